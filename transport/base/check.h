@@ -1,0 +1,24 @@
+// KVFERRY_CHECK: a promise of our own code, kept in release builds too. Operational errors are Result's business.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+
+namespace kvferry {
+
+/// Called with the whole message when a check fails; must not return. Tests install one that throws.
+using CheckHandler = void (*)(const std::string& message);
+
+/// Returns the handler that was installed before. nullptr restores the default: print to stderr and abort.
+CheckHandler set_check_handler(CheckHandler handler);
+
+[[noreturn]] void check_failed(const char* condition, const char* file, int line, const std::string& story);
+
+}  // namespace kvferry
+
+#define KVFERRY_CHECK(condition, ...)                                                    \
+  do {                                                                                   \
+    if (!(condition)) [[unlikely]]                                                       \
+      ::kvferry::check_failed(#condition, __FILE__, __LINE__, fmt::format(__VA_ARGS__)); \
+  } while (false)

@@ -1,0 +1,78 @@
+#include "transport/base/chunk_key.h"
+
+#include <openssl/evp.h>
+
+#include <memory>
+
+#include "transport/base/check.h"
+
+namespace kvferry {
+namespace {
+
+// One-byte domains keep root, chunk and group keys apart even where their inputs happen to be equal.
+enum class Domain : std::uint8_t { kRoot = 1, kChunk = 2, kTailGroup = 3 };
+
+class Sha256 {
+ public:
+  explicit Sha256(Domain domain) {
+    // Fetching the algorithm by name costs more than hashing a chunk, so it is done once per process.
+    static EVP_MD* const md = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+    thread_local const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> ctx(EVP_MD_CTX_new(), EVP_MD_CTX_free);
+    ctx_ = ctx.get();
+    KVFERRY_CHECK(md != nullptr && ctx_ != nullptr && EVP_DigestInit_ex2(ctx_, md, nullptr) == 1, "SHA-256 is missing");
+    update(&domain, sizeof domain);
+  }
+  void update(const void* data, std::size_t size) {
+    KVFERRY_CHECK(EVP_DigestUpdate(ctx_, data, size) == 1, "SHA-256 update failed");
+  }
+  /// With its length in front, so that two neighbouring strings can't be told apart only by luck.
+  void update_string(std::string_view text) {
+    const std::uint64_t size = text.size();
+    update(&size, sizeof size);
+    update(text.data(), text.size());
+  }
+  ChunkKey finish() {
+    std::array<std::uint8_t, 32> digest;
+    KVFERRY_CHECK(EVP_DigestFinal_ex(ctx_, digest.data(), nullptr) == 1, "SHA-256 final failed");
+    ChunkKey key;
+    std::memcpy(key.bytes.data(), digest.data(), key.bytes.size());
+    return key;
+  }
+
+ private:
+  EVP_MD_CTX* ctx_ = nullptr;
+};
+
+ChunkKey key_of(Domain domain, const ChunkKey& parent, std::span<const std::int32_t> tokens, std::string_view extras) {
+  Sha256 sha(domain);
+  sha.update(parent.bytes.data(), parent.bytes.size());
+  sha.update_string(extras);
+  sha.update(tokens.data(), tokens.size_bytes());
+  return sha.finish();
+}
+
+}  // namespace
+
+std::string ChunkKey::hex() const {
+  std::string text;
+  for (std::uint8_t byte : bytes) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+ChunkKey root_key(std::string_view fingerprint, std::string_view extras) {
+  Sha256 sha(Domain::kRoot);
+  sha.update_string(fingerprint);
+  sha.update_string(extras);
+  return sha.finish();
+}
+
+ChunkKey chunk_key(const ChunkKey& parent, std::span<const std::int32_t> tokens, std::string_view extras) {
+  return key_of(Domain::kChunk, parent, tokens, extras);
+}
+
+ChunkKey tail_group_key(const ChunkKey& parent, std::span<const std::int32_t> first_tokens, std::string_view extras) {
+  KVFERRY_CHECK(first_tokens.size() >= kTailGroupTokens, "a tail of {} tokens has no group", first_tokens.size());
+  return key_of(Domain::kTailGroup, parent, first_tokens.first(kTailGroupTokens), extras);
+}
+
+}  // namespace kvferry

@@ -1,0 +1,57 @@
+// Chunk keys: which KV a chunk holds, named by what it was computed from.
+//
+// A key is the first 128 bits of SHA-256 over (parent key, extra keys, token ids as little-endian int32). The first
+// chunk's parent is the root key of (model fingerprint, request extras), so equal keys mean equal model, equal prefix
+// and equal tokens, on every node, whatever its TP size, block size, vLLM version or PYTHONHASHSEED.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace kvferry {
+
+struct ChunkKey {
+  std::array<std::uint8_t, 16> bytes{};
+  auto operator<=>(const ChunkKey&) const = default;
+  std::string hex() const;
+};
+
+/// The key before the first chunk. `extras` holds what changes KV besides tokens (LoRA name, cache_salt); may be empty.
+ChunkKey root_key(std::string_view fingerprint, std::string_view extras);
+
+/// The key of the chunk that follows `parent` and holds `tokens`, in order. `extras`: per-chunk extra keys
+/// (multimodal).
+ChunkKey chunk_key(const ChunkKey& parent, std::span<const std::int32_t> tokens, std::string_view extras = {});
+
+/// Tails (chunks shorter than chunk_tokens) can't be enumerated by key, so they are found by group: the parent and the
+/// first kTailGroupTokens tokens. A tail shorter than that belongs to no group and is found by its exact key alone.
+constexpr std::size_t kTailGroupTokens = 16;
+ChunkKey tail_group_key(const ChunkKey& parent, std::span<const std::int32_t> first_tokens,
+                        std::string_view extras = {});
+
+}  // namespace kvferry
+
+template <>
+struct std::hash<kvferry::ChunkKey> {
+  std::size_t operator()(const kvferry::ChunkKey& key) const noexcept {
+    std::size_t h;  // the key is a cryptographic digest: any eight of its bytes are a good hash
+    std::memcpy(&h, key.bytes.data(), sizeof h);
+    return h;
+  }
+};
+
+template <>
+struct fmt::formatter<kvferry::ChunkKey> : fmt::formatter<std::string> {
+  template <class Context>
+  auto format(const kvferry::ChunkKey& key, Context& ctx) const {
+    return fmt::formatter<std::string>::format(key.hex(), ctx);
+  }
+};

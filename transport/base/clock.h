@@ -1,0 +1,36 @@
+// Time is handed in. Pure code takes TimeNs arguments; runtime code takes a Clock, and tests hand in a ManualClock.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace kvferry {
+
+using TimeNs = std::int64_t;  // monotonic; the zero point means nothing
+constexpr TimeNs kMillisecond = 1'000'000;
+constexpr TimeNs kSecond = 1'000 * kMillisecond;
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual TimeNs now() const = 0;
+};
+
+class SteadyClock final : public Clock {
+ public:
+  TimeNs now() const override {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+};
+
+class ManualClock final : public Clock {
+ public:
+  TimeNs now() const override { return now_; }
+  void advance(TimeNs by) { now_ += by; }
+
+ private:
+  TimeNs now_ = kSecond;
+};
+
+}  // namespace kvferry

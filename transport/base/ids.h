@@ -1,0 +1,42 @@
+// Identities are types of their own, so that two of them can't be swapped by accident.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace kvferry {
+
+template <class Tag, class Value>
+struct StrongId {
+  Value value{};
+  auto operator<=>(const StrongId&) const = default;
+};
+
+using RequestId = StrongId<struct RequestIdTag, std::string>;        // vLLM's request_id, as vLLM spells it
+using EngineId = StrongId<struct EngineIdTag, std::string>;          // vLLM's engine_id
+using Incarnation = StrongId<struct IncarnationTag, std::uint64_t>;  // new at every start of a worker; larger is newer
+using Attempt = StrongId<struct AttemptTag, std::uint32_t>;          // counts a request's admissions, from 1
+using SlotId = StrongId<struct SlotIdTag, std::uint32_t>;            // a chunk's place in a pool
+using Generation = StrongId<struct GenerationTag, std::uint64_t>;    // counts the uses of a slot
+using BlockId = std::int32_t;                                        // vLLM's block id within its KV group
+
+}  // namespace kvferry
+
+template <class Tag, class Value>
+struct std::hash<kvferry::StrongId<Tag, Value>> {
+  std::size_t operator()(const kvferry::StrongId<Tag, Value>& id) const noexcept {
+    return std::hash<Value>{}(id.value);
+  }
+};
+
+template <class Tag, class Value>
+struct fmt::formatter<kvferry::StrongId<Tag, Value>> : fmt::formatter<Value> {
+  template <class Context>
+  auto format(const kvferry::StrongId<Tag, Value>& id, Context& ctx) const {
+    return fmt::formatter<Value>::format(id.value, ctx);
+  }
+};

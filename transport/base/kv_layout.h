@@ -1,0 +1,49 @@
+// How one rank's paged KV cache lies in memory, told in strides; nothing is guessed from tensor shapes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "transport/base/result.h"
+
+namespace kvferry {
+
+/// Where element (block, head, token, dim) of K or of V of one layer lies: base + block * block_stride + ... (bytes).
+struct PlaneLayout {
+  std::uint64_t base = 0;  // address of element (0, 0, 0, 0)
+  std::int64_t block_stride_bytes = 0;
+  std::int64_t head_stride_bytes = 0;
+  std::int64_t token_stride_bytes = 0;
+  std::int64_t dim_stride_bytes =
+      0;  // equals element_bytes where a token's row is contiguous; CPU attention keeps K transposed
+};
+
+/// One attention layer of one rank. MLA has a single latent plane: one head, `value` unused (planes == 1).
+struct LayerLayout {
+  std::string name;         // vLLM's layer name
+  std::uint32_t group = 0;  // KV cache group: which block table addresses this layer
+  PlaneLayout key;
+  PlaneLayout value;
+};
+
+/// One rank's cache. Canonical chunk bytes are [layer][kv_head][k or v][token][head_dim], tightly packed for the
+/// chunk's own number of tokens, so a chunk of t tokens has t * bytes_per_token() bytes.
+struct KvLayout {
+  std::vector<LayerLayout> layers;
+  std::uint32_t num_kv_heads = 0;  // of this rank
+  std::uint32_t head_dim = 0;      // in elements
+  std::uint32_t element_bytes = 0;
+  std::uint32_t planes = 2;        // K and V, or 1 for a latent cache
+  std::uint32_t block_tokens = 0;  // tokens in a block
+  std::uint32_t num_blocks = 0;    // valid block ids are [0, num_blocks)
+
+  std::uint64_t bytes_per_token() const {
+    return std::uint64_t{num_kv_heads} * head_dim * element_bytes * planes * layers.size();
+  }
+  /// kInvalidArgument names the first field that can't be right.
+  Result<void> validate() const;
+};
+
+}  // namespace kvferry

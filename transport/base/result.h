@@ -1,0 +1,83 @@
+// Result<T>: an operational failure (peer lost, timed out, full, bad input) is a value with a code and a story.
+// A promise that our own code broke is KVFERRY_CHECK's business (check.h), never a Result.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <source_location>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+namespace kvferry {
+
+enum class ErrorCode : int {
+  kOk = 0,
+  kInvalidArgument,  // the caller's input is wrong; nothing happened
+  kNotFound,
+  kFull,         // a bounded queue, pool or table has no room now
+  kTimeout,      // a deadline passed
+  kCancelled,    // the owner asked for it
+  kPeerLost,     // the other side is gone or restarted
+  kCorrupt,      // a checksum, generation or format did not match
+  kRefused,      // the other side understood and said no
+  kUnavailable,  // a resource of this machine is missing: port in use, no shared memory left
+  kInternal,     // a library failed in a way that has no better name
+};
+
+std::string_view name_of(ErrorCode code);
+
+struct [[nodiscard]] Error {
+  ErrorCode code = ErrorCode::kInternal;
+  std::string what;
+  std::source_location where = std::source_location::current();  // of the line that made it
+
+  /// Puts what the caller was doing in front: "pulling 4 chunks: peer lost".
+  Error&& with(std::string_view story) && {
+    what = fmt::format("{}: {}", story, what);
+    return std::move(*this);
+  }
+  /// For logs: the story and the place. Users of commands see `what` alone.
+  std::string str() const;
+};
+
+/// Either a T or an Error. Branch on error().code; people read error().what.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT(google-explicit-constructor)
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
+  explicit operator bool() const { return state_.index() == 0; }
+  T& value() & { return std::get<0>(state_); }
+  const T& value() const& { return std::get<0>(state_); }
+  T&& value() && { return std::get<0>(std::move(state_)); }
+  T* operator->() { return &value(); }
+  const T* operator->() const { return &value(); }
+  T& operator*() & { return value(); }
+  const T& operator*() const& { return value(); }
+  T&& operator*() && { return std::move(*this).value(); }
+  Error& error() & { return std::get<1>(state_); }
+  const Error& error() const& { return std::get<1>(state_); }
+  Error&& error() && { return std::get<1>(std::move(state_)); }
+
+ private:
+  std::variant<T, Error> state_;
+};
+
+template <>
+class [[nodiscard]] Result<void> {
+ public:
+  Result() = default;
+  Result(Error error) : error_(std::move(error)) {}  // NOLINT(google-explicit-constructor)
+  explicit operator bool() const { return !error_; }
+  Error& error() & { return *error_; }
+  const Error& error() const& { return *error_; }
+  Error&& error() && { return std::move(*error_); }
+
+ private:
+  std::optional<Error> error_;
+};
+
+}  // namespace kvferry

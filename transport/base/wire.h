@@ -1,0 +1,62 @@
+// The msgpack codec of everything that crosses a process: a struct lists its fields once with KVFERRY_FIELDS and grows
+// only at the end, so an old reader ignores what a newer writer added.
+#pragma once
+
+#include <msgpack.hpp>
+#include <string>
+#include <string_view>
+
+#include "transport/base/chunk_key.h"
+#include "transport/base/result.h"
+
+/// The fields of a wire struct, in wire order. Ends like a statement, which msgpack's own macro doesn't.
+#define KVFERRY_FIELDS(...) MSGPACK_DEFINE_ARRAY(__VA_ARGS__) static_assert(true)
+
+namespace kvferry {
+
+template <class T>
+std::string encode(const T& value) {
+  msgpack::sbuffer buffer;
+  msgpack::pack(buffer, value);
+  return {buffer.data(), buffer.size()};
+}
+
+/// kCorrupt names `what_it_is` when the bytes are not a well-formed T. Never throws; bounds are msgpack's own.
+template <class T>
+Result<T> decode(std::string_view bytes, std::string_view what_it_is) {
+  try {
+    const msgpack::object_handle handle = msgpack::unpack(bytes.data(), bytes.size());
+    return handle.get().as<T>();
+  } catch (const std::exception& failure) {
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("malformed {} ({} bytes): {}", what_it_is, bytes.size(), failure.what())};
+  }
+}
+
+}  // namespace kvferry
+
+namespace msgpack {
+MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
+  namespace adaptor {
+
+  template <>
+  struct convert<kvferry::ChunkKey> {
+    const msgpack::object& operator()(const msgpack::object& o, kvferry::ChunkKey& key) const {
+      if (o.type != msgpack::type::BIN || o.via.bin.size != key.bytes.size()) throw msgpack::type_error();
+      std::memcpy(key.bytes.data(), o.via.bin.ptr, key.bytes.size());
+      return o;
+    }
+  };
+  template <>
+  struct pack<kvferry::ChunkKey> {
+    template <class Stream>
+    packer<Stream>& operator()(msgpack::packer<Stream>& o, const kvferry::ChunkKey& key) const {
+      o.pack_bin(static_cast<std::uint32_t>(key.bytes.size()));
+      o.pack_bin_body(reinterpret_cast<const char*>(key.bytes.data()), static_cast<std::uint32_t>(key.bytes.size()));
+      return o;
+    }
+  };
+
+  }  // namespace adaptor
+}
+}  // namespace msgpack
