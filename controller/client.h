@@ -1,0 +1,96 @@
+// The controller's client: registers this node, tells what it holds, asks who holds what. Everything is a message; no
+// call blocks, and the owner's poll loop drives it, so it runs on whichever one thread owns it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "transport/base/chunk_key.h"
+#include "transport/base/clock.h"
+#include "transport/base/ids.h"
+#include "transport/base/result.h"
+
+namespace kvferry::controller {
+
+/// What a node says of itself when it registers.
+struct NodeInfo {
+  EngineId engine_id;
+  Incarnation incarnation;
+  std::string role;         // vLLM's kv_role
+  std::string endpoint;     // where peers ask this node for leases, e.g. "tcp://10.0.0.7:41234"
+  std::string name_space;   // nodes of one namespace must have equal fingerprints
+  std::string fingerprint;  // readable: model, KV dtype, layers, heads, head size, chunk_tokens, format version
+};
+
+/// One chunk that a node holds. A tail names its group so that others can discover it (chunk_key.h).
+struct ChunkEntry {
+  ChunkKey key;
+  std::uint32_t num_tokens = 0;
+  bool is_tail = false;
+  ChunkKey tail_group;  // meaningful only where is_tail and num_tokens >= kTailGroupTokens
+};
+
+/// Keys of full chunks in prefix order; tail_groups[i] is the group of a tail that would follow i full chunks
+/// (so one more than keys, or fewer where the tokens end); exact_tails are keys of tails worth asking for by name.
+struct LookupQuery {
+  std::vector<ChunkKey> keys;
+  std::vector<ChunkKey> tail_groups;
+  std::vector<ChunkKey> exact_tails;
+};
+
+struct Holder {
+  EngineId engine_id;
+  Incarnation incarnation;
+  std::string endpoint;
+  std::uint32_t num_full_chunks = 0;  // this node holds keys[0 .. num_full_chunks)
+  std::vector<ChunkEntry> tails;      // tails it holds that could follow those chunks; newest first, at most 16
+};
+
+struct LookupReply {
+  std::uint64_t token = 0;      // of the lookup() it answers
+  std::vector<Holder> holders;  // best first: most full chunks, then most recently heard of; never the asker itself
+};
+struct Registered {};  // at first, and again after each loss
+struct Refused {
+  std::string reason;
+};  // e.g. another fingerprint in this namespace; final
+struct Lost {
+  std::string reason;
+};                         // no word for `lost_after_ms`; the client keeps trying on its own
+struct SnapshotWanted {};  // the controller knows nothing of this incarnation: publish all again
+using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, SnapshotWanted>;
+
+struct ClientOptions {
+  std::string controller = "tcp://127.0.0.1:14600";
+  NodeInfo node;
+  std::int64_t heartbeat_ms = 500;
+  std::int64_t lost_after_ms = 2000;
+};
+
+/// Threads: one owner. Poll fd() for reading, then call process(); call process() at least every heartbeat_ms as well.
+class Client {
+ public:
+  virtual ~Client() = default;
+  virtual int fd() const = 0;  // edge-triggered like ZMQ_FD: always call process() after it fires
+  virtual std::vector<ClientEvent> process(TimeNs now) = 0;
+  virtual bool registered() const = 0;
+
+  /// Dropped while not registered: a SnapshotWanted follows registration anyway.
+  virtual void publish(const std::vector<ChunkEntry>& chunks) = 0;
+  virtual void evict(const std::vector<ChunkKey>& keys) = 0;
+  /// kUnavailable while not registered. The reply comes as an event, or never: the caller keeps its own deadline.
+  virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
+  /// Says goodbye, so that the controller forgets this node at once. Best effort, returns within 200 ms.
+  virtual void leave() = 0;
+};
+
+/// kInvalidArgument: the endpoint is not of the form tcp://HOST:PORT or ipc://PATH.
+Result<std::unique_ptr<Client>> make_client(ClientOptions options);
+
+/// Blocks until registered, refused (kRefused) or the deadline passed (kUnavailable: "controller ... not reachable").
+Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms);
+
+}  // namespace kvferry::controller
