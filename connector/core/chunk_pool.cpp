@@ -1,0 +1,178 @@
+#include "connector/core/chunk_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "connector/core/promises.h"
+
+namespace kvferry {
+
+ChunkPool::ChunkPool(std::uint32_t num_slots, std::uint32_t num_ranks) : num_ranks_(num_ranks), slots_(num_slots) {
+  KVFERRY_CHECK(num_slots > 0 && num_ranks > 0, "a pool of {} slots and {} ranks", num_slots, num_ranks);
+  for (std::uint32_t i = num_slots; i-- > 0;) {
+    slots_[i].ref.slot = i;
+    free_.push_back(i);
+  }
+}
+
+const ChunkPool::Slot* ChunkPool::find(const ChunkKey& key) const {
+  const auto found = by_key_.find(key);
+  return found == by_key_.end() ? nullptr : &slots_[found->second];
+}
+
+std::vector<const ChunkPool::Slot*> ChunkPool::tails(const ChunkKey& group) const {
+  std::vector<const Slot*> found;
+  if (const auto it = by_group_.find(group); it != by_group_.end()) {
+    for (auto index = it->second.rbegin(); index != it->second.rend(); ++index) found.push_back(&slots_[*index]);
+  }
+  return found;
+}
+
+ChunkPool::Slot& ChunkPool::checked(ChunkRef chunk) {
+  KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} of {}", chunk.slot, slots_.size());
+  Slot& slot = slots_[chunk.slot];
+  KVFERRY_CHECK(slot.ref == chunk, "slot {} is in generation {}, asked for {}", chunk.slot, slot.ref.generation,
+                chunk.generation);
+  return slot;
+}
+
+std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::string& writer) {
+  KVFERRY_CHECK(!by_key_.contains(meta.key) && !writer.empty(), "chunk {} is written twice", meta.key);
+  if (free_.empty()) {
+    const auto victim = std::find_if(lru_.begin(), lru_.end(), [&](std::uint32_t i) { return slots_[i].pins == 0; });
+    if (victim == lru_.end()) return std::nullopt;
+    retire(slots_[*victim]);
+  }
+  Slot& slot = slots_[free_.back()];
+  promise::fenced_reuse(slot.pins, slot.state == State::kFree && slot.writer.empty(), slot.ref.slot);
+  free_.pop_back();
+  slot.state = State::kWriting;
+  slot.ref.generation += 1;
+  slot.meta = meta;
+  slot.checksums.assign(num_ranks_, 0);
+  slot.ranks_done = 0;
+  slot.write_failed = false;
+  slot.writer = writer;
+  by_key_[meta.key] = slot.ref.slot;
+  writing_ += 1;
+  return slot.ref;
+}
+
+bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum) {
+  Slot& slot = checked(chunk);
+  promise::exactly_once(slot.state == State::kWriting && rank < num_ranks_ && slot.ranks_done < num_ranks_,
+                        fmt::format("the write of slot {} by rank {}", chunk.slot, rank));
+  slot.checksums[rank] = checksum;
+  slot.write_failed |= !ok;
+  if (++slot.ranks_done < num_ranks_) return false;
+  slot.writer.clear();
+  writing_ -= 1;
+  if (slot.write_failed) {
+    by_key_.erase(slot.meta.key);
+    free_or_doom(slot);
+    return false;
+  }
+  slot.state = State::kReady;
+  slot.lru = lru_.insert(lru_.end(), slot.ref.slot);
+  if (slot.meta.is_tail && slot.meta.tail_group) {
+    constexpr std::size_t kTailsPerGroup = 16;  // older ones stay reachable by their exact key
+    std::vector<std::uint32_t>& group = by_group_[*slot.meta.tail_group];
+    group.push_back(slot.ref.slot);
+    if (group.size() > kTailsPerGroup) group.erase(group.begin());
+  }
+  return true;
+}
+
+void ChunkPool::abandon(ChunkRef chunk) {
+  Slot& slot = checked(chunk);
+  KVFERRY_CHECK(slot.state == State::kWriting && slot.ranks_done == 0, "slot {} is not just reserved", chunk.slot);
+  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) rank_written(chunk, rank, false, 0);
+}
+
+void ChunkPool::condemn(ChunkRef chunk) {
+  if (chunk.slot >= slots_.size() || slots_[chunk.slot].ref != chunk) return;  // already reused: nothing to condemn
+  if (slots_[chunk.slot].state == State::kReady) retire(slots_[chunk.slot]);
+}
+
+/// Takes a ready slot out of every index, so that no look-up finds it, and announces it as evicted.
+void ChunkPool::retire(Slot& slot) {
+  by_key_.erase(slot.meta.key);
+  if (slot.meta.tail_group) {
+    if (const auto group = by_group_.find(*slot.meta.tail_group); group != by_group_.end()) {
+      std::erase(group->second, slot.ref.slot);
+      if (group->second.empty()) by_group_.erase(group);
+    }
+  }
+  lru_.erase(slot.lru);
+  evicted_.push_back(slot.meta.key);
+  free_or_doom(slot);
+}
+
+void ChunkPool::free_or_doom(Slot& slot) {
+  slot.state = slot.pins == 0 ? State::kFree : State::kDoomed;
+  if (slot.state == State::kFree) free_.push_back(slot.ref.slot);
+}
+
+void ChunkPool::touch(std::span<const ChunkRef> chunks) {
+  for (auto chunk = chunks.rbegin(); chunk != chunks.rend(); ++chunk) {
+    Slot& slot = checked(*chunk);
+    if (slot.state == State::kReady) lru_.splice(lru_.end(), lru_, slot.lru);
+  }
+}
+
+void ChunkPool::demote(ChunkRef chunk) {
+  if (chunk.slot >= slots_.size()) return;
+  Slot& slot = slots_[chunk.slot];
+  if (slot.ref == chunk && slot.state == State::kReady) lru_.splice(lru_.begin(), lru_, slot.lru);
+}
+
+PinId ChunkPool::pin(std::vector<ChunkRef> chunks, std::string owner, TimeNs now, TimeNs deadline) {
+  promise::bounded_hold(now, deadline, owner);
+  for (ChunkRef chunk : chunks) {
+    Slot& slot = checked(chunk);
+    KVFERRY_CHECK(slot.state == State::kWriting || slot.state == State::kReady, "pin on empty slot {}", chunk.slot);
+    slot.pins += 1;
+  }
+  pins_.emplace(++last_pin_, Pin{std::move(chunks), std::move(owner), deadline});
+  return PinId{last_pin_};
+}
+
+bool ChunkPool::unpin(PinId id) {
+  const auto found = pins_.find(id.value);
+  if (found == pins_.end()) return false;
+  for (ChunkRef chunk : found->second.chunks) {
+    Slot& slot = checked(chunk);  // a pinned slot is never reused, so the generation still fits
+    KVFERRY_CHECK(slot.pins > 0, "slot {} is unpinned once too often", chunk.slot);
+    slot.pins -= 1;
+    if (slot.state == State::kDoomed && slot.pins == 0) free_or_doom(slot);
+  }
+  pins_.erase(found);
+  return true;
+}
+
+std::vector<std::string> ChunkPool::expire_pins(TimeNs now) {
+  std::vector<std::string> owners;
+  for (auto it = pins_.begin(); it != pins_.end();) {
+    const std::uint64_t id = it->first;
+    const bool expired = it->second.deadline <= now;
+    if (expired) owners.push_back(it->second.owner);
+    ++it;
+    if (expired) unpin(PinId{id});
+  }
+  return owners;
+}
+
+std::vector<ChunkKey> ChunkPool::take_evicted() { return std::exchange(evicted_, {}); }
+
+std::vector<const ChunkPool::Slot*> ChunkPool::ready() const {
+  std::vector<const Slot*> found;
+  for (std::uint32_t index : lru_) found.push_back(&slots_[index]);
+  return found;
+}
+
+std::uint32_t ChunkPool::num_pinned() const {
+  return static_cast<std::uint32_t>(
+      std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.pins > 0; }));
+}
+
+}  // namespace kvferry

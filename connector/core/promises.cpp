@@ -1,0 +1,39 @@
+#include "connector/core/promises.h"
+
+namespace kvferry::promise {
+
+void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::uint32_t block_tokens) {
+  std::uint32_t next = first_token;
+  for (const LoadItem& item : job.items) {
+    KVFERRY_CHECK(
+        item.first_token == next && item.num_tokens > 0 && item.skip_tokens + item.num_tokens <= item.chunk_tokens,
+        "exact-load: request {} loads {} tokens at {}, expected the next at {}", job.request_id, item.num_tokens,
+        item.first_token, next);
+    next += item.num_tokens;
+  }
+  KVFERRY_CHECK(next - first_token == n, "exact-load: request {} was allocated {} external tokens, the plan has {}",
+                job.request_id, n, next - first_token);
+  for (const std::vector<BlockId>& blocks : job.block_ids) {
+    KVFERRY_CHECK(std::uint64_t{blocks.size()} * block_tokens >= next,
+                  "exact-load: request {} has {} blocks for {} tokens", job.request_id, blocks.size(), next);
+  }
+  KVFERRY_CHECK(!job.block_ids.empty(), "exact-load: request {} has no blocks", job.request_id);
+}
+
+void saved_is_computed(const SaveJob& job, std::uint32_t first_block, std::uint32_t computed, std::uint32_t known,
+                       std::uint32_t block_tokens) {
+  for (const SaveItem& item : job.items) {
+    const std::uint64_t end_in_job = std::uint64_t{item.first_token} + item.num_tokens;
+    const std::uint64_t end = std::uint64_t{first_block} * block_tokens + end_in_job;
+    KVFERRY_CHECK(item.num_tokens > 0 && end <= computed && end <= known,
+                  "saved-is-computed: request {} saves up to token {}, computed {}, known {}", job.request_id, end,
+                  computed, known);
+    for (const std::vector<BlockId>& blocks : job.block_ids) {
+      KVFERRY_CHECK(std::uint64_t{blocks.size()} * block_tokens >= end_in_job,
+                    "saved-is-computed: request {} has {} blocks for {} tokens", job.request_id, blocks.size(),
+                    end_in_job);
+    }
+  }
+}
+
+}  // namespace kvferry::promise

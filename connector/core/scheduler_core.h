@@ -1,0 +1,209 @@
+// The scheduler half of the connector: decides what is loaded, saved, fetched, leased and evicted. A pure state
+// machine: events in (method calls with the time), answers and actions out. No I/O, no clock, no threads: the runtime
+// calls it under one lock and carries out take_actions().
+//
+// The life of a request here: add_request -> lookup (any number of times) -> allocated -> build_step ... -> finished;
+// a preemption leads from build_step back to lookup. A look-up answers only what lies verified in this node's own pool;
+// what other nodes hold is fetched into the pool first, while the answer is "ask again". So nothing can fail on the
+// network after vLLM has given out blocks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "connector/core/chunk_pool.h"
+#include "connector/core/peer_wire.h"
+#include "connector/core/plan.h"
+#include "connector/core/request_state.h"
+#include "transport/base/clock.h"
+
+namespace kvferry {
+
+struct CoreConfig {
+  std::string fingerprint;
+  std::uint32_t chunk_tokens = 256;
+  std::uint32_t block_tokens = 16;
+  std::uint32_t num_groups = 1;  // KV cache groups: block tables per request
+  std::uint32_t num_slots = 0;
+  std::uint32_t num_ranks = 1;
+  bool save_decode_cache = true;
+  bool save_unfull_chunk = true;
+  TimeNs load_timeout = 5 * kSecond;          // the longest a look-up may stay unanswered
+  TimeNs try_timeout = 1 * kSecond;           // for one directory or holder to answer
+  TimeNs pull_timeout = 4 * kSecond;          // for the bytes of one holder
+  TimeNs lease_ttl = 30 * kSecond;            // a reader that died holds nothing longer than this
+  TimeNs handoff_ttl = 60 * kSecond;          // a finished prefill waits this long for its decode worker
+  TimeNs pin_ttl = 60 * kSecond;              // look-ups and loads of our own; ended by the next step in practice
+  TimeNs refetch_after = 100 * kMillisecond;  // what nobody had a moment ago isn't asked for again at once
+};
+
+// ---- actions ----
+struct DirectoryQuery {
+  std::uint64_t fetch = 0;
+  std::vector<ChunkKey> keys;
+  std::vector<ChunkKey> tail_groups;
+};
+struct LeaseWanted {
+  std::uint64_t fetch = 0;
+  EngineId engine_id;
+  std::string endpoint;
+  LeaseRequest request;
+};
+struct LeaseReleased {
+  std::string endpoint;
+  std::uint64_t lease = 0;
+};
+struct PullWanted {
+  std::uint64_t pull = 0;
+  EngineId engine_id;
+  std::string endpoint;
+  std::uint64_t lease = 0;
+  TimeNs deadline = 0;
+  std::vector<PullItem> items;
+};
+struct ChunksPublished {
+  std::vector<ChunkMeta> chunks;
+};
+struct ChunksEvicted {
+  std::vector<ChunkKey> keys;
+};
+/// A sentence for the log; `warning` where an operator should look.
+struct LogLine {
+  std::string text;
+  bool warning = false;
+};
+using Action =
+    std::variant<DirectoryQuery, LeaseWanted, LeaseReleased, PullWanted, ChunksPublished, ChunksEvicted, LogLine>;
+
+// ---- events ----
+struct ScheduledRequest {
+  RequestId id;
+  std::uint32_t num_computed = 0;       // before this step
+  std::uint32_t num_scheduled = 0;      // in this step
+  std::optional<BlockTable> block_ids;  // when it changed: the whole table
+};
+struct StepInput {
+  std::vector<ScheduledRequest> scheduled;
+  std::vector<RequestId> preempted;
+};
+
+struct Answer {
+  bool pending = false;  // ask again in a later step
+  std::uint32_t num_external = 0;
+};
+
+/// Monotone; the names are those of the metrics.
+struct CoreCounters {
+  std::uint64_t lookups = 0, lookup_hits = 0, hit_tokens = 0, loads = 0, loaded_tokens = 0, load_failures = 0,
+                resumed = 0, resumed_hit_tokens = 0, saved_chunks = 0, saved_tokens = 0, save_failures = 0,
+                pool_full = 0, pulls = 0, pulled_chunks = 0, pull_failures = 0, fetch_timeouts = 0, leases_granted = 0,
+                holds_expired = 0, evicted_chunks = 0;
+};
+
+class SchedulerCore {
+ public:
+  explicit SchedulerCore(CoreConfig config);
+
+  // ---- the engine's side; ids of requests that were never added (or left) are ignored, as vLLM may abort any time
+  // ----
+  void add_request(const NewRequest& request, TimeNs now);
+  bool knows(const RequestId& id) const { return requests_.contains(id); }
+  /// Brings the request's tokens up to date: drops those from `keep` on, then appends.
+  void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
+  std::uint32_t num_tokens(const RequestId& id) const;
+  /// get_num_new_matched_tokens: how many tokens after num_local this node's pool can load.
+  Answer lookup(const RequestId& id, std::uint32_t num_local, TimeNs now);
+  /// update_state_after_alloc, with the request's whole block table.
+  void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks, TimeNs now);
+  /// build_connector_meta: ends look-ups whose allocation failed, plans the step's saves and loads.
+  StepPlan build_step(const StepInput& input, TimeNs now);
+  /// request_finished: plans the save of what is not saved yet for the next step (before its blocks can be reused).
+  FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted,
+                           TimeNs now);
+  void worker_report(const WorkerReport& report, TimeNs now);
+  /// reset_cache: forgets every chunk that nobody holds at this moment.
+  void reset_cache();
+
+  // ---- the network's side; late or unknown ids are ignored ----
+  void directory_answered(std::uint64_t fetch, std::vector<HolderOffer> offers, TimeNs now);
+  void lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply, TimeNs now);
+  /// One rank's outcome, ok[i] for item i of the pull.
+  void pull_done(std::uint64_t pull, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now);
+  LeaseReply lease_wanted(const std::string& from, const LeaseRequest& request, TimeNs now);
+  void lease_released(std::uint64_t lease);
+  /// Without a controller, look-ups go to the hand-off's node alone.
+  void set_directory_up(bool up) { directory_up_ = up; }
+
+  /// Deadlines: call at least every 100 ms.
+  void tick(TimeNs now);
+  std::vector<Action> take_actions();
+  std::vector<ChunkMeta> snapshot() const;
+
+  const CoreCounters& counters() const { return counters_; }
+  const ChunkPool& pool() const { return pool_; }
+  std::size_t num_requests() const { return requests_.size(); }
+  std::size_t num_fetches() const { return fetching_.size(); }
+  std::size_t num_open_lookups() const { return open_lookups_.size(); }
+
+ private:
+  struct Pull {
+    RequestId request;
+    std::string endpoint;
+    std::uint64_t lease = 0;
+    std::vector<PullItem> items;
+    std::uint32_t ranks_done = 0;
+  };
+  struct Load {
+    PinId pin;
+    std::uint32_t ranks_done = 0;
+    std::uint32_t tokens = 0;         // wanted
+    std::uint32_t tokens_loaded = 0;  // fewest over the ranks
+    std::uint32_t total_tokens = 0;   // of the request, at the look-up
+  };
+
+  RequestState* find(const RequestId& id);
+  Coverage cover(RequestState& request);
+  Answer answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now);
+  void end_attempt(RequestState& request);
+  void leave_blocks(RequestState& request);
+
+  void plan_running_saves(RequestState& request, StepPlan& plan);
+  void plan_leftover_saves(RequestState& request, bool tail);
+  std::optional<SaveItem> plan_chunk(RequestState& request, std::uint32_t chunk, std::uint32_t num_tokens);
+  void append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs);
+
+  void start_fetch(RequestState& request, TimeNs now);
+  void advance_fetch(RequestState& request, TimeNs now);
+  bool ask_directory(RequestState& request, TimeNs now);
+  std::vector<ChunkMeta> missing_from(RequestState& request, const HolderOffer& offer);
+  void end_fetch(RequestState& request, TimeNs now);
+  void publish(ChunkRef chunk);
+  void announce_evictions();
+
+  CoreConfig config_;
+  ChunkPool pool_;
+  std::unordered_map<RequestId, RequestState> requests_;
+  std::set<RequestId> open_lookups_;  // answered in this step, not allocated yet
+  std::set<RequestId> fetching_;
+  std::map<std::uint64_t, RequestId> fetches_;  // fetch id -> request
+  std::map<std::uint64_t, Pull> pulls_;
+  std::map<std::pair<std::string, std::uint32_t>, Load> loads_;  // (request, attempt)
+  std::map<std::string, PinId> handoffs_;                        // request -> hold on its prompt's chunks
+  std::map<std::uint64_t, std::string> lease_handoff_;           // lease -> request whose hand-off it ends
+  std::map<std::string, TimeNs> suspect_until_;                  // endpoints that did not answer
+  std::vector<SaveJob> saves_before_next_;                       // of preempted and finished requests
+  std::vector<LoadJob> loads_next_;
+  std::vector<Action> actions_;
+  CoreCounters counters_;
+  std::uint64_t step_ = 0;  // of the plan built last
+  std::uint64_t last_id_ = 0;
+  bool directory_up_ = true;
+};
+
+}  // namespace kvferry

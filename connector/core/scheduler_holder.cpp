@@ -1,0 +1,40 @@
+// This node as a holder: leases for nodes that read from its pool.
+#include "connector/core/scheduler_core.h"
+
+namespace kvferry {
+
+LeaseReply SchedulerCore::lease_wanted(const std::string& from, const LeaseRequest& request, TimeNs now) {
+  LeaseReply reply;
+  if (request.fingerprint != config_.fingerprint) {
+    reply.refused = fmt::format("different models on the two sides: here '{}', there '{}'", config_.fingerprint,
+                                request.fingerprint);
+    return reply;
+  }
+  std::vector<ChunkRef> chunks;
+  for (std::uint32_t i = 0; i < request.keys.size(); ++i) {
+    const ChunkPool::Slot* slot = pool_.find(request.keys[i]);
+    if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;
+    chunks.push_back(slot->ref);
+    reply.chunks.push_back({i, slot->ref, slot->meta.num_tokens, slot->checksums});
+  }
+  if (chunks.empty()) return reply;
+  pool_.touch(chunks);
+  reply.lease = pool_.pin(std::move(chunks), "lease of " + from, now, now + config_.lease_ttl).value;
+  counters_.leases_granted += 1;
+  if (!request.handoff_request.empty()) lease_handoff_[reply.lease] = request.handoff_request;
+  return reply;
+}
+
+void SchedulerCore::lease_released(std::uint64_t lease) {
+  if (const auto found = lease_handoff_.find(lease); found != lease_handoff_.end()) {
+    // The decode worker has the prompt: nothing has to wait for it any longer.
+    if (const auto handoff = handoffs_.find(found->second); handoff != handoffs_.end()) {
+      pool_.unpin(handoff->second);
+      handoffs_.erase(handoff);
+    }
+    lease_handoff_.erase(found);
+  }
+  pool_.unpin(PinId{lease});
+}
+
+}  // namespace kvferry

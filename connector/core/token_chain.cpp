@@ -1,0 +1,67 @@
+#include "connector/core/token_chain.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/base/check.h"
+
+namespace kvferry {
+
+TokenChain::TokenChain(const ChunkKey& root, std::uint32_t chunk_tokens, std::vector<TokenExtra> extras)
+    : root_(root), chunk_tokens_(chunk_tokens), extras_(std::move(extras)) {
+  KVFERRY_CHECK(chunk_tokens_ > 0, "chunk_tokens is 0");
+}
+
+void TokenChain::append(std::span<const std::int32_t> tokens) {
+  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+}
+
+void TokenChain::truncate(std::uint32_t num_tokens) {
+  if (num_tokens >= size()) return;
+  tokens_.resize(num_tokens);
+  if (keys_.size() > num_full_chunks()) keys_.resize(num_full_chunks());
+}
+
+const ChunkKey& TokenChain::key(std::uint32_t i) {
+  KVFERRY_CHECK(i < num_full_chunks(), "chunk {} of {}", i, num_full_chunks());
+  while (keys_.size() <= i) {
+    const auto first = static_cast<std::uint32_t>(keys_.size()) * chunk_tokens_;
+    const ChunkKey& before = keys_.empty() ? root_ : keys_.back();
+    keys_.push_back(
+        chunk_key(before, std::span(tokens_).subspan(first, chunk_tokens_), extras_in(first, chunk_tokens_)));
+  }
+  return keys_[i];
+}
+
+std::span<const ChunkKey> TokenChain::keys() {
+  if (num_full_chunks() > 0) key(num_full_chunks() - 1);
+  return keys_;
+}
+
+ChunkKey TokenChain::tail_key(std::uint32_t i, std::uint32_t num_tokens) {
+  const std::uint32_t first = i * chunk_tokens_;
+  KVFERRY_CHECK(num_tokens > 0 && num_tokens < chunk_tokens_ && first + num_tokens <= size(),
+                "tail of {} tokens at {} of {}", num_tokens, first, size());
+  return chunk_key(parent(i), std::span(tokens_).subspan(first, num_tokens), extras_in(first, num_tokens));
+}
+
+std::optional<ChunkKey> TokenChain::tail_group(std::uint32_t i) {
+  const std::uint32_t first = i * chunk_tokens_;
+  if (first + kTailGroupTokens > size()) return std::nullopt;
+  return tail_group_key(parent(i), std::span(tokens_).subspan(first, kTailGroupTokens),
+                        extras_in(first, kTailGroupTokens));
+}
+
+std::string TokenChain::extras_in(std::uint32_t first_token, std::uint32_t num_tokens) const {
+  std::string text;
+  for (const TokenExtra& extra : extras_) {
+    if (extra.first_token >= first_token + num_tokens || extra.first_token + extra.num_tokens <= first_token) continue;
+    // The offset is relative to the chunk and may be negative: the item began in an earlier chunk.
+    text += fmt::format("{}@{};", extra.identifier, std::int64_t{extra.first_token} - first_token);
+  }
+  return text;
+}
+
+}  // namespace kvferry

@@ -1,0 +1,53 @@
+// A request's tokens and the keys of its chunks; each token is hashed once in a request's life.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/base/chunk_key.h"
+
+namespace kvferry {
+
+/// KV that depends on more than tokens: a multimodal item at [first_token, first_token + num_tokens).
+struct TokenExtra {
+  std::uint32_t first_token = 0;
+  std::uint32_t num_tokens = 0;
+  std::string identifier;
+};
+
+class TokenChain {
+ public:
+  TokenChain(const ChunkKey& root, std::uint32_t chunk_tokens, std::vector<TokenExtra> extras);
+
+  void append(std::span<const std::int32_t> tokens);
+  /// Forgets tokens from `num_tokens` on, for engines that take back an output token.
+  void truncate(std::uint32_t num_tokens);
+
+  std::uint32_t size() const { return static_cast<std::uint32_t>(tokens_.size()); }
+  std::span<const std::int32_t> tokens() const { return tokens_; }
+  std::uint32_t chunk_tokens() const { return chunk_tokens_; }
+  std::uint32_t num_full_chunks() const { return size() / chunk_tokens_; }
+
+  /// The key of full chunk i; i < num_full_chunks().
+  const ChunkKey& key(std::uint32_t i);
+  std::span<const ChunkKey> keys();
+  /// The key of the tail of num_tokens tokens after i full chunks.
+  ChunkKey tail_key(std::uint32_t i, std::uint32_t num_tokens);
+  /// The group of tails after i full chunks; nullopt where fewer than kTailGroupTokens tokens follow.
+  std::optional<ChunkKey> tail_group(std::uint32_t i);
+
+ private:
+  const ChunkKey& parent(std::uint32_t i) { return i == 0 ? root_ : key(i - 1); }
+  std::string extras_in(std::uint32_t first_token, std::uint32_t num_tokens) const;
+
+  ChunkKey root_;
+  std::uint32_t chunk_tokens_;
+  std::vector<TokenExtra> extras_;
+  std::vector<std::int32_t> tokens_;
+  std::vector<ChunkKey> keys_;  // of the full chunks hashed so far
+};
+
+}  // namespace kvferry
