@@ -46,12 +46,14 @@ struct Holder {
   Incarnation incarnation;
   std::string endpoint;
   std::uint32_t num_full_chunks = 0;  // this node holds keys[0 .. num_full_chunks)
-  std::vector<ChunkEntry> tails;      // tails it holds that could follow those chunks; newest first, at most 16
+  // Tails it holds that could follow those chunks, at most 16: first those asked for by name, then deepest group first,
+  // then newest first.
+  std::vector<ChunkEntry> tails;
 };
 
 struct LookupReply {
   std::uint64_t token = 0;      // of the lookup() it answers
-  std::vector<Holder> holders;  // best first: most full chunks, then most recently heard of; never the asker itself
+  std::vector<Holder> holders;  // best first: most full chunks, then most recently heard of; never the asker; <= 64
 };
 struct Registered {};  // at first, and again after each loss
 struct Refused {
@@ -59,8 +61,11 @@ struct Refused {
 };  // e.g. another fingerprint in this namespace; final
 struct Lost {
   std::string reason;
-};                         // no word for `lost_after_ms`; the client keeps trying on its own
-struct SnapshotWanted {};  // the controller knows nothing of this incarnation: publish all again
+};  // no word for `lost_after_ms`; the client keeps trying on its own
+// The controller knows nothing of this incarnation, or lost a message of it: publish all again. With this event all
+// that was published before is void, so the answer is publish() of everything, in one call or many; nothing held: no
+// call.
+struct SnapshotWanted {};
 using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, SnapshotWanted>;
 
 struct ClientOptions {
@@ -74,22 +79,26 @@ struct ClientOptions {
 class Client {
  public:
   virtual ~Client() = default;
-  virtual int fd() const = 0;  // edge-triggered like ZMQ_FD: always call process() after it fires
+  virtual int fd() const = 0;  // readable until process() has taken in what waits; poll it, don't read it
   virtual std::vector<ClientEvent> process(TimeNs now) = 0;
   virtual bool registered() const = 0;
+  virtual const std::string& controller() const = 0;  // the endpoint, for messages
 
   /// Dropped while not registered: a SnapshotWanted follows registration anyway.
   virtual void publish(const std::vector<ChunkEntry>& chunks) = 0;
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
-  /// kUnavailable while not registered. The reply comes as an event, or never: the caller keeps its own deadline.
+  /// kUnavailable while not registered or not connected; kInvalidArgument: more than 65536 keys. The reply comes as an
+  /// event, or never: the caller keeps its own deadline.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
-  /// Says goodbye, so that the controller forgets this node at once. Best effort, returns within 200 ms.
+  /// Says goodbye, so that the controller forgets this node at once. Best effort: the destructor waits up to 150 ms for
+  /// it to get out. Nothing is sent or reported afterwards.
   virtual void leave() = 0;
 };
 
 /// kInvalidArgument: the endpoint is not of the form tcp://HOST:PORT or ipc://PATH.
 Result<std::unique_ptr<Client>> make_client(ClientOptions options);
 
+/// Takes the events on the way, the first SnapshotWanted too: a node that already holds chunks publishes them after it.
 /// Blocks until registered, refused (kRefused) or the deadline passed (kUnavailable: "controller ... not reachable").
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms);
 

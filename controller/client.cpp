@@ -1,0 +1,259 @@
+#include "controller/client.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <span>
+
+#include "controller/endpoint.h"
+#include "controller/wire.h"
+#include "controller/zmq_io.h"
+
+namespace kvferry::controller {
+namespace {
+
+constexpr int kSendQueueMax = 10'000;        // publishes of a whole snapshot fit: 160 million chunks
+constexpr std::size_t kPendingMax = 16'384;  // look-ups without a reply that are remembered; the oldest fall out
+constexpr int kLeaveLingerMs = 150;
+
+class ZmqClient final : public Client {
+ public:
+  explicit ZmqClient(ClientOptions options) : options_(std::move(options)) {}
+
+  Result<void> connect() {
+    try {
+      set_common_options(socket_, options_.controller);
+      // Only send on a live connection: what is queued for a dead controller would reach the next one as old news.
+      socket_.set(zmq::sockopt::immediate, true);
+      socket_.set(zmq::sockopt::sndhwm, kSendQueueMax);
+      socket_.set(zmq::sockopt::reconnect_ivl, 100);
+      socket_.set(zmq::sockopt::reconnect_ivl_max, 1000);
+      socket_.connect(options_.controller);
+      return watch(socket_.get(zmq::sockopt::fd)) && watch(wake_up_.fd())
+                 ? Result<void>{}
+                 : Error{ErrorCode::kUnavailable, "no file descriptor left for the controller's client"};
+    } catch (const zmq::error_t& failure) {
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("can't connect to {}: {}", options_.controller, failure.what())};
+    }
+  }
+
+  int fd() const override { return epoll_.get(); }
+  bool registered() const override { return state_ == State::kRegistered; }
+  const std::string& controller() const override { return options_.controller; }
+
+  std::vector<ClientEvent> process(TimeNs now) override {
+    std::vector<ClientEvent> events;
+    wake_up_.clear();
+    zmq::message_t frame;
+    for (std::size_t num_frames = 0; (num_frames = try_receive(socket_, &frame, 1)) > 0;) {
+      if (num_frames != 1) continue;
+      Result<wire::Message> message = wire::parse(frame.to_string_view());
+      if (!message) continue;  // another version's words; its Refused would have been readable
+      waiting_since_.reset();
+      std::visit([&](auto& body) { on(body, events); }, *message);
+    }
+    if (state_ == State::kRegistered && waiting_since_ &&
+        now - *waiting_since_ > options_.lost_after_ms * kMillisecond) {
+      lose(fmt::format("no word from controller {} for {} ms", options_.controller, options_.lost_after_ms), events);
+    }
+    speak(now);
+    return events;
+  }
+
+  void publish(const std::vector<ChunkEntry>& chunks) override {
+    if (!registered()) return;
+    for (std::size_t from = 0; from < chunks.size(); from += wire::kChunksPerPublishMax) {
+      const std::size_t size = std::min(wire::kChunksPerPublishMax, chunks.size() - from);
+      wire::Publish message{.incarnation = incarnation(), .sequence = next_sequence_++, .full = {}, .tails = {}};
+      wire::split_entries(std::span(chunks).subspan(from, size), message.full, message.tails);
+      send(message);
+    }
+  }
+
+  void evict(const std::vector<ChunkKey>& keys) override {
+    if (!registered()) return;
+    for (std::size_t from = 0; from < keys.size(); from += wire::kChunksPerPublishMax) {
+      const auto first = keys.begin() + static_cast<std::ptrdiff_t>(from);
+      const std::size_t size = std::min(wire::kChunksPerPublishMax, keys.size() - from);
+      send(wire::Evict{.incarnation = incarnation(),
+                       .sequence = next_sequence_++,
+                       .keys = {{first, first + static_cast<std::ptrdiff_t>(size)}}});
+    }
+  }
+
+  Result<std::uint64_t> lookup(const LookupQuery& query) override {
+    const std::size_t num_keys = query.keys.size() + query.tail_groups.size() + query.exact_tails.size();
+    if (num_keys > wire::kKeysPerLookupMax) {
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("a look-up of {} keys; at most {} are allowed", num_keys, wire::kKeysPerLookupMax)};
+    }
+    if (!registered())
+      return Error{ErrorCode::kUnavailable, fmt::format("not registered with controller {}", options_.controller)};
+    const std::uint64_t token = ++last_token_;
+    if (!send(wire::Lookup{.incarnation = incarnation(),
+                           .token = token,
+                           .keys = {query.keys},
+                           .tail_groups = {query.tail_groups},
+                           .exact_tails = {query.exact_tails}})) {
+      return Error{ErrorCode::kUnavailable, fmt::format("controller {} is not connected", options_.controller)};
+    }
+    if (pending_.size() == kPendingMax) pending_.erase(pending_.begin());
+    pending_.insert(token);
+    return token;
+  }
+
+  void leave() override {
+    if (state_ == State::kRegistered) {
+      send(wire::Leave{.incarnation = incarnation()});
+      socket_.set(zmq::sockopt::linger, kLeaveLingerMs);  // the destructor gives it so long to get out
+    }
+    state_ = State::kLeft;
+    pending_.clear();
+  }
+
+ private:
+  enum class State { kConnecting, kRegistered, kRefused, kLeft };
+
+  bool watch(int fd) {
+    epoll_event event{.events = EPOLLIN, .data = {}};
+    return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+  }
+  std::uint64_t incarnation() const { return options_.node.incarnation.value; }
+
+  /// Says what is due: Hello while not registered, else a heartbeat.
+  void speak(TimeNs now) {
+    const bool due = !spoke_at_ || now - *spoke_at_ >= options_.heartbeat_ms * kMillisecond;
+    if (!due || (state_ != State::kConnecting && state_ != State::kRegistered)) return;
+    bool sent = false;
+    if (state_ == State::kConnecting) {
+      const NodeInfo& node = options_.node;
+      sent = send(wire::Hello{.name_space = node.name_space,
+                              .engine_id = node.engine_id.value,
+                              .incarnation = incarnation(),
+                              .role = node.role,
+                              .endpoint = node.endpoint,
+                              .fingerprint = node.fingerprint,
+                              .next_sequence = next_sequence_});
+    } else {
+      sent = send(wire::Heartbeat{.incarnation = incarnation(), .next_sequence = next_sequence_});
+      if (!waiting_since_) waiting_since_ = now;  // silence counts from the oldest question, not from the last answer
+    }
+    if (sent) spoke_at_ = now;  // else again at the next call: fd() fires when the connection is up
+  }
+
+  void on(const wire::Registered& message, std::vector<ClientEvent>& events) {
+    if (state_ != State::kConnecting || message.incarnation != incarnation()) return;  // the answer to a repeated Hello
+    state_ = State::kRegistered;
+    events.push_back(Registered{});
+    if (message.snapshot_wanted) begin_snapshot(events);
+  }
+  void on(wire::Refused& message, std::vector<ClientEvent>& events) {
+    if (state_ != State::kConnecting && state_ != State::kRegistered) return;
+    state_ = State::kRefused;
+    pending_.clear();
+    events.push_back(Refused{std::move(message.reason)});
+  }
+  void on(const wire::SnapshotWanted& message, std::vector<ClientEvent>& events) {
+    if (state_ != State::kRegistered || message.incarnation != incarnation()) return;
+    if (snapshot_begun_at_ && *snapshot_begun_at_ >= message.next_sequence) return;  // it is on its way
+    begin_snapshot(events);
+  }
+  void on(const wire::Unregistered& message, std::vector<ClientEvent>& events) {
+    if (state_ != State::kRegistered || message.incarnation != incarnation()) return;
+    lose(fmt::format("controller {} does not know this node any more: it restarted, or heard nothing for too long",
+                     options_.controller),
+         events);
+    spoke_at_.reset();  // it is there: say Hello at once
+  }
+  void on(wire::LookupReply& message, std::vector<ClientEvent>& events) {
+    if (pending_.erase(message.token) == 0) return;
+    LookupReply reply{message.token, {}};
+    for (wire::HolderFields& holder : message.holders) {
+      Result<std::vector<ChunkEntry>> tails = wire::from_columns(holder.tails);
+      if (!tails) return;  // as if lost; the caller keeps a deadline
+      reply.holders.push_back({EngineId{std::move(holder.engine_id)}, Incarnation{holder.incarnation},
+                               std::move(holder.endpoint), holder.num_full_chunks, std::move(*tails)});
+    }
+    events.push_back(std::move(reply));
+  }
+  /// HeartbeatAck has done its work by being a word; the rest only nodes send.
+  template <class T>
+  void on(const T&, std::vector<ClientEvent>&) {}
+
+  /// The owner publishes everything after the event; what it published before is void from here on.
+  void begin_snapshot(std::vector<ClientEvent>& events) {
+    snapshot_begun_at_ = next_sequence_++;
+    send(wire::Publish{.incarnation = incarnation(),
+                       .sequence = *snapshot_begun_at_,
+                       .begins_snapshot = true,
+                       .full = {},
+                       .tails = {}});
+    events.push_back(SnapshotWanted{});
+  }
+
+  void lose(std::string reason, std::vector<ClientEvent>& events) {
+    state_ = State::kConnecting;
+    waiting_since_.reset();
+    pending_.clear();
+    events.push_back(Lost{std::move(reason)});
+  }
+
+  template <class T>
+  bool send(const T& message) {
+    const bool sent = try_send(socket_, encode(message));
+    // Sending may have swallowed the edge that tells of a waiting message, so fd() is raised by hand.
+    if ((socket_.get(zmq::sockopt::events) & ZMQ_POLLIN) != 0) wake_up_.raise();
+    return sent;
+  }
+
+  ClientOptions options_;
+  State state_ = State::kConnecting;
+  std::optional<TimeNs> spoke_at_;       // last Hello or Heartbeat that got out
+  std::optional<TimeNs> waiting_since_;  // oldest heartbeat since the controller's last word
+  std::uint64_t next_sequence_ = 0;      // of the next Publish or Evict
+  std::optional<std::uint64_t> snapshot_begun_at_;
+  std::uint64_t last_token_ = 0;
+  std::set<std::uint64_t> pending_;
+  WakeUp wake_up_;
+  OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
+  zmq::context_t context_{1};
+  zmq::socket_t socket_{context_, zmq::socket_type::dealer};
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Client>> make_client(ClientOptions options) {
+  if (Result<void> checked = check_endpoint(options.controller, EndpointUse::kConnect); !checked)
+    return std::move(checked).error();
+  auto client = std::make_unique<ZmqClient>(std::move(options));
+  if (Result<void> connected = client->connect(); !connected) return std::move(connected).error();
+  return std::unique_ptr<Client>(std::move(client));
+}
+
+Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms) {
+  const TimeNs deadline = clock.now() + timeout_ms * kMillisecond;
+  for (;;) {
+    for (const ClientEvent& event : client.process(clock.now())) {
+      if (const auto* refused = std::get_if<Refused>(&event)) {
+        return Error{ErrorCode::kRefused,
+                     fmt::format("controller {} refused this node: {}", client.controller(), refused->reason)};
+      }
+    }
+    if (client.registered()) return {};
+    const TimeNs left = deadline - clock.now();
+    if (left <= 0) {
+      return Error{ErrorCode::kUnavailable, fmt::format("controller {} not reachable within {} ms; start it with "
+                                                        "`kvferry controller`, or name another one by the key "
+                                                        "`controller`",
+                                                        client.controller(), timeout_ms)};
+    }
+    pollfd item{client.fd(), POLLIN, 0};
+    ::poll(&item, 1, static_cast<int>(std::min<TimeNs>(left / kMillisecond + 1, 100)));
+  }
+}
+
+}  // namespace kvferry::controller

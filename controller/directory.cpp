@@ -1,0 +1,232 @@
+#include "controller/directory.h"
+
+#include <algorithm>
+
+namespace kvferry::controller {
+namespace {
+
+Result<void> check_text(std::string_view field, std::string_view text, std::size_t size_max, bool may_be_empty) {
+  const auto printable = [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; };
+  if (text.size() > size_max || (text.empty() && !may_be_empty)) {
+    return Error{ErrorCode::kInvalidArgument, fmt::format("a node's {} has {} bytes; {} to {} are allowed", field,
+                                                          text.size(), may_be_empty ? 0 : 1, size_max)};
+  }
+  if (!std::all_of(text.begin(), text.end(), printable)) {
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("a node's {} contains control characters; only printable text is allowed", field)};
+  }
+  return {};
+}
+
+Result<void> check_info(const NodeInfo& info) {
+  struct {
+    std::string_view field, text;
+    std::size_t size_max;
+    bool may_be_empty;
+  } const fields[] = {{"engine_id", info.engine_id.value, 256, false},
+                      {"role", info.role, 64, true},
+                      {"endpoint", info.endpoint, 512, false},
+                      {"namespace", info.name_space, 256, true},
+                      {"fingerprint", info.fingerprint, 4096, false}};
+  for (const auto& [field, text, size_max, may_be_empty] : fields) {
+    if (Result<void> checked = check_text(field, text, size_max, may_be_empty); !checked) return checked;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) {
+  if (Result<void> checked = check_info(info); !checked) return std::move(checked).error();
+  const auto home_it = namespaces_.find(info.name_space);
+  Namespace* home = home_it == namespaces_.end() ? nullptr : home_it->second.get();
+  Joined joined;
+  Node* old = nullptr;
+  if (home != nullptr) {
+    const auto known = home->nodes.find(info.engine_id.value);
+    if (known != home->nodes.end()) {
+      joined.id = known->second;
+      old = find(known->second);
+    }
+    // A namespace whose only node is the one being replaced may change its fingerprint with it.
+    const bool others_alive = home->nodes.size() > (old != nullptr ? 1U : 0U);
+    const bool same_incarnation = old != nullptr && old->info.incarnation == info.incarnation;
+    if (old != nullptr && old->info.incarnation > info.incarnation) {
+      return Error{ErrorCode::kRefused,
+                   fmt::format("node '{}' is registered with the newer incarnation {}; incarnation {} is out of date",
+                               info.engine_id, old->info.incarnation, info.incarnation)};
+    }
+    if (home->fingerprint != info.fingerprint && (others_alive || same_incarnation)) {
+      return Error{ErrorCode::kRefused,
+                   fmt::format("namespace '{}' holds KV of fingerprint '{}', but node '{}' has fingerprint '{}'; use "
+                               "the same model and KV settings, or another namespace",
+                               info.name_space, home->fingerprint, info.engine_id, info.fingerprint)};
+    }
+    if (same_incarnation) {
+      old->info = info;
+      old->heard_at = now;
+      if (old->next_sequence != next_sequence) old->owes_snapshot = true;
+      old->next_sequence = next_sequence;
+      joined.snapshot_wanted = old->owes_snapshot;
+      return joined;
+    }
+  }
+  if (old == nullptr && nodes_.size() >= options_.nodes_max) {
+    return Error{ErrorCode::kFull,
+                 fmt::format("{} nodes are registered, which is as many as this controller allows", nodes_.size())};
+  }
+  if (old != nullptr) {
+    joined.fenced = joined.id;
+    forget(joined.id);  // may end the namespace
+  }
+  std::unique_ptr<Namespace>& slot = namespaces_[info.name_space];
+  if (slot == nullptr)
+    slot = std::make_unique<Namespace>(Namespace{info.fingerprint, ChunkTable(options_.tails_per_group_max), {}, {}});
+  joined.id = NodeId{++last_node_id_};
+  joined.snapshot_wanted = true;
+  auto node = std::make_unique<Node>(Node{info, slot.get(), slot->table.add_holder(), now, next_sequence, true});
+  slot->nodes[info.engine_id.value] = joined.id;
+  slot->by_index[node->index] = node.get();
+  nodes_[joined.id] = std::move(node);
+  return joined;
+}
+
+Update Directory::heartbeat(NodeId id, std::uint64_t next_sequence, TimeNs now) {
+  Node* node = find(id);
+  if (node == nullptr) return Update::kUnknownNode;
+  node->heard_at = now;
+  if (next_sequence > node->next_sequence) {
+    node->next_sequence = next_sequence;
+    node->owes_snapshot = true;
+  }
+  return node->owes_snapshot ? Update::kSnapshotWanted : Update::kApplied;
+}
+
+/// False: an old message, to be ignored.
+bool Directory::accept_sequence(Node& node, std::uint64_t sequence, bool& newly_owing) {
+  if (sequence < node.next_sequence) return false;
+  newly_owing = sequence > node.next_sequence && !node.owes_snapshot;
+  if (sequence > node.next_sequence) node.owes_snapshot = true;
+  node.next_sequence = sequence + 1;
+  return true;
+}
+
+Update Directory::publish(NodeId id, std::uint64_t sequence, bool begins_snapshot, std::span<const ChunkEntry> chunks,
+                          TimeNs now) {
+  Node* node = find(id);
+  if (node == nullptr) return Update::kUnknownNode;
+  node->heard_at = now;
+  bool newly_owing = false;
+  if (!accept_sequence(*node, sequence, newly_owing)) return Update::kApplied;
+  ChunkTable& table = node->home->table;
+  if (begins_snapshot) {
+    num_chunks_ -= table.num_chunks(node->index);
+    table.clear(node->index);
+    node->owes_snapshot = false;
+    newly_owing = false;
+  }
+  for (const ChunkEntry& chunk : chunks) {
+    const bool full =
+        num_chunks_ >= options_.chunks_max || table.num_chunks(node->index) >= options_.chunks_per_node_max;
+    if (full && !table.holds(node->index, chunk.key)) {
+      ++num_chunks_dropped_;
+      continue;
+    }
+    if (table.add(node->index, chunk)) ++num_chunks_;
+  }
+  return newly_owing ? Update::kSnapshotWanted : Update::kApplied;
+}
+
+Update Directory::evict(NodeId id, std::uint64_t sequence, std::span<const ChunkKey> keys, TimeNs now) {
+  Node* node = find(id);
+  if (node == nullptr) return Update::kUnknownNode;
+  node->heard_at = now;
+  bool newly_owing = false;
+  if (!accept_sequence(*node, sequence, newly_owing)) return Update::kApplied;
+  for (const ChunkKey& key : keys) {
+    if (node->home->table.remove(node->index, key)) --num_chunks_;
+  }
+  return newly_owing ? Update::kSnapshotWanted : Update::kApplied;
+}
+
+bool Directory::leave(NodeId id) {
+  if (find(id) == nullptr) return false;
+  forget(id);
+  return true;
+}
+
+Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& query, TimeNs now) {
+  Node* node = find(asker);
+  if (node == nullptr) return Error{ErrorCode::kNotFound, "the asking node is not registered"};
+  node->heard_at = now;
+  std::vector<ChunkTable::Match> matches = node->home->table.lookup(query, node->index);
+  const auto& by_index = node->home->by_index;
+  const auto better = [&](const ChunkTable::Match& a, const ChunkTable::Match& b) {
+    if (a.num_full_chunks != b.num_full_chunks) return a.num_full_chunks > b.num_full_chunks;
+    const Node& node_a = *by_index.at(a.holder);
+    const Node& node_b = *by_index.at(b.holder);
+    if (node_a.heard_at != node_b.heard_at) return node_a.heard_at > node_b.heard_at;
+    return node_a.info.engine_id < node_b.info.engine_id;  // the same answer on every run
+  };
+  const std::size_t num_kept = std::min(matches.size(), options_.holders_per_reply_max);
+  std::partial_sort(matches.begin(), matches.begin() + static_cast<std::ptrdiff_t>(num_kept), matches.end(), better);
+  std::vector<Holder> holders;
+  holders.reserve(num_kept);
+  for (std::size_t i = 0; i < num_kept; ++i) {
+    const NodeInfo& info = by_index.at(matches[i].holder)->info;
+    holders.push_back(
+        {info.engine_id, info.incarnation, info.endpoint, matches[i].num_full_chunks, std::move(matches[i].tails)});
+  }
+  return holders;
+}
+
+std::vector<NodeId> Directory::expire(TimeNs now) {
+  const TimeNs lease = options_.lease_ms * kMillisecond;
+  const bool was_late = expire_called_at_ && now - *expire_called_at_ > lease / 2;
+  expire_called_at_ = now;
+  std::vector<NodeId> expired;
+  for (auto& [id, node] : nodes_) {
+    if (was_late) node->heard_at = std::max(node->heard_at, now - lease + options_.grace_ms * kMillisecond);
+    if (now - node->heard_at > lease) expired.push_back(id);
+  }
+  for (const NodeId id : expired) forget(id);
+  return expired;
+}
+
+std::uint64_t Directory::next_sequence(NodeId id) const {
+  const auto it = nodes_.find(id);
+  return it == nodes_.end() ? 0 : it->second->next_sequence;
+}
+
+std::vector<NodeStatus> Directory::status(TimeNs now) const {
+  std::vector<NodeStatus> result;
+  result.reserve(nodes_.size());
+  for (const auto& [name_space, home] : namespaces_) {
+    for (const auto& [engine_id, id] : home->nodes) {
+      const Node& node = *nodes_.at(id);
+      const TimeNs age = std::max<TimeNs>(0, now - node.heard_at);
+      result.push_back({name_space, engine_id, node.info.incarnation.value, node.info.role, node.info.endpoint,
+                        home->table.num_chunks(node.index), home->table.num_tails(node.index),
+                        static_cast<std::uint64_t>(age / kMillisecond)});
+    }
+  }
+  return result;
+}
+
+Directory::Node* Directory::find(NodeId id) {
+  const auto it = nodes_.find(id);
+  return it == nodes_.end() ? nullptr : it->second.get();
+}
+
+void Directory::forget(NodeId id) {
+  Node& node = *nodes_.at(id);
+  Namespace& home = *node.home;
+  num_chunks_ -= home.table.num_chunks(node.index);
+  home.table.remove_holder(node.index);
+  home.by_index.erase(node.index);
+  home.nodes.erase(node.info.engine_id.value);
+  if (home.nodes.empty()) namespaces_.erase(node.info.name_space);
+  nodes_.erase(id);
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,59 @@
+// What a controller tells about itself: to `kvferry status`, to /metrics and to tests.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "transport/base/result.h"
+#include "transport/base/wire.h"
+
+namespace kvferry::controller {
+
+/// Totals since the controller started. They only grow.
+struct Counters {
+  std::uint64_t lookups = 0;
+  std::uint64_t lookup_keys = 0;       // full-chunk keys asked for
+  std::uint64_t lookup_hits = 0;       // look-ups with at least one holder
+  std::uint64_t chunks_published = 0;  // entries in publish messages, also those already known
+  std::uint64_t chunks_evicted = 0;    // entries in evict messages, also those not known
+  std::uint64_t chunks_dropped = 0;    // published beyond a bound on memory, so not kept
+  std::uint64_t heartbeats = 0;
+  std::uint64_t nodes_registered = 0;
+  std::uint64_t nodes_refused = 0;
+  std::uint64_t nodes_expired = 0;
+  std::uint64_t nodes_fenced = 0;  // replaced by a newer incarnation
+  std::uint64_t snapshots_wanted = 0;
+  std::uint64_t messages_malformed = 0;
+  std::uint64_t messages_unregistered = 0;  // from a connection that no registered node uses
+  std::uint64_t replies_dropped = 0;        // the peer was gone, or did not read
+  KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
+                 nodes_registered, nodes_refused, nodes_expired, nodes_fenced, snapshots_wanted, messages_malformed,
+                 messages_unregistered, replies_dropped);
+};
+
+struct NodeStatus {
+  std::string name_space;
+  std::string engine_id;
+  std::uint64_t incarnation = 0;
+  std::string role;
+  std::string endpoint;
+  std::uint64_t num_chunks = 0;  // tails included
+  std::uint64_t num_tails = 0;
+  std::uint64_t heartbeat_age_ms = 0;  // since the last word of any kind
+  KVFERRY_FIELDS(name_space, engine_id, incarnation, role, endpoint, num_chunks, num_tails, heartbeat_age_ms);
+};
+
+struct Status {
+  std::string version;
+  std::uint64_t uptime_ms = 0;
+  Counters counters;
+  std::vector<NodeStatus> nodes;  // by namespace, then engine id
+  KVFERRY_FIELDS(version, uptime_ms, counters, nodes);
+};
+
+/// Asks the controller at `endpoint`; blocks up to `timeout_ms`. Threads: any.
+/// Errors: kInvalidArgument: not an endpoint; kUnavailable: no answer in time; kRefused: another protocol version.
+Result<Status> fetch_status(const std::string& endpoint, std::int64_t timeout_ms);
+
+}  // namespace kvferry::controller

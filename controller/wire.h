@@ -1,0 +1,186 @@
+// The messages between a node and the controller. Each is one ZeroMQ frame: a msgpack array whose first element is the
+// header. A struct grows only at its end: an old reader ignores what is new, a new reader keeps the default of what is
+// missing. Whatever breaks that rule raises kProtocolVersion. Header and Refused stay as they are for ever, so that a
+// refusal can be read by any version. README.md has the table.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "controller/client.h"
+#include "controller/status.h"
+#include "transport/base/result.h"
+#include "transport/base/wire.h"
+
+namespace kvferry::controller::wire {
+
+constexpr std::uint32_t kProtocolVersion = 1;
+constexpr std::size_t kMessageBytesMax = std::size_t{4} << 20;  // ZeroMQ drops the connection that sends more
+constexpr std::size_t kChunksPerPublishMax = 16'384;            // larger ones are split; stays far below the byte limit
+constexpr std::size_t kKeysPerLookupMax = 65'536;               // keys, groups and exact tails together
+
+struct Header {
+  std::uint32_t version = kProtocolVersion;
+  std::uint32_t type = 0;
+  KVFERRY_FIELDS(version, type);
+};
+
+/// On the wire one binary of 16 bytes per key: an array of a thousand small binaries costs ten times as much to parse.
+struct KeyBlob {
+  std::vector<ChunkKey> keys;
+};
+
+/// Three columns of equal length. A group of sixteen zeros: none.
+struct TailColumns {
+  KeyBlob keys;
+  KeyBlob groups;
+  std::vector<std::uint32_t> num_tokens;
+  KVFERRY_FIELDS(keys, groups, num_tokens);
+};
+
+// Node to controller.
+struct Hello {
+  Header header{kProtocolVersion, 1};
+  std::string name_space, engine_id;
+  std::uint64_t incarnation = 0;
+  std::string role, endpoint, fingerprint;
+  std::uint64_t next_sequence = 0;  // of the next Publish or Evict
+  KVFERRY_FIELDS(header, name_space, engine_id, incarnation, role, endpoint, fingerprint, next_sequence);
+};
+struct Heartbeat {
+  Header header{kProtocolVersion, 4};
+  std::uint64_t incarnation = 0;
+  std::uint64_t next_sequence = 0;  // shows the controller that the last Publish or Evict was lost
+  KVFERRY_FIELDS(header, incarnation, next_sequence);
+};
+struct Publish {
+  Header header{kProtocolVersion, 6};
+  std::uint64_t incarnation = 0;
+  std::uint64_t sequence = 0;    // one series for Publish and Evict, without gaps
+  bool begins_snapshot = false;  // all that this node held before is void
+  KeyBlob full;
+  TailColumns tails;
+  KVFERRY_FIELDS(header, incarnation, sequence, begins_snapshot, full, tails);
+};
+struct Evict {
+  Header header{kProtocolVersion, 7};
+  std::uint64_t incarnation = 0;
+  std::uint64_t sequence = 0;
+  KeyBlob keys;
+  KVFERRY_FIELDS(header, incarnation, sequence, keys);
+};
+struct Lookup {
+  Header header{kProtocolVersion, 8};
+  std::uint64_t incarnation = 0;
+  std::uint64_t token = 0;
+  KeyBlob keys, tail_groups, exact_tails;
+  KVFERRY_FIELDS(header, incarnation, token, keys, tail_groups, exact_tails);
+};
+struct Leave {
+  Header header{kProtocolVersion, 10};
+  std::uint64_t incarnation = 0;
+  KVFERRY_FIELDS(header, incarnation);
+};
+/// Anybody may ask; no registration needed.
+struct StatusRequest {
+  Header header{kProtocolVersion, 13};
+  KVFERRY_FIELDS(header);
+};
+
+// Controller to node.
+struct Registered {
+  Header header{kProtocolVersion, 2};
+  std::uint64_t incarnation = 0;
+  bool snapshot_wanted = false;
+  KVFERRY_FIELDS(header, incarnation, snapshot_wanted);
+};
+struct Refused {
+  Header header{kProtocolVersion, 3};
+  std::string reason;
+  KVFERRY_FIELDS(header, reason);
+};
+struct HeartbeatAck {
+  Header header{kProtocolVersion, 5};
+  std::uint64_t incarnation = 0;
+  KVFERRY_FIELDS(header, incarnation);
+};
+struct HolderFields {
+  std::string engine_id;
+  std::uint64_t incarnation = 0;
+  std::string endpoint;
+  std::uint32_t num_full_chunks = 0;
+  TailColumns tails;
+  KVFERRY_FIELDS(engine_id, incarnation, endpoint, num_full_chunks, tails);
+};
+struct LookupReply {
+  Header header{kProtocolVersion, 9};
+  std::uint64_t token = 0;
+  std::vector<HolderFields> holders;
+  KVFERRY_FIELDS(header, token, holders);
+};
+struct SnapshotWanted {
+  Header header{kProtocolVersion, 11};
+  std::uint64_t incarnation = 0;
+  std::uint64_t next_sequence = 0;  // the controller saw all numbers below: a snapshot begun at or above is on its way
+  KVFERRY_FIELDS(header, incarnation, next_sequence);
+};
+/// The controller knows no node on this connection (it restarted, or the lease ran out): say Hello.
+struct Unregistered {
+  Header header{kProtocolVersion, 12};
+  std::uint64_t incarnation = 0;  // of the message that it answers
+  KVFERRY_FIELDS(header, incarnation);
+};
+struct StatusReply {
+  Header header{kProtocolVersion, 14};
+  Status status;
+  KVFERRY_FIELDS(header, status);
+};
+
+using Message = std::variant<Hello, Registered, Refused, Heartbeat, HeartbeatAck, Publish, Evict, Lookup, LookupReply,
+                             Leave, SnapshotWanted, Unregistered, StatusRequest, StatusReply>;
+
+/// Never throws. Memory is bounded by a small multiple of bytes.size(), whatever lengths the bytes claim.
+/// Errors: kCorrupt: not a message; kRefused: another protocol version, told in one sentence with both numbers.
+Result<Message> parse(std::string_view bytes);
+
+/// Full chunks and tails go into columns of their own; a full chunk's num_tokens does not travel.
+void split_entries(std::span<const ChunkEntry> chunks, KeyBlob& full, TailColumns& tails);
+TailColumns to_columns(std::span<const ChunkEntry> tails);
+/// kCorrupt: the columns' lengths differ.
+Result<std::vector<ChunkEntry>> from_columns(const TailColumns& tails);
+
+}  // namespace kvferry::controller::wire
+
+namespace msgpack {
+MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
+  namespace adaptor {
+
+  template <>
+  struct convert<kvferry::controller::wire::KeyBlob> {
+    const msgpack::object& operator()(const msgpack::object& o, kvferry::controller::wire::KeyBlob& blob) const {
+      constexpr std::size_t kKeyBytes = sizeof(kvferry::ChunkKey);
+      if (o.type != msgpack::type::BIN || o.via.bin.size % kKeyBytes != 0) throw msgpack::type_error();
+      blob.keys.resize(o.via.bin.size / kKeyBytes);
+      if (!blob.keys.empty()) std::memcpy(blob.keys.data(), o.via.bin.ptr, o.via.bin.size);
+      return o;
+    }
+  };
+  template <>
+  struct pack<kvferry::controller::wire::KeyBlob> {
+    template <class Stream>
+    packer<Stream>& operator()(msgpack::packer<Stream>& o, const kvferry::controller::wire::KeyBlob& blob) const {
+      static_assert(sizeof(kvferry::ChunkKey) == 16, "keys lie side by side");
+      const auto size_bytes = static_cast<std::uint32_t>(blob.keys.size() * sizeof(kvferry::ChunkKey));
+      o.pack_bin(size_bytes);
+      o.pack_bin_body(reinterpret_cast<const char*>(blob.keys.data()), size_bytes);
+      return o;
+    }
+  };
+
+  }  // namespace adaptor
+}
+}  // namespace msgpack

@@ -1,0 +1,40 @@
+#include "controller/zmq_io.h"
+
+#include "controller/wire.h"
+
+namespace kvferry::controller {
+
+void set_common_options(zmq::socket_t& socket, std::string_view endpoint) {
+  socket.set(zmq::sockopt::maxmsgsize, static_cast<std::int64_t>(wire::kMessageBytesMax));
+  socket.set(zmq::sockopt::linger, 0);
+  socket.set(zmq::sockopt::ipv6, endpoint.find('[') != std::string_view::npos);
+  // Our heartbeats tell the living from the dead; these make ZeroMQ drop and redo a connection that died in silence.
+  socket.set(zmq::sockopt::heartbeat_ivl, 1000);
+  socket.set(zmq::sockopt::heartbeat_timeout, 3000);
+  socket.set(zmq::sockopt::heartbeat_ttl, 5000);
+}
+
+bool try_send(zmq::socket_t& socket, std::string_view bytes, zmq::send_flags more) {
+  try {
+    return socket.send(zmq::buffer(bytes), zmq::send_flags::dontwait | more).has_value();
+  } catch (const zmq::error_t&) {
+    return false;  // EHOSTUNREACH: the peer of a ROUTER is gone
+  }
+}
+
+std::size_t try_receive(zmq::socket_t& socket, zmq::message_t* frames, std::size_t num_frames_max) {
+  try {
+    std::size_t num_frames = 0;
+    zmq::message_t beyond;
+    do {
+      zmq::message_t& frame = num_frames < num_frames_max ? frames[num_frames] : beyond;
+      if (!socket.recv(frame, zmq::recv_flags::dontwait)) return 0;
+      ++num_frames;
+    } while (socket.get(zmq::sockopt::rcvmore));
+    return num_frames;
+  } catch (const zmq::error_t&) {
+    return 0;
+  }
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,28 @@
+// XXH3-64 of bytes that come in pieces; chunk_checksum() of packer.h is the same for bytes that are all there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+struct XXH3_state_s;  // libxxhash's
+
+namespace kvferry {
+
+/// Fed while a piece is still in cache, so that hashing costs no second pass over memory. One thread at a time.
+class ChecksumStream {
+ public:
+  ChecksumStream();
+  void update(std::span<const std::byte> bytes);
+  /// Of all bytes so far, in order.
+  std::uint64_t digest() const;
+
+ private:
+  struct Free {
+    void operator()(XXH3_state_s* state) const;
+  };
+  std::unique_ptr<XXH3_state_s, Free> state_;
+};
+
+}  // namespace kvferry

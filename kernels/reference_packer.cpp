@@ -1,0 +1,69 @@
+#include <cstring>
+#include <utility>
+
+#include "kernels/packer.h"
+#include "kernels/run_check.h"
+
+namespace kvferry {
+namespace {
+
+class ReferencePacker final : public Packer {
+ public:
+  explicit ReferencePacker(KvLayout layout) : layout_(std::move(layout)) {}
+  const KvLayout& layout() const override { return layout_; }
+
+  Result<std::uint64_t> gather(const TokenRun& run, std::span<std::byte> chunk) const override {
+    if (Result<void> ok = check_gather(layout_, run, chunk.size()); !ok) return std::move(ok).error();
+    for_each_element(run, run.num_tokens, 0, [&](std::byte* element, std::uint64_t offset) {
+      std::memcpy(chunk.data() + offset, element, layout_.element_bytes);
+    });
+    return chunk_checksum(chunk.first(run.num_tokens * layout_.bytes_per_token()));
+  }
+
+  Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
+                       const TokenRun& run) const override {
+    if (Result<void> ok = check_scatter(layout_, run, chunk.size(), chunk_tokens, skip_tokens); !ok) return ok;
+    for_each_element(run, chunk_tokens, skip_tokens, [&](std::byte* element, std::uint64_t offset) {
+      std::memcpy(element, chunk.data() + offset, layout_.element_bytes);
+    });
+    return {};
+  }
+
+ private:
+  /// Calls visit(element in the cache, its offset in a chunk of chunk_tokens tokens) for each element of the run.
+  template <class Visit>
+  void for_each_element(const TokenRun& run, std::uint64_t chunk_tokens, std::uint64_t skip_tokens, Visit visit) const {
+    for (std::uint64_t layer = 0; layer < layout_.layers.size(); ++layer)
+      for (std::uint64_t head = 0; head < layout_.num_kv_heads; ++head)
+        for (std::uint64_t plane = 0; plane < layout_.planes; ++plane)
+          for (std::uint64_t token = 0; token < run.num_tokens; ++token)
+            for (std::uint64_t dim = 0; dim < layout_.head_dim; ++dim) {
+              const std::uint64_t row = (layer * layout_.num_kv_heads + head) * layout_.planes + plane;
+              const std::uint64_t index = (row * chunk_tokens + skip_tokens + token) * layout_.head_dim + dim;
+              visit(element(run, layer, head, plane, run.first_token + token, dim), index * layout_.element_bytes);
+            }
+  }
+
+  std::byte* element(const TokenRun& run, std::uint64_t layer_index, std::uint64_t head, std::uint64_t plane_index,
+                     std::uint64_t token, std::uint64_t dim) const {
+    const LayerLayout& layer = layout_.layers[layer_index];
+    const PlaneLayout& plane = plane_index == 0 ? layer.key : layer.value;
+    const BlockId block = run.block_ids[layer.group][token / layout_.block_tokens];
+    const std::int64_t offset = block * plane.block_stride_bytes +
+                                static_cast<std::int64_t>(head) * plane.head_stride_bytes +
+                                static_cast<std::int64_t>(token % layout_.block_tokens) * plane.token_stride_bytes +
+                                static_cast<std::int64_t>(dim) * plane.dim_stride_bytes;
+    return reinterpret_cast<std::byte*>(plane.base + static_cast<std::uint64_t>(offset));
+  }
+
+  const KvLayout layout_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Packer>> make_reference_packer(KvLayout layout) {
+  if (Result<void> ok = check_layout(layout); !ok) return std::move(ok).error();
+  return std::unique_ptr<Packer>(std::make_unique<ReferencePacker>(std::move(layout)));
+}
+
+}  // namespace kvferry

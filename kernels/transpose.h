@@ -1,0 +1,69 @@
+// Transposition of a matrix of 1-, 2-, 4- or 8-byte elements in 16-byte tiles, with nothing but baseline vectors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace kvferry {
+
+constexpr std::size_t kTileBytes = 16;
+
+/// An aligned 16-byte vector of T; loaded and stored by memcpy, so that no address needs to be aligned.
+template <class T>
+struct TileRow {
+  using Type __attribute__((vector_size(kTileBytes))) = T;
+};
+
+/// {a[first], b[first], a[first + 1], b[first + 1], ...}, as many as a vector has elements.
+template <std::size_t first, class Vector, std::size_t... i>
+inline Vector interleave(Vector a, Vector b, std::index_sequence<i...>) {
+  return __builtin_shufflevector(a, b, static_cast<int>(first + i / 2 + (i % 2) * sizeof...(i))...);
+}
+
+/// dst(c, r) = src(r, c) for a square tile of kTileBytes / sizeof(T) rows. Strides in bytes, between rows.
+template <class T>
+inline void transpose_tile(const std::byte* src, std::int64_t src_stride, std::byte* dst, std::int64_t dst_stride) {
+  constexpr std::size_t n = kTileBytes / sizeof(T);
+  using Vector = typename TileRow<T>::Type;
+  Vector rows[n], next[n];
+  for (std::size_t r = 0; r < n; ++r)
+    std::memcpy(&rows[r], src + static_cast<std::int64_t>(r) * src_stride, kTileBytes);
+  // Interleaving row i with row i + n/2 rotates the bits of an element's (row, column) number by one; after log2(n)
+  // rounds row and column have changed places.
+  for (std::size_t round = 1; round < n; round *= 2) {
+    for (std::size_t i = 0; i < n / 2; ++i) {
+      next[2 * i] = interleave<0>(rows[i], rows[i + n / 2], std::make_index_sequence<n>{});
+      next[2 * i + 1] = interleave<n / 2>(rows[i], rows[i + n / 2], std::make_index_sequence<n>{});
+    }
+    std::memcpy(rows, next, sizeof rows);
+  }
+  for (std::size_t r = 0; r < n; ++r)
+    std::memcpy(dst + static_cast<std::int64_t>(r) * dst_stride, &rows[r], kTileBytes);
+}
+
+/// dst(c, r) = src(r, c) for `rows` x `cols` elements, each matrix with contiguous rows. Strides in bytes, between
+/// rows. No address needs to be aligned; the matrices must not overlap.
+template <class T>
+inline void transpose(const std::byte* src, std::int64_t src_stride, std::byte* dst, std::int64_t dst_stride,
+                      std::size_t rows, std::size_t cols) {
+  constexpr std::size_t n = kTileBytes / sizeof(T);
+  const std::size_t tiled_rows = rows - rows % n;
+  const std::size_t tiled_cols = cols - cols % n;
+  const auto at = [](auto* matrix, std::int64_t stride, std::size_t r, std::size_t c) {
+    return matrix + static_cast<std::int64_t>(r) * stride + c * sizeof(T);
+  };
+  const auto copy_elements = [&](std::size_t first_row, std::size_t first_col, std::size_t end_col) {
+    for (std::size_t c = first_col; c < end_col; ++c)
+      for (std::size_t r = first_row; r < rows; ++r)
+        std::memcpy(at(dst, dst_stride, c, r), at(src, src_stride, r, c), sizeof(T));
+  };
+  for (std::size_t c = 0; c < tiled_cols; c += n)
+    for (std::size_t r = 0; r < tiled_rows; r += n)
+      transpose_tile<T>(at(src, src_stride, r, c), src_stride, at(dst, dst_stride, c, r), dst_stride);
+  copy_elements(tiled_rows, 0, tiled_cols);  // the rows that fill no tile
+  copy_elements(0, tiled_cols, cols);        // the columns that fill no tile
+}
+
+}  // namespace kvferry

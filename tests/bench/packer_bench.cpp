@@ -1,0 +1,108 @@
+// GB/s (10^9 bytes of chunk per second, one thread) of the host packer beside a memcpy of the same bytes.
+//
+// Each figure is the median of kRounds rounds over all chunks of a cache that is larger than the machine's caches, in
+// blocks of random order; the row of two chunks stays within the caches and shows the work without the memory.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/packer.h"
+#include "tests/kernels/test_cache.h"
+#include "transport/base/check.h"
+
+namespace kvferry {
+namespace {
+
+constexpr std::uint32_t kChunkTokens = 256;
+constexpr int kRounds = 9;
+constexpr double kRoundBytesMin = 1e9;
+
+/// GB/s of work(chunk index) over all chunks, as often as a round needs to have something to time.
+template <class Work>
+double measure(std::size_t chunk_bytes, std::size_t num_chunks, Work work) {
+  const auto passes =
+      static_cast<std::size_t>(kRoundBytesMin / static_cast<double>(chunk_bytes) / static_cast<double>(num_chunks)) + 1;
+  std::vector<double> gb_per_s;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (std::size_t i = 0; i < passes * num_chunks; ++i) work(i % num_chunks);
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
+    gb_per_s.push_back(static_cast<double>(passes * num_chunks * chunk_bytes) / spent.count() / 1e9);
+  }
+  std::nth_element(gb_per_s.begin(), gb_per_s.begin() + kRounds / 2, gb_per_s.end());
+  return gb_per_s[kRounds / 2];
+}
+
+void bench(const std::string& name, const CacheShape& shape) {
+  TestCache cache(shape);
+  Result<std::unique_ptr<Packer>> made = make_host_packer(cache.layout());
+  KVFERRY_CHECK(made, "{}: {}", name, made.error().what);
+  const Packer& packer = **made;
+
+  std::vector<std::vector<BlockId>> tables(1, std::vector<BlockId>(shape.blocks));
+  std::iota(tables[0].begin(), tables[0].end(), 0);
+  std::shuffle(tables[0].begin(), tables[0].end(), std::mt19937(1));
+  const std::size_t num_chunks = std::size_t{shape.blocks} * shape.block_tokens / kChunkTokens;
+  const std::size_t chunk_bytes = kChunkTokens * cache.layout().bytes_per_token();
+  std::vector<std::byte> pool(num_chunks * chunk_bytes, std::byte{1});
+  std::vector<std::byte> copies(num_chunks * chunk_bytes, std::byte{2});
+  const auto slot = [&](std::size_t i) { return std::span(pool).subspan(i * chunk_bytes, chunk_bytes); };
+  const auto run = [&](std::size_t i) {
+    return TokenRun{static_cast<std::uint32_t>(i) * kChunkTokens, kChunkTokens, tables};
+  };
+
+  std::uint64_t sink = 0;
+  const double gather =
+      measure(chunk_bytes, num_chunks, [&](std::size_t i) { sink += *packer.gather(run(i), slot(i)); });
+  const double scatter = measure(chunk_bytes, num_chunks, [&](std::size_t i) {
+    sink += packer.scatter(slot(i), kChunkTokens, 0, run(i)) ? 0 : 1;
+  });
+  const double copy = measure(chunk_bytes, num_chunks, [&](std::size_t i) {
+    std::memcpy(copies.data() + i * chunk_bytes, slot(i).data(), chunk_bytes);
+  });
+  const double checksum = measure(chunk_bytes, num_chunks, [&](std::size_t i) { sink += chunk_checksum(slot(i)); });
+  fmt::print("{:<34} {:>9} {:>8} {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f}   {:016x}\n", name, chunk_bytes / 1024, num_chunks,
+             gather, scatter, copy, checksum, sink);
+}
+
+}  // namespace
+}  // namespace kvferry
+
+int main() {
+  using namespace kvferry;
+  const CacheShape small{.layers = 4,
+                         .blocks = 1024,
+                         .heads = 2,
+                         .block_tokens = 32,
+                         .head_dim = 32,
+                         .element_bytes = 4,
+                         .order = kCpuAttention,
+                         .key_transposed = true};
+  CacheShape in_cache = small;
+  in_cache.blocks = 16;
+  const CacheShape llama{
+      .layers = 32, .blocks = 256, .heads = 8, .block_tokens = 16, .head_dim = 128, .element_bytes = 2};
+  const auto with = [](CacheShape shape, const char* order, std::uint32_t block_tokens = 16) {
+    shape.order = order;
+    shape.blocks = shape.blocks * shape.block_tokens / block_tokens;
+    shape.block_tokens = block_tokens;
+    shape.key_transposed = shape.order == kCpuAttention;
+    return shape;
+  };
+  fmt::print("{:<34} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}   {}\n", "GB/s, one thread, 256-token chunks", "KiB/chunk",
+             "chunks", "gather", "scatter", "memcpy", "checksum", "(guard)");
+  bench("test model, fp32, K transposed", small);
+  bench("test model, as above, in cache", in_cache);
+  bench("Llama-3.1-8B, bf16, NHD", with(llama, kNhd));
+  bench("Llama-3.1-8B, bf16, NHD 2*dim", with(llama, kNhdInterleaved));
+  bench("Llama-3.1-8B, bf16, HND", with(llama, kHnd));
+  bench("Llama-3.1-8B, bf16, HND 2*dim", with(llama, kHndInterleaved));
+  bench("Llama-3.1-8B, bf16, CPU K transp.", with(llama, kCpuAttention, 32));
+  bench("Llama-3.1-8B, bf16, CPU, block 128", with(llama, kCpuAttention, 128));
+}

@@ -1,0 +1,153 @@
+// Everything a packer refuses, for both packers: the error names what was wrong and nothing is copied.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/packer.h"
+#include "tests/kernels/test_cache.h"
+
+namespace kvferry {
+namespace {
+
+using ::testing::HasSubstr;
+using MakePacker = Result<std::unique_ptr<Packer>> (*)(KvLayout);
+
+template <class T>
+void expect_refused(const Result<T>& result, const std::string& story) {
+  ASSERT_FALSE(result) << "was accepted, though: " << story;
+  EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(result.error().what, HasSubstr(story));
+}
+
+class PackerErrors : public ::testing::TestWithParam<MakePacker> {
+ protected:
+  PackerErrors() : packer_(GetParam()(cache_.layout()).value()) { cache_.set_memory(before_); }
+  void expect_layout_refused(const std::function<void(KvLayout&)>& spoil, const std::string& story) {
+    KvLayout layout = cache_.layout();
+    spoil(layout);
+    expect_refused(GetParam()(layout), story);
+  }
+  /// Asks for the same run in both directions and sees that no byte moved.
+  void expect_run_refused(const TokenRun& run, const std::string& story) {
+    std::vector<std::byte> chunk(100 * packer_->layout().bytes_per_token(), std::byte{1});
+    const std::vector<std::byte> chunk_before = chunk;
+    expect_refused(packer_->gather(run, chunk), story);
+    EXPECT_EQ(chunk, chunk_before);
+    expect_refused(packer_->scatter(chunk, 100, 0, run), story);
+    EXPECT_EQ(cache_.memory(), before_);
+  }
+
+  // Two layers in two groups; blocks of 4 tokens; 2 heads * 8 dims * 4 bytes * 2 planes * 2 layers = 256 bytes a token.
+  TestCache cache_{CacheShape{.groups = 2}};
+  const std::vector<std::byte> before_ = std::vector<std::byte>(cache_.memory().size(), std::byte{7});
+  const std::vector<std::vector<BlockId>> tables_ = {{0, 1, 2}, {3, 2, 1}};
+  std::unique_ptr<Packer> packer_;
+};
+
+TEST_P(PackerErrors, ALayoutThatIsNotValidIsRefused) {
+  expect_layout_refused([](KvLayout& l) { l.layers.clear(); }, "no layers");
+  expect_layout_refused([](KvLayout& l) { l.block_tokens = 0; }, "block tokens 0");
+  expect_layout_refused([](KvLayout& l) { l.planes = 3; }, "3 planes");
+}
+
+TEST_P(PackerErrors, ALayoutWhoseElementsShareBytesIsRefused) {
+  expect_layout_refused([](KvLayout& l) { l.layers[1].key.token_stride_bytes = 0; },
+                        "K of layer 'layers.1.attn': elements overlap, the token stride of 0 bytes must be at least 4");
+  expect_layout_refused([](KvLayout& l) { l.layers[0].value.head_stride_bytes = 100; },
+                        "V of layer 'layers.0.attn': elements overlap, the head stride of 100 bytes");
+  expect_layout_refused([](KvLayout& l) { l.layers[0].value.dim_stride_bytes = -3; }, "the dim stride of -3 bytes");
+}
+
+TEST_P(PackerErrors, ALatentLayoutIsNotAskedForItsUnusedV) {
+  KvLayout layout = cache_.layout();
+  layout.planes = 1;
+  layout.layers[0].value = {};
+  layout.layers[1].value = {};
+  EXPECT_TRUE(GetParam()(layout));
+}
+
+TEST_P(PackerErrors, ALayoutThatLeavesTheAddressSpaceIsRefused) {
+  const std::string story = "its strides reach beyond the 63-bit address space";
+  expect_layout_refused([](KvLayout& l) { l.layers[0].key.block_stride_bytes = INT64_MAX; }, story);
+  expect_layout_refused([](KvLayout& l) { l.layers[0].key.block_stride_bytes = INT64_MIN; }, story);
+  expect_layout_refused([](KvLayout& l) { l.layers[0].value.base = UINT64_MAX - 8; }, story);
+  expect_layout_refused(
+      [](KvLayout& l) {
+        l.layers[0].key.base = 64;
+        l.layers[0].key.token_stride_bytes = -32;
+      },
+      story);
+}
+
+TEST_P(PackerErrors, ALayoutWhoseTokenSizeOverflowsIsRefused) {
+  expect_layout_refused(
+      [](KvLayout& l) { l.num_kv_heads = l.head_dim = l.element_bytes = UINT32_MAX; },
+      "bytes per token don't fit 64 bits: 4294967295 heads, head_dim 4294967295, element bytes 4294967295");
+}
+
+TEST_P(PackerErrors, ABlockIdOutOfRangeIsRefused) {
+  for (const BlockId bad : {4, -1, INT32_MAX, INT32_MIN}) {
+    std::vector<std::vector<BlockId>> tables = tables_;
+    tables[1][2] = bad;
+    expect_run_refused({6, 5, tables}, "layer 'layers.1.attn': block id " + std::to_string(bad) +
+                                           " at index 2 of KV group 1 is out of range, [0, 4) allowed");
+  }
+}
+
+TEST_P(PackerErrors, ABlockIdOutsideTheRunIsNobodysBusiness) {
+  const std::vector<std::vector<BlockId>> tables = {{-1, 1, 99}, {77, 2}};
+  std::vector<std::byte> chunk(4 * 256);
+  EXPECT_TRUE(packer_->gather({4, 4, tables}, chunk));
+  EXPECT_TRUE(packer_->scatter(chunk, 4, 0, {4, 4, tables}));
+}
+
+TEST_P(PackerErrors, ABlockTableTooShortForTheTokensIsRefused) {
+  const std::vector<std::vector<BlockId>> tables = {{0, 1, 2}, {3, 2}};
+  expect_run_refused({3, 6, tables},
+                     "layer 'layers.1.attn': tokens [3, 9) need 3 blocks of 4 tokens, but KV group 1 has 2");
+  expect_run_refused({UINT32_MAX, 100, tables_},
+                     "tokens [4294967295, 4294967395) need 1073741849 blocks of 4 tokens, but KV group 0 has 3");
+}
+
+TEST_P(PackerErrors, AMissingGroupIsRefused) {
+  const std::vector<std::vector<BlockId>> tables = {{0, 1, 2}};
+  expect_run_refused({0, 1, tables},
+                     "layer 'layers.1.attn' is in KV group 1, but the run has block tables of 1 groups");
+}
+
+TEST_P(PackerErrors, AChunkBufferOneByteTooShortIsRefused) {
+  std::vector<std::byte> chunk(5 * 256 - 1, std::byte{1});
+  const std::string story = "chunk buffer has 1279 bytes, but 5 tokens of 256 bytes each don't fit";
+  expect_refused(packer_->gather({0, 5, tables_}, chunk), story);
+  EXPECT_EQ(chunk, std::vector<std::byte>(chunk.size(), std::byte{1}));
+  expect_refused(packer_->scatter(chunk, 5, 1, {0, 2, tables_}), story);
+  EXPECT_EQ(cache_.memory(), before_);
+  expect_refused(packer_->scatter(chunk, UINT32_MAX, 0, {0, 2, tables_}), "4294967295 tokens of 256 bytes each");
+}
+
+TEST_P(PackerErrors, TokensThatTheChunkDoesNotHaveAreRefused) {
+  const std::vector<std::byte> chunk(8 * 256);
+  expect_refused(packer_->scatter(chunk, 8, 6, {0, 3, tables_}),
+                 "3 tokens from token 6 on are not all in a chunk of 8 tokens");
+  expect_refused(packer_->scatter(chunk, 8, 9, {0, 0, tables_}), "0 tokens from token 9 on");
+  expect_refused(packer_->scatter(chunk, 8, UINT32_MAX, {0, 2, tables_}), "2 tokens from token 4294967295 on");
+  EXPECT_EQ(cache_.memory(), before_);
+}
+
+TEST_P(PackerErrors, ARunOfNoTokensCopiesNothingAndNeedsNoBlocks) {
+  const Result<std::uint64_t> checksum = packer_->gather({9, 0, {}}, {});
+  ASSERT_TRUE(checksum) << checksum.error().what;
+  EXPECT_EQ(*checksum, chunk_checksum({}));
+  EXPECT_TRUE(packer_->scatter({}, 0, 0, {9, 0, {}}));
+  EXPECT_EQ(cache_.memory(), before_);
+}
+
+INSTANTIATE_TEST_SUITE_P(Both, PackerErrors, ::testing::Values(&make_reference_packer, &make_host_packer),
+                         [](const auto& test) { return test.param == &make_host_packer ? "host" : "reference"; });
+
+}  // namespace
+}  // namespace kvferry

@@ -1,0 +1,198 @@
+// The host packer against the plain loop, on random shapes, orders, paddings, block tables and token runs.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/packer.h"
+#include "tests/kernels/test_cache.h"
+
+namespace kvferry {
+namespace {
+
+class Random {
+ public:
+  explicit Random(std::uint32_t seed) : engine_(seed) {}
+  /// Of [lowest, highest].
+  std::uint32_t number(std::uint32_t lowest, std::uint32_t highest) {
+    return std::uniform_int_distribution<std::uint32_t>(lowest, highest)(engine_);
+  }
+  bool once_in(std::uint32_t times) { return number(1, times) == 1; }
+  template <class T>
+  T one_of(std::initializer_list<T> values) {
+    return values.begin()[number(0, static_cast<std::uint32_t>(values.size()) - 1)];
+  }
+  template <class Container>
+  void shuffle(Container& values) {
+    std::shuffle(values.begin(), values.end(), engine_);
+  }
+  std::vector<std::byte> bytes(std::size_t size) {
+    std::vector<std::byte> result(size);
+    for (std::byte& b : result) b = static_cast<std::byte>(engine_());
+    return result;
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+CacheShape random_shape(Random& random) {
+  CacheShape shape;
+  shape.layers = random.number(1, 3);
+  shape.planes = random.number(1, 2);
+  shape.heads = random.number(1, 3);
+  shape.head_dim = random.one_of<std::uint32_t>({1, 2, 7, 8, 16, 17, 33, 40});
+  shape.block_tokens = random.one_of<std::uint32_t>({1, 2, 5, 8, 16, 19, 32});
+  shape.element_bytes = random.one_of<std::uint32_t>({1, 2, 2, 4, 4, 8, 3});
+  shape.blocks = random.number(1, 6);
+  shape.groups = random.number(1, shape.layers);
+  shape.misalignment_bytes = random.once_in(3) ? random.number(1, 7) : 0;
+  switch (random.number(0, 2)) {
+    case 0:
+      shape.order = random.one_of(
+          {kNhd, kNhdPlanes, kNhdInterleaved, kHnd, kHndInterleaved, kBlockOutermostNhd, kBlockOutermostHnd});
+      break;
+    case 1:
+      shape.order = kCpuAttention;
+      shape.key_transposed = true;
+      break;
+    default:
+      shape.order = "LBPHTD";
+      random.shuffle(shape.order);
+      if (random.once_in(2)) {
+        for (std::uint32_t& padding : shape.padding_bytes) padding = random.once_in(3) ? random.number(1, 40) : 0;
+      }
+      for (std::size_t i = 0; i < shape.order.size(); ++i) {
+        if (std::string_view("BHTD").find(shape.order[i]) != std::string_view::npos && random.once_in(6))
+          shape.reversed_axes |= 1u << i;
+      }
+  }
+  return shape;
+}
+
+/// For each group its own table: all blocks of the cache, each once, in random order.
+std::vector<std::vector<BlockId>> random_tables(Random& random, const CacheShape& shape) {
+  std::vector<std::vector<BlockId>> tables(shape.groups, std::vector<BlockId>(shape.blocks));
+  for (std::vector<BlockId>& table : tables) {
+    std::iota(table.begin(), table.end(), 0);
+    random.shuffle(table);
+  }
+  return tables;
+}
+
+TokenRun random_run(Random& random, std::uint32_t tokens, const std::vector<std::vector<BlockId>>& tables) {
+  const std::uint32_t first = random.number(0, tokens);
+  return {first, random.number(0, tokens - first), tables};
+}
+
+// Many seeds a test, so that a thousand shapes don't cost a thousand processes.
+constexpr std::uint32_t kSeedsPerTest = 250;
+
+class PackerRandom : public ::testing::TestWithParam<std::uint32_t> {
+ protected:
+  template <class Body>
+  void for_each_seed(Body body) {
+    for (std::uint32_t seed = GetParam() * kSeedsPerTest; seed < (GetParam() + 1) * kSeedsPerTest; ++seed) {
+      SCOPED_TRACE("seed " + std::to_string(seed));
+      body(seed);
+      if (HasFatalFailure()) return;
+    }
+  }
+};
+
+TEST_P(PackerRandom, HostEqualsReferenceBitByBitAndTouchesNothingElse) {
+  for_each_seed([](std::uint32_t seed) {
+    Random random(seed);
+    const CacheShape shape = random_shape(random);
+    TestCache by_host(shape), by_reference(shape);
+    const std::vector<std::byte> memory = random.bytes(by_host.memory().size());
+    by_host.set_memory(memory);
+    by_reference.set_memory(memory);
+    const std::unique_ptr<Packer> host = make_host_packer(by_host.layout()).value();
+    const std::unique_ptr<Packer> reference = make_reference_packer(by_reference.layout()).value();
+    const auto tables = random_tables(random, shape);
+    const TokenRun run = random_run(random, shape.blocks * shape.block_tokens, tables);
+    const std::size_t token_bytes = host->layout().bytes_per_token();
+
+    const std::size_t spare_bytes = random.number(0, 20);
+    std::vector<std::byte> host_chunk(run.num_tokens * token_bytes + spare_bytes, std::byte{0xaa});
+    std::vector<std::byte> reference_chunk = host_chunk;
+    const Result<std::uint64_t> host_checksum = host->gather(run, host_chunk);
+    const Result<std::uint64_t> reference_checksum = reference->gather(run, reference_chunk);
+    ASSERT_TRUE(host_checksum) << host_checksum.error().what;
+    ASSERT_TRUE(reference_checksum) << reference_checksum.error().what;
+    ASSERT_EQ(host_chunk, reference_chunk);
+    ASSERT_EQ(*host_checksum, *reference_checksum);
+    ASSERT_EQ(
+        std::count(host_chunk.end() - static_cast<std::ptrdiff_t>(spare_bytes), host_chunk.end(), std::byte{0xaa}),
+        static_cast<std::ptrdiff_t>(spare_bytes));
+    ASSERT_EQ(by_host.memory(), memory);
+
+    const std::uint32_t skip_tokens = random.number(0, 9);
+    const std::uint32_t chunk_tokens = skip_tokens + run.num_tokens + random.number(0, 9);
+    const std::vector<std::byte> received = random.bytes(chunk_tokens * token_bytes + random.number(0, 5));
+    ASSERT_TRUE(host->scatter(received, chunk_tokens, skip_tokens, run));
+    ASSERT_TRUE(reference->scatter(received, chunk_tokens, skip_tokens, run));
+    ASSERT_EQ(by_host.memory(), by_reference.memory());
+  });
+}
+
+TEST_P(PackerRandom, KvSurvivesTheMoveToAnotherLayoutAndBlockSize) {
+  for_each_seed([](std::uint32_t seed) {
+    Random random(seed);
+    const CacheShape from = random_shape(random);
+    CacheShape to = random_shape(random);
+    to.layers = from.layers;
+    to.planes = from.planes;
+    to.heads = from.heads;
+    to.head_dim = from.head_dim;
+    to.element_bytes = from.element_bytes;
+    to.groups = std::min(to.groups, to.layers);
+    TestCache source(from), target(to);
+    source.set_memory(random.bytes(source.memory().size()));
+    const auto from_tables = random_tables(random, from);
+    const auto to_tables = random_tables(random, to);
+    const TokenRun from_run = random_run(random, from.blocks * from.block_tokens, from_tables);
+    // The target takes some of the chunk's tokens, at any place of its sequence that has room for them.
+    const std::uint32_t skip_tokens = random.number(0, from_run.num_tokens);
+    const std::uint32_t room = to.blocks * to.block_tokens;
+    const std::uint32_t moved = random.number(0, std::min(room, from_run.num_tokens - skip_tokens));
+    const TokenRun to_run{random.number(0, room - moved), moved, to_tables};
+
+    const std::unique_ptr<Packer> sender = make_host_packer(source.layout()).value();
+    const std::unique_ptr<Packer> receiver = make_host_packer(target.layout()).value();
+    std::vector<std::byte> chunk(from_run.num_tokens * sender->layout().bytes_per_token());
+    const std::vector<std::byte> untouched(target.memory().size(), std::byte{0x5a});
+    target.set_memory(untouched);
+    ASSERT_TRUE(sender->gather(from_run, chunk));
+    ASSERT_TRUE(receiver->scatter(chunk, from_run.num_tokens, skip_tokens, to_run));
+
+    const std::size_t element_bytes = from.element_bytes;
+    std::vector<std::byte> expected = untouched;
+    for (std::size_t layer = 0; layer < from.layers; ++layer)
+      for (std::size_t head = 0; head < from.heads; ++head)
+        for (std::size_t plane = 0; plane < from.planes; ++plane)
+          for (std::size_t token = 0; token < moved; ++token)
+            for (std::size_t dim = 0; dim < from.head_dim; ++dim) {
+              const auto offset = [&](const TestCache& cache, const CacheShape& shape, const TokenRun& run,
+                                      std::size_t t) {
+                const auto block = run.block_ids[layer % shape.groups][t / shape.block_tokens];
+                return cache.offset_of(layer, head, plane, static_cast<std::size_t>(block), t % shape.block_tokens,
+                                       dim);
+              };
+              std::memcpy(&expected[offset(target, to, to_run, to_run.first_token + token)],
+                          &source.memory()[offset(source, from, from_run, from_run.first_token + skip_tokens + token)],
+                          element_bytes);
+            }
+    ASSERT_EQ(target.memory(), expected);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, PackerRandom, ::testing::Range(0u, 8u));
+
+}  // namespace
+}  // namespace kvferry
