@@ -1,0 +1,17 @@
+#pragma once
+
+#include "tests/transport/transport_fixture.h"
+#include "transport/loopback/loopback_fabric.h"
+
+namespace kvferry {
+
+class LoopbackFixture final : public Fixture {
+ public:
+  std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override;
+  std::unique_ptr<Remote> make_remote(std::uint64_t bytes) override;
+
+ private:
+  LoopbackFabric fabric_;
+};
+
+}  // namespace kvferry

@@ -1,0 +1,47 @@
+// The other side of the UCX tests: maps the shared memory named by argv[1], offers it, and obeys lines on stdin
+// ("quit"). Says "ready <address> <region>", "note <from> <body>" for each notification and "bye", all bytes in hex.
+#include <poll.h>
+#include <unistd.h>
+
+#include <iostream>
+#include <string>
+
+#include "tests/transport/hex.h"
+#include "transport/make_transport.h"
+#include "transport/shared_memory.h"
+
+namespace kvferry {
+namespace {
+
+int serve(const std::string& segment) {
+  Result<SharedMemory> memory = SharedMemory::open(segment);
+  Result<std::unique_ptr<Transport>> made = make_ucx_transport({});
+  if (!memory || !made) {
+    std::cerr << (memory ? made.error().str() : memory.error().str()) << std::endl;
+    return 1;
+  }
+  Transport& transport = **made;
+  const Result<RegionId> region = transport.register_region(memory->data(), memory->bytes());
+  if (!region) return 1;
+  const Result<std::string> exported = transport.export_region(*region);
+  if (!exported) return 1;
+  std::cout << "ready " << to_hex(transport.address()) << ' ' << to_hex(*exported) << std::endl;
+
+  while (true) {
+    pollfd fds[] = {{STDIN_FILENO, POLLIN, 0}, {transport.event_fd(), POLLIN, 0}};
+    ::poll(fds, 2, -1);
+    for (const Notification& note : transport.poll_notifications())
+      std::cout << "note " << to_hex(note.from) << ' ' << to_hex(note.body) << std::endl;
+    if (fds[0].revents == 0) continue;
+    std::string line;
+    if (!std::getline(std::cin, line) || line == "quit") break;
+  }
+  transport.shutdown();
+  std::cout << "bye" << std::endl;
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvferry
+
+int main(int argc, char** argv) { return argc == 2 ? kvferry::serve(argv[1]) : 2; }

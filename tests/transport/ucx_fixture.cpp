@@ -1,0 +1,127 @@
+#include "tests/transport/ucx_fixture.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <sstream>
+
+#include "tests/transport/hex.h"
+#include "transport/base/check.h"
+#include "transport/make_transport.h"
+#include "transport/shared_memory.h"
+
+extern char** environ;
+
+namespace kvferry {
+namespace {
+
+class RemoteProcess final : public Remote {
+ public:
+  explicit RemoteProcess(std::uint64_t bytes) : memory_(SharedMemory::create("test", bytes).value()) {
+    int to_child[2];
+    int from_child[2];
+    KVFERRY_CHECK(::pipe2(to_child, O_CLOEXEC) == 0 && ::pipe2(from_child, O_CLOEXEC) == 0, "no pipes");
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_adddup2(&actions, to_child[0], STDIN_FILENO);
+    ::posix_spawn_file_actions_adddup2(&actions, from_child[1], STDOUT_FILENO);
+    std::string program = KVFERRY_REMOTE_PROCESS;
+    std::string segment = memory_.name();
+    char* arguments[] = {program.data(), segment.data(), nullptr};
+    const int code = ::posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments, environ);
+    KVFERRY_CHECK(code == 0, "cannot start {}: {}", program, code);
+    ::posix_spawn_file_actions_destroy(&actions);
+    ::close(to_child[0]);
+    ::close(from_child[1]);
+    to_child_ = to_child[1];
+    from_child_ = from_child[0];
+    std::istringstream words(read_line());
+    std::string ready;
+    words >> ready >> address_ >> region_;
+    KVFERRY_CHECK(ready == "ready", "the remote process said '{}'", ready);
+  }
+  ~RemoteProcess() override {
+    kill();
+    ::close(to_child_);
+    ::close(from_child_);
+  }
+
+  std::string address() const override { return from_hex(address_); }
+  std::string region() const override { return from_hex(region_); }
+  std::span<std::byte> memory() override { return memory_.span(); }
+
+  std::vector<Notification> wait_notifications(std::size_t num_notifications) override {
+    std::vector<Notification> notes;
+    while (notes.size() < num_notifications) {
+      std::istringstream words(read_line());
+      std::string kind;
+      std::string from;
+      std::string body;
+      words >> kind >> from >> body;
+      if (kind != "note") break;
+      notes.push_back({from_hex(from), from_hex(body)});
+    }
+    return notes;
+  }
+
+  void shut_down() override {
+    constexpr std::string_view kQuit = "quit\n";
+    KVFERRY_CHECK(::write(to_child_, kQuit.data(), kQuit.size()) > 0, "the remote process does not listen");
+    const std::string answer = read_line();
+    KVFERRY_CHECK(answer == "bye", "the remote process said '{}'", answer);
+  }
+  void kill() override {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  void stop() override {
+    ::kill(pid_, SIGSTOP);
+    int status = 0;
+    ::waitpid(pid_, &status, WUNTRACED);  // returns when it has stopped
+  }
+  void go_on() override { ::kill(pid_, SIGCONT); }
+
+ private:
+  /// Empty when it said nothing for too long or is gone.
+  std::string read_line() {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (std::chrono::steady_clock::now() < deadline) {
+      if (const std::size_t end = heard_.find('\n'); end != std::string::npos) {
+        std::string line = heard_.substr(0, end);
+        heard_.erase(0, end + 1);
+        return line;
+      }
+      if (!is_readable(from_child_, std::chrono::milliseconds(100))) continue;
+      char buffer[4096];
+      const ssize_t got = ::read(from_child_, buffer, sizeof(buffer));
+      if (got <= 0) break;
+      heard_.append(buffer, static_cast<std::size_t>(got));
+    }
+    return "";
+  }
+
+  SharedMemory memory_;
+  pid_t pid_ = -1;
+  int to_child_ = -1;
+  int from_child_ = -1;
+  std::string heard_;
+  std::string address_;
+  std::string region_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> UcxFixture::make_transport(std::uint32_t transfers_max) {
+  UcxOptions options;
+  options.transfers_max = transfers_max;
+  return make_ucx_transport(options).value();
+}
+
+std::unique_ptr<Remote> UcxFixture::make_remote(std::uint64_t bytes) { return std::make_unique<RemoteProcess>(bytes); }
+
+}  // namespace kvferry

@@ -1,0 +1,102 @@
+// What only the UCX backend has: its own words, its idle cost, its checks of who answers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include "tests/transport/ucx_fixture.h"
+#include "transport/make_transport.h"
+#include "transport/region_descriptor.h"
+#include "transport/ucx/messages.h"
+
+namespace kvferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(UcxTransport, DescribesLibraryAndPathOnceItIsConnected) {
+  UcxFixture fixture;
+  const auto transport = fixture.make_transport(16);
+  EXPECT_THAT(transport->describe(), HasSubstr("at the first connection"));
+  const auto remote = fixture.make_remote(4096);
+  std::vector<std::byte> memory(4096);
+  const RegionId region = transport->register_region(memory.data(), memory.size()).value();
+  const PeerId peer = transport->connect(remote->address()).value();
+  ASSERT_TRUE(transport->submit({peer, Direction::kPull, region, remote->region(), {{0, 0, 4096}}, ""}));
+  ASSERT_EQ(wait_completions(*transport, 1).size(), 1U);
+  EXPECT_THAT(transport->describe(), HasSubstr("over tcp/"));
+}
+
+TEST(UcxTransport, OptionsThatMakeNoSenseAreRefused) {
+  UcxOptions options;
+  options.operations_per_peer_max = 0;
+  const auto made = make_ucx_transport(options);
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().code, ErrorCode::kInvalidArgument);
+}
+
+TEST(UcxTransport, AStrangerAtThePeersAddressIsNotTouched) {
+  UcxFixture fixture;
+  const auto transport = fixture.make_transport(16);
+  const auto remote = fixture.make_remote(4096);
+  std::vector<std::byte> memory(4096);
+  const RegionId region = transport->register_region(memory.data(), memory.size()).value();
+  // As if the process we know had ended and this one had got its port.
+  ucx::Address address = decode<ucx::Address>(remote->address(), "address").value();
+  RegionDescriptor descriptor = decode<RegionDescriptor>(remote->region(), "region").value();
+  descriptor.incarnation = ++address.incarnation;
+  const PeerId peer = transport->connect(encode(address)).value();
+  ASSERT_TRUE(transport->submit({peer, Direction::kPush, region, encode(descriptor), {{0, 0, 4096}}, "x"}));
+  const std::vector<Completion> completions = wait_completions(*transport, 1);
+  ASSERT_EQ(completions.size(), 1U);
+  EXPECT_EQ(completions[0].code, ErrorCode::kPeerLost);
+  EXPECT_THAT(completions[0].what, HasSubstr("another process"));
+}
+
+TEST(UcxTransport, AStuckPeerTakesItsOtherTransfersDownButTheyAreToldWhy) {
+  UcxFixture fixture;
+  const auto transport = fixture.make_transport(16);
+  const auto remote = fixture.make_remote(4096);
+  std::vector<std::byte> memory(4096);
+  const RegionId region = transport->register_region(memory.data(), memory.size()).value();
+  const PeerId peer = transport->connect(remote->address()).value();
+  const PagedTransfer pull{peer, Direction::kPull, region, remote->region(), {{0, 0, 4096}}, ""};
+  ASSERT_TRUE(transport->submit(pull));
+  ASSERT_EQ(wait_completions(*transport, 1).size(), 1U);
+  remote->stop();
+  const TransferId cancelled = transport->submit(pull).value();
+  const TransferId other = transport->submit(pull).value();
+  wait_until_posted(*transport);
+  transport->cancel(cancelled);
+  const std::vector<Completion> completions = wait_completions(*transport, 2);
+  ASSERT_EQ(completions.size(), 2U);
+  for (const Completion& completion : completions) {
+    EXPECT_EQ(completion.code, completion.id == other ? ErrorCode::kPeerLost : ErrorCode::kCancelled);
+    EXPECT_THAT(completion.what, HasSubstr(completion.id == other ? "made no progress" : "cancelled"));
+  }
+}
+
+double cpu_seconds() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+TEST(UcxTransport, AnIdleTransportHardlyUsesTheProcessor) {
+  UcxFixture fixture;
+  const auto transport = fixture.make_transport(16);
+  const auto remote = fixture.make_remote(4096);
+  std::vector<std::byte> memory(4096);
+  const RegionId region = transport->register_region(memory.data(), memory.size()).value();
+  const PeerId peer = transport->connect(remote->address()).value();
+  ASSERT_TRUE(transport->submit({peer, Direction::kPull, region, remote->region(), {{0, 0, 4096}}, ""}));
+  ASSERT_EQ(wait_completions(*transport, 1).size(), 1U);
+  const double before = cpu_seconds();
+  EXPECT_FALSE(is_readable(transport->event_fd(), std::chrono::seconds(1))) << "nothing was asked for";
+  EXPECT_LT(cpu_seconds() - before, 0.01) << "more than 1 % of a core over a second";
+}
+
+}  // namespace
+}  // namespace kvferry

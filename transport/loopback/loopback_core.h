@@ -1,0 +1,81 @@
+// The state behind a LoopbackFabric and its transports. Private to this folder.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/ledger.h"
+#include "transport/loopback/loopback_fabric.h"
+
+namespace kvferry {
+
+struct LoopbackPeer {
+  std::string address;
+  bool lost = false;  // every transfer with it ends in kPeerLost, as after a broken connection
+};
+
+/// One transport's side of the fabric. alive and peers are guarded by the core's lock, the ledger has its own.
+struct LoopbackNode {
+  explicit LoopbackNode(std::uint32_t transfers_max) : ledger(transfers_max) {}
+  std::uint64_t incarnation = 0;
+  std::string address;
+  bool alive = true;
+  Ledger ledger;
+  std::unordered_map<PeerId, LoopbackPeer> peers;
+};
+
+/// Threads: any; one lock around everything, copies included, so that a killed node's memory is quiet when kill()
+/// returns.
+class LoopbackCore {
+ public:
+  explicit LoopbackCore(LoopbackOptions options);
+
+  std::shared_ptr<LoopbackNode> add_node(std::uint32_t transfers_max);
+  Result<PeerId> connect(LoopbackNode& node, const std::string& address);
+  void disconnect(LoopbackNode& node, PeerId peer);
+  Result<TransferId> submit(LoopbackNode& node, PagedTransfer transfer);
+  void cancel(LoopbackNode& node, TransferId id);
+  bool is_alive(const LoopbackNode& node);
+  void end(LoopbackNode& node);
+
+  void hold();
+  void release();
+  bool step();
+  void kill(const std::string& address);
+  void fail_next(std::uint32_t num_transfers);
+
+ private:
+  struct Moving {
+    LoopbackNode* owner;
+    std::shared_ptr<LoopbackNode> target;
+    AcceptedTransfer transfer;
+    std::size_t num_copied;
+    std::uint32_t delay_steps;
+    std::optional<std::size_t> lost_at;  // fails when this many copies are done
+  };
+
+  bool step_locked();
+  void run_locked();
+  void end_locked(LoopbackNode& node);
+  void lose_locked(LoopbackNode& owner, PeerId peer, const std::string& what);
+  void finish_locked(std::size_t index, ErrorCode code, std::string what);
+  std::uint64_t random_below(std::uint64_t bound);
+
+  std::mutex mutex_;
+  const LoopbackOptions options_;
+  std::mt19937_64 random_;
+  bool held_;
+  std::uint32_t fail_next_ = 0;
+  std::uint64_t num_nodes_made_ = 0;
+  std::unordered_map<std::string, std::shared_ptr<LoopbackNode>> nodes_;  // by address, the dead too
+  std::vector<Moving> moving_;
+};
+
+}  // namespace kvferry

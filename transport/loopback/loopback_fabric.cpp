@@ -1,0 +1,59 @@
+#include "transport/loopback/loopback_fabric.h"
+
+#include <utility>
+
+#include "transport/loopback/loopback_core.h"
+
+namespace kvferry {
+namespace {
+
+class LoopbackTransport final : public Transport {
+ public:
+  LoopbackTransport(std::shared_ptr<LoopbackCore> core, std::uint32_t transfers_max)
+      : core_(std::move(core)), node_(core_->add_node(transfers_max)) {}
+  ~LoopbackTransport() override { core_->end(*node_); }
+
+  std::string address() const override { return node_->address; }
+  std::string describe() const override { return "loopback: copies within this process"; }
+
+  Result<RegionId> register_region(void* base, std::uint64_t bytes) override {
+    if (Result<void> ok = Ledger::check_region(base, bytes); !ok) return std::move(ok).error();
+    if (!core_->is_alive(*node_)) return Error{ErrorCode::kCancelled, "the transport is shut down"};
+    const RegionDescriptor descriptor{node_->incarnation, reinterpret_cast<std::uintptr_t>(base), bytes, ""};
+    const RegionId id = node_->ledger.new_region_id();
+    node_->ledger.add_region(id, base, bytes, encode(descriptor));
+    return id;
+  }
+  Result<std::string> export_region(RegionId region) const override { return node_->ledger.exported(region); }
+  Result<void> unregister_region(RegionId region) override { return node_->ledger.remove_region(region); }
+
+  Result<PeerId> connect(const std::string& address) override { return core_->connect(*node_, address); }
+  void disconnect(PeerId peer) override { core_->disconnect(*node_, peer); }
+  Result<TransferId> submit(PagedTransfer transfer) override { return core_->submit(*node_, std::move(transfer)); }
+  void cancel(TransferId id) override { core_->cancel(*node_, id); }
+
+  std::vector<Completion> poll() override { return node_->ledger.outbox().take_completions(); }
+  std::vector<Notification> poll_notifications() override { return node_->ledger.outbox().take_notifications(); }
+  int event_fd() const override { return node_->ledger.outbox().event_fd(); }
+  void shutdown() override { core_->end(*node_); }
+
+ private:
+  std::shared_ptr<LoopbackCore> core_;
+  std::shared_ptr<LoopbackNode> node_;
+};
+
+}  // namespace
+
+LoopbackFabric::LoopbackFabric(LoopbackOptions options) : core_(std::make_shared<LoopbackCore>(options)) {}
+
+std::unique_ptr<Transport> LoopbackFabric::make_transport(std::uint32_t transfers_max) {
+  return std::make_unique<LoopbackTransport>(core_, transfers_max);
+}
+
+void LoopbackFabric::hold() { core_->hold(); }
+void LoopbackFabric::release() { core_->release(); }
+bool LoopbackFabric::step() { return core_->step(); }
+void LoopbackFabric::kill(const std::string& address) { core_->kill(address); }
+void LoopbackFabric::fail_next(std::uint32_t num_transfers) { core_->fail_next(num_transfers); }
+
+}  // namespace kvferry

@@ -1,0 +1,19 @@
+// What export_region() gives away: enough for a peer to check bounds before it posts, and for a backend to reach in.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "transport/base/wire.h"
+
+namespace kvferry {
+
+struct RegionDescriptor {
+  std::uint64_t incarnation = 0;  // of the transport that registered it; another incarnation's memory is never touched
+  std::uint64_t base = 0;         // address in the owner's process
+  std::uint64_t bytes = 0;
+  std::string rkey;  // the backend's own, packed; may be empty
+  KVFERRY_FIELDS(incarnation, base, bytes, rkey);
+};
+
+}  // namespace kvferry

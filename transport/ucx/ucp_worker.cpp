@@ -1,0 +1,113 @@
+#include "transport/ucx/ucp_worker.h"
+
+#include <cstdlib>
+
+#include "transport/base/log.h"
+
+namespace kvferry::ucx {
+namespace {
+
+void warn_if_headers_and_library_differ() {
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  ucp_get_version(&major, &minor, &release);
+  if (major != UCP_API_MAJOR || minor != UCP_API_MINOR)
+    log().warn("built for UCX {}.{} but running with UCX {}.{}.{}; set the library path to the one it was built for",
+               UCP_API_MAJOR, UCP_API_MINOR, major, minor, release);
+}
+
+Error unavailable(const char* doing, ucs_status_t status) {
+  const char* tls = std::getenv("UCX_TLS");
+  return Error{ErrorCode::kUnavailable, fmt::format("{} (UCX_TLS is {})", story_of(doing, status),
+                                                    tls != nullptr ? fmt::format("'{}'", tls) : "not set")};
+}
+
+}  // namespace
+
+std::string story_of(const char* doing, ucs_status_t status) {
+  return fmt::format("{}: {}", doing, ucs_status_string(status));
+}
+
+Result<std::unique_ptr<UcpWorker>> UcpWorker::create() {
+  warn_if_headers_and_library_differ();
+  std::unique_ptr<UcpWorker> made(new UcpWorker());
+
+  ucp_config_t* config = nullptr;
+  if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK)
+    return unavailable("cannot read UCX's configuration", status);
+  ucp_params_t context_params{};
+  context_params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
+  context_params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  context_params.name = "kvferry";
+  const ucs_status_t context_status = ucp_init(&context_params, config, &made->context_);
+  ucp_config_release(config);
+  if (context_status != UCS_OK) return unavailable("cannot start UCX", context_status);
+
+  ucp_worker_params_t worker_params{};
+  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
+  if (const ucs_status_t status = ucp_worker_create(made->context_, &worker_params, &made->worker_); status != UCS_OK)
+    return unavailable("cannot create a UCX worker", status);
+  if (const ucs_status_t status = ucp_worker_get_efd(made->worker_, &made->event_fd_); status != UCS_OK)
+    return unavailable("cannot get UCX's event descriptor", status);
+  return made;
+}
+
+UcpWorker::~UcpWorker() {
+  if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucp_cleanup(context_);
+}
+
+Result<std::string> UcpWorker::address() const {
+  ucp_address_t* address = nullptr;
+  std::size_t bytes = 0;
+  if (const ucs_status_t status = ucp_worker_get_address(worker_, &address, &bytes); status != UCS_OK)
+    return unavailable("cannot get the UCX worker's address", status);
+  std::string copy(reinterpret_cast<const char*>(address), bytes);
+  ucp_worker_release_address(worker_, address);
+  return copy;
+}
+
+Result<void> UcpWorker::on_active_message(unsigned am_id, ucp_am_recv_callback_t handler, void* arg) {
+  ucp_am_handler_param_t params{};
+  params.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                      UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  params.id = am_id;
+  params.flags = UCP_AM_FLAG_WHOLE_MSG;
+  params.cb = handler;
+  params.arg = arg;
+  if (const ucs_status_t status = ucp_worker_set_am_recv_handler(worker_, &params); status != UCS_OK)
+    return unavailable("cannot receive UCX active messages", status);
+  return {};
+}
+
+bool UcpWorker::arm() { return ucp_worker_arm(worker_) == UCS_OK; }
+
+Result<UcpWorker::Memory> UcpWorker::map_memory(void* base, std::uint64_t bytes) {
+  ucp_mem_map_params_t params{};
+  params.field_mask =
+      UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+  params.address = base;
+  params.length = bytes;
+  params.memory_type = UCS_MEMORY_TYPE_HOST;
+  Memory memory;
+  if (const ucs_status_t status = ucp_mem_map(context_, &params, &memory.handle); status != UCS_OK)
+    return Error{ErrorCode::kUnavailable, story_of("cannot register memory with UCX", status)};
+  void* rkey = nullptr;
+  std::size_t rkey_bytes = 0;
+  if (const ucs_status_t status = ucp_rkey_pack(context_, memory.handle, &rkey, &rkey_bytes); status != UCS_OK) {
+    ucp_mem_unmap(context_, memory.handle);
+    return Error{ErrorCode::kUnavailable, story_of("cannot make a UCX remote key", status)};
+  }
+  memory.rkey.assign(static_cast<const char*>(rkey), rkey_bytes);
+  ucp_rkey_buffer_release(rkey);
+  return memory;
+}
+
+void UcpWorker::unmap_memory(ucp_mem_h handle) {
+  if (const ucs_status_t status = ucp_mem_unmap(context_, handle); status != UCS_OK)
+    log().warn("{}", story_of("cannot unregister memory with UCX", status));
+}
+
+}  // namespace kvferry::ucx

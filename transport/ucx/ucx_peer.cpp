@@ -1,0 +1,118 @@
+#include "transport/ucx/ucx_peer.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <regex>
+#include <set>
+#include <utility>
+
+#include "transport/base/check.h"
+
+namespace kvferry::ucx {
+namespace {
+
+constexpr std::size_t kRkeysMax = 64;  // keys kept per peer without a transfer that uses them
+
+/// True when there is nothing (more) to wait for; frees the request then.
+bool is_over(ucs_status_ptr_t& request) {
+  if (UCS_PTR_IS_PTR(request)) {
+    if (ucp_request_check_status(request) == UCS_INPROGRESS) return false;
+    ucp_request_free(request);
+  }
+  request = nullptr;
+  return true;
+}
+
+}  // namespace
+
+UcxPeer::~UcxPeer() { KVFERRY_CHECK(ep_ == nullptr, "peer {} dropped before its endpoint was closed", id_); }
+
+void UcxPeer::connect() {
+  if (state_ != State::kIdle) return;
+  ucp_ep_params_t params{};
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(address_.worker_address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = [](void* arg, ucp_ep_h, ucs_status_t status) {
+    static_cast<UcxPeer*>(arg)->fail(story_of("the connection broke", status));
+  };
+  params.err_handler.arg = this;
+  if (const ucs_status_t status = ucp_ep_create(worker_.handle(), &params, &ep_); status != UCS_OK) {
+    ep_ = nullptr;
+    return fail(story_of(
+        "cannot connect (both sides need a transport that UCX_TLS allows and that reports dead peers, such as tcp)",
+        status));
+  }
+  state_ = State::kConnecting;
+  hello_ = encode(Hello{kProtocolVersion, address_.incarnation, id_.value});
+  ucp_request_param_t request{};
+  request.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  request.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
+  hello_request_ = ucp_am_send_nbx(ep_, kHelloAm, nullptr, 0, hello_.data(), hello_.size(), &request);
+  if (UCS_PTR_IS_ERR(hello_request_)) fail(story_of("cannot greet the peer", UCS_PTR_STATUS(hello_request_)));
+}
+
+void UcxPeer::on_welcome(const Welcome& welcome) {
+  if (state_ != State::kConnecting) return;
+  if (!welcome.refusal.empty()) return fail(fmt::format("the peer refused: {}", welcome.refusal));
+  state_ = State::kReady;
+}
+
+void UcxPeer::fail(std::string why) {
+  if (is_failed()) return;
+  state_ = State::kFailed;
+  why_ = std::move(why);
+}
+
+void UcxPeer::drain(TimeNs deadline) {
+  if (is_failed() || is_draining()) return;
+  drain_deadline_ = deadline;
+  if (ep_ == nullptr) return;
+  const ucp_request_param_t request{};
+  flush_request_ = ucp_ep_flush_nbx(ep_, &request);
+}
+
+void UcxPeer::advance_close(TimeNs now) {
+  if (is_over(hello_request_) && state_ == State::kReady) hello_.clear();
+  if (is_draining() && !is_failed() && ((is_over(flush_request_) && num_posted == 0) || now >= drain_deadline_))
+    fail("disconnected");
+  if (state_ != State::kFailed) return;
+  if (ep_ != nullptr) {
+    ucp_request_param_t request{};
+    request.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    request.flags = UCP_EP_CLOSE_FLAG_FORCE;
+    close_request_ = ucp_ep_close_nbx(std::exchange(ep_, nullptr), &request);
+  }
+  if (!is_over(close_request_) || !is_over(hello_request_) || !is_over(flush_request_) || num_posted > 0) return;
+  rkeys_.clear();
+  state_ = State::kClosed;
+}
+
+Result<RkeyPtr> UcxPeer::rkey(const std::string& packed) {
+  if (const auto found = rkeys_.find(packed); found != rkeys_.end()) return found->second;
+  if (rkeys_.size() >= kRkeysMax)
+    std::erase_if(rkeys_, [](const auto& entry) { return entry.second.use_count() == 1; });
+  ucp_rkey_h rkey = nullptr;
+  if (const ucs_status_t status = ucp_ep_rkey_unpack(ep_, packed.data(), &rkey); status != UCS_OK)
+    return Error{ErrorCode::kInternal, story_of("cannot read the peer's remote key", status)};
+  return rkeys_.emplace(packed, RkeyPtr(rkey, ucp_rkey_destroy)).first->second;
+}
+
+std::string UcxPeer::transports() const {
+  // UCX 1.13 has no query for it, but its dump of the endpoint names each lane: "lane[0]:  2:tcp/eth0.0 md[1] ...".
+  char* text = nullptr;
+  std::size_t bytes = 0;
+  std::FILE* stream = ::open_memstream(&text, &bytes);
+  if (stream == nullptr || ep_ == nullptr) return "unknown";
+  ucp_ep_print_info(ep_, stream);
+  std::fclose(stream);
+  const std::string dump(text, bytes);
+  std::free(text);
+  std::set<std::string> names;
+  static const std::regex kLane(R"(lane\[\d+\]:\s*\d+:([^\s.]+))");
+  for (std::sregex_iterator lane(dump.begin(), dump.end(), kLane), end; lane != end; ++lane) names.insert((*lane)[1]);
+  return names.empty() ? "unknown" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+}  // namespace kvferry::ucx

@@ -1,0 +1,149 @@
+// The side of the UCX transport that any thread may call: checks, books, and commands for the progress thread.
+#include <future>
+#include <mutex>
+#include <random>
+#include <utility>
+
+#include "transport/base/check.h"
+#include "transport/ledger.h"
+#include "transport/make_transport.h"
+#include "transport/ucx/progress_engine.h"
+
+namespace kvferry {
+namespace {
+
+Error is_shut_down() { return Error{ErrorCode::kCancelled, "the transport is shut down"}; }
+
+class UcxTransport final : public Transport {
+ public:
+  UcxTransport(const UcxOptions& options, std::uint64_t incarnation)
+      : incarnation_(incarnation), ledger_(options.transfers_max) {}
+  ~UcxTransport() override { shutdown(); }
+
+  Result<void> start(const UcxOptions& options) {
+    Result<std::unique_ptr<ucx::ProgressEngine>> engine = ucx::ProgressEngine::start(options, incarnation_, ledger_);
+    if (!engine) return std::move(engine).error();
+    engine_ = std::move(*engine);
+    stopped_ = false;
+    return {};
+  }
+
+  std::string address() const override { return engine_->address(); }
+
+  std::string describe() const override {
+    const std::string path = engine_->path();
+    return fmt::format("UCX {} carries the bytes over {}", ucp_get_version_string(),
+                       path.empty() ? "a transport that it chooses at the first connection" : path);
+  }
+
+  Result<RegionId> register_region(void* base, std::uint64_t bytes) override {
+    if (Result<void> ok = Ledger::check_region(base, bytes); !ok) return std::move(ok).error();
+    const RegionId id = ledger_.new_region_id();
+    ucx::MapMemoryCommand command{id, base, bytes, {}};
+    std::future<Result<std::string>> mapped = command.rkey.get_future();
+    if (!post(std::move(command))) return is_shut_down();
+    Result<std::string> rkey = mapped.get();
+    if (!rkey) return std::move(rkey).error();
+    const RegionDescriptor descriptor{incarnation_, reinterpret_cast<std::uintptr_t>(base), bytes, std::move(*rkey)};
+    ledger_.add_region(id, base, bytes, encode(descriptor));
+    return id;
+  }
+
+  Result<std::string> export_region(RegionId region) const override { return ledger_.exported(region); }
+
+  Result<void> unregister_region(RegionId region) override {
+    if (Result<void> ok = ledger_.remove_region(region); !ok) return ok;
+    ucx::UnmapMemoryCommand command{region, {}};
+    std::future<void> unmapped = command.unmapped.get_future();
+    if (post(std::move(command))) unmapped.get();  // else shutdown() unmaps it
+    return {};
+  }
+
+  Result<PeerId> connect(const std::string& address) override {
+    Result<ucx::Address> parsed = decode<ucx::Address>(address, "peer address");
+    if (!parsed) return Error{ErrorCode::kInvalidArgument, std::move(parsed.error().what)};
+    if (parsed->protocol_version != ucx::kProtocolVersion)
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("the peer address is of transport protocol {}; this side speaks {}",
+                               parsed->protocol_version, ucx::kProtocolVersion)};
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return is_shut_down();
+    const Ledger::Connected connected = ledger_.connect(address, parsed->incarnation);
+    if (connected.is_new) engine_->post(ucx::AddPeerCommand{connected.peer, std::move(*parsed)});
+    return connected.peer;
+  }
+
+  void disconnect(PeerId peer) override {
+    const std::lock_guard lock(mutex_);
+    if (!stopped_ && ledger_.forget_peer(peer)) engine_->post(ucx::DropPeerCommand{peer});
+  }
+
+  Result<TransferId> submit(PagedTransfer transfer) override {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return is_shut_down();
+    Result<AcceptedTransfer> accepted = ledger_.accept(std::move(transfer));
+    if (!accepted) return std::move(accepted).error();
+    const TransferId id = accepted->id;
+    engine_->post(ucx::SubmitCommand{std::move(*accepted)});
+    return id;
+  }
+
+  void cancel(TransferId id) override {
+    const std::lock_guard lock(mutex_);
+    if (!stopped_ && ledger_.request_cancel(id)) engine_->post(ucx::CancelCommand{id});
+  }
+
+  std::vector<Completion> poll() override { return ledger_.outbox().take_completions(); }
+  std::vector<Notification> poll_notifications() override { return ledger_.outbox().take_notifications(); }
+  int event_fd() const override { return ledger_.outbox().event_fd(); }
+
+  void shutdown() override {
+    const std::lock_guard joining(join_mutex_);  // so that a second caller, too, returns only when the thread has ended
+    {
+      const std::lock_guard lock(mutex_);
+      if (!std::exchange(stopped_, true)) engine_->post(ucx::StopCommand{});
+    }
+    if (engine_ != nullptr) engine_->join();
+    KVFERRY_CHECK(ledger_.num_open() == 0, "{} transfers were shut down without a completion", ledger_.num_open());
+  }
+
+ private:
+  bool post(ucx::Command command) {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return false;
+    engine_->post(std::move(command));
+    return true;
+  }
+
+  const std::uint64_t incarnation_;
+  Ledger ledger_;
+  std::unique_ptr<ucx::ProgressEngine> engine_;  // after the ledger, which it refers to
+  std::mutex join_mutex_;
+  std::mutex mutex_;  // keeps the order of commands that of the books, and StopCommand last
+  bool stopped_ = true;
+};
+
+Result<void> check_options(const UcxOptions& options) {
+  if (options.transfers_max == 0 || options.operations_per_transfer_max == 0 || options.operations_per_peer_max == 0 ||
+      options.operation_bytes_max == 0)
+    return Error{ErrorCode::kInvalidArgument, "bad UcxOptions: every ..._max must be at least 1"};
+  if (options.spin_ns < 0 || options.stuck_ns <= 0)
+    return Error{ErrorCode::kInvalidArgument, "bad UcxOptions: spin_ns must be at least 0 and stuck_ns at least 1"};
+  return {};
+}
+
+std::uint64_t random_incarnation() {
+  std::random_device random;
+  return (std::uint64_t{random()} << 32) | random();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options) {
+  if (Result<void> ok = check_options(options); !ok) return std::move(ok).error();
+  auto transport = std::make_unique<UcxTransport>(options, random_incarnation());
+  if (Result<void> ok = transport->start(options); !ok) return std::move(ok).error();
+  return std::unique_ptr<Transport>(std::move(transport));
+}
+
+}  // namespace kvferry
