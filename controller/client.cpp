@@ -68,7 +68,7 @@ class ZmqClient final : public Client {
     if (!registered()) return;
     for (std::size_t from = 0; from < chunks.size(); from += wire::kChunksPerPublishMax) {
       const std::size_t size = std::min(wire::kChunksPerPublishMax, chunks.size() - from);
-      wire::Publish message{.incarnation = incarnation(), .sequence = next_sequence_++, .full = {}, .tails = {}};
+      wire::Publish message{.incarnation = incarnation(), .sequence = next_sequence_++};
       wire::split_entries(std::span(chunks).subspan(from, size), message.full, message.tails);
       send(message);
     }
@@ -187,11 +187,7 @@ class ZmqClient final : public Client {
   /// The owner publishes everything after the event; what it published before is void from here on.
   void begin_snapshot(std::vector<ClientEvent>& events) {
     snapshot_begun_at_ = next_sequence_++;
-    send(wire::Publish{.incarnation = incarnation(),
-                       .sequence = *snapshot_begun_at_,
-                       .begins_snapshot = true,
-                       .full = {},
-                       .tails = {}});
+    send(wire::Publish{.incarnation = incarnation(), .sequence = *snapshot_begun_at_, .begins_snapshot = true});
     events.push_back(SnapshotWanted{});
   }
 
