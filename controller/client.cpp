@@ -68,7 +68,7 @@ class ZmqClient final : public Client {
     if (!registered()) return;
     for (std::size_t from = 0; from < chunks.size(); from += wire::kChunksPerPublishMax) {
       const std::size_t size = std::min(wire::kChunksPerPublishMax, chunks.size() - from);
-      wire::Publish message{.incarnation = incarnation(), .sequence = next_sequence_++, .full = {}, .tails = {}};
+      wire::Publish message{.incarnation = incarnation(), .sequence = next_sequence_++};
       wire::split_entries(std::span(chunks).subspan(from, size), message.full, message.tails);
       send(message);
     }
@@ -148,14 +148,14 @@ class ZmqClient final : public Client {
   void on(const wire::Registered& message, std::vector<ClientEvent>& events) {
     if (state_ != State::kConnecting || message.incarnation != incarnation()) return;  // the answer to a repeated Hello
     state_ = State::kRegistered;
-    events.push_back(Registered{});
+    events.emplace_back(Registered{});
     if (message.snapshot_wanted) begin_snapshot(events);
   }
   void on(wire::Refused& message, std::vector<ClientEvent>& events) {
     if (state_ != State::kConnecting && state_ != State::kRegistered) return;
     state_ = State::kRefused;
     pending_.clear();
-    events.push_back(Refused{std::move(message.reason)});
+    events.emplace_back(Refused{std::move(message.reason)});
   }
   void on(const wire::SnapshotWanted& message, std::vector<ClientEvent>& events) {
     if (state_ != State::kRegistered || message.incarnation != incarnation()) return;
@@ -178,7 +178,7 @@ class ZmqClient final : public Client {
       reply.holders.push_back({EngineId{std::move(holder.engine_id)}, Incarnation{holder.incarnation},
                                std::move(holder.endpoint), holder.num_full_chunks, std::move(*tails)});
     }
-    events.push_back(std::move(reply));
+    events.emplace_back(std::move(reply));
   }
   /// HeartbeatAck has done its work by being a word; the rest only nodes send.
   template <class T>
@@ -187,19 +187,15 @@ class ZmqClient final : public Client {
   /// The owner publishes everything after the event; what it published before is void from here on.
   void begin_snapshot(std::vector<ClientEvent>& events) {
     snapshot_begun_at_ = next_sequence_++;
-    send(wire::Publish{.incarnation = incarnation(),
-                       .sequence = *snapshot_begun_at_,
-                       .begins_snapshot = true,
-                       .full = {},
-                       .tails = {}});
-    events.push_back(SnapshotWanted{});
+    send(wire::Publish{.incarnation = incarnation(), .sequence = *snapshot_begun_at_, .begins_snapshot = true});
+    events.emplace_back(SnapshotWanted{});
   }
 
   void lose(std::string reason, std::vector<ClientEvent>& events) {
     state_ = State::kConnecting;
     waiting_since_.reset();
     pending_.clear();
-    events.push_back(Lost{std::move(reason)});
+    events.emplace_back(Lost{std::move(reason)});
   }
 
   template <class T>

@@ -22,7 +22,10 @@ class ZmqServer final : public Server {
   ZmqServer(const ServerOptions& options, const Clock& clock)
       : clock_(clock), directory_(options.directory), started_at_(clock.now()) {}
 
-  Result<void> listen(const std::string& bind) {
+  Result<void> listen(std::string bind) {
+    // ZeroMQ listens on addresses and interfaces, not on names; this is the one name with a meaning that can't move.
+    constexpr std::string_view kLocalhost = "tcp://localhost:";
+    if (bind.starts_with(kLocalhost)) bind.replace(0, kLocalhost.size(), "tcp://127.0.0.1:");
     try {
       set_common_options(router_, bind);
       router_.set(zmq::sockopt::router_mandatory, true);  // a reply to nobody is counted, not lost in silence
@@ -32,7 +35,10 @@ class ZmqServer final : public Server {
       endpoint_ = router_.get(zmq::sockopt::last_endpoint);
       return {};
     } catch (const zmq::error_t& failure) {
-      return Error{ErrorCode::kUnavailable, fmt::format("can't listen on {}: {}", bind, failure.what())};
+      const bool not_ours = failure.num() == ENODEV || failure.num() == EADDRNOTAVAIL;
+      return Error{ErrorCode::kUnavailable,
+                   fmt::format("can't listen on {}: {}{}", bind, failure.what(),
+                               not_ours ? "; HOST must be *, or an address or interface of this machine" : "")};
     }
   }
 

@@ -36,18 +36,18 @@ struct KeyBlob {
 
 /// Three columns of equal length. A group of sixteen zeros: none.
 struct TailColumns {
-  KeyBlob keys;
-  KeyBlob groups;
-  std::vector<std::uint32_t> num_tokens;
+  KeyBlob keys{};
+  KeyBlob groups{};
+  std::vector<std::uint32_t> num_tokens{};
   KVFERRY_FIELDS(keys, groups, num_tokens);
 };
 
 // Node to controller.
 struct Hello {
   Header header{kProtocolVersion, 1};
-  std::string name_space, engine_id;
+  std::string name_space{}, engine_id{};
   std::uint64_t incarnation = 0;
-  std::string role, endpoint, fingerprint;
+  std::string role{}, endpoint{}, fingerprint{};
   std::uint64_t next_sequence = 0;  // of the next Publish or Evict
   KVFERRY_FIELDS(header, name_space, engine_id, incarnation, role, endpoint, fingerprint, next_sequence);
 };
@@ -62,22 +62,22 @@ struct Publish {
   std::uint64_t incarnation = 0;
   std::uint64_t sequence = 0;    // one series for Publish and Evict, without gaps
   bool begins_snapshot = false;  // all that this node held before is void
-  KeyBlob full;
-  TailColumns tails;
+  KeyBlob full{};
+  TailColumns tails{};
   KVFERRY_FIELDS(header, incarnation, sequence, begins_snapshot, full, tails);
 };
 struct Evict {
   Header header{kProtocolVersion, 7};
   std::uint64_t incarnation = 0;
   std::uint64_t sequence = 0;
-  KeyBlob keys;
+  KeyBlob keys{};
   KVFERRY_FIELDS(header, incarnation, sequence, keys);
 };
 struct Lookup {
   Header header{kProtocolVersion, 8};
   std::uint64_t incarnation = 0;
   std::uint64_t token = 0;
-  KeyBlob keys, tail_groups, exact_tails;
+  KeyBlob keys{}, tail_groups{}, exact_tails{};
   KVFERRY_FIELDS(header, incarnation, token, keys, tail_groups, exact_tails);
 };
 struct Leave {
@@ -100,7 +100,7 @@ struct Registered {
 };
 struct Refused {
   Header header{kProtocolVersion, 3};
-  std::string reason;
+  std::string reason{};
   KVFERRY_FIELDS(header, reason);
 };
 struct HeartbeatAck {
@@ -113,13 +113,13 @@ struct HolderFields {
   std::uint64_t incarnation = 0;
   std::string endpoint;
   std::uint32_t num_full_chunks = 0;
-  TailColumns tails;
+  TailColumns tails{};
   KVFERRY_FIELDS(engine_id, incarnation, endpoint, num_full_chunks, tails);
 };
 struct LookupReply {
   Header header{kProtocolVersion, 9};
   std::uint64_t token = 0;
-  std::vector<HolderFields> holders;
+  std::vector<HolderFields> holders{};
   KVFERRY_FIELDS(header, token, holders);
 };
 struct SnapshotWanted {
@@ -136,7 +136,7 @@ struct Unregistered {
 };
 struct StatusReply {
   Header header{kProtocolVersion, 14};
-  Status status;
+  Status status{};
   KVFERRY_FIELDS(header, status);
 };
 

@@ -1,0 +1,21 @@
+// The commands of the `kvferry` binary. Each adds itself to the command line and returns what main() runs if it is the
+// one that was asked for.
+//
+// Exit status: 0 done; 1 the world said no (port in use, controller not reachable); 2 the user's input is wrong. With 1
+// and 2 there is exactly one line "kvferry: ..." on stderr.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+#include "transport/base/result.h"
+
+namespace kvferry::cli {
+
+/// kInvalidArgument becomes exit status 2, any other error 1.
+using Run = std::function<Result<void>()>;
+
+Run add_controller_command(CLI::App& app);
+Run add_status_command(CLI::App& app);
+
+}  // namespace kvferry::cli

@@ -1,0 +1,66 @@
+#include <csignal>
+#include <cstdio>
+#include <memory>
+
+#include "controller/endpoint.h"
+#include "controller/server.h"
+#include "launch/cli/commands.h"
+#include "launch/cli/settings.h"
+#include "transport/base/log.h"
+
+namespace kvferry::cli {
+namespace {
+
+const Setting kSettings[] = {
+    {"bind", "tcp://127.0.0.1:14600", "tcp://HOST:PORT with a port of 0 to 65535 (0: any free one), or ipc://PATH",
+     [](std::string_view value) {
+       return static_cast<bool>(controller::check_endpoint(value, controller::EndpointUse::kBind));
+     }},
+    {"state", "none", "none", [](std::string_view value) { return value == "none"; }},
+};
+
+std::atomic<controller::Server*> g_server{nullptr};
+
+extern "C" void stop_server(int) {
+  if (controller::Server* server = g_server.load()) server->stop();
+}
+
+Result<void> run(const Values& flags, const std::optional<std::string>& config_file) {
+  Result<Values> values = resolve(kSettings, flags, config_file);
+  if (!values) return std::move(values).error();
+  const SteadyClock clock;
+  Result<std::unique_ptr<controller::Server>> server =
+      controller::Server::bind({.bind = values->at("bind"), .directory = {}}, clock);
+  if (!server) return std::move(server).error();
+  g_server = server->get();
+  struct sigaction action {};
+  action.sa_handler = stop_server;
+  for (const int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
+  fmt::print("kvferry controller listening on {}\n", (*server)->endpoint());
+  std::fflush(stdout);
+  (*server)->run();
+  g_server = nullptr;
+  log().info("controller ends");
+  return {};
+}
+
+}  // namespace
+
+Run add_controller_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "controller",
+      "Tell nodes which node holds which chunk; runs until SIGINT or SIGTERM. Each option but --config "
+      "can also be a key of the config file, or KVFERRY_<KEY> in the environment.");
+  auto flags = std::make_shared<Values>();
+  auto config_file = std::make_shared<std::optional<std::string>>();
+  command->add_option_function<std::string>(
+      "--bind", [flags](const std::string& value) { (*flags)["bind"] = value; },
+      fmt::format("Where to listen: {} [{}]", kSettings[0].allowed, kSettings[0].fallback));
+  command->add_option_function<std::string>(
+      "--state", [flags](const std::string& value) { (*flags)["state"] = value; },
+      "What survives a restart; only 'none' exists: nodes publish again [none]");
+  command->add_option("--config", *config_file, "YAML file of the keys bind and state");
+  return [flags, config_file] { return run(*flags, *config_file); };
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,61 @@
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launch/cli/commands.h"
+
+namespace kvferry::cli {
+namespace {
+
+int fail(int exit_status, const std::string& what) {
+  fmt::print(stderr, "kvferry: {}\n", what);
+  return exit_status;
+}
+
+int run(int argc, const char* const* argv) {
+  CLI::App app("kvferry moves KV cache between the machines of an LLM serving cluster.", "kvferry");
+  app.set_version_flag("--version", "kvferry " KVFERRY_VERSION);
+  const std::pair<std::string, Run> commands[] = {
+      {"controller", add_controller_command(app)},
+      {"status", add_status_command(app)},
+  };
+  std::vector<std::string> names;
+  for (const auto& [name, command] : commands) names.push_back(name);
+  const std::string allowed = fmt::format("allowed: {} (see kvferry --help)", fmt::join(names, ", "));
+
+  if (argc < 2) return fail(2, "a command is missing; " + allowed);
+  const std::string first = argv[1];
+  if (!first.starts_with('-') && std::find(names.begin(), names.end(), first) == names.end())
+    return fail(2, fmt::format("unknown command '{}'; {}", first, allowed));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& asked) {
+    return app.exit(asked);  // --help and --version
+  } catch (const CLI::ParseError& wrong) {
+    const std::vector<CLI::App*> chosen = app.get_subcommands();
+    return fail(
+        2, fmt::format("{} (see kvferry {}--help)", wrong.what(), chosen.empty() ? "" : chosen[0]->get_name() + " "));
+  }
+  for (const auto& [name, command] : commands) {
+    if (!app.got_subcommand(name)) continue;
+    const Result<void> done = command();
+    if (done) return 0;
+    return fail(done.error().code == ErrorCode::kInvalidArgument ? 2 : 1, done.error().what);
+  }
+  return fail(2, "a command is missing; " + allowed);
+}
+
+}  // namespace
+}  // namespace kvferry::cli
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    return kvferry::cli::run(argc, argv);
+  } catch (const std::exception& failure) {
+    return kvferry::cli::fail(1, failure.what());
+  }
+}

@@ -1,0 +1,305 @@
+#include "controller/directory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/controller/fixtures.h"
+
+namespace kvferry::controller {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr TimeNs kStart = kSecond;
+
+class DirectoryTest : public ::testing::Test {
+ protected:
+  /// A node that has begun its snapshot, so that its next message has sequence number 1.
+  NodeId joined(const NodeInfo& info) {
+    const Joined node = directory_.join(info, 0, now_).value();
+    EXPECT_TRUE(node.snapshot_wanted);
+    EXPECT_EQ(directory_.publish(node.id, 0, true, {}, now_), Update::kApplied);
+    return node.id;
+  }
+  void publish(NodeId node, const std::vector<ChunkEntry>& chunks) {
+    ASSERT_EQ(directory_.publish(node, directory_.next_sequence(node), false, chunks, now_), Update::kApplied);
+  }
+  void evict(NodeId node, const std::vector<ChunkKey>& keys) {
+    ASSERT_EQ(directory_.evict(node, directory_.next_sequence(node), keys, now_), Update::kApplied);
+  }
+  std::vector<Holder> lookup(NodeId asker, const LookupQuery& query) {
+    return directory_.lookup(asker, query, now_).value();
+  }
+  /// "engine:full chunks" of each holder, in order.
+  std::vector<std::string> who_has(NodeId asker, const LookupQuery& query) {
+    std::vector<std::string> names;
+    for (const Holder& holder : lookup(asker, query))
+      names.push_back(fmt::format("{}:{}", holder.engine_id, holder.num_full_chunks));
+    return names;
+  }
+  std::vector<ChunkKey> tails_of_first_holder(NodeId asker, const LookupQuery& query) {
+    std::vector<ChunkKey> keys;
+    const std::vector<Holder> holders = lookup(asker, query);
+    if (holders.empty()) return keys;
+    for (const ChunkEntry& tail : holders[0].tails) keys.push_back(tail.key);
+    return keys;
+  }
+
+  Directory directory_{{.nodes_max = 8, .chunks_per_node_max = 100, .chunks_max = 150, .tails_per_group_max = 20}};
+  TimeNs now_ = kStart;
+};
+
+TEST_F(DirectoryTest, LookupOrdersHoldersByPrefixThenByLastWord) {
+  const NodeId asker = joined(node_info("asker"));
+  const NodeId a = joined(node_info("a"));
+  const NodeId b = joined(node_info("b"));
+  const NodeId c = joined(node_info("c"));
+  publish(a, full_chunks(0, 3));
+  publish(b, full_chunks(0, 5));
+  publish(c, full_chunks(0, 3));
+  publish(asker, full_chunks(0, 9));  // never told to itself
+  now_ += kMillisecond;
+  directory_.heartbeat(c, directory_.next_sequence(c), now_);
+  EXPECT_THAT(who_has(asker, {.keys = keys_of(0, 9), .tail_groups = {}, .exact_tails = {}}),
+              ElementsAre("b:5", "c:3", "a:3"));
+}
+
+TEST_F(DirectoryTest, APrefixEndsAtTheFirstGap) {
+  const NodeId asker = joined(node_info("asker"));
+  const NodeId a = joined(node_info("a"));
+  publish(a, full_chunks(0, 6));
+  evict(a, {key_of(2)});
+  EXPECT_THAT(who_has(asker, {.keys = keys_of(0, 6), .tail_groups = {}, .exact_tails = {}}), ElementsAre("a:2"));
+  EXPECT_THAT(who_has(asker, {.keys = keys_of(3, 6), .tail_groups = {}, .exact_tails = {}}), ElementsAre("a:3"));
+  evict(a, {key_of(0)});
+  EXPECT_THAT(who_has(asker, {.keys = keys_of(0, 6), .tail_groups = {}, .exact_tails = {}}), IsEmpty());
+}
+
+TEST_F(DirectoryTest, TellsAtMostTheBestHolders) {
+  Directory directory({.holders_per_reply_max = 2});
+  const NodeId asker = directory.join(node_info("asker"), 0, now_)->id;
+  for (std::uint32_t i = 1; i <= 4; ++i) {
+    const NodeId node = directory.join(node_info(std::to_string(i)), 0, now_)->id;
+    directory.publish(node, 0, true, full_chunks(0, i), now_);
+  }
+  const auto holders = directory.lookup(asker, {.keys = keys_of(0, 4), .tail_groups = {}, .exact_tails = {}}, now_);
+  ASSERT_EQ(holders->size(), 2U);
+  EXPECT_EQ((*holders)[0].engine_id.value, "4");
+  EXPECT_EQ((*holders)[1].engine_id.value, "3");
+}
+
+TEST_F(DirectoryTest, TailsAreFoundByGroupNewestFirstAndByName) {
+  const NodeId asker = joined(node_info("asker"));
+  const NodeId a = joined(node_info("a"));
+  publish(a, {tail_chunk(10, 50), tail_chunk(11, 50), tail_chunk(12, 51), tail_chunk(13, 52, 7)});
+  // Groups 49, 50, 51 would follow 0, 1, 2 full chunks.
+  LookupQuery query{.keys = {}, .tail_groups = keys_of(49, 52), .exact_tails = {key_of(13), key_of(99)}};
+  EXPECT_THAT(tails_of_first_holder(asker, query), ElementsAre(key_of(13), key_of(12), key_of(11), key_of(10)));
+  publish(a, {tail_chunk(10, 50)});  // again: it is the newest now
+  query.exact_tails.clear();
+  EXPECT_THAT(tails_of_first_holder(asker, query), ElementsAre(key_of(12), key_of(10), key_of(11)));
+  EXPECT_EQ(lookup(asker, query)[0].tails[0].num_tokens, 100U);
+  EXPECT_EQ(lookup(asker, query)[0].tails[0].tail_group, key_of(51));
+}
+
+TEST_F(DirectoryTest, ATailTooShortForAGroupIsFoundByNameAlone) {
+  const NodeId asker = joined(node_info("asker"));
+  const NodeId a = joined(node_info("a"));
+  publish(a, {tail_chunk(10, 50, kTailGroupTokens - 1), tail_chunk(11, 50, kTailGroupTokens)});
+  EXPECT_THAT(tails_of_first_holder(asker, {.keys = {}, .tail_groups = {key_of(50)}, .exact_tails = {}}),
+              ElementsAre(key_of(11)));
+  EXPECT_THAT(tails_of_first_holder(asker, {.keys = {}, .tail_groups = {}, .exact_tails = {key_of(10)}}),
+              ElementsAre(key_of(10)));
+}
+
+TEST_F(DirectoryTest, TailsWithinAHoldersOwnFullChunksAreLeftOut) {
+  const NodeId asker = joined(node_info("asker"));
+  const NodeId a = joined(node_info("a"));
+  publish(a, full_chunks(0, 2));
+  publish(a, {tail_chunk(10, 50), tail_chunk(11, 51), tail_chunk(12, 52), tail_chunk(13, 53)});
+  EXPECT_THAT(tails_of_first_holder(asker, {.keys = keys_of(0, 3), .tail_groups = keys_of(50, 54), .exact_tails = {}}),
+              ElementsAre(key_of(13), key_of(12)));
+}
+
+TEST_F(DirectoryTest, AGroupKeepsSixteenTailsANodeAndABoundOverAll) {
+  const NodeId asker = joined(node_info("asker"));
+  const NodeId a = joined(node_info("a"));
+  const NodeId b = joined(node_info("b"));
+  for (std::uint32_t i = 0; i < 18; ++i) publish(a, {tail_chunk(100 + i, 50)});
+  const LookupQuery query{.keys = {}, .tail_groups = {key_of(50)}, .exact_tails = {}};
+  std::vector<ChunkKey> tails = tails_of_first_holder(asker, query);
+  ASSERT_EQ(tails.size(), kTailsPerHolderMax);
+  EXPECT_EQ(tails.front(), key_of(117));
+  EXPECT_EQ(tails.back(), key_of(102));
+  for (std::uint32_t i = 0; i < 10; ++i) publish(b, {tail_chunk(200 + i, 50)});  // 20 over all: a's oldest six go
+  std::size_t num_tails = 0;
+  for (const Holder& holder : lookup(asker, query)) num_tails += holder.tails.size();
+  EXPECT_EQ(num_tails, 20U);
+  EXPECT_THAT(tails_of_first_holder(asker, {.keys = {}, .tail_groups = {}, .exact_tails = {key_of(100)}}),
+              ElementsAre(key_of(100)));  // pushed out of the group, still held
+}
+
+TEST_F(DirectoryTest, RefusesAnotherFingerprintWhileTheNamespaceLives) {
+  const NodeId a = joined(node_info("a", 1, "prod", "model=a"));
+  const Result<Joined> refused = directory_.join(node_info("b", 1, "prod", "model=b"), 0, now_);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kRefused);
+  EXPECT_THAT(refused.error().what, HasSubstr("'prod'"));
+  EXPECT_THAT(refused.error().what, HasSubstr("'model=a'"));
+  EXPECT_THAT(refused.error().what, HasSubstr("'model=b'"));
+  EXPECT_TRUE(directory_.join(node_info("b", 1, "test", "model=b"), 0, now_));   // another namespace
+  EXPECT_FALSE(directory_.join(node_info("a", 1, "prod", "model=b"), 0, now_));  // nor the same node
+  directory_.leave(a);
+  EXPECT_TRUE(directory_.join(node_info("b", 1, "prod", "model=b"), 0, now_));  // the last one left
+}
+
+TEST_F(DirectoryTest, ALoneNodeMayComeBackWithAnotherFingerprint) {
+  const NodeId old = joined(node_info("a", 1, "", "model=a"));
+  const Result<Joined> fresh = directory_.join(node_info("a", 2, "", "model=b"), 0, now_);
+  ASSERT_TRUE(fresh) << fresh.error().what;
+  EXPECT_EQ(fresh->fenced, old);
+}
+
+TEST_F(DirectoryTest, NamespacesDoNotSeeEachOther) {
+  const NodeId a = joined(node_info("a", 1, "one"));
+  const NodeId b = joined(node_info("b", 1, "two"));
+  const NodeId twin = joined(node_info("a", 7, "two"));  // the same engine id elsewhere is another node
+  publish(a, full_chunks(0, 2));
+  const LookupQuery query{.keys = keys_of(0, 2), .tail_groups = {}, .exact_tails = {}};
+  EXPECT_THAT(who_has(b, query), IsEmpty());
+  publish(twin, full_chunks(0, 1));
+  EXPECT_THAT(who_has(b, query), ElementsAre("a:1"));
+}
+
+TEST_F(DirectoryTest, ANewerIncarnationFencesTheOlderAtOnce) {
+  const NodeId asker = joined(node_info("asker"));
+  const NodeId old = joined(node_info("a", 1));
+  publish(old, full_chunks(0, 3));
+  const Joined fresh = directory_.join(node_info("a", 2), 0, now_).value();
+  EXPECT_EQ(fresh.fenced, old);
+  EXPECT_TRUE(fresh.snapshot_wanted);
+  const LookupQuery query{.keys = keys_of(0, 3), .tail_groups = {}, .exact_tails = {}};
+  EXPECT_THAT(who_has(asker, query), IsEmpty());
+  // What the old one still sends finds nobody, and it can't come back.
+  EXPECT_EQ(directory_.publish(old, 2, false, full_chunks(0, 3), now_), Update::kUnknownNode);
+  EXPECT_EQ(directory_.heartbeat(old, 2, now_), Update::kUnknownNode);
+  EXPECT_FALSE(directory_.leave(old));
+  EXPECT_THAT(who_has(asker, query), IsEmpty());
+  const Result<Joined> late = directory_.join(node_info("a", 1), 0, now_);
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code, ErrorCode::kRefused);
+  EXPECT_EQ(directory_.num_chunks(), 0U);
+}
+
+TEST_F(DirectoryTest, TheSameIncarnationKeepsItsChunksIfNoMessageIsMissing) {
+  const NodeId asker = joined(node_info("asker"));
+  const NodeId a = joined(node_info("a"));
+  publish(a, full_chunks(0, 2));  // was number 1
+  const Joined again = directory_.join(node_info("a"), 2, now_).value();
+  EXPECT_EQ(again.id, a);
+  EXPECT_FALSE(again.snapshot_wanted);
+  EXPECT_THAT(who_has(asker, {.keys = keys_of(0, 2), .tail_groups = {}, .exact_tails = {}}), ElementsAre("a:2"));
+  EXPECT_TRUE(directory_.join(node_info("a"), 5, now_)->snapshot_wanted);
+}
+
+TEST_F(DirectoryTest, AGapIsAskedAboutOnceAndRemindedByHeartbeatsUntilASnapshotBegins) {
+  const NodeId asker = joined(node_info("asker"));
+  const NodeId a = joined(node_info("a"));
+  publish(a, full_chunks(0, 2));                                                                 // 1
+  EXPECT_EQ(directory_.publish(a, 3, false, full_chunks(2, 3), now_), Update::kSnapshotWanted);  // 2 is lost
+  EXPECT_EQ(directory_.publish(a, 4, false, full_chunks(3, 4), now_), Update::kApplied);
+  EXPECT_EQ(directory_.heartbeat(a, 5, now_), Update::kSnapshotWanted);
+  EXPECT_EQ(directory_.publish(a, 5, true, {}, now_), Update::kApplied);
+  EXPECT_EQ(directory_.publish(a, 6, false, full_chunks(0, 1), now_), Update::kApplied);
+  EXPECT_EQ(directory_.heartbeat(a, 7, now_), Update::kApplied);
+  EXPECT_THAT(who_has(asker, {.keys = keys_of(0, 4), .tail_groups = {}, .exact_tails = {}}), ElementsAre("a:1"));
+}
+
+TEST_F(DirectoryTest, AHeartbeatShowsThatTheLastMessageWasLost) {
+  const NodeId a = joined(node_info("a"));
+  EXPECT_EQ(directory_.heartbeat(a, 1, now_), Update::kApplied);
+  EXPECT_EQ(directory_.heartbeat(a, 2, now_), Update::kSnapshotWanted);
+  EXPECT_EQ(directory_.next_sequence(a), 2U);
+}
+
+TEST_F(DirectoryTest, AnOldMessageIsIgnored) {
+  const NodeId asker = joined(node_info("asker"));
+  const NodeId a = joined(node_info("a"));
+  publish(a, full_chunks(0, 2));  // 1
+  evict(a, keys_of(0, 2));        // 2
+  EXPECT_EQ(directory_.publish(a, 1, false, full_chunks(0, 2), now_), Update::kApplied);
+  EXPECT_THAT(who_has(asker, {.keys = keys_of(0, 2), .tail_groups = {}, .exact_tails = {}}), IsEmpty());
+}
+
+TEST_F(DirectoryTest, SilentNodesExpireAndSpeakingOnesStay) {
+  const NodeId a = joined(node_info("a"));
+  const NodeId b = joined(node_info("b"));
+  publish(a, full_chunks(0, 2));
+  for (int i = 0; i < 30; ++i) {
+    now_ += 100 * kMillisecond;
+    directory_.heartbeat(b, directory_.next_sequence(b), now_);
+    EXPECT_THAT(directory_.expire(now_), IsEmpty());
+  }
+  now_ += kMillisecond;
+  EXPECT_THAT(directory_.expire(now_), ElementsAre(a));
+  EXPECT_THAT(who_has(b, {.keys = keys_of(0, 2), .tail_groups = {}, .exact_tails = {}}), IsEmpty());
+  EXPECT_FALSE(directory_.lookup(a, {}, now_));
+  EXPECT_EQ(directory_.num_nodes(), 1U);
+}
+
+TEST_F(DirectoryTest, ALateLoopGivesEverybodyOneMoreChance) {
+  const NodeId a = joined(node_info("a"));
+  const NodeId b = joined(node_info("b"));
+  EXPECT_THAT(directory_.expire(now_), IsEmpty());
+  now_ += 60 * kSecond;  // the loop stood still, the nodes may well have spoken
+  EXPECT_THAT(directory_.expire(now_), IsEmpty());
+  directory_.heartbeat(a, directory_.next_sequence(a), now_);
+  now_ += 1000 * kMillisecond;
+  EXPECT_THAT(directory_.expire(now_), IsEmpty());
+  now_ += kMillisecond;
+  EXPECT_THAT(directory_.expire(now_), ElementsAre(b));
+}
+
+TEST_F(DirectoryTest, MemoryIsBoundedPerNodeAndOverAll) {
+  const NodeId a = joined(node_info("a"));
+  const NodeId b = joined(node_info("b"));
+  publish(a, full_chunks(0, 120));
+  EXPECT_EQ(directory_.num_chunks(), 100U);
+  publish(b, full_chunks(0, 60));
+  EXPECT_EQ(directory_.num_chunks(), 150U);
+  EXPECT_EQ(directory_.num_chunks_dropped(), 30U);
+  publish(a, full_chunks(0, 10));  // known ones are no news
+  EXPECT_EQ(directory_.num_chunks_dropped(), 30U);
+  directory_.leave(a);
+  EXPECT_EQ(directory_.num_chunks(), 50U);
+  for (int i = 0; i < 7; ++i) ASSERT_TRUE(directory_.join(node_info("n" + std::to_string(i)), 0, now_));
+  const Result<Joined> ninth = directory_.join(node_info("ninth"), 0, now_);
+  ASSERT_FALSE(ninth);
+  EXPECT_EQ(ninth.error().code, ErrorCode::kFull);
+}
+
+TEST_F(DirectoryTest, RefusesFieldsThatAreEmptyTooLongOrNotPrintable) {
+  EXPECT_EQ(directory_.join(node_info(""), 0, now_).error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(directory_.join(node_info(std::string(257, 'x')), 0, now_).error().code, ErrorCode::kInvalidArgument);
+  const Result<Joined> forged = directory_.join(node_info("a\nb"), 0, now_);
+  ASSERT_FALSE(forged);
+  EXPECT_THAT(forged.error().what, HasSubstr("engine_id"));
+}
+
+TEST_F(DirectoryTest, StatusTellsEachNode) {
+  const NodeId a = joined(node_info("a", 5));
+  publish(a, full_chunks(0, 2));
+  publish(a, {tail_chunk(10, 50)});
+  const std::vector<NodeStatus> status = directory_.status(now_ + 40 * kMillisecond);
+  ASSERT_EQ(status.size(), 1U);
+  EXPECT_EQ(status[0].engine_id, "a");
+  EXPECT_EQ(status[0].incarnation, 5U);
+  EXPECT_EQ(status[0].num_chunks, 3U);
+  EXPECT_EQ(status[0].num_tails, 1U);
+  EXPECT_EQ(status[0].heartbeat_age_ms, 40U);
+}
+
+}  // namespace
+}  // namespace kvferry::controller

@@ -1,0 +1,125 @@
+// A server on a thread and nodes that talk to it, for tests over real sockets.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "controller/client.h"
+#include "controller/server.h"
+#include "tests/controller/fixtures.h"
+
+namespace kvferry::controller {
+
+constexpr std::int64_t kDeadlineMs = 20'000;  // far beyond what anything here takes, also under a sanitizer
+
+inline const SteadyClock& steady_clock() {
+  static const SteadyClock clock;
+  return clock;
+}
+
+class LiveServer {
+ public:
+  explicit LiveServer(const std::string& bind, std::int64_t lease_ms = 3000)
+      : server_(Server::bind({.bind = bind, .directory = {.lease_ms = lease_ms}}, steady_clock()).value()),
+        thread_([this] { server_->run(); }) {}
+  ~LiveServer() {
+    server_->stop();
+    thread_.join();
+  }
+  const std::string& endpoint() const { return server_->endpoint(); }
+  Status status() const { return fetch_status(endpoint(), kDeadlineMs).value(); }
+
+ private:
+  std::unique_ptr<Server> server_;
+  std::thread thread_;
+};
+
+/// A client with an event list of its own. Answers SnapshotWanted like a real owner: publishes `held`.
+class LiveNode {
+ public:
+  LiveNode(const std::string& controller, const NodeInfo& info)
+      : client_(
+            make_client({.controller = controller, .node = info, .heartbeat_ms = 50, .lost_after_ms = 1000}).value()) {}
+
+  Client& client() { return *client_; }
+  void hold(const std::vector<ChunkEntry>& chunks) {
+    held_.insert(held_.end(), chunks.begin(), chunks.end());
+    client_->publish(chunks);
+  }
+  /// One turn of the owner's loop.
+  void turn(int wait_ms = 5) {
+    pollfd item{client_->fd(), POLLIN, 0};
+    ::poll(&item, 1, wait_ms);
+    for (ClientEvent& event : client_->process(steady_clock().now())) {
+      if (std::holds_alternative<SnapshotWanted>(event)) client_->publish(held_);
+      events_.push_back(std::move(event));
+    }
+  }
+  template <class Event>
+  std::size_t count() const {
+    std::size_t n = 0;
+    for (const ClientEvent& event : events_) n += std::holds_alternative<Event>(event) ? 1 : 0;
+    return n;
+  }
+  template <class Event>
+  const Event& last() const {
+    for (auto event = events_.rbegin(); event != events_.rend(); ++event) {
+      if (const auto* found = std::get_if<Event>(&*event)) return *found;
+    }
+    throw std::logic_error("no such event");
+  }
+  template <class Event>
+  bool wait_for(std::size_t n = 1) {
+    return wait_until([&] { return count<Event>() >= n; });
+  }
+  bool wait_until(const std::function<bool()>& reached) {
+    const TimeNs deadline = steady_clock().now() + kDeadlineMs * kMillisecond;
+    while (!reached()) {
+      if (steady_clock().now() > deadline) return false;
+      turn();
+    }
+    return true;
+  }
+  /// "engine:full chunks" of each holder, in order; asks again if the connection broke meanwhile.
+  std::vector<std::string> who_has(const LookupQuery& query) {
+    const std::size_t num_replies = count<LookupReply>();
+    std::uint64_t token = 0;
+    const bool replied = wait_until([&] {
+      if (token == 0 || !client_->registered()) {
+        const Result<std::uint64_t> asked = client_->lookup(query);
+        token = asked ? *asked : 0;
+      }
+      return count<LookupReply>() > num_replies && last<LookupReply>().token == token;
+    });
+    if (!replied) return {"no reply"};
+    std::vector<std::string> names;
+    for (const Holder& holder : last<LookupReply>().holders)
+      names.push_back(fmt::format("{}:{}", holder.engine_id, holder.num_full_chunks));
+    return names;
+  }
+  /// Publishing has no reply, so what others see is asked until it is so.
+  bool wait_to_see(const LookupQuery& query, const std::vector<std::string>& expected) {
+    return wait_until([&] { return who_has(query) == expected; });
+  }
+
+ private:
+  std::unique_ptr<Client> client_;
+  std::vector<ChunkEntry> held_;
+  std::vector<ClientEvent> events_;
+};
+
+inline LookupQuery ask_for(std::uint32_t from, std::uint32_t to) {
+  return {.keys = keys_of(from, to), .tail_groups = {}, .exact_tails = {}};
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,128 @@
+#include "controller/wire.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tests/controller/fixtures.h"
+
+namespace kvferry::controller::wire {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct NewerLeave {
+  Header header{kProtocolVersion, Leave{}.header.type};
+  std::uint64_t incarnation = 3;
+  std::vector<std::string> reasons{"tired"};
+  KVFERRY_FIELDS(header, incarnation, reasons);
+};
+
+template <class T>
+T round_trip(const T& message) {
+  Result<Message> parsed = parse(encode(message));
+  EXPECT_TRUE(parsed) << parsed.error().what;
+  EXPECT_TRUE(std::holds_alternative<T>(*parsed));
+  return std::get<T>(*parsed);
+}
+
+template <std::size_t... I>
+void round_trip_all(std::index_sequence<I...>) {
+  (round_trip(std::variant_alternative_t<I, Message>{}), ...);
+}
+
+TEST(ControllerWire, EveryKindOfMessageComesBackAsItself) {
+  round_trip_all(std::make_index_sequence<std::variant_size_v<Message>>{});
+}
+
+TEST(ControllerWire, FieldsSurviveARoundTrip) {
+  Publish publish{.incarnation = 7, .sequence = 9, .begins_snapshot = true};
+  std::vector<ChunkEntry> chunks = full_chunks(0, 3);
+  chunks.push_back(tail_chunk(10, 50, 40));
+  chunks.push_back(tail_chunk(11, 51, 3));  // too short for a group
+  split_entries(chunks, publish.full, publish.tails);
+  const Publish got = round_trip(publish);
+  EXPECT_EQ(got.incarnation, 7U);
+  EXPECT_EQ(got.sequence, 9U);
+  EXPECT_TRUE(got.begins_snapshot);
+  EXPECT_EQ(got.full.keys, keys_of(0, 3));
+  const std::vector<ChunkEntry> tails = from_columns(got.tails).value();
+  ASSERT_EQ(tails.size(), 2U);
+  EXPECT_EQ(tails[0].key, key_of(10));
+  EXPECT_EQ(tails[0].num_tokens, 40U);
+  EXPECT_EQ(tails[0].tail_group, key_of(50));
+  EXPECT_TRUE(tails[0].is_tail);
+  EXPECT_EQ(tails[1].tail_group, ChunkKey{});
+
+  LookupReply reply{.token = 5, .holders = {{"engine", 3, "tcp://h:1", 4, to_columns(tails)}}};
+  const LookupReply got_reply = round_trip(reply);
+  ASSERT_EQ(got_reply.holders.size(), 1U);
+  EXPECT_EQ(got_reply.holders[0].engine_id, "engine");
+  EXPECT_EQ(got_reply.holders[0].num_full_chunks, 4U);
+  EXPECT_EQ(from_columns(got_reply.holders[0].tails)->size(), 2U);
+}
+
+TEST(ControllerWire, KeysTravelAsOneBinary) {
+  const std::string bytes = encode(Lookup{.token = 1, .keys = {keys_of(0, 100)}});
+  EXPECT_LT(bytes.size(), 100 * 16 + 32);
+}
+
+TEST(ControllerWire, NewerOptionalFieldsAreIgnored) {
+  const Result<Message> parsed = parse(encode(NewerLeave{}));
+  ASSERT_TRUE(parsed) << parsed.error().what;
+  EXPECT_EQ(std::get<Leave>(*parsed).incarnation, 3U);
+}
+
+TEST(ControllerWire, AnotherVersionIsRefusedInASentenceWithBothNumbers) {
+  const Result<Message> parsed = parse(encode(Heartbeat{.header = {kProtocolVersion + 8, 4}}));
+  ASSERT_FALSE(parsed);
+  EXPECT_EQ(parsed.error().code, ErrorCode::kRefused);
+  EXPECT_THAT(parsed.error().what, HasSubstr(std::to_string(kProtocolVersion + 8)));
+  EXPECT_THAT(parsed.error().what, HasSubstr(fmt::format("version {};", kProtocolVersion)));
+}
+
+TEST(ControllerWire, ARefusalOfAnotherVersionCanBeRead) {
+  const Result<Message> parsed = parse(encode(Refused{.header = {99, Refused{}.header.type}, .reason = "too old"}));
+  ASSERT_TRUE(parsed);
+  EXPECT_EQ(std::get<Refused>(*parsed).reason, "too old");
+}
+
+TEST(ControllerWire, ColumnsOfUnequalLengthAreCorrupt) {
+  TailColumns columns = to_columns(std::vector{tail_chunk(1, 2), tail_chunk(3, 4)});
+  columns.num_tokens.pop_back();
+  EXPECT_EQ(from_columns(columns).error().code, ErrorCode::kCorrupt);
+}
+
+TEST(ControllerWire, GarbageIsAnErrorAndNeverAllocatesWhatItClaims) {
+  using namespace std::string_literals;
+  for (const std::string& bytes :
+       {""s, "\xc1"s, "\x90"s, "\x91\x01"s, "\x91\x91\x01"s, "\x92\x92\x01\x63\x00"s, "\xdd\xff\xff\xff\xff"s,
+        "\xdf\x7f\xff\xff\xff"s, "\xc6\xff\xff\xff\xff"s, std::string(100'000, '\x91')}) {
+    const Result<Message> parsed = parse(bytes);
+    ASSERT_FALSE(parsed);
+    EXPECT_EQ(parsed.error().code, ErrorCode::kCorrupt);
+  }
+  EXPECT_FALSE(parse(encode(Lookup{.keys = {keys_of(0, 2)}}).substr(0, 30)));
+}
+
+TEST(ControllerWire, FlippedAndCutBytesNeverDoMoreThanFail) {
+  std::mt19937 random(7);
+  Publish publish{.incarnation = 7, .sequence = 9, .full = {keys_of(0, 5)}};
+  publish.tails = to_columns(std::vector{tail_chunk(1, 2), tail_chunk(3, 4)});
+  const std::string good = encode(publish);
+  int num_refused = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    std::string bytes = good;
+    for (int flips = 1 + static_cast<int>(random() % 3); flips > 0; --flips)
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    bytes.resize(bytes.size() - random() % 4);
+    const Result<Message> parsed = parse(bytes);
+    if (!parsed) ++num_refused;
+  }
+  EXPECT_GT(num_refused, 1000);
+  EXPECT_TRUE(parse(good));
+}
+
+}  // namespace
+}  // namespace kvferry::controller::wire
