@@ -1,13 +1,13 @@
 """A client of vLLM's token-in, token-out endpoint, the prefill-then-decode flow, and a load of many requests."""
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+
+from kvferry_launch.answers import Answer, Generation, LoadResult, growth, parse_metrics
 
 REQUEST_TIMEOUT_S = 120.0
 FREQUENCY_PENALTY = 1.5  # greedy sampling of a random model repeats itself without it
@@ -25,27 +25,6 @@ REMOTE_DECODE: dict[str, Any] = {
 
 class RequestError(Exception):
     """A request that was not answered with tokens; the message is what the server said."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """Tokens of one answer. margins[i] is how far, in logprob, the best token i was ahead of the second best."""
-
-    tokens: list[int]
-    margins: list[float]
-    kv_transfer_params: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One request from the load's point of view; exactly one of `generation` and `error` is set."""
-
-    prompt: list[int]
-    seconds: float
-    generation: Generation | None = None
-    error: str | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
 
 
 class VllmClient:
@@ -166,14 +145,13 @@ async def run_load(prompts: Sequence[list[int]], send: Callable[[list[int]], Awa
     return list(await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(prompts))))
 
 
-def parse_metrics(text: str) -> dict[str, float]:
-    """Prometheus text to sample name -> value, summed over labels."""
-    values: dict[str, float] = {}
-    for line in text.splitlines():
-        sample = re.match(r"([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", line)
-        if sample:
-            values[sample[1]] = values.get(sample[1], 0.0) + float(sample[2])
-    return values
+async def judged_load(counters: VllmClient, prompts: Sequence[list[int]], references: list[Generation],
+                      send: Callable[[list[int]], Awaitable[Answer]], concurrency: int,
+                      on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> LoadResult:
+    """`run_load` judged against `references`; `counters` is the server whose metrics tell of preemptions."""
+    before = await counters.metrics()
+    answers = await run_load(prompts, send, concurrency, on_answer)
+    return LoadResult(answers, references, growth(before, await counters.metrics()))
 
 
 def _margin(step: dict[str, Any]) -> float:

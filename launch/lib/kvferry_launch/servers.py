@@ -22,11 +22,15 @@ CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 @dataclass(frozen=True)
 class KvConnector:
-    """A KV connector by the name and module that vLLM loads it with."""
+    """A KV connector by the name and module that vLLM loads it with.
+
+    port_env: an environment variable in which each server must get a free port of its own.
+    """
 
     name: str
     module_path: str | None = None
     needs_controller: bool = False
+    port_env: str | None = None
 
     def config(self, role: str, controller: str | None = None, engine_id: str | None = None,
                extra: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -46,7 +50,7 @@ class KvConnector:
 
 
 KVFERRY_CONNECTOR = KvConnector("KvFerryConnector", "kvferry.vllm", needs_controller=True)
-NIXL_CONNECTOR = KvConnector("NixlConnector")
+NIXL_CONNECTOR = KvConnector("NixlConnector", port_env="VLLM_NIXL_SIDE_CHANNEL_PORT")
 
 
 def vllm_is_cpu_build() -> bool:

@@ -42,7 +42,6 @@ class SetupError(Exception):
 
 
 def run_logged(command: list[str], log: Path, on_line: Callable[[str], None] = lambda line: None,
-               env: dict[str, str] | None = None, cwd: Path = REPO, pass_fds: tuple[int, ...] = (),
                tick: Callable[[], None] = lambda: None) -> None:
     """Runs a command with its output in `log`; calls `on_line` for each line and `tick` at least twice a second.
 
@@ -54,7 +53,7 @@ def run_logged(command: list[str], log: Path, on_line: Callable[[str], None] = l
         out.flush()
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                       stderr=subprocess.STDOUT, env=env, cwd=cwd, pass_fds=pass_fds)
+                                       stderr=subprocess.STDOUT, cwd=REPO)
         except FileNotFoundError as error:
             raise SetupError(f"'{command[0]}' is not installed on this host") from error
         tail: list[str] = []
@@ -136,7 +135,7 @@ def ensure_debian_packages(tests: bool) -> None:
             # APT::Status-Fd lines: "dlstatus:3:41.5:Retrieving ...", "pmstatus:cmake:62.5:Unpacking cmake ..."
             kind, _, rest = line.partition(":")
             if kind in ("dlstatus", "pmstatus"):
-                _, percent, note = (rest.split(":", 2) + ["", ""])[:3]
+                _, percent, note = [*rest.split(":", 2), "", ""][:3]
                 share = float(percent or 0) / 100
                 step.update(share * 0.4 if kind == "dlstatus" else 0.4 + share * 0.6, note[:60])
 
