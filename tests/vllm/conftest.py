@@ -10,14 +10,19 @@ from pathlib import Path
 
 import pytest
 from kvferry_launch import toy_model
+from kvferry_launch.answers import Generation
 from kvferry_launch.pair import DECODE_FLAGS, Pair, PairSetup, own_cores
 from kvferry_launch.paths import LOGS, MODELS
 from kvferry_launch.process import ManagedProcess, stop_all
+from kvferry_launch.prompts import PromptSet
 from kvferry_launch.reference import Reference
 from kvferry_launch.servers import KVFERRY_CONNECTOR, NIXL_CONNECTOR, KvConnector, VllmServer
 
 CONNECTORS = {"kvferry": KVFERRY_CONNECTOR, "nixl": NIXL_CONNECTOR, "none": None}
 TEST_LOGS = LOGS / "tests"
+REQUESTS = 24
+MAX_TOKENS = 100
+SHARED_PREFIXES = 3
 
 
 def setups(connector: KvConnector | None) -> dict[str, PairSetup]:
@@ -75,9 +80,20 @@ def other_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(toy: Path) -> Iterator[Reference]:
+    """The plain server. Tests on a pair take their tokens from `references`, so that it never runs beside one."""
     plain_server = Reference(toy, own_cores()[0])
     yield plain_server
-    plain_server.close()
+    plain_server.stop()
+
+
+@pytest.fixture(scope="session")
+def references(request: pytest.FixtureRequest, reference: Reference) -> dict[PromptSet, list[Generation]]:
+    """What the plain server answers to every prompt set that tests on a pair use."""
+    seeds = range(1, 1 + request.config.getoption("--stress-seeds"))
+    sets = [PromptSet(seed, REQUESTS, shared_prefixes=shared) for seed in seeds for shared in (0, SHARED_PREFIXES)]
+    found = {prompt_set: reference.generations(prompt_set.prompts(), MAX_TOKENS) for prompt_set in sets}
+    reference.stop()
+    return found
 
 
 class _Pairs:
@@ -109,8 +125,9 @@ def _pairs(toy: Path, connector: KvConnector | None) -> Iterator[_Pairs]:
 
 
 @pytest.fixture
-def pair(request: pytest.FixtureRequest, _pairs: _Pairs) -> Pair:
-    """The running pair that the test's `servers` marker names."""
+def pair(request: pytest.FixtureRequest, references: dict[PromptSet, list[Generation]], _pairs: _Pairs) -> Pair:
+    """The running pair that the test's `servers` marker names; it starts after the references are there."""
+    del references
     marker = request.node.get_closest_marker("servers")
     assert marker is not None, "a test that uses `pair` names it with @pytest.mark.servers(NAME)"
     return _pairs.get(marker.args[0])

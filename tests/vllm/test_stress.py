@@ -3,15 +3,11 @@
 import asyncio
 
 import pytest
-from kvferry_launch.answers import Generation, LoadResult
-from kvferry_launch.client import VllmClient, judged_load, prefill_then_decode
-from kvferry_launch.pair import Pair
+from kvferry_launch.answers import Generation
+from kvferry_launch.pair import Pair, pair_load
 from kvferry_launch.prompts import PromptSet
-from kvferry_launch.reference import Reference
-from kvferry_launch.servers import KVFERRY_CONNECTOR, KvConnector
+from kvferry_launch.servers import KVFERRY_CONNECTOR
 
-REQUESTS = 24
-CONCURRENCY = 8
 MAX_TOKENS = 100
 
 
@@ -22,23 +18,13 @@ MAX_TOKENS = 100
     pytest.param(0, id="both roles", marks=pytest.mark.servers("both")),
 ])
 def test_preempted_requests_give_the_plain_servers_tokens(
-        pair: Pair, reference: Reference, connector: KvConnector | None, shared_prefixes: int,
-        stress_seed: int) -> None:
-    prompts = PromptSet(stress_seed, REQUESTS, shared_prefixes=shared_prefixes).prompts()
-    expected = reference.generations(prompts, MAX_TOKENS)
+        pair: Pair, references: dict[PromptSet, list[Generation]], shared_prefixes: int, stress_seed: int) -> None:
+    prompt_set = PromptSet(stress_seed, 24, shared_prefixes=shared_prefixes)
 
-    result = asyncio.run(stress(pair, prompts, expected))
+    result = asyncio.run(pair_load(pair, prompt_set.prompts(), references[prompt_set], MAX_TOKENS))
 
     assert result.complaints() == []
     assert result.preemptions > 0, "the decode server never preempted, so this proved nothing"
-    if connector is KVFERRY_CONNECTOR:
+    if pair.setup.connector is KVFERRY_CONNECTOR:
         assert all(report is not None for report in result.reports), "a request came back without its report"
         assert result.resumed_loaded_tokens > 0, "no preempted request got its KV back through kvferry"
-
-
-async def stress(pair: Pair, prompts: list[list[int]], expected: list[Generation]) -> LoadResult:
-    report = {"kvferry_report": True} if pair.setup.connector is KVFERRY_CONNECTOR else None
-    async with VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode:
-        return await judged_load(
-            decode, prompts, expected,
-            lambda prompt: prefill_then_decode(prefill, decode, prompt, MAX_TOKENS, report), CONCURRENCY)

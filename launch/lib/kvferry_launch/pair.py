@@ -1,14 +1,18 @@
 """A prefill server, a decode server and, if the connector needs one, a controller, on one host."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvferry_launch.answers import Answer, Generation, LoadResult
+from kvferry_launch.client import VllmClient, judged_load, prefill_then_decode
 from kvferry_launch.paths import LOGS
 from kvferry_launch.process import ManagedProcess, free_port, stop_all
-from kvferry_launch.servers import Controller, KvConnector, VllmServer
+from kvferry_launch.servers import KVFERRY_CONNECTOR, Controller, KvConnector, VllmServer
 
+CONCURRENCY = 8
 DECODE_BLOCKS = 40  # 8 requests of 500 tokens in blocks of 32 want 128: the decode server must preempt
 DECODE_FLAGS = ("--num-gpu-blocks-override", str(DECODE_BLOCKS), "--max-model-len", "1024")
 
@@ -80,3 +84,13 @@ class Pair:
             if connector.port_env is not None:
                 env[connector.port_env] = str(free_port())
         return VllmServer(f"{self.setup.name}-{name}", model, core, config, flags, env, log_folder=log_folder)
+
+
+async def pair_load(pair: Pair, prompts: list[list[int]], references: list[Generation], max_tokens: int,
+                    on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> LoadResult:
+    """Sends the prompts through the pair, CONCURRENCY at a time; kvferry is asked for its report on each."""
+    report = {"kvferry_report": True} if pair.setup.connector is KVFERRY_CONNECTOR else None
+    async with VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode:
+        return await judged_load(decode, prompts, references,
+                                 lambda prompt: prefill_then_decode(prefill, decode, prompt, max_tokens, report),
+                                 CONCURRENCY, on_answer)

@@ -18,13 +18,12 @@ CONCURRENCY = 8
 
 
 class Reference:
-    """The plain server of one model. It starts when a prompt set is not cached, and runs until close()."""
+    """The plain server of one model. It starts when a prompt set is not cached, and runs until stop()."""
 
     def __init__(self, model: Path, cores: str, cache: Path = BUILD / "reference") -> None:
         self._cache = cache
         self._model_digest = _model_digest(model)
         self._server = VllmServer("plain", model, cores)
-        self._started = False
 
     def cached(self, prompts: list[list[int]], max_tokens: int) -> bool:
         return self._path(prompts, max_tokens).exists()
@@ -35,9 +34,8 @@ class Reference:
         path = self._path(prompts, max_tokens)
         if path.exists():
             return [Generation(**entry) for entry in json.loads(path.read_text())]
-        if not self._started:
+        if not self._server.process.running:
             self._server.start()
-            self._started = True
         self._server.wait_ready()
         answers = asyncio.run(self._ask(prompts, max_tokens, on_answer))
         found = []
@@ -51,7 +49,7 @@ class Reference:
         scratch.rename(path)
         return found
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self._server.stop()
 
     async def _ask(self, prompts: list[list[int]], max_tokens: int,

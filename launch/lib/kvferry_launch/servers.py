@@ -14,7 +14,7 @@ from typing import Any
 from kvferry_launch.paths import KVFERRY, LOGS
 from kvferry_launch.process import ManagedProcess, ProcessError, free_port
 
-READY_TIMEOUT_S = 180.0
+READY_TIMEOUT_S = 300.0  # 15 to 40 s on an idle host
 POLL_INTERVAL_S = 0.2
 CPU_FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32")  # CPU attention wants multiples of 32
 CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}

@@ -164,8 +164,8 @@ def ensure_venv(vllm: bool) -> None:
             if stale:
                 _check_python(str(VENV_PYTHON), (3, 11))
                 _install_vllm(requirements(listing))
-    link = _site_packages() / "kvferry-build.pth"
-    target = f"{RELEASE / 'python'}\n"
+    link = _site_packages() / "kvferry-build.pth"  # makes `kvferry` and `kvferry_launch` importable there
+    target = f"{RELEASE / 'python'}\n{LAUNCH / 'lib'}\n"
     if not link.exists() or link.read_text() != target:
         link.write_text(target)
 
