@@ -1,0 +1,156 @@
+"""What came back: tokens, the connector's report, and the comparison with a reference. Standard library only."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+ROUNDING_MARGIN = 0.01  # in logprob; a wider lead of the best token is not lost by rounding
+SLOW_S = 20.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Tokens of one answer. margins[i] is how far, in logprob, the best token i was ahead of the second best."""
+
+    tokens: list[int]
+    margins: list[float]
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Admission:
+    """One admission of a request, as the connector saw it; counts in tokens.
+
+    hit: tokens the connector holds; local: of the engine's prefix cache; to_load, loaded: what was asked for and
+    what arrived; resumed: whether a preemption came before.
+    """
+
+    hit: int
+    local: int
+    to_load: int
+    loaded: int
+    resumed: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """What KvFerryConnector adds to an answer when the request asks with `kvferry_report`."""
+
+    admissions: list[Admission]
+    preemptions: int
+    transfer_ms: float | None = None
+
+    @staticmethod
+    def of(generation: Generation) -> "Report | None":
+        """None when the server sent no report. Errors: KeyError when it sent one of another form."""
+        raw = (generation.kv_transfer_params or {}).get("kvferry_report")
+        if raw is None:
+            return None
+        names = ("hit", "local", "to_load", "loaded", "resumed")
+        admissions = [Admission(**{name: entry[name] for name in names}) for entry in raw["admissions"]]
+        return Report(admissions, raw["preemptions"], raw.get("transfer_ms"))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request as its sender saw it; exactly one of `generation` and `error` is set."""
+
+    prompt: list[int]
+    seconds: float
+    generation: Generation | None = None
+    error: str | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first position at which two generations part; `margin` is the reference's lead there, in logprob."""
+
+    position: int
+    expected: int | None
+    got: int | None
+    margin: float
+
+    def __str__(self) -> str:
+        kind = "wrong KV" if self.margin > ROUNDING_MARGIN else "may be rounding"
+        return (f"token {self.position} is {self.got}, the reference has {self.expected} "
+                f"with a margin of {self.margin:.4f} ({kind})")
+
+
+def first_mismatch(reference: Generation, got: Generation) -> Mismatch | None:
+    """None when all tokens are equal, lengths included."""
+    for position, (expected, token) in enumerate(zip(reference.tokens, got.tokens, strict=False)):
+        if expected != token:
+            return Mismatch(position, expected, token, reference.margins[position])
+    if len(reference.tokens) != len(got.tokens):
+        position = min(len(reference.tokens), len(got.tokens))
+        expected_token, got_token = (generation.tokens[position] if position < len(generation.tokens) else None
+                                     for generation in (reference, got))
+        return Mismatch(position, expected_token, got_token, float("inf"))
+    return None
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """A load's answers against their references, and what the decode server's counters grew by meanwhile."""
+
+    answers: list[Answer]
+    references: list[Generation]
+    grown: dict[str, float]
+
+    @property
+    def mismatches(self) -> dict[int, Mismatch]:
+        """Request index to where it went wrong."""
+        found = {}
+        for index, (answer, reference) in enumerate(zip(self.answers, self.references, strict=True)):
+            mismatch = first_mismatch(reference, answer.generation) if answer.generation else None
+            if mismatch:
+                found[index] = mismatch
+        return found
+
+    @property
+    def errors(self) -> dict[int, str]:
+        """Request index to what the server said."""
+        return {index: answer.error for index, answer in enumerate(self.answers) if answer.error is not None}
+
+    @property
+    def preemptions(self) -> int:
+        return round(self.grown.get("vllm:num_preemptions_total", 0.0))
+
+    @property
+    def reports(self) -> list[Report | None]:
+        return [Report.of(answer.generation) if answer.generation else None for answer in self.answers]
+
+    @property
+    def resumed_loaded_tokens(self) -> int:
+        """Tokens that kvferry brought back to requests after a preemption."""
+        return sum(admission.loaded for report in self.reports if report
+                   for admission in report.admissions if admission.resumed)
+
+    def complaints(self) -> list[str]:
+        """Every answer that is wrong, failed or slow, one line each; empty when all is well."""
+        lines = [f"request {index}: {mismatch}" for index, mismatch in self.mismatches.items()]
+        lines += [f"request {index}: {error}" for index, error in self.errors.items()]
+        lines += [f"request {index}: took {answer.seconds:.1f} s, more than {SLOW_S:.0f} s"
+                  for index, answer in enumerate(self.answers) if answer.seconds > SLOW_S]
+        for index, report in enumerate(self.reports):
+            for admission in report.admissions if report else []:
+                if admission.loaded > admission.to_load:
+                    lines.append(f"request {index}: loaded {admission.loaded} of {admission.to_load} tokens")
+        return lines
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Prometheus text to sample name -> value, summed over labels."""
+    values: dict[str, float] = {}
+    for line in text.splitlines():
+        sample = re.match(r"([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", line)
+        if sample:
+            values[sample[1]] = values.get(sample[1], 0.0) + float(sample[2])
+    return values
+
+
+def growth(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """What each sample grew by; samples that appeared count from 0."""
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}

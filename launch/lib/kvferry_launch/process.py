@@ -1,0 +1,113 @@
+"""Child processes that never outlive us: own process group, death signal, one way to stop them."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+STOP_GRACE_S = 10.0
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ProcessError(Exception):
+    """A process that died or was not ready in time; the message holds the tail of its log."""
+
+
+class ManagedProcess:
+    """One child with its output in a log file. Start it from the main thread: the death signal is tied to it.
+
+    stop() interrupts the child, waits STOP_GRACE_S and kills what is left of its process group, so its own
+    children go too. When we are killed ourselves the kernel sends the child SIGTERM.
+    """
+
+    def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path) -> None:
+        self.name = name
+        self.command = command
+        self.env = env  # what is added to our own environment
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as out:
+            self._process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=out,
+                                             stderr=subprocess.STDOUT, env=os.environ | self.env,
+                                             start_new_session=True, preexec_fn=_die_with_parent)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        return self._process.poll() if self._process else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self.exit_status is None
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit status, or None if it still runs after `timeout_s`."""
+        assert self._process is not None, f"{self.name} was not started"
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def interrupt(self) -> None:
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        """Kills the whole group at once, as a crash of the host would."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        if self._process is not None:
+            self.interrupt()
+            self.wait(grace_s)
+            self.kill()
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def tail(self, lines: int = 25) -> str:
+        return "\n".join(self.log_text().splitlines()[-lines:])
+
+    def fail_if_dead(self) -> None:
+        if not self.running:
+            raise ProcessError(f"{self.name} ended with status {self.exit_status}; its log is {self.log}:\n"
+                               f"{self.tail()}")
+
+
+def stop_all(processes: Iterable[ManagedProcess], grace_s: float = STOP_GRACE_S) -> None:
+    """Stops several at once; together they get one grace period."""
+    processes = list(processes)
+    for process in processes:
+        process.interrupt()
+    deadline = time.monotonic() + grace_s
+    for process in processes:
+        process.stop(max(deadline - time.monotonic(), 0.0))
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody listens on now. Another process may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

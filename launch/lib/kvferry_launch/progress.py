@@ -1,0 +1,79 @@
+"""One live line per long step: a bar with percent and elapsed time on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from typing import TextIO
+
+BAR_WIDTH = 24
+REDRAW_INTERVAL_S = 0.1
+PLAIN_INTERVAL_S = 15.0
+
+
+class Step:
+    """A step with a known or unknown amount of work, used as a context manager.
+
+    `update()` may be called as often as the caller likes; drawing is rationed. On a pipe a line appears at the
+    start, every PLAIN_INTERVAL_S seconds and at the end, so that a log shows progress without thousands of lines.
+    One thread only.
+    """
+
+    def __init__(self, label: str, stream: TextIO | None = None) -> None:
+        self._label = label
+        self._stream = stream or sys.stdout
+        self._live = self._stream.isatty()
+        self._start = time.monotonic()
+        self._drawn_at = self._start
+        self._fraction: float | None = None
+        self._note = ""
+        self._closed = False
+
+    def __enter__(self) -> "Step":
+        self._start = self._drawn_at = time.monotonic()
+        if self._live:
+            self._draw()
+        else:
+            self._print(f"{self._label} ...")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self._closed:
+            self.done("stopped" if kind and issubclass(kind, KeyboardInterrupt) else "failed" if kind else "done")
+
+    def update(self, fraction: float | None = None, note: str | None = None) -> None:
+        """Sets the share done (0 to 1; None leaves it) and a short note on what is happening."""
+        if fraction is not None:
+            self._fraction = min(max(fraction, 0.0), 1.0)
+        if note is not None:
+            self._note = note
+        now = time.monotonic()
+        if now - self._drawn_at >= (REDRAW_INTERVAL_S if self._live else PLAIN_INTERVAL_S):
+            self._drawn_at = now
+            if self._live:
+                self._draw()
+            else:
+                share = "" if self._fraction is None else f" {self._fraction:4.0%}"
+                self._print(f"{self._label}{share} {self.elapsed_s:.0f} s {self._note}".rstrip())
+
+    def done(self, outcome: str = "done") -> None:
+        """Ends the line; called once, by the context manager unless the caller has a better word."""
+        self._closed = True
+        line = f"{self._label}: {outcome} ({self.elapsed_s:.1f} s)"
+        self._print(f"\r\x1b[K{line}" if self._live else line)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._start
+
+    def _draw(self) -> None:
+        if self._fraction is None:
+            bar = ""
+        else:
+            filled = round(self._fraction * BAR_WIDTH)
+            bar = f" [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {self._fraction:4.0%}"
+        line = f"{self._label}{bar} {self.elapsed_s:.0f} s {self._note}".rstrip()
+        self._stream.write(f"\r\x1b[K{line[:118]}")
+        self._stream.flush()
+
+    def _print(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()

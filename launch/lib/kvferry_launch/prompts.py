@@ -1,0 +1,36 @@
+"""Prompt sets from a seed: token ids only, so that no tokenizer can come between."""
+
+import random
+from dataclasses import dataclass
+
+FIRST_TOKEN = 1
+LAST_TOKEN = 510  # 511 ends a sequence
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """`count` prompts of `tokens_min` to `tokens_max` tokens; the same for the same fields.
+
+    With `shared_prefixes` > 0 each prompt starts with one of that many common beginnings, of 32 to 224 tokens and
+    never the whole prompt.
+    """
+
+    seed: int
+    count: int
+    tokens_min: int = 8
+    tokens_max: int = 400
+    shared_prefixes: int = 0
+
+    def prompts(self) -> list[list[int]]:
+        rng = random.Random(f"kvferry-{self.seed}-{self.tokens_min}-{self.tokens_max}-{self.shared_prefixes}")
+
+        def tokens(count: int) -> list[int]:
+            return [rng.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(count)]
+
+        prefixes = [tokens(rng.randint(32, 224)) for _ in range(self.shared_prefixes)]
+        prompts = []
+        for _ in range(self.count):
+            prefix = rng.choice(prefixes) if prefixes else []
+            length = rng.randint(self.tokens_min, self.tokens_max)
+            prompts.append(prefix[: length - 1] + tokens(max(length - len(prefix), 1)))
+        return prompts

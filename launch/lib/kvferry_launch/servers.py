@@ -1,0 +1,163 @@
+"""vLLM servers and the kvferry controller as processes that can be started, waited for and stopped."""
+
+import json
+import re
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kvferry_launch.paths import KVFERRY, LOGS
+from kvferry_launch.process import ManagedProcess, ProcessError, free_port
+
+READY_TIMEOUT_S = 300.0  # 15 to 40 s on an idle host
+POLL_INTERVAL_S = 0.2
+CPU_FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32")  # CPU attention wants multiples of 32
+CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+@dataclass(frozen=True)
+class KvConnector:
+    """A KV connector by the name and module that vLLM loads it with.
+
+    port_env: an environment variable in which each server must get a free port of its own.
+    """
+
+    name: str
+    module_path: str | None = None
+    needs_controller: bool = False
+    port_env: str | None = None
+
+    def config(self, role: str, controller: str | None = None, engine_id: str | None = None,
+               extra: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The value of --kv-transfer-config. A load that fails is recomputed; vLLM's own default is `fail`."""
+        extra = dict(extra or {})
+        if self.needs_controller and controller is not None:
+            extra = {"controller": controller} | extra
+        config: dict[str, Any] = {"kv_connector": self.name}
+        if self.module_path is not None:
+            config["kv_connector_module_path"] = self.module_path
+        config |= {"kv_role": role, "kv_load_failure_policy": "recompute"}
+        if engine_id is not None:
+            config["engine_id"] = engine_id
+        if extra:
+            config["kv_connector_extra_config"] = extra
+        return config
+
+
+KVFERRY_CONNECTOR = KvConnector("KvFerryConnector", "kvferry.vllm", needs_controller=True)
+NIXL_CONNECTOR = KvConnector("NixlConnector", port_env="VLLM_NIXL_SIDE_CHANNEL_PORT")
+
+
+def vllm_is_cpu_build() -> bool:
+    """Whether the installed vLLM is vllm-cpu; False too when there is none in this environment."""
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def vllm_command(python: str, model: str, host: str, port: int, kv_config: dict[str, Any] | None = None,
+                 flags: tuple[str, ...] = (), cpu: bool = True) -> list[str]:
+    """The command of one server. `flags` come last, so that they win."""
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", host, "--port",
+               str(port), *(CPU_FLAGS if cpu else ())]
+    if kv_config is not None:
+        command += ["--kv-transfer-config", json.dumps(kv_config)]
+    return [*command, *flags]
+
+
+@dataclass
+class VllmServer:
+    """One vLLM server on this host, of the CPU build, bound to `cores` ("0", "0-3", ...).
+
+    It takes and returns token ids (--enable-scale-out) and gives processed logprobs, so that a wrong token can be
+    told from rounding. start() returns at once; wait_ready() waits for /health.
+    """
+
+    name: str
+    model: Path
+    cores: str
+    kv_config: dict[str, Any] | None = None
+    flags: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"
+    port: int = 0
+    log_folder: Path = LOGS
+
+    def __post_init__(self) -> None:
+        self.port = self.port or free_port(self.host)
+        flags = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log",
+                 *self.flags)
+        env = CPU_ENV | {"VLLM_CPU_OMP_THREADS_BIND": self.cores, "VLLM_NO_USAGE_STATS": "1"} | self.env
+        command = vllm_command(sys.executable, str(self.model), self.host, self.port, self.kv_config, flags)
+        self.process = ManagedProcess(self.name, command, env, self.log_folder / f"{self.name}.log")
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def start(self) -> None:
+        self.process.start()
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Errors: ProcessError when the server died or is not healthy in time."""
+        deadline = time.monotonic() + timeout_s
+        while not self.healthy():
+            self.process.fail_if_dead()
+            if time.monotonic() > deadline:
+                raise ProcessError(f"{self.name} is not healthy after {timeout_s:.0f} s; its log is "
+                                   f"{self.process.log}:\n{self.process.tail()}")
+            time.sleep(POLL_INTERVAL_S)
+
+    def healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5.0) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def stop(self) -> None:
+        self.process.stop()
+
+
+@dataclass
+class Controller:
+    """One `kvferry controller` on this host; `address` is what a connector's `controller` key takes."""
+
+    name: str = "controller"
+    port: int = 0
+    flags: tuple[str, ...] = ("--state", "none")
+    binary: Path = KVFERRY
+    log_folder: Path = LOGS
+
+    def __post_init__(self) -> None:
+        self.port = self.port or free_port()
+        command = [str(self.binary), "controller", "--bind", self.address, *self.flags]
+        self.process = ManagedProcess(self.name, command, {}, self.log_folder / f"{self.name}.log")
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        if not self.binary.exists():
+            raise ProcessError(f"there is no {self.binary}; build it with launch/setup")
+        self.process.start()
+
+    def wait_ready(self, timeout_s: float = 20.0) -> None:
+        """Errors: ProcessError when it died or does not listen in time."""
+        deadline = time.monotonic() + timeout_s
+        while not re.search(r"^kvferry controller listening on ", self.process.log_text(), re.MULTILINE):
+            self.process.fail_if_dead()
+            if time.monotonic() > deadline:
+                raise ProcessError(f"{self.name} does not listen after {timeout_s:.0f} s:\n{self.process.tail()}")
+            time.sleep(POLL_INTERVAL_S)
+
+    def stop(self) -> None:
+        self.process.stop()

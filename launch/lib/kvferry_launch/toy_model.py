@@ -1,0 +1,144 @@
+"""Makes small Qwen3 models with seeded random weights, for tests of KV transfer on a host without a GPU.
+
+Attention weights are large (std 0.6) so that every output token depends on the KV of the whole prompt: a wrong block
+changes the tokens. Runs in .venv as a script; set-up calls it.
+"""
+
+import argparse
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+VOCAB = 512
+ATTENTION_STD = 0.6
+OTHER_STD = 0.05
+EMBEDDING_STD = 1.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one kind of toy; head sizes and counts decide the KV bytes per token."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+
+
+KINDS = {
+    "toy": Shape(layers=4, hidden=128, heads=4, kv_heads=2, head_size=32, intermediate=256),
+    # The KV bytes of an 8B model (32 layers, 8 KV heads of 128), at a small model's compute.
+    "wide": Shape(layers=32, hidden=256, heads=8, kv_heads=8, head_size=128, intermediate=256),
+}
+
+
+def config(shape: Shape) -> dict[str, object]:
+    """config.json of a Qwen3 of this shape; float32, untied embeddings, 4096 positions."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": VOCAB,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_size,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": VOCAB - 1,
+    }
+
+
+def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
+    """Every tensor of the model by its name in vLLM's Qwen3, float32, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+
+    def normal(rows: int, columns: int, std: float) -> np.ndarray:
+        return (rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(std)).astype(np.float32)
+
+    def ones(size: int) -> np.ndarray:
+        return np.ones(size, dtype=np.float32)
+
+    q_size, kv_size = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    tensors = {
+        "model.embed_tokens.weight": normal(VOCAB, shape.hidden, EMBEDDING_STD),
+        "lm_head.weight": normal(VOCAB, shape.hidden, OTHER_STD * 4),
+        "model.norm.weight": ones(shape.hidden),
+    }
+    for layer in range(shape.layers):
+        name = f"model.layers.{layer}"
+        tensors |= {
+            f"{name}.self_attn.q_proj.weight": normal(q_size, shape.hidden, ATTENTION_STD),
+            f"{name}.self_attn.k_proj.weight": normal(kv_size, shape.hidden, ATTENTION_STD),
+            f"{name}.self_attn.v_proj.weight": normal(kv_size, shape.hidden, ATTENTION_STD),
+            f"{name}.self_attn.o_proj.weight": normal(shape.hidden, q_size, ATTENTION_STD),
+            f"{name}.self_attn.q_norm.weight": ones(shape.head_size),
+            f"{name}.self_attn.k_norm.weight": ones(shape.head_size),
+            f"{name}.mlp.gate_proj.weight": normal(shape.intermediate, shape.hidden, OTHER_STD),
+            f"{name}.mlp.up_proj.weight": normal(shape.intermediate, shape.hidden, OTHER_STD),
+            f"{name}.mlp.down_proj.weight": normal(shape.hidden, shape.intermediate, OTHER_STD),
+            f"{name}.input_layernorm.weight": ones(shape.hidden),
+            f"{name}.post_attention_layernorm.weight": ones(shape.hidden),
+        }
+    return tensors
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A word-level tokenizer over "w0" ... "w511", so that text endpoints and routers work."""
+    tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(VOCAB)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "w0",
+        "bos_token": "w0",
+        "eos_token": f"w{VOCAB - 1}",
+        "model_max_length": 4096,
+        "clean_up_tokenization_spaces": False,
+    }))
+
+
+def make(folder: Path, kind: str = "toy", seed: int = 0, maker: str = "") -> Path:
+    """Writes the model folder in one rename; `maker` (the maker's version) is kept beside it for set-up."""
+    shape = KINDS[kind]
+    scratch = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    (scratch / "config.json").write_text(json.dumps(config(shape), indent=2))
+    (scratch / "generation_config.json").write_text(json.dumps({"eos_token_id": VOCAB - 1}))
+    save_file(weights(shape, seed), str(scratch / "model.safetensors"), metadata={"format": "pt"})
+    write_tokenizer(scratch)
+    (scratch / ".kvferry-maker").write_text(maker)
+    shutil.rmtree(folder, ignore_errors=True)
+    scratch.rename(folder)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make a toy model.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kind", choices=sorted(KINDS), default="toy")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--maker", default="", help="version to record, for set-up's check")
+    arguments = parser.parse_args()
+    make(arguments.folder, arguments.kind, arguments.seed, arguments.maker)
+
+
+if __name__ == "__main__":
+    main()

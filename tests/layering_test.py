@@ -1,0 +1,210 @@
+"""The direction of includes, the places of library headers and the top level, as the blueprint's section 2 fixes them.
+
+Every rule takes the root of a tree, so that the tests at the end can show each of them failing on a bad one.
+"""
+
+import re
+import subprocess
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+ROOMS = ("transport", "kernels", "controller", "connector", "launch")
+SOURCES = (".h", ".hpp", ".cuh", ".cpp", ".cc", ".cu")
+
+# A file lies in the first part that its path starts with; it may include project headers from that part's folders.
+MAY_INCLUDE = {
+    "transport/base/": ("transport/base/",),
+    "transport/": ("transport/",),
+    "kernels/": ("transport/base/", "kernels/"),
+    "controller/": ("transport/base/", "controller/"),
+    "connector/core/": ("transport/base/", "connector/core/"),
+    "connector/": ("transport/", "kernels/", "controller/", "connector/"),
+    "launch/": ("transport/", "kernels/", "controller/", "connector/", "launch/"),
+}
+
+# The pure state machines: no thread, clock, file, socket or console.
+NOT_IN_CORE = re.compile(
+    r"(thread|mutex|shared_mutex|condition_variable|future|atomic|semaphore|latch|barrier|stop_token|chrono|ctime"
+    r"|iostream|fstream|ostream|cstdio|stdio\.h|print|filesystem|random|unistd\.h|fcntl\.h|pthread\.h|time\.h"
+    r"|(sys|netinet|arpa)/.*)$")
+
+# Library headers and the files that wrap them.
+WRAPPED = {
+    "UCX": (re.compile(r"uc[pst]/"), re.compile(r"transport/ucx/")),
+    "NCCL": (re.compile(r"nccl"), re.compile(r"transport/nccl/")),
+    "CUDA": (re.compile(r"cuda|cub/|thrust/"),
+             re.compile(r"kernels/.*\.(cu|cuh)$|kernels/cuda/|transport/(ucx|nccl|cuda)/")),
+    "ZeroMQ": (re.compile(r"zmq"), re.compile(r"controller/(.*\.cpp|zmq_[a-z_]*\.h)$|connector/runtime/")),
+}
+
+# What one room shows the others; a library header must not come along.
+BORDERS = ("transport/transport.h", "kernels/packer.h", "controller/client.h")
+
+TOP_LEVEL = {
+    "CMakeLists.txt", "transport", "controller", "connector", "kernels", "launch", "tests", "README.md",
+    "CMakePresets.json", "pyproject.toml", ".clang-format", ".clang-tidy", ".ci", ".gitignore", "LICENSE",
+}
+
+LINES_SANE = {".h": 200, ".cpp": 400, ".cu": 400, ".py": 400}
+LINES_MAX_FACTOR = 2  # over the sane size is a warning, over twice that a failure
+
+
+def files_of(root: Path) -> list[Path]:
+    """What git tracks or would track, relative to the root; everything where there is no git."""
+    if not (root / ".git").exists():
+        return sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=root,
+                            capture_output=True, text=True, check=True).stdout
+    return sorted(Path(name) for name in listed.split("\0") if name and (root / name).exists())
+
+
+def room_sources(root: Path) -> Iterator[Path]:
+    return (path for path in files_of(root) if path.parts[0] in ROOMS and path.suffix in SOURCES)
+
+
+def includes(root: Path, path: Path) -> list[str]:
+    text = (root / path).read_text(errors="replace")
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.MULTILINE)
+
+
+def is_project_header(header: str) -> bool:
+    return header.split("/")[0] in ROOMS
+
+
+def wrong_directions(root: Path) -> list[str]:
+    found = []
+    for path in room_sources(root):
+        part = next(part for part in MAY_INCLUDE if path.as_posix().startswith(part))
+        found += [f"{path} includes {header}; {part} may include {', '.join(MAY_INCLUDE[part])}"
+                  for header in includes(root, path)
+                  if is_project_header(header) and not header.startswith(MAY_INCLUDE[part])]
+    return found
+
+
+def impure_core(root: Path) -> list[str]:
+    return [f"{path} includes <{header}>; connector/core has no I/O, clock or thread"
+            for path in room_sources(root) if path.as_posix().startswith("connector/core/")
+            for header in includes(root, path) if NOT_IN_CORE.match(header)]
+
+
+def stray_library_headers(root: Path) -> list[str]:
+    return [f"{path} includes <{header}>; {library} stays in the files that wrap it"
+            for path in room_sources(root) for header in includes(root, path)
+            for library, (pattern, allowed) in WRAPPED.items()
+            if not is_project_header(header) and pattern.match(header) and not allowed.match(path.as_posix())]
+
+
+def leaking_borders(root: Path) -> list[str]:
+    """Border headers from which a library header can be reached."""
+    found = []
+    for border in BORDERS:
+        seen: set[str] = set()
+        todo = [border] if (root / border).exists() else []
+        while todo:
+            header = todo.pop()
+            seen.add(header)
+            for included in includes(root, Path(header)):
+                if is_project_header(included):
+                    todo += [included] if included not in seen and (root / included).exists() else []
+                elif any(pattern.match(included) for pattern, _ in WRAPPED.values()):
+                    found.append(f"{border} reaches <{included}> through {header}")
+    return found
+
+
+def stray_top_level(root: Path) -> list[str]:
+    return sorted({path.parts[0] for path in files_of(root)} - TOP_LEVEL)
+
+
+def sizes(root: Path) -> list[tuple[Path, int, int]]:
+    """(file, lines, sane lines) of each file that is over the sane size."""
+    found = []
+    for path in files_of(root):
+        sane = LINES_SANE.get(path.suffix)
+        if sane is not None and path.parts[0] in (*ROOMS, "tests"):
+            lines = len((root / path).read_text(errors="replace").splitlines())
+            if lines > sane:
+                found.append((path, lines, sane))
+    return found
+
+
+def test_includes_go_in_the_direction_of_the_blueprint() -> None:
+    assert wrong_directions(REPO) == []
+
+
+def test_connector_core_is_pure() -> None:
+    assert impure_core(REPO) == []
+
+
+def test_library_headers_stay_in_the_files_that_wrap_them() -> None:
+    assert stray_library_headers(REPO) == []
+
+
+def test_no_border_header_reaches_a_library_header() -> None:
+    assert leaking_borders(REPO) == []
+
+
+def test_the_top_level_holds_what_the_blueprint_lists() -> None:
+    assert stray_top_level(REPO) == []
+
+
+def test_files_stay_small() -> None:
+    for path, lines, sane in sizes(REPO):
+        warnings.warn(f"{path} has {lines} lines; over {sane} it is time to split it by purpose", stacklevel=1)
+    assert [entry for entry in sizes(REPO) if entry[1] > entry[2] * LINES_MAX_FACTOR] == []
+
+
+# --- The rules themselves, each on a tree that breaks it once ----------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "header", "rule"), [
+    ("transport/base/a.h", "transport/transport.h", wrong_directions),
+    ("transport/a.cpp", "controller/client.h", wrong_directions),
+    ("kernels/a.cpp", "transport/transport.h", wrong_directions),
+    ("controller/a.cpp", "connector/core/plan.h", wrong_directions),
+    ("connector/core/a.h", "transport/transport.h", wrong_directions),
+    ("connector/runtime/a.cpp", "launch/cli/commands.h", wrong_directions),
+    ("connector/core/a.h", "mutex", impure_core),
+    ("connector/core/a.cpp", "chrono", impure_core),
+    ("connector/core/a.cpp", "sys/mman.h", impure_core),
+    ("connector/core/a.cpp", "zmq.hpp", stray_library_headers),
+    ("transport/a.cpp", "ucp/api/ucp.h", stray_library_headers),
+    ("controller/client.h", "zmq.hpp", stray_library_headers),
+    ("launch/cli/main.cpp", "cuda_runtime.h", stray_library_headers),
+    ("controller/client.h", "zmq.hpp", leaking_borders),
+])
+def test_each_rule_finds_the_include_that_breaks_it(tmp_path: Path, path: str, header: str, rule) -> None:  # noqa: ANN001
+    brackets = '"{}"' if is_project_header(header) else "<{}>"
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text(f"#pragma once\n#include <string>\n#  include {brackets.format(header)}\n")
+    found = rule(tmp_path)
+    assert len(found) == 1
+    assert path in found[0]
+    assert header in found[0]
+
+
+def test_a_border_is_searched_through_its_own_room(tmp_path: Path) -> None:
+    (tmp_path / "controller").mkdir()
+    (tmp_path / "controller/client.h").write_text('#include "controller/zmq_io.h"\n')
+    (tmp_path / "controller/zmq_io.h").write_text("#include <zmq.hpp>\n")
+    assert leaking_borders(tmp_path) == ["controller/client.h reaches <zmq.hpp> through controller/zmq_io.h"]
+
+
+def test_a_stray_top_level_folder_and_an_overgrown_header_are_found(tmp_path: Path) -> None:
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils/a.h").write_text("")
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/a.h").write_text("\n" * 401)
+    assert stray_top_level(tmp_path) == ["utils"]
+    assert sizes(tmp_path) == [(Path("kernels/a.h"), 401, 200)]
+
+
+def test_what_the_blueprint_allows_passes(tmp_path: Path) -> None:
+    (tmp_path / "connector/runtime").mkdir(parents=True)
+    (tmp_path / "connector/runtime/a.cpp").write_text(
+        '#include <zmq.hpp>\n#include <thread>\n#include "controller/client.h"\n#include "connector/core/plan.h"\n')
+    for rule in (wrong_directions, impure_core, stray_library_headers, leaking_borders, stray_top_level):
+        assert rule(tmp_path) == []
