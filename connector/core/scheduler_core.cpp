@@ -117,12 +117,13 @@ Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, st
   spec.num_local = num_local;
   spec.num_external = hit > num_local ? hit - num_local : 0;
   promise::sane_counts(num_local, spec.num_external, request.chain.size(), request.id.value);
-  if (spec.num_external > 0) {
-    counters_.lookup_hits += 1;
+  if (hit > 0) {
+    // Held even where the engine needs none of it: asked again in this step, it may have lost its own blocks.
     spec.chunks = coverage.chunks;
     spec.pin = pool_.pin(coverage.chunks, "look-up of " + request.id.value, now, now + config_.pin_ttl);
     pool_.touch(coverage.chunks);
   }
+  if (spec.num_external > 0) counters_.lookup_hits += 1;
   const Answer answer{false, spec.num_external};
   request.spec = std::move(spec);
   open_lookups_.insert(request.id);

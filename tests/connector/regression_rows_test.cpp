@@ -178,6 +178,19 @@ TEST_F(Row001, AskingAgainInAnAttemptGivesTheSameHitHoweverOften) {
   EXPECT_EQ(core_->num_open_lookups(), 1u);
 }
 
+TEST_F(Row001, ALookupThatTheEngineCouldAnswerItselfStillLoadsWhenItsBlocksAreGone) {
+  compute("a", 48, {1, 2, 3});
+  build({{}, {a_}});
+  add("b", 33);
+  const RequestId b{"b"};
+  EXPECT_EQ(core_->lookup(b, 32, now_).num_external, 0u);
+  EXPECT_EQ(core_->lookup(b, 16, now_).num_external, 16u);
+  core_->allocated(b, 16, {{4, 5, 6}}, now_);
+  const StepPlan plan = build({{{b, 32, 1, BlockTable{{4, 5, 6}}}}, {}});
+  ASSERT_EQ(plan.loads.size(), 1u);
+  EXPECT_THAT(plan.loads[0].block_ids[0], ElementsAre(5));
+}
+
 TEST_F(Row001, APreemptedRequestsBlockListIsReplacedAndItsSavesRestart) {
   const StepPlan first = compute("a", 40, {1, 2, 3});
   EXPECT_THAT(blocks_of(first), ElementsAre(1, 2));
