@@ -145,6 +145,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   RequestState* found = find(id);
   if (found == nullptr) return;
   RequestState& request = *found;
+  if (request.running) leave_blocks(request);  // preempted since, and never looked up: not cacheable
   Admission admission;
   admission.attempt = request.attempt.value;
   admission.resumed = request.preemptions > 0;
@@ -199,6 +200,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   request.admissions.push_back(admission);
   end_attempt(request);
   request.running = true;
+  request.admitted_in = step_ + 1;
   request.blocks = blocks;
   request.computed = local + num_external;
   request.saved = 0;  // restarts: the next step skips what the pool holds

@@ -221,6 +221,31 @@ TEST_F(Row001, AFullHitLeavesOneTokenToCompute) {
   EXPECT_EQ(plan.loads[0].items[0].chunk_tokens, 16u);
 }
 
+TEST_F(Row001, ARequestResumedInItsPreemptionStepSavesNothingFromBlocksNotLoadedYet) {
+  compute("a", 48, {1, 2, 3});
+  // reset_prefix_cache(reset_running_requests): preempted between two steps, looked up and admitted in the next one.
+  EXPECT_EQ(core_->lookup(a_, 0, now_).num_external, 47u);
+  core_->allocated(a_, 47, {{4, 5, 6}}, now_);
+  const StepPlan plan = build({{{a_, 47, 1, BlockTable{{4, 5, 6}}}}, {a_}});
+  EXPECT_THAT(blocks_of(plan), ElementsAre());
+  ASSERT_EQ(plan.loads.size(), 1u);
+  EXPECT_EQ(core_->finished(a_, 48, {{4, 5, 6}}, true, now_).preemptions, 1u);
+}
+
+TEST_F(Row001, ARequestThatMayNotBeCachedCountsAPreemptionInItsResumptionStepOnce) {
+  NewRequest added;
+  added.id = RequestId{"p"};
+  added.tokens = tokens_;
+  added.num_prompt_tokens = 200;
+  added.cacheable = false;
+  core_->add_request(added, now_);
+  compute("p", 100, {1, 2, 3, 4, 5, 6, 7});
+  EXPECT_EQ(core_->lookup(added.id, 0, now_).num_external, 0u);
+  core_->allocated(added.id, 0, {{8}}, now_);
+  EXPECT_TRUE(build({{{added.id, 0, 16, BlockTable{{8}}}}, {added.id}}).empty());
+  EXPECT_EQ(core_->finished(added.id, 16, {{8}}, false, now_).preemptions, 1u);
+}
+
 TEST_F(Row001, TwoPromptsThatDifferInTheirFirstTokenLoad40Of40AfterAPreemption) {
   CoreConfig core;
   core.chunk_tokens = 8;
