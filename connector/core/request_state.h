@@ -123,9 +123,10 @@ struct RequestState {
 
   // While it has blocks.
   bool running = false;
-  BlockTable blocks;           // as of the last step that changed it; replaced, never appended to
-  std::uint32_t computed = 0;  // tokens whose KV is there when the planned steps are done
-  std::uint32_t saved = 0;     // full chunks before this token are in the pool or were tried
+  std::uint64_t admitted_in = 0;  // the step of its last admission
+  BlockTable blocks;              // as of the last step that changed it; replaced, never appended to
+  std::uint32_t computed = 0;     // tokens whose KV is there when the planned steps are done
+  std::uint32_t saved = 0;        // full chunks before this token are in the pool or were tried
 
   std::optional<ChunkRef> last_tail;  // the newest tail of this request in the pool
   std::uint32_t last_tail_end = 0;    // where it ends, in tokens

@@ -117,12 +117,13 @@ Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, st
   spec.num_local = num_local;
   spec.num_external = hit > num_local ? hit - num_local : 0;
   promise::sane_counts(num_local, spec.num_external, request.chain.size(), request.id.value);
-  if (spec.num_external > 0) {
-    counters_.lookup_hits += 1;
+  if (hit > 0) {
+    // Held even where the engine needs none of it: asked again in this step, it may have lost its own blocks.
     spec.chunks = coverage.chunks;
     spec.pin = pool_.pin(coverage.chunks, "look-up of " + request.id.value, now, now + config_.pin_ttl);
     pool_.touch(coverage.chunks);
   }
+  if (spec.num_external > 0) counters_.lookup_hits += 1;
   const Answer answer{false, spec.num_external};
   request.spec = std::move(spec);
   open_lookups_.insert(request.id);
@@ -144,6 +145,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   RequestState* found = find(id);
   if (found == nullptr) return;
   RequestState& request = *found;
+  if (request.running) leave_blocks(request);  // preempted since, and never looked up: not cacheable
   Admission admission;
   admission.attempt = request.attempt.value;
   admission.resumed = request.preemptions > 0;
@@ -198,6 +200,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   request.admissions.push_back(admission);
   end_attempt(request);
   request.running = true;
+  request.admitted_in = step_ + 1;
   request.blocks = blocks;
   request.computed = local + num_external;
   request.saved = 0;  // restarts: the next step skips what the pool holds

@@ -10,7 +10,9 @@ namespace kvferry {
 StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now) {
   tick(now);
   for (const RequestId& id : input.preempted) {
-    if (RequestState* request = find(id); request != nullptr && request->running) leave_blocks(*request);
+    RequestState* request = find(id);
+    // Who was preempted and admitted again in one step left its old blocks at the look-up; the new ones stay.
+    if (request != nullptr && request->running && request->admitted_in <= step_) leave_blocks(*request);
   }
   // Whoever was answered and not allocated was refused on some exit path of the scheduler: which one doesn't matter.
   const std::vector<RequestId> refused(open_lookups_.begin(), open_lookups_.end());
