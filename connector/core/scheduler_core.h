@@ -162,9 +162,8 @@ class SchedulerCore {
   struct Load {
     PinId pin;
     std::uint32_t ranks_done = 0;
-    std::uint32_t tokens = 0;         // wanted
-    std::uint32_t tokens_loaded = 0;  // fewest over the ranks
-    std::uint32_t total_tokens = 0;   // of the request, at the look-up
+    Admission admission;             // `loaded`: fewest over the ranks so far
+    std::uint32_t total_tokens = 0;  // of the request, at the look-up
   };
 
   RequestState* find(const RequestId& id);

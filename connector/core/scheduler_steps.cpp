@@ -140,25 +140,25 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     const auto found = loads_.find({done.request_id, done.attempt});
     promise::exactly_once(found != loads_.end(), fmt::format("the load of request {}", done.request_id));
     Load& load = found->second;
-    load.tokens_loaded = std::min(load.tokens_loaded, done.tokens_loaded);
+    Admission& admission = load.admission;
+    admission.loaded = std::min(admission.loaded, done.tokens_loaded);
     for (const ChunkRef chunk : done.corrupt) {
       counters_.load_failures += 1;
       pool_.condemn(chunk);  // what failed once is never offered again
     }
     if (++load.ranks_done < config_.num_ranks) continue;
-    counters_.loaded_tokens += load.tokens_loaded;
+    counters_.loaded_tokens += admission.loaded;
     pool_.unpin(load.pin);
+    // The request may be gone by now: vLLM finishes requests before it hands over the report of their step.
     if (RequestState* request = find(RequestId{done.request_id})) {
-      for (Admission& admission : request->admissions) {
-        if (admission.attempt != done.attempt) continue;
-        admission.loaded = load.tokens_loaded;
-        actions_.push_back(
-            LogLine{fmt::format("request {} attempt {}{}: {} tokens, hit {}, local {}, to load {}, loaded {}",
-                                done.request_id, done.attempt, admission.resumed ? " (resumed)" : "", load.total_tokens,
-                                admission.hit, admission.local, admission.to_load, admission.loaded),
-                    load.tokens_loaded < load.tokens});
-      }
+      for (Admission& own : request->admissions)
+        if (own.attempt == done.attempt) own.loaded = admission.loaded;
     }
+    actions_.push_back(
+        LogLine{fmt::format("request {} attempt {}{}: {} tokens, hit {}, local {}, to load {}, loaded {}",
+                            done.request_id, done.attempt, admission.resumed ? " (resumed)" : "", load.total_tokens,
+                            admission.hit, admission.local, admission.to_load, admission.loaded),
+                admission.loaded < admission.to_load});
     loads_.erase(found);
   }
   announce_evictions();
