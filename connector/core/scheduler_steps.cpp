@@ -93,6 +93,7 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
     counters_.pool_full += 1;
     return std::nullopt;
   }
+  saving_.insert(*slot);
   if (is_tail || (request.last_tail && end > request.last_tail_end)) remember_tail(*slot);
   return SaveItem{*slot, chunk * config_.chunk_tokens, num_tokens};
 }
@@ -125,23 +126,25 @@ void SchedulerCore::leave_blocks(RequestState& request) {
   end_attempt(request);
 }
 
-void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
-  for (const SaveDone& save : report.saves) {
-    const std::uint32_t tokens = pool_.slot(save.chunk.slot).meta.num_tokens;
-    if (pool_.rank_written(save.chunk, report.rank, save.ok, save.checksum)) {
-      counters_.saved_chunks += 1;
-      counters_.saved_tokens += tokens;
-      publish(save.chunk);
-    } else if (!save.ok) {
-      counters_.save_failures += 1;
-    }
+/// A load failed. What was computed since, by that request or by others on its blocks, may rest on KV that never came,
+/// and plans that save it are out already. vLLM goes back and computes it again: nothing planned so far is kept.
+void SchedulerCore::distrust_planned_saves() {
+  counters_.save_failures += saving_.size();
+  for (const ChunkRef chunk : saving_) pool_.spoil(chunk);
+  for (auto& [id, request] : requests_) {
+    request.computed = 0;  // until vLLM schedules it again and says from where
+    request.saved = 0;
   }
+}
+
+void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
   for (const LoadDone& done : report.loads) {
     const auto found = loads_.find({done.request_id, done.attempt});
     promise::exactly_once(found != loads_.end(), fmt::format("the load of request {}", done.request_id));
     Load& load = found->second;
     Admission& admission = load.admission;
     admission.loaded = std::min(admission.loaded, done.tokens_loaded);
+    if (done.tokens_loaded < admission.to_load || !done.corrupt.empty()) distrust_planned_saves();
     for (const ChunkRef chunk : done.corrupt) {
       counters_.load_failures += 1;
       pool_.condemn(chunk);  // what failed once is never offered again
@@ -160,6 +163,17 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
                             admission.hit, admission.local, admission.to_load, admission.loaded),
                 admission.loaded < admission.to_load});
     loads_.erase(found);
+  }
+  for (const SaveDone& save : report.saves) {
+    const std::uint32_t tokens = pool_.slot(save.chunk.slot).meta.num_tokens;
+    if (pool_.rank_written(save.chunk, report.rank, save.ok, save.checksum)) {
+      counters_.saved_chunks += 1;
+      counters_.saved_tokens += tokens;
+      publish(save.chunk);
+    } else if (!save.ok) {
+      counters_.save_failures += 1;
+    }
+    if (pool_.slot(save.chunk.slot).state != ChunkPool::State::kWriting) saving_.erase(save.chunk);
   }
   announce_evictions();
   tick(now);

@@ -92,5 +92,9 @@ TEST(EngineRandom, OneNodeSaysWhatAPlainEngineSays) {
   for_each_seed(1500, [](std::uint64_t seed) { run_one_node(seed, false); });
 }
 
+TEST(EngineRandom, OneNodeWithFailingSavesAndDamagedChunksSaysWhatAPlainEngineSays) {
+  for_each_seed(1500, [](std::uint64_t seed) { run_one_node(seed, true); });
+}
+
 }  // namespace
 }  // namespace kvferry::sim
