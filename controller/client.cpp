@@ -11,6 +11,7 @@
 #include "controller/endpoint.h"
 #include "controller/wire.h"
 #include "controller/zmq_io.h"
+#include "transport/base/log.h"
 
 namespace kvferry::controller {
 namespace {
@@ -31,6 +32,7 @@ class ZmqClient final : public Client {
       socket_.set(zmq::sockopt::sndhwm, kSendQueueMax);
       socket_.set(zmq::sockopt::reconnect_ivl, 100);
       socket_.set(zmq::sockopt::reconnect_ivl_max, 1000);
+      socket_.set(zmq::sockopt::connect_timeout, 2000);
       socket_.connect(options_.controller);
       return watch(socket_.get(zmq::sockopt::fd)) && watch(wake_up_.fd())
                  ? Result<void>{}
@@ -56,9 +58,10 @@ class ZmqClient final : public Client {
       waiting_since_.reset();
       std::visit([&](auto& body) { on(body, events); }, *message);
     }
-    if (state_ == State::kRegistered && waiting_since_ &&
-        now - *waiting_since_ > options_.lost_after_ms * kMillisecond) {
-      lose(fmt::format("no word from controller {} for {} ms", options_.controller, options_.lost_after_ms), events);
+    if (waiting_since_ && now - *waiting_since_ > options_.lost_after_ms * kMillisecond) {
+      if (state_ == State::kRegistered)
+        lose(fmt::format("no word from controller {} for {} ms", options_.controller, options_.lost_after_ms), events);
+      reconnect();
     }
     speak(now);
     return events;
@@ -140,8 +143,9 @@ class ZmqClient final : public Client {
                               .next_sequence = next_sequence_});
     } else {
       sent = send(wire::Heartbeat{.incarnation = incarnation(), .next_sequence = next_sequence_});
-      if (!waiting_since_) waiting_since_ = now;  // silence counts from the oldest question, not from the last answer
     }
+    // Silence counts from the oldest question without an answer; a Hello that found no connection asked nobody.
+    if (!waiting_since_ && (sent || state_ == State::kRegistered)) waiting_since_ = now;
     if (sent) spoke_at_ = now;  // else again at the next call: fd() fires when the connection is up
   }
 
@@ -198,6 +202,18 @@ class ZmqClient final : public Client {
     events.emplace_back(Lost{std::move(reason)});
   }
 
+  /// A connection that died without a word looks alive to TCP for minutes, so a silent one is given up for a new one.
+  void reconnect() {
+    waiting_since_.reset();
+    spoke_at_.reset();
+    try {
+      socket_.disconnect(options_.controller);
+      socket_.connect(options_.controller);
+    } catch (const zmq::error_t& failure) {
+      log().error("can't connect to {} again: {}", options_.controller, failure.what());
+    }
+  }
+
   template <class T>
   bool send(const T& message) {
     const bool sent = try_send(socket_, encode(message));
@@ -209,7 +225,7 @@ class ZmqClient final : public Client {
   ClientOptions options_;
   State state_ = State::kConnecting;
   std::optional<TimeNs> spoke_at_;       // last Hello or Heartbeat that got out
-  std::optional<TimeNs> waiting_since_;  // oldest heartbeat since the controller's last word
+  std::optional<TimeNs> waiting_since_;  // oldest Hello or Heartbeat since the controller's last word
   std::uint64_t next_sequence_ = 0;      // of the next Publish or Evict
   std::optional<std::uint64_t> snapshot_begun_at_;
   std::uint64_t last_token_ = 0;

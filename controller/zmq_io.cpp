@@ -8,10 +8,12 @@ void set_common_options(zmq::socket_t& socket, std::string_view endpoint) {
   socket.set(zmq::sockopt::maxmsgsize, static_cast<std::int64_t>(wire::kMessageBytesMax));
   socket.set(zmq::sockopt::linger, 0);
   socket.set(zmq::sockopt::ipv6, endpoint.find('[') != std::string_view::npos);
-  // Our heartbeats tell the living from the dead; these make ZeroMQ drop and redo a connection that died in silence.
-  socket.set(zmq::sockopt::heartbeat_ivl, 1000);
-  socket.set(zmq::sockopt::heartbeat_timeout, 3000);
-  socket.set(zmq::sockopt::heartbeat_ttl, 5000);
+  // ZMQ_HEARTBEAT_IVL stays off: with a full receive queue a lost connection then ends the process by an assertion
+  // (libzmq issues 3937, 4364, 4767). Our own heartbeats tell the living from the dead; keepalive frees dead sockets.
+  socket.set(zmq::sockopt::tcp_keepalive, 1);
+  socket.set(zmq::sockopt::tcp_keepalive_idle, 10);
+  socket.set(zmq::sockopt::tcp_keepalive_intvl, 5);
+  socket.set(zmq::sockopt::tcp_keepalive_cnt, 3);
 }
 
 bool try_send(zmq::socket_t& socket, std::string_view bytes, zmq::send_flags more) {

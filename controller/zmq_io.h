@@ -43,7 +43,7 @@ class WakeUp {
   OwnedFd fd_;
 };
 
-/// Limits and liveness that hold for every socket here.
+/// Limits that hold for every socket here.
 void set_common_options(zmq::socket_t& socket, std::string_view endpoint);
 
 /// False: no room or no connection; the message is dropped. Never blocks, never throws.

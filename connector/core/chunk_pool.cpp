@@ -83,6 +83,12 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
   return true;
 }
 
+void ChunkPool::spoil(ChunkRef chunk) {
+  Slot& slot = checked(chunk);
+  KVFERRY_CHECK(slot.state == State::kWriting, "slot {} is spoilt, but nobody writes it", chunk.slot);
+  slot.write_failed = true;
+}
+
 void ChunkPool::abandon(ChunkRef chunk) {
   Slot& slot = checked(chunk);
   KVFERRY_CHECK(slot.state == State::kWriting && slot.ranks_done == 0, "slot {} is not just reserved", chunk.slot);

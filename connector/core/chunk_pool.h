@@ -56,6 +56,8 @@ class ChunkPool {
   /// One rank's outcome of a write. Ready when all ranks wrote; freed when any failed. Returns true when it became
   /// ready.
   bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum);
+  /// The write under way can't be trusted: however it ends, it counts as failed.
+  void spoil(ChunkRef chunk);
   /// Frees a slot that nobody writes any more (a pull that was given up before it started).
   void abandon(ChunkRef chunk);
   /// Forgets a ready chunk's key, so that no look-up finds it; the slot is freed when its last pin goes.

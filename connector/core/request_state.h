@@ -41,7 +41,7 @@ struct Admission {
   std::uint32_t hit = 0;    // tokens found, local and external together
   std::uint32_t local = 0;  // in the engine's own prefix cache
   std::uint32_t to_load = 0;
-  std::uint32_t loaded = 0;
+  std::uint32_t loaded = 0;  // once reported: a request that finishes in its admission step is gone before that
   bool resumed = false;
 };
 

@@ -162,9 +162,8 @@ class SchedulerCore {
   struct Load {
     PinId pin;
     std::uint32_t ranks_done = 0;
-    std::uint32_t tokens = 0;         // wanted
-    std::uint32_t tokens_loaded = 0;  // fewest over the ranks
-    std::uint32_t total_tokens = 0;   // of the request, at the look-up
+    Admission admission;             // `loaded`: fewest over the ranks so far
+    std::uint32_t total_tokens = 0;  // of the request, at the look-up
   };
 
   RequestState* find(const RequestId& id);
@@ -176,6 +175,7 @@ class SchedulerCore {
   void plan_running_saves(RequestState& request, StepPlan& plan);
   void plan_leftover_saves(RequestState& request, bool tail);
   std::optional<SaveItem> plan_chunk(RequestState& request, std::uint32_t chunk, std::uint32_t num_tokens);
+  void distrust_planned_saves();
   void append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs);
 
   void start_fetch(RequestState& request, TimeNs now);
@@ -199,6 +199,7 @@ class SchedulerCore {
   std::map<std::string, TimeNs> suspect_until_;                  // endpoints that did not answer
   std::vector<SaveJob> saves_before_next_;                       // of preempted and finished requests
   std::vector<LoadJob> loads_next_;
+  std::set<ChunkRef> saving_;  // planned and not reported by every rank
   std::vector<Action> actions_;
   CoreCounters counters_;
   std::uint64_t step_ = 0;  // of the plan built last

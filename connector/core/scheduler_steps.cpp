@@ -93,6 +93,7 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
     counters_.pool_full += 1;
     return std::nullopt;
   }
+  saving_.insert(*slot);
   if (is_tail || (request.last_tail && end > request.last_tail_end)) remember_tail(*slot);
   return SaveItem{*slot, chunk * config_.chunk_tokens, num_tokens};
 }
@@ -125,7 +126,44 @@ void SchedulerCore::leave_blocks(RequestState& request) {
   end_attempt(request);
 }
 
+/// A load failed. What was computed since, by that request or by others on its blocks, may rest on KV that never came,
+/// and plans that save it are out already. vLLM goes back and computes it again: nothing planned so far is kept.
+void SchedulerCore::distrust_planned_saves() {
+  counters_.save_failures += saving_.size();
+  for (const ChunkRef chunk : saving_) pool_.spoil(chunk);
+  for (auto& [id, request] : requests_) {
+    request.computed = 0;  // until vLLM schedules it again and says from where
+    request.saved = 0;
+  }
+}
+
 void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
+  for (const LoadDone& done : report.loads) {
+    const auto found = loads_.find({done.request_id, done.attempt});
+    promise::exactly_once(found != loads_.end(), fmt::format("the load of request {}", done.request_id));
+    Load& load = found->second;
+    Admission& admission = load.admission;
+    admission.loaded = std::min(admission.loaded, done.tokens_loaded);
+    if (done.tokens_loaded < admission.to_load || !done.corrupt.empty()) distrust_planned_saves();
+    for (const ChunkRef chunk : done.corrupt) {
+      counters_.load_failures += 1;
+      pool_.condemn(chunk);  // what failed once is never offered again
+    }
+    if (++load.ranks_done < config_.num_ranks) continue;
+    counters_.loaded_tokens += admission.loaded;
+    pool_.unpin(load.pin);
+    // The request may be gone by now: vLLM finishes requests before it hands over the report of their step.
+    if (RequestState* request = find(RequestId{done.request_id})) {
+      for (Admission& own : request->admissions)
+        if (own.attempt == done.attempt) own.loaded = admission.loaded;
+    }
+    actions_.push_back(
+        LogLine{fmt::format("request {} attempt {}{}: {} tokens, hit {}, local {}, to load {}, loaded {}",
+                            done.request_id, done.attempt, admission.resumed ? " (resumed)" : "", load.total_tokens,
+                            admission.hit, admission.local, admission.to_load, admission.loaded),
+                admission.loaded < admission.to_load});
+    loads_.erase(found);
+  }
   for (const SaveDone& save : report.saves) {
     const std::uint32_t tokens = pool_.slot(save.chunk.slot).meta.num_tokens;
     if (pool_.rank_written(save.chunk, report.rank, save.ok, save.checksum)) {
@@ -135,31 +173,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     } else if (!save.ok) {
       counters_.save_failures += 1;
     }
-  }
-  for (const LoadDone& done : report.loads) {
-    const auto found = loads_.find({done.request_id, done.attempt});
-    promise::exactly_once(found != loads_.end(), fmt::format("the load of request {}", done.request_id));
-    Load& load = found->second;
-    load.tokens_loaded = std::min(load.tokens_loaded, done.tokens_loaded);
-    for (const ChunkRef chunk : done.corrupt) {
-      counters_.load_failures += 1;
-      pool_.condemn(chunk);  // what failed once is never offered again
-    }
-    if (++load.ranks_done < config_.num_ranks) continue;
-    counters_.loaded_tokens += load.tokens_loaded;
-    pool_.unpin(load.pin);
-    if (RequestState* request = find(RequestId{done.request_id})) {
-      for (Admission& admission : request->admissions) {
-        if (admission.attempt != done.attempt) continue;
-        admission.loaded = load.tokens_loaded;
-        actions_.push_back(
-            LogLine{fmt::format("request {} attempt {}{}: {} tokens, hit {}, local {}, to load {}, loaded {}",
-                                done.request_id, done.attempt, admission.resumed ? " (resumed)" : "", load.total_tokens,
-                                admission.hit, admission.local, admission.to_load, admission.loaded),
-                    load.tokens_loaded < load.tokens});
-      }
-    }
-    loads_.erase(found);
+    if (pool_.slot(save.chunk.slot).state != ChunkPool::State::kWriting) saving_.erase(save.chunk);
   }
   announce_evictions();
   tick(now);

@@ -58,7 +58,6 @@ class MiniEngine {
   SchedulerCore& core() { return core_; }
   std::vector<Worker>& workers() { return workers_; }
   std::size_t num_unfinished() const { return requests_.size(); }
-  bool has_in_flight() const { return !in_flight_.empty(); }
   /// Everything that the step's actions were, publications checked against the workers' bytes.
   std::vector<Action> take_actions();
   const std::map<std::string, std::vector<std::int32_t>>& outputs() const { return outputs_; }

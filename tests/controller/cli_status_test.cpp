@@ -30,7 +30,7 @@ class CliStatus : public ::testing::Test {
     ASSERT_TRUE(a_.wait_to_see(ask_for(0, 3), {"prefill-b:3"}));
     ASSERT_TRUE(a_.wait_until([&] { return server_.status().nodes.at(1).num_chunks == 4; }));
   }
-  LiveServer server_{"tcp://127.0.0.1:0", /*lease_ms=*/3'600'000};
+  LiveServer server_{"tcp://127.0.0.1:0"};
   LiveNode a_{server_.endpoint(), node_info("decode-a", 7)};
   LiveNode b_{server_.endpoint(), node_info("prefill-b", 8)};
 };

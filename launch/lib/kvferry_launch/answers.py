@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 ROUNDING_MARGIN = 0.01  # in logprob; a wider lead of the best token is not lost by rounding
@@ -108,6 +109,13 @@ class LoadResult:
             if mismatch:
                 found[index] = mismatch
         return found
+
+    @property
+    def wrong_tokens(self) -> int:
+        """Positions at which a token differs from the reference's, or is missing."""
+        return sum(left != right for answer, reference in zip(self.answers, self.references, strict=True)
+                   if answer.generation
+                   for left, right in zip_longest(answer.generation.tokens, reference.tokens))
 
     @property
     def errors(self) -> dict[int, str]:

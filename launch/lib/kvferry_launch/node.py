@@ -41,8 +41,8 @@ def engine_main(kind: str) -> NoReturn:
     try:
         arguments = engine_parser(kind).parse_args()
         command, env = engine_command(arguments)
-        print(f"# {kind} node; KV that fails to load is computed again (kv_load_failure_policy is recompute; vLLM's own "
-              "default is fail)")
+        print(f"# {kind} node. KV that fails to load is computed again: kv_load_failure_policy is recompute, "
+              "vLLM's own default is fail.")
         become(command, env, arguments.dry_run)
     except NodeError as error:
         sys.exit(f"launch/{kind}: {error}")

@@ -9,7 +9,7 @@ from typing import Any
 from kvferry_launch.answers import Answer, Generation, LoadResult
 from kvferry_launch.client import VllmClient, judged_load, prefill_then_decode
 from kvferry_launch.paths import LOGS
-from kvferry_launch.process import ManagedProcess, free_port, stop_all
+from kvferry_launch.process import STOP_GRACE_S, ManagedProcess, free_port, stop_all
 from kvferry_launch.servers import KVFERRY_CONNECTOR, Controller, KvConnector, VllmServer
 
 CONCURRENCY = 8
@@ -68,11 +68,11 @@ class Pair:
         for server in (self.prefill, self.decode):
             server.wait_ready()
 
-    def stop(self) -> None:
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """The servers first, the controller after them, so that they can say goodbye."""
-        stop_all([self.decode.process, self.prefill.process])
+        stop_all([self.decode.process, self.prefill.process], grace_s)
         if self.controller:
-            self.controller.stop()
+            self.controller.process.stop(grace_s)
 
     def _server(self, name: str, model: Path, core: str, role: str, flags: tuple[str, ...],
                 log_folder: Path) -> VllmServer:

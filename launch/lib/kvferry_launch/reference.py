@@ -12,6 +12,7 @@ from pathlib import Path
 from kvferry_launch.answers import Answer, Generation
 from kvferry_launch.client import FREQUENCY_PENALTY, VllmClient, plain, run_load
 from kvferry_launch.paths import BUILD
+from kvferry_launch.process import ManagedProcess, ProcessError
 from kvferry_launch.servers import CPU_FLAGS, VllmServer
 
 CONCURRENCY = 8
@@ -29,25 +30,33 @@ class Reference:
         return self._path(prompts, max_tokens).exists()
 
     def generations(self, prompts: list[list[int]], max_tokens: int,
-                    on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> list[Generation]:
-        """The reference of each prompt. Errors: ProcessError, RuntimeError when the plain server fails a request."""
+                    on_answer: Callable[[int, Answer], None] = lambda index, answer: None,
+                    tick: Callable[[], None] = lambda: None) -> list[Generation]:
+        """The reference of each prompt; `tick` is called while the server starts.
+
+        Errors: ProcessError when it doesn't start or fails a request.
+        """
         path = self._path(prompts, max_tokens)
         if path.exists():
             return [Generation(**entry) for entry in json.loads(path.read_text())]
         if not self._server.process.running:
             self._server.start()
-        self._server.wait_ready()
+        self._server.wait_ready(tick=tick)
         answers = asyncio.run(self._ask(prompts, max_tokens, on_answer))
         found = []
         for answer in answers:
             if answer.generation is None:
-                raise RuntimeError(f"the plain server failed a request: {answer.error}")
+                raise ProcessError(f"the plain server failed a request: {answer.error}")
             found.append(Generation(answer.generation.tokens, answer.generation.margins))
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}")
         scratch.write_text(json.dumps([asdict(generation) for generation in found]))
         scratch.rename(path)
         return found
+
+    @property
+    def process(self) -> ManagedProcess:
+        return self._server.process
 
     def stop(self) -> None:
         self._server.stop()

@@ -6,6 +6,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -105,14 +106,15 @@ class VllmServer:
     def start(self) -> None:
         self.process.start()
 
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Errors: ProcessError when the server died or is not healthy in time."""
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S, tick: Callable[[], None] = lambda: None) -> None:
+        """`tick` is called while it waits. Errors: ProcessError when the server died or is not healthy in time."""
         deadline = time.monotonic() + timeout_s
         while not self.healthy():
             self.process.fail_if_dead()
             if time.monotonic() > deadline:
                 raise ProcessError(f"{self.name} is not healthy after {timeout_s:.0f} s; its log is "
                                    f"{self.process.log}:\n{self.process.tail()}")
+            tick()
             time.sleep(POLL_INTERVAL_S)
 
     def healthy(self) -> bool:

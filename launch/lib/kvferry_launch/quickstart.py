@@ -1,0 +1,63 @@
+"""launch/quickstart's front: arguments and set-up with any Python, then the job with .venv's."""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from kvferry_launch import setup
+from kvferry_launch.paths import MODELS, VENV_PYTHON
+from kvferry_launch.process import ProcessError
+
+REQUESTS_MIN = 2  # a request alone is never preempted
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="launch/quickstart",
+        description="Install what is missing, build kvferry, run requests through a vLLM prefill server and a vLLM "
+        "decode server that is short of memory, and compare every token with one plain vLLM server.")
+    made.add_argument("--prepare-only", action="store_true", help="stop when everything is installed and built")
+    made.add_argument("--requests", type=int, default=8, metavar="N", help="how many, 8 at a time (default: 8)")
+    made.add_argument("--model", type=Path, default=MODELS / "toy", metavar="PATH",
+                      help="a model folder (default: a small random model, made here)")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the table and the totals there")
+    return made
+
+
+def arguments() -> argparse.Namespace:
+    """Parsed and checked; exits 2 with one line otherwise."""
+    made = parser()
+    parsed = made.parse_args()
+    if parsed.requests < REQUESTS_MIN:
+        made.error(f"--requests is {parsed.requests}, not {REQUESTS_MIN} or more (a request alone is never preempted)")
+    if parsed.model != MODELS / "toy" and not (parsed.model / "config.json").exists():
+        made.error(f"--model {parsed.model} is not a folder with a config.json")
+    if parsed.json is not None and not parsed.json.resolve().parent.is_dir():
+        made.error(f"--json {parsed.json} is in a folder that doesn't exist")
+    return parsed
+
+
+def main() -> NoReturn:
+    parsed = arguments()
+    setup.ensure_or_exit(vllm=True)
+    if parsed.prepare_only:
+        print("everything is in place; launch/quickstart runs in seconds to a minute from here")
+        sys.exit(0)
+    os.execv(VENV_PYTHON, [str(VENV_PYTHON), "-c", "from kvferry_launch.quickstart import job; job()", *sys.argv[1:]])
+
+
+def job() -> NoReturn:
+    """What main() becomes, in .venv. Every way of being stopped ends quietly, with no process left."""
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.default_int_handler)
+    try:
+        from kvferry_launch import quickstart_job  # needs what set-up installed
+
+        sys.exit(quickstart_job.run(arguments()))
+    except ProcessError as error:
+        sys.exit(f"launch/quickstart: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,100 @@
+// Seeded random schedules. KVFERRY_SEED=N replays one seed, KVFERRY_SEEDS=N runs seeds 1 .. N.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+
+#include "check_throws.h"
+#include "sim_options.h"
+
+namespace kvferry::sim {
+namespace {
+
+/// Runs one simulation for each seed; the first failing one is told with what replays it.
+void for_each_seed(std::uint64_t num_seeds, const std::function<void(std::uint64_t seed)>& simulate) {
+  const ChecksThrow checks;
+  const auto number = [](const char* name) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
+  };
+  const std::uint64_t only = number("KVFERRY_SEED");
+  const std::uint64_t last = only > 0 ? only : number("KVFERRY_SEEDS") > 0 ? number("KVFERRY_SEEDS") : num_seeds;
+  for (std::uint64_t seed = only > 0 ? only : 1; seed <= last; ++seed) {
+    try {
+      simulate(seed);
+    } catch (const std::exception& broken) {
+      const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+      FAIL() << "seed " << seed << ": " << broken.what() << "\nreplay: KVFERRY_SEED=" << seed
+             << " engine_random_test --gtest_filter=" << test->test_suite_name() << "." << test->name();
+    }
+  }
+}
+
+std::uint64_t count_load_lines(const std::vector<Action>& actions) {
+  return static_cast<std::uint64_t>(std::count_if(actions.begin(), actions.end(), [](const Action& action) {
+    const auto* line = std::get_if<LogLine>(&action);
+    return line != nullptr && line->text.find("to load") != std::string::npos;
+  }));
+}
+
+void run_one_node(std::uint64_t seed, bool with_faults) {
+  Dice dice(seed);
+  SimOptions options = draw_options(dice, with_faults);
+  const EngineConfig& config = options.engine;
+  StampBook book;
+  MiniEngine engine(options.core, config, book);
+  engine.refuse = [&](const std::string&) {
+    if (!dice.chance(options.refuses)) return Refusal::kNone;
+    return dice.chance(0.5) ? Refusal::kSkip : Refusal::kBreak;
+  };
+  Prompts prompts(dice, options.max_tokens_total);
+  std::vector<RequestSpec> specs;
+  std::set<std::string> aborted;
+  CoreCounters counters;
+  std::uint64_t lines = 0;
+  TimeNs now = kSecond;
+  const std::uint32_t num_requests = dice.between(2, 8);
+  for (int steps = 0; specs.size() < num_requests || engine.num_unfinished() > 0; ++steps) {
+    if (steps > 20000) throw Broken("no progress");
+    now += dice.between(1, 20) * kMillisecond;
+    if (specs.size() < num_requests && dice.chance(0.3)) {
+      specs.push_back(prompts.draw("r" + std::to_string(specs.size())));
+      engine.add(specs.back(), now);
+    }
+    if (!specs.empty() && dice.chance(options.aborts)) {
+      const std::string id = specs[dice.raw() % specs.size()].id;
+      if (!engine.finished().contains(id)) aborted.insert(id);
+      engine.abort(id, now);
+    }
+    if (dice.chance(options.preempts_all)) engine.preempt_all();
+    if (dice.chance(options.resets_cache)) engine.core().reset_cache();
+    engine.step(now);
+    lines += count_load_lines(engine.take_actions());
+    check_counters(engine.core().counters(), counters);
+  }
+  for (int i = 0; i < 4; ++i) engine.step(now += 100 * kSecond);
+  lines += count_load_lines(engine.take_actions());
+  if (lines != engine.core().counters().loads)
+    throw Broken(fmt::format("{} loads, {} told in the log", engine.core().counters().loads, lines));
+  check_idle(engine.core());
+  const bool all_load = engine.num_failed_loads() == 0;
+  for (const RequestSpec& spec : specs) {
+    if (!aborted.contains(spec.id)) check_admissions(spec.id, engine.finished().at(spec.id), all_load);
+    const std::size_t said = engine.outputs().at(spec.id).size();
+    const std::size_t plain =
+        say(spec.prompt, spec.max_tokens, spec.stops, spec.extras).tokens.size() - spec.prompt.size();
+    if (aborted.contains(spec.id) ? said > plain : said != plain)
+      throw Broken(fmt::format("request {} says {} tokens, a plain engine {}", spec.id, said, plain));
+  }
+}
+
+TEST(EngineRandom, OneNodeSaysWhatAPlainEngineSays) {
+  for_each_seed(1500, [](std::uint64_t seed) { run_one_node(seed, false); });
+}
+
+TEST(EngineRandom, OneNodeWithFailingSavesAndDamagedChunksSaysWhatAPlainEngineSays) {
+  for_each_seed(1500, [](std::uint64_t seed) { run_one_node(seed, true); });
+}
+
+}  // namespace
+}  // namespace kvferry::sim
