@@ -30,6 +30,6 @@ std::string_view name_of(ErrorCode code) {
   return "unknown error";
 }
 
-std::string Error::str() const { return fmt::format("{} [{}:{}]", what, where.file_name(), where.line()); }
+std::string Error::str() const { return fmt::format("{} [{}:{}]", what, where.file, where.line); }
 
 }  // namespace kvferry

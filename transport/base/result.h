@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <optional>
-#include <source_location>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -29,10 +28,19 @@ enum class ErrorCode : int {
 
 std::string_view name_of(ErrorCode code);
 
+/// Of the line that made an Error. std::source_location where clang 14 on libstdc++ 12 has none.
+struct SourceLine {
+  const char* file;
+  int line;
+  static constexpr SourceLine current(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
+};
+
 struct [[nodiscard]] Error {
   ErrorCode code = ErrorCode::kInternal;
   std::string what;
-  std::source_location where = std::source_location::current();  // of the line that made it
+  SourceLine where = SourceLine::current();
 
   /// Puts what the caller was doing in front: "pulling 4 chunks: peer lost".
   Error&& with(std::string_view story) && {

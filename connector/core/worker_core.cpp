@@ -1,0 +1,85 @@
+#include "connector/core/worker_core.h"
+
+#include <utility>
+
+#include "connector/core/promises.h"
+
+namespace kvferry {
+
+WorkerCore::Slot& WorkerCore::slot(ChunkRef chunk) {
+  KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} of {}", chunk.slot, slots_.size());
+  return slots_[chunk.slot];
+}
+
+void WorkerCore::begin_step(std::uint64_t step) {
+  promise::exactly_once(step > step_, fmt::format("the plan of step {}", step));
+  step_ = step;
+}
+
+void WorkerCore::begin_write(ChunkRef chunk) {
+  Slot& target = slot(chunk);
+  promise::fenced_reuse(0, !target.writing && chunk.generation > target.generation, chunk.slot);
+  target = {chunk.generation, true, false};
+}
+
+void WorkerCore::end_write(ChunkRef chunk, bool ok) {
+  Slot& target = slot(chunk);
+  promise::exactly_once(target.writing && target.generation == chunk.generation,
+                        fmt::format("the write of slot {}", chunk.slot));
+  target.writing = false;
+  target.whole = ok;
+}
+
+void WorkerCore::saved(ChunkRef chunk, bool ok, std::uint64_t checksum) {
+  end_write(chunk, ok);
+  report_.saves.push_back({chunk, ok, checksum});
+}
+
+bool WorkerCore::readable(ChunkRef chunk) const {
+  if (chunk.slot >= slots_.size()) return false;
+  const Slot& source = slots_[chunk.slot];
+  return source.whole && !source.writing && source.generation == chunk.generation;
+}
+
+void WorkerCore::loaded(const LoadJob& job, LoadOutcome outcome) {
+  report_.loads.push_back({job.request_id, job.attempt, outcome.tokens_loaded, std::move(outcome.corrupt)});
+}
+
+std::optional<WorkerReport> WorkerCore::take_report() {
+  if (report_.saves.empty() && report_.loads.empty()) return std::nullopt;
+  report_.rank = rank_;
+  report_.step = step_;
+  return std::exchange(report_, {});
+}
+
+void WorkerCore::pull_ordered(const PullOrder& order, TimeNs now) {
+  promise::exactly_once(!pulls_.contains(order.pull), fmt::format("pull {}", order.pull));
+  Pull pull;
+  pull.deadline = now + order.timeout_ms * kMillisecond;
+  promise::bounded_hold(now, pull.deadline, fmt::format("pull {}", order.pull));
+  for (const PullItem& item : order.items) {
+    begin_write(item.local);
+    pull.chunks.push_back(item.local);
+  }
+  pulls_.emplace(order.pull, std::move(pull));
+}
+
+PullOutcome WorkerCore::pull_ended(std::uint64_t id, std::vector<bool> ok, std::string what) {
+  const auto found = pulls_.find(id);
+  promise::exactly_once(found != pulls_.end() && ok.size() == found->second.chunks.size(), fmt::format("pull {}", id));
+  for (std::size_t i = 0; i < ok.size(); ++i) end_write(found->second.chunks[i], ok[i]);
+  pulls_.erase(found);
+  return {id, rank_, std::move(ok), std::move(what)};
+}
+
+std::vector<std::uint64_t> WorkerCore::overdue_pulls(TimeNs now) {
+  std::vector<std::uint64_t> overdue;
+  for (auto& [id, pull] : pulls_) {
+    if (pull.cancelled || pull.deadline > now) continue;
+    pull.cancelled = true;
+    overdue.push_back(id);
+  }
+  return overdue;
+}
+
+}  // namespace kvferry

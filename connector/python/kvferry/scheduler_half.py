@@ -1,0 +1,216 @@
+"""The connector's half in EngineCore: translates vLLM's scheduler calls for the C++ scheduler node."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+from vllm.v1.request import RequestStatus
+
+from kvferry._core import KvFerryError, SchedulerNode, check_config
+from kvferry.errors import refuse_to_start
+from kvferry.handshake import StepPlan, StepReport, WorkerHello
+from kvferry.identity import fingerprint
+from kvferry.layout import attention_spec
+from kvferry.stats import KvFerryStats, StatsSource
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+START_TIMEOUT_MS = 10_000
+# What the engine computed for these is not worth keeping, or not to be trusted.
+_ABORTED = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_IGNORED, RequestStatus.FINISHED_ERROR)
+
+
+class SchedulerHalf:
+    def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
+        transfer = vllm_config.kv_transfer_config
+        extra_json = json.dumps(transfer.kv_connector_extra_config)
+        parallel = vllm_config.parallel_config
+        if parallel.pipeline_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
+            refuse_to_start("this version supports tensor parallelism, not pipeline or context parallelism")
+        spec = attention_spec(kv_cache_config)
+        num_layers = len(kv_cache_config.kv_cache_groups[0].layer_names)
+        try:
+            config = check_config(extra_json)
+            self._fingerprint = fingerprint(vllm_config, num_layers, config["chunk_tokens"])
+            self._node = SchedulerNode(
+                extra_json=extra_json,
+                engine_id=transfer.engine_id,
+                role=transfer.kv_role,
+                fingerprint=self._fingerprint,
+                block_tokens=spec.block_size,
+                num_groups=1,
+                start_timeout_ms=START_TIMEOUT_MS,
+            )
+        except KvFerryError as error:
+            refuse_to_start(str(error))
+        self._engine_id = transfer.engine_id
+        self._tp_size = parallel.tensor_parallel_size
+        self._known_tokens: dict[str, int] = {}  # tokens that the node has of each request
+        self._requests: dict[str, Request] = {}
+        self._wants_report: set[str] = set()
+        self._stats = StatsSource()
+        logger.info(
+            "kvferry: engine %s serves %s as %s at %s:%d",
+            self._engine_id, self._fingerprint, transfer.kv_role, self._node.host, self._node.port,
+        )  # fmt: skip
+
+    def attach_workers(self, hellos: dict[tuple[int, int], WorkerHello]) -> None:
+        self._node.attach_workers([hellos[rank].payload for rank in sorted(hellos)])
+
+    def on_new_request(self, request: "Request") -> None:
+        params = request.kv_transfer_params or {}
+        if not isinstance(params, dict):
+            params = {}
+        tokens = list(request.all_token_ids)
+        self._node.add_request(
+            request_id=request.request_id,
+            tokens=tokens,
+            num_prompt_tokens=request.num_prompt_tokens,
+            extras=_extras(request),
+            items=[(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features],
+            # Embeddings have no token ids to be keyed by, and a streamed session rewrites its history.
+            cacheable=request.prompt_embeds is None and not request.resumable,
+            handoff=bool(params.get("do_remote_decode")),
+            source=self._handoff_source(request.request_id, params, len(tokens)),
+        )
+        self._known_tokens[request.request_id] = len(tokens)
+        self._requests[request.request_id] = request
+        if params.get("kvferry_report"):
+            self._wants_report.add(request.request_id)
+
+    def _handoff_source(
+        self, request_id: str, params: dict[str, Any], num_tokens: int
+    ) -> tuple[str, str, str, int] | None:
+        """Where the prefill side left the prompt; None when nobody did, or what a router sent makes no sense."""
+        if not params.get("do_remote_prefill"):
+            return None
+        theirs = params.get("kvferry_fingerprint")
+        if theirs is not None and theirs != self._fingerprint:
+            logger.error(
+                "kvferry: request %s: different models on the two sides: here '%s', there '%s'; it is recomputed",
+                request_id, self._fingerprint, theirs,
+            )  # fmt: skip
+            return None
+        host, port = params.get("remote_host"), params.get("remote_port")
+        count = params.get("remote_num_tokens") or num_tokens
+        valid = isinstance(host, str) and host and isinstance(port, int) and 0 < port < 65536
+        if not valid or not isinstance(count, int) or not 0 < count < 2**31:
+            logger.warning(
+                "kvferry: request %s: kv_transfer_params name no usable remote_host, remote_port and "
+                "remote_num_tokens (%r, %r, %r); the controller is asked instead",
+                request_id, host, port, count,
+            )  # fmt: skip
+            return None
+        remote_id = str(params.get("remote_request_id") or "")
+        return str(params.get("remote_engine_id") or ""), f"tcp://{host}:{port}", remote_id, min(count, num_tokens)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        if request.request_id not in self._known_tokens:
+            self.on_new_request(request)
+        self._sync_tokens(request)
+        if request.skip_reading_prefix_cache:
+            return 0, False
+        # Always synchronous: the answer lies in this node's own pool, so the load is a copy inside the step.
+        return self._node.lookup(request.request_id, num_computed_tokens), False
+
+    def _sync_tokens(self, request: "Request") -> None:
+        known = self._known_tokens[request.request_id]
+        tokens = request.all_token_ids
+        if len(tokens) == known:
+            return
+        keep = min(known, len(tokens))
+        self._node.update_tokens(request.request_id, keep, list(tokens[keep:]))
+        self._known_tokens[request.request_id] = len(tokens)
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external: int) -> None:
+        self._node.allocated(request.request_id, num_external, list(blocks.get_block_ids()))
+
+    def build_connector_meta(self, output: "SchedulerOutput") -> StepPlan:
+        tables = output.kv_connector_block_state
+        scheduled = []
+        for new in output.scheduled_new_reqs:
+            scheduled.append(self._scheduled(output, tables, new.req_id, new.num_computed_tokens, True))
+        cached = output.scheduled_cached_reqs
+        for i, req_id in enumerate(cached.req_ids):
+            changed = cached.new_block_ids[i] is not None or req_id in cached.resumed_req_ids
+            scheduled.append(self._scheduled(output, tables, req_id, cached.num_computed_tokens[i], changed))
+        return StepPlan(self._node.build_step(scheduled, list(output.preempted_req_ids or ())))
+
+    def _scheduled(
+        self, output: "SchedulerOutput", tables: Any, req_id: str, num_computed: int, blocks_changed: bool
+    ) -> tuple[str, int, int, list[list[int]] | None]:
+        request = self._requests.get(req_id)
+        if request is not None:
+            self._sync_tokens(request)
+        blocks = tables.get_block_ids(req_id) if blocks_changed else None
+        table = None if blocks is None else [list(group) for group in blocks]
+        return req_id, num_computed, output.num_scheduled_tokens[req_id], table
+
+    def request_finished(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Never holds blocks: what is not saved yet is packed at the start of the next step, before any reuse."""
+        req_id = request.request_id
+        if req_id not in self._known_tokens:
+            return False, None
+        self._sync_tokens(request)
+        aborted = request.status in _ABORTED
+        done = self._node.finished(req_id, request.num_computed_tokens, [list(b) for b in block_ids], aborted)
+        del self._known_tokens[req_id], self._requests[req_id]
+        params: dict[str, Any] = {}
+        if done["handoff_tokens"] is not None:
+            params = {
+                "do_remote_prefill": True,
+                "do_remote_decode": False,
+                "remote_block_ids": [list(b) for b in block_ids],
+                "remote_engine_id": self._engine_id,
+                "remote_request_id": req_id,
+                "remote_host": self._node.host,
+                "remote_port": self._node.port,
+                "remote_num_tokens": done["handoff_tokens"],
+                "tp_size": self._tp_size,
+                "kvferry_fingerprint": self._fingerprint,
+            }
+        if req_id in self._wants_report:
+            self._wants_report.discard(req_id)
+            params["kvferry_report"] = {
+                "admissions": done["admissions"],
+                "preemptions": done["preemptions"],
+                "transfer_ms": done["transfer_ms"],
+            }
+        return False, params or None
+
+    def update_connector_output(self, output: "KVConnectorOutput") -> None:
+        report = output.kv_connector_worker_meta
+        if isinstance(report, StepReport):
+            for payload in report.payloads:
+                self._node.worker_report(payload)
+
+    def reset_cache(self) -> bool:
+        self._node.reset_cache()
+        return True
+
+    def take_stats(self) -> KvFerryStats | None:
+        return self._stats.take(self._node.metrics())
+
+    def shutdown(self) -> None:
+        self._node.shutdown()
+
+
+def _extras(request: "Request") -> str:
+    """What changes all of a request's KV besides its tokens."""
+    lora = request.lora_request
+    parts = []
+    if lora is not None:
+        parts.append(f"lora={lora.lora_name}@{lora.lora_path}")
+    if request.cache_salt:
+        parts.append(f"salt={request.cache_salt}")
+    return ";".join(parts)

@@ -1,0 +1,96 @@
+"""kvferry's counters on vLLM's own /metrics."""
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+COUNTERS = {
+    "lookups_total": "Look-ups of requests that wanted to be admitted.",
+    "lookup_hits_total": "Look-ups that found KV beyond the engine's own prefix cache.",
+    "hit_tokens_total": "Tokens admitted with KV from kvferry.",
+    "loads_total": "Loads from the chunk pool into engine blocks.",
+    "loaded_tokens_total": "Tokens loaded and verified.",
+    "load_failures_total": "Chunks whose checksum or generation did not match at a load.",
+    "resumed_total": "Admissions of requests that had been preempted.",
+    "resumed_hit_tokens_total": "Tokens that preempted requests got back from kvferry.",
+    "saved_chunks_total": "Chunks saved from engine blocks into the pool.",
+    "saved_tokens_total": "Tokens saved from engine blocks into the pool.",
+    "save_failures_total": "Saves that failed.",
+    "pool_full_total": "Chunks not saved or fetched because every slot was held.",
+    "pulls_total": "Pulls from other nodes' pools.",
+    "pulled_chunks_total": "Chunks pulled and verified.",
+    "pull_failures_total": "Chunks whose pull failed or did not match its checksum.",
+    "fetch_timeouts_total": "Waits for other nodes that hit their deadline.",
+    "leases_granted_total": "Leases given to other nodes.",
+    "holds_expired_total": "Holds that ended by their deadline.",
+    "evicted_chunks_total": "Chunks evicted from the pool.",
+}
+GAUGES = {
+    "pool_chunks": "Chunks in the pool.",
+    "pool_slots": "Slots of the pool.",
+    "pool_pinned_chunks": "Chunks held by look-ups, loads, leases and hand-offs.",
+}
+
+
+class KvFerryStats(KVConnectorStats):
+    """`data`: counter growth since the last report, and gauges as they are."""
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+    def aggregate(self, other: KVConnectorStats) -> "KvFerryStats":
+        for name, value in other.data.items():
+            self.data[name] = value if name in GAUGES else self.data.get(name, 0) + value
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return {name: int(value) for name, value in self.data.items() if value or name in GAUGES}
+
+
+class StatsSource:
+    """Turns the node's monotone counters into growth. A counter that shrank would end vLLM's front end: it can't."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+
+    def take(self, metrics: dict[str, float]) -> KvFerryStats | None:
+        if metrics == self._last:
+            return None
+        data: dict[str, Any] = {name: metrics[name] for name in GAUGES}
+        for name in COUNTERS:
+            growth = metrics[name] - self._last.get(name, 0.0)
+            if growth > 0:
+                data[name] = growth
+        self._last = metrics
+        return KvFerryStats(data=data)
+
+
+class KvFerryPromMetrics(KVConnectorPromMetrics):
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters: dict[str, dict[int, Any]] = {}
+        self._gauges: dict[str, dict[int, Any]] = {}
+        for name, text in COUNTERS.items():
+            counter = self._counter_cls(
+                name=f"kvferry_{name.removesuffix('_total')}", documentation=text, labelnames=labelnames
+            )
+            self._counters[name] = {i: counter.labels(*values) for i, values in per_engine_labelvalues.items()}
+        for name, text in GAUGES.items():
+            gauge = self._gauge_cls(name=f"kvferry_{name}", documentation=text, labelnames=labelnames)
+            self._gauges[name] = {i: gauge.labels(*values) for i, values in per_engine_labelvalues.items()}
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, value in transfer_stats_data.items():
+            if name in self._counters:
+                self._counters[name][engine_idx].inc(max(0, value))
+            elif name in self._gauges:
+                self._gauges[name][engine_idx].set(value)

@@ -1,0 +1,79 @@
+"""The connector's half in each worker: registers the KV tensors, runs the step's copies in C++."""
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.logger import init_logger
+
+from kvferry._core import KvFerryError, WorkerNode, check_config
+from kvferry.errors import refuse_to_start
+from kvferry.handshake import StepPlan, StepReport, WorkerHello
+from kvferry.layout import attention_spec, cpu_layers
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger(__name__)
+
+
+class WorkerHalf:
+    def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
+        self._vllm_config = vllm_config
+        self._spec = attention_spec(kv_cache_config)
+        self._node: WorkerNode | None = None
+        try:
+            self._config = check_config(json.dumps(vllm_config.kv_transfer_config.kv_connector_extra_config))
+        except KvFerryError as error:
+            refuse_to_start(str(error))
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        layers = cpu_layers(kv_caches, self._spec, self._vllm_config)
+        engine_id = self._vllm_config.kv_transfer_config.engine_id
+        tensor = next(iter(kv_caches.values()))
+        try:
+            self._node = WorkerNode(
+                rank=get_tensor_model_parallel_rank(),
+                label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[:40],
+                chunk_tokens=self._config["chunk_tokens"],
+                pool_bytes=self._config["pool_bytes"],
+                layers=layers,
+                num_kv_heads=self._spec.num_kv_heads,
+                head_dim=self._spec.head_size,
+                element_bytes=tensor.element_size(),
+                planes=2,
+                block_tokens=self._spec.block_size,
+                num_blocks=tensor.shape[0],
+            )
+        except KvFerryError as error:
+            refuse_to_start(str(error))
+        logger.info("kvferry: %s", self._node.describe())
+
+    def handshake(self) -> WorkerHello | None:
+        return None if self._node is None else WorkerHello(self._node.handshake())
+
+    def begin_step(self, plan: StepPlan) -> None:
+        if self._node is not None:
+            self._node.begin_step(plan.payload)
+
+    def load(self) -> None:
+        if self._node is not None:
+            self._node.load()
+
+    def save(self) -> None:
+        if self._node is not None:
+            self._node.save()
+
+    def take_report(self) -> StepReport | None:
+        payload = None if self._node is None else self._node.take_report()
+        return None if payload is None else StepReport([payload])
+
+    def take_failed_blocks(self) -> set[int]:
+        return set() if self._node is None else set(self._node.take_failed_blocks())
+
+    def shutdown(self) -> None:
+        if self._node is not None:
+            self._node.shutdown()

@@ -1,0 +1,233 @@
+// kvferry._core: the two nodes for Python. Thin: arguments in, results out, every Error becomes KvFerryError.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "connector/runtime/config.h"
+#include "connector/runtime/scheduler_node.h"
+#include "connector/runtime/worker_node.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using namespace kvferry;
+
+class PythonError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+template <class T>
+T unwrap(Result<T> result) {
+  if (!result) throw PythonError("kvferry: " + result.error().what);
+  return std::move(result).value();
+}
+void unwrap(const Result<void>& result) {
+  if (!result) throw PythonError("kvferry: " + result.error().what);
+}
+
+ConnectorConfig config_from(const std::string& extra_json) {
+  return unwrap(load_config(extra_json, [](const char* name) { return std::getenv(name); }));
+}
+
+std::string_view view(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
+nb::dict config_dict(const std::string& extra_json) {
+  const ConnectorConfig config = config_from(extra_json);
+  nb::dict dict;
+  dict["controller"] = config.controller;
+  dict["chunk_tokens"] = config.chunk_tokens;
+  dict["pool_bytes"] = config.pool_bytes;
+  dict["save_decode_cache"] = config.save_decode_cache;
+  dict["save_unfull_chunk"] = config.save_unfull_chunk;
+  dict["path"] = config.path;
+  dict["load_timeout_ms"] = config.load_timeout_ms;
+  dict["advertise_host"] = config.advertise_host;
+  dict["namespace"] = config.name_space;
+  return dict;
+}
+
+using Plane = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+PlaneLayout plane_from(const Plane& plane) {
+  const auto& [base, block, head, token, dim] = plane;
+  return {base, block, head, token, dim};
+}
+
+struct PyScheduler {
+  std::unique_ptr<SchedulerNode> node;
+
+  PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
+              std::uint32_t block_tokens, std::uint32_t num_groups, std::int64_t start_timeout_ms) {
+    SchedulerOptions options{config_from(extra_json),
+                             EngineId{std::move(engine_id)},
+                             std::move(role),
+                             std::move(fingerprint),
+                             block_tokens,
+                             num_groups,
+                             start_timeout_ms};
+    const nb::gil_scoped_release unlocked;
+    node = unwrap(SchedulerNode::start(std::move(options)));
+  }
+
+  void attach_workers(const std::vector<nb::bytes>& hellos) {
+    std::vector<std::string> copies;
+    for (const nb::bytes& hello : hellos) copies.emplace_back(view(hello));
+    unwrap(node->attach_workers(copies));
+  }
+
+  void add_request(const std::string& id, const std::vector<std::int32_t>& tokens, std::uint32_t num_prompt_tokens,
+                   std::string extras, const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items,
+                   bool cacheable, bool handoff,
+                   const std::optional<std::tuple<std::string, std::string, std::string, std::uint32_t>>& source) {
+    NewRequest request;
+    request.id = RequestId{id};
+    request.tokens = tokens;
+    request.num_prompt_tokens = num_prompt_tokens;
+    request.extras = std::move(extras);
+    for (const auto& [first, count, identifier] : items) request.items.push_back({first, count, identifier});
+    request.cacheable = cacheable;
+    request.handoff = handoff;
+    if (source) {
+      const auto& [engine_id, endpoint, request_id, num_tokens] = *source;
+      request.source = HandoffSource{EngineId{engine_id}, endpoint, request_id, num_tokens};
+    }
+    node->add_request(request);
+  }
+
+  std::optional<std::uint32_t> lookup(const std::string& id, std::uint32_t num_local) {
+    const nb::gil_scoped_release unlocked;
+    const Answer answer = node->lookup(RequestId{id}, num_local);
+    return answer.pending ? std::nullopt : std::optional(answer.num_external);
+  }
+
+  nb::bytes build_step(
+      const std::vector<std::tuple<std::string, std::uint32_t, std::uint32_t, std::optional<BlockTable>>>& scheduled,
+      const std::vector<std::string>& preempted) {
+    StepInput input;
+    for (const auto& [id, computed, count, blocks] : scheduled)
+      input.scheduled.push_back({RequestId{id}, computed, count, blocks});
+    for (const std::string& id : preempted) input.preempted.push_back(RequestId{id});
+    return to_bytes(node->build_step(input));
+  }
+
+  nb::dict finished(const std::string& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted) {
+    const FinishedRequest done = node->finished(RequestId{id}, num_computed, blocks, aborted);
+    nb::dict dict;
+    dict["handoff_tokens"] = done.handoff ? nb::cast(done.handoff_tokens) : nb::none();
+    dict["preemptions"] = done.preemptions;
+    dict["transfer_ms"] = static_cast<double>(done.fetch_ns) / 1e6;
+    nb::list admissions;
+    for (const Admission& admission : done.admissions) {
+      nb::dict row;
+      row["hit"] = admission.hit;
+      row["local"] = admission.local;
+      row["to_load"] = admission.to_load;
+      row["loaded"] = admission.loaded;
+      row["resumed"] = admission.resumed;
+      admissions.append(row);
+    }
+    dict["admissions"] = admissions;
+    return dict;
+  }
+};
+
+struct PyWorker {
+  std::unique_ptr<WorkerNode> node;
+
+  PyWorker(std::uint32_t rank, std::string label, std::uint32_t chunk_tokens, std::uint64_t pool_bytes,
+           const std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>& layers, std::uint32_t num_kv_heads,
+           std::uint32_t head_dim, std::uint32_t element_bytes, std::uint32_t planes, std::uint32_t block_tokens,
+           std::uint32_t num_blocks) {
+    KvLayout layout;
+    for (const auto& [name, group, key, value] : layers)
+      layout.layers.push_back({name, group, plane_from(key), plane_from(value)});
+    layout.num_kv_heads = num_kv_heads;
+    layout.head_dim = head_dim;
+    layout.element_bytes = element_bytes;
+    layout.planes = planes;
+    layout.block_tokens = block_tokens;
+    layout.num_blocks = num_blocks;
+    const nb::gil_scoped_release unlocked;
+    node = unwrap(WorkerNode::start({rank, std::move(label), std::move(layout), chunk_tokens, pool_bytes}));
+  }
+};
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "kvferry's scheduler and worker nodes";
+  nb::exception<PythonError>(m, "KvFerryError", PyExc_RuntimeError);
+  m.def("check_config", &config_dict, "extra_json"_a, "The settings in force; KvFerryError names what is wrong.");
+
+  nb::class_<PyScheduler>(m, "SchedulerNode")
+      .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t, std::uint32_t,
+                    std::int64_t>(),
+           nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "block_tokens"_a, "num_groups"_a,
+           "start_timeout_ms"_a)
+      .def_prop_ro("host", [](const PyScheduler& self) { return self.node->host(); })
+      .def_prop_ro("port", [](const PyScheduler& self) { return self.node->port(); })
+      .def("attach_workers", &PyScheduler::attach_workers, "hellos"_a)
+      .def("add_request", &PyScheduler::add_request, nb::kw_only(), "request_id"_a, "tokens"_a, "num_prompt_tokens"_a,
+           "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none())
+      .def(
+          "update_tokens",
+          [](PyScheduler& self, const std::string& id, std::uint32_t keep, const std::vector<std::int32_t>& tokens) {
+            self.node->update_tokens(RequestId{id}, keep, tokens);
+          },
+          "request_id"_a, "keep"_a, "new_tokens"_a)
+      .def("num_tokens",
+           [](const PyScheduler& self, const std::string& id) { return self.node->num_tokens(RequestId{id}); })
+      .def("lookup", &PyScheduler::lookup, "request_id"_a, "num_local"_a,
+           "Tokens after num_local that can be loaded; None: ask again later.")
+      .def(
+          "allocated",
+          [](PyScheduler& self, const std::string& id, std::uint32_t num_external, const BlockTable& blocks) {
+            self.node->allocated(RequestId{id}, num_external, blocks);
+          },
+          "request_id"_a, "num_external"_a, "block_ids"_a)
+      .def("build_step", &PyScheduler::build_step, "scheduled"_a, "preempted"_a)
+      .def("finished", &PyScheduler::finished, "request_id"_a, "num_computed"_a, "block_ids"_a, "aborted"_a)
+      .def(
+          "worker_report",
+          [](PyScheduler& self, const nb::bytes& report) { unwrap(self.node->worker_report(view(report))); },
+          "report"_a)
+      .def("reset_cache", [](PyScheduler& self) { self.node->reset_cache(); })
+      .def("metrics", [](const PyScheduler& self) { return self.node->metrics(); })
+      .def("shutdown", [](PyScheduler& self) {
+        const nb::gil_scoped_release unlocked;
+        self.node->shutdown();
+      });
+
+  nb::class_<PyWorker>(m, "WorkerNode")
+      .def(nb::init<std::uint32_t, std::string, std::uint32_t, std::uint64_t,
+                    const std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>&, std::uint32_t,
+                    std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>(),
+           nb::kw_only(), "rank"_a, "label"_a, "chunk_tokens"_a, "pool_bytes"_a, "layers"_a, "num_kv_heads"_a,
+           "head_dim"_a, "element_bytes"_a, "planes"_a, "block_tokens"_a, "num_blocks"_a)
+      .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
+      .def("describe", [](const PyWorker& self) { return self.node->describe(); })
+      .def("begin_step", [](PyWorker& self, const nb::bytes& plan) { unwrap(self.node->begin_step(view(plan))); })
+      .def("load", [](PyWorker& self) { self.node->load(); })
+      .def("save", [](PyWorker& self) { self.node->save(); })
+      .def("take_report",
+           [](PyWorker& self) -> std::optional<nb::bytes> {
+             const std::optional<std::string> report = self.node->take_report();
+             if (!report) return std::nullopt;
+             return to_bytes(*report);
+           })
+      .def("take_failed_blocks", [](PyWorker& self) { return self.node->take_failed_blocks(); })
+      .def("shutdown", [](PyWorker& self) {
+        const nb::gil_scoped_release unlocked;
+        self.node->shutdown();
+      });
+}

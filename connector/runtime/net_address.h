@@ -1,0 +1,16 @@
+// Which address of this host others can reach.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace kvferry {
+
+/// The local address that the system would use to reach `endpoint` (tcp://HOST:PORT); 127.0.0.1 when there is no route.
+/// Asks the routing table only: nothing is sent.
+std::string local_address_towards(const std::string& endpoint);
+
+/// The port of tcp://HOST:PORT; 0 when there is none.
+std::uint16_t port_of(const std::string& endpoint);
+
+}  // namespace kvferry

@@ -1,0 +1,301 @@
+#include "connector/runtime/node_links.h"
+
+#include <poll.h>
+
+#include <atomic>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "transport/base/log.h"
+#include "transport/event_fd.h"
+
+namespace kvferry {
+namespace {
+
+template <class... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+
+controller::ChunkEntry entry_of(const ChunkMeta& chunk) {
+  return {chunk.key, chunk.num_tokens, chunk.is_tail, chunk.tail_group.value_or(ChunkKey{})};
+}
+
+HolderOffer offer_of(const controller::Holder& holder) {
+  HolderOffer offer{holder.engine_id, holder.endpoint, holder.num_full_chunks, {}};
+  for (const controller::ChunkEntry& tail : holder.tails) offer.tails.push_back({tail.key, tail.num_tokens, true, {}});
+  return offer;
+}
+
+}  // namespace
+
+struct NodeLinks::Impl {
+  Impl(SharedCore& core, std::unique_ptr<controller::Client> client, std::unique_ptr<ServerSocket> server)
+      : shared(core), directory(std::move(client)), peers(std::move(server)) {}
+
+  void run();
+  void execute(Action action);
+  void send_lease(LeaseWanted wanted);
+  void send_pull(PullWanted wanted);
+  ClientSocket* link_to(const std::string& endpoint);
+  bool take_peer_requests();
+  bool take_peer_answers();
+  bool take_worker_outcomes();
+  void take_directory_events();
+  /// Calls the core under its lock and queues what it wants done.
+  template <class Event>
+  void tell_core(Event event) {
+    const std::lock_guard lock(shared.mutex);
+    event(*shared.core);
+    for (Action& action : shared.core->take_actions()) queue.push_back(std::move(action));
+    shared.changed.notify_all();
+  }
+
+  SharedCore& shared;
+  std::unique_ptr<controller::Client> directory;
+  std::unique_ptr<ServerSocket> peers;
+  std::vector<RankEndpoint> ranks;
+  std::vector<std::unique_ptr<ClientSocket>> workers;             // [rank]
+  std::map<std::string, std::unique_ptr<ClientSocket>> links;     // by the other node's endpoint
+  std::map<std::string, std::vector<RankEndpoint>> remote_ranks;  // as its last answer told
+  std::map<std::uint64_t, std::uint64_t> fetch_of_lookup;         // directory token -> fetch
+  std::vector<Action> queue;                                      // guarded by shared.mutex
+  EventFd wake;
+  std::atomic<bool> stopping{false};
+  std::thread thread;
+  SteadyClock clock;
+};
+
+NodeLinks::NodeLinks(SharedCore& shared, std::unique_ptr<controller::Client> directory,
+                     std::unique_ptr<ServerSocket> peers)
+    : impl_(std::make_unique<Impl>(shared, std::move(directory), std::move(peers))) {}
+NodeLinks::~NodeLinks() { shutdown(); }
+
+Result<void> NodeLinks::start(const std::vector<WorkerHello>& workers) {
+  for (const WorkerHello& worker : workers) {
+    auto link = ClientSocket::connect(worker.link_endpoint);
+    if (!link) return std::move(link).error();
+    impl_->workers.push_back(std::move(*link));
+    impl_->ranks.push_back(worker.endpoint);
+  }
+  impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
+  return {};
+}
+
+void NodeLinks::carry_out(std::vector<Action> actions) {
+  if (actions.empty()) return;
+  for (Action& action : actions) impl_->queue.push_back(std::move(action));
+  impl_->wake.set();
+}
+
+void NodeLinks::shutdown() {
+  if (impl_->thread.joinable()) {
+    impl_->stopping = true;
+    impl_->wake.set();
+    impl_->thread.join();
+  }
+  if (impl_->directory) {
+    impl_->directory->leave();
+    impl_->directory.reset();
+  }
+}
+
+void NodeLinks::Impl::run() {
+  TimeNs next_tick = 0;
+  while (!stopping) {
+    wake.clear();
+    std::vector<Action> actions;
+    {
+      const std::lock_guard lock(shared.mutex);
+      actions.swap(queue);
+    }
+    bool busy = !actions.empty();
+    for (Action& action : actions) execute(std::move(action));
+    busy |= take_peer_requests();
+    busy |= take_peer_answers();
+    busy |= take_worker_outcomes();
+    take_directory_events();
+    if (const TimeNs now = clock.now(); now >= next_tick) {
+      tell_core([&](SchedulerCore& core) { core.tick(now); });
+      next_tick = now + 50 * kMillisecond;
+    }
+    if (busy) continue;
+    std::vector<pollfd> fds = {{wake.fd(), POLLIN, 0}, {directory->fd(), POLLIN, 0}, {peers->fd(), POLLIN, 0}};
+    for (const auto& worker : workers) fds.push_back({worker->fd(), POLLIN, 0});
+    for (const auto& [endpoint, link] : links) fds.push_back({link->fd(), POLLIN, 0});
+    {
+      const std::lock_guard lock(shared.mutex);
+      if (!queue.empty()) continue;
+    }
+    ::poll(fds.data(), fds.size(), 50);
+  }
+}
+
+void NodeLinks::Impl::execute(Action action) {
+  std::visit(
+      Overloaded{
+          [&](DirectoryQuery& query) {
+            const auto token = directory->lookup({std::move(query.keys), std::move(query.tail_groups), {}});
+            if (token) {
+              fetch_of_lookup[*token] = query.fetch;
+              while (fetch_of_lookup.size() > 10'000) fetch_of_lookup.erase(fetch_of_lookup.begin());
+            } else {
+              tell_core([&](SchedulerCore& core) { core.directory_answered(query.fetch, {}, clock.now()); });
+            }
+          },
+          [&](LeaseWanted& wanted) { send_lease(std::move(wanted)); },
+          [&](LeaseReleased& released) {
+            if (ClientSocket* link = link_to(released.endpoint))
+              link->send(seal(NodeMessage::kLeaseRelease, 0, released.lease));
+          },
+          [&](PullWanted& wanted) { send_pull(std::move(wanted)); },
+          [&](ChunksPublished& published) {
+            std::vector<controller::ChunkEntry> entries;
+            for (const ChunkMeta& chunk : published.chunks) entries.push_back(entry_of(chunk));
+            directory->publish(entries);
+          },
+          [&](ChunksEvicted& evicted) { directory->evict(evicted.keys); },
+          [&](LogLine& line) { log().log(line.warning ? spdlog::level::warn : spdlog::level::info, "{}", line.text); },
+      },
+      action);
+}
+
+ClientSocket* NodeLinks::Impl::link_to(const std::string& endpoint) {
+  auto& link = links[endpoint];
+  if (!link) {
+    auto made = ClientSocket::connect(endpoint);
+    if (!made) {
+      links.erase(endpoint);
+      return nullptr;
+    }
+    link = std::move(*made);
+  }
+  return link.get();
+}
+
+void NodeLinks::Impl::send_lease(LeaseWanted wanted) {
+  ClientSocket* link = link_to(wanted.endpoint);
+  if (link != nullptr && link->send(seal(NodeMessage::kLeaseRequest, wanted.fetch, wanted.request))) return;
+  // Nobody to ask there: the same as a holder that has nothing.
+  tell_core([&](SchedulerCore& core) { core.lease_answered(wanted.fetch, wanted.endpoint, {}, clock.now()); });
+}
+
+void NodeLinks::Impl::send_pull(PullWanted wanted) {
+  const std::vector<RankEndpoint>& remote = remote_ranks[wanted.endpoint];
+  for (std::uint32_t rank = 0; rank < workers.size(); ++rank) {
+    PullOrder order{
+        wanted.pull, {}, {}, std::max<std::int64_t>(1, (wanted.deadline - clock.now()) / kMillisecond), wanted.items};
+    order.remote_address = remote[rank].transport_address;
+    order.remote_region = remote[rank].pool_region;
+    if (workers[rank]->send(seal(NodeMessage::kPullOrder, wanted.pull, order))) continue;
+    const std::vector<bool> none(wanted.items.size(), false);
+    tell_core([&](SchedulerCore& core) { core.pull_done(wanted.pull, rank, none, clock.now()); });
+  }
+}
+
+bool NodeLinks::Impl::take_peer_requests() {
+  bool busy = false;
+  while (auto message = peers->receive()) {
+    busy = true;
+    const Result<Envelope> envelope = decode<Envelope>(message->bytes, "peer message");
+    if (!envelope) continue;
+    LeaseAnswer answer;
+    if (envelope->version != kNodeWireVersion) {
+      answer.reply.refused = fmt::format("node protocol {} here, {} there", kNodeWireVersion, envelope->version);
+    } else if (envelope->type == static_cast<std::uint32_t>(NodeMessage::kLeaseRelease)) {
+      if (const auto lease = decode<std::uint64_t>(envelope->body, "lease release"))
+        tell_core([&](SchedulerCore& core) { core.lease_released(*lease); });
+      continue;
+    } else if (envelope->type == static_cast<std::uint32_t>(NodeMessage::kLeaseRequest)) {
+      const auto request = decode<LeaseRequest>(envelope->body, "lease request");
+      if (!request) continue;
+      tell_core([&](SchedulerCore& core) {
+        answer.reply = core.lease_wanted("a node's fetch " + std::to_string(envelope->id), *request, clock.now());
+      });
+      answer.ranks = ranks;
+    } else {
+      continue;
+    }
+    peers->send(message->sender, seal(NodeMessage::kLeaseAnswer, envelope->id, answer));
+  }
+  return busy;
+}
+
+bool NodeLinks::Impl::take_peer_answers() {
+  bool busy = false;
+  for (const auto& [endpoint, link] : links) {
+    while (auto bytes = link->receive()) {
+      busy = true;
+      const Result<Envelope> envelope = decode<Envelope>(*bytes, "peer message");
+      if (!envelope || envelope->type != static_cast<std::uint32_t>(NodeMessage::kLeaseAnswer)) continue;
+      Result<LeaseAnswer> answer = decode<LeaseAnswer>(envelope->body, "lease answer");
+      if (!answer) continue;
+      const bool fits = answer->ranks.size() == ranks.size() &&
+                        (ranks.empty() || answer->ranks[0].chunk_bytes == ranks[0].chunk_bytes);
+      if (!fits && answer->reply.refused.empty()) {
+        answer->reply.refused = fmt::format("it has {} ranks, here are {}, or its chunks have another size",
+                                            answer->ranks.size(), ranks.size());
+        answer->reply.chunks.clear();
+      }
+      if (fits) remote_ranks[endpoint] = std::move(answer->ranks);
+      tell_core([&](SchedulerCore& core) { core.lease_answered(envelope->id, endpoint, answer->reply, clock.now()); });
+    }
+  }
+  return busy;
+}
+
+bool NodeLinks::Impl::take_worker_outcomes() {
+  bool busy = false;
+  for (const auto& worker : workers) {
+    while (auto bytes = worker->receive()) {
+      busy = true;
+      const Result<Envelope> envelope = decode<Envelope>(*bytes, "worker message");
+      if (!envelope || envelope->type != static_cast<std::uint32_t>(NodeMessage::kPullOutcome)) continue;
+      const Result<PullOutcome> outcome = decode<PullOutcome>(envelope->body, "pull outcome");
+      if (!outcome) continue;
+      tell_core([&](SchedulerCore& core) { core.pull_done(outcome->pull, outcome->rank, outcome->ok, clock.now()); });
+    }
+  }
+  return busy;
+}
+
+void NodeLinks::Impl::take_directory_events() {
+  for (controller::ClientEvent& event : directory->process(clock.now())) {
+    std::visit(Overloaded{
+                   [&](controller::LookupReply& reply) {
+                     const auto found = fetch_of_lookup.find(reply.token);
+                     if (found == fetch_of_lookup.end()) return;
+                     std::vector<HolderOffer> offers;
+                     for (const controller::Holder& holder : reply.holders) offers.push_back(offer_of(holder));
+                     tell_core([&](SchedulerCore& core) {
+                       core.directory_answered(found->second, std::move(offers), clock.now());
+                     });
+                     fetch_of_lookup.erase(found);
+                   },
+                   [&](controller::Registered&) {
+                     log().info("registered with the controller");
+                     tell_core([](SchedulerCore& core) { core.set_directory_up(true); });
+                   },
+                   [&](controller::Refused& refused) {
+                     log().error("the controller refuses this node: {}", refused.reason);
+                     tell_core([](SchedulerCore& core) { core.set_directory_up(false); });
+                   },
+                   [&](controller::Lost& lost) {
+                     log().warn("the controller is lost ({}); requests go on without it", lost.reason);
+                     tell_core([](SchedulerCore& core) { core.set_directory_up(false); });
+                   },
+                   [&](controller::SnapshotWanted&) {
+                     std::vector<controller::ChunkEntry> entries;
+                     tell_core([&](SchedulerCore& core) {
+                       for (const ChunkMeta& chunk : core.snapshot()) entries.push_back(entry_of(chunk));
+                     });
+                     directory->publish(entries);
+                     log().info("told the controller of {} chunks", entries.size());
+                   },
+               },
+               event);
+  }
+}
+
+}  // namespace kvferry

@@ -1,0 +1,45 @@
+// The scheduler node's thread: one loop over the controller, the other nodes and this engine's workers.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "connector/core/scheduler_core.h"
+#include "connector/runtime/node_wire.h"
+#include "connector/runtime/zmq_link.h"
+#include "controller/client.h"
+#include "transport/base/clock.h"
+
+namespace kvferry {
+
+/// What the thread shares with the engine's calls: the core behind its lock. `changed` is told whenever something came
+/// in that may turn a pending look-up into an answer.
+struct SharedCore {
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::optional<SchedulerCore> core;  // there once the workers are attached
+};
+
+class NodeLinks {
+ public:
+  NodeLinks(SharedCore& shared, std::unique_ptr<controller::Client> directory, std::unique_ptr<ServerSocket> peers);
+  ~NodeLinks();
+
+  /// Connects to the workers and starts the thread.
+  Result<void> start(const std::vector<WorkerHello>& workers);
+  /// Has the thread carry out what take_actions() gives; call it with the lock held after each event.
+  void carry_out(std::vector<Action> actions);
+  /// Leaves the controller, joins the thread. Idempotent.
+  void shutdown();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvferry

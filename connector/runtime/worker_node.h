@@ -1,0 +1,61 @@
+// One rank's node: owns the chunk pool's memory, copies between it and the engine's blocks inside the step, and pulls
+// chunks from other nodes' pools on a thread of its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/base/ids.h"
+#include "transport/base/kv_layout.h"
+#include "transport/base/result.h"
+
+namespace kvferry {
+
+struct WorkerOptions {
+  std::uint32_t rank = 0;
+  std::string label;  // names the shared memory segment; unique per engine on this machine
+  KvLayout layout;
+  std::uint32_t chunk_tokens = 256;
+  std::uint64_t pool_bytes = 0;
+};
+
+/// Threads: the step methods belong to the engine's worker thread; take_report() and handshake() may come from any.
+class WorkerNode {
+ public:
+  /// kUnavailable: no shared memory left, no transport. kInvalidArgument: a pool that holds less than two chunks, or a
+  /// layout that can't be right.
+  static Result<std::unique_ptr<WorkerNode>> start(WorkerOptions options);
+  ~WorkerNode();
+
+  /// For the scheduler node: where this rank's pool lies.
+  std::string handshake() const;
+  /// One sentence for the log: pool size, slots, path.
+  std::string describe() const;
+
+  /// First thing in a step: takes the plan and packs what would be overwritten. kCorrupt: the plan's bytes are not a
+  /// plan.
+  Result<void> begin_step(std::string_view plan);
+  /// Before the forward: unpacks what the step's requests load.
+  void load();
+  /// After the forward: packs the chunks that are full now.
+  void save();
+
+  /// What the scheduler has to hear of; nullopt when nothing happened.
+  std::optional<std::string> take_report();
+  /// Blocks whose load failed since the last call.
+  std::vector<BlockId> take_failed_blocks();
+
+  /// Ends the thread and the transport. Idempotent.
+  void shutdown();
+
+ private:
+  struct Impl;
+  explicit WorkerNode(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvferry

@@ -1,0 +1,87 @@
+#include "connector/runtime/config.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <map>
+
+namespace kvferry {
+namespace {
+
+using Env = std::map<std::string, std::string>;
+
+Result<ConnectorConfig> load(const std::string& extra, const Env& env = {}) {
+  return load_config(extra, [&](const char* name) {
+    const auto found = env.find(name);
+    return found == env.end() ? nullptr : found->second.c_str();
+  });
+}
+
+std::string written(const std::string& text) {
+  const std::string path = ::testing::TempDir() + "kvferry_config_test.yaml";
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(Config, DefaultsHoldWhereNothingIsSet) {
+  const auto config = load("{}");
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->controller, "tcp://127.0.0.1:14600");
+  EXPECT_EQ(config->chunk_tokens, 256u);
+  EXPECT_TRUE(config->save_decode_cache);
+  EXPECT_TRUE(config->save_unfull_chunk);
+}
+
+TEST(Config, ExtraConfigBeatsEnvironmentBeatsFile) {
+  const std::string file = written("chunk_tokens: 32\nload_timeout_ms: 70\nnamespace: from-file\n");
+  const auto config =
+      load(R"({"chunk_tokens": 128})",
+           {{"KVFERRY_CONFIG", file}, {"KVFERRY_CHUNK_TOKENS", "64"}, {"KVFERRY_LOAD_TIMEOUT_MS", "80"}});
+  ASSERT_TRUE(config) << config.error().what;
+  EXPECT_EQ(config->chunk_tokens, 128u);
+  EXPECT_EQ(config->load_timeout_ms, 80);
+  EXPECT_EQ(config->name_space, "from-file");
+}
+
+TEST(Config, BytesMayCarryAUnit) {
+  EXPECT_EQ(load(R"({"pool_bytes": "512MiB"})")->pool_bytes, std::uint64_t{512} << 20);
+  EXPECT_EQ(load(R"({"pool_bytes": 4096})")->pool_bytes, 4096u);
+  EXPECT_EQ(load("{}", {{"KVFERRY_POOL_BYTES", "2GiB"}})->pool_bytes, std::uint64_t{2} << 30);
+}
+
+TEST(Config, AnUnknownKeyIsAnErrorThatNamesItAndTheAllowedOnes) {
+  const auto config = load(R"({"chunk_token": 128})");
+  ASSERT_FALSE(config);
+  EXPECT_NE(config.error().what.find("unknown key 'chunk_token' (value 128)"), std::string::npos)
+      << config.error().what;
+  EXPECT_NE(config.error().what.find("chunk_tokens"), std::string::npos);
+}
+
+class BadValue : public ::testing::TestWithParam<const char*> {};
+TEST_P(BadValue, IsAnErrorThatNamesKeyValueAndWhatIsAllowed) {
+  const auto config = load(GetParam());
+  ASSERT_FALSE(config) << GetParam();
+  EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(config.error().what.find("allowed: "), std::string::npos) << config.error().what;
+}
+INSTANTIATE_TEST_SUITE_P(All, BadValue,
+                         ::testing::Values(R"({"chunk_tokens": 0})", R"({"chunk_tokens": "many"})",
+                                           R"({"chunk_tokens": 1.5})", R"({"pool_bytes": "5 apples"})",
+                                           R"({"pool_bytes": -1})", R"({"pool_bytes": "99999999999GiB"})",
+                                           R"({"save_decode_cache": "perhaps"})", R"({"path": "carrier pigeon"})",
+                                           R"({"controller": "localhost:14600"})", R"({"load_timeout_ms": 0})",
+                                           R"({"config": 7})"));
+
+TEST(Config, AFileThatIsMissingOrNoMapIsNamed) {
+  EXPECT_NE(load(R"({"config": "/nowhere/kvferry.yaml"})").error().what.find("/nowhere/kvferry.yaml"),
+            std::string::npos);
+  const auto list = load("{}", {{"KVFERRY_CONFIG", written("- a\n- b\n")}});
+  ASSERT_FALSE(list);
+  const auto unknown = load("{}", {{"KVFERRY_CONFIG", written("pool_byte: 7\n")}});
+  ASSERT_FALSE(unknown);
+  EXPECT_NE(unknown.error().what.find("pool_byte"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvferry

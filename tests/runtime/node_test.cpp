@@ -1,0 +1,169 @@
+// Two nodes, a controller and real UCX in one process: what a prefill computes, a decode loads.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tests/runtime/test_node.h"
+
+namespace kvferry {
+namespace {
+
+std::vector<std::int32_t> tokens(std::uint32_t count, std::int32_t first = 100) {
+  std::vector<std::int32_t> made(count);
+  std::iota(made.begin(), made.end(), first);
+  return made;
+}
+
+NewRequest request(const std::string& id, const std::vector<std::int32_t>& prompt) {
+  NewRequest made;
+  made.id = RequestId{id};
+  made.tokens = prompt;
+  made.num_prompt_tokens = static_cast<std::uint32_t>(prompt.size());
+  return made;
+}
+
+/// A deadline for what happens soon on another thread, and a fresh request name for each try.
+class Patience {
+ public:
+  bool left() { return ++tries_ > 0 && clock_.now() < deadline_; }
+  std::string name() const { return "try-" + std::to_string(tries_); }
+
+ private:
+  SteadyClock clock_;
+  TimeNs deadline_ = clock_.now() + 20 * kSecond;
+  int tries_ = 0;
+};
+
+const std::vector<BlockId> kSomeBlocks = {3, 9, 4, 12, 7, 20, 8}, kOtherBlocks = {1, 2, 30, 6, 5, 11, 10};
+
+/// Prefills `prompt` on `node` in one step and finishes it.
+FinishedRequest prefill(TestNode& node, const std::string& id, const std::vector<std::int32_t>& prompt, float seed) {
+  NewRequest made = request(id, prompt);
+  made.handoff = true;
+  node.scheduler->add_request(made);
+  const std::uint32_t n = made.num_prompt_tokens;
+  EXPECT_EQ(node.lookup(id), 0u);
+  node.scheduler->allocated(made.id, 0, {kSomeBlocks});
+  node.step({{{made.id, 0, n, BlockTable{kSomeBlocks}}}, {}}, [&] { node.compute(kSomeBlocks, 0, n, seed); });
+  return node.scheduler->finished(made.id, n, {kSomeBlocks}, false);
+}
+
+/// Admits `prompt` on `node`, loads what there is and returns how many tokens that were; checks every one of them.
+std::uint32_t load(TestNode& node, NewRequest made, float seed) {
+  node.wipe();
+  node.scheduler->add_request(made);
+  const std::uint32_t external = node.lookup(made.id.value);
+  node.scheduler->allocated(made.id, external, {kOtherBlocks});
+  node.step({{{made.id, external, 1, BlockTable{kOtherBlocks}}}, {}},
+            [&] { EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 0, external, seed), 0u); });
+  return external;
+}
+
+TEST(Nodes, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
+  TestController controller;
+  TestNode prefiller(controller.endpoint(), "prefill"), decoder(controller.endpoint(), "decode");
+  const auto prompt = tokens(21);
+  const FinishedRequest done = prefill(prefiller, "p-1", prompt, 1);
+  ASSERT_TRUE(done.handoff);
+  EXPECT_EQ(done.handoff_tokens, 21u);
+  NewRequest made = request("d-1", prompt);
+  made.source = HandoffSource{
+      EngineId{"prefill"}, "tcp://" + prefiller.scheduler->host() + ":" + std::to_string(prefiller.scheduler->port()),
+      "p-1", done.handoff_tokens};
+  EXPECT_EQ(load(decoder, made, 1), 20u);  // all but the last token, which is computed
+  EXPECT_EQ(decoder.scheduler->metrics()["pulled_chunks_total"], 3);
+}
+
+TEST(Nodes, TheControllerLeadsToAHolderWhenNobodyNamedIt) {
+  TestController controller;
+  TestNode holder(controller.endpoint(), "holder"), asker(controller.endpoint(), "asker");
+  prefill(holder, "p-1", tokens(26), 2);
+  // Publishing is a message on its way: another request may come too early, and is then told 0.
+  auto longer = tokens(26);
+  longer.push_back(7);
+  std::uint32_t external = 0;
+  for (Patience patience; patience.left() && external == 0;)
+    external = load(asker, request(patience.name(), longer), 2);
+  EXPECT_EQ(external, 24u);  // three full chunks; a tail of 2 tokens has no group and isn't found
+}
+
+TEST(Nodes, APreemptedRequestLoadsItsMissingTailAndNothingElse) {
+  TestController controller;
+  TestNode node(controller.endpoint(), "both");
+  auto prompt = tokens(10);
+  node.scheduler->add_request(request("r", prompt));
+  EXPECT_EQ(node.lookup("r"), 0u);
+  node.scheduler->allocated(RequestId{"r"}, 0, {kSomeBlocks});
+  node.step({{{RequestId{"r"}, 0, 10, BlockTable{kSomeBlocks}}}, {}}, [&] { node.compute(kSomeBlocks, 0, 10, 3); });
+  for (std::uint32_t t = 10; t < 19; ++t) {
+    node.scheduler->update_tokens(RequestId{"r"}, t, std::vector<std::int32_t>{static_cast<std::int32_t>(t)});
+    node.step({{{RequestId{"r"}, t, 1, std::nullopt}}, {}}, [&] { node.compute(kSomeBlocks, t, t + 1, 3); });
+  }
+  node.scheduler->update_tokens(RequestId{"r"}, 19, std::vector<std::int32_t>{19});
+  node.step({{}, {RequestId{"r"}}}, [&] { node.wipe(); });  // others take its blocks in this very step
+  ASSERT_EQ(node.lookup("r", 8), 11u);                      // 20 tokens, 19 computed, 8 still in the engine's cache
+  node.scheduler->allocated(RequestId{"r"}, 11, {kOtherBlocks});
+  node.step({{{RequestId{"r"}, 19, 1, BlockTable{kOtherBlocks}}}, {}}, [&] {
+    EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 8, 19, 3), 0u);
+    EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 0, 8, 3), 8u);  // not asked for, not touched
+  });
+  const FinishedRequest done = node.scheduler->finished(RequestId{"r"}, 20, {kOtherBlocks}, false);
+  ASSERT_EQ(done.admissions.size(), 2u);
+  EXPECT_TRUE(done.admissions[1].resumed);
+  EXPECT_EQ(done.admissions[1].to_load, 11u);
+  EXPECT_EQ(done.admissions[1].loaded, 11u);
+}
+
+TEST(Nodes, AHolderThatDiedCostsATimeoutNotARequest) {
+  TestController controller;
+  auto holder = std::make_unique<TestNode>(controller.endpoint(), "holder");
+  TestNode asker(controller.endpoint(), "asker");
+  const auto prompt = tokens(16);
+  const FinishedRequest done = prefill(*holder, "p-1", prompt, 4);
+  NewRequest made = request("a", prompt);
+  made.source = HandoffSource{EngineId{"holder"},
+                              "tcp://" + holder->scheduler->host() + ":" + std::to_string(holder->scheduler->port()),
+                              "p-1", done.handoff_tokens};
+  holder.reset();
+  EXPECT_EQ(load(asker, made, 4), 0u);
+}
+
+TEST(Nodes, RequestsGoOnWithoutTheControllerAndUseItAgain) {
+  auto controller = std::make_unique<TestController>();
+  const std::string endpoint = controller->endpoint();
+  TestNode holder(endpoint, "holder"), asker(endpoint, "asker");
+  prefill(holder, "p-1", tokens(16), 5);
+  controller.reset();
+  EXPECT_EQ(load(asker, request("without", tokens(16, 5000)), 5), 0u);
+  controller = std::make_unique<TestController>(endpoint);
+  // The holder tells the new controller what it has, without being restarted.
+  std::uint32_t external = 0;
+  for (Patience patience; patience.left() && external == 0;)
+    external = load(asker, request(patience.name(), tokens(16)), 5);
+  EXPECT_EQ(external, 15u);
+}
+
+TEST(Nodes, AnotherModelInTheSameNamespaceIsRefusedAtStart) {
+  TestController controller;
+  TestNode first(controller.endpoint(), "first", "model-a");
+  try {
+    TestNode second(controller.endpoint(), "second", "model-b");
+    FAIL() << "two models in one namespace";
+  } catch (const std::runtime_error& refusal) {
+    EXPECT_NE(std::string(refusal.what()).find("model-a"), std::string::npos) << refusal.what();
+    EXPECT_NE(std::string(refusal.what()).find("model-b"), std::string::npos) << refusal.what();
+  }
+  TestNode third(controller.endpoint(), "third", "model-b", R"(, "namespace": "other")");
+}
+
+TEST(Nodes, AControllerThatIsNotThereIsOneSentence) {
+  try {
+    TestNode node("tcp://127.0.0.1:1", "lonely");
+    FAIL() << "started without a controller";
+  } catch (const std::runtime_error& failure) {
+    EXPECT_NE(std::string(failure.what()).find("tcp://127.0.0.1:1"), std::string::npos) << failure.what();
+  }
+}
+
+}  // namespace
+}  // namespace kvferry

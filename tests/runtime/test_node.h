@@ -1,0 +1,71 @@
+// An engine without a model, in this process: KV memory of a few blocks, a real scheduler node, a real worker node.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "connector/runtime/scheduler_node.h"
+#include "connector/runtime/worker_node.h"
+#include "controller/server.h"
+
+namespace kvferry {
+
+/// A real controller on a thread of its own.
+class TestController {
+ public:
+  explicit TestController(const std::string& bind = "tcp://127.0.0.1:0");
+  ~TestController();
+  const std::string& endpoint() const { return server_->endpoint(); }
+
+ private:
+  SteadyClock clock_;
+  std::unique_ptr<controller::Server> server_;
+  std::thread thread_;
+};
+
+class TestNode {
+ public:
+  static constexpr std::uint32_t kBlockTokens = 4, kNumBlocks = 32, kHeads = 2, kDim = 8, kLayers = 3;
+
+  TestNode(const std::string& controller, const std::string& engine_id, const std::string& model = "toy",
+           const std::string& more_config = "");
+  ~TestNode();
+
+  /// KV that tells where it belongs: a function of (seed, layer, plane, head, token, dim).
+  void compute(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
+  /// Tokens [from, to) whose KV is not what compute() would have written.
+  std::uint32_t wrong_tokens(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
+  void wipe();
+
+  /// One engine step: plan, copies, report. `between` stands for the forward.
+  template <class Forward>
+  void step(const StepInput& input, Forward between) {
+    const Result<void> begun = worker->begin_step(scheduler->build_step(input));
+    if (!begun) throw std::runtime_error(begun.error().what);
+    worker->load();
+    between();
+    worker->save();
+    if (const auto report = worker->take_report()) {
+      if (const Result<void> done = scheduler->worker_report(*report); !done)
+        throw std::runtime_error(done.error().what);
+    }
+  }
+  void step() {
+    step({}, [] {});
+  }
+  /// Asks until the answer is no longer "ask again", stepping in between as an engine would.
+  std::uint32_t lookup(const std::string& id, std::uint32_t num_local = 0);
+
+  std::unique_ptr<SchedulerNode> scheduler;
+  std::unique_ptr<WorkerNode> worker;
+
+ private:
+  float& cell(BlockId block, std::uint32_t row, std::uint32_t layer, std::uint32_t plane, std::uint32_t head,
+              std::uint32_t dim);
+  std::vector<float> memory_;
+};
+
+}  // namespace kvferry
