@@ -52,6 +52,22 @@ TEST(UcxTransport, AStrangerAtThePeersAddressIsNotTouched) {
   EXPECT_THAT(completions[0].what, HasSubstr("another process"));
 }
 
+TEST(UcxTransport, KeepsUcxsMessagesOffStdout) {
+  UcxFixture fixture;
+  ::testing::internal::CaptureStdout();
+  {
+    const auto transport = fixture.make_transport(16);
+    const auto remote = fixture.make_remote(4096);
+    std::vector<std::byte> memory(4096);
+    const RegionId region = transport->register_region(memory.data(), memory.size()).value();
+    const PeerId peer = transport->connect(remote->address()).value();
+    remote->kill();  // UCX has something to say about a refused connection
+    ASSERT_TRUE(transport->submit({peer, Direction::kPull, region, remote->region(), {{0, 0, 4096}}, ""}));
+    EXPECT_EQ(wait_completions(*transport, 1).size(), 1U);
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
+}
+
 TEST(UcxTransport, AStuckPeerTakesItsOtherTransfersDownButTheyAreToldWhy) {
   UcxFixture fixture;
   const auto transport = fixture.make_transport(16);

@@ -1,6 +1,13 @@
 #include "transport/ucx/ucp_worker.h"
 
+#include <ucs/config/types.h>
+#include <ucs/debug/log_def.h>
+
+#include <array>
+#include <cstdarg>
+#include <cstdio>
 #include <cstdlib>
+#include <mutex>
 
 #include "transport/base/log.h"
 
@@ -17,6 +24,39 @@ void warn_if_headers_and_library_differ() {
                UCP_API_MAJOR, UCP_API_MINOR, major, minor, release);
 }
 
+/// UCX writes its messages to stdout, which is a command's own output. UCX_LOG_FILE still sends them where the user
+/// wants.
+ucs_log_func_rc_t log_like_us(const char*, unsigned, const char*, ucs_log_level_t level,
+                              const ucs_log_component_config_t*, const char* format, va_list arguments) {
+  std::array<char, 1024> text{};
+  static_cast<void>(std::vsnprintf(text.data(), text.size(), format, arguments));
+  const auto our_level = level <= UCS_LOG_LEVEL_ERROR  ? spdlog::level::err
+                         : level <= UCS_LOG_LEVEL_WARN ? spdlog::level::warn
+                         : level <= UCS_LOG_LEVEL_INFO ? spdlog::level::info
+                                                       : spdlog::level::debug;
+  log().log(our_level, "UCX: {}", text.data());
+  return UCS_LOG_FUNC_RC_STOP;
+}
+
+void take_over_ucx_log() {
+  static std::once_flag once;
+  if (std::getenv("UCX_LOG_FILE") == nullptr) std::call_once(once, [] { ucs_log_push_handler(log_like_us); });
+}
+
+/// TCP emulates gets and puts by copies of 8 KiB at a time, which costs two to three times the processor time of these.
+/// What the user has set stays; setenv() would reach into the whole process.
+void set_tcp_segments(ucp_config_t* config) {
+#if UCP_API_VERSION < UCP_VERSION(1, 14)  // how a transport's option is named here was only tried with 1.13
+  for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
+    if (std::getenv(fmt::format("UCX_TCP_{}", name).c_str()) != nullptr) continue;
+    if (const ucs_status_t status = ucp_config_modify(config, name, "256k"); status != UCS_OK)
+      log().warn("transport: {}", story_of(name, status));
+  }
+#else
+  static_cast<void>(config);
+#endif
+}
+
 Error unavailable(const char* doing, ucs_status_t status) {
   const char* tls = std::getenv("UCX_TLS");
   return Error{ErrorCode::kUnavailable, fmt::format("{} (UCX_TLS is {})", story_of(doing, status),
@@ -31,11 +71,13 @@ std::string story_of(const char* doing, ucs_status_t status) {
 
 Result<std::unique_ptr<UcpWorker>> UcpWorker::create() {
   warn_if_headers_and_library_differ();
+  take_over_ucx_log();
   std::unique_ptr<UcpWorker> made(new UcpWorker());
 
   ucp_config_t* config = nullptr;
   if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK)
     return unavailable("cannot read UCX's configuration", status);
+  set_tcp_segments(config);
   ucp_params_t context_params{};
   context_params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   context_params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
