@@ -24,8 +24,8 @@ def test_a_failing_command_is_reported_with_its_tail_and_its_log(tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "REPO", tmp_path)
     command = [sys.executable, "-c", "print('first'); print('the reason'); raise SystemExit(2)"]
-    with pytest.raises(SetupError, match=r"exit status 2.*step\.log") as caught:
-        setup.run_logged(command, tmp_path / "step.log")
+    with pytest.raises(SetupError, match=r"the step failed \(exit status 2\).*step\.log") as caught:
+        setup.run_logged("the step", command, tmp_path / "step.log")
     assert caught.value.tail.endswith("first\nthe reason")
     assert "the reason" in (tmp_path / "step.log").read_text()
 
@@ -34,17 +34,18 @@ def test_a_command_that_fails_for_want_of_a_network_says_so(tmp_path: Path, monk
     monkeypatch.setattr(setup, "REPO", tmp_path)
     command = [sys.executable, "-c", "print('Temporary failure resolving x'); raise SystemExit(100)"]
     with pytest.raises(SetupError, match="no network"):
-        setup.run_logged(command, tmp_path / "step.log")
+        setup.run_logged("the step", command, tmp_path / "step.log")
 
 
 def test_a_missing_command_is_named(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="'no-such-command' is not installed"):
-        setup.run_logged(["no-such-command"], tmp_path / "step.log")
+        setup.run_logged("the step", ["no-such-command"], tmp_path / "step.log")
 
 
 def test_lines_are_passed_on_as_they_come_without_their_ends(tmp_path: Path) -> None:
     lines: list[str] = []
-    setup.run_logged([sys.executable, "-c", "print('a\\nb\\rc', end='')"], tmp_path / "step.log", lines.append)
+    command = [sys.executable, "-c", "print('a\\nb\\rc', end='')"]
+    setup.run_logged("the step", command, tmp_path / "step.log", lines.append)
     assert lines == ["a", "b", "c"]
 
 
