@@ -94,7 +94,7 @@ class VllmClient:
 def completion_body(prompt: str, max_tokens: int) -> dict[str, Any]:
     """A /v1/completions request with the same sampling as `VllmClient.generate`."""
     return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "frequency_penalty": FREQUENCY_PENALTY,
-            "ignore_eos": True}
+            "ignore_eos": True, "skip_special_tokens": False}
 
 
 def text_of(tokens: Sequence[int]) -> str:

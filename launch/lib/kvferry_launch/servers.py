@@ -108,24 +108,35 @@ class VllmServer:
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S, tick: Callable[[], None] = lambda: None) -> None:
         """`tick` is called while it waits. Errors: ProcessError when the server died or is not healthy in time."""
-        deadline = time.monotonic() + timeout_s
-        while not self.healthy():
-            self.process.fail_if_dead()
-            if time.monotonic() > deadline:
-                raise ProcessError(f"{self.name} is not healthy after {timeout_s:.0f} s; its log is "
-                                   f"{self.process.log}:\n{self.process.tail()}")
-            tick()
-            time.sleep(POLL_INTERVAL_S)
+        wait_healthy(self.process, f"{self.url}/health", timeout_s, tick)
 
     def healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5.0) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            return False
+        return is_healthy(f"{self.url}/health")
 
     def stop(self) -> None:
         self.process.stop()
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a health page answers 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=5.0) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def wait_healthy(process: ManagedProcess, url: str, timeout_s: float,
+                 tick: Callable[[], None] = lambda: None) -> None:
+    """Waits for a health page. Errors: ProcessError when the process died or isn't healthy in time."""
+    deadline = time.monotonic() + timeout_s
+    while not is_healthy(url):
+        process.fail_if_dead()
+        if time.monotonic() > deadline:
+            raise ProcessError(f"{process.name} is not healthy after {timeout_s:.0f} s; its log is {process.log}:\n"
+                               f"{process.tail()}")
+        tick()
+        time.sleep(POLL_INTERVAL_S)
 
 
 @dataclass

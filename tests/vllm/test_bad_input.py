@@ -1,0 +1,90 @@
+"""Settings that can't work: the server ends, and one line of its log says what is wrong and what is allowed."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvferry_launch.pair import own_cores
+from kvferry_launch.paths import LOGS
+from kvferry_launch.process import ManagedProcess, free_port, stop_all
+from kvferry_launch.servers import KVFERRY_CONNECTOR, Controller, KvConnector, VllmServer
+
+EXIT_TIMEOUT_S = 300.0
+
+# vLLM puts "(EngineCore pid=123) " before each line of its children, in colour on some hosts.
+OUR_LINE = re.compile(r"^(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)\s*)?(?:\x1b\[[0-9;]*m)*\s*(kvferry: .*\S)", re.MULTILINE)
+
+SHM_BYTES = os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize
+
+# extra keys -> what the line must name: the key, the value and what is allowed
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "an unknown key": ({"chunk_token": 256}, ("chunk_token", "chunk_tokens")),
+    "chunks that no block fits": ({"chunk_tokens": 100}, ("chunk_tokens", "100", "32")),
+    "a pool larger than shared memory": ({"pool_bytes": SHM_BYTES + 2**30}, ("pool_bytes", "/dev/shm")),
+    "a controller that nobody runs": ({}, ("controller", "tcp://127.0.0.1:")),
+}
+
+Bad = dict[str, VllmServer]
+
+
+@pytest.fixture(scope="module")
+def controller() -> Iterator[Controller]:
+    running = Controller("bad-input-controller", log_folder=LOGS / "tests")
+    running.start()
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def bad_servers(kvferry_connector: KvConnector, toy: Path, controller: Controller) -> Iterator[Bad]:
+    """One server for each case, all started at once: each has to end by itself."""
+    servers: Bad = {}
+    for index, (case, (extra, _)) in enumerate(CASES.items()):
+        nobody = f"tcp://127.0.0.1:{free_port()}"
+        address = nobody if case == "a controller that nobody runs" else controller.address
+        servers[case] = VllmServer(f"bad-{case.replace(' ', '-')}", toy, own_cores()[index % 2],
+                                   kvferry_connector.config("kv_both", address, extra=extra),
+                                   log_folder=LOGS / "tests")
+    try:
+        for server in servers.values():
+            server.start()
+        yield servers
+    finally:
+        stop_all([server.process for server in servers.values()])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_server_ends_with_one_line_on(case: str, bad_servers: Bad) -> None:
+    line = line_of_failure(bad_servers[case].process)
+
+    for word in CASES[case][1]:
+        assert word in line
+
+
+def test_a_server_ends_with_one_line_on_another_model_than_its_peers(
+        kvferry_connector: KvConnector, toy: Path, other_toy: Path, controller: Controller,
+        run_server: Callable[[VllmServer], VllmServer]) -> None:
+    prefill_config = KVFERRY_CONNECTOR.config("kv_producer", controller.address)
+    decode_config = kvferry_connector.config("kv_consumer", controller.address)
+    run_server(VllmServer("one-model", toy, own_cores()[0], prefill_config,
+                          log_folder=LOGS / "tests")).wait_ready()
+    other = run_server(VllmServer("another-model", other_toy, own_cores()[1], decode_config,
+                                  log_folder=LOGS / "tests"))
+
+    assert "model" in line_of_failure(other.process)
+
+
+def line_of_failure(process: ManagedProcess) -> str:
+    """The line with which the server explained its end; it must be one, and say more than a name."""
+    status = process.wait(EXIT_TIMEOUT_S)
+    assert status is not None, f"still running after {EXIT_TIMEOUT_S:.0f} s:\n{process.tail()}"
+    assert status != 0
+    lines = set(OUR_LINE.findall(process.log_text()))
+    assert len(lines) == 1, f"{lines or 'no line that starts with kvferry:'}\n{process.tail()}"
+    return lines.pop()

@@ -1,0 +1,75 @@
+"""What dies around the decode server must cost a recompute at most: right tokens, no error, no hang."""
+
+import asyncio
+
+import pytest
+from kvferry_launch.answers import Answer, Generation, LoadResult
+from kvferry_launch.client import REMOTE_DECODE, VllmClient, judged_load
+from kvferry_launch.pair import CONCURRENCY, Pair, pair_load
+from kvferry_launch.prompts import PromptSet
+from kvferry_launch.servers import KvConnector
+
+PROMPT_SET = PromptSet(seed=1, count=24)
+MAX_TOKENS = 100
+KILL_AFTER = 6  # answers
+
+pytestmark = [pytest.mark.servers("base"), pytest.mark.disruptive]
+
+
+def test_a_controller_that_dies_and_returns_costs_no_request(
+        kvferry_connector: KvConnector, pair: Pair, references: dict[PromptSet, list[Generation]]) -> None:
+    assert pair.controller is not None, f"{kvferry_connector.name} runs with a controller"
+    controller = pair.controller
+    answered = 0
+
+    def kill_in_the_middle(index: int, answer: Answer) -> None:
+        del index, answer
+        nonlocal answered
+        answered += 1
+        if answered == KILL_AFTER:
+            controller.process.kill()
+        elif answered == 2 * KILL_AFTER:
+            controller.start()
+
+    during = asyncio.run(pair_load(pair, PROMPT_SET.prompts(), references[PROMPT_SET], MAX_TOKENS,
+                                   kill_in_the_middle))
+    controller.wait_ready()
+    after = asyncio.run(pair_load(pair, PROMPT_SET.prompts(), references[PROMPT_SET], MAX_TOKENS))
+
+    assert during.complaints() == []
+    assert after.complaints() == []
+    assert loaded_tokens(after) > 0, "nothing was loaded after the controller had come back"
+    assert pair.decode.healthy()
+    assert pair.prefill.healthy()
+
+
+def test_a_prefill_server_that_dies_before_its_kv_is_read_costs_a_recompute(
+        kvferry_connector: KvConnector, pair: Pair, references: dict[PromptSet, list[Generation]]) -> None:
+    del kvferry_connector
+    prompts = PROMPT_SET.prompts()
+
+    async def prefill_all() -> list[Generation]:
+        async with VllmClient(pair.prefill.url) as prefill:
+            return [await prefill.generate(prompt, 1, REMOTE_DECODE) for prompt in prompts]
+
+    async def decode_all(handed_over: dict[tuple[int, ...], dict[str, object] | None]) -> LoadResult:
+        async with VllmClient(pair.decode.url) as decode:
+
+            async def send(prompt: list[int]) -> Answer:
+                start = asyncio.get_running_loop().time()
+                generation = await decode.generate(prompt, MAX_TOKENS, handed_over[tuple(prompt)])
+                return Answer(prompt, asyncio.get_running_loop().time() - start, generation)
+
+            return await judged_load(decode, prompts, references[PROMPT_SET], send, CONCURRENCY)
+
+    first = asyncio.run(prefill_all())
+    pair.prefill.process.kill()
+    params = {tuple(prompt): generation.kv_transfer_params for prompt, generation in zip(prompts, first, strict=True)}
+    result = asyncio.run(decode_all(params))
+
+    assert result.complaints() == []
+    assert pair.decode.healthy()
+
+
+def loaded_tokens(result: LoadResult) -> int:
+    return sum(admission.loaded for report in result.reports if report for admission in report.admissions)
