@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "check_throws.h"
-#include "sim_options.h"
+#include "sim_world.h"
 
 namespace kvferry::sim {
 namespace {
@@ -88,12 +88,75 @@ void run_one_node(std::uint64_t seed, bool with_faults) {
   }
 }
 
+/// Prompts are prefilled on one node and answered on the other; some go to one node alone.
+void run_two_nodes(std::uint64_t seed, bool with_faults) {
+  Dice dice(seed);
+  SimOptions options = draw_options(dice, with_faults && dice.chance(0.5));
+  options.core.load_timeout = dice.pick({1, 5}) * kSecond;
+  options.core.try_timeout = options.core.load_timeout / 5;
+  options.core.pull_timeout = options.core.load_timeout / 2;
+  const NetworkOptions network = draw_network(dice, with_faults);
+  World world(options, network, dice);
+  Prompts prompts(dice, options.max_tokens_total);
+  std::map<std::string, RequestSpec> asked;
+  std::set<std::string> waiting;  // for their prefill
+  const std::uint32_t num_requests = dice.between(2, 6);
+  const auto finished = [&](std::size_t node, const std::string& id) {
+    return world.engine(node).finished().contains(id);
+  };
+  const auto done = [&] {
+    return asked.size() == num_requests && waiting.empty() &&
+           world.engine(World::kPrefill).num_unfinished() + world.engine(World::kDecode).num_unfinished() == 0;
+  };
+  for (int steps = 0; !done(); ++steps) {
+    if (steps > 20000) throw Broken("no progress");
+    if (asked.size() < num_requests && dice.chance(0.2)) {
+      RequestSpec spec = prompts.draw("r" + std::to_string(asked.size()));
+      asked[spec.id] = spec;
+      if (dice.chance(0.2)) {
+        world.add(dice.between(0, 1), spec);
+      } else {
+        waiting.insert(spec.id);
+        spec.max_tokens = 1;
+        spec.handoff = true;
+        world.add(World::kPrefill, spec);
+      }
+    }
+    world.step();
+    for (const std::string& id : std::set(waiting)) {
+      if (!finished(World::kPrefill, id)) continue;
+      waiting.erase(id);
+      const FinishedRequest& prefilled = world.engine(World::kPrefill).finished().at(id);
+      RequestSpec spec = asked.at(id);
+      if (prefilled.handoff) spec.source = world.source(id, prefilled.handoff_tokens);
+      world.add(World::kDecode, spec);
+    }
+  }
+  world.settle();
+  for (const auto& [id, spec] : asked) {
+    const MiniEngine& engine = world.engine(finished(World::kDecode, id) ? World::kDecode : World::kPrefill);
+    const std::size_t said = engine.outputs().contains(id) ? engine.outputs().at(id).size() : 0;
+    const std::size_t plain =
+        say(spec.prompt, spec.max_tokens, spec.stops, spec.extras).tokens.size() - spec.prompt.size();
+    if (options.aborts == 0 && network.restarts == 0 && said != plain)
+      throw Broken(fmt::format("request {} says {} tokens, a plain engine {}", id, said, plain));
+  }
+}
+
 TEST(EngineRandom, OneNodeSaysWhatAPlainEngineSays) {
   for_each_seed(1500, [](std::uint64_t seed) { run_one_node(seed, false); });
 }
 
 TEST(EngineRandom, OneNodeWithFailingSavesAndDamagedChunksSaysWhatAPlainEngineSays) {
   for_each_seed(1500, [](std::uint64_t seed) { run_one_node(seed, true); });
+}
+
+TEST(EngineRandom, TwoNodesSayWhatAPlainEngineSays) {
+  for_each_seed(700, [](std::uint64_t seed) { run_two_nodes(seed, false); });
+}
+
+TEST(EngineRandom, TwoNodesWithLossDeathAndDamageSayWhatAPlainEngineSays) {
+  for_each_seed(700, [](std::uint64_t seed) { run_two_nodes(seed, true); });
 }
 
 }  // namespace

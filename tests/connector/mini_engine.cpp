@@ -280,7 +280,8 @@ std::vector<Action> MiniEngine::take_actions() {
     for (const ChunkMeta& chunk : published->chunks) {
       const ChunkPool::Slot* slot = core_.pool().find(chunk.key);
       if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;  // evicted since
-      for (const Worker& worker : workers_) book_.check_chunk(chunk.key, worker.plain(slot->ref.slot));
+      for (const Worker& worker : workers_)
+        if (!worker.damaged(slot->ref.slot)) book_.check_chunk(chunk.key, worker.plain(slot->ref.slot));
     }
   }
   return actions;

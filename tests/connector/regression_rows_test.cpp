@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "check_throws.h"
+#include "core_bench.h"
 #include "mini_engine.h"
 
 namespace kvferry::sim {
@@ -111,55 +111,10 @@ INSTANTIATE_TEST_SUITE_P(SaveDecodeCache, Row000, ::testing::Bool(),
 
 // ---- row 001: the look-up that changed its answer ----
 
-class Row001 : public Rows {
+class Row001 : public CoreBench {
  protected:
-  static constexpr std::uint32_t kBlock = 16;
-  Row001() {
-    CoreConfig config;
-    config.chunk_tokens = config.block_tokens = kBlock;
-    config.num_slots = 64;
-    core_.emplace(config);
-    core_->set_directory_up(false);
-    std::iota(tokens_.begin(), tokens_.end(), 100);
-    add("a", 48);
-  }
-  void add(const std::string& id, std::size_t num_tokens) {
-    NewRequest added;
-    added.id = RequestId{id};
-    added.tokens = std::span(tokens_).first(num_tokens);
-    added.num_prompt_tokens = static_cast<std::uint32_t>(num_tokens);
-    core_->add_request(added, now_);
-  }
-  StepPlan build(StepInput input = {}) {
-    StepPlan plan = core_->build_step(input, now_ += kMillisecond);
-    WorkerReport report;
-    report.step = plan.step;
-    for (const auto* jobs : {&plan.saves_before, &plan.saves_after})
-      for (const SaveJob& job : *jobs)
-        for (const SaveItem& item : job.items) report.saves.push_back({item.chunk, true, 1});
-    for (const LoadJob& job : plan.loads) {
-      std::uint32_t sum = 0;
-      for (const LoadItem& item : job.items) sum += item.num_tokens;
-      report.loads.push_back({job.request_id, job.attempt, sum, {}});
-    }
-    core_->worker_report(report, now_);
-    return plan;
-  }
-  /// Admits the request with nothing in any cache and computes num tokens.
-  StepPlan compute(const std::string& id, std::uint32_t num, const std::vector<BlockId>& blocks) {
-    EXPECT_EQ(core_->lookup(RequestId{id}, 0, now_).num_external, 0u);
-    core_->allocated(RequestId{id}, 0, {blocks}, now_);
-    return build({{{RequestId{id}, 0, num, BlockTable{blocks}}}, {}});
-  }
-  static std::vector<BlockId> blocks_of(const StepPlan& plan) {
-    std::vector<BlockId> blocks;
-    for (const auto* jobs : {&plan.saves_before, &plan.saves_after})
-      for (const SaveJob& job : *jobs) blocks.insert(blocks.end(), job.block_ids[0].begin(), job.block_ids[0].end());
-    return blocks;
-  }
+  Row001() : CoreBench(sizes(16, 16, 64)) { add("a", 48); }
   const RequestId a_{"a"};
-  std::vector<std::int32_t> tokens_ = std::vector<std::int32_t>(200);
-  std::optional<SchedulerCore> core_;
 };
 
 TEST_F(Row001, AskingAgainInAnAttemptGivesTheSameHitHoweverOften) {
@@ -193,13 +148,14 @@ TEST_F(Row001, ALookupThatTheEngineCouldAnswerItselfStillLoadsWhenItsBlocksAreGo
 
 TEST_F(Row001, APreemptedRequestsBlockListIsReplacedAndItsSavesRestart) {
   const StepPlan first = compute("a", 40, {1, 2, 3});
-  EXPECT_THAT(blocks_of(first), ElementsAre(1, 2));
-  EXPECT_THAT(blocks_of(build({{}, {a_}})), ElementsAre(3));  // the tail of 8, from the blocks it had
+  EXPECT_THAT(saved_blocks(first), ElementsAre(1, 2));
+  EXPECT_THAT(saved_blocks(build({{}, {a_}})), ElementsAre(3));  // the tail of 8, from the blocks it had
   core_->reset_cache();
   EXPECT_EQ(core_->lookup(a_, 0, now_).num_external, 0u);
   core_->allocated(a_, 0, {{7, 8, 9}}, now_);
   const StepPlan resumed = build({{{a_, 0, 48, BlockTable{{7, 8, 9}}}}, {}});
-  EXPECT_THAT(blocks_of(resumed), ElementsAre(7, 8, 9));  // nothing is left of 1, 2, 3, nor of what was saved of them
+  EXPECT_THAT(saved_blocks(resumed),
+              ElementsAre(7, 8, 9));  // nothing is left of 1, 2, 3, nor of what was saved of them
 }
 
 TEST_F(Row001, AResumedRequestLooksUpItsGeneratedTokensToo) {
@@ -227,16 +183,13 @@ TEST_F(Row001, ARequestResumedInItsPreemptionStepSavesNothingFromBlocksNotLoaded
   EXPECT_EQ(core_->lookup(a_, 0, now_).num_external, 47u);
   core_->allocated(a_, 47, {{4, 5, 6}}, now_);
   const StepPlan plan = build({{{a_, 47, 1, BlockTable{{4, 5, 6}}}}, {a_}});
-  EXPECT_THAT(blocks_of(plan), ElementsAre());
+  EXPECT_THAT(saved_blocks(plan), ElementsAre());
   ASSERT_EQ(plan.loads.size(), 1u);
   EXPECT_EQ(core_->finished(a_, 48, {{4, 5, 6}}, true, now_).preemptions, 1u);
 }
 
 TEST_F(Row001, ARequestThatMayNotBeCachedCountsAPreemptionInItsResumptionStepOnce) {
-  NewRequest added;
-  added.id = RequestId{"p"};
-  added.tokens = tokens_;
-  added.num_prompt_tokens = 200;
+  NewRequest added = request("p", 200);
   added.cacheable = false;
   core_->add_request(added, now_);
   compute("p", 100, {1, 2, 3, 4, 5, 6, 7});
@@ -246,10 +199,12 @@ TEST_F(Row001, ARequestThatMayNotBeCachedCountsAPreemptionInItsResumptionStepOnc
   EXPECT_EQ(core_->finished(added.id, 16, {{8}}, false, now_).preemptions, 1u);
 }
 
-TEST_F(Row001, TwoPromptsThatDifferInTheirFirstTokenLoad40Of40AfterAPreemption) {
+using Row001Engine = Rows;
+
+TEST_F(Row001Engine, TwoPromptsThatDifferInTheirFirstTokenLoad40Of40AfterAPreemption) {
   CoreConfig core;
   core.chunk_tokens = 8;
-  core.block_tokens = kBlock;
+  core.block_tokens = 16;
   core.num_slots = 64;
   core.save_decode_cache = false;
   core.save_unfull_chunk = false;
@@ -257,7 +212,7 @@ TEST_F(Row001, TwoPromptsThatDifferInTheirFirstTokenLoad40Of40AfterAPreemption) 
   config.num_blocks = 10;
   config.prefix_caching = false;
   MiniEngine engine(core, config, book_);
-  const std::uint32_t max_out = 5 + kBlock * ((config.num_blocks - 3) - 1);
+  const std::uint32_t max_out = 5 + 16 * ((config.num_blocks - 3) - 1);
   std::vector<std::int32_t> prompt(44, 3);
   const RequestSpec zero = request("0", prompt, max_out);
   prompt[0] = 4;
@@ -272,23 +227,9 @@ TEST_F(Row001, TwoPromptsThatDifferInTheirFirstTokenLoad40Of40AfterAPreemption) 
 
 // ---- row 003: the counter that went negative ----
 
-class Row003 : public Row001 {
+class Row003 : public CoreBench {
  protected:
-  Row003() {
-    CoreConfig config;
-    config.chunk_tokens = 500;
-    config.block_tokens = 100;
-    config.num_slots = 64;
-    core_.emplace(config);
-    core_->set_directory_up(false);
-    tokens_.resize(3000);
-    std::iota(tokens_.begin(), tokens_.end(), 1);
-  }
-  static std::vector<BlockId> blocks(BlockId first, BlockId num) {
-    std::vector<BlockId> ids(static_cast<std::size_t>(num));
-    std::iota(ids.begin(), ids.end(), first);
-    return ids;
-  }
+  Row003() : CoreBench(sizes(500, 100, 64)) {}
   /// Every counter only grows, and no admission counts more than it has.
   void expect_sane() {
     const CoreCounters& c = core_->counters();
@@ -301,6 +242,7 @@ class Row003 : public Row001 {
     last_ = c;
   }
   CoreCounters last_;
+  const RequestId a_{"a"};
 };
 
 TEST_F(Row003, CountsStaySaneWhenAPartialPrefillIsPreemptedAndTheHitGrowsFrom1500To2000) {

@@ -49,6 +49,8 @@ class Worker {
   bool write_pulled(const PullItem& item, const std::vector<Stamp>& bytes);
   /// A slot's stamps as of rank 0.
   std::vector<Stamp> plain(std::uint32_t slot) const;
+  /// Somebody damaged its bytes since they were written.
+  bool damaged(std::uint32_t slot) const { return slots_[slot].damaged; }
 
  private:
   struct Slot {
