@@ -277,8 +277,8 @@ def _stamped(stamp: Path, *inputs: Path) -> Iterator[bool]:
 # --- The build and the model -------------------------------------------------------------------------------------
 
 
-def ensure_build() -> None:
-    """Builds the release preset with the Python module. Ninja knows what is already right."""
+def ensure_build(tests: bool) -> None:
+    """Builds the release preset: all of it for tests, else only what runs. Ninja knows what is already right."""
     log = LOGS / "build.log"
     cache = RELEASE / "CMakeCache.txt"
     configured = (RELEASE / "build.ninja").exists() and f"={VENV_PYTHON}\n" in cache.read_text()
@@ -294,8 +294,9 @@ def ensure_build() -> None:
                 step.update(int(counted[1]) / int(counted[2]), f"{counted[1]}/{counted[2]} {counted[3][-50:]}")
 
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
-        run_logged("cmake --build --preset release", ["cmake", "--build", "--preset", "release", "-j", jobs], log,
-                   on_line, tick=step.update)
+        targets = [] if tests else ["--target", "kvferry", "_core", "kvferry_package"]
+        run_logged("cmake --build --preset release",
+                   ["cmake", "--build", "--preset", "release", "-j", jobs, *targets], log, on_line, tick=step.update)
 
 
 def ensure_toy_model(name: str = "toy") -> Path:
@@ -331,7 +332,7 @@ def ensure(*, vllm: bool, tests: bool = False, build: bool = True) -> None:
         ensure_debian_packages(tests)
         ensure_venv(vllm)
         if build:
-            ensure_build()
+            ensure_build(tests)
         if vllm:
             ensure_toy_model()
 
