@@ -67,17 +67,20 @@ class Transport {
   virtual Result<RegionId> register_region(void* base, std::uint64_t bytes) = 0;
   /// Opaque bytes naming the region for peers (base, size, rkey).
   virtual Result<std::string> export_region(RegionId region) const = 0;
-  /// kInvalidArgument: unknown region; kFull: transfers still use it.
+  /// kInvalidArgument: unknown region; kFull: own transfers still use it. What peers still do with it is not known
+  /// here: agree with them before the memory is unmapped.
   virtual Result<void> unregister_region(RegionId region) = 0;
 
   /// kInvalidArgument: malformed address. The connection itself is made lazily; a dead peer shows as kPeerLost
-  /// completions. Connecting twice to one address gives one PeerId, unless it was lost in between: then a new one.
+  /// completions. Connecting twice to one address gives one PeerId, unless it was lost in between: then a new one. A
+  /// lost PeerId stays known until disconnect(), and what is submitted to it completes with kPeerLost.
   virtual Result<PeerId> connect(const std::string& address) = 0;
   /// In-flight transfers with this peer complete with kPeerLost or kOk; the id is dead afterwards.
   virtual void disconnect(PeerId peer) = 0;
 
   /// kInvalidArgument: bad peer, region or range (bounds are checked on both sides before anything moves);
-  /// kFull: too many in flight, try later. On error nothing was accepted and no Completion follows.
+  /// kFull: too many in flight or unread, poll and try again; kCancelled: shut down. On error nothing was accepted and
+  /// no Completion follows.
   virtual Result<TransferId> submit(PagedTransfer transfer) = 0;
   /// Asks; the Completion still comes (kCancelled, or kOk if it was faster), once the memory is quiet.
   virtual void cancel(TransferId id) = 0;
