@@ -50,6 +50,7 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
   slot.ref.generation += 1;
   slot.meta = meta;
   slot.checksums.assign(num_ranks_, 0);
+  slot.written.assign(num_ranks_, false);
   slot.ranks_done = 0;
   slot.write_failed = false;
   slot.writer = writer;
@@ -60,8 +61,9 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
 
 bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum) {
   Slot& slot = checked(chunk);
-  promise::exactly_once(slot.state == State::kWriting && rank < num_ranks_ && slot.ranks_done < num_ranks_,
+  promise::exactly_once(slot.state == State::kWriting && rank < num_ranks_ && !slot.written[rank],
                         fmt::format("the write of slot {} by rank {}", chunk.slot, rank));
+  slot.written[rank] = true;
   slot.checksums[rank] = checksum;
   slot.write_failed |= !ok;
   if (++slot.ranks_done < num_ranks_) return false;

@@ -37,6 +37,7 @@ class ChunkPool {
     ChunkRef ref;
     ChunkMeta meta;
     std::vector<std::uint64_t> checksums;  // [rank]; valid in kReady
+    std::vector<bool> written;             // [rank]; who has reported this write
     std::uint32_t ranks_done = 0;
     bool write_failed = false;
     std::uint32_t pins = 0;

@@ -187,7 +187,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
     }
     promise::exact_load(job, local - job_start, num_external, config_.block_tokens);
     const PinId pin = pool_.pin(request.spec->chunks, "load for " + id.value, now, now + config_.pin_ttl);
-    Load& load = loads_[{id.value, job.attempt}] = Load{pin, 0, admission, request.chain.size()};
+    Load& load = loads_[{id.value, job.attempt}] = Load{pin, {}, admission, request.chain.size()};
     load.admission.loaded = num_external;
     loads_next_.push_back(std::move(job));
     counters_.loads += 1;

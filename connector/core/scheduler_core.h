@@ -161,7 +161,7 @@ class SchedulerCore {
   };
   struct Load {
     PinId pin;
-    std::uint32_t ranks_done = 0;
+    std::set<std::uint32_t> ranks_done;
     Admission admission;             // `loaded`: fewest over the ranks so far
     std::uint32_t total_tokens = 0;  // of the request, at the look-up
   };

@@ -140,7 +140,9 @@ void SchedulerCore::distrust_planned_saves() {
 void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
   for (const LoadDone& done : report.loads) {
     const auto found = loads_.find({done.request_id, done.attempt});
-    promise::exactly_once(found != loads_.end(), fmt::format("the load of request {}", done.request_id));
+    promise::exactly_once(
+        found != loads_.end() && report.rank < config_.num_ranks && found->second.ranks_done.insert(report.rank).second,
+        fmt::format("the load of request {}", done.request_id));
     Load& load = found->second;
     Admission& admission = load.admission;
     admission.loaded = std::min(admission.loaded, done.tokens_loaded);
@@ -149,7 +151,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
       counters_.load_failures += 1;
       pool_.condemn(chunk);  // what failed once is never offered again
     }
-    if (++load.ranks_done < config_.num_ranks) continue;
+    if (load.ranks_done.size() < config_.num_ranks) continue;
     counters_.loaded_tokens += admission.loaded;
     pool_.unpin(load.pin);
     // The request may be gone by now: vLLM finishes requests before it hands over the report of their step.

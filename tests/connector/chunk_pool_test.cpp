@@ -1,0 +1,190 @@
+#include "connector/core/chunk_pool.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "check_throws.h"
+
+namespace kvferry::sim {
+namespace {
+
+using ::testing::ElementsAre;
+using State = ChunkPool::State;
+
+class Pool : public ::testing::Test {
+ protected:
+  static ChunkMeta chunk(int name) { return {root_key("chunk", std::to_string(name)), 16, false, {}}; }
+  static ChunkMeta tail(int name, std::uint32_t num_tokens) {
+    return {root_key("tail", std::to_string(name)), num_tokens, true, root_key("group", "")};
+  }
+  static ChunkRef ready(ChunkPool& pool, const ChunkMeta& meta) {
+    const ChunkRef ref = pool.reserve(meta, "test").value();
+    EXPECT_TRUE(pool.rank_written(ref, 0, true, 7));
+    return ref;
+  }
+  static PinId pin(ChunkPool& pool, std::vector<ChunkRef> chunks, TimeNs deadline = 100) {
+    return pool.pin(std::move(chunks), "test", 0, deadline);
+  }
+  ChecksThrow checks_;
+};
+
+TEST_F(Pool, EvictsTheLeastRecentlyUsedAndAnnouncesItOnce) {
+  ChunkPool pool(3, 1);
+  const ChunkRef one = ready(pool, chunk(1));
+  ready(pool, chunk(2));
+  ready(pool, chunk(3));
+  pool.touch(std::vector{one});
+  ready(pool, chunk(4));
+  EXPECT_EQ(pool.find(chunk(2).key), nullptr);
+  EXPECT_NE(pool.find(chunk(1).key), nullptr);
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(2).key));
+  EXPECT_THAT(pool.take_evicted(), ElementsAre());
+}
+
+TEST_F(Pool, AChainLosesItsEndBeforeItsStart) {
+  ChunkPool pool(3, 1);
+  const std::vector<ChunkRef> chain = {ready(pool, chunk(1)), ready(pool, chunk(2)), ready(pool, chunk(3))};
+  pool.touch(chain);
+  ready(pool, chunk(4));
+  ready(pool, chunk(5));
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(3).key, chunk(2).key));
+}
+
+TEST_F(Pool, ADemotedChunkGoesFirst) {
+  ChunkPool pool(2, 1);
+  ready(pool, chunk(1));
+  pool.demote(ready(pool, chunk(2)));
+  ready(pool, chunk(3));
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(2).key));
+}
+
+TEST_F(Pool, NeitherHeldNorUnfinishedChunksAreEvicted) {
+  ChunkPool pool(2, 1);
+  const PinId held = pin(pool, {ready(pool, chunk(1))});
+  const ChunkRef writing = pool.reserve(chunk(2), "test").value();
+  EXPECT_EQ(pool.reserve(chunk(3), "test"), std::nullopt);
+  EXPECT_EQ(pool.num_pinned(), 1u);
+  EXPECT_EQ(pool.num_writing(), 1u);
+  pool.unpin(held);
+  EXPECT_NE(pool.reserve(chunk(3), "test"), std::nullopt);
+  EXPECT_TRUE(pool.rank_written(writing, 0, true, 7));
+}
+
+TEST_F(Pool, AHoldEndsAtItsDeadlineAndNamesItsOwner) {
+  ChunkPool pool(1, 1);
+  const PinId held = pool.pin({ready(pool, chunk(1))}, "the reader", 0, 100);
+  EXPECT_THAT(pool.expire_pins(99), ElementsAre());
+  EXPECT_TRUE(pool.pinned(held));
+  EXPECT_THAT(pool.expire_pins(100), ElementsAre("the reader"));
+  EXPECT_FALSE(pool.unpin(held));
+  EXPECT_EQ(pool.num_pinned(), 0u);
+}
+
+TEST_F(Pool, ACondemnedChunkIsFoundNoMoreButStaysForItsReaders) {
+  ChunkPool pool(1, 1);
+  const ChunkRef ref = ready(pool, chunk(1));
+  const PinId first = pin(pool, {ref}), second = pin(pool, {ref});
+  pool.condemn(ref);
+  EXPECT_EQ(pool.find(chunk(1).key), nullptr);
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(1).key));
+  EXPECT_EQ(pool.slot(ref.slot).state, State::kDoomed);
+  pool.unpin(first);
+  EXPECT_EQ(pool.reserve(chunk(2), "test"), std::nullopt);
+  pool.unpin(second);
+  const ChunkRef next = pool.reserve(chunk(2), "test").value();
+  EXPECT_EQ(next.slot, ref.slot);
+  EXPECT_GT(next.generation, ref.generation);
+  pool.condemn(ref);  // an old reference condemns nothing
+  EXPECT_NE(pool.find(chunk(2).key), nullptr);
+}
+
+TEST_F(Pool, IsReadyWhenAllRanksWroteAndFreeWhenOneFailed) {
+  ChunkPool pool(2, 2);
+  const ChunkRef good = pool.reserve(chunk(1), "test").value();
+  EXPECT_FALSE(pool.rank_written(good, 1, true, 11));
+  EXPECT_EQ(pool.find(chunk(1).key)->state, State::kWriting);
+  EXPECT_TRUE(pool.rank_written(good, 0, true, 10));
+  EXPECT_THAT(pool.find(chunk(1).key)->checksums, ElementsAre(10, 11));
+  const ChunkRef bad = pool.reserve(chunk(2), "test").value();
+  EXPECT_FALSE(pool.rank_written(bad, 0, false, 0));
+  EXPECT_FALSE(pool.rank_written(bad, 1, true, 21));
+  EXPECT_EQ(pool.find(chunk(2).key), nullptr);
+  EXPECT_EQ(pool.num_writing(), 0u);
+  EXPECT_THAT(pool.take_evicted(), ElementsAre());  // never offered, so nothing to take back
+}
+
+TEST_F(Pool, ARankThatReportsTwiceIsCaughtBeforeAnotherOnesShareIsMissing) {
+  ChunkPool pool(1, 2);
+  const ChunkRef ref = pool.reserve(chunk(1), "test").value();
+  pool.rank_written(ref, 0, true, 10);
+  EXPECT_BREAKS(pool.rank_written(ref, 0, true, 10), "exactly-once");
+  EXPECT_EQ(pool.find(chunk(1).key)->state, State::kWriting);
+}
+
+TEST_F(Pool, ASpoiltWriteCountsAsFailedHoweverItEnds) {
+  ChunkPool pool(1, 1);
+  const ChunkRef ref = pool.reserve(chunk(1), "test").value();
+  pool.spoil(ref);
+  EXPECT_FALSE(pool.rank_written(ref, 0, true, 10));
+  EXPECT_EQ(pool.find(chunk(1).key), nullptr);
+  EXPECT_NE(pool.reserve(chunk(1), "test"), std::nullopt);
+}
+
+TEST_F(Pool, AHeldWriteThatFailsIsFreeWhenTheHoldEnds) {
+  ChunkPool pool(1, 1);
+  const ChunkRef ref = pool.reserve(chunk(1), "test").value();
+  const PinId held = pin(pool, {ref});  // a hand-off holds what is still being saved
+  pool.rank_written(ref, 0, false, 0);
+  EXPECT_EQ(pool.slot(ref.slot).state, State::kDoomed);
+  EXPECT_EQ(pool.reserve(chunk(2), "test"), std::nullopt);
+  pool.unpin(held);
+  EXPECT_NE(pool.reserve(chunk(2), "test"), std::nullopt);
+}
+
+TEST_F(Pool, ListsTheNewestSixteenTailsOfAGroupAndKeepsOlderOnesByKey) {
+  ChunkPool pool(20, 1);
+  std::vector<ChunkRef> refs;
+  for (int i = 0; i < 18; ++i) refs.push_back(ready(pool, tail(i, 17 + static_cast<std::uint32_t>(i))));
+  const auto tails = pool.tails(root_key("group", ""));
+  ASSERT_EQ(tails.size(), 16u);
+  EXPECT_EQ(tails.front()->meta.num_tokens, 34u);
+  EXPECT_EQ(tails.back()->meta.num_tokens, 19u);
+  EXPECT_NE(pool.find(tail(0, 17).key), nullptr);
+  pool.condemn(refs[17]);
+  pool.condemn(refs[0]);
+  EXPECT_EQ(pool.tails(root_key("group", "")).front()->meta.num_tokens, 33u);
+  for (const ChunkRef ref : refs) pool.condemn(ref);
+  EXPECT_TRUE(pool.tails(root_key("group", "")).empty());
+}
+
+TEST_F(Pool, AnAbandonedSlotIsFreeAgain) {
+  ChunkPool pool(1, 2);
+  pool.abandon(pool.reserve(chunk(1), "test").value());
+  EXPECT_EQ(pool.find(chunk(1).key), nullptr);
+  EXPECT_NE(pool.reserve(chunk(1), "test"), std::nullopt);
+}
+
+TEST_F(Pool, AnOldGenerationIsNeverTakenForTheNewOne) {
+  ChunkPool pool(1, 1);
+  const ChunkRef old = ready(pool, chunk(1));
+  ready(pool, chunk(2));
+  EXPECT_BREAKS(pool.touch(std::vector{old}), "generation");
+  EXPECT_BREAKS(pin(pool, {old}), "generation");
+  EXPECT_BREAKS(pool.rank_written(old, 0, true, 7), "generation");
+  pool.demote(old);
+  EXPECT_NE(pool.find(chunk(2).key), nullptr);
+}
+
+TEST_F(Pool, BreaksItsPromisesLoudly) {
+  ChunkPool pool(2, 1);
+  const ChunkRef ref = ready(pool, chunk(1));
+  EXPECT_BREAKS(pool.rank_written(ref, 0, true, 7), "exactly-once");
+  EXPECT_BREAKS(pool.reserve(chunk(1), "test"), "written twice");
+  EXPECT_BREAKS(pin(pool, {ref}, 0), "bounded-hold");
+  EXPECT_BREAKS(pool.pin({ref}, "", 0, 100), "bounded-hold");
+  EXPECT_BREAKS(pool.abandon(ref), "not just reserved");
+  EXPECT_BREAKS(pool.spoil(ref), "nobody writes it");
+}
+
+}  // namespace
+}  // namespace kvferry::sim

@@ -1,0 +1,87 @@
+// Each promise's check fires where the promise is broken, and only there.
+#include "connector/core/promises.h"
+
+#include <gtest/gtest.h>
+
+#include "check_throws.h"
+
+namespace kvferry::sim {
+namespace {
+
+class Promises : public ::testing::Test {
+ protected:
+  ChecksThrow checks_;
+};
+
+TEST_F(Promises, IdempotentLookup) {
+  promise::idempotent_lookup(34, 34, "r");
+  EXPECT_BREAKS(promise::idempotent_lookup(34, 32, "r"), "idempotent-lookup");
+}
+
+TEST_F(Promises, SaneCounts) {
+  promise::sane_counts(16, 17, 34, "r");
+  promise::sane_counts(34, 0, 34, "r");
+  EXPECT_BREAKS(promise::sane_counts(16, 18, 34, "r"), "sane-counts");
+  EXPECT_BREAKS(promise::sane_counts(0, 0xffffffffu, 34, "r"), "sane-counts");  // a negative number in disguise
+}
+
+TEST_F(Promises, ExactLoad) {
+  const LoadItem first{{1, 1}, {7}, 16, 4, 4, 12}, second{{2, 1}, {7}, 16, 0, 16, 2};
+  const LoadJob job{"r", 1, {{5, 6}}, {first, second}};
+  promise::exact_load(job, 4, 14, 16);
+  EXPECT_BREAKS(promise::exact_load(job, 4, 15, 16), "exact-load");  // one is missing
+  EXPECT_BREAKS(promise::exact_load(job, 4, 13, 16), "exact-load");  // one too many
+  EXPECT_BREAKS(promise::exact_load(job, 0, 14, 16), "exact-load");  // not where it should begin
+  LoadJob gap = job;
+  gap.items[1].first_token = 17;
+  EXPECT_BREAKS(promise::exact_load(gap, 4, 14, 16), "exact-load");
+  LoadJob beyond = job;
+  beyond.items[0].skip_tokens = 5;
+  EXPECT_BREAKS(promise::exact_load(beyond, 4, 14, 16), "exact-load");
+  LoadJob short_of_blocks = job;
+  short_of_blocks.block_ids = {{5}};
+  EXPECT_BREAKS(promise::exact_load(short_of_blocks, 4, 14, 16), "exact-load");
+  LoadJob no_blocks = job;
+  no_blocks.block_ids.clear();
+  EXPECT_BREAKS(promise::exact_load(no_blocks, 4, 14, 16), "exact-load");
+}
+
+TEST_F(Promises, NoStaleSpec) {
+  promise::no_stale_spec(0, 3);
+  EXPECT_BREAKS(promise::no_stale_spec(1, 3), "no-stale-spec");
+}
+
+TEST_F(Promises, SavedIsComputed) {
+  const SaveJob job{"r", {{5}}, {{{1, 1}, 0, 16}}};
+  promise::saved_is_computed(job, 2, 48, 48, 16);
+  EXPECT_BREAKS(promise::saved_is_computed(job, 2, 47, 48, 16), "saved-is-computed");
+  EXPECT_BREAKS(promise::saved_is_computed(job, 2, 48, 47, 16), "saved-is-computed");
+  EXPECT_BREAKS(promise::saved_is_computed({"r", {{5}}, {{{1, 1}, 8, 16}}}, 0, 48, 48, 16), "saved-is-computed");
+  EXPECT_BREAKS(promise::saved_is_computed({"r", {{5}}, {{{1, 1}, 0, 0}}}, 0, 48, 48, 16), "saved-is-computed");
+}
+
+TEST_F(Promises, FencedReuse) {
+  promise::fenced_reuse(0, true, 3);
+  EXPECT_BREAKS(promise::fenced_reuse(1, true, 3), "fenced-reuse");
+  EXPECT_BREAKS(promise::fenced_reuse(0, false, 3), "fenced-reuse");
+}
+
+TEST_F(Promises, ExactlyOnce) {
+  promise::exactly_once(true, "pull 1");
+  EXPECT_BREAKS(promise::exactly_once(false, "pull 1"), "exactly-once");
+}
+
+TEST_F(Promises, BoundedHold) {
+  promise::bounded_hold(5, 6, "r");
+  EXPECT_BREAKS(promise::bounded_hold(5, 5, "r"), "bounded-hold");
+  EXPECT_BREAKS(promise::bounded_hold(5, 6, ""), "bounded-hold");
+}
+
+TEST_F(Promises, VerifiedOnly) {
+  promise::verified_only(true, 2, 2, 3);
+  EXPECT_BREAKS(promise::verified_only(false, 2, 2, 3), "verified-only");
+  EXPECT_BREAKS(promise::verified_only(true, 1, 2, 3), "verified-only");
+}
+
+}  // namespace
+}  // namespace kvferry::sim
