@@ -2,6 +2,8 @@
 #include "connector/core/scheduler_core.h"
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
 #include <utility>
 
 #include "connector/core/promises.h"
@@ -21,11 +23,19 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   const ChunkKey root = root_key(config_.fingerprint, request.extras);
   RequestState& state =
       requests_.try_emplace(request.id, NewRequest(request), root, config_.chunk_tokens).first->second;
+  // An id may come again while a load of its former self is under way: attempts tell the two apart.
+  const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
+  if (after != loads_.begin() && std::prev(after)->first.first == request.id.value)
+    state.attempt.value = std::prev(after)->first.second;
   if (state.cacheable && cover(state).tokens + 1 < state.chain.size()) start_fetch(state, now);
 }
 
 void SchedulerCore::update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens) {
   if (RequestState* request = find(id)) {
+    if (keep < request->chain.size()) {  // KV computed from tokens that were taken back is nobody's
+      request->computed = std::min(request->computed, keep);
+      request->saved = std::min(request->saved, keep - keep % config_.chunk_tokens);
+    }
     request->chain.truncate(keep);
     request->chain.append(new_tokens);
   }
