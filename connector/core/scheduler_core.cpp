@@ -2,6 +2,8 @@
 #include "connector/core/scheduler_core.h"
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
 #include <utility>
 
 #include "connector/core/promises.h"
@@ -9,7 +11,9 @@
 namespace kvferry {
 
 SchedulerCore::SchedulerCore(CoreConfig config)
-    : config_(std::move(config)), pool_(config_.num_slots, config_.num_ranks) {}
+    : config_(std::move(config)), pool_(config_.num_slots, config_.num_ranks), next_lease_(config_.first_lease) {
+  KVFERRY_CHECK(next_lease_ > 0, "lease 0 means none");
+}
 
 RequestState* SchedulerCore::find(const RequestId& id) {
   const auto found = requests_.find(id);
@@ -21,11 +25,19 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   const ChunkKey root = root_key(config_.fingerprint, request.extras);
   RequestState& state =
       requests_.try_emplace(request.id, NewRequest(request), root, config_.chunk_tokens).first->second;
+  // An id may come again while a load of its former self is under way: attempts tell the two apart.
+  const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
+  if (after != loads_.begin() && std::prev(after)->first.first == request.id.value)
+    state.attempt.value = std::prev(after)->first.second;
   if (state.cacheable && cover(state).tokens + 1 < state.chain.size()) start_fetch(state, now);
 }
 
 void SchedulerCore::update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens) {
   if (RequestState* request = find(id)) {
+    if (keep < request->chain.size()) {  // KV computed from tokens that were taken back is nobody's
+      request->computed = std::min(request->computed, keep);
+      request->saved = std::min(request->saved, keep - keep % config_.chunk_tokens);
+    }
     request->chain.truncate(keep);
     request->chain.append(new_tokens);
   }
@@ -102,7 +114,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
   Coverage coverage = cover(request);
   const bool more_could_help = std::max(coverage.tokens, num_local) + 1 < request.chain.size();
   if (!request.fetch && !request.fetched && more_could_help && now >= request.next_fetch_at) start_fetch(request, now);
-  if (request.fetch || coverage.growing) {
+  if ((request.fetch || coverage.growing) && more_could_help) {
     if (now < request.wait_deadline) return {true, 0};
     counters_.fetch_timeouts += 1;
   }
@@ -231,6 +243,7 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
       for (std::uint32_t i = 0; i < full; ++i) hold(pool_.find(request.chain.key(i)));
       if (const std::uint32_t rest = result.handoff_tokens % config_.chunk_tokens; rest > 0)
         hold(pool_.find(request.chain.tail_key(full, rest)));
+      if (const auto former = handoffs_.find(id.value); former != handoffs_.end()) pool_.unpin(former->second);
       handoffs_[id.value] = pool_.pin(std::move(chunks), "hand-off of " + id.value, now, now + config_.handoff_ttl);
     }
   }
@@ -275,7 +288,7 @@ void SchedulerCore::announce_evictions() {
 void SchedulerCore::tick(TimeNs now) {
   counters_.holds_expired += pool_.expire_pins(now).size();
   std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second); });
-  std::erase_if(lease_handoff_, [&](const auto& entry) { return !pool_.pinned(PinId{entry.first}); });
+  std::erase_if(leases_, [&](const auto& entry) { return !pool_.pinned(entry.second.pin); });
   std::erase_if(suspect_until_, [&](const auto& entry) { return entry.second <= now; });
   const std::vector<RequestId> waiting(fetching_.begin(), fetching_.end());
   for (const RequestId& id : waiting) {

@@ -41,6 +41,7 @@ struct CoreConfig {
   TimeNs handoff_ttl = 60 * kSecond;          // a finished prefill waits this long for its decode worker
   TimeNs pin_ttl = 60 * kSecond;              // look-ups and loads of our own; ended by the next step in practice
   TimeNs refetch_after = 100 * kMillisecond;  // what nobody had a moment ago isn't asked for again at once
+  std::uint64_t first_lease = 1;              // another one at each start: leases of a past life are strangers
 };
 
 // ---- actions ----
@@ -159,6 +160,10 @@ class SchedulerCore {
     std::vector<PullItem> items;
     std::uint32_t ranks_done = 0;
   };
+  struct Lease {
+    PinId pin;
+    std::string handoff;  // the request whose hand-off it ends; empty: none
+  };
   struct Load {
     PinId pin;
     std::set<std::uint32_t> ranks_done;
@@ -195,7 +200,7 @@ class SchedulerCore {
   std::map<std::uint64_t, Pull> pulls_;
   std::map<std::pair<std::string, std::uint32_t>, Load> loads_;  // (request, attempt)
   std::map<std::string, PinId> handoffs_;                        // request -> hold on its prompt's chunks
-  std::map<std::uint64_t, std::string> lease_handoff_;           // lease -> request whose hand-off it ends
+  std::map<std::uint64_t, Lease> leases_;                        // given out, by number
   std::map<std::string, TimeNs> suspect_until_;                  // endpoints that did not answer
   std::vector<SaveJob> saves_before_next_;                       // of preempted and finished requests
   std::vector<LoadJob> loads_next_;
@@ -204,6 +209,7 @@ class SchedulerCore {
   CoreCounters counters_;
   std::uint64_t step_ = 0;  // of the plan built last
   std::uint64_t last_id_ = 0;
+  std::uint64_t next_lease_;
   bool directory_up_ = true;
 };
 

@@ -133,6 +133,11 @@ void SchedulerCore::directory_answered(std::uint64_t fetch, std::vector<HolderOf
 
 void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply,
                                    TimeNs now) {
+  // A doubled message: the lease is being read from and given back when that is done.
+  const auto reads = [&](const auto& entry) {
+    return reply.lease != 0 && entry.second.endpoint == endpoint && entry.second.lease == reply.lease;
+  };
+  if (std::any_of(pulls_.begin(), pulls_.end(), reads)) return;
   const auto give_back = [&] {
     if (reply.lease != 0) actions_.push_back(LeaseReleased{endpoint, reply.lease});
   };

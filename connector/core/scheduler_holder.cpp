@@ -19,22 +19,23 @@ LeaseReply SchedulerCore::lease_wanted(const std::string& from, const LeaseReque
   }
   if (chunks.empty()) return reply;
   pool_.touch(chunks);
-  reply.lease = pool_.pin(std::move(chunks), "lease of " + from, now, now + config_.lease_ttl).value;
+  reply.lease = next_lease_++;
+  const PinId pin = pool_.pin(std::move(chunks), "lease of " + from, now, now + config_.lease_ttl);
+  leases_[reply.lease] = Lease{pin, request.handoff_request};
   counters_.leases_granted += 1;
-  if (!request.handoff_request.empty()) lease_handoff_[reply.lease] = request.handoff_request;
   return reply;
 }
 
 void SchedulerCore::lease_released(std::uint64_t lease) {
-  if (const auto found = lease_handoff_.find(lease); found != lease_handoff_.end()) {
-    // The decode worker has the prompt: nothing has to wait for it any longer.
-    if (const auto handoff = handoffs_.find(found->second); handoff != handoffs_.end()) {
-      pool_.unpin(handoff->second);
-      handoffs_.erase(handoff);
-    }
-    lease_handoff_.erase(found);
+  const auto found = leases_.find(lease);
+  if (found == leases_.end()) return;  // expired, given back before, or of a past life of this node
+  // The decode worker has the prompt: nothing has to wait for it any longer.
+  if (const auto handoff = handoffs_.find(found->second.handoff); handoff != handoffs_.end()) {
+    pool_.unpin(handoff->second);
+    handoffs_.erase(handoff);
   }
-  pool_.unpin(PinId{lease});
+  pool_.unpin(found->second.pin);
+  leases_.erase(found);
 }
 
 }  // namespace kvferry

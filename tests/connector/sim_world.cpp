@@ -39,6 +39,7 @@ void World::start(std::size_t index) {
         2 + (engine.num_blocks * options_.core.block_tokens + core.block_tokens - 1) / core.block_tokens;
   }
   node.incarnation += 1;
+  core.first_lease = node.incarnation * 1'000'000;
   node.counters = {};
   node.engine = std::make_unique<MiniEngine>(core, engine, book_);
   node.engine->core().set_directory_up(directory_up_);

@@ -1,0 +1,147 @@
+// This node as a holder: leases, and prompts that wait for their decode worker.
+#include <gmock/gmock.h>
+
+#include "core_bench.h"
+
+namespace kvferry::sim {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class Holding : public CoreBench {
+ protected:
+  Holding() : CoreBench(sizes(16, 16, 4)) {}
+  LeaseRequest wish(std::size_t num_chunks, const std::string& handoff = {}) {
+    TokenChain chain(root_key("model", ""), 16, {});
+    chain.append(std::span(tokens_).first(num_chunks * 16));
+    return {"model", {chain.keys().begin(), chain.keys().end()}, handoff};
+  }
+  /// A prefill with a hand-off comes, computes 40 tokens and goes.
+  FinishedRequest prefill(const std::string& id) {
+    NewRequest added = request(id, 40);
+    added.handoff = true;
+    core_->add_request(added, now_);
+    const std::uint32_t have = lookup(id).num_external;
+    core_->allocated(RequestId{id}, have, {blocks(1, 3)}, now_);
+    build({{{RequestId{id}, have, 40 - have, BlockTable{blocks(1, 3)}}}, {}});
+    core_->update_tokens(RequestId{id}, 40, std::span(tokens_).subspan(40, 1));
+    return core_->finished(RequestId{id}, 40, {blocks(1, 3)}, false, now_);
+  }
+};
+
+TEST_F(Holding, ALeaseHoldsWhatIsThereUntilItIsGivenBack) {
+  cache(32);
+  const LeaseReply reply = core_->lease_wanted("reader", wish(3), now_);
+  ASSERT_THAT(reply.chunks, SizeIs(2));  // of three
+  EXPECT_NE(reply.lease, 0u);
+  EXPECT_EQ(reply.chunks[1].index, 1u);
+  EXPECT_EQ(reply.chunks[1].num_tokens, 16u);
+  EXPECT_EQ(core_->pool().num_pinned(), 2u);
+  core_->lease_released(reply.lease);
+  EXPECT_EQ(core_->pool().num_pinned(), 0u);
+  core_->lease_released(reply.lease);  // a doubled message
+}
+
+TEST_F(Holding, NothingIsLeasedWhereNothingIs) {
+  const LeaseReply reply = core_->lease_wanted("reader", wish(3), now_);
+  EXPECT_EQ(reply.lease, 0u);
+  EXPECT_THAT(reply.refused, IsEmpty());
+  EXPECT_EQ(core_->counters().leases_granted, 0u);
+}
+
+TEST_F(Holding, AnotherModelIsRefusedWithASentence) {
+  cache(32);
+  LeaseRequest other = wish(2);
+  other.fingerprint = "another model";
+  const LeaseReply reply = core_->lease_wanted("reader", other, now_);
+  EXPECT_THAT(reply.refused, HasSubstr("here 'model', there 'another model'"));
+  EXPECT_THAT(reply.chunks, IsEmpty());
+}
+
+TEST_F(Holding, ADeadReadersLeaseEndsByItself) {
+  cache(32);
+  core_->lease_wanted("reader", wish(2), now_);
+  core_->tick(now_ += 29 * kSecond);
+  EXPECT_EQ(core_->pool().num_pinned(), 2u);
+  core_->tick(now_ += kSecond);
+  EXPECT_EQ(core_->pool().num_pinned(), 0u);
+  EXPECT_EQ(core_->counters().holds_expired, 1u);
+}
+
+TEST_F(Holding, WhatIsBeingWrittenIsNotLeased) {
+  add("a", 16);
+  core_->allocated(RequestId{"a"}, 0, {blocks(1, 1)}, now_);
+  const StepPlan plan = core_->build_step({{{RequestId{"a"}, 0, 16, BlockTable{blocks(1, 1)}}}, {}}, now_);
+  EXPECT_EQ(core_->lease_wanted("reader", wish(1), now_).lease, 0u);
+  core_->worker_report(well_done(plan), now_);
+  EXPECT_NE(core_->lease_wanted("reader", wish(1), now_).lease, 0u);
+}
+
+TEST_F(Holding, AForeignNumberReleasesNoHoldOfOurOwn) {
+  cache(32);
+  add("a", 48);
+  EXPECT_EQ(lookup("a").num_external, 32u);
+  const std::size_t pins = core_->pool().num_pins();
+  for (std::uint64_t number = 0; number < 50; ++number) core_->lease_released(number);
+  EXPECT_EQ(core_->pool().num_pins(), pins);
+}
+
+TEST_F(Holding, AFinishedPrefillWaitsForItsDecodeWorker) {
+  const FinishedRequest done = prefill("p");
+  EXPECT_TRUE(done.handoff);
+  EXPECT_EQ(done.handoff_tokens, 40u);
+  EXPECT_EQ(core_->pool().num_pinned(), 3u);  // two chunks and the tail
+  const LeaseReply reply = core_->lease_wanted("decode", wish(2, "p"), now_);
+  core_->lease_released(reply.lease);
+  EXPECT_EQ(core_->pool().num_pins(), 0u);  // with the lease the hand-off's hold ends
+}
+
+TEST_F(Holding, APrefillThatNobodyFetchesIsHeldNoLongerThanItsTime) {
+  prefill("p");
+  core_->tick(now_ += 59 * kSecond);
+  EXPECT_EQ(core_->pool().num_pinned(), 3u);
+  core_->tick(now_ += 2 * kSecond);
+  EXPECT_EQ(core_->pool().num_pinned(), 0u);
+}
+
+TEST_F(Holding, AnExpiredLeaseLeavesTheHandOffToItsOwnDeadline) {
+  prefill("p");
+  core_->lease_wanted("decode", wish(2, "p"), now_);
+  core_->tick(now_ += 31 * kSecond);
+  EXPECT_EQ(core_->pool().num_pins(), 1u);
+  core_->tick(now_ += 30 * kSecond);
+  EXPECT_EQ(core_->pool().num_pins(), 0u);
+}
+
+TEST_F(Holding, AnIdUsedAgainReplacesTheHandOffOfTheFirst) {
+  prefill("p");
+  prefill("p");
+  EXPECT_EQ(core_->pool().num_pins(), 1u);
+}
+
+TEST_F(Holding, AnAbortedPrefillIsHandedToNobody) {
+  NewRequest added = request("p", 40);
+  added.handoff = true;
+  core_->add_request(added, now_);
+  compute("p", 40, blocks(1, 3));
+  EXPECT_FALSE(core_->finished(RequestId{"p"}, 40, {blocks(1, 3)}, true, now_).handoff);
+  EXPECT_EQ(core_->pool().num_pins(), 0u);
+}
+
+TEST_F(Holding, ARestartedHolderTakesNoLeaseOfItsPastLifeForOneOfItsOwn) {
+  cache(32);
+  const std::uint64_t before = core_->lease_wanted("reader", wish(2), now_).lease;
+  CoreConfig again = sizes(16, 16, 4);
+  again.first_lease = before + 1'000'000;  // as the runtime draws it at each start
+  core_.emplace(again);
+  core_->set_directory_up(false);
+  cache(32);
+  core_->lease_wanted("reader", wish(2), now_);
+  core_->lease_released(before);
+  EXPECT_EQ(core_->pool().num_pinned(), 2u);
+}
+
+}  // namespace
+}  // namespace kvferry::sim

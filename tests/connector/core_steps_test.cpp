@@ -1,0 +1,257 @@
+// Steps and reports: what is saved when, what failed loads and late reports leave behind.
+#include <gmock/gmock.h>
+
+#include "core_bench.h"
+
+namespace kvferry::sim {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class Steps : public CoreBench {
+ protected:
+  Steps() : Steps(sizes(32, 16, 64)) {}
+  explicit Steps(const CoreConfig& config) : CoreBench(config) {}
+  const RequestId a_{"a"};
+};
+
+TEST_F(Steps, ChunksAreSavedAsTheyFillAndTheRestWhenTheRequestEnds) {
+  add("a", 40);
+  EXPECT_THAT(saved_blocks(compute("a", 30, blocks(1, 3))), IsEmpty());
+  EXPECT_THAT(saved_blocks(build({{{a_, 30, 10, {}}}, {}})), ElementsAre(1, 2));
+  core_->update_tokens(a_, 40, std::span(tokens_).subspan(40, 1));
+  EXPECT_THAT(saved_blocks(build({{{a_, 40, 1, {}}}, {}})), IsEmpty());
+  core_->finished(a_, 41, {blocks(1, 3)}, false, now_);
+  const StepPlan after = build();
+  ASSERT_THAT(after.saves_before, SizeIs(1));
+  EXPECT_THAT(after.saves_before[0].block_ids[0], ElementsAre(3));
+  EXPECT_EQ(after.saves_before[0].items[0].num_tokens, 9u);
+}
+
+TEST_F(Steps, AnAbortedRequestSavesNothingMore) {
+  add("a", 40);
+  compute("a", 40, blocks(1, 3));
+  core_->finished(a_, 40, {blocks(1, 3)}, true, now_);
+  EXPECT_TRUE(build().empty());
+}
+
+TEST_F(Steps, TokensThatTheEngineTookBackAreNotSavedAsIfComputed) {
+  add("a", 70);
+  compute("a", 70, blocks(1, 5));
+  core_->update_tokens(a_, 40, std::span(tokens_).subspan(200, 30));  // 30 others in their place
+  const StepPlan plan = build({{}, {a_}});
+  ASSERT_THAT(plan.saves_before, SizeIs(1));
+  EXPECT_EQ(plan.saves_before[0].items[0].num_tokens, 8u);  // 32 .. 39, not 40 .. 69
+}
+
+TEST_F(Steps, AFailedLoadIsCountedItsChunkForgottenAndWhatRestsOnItNotPublished) {
+  cache(64);
+  add("a", 100);
+  EXPECT_EQ(lookup("a").num_external, 64u);
+  core_->allocated(a_, 64, {blocks(1, 7)}, now_);
+  const StepPlan plan = core_->build_step({{{a_, 64, 36, BlockTable{blocks(1, 7)}}}, {}}, now_);
+  ASSERT_THAT(plan.loads, SizeIs(1));
+  ASSERT_THAT(plan.saves_after, SizeIs(1));
+  WorkerReport report = well_done(plan);
+  report.loads[0].tokens_loaded = 32;
+  report.loads[0].corrupt = {plan.loads[0].items[1].chunk};
+  core_->take_actions();
+  core_->worker_report(report, now_);
+  EXPECT_THAT(take<ChunksPublished>(), IsEmpty());
+  EXPECT_EQ(core_->counters().load_failures, 1u);
+  EXPECT_EQ(core_->counters().loaded_tokens, 32u);
+  EXPECT_EQ(core_->pool().num_writing(), 0u);
+  EXPECT_EQ(core_->pool().num_pins(), 0u);
+  // Preempted before it is computed again: nothing of it is known to be right.
+  EXPECT_TRUE(build({{}, {a_}}).empty());
+  EXPECT_EQ(lookup("a").num_external, 32u);
+  core_->allocated(a_, 32, {blocks(1, 7)}, now_);
+  EXPECT_THAT(saved_blocks(build({{{a_, 32, 68, BlockTable{blocks(1, 7)}}}, {}})), ElementsAre(3, 4, 5, 6));
+}
+
+TEST_F(Steps, APlanThatIsOutWhenALoadFailsPublishesNothingEither) {
+  cache(64);
+  add("a", 130);
+  lookup("a");
+  core_->allocated(a_, 64, {blocks(1, 9)}, now_);
+  const StepPlan first = core_->build_step({{{a_, 64, 30, BlockTable{blocks(1, 9)}}}, {}}, now_);
+  const StepPlan second = core_->build_step({{{a_, 94, 36, {}}}, {}}, now_);  // async: before the report
+  ASSERT_THAT(second.saves_after, SizeIs(2));
+  WorkerReport failed = well_done(first);
+  failed.loads[0].tokens_loaded = 0;
+  core_->take_actions();
+  core_->worker_report(failed, now_);
+  core_->worker_report(well_done(second), now_);
+  EXPECT_THAT(take<ChunksPublished>(), IsEmpty());
+  EXPECT_EQ(core_->pool().num_writing(), 0u);
+}
+
+TEST_F(Steps, ALoadIsReportedOnce) {
+  cache(32);
+  add("a", 40);
+  lookup("a");
+  core_->allocated(a_, 32, {blocks(1, 3)}, now_);
+  const StepPlan plan = build({{{a_, 32, 8, BlockTable{blocks(1, 3)}}}, {}});
+  EXPECT_BREAKS(core_->worker_report(well_done(plan), now_), "exactly-once");
+}
+
+TEST_F(Steps, AnIdUsedAgainWhileItsFirstLoadIsUnderWayKeepsTheTwoApart) {
+  cache(32);
+  const auto admit = [&] {
+    add("a", 40);
+    lookup("a");
+    core_->allocated(a_, 32, {blocks(1, 3)}, now_);
+    return core_->build_step({{{a_, 32, 8, BlockTable{blocks(1, 3)}}}, {}}, now_);
+  };
+  const StepPlan first = admit();
+  core_->finished(a_, 40, {blocks(1, 3)}, true, now_);
+  const StepPlan second = admit();
+  core_->worker_report(well_done(first), now_);
+  core_->worker_report(well_done(second), now_);
+  EXPECT_EQ(core_->counters().loaded_tokens, 64u);
+  EXPECT_EQ(core_->pool().num_pins(), 0u);
+  const FinishedRequest done = core_->finished(a_, 40, {blocks(1, 3)}, true, now_);
+  ASSERT_THAT(done.admissions, SizeIs(1));
+  EXPECT_EQ(done.admissions[0].loaded, 32u);
+}
+
+TEST_F(Steps, SaveDecodeCacheOffSavesThePromptAlone) {
+  CoreConfig config = sizes(32, 16, 64);
+  config.save_decode_cache = false;
+  core_.emplace(config);
+  core_->set_directory_up(false);
+  add("a", 40);
+  EXPECT_THAT(saved_blocks(compute("a", 40, blocks(1, 3))), ElementsAre(1, 2));
+  core_->update_tokens(a_, 40, std::span(tokens_).subspan(40, 60));
+  EXPECT_THAT(saved_blocks(build({{{a_, 40, 59, BlockTable{blocks(1, 7)}}}, {}})), IsEmpty());
+  core_->finished(a_, 99, {blocks(1, 7)}, false, now_);
+  const StepPlan after = build();
+  ASSERT_THAT(after.saves_before, SizeIs(1));
+  EXPECT_EQ(after.saves_before[0].items[0].num_tokens, 8u);
+}
+
+TEST_F(Steps, EveryKvGroupsOwnBlocksAreNamed) {
+  add("a", 40);
+  lookup("a");
+  const BlockTable table = {{1, 2, 3}, {11, 12, 13}};
+  core_->allocated(a_, 0, table, now_);
+  const StepPlan saving = build({{{a_, 0, 40, table}}, {}});
+  ASSERT_THAT(saving.saves_after, SizeIs(1));
+  EXPECT_THAT(saving.saves_after[0].block_ids, ElementsAre(ElementsAre(1, 2), ElementsAre(11, 12)));
+  add("b", 40);
+  EXPECT_EQ(lookup("b", 16).num_external, 16u);
+  core_->allocated(RequestId{"b"}, 16, {{1, 5, 6}, {11, 15, 16}}, now_);
+  const StepPlan loading = build();
+  ASSERT_THAT(loading.loads, SizeIs(1));
+  EXPECT_THAT(loading.loads[0].block_ids, ElementsAre(ElementsAre(5), ElementsAre(15)));
+  EXPECT_EQ(loading.loads[0].items[0].skip_tokens, 16u);
+}
+
+TEST_F(Steps, MoreTokensThanWereOfferedAreRefused) {
+  cache(32);
+  add("a", 40);
+  lookup("a");
+  EXPECT_BREAKS(core_->allocated(a_, 33, {blocks(1, 3)}, now_), "exact-load");
+  EXPECT_BREAKS(core_->allocated(a_, 32, {blocks(1, 1)}, now_), "exact-load");
+}
+
+TEST_F(Steps, TokensWithoutALookUpAreRefused) {
+  add("a", 40);
+  EXPECT_BREAKS(core_->allocated(a_, 16, {blocks(1, 3)}, now_), "exact-load");
+}
+
+TEST_F(Steps, FewerTokensThanWereOfferedAreLoadedExactly) {
+  cache(64);
+  add("a", 70);
+  EXPECT_EQ(lookup("a").num_external, 64u);
+  core_->allocated(a_, 48, {blocks(1, 5)}, now_);
+  const StepPlan plan = build();
+  ASSERT_THAT(plan.loads, SizeIs(1));
+  ASSERT_THAT(plan.loads[0].items, SizeIs(2));
+  EXPECT_EQ(plan.loads[0].items[1].num_tokens, 16u);
+}
+
+TEST_F(Steps, StrangersAreIgnored) {
+  const RequestId stranger{"x"};
+  core_->update_tokens(stranger, 0, tokens_);
+  EXPECT_EQ(core_->num_tokens(stranger), 0u);
+  EXPECT_EQ(lookup("x").num_external, 0u);
+  core_->allocated(stranger, 0, {{}}, now_);
+  EXPECT_FALSE(core_->finished(stranger, 0, {{}}, false, now_).known);
+  EXPECT_TRUE(build({{{stranger, 0, 1, {}}}, {stranger}}).empty());
+  core_->lease_released(77);
+  core_->directory_answered(77, {}, now_);
+}
+
+TEST_F(Steps, AResetForgetsTheChunksAndTellsTheDirectory) {
+  cache(64);
+  core_->take_actions();
+  core_->reset_cache();
+  const std::vector<ChunksEvicted> evicted = take<ChunksEvicted>();
+  ASSERT_THAT(evicted, SizeIs(1));
+  EXPECT_THAT(evicted[0].keys, SizeIs(2));
+  EXPECT_THAT(core_->snapshot(), IsEmpty());
+}
+
+TEST_F(Steps, ARequestWithOtherExtrasSharesNothing) {
+  cache(64);
+  NewRequest other = request("a", 70);
+  other.extras = "lora";
+  core_->add_request(other, now_);
+  EXPECT_EQ(lookup("a").num_external, 0u);
+}
+
+class TwoRanks : public Steps {
+ protected:
+  TwoRanks()
+      : Steps([] {
+          CoreConfig config = sizes(32, 16, 64);
+          config.num_ranks = 2;
+          return config;
+        }()) {}
+};
+
+TEST_F(TwoRanks, AChunkIsOfferedWhenTheSlowestRankWroteItAndCountsWhatTheWorstOneLoaded) {
+  add("a", 40);
+  lookup("a");
+  core_->allocated(a_, 0, {blocks(1, 3)}, now_);
+  const StepPlan saving = core_->build_step({{{a_, 0, 40, BlockTable{blocks(1, 3)}}}, {}}, now_);
+  core_->worker_report(well_done(saving, 0), now_);
+  EXPECT_THAT(take<ChunksPublished>(), IsEmpty());
+  core_->worker_report(well_done(saving, 1), now_);
+  EXPECT_THAT(take<ChunksPublished>(), SizeIs(1));
+
+  add("b", 40);
+  EXPECT_EQ(lookup("b").num_external, 32u);
+  core_->allocated(RequestId{"b"}, 32, {blocks(4, 3)}, now_);
+  const StepPlan loading = core_->build_step({{{RequestId{"b"}, 32, 8, BlockTable{blocks(4, 3)}}}, {}}, now_);
+  WorkerReport worse = well_done(loading, 1);
+  worse.loads[0].tokens_loaded = 16;
+  core_->worker_report(worse, now_);
+  EXPECT_EQ(core_->counters().loaded_tokens, 0u);
+  EXPECT_NE(core_->pool().num_pins(), 0u);
+  core_->worker_report(well_done(loading, 0), now_);
+  EXPECT_EQ(core_->counters().loaded_tokens, 16u);
+  EXPECT_EQ(core_->pool().num_pins(), 0u);
+}
+
+TEST_F(TwoRanks, ARankThatReportsALoadTwiceIsCaughtBeforeTheOthersIsMissing) {
+  add("a", 40);
+  lookup("a");
+  core_->allocated(a_, 0, {blocks(1, 3)}, now_);
+  const StepPlan saving = core_->build_step({{{a_, 0, 40, BlockTable{blocks(1, 3)}}}, {}}, now_);
+  for (std::uint32_t rank = 0; rank < 2; ++rank) core_->worker_report(well_done(saving, rank), now_);
+  add("b", 40);
+  lookup("b");
+  core_->allocated(RequestId{"b"}, 32, {blocks(4, 3)}, now_);
+  const StepPlan loading = core_->build_step({{{RequestId{"b"}, 32, 8, BlockTable{blocks(4, 3)}}}, {}}, now_);
+  WorkerReport once = well_done(loading, 0);
+  once.saves.clear();
+  core_->worker_report(once, now_);
+  EXPECT_BREAKS(core_->worker_report(once, now_), "exactly-once");
+}
+
+}  // namespace
+}  // namespace kvferry::sim
