@@ -22,6 +22,7 @@ struct SchedulerNode::Impl {
   std::unique_ptr<NodeLinks> links;
   std::string host;
   std::uint16_t port = 0;
+  Incarnation incarnation;
   std::chrono::steady_clock::duration patience_left = kLookupPatience;
 
   /// Runs an engine call on the core under its lock, then hands its actions to the links.
@@ -57,8 +58,9 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   impl->port = port_of((*peers)->endpoint());
   controller::ClientOptions client;
   client.controller = config.controller;
+  impl->incarnation = {static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
   client.node = {options.engine_id,
-                 Incarnation{static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())},
+                 impl->incarnation,
                  options.role,
                  fmt::format("tcp://{}:{}", impl->host, impl->port),
                  config.name_space,
@@ -92,6 +94,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.block_tokens = impl_->options.block_tokens;
   config.num_groups = impl_->options.num_groups;
   config.num_slots = workers[0].num_slots;
+  config.first_lease = impl_->incarnation.value;
   config.num_ranks = static_cast<std::uint32_t>(workers.size());
   config.save_decode_cache = from.save_decode_cache;
   config.save_unfull_chunk = from.save_unfull_chunk;

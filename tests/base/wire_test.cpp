@@ -39,7 +39,7 @@ TEST(Wire, ANewReaderKeepsDefaultsForWhatAnOldWriterLacks) {
 
 TEST(Wire, GarbageIsAnErrorThatNamesTheMessage) {
   for (const std::string& bytes : {std::string("\xc1"), std::string(), std::string("\x92\x01"),
-                                   std::string("\xa3"
+                                   std::string("\xdd\xff\xff\xff\xff", 5), std::string("\xa3"
                                                "abc")}) {
     const Result<New> got = decode<New>(bytes, "test message");
     ASSERT_FALSE(got);

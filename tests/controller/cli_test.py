@@ -11,12 +11,13 @@ import sys
 import tempfile
 import time
 import unittest
+from pathlib import Path
 
 KVFERRY = ""
 DEADLINE_S = 30
 
 
-def run(*args, **environment):
+def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [KVFERRY, *args], capture_output=True, text=True, timeout=DEADLINE_S, env={**os.environ, **environment}
     )
@@ -25,7 +26,7 @@ def run(*args, **environment):
 class Controller:
     """A running controller on a free port; ends with the `with` block."""
 
-    def __init__(self, *args, **environment):
+    def __init__(self, *args: str, **environment: str) -> None:
         self.process = subprocess.Popen(
             [KVFERRY, "controller", *args],
             stdout=subprocess.PIPE,
@@ -34,7 +35,7 @@ class Controller:
             env={**os.environ, **environment},
         )
 
-    def __enter__(self):
+    def __enter__(self) -> "Controller":
         ready, _, _ = select.select([self.process.stdout], [], [], DEADLINE_S)
         line = self.process.stdout.readline() if ready else ""
         match = re.fullmatch(r"kvferry controller listening on (\S+)\n", line)
@@ -44,21 +45,21 @@ class Controller:
         self.endpoint = match.group(1)
         return self
 
-    def end(self, signal_number=signal.SIGTERM):
+    def end(self, signal_number: int = signal.SIGTERM) -> tuple[int, str, str, float]:
         """(exit status, rest of stdout, stderr, seconds it took)"""
         started = time.monotonic()
         self.process.send_signal(signal_number)
         out, err = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, out, err, time.monotonic() - started
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
 
 
 class CliTest(unittest.TestCase):
-    def assert_fails(self, result, exit_status, *words):
+    def assert_fails(self, result: subprocess.CompletedProcess[str], exit_status: int, *words: str) -> None:
         self.assertEqual(result.returncode, exit_status, result.stderr)
         self.assertEqual(result.stdout, "")
         self.assertEqual(result.stderr.count("\n"), 1, f"one line, please: {result.stderr!r}")
@@ -66,14 +67,14 @@ class CliTest(unittest.TestCase):
         for word in words:
             self.assertIn(word, result.stderr)
 
-    def config(self, text):
-        file = tempfile.NamedTemporaryFile("w", suffix=".yaml")
+    def config(self, text: str) -> str:
+        file = tempfile.NamedTemporaryFile("w", suffix=".yaml")  # noqa: SIM115  (the test's clean-up closes it)
         self.addCleanup(file.close)
         file.write(text)
         file.flush()
         return file.name
 
-    def test_version_and_help_work_everywhere(self):
+    def test_version_and_help_work_everywhere(self) -> None:
         self.assertRegex(run("--version").stdout, r"^kvferry \d+\.\d+\.\d+\n$")
         for args in ([], ["controller"], ["status"]):
             result = run(*args, "--help")
@@ -81,13 +82,13 @@ class CliTest(unittest.TestCase):
             self.assertIn("Usage", result.stdout)
         self.assertIn("only 'none' exists", run("controller", "--help").stdout)
 
-    def test_unknown_words_are_one_clear_line(self):
+    def test_unknown_words_are_one_clear_line(self) -> None:
         self.assert_fails(run(), 2, "command is missing", "controller, status")
         self.assert_fails(run("fly"), 2, "unknown command 'fly'", "controller, status")
         self.assert_fails(run("controller", "--bidn"), 2, "--bidn", "kvferry controller --help")
         self.assert_fails(run("status", "--bind"), 2, "--bind")
 
-    def test_bad_values_name_key_value_place_and_what_is_allowed(self):
+    def test_bad_values_name_key_value_place_and_what_is_allowed(self) -> None:
         self.assert_fails(run("controller", "--bind", "14600"), 2, "bind is '14600'", "--bind", "tcp://HOST:PORT")
         self.assert_fails(run("controller", "--state", "/tmp"), 2, "state is '/tmp'", "allowed: none")
         self.assert_fails(run("controller", KVFERRY_BIND="x"), 2, "bind is 'x'", "KVFERRY_BIND", "tcp://HOST:PORT")
@@ -95,7 +96,7 @@ class CliTest(unittest.TestCase):
         self.assert_fails(run("controller", "--config", path), 2, "bind is 'nowhere'", path, "tcp://HOST:PORT")
         self.assert_fails(run("status", "--controller", "x"), 2, "controller is 'x'", "tcp://HOST:PORT")
 
-    def test_bad_config_files_are_one_clear_line(self):
+    def test_bad_config_files_are_one_clear_line(self) -> None:
         path = self.config("bnd: tcp://127.0.0.1:0\n")
         self.assert_fails(run("controller", "--config", path), 2, path, "unknown key 'bnd'", "bind, ")
         self.assert_fails(run("controller", "--config", "/nonexistent"), 2, "/nonexistent", "can't be read")
@@ -103,7 +104,7 @@ class CliTest(unittest.TestCase):
         self.assert_fails(run("controller", "--config", self.config("just words\n")), 2, "key: value")
         self.assert_fails(run("controller", "--config", self.config("bind: {a: b}\n")), 2, "'bind'")
 
-    def test_prints_its_endpoint_and_ends_within_a_second_on_either_signal(self):
+    def test_prints_its_endpoint_and_ends_within_a_second_on_either_signal(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             with Controller("--bind", "tcp://127.0.0.1:0", "--state", "none") as controller:
                 self.assertRegex(controller.endpoint, r"^tcp://127\.0\.0\.1:[1-9]\d*$")
@@ -111,7 +112,7 @@ class CliTest(unittest.TestCase):
                 self.assertEqual((exit_status, out), (0, ""))
                 self.assertLess(seconds, 1.0)
 
-    def test_a_flag_wins_over_the_environment_and_that_over_the_file(self):
+    def test_a_flag_wins_over_the_environment_and_that_over_the_file(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             places = {name: f"ipc://{folder}/{name}" for name in ("file", "environment", "flag")}
             path = self.config(f"bind: {places['file']}\n")
@@ -124,16 +125,16 @@ class CliTest(unittest.TestCase):
             ) as controller:
                 self.assertEqual(controller.endpoint, places["flag"])
 
-    def test_localhost_may_be_called_by_its_name(self):
+    def test_localhost_may_be_called_by_its_name(self) -> None:
         with Controller("--bind", "tcp://localhost:0") as controller:
             self.assertRegex(controller.endpoint, r"^tcp://127\.0\.0\.1:[1-9]\d*$")
 
-    def test_a_port_in_use_is_one_clear_line(self):
+    def test_a_port_in_use_is_one_clear_line(self) -> None:
         with Controller("--bind", "tcp://127.0.0.1:0") as controller:
             self.assert_fails(run("controller", "--bind", controller.endpoint), 1, controller.endpoint, "in use")
         self.assert_fails(run("controller", "--bind", "tcp://no-such-interface:0"), 1, "interface of this machine")
 
-    def test_status_tells_of_a_running_controller(self):
+    def test_status_tells_of_a_running_controller(self) -> None:
         with Controller("--bind", "tcp://127.0.0.1:0") as controller:
             result = run("status", "--controller", controller.endpoint, "--json")
             self.assertEqual(result.returncode, 0, result.stderr)
@@ -145,12 +146,12 @@ class CliTest(unittest.TestCase):
             self.assertEqual(table.returncode, 0, table.stderr)
             self.assertIn("look-ups served: 0", table.stdout)
 
-    def test_status_without_a_controller_is_one_clear_line(self):
+    def test_status_without_a_controller_is_one_clear_line(self) -> None:
         self.assert_fails(run("status", "--controller", "tcp://127.0.0.1:1"), 1, "tcp://127.0.0.1:1", "not reachable")
 
 
 if __name__ == "__main__":
-    KVFERRY = os.path.abspath(sys.argv.pop(1))
+    KVFERRY = str(Path(sys.argv.pop(1)).resolve())
     for variable in ("KVFERRY_BIND", "KVFERRY_STATE", "KVFERRY_CONTROLLER"):
         os.environ.pop(variable, None)
     unittest.main()

@@ -38,12 +38,29 @@ def setups(connector: KvConnector | None) -> dict[str, PairSetup]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kv-connector", choices=sorted(CONNECTORS), default="kvferry",
                      help="the connector under test; 'none' runs plain servers, 'nixl' vLLM's NixlConnector")
-    parser.addoption("--stress-seeds", type=int, default=1, metavar="N", help="prompt sets per configuration")
+    parser.addoption("--stress-seeds", type=int, default=10, metavar="N",
+                     help="prompt sets of the base configuration; the others take a fifth of them")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "stress_seed" in metafunc.fixturenames:
-        metafunc.parametrize("stress_seed", range(1, 1 + metafunc.config.getoption("--stress-seeds")))
+    if "stress_case" in metafunc.fixturenames:
+        cases = [(name, shared, seed) for name, (shared, seeds) in stress_cases(metafunc.config).items()
+                 for seed in seeds]
+        metafunc.parametrize("stress_case", [
+            pytest.param(PromptSet(seed, REQUESTS, shared_prefixes=shared), id=f"{name}-seed{seed}",
+                         marks=pytest.mark.servers(name.split()[0])) for name, shared, seed in cases])
+
+
+def stress_cases(config: pytest.Config) -> dict[str, tuple[int, range]]:
+    """Case name, which starts with its pair's, to the number of shared prefixes and the prompt seeds."""
+    seeds = config.getoption("--stress-seeds")
+    fewer = range(1, 1 + max(1, seeds // 5))
+    return {
+        "base": (0, range(1, 1 + seeds)),
+        "base with shared prefixes": (SHARED_PREFIXES, fewer),
+        "chunked prefill": (0, fewer),
+        "both roles": (0, fewer),
+    }
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,9 +106,10 @@ def reference(toy: Path) -> Iterator[Reference]:
 @pytest.fixture(scope="session")
 def references(request: pytest.FixtureRequest, reference: Reference) -> dict[PromptSet, list[Generation]]:
     """What the plain server answers to every prompt set that tests on a pair use."""
-    seeds = range(1, 1 + request.config.getoption("--stress-seeds"))
-    sets = [PromptSet(seed, REQUESTS, shared_prefixes=shared) for seed in seeds for shared in (0, SHARED_PREFIXES)]
-    found = {prompt_set: reference.generations(prompt_set.prompts(), MAX_TOKENS) for prompt_set in sets}
+    sets = {PromptSet(seed, REQUESTS, shared_prefixes=shared)
+            for shared, seeds in stress_cases(request.config).values() for seed in seeds}
+    found = {prompt_set: reference.generations(prompt_set.prompts(), MAX_TOKENS)
+             for prompt_set in sorted(sets, key=str)}
     reference.stop()
     return found
 

@@ -5,6 +5,7 @@ the C++ core with the numbers as they were.
 """
 
 import asyncio
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_row_003_counters_never_shrink_over_preemptions_in_the_middle_of_prefill
     assert [answer.generation.tokens for answer in answers if answer.generation] == expected
     assert samples[-1]["vllm:num_preemptions_total"] > samples[0].get("vllm:num_preemptions_total", 0)
     assert samples[-1]["kvferry_resumed_hit_tokens_total"] > 0
-    for earlier, later in zip(samples, samples[1:], strict=False):
+    for earlier, later in itertools.pairwise(samples):
         shrunk = {name: (value, later.get(name, 0)) for name, value in earlier.items()
                   if name.endswith(("_total", "_count", "_sum")) and later.get(name, 0) < value}
         assert not shrunk

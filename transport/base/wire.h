@@ -21,11 +21,15 @@ std::string encode(const T& value) {
   return {buffer.data(), buffer.size()};
 }
 
-/// kCorrupt names `what_it_is` when the bytes are not a well-formed T. Never throws; bounds are msgpack's own.
+/// kCorrupt names `what_it_is` when the bytes are not a well-formed T. Never throws,
+/// and allocates no more than a small multiple of the bytes.
 template <class T>
 Result<T> decode(std::string_view bytes, std::string_view what_it_is) {
   try {
-    const msgpack::object_handle handle = msgpack::unpack(bytes.data(), bytes.size());
+    // A header of a few bytes can claim an array of billions: no honest one has more elements than the message has
+    // bytes.
+    const msgpack::unpack_limit limit(bytes.size(), bytes.size(), bytes.size(), bytes.size(), bytes.size(), 64);
+    const msgpack::object_handle handle = msgpack::unpack(bytes.data(), bytes.size(), nullptr, nullptr, limit);
     return handle.get().as<T>();
   } catch (const std::exception& failure) {
     return Error{ErrorCode::kCorrupt,

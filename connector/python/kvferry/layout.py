@@ -88,7 +88,10 @@ def cpu_layers(
     spec: "AttentionSpec",
     vllm_config: "VllmConfig",
 ) -> list[tuple[str, int, Plane, Plane]]:
-    """(layer name, KV group, K plane, V plane) for tensors of the CPU backend, [blocks, heads, tokens, 2 * head_dim]."""
+    """(layer name, KV group, K plane, V plane) for tensors of the CPU backend.
+
+    Shape of each: [num_blocks, num_kv_heads, block_size, 2 * head_size].
+    """
     page = _probe_cpu_page(spec, vllm_config)
     layers = []
     for name, tensor in kv_caches.items():

@@ -91,6 +91,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.begin_step(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        del forward_context, kwargs
         self._worker.load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:

@@ -1,0 +1,32 @@
+"""The wheel: built from the checkout, installed into an empty environment, its parts used from there."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from kvferry_launch.paths import REPO
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_wheel_carries_module_and_binary(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path),
+        str(REPO))
+    (wheel,) = tmp_path.glob("kvferry-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "kvferry/vllm.py" in names
+    assert any(name.startswith("kvferry/_core.") for name in names)
+    assert not any(name.startswith(("include/", "lib/")) for name in names), names
+
+    run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
+    bin_folder = tmp_path / "venv" / "bin"
+    run(str(bin_folder / "pip"), "install", "--no-deps", "--no-index", str(wheel))
+    assert run(str(bin_folder / "kvferry"), "--version").strip().endswith("0.1.0")
+    program = "from kvferry._core import check_config; print(check_config('{}'))"
+    settings = run(str(bin_folder / "python"), "-c", program)
+    assert "'chunk_tokens': 256" in settings
