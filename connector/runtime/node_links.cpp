@@ -17,6 +17,8 @@ template <class... Handlers>
 struct Overloaded : Handlers... {
   using Handlers::operator()...;
 };
+template <class... Handlers>
+Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang 14 doesn't deduce aggregates
 
 controller::ChunkEntry entry_of(const ChunkMeta& chunk) {
   return {chunk.key, chunk.num_tokens, chunk.is_tail, chunk.tail_group.value_or(ChunkKey{})};
@@ -224,8 +226,9 @@ bool NodeLinks::Impl::take_peer_requests() {
 
 bool NodeLinks::Impl::take_peer_answers() {
   bool busy = false;
-  for (const auto& [endpoint, link] : links) {
-    while (auto bytes = link->receive()) {
+  for (const auto& entry : links) {
+    const std::string& endpoint = entry.first;
+    while (auto bytes = entry.second->receive()) {
       busy = true;
       const Result<Envelope> envelope = decode<Envelope>(*bytes, "peer message");
       if (!envelope || envelope->type != static_cast<std::uint32_t>(NodeMessage::kLeaseAnswer)) continue;
