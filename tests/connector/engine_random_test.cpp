@@ -10,6 +10,12 @@
 namespace kvferry::sim {
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::uint64_t kOneNodeSeeds = 400, kTwoNodeSeeds = 200;
+#else
+constexpr std::uint64_t kOneNodeSeeds = 3000, kTwoNodeSeeds = 1500;
+#endif
+
 /// What happened over all seeds, so that a simulation in which nothing happens is no success.
 struct Tally {
   std::uint64_t preemptions = 0, failed_loads = 0, restarts = 0, hand_offs_whole = 0, loads = 0, resumed_hits = 0,
@@ -182,7 +188,7 @@ void run_two_nodes(std::uint64_t seed, bool with_faults, Tally& tally) {
 }
 
 TEST(EngineRandom, OneNodeSaysWhatAPlainEngineSays) {
-  const Tally tally = for_each_seed(3000, [](std::uint64_t seed, Tally& t) { run_one_node(seed, false, t); });
+  const Tally tally = for_each_seed(kOneNodeSeeds, [](std::uint64_t seed, Tally& t) { run_one_node(seed, false, t); });
   if (tally.one_seed) return;
   EXPECT_GT(tally.preemptions, 0u);
   EXPECT_GT(tally.resumed_hits, 0u);
@@ -191,14 +197,14 @@ TEST(EngineRandom, OneNodeSaysWhatAPlainEngineSays) {
 }
 
 TEST(EngineRandom, OneNodeWithFailingSavesAndDamagedChunksSaysWhatAPlainEngineSays) {
-  const Tally tally = for_each_seed(3000, [](std::uint64_t seed, Tally& t) { run_one_node(seed, true, t); });
+  const Tally tally = for_each_seed(kOneNodeSeeds, [](std::uint64_t seed, Tally& t) { run_one_node(seed, true, t); });
   if (tally.one_seed) return;
   EXPECT_GT(tally.loads, tally.failed_loads);
   EXPECT_GT(tally.failed_loads, 0u);
 }
 
 TEST(EngineRandom, TwoNodesSayWhatAPlainEngineSays) {
-  const Tally tally = for_each_seed(1500, [](std::uint64_t seed, Tally& t) { run_two_nodes(seed, false, t); });
+  const Tally tally = for_each_seed(kTwoNodeSeeds, [](std::uint64_t seed, Tally& t) { run_two_nodes(seed, false, t); });
   if (tally.one_seed) return;
   EXPECT_GT(tally.pulls, 0u);
   EXPECT_GT(tally.hand_offs_whole, 0u);
@@ -206,7 +212,7 @@ TEST(EngineRandom, TwoNodesSayWhatAPlainEngineSays) {
 }
 
 TEST(EngineRandom, TwoNodesWithLossDeathAndDamageSayWhatAPlainEngineSays) {
-  const Tally tally = for_each_seed(1500, [](std::uint64_t seed, Tally& t) { run_two_nodes(seed, true, t); });
+  const Tally tally = for_each_seed(kTwoNodeSeeds, [](std::uint64_t seed, Tally& t) { run_two_nodes(seed, true, t); });
   if (tally.one_seed) return;
   EXPECT_GT(tally.pulls, 0u);
   EXPECT_GT(tally.restarts, 0u);
