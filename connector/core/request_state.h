@@ -15,6 +15,7 @@
 namespace kvferry {
 
 using BlockTable = std::vector<std::vector<BlockId>>;  // [KV group][block]
+constexpr BlockId kNullBlock = 0;                      // vLLM's placeholder for a block that a group has no use for
 
 /// Where a prefill left this request's prompt (kv_transfer_params with do_remote_prefill).
 struct HandoffSource {

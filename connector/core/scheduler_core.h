@@ -180,6 +180,7 @@ class SchedulerCore {
   void plan_running_saves(RequestState& request, StepPlan& plan);
   void plan_leftover_saves(RequestState& request, bool tail);
   std::optional<SaveItem> plan_chunk(RequestState& request, std::uint32_t chunk, std::uint32_t num_tokens);
+  bool has_blocks(const RequestState& request, std::uint32_t first_token, std::uint32_t end) const;
   void distrust_planned_saves();
   void append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs);
 

@@ -68,7 +68,20 @@ void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
   }
 }
 
-/// A slot for chunk `chunk` of the request, num_tokens long; nullopt when the pool has it or has no room.
+/// False where the engine has given up a block of these tokens, as it does with those outside a sliding window: it puts
+/// the null block in its place.
+bool SchedulerCore::has_blocks(const RequestState& request, std::uint32_t first_token, std::uint32_t end) const {
+  const std::uint32_t first_block = first_token / config_.block_tokens;
+  const std::uint32_t end_block = (end + config_.block_tokens - 1) / config_.block_tokens;
+  return std::none_of(request.blocks.begin(), request.blocks.end(), [&](const std::vector<BlockId>& group) {
+    const auto last = group.begin() + std::min<std::ptrdiff_t>(end_block, std::ssize(group));
+    return std::find(group.begin() + std::min<std::ptrdiff_t>(first_block, std::ssize(group)), last, kNullBlock) !=
+           last;
+  });
+}
+
+/// A slot for chunk `chunk` of the request, num_tokens long; nullopt when the pool has it or has no room, or the engine
+/// has no longer all of it.
 std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::uint32_t chunk,
                                                   std::uint32_t num_tokens) {
   TokenChain& chain = request.chain;
@@ -88,6 +101,7 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
     if (is_tail) remember_tail(held->ref);
     return std::nullopt;
   }
+  if (!has_blocks(request, chunk * config_.chunk_tokens, end)) return std::nullopt;
   const std::optional<ChunkRef> slot = pool_.reserve(meta, "save of " + request.id.value);
   if (!slot) {
     counters_.pool_full += 1;

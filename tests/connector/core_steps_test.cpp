@@ -149,6 +149,16 @@ TEST_F(Steps, EveryKvGroupsOwnBlocksAreNamed) {
   EXPECT_EQ(loading.loads[0].items[0].skip_tokens, 16u);
 }
 
+TEST_F(Steps, NothingIsSavedOfAChunkWhoseBlocksAGroupHasGivenUp) {
+  add("a", 100);
+  lookup("a");
+  const BlockTable table = {{1, 2, 3, 4, 5, 6, 7}, {0, 12, 13, 14, 15, 16, 17}};  // group 1 has a sliding window
+  core_->allocated(a_, 0, table, now_);
+  const StepPlan plan = build({{{a_, 0, 100, table}}, {}});
+  EXPECT_THAT(saved_blocks(plan), ElementsAre(3, 4, 5, 6));
+  EXPECT_EQ(core_->pool().num_writing(), 0u);
+}
+
 TEST_F(Steps, MoreTokensThanWereOfferedAreRefused) {
   cache(32);
   add("a", 40);

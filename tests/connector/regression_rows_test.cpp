@@ -154,8 +154,11 @@ TEST_F(Row001, APreemptedRequestsBlockListIsReplacedAndItsSavesRestart) {
   EXPECT_EQ(core_->lookup(a_, 0, now_).num_external, 0u);
   core_->allocated(a_, 0, {{7, 8, 9}}, now_);
   const StepPlan resumed = build({{{a_, 0, 48, BlockTable{{7, 8, 9}}}}, {}});
-  EXPECT_THAT(saved_blocks(resumed),
-              ElementsAre(7, 8, 9));  // nothing is left of 1, 2, 3, nor of what was saved of them
+  // Nothing is left of 1, 2, 3, nor of what was saved of them.
+  EXPECT_THAT(saved_blocks(resumed), ElementsAre(7, 8, 9));
+  core_->update_tokens(a_, 48, std::span(tokens_).subspan(48, 17));
+  const StepPlan grown = build({{{a_, 48, 16, BlockTable{{7, 8, 9, 10}}}}, {}});
+  EXPECT_THAT(saved_blocks(grown), ElementsAre(10));
 }
 
 TEST_F(Row001, AResumedRequestLooksUpItsGeneratedTokensToo) {
@@ -256,9 +259,9 @@ TEST_F(Row003, CountsStaySaneWhenAPartialPrefillIsPreemptedAndTheHitGrowsFrom150
   expect_sane();
 
   add("v", 2001);  // another request brings the next 500 meanwhile
-  EXPECT_EQ(core_->lookup(RequestId{"v"}, 1500, now_).num_external, 0u);
+  EXPECT_EQ(core_->lookup(RequestId{"v"}, 1600, now_).num_external, 0u);  // the engine has more: none, not -100
   core_->allocated(RequestId{"v"}, 0, {blocks(40, 21)}, now_);
-  build({{{RequestId{"v"}, 1500, 501, BlockTable{blocks(40, 21)}}}, {a_}});
+  build({{{RequestId{"v"}, 1600, 401, BlockTable{blocks(40, 21)}}}, {a_}});
   expect_sane();
 
   for (int refused = 0; refused < 3; ++refused) {  // asked and refused: counts nothing
@@ -308,7 +311,7 @@ TEST_P(Row004, EveryGeneratedTokenButTheLastIsSavedInOrderOnceAndASecondRequestL
   const RequestSpec first = request("first", prompt, 2000);
   engine.add(first, now_);
   run(engine);
-  std::uint32_t saved = 0;
+  std::uint32_t saved = 0, saved_when_full = 0;
   for (const StepPlan& plan : engine.plans()) {
     for (const auto* jobs : {&plan.saves_before, &plan.saves_after}) {
       for (const SaveJob& job : *jobs) {
@@ -316,11 +319,13 @@ TEST_P(Row004, EveryGeneratedTokenButTheLastIsSavedInOrderOnceAndASecondRequestL
           EXPECT_EQ(item.first_token, 0u);  // in order: each chunk starts at its job's first block
           EXPECT_EQ(item.num_tokens, std::min(256u, 2099 - saved));
           saved += item.num_tokens;
+          if (jobs == &plan.saves_after) saved_when_full += item.num_tokens;
         }
       }
     }
   }
   EXPECT_EQ(saved, 2099u);
+  EXPECT_EQ(saved_when_full, 8 * 256u);  // each chunk in the step that filled it; the last 51 tokens at the end
   EXPECT_EQ(engine.core().counters().saved_tokens, 2099u);
 
   const Text text = say(prompt, 2000, false, "");
