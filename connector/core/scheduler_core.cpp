@@ -258,9 +258,9 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
 }
 
 void SchedulerCore::reset_cache() {
-  for (const ChunkPool::Slot* slot : pool_.ready()) {
-    if (slot->pins == 0) pool_.condemn(slot->ref);
-  }
+  // Held chunks too: what a hold still reads is freed when it ends, and no look-up finds it any more.
+  for (const ChunkPool::Slot* slot : pool_.ready()) pool_.condemn(slot->ref);
+  distrust_planned_saves();
   announce_evictions();
 }
 

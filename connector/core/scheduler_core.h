@@ -128,10 +128,10 @@ class SchedulerCore {
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted,
                            TimeNs now);
   void worker_report(const WorkerReport& report, TimeNs now);
-  /// reset_cache: forgets every chunk that nobody holds at this moment.
+  /// reset_cache: no chunk of this pool, and no save planned so far, is found by a later look-up. Between two steps.
   void reset_cache();
 
-  // ---- the network's side; late or unknown ids are ignored ----
+  // ---- the network's side; late or unknown ids are ignored, except of pulls, which our own workers answer once ----
   void directory_answered(std::uint64_t fetch, std::vector<HolderOffer> offers, TimeNs now);
   void lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply, TimeNs now);
   /// One rank's outcome, ok[i] for item i of the pull.

@@ -140,8 +140,9 @@ void SchedulerCore::leave_blocks(RequestState& request) {
   end_attempt(request);
 }
 
-/// A load failed. What was computed since, by that request or by others on its blocks, may rest on KV that never came,
-/// and plans that save it are out already. vLLM goes back and computes it again: nothing planned so far is kept.
+/// A load failed, or the cache is reset. What was computed since, by that request or by others on its blocks, may rest
+/// on KV that never came, and plans that save it are out already. vLLM goes back and computes it again: nothing planned
+/// so far is kept.
 void SchedulerCore::distrust_planned_saves() {
   counters_.save_failures += saving_.size();
   for (const ChunkRef chunk : saving_) pool_.spoil(chunk);
