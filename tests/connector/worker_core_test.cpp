@@ -1,0 +1,103 @@
+#include "connector/core/worker_core.h"
+
+#include <gtest/gtest.h>
+
+#include "check_throws.h"
+
+namespace kvferry {
+namespace {
+
+constexpr TimeNs kNow = kSecond;
+
+PullOrder order(std::uint64_t pull, std::vector<ChunkRef> local, std::int64_t timeout_ms = 100) {
+  PullOrder made;
+  made.pull = pull;
+  made.timeout_ms = timeout_ms;
+  for (const ChunkRef chunk : local) made.items.push_back({{0, 1}, chunk, 4, {7}});
+  return made;
+}
+
+class Worker : public ::testing::Test {
+ protected:
+  sim::ChecksThrow checks_;
+  WorkerCore core_{2, 8};  // rank 2
+};
+
+TEST_F(Worker, ASlotIsReadableOnlyWholeAndInItsOwnGeneration) {
+  EXPECT_FALSE(core_.readable({3, 0}));
+  core_.begin_write({3, 1});
+  EXPECT_FALSE(core_.readable({3, 1}));
+  core_.saved({3, 1}, true, 99);
+  EXPECT_TRUE(core_.readable({3, 1}));
+  EXPECT_FALSE(core_.readable({3, 2}));
+  core_.begin_write({3, 2});
+  core_.saved({3, 2}, false, 0);
+  EXPECT_FALSE(core_.readable({3, 1}));
+  EXPECT_FALSE(core_.readable({3, 2}));
+  EXPECT_FALSE(core_.readable({80, 1}));  // no such slot: a load of it is corrupt, not the end
+}
+
+TEST_F(Worker, ASlotIsNeverWrittenTwiceAtOnceNorByAnOlderPlan) {
+  core_.begin_write({3, 2});
+  EXPECT_BREAKS(core_.begin_write({3, 3}), "fenced-reuse");
+  core_.end_write({3, 2}, true);
+  EXPECT_BREAKS(core_.begin_write({3, 1}), "fenced-reuse");
+  EXPECT_BREAKS(core_.begin_write({3, 2}), "fenced-reuse");
+  EXPECT_BREAKS(core_.end_write({3, 2}, true), "exactly-once");
+}
+
+TEST_F(Worker, EachPlanComesOnceAndInOrder) {
+  core_.begin_step(1);
+  core_.begin_step(5);
+  EXPECT_BREAKS(core_.begin_step(5), "exactly-once");
+  EXPECT_BREAKS(core_.begin_step(4), "exactly-once");
+}
+
+TEST_F(Worker, AReportTellsWhatHappenedOnce) {
+  EXPECT_FALSE(core_.take_report());
+  core_.begin_step(7);
+  core_.begin_write({1, 1});
+  core_.saved({1, 1}, true, 42);
+  LoadJob job;
+  job.request_id = "r";
+  job.attempt = 3;
+  core_.loaded(job, {16, {{5, 9}}});
+  const auto report = core_.take_report();
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->rank, 2u);
+  EXPECT_EQ(report->step, 7u);
+  ASSERT_EQ(report->saves.size(), 1u);
+  EXPECT_EQ(report->saves[0].checksum, 42u);
+  ASSERT_EQ(report->loads.size(), 1u);
+  EXPECT_EQ(report->loads[0].tokens_loaded, 16u);
+  EXPECT_EQ(report->loads[0].corrupt, (std::vector<ChunkRef>{{5, 9}}));
+  EXPECT_FALSE(core_.take_report());
+}
+
+TEST_F(Worker, APullHoldsItsSlotsUntilItEndsOnce) {
+  core_.pull_ordered(order(11, {{0, 1}, {1, 1}}), kNow);
+  EXPECT_BREAKS(core_.begin_write({0, 2}), "fenced-reuse");
+  const PullOutcome outcome = core_.pull_ended(11, {true, false}, "checksum mismatch");
+  EXPECT_EQ(outcome.pull, 11u);
+  EXPECT_EQ(outcome.rank, 2u);
+  EXPECT_TRUE(core_.readable({0, 1}));
+  EXPECT_FALSE(core_.readable({1, 1}));
+  EXPECT_EQ(core_.num_pulls(), 0u);
+  EXPECT_BREAKS(core_.pull_ended(11, {true, true}, ""), "exactly-once");
+}
+
+TEST_F(Worker, AnOverduePullIsNamedOnceAndStillHoldsItsSlots) {
+  core_.pull_ordered(order(11, {{0, 1}}, 100), kNow);
+  core_.pull_ordered(order(12, {{1, 1}}, 900), kNow);
+  EXPECT_TRUE(core_.overdue_pulls(kNow + 99 * kMillisecond).empty());
+  EXPECT_EQ(core_.overdue_pulls(kNow + 100 * kMillisecond), (std::vector<std::uint64_t>{11}));
+  EXPECT_TRUE(core_.overdue_pulls(kNow + 200 * kMillisecond).empty());
+  EXPECT_BREAKS(core_.begin_write({0, 2}), "fenced-reuse");  // the transfer may still write
+}
+
+TEST_F(Worker, APullWithoutTimeIsABrokenPromise) {
+  EXPECT_BREAKS(core_.pull_ordered(order(11, {{0, 1}}, 0), kNow), "bounded-hold");
+}
+
+}  // namespace
+}  // namespace kvferry
