@@ -59,12 +59,9 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   controller::ClientOptions client;
   client.controller = config.controller;
   impl->incarnation = {static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
-  client.node = {options.engine_id,
-                 impl->incarnation,
-                 options.role,
-                 fmt::format("tcp://{}:{}", impl->host, impl->port),
-                 config.name_space,
-                 options.fingerprint};
+  client.node = {options.engine_id, impl->incarnation,
+                 options.role,      fmt::format("tcp://{}:{}", impl->host, impl->port),
+                 config.name_space, options.fingerprint};
   auto directory = controller::make_client(std::move(client));
   if (!directory) return std::move(directory).error();
   if (auto registered = controller::wait_registered(**directory, impl->clock, options.start_timeout_ms); !registered)
