@@ -38,9 +38,10 @@ TEST(Wire, ANewReaderKeepsDefaultsForWhatAnOldWriterLacks) {
 }
 
 TEST(Wire, GarbageIsAnErrorThatNamesTheMessage) {
-  for (const std::string& bytes : {std::string("\xc1"), std::string(), std::string("\x92\x01"),
-                                   std::string("\xdd\xff\xff\xff\xff", 5), std::string("\xa3"
-                                               "abc")}) {
+  for (const std::string& bytes :
+       {std::string("\xc1"), std::string(), std::string("\x92\x01"), std::string("\xdd\xff\xff\xff\xff", 5),
+        std::string("\xa3"
+                    "abc")}) {
     const Result<New> got = decode<New>(bytes, "test message");
     ASSERT_FALSE(got);
     EXPECT_EQ(got.error().code, ErrorCode::kCorrupt);
