@@ -1,4 +1,4 @@
-// `kvferry status` beside a controller that has nodes; what needs none is in cli_test.py.
+// `kvferry status` beside a controller that has nodes; what needs none is in check_cli.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the real `kvferry` binary: python3 cli_test.py PATH_TO_KVFERRY. Standard library only."""
+"""Runs the real `kvferry` binary: python3 check_cli.py PATH_TO_KVFERRY. Standard library only."""
 
 import json
 import os
