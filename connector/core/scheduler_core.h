@@ -177,6 +177,7 @@ class SchedulerCore {
   void end_attempt(RequestState& request);
   void leave_blocks(RequestState& request);
 
+  std::uint32_t plan_full_chunks(RequestState& request, std::vector<SaveJob>& jobs);
   void plan_running_saves(RequestState& request, StepPlan& plan);
   void plan_leftover_saves(RequestState& request, bool tail);
   std::optional<SaveItem> plan_chunk(RequestState& request, std::uint32_t chunk, std::uint32_t num_tokens);

@@ -35,15 +35,22 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now) {
   return plan;
 }
 
-/// Full chunks as they fill, and the prompt's tail where a decode worker will come for it.
-void SchedulerCore::plan_running_saves(RequestState& request, StepPlan& plan) {
+/// Plans the full chunks that are computed and not tried yet; returns the token up to which the request may be saved.
+std::uint32_t SchedulerCore::plan_full_chunks(RequestState& request, std::vector<SaveJob>& jobs) {
   const std::uint32_t chunk_tokens = config_.chunk_tokens;
   std::uint32_t savable = std::min(request.computed, request.chain.size());
   if (!config_.save_decode_cache) savable = std::min(savable, request.num_prompt_tokens);
   for (; request.saved + chunk_tokens <= savable; request.saved += chunk_tokens) {
     if (const auto item = plan_chunk(request, request.saved / chunk_tokens, chunk_tokens))
-      append_save(request, *item, plan.saves_after);
+      append_save(request, *item, jobs);
   }
+  return savable;
+}
+
+/// Full chunks as they fill, and the prompt's tail where a decode worker will come for it.
+void SchedulerCore::plan_running_saves(RequestState& request, StepPlan& plan) {
+  const std::uint32_t chunk_tokens = config_.chunk_tokens;
+  const std::uint32_t savable = plan_full_chunks(request, plan.saves_after);
   if (request.handoff && savable >= request.num_prompt_tokens && request.last_tail_end < request.num_prompt_tokens) {
     const std::uint32_t full = request.num_prompt_tokens / chunk_tokens;
     const std::uint32_t rest = request.num_prompt_tokens % chunk_tokens;
@@ -55,15 +62,9 @@ void SchedulerCore::plan_running_saves(RequestState& request, StepPlan& plan) {
 /// The blocks are about to go: packs what is computed and not in the pool, at the start of the next step.
 void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
   if (!request.cacheable) return;
-  const std::uint32_t chunk_tokens = config_.chunk_tokens;
-  std::uint32_t savable = std::min(request.computed, request.chain.size());
-  if (!config_.save_decode_cache) savable = std::min(savable, request.num_prompt_tokens);
-  for (; request.saved + chunk_tokens <= savable; request.saved += chunk_tokens) {
-    if (const auto item = plan_chunk(request, request.saved / chunk_tokens, chunk_tokens))
-      append_save(request, *item, saves_before_next_);
-  }
+  const std::uint32_t savable = plan_full_chunks(request, saves_before_next_);
   if (tail && savable > request.saved) {
-    if (const auto item = plan_chunk(request, request.saved / chunk_tokens, savable - request.saved))
+    if (const auto item = plan_chunk(request, request.saved / config_.chunk_tokens, savable - request.saved))
       append_save(request, *item, saves_before_next_);
   }
 }
