@@ -2,7 +2,6 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/checksum.h"
 #include "kernels/packer.h"
 #include "kernels/run_check.h"
 #include "kernels/transpose.h"

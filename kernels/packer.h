@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "transport/base/checksum.h"
 #include "transport/base/ids.h"
 #include "transport/base/kv_layout.h"
 #include "transport/base/result.h"
@@ -37,9 +38,6 @@ class Packer {
   virtual Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
                                const TokenRun& run) const = 0;
 };
-
-/// The checksum of chunk bytes, as gather() returns it.
-std::uint64_t chunk_checksum(std::span<const std::byte> bytes);
 
 /// The plain loop, element by element: slow, obviously right, the reference for tests.
 Result<std::unique_ptr<Packer>> make_reference_packer(KvLayout layout);

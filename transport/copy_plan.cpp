@@ -5,10 +5,6 @@
 namespace kvferry {
 namespace {
 
-bool is_inside(std::uint64_t offset, std::uint64_t bytes, std::uint64_t region_bytes) {
-  return offset <= region_bytes && bytes <= region_bytes - offset;
-}
-
 Error outside(std::string_view side, std::size_t index, std::uint64_t offset, std::uint64_t bytes,
               std::uint64_t region_bytes) {
   return Error{ErrorCode::kInvalidArgument,

@@ -9,6 +9,10 @@
 
 namespace kvferry {
 
+inline bool is_inside(std::uint64_t offset, std::uint64_t bytes, std::uint64_t region_bytes) {
+  return offset <= region_bytes && bytes <= region_bytes - offset;
+}
+
 /// Keeps the order, drops empty ranges and joins a range with the one before it where both its offsets go on from there
 /// (a paged cache names many small neighbours, and every operation costs a fixed time).
 /// Errors: kInvalidArgument names the first range that leaves a region of local_bytes or remote_bytes.

@@ -24,7 +24,7 @@ RegionId Ledger::new_region_id() {
 
 void Ledger::add_region(RegionId id, void* base, std::uint64_t bytes, std::string exported) {
   const std::lock_guard lock(mutex_);
-  regions_.emplace(id, Region{static_cast<std::byte*>(base), bytes, std::move(exported), 0});
+  regions_.emplace(id, Region{static_cast<std::byte*>(base), bytes, std::move(exported)});
 }
 
 Result<std::string> Ledger::exported(RegionId region) const {
@@ -44,8 +44,79 @@ Result<void> Ledger::remove_region(RegionId region) {
     return Error{ErrorCode::kFull,
                  fmt::format("{} transfers still use region {}; unregister it after their completions",
                              found->second.num_users, region)};
+  if (found->second.num_borrowers > 0)
+    return Error{ErrorCode::kFull, fmt::format("{} peers are in the middle of a copy with region {}; try again",
+                                               found->second.num_borrowers, region)};
+  std::erase_if(grants_, [&](const auto& entry) { return entry.second.region == region; });
   regions_.erase(found);
   return {};
+}
+
+Result<GrantId> Ledger::add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, std::string rkey) {
+  const std::lock_guard lock(mutex_);
+  const auto found = regions_.find(region);
+  if (found == regions_.end())
+    return Error{ErrorCode::kInvalidArgument, fmt::format("region {} is not registered", region)};
+  if (bytes == 0 || !is_inside(offset, bytes, found->second.bytes))
+    return Error{ErrorCode::kInvalidArgument, fmt::format("a grant of [{}, +{}) does not fit region {} of {} bytes",
+                                                          offset, bytes, region, found->second.bytes)};
+  if (grants_.size() >= kGrantsMax)
+    return Error{ErrorCode::kFull, fmt::format("{} grants are out, which is the limit; revoke one first", kGrantsMax)};
+  RegionDescriptor descriptor = decode<RegionDescriptor>(found->second.exported, "own descriptor").value();
+  const GrantId id{++num_grants_made_};
+  descriptor.base += offset;
+  descriptor.bytes = bytes;
+  descriptor.rkey = std::move(rkey);
+  descriptor.grant = id.value;
+  grants_.emplace(id, Grant{region, offset, bytes, encode(descriptor)});
+  return id;
+}
+
+Result<std::string> Ledger::exported(GrantId grant) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = grants_.find(grant);
+  if (found == grants_.end() || found->second.is_revoked)
+    return Error{ErrorCode::kInvalidArgument, fmt::format("grant {} is not out", grant)};
+  return found->second.exported;
+}
+
+Result<void> Ledger::remove_grant(GrantId grant) {
+  const std::lock_guard lock(mutex_);
+  const auto found = grants_.find(grant);
+  if (found == grants_.end()) return Error{ErrorCode::kInvalidArgument, fmt::format("grant {} is not out", grant)};
+  found->second.is_revoked = true;
+  if (found->second.num_borrowers > 0)
+    return Error{ErrorCode::kFull, fmt::format("a peer is in the middle of a copy by grant {}; ask again", grant)};
+  grants_.erase(found);
+  return {};
+}
+
+Result<std::byte*> Ledger::borrow(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = regions_.find(region);
+  if (found == regions_.end())
+    return Error{ErrorCode::kRefused, fmt::format("the peer has unregistered region {}", region)};
+  if (grant.value == 0) {
+    if (!is_inside(offset, bytes, found->second.bytes))
+      return Error{ErrorCode::kRefused,
+                   fmt::format("[{}, +{}) is not inside the peer's region {}", offset, bytes, region)};
+    ++found->second.num_borrowers;
+    return found->second.base + offset;
+  }
+  const auto lent = grants_.find(grant);
+  if (lent == grants_.end() || lent->second.region != region || lent->second.is_revoked)
+    return Error{ErrorCode::kRefused, fmt::format("the peer has taken grant {} back", grant)};
+  if (!is_inside(offset, bytes, lent->second.bytes))
+    return Error{ErrorCode::kRefused, fmt::format("[{}, +{}) is not inside the peer's grant {}", offset, bytes, grant)};
+  ++found->second.num_borrowers;
+  ++lent->second.num_borrowers;
+  return found->second.base + lent->second.offset + offset;
+}
+
+void Ledger::give_back(RegionId region, GrantId grant) {
+  const std::lock_guard lock(mutex_);
+  --regions_.at(region).num_borrowers;
+  if (grant.value != 0) --grants_.at(grant).num_borrowers;
 }
 
 Ledger::Connected Ledger::connect(const std::string& address, std::uint64_t incarnation) {
@@ -89,26 +160,62 @@ Result<AcceptedTransfer> Ledger::accept(PagedTransfer transfer) {
   if (remote->incarnation != peer->second.incarnation)
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("the remote region belongs to another incarnation than peer {}", transfer.peer)};
-  Result<std::vector<CopyRange>> copies = plan_copies(transfer.ranges, region->second.bytes, remote->bytes);
-  if (!copies) return std::move(copies).error();
   // Unread completions count as well, so that an owner who never polls can't make the outbox grow without limit.
   if (open_.size() + outbox_.num_completions() >= transfers_max_)
     return Error{
         ErrorCode::kFull,
         fmt::format("{} transfers are in flight or unread, which is the limit; poll and try again", transfers_max_)};
+  Open open;
+  open.region = transfer.local;
+  open.remote_bytes = remote->bytes;
+  open.is_complete = !transfer.is_fed;
+  open.has_checksums = !transfer.checksums.empty();
+  open.has_ranges = !transfer.ranges.empty();
+  Result<std::vector<CopyRange>> copies = plan(open, transfer.ranges, transfer.checksums.size());
+  if (!copies) return std::move(copies).error();
 
   const TransferId id{++num_transfers_made_};
-  open_.emplace(id, Open{transfer.local, false});
+  open_.emplace(id, open);
   ++region->second.num_users;
   return AcceptedTransfer{id,
                           transfer.peer,
                           transfer.direction,
                           transfer.local,
                           region->second.base,
-                          remote->base,
-                          std::move(remote->rkey),
+                          std::move(*remote),
                           std::move(*copies),
-                          std::move(transfer.notification)};
+                          std::move(transfer.checksums),
+                          std::move(transfer.notification),
+                          transfer.priority,
+                          !transfer.is_fed};
+}
+
+Result<std::vector<CopyRange>> Ledger::plan(const Open& open, const std::vector<CopyRange>& ranges,
+                                            std::size_t num_checksums) const {
+  if (num_checksums != 0 && num_checksums != ranges.size())
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{} checksums for {} ranges: one each or none is allowed", num_checksums, ranges.size())};
+  Result<std::vector<CopyRange>> copies = plan_copies(ranges, regions_.at(open.region).bytes, open.remote_bytes);
+  if (copies && num_checksums != 0) return ranges;
+  return copies;
+}
+
+Result<FedCopies> Ledger::feed(TransferId id, const std::vector<CopyRange>& ranges,
+                               std::vector<std::uint64_t> checksums, bool is_last) {
+  const std::lock_guard lock(mutex_);
+  const auto found = open_.find(id);
+  if (found == open_.end() || found->second.is_complete)
+    return Error{ErrorCode::kInvalidArgument, fmt::format("transfer {} takes no more ranges", id)};
+  Open& open = found->second;
+  if (open.has_ranges && !ranges.empty() && open.has_checksums == checksums.empty())
+    return Error{ErrorCode::kInvalidArgument, fmt::format("transfer {} was begun {} checksums and must go on so", id,
+                                                          open.has_checksums ? "with" : "without")};
+  Result<std::vector<CopyRange>> copies = plan(open, ranges, checksums.size());
+  if (!copies) return std::move(copies).error();
+  open.has_checksums |= !checksums.empty();
+  open.has_ranges |= !ranges.empty();
+  open.is_complete = is_last;
+  return FedCopies{std::move(*copies), std::move(checksums), is_last};
 }
 
 bool Ledger::request_cancel(TransferId id) {
@@ -117,13 +224,13 @@ bool Ledger::request_cancel(TransferId id) {
   return found != open_.end() && !std::exchange(found->second.cancel_requested, true);
 }
 
-void Ledger::complete(TransferId id, ErrorCode code, std::string what) {
+void Ledger::complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges) {
   const std::lock_guard lock(mutex_);
   const auto found = open_.find(id);
   KVFERRY_CHECK(found != open_.end(), "transfer {} completed twice", id);
   --regions_.at(found->second.region).num_users;
   open_.erase(found);
-  outbox_.complete({id, code, std::move(what)});
+  outbox_.complete({id, code, std::move(what), std::move(corrupt_ranges)});
 }
 
 std::size_t Ledger::num_open() const {

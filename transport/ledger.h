@@ -21,10 +21,19 @@ struct AcceptedTransfer {
   Direction direction = Direction::kPull;
   RegionId local;
   std::byte* local_base = nullptr;
-  std::uint64_t remote_base = 0;
-  std::string rkey;
-  std::vector<CopyRange> copies;
+  RegionDescriptor remote;
+  std::vector<CopyRange> copies;  // with checksums: exactly the ranges that were given, else joined where they touch
+  std::vector<std::uint64_t> checksums;  // one a copy, or empty
   std::string notification;
+  Priority priority = Priority::kNormal;
+  bool is_complete = true;  // false: more is fed
+};
+
+/// What feed() adds to one of them.
+struct FedCopies {
+  std::vector<CopyRange> copies;
+  std::vector<std::uint64_t> checksums;
+  bool is_last = false;
 };
 
 /// Threads: any; holds its own lock and calls nothing but the outbox under it.
@@ -40,6 +49,16 @@ class Ledger {
   Result<std::string> exported(RegionId region) const;
   Result<void> remove_region(RegionId region);
 
+  /// `rkey` goes into the grant's descriptor as it is.
+  Result<GrantId> add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, std::string rkey);
+  Result<std::string> exported(GrantId grant) const;
+  /// Nobody can borrow by it from here on; kFull while somebody has borrowed: ask again.
+  Result<void> remove_grant(GrantId grant);
+  /// For a peer that names its bytes: memory that stays registered until it is given back. `grant` 0 names the region.
+  /// kRefused: the region or the grant was taken back, or never covered these bytes.
+  Result<std::byte*> borrow(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes);
+  void give_back(RegionId region, GrantId grant);
+
   struct Connected {
     PeerId peer;
     bool is_new = false;
@@ -51,10 +70,12 @@ class Ledger {
   void lose_peer(PeerId peer);
 
   Result<AcceptedTransfer> accept(PagedTransfer transfer);
+  Result<FedCopies> feed(TransferId id, const std::vector<CopyRange>& ranges, std::vector<std::uint64_t> checksums,
+                         bool is_last);
   /// True at the first request for a transfer that still owes its Completion.
   bool request_cancel(TransferId id);
   /// Pays the Completion: frees the region, then tells the outbox.
-  void complete(TransferId id, ErrorCode code, std::string what);
+  void complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges = {});
   /// Transfers that owe a Completion.
   std::size_t num_open() const;
 
@@ -62,13 +83,23 @@ class Ledger {
   const Outbox& outbox() const { return outbox_; }
 
   static constexpr std::size_t kNotificationBytesMax = 65536;
+  static constexpr std::size_t kGrantsMax = 65536;
 
  private:
   struct Region {
     std::byte* base = nullptr;
     std::uint64_t bytes = 0;
     std::string exported;
-    std::uint32_t num_users = 0;
+    std::uint32_t num_users = 0;      // own transfers that owe a Completion
+    std::uint32_t num_borrowers = 0;  // peers' copies under way
+  };
+  struct Grant {
+    RegionId region;
+    std::uint64_t offset = 0;
+    std::uint64_t bytes = 0;
+    std::string exported;
+    std::uint32_t num_borrowers = 0;
+    bool is_revoked = false;
   };
   struct Peer {
     std::string address;
@@ -76,15 +107,24 @@ class Ledger {
   };
   struct Open {
     RegionId region;
+    std::uint64_t remote_bytes = 0;
     bool cancel_requested = false;
+    bool is_complete = true;
+    bool has_checksums = false;
+    bool has_ranges = false;
   };
+
+  Result<std::vector<CopyRange>> plan(const Open& open, const std::vector<CopyRange>& ranges,
+                                      std::size_t num_checksums) const;
 
   mutable std::mutex mutex_;
   const std::uint32_t transfers_max_;
   std::uint32_t num_regions_made_ = 0;
   std::uint32_t num_peers_made_ = 0;
+  std::uint32_t num_grants_made_ = 0;
   std::uint64_t num_transfers_made_ = 0;
   std::unordered_map<RegionId, Region> regions_;
+  std::unordered_map<GrantId, Grant> grants_;
   std::unordered_map<PeerId, Peer> peers_;
   std::unordered_map<std::string, PeerId> connected_;  // address to the peer that is not lost
   std::unordered_map<TransferId, Open> open_;

@@ -1,8 +1,10 @@
-// How to get a Transport that crosses processes, without seeing the library that carries it.
+// How to get a Transport that crosses processes, without seeing what carries it.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include "transport/base/clock.h"
 #include "transport/base/result.h"
@@ -10,18 +12,58 @@
 
 namespace kvferry {
 
-/// The defaults suit a worker node; UCX itself is set by its own variables (UCX_TLS, UCX_NET_DEVICES).
-struct UcxOptions {
-  std::uint32_t transfers_max = 1024;              // accepted and not yet polled; more is kFull
+/// What every backend takes alike. The defaults suit a worker node.
+struct CommonOptions {
+  std::uint32_t transfers_max = 1024;  // accepted and not yet polled; more is kFull
+  TimeNs spin_ns = 20'000;             // whoever waits looks this long for work before it sleeps
+  TimeNs silence_ns = 2 * kSecond;     // a peer that owes an answer and says nothing for this long is dead
+};
+
+/// UCX itself is set by its own variables (UCX_TLS, UCX_NET_DEVICES).
+struct UcxOptions : CommonOptions {
   std::uint32_t operations_per_transfer_max = 32;  // posted to UCX at a time
   std::uint32_t operations_per_peer_max = 64;      // the same, all transfers with one peer together
   std::uint64_t operation_bytes_max = 1 << 20;     // longer ranges are cut, so that cancel() need not wait for them
-  TimeNs spin_ns = 20'000;                         // the progress thread looks this long for work before it sleeps
   TimeNs stuck_ns = kSecond;  // a cancelled transfer without any progress for this long takes its connection down
+};
+
+/// Same host: one copy by the side that submits, through a mapping of the peer's shared memory or by CMA.
+struct ShmOptions : CommonOptions {
+  bool use_mappings = true;             // of memory that was registered with a descriptor
+  bool use_cma = true;                  // for all other memory
+  std::uint64_t inline_bytes = 65'536;  // up to this many are copied within submit()
+};
+
+/// Sockets between any two hosts.
+struct TcpOptions : CommonOptions {
+  std::string listen_host;  // also what peers are told; empty: every interface, and the addresses of all of them
+  std::uint16_t listen_port = 0;
+  std::uint32_t connections = 4;            // to one peer, sharing its transfers
+  std::uint64_t segment_bytes = 512 << 10;  // of one transfer on one connection at a time
+  std::uint64_t window_bytes = 16 << 20;    // asked for and not yet here, one connection
 };
 
 /// Host memory over UCP. Starts the progress thread.
 /// Errors: kUnavailable: UCX found no usable transport here; kInvalidArgument: an option is zero or negative.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
+/// Errors as above.
+Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
+/// kUnavailable: the address can't be bound.
+Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options);
+
+/// What may carry bytes. kAuto: what is fastest, measured for each peer when it is connected.
+enum class Path : std::uint8_t { kAuto, kShm, kCma, kUcx, kTcp };
+/// kInvalidArgument: names the ones that are allowed.
+Result<Path> parse_path(std::string_view name);
+std::string_view name_of(Path path);
+
+struct TransportOptions {
+  Path path = Path::kAuto;
+  CommonOptions common;
+  TcpOptions tcp;  // its CommonOptions are not read
+};
+
+/// All of the above behind one address, with a planner in front.
+Result<std::unique_ptr<Transport>> make_transport(const TransportOptions& options);
 
 }  // namespace kvferry

@@ -131,7 +131,7 @@ bool LoopbackCore::step_locked() {
   } else if (moving.num_copied < transfer.copies.size()) {
     const CopyRange& copy = transfer.copies[moving.num_copied++];
     std::byte* local = transfer.local_base + copy.local_offset;
-    auto* remote = reinterpret_cast<std::byte*>(transfer.remote_base + copy.remote_offset);
+    auto* remote = reinterpret_cast<std::byte*>(transfer.remote.base + copy.remote_offset);
     const bool is_pull = transfer.direction == Direction::kPull;
     std::memmove(is_pull ? local : remote, is_pull ? remote : local, copy.bytes);
   } else if (moving.delay_steps > 0) {

@@ -16,20 +16,29 @@ class LoopbackTransport final : public Transport {
   std::string address() const override { return node_->address; }
   std::string describe() const override { return "loopback: copies within this process"; }
 
-  Result<RegionId> register_region(void* base, std::uint64_t bytes) override {
-    if (Result<void> ok = Ledger::check_region(base, bytes); !ok) return std::move(ok).error();
+  Result<RegionId> register_region(const MemoryRegion& memory) override {
+    if (Result<void> ok = Ledger::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
     if (!core_->is_alive(*node_)) return Error{ErrorCode::kCancelled, "the transport is shut down"};
-    const RegionDescriptor descriptor{node_->incarnation, reinterpret_cast<std::uintptr_t>(base), bytes, ""};
     const RegionId id = node_->ledger.new_region_id();
-    node_->ledger.add_region(id, base, bytes, encode(descriptor));
+    const RegionDescriptor descriptor{node_->incarnation, reinterpret_cast<std::uintptr_t>(memory.base), memory.bytes,
+                                      "", id.value};
+    node_->ledger.add_region(id, memory.base, memory.bytes, encode(descriptor));
     return id;
   }
   Result<std::string> export_region(RegionId region) const override { return node_->ledger.exported(region); }
   Result<void> unregister_region(RegionId region) override { return node_->ledger.remove_region(region); }
+  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override {
+    return node_->ledger.add_grant(region, offset, bytes, "");
+  }
+  Result<std::string> export_grant(GrantId grant) const override { return node_->ledger.exported(grant); }
+  Result<void> revoke(GrantId grant) override { return node_->ledger.remove_grant(grant); }
 
   Result<PeerId> connect(const std::string& address) override { return core_->connect(*node_, address); }
   void disconnect(PeerId peer) override { core_->disconnect(*node_, peer); }
   Result<TransferId> submit(PagedTransfer transfer) override { return core_->submit(*node_, std::move(transfer)); }
+  Result<void> feed(TransferId, std::vector<CopyRange>, std::vector<std::uint64_t>, bool) override {
+    return Error{ErrorCode::kUnavailable, "not yet"};
+  }
   void cancel(TransferId id) override { core_->cancel(*node_, id); }
 
   std::vector<Completion> poll() override { return node_->ledger.outbox().take_completions(); }

@@ -68,7 +68,7 @@ std::string UcxTransfer::what() const {
 
 void UcxTransfer::post_copies() {
   if (rkey_ == nullptr) {
-    Result<RkeyPtr> rkey = peer_.rkey(accepted_.rkey);
+    Result<RkeyPtr> rkey = peer_.rkey(accepted_.remote.rkey);
     if (!rkey) {
       failure_ = std::move(rkey.error().what);
       return;
@@ -81,7 +81,7 @@ void UcxTransfer::post_copies() {
     const CopyRange& copy = accepted_.copies[next_copy_];
     const std::uint64_t bytes = std::min(copy.bytes - next_copy_done_bytes_, options_.operation_bytes_max);
     std::byte* local = accepted_.local_base + copy.local_offset + next_copy_done_bytes_;
-    const std::uint64_t remote = accepted_.remote_base + copy.remote_offset + next_copy_done_bytes_;
+    const std::uint64_t remote = accepted_.remote.base + copy.remote_offset + next_copy_done_bytes_;
     account(accepted_.direction == Direction::kPull
                 ? ucp_get_nbx(peer_.ep(), local, bytes, remote, rkey_.get(), &param)
                 : ucp_put_nbx(peer_.ep(), local, bytes, remote, rkey_.get(), &param));

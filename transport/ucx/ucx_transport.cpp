@@ -36,16 +36,17 @@ class UcxTransport final : public Transport {
                        path.empty() ? "a transport that it chooses at the first connection" : path);
   }
 
-  Result<RegionId> register_region(void* base, std::uint64_t bytes) override {
-    if (Result<void> ok = Ledger::check_region(base, bytes); !ok) return std::move(ok).error();
+  Result<RegionId> register_region(const MemoryRegion& memory) override {
+    if (Result<void> ok = Ledger::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
     const RegionId id = ledger_.new_region_id();
-    ucx::MapMemoryCommand command{id, base, bytes, {}};
+    ucx::MapMemoryCommand command{id, memory.base, memory.bytes, {}};
     std::future<Result<std::string>> mapped = command.rkey.get_future();
     if (!post(std::move(command))) return is_shut_down();
     Result<std::string> rkey = mapped.get();
     if (!rkey) return std::move(rkey).error();
-    const RegionDescriptor descriptor{incarnation_, reinterpret_cast<std::uintptr_t>(base), bytes, std::move(*rkey)};
-    ledger_.add_region(id, base, bytes, encode(descriptor));
+    const RegionDescriptor descriptor{incarnation_, reinterpret_cast<std::uintptr_t>(memory.base), memory.bytes,
+                                      std::move(*rkey), id.value};
+    ledger_.add_region(id, memory.base, memory.bytes, encode(descriptor));
     return id;
   }
 
@@ -58,6 +59,12 @@ class UcxTransport final : public Transport {
     if (post(std::move(command))) unmapped.get();  // else shutdown() unmaps it
     return {};
   }
+
+  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override {
+    return ledger_.add_grant(region, offset, bytes, "");
+  }
+  Result<std::string> export_grant(GrantId grant) const override { return ledger_.exported(grant); }
+  Result<void> revoke(GrantId grant) override { return ledger_.remove_grant(grant); }
 
   Result<PeerId> connect(const std::string& address) override {
     Result<ucx::Address> parsed = decode<ucx::Address>(address, "peer address");
@@ -88,6 +95,9 @@ class UcxTransport final : public Transport {
     return id;
   }
 
+  Result<void> feed(TransferId, std::vector<CopyRange>, std::vector<std::uint64_t>, bool) override {
+    return Error{ErrorCode::kUnavailable, "not yet"};
+  }
   void cancel(TransferId id) override {
     const std::lock_guard lock(mutex_);
     if (!stopped_ && ledger_.request_cancel(id)) engine_->post(ucx::CancelCommand{id});

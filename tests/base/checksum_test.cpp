@@ -1,4 +1,4 @@
-#include "kernels/checksum.h"
+#include "transport/base/checksum.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,6 @@
 #include <random>
 #include <vector>
 
-#include "kernels/packer.h"
 
 namespace kvferry {
 namespace {

@@ -1,4 +1,4 @@
-// XXH3-64 of bytes that come in pieces; chunk_checksum() of packer.h is the same for bytes that are all there.
+// XXH3-64, the checksum of chunks, of bytes that are all there or come in pieces.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,9 @@
 struct XXH3_state_s;  // libxxhash's
 
 namespace kvferry {
+
+/// The same on every node, whatever instructions it has.
+std::uint64_t chunk_checksum(std::span<const std::byte> bytes);
 
 /// Fed while a piece is still in cache, so that hashing costs no second pass over memory. One thread at a time.
 class ChecksumStream {

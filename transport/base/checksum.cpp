@@ -1,4 +1,4 @@
-#include "kernels/checksum.h"
+#include "transport/base/checksum.h"
 
 #ifdef KVFERRY_XXHASH_DISPATCH
 #include <xxh_x86dispatch.h>  // turns the XXH3_ names below into those that pick the instruction set when they run
@@ -6,7 +6,6 @@
 #include <xxhash.h>
 #endif
 
-#include "kernels/packer.h"
 #include "transport/base/check.h"
 
 namespace kvferry {

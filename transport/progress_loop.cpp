@@ -1,0 +1,204 @@
+#include "transport/progress_loop.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <utility>
+
+#include "transport/base/check.h"
+
+namespace kvferry {
+namespace {
+
+constexpr std::uint64_t kWakeTag = 0;
+// A caller that comes back to drive() within this time finds the progress thread still parked: handing the loop back
+// and forth costs two context switches, more than a whole round trip.
+constexpr TimeNs kHandBackNs = 300'000;
+
+int milliseconds_until(TimeNs deadline, TimeNs now) {
+  if (deadline == ProgressLoop::kNever) return -1;
+  return static_cast<int>(std::clamp<TimeNs>((deadline - now + kMillisecond - 1) / kMillisecond, 0, 60'000));
+}
+
+}  // namespace
+
+ProgressLoop::ProgressLoop(Owner& owner, const char* thread_name, TimeNs spin_ns, TimeNs look_ns)
+    : owner_(owner),
+      thread_name_(thread_name),
+      spin_ns_(spin_ns),
+      look_ns_(look_ns),
+      epoll_fd_(::epoll_create1(EPOLL_CLOEXEC)) {
+  KVFERRY_CHECK(epoll_fd_ >= 0, "no file descriptor left for epoll: {}", std::strerror(errno));
+  watch(wake_.fd(), EPOLLIN, kWakeTag);
+}
+
+ProgressLoop::~ProgressLoop() {
+  stop();
+  ::close(epoll_fd_);
+}
+
+void ProgressLoop::start() { thread_ = std::thread(&ProgressLoop::thread_main, this); }
+
+void ProgressLoop::stop() {
+  is_stopping_ = true;
+  wake_.set();
+  unpark_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard lock(mutex_);
+  run_inbox();
+}
+
+void ProgressLoop::watch(int fd, std::uint32_t epoll_events, std::uint64_t tag) {
+  epoll_event event{epoll_events, {.u64 = tag}};
+  const int code = ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event);
+  KVFERRY_CHECK(code == 0, "cannot watch descriptor {}: {}", fd, std::strerror(errno));
+}
+
+void ProgressLoop::rewatch(int fd, std::uint32_t epoll_events, std::uint64_t tag) {
+  epoll_event event{epoll_events, {.u64 = tag}};
+  const int code = ::epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, fd, &event);
+  KVFERRY_CHECK(code == 0, "cannot watch descriptor {}: {}", fd, std::strerror(errno));
+}
+
+void ProgressLoop::unwatch(int fd) { ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr); }
+
+void ProgressLoop::call(std::function<void()> task) {
+  if (std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
+    run_inbox();
+    task();
+    return;
+  }
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    inbox_.push_back(std::move(task));
+    has_inbox_.store(true, std::memory_order_release);
+  }
+  wake_.set();
+}
+
+void ProgressLoop::call_and_wait(const std::function<void()>& task) {
+  std::promise<void> done;
+  std::future<void> waiting = done.get_future();
+  call([&] {
+    task();
+    done.set_value();
+  });
+  waiting.get();
+}
+
+void ProgressLoop::run_inbox() {
+  if (!has_inbox_.load(std::memory_order_acquire)) return;
+  std::vector<std::function<void()>> tasks;
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    has_inbox_.store(false, std::memory_order_relaxed);
+    tasks = std::exchange(inbox_, {});
+  }
+  for (const std::function<void()>& task : tasks) task();
+}
+
+bool ProgressLoop::look(int timeout_ms) {
+  std::array<epoll_event, 64> events;
+  const int num_events = ::epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), timeout_ms);
+  if (num_events <= 0) return false;
+  const std::lock_guard lock(mutex_);
+  for (int index = 0; index < num_events; ++index) {
+    const epoll_event& event = events[static_cast<std::size_t>(index)];
+    if (event.data.u64 == kWakeTag) {
+      wake_.clear();
+    } else {
+      owner_.on_ready(event.data.u64, event.events);
+    }
+  }
+  return true;
+}
+
+bool ProgressLoop::is_driven() const {
+  return is_driving_.load(std::memory_order_acquire) ||
+         clock_.now() - driven_at_.load(std::memory_order_relaxed) < kHandBackNs;
+}
+
+void ProgressLoop::thread_main() {
+  ::pthread_setname_np(::pthread_self(), thread_name_);
+  while (!is_stopping_) {
+    if (is_driven()) {
+      std::unique_lock parked(park_mutex_);
+      unpark_.wait_for(parked, std::chrono::nanoseconds(kHandBackNs));
+      continue;
+    }
+    bool has_more;
+    TimeNs deadline;
+    {
+      const std::lock_guard lock(mutex_);
+      run_inbox();
+      has_more = owner_.advance(clock_.now());
+      deadline = owner_.next_deadline();
+    }
+    if (is_driven()) continue;
+    look(has_more || has_inbox_ ? 0 : milliseconds_until(deadline, clock_.now()));
+  }
+}
+
+bool ProgressLoop::drive(TimeNs timeout_ns, const std::function<bool()>& is_over, bool& was_busy) {
+  const std::unique_lock driving(driver_mutex_, std::try_to_lock);
+  was_busy = !driving.owns_lock();
+  if (was_busy) return false;
+  const TimeNs started_at = clock_.now();
+  const bool is_takeover = !is_driven();
+  is_driving_ = true;
+  if (is_takeover) wake_.set();  // the progress thread may sleep in epoll and would wake at every event
+  const auto set_spinning = [this](bool is_spinning) {
+    const std::lock_guard lock(mutex_);
+    owner_.set_spinning(is_spinning);
+  };
+  set_spinning(true);
+  bool is_spinning = true;
+  TimeNs busy_at = started_at;
+  TimeNs looked_at = 0;
+  bool has_slept = false;
+  bool over = false;
+  while (true) {
+    bool has_more;
+    TimeNs deadline;
+    {
+      const std::lock_guard lock(mutex_);
+      run_inbox();
+      has_more = owner_.advance(clock_.now());
+      deadline = owner_.next_deadline();
+    }
+    over = is_over();
+    const TimeNs now = clock_.now();
+    if (over || now - started_at >= timeout_ns || is_stopping_) break;
+    if (has_more) busy_at = now;
+    if (now - busy_at < spin_ns_) {
+      if (!is_spinning) set_spinning(is_spinning = true);
+      if (now - looked_at >= look_ns_) {
+        looked_at = now;
+        if (look(0)) busy_at = clock_.now();
+      }
+    } else if (is_spinning) {
+      set_spinning(is_spinning = false);  // and round once more: who came before that woke nobody
+    } else {
+      has_slept = true;
+      if (look(milliseconds_until(std::min(deadline, started_at + timeout_ns), now))) busy_at = clock_.now();
+    }
+  }
+  if (is_spinning) {
+    set_spinning(false);
+    const std::lock_guard lock(mutex_);
+    owner_.advance(clock_.now());
+  }
+  driven_at_ = clock_.now();
+  is_driving_ = false;
+  if (has_slept) unpark_.notify_one();
+  return over || is_over();
+}
+
+}  // namespace kvferry
