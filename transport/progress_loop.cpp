@@ -146,10 +146,9 @@ void ProgressLoop::thread_main() {
   }
 }
 
-bool ProgressLoop::drive(TimeNs timeout_ns, const std::function<bool()>& is_over, bool& was_busy) {
+std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<bool()>& is_over) {
   const std::unique_lock driving(driver_mutex_, std::try_to_lock);
-  was_busy = !driving.owns_lock();
-  if (was_busy) return false;
+  if (!driving.owns_lock()) return std::nullopt;
   const TimeNs started_at = clock_.now();
   const bool is_takeover = !is_driven();
   is_driving_ = true;

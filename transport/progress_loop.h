@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -58,8 +59,8 @@ class ProgressLoop {
   /// The same, and returns when it has run.
   void call_and_wait(const std::function<void()>& task);
   /// Any thread: does the loop's work until `is_over` (checked often, without the lock) or the time has passed; false
-  /// then. If another thread drives already, returns false at once.
-  bool drive(TimeNs timeout_ns, const std::function<bool()>& is_over, bool& was_busy);
+  /// then. Nothing at once if another thread drives already.
+  std::optional<bool> drive(TimeNs timeout_ns, const std::function<bool()>& is_over);
 
  private:
   void thread_main();

@@ -88,6 +88,16 @@ Result<std::pair<std::string, int>> create_locked(std::string_view label) {
   return Error{ErrorCode::kUnavailable, fmt::format("cannot create a segment in {}: every name was taken", kDirectory)};
 }
 
+/// Writes nothing but takes the pages, huge ones where the mapping's advice is followed: fallocate() takes small ones.
+/// Whatever fails here is found out by reserve().
+void populate(std::span<std::byte> memory) {
+  constexpr std::size_t kStepBytes = std::size_t{256} << 20;
+  for (std::size_t done = 0; done < memory.size(); done += kStepBytes) {
+    const std::span<std::byte> step = memory.subspan(done, std::min(kStepBytes, memory.size() - done));
+    if (::madvise(step.data(), step.size(), MADV_POPULATE_WRITE) != 0 && errno != EINTR) return;
+  }
+}
+
 /// In steps, because a signal interrupts the call and it would start from the beginning.
 int reserve(int fd, std::uint64_t bytes) {
   constexpr std::uint64_t kStepBytes = std::uint64_t{256} << 20;
@@ -102,6 +112,7 @@ int reserve(int fd, std::uint64_t bytes) {
 
 Result<std::byte*> map(int fd, std::uint64_t bytes, const std::string& name) {
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (data != MAP_FAILED) ::madvise(data, bytes, MADV_HUGEPAGE);  // a wish; refused where the system has none
   if (data == MAP_FAILED)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("cannot map {} bytes of shared memory {}: {}", bytes, name, system_error_text())};
@@ -126,6 +137,15 @@ Result<SharedMemory> SharedMemory::create(std::string_view label, std::uint64_t 
   SharedMemory memory;  // from here on its destructor cleans up
   memory.name_ = created->first;
   memory.fd_ = created->second;
+  memory.is_creator_ = true;
+  if (::ftruncate(memory.fd_, static_cast<off_t>(bytes)) != 0)
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("cannot size shared memory {}: {}", memory.name_, system_error_text())};
+  Result<std::byte*> data = map(memory.fd_, bytes, memory.name_);
+  if (!data) return std::move(data).error();
+  memory.data_ = *data;
+  memory.bytes_ = bytes;
+  populate(memory.span());
   if (const int code = reserve(memory.fd_, bytes); code != 0) {
     if (code == ENOSPC) {
       if (::ftruncate(memory.fd_, 0) != 0) log().warn("cannot give back {}: {}", memory.name_, system_error_text());
@@ -134,15 +154,11 @@ Result<SharedMemory> SharedMemory::create(std::string_view label, std::uint64_t 
     return Error{ErrorCode::kUnavailable,
                  fmt::format("cannot reserve pool_bytes = {} bytes of shared memory: {}", bytes, std::strerror(code))};
   }
-  Result<std::byte*> data = map(memory.fd_, bytes, memory.name_);
-  if (!data) return std::move(data).error();
-  memory.data_ = *data;
-  memory.bytes_ = bytes;
   return memory;
 }
 
 Result<SharedMemory> SharedMemory::open(const std::string& name) {
-  const Fd fd(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
+  Fd fd(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
   struct stat stats {};
   if (fd.get() < 0 || ::fstat(fd.get(), &stats) != 0)
     return Error{ErrorCode::kNotFound, fmt::format("cannot open shared memory {}: {}", name, system_error_text())};
@@ -154,6 +170,7 @@ Result<SharedMemory> SharedMemory::open(const std::string& name) {
   memory.name_ = name;
   memory.data_ = *data;
   memory.bytes_ = static_cast<std::uint64_t>(stats.st_size);
+  memory.fd_ = fd.release();
   return memory;
 }
 
@@ -161,7 +178,8 @@ SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : name_(std::exchange(other.name_, {})),
       data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
-      fd_(std::exchange(other.fd_, -1)) {}
+      fd_(std::exchange(other.fd_, -1)),
+      is_creator_(std::exchange(other.is_creator_, false)) {}
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   SharedMemory taken(std::move(other));
@@ -169,13 +187,14 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   std::swap(data_, taken.data_);
   std::swap(bytes_, taken.bytes_);
   std::swap(fd_, taken.fd_);
+  std::swap(is_creator_, taken.is_creator_);
   return *this;
 }
 
 SharedMemory::~SharedMemory() {
   if (data_ != nullptr) ::munmap(data_, bytes_);
   if (fd_ < 0) return;
-  ::shm_unlink(name_.c_str());
+  if (is_creator_) ::shm_unlink(name_.c_str());
   ::close(fd_);
 }
 

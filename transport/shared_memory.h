@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "transport/base/result.h"
+#include "transport/transport.h"
 
 namespace kvferry {
 
@@ -16,7 +17,8 @@ namespace kvferry {
 /// Threads: any; the object itself is not synchronised.
 class SharedMemory {
  public:
-  /// Makes a zeroed segment /dev/shm/kvferry-<label>-... with all its pages reserved, so that no later access can fail.
+  /// Makes a zeroed segment /dev/shm/kvferry-<label>-... with all its pages reserved, so that no later access can fail;
+  /// huge pages where the system gives them (transparent_hugepage/shmem_enabled is `advise` or more).
   /// Removes the segments that dead creators left behind first. label: 1 to 64 of [A-Za-z0-9_.].
   /// Errors: kInvalidArgument: bad label or bytes == 0; kUnavailable: not enough shared memory, names `pool_bytes`.
   static Result<SharedMemory> create(std::string_view label, std::uint64_t bytes);
@@ -34,6 +36,8 @@ class SharedMemory {
   std::byte* data() const { return data_; }
   std::uint64_t bytes() const { return bytes_; }
   std::span<std::byte> span() const { return {data_, bytes_}; }
+  /// To register all of it, so that peers on this host map it as well.
+  MemoryRegion region() const { return {data_, bytes_, fd_, 0}; }
 
  private:
   SharedMemory() = default;
@@ -41,7 +45,8 @@ class SharedMemory {
   std::string name_;
   std::byte* data_ = nullptr;
   std::uint64_t bytes_ = 0;
-  int fd_ = -1;  // the creator's, which carries the lock; -1 for an opener
+  int fd_ = -1;  // the creator's carries the lock
+  bool is_creator_ = false;
 };
 
 }  // namespace kvferry

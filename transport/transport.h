@@ -53,7 +53,7 @@ struct PagedTransfer {
   /// More ranges follow by feed(), layer by layer; the notification and the Completion come after the last of them.
   bool is_fed = false;
   /// XXH3-64 of each range's bytes, in order, or empty: not checked. Checked as the bytes arrive, in the same pass.
-  std::vector<std::uint64_t> checksums;
+  std::vector<std::uint64_t> checksums = {};
 };
 
 /// code is kOk, kCancelled, kPeerLost, kCorrupt (a checksum differs, no notification was sent), kRefused (the peer took
@@ -63,7 +63,7 @@ struct Completion {
   TransferId id;
   ErrorCode code = ErrorCode::kOk;
   std::string what;                           // empty when ok
-  std::vector<std::uint32_t> corrupt_ranges;  // of all ranges in the order given, with code kCorrupt only
+  std::vector<std::uint32_t> corrupt_ranges = {};  // of all ranges in the order given, with code kCorrupt only
   bool operator==(const Completion&) const = default;
 };
 

@@ -1,4 +1,5 @@
-// The other side of the UCX tests: maps the shared memory named by argv[1], offers it, and obeys lines on stdin
+// The other side of the tests: maps the shared memory named by argv[1], offers it over backend argv[2], and obeys lines
+// on stdin
 // ("quit"). Says "ready <address> <region>", "note <from> <body>" for each notification and "bye", all bytes in hex.
 #include <poll.h>
 #include <unistd.h>
@@ -6,22 +7,22 @@
 #include <iostream>
 #include <string>
 
+#include "tests/transport/backends.h"
 #include "tests/transport/hex.h"
-#include "transport/make_transport.h"
 #include "transport/shared_memory.h"
 
 namespace kvferry {
 namespace {
 
-int serve(const std::string& segment) {
+int serve(const std::string& segment, const std::string& backend) {
   Result<SharedMemory> memory = SharedMemory::open(segment);
-  Result<std::unique_ptr<Transport>> made = make_ucx_transport({});
-  if (!memory || !made) {
-    std::cerr << (memory ? made.error().str() : memory.error().str()) << std::endl;
+  if (!memory) {
+    std::cerr << memory.error().str() << std::endl;
     return 1;
   }
-  Transport& transport = **made;
-  const Result<RegionId> region = transport.register_region(memory->data(), memory->bytes());
+  const std::unique_ptr<Transport> made = make_backend(backend);
+  Transport& transport = *made;
+  const Result<RegionId> region = transport.register_region(memory->region());
   if (!region) return 1;
   const Result<std::string> exported = transport.export_region(*region);
   if (!exported) return 1;
@@ -44,4 +45,4 @@ int serve(const std::string& segment) {
 }  // namespace
 }  // namespace kvferry
 
-int main(int argc, char** argv) { return argc == 2 ? kvferry::serve(argv[1]) : 2; }
+int main(int argc, char** argv) { return argc == 3 ? kvferry::serve(argv[1], argv[2]) : 2; }

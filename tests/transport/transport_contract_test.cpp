@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "tests/transport/loopback_fixture.h"
-#include "tests/transport/ucx_fixture.h"
+#include "tests/transport/process_fixture.h"
 
 namespace kvferry {
 namespace {

@@ -39,6 +39,8 @@ class Fixture {
   virtual ~Fixture() = default;
   virtual std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) = 0;
   virtual std::unique_ptr<Remote> make_remote(std::uint64_t bytes) = 0;
+  /// Transfers need the remote's process to run: one that is stopped stops them.
+  virtual bool needs_running_remote() const { return true; }
 };
 
 constexpr auto kPatience = std::chrono::seconds(30);  // a test that waits longer has failed

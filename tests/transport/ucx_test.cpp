@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include "tests/transport/ucx_fixture.h"
+#include "tests/transport/process_fixture.h"
 #include "transport/make_transport.h"
 #include "transport/region_descriptor.h"
 #include "transport/ucx/messages.h"

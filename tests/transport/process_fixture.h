@@ -1,10 +1,15 @@
+// Fixtures whose remotes are processes of their own (remote_process.cpp) with a shared segment as their memory.
 #pragma once
+
+#include <string>
 
 #include "tests/transport/transport_fixture.h"
 
 namespace kvferry {
 
-/// Remotes are processes of their own (remote_process.cpp) whose memory is a shared segment.
+/// `backend`: a name of tests/transport/backends.h.
+std::unique_ptr<Remote> make_remote_process(const std::string& backend, std::uint64_t bytes);
+
 class UcxFixture final : public Fixture {
  public:
   std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override;

@@ -1,4 +1,4 @@
-#include "tests/transport/ucx_fixture.h"
+#include "tests/transport/process_fixture.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -8,9 +8,9 @@
 
 #include <sstream>
 
+#include "tests/transport/backends.h"
 #include "tests/transport/hex.h"
 #include "transport/base/check.h"
-#include "transport/make_transport.h"
 #include "transport/shared_memory.h"
 
 extern char** environ;
@@ -20,7 +20,7 @@ namespace {
 
 class RemoteProcess final : public Remote {
  public:
-  explicit RemoteProcess(std::uint64_t bytes) : memory_(SharedMemory::create("test", bytes).value()) {
+  RemoteProcess(std::string backend, std::uint64_t bytes) : memory_(SharedMemory::create("test", bytes).value()) {
     int to_child[2];
     int from_child[2];
     KVFERRY_CHECK(::pipe2(to_child, O_CLOEXEC) == 0 && ::pipe2(from_child, O_CLOEXEC) == 0, "no pipes");
@@ -30,7 +30,7 @@ class RemoteProcess final : public Remote {
     ::posix_spawn_file_actions_adddup2(&actions, from_child[1], STDOUT_FILENO);
     std::string program = KVFERRY_REMOTE_PROCESS;
     std::string segment = memory_.name();
-    char* arguments[] = {program.data(), segment.data(), nullptr};
+    char* arguments[] = {program.data(), segment.data(), backend.data(), nullptr};
     const int code = ::posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments, environ);
     KVFERRY_CHECK(code == 0, "cannot start {}: {}", program, code);
     ::posix_spawn_file_actions_destroy(&actions);
@@ -116,12 +116,14 @@ class RemoteProcess final : public Remote {
 
 }  // namespace
 
-std::unique_ptr<Transport> UcxFixture::make_transport(std::uint32_t transfers_max) {
-  UcxOptions options;
-  options.transfers_max = transfers_max;
-  return make_ucx_transport(options).value();
+std::unique_ptr<Remote> make_remote_process(const std::string& backend, std::uint64_t bytes) {
+  return std::make_unique<RemoteProcess>(backend, bytes);
 }
 
-std::unique_ptr<Remote> UcxFixture::make_remote(std::uint64_t bytes) { return std::make_unique<RemoteProcess>(bytes); }
+std::unique_ptr<Transport> UcxFixture::make_transport(std::uint32_t transfers_max) {
+  return make_backend("ucx", transfers_max);
+}
+
+std::unique_ptr<Remote> UcxFixture::make_remote(std::uint64_t bytes) { return make_remote_process("ucx", bytes); }
 
 }  // namespace kvferry
