@@ -77,6 +77,7 @@ void ProgressLoop::call(std::function<void()> task) {
   if (std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     run_inbox();
     task();
+    if (is_driving_) wake_.set();  // the driver may sleep, and what it waits for may be here now
   } else {
     {
       const std::lock_guard posting(inbox_mutex_);

@@ -33,11 +33,12 @@ class ShmEngine final : public ProgressLoop::Owner {
   void feed(TransferId id, FedCopies more);
   void cancel(TransferId id);
   void add_region(RegionId region, OwnedFd fd, std::uint64_t fd_offset, std::uint64_t bytes);
+  /// Peers let go of their mappings.
   void remove_region(RegionId region);
   /// kFull: every slot is taken.
   Result<std::uint32_t> reserve_slot();
   void free_slot(std::uint32_t slot) { free_slots_.push_back(slot); }
-  void open_slot(std::uint32_t slot, GrantId grant) { control_->open(slot, grant.value); }
+  void open_slot(std::uint32_t slot, std::uint32_t number) { control_->open(slot, number); }
   /// False: a live peer is in the middle of a copy.
   bool close_slot(std::uint32_t slot);
   void shut_down();
