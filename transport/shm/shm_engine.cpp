@@ -32,7 +32,7 @@ ShmEngine::ShmEngine(const ShmOptions& options, std::uint64_t incarnation, Ledge
     : options_(options), ledger_(ledger), loop_(*this, "kvferry-shm", options.spin_ns, kLookNs) {
   address_ = {kProtocolVersion, incarnation, host_identity(), fmt::format("kvferry-{}-{}", ::getpid(), random_name()),
               random_name()};
-  encoded_address_ = encode(address_);
+  signature_ = encode(address_);
 }
 
 Result<void> ShmEngine::open() {
@@ -54,7 +54,7 @@ std::string ShmEngine::describe() const {
 
 void ShmEngine::add_peer(PeerId peer, Address address) {
   auto link = std::make_unique<ShmLink>(peer, std::move(address), options_, ledger_);
-  if (link->connect(encoded_address_, clock_.now())) loop_.watch(link->socket(), EPOLLIN, kLinkTag | peer.value);
+  if (link->connect(signature_, clock_.now())) loop_.watch(link->socket(), EPOLLIN, kLinkTag | peer.value);
   links_.emplace(peer, std::move(link));
   loop_.kick();  // for its deadline
 }

@@ -27,6 +27,7 @@ class ShmEngine final : public ProgressLoop::Owner {
   const Address& address() const { return address_; }
   std::string describe() const;
 
+  void sign_as(const std::string& address) { signature_ = address; }
   void add_peer(PeerId peer, Address address);
   void drop_peer(PeerId peer);
   void submit(AcceptedTransfer accepted);
@@ -76,7 +77,7 @@ class ShmEngine final : public ProgressLoop::Owner {
   Ledger& ledger_;
   const SteadyClock clock_;
   Address address_;
-  std::string encoded_address_;
+  std::string signature_;  // who notifications are from
   OwnedFd listener_;
   std::optional<ControlPage> control_;
   std::uint64_t probe_ = 0;  // what peers read to try CMA

@@ -149,6 +149,14 @@ class ShmTransport final : public Transport {
     return driven ? *driven : Transport::wait(timeout_ns);
   }
 
+  bool end_waits_by(int fd) override {
+    engine_.loop().add_guest(fd);
+    return true;
+  }
+  void sign_as(const std::string& address) override {
+    engine_.loop().call_and_wait([&] { engine_.sign_as(address); });
+  }
+
   void shutdown() override {
     const std::lock_guard joining(join_mutex_);
     {
