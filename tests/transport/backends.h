@@ -21,6 +21,17 @@ inline std::unique_ptr<Transport> make_backend(std::string_view name, std::uint3
     options.use_mappings = name == "shm";
     return make_shm_transport(options).value();
   }
+  if (name == "tcp") {
+    TcpOptions options;
+    options.transfers_max = transfers_max;
+    options.listen_host = "127.0.0.1";
+    return make_tcp_transport(options).value();
+  }
+  if (name == "auto") {
+    TransportOptions options;
+    options.common.transfers_max = transfers_max;
+    return make_transport(options).value();
+  }
   check_failed("name", __FILE__, __LINE__, fmt::format("no backend is called {}", name));
 }
 

@@ -28,6 +28,26 @@ class OneSidedFixture final : public Fixture {
 using ShmFixture = OneSidedFixture<true>;
 using CmaFixture = OneSidedFixture<false>;
 
+/// What the planner picks between two processes of one host.
+class AutoFixture final : public Fixture {
+ public:
+  static std::string name() { return "auto"; }
+  std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override {
+    return make_backend("auto", transfers_max);
+  }
+  std::unique_ptr<Remote> make_remote(std::uint64_t bytes) override { return make_remote_process("auto", bytes); }
+  bool needs_running_remote() const override { return false; }
+};
+
+class TcpFixture final : public Fixture {
+ public:
+  static std::string name() { return "tcp"; }
+  std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override {
+    return make_backend("tcp", transfers_max);
+  }
+  std::unique_ptr<Remote> make_remote(std::uint64_t bytes) override { return make_remote_process("tcp", bytes); }
+};
+
 class UcxFixture final : public Fixture {
  public:
   static std::string name() { return "ucx"; }

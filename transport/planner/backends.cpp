@@ -19,8 +19,7 @@ Result<Path> parse_path(std::string_view name) {
   for (const auto& [path, path_name] : kPaths) {
     if (path_name == name) return path;
   }
-  return Error{ErrorCode::kInvalidArgument,
-               fmt::format("unknown path '{}'; allowed: auto, shm, cma, ucx, tcp", name)};
+  return Error{ErrorCode::kInvalidArgument, fmt::format("unknown path '{}'; allowed: auto, shm, cma, ucx, tcp", name)};
 }
 
 std::string_view name_of(Path path) {

@@ -52,9 +52,9 @@ class PlannedTransport final : public Transport {
     if (!memory) return std::move(memory).error();
     shared_probe_.emplace(std::move(*memory));
     address_.protocol_version = planner::kProtocolVersion;
-    for (const auto& [region, parts] : {std::pair{shared_probe_->region(), &address_.shared_probe},
-                                        {MemoryRegion{private_probe_.data(), private_probe_.size()},
-                                         &address_.private_probe}}) {
+    for (const auto& [region, parts] :
+         {std::pair{shared_probe_->region(), &address_.shared_probe},
+          {MemoryRegion{private_probe_.data(), private_probe_.size()}, &address_.private_probe}}) {
       const Result<RegionId> id = register_region(region);
       if (!id) return Error{id.error().code, id.error().what};
       *parts = parts_of(*id).value();
@@ -164,8 +164,9 @@ class PlannedTransport final : public Transport {
     Result<planner::Address> address = decode<planner::Address>(bytes, "peer address");
     if (!address) return Error{ErrorCode::kInvalidArgument, std::move(address.error().what)};
     if (address->protocol_version != planner::kProtocolVersion)
-      return Error{ErrorCode::kInvalidArgument, fmt::format("the peer address is of planner protocol {}; this side speaks {}",
-                                                            address->protocol_version, planner::kProtocolVersion)};
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("the peer address is of planner protocol {}; this side speaks {}",
+                               address->protocol_version, planner::kProtocolVersion)};
     Peer peer;
     std::vector<std::string> reached;
     std::string problems;
@@ -210,7 +211,8 @@ class PlannedTransport final : public Transport {
   }
 
   Result<TransferId> submit(PagedTransfer transfer) override {
-    const Result<planner::RegionParts> remote = decode<planner::RegionParts>(transfer.remote_region, "region descriptor");
+    const Result<planner::RegionParts> remote =
+        decode<planner::RegionParts>(transfer.remote_region, "region descriptor");
     if (!remote) return Error{ErrorCode::kInvalidArgument, remote.error().what};
     std::size_t route = 0;
     {

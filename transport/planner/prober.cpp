@@ -13,9 +13,7 @@ constexpr std::uint64_t kBlockBytes = 64 << 10;  // what paged caches are made o
 constexpr int kRounds = 3;                       // the first one connects and warms up
 constexpr TimeNs kPatience = kSecond;            // a slower path than 1 MB/s is not worth knowing exactly
 
-std::string backend_of(Path path) {
-  return path == Path::kCma ? "shm" : std::string(name_of(path));
-}
+std::string backend_of(Path path) { return path == Path::kCma ? "shm" : std::string(name_of(path)); }
 
 }  // namespace
 
@@ -105,7 +103,8 @@ Result<double> Prober::pull(Path path, const std::string& address, const std::st
     PagedTransfer transfer{*peer, Direction::kPull, *local, region, {}, ""};
     // Every other block first, so that neighbours are not joined: a paged cache has none.
     for (const std::uint64_t first : {std::uint64_t{0}, kBlockBytes}) {
-      for (std::uint64_t at = first; at < kProbeBytes; at += 2 * kBlockBytes) transfer.ranges.push_back({at, at, kBlockBytes});
+      for (std::uint64_t at = first; at < kProbeBytes; at += 2 * kBlockBytes)
+        transfer.ranges.push_back({at, at, kBlockBytes});
     }
     const TimeNs began_at = clock.now();
     if (const Result<TransferId> id = transport.submit(std::move(transfer)); !id)
