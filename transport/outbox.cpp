@@ -6,6 +6,7 @@ namespace kvferry {
 
 void Outbox::signal_change(bool was_empty) {
   const bool is_empty = completions_.empty() && notifications_.empty();
+  has_something_.store(!is_empty, std::memory_order_release);
   if (was_empty && !is_empty) event_.set();
   if (!was_empty && is_empty) event_.clear();
 }

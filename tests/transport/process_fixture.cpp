@@ -154,4 +154,10 @@ std::unique_ptr<Transport> UcxFixture::make_transport(std::uint32_t transfers_ma
 
 std::unique_ptr<Remote> UcxFixture::make_remote(std::uint64_t bytes) { return make_remote_process("ucx", bytes); }
 
+std::unique_ptr<Transport> TcpFixture::make_transport(std::uint32_t transfers_max) {
+  return make_backend("tcp", transfers_max);
+}
+
+std::unique_ptr<Remote> TcpFixture::make_remote(std::uint64_t bytes) { return make_remote_process("tcp", bytes); }
+
 }  // namespace kvferry

@@ -19,4 +19,11 @@ class UcxFixture final : public Fixture {
   bool enforces_revoke() const override { return false; }
 };
 
+class TcpFixture final : public Fixture {
+ public:
+  static std::string name() { return "tcp"; }
+  std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override;
+  std::unique_ptr<Remote> make_remote(std::uint64_t bytes) override;
+};
+
 }  // namespace kvferry

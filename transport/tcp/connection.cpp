@@ -1,0 +1,283 @@
+#include "transport/tcp/connection.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace kvferry::tcp {
+namespace {
+
+constexpr std::uint64_t kTurnBytes = 2 << 20;      // of one connection before another has its turn
+constexpr std::size_t kReadAheadBytes = 6 << 10;   // a small frame comes whole in one call; more would be copied twice
+constexpr std::size_t kHeadsBytes = 64 << 10;      // heads without payload that are sent together
+constexpr std::size_t kControlBytesMax = 4 << 20;  // answers that the peer does not fetch; then it is not heard either
+constexpr std::uint64_t kSignOfLifeBytes = 4 << 10;  // acknowledged: more than our pings, which a stopped process acks
+constexpr std::size_t kScrapBytes = 256 << 10;
+
+/// Where unwanted payload goes. Threads write it at the same time, and nobody reads it.
+std::byte* scrap() {
+  static thread_local std::vector<std::byte> memory(kScrapBytes);
+  return memory.data();
+}
+std::byte* zeros() {
+  static std::vector<std::byte> memory(kScrapBytes);
+  return memory.data();
+}
+
+/// Drops the first `bytes` of parts[at...], each of which shrinks in place.
+void skip(std::vector<iovec>& parts, std::size_t& at, std::uint64_t bytes) {
+  while (bytes > 0) {
+    iovec& part = parts[at];
+    if (part.iov_len > bytes) {
+      part.iov_base = static_cast<std::byte*>(part.iov_base) + bytes;
+      part.iov_len -= bytes;
+      return;
+    }
+    bytes -= part.iov_len;
+    part.iov_len = 0;
+    ++at;
+  }
+}
+
+}  // namespace
+
+Connection::Connection(std::uint64_t id, Fd socket, FrameHandler& handler, bool is_connecting, TimeNs now)
+    : id_(id), socket_(std::move(socket)), handler_(&handler), is_connecting_(is_connecting), alive_at_(now) {
+  if (is_connecting) is_readable_ = is_writable_ = false;
+}
+
+void Connection::on_ready(std::uint32_t epoll_events) {
+  if ((epoll_events & EPOLLOUT) != 0) is_writable_ = true;
+  if ((epoll_events & EPOLLIN) != 0) is_readable_ = true;
+  if ((epoll_events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) is_hung_up_ = is_readable_ = is_writable_ = true;
+}
+
+bool Connection::advance(TimeNs now) {
+  if (is_connecting_) {
+    if (!is_writable_) return false;
+    if (const std::string error = connect_error(fd()); !error.empty()) {
+      fail(error);
+      return false;
+    }
+    is_connecting_ = false;
+    alive_at_ = now;
+    handler_->on_connected(*this);
+  }
+  receive(now);
+  const bool has_more = flush(kTurnBytes);
+  return !is_closed() && (has_more || (is_readable_ && control_.size() < kControlBytesMax));
+}
+
+void Connection::receive(TimeNs now) {
+  std::uint64_t budget = kTurnBytes;
+  while (!is_closed() && is_readable_ && budget > 0 && control_.size() < kControlBytesMax) {
+    if (begin_ > 0) {
+      std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+      end_ -= std::exchange(begin_, 0);
+    }
+    const std::size_t room = std::max(wanted_, end_) + kReadAheadBytes;
+    if (buffer_.size() < room) buffer_.resize(room);
+    // The payload, and behind it whatever follows, so that small frames cost one call.
+    msghdr message{};
+    std::array<iovec, 2> drop;
+    std::uint64_t asked = 0;
+    if (is_dropping_ && payload_left_ > 0) {
+      drop[0] = {scrap(), std::min<std::uint64_t>(payload_left_, kScrapBytes)};
+      drop[1] = {buffer_.data(), room};
+      message.msg_iov = drop.data();
+      message.msg_iovlen = drop[0].iov_len == payload_left_ ? 2 : 1;
+      asked = drop[0].iov_len + (message.msg_iovlen == 2 ? room : 0);
+    } else {
+      sink_.push_back({buffer_.data() + end_, room - end_});
+      message.msg_iov = sink_.data() + sink_at_;
+      message.msg_iovlen = sink_.size() - sink_at_;
+      asked = payload_left_ + room - end_;
+    }
+    const ssize_t got = ::recvmsg(fd(), &message, 0);
+    if (!(is_dropping_ && payload_left_ > 0)) sink_.pop_back();
+    if (got <= 0) {
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && errno == EAGAIN) {
+        is_readable_ = false;
+      } else {
+        fail(got == 0 ? "the peer closed the connection" : std::strerror(errno));
+      }
+      return;
+    }
+    const auto bytes = static_cast<std::uint64_t>(got);
+    alive_at_ = now;
+    budget -= std::min(budget, bytes);
+    // A short read has emptied the socket; if the peer has hung up, its end is still to be seen.
+    if (bytes < asked && !is_hung_up_) is_readable_ = false;
+    const std::uint64_t to_payload = std::min(bytes, payload_left_);
+    end_ += bytes - to_payload;
+    if (to_payload > 0) take(to_payload);
+    parse();
+  }
+}
+
+void Connection::take(std::uint64_t bytes) {
+  payload_left_ -= bytes;
+  if (is_dropping_) return;
+  if (!wants_pieces_) return skip(sink_, sink_at_, bytes);
+  while (bytes > 0 && !is_dropping_) {
+    iovec& part = sink_[sink_at_];
+    const std::size_t length = std::min<std::uint64_t>(bytes, part.iov_len);
+    auto* first = static_cast<std::byte*>(part.iov_base);
+    const bool ends = length == part.iov_len;
+    const std::size_t index = sink_at_;
+    skip(sink_, sink_at_, length);
+    bytes -= length;
+    handler_->on_piece(*this, index, {first, length}, ends);
+  }
+}
+
+void Connection::parse() {
+  while (!is_closed()) {
+    if (payload_left_ > 0) {
+      std::uint64_t ready = std::min<std::uint64_t>(payload_left_, end_ - begin_);
+      while (ready > 0 && !is_closed()) {
+        const std::uint64_t length = is_dropping_ ? ready : std::min<std::uint64_t>(ready, sink_[sink_at_].iov_len);
+        if (!is_dropping_) std::memcpy(sink_[sink_at_].iov_base, buffer_.data() + begin_, length);
+        begin_ += length;
+        ready -= length;
+        take(length);
+      }
+      if (payload_left_ > 0 || is_closed()) return;
+    }
+    if (is_in_frame_) {
+      is_in_frame_ = false;
+      in_loan_.give_back();
+      if (Result<void> ok = handler_->on_frame(*this); !ok) return fail(ok.error().what);
+      continue;
+    }
+    if (!parse_head()) return;
+  }
+}
+
+bool Connection::parse_head() {
+  wanted_ = sizeof(FrameHeader);
+  if (end_ - begin_ < wanted_) return false;
+  FrameHead head;
+  std::memcpy(&head.header, buffer_.data() + begin_, sizeof(FrameHeader));
+  const FrameHeader& header = head.header;
+  if (header.num_entries > kEntriesMax || header.text_bytes > text_bytes_max_ || header.payload_bytes > kPayloadMax ||
+      header.priority > 2) {
+    fail(
+        fmt::format("it sent a frame of kind {} with {} entries, {} bytes of text, {} of payload and priority {}; at "
+                    "most {}, {}, {} and 2 are allowed",
+                    static_cast<int>(header.kind), header.num_entries, header.text_bytes, header.payload_bytes,
+                    header.priority, kEntriesMax, text_bytes_max_, kPayloadMax));
+    return false;
+  }
+  wanted_ = head_bytes(header);
+  if (end_ - begin_ < wanted_) return false;
+  head.entries = buffer_.data() + begin_ + sizeof(FrameHeader);
+  begin_ += std::exchange(wanted_, sizeof(FrameHeader));
+  is_in_frame_ = true;
+  is_dropping_ = wants_pieces_ = false;
+  payload_left_ = header.payload_bytes;
+  sink_.clear();
+  sink_at_ = 0;
+  if (Result<void> ok = handler_->on_head(*this, head); !ok) {
+    fail(ok.error().what);
+    return false;
+  }
+  return true;
+}
+
+void Connection::drop_payload() {
+  is_dropping_ = true;
+  in_loan_.give_back();
+  sink_.clear();
+  sink_at_ = 0;
+}
+
+bool Connection::load_frame() {
+  out_.head.clear();
+  out_.parts.assign(1, iovec{});
+  out_.transfer = 0;
+  out_at_ = 0;
+  do {
+    out_.head += std::exchange(control_, {});
+  } while (out_.parts.size() == 1 && out_.head.size() < kHeadsBytes && !is_closed() &&
+           handler_->next_frame(*this, out_));
+  if (out_.parts.size() == 1) out_.head += std::exchange(control_, {});  // else the payload comes right after the head
+  out_.parts[0] = {out_.head.data(), out_.head.size()};
+  out_left_ = 0;
+  for (const iovec& part : out_.parts) out_left_ += part.iov_len;
+  return out_left_ > 0;
+}
+
+bool Connection::flush(std::uint64_t bytes_max) {
+  std::uint64_t sent = 0;
+  while (!is_closed() && is_writable_ && !is_connecting_) {
+    if (out_left_ == 0) {
+      if (sent >= bytes_max && control_.empty()) return true;
+      if (!load_frame() || is_closed()) return false;
+    }
+    msghdr message{};
+    message.msg_iov = out_.parts.data() + out_at_;
+    message.msg_iovlen = out_.parts.size() - out_at_;
+    const ssize_t got = ::sendmsg(fd(), &message, MSG_NOSIGNAL);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN) {
+        is_writable_ = false;
+      } else {
+        fail(std::strerror(errno));
+      }
+      return false;
+    }
+    const auto bytes = static_cast<std::uint64_t>(got);
+    sent += bytes;
+    num_sent_ += bytes;
+    out_left_ -= bytes;
+    skip(out_.parts, out_at_, bytes);
+    if (out_left_ == 0) {
+      out_.transfer = 0;
+      out_.loan.give_back();
+    }
+  }
+  return false;
+}
+
+void Connection::scrap_payload(std::uint64_t transfer) {
+  if (out_left_ == 0 || out_.transfer != transfer) return;
+  out_.transfer = 0;
+  out_.loan.give_back();
+  std::uint64_t payload = 0;
+  for (std::size_t part = std::max<std::size_t>(out_at_, 1); part < out_.parts.size(); ++part)
+    payload += out_.parts[part].iov_len;
+  out_.parts.resize(1);  // the head, sent or not
+  for (; payload > 0; payload -= out_.parts.back().iov_len)
+    out_.parts.push_back({zeros(), std::min<std::uint64_t>(payload, kScrapBytes)});
+  if (out_at_ > 1) out_at_ = 1;
+}
+
+void Connection::fail(const std::string& why) {
+  if (!is_closed()) handler_->on_broken(*this, why);
+}
+
+void Connection::close() {
+  socket_.close();
+  in_loan_.give_back();
+  out_.loan.give_back();
+  payload_left_ = out_left_ = 0;
+  begin_ = end_ = 0;
+  control_.clear();
+}
+
+TimeNs Connection::alive_at(TimeNs now) {
+  if (is_closed() || is_connecting_) return alive_at_;
+  const std::uint64_t acknowledged = num_sent_ - std::min(unacknowledged_bytes(fd()), num_sent_);
+  if (acknowledged >= std::exchange(num_acknowledged_, acknowledged) + kSignOfLifeBytes) alive_at_ = now;
+  return alive_at_;
+}
+
+}  // namespace kvferry::tcp

@@ -1,0 +1,51 @@
+// Sockets as this backend wants them: non-blocking, without Nagle's delay, and hosts as numbers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/base/result.h"
+#include "transport/tcp/frames.h"
+
+namespace kvferry::tcp {
+
+/// Owns a descriptor.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd() { close(); }
+  void close();
+  int get() const { return fd_; }
+
+ private:
+  int fd_ = -1;
+};
+
+struct Listening {
+  Fd socket;
+  std::vector<Endpoint> endpoints;  // how peers may reach it, the most useful first
+};
+
+/// May ask the resolver, so it may block. `host` empty, "0.0.0.0" or "::": every interface.
+/// kInvalidArgument: no such host; kUnavailable: it can't be bound.
+Result<Listening> listen_on(const std::string& host, std::uint16_t port);
+
+/// Begins to connect; the socket is writable when that is decided, and connect_error() says how.
+Result<Fd> begin_connect(const Endpoint& endpoint);
+/// Empty: connected.
+std::string connect_error(int fd);
+
+/// What every connection gets, on both sides.
+void set_connection_options(int fd);
+/// Bytes that were written and have not been acknowledged by the peer's host.
+std::uint64_t unacknowledged_bytes(int fd);
+
+}  // namespace kvferry::tcp
