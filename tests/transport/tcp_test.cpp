@@ -142,6 +142,16 @@ TEST_F(TcpTarget, SendsStrangersAwayWithOneSentence) {
   expect_alive();
 }
 
+TEST_F(TcpTarget, OutlivesStrangersThatHangUpBeforeTheyAreSentAway) {
+  const linger reset{1, 0};
+  for (int count = 0; count < 20; ++count) {
+    RawSocket stranger(RawSocket::connected_to(port()));
+    ::setsockopt(stranger.fd(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+    if (count % 2 == 0) stranger.send(std::string(100, 'x'));
+  }
+  expect_alive();
+}
+
 TEST_F(TcpTarget, SendsAwayWhoDoesNotFinishTheHello) {
   transport_ = make_tcp(200 * kMillisecond);
   address_ = decode<tcp::Address>(transport_->address(), "address").value();
@@ -295,7 +305,8 @@ TEST_F(TcpInitiator, KeepsAPeerThatIsSlowButAlive) {
 TEST_F(TcpInitiator, NamesTheRangeThatChangedOnTheWay) {
   target_->send(frame({.kind = tcp::FrameKind::kWelcome}));
   PagedTransfer pull = transfer(Direction::kPull, 100);
-  pull.checksums = {chunk_checksum(std::as_bytes(std::span(std::string(100, 'd'))))};
+  const std::string right(100, 'd');
+  pull.checksums = {chunk_checksum(std::as_bytes(std::span(right)))};
   const TransferId id = transport_->submit(pull).value();
   EXPECT_EQ(target_->receive_frame().header.request, 1U);
   target_->send(frame({.kind = tcp::FrameKind::kData, .request = 1, .payload_bytes = 100}) + std::string(99, 'd') +
