@@ -24,7 +24,6 @@ inline std::unique_ptr<Transport> make_backend(std::string_view name, std::uint3
   if (name == "tcp") {
     TcpOptions options;
     options.transfers_max = transfers_max;
-    options.listen_host = "127.0.0.1";
     return make_tcp_transport(options).value();
   }
   if (name == "auto") {

@@ -12,10 +12,10 @@
 namespace kvferry::tcp {
 namespace {
 
-constexpr std::uint64_t kTurnBytes = 2 << 20;       // of one connection before another has its turn
-constexpr std::size_t kReadAheadBytes = 6 << 10;    // a small frame comes whole in one call; more would be copied twice
-constexpr std::size_t kHeadsBytes = 64 << 10;       // heads without payload that are sent together
-constexpr std::size_t kControlBytesMax = 4 << 20;   // answers that the peer does not fetch; then it is not heard either
+constexpr std::uint64_t kTurnBytes = 2 << 20;      // of one connection before another has its turn
+constexpr std::size_t kReadAheadBytes = 6 << 10;   // a small frame comes whole in one call; more would be copied twice
+constexpr std::size_t kHeadsBytes = 64 << 10;      // heads without payload that are sent together
+constexpr std::size_t kControlBytesMax = 4 << 20;  // answers that the peer does not fetch; then it is not heard either
 constexpr std::uint64_t kSignOfLifeBytes = 4 << 10;  // acknowledged: more than our pings, which a stopped process acks
 constexpr std::size_t kScrapBytes = 256 << 10;
 
@@ -168,10 +168,11 @@ bool Connection::parse_head() {
   const FrameHeader& header = head.header;
   if (header.num_entries > kEntriesMax || header.text_bytes > text_bytes_max_ || header.payload_bytes > kPayloadMax ||
       header.priority > 2) {
-    fail(fmt::format("it sent a frame of kind {} with {} entries, {} bytes of text, {} of payload and priority {}; at "
-                     "most {}, {}, {} and 2 are allowed",
-                     static_cast<int>(header.kind), header.num_entries, header.text_bytes, header.payload_bytes,
-                     header.priority, kEntriesMax, text_bytes_max_, kPayloadMax));
+    fail(
+        fmt::format("it sent a frame of kind {} with {} entries, {} bytes of text, {} of payload and priority {}; at "
+                    "most {}, {}, {} and 2 are allowed",
+                    static_cast<int>(header.kind), header.num_entries, header.text_bytes, header.payload_bytes,
+                    header.priority, kEntriesMax, text_bytes_max_, kPayloadMax));
     return false;
   }
   wanted_ = head_bytes(header);

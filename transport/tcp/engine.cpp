@@ -48,6 +48,7 @@ Result<void> Engine::start() {
   spare_ = Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   endpoints_ = std::move(listening->endpoints);
   address_ = encode(Address{kProtocolVersion, incarnation_, secret_, endpoints_});
+  signature_ = address_;
   loop_.watch(listener_.get(), EPOLLIN, kListenerTag);
   loop_.start();
   return {};

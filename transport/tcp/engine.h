@@ -27,6 +27,7 @@ class Engine final : public ProgressLoop::Owner, public LinkHost {
   /// Listens and starts the loop's thread.
   Result<void> start();
   const std::string& address() const { return address_; }
+  void sign_as(const std::string& address) { signature_ = address; }
   const std::vector<Endpoint>& endpoints() const { return endpoints_; }
   ProgressLoop& loop() { return loop_; }
 
@@ -50,7 +51,7 @@ class Engine final : public ProgressLoop::Owner, public LinkHost {
   // LinkHost
   Ledger& ledger() override { return ledger_; }
   const TcpOptions& options() const override { return options_; }
-  const std::string& own_address() const override { return address_; }
+  const std::string& signature() const override { return signature_; }
   TimeNs now() const override { return clock_.now(); }
   Connection& adopt(Fd socket, FrameHandler& handler, bool is_connecting) override;
   void wake(Connection& connection) override;
@@ -79,6 +80,7 @@ class Engine final : public ProgressLoop::Owner, public LinkHost {
   const SteadyClock clock_;
   std::string secret_;
   std::string address_;
+  std::string signature_;  // who notifications are from
   std::vector<Endpoint> endpoints_;
   Fd listener_;
   Fd spare_;  // closed for a moment when no descriptor is left, to turn newcomers away

@@ -57,15 +57,16 @@ Result<void> Greeter::on_head(Connection& connection, const FrameHead& head) {
 }
 
 void Greeter::on_broken(Connection& connection, const std::string& why) {
+  // Not a newcomer any more: this is the farewell itself that could not be sent.
+  if (!forget(connection)) return host_.close(connection);
   log().warn("tcp: a stranger's connection was closed: {}", why);
-  forget(connection);
   connection.send({.kind = FrameKind::kWelcome}, why);
   connection.flush(1);
-  if (!connection.is_closed()) host_.close(connection);
+  host_.close(connection);
 }
 
-void Greeter::forget(const Connection& connection) {
-  std::erase_if(newcomers_, [&](const Newcomer& one) { return one.connection == &connection; });
+bool Greeter::forget(const Connection& connection) {
+  return std::erase_if(newcomers_, [&](const Newcomer& one) { return one.connection == &connection; }) > 0;
 }
 
 }  // namespace kvferry::tcp

@@ -38,7 +38,8 @@ class Greeter final : public FrameHandler {
   };
   /// Empty when it may come in.
   std::string refusal(const FrameHead& head, Hello& hello) const;
-  void forget(const Connection& connection);
+  /// False: it is not one of the newcomers.
+  bool forget(const Connection& connection);
 
   LinkHost& host_;
   const std::uint64_t incarnation_;

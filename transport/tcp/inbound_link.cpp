@@ -153,8 +153,7 @@ Result<void> InboundLink::end_push(Connection& connection, std::uint64_t id) {
   if (push.is_unsound || !push.corrupt.empty()) {
     std::sort(push.corrupt.begin(), push.corrupt.end());
     answer(connection, id, ErrorCode::kCorrupt, "", std::move(push.corrupt));
-  } else if (!push.notification.empty() &&
-             !host_.ledger().outbox().notify({from_, std::move(push.notification)})) {
+  } else if (!push.notification.empty() && !host_.ledger().outbox().notify({from_, std::move(push.notification)})) {
     answer(connection, id, ErrorCode::kRefused, "the peer has too many unread notifications", {});
   } else {
     connection.send({.kind = FrameKind::kAnswer, .id = id});

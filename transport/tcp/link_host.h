@@ -16,7 +16,7 @@ class LinkHost {
   virtual ~LinkHost() = default;
   virtual Ledger& ledger() = 0;
   virtual const TcpOptions& options() const = 0;
-  virtual const std::string& own_address() const = 0;
+  virtual const std::string& signature() const = 0;
   virtual TimeNs now() const = 0;
   /// Watches it from here on.
   virtual Connection& adopt(Fd socket, FrameHandler& handler, bool is_connecting) = 0;

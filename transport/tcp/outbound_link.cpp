@@ -45,7 +45,7 @@ void OutboundLink::open_more() {
 }
 
 void OutboundLink::on_connected(Connection& connection) {
-  const Hello hello{kProtocolVersion, address_.incarnation, address_.secret, host_.own_address(), token_};
+  const Hello hello{kProtocolVersion, address_.incarnation, address_.secret, host_.signature(), token_};
   connection.send({.kind = FrameKind::kHello, .id = kMagic}, encode(hello));
 }
 
@@ -93,7 +93,9 @@ void OutboundLink::queue(OutTransfer& transfer) {
 }
 
 void OutboundLink::deal() {
-  const auto has_work = [this] { return std::any_of(queues_.begin(), queues_.end(), [](auto& q) { return !q.empty(); }); };
+  const auto has_work = [this] {
+    return std::any_of(queues_.begin(), queues_.end(), [](auto& q) { return !q.empty(); });
+  };
   for (Lane& lane : lanes_) {
     if (is_over_ || !has_work()) return;
     if (lane.is_open) lane.connection->flush(1);
@@ -313,8 +315,7 @@ bool OutboundLink::cancel(TransferId id) {
   return true;
 }
 
-void OutboundLink::finish(OutTransfer& transfer, ErrorCode code, std::string what,
-                          std::vector<std::uint32_t> corrupt) {
+void OutboundLink::finish(OutTransfer& transfer, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt) {
   const AcceptedTransfer& accepted = transfer.what();
   const TransferId id = accepted.id;
   std::erase(queues_[static_cast<std::size_t>(accepted.priority)], &transfer);

@@ -50,7 +50,7 @@ class OutboundLink final : public FrameHandler {
     std::uint64_t asked_bytes = 0;
     std::uint32_t num_requests_made = 0;
     std::vector<Request> requests;
-    Request current;                         // whose payload comes in
+    Request current;                          // whose payload comes in
     std::vector<std::size_t> current_copies;  // of its parts, when they are checked
     TimeNs pinged_at = 0;
   };

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <linux/sockios.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -9,7 +10,6 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include <linux/sockios.h>
 
 #include <cerrno>
 #include <cstring>
@@ -64,8 +64,7 @@ std::vector<Endpoint> interface_endpoints(int family, std::uint16_t port) {
       if (is_ip6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr))
         continue;  // means something else on every host
       if (endpoints.size() + 1 < kEndpointsMax)
-        endpoints.push_back(
-            {numeric_host(one->ifa_addr, is_ip6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in)), port});
+        endpoints.push_back({numeric_host(one->ifa_addr, is_ip6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in)), port});
     }
     ::freeifaddrs(all);
   }
@@ -93,8 +92,7 @@ Result<Listening> listen_on(const std::string& host, std::uint16_t port) {
       const int no = 0;
       ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
       if (info->ai_family == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
-      if (fd.get() < 0 || ::bind(fd.get(), info->ai_addr, info->ai_addrlen) != 0 ||
-          ::listen(fd.get(), kBacklog) != 0) {
+      if (fd.get() < 0 || ::bind(fd.get(), info->ai_addr, info->ai_addrlen) != 0 || ::listen(fd.get(), kBacklog) != 0) {
         last = std::strerror(errno);
         continue;
       }

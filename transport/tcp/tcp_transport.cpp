@@ -66,10 +66,12 @@ class TcpTransport final : public Transport {
   }
 
   void disconnect(PeerId peer) override {
-    if (ledger_.forget_peer(peer)) engine_.post([this, peer] { engine_.drop_peer(peer); });
+    const std::lock_guard lock(order_mutex_);
+    if (!is_stopped_ && ledger_.forget_peer(peer)) engine_.post([this, peer] { engine_.drop_peer(peer); });
   }
 
   Result<TransferId> submit(PagedTransfer transfer) override {
+    const std::lock_guard lock(order_mutex_);
     if (is_stopped_) return is_shut_down();
     Result<AcceptedTransfer> accepted = ledger_.accept(std::move(transfer));
     if (!accepted) return std::move(accepted).error();
@@ -88,7 +90,8 @@ class TcpTransport final : public Transport {
   }
 
   void cancel(TransferId id) override {
-    if (ledger_.request_cancel(id)) engine_.post([this, id] { engine_.cancel(id); });
+    const std::lock_guard lock(order_mutex_);
+    if (!is_stopped_ && ledger_.request_cancel(id)) engine_.post([this, id] { engine_.cancel(id); });
   }
 
   std::vector<Completion> poll() override { return ledger_.outbox().take_completions(); }
@@ -101,9 +104,20 @@ class TcpTransport final : public Transport {
     return driven ? *driven : Transport::wait(timeout_ns);
   }
 
+  bool end_waits_by(int fd) override {
+    engine_.loop().add_guest(fd);
+    return true;
+  }
+  void sign_as(const std::string& address) override {
+    engine_.loop().call_and_wait([&] { engine_.sign_as(address); });
+  }
+
   void shutdown() override {
     const std::lock_guard lock(shutdown_mutex_);  // a second caller, too, returns only when the thread has ended
-    if (is_stopped_.exchange(true)) return;
+    {
+      const std::lock_guard order(order_mutex_);
+      if (is_stopped_.exchange(true)) return;
+    }
     engine_.loop().call_and_wait([this] { engine_.shut_down(); });
     engine_.loop().stop();
   }
@@ -113,7 +127,7 @@ class TcpTransport final : public Transport {
   Ledger ledger_;
   tcp::Engine engine_;  // after the ledger, which it refers to
   std::mutex shutdown_mutex_;
-  std::mutex order_mutex_;  // keeps the order of tasks that of the books, where two calls may name the same thing
+  std::mutex order_mutex_;  // keeps the order of tasks that of the books, and the shutdown last
   std::atomic<bool> is_stopped_{false};
 };
 
@@ -121,8 +135,8 @@ Result<void> check_options(const TcpOptions& options) {
   const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, "bad TcpOptions: " + what}; };
   if (options.transfers_max == 0) return bad("transfers_max must be at least 1");
   if (options.connections == 0 || options.connections > tcp::InboundLink::kLanesMax)
-    return bad(fmt::format("connections is {}, and 1 to {} are allowed", options.connections,
-                           tcp::InboundLink::kLanesMax));
+    return bad(
+        fmt::format("connections is {}, and 1 to {} are allowed", options.connections, tcp::InboundLink::kLanesMax));
   if (options.segment_bytes < 4096 || options.segment_bytes > tcp::kPayloadMax)
     return bad(fmt::format("segment_bytes is {}, and 4096 to {} are allowed", options.segment_bytes, tcp::kPayloadMax));
   if (options.window_bytes == 0) return bad("window_bytes must be at least 1");

@@ -1,0 +1,371 @@
+// What only the TCP backend has: strangers at its port, peers that break the rules of its frames, many connections.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "tests/transport/transport_fixture.h"
+#include "transport/base/checksum.h"
+#include "transport/make_transport.h"
+#include "transport/region_descriptor.h"
+#include "transport/tcp/frames.h"
+
+namespace kvferry {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr std::uint64_t kBytes = std::uint64_t{4} << 20;
+
+/// A socket of the test's own, which may say anything.
+class RawSocket {
+ public:
+  explicit RawSocket(int fd) : fd_(fd) {
+    const timeval patience{30, 0};
+    ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  }
+  RawSocket(const RawSocket&) = delete;
+  RawSocket& operator=(const RawSocket&) = delete;
+  ~RawSocket() { ::close(fd_); }
+
+  static int connected_to(std::uint16_t port) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(port);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0);
+    return fd;
+  }
+  void send(const std::string& bytes) {
+    EXPECT_EQ(::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+  /// Shorter when the other side closes first.
+  std::string receive(std::size_t num_bytes) {
+    std::string bytes(num_bytes, '\0');
+    const ssize_t got = ::recv(fd_, bytes.data(), num_bytes, MSG_WAITALL);
+    bytes.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+    return bytes;
+  }
+  struct Frame {
+    tcp::FrameHeader header;
+    std::string rest;  // entries, checksums and text
+  };
+  Frame receive_frame() {
+    Frame frame;
+    const std::string header = receive(sizeof(frame.header));
+    EXPECT_EQ(header.size(), sizeof(frame.header)) << "the other side closed the connection";
+    if (header.size() == sizeof(frame.header)) std::memcpy(&frame.header, header.data(), header.size());
+    frame.rest = receive(tcp::head_bytes(frame.header) - sizeof(frame.header));
+    return frame;
+  }
+  int fd() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+std::string frame(const tcp::FrameHeader& header, std::string_view text = {}) {
+  std::string bytes;
+  tcp::append_frame(bytes, header, text);
+  return bytes;
+}
+
+std::unique_ptr<Transport> make_tcp(TimeNs silence_ns = 2 * kSecond, std::uint32_t connections = 4,
+                                    std::uint64_t segment_bytes = 512 << 10) {
+  TcpOptions options;
+  options.listen_host = "127.0.0.1";
+  options.silence_ns = silence_ns;
+  options.connections = connections;
+  options.segment_bytes = segment_bytes;
+  return make_tcp_transport(options).value();
+}
+
+/// A transport with memory, and another one that proves it alive.
+class TcpTarget : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fill(memory_, 1);
+    transport_ = make_tcp();
+    address_ = decode<tcp::Address>(transport_->address(), "address").value();
+    region_ = transport_->register_region(memory_.data(), memory_.size()).value();
+  }
+  std::string hello() const {
+    const tcp::Hello said{tcp::kProtocolVersion, address_.incarnation, address_.secret, "a test", 77};
+    return frame({.kind = tcp::FrameKind::kHello, .id = tcp::kMagic}, encode(said));
+  }
+  std::uint16_t port() const { return address_.endpoints.front().port; }
+  /// Returns what it said, once it has closed the connection.
+  std::string sent_away(const std::string& bytes) {
+    RawSocket stranger(RawSocket::connected_to(port()));
+    stranger.send(bytes);
+    return stranger.receive(1 << 16);
+  }
+  void expect_alive() {
+    const std::unique_ptr<Transport> other = make_tcp();
+    std::vector<std::byte> memory(kBytes);
+    const RegionId region = other->register_region(memory.data(), memory.size()).value();
+    const PeerId peer = other->connect(transport_->address()).value();
+    const std::string remote = transport_->export_region(region_).value();
+    const TransferId id = other->submit({peer, Direction::kPull, region, remote, {{0, 0, kBytes}}, ""}).value();
+    EXPECT_THAT(wait_completions(*other, 1), ElementsAre(Completion{id, ErrorCode::kOk, ""}));
+    EXPECT_TRUE(memory == memory_);
+  }
+
+  std::vector<std::byte> memory_ = std::vector<std::byte>(kBytes);
+  std::unique_ptr<Transport> transport_;
+  tcp::Address address_;
+  RegionId region_;
+};
+
+TEST_F(TcpTarget, SendsStrangersAwayWithOneSentence) {
+  const auto hello_of = [](const tcp::Hello& said) {
+    return frame({.kind = tcp::FrameKind::kHello, .id = tcp::kMagic}, encode(said));
+  };
+  tcp::Hello said{tcp::kProtocolVersion, address_.incarnation, std::string(16, 'x'), "a test", 1};
+  EXPECT_THAT(sent_away(hello_of(said)), HasSubstr("secret"));
+  said.secret = address_.secret;
+  ++said.to_incarnation;
+  EXPECT_THAT(sent_away(hello_of(said)), HasSubstr("another process"));
+  said.to_incarnation = address_.incarnation;
+  ++said.protocol_version;
+  EXPECT_THAT(sent_away(hello_of(said)), HasSubstr("protocol"));
+  EXPECT_THAT(sent_away("GET / HTTP/1.1\r\nHost: somebody\r\n\r\n\r\n\r\n\r\n"), HasSubstr("allowed"));
+  EXPECT_THAT(sent_away(frame({.kind = tcp::FrameKind::kPull, .id = 1})), HasSubstr("not its hello"));
+  EXPECT_THAT(sent_away(frame({.kind = tcp::FrameKind::kHello, .id = tcp::kMagic}, "garbage")),
+              HasSubstr("malformed hello"));
+  expect_alive();
+}
+
+TEST_F(TcpTarget, OutlivesStrangersThatHangUpBeforeTheyAreSentAway) {
+  const linger reset{1, 0};
+  for (int count = 0; count < 20; ++count) {
+    RawSocket stranger(RawSocket::connected_to(port()));
+    ::setsockopt(stranger.fd(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+    if (count % 2 == 0) stranger.send(std::string(100, 'x'));
+  }
+  expect_alive();
+}
+
+TEST_F(TcpTarget, SendsAwayWhoDoesNotFinishTheHello) {
+  transport_ = make_tcp(200 * kMillisecond);
+  address_ = decode<tcp::Address>(transport_->address(), "address").value();
+  EXPECT_THAT(sent_away(hello().substr(0, 60)), HasSubstr("in time"));
+  EXPECT_THAT(sent_away(""), HasSubstr("in time"));
+}
+
+TEST_F(TcpTarget, EndsLinksThatBreakTheRules) {
+  const auto with_entry = [](tcp::FrameHeader header, tcp::Entry entry) {
+    header.num_entries = 1;
+    std::string bytes;
+    tcp::append_bytes(bytes, &header, sizeof(header));
+    tcp::append_bytes(bytes, &entry, sizeof(entry));
+    return bytes;
+  };
+  const tcp::FrameHeader push{.kind = tcp::FrameKind::kPush, .id = 1, .region = region_.value};
+  const std::vector<std::string> bad = {
+      frame({.kind = tcp::FrameKind{99}}),
+      frame({.kind = tcp::FrameKind::kAnswer}),
+      frame({.kind = tcp::FrameKind::kPing, .payload_bytes = 1}),
+      frame({.kind = tcp::FrameKind::kPing, .priority = 3}),
+      frame({.kind = tcp::FrameKind::kPush, .num_entries = ~0U}),
+      frame({.kind = tcp::FrameKind::kPush, .payload_bytes = ~0U}),
+      frame({.kind = tcp::FrameKind::kPull, .id = 1}),
+      with_entry(push, {0, 8, 0}),
+      with_entry(push, {~std::uint64_t{0}, 8, 0}),
+      with_entry({.kind = tcp::FrameKind::kPull, .id = 1}, {0, ~0U, 0}),
+      frame({.kind = tcp::FrameKind::kPush, .flags = tcp::kFinal, .id = 1, .num_segments = 1}) +
+          frame({.kind = tcp::FrameKind::kPush, .flags = tcp::kFinal, .id = 1, .num_segments = 1}),
+  };
+  for (std::size_t index = 0; index < bad.size(); ++index) {
+    RawSocket peer(RawSocket::connected_to(port()));
+    peer.send(hello());
+    EXPECT_EQ(peer.receive_frame().header.kind, tcp::FrameKind::kWelcome);
+    peer.send(bad[index]);
+    EXPECT_EQ(peer.receive(1), "") << "case " << index;
+  }
+  // A text that claims more than there may be is never waited for.
+  std::string long_text = frame({.kind = tcp::FrameKind::kNotify});
+  const std::uint32_t text_bytes = ~0U;
+  std::memcpy(long_text.data() + offsetof(tcp::FrameHeader, text_bytes), &text_bytes, sizeof(text_bytes));
+  RawSocket peer(RawSocket::connected_to(port()));
+  peer.send(hello());
+  EXPECT_EQ(peer.receive_frame().header.kind, tcp::FrameKind::kWelcome);
+  peer.send(long_text);
+  EXPECT_EQ(peer.receive(1), "");
+  EXPECT_THAT(transport_->poll_notifications(), IsEmpty());
+  expect_alive();
+}
+
+TEST_F(TcpTarget, NamesTheRangeThatChangedOnTheWayAndAnnouncesNothing) {
+  RawSocket peer(RawSocket::connected_to(port()));
+  peer.send(hello());
+  EXPECT_EQ(peer.receive_frame().header.kind, tcp::FrameKind::kWelcome);
+  const std::string payload(64, 'p');
+  const std::uint64_t checksum = chunk_checksum(std::as_bytes(std::span(payload)));
+  tcp::FrameHeader header{.kind = tcp::FrameKind::kPush,
+                          .flags = tcp::kFinal | tcp::kChecksums,
+                          .num_entries = 1,
+                          .id = 9,
+                          .region = region_.value,
+                          .num_segments = 1,
+                          .text_bytes = 4,
+                          .payload_bytes = 64};
+  const tcp::Entry entry{128, 64, 5 | tcp::kEndsRange};
+  for (const bool is_changed : {true, false}) {
+    std::string bytes;
+    tcp::append_bytes(bytes, &header, sizeof(header));
+    tcp::append_bytes(bytes, &entry, sizeof(entry));
+    tcp::append_bytes(bytes, &checksum, sizeof(checksum));
+    bytes += "note" + payload;
+    if (is_changed) bytes.back() = 'q';
+    peer.send(bytes);
+    const RawSocket::Frame answer = peer.receive_frame();
+    EXPECT_EQ(answer.header.kind, tcp::FrameKind::kAnswer);
+    EXPECT_EQ(answer.header.id, 9U);
+    EXPECT_EQ(static_cast<ErrorCode>(answer.header.code), is_changed ? ErrorCode::kCorrupt : ErrorCode::kOk);
+    EXPECT_EQ(transport_->poll_notifications().size(), is_changed ? 0U : 1U);
+    if (is_changed) {
+      EXPECT_THAT(decode<tcp::AnswerBody>(answer.rest, "answer").value().corrupt_ranges, ElementsAre(5U));
+    }
+  }
+}
+
+/// A target that the test plays itself.
+class TcpInitiator : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in any{};
+    any.sin_family = AF_INET;
+    any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof(any);
+    ASSERT_EQ(::bind(listener_, reinterpret_cast<const sockaddr*>(&any), sizeof(any)), 0);
+    ASSERT_EQ(::listen(listener_, 8), 0);
+    ::getsockname(listener_, reinterpret_cast<sockaddr*>(&any), &bytes);
+    transport_ = make_tcp(kSecond, 1);
+    region_ = transport_->register_region(memory_.data(), memory_.size()).value();
+    peer_ = transport_
+                ->connect(encode(tcp::Address{
+                    tcp::kProtocolVersion, 1234, std::string(16, 's'), {{"127.0.0.1", ntohs(any.sin_port)}}}))
+                .value();
+    target_ = std::make_unique<RawSocket>(::accept(listener_, nullptr, nullptr));
+    EXPECT_EQ(target_->receive_frame().header.kind, tcp::FrameKind::kHello);
+  }
+  void TearDown() override { ::close(listener_); }
+
+  PagedTransfer transfer(Direction direction, std::uint64_t bytes) const {
+    return {peer_, direction, region_, encode(RegionDescriptor{1234, 0, kBytes * 16, "", 1, 0}), {{0, 0, bytes}}, ""};
+  }
+  void expect_end(TransferId id, ErrorCode code, const std::string& what) {
+    const std::vector<Completion> completions = wait_completions(*transport_, 1);
+    ASSERT_EQ(completions.size(), 1U);
+    EXPECT_EQ(completions[0].id, id);
+    EXPECT_EQ(completions[0].code, code);
+    EXPECT_THAT(completions[0].what, HasSubstr(what));
+  }
+
+  int listener_ = -1;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(kBytes * 16);
+  std::unique_ptr<Transport> transport_;
+  RegionId region_;
+  PeerId peer_;
+  std::unique_ptr<RawSocket> target_;
+};
+
+TEST_F(TcpInitiator, LosesAPeerThatStopsReading) {
+  target_->send(frame({.kind = tcp::FrameKind::kWelcome}));
+  const TransferId id = transport_->submit(transfer(Direction::kPush, kBytes * 16)).value();
+  expect_end(id, ErrorCode::kPeerLost, "said nothing for");
+}
+
+TEST_F(TcpInitiator, LosesAPeerThatNeverAnswersTheHello) {
+  const TransferId id = transport_->submit(transfer(Direction::kPull, 100)).value();
+  expect_end(id, ErrorCode::kPeerLost, "said nothing for");
+}
+
+TEST_F(TcpInitiator, KeepsAPeerThatIsSlowButAlive) {
+  target_->send(frame({.kind = tcp::FrameKind::kWelcome}));
+  const TransferId id = transport_->submit(transfer(Direction::kPull, 100)).value();
+  EXPECT_EQ(target_->receive_frame().header.kind, tcp::FrameKind::kPull);
+  for (int round = 0; round < 6; ++round) {  // longer than silence_ns in all
+    EXPECT_EQ(target_->receive_frame().header.kind, tcp::FrameKind::kPing);
+    target_->send(frame({.kind = tcp::FrameKind::kPong}));
+  }
+  target_->send(frame({.kind = tcp::FrameKind::kData, .request = 1, .payload_bytes = 100}) + std::string(100, 'd'));
+  EXPECT_THAT(wait_completions(*transport_, 1), ElementsAre(Completion{id, ErrorCode::kOk, ""}));
+  EXPECT_EQ(memory_[99], std::byte{'d'});
+}
+
+TEST_F(TcpInitiator, NamesTheRangeThatChangedOnTheWay) {
+  target_->send(frame({.kind = tcp::FrameKind::kWelcome}));
+  PagedTransfer pull = transfer(Direction::kPull, 100);
+  const std::string right(100, 'd');
+  pull.checksums = {chunk_checksum(std::as_bytes(std::span(right)))};
+  const TransferId id = transport_->submit(pull).value();
+  EXPECT_EQ(target_->receive_frame().header.request, 1U);
+  target_->send(frame({.kind = tcp::FrameKind::kData, .request = 1, .payload_bytes = 100}) + std::string(99, 'd') +
+                'e');
+  const std::vector<Completion> completions = wait_completions(*transport_, 1);
+  ASSERT_EQ(completions.size(), 1U);
+  EXPECT_EQ(completions[0].id, id);
+  EXPECT_EQ(completions[0].code, ErrorCode::kCorrupt);
+  EXPECT_THAT(completions[0].corrupt_ranges, ElementsAre(0U));
+}
+
+TEST_F(TcpInitiator, LosesAPeerThatSendsWhatNobodyAskedFor) {
+  target_->send(frame({.kind = tcp::FrameKind::kWelcome}));
+  const TransferId id = transport_->submit(transfer(Direction::kPull, 100)).value();
+  EXPECT_EQ(target_->receive_frame().header.request, 1U);
+  target_->send(frame({.kind = tcp::FrameKind::kData, .request = 1, .payload_bytes = 101}));
+  expect_end(id, ErrorCode::kPeerLost, "101 bytes");
+}
+
+TEST(TcpTransport, ManyConnectionsShareATransferInSmallSegments) {
+  const std::unique_ptr<Transport> here = make_tcp(2 * kSecond, 8, 4096);
+  const std::unique_ptr<Transport> there = make_tcp(2 * kSecond, 8, 4096);
+  std::vector<std::byte> mine(kBytes);
+  std::vector<std::byte> theirs(kBytes);
+  const RegionId region = here->register_region(mine.data(), kBytes).value();
+  const std::string remote = there->export_region(there->register_region(theirs.data(), kBytes).value()).value();
+  const PeerId peer = here->connect(there->address()).value();
+  for (const Direction direction : {Direction::kPull, Direction::kPush}) {
+    fill(mine, 3);
+    fill(theirs, 4);
+    std::vector<std::byte>& to = direction == Direction::kPull ? mine : theirs;
+    const std::vector<std::byte>& from = direction == Direction::kPull ? theirs : mine;
+    std::vector<std::byte> expected = to;
+    PagedTransfer transfer{peer, direction, region, remote, random_ranges(5, 400, 10'000), "all of it"};
+    for (const CopyRange& range : transfer.ranges) {
+      const bool is_pull = direction == Direction::kPull;
+      const std::byte* source = from.data() + (is_pull ? range.remote_offset : range.local_offset);
+      std::copy_n(source, range.bytes, expected.data() + (is_pull ? range.local_offset : range.remote_offset));
+      transfer.checksums.push_back(chunk_checksum({source, range.bytes}));
+    }
+    const TransferId id = here->submit(transfer).value();
+    EXPECT_EQ(wait_notifications(*there, 1).size(), 1U);
+    EXPECT_THAT(wait_completions(*here, 1), ElementsAre(Completion{id, ErrorCode::kOk, ""}));
+    EXPECT_TRUE(to == expected);
+  }
+}
+
+TEST(TcpTransport, OptionsThatMakeNoSenseAreRefused) {
+  const auto code_of = [](auto change) {
+    TcpOptions options;
+    change(options);
+    const auto made = make_tcp_transport(options);
+    return made ? ErrorCode::kOk : made.error().code;
+  };
+  EXPECT_EQ(code_of([](TcpOptions& options) { options.connections = 0; }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of([](TcpOptions& options) { options.segment_bytes = 1; }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of([](TcpOptions& options) { options.silence_ns = 0; }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of([](TcpOptions& options) { options.listen_host = "192.0.2.1"; }), ErrorCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace kvferry
