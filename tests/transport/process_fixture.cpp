@@ -149,9 +149,9 @@ std::unique_ptr<Remote> make_remote_process(const std::string& backend, std::uin
 }
 
 std::unique_ptr<Transport> UcxFixture::make_transport(std::uint32_t transfers_max) {
-  return make_backend("ucx", transfers_max);
+  return make_backend(backend_, transfers_max);
 }
 
-std::unique_ptr<Remote> UcxFixture::make_remote(std::uint64_t bytes) { return make_remote_process("ucx", bytes); }
+std::unique_ptr<Remote> UcxFixture::make_remote(std::uint64_t bytes) { return make_remote_process(backend_, bytes); }
 
 }  // namespace kvferry
