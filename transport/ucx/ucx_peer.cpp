@@ -66,9 +66,11 @@ void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
   const bool owes = !is_failed() && (state_ == State::kConnecting || num_posted > 0 || num_asked > 0);
   if (!std::exchange(owed_, owes) && owes) heard_at_ = pinged_at_ = now;
   if (!owes) return;
-  if (now - heard_at_ >= silence_ns)
+  if (const TimeNs deadline = watch_deadline(silence_ns); now < deadline) return;
+  // A connection that is being made, or one that was asked: only then is it the peer that was silent, and not this
+  // thread that had no time to listen.
+  if (state_ == State::kConnecting || pinged_at_ > heard_at_)
     return fail(fmt::format("it owes an answer and gave no sign of life for {} ms", (now - heard_at_) / kMillisecond));
-  if (state_ != State::kReady || now - std::max(heard_at_, pinged_at_) < silence_ns / 4) return;
   pinged_at_ = now;
   if (const ucs_status_t status = worker_.send(ep_, kPingAm, encode(Ping{id_.value}), true); status != UCS_OK)
     fail(story_of("the connection refused a message", status));
@@ -76,7 +78,8 @@ void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
 
 TimeNs UcxPeer::watch_deadline(TimeNs silence_ns) const {
   if (!owed_ || is_failed()) return 0;
-  return std::min(heard_at_ + silence_ns, std::max(heard_at_, pinged_at_) + silence_ns / 4);
+  if (state_ == State::kConnecting) return heard_at_ + silence_ns;
+  return pinged_at_ > heard_at_ ? pinged_at_ + silence_ns - silence_ns / 4 : heard_at_ + silence_ns / 4;
 }
 
 void UcxPeer::fail(std::string why) {

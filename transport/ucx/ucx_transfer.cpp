@@ -11,8 +11,9 @@
 namespace kvferry::ucx {
 namespace {
 
-constexpr std::uint32_t kMessagesPerPeerMax = 8;  // asked and not answered
-// An urgent transfer finds no more than this share of what a peer may have posted before it.
+constexpr std::uint32_t kMessagesPerPeerMax = 8;  // asked and not answered; 2 MiB
+// Background operations, long as they may be, get this share of what a peer may have posted: an urgent one waits for
+// it.
 constexpr std::uint32_t kBackgroundShare = 8;
 
 /// A get of a checked pull.
@@ -188,8 +189,7 @@ void UcxTransfer::post_operations() {
 }
 
 void UcxTransfer::post_messages(UcpWorker& worker, const std::string& own_address) {
-  const std::uint32_t share = accepted_.priority == Priority::kBackground ? kBackgroundShare : 1;
-  while (next_copy_ < accepted_.copies.size() && peer_.num_asked < kMessagesPerPeerMax / share && peer_.is_ready()) {
+  while (next_copy_ < accepted_.copies.size() && peer_.num_asked < kMessagesPerPeerMax && peer_.is_ready()) {
     const bool is_first = next_copy_ == 0 && next_copy_done_bytes_ == 0;
     BlocksMessage message{asked_.next_token(), is_pull(), accepted_.remote.region, accepted_.remote.grant, {}, "", ""};
     std::vector<Piece> pieces;
