@@ -24,6 +24,9 @@ struct UcxOptions : CommonOptions {
   std::uint32_t operations_per_transfer_max = 32;  // posted to UCX at a time
   std::uint32_t operations_per_peer_max = 64;      // the same, all transfers with one peer together
   std::uint64_t operation_bytes_max = 1 << 20;     // longer ranges are cut, so that cancel() need not wait for them
+  // Where one-sided operations are emulated by messages anyway (TCP), ranges of up to this many bytes travel many in a
+  // message that the other side unpacks; 0: never but by grants, whose owner must be able to take them back.
+  std::uint64_t packed_bytes_max = 64 << 10;
   TimeNs stuck_ns = kSecond;  // a cancelled transfer without any progress for this long takes its connection down
 };
 

@@ -10,9 +10,10 @@
 namespace kvferry {
 
 inline std::unique_ptr<Transport> make_backend(std::string_view name, std::uint32_t transfers_max = 1024) {
-  if (name == "ucx") {
+  if (name == "ucx_one_sided" || name == "ucx_packed") {
     UcxOptions options;
     options.transfers_max = transfers_max;
+    options.packed_bytes_max = name == "ucx_packed" ? ~std::uint64_t{0} : 0;
     return make_ucx_transport(options).value();
   }
   if (name == "shm" || name == "cma") {

@@ -112,6 +112,23 @@ TYPED_TEST(TransportFailures, APeerKilledAtAnyMomentCompletesEverythingOnce) {
   this->expect_nothing_more();
 }
 
+TYPED_TEST(TransportFailures, AStoppedPeerThatOwesAnAnswerIsLostAndMayComeBack) {
+  if (!this->fixture_.notices_silence()) GTEST_SKIP() << "silence is not noticed here";
+  const auto remote = this->fixture_.make_remote(kBytes);
+  const PeerId peer = this->connect_and_pull(*remote);
+  for (const Direction direction : {Direction::kPull, Direction::kPush}) {
+    remote->stop();
+    PagedTransfer transfer =
+        this->pull(*remote, this->transport_->connect(remote->address()).value(), {{0, 0, kBytes}});
+    transfer.direction = direction;
+    this->expect_one_without_remote(this->transport_->submit(transfer).value(), ErrorCode::kPeerLost);
+    remote->go_on();
+    const PeerId again = this->connect_and_pull(*remote);
+    EXPECT_TRUE(again != peer || !this->fixture_.needs_running_remote());
+  }
+  this->expect_nothing_more();
+}
+
 TYPED_TEST(TransportFailures, APeerThatShutsDownIsLostAndItsSuccessorIsAnother) {
   auto remote = this->fixture_.make_remote(kBytes);
   const PeerId peer = this->connect_and_pull(*remote);

@@ -148,10 +148,4 @@ std::unique_ptr<Remote> make_remote_process(const std::string& backend, std::uin
   return std::make_unique<RemoteProcess>(backend, bytes);
 }
 
-std::unique_ptr<Transport> UcxFixture::make_transport(std::uint32_t transfers_max) {
-  return make_backend("ucx", transfers_max);
-}
-
-std::unique_ptr<Remote> UcxFixture::make_remote(std::uint64_t bytes) { return make_remote_process("ucx", bytes); }
-
 }  // namespace kvferry

@@ -11,50 +11,52 @@ namespace kvferry {
 /// `backend`: a name of tests/transport/backends.h.
 std::unique_ptr<Remote> make_remote_process(const std::string& backend, std::uint64_t bytes);
 
+/// `Backend` says what its transports can and can't do.
+template <class Backend>
+class ProcessFixture final : public Fixture {
+ public:
+  static std::string name() { return Backend::kName; }
+  std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override {
+    return make_backend(Backend::kName, transfers_max);
+  }
+  std::unique_ptr<Remote> make_remote(std::uint64_t bytes) override {
+    return make_remote_process(Backend::kName, bytes);
+  }
+  bool needs_running_remote() const override { return Backend::kNeedsRunningRemote; }
+  bool enforces_unregister() const override { return Backend::kEnforcesUnregister; }
+};
+
+struct TcpBackend {
+  static constexpr const char* kName = "tcp";
+  static constexpr bool kNeedsRunningRemote = true;
+  static constexpr bool kEnforcesUnregister = true;
+};
+struct UcxPackedBackend : TcpBackend {
+  static constexpr const char* kName = "ucx_packed";
+};
+/// One-sided operations by an old descriptor reach the memory without asking anybody there; grants have none.
+struct UcxBackend : TcpBackend {
+  static constexpr const char* kName = "ucx_one_sided";
+  static constexpr bool kEnforcesUnregister = false;
+};
 /// One copy by the side that submits: what the remote's process does in the meantime does not matter.
-template <bool use_mappings>
-class OneSidedFixture final : public Fixture {
- public:
-  static std::string name() { return kName; }
-  std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override {
-    return make_backend(kName, transfers_max);
-  }
-  std::unique_ptr<Remote> make_remote(std::uint64_t bytes) override { return make_remote_process(kName, bytes); }
-  bool needs_running_remote() const override { return false; }
-
- private:
-  static constexpr const char* kName = use_mappings ? "shm" : "cma";
+struct ShmBackend : TcpBackend {
+  static constexpr const char* kName = "shm";
+  static constexpr bool kNeedsRunningRemote = false;
 };
-using ShmFixture = OneSidedFixture<true>;
-using CmaFixture = OneSidedFixture<false>;
-
+struct CmaBackend : ShmBackend {
+  static constexpr const char* kName = "cma";
+};
 /// What the planner picks between two processes of one host.
-class AutoFixture final : public Fixture {
- public:
-  static std::string name() { return "auto"; }
-  std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override {
-    return make_backend("auto", transfers_max);
-  }
-  std::unique_ptr<Remote> make_remote(std::uint64_t bytes) override { return make_remote_process("auto", bytes); }
-  bool needs_running_remote() const override { return false; }
+struct AutoBackend : ShmBackend {
+  static constexpr const char* kName = "auto";
 };
 
-class TcpFixture final : public Fixture {
- public:
-  static std::string name() { return "tcp"; }
-  std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override {
-    return make_backend("tcp", transfers_max);
-  }
-  std::unique_ptr<Remote> make_remote(std::uint64_t bytes) override { return make_remote_process("tcp", bytes); }
-};
-
-class UcxFixture final : public Fixture {
- public:
-  static std::string name() { return "ucx"; }
-  std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override;
-  std::unique_ptr<Remote> make_remote(std::uint64_t bytes) override;
-  // One-sided operations by an old descriptor reach the memory without asking anybody there.
-  bool enforces_revoke() const override { return false; }
-};
+using TcpFixture = ProcessFixture<TcpBackend>;
+using UcxFixture = ProcessFixture<UcxBackend>;
+using UcxPackedFixture = ProcessFixture<UcxPackedBackend>;
+using ShmFixture = ProcessFixture<ShmBackend>;
+using CmaFixture = ProcessFixture<CmaBackend>;
+using AutoFixture = ProcessFixture<AutoBackend>;
 
 }  // namespace kvferry

@@ -52,8 +52,10 @@ class Fixture {
   virtual std::unique_ptr<Remote> make_remote(std::uint64_t bytes) = 0;
   /// Transfers need the remote's process to run: one that is stopped stops them.
   virtual bool needs_running_remote() const { return true; }
-  /// The owner of a grant can keep a peer that holds an old descriptor away from its memory.
-  virtual bool enforces_revoke() const { return true; }
+  /// A region's owner can keep a peer that still has its descriptor away from the memory.
+  virtual bool enforces_unregister() const { return true; }
+  /// A stopped peer that owes an answer is given up by itself.
+  virtual bool notices_silence() const { return true; }
 };
 
 constexpr auto kPatience = std::chrono::seconds(30);  // a test that waits longer has failed

@@ -18,6 +18,10 @@ namespace kvferry::ucx {
 struct SubmitCommand {
   AcceptedTransfer transfer;
 };
+struct FeedCommand {
+  TransferId id;
+  FedCopies fed;
+};
 struct CancelCommand {
   TransferId id;
 };
@@ -40,8 +44,8 @@ struct UnmapMemoryCommand {
 };
 struct StopCommand {};
 
-using Command = std::variant<SubmitCommand, CancelCommand, AddPeerCommand, DropPeerCommand, MapMemoryCommand,
-                             UnmapMemoryCommand, StopCommand>;
+using Command = std::variant<SubmitCommand, FeedCommand, CancelCommand, AddPeerCommand, DropPeerCommand,
+                             MapMemoryCommand, UnmapMemoryCommand, StopCommand>;
 
 /// Threads: post() any, the rest the progress thread. Bounded by its users: the ledger limits transfers and allows one
 /// cancellation each, and whoever maps memory waits for the answer.

@@ -82,8 +82,18 @@ void ProgressEngine::handle(SubmitCommand& command) {
   KVFERRY_CHECK(entry != peers_.end(), "transfer {} was accepted for an unknown peer", command.transfer.id);
   entry->second.peer->connect();
   const ucp_mem_h memory = memories_.at(command.transfer.local);
-  transfers_.push_back(
-      std::make_unique<UcxTransfer>(options_, *entry->second.peer, std::move(command.transfer), memory));
+  auto transfer =
+      std::make_unique<UcxTransfer>(options_, *entry->second.peer, asked_, std::move(command.transfer), memory);
+  const auto goes_after = [](Priority priority, const auto& other) { return priority < other->priority(); };
+  const auto place = std::upper_bound(transfers_.begin(), transfers_.end(), transfer->priority(), goes_after);
+  transfers_.insert(place, std::move(transfer));
+}
+
+void ProgressEngine::handle(FeedCommand& command) {
+  // One that ended meanwhile has no use for it.
+  for (const auto& transfer : transfers_) {
+    if (transfer->id() == command.id) return transfer->feed(std::move(command.fed));
+  }
 }
 
 void ProgressEngine::handle(CancelCommand& command) {
@@ -126,7 +136,7 @@ void ProgressEngine::handle(StopCommand&) {
 
 void ProgressEngine::advance_transfers(TimeNs now) {
   for (const auto& transfer : transfers_) {
-    transfer->advance(now, address_);
+    transfer->advance(now, *worker_, address_);
     const TimeNs deadline = transfer->stuck_deadline();
     if (deadline != 0 && now >= deadline) transfer->peer().fail("a cancelled transfer made no progress");
   }
@@ -135,6 +145,7 @@ void ProgressEngine::advance_transfers(TimeNs now) {
 void ProgressEngine::advance_peers(TimeNs now) {
   for (auto it = peers_.begin(); it != peers_.end();) {
     auto& [id, entry] = *it;
+    entry.peer->watch(now, options_.silence_ns);
     entry.peer->advance_close(now);
     if (entry.peer->is_ready() && !std::exchange(entry.reported_ready, true)) {
       const std::string transports = entry.peer->transports();
@@ -154,7 +165,7 @@ void ProgressEngine::advance_peers(TimeNs now) {
 void ProgressEngine::complete_finished() {
   std::erase_if(transfers_, [this](const std::unique_ptr<UcxTransfer>& transfer) {
     if (!transfer->is_over()) return false;
-    ledger_.complete(transfer->id(), transfer->code(), transfer->what());
+    ledger_.complete(transfer->id(), transfer->code(), transfer->what(), transfer->corrupt_ranges());
     return true;
   });
 }
@@ -176,6 +187,8 @@ TimeNs ProgressEngine::next_deadline(TimeNs now) const {
     if (const TimeNs deadline = transfer->stuck_deadline(); deadline != 0) earliest = std::min(earliest, deadline);
   }
   for (const auto& [id, entry] : peers_) {
+    if (const TimeNs deadline = entry.peer->watch_deadline(options_.silence_ns); deadline != 0)
+      earliest = std::min(earliest, deadline);
     if (entry.peer->is_draining() && !entry.peer->is_failed())
       earliest = std::min(earliest, entry.peer->drain_deadline());
     // UCX closes endpoints in its progress call, which no event announces.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "transport/ledger.h"
 #include "transport/make_transport.h"
 #include "transport/ucx/commands.h"
+#include "transport/ucx/packed.h"
 #include "transport/ucx/ucp_worker.h"
 #include "transport/ucx/ucx_peer.h"
 #include "transport/ucx/ucx_transfer.h"
@@ -56,6 +58,7 @@ class ProgressEngine {
 
   bool admit();
   void handle(SubmitCommand& command);
+  void handle(FeedCommand& command);
   void handle(CancelCommand& command);
   void handle(AddPeerCommand& command);
   void handle(DropPeerCommand& command);
@@ -69,9 +72,13 @@ class ProgressEngine {
   void wait_for_work(TimeNs now);
   TimeNs next_deadline(TimeNs now) const;
 
+  /// reply_ep: of the sender, or null.
+  void on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep);
   void on_hello(const Hello& hello, ucp_ep_h reply_ep);
   void on_welcome(const Welcome& welcome);
   void on_notification(NotificationMessage message);
+  void on_blocks(std::string_view packed, ucp_ep_h reply_ep);
+  void on_answer(std::string_view packed);
 
   const UcxOptions options_;
   const std::uint64_t incarnation_;
@@ -82,9 +89,15 @@ class ProgressEngine {
   mutable std::mutex path_mutex_;
   std::string path_;
 
+  struct Handler {
+    ProgressEngine* engine;
+    AmId id;
+  };
+  std::vector<Handler> handlers_;  // filled once: UCX holds their addresses
   std::unique_ptr<UcpWorker> worker_;
   std::unordered_map<PeerId, PeerEntry> peers_;
-  std::vector<std::unique_ptr<UcxTransfer>> transfers_;  // oldest first
+  AskedBook asked_;
+  std::vector<std::unique_ptr<UcxTransfer>> transfers_;  // most urgent first, then oldest
   std::unordered_map<RegionId, ucp_mem_h> memories_;
   bool stopping_ = false;
 

@@ -1,4 +1,4 @@
-// The progress engine's active messages: hello, welcome, notification.
+// The progress engine's active messages.
 #include <optional>
 #include <utility>
 
@@ -8,14 +8,12 @@
 namespace kvferry::ucx {
 namespace {
 
+/// What one peer may have us keep for it until it reads: several times what an honest one asks for at a time.
+constexpr std::uint64_t kUnsentBytesMax = 8 << 20;
+
 /// Nothing for a message that none of our own sends: it is logged and dropped.
 template <class Message>
-std::optional<Message> read(const void* data, std::size_t bytes, const ucp_am_recv_param_t* param, const char* what) {
-  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
-    log().warn("transport: dropped a {} of {} bytes, which is too long", what, bytes);
-    return std::nullopt;
-  }
-  Result<Message> message = decode<Message>({static_cast<const char*>(data), bytes}, what);
+std::optional<Message> checked(Result<Message> message, std::string_view what) {
   if (message) return std::move(*message);
   log().warn("transport: dropped a {}: {}", what, message.error().what);
   return std::nullopt;
@@ -30,30 +28,55 @@ Result<void> ProgressEngine::set_up() {
   Result<std::string> worker_address = worker_->address();
   if (!worker_address) return std::move(worker_address).error();
   address_ = encode(Address{kProtocolVersion, incarnation_, std::move(*worker_address)});
+  for (const AmId id : {kHelloAm, kWelcomeAm, kNotificationAm, kPingAm, kPongAm, kBlocksAm, kAnswerAm})
+    handlers_.push_back({this, id});
+  const ucp_am_recv_callback_t receive = [](void* arg, const void*, std::size_t, void* data, std::size_t bytes,
+                                            const ucp_am_recv_param_t* param) {
+    const auto* handler = static_cast<const Handler*>(arg);
+    const bool has_reply_ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
+      log().warn("transport: dropped a message of {} bytes, which is too long", bytes);
+    } else {
+      handler->engine->on_message(handler->id, {static_cast<const char*>(data), bytes},
+                                  has_reply_ep ? param->reply_ep : nullptr);
+    }
+    return UCS_OK;
+  };
+  for (Handler& handler : handlers_) {
+    if (Result<void> ok = worker_->on_active_message(handler.id, receive, &handler); !ok) return ok;
+  }
+  return {};
+}
 
-  using Param = const ucp_am_recv_param_t*;
-  const ucp_am_recv_callback_t hello = [](void* arg, const void*, std::size_t, void* data, std::size_t bytes,
-                                          Param param) {
-    if ((param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0) return UCS_OK;
-    if (auto message = read<Hello>(data, bytes, param, "hello"))
-      static_cast<ProgressEngine*>(arg)->on_hello(*message, param->reply_ep);
-    return UCS_OK;
-  };
-  const ucp_am_recv_callback_t welcome = [](void* arg, const void*, std::size_t, void* data, std::size_t bytes,
-                                            Param param) {
-    if (auto message = read<Welcome>(data, bytes, param, "welcome"))
-      static_cast<ProgressEngine*>(arg)->on_welcome(*message);
-    return UCS_OK;
-  };
-  const ucp_am_recv_callback_t notification = [](void* arg, const void*, std::size_t, void* data, std::size_t bytes,
-                                                 Param param) {
-    if (auto message = read<NotificationMessage>(data, bytes, param, "notification"))
-      static_cast<ProgressEngine*>(arg)->on_notification(std::move(*message));
-    return UCS_OK;
-  };
-  if (Result<void> ok = worker_->on_active_message(kHelloAm, hello, this); !ok) return ok;
-  if (Result<void> ok = worker_->on_active_message(kWelcomeAm, welcome, this); !ok) return ok;
-  return worker_->on_active_message(kNotificationAm, notification, this);
+void ProgressEngine::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep) {
+  switch (id) {
+    case kHelloAm:
+      if (auto hello = checked(decode<Hello>(bytes, "hello"), "hello"); hello && reply_ep != nullptr)
+        on_hello(*hello, reply_ep);
+      break;
+    case kWelcomeAm:
+      if (auto welcome = checked(decode<Welcome>(bytes, "welcome"), "welcome")) on_welcome(*welcome);
+      break;
+    case kNotificationAm:
+      if (auto note = checked(decode<NotificationMessage>(bytes, "notification"), "notification"))
+        on_notification(std::move(*note));
+      break;
+    case kPingAm:
+      if (reply_ep != nullptr) static_cast<void>(worker_->send(reply_ep, kPongAm, std::string(bytes), false));
+      break;
+    case kPongAm:
+      if (auto pong = checked(decode<Ping>(bytes, "pong"), "pong")) {
+        if (const auto entry = peers_.find(PeerId{pong->token}); entry != peers_.end())
+          entry->second.peer->heard(clock_.now());
+      }
+      break;
+    case kBlocksAm:
+      if (reply_ep != nullptr) on_blocks(bytes, reply_ep);
+      break;
+    case kAnswerAm:
+      on_answer(bytes);
+      break;
+  }
 }
 
 void ProgressEngine::on_hello(const Hello& hello, ucp_ep_h reply_ep) {
@@ -63,18 +86,7 @@ void ProgressEngine::on_hello(const Hello& hello, ucp_ep_h reply_ep) {
         fmt::format("it speaks transport protocol {}, this side {}", kProtocolVersion, hello.protocol_version);
   else if (hello.to_incarnation != incarnation_)
     welcome.refusal = "another process answers at its address";
-  auto bytes = std::make_unique<std::string>(encode(welcome));
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = UCP_AM_SEND_FLAG_EAGER;
-  param.user_data = bytes.get();
-  param.cb.send = [](void* request, ucs_status_t, void* user_data) {
-    ucp_request_free(request);
-    delete static_cast<std::string*>(user_data);
-  };
-  // A send that fails means a broken connection, which the greeter sees on its own side.
-  if (UCS_PTR_IS_PTR(ucp_am_send_nbx(reply_ep, kWelcomeAm, nullptr, 0, bytes->data(), bytes->size(), &param)))
-    static_cast<void>(bytes.release());
+  static_cast<void>(worker_->send(reply_ep, kWelcomeAm, encode(welcome), false));
 }
 
 void ProgressEngine::on_welcome(const Welcome& welcome) {
@@ -85,6 +97,27 @@ void ProgressEngine::on_welcome(const Welcome& welcome) {
 void ProgressEngine::on_notification(NotificationMessage message) {
   if (!ledger_.outbox().notify({std::move(message.from), std::move(message.body)}))
     log().error("transport: dropped a notification because {} are unread", Outbox::kNotificationsMax);
+}
+
+void ProgressEngine::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
+  auto read = checked(read_packed<BlocksMessage>(packed, "message of blocks"), "message of blocks");
+  if (!read) return;
+  auto& [message, payload] = *read;
+  // Who asks and does not read gets no more; it has broken the limits that our own peers keep.
+  if (worker_->unsent_bytes(reply_ep) > kUnsentBytesMax) return;
+  bool is_served = false;
+  std::string answer = serve(ledger_, message, payload, is_served);
+  if (is_served && !message.notification.empty())
+    on_notification({std::move(message.from), std::move(message.notification)});
+  static_cast<void>(worker_->send(reply_ep, kAnswerAm, std::move(answer), false));
+}
+
+void ProgressEngine::on_answer(std::string_view packed) {
+  auto read = checked(read_packed<BlocksAnswer>(packed, "answer"), "answer");
+  if (!read) return;
+  // Nobody waits for the answers to a transfer that was cancelled.
+  if (const auto asked = asked_.take(read->first.token))
+    asked->transfer->on_answer(asked->pieces, read->first, read->second);
 }
 
 }  // namespace kvferry::ucx

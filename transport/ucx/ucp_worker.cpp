@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <utility>
 
 #include "transport/base/log.h"
 
@@ -122,6 +123,39 @@ Result<void> UcpWorker::on_active_message(unsigned am_id, ucp_am_recv_callback_t
   if (const ucs_status_t status = ucp_worker_set_am_recv_handler(worker_, &params); status != UCS_OK)
     return unavailable("cannot receive UCX active messages", status);
   return {};
+}
+
+ucs_status_t UcpWorker::send(ucp_ep_h ep, unsigned am_id, std::string bytes, bool wants_answer) {
+  unsent_.push_front({this, ep, std::move(bytes), {}});
+  const auto unsent = unsent_.begin();
+  unsent->self = unsent;
+  unsent_bytes_[ep] += unsent->bytes.size();
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_EAGER;
+  if (wants_answer) param.flags |= UCP_AM_SEND_FLAG_REPLY;
+  param.user_data = &*unsent;
+  param.cb.send = [](void* request, ucs_status_t, void* user_data) {
+    ucp_request_free(request);
+    auto* sent = static_cast<Unsent*>(user_data);
+    sent->worker->forget(sent->self);
+  };
+  const ucs_status_ptr_t posted =
+      ucp_am_send_nbx(ep, am_id, nullptr, 0, unsent->bytes.data(), unsent->bytes.size(), &param);
+  if (UCS_PTR_IS_PTR(posted)) return UCS_OK;
+  forget(unsent);
+  return UCS_PTR_STATUS(posted);
+}
+
+void UcpWorker::forget(std::list<Unsent>::iterator unsent) {
+  const auto found = unsent_bytes_.find(unsent->ep);
+  if ((found->second -= unsent->bytes.size()) == 0) unsent_bytes_.erase(found);
+  unsent_.erase(unsent);
+}
+
+std::uint64_t UcpWorker::unsent_bytes(ucp_ep_h ep) const {
+  const auto found = unsent_bytes_.find(ep);
+  return found == unsent_bytes_.end() ? 0 : found->second;
 }
 
 bool UcpWorker::arm() { return ucp_worker_arm(worker_) == UCS_OK; }

@@ -4,8 +4,10 @@
 #include <ucp/api/ucp.h>
 
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <string>
+#include <unordered_map>
 
 #include "transport/base/result.h"
 
@@ -27,6 +29,11 @@ class UcpWorker {
   Result<std::string> address() const;
   /// handler gets `arg`; it runs inside progress().
   Result<void> on_active_message(unsigned am_id, ucp_am_recv_callback_t handler, void* arg);
+  /// Sends a message whose bytes the worker keeps until UCX is through with them. A send that fails later means a
+  /// broken connection, which whoever waits for an answer sees by other means.
+  ucs_status_t send(ucp_ep_h ep, unsigned am_id, std::string bytes, bool wants_answer);
+  /// Not yet through, on that endpoint.
+  std::uint64_t unsent_bytes(ucp_ep_h ep) const;
   /// False: nothing was there to do.
   bool progress() { return ucp_worker_progress(worker_) != 0; }
   /// True: event_fd() becomes readable with the next event, so the thread may sleep on it.
@@ -42,11 +49,21 @@ class UcpWorker {
   void unmap_memory(ucp_mem_h handle);
 
  private:
+  struct Unsent {
+    UcpWorker* worker;
+    ucp_ep_h ep;
+    std::string bytes;
+    std::list<Unsent>::iterator self;
+  };
+
   UcpWorker() = default;
+  void forget(std::list<Unsent>::iterator unsent);
 
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   int event_fd_ = -1;
+  std::list<Unsent> unsent_;
+  std::unordered_map<ucp_ep_h, std::uint64_t> unsent_bytes_;
 };
 
 }  // namespace kvferry::ucx

@@ -1,9 +1,9 @@
 #include "transport/ucx/ucx_peer.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <regex>
-#include <set>
 #include <utility>
 
 #include "transport/base/check.h"
@@ -57,6 +57,29 @@ void UcxPeer::on_welcome(const Welcome& welcome) {
   if (state_ != State::kConnecting) return;
   if (!welcome.refusal.empty()) return fail(fmt::format("the peer refused: {}", welcome.refusal));
   state_ = State::kReady;
+  const std::set<std::string> names = lanes();
+  prefers_packing_ =
+      std::all_of(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("tcp"); });
+}
+
+void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
+  const bool owes = !is_failed() && (state_ == State::kConnecting || num_posted > 0 || num_asked > 0);
+  if (!std::exchange(owed_, owes) && owes) heard_at_ = pinged_at_ = now;
+  if (!owes) return;
+  if (const TimeNs deadline = watch_deadline(silence_ns); now < deadline) return;
+  // A connection that is being made, or one that was asked: only then is it the peer that was silent, and not this
+  // thread that had no time to listen.
+  if (state_ == State::kConnecting || pinged_at_ > heard_at_)
+    return fail(fmt::format("it owes an answer and gave no sign of life for {} ms", (now - heard_at_) / kMillisecond));
+  pinged_at_ = now;
+  if (const ucs_status_t status = worker_.send(ep_, kPingAm, encode(Ping{id_.value}), true); status != UCS_OK)
+    fail(story_of("the connection refused a message", status));
+}
+
+TimeNs UcxPeer::watch_deadline(TimeNs silence_ns) const {
+  if (!owed_ || is_failed()) return 0;
+  if (state_ == State::kConnecting) return heard_at_ + silence_ns;
+  return pinged_at_ > heard_at_ ? pinged_at_ + silence_ns - silence_ns / 4 : heard_at_ + silence_ns / 4;
 }
 
 void UcxPeer::fail(std::string why) {
@@ -100,11 +123,16 @@ Result<RkeyPtr> UcxPeer::rkey(const std::string& packed) {
 }
 
 std::string UcxPeer::transports() const {
+  const std::set<std::string> names = lanes();
+  return names.empty() ? "unknown" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+std::set<std::string> UcxPeer::lanes() const {
   // UCX 1.13 has no query for it, but its dump of the endpoint names each lane: "lane[0]:  2:tcp/eth0.0 md[1] ...".
   char* text = nullptr;
   std::size_t bytes = 0;
   std::FILE* stream = ::open_memstream(&text, &bytes);
-  if (stream == nullptr || ep_ == nullptr) return "unknown";
+  if (stream == nullptr || ep_ == nullptr) return {};
   ucp_ep_print_info(ep_, stream);
   std::fclose(stream);
   const std::string dump(text, bytes);
@@ -112,7 +140,7 @@ std::string UcxPeer::transports() const {
   std::set<std::string> names;
   static const std::regex kLane(R"(lane\[\d+\]:\s*\d+:([^\s.]+))");
   for (std::sregex_iterator lane(dump.begin(), dump.end(), kLane), end; lane != end; ++lane) names.insert((*lane)[1]);
-  return names.empty() ? "unknown" : fmt::format("{}", fmt::join(names, ", "));
+  return names;
 }
 
 }  // namespace kvferry::ucx

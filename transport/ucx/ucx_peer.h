@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -35,6 +36,13 @@ class UcxPeer {
   /// No endpoint is left, so nothing of UCX touches memory for this peer any more.
   bool is_closed() const { return state_ == State::kClosed; }
 
+  /// Any sign of life: an answer, a finished operation.
+  void heard(TimeNs now) { heard_at_ = now; }
+  /// Asks a peer that owes something and says nothing for a sign of life, and gives it up after `silence_ns`.
+  void watch(TimeNs now, TimeNs silence_ns);
+  /// When watch() is wanted next; 0: not by itself.
+  TimeNs watch_deadline(TimeNs silence_ns) const;
+
   /// Ends the connection; later calls keep the first story. What is posted is cancelled by UCX.
   void fail(std::string why);
   /// Flushes what was posted first, notifications included, and fails the connection at `deadline` at the latest.
@@ -45,6 +53,8 @@ class UcxPeer {
 
   /// The key stays valid while somebody holds it. Must be ready.
   Result<RkeyPtr> rkey(const std::string& packed);
+  /// Small blocks are better sent in packed messages: one-sided operations are emulated, each at the cost of a message.
+  bool prefers_packing() const { return prefers_packing_; }
   /// "tcp/eth0"-like names of what carries the bytes, comma-separated.
   std::string transports() const;
 
@@ -53,9 +63,11 @@ class UcxPeer {
   const std::string& why() const { return why_; }
   std::uint32_t num_transfers = 0;  // that refer to this peer
   std::uint32_t num_posted = 0;     // operations of all transfers with this peer that UCX has not finished
+  std::uint32_t num_asked = 0;      // BlocksMessages of all transfers with this peer without an answer
 
  private:
   enum class State { kIdle, kConnecting, kReady, kFailed, kClosed };
+  std::set<std::string> lanes() const;
 
   UcpWorker& worker_;
   const PeerId id_;
@@ -65,6 +77,10 @@ class UcxPeer {
   std::string why_;
   std::string hello_;  // read by UCX until hello_request_ is done
   TimeNs drain_deadline_ = 0;
+  TimeNs heard_at_ = 0;  // or began to owe something
+  TimeNs pinged_at_ = 0;
+  bool owed_ = false;
+  bool prefers_packing_ = false;
   ucs_status_ptr_t hello_request_ = nullptr;
   ucs_status_ptr_t flush_request_ = nullptr;
   ucs_status_ptr_t close_request_ = nullptr;

@@ -1,41 +1,88 @@
 #include "transport/ucx/ucx_transfer.h"
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
 #include <utility>
 
 #include "transport/base/check.h"
+#include "transport/base/checksum.h"
 
 namespace kvferry::ucx {
+namespace {
 
-UcxTransfer::UcxTransfer(const UcxOptions& options, UcxPeer& peer, AcceptedTransfer accepted, ucp_mem_h local_memory)
-    : options_(options), peer_(peer), accepted_(std::move(accepted)), local_memory_(local_memory) {
+constexpr std::uint32_t kMessagesPerPeerMax = 8;  // asked and not answered; 2 MiB
+// Background operations, long as they may be, get this share of what a peer may have posted: an urgent one waits for
+// it.
+constexpr std::uint32_t kBackgroundShare = 8;
+
+/// A get of a checked pull.
+struct CheckedGet {
+  UcxTransfer* transfer;
+  Piece piece;
+};
+
+}  // namespace
+
+UcxTransfer::UcxTransfer(const UcxOptions& options, UcxPeer& peer, AskedBook& asked, AcceptedTransfer accepted,
+                         ucp_mem_h local_memory)
+    : options_(options), peer_(peer), asked_(asked), accepted_(std::move(accepted)), local_memory_(local_memory) {
   ++peer_.num_transfers;
 }
 
 UcxTransfer::~UcxTransfer() {
   KVFERRY_CHECK(num_posted_ == 0, "transfer {} dropped with {} operations posted", accepted_.id, num_posted_);
+  asked_.forget(this);
+  peer_.num_asked -= num_asked_;
   --peer_.num_transfers;
 }
 
-void UcxTransfer::advance(TimeNs now, const std::string& own_address) {
-  if (std::exchange(has_retired_, false)) progressed_at_ = now;
-  if (may_post() && phase_ == Phase::kCopying) post_copies();
-  if (may_post() && phase_ == Phase::kFlushing && num_posted_ == 0 && !accepted_.notification.empty())
-    post_notification(own_address);
-  const bool is_last_phase =
-      phase_ == Phase::kNotifying || (phase_ == Phase::kFlushing && accepted_.notification.empty());
-  if (is_last_phase && num_posted_ == 0 && !peer_.is_failed()) phase_ = Phase::kDone;
+void UcxTransfer::feed(FedCopies fed) {
+  accepted_.copies.insert(accepted_.copies.end(), fed.copies.begin(), fed.copies.end());
+  accepted_.checksums.insert(accepted_.checksums.end(), fed.checksums.begin(), fed.checksums.end());
+  accepted_.is_complete = fed.is_last;
+}
+
+void UcxTransfer::advance(TimeNs now, UcpWorker& worker, const std::string& own_address) {
+  if (std::exchange(has_retired_, false)) {
+    progressed_at_ = now;
+    peer_.heard(now);
+  }
+  if (may_post() && phase_ == Phase::kCopying) {
+    if (mode_ == Mode::kUndecided) mode_ = choose_mode();
+    if (mode_ == Mode::kPacked) {
+      post_messages(worker, own_address);
+    } else {
+      post_operations();
+    }
+    if (may_post() && is_all_posted()) post_flush();
+  }
+  if (phase_ != Phase::kFlushing || num_posted_ > 0 || num_asked_ > 0 || peer_.is_failed() || !failure_.empty()) return;
+  const bool is_to_announce = !accepted_.notification.empty() && !has_announced_ && corrupt_.empty();
+  if (!is_to_announce) {
+    phase_ = Phase::kDone;
+  } else if (may_post()) {
+    post_notification(worker, own_address);
+  }
 }
 
 bool UcxTransfer::may_post() const {
   return failure_.empty() && cancelled_at_ == 0 && peer_.is_ready() && !peer_.is_draining();
 }
 
+UcxTransfer::Mode UcxTransfer::choose_mode() const {
+  if (accepted_.remote.grant != 0) return Mode::kPacked;
+  if (options_.packed_bytes_max == 0 || !peer_.prefers_packing() || accepted_.copies.empty()) return Mode::kOneSided;
+  std::uint64_t bytes = 0;
+  for (const CopyRange& copy : accepted_.copies) bytes += copy.bytes;
+  return bytes / accepted_.copies.size() <= options_.packed_bytes_max ? Mode::kPacked : Mode::kOneSided;
+}
+
 bool UcxTransfer::is_over() const {
   if (num_posted_ > 0) return false;
   // A broken endpoint is closed first: only then is UCX known to be through with the memory.
   if (peer_.is_failed()) return peer_.is_closed();
-  return phase_ == Phase::kDone || !failure_.empty() || cancelled_at_ != 0;
+  return phase_ == Phase::kDone || cancelled_at_ != 0 || (!failure_.empty() && num_asked_ == 0);
 }
 
 void UcxTransfer::cancel(TimeNs now) {
@@ -48,15 +95,17 @@ TimeNs UcxTransfer::stuck_deadline() const {
 }
 
 ErrorCode UcxTransfer::code() const {
-  if (phase_ == Phase::kDone) return ErrorCode::kOk;
+  if (phase_ == Phase::kDone) return corrupt_.empty() ? ErrorCode::kOk : ErrorCode::kCorrupt;
   if (cancelled_at_ != 0) return ErrorCode::kCancelled;
-  return peer_.is_failed() ? ErrorCode::kPeerLost : ErrorCode::kInternal;
+  return peer_.is_failed() ? ErrorCode::kPeerLost : failure_code_;
 }
 
 std::string UcxTransfer::what() const {
   switch (code()) {
     case ErrorCode::kOk:
       return "";
+    case ErrorCode::kCorrupt:
+      return fmt::format("the bytes of {} ranges differ from their checksums", corrupt_.size());
     case ErrorCode::kCancelled:
       return "cancelled";
     case ErrorCode::kPeerLost:
@@ -66,7 +115,35 @@ std::string UcxTransfer::what() const {
   }
 }
 
-void UcxTransfer::post_copies() {
+std::vector<std::uint32_t> UcxTransfer::corrupt_ranges() const {
+  if (code() != ErrorCode::kCorrupt) return {};
+  std::vector<std::uint32_t> sorted = corrupt_;
+  std::sort(sorted.begin(), sorted.end());
+  return sorted;
+}
+
+Piece UcxTransfer::take_piece(std::uint64_t bytes_max) {
+  const CopyRange& copy = accepted_.copies[next_copy_];
+  const bool is_first = next_copy_done_bytes_ == 0;
+  const Piece piece{next_copy_, accepted_.local_base + copy.local_offset + next_copy_done_bytes_,
+                    std::min(copy.bytes - next_copy_done_bytes_, bytes_max)};
+  if (is_first && !accepted_.checksums.empty()) {
+    if (is_pull()) {
+      missing_bytes_.resize(accepted_.copies.size());
+      missing_bytes_[next_copy_] = copy.bytes;
+    } else {
+      check(next_copy_);
+    }
+  }
+  next_copy_done_bytes_ += piece.bytes;
+  if (next_copy_done_bytes_ == copy.bytes) {
+    ++next_copy_;
+    next_copy_done_bytes_ = 0;
+  }
+  return piece;
+}
+
+void UcxTransfer::post_operations() {
   if (rkey_ == nullptr) {
     Result<RkeyPtr> rkey = peer_.rkey(accepted_.remote.rkey);
     if (!rkey) {
@@ -75,42 +152,120 @@ void UcxTransfer::post_copies() {
     }
     rkey_ = std::move(*rkey);
   }
-  const ucp_request_param_t param = request_param();
+  const std::uint32_t share = accepted_.priority == Priority::kBackground ? kBackgroundShare : 1;
+  const std::uint32_t posted_max = std::max(options_.operations_per_peer_max / share, 1U);
+  const bool is_checked = is_pull() && !accepted_.checksums.empty();
   while (next_copy_ < accepted_.copies.size() && num_posted_ < options_.operations_per_transfer_max &&
-         peer_.num_posted < options_.operations_per_peer_max && peer_.is_ready()) {
-    const CopyRange& copy = accepted_.copies[next_copy_];
-    const std::uint64_t bytes = std::min(copy.bytes - next_copy_done_bytes_, options_.operation_bytes_max);
-    std::byte* local = accepted_.local_base + copy.local_offset + next_copy_done_bytes_;
-    const std::uint64_t remote = accepted_.remote.base + copy.remote_offset + next_copy_done_bytes_;
-    account(accepted_.direction == Direction::kPull
-                ? ucp_get_nbx(peer_.ep(), local, bytes, remote, rkey_.get(), &param)
-                : ucp_put_nbx(peer_.ep(), local, bytes, remote, rkey_.get(), &param));
-    next_copy_done_bytes_ += bytes;
-    if (next_copy_done_bytes_ == copy.bytes) {
-      ++next_copy_;
-      next_copy_done_bytes_ = 0;
+         peer_.num_posted < posted_max && peer_.is_ready()) {
+    const std::uint64_t remote =
+        accepted_.remote.base + accepted_.copies[next_copy_].remote_offset + next_copy_done_bytes_;
+    const Piece piece = take_piece(options_.operation_bytes_max);
+    if (piece.bytes == 0) {
+      if (is_checked) arrived(piece);
+      continue;
+    }
+    ucp_request_param_t param = request_param();
+    if (!is_checked) {
+      account(is_pull() ? ucp_get_nbx(peer_.ep(), piece.local, piece.bytes, remote, rkey_.get(), &param)
+                        : ucp_put_nbx(peer_.ep(), piece.local, piece.bytes, remote, rkey_.get(), &param));
+      continue;
+    }
+    auto get = std::make_unique<CheckedGet>(CheckedGet{this, piece});
+    param.user_data = get.get();
+    param.cb.send = [](void* request, ucs_status_t status, void* user_data) {
+      ucp_request_free(request);
+      const std::unique_ptr<CheckedGet> done(static_cast<CheckedGet*>(user_data));
+      if (status == UCS_OK) done->transfer->arrived(done->piece);
+      done->transfer->retire(status);
+    };
+    const ucs_status_ptr_t posted = ucp_get_nbx(peer_.ep(), piece.local, piece.bytes, remote, rkey_.get(), &param);
+    account(posted);
+    if (UCS_PTR_IS_PTR(posted)) {
+      static_cast<void>(get.release());
+    } else if (posted == nullptr) {
+      arrived(piece);
     }
   }
-  if (next_copy_ == accepted_.copies.size() && peer_.is_ready()) post_flush();
+}
+
+void UcxTransfer::post_messages(UcpWorker& worker, const std::string& own_address) {
+  while (next_copy_ < accepted_.copies.size() && peer_.num_asked < kMessagesPerPeerMax && peer_.is_ready()) {
+    const bool is_first = next_copy_ == 0 && next_copy_done_bytes_ == 0;
+    BlocksMessage message{asked_.next_token(), is_pull(), accepted_.remote.region, accepted_.remote.grant, {}, "", ""};
+    std::vector<Piece> pieces;
+    std::uint64_t bytes = 0;
+    while (next_copy_ < accepted_.copies.size() && pieces.size() < kMessageExtentsMax && bytes < kMessageBytesMax) {
+      message.extents.push_back(accepted_.copies[next_copy_].remote_offset + next_copy_done_bytes_);
+      pieces.push_back(take_piece(kMessageBytesMax - bytes));
+      message.extents.push_back(pieces.back().bytes);
+      bytes += pieces.back().bytes;
+    }
+    // One message that is all of it needs no second one for the notification.
+    const bool is_checked_later = is_pull() && !accepted_.checksums.empty();
+    if (is_first && is_all_posted() && corrupt_.empty() && !is_checked_later && !accepted_.notification.empty()) {
+      message.from = own_address;
+      message.notification = accepted_.notification;
+      has_announced_ = true;
+    }
+    std::string packed = begin_packed(message, is_pull() ? 0 : bytes);
+    if (!is_pull()) {
+      for (const Piece& piece : pieces) packed.append(reinterpret_cast<const char*>(piece.local), piece.bytes);
+    }
+    asked_.add(message.token, {this, std::move(pieces)});
+    ++num_asked_;
+    ++peer_.num_asked;
+    if (const ucs_status_t status = worker.send(peer_.ep(), kBlocksAm, std::move(packed), true); status != UCS_OK)
+      peer_.fail(story_of("the connection refused a message", status));
+  }
+}
+
+void UcxTransfer::on_answer(const std::vector<Piece>& pieces, const BlocksAnswer& answer, std::string_view payload) {
+  --num_asked_;
+  --peer_.num_asked;
+  has_retired_ = true;
+  if (answer.code != static_cast<std::int32_t>(ErrorCode::kOk)) {
+    const bool is_refusal = answer.code == static_cast<std::int32_t>(ErrorCode::kRefused);
+    failure_code_ = is_refusal ? ErrorCode::kRefused : ErrorCode::kInternal;
+    failure_ = answer.what.empty() ? "the peer refused" : answer.what;
+    return;
+  }
+  // Whoever waits to be cancelled or closed wants no more bytes.
+  if (!is_pull() || cancelled_at_ != 0 || peer_.is_failed()) return;
+  std::uint64_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  if (bytes != payload.size()) return peer_.fail("it answered with another number of bytes than it was asked for");
+  for (const Piece& piece : pieces) {
+    std::memcpy(piece.local, payload.data(), piece.bytes);
+    payload.remove_prefix(piece.bytes);
+    if (!accepted_.checksums.empty()) arrived(piece);
+  }
+}
+
+void UcxTransfer::arrived(const Piece& piece) {
+  missing_bytes_[piece.copy] -= piece.bytes;
+  if (missing_bytes_[piece.copy] == 0) check(piece.copy);
+}
+
+void UcxTransfer::check(std::size_t copy) {
+  const CopyRange& range = accepted_.copies[copy];
+  if (chunk_checksum({accepted_.local_base + range.local_offset, range.bytes}) != accepted_.checksums[copy])
+    corrupt_.push_back(static_cast<std::uint32_t>(copy));
 }
 
 void UcxTransfer::post_flush() {
   phase_ = Phase::kFlushing;
   // A finished get has its bytes here; a finished put has only left. The flush ends when all puts are visible there.
-  if (accepted_.direction == Direction::kPull || accepted_.copies.empty()) return;
+  if (mode_ == Mode::kPacked || is_pull() || accepted_.copies.empty()) return;
   ucp_request_param_t param = request_param();
   param.op_attr_mask &= ~static_cast<std::uint32_t>(UCP_OP_ATTR_FIELD_MEMH);
   account(ucp_ep_flush_nbx(peer_.ep(), &param));
 }
 
-void UcxTransfer::post_notification(const std::string& own_address) {
-  phase_ = Phase::kNotifying;
-  message_ = encode(NotificationMessage{own_address, accepted_.notification});
-  ucp_request_param_t param = request_param();
-  param.op_attr_mask &= ~static_cast<std::uint32_t>(UCP_OP_ATTR_FIELD_MEMH);
-  param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = UCP_AM_SEND_FLAG_EAGER;
-  account(ucp_am_send_nbx(peer_.ep(), kNotificationAm, nullptr, 0, message_.data(), message_.size(), &param));
+void UcxTransfer::post_notification(UcpWorker& worker, const std::string& own_address) {
+  phase_ = Phase::kDone;
+  std::string message = encode(NotificationMessage{own_address, accepted_.notification});
+  if (const ucs_status_t status = worker.send(peer_.ep(), kNotificationAm, std::move(message), false); status != UCS_OK)
+    peer_.fail(story_of("the connection refused a message", status));
 }
 
 void UcxTransfer::account(ucs_status_ptr_t posted) {

@@ -61,7 +61,7 @@ class UcxTransport final : public Transport {
   }
 
   Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override {
-    return ledger_.add_grant(region, offset, bytes, "");
+    return ledger_.add_grant(region, offset, bytes, "");  // no key: its bytes always go through this side's hands
   }
   Result<std::string> export_grant(GrantId grant) const override { return ledger_.exported(grant); }
   Result<void> revoke(GrantId grant) override { return ledger_.remove_grant(grant); }
@@ -95,8 +95,13 @@ class UcxTransport final : public Transport {
     return id;
   }
 
-  Result<void> feed(TransferId, std::vector<CopyRange>, std::vector<std::uint64_t>, bool) override {
-    return Error{ErrorCode::kUnavailable, "not yet"};
+  Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
+                    bool is_last) override {
+    const std::lock_guard lock(mutex_);
+    Result<FedCopies> fed = ledger_.feed(id, ranges, std::move(checksums), is_last);
+    if (!fed) return std::move(fed).error();
+    if (!stopped_) engine_->post(ucx::FeedCommand{id, std::move(*fed)});
+    return {};
   }
   void cancel(TransferId id) override {
     const std::lock_guard lock(mutex_);
@@ -137,8 +142,9 @@ Result<void> check_options(const UcxOptions& options) {
   if (options.transfers_max == 0 || options.operations_per_transfer_max == 0 || options.operations_per_peer_max == 0 ||
       options.operation_bytes_max == 0)
     return Error{ErrorCode::kInvalidArgument, "bad UcxOptions: every ..._max must be at least 1"};
-  if (options.spin_ns < 0 || options.stuck_ns <= 0)
-    return Error{ErrorCode::kInvalidArgument, "bad UcxOptions: spin_ns must be at least 0 and stuck_ns at least 1"};
+  if (options.spin_ns < 0 || options.stuck_ns <= 0 || options.silence_ns <= 0)
+    return Error{ErrorCode::kInvalidArgument,
+                 "bad UcxOptions: spin_ns must be at least 0, stuck_ns and silence_ns at least 1"};
   return {};
 }
 
