@@ -6,6 +6,7 @@ namespace kvferry {
 
 void Outbox::signal_change(bool was_empty) {
   const bool is_empty = completions_.empty() && notifications_.empty();
+  has_something_.store(!is_empty, std::memory_order_release);
   if (was_empty && !is_empty) event_.set();
   if (!was_empty && is_empty) event_.clear();
 }
@@ -40,6 +41,11 @@ std::vector<Notification> Outbox::take_notifications() {
   std::vector<Notification> taken = std::exchange(notifications_, {});
   signal_change(was_empty);
   return taken;
+}
+
+bool Outbox::is_full_of_notifications() const {
+  const std::lock_guard lock(mutex_);
+  return notifications_.size() >= kNotificationsMax;
 }
 
 std::size_t Outbox::num_completions() const {

@@ -17,27 +17,13 @@
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/base/owned_fd.h"
 
 namespace kvferry {
 namespace {
 
 constexpr const char* kDirectory = "/dev/shm";
 constexpr std::string_view kPrefix = "kvferry-";
-
-class Fd {
- public:
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  ~Fd() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 bool is_valid_label(std::string_view label) {
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";
@@ -65,7 +51,7 @@ void remove_segments_of_the_dead() {
   for (const auto& entry : std::filesystem::directory_iterator(kDirectory, failure)) {
     const std::string file = entry.path().filename().string();
     if (!file.starts_with(kPrefix)) continue;
-    const Fd fd(::shm_open(("/" + file).c_str(), O_RDWR | O_CLOEXEC, 0));
+    const OwnedFd fd(::shm_open(("/" + file).c_str(), O_RDWR | O_CLOEXEC, 0));
     if (fd.get() < 0 || ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) continue;  // another user's, gone, or alive
     if (::shm_unlink(("/" + file).c_str()) == 0) log().info("removed shared memory {} of a dead process", file);
   }
@@ -76,7 +62,7 @@ Result<std::pair<std::string, int>> create_locked(std::string_view label) {
   std::random_device random;
   for (int attempt = 0; attempt < 16; ++attempt) {
     const std::string name = fmt::format("/{}{}-{}-{:08x}", kPrefix, label, ::getpid(), random());
-    Fd fd(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    OwnedFd fd(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (fd.get() < 0 && errno == EEXIST) continue;
     if (fd.get() < 0)
       return Error{ErrorCode::kUnavailable,
@@ -158,7 +144,7 @@ Result<SharedMemory> SharedMemory::create(std::string_view label, std::uint64_t 
 }
 
 Result<SharedMemory> SharedMemory::open(const std::string& name) {
-  Fd fd(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
+  OwnedFd fd(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
   struct stat stats {};
   if (fd.get() < 0 || ::fstat(fd.get(), &stats) != 0)
     return Error{ErrorCode::kNotFound, fmt::format("cannot open shared memory {}: {}", name, system_error_text())};

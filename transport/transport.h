@@ -62,7 +62,7 @@ struct PagedTransfer {
 struct Completion {
   TransferId id;
   ErrorCode code = ErrorCode::kOk;
-  std::string what;                           // empty when ok
+  std::string what;                                // empty when ok
   std::vector<std::uint32_t> corrupt_ranges = {};  // of all ranges in the order given, with code kCorrupt only
   bool operator==(const Completion&) const = default;
 };

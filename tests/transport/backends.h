@@ -15,6 +15,12 @@ inline std::unique_ptr<Transport> make_backend(std::string_view name, std::uint3
     options.transfers_max = transfers_max;
     return make_ucx_transport(options).value();
   }
+  if (name == "shm" || name == "cma") {
+    ShmOptions options;
+    options.transfers_max = transfers_max;
+    options.use_mappings = name == "shm";
+    return make_shm_transport(options).value();
+  }
   check_failed("name", __FILE__, __LINE__, fmt::format("no backend is called {}", name));
 }
 

@@ -55,7 +55,7 @@ class TransportContract : public ::testing::Test {
   RegionId region_;
 };
 
-using Fixtures = ::testing::Types<LoopbackFixture, UcxFixture>;
+using Fixtures = ::testing::Types<LoopbackFixture, UcxFixture, ShmFixture, CmaFixture>;
 TYPED_TEST_SUITE(TransportContract, Fixtures);
 
 TYPED_TEST(TransportContract, PullBringsExactlyTheNamedBytes) {

@@ -1,0 +1,142 @@
+#include "transport/shm/shared_page.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace kvferry::shm {
+namespace {
+
+constexpr std::uint64_t kRevoked = std::uint64_t{1} << 31;
+constexpr std::uint64_t kLinkMask = kRevoked - 1;
+constexpr std::uint64_t kDataOffset = 4096;
+
+Error no_pages(std::string_view what, std::uint64_t bytes) {
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("cannot {} {} bytes of shared memory: {}", what, bytes, std::strerror(errno))};
+}
+
+}  // namespace
+
+Result<SharedPages> SharedPages::create(std::uint64_t bytes) {
+  SharedPages pages;
+  pages.fd_ = OwnedFd(::memfd_create("kvferry", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!pages.fd_ || ::ftruncate(pages.fd_.get(), static_cast<off_t>(bytes)) != 0 ||
+      ::fcntl(pages.fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    return no_pages("make", bytes);
+  return map(std::move(pages.fd_), 0, bytes, true);
+}
+
+Result<SharedPages> SharedPages::map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_sealed) {
+  struct stat stats {};
+  if (::fstat(fd.get(), &stats) != 0 || bytes == 0 || offset > static_cast<std::uint64_t>(stats.st_size) ||
+      bytes > static_cast<std::uint64_t>(stats.st_size) - offset)
+    return Error{ErrorCode::kRefused, fmt::format("the peer's shared memory does not hold [{}, +{})", offset, bytes)};
+  if (is_sealed && (::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0)
+    return Error{ErrorCode::kRefused, "the peer's shared memory is not sealed"};
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), static_cast<off_t>(offset));
+  if (data == MAP_FAILED) return no_pages("map", bytes);
+  ::madvise(data, bytes, MADV_HUGEPAGE);  // a wish
+  SharedPages pages;
+  pages.fd_ = std::move(fd);
+  pages.data_ = static_cast<std::byte*>(data);
+  pages.bytes_ = bytes;
+  return pages;
+}
+
+SharedPages::SharedPages(SharedPages&& other) noexcept
+    : fd_(std::move(other.fd_)), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+SharedPages& SharedPages::operator=(SharedPages&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+SharedPages::~SharedPages() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+NoteRing::NoteRing(SharedPages pages) : pages_(std::move(pages)) {}
+
+void NoteRing::copy_in(std::uint64_t at, const void* from, std::size_t bytes) {
+  std::byte* data = pages_.span().data() + kDataOffset;
+  const std::size_t begin = at % kCapacity;
+  const std::size_t first = std::min<std::size_t>(bytes, kCapacity - begin);
+  std::memcpy(data + begin, from, first);
+  std::memcpy(data, static_cast<const std::byte*>(from) + first, bytes - first);
+}
+
+void NoteRing::copy_out(std::uint64_t at, void* to, std::size_t bytes) const {
+  const std::byte* data = pages_.span().data() + kDataOffset;
+  const std::size_t begin = at % kCapacity;
+  const std::size_t first = std::min<std::size_t>(bytes, kCapacity - begin);
+  std::memcpy(to, data + begin, first);
+  std::memcpy(static_cast<std::byte*>(to) + first, data, bytes - first);
+}
+
+bool NoteRing::push(std::string_view note, bool& must_wake) {
+  const std::uint64_t head = header().head.load(std::memory_order_acquire);
+  const auto length = static_cast<std::uint32_t>(note.size());
+  if (tail_ - head > kCapacity || sizeof(length) + note.size() > kCapacity - (tail_ - head)) return false;
+  copy_in(tail_, &length, sizeof(length));
+  copy_in(tail_ + sizeof(length), note.data(), note.size());
+  tail_ += sizeof(length) + note.size();
+  header().tail.store(tail_, std::memory_order_seq_cst);
+  must_wake = header().is_woken.exchange(1, std::memory_order_seq_cst) == 0;
+  return true;
+}
+
+std::optional<std::string> NoteRing::pop() {
+  const std::uint64_t tail = header().tail.load(std::memory_order_acquire);
+  if (tail == head_ || is_broken_) return std::nullopt;
+  std::uint32_t length = 0;
+  const std::uint64_t waiting = tail - head_;
+  if (waiting <= kCapacity && waiting >= sizeof(length)) copy_out(head_, &length, sizeof(length));
+  if (waiting > kCapacity || waiting < sizeof(length) || length > waiting - sizeof(length)) {
+    is_broken_ = true;
+    return std::nullopt;
+  }
+  std::string note(length, '\0');
+  copy_out(head_ + sizeof(length), note.data(), length);
+  head_ += sizeof(length) + length;
+  header().head.store(head_, std::memory_order_release);
+  return note;
+}
+
+std::atomic<std::uint32_t>& ControlPage::spinning() const {
+  return *reinterpret_cast<std::atomic<std::uint32_t>*>(pages_.span().data());
+}
+
+void ControlPage::set_spinning(bool is_spinning) { spinning().store(is_spinning ? 1 : 0, std::memory_order_seq_cst); }
+
+std::atomic<std::uint64_t>& ControlPage::state(std::uint32_t slot) const {
+  return reinterpret_cast<std::atomic<std::uint64_t>*>(pages_.span().data() + kDataOffset)[slot % kGrantSlots];
+}
+
+void ControlPage::open(std::uint32_t slot, std::uint32_t grant) {
+  state(slot).store(std::uint64_t{grant} << 32, std::memory_order_release);
+}
+
+ControlPage::Entry ControlPage::enter(std::uint32_t slot, std::uint32_t grant, std::uint32_t link) {
+  std::uint64_t expected = std::uint64_t{grant} << 32;
+  if (state(slot).compare_exchange_strong(expected, expected | (link & kLinkMask), std::memory_order_acq_rel))
+    return Entry::kEntered;
+  const bool is_same = expected >> 32 == grant && (expected & kRevoked) == 0;
+  return is_same ? Entry::kBusy : Entry::kRevoked;
+}
+
+void ControlPage::leave(std::uint32_t slot) { state(slot).fetch_and(~kLinkMask, std::memory_order_release); }
+
+std::uint32_t ControlPage::revoke(std::uint32_t slot) {
+  return static_cast<std::uint32_t>(state(slot).fetch_or(kRevoked, std::memory_order_acq_rel) & kLinkMask);
+}
+
+}  // namespace kvferry::shm

@@ -1,0 +1,95 @@
+// The loop's side of the shared memory transport: all links, and what other processes want from this one. Private to
+// this folder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/ledger.h"
+#include "transport/make_transport.h"
+#include "transport/progress_loop.h"
+#include "transport/shm/messages.h"
+#include "transport/shm/shared_page.h"
+#include "transport/shm/shm_link.h"
+#include "transport/shm/unix_socket.h"
+
+namespace kvferry::shm {
+
+/// Everything but open() in the loop only.
+class ShmEngine final : public ProgressLoop::Owner {
+ public:
+  ShmEngine(const ShmOptions& options, std::uint64_t incarnation, Ledger& ledger);
+  Result<void> open();
+  ProgressLoop& loop() { return loop_; }
+  const Address& address() const { return address_; }
+  std::string describe() const;
+
+  void add_peer(PeerId peer, Address address);
+  void drop_peer(PeerId peer);
+  void submit(AcceptedTransfer accepted);
+  void feed(TransferId id, FedCopies more);
+  void cancel(TransferId id);
+  void add_region(RegionId region, OwnedFd fd, std::uint64_t fd_offset, std::uint64_t bytes);
+  void remove_region(RegionId region);
+  /// kFull: every slot is taken.
+  Result<std::uint32_t> reserve_slot();
+  void free_slot(std::uint32_t slot) { free_slots_.push_back(slot); }
+  void open_slot(std::uint32_t slot, GrantId grant) { control_->open(slot, grant.value); }
+  /// False: a live peer is in the middle of a copy.
+  bool close_slot(std::uint32_t slot);
+  void shut_down();
+
+  void on_ready(std::uint64_t tag, std::uint32_t events) override;
+  bool advance(TimeNs now) override;
+  TimeNs next_deadline() const override;
+  void set_spinning(bool is_spinning) override;
+
+ private:
+  /// A peer's connection to this side.
+  struct Inbound {
+    OwnedFd socket;
+    std::string from;  // empty: it has not said hello yet
+    std::optional<NoteRing> ring;
+    TimeNs accepted_at = 0;
+  };
+  struct SharedRegion {
+    OwnedFd fd;
+    std::uint64_t fd_offset = 0;
+    std::uint64_t bytes = 0;
+  };
+
+  void accept_all();
+  /// False: close it.
+  bool serve(std::uint32_t number, Inbound& inbound);
+  bool on_packet(std::uint32_t number, Inbound& inbound, const Packet& packet);
+  bool on_hello(std::uint32_t number, Inbound& inbound, const Packet& packet);
+  void on_map_request(const Inbound& inbound, const Packet& packet) const;
+  bool drain(Inbound& inbound);
+  void close_inbound(std::uint32_t number);
+  void drop_strangers(TimeNs now);
+
+  const ShmOptions options_;
+  Ledger& ledger_;
+  const SteadyClock clock_;
+  Address address_;
+  std::string encoded_address_;
+  OwnedFd listener_;
+  std::optional<ControlPage> control_;
+  std::uint64_t probe_ = 0;  // what peers read to try CMA
+  std::unordered_map<PeerId, std::unique_ptr<ShmLink>> links_;
+  std::unordered_map<std::uint32_t, Inbound> inbound_;
+  std::uint32_t num_inbound_made_ = 0;
+  std::size_t num_strangers_ = 0;
+  bool has_backlog_ = false;  // notes wait in rings because the outbox is full
+  std::unordered_map<RegionId, SharedRegion> regions_;
+  std::vector<std::uint32_t> free_slots_;
+  std::uint32_t num_slots_made_ = 0;
+  bool is_spinning_ = false;
+  bool is_stopping_ = false;
+  ProgressLoop loop_;  // last: its thread uses all of the above
+};
+
+}  // namespace kvferry::shm

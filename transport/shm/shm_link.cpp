@@ -1,0 +1,260 @@
+#include "transport/shm/shm_link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/base/log.h"
+#include "transport/progress_loop.h"
+#include "transport/shm/block_copy.h"
+
+namespace kvferry::shm {
+namespace {
+
+constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
+constexpr TimeNs kRetryNs = kMillisecond;  // a full ring, a grant that another peer is in
+
+}  // namespace
+
+bool ShmLink::connect(const std::string& own_address, TimeNs now) {
+  if (socket_ || is_failed_) return false;
+  Result<OwnedFd> socket = connect_to(address_.socket_name);
+  if (!socket) {
+    fail(socket.error().what);
+    return false;
+  }
+  socket_ = std::move(*socket);
+  pid_ = peer_process(socket_.get());
+  send_message(socket_.get(), Type::kHello,
+               Hello{kProtocolVersion, address_.incarnation, address_.secret, own_address});
+  expect_answer(now);
+  return true;
+}
+
+void ShmLink::expect_answer(TimeNs now) {
+  if (owed_since_ == 0) owed_since_ = now;
+}
+
+void ShmLink::on_readable(TimeNs now) {
+  while (!is_failed_) {
+    Received received = receive_packet(socket_.get());
+    if (received.is_closed) return fail("the peer is gone");
+    if (!received.packet) return;
+    heard_at_ = now;
+    owed_since_ = 0;
+    on_packet(std::move(*received.packet), now);
+  }
+}
+
+void ShmLink::on_packet(Packet packet, TimeNs now) {
+  switch (packet.type) {
+    case Type::kWelcome:
+      return on_welcome(std::move(packet));
+    case Type::kMapReply:
+      is_blocked_ = false;
+      on_map_reply(std::move(packet));
+      break;
+    default:  // a pong: that it came is what counts
+      break;
+  }
+  const auto is_waiting = [](const auto& entry) { return entry.second.is_asked; };
+  if (std::any_of(regions_.begin(), regions_.end(), is_waiting)) expect_answer(now);
+}
+
+void ShmLink::on_welcome(Packet packet) {
+  const Result<Welcome> welcome = decode<Welcome>(packet.body, "welcome");
+  if (!welcome) return fail(welcome.error().what);
+  if (!welcome->refusal.empty()) return fail("the peer refused: " + welcome->refusal);
+  if (packet.fds.size() != 2 || control_) return fail("the peer's welcome is malformed");
+  Result<SharedPages> ring = SharedPages::map(std::move(packet.fds[0]), 0, NoteRing::kPageBytes, true);
+  if (!ring) return fail(ring.error().what);
+  Result<SharedPages> control = SharedPages::map(std::move(packet.fds[1]), 0, ControlPage::kPageBytes, true);
+  if (!control) return fail(control.error().what);
+  ring_.emplace(std::move(*ring));
+  control_.emplace(std::move(*control));
+  number_ = welcome->link;
+  if (!options_.use_cma) {
+    cma_refusal_ = "CMA is switched off here";
+  } else {
+    std::byte probe[8];
+    const CopyRange range{0, 0, sizeof(probe)};
+    if (const Result<void> ok = copy_by_cma({&range, 1}, probe, welcome->probe, Direction::kPull, pid_); !ok)
+      cma_refusal_ = ok.error().what;
+  }
+  log().info("transport: connected to peer {} on this host: {}", peer_, describe());
+}
+
+std::string ShmLink::describe() const {
+  return fmt::format("{}{}", options_.use_mappings ? "its shared memory is mapped, " : "",
+                     cma_refusal_.empty() ? "other memory is reached by CMA" : "no CMA: " + cma_refusal_);
+}
+
+void ShmLink::on_map_reply(Packet packet) {
+  const Result<MapReply> reply = decode<MapReply>(packet.body, "map reply");
+  if (!reply) return fail(reply.error().what);
+  const auto region = regions_.find(reply->region);
+  if (region == regions_.end() || !region->second.is_asked) return;
+  region->second.is_asked = false;
+  region->second.refusal = reply->refusal;
+  if (!reply->refusal.empty()) return;
+  if (packet.fds.size() != 1) return fail("the peer's map reply is malformed");
+  Result<SharedPages> pages = SharedPages::map(std::move(packet.fds[0]), reply->fd_offset, reply->bytes, false);
+  if (pages) {
+    region->second.pages.emplace(std::move(*pages));
+  } else {
+    region->second.refusal = pages.error().what;
+  }
+}
+
+void ShmLink::submit(AcceptedTransfer accepted, TimeNs now) {
+  const TransferId id = accepted.id;
+  if (is_failed_) return ledger_.complete(id, ErrorCode::kPeerLost, why_);
+  Result<RegionKey> key = decode<RegionKey>(accepted.remote.rkey, "region key");
+  if (!key) return ledger_.complete(id, ErrorCode::kInternal, key.error().what);
+  transfers_.push_back(std::make_unique<ShmTransfer>(std::move(accepted), *key));
+  // Alone and small: done here and now, in the thread that asked.
+  if (transfers_.size() != 1 || !is_ready() || transfers_.front()->bytes_left() > options_.inline_bytes) return;
+  while (!transfers_.empty() && advance(transfers_.begin(), now)) continue;
+}
+
+ShmLink::Transfers::iterator ShmLink::find(TransferId id) {
+  return std::find_if(transfers_.begin(), transfers_.end(), [id](const auto& one) { return one->id() == id; });
+}
+
+bool ShmLink::feed(TransferId id, FedCopies& more) {
+  const auto transfer = find(id);
+  if (transfer == transfers_.end()) return false;
+  (*transfer)->feed(std::move(more));
+  is_blocked_ = false;
+  return true;
+}
+
+bool ShmLink::cancel(TransferId id) {
+  const auto transfer = find(id);
+  if (transfer == transfers_.end()) return false;
+  finish(transfer, ErrorCode::kCancelled, "cancelled");
+  return true;
+}
+
+void ShmLink::cancel_all(const std::string& what) {
+  while (!transfers_.empty()) finish(transfers_.begin(), ErrorCode::kCancelled, what);
+}
+
+void ShmLink::finish(Transfers::iterator transfer, ErrorCode code, std::string what) {
+  const std::unique_ptr<ShmTransfer> finished = std::move(*transfer);
+  transfers_.erase(transfer);
+  ledger_.complete(finished->id(), code, std::move(what),
+                   code == ErrorCode::kCorrupt ? finished->corrupt_ranges() : std::vector<std::uint32_t>{});
+}
+
+void ShmLink::fail(const std::string& why) {
+  if (std::exchange(is_failed_, true)) return;
+  why_ = why;
+  ledger_.lose_peer(peer_);
+  while (!transfers_.empty()) finish(transfers_.begin(), ErrorCode::kPeerLost, why);
+  regions_.clear();
+  ring_.reset();
+  control_.reset();
+  socket_ = OwnedFd();
+}
+
+ShmLink::Transfers::iterator ShmLink::most_urgent() {
+  const auto can_move = [](const std::unique_ptr<ShmTransfer>& one) { return one->has_copies() || one->is_copied(); };
+  auto best = transfers_.end();
+  for (auto one = transfers_.begin(); one != transfers_.end(); ++one) {
+    if (!can_move(*one)) continue;
+    if (best == transfers_.end() || (*one)->accepted().priority < (*best)->accepted().priority) best = one;
+  }
+  return best;
+}
+
+bool ShmLink::advance(TimeNs now) {
+  if (is_failed_ || !socket_) return false;
+  if (owed_since_ != 0 && now - std::max(owed_since_, heard_at_) >= options_.silence_ns) {
+    fail(fmt::format("the peer has given no sign of life for {} ms", options_.silence_ns / kMillisecond));
+    return true;
+  }
+  if (!is_ready()) return false;
+  if (is_blocked_ && now - tried_at_ < kRetryNs) return false;
+  const auto transfer = most_urgent();
+  if (transfer == transfers_.end()) return false;
+  is_blocked_ = !advance(transfer, now);
+  if (!is_blocked_) return true;
+  // Waiting for the peer: to map a region, to empty its ring, to leave a grant. Is it alive?
+  tried_at_ = now;
+  if (owed_since_ == 0) send_packet(socket_.get(), Type::kPing);
+  expect_answer(now);
+  return false;
+}
+
+TimeNs ShmLink::next_deadline() const {
+  if (is_failed_ || !socket_) return ProgressLoop::kNever;
+  if (is_blocked_) return tried_at_ + kRetryNs;
+  return owed_since_ == 0 ? ProgressLoop::kNever : std::max(owed_since_, heard_at_) + options_.silence_ns;
+}
+
+Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) {
+  const RegionDescriptor& remote = transfer.accepted().remote;
+  if (transfer.key().is_shared && options_.use_mappings) {
+    Region& region = regions_[remote.region];
+    if (region.pages)
+      return std::optional(RemoteMemory{region.pages->span().data(), region.pages->span().size(), pid_});
+    if (!region.refusal.empty()) return Error{ErrorCode::kRefused, region.refusal};
+    if (!std::exchange(region.is_asked, true))
+      send_message(socket_.get(), Type::kMapRequest, MapRequest{remote.region});
+    return std::optional<RemoteMemory>();
+  }
+  if (!cma_refusal_.empty()) return Error{ErrorCode::kRefused, "the peer's memory is not shared and " + cma_refusal_};
+  return std::optional(RemoteMemory{nullptr, 0, pid_});
+}
+
+bool ShmLink::advance(Transfers::iterator transfer, TimeNs) {
+  ShmTransfer& moving = **transfer;
+  if (!moving.has_copies()) return moving.is_copied() && notify_and_finish(transfer);
+  const Result<std::optional<RemoteMemory>> remote = reach(moving);
+  if (!remote) {
+    finish(transfer, remote.error().code, remote.error().what);
+    return true;
+  }
+  if (!remote->has_value()) return false;
+  const RegionDescriptor& descriptor = moving.accepted().remote;
+  if (descriptor.grant != 0) {
+    switch (control_->enter(moving.key().grant_slot, descriptor.grant, number_)) {
+      case ControlPage::Entry::kEntered:
+        break;
+      case ControlPage::Entry::kBusy:
+        return false;
+      case ControlPage::Entry::kRevoked:
+        finish(transfer, ErrorCode::kRefused, fmt::format("the peer has taken grant {} back", descriptor.grant));
+        return true;
+    }
+  }
+  Result<void> copied = moving.copy_piece(**remote, kPieceBytes);
+  if (descriptor.grant != 0) control_->leave(moving.key().grant_slot);
+  if (!copied && copied.error().code == ErrorCode::kPeerLost) {
+    fail("the peer is gone");
+  } else if (!copied) {
+    finish(transfer, ErrorCode::kRefused, copied.error().what);
+  } else if (moving.is_copied()) {
+    notify_and_finish(transfer);
+  }
+  return true;
+}
+
+bool ShmLink::notify_and_finish(Transfers::iterator transfer) {
+  const ShmTransfer& done = **transfer;
+  if (!done.corrupt_ranges().empty()) {
+    finish(transfer, ErrorCode::kCorrupt,
+           fmt::format("{} of {} ranges differ from their checksums", done.corrupt_ranges().size(),
+                       done.accepted().checksums.size()));
+    return true;
+  }
+  if (!done.accepted().notification.empty()) {
+    bool must_wake = false;
+    if (!ring_->push(done.accepted().notification, must_wake)) return false;
+    if (must_wake && !control_->is_spinning()) send_packet(socket_.get(), Type::kWake);
+  }
+  finish(transfer, ErrorCode::kOk, "");
+  return true;
+}
+
+}  // namespace kvferry::shm
