@@ -7,7 +7,8 @@ class LoopbackRemote final : public Remote {
  public:
   LoopbackRemote(LoopbackFabric& fabric, std::uint64_t bytes)
       : fabric_(fabric), memory_(bytes), transport_(fabric.make_transport()) {
-    region_ = transport_->export_region(transport_->register_region(memory_.data(), bytes).value()).value();
+    registered_ = transport_->register_region(memory_.data(), bytes).value();
+    region_ = transport_->export_region(registered_).value();
   }
   std::string address() const override { return transport_->address(); }
   std::string region() const override { return region_; }
@@ -15,6 +16,12 @@ class LoopbackRemote final : public Remote {
   std::vector<Notification> wait_notifications(std::size_t num_notifications) override {
     return kvferry::wait_notifications(*transport_, num_notifications);
   }
+  Lent grant(std::uint64_t offset, std::uint64_t bytes) override {
+    const GrantId id = transport_->grant(registered_, offset, bytes).value();
+    return {id, transport_->export_grant(id).value()};
+  }
+  ErrorCode revoke(GrantId grant) override { return code_of(transport_->revoke(grant)); }
+  ErrorCode unregister() override { return code_of(transport_->unregister_region(registered_)); }
   void shut_down() override { transport_->shutdown(); }
   void kill() override {
     fabric_.kill(transport_->address());
@@ -27,6 +34,7 @@ class LoopbackRemote final : public Remote {
   LoopbackFabric& fabric_;
   std::vector<std::byte> memory_;
   std::unique_ptr<Transport> transport_;
+  RegionId registered_;
   std::string region_;
 };
 

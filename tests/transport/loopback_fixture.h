@@ -7,6 +7,7 @@ namespace kvferry {
 
 class LoopbackFixture final : public Fixture {
  public:
+  static std::string name() { return "loopback"; }
   std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override;
   std::unique_ptr<Remote> make_remote(std::uint64_t bytes) override;
 

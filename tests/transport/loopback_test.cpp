@@ -18,8 +18,8 @@ struct Pair {
     local = reader->register_region(read.data(), read.size()).value();
     remote = holder->export_region(holder->register_region(held.data(), held.size()).value()).value();
   }
-  TransferId pull(std::vector<CopyRange> ranges) {
-    return reader->submit({peer, Direction::kPull, local, remote, std::move(ranges), "done"}).value();
+  TransferId pull(std::vector<CopyRange> ranges, Priority priority = Priority::kNormal, bool is_fed = false) {
+    return reader->submit({peer, Direction::kPull, local, remote, std::move(ranges), "done", priority, is_fed}).value();
   }
   LoopbackFabric fabric;
   std::unique_ptr<Transport> reader = fabric.make_transport();
@@ -92,6 +92,25 @@ TEST(Loopback, DelaysKeepTheCompletionBackAfterTheLastCopy) {
     ++num_steps;
   }
   EXPECT_GT(num_steps, 1);
+}
+
+TEST(Loopback, StepsGoToTheMostUrgentThatCanMove) {
+  Pair pair({.held = true});
+  const TransferId background = pair.pull({{0, 0, 1}, {10, 10, 1}}, Priority::kBackground);
+  ASSERT_TRUE(pair.fabric.step());
+  const TransferId normal = pair.pull({{20, 20, 1}});
+  const TransferId urgent = pair.pull({{30, 30, 1}}, Priority::kUrgent);
+  const TransferId fed = pair.pull({}, Priority::kUrgent, true);
+  for (int step = 0; step < 6; ++step) ASSERT_TRUE(pair.fabric.step());
+  EXPECT_FALSE(pair.fabric.step()) << "one waits to be fed";
+  const std::vector<Completion> completions = pair.reader->poll();
+  ASSERT_EQ(completions.size(), 3U);
+  EXPECT_EQ(completions[0].id, urgent);
+  EXPECT_EQ(completions[1].id, normal);
+  EXPECT_EQ(completions[2].id, background);
+  EXPECT_TRUE(pair.reader->feed(fed, {{40, 40, 1}}, {}, true));
+  while (pair.fabric.step()) continue;
+  EXPECT_THAT(pair.reader->poll(), ElementsAre(Completion{fed, ErrorCode::kOk, ""}));
 }
 
 std::vector<Completion> outcome_of_a_seed(std::uint64_t seed) {

@@ -54,23 +54,30 @@ class RemoteProcess final : public Remote {
   std::span<std::byte> memory() override { return memory_.span(); }
 
   std::vector<Notification> wait_notifications(std::size_t num_notifications) override {
-    std::vector<Notification> notes;
-    while (notes.size() < num_notifications) {
-      std::istringstream words(read_line());
-      std::string kind;
-      std::string from;
-      std::string body;
-      words >> kind >> from >> body;
-      if (kind != "note") break;
-      notes.push_back({from_hex(from), from_hex(body)});
+    while (notes_.size() < num_notifications) {
+      if (std::string line = read_line(); !keep_note(line)) {
+        KVFERRY_CHECK(line.empty(), "the remote process said '{}'", line);
+        break;
+      }
     }
-    return notes;
+    const auto end = notes_.begin() + static_cast<std::ptrdiff_t>(std::min(num_notifications, notes_.size()));
+    std::vector<Notification> taken(notes_.begin(), end);
+    notes_.erase(notes_.begin(), end);
+    return taken;
   }
 
+  Lent grant(std::uint64_t offset, std::uint64_t bytes) override {
+    std::istringstream words(ask(fmt::format("grant {} {}", offset, bytes)));
+    Lent lent;
+    std::string exported;
+    words >> lent.id.value >> exported;
+    lent.exported = from_hex(exported);
+    return lent;
+  }
+  ErrorCode revoke(GrantId grant) override { return code_from(ask(fmt::format("revoke {}", grant))); }
+  ErrorCode unregister() override { return code_from(ask("unregister")); }
   void shut_down() override {
-    constexpr std::string_view kQuit = "quit\n";
-    KVFERRY_CHECK(::write(to_child_, kQuit.data(), kQuit.size()) > 0, "the remote process does not listen");
-    const std::string answer = read_line();
+    const std::string answer = ask("quit");
     KVFERRY_CHECK(answer == "bye", "the remote process said '{}'", answer);
   }
   void kill() override {
@@ -87,6 +94,26 @@ class RemoteProcess final : public Remote {
   void go_on() override { ::kill(pid_, SIGCONT); }
 
  private:
+  static ErrorCode code_from(const std::string& answer) { return static_cast<ErrorCode>(std::stoi(answer)); }
+  bool keep_note(const std::string& line) {
+    std::istringstream words(line);
+    std::string kind;
+    std::string from;
+    std::string body;
+    words >> kind >> from >> body;
+    if (kind != "note") return false;
+    notes_.push_back({from_hex(from), from_hex(body)});
+    return true;
+  }
+  /// The answer to one line, whatever notifications come in between.
+  std::string ask(const std::string& line) {
+    const std::string text = line + '\n';
+    KVFERRY_CHECK(::write(to_child_, text.data(), text.size()) > 0, "the remote process does not listen");
+    std::string answer = read_line();
+    while (keep_note(answer)) answer = read_line();
+    KVFERRY_CHECK(!answer.empty(), "the remote process did not answer '{}'", line);
+    return answer;
+  }
   /// Empty when it said nothing for too long or is gone.
   std::string read_line() {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
@@ -110,6 +137,7 @@ class RemoteProcess final : public Remote {
   int to_child_ = -1;
   int from_child_ = -1;
   std::string heard_;
+  std::vector<Notification> notes_;  // that nobody has waited for yet
   std::string address_;
   std::string region_;
 };

@@ -1,10 +1,12 @@
 // The other side of the tests: maps the shared memory named by argv[1], offers it over backend argv[2], and obeys lines
-// on stdin
-// ("quit"). Says "ready <address> <region>", "note <from> <body>" for each notification and "bye", all bytes in hex.
+// on stdin: "grant <offset> <bytes>" (answer "<id> <descriptor>"), "revoke <id>", "unregister" (answer: the code) and
+// "quit" (answer "bye"). Says "ready <address> <region>" first and "note <from> <body>" for each notification, all
+// bytes in hex.
 #include <poll.h>
 #include <unistd.h>
 
 #include <iostream>
+#include <sstream>
 #include <string>
 
 #include "tests/transport/backends.h"
@@ -13,6 +15,27 @@
 
 namespace kvferry {
 namespace {
+
+std::string code_of(const Result<void>& result) {
+  return std::to_string(static_cast<int>(result ? ErrorCode::kOk : result.error().code));
+}
+
+std::string answer(Transport& transport, RegionId region, const std::string& line) {
+  std::istringstream words(line);
+  std::string verb;
+  words >> verb;
+  if (verb == "unregister") return code_of(transport.unregister_region(region));
+  if (verb == "revoke") {
+    GrantId grant;
+    words >> grant.value;
+    return code_of(transport.revoke(grant));
+  }
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  words >> offset >> bytes;
+  const GrantId grant = transport.grant(region, offset, bytes).value();
+  return std::to_string(grant.value) + ' ' + to_hex(transport.export_grant(grant).value());
+}
 
 int serve(const std::string& segment, const std::string& backend) {
   Result<SharedMemory> memory = SharedMemory::open(segment);
@@ -36,6 +59,7 @@ int serve(const std::string& segment, const std::string& backend) {
     if (fds[0].revents == 0) continue;
     std::string line;
     if (!std::getline(std::cin, line) || line == "quit") break;
+    std::cout << answer(transport, *region, line) << std::endl;
   }
   transport.shutdown();
   std::cout << "bye" << std::endl;

@@ -17,6 +17,11 @@
 
 namespace kvferry {
 
+struct Lent {
+  GrantId id;
+  std::string exported;
+};
+
 /// A peer in another process, or what stands for one: a transport with one region whose memory the test sees as well.
 class Remote {
  public:
@@ -26,6 +31,10 @@ class Remote {
   virtual std::span<std::byte> memory() = 0;
   /// Waits until the remote process has polled this many notifications (in all calls together), or for too long.
   virtual std::vector<Notification> wait_notifications(std::size_t num_notifications) = 0;
+  /// What its owner would do: lend a part of its region, take it back, unregister the region.
+  virtual Lent grant(std::uint64_t offset, std::uint64_t bytes) = 0;
+  virtual ErrorCode revoke(GrantId grant) = 0;
+  virtual ErrorCode unregister() = 0;
   virtual void shut_down() = 0;
   virtual void kill() = 0;
   /// From here on, transfers with it make no progress (SIGSTOP), until go_on().
@@ -33,7 +42,9 @@ class Remote {
   virtual void go_on() = 0;
 };
 
-/// A backend. Construct one per test.
+inline ErrorCode code_of(const Result<void>& result) { return result ? ErrorCode::kOk : result.error().code; }
+
+/// A backend. Construct one per test; name() is its name in the names of tests.
 class Fixture {
  public:
   virtual ~Fixture() = default;
@@ -41,6 +52,8 @@ class Fixture {
   virtual std::unique_ptr<Remote> make_remote(std::uint64_t bytes) = 0;
   /// Transfers need the remote's process to run: one that is stopped stops them.
   virtual bool needs_running_remote() const { return true; }
+  /// The owner of a grant can keep a peer that holds an old descriptor away from its memory.
+  virtual bool enforces_revoke() const { return true; }
 };
 
 constexpr auto kPatience = std::chrono::seconds(30);  // a test that waits longer has failed

@@ -1,7 +1,11 @@
 #include "transport/loopback/loopback_core.h"
 
+#include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
+
+#include "transport/base/checksum.h"
 
 namespace kvferry {
 
@@ -46,7 +50,7 @@ Result<TransferId> LoopbackCore::submit(LoopbackNode& node, PagedTransfer transf
   if (!accepted) return std::move(accepted).error();
   const TransferId id = accepted->id;
   const std::size_t num_copies = accepted->copies.size();
-  Moving moving{&node, nodes_.at(node.peers.at(accepted->peer).address), std::move(*accepted), 0, 0, std::nullopt};
+  Moving moving{&node, nodes_.at(node.peers.at(accepted->peer).address), std::move(*accepted), 0, 0, std::nullopt, {}};
   if (options_.delay_steps_max > 0)
     moving.delay_steps = static_cast<std::uint32_t>(random_below(std::uint64_t{options_.delay_steps_max} + 1));
   if (options_.loss_rate > 0 && std::bernoulli_distribution(options_.loss_rate)(random_))
@@ -58,6 +62,20 @@ Result<TransferId> LoopbackCore::submit(LoopbackNode& node, PagedTransfer transf
   moving_.push_back(std::move(moving));
   if (!held_) run_locked();
   return id;
+}
+
+Result<void> LoopbackCore::feed(LoopbackNode& node, TransferId id, const std::vector<CopyRange>& ranges,
+                                std::vector<std::uint64_t> checksums, bool is_last) {
+  const std::lock_guard lock(mutex_);
+  Result<FedCopies> fed = node.ledger.feed(id, ranges, std::move(checksums), is_last);
+  if (!fed) return std::move(fed).error();
+  const auto is_it = [&](const Moving& moving) { return moving.owner == &node && moving.transfer.id == id; };
+  AcceptedTransfer& transfer = std::find_if(moving_.begin(), moving_.end(), is_it)->transfer;
+  transfer.copies.insert(transfer.copies.end(), fed->copies.begin(), fed->copies.end());
+  transfer.checksums.insert(transfer.checksums.end(), fed->checksums.begin(), fed->checksums.end());
+  transfer.is_complete = fed->is_last;
+  if (!held_) run_locked();
+  return {};
 }
 
 void LoopbackCore::cancel(LoopbackNode& node, TransferId id) {
@@ -121,27 +139,65 @@ void LoopbackCore::run_locked() {
   while (step_locked()) continue;
 }
 
+std::vector<std::size_t> LoopbackCore::movable_locked() const {
+  const auto is_movable = [](const Moving& moving) {
+    return moving.num_copied < moving.transfer.copies.size() || moving.transfer.is_complete || !moving.target->alive ||
+           moving.owner->peers.at(moving.transfer.peer).lost;
+  };
+  std::map<std::pair<LoopbackNode*, PeerId>, Priority> most_urgent;
+  for (const Moving& moving : moving_) {
+    if (!is_movable(moving)) continue;
+    Priority& best = most_urgent.try_emplace({moving.owner, moving.transfer.peer}, Priority::kBackground).first->second;
+    best = std::min(best, moving.transfer.priority);
+  }
+  std::vector<std::size_t> movable;
+  for (std::size_t index = 0; index < moving_.size(); ++index) {
+    const Moving& moving = moving_[index];
+    if (is_movable(moving) && moving.transfer.priority == most_urgent.at({moving.owner, moving.transfer.peer}))
+      movable.push_back(index);
+  }
+  return movable;
+}
+
 bool LoopbackCore::step_locked() {
-  if (moving_.empty()) return false;
-  const std::size_t index = random_below(moving_.size());
+  const std::vector<std::size_t> movable = movable_locked();
+  if (movable.empty()) return false;
+  const std::size_t index = movable[random_below(movable.size())];
   Moving& moving = moving_[index];
   const AcceptedTransfer& transfer = moving.transfer;
   if (!moving.target->alive || moving.lost_at == moving.num_copied || moving.owner->peers.at(transfer.peer).lost) {
     lose_locked(*moving.owner, transfer.peer, moving.target->alive ? "the connection broke" : "the peer is gone");
   } else if (moving.num_copied < transfer.copies.size()) {
-    const CopyRange& copy = transfer.copies[moving.num_copied++];
-    std::byte* local = transfer.local_base + copy.local_offset;
-    auto* remote = reinterpret_cast<std::byte*>(transfer.remote.base + copy.remote_offset);
-    const bool is_pull = transfer.direction == Direction::kPull;
-    std::memmove(is_pull ? local : remote, is_pull ? remote : local, copy.bytes);
+    if (Result<void> copied = copy_locked(moving); !copied)
+      finish_locked(index, copied.error().code, std::move(copied.error().what));
   } else if (moving.delay_steps > 0) {
     --moving.delay_steps;
+  } else if (!moving.corrupt_ranges.empty()) {
+    finish_locked(index, ErrorCode::kCorrupt, "a checksum differs");
   } else {
     if (!transfer.notification.empty())
       moving.target->ledger.outbox().notify({moving.owner->address, transfer.notification});
     finish_locked(index, ErrorCode::kOk, "");
   }
   return true;
+}
+
+Result<void> LoopbackCore::copy_locked(Moving& moving) {
+  const AcceptedTransfer& transfer = moving.transfer;
+  const CopyRange& copy = transfer.copies[moving.num_copied];
+  const RegionId region{transfer.remote.region};
+  const GrantId grant{transfer.remote.grant};
+  Result<std::byte*> remote = moving.target->ledger.borrow(region, grant, copy.remote_offset, copy.bytes);
+  if (!remote) return std::move(remote).error();
+  std::byte* local = transfer.local_base + copy.local_offset;
+  const bool is_pull = transfer.direction == Direction::kPull;
+  std::byte* to = is_pull ? local : *remote;
+  std::memmove(to, is_pull ? *remote : local, copy.bytes);
+  if (!transfer.checksums.empty() && chunk_checksum({to, copy.bytes}) != transfer.checksums[moving.num_copied])
+    moving.corrupt_ranges.push_back(static_cast<std::uint32_t>(moving.num_copied));
+  moving.target->ledger.give_back(region, grant);
+  ++moving.num_copied;
+  return {};
 }
 
 void LoopbackCore::lose_locked(LoopbackNode& owner, PeerId peer, const std::string& what) {
@@ -154,10 +210,11 @@ void LoopbackCore::lose_locked(LoopbackNode& owner, PeerId peer, const std::stri
 }
 
 void LoopbackCore::finish_locked(std::size_t index, ErrorCode code, std::string what) {
-  const Moving finished = std::move(moving_[index]);
+  Moving finished = std::move(moving_[index]);
   moving_[index] = std::move(moving_.back());
   moving_.pop_back();
-  finished.owner->ledger.complete(finished.transfer.id, code, std::move(what));
+  if (code != ErrorCode::kCorrupt) finished.corrupt_ranges.clear();
+  finished.owner->ledger.complete(finished.transfer.id, code, std::move(what), std::move(finished.corrupt_ranges));
 }
 
 }  // namespace kvferry

@@ -41,6 +41,8 @@ class LoopbackCore {
   Result<PeerId> connect(LoopbackNode& node, const std::string& address);
   void disconnect(LoopbackNode& node, PeerId peer);
   Result<TransferId> submit(LoopbackNode& node, PagedTransfer transfer);
+  Result<void> feed(LoopbackNode& node, TransferId id, const std::vector<CopyRange>& ranges,
+                    std::vector<std::uint64_t> checksums, bool is_last);
   void cancel(LoopbackNode& node, TransferId id);
   bool is_alive(const LoopbackNode& node);
   void end(LoopbackNode& node);
@@ -59,7 +61,13 @@ class LoopbackCore {
     std::size_t num_copied;
     std::uint32_t delay_steps;
     std::optional<std::size_t> lost_at;  // fails when this many copies are done
+    std::vector<std::uint32_t> corrupt_ranges;
   };
+
+  /// Indices of those that have something to do and no more urgent one before them at the same peer.
+  std::vector<std::size_t> movable_locked() const;
+  /// kRefused: the memory was taken back.
+  Result<void> copy_locked(Moving& moving);
 
   bool step_locked();
   void run_locked();

@@ -36,8 +36,9 @@ class LoopbackTransport final : public Transport {
   Result<PeerId> connect(const std::string& address) override { return core_->connect(*node_, address); }
   void disconnect(PeerId peer) override { core_->disconnect(*node_, peer); }
   Result<TransferId> submit(PagedTransfer transfer) override { return core_->submit(*node_, std::move(transfer)); }
-  Result<void> feed(TransferId, std::vector<CopyRange>, std::vector<std::uint64_t>, bool) override {
-    return Error{ErrorCode::kUnavailable, "not yet"};
+  Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
+                    bool is_last) override {
+    return core_->feed(*node_, id, ranges, std::move(checksums), is_last);
   }
   void cancel(TransferId id) override { core_->cancel(*node_, id); }
 

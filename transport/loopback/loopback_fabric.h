@@ -31,7 +31,8 @@ class LoopbackFabric {
 
   void hold();
   void release();
-  /// Does one copy, one waiting step or one completion of a transfer chosen by the seed. False: nothing is under way.
+  /// Does one copy, one waiting step or one completion of a transfer chosen by the seed among the most urgent of each
+  /// peer. False: nothing can move.
   bool step();
   /// Like kill -9: its peers' transfers with it end in kPeerLost, its own in kCancelled, its address stays dead.
   void kill(const std::string& address);

@@ -1,0 +1,130 @@
+// The typed fixture of the contract suite: the promises of transport/transport.h, written once for all backends and
+// spread by theme over the contract_*_test.cpp files. A backend adds its fixture to Fixtures.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "tests/transport/loopback_fixture.h"
+#include "tests/transport/process_fixture.h"
+#include "transport/base/checksum.h"
+
+namespace kvferry {
+
+using Fixtures = ::testing::Types<LoopbackFixture, UcxFixture>;
+struct FixtureNames {
+  template <class Backend>
+  static std::string GetName(int) {
+    return Backend::name();
+  }
+};
+
+constexpr std::uint64_t kBytes = std::uint64_t{4} << 20;
+
+template <class Backend>
+class TransportContract : public ::testing::Test {
+ protected:
+  void SetUp() override { reset(fixture_.make_transport(1024)); }
+
+  void reset(std::unique_ptr<Transport> transport) {
+    transport_ = std::move(transport);
+    region_ = transport_->register_region(memory_.data(), memory_.size()).value();
+  }
+  PagedTransfer pull(const Remote& remote, PeerId peer, std::vector<CopyRange> ranges = {{0, 0, 4096}}) const {
+    return {peer, Direction::kPull, region_, remote.region(), std::move(ranges), ""};
+  }
+  /// Connects and proves it with one small pull.
+  PeerId connect_and_pull(const Remote& remote) {
+    const PeerId peer = transport_->connect(remote.address()).value();
+    const TransferId id = transport_->submit(pull(remote, peer)).value();
+    EXPECT_THAT(wait_completions(*transport_, 1), ::testing::ElementsAre(Completion{id, ErrorCode::kOk, ""}));
+    return peer;
+  }
+  void expect_one(TransferId id, ErrorCode code) {
+    const std::vector<Completion> completions = wait_completions(*transport_, 1);
+    ASSERT_EQ(completions.size(), 1U) << "no completion in time";
+    EXPECT_EQ(completions[0].id, id);
+    EXPECT_EQ(completions[0].code, code) << completions[0].what;
+    EXPECT_EQ(completions[0].what.empty(), code == ErrorCode::kOk);
+  }
+  /// The outcome of a transfer that a stopped or dead remote kept from going on, where transfers need the remote at
+  /// all.
+  void expect_outcome_without_remote(const Completion& completion, ErrorCode code) const {
+    if (completion.code == ErrorCode::kOk && !fixture_.needs_running_remote()) return;
+    EXPECT_EQ(completion.code, code) << completion.what;
+    EXPECT_FALSE(completion.what.empty());
+  }
+  void expect_one_without_remote(TransferId id, ErrorCode code) {
+    const std::vector<Completion> completions = wait_completions(*transport_, 1);
+    ASSERT_EQ(completions.size(), 1U) << "no completion in time";
+    EXPECT_EQ(completions[0].id, id);
+    expect_outcome_without_remote(completions[0], code);
+  }
+  /// One copy by one side may still succeed until that side has noticed; where the remote is needed the first one
+  /// fails.
+  void expect_lost(const Remote& remote, PeerId peer) {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (std::chrono::steady_clock::now() < deadline) {
+      const TransferId id = transport_->submit(pull(remote, peer)).value();
+      const std::vector<Completion> completions = wait_completions(*transport_, 1);
+      ASSERT_EQ(completions.size(), 1U);
+      EXPECT_EQ(completions[0].id, id);
+      expect_outcome_without_remote(completions[0], ErrorCode::kPeerLost);
+      if (completions[0].code == ErrorCode::kPeerLost) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    FAIL() << "the peer's death went unnoticed";
+  }
+  /// What was submitted before and is not announced by now never will be: one more transfer went through.
+  void expect_only_note(Remote& remote, PeerId peer, const std::string& body) {
+    PagedTransfer fence = pull(remote, peer, {});
+    fence.notification = body;
+    const TransferId id = transport_->submit(fence).value();
+    const std::vector<Notification> notes = remote.wait_notifications(1);
+    ASSERT_EQ(notes.size(), 1U);
+    EXPECT_EQ(notes[0].body, body);
+    expect_one(id, ErrorCode::kOk);
+  }
+  /// Of each range's bytes at its source.
+  std::vector<std::uint64_t> checksums_of(const PagedTransfer& transfer, Remote& remote) {
+    std::vector<std::uint64_t> checksums;
+    for (const CopyRange& range : transfer.ranges) {
+      const bool is_pull = transfer.direction == Direction::kPull;
+      const std::span<std::byte> source = is_pull ? remote.memory() : std::span<std::byte>(memory_);
+      checksums.push_back(
+          chunk_checksum(source.subspan(is_pull ? range.remote_offset : range.local_offset, range.bytes)));
+    }
+    return checksums;
+  }
+  /// What the destination must hold afterwards.
+  std::vector<std::byte> expected_after(const PagedTransfer& transfer, Remote& remote) {
+    const bool is_pull = transfer.direction == Direction::kPull;
+    std::vector<std::byte> expected =
+        is_pull ? memory_ : std::vector<std::byte>(remote.memory().begin(), remote.memory().end());
+    for (const CopyRange& range : transfer.ranges) {
+      if (is_pull)
+        std::memcpy(expected.data() + range.local_offset, remote.memory().data() + range.remote_offset, range.bytes);
+      else
+        std::memcpy(expected.data() + range.remote_offset, memory_.data() + range.local_offset, range.bytes);
+    }
+    return expected;
+  }
+  /// The last act of a test: nobody completes a second time, not even when everything ends.
+  void expect_nothing_more() {
+    transport_->shutdown();
+    EXPECT_THAT(transport_->poll(), ::testing::IsEmpty());
+  }
+
+  Backend fixture_;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(kBytes);
+  std::unique_ptr<Transport> transport_;
+  RegionId region_;
+};
+
+}  // namespace kvferry
