@@ -120,11 +120,10 @@ void Soak::prepare(Flight& flight) {
     num_bytes_ += range.bytes;
   }
   if (!plan.is_damaged) return;
-  do {
-    flight.damaged_range = (flight.damaged_range * 7 + plan.paint_seed) % plan.ranges.size();
-    if (plan.ranges[flight.damaged_range].bytes > 0) break;
-    flight.damaged_range = (flight.damaged_range + 1) % plan.ranges.size();
-  } while (plan.ranges[flight.damaged_range].bytes == 0);
+  const std::size_t num_ranges = plan.ranges.size();
+  std::size_t index = plan.paint_seed % num_ranges;
+  while (plan.ranges[index].bytes == 0) index = (index + 1) % num_ranges;
+  flight.damaged_range = static_cast<std::uint32_t>(index);
   flight.checksums[flight.damaged_range] ^= 1;
   flight.allowed = {ErrorCode::kCorrupt};
 }
@@ -192,7 +191,19 @@ void Soak::check_refusal(PagedTransfer transfer) {
   std::printf("wrong: a range beyond the peer's region was accepted\n");
 }
 
-void Soak::tend(std::uint64_t number) {
+void Soak::feed(TransferId id, Flight& flight, bool is_all) {
+  while (flight.num_fed <= flight.plan.num_feeds) {
+    const bool is_last = flight.num_fed == flight.plan.num_feeds;
+    const std::uint32_t index = flight.num_fed++;
+    // What fails meanwhile may refuse to be fed; its Completion tells why.
+    const Result<void> fed = transport_->feed(id, part(flight, index), checksums_of(flight, index), is_last);
+    if (!fed && flight.allowed.size() == 1 && !flight.plan.is_damaged)
+      wrong(flight, "was not fed: " + fed.error().what);
+    if (!is_all) return;
+  }
+}
+
+void Soak::tend(std::uint64_t number, bool hurries) {
   for (std::uint32_t index = 0; index < 2; ++index) {
     if (number >= peers_[index].stopped_until) resume(index);
   }
@@ -200,14 +211,7 @@ void Soak::tend(std::uint64_t number) {
     return after >= 0 && number >= flight.number + static_cast<std::uint64_t>(after);
   };
   for (auto& [id, flight] : flights_) {
-    if (flight.num_fed <= flight.plan.num_feeds && number > flight.number) {
-      const bool is_last = flight.num_fed == flight.plan.num_feeds;
-      const std::uint32_t index = flight.num_fed++;
-      // What fails meanwhile may refuse to be fed; its Completion tells why.
-      const Result<void> fed = transport_->feed(id, part(flight, index), checksums_of(flight, index), is_last);
-      if (!fed && flight.allowed.size() == 1 && !flight.plan.is_damaged)
-        wrong(flight, "was not fed: " + fed.error().what);
-    }
+    if (number > flight.number) feed(id, flight, hurries);
     if (!flight.is_cancelled && is_due(flight, flight.plan.cancel_after)) {
       flight.is_cancelled = true;
       flight.allowed.insert(ErrorCode::kCancelled);
@@ -321,7 +325,7 @@ void Soak::read_notification(std::uint32_t peer, bool& has_more) {
 void Soak::settle() {
   for (std::uint32_t index = 0; index < 2; ++index) resume(index);
   while (!flights_.empty()) {
-    tend(options_.num_transfers * 2);  // feeds what is to be fed
+    tend(options_.num_transfers * 2, true);
     collect(true);
   }
   if (!resting_.empty()) ::usleep(20'000);
@@ -357,13 +361,13 @@ bool Soak::run() {
       if (flights_.empty() || resting_.size() > kSlots / 2) {
         settle();
       } else {
-        tend(number + kSlots);
+        tend(number + kSlots, true);
         for (std::uint32_t index = 0; index < 2; ++index) resume(index);
         collect(true);
       }
     }
     submit(number, std::move(plan));
-    tend(number);
+    tend(number, false);
     collect(false);
     if (number == warm) {
       settle();

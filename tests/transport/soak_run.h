@@ -81,7 +81,9 @@ class Soak {
   std::vector<CopyRange> part(const Flight& flight, std::uint32_t index) const;
   std::vector<std::uint64_t> checksums_of(const Flight& flight, std::uint32_t index) const;
   void check_refusal(PagedTransfer transfer);
-  void tend(std::uint64_t number);
+  void feed(TransferId id, Flight& flight, bool is_all);
+  /// Feeds, cancels and revokes what is due before transfer `number`; hurries: feeds all that is left.
+  void tend(std::uint64_t number, bool hurries);
   void revoke_early(Flight& flight);
   void collect(bool waits);
   void finish(const Completion& completion);
