@@ -49,10 +49,14 @@ void ProgressLoop::start() { thread_ = std::thread(&ProgressLoop::thread_main, t
 void ProgressLoop::stop() {
   is_stopping_ = true;
   wake_.set();
-  unpark_.notify_all();
+  {
+    const std::lock_guard parked(park_mutex_);
+    unpark_.notify_all();
+  }
   if (thread_.joinable()) thread_.join();
-  const std::lock_guard lock(mutex_);
-  run_inbox();
+  wake_.set();                                     // the thread may have taken the first one from a sleeping driver
+  const std::lock_guard no_driver(driver_mutex_);  // a driver has left the loop
+  run_leftovers();
 }
 
 void ProgressLoop::watch(int fd, std::uint32_t epoll_events, std::uint64_t tag) {
@@ -73,14 +77,22 @@ void ProgressLoop::call(std::function<void()> task) {
   if (std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     run_inbox();
     task();
-    return;
+  } else {
+    {
+      const std::lock_guard posting(inbox_mutex_);
+      inbox_.push_back(std::move(task));
+      has_inbox_ = true;
+    }
+    wake_.set();
   }
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    inbox_.push_back(std::move(task));
-    has_inbox_.store(true, std::memory_order_release);
+  run_leftovers();
+}
+
+void ProgressLoop::run_leftovers() {
+  while (is_stopping_ && has_inbox_) {
+    const std::lock_guard lock(mutex_);
+    run_inbox();
   }
-  wake_.set();
 }
 
 void ProgressLoop::call_and_wait(const std::function<void()>& task) {
@@ -94,11 +106,11 @@ void ProgressLoop::call_and_wait(const std::function<void()>& task) {
 }
 
 void ProgressLoop::run_inbox() {
-  if (!has_inbox_.load(std::memory_order_acquire)) return;
+  if (!has_inbox_) return;
   std::vector<std::function<void()>> tasks;
   {
     const std::lock_guard lock(inbox_mutex_);
-    has_inbox_.store(false, std::memory_order_relaxed);
+    has_inbox_ = false;
     tasks = std::exchange(inbox_, {});
   }
   for (const std::function<void()>& task : tasks) task();
@@ -130,7 +142,12 @@ void ProgressLoop::thread_main() {
   while (!is_stopping_) {
     if (is_driven()) {
       std::unique_lock parked(park_mutex_);
-      unpark_.wait_for(parked, std::chrono::nanoseconds(kHandBackNs));
+      if (is_stopping_) break;
+      if (has_driver_slept_) {
+        unpark_.wait(parked);  // the driver will say when it leaves
+      } else {
+        unpark_.wait_for(parked, std::chrono::nanoseconds(kHandBackNs));
+      }
       continue;
     }
     bool has_more;
@@ -142,14 +159,18 @@ void ProgressLoop::thread_main() {
       deadline = owner_.next_deadline();
     }
     if (is_driven()) continue;
-    look(has_more || has_inbox_ ? 0 : milliseconds_until(deadline, clock_.now()));
+    const bool has_seen = look(has_more || has_inbox_ ? 0 : milliseconds_until(deadline, clock_.now()));
+    // Who drives since may sleep: what we have just taken from its sight is for it to go on with.
+    if (has_seen && is_driving_) wake_.set();
   }
 }
 
 std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<bool()>& is_over) {
   const std::unique_lock driving(driver_mutex_, std::try_to_lock);
   if (!driving.owns_lock()) return std::nullopt;
+  if (is_stopping_) return is_over();
   const TimeNs started_at = clock_.now();
+  const TimeNs ends_at = timeout_ns < kNever - started_at ? started_at + timeout_ns : kNever;
   const bool is_takeover = !is_driven();
   is_driving_ = true;
   if (is_takeover) wake_.set();  // the progress thread may sleep in epoll and would wake at every event
@@ -161,7 +182,6 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
   bool is_spinning = true;
   TimeNs busy_at = started_at;
   TimeNs looked_at = 0;
-  bool has_slept = false;
   bool over = false;
   while (true) {
     bool has_more;
@@ -174,9 +194,9 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
     }
     over = is_over();
     const TimeNs now = clock_.now();
-    if (over || now - started_at >= timeout_ns || is_stopping_) break;
+    if (over || now >= ends_at || is_stopping_) break;
     if (has_more) busy_at = now;
-    if (now - busy_at < spin_ns_) {
+    if (has_more || now - busy_at < spin_ns_) {
       if (!is_spinning) set_spinning(is_spinning = true);
       if (now - looked_at >= look_ns_) {
         looked_at = now;
@@ -185,8 +205,8 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
     } else if (is_spinning) {
       set_spinning(is_spinning = false);  // and round once more: who came before that woke nobody
     } else {
-      has_slept = true;
-      if (look(milliseconds_until(std::min(deadline, started_at + timeout_ns), now))) busy_at = clock_.now();
+      has_driver_slept_ = true;
+      if (look(milliseconds_until(std::min(deadline, ends_at), now))) busy_at = clock_.now();
     }
   }
   if (is_spinning) {
@@ -196,7 +216,11 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
   }
   driven_at_ = clock_.now();
   is_driving_ = false;
-  if (has_slept) unpark_.notify_one();
+  if (has_driver_slept_) {
+    const std::lock_guard parked(park_mutex_);
+    has_driver_slept_ = false;
+    unpark_.notify_one();
+  }
   return over || is_over();
 }
 

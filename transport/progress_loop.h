@@ -42,8 +42,8 @@ class ProgressLoop {
   ProgressLoop& operator=(const ProgressLoop&) = delete;
 
   void start();
-  /// Joins the thread; what was posted with call() has run when it returns. The owner is not called afterwards, but
-  /// call() still runs its task. Idempotent.
+  /// Joins the thread and sends the caller in drive() home; what was posted with call() has run when it returns. The
+  /// owner is not called afterwards, but call() still runs its task. Idempotent.
   void stop();
 
   /// Loop only. `tag` must not be 0.
@@ -66,6 +66,8 @@ class ProgressLoop {
   void thread_main();
   /// Under the lock.
   void run_inbox();
+  /// Once the thread has stopped nobody else looks into the inbox.
+  void run_leftovers();
   bool look(int timeout_ms);
   bool is_driven() const;
 
@@ -86,6 +88,7 @@ class ProgressLoop {
   std::mutex driver_mutex_;
   std::atomic<bool> is_driving_{false};
   std::atomic<TimeNs> driven_at_{0};
+  std::atomic<bool> has_driver_slept_{false};  // since it came: the thread need not look after it until it says so
   std::mutex park_mutex_;
   std::condition_variable unpark_;
   std::thread thread_;

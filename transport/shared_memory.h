@@ -1,4 +1,4 @@
-// A named POSIX shared memory segment: the chunk pool's memory, which its creator owns and other processes may map.
+// Shared memory without a file: the chunk pool's memory, which its creator owns and processes on the same host may map.
 #pragma once
 
 #include <cstddef>
@@ -7,46 +7,45 @@
 #include <string>
 #include <string_view>
 
+#include "transport/base/owned_fd.h"
 #include "transport/base/result.h"
 #include "transport/transport.h"
 
 namespace kvferry {
 
-/// One mapping. The creator holds a lock on the segment for as long as it lives, which the kernel lets go when the
-/// process dies in whatever way: that is how create() knows the segments of the dead, in any pid namespace.
+/// One mapping. The kernel frees the memory when its last mapping and descriptor are gone, in whatever way the
+/// processes died. It can't shrink, so no access through a mapping ever fails.
 /// Threads: any; the object itself is not synchronised.
 class SharedMemory {
  public:
-  /// Makes a zeroed segment /dev/shm/kvferry-<label>-... with all its pages reserved, so that no later access can fail;
-  /// huge pages where the system gives them (transparent_hugepage/shmem_enabled is `advise` or more).
-  /// Removes the segments that dead creators left behind first. label: 1 to 64 of [A-Za-z0-9_.].
-  /// Errors: kInvalidArgument: bad label or bytes == 0; kUnavailable: not enough shared memory, names `pool_bytes`.
+  /// Zeroed memory with all its pages reserved; huge pages where the system gives them
+  /// (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or more). label: 1 to 64 of [A-Za-z0-9_.], seen in
+  /// /proc/PID/maps.
+  /// Errors: kInvalidArgument: bad label or bytes == 0; kUnavailable: not enough memory, names `pool_bytes`.
   static Result<SharedMemory> create(std::string_view label, std::uint64_t bytes);
-  /// Maps an existing segment for reading and writing. kNotFound: no such segment; it may be unlinked later without
-  /// harm.
+  /// Maps what create() made in a process of the same user that still has it. kNotFound: no such memory.
   static Result<SharedMemory> open(const std::string& name);
 
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&& other) noexcept;
-  /// Unmaps; the creator also unlinks the name. Mappings of other processes stay valid.
   ~SharedMemory();
 
-  /// As shm_open() wants it: "/kvferry-...".
-  const std::string& name() const { return name_; }
+  /// "/proc/PID/fd/N" of this process.
+  std::string name() const;
   std::byte* data() const { return data_; }
   std::uint64_t bytes() const { return bytes_; }
   std::span<std::byte> span() const { return {data_, bytes_}; }
   /// To register all of it, so that peers on this host map it as well.
-  MemoryRegion region() const { return {data_, bytes_, fd_, 0}; }
+  MemoryRegion region() const { return {data_, bytes_, fd_.get(), 0}; }
+  /// How much of it lies in huge pages now, as the kernel tells.
+  std::uint64_t huge_bytes() const;
 
  private:
   SharedMemory() = default;
 
-  std::string name_;
+  OwnedFd fd_;
   std::byte* data_ = nullptr;
   std::uint64_t bytes_ = 0;
-  int fd_ = -1;  // the creator's carries the lock
-  bool is_creator_ = false;
 };
 
 }  // namespace kvferry

@@ -82,10 +82,12 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
 std::string WorkerNode::handshake() const { return impl_->hello; }
 
 std::string WorkerNode::describe() const {
-  return fmt::format("rank {}: pool of {:.1f} MiB in shared memory {}, {} chunks of {} tokens ({:.1f} KiB); {}",
-                     impl_->options.rank, static_cast<double>(impl_->pool.bytes()) / (1 << 20), impl_->pool.name(),
-                     impl_->pool.bytes() / impl_->chunk_bytes, impl_->options.chunk_tokens,
-                     static_cast<double>(impl_->chunk_bytes) / 1024, impl_->transport->describe());
+  return fmt::format(
+      "rank {}: pool of {:.1f} MiB of shared memory ({:.0f} % huge pages), {} chunks of {} tokens ({:.1f} KiB); {}",
+      impl_->options.rank, static_cast<double>(impl_->pool.bytes()) / (1 << 20),
+      100.0 * static_cast<double>(impl_->pool.huge_bytes()) / static_cast<double>(impl_->pool.bytes()),
+      impl_->pool.bytes() / impl_->chunk_bytes, impl_->options.chunk_tokens,
+      static_cast<double>(impl_->chunk_bytes) / 1024, impl_->transport->describe());
 }
 
 Result<void> WorkerNode::begin_step(std::string_view bytes) {

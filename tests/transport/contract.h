@@ -17,7 +17,7 @@
 
 namespace kvferry {
 
-using Fixtures = ::testing::Types<LoopbackFixture, UcxFixture>;
+using Fixtures = ::testing::Types<LoopbackFixture, UcxFixture, ShmFixture, CmaFixture>;
 struct FixtureNames {
   template <class Backend>
   static std::string GetName(int) {

@@ -15,6 +15,7 @@ std::unique_ptr<Remote> make_remote_process(const std::string& backend, std::uin
 template <bool use_mappings>
 class OneSidedFixture final : public Fixture {
  public:
+  static std::string name() { return kName; }
   std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override {
     return make_backend(kName, transfers_max);
   }

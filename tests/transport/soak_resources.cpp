@@ -53,7 +53,10 @@ Resources Resources::now() {
     for ([[maybe_unused]] const auto& fd : fs::directory_iterator(process / "fd", gone)) ++found.num_fds;
     std::istringstream maps(read(process / "maps"));
     for (std::string line; std::getline(maps, line);) {
-      if (const std::size_t at = line.find("/dev/shm/"); at != std::string::npos) segments.insert(line.substr(at));
+      std::istringstream words(line);
+      std::string range, access, file_offset, device, inode, path;
+      words >> range >> access >> file_offset >> device >> inode >> path;
+      if (path.starts_with("/dev/shm/") || path.starts_with("/memfd:")) segments.insert(device + ' ' + inode);
     }
   }
   found.num_segments = segments.size();

@@ -11,7 +11,7 @@ struct Resources {
   std::uint64_t num_processes = 0;
   std::uint64_t num_fds = 0;
   std::uint64_t num_threads = 0;
-  std::uint64_t num_segments = 0;  // kvferry's in /dev/shm that these processes have made or mapped
+  std::uint64_t num_segments = 0;  // of shared memory, mapped by any of them
   std::uint64_t rss_bytes = 0;
 
   static Resources now();

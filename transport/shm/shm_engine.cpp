@@ -237,8 +237,9 @@ bool ShmEngine::advance(TimeNs now) {
     has_backlog_ = false;
     std::vector<std::uint32_t> broken;
     for (auto& [number, inbound] : inbound_) {
-      if (!inbound.ring || !inbound.ring->has_notes()) continue;
-      has_more = true;
+      if (!inbound.ring) continue;
+      if (is_spinning_ && !inbound.ring->has_notes()) continue;  // else it asks to be woken
+      has_more |= inbound.ring->has_notes();
       if (!drain(inbound)) broken.push_back(number);
     }
     for (const std::uint32_t number : broken) close_inbound(number);
