@@ -12,6 +12,7 @@ import time
 from collections import deque
 
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 ETH_P_ALL = 3
 FRAME_BYTES_MAX = 1 << 17
 QUEUE_BYTES = 64 << 20
@@ -21,8 +22,8 @@ def packet_socket(interface: str) -> socket.socket:
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     opened.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     opened.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUFFORCE, QUEUE_BYTES)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUFFORCE, QUEUE_BYTES)
+    opened.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, QUEUE_BYTES)
+    opened.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, QUEUE_BYTES)
     opened.bind((interface, ETH_P_ALL))
     opened.setblocking(False)
     return opened

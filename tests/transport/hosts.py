@@ -68,17 +68,17 @@ class Host:
 
     def __init__(self, first: Host | None = None) -> None:
         """`first`: any of the other hosts, whose user namespace is used where we are not root."""
+        # UCX lists interfaces by /sys, which shows those of the namespace that it was mounted in.
+        hold = ["-n", "-m", "sh", "-c", "mount -t sysfs kvferry /sys && exec cat"]
         is_root = os.geteuid() == 0
-        if is_root:
-            command = ["unshare", "-n", "cat"]
-        elif first is None:
-            command = ["unshare", "-Urn", "cat"]
+        self._user = [] if is_root else ["-U", "--preserve-credentials"]
+        if is_root or first is None:
+            command = ["unshare", *([] if is_root else ["-Ur"]), *hold]
         else:
-            command = ["nsenter", "-t", first.pid, "-U", "--preserve-credentials", "unshare", "-n", "cat"]
+            command = ["nsenter", "-t", first.pid, *self._user, "unshare", *hold]
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE)
         self._programs: list[Program] = []
-        self._user = [] if is_root else ["-U", "--preserve-credentials"]
         self.pid = str(self._holder.pid)
         deadline = time.monotonic() + PATIENCE_S
         while not self._is_ready():
@@ -94,7 +94,7 @@ class Host:
             return False
 
     def inside(self, *command: str | Path) -> list[str]:
-        return ["nsenter", "-t", self.pid, *self._user, "-n", *(str(word) for word in command)]
+        return ["nsenter", "-t", self.pid, *self._user, "-n", "-m", *(str(word) for word in command)]
 
     def run(self, *command: str) -> None:
         done = subprocess.run(self.inside(*command), capture_output=True, text=True, check=False)
