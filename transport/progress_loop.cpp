@@ -34,13 +34,15 @@ ProgressLoop::ProgressLoop(Owner& owner, const char* thread_name, TimeNs spin_ns
       thread_name_(thread_name),
       spin_ns_(spin_ns),
       look_ns_(look_ns),
-      epoll_fd_(::epoll_create1(EPOLL_CLOEXEC)) {
-  KVFERRY_CHECK(epoll_fd_ >= 0, "no file descriptor left for epoll: {}", std::strerror(errno));
+      epoll_fd_(::epoll_create1(EPOLL_CLOEXEC)),
+      guests_fd_(::epoll_create1(EPOLL_CLOEXEC)) {
+  KVFERRY_CHECK(epoll_fd_ >= 0 && guests_fd_ >= 0, "no file descriptor left for epoll: {}", std::strerror(errno));
   watch(wake_.fd(), EPOLLIN, kWakeTag);
 }
 
 ProgressLoop::~ProgressLoop() {
   stop();
+  ::close(guests_fd_);
   ::close(epoll_fd_);
 }
 
@@ -71,12 +73,30 @@ void ProgressLoop::rewatch(int fd, std::uint32_t epoll_events, std::uint64_t tag
   KVFERRY_CHECK(code == 0, "cannot watch descriptor {}: {}", fd, std::strerror(errno));
 }
 
+void ProgressLoop::add_guest(int fd) {
+  if (!has_guests_.exchange(true)) {
+    epoll_event own{EPOLLIN, {.fd = epoll_fd_}};
+    ::epoll_ctl(guests_fd_, EPOLL_CTL_ADD, epoll_fd_, &own);
+  }
+  epoll_event event{EPOLLIN, {.fd = fd}};
+  const int code = ::epoll_ctl(guests_fd_, EPOLL_CTL_ADD, fd, &event);
+  KVFERRY_CHECK(code == 0, "cannot watch descriptor {}: {}", fd, std::strerror(errno));
+}
+
+bool ProgressLoop::sleep_with_guests(int timeout_ms) const {
+  std::array<epoll_event, 8> events;
+  const int num_events = ::epoll_wait(guests_fd_, events.data(), static_cast<int>(events.size()), timeout_ms);
+  return std::any_of(events.begin(), events.begin() + std::max(num_events, 0),
+                     [this](const epoll_event& event) { return event.data.fd != epoll_fd_; });
+}
+
 void ProgressLoop::unwatch(int fd) { ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr); }
 
 void ProgressLoop::call(std::function<void()> task) {
   if (std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     run_inbox();
     task();
+    if (is_driving_) wake_.set();  // the driver may sleep, and what it waits for may be here now
   } else {
     {
       const std::lock_guard posting(inbox_mutex_);
@@ -206,7 +226,9 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
       set_spinning(is_spinning = false);  // and round once more: who came before that woke nobody
     } else {
       has_driver_slept_ = true;
-      if (look(milliseconds_until(std::min(deadline, ends_at), now))) busy_at = clock_.now();
+      const int sleep_ms = milliseconds_until(std::min(deadline, ends_at), now);
+      if (has_guests_ && sleep_with_guests(sleep_ms)) break;
+      if (look(has_guests_ ? 0 : sleep_ms)) busy_at = clock_.now();
     }
   }
   if (is_spinning) {

@@ -50,6 +50,8 @@ class ProgressLoop {
   void watch(int fd, std::uint32_t epoll_events, std::uint64_t tag);
   void rewatch(int fd, std::uint32_t epoll_events, std::uint64_t tag);
   void unwatch(int fd);
+  /// Any thread: a driver that sleeps also wakes, and leaves, while `fd` is readable; the thread does not.
+  void add_guest(int fd);
   /// Loop only: lets the thread look at what a call left to do.
   void kick() { wake_.set(); }
 
@@ -69,6 +71,8 @@ class ProgressLoop {
   /// Once the thread has stopped nobody else looks into the inbox.
   void run_leftovers();
   bool look(int timeout_ms);
+  /// A driver's sleep until something is to be looked at (false) or a guest is readable (true).
+  bool sleep_with_guests(int timeout_ms) const;
   bool is_driven() const;
 
   Owner& owner_;
@@ -77,6 +81,8 @@ class ProgressLoop {
   const TimeNs look_ns_;
   const SteadyClock clock_;
   const int epoll_fd_;
+  const int guests_fd_;  // of epoll_fd_ and the guests
+  std::atomic<bool> has_guests_{false};
   EventFd wake_;
 
   std::mutex mutex_;  // the loop

@@ -133,6 +133,12 @@ class Transport {
   /// wake another: the fastest way to wait. One thread at a time gains by it; others wait on the descriptor.
   virtual bool wait(TimeNs timeout_ns);
 
+  /// For a transport that is made of others. wait() also returns, with false, while `fd` is readable; false: this one
+  /// has no way to.
+  virtual bool end_waits_by(int fd);
+  /// The address that signs this side's notifications instead of address(). Before the first connect().
+  virtual void sign_as(const std::string& address);
+
   /// Ends all transfers (kCancelled), joins the progress thread. Idempotent; the destructor calls it.
   virtual void shutdown() = 0;
 };

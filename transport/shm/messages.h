@@ -26,6 +26,7 @@ enum class Type : char {
   kWelcome = 'W',     // Welcome; with the notification ring and the control page as descriptors, unless refused
   kMapRequest = 'm',  // MapRequest
   kMapReply = 'M',    // MapReply; with the region's descriptor, unless refused
+  kUnmap = 'u',       // MapRequest, from the owner: the region is gone, let go of its memory
   kWake = 'w',        // nothing: the ring has something
   kPing = 'p',        // nothing
   kPong = 'P',        // nothing
@@ -63,8 +64,8 @@ struct MapReply {
 struct RegionKey {
   bool is_shared = false;         // it can be mapped; else only CMA reaches it
   std::uint64_t region_base = 0;  // a grant's descriptor counts from the grant's start
-  std::uint32_t grant_slot = 0;   // in the owner's control page, for a grant
-  KVFERRY_FIELDS(is_shared, region_base, grant_slot);
+  std::uint32_t slot = 0;         // in the owner's control page, of the grant or the region
+  KVFERRY_FIELDS(is_shared, region_base, slot);
 };
 
 }  // namespace kvferry::shm

@@ -118,11 +118,16 @@ std::atomic<std::uint32_t>& ControlPage::spinning() const {
 void ControlPage::set_spinning(bool is_spinning) { spinning().store(is_spinning ? 1 : 0, std::memory_order_seq_cst); }
 
 std::atomic<std::uint64_t>& ControlPage::state(std::uint32_t slot) const {
-  return reinterpret_cast<std::atomic<std::uint64_t>*>(pages_.span().data() + kDataOffset)[slot % kGrantSlots];
+  return reinterpret_cast<std::atomic<std::uint64_t>*>(pages_.span().data() + kDataOffset)[slot % kSlots];
 }
 
-void ControlPage::open(std::uint32_t slot, std::uint32_t grant) {
-  state(slot).store(std::uint64_t{grant} << 32, std::memory_order_release);
+void ControlPage::open(std::uint32_t slot, std::uint32_t number) {
+  state(slot).store(std::uint64_t{number} << 32, std::memory_order_release);
+}
+
+bool ControlPage::is_open(std::uint32_t slot, std::uint32_t number) const {
+  const std::uint64_t now = state(slot).load(std::memory_order_acquire);
+  return now >> 32 == number && (now & kRevoked) == 0;
 }
 
 ControlPage::Entry ControlPage::enter(std::uint32_t slot, std::uint32_t grant, std::uint32_t link) {

@@ -73,8 +73,8 @@ class NoteRing {
 /// One a transport, made by it and mapped by all its peers: does it poll, and who is copying by which grant.
 class ControlPage {
  public:
-  static constexpr std::uint32_t kGrantSlots = 65536;
-  static constexpr std::uint64_t kPageBytes = 4096 + std::uint64_t{kGrantSlots} * 8;
+  static constexpr std::uint32_t kSlots = 131072;  // grants, by Ledger::kGrantsMax, and regions
+  static constexpr std::uint64_t kPageBytes = 4096 + std::uint64_t{kSlots} * 8;
 
   explicit ControlPage(SharedPages pages) : pages_(std::move(pages)) {}
   int fd() const { return pages_.fd(); }
@@ -83,8 +83,10 @@ class ControlPage {
   bool is_spinning() const { return spinning().load(std::memory_order_seq_cst) != 0; }
 
   enum class Entry { kEntered, kBusy, kRevoked };
-  /// Owner: opens the slot for `grant`.
-  void open(std::uint32_t slot, std::uint32_t grant);
+  /// Owner: opens the slot for a grant, or a region, of this number.
+  void open(std::uint32_t slot, std::uint32_t number);
+  /// Peer: nobody has taken it back yet.
+  bool is_open(std::uint32_t slot, std::uint32_t number) const;
   /// Peer, around each piece that it copies. `link`: its number at the owner.
   Entry enter(std::uint32_t slot, std::uint32_t grant, std::uint32_t link);
   void leave(std::uint32_t slot);
@@ -92,7 +94,7 @@ class ControlPage {
   std::uint32_t revoke(std::uint32_t slot);
 
  private:
-  // grant << 32 | revoked << 31 | link inside
+  // number << 32 | revoked << 31 | link inside
   std::atomic<std::uint64_t>& state(std::uint32_t slot) const;
   std::atomic<std::uint32_t>& spinning() const;
 

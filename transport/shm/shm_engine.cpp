@@ -32,7 +32,7 @@ ShmEngine::ShmEngine(const ShmOptions& options, std::uint64_t incarnation, Ledge
     : options_(options), ledger_(ledger), loop_(*this, "kvferry-shm", options.spin_ns, kLookNs) {
   address_ = {kProtocolVersion, incarnation, host_identity(), fmt::format("kvferry-{}-{}", ::getpid(), random_name()),
               random_name()};
-  encoded_address_ = encode(address_);
+  signature_ = encode(address_);
 }
 
 Result<void> ShmEngine::open() {
@@ -54,7 +54,7 @@ std::string ShmEngine::describe() const {
 
 void ShmEngine::add_peer(PeerId peer, Address address) {
   auto link = std::make_unique<ShmLink>(peer, std::move(address), options_, ledger_);
-  if (link->connect(encoded_address_, clock_.now())) loop_.watch(link->socket(), EPOLLIN, kLinkTag | peer.value);
+  if (link->connect(signature_, clock_.now())) loop_.watch(link->socket(), EPOLLIN, kLinkTag | peer.value);
   links_.emplace(peer, std::move(link));
   loop_.kick();  // for its deadline
 }
@@ -84,7 +84,12 @@ void ShmEngine::add_region(RegionId region, OwnedFd fd, std::uint64_t fd_offset,
   regions_.insert_or_assign(region, SharedRegion{std::move(fd), fd_offset, bytes});
 }
 
-void ShmEngine::remove_region(RegionId region) { regions_.erase(region); }
+void ShmEngine::remove_region(RegionId region) {
+  if (regions_.erase(region) == 0) return;
+  for (const auto& [number, inbound] : inbound_) {
+    if (inbound.ring) send_message(inbound.socket.get(), Type::kUnmap, MapRequest{region.value});
+  }
+}
 
 Result<std::uint32_t> ShmEngine::reserve_slot() {
   if (!free_slots_.empty()) {
@@ -92,7 +97,7 @@ Result<std::uint32_t> ShmEngine::reserve_slot() {
     free_slots_.pop_back();
     return slot;
   }
-  if (num_slots_made_ == ControlPage::kGrantSlots)
+  if (num_slots_made_ == ControlPage::kSlots)
     return Error{ErrorCode::kFull,
                  fmt::format("{} grants are out, which is the limit; revoke one first", num_slots_made_)};
   return num_slots_made_++;

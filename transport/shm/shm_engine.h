@@ -27,17 +27,19 @@ class ShmEngine final : public ProgressLoop::Owner {
   const Address& address() const { return address_; }
   std::string describe() const;
 
+  void sign_as(const std::string& address) { signature_ = address; }
   void add_peer(PeerId peer, Address address);
   void drop_peer(PeerId peer);
   void submit(AcceptedTransfer accepted);
   void feed(TransferId id, FedCopies more);
   void cancel(TransferId id);
   void add_region(RegionId region, OwnedFd fd, std::uint64_t fd_offset, std::uint64_t bytes);
+  /// Peers let go of their mappings.
   void remove_region(RegionId region);
   /// kFull: every slot is taken.
   Result<std::uint32_t> reserve_slot();
   void free_slot(std::uint32_t slot) { free_slots_.push_back(slot); }
-  void open_slot(std::uint32_t slot, GrantId grant) { control_->open(slot, grant.value); }
+  void open_slot(std::uint32_t slot, std::uint32_t number) { control_->open(slot, number); }
   /// False: a live peer is in the middle of a copy.
   bool close_slot(std::uint32_t slot);
   void shut_down();
@@ -75,7 +77,7 @@ class ShmEngine final : public ProgressLoop::Owner {
   Ledger& ledger_;
   const SteadyClock clock_;
   Address address_;
-  std::string encoded_address_;
+  std::string signature_;  // who notifications are from
   OwnedFd listener_;
   std::optional<ControlPage> control_;
   std::uint64_t probe_ = 0;  // what peers read to try CMA

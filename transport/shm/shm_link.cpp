@@ -53,6 +53,10 @@ void ShmLink::on_packet(Packet packet, TimeNs now) {
       is_blocked_ = false;
       on_map_reply(std::move(packet));
       break;
+    case Type::kUnmap:
+      if (const Result<MapRequest> gone = decode<MapRequest>(packet.body, "unmap message"); gone)
+        regions_.erase(gone->region);
+      break;
     default:  // a pong: that it came is what counts
       break;
   }
@@ -217,8 +221,12 @@ bool ShmLink::advance(Transfers::iterator transfer, TimeNs) {
   }
   if (!remote->has_value()) return false;
   const RegionDescriptor& descriptor = moving.accepted().remote;
+  if (descriptor.grant == 0 && !control_->is_open(moving.key().slot, descriptor.region)) {
+    finish(transfer, ErrorCode::kRefused, fmt::format("the peer has unregistered region {}", descriptor.region));
+    return true;
+  }
   if (descriptor.grant != 0) {
-    switch (control_->enter(moving.key().grant_slot, descriptor.grant, number_)) {
+    switch (control_->enter(moving.key().slot, descriptor.grant, number_)) {
       case ControlPage::Entry::kEntered:
         break;
       case ControlPage::Entry::kBusy:
@@ -229,7 +237,7 @@ bool ShmLink::advance(Transfers::iterator transfer, TimeNs) {
     }
   }
   Result<void> copied = moving.copy_piece(**remote, kPieceBytes);
-  if (descriptor.grant != 0) control_->leave(moving.key().grant_slot);
+  if (descriptor.grant != 0) control_->leave(moving.key().slot);
   if (!copied && copied.error().code == ErrorCode::kPeerLost) {
     fail("the peer is gone");
   } else if (!copied) {

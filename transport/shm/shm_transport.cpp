@@ -30,17 +30,21 @@ class ShmTransport final : public Transport {
   Result<RegionId> register_region(const MemoryRegion& memory) override {
     if (Result<void> ok = Ledger::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
     if (is_stopped_) return is_shut_down();
-    const RegionId id = ledger_.new_region_id();
-    const auto base = reinterpret_cast<std::uintptr_t>(memory.base);
-    const RegionDescriptor descriptor{incarnation_, base, memory.bytes, encode(shm::RegionKey{memory.fd >= 0, base, 0}),
-                                      id.value};
+    OwnedFd fd;
     if (memory.fd >= 0) {
-      OwnedFd fd(::fcntl(memory.fd, F_DUPFD_CLOEXEC, 0));
+      fd = OwnedFd(::fcntl(memory.fd, F_DUPFD_CLOEXEC, 0));
       if (!fd)
         return Error{ErrorCode::kInvalidArgument,
                      fmt::format("descriptor {} of the memory to register can't be duplicated", memory.fd)};
-      engine_.loop().call_and_wait([&] { engine_.add_region(id, std::move(fd), memory.fd_offset, memory.bytes); });
     }
+    const RegionId id = ledger_.new_region_id();
+    Result<std::uint32_t> slot = open_slot(id.value);
+    if (!slot) return std::move(slot).error();
+    const auto base = reinterpret_cast<std::uintptr_t>(memory.base);
+    const RegionDescriptor descriptor{incarnation_, base, memory.bytes, encode(shm::RegionKey{bool{fd}, base, *slot}),
+                                      id.value};
+    if (fd)
+      engine_.loop().call_and_wait([&] { engine_.add_region(id, std::move(fd), memory.fd_offset, memory.bytes); });
     ledger_.add_region(id, memory.base, memory.bytes, encode(descriptor));
     return id;
   }
@@ -54,7 +58,9 @@ class ShmTransport final : public Transport {
       if (is_of_region && !close(lent->second.slot)) return is_busy(lent->first);
       lent = is_of_region ? lent_.erase(lent) : std::next(lent);
     }
+    const Result<std::string> exported = ledger_.exported(region);
     if (Result<void> ok = ledger_.remove_region(region); !ok) return ok;
+    close(key_of(*exported).slot);
     engine_.loop().call_and_wait([&] { engine_.remove_region(region); });
     return {};
   }
@@ -63,13 +69,12 @@ class ShmTransport final : public Transport {
     const std::lock_guard lock(grants_mutex_);
     const Result<std::string> exported = ledger_.exported(region);
     if (!exported) return Error{exported.error().code, exported.error().what};
-    auto key = decode<shm::RegionKey>(decode<RegionDescriptor>(*exported, "own descriptor").value().rkey, "own key");
-    Result<std::uint32_t> slot = 0;
-    engine_.loop().call_and_wait([&] { slot = engine_.reserve_slot(); });
+    Result<std::uint32_t> slot = open_slot(0);  // no grant has this number: nobody enters yet
     if (!slot) return std::move(slot).error();
-    key->grant_slot = *slot;
-    Result<GrantId> id = ledger_.add_grant(region, offset, bytes, encode(*key));
-    engine_.loop().call_and_wait([&] { id ? engine_.open_slot(*slot, *id) : engine_.free_slot(*slot); });
+    shm::RegionKey key = key_of(*exported);
+    key.slot = *slot;
+    Result<GrantId> id = ledger_.add_grant(region, offset, bytes, encode(key));
+    engine_.loop().call_and_wait([&] { id ? engine_.open_slot(*slot, id->value) : engine_.free_slot(*slot); });
     if (id) lent_.emplace(*id, Lent{region, *slot});
     return id;
   }
@@ -144,6 +149,14 @@ class ShmTransport final : public Transport {
     return driven ? *driven : Transport::wait(timeout_ns);
   }
 
+  bool end_waits_by(int fd) override {
+    engine_.loop().add_guest(fd);
+    return true;
+  }
+  void sign_as(const std::string& address) override {
+    engine_.loop().call_and_wait([&] { engine_.sign_as(address); });
+  }
+
   void shutdown() override {
     const std::lock_guard joining(join_mutex_);
     {
@@ -160,6 +173,18 @@ class ShmTransport final : public Transport {
     std::uint32_t slot = 0;
   };
 
+  static shm::RegionKey key_of(const std::string& descriptor) {
+    const std::string rkey = decode<RegionDescriptor>(descriptor, "own descriptor").value().rkey;
+    return decode<shm::RegionKey>(rkey, "own key").value();
+  }
+  Result<std::uint32_t> open_slot(std::uint32_t number) {
+    Result<std::uint32_t> slot = 0;
+    engine_.loop().call_and_wait([&] {
+      slot = engine_.reserve_slot();
+      if (slot) engine_.open_slot(*slot, number);
+    });
+    return slot;
+  }
   /// False: a peer copies at this moment.
   bool close(std::uint32_t slot) {
     bool is_quiet = false;

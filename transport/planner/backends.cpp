@@ -1,0 +1,84 @@
+#include "transport/planner/backends.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <utility>
+
+#include "transport/base/log.h"
+
+namespace kvferry {
+namespace {
+
+constexpr std::pair<Path, std::string_view> kPaths[] = {
+    {Path::kAuto, "auto"}, {Path::kShm, "shm"}, {Path::kCma, "cma"}, {Path::kUcx, "ucx"}, {Path::kTcp, "tcp"}};
+
+}  // namespace
+
+Result<Path> parse_path(std::string_view name) {
+  for (const auto& [path, path_name] : kPaths) {
+    if (path_name == name) return path;
+  }
+  return Error{ErrorCode::kInvalidArgument,
+               fmt::format("unknown path '{}'; allowed: auto, shm, cma, ucx, tcp", name)};
+}
+
+std::string_view name_of(Path path) {
+  for (const auto& [known, name] : kPaths) {
+    if (known == path) return name;
+  }
+  return "?";
+}
+
+}  // namespace kvferry
+
+namespace kvferry::planner {
+namespace {
+
+/// UCX takes seconds of start-up and a thread, and is slower than plain sockets and mapped memory: it is for networks
+/// that only it can drive, or for who asks for it by its variables.
+bool ucx_is_worth_it() {
+  std::error_code failure;
+  const std::filesystem::directory_iterator devices("/sys/class/infiniband", failure);
+  return std::getenv("UCX_TLS") != nullptr || (!failure && devices != std::filesystem::directory_iterator{});
+}
+
+}  // namespace
+
+Result<std::vector<Backend>> make_backends(const TransportOptions& options) {
+  const Path path = options.path;
+  const bool is_auto = path == Path::kAuto;
+  using Make = std::function<Result<std::unique_ptr<Transport>>()>;
+  std::vector<std::pair<std::string_view, Make>> wanted;
+  if (is_auto || path == Path::kShm || path == Path::kCma) {
+    ShmOptions shm{options.common};
+    shm.use_mappings = path != Path::kCma;
+    shm.use_cma = path != Path::kShm;
+    wanted.emplace_back("shm", [shm] { return make_shm_transport(shm); });
+  }
+  if (path == Path::kUcx || (is_auto && ucx_is_worth_it())) {
+    UcxOptions ucx;
+    static_cast<CommonOptions&>(ucx) = options.common;
+    wanted.emplace_back("ucx", [ucx] { return make_ucx_transport(ucx); });
+  }
+  if (is_auto || path == Path::kTcp) {
+    TcpOptions tcp = options.tcp;
+    static_cast<CommonOptions&>(tcp) = options.common;
+    wanted.emplace_back("tcp", [tcp] { return make_tcp_transport(tcp); });
+  }
+  std::vector<Backend> backends;
+  for (const auto& [name, make] : wanted) {
+    Result<std::unique_ptr<Transport>> made = make();
+    if (made) {
+      backends.push_back({name, std::move(*made)});
+    } else if (is_auto && made.error().code == ErrorCode::kUnavailable) {
+      log().warn("transport: {} is left out: {}", name, made.error().what);
+    } else {
+      return std::move(made).error();
+    }
+  }
+  if (backends.empty()) return Error{ErrorCode::kUnavailable, "no way to move bytes is available on this machine"};
+  return backends;
+}
+
+}  // namespace kvferry::planner

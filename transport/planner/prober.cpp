@@ -1,0 +1,125 @@
+#include "transport/planner/prober.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/base/clock.h"
+#include "transport/planner/backends.h"
+
+namespace kvferry::planner {
+namespace {
+
+constexpr std::uint64_t kBlockBytes = 64 << 10;  // what paged caches are made of
+constexpr int kRounds = 3;                       // the first one connects and warms up
+constexpr TimeNs kPatience = kSecond;            // a slower path than 1 MB/s is not worth knowing exactly
+
+std::string backend_of(Path path) {
+  return path == Path::kCma ? "shm" : std::string(name_of(path));
+}
+
+}  // namespace
+
+std::string Measurements::describe(const std::vector<Measured>& measured) {
+  std::string text;
+  for (const Measured& one : measured) {
+    text += text.empty() ? "" : ", ";
+    text += one.gb_per_s > 0 ? fmt::format("{} {:.1f} GB/s", name_of(one.path), one.gb_per_s)
+                             : fmt::format("no {} ({})", name_of(one.path), one.problem);
+  }
+  return text;
+}
+
+Prober::~Prober() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+    wake_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Prober::probe(Address address, std::vector<std::string> backends, Done done) {
+  const std::lock_guard lock(mutex_);
+  jobs_.push_back({std::move(address), std::move(backends), std::move(done)});
+  if (!thread_.joinable()) thread_ = std::thread(&Prober::thread_main, this);
+  wake_.notify_all();
+}
+
+void Prober::thread_main() {
+  while (true) {
+    Job job;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [this] { return is_stopping_ || !jobs_.empty(); });
+      if (is_stopping_) return;
+      job = std::move(jobs_.front());
+      jobs_.pop_front();
+    }
+    const Measurements found = measure(job);
+    if (!is_stopping_) job.done(found);
+  }
+}
+
+Measurements Prober::measure(const Job& job) const {
+  Measurements found;
+  for (const std::string& backend : job.backends) {
+    const bool is_host = backend == "shm";
+    if (!is_host || options_.path != Path::kCma)
+      found.shared.push_back(measure(is_host ? Path::kShm : parse_path(backend).value(), job, true));
+    if (!is_host || options_.path != Path::kShm)
+      found.other.push_back(measure(is_host ? Path::kCma : parse_path(backend).value(), job, false));
+  }
+  if (options_.path == Path::kCma) found.shared = found.other;
+  for (std::vector<Measured>* list : {&found.shared, &found.other})
+    std::stable_sort(list->begin(), list->end(),
+                     [](const Measured& a, const Measured& b) { return a.gb_per_s > b.gb_per_s; });
+  return found;
+}
+
+Measured Prober::measure(Path path, const Job& job, bool is_shared) const {
+  const std::string backend = backend_of(path);
+  const std::string* address = find_part(job.address.parts, backend);
+  const RegionParts& probe = is_shared ? job.address.shared_probe : job.address.private_probe;
+  const std::string* region = find_part(probe.parts, backend);
+  if (address == nullptr || region == nullptr) return {path, 0, "the peer does not offer it"};
+  const Result<double> speed = pull(path, *address, *region);
+  return speed ? Measured{path, *speed, ""} : Measured{path, 0, speed.error().what};
+}
+
+Result<double> Prober::pull(Path path, const std::string& address, const std::string& region) const {
+  TransportOptions options = options_;
+  options.path = path;
+  options.tcp.listen_port = 0;  // the configured one is the owner's
+  Result<std::vector<Backend>> backends = make_backends(options);
+  if (!backends) return std::move(backends).error();
+  Transport& transport = *backends->front().transport;
+  std::vector<std::byte> memory(kProbeBytes);
+  const Result<RegionId> local = transport.register_region(memory.data(), memory.size());
+  if (!local) return Error{local.error().code, local.error().what};
+  const Result<PeerId> peer = transport.connect(address);
+  if (!peer) return Error{peer.error().code, peer.error().what};
+  const SteadyClock clock;
+  const TimeNs deadline = clock.now() + kPatience;
+  TimeNs best_ns = kPatience;
+  for (int round = 0; round < kRounds; ++round) {
+    PagedTransfer transfer{*peer, Direction::kPull, *local, region, {}, ""};
+    // Every other block first, so that neighbours are not joined: a paged cache has none.
+    for (const std::uint64_t first : {std::uint64_t{0}, kBlockBytes}) {
+      for (std::uint64_t at = first; at < kProbeBytes; at += 2 * kBlockBytes) transfer.ranges.push_back({at, at, kBlockBytes});
+    }
+    const TimeNs began_at = clock.now();
+    if (const Result<TransferId> id = transport.submit(std::move(transfer)); !id)
+      return Error{id.error().code, id.error().what};
+    std::vector<Completion> completions;
+    while (completions.empty()) {
+      if (is_stopping_ || clock.now() >= deadline) return Error{ErrorCode::kTimeout, "too slow to measure"};
+      transport.wait(20 * kMillisecond);
+      completions = transport.poll();
+    }
+    if (completions[0].code != ErrorCode::kOk) return Error{completions[0].code, completions[0].what};
+    best_ns = std::min(best_ns, clock.now() - began_at);
+  }
+  return static_cast<double>(kProbeBytes) / static_cast<double>(best_ns);  // bytes per ns are GB/s
+}
+
+}  // namespace kvferry::planner

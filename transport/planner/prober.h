@@ -1,0 +1,63 @@
+// Measures how fast each path to a peer is, with transports of its own, so that the owner's never see it. Private to
+// this folder.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transport/make_transport.h"
+#include "transport/planner/plan_address.h"
+
+namespace kvferry::planner {
+
+struct Measured {
+  Path path = Path::kAuto;
+  double gb_per_s = 0;  // 0: the path does not work
+  std::string problem;  // why not
+};
+
+/// Speed of pulls from the peer's shared memory, and from memory that can't be mapped; the fastest first.
+struct Measurements {
+  std::vector<Measured> shared;
+  std::vector<Measured> other;
+  /// One line for people: "shm 9.8 GB/s, tcp 2.1 GB/s".
+  static std::string describe(const std::vector<Measured>& measured);
+};
+
+/// Threads: probe() any; `done` is called in the prober's thread.
+class Prober {
+ public:
+  using Done = std::function<void(const Measurements&)>;
+  explicit Prober(const TransportOptions& options) : options_(options) {}
+  ~Prober();
+
+  /// Later, one peer after another, a few milliseconds each. `backends`: those that reach the peer.
+  void probe(Address address, std::vector<std::string> backends, Done done);
+
+ private:
+  struct Job {
+    Address address;
+    std::vector<std::string> backends;
+    Done done;
+  };
+
+  void thread_main();
+  Measurements measure(const Job& job) const;
+  Measured measure(Path path, const Job& job, bool is_shared) const;
+  Result<double> pull(Path path, const std::string& address, const std::string& region) const;
+
+  const TransportOptions options_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Job> jobs_;
+  std::atomic<bool> is_stopping_{false};
+  std::thread thread_;  // started with the first job
+};
+
+}  // namespace kvferry::planner
