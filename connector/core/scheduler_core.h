@@ -29,7 +29,6 @@ struct CoreConfig {
   std::string fingerprint;
   std::uint32_t chunk_tokens = 256;
   std::uint32_t block_tokens = 16;
-  std::uint32_t num_groups = 1;  // KV cache groups: block tables per request
   std::uint32_t num_slots = 0;
   std::uint32_t num_ranks = 1;
   bool save_decode_cache = true;

@@ -23,7 +23,6 @@ struct SchedulerOptions {
   std::string role;         // kv_role
   std::string fingerprint;  // readable; see controller::NodeInfo
   std::uint32_t block_tokens = 16;
-  std::uint32_t num_groups = 1;
   std::int64_t start_timeout_ms = 10'000;
 };
 

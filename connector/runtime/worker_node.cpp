@@ -1,7 +1,5 @@
 #include "connector/runtime/worker_node.h"
 
-#include <unistd.h>
-
 #include <mutex>
 #include <utility>
 

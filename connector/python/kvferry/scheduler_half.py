@@ -46,7 +46,6 @@ class SchedulerHalf:
                 role=transfer.kv_role,
                 fingerprint=self._fingerprint,
                 block_tokens=spec.block_size,
-                num_groups=1,
                 start_timeout_ms=START_TIMEOUT_MS,
             )
         except KvFerryError as error:

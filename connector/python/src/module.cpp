@@ -67,14 +67,10 @@ struct PyScheduler {
   std::unique_ptr<SchedulerNode> node;
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
-              std::uint32_t block_tokens, std::uint32_t num_groups, std::int64_t start_timeout_ms) {
-    SchedulerOptions options{config_from(extra_json),
-                             EngineId{std::move(engine_id)},
-                             std::move(role),
-                             std::move(fingerprint),
-                             block_tokens,
-                             num_groups,
-                             start_timeout_ms};
+              std::uint32_t block_tokens, std::int64_t start_timeout_ms) {
+    SchedulerOptions options{
+        config_from(extra_json), EngineId{std::move(engine_id)}, std::move(role), std::move(fingerprint), block_tokens,
+        start_timeout_ms};
     const nb::gil_scoped_release unlocked;
     node = unwrap(SchedulerNode::start(std::move(options)));
   }
@@ -170,9 +166,8 @@ NB_MODULE(_core, m) {
   m.def("check_config", &config_dict, "extra_json"_a, "The settings in force; KvFerryError names what is wrong.");
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
-      .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t, std::uint32_t,
-                    std::int64_t>(),
-           nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "block_tokens"_a, "num_groups"_a,
+      .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t, std::int64_t>(),
+           nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "block_tokens"_a,
            "start_timeout_ms"_a)
       .def_prop_ro("host", [](const PyScheduler& self) { return self.node->host(); })
       .def_prop_ro("port", [](const PyScheduler& self) { return self.node->port(); })

@@ -1,0 +1,50 @@
+"""The installed C++ package, as another project sees it: find_package(kvferry), include, link, run."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from kvferry_launch.paths import RELEASE, REPO
+
+EXAMPLE = REPO / "launch" / "examples" / "move_blocks"
+BUILD = Path(os.environ.get("KVFERRY_BUILD", RELEASE))
+"""The build that is installed."""
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where kvferry is installed."""
+    folder = tmp_path_factory.mktemp("prefix")
+    run("cmake", "--install", BUILD, "--prefix", folder)
+    return folder
+
+
+def test_another_project_moves_blocks(prefix: Path, tmp_path: Path) -> None:
+    assert len((EXAMPLE / "main.cpp").read_text().splitlines()) <= 60
+    run("cmake", "-G", "Ninja", "-S", EXAMPLE, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
+    assert str(REPO) not in (tmp_path / "build.ninja").read_text().replace(str(EXAMPLE), "")
+    run("cmake", "--build", tmp_path)
+    said = run(tmp_path / "move_blocks").splitlines()
+    assert said[-1] == "every byte is right"
+    assert sorted(said[:-1]) == ["the parent says: 2 blocks pushed", "the parent says: 4 blocks pulled"]
+
+
+def test_every_installed_header_finds_what_it_includes(prefix: Path) -> None:
+    root = prefix / "include" / "kvferry"
+    headers = list(root.rglob("*.h"))
+    assert root / "transport" / "transport.h" in headers
+    for header in headers:
+        for included in re.findall(r'^#include "([^"]+)"', header.read_text(), re.MULTILINE):
+            assert (root / included).exists(), f"{header.relative_to(root)} includes {included}, which is not installed"
+
+
+def test_the_installed_binary_runs(prefix: Path) -> None:
+    assert run(prefix / "bin" / "kvferry", "--version").startswith("kvferry")

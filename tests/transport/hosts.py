@@ -1,0 +1,161 @@
+"""Hosts for a test: network namespaces joined by a virtual cable, and programs that live in them.
+
+A namespace lives as long as the process that holds it, which ends when its stdin closes: so everything is gone when the
+test's process is, however it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from kvferry_launch.paths import RELEASE
+
+BIN = Path(os.environ.get("KVFERRY_BUILD", RELEASE)) / "bin"
+RELAY = Path(__file__).with_name("delay_relay.py")
+PATIENCE_S = 90.0
+
+
+class Program:
+    """A program that talks by lines."""
+
+    def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        env={**os.environ, **(environment or {})})
+        self._heard = b""
+
+    def read_line(self) -> str:
+        """The next line; fails when none comes for too long."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + PATIENCE_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._heard:
+                assert selector.select(deadline - time.monotonic()), f"{self.process.args} says nothing"
+                got = os.read(self.process.stdout.fileno(), 1 << 16)
+                assert got, f"{self.process.args} ended with {self.process.wait()}"
+                self._heard += got
+        line, self._heard = self._heard.split(b"\n", 1)
+        return line.decode()
+
+    def ask(self, line: str) -> list[str]:
+        """The words of the answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.flush()
+        words = self.read_line().split(" ")
+        assert words[0] != "error", f"{line[:80]}: {' '.join(words)}"
+        return words
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Host:
+    """One network namespace."""
+
+    def __init__(self, first: Host | None = None) -> None:
+        """`first`: any of the other hosts, whose user namespace is used where we are not root."""
+        # UCX lists interfaces by /sys, which shows those of the namespace that it was mounted in.
+        hold = ["-n", "-m", "sh", "-c", "mount -t sysfs kvferry /sys && exec cat"]
+        is_root = os.geteuid() == 0
+        self._user = [] if is_root else ["-U", "--preserve-credentials"]
+        if is_root or first is None:
+            command = ["unshare", *([] if is_root else ["-Ur"]), *hold]
+        else:
+            command = ["nsenter", "-t", first.pid, *self._user, "unshare", *hold]
+        self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.PIPE)
+        self._programs: list[Program] = []
+        self.pid = str(self._holder.pid)
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._is_ready():
+            if self._holder.poll() is not None or time.monotonic() > deadline:
+                raise OSError(self._holder.communicate()[1].decode().strip() or "no namespace came about")
+            time.sleep(0.01)
+
+    def _is_ready(self) -> bool:
+        try:
+            is_apart = Path(f"/proc/{self.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+            return is_apart and Path(f"/proc/{self.pid}/comm").read_text().strip() == "cat"
+        except OSError:
+            return False
+
+    def inside(self, *command: str | Path) -> list[str]:
+        return ["nsenter", "-t", self.pid, *self._user, "-n", "-m", *(str(word) for word in command)]
+
+    def run(self, *command: str) -> None:
+        done = subprocess.run(self.inside(*command), capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+    def start(self, *command: str | Path, environment: dict[str, str] | None = None) -> Program:
+        program = Program(self.inside(*command), environment)
+        self._programs.append(program)
+        return program
+
+    def join(self, own_name: str, other: Host, others_name: str) -> None:
+        """Lays a cable."""
+        self.run("ip", "link", "add", own_name, "type", "veth", "peer", "name", others_name, "netns", other.pid)
+        self.run("ip", "link", "set", own_name, "up")
+        other.run("ip", "link", "set", others_name, "up")
+
+    def close(self) -> None:
+        for program in self._programs:
+            program.kill()
+        self._holder.communicate()
+
+
+class TwoHosts:
+    """`near` and `far`, each with one interface `cable`."""
+
+    def __init__(self, delay_ms: float = 0) -> None:
+        self.hosts: list[Host] = []
+        try:
+            self.near = self._add()
+            self.far = self._add()
+            if delay_ms == 0:
+                self.near.join("cable", self.far, "cable")
+            else:
+                middle = self._add()
+                self.near.join("cable", middle, "near")
+                self.far.join("cable", middle, "far")
+                relay = middle.start(sys.executable, RELAY, str(delay_ms), "near", "far")
+                assert relay.read_line() == "ready"
+            for number, host in enumerate((self.near, self.far), 1):
+                host.run("ip", "link", "set", "lo", "up")
+                host.run("ip", "address", "add", f"10.77.0.{number}/24", "dev", "cable")
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self) -> Host:
+        self.hosts.append(Host(self.hosts[0] if self.hosts else None))
+        return self.hosts[-1]
+
+    def limit(self, rate: str) -> None:
+        for host in (self.near, self.far):
+            host.run("tc", "qdisc", "replace", "dev", "cable", "root", "tbf", "rate", rate, "burst", "64kb", "latency",
+                     "50ms")
+
+    def cut(self) -> None:
+        self.far.run("ip", "link", "set", "cable", "down")
+
+    def mend(self) -> None:
+        self.far.run("ip", "link", "set", "cable", "up")
+
+    def close(self) -> None:
+        for host in reversed(self.hosts):
+            host.close()

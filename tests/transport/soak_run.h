@@ -1,0 +1,118 @@
+// The soak: one transport here, two peers in processes of their own, transfers as soak_plan.h decides them, and a check
+// of everything that the contract promises about each of them.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/transport/soak_plan.h"
+#include "tests/transport/soak_resources.h"
+#include "tests/transport/transport_fixture.h"
+#include "transport/shared_memory.h"
+
+namespace kvferry::soak {
+
+struct Options {
+  std::string backend;
+  std::uint64_t num_transfers = 20'000;
+  std::uint64_t seed = 1;
+  std::set<std::string> without;
+  bool has_sanitizer = false;  // memory grows for the sanitizer's own reasons then
+};
+
+class Soak {
+ public:
+  explicit Soak(Options options);
+  /// Prints progress and the last line; true: nothing was wrong.
+  bool run();
+
+ private:
+  static constexpr std::uint32_t kSlots = 32;
+
+  struct Peer {
+    std::unique_ptr<Remote> remote;
+    std::uint32_t life = 0;  // counts its processes
+    PeerId id;
+    std::uint64_t stopped_until = 0;  // transfer number; 0: it runs
+  };
+  struct Flight {
+    std::uint64_t number = 0;
+    Plan plan;
+    std::uint32_t slot = 0;
+    std::uint32_t life = 0;
+    PeerId peer;
+    std::uint32_t damaged_range = 0;
+    std::vector<std::uint64_t> checksums;
+    std::vector<std::byte> expected;  // the destination's extent afterwards, if it is verified
+    std::optional<Lent> grant;
+    bool is_revoked = false;
+    std::vector<std::byte> at_revoke;  // what its remote destination held when revoke() had said ok
+    std::set<ErrorCode> allowed = {ErrorCode::kOk};
+    std::uint32_t num_fed = 0;  // parts of 1 + num_feeds that have been given
+    bool is_cancelled = false;
+  };
+  /// A slot that may not be used again before settle(): bytes of a transfer that failed may still arrive at the peer.
+  struct Resting {
+    std::uint32_t slot = 0;
+    std::uint64_t number = 0;
+    std::vector<std::byte> local;  // what its local memory held at the completion; empty: not a pull
+  };
+
+  std::span<std::byte> local(std::uint32_t slot, std::uint64_t bytes);
+  std::span<std::byte> remote(std::uint32_t peer, std::uint32_t slot, std::uint64_t bytes);
+  RegionId local_region(std::uint32_t slot) const { return slot % 2 == 0 ? shared_region_ : plain_region_; }
+  static std::uint64_t offset(std::uint32_t slot) { return slot / 2 * kSlotBytes; }
+  static std::uint64_t remote_offset(std::uint32_t slot) { return slot * kSlotBytes; }
+
+  void start_peer(std::uint32_t index);
+  void connect(std::uint32_t index);
+  void act(std::uint64_t number, const Plan& plan);
+  void allow(PeerId peer, ErrorCode code);
+  void resume(std::uint32_t index);
+
+  void prepare(Flight& flight);
+  void submit(std::uint64_t number, Plan plan);
+  std::vector<CopyRange> part(const Flight& flight, std::uint32_t index) const;
+  std::vector<std::uint64_t> checksums_of(const Flight& flight, std::uint32_t index) const;
+  void check_refusal(PagedTransfer transfer);
+  void feed(TransferId id, Flight& flight, bool is_all);
+  /// Feeds, cancels and revokes what is due before transfer `number`; hurries: feeds all that is left.
+  void tend(std::uint64_t number, bool hurries);
+  void revoke_early(Flight& flight);
+  void collect(bool waits);
+  void finish(const Completion& completion);
+  void check_bytes(const Flight& flight, const Completion& completion);
+  void give_back(Flight& flight);
+  void await_notification(const Flight& flight);
+  void read_notification(std::uint32_t peer, bool& has_more);
+  void settle();
+  void wrong(const Flight& flight, const std::string& what);
+
+  const Options options_;
+  const std::uint64_t restart_every_;
+  SharedMemory shared_;
+  std::vector<std::byte> plain_;
+  std::unique_ptr<Transport> transport_;
+  RegionId shared_region_;
+  RegionId plain_region_;
+  Peer peers_[2];
+  std::deque<std::uint32_t> free_;
+  std::map<TransferId, Flight> flights_;
+  std::vector<Resting> resting_;
+  std::vector<PeerId> left_;    // lost peers whose ids are still held
+  std::vector<bool> notified_;  // by transfer number
+
+  std::map<ErrorCode, std::uint64_t> num_by_code_;
+  std::uint64_t num_verified_ = 0;
+  std::uint64_t num_restarts_ = 0;
+  std::uint64_t num_wrong_ = 0;
+  std::uint64_t num_bytes_ = 0;
+};
+
+}  // namespace kvferry::soak

@@ -1,0 +1,157 @@
+"""A transport between two hosts, which are network namespaces of this machine: its bytes, a slow cable, a long one, a
+cut one, and a peer that dies, restarts or stands still."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hosts import BIN, Program, TwoHosts
+
+BACKENDS = ("ucx",)
+MEMORY = 8 << 20
+SILENCE_S = 2.0
+"""CommonOptions::silence_ns, the default."""
+SLACK_S = 10.0
+"""Of deadlines: the promise is 1 s, and this machine may be busy."""
+OK, CANCELLED, PEER_LOST = "0", "5", "6"
+
+
+class Link:
+    """A driver on the near host and its peer on the far one."""
+
+    def __init__(self, backend: str, hosts: TwoHosts) -> None:
+        self.backend, self.hosts = backend, hosts
+        self._environment = {"UCX_NET_DEVICES": "cable"}
+        self.driver = hosts.near.start(BIN / "host_driver", backend, str(MEMORY), environment=self._environment)
+        self.memory = self.driver.read_line().split(" ")[1]
+        self.restart_peer()
+
+    def restart_peer(self) -> None:
+        self.peer: Program = self.hosts.far.start(BIN / "remote_process", self.memory, self.backend,
+                                                  environment=self._environment)
+        self._ready = self.peer.read_line()
+        assert self._ready.startswith("ready ")
+        self.connect()
+
+    def connect(self) -> str:
+        return self.driver.ask(f"peer {self._ready.removeprefix('ready ')}")[1]
+
+    def start_move(self, direction: str, num_ranges: int, bytes_max: int, note: str = "-") -> str:
+        return self.driver.ask(f"move {direction} {num_ranges} {bytes_max} {note}")[1]
+
+    def move(self, direction: str, num_ranges: int, bytes_max: int) -> int:
+        """One verified transfer, announced to the peer; its milliseconds."""
+        transfer = self.start_move(direction, num_ranges, bytes_max, f"note-{direction}-{num_ranges}")
+        _, done, code, ms, bytes_are = self.driver.ask("await")
+        assert (done, code, bytes_are) == (transfer, OK, "equal")
+        kind, _, body = self.peer.read_line().split(" ")
+        assert (kind, bytes.fromhex(body).decode()) == ("note", f"note-{direction}-{num_ranges}")
+        return int(ms)
+
+    def move_both_ways(self) -> dict[str, int]:
+        return {f"{direction} of {num_ranges} ranges of up to {bytes_max} bytes":
+                self.move(direction, num_ranges, bytes_max)
+                for direction in ("pull", "push") for num_ranges, bytes_max in ((1, 100), (1500, 4096), (7, 1 << 20))}
+
+    def lose(self, transfer: str) -> float:
+        """Waits until a transfer is given up; seconds."""
+        if self.backend == "ucx":  # notices nothing by itself: whoever waits for the bytes has a deadline
+            assert self.driver.ask(f"cancel {transfer}") == ["cancelling"]
+        start = time.monotonic()
+        _, done, code, _, _ = self.driver.ask("await")
+        assert (done, code) in ((transfer, PEER_LOST), (transfer, CANCELLED if self.backend == "ucx" else PEER_LOST))
+        return time.monotonic() - start
+
+
+MakeLink = Callable[..., Link]
+
+
+@pytest.fixture(params=BACKENDS)
+def make_link(request: pytest.FixtureRequest) -> Iterator[MakeLink]:
+    """make_link(delay_ms): two hosts and a transport between them."""
+    made: list[TwoHosts] = []
+
+    def make(delay_ms: float = 0, backend: str = request.param) -> Link:
+        for tool in ("ip", "tc", "unshare", "nsenter"):
+            if shutil.which(tool) is None:
+                pytest.skip(f"two hosts need {tool}, which is not installed")
+        try:
+            made.append(TwoHosts(delay_ms))
+        except OSError as error:
+            pytest.skip(f"this system lets nobody make network namespaces: {error}")
+        return Link(backend, made[-1])
+
+    yield make
+    for hosts in made:
+        hosts.close()
+
+
+def test_bytes_move_both_ways(make_link: MakeLink) -> None:
+    make_link().move_both_ways()
+
+
+def test_a_slow_cable_carries_the_same_bytes(make_link: MakeLink) -> None:
+    link = make_link()
+    link.hosts.limit("200mbit")
+    for what, ms in link.move_both_ways().items():
+        print(f"{link.backend} at 200 Mbit/s: {what} took {ms} ms")
+
+
+def test_a_long_cable_carries_the_same_bytes(make_link: MakeLink) -> None:
+    link = make_link(delay_ms=1)
+    link.move_both_ways()  # opens the windows
+    for what, ms in link.move_both_ways().items():
+        assert ms >= 2 or what.startswith("push")  # the request's way there and the bytes' way back
+        print(f"{link.backend} with 1 ms delay each way: {what} took {ms} ms")
+
+
+def test_a_cut_cable_loses_the_peer_and_a_mended_one_finds_it_again(make_link: MakeLink) -> None:
+    link = make_link()
+    link.move("pull", 7, 1000)
+    link.hosts.limit("20mbit")  # so that the cut falls into the transfer
+    for direction in ("pull", "push"):
+        transfer = link.start_move(direction, 7, 1 << 20)
+        time.sleep(0.2)
+        link.hosts.cut()
+        assert link.lose(transfer) < SILENCE_S + SLACK_S
+        link.hosts.mend()
+        link.connect()
+        link.move(direction, 7, 1000)
+
+
+def test_a_restarted_peer_is_reached_by_the_same_transport(make_link: MakeLink) -> None:
+    link = make_link()
+    for _ in range(3):
+        link.move("push", 7, 1 << 20)
+        first = link.connect()
+        transfer = link.start_move("push", 7, 1 << 20)
+        link.peer.kill()
+        _, done, code, _, _ = link.driver.ask("await")
+        assert done == transfer
+        assert code in (OK, PEER_LOST)
+        link.restart_peer()
+        assert link.connect() != first
+        link.move("pull", 7, 1 << 20)
+
+
+def test_a_stopped_peer_is_lost_and_leaves_the_memory_alone(make_link: MakeLink) -> None:
+    link = make_link()
+    link.hosts.limit("20mbit")
+    link.move("pull", 7, 1000)
+    transfer = link.start_move("pull", 7, 1 << 20)
+    time.sleep(0.2)
+    link.peer.stop()
+    assert link.lose(transfer) < SILENCE_S + SLACK_S
+    assert link.driver.ask("paint") == ["painted"]
+    link.peer.go_on()
+    time.sleep(1)  # what was under way arrives
+    assert link.driver.ask("look") == ["quiet"]
+    link.connect()
+    link.move("pull", 7, 1000)
