@@ -8,10 +8,11 @@
 #include <map>
 #include <optional>
 
+#include "launch/bench/bench_venv.h"
 #include "launch/bench/byte_size.h"
+#include "launch/bench/far_side.h"
 #include "launch/bench/host_facts.h"
 #include "launch/bench/measure.h"
-#include "launch/bench/programs.h"
 #include "launch/bench/progress.h"
 
 namespace kvferry::bench {
@@ -19,53 +20,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// The connection to the far side, which is our own child where nobody named one.
-class FarSide {
- public:
-  Result<void> open(const std::optional<HostPort>& address) {
-    HostPort where = address.value_or(HostPort{"127.0.0.1", 0});
-    if (!address) {
-      Result<ChildProcess> child = ChildProcess::start(self_command({"bench", "listener"}));
-      if (!child) return std::move(child).error();
-      child_.emplace(std::move(*child));
-      const Result<Json> said = child_->link().receive(kPatience);
-      if (!said) return Error{said.error().code, "the listener did not start: " + child_->last_words()};
-      where.port = said->value("port", std::uint16_t{0});
-    }
-    Result<int> fd = tcp_connect(where.host, where.port);
-    if (!fd) return std::move(fd).error();
-    host_ = tcp_local_host(*fd);
-    link_.emplace(*fd, *fd);
-    return greet();
-  }
-
-  LineLink& link() { return *link_; }
-  const std::string& host() const { return host_; }
-  bool is_same_host() const { return is_same_host_; }
-
- private:
-  Result<void> greet() {
-    const Json own = host_facts();
-    if (Result<void> ok = link_->send({{"do", "hello"}, {"version", own["version"]}}); !ok) return ok;
-    const Result<Json> hello = link_->receive(10 * kSecond);
-    if (!hello) return Error{hello.error().code, "no kvferry bench listener there: " + hello.error().what};
-    const Json version = hello->value("version", Json());
-    if (version != own["version"])
-      return Error{
-          ErrorCode::kRefused,
-          fmt::format("the listener is kvferry {} and this is kvferry {}; install the same version on both hosts",
-                      version.dump(), own["version"].dump())};
-    is_same_host_ = hello->value("boot_id", Json()) == own["boot_id"];
-    return {};
-  }
-
-  std::optional<ChildProcess> child_;
-  std::optional<LineLink> link_;  // closed first: then the child ends by itself
-  std::string host_;
-  bool is_same_host_ = false;
-};
-
-std::vector<Contender> contenders(const std::string& path, bool is_same_host) {
+/// kvferry, the machine's limits on this path, and the peers.
+std::vector<Contender> contenders(const std::string& path, const std::vector<std::string>& peers, bool is_same_host) {
   std::vector<Contender> all{{.engine = "kvferry", .setting = "default"}};
   if (is_same_host && path != "tcp") {
     all.push_back({.engine = "memcpy", .setting = "1 thread", .is_limit = true});
@@ -73,8 +29,15 @@ std::vector<Contender> contenders(const std::string& path, bool is_same_host) {
   }
   if (!is_same_host || path == "tcp" || path == "ucx" || path == "auto")
     all.push_back({.engine = "socket", .setting = "best", .is_limit = true});
+  for (const std::string& peer : peers) {
+    if (peer == "mooncake" && path != "tcp") continue;  // its TCP is all it has without RDMA
+    all.push_back({.engine = peer, .setting = "default", .is_peer = true, .is_free = peer != "ucx"});
+    if (peer != "mooncake") all.push_back({.engine = peer, .setting = "best", .is_peer = true});
+  }
   return all;
 }
+
+void say(const std::string& line) { fmt::print(stderr, "{}\n", line); }
 
 class Driver {
  public:
@@ -83,13 +46,30 @@ class Driver {
   Result<void> run() {
     if (!options_.derivation.empty()) fmt::print("{}\n", options_.derivation);
     if (Result<void> ok = far_.open(options_.connect); !ok) return ok;
+    if (Result<void> ok = install_peers(); !ok) return ok;
     if (Result<void> ok = measure_all(); !ok) return ok;
     fmt::print("{}", table_of(rows_));
     std::fflush(stdout);
-    return write_json();
+    if (Result<void> ok = write_json(options_.json_file); !ok) return ok;
+    return plot();
   }
 
  private:
+  void leave_out(const std::string& engine, const std::string& why) {
+    missing_[engine] = why;
+    say(fmt::format("warning: {} is left out: {}", engine, why));
+  }
+
+  Result<void> install_peers() {
+    for (const std::string& peer : options_.peers) {
+      Result<void> done = ensure_installed(peer, say);
+      if (done) done = far_.install(peer);
+      if (!done && done.error().code == ErrorCode::kCancelled) return done;
+      if (!done) leave_out(peer, done.error().what);
+    }
+    return {};
+  }
+
   struct Point {
     std::string path;
     MemoryKind memory;
@@ -103,7 +83,7 @@ class Driver {
     for (const std::string& path : options_.paths)
       for (const MemoryKind memory : options_.memories)
         for (const Shape& shape : options_.shapes)
-          for (const Contender& contender : contenders(path, far_.is_same_host()))
+          for (const Contender& contender : contenders(path, options_.peers, far_.is_same_host()))
             all.push_back({path, memory, shape, contender});
     return all;
   }
@@ -124,8 +104,8 @@ class Driver {
         if (measured) {
           take(point, std::move(*measured), progress);
         } else {
-          missing_[point.contender.engine] = measured.error().what;
-          progress.say(fmt::format("warning: {} is left out: {}", point.contender.engine, measured.error().what));
+          progress.make_room();
+          leave_out(point.contender.engine, measured.error().what);
         }
       }
       progress.end_step();
@@ -149,18 +129,31 @@ class Driver {
     }
   }
 
-  Result<void> write_json() const {
-    if (options_.json_file.empty()) return {};
+  /// matplotlib reads what the JSON file holds. A picture that can't be drawn is a warning.
+  Result<void> plot() const {
+    if (options_.plot_file.empty()) return {};
+    Result<void> done = ensure_installed("plot", say);
+    const std::string file = options_.plot_file + ".json";
+    if (done) done = write_json(file);
+    if (done) done = run_to_end(script_command("plot.py", {file, options_.plot_file}));
+    ::unlink(file.c_str());
+    if (!done && done.error().code == ErrorCode::kCancelled) return done;
+    if (!done) say(fmt::format("warning: no plot: {}", done.error().what));
+    return {};
+  }
+
+  Result<void> write_json(const std::string& name) const {
+    if (name.empty()) return {};
     Json rows = Json::array();
     for (const Row& row : rows_) rows.push_back(to_json(row));
     Json machine = host_facts();
     machine["huge_page_share"] = huge_shares_;
     const Json all{
         {"rows", std::move(rows)}, {"machine", std::move(machine)}, {"engines", engines_}, {"peers_missing", missing_}};
-    std::ofstream file(options_.json_file);
+    std::ofstream file(name);
     file << all.dump(2) << '\n';
     file.close();
-    if (!file) return Error{ErrorCode::kUnavailable, fmt::format("can't write {}", options_.json_file)};
+    if (!file) return Error{ErrorCode::kUnavailable, fmt::format("can't write {}", name)};
     return {};
   }
 

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "launch/bench/bench_venv.h"
 #include "launch/bench/host_facts.h"
 #include "launch/bench/line_link.h"
 #include "launch/bench/programs.h"
@@ -45,6 +46,7 @@ class Session {
       return {};
     }
     if (!is_known_) return Error{ErrorCode::kCorrupt, "a driver of another version, or no driver at all"};
+    if (what == "install") return install(message.value("what", Json()));
     if (what == "start_worker") return start(message.value("spec", Json::object()));
     if (what == "stop_worker") {
       worker_.reset();
@@ -53,6 +55,11 @@ class Session {
     if (!worker_) return driver_.send(to_json(Error{ErrorCode::kInvalidArgument, "no worker runs"}));
     if (!worker_->link().send(message)) return tell_of_death();
     return {};
+  }
+
+  Result<void> install(const Json& what) {
+    const Result<void> done = ensure_installed(what.is_string() ? what.get<std::string>() : "", [](const auto&) {});
+    return driver_.send(done ? Json::object() : to_json(done.error()));
   }
 
   Result<void> start(const Json& message) {

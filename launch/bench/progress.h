@@ -19,6 +19,8 @@ class Progress {
   void end_step() { ++num_done_; }
   /// A line of its own that stays.
   void say(const std::string& line);
+  /// So that somebody else may write a line.
+  void make_room() { clear(); }
 
  private:
   void clear();
