@@ -50,7 +50,8 @@ class NixlEngine(Engine):
 
     def _move(self, num_blocks: int) -> None:
         handle = self.agent.make_prepped_xfer(
-            self.operation, self.own, self.own_order[:num_blocks], self.others, self.others_order[:num_blocks], b"moved")
+            self.operation, self.own, self.own_order[:num_blocks], self.others, self.others_order[:num_blocks],
+            b"moved")
         state = self.agent.transfer(handle)
 
         def is_done() -> bool:
