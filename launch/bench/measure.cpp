@@ -13,6 +13,7 @@ using Json = nlohmann::json;
 
 constexpr std::uint64_t kRounds = 2000;
 constexpr std::uint64_t kRoundsMin = 100;
+constexpr std::uint64_t kRoundsFirst = 20;
 constexpr double kPingSecondsMax = 1;  // for blocks so large that kRounds of them take longer
 constexpr std::uint64_t kCallBytes[] = {64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20};
 
@@ -54,16 +55,20 @@ Result<std::uint64_t> tune(WorkerPair& pair, const Job& job) {
   return best;
 }
 
-Result<void> measure_latency(WorkerPair& pair, Row& row) {
-  const double round_seconds = 2.0 * static_cast<double>(row.block_bytes) / (row.gb_per_s * 1e9);
-  const auto rounds = static_cast<std::uint64_t>(
-      std::clamp(kPingSecondsMax / round_seconds, static_cast<double>(kRoundsMin), static_cast<double>(kRounds)));
+Result<void> ping(WorkerPair& pair, std::uint64_t rounds, Row& row) {
   const Result<WorkerPair::Answers> done =
       pair.ask_together({{"do", "ping"}, {"rounds", rounds}}, {{"do", "pong"}, {"rounds", rounds}});
   if (!done) return done.error();
   row.latency_us_p50 = done->initiator.value("p50_us", 0.0);
   row.latency_us_p99 = done->initiator.value("p99_us", 0.0);
   return {};
+}
+
+/// As many rounds as there is time for, by a few first ones, which warm up as well.
+Result<void> measure_latency(WorkerPair& pair, Row& row) {
+  if (Result<void> ok = ping(pair, kRoundsFirst, row); !ok) return ok;
+  const double rounds = kPingSecondsMax * 1e6 / std::max(2 * row.latency_us_p50, 1e-3);
+  return ping(pair, static_cast<std::uint64_t>(std::clamp<double>(rounds, kRoundsMin, kRounds)), row);
 }
 
 Result<std::string> measure_row(WorkerPair& pair, const Job& job, int repeat, Row& row) {
