@@ -34,7 +34,7 @@ NOT_IN_CORE = re.compile(
 
 # Library headers and the files that wrap them.
 WRAPPED = {
-    "UCX": (re.compile(r"uc[pst]/"), re.compile(r"transport/ucx/")),
+    "UCX": (re.compile(r"uc[pst]/"), re.compile(r"transport/ucx/|launch/bench/peers/ucx_engine\.cpp$")),
     "NCCL": (re.compile(r"nccl"), re.compile(r"transport/nccl/")),
     "CUDA": (re.compile(r"cuda|cub/|thrust/"),
              re.compile(r"kernels/.*\.(cu|cuh)$|kernels/cuda/|transport/(ucx|nccl|cuda)/")),

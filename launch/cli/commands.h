@@ -15,6 +15,7 @@ namespace kvferry::cli {
 /// kInvalidArgument becomes exit status 2, any other error 1.
 using Run = std::function<Result<void>()>;
 
+Run add_bench_command(CLI::App& app);
 Run add_controller_command(CLI::App& app);
 Run add_status_command(CLI::App& app);
 

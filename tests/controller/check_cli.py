@@ -83,8 +83,8 @@ class CliTest(unittest.TestCase):
         self.assertIn("only 'none' exists", run("controller", "--help").stdout)
 
     def test_unknown_words_are_one_clear_line(self) -> None:
-        self.assert_fails(run(), 2, "command is missing", "controller, status")
-        self.assert_fails(run("fly"), 2, "unknown command 'fly'", "controller, status")
+        self.assert_fails(run(), 2, "command is missing", "bench, controller, status")
+        self.assert_fails(run("fly"), 2, "unknown command 'fly'", "bench, controller, status")
         self.assert_fails(run("controller", "--bidn"), 2, "--bidn", "kvferry controller --help")
         self.assert_fails(run("status", "--bind"), 2, "--bind")
 

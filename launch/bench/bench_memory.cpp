@@ -1,0 +1,62 @@
+#include "launch/bench/bench_memory.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
+
+namespace kvferry::bench {
+
+Result<BenchMemory> BenchMemory::make(MemoryKind kind, std::uint64_t bytes) {
+  BenchMemory made;
+  if (kind == MemoryKind::kKvferry) {
+    Result<SharedMemory> shared = SharedMemory::create("bench", bytes);
+    if (!shared) return std::move(shared).error();
+    made.shared_.emplace(std::move(*shared));
+    made.memory_ = made.shared_->span();
+    return made;
+  }
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED)
+    return Error{ErrorCode::kUnavailable, fmt::format("cannot map {} bytes: {}", bytes, std::strerror(errno))};
+  made.memory_ = {static_cast<std::byte*>(data), bytes};
+  ::madvise(data, bytes, MADV_HUGEPAGE);
+  std::memset(data, 0, bytes);
+  return made;
+}
+
+BenchMemory::BenchMemory(BenchMemory&& other) noexcept
+    : shared_(std::exchange(other.shared_, std::nullopt)), memory_(std::exchange(other.memory_, {})) {}
+
+BenchMemory::~BenchMemory() {
+  if (!shared_ && !memory_.empty()) ::munmap(memory_.data(), memory_.size());
+}
+
+MemoryRegion BenchMemory::region() const {
+  return shared_ ? shared_->region() : MemoryRegion{memory_.data(), memory_.size()};
+}
+
+std::uint64_t huge_page_bytes(std::span<const std::byte> memory) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
+  std::ifstream smaps("/proc/self/smaps");
+  std::uint64_t huge_bytes = 0;
+  bool is_ours = false;
+  for (std::string line; std::getline(smaps, line);) {
+    unsigned long first = 0;
+    unsigned long last = 0;
+    unsigned long kib = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &first, &last) == 2) {
+      is_ours = first < begin + memory.size() && last > begin;
+    } else if (is_ours && (std::sscanf(line.c_str(), "AnonHugePages: %lu kB", &kib) == 1 ||
+                           std::sscanf(line.c_str(), "ShmemPmdMapped: %lu kB", &kib) == 1)) {
+      huge_bytes += std::uint64_t{kib} << 10;
+    }
+  }
+  return std::min<std::uint64_t>(huge_bytes, memory.size());
+}
+
+}  // namespace kvferry::bench

@@ -1,0 +1,35 @@
+// What is copied and in which order. Both sides of a measurement compute this for themselves, the Python peers too
+// (peers/worker.py), so that nothing but a seed has to be agreed upon.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace kvferry::bench {
+
+enum class Side : std::uint8_t { kInitiator = 0, kTarget = 1 };
+
+/// One request: block i goes between the i-th places of the two sides' orders.
+struct Job {
+  bool is_push = true;
+  std::uint64_t block_bytes = 0;  // a multiple of 8
+  std::uint64_t num_blocks = 0;
+  std::uint64_t order_seed = 0;
+
+  std::uint64_t bytes() const { return block_bytes * num_blocks; }
+  Side source() const { return is_push ? Side::kInitiator : Side::kTarget; }
+};
+
+/// The word at this offset (a multiple of 8) of a side's memory before the transfer.
+std::uint64_t pattern_word(std::uint64_t seed, Side side, std::uint64_t offset);
+void fill_pattern(std::span<std::byte> memory, std::uint64_t seed, Side side);
+
+/// Offsets of the blocks, a random permutation for each side.
+std::vector<std::uint64_t> block_offsets(const Job& job, Side side);
+
+/// Whether `memory`, the destination's, holds the source's pattern in each block of the job.
+bool holds_pattern(std::span<const std::byte> memory, const Job& job, std::uint64_t seed);
+
+}  // namespace kvferry::bench

@@ -1,0 +1,223 @@
+"""A peer's worker process of `kvferry bench transfer`: launch/bench/worker.h in Python.
+
+A peer gives an Engine. The pattern and the orders of the blocks are those of launch/bench/pattern.cpp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+GOLDEN = 0x9E3779B97F4A7C15
+MASK = (1 << 64) - 1
+PATIENCE_S = 60.0
+SIDES = ("initiator", "target")
+
+
+def mix(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def pattern(seed: int, side: int, num_words: int) -> np.ndarray:
+    """Of a whole memory, a word for each 8 bytes."""
+    with np.errstate(over="ignore"):
+        x = np.arange(num_words, dtype=np.uint64) * np.uint64(8)
+        x += np.uint64(GOLDEN * (2 * seed + side + 1) & MASK)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+@dataclass
+class Job:
+    is_push: bool
+    block_bytes: int
+    num_blocks: int
+    order_seed: int
+
+    def blocks(self, side: int) -> np.ndarray:
+        """The side's order, as indices of blocks."""
+        order = list(range(self.num_blocks))
+        seed = GOLDEN * (2 * self.order_seed + side + 1)
+        for i in range(self.num_blocks, 1, -1):
+            other = mix((seed + i) & MASK) % i
+            order[i - 1], order[other] = order[other], order[i - 1]
+        return np.array(order, dtype=np.int32)
+
+
+class Engine:
+    """What a peer does; the names are those of launch/bench/engine.h."""
+
+    is_round_trip = True
+
+    def __init__(self, spec: dict[str, Any], memory: np.ndarray) -> None:
+        self.spec = spec
+        self.memory = memory
+        self.side = SIDES.index(spec["side"])
+
+    def address(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def connect(self, peer: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        return ""
+
+    def prepare(self, job: Job) -> None:
+        raise NotImplementedError
+
+    def transfer(self) -> None:
+        raise NotImplementedError
+
+    def answer(self) -> None:
+        raise NotImplementedError
+
+    def ping(self) -> None:
+        raise NotImplementedError
+
+    def pong(self) -> None:
+        raise NotImplementedError
+
+
+def poll_until(is_done: Callable[[], bool], what: str) -> None:
+    """Without sleeping: these engines move only while they are asked."""
+    end = time.monotonic() + PATIENCE_S
+    while not is_done():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what} did not come in time")
+
+
+def make_memory(num_bytes: int) -> np.ndarray:
+    """Private, with huge pages where the system gives them, as kvferry's side has it."""
+    raw = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    raw.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(raw, dtype=np.uint8)
+    memory[:] = 0
+    return memory
+
+
+def huge_page_bytes(memory: np.ndarray) -> int:
+    begin, end = memory.ctypes.data, memory.ctypes.data + memory.nbytes
+    total, is_ours = 0, False
+    with open("/proc/self/smaps", encoding="ascii", errors="replace") as smaps:  # noqa: PTH123
+        for line in smaps:
+            words = line.split()
+            if "-" in words[0] and ":" not in words[0]:
+                first, last = (int(word, 16) for word in words[0].split("-"))
+                is_ours = first < end and last > begin
+            elif is_ours and words[0] in ("AnonHugePages:", "ShmemPmdMapped:"):
+                total += int(words[1]) << 10
+    return min(total, memory.nbytes)
+
+
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+class Worker:
+    def __init__(self, make_engine: Callable[[dict[str, Any], np.ndarray], Engine]) -> None:
+        self.lines = os.fdopen(os.dup(0), "r")
+        self.out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # whatever a library prints must not get between the lines
+        self.make_engine = make_engine
+
+    def say(self, message: dict[str, Any]) -> None:
+        print(json.dumps(message), file=self.out, flush=True)
+
+    def run(self) -> None:
+        try:
+            self.say(self.start(json.loads(self.lines.readline())))
+            for line in self.lines:
+                message = json.loads(line)
+                self.say(getattr(self, "do_" + message["do"])(message))
+        except Exception as error:  # the driver wants to know of any
+            self.say({"error": f"{type(error).__name__}: {error}".splitlines()[0], "code": 10})
+        self.out.flush()
+        os._exit(0)  # some libraries hang or crash when they are torn down
+
+    def start(self, spec: dict[str, Any]) -> dict[str, Any]:
+        self.memory = make_memory(spec["bytes"])
+        self.side = SIDES.index(spec["side"])
+        self.engine = self.make_engine(spec, self.memory)
+        answer = {"peer": self.engine.address(), "huge_page_bytes": huge_page_bytes(self.memory)}
+        if spec["core"] >= 0:
+            pin_calling_thread(spec["core"])
+        return answer
+
+    def do_connect(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.engine.connect(message["peer"])
+        return {}
+
+    def do_prepare(self, message: dict[str, Any]) -> dict[str, Any]:
+        job = message["job"]
+        self.job = Job(job["op"] == "push", job["block_bytes"], job["num_blocks"], job["order_seed"])
+        self.engine.prepare(self.job)
+        return {}
+
+    def do_fill(self, message: dict[str, Any]) -> dict[str, Any]:
+        words = self.memory.view(np.uint64)
+        words[:] = pattern(message["seed"], self.side, len(words))
+        return {}
+
+    def do_transfer(self, _message: dict[str, Any]) -> dict[str, Any]:
+        cpu_begin, begin = cpu_seconds(), time.perf_counter()
+        self.engine.transfer()
+        seconds = time.perf_counter() - begin
+        return {"seconds": seconds, "cpu_s": cpu_seconds() - cpu_begin}
+
+    def do_answer(self, _message: dict[str, Any]) -> dict[str, Any]:
+        self.say({"ready": True})
+        cpu_begin = cpu_seconds()
+        self.engine.answer()
+        return {"cpu_s": cpu_seconds() - cpu_begin}
+
+    def do_ping(self, message: dict[str, Any]) -> dict[str, Any]:
+        times = np.empty(message["rounds"])
+        for i in range(len(times)):
+            begin = time.perf_counter()
+            self.engine.ping()
+            times[i] = time.perf_counter() - begin
+        times.sort()
+        factor = 0.5e6 if self.engine.is_round_trip else 1e6
+        return {"p50_us": times[len(times) // 2] * factor, "p99_us": times[len(times) * 99 // 100] * factor}
+
+    def do_pong(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.say({"ready": True})
+        for _ in range(message["rounds"]):
+            self.engine.pong()
+        return {}
+
+    def do_verify(self, message: dict[str, Any]) -> dict[str, Any]:
+        source = 0 if self.job.is_push else 1
+        block_words = self.job.block_bytes // 8
+        expected = pattern(message["seed"], source, len(self.memory) // 8).reshape(-1, block_words)
+        found = self.memory.view(np.uint64).reshape(-1, block_words)
+        is_right = np.array_equal(found[self.job.blocks(1 - source)], expected[self.job.blocks(source)])
+        return {"verified": bool(is_right), "describe": self.engine.describe()}
+
+
+def pin_calling_thread(core: int) -> None:
+    libc = ctypes.CDLL(None)
+    mask = (ctypes.c_uint64 * 16)()
+    mask[core // 64] = 1 << core % 64
+    libc.sched_setaffinity(0, ctypes.sizeof(mask), mask)  # of this thread alone; a core that isn't there: stay free
+
+
+def main(make_engine: Callable[[dict[str, Any], np.ndarray], Engine]) -> None:
+    if sys.stdin is None:
+        raise SystemExit("kvferry bench transfer starts this")
+    Worker(make_engine).run()

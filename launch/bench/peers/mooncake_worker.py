@@ -1,0 +1,79 @@
+"""Mooncake's transfer engine over TCP, peers found by address (P2PHANDSHAKE): one batch a request, with its notify."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from bench_worker import PATIENCE_S, Engine, Job, main, make_memory
+from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
+
+SCRATCH_BYTES = 4096
+
+
+class MooncakeEngine(Engine):
+    def __init__(self, spec: dict[str, Any], memory: np.ndarray) -> None:
+        super().__init__(spec, memory)
+        self.engine = TransferEngine()
+        if self.engine.initialize(spec["host"], "P2PHANDSHAKE", "tcp", "") != 0:
+            raise RuntimeError("Mooncake's engine does not start")
+        self.scratch = make_memory(SCRATCH_BYTES)
+        for part in (memory, self.scratch):
+            if self.engine.register_memory(part.ctypes.data, part.nbytes) != 0:
+                raise RuntimeError("Mooncake does not register the memory")
+        self.num_heard = 0
+
+    def address(self) -> dict[str, Any]:
+        return {"name": f"{self.spec['host']}:{self.engine.get_rpc_port()}", "base": self.memory.ctypes.data,
+                "scratch": self.scratch.ctypes.data}
+
+    def connect(self, peer: dict[str, Any]) -> None:
+        self.peer = peer
+
+    def describe(self) -> str:
+        return f"Mooncake {version('mooncake-transfer-engine-non-cuda')} over TCP"
+
+    def prepare(self, job: Job) -> None:
+        self.job = job
+        self.opcode = TransferOpcode.Write if job.is_push else TransferOpcode.Read
+        self.own_order, self.others_order = job.blocks(self.side), job.blocks(1 - self.side)
+
+    def _move(self, num_blocks: int) -> None:
+        size = self.job.block_bytes
+        own = (self.memory.ctypes.data + self.own_order[:num_blocks].astype(np.int64) * size).tolist()
+        others = (self.peer["base"] + self.others_order[:num_blocks].astype(np.int64) * size).tolist()
+        if self.engine.batch_transfer_sync(self.peer["name"], own, others, [size] * num_blocks, self.opcode,
+                                           TransferNotify("bench", "moved")) != 0:
+            raise RuntimeError("the batch failed")
+
+    def _hear(self) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while self.num_heard == 0:
+            self.num_heard += len(self.engine.get_notifies())
+            if time.monotonic() > end:
+                raise TimeoutError("a notification did not come in time")
+        self.num_heard -= 1
+
+    def transfer(self) -> None:
+        self._move(len(self.own_order))
+        self._hear()
+
+    def answer(self) -> None:
+        self._hear()
+        if self.engine.transfer_sync(self.peer["name"], self.scratch.ctypes.data, self.peer["scratch"], 8,
+                                     TransferOpcode.Write, TransferNotify("bench", "heard")) != 0:
+            raise RuntimeError("the answer failed")
+
+    def ping(self) -> None:
+        self._move(1)
+        self._hear()
+
+    def pong(self) -> None:
+        self._hear()
+        self._move(1)
+
+
+if __name__ == "__main__":
+    main(MooncakeEngine)

@@ -1,0 +1,95 @@
+"""NIXL with its UCX backend, used as vLLM's connector uses it.
+
+Each side prepares the list of all blocks once; a request picks from both lists by index (make_prepped_xfer), is posted,
+and is polled until it is done; the far side polls for the notification. Setting "default" has NIXL's progress thread,
+as users run it; "best" does without.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from bench_worker import Engine, Job, main, poll_until
+from nixl_cu13._api import nixl_agent, nixl_agent_config
+
+
+class NixlEngine(Engine):
+    def __init__(self, spec: dict[str, Any], memory: np.ndarray) -> None:
+        super().__init__(spec, memory)
+        has_thread = spec["setting"] == "default"
+        self.agent = nixl_agent(spec["side"], nixl_agent_config(enable_prog_thread=has_thread, backends=["UCX"]))
+        self.agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+        self.num_heard = 0
+
+    def address(self) -> dict[str, Any]:
+        return {"metadata": self.agent.get_agent_metadata().hex(), "base": self.memory.ctypes.data}
+
+    def connect(self, peer: dict[str, Any]) -> None:
+        name = self.agent.add_remote_agent(bytes.fromhex(peer["metadata"]))
+        self.peer = name.decode() if isinstance(name, bytes) else name
+        self.peer_base = peer["base"]
+
+    def describe(self) -> str:
+        return f"NIXL {version('nixl-cu13')}"
+
+    def prepare(self, job: Job) -> None:
+        def descriptors(base: int) -> np.ndarray:
+            rows = np.zeros((job.num_blocks, 3), dtype=np.uint64)
+            rows[:, 0] = np.uint64(base) + np.arange(job.num_blocks, dtype=np.uint64) * np.uint64(job.block_bytes)
+            rows[:, 1] = job.block_bytes
+            return rows
+
+        self.operation = "WRITE" if job.is_push else "READ"
+        self.own = self.agent.prep_xfer_dlist(
+            "NIXL_INIT_AGENT", self.agent.get_xfer_descs(descriptors(self.memory.ctypes.data), "DRAM"))
+        self.others = self.agent.prep_xfer_dlist(
+            self.peer, self.agent.get_xfer_descs(descriptors(self.peer_base), "DRAM"))
+        self.own_order, self.others_order = job.blocks(self.side), job.blocks(1 - self.side)
+
+    def _move(self, num_blocks: int) -> None:
+        handle = self.agent.make_prepped_xfer(
+            self.operation, self.own, self.own_order[:num_blocks], self.others, self.others_order[:num_blocks],
+            b"moved")
+        state = self.agent.transfer(handle)
+
+        def is_done() -> bool:
+            nonlocal state
+            if state == "PROC":
+                state = self.agent.check_xfer_state(handle)
+            return state != "PROC"
+
+        poll_until(is_done, "a completion")
+        if state != "DONE":
+            raise RuntimeError(f"the transfer ended as {state}")
+        self.agent.release_xfer_handle(handle)
+
+    def _hear(self) -> None:
+        def is_heard() -> bool:
+            if self.num_heard == 0:
+                self.num_heard += sum(len(notes) for notes in self.agent.get_new_notifs().values())
+            return self.num_heard > 0
+
+        poll_until(is_heard, "a notification")
+        self.num_heard -= 1
+
+    def transfer(self) -> None:
+        self._move(len(self.own_order))
+        self._hear()
+
+    def answer(self) -> None:
+        self._hear()
+        self.agent.send_notif(self.peer, b"heard")
+
+    def ping(self) -> None:
+        self._move(1)
+        self._hear()
+
+    def pong(self) -> None:
+        self._hear()
+        self._move(1)
+
+
+if __name__ == "__main__":
+    main(NixlEngine)

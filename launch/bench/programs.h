@@ -1,0 +1,15 @@
+// Which program is which engine's worker, on this host.
+#pragma once
+
+#include "launch/bench/child_process.h"
+#include "launch/bench/engine.h"
+
+namespace kvferry::bench {
+
+/// kInvalidArgument: no such engine, setting or path; kUnavailable: a peer that is not installed here.
+Result<Command> worker_command(const WorkerSpec& spec);
+
+/// `kvferry` itself with other words behind it.
+Command self_command(std::vector<std::string> words);
+
+}  // namespace kvferry::bench

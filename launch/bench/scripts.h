@@ -1,0 +1,16 @@
+// The Python programs of launch/bench/peers, as the build put them into the binary.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace kvferry::bench {
+
+struct Script {
+  std::string_view name;
+  std::string_view text;
+};
+
+std::span<const Script> scripts();
+
+}  // namespace kvferry::bench

@@ -1,0 +1,63 @@
+#include <memory>
+
+#include "launch/bench/driver.h"
+#include "launch/bench/listener.h"
+#include "launch/bench/worker.h"
+#include "launch/cli/commands.h"
+
+namespace kvferry::cli {
+namespace {
+
+Result<void> run_transfer(const bench::TransferFlags& flags) {
+  const Result<bench::TransferOptions> options = bench::parse_options(flags);
+  if (!options) return options.error();
+  if (options->listen) return bench::run_listener(*options->listen, false);
+  return bench::run_driver(*options);
+}
+
+Run add_transfer(CLI::App& bench_app, CLI::App*& command) {
+  command = bench_app.add_subcommand(
+      "transfer",
+      "Move paged blocks in random order between two processes, of this host or of two, and compare with the "
+      "machine's limits and with other engines. GB/s are medians, 10^9 bytes; latency is one block, one way.");
+  auto flags = std::make_shared<bench::TransferFlags>();
+  const auto text = [&](const char* name, std::string& value, const char* help) {
+    command->add_option(name, value, help)->capture_default_str();
+  };
+  text("--peers", flags->peers, "Also measure these, installed from PyPI on demand: nixl, mooncake, ucx");
+  text("--path", flags->path, "What carries the bytes: auto, shm, cma, ucx, tcp; several with commas");
+  text("--memory", flags->memory, "Whose memory: kvferry (shared, as its pools), foreign (private); or both");
+  text("--op", flags->op, "push, pull, or both");
+  text("--block-bytes", flags->block_bytes, "Block sizes");
+  text("--blocks", flags->blocks, "Blocks in one request [as many as make 64 MiB]");
+  text("--model", flags->model, "Block size and count of a model: llama-3.1-8b, llama-3.1-70b, qwen3-32b, deepseek-v3");
+  text("--dtype", flags->dtype, "The model's KV cache: bf16, fp8");
+  text("--tokens", flags->tokens, "The model's request");
+  text("--tp", flags->tp, "Ranks that share the model's KV heads out");
+  text("--repeat", flags->repeat, "Repetitions, after one that does not count");
+  text("--json", flags->json_file, "Write all rows there");
+  text("--plot", flags->plot_file, "Draw them there (.png); installs matplotlib on demand");
+  text("--listen", flags->listen, "Be the far side for drivers: HOST:PORT");
+  text("--connect", flags->connect, "Drive against the listener there: HOST:PORT [a process of this host]");
+  command->add_flag("--pin,!--no-pin", flags->pin, "Pin the two programs' own threads to a core each [on]");
+  return [flags] { return run_transfer(*flags); };
+}
+
+}  // namespace
+
+Run add_bench_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("bench", "Measure kvferry on this machine, or between two");
+  command->require_subcommand(1);
+  CLI::App* transfer = nullptr;
+  const Run run_it = add_transfer(*command, transfer);
+  // What the benchmark starts itself as; not for people.
+  CLI::App* worker = command->add_subcommand("worker", "")->group("");
+  CLI::App* listener = command->add_subcommand("listener", "")->group("");
+  return [=]() -> Result<void> {
+    if (worker->parsed()) return bench::run_worker();
+    if (listener->parsed()) return bench::run_listener({"127.0.0.1", 0}, true);
+    return run_it();
+  };
+}
+
+}  // namespace kvferry::cli
