@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/make_transport.h"
+
 namespace kvferry {
 namespace {
 
@@ -84,8 +86,8 @@ const Key kKeys[] = {
      [](ConnectorConfig& c, const Json& v) { return boolean(v, c.save_decode_cache); }},
     {"save_unfull_chunk", "true or false",
      [](ConnectorConfig& c, const Json& v) { return boolean(v, c.save_unfull_chunk); }},
-    {"path", "\"auto\" or \"ucx\"",
-     [](ConnectorConfig& c, const Json& v) { return text(v, c.path) && (c.path == "auto" || c.path == "ucx"); }},
+    {"path", "\"auto\", \"shm\", \"cma\", \"ucx\" or \"tcp\"",
+     [](ConnectorConfig& c, const Json& v) { return text(v, c.path) && parse_path(c.path); }},
     {"load_timeout_ms", "an integer from 1 to 600000",
      [](ConnectorConfig& c, const Json& v) {
        const auto n = integer(v);

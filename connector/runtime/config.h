@@ -16,7 +16,7 @@ struct ConnectorConfig {
   std::uint64_t pool_bytes = std::uint64_t{1} << 30;
   bool save_decode_cache = true;
   bool save_unfull_chunk = true;
-  std::string path = "auto";  // auto | ucx
+  std::string path = "auto";  // as parse_path() of transport/make_transport.h knows them
   std::int64_t load_timeout_ms = 5000;
   std::string advertise_host;  // where other nodes reach this one; empty: the route to the controller tells
   std::string name_space = "default";

@@ -8,7 +8,6 @@
 #include "connector/runtime/pull_engine.h"
 #include "kernels/packer.h"
 #include "transport/base/log.h"
-#include "transport/make_transport.h"
 #include "transport/shared_memory.h"
 
 namespace kvferry {
@@ -58,10 +57,10 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   auto packer = make_host_packer(impl->options.layout);
   if (!packer) return std::move(packer).error();
   impl->packer = std::move(*packer);
-  auto transport = make_ucx_transport({});
+  auto transport = make_transport(impl->options.transport);
   if (!transport) return std::move(transport).error();
   impl->transport = std::move(*transport);
-  auto region = impl->transport->register_region(impl->pool.data(), impl->pool.bytes());
+  auto region = impl->transport->register_region(impl->pool.region());
   if (!region) return std::move(region).error().with("registering the chunk pool");
   impl->region = *region;
   auto exported = impl->transport->export_region(*region);

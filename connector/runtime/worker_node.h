@@ -12,6 +12,7 @@
 #include "transport/base/ids.h"
 #include "transport/base/kv_layout.h"
 #include "transport/base/result.h"
+#include "transport/make_transport.h"
 
 namespace kvferry {
 
@@ -21,6 +22,7 @@ struct WorkerOptions {
   KvLayout layout;
   std::uint32_t chunk_tokens = 256;
   std::uint64_t pool_bytes = 0;
+  TransportOptions transport;  // how chunks come here
 };
 
 /// Threads: the step methods belong to the engine's worker thread; take_report() and handshake() may come from any.

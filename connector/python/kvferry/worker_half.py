@@ -47,6 +47,8 @@ class WorkerHalf:
                 planes=2,
                 block_tokens=self._spec.block_size,
                 num_blocks=tensor.shape[0],
+                path=self._config["path"],
+                advertise_host=self._config["advertise_host"],
             )
         except KvFerryError as error:
             refuse_to_start(str(error))

@@ -143,7 +143,7 @@ struct PyWorker {
   PyWorker(std::uint32_t rank, std::string label, std::uint32_t chunk_tokens, std::uint64_t pool_bytes,
            const std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>& layers, std::uint32_t num_kv_heads,
            std::uint32_t head_dim, std::uint32_t element_bytes, std::uint32_t planes, std::uint32_t block_tokens,
-           std::uint32_t num_blocks) {
+           std::uint32_t num_blocks, const std::string& path, std::string advertise_host) {
     KvLayout layout;
     for (const auto& [name, group, key, value] : layers)
       layout.layers.push_back({name, group, plane_from(key), plane_from(value)});
@@ -154,7 +154,11 @@ struct PyWorker {
     layout.block_tokens = block_tokens;
     layout.num_blocks = num_blocks;
     const nb::gil_scoped_release unlocked;
-    node = unwrap(WorkerNode::start({rank, std::move(label), std::move(layout), chunk_tokens, pool_bytes}));
+    TransportOptions transport;
+    transport.path = unwrap(parse_path(path));
+    transport.tcp.listen_host = std::move(advertise_host);
+    node = unwrap(
+        WorkerNode::start({rank, std::move(label), std::move(layout), chunk_tokens, pool_bytes, std::move(transport)}));
   }
 };
 
@@ -206,9 +210,10 @@ NB_MODULE(_core, m) {
   nb::class_<PyWorker>(m, "WorkerNode")
       .def(nb::init<std::uint32_t, std::string, std::uint32_t, std::uint64_t,
                     const std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>&, std::uint32_t,
-                    std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>(),
+                    std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, const std::string&,
+                    std::string>(),
            nb::kw_only(), "rank"_a, "label"_a, "chunk_tokens"_a, "pool_bytes"_a, "layers"_a, "num_kv_heads"_a,
-           "head_dim"_a, "element_bytes"_a, "planes"_a, "block_tokens"_a, "num_blocks"_a)
+           "head_dim"_a, "element_bytes"_a, "planes"_a, "block_tokens"_a, "num_blocks"_a, "path"_a, "advertise_host"_a)
       .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
       .def("describe", [](const PyWorker& self) { return self.node->describe(); })
       .def("begin_step", [](PyWorker& self, const nb::bytes& plan) { unwrap(self.node->begin_step(view(plan))); })

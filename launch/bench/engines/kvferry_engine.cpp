@@ -7,18 +7,15 @@
 namespace kvferry::bench {
 namespace {
 
-/// The transport that carries the bytes on a path ("auto", "ucx", ...).
-Result<std::unique_ptr<Transport>> make_engine(const std::string& path, const UcxOptions& options) {
-  if (path != "auto" && path != "ucx")
-    return Error{ErrorCode::kUnavailable, fmt::format("path '{}' is not built in", path)};
-  return make_ucx_transport(options);
-}
-
 class KvferryEngine final : public Engine {
  public:
   Result<nlohmann::json> start(const WorkerSpec& spec, BenchMemory& memory) override {
     side_ = spec.side;
-    Result<std::unique_ptr<Transport>> made = make_engine(spec.path, {});
+    const Result<Path> path = parse_path(spec.path);
+    if (!path) return path.error();
+    TransportOptions options;
+    options.path = *path;
+    Result<std::unique_ptr<Transport>> made = make_transport(options);
     if (!made) return std::move(made).error();
     transport_ = std::move(*made);
     const Result<RegionId> region = transport_->register_region(memory.region());

@@ -30,7 +30,7 @@ int main() {
   const auto holds = [&](std::size_t index, int byte) {
     return cache.compare(index * kBytes, kBytes, std::string(kBytes, static_cast<char>(byte))) == 0;
   };
-  const std::unique_ptr<Transport> transport = need(make_ucx_transport({}));
+  const std::unique_ptr<Transport> transport = need(make_transport({}));
   const RegionId region = need(transport->register_region(cache.data(), cache.size()));
   if (child == 0) {
     for (const std::string& text : {transport->address(), need(transport->export_region(region))})
