@@ -62,8 +62,8 @@ TestNode::TestNode(const std::string& controller, const std::string& engine_id, 
   options.block_tokens = kBlockTokens;
   options.start_timeout_ms = 2000;
   scheduler = value_or_throw(SchedulerNode::start(options));
-  worker =
-      value_or_throw(WorkerNode::start({0, engine_id, layout, options.config.chunk_tokens, options.config.pool_bytes, {}}));
+  worker = value_or_throw(
+      WorkerNode::start({0, engine_id, layout, options.config.chunk_tokens, options.config.pool_bytes, {}}));
   const Result<void> attached = scheduler->attach_workers({worker->handshake()});
   if (!attached) throw std::runtime_error(attached.error().what);
 }

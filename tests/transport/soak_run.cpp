@@ -233,7 +233,8 @@ void Soak::revoke_early(Flight& flight) {
   if (code == ErrorCode::kFull) return;
   if (code != ErrorCode::kOk) wrong(flight, "has a grant that cannot be revoked");
   flight.is_revoked = true;
-  if (options_.backend != "ucx_one_sided") flight.at_revoke = copy_of(remote(flight.plan.peer, flight.slot, flight.plan.extent));
+  if (options_.backend != "ucx_one_sided")
+    flight.at_revoke = copy_of(remote(flight.plan.peer, flight.slot, flight.plan.extent));
 }
 
 void Soak::collect(bool waits) {

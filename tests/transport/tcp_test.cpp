@@ -48,6 +48,7 @@ class RawSocket {
   /// Shorter when the other side closes first.
   std::string receive(std::size_t num_bytes) {
     std::string bytes(num_bytes, '\0');
+    if (num_bytes == 0) return bytes;  // recv() would wait for a byte that it doesn't take
     const ssize_t got = ::recv(fd_, bytes.data(), num_bytes, MSG_WAITALL);
     bytes.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
     return bytes;
