@@ -100,9 +100,10 @@ def poll_until(is_done: Callable[[], bool], what: str) -> None:
             raise TimeoutError(f"{what} did not come in time")
 
 
-def make_memory(num_bytes: int) -> np.ndarray:
-    """Private, with huge pages where the system gives them, as kvferry's side has it."""
-    raw = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def make_memory(num_bytes: int, kind: str) -> np.ndarray:
+    """As kvferry's side has it: shared for "kvferry", private for "foreign"; huge pages where the system gives them."""
+    sharing = mmap.MAP_SHARED if kind == "kvferry" else mmap.MAP_PRIVATE
+    raw = mmap.mmap(-1, num_bytes, flags=sharing | mmap.MAP_ANONYMOUS)
     raw.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(raw, dtype=np.uint8)
     memory[:] = 0
@@ -150,7 +151,7 @@ class Worker:
         os._exit(0)  # some libraries hang or crash when they are torn down
 
     def start(self, spec: dict[str, Any]) -> dict[str, Any]:
-        self.memory = make_memory(spec["bytes"])
+        self.memory = make_memory(spec["bytes"], spec["memory"])
         self.side = SIDES.index(spec["side"])
         self.engine = self.make_engine(spec, self.memory)
         answer = {"peer": self.engine.address(), "huge_page_bytes": huge_page_bytes(self.memory)}

@@ -19,7 +19,7 @@ class MooncakeEngine(Engine):
         self.engine = TransferEngine()
         if self.engine.initialize(spec["host"], "P2PHANDSHAKE", "tcp", "") != 0:
             raise RuntimeError("Mooncake's engine does not start")
-        self.scratch = make_memory(SCRATCH_BYTES)
+        self.scratch = make_memory(SCRATCH_BYTES, "foreign")
         for part in (memory, self.scratch):
             if self.engine.register_memory(part.ctypes.data, part.nbytes) != 0:
                 raise RuntimeError("Mooncake does not register the memory")
