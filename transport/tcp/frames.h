@@ -26,7 +26,7 @@ enum class FrameKind : std::uint8_t {
   kPull,       // entries that are wanted
   kData,       // the payload of `request`, or with kRefused the reason
   kAnswer,     // how the push `transfer` ended; text: AnswerBody, or empty when all is well
-  kNotify,     // text: the notification of a pull
+  kNotify,     // text: the notification of a pull; answered
   kCancel,     // what is queued of the pull `transfer` need not be sent
   kPing,
   kPong,

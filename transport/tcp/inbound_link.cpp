@@ -41,6 +41,7 @@ Result<void> InboundLink::on_head(Connection& connection, const FrameHead& head)
     case FrameKind::kNotify:
       if (!host_.ledger().outbox().notify({from_, std::string(head.text())}))
         log().warn("tcp: a notification was dropped: too many are unread");
+      connection.send({.kind = FrameKind::kAnswer, .id = header.id});
       return {};
     case FrameKind::kCancel:
       cancel_pull(lane, header.id);

@@ -193,11 +193,14 @@ void OutboundLink::pull_frame(OutTransfer& transfer, const Segment& segment, Lan
 }
 
 void OutboundLink::end_pull(OutTransfer& transfer, Connection& connection) {
-  if (!transfer.is_dealt() || !transfer.what().is_complete || transfer.num_requests > 0) return;
+  if (!transfer.is_dealt() || !transfer.what().is_complete || transfer.num_requests > 0 || transfer.is_final_sent)
+    return;
   if (!transfer.corrupt.empty()) return finish_corrupt(transfer);
   const std::string& notification = transfer.what().notification;
-  if (!notification.empty()) connection.send({.kind = FrameKind::kNotify}, notification);
-  finish(transfer, ErrorCode::kOk, "");
+  if (notification.empty()) return finish(transfer, ErrorCode::kOk, "");
+  // Over when the peer has it: a connection that is closed with bytes unread takes back what it sent before.
+  transfer.is_final_sent = true;
+  connection.send({.kind = FrameKind::kNotify, .id = transfer.what().id.value}, notification);
 }
 
 void OutboundLink::finish_corrupt(OutTransfer& transfer) {
@@ -284,7 +287,8 @@ Result<void> OutboundLink::on_answer(const FrameHead& head) {
   if (found == transfers_.end()) return {};  // cancelled meanwhile
   OutTransfer& transfer = *found->second;
   const auto code = static_cast<ErrorCode>(head.header.code);
-  if (transfer.what().direction != Direction::kPush) return broken_rules("the peer answered a pull");
+  if (transfer.what().direction == Direction::kPull && (code != ErrorCode::kOk || !transfer.is_final_sent))
+    return broken_rules("the peer answered a pull");
   if (code == ErrorCode::kOk) {
     if (!transfer.is_final_sent) return broken_rules("the peer answered before it had everything");
     finish(transfer, ErrorCode::kOk, "");
