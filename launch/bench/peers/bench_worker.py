@@ -77,19 +77,30 @@ class Engine:
         return ""
 
     def prepare(self, job: Job) -> None:
-        raise NotImplementedError
-
-    def transfer(self) -> None:
-        raise NotImplementedError
+        self.own_order, self.others_order = job.blocks(self.side), job.blocks(1 - self.side)
 
     def answer(self) -> None:
         raise NotImplementedError
 
-    def ping(self) -> None:
+    def move(self, num_blocks: int) -> None:
+        """Moves the job's first blocks and notifies the other side."""
         raise NotImplementedError
 
-    def pong(self) -> None:
+    def hear(self) -> None:
+        """Takes one notification, waiting for it."""
         raise NotImplementedError
+
+    def transfer(self) -> None:
+        self.move(len(self.own_order))
+        self.hear()
+
+    def ping(self) -> None:
+        self.move(1)
+        self.hear()
+
+    def pong(self) -> None:
+        self.hear()
+        self.move(1)
 
 
 def poll_until(is_done: Callable[[], bool], what: str) -> None:

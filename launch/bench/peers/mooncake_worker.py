@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from bench_worker import PATIENCE_S, Engine, Job, main, make_memory
+from bench_worker import Engine, Job, main, make_memory, poll_until
 from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
 
 SCRATCH_BYTES = 4096
@@ -38,9 +37,9 @@ class MooncakeEngine(Engine):
     def prepare(self, job: Job) -> None:
         self.job = job
         self.opcode = TransferOpcode.Write if job.is_push else TransferOpcode.Read
-        self.own_order, self.others_order = job.blocks(self.side), job.blocks(1 - self.side)
+        super().prepare(job)
 
-    def _move(self, num_blocks: int) -> None:
+    def move(self, num_blocks: int) -> None:
         size = self.job.block_bytes
         own = (self.memory.ctypes.data + self.own_order[:num_blocks].astype(np.int64) * size).tolist()
         others = (self.peer["base"] + self.others_order[:num_blocks].astype(np.int64) * size).tolist()
@@ -48,31 +47,20 @@ class MooncakeEngine(Engine):
                                            TransferNotify("bench", "moved")) != 0:
             raise RuntimeError("the batch failed")
 
-    def _hear(self) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while self.num_heard == 0:
-            self.num_heard += len(self.engine.get_notifies())
-            if time.monotonic() > end:
-                raise TimeoutError("a notification did not come in time")
+    def hear(self) -> None:
+        def is_heard() -> bool:
+            if self.num_heard == 0:
+                self.num_heard += len(self.engine.get_notifies())
+            return self.num_heard > 0
+
+        poll_until(is_heard, "a notification")
         self.num_heard -= 1
 
-    def transfer(self) -> None:
-        self._move(len(self.own_order))
-        self._hear()
-
     def answer(self) -> None:
-        self._hear()
+        self.hear()
         if self.engine.transfer_sync(self.peer["name"], self.scratch.ctypes.data, self.peer["scratch"], 8,
                                      TransferOpcode.Write, TransferNotify("bench", "heard")) != 0:
             raise RuntimeError("the answer failed")
-
-    def ping(self) -> None:
-        self._move(1)
-        self._hear()
-
-    def pong(self) -> None:
-        self._hear()
-        self._move(1)
 
 
 if __name__ == "__main__":

@@ -46,9 +46,9 @@ class NixlEngine(Engine):
             "NIXL_INIT_AGENT", self.agent.get_xfer_descs(descriptors(self.memory.ctypes.data), "DRAM"))
         self.others = self.agent.prep_xfer_dlist(
             self.peer, self.agent.get_xfer_descs(descriptors(self.peer_base), "DRAM"))
-        self.own_order, self.others_order = job.blocks(self.side), job.blocks(1 - self.side)
+        super().prepare(job)
 
-    def _move(self, num_blocks: int) -> None:
+    def move(self, num_blocks: int) -> None:
         handle = self.agent.make_prepped_xfer(
             self.operation, self.own, self.own_order[:num_blocks], self.others, self.others_order[:num_blocks],
             b"moved")
@@ -65,7 +65,7 @@ class NixlEngine(Engine):
             raise RuntimeError(f"the transfer ended as {state}")
         self.agent.release_xfer_handle(handle)
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
         def is_heard() -> bool:
             if self.num_heard == 0:
                 self.num_heard += sum(len(notes) for notes in self.agent.get_new_notifs().values())
@@ -74,21 +74,9 @@ class NixlEngine(Engine):
         poll_until(is_heard, "a notification")
         self.num_heard -= 1
 
-    def transfer(self) -> None:
-        self._move(len(self.own_order))
-        self._hear()
-
     def answer(self) -> None:
-        self._hear()
+        self.hear()
         self.agent.send_notif(self.peer, b"heard")
-
-    def ping(self) -> None:
-        self._move(1)
-        self._hear()
-
-    def pong(self) -> None:
-        self._hear()
-        self._move(1)
 
 
 if __name__ == "__main__":
