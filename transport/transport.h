@@ -91,8 +91,9 @@ class Transport {
   }
   /// Opaque bytes naming the region for peers (base, size, rkey).
   virtual Result<std::string> export_region(RegionId region) const = 0;
-  /// kInvalidArgument: unknown region; kFull: own transfers still use it. What peers still do with it is not known
-  /// here: agree with them before the memory is unmapped.
+  /// kInvalidArgument: unknown region; kFull: own transfers still use it, or a peer is seen in the middle of a copy; ask
+  /// again. Peers may be refused from the first time on. Backends that reach into memory by the network card can't see
+  /// what peers still do with it: agree with them before the memory is unmapped.
   virtual Result<void> unregister_region(RegionId region) = 0;
 
   /// Lends [offset, +bytes) of a region: the receiver's credit for a push. A transfer that names export_grant() as its
@@ -139,7 +140,8 @@ class Transport {
   /// The address that signs this side's notifications instead of address(). Before the first connect().
   virtual void sign_as(const std::string& address);
 
-  /// Ends all transfers (kCancelled), joins the progress thread. Idempotent; the destructor calls it.
+  /// Ends all transfers (kCancelled), waits for a peer that is seen in the middle of a copy, joins the progress thread.
+  /// Idempotent; the destructor calls it.
   virtual void shutdown() = 0;
 };
 

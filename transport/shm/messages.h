@@ -42,9 +42,8 @@ struct Hello {
 
 struct Welcome {
   std::string refusal;      // one clause for people; empty: welcome
-  std::uint32_t link = 0;   // this connection's number there, which holds grants
   std::uint64_t probe = 0;  // an address there that may be read, to find out whether CMA is allowed
-  KVFERRY_FIELDS(refusal, link, probe);
+  KVFERRY_FIELDS(refusal, probe);
 };
 
 struct MapRequest {

@@ -13,8 +13,6 @@
 namespace kvferry::shm {
 namespace {
 
-constexpr std::uint64_t kRevoked = std::uint64_t{1} << 31;
-constexpr std::uint64_t kLinkMask = kRevoked - 1;
 constexpr std::uint64_t kDataOffset = 4096;
 
 Error no_pages(std::string_view what, std::uint64_t bytes) {
@@ -111,37 +109,8 @@ std::optional<std::string> NoteRing::pop() {
   return note;
 }
 
-std::atomic<std::uint32_t>& ControlPage::spinning() const {
-  return *reinterpret_cast<std::atomic<std::uint32_t>*>(pages_.span().data());
-}
-
-void ControlPage::set_spinning(bool is_spinning) { spinning().store(is_spinning ? 1 : 0, std::memory_order_seq_cst); }
-
 std::atomic<std::uint64_t>& ControlPage::state(std::uint32_t slot) const {
   return reinterpret_cast<std::atomic<std::uint64_t>*>(pages_.span().data() + kDataOffset)[slot % kSlots];
-}
-
-void ControlPage::open(std::uint32_t slot, std::uint32_t number) {
-  state(slot).store(std::uint64_t{number} << 32, std::memory_order_release);
-}
-
-bool ControlPage::is_open(std::uint32_t slot, std::uint32_t number) const {
-  const std::uint64_t now = state(slot).load(std::memory_order_acquire);
-  return now >> 32 == number && (now & kRevoked) == 0;
-}
-
-ControlPage::Entry ControlPage::enter(std::uint32_t slot, std::uint32_t grant, std::uint32_t link) {
-  std::uint64_t expected = std::uint64_t{grant} << 32;
-  if (state(slot).compare_exchange_strong(expected, expected | (link & kLinkMask), std::memory_order_acq_rel))
-    return Entry::kEntered;
-  const bool is_same = expected >> 32 == grant && (expected & kRevoked) == 0;
-  return is_same ? Entry::kBusy : Entry::kRevoked;
-}
-
-void ControlPage::leave(std::uint32_t slot) { state(slot).fetch_and(~kLinkMask, std::memory_order_release); }
-
-std::uint32_t ControlPage::revoke(std::uint32_t slot) {
-  return static_cast<std::uint32_t>(state(slot).fetch_or(kRevoked, std::memory_order_acq_rel) & kLinkMask);
 }
 
 }  // namespace kvferry::shm

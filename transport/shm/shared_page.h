@@ -36,7 +36,8 @@ class SharedPages {
   std::uint64_t bytes_ = 0;
 };
 
-/// One producer process, one consumer process; each side calls from one thread at a time.
+/// One producer process, one consumer process; each side calls from one thread at a time. The producer also says here
+/// where it copies, for the consumer is who owns that memory.
 class NoteRing {
  public:
   static constexpr std::uint64_t kCapacity = std::uint64_t{256} << 10;  // bytes of notes with 4 of length each
@@ -52,6 +53,13 @@ class NoteRing {
   /// Consumer, before it looks for the last time: from here on the producer wakes it.
   void ask_to_be_woken() { header().is_woken.store(0, std::memory_order_seq_cst); }
   bool is_broken() const { return is_broken_; }
+
+  /// Producer, around each piece that it copies: says so before it looks whether the slot is open.
+  void enter(std::uint32_t slot) { header().slot_inside.store(slot + 1, std::memory_order_seq_cst); }
+  void leave() { header().slot_inside.store(0, std::memory_order_release); }
+  /// Consumer, after it has closed the slot: the producer may still be copying.
+  bool is_inside(std::uint32_t slot) const { return header().slot_inside.load(std::memory_order_seq_cst) == slot + 1; }
+  bool is_inside() const { return header().slot_inside.load(std::memory_order_seq_cst) != 0; }
   int fd() const { return pages_.fd(); }
 
  private:
@@ -59,6 +67,7 @@ class NoteRing {
     alignas(64) std::atomic<std::uint64_t> head;  // bytes consumed since the beginning
     alignas(64) std::atomic<std::uint64_t> tail;  // bytes produced since the beginning
     alignas(64) std::atomic<std::uint32_t> is_woken;
+    alignas(64) std::atomic<std::uint32_t> slot_inside;  // + 1; 0: the producer copies nothing
   };
   Header& header() const { return *reinterpret_cast<Header*>(pages_.span().data()); }
   void copy_in(std::uint64_t at, const void* from, std::size_t bytes);
@@ -70,7 +79,9 @@ class NoteRing {
   bool is_broken_ = false;
 };
 
-/// One a transport, made by it and mapped by all its peers: does it poll, and who is copying by which grant.
+/// One a transport, made by it and mapped by all its peers: does it poll, and which memory may they still touch. A peer
+/// that enters (NoteRing) and then finds a slot open is seen by the owner that closes the slot and then looks who is
+/// inside: one of the two stores comes first.
 class ControlPage {
  public:
   static constexpr std::uint32_t kSlots = 131072;  // grants, by Ledger::kGrantsMax, and regions
@@ -79,24 +90,29 @@ class ControlPage {
   explicit ControlPage(SharedPages pages) : pages_(std::move(pages)) {}
   int fd() const { return pages_.fd(); }
 
-  void set_spinning(bool is_spinning);
-  bool is_spinning() const { return spinning().load(std::memory_order_seq_cst) != 0; }
+  void set_spinning(bool is_spinning) { header().is_spinning.store(is_spinning ? 1 : 0, std::memory_order_seq_cst); }
+  bool is_spinning() const { return header().is_spinning.load(std::memory_order_seq_cst) != 0; }
 
-  enum class Entry { kEntered, kBusy, kRevoked };
-  /// Owner: opens the slot for a grant, or a region, of this number.
-  void open(std::uint32_t slot, std::uint32_t number);
-  /// Peer: nobody has taken it back yet.
-  bool is_open(std::uint32_t slot, std::uint32_t number) const;
-  /// Peer, around each piece that it copies. `link`: its number at the owner.
-  Entry enter(std::uint32_t slot, std::uint32_t grant, std::uint32_t link);
-  void leave(std::uint32_t slot);
-  /// Owner: from here on nobody enters; the link that is inside, 0 for none.
-  std::uint32_t revoke(std::uint32_t slot);
+  /// What is kept in an open slot: no two ever have the same. `grant` is 0 for the whole region.
+  static std::uint64_t pass(std::uint32_t region, std::uint32_t grant) { return std::uint64_t{region} << 32 | grant; }
+  /// Owner.
+  void open(std::uint32_t slot, std::uint64_t pass) { state(slot).store(pass, std::memory_order_release); }
+  void close(std::uint32_t slot) { state(slot).store(0, std::memory_order_seq_cst); }
+  void close_all() { header().is_closed.store(1, std::memory_order_seq_cst); }
+  /// Peer: the owner has not closed it yet.
+  bool is_open(std::uint32_t slot, std::uint64_t pass) const {
+    return state(slot).load(std::memory_order_seq_cst) == pass && !is_closed();
+  }
+  /// Peer: the owner shuts down.
+  bool is_closed() const { return header().is_closed.load(std::memory_order_seq_cst) != 0; }
 
  private:
-  // number << 32 | revoked << 31 | link inside
+  struct Header {
+    std::atomic<std::uint32_t> is_spinning;
+    alignas(64) std::atomic<std::uint32_t> is_closed;
+  };
+  Header& header() const { return *reinterpret_cast<Header*>(pages_.span().data()); }
   std::atomic<std::uint64_t>& state(std::uint32_t slot) const;
-  std::atomic<std::uint32_t>& spinning() const;
 
   SharedPages pages_;
 };

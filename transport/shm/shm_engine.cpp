@@ -104,16 +104,35 @@ Result<std::uint32_t> ShmEngine::reserve_slot() {
 }
 
 bool ShmEngine::close_slot(std::uint32_t slot) {
-  const std::uint32_t inside = control_->revoke(slot);
-  return inside == 0 || !inbound_.contains(inside);  // a dead peer copies no more
+  control_->close(slot);
+  return std::none_of(inbound_.begin(), inbound_.end(), [slot](const auto& entry) {
+    return entry.second.ring && entry.second.ring->is_inside(slot);  // a dead peer has no inbound
+  });
 }
 
 void ShmEngine::shut_down() {
   is_stopping_ = true;
   for (const auto& [peer, link] : links_) link->cancel_all("the transport is shut down");
   links_.clear();
+  if (control_) control_->close_all();
+  await_copies();
   while (!inbound_.empty()) close_inbound(inbound_.begin()->first);
   listener_ = OwnedFd();
+}
+
+void ShmEngine::await_copies() const {
+  const TimeNs ends_at = clock_.now() + options_.silence_ns;
+  const auto is_copying = [](const auto& entry) {
+    return entry.second.ring && entry.second.ring->is_inside() && !is_hung_up(entry.second.socket.get());
+  };
+  while (std::any_of(inbound_.begin(), inbound_.end(), is_copying)) {
+    if (clock_.now() >= ends_at) {
+      log().warn("transport: a peer on this host has been in the middle of a copy for {} ms and is not waited for",
+                 options_.silence_ns / kMillisecond);
+      return;
+    }
+    ::usleep(20);
+  }
 }
 
 void ShmEngine::on_ready(std::uint64_t tag, std::uint32_t) {
@@ -125,7 +144,7 @@ void ShmEngine::on_ready(std::uint64_t tag, std::uint32_t) {
     return;
   }
   const auto inbound = inbound_.find(number);
-  if (inbound != inbound_.end() && !serve(number, inbound->second)) close_inbound(number);
+  if (inbound != inbound_.end() && !serve(inbound->second)) close_inbound(number);
 }
 
 void ShmEngine::accept_all() {
@@ -140,17 +159,17 @@ void ShmEngine::accept_all() {
   }
 }
 
-bool ShmEngine::serve(std::uint32_t number, Inbound& inbound) {
+bool ShmEngine::serve(Inbound& inbound) {
   while (true) {
     const Received received = receive_packet(inbound.socket.get());
     if (received.is_closed) return false;
     if (!received.packet) return !inbound.ring || drain(inbound);
-    if (!on_packet(number, inbound, *received.packet)) return false;
+    if (!on_packet(inbound, *received.packet)) return false;
   }
 }
 
-bool ShmEngine::on_packet(std::uint32_t number, Inbound& inbound, const Packet& packet) {
-  if (!inbound.ring) return packet.type == Type::kHello && on_hello(number, inbound, packet);
+bool ShmEngine::on_packet(Inbound& inbound, const Packet& packet) {
+  if (!inbound.ring) return packet.type == Type::kHello && on_hello(inbound, packet);
   switch (packet.type) {
     case Type::kMapRequest:
       on_map_request(inbound, packet);
@@ -163,7 +182,7 @@ bool ShmEngine::on_packet(std::uint32_t number, Inbound& inbound, const Packet& 
   }
 }
 
-bool ShmEngine::on_hello(std::uint32_t number, Inbound& inbound, const Packet& packet) {
+bool ShmEngine::on_hello(Inbound& inbound, const Packet& packet) {
   const Result<Hello> hello = decode<Hello>(packet.body, "hello");
   if (!hello) return false;
   const auto refuse = [&](std::string why) {
@@ -181,7 +200,7 @@ bool ShmEngine::on_hello(std::uint32_t number, Inbound& inbound, const Packet& p
   --num_strangers_;
   const int fds[] = {inbound.ring->fd(), control_->fd()};
   return send_message(inbound.socket.get(), Type::kWelcome,
-                      Welcome{"", number, reinterpret_cast<std::uintptr_t>(&probe_)}, fds);
+                      Welcome{"", reinterpret_cast<std::uintptr_t>(&probe_)}, fds);
 }
 
 void ShmEngine::on_map_request(const Inbound& inbound, const Packet& packet) const {

@@ -39,9 +39,12 @@ class ShmEngine final : public ProgressLoop::Owner {
   /// kFull: every slot is taken.
   Result<std::uint32_t> reserve_slot();
   void free_slot(std::uint32_t slot) { free_slots_.push_back(slot); }
-  void open_slot(std::uint32_t slot, std::uint32_t number) { control_->open(slot, number); }
-  /// False: a live peer is in the middle of a copy.
+  void open_slot(std::uint32_t slot, RegionId region, GrantId grant) {
+    control_->open(slot, ControlPage::pass(region.value, grant.value));
+  }
+  /// No peer enters it again. False: one is in the middle of a copy there; ask again.
   bool close_slot(std::uint32_t slot);
+  /// Waits for peers that are in the middle of a copy, `silence_ns` at most.
   void shut_down();
 
   void on_ready(std::uint64_t tag, std::uint32_t events) override;
@@ -65,13 +68,14 @@ class ShmEngine final : public ProgressLoop::Owner {
 
   void accept_all();
   /// False: close it.
-  bool serve(std::uint32_t number, Inbound& inbound);
-  bool on_packet(std::uint32_t number, Inbound& inbound, const Packet& packet);
-  bool on_hello(std::uint32_t number, Inbound& inbound, const Packet& packet);
+  bool serve(Inbound& inbound);
+  bool on_packet(Inbound& inbound, const Packet& packet);
+  bool on_hello(Inbound& inbound, const Packet& packet);
   void on_map_request(const Inbound& inbound, const Packet& packet) const;
   bool drain(Inbound& inbound);
   void close_inbound(std::uint32_t number);
   void drop_strangers(TimeNs now);
+  void await_copies() const;
 
   const ShmOptions options_;
   Ledger& ledger_;

@@ -11,7 +11,7 @@ namespace kvferry::shm {
 namespace {
 
 constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
-constexpr TimeNs kRetryNs = kMillisecond;  // a full ring, a grant that another peer is in
+constexpr TimeNs kRetryNs = kMillisecond;  // a full ring
 
 }  // namespace
 
@@ -75,7 +75,6 @@ void ShmLink::on_welcome(Packet packet) {
   if (!control) return fail(control.error().what);
   ring_.emplace(std::move(*ring));
   control_.emplace(std::move(*control));
-  number_ = welcome->link;
   if (!options_.use_cma) {
     cma_refusal_ = "CMA is switched off here";
   } else {
@@ -183,7 +182,7 @@ bool ShmLink::advance(TimeNs now) {
   if (transfer == transfers_.end()) return false;
   is_blocked_ = !advance(transfer, now);
   if (!is_blocked_) return true;
-  // Waiting for the peer: to map a region, to empty its ring, to leave a grant. Is it alive?
+  // Waiting for the peer: to map a region, to empty its ring. Is it alive?
   tried_at_ = now;
   if (owed_since_ == 0) send_packet(socket_.get(), Type::kPing);
   expect_answer(now);
@@ -221,23 +220,21 @@ bool ShmLink::advance(Transfers::iterator transfer, TimeNs) {
   }
   if (!remote->has_value()) return false;
   const RegionDescriptor& descriptor = moving.accepted().remote;
-  if (descriptor.grant == 0 && !control_->is_open(moving.key().slot, descriptor.region)) {
-    finish(transfer, ErrorCode::kRefused, fmt::format("the peer has unregistered region {}", descriptor.region));
+  const std::uint32_t slot = moving.key().slot;
+  ring_->enter(slot);
+  const bool is_open = control_->is_open(slot, ControlPage::pass(descriptor.region, descriptor.grant));
+  const Result<void> copied = is_open ? moving.copy_piece(**remote, kPieceBytes) : Result<void>();
+  ring_->leave();
+  if (!is_open) {
+    if (control_->is_closed()) {
+      fail("the peer is shutting down");
+    } else if (descriptor.grant != 0) {
+      finish(transfer, ErrorCode::kRefused, fmt::format("the peer has taken grant {} back", descriptor.grant));
+    } else {
+      finish(transfer, ErrorCode::kRefused, fmt::format("the peer has unregistered region {}", descriptor.region));
+    }
     return true;
   }
-  if (descriptor.grant != 0) {
-    switch (control_->enter(moving.key().slot, descriptor.grant, number_)) {
-      case ControlPage::Entry::kEntered:
-        break;
-      case ControlPage::Entry::kBusy:
-        return false;
-      case ControlPage::Entry::kRevoked:
-        finish(transfer, ErrorCode::kRefused, fmt::format("the peer has taken grant {} back", descriptor.grant));
-        return true;
-    }
-  }
-  Result<void> copied = moving.copy_piece(**remote, kPieceBytes);
-  if (descriptor.grant != 0) control_->leave(moving.key().slot);
   if (!copied && copied.error().code == ErrorCode::kPeerLost) {
     fail("the peer is gone");
   } else if (!copied) {

@@ -64,7 +64,6 @@ class ShmLink {
   Transfers::iterator most_urgent();
   /// True: something was done for it. It may be over afterwards.
   bool advance(Transfers::iterator transfer, TimeNs now);
-  bool copy_piece(ShmTransfer& transfer, const RemoteMemory& remote);
   bool notify_and_finish(Transfers::iterator transfer);
   /// None: not yet, or an error that ends the transfer.
   Result<std::optional<RemoteMemory>> reach(const ShmTransfer& transfer);
@@ -78,7 +77,6 @@ class ShmLink {
   OwnedFd socket_;
   std::optional<NoteRing> ring_;
   std::optional<ControlPage> control_;
-  std::uint32_t number_ = 0;  // of this link at the peer
   int pid_ = 0;
   std::string cma_refusal_;  // empty: CMA works
   std::unordered_map<std::uint32_t, Region> regions_;

@@ -38,13 +38,15 @@ class ShmTransport final : public Transport {
                      fmt::format("descriptor {} of the memory to register can't be duplicated", memory.fd)};
     }
     const RegionId id = ledger_.new_region_id();
-    Result<std::uint32_t> slot = open_slot(id.value);
-    if (!slot) return std::move(slot).error();
+    const Result<std::uint32_t> slot = reserve_slot();
+    if (!slot) return slot.error();
     const auto base = reinterpret_cast<std::uintptr_t>(memory.base);
     const RegionDescriptor descriptor{incarnation_, base, memory.bytes, encode(shm::RegionKey{bool{fd}, base, *slot}),
                                       id.value};
-    if (fd)
-      engine_.loop().call_and_wait([&] { engine_.add_region(id, std::move(fd), memory.fd_offset, memory.bytes); });
+    engine_.loop().call_and_wait([&] {
+      if (fd) engine_.add_region(id, std::move(fd), memory.fd_offset, memory.bytes);
+      engine_.open_slot(*slot, id, GrantId{});
+    });
     ledger_.add_region(id, memory.base, memory.bytes, encode(descriptor));
     return id;
   }
@@ -59,9 +61,17 @@ class ShmTransport final : public Transport {
       lent = is_of_region ? lent_.erase(lent) : std::next(lent);
     }
     const Result<std::string> exported = ledger_.exported(region);
+    if (!exported) return Error{ErrorCode::kInvalidArgument, exported.error().what};
+    const std::uint32_t slot = key_of(*exported).slot;
+    bool is_quiet = false;
+    engine_.loop().call_and_wait([&] { is_quiet = engine_.close_slot(slot); });
+    if (!is_quiet)
+      return Error{ErrorCode::kFull, fmt::format("a peer is in the middle of a copy with region {}; try again", region)};
     if (Result<void> ok = ledger_.remove_region(region); !ok) return ok;
-    close(key_of(*exported).slot);
-    engine_.loop().call_and_wait([&] { engine_.remove_region(region); });
+    engine_.loop().call_and_wait([&] {
+      engine_.remove_region(region);
+      engine_.free_slot(slot);
+    });
     return {};
   }
 
@@ -69,12 +79,12 @@ class ShmTransport final : public Transport {
     const std::lock_guard lock(grants_mutex_);
     const Result<std::string> exported = ledger_.exported(region);
     if (!exported) return Error{exported.error().code, exported.error().what};
-    Result<std::uint32_t> slot = open_slot(0);  // no grant has this number: nobody enters yet
-    if (!slot) return std::move(slot).error();
+    const Result<std::uint32_t> slot = reserve_slot();
+    if (!slot) return slot.error();
     shm::RegionKey key = key_of(*exported);
     key.slot = *slot;
     Result<GrantId> id = ledger_.add_grant(region, offset, bytes, encode(key));
-    engine_.loop().call_and_wait([&] { id ? engine_.open_slot(*slot, id->value) : engine_.free_slot(*slot); });
+    engine_.loop().call_and_wait([&] { id ? engine_.open_slot(*slot, region, *id) : engine_.free_slot(*slot); });
     if (id) lent_.emplace(*id, Lent{region, *slot});
     return id;
   }
@@ -177,12 +187,9 @@ class ShmTransport final : public Transport {
     const std::string rkey = decode<RegionDescriptor>(descriptor, "own descriptor").value().rkey;
     return decode<shm::RegionKey>(rkey, "own key").value();
   }
-  Result<std::uint32_t> open_slot(std::uint32_t number) {
+  Result<std::uint32_t> reserve_slot() {
     Result<std::uint32_t> slot = 0;
-    engine_.loop().call_and_wait([&] {
-      slot = engine_.reserve_slot();
-      if (slot) engine_.open_slot(*slot, number);
-    });
+    engine_.loop().call_and_wait([&] { slot = engine_.reserve_slot(); });
     return slot;
   }
   /// False: a peer copies at this moment.

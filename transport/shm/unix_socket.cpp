@@ -1,6 +1,7 @@
 #include "transport/shm/unix_socket.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -115,6 +116,11 @@ Received receive_packet(int socket) {
     }
   }
   return {std::move(packet), false};
+}
+
+bool is_hung_up(int socket) {
+  pollfd polled{socket, 0, 0};
+  return ::poll(&polled, 1, 0) == 1 && (polled.revents & (POLLHUP | POLLERR)) != 0;
 }
 
 int peer_process(int socket) {

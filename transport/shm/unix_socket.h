@@ -38,6 +38,8 @@ bool send_message(int socket, Type type, const Message& message, std::span<const
   return send_packet(socket, type, encode(message), fds);
 }
 Received receive_packet(int socket);
+/// The other side is gone, whatever it has still left to be received.
+bool is_hung_up(int socket);
 
 /// Of the process at the other end; 0 when it is not visible from here.
 int peer_process(int socket);
