@@ -46,7 +46,10 @@ ProgressLoop::~ProgressLoop() {
   ::close(epoll_fd_);
 }
 
-void ProgressLoop::start() { thread_ = std::thread(&ProgressLoop::thread_main, this); }
+void ProgressLoop::start() {
+  is_parked_ = false;
+  thread_ = std::thread(&ProgressLoop::thread_main, this);
+}
 
 void ProgressLoop::stop() {
   is_stopping_ = true;
@@ -56,7 +59,6 @@ void ProgressLoop::stop() {
     unpark_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
-  wake_.set();                                     // the thread may have taken the first one from a sleeping driver
   const std::lock_guard no_driver(driver_mutex_);  // a driver has left the loop
   run_leftovers();
 }
@@ -136,7 +138,7 @@ void ProgressLoop::run_inbox() {
   for (const std::function<void()>& task : tasks) task();
 }
 
-bool ProgressLoop::look(int timeout_ms) {
+bool ProgressLoop::look(int timeout_ms, bool is_driver) {
   std::array<epoll_event, 64> events;
   const int num_events = ::epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), timeout_ms);
   if (num_events <= 0) return false;
@@ -144,7 +146,9 @@ bool ProgressLoop::look(int timeout_ms) {
   for (int index = 0; index < num_events; ++index) {
     const epoll_event& event = events[static_cast<std::size_t>(index)];
     if (event.data.u64 == kWakeTag) {
+      if (is_driver && !is_parked_) continue;  // it is for the thread, which is on its way
       wake_.clear();
+      if (is_stopping_) wake_.set();  // for all who sleep
     } else {
       owner_.on_ready(event.data.u64, event.events);
     }
@@ -157,17 +161,23 @@ bool ProgressLoop::is_driven() const {
          clock_.now() - driven_at_.load(std::memory_order_relaxed) < kHandBackNs;
 }
 
+void ProgressLoop::park() {
+  std::unique_lock parked(park_mutex_);
+  if (is_stopping_) return;
+  is_parked_ = true;
+  if (has_driver_slept_) {
+    unpark_.wait(parked);  // the driver will say when it leaves
+  } else {
+    unpark_.wait_for(parked, std::chrono::nanoseconds(kHandBackNs));
+  }
+  is_parked_ = false;
+}
+
 void ProgressLoop::thread_main() {
   ::pthread_setname_np(::pthread_self(), thread_name_);
   while (!is_stopping_) {
     if (is_driven()) {
-      std::unique_lock parked(park_mutex_);
-      if (is_stopping_) break;
-      if (has_driver_slept_) {
-        unpark_.wait(parked);  // the driver will say when it leaves
-      } else {
-        unpark_.wait_for(parked, std::chrono::nanoseconds(kHandBackNs));
-      }
+      park();
       continue;
     }
     bool has_more;
@@ -179,7 +189,7 @@ void ProgressLoop::thread_main() {
       deadline = owner_.next_deadline();
     }
     if (is_driven()) continue;
-    const bool has_seen = look(has_more || has_inbox_ ? 0 : milliseconds_until(deadline, clock_.now()));
+    const bool has_seen = look(has_more || has_inbox_ ? 0 : milliseconds_until(deadline, clock_.now()), false);
     // Who drives since may sleep: what we have just taken from its sight is for it to go on with.
     if (has_seen && is_driving_) wake_.set();
   }
@@ -191,9 +201,8 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
   if (is_stopping_) return is_over();
   const TimeNs started_at = clock_.now();
   const TimeNs ends_at = timeout_ns < kNever - started_at ? started_at + timeout_ns : kNever;
-  const bool is_takeover = !is_driven();
   is_driving_ = true;
-  if (is_takeover) wake_.set();  // the progress thread may sleep in epoll and would wake at every event
+  if (!is_parked_) wake_.set();
   const auto set_spinning = [this](bool is_spinning) {
     const std::lock_guard lock(mutex_);
     owner_.set_spinning(is_spinning);
@@ -220,7 +229,7 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
       if (!is_spinning) set_spinning(is_spinning = true);
       if (now - looked_at >= look_ns_) {
         looked_at = now;
-        if (look(0)) busy_at = clock_.now();
+        if (look(0, true)) busy_at = clock_.now();
       }
     } else if (is_spinning) {
       set_spinning(is_spinning = false);  // and round once more: who came before that woke nobody
@@ -228,7 +237,7 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
       has_driver_slept_ = true;
       const int sleep_ms = milliseconds_until(std::min(deadline, ends_at), now);
       if (has_guests_ && sleep_with_guests(sleep_ms)) break;
-      if (look(has_guests_ ? 0 : sleep_ms)) busy_at = clock_.now();
+      if (look(has_guests_ ? 0 : sleep_ms, true)) busy_at = clock_.now();
     }
   }
   if (is_spinning) {

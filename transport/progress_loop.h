@@ -70,7 +70,8 @@ class ProgressLoop {
   void run_inbox();
   /// Once the thread has stopped nobody else looks into the inbox.
   void run_leftovers();
-  bool look(int timeout_ms);
+  bool look(int timeout_ms, bool is_driver);
+  void park();
   /// A driver's sleep until something is to be looked at (false) or a guest is readable (true).
   bool sleep_with_guests(int timeout_ms) const;
   bool is_driven() const;
@@ -92,7 +93,11 @@ class ProgressLoop {
   std::atomic<bool> is_stopping_{false};
 
   std::mutex driver_mutex_;
+  // A driver says that it drives, then looks whether the thread is parked and wakes it if not; the thread says that it
+  // leaves its parking place, then looks whether somebody drives. So both never sleep in epoll at a time: each would
+  // miss what the other takes.
   std::atomic<bool> is_driving_{false};
+  std::atomic<bool> is_parked_{true};  // until it is started
   std::atomic<TimeNs> driven_at_{0};
   std::atomic<bool> has_driver_slept_{false};  // since it came: the thread need not look after it until it says so
   std::mutex park_mutex_;

@@ -284,6 +284,43 @@ TEST_F(ProgressLoopTest, StopSendsTheDriverHomeAndRunsWhatWasPosted) {
   }
 }
 
+TEST_F(ProgressLoopTest, StopReachesTheThreadAlthoughADriverTakesWakeUpsFromIt) {
+  std::mt19937_64 random(2);
+  for (int round = 0; round < 1000; ++round) {
+    start(0);
+    std::atomic<bool> is_over = false;
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));  // so that the thread sleeps as well
+    std::thread driver([&] { loop_->drive(kPatience, [&] { return is_over.load(); }); });
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
+    loop_->call([&] { is_over = true; });
+    loop_->stop();  // a hang here is the failure
+    driver.join();
+  }
+}
+
+TEST_F(ProgressLoopTest, ADeadlineThatADriverLeavesBehindIsKept) {
+  start(0);
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 100; ++round) {
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 800));  // parked, sleeping, or on its way
+    loop_->drive(kMillisecond, [] { return false; });
+    std::atomic<bool> is_due = false;
+    loop_->drive(kMillisecond, [&] {
+      loop_->call([&] {
+        owner_.deadline = SteadyClock().now() + 5 * kMillisecond;
+        owner_.on_advance = [&](TimeNs now) {
+          if (now < owner_.deadline) return false;
+          owner_.deadline = ProgressLoop::kNever;
+          is_due = true;
+          return false;
+        };
+      });
+      return true;
+    });
+    ASSERT_TRUE(comes_true([&] { return is_due.load(); })) << "in round " << round;
+  }
+}
+
 TEST_F(ProgressLoopTest, CallsAfterStopAllRun) {
   start(0);
   loop_->stop();
