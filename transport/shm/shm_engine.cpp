@@ -29,7 +29,10 @@ std::string random_name() {
 }  // namespace
 
 ShmEngine::ShmEngine(const ShmOptions& options, std::uint64_t incarnation, Ledger& ledger)
-    : options_(options), ledger_(ledger), loop_(*this, "kvferry-shm", options.spin_ns, kLookNs) {
+    : options_(options),
+      ledger_(ledger),
+      crew_(options.copy_threads),
+      loop_(*this, "kvferry-shm", options.spin_ns, kLookNs) {
   address_ = {kProtocolVersion, incarnation, host_identity(), fmt::format("kvferry-{}-{}", ::getpid(), random_name()),
               random_name()};
   signature_ = encode(address_);
@@ -48,12 +51,14 @@ Result<void> ShmEngine::open() {
 }
 
 std::string ShmEngine::describe() const {
-  return fmt::format("same host{}{}", options_.use_mappings ? ", mapped shared memory" : "",
-                     options_.use_cma ? ", CMA for other memory" : "");
+  return fmt::format("same host{}{}, {}", options_.use_mappings ? ", mapped shared memory" : "",
+                     options_.use_cma ? ", CMA for other memory" : "",
+                     crew_.num_threads() == 1 ? "copied by one thread"
+                                              : fmt::format("large copies by {} threads", crew_.num_threads()));
 }
 
 void ShmEngine::add_peer(PeerId peer, Address address) {
-  auto link = std::make_unique<ShmLink>(peer, std::move(address), options_, ledger_);
+  auto link = std::make_unique<ShmLink>(peer, std::move(address), options_, ledger_, crew_);
   if (link->connect(signature_, clock_.now())) loop_.watch(link->socket(), EPOLLIN, kLinkTag | peer.value);
   links_.emplace(peer, std::move(link));
   loop_.kick();  // for its deadline
@@ -199,8 +204,8 @@ bool ShmEngine::on_hello(Inbound& inbound, const Packet& packet) {
   inbound.from = hello->from;
   --num_strangers_;
   const int fds[] = {inbound.ring->fd(), control_->fd()};
-  return send_message(inbound.socket.get(), Type::kWelcome,
-                      Welcome{"", reinterpret_cast<std::uintptr_t>(&probe_)}, fds);
+  return send_message(inbound.socket.get(), Type::kWelcome, Welcome{"", reinterpret_cast<std::uintptr_t>(&probe_)},
+                      fds);
 }
 
 void ShmEngine::on_map_request(const Inbound& inbound, const Packet& packet) const {

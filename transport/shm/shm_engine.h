@@ -11,6 +11,7 @@
 #include "transport/ledger.h"
 #include "transport/make_transport.h"
 #include "transport/progress_loop.h"
+#include "transport/shm/copy_crew.h"
 #include "transport/shm/messages.h"
 #include "transport/shm/shared_page.h"
 #include "transport/shm/shm_link.h"
@@ -79,6 +80,7 @@ class ShmEngine final : public ProgressLoop::Owner {
 
   const ShmOptions options_;
   Ledger& ledger_;
+  CopyCrew crew_;
   const SteadyClock clock_;
   Address address_;
   std::string signature_;  // who notifications are from

@@ -10,7 +10,6 @@
 namespace kvferry::shm {
 namespace {
 
-constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
 constexpr TimeNs kRetryNs = kMillisecond;  // a full ring
 
 }  // namespace
@@ -223,7 +222,7 @@ bool ShmLink::advance(Transfers::iterator transfer, TimeNs) {
   const std::uint32_t slot = moving.key().slot;
   ring_->enter(slot);
   const bool is_open = control_->is_open(slot, ControlPage::pass(descriptor.region, descriptor.grant));
-  const Result<void> copied = is_open ? moving.copy_piece(**remote, kPieceBytes) : Result<void>();
+  const Result<void> copied = is_open ? moving.copy_piece(**remote, crew_) : Result<void>();
   ring_->leave();
   if (!is_open) {
     if (control_->is_closed()) {

@@ -11,6 +11,7 @@
 
 #include "transport/ledger.h"
 #include "transport/make_transport.h"
+#include "transport/shm/copy_crew.h"
 #include "transport/shm/messages.h"
 #include "transport/shm/shared_page.h"
 #include "transport/shm/shm_transfer.h"
@@ -21,8 +22,8 @@ namespace kvferry::shm {
 /// The loop only. A link fails once and for good; its transfers then end with kPeerLost.
 class ShmLink {
  public:
-  ShmLink(PeerId peer, Address address, const ShmOptions& options, Ledger& ledger)
-      : peer_(peer), address_(std::move(address)), options_(options), ledger_(ledger) {}
+  ShmLink(PeerId peer, Address address, const ShmOptions& options, Ledger& ledger, CopyCrew& crew)
+      : peer_(peer), address_(std::move(address)), options_(options), ledger_(ledger), crew_(crew) {}
   ~ShmLink() { fail("disconnected"); }
   ShmLink(const ShmLink&) = delete;
   ShmLink& operator=(const ShmLink&) = delete;
@@ -74,6 +75,7 @@ class ShmLink {
   const Address address_;
   const ShmOptions& options_;
   Ledger& ledger_;
+  CopyCrew& crew_;
   OwnedFd socket_;
   std::optional<NoteRing> ring_;
   std::optional<ControlPage> control_;

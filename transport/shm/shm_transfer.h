@@ -9,6 +9,7 @@
 
 #include "transport/base/checksum.h"
 #include "transport/ledger.h"
+#include "transport/shm/copy_crew.h"
 #include "transport/shm/messages.h"
 
 namespace kvferry::shm {
@@ -34,21 +35,36 @@ class ShmTransfer {
   std::uint64_t bytes_left() const;
   const std::vector<std::uint32_t>& corrupt_ranges() const { return corrupt_ranges_; }
 
-  /// Copies up to `bytes_max` more. Errors: those of copy_by_cma(), and kRefused when the mapping is shorter than the
-  /// peer says.
-  Result<void> copy_piece(const RemoteMemory& remote, std::uint64_t bytes_max);
+  /// Copies the next piece, a millisecond's work or so. Errors: those of copy_by_cma(), and kRefused when the mapping
+  /// is shorter than the peer says.
+  Result<void> copy_piece(const RemoteMemory& remote, CopyCrew& crew);
 
  private:
-  std::span<const CopyRange> next_piece(std::uint64_t bytes_max);
-  void check(std::span<const CopyRange> piece);
+  /// What one thread copies: slices_[begin, end), the first of them of copies[first_range].
+  struct Part {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    std::uint32_t first_range = 0;
+    Result<void> result;
+    std::vector<std::uint32_t> corrupt_ranges;
+  };
+
+  bool has_checksums() const { return !accepted_.checksums.empty(); }
+  void cut_piece(std::uint64_t bytes_max);
+  void copy_part(Part& part, const RemoteMemory& remote);
+  Result<void> copy(std::span<const CopyRange> slices, const RemoteMemory& remote) const;
+  /// Compares the checksums of what has just been copied; `range` is that of the first slice, and of the next one
+  /// afterwards.
+  void check(std::span<const CopyRange> slices, std::uint32_t& range, std::optional<ChecksumStream>& unfinished,
+             std::vector<std::uint32_t>& corrupt_ranges) const;
 
   AcceptedTransfer accepted_;
   RegionKey key_;
-  std::size_t next_ = 0;          // of accepted_.copies
-  std::uint64_t next_bytes_ = 0;  // of copies[next_], already copied
-  std::vector<CopyRange> piece_;
-  std::optional<ChecksumStream> checksum_;  // of copies[next_]
-  std::uint32_t checked_ = 0;               // ranges whose checksum was compared
+  std::size_t next_ = 0;                      // of accepted_.copies
+  std::uint64_t next_bytes_ = 0;              // of copies[next_], already copied
+  std::vector<CopyRange> slices_;             // of the piece
+  std::vector<Part> parts_;                   // of the piece
+  std::optional<ChecksumStream> unfinished_;  // of copies[next_], between two pieces
   std::vector<std::uint32_t> corrupt_ranges_;
   bool bypass_cache_ = false;
 };

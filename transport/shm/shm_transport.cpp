@@ -66,7 +66,8 @@ class ShmTransport final : public Transport {
     bool is_quiet = false;
     engine_.loop().call_and_wait([&] { is_quiet = engine_.close_slot(slot); });
     if (!is_quiet)
-      return Error{ErrorCode::kFull, fmt::format("a peer is in the middle of a copy with region {}; try again", region)};
+      return Error{ErrorCode::kFull,
+                   fmt::format("a peer is in the middle of a copy with region {}; try again", region)};
     if (Result<void> ok = ledger_.remove_region(region); !ok) return ok;
     engine_.loop().call_and_wait([&] {
       engine_.remove_region(region);
