@@ -42,7 +42,8 @@ struct ShmOptions : CommonOptions {
 struct TcpOptions : CommonOptions {
   std::string listen_host;  // also what peers are told; empty: every interface, and the addresses of all of them
   std::uint16_t listen_port = 0;
-  std::uint32_t connections = 4;            // to one peer, sharing its transfers
+  std::uint32_t connections = 4;            // to a peer on another host, sharing its transfers
+  std::uint32_t local_connections = 1;      // to one on this host: no delay to hide, and one stays in the cache
   std::uint64_t segment_bytes = 512 << 10;  // of one transfer on one connection at a time
   std::uint64_t window_bytes = 16 << 20;    // asked for and not yet here, one connection
 };

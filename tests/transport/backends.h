@@ -22,9 +22,11 @@ inline std::unique_ptr<Transport> make_backend(std::string_view name, std::uint3
     options.use_mappings = name == "shm";
     return make_shm_transport(options).value();
   }
-  if (name == "tcp") {
+  if (name == "tcp" || name == "tcp1") {  // over several connections, as between hosts, or over one
     TcpOptions options;
     options.transfers_max = transfers_max;
+    options.connections = name == "tcp" ? options.connections : 1;
+    options.local_connections = options.connections;
     return make_tcp_transport(options).value();
   }
   if (name == "auto") {

@@ -145,6 +145,11 @@ class TwoHosts:
         self.hosts.append(Host(self.hosts[0] if self.hosts else None))
         return self.hosts[-1]
 
+    def limit_windows(self, window_bytes: int) -> None:
+        for host in (self.near, self.far):
+            for which in ("tcp_rmem", "tcp_wmem"):
+                host.run("sh", "-c", f"echo 4096 {window_bytes} {window_bytes} > /proc/sys/net/ipv4/{which}")
+
     def limit(self, rate: str) -> None:
         for host in (self.near, self.far):
             host.run("tc", "qdisc", "replace", "dev", "cable", "root", "tbf", "rate", rate, "burst", "64kb", "latency",

@@ -73,10 +73,10 @@ MakeLink = Callable[..., Link]
 
 @pytest.fixture(params=BACKENDS)
 def make_link(request: pytest.FixtureRequest) -> Iterator[MakeLink]:
-    """make_link(delay_ms): two hosts and a transport between them."""
+    """make_link(delay_ms): two hosts and a transport between them. `window_bytes`: of each TCP connection, at most."""
     made: list[TwoHosts] = []
 
-    def make(delay_ms: float = 0, backend: str = request.param) -> Link:
+    def make(delay_ms: float = 0, backend: str = request.param, window_bytes: int | None = None) -> Link:
         for tool in ("ip", "tc", "unshare", "nsenter"):
             if shutil.which(tool) is None:
                 pytest.skip(f"two hosts need {tool}, which is not installed")
@@ -84,6 +84,8 @@ def make_link(request: pytest.FixtureRequest) -> Iterator[MakeLink]:
             made.append(TwoHosts(delay_ms))
         except OSError as error:
             pytest.skip(f"this system lets nobody make network namespaces: {error}")
+        if window_bytes is not None:
+            made[-1].limit_windows(window_bytes)
         return Link(backend, made[-1])
 
     yield make
@@ -108,6 +110,17 @@ def test_a_long_cable_carries_the_same_bytes(make_link: MakeLink) -> None:
     for what, ms in link.move_both_ways().items():
         assert ms >= 2 or what.startswith("push")  # the request's way there and the bytes' way back
         print(f"{link.backend} with 1 ms delay each way: {what} took {ms} ms")
+
+
+def test_several_connections_hide_the_delay(make_link: MakeLink) -> None:
+    """One connection moves a window a round trip, however fast the cable is."""
+    ms: dict[str, int] = {}
+    for backend in ("tcp1", "tcp"):
+        link = make_link(delay_ms=5, backend=backend, window_bytes=128 << 10)
+        link.move("pull", 7, 1 << 20)  # opens the connections
+        ms[backend] = min(link.move(direction, 7, 1 << 20) for direction in ("pull", "push", "pull", "push"))
+    print(f"3.5 MiB with 5 ms delay each way: {ms['tcp1']} ms over one connection, {ms['tcp']} ms over four")
+    assert ms["tcp"] < ms["tcp1"]
 
 
 def test_a_cut_cable_loses_the_peer_and_a_mended_one_finds_it_again(make_link: MakeLink) -> None:

@@ -70,6 +70,7 @@ void Engine::accept_all() {
       continue;
     }
     set_connection_options(socket.get());
+    skip_congestion_control_within_host(socket.get());
     greeter_.greet(std::move(socket));
   }
 }

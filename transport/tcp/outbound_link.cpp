@@ -13,7 +13,7 @@ Error broken_rules(std::string what) { return Error{ErrorCode::kCorrupt, std::mo
 }  // namespace
 
 OutboundLink::OutboundLink(LinkHost& host, PeerId peer, Address address, std::uint64_t token)
-    : host_(host), peer_(peer), address_(std::move(address)), token_(token), lanes_(host.options().connections) {}
+    : host_(host), peer_(peer), address_(std::move(address)), token_(token), lanes_(1) {}
 
 void OutboundLink::start() { try_endpoint(); }
 
@@ -36,6 +36,8 @@ void OutboundLink::begin_lane(std::size_t index, Fd socket) {
 
 void OutboundLink::open_more() {
   if (!lanes_[0].is_open) return;
+  const TcpOptions& options = host_.options();
+  lanes_.resize(is_same_host(lanes_[0].connection->fd()) ? options.local_connections : options.connections);
   for (std::size_t index = 1; index < lanes_.size(); ++index) {
     if (lanes_[index].is_tried) continue;
     Result<Fd> socket = begin_connect(address_.endpoints[endpoint_]);
@@ -45,6 +47,7 @@ void OutboundLink::open_more() {
 }
 
 void OutboundLink::on_connected(Connection& connection) {
+  skip_congestion_control_within_host(connection.fd());
   const Hello hello{kProtocolVersion, address_.incarnation, address_.secret, host_.signature(), token_};
   connection.send({.kind = FrameKind::kHello, .id = kMagic}, encode(hello));
 }

@@ -136,6 +136,22 @@ void set_connection_options(int fd) {
   set(IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
 
+bool is_same_host(int fd) {
+  const auto host_of = [fd](auto get_name) {
+    sockaddr_storage name{};
+    socklen_t bytes = sizeof(name);
+    return get_name(fd, reinterpret_cast<sockaddr*>(&name), &bytes) == 0
+               ? numeric_host(reinterpret_cast<const sockaddr*>(&name), bytes)
+               : "";
+  };
+  return host_of(::getsockname) == host_of(::getpeername);
+}
+
+void skip_congestion_control_within_host(int fd) {
+  constexpr std::string_view kSimplest = "reno";  // which every process may choose
+  if (is_same_host(fd)) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kSimplest.data(), kSimplest.size());
+}
+
 std::uint64_t unacknowledged_bytes(int fd) {
   int bytes = 0;
   return ::ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0 ? static_cast<std::uint64_t>(bytes) : 0;

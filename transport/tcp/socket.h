@@ -45,6 +45,11 @@ std::string connect_error(int fd);
 
 /// What every connection gets, on both sides.
 void set_connection_options(int fd);
+/// Both ends of a connection have the same address.
+bool is_same_host(int fd);
+/// For an open connection: within one host nothing is ever congested, but the system's algorithm may take the order in
+/// which two processors deliver for losses, or pace what it sends (BBR: a quarter of the rate).
+void skip_congestion_control_within_host(int fd);
 /// Bytes that were written and have not been acknowledged by the peer's host.
 std::uint64_t unacknowledged_bytes(int fd);
 

@@ -25,8 +25,9 @@ class TcpTransport final : public Transport {
 
   std::string describe() const override {
     const tcp::Endpoint& first = engine_.endpoints().front();
-    return fmt::format("TCP sockets carry the bytes, up to {} to a peer; this side listens on {} port {}",
-                       engine_.options().connections, first.host, first.port);
+    return fmt::format(
+        "TCP sockets carry the bytes, up to {} to a peer on another host; this side listens on {} port {}",
+        engine_.options().connections, first.host, first.port);
   }
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
@@ -134,9 +135,10 @@ class TcpTransport final : public Transport {
 Result<void> check_options(const TcpOptions& options) {
   const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, "bad TcpOptions: " + what}; };
   if (options.transfers_max == 0) return bad("transfers_max must be at least 1");
-  if (options.connections == 0 || options.connections > tcp::InboundLink::kLanesMax)
-    return bad(
-        fmt::format("connections is {}, and 1 to {} are allowed", options.connections, tcp::InboundLink::kLanesMax));
+  for (const std::uint32_t count : {options.connections, options.local_connections}) {
+    if (count == 0 || count > tcp::InboundLink::kLanesMax)
+      return bad(fmt::format("connections is {}, and 1 to {} are allowed", count, tcp::InboundLink::kLanesMax));
+  }
   if (options.segment_bytes < 4096 || options.segment_bytes > tcp::kPayloadMax)
     return bad(fmt::format("segment_bytes is {}, and 4096 to {} are allowed", options.segment_bytes, tcp::kPayloadMax));
   if (options.window_bytes == 0) return bad("window_bytes must be at least 1");
