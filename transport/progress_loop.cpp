@@ -198,7 +198,12 @@ void ProgressLoop::thread_main() {
 std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<bool()>& is_over) {
   const std::unique_lock driving(driver_mutex_, std::try_to_lock);
   if (!driving.owns_lock()) return std::nullopt;
-  if (is_stopping_) return is_over();
+  const auto end_with_what_was_posted = [&] {  // before stop(), whoever has taken it
+    const std::lock_guard lock(mutex_);
+    run_inbox();
+    return is_over();
+  };
+  if (is_stopping_) return end_with_what_was_posted();
   const TimeNs started_at = clock_.now();
   const TimeNs ends_at = timeout_ns < kNever - started_at ? started_at + timeout_ns : kNever;
   is_driving_ = true;
@@ -252,7 +257,7 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
     has_driver_slept_ = false;
     unpark_.notify_one();
   }
-  return over || is_over();
+  return over || (is_stopping_ ? end_with_what_was_posted() : is_over());
 }
 
 }  // namespace kvferry

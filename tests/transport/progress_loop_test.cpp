@@ -290,7 +290,8 @@ TEST_F(ProgressLoopTest, StopReachesTheThreadAlthoughADriverTakesWakeUpsFromIt) 
     start(0);
     std::atomic<bool> is_over = false;
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));  // so that the thread sleeps as well
-    std::thread driver([&] { loop_->drive(kPatience, [&] { return is_over.load(); }); });
+    std::thread driver(
+        [&] { EXPECT_EQ(loop_->drive(kPatience, [&] { return is_over.load(); }), std::optional<bool>(true)); });
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
     loop_->call([&] { is_over = true; });
     loop_->stop();  // a hang here is the failure
