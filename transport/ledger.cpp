@@ -1,6 +1,7 @@
 #include "transport/ledger.h"
 
 #include <limits>
+#include <random>
 #include <utility>
 
 #include "transport/base/check.h"
@@ -15,6 +16,11 @@ Result<void> Ledger::check_region(const void* base, std::uint64_t bytes) {
         ErrorCode::kInvalidArgument,
         fmt::format("cannot register {} bytes at {}: a mapped, non-empty range is needed", bytes, fmt::ptr(base))};
   return {};
+}
+
+std::uint64_t Ledger::random_incarnation() {
+  std::random_device random;
+  return (std::uint64_t{random()} << 32) | random();
 }
 
 RegionId Ledger::new_region_id() {

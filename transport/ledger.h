@@ -41,6 +41,10 @@ class Ledger {
  public:
   explicit Ledger(std::uint32_t transfers_max) : transfers_max_(transfers_max) {}
 
+  /// Of a transport that begins: no two ever have the same.
+  static std::uint64_t random_incarnation();
+  /// What a transport answers afterwards.
+  static Error is_shut_down() { return Error{ErrorCode::kCancelled, "the transport is shut down"}; }
   /// kInvalidArgument: null, empty or wrapping around the address space.
   static Result<void> check_region(const void* base, std::uint64_t bytes);
   /// Two steps, so that a backend can register the memory under the id before anybody may use it.

@@ -35,7 +35,7 @@ struct ShmOptions : CommonOptions {
   bool use_mappings = true;             // of memory that was registered with a descriptor
   bool use_cma = true;                  // for all other memory
   std::uint64_t inline_bytes = 65'536;  // up to this many are copied within submit()
-  std::uint32_t copy_threads = 0;       // that share large copies, the submitter's included; 0: two, or four of 16 cores
+  std::uint32_t copy_threads = 0;  // that share large copies, the submitter's included; 0: two, or four of 16 cores
 };
 
 /// Sockets between any two hosts.

@@ -91,9 +91,9 @@ class Transport {
   }
   /// Opaque bytes naming the region for peers (base, size, rkey).
   virtual Result<std::string> export_region(RegionId region) const = 0;
-  /// kInvalidArgument: unknown region; kFull: own transfers still use it, or a peer is seen in the middle of a copy; ask
-  /// again. Peers may be refused from the first time on. Backends that reach into memory by the network card can't see
-  /// what peers still do with it: agree with them before the memory is unmapped.
+  /// kInvalidArgument: unknown region; kFull: own transfers still use it, or a peer is seen in the middle of a copy;
+  /// ask again. Peers may be refused from the first time on. Backends that reach into memory by the network card can't
+  /// see what peers still do with it: agree with them before the memory is unmapped.
   virtual Result<void> unregister_region(RegionId region) = 0;
 
   /// Lends [offset, +bytes) of a region: the receiver's credit for a push. A transfer that names export_grant() as its

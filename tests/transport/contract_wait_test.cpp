@@ -1,4 +1,5 @@
 // How an owner learns that something is there: the descriptor and wait().
+#include <ctime>
 #include <thread>
 
 #include "tests/transport/contract.h"
@@ -41,6 +42,24 @@ TYPED_TEST(TransportWaiting, WaitSaysWhetherSomethingIsThere) {
     this->expect_one(id, ErrorCode::kOk);
   }
   EXPECT_FALSE(this->wait(std::chrono::milliseconds(1)));
+}
+
+TYPED_TEST(TransportWaiting, AnIdleOneCostsNextToNothing) {
+  const auto remote = this->fixture_.make_remote(kBytes);
+  this->connect_and_pull(*remote);
+  const auto cpu_seconds = [] {
+    timespec used{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+  };
+  constexpr double kShareMax = 0.01;                            // of a processor
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // what still goes on after the transfer
+  const double before = cpu_seconds();
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  EXPECT_LT(cpu_seconds() - before, kShareMax);
+  const double before_wait = cpu_seconds();
+  EXPECT_FALSE(this->wait(std::chrono::seconds(1)));
+  EXPECT_LT(cpu_seconds() - before_wait, kShareMax) << "while somebody waits";
 }
 
 TYPED_TEST(TransportWaiting, ANotificationEndsTheWaitOfItsReceiver) {

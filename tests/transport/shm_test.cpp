@@ -57,9 +57,8 @@ class Pusher {
 };
 
 class ShmFence : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Shm, ShmFence, ::testing::Values("shm", "cma"), [](const auto& test) {
-  return std::string(test.param);
-});
+INSTANTIATE_TEST_SUITE_P(Shm, ShmFence, ::testing::Values("shm", "cma"),
+                         [](const auto& test) { return std::string(test.param); });
 
 TEST_P(ShmFence, NobodyWritesToARegionOnceItIsUnregistered) {
   for (int round = 0; round < 20; ++round) {

@@ -1,7 +1,6 @@
 // What only the UCX backend has: its own words, its idle cost, its checks of who answers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include "tests/transport/process_fixture.h"
 #include "transport/make_transport.h"
@@ -89,29 +88,6 @@ TEST(UcxTransport, AStuckPeerTakesItsOtherTransfersDownButTheyAreToldWhy) {
     EXPECT_EQ(completion.code, completion.id == other ? ErrorCode::kPeerLost : ErrorCode::kCancelled);
     EXPECT_THAT(completion.what, HasSubstr(completion.id == other ? "made no progress" : "cancelled"));
   }
-}
-
-double cpu_seconds() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-TEST(UcxTransport, AnIdleTransportHardlyUsesTheProcessor) {
-  UcxFixture fixture;
-  const auto transport = fixture.make_transport(16);
-  const auto remote = fixture.make_remote(4096);
-  std::vector<std::byte> memory(4096);
-  const RegionId region = transport->register_region(memory.data(), memory.size()).value();
-  const PeerId peer = transport->connect(remote->address()).value();
-  ASSERT_TRUE(transport->submit({peer, Direction::kPull, region, remote->region(), {{0, 0, 4096}}, ""}));
-  ASSERT_EQ(wait_completions(*transport, 1).size(), 1U);
-  const double before = cpu_seconds();
-  EXPECT_FALSE(is_readable(transport->event_fd(), std::chrono::seconds(1))) << "nothing was asked for";
-  EXPECT_LT(cpu_seconds() - before, 0.01) << "more than 1 % of a core over a second";
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <mutex>
-#include <random>
 #include <unordered_map>
 #include <utility>
 
@@ -13,8 +12,6 @@
 
 namespace kvferry {
 namespace {
-
-Error is_shut_down() { return Error{ErrorCode::kCancelled, "the transport is shut down"}; }
 
 class ShmTransport final : public Transport {
  public:
@@ -29,7 +26,7 @@ class ShmTransport final : public Transport {
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
     if (Result<void> ok = Ledger::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
-    if (is_stopped_) return is_shut_down();
+    if (is_stopped_) return Ledger::is_shut_down();
     OwnedFd fd;
     if (memory.fd >= 0) {
       fd = OwnedFd(::fcntl(memory.fd, F_DUPFD_CLOEXEC, 0));
@@ -110,7 +107,7 @@ class ShmTransport final : public Transport {
     if (parsed->host != engine_.address().host)
       return Error{ErrorCode::kInvalidArgument, "the peer is on another host or in another network namespace"};
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return is_shut_down();
+    if (is_stopped_) return Ledger::is_shut_down();
     const Ledger::Connected connected = ledger_.connect(address, parsed->incarnation);
     if (connected.is_new)
       engine_.loop().call([this, peer = connected.peer, to = std::move(*parsed)] { engine_.add_peer(peer, to); });
@@ -124,7 +121,7 @@ class ShmTransport final : public Transport {
 
   Result<TransferId> submit(PagedTransfer transfer) override {
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return is_shut_down();
+    if (is_stopped_) return Ledger::is_shut_down();
     Result<AcceptedTransfer> accepted = ledger_.accept(std::move(transfer));
     if (!accepted) return std::move(accepted).error();
     const TransferId id = accepted->id;
@@ -222,9 +219,7 @@ Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options)
   if (options.transfers_max == 0 || options.spin_ns < 0 || options.silence_ns <= 0)
     return Error{ErrorCode::kInvalidArgument,
                  "bad ShmOptions: transfers_max and silence_ns must be at least 1, spin_ns at least 0"};
-  std::random_device random;
-  const std::uint64_t incarnation = (std::uint64_t{random()} << 32) | random();
-  auto transport = std::make_unique<ShmTransport>(options, incarnation);
+  auto transport = std::make_unique<ShmTransport>(options, Ledger::random_incarnation());
   if (Result<void> ok = transport->open(); !ok) return std::move(ok).error();
   return std::unique_ptr<Transport>(std::move(transport));
 }

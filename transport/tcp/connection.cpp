@@ -46,7 +46,7 @@ void skip(std::vector<iovec>& parts, std::size_t& at, std::uint64_t bytes) {
 
 }  // namespace
 
-Connection::Connection(std::uint64_t id, Fd socket, FrameHandler& handler, bool is_connecting, TimeNs now)
+Connection::Connection(std::uint64_t id, OwnedFd socket, FrameHandler& handler, bool is_connecting, TimeNs now)
     : id_(id), socket_(std::move(socket)), handler_(&handler), is_connecting_(is_connecting), alive_at_(now) {
   if (is_connecting) is_readable_ = is_writable_ = false;
 }
@@ -265,7 +265,7 @@ void Connection::fail(const std::string& why) {
 }
 
 void Connection::close() {
-  socket_.close();
+  socket_ = OwnedFd();
   in_loan_.give_back();
   out_.loan.give_back();
   payload_left_ = out_left_ = 0;

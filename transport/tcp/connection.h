@@ -47,7 +47,7 @@ class FrameHandler {
 /// Never blocks. Edge-triggered: is_readable and is_writable hold until a call has found the opposite.
 class Connection {
  public:
-  Connection(std::uint64_t id, Fd socket, FrameHandler& handler, bool is_connecting, TimeNs now);
+  Connection(std::uint64_t id, OwnedFd socket, FrameHandler& handler, bool is_connecting, TimeNs now);
 
   std::uint64_t id() const { return id_; }
   int fd() const { return socket_.get(); }
@@ -99,7 +99,7 @@ class Connection {
   bool load_frame();
 
   const std::uint64_t id_;
-  Fd socket_;
+  OwnedFd socket_;
   FrameHandler* handler_;
   std::size_t lane_ = 0;
   bool is_connecting_;

@@ -45,7 +45,7 @@ Result<void> Engine::start() {
   Result<Listening> listening = listen_on(options_.listen_host, options_.listen_port);
   if (!listening) return std::move(listening).error();
   listener_ = std::move(listening->socket);
-  spare_ = Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   endpoints_ = std::move(listening->endpoints);
   address_ = encode(Address{kProtocolVersion, incarnation_, secret_, endpoints_});
   signature_ = address_;
@@ -56,13 +56,13 @@ Result<void> Engine::start() {
 
 void Engine::accept_all() {
   for (int count = 0; count < kAcceptsAtOnce; ++count) {
-    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    OwnedFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.get() < 0) {
       if (errno != EMFILE && errno != ENFILE) return;
       log().error("tcp: no file descriptor left: a peer's connection was turned away");
-      spare_.close();
-      Fd(::accept(listener_.get(), nullptr, nullptr)).close();
-      spare_ = Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+      spare_ = OwnedFd();
+      OwnedFd(::accept(listener_.get(), nullptr, nullptr));  // and closes it
+      spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
       continue;
     }
     if (connections_.size() >= kConnectionsMax) {
@@ -75,7 +75,7 @@ void Engine::accept_all() {
   }
 }
 
-Connection& Engine::adopt(Fd socket, FrameHandler& handler, bool is_connecting) {
+Connection& Engine::adopt(OwnedFd socket, FrameHandler& handler, bool is_connecting) {
   const std::uint64_t id = kListenerTag + ++num_connections_made_;
   const int fd = socket.get();
   auto& connection =
@@ -202,7 +202,7 @@ void Engine::shut_down() {
   for (const auto& [id, connection] : connections_) rest.push_back(connection.get());
   for (Connection* connection : rest) close(*connection);
   loop_.unwatch(listener_.get());
-  listener_.close();
+  listener_ = OwnedFd();
   ready_.clear();
   check_at_ = ProgressLoop::kNever;
 }

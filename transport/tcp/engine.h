@@ -53,7 +53,7 @@ class Engine final : public ProgressLoop::Owner, public LinkHost {
   const TcpOptions& options() const override { return options_; }
   const std::string& signature() const override { return signature_; }
   TimeNs now() const override { return clock_.now(); }
-  Connection& adopt(Fd socket, FrameHandler& handler, bool is_connecting) override;
+  Connection& adopt(OwnedFd socket, FrameHandler& handler, bool is_connecting) override;
   void wake(Connection& connection) override;
   void close(Connection& connection) override;
   void arm() override;
@@ -82,8 +82,8 @@ class Engine final : public ProgressLoop::Owner, public LinkHost {
   std::string address_;
   std::string signature_;  // who notifications are from
   std::vector<Endpoint> endpoints_;
-  Fd listener_;
-  Fd spare_;  // closed for a moment when no descriptor is left, to turn newcomers away
+  OwnedFd listener_;
+  OwnedFd spare_;  // closed for a moment when no descriptor is left, to turn newcomers away
   bool is_shut_down_ = false;
 
   std::uint64_t num_connections_made_ = 0;

@@ -21,7 +21,7 @@ bool is_same_secret(const std::string& said, const std::string& own) {
 Greeter::Greeter(LinkHost& host, std::uint64_t incarnation, std::string secret, Welcome welcome)
     : host_(host), incarnation_(incarnation), secret_(std::move(secret)), welcome_(std::move(welcome)) {}
 
-void Greeter::greet(Fd socket) {
+void Greeter::greet(OwnedFd socket) {
   if (newcomers_.size() >= kNewcomersMax) on_broken(*newcomers_.front().connection, "too many others came after it");
   newcomers_.push_back({&host_.adopt(std::move(socket), *this, false), host_.now()});
   host_.arm();

@@ -18,7 +18,7 @@ class Greeter final : public FrameHandler {
   Greeter(LinkHost& host, std::uint64_t incarnation, std::string secret, Welcome welcome);
 
   /// The oldest newcomer makes room when there are too many.
-  void greet(Fd socket);
+  void greet(OwnedFd socket);
   /// Sends away who has said nothing for too long; true: somebody is still to be heard.
   bool check(TimeNs now);
 

@@ -19,7 +19,7 @@ class LinkHost {
   virtual const std::string& signature() const = 0;
   virtual TimeNs now() const = 0;
   /// Watches it from here on.
-  virtual Connection& adopt(Fd socket, FrameHandler& handler, bool is_connecting) = 0;
+  virtual Connection& adopt(OwnedFd socket, FrameHandler& handler, bool is_connecting) = 0;
   /// Lets it advance soon.
   virtual void wake(Connection& connection) = 0;
   /// It stays valid until the current call has returned.

@@ -19,14 +19,14 @@ void OutboundLink::start() { try_endpoint(); }
 
 void OutboundLink::try_endpoint() {
   for (; endpoint_ < address_.endpoints.size(); ++endpoint_) {
-    Result<Fd> socket = begin_connect(address_.endpoints[endpoint_]);
+    Result<OwnedFd> socket = begin_connect(address_.endpoints[endpoint_]);
     if (socket) return begin_lane(0, std::move(*socket));
     tried_ += fmt::format("; {}: {}", address_.endpoints[endpoint_].host, socket.error().what);
   }
   lose(fmt::format("no connection to the peer{}", tried_));
 }
 
-void OutboundLink::begin_lane(std::size_t index, Fd socket) {
+void OutboundLink::begin_lane(std::size_t index, OwnedFd socket) {
   Lane& lane = lanes_[index];
   lane.is_tried = true;
   lane.connection = &host_.adopt(std::move(socket), *this, true);
@@ -40,7 +40,7 @@ void OutboundLink::open_more() {
   lanes_.resize(is_same_host(lanes_[0].connection->fd()) ? options.local_connections : options.connections);
   for (std::size_t index = 1; index < lanes_.size(); ++index) {
     if (lanes_[index].is_tried) continue;
-    Result<Fd> socket = begin_connect(address_.endpoints[endpoint_]);
+    Result<OwnedFd> socket = begin_connect(address_.endpoints[endpoint_]);
     if (socket) begin_lane(index, std::move(*socket));
     lanes_[index].is_tried = true;
   }

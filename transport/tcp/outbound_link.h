@@ -56,7 +56,7 @@ class OutboundLink final : public FrameHandler {
   };
 
   void try_endpoint();
-  void begin_lane(std::size_t index, Fd socket);
+  void begin_lane(std::size_t index, OwnedFd socket);
   void open_more();
   void deal();
   void queue(OutTransfer& transfer);

@@ -74,10 +74,6 @@ std::vector<Endpoint> interface_endpoints(int family, std::uint16_t port) {
 
 }  // namespace
 
-void Fd::close() {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-}
-
 Result<Listening> listen_on(const std::string& host, std::uint16_t port) {
   const bool is_everywhere = host.empty() || host == "::" || host == "0.0.0.0";
   std::string last = "no address";
@@ -87,7 +83,7 @@ Result<Listening> listen_on(const std::string& host, std::uint16_t port) {
     Result<Resolved> resolved = resolve(one, port, AI_PASSIVE);
     if (!resolved) return std::move(resolved).error();
     for (const addrinfo* info = resolved->get(); info != nullptr; info = info->ai_next) {
-      Fd fd(::socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      OwnedFd fd(::socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
       const int yes = 1;
       const int no = 0;
       ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
@@ -107,11 +103,11 @@ Result<Listening> listen_on(const std::string& host, std::uint16_t port) {
                fmt::format("cannot listen on {} port {}: {}", host.empty() ? "any interface" : host, port, last)};
 }
 
-Result<Fd> begin_connect(const Endpoint& endpoint) {
+Result<OwnedFd> begin_connect(const Endpoint& endpoint) {
   Result<Resolved> resolved = resolve(endpoint.host, endpoint.port, AI_NUMERICHOST);  // never asks a resolver
   if (!resolved) return std::move(resolved).error();
   const addrinfo& info = **resolved;
-  Fd fd(::socket(info.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  OwnedFd fd(::socket(info.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (fd.get() < 0) return Error{ErrorCode::kUnavailable, fmt::format("no socket: {}", std::strerror(errno))};
   set_connection_options(fd.get());
   if (::connect(fd.get(), info.ai_addr, info.ai_addrlen) != 0 && errno != EINPROGRESS)

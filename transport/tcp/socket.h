@@ -3,34 +3,16 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "transport/base/owned_fd.h"
 #include "transport/base/result.h"
 #include "transport/tcp/frames.h"
 
 namespace kvferry::tcp {
 
-/// Owns a descriptor.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd() { close(); }
-  void close();
-  int get() const { return fd_; }
-
- private:
-  int fd_ = -1;
-};
-
 struct Listening {
-  Fd socket;
+  OwnedFd socket;
   std::vector<Endpoint> endpoints;  // how peers may reach it, the most useful first
 };
 
@@ -39,7 +21,7 @@ struct Listening {
 Result<Listening> listen_on(const std::string& host, std::uint16_t port);
 
 /// Begins to connect; the socket is writable when that is decided, and connect_error() says how.
-Result<Fd> begin_connect(const Endpoint& endpoint);
+Result<OwnedFd> begin_connect(const Endpoint& endpoint);
 /// Empty: connected.
 std::string connect_error(int fd);
 

@@ -1,7 +1,6 @@
 // The side of the TCP transport that any thread may call: checks, books, and tasks for the loop.
 #include <atomic>
 #include <mutex>
-#include <random>
 #include <utility>
 
 #include "transport/ledger.h"
@@ -10,8 +9,6 @@
 
 namespace kvferry {
 namespace {
-
-Error is_shut_down() { return Error{ErrorCode::kCancelled, "the transport is shut down"}; }
 
 class TcpTransport final : public Transport {
  public:
@@ -32,7 +29,7 @@ class TcpTransport final : public Transport {
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
     if (Result<void> ok = Ledger::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
-    if (is_stopped_) return is_shut_down();
+    if (is_stopped_) return Ledger::is_shut_down();
     const RegionId id = ledger_.new_region_id();
     const RegionDescriptor descriptor{.incarnation = incarnation_,
                                       .base = reinterpret_cast<std::uintptr_t>(memory.base),
@@ -59,7 +56,7 @@ class TcpTransport final : public Transport {
                    fmt::format("the peer address is of transport protocol {}; this side speaks {}",
                                parsed->protocol_version, tcp::kProtocolVersion)};
     const std::lock_guard lock(order_mutex_);
-    if (is_stopped_) return is_shut_down();
+    if (is_stopped_) return Ledger::is_shut_down();
     const Ledger::Connected connected = ledger_.connect(address, parsed->incarnation);
     if (connected.is_new)
       engine_.post([this, peer = connected.peer, to = std::move(*parsed)] { engine_.add_peer(peer, to); });
@@ -73,7 +70,7 @@ class TcpTransport final : public Transport {
 
   Result<TransferId> submit(PagedTransfer transfer) override {
     const std::lock_guard lock(order_mutex_);
-    if (is_stopped_) return is_shut_down();
+    if (is_stopped_) return Ledger::is_shut_down();
     Result<AcceptedTransfer> accepted = ledger_.accept(std::move(transfer));
     if (!accepted) return std::move(accepted).error();
     const TransferId id = accepted->id;
@@ -147,16 +144,11 @@ Result<void> check_options(const TcpOptions& options) {
   return {};
 }
 
-std::uint64_t random_incarnation() {
-  std::random_device random;
-  return (std::uint64_t{random()} << 32) | random();
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options) {
   if (Result<void> ok = check_options(options); !ok) return std::move(ok).error();
-  auto transport = std::make_unique<TcpTransport>(options, random_incarnation());
+  auto transport = std::make_unique<TcpTransport>(options, Ledger::random_incarnation());
   if (Result<void> ok = transport->start(); !ok) return std::move(ok).error();
   return std::unique_ptr<Transport>(std::move(transport));
 }

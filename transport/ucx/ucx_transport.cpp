@@ -1,7 +1,6 @@
 // The side of the UCX transport that any thread may call: checks, books, and commands for the progress thread.
 #include <future>
 #include <mutex>
-#include <random>
 #include <utility>
 
 #include "transport/base/check.h"
@@ -11,8 +10,6 @@
 
 namespace kvferry {
 namespace {
-
-Error is_shut_down() { return Error{ErrorCode::kCancelled, "the transport is shut down"}; }
 
 class UcxTransport final : public Transport {
  public:
@@ -41,7 +38,7 @@ class UcxTransport final : public Transport {
     const RegionId id = ledger_.new_region_id();
     ucx::MapMemoryCommand command{id, memory.base, memory.bytes, {}};
     std::future<Result<std::string>> mapped = command.rkey.get_future();
-    if (!post(std::move(command))) return is_shut_down();
+    if (!post(std::move(command))) return Ledger::is_shut_down();
     Result<std::string> rkey = mapped.get();
     if (!rkey) return std::move(rkey).error();
     const RegionDescriptor descriptor{incarnation_, reinterpret_cast<std::uintptr_t>(memory.base), memory.bytes,
@@ -74,7 +71,7 @@ class UcxTransport final : public Transport {
                    fmt::format("the peer address is of transport protocol {}; this side speaks {}",
                                parsed->protocol_version, ucx::kProtocolVersion)};
     const std::lock_guard lock(mutex_);
-    if (stopped_) return is_shut_down();
+    if (stopped_) return Ledger::is_shut_down();
     const Ledger::Connected connected = ledger_.connect(address, parsed->incarnation);
     if (connected.is_new) engine_->post(ucx::AddPeerCommand{connected.peer, std::move(*parsed)});
     return connected.peer;
@@ -87,7 +84,7 @@ class UcxTransport final : public Transport {
 
   Result<TransferId> submit(PagedTransfer transfer) override {
     const std::lock_guard lock(mutex_);
-    if (stopped_) return is_shut_down();
+    if (stopped_) return Ledger::is_shut_down();
     Result<AcceptedTransfer> accepted = ledger_.accept(std::move(transfer));
     if (!accepted) return std::move(accepted).error();
     const TransferId id = accepted->id;
@@ -148,16 +145,11 @@ Result<void> check_options(const UcxOptions& options) {
   return {};
 }
 
-std::uint64_t random_incarnation() {
-  std::random_device random;
-  return (std::uint64_t{random()} << 32) | random();
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options) {
   if (Result<void> ok = check_options(options); !ok) return std::move(ok).error();
-  auto transport = std::make_unique<UcxTransport>(options, random_incarnation());
+  auto transport = std::make_unique<UcxTransport>(options, Ledger::random_incarnation());
   if (Result<void> ok = transport->start(options); !ok) return std::move(ok).error();
   return std::unique_ptr<Transport>(std::move(transport));
 }
