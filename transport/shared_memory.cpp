@@ -1,6 +1,7 @@
 #include "transport/shared_memory.h"
 
 #include <fcntl.h>
+#include <linux/memfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +13,8 @@
 #include <limits>
 #include <sstream>
 #include <utility>
+
+#include "transport/base/huge_pages.h"
 
 namespace kvferry {
 namespace {
@@ -61,15 +64,6 @@ Error not_enough(std::uint64_t wanted_bytes, std::uint64_t available) {
                            wanted_bytes, available)};
 }
 
-Result<std::byte*> map(int fd, std::uint64_t bytes) {
-  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (data == MAP_FAILED)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("cannot map {} bytes of shared memory: {}", bytes, system_error_text())};
-  ::madvise(data, bytes, MADV_HUGEPAGE);  // a wish; refused where the system has none
-  return static_cast<std::byte*>(data);
-}
-
 /// Takes the pages without writing, huge ones where the mapping's advice is followed: fallocate() alone takes small
 /// ones. In steps, because a signal interrupts the call. What fails here is found out by reserve().
 void populate(std::span<std::byte> memory) {
@@ -101,21 +95,28 @@ Result<SharedMemory> SharedMemory::create(std::string_view label, std::uint64_t 
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("pool_bytes is {}: at least 1 and at most {} bytes are allowed", bytes,
                              std::numeric_limits<off_t>::max())};
-  if (const std::uint64_t available = available_bytes(); bytes > available) return not_enough(bytes, available);
-
-  SharedMemory memory;
   const std::string name = fmt::format("kvferry-{}", label);
-  memory.fd_ = OwnedFd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memory.fd_ || ::ftruncate(memory.fd_.get(), static_cast<off_t>(bytes)) != 0 ||
+  if (bytes >= kHugePageBytes && bytes <= reserved_huge_page_bytes()) {
+    // Somebody else may be faster; then ordinary pages must do.
+    Result<SharedMemory> huge = create_of(name, bytes, MFD_HUGETLB | MFD_HUGE_2MB);
+    if (huge) return huge;
+  }
+  if (const std::uint64_t available = available_bytes(); bytes > available) return not_enough(bytes, available);
+  return create_of(name, bytes, 0);
+}
+
+Result<SharedMemory> SharedMemory::create_of(const std::string& name, std::uint64_t bytes, unsigned page_flags) {
+  SharedMemory memory;
+  memory.fd_ = OwnedFd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | page_flags));
+  const std::uint64_t page_bytes = page_flags == 0 ? 1 : kHugePageBytes;
+  const std::uint64_t file_bytes = (bytes + page_bytes - 1) / page_bytes * page_bytes;
+  if (!memory.fd_ || ::ftruncate(memory.fd_.get(), static_cast<off_t>(file_bytes)) != 0 ||
       ::fcntl(memory.fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("cannot make {} bytes of shared memory: {}", bytes, system_error_text())};
-  Result<std::byte*> data = map(memory.fd_.get(), bytes);
-  if (!data) return std::move(data).error();
-  memory.data_ = *data;
-  memory.bytes_ = bytes;
+  if (Result<void> ok = memory.map(bytes); !ok) return std::move(ok).error();
   populate(memory.span());
-  if (const int code = reserve(memory.fd_.get(), bytes); code != 0) {
+  if (const int code = reserve(memory.fd_.get(), file_bytes); code != 0) {
     if (code == ENOSPC || code == ENOMEM) return not_enough(bytes, available_bytes());
     return Error{ErrorCode::kUnavailable,
                  fmt::format("cannot reserve pool_bytes = {} bytes of shared memory: {}", bytes, std::strerror(code))};
@@ -129,39 +130,41 @@ Result<SharedMemory> SharedMemory::open(const std::string& name) {
   struct stat stats {};
   if (!memory.fd_ || ::fstat(memory.fd_.get(), &stats) != 0 || stats.st_size == 0)
     return Error{ErrorCode::kNotFound, fmt::format("cannot open shared memory {}: {}", name, system_error_text())};
-  Result<std::byte*> data = map(memory.fd_.get(), static_cast<std::uint64_t>(stats.st_size));
-  if (!data) return std::move(data).error();
-  memory.data_ = *data;
-  memory.bytes_ = static_cast<std::uint64_t>(stats.st_size);
+  if (Result<void> ok = memory.map(static_cast<std::uint64_t>(stats.st_size)); !ok) return std::move(ok).error();
   return memory;
 }
 
+Result<void> SharedMemory::map(std::uint64_t bytes) {
+  const std::uint64_t mapped_bytes = whole_pages(fd_.get(), bytes);
+  void* data = ::mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+  if (data == MAP_FAILED)
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("cannot map {} bytes of shared memory: {}", bytes, system_error_text())};
+  ::madvise(data, mapped_bytes, MADV_HUGEPAGE);  // a wish; refused where the system has none
+  data_ = static_cast<std::byte*>(data);
+  bytes_ = bytes;
+  mapped_bytes_ = mapped_bytes;
+  return {};
+}
+
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
-    : fd_(std::move(other.fd_)), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      mapped_bytes_(std::exchange(other.mapped_bytes_, 0)) {}
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   std::swap(fd_, other.fd_);
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(mapped_bytes_, other.mapped_bytes_);
   return *this;
 }
 
 SharedMemory::~SharedMemory() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (data_ != nullptr) ::munmap(data_, mapped_bytes_);
 }
 
 std::string SharedMemory::name() const { return fmt::format("/proc/{}/fd/{}", ::getpid(), fd_.get()); }
-
-std::uint64_t SharedMemory::huge_bytes() const {
-  std::ifstream file("/proc/self/smaps");
-  const std::string start = fmt::format("{:x}-", reinterpret_cast<std::uintptr_t>(data_));
-  bool is_ours = false;
-  for (std::string line; std::getline(file, line);) {
-    if (line.find('-') < line.find(' ')) is_ours = line.starts_with(start);
-    std::uint64_t kib = 0;
-    if (is_ours && line.starts_with("ShmemPmdMapped:") && std::istringstream(line.substr(15)) >> kib) return kib << 10;
-  }
-  return 0;
-}
 
 }  // namespace kvferry

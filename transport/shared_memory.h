@@ -18,12 +18,13 @@ namespace kvferry {
 /// Threads: any; the object itself is not synchronised.
 class SharedMemory {
  public:
-  /// Zeroed memory with all its pages reserved; huge pages where the system gives them
-  /// (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or more). label: 1 to 64 of [A-Za-z0-9_.], seen in
-  /// /proc/PID/maps.
+  /// Zeroed memory with all its pages reserved; huge ones where enough are set aside (vm.nr_hugepages) or the system
+  /// makes them (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or more). label: 1 to 64 of
+  /// [A-Za-z0-9_.], seen in /proc/PID/maps.
   /// Errors: kInvalidArgument: bad label or bytes == 0; kUnavailable: not enough memory, names `pool_bytes`.
   static Result<SharedMemory> create(std::string_view label, std::uint64_t bytes);
-  /// Maps what create() made in a process of the same user that still has it. kNotFound: no such memory.
+  /// Maps what create() made in a process of the same user that still has it, in whole pages where they are huge.
+  /// kNotFound: no such memory.
   static Result<SharedMemory> open(const std::string& name);
 
   SharedMemory(SharedMemory&& other) noexcept;
@@ -37,15 +38,16 @@ class SharedMemory {
   std::span<std::byte> span() const { return {data_, bytes_}; }
   /// To register all of it, so that peers on this host map it as well.
   MemoryRegion region() const { return {data_, bytes_, fd_.get(), 0}; }
-  /// How much of it lies in huge pages now, as the kernel tells.
-  std::uint64_t huge_bytes() const;
 
  private:
   SharedMemory() = default;
+  static Result<SharedMemory> create_of(const std::string& name, std::uint64_t bytes, unsigned page_flags);
+  Result<void> map(std::uint64_t bytes);
 
   OwnedFd fd_;
   std::byte* data_ = nullptr;
   std::uint64_t bytes_ = 0;
+  std::uint64_t mapped_bytes_ = 0;  // whole pages
 };
 
 }  // namespace kvferry

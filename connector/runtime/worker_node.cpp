@@ -7,6 +7,7 @@
 #include "connector/runtime/node_wire.h"
 #include "connector/runtime/pull_engine.h"
 #include "kernels/packer.h"
+#include "transport/base/huge_pages.h"
 #include "transport/base/log.h"
 #include "transport/shared_memory.h"
 
@@ -82,7 +83,7 @@ std::string WorkerNode::describe() const {
   return fmt::format(
       "rank {}: pool of {:.1f} MiB of shared memory ({:.0f} % huge pages), {} chunks of {} tokens ({:.1f} KiB); {}",
       impl_->options.rank, static_cast<double>(impl_->pool.bytes()) / (1 << 20),
-      100.0 * static_cast<double>(impl_->pool.huge_bytes()) / static_cast<double>(impl_->pool.bytes()),
+      100.0 * static_cast<double>(huge_page_bytes(impl_->pool.span())) / static_cast<double>(impl_->pool.bytes()),
       impl_->pool.bytes() / impl_->chunk_bytes, impl_->options.chunk_tokens,
       static_cast<double>(impl_->chunk_bytes) / 1024, impl_->transport->describe());
 }

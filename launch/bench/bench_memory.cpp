@@ -3,10 +3,7 @@
 #include <sys/mman.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <string>
 #include <utility>
 
 namespace kvferry::bench {
@@ -38,25 +35,6 @@ BenchMemory::~BenchMemory() {
 
 MemoryRegion BenchMemory::region() const {
   return shared_ ? shared_->region() : MemoryRegion{memory_.data(), memory_.size()};
-}
-
-std::uint64_t huge_page_bytes(std::span<const std::byte> memory) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
-  std::ifstream smaps("/proc/self/smaps");
-  std::uint64_t huge_bytes = 0;
-  bool is_ours = false;
-  for (std::string line; std::getline(smaps, line);) {
-    unsigned long first = 0;
-    unsigned long last = 0;
-    unsigned long kib = 0;
-    if (std::sscanf(line.c_str(), "%lx-%lx ", &first, &last) == 2) {
-      is_ours = first < begin + memory.size() && last > begin;
-    } else if (is_ours && (std::sscanf(line.c_str(), "AnonHugePages: %lu kB", &kib) == 1 ||
-                           std::sscanf(line.c_str(), "ShmemPmdMapped: %lu kB", &kib) == 1)) {
-      huge_bytes += std::uint64_t{kib} << 10;
-    }
-  }
-  return std::min<std::uint64_t>(huge_bytes, memory.size());
 }
 
 }  // namespace kvferry::bench

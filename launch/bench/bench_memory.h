@@ -33,7 +33,4 @@ class BenchMemory {
   std::span<std::byte> memory_;
 };
 
-/// How much of a mapping the kernel backs with huge pages now, from /proc/self/smaps; 0 where it can't be read.
-std::uint64_t huge_page_bytes(std::span<const std::byte> memory);
-
 }  // namespace kvferry::bench

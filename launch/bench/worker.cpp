@@ -13,6 +13,7 @@
 #include "launch/bench/engine.h"
 #include "launch/bench/interrupt.h"
 #include "launch/bench/line_link.h"
+#include "transport/base/huge_pages.h"
 
 namespace kvferry::bench {
 namespace {

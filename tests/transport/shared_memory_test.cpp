@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <memory>
+
+#include "transport/base/huge_pages.h"
 
 namespace kvferry {
 namespace {
@@ -43,6 +46,39 @@ TEST(SharedMemory, ItCannotShrinkUnderAnybody) {
   const SharedMemory memory = SharedMemory::create("pool", 8192).value();
   EXPECT_NE(::ftruncate(memory.region().fd, 4096), 0);
   memory.data()[8191] = std::byte{1};
+}
+
+/// Pages set aside for as long as it lives, on top of those that are already.
+class HugePages {
+ public:
+  explicit HugePages(int count) {
+    std::ifstream(kFile) >> before_;
+    std::ofstream(kFile) << before_ + count;
+  }
+  ~HugePages() { std::ofstream(kFile) << before_; }
+
+ private:
+  static constexpr const char* kFile = "/proc/sys/vm/nr_hugepages";
+  int before_ = 0;
+};
+
+TEST(SharedMemory, TakesHugePagesThatAreSetAside) {
+  constexpr std::uint64_t kBytes = 3 * kHugePageBytes + 4096;
+  const HugePages pages(8);
+  const std::uint64_t reserved = reserved_huge_page_bytes();
+  if (reserved < kBytes) GTEST_SKIP() << "nobody may set huge pages aside here: " << reserved << " bytes are";
+  {
+    const SharedMemory memory = SharedMemory::create("pool", kBytes).value();
+    EXPECT_EQ(memory.bytes(), kBytes);
+    EXPECT_EQ(huge_page_bytes(memory.span()), kBytes);
+    EXPECT_EQ(reserved_huge_page_bytes(), reserved - 4 * kHugePageBytes);
+    EXPECT_NE(::ftruncate(memory.region().fd, 0), 0) << "it can shrink";
+    const SharedMemory other = SharedMemory::open(memory.name()).value();
+    memory.data()[kBytes - 1] = std::byte{42};
+    EXPECT_EQ(other.data()[kBytes - 1], std::byte{42});
+    EXPECT_TRUE(SharedMemory::create("pool", reserved)) << "ordinary pages do when there are not enough huge ones";
+  }
+  EXPECT_EQ(reserved_huge_page_bytes(), reserved) << "all are given back";
 }
 
 TEST(SharedMemory, AskingForMoreThanThereIsSaysHowMuchThereIs) {

@@ -185,7 +185,7 @@ void Soak::submit(std::uint64_t number, Plan plan) {
 
 void Soak::check_refusal(PagedTransfer transfer) {
   if (transfer.ranges.empty()) transfer.ranges.emplace_back();
-  transfer.ranges.back().remote_offset = kSlots * kSlotBytes;
+  transfer.ranges.back().remote_offset = std::uint64_t{1} << 40;  // beyond whole huge pages, too
   transfer.ranges.back().bytes = 1;
   transfer.checksums.clear();
   const Result<TransferId> id = transport_->submit(std::move(transfer));

@@ -10,6 +10,8 @@
 #include <limits>
 #include <utility>
 
+#include "transport/base/huge_pages.h"
+
 namespace kvferry::shm {
 namespace {
 
@@ -38,28 +40,34 @@ Result<SharedPages> SharedPages::map(OwnedFd fd, std::uint64_t offset, std::uint
     return Error{ErrorCode::kRefused, fmt::format("the peer's shared memory does not hold [{}, +{})", offset, bytes)};
   if (is_sealed && (::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0)
     return Error{ErrorCode::kRefused, "the peer's shared memory is not sealed"};
-  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), static_cast<off_t>(offset));
+  const std::uint64_t mapped_bytes = whole_pages(fd.get(), bytes);
+  void* data = ::mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), static_cast<off_t>(offset));
   if (data == MAP_FAILED) return no_pages("map", bytes);
-  ::madvise(data, bytes, MADV_HUGEPAGE);  // a wish
+  ::madvise(data, mapped_bytes, MADV_HUGEPAGE);  // a wish
   SharedPages pages;
   pages.fd_ = std::move(fd);
   pages.data_ = static_cast<std::byte*>(data);
   pages.bytes_ = bytes;
+  pages.mapped_bytes_ = mapped_bytes;
   return pages;
 }
 
 SharedPages::SharedPages(SharedPages&& other) noexcept
-    : fd_(std::move(other.fd_)), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      mapped_bytes_(std::exchange(other.mapped_bytes_, 0)) {}
 
 SharedPages& SharedPages::operator=(SharedPages&& other) noexcept {
   std::swap(fd_, other.fd_);
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(mapped_bytes_, other.mapped_bytes_);
   return *this;
 }
 
 SharedPages::~SharedPages() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (data_ != nullptr) ::munmap(data_, mapped_bytes_);
 }
 
 NoteRing::NoteRing(SharedPages pages) : pages_(std::move(pages)) {}

@@ -34,6 +34,7 @@ class SharedPages {
   OwnedFd fd_;
   std::byte* data_ = nullptr;
   std::uint64_t bytes_ = 0;
+  std::uint64_t mapped_bytes_ = 0;  // whole pages
 };
 
 /// One producer process, one consumer process; each side calls from one thread at a time. The producer also says here
