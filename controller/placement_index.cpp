@@ -1,0 +1,181 @@
+#include "controller/placement_index.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/base/check.h"
+
+namespace kvferry::controller {
+
+template <class Key>
+NodeIndex PlacementIndex<Key>::add_node() {
+  if (free_.empty()) {
+    nodes_.emplace_back();
+    return static_cast<NodeIndex>(nodes_.size() - 1);
+  }
+  const NodeIndex node = free_.back();
+  free_.pop_back();
+  nodes_[node] = Node{};
+  return node;
+}
+
+template <class Key>
+void PlacementIndex<Key>::remove_node(NodeIndex node) {
+  KVFERRY_CHECK(is_alive(node), "node {} is removed twice", node);
+  ++version_;
+  if (nodes_[node].num_placements == 0) {
+    nodes_[node].num_reached = kNever;
+    free_.push_back(node);
+    return;
+  }
+  nodes_[node] = Node{.num_reached = kNever};
+  removed_.push_back(node);
+}
+
+template <class Key>
+bool PlacementIndex<Key>::add(NodeIndex node, Tier tier, const Key& key) {
+  if (HolderSets::Id* set = map_.find_place(key)) {
+    if (!sets_.add(*set, Placement(node, tier))) return false;
+  } else {
+    HolderSets::Id alone = 0;
+    sets_.add(alone, Placement(node, tier));
+    map_.insert(key, alone);
+  }
+  ++nodes_[node].num_placements;
+  ++version_;
+  tidy(kBucketsPerChange);
+  return true;
+}
+
+template <class Key>
+bool PlacementIndex<Key>::remove(NodeIndex node, Tier tier, const Key& key) {
+  HolderSets::Id* set = map_.find_place(key);
+  if (set == nullptr) return false;
+  HolderSets::Id left = *set;
+  if (!sets_.remove(left, Placement(node, tier))) return false;
+  if (left == 0)
+    map_.erase(key);
+  else
+    *set = left;
+  --nodes_[node].num_placements;
+  ++version_;
+  tidy(kBucketsPerChange);
+  return true;
+}
+
+template <class Key>
+std::size_t PlacementIndex<Key>::add(NodeIndex node, Tier tier, std::span<const Key> keys) {
+  std::size_t num_new = 0;
+  for (std::size_t i = 0; i < std::min(keys.size(), kFetchAhead); ++i) map_.prefetch(keys[i]);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (i + kFetchAhead < keys.size()) map_.prefetch(keys[i + kFetchAhead]);
+    num_new += add(node, tier, keys[i]) ? 1 : 0;
+  }
+  return num_new;
+}
+
+template <class Key>
+std::size_t PlacementIndex<Key>::remove(NodeIndex node, Tier tier, std::span<const Key> keys) {
+  std::size_t num_gone = 0;
+  for (std::size_t i = 0; i < std::min(keys.size(), kFetchAhead); ++i) map_.prefetch(keys[i]);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (i + kFetchAhead < keys.size()) map_.prefetch(keys[i + kFetchAhead]);
+    num_gone += remove(node, tier, keys[i]) ? 1 : 0;
+  }
+  return num_gone;
+}
+
+template <class Key>
+bool PlacementIndex<Key>::holds(NodeIndex node, Tier tier, const Key& key) const {
+  const std::span<const Placement> holders = holders_of(key);
+  return std::binary_search(holders.begin(), holders.end(), Placement(node, tier));
+}
+
+/// Keys come in runs that lie on the same nodes; only where a run begins or ends are nodes looked at. False: nobody
+/// who has all keys before `begin` has this one.
+template <class Key>
+bool PlacementIndex<Key>::begin_run(HolderSets::Id set, std::uint32_t begin) {
+  run_.clear();
+  for (const Placement placement : sets_.members(set)) {
+    Node& node = nodes_[placement.node()];
+    if (node.num_reached != begin || (!run_.empty() && run_.back() == placement.node())) continue;
+    node.tier = std::max(node.tier, placement.tier());
+    run_.push_back(placement.node());
+  }
+  return !run_.empty();
+}
+
+template <class Key>
+void PlacementIndex<Key>::end_run(std::uint32_t end) {
+  for (const NodeIndex node : run_) nodes_[node].num_reached = end;
+}
+
+template <class Key>
+void PlacementIndex<Key>::lookup(std::span<const Key> keys, std::optional<NodeIndex> asker,
+                                 std::vector<PrefixMatch>& matches) {
+  matches.clear();
+  if (keys.empty()) return;
+  // For this look-up the asker is as good as removed.
+  const std::uint32_t asker_reached = asker ? std::exchange(nodes_[*asker].num_reached, kNever) : 0;
+  const typename KeyMap<Key>::Bucket* homes[kFetchAhead];
+  for (std::size_t i = 0; i < std::min(keys.size(), kFetchAhead); ++i) homes[i] = map_.prefetch(keys[i]);
+  HolderSets::Id set = map_.find(homes[0], keys[0]);
+  if (set != 0 && begin_run(set, 0)) {
+    for (const NodeIndex node : run_) matches.push_back({node, 0, Tier::kGpu});
+    std::size_t slot = 0;
+    for (std::uint32_t i = 0;;) {
+      if (i + kFetchAhead < keys.size()) homes[slot] = map_.prefetch(keys[i + kFetchAhead]);
+      slot = slot + 1 == kFetchAhead ? 0 : slot + 1;
+      if (++i == keys.size()) {
+        end_run(i);
+        break;
+      }
+      const HolderSets::Id next = map_.find(homes[slot], keys[i]);
+      if (next == set) continue;
+      end_run(i);
+      set = next;
+      if (set == 0 || !begin_run(set, i)) break;
+    }
+  }
+  for (PrefixMatch& match : matches) {
+    Node& node = nodes_[match.node];
+    match.num_keys = std::exchange(node.num_reached, 0);
+    match.tier = std::exchange(node.tier, Tier::kGpu);
+  }
+  if (asker) nodes_[*asker].num_reached = asker_reached;
+}
+
+template <class Key>
+HolderSets::Id PlacementIndex<Key>::without_removed(HolderSets::Id set) {
+  for (std::size_t i = 0; i < sets_.members(set).size();) {
+    const Placement placement = sets_.members(set)[i];
+    if (is_alive(placement.node()))
+      ++i;
+    else
+      sets_.remove(set, placement);
+  }
+  return set;
+}
+
+template <class Key>
+bool PlacementIndex<Key>::tidy(std::size_t num_buckets) {
+  const bool has_removed = !removed_.empty();
+  if (map_.wants_resize() || (has_removed && !map_.in_pass())) {
+    map_.begin_pass();
+    num_removed_seen_ = removed_.size();
+  }
+  if (!map_.in_pass()) return false;
+  typename KeyMap<Key>::Clean clean;
+  if (has_removed) clean = [this](HolderSets::Id set) { return without_removed(set); };
+  if (map_.advance(num_buckets, clean)) {
+    const auto seen_end = removed_.begin() + static_cast<std::ptrdiff_t>(std::exchange(num_removed_seen_, 0));
+    free_.insert(free_.end(), removed_.begin(), seen_end);
+    removed_.erase(removed_.begin(), seen_end);
+  }
+  return map_.in_pass() || map_.wants_resize() || !removed_.empty();
+}
+
+template class PlacementIndex<ShortKey>;
+template class PlacementIndex<ChunkKey>;
+
+}  // namespace kvferry::controller
