@@ -8,11 +8,9 @@
 #include <span>
 #include <vector>
 
-namespace kvferry::controller {
+#include "controller/tier.h"
 
-/// Where in a node a chunk lies, fastest first.
-enum class Tier : std::uint8_t { kGpu, kHost, kDisk, kRemote };
-constexpr std::size_t kNumTiers = 4;
+namespace kvferry::controller {
 
 using NodeIndex = std::uint32_t;  // dense and reused
 

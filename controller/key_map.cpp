@@ -81,12 +81,12 @@ void KeyMap<Key>::erase(const Key& key) {
   free_slot(home, bucket, static_cast<unsigned>(value - bucket->values));
 }
 
-/// Fuller than this, keys lie too far from home; emptier, memory is wasted. A table that has just grown is 57 % full.
+/// Fuller than this, keys lie too far from home; emptier, memory is wasted. A table that has just grown is 46 % full.
 template <class Key>
 bool KeyMap<Key>::wants_resize() const {
   if (is_resizing()) return false;
   const std::uint64_t num_slots = now_.num_buckets * Bucket::kSlots;
-  return num_keys_ * 5 > num_slots * 4 || (num_keys_ * 4 < num_slots && now_.num_buckets > kBucketsMin);
+  return num_keys_ * 20 > num_slots * 13 || (num_keys_ * 4 < num_slots && now_.num_buckets > kBucketsMin);
 }
 
 template <class Key>

@@ -22,7 +22,6 @@ NodeIndex PlacementIndex<Key>::add_node() {
 template <class Key>
 void PlacementIndex<Key>::remove_node(NodeIndex node) {
   KVFERRY_CHECK(is_alive(node), "node {} is removed twice", node);
-  ++version_;
   if (nodes_[node].num_placements == 0) {
     nodes_[node].num_reached = kNever;
     free_.push_back(node);
@@ -42,7 +41,6 @@ bool PlacementIndex<Key>::add(NodeIndex node, Tier tier, const Key& key) {
     map_.insert(key, alone);
   }
   ++nodes_[node].num_placements;
-  ++version_;
   tidy(kBucketsPerChange);
   return true;
 }
@@ -58,30 +56,40 @@ bool PlacementIndex<Key>::remove(NodeIndex node, Tier tier, const Key& key) {
   else
     *set = left;
   --nodes_[node].num_placements;
-  ++version_;
   tidy(kBucketsPerChange);
   return true;
 }
 
 template <class Key>
-std::size_t PlacementIndex<Key>::add(NodeIndex node, Tier tier, std::span<const Key> keys) {
-  std::size_t num_new = 0;
+template <class Action>
+void PlacementIndex<Key>::for_each_fetched(std::span<const Key> keys, const Action& action) {
   for (std::size_t i = 0; i < std::min(keys.size(), kFetchAhead); ++i) map_.prefetch(keys[i]);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (i + kFetchAhead < keys.size()) map_.prefetch(keys[i + kFetchAhead]);
-    num_new += add(node, tier, keys[i]) ? 1 : 0;
+    action(keys[i]);
   }
+}
+
+template <class Key>
+std::size_t PlacementIndex<Key>::add(NodeIndex node, Tier tier, std::span<const Key> keys) {
+  std::size_t num_new = 0;
+  for_each_fetched(keys, [&](const Key& key) { num_new += add(node, tier, key) ? 1 : 0; });
   return num_new;
 }
 
 template <class Key>
 std::size_t PlacementIndex<Key>::remove(NodeIndex node, Tier tier, std::span<const Key> keys) {
   std::size_t num_gone = 0;
-  for (std::size_t i = 0; i < std::min(keys.size(), kFetchAhead); ++i) map_.prefetch(keys[i]);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (i + kFetchAhead < keys.size()) map_.prefetch(keys[i + kFetchAhead]);
-    num_gone += remove(node, tier, keys[i]) ? 1 : 0;
-  }
+  for_each_fetched(keys, [&](const Key& key) { num_gone += remove(node, tier, key) ? 1 : 0; });
+  return num_gone;
+}
+
+template <class Key>
+std::size_t PlacementIndex<Key>::remove(NodeIndex node, std::span<const Key> keys) {
+  std::size_t num_gone = 0;
+  for_each_fetched(keys, [&](const Key& key) {
+    for (std::size_t tier = 0; tier < kNumTiers; ++tier) num_gone += remove(node, static_cast<Tier>(tier), key) ? 1 : 0;
+  });
   return num_gone;
 }
 

@@ -40,6 +40,7 @@ class PlacementIndex {
   bool remove(NodeIndex node, Tier tier, const Key& key);
   std::size_t add(NodeIndex node, Tier tier, std::span<const Key> keys);
   std::size_t remove(NodeIndex node, Tier tier, std::span<const Key> keys);
+  std::size_t remove(NodeIndex node, std::span<const Key> keys);  // from all tiers
   /// For callers that make batches of their own.
   void prefetch(const Key& key) const { map_.prefetch(key); }
 
@@ -58,8 +59,6 @@ class PlacementIndex {
 
   std::size_t num_keys() const { return map_.size(); }  // some of them may have only removed nodes
   const HolderSets& sets() const { return sets_; }
-  /// Grows with each change of what a look-up may answer.
-  std::uint64_t version() const { return version_; }
 
  private:
   static constexpr std::uint32_t kNever = ~std::uint32_t{0};  // no look-up is that long
@@ -68,9 +67,11 @@ class PlacementIndex {
     Tier tier = Tier::kGpu;         // likewise
     std::size_t num_placements = 0;
   };
-  static constexpr std::size_t kFetchAhead = 24;
+  static constexpr std::size_t kFetchAhead = 32;
   static constexpr std::size_t kBucketsPerChange = 4;  // enough for a growing table to be ready before it is full
 
+  template <class Action>
+  void for_each_fetched(std::span<const Key> keys, const Action& action);
   bool begin_run(HolderSets::Id set, std::uint32_t begin);
   void end_run(std::uint32_t end);
   HolderSets::Id without_removed(HolderSets::Id set);
@@ -81,8 +82,7 @@ class PlacementIndex {
   std::vector<NodeIndex> free_;
   std::vector<NodeIndex> removed_;    // in this order; may still be in sets
   std::size_t num_removed_seen_ = 0;  // those that the pass in progress leaves nothing of
-  std::uint64_t version_ = 0;
-  std::vector<NodeIndex> run_;  // of the look-up in progress: who goes on
+  std::vector<NodeIndex> run_;        // of the look-up in progress: who goes on
 };
 
 extern template class PlacementIndex<ShortKey>;

@@ -136,7 +136,7 @@ TYPED_TEST(KeyMapTest, GrowsAndShrinksInSmallSteps) {
     map.insert(make_key<TypeParam>(number), 1);
     tend();
   }
-  EXPECT_LT(map.num_buckets() * KeyBucket<TypeParam>::kSlots, 100'000U * 2);
+  EXPECT_LT(map.num_buckets() * KeyBucket<TypeParam>::kSlots, 100'000U * 11 / 5);
   EXPECT_FALSE(map.wants_resize()) << "four buckets a key do not keep up";
   for (std::uint64_t number = 0; number < 99'990; ++number) {
     map.erase(make_key<TypeParam>(number));
