@@ -5,7 +5,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kTidyStepsPerTurn = 2048;  // cache lines, 50 to 200 us
+constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines, up to 200 us
 
 Result<void> check_text(std::string_view field, std::string_view text, std::size_t size_max, bool may_be_empty) {
   const auto printable = [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; };
