@@ -6,7 +6,6 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kFetchAhead = 16;
 constexpr std::size_t kBuriedPerTail = 2;  // so that the remains shrink faster than tails come in
 
 }  // namespace
@@ -27,19 +26,17 @@ void ChunkTable::remove_holder(HolderIndex holder) {
 
 ChunkTable::Added ChunkTable::add(HolderIndex holder, Tier tier, std::span<const ChunkEntry> chunks, std::size_t room) {
   Added added;
-  for (std::size_t i = 0; i < std::min(chunks.size(), kFetchAhead); ++i) index_.prefetch(chunks[i].key);
-  for (std::size_t i = 0; i < chunks.size(); ++i) {
-    if (i + kFetchAhead < chunks.size()) index_.prefetch(chunks[i + kFetchAhead].key);
-    const ChunkEntry& chunk = chunks[i];
-    if (added.num_new == room && !index_.holds(holder, tier, chunk.key)) {
+  keys_.clear();
+  for (const ChunkEntry& chunk : chunks) keys_.push_back(chunk.key);
+  using Outcome = PlacementIndex<ChunkKey>::Outcome;
+  added.num_new = index_.add(holder, tier, keys_, room, [&](std::size_t i, Outcome outcome) {
+    if (outcome == Outcome::kNoRoom) {
       ++added.num_dropped;
-      continue;
+      return;
     }
-    const bool is_new = index_.add(holder, tier, chunk.key);
-    added.num_new += is_new ? 1 : 0;
-    if (!is_new) drop_tail(holder, chunk.key);  // it may have been one
-    if (chunk.is_tail) set_tail(holder, chunk);
-  }
+    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // it may have been one
+    if (chunks[i].is_tail) set_tail(holder, chunks[i]);
+  });
   return added;
 }
 

@@ -98,6 +98,7 @@ class ChunkTable {
   std::unordered_map<ChunkKey, std::vector<GroupedTail>> groups_;  // oldest first
   std::vector<Remains> remains_;
   std::vector<PrefixMatch> prefix_matches_;  // of the look-up in progress
+  std::vector<ChunkKey> keys_;               // of the chunks that are being added
 };
 
 }  // namespace kvferry::controller

@@ -9,6 +9,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::uint64_t kBucketsMin = 16;
+constexpr std::size_t kEntriesPerLine = 8;  // of the log, for what counts in cache lines
 
 }  // namespace
 
@@ -23,133 +24,189 @@ typename KeyMap<Key>::Table KeyMap<Key>::make_table(std::uint64_t num_buckets) {
 }
 
 template <class Key>
-typename KeyMap<Key>::Value* KeyMap<Key>::find_place(const Key& key) {
-  if (const Value* value = find_from(home_of(hash(key)), key)) return const_cast<Value*>(value);
-  if (num_aside_ == 0) return nullptr;
-  const auto it = aside_.find(key);
-  return it == aside_.end() ? nullptr : &it->second;
-}
-
-template <class Key>
-typename KeyMap<Key>::Value KeyMap<Key>::find_aside(const Key& key) const {
+typename KeyMap<Key>::Position KeyMap<Key>::position_of(const Key& key) const {
+  const std::uint64_t h = hash(key);
+  const auto tag = static_cast<std::uint16_t>(h);
+  const Bucket* bucket = home_of(h);
+  for (std::size_t i = 0; i < kBucketsPerKeyMax; ++i, ++bucket) {
+    unsigned matches = 0;  // all slots before one is chosen: which of them it is would be a coin that branches lose
+    for (unsigned slot = 0; slot < Bucket::kSlots; ++slot)
+      matches |= static_cast<unsigned>(bucket->tags[slot] == tag) << slot;
+    for (; matches != 0; matches &= matches - 1) {
+      const Position position = bucket->positions[std::countr_zero(matches)];
+      if (position != 0 && equal_keys(log_.key(position), key)) return position;
+    }
+    if (bucket->num_passed == 0) break;
+  }
+  if (aside_.empty()) return 0;
   const auto it = aside_.find(key);
   return it == aside_.end() ? 0 : it->second;
 }
 
+/// The key does not lie behind the one before.
 template <class Key>
-bool KeyMap<Key>::place(Bucket* home, const Key& key, Value value) {
+typename KeyMap<Key>::Value KeyMap<Key>::find_off(const Key& key, Trail& trail) {
+  const Position before = trail.position;
+  Position position = log_.follower(before);
+  if (position == 0 || !log_.is_at(position, key)) {
+    position = position_of(key);
+    if (position == 0) return 0;
+    log_.set_follower(before, position);
+  }
+  trail = log_.trail_at(position);
+  return *trail.value;
+}
+
+template <class Key>
+void KeyMap<Key>::enter(Bucket* home, std::uint64_t h, Position position) {
   for (Bucket* bucket = home; bucket != home + kBucketsPerKeyMax; ++bucket) {
     for (unsigned slot = 0; slot < Bucket::kSlots; ++slot) {
-      if (bucket->values[slot] != 0) continue;
-      bucket->keys[slot] = key;
-      bucket->values[slot] = value;
+      if (bucket->positions[slot] != 0) continue;
+      bucket->positions[slot] = position;
+      bucket->tags[slot] = static_cast<std::uint16_t>(h);
       for (Bucket* passed = home; passed != bucket; ++passed) ++passed->num_passed;
-      return true;
+      return;
     }
   }
-  return false;
+  aside_.emplace(log_.key(position), position);
+}
+
+template <class Key>
+void KeyMap<Key>::leave(Position position) {
+  const Key& key = log_.key(position);
+  Bucket* home = home_of(hash(key));
+  for (Bucket* bucket = home; bucket != home + kBucketsPerKeyMax; ++bucket) {
+    for (unsigned slot = 0; slot < Bucket::kSlots; ++slot) {
+      if (bucket->positions[slot] != position) continue;
+      bucket->positions[slot] = 0;
+      for (Bucket* passed = home; passed != bucket; ++passed) --passed->num_passed;
+      return;
+    }
+    if (bucket->num_passed == 0) break;
+  }
+  KVFERRY_CHECK(aside_.erase(key) == 1, "a key of the log is not in the table");
 }
 
 template <class Key>
 void KeyMap<Key>::insert(const Key& key, Value value) {
-  if (place(home_of(hash(key)), key, value)) {
-    ++num_keys_;
-  } else {
-    aside_.emplace(key, value);
-    ++num_aside_;
-  }
+  const std::uint64_t h = hash(key);
+  enter(home_of(h), h, log_.append(key, value));
+  ++num_keys_;
 }
 
 template <class Key>
-void KeyMap<Key>::free_slot(Bucket* home, Bucket* bucket, unsigned slot) {
-  bucket->values[slot] = 0;
-  for (Bucket* passed = home; passed != bucket; ++passed) --passed->num_passed;
+void KeyMap<Key>::erase_at(Position position) {
+  leave(position);
+  log_.free(position);
   --num_keys_;
 }
 
 template <class Key>
-void KeyMap<Key>::erase(const Key& key) {
-  Bucket* home = home_of(hash(key));
-  const Value* value = find_from(home, key);
-  if (value == nullptr) {
-    KVFERRY_CHECK(aside_.erase(key) == 1, "a key to be erased is not there");
-    --num_aside_;
-    return;
-  }
-  const auto offset = static_cast<std::size_t>(reinterpret_cast<const char*>(value) - reinterpret_cast<char*>(home));
-  Bucket* bucket = home + offset / sizeof(Bucket);
-  free_slot(home, bucket, static_cast<unsigned>(value - bucket->values));
+void KeyMap<Key>::erase(Trail& trail) {
+  const std::uint64_t num_closed = log_.num_closed();
+  erase_at(trail.position);
+  if (log_.num_closed() != num_closed) trail = {};
 }
 
-/// Fuller than this, keys lie too far from home; emptier, memory is wasted. A table that has just grown is 46 % full.
+/// Fuller than this, keys lie too far from home; emptier, memory is wasted. A table that has just grown is 57 % full.
 template <class Key>
 bool KeyMap<Key>::wants_resize() const {
-  if (is_resizing()) return false;
   const std::uint64_t num_slots = now_.num_buckets * Bucket::kSlots;
-  return num_keys_ * 20 > num_slots * 13 || (num_keys_ * 4 < num_slots && now_.num_buckets > kBucketsMin);
+  return num_keys_ * 5 > num_slots * 4 || (num_keys_ * 4 < num_slots && now_.num_buckets > kBucketsMin);
 }
 
 template <class Key>
-void KeyMap<Key>::begin_pass() {
-  KVFERRY_CHECK(!is_resizing(), "a pass that moves keys can't begin anew");
-  if (wants_resize()) {
-    const std::uint64_t num_slots = now_.num_buckets * Bucket::kSlots;
-    const bool grows = num_keys_ * 2 > num_slots;
+void KeyMap<Key>::resize(std::size_t num_buckets) {
+  if (!is_resizing()) {
+    const bool grows = num_keys_ * 2 > now_.num_buckets * Bucket::kSlots;
     next_ = make_table(grows ? now_.num_buckets * 7 / 5
                              : std::max<std::uint64_t>(kBucketsMin, num_keys_ * 2 / Bucket::kSlots));
+    cursor_ = 0;
   }
-  cursor_ = 0;
-  in_pass_ = true;
-}
-
-template <class Key>
-bool KeyMap<Key>::advance(std::size_t num_buckets, const Clean& clean) {
-  KVFERRY_CHECK(in_pass_, "no pass to go on with");
   const std::uint64_t last = now_.num_buckets + kBucketsPerKeyMax - 1;
   const std::uint64_t goal = num_buckets > last - cursor_ ? last : cursor_ + num_buckets;
   // A cut is where nobody passed by: all that have their home before it lie before it.
-  for (std::uint64_t i = cursor_; i < last; ++i) {
-    Bucket& bucket = now_.buckets[i];
-    for (unsigned slot = 0; slot < Bucket::kSlots; ++slot) {
-      const Value value = bucket.values[slot];
-      if (value == 0) continue;
-      const Key& key = bucket.keys[slot];
-      const Value kept = clean ? clean(value) : value;
-      const std::uint64_t h = is_resizing() || kept == 0 ? hash(key) : 0;
-      if (kept != 0 && is_resizing()) {
-        if (!place(next_.buckets + high_half(h, next_.num_buckets), key, kept)) {
-          aside_.emplace(key, kept);
-          ++num_aside_;
-          --num_keys_;
-        }
-      } else if (kept != 0) {
-        bucket.values[slot] = kept;
-      } else if (is_resizing()) {
-        --num_keys_;
-      } else {
-        free_slot(now_.buckets + high_half(h, now_.num_buckets), &bucket, slot);
-      }
+  for (std::uint64_t i = cursor_;; ++i) {
+    const Bucket& bucket = now_.buckets[i];
+    for (const Position position : bucket.positions) {
+      if (position != 0) __builtin_prefetch(&log_.key(position));
     }
-    if (i + 1 >= goal && (bucket.num_passed == 0 || !is_resizing())) {
-      cursor_ = i + 1;
-      break;
+    for (const Position position : bucket.positions) {
+      if (position == 0) continue;
+      const std::uint64_t h = hash(log_.key(position));
+      enter(next_.buckets + high_half(h, next_.num_buckets), h, position);
     }
+    if (i + 1 < goal || bucket.num_passed != 0) continue;
+    cursor_ = i + 1;
+    break;
   }
-  if (is_resizing()) now_.memory.release_before(cursor_ * sizeof(Bucket));
-  if (cursor_ < last) return false;
-  if (clean) clean_aside(clean);
-  if (is_resizing()) now_ = std::exchange(next_, Table{});
-  in_pass_ = false;
-  return true;
+  now_.memory.release_before(cursor_ * sizeof(Bucket));
+  if (cursor_ == last) now_ = std::exchange(next_, Table{});
 }
 
 template <class Key>
-void KeyMap<Key>::clean_aside(const Clean& clean) {
-  for (auto it = aside_.begin(); it != aside_.end();) {
-    it->second = clean(it->second);
-    it = it->second == 0 ? aside_.erase(it) : std::next(it);
+void KeyMap<Key>::show(Position position, const Clean& clean) {
+  const Value value = log_.value(position);
+  const Value kept = clean ? clean(value) : value;
+  if (kept == 0)
+    erase_at(position);
+  else
+    log_.value(position) = kept;
+}
+
+template <class Key>
+void KeyMap<Key>::move_together(std::size_t num_entries, const Clean& clean) {
+  if (moving_ == moving_end_) {
+    const std::size_t segment = log_.sparse_segment();
+    if (segment == log_.num_segments()) return;
+    moving_ = log_.first_position(segment);
+    moving_end_ = log_.end_position(segment);
   }
-  num_aside_ = aside_.size();
+  for (; num_entries > 0 && moving_ != moving_end_; --num_entries, ++moving_) {
+    if (!log_.is_open(moving_)) {  // its last entry was erased
+      moving_ = moving_end_;
+      break;
+    }
+    if (log_.value(moving_) == 0) continue;
+    show(moving_, clean);  // the sweep may not come by where it goes
+    if (!log_.is_open(moving_) || log_.value(moving_) == 0) continue;
+    const Key key = log_.key(moving_);
+    const Value value = log_.value(moving_);
+    leave(moving_);
+    log_.free(moving_);
+    const std::uint64_t h = hash(key);
+    enter(home_of(h), h, log_.append(key, value));
+  }
+}
+
+template <class Key>
+void KeyMap<Key>::begin_sweep() {
+  in_sweep_ = true;
+  sweep_segment_ = 0;
+  sweep_position_ = 0;
+}
+
+template <class Key>
+void KeyMap<Key>::sweep(std::size_t num_entries, const Clean& clean) {
+  for (; sweep_segment_ < log_.num_segments(); ++sweep_segment_) {
+    sweep_position_ = std::max(sweep_position_, log_.first_position(sweep_segment_));
+    for (; sweep_position_ < log_.end_position(sweep_segment_); ++sweep_position_, --num_entries) {
+      if (num_entries == 0) return;
+      if (log_.value(sweep_position_) != 0) show(sweep_position_, clean);
+    }
+  }
+  in_sweep_ = false;
+}
+
+template <class Key>
+bool KeyMap<Key>::tidy(std::size_t num_lines, const Clean& clean) {
+  const bool resizes = is_resizing() || wants_resize();
+  if (resizes) resize(num_lines);
+  const bool moves = moving_ != moving_end_ || log_.is_sparse();
+  if (moves) move_together(num_lines * kEntriesPerLine, clean);
+  if (in_sweep_) sweep(num_lines * kEntriesPerLine, clean);
+  return is_resizing() || wants_resize() || in_sweep_ || moving_ != moving_end_ ||
+         (log_.is_sparse() && log_.sparse_segment() != log_.num_segments());
 }
 
 template class KeyMap<ShortKey>;

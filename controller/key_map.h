@@ -1,4 +1,5 @@
-// A chunk key to 32 bits: open addressing in cache lines that grows and shrinks a few lines at a time.
+// A chunk key to 32 bits: a log of keys, and an open-addressing table of their positions that grows and shrinks a few
+// cache lines at a time.
 //
 // Buckets are a cache line. A key's home is the high half of hash * num_buckets, so homes of any two sizes have the
 // same order: a table moves into one of another size from its first bucket to its last, and gives the memory behind
@@ -13,30 +14,20 @@
 #include <functional>
 #include <unordered_map>
 
-#include "controller/page_memory.h"
-#include "transport/base/chunk_key.h"
+#include "controller/key_log.h"
 
 namespace kvferry::controller {
 
-using ShortKey = std::uint64_t;  // what engines call their blocks
-
-template <class Key>
-struct alignas(64) KeyBucket {
-  static constexpr std::size_t kSlots = (64 - 4) / (sizeof(Key) + 4);
-  Key keys[kSlots];
-  std::uint32_t values[kSlots];  // 0: the slot is free
-  std::uint32_t num_passed;      // keys that found this bucket full and lie further on
-};
-
 /// Key: ShortKey or ChunkKey. Values are never 0. Threads: one at a time.
-/// Cost: insert and erase look at kBucketsPerKeyMax buckets at most, however the keys fall; resizing is the caller's
-/// business (begin_pass, advance) and need not be timely: what finds no place is kept aside.
+/// Cost: insert and erase look at kBucketsPerKeyMax buckets at most, however the keys fall. Resizing, and moving
+/// entries together where most of the log is free, are tidy()'s business and need not be timely: what finds no place in
+/// the table is kept aside.
 template <class Key>
 class KeyMap {
  public:
-  using Bucket = KeyBucket<Key>;
   using Value = std::uint32_t;
   using Clean = std::function<Value(Value)>;
+  using Trail = typename KeyLog<Key>::Trail;
 
   /// `seed` should be unknown to whoever chooses keys: who knows it can make them all fall on one place.
   explicit KeyMap(std::uint64_t seed);
@@ -49,37 +40,52 @@ class KeyMap {
     if constexpr (sizeof(Key) == 16) h = fold(h ^ words[1], 0xd1342543de82ef95 ^ seed_);
     return h;
   }
-  /// Where find() begins; brings it nearer. Void after any change.
-  const Bucket* prefetch(const Key& key) const {
-    const Bucket* home = home_of(hash(key));
-    __builtin_prefetch(home);
-    return home;
+  void prefetch(const Key& key) const { __builtin_prefetch(home_of(hash(key))); }
+
+  /// 0: not there. For one key after the other, in the order in which they came, with a `trail` that is new
+  /// after each insert() and tidy(): then most take but a step.
+  Value find(const Key& key, Trail& trail) {
+    if (trail.position != 0) {
+      if (log_.step(trail, key)) return *trail.value;
+      return find_off(key, trail);
+    }
+    const Position position = position_of(key);
+    if (position == 0) return 0;
+    trail = log_.trail_at(position);
+    return *trail.value;
   }
-  /// 0: not there.
-  Value find(const Bucket* home, const Key& key) const {
-    const Value* value = find_from(home, key);
-    return value != nullptr ? *value : num_aside_ == 0 ? 0 : find_aside(key);
+  Value find(const Key& key) const {
+    const Position position = position_of(key);
+    return position == 0 ? 0 : log_.value(position);
   }
-  Value find(const Key& key) const { return find(home_of(hash(key)), key); }
   /// nullptr: not there. Valid until the next change; to become 0 only by erase().
-  Value* find_place(const Key& key);
+  Value* find_place(const Key& key, Trail& trail) {
+    return find(key, trail) == 0 ? nullptr : &log_.value(trail.position);
+  }
   void insert(const Key& key, Value value);  // `key` must not be there
-  void erase(const Key& key);                // `key` must be there
+  /// Of the key that `trail` has just found; the trail may go on.
+  void erase(Trail& trail);
 
-  std::size_t size() const { return num_keys_ + num_aside_; }
+  std::size_t size() const { return num_keys_; }
   std::size_t num_buckets() const { return now_.num_buckets; }
-  bool wants_resize() const;
-  bool in_pass() const { return in_pass_; }
-  bool is_resizing() const { return next_.buckets != nullptr; }
+  const KeyLog<Key>& log() const { return log_; }
 
-  /// A pass visits all values once, and moves them to a table of a better size where wants_resize(). It may begin anew
-  /// while one is in progress that does not resize.
-  void begin_pass();
-  /// Visits `num_buckets` more and a few: `clean` may change a value, or say 0 to erase its key. Empty: changes
-  /// nothing. True: the pass has ended. Keys inserted behind the pass are not visited.
-  bool advance(std::size_t num_buckets, const Clean& clean);
+  /// A sweep shows all values that are there now to tidy()'s `clean`, once or more; those that come later need not be
+  /// shown. It may begin anew at any time.
+  void begin_sweep();
+  bool in_sweep() const { return in_sweep_; }
+  /// Looks at about `num_lines` cache lines for each thing that is to be done: resizing, moving together, sweeping.
+  /// `clean` may change a value, or say 0 to erase its key. Empty: changes nothing. False: nothing is left to do.
+  bool tidy(std::size_t num_lines, const Clean& clean);
 
  private:
+  using Position = typename KeyLog<Key>::Position;
+  struct alignas(64) Bucket {
+    static constexpr unsigned kSlots = 10;
+    Position positions[kSlots];  // 0: the slot is free
+    std::uint16_t tags[kSlots];  // of the hash: nearly all other keys are told apart without a look at the log
+    std::uint32_t num_passed;    // keys that found this bucket full and lie further on
+  };
   struct Table {
     PageMemory memory;
     Bucket* buckets = nullptr;
@@ -95,47 +101,36 @@ class KeyMap {
     const Wide product = Wide{a} * b;
     return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
   }
-  static bool equal(const Key& a, const Key& b) {
-    std::uint64_t x[sizeof(Key) / 8], y[sizeof(Key) / 8];
-    std::memcpy(x, &a, sizeof(Key));
-    std::memcpy(y, &b, sizeof(Key));
-    if constexpr (sizeof(Key) == 16) return ((x[0] ^ y[0]) | (x[1] ^ y[1])) == 0;
-    return x[0] == y[0];
-  }
   Bucket* home_of(std::uint64_t h) const {
     const std::uint64_t index = high_half(h, now_.num_buckets);
     if (is_resizing() && index < cursor_) return next_.buckets + high_half(h, next_.num_buckets);
     return now_.buckets + index;
   }
-  /// All slots are compared before one is chosen: which of them matches is a coin that branches would lose.
-  static const Value* find_from(const Bucket* bucket, const Key& key) {
-    for (std::size_t i = 0; i < kBucketsPerKeyMax; ++i, ++bucket) {
-      unsigned matches = 0;
-      for (unsigned slot = 0; slot < Bucket::kSlots; ++slot)
-        matches |= static_cast<unsigned>(equal(bucket->keys[slot], key)) << slot;
-      for (; matches != 0; matches &= matches - 1) {  // a free slot may still show a key that was there
-        const Value* value = &bucket->values[std::countr_zero(matches)];
-        if (*value != 0) return value;
-      }
-      if (bucket->num_passed == 0) break;
-    }
-    return nullptr;
-  }
 
   static Table make_table(std::uint64_t num_buckets);
-  Value find_aside(const Key& key) const;
-  bool place(Bucket* home, const Key& key, Value value);
-  void free_slot(Bucket* home, Bucket* bucket, unsigned slot);
-  void clean_aside(const Clean& clean);
+  Position position_of(const Key& key) const;
+  Value find_off(const Key& key, Trail& trail);
+  void enter(Bucket* home, std::uint64_t h, Position position);
+  void leave(Position position);
+  void erase_at(Position position);
+  bool is_resizing() const { return next_.buckets != nullptr; }
+  bool wants_resize() const;
+  void resize(std::size_t num_buckets);
+  void show(Position position, const Clean& clean);
+  void move_together(std::size_t num_entries, const Clean& clean);
+  void sweep(std::size_t num_entries, const Clean& clean);
 
   std::uint64_t seed_;
+  KeyLog<Key> log_;
   Table now_;
   Table next_;                // while resizing: holds all keys whose home in now_ is below cursor_
-  std::uint64_t cursor_ = 0;  // of the pass; while resizing, nobody at or above it has a home below
-  bool in_pass_ = false;
-  std::size_t num_keys_ = 0;   // in the tables
-  std::size_t num_aside_ = 0;  // in aside_; kept apart for look-ups
-  std::unordered_map<Key, Value> aside_;
+  std::uint64_t cursor_ = 0;  // of the resizing: nobody at or above it has a home below
+  std::unordered_map<Key, Position> aside_;
+  std::size_t num_keys_ = 0;
+  Position moving_ = 0, moving_end_ = 0;  // what move_together() has yet to look at
+  bool in_sweep_ = false;
+  std::size_t sweep_segment_ = 0;
+  Position sweep_position_ = 0;
 };
 
 extern template class KeyMap<ShortKey>;

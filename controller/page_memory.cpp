@@ -15,8 +15,8 @@ std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit
 
 }  // namespace
 
-PageMemory::PageMemory(std::size_t size_bytes) {
-  const bool huge = size_bytes >= kHugePageBytes;
+PageMemory::PageMemory(std::size_t size_bytes, Pages pages) {
+  const bool huge = pages == Pages::kHuge && size_bytes >= kHugePageBytes;
   size_bytes_ = round_up(size_bytes, kPageBytes);
   const std::size_t mapped_bytes = size_bytes_ + (huge ? kHugePageBytes : 0);  // room to align
   void* mapped =

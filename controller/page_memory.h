@@ -6,12 +6,15 @@
 
 namespace kvferry::controller {
 
-/// Zeroed pages, huge ones where they fit and the system gives them to who asks (madvise). Touched pages alone cost.
+/// Zeroed pages, huge ones where they fit, are wanted and the system gives them to who asks (madvise). Touched pages
+/// alone cost.
 class PageMemory {
  public:
+  enum class Pages { kSmall, kHuge };
+
   PageMemory() = default;
   /// Throws std::bad_alloc.
-  explicit PageMemory(std::size_t size_bytes);
+  explicit PageMemory(std::size_t size_bytes, Pages pages = Pages::kHuge);
   PageMemory(PageMemory&& other) noexcept { swap(other); }
   PageMemory& operator=(PageMemory&& other) noexcept {
     PageMemory(std::move(other)).swap(*this);

@@ -32,64 +32,53 @@ void PlacementIndex<Key>::remove_node(NodeIndex node) {
 }
 
 template <class Key>
-bool PlacementIndex<Key>::add(NodeIndex node, Tier tier, const Key& key) {
-  if (HolderSets::Id* set = map_.find_place(key)) {
+bool PlacementIndex<Key>::add_one(NodeIndex node, Tier tier, const Key& key, Trail& trail, bool& is_known) {
+  if (HolderSets::Id* set = map_.find_place(key, trail)) {
     if (!sets_.add(*set, Placement(node, tier))) return false;
   } else {
     HolderSets::Id alone = 0;
     sets_.add(alone, Placement(node, tier));
     map_.insert(key, alone);
+    trail = {};
+    is_known = false;
   }
   ++nodes_[node].num_placements;
-  tidy(kBucketsPerChange);
   return true;
 }
 
 template <class Key>
-bool PlacementIndex<Key>::remove(NodeIndex node, Tier tier, const Key& key) {
-  HolderSets::Id* set = map_.find_place(key);
+bool PlacementIndex<Key>::remove_one(NodeIndex node, Tier tier, const Key& key, Trail& trail) {
+  HolderSets::Id* set = map_.find_place(key, trail);
   if (set == nullptr) return false;
   HolderSets::Id left = *set;
   if (!sets_.remove(left, Placement(node, tier))) return false;
   if (left == 0)
-    map_.erase(key);
+    map_.erase(trail);
   else
     *set = left;
   --nodes_[node].num_placements;
-  tidy(kBucketsPerChange);
   return true;
-}
-
-template <class Key>
-template <class Action>
-void PlacementIndex<Key>::for_each_fetched(std::span<const Key> keys, const Action& action) {
-  for (std::size_t i = 0; i < std::min(keys.size(), kFetchAhead); ++i) map_.prefetch(keys[i]);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (i + kFetchAhead < keys.size()) map_.prefetch(keys[i + kFetchAhead]);
-    action(keys[i]);
-  }
-}
-
-template <class Key>
-std::size_t PlacementIndex<Key>::add(NodeIndex node, Tier tier, std::span<const Key> keys) {
-  std::size_t num_new = 0;
-  for_each_fetched(keys, [&](const Key& key) { num_new += add(node, tier, key) ? 1 : 0; });
-  return num_new;
 }
 
 template <class Key>
 std::size_t PlacementIndex<Key>::remove(NodeIndex node, Tier tier, std::span<const Key> keys) {
   std::size_t num_gone = 0;
-  for_each_fetched(keys, [&](const Key& key) { num_gone += remove(node, tier, key) ? 1 : 0; });
+  for (; !keys.empty(); keys = keys.subspan(std::min(kKeysPerPiece, keys.size()))) {
+    const std::span<const Key> piece = keys.first(std::min(kKeysPerPiece, keys.size()));
+    fetch(piece);
+    Trail trail;
+    std::size_t num_gone_here = 0;
+    for (const Key& key : piece) num_gone_here += remove_one(node, tier, key, trail) ? 1 : 0;
+    if (num_gone_here > 0) tidy(num_gone_here * kTidyPerChange);
+    num_gone += num_gone_here;
+  }
   return num_gone;
 }
 
 template <class Key>
 std::size_t PlacementIndex<Key>::remove(NodeIndex node, std::span<const Key> keys) {
   std::size_t num_gone = 0;
-  for_each_fetched(keys, [&](const Key& key) {
-    for (std::size_t tier = 0; tier < kNumTiers; ++tier) num_gone += remove(node, static_cast<Tier>(tier), key) ? 1 : 0;
-  });
+  for (std::size_t tier = 0; tier < kNumTiers; ++tier) num_gone += remove(node, static_cast<Tier>(tier), keys);
   return num_gone;
 }
 
@@ -125,20 +114,16 @@ void PlacementIndex<Key>::lookup(std::span<const Key> keys, std::optional<NodeIn
   if (keys.empty()) return;
   // For this look-up the asker is as good as removed.
   const std::uint32_t asker_reached = asker ? std::exchange(nodes_[*asker].num_reached, kNever) : 0;
-  const typename KeyMap<Key>::Bucket* homes[kFetchAhead];
-  for (std::size_t i = 0; i < std::min(keys.size(), kFetchAhead); ++i) homes[i] = map_.prefetch(keys[i]);
-  HolderSets::Id set = map_.find(homes[0], keys[0]);
+  Trail trail;
+  HolderSets::Id set = map_.find(keys[0], trail);
   if (set != 0 && begin_run(set, 0)) {
     for (const NodeIndex node : run_) matches.push_back({node, 0, Tier::kGpu});
-    std::size_t slot = 0;
-    for (std::uint32_t i = 0;;) {
-      if (i + kFetchAhead < keys.size()) homes[slot] = map_.prefetch(keys[i + kFetchAhead]);
-      slot = slot + 1 == kFetchAhead ? 0 : slot + 1;
-      if (++i == keys.size()) {
+    for (std::uint32_t i = 1;; ++i) {
+      if (i == keys.size()) {
         end_run(i);
         break;
       }
-      const HolderSets::Id next = map_.find(homes[slot], keys[i]);
+      const HolderSets::Id next = map_.find(keys[i], trail);
       if (next == set) continue;
       end_run(i);
       set = next;
@@ -166,21 +151,22 @@ HolderSets::Id PlacementIndex<Key>::without_removed(HolderSets::Id set) {
 }
 
 template <class Key>
-bool PlacementIndex<Key>::tidy(std::size_t num_buckets) {
-  const bool has_removed = !removed_.empty();
-  if (map_.wants_resize() || (has_removed && !map_.in_pass())) {
-    map_.begin_pass();
-    num_removed_seen_ = removed_.size();
-  }
-  if (!map_.in_pass()) return false;
+bool PlacementIndex<Key>::tidy(std::size_t num_lines) {
   typename KeyMap<Key>::Clean clean;
-  if (has_removed) clean = [this](HolderSets::Id set) { return without_removed(set); };
-  if (map_.advance(num_buckets, clean)) {
-    const auto seen_end = removed_.begin() + static_cast<std::ptrdiff_t>(std::exchange(num_removed_seen_, 0));
+  if (!removed_.empty()) {
+    clean = [this](HolderSets::Id set) { return without_removed(set); };
+    if (!map_.in_sweep()) {
+      map_.begin_sweep();
+      num_removed_seen_ = removed_.size();
+    }
+  }
+  const bool is_busy = map_.tidy(num_lines, clean);
+  if (!removed_.empty() && !map_.in_sweep()) {
+    const auto seen_end = removed_.begin() + static_cast<std::ptrdiff_t>(num_removed_seen_);
     free_.insert(free_.end(), removed_.begin(), seen_end);
     removed_.erase(removed_.begin(), seen_end);
   }
-  return map_.in_pass() || map_.wants_resize() || !removed_.empty();
+  return is_busy || !removed_.empty();
 }
 
 template class PlacementIndex<ShortKey>;

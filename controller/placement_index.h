@@ -1,6 +1,7 @@
 // Which node holds which keys in which tier: what look-ups run on.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -26,7 +27,7 @@ struct IndexOptions {
 
 /// Key: ShortKey or ChunkKey. Threads: one at a time.
 /// A node that is removed is invisible at once, whatever it held; the memory comes back bit by bit with later changes
-/// and tidy(). So does the table's resizing. No call does more than a few hundred slots of such work besides its own.
+/// and tidy(). So does the table's resizing. No call does more of such work than of its own by more than a few times.
 template <class Key>
 class PlacementIndex {
  public:
@@ -35,14 +36,16 @@ class PlacementIndex {
   NodeIndex add_node();
   void remove_node(NodeIndex node);
 
-  /// True when it is news. A batch is faster: it fetches ahead; it returns how many were news.
-  bool add(NodeIndex node, Tier tier, const Key& key);
-  bool remove(NodeIndex node, Tier tier, const Key& key);
-  std::size_t add(NodeIndex node, Tier tier, std::span<const Key> keys);
+  /// How many were news. Keys that are asked for together should come together and in that order.
+  std::size_t add(NodeIndex node, Tier tier, std::span<const Key> keys) {
+    return add(node, tier, keys, keys.size(), [](std::size_t, Outcome) {});
+  }
+  enum class Outcome { kNew, kKnown, kNoRoom };
+  /// At most `room` new ones are taken. Tells `told(i, outcome)` of each.
+  template <class Told>
+  std::size_t add(NodeIndex node, Tier tier, std::span<const Key> keys, std::size_t room, const Told& told);
   std::size_t remove(NodeIndex node, Tier tier, std::span<const Key> keys);
   std::size_t remove(NodeIndex node, std::span<const Key> keys);  // from all tiers
-  /// For callers that make batches of their own.
-  void prefetch(const Key& key) const { map_.prefetch(key); }
 
   bool holds(NodeIndex node, Tier tier, const Key& key) const;
   /// Who has this one key, removed nodes among them: ask is_alive().
@@ -51,11 +54,12 @@ class PlacementIndex {
   std::size_t num_placements(NodeIndex node) const { return nodes_[node].num_placements; }
 
   /// Every node but `asker` that has keys[0], in no particular order. Ends at the first key that no candidate has.
-  /// Cost: a fetch a key; where the holders change from a key to the next, linear in the new ones.
+  /// Cost: a step a key where keys came in this order, else a search; where the holders change from a key to the next,
+  /// linear in the new ones.
   void lookup(std::span<const Key> keys, std::optional<NodeIndex> asker, std::vector<PrefixMatch>& matches);
 
-  /// Looks at about `num_buckets` cache lines. False: nothing is left to do.
-  bool tidy(std::size_t num_buckets);
+  /// Looks at about `num_lines` cache lines. False: nothing is left to do.
+  bool tidy(std::size_t num_lines);
 
   std::size_t num_keys() const { return map_.size(); }  // some of them may have only removed nodes
   const HolderSets& sets() const { return sets_; }
@@ -67,11 +71,15 @@ class PlacementIndex {
     Tier tier = Tier::kGpu;         // likewise
     std::size_t num_placements = 0;
   };
-  static constexpr std::size_t kFetchAhead = 32;
-  static constexpr std::size_t kBucketsPerChange = 4;  // enough for a growing table to be ready before it is full
+  using Trail = typename KeyMap<Key>::Trail;
+  static constexpr std::size_t kKeysPerPiece = 64;  // between two rounds of tidying
+  static constexpr std::size_t kTidyPerChange = 4;  // cache lines; a growing table is ready before it is full
 
-  template <class Action>
-  void for_each_fetched(std::span<const Key> keys, const Action& action);
+  bool add_one(NodeIndex node, Tier tier, const Key& key, Trail& trail, bool& is_known);
+  bool remove_one(NodeIndex node, Tier tier, const Key& key, Trail& trail);
+  void fetch(std::span<const Key> keys) const {
+    for (const Key& key : keys) map_.prefetch(key);
+  }
   bool begin_run(HolderSets::Id set, std::uint32_t begin);
   void end_run(std::uint32_t end);
   HolderSets::Id without_removed(HolderSets::Id set);
@@ -81,9 +89,37 @@ class PlacementIndex {
   std::vector<Node> nodes_;
   std::vector<NodeIndex> free_;
   std::vector<NodeIndex> removed_;    // in this order; may still be in sets
-  std::size_t num_removed_seen_ = 0;  // those that the pass in progress leaves nothing of
+  std::size_t num_removed_seen_ = 0;  // those that the sweep in progress leaves nothing of
   std::vector<NodeIndex> run_;        // of the look-up in progress: who goes on
 };
+
+template <class Key>
+template <class Told>
+std::size_t PlacementIndex<Key>::add(NodeIndex node, Tier tier, std::span<const Key> keys, std::size_t room,
+                                     const Told& told) {
+  std::size_t num_new = 0;
+  for (std::size_t begin = 0; begin < keys.size(); begin += kKeysPerPiece) {
+    const std::size_t end = std::min(keys.size(), begin + kKeysPerPiece);
+    const std::size_t num_new_before = num_new;
+    Trail trail;
+    bool is_fetched = false;
+    for (std::size_t i = begin; i < end; ++i) {
+      if (num_new == room && !holds(node, tier, keys[i])) {
+        told(i, Outcome::kNoRoom);
+        continue;
+      }
+      bool is_known = true;
+      const bool is_new = add_one(node, tier, keys[i], trail, is_known);
+      told(i, is_new ? Outcome::kNew : Outcome::kKnown);
+      num_new += is_new ? 1 : 0;
+      if (is_known || is_fetched) continue;
+      fetch(keys.subspan(i + 1, end - i - 1));  // where one is unknown, most that follow are
+      is_fetched = true;
+    }
+    if (num_new != num_new_before) tidy((num_new - num_new_before) * kTidyPerChange);
+  }
+  return num_new;
+}
 
 extern template class PlacementIndex<ShortKey>;
 extern template class PlacementIndex<ChunkKey>;

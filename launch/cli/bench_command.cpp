@@ -47,8 +47,8 @@ Run add_transfer(CLI::App& bench_app, CLI::App*& command) {
 Run add_controller(CLI::App& bench_app, CLI::App*& command) {
   command = bench_app.add_subcommand(
       "controller",
-      "Look up, index and forget chunks in this process, on one core: rates, latencies, bytes a hash, and the floor "
-      "that this machine's memory sets.");
+      "Look up, index and forget chunks in this process, on one core: rates, latencies, bytes a hash, and how "
+      "many random cache lines this machine's memory gives in the same time.");
   auto flags = std::make_shared<bench::ControllerFlags>();
   command->add_option("--hashes", flags->hashes, "Hashes in the index")->capture_default_str();
   command->add_option("--repeat", flags->repeat, "Repetitions; the median counts")->capture_default_str();

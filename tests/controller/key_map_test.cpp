@@ -36,67 +36,73 @@ class KeyMapTest : public ::testing::Test {
 using Keys = ::testing::Types<ShortKey, ChunkKey>;
 TYPED_TEST_SUITE(KeyMapTest, Keys);
 
-TYPED_TEST(KeyMapTest, AnswersAsAMapDoesWhilePassesGoOn) {
+template <class Key>
+void erase(KeyMap<Key>& map, const Key& key) {
+  typename KeyMap<Key>::Trail trail;
+  ASSERT_NE(map.find(key, trail), 0U);
+  map.erase(trail);
+}
+
+TYPED_TEST(KeyMapTest, AnswersAsAMapDoesWhileItIsTidied) {
   using Map = KeyMap<TypeParam>;
-  std::size_t num_resizes = 0;
+  std::size_t num_sizes = 0;
   std::size_t num_cleaned = 0;
   for (unsigned seed = 1; seed <= 12; ++seed) {
     std::mt19937_64 random(seed);
     Map map(random());
     std::map<TypeParam, std::uint32_t> model;
     const std::uint64_t num_numbers = std::uint64_t{1} << (4 + random() % 11);
-    std::uint32_t doomed = 0;  // passes drop keys with this value
+    std::uint32_t doomed = 0;  // sweeps drop keys with this value
+    std::set<TypeParam> late;  // may keep a doomed value: changed while the sweep went on
     const auto clean = [&](std::uint32_t value) { return value == doomed ? 0 : value; };
-    std::set<TypeParam> behind;  // may keep a doomed value: put in while the pass went on
     for (int step = 0; step < 40'000; ++step) {
       // Phases of growth and of decline, so that tables move both ways.
       const bool growing = step / 8'000 % 2 == 0;
-      const TypeParam key = make_key<TypeParam>(random() % num_numbers);
+      const std::uint64_t number = random() % num_numbers;
+      const TypeParam key = make_key<TypeParam>(number);
+      typename Map::Trail run;
+      for (std::uint64_t next = number; next < number + 4; ++next) {
+        const auto known = model.find(make_key<TypeParam>(next));
+        ASSERT_EQ(map.find(make_key<TypeParam>(next), run), known == model.end() ? 0 : known->second)
+            << "seed " << seed << " step " << step;
+      }
       const auto known = model.find(key);
-      ASSERT_EQ(map.find(key), known == model.end() ? 0 : known->second) << "seed " << seed << " step " << step;
       const std::uint64_t dice = random() % 10;
       if (known == model.end()) {
         if (growing || dice < 2) {
           const auto value = static_cast<std::uint32_t>(1 + random() % 50);
           map.insert(key, value);
           model[key] = value;
-          if (map.in_pass()) behind.insert(key);
+          if (map.in_sweep()) late.insert(key);
         }
       } else if (dice < (growing ? 2 : 8)) {
-        map.erase(key);
+        erase(map, key);
         model.erase(known);
       } else if (dice == 9) {
-        *map.find_place(key) = known->second = static_cast<std::uint32_t>(1 + random() % 50);
-        if (map.in_pass()) behind.insert(key);
+        typename Map::Trail trail;
+        *map.find_place(key, trail) = known->second = static_cast<std::uint32_t>(1 + random() % 50);
+        if (map.in_sweep()) late.insert(key);
       }
-      if (!map.in_pass() ? map.wants_resize() || random() % 2'000 == 0 : !map.is_resizing() && map.wants_resize()) {
+      if (!map.in_sweep() && random() % 2'000 == 0) {
         doomed = static_cast<std::uint32_t>(random() % 50);
-        behind.clear();
-        map.begin_pass();
-        num_resizes += map.is_resizing();
+        late.clear();
+        map.begin_sweep();
       }
-      if (map.in_pass() && map.advance(1 + random() % 3, clean)) {
-        for (auto it = model.begin(); it != model.end();) {
-          const std::uint32_t now = map.find(it->first);
-          if (it->second == doomed && now == 0) {
-            it = model.erase(it);
-            ++num_cleaned;
-            continue;
-          }
-          ASSERT_EQ(now, it->second);
-          ASSERT_TRUE(it->second != doomed || behind.contains(it->first)) << "the pass left a key out";
-          ++it;
-        }
-        this->expect_equal(map, model);
-      }
-      // What a pass has erased is gone at once: the model learns it when it next asks.
-      if (map.in_pass() && doomed != 0) {
-        for (auto it = model.begin(); it != model.end();)
-          it = it->second == doomed && map.find(it->first) == 0 ? (++num_cleaned, model.erase(it)) : std::next(it);
-      }
+      const bool was_in_sweep = map.in_sweep();
+      const std::size_t num_buckets = map.num_buckets();
+      if (random() % 4 != 0) map.tidy(1 + random() % 3, clean);
+      num_sizes += map.num_buckets() != num_buckets;
+      if (!was_in_sweep) continue;
+      // What a sweep has erased is gone at once.
+      for (auto it = model.begin(); it != model.end();)
+        it = it->second == doomed && map.find(it->first) == 0 ? (++num_cleaned, model.erase(it)) : std::next(it);
+      if (map.in_sweep()) continue;
+      this->expect_equal(map, model);
+      for (const auto& [left, value] : model)
+        ASSERT_TRUE(value != doomed || late.contains(left)) << "the sweep left a key out";
     }
   }
-  EXPECT_GT(num_resizes, 80U);
+  EXPECT_GT(num_sizes, 40U);
   EXPECT_GT(num_cleaned, 500U);
 }
 
@@ -104,46 +110,71 @@ TYPED_TEST(KeyMapTest, KeysThatAllFallOnOnePlaceAreKeptAside) {
   constexpr std::uint64_t kSeed = 42;
   KeyMap<TypeParam> map(kSeed);
   std::map<TypeParam, std::uint32_t> model;
-  for (std::uint64_t number = 1; model.size() < 600; ++number) {
+  for (std::uint64_t number = 1; model.size() < 1'500; ++number) {
     const TypeParam key = make_key<TypeParam>(number);
-    if (map.hash(key) >> 52 != 0) continue;  // the first of 4096 parts
+    if (map.hash(key) >> 54 != 0) continue;  // the first of 1024 parts
     const auto value = static_cast<std::uint32_t>(number);
     map.insert(key, value);
     model[key] = value;
-    if (map.wants_resize() && !map.in_pass()) map.begin_pass();
-    if (map.in_pass()) map.advance(1, {});
+    map.tidy(1, {});
   }
-  while (map.in_pass() && !map.advance(100, {})) {
+  while (map.tidy(100, {})) {
   }
   this->expect_equal(map, model);
-  ASSERT_FALSE(map.in_pass());
-  map.begin_pass();  // cleaning reaches what lies aside
-  while (!map.advance(100, [](std::uint32_t value) { return value % 2 == 0 ? 0 : value; })) {
+  map.begin_sweep();  // reaches what lies aside
+  while (map.tidy(100, [](std::uint32_t value) { return value % 2 == 0 ? 0 : value; })) {
   }
   std::erase_if(model, [](const auto& entry) { return entry.second % 2 == 0; });
   this->expect_equal(map, model);
-  for (const auto& [key, value] : model) map.erase(key);
+  for (const auto& [key, value] : model) erase(map, key);
   EXPECT_EQ(map.size(), 0U);
 }
 
 TYPED_TEST(KeyMapTest, GrowsAndShrinksInSmallSteps) {
   KeyMap<TypeParam> map(7);
-  const auto tend = [&] {
-    if (map.wants_resize() && !map.in_pass()) map.begin_pass();
-    if (map.in_pass()) map.advance(4, {});
-  };
   for (std::uint64_t number = 0; number < 100'000; ++number) {
     map.insert(make_key<TypeParam>(number), 1);
-    tend();
+    map.tidy(4, {});
   }
-  EXPECT_LT(map.num_buckets() * KeyBucket<TypeParam>::kSlots, 100'000U * 11 / 5);
-  EXPECT_FALSE(map.wants_resize()) << "four buckets a key do not keep up";
+  EXPECT_LT(map.num_buckets() * 10, 100'000U * 2);
+  EXPECT_GT(map.num_buckets() * 9, 100'000U) << "four lines a key do not keep up";
   for (std::uint64_t number = 0; number < 99'990; ++number) {
-    map.erase(make_key<TypeParam>(number));
-    tend();
+    erase(map, make_key<TypeParam>(number));
+    map.tidy(4, {});
   }
   EXPECT_LT(map.num_buckets(), 200U);
   for (std::uint64_t number = 99'990; number < 100'000; ++number) EXPECT_EQ(map.find(make_key<TypeParam>(number)), 1U);
+}
+
+TYPED_TEST(KeyMapTest, MovesEntriesTogetherWhereTheLogGrowsThin) {
+  constexpr std::uint64_t kNumKept = 300'000;
+  KeyMap<TypeParam> map(7);
+  std::mt19937_64 random(1);
+  std::vector<std::uint64_t> held;
+  std::uint64_t last = 0;
+  std::size_t num_used_max = 0;
+  const auto insert = [&] {
+    ++last;
+    map.insert(make_key<TypeParam>(last), static_cast<std::uint32_t>(last));
+    held.push_back(last);
+    map.tidy(4, {});
+  };
+  while (last < kNumKept) insert();
+  for (std::uint64_t i = 0; i < 4 * kNumKept; ++i) {
+    std::uint64_t& victim = held[random() % held.size()];
+    erase(map, make_key<TypeParam>(victim));
+    victim = held.back();
+    held.pop_back();
+    map.tidy(4, {});
+    insert();
+    num_used_max = std::max(num_used_max, map.log().num_used());
+  }
+  EXPECT_GT(map.log().num_closed(), 3U);
+  EXPECT_LT(num_used_max, kNumKept * 2) << "four lines a change do not keep up";
+  ASSERT_EQ(map.size(), kNumKept);
+  for (const std::uint64_t number : held) ASSERT_EQ(map.find(make_key<TypeParam>(number)), number);
+  for (const std::uint64_t number : held) erase(map, make_key<TypeParam>(number));
+  EXPECT_EQ(map.size(), 0U);
 }
 
 }  // namespace

@@ -82,9 +82,25 @@ class Model {
   }
 
   void add(NodeIndex node, Tier tier, std::span<const Key> batch) {
+    using Outcome = typename PlacementIndex<Key>::Outcome;
+    const std::size_t room = draw(3) == 0 ? draw(60) : 60;
     std::size_t num_new = 0;
-    for (const Key& key : batch) num_new += placements_[key].insert({node, tier}).second;
-    ASSERT_EQ(index_.add(node, tier, batch), num_new);
+    std::vector<Outcome> expected;
+    for (const Key& key : batch) {
+      const bool is_known = placements_[key].contains({node, tier});
+      expected.push_back(is_known ? Outcome::kKnown : num_new < room ? Outcome::kNew : Outcome::kNoRoom);
+      if (expected.back() != Outcome::kNew) continue;
+      placements_[key].insert({node, tier});
+      ++num_new;
+    }
+    std::vector<Outcome> told;
+    ASSERT_EQ(index_.add(node, tier, batch, room,
+                         [&](std::size_t i, Outcome outcome) {
+                           ASSERT_EQ(i, told.size());
+                           told.push_back(outcome);
+                         }),
+              num_new);
+    ASSERT_EQ(told, expected);
     num_single_seen_ += index_.sets().num_single();
   }
   void remove(NodeIndex node, Tier tier, std::span<const Key> batch) {
@@ -176,7 +192,8 @@ TYPED_TEST(PlacementIndexTest, RandomReplicasOnAThousandNodesShareNothingAndStay
   for (std::uint32_t key = 0; key < kNumKeys; ++key) {
     for (std::uint32_t i = 1 + random() % 4; i > 0; --i) {
       const Placement placement(random() % kNumNodes, static_cast<Tier>(random() % kNumTiers));
-      index.add(placement.node(), placement.tier(), make_key<TypeParam>(key));
+      const TypeParam one[] = {make_key<TypeParam>(key)};
+      index.add(placement.node(), placement.tier(), one);
       if (key % 100 == 0) some[key].insert(placement);
     }
   }
