@@ -20,7 +20,7 @@ typename KeyLog<Key>::Position KeyLog<Key>::append(const Key& key, std::uint32_t
 template <class Key>
 void KeyLog<Key>::free(Position position) {
   Segment& segment = segment_of(position);
-  KVFERRY_CHECK(segment.values[offset_of(position)] != 0, "an entry is freed twice");
+  KVFERRY_CHECK(segment.num_live > 0, "an entry is freed twice");
   segment.values[offset_of(position)] = 0;
   --segment.num_live;
   --num_live_;

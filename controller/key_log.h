@@ -75,7 +75,7 @@ class KeyLog {
 
   std::size_t num_segments() const { return segments_.size(); }
   std::size_t num_used() const { return num_used_; }        // positions in segments that are not free
-  std::uint64_t num_closed() const { return num_closed_; }  // segments that became free; trails in them are void
+  std::uint64_t num_closed() const { return num_closed_; }  // segments that became free
   /// Positions [first, end) of one segment; empty: it is free.
   Position first_position(std::size_t segment) const {
     return static_cast<Position>(segment << kOffsetBits) + (segment == 0 ? 1 : 0);

@@ -11,6 +11,16 @@ namespace {
 constexpr std::uint64_t kBucketsMin = 16;
 constexpr std::size_t kEntriesPerLine = 8;  // of the log, for what counts in cache lines
 
+/// A bit for each slot that holds `wanted`. All are compared before one is chosen: which of them it is would be a coin
+/// that branches lose.
+template <class T, std::size_t kSlots>
+unsigned matching(const T (&slots)[kSlots], T wanted) {
+  unsigned matches = 0;
+#pragma GCC unroll 16
+  for (unsigned slot = 0; slot < kSlots; ++slot) matches |= static_cast<unsigned>(slots[slot] == wanted) << slot;
+  return matches;
+}
+
 }  // namespace
 
 template <class Key>
@@ -29,10 +39,7 @@ typename KeyMap<Key>::Position KeyMap<Key>::position_of(const Key& key) const {
   const auto tag = static_cast<std::uint16_t>(h);
   const Bucket* bucket = home_of(h);
   for (std::size_t i = 0; i < kBucketsPerKeyMax; ++i, ++bucket) {
-    unsigned matches = 0;  // all slots before one is chosen: which of them it is would be a coin that branches lose
-    for (unsigned slot = 0; slot < Bucket::kSlots; ++slot)
-      matches |= static_cast<unsigned>(bucket->tags[slot] == tag) << slot;
-    for (; matches != 0; matches &= matches - 1) {
+    for (unsigned matches = matching(bucket->tags, tag); matches != 0; matches &= matches - 1) {
       const Position position = bucket->positions[std::countr_zero(matches)];
       if (position != 0 && equal_keys(log_.key(position), key)) return position;
     }
@@ -60,8 +67,8 @@ typename KeyMap<Key>::Value KeyMap<Key>::find_off(const Key& key, Trail& trail) 
 template <class Key>
 void KeyMap<Key>::enter(Bucket* home, std::uint64_t h, Position position) {
   for (Bucket* bucket = home; bucket != home + kBucketsPerKeyMax; ++bucket) {
-    for (unsigned slot = 0; slot < Bucket::kSlots; ++slot) {
-      if (bucket->positions[slot] != 0) continue;
+    if (const unsigned matches = matching(bucket->positions, Position{0}); matches != 0) {
+      const int slot = std::countr_zero(matches);
       bucket->positions[slot] = position;
       bucket->tags[slot] = static_cast<std::uint16_t>(h);
       for (Bucket* passed = home; passed != bucket; ++passed) ++passed->num_passed;
@@ -76,9 +83,8 @@ void KeyMap<Key>::leave(Position position) {
   const Key& key = log_.key(position);
   Bucket* home = home_of(hash(key));
   for (Bucket* bucket = home; bucket != home + kBucketsPerKeyMax; ++bucket) {
-    for (unsigned slot = 0; slot < Bucket::kSlots; ++slot) {
-      if (bucket->positions[slot] != position) continue;
-      bucket->positions[slot] = 0;
+    if (const unsigned matches = matching(bucket->positions, position); matches != 0) {
+      bucket->positions[std::countr_zero(matches)] = 0;
       for (Bucket* passed = home; passed != bucket; ++passed) --passed->num_passed;
       return;
     }
@@ -102,10 +108,16 @@ void KeyMap<Key>::erase_at(Position position) {
 }
 
 template <class Key>
-void KeyMap<Key>::erase(Trail& trail) {
-  const std::uint64_t num_closed = log_.num_closed();
-  erase_at(trail.position);
-  if (log_.num_closed() != num_closed) trail = {};
+void KeyMap<Key>::erase(const Trail& trail) {
+  prefetch(*trail.key);
+  log_.value(trail.position) = 0;
+  erased_.push_back(trail.position);
+}
+
+template <class Key>
+void KeyMap<Key>::finish_erasing() {
+  for (const Position position : erased_) erase_at(position);
+  erased_.clear();
 }
 
 /// Fuller than this, keys lie too far from home; emptier, memory is wasted. A table that has just grown is 57 % full.

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <unordered_map>
+#include <vector>
 
 #include "controller/key_log.h"
 
@@ -63,8 +64,10 @@ class KeyMap {
     return find(key, trail) == 0 ? nullptr : &log_.value(trail.position);
   }
   void insert(const Key& key, Value value);  // `key` must not be there
-  /// Of the key that `trail` has just found; the trail may go on.
-  void erase(Trail& trail);
+  /// Of the key that `trail` has just found: it is not there any more, and trails may go on. What it took is free after
+  /// finish_erasing(), which comes before any other change.
+  void erase(const Trail& trail);
+  void finish_erasing();
 
   std::size_t size() const { return num_keys_; }
   std::size_t num_buckets() const { return now_.num_buckets; }
@@ -127,6 +130,7 @@ class KeyMap {
   std::uint64_t cursor_ = 0;  // of the resizing: nobody at or above it has a home below
   std::unordered_map<Key, Position> aside_;
   std::size_t num_keys_ = 0;
+  std::vector<Position> erased_;          // until finish_erasing()
   Position moving_ = 0, moving_end_ = 0;  // what move_together() has yet to look at
   bool in_sweep_ = false;
   std::size_t sweep_segment_ = 0;

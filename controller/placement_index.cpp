@@ -65,10 +65,10 @@ std::size_t PlacementIndex<Key>::remove(NodeIndex node, Tier tier, std::span<con
   std::size_t num_gone = 0;
   for (; !keys.empty(); keys = keys.subspan(std::min(kKeysPerPiece, keys.size()))) {
     const std::span<const Key> piece = keys.first(std::min(kKeysPerPiece, keys.size()));
-    fetch(piece);
     Trail trail;
     std::size_t num_gone_here = 0;
     for (const Key& key : piece) num_gone_here += remove_one(node, tier, key, trail) ? 1 : 0;
+    map_.finish_erasing();
     if (num_gone_here > 0) tidy(num_gone_here * kTidyPerChange);
     num_gone += num_gone_here;
   }

@@ -72,6 +72,7 @@ class PlacementIndex {
     std::size_t num_placements = 0;
   };
   using Trail = typename KeyMap<Key>::Trail;
+  static constexpr std::size_t kKeysFetchedFirst = 8;
   static constexpr std::size_t kKeysPerPiece = 64;  // between two rounds of tidying
   static constexpr std::size_t kTidyPerChange = 4;  // cache lines; a growing table is ready before it is full
 
@@ -103,6 +104,7 @@ std::size_t PlacementIndex<Key>::add(NodeIndex node, Tier tier, std::span<const 
     const std::size_t num_new_before = num_new;
     Trail trail;
     bool is_fetched = false;
+    fetch(keys.subspan(begin, std::min(kKeysFetchedFirst, end - begin)));
     for (std::size_t i = begin; i < end; ++i) {
       if (num_new == room && !holds(node, tier, keys[i])) {
         told(i, Outcome::kNoRoom);

@@ -41,6 +41,8 @@ void erase(KeyMap<Key>& map, const Key& key) {
   typename KeyMap<Key>::Trail trail;
   ASSERT_NE(map.find(key, trail), 0U);
   map.erase(trail);
+  ASSERT_EQ(map.find(key), 0U);
+  map.finish_erasing();
 }
 
 TYPED_TEST(KeyMapTest, AnswersAsAMapDoesWhileItIsTidied) {
