@@ -74,6 +74,7 @@ class ControllerBench {
   Result<void> run() {
     group_ = "64-bit keys";
     if (Result<void> ok = measure_index<ShortKey>("64"); !ok) return ok;
+    measure_random_replicas();
     group_ = "128-bit keys";
     if (Result<void> ok = measure_index<ChunkKey>("128"); !ok) return ok;
     group_ = "directory";
@@ -95,7 +96,7 @@ class ControllerBench {
   }
 
  private:
-  static constexpr std::size_t kNumSteps = 13;
+  static constexpr std::size_t kNumSteps = 14;
 
   void begin(const std::string& what) { progress_.begin_step(fmt::format("{}: {}", group_, what)); }
   void row(const std::string& what, const std::string& figures) {
@@ -204,6 +205,25 @@ class ControllerBench {
     figures_["packed_event_hashes_per_s" + suffix] = hashes_per_s;
     if constexpr (is_short) measure_death(index);
     return {};
+  }
+
+  /// The worst load for sets that are kept once: 1024 nodes of four tiers, and each hash anywhere.
+  void measure_random_replicas() {
+    begin("memory, random replicas");
+    const double before_bytes = resident_bytes();
+    PlacementIndex<ShortKey> index({.seed = 1});
+    for (std::uint32_t i = 0; i < 1024; ++i) index.add_node();
+    std::vector<ShortKey> keys(kPrefixKeys);
+    for (std::uint64_t prefix = 0; prefix < num_prefixes_; ++prefix) {
+      fill_keys<ShortKey>(prefix, 0, keys);
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        for (std::size_t copies = 1 + i % 2; copies > 0; --copies)
+          index.add(random_() % 1024, static_cast<Tier>(random_() % 4), std::span(keys).subspan(i, 1));
+      }
+    }
+    const double bytes_per_hash = (resident_bytes() - before_bytes) / static_cast<double>(index.num_keys());
+    row("memory, random replicas on 1024 nodes x 4 tiers", fmt::format("{:>9.1f} bytes a hash", bytes_per_hash));
+    figures_["bytes_per_hash_64_random_replicas"] = bytes_per_hash;
   }
 
   template <class Key>
