@@ -1,6 +1,7 @@
 #include "launch/bench/controller_bench.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,6 +43,7 @@ Result<std::uint64_t> number(std::string_view flag, std::string_view value, std:
 }
 
 double resident_bytes() {
+  ::malloc_trim(0);  // what was freed shall not be counted as still there, nor as there already
   std::ifstream statm("/proc/self/statm");
   std::uint64_t size = 0, resident = 0;
   statm >> size >> resident;
