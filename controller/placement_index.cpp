@@ -47,38 +47,33 @@ bool PlacementIndex<Key>::add_one(NodeIndex node, Tier tier, const Key& key, Tra
 }
 
 template <class Key>
-bool PlacementIndex<Key>::remove_one(NodeIndex node, Tier tier, const Key& key, Trail& trail) {
+std::size_t PlacementIndex<Key>::remove_one(NodeIndex node, Tiers tiers, const Key& key, Trail& trail) {
   HolderSets::Id* set = map_.find_place(key, trail);
-  if (set == nullptr) return false;
+  if (set == nullptr) return 0;
   HolderSets::Id left = *set;
-  if (!sets_.remove(left, Placement(node, tier))) return false;
+  std::size_t num_gone = 0;
+  for (std::size_t tier = tiers.first; tier < tiers.end; ++tier)
+    num_gone += sets_.remove(left, Placement(node, static_cast<Tier>(tier))) ? 1 : 0;
   if (left == 0)
     map_.erase(trail);
   else
     *set = left;
-  --nodes_[node].num_placements;
-  return true;
-}
-
-template <class Key>
-std::size_t PlacementIndex<Key>::remove(NodeIndex node, Tier tier, std::span<const Key> keys) {
-  std::size_t num_gone = 0;
-  for (; !keys.empty(); keys = keys.subspan(std::min(kKeysPerPiece, keys.size()))) {
-    const std::span<const Key> piece = keys.first(std::min(kKeysPerPiece, keys.size()));
-    Trail trail;
-    std::size_t num_gone_here = 0;
-    for (const Key& key : piece) num_gone_here += remove_one(node, tier, key, trail) ? 1 : 0;
-    map_.finish_erasing();
-    if (num_gone_here > 0) tidy(num_gone_here * kTidyPerChange);
-    num_gone += num_gone_here;
-  }
   return num_gone;
 }
 
 template <class Key>
-std::size_t PlacementIndex<Key>::remove(NodeIndex node, std::span<const Key> keys) {
+std::size_t PlacementIndex<Key>::remove(NodeIndex node, Tiers tiers, std::span<const Key> keys) {
   std::size_t num_gone = 0;
-  for (std::size_t tier = 0; tier < kNumTiers; ++tier) num_gone += remove(node, static_cast<Tier>(tier), keys);
+  for (; !keys.empty(); keys = keys.subspan(std::min(kKeysPerPiece, keys.size()))) {
+    Trail trail;
+    std::size_t num_gone_here = 0;
+    for (const Key& key : keys.first(std::min(kKeysPerPiece, keys.size())))
+      num_gone_here += remove_one(node, tiers, key, trail);
+    map_.finish_erasing();
+    if (num_gone_here > 0) tidy(num_gone_here * kTidyPerChange);
+    num_gone += num_gone_here;
+  }
+  nodes_[node].num_placements -= num_gone;
   return num_gone;
 }
 

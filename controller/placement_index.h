@@ -44,8 +44,11 @@ class PlacementIndex {
   /// At most `room` new ones are taken. Tells `told(i, outcome)` of each.
   template <class Told>
   std::size_t add(NodeIndex node, Tier tier, std::span<const Key> keys, std::size_t room, const Told& told);
-  std::size_t remove(NodeIndex node, Tier tier, std::span<const Key> keys);
-  std::size_t remove(NodeIndex node, std::span<const Key> keys);  // from all tiers
+  std::size_t remove(NodeIndex node, Tier tier, std::span<const Key> keys) {
+    const auto number = static_cast<std::size_t>(tier);
+    return remove(node, Tiers{number, number + 1}, keys);
+  }
+  std::size_t remove(NodeIndex node, std::span<const Key> keys) { return remove(node, Tiers{0, kNumTiers}, keys); }
 
   bool holds(NodeIndex node, Tier tier, const Key& key) const;
   /// Who has this one key, removed nodes among them: ask is_alive().
@@ -72,12 +75,16 @@ class PlacementIndex {
     std::size_t num_placements = 0;
   };
   using Trail = typename KeyMap<Key>::Trail;
+  struct Tiers {
+    std::size_t first, end;
+  };
   static constexpr std::size_t kKeysFetchedFirst = 8;
   static constexpr std::size_t kKeysPerPiece = 64;  // between two rounds of tidying
   static constexpr std::size_t kTidyPerChange = 4;  // cache lines; a growing table is ready before it is full
 
   bool add_one(NodeIndex node, Tier tier, const Key& key, Trail& trail, bool& is_known);
-  bool remove_one(NodeIndex node, Tier tier, const Key& key, Trail& trail);
+  std::size_t remove_one(NodeIndex node, Tiers tiers, const Key& key, Trail& trail);
+  std::size_t remove(NodeIndex node, Tiers tiers, std::span<const Key> keys);
   void fetch(std::span<const Key> keys) const {
     for (const Key& key : keys) map_.prefetch(key);
   }
