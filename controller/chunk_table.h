@@ -1,13 +1,14 @@
-// Which holder has which chunks, within one namespace: the part of the directory that look-ups run on.
+// Which holder has which chunks, within one namespace: the placement index, and the tails that it can't enumerate.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "controller/client.h"
+#include "controller/placement_index.h"
 
 namespace kvferry::controller {
 
@@ -15,38 +16,47 @@ namespace kvferry::controller {
 constexpr std::size_t kTailsPerHolderMax = 16;
 
 /// Pure memory, no clock. Bounds on the number of chunks are the caller's business; tails are bounded here.
+/// A holder that is removed is invisible at once; its memory comes back bit by bit, with later changes and tidy().
 /// Threads: one at a time.
 class ChunkTable {
  public:
-  using HolderIndex = std::uint32_t;  // dense and reused, so that a look-up can count in arrays
+  using HolderIndex = NodeIndex;
 
   struct Match {
     HolderIndex holder = 0;
     std::uint32_t num_full_chunks = 0;
+    Tier tier = Tier::kGpu;         // the slowest among the full chunks
     std::vector<ChunkEntry> tails;  // asked for by name first, then deepest group first, then newest first
+  };
+  struct Added {
+    std::size_t num_new = 0;
+    std::size_t num_dropped = 0;  // new ones for which there was no room
   };
 
   /// `tails_per_group_max` bounds a group over all holders; the oldest fall out and are then found by name alone.
-  explicit ChunkTable(std::size_t tails_per_group_max) : tails_per_group_max_(tails_per_group_max) {}
+  ChunkTable(std::size_t tails_per_group_max, IndexOptions options)
+      : tails_per_group_max_(tails_per_group_max), index_(options) {}
 
   HolderIndex add_holder();
   void remove_holder(HolderIndex holder);
 
-  /// True when `holder` did not have the chunk before. A tail that is added again counts as new within its group.
-  bool add(HolderIndex holder, const ChunkEntry& chunk);
-  /// True when `holder` had it.
-  bool remove(HolderIndex holder, const ChunkKey& key);
-  /// Forgets all chunks of `holder`; cost is linear in what it holds.
-  void clear(HolderIndex holder);
+  /// Of chunks that `holder` did not have before, the first `room` are kept. A tail that is added again counts as new
+  /// within its group.
+  Added add(HolderIndex holder, Tier tier, std::span<const ChunkEntry> chunks, std::size_t room);
+  /// From all tiers. How many `holder` had.
+  std::size_t remove(HolderIndex holder, std::span<const ChunkKey> keys);
 
-  bool holds(HolderIndex holder, const ChunkKey& key) const { return holders_[holder].chunks.contains(key); }
-  std::size_t num_chunks(HolderIndex holder) const { return holders_[holder].chunks.size(); }
-  std::size_t num_tails(HolderIndex holder) const { return holders_[holder].tails.size(); }
+  std::size_t num_chunks(HolderIndex holder) const { return index_.num_placements(holder); }
+  std::size_t num_tails(HolderIndex holder) const { return held_[holder].tails.size(); }
 
   /// Every holder but `asker` that has keys[0] or one of the tails asked for, in no particular order. Tails of groups
   /// that lie within a holder's own full chunks are left out: the full chunk covers them.
-  /// Cost: linear in the holders of the keys looked at; it ends at the first key that nobody in the running has.
+  /// Cost: as PlacementIndex::lookup(), and linear in the tails looked at.
   std::vector<Match> lookup(const LookupQuery& query, HolderIndex asker);
+
+  /// Goes on with what removed holders and growth left to do: `num_steps` cache lines, and a tail for each four.
+  /// False: nothing is left.
+  bool tidy(std::size_t num_steps);
 
  private:
   struct TailOf {
@@ -54,28 +64,41 @@ class ChunkTable {
     bool grouped = false;
     ChunkKey group;
   };
+  using Tails = std::unordered_map<ChunkKey, TailOf>;
   struct Held {
-    std::unordered_set<ChunkKey> chunks;  // full ones and tails
-    std::unordered_map<ChunkKey, TailOf> tails;
+    Tails tails;
+    std::uint64_t life = 0;         // a holder that takes a removed one's index has another
     std::uint32_t num_reached = 0;  // of the look-up in progress: keys[0 .. num_reached) are here
     std::int64_t match = -1;        // of the look-up in progress: index of its Match
   };
   struct GroupedTail {
     HolderIndex holder;
+    std::uint64_t life;
     ChunkKey key;
   };
+  struct Remains {  // of a removed holder: still in their groups, where nobody sees them
+    HolderIndex holder;
+    std::uint64_t life;
+    Tails tails;
+  };
 
-  void unindex(HolderIndex holder, const ChunkKey& key);
+  bool is_alive(const GroupedTail& tail) const { return held_[tail.holder].life == tail.life; }
+  void set_tail(HolderIndex holder, const ChunkEntry& chunk);
+  void drop_tail(HolderIndex holder, const ChunkKey& key);
   void enter_group(HolderIndex holder, const ChunkKey& key, const ChunkKey& group);
-  void leave_group(HolderIndex holder, const ChunkKey& key, const TailOf& tail);
+  void leave_group(HolderIndex holder, std::uint64_t life, const ChunkKey& key, const TailOf& tail);
+  bool bury(std::size_t num_tails);
   Match& match_of(HolderIndex holder, std::vector<Match>& matches);
   void add_tail(HolderIndex holder, const ChunkKey& key, std::vector<Match>& matches);
 
   std::size_t tails_per_group_max_;
-  std::vector<Held> holders_;
-  std::vector<HolderIndex> free_;
-  std::unordered_map<ChunkKey, std::vector<HolderIndex>> index_;
+  PlacementIndex<ChunkKey> index_;
+  std::vector<Held> held_;  // by HolderIndex
+  std::uint64_t num_lives_ = 0;
   std::unordered_map<ChunkKey, std::vector<GroupedTail>> groups_;  // oldest first
+  std::vector<Remains> remains_;
+  std::vector<PrefixMatch> prefix_matches_;  // of the look-up in progress
+  std::vector<ChunkKey> keys_;               // of the chunks that are being added
 };
 
 }  // namespace kvferry::controller

@@ -175,12 +175,13 @@ class ZmqClient final : public Client {
   }
   void on(wire::LookupReply& message, std::vector<ClientEvent>& events) {
     if (pending_.erase(message.token) == 0) return;
-    LookupReply reply{message.token, {}};
+    LookupReply reply{message.token, {}, message.index_version};
     for (wire::HolderFields& holder : message.holders) {
       Result<std::vector<ChunkEntry>> tails = wire::from_columns(holder.tails);
       if (!tails) return;  // as if lost; the caller keeps a deadline
       reply.holders.push_back({EngineId{std::move(holder.engine_id)}, Incarnation{holder.incarnation},
-                               std::move(holder.endpoint), holder.num_full_chunks, std::move(*tails)});
+                               std::move(holder.endpoint), holder.num_full_chunks, std::move(*tails),
+                               wire::tier_of(holder.tier).value_or(Tier::kRemote), holder.confirmed});
     }
     events.emplace_back(std::move(reply));
   }

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "controller/tier.h"
 #include "transport/base/chunk_key.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
@@ -49,11 +50,15 @@ struct Holder {
   // Tails it holds that could follow those chunks, at most 16: first those asked for by name, then deepest group first,
   // then newest first.
   std::vector<ChunkEntry> tails;
+  Tier tier = Tier::kHost;  // the slowest that one of the full chunks lies in
+  bool confirmed = true;    // false: word of this holder was lost and not yet made good; it may have more, or less
 };
 
 struct LookupReply {
   std::uint64_t token = 0;      // of the lookup() it answers
   std::vector<Holder> holders;  // best first: most full chunks, then most recently heard of; never the asker; <= 64
+  // Grows with each change of what this controller may answer; starts anew when it restarts.
+  std::uint64_t index_version = 0;
 };
 struct Registered {};  // at first, and again after each loss
 struct Refused {

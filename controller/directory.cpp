@@ -5,6 +5,8 @@
 namespace kvferry::controller {
 namespace {
 
+constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines, up to 200 us
+
 Result<void> check_text(std::string_view field, std::string_view text, std::size_t size_max, bool may_be_empty) {
   const auto printable = [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; };
   if (text.size() > size_max || (text.empty() && !may_be_empty)) {
@@ -17,6 +19,8 @@ Result<void> check_text(std::string_view field, std::string_view text, std::size
   }
   return {};
 }
+
+std::size_t left(std::size_t max, std::size_t used) { return max > used ? max - used : 0; }
 
 Result<void> check_info(const NodeInfo& info) {
   struct {
@@ -77,11 +81,14 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
   }
   if (old != nullptr) {
     joined.fenced = joined.id;
-    forget(joined.id);  // may end the namespace
+    forget(joined.id);
   }
   std::unique_ptr<Namespace>& slot = namespaces_[info.name_space];
-  if (slot == nullptr)
-    slot = std::make_unique<Namespace>(Namespace{info.fingerprint, ChunkTable(options_.tails_per_group_max), {}, {}});
+  if (slot == nullptr) {
+    slot = std::make_unique<Namespace>(
+        Namespace{info.fingerprint, ChunkTable(options_.tails_per_group_max, options_.index), {}, {}});
+  }
+  slot->fingerprint = info.fingerprint;  // nobody else is left where it is another one
   joined.id = NodeId{++last_node_id_};
   joined.snapshot_wanted = true;
   auto node = std::make_unique<Node>(Node{info, slot.get(), slot->table.add_holder(), now, next_sequence, true});
@@ -112,7 +119,7 @@ bool Directory::accept_sequence(Node& node, std::uint64_t sequence, bool& newly_
 }
 
 Update Directory::publish(NodeId id, std::uint64_t sequence, bool begins_snapshot, std::span<const ChunkEntry> chunks,
-                          TimeNs now) {
+                          TimeNs now, Tier tier) {
   Node* node = find(id);
   if (node == nullptr) return Update::kUnknownNode;
   node->heard_at = now;
@@ -121,19 +128,19 @@ Update Directory::publish(NodeId id, std::uint64_t sequence, bool begins_snapsho
   ChunkTable& table = node->home->table;
   if (begins_snapshot) {
     num_chunks_ -= table.num_chunks(node->index);
-    table.clear(node->index);
+    node->home->by_index.erase(node->index);
+    table.remove_holder(node->index);
+    node->index = table.add_holder();
+    node->home->by_index[node->index] = node;
     node->owes_snapshot = false;
     newly_owing = false;
   }
-  for (const ChunkEntry& chunk : chunks) {
-    const bool full =
-        num_chunks_ >= options_.chunks_max || table.num_chunks(node->index) >= options_.chunks_per_node_max;
-    if (full && !table.holds(node->index, chunk.key)) {
-      ++num_chunks_dropped_;
-      continue;
-    }
-    if (table.add(node->index, chunk)) ++num_chunks_;
-  }
+  const std::size_t room = std::min(left(options_.chunks_max, num_chunks_),
+                                    left(options_.chunks_per_node_max, table.num_chunks(node->index)));
+  const ChunkTable::Added added = table.add(node->index, tier, chunks, room);
+  ++index_version_;
+  num_chunks_ += added.num_new;
+  num_chunks_dropped_ += added.num_dropped;
   return newly_owing ? Update::kSnapshotWanted : Update::kApplied;
 }
 
@@ -143,9 +150,8 @@ Update Directory::evict(NodeId id, std::uint64_t sequence, std::span<const Chunk
   node->heard_at = now;
   bool newly_owing = false;
   if (!accept_sequence(*node, sequence, newly_owing)) return Update::kApplied;
-  for (const ChunkKey& key : keys) {
-    if (node->home->table.remove(node->index, key)) --num_chunks_;
-  }
+  num_chunks_ -= node->home->table.remove(node->index, keys);
+  ++index_version_;
   return newly_owing ? Update::kSnapshotWanted : Update::kApplied;
 }
 
@@ -173,9 +179,10 @@ Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& q
   std::vector<Holder> holders;
   holders.reserve(num_kept);
   for (std::size_t i = 0; i < num_kept; ++i) {
-    const NodeInfo& info = by_index.at(matches[i].holder)->info;
-    holders.push_back(
-        {info.engine_id, info.incarnation, info.endpoint, matches[i].num_full_chunks, std::move(matches[i].tails)});
+    const Node& holder = *by_index.at(matches[i].holder);
+    const NodeInfo& info = holder.info;
+    holders.push_back({info.engine_id, info.incarnation, info.endpoint, matches[i].num_full_chunks,
+                       std::move(matches[i].tails), matches[i].tier, !holder.owes_snapshot});
   }
   return holders;
 }
@@ -190,6 +197,7 @@ std::vector<NodeId> Directory::expire(TimeNs now) {
     if (now - node->heard_at > lease) expired.push_back(id);
   }
   for (const NodeId id : expired) forget(id);
+  tidy();
   return expired;
 }
 
@@ -223,10 +231,22 @@ void Directory::forget(NodeId id) {
   Namespace& home = *node.home;
   num_chunks_ -= home.table.num_chunks(node.index);
   home.table.remove_holder(node.index);
+  ++index_version_;
   home.by_index.erase(node.index);
   home.nodes.erase(node.info.engine_id.value);
-  if (home.nodes.empty()) namespaces_.erase(node.info.name_space);
   nodes_.erase(id);
+}
+
+/// One namespace's work a call, and each its turn. One that nobody is left in goes when its table is empty: to free a
+/// full one at once would take too long.
+void Directory::tidy() {
+  for (std::size_t i = namespaces_.size(); i > 0; --i) {
+    auto it = namespaces_.upper_bound(tidied_last_);
+    if (it == namespaces_.end()) it = namespaces_.begin();
+    tidied_last_ = it->first;
+    if (it->second->table.tidy(kTidyStepsPerTurn)) return;
+    if (it->second->nodes.empty()) namespaces_.erase(it);
+  }
 }
 
 }  // namespace kvferry::controller

@@ -29,9 +29,10 @@ struct DirectoryOptions {
   std::int64_t grace_ms = 1000;  // what every node gets after expire() itself was late: two heartbeats
   std::size_t nodes_max = 4096;
   std::size_t chunks_per_node_max = std::size_t{1} << 20;
-  std::size_t chunks_max = std::size_t{1} << 24;  // (node, chunk) pairs over all nodes
+  std::size_t chunks_max = std::size_t{1} << 24;  // (node, tier, chunk) over all nodes
   std::size_t tails_per_group_max = 256;
   std::size_t holders_per_reply_max = 64;
+  IndexOptions index{};  // of each namespace's table; `seed` should come from the system's randomness
 };
 
 enum class Update {
@@ -46,6 +47,7 @@ struct Joined {
   std::optional<NodeId> fenced;  // the older incarnation that this one replaced
 };
 
+/// A node that dies, leaves or begins a snapshot is invisible at once, whatever it held; no call takes longer for it.
 /// Messages of a node are numbered from the number it joins with. A publish or evict with a higher number than expected
 /// is applied (it is true in itself), but shows that one was lost; the node then owes a snapshot until a publish with
 /// `begins_snapshot` arrives, which drops all that was held before. A lower number is an old message and is ignored.
@@ -63,7 +65,8 @@ class Directory {
   /// `next_sequence`: the number that the node's next publish or evict will have; shows that its last one was lost.
   Update heartbeat(NodeId node, std::uint64_t next_sequence, TimeNs now);
   Update publish(NodeId node, std::uint64_t sequence, bool begins_snapshot, std::span<const ChunkEntry> chunks,
-                 TimeNs now);
+                 TimeNs now, Tier tier = Tier::kHost);
+  /// From all tiers.
   Update evict(NodeId node, std::uint64_t sequence, std::span<const ChunkKey> keys, TimeNs now);
   /// False: no such node.
   bool leave(NodeId node);
@@ -74,7 +77,8 @@ class Directory {
 
   /// Forgets nodes whose lease ran out and returns them. To be called much more often than lease_ms, with all waiting
   /// messages taken in before: a call that comes later than half a lease after the one before gives all nodes
-  /// grace_ms, because then nobody knows whether they or the caller were silent.
+  /// grace_ms, because then nobody knows whether they or the caller were silent. Also tidies a bit: of what the dead
+  /// left behind, and of growing tables; well below a millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
   /// Of the sequence numbers of this node, the next one expected. kUnknownNode's counterpart is 0.
@@ -83,6 +87,8 @@ class Directory {
   std::size_t num_nodes() const { return nodes_.size(); }
   std::size_t num_chunks() const { return num_chunks_; }
   std::uint64_t num_chunks_dropped() const { return num_chunks_dropped_; }
+  /// Grows with each change of what a look-up may answer.
+  std::uint64_t index_version() const { return index_version_; }
 
  private:
   struct Node;
@@ -104,6 +110,7 @@ class Directory {
   Node* find(NodeId id);
   bool accept_sequence(Node& node, std::uint64_t sequence, bool& newly_owing);
   void forget(NodeId id);
+  void tidy();
 
   DirectoryOptions options_;
   std::map<std::string, std::unique_ptr<Namespace>> namespaces_;
@@ -111,6 +118,8 @@ class Directory {
   std::uint64_t last_node_id_ = 0;
   std::size_t num_chunks_ = 0;
   std::uint64_t num_chunks_dropped_ = 0;
+  std::uint64_t index_version_ = 0;
+  std::string tidied_last_;  // a namespace
   std::optional<TimeNs> expire_called_at_;
 };
 

@@ -149,10 +149,12 @@ class ZmqServer final : public Server {
     if (session == nullptr) return;  // its next heartbeat is told
     Result<std::vector<ChunkEntry>> chunks = wire::from_columns(publish.tails);
     if (!chunks) return count_malformed(chunks.error().what);
+    const std::optional<Tier> tier = wire::tier_of(publish.tier);
+    if (!tier) return count_malformed(fmt::format("tier {}; 0 to {} are allowed", publish.tier, kNumTiers - 1));
     chunks->reserve(chunks->size() + publish.full.keys.size());
     for (const ChunkKey& key : publish.full.keys) chunks->push_back({.key = key, .tail_group = {}});
     counters_.chunks_published += chunks->size();
-    if (directory_.publish(session->node, publish.sequence, publish.begins_snapshot, *chunks, now) ==
+    if (directory_.publish(session->node, publish.sequence, publish.begins_snapshot, *chunks, now, *tier) ==
         Update::kSnapshotWanted)
       want_snapshot(peer, *session);
   }
@@ -177,10 +179,11 @@ class ZmqServer final : public Server {
     ++counters_.lookups;
     counters_.lookup_keys += query.keys.size();
     if (!holders->empty()) ++counters_.lookup_hits;
-    wire::LookupReply answer{.token = lookup.token, .holders = {}};
+    wire::LookupReply answer{.token = lookup.token, .holders = {}, .index_version = directory_.index_version()};
     for (const Holder& holder : *holders) {
       answer.holders.push_back({holder.engine_id.value, holder.incarnation.value, holder.endpoint,
-                                holder.num_full_chunks, wire::to_columns(holder.tails)});
+                                holder.num_full_chunks, wire::to_columns(holder.tails),
+                                static_cast<std::uint32_t>(holder.tier), holder.confirmed});
     }
     reply(peer, answer);
   }

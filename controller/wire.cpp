@@ -42,6 +42,10 @@ Result<Message> parse(std::string_view bytes) {
   }
 }
 
+std::optional<Tier> tier_of(std::uint32_t number) {
+  return number < kNumTiers ? std::optional(static_cast<Tier>(number)) : std::nullopt;
+}
+
 void split_entries(std::span<const ChunkEntry> chunks, KeyBlob& full, TailColumns& tails) {
   for (const ChunkEntry& chunk : chunks) {
     if (!chunk.is_tail) {

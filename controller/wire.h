@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -64,7 +65,8 @@ struct Publish {
   bool begins_snapshot = false;  // all that this node held before is void
   KeyBlob full{};
   TailColumns tails{};
-  KVFERRY_FIELDS(header, incarnation, sequence, begins_snapshot, full, tails);
+  std::uint32_t tier = static_cast<std::uint32_t>(Tier::kHost);  // of all of them
+  KVFERRY_FIELDS(header, incarnation, sequence, begins_snapshot, full, tails, tier);
 };
 struct Evict {
   Header header{kProtocolVersion, 7};
@@ -114,13 +116,16 @@ struct HolderFields {
   std::string endpoint;
   std::uint32_t num_full_chunks = 0;
   TailColumns tails{};
-  KVFERRY_FIELDS(engine_id, incarnation, endpoint, num_full_chunks, tails);
+  std::uint32_t tier = static_cast<std::uint32_t>(Tier::kHost);
+  bool confirmed = true;
+  KVFERRY_FIELDS(engine_id, incarnation, endpoint, num_full_chunks, tails, tier, confirmed);
 };
 struct LookupReply {
   Header header{kProtocolVersion, 9};
   std::uint64_t token = 0;
   std::vector<HolderFields> holders{};
-  KVFERRY_FIELDS(header, token, holders);
+  std::uint64_t index_version = 0;
+  KVFERRY_FIELDS(header, token, holders, index_version);
 };
 struct SnapshotWanted {
   Header header{kProtocolVersion, 11};
@@ -147,6 +152,8 @@ using Message = std::variant<Hello, Registered, Refused, Heartbeat, HeartbeatAck
 /// Errors: kCorrupt: not a message; kRefused: another protocol version, told in one sentence with both numbers.
 Result<Message> parse(std::string_view bytes);
 
+/// nullopt: not a tier of this version.
+std::optional<Tier> tier_of(std::uint32_t number);
 /// Full chunks and tails go into columns of their own; a full chunk's num_tokens does not travel.
 void split_entries(std::span<const ChunkEntry> chunks, KeyBlob& full, TailColumns& tails);
 TailColumns to_columns(std::span<const ChunkEntry> tails);

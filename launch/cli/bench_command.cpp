@@ -1,5 +1,6 @@
 #include <memory>
 
+#include "launch/bench/controller_bench.h"
 #include "launch/bench/driver.h"
 #include "launch/bench/listener.h"
 #include "launch/bench/worker.h"
@@ -43,6 +44,18 @@ Run add_transfer(CLI::App& bench_app, CLI::App*& command) {
   return [flags] { return run_transfer(*flags); };
 }
 
+Run add_controller(CLI::App& bench_app, CLI::App*& command) {
+  command = bench_app.add_subcommand(
+      "controller",
+      "Look up, index and forget chunks in this process, on one core: rates, latencies, bytes a hash, and how "
+      "many random cache lines this machine's memory gives in the same time.");
+  auto flags = std::make_shared<bench::ControllerFlags>();
+  command->add_option("--hashes", flags->hashes, "Hashes in the index")->capture_default_str();
+  command->add_option("--repeat", flags->repeat, "Repetitions; the median counts")->capture_default_str();
+  command->add_option("--json", flags->json_file, "Write all figures there");
+  return [flags] { return bench::run_controller_bench(*flags); };
+}
+
 }  // namespace
 
 Run add_bench_command(CLI::App& app) {
@@ -50,12 +63,15 @@ Run add_bench_command(CLI::App& app) {
   command->require_subcommand(1);
   CLI::App* transfer = nullptr;
   const Run run_it = add_transfer(*command, transfer);
+  CLI::App* controller = nullptr;
+  const Run run_controller = add_controller(*command, controller);
   // What the benchmark starts itself as; not for people.
   CLI::App* worker = command->add_subcommand("worker", "")->group("");
   CLI::App* listener = command->add_subcommand("listener", "")->group("");
   return [=]() -> Result<void> {
     if (worker->parsed()) return bench::run_worker();
     if (listener->parsed()) return bench::run_listener({"127.0.0.1", 0}, true);
+    if (controller->parsed()) return run_controller();
     return run_it();
   };
 }

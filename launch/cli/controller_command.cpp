@@ -1,6 +1,7 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
+#include <random>
 
 #include "controller/endpoint.h"
 #include "controller/server.h"
@@ -29,8 +30,10 @@ Result<void> run(const Values& flags, const std::optional<std::string>& config_f
   Result<Values> values = resolve(kSettings, flags, config_file);
   if (!values) return std::move(values).error();
   const SteadyClock clock;
-  Result<std::unique_ptr<controller::Server>> server =
-      controller::Server::bind({.bind = values->at("bind"), .directory = {}}, clock);
+  controller::ServerOptions options{.bind = values->at("bind"), .directory = {}};
+  std::random_device random;  // nobody shall choose keys that all fall on one place of the table
+  options.directory.index.seed = std::uint64_t{random()} << 32 | random();
+  Result<std::unique_ptr<controller::Server>> server = controller::Server::bind(options, clock);
   if (!server) return std::move(server).error();
   g_server = server->get();
   struct sigaction action {};

@@ -77,6 +77,66 @@ TEST_F(DirectoryTest, APrefixEndsAtTheFirstGap) {
   EXPECT_THAT(who_has(asker, {.keys = keys_of(0, 6), .tail_groups = {}, .exact_tails = {}}), IsEmpty());
 }
 
+TEST_F(DirectoryTest, AHolderNamesItsSlowestTierAndWhetherItsWordIsWhole) {
+  const NodeId asker = joined(node_info("asker"));
+  const NodeId a = joined(node_info("a"));
+  const LookupQuery query{.keys = keys_of(0, 4), .tail_groups = {}, .exact_tails = {}};
+  directory_.publish(a, 1, false, full_chunks(0, 3), now_, Tier::kGpu);
+  EXPECT_EQ(lookup(asker, query)[0].tier, Tier::kGpu);
+  directory_.publish(a, 2, false, full_chunks(1, 4), now_, Tier::kDisk);  // 1 and 2 are in both
+  EXPECT_EQ(lookup(asker, query)[0].num_full_chunks, 4U);
+  EXPECT_EQ(lookup(asker, query)[0].tier, Tier::kDisk);
+  EXPECT_TRUE(lookup(asker, query)[0].confirmed);
+  evict(a, keys_of(1, 4));  // from both
+  EXPECT_EQ(lookup(asker, query)[0].num_full_chunks, 1U);
+  EXPECT_EQ(lookup(asker, query)[0].tier, Tier::kGpu);
+  EXPECT_EQ(directory_.num_chunks(), 1U);
+  EXPECT_EQ(directory_.publish(a, 5, false, {}, now_), Update::kSnapshotWanted);  // 4 is lost
+  EXPECT_FALSE(lookup(asker, query)[0].confirmed);
+  directory_.publish(a, 6, true, full_chunks(0, 1), now_);
+  EXPECT_TRUE(lookup(asker, query)[0].confirmed);
+}
+
+TEST_F(DirectoryTest, TheIndexVersionGrowsWithEachChange) {
+  const NodeId a = joined(node_info("a"));
+  const NodeId b = joined(node_info("b"));
+  std::uint64_t last = directory_.index_version();
+  const auto has_grown = [&] { return directory_.index_version() > std::exchange(last, directory_.index_version()); };
+  publish(a, full_chunks(0, 2));
+  EXPECT_TRUE(has_grown());
+  evict(a, keys_of(0, 1));
+  EXPECT_TRUE(has_grown());
+  lookup(b, {.keys = keys_of(0, 2), .tail_groups = {}, .exact_tails = {}});
+  EXPECT_FALSE(has_grown());
+  directory_.leave(a);
+  EXPECT_TRUE(has_grown());
+}
+
+TEST_F(DirectoryTest, WhatTheDeadLeftBehindIsNeverSeenAndGoesBitByBit) {
+  Directory directory({.tails_per_group_max = 20});
+  const auto join = [&](const std::string& name, std::uint64_t incarnation) {
+    const NodeId node = directory.join(node_info(name, incarnation), 0, now_)->id;
+    directory.publish(node, 0, true, {}, now_);
+    return node;
+  };
+  const NodeId asker = join("asker", 1);
+  std::vector<ChunkEntry> tails;
+  for (std::uint32_t i = 0; i < 10'000; ++i) tails.push_back(tail_chunk(20'000 + i, 50 + i % 1000));
+  const LookupQuery query{.keys = keys_of(0, 100), .tail_groups = {key_of(50)}, .exact_tails = {key_of(20'000)}};
+  for (std::uint64_t incarnation = 1; incarnation <= 20; ++incarnation) {
+    const NodeId a = join("a", incarnation);
+    EXPECT_THAT(directory.lookup(asker, query, now_).value(), IsEmpty());
+    directory.publish(a, 1, false, full_chunks(0, 10'000), now_);
+    directory.publish(a, 2, false, tails, now_);
+    const std::vector<Holder> holders = directory.lookup(asker, query, now_).value();
+    ASSERT_EQ(holders.size(), 1U);
+    EXPECT_EQ(holders[0].num_full_chunks, 100U);
+    EXPECT_EQ(holders[0].tails.size(), 1U) << "the group's tails lie within its full chunks";
+    EXPECT_EQ(directory.num_chunks(), 20'000U);
+    for (std::uint64_t turn = 0; turn < incarnation % 4 * 3; ++turn) directory.expire(now_);
+  }
+}
+
 TEST_F(DirectoryTest, TellsAtMostTheBestHolders) {
   Directory directory({.holders_per_reply_max = 2});
   const NodeId asker = directory.join(node_info("asker"), 0, now_)->id;

@@ -204,6 +204,19 @@ TEST_F(BadPeers, ATailWithoutItsColumnsIsDropped) {
   EXPECT_EQ(reply.status.counters.chunks_published, 0U);
 }
 
+TEST_F(BadPeers, ATierThatDoesNotExistIsDropped) {
+  RawPeer peer(server_.endpoint());
+  peer.send(
+      encode(wire::Hello{.engine_id = "raw", .incarnation = 1, .endpoint = "tcp://h:1", .fingerprint = "model=a"}));
+  ASSERT_TRUE(std::holds_alternative<wire::Registered>(peer.receive()));
+  peer.send(encode(wire::Publish{.incarnation = 1, .full = {keys_of(0, 2)}, .tier = 3}));
+  peer.send(encode(wire::Publish{.incarnation = 1, .sequence = 1, .full = {keys_of(2, 9)}, .tier = 4}));
+  peer.send(encode(wire::StatusRequest{}));
+  const auto reply = std::get<wire::StatusReply>(peer.receive());
+  EXPECT_EQ(reply.status.counters.messages_malformed, 1U);
+  EXPECT_EQ(reply.status.counters.chunks_published, 2U);
+}
+
 TEST_F(BadPeers, APeerThatNeverReadsHoldsUpNobody) {
   NodeInfo wordy = node_info(std::string(250, 'x'));  // so that an answer has a size
   wordy.endpoint = std::string(500, 'y');

@@ -55,12 +55,17 @@ TEST(ControllerWire, FieldsSurviveARoundTrip) {
   EXPECT_TRUE(tails[0].is_tail);
   EXPECT_EQ(tails[1].tail_group, ChunkKey{});
 
-  LookupReply reply{.token = 5, .holders = {{"engine", 3, "tcp://h:1", 4, to_columns(tails)}}};
+  LookupReply reply{
+      .token = 5, .holders = {{"engine", 3, "tcp://h:1", 4, to_columns(tails), 2, false}}, .index_version = 11};
   const LookupReply got_reply = round_trip(reply);
   ASSERT_EQ(got_reply.holders.size(), 1U);
   EXPECT_EQ(got_reply.holders[0].engine_id, "engine");
   EXPECT_EQ(got_reply.holders[0].num_full_chunks, 4U);
   EXPECT_EQ(from_columns(got_reply.holders[0].tails)->size(), 2U);
+  EXPECT_EQ(tier_of(got_reply.holders[0].tier), Tier::kDisk);
+  EXPECT_EQ(tier_of(4), std::nullopt);
+  EXPECT_FALSE(got_reply.holders[0].confirmed);
+  EXPECT_EQ(got_reply.index_version, 11U);
 }
 
 TEST(ControllerWire, KeysTravelAsOneBinary) {

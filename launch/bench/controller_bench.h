@@ -1,0 +1,22 @@
+// `kvferry bench controller`: what the controller's index does on one core, in this process.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "transport/base/result.h"
+
+namespace kvferry::bench {
+
+/// As typed.
+struct ControllerFlags {
+  std::string hashes = "1000000";
+  std::string repeat = "5";
+  std::string json_file{};
+};
+
+/// Progress on stderr, a table on stdout, the JSON file where asked for. Single-threaded.
+/// kInvalidArgument: a flag's value; kCorrupt: a look-up answered wrongly; kUnavailable: the file can't be written.
+Result<void> run_controller_bench(const ControllerFlags& flags);
+
+}  // namespace kvferry::bench
