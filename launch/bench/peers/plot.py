@@ -37,7 +37,7 @@ def draw(axes: Any, rows: list[dict[str, Any]], title: str) -> None:
                   linestyle="--" if is_limit else ":" if is_lesser else "-", color=COLOURS.get(engine),
                   marker=None if is_limit else MARKERS[rows[0]["op"]], linewidth=2.6 if engine == "kvferry" else 1.6,
                   zorder=3 if engine == "kvferry" else 2,
-                  label=f"{engine} (limit)" if is_limit else engine if engine == "kvferry" else f"{engine}, {setting}")
+                  label=engine if engine == "kvferry" else f"{engine}, {setting}")
     axes.set_xticks(range(len(sizes)), [size_text(size) for size in sizes])
     axes.set_ylim(bottom=0)
     axes.margins(x=0.06)
@@ -62,7 +62,7 @@ def main() -> None:
             draw(grid[y][x], some, f"{op}, path {path}, {memory} memory")
             handles, labels = grid[y][x].get_legend_handles_labels()
             named.update(zip(labels, handles, strict=True))
-    figure.legend(named.values(), named.keys(), loc="outside right upper", frameon=False)
+    figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
     machine = result["machine"]
     figure.suptitle(f"kvferry {machine['version']}: {machine['cores']} cores, {machine['cpu']}, {machine['kernel']}, "
                     f"{machine['date']}", fontsize=9)
