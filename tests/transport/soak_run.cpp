@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -24,7 +25,7 @@ void paint(std::span<std::byte> memory, std::uint64_t seed) {
 }
 
 bool are_equal(std::span<const std::byte> one, std::span<const std::byte> other) {
-  return one.size() == other.size() && std::memcmp(one.data(), other.data(), one.size()) == 0;
+  return std::equal(one.begin(), one.end(), other.begin(), other.end());
 }
 
 std::vector<std::byte> copy_of(std::span<const std::byte> memory) { return {memory.begin(), memory.end()}; }
