@@ -1,22 +1,11 @@
 #include "controller/placement_index.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "transport/base/check.h"
 
 namespace kvferry::controller {
-namespace {
-
-template <class Key>
-std::uint64_t first_bytes_of(const Key& key) {
-  std::uint64_t first_bytes;
-  std::memcpy(&first_bytes, &key, sizeof first_bytes);
-  return first_bytes;
-}
-
-}  // namespace
 
 template <class Key>
 NodeIndex PlacementIndex<Key>::add_node(std::uint32_t num_reached) {
@@ -56,7 +45,7 @@ bool PlacementIndex<Key>::add_one(NodeIndex node, Tier tier, const Key& key, Tra
     trail = {};
     is_known = false;
   }
-  digests_[node][static_cast<std::size_t>(tier)].flip(first_bytes_of(key), true);
+  digests_[node][static_cast<std::size_t>(tier)].add(key);
   return true;
 }
 
@@ -68,7 +57,7 @@ std::size_t PlacementIndex<Key>::remove_one(NodeIndex node, Tiers tiers, const K
   std::size_t num_gone = 0;
   for (std::size_t tier = tiers.first; tier < tiers.end; ++tier) {
     if (!sets_.remove(left, Placement(node, static_cast<Tier>(tier)))) continue;
-    digests_[node][tier].flip(first_bytes_of(key), false);
+    digests_[node][tier].remove(key);
     ++num_gone;
   }
   if (left == 0)

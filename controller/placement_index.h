@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -11,6 +10,7 @@
 
 #include "controller/holder_sets.h"
 #include "controller/key_map.h"
+#include "controller/tier_digest.h"
 
 namespace kvferry::controller {
 
@@ -20,19 +20,6 @@ struct PrefixMatch {
   std::uint32_t num_keys = 0;
   Tier tier = Tier::kGpu;  // the slowest that it takes to read them, each from the fastest that has it
 };
-
-/// What a node has in one tier, in short: whoever sees the same changes has the same digest, in whatever order they
-/// came.
-struct TierDigest {
-  std::uint64_t num_keys = 0;
-  std::uint64_t xor_of_keys = 0;  // of the first eight bytes of each; keys are hashes
-  void flip(std::uint64_t first_bytes, bool is_added) {
-    num_keys += is_added ? 1 : ~std::uint64_t{0};
-    xor_of_keys ^= first_bytes;
-  }
-  bool operator==(const TierDigest&) const = default;
-};
-using TierDigests = std::array<TierDigest, kNumTiers>;
 
 struct IndexOptions {
   std::uint64_t seed = 0;               // of hashes; unknown to whoever chooses keys
