@@ -10,8 +10,7 @@ constexpr std::size_t kBuriedPerTail = 2;  // so that the remains shrink faster 
 
 }  // namespace
 
-ChunkTable::HolderIndex ChunkTable::add_holder() {
-  const HolderIndex holder = index_.add_node();
+ChunkTable::HolderIndex ChunkTable::begin_life(HolderIndex holder) {
   if (holder >= held_.size()) held_.resize(holder + 1);
   held_[holder].life = ++num_lives_;
   return holder;
@@ -125,14 +124,15 @@ std::vector<ChunkTable::Match> ChunkTable::lookup(const LookupQuery& query, Hold
   }
   for (const ChunkKey& key : query.exact_tails) {
     for (const Placement placement : index_.holders_of(key)) {
-      if (placement.node() != asker && index_.is_alive(placement.node())) add_tail(placement.node(), key, matches);
+      if (placement.node() != asker && index_.is_visible(placement.node())) add_tail(placement.node(), key, matches);
     }
   }
   for (std::size_t i = query.tail_groups.size(); i-- > 0;) {
     const auto group = groups_.find(query.tail_groups[i]);
     if (group == groups_.end()) continue;
     for (auto tail = group->second.rbegin(); tail != group->second.rend(); ++tail) {
-      if (is_alive(*tail) && tail->holder != asker && i >= held_[tail->holder].num_reached)
+      if (is_alive(*tail) && index_.is_visible(tail->holder) && tail->holder != asker &&
+          i >= held_[tail->holder].num_reached)
         add_tail(tail->holder, tail->key, matches);
     }
   }

@@ -37,7 +37,10 @@ class ChunkTable {
   ChunkTable(std::size_t tails_per_group_max, IndexOptions options)
       : tails_per_group_max_(tails_per_group_max), index_(options) {}
 
-  HolderIndex add_holder();
+  HolderIndex add_holder() { return begin_life(index_.add_node()); }
+  /// One that no look-up sees before show_holder().
+  HolderIndex add_hidden_holder() { return begin_life(index_.add_hidden_node()); }
+  void show_holder(HolderIndex holder) { index_.show_node(holder); }
   void remove_holder(HolderIndex holder);
 
   /// Of chunks that `holder` did not have before, the first `room` are kept. A tail that is added again counts as new
@@ -46,6 +49,7 @@ class ChunkTable {
   /// From all tiers. How many `holder` had.
   std::size_t remove(HolderIndex holder, std::span<const ChunkKey> keys);
 
+  const TierDigests& digests(HolderIndex holder) const { return index_.digests(holder); }
   std::size_t num_chunks(HolderIndex holder) const { return index_.num_placements(holder); }
   std::size_t num_tails(HolderIndex holder) const { return held_[holder].tails.size(); }
 
@@ -82,6 +86,7 @@ class ChunkTable {
     Tails tails;
   };
 
+  HolderIndex begin_life(HolderIndex holder);
   bool is_alive(const GroupedTail& tail) const { return held_[tail.holder].life == tail.life; }
   void set_tail(HolderIndex holder, const ChunkEntry& chunk);
   void drop_tail(HolderIndex holder, const ChunkKey& key);

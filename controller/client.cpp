@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <optional>
 #include <set>
-#include <span>
 
 #include "controller/endpoint.h"
+#include "controller/publisher.h"
 #include "controller/wire.h"
 #include "controller/zmq_io.h"
 #include "transport/base/log.h"
@@ -19,6 +19,7 @@ namespace {
 constexpr int kSendQueueMax = 10'000;        // publishes of a whole snapshot fit: 160 million chunks
 constexpr std::size_t kPendingMax = 16'384;  // look-ups without a reply that are remembered; the oldest fall out
 constexpr int kLeaveLingerMs = 150;
+constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;  // a second of a million keys
 
 class ZmqClient final : public Client {
  public:
@@ -68,24 +69,13 @@ class ZmqClient final : public Client {
   }
 
   void publish(const std::vector<ChunkEntry>& chunks) override {
-    if (!registered()) return;
-    for (std::size_t from = 0; from < chunks.size(); from += wire::kChunksPerPublishMax) {
-      const std::size_t size = std::min(wire::kChunksPerPublishMax, chunks.size() - from);
-      wire::Publish message{.incarnation = incarnation(), .sequence = next_sequence_++};
-      wire::split_entries(std::span(chunks).subspan(from, size), message.full, message.tails);
-      send(message);
-    }
+    if (!is_over()) publisher_.publish(chunks);
   }
-
   void evict(const std::vector<ChunkKey>& keys) override {
-    if (!registered()) return;
-    for (std::size_t from = 0; from < keys.size(); from += wire::kChunksPerPublishMax) {
-      const auto first = keys.begin() + static_cast<std::ptrdiff_t>(from);
-      const std::size_t size = std::min(wire::kChunksPerPublishMax, keys.size() - from);
-      send(wire::Evict{.incarnation = incarnation(),
-                       .sequence = next_sequence_++,
-                       .keys = {{first, first + static_cast<std::ptrdiff_t>(size)}}});
-    }
+    if (!is_over()) publisher_.evict(keys);
+  }
+  void end_snapshot() override {
+    if (!is_over()) publisher_.end_snapshot();
   }
 
   Result<std::uint64_t> lookup(const LookupQuery& query) override {
@@ -126,6 +116,7 @@ class ZmqClient final : public Client {
     return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
   }
   std::uint64_t incarnation() const { return options_.node.incarnation.value; }
+  bool is_over() const { return state_ == State::kRefused || state_ == State::kLeft; }
 
   /// Says what is due: Hello while not registered, else a heartbeat.
   void speak(TimeNs now) {
@@ -140,9 +131,12 @@ class ZmqClient final : public Client {
                               .role = node.role,
                               .endpoint = node.endpoint,
                               .fingerprint = node.fingerprint,
-                              .next_sequence = next_sequence_});
+                              .next_sequence = publisher_.next_sequence()});
     } else {
-      sent = send(wire::Heartbeat{.incarnation = incarnation(), .next_sequence = next_sequence_});
+      const TierDigests& digests = publisher_.digests();
+      sent = send(wire::Heartbeat{.incarnation = incarnation(),
+                                  .next_sequence = publisher_.next_sequence(),
+                                  .digests = {digests.begin(), digests.end()}});
     }
     // Silence counts from the oldest question without an answer; a Hello that found no connection asked nobody.
     if (!waiting_since_ && (sent || state_ == State::kRegistered)) waiting_since_ = now;
@@ -153,7 +147,9 @@ class ZmqClient final : public Client {
     if (state_ != State::kConnecting || message.incarnation != incarnation()) return;  // the answer to a repeated Hello
     state_ = State::kRegistered;
     events.emplace_back(Registered{});
-    if (message.snapshot_wanted) begin_snapshot(events);
+    if (!message.snapshot_wanted) return;
+    publisher_.begin_snapshot();
+    events.emplace_back(SnapshotWanted{});
   }
   void on(wire::Refused& message, std::vector<ClientEvent>& events) {
     if (state_ != State::kConnecting && state_ != State::kRegistered) return;
@@ -163,8 +159,7 @@ class ZmqClient final : public Client {
   }
   void on(const wire::SnapshotWanted& message, std::vector<ClientEvent>& events) {
     if (state_ != State::kRegistered || message.incarnation != incarnation()) return;
-    if (snapshot_begun_at_ && *snapshot_begun_at_ >= message.next_sequence) return;  // it is on its way
-    begin_snapshot(events);
+    if (publisher_.answer(message) == Publisher::Answer::kSnapshotBegun) events.emplace_back(SnapshotWanted{});
   }
   void on(const wire::Unregistered& message, std::vector<ClientEvent>& events) {
     if (state_ != State::kRegistered || message.incarnation != incarnation()) return;
@@ -189,13 +184,6 @@ class ZmqClient final : public Client {
   template <class T>
   void on(const T&, std::vector<ClientEvent>&) {}
 
-  /// The owner publishes everything after the event; what it published before is void from here on.
-  void begin_snapshot(std::vector<ClientEvent>& events) {
-    snapshot_begun_at_ = next_sequence_++;
-    send(wire::Publish{.incarnation = incarnation(), .sequence = *snapshot_begun_at_, .begins_snapshot = true});
-    events.emplace_back(SnapshotWanted{});
-  }
-
   void lose(std::string reason, std::vector<ClientEvent>& events) {
     state_ = State::kConnecting;
     waiting_since_.reset();
@@ -217,7 +205,10 @@ class ZmqClient final : public Client {
 
   template <class T>
   bool send(const T& message) {
-    const bool sent = try_send(socket_, encode(message));
+    return send_bytes(encode(message));
+  }
+  bool send_bytes(std::string_view bytes) {
+    const bool sent = try_send(socket_, bytes);
     // Sending may have swallowed the edge that tells of a waiting message, so fd() is raised by hand.
     if ((socket_.get(zmq::sockopt::events) & ZMQ_POLLIN) != 0) wake_up_.raise();
     return sent;
@@ -227,8 +218,9 @@ class ZmqClient final : public Client {
   State state_ = State::kConnecting;
   std::optional<TimeNs> spoke_at_;       // last Hello or Heartbeat that got out
   std::optional<TimeNs> waiting_since_;  // oldest Hello or Heartbeat since the controller's last word
-  std::uint64_t next_sequence_ = 0;      // of the next Publish or Evict
-  std::optional<std::uint64_t> snapshot_begun_at_;
+  Publisher publisher_{options_.node.incarnation, kResendBytesMax, [this](std::string_view bytes) {
+                         if (registered()) send_bytes(bytes);
+                       }};
   std::uint64_t last_token_ = 0;
   std::set<std::uint64_t> pending_;
   WakeUp wake_up_;
@@ -255,6 +247,7 @@ Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t ti
         return Error{ErrorCode::kRefused,
                      fmt::format("controller {} refused this node: {}", client.controller(), refused->reason)};
       }
+      if (std::holds_alternative<SnapshotWanted>(event)) client.end_snapshot();
     }
     if (client.registered()) return {};
     const TimeNs left = deadline - clock.now();

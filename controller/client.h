@@ -67,9 +67,8 @@ struct Refused {
 struct Lost {
   std::string reason;
 };  // no word for `lost_after_ms`; the client keeps trying on its own
-// The controller knows nothing of this incarnation, or lost a message of it: publish all again. With this event all
-// that was published before is void, so the answer is publish() of everything, in one call or many; nothing held: no
-// call.
+// The controller knows nothing of this incarnation, or misses more of it than can be sent again: publish() everything,
+// in one call or many, then end_snapshot(). Until then the controller goes by what it heard before.
 struct SnapshotWanted {};
 using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, SnapshotWanted>;
 
@@ -89,9 +88,12 @@ class Client {
   virtual bool registered() const = 0;
   virtual const std::string& controller() const = 0;  // the endpoint, for messages
 
-  /// Dropped while not registered: a SnapshotWanted follows registration anyway.
+  /// While not registered, or not connected, they are kept and sent later, up to 16 MiB; beyond that a SnapshotWanted
+  /// follows registration.
   virtual void publish(const std::vector<ChunkEntry>& chunks) = 0;
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
+  /// After a SnapshotWanted: everything that this node holds was published since.
+  virtual void end_snapshot() = 0;
   /// kUnavailable while not registered or not connected; kInvalidArgument: more than 65536 keys. The reply comes as an
   /// event, or never: the caller keeps its own deadline.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
@@ -103,7 +105,8 @@ class Client {
 /// kInvalidArgument: the endpoint is not of the form tcp://HOST:PORT or ipc://PATH.
 Result<std::unique_ptr<Client>> make_client(ClientOptions options);
 
-/// Takes the events on the way, the first SnapshotWanted too: a node that already holds chunks publishes them after it.
+/// Takes the events on the way, and answers the first SnapshotWanted with nothing held: a node that already holds
+/// chunks publishes them after it.
 /// Blocks until registered, refused (kRefused) or the deadline passed (kUnavailable: "controller ... not reachable").
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms);
 

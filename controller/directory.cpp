@@ -20,8 +20,6 @@ Result<void> check_text(std::string_view field, std::string_view text, std::size
   return {};
 }
 
-std::size_t left(std::size_t max, std::size_t used) { return max > used ? max - used : 0; }
-
 Result<void> check_info(const NodeInfo& info) {
   struct {
     std::string_view field, text;
@@ -69,9 +67,15 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
     if (same_incarnation) {
       old->info = info;
       old->heard_at = now;
-      if (old->next_sequence != next_sequence) old->owes_snapshot = true;
-      old->next_sequence = next_sequence;
-      joined.snapshot_wanted = old->owes_snapshot;
+      if (next_sequence < old->next_sequence) {  // it counts anew, so what it sends is news
+        drop_snapshot(*old);
+        old->owes_snapshot = true;
+        old->next_sequence = old->heard_below = next_sequence;
+      }
+      old->heard_below = std::max(old->heard_below, next_sequence);
+      old->asked_at = now;
+      joined.snapshot_wanted = old->needs_snapshot();
+      joined.resend_wanted = !joined.snapshot_wanted && old->has_gap();
       return joined;
     }
   }
@@ -91,68 +95,17 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
   slot->fingerprint = info.fingerprint;  // nobody else is left where it is another one
   joined.id = NodeId{++last_node_id_};
   joined.snapshot_wanted = true;
-  auto node = std::make_unique<Node>(Node{info, slot.get(), slot->table.add_holder(), now, next_sequence, true});
+  auto node = std::make_unique<Node>(Node{.info = info,
+                                          .home = slot.get(),
+                                          .seen = {.index = slot->table.add_holder()},
+                                          .heard_at = now,
+                                          .next_sequence = next_sequence,
+                                          .heard_below = next_sequence,
+                                          .asked_at = now});
   slot->nodes[info.engine_id.value] = joined.id;
-  slot->by_index[node->index] = node.get();
+  slot->by_index[node->seen.index] = node.get();
   nodes_[joined.id] = std::move(node);
   return joined;
-}
-
-Update Directory::heartbeat(NodeId id, std::uint64_t next_sequence, TimeNs now) {
-  Node* node = find(id);
-  if (node == nullptr) return Update::kUnknownNode;
-  node->heard_at = now;
-  if (next_sequence > node->next_sequence) {
-    node->next_sequence = next_sequence;
-    node->owes_snapshot = true;
-  }
-  return node->owes_snapshot ? Update::kSnapshotWanted : Update::kApplied;
-}
-
-/// False: an old message, to be ignored.
-bool Directory::accept_sequence(Node& node, std::uint64_t sequence, bool& newly_owing) {
-  if (sequence < node.next_sequence) return false;
-  newly_owing = sequence > node.next_sequence && !node.owes_snapshot;
-  if (sequence > node.next_sequence) node.owes_snapshot = true;
-  node.next_sequence = sequence + 1;
-  return true;
-}
-
-Update Directory::publish(NodeId id, std::uint64_t sequence, bool begins_snapshot, std::span<const ChunkEntry> chunks,
-                          TimeNs now, Tier tier) {
-  Node* node = find(id);
-  if (node == nullptr) return Update::kUnknownNode;
-  node->heard_at = now;
-  bool newly_owing = false;
-  if (!accept_sequence(*node, sequence, newly_owing)) return Update::kApplied;
-  ChunkTable& table = node->home->table;
-  if (begins_snapshot) {
-    num_chunks_ -= table.num_chunks(node->index);
-    node->home->by_index.erase(node->index);
-    table.remove_holder(node->index);
-    node->index = table.add_holder();
-    node->home->by_index[node->index] = node;
-    node->owes_snapshot = false;
-    newly_owing = false;
-  }
-  const std::size_t room = std::min(left(options_.chunks_max, num_chunks_),
-                                    left(options_.chunks_per_node_max, table.num_chunks(node->index)));
-  const ChunkTable::Added added = table.add(node->index, tier, chunks, room);
-  ++index_version_;
-  num_chunks_ += added.num_new;
-  num_chunks_dropped_ += added.num_dropped;
-  return newly_owing ? Update::kSnapshotWanted : Update::kApplied;
-}
-
-Update Directory::evict(NodeId id, std::uint64_t sequence, std::span<const ChunkKey> keys, TimeNs now) {
-  Node* node = find(id);
-  if (node == nullptr) return Update::kUnknownNode;
-  node->heard_at = now;
-  bool newly_owing = false;
-  if (!accept_sequence(*node, sequence, newly_owing)) return Update::kApplied;
-  num_chunks_ -= node->home->table.remove(node->index, keys);
-  ++index_version_;
-  return newly_owing ? Update::kSnapshotWanted : Update::kApplied;
 }
 
 bool Directory::leave(NodeId id) {
@@ -165,7 +118,7 @@ Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& q
   Node* node = find(asker);
   if (node == nullptr) return Error{ErrorCode::kNotFound, "the asking node is not registered"};
   node->heard_at = now;
-  std::vector<ChunkTable::Match> matches = node->home->table.lookup(query, node->index);
+  std::vector<ChunkTable::Match> matches = node->home->table.lookup(query, node->seen.index);
   const auto& by_index = node->home->by_index;
   const auto better = [&](const ChunkTable::Match& a, const ChunkTable::Match& b) {
     if (a.num_full_chunks != b.num_full_chunks) return a.num_full_chunks > b.num_full_chunks;
@@ -182,7 +135,7 @@ Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& q
     const Node& holder = *by_index.at(matches[i].holder);
     const NodeInfo& info = holder.info;
     holders.push_back({info.engine_id, info.incarnation, info.endpoint, matches[i].num_full_chunks,
-                       std::move(matches[i].tails), matches[i].tier, !holder.owes_snapshot});
+                       std::move(matches[i].tails), matches[i].tier, holder.is_confirmed()});
   }
   return holders;
 }
@@ -194,16 +147,12 @@ std::vector<NodeId> Directory::expire(TimeNs now) {
   std::vector<NodeId> expired;
   for (auto& [id, node] : nodes_) {
     if (was_late) node->heard_at = std::max(node->heard_at, now - lease + options_.grace_ms * kMillisecond);
+    if (node->next && now - node->snapshot_begun_at > options_.snapshot_ms * kMillisecond) drop_snapshot(*node);
     if (now - node->heard_at > lease) expired.push_back(id);
   }
   for (const NodeId id : expired) forget(id);
   tidy();
   return expired;
-}
-
-std::uint64_t Directory::next_sequence(NodeId id) const {
-  const auto it = nodes_.find(id);
-  return it == nodes_.end() ? 0 : it->second->next_sequence;
 }
 
 std::vector<NodeStatus> Directory::status(TimeNs now) const {
@@ -214,7 +163,7 @@ std::vector<NodeStatus> Directory::status(TimeNs now) const {
       const Node& node = *nodes_.at(id);
       const TimeNs age = std::max<TimeNs>(0, now - node.heard_at);
       result.push_back({name_space, engine_id, node.info.incarnation.value, node.info.role, node.info.endpoint,
-                        home->table.num_chunks(node.index), home->table.num_tails(node.index),
+                        home->table.num_chunks(node.seen.index), home->table.num_tails(node.seen.index),
                         static_cast<std::uint64_t>(age / kMillisecond)});
     }
   }
@@ -229,10 +178,11 @@ Directory::Node* Directory::find(NodeId id) {
 void Directory::forget(NodeId id) {
   Node& node = *nodes_.at(id);
   Namespace& home = *node.home;
-  num_chunks_ -= home.table.num_chunks(node.index);
-  home.table.remove_holder(node.index);
+  drop_snapshot(node);
+  num_chunks_ -= node.num_counted;
+  home.table.remove_holder(node.seen.index);
   ++index_version_;
-  home.by_index.erase(node.index);
+  home.by_index.erase(node.seen.index);
   home.nodes.erase(node.info.engine_id.value);
   nodes_.erase(id);
 }

@@ -25,8 +25,10 @@ namespace kvferry::controller {
 using NodeId = StrongId<struct NodeIdTag, std::uint64_t>;
 
 struct DirectoryOptions {
-  std::int64_t lease_ms = 3000;  // a node without a word for so long is forgotten
-  std::int64_t grace_ms = 1000;  // what every node gets after expire() itself was late: two heartbeats
+  std::int64_t lease_ms = 3000;        // a node without a word for so long is forgotten
+  std::int64_t grace_ms = 1000;        // what every node gets after expire() itself was late: two heartbeats
+  std::int64_t snapshot_ms = 10'000;   // one that takes longer from its begin to its end is dropped
+  std::int64_t repair_retry_ms = 200;  // at least, between two wishes to the same node
   std::size_t nodes_max = 4096;
   std::size_t chunks_per_node_max = std::size_t{1} << 20;
   std::size_t chunks_max = std::size_t{1} << 24;  // (node, tier, chunk) over all nodes
@@ -36,21 +38,39 @@ struct DirectoryOptions {
 };
 
 enum class Update {
-  kApplied,
-  kUnknownNode,     // nothing happened: the sender must register
-  kSnapshotWanted,  // applied, but an earlier message of this node is missing: ask it for all that it holds
+  kApplied,       // or dropped: it is old, or comes after a loss that was asked about already
+  kUnknownNode,   // nothing happened: the sender must register
+  kRepairWanted,  // something of this node is missing: ask it as repair() says
+};
+
+/// What a publish is to a snapshot, which is all that its node holds.
+enum class SnapshotMark {
+  kNone,
+  kReplaces,  // all that was held before is void from here on
+  kBegins,    // what was held before counts until the end; what is told from here on counts after it as well
+  kEnds,      // the last of it
+};
+
+/// What to ask of a node.
+struct Repair {
+  std::uint64_t heard_below = 0;  // the controller heard of all lower numbers
+  std::uint64_t resend_from = 0;  // the first of them that is missing
+  bool resend_will_do = false;    // false: only a snapshot helps that begins at resend_from or later
 };
 
 struct Joined {
   NodeId id;
   bool snapshot_wanted = false;
+  bool resend_wanted = false;    // not both: ask it as repair() says
   std::optional<NodeId> fenced;  // the older incarnation that this one replaced
 };
 
-/// A node that dies, leaves or begins a snapshot is invisible at once, whatever it held; no call takes longer for it.
-/// Messages of a node are numbered from the number it joins with. A publish or evict with a higher number than expected
-/// is applied (it is true in itself), but shows that one was lost; the node then owes a snapshot until a publish with
-/// `begins_snapshot` arrives, which drops all that was held before. A lower number is an old message and is ignored.
+/// What is known of a node is what it told up to some number, whole and in order: its messages are numbered from the
+/// number it joins with, a lower number than expected is an old message, and a higher one shows a loss and waits for
+/// being sent again, because an eviction applied before a publish that was lost would be undone by it. A snapshot's
+/// begin voids all before it, so it may come after a loss. It is filled in unseen and takes the place of the older
+/// knowledge at its end, in one step; what is told meanwhile counts in both. One that ends too late, or is begun anew,
+/// leaves nothing behind. A node that dies or leaves is invisible at once; no call takes longer for what it held.
 /// Threads: one at a time. `now` must never go back.
 class Directory {
  public:
@@ -63,9 +83,11 @@ class Directory {
   Result<Joined> join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now);
 
   /// `next_sequence`: the number that the node's next publish or evict will have; shows that its last one was lost.
-  Update heartbeat(NodeId node, std::uint64_t next_sequence, TimeNs now);
-  Update publish(NodeId node, std::uint64_t sequence, bool begins_snapshot, std::span<const ChunkEntry> chunks,
-                 TimeNs now, Tier tier = Tier::kHost);
+  /// `digests`: of what it holds then, by tier; if they are another number's than kNumTiers, they are not compared. A
+  /// difference where nothing is missing is a loss that nobody saw: the node owes a snapshot.
+  Update heartbeat(NodeId node, std::uint64_t next_sequence, TimeNs now, std::span<const TierDigest> digests = {});
+  Update publish(NodeId node, std::uint64_t sequence, SnapshotMark mark, std::span<const ChunkEntry> chunks, TimeNs now,
+                 Tier tier = Tier::kHost);
   /// From all tiers.
   Update evict(NodeId node, std::uint64_t sequence, std::span<const ChunkKey> keys, TimeNs now);
   /// False: no such node.
@@ -81,12 +103,14 @@ class Directory {
   /// left behind, and of growing tables; well below a millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
-  /// Of the sequence numbers of this node, the next one expected. kUnknownNode's counterpart is 0.
-  std::uint64_t next_sequence(NodeId node) const;
+  /// Of a node that is not known: zeros.
+  Repair repair(NodeId node) const;
   std::vector<NodeStatus> status(TimeNs now) const;
   std::size_t num_nodes() const { return nodes_.size(); }
+  /// Of a node with a snapshot under way, the larger of what it held and what came so far.
   std::size_t num_chunks() const { return num_chunks_; }
   std::uint64_t num_chunks_dropped() const { return num_chunks_dropped_; }
+  std::uint64_t num_digests_differed() const { return num_digests_differed_; }
   /// Grows with each change of what a look-up may answer.
   std::uint64_t index_version() const { return index_version_; }
 
@@ -98,17 +122,38 @@ class Directory {
     std::map<std::string, NodeId> nodes;                                // by engine id
     std::unordered_map<ChunkTable::HolderIndex, const Node*> by_index;  // of `table`
   };
+  /// What a node held since some snapshot of it.
+  struct Generation {
+    ChunkTable::HolderIndex index = 0;  // in home->table
+    bool is_partial = false;            // there was no room for all, so its digest is another one
+  };
   struct Node {
     NodeInfo info;
     Namespace* home = nullptr;
-    ChunkTable::HolderIndex index = 0;  // in home->table
+    Generation seen;                   // by look-ups
+    std::optional<Generation> next{};  // of a snapshot under way; the seen one where that began empty
+    TimeNs snapshot_begun_at = 0;      // of `next`
     TimeNs heard_at = 0;
-    std::uint64_t next_sequence = 0;
-    bool owes_snapshot = true;
+    std::uint64_t next_sequence = 0;   // all before it was applied
+    std::uint64_t heard_below = 0;     // never less; if more, messages are missing
+    bool owes_snapshot = true;         // until one ends
+    std::optional<TimeNs> asked_at{};  // for what is missing; also when a part of it came
+    std::size_t num_counted = 0;       // in num_chunks_
+
+    bool has_gap() const { return heard_below > next_sequence; }
+    bool is_confirmed() const { return !owes_snapshot && !has_gap(); }
+    bool needs_snapshot() const { return owes_snapshot && !next; }
   };
 
   Node* find(NodeId id);
-  bool accept_sequence(Node& node, std::uint64_t sequence, bool& newly_owing);
+  bool accept(Node& node, std::uint64_t sequence, bool voids_before);
+  Update ask(Node& node, TimeNs now);
+  template <class Change>
+  void change(Node& node, const Change& change_generation);
+  void begin_snapshot(Node& node, TimeNs now);
+  void end_snapshot(Node& node);
+  void drop_snapshot(Node& node);
+  void count_again(Node& node);
   void forget(NodeId id);
   void tidy();
 
@@ -118,6 +163,7 @@ class Directory {
   std::uint64_t last_node_id_ = 0;
   std::size_t num_chunks_ = 0;
   std::uint64_t num_chunks_dropped_ = 0;
+  std::uint64_t num_digests_differed_ = 0;
   std::uint64_t index_version_ = 0;
   std::string tidied_last_;  // a namespace
   std::optional<TimeNs> expire_called_at_;

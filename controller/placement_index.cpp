@@ -8,27 +8,30 @@
 namespace kvferry::controller {
 
 template <class Key>
-NodeIndex PlacementIndex<Key>::add_node() {
+NodeIndex PlacementIndex<Key>::add_node(std::uint32_t num_reached) {
   if (free_.empty()) {
-    nodes_.emplace_back();
+    nodes_.push_back({.num_reached = num_reached});
+    digests_.emplace_back();
     return static_cast<NodeIndex>(nodes_.size() - 1);
   }
   const NodeIndex node = free_.back();
   free_.pop_back();
-  nodes_[node] = Node{};
+  nodes_[node] = Node{.num_reached = num_reached};
   return node;
+}
+
+template <class Key>
+void PlacementIndex<Key>::show_node(NodeIndex node) {
+  KVFERRY_CHECK(nodes_[node].num_reached == kHidden, "node {} is not hidden", node);
+  nodes_[node].num_reached = 0;
 }
 
 template <class Key>
 void PlacementIndex<Key>::remove_node(NodeIndex node) {
   KVFERRY_CHECK(is_alive(node), "node {} is removed twice", node);
-  if (nodes_[node].num_placements == 0) {
-    nodes_[node].num_reached = kNever;
-    free_.push_back(node);
-    return;
-  }
   nodes_[node] = Node{.num_reached = kNever};
-  removed_.push_back(node);
+  (num_placements(node) == 0 ? free_ : removed_).push_back(node);
+  digests_[node] = TierDigests{};
 }
 
 template <class Key>
@@ -42,7 +45,7 @@ bool PlacementIndex<Key>::add_one(NodeIndex node, Tier tier, const Key& key, Tra
     trail = {};
     is_known = false;
   }
-  ++nodes_[node].num_placements;
+  digests_[node][static_cast<std::size_t>(tier)].add(key);
   return true;
 }
 
@@ -52,8 +55,11 @@ std::size_t PlacementIndex<Key>::remove_one(NodeIndex node, Tiers tiers, const K
   if (set == nullptr) return 0;
   HolderSets::Id left = *set;
   std::size_t num_gone = 0;
-  for (std::size_t tier = tiers.first; tier < tiers.end; ++tier)
-    num_gone += sets_.remove(left, Placement(node, static_cast<Tier>(tier))) ? 1 : 0;
+  for (std::size_t tier = tiers.first; tier < tiers.end; ++tier) {
+    if (!sets_.remove(left, Placement(node, static_cast<Tier>(tier)))) continue;
+    digests_[node][tier].remove(key);
+    ++num_gone;
+  }
   if (left == 0)
     map_.erase(trail);
   else
@@ -73,7 +79,6 @@ std::size_t PlacementIndex<Key>::remove(NodeIndex node, Tiers tiers, std::span<c
     if (num_gone_here > 0) tidy(num_gone_here * kTidyPerChange);
     num_gone += num_gone_here;
   }
-  nodes_[node].num_placements -= num_gone;
   return num_gone;
 }
 

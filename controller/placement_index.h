@@ -10,6 +10,7 @@
 
 #include "controller/holder_sets.h"
 #include "controller/key_map.h"
+#include "controller/tier_digest.h"
 
 namespace kvferry::controller {
 
@@ -33,7 +34,10 @@ class PlacementIndex {
  public:
   explicit PlacementIndex(IndexOptions options) : map_(options.seed), sets_(options.shared_sets_max) {}
 
-  NodeIndex add_node();
+  NodeIndex add_node() { return add_node(0); }
+  /// One that no look-up sees before show_node().
+  NodeIndex add_hidden_node() { return add_node(kHidden); }
+  void show_node(NodeIndex node);
   void remove_node(NodeIndex node);
 
   /// How many were news. Keys that are asked for together should come together and in that order.
@@ -51,10 +55,16 @@ class PlacementIndex {
   std::size_t remove(NodeIndex node, std::span<const Key> keys) { return remove(node, Tiers{0, kNumTiers}, keys); }
 
   bool holds(NodeIndex node, Tier tier, const Key& key) const;
-  /// Who has this one key, removed nodes among them: ask is_alive().
+  /// Who has this one key, removed and hidden nodes among them: ask is_visible().
   std::span<const Placement> holders_of(const Key& key) const { return sets_.members(map_.find(key)); }
   bool is_alive(NodeIndex node) const { return nodes_[node].num_reached != kNever; }
-  std::size_t num_placements(NodeIndex node) const { return nodes_[node].num_placements; }
+  bool is_visible(NodeIndex node) const { return nodes_[node].num_reached < kHidden; }
+  const TierDigests& digests(NodeIndex node) const { return digests_[node]; }
+  std::size_t num_placements(NodeIndex node) const {
+    std::size_t num_placements = 0;
+    for (const TierDigest& digest : digests_[node]) num_placements += digest.num_keys;
+    return num_placements;
+  }
 
   /// Every node but `asker` that has keys[0], in no particular order. Ends at the first key that no candidate has.
   /// Cost: a step a key where keys came in this order, else a search; where the holders change from a key to the next,
@@ -69,10 +79,10 @@ class PlacementIndex {
 
  private:
   static constexpr std::uint32_t kNever = ~std::uint32_t{0};  // no look-up is that long
+  static constexpr std::uint32_t kHidden = kNever - 1;        // nor that; alive all the same
   struct Node {
     std::uint32_t num_reached = 0;  // of the look-up in progress: keys[0 .. num_reached) are here
     Tier tier = Tier::kGpu;         // likewise
-    std::size_t num_placements = 0;
   };
   using Trail = typename KeyMap<Key>::Trail;
   struct Tiers {
@@ -82,6 +92,7 @@ class PlacementIndex {
   static constexpr std::size_t kKeysPerPiece = 64;  // between two rounds of tidying
   static constexpr std::size_t kTidyPerChange = 4;  // cache lines; a growing table is ready before it is full
 
+  NodeIndex add_node(std::uint32_t num_reached);
   bool add_one(NodeIndex node, Tier tier, const Key& key, Trail& trail, bool& is_known);
   std::size_t remove_one(NodeIndex node, Tiers tiers, const Key& key, Trail& trail);
   std::size_t remove(NodeIndex node, Tiers tiers, std::span<const Key> keys);
@@ -94,7 +105,8 @@ class PlacementIndex {
 
   KeyMap<Key> map_;
   HolderSets sets_;
-  std::vector<Node> nodes_;
+  std::vector<Node> nodes_;           // apart from their digests, which look-ups don't need
+  std::vector<TierDigests> digests_;  // by node; zeros when removed
   std::vector<NodeIndex> free_;
   std::vector<NodeIndex> removed_;    // in this order; may still be in sets
   std::size_t num_removed_seen_ = 0;  // those that the sweep in progress leaves nothing of

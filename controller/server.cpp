@@ -17,6 +17,23 @@ constexpr int kMessagesPerTickMax = 1024;        // so that a flood can't put of
 constexpr int kReceiveQueueMax = 32;             // messages a peer; times kMessageBytesMax bounds what it can pile up
 constexpr int kSendQueueMax = 256;               // replies a peer
 
+SnapshotMark mark_of(const wire::Publish& publish) {
+  if (publish.begins_snapshot) return publish.has_end ? SnapshotMark::kBegins : SnapshotMark::kReplaces;
+  return publish.ends_snapshot ? SnapshotMark::kEnds : SnapshotMark::kNone;
+}
+
+/// kCorrupt: columns of unequal length, or a tier that this version doesn't know.
+Result<std::vector<ChunkEntry>> chunks_of(const wire::Publish& publish) {
+  if (!wire::tier_of(publish.tier)) {
+    return Error{ErrorCode::kCorrupt, fmt::format("tier {}; 0 to {} are allowed", publish.tier, kNumTiers - 1)};
+  }
+  Result<std::vector<ChunkEntry>> chunks = wire::from_columns(publish.tails);
+  if (!chunks) return chunks;
+  chunks->reserve(chunks->size() + publish.full.keys.size());
+  for (const ChunkKey& key : publish.full.keys) chunks->push_back({.key = key, .tail_group = {}});
+  return chunks;
+}
+
 class ZmqServer final : public Server {
  public:
   ZmqServer(const ServerOptions& options, const Clock& clock)
@@ -133,38 +150,39 @@ class ZmqServer final : public Server {
     peers_[joined->id] = Peer{peer, fmt::format("'{}' of namespace '{}'", info.engine_id, info.name_space)};
     sessions_[peer] = Session{joined->id, info.incarnation};
     reply(peer, wire::Registered{.incarnation = hello.incarnation, .snapshot_wanted = joined->snapshot_wanted});
+    if (joined->resend_wanted) want_repair(peer, sessions_[peer]);
   }
 
   void on(const std::string& peer, const wire::Heartbeat& heartbeat, TimeNs now) {
     ++counters_.heartbeats;
     const Session* session = session_of(peer, heartbeat.incarnation);
     if (session == nullptr) return send_unregistered(peer, heartbeat.incarnation);
-    if (directory_.heartbeat(session->node, heartbeat.next_sequence, now) == Update::kSnapshotWanted)
-      want_snapshot(peer, *session);
+    if (directory_.heartbeat(session->node, heartbeat.next_sequence, now, heartbeat.digests) == Update::kRepairWanted)
+      want_repair(peer, *session);
     reply(peer, wire::HeartbeatAck{.incarnation = heartbeat.incarnation});
   }
 
   void on(const std::string& peer, const wire::Publish& publish, TimeNs now) {
     const Session* session = session_of(peer, publish.incarnation);
     if (session == nullptr) return;  // its next heartbeat is told
-    Result<std::vector<ChunkEntry>> chunks = wire::from_columns(publish.tails);
-    if (!chunks) return count_malformed(chunks.error().what);
-    const std::optional<Tier> tier = wire::tier_of(publish.tier);
-    if (!tier) return count_malformed(fmt::format("tier {}; 0 to {} are allowed", publish.tier, kNumTiers - 1));
-    chunks->reserve(chunks->size() + publish.full.keys.size());
-    for (const ChunkKey& key : publish.full.keys) chunks->push_back({.key = key, .tail_group = {}});
+    Result<std::vector<ChunkEntry>> chunks = chunks_of(publish);
+    if (!chunks) {
+      count_malformed(chunks.error().what);
+      // Its number counts all the same: sent again it would be no better, and hold up all that follows.
+      chunks = std::vector<ChunkEntry>{};
+    }
     counters_.chunks_published += chunks->size();
-    if (directory_.publish(session->node, publish.sequence, publish.begins_snapshot, *chunks, now, *tier) ==
-        Update::kSnapshotWanted)
-      want_snapshot(peer, *session);
+    const Tier tier = wire::tier_of(publish.tier).value_or(Tier::kHost);
+    const Update update = directory_.publish(session->node, publish.sequence, mark_of(publish), *chunks, now, tier);
+    if (update == Update::kRepairWanted) want_repair(peer, *session);
   }
 
   void on(const std::string& peer, const wire::Evict& evict, TimeNs now) {
     const Session* session = session_of(peer, evict.incarnation);
     if (session == nullptr) return;
     counters_.chunks_evicted += evict.keys.keys.size();
-    if (directory_.evict(session->node, evict.sequence, evict.keys.keys, now) == Update::kSnapshotWanted)
-      want_snapshot(peer, *session);
+    if (directory_.evict(session->node, evict.sequence, evict.keys.keys, now) == Update::kRepairWanted)
+      want_repair(peer, *session);
   }
 
   void on(const std::string& peer, wire::Lookup& lookup, TimeNs now) {
@@ -200,6 +218,7 @@ class ZmqServer final : public Server {
   void on(const std::string& peer, const wire::StatusRequest&, TimeNs now) {
     wire::StatusReply answer;
     counters_.chunks_dropped = directory_.num_chunks_dropped();
+    counters_.digests_differed = directory_.num_digests_differed();
     answer.status = {KVFERRY_VERSION, static_cast<std::uint64_t>((now - started_at_) / kMillisecond), counters_,
                      directory_.status(now)};
     reply(peer, answer);
@@ -238,10 +257,13 @@ class ZmqServer final : public Server {
     reply(peer, wire::Unregistered{.incarnation = incarnation});
   }
 
-  void want_snapshot(const std::string& peer, const Session& session) {
-    ++counters_.snapshots_wanted;
+  void want_repair(const std::string& peer, const Session& session) {
+    const Repair repair = directory_.repair(session.node);
+    ++(repair.resend_will_do ? counters_.resends_wanted : counters_.snapshots_wanted);
     reply(peer, wire::SnapshotWanted{.incarnation = session.incarnation.value,
-                                     .next_sequence = directory_.next_sequence(session.node)});
+                                     .next_sequence = repair.heard_below,
+                                     .resend_will_do = repair.resend_will_do,
+                                     .resend_from = repair.resend_from});
   }
 
   void count_malformed(std::string_view story) {

@@ -27,9 +27,11 @@ struct Counters {
   std::uint64_t messages_malformed = 0;
   std::uint64_t messages_unregistered = 0;  // from a connection that no registered node uses
   std::uint64_t replies_dropped = 0;        // the peer was gone, or did not read
+  std::uint64_t resends_wanted = 0;
+  std::uint64_t digests_differed = 0;  // nodes that held something else than they had told, seen by a heartbeat
   KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
                  nodes_registered, nodes_refused, nodes_expired, nodes_fenced, snapshots_wanted, messages_malformed,
-                 messages_unregistered, replies_dropped);
+                 messages_unregistered, replies_dropped, resends_wanted, digests_differed);
 };
 
 struct NodeStatus {

@@ -14,6 +14,7 @@
 
 #include "controller/client.h"
 #include "controller/status.h"
+#include "controller/tier_digest.h"
 #include "transport/base/result.h"
 #include "transport/base/wire.h"
 
@@ -55,18 +56,21 @@ struct Hello {
 struct Heartbeat {
   Header header{kProtocolVersion, 4};
   std::uint64_t incarnation = 0;
-  std::uint64_t next_sequence = 0;  // shows the controller that the last Publish or Evict was lost
-  KVFERRY_FIELDS(header, incarnation, next_sequence);
+  std::uint64_t next_sequence = 0;    // shows the controller that the last Publish or Evict was lost
+  std::vector<TierDigest> digests{};  // of what is held at next_sequence, by tier; none: not to be judged by it
+  KVFERRY_FIELDS(header, incarnation, next_sequence, digests);
 };
 struct Publish {
   Header header{kProtocolVersion, 6};
   std::uint64_t incarnation = 0;
   std::uint64_t sequence = 0;    // one series for Publish and Evict, without gaps
-  bool begins_snapshot = false;  // all that this node held before is void
+  bool begins_snapshot = false;  // all that this node held before is void, at once or, with has_end, at the end
   KeyBlob full{};
   TailColumns tails{};
   std::uint32_t tier = static_cast<std::uint32_t>(Tier::kHost);  // of all of them
-  KVFERRY_FIELDS(header, incarnation, sequence, begins_snapshot, full, tails, tier);
+  bool has_end = false;        // of a begin: a message with ends_snapshot follows; older nodes send none
+  bool ends_snapshot = false;  // everything that the node holds was told since the begin
+  KVFERRY_FIELDS(header, incarnation, sequence, begins_snapshot, full, tails, tier, has_end, ends_snapshot);
 };
 struct Evict {
   Header header{kProtocolVersion, 7};
@@ -130,8 +134,11 @@ struct LookupReply {
 struct SnapshotWanted {
   Header header{kProtocolVersion, 11};
   std::uint64_t incarnation = 0;
-  std::uint64_t next_sequence = 0;  // the controller saw all numbers below: a snapshot begun at or above is on its way
-  KVFERRY_FIELDS(header, incarnation, next_sequence);
+  std::uint64_t next_sequence =
+      0;                        // the controller heard of all numbers below: a snapshot begun at or above is on its way
+  bool resend_will_do = false;  // in place of a snapshot, from this number on:
+  std::uint64_t resend_from = ~std::uint64_t{0};  // the first that is missing; older controllers don't tell
+  KVFERRY_FIELDS(header, incarnation, next_sequence, resend_will_do, resend_from);
 };
 /// The controller knows no node on this connection (it restarted, or the lease ran out): say Hello.
 struct Unregistered {

@@ -294,6 +294,7 @@ void NodeLinks::Impl::take_directory_events() {
                        for (const ChunkMeta& chunk : core.snapshot()) entries.push_back(entry_of(chunk));
                      });
                      directory->publish(entries);
+                     directory->end_snapshot();
                      log().info("told the controller of {} chunks", entries.size());
                    },
                },

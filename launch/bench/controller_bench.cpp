@@ -324,7 +324,7 @@ class ControllerBench {
     const auto join = [&](const std::string& name) {
       const controller::NodeInfo info{EngineId{name}, Incarnation{1}, "kv_both", "tcp://10.0.0.1:1", "", "model"};
       const controller::NodeId node = directory.join(info, 0, 0).value().id;
-      directory.publish(node, 0, true, {}, 0);
+      directory.publish(node, 0, controller::SnapshotMark::kReplaces, {}, 0);
       return node;
     };
     std::vector<controller::NodeId> nodes;
@@ -338,7 +338,7 @@ class ControllerBench {
       for (std::size_t i = 0; i < kBatchKeys; ++i) chunks[i].key = keys[i];
       const controller::NodeId node = nodes[worker];
       const TimeNs begun = clock_.now();
-      directory.publish(node, directory.next_sequence(node), false, chunks, 0);
+      directory.publish(node, directory.repair(node).resend_from, controller::SnapshotMark::kNone, chunks, 0);
       took += clock_.now() - begun;
     });
     const double chunks_per_s = static_cast<double>(directory.num_chunks()) * 1e9 / static_cast<double>(took);

@@ -54,7 +54,9 @@ nlohmann::json to_json(const Status& status, const std::string& endpoint) {
             {"snapshots_wanted", counters.snapshots_wanted},
             {"messages_malformed", counters.messages_malformed},
             {"messages_unregistered", counters.messages_unregistered},
-            {"replies_dropped", counters.replies_dropped}}}};
+            {"replies_dropped", counters.replies_dropped},
+            {"resends_wanted", counters.resends_wanted},
+            {"digests_differed", counters.digests_differed}}}};
 }
 
 void print_table(const Status& status, const std::string& endpoint) {

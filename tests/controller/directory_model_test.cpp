@@ -86,7 +86,7 @@ class DirectoryModel : public ::testing::TestWithParam<unsigned> {
   void snapshot(const std::string& name) {
     clear(name);
     ModelNode& node = nodes_[name];
-    ASSERT_EQ(directory_.publish(node.id, node.sequence++, true, {}, now_), Update::kApplied);
+    ASSERT_EQ(directory_.publish(node.id, node.sequence++, SnapshotMark::kReplaces, {}, now_), Update::kApplied);
     node.heard_at = now_;
   }
   void publish(const std::string& name) {
@@ -101,7 +101,7 @@ class DirectoryModel : public ::testing::TestWithParam<unsigned> {
       chunks.push_back(tail_chunk(1000 + tail, 2000 + tail % kNumGroups));
       publish_tail(name, tail);
     }
-    ASSERT_EQ(directory_.publish(node.id, node.sequence++, false, chunks, now_), Update::kApplied);
+    ASSERT_EQ(directory_.publish(node.id, node.sequence++, SnapshotMark::kNone, chunks, now_), Update::kApplied);
     node.heard_at = now_;
   }
   void evict(const std::string& name) {

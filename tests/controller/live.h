@@ -45,7 +45,8 @@ class LiveServer {
   std::thread thread_;
 };
 
-/// A client with an event list of its own. Answers SnapshotWanted like a real owner: publishes `held`.
+/// A client with an event list of its own. Answers SnapshotWanted like a real owner: publishes `held` and ends the
+/// snapshot.
 class LiveNode {
  public:
   LiveNode(const std::string& controller, const NodeInfo& info)
@@ -62,7 +63,10 @@ class LiveNode {
     pollfd item{client_->fd(), POLLIN, 0};
     ::poll(&item, 1, wait_ms);
     for (ClientEvent& event : client_->process(steady_clock().now())) {
-      if (std::holds_alternative<SnapshotWanted>(event)) client_->publish(held_);
+      if (std::holds_alternative<SnapshotWanted>(event)) {
+        client_->publish(held_);
+        client_->end_snapshot();
+      }
       events_.push_back(std::move(event));
     }
   }

@@ -12,7 +12,9 @@
 namespace kvferry::controller {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 /// A bare socket that says whatever a test wants.
 class RawPeer {
@@ -38,7 +40,7 @@ class RawPeer {
   zmq::socket_t socket_{context_, zmq::socket_type::dealer};
 };
 
-/// Stands between one client and the server, and drops what `drop` says.
+/// Stands between one client and the server, and drops what `drop` says; it may change the message as well.
 class Relay {
  public:
   explicit Relay(const std::string& server) {
@@ -53,7 +55,7 @@ class Relay {
     thread_.join();
   }
   const std::string& endpoint() const { return endpoint_; }
-  void set_drop(std::function<bool(const wire::Message&)> drop) {
+  void set_drop(std::function<bool(wire::Message&)> drop) {
     const std::lock_guard lock(mutex_);
     drop_ = std::move(drop);
   }
@@ -68,10 +70,11 @@ class Relay {
       zmq::message_t body;
       if ((items[0].revents & ZMQ_POLLIN) != 0 && front_.recv(client) && front_.recv(body)) {
         const std::lock_guard lock(mutex_);
-        if (drop_ && drop_(wire::parse(body.to_string_view()).value()))
+        wire::Message message = wire::parse(body.to_string_view()).value();
+        if (drop_ && drop_(message))
           ++num_dropped_;
         else
-          back_.send(body, zmq::send_flags::none);
+          back_.send(zmq::buffer(std::visit([](const auto& known) { return encode(known); }, message)));
       }
       if ((items[1].revents & ZMQ_POLLIN) != 0 && back_.recv(body)) {
         front_.send(zmq::message_t(client.data(), client.size()), zmq::send_flags::sndmore);
@@ -85,7 +88,7 @@ class Relay {
   zmq::socket_t back_{context_, zmq::socket_type::dealer};
   std::string endpoint_;
   std::mutex mutex_;
-  std::function<bool(const wire::Message&)> drop_;
+  std::function<bool(wire::Message&)> drop_;
   std::atomic<int> num_dropped_{0};
   std::atomic<bool> stopping_{false};
   std::thread thread_;
@@ -98,29 +101,82 @@ class BadPeers : public ::testing::Test {
   void SetUp() override { ASSERT_TRUE(asker_.wait_for<Registered>()); }
 };
 
-TEST_F(BadPeers, ALostPublishIsRepairedByASnapshot) {
+TEST_F(BadPeers, ALostPublishIsSentAgain) {
   Relay relay(server_.endpoint());
   LiveNode node(relay.endpoint(), node_info("b"));
   ASSERT_TRUE(node.wait_for<SnapshotWanted>());
-  relay.set_drop([](const wire::Message& message) { return std::holds_alternative<wire::Publish>(message); });
+  relay.set_drop([](const wire::Message& message) {
+    const auto* publish = std::get_if<wire::Publish>(&message);
+    return publish != nullptr && !publish->full.keys.empty();  // not the snapshot's begin and end
+  });
   node.hold(full_chunks(0, 2));
   ASSERT_TRUE(asker_.wait_until([&] { return relay.num_dropped() >= 1; }));
   relay.set_drop(nullptr);
   node.hold(full_chunks(2, 3));
+  EXPECT_TRUE(asker_.wait_until([&] {
+    node.turn(0);
+    return asker_.who_has(ask_for(0, 3)) == std::vector<std::string>{"b:3"};
+  }));
+  EXPECT_EQ(node.count<SnapshotWanted>(), 1U);
+  EXPECT_GE(server_.status().counters.resends_wanted, 1U);
+}
+
+TEST_F(BadPeers, WhatIsPublishedWhileTheControllerIsLostArrivesAfterwards) {
+  Relay relay(server_.endpoint());
+  LiveNode node(relay.endpoint(), node_info("b"));
+  ASSERT_TRUE(node.wait_for<SnapshotWanted>());
+  node.client().publish(full_chunks(0, 2));
+  ASSERT_TRUE(asker_.wait_to_see(ask_for(0, 3), {"b:2"}));
+  relay.set_drop([](const wire::Message&) { return true; });
+  ASSERT_TRUE(node.wait_for<Lost>());
+  node.client().publish(full_chunks(2, 3));
+  node.client().evict(keys_of(0, 1));
+  relay.set_drop(nullptr);
+  ASSERT_TRUE(node.wait_for<Registered>(2));
+  EXPECT_TRUE(asker_.wait_until([&] {
+    node.turn(0);
+    return asker_.who_has(ask_for(1, 3)) == std::vector<std::string>{"b:2"};
+  }));
+  EXPECT_THAT(asker_.who_has(ask_for(0, 3)), IsEmpty());
+  EXPECT_EQ(node.count<SnapshotWanted>(), 1U) << "the controller knew the rest";
+}
+
+TEST_F(BadPeers, AMessageThatSaysSomethingElseThanWasSentIsFoundByAHeartbeat) {
+  Relay relay(server_.endpoint());
+  LiveNode node(relay.endpoint(), node_info("b"));
+  ASSERT_TRUE(node.wait_for<SnapshotWanted>());
+  relay.set_drop([is_first = true](wire::Message& message) mutable {
+    auto* publish = std::get_if<wire::Publish>(&message);
+    if (publish != nullptr && !publish->full.keys.empty() && std::exchange(is_first, false))
+      publish->full.keys = keys_of(5, 8);
+    return false;
+  });
+  node.hold(full_chunks(0, 3));
   ASSERT_TRUE(node.wait_for<SnapshotWanted>(2));
-  EXPECT_TRUE(asker_.wait_to_see(ask_for(0, 3), {"b:3"}));
+  EXPECT_TRUE(asker_.wait_until([&] {
+    node.turn(0);
+    return asker_.who_has(ask_for(0, 3)) == std::vector<std::string>{"b:3"};
+  }));
+  EXPECT_THAT(asker_.who_has(ask_for(5, 8)), IsEmpty());
+  EXPECT_EQ(server_.status().counters.digests_differed, 1U);
 }
 
 TEST_F(BadPeers, ALostLastEvictIsRepairedWithoutAnyFurtherNews) {
   Relay relay(server_.endpoint());
   LiveNode node(relay.endpoint(), node_info("b"));
   ASSERT_TRUE(node.wait_for<SnapshotWanted>());
-  node.client().publish(full_chunks(0, 2));  // not among what it publishes in its next snapshot
+  node.client().publish(full_chunks(0, 2));
   ASSERT_TRUE(asker_.wait_to_see(ask_for(0, 2), {"b:2"}));
-  relay.set_drop([](const wire::Message& message) { return std::holds_alternative<wire::Evict>(message); });
+  relay.set_drop([n = 0](const wire::Message& message) mutable {
+    return std::holds_alternative<wire::Evict>(message) && n++ < 2;  // the first time it is sent again as well
+  });
   node.client().evict(keys_of(0, 2));
-  ASSERT_TRUE(node.wait_for<SnapshotWanted>(2)) << "a heartbeat tells the gap";
-  EXPECT_TRUE(asker_.wait_to_see(ask_for(0, 2), {}));
+  EXPECT_TRUE(asker_.wait_until([&] {
+    node.turn(0);
+    return asker_.who_has(ask_for(0, 2)).empty();
+  })) << "a heartbeat tells the gap";
+  EXPECT_EQ(relay.num_dropped(), 2);
+  EXPECT_EQ(node.count<SnapshotWanted>(), 1U);
 }
 
 TEST_F(BadPeers, ALostSnapshotIsAskedForAgain) {
@@ -128,7 +184,8 @@ TEST_F(BadPeers, ALostSnapshotIsAskedForAgain) {
   relay.set_drop([](const wire::Message& message) { return std::holds_alternative<wire::Publish>(message); });
   LiveNode node(relay.endpoint(), node_info("b"));
   node.hold(full_chunks(0, 2));  // before registration: it goes with the snapshot
-  ASSERT_TRUE(node.wait_for<SnapshotWanted>(3));
+  ASSERT_TRUE(node.wait_until([&] { return relay.num_dropped() >= 9; })) << "begin, chunks and end, three times";
+  EXPECT_EQ(node.count<SnapshotWanted>(), 1U) << "what is kept is enough";
   relay.set_drop(nullptr);
   EXPECT_TRUE(asker_.wait_until([&] {
     node.turn(0);
@@ -138,7 +195,8 @@ TEST_F(BadPeers, ALostSnapshotIsAskedForAgain) {
   EXPECT_TRUE(node.wait_until([&] {
     const Counters before = server_.status().counters;
     return node.wait_until([&] { return server_.status().counters.heartbeats > before.heartbeats + 10; }) &&
-           server_.status().counters.snapshots_wanted == before.snapshots_wanted;
+           server_.status().counters.snapshots_wanted == before.snapshots_wanted &&
+           server_.status().counters.resends_wanted == before.resends_wanted;
   }));
 }
 
@@ -211,10 +269,12 @@ TEST_F(BadPeers, ATierThatDoesNotExistIsDropped) {
   ASSERT_TRUE(std::holds_alternative<wire::Registered>(peer.receive()));
   peer.send(encode(wire::Publish{.incarnation = 1, .full = {keys_of(0, 2)}, .tier = 3}));
   peer.send(encode(wire::Publish{.incarnation = 1, .sequence = 1, .full = {keys_of(2, 9)}, .tier = 4}));
+  peer.send(encode(wire::Publish{.incarnation = 1, .sequence = 2, .full = {keys_of(9, 10)}}));
   peer.send(encode(wire::StatusRequest{}));
   const auto reply = std::get<wire::StatusReply>(peer.receive());
   EXPECT_EQ(reply.status.counters.messages_malformed, 1U);
-  EXPECT_EQ(reply.status.counters.chunks_published, 2U);
+  EXPECT_EQ(reply.status.counters.chunks_published, 3U);
+  EXPECT_THAT(asker_.who_has(ask_for(9, 10)), ElementsAre("raw:1")) << "it holds up nothing";
 }
 
 TEST_F(BadPeers, APeerThatNeverReadsHoldsUpNobody) {

@@ -42,6 +42,7 @@ class Model {
     if (dice < 30) return add(node, tier, batch);
     if (dice < 50) return dice % 2 == 0 ? remove(node, tier, batch) : remove_everywhere(node, batch);
     if (dice < 53) return restart(node);
+    if (dice < 56) return show(node);
     if (dice < 60) {
       index_.tidy(1 + draw(20));
       return;
@@ -64,7 +65,10 @@ class Model {
     if (index_.sets().num_single() == 0) {
       ASSERT_EQ(index_.sets().num_shared(), distinct.size());
     }
-    for (const NodeIndex node : nodes_) ASSERT_EQ(index_.num_placements(node), count(node));
+    for (const NodeIndex node : nodes_) {
+      ASSERT_EQ(index_.num_placements(node), count(node));
+      ASSERT_EQ(index_.digests(node), digests_of(node));
+    }
   }
   std::size_t num_matches() const { return num_matches_; }
   std::size_t num_single_seen() const { return num_single_seen_; }
@@ -79,6 +83,21 @@ class Model {
       num_placements += static_cast<std::size_t>(
           std::count_if(placements.begin(), placements.end(), [&](Placement p) { return p.node() == node; }));
     return num_placements;
+  }
+
+  TierDigests digests_of(NodeIndex node) const {
+    TierDigests digests;
+    for (const auto& [key, placements] : placements_) {
+      std::uint64_t first_bytes;
+      std::memcpy(&first_bytes, &key, sizeof first_bytes);
+      for (const Placement placement : placements) {
+        if (placement.node() != node) continue;
+        TierDigest& digest = digests[static_cast<std::size_t>(placement.tier())];
+        ++digest.num_keys;
+        digest.xor_of_keys ^= first_bytes;
+      }
+    }
+    return digests;
   }
 
   void add(NodeIndex node, Tier tier, std::span<const Key> batch) {
@@ -119,9 +138,18 @@ class Model {
     std::erase(nodes_, node);
     for (auto& [key, placements] : placements_)
       std::erase_if(placements, [&](Placement p) { return p.node() == node; });
-    while (nodes_.size() < 5 || draw(4) == 0) nodes_.push_back(index_.add_node());
+    hidden_.erase(node);
+    while (nodes_.size() < 5 || draw(4) == 0) {
+      const bool is_hidden = draw(5) == 0;
+      nodes_.push_back(is_hidden ? index_.add_hidden_node() : index_.add_node());
+      if (is_hidden) hidden_.insert(nodes_.back());
+    }
     for (const NodeIndex alive : nodes_) ASSERT_TRUE(index_.is_alive(alive));
     ASSERT_EQ(std::set<NodeIndex>(nodes_.begin(), nodes_.end()).size(), nodes_.size());
+  }
+  void show(NodeIndex node) {
+    ASSERT_EQ(index_.is_visible(node), !hidden_.contains(node));
+    if (hidden_.erase(node) > 0) index_.show_node(node);
   }
   void lookup(NodeIndex asker, std::span<const Key> keys) {
     const bool has_asker = draw(2) == 0;
@@ -132,7 +160,7 @@ class Model {
     std::vector<NodeIndex> in_order = nodes_;
     std::sort(in_order.begin(), in_order.end());
     for (const NodeIndex node : in_order) {
-      if (has_asker && node == asker) continue;
+      if (hidden_.contains(node) || (has_asker && node == asker)) continue;
       std::uint32_t num_keys = 0;
       Tier slowest = Tier::kGpu;
       for (; num_keys < keys.size(); ++num_keys) {
@@ -156,6 +184,7 @@ class Model {
   PlacementIndex<Key> index_;
   std::vector<Key> keys_;
   std::vector<NodeIndex> nodes_;
+  std::set<NodeIndex> hidden_;  // of nodes_
   std::map<Key, std::set<Placement>> placements_;
   std::size_t num_matches_ = 0;
   std::size_t num_single_seen_ = 0;

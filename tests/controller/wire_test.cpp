@@ -19,6 +19,25 @@ struct NewerLeave {
   KVFERRY_FIELDS(header, incarnation, reasons);
 };
 
+struct OlderHeartbeat {
+  Header header{kProtocolVersion, Heartbeat{}.header.type};
+  std::uint64_t incarnation = 3, next_sequence = 5;
+  KVFERRY_FIELDS(header, incarnation, next_sequence);
+};
+struct OlderBegin {
+  Header header{kProtocolVersion, Publish{}.header.type};
+  std::uint64_t incarnation = 3, sequence = 4;
+  bool begins_snapshot = true;
+  KeyBlob full{};
+  TailColumns tails{};
+  KVFERRY_FIELDS(header, incarnation, sequence, begins_snapshot, full, tails);
+};
+struct OlderSnapshotWanted {
+  Header header{kProtocolVersion, SnapshotWanted{}.header.type};
+  std::uint64_t incarnation = 3, next_sequence = 4;
+  KVFERRY_FIELDS(header, incarnation, next_sequence);
+};
+
 template <class T>
 T round_trip(const T& message) {
   Result<Message> parsed = parse(encode(message));
@@ -42,7 +61,10 @@ TEST(ControllerWire, FieldsSurviveARoundTrip) {
   chunks.push_back(tail_chunk(10, 50, 40));
   chunks.push_back(tail_chunk(11, 51, 3));  // too short for a group
   split_entries(chunks, publish.full, publish.tails);
+  publish.has_end = publish.ends_snapshot = true;
   const Publish got = round_trip(publish);
+  EXPECT_TRUE(got.has_end);
+  EXPECT_TRUE(got.ends_snapshot);
   EXPECT_EQ(got.incarnation, 7U);
   EXPECT_EQ(got.sequence, 9U);
   EXPECT_TRUE(got.begins_snapshot);
@@ -54,6 +76,12 @@ TEST(ControllerWire, FieldsSurviveARoundTrip) {
   EXPECT_EQ(tails[0].tail_group, key_of(50));
   EXPECT_TRUE(tails[0].is_tail);
   EXPECT_EQ(tails[1].tail_group, ChunkKey{});
+
+  const Heartbeat beat = round_trip(Heartbeat{.next_sequence = 4, .digests = {{1, 2}, {3, ~std::uint64_t{0}}}});
+  EXPECT_EQ(beat.digests, (std::vector<TierDigest>{{1, 2}, {3, ~std::uint64_t{0}}}));
+  const SnapshotWanted wanted = round_trip(SnapshotWanted{.resend_will_do = true, .resend_from = 3});
+  EXPECT_TRUE(wanted.resend_will_do);
+  EXPECT_EQ(wanted.resend_from, 3U);
 
   LookupReply reply{
       .token = 5, .holders = {{"engine", 3, "tcp://h:1", 4, to_columns(tails), 2, false}}, .index_version = 11};
@@ -77,6 +105,18 @@ TEST(ControllerWire, NewerOptionalFieldsAreIgnored) {
   const Result<Message> parsed = parse(encode(NewerLeave{}));
   ASSERT_TRUE(parsed) << parsed.error().what;
   EXPECT_EQ(std::get<Leave>(*parsed).incarnation, 3U);
+}
+
+TEST(ControllerWire, WhatOlderPeersDoNotSayMeansWhatItMeantToThem) {
+  const auto beat = std::get<Heartbeat>(parse(encode(OlderHeartbeat{})).value());
+  EXPECT_EQ(beat.next_sequence, 5U);
+  EXPECT_TRUE(beat.digests.empty()) << "not to be judged";
+  const auto begin = std::get<Publish>(parse(encode(OlderBegin{})).value());
+  EXPECT_TRUE(begin.begins_snapshot);
+  EXPECT_FALSE(begin.has_end) << "void at once";
+  const auto wanted = std::get<SnapshotWanted>(parse(encode(OlderSnapshotWanted{})).value());
+  EXPECT_FALSE(wanted.resend_will_do);
+  EXPECT_EQ(wanted.resend_from, ~std::uint64_t{0});
 }
 
 TEST(ControllerWire, AnotherVersionIsRefusedInASentenceWithBothNumbers) {

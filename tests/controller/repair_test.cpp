@@ -1,0 +1,433 @@
+// Nodes, a directory and a network between them that loses, doubles, delays and changes messages, on a schedule drawn
+// from a seed, which a failure prints. A checker that knows what each node held after each of its messages compares.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+
+#include "controller/directory.h"
+#include "controller/publisher.h"
+#include "tests/controller/fixtures.h"
+
+namespace kvferry::controller {
+namespace {
+
+constexpr TimeNs kTick = 25 * kMillisecond;
+constexpr TimeNs kBeat = 500 * kMillisecond;
+constexpr TimeNs kDelayMax = 150 * kMillisecond;
+constexpr TimeNs kLostAfter = 2 * kSecond;
+constexpr int kBeatsToHeal = 4;
+constexpr std::uint32_t kNumKeys = 16;
+constexpr std::uint32_t kNumNodes = 3;
+
+using State = std::array<std::uint8_t, kNumKeys>;  // of each key: a bit for each tier that has it
+
+struct Dice {
+  std::mt19937_64 random;
+  std::uint32_t draw(std::uint32_t end) { return static_cast<std::uint32_t>(random() % end); }
+  bool percent(std::uint32_t chance) { return draw(100) < chance; }
+};
+
+/// One direction between a node and the controller.
+class Line {
+ public:
+  void send(Dice& dice, bool is_faulty, TimeNs now, std::string_view bytes) {
+    if (is_faulty && dice.percent(15)) return;
+    for (int copies = is_faulty && dice.percent(10) ? 2 : 1; copies > 0; --copies) {
+      const TimeNs delay = is_faulty && dice.percent(30) ? dice.draw(kDelayMax / kMillisecond) * kMillisecond : 0;
+      waiting_.emplace(now + delay, bytes);
+    }
+  }
+  /// Nothing: no message is due.
+  std::optional<std::string> receive(TimeNs now) {
+    if (waiting_.empty() || waiting_.begin()->first > now) return std::nullopt;
+    std::string bytes = std::move(waiting_.begin()->second);
+    waiting_.erase(waiting_.begin());
+    return bytes;
+  }
+
+ private:
+  std::multimap<TimeNs, std::string> waiting_;  // by arrival; equal ones in the order sent
+};
+
+/// A node's owner and client, as client.cpp and node_links.cpp have them, over two lines.
+struct Node {
+  std::string name;
+  bool is_running = false;
+  std::uint64_t incarnation = 0;
+  State held{};
+  std::map<std::uint64_t, std::vector<State>> told;  // by incarnation, then sequence: what it held when that was next
+  std::unique_ptr<Publisher> publisher;
+  bool is_registered = false;
+  TimeNs spoke_at = 0;
+  TimeNs heard_at = 0;
+  Line up, down;
+
+  void note() { told[incarnation].resize(publisher->next_sequence() + 1, held); }
+  void publish(std::uint32_t tier, const std::vector<std::uint32_t>& keys) {
+    std::vector<ChunkEntry> chunks;
+    for (const std::uint32_t key : keys) {
+      held[key] = static_cast<std::uint8_t>(held[key] | 1U << tier);
+      chunks.push_back({key_of(key), 256, false, {}});
+    }
+    publisher->publish(chunks, static_cast<Tier>(tier));
+    note();
+  }
+  void evict(const std::vector<std::uint32_t>& keys) {
+    std::vector<ChunkKey> evicted;
+    for (const std::uint32_t key : keys) {
+      held[key] = 0;
+      evicted.push_back(key_of(key));
+    }
+    publisher->evict(evicted);
+    note();
+  }
+  void publish_all() {
+    for (std::uint32_t tier = 0; tier < kNumTiers; ++tier) {
+      std::vector<std::uint32_t> keys;
+      for (std::uint32_t key = 0; key < kNumKeys; ++key) {
+        if ((held[key] >> tier & 1U) != 0) keys.push_back(key);
+      }
+      publish(tier, keys);
+    }
+    publisher->end_snapshot();
+    note();
+  }
+};
+
+class Cluster {
+ public:
+  explicit Cluster(unsigned seed) : seed_(seed), dice_{std::mt19937_64(seed)} {
+    for (std::uint32_t i = 0; i < kNumNodes; ++i) nodes_[i].name = fmt::format("engine{}", i);
+    restart_controller();
+  }
+
+  void run() {
+    for (int round = 0; round < 3 && !testing::Test::HasFatalFailure(); ++round) {
+      is_faulty_ = true;
+      for (const TimeNs end = now_ + 6 * kSecond; now_ < end && !testing::Test::HasFatalFailure();) step();
+      is_faulty_ = false;
+      for (Node& node : nodes_) {
+        if (!node.is_running && dice_.percent(50)) start(node);
+      }
+      const TimeNs mended_at = std::max(now_, stalled_until_);
+      while (!all_found() && !testing::Test::HasFatalFailure()) {
+        step();
+        ASSERT_LE(now_, mended_at + kBeatsToHeal * kBeat) << "not healed, seed " << seed_;
+      }
+      num_healed_ += 1;
+      // From here on it is quiet, and the dead are gone.
+      for (const TimeNs end = now_ + 5 * kSecond; now_ < end && !testing::Test::HasFatalFailure();) step();
+      const std::uint64_t num_wishes = num_resends_ + num_snapshots_;
+      for (const TimeNs end = now_ + 2 * kSecond; now_ < end && !testing::Test::HasFatalFailure();) step();
+      ASSERT_EQ(num_resends_ + num_snapshots_, num_wishes) << "still asking, seed " << seed_;
+      ASSERT_TRUE(all_found()) << "seed " << seed_;
+      changed_.clear();  // only now: a slower tier's difference can't be seen from here, but was by digests
+    }
+  }
+
+  std::uint64_t num_healed_ = 0, num_resends_ = 0, num_snapshots_ = 0, num_differed_ = 0, num_fenced_ = 0,
+                num_exact_ = 0;
+
+ private:
+  struct Credit {
+    std::uint64_t incarnation = 0;
+    bool is_confirmed = true;
+    State fastest{};  // of each key: the bit of the fastest tier that has it
+  };
+  struct Session {
+    NodeId id;
+    std::uint64_t incarnation = 0;
+  };
+
+  void restart_controller() {
+    if (directory_) num_differed_ += directory_->num_digests_differed();
+    directory_ = std::make_unique<Directory>(DirectoryOptions{.index = {.seed = seed_}});
+    sessions_.clear();
+    asker_ = directory_->join(node_info("asker"), 0, now_)->id;
+  }
+  void start(Node& node) {
+    node.is_running = true;
+    ++node.incarnation;
+    node.held = State{};
+    node.is_registered = false;
+    node.spoke_at = -kBeat;
+    const std::size_t resend_bytes_max = dice_.percent(50) ? 400 : 100'000;
+    node.publisher = std::make_unique<Publisher>(Incarnation{node.incarnation}, resend_bytes_max,
+                                                 [this, &node](std::string_view bytes) {
+                                                   if (node.is_registered) node.up.send(dice_, is_faulty_, now_, bytes);
+                                                 });
+    node.note();
+  }
+  void stop(Node& node) {
+    node.is_running = false;
+    node.spoke_at = now_;
+  }
+
+  void step() {
+    now_ += kTick;
+    if (is_faulty_ && dice_.percent(1) && dice_.percent(15)) restart_controller();
+    if (is_faulty_ && dice_.percent(1) && dice_.percent(50)) stalled_until_ = now_ + dice_.draw(5000) * kMillisecond;
+    for (Node& node : nodes_) {
+      if (is_faulty_) disturb(node);
+      if (node.is_running) turn(node);
+    }
+    if (now_ < stalled_until_) return;
+    for (Node& node : nodes_) {
+      while (const auto bytes = node.up.receive(now_)) serve(node, *bytes);
+    }
+    directory_->heartbeat(asker_, 0, now_);
+    for (const NodeId gone : directory_->expire(now_)) {
+      std::erase_if(sessions_, [&](const auto& session) { return session.second.id == gone; });
+      ASSERT_NE(gone, asker_) << "a late loop is nobody's silence, seed " << seed_;
+    }
+    check();
+  }
+
+  void disturb(Node& node) {
+    if (!node.is_running) {
+      if (dice_.percent(2)) start(node);
+      return;
+    }
+    if (dice_.percent(1)) return dice_.percent(50) ? stop(node) : start(node);
+    if (!dice_.percent(30)) return;
+    std::vector<std::uint32_t> keys;
+    for (std::uint32_t i = 1 + dice_.draw(4); i > 0; --i) keys.push_back(dice_.draw(kNumKeys));
+    if (dice_.percent(60))
+      node.publish(dice_.draw(kNumTiers), keys);
+    else
+      node.evict(keys);
+  }
+
+  void turn(Node& node) {
+    while (const auto bytes = node.down.receive(now_)) {
+      const wire::Message message = wire::parse(*bytes).value();
+      std::visit([&](const auto& known) { hear(node, known); }, message);
+    }
+    if (node.is_registered && now_ - node.heard_at > kLostAfter) node.is_registered = false;
+    if (now_ - node.spoke_at < kBeat) return;
+    node.spoke_at = now_;
+    const std::uint64_t next_sequence = node.publisher->next_sequence();
+    if (!node.is_registered) {
+      const NodeInfo info = node_info(node.name, node.incarnation);
+      const wire::Hello hello{.engine_id = info.engine_id.value,
+                              .incarnation = node.incarnation,
+                              .role = info.role,
+                              .endpoint = info.endpoint,
+                              .fingerprint = info.fingerprint,
+                              .next_sequence = next_sequence};
+      return node.up.send(dice_, is_faulty_, now_, encode(hello));
+    }
+    const TierDigests& digests = node.publisher->digests();
+    const wire::Heartbeat beat{
+        .incarnation = node.incarnation, .next_sequence = next_sequence, .digests = {digests.begin(), digests.end()}};
+    node.up.send(dice_, is_faulty_, now_, encode(beat));
+  }
+  void hear(Node& node, const wire::Registered& message) {
+    if (message.incarnation != node.incarnation) return;
+    node.heard_at = now_;
+    if (std::exchange(node.is_registered, true) || !message.snapshot_wanted) return;
+    node.publisher->begin_snapshot();
+    node.note();
+    node.publish_all();
+  }
+  void hear(Node& node, const wire::SnapshotWanted& message) {
+    if (message.incarnation != node.incarnation || !node.is_registered) return;
+    node.heard_at = now_;
+    if (node.publisher->answer(message) != Publisher::Answer::kSnapshotBegun) return;
+    node.note();
+    node.publish_all();
+  }
+  void hear(Node& node, const wire::Unregistered& message) {
+    if (message.incarnation != node.incarnation || !node.is_registered) return;
+    node.is_registered = false;
+    node.spoke_at = now_ - kBeat;
+  }
+  void hear(Node& node, const wire::HeartbeatAck& message) {
+    if (message.incarnation == node.incarnation) node.heard_at = now_;
+  }
+  template <class T>
+  void hear(Node&, const T&) {}
+
+  void serve(Node& node, std::string_view bytes) {
+    wire::Message message = wire::parse(bytes).value();
+    if (is_faulty_ && dice_.percent(3)) change(node, message);
+    std::visit([&](const auto& known) { on(node, known); }, message);
+  }
+  /// Neither side can know; only digests tell.
+  void change(Node& node, wire::Message& message) {
+    const auto session = sessions_.find(node.name);
+    if (session == sessions_.end()) return;
+    if (auto* publish = std::get_if<wire::Publish>(&message); publish != nullptr && !publish->full.keys.empty()) {
+      publish->full.keys[0] = key_of(dice_.draw(kNumKeys));
+      changed_.insert(session->second.id);
+    } else if (auto* evict = std::get_if<wire::Evict>(&message)) {
+      evict->keys.keys[0] = key_of(dice_.draw(kNumKeys));
+      changed_.insert(session->second.id);
+    }
+  }
+  void on(Node& node, const wire::Hello& hello) {
+    const Result<Joined> joined =
+        directory_->join(node_info(hello.engine_id, hello.incarnation), hello.next_sequence, now_);
+    if (!joined) return;  // an older incarnation's late word
+    if (joined->fenced) ++num_fenced_;
+    sessions_[node.name] = {joined->id, hello.incarnation};
+    reply(node, wire::Registered{.incarnation = hello.incarnation, .snapshot_wanted = joined->snapshot_wanted});
+    num_snapshots_ += joined->snapshot_wanted ? 1 : 0;
+    if (joined->resend_wanted) want_repair(node);
+  }
+  void on(Node& node, const wire::Heartbeat& beat) {
+    if (!speaks(node, beat.incarnation)) return reply(node, wire::Unregistered{.incarnation = beat.incarnation});
+    const NodeId id = sessions_[node.name].id;
+    if (directory_->heartbeat(id, beat.next_sequence, now_, beat.digests) == Update::kRepairWanted) want_repair(node);
+    reply(node, wire::HeartbeatAck{.incarnation = beat.incarnation});
+  }
+  void on(Node& node, const wire::Publish& publish) {
+    if (!speaks(node, publish.incarnation)) return;
+    std::vector<ChunkEntry> chunks;
+    for (const ChunkKey& key : publish.full.keys) chunks.push_back({key, 256, false, {}});
+    const SnapshotMark mark = publish.begins_snapshot ? SnapshotMark::kBegins
+                              : publish.ends_snapshot ? SnapshotMark::kEnds
+                                                      : SnapshotMark::kNone;
+    if (directory_->publish(sessions_[node.name].id, publish.sequence, mark, chunks, now_,
+                            static_cast<Tier>(publish.tier)) == Update::kRepairWanted)
+      want_repair(node);
+  }
+  void on(Node& node, const wire::Evict& evict) {
+    if (!speaks(node, evict.incarnation)) return;
+    if (directory_->evict(sessions_[node.name].id, evict.sequence, evict.keys.keys, now_) == Update::kRepairWanted)
+      want_repair(node);
+  }
+  template <class T>
+  void on(Node&, const T&) {
+    FAIL() << "no node sends this, seed " << seed_;
+  }
+  bool speaks(const Node& node, std::uint64_t incarnation) const {
+    const auto session = sessions_.find(node.name);
+    return session != sessions_.end() && session->second.incarnation == incarnation;
+  }
+  void want_repair(Node& node) {
+    const Session& session = sessions_.at(node.name);
+    const Repair repair = directory_->repair(session.id);
+    ++(repair.resend_will_do ? num_resends_ : num_snapshots_);
+    reply(node, wire::SnapshotWanted{.incarnation = session.incarnation,
+                                     .next_sequence = repair.heard_below,
+                                     .resend_will_do = repair.resend_will_do,
+                                     .resend_from = repair.resend_from});
+  }
+  template <class T>
+  void reply(Node& node, const T& message) {
+    node.down.send(dice_, is_faulty_, now_, encode(message));
+  }
+
+  /// Asks for each key alone, so that nothing hides behind a prefix's end.
+  std::map<std::string, Credit> credits() {
+    std::map<std::string, Credit> credits;
+    for (std::uint32_t key = 0; key < kNumKeys; ++key) {
+      const auto holders =
+          directory_->lookup(asker_, {.keys = {key_of(key)}, .tail_groups = {}, .exact_tails = {}}, now_);
+      for (const Holder& holder : *holders) {
+        Credit& credit = credits[holder.engine_id.value];
+        credit.incarnation = holder.incarnation.value;
+        credit.is_confirmed = holder.confirmed;
+        credit.fastest[key] = static_cast<std::uint8_t>(1U << static_cast<unsigned>(holder.tier));
+      }
+    }
+    return credits;
+  }
+  static State fastest_of(const State& state) {
+    State fastest{};
+    for (std::uint32_t key = 0; key < kNumKeys; ++key)
+      fastest[key] = static_cast<std::uint8_t>(state[key] & -state[key]);
+    return fastest;
+  }
+
+  void check() {
+    for (const auto& [name, credit] : credits()) {
+      Node& node = nodes_[name.back() - '0'];
+      const auto session = sessions_.find(name);
+      ASSERT_NE(session, sessions_.end()) << name << " is credited, and nobody is registered, seed " << seed_;
+      ASSERT_EQ(credit.incarnation, session->second.incarnation) << "stale credit of " << name << ", seed " << seed_;
+      const NodeId id = session->second.id;
+      if (changed_.contains(id)) continue;
+      const std::vector<State>& told = node.told.at(credit.incarnation);
+      if (credit.is_confirmed) {
+        const std::uint64_t sequence = directory_->repair(id).resend_from;
+        ASSERT_LT(sequence, told.size());
+        ASSERT_EQ(credit.fastest, fastest_of(told[sequence])) << name << " at " << sequence << ", seed " << seed_;
+        ++num_exact_;
+      }
+      for (std::uint32_t key = 0; key < kNumKeys; ++key) {
+        const std::uint8_t tier = credit.fastest[key];
+        ASSERT_TRUE(tier == 0 || std::any_of(told.begin(), told.end(), [&](const State& s) { return s[key] & tier; }))
+            << name << " never had key " << key << ", seed " << seed_;
+      }
+    }
+  }
+
+  /// Of the living everything, confirmed; of those that died longer ago than a lease and a late loop's grace, nothing.
+  bool all_found() {
+    std::map<std::string, Credit> credits = this->credits();
+    for (Node& node : nodes_) {
+      const auto found = credits.find(node.name);
+      if (!node.is_running) {
+        const TimeNs silent_since = std::max(node.spoke_at + kDelayMax, stalled_until_);
+        if (found != credits.end() && now_ > silent_since + 4 * kSecond + 2 * kTick) return false;
+        continue;
+      }
+      const State expected = fastest_of(node.held);
+      if (found == credits.end() && expected == State{} && speaks(node, node.incarnation)) continue;
+      if (found == credits.end() || found->second.incarnation != node.incarnation || !found->second.is_confirmed ||
+          found->second.fastest != expected)
+        return false;
+    }
+    return true;
+  }
+
+  unsigned seed_;
+  Dice dice_;
+  TimeNs now_ = kSecond;
+  bool is_faulty_ = false;
+  TimeNs stalled_until_ = 0;
+  std::array<Node, kNumNodes> nodes_;
+  std::unique_ptr<Directory> directory_;
+  std::map<std::string, Session> sessions_;
+  std::set<NodeId> changed_;  // the directory was told something else than the node said
+  NodeId asker_;
+};
+
+TEST(Repair, AnyScheduleOfFaultsHealsAndNothingStaleIsCredited) {
+  std::uint64_t num_resends = 0, num_snapshots = 0, num_differed = 0, num_fenced = 0, num_exact = 0;
+  const auto number = [](const char* name) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? 0U : static_cast<unsigned>(std::strtoul(text, nullptr, 10));
+  };
+  const unsigned only = number("KVFERRY_SEED");
+  const unsigned last = only > 0 ? only : number("KVFERRY_SEEDS") > 0 ? number("KVFERRY_SEEDS") : 200;
+  for (unsigned seed = std::max(only, 1U); seed <= last; ++seed) {
+    Cluster cluster(seed);
+    cluster.run();
+    if (HasFatalFailure()) return;
+    ASSERT_EQ(cluster.num_healed_, 3U);
+    num_resends += cluster.num_resends_;
+    num_snapshots += cluster.num_snapshots_;
+    num_differed += cluster.num_differed_;
+    num_fenced += cluster.num_fenced_;
+    num_exact += cluster.num_exact_;
+  }
+  if (only > 0) return;
+  // That the schedules had all of it in them.
+  EXPECT_GT(num_resends, 1000U);
+  EXPECT_GT(num_snapshots, 1000U);
+  EXPECT_GT(num_differed, 20U);
+  EXPECT_GT(num_fenced, 100U);
+  EXPECT_GT(num_exact, 10'000U);
+}
+
+}  // namespace
+}  // namespace kvferry::controller
