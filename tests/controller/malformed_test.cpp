@@ -179,6 +179,22 @@ TEST_F(BadPeers, ALostLastEvictIsRepairedWithoutAnyFurtherNews) {
   EXPECT_EQ(node.count<SnapshotWanted>(), 1U);
 }
 
+TEST_F(BadPeers, ALostLastMessageIsSeenWithoutWaitingForTheNextHeartbeat) {
+  Relay relay(server_.endpoint());
+  LiveNode node(relay.endpoint(), node_info("b"), /*heartbeat_ms=*/10 * kDeadlineMs);
+  ASSERT_TRUE(node.wait_for<SnapshotWanted>());
+  relay.set_drop([is_first = true](const wire::Message& message) mutable {
+    const auto* publish = std::get_if<wire::Publish>(&message);
+    return publish != nullptr && !publish->full.keys.empty() && std::exchange(is_first, false);
+  });
+  node.hold(full_chunks(0, 2));
+  EXPECT_TRUE(asker_.wait_until([&] {
+    node.turn(0);
+    return asker_.who_has(ask_for(0, 2)) == std::vector<std::string>{"b:2"};
+  }));
+  EXPECT_EQ(relay.num_dropped(), 1);
+}
+
 TEST_F(BadPeers, ALostSnapshotIsAskedForAgain) {
   Relay relay(server_.endpoint());
   relay.set_drop([](const wire::Message& message) { return std::holds_alternative<wire::Publish>(message); });
