@@ -19,6 +19,7 @@ namespace {
 constexpr int kSendQueueMax = 10'000;        // publishes of a whole snapshot fit: 160 million chunks
 constexpr std::size_t kPendingMax = 16'384;  // look-ups without a reply that are remembered; the oldest fall out
 constexpr int kLeaveLingerMs = 150;
+constexpr std::int64_t kNewsBeatMs = 100;
 constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;  // a second of a million keys
 
 class ZmqClient final : public Client {
@@ -118,9 +119,12 @@ class ZmqClient final : public Client {
   std::uint64_t incarnation() const { return options_.node.incarnation.value; }
   bool is_over() const { return state_ == State::kRefused || state_ == State::kLeft; }
 
-  /// Says what is due: Hello while not registered, else a heartbeat.
+  /// Says what is due: Hello while not registered, else a heartbeat, which comes earlier after news: it tells whether
+  /// the last of them was lost.
   void speak(TimeNs now) {
-    const bool due = !spoke_at_ || now - *spoke_at_ >= options_.heartbeat_ms * kMillisecond;
+    const bool has_news = state_ == State::kRegistered && publisher_.next_sequence() != beat_sequence_;
+    const std::int64_t wait_ms = has_news ? std::min(options_.heartbeat_ms, kNewsBeatMs) : options_.heartbeat_ms;
+    const bool due = !spoke_at_ || now - *spoke_at_ >= wait_ms * kMillisecond;
     if (!due || (state_ != State::kConnecting && state_ != State::kRegistered)) return;
     bool sent = false;
     if (state_ == State::kConnecting) {
@@ -137,6 +141,7 @@ class ZmqClient final : public Client {
       sent = send(wire::Heartbeat{.incarnation = incarnation(),
                                   .next_sequence = publisher_.next_sequence(),
                                   .digests = {digests.begin(), digests.end()}});
+      if (sent) beat_sequence_ = publisher_.next_sequence();
     }
     // Silence counts from the oldest question without an answer; a Hello that found no connection asked nobody.
     if (!waiting_since_ && (sent || state_ == State::kRegistered)) waiting_since_ = now;
@@ -217,6 +222,7 @@ class ZmqClient final : public Client {
   ClientOptions options_;
   State state_ = State::kConnecting;
   std::optional<TimeNs> spoke_at_;       // last Hello or Heartbeat that got out
+  std::uint64_t beat_sequence_ = 0;      // told by the last heartbeat
   std::optional<TimeNs> waiting_since_;  // oldest Hello or Heartbeat since the controller's last word
   Publisher publisher_{options_.node.incarnation, kResendBytesMax, [this](std::string_view bytes) {
                          if (registered()) send_bytes(bytes);

@@ -80,6 +80,7 @@ struct ClientOptions {
 };
 
 /// Threads: one owner. Poll fd() for reading, then call process(); call process() at least every heartbeat_ms as well.
+/// Whoever calls it every 50 ms has a lost last message seen within 150 ms, by a heartbeat that follows news.
 class Client {
  public:
   virtual ~Client() = default;

@@ -84,7 +84,8 @@ class Directory {
 
   /// `next_sequence`: the number that the node's next publish or evict will have; shows that its last one was lost.
   /// `digests`: of what it holds then, by tier; if they are another number's than kNumTiers, they are not compared. A
-  /// difference where nothing is missing is a loss that nobody saw: the node owes a snapshot.
+  /// difference where nothing is missing is a loss that nobody saw: the node owes a snapshot. If that does not help,
+  /// the wait before the next doubles, up to about a minute.
   Update heartbeat(NodeId node, std::uint64_t next_sequence, TimeNs now, std::span<const TierDigest> digests = {});
   Update publish(NodeId node, std::uint64_t sequence, SnapshotMark mark, std::span<const ChunkEntry> chunks, TimeNs now,
                  Tier tier = Tier::kHost);
@@ -138,6 +139,7 @@ class Directory {
     std::uint64_t heard_below = 0;     // never less; if more, messages are missing
     bool owes_snapshot = true;         // until one ends
     std::optional<TimeNs> asked_at{};  // for what is missing; also when a part of it came
+    unsigned num_differed = 0;         // comparisons of digests in a row
     std::size_t num_counted = 0;       // in num_chunks_
 
     bool has_gap() const { return heard_below > next_sequence; }

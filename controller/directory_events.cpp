@@ -6,6 +6,8 @@
 namespace kvferry::controller {
 namespace {
 
+constexpr unsigned kDoublingsMax = 8;  // of repair_retry_ms
+
 std::size_t left(std::size_t max, std::size_t used) { return max > used ? max - used : 0; }
 
 }  // namespace
@@ -17,8 +19,11 @@ Update Directory::heartbeat(NodeId id, std::uint64_t next_sequence, TimeNs now, 
   node->heard_below = std::max(node->heard_below, next_sequence);
   const bool is_comparable = digests.size() == kNumTiers && next_sequence == node->next_sequence &&
                              node->is_confirmed() && !node->seen.is_partial;
-  if (is_comparable && !std::ranges::equal(digests, node->home->table.digests(node->seen.index))) {
+  if (is_comparable && std::ranges::equal(digests, node->home->table.digests(node->seen.index))) {
+    node->num_differed = 0;
+  } else if (is_comparable) {
     node->owes_snapshot = true;
+    ++node->num_differed;
     ++num_digests_differed_;
   }
   return ask(*node, now);
@@ -75,8 +80,13 @@ bool Directory::accept(Node& node, std::uint64_t sequence, bool voids_before) {
 }
 
 Update Directory::ask(Node& node, TimeNs now) {
+  const TimeNs retry = options_.repair_retry_ms * kMillisecond;
   if (!node.has_gap() && !node.needs_snapshot()) return Update::kApplied;
-  if (node.asked_at && now - *node.asked_at < options_.repair_retry_ms * kMillisecond) return Update::kApplied;
+  if (node.asked_at && now - *node.asked_at < retry) return Update::kApplied;
+  // A node whose snapshots don't help must not do nothing but send them.
+  const bool is_hopeless = node.num_differed > 1 && !node.has_gap();
+  if (is_hopeless && now - node.snapshot_begun_at < retry << std::min(node.num_differed, kDoublingsMax))
+    return Update::kApplied;
   node.asked_at = now;
   return Update::kRepairWanted;
 }

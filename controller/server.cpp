@@ -157,8 +157,12 @@ class ZmqServer final : public Server {
     ++counters_.heartbeats;
     const Session* session = session_of(peer, heartbeat.incarnation);
     if (session == nullptr) return send_unregistered(peer, heartbeat.incarnation);
+    const std::uint64_t num_differed = directory_.num_digests_differed();
     if (directory_.heartbeat(session->node, heartbeat.next_sequence, now, heartbeat.digests) == Update::kRepairWanted)
       want_repair(peer, *session);
+    if (directory_.num_digests_differed() != num_differed)
+      log().warn("node {} holds something else than is known of it; it is asked for everything",
+                 peers_.at(session->node).name);
     reply(peer, wire::HeartbeatAck{.incarnation = heartbeat.incarnation});
   }
 

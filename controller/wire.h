@@ -134,9 +134,8 @@ struct LookupReply {
 struct SnapshotWanted {
   Header header{kProtocolVersion, 11};
   std::uint64_t incarnation = 0;
-  std::uint64_t next_sequence =
-      0;                        // the controller heard of all numbers below: a snapshot begun at or above is on its way
-  bool resend_will_do = false;  // in place of a snapshot, from this number on:
+  std::uint64_t next_sequence = 0;  // the controller heard of all below: a snapshot begun at or above is on its way
+  bool resend_will_do = false;      // in place of a snapshot, from this number on:
   std::uint64_t resend_from = ~std::uint64_t{0};  // the first that is missing; older controllers don't tell
   KVFERRY_FIELDS(header, incarnation, next_sequence, resend_will_do, resend_from);
 };

@@ -439,6 +439,30 @@ TEST_F(DirectoryTest, ADigestThatDiffersShowsWhatNobodySaw) {
   EXPECT_EQ(directory_.num_digests_differed(), 3U);
 }
 
+TEST_F(DirectoryTest, SnapshotsThatDoNotHelpAreAskedForMoreAndMoreRarely) {
+  const NodeId a = joined(node_info("a"));
+  TierDigests digests;
+  digests[0].num_keys = 1;  // whatever it publishes
+  std::vector<TimeNs> asked;
+  std::uint64_t sequence = 1;
+  for (const TimeNs end = now_ + 300 * kSecond; now_ < end; now_ += 500 * kMillisecond) {
+    if (directory_.heartbeat(a, sequence, now_, digests) != Update::kRepairWanted) continue;
+    asked.push_back(now_);
+    directory_.publish(a, sequence++, SnapshotMark::kReplaces, {}, now_);
+  }
+  ASSERT_GE(asked.size(), 10U);
+  EXPECT_LE(asked.size(), 14U);
+  EXPECT_LE(asked[1] - asked[0], kSecond);
+  EXPECT_GE(asked.back() - asked[asked.size() - 2], 50 * kSecond);
+  EXPECT_LE(asked.back() - asked[asked.size() - 2], 52 * kSecond);
+  // A loss is made good at once, and so is a difference after they agreed.
+  EXPECT_EQ(directory_.publish(a, sequence + 1, SnapshotMark::kNone, {}, now_), Update::kRepairWanted);
+  directory_.publish(a, sequence, SnapshotMark::kReplaces, {}, now_);
+  directory_.publish(a, sequence + 1, SnapshotMark::kNone, {}, now_);
+  EXPECT_EQ(directory_.heartbeat(a, sequence + 2, now_, TierDigests{}), Update::kApplied);
+  EXPECT_EQ(directory_.heartbeat(a, sequence + 2, now_, digests), Update::kRepairWanted);
+}
+
 TEST_F(DirectoryTest, WhereNotAllFoundRoomDigestsAreNotCompared) {
   const NodeId a = joined(node_info("a"));
   TierDigests digests;

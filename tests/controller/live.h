@@ -49,9 +49,10 @@ class LiveServer {
 /// snapshot.
 class LiveNode {
  public:
-  LiveNode(const std::string& controller, const NodeInfo& info)
+  LiveNode(const std::string& controller, const NodeInfo& info, std::int64_t heartbeat_ms = 50)
       : client_(
-            make_client({.controller = controller, .node = info, .heartbeat_ms = 50, .lost_after_ms = 1000}).value()) {}
+            make_client({.controller = controller, .node = info, .heartbeat_ms = heartbeat_ms, .lost_after_ms = 1000})
+                .value()) {}
 
   Client& client() { return *client_; }
   void hold(const std::vector<ChunkEntry>& chunks) {

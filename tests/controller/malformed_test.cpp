@@ -179,6 +179,22 @@ TEST_F(BadPeers, ALostLastEvictIsRepairedWithoutAnyFurtherNews) {
   EXPECT_EQ(node.count<SnapshotWanted>(), 1U);
 }
 
+TEST_F(BadPeers, ALostLastMessageIsSeenWithoutWaitingForTheNextHeartbeat) {
+  Relay relay(server_.endpoint());
+  LiveNode node(relay.endpoint(), node_info("b"), /*heartbeat_ms=*/10 * kDeadlineMs);
+  ASSERT_TRUE(node.wait_for<SnapshotWanted>());
+  relay.set_drop([is_first = true](const wire::Message& message) mutable {
+    const auto* publish = std::get_if<wire::Publish>(&message);
+    return publish != nullptr && !publish->full.keys.empty() && std::exchange(is_first, false);
+  });
+  node.hold(full_chunks(0, 2));
+  EXPECT_TRUE(asker_.wait_until([&] {
+    node.turn(0);
+    return asker_.who_has(ask_for(0, 2)) == std::vector<std::string>{"b:2"};
+  }));
+  EXPECT_EQ(relay.num_dropped(), 1);
+}
+
 TEST_F(BadPeers, ALostSnapshotIsAskedForAgain) {
   Relay relay(server_.endpoint());
   relay.set_drop([](const wire::Message& message) { return std::holds_alternative<wire::Publish>(message); });
@@ -198,6 +214,29 @@ TEST_F(BadPeers, ALostSnapshotIsAskedForAgain) {
            server_.status().counters.snapshots_wanted == before.snapshots_wanted &&
            server_.status().counters.resends_wanted == before.resends_wanted;
   }));
+}
+
+TEST_F(BadPeers, AnOlderNodeThatKnowsNoEndsOfSnapshotsIsServedAsBefore) {
+  RawPeer peer(server_.endpoint());
+  peer.send(
+      encode(wire::Hello{.engine_id = "raw", .incarnation = 1, .endpoint = "tcp://h:1", .fingerprint = "model=a"}));
+  ASSERT_TRUE(std::get<wire::Registered>(peer.receive()).snapshot_wanted);
+  const auto publish = [&](std::uint64_t sequence, bool begins_snapshot, std::uint32_t from, std::uint32_t to) {
+    peer.send(encode(wire::Publish{
+        .incarnation = 1, .sequence = sequence, .begins_snapshot = begins_snapshot, .full = {keys_of(from, to)}}));
+  };
+  publish(0, true, 0, 0);
+  publish(1, false, 0, 4);
+  ASSERT_TRUE(asker_.wait_to_see(ask_for(0, 9), {"raw:4"}));
+  EXPECT_TRUE(asker_.last<LookupReply>().holders[0].confirmed) << "its snapshot has no end to wait for";
+  publish(3, false, 4, 5);  // 2 is lost
+  const auto wanted = std::get<wire::SnapshotWanted>(peer.receive());
+  EXPECT_EQ(wanted.next_sequence, 4U) << "a snapshot begun below did not make it good";
+  publish(4, true, 0, 0);
+  publish(5, false, 0, 2);
+  EXPECT_TRUE(asker_.wait_to_see(ask_for(0, 9), {"raw:2"}));
+  peer.send(encode(wire::Heartbeat{.incarnation = 1, .next_sequence = 6}));
+  EXPECT_TRUE(std::holds_alternative<wire::HeartbeatAck>(peer.receive())) << "no more wishes";
 }
 
 TEST_F(BadPeers, AFloodOfGarbageIsCountedAndChangesNothing) {
