@@ -79,8 +79,11 @@ void ShmLink::on_welcome(Packet packet) {
   } else {
     std::byte probe[8];
     const CopyRange range{0, 0, sizeof(probe)};
-    if (const Result<void> ok = copy_by_cma({&range, 1}, probe, welcome->probe, Direction::kPull, pid_); !ok)
+    if (const Result<void> ok = copy_by_cma({&range, 1}, probe, welcome->probe, Direction::kPull, pid_); !ok) {
+      if (ok.error().code == ErrorCode::kPeerLost || control_->is_closed())
+        return fail("the peer has gone since it said welcome");
       cma_refusal_ = ok.error().what;
+    }
   }
   log().info("transport: connected to peer {} on this host: {}", peer_, describe());
 }
