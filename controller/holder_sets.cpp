@@ -22,14 +22,17 @@ std::uint64_t hash(std::span<const Placement> members) {
 
 }  // namespace
 
+bool HolderSets::repeats(const Change& last, Id& set, Placement placement) {
+  if (last.to == 0 || last.from != set || last.placement != placement) return false;
+  const Id to = last.to;  // release() may forget the change
+  ++record_of(to)->num_references;
+  release(set);
+  set = to;
+  return true;
+}
+
 bool HolderSets::add(Id& set, Placement placement) {
-  if (last_add_.to != 0 && last_add_.from == set && last_add_.placement == placement) {
-    const Id to = last_add_.to;
-    ++record_of(to)->num_references;
-    release(set);
-    set = to;
-    return true;
-  }
+  if (repeats(last_add_, set, placement)) return true;
   const std::span<const Placement> old = members(set);
   const auto at = std::lower_bound(old.begin(), old.end(), placement);
   if (at != old.end() && *at == placement) return false;
@@ -44,13 +47,7 @@ bool HolderSets::add(Id& set, Placement placement) {
 }
 
 bool HolderSets::remove(Id& set, Placement placement) {
-  if (last_remove_.to != 0 && last_remove_.from == set && last_remove_.placement == placement) {
-    const Id to = last_remove_.to;
-    ++record_of(to)->num_references;
-    release(set);
-    set = to;
-    return true;
-  }
+  if (repeats(last_remove_, set, placement)) return true;
   const std::span<const Placement> old = members(set);
   const auto at = std::lower_bound(old.begin(), old.end(), placement);
   if (at == old.end() || *at != placement) return false;

@@ -80,6 +80,8 @@ class HolderSets {
     return reinterpret_cast<Record*>(block + (index & ((1U << log) - 1)) * record_bytes(size_class));
   }
 
+  /// True: it was the same change as the last one, and is made.
+  bool repeats(const Change& last, Id& set, Placement placement);
   Id make(std::span<const Placement> members);  // one reference to a set of these
   Id allocate(std::span<const Placement> members, bool is_shared);
   void release(Id set);

@@ -5,11 +5,12 @@
 #include <cstdint>
 #include <new>
 
+#include "transport/base/huge_pages.h"
+
 namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kPageBytes = std::size_t{4} << 10;
-constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 

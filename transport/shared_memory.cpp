@@ -108,8 +108,7 @@ Result<SharedMemory> SharedMemory::create(std::string_view label, std::uint64_t 
 Result<SharedMemory> SharedMemory::create_of(const std::string& name, std::uint64_t bytes, unsigned page_flags) {
   SharedMemory memory;
   memory.fd_ = OwnedFd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | page_flags));
-  const std::uint64_t page_bytes = page_flags == 0 ? 1 : kHugePageBytes;
-  const std::uint64_t file_bytes = (bytes + page_bytes - 1) / page_bytes * page_bytes;
+  const std::uint64_t file_bytes = page_flags == 0 ? bytes : whole_pages(memory.fd_.get(), bytes);
   if (!memory.fd_ || ::ftruncate(memory.fd_.get(), static_cast<off_t>(file_bytes)) != 0 ||
       ::fcntl(memory.fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     return Error{ErrorCode::kUnavailable,
