@@ -14,6 +14,7 @@
 #include "controller/directory.h"
 #include "launch/bench/controller_load.h"
 #include "launch/bench/host_facts.h"
+#include "launch/bench/median.h"
 #include "launch/bench/progress.h"
 
 namespace kvferry::bench {
@@ -50,16 +51,11 @@ double resident_bytes() {
   return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE));
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 struct Speed {
   double per_s = 0, us_p50 = 0, us_p99 = 0;
 };
 
-Speed median(const std::vector<Speed>& speeds) {
+Speed median_speed(const std::vector<Speed>& speeds) {
   const auto of = [&](double Speed::*field) {
     std::vector<double> values;
     for (const Speed& speed : speeds) values.push_back(speed.*field);
@@ -132,7 +128,7 @@ class ControllerBench {
       speeds.push_back({static_cast<double>(times_us.size()) * 1e9 / static_cast<double>(total),
                         times_us[times_us.size() / 2], times_us[times_us.size() * 99 / 100]});
     }
-    return median(speeds);
+    return median_speed(speeds);
   }
 
   /// The floor of any table where each key lies in a place of its own: as many random lines of a bare array that holds

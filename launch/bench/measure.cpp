@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "launch/bench/median.h"
 #include "launch/bench/worker.h"
 #include "launch/bench/worker_pair.h"
 
@@ -16,11 +17,6 @@ constexpr std::uint64_t kRoundsMin = 100;
 constexpr std::uint64_t kRoundsFirst = 20;
 constexpr double kPingSecondsMax = 1;  // for blocks so large that kRounds of them take longer
 constexpr std::uint64_t kCallBytes[] = {64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20};
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 struct Timed {
   double seconds = 0;
