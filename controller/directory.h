@@ -13,16 +13,13 @@
 
 #include "controller/chunk_table.h"
 #include "controller/client.h"
+#include "controller/node_id.h"
 #include "controller/status.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
 #include "transport/base/result.h"
 
 namespace kvferry::controller {
-
-/// One registered (namespace, engine id, incarnation). Never used again, so whatever comes late for an expired node or
-/// a fenced incarnation finds nobody.
-using NodeId = StrongId<struct NodeIdTag, std::uint64_t>;
 
 struct DirectoryOptions {
   std::int64_t lease_ms = 3000;        // a node without a word for so long is forgotten
