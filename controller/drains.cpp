@@ -10,11 +10,14 @@ constexpr std::size_t kLooksPerTurn = 4096;  // at chunks that wait, so that a t
 
 }  // namespace
 
-void Drains::told(NodeId node, std::span<const ChunkEntry> chunks, bool ends_snapshot) {
+void Drains::told(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark) {
   const auto found = drains_.find(node);
   if (found == drains_.end()) return;
-  for (const ChunkEntry& chunk : chunks) found->second.waiting.push_back({chunk});
-  found->second.is_told |= ends_snapshot;
+  Drain& drain = found->second;
+  for (const ChunkEntry& chunk : chunks) drain.waiting.push_back({chunk});
+  drain.is_telling |= mark == SnapshotMark::kBegins || mark == SnapshotMark::kReplaces;
+  // The end of one that began before the drain is not the end of all.
+  drain.is_told |= drain.is_telling && (mark == SnapshotMark::kEnds || mark == SnapshotMark::kReplaces);
 }
 
 std::vector<Drains::Copy> Drains::advance(const Cluster& cluster, TimeNs now) {

@@ -10,6 +10,7 @@
 
 #include "controller/client.h"
 #include "controller/node_id.h"
+#include "controller/snapshot_mark.h"
 #include "transport/base/clock.h"
 
 namespace kvferry::controller {
@@ -58,7 +59,7 @@ class Drains {
   bool end(NodeId node) { return drains_.erase(node) > 0; }
   bool is_draining(NodeId node) const { return drains_.contains(node); }
   /// Of a node that is not being drained: nothing happens.
-  void told(NodeId node, std::span<const ChunkEntry> chunks, bool ends_snapshot);
+  void told(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark);
   /// Looks at what has come and says what to copy next. To be called every 100 ms or so.
   std::vector<Copy> advance(const Cluster& cluster, TimeNs now);
   Progress progress(NodeId node) const;
@@ -79,6 +80,7 @@ class Drains {
     std::vector<Running> running;
     std::uint64_t num_moved = 0, num_lost = 0;
     std::size_t next_target = 0;
+    bool is_telling = false;
     bool is_told = false;
   };
 

@@ -57,7 +57,7 @@ TEST_F(Draining, OnlyWhatOnlyItHoldsIsCopiedAndTheTargetsTakeTurns) {
   hold(kB, 0, 50);
   ASSERT_TRUE(drains.begin(kLeaving));
   EXPECT_FALSE(drains.begin(kLeaving));
-  drains.told(kLeaving, chunks, true);
+  drains.told(kLeaving, chunks, SnapshotMark::kReplaces);
   EXPECT_EQ(run([&](const Drains::Copy& copy) { bring(copy); }), 5u);
   for (const ChunkEntry& chunk : chunks) EXPECT_EQ(place_of(kLeaving, chunk.key), Drains::Place::kElsewhere);
   const Drains::Progress progress = drains.progress(kLeaving);
@@ -69,7 +69,7 @@ TEST_F(Draining, OnlyWhatOnlyItHoldsIsCopiedAndTheTargetsTakeTurns) {
 
 TEST_F(Draining, NotMoreAtATimeThanAllowed) {
   drains.begin(kLeaving);
-  drains.told(kLeaving, hold(kLeaving, 0, 100), true);
+  drains.told(kLeaving, hold(kLeaving, 0, 100), SnapshotMark::kReplaces);
   EXPECT_THAT(drains.advance(*this, now), SizeIs(2));
   EXPECT_THAT(drains.advance(*this, now), IsEmpty());
   EXPECT_EQ(drains.progress(kLeaving).num_left, 100u);
@@ -77,13 +77,13 @@ TEST_F(Draining, NotMoreAtATimeThanAllowed) {
 
 TEST_F(Draining, ATargetThatBringsNothingIsReplacedAndWhatNobodyBringsIsLost) {
   drains.begin(kLeaving);
-  drains.told(kLeaving, hold(kLeaving, 0, 20), true);
+  drains.told(kLeaving, hold(kLeaving, 0, 20), SnapshotMark::kReplaces);
   run([&](const Drains::Copy& copy) {
     if (copy.to == kB) bring(copy);
   });
   EXPECT_EQ(drains.progress(kLeaving).num_moved, 20u);
 
-  drains.told(kLeaving, hold(kLeaving, 200, 220), true);
+  drains.told(kLeaving, hold(kLeaving, 200, 220), SnapshotMark::kReplaces);
   std::map<NodeId, int> asked;
   EXPECT_EQ(run([&](const Drains::Copy& copy) { asked[copy.to] += 1; }), 6u);  // two copies, three times
   EXPECT_EQ(drains.progress(kLeaving).num_lost, 20u);
@@ -92,7 +92,7 @@ TEST_F(Draining, ATargetThatBringsNothingIsReplacedAndWhatNobodyBringsIsLost) {
 
 TEST_F(Draining, AnEvictedChunkIsNeitherMovedNorLost) {
   drains.begin(kLeaving);
-  drains.told(kLeaving, hold(kLeaving, 0, 20), true);
+  drains.told(kLeaving, hold(kLeaving, 0, 20), SnapshotMark::kReplaces);
   drains.advance(*this, now);
   held[kLeaving].clear();
   EXPECT_EQ(run([](const Drains::Copy&) {}), 0u);
@@ -103,7 +103,7 @@ TEST_F(Draining, AnEvictedChunkIsNeitherMovedNorLost) {
 TEST_F(Draining, WithoutAnybodyElseItWaits) {
   others.clear();
   drains.begin(kLeaving);
-  drains.told(kLeaving, hold(kLeaving, 0, 20), true);
+  drains.told(kLeaving, hold(kLeaving, 0, 20), SnapshotMark::kReplaces);
   for (int i = 0; i < 100; ++i) EXPECT_THAT(drains.advance(*this, now += kSecond), IsEmpty());
   EXPECT_EQ(drains.progress(kLeaving).num_left, 20u);
   others = {kB};
@@ -114,20 +114,21 @@ TEST_F(Draining, WithoutAnybodyElseItWaits) {
 TEST_F(Draining, ItIsNotDoneBeforeTheNodeHasToldAll) {
   drains.begin(kLeaving);
   EXPECT_FALSE(drains.progress(kLeaving).is_done());
-  drains.told(kLeaving, hold(kLeaving, 0, 5), false);
+  drains.told(kLeaving, {}, SnapshotMark::kEnds);  // of one that began before
+  drains.told(kLeaving, hold(kLeaving, 0, 5), SnapshotMark::kBegins);
   run([&](const Drains::Copy& copy) { bring(copy); });
   EXPECT_FALSE(drains.progress(kLeaving).is_done());
-  drains.told(kLeaving, {}, true);
+  drains.told(kLeaving, {}, SnapshotMark::kEnds);
   EXPECT_TRUE(drains.progress(kLeaving).is_done());
 }
 
 TEST_F(Draining, OneThatIsStoppedCopiesNothing) {
   drains.begin(kLeaving);
-  drains.told(kLeaving, hold(kLeaving, 0, 5), true);
+  drains.told(kLeaving, hold(kLeaving, 0, 5), SnapshotMark::kReplaces);
   EXPECT_TRUE(drains.end(kLeaving));
   EXPECT_FALSE(drains.end(kLeaving));
   EXPECT_THAT(drains.advance(*this, now), IsEmpty());
-  drains.told(kLeaving, hold(kLeaving, 0, 5), true);
+  drains.told(kLeaving, hold(kLeaving, 0, 5), SnapshotMark::kReplaces);
   EXPECT_TRUE(drains.empty());
 }
 
