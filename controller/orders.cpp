@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "controller/rule.h"
 #include "controller/wire.h"
 
 namespace kvferry::controller {
@@ -18,10 +19,6 @@ wire::RuleReply done(const wire::RuleRequest& request, std::string text, std::ui
 }
 wire::RuleReply refused(const wire::RuleRequest& request, std::string text) {
   return {.token = request.token, .is_done = false, .text = std::move(text)};
-}
-
-std::string shown(const std::string& name_space) {
-  return name_space.empty() ? std::string("the default namespace") : fmt::format("namespace '{}'", name_space);
 }
 
 }  // namespace
@@ -120,23 +117,22 @@ wire::RuleReply Orders::clear(const wire::RuleRequest& request) {
     nodes.push_back(*node);
   } else {
     nodes = directory_.nodes_of(request.name_space);
-    if (nodes.empty()) return refused(request, fmt::format("{} has no nodes", shown(request.name_space)));
+    if (nodes.empty()) return refused(request, fmt::format("namespace '{}' has no nodes", request.name_space));
   }
   for (const NodeId node : nodes) order(node, wire::Forget{.all = true});
   return done(request, fmt::format("{} nodes are asked to forget their chunks", nodes.size()), nodes.size());
 }
 
 wire::RuleReply Orders::quota(const wire::RuleRequest& request) {
-  constexpr std::uint64_t kNone = ~std::uint64_t{0};
   constexpr std::size_t kQuotasMax = 4096;
   if (request.name_space.size() > 256) return refused(request, "a namespace's name has at most 256 bytes");
   const bool is_new = !directory_.quotas().contains(request.name_space);
-  if (request.number != kNone && is_new && directory_.quotas().size() >= kQuotasMax)
+  if (request.number != kNoQuota && is_new && directory_.quotas().size() >= kQuotasMax)
     return refused(request, fmt::format("{} namespaces have a quota already", kQuotasMax));
   directory_.set_quota(request.name_space,
-                       request.number == kNone ? std::nullopt : std::optional<std::size_t>(request.number));
-  if (request.number == kNone) return done(request, fmt::format("{} has no quota", shown(request.name_space)));
-  return done(request, fmt::format("{} keeps at most {} chunks", shown(request.name_space), request.number),
+                       request.number == kNoQuota ? std::nullopt : std::optional<std::size_t>(request.number));
+  if (request.number == kNoQuota) return done(request, fmt::format("namespace '{}' has no quota", request.name_space));
+  return done(request, fmt::format("namespace '{}' keeps at most {} chunks", request.name_space, request.number),
               request.number);
 }
 
@@ -151,7 +147,7 @@ Result<NodeId> Orders::node_of(const std::string& name_space, const std::string&
     names.push_back(directory_.info(node)->engine_id.value);
   }
   return Error{ErrorCode::kNotFound,
-               fmt::format("{} has no node '{}'; it has {}", shown(name_space), engine_id.substr(0, 256),
+               fmt::format("namespace '{}' has no node '{}'; it has {}", name_space, engine_id.substr(0, 256),
                            names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")))};
 }
 
