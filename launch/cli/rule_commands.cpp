@@ -163,7 +163,7 @@ Run add_quota_command(CLI::App& app) {
                           "Bound the chunks that the controller keeps of a namespace; what nodes publish beyond is not "
                           "found by others",
                           flags);
-  CLI::Option* number = command->add_option("CHUNKS", flags->number, "At most so many");
+  CLI::Option* number = command->add_option("CHUNKS", flags->number, "At most so many")->check(CLI::NonNegativeNumber);
   CLI::Option* none = command->add_flag("--none", flags->no_quota, "As many as all namespaces together may have");
   number->excludes(none);
   command->callback([number, none] {
