@@ -13,16 +13,13 @@
 
 #include "controller/chunk_table.h"
 #include "controller/client.h"
+#include "controller/journal.h"
 #include "controller/status.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
 #include "transport/base/result.h"
 
 namespace kvferry::controller {
-
-/// One registered (namespace, engine id, incarnation). Never used again, so whatever comes late for an expired node or
-/// a fenced incarnation finds nobody.
-using NodeId = StrongId<struct NodeIdTag, std::uint64_t>;
 
 struct DirectoryOptions {
   std::int64_t lease_ms = 3000;        // a node without a word for so long is forgotten
@@ -41,14 +38,6 @@ enum class Update {
   kApplied,       // or dropped: it is old, or comes after a loss that was asked about already
   kUnknownNode,   // nothing happened: the sender must register
   kRepairWanted,  // something of this node is missing: ask it as repair() says
-};
-
-/// What a publish is to a snapshot, which is all that its node holds.
-enum class SnapshotMark {
-  kNone,
-  kReplaces,  // all that was held before is void from here on
-  kBegins,    // what was held before counts until the end; what is told from here on counts after it as well
-  kEnds,      // the last of it
 };
 
 /// What to ask of a node.
@@ -75,6 +64,8 @@ struct Joined {
 class Directory {
  public:
   explicit Directory(DirectoryOptions options = {}) : options_(options) {}
+  /// Is told of each change from here on, until it is unset; nullptr: nobody.
+  void set_journal(Journal* journal) { journal_ = journal; }
 
   /// A node is known by (namespace, engine id). The same incarnation again keeps what it held (its connection broke); a
   /// newer one replaces the older at once.
@@ -107,6 +98,8 @@ class Directory {
   /// Of a node that is not known: zeros.
   Repair repair(NodeId node) const;
   std::vector<NodeStatus> status(TimeNs now) const;
+  /// nullptr: not known.
+  const NodeInfo* info(NodeId node) const;
   std::size_t num_nodes() const { return nodes_.size(); }
   /// Of a node with a snapshot under way, the larger of what it held and what came so far.
   std::size_t num_chunks() const { return num_chunks_; }
@@ -116,6 +109,7 @@ class Directory {
   std::uint64_t index_version() const { return index_version_; }
 
  private:
+  friend class DirectoryState;  // what outlives a process
   struct Node;
   struct Namespace {
     std::string fingerprint;
@@ -138,12 +132,13 @@ class Directory {
     std::uint64_t next_sequence = 0;   // all before it was applied
     std::uint64_t heard_below = 0;     // never less; if more, messages are missing
     bool owes_snapshot = true;         // until one ends
+    bool is_reloaded = false;          // known from before a restart, and not yet heard to be still so
     std::optional<TimeNs> asked_at{};  // for what is missing; also when a part of it came
     unsigned num_differed = 0;         // comparisons of digests in a row
     std::size_t num_counted = 0;       // in num_chunks_
 
     bool has_gap() const { return heard_below > next_sequence; }
-    bool is_confirmed() const { return !owes_snapshot && !has_gap(); }
+    bool is_confirmed() const { return !owes_snapshot && !has_gap() && !is_reloaded; }
     bool needs_snapshot() const { return owes_snapshot && !next; }
   };
 
@@ -152,6 +147,8 @@ class Directory {
   Update ask(Node& node, TimeNs now);
   template <class Change>
   void change(Node& node, const Change& change_generation);
+  void tell_published(const Node& node, NodeId id, std::uint64_t sequence, SnapshotMark mark, Tier tier,
+                      std::span<const ChunkEntry> chunks, bool is_partial);
   void begin_snapshot(Node& node, TimeNs now);
   void end_snapshot(Node& node);
   void drop_snapshot(Node& node);
@@ -160,6 +157,8 @@ class Directory {
   void tidy();
 
   DirectoryOptions options_;
+  Journal* journal_ = nullptr;
+  bool is_reloading_ = false;  // what was kept once has room
   std::map<std::string, std::unique_ptr<Namespace>> namespaces_;
   std::unordered_map<NodeId, std::unique_ptr<Node>> nodes_;
   std::uint64_t last_node_id_ = 0;

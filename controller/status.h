@@ -46,12 +46,28 @@ struct NodeStatus {
   KVFERRY_FIELDS(name_space, engine_id, incarnation, role, endpoint, num_chunks, num_tails, heartbeat_age_ms);
 };
 
+/// What outlives the controller's process.
+struct StateStatus {
+  std::string folder;                   // empty: nothing is kept
+  bool durable = false;                 // what was acknowledged outlives the process
+  std::string why_not;                  // where it is not durable
+  std::uint64_t log_bytes = 0;          // what a restart would read, next to the snapshot
+  std::uint64_t snapshot_bytes = 0;     // of the newest one; 0: none yet
+  std::uint64_t snapshot_age_ms = 0;    // since it was complete; of one from before the restart, since the restart
+  std::uint64_t snapshots_written = 0;  // since the start
+  std::uint64_t records_loaded = 0;     // at the start
+  std::uint64_t load_ms = 0;
+  KVFERRY_FIELDS(folder, durable, why_not, log_bytes, snapshot_bytes, snapshot_age_ms, snapshots_written,
+                 records_loaded, load_ms);
+};
+
 struct Status {
   std::string version;
   std::uint64_t uptime_ms = 0;
   Counters counters;
   std::vector<NodeStatus> nodes;  // by namespace, then engine id
-  KVFERRY_FIELDS(version, uptime_ms, counters, nodes);
+  StateStatus state{};
+  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, state);
 };
 
 /// Asks the controller at `endpoint`; blocks up to `timeout_ms`. Threads: any.
