@@ -85,7 +85,6 @@ void ChunkTable::restore_tail(HolderIndex holder, const TableBlock::Tail& tail) 
   const bool is_held =
       std::any_of(holders.begin(), holders.end(), [&](Placement placement) { return placement.node() == holder; });
   if (!is_held) return;
-  drop_tail(holder, tail.key);
   set_tail(holder, {tail.key, tail.num_tokens, true, tail.group});
 }
 

@@ -9,9 +9,11 @@
 
 #include "controller/endpoint.h"
 #include "controller/publisher.h"
+#include "controller/wake_up.h"
 #include "controller/wire.h"
 #include "controller/zmq_io.h"
 #include "transport/base/log.h"
+#include "transport/base/owned_fd.h"
 
 namespace kvferry::controller {
 namespace {
@@ -46,6 +48,8 @@ class ZmqClient final : public Client {
   }
 
   int fd() const override { return epoll_.get(); }
+  std::uint64_t kept_below() const override { return publisher_.kept_below(); }
+  std::uint64_t next_sequence() const override { return publisher_.next_sequence(); }
   bool registered() const override { return state_ == State::kRegistered; }
   const std::string& controller() const override { return options_.controller; }
 
@@ -185,7 +189,10 @@ class ZmqClient final : public Client {
     }
     events.emplace_back(std::move(reply));
   }
-  /// HeartbeatAck has done its work by being a word; the rest only nodes send.
+  void on(const wire::HeartbeatAck& message, std::vector<ClientEvent>&) {
+    if (message.incarnation == incarnation()) publisher_.set_kept_below(message.kept_below);
+  }
+  /// The rest only nodes send.
   template <class T>
   void on(const T&, std::vector<ClientEvent>&) {}
 

@@ -175,9 +175,17 @@ std::vector<NodeStatus> Directory::status(TimeNs now) const {
   return result;
 }
 
-const NodeInfo* Directory::info(NodeId id) const {
+std::vector<std::pair<NodeId, const NodeInfo*>> Directory::nodes() const {
+  std::vector<std::pair<NodeId, const NodeInfo*>> nodes;
+  for (const auto& [id, node] : nodes_) nodes.emplace_back(id, &node->info);
+  return nodes;
+}
+
+std::uint64_t Directory::kept_below(NodeId id) const {
   const auto it = nodes_.find(id);
-  return it == nodes_.end() ? nullptr : &it->second->info;
+  if (it == nodes_.end()) return 0;
+  const std::uint64_t next_sequence = it->second->next_sequence;
+  return journal_ == nullptr ? next_sequence : journal_->kept_below(id, next_sequence);
 }
 
 Directory::Node* Directory::find(NodeId id) {

@@ -66,6 +66,7 @@ class Directory {
   explicit Directory(DirectoryOptions options = {}) : options_(options) {}
   /// Is told of each change from here on, until it is unset; nullptr: nobody.
   void set_journal(Journal* journal) { journal_ = journal; }
+  const Journal* journal() const { return journal_; }
 
   /// A node is known by (namespace, engine id). The same incarnation again keeps what it held (its connection broke); a
   /// newer one replaces the older at once.
@@ -98,8 +99,11 @@ class Directory {
   /// Of a node that is not known: zeros.
   Repair repair(NodeId node) const;
   std::vector<NodeStatus> status(TimeNs now) const;
-  /// nullptr: not known.
-  const NodeInfo* info(NodeId node) const;
+  /// Valid until nodes change.
+  std::vector<std::pair<NodeId, const NodeInfo*>> nodes() const;
+  /// The node's messages below this number outlive the process, or, where there is no journal, were applied; see
+  /// Journal. Of a node that is not known: 0.
+  std::uint64_t kept_below(NodeId node) const;
   std::size_t num_nodes() const { return nodes_.size(); }
   /// Of a node with a snapshot under way, the larger of what it held and what came so far.
   std::size_t num_chunks() const { return num_chunks_; }

@@ -143,8 +143,9 @@ void StateJournal::open_log(bool begins_anew) {
 }
 
 void StateJournal::look_for_failures(TimeNs now) {
-  const BackgroundFile::Progress log = log_.progress();
-  if (is_recording_ && log.num_opened == num_logs_opened_ && !log.failure.empty()) return fail(log.failure, now);
+  const BackgroundFile::Progress written = log_.progress();
+  if (is_recording_ && written.num_opened == num_logs_opened_ && !written.failure.empty())
+    return fail(written.failure, now);
   if (is_recording_ && log_.queued_bytes() > options_.queued_bytes_max)
     return fail(fmt::format("{} is written too slowly", folder_.log(number_)), now);
   if (phase_ == Phase::kIdle) return;

@@ -48,6 +48,9 @@ class StateJournal final : public Journal, public Front {
   std::uint64_t kept_below(NodeId node, std::uint64_t next_sequence) override;
   StateStatus status(TimeNs now) const override;
 
+  /// Hands over what was told since; at the end of each turn, so that it is not kept later than need be.
+  void flush();
+
   int fd() const override;
   bool take(TimeNs now) override;
 
@@ -69,7 +72,6 @@ class StateJournal final : public Journal, public Front {
   StateJournal(StateOptions options, StateFolder folder, Directory& directory, const Clock& clock);
   void start(LoadedState loaded, TimeNs begun);
   bool records();
-  void flush();
   void append_to_log(std::string frame);
   void open_log(bool begins_anew);
   void look_for_failures(TimeNs now);
