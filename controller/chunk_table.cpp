@@ -64,7 +64,9 @@ std::optional<ChunkEntry> ChunkTable::find(HolderIndex holder, const ChunkKey& k
 
 void ChunkTable::set_tail(HolderIndex holder, const ChunkEntry& chunk) {
   const bool grouped = chunk.num_tokens >= kTailGroupTokens;
-  held_[holder].tails.emplace(chunk.key, TailOf{chunk.num_tokens, grouped, grouped ? chunk.tail_group : ChunkKey{}});
+  drop_tail(holder, chunk.key);  // it may lie in another tier, and counts as new
+  held_[holder].tails.emplace(
+      chunk.key, TailOf{chunk.num_tokens, grouped, grouped ? chunk.tail_group : ChunkKey{}, ++num_tails_ever_});
   if (grouped) enter_group(holder, chunk.key, chunk.tail_group);
   bury(kBuriedPerTail);
 }

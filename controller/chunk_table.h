@@ -10,6 +10,7 @@
 
 #include "controller/client.h"
 #include "controller/placement_index.h"
+#include "controller/table_block.h"
 
 namespace kvferry::controller {
 
@@ -54,6 +55,24 @@ class ChunkTable {
   std::vector<HolderIndex> holders_of(const ChunkKey& key) const;
   /// nullopt: it does not hold it.
   std::optional<ChunkEntry> find(HolderIndex holder, const ChunkKey& key) const;
+  bool holds(HolderIndex holder, Tier tier, const ChunkKey& key) const { return index_.holds(holder, tier, key); }
+  Life life(HolderIndex holder) const { return held_[holder].life; }
+  std::size_t num_keys() const { return index_.num_keys(); }
+
+  using Walk = PlacementIndex<ChunkKey>::Walk;
+  /// Writes the next keys of living holders, hidden ones among them, up to a bound of work: `budget` keys, and where
+  /// there are tails fewer. A walk under set_pinned(true) sees all that is there from its begin to its end, some of
+  /// what changes meanwhile, and a key perhaps twice. False: it is at the end.
+  bool walk(Walk& at, std::size_t budget, TableBlock& block) const;
+  void set_pinned(bool is_pinned) { index_.set_pinned(is_pinned); }
+
+  /// Room for so many keys at once; only while there are none.
+  void reserve(std::size_t num_keys) { index_.reserve(num_keys); }
+  /// What a walk saw, in a table where its holders have other lives; those that `holders` does not know are left out.
+  /// Tails are the caller's business: restore_tail().
+  void restore(const TableBlock& block, const std::unordered_map<Life, HolderIndex>& holders);
+  /// Oldest first. Of a key that `holder` has not got: nothing happens.
+  void restore_tail(HolderIndex holder, const TableBlock::Tail& tail);
 
   const TierDigests& digests(HolderIndex holder) const { return index_.digests(holder); }
   std::size_t num_chunks(HolderIndex holder) const { return index_.num_placements(holder); }
@@ -73,11 +92,12 @@ class ChunkTable {
     std::uint32_t num_tokens = 0;
     bool grouped = false;
     ChunkKey group;
+    std::uint64_t age = 0;  // counts them all
   };
   using Tails = std::unordered_map<ChunkKey, TailOf>;
   struct Held {
     Tails tails;
-    std::uint64_t life = 0;         // a holder that takes a removed one's index has another
+    Life life = 0;                  // a holder that takes a removed one's index has another
     std::uint32_t num_reached = 0;  // of the look-up in progress: keys[0 .. num_reached) are here
     std::int64_t match = -1;        // of the look-up in progress: index of its Match
   };
@@ -106,6 +126,7 @@ class ChunkTable {
   PlacementIndex<ChunkKey> index_;
   std::vector<Held> held_;  // by HolderIndex
   std::uint64_t num_lives_ = 0;
+  std::uint64_t num_tails_ever_ = 0;
   std::unordered_map<ChunkKey, std::vector<GroupedTail>> groups_;  // oldest first
   std::vector<Remains> remains_;
   std::vector<PrefixMatch> prefix_matches_;  // of the look-up in progress

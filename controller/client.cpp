@@ -51,6 +51,8 @@ class ZmqClient final : public Client {
   }
 
   int fd() const override { return epoll_.get(); }
+  std::uint64_t kept_below() const override { return publisher_.kept_below(); }
+  std::uint64_t next_sequence() const override { return publisher_.next_sequence(); }
   bool registered() const override { return state_ == State::kRegistered; }
   const std::string& controller() const override { return options_.controller; }
 
@@ -210,7 +212,10 @@ class ZmqClient final : public Client {
   void on(wire::Forget& message, std::vector<ClientEvent>& events) {
     if (is_for_us(message.incarnation)) events.emplace_back(ForgetWanted{message.all, std::move(message.keys.keys)});
   }
-  /// HeartbeatAck has done its work by being a word; the rest only nodes send.
+  void on(const wire::HeartbeatAck& message, std::vector<ClientEvent>&) {
+    if (message.incarnation == incarnation()) publisher_.set_kept_below(message.kept_below);
+  }
+  /// The rest only nodes send.
   template <class T>
   void on(const T&, std::vector<ClientEvent>&) {}
 

@@ -57,7 +57,7 @@ struct Holder {
 struct LookupReply {
   std::uint64_t token = 0;      // of the lookup() it answers
   std::vector<Holder> holders;  // best first: most full chunks, then most recently heard of; never the asker; <= 64
-  // Grows with each change of what this controller may answer; starts anew when it restarts.
+  // Grows with each change of what this controller may answer, over restarts too; without state it starts anew.
   std::uint64_t index_version = 0;
 };
 struct Registered {};  // at first, and again after each loss
@@ -108,6 +108,10 @@ class Client {
   virtual std::vector<ClientEvent> process(TimeNs now) = 0;
   virtual bool registered() const = 0;
   virtual const std::string& controller() const = 0;  // the endpoint, for messages
+  /// What publish(), evict() and end_snapshot() send is numbered: the next one's number, and the controller's word that
+  /// all below kept_below() outlives the end of its process, or, where it keeps no state, was applied.
+  virtual std::uint64_t next_sequence() const = 0;
+  virtual std::uint64_t kept_below() const = 0;
 
   /// While not registered, or not connected, they are kept and sent later, up to 16 MiB; beyond that a SnapshotWanted
   /// follows registration.

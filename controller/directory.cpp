@@ -76,6 +76,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
       old->asked_at = now;
       joined.snapshot_wanted = old->needs_snapshot();
       joined.resend_wanted = !joined.snapshot_wanted && old->has_gap();
+      if (journal_ != nullptr) journal_->joined(joined.id, info, next_sequence);
       return joined;
     }
   }
@@ -105,6 +106,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
   slot->nodes[info.engine_id.value] = joined.id;
   slot->by_index[node->seen.index] = node.get();
   nodes_[joined.id] = std::move(node);
+  if (journal_ != nullptr) journal_->joined(joined.id, info, next_sequence);
   return joined;
 }
 
@@ -148,7 +150,10 @@ std::vector<NodeId> Directory::expire(TimeNs now) {
   std::vector<NodeId> expired;
   for (auto& [id, node] : nodes_) {
     if (was_late) node->heard_at = std::max(node->heard_at, now - lease + options_.grace_ms * kMillisecond);
-    if (node->next && now - node->snapshot_begun_at > options_.snapshot_ms * kMillisecond) drop_snapshot(*node);
+    if (node->next && now - node->snapshot_begun_at > options_.snapshot_ms * kMillisecond) {
+      drop_snapshot(*node);
+      if (journal_ != nullptr) journal_->snapshot_dropped(id);
+    }
     if (now - node->heard_at > lease) expired.push_back(id);
   }
   for (const NodeId id : expired) forget(id);
@@ -171,6 +176,19 @@ std::vector<NodeStatus> Directory::status(TimeNs now) const {
   return result;
 }
 
+std::vector<std::pair<NodeId, const NodeInfo*>> Directory::nodes() const {
+  std::vector<std::pair<NodeId, const NodeInfo*>> nodes;
+  for (const auto& [id, node] : nodes_) nodes.emplace_back(id, &node->info);
+  return nodes;
+}
+
+std::uint64_t Directory::kept_below(NodeId id) const {
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return 0;
+  const std::uint64_t next_sequence = it->second->next_sequence;
+  return journal_ == nullptr ? next_sequence : journal_->kept_below(id, next_sequence);
+}
+
 Directory::Node* Directory::find(NodeId id) {
   const auto it = nodes_.find(id);
   return it == nodes_.end() ? nullptr : it->second.get();
@@ -187,6 +205,7 @@ void Directory::forget(NodeId id) {
   home.by_index.erase(node.seen.index);
   home.nodes.erase(node.info.engine_id.value);
   nodes_.erase(id);
+  if (journal_ != nullptr) journal_->gone(id);
 }
 
 /// One namespace's work a call, and each its turn. One that nobody is left in goes when its table is empty: to free a

@@ -15,6 +15,7 @@
 #include "controller/client.h"
 #include "controller/node_id.h"
 #include "controller/snapshot_mark.h"
+#include "controller/journal.h"
 #include "controller/status.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
@@ -65,6 +66,9 @@ struct Joined {
 class Directory {
  public:
   explicit Directory(DirectoryOptions options = {}) : options_(options) {}
+  /// Is told of each change from here on, until it is unset; nullptr: nobody.
+  void set_journal(Journal* journal) { journal_ = journal; }
+  const Journal* journal() const { return journal_; }
 
   /// A node is known by (namespace, engine id). The same incarnation again keeps what it held (its connection broke); a
   /// newer one replaces the older at once.
@@ -119,6 +123,11 @@ class Directory {
   /// Of a node that is not known: zeros.
   Repair repair(NodeId node) const;
   std::vector<NodeStatus> status(TimeNs now) const;
+  /// Valid until nodes change.
+  std::vector<std::pair<NodeId, const NodeInfo*>> nodes() const;
+  /// The node's messages below this number outlive the process, or, where there is no journal, were applied; see
+  /// Journal. Of a node that is not known: 0.
+  std::uint64_t kept_below(NodeId node) const;
   std::size_t num_nodes() const { return nodes_.size(); }
   /// Of a node with a snapshot under way, the larger of what it held and what came so far.
   std::size_t num_chunks() const { return num_chunks_; }
@@ -128,6 +137,7 @@ class Directory {
   std::uint64_t index_version() const { return index_version_; }
 
  private:
+  friend class DirectoryState;  // what outlives a process
   struct Node;
   struct Namespace {
     std::string fingerprint;
@@ -151,13 +161,14 @@ class Directory {
     std::uint64_t next_sequence = 0;   // all before it was applied
     std::uint64_t heard_below = 0;     // never less; if more, messages are missing
     bool owes_snapshot = true;         // until one ends
+    bool is_reloaded = false;          // known from before a restart, and not yet heard to be still so
     std::optional<TimeNs> asked_at{};  // for what is missing; also when a part of it came
     unsigned num_differed = 0;         // comparisons of digests in a row
     std::size_t num_counted = 0;       // in num_chunks_
     bool is_leaving = false;
 
     bool has_gap() const { return heard_below > next_sequence; }
-    bool is_confirmed() const { return !owes_snapshot && !has_gap(); }
+    bool is_confirmed() const { return !owes_snapshot && !has_gap() && !is_reloaded; }
     bool needs_snapshot() const { return owes_snapshot && !next; }
   };
 
@@ -168,6 +179,8 @@ class Directory {
   Update ask(Node& node, TimeNs now);
   template <class Change>
   void change(Node& node, const Change& change_generation);
+  void tell_published(const Node& node, NodeId id, std::uint64_t sequence, SnapshotMark mark, Tier tier,
+                      std::span<const ChunkEntry> chunks, bool is_partial);
   void begin_snapshot(Node& node, TimeNs now);
   void end_snapshot(Node& node);
   void drop_snapshot(Node& node);
@@ -176,6 +189,8 @@ class Directory {
   void tidy();
 
   DirectoryOptions options_;
+  Journal* journal_ = nullptr;
+  bool is_reloading_ = false;  // what was kept once has room
   std::map<std::string, std::unique_ptr<Namespace>> namespaces_;
   std::unordered_map<NodeId, std::unique_ptr<Node>> nodes_;
   std::uint64_t last_node_id_ = 0;

@@ -15,8 +15,8 @@ Update Directory::heartbeat(NodeId id, std::uint64_t next_sequence, TimeNs now, 
   if (node == nullptr) return Update::kUnknownNode;
   node->heard_at = now;
   node->heard_below = std::max(node->heard_below, next_sequence);
-  const bool is_comparable = digests.size() == kNumTiers && next_sequence == node->next_sequence &&
-                             node->is_confirmed() && !node->seen.is_partial;
+  const bool is_whole = next_sequence == node->next_sequence && !node->owes_snapshot && !node->has_gap();
+  const bool is_comparable = is_whole && digests.size() == kNumTiers && !node->seen.is_partial;
   if (is_comparable && std::ranges::equal(digests, node->home->table.digests(node->seen.index))) {
     node->num_differed = 0;
   } else if (is_comparable) {
@@ -24,6 +24,7 @@ Update Directory::heartbeat(NodeId id, std::uint64_t next_sequence, TimeNs now, 
     ++node->num_differed;
     ++num_digests_differed_;
   }
+  if (is_whole && !node->owes_snapshot) node->is_reloaded = false;
   return ask(*node, now);
 }
 
@@ -37,13 +38,16 @@ Update Directory::publish(NodeId id, std::uint64_t sequence, SnapshotMark mark, 
   if (voids_before) begin_snapshot(*node, now);
   if (mark == SnapshotMark::kReplaces) end_snapshot(*node);
   ChunkTable& table = node->home->table;
+  std::size_t num_dropped = 0;
   change(*node, [&](Generation& generation) {
     const std::size_t num_held = table.num_chunks(generation.index);
     const std::size_t room = room_for(*node, num_held);
-    const ChunkTable::Added added = table.add(generation.index, tier, chunks, room);
-    num_chunks_dropped_ += added.num_dropped;
+    const ChunkTable::Added added = table.add(generation.index, tier, chunks, is_reloading_ ? chunks.size() : room);
+    num_dropped += added.num_dropped;
     if (added.num_dropped > 0) generation.is_partial = true;
   });
+  num_chunks_dropped_ += num_dropped;
+  if (journal_ != nullptr) tell_published(*node, id, sequence, mark, tier, chunks, num_dropped > 0);
   if (mark == SnapshotMark::kEnds && node->next) end_snapshot(*node);
   return Update::kApplied;
 }
@@ -54,7 +58,20 @@ Update Directory::evict(NodeId id, std::uint64_t sequence, std::span<const Chunk
   node->heard_at = now;
   if (!accept(*node, sequence, false)) return ask(*node, now);
   change(*node, [&](Generation& generation) { node->home->table.remove(generation.index, keys); });
+  if (journal_ != nullptr) journal_->evicted(id, sequence, keys);
   return Update::kApplied;
+}
+
+void Directory::tell_published(const Node& node, NodeId id, std::uint64_t sequence, SnapshotMark mark, Tier tier,
+                               std::span<const ChunkEntry> chunks, bool is_partial) {
+  if (!is_partial) return journal_->published(id, sequence, mark, tier, chunks, false);
+  std::vector<ChunkEntry> kept;
+  const ChunkTable& table = node.home->table;
+  for (const ChunkEntry& chunk : chunks) {
+    if (table.holds(node.seen.index, tier, chunk.key) || (node.next && table.holds(node.next->index, tier, chunk.key)))
+      kept.push_back(chunk);
+  }
+  journal_->published(id, sequence, mark, tier, kept, true);
 }
 
 Repair Directory::repair(NodeId id) const {
@@ -121,6 +138,7 @@ void Directory::end_snapshot(Node& node) {
   node.seen = *node.next;
   node.next.reset();
   node.owes_snapshot = false;
+  node.is_reloaded = false;
   count_again(node);
   ++index_version_;
 }

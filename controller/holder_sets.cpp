@@ -79,6 +79,13 @@ HolderSets::Id HolderSets::make(std::span<const Placement> members) {
   return set;
 }
 
+HolderSets::Id HolderSets::allocate_again(Id set) {
+  const std::span<const Placement> old = members(set);
+  scratch_.assign(old.begin(), old.end());
+  ++num_single_;
+  return allocate(scratch_, false);
+}
+
 HolderSets::Id HolderSets::allocate(std::span<const Placement> members, bool is_shared) {
   const auto size_class = static_cast<unsigned>(std::bit_width(members.size() - 1));
   SizeClass& home = classes_[size_class];

@@ -37,6 +37,18 @@ class HolderSets {
   bool add(Id& set, Placement placement);
   bool remove(Id& set, Placement placement);
 
+  /// One reference to the set of these, which are in order.
+  Id make(std::span<const Placement> members);
+  /// One more reference to an equal set.
+  Id make_again(Id set) {
+    Record* record = record_of(set);
+    if (record->is_shared == 0) return allocate_again(set);
+    ++record->num_references;
+    return set;
+  }
+
+  void release(Id set);
+
   /// In order. Valid until the next change.
   std::span<const Placement> members(Id set) const {
     if (set == 0) return {};
@@ -82,9 +94,8 @@ class HolderSets {
 
   /// True: it was the same change as the last one, and is made.
   bool repeats(const Change& last, Id& set, Placement placement);
-  Id make(std::span<const Placement> members);  // one reference to a set of these
+  Id allocate_again(Id set);
   Id allocate(std::span<const Placement> members, bool is_shared);
-  void release(Id set);
   std::size_t bucket_of(std::span<const Placement> members) const;
   void enter(Id set);
   void leave(Id set);

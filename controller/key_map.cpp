@@ -34,6 +34,12 @@ typename KeyMap<Key>::Table KeyMap<Key>::make_table(std::uint64_t num_buckets) {
 }
 
 template <class Key>
+void KeyMap<Key>::reserve(std::size_t num_keys) {
+  KVFERRY_CHECK(num_keys_ == 0 && !is_resizing(), "a table with {} keys can't be made anew", num_keys_);
+  now_ = make_table(std::max<std::uint64_t>(kBucketsMin, num_keys * 7 / (4 * Bucket::kSlots)));
+}
+
+template <class Key>
 typename KeyMap<Key>::Position KeyMap<Key>::position_of(const Key& key) const {
   const std::uint64_t h = hash(key);
   const auto tag = static_cast<std::uint16_t>(h);
@@ -214,11 +220,12 @@ template <class Key>
 bool KeyMap<Key>::tidy(std::size_t num_lines, const Clean& clean) {
   const bool resizes = is_resizing() || wants_resize();
   if (resizes) resize(num_lines);
-  const bool moves = moving_ != moving_end_ || log_.is_sparse();
+  const bool moves = !is_pinned_ && (moving_ != moving_end_ || log_.is_sparse());
   if (moves) move_together(num_lines * kEntriesPerLine, clean);
   if (in_sweep_) sweep(num_lines * kEntriesPerLine, clean);
-  return is_resizing() || wants_resize() || in_sweep_ || moving_ != moving_end_ ||
-         (log_.is_sparse() && log_.sparse_segment() != log_.num_segments());
+  const bool may_move =
+      !is_pinned_ && (moving_ != moving_end_ || (log_.is_sparse() && log_.sparse_segment() != log_.num_segments()));
+  return is_resizing() || wants_resize() || in_sweep_ || may_move;
 }
 
 template class KeyMap<ShortKey>;

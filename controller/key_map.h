@@ -7,6 +7,7 @@
 // so that a look-up ends at the first bucket that nobody passed and nothing is left behind by an erasure.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -73,6 +74,30 @@ class KeyMap {
   std::size_t num_buckets() const { return now_.num_buckets; }
   const KeyLog<Key>& log() const { return log_; }
 
+  /// Room for so many keys at once; only while there are none.
+  void reserve(std::size_t num_keys);
+
+  struct Walk {
+    std::size_t segment = 0;
+    typename KeyLog<Key>::Position position = 0;
+  };
+  /// While pinned, entries stay where they are, so that a walk misses none that is there from its begin to its end.
+  void set_pinned(bool is_pinned) { is_pinned_ = is_pinned; }
+  /// Shows keys and their values in the order of the log until `see(key, value)`, which says what it cost, has cost
+  /// `budget`. False: it is at the end.
+  template <class See>
+  bool walk(Walk& at, std::size_t budget, const See& see) const {
+    for (; at.segment < log_.num_segments(); ++at.segment) {
+      at.position = std::max(at.position, log_.first_position(at.segment));
+      for (; at.position < log_.end_position(at.segment); ++at.position) {
+        if (budget == 0) return true;
+        const Value value = log_.value(at.position);
+        budget -= std::min(budget, value == 0 ? 1 : see(log_.key(at.position), value));
+      }
+    }
+    return false;
+  }
+
   /// A sweep shows all values that are there now to tidy()'s `clean`, once or more; those that come later need not be
   /// shown. It may begin anew at any time.
   void begin_sweep();
@@ -132,6 +157,7 @@ class KeyMap {
   std::size_t num_keys_ = 0;
   std::vector<Position> erased_;          // until finish_erasing()
   Position moving_ = 0, moving_end_ = 0;  // what move_together() has yet to look at
+  bool is_pinned_ = false;
   bool in_sweep_ = false;
   std::size_t sweep_segment_ = 0;
   Position sweep_position_ = 0;

@@ -83,6 +83,39 @@ std::size_t PlacementIndex<Key>::remove(NodeIndex node, Tiers tiers, std::span<c
 }
 
 template <class Key>
+void PlacementIndex<Key>::restore(std::span<const Key> keys, std::span<const Placement> holders) {
+  if (keys.empty() || holders.empty()) return;
+  HolderSets::Id set = sets_.make(holders);
+  TierDigest fresh;
+  fetch(keys.first(std::min(kKeysPerPiece, keys.size())));
+  for (std::size_t begin = 0; begin < keys.size(); begin += kKeysPerPiece) {
+    const std::size_t end = std::min(keys.size(), begin + kKeysPerPiece);
+    fetch(keys.subspan(end, std::min(kKeysPerPiece, keys.size() - end)));
+    std::size_t num_new = 0;
+    for (const Key& key : keys.subspan(begin, end - begin)) {
+      if (map_.find(key) == 0) {
+        map_.insert(key, sets_.make_again(set));
+        fresh.add(key);
+        ++num_new;
+        continue;
+      }
+      for (const Placement holder : holders) {
+        Trail trail;
+        bool is_known = true;
+        add_one(holder.node(), holder.tier(), key, trail, is_known);
+      }
+    }
+    tidy(num_new * kTidyPerChange);
+  }
+  sets_.release(set);
+  for (const Placement holder : holders) {
+    TierDigest& digest = digests_[holder.node()][static_cast<std::size_t>(holder.tier())];
+    digest.num_keys += fresh.num_keys;
+    digest.xor_of_keys ^= fresh.xor_of_keys;
+  }
+}
+
+template <class Key>
 bool PlacementIndex<Key>::holds(NodeIndex node, Tier tier, const Key& key) const {
   const std::span<const Placement> holders = holders_of(key);
   return std::binary_search(holders.begin(), holders.end(), Placement(node, tier));

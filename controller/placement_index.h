@@ -54,6 +54,19 @@ class PlacementIndex {
   }
   std::size_t remove(NodeIndex node, std::span<const Key> keys) { return remove(node, Tiers{0, kNumTiers}, keys); }
 
+  /// Room for so many keys at once; only while there are none.
+  void reserve(std::size_t num_keys) { map_.reserve(num_keys); }
+  /// All of the keys lie on all of `holders`, which are in order and alive. Quicker than to add them one by one.
+  void restore(std::span<const Key> keys, std::span<const Placement> holders);
+
+  using Walk = typename KeyMap<Key>::Walk;
+  /// KeyMap's; `see(key, set)` gets sets that sets() knows until the next change.
+  void set_pinned(bool is_pinned) { map_.set_pinned(is_pinned); }
+  template <class See>
+  bool walk(Walk& at, std::size_t budget, const See& see) const {
+    return map_.walk(at, budget, see);
+  }
+
   bool holds(NodeIndex node, Tier tier, const Key& key) const;
   /// Who has this one key, removed and hidden nodes among them: ask is_visible().
   std::span<const Placement> holders_of(const Key& key) const { return sets_.members(map_.find(key)); }

@@ -1,6 +1,7 @@
 // What a node told the controller, and may have to tell again: the client's memory, without its socket.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -47,6 +48,10 @@ class Publisher {
   const TierDigests& digests() const { return digests_; }         // of what was published up to here
   std::size_t num_kept() const { return kept_.size(); }
 
+  /// The controller's word: messages below outlive its process.
+  void set_kept_below(std::uint64_t sequence) { kept_below_ = std::max(kept_below_, sequence); }
+  std::uint64_t kept_below() const { return kept_below_; }
+
  private:
   template <class T>
   void send(const T& message);
@@ -58,6 +63,7 @@ class Publisher {
   std::optional<std::uint64_t> snapshot_begun_at_;
   std::deque<std::string> kept_;  // the newest messages, without a gap; none from before the last snapshot's begin
   std::size_t kept_bytes_ = 0;
+  std::uint64_t kept_below_ = 0;
   std::unordered_map<ChunkKey, std::uint8_t> tiers_of_;  // of each key published: a bit for each
   TierDigests digests_;
 };

@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 
+#include "controller/state/state_journal.h"
 #include "controller/zmq_front.h"
 
 namespace kvferry::controller {
@@ -17,7 +18,18 @@ Result<std::unique_ptr<Server>> Server::bind(const ServerOptions& options, const
   if (!zmq) return std::move(zmq).error();
   server->endpoint_ = (*zmq)->endpoint();
   if (Result<void> added = server->add_front(std::move(*zmq)); !added) return std::move(added).error();
+  if (!options.state.empty()) {
+    if (Result<void> kept = server->keep_state(options.state); !kept) return std::move(kept).error();
+  }
   return server;
+}
+
+Result<void> Server::keep_state(const std::string& folder) {
+  Result<std::unique_ptr<StateJournal>> journal = StateJournal::open({.folder = folder}, directory(), clock_);
+  if (!journal) return std::move(journal).error();
+  sessions_.adopt_nodes();
+  at_turn_end([kept = journal->get()](TimeNs) { kept->flush(); });
+  return add_front(std::move(*journal));
 }
 
 Result<void> Server::add_front(std::unique_ptr<Front> front) {

@@ -20,6 +20,7 @@ namespace kvferry::controller {
 
 struct ServerOptions {
   std::string bind = "tcp://127.0.0.1:14600";  // port 0: any free one
+  std::string state{};                         // the folder that keeps what outlives the process; empty: nothing does
   DirectoryOptions directory;
 };
 
@@ -29,6 +30,7 @@ class Server {
  public:
   /// Listens from here on; nothing is answered before run(). `clock` must outlive the server.
   /// kInvalidArgument: not an endpoint; kUnavailable: the address can't be listened on, e.g. port in use.
+  /// Of the state folder: StateJournal::open().
   static Result<std::unique_ptr<Server>> bind(const ServerOptions& options, const Clock& clock);
 
   /// With no way in yet.
@@ -52,6 +54,7 @@ class Server {
   void stop();
 
  private:
+  Result<void> keep_state(const std::string& folder);
   bool watch(int fd) const;
 
   const Clock& clock_;

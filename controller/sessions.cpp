@@ -41,6 +41,11 @@ void Sessions::take(ConnectionId from, std::string_view bytes, TimeNs now, Outbo
   send_orders();
 }
 
+void Sessions::adopt_nodes() {
+  for (const auto& [node, info] : directory_.nodes())
+    peers_[node] = Peer{{}, fmt::format("'{}' of namespace '{}'", info->engine_id, info->name_space)};
+}
+
 void Sessions::disconnected(ConnectionId connection) {
   const auto session = sessions_.find(connection);
   if (session == sessions_.end()) return;
@@ -61,6 +66,7 @@ void Sessions::expire(TimeNs now) {
 Status Sessions::status(TimeNs now) const {
   Status status{KVFERRY_VERSION, static_cast<std::uint64_t>((now - started_at_) / kMillisecond), counters_,
                 directory_.status(now)};
+  if (const Journal* journal = directory_.journal(); journal != nullptr) status.state = journal->status(now);
   status.counters.chunks_dropped = directory_.num_chunks_dropped();
   status.counters.digests_differed = directory_.num_digests_differed();
   orders_.add_to(status);
@@ -108,7 +114,8 @@ void Sessions::on(const Turn& turn, const wire::Heartbeat& heartbeat) {
     want_repair(turn, *session);
   if (directory_.num_digests_differed() != num_differed)
     log().warn("node {} holds something else than is known of it; it is asked for everything", name_of(session->node));
-  reply(turn, wire::HeartbeatAck{.incarnation = heartbeat.incarnation});
+  reply(turn,
+        wire::HeartbeatAck{.incarnation = heartbeat.incarnation, .kept_below = directory_.kept_below(session->node)});
 }
 
 void Sessions::on(const Turn& turn, const wire::Publish& publish) {

@@ -51,6 +51,8 @@ class Sessions {
 
   /// One message; its answers go to `outbox` before this returns.
   void take(ConnectionId from, std::string_view bytes, TimeNs now, Outbox& outbox);
+  /// Knows the names of nodes that the directory knows from before a restart.
+  void adopt_nodes();
   /// The connection is over. Its node stays until its lease ends, or says Hello on another one.
   void disconnected(ConnectionId connection);
   /// Forgets the silent, see Directory::expire(), and sends nodes what they are asked to do.

@@ -51,13 +51,29 @@ struct NodeStatus {
                  is_leaving, is_drained, num_to_move, num_moved, num_lost);
 };
 
+/// What outlives the controller's process.
+struct StateStatus {
+  std::string folder;                   // empty: nothing is kept
+  bool durable = false;                 // what was acknowledged outlives the process
+  std::string why_not;                  // where it is not durable
+  std::uint64_t log_bytes = 0;          // what a restart would read, next to the snapshot
+  std::uint64_t snapshot_bytes = 0;     // of the newest one; 0: none yet
+  std::uint64_t snapshot_age_ms = 0;    // since it was complete; of one from before the restart, since the restart
+  std::uint64_t snapshots_written = 0;  // since the start
+  std::uint64_t records_loaded = 0;     // at the start
+  std::uint64_t load_ms = 0;
+  KVFERRY_FIELDS(folder, durable, why_not, log_bytes, snapshot_bytes, snapshot_age_ms, snapshots_written,
+                 records_loaded, load_ms);
+};
+
 struct Status {
   std::string version;
   std::uint64_t uptime_ms = 0;
   Counters counters;
   std::vector<NodeStatus> nodes;  // by namespace, then engine id
   std::uint64_t num_holds = 0, num_held_keys = 0;
-  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_holds, num_held_keys);
+  StateStatus state{};
+  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_holds, num_held_keys, state);
 };
 
 /// Asks the controller at `endpoint`; blocks up to `timeout_ms`. Threads: any.

@@ -123,7 +123,8 @@ struct Refused {
 struct HeartbeatAck {
   Header header{kProtocolVersion, 5};
   std::uint64_t incarnation = 0;
-  KVFERRY_FIELDS(header, incarnation);
+  std::uint64_t kept_below = 0;  // messages below this number outlive the controller's process, where anything does
+  KVFERRY_FIELDS(header, incarnation, kept_below);
 };
 struct HolderFields {
   std::string engine_id;

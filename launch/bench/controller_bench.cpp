@@ -13,6 +13,7 @@
 
 #include "controller/directory.h"
 #include "launch/bench/controller_load.h"
+#include "launch/bench/controller_recovery.h"
 #include "launch/bench/host_facts.h"
 #include "launch/bench/median.h"
 #include "launch/bench/progress.h"
@@ -76,7 +77,9 @@ class ControllerBench {
     group_ = "128-bit keys";
     if (Result<void> ok = measure_index<ChunkKey>("128"); !ok) return ok;
     group_ = "directory";
-    return measure_directory();
+    if (Result<void> ok = measure_directory(); !ok) return ok;
+    group_ = "state";
+    return measure_state();
   }
 
   std::string table() const {
@@ -94,7 +97,7 @@ class ControllerBench {
   }
 
  private:
-  static constexpr std::size_t kNumSteps = 14;
+  static constexpr std::size_t kNumSteps = 15;
 
   void begin(const std::string& what) { progress_.begin_step(fmt::format("{}: {}", group_, what)); }
   void row(const std::string& what, const std::string& figures) {
@@ -356,6 +359,25 @@ class ControllerBench {
         });
     if (!speed) return speed.error();
     speed_row("look-up of 128 chunks", *speed, "directory_lookup_128");
+    return {};
+  }
+
+  Result<void> measure_state() {
+    begin("recovery");
+    const Result<RecoveryFigures> figures = measure_recovery(num_prefixes_);
+    if (!figures) return figures.error();
+    row("killed and started again, to the first right answer", fmt::format("{:>9.2f} s", figures->recovery_s));
+    rows_.emplace_back("state: everything from the workers, without state",
+                       fmt::format("{:>9.2f} s", figures->cold_resync_s));
+    rows_.emplace_back(
+        "state: worst look-up while a snapshot is made",
+        fmt::format("{:>9.1f} us   ({:.2f} s for it)", figures->worst_lookup_us_while_snapshot, figures->snapshot_s));
+    rows_.emplace_back("state: on disk", fmt::format("{:>9.1f} MB", figures->state_bytes * 1e-6));
+    figures_["recovery_s"] = figures->recovery_s;
+    figures_["cold_resync_s"] = figures->cold_resync_s;
+    figures_["worst_lookup_us_while_snapshot"] = figures->worst_lookup_us_while_snapshot;
+    figures_["snapshot_s"] = figures->snapshot_s;
+    figures_["state_bytes"] = figures->state_bytes;
     return {};
   }
 

@@ -1,5 +1,7 @@
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <random>
 
@@ -17,8 +19,25 @@ const Setting kSettings[] = {
      [](std::string_view value) {
        return static_cast<bool>(controller::check_endpoint(value, controller::EndpointUse::kBind));
      }},
-    {"state", "none", "none", [](std::string_view value) { return value == "none"; }},
+    {"state", "", "a folder, or none", [](std::string_view) { return true; }},
 };
+
+/// Where a controller on a port of its own keeps its state unless it is told otherwise. Empty: nowhere, because it
+/// would not find it again.
+std::string default_state(std::string_view bind) {
+  const std::string_view port = bind.substr(bind.rfind(':') + 1);
+  if (!bind.starts_with("tcp://") || port.find_first_not_of('0') == std::string_view::npos) return {};
+  const char* state_home = std::getenv("XDG_STATE_HOME");
+  const char* home = std::getenv("HOME");
+  std::string folder;
+  if (state_home != nullptr && *state_home == '/')
+    folder = state_home;
+  else if (home != nullptr && *home != '\0')
+    folder = fmt::format("{}/.local/state", home);
+  else
+    return {};
+  return fmt::format("{}/kvferry/controller-{}", folder, port);
+}
 
 std::atomic<controller::Server*> g_server{nullptr};
 
@@ -31,6 +50,9 @@ Result<void> run(const Values& flags, const std::optional<std::string>& config_f
   if (!values) return std::move(values).error();
   const SteadyClock clock;
   controller::ServerOptions options{.bind = values->at("bind"), .directory = {}};
+  options.state = values->at("state");
+  if (options.state.empty()) options.state = default_state(options.bind);
+  if (options.state == "none") options.state.clear();
   std::random_device random;  // nobody shall choose keys that all fall on one place of the table
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();
   Result<std::unique_ptr<controller::Server>> server = controller::Server::bind(options, clock);
@@ -61,7 +83,8 @@ Run add_controller_command(CLI::App& app) {
       fmt::format("Where to listen: {} [{}]", kSettings[0].allowed, kSettings[0].fallback));
   command->add_option_function<std::string>(
       "--state", [flags](const std::string& value) { (*flags)["state"] = value; },
-      "What survives a restart; only 'none' exists: nodes publish again [none]");
+      "The folder that keeps what survives a restart, or 'none': then nodes publish again "
+      "[${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc]");
   command->add_option("--config", *config_file, "YAML file of the keys bind and state");
   return [flags, config_file] { return run(*flags, *config_file); };
 }

@@ -38,6 +38,16 @@ nlohmann::json to_json(const Status& status, const std::string& endpoint) {
           {"nodes", std::move(nodes)},
           {"holds", status.num_holds},
           {"held_keys", status.num_held_keys},
+          {"state",
+           {{"folder", status.state.folder},
+            {"durable", status.state.durable},
+            {"why_not", status.state.why_not},
+            {"log_bytes", status.state.log_bytes},
+            {"snapshot_bytes", status.state.snapshot_bytes},
+            {"snapshot_age_ms", status.state.snapshot_age_ms},
+            {"snapshots_written", status.state.snapshots_written},
+            {"records_loaded", status.state.records_loaded},
+            {"load_ms", status.state.load_ms}}},
           {"counters",
            {{"lookups", counters.lookups},
             {"lookup_keys", counters.lookup_keys},
@@ -78,6 +88,13 @@ void print_table(const Status& status, const std::string& endpoint) {
              static_cast<double>(status.uptime_ms) / 1000);
   fmt::print("look-ups served: {} ({} with a holder); nodes: {}\n", status.counters.lookups,
              status.counters.lookup_hits, status.nodes.size());
+  const controller::StateStatus& state = status.state;
+  if (state.folder.empty())
+    fmt::print("state: not kept\n");
+  else if (state.durable)
+    fmt::print("state: kept in {}\n", state.folder);
+  else
+    fmt::print("state: NOT kept: {}\n", state.why_not);
   if (status.nodes.empty()) return;
   for (const Row& row : rows) {
     std::string line;

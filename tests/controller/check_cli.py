@@ -6,6 +6,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -80,7 +81,7 @@ class CliTest(unittest.TestCase):
             result = run(*args, "--help")
             self.assertEqual(result.returncode, 0)
             self.assertIn("Usage", result.stdout)
-        self.assertIn("only 'none' exists", run("controller", "--help").stdout)
+        self.assertIn("or 'none'", run("controller", "--help").stdout)
 
     def test_unknown_words_are_one_clear_line(self) -> None:
         self.assert_fails(run(), 2, "command is missing", "bench, clear, controller, drain, quota, status")
@@ -90,7 +91,6 @@ class CliTest(unittest.TestCase):
 
     def test_bad_values_name_key_value_place_and_what_is_allowed(self) -> None:
         self.assert_fails(run("controller", "--bind", "14600"), 2, "bind is '14600'", "--bind", "tcp://HOST:PORT")
-        self.assert_fails(run("controller", "--state", "/tmp"), 2, "state is '/tmp'", "allowed: none")
         self.assert_fails(run("controller", KVFERRY_BIND="x"), 2, "bind is 'x'", "KVFERRY_BIND", "tcp://HOST:PORT")
         path = self.config("bind: nowhere\n")
         self.assert_fails(run("controller", "--config", path), 2, "bind is 'nowhere'", path, "tcp://HOST:PORT")
@@ -160,6 +160,32 @@ class CliTest(unittest.TestCase):
         self.assert_fails(run("quota", "-5", *there), 2)
         self.assert_fails(run("clear", "--controller", "tcp://127.0.0.1:1"), 1, "not reachable")
         self.assert_fails(run("drain", "x", "--timeout", "-1"), 2, "--timeout")
+
+    def test_state_is_kept_by_default_on_a_port_of_its_own(self) -> None:
+        with tempfile.TemporaryDirectory() as home, socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            probe.close()
+            places = {"XDG_STATE_HOME": home}
+            with Controller("--bind", "tcp://127.0.0.1:0", **places):
+                self.assertEqual(list(Path(home).iterdir()), [])
+            bind = f"tcp://127.0.0.1:{port}"
+            with Controller("--bind", bind, **places) as controller:
+                folder = Path(home, "kvferry", f"controller-{port}")
+                self.assertTrue((folder / "kvferry-controller-state").exists())
+                self.assertIn(f"state: kept in {folder}", run("status", "--controller", controller.endpoint).stdout)
+                status = json.loads(run("status", "--controller", controller.endpoint, "--json").stdout)
+                self.assertTrue(status["state"]["durable"])
+                second = run("controller", "--bind", "tcp://127.0.0.1:0", "--state", str(folder))
+                self.assert_fails(second, 1, "another controller", str(folder))
+            with Controller("--bind", bind, "--state", "none", **places) as controller:
+                self.assertIn("state: not kept", run("status", "--controller", controller.endpoint).stdout)
+
+    def test_a_folder_of_something_else_is_one_clear_line(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "thesis.txt").write_text("precious")
+            result = run("controller", "--bind", "tcp://127.0.0.1:0", "--state", folder)
+            self.assert_fails(result, 2, folder, "not a kvferry controller's", "--state none")
 
     def test_status_without_a_controller_is_one_clear_line(self) -> None:
         self.assert_fails(run("status", "--controller", "tcp://127.0.0.1:1"), 1, "tcp://127.0.0.1:1", "not reachable")

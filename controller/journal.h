@@ -1,0 +1,48 @@
+// What a directory tells of each change that it makes, so that somebody can keep it over a restart.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "controller/client.h"
+#include "controller/status.h"
+#include "controller/tier.h"
+#include "transport/base/clock.h"
+#include "transport/base/ids.h"
+
+namespace kvferry::controller {
+
+/// One registered (namespace, engine id, incarnation). Never used again, so whatever comes late for an expired node or
+/// a fenced incarnation finds nobody.
+using NodeId = StrongId<struct NodeIdTag, std::uint64_t>;
+
+/// What a publish is to a snapshot, which is all that its node holds.
+enum class SnapshotMark {
+  kNone,
+  kReplaces,  // all that was held before is void from here on
+  kBegins,    // what was held before counts until the end; what is told from here on counts after it as well
+  kEnds,      // the last of it
+};
+
+/// Each call tells of a change that has just been made, in the order in which they were; whoever makes the same changes
+/// again has the same directory. Threads: the directory's. No call blocks or fails.
+class Journal {
+ public:
+  virtual ~Journal() = default;
+
+  /// A new node, or a known one that said Hello again.
+  virtual void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence) = 0;
+  virtual void gone(NodeId node) = 0;
+  /// `chunks`: those that were kept; `is_partial`: there were others.
+  virtual void published(NodeId node, std::uint64_t sequence, SnapshotMark mark, Tier tier,
+                         std::span<const ChunkEntry> chunks, bool is_partial) = 0;
+  virtual void evicted(NodeId node, std::uint64_t sequence, std::span<const ChunkKey> keys) = 0;
+  virtual void snapshot_dropped(NodeId node) = 0;
+
+  /// All of the node's messages below this number outlive the process. `next_sequence`: all below were applied. Lags by
+  /// a call, so it is to be called again and again; never goes back while the node lives.
+  virtual std::uint64_t kept_below(NodeId node, std::uint64_t next_sequence) = 0;
+  virtual StateStatus status(TimeNs now) const = 0;
+};
+
+}  // namespace kvferry::controller
