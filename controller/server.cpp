@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 
+#include "controller/stream_front.h"
 #include "controller/zmq_front.h"
 
 namespace kvferry::controller {
@@ -17,6 +18,11 @@ Result<std::unique_ptr<Server>> Server::bind(const ServerOptions& options, const
   if (!zmq) return std::move(zmq).error();
   server->endpoint_ = (*zmq)->endpoint();
   if (Result<void> added = server->add_front(std::move(*zmq)); !added) return std::move(added).error();
+  if (options.stream.empty()) return server;
+  Result<std::unique_ptr<StreamFront>> stream = StreamFront::bind(options.stream, server->sessions());
+  if (!stream) return std::move(stream).error();
+  server->stream_endpoint_ = (*stream)->endpoint();
+  if (Result<void> added = server->add_front(std::move(*stream)); !added) return std::move(added).error();
   return server;
 }
 

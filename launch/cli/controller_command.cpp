@@ -12,10 +12,18 @@
 namespace kvferry::cli {
 namespace {
 
+const std::string kStreamAllowed =
+    fmt::format("none, {}", controller::allowed_endpoints(controller::EndpointUse::kBindStream));
+
 const Setting kSettings[] = {
-    {"bind", "tcp://127.0.0.1:14600", "tcp://HOST:PORT with a port of 0 to 65535 (0: any free one), or ipc://PATH",
+    {"bind", "tcp://127.0.0.1:14600", controller::allowed_endpoints(controller::EndpointUse::kBind),
      [](std::string_view value) {
        return static_cast<bool>(controller::check_endpoint(value, controller::EndpointUse::kBind));
+     }},
+    {"stream", "none", kStreamAllowed,
+     [](std::string_view value) {
+       return value == "none" ||
+              static_cast<bool>(controller::check_endpoint(value, controller::EndpointUse::kBindStream));
      }},
     {"state", "none", "none", [](std::string_view value) { return value == "none"; }},
 };
@@ -31,6 +39,7 @@ Result<void> run(const Values& flags, const std::optional<std::string>& config_f
   if (!values) return std::move(values).error();
   const SteadyClock clock;
   controller::ServerOptions options{.bind = values->at("bind"), .directory = {}};
+  if (values->at("stream") != "none") options.stream = values->at("stream");
   std::random_device random;  // nobody shall choose keys that all fall on one place of the table
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();
   Result<std::unique_ptr<controller::Server>> server = controller::Server::bind(options, clock);
@@ -40,6 +49,7 @@ Result<void> run(const Values& flags, const std::optional<std::string>& config_f
   action.sa_handler = stop_server;
   for (const int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
   fmt::print("kvferry controller listening on {}\n", (*server)->endpoint());
+  if (!options.stream.empty()) fmt::print("kvferry controller listening on {}\n", (*server)->stream_endpoint());
   std::fflush(stdout);
   (*server)->run();
   g_server = nullptr;
@@ -60,9 +70,12 @@ Run add_controller_command(CLI::App& app) {
       "--bind", [flags](const std::string& value) { (*flags)["bind"] = value; },
       fmt::format("Where to listen: {} [{}]", kSettings[0].allowed, kSettings[0].fallback));
   command->add_option_function<std::string>(
+      "--stream", [flags](const std::string& value) { (*flags)["stream"] = value; },
+      fmt::format("Where to listen as well, for the shortest way: {} [{}]", kStreamAllowed, kSettings[1].fallback));
+  command->add_option_function<std::string>(
       "--state", [flags](const std::string& value) { (*flags)["state"] = value; },
       "What survives a restart; only 'none' exists: nodes publish again [none]");
-  command->add_option("--config", *config_file, "YAML file of the keys bind and state");
+  command->add_option("--config", *config_file, "YAML file of the keys bind, stream and state");
   return [flags, config_file] { return run(*flags, *config_file); };
 }
 

@@ -16,7 +16,7 @@ using controller::Status;
 constexpr std::int64_t kTimeoutMs = 2000;
 
 const Setting kSettings[] = {
-    {"controller", "tcp://127.0.0.1:14600", "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
+    {"controller", "tcp://127.0.0.1:14600", controller::allowed_endpoints(controller::EndpointUse::kConnect),
      [](std::string_view value) {
        return static_cast<bool>(controller::check_endpoint(value, controller::EndpointUse::kConnect));
      }},
