@@ -6,6 +6,8 @@
 
 #include "controller/client_link.h"
 #include "controller/client_session.h"
+#include "controller/endpoint.h"
+#include "controller/replica_client.h"
 
 namespace kvferry::controller {
 namespace {
@@ -48,10 +50,23 @@ class SingleClient final : public Client {
 
 }  // namespace
 
+std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, ClientOptions options) {
+  return std::make_unique<SingleClient>(std::move(options), std::move(link));
+}
+
 Result<std::unique_ptr<Client>> make_client(ClientOptions options) {
-  Result<std::unique_ptr<ClientLink>> link = make_link(options.controller);
-  if (!link) return std::move(link).error();
-  return std::unique_ptr<Client>(std::make_unique<SingleClient>(std::move(options), std::move(*link)));
+  const Result<std::vector<std::string>> endpoints = split_endpoints(options.controller);
+  if (!endpoints) return endpoints.error();
+  std::vector<std::unique_ptr<Client>> clients;
+  for (const std::string& endpoint : *endpoints) {
+    Result<std::unique_ptr<ClientLink>> link = make_link(endpoint);
+    if (!link) return std::move(link).error();
+    ClientOptions its_own = options;
+    its_own.controller = endpoint;
+    clients.push_back(make_client_over(std::move(*link), std::move(its_own)));
+  }
+  if (clients.size() == 1 && options.lookup_timeout_ms == 0) return std::move(clients[0]);
+  return make_replica_client(std::move(clients), options);
 }
 
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "controller/client.h"
 #include "transport/base/clock.h"
 #include "transport/base/result.h"
 
@@ -25,6 +26,8 @@ class ClientLink {
   virtual std::optional<std::string_view> receive() = 0;
   /// False: no connection, or no room.
   virtual bool send(std::string_view message) = 0;
+  /// While held, what is sent may wait for the end of it, so that many small messages go out as one.
+  virtual void hold(bool is_held) = 0;
   /// Gives up a connection that is silent for a new one.
   virtual void reconnect() = 0;
   /// True once for each connection that broke and was seen to.
@@ -39,7 +42,10 @@ struct LinkOptions {
 /// kInvalidArgument: not an endpoint; kUnavailable: no file descriptor is left.
 Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, LinkOptions options = {});
 
-/// The two kinds of it. The endpoint was checked.
+/// A client of the one controller that `link` leads to.
+std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, ClientOptions options);
+
+/// The two kinds of it that are sockets. The endpoint was checked.
 Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, LinkOptions options);
 Result<std::unique_ptr<ClientLink>> make_stream_link(const std::string& endpoint, LinkOptions options);
 

@@ -64,12 +64,15 @@ void ClientSession::broken(std::vector<ClientEvent>& events) {
   if (is_registered()) lose(fmt::format("the connection to controller {} broke", options_.controller), events);
 }
 
+Result<void> check_lookup(const LookupQuery& query) {
+  const std::size_t num_keys = LookupView(query).num_keys();
+  if (num_keys <= wire::kKeysPerLookupMax) return {};
+  return Error{ErrorCode::kInvalidArgument,
+               fmt::format("a look-up of {} keys; at most {} are allowed", num_keys, wire::kKeysPerLookupMax)};
+}
+
 Result<std::uint64_t> ClientSession::lookup(const LookupQuery& query) {
-  const std::size_t num_keys = query.keys.size() + query.tail_groups.size() + query.exact_tails.size();
-  if (num_keys > wire::kKeysPerLookupMax) {
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("a look-up of {} keys; at most {} are allowed", num_keys, wire::kKeysPerLookupMax)};
-  }
+  if (Result<void> checked = check_lookup(query); !checked) return std::move(checked).error();
   if (!is_registered())
     return Error{ErrorCode::kUnavailable, fmt::format("not registered with controller {}", options_.controller)};
   const std::uint64_t token = ++last_token_;

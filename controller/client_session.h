@@ -24,6 +24,9 @@ struct LookupReply;
 
 constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;  // a second of a million keys
 
+/// kInvalidArgument: too many keys for one message.
+Result<void> check_lookup(const LookupQuery& query);
+
 /// Pure: no I/O and no clock. Threads: one at a time.
 class ClientSession {
  public:

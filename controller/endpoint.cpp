@@ -63,6 +63,24 @@ Result<void> check_endpoint(std::string_view endpoint, EndpointUse use) {
                fmt::format("'{}' is not an endpoint; allowed: {}", endpoint, allowed_endpoints(use))};
 }
 
+Result<std::vector<std::string>> split_endpoints(std::string_view list) {
+  std::vector<std::string> endpoints;
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    const std::string_view endpoint = list.substr(begin, end - begin);
+    if (Result<void> checked = check_endpoint(endpoint, EndpointUse::kConnect); !checked)
+      return std::move(checked).error();
+    if (std::find(endpoints.begin(), endpoints.end(), endpoint) != endpoints.end()) {
+      return Error{
+          ErrorCode::kInvalidArgument,
+          fmt::format("'{}' names {} twice; allowed: each controller once, with commas between", list, endpoint)};
+    }
+    endpoints.emplace_back(endpoint);
+    begin = end + 1;
+  }
+  return endpoints;
+}
+
 bool is_stream(std::string_view endpoint) { return endpoint.starts_with(kUnix) || endpoint.starts_with(kStream); }
 
 StreamAddress stream_address(std::string_view endpoint) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "transport/base/result.h"
 
@@ -20,6 +21,9 @@ enum class EndpointUse {
 std::string_view allowed_endpoints(EndpointUse use);
 /// kInvalidArgument: not one of the forms; the sentence tells what is allowed.
 Result<void> check_endpoint(std::string_view endpoint, EndpointUse use);
+
+/// Of controllers to connect to, with commas between. kInvalidArgument: one is none, or there twice.
+Result<std::vector<std::string>> split_endpoints(std::string_view list);
 
 /// What an endpoint of a stream says: a path, or a host and a port.
 struct StreamAddress {

@@ -97,8 +97,12 @@ class StreamLink final : public ClientLink {
   bool send(std::string_view message) override {
     if (!is_connected_ || out_.size() - num_sent_ + message.size() > kUnsentBytesMax) return false;
     append_frame(out_, message);
-    flush();
+    if (!is_held_) flush();
     return is_connected_;
+  }
+  void hold(bool is_held) override {
+    is_held_ = is_held;
+    if (!is_held && is_connected_) flush();
   }
 
   void reconnect() override {
@@ -191,7 +195,7 @@ class StreamLink final : public ClientLink {
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
   OwnedFd socket_;
   std::shared_ptr<Lookup> lookup_;
-  bool is_connected_ = false, has_broken_ = false, waits_for_room_ = false;
+  bool is_connected_ = false, has_broken_ = false, waits_for_room_ = false, is_held_ = false;
   bool is_drained_ = false;  // in this turn
   TimeNs retry_at_ = 0, back_off_ = kBackOffMin, give_up_at_ = 0, linger_ = 0;
   std::string scratch_ = std::string(kReadBytes, '\0');

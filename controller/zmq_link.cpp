@@ -52,6 +52,8 @@ class ZmqLink final : public ClientLink {
     return sent;
   }
 
+  void hold(bool) override {}  // its own thread does so
+
   void reconnect() override {
     try {
       socket_.disconnect(endpoint_);
