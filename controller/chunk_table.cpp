@@ -134,8 +134,8 @@ void ChunkTable::add_tail(HolderIndex holder, const ChunkKey& key, std::vector<M
   tails.push_back({key, found->second.num_tokens, true, found->second.group});
 }
 
-std::vector<ChunkTable::Match> ChunkTable::lookup(const LookupQuery& query, HolderIndex asker) {
-  std::vector<Match> matches;
+void ChunkTable::lookup(const LookupView& query, HolderIndex asker, std::vector<Match>& matches) {
+  matches.clear();
   index_.lookup(query.keys, asker, prefix_matches_);
   for (const PrefixMatch& found : prefix_matches_) {
     Match& match = match_of(found.node, matches);
@@ -160,7 +160,6 @@ std::vector<ChunkTable::Match> ChunkTable::lookup(const LookupQuery& query, Hold
     held_[match.holder].num_reached = 0;
     held_[match.holder].match = -1;
   }
-  return matches;
 }
 
 }  // namespace kvferry::controller

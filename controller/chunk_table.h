@@ -81,7 +81,7 @@ class ChunkTable {
   /// Every holder but `asker` that has keys[0] or one of the tails asked for, in no particular order. Tails of groups
   /// that lie within a holder's own full chunks are left out: the full chunk covers them.
   /// Cost: as PlacementIndex::lookup(), and linear in the tails looked at.
-  std::vector<Match> lookup(const LookupQuery& query, HolderIndex asker);
+  void lookup(const LookupView& query, HolderIndex asker, std::vector<Match>& matches);
 
   /// Goes on with what removed holders and growth left to do: `num_steps` cache lines, and a tail for each four.
   /// False: nothing is left.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -42,6 +43,16 @@ struct LookupQuery {
   std::vector<ChunkKey> exact_tails;
 };
 
+/// The same where the keys lie elsewhere.
+struct LookupView {
+  std::span<const ChunkKey> keys, tail_groups, exact_tails;
+
+  LookupView() = default;
+  LookupView(const LookupQuery& query)  // NOLINT(google-explicit-constructor)
+      : keys(query.keys), tail_groups(query.tail_groups), exact_tails(query.exact_tails) {}
+  std::size_t num_keys() const { return keys.size() + tail_groups.size() + exact_tails.size(); }
+};
+
 struct Holder {
   EngineId engine_id;
   Incarnation incarnation;
@@ -70,6 +81,11 @@ struct Lost {
 // The controller knows nothing of this incarnation, or misses more of it than can be sent again: publish() everything,
 // in one call or many, then end_snapshot(). Until then the controller goes by what it heard before.
 struct SnapshotWanted {};
+/// Only where lookup_timeout_ms is set: it ended without an answer.
+struct LookupFailed {
+  std::uint64_t token = 0;
+  std::string reason;
+};
 // The controller's wishes. A node may refuse any of them; what it does shows in what it publishes and evicts.
 struct KeepWanted {  // those of these that it has, for so long; the numbers are the controller's and of one life of it
   std::uint64_t hold = 0;
@@ -90,13 +106,17 @@ struct ForgetWanted {
   std::vector<ChunkKey> keys;  // or these
 };
 using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, SnapshotWanted, KeepWanted, UnkeepWanted,
-                                 BringWanted, ForgetWanted>;
+                                 BringWanted, ForgetWanted, LookupFailed>;
 
 struct ClientOptions {
+  // tcp://, ipc://, unix:// or stream://; several with commas: replicas, the preferred one first (replica_client.h).
   std::string controller = "tcp://127.0.0.1:14600";
   NodeInfo node;
   std::int64_t heartbeat_ms = 500;
   std::int64_t lost_after_ms = 2000;
+  // Each look-up ends in LookupReply or LookupFailed within so long of the process() that follows it, and may be asked
+  // again meanwhile. 0: the caller keeps its own deadline.
+  std::int64_t lookup_timeout_ms = 0;
 };
 
 /// Threads: one owner. Poll fd() for reading, then call process(); call process() at least every heartbeat_ms as well.
@@ -119,15 +139,15 @@ class Client {
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
   /// After a SnapshotWanted: everything that this node holds was published since.
   virtual void end_snapshot() = 0;
-  /// kUnavailable while not registered or not connected; kInvalidArgument: more than 65536 keys. The reply comes as an
-  /// event, or never: the caller keeps its own deadline.
+  /// kUnavailable while not registered or not connected, without lookup_timeout_ms; kInvalidArgument: more than 65536
+  /// keys. The reply comes as an event, or never: the caller keeps its own deadline, or sets lookup_timeout_ms.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
   /// Says goodbye, so that the controller forgets this node at once. Best effort: the destructor waits up to 150 ms for
   /// it to get out. Nothing is sent or reported afterwards.
   virtual void leave() = 0;
 };
 
-/// kInvalidArgument: the endpoint is not of the form tcp://HOST:PORT or ipc://PATH.
+/// kInvalidArgument: an endpoint is not of one of the forms, or there twice.
 Result<std::unique_ptr<Client>> make_client(ClientOptions options);
 
 /// Takes the events on the way, and answers the first SnapshotWanted with nothing held: a node that already holds

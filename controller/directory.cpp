@@ -117,30 +117,42 @@ bool Directory::leave(NodeId id) {
 }
 
 Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& query, TimeNs now) {
-  Node* node = find(asker);
-  if (node == nullptr) return Error{ErrorCode::kNotFound, "the asking node is not registered"};
-  node->heard_at = now;
-  std::vector<ChunkTable::Match> matches = node->home->table.lookup(query, node->seen.index);
-  const auto& by_index = node->home->by_index;
-  const auto better = [&](const ChunkTable::Match& a, const ChunkTable::Match& b) {
-    const Node& node_a = *by_index.at(a.holder);
-    const Node& node_b = *by_index.at(b.holder);
-    if (node_a.is_leaving != node_b.is_leaving) return node_b.is_leaving;
-    if (a.num_full_chunks != b.num_full_chunks) return a.num_full_chunks > b.num_full_chunks;
-    if (node_a.heard_at != node_b.heard_at) return node_a.heard_at > node_b.heard_at;
-    return node_a.info.engine_id < node_b.info.engine_id;  // the same answer on every run
-  };
-  const std::size_t num_kept = std::min(matches.size(), options_.holders_per_reply_max);
-  std::partial_sort(matches.begin(), matches.begin() + static_cast<std::ptrdiff_t>(num_kept), matches.end(), better);
+  if (!find_holders(asker, query, now, found_)) return Error{ErrorCode::kNotFound, "the asking node is not registered"};
   std::vector<Holder> holders;
-  holders.reserve(num_kept);
-  for (std::size_t i = 0; i < num_kept; ++i) {
-    const Node& holder = *by_index.at(matches[i].holder);
-    const NodeInfo& info = holder.info;
-    holders.push_back({info.engine_id, info.incarnation, info.endpoint, matches[i].num_full_chunks,
-                       std::move(matches[i].tails), matches[i].tier, holder.is_confirmed()});
+  holders.reserve(found_.size());
+  for (const FoundHolder& found : found_) {
+    holders.push_back({found.info->engine_id,
+                       found.info->incarnation,
+                       found.info->endpoint,
+                       found.num_full_chunks,
+                       {found.tails.begin(), found.tails.end()},
+                       found.tier,
+                       found.confirmed});
   }
   return holders;
+}
+
+bool Directory::find_holders(NodeId asker, const LookupView& query, TimeNs now, std::vector<FoundHolder>& found) {
+  found.clear();
+  Node* node = find(asker);
+  if (node == nullptr) return false;
+  node->heard_at = now;
+  node->home->table.lookup(query, node->seen.index, matches_);
+  for (const ChunkTable::Match& match : matches_) {
+    const Node& holder = *node->home->by_index.at(match.holder);
+    found.push_back(
+        {&holder.info, match.num_full_chunks, match.tails, match.tier, holder.is_confirmed(), holder.heard_at, holder.is_leaving});
+  }
+  const auto better = [](const FoundHolder& a, const FoundHolder& b) {
+    if (a.is_leaving != b.is_leaving) return b.is_leaving;
+    if (a.num_full_chunks != b.num_full_chunks) return a.num_full_chunks > b.num_full_chunks;
+    if (a.heard_at != b.heard_at) return a.heard_at > b.heard_at;
+    return a.info->engine_id < b.info->engine_id;  // the same answer on every run
+  };
+  const std::size_t num_kept = std::min(found.size(), options_.holders_per_reply_max);
+  std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(num_kept), found.end(), better);
+  found.resize(num_kept);
+  return true;
 }
 
 std::vector<NodeId> Directory::expire(TimeNs now) {

@@ -56,6 +56,17 @@ struct Joined {
   std::optional<NodeId> fenced;  // the older incarnation that this one replaced
 };
 
+/// A Holder where the directory has it, until its next call that isn't const.
+struct FoundHolder {
+  const NodeInfo* info = nullptr;
+  std::uint32_t num_full_chunks = 0;
+  std::span<const ChunkEntry> tails;
+  Tier tier = Tier::kHost;
+  bool confirmed = true;
+  TimeNs heard_at = 0;
+  bool is_leaving = false;
+};
+
 /// What is known of a node is what it told up to some number, whole and in order: its messages are numbered from the
 /// number it joins with, a lower number than expected is an old message, and a higher one shows a loss and waits for
 /// being sent again, because an eviction applied before a publish that was lost would be undone by it. A snapshot's
@@ -91,6 +102,8 @@ class Directory {
   /// Best first: most full chunks, then most recently heard of; at most holders_per_reply_max; never the asker.
   /// kNotFound: the asker is not registered.
   Result<std::vector<Holder>> lookup(NodeId asker, const LookupQuery& query, TimeNs now);
+  /// The same without copies, into `found`. False: the asker is not registered.
+  bool find_holders(NodeId asker, const LookupView& query, TimeNs now, std::vector<FoundHolder>& found);
 
   /// Forgets nodes whose lease ran out and returns them. To be called much more often than lease_ms, with all waiting
   /// messages taken in before: a call that comes later than half a lease after the one before gives all nodes
@@ -200,6 +213,8 @@ class Directory {
   std::uint64_t index_version_ = 0;
   std::map<std::string, std::size_t> quotas_;  // by namespace, also of one that has no nodes
   std::string tidied_last_;                    // a namespace
+  std::vector<ChunkTable::Match> matches_;  // of the last look-up
+  std::vector<FoundHolder> found_;          // of the last one that was copied
   std::optional<TimeNs> expire_called_at_;
 };
 

@@ -3,12 +3,14 @@
 #include <sys/epoll.h>
 
 #include "controller/state/state_journal.h"
+#include "controller/stream_front.h"
 #include "controller/zmq_front.h"
 
 namespace kvferry::controller {
 namespace {
 
-constexpr int kTickMs = 100;  // how often leases are looked at, at least
+constexpr int kTickMs = 100;                  // how often leases are looked at, at least
+constexpr TimeNs kExpireTime = kMillisecond;  // and at most: thousands of them take a while, and a look-up waits
 
 }  // namespace
 
@@ -20,6 +22,12 @@ Result<std::unique_ptr<Server>> Server::bind(const ServerOptions& options, const
   if (Result<void> added = server->add_front(std::move(*zmq)); !added) return std::move(added).error();
   if (!options.state.empty()) {
     if (Result<void> kept = server->keep_state(options.state); !kept) return std::move(kept).error();
+  }
+  if (!options.stream.empty()) {
+    Result<std::unique_ptr<StreamFront>> stream = StreamFront::bind(options.stream, server->sessions());
+    if (!stream) return std::move(stream).error();
+    server->stream_endpoint_ = (*stream)->endpoint();
+    if (Result<void> added = server->add_front(std::move(*stream)); !added) return std::move(added).error();
   }
   return server;
 }
@@ -42,13 +50,17 @@ Result<void> Server::add_front(std::unique_ptr<Front> front) {
 
 void Server::run() {
   bool more_waits = false;
+  TimeNs expired_at = clock_.now() - kExpireTime;
   while (!stopping_.load(std::memory_order_acquire)) {
     epoll_event event{};
     ::epoll_wait(epoll_.get(), &event, 1, more_waits ? 0 : kTickMs);  // 1. sleep until a word, stop() or the next tick
     const TimeNs now = clock_.now();
     more_waits = false;
     for (const std::unique_ptr<Front>& front : fronts_) more_waits |= front->take(now);  // 2. words of life are heard
-    sessions_.expire(now);  // 3. ... before the silent are forgotten
+    if (now - expired_at >= kExpireTime) {
+      sessions_.expire(now);  // 3. ... before the silent are forgotten
+      expired_at = now;
+    }
     for (const auto& then : turn_ends_) then(now);
   }
 }

@@ -19,7 +19,8 @@
 namespace kvferry::controller {
 
 struct ServerOptions {
-  std::string bind = "tcp://127.0.0.1:14600";  // port 0: any free one
+  std::string bind = "tcp://127.0.0.1:14600";  // over ZeroMQ; port 0: any free one
+  std::string stream{};                        // unix:// or stream://; empty: no stream
   std::string state{};                         // the folder that keeps what outlives the process; empty: nothing does
   DirectoryOptions directory;
 };
@@ -48,6 +49,8 @@ class Server {
 
   /// Where it listens over ZeroMQ in fact, e.g. "tcp://127.0.0.1:41234".
   const std::string& endpoint() const { return endpoint_; }
+  /// The same of the stream; empty: there is none.
+  const std::string& stream_endpoint() const { return stream_endpoint_; }
   /// Serves until stop() was called, also if that was before run().
   void run();
   /// Async-signal-safe.
@@ -61,7 +64,7 @@ class Server {
   Sessions sessions_;  // before the fronts, which refer to it
   std::vector<std::unique_ptr<Front>> fronts_;
   std::vector<std::function<void(TimeNs)>> turn_ends_;
-  std::string endpoint_;
+  std::string endpoint_, stream_endpoint_;
   std::atomic<bool> stopping_{false};
   WakeUp wake_up_;
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};

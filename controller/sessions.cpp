@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "controller/wire.h"
+#include "controller/wire_lookup.h"
 #include "transport/base/log.h"
 
 namespace kvferry::controller {
@@ -29,6 +30,7 @@ Result<std::vector<ChunkEntry>> chunks_of(const wire::Publish& publish) {
 
 void Sessions::take(ConnectionId from, std::string_view bytes, TimeNs now, Outbox& outbox) {
   const Turn turn{from, now, outbox};
+  if (const auto lookup = wire::read_lookup(bytes)) return on(turn, *lookup);
   Result<wire::Message> message = wire::parse(bytes);
   if (message) {
     std::visit([&](auto& body) { on(turn, body); }, *message);
@@ -142,25 +144,25 @@ void Sessions::on(const Turn& turn, const wire::Evict& evict) {
     want_repair(turn, *session);
 }
 
-void Sessions::on(const Turn& turn, wire::Lookup& lookup) {
+void Sessions::on(const Turn& turn, const wire::Lookup& lookup) {
+  wire::LookupFields fields{.incarnation = lookup.incarnation, .token = lookup.token, .query = {}};
+  fields.query.keys = lookup.keys.keys;
+  fields.query.tail_groups = lookup.tail_groups.keys;
+  fields.query.exact_tails = lookup.exact_tails.keys;
+  on(turn, fields);
+}
+
+void Sessions::on(const Turn& turn, const wire::LookupFields& lookup) {
   const Session* session = session_of(turn, lookup.incarnation);
   if (session == nullptr) return send_unregistered(turn, lookup.incarnation);
-  const LookupQuery query{std::move(lookup.keys.keys), std::move(lookup.tail_groups.keys),
-                          std::move(lookup.exact_tails.keys)};
-  if (query.keys.size() + query.tail_groups.size() + query.exact_tails.size() > wire::kKeysPerLookupMax)
-    return count_malformed("a look-up of too many keys");
-  Result<std::vector<Holder>> holders = directory_.lookup(session->node, query, turn.now);
-  if (!holders) return send_unregistered(turn, lookup.incarnation);
+  if (lookup.query.num_keys() > wire::kKeysPerLookupMax) return count_malformed("a look-up of too many keys");
+  if (!directory_.find_holders(session->node, lookup.query, turn.now, found_))
+    return send_unregistered(turn, lookup.incarnation);
   ++counters_.lookups;
-  counters_.lookup_keys += query.keys.size();
-  if (!holders->empty()) ++counters_.lookup_hits;
-  wire::LookupReply answer{.token = lookup.token, .holders = {}, .index_version = directory_.index_version()};
-  for (const Holder& holder : *holders) {
-    answer.holders.push_back({holder.engine_id.value, holder.incarnation.value, holder.endpoint, holder.num_full_chunks,
-                              wire::to_columns(holder.tails), static_cast<std::uint32_t>(holder.tier),
-                              holder.confirmed});
-  }
-  reply(turn, answer);
+  counters_.lookup_keys += lookup.query.keys.size();
+  if (!found_.empty()) ++counters_.lookup_hits;
+  wire::write_reply(answer_, lookup.token, found_, directory_.index_version());
+  if (!turn.outbox.send(turn.from, {answer_.data(), answer_.size()})) ++counters_.replies_dropped;
 }
 
 void Sessions::on(const Turn& turn, const wire::Leave& leave) {

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <msgpack.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "controller/directory.h"
 #include "controller/orders.h"
@@ -22,6 +24,7 @@ struct Heartbeat;
 struct Publish;
 struct Evict;
 struct Lookup;
+struct LookupFields;
 struct Leave;
 struct RuleRequest;
 struct StatusRequest;
@@ -90,7 +93,8 @@ class Sessions {
   void on(const Turn& turn, const wire::Heartbeat& heartbeat);
   void on(const Turn& turn, const wire::Publish& publish);
   void on(const Turn& turn, const wire::Evict& evict);
-  void on(const Turn& turn, wire::Lookup& lookup);
+  void on(const Turn& turn, const wire::Lookup& lookup);
+  void on(const Turn& turn, const wire::LookupFields& lookup);
   void on(const Turn& turn, const wire::Leave& leave);
   void on(const Turn& turn, const wire::RuleRequest& request);
   void on(const Turn& turn, const wire::StatusRequest&);
@@ -117,6 +121,8 @@ class Sessions {
   std::uint64_t last_connection_ = 0;
   std::unordered_map<ConnectionId, Session> sessions_;
   std::unordered_map<NodeId, Peer> peers_;
+  std::vector<FoundHolder> found_;  // of the look-up in hand, and its answer
+  msgpack::sbuffer answer_;
 };
 
 }  // namespace kvferry::controller

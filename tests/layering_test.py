@@ -38,7 +38,8 @@ WRAPPED = {
     "NCCL": (re.compile(r"nccl"), re.compile(r"transport/nccl/")),
     "CUDA": (re.compile(r"cuda|cub/|thrust/"),
              re.compile(r"kernels/.*\.(cu|cuh)$|kernels/cuda/|transport/(ucx|nccl|cuda)/")),
-    "ZeroMQ": (re.compile(r"zmq"), re.compile(r"controller/(.*\.cpp|zmq_[a-z_]*\.h)$|connector/runtime/")),
+    "ZeroMQ": (re.compile(r"zmq"),
+               re.compile(r"controller/(.*\.cpp|zmq_[a-z_]*\.h)$|connector/runtime/|launch/bench/controller_echo\.cpp$")),
 }
 
 # What one room shows the others; a library header must not come along.

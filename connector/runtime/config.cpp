@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "controller/endpoint.h"
 #include "transport/make_transport.h"
 
 namespace kvferry {
@@ -64,8 +65,11 @@ bool text(const Json& value, std::string& out) {
 }
 
 const Key kKeys[] = {
-    {"controller", "tcp://HOST:PORT",
-     [](ConnectorConfig& c, const Json& v) { return text(v, c.controller) && c.controller.starts_with("tcp://"); }},
+    {"controller",
+     "tcp://HOST:PORT, ipc://PATH, unix:///ABSOLUTE/PATH or stream://HOST:PORT; of replicas several, with commas",
+     [](ConnectorConfig& c, const Json& v) {
+       return text(v, c.controller) && controller::split_endpoints(c.controller);
+     }},
     {"chunk_tokens", "an integer from 1 to 65536, a multiple of the block size",
      [](ConnectorConfig& c, const Json& v) {
        const auto n = integer(v);

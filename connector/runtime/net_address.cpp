@@ -17,7 +17,8 @@ std::uint16_t port_of(const std::string& endpoint) {
   return port;
 }
 
-std::string local_address_towards(const std::string& endpoint) {
+std::string local_address_towards(const std::string& endpoints) {
+  const std::string endpoint = endpoints.substr(0, endpoints.find(','));
   constexpr const char* kLoopback = "127.0.0.1";
   const std::size_t scheme = endpoint.find("://"), colon = endpoint.rfind(':');
   if (scheme == std::string::npos || colon <= scheme + 3) return kLoopback;

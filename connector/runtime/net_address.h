@@ -6,9 +6,9 @@
 
 namespace kvferry {
 
-/// The local address that the system would use to reach `endpoint` (tcp://HOST:PORT); 127.0.0.1 when there is no route.
-/// Asks the routing table only: nothing is sent.
-std::string local_address_towards(const std::string& endpoint);
+/// The local address that the system would use to reach the first of `endpoints` (tcp://HOST:PORT, with commas
+/// between); 127.0.0.1 when there is no route. Asks the routing table only: nothing is sent.
+std::string local_address_towards(const std::string& endpoints);
 
 /// The port of tcp://HOST:PORT; 0 when there is none.
 std::uint16_t port_of(const std::string& endpoint);

@@ -281,6 +281,9 @@ void NodeLinks::Impl::take_directory_events() {
                      });
                      fetch_of_lookup.erase(found);
                    },
+                   [&](controller::LookupFailed& failed) {
+                     fetch_of_lookup.erase(failed.token);  // the core keeps a deadline of its own
+                   },
                    [&](controller::Registered&) {
                      log().info("registered with the controller");
                      tell_core([](SchedulerCore& core) { core.set_directory_up(true); });

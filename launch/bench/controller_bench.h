@@ -1,4 +1,4 @@
-// `kvferry bench controller`: what the controller's index does on one core, in this process.
+// `kvferry bench controller`: what the controller does on one core, in this process and over its sockets.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,12 @@ struct ControllerFlags {
   std::string hashes = "1000000";
   std::string repeat = "5";
   std::string json_file{};
+  std::string plot_file{};
 };
 
-/// Progress on stderr, a table on stdout, the JSON file where asked for. Single-threaded.
-/// kInvalidArgument: a flag's value; kCorrupt: a look-up answered wrongly; kUnavailable: the file can't be written.
+/// Progress on stderr, a table on stdout, the JSON file and the picture where asked for. Starts a server as a process
+/// of its own, so that no other thread may run. kInvalidArgument: a flag's value; kCorrupt: a look-up answered wrongly;
+/// kUnavailable: the file can't be written.
 Result<void> run_controller_bench(const ControllerFlags& flags);
 
 }  // namespace kvferry::bench

@@ -18,6 +18,15 @@ constexpr std::uint32_t kNumWorkers = 64;
 constexpr std::uint64_t kPrefixKeys = 1024;
 constexpr std::uint64_t kBatchKeys = 32;
 
+constexpr std::uint64_t kControllerHashesMax = 100'000'000;
+
+struct ControllerLoad {
+  std::uint64_t num_hashes = 0;  // whole prefixes
+  std::uint64_t repeat = 0;
+
+  std::uint64_t num_prefixes() const { return num_hashes / kPrefixKeys; }
+};
+
 inline std::uint64_t scramble(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;

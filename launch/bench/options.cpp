@@ -44,14 +44,6 @@ Result<std::vector<std::string>> choose(std::string_view flag, std::string_view 
   return words;
 }
 
-Result<std::uint64_t> number(std::string_view flag, std::string_view value, std::uint64_t least, std::uint64_t most) {
-  std::uint64_t parsed = 0;
-  const auto [end, failure] = std::from_chars(value.data(), value.data() + value.size(), parsed);
-  if (failure != std::errc() || end != value.data() + value.size() || parsed < least || parsed > most)
-    return bad(flag, value, fmt::format("{} to {}", least, most));
-  return parsed;
-}
-
 Result<void> check_memory(const std::vector<Shape>& shapes) {
   std::ifstream meminfo("/proc/meminfo");
   std::uint64_t available_bytes = ~std::uint64_t{0};
@@ -73,14 +65,14 @@ Result<void> check_memory(const std::vector<Shape>& shapes) {
 
 Result<void> parse_shapes(const TransferFlags& flags, TransferOptions& options) {
   Result<std::uint64_t> blocks = std::uint64_t{0};
-  if (!flags.blocks.empty()) blocks = number("--blocks", flags.blocks, 1, kBlocksMax);
+  if (!flags.blocks.empty()) blocks = parse_number("--blocks", flags.blocks, 1, kBlocksMax);
   if (!blocks) return std::move(blocks).error();
   if (!flags.model.empty()) {
     const Result<ModelShape> model = find_model(flags.model);
     if (!model) return model.error();
-    const Result<std::uint64_t> tokens = number("--tokens", flags.tokens, 1, 16 << 20);
+    const Result<std::uint64_t> tokens = parse_number("--tokens", flags.tokens, 1, 16 << 20);
     if (!tokens) return tokens.error();
-    const Result<std::uint64_t> tp = number("--tp", flags.tp, 1, 1024);
+    const Result<std::uint64_t> tp = parse_number("--tp", flags.tp, 1, 1024);
     if (!tp) return tp.error();
     Result<ModelBlocks> derived = blocks_of(*model, flags.dtype, *tokens, *tp);
     if (!derived) return std::move(derived).error();
@@ -105,6 +97,17 @@ Result<std::optional<HostPort>> parse_address(std::string_view flag, const std::
   return std::optional<HostPort>(std::move(*address));
 }
 
+}  // namespace
+
+Result<std::uint64_t> parse_number(std::string_view flag, std::string_view value, std::uint64_t least,
+                                   std::uint64_t most) {
+  std::uint64_t parsed = 0;
+  const auto [end, failure] = std::from_chars(value.data(), value.data() + value.size(), parsed);
+  if (failure != std::errc() || end != value.data() + value.size() || parsed < least || parsed > most)
+    return bad(flag, value, fmt::format("{} to {}", least, most));
+  return parsed;
+}
+
 Result<void> check_file(std::string_view flag, const std::string& file, std::string_view ending) {
   if (file.empty()) return {};
   if (!file.ends_with(ending)) return bad(flag, file, fmt::format("a file name that ends in {}", ending));
@@ -115,8 +118,6 @@ Result<void> check_file(std::string_view flag, const std::string& file, std::str
     return bad(flag, file, "a file in a folder that exists");
   return {};
 }
-
-}  // namespace
 
 Result<TransferOptions> parse_options(const TransferFlags& flags) {
   TransferOptions options;
@@ -138,7 +139,7 @@ Result<TransferOptions> parse_options(const TransferFlags& flags) {
     if (!peers) return std::move(peers).error();
     options.peers = std::move(*peers);
   }
-  const Result<std::uint64_t> repeat = number("--repeat", flags.repeat, 1, kRepeatMax);
+  const Result<std::uint64_t> repeat = parse_number("--repeat", flags.repeat, 1, kRepeatMax);
   if (!repeat) return repeat.error();
   options.repeat = static_cast<int>(*repeat);
   Result<std::optional<HostPort>> listen = parse_address("--listen", flags.listen);

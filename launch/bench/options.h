@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launch/bench/engine.h"
@@ -52,5 +53,10 @@ struct TransferOptions {
 
 /// kInvalidArgument: names the flag, its value and what is allowed.
 Result<TransferOptions> parse_options(const TransferFlags& flags);
+
+/// For all benchmarks; the same errors. A file's name may be empty.
+Result<std::uint64_t> parse_number(std::string_view flag, std::string_view value, std::uint64_t least,
+                                   std::uint64_t most);
+Result<void> check_file(std::string_view flag, const std::string& file, std::string_view ending);
 
 }  // namespace kvferry::bench

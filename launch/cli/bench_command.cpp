@@ -47,12 +47,13 @@ Run add_transfer(CLI::App& bench_app, CLI::App*& command) {
 Run add_controller(CLI::App& bench_app, CLI::App*& command) {
   command = bench_app.add_subcommand(
       "controller",
-      "Look up, index and forget chunks in this process, on one core: rates, latencies, bytes a hash, and how "
-      "many random cache lines this machine's memory gives in the same time.");
+      "Look up, index and forget chunks on one core, in this process and over the controller's sockets: rates, "
+      "latencies, bytes a hash, and what this machine's memory and empty messages take in the same run.");
   auto flags = std::make_shared<bench::ControllerFlags>();
   command->add_option("--hashes", flags->hashes, "Hashes in the index")->capture_default_str();
   command->add_option("--repeat", flags->repeat, "Repetitions; the median counts")->capture_default_str();
   command->add_option("--json", flags->json_file, "Write all figures there");
+  command->add_option("--plot", flags->plot_file, "Draw them there (.png); installs matplotlib on demand");
   return [flags] { return bench::run_controller_bench(*flags); };
 }
 

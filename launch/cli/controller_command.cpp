@@ -14,10 +14,18 @@
 namespace kvferry::cli {
 namespace {
 
+const std::string kStreamAllowed =
+    fmt::format("none, {}", controller::allowed_endpoints(controller::EndpointUse::kBindStream));
+
 const Setting kSettings[] = {
-    {"bind", "tcp://127.0.0.1:14600", "tcp://HOST:PORT with a port of 0 to 65535 (0: any free one), or ipc://PATH",
+    {"bind", "tcp://127.0.0.1:14600", controller::allowed_endpoints(controller::EndpointUse::kBind),
      [](std::string_view value) {
        return static_cast<bool>(controller::check_endpoint(value, controller::EndpointUse::kBind));
+     }},
+    {"stream", "none", kStreamAllowed,
+     [](std::string_view value) {
+       return value == "none" ||
+              static_cast<bool>(controller::check_endpoint(value, controller::EndpointUse::kBindStream));
      }},
     {"state", "", "a folder, or none", [](std::string_view) { return true; }},
 };
@@ -53,6 +61,7 @@ Result<void> run(const Values& flags, const std::optional<std::string>& config_f
   options.state = values->at("state");
   if (options.state.empty()) options.state = default_state(options.bind);
   if (options.state == "none") options.state.clear();
+  if (values->at("stream") != "none") options.stream = values->at("stream");
   std::random_device random;  // nobody shall choose keys that all fall on one place of the table
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();
   Result<std::unique_ptr<controller::Server>> server = controller::Server::bind(options, clock);
@@ -62,6 +71,7 @@ Result<void> run(const Values& flags, const std::optional<std::string>& config_f
   action.sa_handler = stop_server;
   for (const int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
   fmt::print("kvferry controller listening on {}\n", (*server)->endpoint());
+  if (!options.stream.empty()) fmt::print("kvferry controller listening on {}\n", (*server)->stream_endpoint());
   std::fflush(stdout);
   (*server)->run();
   g_server = nullptr;
@@ -82,10 +92,13 @@ Run add_controller_command(CLI::App& app) {
       "--bind", [flags](const std::string& value) { (*flags)["bind"] = value; },
       fmt::format("Where to listen: {} [{}]", kSettings[0].allowed, kSettings[0].fallback));
   command->add_option_function<std::string>(
+      "--stream", [flags](const std::string& value) { (*flags)["stream"] = value; },
+      fmt::format("Where to listen as well, for the shortest way: {} [{}]", kStreamAllowed, kSettings[1].fallback));
+  command->add_option_function<std::string>(
       "--state", [flags](const std::string& value) { (*flags)["state"] = value; },
       "The folder that keeps what survives a restart, or 'none': then nodes publish again "
       "[${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc]");
-  command->add_option("--config", *config_file, "YAML file of the keys bind and state");
+  command->add_option("--config", *config_file, "YAML file of the keys bind, stream and state");
   return [flags, config_file] { return run(*flags, *config_file); };
 }
 

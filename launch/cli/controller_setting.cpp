@@ -6,7 +6,7 @@ namespace kvferry::cli {
 namespace {
 
 const Setting kSettings[] = {
-    {"controller", "tcp://127.0.0.1:14600", "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
+    {"controller", "tcp://127.0.0.1:14600", controller::allowed_endpoints(controller::EndpointUse::kConnect),
      [](std::string_view value) {
        return static_cast<bool>(controller::check_endpoint(value, controller::EndpointUse::kConnect));
      }},

@@ -187,12 +187,31 @@ class CliTest(unittest.TestCase):
             result = run("controller", "--bind", "tcp://127.0.0.1:0", "--state", folder)
             self.assert_fails(result, 2, folder, "not a kvferry controller's", "--state none")
 
+    def test_a_stream_is_printed_too_and_status_works_over_it(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for stream, pattern in (
+                (f"unix://{folder}/socket", re.escape(f"unix://{folder}/socket")),
+                ("stream://127.0.0.1:0", r"stream://127\.0\.0\.1:[1-9]\d*"),
+            ):
+                with Controller("--bind", "tcp://127.0.0.1:0", "--stream", stream) as controller:
+                    line = controller.process.stdout.readline()
+                    match = re.fullmatch(rf"kvferry controller listening on ({pattern})\n", line)
+                    self.assertIsNotNone(match, line)
+                    result = run("status", "--controller", match.group(1), "--json")
+                    self.assertEqual(result.returncode, 0, result.stderr)
+                    self.assertEqual(json.loads(result.stdout)["controller"], match.group(1))
+
+    def test_bad_streams_name_what_is_allowed(self) -> None:
+        self.assert_fails(run("controller", "--stream", "tcp://h:1"), 2, "stream is 'tcp://h:1'", "none, unix:///")
+        path = "unix:///no/such/folder/socket"
+        self.assert_fails(run("controller", "--bind", "tcp://127.0.0.1:0", "--stream", path), 1, path, "No such file")
+
     def test_status_without_a_controller_is_one_clear_line(self) -> None:
         self.assert_fails(run("status", "--controller", "tcp://127.0.0.1:1"), 1, "tcp://127.0.0.1:1", "not reachable")
 
 
 if __name__ == "__main__":
     KVFERRY = str(Path(sys.argv.pop(1)).resolve())
-    for variable in ("KVFERRY_BIND", "KVFERRY_STATE", "KVFERRY_CONTROLLER"):
+    for variable in ("KVFERRY_BIND", "KVFERRY_STREAM", "KVFERRY_STATE", "KVFERRY_CONTROLLER"):
         os.environ.pop(variable, None)
     unittest.main()

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "controller/client.h"
+#include "controller/endpoint.h"
 #include "controller/server.h"
 #include "tests/controller/fixtures.h"
 
@@ -31,16 +32,25 @@ class LiveServer {
  public:
   /// The lease is long unless a test is about leases: a node here is silent while its test looks at another.
   explicit LiveServer(const std::string& bind, std::int64_t lease_ms = 600'000)
-      : server_(Server::bind({.bind = bind, .directory = {.lease_ms = lease_ms}}, steady_clock()).value()),
-        thread_([this] { server_->run(); }) {}
+      : server_(Server::bind(options(bind, lease_ms), steady_clock()).value()), thread_([this] { server_->run(); }) {}
   ~LiveServer() {
     server_->stop();
     thread_.join();
   }
-  const std::string& endpoint() const { return server_->endpoint(); }
+  const std::string& endpoint() const {
+    return server_->stream_endpoint().empty() ? server_->endpoint() : server_->stream_endpoint();
+  }
   Status status() const { return fetch_status(endpoint(), kDeadlineMs).value(); }
 
  private:
+  static ServerOptions options(const std::string& bind, std::int64_t lease_ms) {
+    ServerOptions options;
+    options.directory.lease_ms = lease_ms;
+    options.bind = is_stream(bind) ? "tcp://127.0.0.1:0" : bind;
+    if (is_stream(bind)) options.stream = bind;
+    return options;
+  }
+
   std::unique_ptr<Server> server_;
   std::thread thread_;
 };
@@ -53,6 +63,7 @@ class LiveNode {
       : client_(
             make_client({.controller = controller, .node = info, .heartbeat_ms = heartbeat_ms, .lost_after_ms = 1000})
                 .value()) {}
+  explicit LiveNode(std::unique_ptr<Client> client) : client_(std::move(client)) {}
 
   Client& client() { return *client_; }
   void hold(const std::vector<ChunkEntry>& chunks) {

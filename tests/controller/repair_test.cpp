@@ -1,4 +1,4 @@
-// Nodes, a controller's sessions and a network between them that loses, doubles, delays and changes messages, on a
+// Nodes' and a controller's sessions and a network between them that loses, doubles, delays and changes messages, on a
 // schedule drawn from a seed, which a failure prints. A checker that knows what each node held after each of its
 // messages compares.
 #include <gtest/gtest.h>
@@ -11,8 +11,9 @@
 #include <random>
 #include <set>
 
-#include "controller/publisher.h"
+#include "controller/client_session.h"
 #include "controller/sessions.h"
+#include "controller/wire.h"
 #include "tests/controller/fixtures.h"
 #include "transport/base/log.h"
 
@@ -22,7 +23,6 @@ namespace {
 constexpr TimeNs kTick = 25 * kMillisecond;
 constexpr TimeNs kBeat = 500 * kMillisecond;
 constexpr TimeNs kDelayMax = 150 * kMillisecond;
-constexpr TimeNs kLostAfter = 2 * kSecond;
 constexpr int kBeatsToHeal = 4;
 constexpr std::uint32_t kNumKeys = 16;
 constexpr std::uint32_t kNumNodes = 3;
@@ -35,51 +35,58 @@ struct Dice {
   bool percent(std::uint32_t chance) { return draw(100) < chance; }
 };
 
-/// One direction between a node and the controller.
+/// One direction between a node and the controller. A message belongs to the connection that it was sent on.
 class Line {
  public:
-  void send(Dice& dice, bool is_faulty, TimeNs now, std::string_view bytes) {
+  struct Letter {
+    ConnectionId connection;
+    std::string bytes;
+  };
+  void send(Dice& dice, bool is_faulty, TimeNs now, ConnectionId connection, std::string_view bytes) {
     if (is_faulty && dice.percent(15)) return;
     for (int copies = is_faulty && dice.percent(10) ? 2 : 1; copies > 0; --copies) {
       const TimeNs delay = is_faulty && dice.percent(30) ? dice.draw(kDelayMax / kMillisecond) * kMillisecond : 0;
-      waiting_.emplace(now + delay, bytes);
+      waiting_.emplace(now + delay, Letter{connection, std::string(bytes)});
     }
   }
   /// Nothing: no message is due.
-  std::optional<std::string> receive(TimeNs now) {
+  std::optional<Letter> receive(TimeNs now) {
     if (waiting_.empty() || waiting_.begin()->first > now) return std::nullopt;
-    std::string bytes = std::move(waiting_.begin()->second);
+    Letter letter = std::move(waiting_.begin()->second);
     waiting_.erase(waiting_.begin());
-    return bytes;
+    return letter;
+  }
+  /// What was sent on `from` goes on on `to`; the rest is gone.
+  void move(ConnectionId from, ConnectionId to) {
+    std::erase_if(waiting_, [&](const auto& entry) { return entry.second.connection != from; });
+    for (auto& [arrival, letter] : waiting_) letter.connection = to;
   }
 
  private:
-  std::multimap<TimeNs, std::string> waiting_;  // by arrival; equal ones in the order sent
+  std::multimap<TimeNs, Letter> waiting_;  // by arrival; equal ones in the order sent
 };
 
-/// A node's owner and client, as client.cpp and node_links.cpp have them, over two lines.
+/// A node's owner, as node_links.cpp has it, and its session over two lines.
 struct Node {
   std::string name;
   bool is_running = false;
   std::uint64_t incarnation = 0;
   State held{};
   std::map<std::uint64_t, std::vector<State>> told;  // by incarnation, then sequence: what it held when that was next
-  std::unique_ptr<Publisher> publisher;
-  bool is_registered = false;
-  TimeNs spoke_at = 0;
-  TimeNs heard_at = 0;
+  std::unique_ptr<ClientSession> session;
+  TimeNs stopped_at = 0;
   ConnectionId connection;
   NodeId id;  // the last that its connection spoke for
   Line up, down;
 
-  void note() { told[incarnation].resize(publisher->next_sequence() + 1, held); }
+  void note() { told[incarnation].resize(session->publisher().next_sequence() + 1, held); }
   void publish(std::uint32_t tier, const std::vector<std::uint32_t>& keys) {
     std::vector<ChunkEntry> chunks;
     for (const std::uint32_t key : keys) {
       held[key] = static_cast<std::uint8_t>(held[key] | 1U << tier);
       chunks.push_back({key_of(key), 256, false, {}});
     }
-    publisher->publish(chunks, static_cast<Tier>(tier));
+    session->publish(chunks, static_cast<Tier>(tier));
     note();
   }
   void evict(const std::vector<std::uint32_t>& keys) {
@@ -88,7 +95,7 @@ struct Node {
       held[key] = 0;
       evicted.push_back(key_of(key));
     }
-    publisher->evict(evicted);
+    session->evict(evicted);
     note();
   }
   void publish_all() {
@@ -99,7 +106,7 @@ struct Node {
       }
       publish(tier, keys);
     }
-    publisher->end_snapshot();
+    session->end_snapshot();
     note();
   }
 };
@@ -151,25 +158,31 @@ class Cluster final : private Outbox {
       num_fenced_ += sessions_->counters().nodes_fenced;
     }
     sessions_ = std::make_unique<Sessions>(DirectoryOptions{.index = {.seed = seed_}}, now_);
-    for (Node& node : nodes_) node.connection = sessions_->open();
+    for (Node& node : nodes_) {
+      const ConnectionId connection = sessions_->open();
+      node.up.move(std::exchange(node.connection, connection), connection);
+    }
     asker_ = sessions_->directory().join(node_info("asker"), 0, now_)->id;
   }
   void start(Node& node) {
     node.is_running = true;
     ++node.incarnation;
     node.held = State{};
-    node.is_registered = false;
-    node.spoke_at = -kBeat;
+    node.connection = sessions_->open();  // what the older one still sends comes on its own
+    node.down = Line();
     const std::size_t resend_bytes_max = dice_.percent(50) ? 400 : 100'000;
-    node.publisher = std::make_unique<Publisher>(Incarnation{node.incarnation}, resend_bytes_max,
-                                                 [this, &node](std::string_view bytes) {
-                                                   if (node.is_registered) node.up.send(dice_, is_faulty_, now_, bytes);
-                                                 });
+    node.session = std::make_unique<ClientSession>(
+        ClientOptions{.node = node_info(node.name, node.incarnation)},
+        [this, &node](std::string_view bytes) {
+          node.up.send(dice_, is_faulty_, now_, node.connection, bytes);
+          return true;
+        },
+        resend_bytes_max);
     node.note();
   }
   void stop(Node& node) {
     node.is_running = false;
-    node.spoke_at = now_;
+    node.stopped_at = now_;
   }
 
   void step() {
@@ -182,7 +195,7 @@ class Cluster final : private Outbox {
     }
     if (now_ < stalled_until_) return;
     for (Node& node : nodes_) {
-      while (const auto bytes = node.up.receive(now_)) serve(node, *bytes);
+      while (const auto letter = node.up.receive(now_)) serve(node, letter->connection, letter->bytes);
     }
     sessions_->directory().heartbeat(asker_, 0, now_);
     sessions_->expire(now_);
@@ -206,68 +219,32 @@ class Cluster final : private Outbox {
   }
 
   void turn(Node& node) {
-    while (const auto bytes = node.down.receive(now_)) {
-      const wire::Message message = wire::parse(*bytes).value();
-      std::visit([&](const auto& known) { hear(node, known); }, message);
+    std::vector<ClientEvent> events;
+    while (const auto letter = node.down.receive(now_)) node.session->take(letter->bytes, events);
+    node.session->check_silence(now_, events);
+    for (const ClientEvent& event : events) {
+      ASSERT_FALSE(std::holds_alternative<Refused>(event)) << "seed " << seed_;
+      if (!std::holds_alternative<SnapshotWanted>(event)) continue;
+      node.note();
+      node.publish_all();
     }
-    if (node.is_registered && now_ - node.heard_at > kLostAfter) node.is_registered = false;
-    if (now_ - node.spoke_at < kBeat) return;
-    node.spoke_at = now_;
-    const std::uint64_t next_sequence = node.publisher->next_sequence();
-    if (!node.is_registered) {
-      const NodeInfo info = node_info(node.name, node.incarnation);
-      const wire::Hello hello{.engine_id = info.engine_id.value,
-                              .incarnation = node.incarnation,
-                              .role = info.role,
-                              .endpoint = info.endpoint,
-                              .fingerprint = info.fingerprint,
-                              .next_sequence = next_sequence};
-      return node.up.send(dice_, is_faulty_, now_, encode(hello));
-    }
-    const TierDigests& digests = node.publisher->digests();
-    const wire::Heartbeat beat{
-        .incarnation = node.incarnation, .next_sequence = next_sequence, .digests = {digests.begin(), digests.end()}};
-    node.up.send(dice_, is_faulty_, now_, encode(beat));
+    node.session->speak(now_);
   }
-  void hear(Node& node, const wire::Registered& message) {
-    if (message.incarnation != node.incarnation) return;
-    node.heard_at = now_;
-    if (std::exchange(node.is_registered, true) || !message.snapshot_wanted) return;
-    node.publisher->begin_snapshot();
-    node.note();
-    node.publish_all();
-  }
-  void hear(Node& node, const wire::SnapshotWanted& message) {
-    if (message.incarnation != node.incarnation || !node.is_registered) return;
-    node.heard_at = now_;
-    if (node.publisher->answer(message) != Publisher::Answer::kSnapshotBegun) return;
-    node.note();
-    node.publish_all();
-  }
-  void hear(Node& node, const wire::Unregistered& message) {
-    if (message.incarnation != node.incarnation || !node.is_registered) return;
-    node.is_registered = false;
-    node.spoke_at = now_ - kBeat;
-  }
-  void hear(Node& node, const wire::HeartbeatAck& message) {
-    if (message.incarnation == node.incarnation) node.heard_at = now_;
-  }
-  template <class T>
-  void hear(Node&, const T&) {}
 
-  void serve(Node& node, std::string bytes) {
+  void serve(Node& node, ConnectionId connection, std::string bytes) {
     if (is_faulty_ && dice_.percent(1)) {
       sessions_->disconnected(node.connection);
       node.connection = sessions_->open();
     }
-    if (is_faulty_ && dice_.percent(3)) change(node, bytes);
-    sessions_->take(node.connection, bytes, now_, *this);
-    if (const Sessions::Session* session = sessions_->session(node.connection)) node.id = session->node;
+    if (is_faulty_ && dice_.percent(3)) change(connection, bytes);
+    sessions_->take(connection, bytes, now_, *this);
+    // An older incarnation's late Hello finds the newer one registered, so whoever speaks is the newest.
+    if (const Sessions::Session* session = sessions_->session(connection)) node.id = session->node;
     ASSERT_EQ(sessions_->counters().messages_malformed, 0U) << "seed " << seed_;
   }
   /// Neither side can know; only digests tell.
-  void change(const Node& node, std::string& bytes) {
-    const Sessions::Session* session = sessions_->session(node.connection);
+  void change(ConnectionId connection, std::string& bytes) {
+    const Sessions::Session* session = sessions_->session(connection);
     if (session == nullptr) return;
     wire::Message message = wire::parse(bytes).value();
     if (auto* publish = std::get_if<wire::Publish>(&message); publish != nullptr && !publish->full.keys.empty()) {
@@ -289,7 +266,7 @@ class Cluster final : private Outbox {
       num_snapshots_ += registered->snapshot_wanted ? 1 : 0;
     if (const auto* wanted = std::get_if<wire::SnapshotWanted>(&message))
       ++(wanted->resend_will_do ? num_resends_ : num_snapshots_);
-    node->down.send(dice_, is_faulty_, now_, bytes);
+    node->down.send(dice_, is_faulty_, now_, to, bytes);
     return true;
   }
 
@@ -345,7 +322,7 @@ class Cluster final : private Outbox {
     for (Node& node : nodes_) {
       const auto found = credits.find(node.name);
       if (!node.is_running) {
-        const TimeNs silent_since = std::max(node.spoke_at + kDelayMax, stalled_until_);
+        const TimeNs silent_since = std::max(node.stopped_at + kDelayMax, stalled_until_);
         if (found != credits.end() && now_ > silent_since + 4 * kSecond + 2 * kTick) return false;
         continue;
       }

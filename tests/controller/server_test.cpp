@@ -19,10 +19,13 @@ using ::testing::IsEmpty;
 class OverSockets : public ::testing::TestWithParam<const char*> {
  protected:
   OverSockets() {
-    if (std::string(GetParam()) == "ipc") {
+    const std::string kind = GetParam();
+    if (kind == "ipc" || kind == "unix") {
       char path[] = "/tmp/kvferry_testXXXXXX";
       directory_ = ::mkdtemp(path);
-      bind_ = "ipc://" + directory_ + "/socket";
+      bind_ = kind + "://" + directory_ + "/socket";
+    } else {
+      bind_ = kind + "://127.0.0.1:0";
     }
     start();
   }
@@ -44,11 +47,11 @@ class OverSockets : public ::testing::TestWithParam<const char*> {
   }
 
   std::string directory_;
-  std::string bind_ = "tcp://127.0.0.1:0";
+  std::string bind_;
   std::unique_ptr<LiveServer> server_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Sockets, OverSockets, ::testing::Values("tcp", "ipc"),
+INSTANTIATE_TEST_SUITE_P(Sockets, OverSockets, ::testing::Values("tcp", "ipc", "stream", "unix"),
                          [](const auto& suite) { return std::string(suite.param); });
 
 TEST_P(OverSockets, ANodeRegistersAndIsToldOfOthersChunks) {
@@ -232,11 +235,13 @@ TEST(ControllerClient, WaitingForNobodyNamesTheControllerAndEnds) {
 
 TEST(ControllerClient, RejectsWhatIsNotAnEndpoint) {
   for (const char* endpoint : {"", "127.0.0.1:14600", "tcp://127.0.0.1", "tcp://:1", "tcp://h:0", "tcp://h:65536",
-                               "tcp://h:1x", "tcp://a b:1", "udp://h:1", "ipc://", "tcp://a:b:1"}) {
+                               "tcp://h:1x", "tcp://a b:1", "udp://h:1", "ipc://", "tcp://a:b:1", "stream://h",
+                               "stream://h:0", "unix://", "unix://relative/path", "unix:///ends/"}) {
     const auto client = make_client({.controller = endpoint, .node = node_info("a")});
     ASSERT_FALSE(client) << endpoint;
     EXPECT_EQ(client.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_THAT(client.error().what, HasSubstr("tcp://HOST:PORT"));
+    for (const char* allowed : {"tcp://HOST:PORT", "stream://HOST:PORT", "ipc://PATH", "unix:///ABSOLUTE/PATH"})
+      EXPECT_THAT(client.error().what, HasSubstr(allowed));
   }
   EXPECT_TRUE(make_client({.controller = "tcp://[::1]:14600", .node = node_info("a")}));
   EXPECT_TRUE(make_client({.controller = "tcp://controller.kvferry.svc:14600", .node = node_info("a")}));

@@ -65,13 +65,22 @@ TEST_P(BadValue, IsAnErrorThatNamesKeyValueAndWhatIsAllowed) {
   EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);
   EXPECT_NE(config.error().what.find("allowed: "), std::string::npos) << config.error().what;
 }
-INSTANTIATE_TEST_SUITE_P(All, BadValue,
-                         ::testing::Values(R"({"chunk_tokens": 0})", R"({"chunk_tokens": "many"})",
-                                           R"({"chunk_tokens": 1.5})", R"({"pool_bytes": "5 apples"})",
-                                           R"({"pool_bytes": -1})", R"({"pool_bytes": "99999999999GiB"})",
-                                           R"({"save_decode_cache": "perhaps"})", R"({"path": "carrier pigeon"})",
-                                           R"({"controller": "localhost:14600"})", R"({"load_timeout_ms": 0})",
-                                           R"({"config": 7})"));
+INSTANTIATE_TEST_SUITE_P(
+    All, BadValue,
+    ::testing::Values(R"({"chunk_tokens": 0})", R"({"chunk_tokens": "many"})", R"({"chunk_tokens": 1.5})",
+                      R"({"pool_bytes": "5 apples"})", R"({"pool_bytes": -1})", R"({"pool_bytes": "99999999999GiB"})",
+                      R"({"save_decode_cache": "perhaps"})", R"({"path": "carrier pigeon"})",
+                      R"({"controller": "localhost:14600"})", R"({"controller": "tcp://h:1,nonsense"})",
+                      R"({"controller": "unix://relative"})", R"({"load_timeout_ms": 0})", R"({"config": 7})"));
+
+TEST(Config, ControllersAreWhatTheClientTakes) {
+  for (const std::string controller : {"ipc:///run/kvferry", "unix:///run/kvferry.sock", "stream://[::1]:14601",
+                                       "tcp://a:1,stream://b:2,unix:///run/c"}) {
+    const auto config = load("{\"controller\": \"" + controller + "\"}");
+    ASSERT_TRUE(config) << config.error().what;
+    EXPECT_EQ(config->controller, controller);
+  }
+}
 
 TEST(Config, AFileThatIsMissingOrNoMapIsNamed) {
   EXPECT_NE(load(R"({"config": "/nowhere/kvferry.yaml"})").error().what.find("/nowhere/kvferry.yaml"),

@@ -1,0 +1,177 @@
+#include "controller/client_session.h"
+
+#include <algorithm>
+
+#include "controller/wire.h"
+
+namespace kvferry::controller {
+namespace {
+
+constexpr std::size_t kPendingMax = 16'384;  // look-ups without a reply that are remembered; the oldest fall out
+constexpr std::int64_t kNewsBeatMs = 100;
+constexpr std::uint64_t kTtlMsMax = 24ULL * 3600 * 1000;  // of any wish of the controller
+
+TimeNs ttl_of(std::uint64_t ms) { return static_cast<TimeNs>(std::min(ms, kTtlMsMax)) * kMillisecond; }
+
+}  // namespace
+
+void ClientSession::take(std::string_view bytes, std::vector<ClientEvent>& events) {
+  Result<wire::Message> message = wire::parse(bytes);
+  if (!message) return;  // another version's words; its Refused would have been readable
+  waiting_since_.reset();
+  std::visit([&](auto& body) { on(body, events); }, *message);
+}
+
+bool ClientSession::check_silence(TimeNs now, std::vector<ClientEvent>& events) {
+  if (!waiting_since_ || now - *waiting_since_ <= options_.lost_after_ms * kMillisecond) return false;
+  if (is_registered())
+    lose(fmt::format("no word from controller {} for {} ms", options_.controller, options_.lost_after_ms), events);
+  waiting_since_.reset();
+  spoke_at_.reset();
+  return true;
+}
+
+/// Hello while not registered, else a heartbeat, which comes earlier after news: it tells whether the last of them was
+/// lost.
+void ClientSession::speak(TimeNs now) {
+  const bool has_news = is_registered() && publisher_.next_sequence() != beat_sequence_;
+  const std::int64_t wait_ms = has_news ? std::min(options_.heartbeat_ms, kNewsBeatMs) : options_.heartbeat_ms;
+  const bool due = !spoke_at_ || now - *spoke_at_ >= wait_ms * kMillisecond;
+  if (!due || is_over()) return;
+  bool sent = false;
+  if (state_ == State::kConnecting) {
+    const NodeInfo& node = options_.node;
+    sent = send_(encode(wire::Hello{.name_space = node.name_space,
+                                    .engine_id = node.engine_id.value,
+                                    .incarnation = incarnation(),
+                                    .role = node.role,
+                                    .endpoint = node.endpoint,
+                                    .fingerprint = node.fingerprint,
+                                    .next_sequence = publisher_.next_sequence()}));
+  } else {
+    const TierDigests& digests = publisher_.digests();
+    sent = send_(encode(wire::Heartbeat{.incarnation = incarnation(),
+                                        .next_sequence = publisher_.next_sequence(),
+                                        .digests = {digests.begin(), digests.end()}}));
+    if (sent) beat_sequence_ = publisher_.next_sequence();
+  }
+  // Silence counts from the oldest question without an answer; a Hello that found no connection asked nobody.
+  if (!waiting_since_ && (sent || is_registered())) waiting_since_ = now;
+  if (sent) spoke_at_ = now;  // else again at the next call: fd() fires when the connection is up
+}
+
+void ClientSession::broken(std::vector<ClientEvent>& events) {
+  if (is_over()) return;
+  waiting_since_.reset();
+  spoke_at_.reset();
+  if (is_registered()) lose(fmt::format("the connection to controller {} broke", options_.controller), events);
+}
+
+Result<void> check_lookup(const LookupQuery& query) {
+  const std::size_t num_keys = LookupView(query).num_keys();
+  if (num_keys <= wire::kKeysPerLookupMax) return {};
+  return Error{ErrorCode::kInvalidArgument,
+               fmt::format("a look-up of {} keys; at most {} are allowed", num_keys, wire::kKeysPerLookupMax)};
+}
+
+Result<std::uint64_t> ClientSession::lookup(const LookupQuery& query) {
+  if (Result<void> checked = check_lookup(query); !checked) return std::move(checked).error();
+  if (!is_registered())
+    return Error{ErrorCode::kUnavailable, fmt::format("not registered with controller {}", options_.controller)};
+  const std::uint64_t token = ++last_token_;
+  if (!send_(encode(wire::Lookup{.incarnation = incarnation(),
+                                 .token = token,
+                                 .keys = {query.keys},
+                                 .tail_groups = {query.tail_groups},
+                                 .exact_tails = {query.exact_tails}}))) {
+    return Error{ErrorCode::kUnavailable, fmt::format("controller {} is not connected", options_.controller)};
+  }
+  if (pending_.size() == kPendingMax) pending_.erase(pending_.begin());
+  pending_.insert(token);
+  return token;
+}
+
+bool ClientSession::leave() {
+  const bool was_registered = is_registered();
+  if (was_registered) send_(encode(wire::Leave{.incarnation = incarnation()}));
+  state_ = State::kLeft;
+  pending_.clear();
+  return was_registered;
+}
+
+void ClientSession::on(const wire::Registered& message, std::vector<ClientEvent>& events) {
+  if (state_ != State::kConnecting || message.incarnation != incarnation()) return;  // the answer to a repeated Hello
+  state_ = State::kRegistered;
+  events.emplace_back(Registered{});
+  if (!message.snapshot_wanted) return;
+  publisher_.begin_snapshot();
+  events.emplace_back(SnapshotWanted{});
+}
+
+void ClientSession::on(wire::Refused& message, std::vector<ClientEvent>& events) {
+  if (is_over()) return;
+  state_ = State::kRefused;
+  pending_.clear();
+  events.emplace_back(Refused{std::move(message.reason)});
+}
+
+void ClientSession::on(const wire::SnapshotWanted& message, std::vector<ClientEvent>& events) {
+  if (!is_registered() || message.incarnation != incarnation()) return;
+  if (publisher_.answer(message) == Publisher::Answer::kSnapshotBegun) events.emplace_back(SnapshotWanted{});
+}
+
+void ClientSession::on(const wire::Unregistered& message, std::vector<ClientEvent>& events) {
+  if (!is_registered() || message.incarnation != incarnation()) return;
+  lose(fmt::format("controller {} does not know this node any more: it restarted, or heard nothing for too long",
+                   options_.controller),
+       events);
+  spoke_at_.reset();  // it is there: say Hello at once
+}
+
+void ClientSession::on(wire::LookupReply& message, std::vector<ClientEvent>& events) {
+  if (pending_.erase(message.token) == 0) return;
+  LookupReply reply{message.token, {}, message.index_version};
+  reply.holders.reserve(message.holders.size());
+  for (wire::HolderFields& holder : message.holders) {
+    Result<std::vector<ChunkEntry>> tails = wire::from_columns(holder.tails);
+    if (!tails) return;  // as if lost; the caller keeps a deadline
+    reply.holders.push_back({EngineId{std::move(holder.engine_id)}, Incarnation{holder.incarnation},
+                             std::move(holder.endpoint), holder.num_full_chunks, std::move(*tails),
+                             wire::tier_of(holder.tier).value_or(Tier::kRemote), holder.confirmed});
+  }
+  events.emplace_back(std::move(reply));
+}
+
+void ClientSession::on(const wire::HeartbeatAck& message, std::vector<ClientEvent>&) {
+  if (message.incarnation == incarnation()) publisher_.set_kept_below(message.kept_below);
+}
+
+void ClientSession::on(wire::Keep& message, std::vector<ClientEvent>& events) {
+  if (is_for_us(message.incarnation))
+    events.emplace_back(KeepWanted{message.hold, std::move(message.keys.keys), ttl_of(message.ttl_ms)});
+}
+
+void ClientSession::on(const wire::Unkeep& message, std::vector<ClientEvent>& events) {
+  if (is_for_us(message.incarnation)) events.emplace_back(UnkeepWanted{message.hold});
+}
+
+void ClientSession::on(wire::Bring& message, std::vector<ClientEvent>& events) {
+  Result<std::vector<ChunkEntry>> chunks = wire::from_columns(message.tails);
+  if (!is_for_us(message.incarnation) || !chunks) return;
+  for (const ChunkKey& key : message.full.keys) chunks->push_back({.key = key, .tail_group = {}});
+  events.emplace_back(BringWanted{EngineId{std::move(message.engine_id)}, std::move(message.endpoint),
+                                  std::move(*chunks), ttl_of(message.ttl_ms)});
+}
+
+void ClientSession::on(wire::Forget& message, std::vector<ClientEvent>& events) {
+  if (is_for_us(message.incarnation)) events.emplace_back(ForgetWanted{message.all, std::move(message.keys.keys)});
+}
+
+void ClientSession::lose(std::string reason, std::vector<ClientEvent>& events) {
+  state_ = State::kConnecting;
+  waiting_since_.reset();
+  pending_.clear();
+  events.emplace_back(Lost{std::move(reason)});
+}
+
+}  // namespace kvferry::controller
