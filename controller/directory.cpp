@@ -140,8 +140,8 @@ bool Directory::find_holders(NodeId asker, const LookupView& query, TimeNs now, 
   node->home->table.lookup(query, node->seen.index, matches_);
   for (const ChunkTable::Match& match : matches_) {
     const Node& holder = *node->home->by_index.at(match.holder);
-    found.push_back(
-        {&holder.info, match.num_full_chunks, match.tails, match.tier, holder.is_confirmed(), holder.heard_at, holder.is_leaving});
+    found.push_back({&holder.info, match.num_full_chunks, match.tails, match.tier, holder.is_confirmed(),
+                     holder.heard_at, holder.is_leaving});
   }
   const auto better = [](const FoundHolder& a, const FoundHolder& b) {
     if (a.is_leaving != b.is_leaving) return b.is_leaving;

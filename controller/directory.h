@@ -13,9 +13,9 @@
 
 #include "controller/chunk_table.h"
 #include "controller/client.h"
+#include "controller/journal.h"
 #include "controller/node_id.h"
 #include "controller/snapshot_mark.h"
-#include "controller/journal.h"
 #include "controller/status.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
@@ -213,8 +213,8 @@ class Directory {
   std::uint64_t index_version_ = 0;
   std::map<std::string, std::size_t> quotas_;  // by namespace, also of one that has no nodes
   std::string tidied_last_;                    // a namespace
-  std::vector<ChunkTable::Match> matches_;  // of the last look-up
-  std::vector<FoundHolder> found_;          // of the last one that was copied
+  std::vector<ChunkTable::Match> matches_;     // of the last look-up
+  std::vector<FoundHolder> found_;             // of the last one that was copied
   std::optional<TimeNs> expire_called_at_;
 };
 

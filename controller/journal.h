@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "controller/node_id.h"
+#include "controller/snapshot_mark.h"
 #include "controller/client.h"
 #include "controller/status.h"
 #include "controller/tier.h"
@@ -11,18 +13,6 @@
 #include "transport/base/ids.h"
 
 namespace kvferry::controller {
-
-/// One registered (namespace, engine id, incarnation). Never used again, so whatever comes late for an expired node or
-/// a fenced incarnation finds nobody.
-using NodeId = StrongId<struct NodeIdTag, std::uint64_t>;
-
-/// What a publish is to a snapshot, which is all that its node holds.
-enum class SnapshotMark {
-  kNone,
-  kReplaces,  // all that was held before is void from here on
-  kBegins,    // what was held before counts until the end; what is told from here on counts after it as well
-  kEnds,      // the last of it
-};
 
 /// Each call tells of a change that has just been made, in the order in which they were; whoever makes the same changes
 /// again has the same directory. Threads: the directory's. No call blocks or fails.

@@ -45,7 +45,7 @@ void Sessions::take(ConnectionId from, std::string_view bytes, TimeNs now, Outbo
 
 void Sessions::adopt_nodes() {
   for (const auto& [node, info] : directory_.nodes())
-    peers_[node] = Peer{{}, fmt::format("'{}' of namespace '{}'", info->engine_id, info->name_space)};
+    peers_[node] = Peer{{}, nullptr, fmt::format("'{}' of namespace '{}'", info->engine_id, info->name_space)};
 }
 
 void Sessions::disconnected(ConnectionId connection) {

@@ -250,11 +250,11 @@ Result<void> measure_recovery(const ControllerLoad& load, ControllerReport& repo
   if (Result<void> made = make_state(folder.path / "state", num_prefixes, figures); !made) return made;
   if (Result<void> recovered = recover(folder, num_prefixes, figures); !recovered) return recovered;
   if (Result<void> synced = resync(num_prefixes, figures); !synced) return synced;
-  report.row("recovery",
-             fmt::format("{:>9.2f} s from a killed one's state, {:.2f} s from all workers, without state",
-                         figures.recovery_s, figures.cold_resync_s));
-  report.note("worst look-up while a snapshot is made",
-              fmt::format("{:>9.1f} us   ({:.2f} s for it)", figures.worst_lookup_us_while_snapshot, figures.snapshot_s));
+  report.row("recovery", fmt::format("{:>9.2f} s from a killed one's state, {:.2f} s from all workers, without state",
+                                     figures.recovery_s, figures.cold_resync_s));
+  report.note(
+      "worst look-up while a snapshot is made",
+      fmt::format("{:>9.1f} us   ({:.2f} s for it)", figures.worst_lookup_us_while_snapshot, figures.snapshot_s));
   report.note("on disk", fmt::format("{:>9.1f} MB", figures.state_bytes * 1e-6));
   report.figures()["recovery_s"] = figures.recovery_s;
   report.figures()["cold_resync_s"] = figures.cold_resync_s;
