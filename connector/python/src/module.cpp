@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "connector/python/src/python_error.h"
 #include "connector/runtime/config.h"
 #include "connector/runtime/scheduler_node.h"
 #include "connector/runtime/worker_node.h"
@@ -20,20 +21,6 @@ using namespace nb::literals;
 namespace {
 
 using namespace kvferry;
-
-class PythonError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-template <class T>
-T unwrap(Result<T> result) {
-  if (!result) throw PythonError("kvferry: " + result.error().what);
-  return std::move(result).value();
-}
-void unwrap(const Result<void>& result) {
-  if (!result) throw PythonError("kvferry: " + result.error().what);
-}
 
 ConnectorConfig config_from(const std::string& extra_json) {
   return unwrap(load_config(extra_json, [](const char* name) { return std::getenv(name); }));
@@ -164,9 +151,12 @@ struct PyWorker {
 
 }  // namespace
 
+void bind_controller(nb::module_& m);  // controller.cpp
+
 NB_MODULE(_core, m) {
   m.doc() = "kvferry's scheduler and worker nodes";
   nb::exception<PythonError>(m, "KvFerryError", PyExc_RuntimeError);
+  bind_controller(m);
   m.def("check_config", &config_dict, "extra_json"_a, "The settings in force; KvFerryError names what is wrong.");
 
   nb::class_<PyScheduler>(m, "SchedulerNode")

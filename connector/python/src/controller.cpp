@@ -1,0 +1,209 @@
+// The controller's client for Python: a thread keeps it alive, calls wait for answers without the interpreter's lock.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+#include <poll.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+
+#include "connector/python/src/python_error.h"
+#include "controller/client.h"
+#include "controller/wake_up.h"
+#include "transport/base/log.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using namespace kvferry;
+using controller::Tier;
+
+constexpr int kTurnMs = 50;  // of the thread, at most
+constexpr const char* kTierNames[] = {"gpu", "host", "disk", "remote"};
+
+// Engine id, incarnation, endpoint, number of full chunks, tier, confirmed.
+using HolderTuple = std::tuple<std::string, std::uint64_t, std::string, std::uint32_t, std::string, bool>;
+
+std::vector<ChunkKey> keys_from(const std::vector<nb::bytes>& keys) {
+  std::vector<ChunkKey> result(keys.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (keys[i].size() != sizeof(ChunkKey))
+      throw PythonError(fmt::format("kvferry: a key of {} bytes; {} are allowed", keys[i].size(), sizeof(ChunkKey)));
+    std::memcpy(result[i].bytes.data(), keys[i].c_str(), sizeof(ChunkKey));
+  }
+  return result;
+}
+
+/// Threads: any.
+class PyClient {
+ public:
+  PyClient(const std::string& controller, std::string engine_id, std::string name_space, std::string fingerprint,
+           std::string endpoint, std::uint64_t incarnation) {
+    controller::ClientOptions options;
+    options.controller = controller;
+    options.node = {EngineId{std::move(engine_id)}, Incarnation{incarnation}, "kv_both", std::move(endpoint),
+                    std::move(name_space),          std::move(fingerprint)};
+    client_ = unwrap(controller::make_client(std::move(options)));
+    thread_ = std::thread([this] { run(); });
+  }
+  ~PyClient() { close(); }
+
+  void publish(const std::vector<nb::bytes>& keys) {
+    const std::vector<ChunkKey> chunks = keys_from(keys);
+    const nb::gil_scoped_release unlocked;
+    const std::lock_guard lock(mutex_);
+    check_open();
+    std::vector<controller::ChunkEntry> entries;
+    for (const ChunkKey& key : chunks) {
+      entries.push_back({.key = key, .tail_group = {}});
+      held_[key] = entries.back();
+    }
+    client_->publish(entries);
+  }
+  void evict(const std::vector<nb::bytes>& keys) {
+    const std::vector<ChunkKey> chunks = keys_from(keys);
+    const nb::gil_scoped_release unlocked;
+    const std::lock_guard lock(mutex_);
+    check_open();
+    for (const ChunkKey& key : chunks) held_.erase(key);
+    client_->evict(chunks);
+  }
+
+  /// Asks again where the controller is lost meanwhile.
+  std::vector<HolderTuple> lookup(const std::vector<nb::bytes>& keys, double timeout_s) {
+    const controller::LookupQuery query{.keys = keys_from(keys), .tail_groups = {}, .exact_tails = {}};
+    const nb::gil_scoped_release unlocked;
+    std::unique_lock lock(mutex_);
+    const TimeNs deadline = clock_.now() + static_cast<TimeNs>(timeout_s * static_cast<double>(kSecond));
+    std::uint64_t token = 0;
+    std::uint64_t asked_in_life = 0;
+    for (;;) {
+      check_open();
+      if (token == 0 || asked_in_life != num_lost_) {
+        answers_.erase(token);
+        const Result<std::uint64_t> asked = client_->lookup(query);
+        if (!asked && asked.error().code == ErrorCode::kInvalidArgument) unwrap(Result<void>(asked.error()));
+        token = asked ? *asked : 0;
+        asked_in_life = num_lost_;
+        if (asked) answers_[token] = {};
+      }
+      const auto answer = answers_.find(token);
+      if (answer != answers_.end() && answer->second) {
+        std::vector<HolderTuple> holders = std::move(*answer->second);
+        answers_.erase(answer);
+        return holders;
+      }
+      const TimeNs left = deadline - clock_.now();
+      if (left <= 0) {
+        answers_.erase(token);
+        throw PythonError(
+            fmt::format("kvferry: no answer from controller {} within {} s", client_->controller(), timeout_s));
+      }
+      changed_.wait_for(lock, std::chrono::nanoseconds(std::min(left, kTurnMs * kMillisecond)));
+    }
+  }
+
+  bool wait_registered(double timeout_s) {
+    const nb::gil_scoped_release unlocked;
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [&] {
+      return is_closed_ || !refused_.empty() || client_->registered();
+    }) && (check_open(), client_->registered());
+  }
+  std::string status() {
+    const std::lock_guard lock(mutex_);
+    if (is_closed_) return "closed";
+    if (!refused_.empty()) return "refused: " + refused_;
+    return client_->registered() ? "registered" : "connecting";
+  }
+
+  void close() {
+    const nb::gil_scoped_release unlocked;
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_closed_) return;
+      is_closed_ = true;
+      changed_.notify_all();
+      wake_up_.raise();
+    }
+    thread_.join();
+    client_->leave();
+    client_.reset();
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!is_closed_) {
+      const int fd = client_->fd();
+      lock.unlock();
+      pollfd items[] = {{fd, POLLIN, 0}, {wake_up_.fd(), POLLIN, 0}};
+      ::poll(items, 2, kTurnMs);
+      lock.lock();
+      if (is_closed_) return;
+      for (controller::ClientEvent& event : client_->process(clock_.now())) hear(event);
+    }
+  }
+
+  void hear(controller::ClientEvent& event) {
+    if (auto* reply = std::get_if<controller::LookupReply>(&event)) {
+      const auto answer = answers_.find(reply->token);
+      if (answer == answers_.end()) return;  // nobody waits any more
+      answer->second.emplace();
+      for (controller::Holder& holder : reply->holders) {
+        answer->second->push_back({std::move(holder.engine_id.value), holder.incarnation.value,
+                                   std::move(holder.endpoint), holder.num_full_chunks,
+                                   kTierNames[static_cast<std::size_t>(holder.tier)], holder.confirmed});
+      }
+    } else if (auto* refused = std::get_if<controller::Refused>(&event)) {
+      refused_ = std::move(refused->reason);
+    } else if (std::holds_alternative<controller::Lost>(event)) {
+      ++num_lost_;
+    } else if (std::holds_alternative<controller::SnapshotWanted>(event)) {
+      std::vector<controller::ChunkEntry> all;
+      for (const auto& [key, entry] : held_) all.push_back(entry);
+      client_->publish(all);
+      client_->end_snapshot();
+    }
+    changed_.notify_all();
+  }
+
+  void check_open() const {
+    if (is_closed_) throw PythonError("kvferry: the client is closed");
+    if (!refused_.empty()) throw PythonError("kvferry: the controller refused this node: " + refused_);
+  }
+
+  const SteadyClock clock_;
+  std::unique_ptr<controller::Client> client_;
+  controller::WakeUp wake_up_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_closed_ = false;
+  std::string refused_;
+  std::uint64_t num_lost_ = 0;
+  std::unordered_map<ChunkKey, controller::ChunkEntry> held_;
+  std::unordered_map<std::uint64_t, std::optional<std::vector<HolderTuple>>> answers_;  // of those that wait
+  std::thread thread_;
+};
+
+}  // namespace
+
+void bind_controller(nb::module_& m) {
+  nb::class_<PyClient>(m, "ControllerClient")
+      .def(nb::init<const std::string&, std::string, std::string, std::string, std::string, std::uint64_t>(),
+           nb::kw_only(), "controller"_a, "engine_id"_a, "namespace"_a, "fingerprint"_a, "endpoint"_a, "incarnation"_a)
+      .def("publish", &PyClient::publish, "keys"_a)
+      .def("evict", &PyClient::evict, "keys"_a)
+      .def("lookup", &PyClient::lookup, "keys"_a, "timeout_s"_a)
+      .def("wait_registered", &PyClient::wait_registered, "timeout_s"_a)
+      .def("status", &PyClient::status)
+      .def("close", &PyClient::close);
+}
