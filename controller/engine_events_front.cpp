@@ -11,6 +11,7 @@
 #include "controller/endpoint.h"
 #include "controller/zmq_io.h"
 #include "transport/base/log.h"
+#include "transport/base/owned_fd.h"
 
 namespace kvferry::controller {
 namespace {
