@@ -5,6 +5,7 @@
 
 #include "controller/endpoint.h"
 #include "controller/status.h"
+#include "controller/status_json.h"
 #include "launch/cli/commands.h"
 #include "launch/cli/settings.h"
 
@@ -21,43 +22,6 @@ const Setting kSettings[] = {
        return static_cast<bool>(controller::check_endpoint(value, controller::EndpointUse::kConnect));
      }},
 };
-
-nlohmann::json to_json(const Status& status, const std::string& endpoint) {
-  const controller::Counters& counters = status.counters;
-  nlohmann::json nodes = nlohmann::json::array();
-  for (const controller::NodeStatus& node : status.nodes) {
-    nodes.push_back({{"namespace", node.name_space},
-                     {"engine_id", node.engine_id},
-                     {"incarnation", node.incarnation},
-                     {"role", node.role},
-                     {"endpoint", node.endpoint},
-                     {"chunks", node.num_chunks},
-                     {"tails", node.num_tails},
-                     {"heartbeat_age_ms", node.heartbeat_age_ms}});
-  }
-  return {{"controller", endpoint},
-          {"version", status.version},
-          {"uptime_ms", status.uptime_ms},
-          {"nodes", std::move(nodes)},
-          {"counters",
-           {{"lookups", counters.lookups},
-            {"lookup_keys", counters.lookup_keys},
-            {"lookup_hits", counters.lookup_hits},
-            {"chunks_published", counters.chunks_published},
-            {"chunks_evicted", counters.chunks_evicted},
-            {"chunks_dropped", counters.chunks_dropped},
-            {"heartbeats", counters.heartbeats},
-            {"nodes_registered", counters.nodes_registered},
-            {"nodes_refused", counters.nodes_refused},
-            {"nodes_expired", counters.nodes_expired},
-            {"nodes_fenced", counters.nodes_fenced},
-            {"snapshots_wanted", counters.snapshots_wanted},
-            {"messages_malformed", counters.messages_malformed},
-            {"messages_unregistered", counters.messages_unregistered},
-            {"replies_dropped", counters.replies_dropped},
-            {"resends_wanted", counters.resends_wanted},
-            {"digests_differed", counters.digests_differed}}}};
-}
 
 void print_table(const Status& status, const std::string& endpoint) {
   using Row = std::array<std::string, 7>;
@@ -90,7 +54,7 @@ Result<void> run(const Values& flags, bool as_json) {
   const Result<Status> status = controller::fetch_status(endpoint, kTimeoutMs);
   if (!status) return status.error();
   if (as_json)
-    fmt::print("{}\n", to_json(*status, endpoint).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}\n", controller::status_json(*status, endpoint).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   else
     print_table(*status, endpoint);
   return {};
