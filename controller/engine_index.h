@@ -25,7 +25,7 @@ struct EngineIndexOptions {
   std::uint32_t block_size = 16;
   std::size_t blocks_per_holder_max = std::size_t{1} << 22;  // a block in two tiers counts twice
   std::size_t blocks_max = std::size_t{1} << 25;             // over all holders
-  IndexOptions index;
+  IndexOptions index = {};
 };
 
 struct EngineIndexCounters {

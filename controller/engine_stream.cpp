@@ -21,6 +21,10 @@ void EngineStream::connected(TimeNs now) {
   last_heard_ = now;
   last_heard_sequence_.reset();
   last_replayed_sequence_.reset();
+  if (is_live_ && has_ever_replayed_ && holds_anything_) {
+    is_live_ = false;  // until it has shown that it is the same one
+    lost_at_ = now;
+  }
   if (options_.has_replay) repair(now);
 }
 

@@ -103,7 +103,8 @@ bool HashMap64::tidy(std::size_t num_slots, const Keep& keep) {
     move_some(num_slots);
     return true;
   }
-  if (now_.num_slots > kSlotsMin && num_keys_ < now_.num_slots / 5) {
+  // Not in a sweep: what it has yet to look at lies close together, and would not find room in a part of the new table.
+  if (!in_sweep_ && now_.num_slots > kSlotsMin && num_keys_ < now_.num_slots / 5) {
     begin_resize(std::max(kSlotsMin, std::uint64_t{num_keys_} * 2));
     return true;
   }

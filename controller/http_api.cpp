@@ -118,6 +118,7 @@ json instances_of(const std::vector<Row>& rows) {
   json instances = json::object();
   for (const Row& row : rows) {
     json& instance = instances[row.instance];
+    if (instance.is_null()) instance = json::object();
     const auto grow = [&](const char* name, std::uint32_t tokens) {
       instance[name] = std::max(instance.value(name, std::uint32_t{0}), tokens);
     };

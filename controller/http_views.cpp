@@ -24,6 +24,7 @@ json engine_json(const EngineStatus& engine) {
           {"replay_endpoint", engine.info.replay_endpoint},
           {"block_size", engine.info.block_size},
           {"state", !engine.is_live ? "lost" : engine.is_connected ? "connected" : "connecting"},
+          {"is_connected", engine.is_connected},
           {"confirmed", engine.is_confirmed},
           {"silent_ms", engine.silent_for / kMillisecond},
           {"blocks", std::move(ranks)},
