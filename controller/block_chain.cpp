@@ -50,7 +50,8 @@ std::uint64_t ExtraKeys::next() {
       const bool is_text = as_text.read_string(text);
       if (!reader.skip()) break;
       if (is_text && text == lora_name_) continue;
-      extras = is_text ? hash_element(extras, text) : hash_element(~extras, before.substr(0, before.size() - reader.num_left()));
+      extras = is_text ? hash_element(extras, text)
+                       : hash_element(~extras, before.substr(0, before.size() - reader.num_left()));
     }
   } else {
     const std::string_view before = left_;

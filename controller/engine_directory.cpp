@@ -152,7 +152,7 @@ void EngineDirectory::remove(EngineNumber id) {
 }
 
 std::vector<EngineNumber> EngineDirectory::find(const std::string& instance_id, const std::string& model,
-                                            const std::string& tenant, std::optional<std::uint32_t> dp_rank) const {
+                                                const std::string& tenant, std::optional<std::uint32_t> dp_rank) const {
   std::vector<EngineNumber> found;
   for (const auto& [id, engine] : engines_) {
     const EngineInfo& info = engine->info();

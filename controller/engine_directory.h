@@ -16,15 +16,15 @@
 namespace kvferry::controller {
 
 struct EngineInfo {
-  std::string instance_id;            // what routers know it by
+  std::string instance_id;  // what routers know it by
   std::string model;
   std::string tenant = "default";
-  std::string salt;                   // sets models apart that have one name
-  std::string lora_name;              // of events that name no adapter
-  std::string kind;                   // vLLM, SGLang ...: for people
-  std::string endpoint;               // where it publishes
-  std::string replay_endpoint;        // may be empty
-  std::uint32_t block_size = 0;       // tokens
+  std::string salt;                      // sets models apart that have one name
+  std::string lora_name;                 // of events that name no adapter
+  std::string kind;                      // vLLM, SGLang ...: for people
+  std::string endpoint;                  // where it publishes
+  std::string replay_endpoint;           // may be empty
+  std::uint32_t block_size = 0;          // tokens
   std::optional<std::uint32_t> dp_rank;  // none: as its batches say
 };
 
@@ -34,7 +34,7 @@ struct EngineDirectoryOptions {
   std::size_t engines_max = 1024;
   std::uint32_t ranks_max = 64;  // an engine
   EngineStreamOptions stream;
-  EngineIndexOptions index;      // block_size is the namespace's
+  EngineIndexOptions index;  // block_size is the namespace's
 };
 
 struct EngineBatchCounters {
@@ -73,12 +73,12 @@ struct RankMatch {
 struct PromptQuery {
   std::string model;
   std::string tenant = "default";
-  std::string salt;                          // as registered; or the request's cache salt
-  std::optional<std::uint32_t> block_size;   // none: all that the model's engines use
+  std::string salt;                         // as registered; or the request's cache salt
+  std::optional<std::uint32_t> block_size;  // none: all that the model's engines use
   std::string lora_name;
   std::optional<std::uint64_t> lora_id;
-  std::optional<std::string> instance_id;    // none: all
-  std::vector<std::uint32_t> tokens;         // or:
+  std::optional<std::string> instance_id;  // none: all
+  std::vector<std::uint32_t> tokens;       // or:
   std::vector<ShortKey> hashes;
 };
 
@@ -91,14 +91,14 @@ class EngineDirectory {
   struct Added {
     EngineNumber id;
     std::optional<EngineNumber> replaced;  // whoever had the same instance, tenant, model and rank; it is gone
-    bool is_known = false;             // it was there already, to the letter
+    bool is_known = false;                 // it was there already, to the letter
   };
   /// kFull: as many engines as are allowed.
   Result<Added> add(const EngineInfo& info, TimeNs now);
   void remove(EngineNumber id);
   /// Of an instance; an empty model, tenant or no rank stands for all.
   std::vector<EngineNumber> find(const std::string& instance_id, const std::string& model, const std::string& tenant,
-                             std::optional<std::uint32_t> dp_rank) const;
+                                 std::optional<std::uint32_t> dp_rank) const;
   const EngineInfo* info(EngineNumber id) const;
 
   /// The order of an engine's batches: tell it what comes, and take its wishes. nullptr: it is gone.

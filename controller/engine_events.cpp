@@ -23,20 +23,33 @@ Kind kind_of(std::string_view tag) {
 }
 
 /// In the order of the array form of a stored event; the names are those of the map form.
-enum Field : std::uint32_t { kHashes, kParent, kTokens, kBlockSize, kLoraId, kMedium, kLoraName, kExtraKeys, kGroup,
-                             kGroupKind, kWindow, kLocality, kOther };
+enum Field : std::uint32_t {
+  kHashes,
+  kParent,
+  kTokens,
+  kBlockSize,
+  kLoraId,
+  kMedium,
+  kLoraName,
+  kExtraKeys,
+  kGroup,
+  kGroupKind,
+  kWindow,
+  kLocality,
+  kOther
+};
 constexpr Field kRemovedFields[] = {kHashes, kMedium, kGroup, kLocality};
 
 struct Name {
   std::string_view name;
   Field field;
 };
-constexpr Name kNames[] = {{"block_hashes", kHashes},    {"parent_block_hash", kParent},
-                           {"token_ids", kTokens},       {"block_size", kBlockSize},
-                           {"lora_id", kLoraId},         {"medium", kMedium},
-                           {"lora_name", kLoraName},     {"extra_keys", kExtraKeys},
-                           {"group_idx", kGroup},        {"kv_cache_spec_kind", kGroupKind},
-                           {"locality", kLocality},      {"seq_hashes", kHashes},
+constexpr Name kNames[] = {{"block_hashes", kHashes}, {"parent_block_hash", kParent},
+                           {"token_ids", kTokens},    {"block_size", kBlockSize},
+                           {"lora_id", kLoraId},      {"medium", kMedium},
+                           {"lora_name", kLoraName},  {"extra_keys", kExtraKeys},
+                           {"group_idx", kGroup},     {"kv_cache_spec_kind", kGroupKind},
+                           {"locality", kLocality},   {"seq_hashes", kHashes},
                            {"parent_hash", kParent}};
 
 Field field_of(std::string_view name) {
@@ -159,9 +172,12 @@ bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t 
       blocks.block_size = size.value_or(0);
       return true;
     }
-    case kLoraId: return read_optional(reader, blocks.lora_id);
-    case kMedium: return read_optional(reader, more.medium);
-    case kLoraName: return read_optional(reader, blocks.lora_name);
+    case kLoraId:
+      return read_optional(reader, blocks.lora_id);
+    case kMedium:
+      return read_optional(reader, more.medium);
+    case kLoraName:
+      return read_optional(reader, blocks.lora_name);
     case kExtraKeys: {
       if (reader.next_is_nil()) return reader.skip();
       const auto* begin = reinterpret_cast<const char*>(reader.position());
@@ -169,10 +185,14 @@ bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t 
       blocks.extra_keys = {begin, static_cast<std::size_t>(reinterpret_cast<const char*>(reader.position()) - begin)};
       return true;
     }
-    case kGroup: return read_optional(reader, blocks.group);
-    case kGroupKind: return read_optional(reader, more.group_kind);
-    case kLocality: return read_optional(reader, more.locality);
-    default: return reader.skip();
+    case kGroup:
+      return read_optional(reader, blocks.group);
+    case kGroupKind:
+      return read_optional(reader, more.group_kind);
+    case kLocality:
+      return read_optional(reader, more.locality);
+    default:
+      return reader.skip();
   }
 }
 

@@ -19,13 +19,13 @@ enum class GroupKind { kUnknown, kFullAttention, kOther };
 /// Views and spans point into the batch and the decoder: valid during the call only.
 struct BlocksStored {
   std::span<const ShortKey> hashes;
-  std::optional<ShortKey> parent;          // none: the first block is the first of a prompt
-  std::span<const std::uint32_t> tokens;   // empty: not told, or no plain numbers
-  std::uint32_t block_size = 0;            // tokens a block
-  std::string_view lora_name;              // empty: none
+  std::optional<ShortKey> parent;         // none: the first block is the first of a prompt
+  std::span<const std::uint32_t> tokens;  // empty: not told, or no plain numbers
+  std::uint32_t block_size = 0;           // tokens a block
+  std::string_view lora_name;             // empty: none
   std::optional<std::uint64_t> lora_id;
   Tier tier = Tier::kGpu;
-  std::string_view extra_keys;             // msgpack: an array of nil or an array a block; empty: none
+  std::string_view extra_keys;  // msgpack: an array of nil or an array a block; empty: none
   std::optional<std::uint32_t> group;
   GroupKind kind = GroupKind::kUnknown;
 };
@@ -45,11 +45,11 @@ class EngineEventSink {
 };
 
 struct EngineBatch {
-  double ts = 0;                               // seconds, the engine's clock
-  std::optional<std::uint32_t> dp_rank;        // who of a data-parallel engine speaks
-  std::uint32_t num_events = 0;                // told to the sink
-  std::uint32_t num_unknown = 0;               // of a kind that this version doesn't know: skipped
-  std::uint32_t num_malformed = 0;             // of a known kind with a field of another type: skipped
+  double ts = 0;                         // seconds, the engine's clock
+  std::optional<std::uint32_t> dp_rank;  // who of a data-parallel engine speaks
+  std::uint32_t num_events = 0;          // told to the sink
+  std::uint32_t num_unknown = 0;         // of a kind that this version doesn't know: skipped
+  std::uint32_t num_malformed = 0;       // of a known kind with a field of another type: skipped
 };
 
 /// Both forms, [tag, fields in order] and {"type": tag, names: fields}, with integers or bytes for hashes. Fields that

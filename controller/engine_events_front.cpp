@@ -17,15 +17,15 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::int64_t kBatchBytesMax = std::int64_t{64} << 20;  // a prompt of millions of tokens
-constexpr int kQueueMax = 1000;                 // batches of an engine; what doesn't fit is asked for again
-constexpr int kMessagesPerTurnMax = 64;         // of one socket, before the next one's
+constexpr int kQueueMax = 1000;          // batches of an engine; what doesn't fit is asked for again
+constexpr int kMessagesPerTurnMax = 64;  // of one socket, before the next one's
 constexpr std::size_t kBytesPerTakeMax = std::size_t{4} << 20;
 constexpr std::size_t kSocketsMax = 8192;
 constexpr std::size_t kTidyLinesPerTake = 1024;
-constexpr TimeNs kRound = 100 * kMillisecond;   // everybody is looked at, whatever the descriptors say
+constexpr TimeNs kRound = 100 * kMillisecond;  // everybody is looked at, whatever the descriptors say
 constexpr int kReconnectMs = 100;
-constexpr int kReconnectMaxMs = 1000;           // at which an engine that never answers is tried
-constexpr std::size_t kFramesMax = 4;           // replays: an empty one, perhaps the topic, sequence number, batch
+constexpr int kReconnectMaxMs = 1000;  // at which an engine that never answers is tried
+constexpr std::size_t kFramesMax = 4;  // replays: an empty one, perhaps the topic, sequence number, batch
 constexpr std::uint64_t kEndOfReplay = ~std::uint64_t{0};
 
 std::optional<std::uint64_t> sequence_of(const zmq::message_t& frame) {

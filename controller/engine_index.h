@@ -29,13 +29,13 @@ struct EngineIndexOptions {
 };
 
 struct EngineIndexCounters {
-  std::uint64_t blocks_stored = 0;      // told, also those already known
-  std::uint64_t blocks_removed = 0;     // likewise
-  std::uint64_t blocks_dropped = 0;     // beyond a bound on memory
-  std::uint64_t blocks_unplaced = 0;    // no tokens, or a parent that nobody told of: found by hash alone
-  std::uint64_t other_group = 0;        // events of groups that don't decide what a prefix is worth
-  std::uint64_t other_block_size = 0;   // events of blocks that are shorter or longer than the namespace's
-  std::uint64_t hashes_ambiguous = 0;   // one engine's hash stands for other tokens than another's
+  std::uint64_t blocks_stored = 0;     // told, also those already known
+  std::uint64_t blocks_removed = 0;    // likewise
+  std::uint64_t blocks_dropped = 0;    // beyond a bound on memory
+  std::uint64_t blocks_unplaced = 0;   // no tokens, or a parent that nobody told of: found by hash alone
+  std::uint64_t other_group = 0;       // events of groups that don't decide what a prefix is worth
+  std::uint64_t other_block_size = 0;  // events of blocks that are shorter or longer than the namespace's
+  std::uint64_t hashes_ambiguous = 0;  // one engine's hash stands for other tokens than another's
 };
 
 /// What changes KV besides tokens.
@@ -50,8 +50,8 @@ using HolderIndex = std::uint32_t;  // dense and reused
 /// In blocks from the prompt's first one.
 struct EngineMatch {
   HolderIndex holder = 0;
-  std::uint32_t in_tier[kNumTiers] = {};        // all of them in this one tier
-  std::uint32_t up_to_tier[kNumTiers] = {};     // each in this tier or a faster one; the last: anywhere
+  std::uint32_t in_tier[kNumTiers] = {};     // all of them in this one tier
+  std::uint32_t up_to_tier[kNumTiers] = {};  // each in this tier or a faster one; the last: anywhere
 };
 
 /// Threads: one at a time. Holders are ranks of engines. A holder that is cleared or removed is empty at once; memory
@@ -118,8 +118,8 @@ class EngineIndex {
   std::size_t num_left_behind_ = 0;  // hashes of keys that may be held by nobody
   EngineIndexCounters counters_;
 
-  std::vector<ShortKey> chain_;         // scratch: keys of the blocks at hand
-  std::vector<ShortKey> gone_hashes_;   // of removed(), until flush()
+  std::vector<ShortKey> chain_;        // scratch: keys of the blocks at hand
+  std::vector<ShortKey> gone_hashes_;  // of removed(), until flush()
   HolderIndex gone_holder_ = 0;
   Tier gone_tier_ = Tier::kGpu;
   struct Walker {

@@ -31,18 +31,18 @@ struct EngineStreamOptions {
   unsigned replay_tries = 3;                // then it goes on without
   TimeNs retry_first = 200 * kMillisecond;  // doubled up to:
   TimeNs retry_max = 10 * kSecond;
-  TimeNs forget_after = 60 * kSecond;       // of a lost engine
+  TimeNs forget_after = 60 * kSecond;                  // of a lost engine
   std::size_t held_bytes_max = std::size_t{32} << 20;  // of batches that wait for the missing ones
 };
 
 struct EngineStreamCounters {
-  std::uint64_t batches = 0;          // applied
+  std::uint64_t batches = 0;  // applied
   std::uint64_t duplicates = 0;
   std::uint64_t gaps = 0;             // batches were missing
   std::uint64_t gaps_unrepaired = 0;  // and could not be had again, so that all was dropped
   std::uint64_t restarts = 0;
-  std::uint64_t replays = 0;          // asked for, retries and signs of life among them
-  std::uint64_t losses = 0;           // no word for a lease
+  std::uint64_t replays = 0;  // asked for, retries and signs of life among them
+  std::uint64_t losses = 0;   // no word for a lease
 };
 
 /// Threads: one at a time.
@@ -50,7 +50,7 @@ class EngineStream {
  public:
   EngineStream(const EngineStreamOptions& options, EngineStreamSink& sink, TimeNs now);
 
-  void connected(TimeNs now);     // the subscription, for the first time or again
+  void connected(TimeNs now);  // the subscription, for the first time or again
   void disconnected(TimeNs now);
   void heard(std::uint64_t sequence, std::string_view payload, TimeNs now);
   void replayed(std::uint64_t sequence, std::string_view payload, TimeNs now);
@@ -98,14 +98,14 @@ class EngineStream {
 
   EngineStreamOptions options_;
   EngineStreamSink& sink_;
-  std::optional<std::uint64_t> next_;         // the sequence number to apply; none: any
-  std::optional<std::uint64_t> last_heard_sequence_;  // on this connection
+  std::optional<std::uint64_t> next_;                    // the sequence number to apply; none: any
+  std::optional<std::uint64_t> last_heard_sequence_;     // on this connection
   std::optional<std::uint64_t> last_replayed_sequence_;  // since the connection: those may come once more
-  std::uint64_t last_applied_hash_ = 0;       // of the batch before next_
+  std::uint64_t last_applied_hash_ = 0;                  // of the batch before next_
   bool holds_anything_ = false;
 
   Replay replay_ = Replay::kNone;
-  bool has_answered_ = false;                 // the replay under way
+  bool has_answered_ = false;  // the replay under way
   unsigned num_tries_ = 0;
   TimeNs replay_progress_at_ = 0;
   TimeNs retry_after_ = 0;

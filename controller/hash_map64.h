@@ -67,9 +67,7 @@ class HashMap64 {
   static std::uint64_t home(std::uint64_t h, const Table& table) {
     return static_cast<std::uint64_t>((Wide{h} * table.num_slots) >> 64);
   }
-  const Table& table_of(std::uint64_t h) const {
-    return is_resizing() && home(h, now_) < cursor_ ? next_ : now_;
-  }
+  const Table& table_of(std::uint64_t h) const { return is_resizing() && home(h, now_) < cursor_ ? next_ : now_; }
   Table& table_of(std::uint64_t h) { return const_cast<Table&>(std::as_const(*this).table_of(h)); }
   bool is_resizing() const { return next_.slots != nullptr; }
   static Table make_table(std::uint64_t num_slots);

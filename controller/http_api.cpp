@@ -144,7 +144,8 @@ HttpAnswer query(const HttpBackend& backend, const OnOwner& on_owner, const Http
   if (!rows) return failed(rows.error());
   if (!*rows) return busy();
   json answer = json::object();
-  for (const Row& row : **rows) answer["scores"][row.instance][std::to_string(row.rank)] = row.up_to_tier[kNumTiers - 1];
+  for (const Row& row : **rows)
+    answer["scores"][row.instance][std::to_string(row.rank)] = row.up_to_tier[kNumTiers - 1];
   answer[prompt->tenant] = instances_of(**rows);
   return ok(answer);
 }
@@ -195,9 +196,8 @@ HttpAnswer score(const HttpBackend& backend, const OnOwner& on_owner, const Http
   for (const Row& row : **rows) {
     if (*candidates && !(*candidates)->contains(row.instance)) continue;
     seen.insert(row.instance);
-    const double num_tokens = prompt->hashes.empty()
-                                  ? static_cast<double>(prompt->tokens.size())
-                                  : static_cast<double>(prompt->hashes.size()) * row.block_size;
+    const double num_tokens = prompt->hashes.empty() ? static_cast<double>(prompt->tokens.size())
+                                                     : static_cast<double>(prompt->hashes.size()) * row.block_size;
     json entry{{"instance_id", row.instance},
                {"dp_rank", row.rank},
                {"longest_matched", row.up_to_tier[kNumTiers - 1]},
@@ -216,13 +216,20 @@ HttpAnswer score(const HttpBackend& backend, const OnOwner& on_owner, const Http
   if (*candidates) {
     for (const std::string& name : **candidates) {
       if (seen.contains(name)) continue;
-      scores.push_back({{"instance_id", name}, {"dp_rank", 0}, {"longest_matched", 0}, {"confirmed", false},
-                        {"known", false}, {"gpu", 0}, {"cpu", 0}, {"disk", 0}, {"remote", 0}, {"score", 0.0}});
+      scores.push_back({{"instance_id", name},
+                        {"dp_rank", 0},
+                        {"longest_matched", 0},
+                        {"confirmed", false},
+                        {"known", false},
+                        {"gpu", 0},
+                        {"cpu", 0},
+                        {"disk", 0},
+                        {"remote", 0},
+                        {"score", 0.0}});
     }
   }
-  std::stable_sort(scores.begin(), scores.end(), [](const json& a, const json& b) {
-    return a["score"].get<double>() > b["score"].get<double>();
-  });
+  std::stable_sort(scores.begin(), scores.end(),
+                   [](const json& a, const json& b) { return a["score"].get<double>() > b["score"].get<double>(); });
   json answer{{"scores", scores}};
   answer["best"] = scores.empty() || scores.front()["score"].get<double>() == 0 ? json() : scores.front();
   return ok(answer);

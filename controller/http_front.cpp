@@ -19,7 +19,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kCallsMax = 256;       // that wait for the owner
+constexpr std::size_t kCallsMax = 256;  // that wait for the owner
 constexpr std::size_t kCallsPerTakeMax = 32;
 
 /// Work that other threads want done by the owner.
@@ -213,7 +213,8 @@ class TimedServer final : public httplib::Server {
  private:
   bool process_and_close_socket(socket_t fd) override {
     if (BoundedThreads::is_refusing()) {
-      constexpr std::string_view kBusy = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+      constexpr std::string_view kBusy =
+          "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
       ::send(fd, kBusy.data(), kBusy.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     } else {
       serve(fd);
@@ -256,10 +257,8 @@ class TimedServer final : public httplib::Server {
 class HttplibFront final : public HttpFront {
  public:
   HttplibFront(const HttpOptions& options, HttpBackend backend)
-      : api_(std::move(backend),
-             [this, patience = options.owner_max](const std::function<void(TimeNs)>& work) {
-               return calls_.call(work, patience);
-             }),
+      : api_(std::move(backend), [this, patience = options.owner_max](
+                                     const std::function<void(TimeNs)>& work) { return calls_.call(work, patience); }),
         server_(options) {
     const auto handler = [this](const httplib::Request& request, httplib::Response& response) {
       const HttpAnswer answer = api_.answer(request.method, request.path, request.body);
@@ -271,10 +270,9 @@ class HttplibFront final : public HttpFront {
     server_.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
       if (!response.body.empty()) return;
       const HttpAnswer answer =
-          http_error(response.status, response.status == 413
-                                          ? std::string("the body is too long")
-                                          : fmt::format("{} is answered {}; allowed: GET and POST", request.method,
-                                                        response.status));
+          http_error(response.status, response.status == 413 ? std::string("the body is too long")
+                                                             : fmt::format("{} is answered {}; allowed: GET and POST",
+                                                                           request.method, response.status));
       response.set_content(answer.body, answer.content_type);
     });
   }

@@ -32,8 +32,9 @@ Result<HttpRequest> HttpRequest::parse(const std::string& body) {
       },
       false);
   if (is_deep || !request.body_.is_object())
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the body of {} bytes is no JSON object; allowed: {{\"field\": value, ...}}", body.size())};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("the body of {} bytes is no JSON object; allowed: {{\"field\": value, ...}}", body.size())};
   return request;
 }
 

@@ -23,7 +23,9 @@ json engine_json(const EngineStatus& engine) {
           {"endpoint", engine.info.endpoint},
           {"replay_endpoint", engine.info.replay_endpoint},
           {"block_size", engine.info.block_size},
-          {"state", !engine.is_live ? "lost" : engine.is_connected ? "connected" : "connecting"},
+          {"state", !engine.is_live       ? "lost"
+                    : engine.is_connected ? "connected"
+                                          : "connecting"},
           {"is_connected", engine.is_connected},
           {"confirmed", engine.is_confirmed},
           {"silent_ms", engine.silent_for / kMillisecond},
@@ -131,9 +133,10 @@ std::string metrics_text(const ControllerView& view) {
   metrics.add("engines", "gauge", static_cast<double>(view.engines.size()));
   metrics.add("engine_messages_malformed_total", "counter", static_cast<double>(view.messages_malformed));
   for (const EngineStatus& engine : view.engines) {
-    const Metrics::Labels labels = {
-        {"instance", engine.info.instance_id}, {"model", engine.info.model}, {"tenant", engine.info.tenant},
-        {"endpoint", engine.info.endpoint}};
+    const Metrics::Labels labels = {{"instance", engine.info.instance_id},
+                                    {"model", engine.info.model},
+                                    {"tenant", engine.info.tenant},
+                                    {"endpoint", engine.info.endpoint}};
     metrics.add("engine_live", "gauge", engine.is_live ? 1 : 0, labels);
     metrics.add("engine_connected", "gauge", engine.is_connected ? 1 : 0, labels);
     metrics.add("engine_confirmed", "gauge", engine.is_confirmed ? 1 : 0, labels);

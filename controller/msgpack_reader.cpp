@@ -23,14 +23,22 @@ constexpr std::array<SmallInteger, 256> kSmallIntegers = [] {
 
 constexpr std::size_t fixed_size(std::uint8_t tag) {  // behind the tag, of what has no length of its own
   switch (tag) {
-    case 0xca: return 4;  // float
-    case 0xcb: return 8;
-    case 0xd4: return 2;  // extensions
-    case 0xd5: return 3;
-    case 0xd6: return 5;
-    case 0xd7: return 9;
-    case 0xd8: return 17;
-    default: return 0;  // nil, false, true
+    case 0xca:
+      return 4;  // float
+    case 0xcb:
+      return 8;
+    case 0xd4:
+      return 2;  // extensions
+    case 0xd5:
+      return 3;
+    case 0xd6:
+      return 5;
+    case 0xd7:
+      return 9;
+    case 0xd8:
+      return 17;
+    default:
+      return 0;  // nil, false, true
   }
 }
 

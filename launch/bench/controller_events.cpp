@@ -135,7 +135,8 @@ class EventsBench {
   explicit EventsBench(std::uint64_t num_hashes)
       : num_prefixes_(num_hashes / kPrefixKeys),
         directory_({.stream = {.has_replay = false},
-                    .index = {.blocks_per_holder_max = num_hashes, .blocks_max = 4 * num_hashes + (1 << 22),
+                    .index = {.blocks_per_holder_max = num_hashes,
+                              .blocks_max = 4 * num_hashes + (1 << 22),
                               .index = {.seed = 1}}}),
         next_(kNumWorkers) {
     for (std::uint32_t i = 0; i < kNumWorkers; ++i) {
@@ -162,11 +163,11 @@ class EventsBench {
   std::vector<Batch> batches(bool is_store, Hashes hashes) const {
     std::vector<Batch> all;
     BatchWriter writer(hashes);
-    for_each_batch(num_prefixes_, num_prefixes_ + kChurnPrefixes,
-                   [&](std::uint32_t worker, std::uint64_t prefix, std::uint64_t position) {
-                     all.push_back({worker, is_store ? writer.stored(prefix, position)
-                                                     : writer.removed(prefix, position)});
-                   });
+    for_each_batch(
+        num_prefixes_, num_prefixes_ + kChurnPrefixes,
+        [&](std::uint32_t worker, std::uint64_t prefix, std::uint64_t position) {
+          all.push_back({worker, is_store ? writer.stored(prefix, position) : writer.removed(prefix, position)});
+        });
     return all;
   }
   void take(const Batch& batch) {

@@ -54,7 +54,9 @@ Result<void> run(const Values& flags, bool as_json) {
   const Result<Status> status = controller::fetch_status(endpoint, kTimeoutMs);
   if (!status) return status.error();
   if (as_json)
-    fmt::print("{}\n", controller::status_json(*status, endpoint).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print(
+        "{}\n",
+        controller::status_json(*status, endpoint).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   else
     print_table(*status, endpoint);
   return {};

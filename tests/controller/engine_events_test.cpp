@@ -26,8 +26,14 @@ struct Heard final : EngineEventSink {
     std::uint32_t block_size = 0;
   };
   void stored(const BlocksStored& b) override {
-    events.push_back({"stored", {b.hashes.begin(), b.hashes.end()}, {b.tokens.begin(), b.tokens.end()}, b.parent,
-                      b.tier, b.group, b.kind, b.block_size});
+    events.push_back({"stored",
+                      {b.hashes.begin(), b.hashes.end()},
+                      {b.tokens.begin(), b.tokens.end()},
+                      b.parent,
+                      b.tier,
+                      b.group,
+                      b.kind,
+                      b.block_size});
   }
   void removed(const BlocksRemoved& b) override {
     events.push_back({"removed", {b.hashes.begin(), b.hashes.end()}, {}, {}, b.tier, b.group, GroupKind::kUnknown, 0});
@@ -42,12 +48,12 @@ TEST(EngineEvents, BothFormsAndBothKindsOfHashesSayTheSame) {
     for (const bool bytes : {false, true}) {
       Heard heard;
       EngineEventDecoder decoder;
-      const std::string payload = BatchMaker(form, bytes)
-                                      .stored({7, big}, 5, {0, 127, 128, 255, 256, 65535, 65536, 4'294'967'295}, 4,
-                                              "CPU", 1, "full_attention")
-                                      .removed({big}, "DISK", 1)
-                                      .cleared()
-                                      .done(3);
+      const std::string payload =
+          BatchMaker(form, bytes)
+              .stored({7, big}, 5, {0, 127, 128, 255, 256, 65535, 65536, 4'294'967'295}, 4, "CPU", 1, "full_attention")
+              .removed({big}, "DISK", 1)
+              .cleared()
+              .done(3);
       const Result<EngineBatch> batch = decoder.decode(payload, heard);
       ASSERT_TRUE(batch) << batch.error().what;
       EXPECT_EQ(batch->dp_rank, 3U);
@@ -104,9 +110,14 @@ TEST(EngineEvents, AnEventWithAWrongFieldIsPassedBy) {
 }
 
 TEST(EngineEvents, MediaHaveTiers) {
-  for (const auto& [medium, tier] : std::vector<std::pair<const char*, Tier>>{
-           {"", Tier::kGpu}, {"GPU", Tier::kGpu}, {"gpu", Tier::kGpu}, {"CPU", Tier::kHost},
-           {"CPU_PINNED", Tier::kHost}, {"STORAGE", Tier::kDisk}, {"disk", Tier::kDisk}, {"OBJ", Tier::kRemote}})
+  for (const auto& [medium, tier] : std::vector<std::pair<const char*, Tier>>{{"", Tier::kGpu},
+                                                                              {"GPU", Tier::kGpu},
+                                                                              {"gpu", Tier::kGpu},
+                                                                              {"CPU", Tier::kHost},
+                                                                              {"CPU_PINNED", Tier::kHost},
+                                                                              {"STORAGE", Tier::kDisk},
+                                                                              {"disk", Tier::kDisk},
+                                                                              {"OBJ", Tier::kRemote}})
     EXPECT_EQ(tier_of_medium(medium), tier) << medium;
 }
 
@@ -114,7 +125,10 @@ TEST(EngineEvents, ALyingCountAllocatesNothing) {
   Heard heard;
   EngineEventDecoder decoder;
   // [0, [["BlockRemoved", an array that claims 2^32 - 1 hashes
-  const std::string payload("\x92\x00\x91\x92\xac" "BlockRemoved\xdd\xff\xff\xff\xff\x01", 23);
+  const std::string payload(
+      "\x92\x00\x91\x92\xac"
+      "BlockRemoved\xdd\xff\xff\xff\xff\x01",
+      23);
   EXPECT_FALSE(decoder.decode(payload, heard));
   EXPECT_TRUE(heard.events.empty());
 }

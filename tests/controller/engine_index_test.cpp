@@ -83,7 +83,8 @@ TEST(EngineIndex, TiersAreToldApartAndTogether) {
   std::vector<EngineMatch> matches;
   index.match_tokens(tokens_of(1, 0, 6), {}, matches);
   ASSERT_EQ(matches.size(), 1U);
-  EXPECT_EQ(std::vector<std::uint32_t>(matches[0].in_tier, matches[0].in_tier + 4), (std::vector<std::uint32_t>{2, 0, 0, 0}));
+  EXPECT_EQ(std::vector<std::uint32_t>(matches[0].in_tier, matches[0].in_tier + 4),
+            (std::vector<std::uint32_t>{2, 0, 0, 0}));
   EXPECT_EQ(std::vector<std::uint32_t>(matches[0].up_to_tier, matches[0].up_to_tier + 4),
             (std::vector<std::uint32_t>{2, 3, 5, 5}));
 }
@@ -154,7 +155,13 @@ TEST(EngineIndex, DoesWhatAPlainModelDoes) {
           holders[who] = index.add_holder("");
           model[who].clear();
           break;
-        case 2: case 3: case 4: case 5: case 6: case 7: case 8:
+        case 2:
+        case 3:
+        case 4:
+        case 5:
+        case 6:
+        case 7:
+        case 8:
           for (std::uint32_t block = from; block < to; ++block) model[who].erase({prompt, block, tier});
           remove(index, holders[who], hashes, tier);
           break;

@@ -194,7 +194,8 @@ TEST(EngineStream, RandomFaultsHealThemselves) {
           said.push_back(std::to_string(incarnation) + "/" + std::to_string(said.size()));
           if (is_calm || random() % 8 != 0) on_its_way.emplace_back(said.size() - 1, said.back());
           break;
-        case 20: case 21:
+        case 20:
+        case 21:
           dead.insert(said.begin(), said.end());
           said.clear();
           ++incarnation;
