@@ -84,6 +84,11 @@ class PlacementIndex {
   /// linear in the new ones.
   void lookup(std::span<const Key> keys, std::optional<NodeIndex> asker, std::vector<PrefixMatch>& matches);
 
+  /// Tells `seen(first, end, placements)` of each run of keys that lie in the same places, in order and removed and
+  /// hidden nodes among them, until one lies nowhere or `seen` says false.
+  template <class Seen>
+  void walk(std::span<const Key> keys, const Seen& seen);
+
   /// Looks at about `num_lines` cache lines. False: nothing is left to do.
   bool tidy(std::size_t num_lines);
 
@@ -153,6 +158,23 @@ std::size_t PlacementIndex<Key>::add(NodeIndex node, Tier tier, std::span<const 
     if (num_new != num_new_before) tidy((num_new - num_new_before) * kTidyPerChange);
   }
   return num_new;
+}
+
+template <class Key>
+template <class Seen>
+void PlacementIndex<Key>::walk(std::span<const Key> keys, const Seen& seen) {
+  Trail trail;
+  std::size_t first = 0;
+  HolderSets::Id set = 0;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const HolderSets::Id next = map_.find(keys[i], trail);
+    if (next == set && i > 0) continue;
+    if (i > 0 && !seen(first, i, sets_.members(set))) return;
+    if (next == 0) return;
+    first = i;
+    set = next;
+  }
+  if (set != 0) seen(first, keys.size(), sets_.members(set));
 }
 
 extern template class PlacementIndex<ShortKey>;

@@ -40,6 +40,7 @@ WRAPPED = {
              re.compile(r"kernels/.*\.(cu|cuh)$|kernels/cuda/|transport/(ucx|nccl|cuda)/")),
     "ZeroMQ": (re.compile(r"zmq"),
                re.compile(r"controller/(.*\.cpp|zmq_[a-z_]*\.h)$|connector/runtime/|launch/bench/controller_echo\.cpp$")),
+    "cpp-httplib": (re.compile(r"httplib"), re.compile(r"controller/http_front\.cpp$")),
 }
 
 # What one room shows the others; a library header must not come along.
@@ -174,6 +175,7 @@ def test_files_stay_small() -> None:
     ("connector/core/a.cpp", "zmq.hpp", stray_library_headers),
     ("transport/a.cpp", "ucp/api/ucp.h", stray_library_headers),
     ("controller/client.h", "zmq.hpp", stray_library_headers),
+    ("controller/http_api.cpp", "httplib.h", stray_library_headers),
     ("launch/cli/main.cpp", "cuda_runtime.h", stray_library_headers),
     ("controller/client.h", "zmq.hpp", leaking_borders),
 ])

@@ -1,0 +1,12 @@
+// A controller's status as JSON: for `kvferry status --json` and /status alike.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "controller/status.h"
+
+namespace kvferry::controller {
+
+nlohmann::json status_json(const Status& status, const std::string& endpoint);
+
+}  // namespace kvferry::controller
