@@ -9,9 +9,11 @@
 
 #include "controller/endpoint.h"
 #include "controller/publisher.h"
+#include "controller/wake_up.h"
 #include "controller/wire.h"
 #include "controller/zmq_io.h"
 #include "transport/base/log.h"
+#include "transport/base/owned_fd.h"
 
 namespace kvferry::controller {
 namespace {

@@ -1,5 +1,6 @@
-// Nodes, a directory and a network between them that loses, doubles, delays and changes messages, on a schedule drawn
-// from a seed, which a failure prints. A checker that knows what each node held after each of its messages compares.
+// Nodes, a controller's sessions and a network between them that loses, doubles, delays and changes messages, on a
+// schedule drawn from a seed, which a failure prints. A checker that knows what each node held after each of its
+// messages compares.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,9 +11,10 @@
 #include <random>
 #include <set>
 
-#include "controller/directory.h"
 #include "controller/publisher.h"
+#include "controller/sessions.h"
 #include "tests/controller/fixtures.h"
+#include "transport/base/log.h"
 
 namespace kvferry::controller {
 namespace {
@@ -66,6 +68,8 @@ struct Node {
   bool is_registered = false;
   TimeNs spoke_at = 0;
   TimeNs heard_at = 0;
+  ConnectionId connection;
+  NodeId id;  // the last that its connection spoke for
   Line up, down;
 
   void note() { told[incarnation].resize(publisher->next_sequence() + 1, held); }
@@ -100,7 +104,7 @@ struct Node {
   }
 };
 
-class Cluster {
+class Cluster final : private Outbox {
  public:
   explicit Cluster(unsigned seed) : seed_(seed), dice_{std::mt19937_64(seed)} {
     for (std::uint32_t i = 0; i < kNumNodes; ++i) nodes_[i].name = fmt::format("engine{}", i);
@@ -140,16 +144,15 @@ class Cluster {
     bool is_confirmed = true;
     State fastest{};  // of each key: the bit of the fastest tier that has it
   };
-  struct Session {
-    NodeId id;
-    std::uint64_t incarnation = 0;
-  };
 
   void restart_controller() {
-    if (directory_) num_differed_ += directory_->num_digests_differed();
-    directory_ = std::make_unique<Directory>(DirectoryOptions{.index = {.seed = seed_}});
-    sessions_.clear();
-    asker_ = directory_->join(node_info("asker"), 0, now_)->id;
+    if (sessions_) {
+      num_differed_ += sessions_->directory().num_digests_differed();
+      num_fenced_ += sessions_->counters().nodes_fenced;
+    }
+    sessions_ = std::make_unique<Sessions>(DirectoryOptions{.index = {.seed = seed_}}, now_);
+    for (Node& node : nodes_) node.connection = sessions_->open();
+    asker_ = sessions_->directory().join(node_info("asker"), 0, now_)->id;
   }
   void start(Node& node) {
     node.is_running = true;
@@ -181,11 +184,9 @@ class Cluster {
     for (Node& node : nodes_) {
       while (const auto bytes = node.up.receive(now_)) serve(node, *bytes);
     }
-    directory_->heartbeat(asker_, 0, now_);
-    for (const NodeId gone : directory_->expire(now_)) {
-      std::erase_if(sessions_, [&](const auto& session) { return session.second.id == gone; });
-      ASSERT_NE(gone, asker_) << "a late loop is nobody's silence, seed " << seed_;
-    }
+    sessions_->directory().heartbeat(asker_, 0, now_);
+    sessions_->expire(now_);
+    ASSERT_TRUE(sessions_->directory().lookup(asker_, {}, now_)) << "a late loop is nobody's silence, seed " << seed_;
     check();
   }
 
@@ -254,75 +255,42 @@ class Cluster {
   template <class T>
   void hear(Node&, const T&) {}
 
-  void serve(Node& node, std::string_view bytes) {
-    wire::Message message = wire::parse(bytes).value();
-    if (is_faulty_ && dice_.percent(3)) change(node, message);
-    std::visit([&](const auto& known) { on(node, known); }, message);
+  void serve(Node& node, std::string bytes) {
+    if (is_faulty_ && dice_.percent(1)) {
+      sessions_->disconnected(node.connection);
+      node.connection = sessions_->open();
+    }
+    if (is_faulty_ && dice_.percent(3)) change(node, bytes);
+    sessions_->take(node.connection, bytes, now_, *this);
+    if (const Sessions::Session* session = sessions_->session(node.connection)) node.id = session->node;
+    ASSERT_EQ(sessions_->counters().messages_malformed, 0U) << "seed " << seed_;
   }
   /// Neither side can know; only digests tell.
-  void change(Node& node, wire::Message& message) {
-    const auto session = sessions_.find(node.name);
-    if (session == sessions_.end()) return;
+  void change(const Node& node, std::string& bytes) {
+    const Sessions::Session* session = sessions_->session(node.connection);
+    if (session == nullptr) return;
+    wire::Message message = wire::parse(bytes).value();
     if (auto* publish = std::get_if<wire::Publish>(&message); publish != nullptr && !publish->full.keys.empty()) {
       publish->full.keys[0] = key_of(dice_.draw(kNumKeys));
-      changed_.insert(session->second.id);
+      bytes = encode(*publish);
     } else if (auto* evict = std::get_if<wire::Evict>(&message)) {
       evict->keys.keys[0] = key_of(dice_.draw(kNumKeys));
-      changed_.insert(session->second.id);
+      bytes = encode(*evict);
+    } else {
+      return;
     }
+    changed_.insert(session->node);
   }
-  void on(Node& node, const wire::Hello& hello) {
-    const Result<Joined> joined =
-        directory_->join(node_info(hello.engine_id, hello.incarnation), hello.next_sequence, now_);
-    if (!joined) return;  // an older incarnation's late word
-    if (joined->fenced) ++num_fenced_;
-    sessions_[node.name] = {joined->id, hello.incarnation};
-    reply(node, wire::Registered{.incarnation = hello.incarnation, .snapshot_wanted = joined->snapshot_wanted});
-    num_snapshots_ += joined->snapshot_wanted ? 1 : 0;
-    if (joined->resend_wanted) want_repair(node);
-  }
-  void on(Node& node, const wire::Heartbeat& beat) {
-    if (!speaks(node, beat.incarnation)) return reply(node, wire::Unregistered{.incarnation = beat.incarnation});
-    const NodeId id = sessions_[node.name].id;
-    if (directory_->heartbeat(id, beat.next_sequence, now_, beat.digests) == Update::kRepairWanted) want_repair(node);
-    reply(node, wire::HeartbeatAck{.incarnation = beat.incarnation});
-  }
-  void on(Node& node, const wire::Publish& publish) {
-    if (!speaks(node, publish.incarnation)) return;
-    std::vector<ChunkEntry> chunks;
-    for (const ChunkKey& key : publish.full.keys) chunks.push_back({key, 256, false, {}});
-    const SnapshotMark mark = publish.begins_snapshot ? SnapshotMark::kBegins
-                              : publish.ends_snapshot ? SnapshotMark::kEnds
-                                                      : SnapshotMark::kNone;
-    if (directory_->publish(sessions_[node.name].id, publish.sequence, mark, chunks, now_,
-                            static_cast<Tier>(publish.tier)) == Update::kRepairWanted)
-      want_repair(node);
-  }
-  void on(Node& node, const wire::Evict& evict) {
-    if (!speaks(node, evict.incarnation)) return;
-    if (directory_->evict(sessions_[node.name].id, evict.sequence, evict.keys.keys, now_) == Update::kRepairWanted)
-      want_repair(node);
-  }
-  template <class T>
-  void on(Node&, const T&) {
-    FAIL() << "no node sends this, seed " << seed_;
-  }
-  bool speaks(const Node& node, std::uint64_t incarnation) const {
-    const auto session = sessions_.find(node.name);
-    return session != sessions_.end() && session->second.incarnation == incarnation;
-  }
-  void want_repair(Node& node) {
-    const Session& session = sessions_.at(node.name);
-    const Repair repair = directory_->repair(session.id);
-    ++(repair.resend_will_do ? num_resends_ : num_snapshots_);
-    reply(node, wire::SnapshotWanted{.incarnation = session.incarnation,
-                                     .next_sequence = repair.heard_below,
-                                     .resend_will_do = repair.resend_will_do,
-                                     .resend_from = repair.resend_from});
-  }
-  template <class T>
-  void reply(Node& node, const T& message) {
-    node.down.send(dice_, is_faulty_, now_, encode(message));
+  bool send(ConnectionId to, std::string_view bytes) override {
+    const auto node = std::find_if(nodes_.begin(), nodes_.end(), [&](const Node& n) { return n.connection == to; });
+    if (node == nodes_.end()) return false;
+    const wire::Message message = wire::parse(bytes).value();
+    if (const auto* registered = std::get_if<wire::Registered>(&message))
+      num_snapshots_ += registered->snapshot_wanted ? 1 : 0;
+    if (const auto* wanted = std::get_if<wire::SnapshotWanted>(&message))
+      ++(wanted->resend_will_do ? num_resends_ : num_snapshots_);
+    node->down.send(dice_, is_faulty_, now_, bytes);
+    return true;
   }
 
   /// Asks for each key alone, so that nothing hides behind a prefix's end.
@@ -330,7 +298,7 @@ class Cluster {
     std::map<std::string, Credit> credits;
     for (std::uint32_t key = 0; key < kNumKeys; ++key) {
       const auto holders =
-          directory_->lookup(asker_, {.keys = {key_of(key)}, .tail_groups = {}, .exact_tails = {}}, now_);
+          sessions_->directory().lookup(asker_, {.keys = {key_of(key)}, .tail_groups = {}, .exact_tails = {}}, now_);
       for (const Holder& holder : *holders) {
         Credit& credit = credits[holder.engine_id.value];
         credit.incarnation = holder.incarnation.value;
@@ -348,16 +316,17 @@ class Cluster {
   }
 
   void check() {
+    std::map<std::string, std::uint64_t> registered;
+    for (const NodeStatus& node : sessions_->directory().status(now_)) registered[node.engine_id] = node.incarnation;
     for (const auto& [name, credit] : credits()) {
       Node& node = nodes_[name.back() - '0'];
-      const auto session = sessions_.find(name);
-      ASSERT_NE(session, sessions_.end()) << name << " is credited, and nobody is registered, seed " << seed_;
-      ASSERT_EQ(credit.incarnation, session->second.incarnation) << "stale credit of " << name << ", seed " << seed_;
-      const NodeId id = session->second.id;
+      ASSERT_TRUE(registered.contains(name)) << name << " is credited, and nobody is registered, seed " << seed_;
+      ASSERT_EQ(credit.incarnation, registered[name]) << "stale credit of " << name << ", seed " << seed_;
+      const NodeId id = node.id;
       if (changed_.contains(id)) continue;
       const std::vector<State>& told = node.told.at(credit.incarnation);
       if (credit.is_confirmed) {
-        const std::uint64_t sequence = directory_->repair(id).resend_from;
+        const std::uint64_t sequence = sessions_->directory().repair(id).resend_from;
         ASSERT_LT(sequence, told.size());
         ASSERT_EQ(credit.fastest, fastest_of(told[sequence])) << name << " at " << sequence << ", seed " << seed_;
         ++num_exact_;
@@ -381,7 +350,9 @@ class Cluster {
         continue;
       }
       const State expected = fastest_of(node.held);
-      if (found == credits.end() && expected == State{} && speaks(node, node.incarnation)) continue;
+      const Sessions::Session* session = sessions_->session(node.connection);
+      const bool speaks = session != nullptr && session->incarnation.value == node.incarnation;
+      if (found == credits.end() && expected == State{} && speaks) continue;
       if (found == credits.end() || found->second.incarnation != node.incarnation || !found->second.is_confirmed ||
           found->second.fastest != expected)
         return false;
@@ -395,13 +366,13 @@ class Cluster {
   bool is_faulty_ = false;
   TimeNs stalled_until_ = 0;
   std::array<Node, kNumNodes> nodes_;
-  std::unique_ptr<Directory> directory_;
-  std::map<std::string, Session> sessions_;
+  std::unique_ptr<Sessions> sessions_;
   std::set<NodeId> changed_;  // the directory was told something else than the node said
   NodeId asker_;
 };
 
 TEST(Repair, AnyScheduleOfFaultsHealsAndNothingStaleIsCredited) {
+  log().set_level(spdlog::level::err);  // thousands of nodes come and go
   std::uint64_t num_resends = 0, num_snapshots = 0, num_differed = 0, num_fenced = 0, num_exact = 0;
   const auto number = [](const char* name) {
     const char* text = std::getenv(name);

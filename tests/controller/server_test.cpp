@@ -250,6 +250,31 @@ TEST(ControllerServer, APortInUseIsOneSentence) {
   EXPECT_THAT(second.error().what, HasSubstr(server.endpoint()));
 }
 
+/// Always has more, and counts its turns.
+class BusyFront final : public Front {
+ public:
+  explicit BusyFront(int* num_turns) : num_turns_(num_turns) {}
+  int fd() const override { return -1; }
+  bool take(TimeNs) override { return ++*num_turns_ < 1000; }
+
+ private:
+  int* num_turns_;
+};
+
+TEST(ControllerServer, AFrontThatHasMoreIsNotWaitedForAndEachTurnEndsWithItsHooks) {
+  const auto server = Server::bind({.bind = "tcp://127.0.0.1:0", .directory = {}}, steady_clock()).value();
+  int num_turns = 0, num_ends = 0;
+  ASSERT_TRUE(server->add_front(std::make_unique<BusyFront>(&num_turns)));
+  server->at_turn_end([&](TimeNs) {
+    EXPECT_EQ(++num_ends, num_turns) << "after the fronts";
+    if (num_ends == 1000) server->stop();
+  });
+  const TimeNs begun = steady_clock().now();
+  server->run();
+  EXPECT_EQ(num_ends, 1000);
+  EXPECT_LT(steady_clock().now() - begun, 50 * kSecond) << "asleep between turns it would take 100 s";
+}
+
 TEST(ControllerServer, StatusCountsWhatHappened) {
   LiveServer server("tcp://127.0.0.1:0");
   LiveNode a(server.endpoint(), node_info("a", 3));

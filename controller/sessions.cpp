@@ -1,0 +1,219 @@
+#include "controller/sessions.h"
+
+#include <bit>
+
+#include "controller/wire.h"
+#include "transport/base/log.h"
+
+namespace kvferry::controller {
+namespace {
+
+SnapshotMark mark_of(const wire::Publish& publish) {
+  if (publish.begins_snapshot) return publish.has_end ? SnapshotMark::kBegins : SnapshotMark::kReplaces;
+  return publish.ends_snapshot ? SnapshotMark::kEnds : SnapshotMark::kNone;
+}
+
+/// kCorrupt: columns of unequal length, or a tier that this version doesn't know.
+Result<std::vector<ChunkEntry>> chunks_of(const wire::Publish& publish) {
+  if (!wire::tier_of(publish.tier)) {
+    return Error{ErrorCode::kCorrupt, fmt::format("tier {}; 0 to {} are allowed", publish.tier, kNumTiers - 1)};
+  }
+  Result<std::vector<ChunkEntry>> chunks = wire::from_columns(publish.tails);
+  if (!chunks) return chunks;
+  chunks->reserve(chunks->size() + publish.full.keys.size());
+  for (const ChunkKey& key : publish.full.keys) chunks->push_back({.key = key, .tail_group = {}});
+  return chunks;
+}
+
+}  // namespace
+
+void Sessions::take(ConnectionId from, std::string_view bytes, TimeNs now, Outbox& outbox) {
+  const Turn turn{from, now, outbox};
+  Result<wire::Message> message = wire::parse(bytes);
+  if (message) {
+    std::visit([&](auto& body) { on(turn, body); }, *message);
+  } else if (message.error().code == ErrorCode::kRefused) {
+    ++counters_.nodes_refused;
+    reply(turn, wire::Refused{.reason = message.error().what});
+  } else {
+    count_malformed(message.error().what);
+  }
+}
+
+void Sessions::disconnected(ConnectionId connection) {
+  const auto session = sessions_.find(connection);
+  if (session == sessions_.end()) return;
+  peers_.at(session->second.node).connection.reset();
+  sessions_.erase(session);
+}
+
+void Sessions::expire(TimeNs now) {
+  for (const NodeId node : directory_.expire(now)) {
+    ++counters_.nodes_expired;
+    log().warn("node {} was silent for too long and is forgotten", name_of(node));
+    end_session(node);
+  }
+}
+
+Status Sessions::status(TimeNs now) const {
+  Status status{KVFERRY_VERSION, static_cast<std::uint64_t>((now - started_at_) / kMillisecond), counters_,
+                directory_.status(now)};
+  status.counters.chunks_dropped = directory_.num_chunks_dropped();
+  status.counters.digests_differed = directory_.num_digests_differed();
+  return status;
+}
+
+const Sessions::Session* Sessions::session(ConnectionId connection) const {
+  const auto it = sessions_.find(connection);
+  return it == sessions_.end() ? nullptr : &it->second;
+}
+
+void Sessions::count_malformed(std::string_view story) {
+  // A flood must not fill the disk: the 1st, 2nd, 4th, 8th ... is told.
+  if (std::has_single_bit(++counters_.messages_malformed))
+    log().warn("dropped a message ({} so far): {}", counters_.messages_malformed, story);
+}
+
+void Sessions::on(const Turn& turn, const wire::Hello& hello) {
+  const NodeInfo info{
+      EngineId{hello.engine_id}, Incarnation{hello.incarnation}, hello.role, hello.endpoint, hello.name_space,
+      hello.fingerprint};
+  const Result<Joined> joined = directory_.join(info, hello.next_sequence, turn.now);
+  if (!joined) {
+    ++counters_.nodes_refused;
+    log().warn("refused a node: {}", joined.error().what);
+    return reply(turn, wire::Refused{.reason = joined.error().what});
+  }
+  if (joined->fenced) {
+    ++counters_.nodes_fenced;
+    log().info("node {} is replaced by incarnation {}", name_of(*joined->fenced), info.incarnation);
+    end_session(*joined->fenced);
+  }
+  begin_session(turn, joined->id, info);
+  reply(turn, wire::Registered{.incarnation = hello.incarnation, .snapshot_wanted = joined->snapshot_wanted});
+  if (joined->resend_wanted) want_repair(turn, sessions_.at(turn.from));
+}
+
+void Sessions::on(const Turn& turn, const wire::Heartbeat& heartbeat) {
+  ++counters_.heartbeats;
+  const Session* session = session_of(turn, heartbeat.incarnation);
+  if (session == nullptr) return send_unregistered(turn, heartbeat.incarnation);
+  const std::uint64_t num_differed = directory_.num_digests_differed();
+  if (directory_.heartbeat(session->node, heartbeat.next_sequence, turn.now, heartbeat.digests) ==
+      Update::kRepairWanted)
+    want_repair(turn, *session);
+  if (directory_.num_digests_differed() != num_differed)
+    log().warn("node {} holds something else than is known of it; it is asked for everything", name_of(session->node));
+  reply(turn, wire::HeartbeatAck{.incarnation = heartbeat.incarnation});
+}
+
+void Sessions::on(const Turn& turn, const wire::Publish& publish) {
+  const Session* session = session_of(turn, publish.incarnation);
+  if (session == nullptr) return;  // its next heartbeat is told
+  Result<std::vector<ChunkEntry>> chunks = chunks_of(publish);
+  if (!chunks) {
+    count_malformed(chunks.error().what);
+    // Its number counts all the same: sent again it would be no better, and hold up all that follows.
+    chunks = std::vector<ChunkEntry>{};
+  }
+  counters_.chunks_published += chunks->size();
+  const Tier tier = wire::tier_of(publish.tier).value_or(Tier::kHost);
+  const Update update = directory_.publish(session->node, publish.sequence, mark_of(publish), *chunks, turn.now, tier);
+  if (update == Update::kRepairWanted) want_repair(turn, *session);
+}
+
+void Sessions::on(const Turn& turn, const wire::Evict& evict) {
+  const Session* session = session_of(turn, evict.incarnation);
+  if (session == nullptr) return;
+  counters_.chunks_evicted += evict.keys.keys.size();
+  if (directory_.evict(session->node, evict.sequence, evict.keys.keys, turn.now) == Update::kRepairWanted)
+    want_repair(turn, *session);
+}
+
+void Sessions::on(const Turn& turn, wire::Lookup& lookup) {
+  const Session* session = session_of(turn, lookup.incarnation);
+  if (session == nullptr) return send_unregistered(turn, lookup.incarnation);
+  const LookupQuery query{std::move(lookup.keys.keys), std::move(lookup.tail_groups.keys),
+                          std::move(lookup.exact_tails.keys)};
+  if (query.keys.size() + query.tail_groups.size() + query.exact_tails.size() > wire::kKeysPerLookupMax)
+    return count_malformed("a look-up of too many keys");
+  Result<std::vector<Holder>> holders = directory_.lookup(session->node, query, turn.now);
+  if (!holders) return send_unregistered(turn, lookup.incarnation);
+  ++counters_.lookups;
+  counters_.lookup_keys += query.keys.size();
+  if (!holders->empty()) ++counters_.lookup_hits;
+  wire::LookupReply answer{.token = lookup.token, .holders = {}, .index_version = directory_.index_version()};
+  for (const Holder& holder : *holders) {
+    answer.holders.push_back({holder.engine_id.value, holder.incarnation.value, holder.endpoint, holder.num_full_chunks,
+                              wire::to_columns(holder.tails), static_cast<std::uint32_t>(holder.tier),
+                              holder.confirmed});
+  }
+  reply(turn, answer);
+}
+
+void Sessions::on(const Turn& turn, const wire::Leave& leave) {
+  const Session* session = session_of(turn, leave.incarnation);
+  if (session == nullptr) return;
+  const NodeId node = session->node;
+  log().info("node {} left", name_of(node));
+  directory_.leave(node);
+  end_session(node);
+}
+
+void Sessions::on(const Turn& turn, const wire::StatusRequest&) {
+  reply(turn, wire::StatusReply{.status = status(turn.now)});
+}
+
+/// nullptr: the sender has to say Hello first. Valid until sessions change.
+const Sessions::Session* Sessions::session_of(const Turn& turn, std::uint64_t incarnation) {
+  const Session* found = session(turn.from);
+  if (found != nullptr && found->incarnation.value == incarnation) return found;
+  ++counters_.messages_unregistered;
+  return nullptr;
+}
+
+void Sessions::begin_session(const Turn& turn, NodeId node, const NodeInfo& info) {
+  // One connection, one node: whoever spoke here before has to say Hello on a connection of its own.
+  if (const Session* other = session(turn.from); other != nullptr && other->node != node) disconnected(turn.from);
+  if (const auto known = peers_.find(node); known == peers_.end()) {
+    ++counters_.nodes_registered;
+    log().info("node '{}' of namespace '{}' registered: incarnation {}, role {}, at {}", info.engine_id,
+               info.name_space, info.incarnation, info.role, info.endpoint);
+  } else if (known->second.connection) {
+    sessions_.erase(*known->second.connection);  // it comes back on a new connection
+  }
+  peers_[node] = Peer{turn.from, fmt::format("'{}' of namespace '{}'", info.engine_id, info.name_space)};
+  sessions_[turn.from] = Session{node, info.incarnation};
+}
+
+void Sessions::end_session(NodeId node) {
+  const auto it = peers_.find(node);
+  if (it == peers_.end()) return;
+  if (it->second.connection) sessions_.erase(*it->second.connection);
+  peers_.erase(it);
+}
+
+void Sessions::send_unregistered(const Turn& turn, std::uint64_t incarnation) {
+  reply(turn, wire::Unregistered{.incarnation = incarnation});
+}
+
+void Sessions::want_repair(const Turn& turn, const Session& session) {
+  const Repair repair = directory_.repair(session.node);
+  ++(repair.resend_will_do ? counters_.resends_wanted : counters_.snapshots_wanted);
+  reply(turn, wire::SnapshotWanted{.incarnation = session.incarnation.value,
+                                   .next_sequence = repair.heard_below,
+                                   .resend_will_do = repair.resend_will_do,
+                                   .resend_from = repair.resend_from});
+}
+
+std::string_view Sessions::name_of(NodeId node) const {
+  const auto it = peers_.find(node);
+  return it == peers_.end() ? "of no connection" : std::string_view(it->second.name);
+}
+
+template <class T>
+void Sessions::reply(const Turn& turn, const T& message) {
+  if (!turn.outbox.send(turn.from, encode(message))) ++counters_.replies_dropped;
+}
+
+}  // namespace kvferry::controller
