@@ -25,6 +25,8 @@ struct Leave;
 struct StatusRequest;
 }  // namespace wire
 
+class SessionsTap;
+
 /// One connection of one front, for as long as the front knows it. Never used again.
 using ConnectionId = StrongId<struct ConnectionIdTag, std::uint64_t>;
 
@@ -54,10 +56,15 @@ class Sessions {
   /// Forgets the silent; see Directory::expire().
   void expire(TimeNs now);
   Status status(TimeNs now) const;
+  /// Is asked and told from here on, until it is unset; nullptr: nobody.
+  void set_tap(SessionsTap* tap) { tap_ = tap; }
+  /// Forgets a node whose newer incarnation speaks elsewhere.
+  void fence(NodeId node, TimeNs now);
 
   struct Session {
     NodeId node;
     Incarnation incarnation;
+    std::uint64_t told_replicas = 0;  // the version of their list
   };
   /// nullptr: no registered node speaks on it. Valid until the next call that isn't const.
   const Session* session(ConnectionId connection) const;
@@ -79,6 +86,7 @@ class Sessions {
     ConnectionId from;
     TimeNs now;
     Outbox& outbox;
+    std::string_view bytes;
   };
 
   void on(const Turn& turn, const wire::Hello& hello);
@@ -96,7 +104,7 @@ class Sessions {
 
   const Session* session_of(const Turn& turn, std::uint64_t incarnation);
   void begin_session(const Turn& turn, NodeId node, const NodeInfo& info);
-  void end_session(NodeId node);
+  void end_session(NodeId node, TimeNs now);
   void send_unregistered(const Turn& turn, std::uint64_t incarnation);
   void want_repair(const Turn& turn, const Session& session);
   std::string_view name_of(NodeId node) const;
@@ -104,6 +112,7 @@ class Sessions {
   void reply(const Turn& turn, const T& message);
 
   Directory directory_;
+  SessionsTap* tap_ = nullptr;
   TimeNs started_at_;
   Counters counters_;
   std::uint64_t last_connection_ = 0;

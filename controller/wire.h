@@ -102,7 +102,8 @@ struct Registered {
   Header header{kProtocolVersion, 2};
   std::uint64_t incarnation = 0;
   bool snapshot_wanted = false;
-  KVFERRY_FIELDS(header, incarnation, snapshot_wanted);
+  std::vector<std::string> replicas{};  // endpoints of all living ones, the sender's too; none: it is alone
+  KVFERRY_FIELDS(header, incarnation, snapshot_wanted, replicas);
 };
 struct Refused {
   Header header{kProtocolVersion, 3};
@@ -112,7 +113,8 @@ struct Refused {
 struct HeartbeatAck {
   Header header{kProtocolVersion, 5};
   std::uint64_t incarnation = 0;
-  KVFERRY_FIELDS(header, incarnation);
+  std::vector<std::string> replicas{};  // as in Registered, where they changed since; else none
+  KVFERRY_FIELDS(header, incarnation, replicas);
 };
 struct HolderFields {
   std::string engine_id;

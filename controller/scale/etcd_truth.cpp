@@ -154,12 +154,11 @@ void SharedTruth::interpret(const std::string& key, const Seen& seen, TimeNs now
     news_.emplace_back(ReplicasChanged{});
   } else if (const std::optional<NodeName> name = node_of(key)) {
     const std::uint64_t incarnation = number_of(seen.value);
-    Node& node =
-        nodes_.try_emplace(*name, Node{.newest = incarnation, .is_here = false, .alive_at = now}).first->second;
-    if (incarnation > node.newest) {
-      const bool was_here = node.is_here;
-      node = {.newest = incarnation, .is_here = false, .alive_at = now};
-      if (was_here) news_.emplace_back(NodeFenced{*name, Incarnation{incarnation}});
+    const auto [node, is_new] =
+        nodes_.try_emplace(*name, Node{.newest = incarnation, .is_here = false, .alive_at = now});
+    if (is_new || incarnation > node->second.newest) {
+      node->second = {.newest = incarnation, .is_here = false, .alive_at = now};
+      news_.emplace_back(NodeFenced{*name, Incarnation{incarnation}});
     }
   } else {
     interpret_record(key, seen, now);

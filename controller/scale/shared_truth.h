@@ -52,7 +52,7 @@ struct SharedRecord {
   TimeNs deadline = 0;        // by this replica's clock
 };
 
-/// A node with an older incarnation than this is not to be served any more.
+/// Another replica has seen this incarnation: an older one is not to be served any more.
 struct NodeFenced {
   NodeName node;
   Incarnation incarnation;

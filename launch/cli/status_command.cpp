@@ -35,10 +35,32 @@ nlohmann::json to_json(const Status& status, const std::string& endpoint) {
                      {"tails", node.num_tails},
                      {"heartbeat_age_ms", node.heartbeat_age_ms}});
   }
+  const controller::ScaleStatus& scale = status.scale;
+  nlohmann::json replicas = nlohmann::json::array();
+  for (const controller::ReplicaStatus& replica : scale.replicas)
+    replicas.push_back({{"name", replica.name}, {"endpoint", replica.endpoint}});
   return {{"controller", endpoint},
           {"version", status.version},
           {"uptime_ms", status.uptime_ms},
           {"nodes", std::move(nodes)},
+          {"replica",
+           {{"name", scale.name},
+            {"replicas", std::move(replicas)},
+            {"name_taken", scale.name_taken},
+            {"etcd", scale.etcd},
+            {"etcd_ok", scale.etcd_ok},
+            {"etcd_gone_ms", scale.etcd_gone_ms},
+            {"etcd_trouble", scale.etcd_trouble},
+            {"etcd_owed", scale.etcd_owed},
+            {"event_log", scale.event_log},
+            {"log_ok", scale.log_ok},
+            {"log_trouble", scale.log_trouble},
+            {"log_writer", scale.log_writer},
+            {"log_lag_bytes", scale.log_lag_bytes},
+            {"log_appended", scale.log_appended},
+            {"log_holes", scale.log_holes},
+            {"log_read", scale.log_read},
+            {"log_reading", scale.log_reading}}},
           {"counters",
            {{"lookups", counters.lookups},
             {"lookup_keys", counters.lookup_keys},
@@ -59,6 +81,27 @@ nlohmann::json to_json(const Status& status, const std::string& endpoint) {
             {"digests_differed", counters.digests_differed}}}};
 }
 
+void print_replica(const controller::ScaleStatus& scale) {
+  if (scale.name.empty()) return;
+  std::vector<std::string> others;
+  for (const controller::ReplicaStatus& replica : scale.replicas) {
+    if (replica.name != scale.name) others.push_back(replica.name);
+  }
+  fmt::print("replica {}, beside {}\n", scale.name,
+             others.empty() ? "no other" : fmt::format("{}", fmt::join(others, ", ")));
+  if (scale.name_taken) fmt::print("  another replica of this name began later; give each its own by --replica\n");
+  const auto trouble = [](const std::string& what) { return what.empty() ? what : ": " + what; };
+  if (!scale.etcd.empty() && scale.etcd_ok)
+    fmt::print("  etcd {}: ok{}\n", scale.etcd, trouble(scale.etcd_trouble));
+  else if (!scale.etcd.empty())
+    fmt::print("  etcd {}: gone for {:.1f} s{}\n", scale.etcd, static_cast<double>(scale.etcd_gone_ms) / 1000,
+               trouble(scale.etcd_trouble));
+  if (!scale.event_log.empty())
+    fmt::print("  event log {}: {}, {}, {} bytes behind, {} holes{}\n", scale.event_log, scale.log_ok ? "ok" : "gone",
+               scale.log_writer ? "written here" : "written by another", scale.log_lag_bytes, scale.log_holes,
+               trouble(scale.log_trouble));
+}
+
 void print_table(const Status& status, const std::string& endpoint) {
   using Row = std::array<std::string, 7>;
   std::vector<Row> rows{{"NAMESPACE", "ENGINE", "INCARNATION", "ROLE", "ENDPOINT", "CHUNKS", "LAST HEARD"}};
@@ -75,6 +118,7 @@ void print_table(const Status& status, const std::string& endpoint) {
              static_cast<double>(status.uptime_ms) / 1000);
   fmt::print("look-ups served: {} ({} with a holder); nodes: {}\n", status.counters.lookups,
              status.counters.lookup_hits, status.nodes.size());
+  print_replica(status.scale);
   if (status.nodes.empty()) return;
   for (const Row& row : rows) {
     std::string line;
