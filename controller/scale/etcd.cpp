@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "controller/scale/etcd_json.h"
-#include "controller/scale/outbox.h"
+#include "controller/scale/handover.h"
 
 namespace kvferry::controller::scale {
 namespace {
@@ -121,7 +121,7 @@ class HttpEtcd final : public Etcd {
       stopping_ = true;
       changed_.notify_all();
     }
-    outbox_.close();
+    handover_.close();
     // A connection that is made just now is not stopped by one stop(): it would be used once before it is seen.
     while (num_running_ > 0) {
       ask_gateway_.stop();
@@ -132,7 +132,7 @@ class HttpEtcd final : public Etcd {
     watcher_.join();
   }
 
-  int fd() const override { return outbox_.fd(); }
+  int fd() const override { return handover_.fd(); }
 
   void ask(std::uint64_t token, EtcdRequest request) override {
     const std::lock_guard lock(mutex_);
@@ -145,7 +145,7 @@ class HttpEtcd final : public Etcd {
   }
 
   std::vector<EtcdEvent> take(std::size_t num_max) override {
-    std::vector<EtcdEvent> events = outbox_.take(num_max);
+    std::vector<EtcdEvent> events = handover_.take(num_max);
     const std::lock_guard lock(mutex_);
     for (const std::uint64_t token : refused_) {
       events.emplace_back(EtcdReply{
@@ -186,7 +186,7 @@ class HttpEtcd final : public Etcd {
         reply = EtcdReply{.error = std::move(reply).error()};
       }
       reply->token = next.first;
-      if (!outbox_.put(std::move(*reply))) break;
+      if (!handover_.put(std::move(*reply))) break;
     }
     --num_running_;
   }
@@ -211,7 +211,7 @@ class HttpEtcd final : public Etcd {
       if (done) continue;  // it was only quiet, or compacted
       next_revision.reset();
       watch_gateway_.next_member();
-      if (!is_lost && !outbox_.put(EtcdLost{done.error().what})) break;
+      if (!is_lost && !handover_.put(EtcdLost{done.error().what})) break;
       is_lost = true;
       if (!sleep(retry_ms)) break;
       retry_ms = std::min(retry_ms * 2, options_.retry_ms_max);
@@ -235,7 +235,7 @@ class HttpEtcd final : public Etcd {
       return Error{ErrorCode::kUnavailable, "etcd went back in time: it lost its data"};
     if (wants_all) {
       next_revision = all->revision + 1;
-      if (!outbox_.put(std::move(*all))) return {};
+      if (!handover_.put(std::move(*all))) return {};
       is_lost = false;
       retry_ms = kRetryMsMin;
     }
@@ -256,7 +256,7 @@ class HttpEtcd final : public Etcd {
         const auto& last = watched->changes.changes.back();
         const auto* pair = std::get_if<EtcdPair>(&last);
         next_revision = 1 + (pair != nullptr ? pair->mod_revision : std::get<EtcdErased>(last).revision);
-        return outbox_.put(std::move(watched->changes));
+        return handover_.put(std::move(watched->changes));
       }
       return !broken && !is_compacted;
     };
@@ -280,7 +280,7 @@ class HttpEtcd final : public Etcd {
   }
 
   const EtcdOptions options_;
-  Outbox<EtcdEvent> outbox_{kEventsMax};
+  Handover<EtcdEvent> handover_{kEventsMax};
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   bool stopping_ = false;

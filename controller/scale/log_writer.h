@@ -15,7 +15,7 @@
 namespace kvferry::controller::scale {
 
 struct LogWriterOptions {
-  std::string writer;                         // name and run of this replica
+  std::string writer{};                       // name and run of this replica
   std::int64_t remember_ms = 15'000;          // three leases of a replica: until the next one knows it must write
   std::size_t remember_bytes_max = 8U << 20;  // of what is remembered
   std::size_t entry_bytes_max = 64U << 10;    // from here on a new entry begins

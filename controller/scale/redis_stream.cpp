@@ -7,7 +7,7 @@
 #include <deque>
 #include <thread>
 
-#include "controller/scale/outbox.h"
+#include "controller/scale/handover.h"
 
 namespace kvferry::controller::scale {
 namespace {
@@ -40,11 +40,11 @@ class HiredisStream final : public RedisStream {
       if (context_ != nullptr) ::shutdown(context_->fd, SHUT_RDWR);
       changed_.notify_all();
     }
-    outbox_.close();
+    handover_.close();
     thread_.join();
   }
 
-  int fd() const override { return outbox_.fd(); }
+  int fd() const override { return handover_.fd(); }
 
   bool append(std::string entry) override {
     const std::lock_guard lock(mutex_);
@@ -65,7 +65,7 @@ class HiredisStream final : public RedisStream {
     is_reading_ = false;
   }
 
-  std::vector<LogPart> take() override { return outbox_.take(1); }
+  std::vector<LogPart> take() override { return handover_.take(1); }
 
   LogState state() const override {
     const std::lock_guard lock(mutex_);
@@ -155,7 +155,7 @@ class HiredisStream final : public RedisStream {
     }
     part.at_end = part.entries.size() < options_.entries_per_read;
     read_at_ = std::chrono::steady_clock::now() + Milliseconds(part.at_end ? kPollMs : 0);
-    outbox_.put(std::move(part));
+    handover_.put(std::move(part));
     return {};
   }
 
@@ -237,7 +237,7 @@ class HiredisStream final : public RedisStream {
   }
 
   const RedisStreamOptions options_;
-  Outbox<LogPart> outbox_{kPartsMax};
+  Handover<LogPart> handover_{kPartsMax};
   mutable std::mutex mutex_;  // of all in this block
   std::condition_variable changed_;
   bool stopping_ = false;

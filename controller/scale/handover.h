@@ -23,9 +23,9 @@ inline void leave_signals_to_others() {
 }
 
 template <class T>
-class Outbox {
+class Handover {
  public:
-  explicit Outbox(std::size_t items_max) : items_max_(items_max) {}
+  explicit Handover(std::size_t items_max) : items_max_(items_max) {}
 
   /// Readable while items wait.
   int fd() const { return fd_.get(); }
