@@ -44,6 +44,24 @@ std::size_t ChunkTable::remove(HolderIndex holder, std::span<const ChunkKey> key
   return index_.remove(holder, keys);
 }
 
+std::vector<ChunkTable::HolderIndex> ChunkTable::holders_of(const ChunkKey& key) const {
+  std::vector<HolderIndex> holders;
+  for (const Placement& placement : index_.holders_of(key)) {
+    const bool is_known = !holders.empty() && holders.back() == placement.node();  // in another tier
+    if (!is_known && index_.is_visible(placement.node())) holders.push_back(placement.node());
+  }
+  return holders;
+}
+
+std::optional<ChunkEntry> ChunkTable::find(HolderIndex holder, const ChunkKey& key) const {
+  const auto placements = index_.holders_of(key);
+  if (std::none_of(placements.begin(), placements.end(), [&](const Placement& p) { return p.node() == holder; }))
+    return std::nullopt;
+  const auto tail = held_[holder].tails.find(key);
+  if (tail == held_[holder].tails.end()) return ChunkEntry{.key = key, .tail_group = {}};
+  return ChunkEntry{key, tail->second.num_tokens, true, tail->second.group};
+}
+
 void ChunkTable::set_tail(HolderIndex holder, const ChunkEntry& chunk) {
   const bool grouped = chunk.num_tokens >= kTailGroupTokens;
   held_[holder].tails.emplace(chunk.key, TailOf{chunk.num_tokens, grouped, grouped ? chunk.tail_group : ChunkKey{}});

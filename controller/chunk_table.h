@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -48,6 +49,11 @@ class ChunkTable {
   Added add(HolderIndex holder, Tier tier, std::span<const ChunkEntry> chunks, std::size_t room);
   /// From all tiers. How many `holder` had.
   std::size_t remove(HolderIndex holder, std::span<const ChunkKey> keys);
+
+  /// Hidden and removed ones are not among them.
+  std::vector<HolderIndex> holders_of(const ChunkKey& key) const;
+  /// nullopt: it does not hold it.
+  std::optional<ChunkEntry> find(HolderIndex holder, const ChunkKey& key) const;
 
   const TierDigests& digests(HolderIndex holder) const { return index_.digests(holder); }
   std::size_t num_chunks(HolderIndex holder) const { return index_.num_placements(holder); }

@@ -22,7 +22,10 @@ constexpr int kSendQueueMax = 10'000;        // publishes of a whole snapshot fi
 constexpr std::size_t kPendingMax = 16'384;  // look-ups without a reply that are remembered; the oldest fall out
 constexpr int kLeaveLingerMs = 150;
 constexpr std::int64_t kNewsBeatMs = 100;
+constexpr std::uint64_t kTtlMsMax = 24ULL * 3600 * 1000;        // of any wish of the controller
 constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;  // a second of a million keys
+
+TimeNs ttl_of(std::uint64_t ms) { return static_cast<TimeNs>(std::min(ms, kTtlMsMax)) * kMillisecond; }
 
 class ZmqClient final : public Client {
  public:
@@ -186,6 +189,26 @@ class ZmqClient final : public Client {
                                wire::tier_of(holder.tier).value_or(Tier::kRemote), holder.confirmed});
     }
     events.emplace_back(std::move(reply));
+  }
+  bool is_for_us(std::uint64_t incarnation_named) const {
+    return state_ == State::kRegistered && incarnation_named == incarnation();
+  }
+  void on(wire::Keep& message, std::vector<ClientEvent>& events) {
+    if (is_for_us(message.incarnation))
+      events.emplace_back(KeepWanted{message.hold, std::move(message.keys.keys), ttl_of(message.ttl_ms)});
+  }
+  void on(const wire::Unkeep& message, std::vector<ClientEvent>& events) {
+    if (is_for_us(message.incarnation)) events.emplace_back(UnkeepWanted{message.hold});
+  }
+  void on(wire::Bring& message, std::vector<ClientEvent>& events) {
+    Result<std::vector<ChunkEntry>> chunks = wire::from_columns(message.tails);
+    if (!is_for_us(message.incarnation) || !chunks) return;
+    for (const ChunkKey& key : message.full.keys) chunks->push_back({.key = key, .tail_group = {}});
+    events.emplace_back(BringWanted{EngineId{std::move(message.engine_id)}, std::move(message.endpoint),
+                                    std::move(*chunks), ttl_of(message.ttl_ms)});
+  }
+  void on(wire::Forget& message, std::vector<ClientEvent>& events) {
+    if (is_for_us(message.incarnation)) events.emplace_back(ForgetWanted{message.all, std::move(message.keys.keys)});
   }
   /// HeartbeatAck has done its work by being a word; the rest only nodes send.
   template <class T>

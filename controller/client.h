@@ -70,7 +70,27 @@ struct Lost {
 // The controller knows nothing of this incarnation, or misses more of it than can be sent again: publish() everything,
 // in one call or many, then end_snapshot(). Until then the controller goes by what it heard before.
 struct SnapshotWanted {};
-using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, SnapshotWanted>;
+// The controller's wishes. A node may refuse any of them; what it does shows in what it publishes and evicts.
+struct KeepWanted {  // those of these that it has, for so long; the numbers are the controller's and of one life of it
+  std::uint64_t hold = 0;
+  std::vector<ChunkKey> keys;
+  TimeNs ttl = 0;
+};
+struct UnkeepWanted {
+  std::uint64_t hold = 0;
+};
+struct BringWanted {  // from that node; num_tokens of full chunks is 0
+  EngineId engine_id;
+  std::string endpoint;
+  std::vector<ChunkEntry> chunks;
+  TimeNs ttl = 0;
+};
+struct ForgetWanted {
+  bool all = false;
+  std::vector<ChunkKey> keys;  // or these
+};
+using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, SnapshotWanted, KeepWanted, UnkeepWanted,
+                                 BringWanted, ForgetWanted>;
 
 struct ClientOptions {
   std::string controller = "tcp://127.0.0.1:14600";

@@ -90,7 +90,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
   std::unique_ptr<Namespace>& slot = namespaces_[info.name_space];
   if (slot == nullptr) {
     slot = std::make_unique<Namespace>(
-        Namespace{info.fingerprint, ChunkTable(options_.tails_per_group_max, options_.index), {}, {}});
+        Namespace{info.fingerprint, ChunkTable(options_.tails_per_group_max, options_.index), {}, {}, 0});
   }
   slot->fingerprint = info.fingerprint;  // nobody else is left where it is another one
   joined.id = NodeId{++last_node_id_};
@@ -132,9 +132,10 @@ Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& q
   std::vector<ChunkTable::Match> matches = node->home->table.lookup(query, node->seen.index);
   const auto& by_index = node->home->by_index;
   const auto better = [&](const ChunkTable::Match& a, const ChunkTable::Match& b) {
-    if (a.num_full_chunks != b.num_full_chunks) return a.num_full_chunks > b.num_full_chunks;
     const Node& node_a = *by_index.at(a.holder);
     const Node& node_b = *by_index.at(b.holder);
+    if (node_a.is_leaving != node_b.is_leaving) return node_b.is_leaving;
+    if (a.num_full_chunks != b.num_full_chunks) return a.num_full_chunks > b.num_full_chunks;
     if (node_a.heard_at != node_b.heard_at) return node_a.heard_at > node_b.heard_at;
     return node_a.info.engine_id < node_b.info.engine_id;  // the same answer on every run
   };
@@ -196,6 +197,7 @@ void Directory::forget(NodeId id) {
   Namespace& home = *node.home;
   drop_snapshot(node);
   num_chunks_ -= node.num_counted;
+  home.num_chunks -= node.num_counted;
   home.table.remove_holder(node.seen.index);
   ++index_version_;
   home.by_index.erase(node.seen.index);

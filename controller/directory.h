@@ -13,16 +13,14 @@
 
 #include "controller/chunk_table.h"
 #include "controller/client.h"
+#include "controller/node_id.h"
+#include "controller/snapshot_mark.h"
 #include "controller/status.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
 #include "transport/base/result.h"
 
 namespace kvferry::controller {
-
-/// One registered (namespace, engine id, incarnation). Never used again, so whatever comes late for an expired node or
-/// a fenced incarnation finds nobody.
-using NodeId = StrongId<struct NodeIdTag, std::uint64_t>;
 
 struct DirectoryOptions {
   std::int64_t lease_ms = 3000;        // a node without a word for so long is forgotten
@@ -41,14 +39,6 @@ enum class Update {
   kApplied,       // or dropped: it is old, or comes after a loss that was asked about already
   kUnknownNode,   // nothing happened: the sender must register
   kRepairWanted,  // something of this node is missing: ask it as repair() says
-};
-
-/// What a publish is to a snapshot, which is all that its node holds.
-enum class SnapshotMark {
-  kNone,
-  kReplaces,  // all that was held before is void from here on
-  kBegins,    // what was held before counts until the end; what is told from here on counts after it as well
-  kEnds,      // the last of it
 };
 
 /// What to ask of a node.
@@ -108,6 +98,28 @@ class Directory {
   /// left behind, and of growing tables; well below a millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
+  // ---- what rules need to know and to set; directory_rules.cpp ----
+  /// nullopt: no such node is registered.
+  std::optional<NodeId> find_node(const std::string& name_space, const std::string& engine_id) const;
+  /// nullptr: it is gone. Valid until nodes change.
+  const NodeInfo* info(NodeId node) const;
+  std::vector<NodeId> nodes_of(const std::string& name_space) const;
+  /// Who can be asked for it; in no particular order.
+  std::vector<NodeId> holders_of(const std::string& name_space, const ChunkKey& key) const;
+  /// Those of `keys` that `node` holds, with what a tail's message must say.
+  std::vector<ChunkEntry> entries_of(NodeId node, std::span<const ChunkKey> keys) const;
+  std::size_t num_chunks_of(NodeId node) const;
+  /// Nothing that it told is missing.
+  bool is_confirmed(NodeId node) const;
+  /// The node owes a snapshot: all that it holds, told again.
+  void want_snapshot(NodeId node);
+  /// A leaving node comes last in look-ups' answers, until it is gone or said to stay.
+  void set_leaving(NodeId node, bool is_leaving);
+  bool is_leaving(NodeId node) const;
+  /// A namespace keeps at most so many chunks; what is beyond at the time stays. nullopt: as many as all may.
+  void set_quota(const std::string& name_space, std::optional<std::size_t> chunks_max);
+  const std::map<std::string, std::size_t>& quotas() const { return quotas_; }
+
   /// Of a node that is not known: zeros.
   Repair repair(NodeId node) const;
   std::vector<NodeStatus> status(TimeNs now) const;
@@ -128,6 +140,7 @@ class Directory {
     ChunkTable table;
     std::map<std::string, NodeId> nodes;                                // by engine id
     std::unordered_map<ChunkTable::HolderIndex, const Node*> by_index;  // of `table`
+    std::size_t num_chunks = 0;                                         // as num_chunks_, of its nodes
   };
   /// What a node held since some snapshot of it.
   struct Generation {
@@ -147,6 +160,7 @@ class Directory {
     std::optional<TimeNs> asked_at{};  // for what is missing; also when a part of it came
     unsigned num_differed = 0;         // comparisons of digests in a row
     std::size_t num_counted = 0;       // in num_chunks_
+    bool is_leaving = false;
 
     bool has_gap() const { return heard_below > next_sequence; }
     bool is_confirmed() const { return !owes_snapshot && !has_gap(); }
@@ -154,6 +168,8 @@ class Directory {
   };
 
   Node* find(NodeId id);
+  const Node* find(NodeId id) const;
+  std::size_t room_for(const Node& node, std::size_t num_held) const;
   bool accept(Node& node, std::uint64_t sequence, bool voids_before);
   Update ask(Node& node, TimeNs now);
   template <class Change>
@@ -173,7 +189,8 @@ class Directory {
   std::uint64_t num_chunks_dropped_ = 0;
   std::uint64_t num_digests_differed_ = 0;
   std::uint64_t index_version_ = 0;
-  std::string tidied_last_;  // a namespace
+  std::map<std::string, std::size_t> quotas_;  // by namespace, also of one that has no nodes
+  std::string tidied_last_;                    // a namespace
   std::optional<TimeNs> expire_called_at_;
 };
 

@@ -8,8 +8,6 @@ namespace {
 
 constexpr unsigned kDoublingsMax = 8;  // of repair_retry_ms
 
-std::size_t left(std::size_t max, std::size_t used) { return max > used ? max - used : 0; }
-
 }  // namespace
 
 Update Directory::heartbeat(NodeId id, std::uint64_t next_sequence, TimeNs now, std::span<const TierDigest> digests) {
@@ -41,9 +39,7 @@ Update Directory::publish(NodeId id, std::uint64_t sequence, SnapshotMark mark, 
   ChunkTable& table = node->home->table;
   change(*node, [&](Generation& generation) {
     const std::size_t num_held = table.num_chunks(generation.index);
-    // What the node's larger generation has is counted already.
-    const std::size_t room = std::min(left(options_.chunks_max, num_chunks_) + left(node->num_counted, num_held),
-                                      left(options_.chunks_per_node_max, num_held));
+    const std::size_t room = room_for(*node, num_held);
     const ChunkTable::Added added = table.add(generation.index, tier, chunks, room);
     num_chunks_dropped_ += added.num_dropped;
     if (added.num_dropped > 0) generation.is_partial = true;
@@ -141,6 +137,7 @@ void Directory::count_again(Node& node) {
   const std::size_t num_seen = table.num_chunks(node.seen.index);
   const std::size_t num_held = node.next ? std::max(num_seen, table.num_chunks(node.next->index)) : num_seen;
   num_chunks_ += num_held - node.num_counted;
+  node.home->num_chunks += num_held - node.num_counted;
   node.num_counted = num_held;
 }
 

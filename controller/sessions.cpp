@@ -20,6 +20,7 @@ void Sessions::take(ConnectionId from, std::string_view bytes, TimeNs now, Outbo
   } else {
     count_malformed(message.error().what);
   }
+  send_orders();
 }
 
 void Sessions::disconnected(ConnectionId connection) {
@@ -35,6 +36,8 @@ void Sessions::expire(TimeNs now) {
     log().warn("node {} was silent for too long and is forgotten", name_of(node));
     end_session(node, now);
   }
+  orders_.advance(now);
+  send_orders();
 }
 
 Status Sessions::status(TimeNs now) const {
@@ -43,6 +46,7 @@ Status Sessions::status(TimeNs now) const {
   if (tap_ != nullptr) status.scale = tap_->status(now);
   status.counters.chunks_dropped = directory_.num_chunks_dropped();
   status.counters.digests_differed = directory_.num_digests_differed();
+  orders_.add_to(status);
   return status;
 }
 
@@ -117,6 +121,7 @@ void Sessions::on(const Turn& turn, const wire::Publish& publish) {
   const Update update = directory_.publish(session->node, publish.sequence, mark_of(publish), *chunks, turn.now, tier);
   if (tap_ != nullptr) tap_->told(session->node, publish.sequence, turn.bytes, turn.now);
   if (update == Update::kRepairWanted) want_repair(turn, *session);
+  orders_.published(session->node, *chunks, mark_of(publish), turn.now);
 }
 
 void Sessions::on(const Turn& turn, const wire::Evict& evict) {
@@ -158,6 +163,16 @@ void Sessions::on(const Turn& turn, const wire::Leave& leave) {
   end_session(node, turn.now);
 }
 
+void Sessions::on(const Turn& turn, const wire::RuleRequest& request) {
+  const Session* asker = session(turn.from);
+  const wire::RuleReply answer =
+      orders_.take(request, asker == nullptr ? std::nullopt : std::optional(asker->node), turn.now);
+  if (tap_ != nullptr && answer.ok) tap_->ruled(request, turn.now);
+  reply(turn, answer);
+}
+
+void Sessions::obey(const wire::RuleRequest& request, TimeNs now) { orders_.take(request, std::nullopt, now); }
+
 void Sessions::on(const Turn& turn, const wire::StatusRequest&) {
   reply(turn, wire::StatusReply{.status = status(turn.now)});
 }
@@ -187,12 +202,13 @@ void Sessions::begin_session(const Turn& turn, NodeId node, const NodeInfo& info
   } else if (known->second.connection) {
     sessions_.erase(*known->second.connection);  // it comes back on a new connection
   }
-  peers_[node] = Peer{turn.from, fmt::format("'{}' of namespace '{}'", info.engine_id, info.name_space)};
+  peers_[node] = Peer{turn.from, &turn.outbox, fmt::format("'{}' of namespace '{}'", info.engine_id, info.name_space)};
   sessions_[turn.from] = Session{node, info.incarnation};
 }
 
 void Sessions::end_session(NodeId node, TimeNs now) {
   if (tap_ != nullptr) tap_->gone(node, now);
+  orders_.gone(node);
   const auto it = peers_.find(node);
   if (it == peers_.end()) return;
   if (it->second.connection) sessions_.erase(*it->second.connection);
@@ -210,6 +226,21 @@ void Sessions::want_repair(const Turn& turn, const Session& session) {
                                    .next_sequence = repair.heard_below,
                                    .resend_will_do = repair.resend_will_do,
                                    .resend_from = repair.resend_from});
+}
+
+void Sessions::send_orders() {
+  for (const NodeId node : orders_.take_snapshots_wanted()) {
+    directory_.want_snapshot(node);
+    const auto peer = peers_.find(node);
+    if (peer == peers_.end() || !peer->second.connection) continue;  // it is asked when it comes back
+    want_repair({*peer->second.connection, 0, *peer->second.outbox}, sessions_.at(*peer->second.connection));
+  }
+  for (const Orders::Order& order : orders_.take_orders()) {
+    const auto peer = peers_.find(order.to);
+    const bool is_sent = peer != peers_.end() && peer->second.connection &&
+                         peer->second.outbox->send(*peer->second.connection, order.bytes);
+    ++(is_sent ? counters_.orders_sent : counters_.replies_dropped);
+  }
 }
 
 std::string_view Sessions::name_of(NodeId node) const {

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "controller/directory.h"
+#include "controller/orders.h"
 #include "controller/status.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
@@ -22,6 +23,7 @@ struct Publish;
 struct Evict;
 struct Lookup;
 struct Leave;
+struct RuleRequest;
 struct StatusRequest;
 }  // namespace wire
 
@@ -44,7 +46,7 @@ class Outbox {
 /// version is refused in a sentence. Threads: the directory's owner. `now` must never go back.
 class Sessions {
  public:
-  Sessions(const DirectoryOptions& options, TimeNs now) : directory_(options), started_at_(now) {}
+  Sessions(const DirectoryOptions& options, TimeNs now) : directory_(options), orders_(directory_), started_at_(now) {}
 
   /// Of a new connection.
   ConnectionId open() { return ConnectionId{++last_connection_}; }
@@ -53,11 +55,13 @@ class Sessions {
   void take(ConnectionId from, std::string_view bytes, TimeNs now, Outbox& outbox);
   /// The connection is over. Its node stays until its lease ends, or says Hello on another one.
   void disconnected(ConnectionId connection);
-  /// Forgets the silent; see Directory::expire().
+  /// Forgets the silent, see Directory::expire(), and sends nodes what they are asked to do.
   void expire(TimeNs now);
   Status status(TimeNs now) const;
   /// Is asked and told from here on, until it is unset; nullptr: nobody.
   void set_tap(SessionsTap* tap) { tap_ = tap; }
+  /// A rule that was asked for at another replica.
+  void obey(const wire::RuleRequest& request, TimeNs now);
   /// Forgets a node whose newer incarnation speaks elsewhere.
   void fence(NodeId node, TimeNs now);
 
@@ -79,6 +83,7 @@ class Sessions {
  private:
   struct Peer {
     std::optional<ConnectionId> connection;  // none: it broke
+    Outbox* outbox = nullptr;                // of the connection
     std::string name;                        // for logs
   };
   /// Whom the message in hand came from, and when.
@@ -95,6 +100,7 @@ class Sessions {
   void on(const Turn& turn, const wire::Evict& evict);
   void on(const Turn& turn, wire::Lookup& lookup);
   void on(const Turn& turn, const wire::Leave& leave);
+  void on(const Turn& turn, const wire::RuleRequest& request);
   void on(const Turn& turn, const wire::StatusRequest&);
   /// What only a controller sends.
   template <class T>
@@ -107,11 +113,13 @@ class Sessions {
   void end_session(NodeId node, TimeNs now);
   void send_unregistered(const Turn& turn, std::uint64_t incarnation);
   void want_repair(const Turn& turn, const Session& session);
+  void send_orders();
   std::string_view name_of(NodeId node) const;
   template <class T>
   void reply(const Turn& turn, const T& message);
 
   Directory directory_;
+  Orders orders_;
   SessionsTap* tap_ = nullptr;
   TimeNs started_at_;
   Counters counters_;

@@ -12,6 +12,10 @@
 
 namespace kvferry::controller {
 
+namespace wire {
+struct RuleRequest;
+}  // namespace wire
+
 /// Threads: the directory's owner. No call blocks or throws.
 class SessionsTap {
  public:
@@ -25,6 +29,9 @@ class SessionsTap {
   virtual void told(NodeId node, std::uint64_t sequence, std::string_view message, TimeNs now) = 0;
   /// It left, expired or was fenced; also one that never said Hello here.
   virtual void gone(NodeId node, TimeNs now) = 0;
+
+  /// It was asked for here, and holds.
+  virtual void ruled(const wire::RuleRequest& request, TimeNs now) = 0;
 
   /// Where the living replicas are reached, this one too; `version` grows with each change, from 1.
   virtual const std::vector<std::string>& replicas() const = 0;

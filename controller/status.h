@@ -29,9 +29,10 @@ struct Counters {
   std::uint64_t replies_dropped = 0;        // the peer was gone, or did not read
   std::uint64_t resends_wanted = 0;
   std::uint64_t digests_differed = 0;  // nodes that held something else than they had told, seen by a heartbeat
+  std::uint64_t orders_sent = 0;       // to nodes: to keep, forget or bring chunks
   KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
                  nodes_registered, nodes_refused, nodes_expired, nodes_fenced, snapshots_wanted, messages_malformed,
-                 messages_unregistered, replies_dropped, resends_wanted, digests_differed);
+                 messages_unregistered, replies_dropped, resends_wanted, digests_differed, orders_sent);
 };
 
 struct NodeStatus {
@@ -43,7 +44,11 @@ struct NodeStatus {
   std::uint64_t num_chunks = 0;  // tails included
   std::uint64_t num_tails = 0;
   std::uint64_t heartbeat_age_ms = 0;  // since the last word of any kind
-  KVFERRY_FIELDS(name_space, engine_id, incarnation, role, endpoint, num_chunks, num_tails, heartbeat_age_ms);
+  bool is_leaving = false;             // it is being drained:
+  bool is_drained = false;             // whatever only it held is elsewhere or could not be moved
+  std::uint64_t num_to_move = 0, num_moved = 0, num_lost = 0;
+  KVFERRY_FIELDS(name_space, engine_id, incarnation, role, endpoint, num_chunks, num_tails, heartbeat_age_ms,
+                 is_leaving, is_drained, num_to_move, num_moved, num_lost);
 };
 
 struct ReplicaStatus {
@@ -80,8 +85,9 @@ struct Status {
   std::uint64_t uptime_ms = 0;
   Counters counters;
   std::vector<NodeStatus> nodes;  // by namespace, then engine id
+  std::uint64_t num_holds = 0, num_held_keys = 0;
   ScaleStatus scale{};
-  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, scale);
+  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_holds, num_held_keys, scale);
 };
 
 /// Asks the controller at `endpoint`; blocks up to `timeout_ms`. Threads: any.

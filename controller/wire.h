@@ -91,6 +91,17 @@ struct Leave {
   std::uint64_t incarnation = 0;
   KVFERRY_FIELDS(header, incarnation);
 };
+/// What an operator or a node wants done; README.md lists the verbs and which fields each reads. Anybody may ask; a
+/// registered node that names no owner pins as a reader, and its pins end with it.
+struct RuleRequest {
+  Header header{kProtocolVersion, 15};
+  std::uint64_t token = 0;
+  std::string verb{}, name_space{}, engine_id{}, other_engine_id{}, owner{};
+  KeyBlob keys{};
+  std::uint64_t ttl_ms = 0;
+  std::uint64_t number = 0;
+  KVFERRY_FIELDS(header, token, verb, name_space, engine_id, other_engine_id, owner, keys, ttl_ms, number);
+};
 /// Anybody may ask; no registration needed.
 struct StatusRequest {
   Header header{kProtocolVersion, 13};
@@ -147,6 +158,46 @@ struct Unregistered {
   std::uint64_t incarnation = 0;  // of the message that it answers
   KVFERRY_FIELDS(header, incarnation);
 };
+struct RuleReply {
+  Header header{kProtocolVersion, 16};
+  std::uint64_t token = 0;
+  bool is_done = false;
+  std::string text{};        // what was done, or why not: a sentence
+  std::uint64_t number = 0;  // of the hold, or of the nodes or keys concerned
+  KVFERRY_FIELDS(header, token, is_done, text, number);
+};
+/// Keep those of these keys that you have, for so long.
+struct Keep {
+  Header header{kProtocolVersion, 17};
+  std::uint64_t incarnation = 0;
+  std::uint64_t hold = 0;
+  std::uint64_t ttl_ms = 0;
+  KeyBlob keys{};
+  KVFERRY_FIELDS(header, incarnation, hold, ttl_ms, keys);
+};
+struct Unkeep {
+  Header header{kProtocolVersion, 18};
+  std::uint64_t incarnation = 0;
+  std::uint64_t hold = 0;
+  KVFERRY_FIELDS(header, incarnation, hold);
+};
+/// Bring these chunks from that node into your pool.
+struct Bring {
+  Header header{kProtocolVersion, 19};
+  std::uint64_t incarnation = 0;
+  std::string engine_id{}, endpoint{};
+  std::uint64_t ttl_ms = 0;
+  KeyBlob full{};
+  TailColumns tails{};
+  KVFERRY_FIELDS(header, incarnation, engine_id, endpoint, ttl_ms, full, tails);
+};
+struct Forget {
+  Header header{kProtocolVersion, 20};
+  std::uint64_t incarnation = 0;
+  bool all = false;
+  KeyBlob keys{};  // or these
+  KVFERRY_FIELDS(header, incarnation, all, keys);
+};
 struct StatusReply {
   Header header{kProtocolVersion, 14};
   Status status{};
@@ -154,7 +205,8 @@ struct StatusReply {
 };
 
 using Message = std::variant<Hello, Registered, Refused, Heartbeat, HeartbeatAck, Publish, Evict, Lookup, LookupReply,
-                             Leave, SnapshotWanted, Unregistered, StatusRequest, StatusReply>;
+                             Leave, SnapshotWanted, Unregistered, StatusRequest, StatusReply, RuleRequest, RuleReply,
+                             Keep, Unkeep, Bring, Forget>;
 
 /// Never throws. Memory is bounded by a small multiple of bytes.size(), whatever lengths the bytes claim.
 /// Errors: kCorrupt: not a message; kRefused: another protocol version, told in one sentence with both numbers.

@@ -298,6 +298,7 @@ void SchedulerCore::tick(TimeNs now) {
     if (request.fetch->stage == Fetch::Stage::kLease) suspect_until_[request.fetch->endpoint] = now + 5 * kSecond;
     advance_fetch(request, now);
   }
+  tick_orders(now);
 }
 
 }  // namespace kvferry

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "connector/core/chunk_pool.h"
+#include "connector/core/orders.h"
 #include "connector/core/peer_wire.h"
 #include "connector/core/plan.h"
 #include "connector/core/request_state.h"
@@ -38,6 +40,7 @@ struct CoreConfig {
   TimeNs pull_timeout = 4 * kSecond;          // for the bytes of one holder
   TimeNs lease_ttl = 30 * kSecond;            // a reader that died holds nothing longer than this
   TimeNs handoff_ttl = 60 * kSecond;          // a finished prefill waits this long for its decode worker
+  TimeNs keep_ttl_max = 24 * 3600 * kSecond;  // whatever the controller asks
   TimeNs pin_ttl = 60 * kSecond;              // look-ups and loads of our own; ended by the next step in practice
   TimeNs refetch_after = 100 * kMillisecond;  // what nobody had a moment ago isn't asked for again at once
   std::uint64_t first_lease = 1;              // another one at each start: leases of a past life are strangers
@@ -103,7 +106,7 @@ struct CoreCounters {
   std::uint64_t lookups = 0, lookup_hits = 0, hit_tokens = 0, loads = 0, loaded_tokens = 0, load_failures = 0,
                 resumed = 0, resumed_hit_tokens = 0, saved_chunks = 0, saved_tokens = 0, save_failures = 0,
                 pool_full = 0, pulls = 0, pulled_chunks = 0, pull_failures = 0, fetch_timeouts = 0, leases_granted = 0,
-                holds_expired = 0, evicted_chunks = 0;
+                holds_expired = 0, evicted_chunks = 0, keeps_refused = 0;
 };
 
 class SchedulerCore {
@@ -137,6 +140,14 @@ class SchedulerCore {
   void pull_done(std::uint64_t pull, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now);
   LeaseReply lease_wanted(const std::string& from, const LeaseRequest& request, TimeNs now);
   void lease_released(std::uint64_t lease);
+
+  // ---- the controller's orders (orders.h) ----
+  void keep_ordered(const KeepOrder& order, TimeNs now);
+  void unkeep_ordered(std::uint64_t hold);
+  /// What somebody reads goes when it is read.
+  void forget_ordered(std::span<const ChunkKey> keys);
+  void fetch_ordered(FetchOrder order, TimeNs now);
+
   /// Without a controller, look-ups go to the hand-off's node alone.
   void set_directory_up(bool up) { directory_up_ = up; }
 
@@ -150,10 +161,12 @@ class SchedulerCore {
   std::size_t num_requests() const { return requests_.size(); }
   std::size_t num_fetches() const { return fetching_.size(); }
   std::size_t num_open_lookups() const { return open_lookups_.size(); }
+  std::size_t num_ordered_fetches() const { return ordered_.size(); }
+  std::size_t num_kept() const { return num_kept_; }
 
  private:
   struct Pull {
-    RequestId request;
+    RequestId request;  // empty: an ordered fetch
     std::string endpoint;
     std::uint64_t lease = 0;
     std::vector<PullItem> items;
@@ -162,6 +175,10 @@ class SchedulerCore {
   struct Lease {
     PinId pin;
     std::string handoff;  // the request whose hand-off it ends; empty: none
+  };
+  struct Kept {
+    PinId pin;
+    std::size_t num_chunks = 0;
   };
   struct Load {
     PinId pin;
@@ -189,6 +206,12 @@ class SchedulerCore {
   bool ask_directory(RequestState& request, TimeNs now);
   std::vector<ChunkMeta> missing_from(RequestState& request, const HolderOffer& offer);
   void end_fetch(RequestState& request, TimeNs now);
+  const PullWanted* start_pull(const RequestId& request, const EngineId& engine_id, const std::string& endpoint,
+                               std::span<const ChunkMeta> wanted, const LeaseReply& reply, TimeNs now);
+  void advance_ordered(TimeNs now);
+  bool ordered_lease_answered(std::uint64_t number, const LeaseReply& reply, TimeNs now);
+  void end_ordered_piece(TimeNs now);
+  void tick_orders(TimeNs now);
   void publish(ChunkRef chunk);
   void announce_evictions();
 
@@ -202,6 +225,9 @@ class SchedulerCore {
   std::map<std::pair<std::string, std::uint32_t>, Load> loads_;  // (request, attempt)
   std::map<std::string, PinId> handoffs_;                        // request -> hold on its prompt's chunks
   std::map<std::uint64_t, Lease> leases_;                        // given out, by number
+  std::map<std::uint64_t, std::vector<Kept>> kept_;              // by the controller's number of the hold
+  std::size_t num_kept_ = 0;                                     // chunks; twice where two holds keep one
+  std::deque<OrderedFetch> ordered_;                             // the first one is being carried out
   std::map<std::string, TimeNs> suspect_until_;                  // endpoints that did not answer
   std::vector<SaveJob> saves_before_next_;                       // of preempted and finished requests
   std::vector<LoadJob> loads_next_;

@@ -141,6 +141,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   const auto give_back = [&] {
     if (reply.lease != 0) actions_.push_back(LeaseReleased{endpoint, reply.lease});
   };
+  if (ordered_lease_answered(fetch, reply, now)) return;
   const auto found = fetches_.find(fetch);
   if (found == fetches_.end() || requests_.at(found->second).fetch->stage != Fetch::Stage::kLease) return give_back();
   RequestState& request = requests_.at(found->second);
@@ -149,32 +150,40 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
     actions_.push_back(
         LogLine{fmt::format("{} refuses KV for request {}: {}", endpoint, request.id, reply.refused), true});
   }
-  Pull pull{request.id, endpoint, reply.lease, {}, 0};
-  PullWanted wanted{++last_id_, current.engine_id, endpoint, reply.lease, now + config_.pull_timeout, {}};
+  const PullWanted* pull = start_pull(request.id, current.engine_id, endpoint, current.wanted, reply, now);
+  if (pull == nullptr) {
+    give_back();
+    return advance_fetch(request, now);
+  }
+  current.stage = Fetch::Stage::kPull;
+  current.pull = pull->pull;
+  current.try_deadline = pull->deadline + config_.try_timeout;
+}
+
+/// Takes slots for what was leased of `wanted` and is not here yet. nullptr: nothing to pull; the lease is still held.
+const PullWanted* SchedulerCore::start_pull(const RequestId& request, const EngineId& engine_id,
+                                            const std::string& endpoint, std::span<const ChunkMeta> wanted,
+                                            const LeaseReply& reply, TimeNs now) {
+  Pull pull{request, endpoint, reply.lease, {}, 0};
   for (const LeasedChunk& leased : reply.chunks) {
-    if (leased.index >= current.wanted.size()) continue;
-    const ChunkMeta& meta = current.wanted[leased.index];
+    if (leased.index >= wanted.size()) continue;
+    const ChunkMeta& meta = wanted[leased.index];
     if (leased.num_tokens != meta.num_tokens || leased.checksums.size() != config_.num_ranks) continue;
     if (pool_.find(meta.key) != nullptr) continue;  // someone else brings it
-    const auto slot = pool_.reserve(meta, "fetch for " + request.id.value);
+    const auto slot = pool_.reserve(meta, request.value.empty() ? "an ordered fetch" : "fetch for " + request.value);
     if (!slot) {
       counters_.pool_full += 1;
       break;
     }
-    wanted.items.push_back({leased.chunk, *slot, leased.num_tokens, leased.checksums});
+    pull.items.push_back({leased.chunk, *slot, leased.num_tokens, leased.checksums});
   }
   announce_evictions();
-  if (wanted.items.empty()) {
-    give_back();
-    return advance_fetch(request, now);
-  }
+  if (pull.items.empty()) return nullptr;
   counters_.pulls += 1;
-  pull.items = wanted.items;
-  current.stage = Fetch::Stage::kPull;
-  current.pull = wanted.pull;
-  current.try_deadline = wanted.deadline + config_.try_timeout;
-  pulls_.emplace(wanted.pull, std::move(pull));
-  actions_.push_back(std::move(wanted));
+  PullWanted action{++last_id_, engine_id, endpoint, reply.lease, now + config_.pull_timeout, pull.items};
+  pulls_.emplace(action.pull, std::move(pull));
+  actions_.push_back(std::move(action));
+  return &std::get<PullWanted>(actions_.back());
 }
 
 void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now) {
@@ -193,6 +202,8 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
   if (pull.lease != 0) actions_.push_back(LeaseReleased{pull.endpoint, pull.lease});
   const RequestId request_id = pull.request;
   pulls_.erase(found);
+  if (!ordered_.empty() && ordered_.front().pull == id && !ordered_.front().piece.empty())
+    return end_ordered_piece(now);
   RequestState* request = find(request_id);
   if (request != nullptr && request->fetch && request->fetch->stage == Fetch::Stage::kPull &&
       request->fetch->pull == id) {

@@ -24,6 +24,11 @@ controller::ChunkEntry entry_of(const ChunkMeta& chunk) {
   return {chunk.key, chunk.num_tokens, chunk.is_tail, chunk.tail_group.value_or(ChunkKey{})};
 }
 
+ChunkMeta meta_of(const controller::ChunkEntry& chunk) {
+  const bool has_group = chunk.is_tail && chunk.num_tokens >= kTailGroupTokens;
+  return {chunk.key, chunk.num_tokens, chunk.is_tail, has_group ? std::optional(chunk.tail_group) : std::nullopt};
+}
+
 HolderOffer offer_of(const controller::Holder& holder) {
   HolderOffer offer{holder.engine_id, holder.endpoint, holder.num_full_chunks, {}};
   for (const controller::ChunkEntry& tail : holder.tails) offer.tails.push_back({tail.key, tail.num_tokens, true, {}});
@@ -296,6 +301,27 @@ void NodeLinks::Impl::take_directory_events() {
                      directory->publish(entries);
                      directory->end_snapshot();
                      log().info("told the controller of {} chunks", entries.size());
+                   },
+                   [&](controller::KeepWanted& wanted) {
+                     const KeepOrder order{wanted.hold, std::move(wanted.keys), wanted.ttl};
+                     tell_core([&](SchedulerCore& core) { core.keep_ordered(order, clock.now()); });
+                   },
+                   [&](controller::UnkeepWanted& wanted) {
+                     tell_core([&](SchedulerCore& core) { core.unkeep_ordered(wanted.hold); });
+                   },
+                   [&](controller::BringWanted& wanted) {
+                     FetchOrder order{std::move(wanted.engine_id), std::move(wanted.endpoint), {}, wanted.ttl};
+                     for (const controller::ChunkEntry& chunk : wanted.chunks) order.chunks.push_back(meta_of(chunk));
+                     tell_core([&](SchedulerCore& core) { core.fetch_ordered(std::move(order), clock.now()); });
+                   },
+                   [&](controller::ForgetWanted& wanted) {
+                     tell_core([&](SchedulerCore& core) {
+                       if (wanted.all)
+                         core.reset_cache();
+                       else
+                         core.forget_ordered(wanted.keys);
+                     });
+                     log().info("the controller has {} forgotten", wanted.all ? "all chunks" : "chunks");
                    },
                },
                event);

@@ -184,9 +184,11 @@ std::map<std::string, double> SchedulerNode::metrics() const {
         {"leases_granted_total", number(c.leases_granted)},
         {"holds_expired_total", number(c.holds_expired)},
         {"evicted_chunks_total", number(c.evicted_chunks)},
+        {"keeps_refused_total", number(c.keeps_refused)},
         {"pool_chunks", number(core.pool().num_ready())},
         {"pool_slots", number(core.pool().num_slots())},
         {"pool_pinned_chunks", number(core.pool().num_pinned())},
+        {"pool_kept_chunks", number(core.num_kept())},
     };
   });
 }

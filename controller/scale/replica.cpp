@@ -14,6 +14,7 @@
 #include "controller/scale/redis_stream.h"
 #include "controller/scale/shared_truth.h"
 #include "controller/sessions_tap.h"
+#include "controller/wire.h"
 #include "transport/base/log.h"
 #include "transport/base/owned_fd.h"
 
@@ -25,6 +26,7 @@ constexpr std::size_t kEntriesPerTurn = 2;   // of the log; 64 KiB each, so well
 constexpr std::int64_t kFollowMs = 10'000;   // how long the log's end is followed for nodes that are on their way
 constexpr std::int64_t kReadMsMax = 60'000;  // after which all that live have spoken here
 constexpr std::int64_t kGoodbyeMs = 300;
+constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // in etcd, for replicas that come later
 constexpr std::size_t kLogBufferMax = 16U << 20;
 
 class ReplicaFront final : public Front, private SessionsTap {
@@ -108,6 +110,18 @@ class ReplicaFront final : public Front, private SessionsTap {
     truth_.left(name->second, now);
     here_.erase(name);
   }
+  void ruled(const wire::RuleRequest& rule, TimeNs now) override {
+    // Drains, moves and pins are orders to nodes, which any one replica can give; a quota is for all to heed.
+    if (!etcd_ || rule.verb != "quota") return;
+    const Result<void> set = truth_.set({.kind = "quotas",
+                                         .id = rule.name_space,
+                                         .owner = options_.name,
+                                         .value = encode(rule),
+                                         .deadline = now + kQuotaLasts},
+                                        now);
+    if (!set)
+      log().warn("a quota of namespace '{}' holds at this replica alone: {}", rule.name_space, set.error().what);
+  }
   const std::vector<std::string>& replicas() const override { return endpoints_; }
   std::uint64_t replicas_version() const override { return endpoints_version_; }
 
@@ -151,6 +165,12 @@ class ReplicaFront final : public Front, private SessionsTap {
 
   void hear(const SharedNews& news, TimeNs now) {
     if (std::holds_alternative<ReplicasChanged>(news)) return list_replicas();
+    if (const auto* set = std::get_if<RecordSet>(&news); set != nullptr && set->record.kind == "quotas") {
+      Result<wire::Message> rule = wire::parse(set->record.value);
+      const auto* quota = rule ? std::get_if<wire::RuleRequest>(&*rule) : nullptr;
+      if (quota != nullptr && quota->verb == "quota") sessions_.obey(*quota, now);
+      return;
+    }
     const auto* fenced = std::get_if<NodeFenced>(&news);
     if (fenced == nullptr) return;
     Directory& directory = sessions_.directory();

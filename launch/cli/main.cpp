@@ -19,9 +19,8 @@ int run(int argc, const char* const* argv) {
   CLI::App app("kvferry moves KV cache between the machines of an LLM serving cluster.", "kvferry");
   app.set_version_flag("--version", "kvferry " KVFERRY_VERSION);
   const std::pair<std::string, Run> commands[] = {
-      {"bench", add_bench_command(app)},
-      {"controller", add_controller_command(app)},
-      {"status", add_status_command(app)},
+      {"bench", add_bench_command(app)}, {"clear", add_clear_command(app)}, {"controller", add_controller_command(app)},
+      {"drain", add_drain_command(app)}, {"quota", add_quota_command(app)}, {"status", add_status_command(app)},
   };
   std::vector<std::string> names;
   for (const auto& [name, command] : commands) names.push_back(name);

@@ -3,10 +3,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "controller/endpoint.h"
 #include "controller/status.h"
 #include "launch/cli/commands.h"
-#include "launch/cli/settings.h"
+#include "launch/cli/controller_setting.h"
 
 namespace kvferry::cli {
 namespace {
@@ -14,13 +13,6 @@ namespace {
 using controller::Status;
 
 constexpr std::int64_t kTimeoutMs = 2000;
-
-const Setting kSettings[] = {
-    {"controller", "tcp://127.0.0.1:14600", "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
-     [](std::string_view value) {
-       return static_cast<bool>(controller::check_endpoint(value, controller::EndpointUse::kConnect));
-     }},
-};
 
 nlohmann::json to_json(const Status& status, const std::string& endpoint) {
   const controller::Counters& counters = status.counters;
@@ -33,7 +25,12 @@ nlohmann::json to_json(const Status& status, const std::string& endpoint) {
                      {"endpoint", node.endpoint},
                      {"chunks", node.num_chunks},
                      {"tails", node.num_tails},
-                     {"heartbeat_age_ms", node.heartbeat_age_ms}});
+                     {"heartbeat_age_ms", node.heartbeat_age_ms},
+                     {"leaving", node.is_leaving},
+                     {"drained", node.is_drained},
+                     {"to_move", node.num_to_move},
+                     {"moved", node.num_moved},
+                     {"lost", node.num_lost}});
   }
   const controller::ScaleStatus& scale = status.scale;
   nlohmann::json replicas = nlohmann::json::array();
@@ -61,6 +58,8 @@ nlohmann::json to_json(const Status& status, const std::string& endpoint) {
             {"log_holes", scale.log_holes},
             {"log_read", scale.log_read},
             {"log_reading", scale.log_reading}}},
+          {"holds", status.num_holds},
+          {"held_keys", status.num_held_keys},
           {"counters",
            {{"lookups", counters.lookups},
             {"lookup_keys", counters.lookup_keys},
@@ -78,7 +77,8 @@ nlohmann::json to_json(const Status& status, const std::string& endpoint) {
             {"messages_unregistered", counters.messages_unregistered},
             {"replies_dropped", counters.replies_dropped},
             {"resends_wanted", counters.resends_wanted},
-            {"digests_differed", counters.digests_differed}}}};
+            {"digests_differed", counters.digests_differed},
+            {"orders_sent", counters.orders_sent}}}};
 }
 
 void print_replica(const controller::ScaleStatus& scale) {
@@ -108,7 +108,10 @@ void print_table(const Status& status, const std::string& endpoint) {
   for (const controller::NodeStatus& node : status.nodes) {
     rows.push_back({node.name_space.empty() ? "-" : node.name_space, node.engine_id, std::to_string(node.incarnation),
                     node.role.empty() ? "-" : node.role, node.endpoint, std::to_string(node.num_chunks),
-                    fmt::format("{:.1f} s ago", static_cast<double>(node.heartbeat_age_ms) / 1000)});
+                    fmt::format("{:.1f} s ago{}", static_cast<double>(node.heartbeat_age_ms) / 1000,
+                                node.is_drained   ? ", drained"
+                                : node.is_leaving ? fmt::format(", leaving ({} to move)", node.num_to_move)
+                                                  : "")});
   }
   std::array<std::size_t, std::tuple_size_v<Row>> widths{};
   for (const Row& row : rows) {
@@ -128,9 +131,9 @@ void print_table(const Status& status, const std::string& endpoint) {
 }
 
 Result<void> run(const Values& flags, bool as_json) {
-  Result<Values> values = resolve(kSettings, flags, std::nullopt);
-  if (!values) return std::move(values).error();
-  const std::string& endpoint = values->at("controller");
+  const Result<std::string> found = controller_of(flags);
+  if (!found) return found.error();
+  const std::string& endpoint = *found;
   const Result<Status> status = controller::fetch_status(endpoint, kTimeoutMs);
   if (!status) return status.error();
   if (as_json)
@@ -146,9 +149,7 @@ Run add_status_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("status", "Show a controller's nodes, the chunks they hold, and its counters");
   auto flags = std::make_shared<Values>();
   auto as_json = std::make_shared<bool>(false);
-  command->add_option_function<std::string>(
-      "--controller", [flags](const std::string& value) { (*flags)["controller"] = value; },
-      fmt::format("Which one: {}; also KVFERRY_CONTROLLER [{}]", kSettings[0].allowed, kSettings[0].fallback));
+  add_controller_option(*command, *flags);
   command->add_flag("--json", *as_json, "Print one JSON object with all counters instead of a table");
   return [flags, as_json] { return run(*flags, *as_json); };
 }

@@ -170,7 +170,8 @@ void run_two_nodes(std::uint64_t seed, bool with_faults, Tally& tally) {
   tally.restarts += world.num_restarts();
   // Where nothing is in the way, the decode node computes nothing of a prompt but its last token.
   const bool calm = !with_faults && network.max_delay <= 20 * kMillisecond && options.core.num_slots == 200 &&
-                    options.core.chunk_tokens >= 8 && options.aborts + options.preempts_all + options.resets_cache == 0;
+                    options.core.chunk_tokens >= 8 &&
+                    options.aborts + options.preempts_all + options.resets_cache + options.orders == 0;
   for (const auto& [id, spec] : asked) {
     const MiniEngine& engine = world.engine(finished(World::kDecode, id) ? World::kDecode : World::kPrefill);
     const std::size_t said = engine.outputs().contains(id) ? engine.outputs().at(id).size() : 0;

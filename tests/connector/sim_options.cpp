@@ -34,6 +34,7 @@ SimOptions draw_options(Dice& dice, bool with_worker_faults) {
   options.aborts = dice.pick({0.0, 0.02});
   options.preempts_all = dice.pick({0.0, 0.0, 0.03});
   options.resets_cache = dice.pick({0.0, 0.0, 0.02});
+  options.orders = dice.pick({0.0, 0.0, 0.05});
   return options;
 }
 
@@ -92,9 +93,9 @@ void check_admissions(const std::string& id, const FinishedRequest& done, bool a
 }
 
 void check_idle(const SchedulerCore& core) {
-  if (core.num_requests() + core.num_fetches() + core.num_open_lookups() > 0)
-    throw Broken(fmt::format("idle with {} requests, {} fetches, {} look-ups", core.num_requests(), core.num_fetches(),
-                             core.num_open_lookups()));
+  if (core.num_requests() + core.num_fetches() + core.num_open_lookups() + core.num_ordered_fetches() > 0)
+    throw Broken(fmt::format("idle with {} requests, {} fetches, {} look-ups, {} ordered fetches", core.num_requests(),
+                             core.num_fetches(), core.num_open_lookups(), core.num_ordered_fetches()));
   if (core.pool().num_pins() + core.pool().num_pinned() + core.pool().num_writing() > 0)
     throw Broken(fmt::format("idle with {} holds on {} slots, {} slots being written", core.pool().num_pins(),
                              core.pool().num_pinned(), core.pool().num_writing()));

@@ -35,6 +35,7 @@ struct SimOptions {
   double aborts = 0;                   // per step
   double preempts_all = 0;             // per step
   double resets_cache = 0;             // per step
+  double orders = 0;                   // of a controller, per step
 };
 
 SimOptions draw_options(Dice& dice, bool with_worker_faults);

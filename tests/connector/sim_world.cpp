@@ -100,6 +100,7 @@ void World::step() {
     if (dice_.chance(network_.restarts)) restart(i);
     if (dice_.chance(options_.preempts_all)) nodes_[i].engine->preempt_all();
     if (dice_.chance(options_.resets_cache)) nodes_[i].engine->core().reset_cache();
+    if (dice_.chance(options_.orders)) at(now() + delay(), [this, i] { order(i); });
     if (dice_.chance(options_.aborts) && !nodes_[i].specs.empty()) {
       auto spec = nodes_[i].specs.begin();
       std::advance(spec, dice_.raw() % nodes_[i].specs.size());
@@ -113,12 +114,38 @@ void World::step() {
   }
 }
 
+/// What a controller may ask at any time, of chunks that somebody has or had.
+void World::order(std::size_t index) {
+  SchedulerCore& core = nodes_[index].engine->core();
+  const std::size_t other = 1 - index;
+  std::vector<ChunkMeta> chunks;
+  for (const auto& [key, chunk] : nodes_[dice_.chance(0.5) ? index : other].listed)
+    if (dice_.chance(0.5)) chunks.push_back(chunk);
+  std::vector<ChunkKey> keys;
+  for (const ChunkMeta& chunk : chunks) keys.push_back(chunk.key);
+  const TimeNs ttl = dice_.between(0, 10) * kSecond;
+  const std::uint64_t hold = dice_.between(1, 3);
+  switch (dice_.between(0, 4)) {
+    case 0:
+      return core.keep_ordered({hold, keys, ttl}, now());
+    case 1:
+      return core.unkeep_ordered(hold);
+    case 2:
+      return core.forget_ordered(keys);
+    case 3:
+      return core.reset_cache();
+    default:
+      return core.fetch_ordered({nodes_[other].engine_id, nodes_[other].endpoint, std::move(chunks), ttl}, now());
+  }
+}
+
 void World::settle() {
   for (int round = 0; round < 20; ++round) {
     clock_.advance(20 * kSecond);
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
       deliver();
       nodes_[i].engine->step(now());
+      nodes_[i].engine->core().tick(now());
       carry_out(i);
     }
   }

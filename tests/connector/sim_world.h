@@ -54,6 +54,7 @@ class World {
   };
   void start(std::size_t node);
   void restart(std::size_t node);
+  void order(std::size_t node);
   void deliver();
   void at(TimeNs when, std::function<void()> what) { events_.emplace(when, std::move(what)); }
   /// Sends to node `to`: late, lost or doubled; who is dead or restarted gets it as whoever it is by then.

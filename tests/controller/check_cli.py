@@ -83,8 +83,8 @@ class CliTest(unittest.TestCase):
         self.assertIn("only 'none' exists", run("controller", "--help").stdout)
 
     def test_unknown_words_are_one_clear_line(self) -> None:
-        self.assert_fails(run(), 2, "command is missing", "bench, controller, status")
-        self.assert_fails(run("fly"), 2, "unknown command 'fly'", "bench, controller, status")
+        self.assert_fails(run(), 2, "command is missing", "bench, clear, controller, drain, quota, status")
+        self.assert_fails(run("fly"), 2, "unknown command 'fly'", "bench, clear, controller, drain, quota, status")
         self.assert_fails(run("controller", "--bidn"), 2, "--bidn", "kvferry controller --help")
         self.assert_fails(run("status", "--bind"), 2, "--bind")
 
@@ -145,6 +145,21 @@ class CliTest(unittest.TestCase):
             table = run("status", KVFERRY_CONTROLLER=controller.endpoint)
             self.assertEqual(table.returncode, 0, table.stderr)
             self.assertIn("look-ups served: 0", table.stdout)
+
+    def test_rules_are_obeyed_or_refused_in_one_line(self) -> None:
+        with Controller("--bind", "tcp://127.0.0.1:0") as controller:
+            there = ("--controller", controller.endpoint)
+            self.assert_fails(run("drain", "n1", *there), 1, "namespace 'default' has no node 'n1'; it has none")
+            self.assert_fails(run("drain", "--undo", "n1", "--namespace", "x", *there), 1, "namespace 'x'")
+            self.assert_fails(run("clear", *there), 1, "namespace 'default' has no nodes")
+            self.assertEqual(run("quota", "1000", *there).stdout, "namespace 'default' keeps at most 1000 chunks\n")
+            answer = json.loads(run("quota", "--none", "--json", *there).stdout)
+            self.assertEqual(answer["text"], "namespace 'default' has no quota")
+        self.assert_fails(run("drain"), 2, "NODE is required")
+        self.assert_fails(run("quota", *there), 2, "CHUNKS or --none")
+        self.assert_fails(run("quota", "-5", *there), 2)
+        self.assert_fails(run("clear", "--controller", "tcp://127.0.0.1:1"), 1, "not reachable")
+        self.assert_fails(run("drain", "x", "--timeout", "-1"), 2, "--timeout")
 
     def test_status_without_a_controller_is_one_clear_line(self) -> None:
         self.assert_fails(run("status", "--controller", "tcp://127.0.0.1:1"), 1, "tcp://127.0.0.1:1", "not reachable")

@@ -1,12 +1,18 @@
 // Two nodes, a controller and real UCX in one process: what a prefill computes, a decode loads.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <numeric>
 
+#include "connector/core/token_chain.h"
+#include "controller/rule.h"
+#include "controller/status.h"
 #include "tests/runtime/test_node.h"
 
 namespace kvferry {
 namespace {
+
+using namespace std::chrono_literals;
 
 std::vector<std::int32_t> tokens(std::uint32_t count, std::int32_t first = 100) {
   std::vector<std::int32_t> made(count);
@@ -141,6 +147,53 @@ TEST(Nodes, RequestsGoOnWithoutTheControllerAndUseItAgain) {
   for (Patience patience; patience.left() && external == 0;)
     external = load(asker, request(patience.name(), tokens(16)), 5);
   EXPECT_EQ(external, 15u);
+}
+
+TEST(Nodes, ADrainedNodesChunksAreOnAnotherBeforeItGoes) {
+  TestController controller;
+  TestNode leaving(controller.endpoint(), "leaving"), other(controller.endpoint(), "other");
+  prefill(leaving, "p-1", tokens(26), 2);
+  leaving.step({}, [] {});
+  const auto node = [&](const std::string& name) {
+    const controller::Status all = controller::fetch_status(controller.endpoint(), 2000).value();
+    for (const controller::NodeStatus& status : all.nodes)
+      if (status.engine_id == name) return status;
+    return controller::NodeStatus{};
+  };
+  for (Patience patience; node("leaving").num_chunks < 4 && patience.left();) std::this_thread::sleep_for(20ms);
+  ASSERT_EQ(node("leaving").num_chunks, 4u);
+  const controller::Rule rule{.verb = "drain", .name_space = "default", .engine_id = "leaving"};
+  ASSERT_TRUE(controller::ask_rule(controller.endpoint(), rule, 2000));
+  for (Patience patience; !node("leaving").is_drained && patience.left();) std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(node("leaving").num_moved, 4u);
+  EXPECT_EQ(node("other").num_chunks, 4u);
+  leaving.scheduler->shutdown();
+  EXPECT_EQ(load(other, request("d-1", tokens(26)), 2), 24u);  // a tail of two tokens is too short to be found
+}
+
+TEST(Nodes, APinnedPrefixOutlivesAFloodAndAClearedPoolIsEmpty) {
+  TestController controller;
+  TestNode node(controller.endpoint(), "node");
+  prefill(node, "p-1", tokens(16), 2);
+  node.step({}, [] {});
+  const auto metric = [&](const std::string& name) { return node.scheduler->metrics()[name]; };
+  TokenChain chain(root_key("toy", ""), 8, {});
+  chain.append(tokens(16));
+  const std::vector<ChunkKey> keys(chain.keys().begin(), chain.keys().end());
+  const controller::Rule pin{.verb = "pin", .name_space = "default", .owner = "ops", .keys = keys, .ttl_ms = 60'000};
+  std::string last;
+  for (Patience patience; metric("pool_kept_chunks") < 2 && patience.left();) {
+    const auto done = controller::ask_rule(controller.endpoint(), pin, 2000);
+    ASSERT_TRUE(done) << done.error().what;
+    last = done->text;
+    std::this_thread::sleep_for(50ms);
+  }
+  EXPECT_GE(metric("pool_kept_chunks"), 2) << last;
+  const controller::Rule clear{.verb = "clear", .name_space = "default"};
+  const auto done = controller::ask_rule(controller.endpoint(), clear, 2000);
+  ASSERT_TRUE(done) << done.error().what;
+  for (Patience patience; metric("pool_chunks") > 0 && patience.left();) std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(metric("pool_chunks"), 0);
 }
 
 TEST(Nodes, AnotherModelInTheSameNamespaceIsRefusedAtStart) {

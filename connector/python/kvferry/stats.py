@@ -24,11 +24,13 @@ COUNTERS = {
     "leases_granted_total": "Leases given to other nodes.",
     "holds_expired_total": "Holds that ended by their deadline.",
     "evicted_chunks_total": "Chunks evicted from the pool.",
+    "keeps_refused_total": "Chunks not kept for the controller because half of the pool was kept already.",
 }
 GAUGES = {
     "pool_chunks": "Chunks in the pool.",
     "pool_slots": "Slots of the pool.",
     "pool_pinned_chunks": "Chunks held by look-ups, loads, leases and hand-offs.",
+    "pool_kept_chunks": "Chunks kept because the controller asked for it.",
 }
 
 

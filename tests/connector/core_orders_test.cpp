@@ -1,0 +1,201 @@
+// What the controller asks of a pool: keep, unkeep, forget, fetch.
+#include <gmock/gmock.h>
+
+#include "core_bench.h"
+
+namespace kvferry::sim {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class Orders : public CoreBench {
+ protected:
+  Orders() : Orders(sizes(16, 16, 8)) {}
+  explicit Orders(const CoreConfig& config) : CoreBench(config) {}
+  static constexpr std::uint64_t kHold = 5;
+
+  std::vector<ChunkKey> keys(std::size_t num_chunks) {
+    TokenChain chain(root_key("model", ""), 16, {});
+    chain.append(std::span(tokens_).first(num_chunks * 16));
+    return {chain.keys().begin(), chain.keys().end()};
+  }
+  FetchOrder fetch_of(std::size_t num_chunks, TimeNs ttl = 10 * kSecond) {
+    FetchOrder order{EngineId{"far"}, "tcp://far", {}, ttl};
+    for (const ChunkKey& key : keys(num_chunks)) order.chunks.push_back({key, 0, false, {}});
+    return order;
+  }
+  static LeaseReply grant(const LeaseWanted& wanted, std::uint64_t lease) {
+    LeaseReply reply;
+    reply.lease = lease;
+    for (std::uint32_t i = 0; i < wanted.request.keys.size(); ++i) reply.chunks.push_back({i, {i, 1}, 16, {5}});
+    return reply;
+  }
+  /// Answers leases and pulls until nothing is asked any more; how many chunks were pulled.
+  std::size_t carry_out() {
+    std::size_t num_pulled = 0;
+    for (std::vector<Action> actions = core_->take_actions(); !actions.empty(); actions = core_->take_actions()) {
+      for (const Action& action : actions) {
+        if (const auto* lease = std::get_if<LeaseWanted>(&action))
+          core_->lease_answered(lease->fetch, lease->endpoint, grant(*lease, ++last_lease_), now_);
+        if (const auto* pull = std::get_if<PullWanted>(&action)) {
+          num_pulled += pull->items.size();
+          core_->pull_done(pull->pull, 0, std::vector<bool>(pull->items.size(), true), now_);
+        }
+        if (std::holds_alternative<LeaseReleased>(action)) ++num_released_;
+        if (const auto* published = std::get_if<ChunksPublished>(&action)) num_published_ += published->chunks.size();
+      }
+    }
+    return num_pulled;
+  }
+  std::uint64_t last_lease_ = 0;
+  std::size_t num_released_ = 0, num_published_ = 0;
+};
+
+TEST_F(Orders, WhatIsKeptOutlivesAFloodAndGoesWithItsOrder) {
+  cache(32);
+  core_->keep_ordered({kHold, keys(3), kSecond * 60}, now_);  // the third isn't here
+  EXPECT_EQ(core_->pool().num_pinned(), 2u);
+  for (int i = 0; i < 3; ++i) {  // as many other chunks as the pool has, and more
+    std::iota(tokens_.begin(), tokens_.end(), 1000 * (i + 1));
+    cache(64);
+  }
+  std::iota(tokens_.begin(), tokens_.end(), 100);
+  for (const ChunkKey& key : keys(2)) EXPECT_NE(core_->pool().find(key), nullptr);
+  core_->unkeep_ordered(kHold);
+  core_->unkeep_ordered(kHold);  // a doubled message
+  EXPECT_EQ(core_->pool().num_pinned(), 0u);
+  EXPECT_EQ(core_->num_kept(), 0u);
+}
+
+TEST_F(Orders, KeepingEndsAtItsDeadline) {
+  cache(32);
+  core_->keep_ordered({kHold, keys(1), kSecond}, now_);
+  core_->keep_ordered({kHold, keys(2), 3 * kSecond}, now_);  // adds to it
+  EXPECT_EQ(core_->num_kept(), 3u);
+  core_->tick(now_ += kSecond);
+  EXPECT_EQ(core_->num_kept(), 2u);
+  core_->tick(now_ += 2 * kSecond);
+  EXPECT_EQ(core_->num_kept(), 0u);
+  EXPECT_EQ(core_->pool().num_pinned(), 0u);
+}
+
+TEST_F(Orders, HalfOfThePoolStaysFreeWhateverIsAsked) {
+  cache(6 * 16);
+  core_->take_actions();
+  core_->keep_ordered({kHold, keys(6), kSecond * 60}, now_);
+  EXPECT_EQ(core_->pool().num_pinned(), 4u);  // of 8
+  EXPECT_EQ(core_->counters().keeps_refused, 2u);
+  const std::vector<LogLine> lines = take<LogLine>();
+  ASSERT_THAT(lines, SizeIs(1));
+  EXPECT_THAT(lines[0].text, HasSubstr("2 of 6 chunks that the controller wants kept are not"));
+  core_->keep_ordered({kHold + 1, keys(1), kSecond * 60}, now_);
+  EXPECT_EQ(core_->num_kept(), 4u);
+}
+
+TEST_F(Orders, AKeepOfNoTimeIsNone) {
+  cache(32);
+  core_->keep_ordered({kHold, keys(2), 0}, now_);
+  core_->keep_ordered({kHold, keys(2), -1}, now_);
+  EXPECT_EQ(core_->pool().num_pinned(), 0u);
+}
+
+TEST_F(Orders, WhatIsForgottenIsAnnouncedAndWhatIsReadGoesAfterwards) {
+  cache(48);
+  const LeaseReply lease = core_->lease_wanted("reader", {"model", {keys(3)[2]}, {}}, now_);
+  core_->take_actions();
+  core_->forget_ordered(keys(4));
+  const std::vector<ChunksEvicted> evicted = take<ChunksEvicted>();
+  ASSERT_THAT(evicted, SizeIs(1));
+  EXPECT_THAT(evicted[0].keys, SizeIs(3));
+  EXPECT_EQ(core_->pool().num_pinned(), 1u);
+  EXPECT_EQ(core_->pool().find(keys(3)[2]), nullptr);
+  core_->lease_released(lease.lease);
+  EXPECT_EQ(core_->pool().num_pinned(), 0u);
+}
+
+class LargeOrders : public Orders {
+ protected:
+  LargeOrders() : Orders(sizes(16, 16, 128)) {}
+};
+
+TEST_F(LargeOrders, AFetchComesPieceByPieceAndIsPublished) {
+  cache(32);
+  core_->take_actions();
+  core_->fetch_ordered(fetch_of(80), now_);
+  EXPECT_EQ(core_->num_ordered_fetches(), 1u);
+  EXPECT_EQ(carry_out(), 78u);  // two were here
+  EXPECT_EQ(num_published_, 78u);
+  EXPECT_EQ(num_released_, 3u);  // pieces of 32
+  EXPECT_EQ(core_->num_ordered_fetches(), 0u);
+  for (const ChunkKey& key : keys(80)) ASSERT_NE(core_->pool().find(key), nullptr);
+}
+
+TEST_F(LargeOrders, OneOrderAfterTheOther) {
+  core_->fetch_ordered(fetch_of(40), now_);
+  core_->fetch_ordered(fetch_of(50), now_);
+  EXPECT_THAT(take<LeaseWanted>(), SizeIs(1));
+  EXPECT_EQ(core_->num_ordered_fetches(), 2u);
+}
+
+TEST_F(LargeOrders, ADeadHolderEndsAFetchAndAvoidsTheNextFromThere) {
+  core_->fetch_ordered(fetch_of(40), now_);
+  core_->fetch_ordered(fetch_of(40), now_);
+  const std::vector<LeaseWanted> wanted = take<LeaseWanted>();
+  ASSERT_THAT(wanted, SizeIs(1));
+  core_->tick(now_ += kSecond);
+  EXPECT_EQ(core_->num_ordered_fetches(), 0u);
+  EXPECT_EQ(core_->counters().fetch_timeouts, 1u);
+  core_->lease_answered(wanted[0].fetch, wanted[0].endpoint, grant(wanted[0], 9), now_);  // too late: given back
+  EXPECT_THAT(take<LeaseReleased>(), SizeIs(1));
+  EXPECT_EQ(core_->pool().num_writing(), 0u);
+}
+
+TEST_F(LargeOrders, AFetchEndsAtItsDeadline) {
+  core_->fetch_ordered(fetch_of(80, kSecond / 2), now_);
+  const std::vector<LeaseWanted> wanted = take<LeaseWanted>();
+  now_ += kSecond / 2;
+  core_->lease_answered(wanted.at(0).fetch, wanted.at(0).endpoint, grant(wanted.at(0), 9), now_);
+  EXPECT_EQ(carry_out(), 32u);  // what was leased in time
+  EXPECT_EQ(core_->num_ordered_fetches(), 0u);
+}
+
+TEST_F(LargeOrders, AHolderThatHasNothingOrRefusesIsAskedForTheRest) {
+  core_->fetch_ordered(fetch_of(40), now_);
+  LeaseWanted wanted = take<LeaseWanted>().at(0);
+  core_->lease_answered(wanted.fetch, wanted.endpoint, {}, now_);  // evicted there by now
+  wanted = take<LeaseWanted>().at(0);
+  EXPECT_THAT(wanted.request.keys, SizeIs(8));
+  LeaseReply refusal;
+  refusal.refused = "another model";
+  core_->lease_answered(wanted.fetch, wanted.endpoint, refusal, now_);
+  EXPECT_EQ(core_->num_ordered_fetches(), 0u);
+  EXPECT_THAT(take<PullWanted>(), IsEmpty());
+}
+
+TEST_F(LargeOrders, APullThatComesTooLateIsStillTakenAndTheNextPieceIsNotConfused) {
+  core_->fetch_ordered(fetch_of(40), now_);
+  const LeaseWanted wanted = take<LeaseWanted>().at(0);
+  core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
+  const PullWanted pull = take<PullWanted>().at(0);
+  core_->tick(now_ += 6 * kSecond);  // given up; the next piece is asked for
+  EXPECT_THAT(take<LeaseWanted>(), SizeIs(1));
+  core_->pull_done(pull.pull, 0, std::vector<bool>(32, true), now_);
+  EXPECT_NE(core_->pool().find(keys(1)[0]), nullptr);
+  EXPECT_EQ(core_->num_ordered_fetches(), 1u);
+}
+
+TEST_F(LargeOrders, ARequestFindsWhatAnOrderBrings) {
+  core_->fetch_ordered(fetch_of(4), now_);
+  const LeaseWanted wanted = take<LeaseWanted>().at(0);
+  core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
+  const PullWanted pull = take<PullWanted>().at(0);
+  add("a", 65);
+  EXPECT_TRUE(lookup("a").pending);  // on its way
+  core_->pull_done(pull.pull, 0, std::vector<bool>(4, true), now_);
+  EXPECT_EQ(lookup("a").num_external, 64u);
+}
+
+}  // namespace
+}  // namespace kvferry::sim
