@@ -114,17 +114,6 @@ bool Directory::leave(NodeId id) {
   return true;
 }
 
-void Directory::doubt(NodeId id) {
-  if (Node* node = find(id)) node->owes_snapshot = true;
-}
-
-std::optional<NodeId> Directory::node_of(const std::string& name_space, const std::string& engine_id) const {
-  const auto home = namespaces_.find(name_space);
-  if (home == namespaces_.end()) return std::nullopt;
-  const auto node = home->second->nodes.find(engine_id);
-  return node == home->second->nodes.end() ? std::nullopt : std::optional(node->second);
-}
-
 Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& query, TimeNs now) {
   Node* node = find(asker);
   if (node == nullptr) return Error{ErrorCode::kNotFound, "the asking node is not registered"};
@@ -180,11 +169,6 @@ std::vector<NodeStatus> Directory::status(TimeNs now) const {
     }
   }
   return result;
-}
-
-const NodeInfo* Directory::info(NodeId id) const {
-  const auto it = nodes_.find(id);
-  return it == nodes_.end() ? nullptr : &it->second->info;
 }
 
 Directory::Node* Directory::find(NodeId id) {

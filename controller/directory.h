@@ -83,10 +83,6 @@ class Directory {
   Update evict(NodeId node, std::uint64_t sequence, std::span<const ChunkKey> keys, TimeNs now);
   /// False: no such node.
   bool leave(NodeId node);
-  /// What is known of it is hearsay: it owes a snapshot.
-  void doubt(NodeId node);
-  /// nullopt: not registered.
-  std::optional<NodeId> node_of(const std::string& name_space, const std::string& engine_id) const;
 
   /// Best first: most full chunks, then most recently heard of; at most holders_per_reply_max; never the asker.
   /// kNotFound: the asker is not registered.
@@ -123,8 +119,6 @@ class Directory {
   /// Of a node that is not known: zeros.
   Repair repair(NodeId node) const;
   std::vector<NodeStatus> status(TimeNs now) const;
-  /// nullptr: not known.
-  const NodeInfo* info(NodeId node) const;
   std::size_t num_nodes() const { return nodes_.size(); }
   /// Of a node with a snapshot under way, the larger of what it held and what came so far.
   std::size_t num_chunks() const { return num_chunks_; }

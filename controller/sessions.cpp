@@ -167,7 +167,7 @@ void Sessions::on(const Turn& turn, const wire::RuleRequest& request) {
   const Session* asker = session(turn.from);
   const wire::RuleReply answer =
       orders_.take(request, asker == nullptr ? std::nullopt : std::optional(asker->node), turn.now);
-  if (tap_ != nullptr && answer.ok) tap_->ruled(request, turn.now);
+  if (tap_ != nullptr && answer.is_done) tap_->ruled(request, turn.now);
   reply(turn, answer);
 }
 

@@ -91,7 +91,7 @@ class Sessions {
     ConnectionId from;
     TimeNs now;
     Outbox& outbox;
-    std::string_view bytes;
+    std::string_view bytes{};
   };
 
   void on(const Turn& turn, const wire::Hello& hello);

@@ -38,6 +38,8 @@ WRAPPED = {
     "NCCL": (re.compile(r"nccl"), re.compile(r"transport/nccl/")),
     "CUDA": (re.compile(r"cuda|cub/|thrust/"),
              re.compile(r"kernels/.*\.(cu|cuh)$|kernels/cuda/|transport/(ucx|nccl|cuda)/")),
+    "cpp-httplib": (re.compile(r"httplib"), re.compile(r"controller/scale/etcd\.cpp$")),
+    "hiredis": (re.compile(r"hiredis"), re.compile(r"controller/scale/redis_stream\.cpp$")),
     "ZeroMQ": (re.compile(r"zmq"), re.compile(r"controller/(.*\.cpp|zmq_[a-z_]*\.h)$|connector/runtime/")),
 }
 
@@ -174,6 +176,8 @@ def test_files_stay_small() -> None:
     ("transport/a.cpp", "ucp/api/ucp.h", stray_library_headers),
     ("controller/client.h", "zmq.hpp", stray_library_headers),
     ("launch/cli/main.cpp", "cuda_runtime.h", stray_library_headers),
+    ("controller/server.cpp", "httplib.h", stray_library_headers),
+    ("controller/scale/etcd.cpp", "hiredis/hiredis.h", stray_library_headers),
     ("controller/client.h", "zmq.hpp", leaking_borders),
 ])
 def test_each_rule_finds_the_include_that_breaks_it(tmp_path: Path, path: str, header: str, rule) -> None:  # noqa: ANN001

@@ -51,7 +51,7 @@ void LogReader::hello(const std::string& writer, const LogRecord& record, TimeNs
   }
   const NodeName name{hello->name_space, hello->engine_id};
   const auto known = nodes_.find(name);
-  if (known == nodes_.end() && directory_.node_of(name.name_space, name.engine_id)) return;  // it spoke here itself
+  if (known == nodes_.end() && directory_.find_node(name.name_space, name.engine_id)) return;  // it spoke here itself
   if (known != nodes_.end() && known->second.incarnation == hello->incarnation) {
     known->second.writer = writer;
     known->second.expected = hello->next_sequence;
@@ -87,7 +87,7 @@ void LogReader::told(Node& node, const LogRecord& record, TimeNs now) {
   if (!chunks) chunks = std::vector<ChunkEntry>{};
   const Tier tier = wire::tier_of(publish->tier).value_or(Tier::kHost);
   directory_.publish(node.id, node.applied++, mark_of(*publish), *chunks, now, tier);
-  directory_.doubt(node.id);
+  directory_.want_snapshot(node.id);
 }
 
 void LogReader::claimed(NodeId node) {

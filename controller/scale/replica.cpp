@@ -174,7 +174,7 @@ class ReplicaFront final : public Front, private SessionsTap {
     const auto* fenced = std::get_if<NodeFenced>(&news);
     if (fenced == nullptr) return;
     Directory& directory = sessions_.directory();
-    const auto node = directory.node_of(fenced->node.name_space, fenced->node.engine_id);
+    const auto node = directory.find_node(fenced->node.name_space, fenced->node.engine_id);
     const NodeInfo* info = node ? directory.info(*node) : nullptr;
     if (info != nullptr && info->incarnation < fenced->incarnation) sessions_.fence(*node, now);
   }

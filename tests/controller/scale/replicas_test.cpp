@@ -283,6 +283,22 @@ TEST_F(Replicas, AnOlderIncarnationIsRefusedEverywhere) {
     EXPECT_TRUE(wait([&] { return again.at(replica->endpoint()).count<Refused>() == 1; })) << replica->endpoint();
 }
 
+TEST_F(Replicas, AQuotaHoldsAtAllReplicasAlsoAtOneThatBeginsLater) {
+  start(2);
+  ASSERT_EQ(
+      ::system((KVFERRY_BINARY " quota 3 --controller " + replicas[0]->endpoint() + " >/dev/null").c_str()),
+      0);
+  start_one();
+  for (const auto& replica : replicas)
+    ASSERT_TRUE(wait_until([&] { return replica->status().etcd_ok && replica->replicas().size() == 3; }));
+  Worker a(node_info("a")), b(node_info("b"));
+  workers = {&a, &b};
+  follow_all(a);
+  follow_all(b);
+  b.hold(full_chunks(0, 5));
+  for (const auto& replica : replicas) EXPECT_TRUE(sees(a, replica->endpoint(), ask_for(0, 5), {"b:3"}));
+}
+
 TEST_F(Replicas, StatusTellsPeopleAndMachines) {
   start(2);
   const auto output_of = [](const std::string& arguments) {
