@@ -285,9 +285,7 @@ TEST_F(Replicas, AnOlderIncarnationIsRefusedEverywhere) {
 
 TEST_F(Replicas, AQuotaHoldsAtAllReplicasAlsoAtOneThatBeginsLater) {
   start(2);
-  ASSERT_EQ(
-      ::system((KVFERRY_BINARY " quota 3 --controller " + replicas[0]->endpoint() + " >/dev/null").c_str()),
-      0);
+  ASSERT_EQ(::system((KVFERRY_BINARY " quota 3 --controller " + replicas[0]->endpoint() + " >/dev/null").c_str()), 0);
   start_one();
   for (const auto& replica : replicas)
     ASSERT_TRUE(wait_until([&] { return replica->status().etcd_ok && replica->replicas().size() == 3; }));
