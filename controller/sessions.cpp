@@ -2,34 +2,16 @@
 
 #include <bit>
 
+#include "controller/publish_parts.h"
+#include "controller/sessions_tap.h"
 #include "controller/wire.h"
 #include "controller/wire_lookup.h"
 #include "transport/base/log.h"
 
 namespace kvferry::controller {
-namespace {
-
-SnapshotMark mark_of(const wire::Publish& publish) {
-  if (publish.begins_snapshot) return publish.has_end ? SnapshotMark::kBegins : SnapshotMark::kReplaces;
-  return publish.ends_snapshot ? SnapshotMark::kEnds : SnapshotMark::kNone;
-}
-
-/// kCorrupt: columns of unequal length, or a tier that this version doesn't know.
-Result<std::vector<ChunkEntry>> chunks_of(const wire::Publish& publish) {
-  if (!wire::tier_of(publish.tier)) {
-    return Error{ErrorCode::kCorrupt, fmt::format("tier {}; 0 to {} are allowed", publish.tier, kNumTiers - 1)};
-  }
-  Result<std::vector<ChunkEntry>> chunks = wire::from_columns(publish.tails);
-  if (!chunks) return chunks;
-  chunks->reserve(chunks->size() + publish.full.keys.size());
-  for (const ChunkKey& key : publish.full.keys) chunks->push_back({.key = key, .tail_group = {}});
-  return chunks;
-}
-
-}  // namespace
 
 void Sessions::take(ConnectionId from, std::string_view bytes, TimeNs now, Outbox& outbox) {
-  const Turn turn{from, now, outbox};
+  const Turn turn{from, now, outbox, bytes};
   if (const auto lookup = wire::read_lookup(bytes)) return on(turn, *lookup);
   Result<wire::Message> message = wire::parse(bytes);
   if (message) {
@@ -59,7 +41,7 @@ void Sessions::expire(TimeNs now) {
   for (const NodeId node : directory_.expire(now)) {
     ++counters_.nodes_expired;
     log().warn("node {} was silent for too long and is forgotten", name_of(node));
-    end_session(node);
+    end_session(node, now);
   }
   orders_.advance(now);
   send_orders();
@@ -69,6 +51,7 @@ Status Sessions::status(TimeNs now) const {
   Status status{KVFERRY_VERSION, static_cast<std::uint64_t>((now - started_at_) / kMillisecond), counters_,
                 directory_.status(now)};
   if (const Journal* journal = directory_.journal(); journal != nullptr) status.state = journal->status(now);
+  if (tap_ != nullptr) status.scale = tap_->status(now);
   status.counters.chunks_dropped = directory_.num_chunks_dropped();
   status.counters.digests_differed = directory_.num_digests_differed();
   orders_.add_to(status);
@@ -90,7 +73,9 @@ void Sessions::on(const Turn& turn, const wire::Hello& hello) {
   const NodeInfo info{
       EngineId{hello.engine_id}, Incarnation{hello.incarnation}, hello.role, hello.endpoint, hello.name_space,
       hello.fingerprint};
-  const Result<Joined> joined = directory_.join(info, hello.next_sequence, turn.now);
+  const std::optional<std::string> refusal = tap_ == nullptr ? std::nullopt : tap_->refusal(info);
+  const Result<Joined> joined = refusal ? Result<Joined>(Error{ErrorCode::kRefused, *refusal})
+                                        : directory_.join(info, hello.next_sequence, turn.now);
   if (!joined) {
     ++counters_.nodes_refused;
     log().warn("refused a node: {}", joined.error().what);
@@ -99,10 +84,16 @@ void Sessions::on(const Turn& turn, const wire::Hello& hello) {
   if (joined->fenced) {
     ++counters_.nodes_fenced;
     log().info("node {} is replaced by incarnation {}", name_of(*joined->fenced), info.incarnation);
-    end_session(*joined->fenced);
+    end_session(*joined->fenced, turn.now);
   }
   begin_session(turn, joined->id, info);
-  reply(turn, wire::Registered{.incarnation = hello.incarnation, .snapshot_wanted = joined->snapshot_wanted});
+  wire::Registered registered{.incarnation = hello.incarnation, .snapshot_wanted = joined->snapshot_wanted};
+  if (tap_ != nullptr) {
+    tap_->joined(joined->id, info, hello.next_sequence, turn.now);
+    registered.replicas = tap_->replicas();
+    sessions_.at(turn.from).told_replicas = tap_->replicas_version();
+  }
+  reply(turn, registered);
   if (joined->resend_wanted) want_repair(turn, sessions_.at(turn.from));
 }
 
@@ -116,8 +107,12 @@ void Sessions::on(const Turn& turn, const wire::Heartbeat& heartbeat) {
     want_repair(turn, *session);
   if (directory_.num_digests_differed() != num_differed)
     log().warn("node {} holds something else than is known of it; it is asked for everything", name_of(session->node));
-  reply(turn,
-        wire::HeartbeatAck{.incarnation = heartbeat.incarnation, .kept_below = directory_.kept_below(session->node)});
+  wire::HeartbeatAck answer{.incarnation = heartbeat.incarnation, .kept_below = directory_.kept_below(session->node)};
+  if (tap_ != nullptr && session->told_replicas != tap_->replicas_version()) {
+    answer.replicas = tap_->replicas();
+    sessions_.at(turn.from).told_replicas = tap_->replicas_version();
+  }
+  reply(turn, answer);
 }
 
 void Sessions::on(const Turn& turn, const wire::Publish& publish) {
@@ -132,6 +127,7 @@ void Sessions::on(const Turn& turn, const wire::Publish& publish) {
   counters_.chunks_published += chunks->size();
   const Tier tier = wire::tier_of(publish.tier).value_or(Tier::kHost);
   const Update update = directory_.publish(session->node, publish.sequence, mark_of(publish), *chunks, turn.now, tier);
+  if (tap_ != nullptr) tap_->told(session->node, publish.sequence, turn.bytes, turn.now);
   if (update == Update::kRepairWanted) want_repair(turn, *session);
   orders_.published(session->node, *chunks, mark_of(publish), turn.now);
 }
@@ -140,8 +136,9 @@ void Sessions::on(const Turn& turn, const wire::Evict& evict) {
   const Session* session = session_of(turn, evict.incarnation);
   if (session == nullptr) return;
   counters_.chunks_evicted += evict.keys.keys.size();
-  if (directory_.evict(session->node, evict.sequence, evict.keys.keys, turn.now) == Update::kRepairWanted)
-    want_repair(turn, *session);
+  const Update update = directory_.evict(session->node, evict.sequence, evict.keys.keys, turn.now);
+  if (tap_ != nullptr) tap_->told(session->node, evict.sequence, turn.bytes, turn.now);
+  if (update == Update::kRepairWanted) want_repair(turn, *session);
 }
 
 void Sessions::on(const Turn& turn, const wire::Lookup& lookup) {
@@ -171,16 +168,28 @@ void Sessions::on(const Turn& turn, const wire::Leave& leave) {
   const NodeId node = session->node;
   log().info("node {} left", name_of(node));
   directory_.leave(node);
-  end_session(node);
+  end_session(node, turn.now);
 }
 
 void Sessions::on(const Turn& turn, const wire::RuleRequest& request) {
   const Session* asker = session(turn.from);
-  reply(turn, orders_.take(request, asker == nullptr ? std::nullopt : std::optional(asker->node), turn.now));
+  const wire::RuleReply answer =
+      orders_.take(request, asker == nullptr ? std::nullopt : std::optional(asker->node), turn.now);
+  if (tap_ != nullptr && answer.is_done) tap_->ruled(request, turn.now);
+  reply(turn, answer);
 }
+
+void Sessions::obey(const wire::RuleRequest& request, TimeNs now) { orders_.take(request, std::nullopt, now); }
 
 void Sessions::on(const Turn& turn, const wire::StatusRequest&) {
   reply(turn, wire::StatusReply{.status = status(turn.now)});
+}
+
+void Sessions::fence(NodeId node, TimeNs now) {
+  if (!directory_.leave(node)) return;
+  ++counters_.nodes_fenced;
+  log().info("node {} is fenced: another replica has seen a newer incarnation", name_of(node));
+  end_session(node, now);
 }
 
 /// nullptr: the sender has to say Hello first. Valid until sessions change.
@@ -205,7 +214,8 @@ void Sessions::begin_session(const Turn& turn, NodeId node, const NodeInfo& info
   sessions_[turn.from] = Session{node, info.incarnation};
 }
 
-void Sessions::end_session(NodeId node) {
+void Sessions::end_session(NodeId node, TimeNs now) {
+  if (tap_ != nullptr) tap_->gone(node, now);
   orders_.gone(node);
   const auto it = peers_.find(node);
   if (it == peers_.end()) return;

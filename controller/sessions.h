@@ -30,6 +30,8 @@ struct RuleRequest;
 struct StatusRequest;
 }  // namespace wire
 
+class SessionsTap;
+
 /// One connection of one front, for as long as the front knows it. Never used again.
 using ConnectionId = StrongId<struct ConnectionIdTag, std::uint64_t>;
 
@@ -61,10 +63,17 @@ class Sessions {
   /// Forgets the silent, see Directory::expire(), and sends nodes what they are asked to do.
   void expire(TimeNs now);
   Status status(TimeNs now) const;
+  /// Is asked and told from here on, until it is unset; nullptr: nobody.
+  void set_tap(SessionsTap* tap) { tap_ = tap; }
+  /// A rule that was asked for at another replica.
+  void obey(const wire::RuleRequest& request, TimeNs now);
+  /// Forgets a node whose newer incarnation speaks elsewhere.
+  void fence(NodeId node, TimeNs now);
 
   struct Session {
     NodeId node;
     Incarnation incarnation;
+    std::uint64_t told_replicas = 0;  // the version of their list
   };
   /// nullptr: no registered node speaks on it. Valid until the next call that isn't const.
   const Session* session(ConnectionId connection) const;
@@ -87,6 +96,7 @@ class Sessions {
     ConnectionId from;
     TimeNs now;
     Outbox& outbox;
+    std::string_view bytes{};
   };
 
   void on(const Turn& turn, const wire::Hello& hello);
@@ -106,7 +116,7 @@ class Sessions {
 
   const Session* session_of(const Turn& turn, std::uint64_t incarnation);
   void begin_session(const Turn& turn, NodeId node, const NodeInfo& info);
-  void end_session(NodeId node);
+  void end_session(NodeId node, TimeNs now);
   void send_unregistered(const Turn& turn, std::uint64_t incarnation);
   void want_repair(const Turn& turn, const Session& session);
   void send_orders();
@@ -116,6 +126,7 @@ class Sessions {
 
   Directory directory_;
   Orders orders_;
+  SessionsTap* tap_ = nullptr;
   TimeNs started_at_;
   Counters counters_;
   std::uint64_t last_connection_ = 0;

@@ -66,6 +66,35 @@ struct StateStatus {
                  records_loaded, load_ms);
 };
 
+struct ReplicaStatus {
+  std::string name;
+  std::string endpoint;
+  KVFERRY_FIELDS(name, endpoint);
+};
+
+/// What joins this controller with others; empty names: nothing does.
+struct ScaleStatus {
+  std::string name;                     // of this replica
+  std::vector<ReplicaStatus> replicas;  // the living, this one too
+  std::string etcd;                     // its members, without passwords; empty: none
+  bool etcd_ok = false;
+  std::uint64_t etcd_gone_ms = 0;  // for how long, where it is not ok
+  std::string etcd_trouble;        // the last one, until something works again
+  std::uint64_t etcd_owed = 0;     // keys that may have to be written there
+  bool name_taken = false;         // by a replica that began later
+  std::string event_log;           // where it is, without a password; empty: none
+  bool log_ok = false;
+  std::string log_trouble;
+  bool log_writer = false;          // this replica appends
+  std::uint64_t log_lag_bytes = 0;  // that are not confirmed yet
+  std::uint64_t log_appended = 0;   // entries
+  std::uint64_t log_holes = 0;      // times that the log could not take what came
+  std::uint64_t log_read = 0;       // entries
+  bool log_reading = false;         // as a late replica
+  KVFERRY_FIELDS(name, replicas, etcd, etcd_ok, etcd_gone_ms, etcd_trouble, etcd_owed, name_taken, event_log, log_ok,
+                 log_trouble, log_writer, log_lag_bytes, log_appended, log_holes, log_read, log_reading);
+};
+
 struct Status {
   std::string version;
   std::uint64_t uptime_ms = 0;
@@ -73,7 +102,8 @@ struct Status {
   std::vector<NodeStatus> nodes;  // by namespace, then engine id
   std::uint64_t num_holds = 0, num_held_keys = 0;
   StateStatus state{};
-  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_holds, num_held_keys, state);
+  ScaleStatus scale{};
+  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_holds, num_held_keys, state, scale);
 };
 
 /// Asks the controller at `endpoint`; blocks up to `timeout_ms`. Threads: any.

@@ -4,6 +4,33 @@
 
 namespace kvferry::controller {
 
+namespace {
+
+nlohmann::json scale_json(const ScaleStatus& scale) {
+  nlohmann::json replicas = nlohmann::json::array();
+  for (const ReplicaStatus& replica : scale.replicas)
+    replicas.push_back({{"name", replica.name}, {"endpoint", replica.endpoint}});
+  return {{"name", scale.name},
+          {"replicas", std::move(replicas)},
+          {"name_taken", scale.name_taken},
+          {"etcd", scale.etcd},
+          {"etcd_ok", scale.etcd_ok},
+          {"etcd_gone_ms", scale.etcd_gone_ms},
+          {"etcd_trouble", scale.etcd_trouble},
+          {"etcd_owed", scale.etcd_owed},
+          {"event_log", scale.event_log},
+          {"log_ok", scale.log_ok},
+          {"log_trouble", scale.log_trouble},
+          {"log_writer", scale.log_writer},
+          {"log_lag_bytes", scale.log_lag_bytes},
+          {"log_appended", scale.log_appended},
+          {"log_holes", scale.log_holes},
+          {"log_read", scale.log_read},
+          {"log_reading", scale.log_reading}};
+}
+
+}  // namespace
+
 nlohmann::json status_json(const Status& status, const std::string& endpoint) {
   const Counters& counters = status.counters;
   nlohmann::json nodes = nlohmann::json::array();
@@ -26,6 +53,7 @@ nlohmann::json status_json(const Status& status, const std::string& endpoint) {
           {"version", status.version},
           {"uptime_ms", status.uptime_ms},
           {"nodes", std::move(nodes)},
+          {"replica", scale_json(status.scale)},
           {"holds", status.num_holds},
           {"held_keys", status.num_held_keys},
           {"state",

@@ -113,7 +113,8 @@ struct Registered {
   Header header{kProtocolVersion, 2};
   std::uint64_t incarnation = 0;
   bool snapshot_wanted = false;
-  KVFERRY_FIELDS(header, incarnation, snapshot_wanted);
+  std::vector<std::string> replicas{};  // endpoints of all living ones, the sender's too; none: it is alone
+  KVFERRY_FIELDS(header, incarnation, snapshot_wanted, replicas);
 };
 struct Refused {
   Header header{kProtocolVersion, 3};
@@ -124,7 +125,8 @@ struct HeartbeatAck {
   Header header{kProtocolVersion, 5};
   std::uint64_t incarnation = 0;
   std::uint64_t kept_below = 0;  // messages below this number outlive the controller's process, where anything does
-  KVFERRY_FIELDS(header, incarnation, kept_below);
+  std::vector<std::string> replicas{};  // as in Registered, where they changed since; else none
+  KVFERRY_FIELDS(header, incarnation, kept_below, replicas);
 };
 struct HolderFields {
   std::string engine_id;

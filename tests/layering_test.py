@@ -40,7 +40,8 @@ WRAPPED = {
              re.compile(r"kernels/.*\.(cu|cuh)$|kernels/cuda/|transport/(ucx|nccl|cuda)/")),
     "ZeroMQ": (re.compile(r"zmq"),
                re.compile(r"controller/(.*\.cpp|zmq_[a-z_]*\.h)$|connector/runtime/|launch/bench/controller_echo\.cpp$")),
-    "cpp-httplib": (re.compile(r"httplib"), re.compile(r"controller/http_front\.cpp$")),
+    "cpp-httplib": (re.compile(r"httplib"), re.compile(r"controller/(http_front|scale/etcd)\.cpp$")),
+    "hiredis": (re.compile(r"hiredis"), re.compile(r"controller/scale/redis_stream\.cpp$")),
 }
 
 # What one room shows the others; a library header must not come along.
@@ -177,6 +178,8 @@ def test_files_stay_small() -> None:
     ("controller/client.h", "zmq.hpp", stray_library_headers),
     ("controller/http_api.cpp", "httplib.h", stray_library_headers),
     ("launch/cli/main.cpp", "cuda_runtime.h", stray_library_headers),
+    ("controller/server.cpp", "httplib.h", stray_library_headers),
+    ("controller/scale/etcd.cpp", "hiredis/hiredis.h", stray_library_headers),
     ("controller/client.h", "zmq.hpp", leaking_borders),
 ])
 def test_each_rule_finds_the_include_that_breaks_it(tmp_path: Path, path: str, header: str, rule) -> None:  # noqa: ANN001

@@ -3,57 +3,18 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <random>
 
-#include "controller/endpoint.h"
 #include "controller/engine_events_front.h"
 #include "controller/http_front.h"
 #include "controller/server.h"
 #include "launch/cli/commands.h"
-#include "launch/cli/settings.h"
+#include "launch/cli/controller_settings.h"
 #include "transport/base/log.h"
 
 namespace kvferry::cli {
 namespace {
-
-const std::string kStreamAllowed =
-    fmt::format("none, {}", controller::allowed_endpoints(controller::EndpointUse::kBindStream));
-
-const Setting kSettings[] = {
-    {"bind", "tcp://127.0.0.1:14600", controller::allowed_endpoints(controller::EndpointUse::kBind),
-     [](std::string_view value) {
-       return static_cast<bool>(controller::check_endpoint(value, controller::EndpointUse::kBind));
-     }},
-    {"stream", "none", kStreamAllowed,
-     [](std::string_view value) {
-       return value == "none" ||
-              static_cast<bool>(controller::check_endpoint(value, controller::EndpointUse::kBindStream));
-     }},
-    {"state", "", "a folder, or none", [](std::string_view) { return true; }},
-    {"http", "none", "none, or HOST:PORT with a port of 0 to 65535 (0: any free one)",
-     [](std::string_view value) {
-       return value == "none" || static_cast<bool>(controller::parse_http_address(std::string(value)));
-     }},
-};
-
-/// Where a controller on a port of its own keeps its state unless it is told otherwise. Empty: nowhere, because it
-/// would not find it again.
-std::string default_state(std::string_view bind) {
-  const std::string_view port = bind.substr(bind.rfind(':') + 1);
-  if (!bind.starts_with("tcp://") || port.find_first_not_of('0') == std::string_view::npos) return {};
-  const char* state_home = std::getenv("XDG_STATE_HOME");
-  const char* home = std::getenv("HOME");
-  std::string folder;
-  if (state_home != nullptr && *state_home == '/')
-    folder = state_home;
-  else if (home != nullptr && *home != '\0')
-    folder = fmt::format("{}/.local/state", home);
-  else
-    return {};
-  return fmt::format("{}/kvferry/controller-{}", folder, port);
-}
 
 std::atomic<controller::Server*> g_server{nullptr};
 
@@ -84,14 +45,20 @@ Result<std::string> add_http(controller::Server& server, controller::EngineDirec
   return listening;
 }
 
+Result<void> add_replica(controller::Server& server, const Values& values, const Clock& clock) {
+  Result<std::optional<controller::scale::ReplicaOptions>> options = replica_options(values, server.endpoint());
+  if (!options) return std::move(options).error();
+  if (!*options) return {};
+  return server.add_front(controller::scale::make_replica(std::move(**options), server.sessions(), clock.now()));
+}
+
 Result<void> run(const Values& flags, const std::optional<std::string>& config_file) {
-  Result<Values> values = resolve(kSettings, flags, config_file);
+  std::vector<Setting> settings;
+  for (const ControllerSetting& known : controller_settings()) settings.push_back(known.setting);
+  Result<Values> values = resolve(settings, flags, config_file);
   if (!values) return std::move(values).error();
   const SteadyClock clock;
-  controller::ServerOptions options{.bind = values->at("bind"), .directory = {}};
-  options.state = values->at("state");
-  if (options.state.empty()) options.state = default_state(options.bind);
-  if (options.state == "none") options.state.clear();
+  controller::ServerOptions options{.bind = values->at("bind"), .state = state_folder(*values), .directory = {}};
   if (values->at("stream") != "none") options.stream = values->at("stream");
   std::random_device random;  // nobody shall choose keys that all fall on one place of the table
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();
@@ -100,12 +67,12 @@ Result<void> run(const Values& flags, const std::optional<std::string>& config_f
   controller::EngineDirectory engines(engine_options);  // outlives the server, whose fronts refer to it
   Result<std::unique_ptr<controller::Server>> server = controller::Server::bind(options, clock);
   if (!server) return std::move(server).error();
-  const std::string& http = values->at("http");
-  if (http != "none") {
+  if (const std::string& http = values->at("http"); http != "none") {
     const Result<std::string> listening = add_http(**server, engines, http);
     if (!listening) return listening.error();
     log().info("HTTP on {}", *listening);
   }
+  if (Result<void> added = add_replica(**server, *values, clock); !added) return added;
   g_server = server->get();
   struct sigaction action {};
   action.sa_handler = stop_server;
@@ -128,20 +95,12 @@ Run add_controller_command(CLI::App& app) {
       "can also be a key of the config file, or KVFERRY_<KEY> in the environment.");
   auto flags = std::make_shared<Values>();
   auto config_file = std::make_shared<std::optional<std::string>>();
-  command->add_option_function<std::string>(
-      "--bind", [flags](const std::string& value) { (*flags)["bind"] = value; },
-      fmt::format("Where to listen: {} [{}]", kSettings[0].allowed, kSettings[0].fallback));
-  command->add_option_function<std::string>(
-      "--stream", [flags](const std::string& value) { (*flags)["stream"] = value; },
-      fmt::format("Where to listen as well, for the shortest way: {} [{}]", kStreamAllowed, kSettings[1].fallback));
-  command->add_option_function<std::string>(
-      "--state", [flags](const std::string& value) { (*flags)["state"] = value; },
-      "The folder that keeps what survives a restart, or 'none': then nodes publish again "
-      "[${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc]");
-  command->add_option_function<std::string>(
-      "--http", [flags](const std::string& value) { (*flags)["http"] = value; },
-      "Where to serve metrics, a status page and routers' queries: none, or HOST:PORT (port 0: any free one) [none]");
-  command->add_option("--config", *config_file, "YAML file of the keys bind, stream, state and http");
+  for (const ControllerSetting& known : controller_settings()) {
+    const std::string key(known.setting.key);
+    command->add_option_function<std::string>(
+        "--" + key, [flags, key](const std::string& value) { (*flags)[key] = value; }, known.help);
+  }
+  command->add_option("--config", *config_file, "YAML file of the same keys, without --");
   return [flags, config_file] { return run(*flags, *config_file); };
 }
 

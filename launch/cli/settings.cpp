@@ -42,7 +42,7 @@ Result<Values> read_file(std::span<const Setting> settings, const std::string& p
 
 std::string variable_of(std::string_view key) {
   std::string name = "KVFERRY_";
-  for (const char c : key) name += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (const char c : key) name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return name;
 }
 

@@ -16,6 +16,27 @@ using controller::Status;
 constexpr std::int64_t kTimeoutMs = 2000;
 
 
+void print_replica(const controller::ScaleStatus& scale) {
+  if (scale.name.empty()) return;
+  std::vector<std::string> others;
+  for (const controller::ReplicaStatus& replica : scale.replicas) {
+    if (replica.name != scale.name) others.push_back(replica.name);
+  }
+  fmt::print("replica {}, beside {}\n", scale.name,
+             others.empty() ? "no other" : fmt::format("{}", fmt::join(others, ", ")));
+  if (scale.name_taken) fmt::print("  another replica of this name began later; give each its own by --replica\n");
+  const auto trouble = [](const std::string& what) { return what.empty() ? what : ": " + what; };
+  if (!scale.etcd.empty() && scale.etcd_ok)
+    fmt::print("  etcd {}: ok{}\n", scale.etcd, trouble(scale.etcd_trouble));
+  else if (!scale.etcd.empty())
+    fmt::print("  etcd {}: gone for {:.1f} s{}\n", scale.etcd, static_cast<double>(scale.etcd_gone_ms) / 1000,
+               trouble(scale.etcd_trouble));
+  if (!scale.event_log.empty())
+    fmt::print("  event log {}: {}, {}, {} bytes behind, {} holes{}\n", scale.event_log, scale.log_ok ? "ok" : "gone",
+               scale.log_writer ? "written here" : "written by another", scale.log_lag_bytes, scale.log_holes,
+               trouble(scale.log_trouble));
+}
+
 void print_table(const Status& status, const std::string& endpoint) {
   using Row = std::array<std::string, 7>;
   std::vector<Row> rows{{"NAMESPACE", "ENGINE", "INCARNATION", "ROLE", "ENDPOINT", "CHUNKS", "LAST HEARD"}};
@@ -42,6 +63,7 @@ void print_table(const Status& status, const std::string& endpoint) {
     fmt::print("state: kept in {}\n", state.folder);
   else
     fmt::print("state: NOT kept: {}\n", state.why_not);
+  print_replica(status.scale);
   if (status.nodes.empty()) return;
   for (const Row& row : rows) {
     std::string line;

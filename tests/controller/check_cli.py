@@ -96,6 +96,37 @@ class CliTest(unittest.TestCase):
         self.assert_fails(run("controller", "--config", path), 2, "bind is 'nowhere'", path, "tcp://HOST:PORT")
         self.assert_fails(run("status", "--controller", "x"), 2, "controller is 'x'", "tcp://HOST:PORT")
 
+    def test_bad_services_are_one_clear_line_without_their_passwords(self) -> None:
+        for args in (
+            ("--etcd", "http://u:hidden@h:x"),
+            ("--etcd", "https://u:hidden@h:1"),
+            ("--event-log", "redis://:hidden@h/x"),
+            ("--event-log", "rediss://:hidden@h"),
+        ):
+            result = run("controller", "--bind", "tcp://127.0.0.1:0", *args)
+            self.assert_fails(result, 2, args[0].removeprefix("--"), "allowed: ")
+            self.assertNotIn("hidden", result.stderr)
+        result = run("controller", "--bind", "tcp://127.0.0.1:0", KVFERRY_EVENT_LOG="nonsense")
+        self.assert_fails(result, 2, "event-log", "redis://HOST")
+        everywhere = ("controller", "--bind", "tcp://0.0.0.0:0", "--etcd", "http://127.0.0.1:1")
+        self.assert_fails(run(*everywhere), 2, "advertise is missing", "tcp://HOST:PORT")
+        self.assert_fails(run(*everywhere, "--advertise", "here"), 2, "advertise is 'here'", "tcp://HOST:PORT")
+        self.assert_fails(run(*everywhere, "--replica", "a b"), 2, "replica is 'a b'", "printable")
+
+    def test_a_replica_serves_and_ends_without_etcd_and_redis(self) -> None:
+        # Nobody listens there, and nobody answers there.
+        for etcd in ("http://127.0.0.1:1", "http://192.0.2.1:2379"):
+            with Controller(
+                "--bind", "tcp://127.0.0.1:0", "--etcd", etcd, "--event-log", "redis://127.0.0.1:1"
+            ) as controller:
+                status = json.loads(run("status", "--controller", controller.endpoint, "--json").stdout)
+                self.assertFalse(status["replica"]["etcd_ok"])
+                replicas = status["replica"]["replicas"]
+                self.assertEqual([replica["endpoint"] for replica in replicas], [controller.endpoint])
+                exit_status, _, _, seconds = controller.end()
+                self.assertEqual(exit_status, 0)
+                self.assertLess(seconds, 5.0)
+
     def test_bad_config_files_are_one_clear_line(self) -> None:
         path = self.config("bnd: tcp://127.0.0.1:0\n")
         self.assert_fails(run("controller", "--config", path), 2, path, "unknown key 'bnd'", "bind, ")
@@ -212,6 +243,7 @@ class CliTest(unittest.TestCase):
 
 if __name__ == "__main__":
     KVFERRY = str(Path(sys.argv.pop(1)).resolve())
-    for variable in ("KVFERRY_BIND", "KVFERRY_STREAM", "KVFERRY_STATE", "KVFERRY_CONTROLLER"):
+    for variable in ("KVFERRY_BIND", "KVFERRY_STREAM", "KVFERRY_HTTP", "KVFERRY_STATE", "KVFERRY_CONTROLLER",
+                     "KVFERRY_ETCD", "KVFERRY_EVENT_LOG", "KVFERRY_REPLICA", "KVFERRY_ADVERTISE"):
         os.environ.pop(variable, None)
     unittest.main()

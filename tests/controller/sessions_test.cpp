@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "controller/sessions_tap.h"
 #include "controller/wire.h"
 #include "tests/controller/fixtures.h"
 
@@ -42,6 +43,71 @@ class SessionsTest : public ::testing::Test, protected Outbox {
   bool does_read_ = true;
   std::vector<std::pair<ConnectionId, wire::Message>> answers_;
 };
+
+class FakeTap final : public SessionsTap {
+ public:
+  std::optional<std::string> refusal(const NodeInfo& info) const override {
+    return info.incarnation.value < 5 ? std::optional<std::string>("too old") : std::nullopt;
+  }
+  void joined(NodeId, const NodeInfo& info, std::uint64_t next_sequence, TimeNs) override {
+    heard.push_back(fmt::format("hello {} {}", info.engine_id, next_sequence));
+  }
+  void told(NodeId, std::uint64_t sequence, std::string_view message, TimeNs) override {
+    heard.push_back(fmt::format("told {} {}", sequence, wire::parse(message).value().index()));
+  }
+  void gone(NodeId, TimeNs) override { heard.emplace_back("gone"); }
+  void ruled(const wire::RuleRequest& request, TimeNs) override { heard.push_back(request.verb); }
+  const std::vector<std::string>& replicas() const override { return list; }
+  std::uint64_t replicas_version() const override { return version; }
+  ScaleStatus status(TimeNs) const override { return {}; }
+
+  std::vector<std::string> heard;
+  std::vector<std::string> list = {"tcp://r0:1"};
+  std::uint64_t version = 1;
+};
+
+TEST_F(SessionsTest, ATapHearsAllAndDecidesWhoMayJoin) {
+  FakeTap tap;
+  sessions_.set_tap(&tap);
+  const ConnectionId connection = sessions_.open();
+  say(connection, hello("a", 4));
+  EXPECT_EQ(answer<wire::Refused>(connection).reason, "too old");
+  EXPECT_THAT(tap.heard, IsEmpty());
+  say(connection, hello("a", 5));
+  answer<wire::Registered>(connection);
+  say(connection, wire::Publish{.incarnation = 5, .begins_snapshot = true, .full = {keys_of(0, 3)}});
+  say(connection, wire::Evict{.incarnation = 5, .sequence = 1, .keys = {keys_of(0, 1)}});
+  const ConnectionId other = sessions_.open();
+  say(other, hello("a", 6));
+  answer<wire::Registered>(other);
+  say(other, wire::Leave{.incarnation = 6});
+  const std::size_t publish = wire::Message(wire::Publish{}).index(), evict = wire::Message(wire::Evict{}).index();
+  EXPECT_THAT(tap.heard, ::testing::ElementsAre("hello a 0", fmt::format("told 0 {}", publish),
+                                                fmt::format("told 1 {}", evict), "gone", "hello a 0", "gone"));
+  say(other, hello("b", 5));
+  answer<wire::Registered>(other);
+  sessions_.fence(*sessions_.directory().find_node("", "b"), now_);
+  say(other, wire::Heartbeat{.incarnation = 5});
+  answer<wire::Unregistered>(other);
+  sessions_.set_tap(nullptr);
+}
+
+TEST_F(SessionsTest, NodesAreToldOfReplicasAtFirstAndWhenTheyChanged) {
+  FakeTap tap;
+  sessions_.set_tap(&tap);
+  const ConnectionId connection = sessions_.open();
+  say(connection, hello("a", 5));
+  EXPECT_EQ(answer<wire::Registered>(connection).replicas, tap.list);
+  say(connection, wire::Heartbeat{.incarnation = 5});
+  EXPECT_THAT(answer<wire::HeartbeatAck>(connection).replicas, IsEmpty());
+  tap.list.emplace_back("tcp://r1:1");
+  ++tap.version;
+  say(connection, wire::Heartbeat{.incarnation = 5});
+  EXPECT_EQ(answer<wire::HeartbeatAck>(connection).replicas, tap.list);
+  say(connection, wire::Heartbeat{.incarnation = 5});
+  EXPECT_THAT(answer<wire::HeartbeatAck>(connection).replicas, IsEmpty());
+  sessions_.set_tap(nullptr);
+}
 
 TEST_F(SessionsTest, ANodeComesBackOnAnotherConnectionAndKeepsWhatItHeld) {
   const ConnectionId first = sessions_.open(), second = sessions_.open();

@@ -1,0 +1,97 @@
+#include "controller/scale/log_reader.h"
+
+#include "controller/publish_parts.h"
+#include "controller/wire.h"
+
+namespace kvferry::controller::scale {
+namespace {
+
+/// Above all numbers that nodes count with: a node that says Hello itself then counts anew, and is asked for all.
+constexpr std::uint64_t kFirstSequence = std::uint64_t{1} << 62;
+
+}  // namespace
+
+void LogReader::apply(std::string_view bytes, TimeNs now) {
+  const Result<LogEntry> entry = decode<LogEntry>(bytes, "entry of the event log");
+  if (!entry || entry->version != 1) {
+    ++num_malformed_;
+    return;
+  }
+  for (const LogRecord& record : entry->records) apply(entry->writer, record, now);
+}
+
+void LogReader::apply(const std::string& writer, const LogRecord& record, TimeNs now) {
+  if (static_cast<LogKind>(record.kind) == LogKind::kHole) {
+    // What nodes told meanwhile nobody knows; they are better asked.
+    while (!nodes_.empty()) {
+      const NodeId id = nodes_.begin()->second.id;
+      nodes_.erase(nodes_.begin());
+      directory_.leave(id);
+    }
+    return;
+  }
+  if (static_cast<LogKind>(record.kind) == LogKind::kHello) return hello(writer, record, now);
+  const auto known = nodes_.find({record.name_space, record.engine_id});
+  if (known == nodes_.end() || known->second.incarnation != record.incarnation) return;
+  if (static_cast<LogKind>(record.kind) == LogKind::kGone) {
+    const NodeId id = known->second.id;
+    nodes_.erase(known);
+    directory_.leave(id);
+  } else if (known->second.writer == writer) {
+    told(known->second, record, now);
+  }
+}
+
+void LogReader::hello(const std::string& writer, const LogRecord& record, TimeNs now) {
+  Result<wire::Message> message = wire::parse(record.bytes);
+  const auto* hello = message ? std::get_if<wire::Hello>(&*message) : nullptr;
+  if (hello == nullptr) {
+    ++num_malformed_;
+    return;
+  }
+  const NodeName name{hello->name_space, hello->engine_id};
+  const auto known = nodes_.find(name);
+  if (known == nodes_.end() && directory_.find_node(name.name_space, name.engine_id)) return;  // it spoke here itself
+  if (known != nodes_.end() && known->second.incarnation == hello->incarnation) {
+    known->second.writer = writer;
+    known->second.expected = hello->next_sequence;
+    return;
+  }
+  const NodeInfo info{
+      EngineId{hello->engine_id}, Incarnation{hello->incarnation}, hello->role, hello->endpoint, hello->name_space,
+      hello->fingerprint};
+  if (!may_join_(info)) return;
+  const Result<Joined> joined = directory_.join(info, kFirstSequence, now);
+  if (!joined) return;  // a newer one is there, or there is no room
+  nodes_[name] = {joined->id, hello->incarnation, writer, hello->next_sequence, kFirstSequence};
+}
+
+void LogReader::told(Node& node, const LogRecord& record, TimeNs now) {
+  if (record.sequence < node.expected) return;
+  Result<wire::Message> message = wire::parse(record.bytes);
+  const auto* publish = message ? std::get_if<wire::Publish>(&*message) : nullptr;
+  const auto* evict = message ? std::get_if<wire::Evict>(&*message) : nullptr;
+  if (publish == nullptr && evict == nullptr) {
+    ++num_malformed_;
+    return;
+  }
+  const bool voids_before = publish != nullptr && publish->begins_snapshot;
+  if (record.sequence > node.expected && !voids_before) return;  // it is told again with what is missing
+  node.expected = record.sequence + 1;
+  ++num_applied_;
+  if (evict != nullptr) {
+    directory_.evict(node.id, node.applied++, evict->keys.keys, now);
+    return;
+  }
+  Result<std::vector<ChunkEntry>> chunks = chunks_of(*publish);
+  if (!chunks) chunks = std::vector<ChunkEntry>{};
+  const Tier tier = wire::tier_of(publish->tier).value_or(Tier::kHost);
+  directory_.publish(node.id, node.applied++, mark_of(*publish), *chunks, now, tier);
+  directory_.want_snapshot(node.id);
+}
+
+void LogReader::claimed(NodeId node) {
+  std::erase_if(nodes_, [&](const auto& entry) { return entry.second.id == node; });
+}
+
+}  // namespace kvferry::controller::scale

@@ -1,0 +1,273 @@
+#include "controller/scale/replica.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "controller/scale/etcd.h"
+#include "controller/scale/log_reader.h"
+#include "controller/scale/log_writer.h"
+#include "controller/scale/redis_stream.h"
+#include "controller/scale/shared_truth.h"
+#include "controller/sessions_tap.h"
+#include "controller/wire.h"
+#include "transport/base/log.h"
+#include "transport/base/owned_fd.h"
+
+namespace kvferry::controller::scale {
+namespace {
+
+constexpr std::size_t kEventsPerTurn = 16;   // of etcd
+constexpr std::size_t kEntriesPerTurn = 2;   // of the log; 64 KiB each, so well below a millisecond
+constexpr std::int64_t kFollowMs = 10'000;   // how long the log's end is followed for nodes that are on their way
+constexpr std::int64_t kReadMsMax = 60'000;  // after which all that live have spoken here
+constexpr std::int64_t kGoodbyeMs = 300;
+constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // in etcd, for replicas that come later
+constexpr std::size_t kLogBufferMax = 16U << 20;
+
+class ReplicaFront final : public Front, private SessionsTap {
+ public:
+  ReplicaFront(ReplicaOptions options, Sessions& sessions, TimeNs now)
+      : options_(std::move(options)),
+        sessions_(sessions),
+        truth_({.prefix = options_.etcd ? options_.etcd->prefix + "/" : "",
+                .name = options_.name,
+                .endpoint = options_.endpoint,
+                .run = options_.run,
+                .lease_s = options_.lease_s}),
+        writer_(
+            {.writer = fmt::format("{} {}", options_.name, options_.run), .remember_ms = 3 * options_.lease_s * 1000},
+            [this](std::string entry) { return log_->append(std::move(entry)); }),
+        started_at_(now) {
+    if (options_.etcd) {
+      etcd_ = make_etcd({.url = *options_.etcd, .watched_prefix = options_.etcd->prefix + "/"});
+      watch(etcd_->fd());
+    }
+    if (options_.event_log) {
+      log_ = make_redis_stream({.url = *options_.event_log, .buffer_bytes_max = kLogBufferMax});
+      watch(log_->fd());
+      log_->start_reading();
+      is_reading_ = true;
+    }
+    list_replicas();
+    sessions_.set_tap(this);
+  }
+  ~ReplicaFront() override {
+    sessions_.set_tap(nullptr);
+    say_goodbye();
+  }
+
+  int fd() const override { return epoll_.get(); }
+
+  bool take(TimeNs now) override {
+    bool more_waits = false;
+    if (etcd_) {
+      const std::vector<EtcdEvent> events = etcd_->take(kEventsPerTurn);
+      for (const EtcdEvent& event : events) truth_.on(event, now);
+      more_waits = events.size() == kEventsPerTurn;
+      for (auto& [token, request] : truth_.due(now)) etcd_->ask(token, std::move(request));
+      for (const SharedNews& news : truth_.take_news()) hear(news, now);
+      tell_of_etcd();
+    }
+    if (log_) {
+      more_waits |= read_log(now);
+      const LogState state = log_->state();
+      tell_of_log(state);
+      const bool is_first = truth_.replicas().front().name == options_.name && !truth_.is_name_taken();
+      writer_.set_writing(!etcd_ || is_first);
+      writer_.flush(now, state.buffered_bytes < kLogBufferMax / 2);
+    }
+    return more_waits;
+  }
+
+ private:
+  std::optional<std::string> refusal(const NodeInfo& info) const override {
+    const std::optional<Incarnation> newest = truth_.newest(name_of(info));
+    if (!newest || *newest <= info.incarnation) return std::nullopt;
+    return fmt::format(
+        "node '{}' registered with the newer incarnation {} at one of this controller's replicas; "
+        "incarnation {} is out of date",
+        info.engine_id, *newest, info.incarnation);
+  }
+  void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) override {
+    reader_.claimed(node);
+    if (etcd_) truth_.joined(name_of(info), info.incarnation, now);
+    here_[node] = name_of(info);
+    if (log_) writer_.joined(node, info, next_sequence, now);
+  }
+  void told(NodeId node, std::uint64_t sequence, std::string_view message, TimeNs now) override {
+    if (log_) writer_.told(node, sequence, sessions_.directory().repair(node).resend_from, message, now);
+  }
+  void gone(NodeId node, TimeNs now) override {
+    reader_.gone(node);
+    if (log_) writer_.gone(node, now);
+    const auto name = here_.find(node);
+    if (name == here_.end()) return;
+    truth_.left(name->second, now);
+    here_.erase(name);
+  }
+  void ruled(const wire::RuleRequest& rule, TimeNs now) override {
+    // Drains, moves and pins are orders to nodes, which any one replica can give; a quota is for all to heed.
+    if (!etcd_ || rule.verb != "quota") return;
+    const Result<void> set = truth_.set({.kind = "quotas",
+                                         .id = rule.name_space,
+                                         .owner = options_.name,
+                                         .value = encode(rule),
+                                         .deadline = now + kQuotaLasts},
+                                        now);
+    if (!set)
+      log().warn("a quota of namespace '{}' holds at this replica alone: {}", rule.name_space, set.error().what);
+  }
+  const std::vector<std::string>& replicas() const override { return endpoints_; }
+  std::uint64_t replicas_version() const override { return endpoints_version_; }
+
+  ScaleStatus status(TimeNs now) const override {
+    ScaleStatus status;
+    status.name = options_.name;
+    for (const Replica& replica : truth_.replicas()) status.replicas.push_back({replica.name, replica.endpoint});
+    if (etcd_) {
+      std::vector<std::string> members;
+      for (const ServiceUrl& member : options_.etcd->members) members.push_back(member.host_port());
+      const std::optional<TimeNs> gone_since = truth_.etcd_gone_since();
+      status.etcd = fmt::format("{}", fmt::join(members, ","));
+      status.etcd_ok = !gone_since;
+      // One that never was there has been gone since this replica began.
+      if (gone_since)
+        status.etcd_gone_ms = static_cast<std::uint64_t>((now - std::max(*gone_since, started_at_)) / kMillisecond);
+      status.etcd_trouble = truth_.etcd_trouble();
+      status.etcd_owed = truth_.num_owed();
+      status.name_taken = truth_.is_name_taken();
+    }
+    if (log_) {
+      const LogState log = log_->state();
+      status.event_log = options_.event_log->server.host_port();
+      status.log_ok = log.is_connected;
+      status.log_trouble = log.trouble;
+      status.log_writer = writer_.is_writing();
+      status.log_lag_bytes = log.buffered_bytes;
+      status.log_appended = log.num_appended;
+      status.log_holes = writer_.num_holes();
+      status.log_read = num_read_;
+      status.log_reading = is_reading_;
+    }
+    return status;
+  }
+
+  static NodeName name_of(const NodeInfo& info) { return {info.name_space, info.engine_id.value}; }
+  void watch(int fd) {
+    epoll_event event{.events = EPOLLIN, .data = {}};
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);  // if it fails, the loop's tick does
+  }
+
+  void hear(const SharedNews& news, TimeNs now) {
+    if (std::holds_alternative<ReplicasChanged>(news)) return list_replicas();
+    if (const auto* set = std::get_if<RecordSet>(&news); set != nullptr && set->record.kind == "quotas") {
+      Result<wire::Message> rule = wire::parse(set->record.value);
+      const auto* quota = rule ? std::get_if<wire::RuleRequest>(&*rule) : nullptr;
+      if (quota != nullptr && quota->verb == "quota") sessions_.obey(*quota, now);
+      return;
+    }
+    const auto* fenced = std::get_if<NodeFenced>(&news);
+    if (fenced == nullptr) return;
+    Directory& directory = sessions_.directory();
+    const auto node = directory.find_node(fenced->node.name_space, fenced->node.engine_id);
+    const NodeInfo* info = node ? directory.info(*node) : nullptr;
+    if (info != nullptr && info->incarnation < fenced->incarnation) sessions_.fence(*node, now);
+  }
+
+  void list_replicas() {
+    std::vector<std::string> endpoints;
+    for (const Replica& replica : truth_.replicas()) endpoints.push_back(replica.endpoint);
+    if (endpoints == endpoints_) return;
+    endpoints_ = std::move(endpoints);
+    ++endpoints_version_;
+    log().info("replicas of this controller: {}", fmt::join(endpoints_, ", "));
+  }
+
+  /// True: more waits.
+  bool read_log(TimeNs now) {
+    if (!is_reading_) return false;
+    for (LogPart& part : log_->take()) {
+      for (std::string& entry : part.entries) entries_.push_back(std::move(entry));
+      if (part.at_end && !at_end_since_) at_end_since_ = now;
+    }
+    for (std::size_t n = std::min(entries_.size(), kEntriesPerTurn); n > 0; --n) {
+      reader_.apply(entries_.front(), now);
+      entries_.pop_front();
+      ++num_read_;
+    }
+    if (!entries_.empty()) return true;
+    const bool is_followed =
+        at_end_since_ && (reader_.num_nodes() == 0 || now - *at_end_since_ > kFollowMs * kMillisecond);
+    if (is_followed || now - started_at_ > kReadMsMax * kMillisecond) {
+      is_reading_ = false;
+      log_->stop_reading();
+      log().info("read {} entries of the event log", num_read_);
+    }
+    return false;
+  }
+
+  void tell_of_etcd() {
+    const bool is_gone = truth_.etcd_gone_since().has_value();
+    if (is_gone == is_etcd_gone_) return;
+    is_etcd_gone_ = is_gone;
+    if (is_gone)
+      log().warn("etcd is gone ({}); this controller goes on from memory", truth_.etcd_trouble());
+    else
+      log().info("etcd is there");
+  }
+  void tell_of_log(const LogState& state) {
+    if (state.is_connected == is_log_there_) return;
+    is_log_there_ = state.is_connected;
+    if (is_log_there_)
+      log().info("the event log is there");
+    else
+      log().warn("the event log is gone ({}); this controller goes on without it", state.trouble);
+  }
+
+  void say_goodbye() {
+    std::optional<EtcdRequest> goodbye = truth_.goodbye();
+    if (!etcd_ || !goodbye || truth_.etcd_gone_since()) return;
+    constexpr std::uint64_t kGoodbye = ~std::uint64_t{0};
+    etcd_->ask(kGoodbye, std::move(*goodbye));
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kGoodbyeMs);
+    while (std::chrono::steady_clock::now() < deadline) {
+      for (const EtcdEvent& event : etcd_->take(kEventsPerTurn)) {
+        const auto* reply = std::get_if<EtcdReply>(&event);
+        if (reply != nullptr && reply->token == kGoodbye) return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+
+  const ReplicaOptions options_;
+  Sessions& sessions_;
+  OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
+  SharedTruth truth_;
+  LogWriter writer_;
+  LogReader reader_{sessions_.directory(), [this](const NodeInfo& info) { return !refusal(info); }};
+  const TimeNs started_at_;
+  std::unordered_map<NodeId, NodeName> here_;  // that said Hello here
+  std::vector<std::string> endpoints_;
+  std::uint64_t endpoints_version_ = 0;
+  bool is_etcd_gone_ = true;
+  bool is_log_there_ = false;
+  bool is_reading_ = false;
+  std::deque<std::string> entries_;  // read, not yet applied
+  std::optional<TimeNs> at_end_since_;
+  std::uint64_t num_read_ = 0;
+  std::unique_ptr<Etcd> etcd_;
+  std::unique_ptr<RedisStream> log_;
+};
+
+}  // namespace
+
+std::unique_ptr<Front> make_replica(ReplicaOptions options, Sessions& sessions, TimeNs now) {
+  return std::make_unique<ReplicaFront>(std::move(options), sessions, now);
+}
+
+}  // namespace kvferry::controller::scale

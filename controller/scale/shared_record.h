@@ -1,0 +1,33 @@
+// How a pin, a drain or a quota stands in etcd.
+#pragma once
+
+#include <charconv>
+#include <string>
+#include <string_view>
+
+#include "transport/base/wire.h"
+
+namespace kvferry::controller::scale {
+
+struct RecordFields {
+  std::string owner{};
+  std::string value{};
+  std::uint64_t version = 0;
+  std::uint64_t left_ms = 0;  // until its deadline, when it was written
+  KVFERRY_FIELDS(owner, value, version, left_ms);
+};
+
+/// Of what is malformed: version 0, which anything replaces.
+inline RecordFields record_fields_of(std::string_view bytes) {
+  Result<RecordFields> fields = decode<RecordFields>(bytes, "shared record");
+  return fields ? std::move(*fields) : RecordFields{};
+}
+
+/// As far as there are digits.
+inline std::uint64_t number_of(std::string_view text) {
+  std::uint64_t number = 0;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return number;
+}
+
+}  // namespace kvferry::controller::scale
