@@ -105,7 +105,7 @@ void PlacementIndex<Key>::restore(std::span<const Key> keys, std::span<const Pla
         add_one(holder.node(), holder.tier(), key, trail, is_known);
       }
     }
-    tidy(num_new * kTidyPerChange);
+    if (map_.is_crowded()) tidy(num_new * kTidyPerChange);
   }
   sets_.release(set);
   for (const Placement holder : holders) {

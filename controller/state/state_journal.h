@@ -25,7 +25,7 @@ namespace kvferry::controller {
 
 struct StateOptions {
   std::string folder;
-  std::size_t log_bytes_min = std::size_t{32} << 20;     // a shorter log is no reason for a snapshot
+  std::size_t log_bytes_min = std::size_t{16} << 20;     // a shorter log is no reason for a snapshot
   std::size_t queued_bytes_max = std::size_t{64} << 20;  // of the log, in memory: a disk that is slower has failed
   std::int64_t retry_ms = 1000;                          // after a failure
   WriteCall write = ::write;
