@@ -18,12 +18,19 @@ namespace {
 namespace fs = std::filesystem;
 
 // numpy is all that nixl_cu13 needs for host memory; its torch would be gigabytes. Mooncake's engine needs nothing.
+// LMCache's controller needs neither its torch nor most of the rest.
 const std::map<std::string, std::vector<std::string>>& packages() {
   static const std::map<std::string, std::vector<std::string>> all{
       {"nixl", {"--no-deps", "numpy", "nixl-cu13"}},
       {"mooncake", {"--no-deps", "numpy", "mooncake-transfer-engine-non-cuda"}},
       {"ucx", {"--no-deps", "libucx-cu13"}},
       {"plot", {"matplotlib"}},
+      {"controller_dynamo", {"--no-deps", "numpy", "msgspec", "pyzmq", "ai-dynamo-runtime"}},
+      {"controller_lmcache",
+       {"--no-deps", "numpy", "msgspec", "pyzmq", "uvloop", "pyyaml", "prometheus_client", "cachetools", "requests",
+        "urllib3", "idna", "certifi", "charset-normalizer", "lmcache"}},
+      {"controller_mooncake", {"--no-deps", "numpy", "mooncake-transfer-engine-non-cuda"}},
+      {"controller_redis", {"--no-deps", "numpy", "hiredis"}},
   };
   return all;
 }

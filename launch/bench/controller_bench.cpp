@@ -8,6 +8,7 @@
 
 #include "launch/bench/bench_venv.h"
 #include "launch/bench/controller_local.h"
+#include "launch/bench/controller_peers.h"
 #include "launch/bench/controller_recovery.h"
 #include "launch/bench/controller_remote.h"
 #include "launch/bench/controller_report.h"
@@ -35,7 +36,9 @@ Result<void> plot(const std::string& name, const nlohmann::json& figures, Contro
   Result<void> done = ensure_installed("plot", [&](const std::string& line) { report.say(line); });
   const std::string file = name + ".json";
   if (done) done = write_json(file, figures);
-  if (done) done = run_to_end(script_command("controller_plot.py", {file, name}));
+  if (done)
+    done = run_to_end(
+        script_command(figures.contains("peers") ? "controller_peers_plot.py" : "controller_plot.py", {file, name}));
   ::unlink(file.c_str());
   if (!done && done.error().code == ErrorCode::kCancelled) return done;
   if (!done) report.say(fmt::format("warning: no plot: {}", done.error().what));
@@ -51,18 +54,28 @@ Result<void> run_controller_bench(const ControllerFlags& flags) {
   if (!repeat) return repeat.error();
   if (Result<void> ok = check_file("--json", flags.json_file, ""); !ok) return ok;
   if (Result<void> ok = check_file("--plot", flags.plot_file, ".png"); !ok) return ok;
+  const Result<std::vector<std::string>> peers = parse_controller_peers(flags.peers);
+  if (!peers) return peers.error();
   const ControllerLoad load{*hashes / kPrefixKeys * kPrefixKeys, *repeat};
   ControllerReport report(kLocalSteps + kRemoteSteps + kRecoverySteps);
   // The server is another process: it starts before this one has memory of its own to share.
   if (Result<void> ok = measure_remote(load, report); !ok) return ok;
   if (Result<void> ok = measure_local(load, report); !ok) return ok;
   if (Result<void> ok = measure_recovery(load, report); !ok) return ok;
-  fmt::print("\n{} hashes, {} workers, 1.5 placements a hash, batches of {}, median of {}\n{}", load.num_hashes,
-             kNumWorkers, kBatchKeys, load.repeat, report.table());
+  const Result<PeersFigures> others =
+      measure_controller_peers(*peers, load.num_hashes, load.repeat, controller_peer_program,
+                               [&](const std::string& line) { report.say(line); });
+  if (!others) return others.error();
+  fmt::print("\n{} hashes, {} workers, 1.5 placements a hash, batches of {}, median of {}\n{}{}", load.num_hashes,
+             kNumWorkers, kBatchKeys, load.repeat, report.table(), controller_peers_table(*others, report.figures()));
   std::fflush(stdout);
   report.figures()["hashes"] = load.num_hashes;
   report.figures()["wrong_answers"] = 0;  // or there would be no figures
   report.figures()["machine"] = host_facts();
+  if (!peers->empty()) {
+    report.figures()["peers"] = others->peers;
+    report.figures()["peers_missing"] = others->missing;
+  }
   if (Result<void> ok = write_json(flags.json_file, report.figures()); !ok) return ok;
   return plot(flags.plot_file, report.figures(), report);
 }

@@ -14,6 +14,7 @@ struct ControllerFlags {
   std::string repeat = "5";
   std::string json_file{};
   std::string plot_file{};
+  std::string peers{};
 };
 
 /// Progress on stderr, a table on stdout, the JSON file and the picture where asked for. Starts a server as a process

@@ -52,6 +52,8 @@ Run add_controller(CLI::App& bench_app, CLI::App*& command) {
   auto flags = std::make_shared<bench::ControllerFlags>();
   command->add_option("--hashes", flags->hashes, "Hashes in the index")->capture_default_str();
   command->add_option("--repeat", flags->repeat, "Repetitions; the median counts")->capture_default_str();
+  command->add_option("--peers", flags->peers,
+                      "Also measure these, installed from PyPI on demand: dynamo, lmcache, mooncake, redis");
   command->add_option("--json", flags->json_file, "Write all figures there");
   command->add_option("--plot", flags->plot_file, "Draw them there (.png); installs matplotlib on demand");
   return [flags] { return bench::run_controller_bench(*flags); };

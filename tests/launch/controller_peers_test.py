@@ -1,0 +1,97 @@
+"""The peers' programs of `kvferry bench controller`: their load, what they make of answers, their lines."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kvferry_launch.paths import REPO
+
+pytest.importorskip("numpy")
+PEERS = REPO / "launch" / "bench" / "peers"
+DEADLINE_S = 60
+
+FAKE = """
+from controller_load import LOOKUP_KEYS, keys_at
+from controller_peer import Directory, Layout, main
+
+class Dict(Directory):
+    def __init__(self):
+        self.holders = {}
+    def prepare_events(self, is_store, some, batch_keys):
+        return [(is_store, worker, keys_at(prefix, position, batch_keys).tolist()) for worker, prefix, position in some]
+    def take(self, prepared):
+        for is_store, worker, keys in prepared:
+            for key in keys:
+                (set.add if is_store else set.discard)(self.holders.setdefault(key, set()), worker)
+    def prepare_lookup(self, prefix, position):
+        return keys_at(prefix, position, LOOKUP_KEYS).tolist()
+    def lookup(self, prepared):
+        return set.intersection(*(self.holders.get(key, set()) for key in prepared))
+    def found(self, answer):
+        return {worker: LOOKUP_KEYS for worker in answer}
+
+class First(Dict):
+    def found(self, answer):
+        return {min(answer): LOOKUP_KEYS}
+
+class Liar(Dict):
+    def found(self, answer):
+        return {worker: LOOKUP_KEYS - 1 for worker in answer}
+
+class Broken(Dict):
+    way = "remote"
+    def __init__(self):
+        raise RuntimeError("no server here\\nsecond line")
+
+main(lambda: "1.0", [Layout("true", [Dict, Broken]), Layout("first", [First]), Layout("liar", [Liar], "lies"),
+                     Layout("broken", [Broken])], hashes_max=65536)
+"""
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PEERS))
+
+
+def test_the_load_is_that_of_the_cpp_side() -> None:
+    import controller_load as load
+
+    digest = 0
+    for worker, prefix, position in load.batches(0, 200):
+        keys = load.keys_at(prefix, position, load.BATCH_KEYS).tolist()
+        digest = load.scramble(digest ^ load.scramble(worker) ^ keys[0] ^ load.scramble(keys[-1]))
+    assert digest == 4149750175108327567  # the same number stands in tests/bench/controller_peers_test.cpp
+
+
+def test_a_program_tells_figures_and_what_the_answers_are_worth(tmp_path: Path) -> None:
+    program = tmp_path / "fake.py"
+    program.write_text(FAKE)
+    done = subprocess.run([sys.executable, str(program)], input='{"hashes": 100000, "repeat": 1, "seconds": 0.05}\n',
+                          capture_output=True, text=True, timeout=DEADLINE_S, check=True,
+                          env={"PYTHONPATH": str(PEERS), "PATH": "/usr/bin:/bin"})
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    peers = {line["peer"]["engine"]: line["peer"] for line in lines if "peer" in line}
+    assert list(peers) == ["true", "first", "liar"]
+    for entry in peers.values():
+        assert set(entry) == {"engine", "version", "figures", "notes"}
+        assert entry["version"] == "1.0"
+        for name in ("lookup_128_per_s", "lookup_128_us_p50", "lookup_128_us_p99", "event_hashes_per_s"):
+            assert entry["figures"][name] > 0, name
+        assert entry["figures"]["hashes"] == 65536
+        assert "with 65536 hashes of 100000" in entry["notes"]
+    assert "Broken not measured: RuntimeError: no server here" in peers["true"]["notes"]
+    assert "WRONG" not in peers["true"]["notes"]
+    assert "partial" not in str(peers["true"]["figures"])
+    assert "name one of two holders" in peers["first"]["notes"]
+    assert "100.0 % of answers WRONG" in peers["liar"]["notes"]
+    assert any("loading" in line.get("step", "") for line in lines)
+    assert lines[-1]["error"] == "RuntimeError: no server here"  # a peer with no way at all
+
+
+def test_depths_are_those_of_unbroken_prefixes() -> None:
+    import controller_peer as peer
+
+    assert peer.depths([{1, 2}, {1}, {1, 2, 3}]) == {1: 3, 2: 1}
+    assert peer.depths([set(), {1}]) == {}
