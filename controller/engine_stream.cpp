@@ -21,7 +21,9 @@ void EngineStream::connected(TimeNs now) {
   last_heard_ = now;
   last_heard_sequence_.reset();
   last_replayed_sequence_.reset();
-  if (is_live_ && has_ever_replayed_ && holds_anything_) {
+  held_.clear();  // of the former connection, perhaps of another engine; of the same one the replay brings it again
+  held_bytes_ = 0;
+  if (is_live_ && options_.has_replay && holds_anything_) {
     is_live_ = false;  // until it has shown that it is the same one
     lost_at_ = now;
   }
@@ -37,7 +39,7 @@ void EngineStream::alive(TimeNs now) {
   last_heard_ = now;
   if (is_live_) return;
   // What it held was kept, but is credited again only if it is still the same one.
-  if (!has_ever_replayed_ || !holds_anything_)
+  if (!options_.has_replay || !holds_anything_)
     is_live_ = true;
   else if (!waits())
     repair(now);

@@ -118,7 +118,7 @@ bool HashMap64::tidy(std::size_t num_slots, const Keep& keep) {
       erase_slot(now_, &slot);  // another one may lie here now
   }
   in_sweep_ = sweep_ < end;
-  return in_sweep_;
+  return true;  // after the last of it the table may shrink
 }
 
 }  // namespace kvferry::controller
