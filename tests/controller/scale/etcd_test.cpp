@@ -19,7 +19,7 @@ using ::testing::Pair;
 /// Keeps what it watches, as an owner would.
 class Watcher {
  public:
-  explicit Watcher(const std::string& url, std::int64_t quiet_ms = 300, std::int64_t request_ms = 1000)
+  explicit Watcher(const std::string& url, std::int64_t quiet_ms = 300, std::int64_t request_ms = 5000)
       : etcd_(make_etcd({.url = parse_etcd_url(url).value(),
                          .watched_prefix = "kv/",
                          .request_ms = request_ms,
@@ -91,6 +91,8 @@ class EtcdTest : public ::testing::Test {
   void SetUp() override {
     if (!EtcdService::is_here()) GTEST_SKIP() << "etcd is not installed (Debian's etcd-server)";
     service = std::make_unique<EtcdService>();
+    Watcher ready(service->url());  // it listens before it has a leader
+    ASSERT_TRUE(ready.wait([&] { return ready.num_all == 1; }));
   }
   bool post(const std::string& path, const std::string& body) const {
     const auto response = httplib::Client(service->url()).Post(path, body, "application/json");
@@ -181,7 +183,7 @@ TEST_F(EtcdTest, AnEmptiedEtcdIsSeenEmpty) {
 }
 
 TEST_F(EtcdTest, AStoppedEtcdHoldsNobodyUp) {
-  Watcher a(service->url());
+  Watcher a(service->url(), /*quiet_ms=*/300, /*request_ms=*/1000);
   ASSERT_TRUE(a.wait([&] { return a.num_all == 1; }));
   service->process().stop();
   const auto begin = std::chrono::steady_clock::now();

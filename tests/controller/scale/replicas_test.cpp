@@ -285,16 +285,27 @@ TEST_F(Replicas, AnOlderIncarnationIsRefusedEverywhere) {
 
 TEST_F(Replicas, AQuotaHoldsAtAllReplicasAlsoAtOneThatBeginsLater) {
   start(2);
-  ASSERT_EQ(::system((KVFERRY_BINARY " quota 3 --controller " + replicas[0]->endpoint() + " >/dev/null").c_str()), 0);
+  ASSERT_EQ(
+      ::system((KVFERRY_BINARY " quota 3 --namespace fleet --controller " + replicas[0]->endpoint() + " >/dev/null")
+                   .c_str()),
+      0);
   start_one();
   for (const auto& replica : replicas)
     ASSERT_TRUE(wait_until([&] { return replica->status().etcd_ok && replica->replicas().size() == 3; }));
-  Worker a(node_info("a")), b(node_info("b"));
+  Worker a(node_info("a", 1, "fleet")), b(node_info("b", 1, "fleet"));
   workers = {&a, &b};
   follow_all(a);
   follow_all(b);
   b.hold(full_chunks(0, 5));
-  for (const auto& replica : replicas) EXPECT_TRUE(sees(a, replica->endpoint(), ask_for(0, 5), {"b:3"}));
+  for (const auto& replica : replicas) {
+    const auto num_kept = [&] {
+      const std::vector<NodeStatus> nodes = fetch_status(replica->endpoint(), kDeadlineMs).value().nodes;
+      return nodes.size() == 2 ? nodes[1].num_chunks : 0;
+    };
+    EXPECT_TRUE(wait([&] { return num_kept() > 0; }));
+    wait([] { return false; }, std::chrono::milliseconds(300));
+    EXPECT_EQ(num_kept(), 3U) << "of 5";
+  }
 }
 
 TEST_F(Replicas, StatusTellsPeopleAndMachines) {
