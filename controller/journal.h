@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <span>
 
+#include "controller/client.h"
 #include "controller/node_id.h"
 #include "controller/snapshot_mark.h"
-#include "controller/client.h"
 #include "controller/status.h"
 #include "controller/tier.h"
 #include "transport/base/clock.h"

@@ -76,7 +76,8 @@ class KeyMap {
 
   /// Room for so many keys at once; only while there are none.
   void reserve(std::size_t num_keys);
-  /// There are more keys than there is room for; tidy() makes it. A reserved table that is not full yet wants to shrink.
+  /// There are more keys than there is room for; tidy() makes it. A reserved table that is not full yet wants to
+  /// shrink.
   bool is_crowded() const { return is_resizing() || num_keys_ * 5 > now_.num_buckets * Bucket::kSlots * 4; }
 
   struct Walk {

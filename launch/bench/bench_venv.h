@@ -9,9 +9,9 @@
 
 namespace kvferry::bench {
 
-/// "nixl", "mooncake", "ucx", "plot", or "controller_" and one of the controller's peers. Installs what is missing; `say`
-/// gets a line for each step that takes a while. PYTHON names the interpreter (python3); pip's own settings are honoured.
-/// Errors: kUnavailable with the reason in one line, kCancelled.
+/// "nixl", "mooncake", "ucx", "plot", or "controller_" and one of the controller's peers. Installs what is missing;
+/// `say` gets a line for each step that takes a while. PYTHON names the interpreter (python3); pip's own settings are
+/// honoured. Errors: kUnavailable with the reason in one line, kCancelled.
 Result<void> ensure_installed(const std::string& what, const std::function<void(const std::string&)>& say);
 
 /// Python with one of the scripts; whoever runs it has made sure of the installation.

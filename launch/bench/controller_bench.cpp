@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "launch/bench/bench_venv.h"
+#include "launch/bench/controller_events.h"
 #include "launch/bench/controller_local.h"
 #include "launch/bench/controller_peers.h"
 #include "launch/bench/controller_recovery.h"
@@ -27,6 +28,26 @@ Result<void> write_json(const std::string& name, const nlohmann::json& figures) 
   file << figures.dump(2) << '\n';
   file.close();
   if (!file) return Error{ErrorCode::kUnavailable, fmt::format("can't write {}", name)};
+  return {};
+}
+
+constexpr std::size_t kEventSteps = 1;
+
+Result<void> measure_events(const ControllerLoad& load, ControllerReport& report) {
+  report.group("engines' events");
+  report.begin("vLLM's");
+  const Result<EngineEventRates> rates = measure_engine_events(load.num_hashes, load.repeat);
+  if (!rates) return rates.error();
+  report.row("vLLM's", fmt::format("{:>9.1f} M hashes/s decoded and indexed, {:.1f} M decoded alone",
+                                   rates->stored * 1e-6, rates->decoded * 1e-6));
+  report.note("vLLM's, hashes of 32 bytes", fmt::format("{:>9.1f} M hashes/s", rates->stored_bytes * 1e-6));
+  report.note("vLLM's, removals", fmt::format("{:>9.1f} M hashes/s", rates->removed * 1e-6));
+  report.note("memory, by hash and by tokens", fmt::format("{:>9.1f} bytes a hash", rates->bytes_per_hash));
+  report.figures()["vllm_event_hashes_per_s"] = rates->stored;
+  report.figures()["vllm_event_hashes_per_s_bytes"] = rates->stored_bytes;
+  report.figures()["vllm_event_removals_per_s"] = rates->removed;
+  report.figures()["vllm_event_decoded_per_s"] = rates->decoded;
+  report.figures()["bytes_per_engine_hash"] = rates->bytes_per_hash;
   return {};
 }
 
@@ -57,10 +78,11 @@ Result<void> run_controller_bench(const ControllerFlags& flags) {
   const Result<std::vector<std::string>> peers = parse_controller_peers(flags.peers);
   if (!peers) return peers.error();
   const ControllerLoad load{*hashes / kPrefixKeys * kPrefixKeys, *repeat};
-  ControllerReport report(kLocalSteps + kRemoteSteps + kRecoverySteps);
+  ControllerReport report(kLocalSteps + kRemoteSteps + kEventSteps + kRecoverySteps);
   // The server is another process: it starts before this one has memory of its own to share.
   if (Result<void> ok = measure_remote(load, report); !ok) return ok;
   if (Result<void> ok = measure_local(load, report); !ok) return ok;
+  if (Result<void> ok = measure_events(load, report); !ok) return ok;
   if (Result<void> ok = measure_recovery(load, report); !ok) return ok;
   const Result<PeersFigures> others =
       measure_controller_peers(*peers, load.num_hashes, load.repeat, controller_peer_program,

@@ -21,8 +21,7 @@ bool is_endpoint(std::string_view value, EndpointUse use) {
   return static_cast<bool>(controller::check_endpoint(value, use));
 }
 
-const std::string kStreamAllowed =
-    fmt::format("none, {}", controller::allowed_endpoints(EndpointUse::kBindStream));
+const std::string kStreamAllowed = fmt::format("none, {}", controller::allowed_endpoints(EndpointUse::kBindStream));
 
 const ControllerSetting kSettings[] = {
     {{"bind", "tcp://127.0.0.1:14600", "tcp://HOST:PORT with a port of 0 to 65535 (0: any free one), or ipc://PATH",
@@ -41,7 +40,8 @@ const ControllerSetting kSettings[] = {
      "[${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc]"},
     // These two may hold passwords, so what is wrong with them is told by their own parsers, without the value.
     {{"etcd", "", "http://HOST:PORT[,...][/PREFIX]", [](std::string_view) { return true; }},
-     "Be one of several replicas that agree by etcd: http://HOST:PORT of each member, with commas between, then perhaps "
+     "Be one of several replicas that agree by etcd: http://HOST:PORT of each member, with commas between, then "
+     "perhaps "
      "/PREFIX of all keys [/kvferry]"},
     {{"event-log", "", "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N]", [](std::string_view) { return true; }},
      "Tell replicas that come late what nodes said before, by a stream of Redis or Valkey: "

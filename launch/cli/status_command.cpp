@@ -15,7 +15,6 @@ using controller::Status;
 
 constexpr std::int64_t kTimeoutMs = 2000;
 
-
 void print_replica(const controller::ScaleStatus& scale) {
   if (scale.name.empty()) return;
   std::vector<std::string> others;
