@@ -1,16 +1,18 @@
 """The peers' programs of `kvferry bench controller`: their load, what they make of answers, their lines."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from kvferry_launch.paths import REPO
+from kvferry_launch.paths import KVFERRY, REPO
 
 pytest.importorskip("numpy")
 PEERS = REPO / "launch" / "bench" / "peers"
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 FAKE = """
 from controller_load import LOOKUP_KEYS, keys_at
@@ -95,3 +97,27 @@ def test_depths_are_those_of_unbroken_prefixes() -> None:
 
     assert peer.depths([{1, 2}, {1}, {1, 2, 3}]) == {1: 3, 2: 1}
     assert peer.depths([set(), {1}]) == {}
+
+
+def test_the_driver_reports_a_peer_and_leaves_out_one_that_cant_be_installed(tmp_path: Path) -> None:
+    binary = shutil.copy(os.environ.get("KVFERRY_BINARY", str(KVFERRY)), tmp_path / "kvferry")
+    venv = tmp_path / "kvferry-cache" / "kvferry" / "bench-venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / ".kvferry-controller_redis").write_text("installed\n")
+    told = {"engine": "fake", "version": "7", "figures": {"remote_per_s_per_core": 8000.0}, "notes": ""}
+    python = venv / "bin" / "python"
+    python.write_text(f"#!/bin/sh\nread -r spec\necho '{json.dumps({'peer': told})}'\necho '{{\"done\": true}}'\n")
+    python.chmod(0o755)
+    file = tmp_path / "figures.json"
+    done = subprocess.run([binary, "bench", "controller", "--hashes", "65536", "--repeat", "1", "--peers",
+                           "dynamo,redis", "--json", str(file)], capture_output=True, text=True, timeout=DEADLINE_S,
+                          check=False, env={"XDG_CACHE_HOME": str(tmp_path / "kvferry-cache"), "PYTHON": "false",
+                                            "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(file.read_text())
+    assert figures["peers"] == [told]
+    assert list(figures["peers_missing"]) == ["dynamo"]
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("warning: dynamo is left out: 'false -m venv")
+    assert "fake 7, remote" in done.stdout

@@ -5,6 +5,7 @@ Lines of JSON on stdin and stdout, as launch/bench/controller_peers.h tells them
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -208,6 +209,7 @@ def main(version_of: Callable[[], str], layouts: Sequence[Layout], hashes_max: i
     def say(message: dict[str, Any]) -> None:
         print(json.dumps(message), file=out, flush=True)
 
+    gc.disable()  # a collection in the middle would be the measurement's doing, not the peer's
     spec = json.loads(lines.readline() or "null")
     if spec is None:
         raise SystemExit("kvferry bench controller starts this")
