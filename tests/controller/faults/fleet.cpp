@@ -1,0 +1,231 @@
+#include "fleet.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <span>
+
+namespace kvferry::faults {
+namespace {
+
+using controller::ClientEvent;
+
+constexpr std::size_t kProblemsMax = 20;
+constexpr std::size_t kOpenMax = 8;  // questions of an asker
+constexpr TimeNs kAnswerPatience = 2 * kSecond;
+
+std::vector<controller::ChunkEntry> chunks_of(std::span<const ChunkKey> keys) {
+  std::vector<controller::ChunkEntry> chunks;
+  for (const ChunkKey& key : keys) chunks.push_back({key, 256, false, {}});
+  return chunks;
+}
+
+}  // namespace
+
+Fleet::Fleet(const FleetOptions& options, std::uint64_t seed)
+    : options_(options), random_(seed), truth_(options.num_workers, options.num_prefixes) {
+  for (std::uint32_t i = 0; i < options.num_prefixes; ++i) keys_.push_back(keys_of_prefix(i));
+  start_engines(options);
+  workers_.resize(options.num_workers);
+  for (std::uint32_t i = 0; i < options.num_workers; ++i) {
+    for (const Replica& replica : replicas_) workers_[i].links.push_back(std::make_unique<CutRelay>(replica.port));
+    start_worker(i);
+  }
+  std::string all;
+  for (const Replica& replica : replicas_) {
+    const std::string endpoint = fmt::format("tcp://127.0.0.1:{}", replica.port);
+    askers_.push_back({make_node(fmt::format("asker-{}", askers_.size()), endpoint, 1), {}});
+    all += (all.empty() ? "" : ",") + endpoint;
+  }
+  askers_.push_back({make_node("asker-all", all, 1), {}});
+}
+
+void Fleet::start_engines(const FleetOptions& options) {
+  const auto file = [&](const std::string& name) { return (std::filesystem::path(options.folder) / name).string(); };
+  std::vector<std::string> more;
+  if (options.with_etcd) {
+    const std::uint16_t port = free_port(), peer_port = free_port();
+    const std::string url = fmt::format("http://127.0.0.1:{}", port);
+    const std::string peer = fmt::format("http://127.0.0.1:{}", peer_port);
+    etcd_ = std::make_unique<Program>(
+        std::vector<std::string>{"etcd", "--data-dir", file("etcd"), "--listen-client-urls", url,
+                                 "--advertise-client-urls", url, "--listen-peer-urls", peer,
+                                 "--initial-advertise-peer-urls", peer, "--initial-cluster", "default=" + peer},
+        file("etcd.log"));
+    etcd_->start();
+    more.insert(more.end(), {"--etcd", url});
+  }
+  if (options.with_redis) {
+    const std::uint16_t port = free_port();
+    redis_ = std::make_unique<Program>(std::vector<std::string>{"redis-server", "--port", std::to_string(port), "--dir",
+                                                                options.folder, "--save", "", "--appendonly", "no"},
+                                       file("redis.log"));
+    redis_->start();
+    more.insert(more.end(), {"--event-log", fmt::format("redis://127.0.0.1:{}", port)});
+  }
+  for (std::uint32_t i = 0; i < options.num_replicas; ++i) {
+    Replica replica{free_port(), nullptr};
+    std::vector<std::string> words{options.kvferry, "controller",
+                                   "--bind",        fmt::format("tcp://127.0.0.1:{}", replica.port),
+                                   "--state",       file(fmt::format("state-{}", i))};
+    words.insert(words.end(), more.begin(), more.end());
+    replica.program = std::make_unique<Program>(std::move(words), file(fmt::format("controller-{}.log", i)));
+    replica.program->start();
+    replicas_.push_back(std::move(replica));
+  }
+}
+
+std::unique_ptr<controller::Client> Fleet::make_node(const std::string& name, const std::string& controllers,
+                                                     std::uint64_t incarnation) const {
+  controller::ClientOptions options;
+  options.controller = controllers;
+  options.node = {EngineId{name}, Incarnation{incarnation}, "kv_both", "tcp://127.0.0.1:1", "faults", "model=a"};
+  return controller::make_client(std::move(options)).value();
+}
+
+std::string Fleet::endpoints_through_links(const Worker& worker) const {
+  std::string all;
+  for (const auto& link : worker.links)
+    all += fmt::format("{}tcp://127.0.0.1:{}", all.empty() ? "" : ",", link->port());
+  return all;
+}
+
+void Fleet::kill_worker(std::uint32_t i) {
+  if (!workers_[i].client) return;
+  // Its links first: a process that is killed says no goodbye, and neither may this client's destructor.
+  for (auto& link : workers_[i].links) link = nullptr;
+  truth_.die(i, clock_.now());
+  workers_[i].client.reset();
+  for (const Replica& replica : replicas_) {
+    auto& links = workers_[i].links;
+    links[static_cast<std::size_t>(&replica - replicas_.data())] = std::make_unique<CutRelay>(replica.port);
+  }
+}
+
+void Fleet::start_worker(std::uint32_t i) {
+  if (workers_[i].client) return;
+  workers_[i].client = make_node(Truth::name_of(i), endpoints_through_links(workers_[i]), ++last_incarnation_);
+  truth_.live(i, last_incarnation_);
+}
+
+void Fleet::publish_all(std::uint32_t worker) {
+  for (std::uint32_t prefix = 0; prefix < options_.num_prefixes; ++prefix) {
+    const std::uint32_t depth = truth_.depth(worker, prefix);
+    if (depth > 0) workers_[worker].client->publish(chunks_of(std::span(keys_[prefix]).first(depth)));
+  }
+  workers_[worker].client->end_snapshot();
+}
+
+void Fleet::change_something(std::uint32_t worker) {
+  const std::uint32_t prefix = draw(options_.num_prefixes);
+  const std::uint32_t depth = truth_.depth(worker, prefix);
+  const std::uint32_t next = draw(3) == 0 ? draw(depth + 1) : std::min(kPrefixKeys, depth + draw(16));
+  if (next == depth) return;
+  const auto keys = std::span(keys_[prefix]);
+  // A node tells of an eviction before the memory is another's, so what it holds in truth shrinks after the word of it.
+  if (next < depth)
+    workers_[worker].client->evict({keys.begin() + next, keys.begin() + depth});
+  else
+    workers_[worker].client->publish(chunks_of(keys.subspan(depth, next - depth)));
+  truth_.set(worker, prefix, next, clock_.now());
+  ++num_changes_;
+}
+
+void Fleet::serve(std::uint32_t worker, TimeNs now) {
+  for (const ClientEvent& event : workers_[worker].client->process(now)) {
+    if (std::holds_alternative<controller::SnapshotWanted>(event)) publish_all(worker);
+    if (const auto* refused = std::get_if<controller::Refused>(&event))
+      problems_.push_back(fmt::format("worker-{} is refused: {}", worker, refused->reason));
+  }
+}
+
+void Fleet::ask(Asker& asker, TimeNs now,
+                const std::function<void(const Question&, const controller::LookupReply&)>& then) {
+  for (const ClientEvent& event : asker.client->process(now)) {
+    if (std::holds_alternative<controller::SnapshotWanted>(event)) asker.client->end_snapshot();
+    const auto* reply = std::get_if<controller::LookupReply>(&event);
+    if (reply == nullptr) continue;
+    const auto question = asker.open.find(reply->token);
+    if (question == asker.open.end()) continue;
+    then(question->second, *reply);
+    asker.open.erase(question);
+  }
+  num_unanswered_ +=
+      std::erase_if(asker.open, [&](const auto& entry) { return now - entry.second.asked > kAnswerPatience; });
+}
+
+void Fleet::turn(bool may_change, TimeNs bound) {
+  std::vector<pollfd> fds;
+  for (const Worker& worker : workers_)
+    if (worker.client) fds.push_back({worker.client->fd(), POLLIN, 0});
+  for (const Asker& asker : askers_) fds.push_back({asker.client->fd(), POLLIN, 0});
+  ::poll(fds.data(), fds.size(), 2);
+  for (std::uint32_t i = 0; i < num_workers(); ++i) {
+    if (!workers_[i].client) continue;
+    serve(i, clock_.now());
+    if (may_change && draw(4) == 0) change_something(i);
+  }
+  for (Asker& asker : askers_) {
+    const TimeNs now = clock_.now();
+    ask(asker, now, [&](const Question& question, const controller::LookupReply& reply) {
+      ++num_judged_;
+      const std::string wrong = truth_.stale(question.prefix, reply.holders, question.asked, now, bound);
+      if (!wrong.empty() && problems_.size() < kProblemsMax)
+        problems_.push_back(fmt::format("asker {}: {}", &asker - askers_.data(), wrong));
+    });
+    while (asker.open.size() < kOpenMax) {
+      const std::uint32_t prefix = draw(options_.num_prefixes);
+      const Result<std::uint64_t> token = asker.client->lookup({keys_[prefix], {}, {}});
+      if (!token) break;
+      asker.open[*token] = {prefix, clock_.now()};
+    }
+  }
+  for (const Replica& replica : replicas_)
+    if (const std::string how = replica.program->died(); !how.empty()) problems_.push_back(how);
+}
+
+std::string Fleet::difference(TimeNs patience) {
+  const TimeNs deadline = clock_.now() + patience;
+  std::string last = "nobody answered";
+  for (std::size_t number = 0; number < askers_.size(); ++number) {
+    Asker& asker = askers_[number];
+    asker.open.clear();
+    std::uint32_t num_right = 0, next = 0;
+    while (num_right < options_.num_prefixes) {
+      const TimeNs now = clock_.now();
+      if (now > deadline) return fmt::format("asker {} (replica, or all): {}", number, last);
+      for (std::uint32_t i = 0; i < num_workers(); ++i)
+        if (workers_[i].client) serve(i, now);
+      bool has_differed = false;
+      ask(asker, now, [&](const Question& question, const controller::LookupReply& reply) {
+        const std::string wrong = truth_.differs(question.prefix, reply.holders);
+        if (wrong.empty()) {
+          ++num_right;
+        } else {
+          last = wrong;
+          has_differed = true;
+        }
+      });
+      if (has_differed) {  // from the start: all must be right in one sweep
+        asker.open.clear();
+        num_right = next = 0;
+      }
+      if (asker.open.empty() && next > num_right) next = num_right = 0;  // some were never answered
+      while (asker.open.size() < kOpenMax && next < options_.num_prefixes) {
+        const Result<std::uint64_t> token = asker.client->lookup({keys_[next], {}, {}});
+        if (!token) {
+          last = token.error().what;
+          break;
+        }
+        asker.open[*token] = {next++, now};
+      }
+      pollfd fd{asker.client->fd(), POLLIN, 0};
+      ::poll(&fd, 1, has_differed ? 20 : 2);
+    }
+  }
+  return {};
+}
+
+}  // namespace kvferry::faults
