@@ -24,7 +24,7 @@
 namespace kvferry::controller {
 
 struct DirectoryOptions {
-  std::int64_t lease_ms = 3000;        // a node without a word for so long is forgotten
+  std::int64_t lease_ms = 2500;        // a node without a word for so long is forgotten; five heartbeats
   std::int64_t grace_ms = 1000;        // what every node gets after expire() itself was late: two heartbeats
   std::int64_t snapshot_ms = 10'000;   // one that takes longer from its begin to its end is dropped
   std::int64_t repair_retry_ms = 200;  // at least, between two wishes to the same node

@@ -8,6 +8,8 @@
 #include "controller/client_link.h"
 #include "controller/wire.h"
 #include "launch/bench/controller_far_side.h"
+#include "launch/bench/controller_visible.h"
+#include "launch/bench/pinned.h"
 
 namespace kvferry::bench {
 namespace {
@@ -220,7 +222,9 @@ Result<void> measure_remote(const ControllerLoad& load, ControllerReport& report
   const Result<std::unique_ptr<ControllerFarSide>> far = ControllerFarSide::start(load);
   if (!far) return far.error();
   report.row("a controller of its own process, filled", "");
-  return RemoteBench(load, report, **far).run();
+  const PinnedHere pinned(0);
+  if (Result<void> ok = RemoteBench(load, report, **far).run(); !ok) return ok;
+  return measure_visible(**far, report);
 }
 
 }  // namespace kvferry::bench

@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-constexpr std::size_t kRemoteSteps = 7;  // of the progress bar
+constexpr std::size_t kRemoteSteps = 8;  // of the progress bar
 
 /// kCorrupt: a look-up answered wrongly; kUnavailable: the server's process does not come up. Single-threaded; see
 /// ControllerFarSide.

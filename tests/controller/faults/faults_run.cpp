@@ -15,13 +15,14 @@ namespace {
 
 // A holder that is gone may be credited for so long: its lease, the second that all get when a controller was late
 // itself, and half a second on the way.
-constexpr TimeNs kBound = 3 * kSecond + 1 * kSecond + kSecond / 2;
+constexpr std::int64_t kBoundMs = 2500 + 1000 + 500;
 constexpr TimeNs kRepairMax = 5 * kSecond;
 
 struct Options {
   FleetOptions fleet;
   double seconds = 600;
   std::uint64_t seed = 1;
+  std::int64_t bound_ms = kBoundMs;
 };
 
 struct Fault {
@@ -60,17 +61,18 @@ class Run {
     for (const std::string& problem : fleet_.problems()) fmt::print("wrong: {}\n", problem);
     for (const auto& [what, num] : num_faults_) fmt::print("{:>6} x {}\n", num, what);
     fmt::print(
-        "{:.0f} s, seed {}: {} faults, {} changes, {} answers judged, {} without an answer, worst repair {:.2f} s "
-        "(after {}), {} wrong\n",
+        "{:.0f} s, seed {}: {} faults, {} changes, {} answers judged, {} without an answer, oldest credit "
+        "{:.2f} s, worst repair {:.2f} s (after {}), {} wrong\n",
         seconds_since(begun), options_.seed, num_all(), fleet_.num_changes(), fleet_.num_judged(),
-        fleet_.num_unanswered(), worst_repair_s_, worst_, fleet_.problems().size() + num_unrepaired_);
+        fleet_.num_unanswered(), static_cast<double>(fleet_.oldest_credit()) * 1e-9, worst_repair_s_, worst_,
+        fleet_.problems().size() + num_unrepaired_);
     return fleet_.problems().empty() && num_unrepaired_ == 0 ? 0 : 1;
   }
 
  private:
   void live(TimeNs time) {
     for (const TimeNs end = clock_.now() + time; clock_.now() < end && fleet_.problems().empty();)
-      fleet_.turn(true, kBound);
+      fleet_.turn(true, options_.bound_ms * kMillisecond);
   }
 
   void settle(const std::string& after, TimeNs patience) {
@@ -175,6 +177,8 @@ int main_of(int argc, char** argv) {
   app.add_option("--workers", options.fleet.num_workers, "Nodes with chunks")
       ->capture_default_str()
       ->check(CLI::Range(1, 64));
+  app.add_option("--bound-ms", options.bound_ms, "A holder that is gone may be credited for so long")
+      ->capture_default_str();
   app.add_flag("--without-etcd", without_etcd);
   app.add_flag("--without-redis", without_redis);
   CLI11_PARSE(app, argc, argv);

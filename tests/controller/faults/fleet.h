@@ -47,6 +47,7 @@ class Fleet {
   void start_worker(std::uint32_t i);
 
   const std::vector<std::string>& problems() const { return problems_; }
+  TimeNs oldest_credit() const { return truth_.oldest_credit(); }
   std::uint64_t num_judged() const { return num_judged_; }
   std::uint64_t num_unanswered() const { return num_unanswered_; }
   std::uint64_t num_changes() const { return num_changes_; }

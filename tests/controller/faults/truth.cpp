@@ -51,7 +51,7 @@ void Truth::die(std::uint32_t worker, TimeNs now) {
 void Truth::live(std::uint32_t worker, std::uint64_t incarnation) { workers_[worker].incarnation = incarnation; }
 
 std::string Truth::stale(std::uint32_t prefix, const std::vector<controller::Holder>& holders, TimeNs asked, TimeNs now,
-                         TimeNs bound) const {
+                         TimeNs bound) {
   for (const controller::Holder& holder : holders) {
     const std::uint32_t worker = number_of(holder.engine_id.value);
     if (worker >= workers_.size()) return fmt::format("'{}' is credited, and is nobody", holder.engine_id);
@@ -63,6 +63,7 @@ std::string Truth::stale(std::uint32_t prefix, const std::vector<controller::Hol
       if (changes[i].depth >= holder.num_full_chunks) last_so_deep = std::max(last_so_deep, until);
       if (until >= asked - bound) most = std::max(most, changes[i].depth);
     }
+    oldest_credit_ = std::max(oldest_credit_, asked - last_so_deep);
     if (holder.num_full_chunks <= most) continue;
     return fmt::format(
         "{} is credited with {} chunks of prefix {}; it had {} at most since {:.2f} s before, and was so "

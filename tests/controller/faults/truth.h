@@ -35,7 +35,9 @@ class Truth {
   /// In words what is wrong with the answer to a look-up of all keys of `prefix` that was asked at `asked` and came at
   /// `now`: somebody credited with more than it had at any time since `bound` before it was asked. Empty: nothing.
   std::string stale(std::uint32_t prefix, const std::vector<controller::Holder>& holders, TimeNs asked, TimeNs now,
-                    TimeNs bound) const;
+                    TimeNs bound);
+  /// Of all answers so far: the longest that somebody was credited with what it had no more when it was asked for.
+  TimeNs oldest_credit() const { return oldest_credit_; }
   /// In words what differs between the answer and what is held now. Empty: nothing.
   std::string differs(std::uint32_t prefix, const std::vector<controller::Holder>& holders) const;
 
@@ -50,6 +52,7 @@ class Truth {
   };
   std::uint32_t num_prefixes_;
   std::vector<Worker> workers_;
+  TimeNs oldest_credit_ = 0;
 };
 
 }  // namespace kvferry::faults
