@@ -153,6 +153,36 @@ TEST_P(StateWalk, MissesNothingWhileKeysComeGoAndWouldMove) {
   }
 }
 
+TEST_P(StateWalk, MissesNothingThatWouldMoveToWhereItHasBeen) {
+  constexpr std::uint32_t kNum = 1'000'000, kThinBegin = 600'000, kThinEnd = 900'000;  // segments are of some 100,000
+  const NodeId a = join("a");
+  publish(a, quick_chunks(0, kNum));
+  evict(a, quick_keys(0, 300'000));  // whole segments at the log's begin, which are used again
+  DirectoryState state(directory_);
+  const DirectoryImage image = state.image();
+  std::vector<std::pair<std::string, TableBlock>> blocks;
+  state.begin_walk();
+  for (bool goes_on = true; goes_on;) {
+    auto& [name_space, block] = blocks.emplace_back();
+    goes_on = state.walk(block, name_space);
+    if (blocks.size() != 10) continue;
+    publish(a, quick_chunks(kNum, kNum + 150'000));  // more than the last segment takes: the first ones fill again
+    for (std::uint32_t i = kThinBegin; i < kThinEnd; i += 64) evict(a, quick_keys(i + 1, i + 64));
+    for (int i = 0; i < 3000; ++i) directory_.expire(0);  // tidies
+  }
+  state.end_walk();
+
+  Directory reloaded(options());
+  DirectoryState reload(reloaded);
+  reload.begin_reload(image);
+  for (const auto& [name_space, block] : blocks) reload.reload(name_space, block);
+  reload.end_blocks();
+  reload.finish(0);
+  const NodeId probe = reloaded.join(node_info("probe"), 0, 0).value().id;
+  for (std::uint32_t i = kThinBegin; i < kThinEnd; i += 64)
+    ASSERT_EQ(reloaded.lookup(probe, {{quick_key(i)}, {}, {}}, 0).value().size(), 1U) << "key " << i;
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, StateWalk, ::testing::Range(1U, 5U));
 
 }  // namespace

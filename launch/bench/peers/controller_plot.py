@@ -35,7 +35,8 @@ def draw(axes: Any, figures: dict[str, Any], panel: tuple[str, str, float, list[
     there = [(label, figures[name] / divisor, colour) for label, name, colour in bars if name in figures]
     drawn = axes.bar([label for label, _, _ in there], [value for _, value, _ in there],
                      color=[colour for _, _, colour in there])
-    axes.bar_label(drawn, fmt="%.3g", fontsize=9)
+    labels = [f"{value:.1f}" if value < 100 else f"{value:,.0f}" for _, value, _ in there]
+    axes.bar_label(drawn, labels=labels, fontsize=9)
     axes.set_title(title, fontsize=11)
     axes.set_ylabel(unit)
     axes.tick_params(axis="x", labelsize=9)
