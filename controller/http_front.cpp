@@ -271,8 +271,9 @@ class HttplibFront final : public HttpFront {
       if (!response.body.empty()) return;
       const HttpAnswer answer =
           http_error(response.status, response.status == 413 ? std::string("the body is too long")
-                                                             : fmt::format("{} is answered {}; allowed: GET and POST",
-                                                                           request.method, response.status));
+                                      : response.status == 400
+                                          ? std::string("not a whole HTTP request within 10 s")
+                                          : fmt::format("{} is not allowed; allowed: GET and POST", request.method));
       response.set_content(answer.body, answer.content_type);
     });
   }

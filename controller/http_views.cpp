@@ -130,6 +130,22 @@ std::string metrics_text(const ControllerView& view) {
     metrics.add("node_tails", "gauge", static_cast<double>(node.num_tails), labels);
     metrics.add("node_silent_seconds", "gauge", static_cast<double>(node.heartbeat_age_ms) / 1000, labels);
   }
+  for (const NodeStatus& node : view.status.nodes) {
+    if (!node.is_leaving) continue;
+    const Metrics::Labels labels = {{"namespace", node.name_space}, {"node", node.engine_id}};
+    metrics.add("drain_chunks_left", "gauge", static_cast<double>(node.num_to_move), labels);
+    metrics.add("drain_chunks_lost", "gauge", static_cast<double>(node.num_lost), labels);
+  }
+  metrics.add("held_keys", "gauge", static_cast<double>(view.status.num_held_keys));
+  const StateStatus& state = view.status.state;
+  metrics.add("state_durable", "gauge", state.durable ? 1 : 0);
+  metrics.add("state_log_bytes", "gauge", static_cast<double>(state.log_bytes));
+  metrics.add("state_snapshot_bytes", "gauge", static_cast<double>(state.snapshot_bytes));
+  if (const ScaleStatus& scale = view.status.scale; !scale.name.empty()) {
+    metrics.add("replicas", "gauge", static_cast<double>(scale.replicas.size()));
+    if (!scale.etcd.empty()) metrics.add("etcd_up", "gauge", scale.etcd_ok ? 1 : 0);
+    if (!scale.event_log.empty()) metrics.add("event_log_up", "gauge", scale.log_ok ? 1 : 0);
+  }
   metrics.add("engines", "gauge", static_cast<double>(view.engines.size()));
   metrics.add("engine_messages_malformed_total", "counter", static_cast<double>(view.messages_malformed));
   for (const EngineStatus& engine : view.engines) {

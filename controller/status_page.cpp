@@ -20,7 +20,7 @@ table{border-collapse:collapse;width:100%}th,td{padding:7px 12px;text-align:left
 th{color:var(--dim);font-weight:500;border-top:0}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 .good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}#lost{display:none;color:var(--bad)}
 </style></head><body><main>
-<header><h1>kvferry controller</h1><span id="where" class="dim"></span><span id="lost">no answer; what you see is old</span></header>
+<header><h1>kvferry controller</h1><span id="where" class="dim"></span><span id="kept"></span><span id="lost">no answer; what you see is old</span></header>
 <div class="cards" id="cards"></div>
 <h2>Nodes with the connector</h2><div class="table"><table id="nodes"></table></div>
 <h2>Engines followed by their own events</h2><div class="table"><table id="engines"></table></div>
@@ -39,6 +39,13 @@ function rate(now,then,seconds){return then===undefined||!seconds?"-":num(Math.m
 function show(s){const seconds=before?(s.uptime_ms-before.uptime_ms)/1000:0,was=before?before.counters:{};
  const sum=(list,name)=>list.reduce((all,e)=>all+e.counters[name],0),c=s.counters;
  at("where").textContent=`${s.controller} · version ${s.version} · up ${secs(s.uptime_ms)}`;
+ const k=s.state,r=s.replica,troubles=[];
+ if(k.folder&&!k.durable)troubles.push("state not kept: "+k.why_not);
+ if(r.etcd&&!r.etcd_ok)troubles.push("etcd gone for "+secs(r.etcd_gone_ms));
+ if(r.event_log&&!r.log_ok)troubles.push("event log gone");
+ at("kept").className=troubles.length?"bad":"dim";
+ at("kept").textContent="· "+(troubles.join(" · ")||(k.folder?"state kept in "+k.folder:"state not kept"))+
+  (r.name?` · replica ${r.name} of ${r.replicas.map(o=>o.name).join(", ")}`:"");
  const cards=[["nodes",num(s.nodes.length)],["engines",num(s.engines.length)],
   ["look-ups",rate(c.lookups,was.lookups,seconds)],["chunks published",rate(c.chunks_published,was.chunks_published,seconds)],
   ["engines' events",rate(sum(s.engines,"events"),before?sum(before.engines,"events"):undefined,seconds)],
@@ -46,8 +53,9 @@ function show(s){const seconds=before?(s.uptime_ms-before.uptime_ms)/1000:0,was=
   ["gaps / restarts",num(sum(s.engines,"gaps"))+" / "+num(sum(s.engines,"restarts"))]];
  at("cards").replaceChildren(...cards.map(([name,value])=>{const d=document.createElement("div");d.className="card";
   d.append(cell("b",value),cell("span",name,"dim"));return d}));
- table("nodes",[["namespace"],["node"],["role"],["endpoint"],["chunks",1],["tails",1],["last word",1]],s.nodes.map(n=>
-  [n.namespace||"-",n.engine_id,n.role||"-",n.endpoint,num(n.chunks),num(n.tails),
+ table("nodes",[["namespace"],["node"],["role"],["endpoint"],["state"],["chunks",1],["tails",1],["last word",1]],s.nodes.map(n=>
+  [n.namespace||"-",n.engine_id,n.role||"-",n.endpoint,
+   n.drained?["drained","good"]:n.leaving?[`leaving, ${num(n.to_move)} to move`,"warn"]:"-",num(n.chunks),num(n.tails),
    [secs(n.heartbeat_age_ms)+" ago",n.heartbeat_age_ms>2000?"warn":""]]),"none is registered");
  const rows=[];s.engines.forEach(e=>{const old=before&&before.engines.find(o=>o.instance_id===e.instance_id&&o.endpoint===e.endpoint);
   const ranks=Object.entries(e.blocks);(ranks.length?ranks:[["-",{gpu:0,cpu:0,disk:0,remote:0}]]).forEach(([rank,b])=>rows.push([

@@ -1,0 +1,98 @@
+"""The controller over HTTP: what it shows, nonsense, and clients that are slow or never read."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+KVFERRY = Path(__file__).resolve().parents[2] / "build" / "release" / "bin" / "kvferry"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with subprocess.Popen([KVFERRY, "controller", "--bind", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0"],
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            found = None
+            while found is None:
+                line = process.stderr.readline()
+                assert line, "the controller ended"
+                found = re.search(r"HTTP on (\S+)", line)
+            yield found[1]
+        finally:
+            process.terminate()
+
+
+def ask(address: str, path: str, body: bytes | None = None, method: str | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(f"http://{address}{path}", data=body, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refusal:
+        return refusal.code, refusal.read().decode()
+
+
+def connect(address: str) -> socket.socket:
+    host, port = address.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def test_metrics_status_and_the_page_are_there(address: str) -> None:
+    status, metrics = ask(address, "/metrics")
+    assert status == 200
+    for name in ("lookups_total", "nodes", "engines", "state_durable", "held_keys"):
+        assert re.search(rf"^kvferry_controller_{name} \d", metrics, re.MULTILINE), name
+    assert json.loads(ask(address, "/status")[1])["nodes"] == []
+    assert ask(address, "/healthz") == (200, "ok\n")
+    page = ask(address, "/")[1]
+    assert "kvferry controller" in page
+    assert not re.search(r"(src|href)=", page), "the page needs nothing from elsewhere"
+
+
+@pytest.mark.parametrize(("path", "body", "word"), [
+    ("/query", b"{nonsense", "no JSON object"),
+    ("/query", b"[1, 2]", "no JSON object"),
+    ("/query", b'{"model": 1}', "model is 1; allowed:"),
+    ("/query_by_hash", b'{"model": "m", "seq_hashes": "x"}', "seq_hashes"),
+    ("/score", b"{}", "model is missing"),
+    ("/register", b'{"instance_id": "a"}', "endpoint is missing"),
+    ("/register", b'{"instance_id": "a", "endpoint": "nowhere", "modelname": "m", "block_size": 16}', "endpoint"),
+    ("/unregister", b"\xff\xfe", "no JSON object"),
+])
+def test_nonsense_is_one_sentence(address: str, path: str, body: bytes, word: str) -> None:
+    status, answer = ask(address, path, body)
+    assert status == 400, answer
+    assert word in json.loads(answer)["error"]
+
+
+def test_unknown_paths_and_methods_name_what_there_is(address: str) -> None:
+    status, answer = ask(address, "/nowhere")
+    assert status == 404
+    assert "POST /query" in json.loads(answer)["error"]
+    assert ask(address, "/status", method="DELETE")[0] in (404, 405)
+    assert ask(address, "/query", b"x" * (17 << 20))[0] == 413
+
+
+def test_slow_and_deaf_clients_keep_nobody_waiting(address: str) -> None:
+    slow = [connect(address) for _ in range(20)]  # more than there are threads
+    for client in slow:
+        client.sendall(b"GET /status HTTP/1.1\r\nX-Slow: ")
+    deaf = [connect(address) for _ in range(5)]
+    for client in deaf:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
+    try:
+        # The slow ones' time is over after 10 s; who comes then is served.
+        assert any(ask(address, "/healthz") == (200, "ok\n") for _ in range(3))
+    finally:
+        for client in slow + deaf:
+            client.close()
+    assert ask(address, "/healthz") == (200, "ok\n")
