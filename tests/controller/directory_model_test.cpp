@@ -122,7 +122,7 @@ class DirectoryModel : public ::testing::TestWithParam<unsigned> {
   void expire() {
     std::vector<NodeId> expected;
     for (const auto& [name, node] : nodes_) {
-      if (now_ - node.heard_at > 3 * kSecond) expected.push_back(node.id);
+      if (now_ - node.heard_at > DirectoryOptions{}.lease_ms * kMillisecond) expected.push_back(node.id);
     }
     std::vector<NodeId> expired = directory_.expire(now_);
     std::sort(expected.begin(), expected.end());

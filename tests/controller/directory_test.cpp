@@ -486,7 +486,7 @@ TEST_F(DirectoryTest, SilentNodesExpireAndSpeakingOnesStay) {
   const NodeId a = joined(node_info("a"));
   const NodeId b = joined(node_info("b"));
   publish(a, full_chunks(0, 2));
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < 25; ++i) {
     now_ += 100 * kMillisecond;
     directory_.heartbeat(b, directory_.repair(b).resend_from, now_);
     EXPECT_THAT(directory_.expire(now_), IsEmpty());

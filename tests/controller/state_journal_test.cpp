@@ -168,10 +168,10 @@ TEST_F(StateJournalTest, NodesThatDoNotComeBackAreGoneALeaseAfterTheLoad) {
   {
     Life life(options());
     life.publish(life.join_empty("a"), 0, 10);
-    life.clock.advance(2900 * kMillisecond);
+    life.clock.advance(2400 * kMillisecond);
   }
   Life life(options());
-  for (int ms = 0; ms <= 3000; ms += 100, life.clock.advance(100 * kMillisecond))
+  for (int ms = 0; ms <= 2500; ms += 100, life.clock.advance(100 * kMillisecond))
     ASSERT_TRUE(life.directory.expire(life.clock.now()).empty());
   EXPECT_EQ(life.directory.expire(life.clock.now()).size(), 1U);
   EXPECT_EQ(life.directory.num_chunks(), 0U);

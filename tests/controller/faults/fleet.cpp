@@ -145,6 +145,10 @@ void Fleet::ask(Asker& asker, TimeNs now,
                 const std::function<void(const Question&, const controller::LookupReply&)>& then) {
   for (const ClientEvent& event : asker.client->process(now)) {
     if (std::holds_alternative<controller::SnapshotWanted>(event)) asker.client->end_snapshot();
+    if (std::holds_alternative<controller::Lost>(event)) {  // its answers won't come
+      num_unanswered_ += asker.open.size();
+      asker.open.clear();
+    }
     const auto* reply = std::get_if<controller::LookupReply>(&event);
     if (reply == nullptr) continue;
     const auto question = asker.open.find(reply->token);
@@ -156,12 +160,16 @@ void Fleet::ask(Asker& asker, TimeNs now,
       std::erase_if(asker.open, [&](const auto& entry) { return now - entry.second.asked > kAnswerPatience; });
 }
 
-void Fleet::turn(bool may_change, TimeNs bound) {
+void Fleet::wait() {
   std::vector<pollfd> fds;
   for (const Worker& worker : workers_)
     if (worker.client) fds.push_back({worker.client->fd(), POLLIN, 0});
   for (const Asker& asker : askers_) fds.push_back({asker.client->fd(), POLLIN, 0});
   ::poll(fds.data(), fds.size(), 2);
+}
+
+void Fleet::turn(bool may_change, TimeNs bound) {
+  wait();
   for (std::uint32_t i = 0; i < num_workers(); ++i) {
     if (!workers_[i].client) continue;
     serve(i, clock_.now());
@@ -187,45 +195,54 @@ void Fleet::turn(bool may_change, TimeNs bound) {
 }
 
 std::string Fleet::difference(TimeNs patience) {
-  const TimeNs deadline = clock_.now() + patience;
-  std::string last = "nobody answered";
-  for (std::size_t number = 0; number < askers_.size(); ++number) {
-    Asker& asker = askers_[number];
-    asker.open.clear();
+  struct Sweep {
     std::uint32_t num_right = 0, next = 0;
-    while (num_right < options_.num_prefixes) {
-      const TimeNs now = clock_.now();
-      if (now > deadline) return fmt::format("asker {} (replica, or all): {}", number, last);
-      for (std::uint32_t i = 0; i < num_workers(); ++i)
-        if (workers_[i].client) serve(i, now);
-      bool has_differed = false;
-      ask(asker, now, [&](const Question& question, const controller::LookupReply& reply) {
-        const std::string wrong = truth_.differs(question.prefix, reply.holders);
-        if (wrong.empty()) {
-          ++num_right;
-        } else {
-          last = wrong;
-          has_differed = true;
-        }
-      });
-      if (has_differed) {  // from the start: all must be right in one sweep
-        asker.open.clear();
-        num_right = next = 0;
-      }
-      if (asker.open.empty() && next > num_right) next = num_right = 0;  // some were never answered
-      while (asker.open.size() < kOpenMax && next < options_.num_prefixes) {
-        const Result<std::uint64_t> token = asker.client->lookup({keys_[next], {}, {}});
-        if (!token) {
-          last = token.error().what;
-          break;
-        }
-        asker.open[*token] = {next++, now};
-      }
-      pollfd fd{asker.client->fd(), POLLIN, 0};
-      ::poll(&fd, 1, has_differed ? 20 : 2);
+    std::string last = "nobody answered";
+  };
+  std::vector<Sweep> sweeps(askers_.size());
+  const auto is_done = [&](const Sweep& sweep) { return sweep.num_right == options_.num_prefixes; };
+  for (Asker& asker : askers_) asker.open.clear();
+  for (const TimeNs deadline = clock_.now() + patience;;) {
+    const TimeNs now = clock_.now();
+    for (std::uint32_t i = 0; i < num_workers(); ++i)
+      if (workers_[i].client) serve(i, now);
+    for (std::size_t i = 0; i < askers_.size(); ++i) sweep(askers_[i], sweeps[i], now);
+    const auto behind = std::find_if_not(sweeps.begin(), sweeps.end(), is_done);
+    if (behind == sweeps.end()) return {};
+    if (now > deadline) {
+      const auto number = static_cast<std::size_t>(behind - sweeps.begin());
+      return fmt::format("{} is asked: {}",
+                         number < replicas_.size() ? fmt::format("controller {}", number) : "any of them",
+                         behind->last);
     }
+    wait();
   }
-  return {};
+}
+
+/// Goes on with asking for all prefixes; all must be right in one go.
+template <class Sweep>
+void Fleet::sweep(Asker& asker, Sweep& sweep, TimeNs now) {
+  bool has_differed = false;
+  ask(asker, now, [&](const Question& question, const controller::LookupReply& reply) {
+    const std::string wrong = truth_.differs(question.prefix, reply.holders);
+    if (wrong.empty()) {
+      ++sweep.num_right;
+    } else {
+      sweep.last = wrong;
+      has_differed = true;
+    }
+  });
+  if (sweep.num_right == options_.num_prefixes) return;
+  if (has_differed) asker.open.clear();
+  if (has_differed || (asker.open.empty() && sweep.next > sweep.num_right)) sweep.num_right = sweep.next = 0;
+  while (asker.open.size() < kOpenMax && sweep.next < options_.num_prefixes) {
+    const Result<std::uint64_t> token = asker.client->lookup({keys_[sweep.next], {}, {}});
+    if (!token) {
+      sweep.last = token.error().what;
+      break;
+    }
+    asker.open[*token] = {sweep.next++, now};
+  }
 }
 
 }  // namespace kvferry::faults

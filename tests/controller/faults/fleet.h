@@ -77,6 +77,9 @@ class Fleet {
   void serve(std::uint32_t worker, TimeNs now);
   /// `then(question, reply)` for each answer.
   void ask(Asker& asker, TimeNs now, const std::function<void(const Question&, const controller::LookupReply&)>& then);
+  template <class Sweep>
+  void sweep(Asker& asker, Sweep& sweep, TimeNs now);
+  void wait();
   std::uint32_t draw(std::uint32_t below) { return static_cast<std::uint32_t>(random_() % below); }
   std::string endpoints_through_links(const Worker& worker) const;
   std::unique_ptr<controller::Client> make_node(const std::string& name, const std::string& controllers,
