@@ -81,7 +81,7 @@ Result<std::unique_ptr<ControllerFarSide>> ControllerFarSide::start(const Contro
   far->pid_ = ::fork();
   if (far->pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    PinnedHere::pin(1);  // the other side has core 0: where the two run decides the time of a round trip
+    pin_calling_thread(1);  // the other side has core 0: where the two run decides the time of a round trip
     LineLink link(-1, pipe[1]);
     if (const Result<void> served = serve(load, folder, link); !served) (void)link.send(to_json(served.error()));
     ::_exit(0);

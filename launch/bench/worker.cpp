@@ -1,7 +1,6 @@
 #include "launch/bench/worker.h"
 
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include "launch/bench/engine.h"
 #include "launch/bench/interrupt.h"
 #include "launch/bench/line_link.h"
+#include "launch/bench/pinned.h"
 #include "transport/base/huge_pages.h"
 
 namespace kvferry::bench {
@@ -55,13 +55,6 @@ double cpu_seconds() {
     return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
   };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-void pin_calling_thread(int core) {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(static_cast<std::size_t>(core), &cores);
-  ::sched_setaffinity(0, sizeof(cores), &cores);  // a core that isn't there: stay free
 }
 
 class Worker {
