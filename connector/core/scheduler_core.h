@@ -193,8 +193,7 @@ class SchedulerCore {
   struct Load {
     PinId pin;
     std::set<std::uint32_t> ranks_done;
-    Admission admission;             // `loaded`: fewest over the ranks so far
-    std::uint32_t total_tokens = 0;  // of the request, at the look-up
+    Admission admission;  // `loaded`: fewest over the ranks so far
     bool found_corrupt = false;
   };
 

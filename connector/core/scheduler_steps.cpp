@@ -210,7 +210,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     }
     actions_.push_back(
         LogLine{fmt::format("request {} attempt {}{}: {} tokens, hit {}, local {}, to load {}, loaded {}",
-                            done.request_id, done.attempt, admission.resumed ? " (resumed)" : "", load.total_tokens,
+                            done.request_id, done.attempt, admission.resumed ? " (resumed)" : "", admission.tokens,
                             admission.hit, admission.local, admission.to_load, admission.loaded),
                 admission.loaded < admission.to_load});
     loads_.erase(found);

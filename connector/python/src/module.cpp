@@ -121,6 +121,7 @@ struct PyScheduler {
       row["to_load"] = admission.to_load;
       row["loaded"] = admission.loaded;
       row["resumed"] = admission.resumed;
+      row["tokens"] = admission.tokens;
       admissions.append(row);
     }
     dict["admissions"] = admissions;
