@@ -1,21 +1,12 @@
 #include "sim_options.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 namespace kvferry::sim {
+namespace {
 
-SimOptions draw_options(Dice& dice, bool with_worker_faults) {
-  SimOptions options;
+void draw_engine(Dice& dice, SimOptions& options) {
   CoreConfig& core = options.core;
-  core.fingerprint = "sim";
-  core.block_tokens = dice.pick({4u, 8u, 16u});
-  core.chunk_tokens = dice.chance(0.2) ? core.block_tokens / 2 : core.block_tokens * dice.pick({1u, 2u, 4u});
-  core.num_ranks = dice.pick({1u, 1u, 2u});
-  core.num_slots = dice.pick({2u, 5u, 16u, 200u});
-  core.save_decode_cache = dice.chance(0.8);
-  core.save_unfull_chunk = dice.chance(0.8);
   EngineConfig& engine = options.engine;
   const std::uint32_t most_blocks = dice.between(3, 12);
   options.max_tokens_total = most_blocks * core.block_tokens;
@@ -25,16 +16,69 @@ SimOptions draw_options(Dice& dice, bool with_worker_faults) {
   engine.prefix_caching = dice.chance(0.7);
   engine.uncached_first = dice.chance(0.5);
   engine.async = dice.chance(0.5);
+  engine.num_drafts = dice.pick({0u, 0u, 1u, 3u});
+  engine.accepts_draft = dice.pick({0.2, 0.7});
+  engine.asks_again = dice.pick({0.0, 0.3});
   engine.seed = dice.raw();
-  if (with_worker_faults) {
-    engine.faults.save_fails = dice.pick({0.0, 0.02, 0.3});
-    engine.faults.corrupts_load = dice.pick({0.0, 0.05, 0.5});
-  }
   options.refuses = dice.pick({0.0, 0.05, 0.3});
-  options.aborts = dice.pick({0.0, 0.02});
+}
+
+/// What goes wrong in one node.
+void draw_trouble(Dice& dice, SimOptions& options) {
+  options.engine.faults.save_fails = dice.pick({0.0, 0.0, 0.02, 0.3});
+  options.engine.faults.corrupts_load = dice.pick({0.0, 0.0, 0.05, 0.5});
+  options.engine.fails_requests = dice.chance(0.3);
+  options.aborts = dice.pick({0.0, 0.02, 0.1});
   options.preempts_all = dice.pick({0.0, 0.0, 0.03});
-  options.resets_cache = dice.pick({0.0, 0.0, 0.02});
+  options.resets_idle = dice.pick({0.0, 0.0, 0.03});
+  options.resets_connector = dice.pick({0.0, 0.0, 0.02});
+  options.sleeps = dice.pick({0.0, 0.0, 0.02});
+  options.siblings = dice.pick({0.0, 0.3});
+  options.ids_again = dice.pick({0.0, 0.3});
+  options.network.damages_pool = dice.pick({0.0, 0.0, 0.05});
+}
+
+void draw_network(Dice& dice, SimOptions& options) {
+  NetworkOptions& network = options.network;
+  if (dice.chance(0.2)) network.max_delay = 3 * kSecond;
+  network.loses = dice.pick({0.0, 0.05, 0.4});
+  network.doubles = dice.pick({0.0, 0.1});
+  network.damages_pull = dice.pick({0.0, 0.0, 0.2});
+  network.crashes = dice.pick({0.0, 0.0, 0.005});
+  network.cuts = dice.pick({0.0, 0.0, 0.01});
+  network.slows = dice.pick({0.0, 0.0, 0.01});
+  network.loses_directory = dice.pick({0.0, 0.0, 0.02});
+  network.stale_offers = dice.pick({0.0, 0.2});
+  network.garbage = dice.pick({0.0, 0.0, 0.1});
   options.orders = dice.pick({0.0, 0.0, 0.05});
+}
+
+}  // namespace
+
+SimOptions draw_options(Dice& dice) {
+  SimOptions options;
+  CoreConfig& core = options.core;
+  core.fingerprint = "sim";
+  core.block_tokens = dice.pick({4u, 8u, 16u});
+  core.chunk_tokens = dice.chance(0.2) ? core.block_tokens / 2 : core.block_tokens * dice.pick({1u, 2u, 4u});
+  core.num_ranks = dice.pick({1u, 1u, 1u, 2u});
+  core.num_slots = dice.pick({2u, 5u, 16u, 200u});
+  core.save_decode_cache = dice.chance(0.8);
+  core.save_unfull_chunk = dice.chance(0.8);
+  core.load_timeout = dice.pick({1, 5}) * kSecond;
+  core.try_timeout = core.load_timeout / 5;
+  core.pull_timeout = core.load_timeout / 2;
+  draw_engine(dice, options);
+  const bool has_trouble = dice.chance(0.75);
+  if (has_trouble) draw_trouble(dice, options);
+  options.num_requests = dice.between(2, 6);
+  if (dice.chance(0.6)) return options;
+  options.num_prefill = dice.pick({1u, 1u, 1u, 2u, 3u});
+  options.num_decode = dice.pick({1u, 1u, 1u, 2u});
+  options.network.max_delay = dice.pick({1, 20, 100}) * kMillisecond;
+  if (has_trouble) draw_network(dice, options);
+  options.is_calm =
+      !has_trouble && options.network.max_delay <= 20 * kMillisecond && core.num_slots == 200 && core.chunk_tokens >= 8;
   return options;
 }
 
@@ -56,49 +100,10 @@ RequestSpec Prompts::draw(const std::string& id) {
     spec.prompt.push_back(static_cast<std::int32_t>(dice_.between(1, 900)));
   spec.max_tokens = dice_.between(1, max_tokens_total_ - static_cast<std::uint32_t>(spec.prompt.size()));
   spec.stops = dice_.chance(0.3);
+  spec.cacheable = !dice_.chance(0.03);
   if (dice_.chance(0.1)) spec.extras = "lora";
   seen_.push_back(say(spec.prompt, spec.max_tokens, spec.stops, spec.extras).tokens);
   return spec;
-}
-
-void check_counters(const CoreCounters& now, CoreCounters& last) {
-  const auto grows = [](const char* name, std::uint64_t before, std::uint64_t after) {
-    if (after < before) throw Broken(fmt::format("counter {} shrank from {} to {}", name, before, after));
-  };
-  grows("lookups", last.lookups, now.lookups);
-  grows("lookup_hits", last.lookup_hits, now.lookup_hits);
-  grows("hit_tokens", last.hit_tokens, now.hit_tokens);
-  grows("loads", last.loads, now.loads);
-  grows("loaded_tokens", last.loaded_tokens, now.loaded_tokens);
-  grows("resumed_hit_tokens", last.resumed_hit_tokens, now.resumed_hit_tokens);
-  grows("saved_tokens", last.saved_tokens, now.saved_tokens);
-  grows("evicted_chunks", last.evicted_chunks, now.evicted_chunks);
-  grows("pulled_chunks", last.pulled_chunks, now.pulled_chunks);
-  if (now.lookup_hits > now.lookups || now.loaded_tokens > now.hit_tokens || now.resumed_hit_tokens > now.hit_tokens)
-    throw Broken("the counters count more than there is");
-  last = now;
-}
-
-void check_admissions(const std::string& id, const FinishedRequest& done, bool all_load) {
-  for (std::size_t i = 0; i < done.admissions.size(); ++i) {
-    const Admission& admission = done.admissions[i];
-    // vLLM finishes a request before it hands over its step's report, so the last load may not be told here.
-    const bool loads_all =
-        admission.loaded == admission.to_load || (i + 1 == done.admissions.size() && admission.loaded == 0);
-    const bool fits = admission.local + admission.to_load <= admission.hit && admission.loaded <= admission.to_load;
-    if (!fits || (all_load && !loads_all))
-      throw Broken(fmt::format("request {} attempt {}: hit {}, local {}, to load {}, loaded {}", id, admission.attempt,
-                               admission.hit, admission.local, admission.to_load, admission.loaded));
-  }
-}
-
-void check_idle(const SchedulerCore& core) {
-  if (core.num_requests() + core.num_fetches() + core.num_open_lookups() + core.num_ordered_fetches() > 0)
-    throw Broken(fmt::format("idle with {} requests, {} fetches, {} look-ups, {} ordered fetches", core.num_requests(),
-                             core.num_fetches(), core.num_open_lookups(), core.num_ordered_fetches()));
-  if (core.pool().num_pins() + core.pool().num_pinned() + core.pool().num_writing() > 0)
-    throw Broken(fmt::format("idle with {} holds on {} slots, {} slots being written", core.pool().num_pins(),
-                             core.pool().num_pinned(), core.pool().num_writing()));
 }
 
 }  // namespace kvferry::sim
