@@ -156,7 +156,7 @@ void World::trouble_node(std::size_t index) {
   if (dice_.chance(network_.garbage)) garbage(index);
 }
 
-void World::step_node(std::size_t index) {
+void World::step_node(std::size_t index, double steps) {
   stepping_ = index;
   deliver();
   Node& node = nodes_[index];
@@ -164,7 +164,7 @@ void World::step_node(std::size_t index) {
     stepping_ = kDirectory;
     return;
   }
-  if (dice_.chance(0.9)) node.engine->step(now());
+  if (dice_.chance(steps)) node.engine->step(now());
   node.engine->core().tick(now());
   stepping_ = kDirectory;
   carry_out(index);
@@ -173,7 +173,7 @@ void World::step_node(std::size_t index) {
 void World::step() {
   clock_.advance(dice_.between(1, 20) * kMillisecond);
   trouble();
-  for (std::size_t i = 0; i < num_nodes(); ++i) step_node(i);
+  for (std::size_t i = 0; i < num_nodes(); ++i) step_node(i, 0.9);
 }
 
 /// What a controller may ask at any time, of chunks that somebody has or had.
@@ -220,10 +220,7 @@ void World::settle() {
     clock_.advance(round + 3 < kRounds ? 30 * kSecond : options_.core.keep_ttl_max);
     for (std::size_t i = 0; i < num_nodes(); ++i) {
       if (!nodes_[i].is_up) start(i);
-      deliver();
-      nodes_[i].engine->step(now());
-      nodes_[i].engine->core().tick(now());
-      carry_out(i);
+      step_node(i, 1.0);
     }
   }
   for (Node& node : nodes_) {

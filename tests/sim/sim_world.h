@@ -78,7 +78,7 @@ class World {
   void trouble_node(std::size_t node);
   void order(std::size_t node);
   void deliver();
-  void step_node(std::size_t node);
+  void step_node(std::size_t node, double steps);
   Exit draw_exit();
   std::size_t other(std::size_t node) { return (node + dice_.between(1, num_nodes() - 1)) % num_nodes(); }
 
