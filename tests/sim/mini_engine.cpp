@@ -16,11 +16,11 @@ MiniEngine::MiniEngine(CoreConfig core, EngineConfig config, StampBook& book)
       core_(core),
       promises_(core),
       book_(book),
-      blocks_(config.num_blocks, core.block_tokens, config.prefix_caching, config.uncached_first, config.windows),
+      blocks_(config.num_blocks, core.block_tokens, config.prefix_caching, config.uncached_first, core.windows),
       rng_(config.seed) {
   core_.set_directory_up(false);
   for (std::uint32_t rank = 0; rank < core.num_ranks; ++rank) {
-    workers_.emplace_back(rank, config.num_blocks, core.block_tokens, core.num_slots, config.seed, config.windows);
+    workers_.emplace_back(rank, config.num_blocks, core.block_tokens, core.num_slots, config.seed, core.windows);
     workers_.back().set_faults(config.faults);
   }
 }
@@ -35,7 +35,7 @@ void MiniEngine::add(const RequestSpec& spec, TimeNs now) {
   request.end = request.known + spec.max_tokens;
   for (std::uint32_t p = request.known; spec.stops && p < request.end; ++p)
     if (is_stop(request.text.tokens[p])) request.end = p + 1;
-  request.table.resize(config_.windows.size());
+  request.table.resize(blocks_.windows().size());
   book_.learn(request.text, spec.extras);
   NewRequest added;
   added.id = RequestId{spec.id};
@@ -48,6 +48,7 @@ void MiniEngine::add(const RequestSpec& spec, TimeNs now) {
   tell("request {}: {} tokens, says {}", spec.id, request.known, request.end - request.known);
   core_.add_request(added, now);
   tally_.requests += 1;
+  tally_.several_groups += blocks_.windows().size() > 1;
   tally_.uncacheable += !spec.cacheable;
   tally_.ids_again += finished_.erase(spec.id);
   outputs_[spec.id].clear();
@@ -81,18 +82,22 @@ bool MiniEngine::grow(Request& request, const BlockTable& hit, std::uint32_t tot
   }
   if (!blocks_.take(request.table, hit, (total + block_tokens_ - 1) / block_tokens_, computed)) return false;
   request.table_changed |= request.table[0].size() != before;
+  if (request.load != Request::Load::kUnderWay) cache_blocks(request, total);
+  return true;
+}
+
+void MiniEngine::cache_blocks(Request& request, std::uint32_t total) {
   const std::uint32_t full = std::min(total, request.known) / block_tokens_;
   for (std::size_t g = 0; g < request.table.size(); ++g)
     for (std::uint32_t b = 0; b < full; ++b)
       blocks_.cache(g, request.table[g][b], request.text.stamps[(b + 1) * block_tokens_ - 1]);
-  return true;
 }
 
 void MiniEngine::preempt(std::string id) {  // a copy: callers name one of running_
   Request& request = requests_.at(id);
   tell("  preempts {}", id);
   blocks_.give_back(request.table);
-  request.table.assign(config_.windows.size(), {});
+  request.table.assign(blocks_.windows().size(), {});
   request.computed = 0;
   request.placeholders = 0;
   request.drafts = 0;
@@ -106,6 +111,7 @@ void MiniEngine::preempt(std::string id) {  // a copy: callers name one of runni
 }
 
 void MiniEngine::preempt_all() {
+  if (!holding_.empty()) return;  // vLLM refuses while somebody waits for a load
   tally_.resets_running += 1;
   while (!running_.empty()) {
     requests_.at(running_.back()).epoch =
@@ -117,12 +123,13 @@ void MiniEngine::preempt_all() {
 }
 
 void MiniEngine::reset_idle_cache() {
-  if (!running_.empty()) return;
+  if (!running_.empty() || !holding_.empty() || !held_back_.empty()) return;
   tally_.resets_idle += 1;
   blocks_.reset();
 }
 
 void MiniEngine::sleep() {
+  if (!holding_.empty() || !held_back_.empty()) return;
   tell("  sleeps and wakes");
   tally_.sleeps += 1;
   preempt_all();
@@ -150,13 +157,13 @@ void MiniEngine::schedule_running(StepInput& input, std::uint32_t& budget) {
       ++i;
       continue;
     }
-    bool room = grow(request, BlockTable(config_.windows.size()), request.computed + num, request.computed);
+    bool room = grow(request, BlockTable(blocks_.windows().size()), request.computed + num, request.computed);
     while (!room) {
       const std::string victim = running_.back();
       preempt(victim);
       tally_.preemptions += 1;
       if (victim == id) break;
-      room = grow(request, BlockTable(config_.windows.size()), request.computed + num, request.computed);
+      room = grow(request, BlockTable(blocks_.windows().size()), request.computed + num, request.computed);
     }
     if (!room) break;
     input.scheduled.push_back({RequestId{id}, request.computed, num, {}});
@@ -189,67 +196,128 @@ std::optional<Answer> MiniEngine::look_up(Request& request, std::uint32_t num_lo
   return std::nullopt;
 }
 
-bool MiniEngine::schedule_first_waiting(StepInput& input, std::uint32_t& budget, std::vector<std::string>& skipped,
-                                        TimeNs now) {
-  const std::string id = waiting_.front();
-  Request& request = requests_.at(id);
-  const auto skip = [&] {
-    skipped.push_back(id);
-    waiting_.pop_front();
-    return true;
-  };
-  if (has_output_coming(request)) return skip();
-  tell_tokens(request);
-  BlockTable hit(config_.windows.size());
-  if (request.spec.cacheable) hit = blocks_.hit(std::span(request.text.stamps).first(request.known));
-  const auto num_local = static_cast<std::uint32_t>(hit[0].size()) * block_tokens_;
-  const std::optional<Answer> answer = look_up(request, num_local, now);
-  if (!answer) return skip();
-  std::uint32_t external = answer->num_external;
-  const auto refused = [&](std::uint64_t& count, const char* why) {
+/// What vLLM's scheduler does between a look-up and an allocation, none of which it tells. True: no allocation follows.
+bool MiniEngine::is_given_up(const std::string& id, std::uint32_t& external, Next& next) {
+  const auto give_up = [&](std::uint64_t& count, const char* why, Next then) {
     tell("  no room for {}: {}", id, why);
     count += 1;
+    next = then;
+    return true;
   };
-  const Exit exit = refuse ? refuse(id) : Exit::kNone;
-  switch (exit) {
+  switch (refuse ? refuse(id) : Exit::kNone) {
     case Exit::kNone:
       break;
     case Exit::kEncoderPending:
-      refused(tally_.exit_encoder_pending, "encoder");
-      return skip();
+      return give_up(tally_.exit_encoder_pending, "encoder", Next::kSkip);
     case Exit::kPrefillsDeferred:
-      refused(tally_.exit_prefills_deferred, "prefills wait");
-      return false;
+      return give_up(tally_.exit_prefills_deferred, "prefills wait", Next::kWait);
     case Exit::kDraftsPadded:
-      refused(tally_.exit_drafts_padded, "padded drafts");
-      return false;
+      return give_up(tally_.exit_drafts_padded, "padded drafts", Next::kWait);
     case Exit::kUnchunked:
-      refused(tally_.exit_unchunked, "not chunked");
-      return false;
+      return give_up(tally_.exit_unchunked, "not chunked", Next::kWait);
     case Exit::kAlignedSplit:
-      refused(tally_.exit_aligned_split, "aligned split");
-      return false;
+      return give_up(tally_.exit_aligned_split, "aligned split", Next::kWait);
     case Exit::kEncoderBudget:
-      refused(tally_.exit_encoder_budget, "encoder budget");
-      return false;
+      return give_up(tally_.exit_encoder_budget, "encoder budget", Next::kWait);
     case Exit::kNoBlocks:
-      refused(tally_.exit_no_blocks, "blocks");
-      return false;
+      return give_up(tally_.exit_no_blocks, "blocks", Next::kWait);
     case Exit::kAnswerDropped:
       tally_.answer_dropped += external > 0;
       external = 0;
       break;
     case Exit::kAnswerTrimmed:
+      if (core_.loads_async()) break;  // vLLM takes these whole or not at all
       tally_.answer_trimmed += external > 1;
       external /= 2;
       break;
   }
-  const std::uint32_t have = num_local + external;
+  return false;
+}
+
+/// Blocks that prefills under way still need: vLLM gives them to no asynchronous load, which nobody could preempt.
+std::uint32_t MiniEngine::reserved_blocks() const {
+  std::uint32_t num = 0;
+  for (const auto& [id, request] : requests_) {
+    const bool is_prefilling = request.load != Request::Load::kNone ||
+                               (request.running && request.computed < request.known + request.placeholders);
+    if (!is_prefilling) continue;
+    const std::uint32_t wanted = (request.known + block_tokens_ - 1) / block_tokens_;
+    for (const std::vector<BlockId>& group : request.table)
+      num += wanted > group.size() ? wanted - static_cast<std::uint32_t>(group.size()) : 0;
+  }
+  return num;
+}
+
+/// Blocks for what is loaded; they are nobody's until the load is done.
+MiniEngine::Next MiniEngine::admit_async(Request& request, const BlockTable& hit, std::uint32_t num_local,
+                                         std::uint32_t external, TimeNs now) {
+  const std::string& id = request.spec.id;
+  const std::uint32_t whole = (request.known + block_tokens_ - 1) / block_tokens_;
+  const auto groups = static_cast<std::uint32_t>(blocks_.windows().size());
+  const bool is_reserved = reserved_blocks() + whole * groups > blocks_.num_free();
+  request.load = Request::Load::kUnderWay;
+  if (is_reserved || !grow(request, hit, num_local + external, num_local + external)) {
+    request.load = Request::Load::kNone;
+    tally_.exit_no_blocks += 1;
+    tell("  no room for {}: blocks", id);
+    return Next::kWait;
+  }
+  tell("  {} waits for its load", id);
+  core_.allocated(RequestId{id}, external, request.table, now);
+  admitted_.push_back({id, num_local, external, request.table});
+  tally_.async_loads += 1;
+  tally_.resumed_hits += request.preemptions > 0;
+  tally_.local_and_external += num_local > 0;
+  request.computed = num_local + external;
+  request.loaded_from = num_local;
+  request.loaded_to = request.computed;
+  std::erase(waiting_, id);
+  std::erase(holding_, id);  // where a first load failed
+  holding_.push_back(id);
+  return Next::kGoOn;
+}
+
+/// The load is over: its blocks are cached, or, where it failed, given back for another look-up.
+void MiniEngine::take_loaded(Request& request) {
+  if (request.load == Request::Load::kFailed) {
+    tell("  the load of {} failed", request.spec.id);
+    blocks_.give_back(request.table);
+    request.table.assign(blocks_.windows().size(), {});
+    request.computed = request.loaded_from = request.loaded_to = 0;
+  } else if (request.load == Request::Load::kDone) {
+    cache_blocks(request, request.computed);
+  }
+  request.load = Request::Load::kNone;
+}
+
+MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInput& input, std::uint32_t& budget,
+                                                  TimeNs now) {
+  Request& request = requests_.at(id);
+  if (request.load == Request::Load::kUnderWay || has_output_coming(request)) return Next::kSkip;
+  tell_tokens(request);
+  take_loaded(request);
+  const bool is_loaded = request.computed > 0;  // then vLLM looks nothing up
+  BlockTable hit(blocks_.windows().size());
+  std::uint32_t num_local = 0, external = 0;
+  bool is_async = false;
+  if (!is_loaded) {
+    if (request.spec.cacheable) hit = blocks_.hit(std::span(request.text.stamps).first(request.known));
+    num_local = static_cast<std::uint32_t>(hit[0].size()) * block_tokens_;
+    const std::optional<Answer> answer = look_up(request, num_local, now);
+    if (!answer) return Next::kSkip;
+    external = answer->num_external;
+    is_async = answer->is_async;
+  }
+  Next next = Next::kGoOn;
+  if (is_given_up(id, external, next)) return next;
+  if (is_async && external > 0) return admit_async(request, hit, num_local, external, now);
+  const std::uint32_t have = is_loaded ? request.computed : num_local + external;
   if (have >= request.known) throw Broken(fmt::format("sane-counts: nothing is left to compute for request {}", id));
   const std::uint32_t num = std::min(request.known - have, budget);
   if (!grow(request, hit, have + num, have)) {
-    refused(tally_.exit_no_blocks, "blocks");
-    return false;
+    tell("  no room for {}: blocks", id);
+    tally_.exit_no_blocks += 1;
+    return Next::kWait;
   }
   core_.allocated(RequestId{id}, external, request.table, now);
   if (external > 0) {
@@ -258,25 +326,31 @@ bool MiniEngine::schedule_first_waiting(StepInput& input, std::uint32_t& budget,
     tally_.resumed_hits += request.preemptions > 0;
     tally_.local_and_external += num_local > 0;
   }
+  if (!is_loaded) {
+    request.loaded_from = num_local;
+    request.loaded_to = have;
+  }
   tally_.prefix_hits += num_local > 0;
   tally_.chunked_prefills += have + num < request.known;
-  waiting_.pop_front();
+  std::erase(holding_, id);
+  std::erase(waiting_, id);
   running_.push_back(id);
   request.running = true;
   request.computed = have;
   request.sampled = request.known;
-  request.loaded_from = num_local;
-  request.loaded_to = have;
   input.scheduled.push_back({RequestId{id}, have, num, {}});
   budget -= num;
-  return true;
+  return Next::kGoOn;
 }
 
+/// Requests that hold blocks come first. One that is skipped keeps its place.
 void MiniEngine::schedule_waiting(StepInput& input, std::uint32_t& budget, TimeNs now) {
-  std::vector<std::string> skipped;
-  while (budget > 0 && !waiting_.empty() && running_.size() < config_.max_running)
-    if (!schedule_first_waiting(input, budget, skipped, now)) break;
-  waiting_.insert(waiting_.begin(), skipped.begin(), skipped.end());
+  std::vector<std::string> order(holding_.begin(), holding_.end());
+  order.insert(order.end(), waiting_.begin(), waiting_.end());
+  for (const std::string& id : order) {
+    if (budget == 0 || running_.size() >= config_.max_running) return;
+    if (schedule_one_waiting(id, input, budget, now) == Next::kWait) return;
+  }
 }
 
 void MiniEngine::step(TimeNs now) {

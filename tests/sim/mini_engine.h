@@ -25,13 +25,12 @@ struct EngineConfig {
   std::uint32_t token_budget = 256;
   std::uint32_t max_running = 8;
   bool prefix_caching = true;
-  bool uncached_first = false;               // see Blocks
-  bool async = false;                        // plan N + 1 is built before the outputs and the report of step N arrive
-  bool fails_requests = false;               // kv_load_failure_policy: fail instead of recompute
-  std::uint32_t num_drafts = 0;              // speculative tokens of a decode step
-  double accepts_draft = 0.6;                // of each, after all before it
-  double asks_again = 0;                     // a look-up is repeated at once
-  std::vector<std::uint32_t> windows = {0};  // of each KV group; 0: attends to everything
+  bool uncached_first = false;   // see Blocks
+  bool async = false;            // plan N + 1 is built before the outputs and the report of step N arrive
+  bool fails_requests = false;   // kv_load_failure_policy: fail instead of recompute
+  std::uint32_t num_drafts = 0;  // speculative tokens of a decode step
+  double accepts_draft = 0.6;    // of each, after all before it
+  double asks_again = 0;         // a look-up is repeated at once
   WorkerFaults faults;
   std::uint64_t seed = 1;
 };
@@ -120,6 +119,8 @@ class MiniEngine {
     enum class Wait { kNew, kPending, kRefused, kPreempted } wait = Wait::kNew;
     std::optional<TimeNs> pending_since;
     bool running = false;
+    /// Of an asynchronous load: under way, or what came of it, until the request is scheduled.
+    enum class Load { kNone, kUnderWay, kDone, kFailed } load = Load::kNone;
   };
   struct Scheduled {
     std::string id;
@@ -131,8 +132,15 @@ class MiniEngine {
     bool garbage = false;
     std::vector<std::int32_t> outputs;
   };
+  /// A load that the engine waits for, told apart from one of a later request with the same id.
+  struct AsyncLoad {
+    std::string id;
+    std::uint64_t epoch = 0;
+    bool ok = true;
+  };
   struct InFlight {
     StepPlan plan;
+    std::vector<AsyncLoad> async_loads;
     std::vector<Scheduled> scheduled;
     std::vector<WorkerReport> reports;
     std::set<BlockId> bad_blocks;
@@ -144,10 +152,16 @@ class MiniEngine {
   std::uint32_t in_flight(const Request& request) const;
   void schedule_running(StepInput& input, std::uint32_t& budget);
   void schedule_waiting(StepInput& input, std::uint32_t& budget, TimeNs now);
-  /// False: the queue waits.
-  bool schedule_first_waiting(StepInput& input, std::uint32_t& budget, std::vector<std::string>& skipped, TimeNs now);
+  enum class Next { kGoOn, kSkip, kWait };  // kWait: the whole queue
+  Next schedule_one_waiting(const std::string& id, StepInput& input, std::uint32_t& budget, TimeNs now);
+  Next admit_async(Request& request, const BlockTable& hit, std::uint32_t num_local, std::uint32_t external,
+                   TimeNs now);
+  void take_loaded(Request& request);
+  bool is_given_up(const std::string& id, std::uint32_t& external, Next& next);
+  std::uint32_t reserved_blocks() const;
   std::optional<Answer> look_up(Request& request, std::uint32_t num_local, TimeNs now);
   bool grow(Request& request, const BlockTable& hit, std::uint32_t total, std::uint32_t computed);
+  void cache_blocks(Request& request, std::uint32_t total);
   void preempt(std::string id);
   bool has_output_coming(const Request& request) const;
   void tell_tokens(const Request& request);
@@ -157,7 +171,8 @@ class MiniEngine {
   void take_in_output(const Scheduled& scheduled, TimeNs now);
   std::set<std::string> affected_by(std::set<BlockId>& bad, const InFlight& step) const;
   void handle_bad_blocks(const InFlight& step, TimeNs now);
-  void finish(const std::string& id, End end, TimeNs now);
+  void take_in_loads(const InFlight& step);
+  void finish(std::string id, End end, TimeNs now);
 
   EngineConfig config_;
   std::uint32_t block_tokens_;
@@ -169,7 +184,9 @@ class MiniEngine {
   std::map<std::string, Request> requests_;
   std::vector<std::string> running_;
   std::deque<std::string> waiting_;
-  std::vector<RequestId> preempted_;  // since the last step
+  std::deque<std::string> holding_;                // wait with blocks, for a load or after one; come first
+  std::map<std::uint64_t, BlockTable> held_back_;  // of who was aborted while it was loading, by epoch
+  std::vector<RequestId> preempted_;               // since the last step
   std::deque<InFlight> in_flight_;
   std::vector<AdmittedLoad> admitted_;  // in this step
   std::map<std::string, std::vector<std::int32_t>> outputs_;

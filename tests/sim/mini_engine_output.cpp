@@ -63,6 +63,8 @@ void MiniEngine::execute(StepPlan plan, const StepInput& input) {
     for (const SaveJob& job : *jobs)
       tell("  step {}: saves {} tokens of {} in slot {}", plan.step, job.items.at(0).num_tokens, job.request_id,
            job.items.at(0).chunk.slot);
+  for (const LoadJob& job : plan.loads)
+    if (job.is_async) step.async_loads.push_back({job.request_id, requests_.at(job.request_id).epoch, true});
   const bool failure_unheard =
       std::any_of(in_flight_.begin(), in_flight_.end(), [](const InFlight& s) { return !s.bad_blocks.empty(); });
   for (Worker& worker : workers_) {
@@ -70,6 +72,8 @@ void MiniEngine::execute(StepPlan plan, const StepInput& input) {
     for (std::size_t i = 0; i < forward.size(); ++i)
       if (outcome.garbage[i]) step.scheduled[i].garbage = true;
     step.bad_blocks.insert(outcome.bad_blocks.begin(), outcome.bad_blocks.end());
+    for (std::size_t i = 0; i < outcome.async_ok.size(); ++i)
+      if (!outcome.async_ok[i]) step.async_loads.at(i).ok = false;
     step.reports.push_back(std::move(outcome.report));
   }
   step.plan = std::move(plan);
@@ -78,9 +82,38 @@ void MiniEngine::execute(StepPlan plan, const StepInput& input) {
 
 /// vLLM's order: failed loads, then outputs and finished requests, and the workers' reports last.
 void MiniEngine::take_in(InFlight step, TimeNs now) {
+  std::vector<std::string> failed;
+  for (const AsyncLoad& load : step.async_loads) {
+    const auto found = requests_.find(load.id);
+    if (load.ok || found == requests_.end() || found->second.epoch != load.epoch) continue;
+    tally_.async_failed += 1;
+    num_failed_loads_ += 1;
+    found->second.computed = 0;
+    if (config_.fails_requests) failed.push_back(load.id);
+  }
   if (!step.bad_blocks.empty()) handle_bad_blocks(step, now);
   for (const Scheduled& scheduled : step.scheduled) take_in_output(scheduled, now);
+  for (const std::string& id : failed) {
+    tally_.failed_by_policy += 1;
+    finish(id, End::kFailed, now);
+  }
   for (const WorkerReport& report : step.reports) core_.worker_report(report, now);
+  take_in_loads(step);
+}
+
+/// finished_recving: whoever waited may go on; whoever was aborted meanwhile gives its blocks back now.
+void MiniEngine::take_in_loads(const InFlight& step) {
+  for (const AsyncLoad& load : step.async_loads) {
+    if (const auto held = held_back_.find(load.epoch); held != held_back_.end()) {
+      blocks_.give_back(held->second);
+      held_back_.erase(held);
+      continue;
+    }
+    const auto found = requests_.find(load.id);
+    if (found == requests_.end() || found->second.epoch != load.epoch || found->second.load != Request::Load::kUnderWay)
+      throw Broken(fmt::format("exactly-once: the engine hears of a load of {} that it does not wait for", load.id));
+    found->second.load = load.ok ? Request::Load::kDone : Request::Load::kFailed;
+  }
 }
 
 void MiniEngine::take_in_output(const Scheduled& scheduled, TimeNs now) {
@@ -165,33 +198,48 @@ void MiniEngine::abort(const std::string& id, TimeNs now) {
   if (found == requests_.end()) {
     const bool was = finished_.contains(id);
     (was ? tally_.abort_again : tally_.abort_unknown) += 1;
-    promises_.ended(id, core_.finished(RequestId{id}, 0, BlockTable(config_.windows.size()), true, now), false, false);
+    promises_.ended(id, core_.finished(RequestId{id}, 0, BlockTable(blocks_.windows().size()), true, now), false,
+                    false);
     return;
   }
   const Request& request = found->second;
   using Wait = Request::Wait;
-  std::uint64_t& count = request.running                    ? tally_.abort_running
-                         : request.wait == Wait::kNew       ? tally_.abort_before_lookup
-                         : request.wait == Wait::kPending   ? tally_.abort_while_pending
-                         : request.wait == Wait::kPreempted ? tally_.abort_preempted
-                                                            : tally_.abort_after_refusal;
-  count += 1;
+  std::uint64_t* count = &tally_.abort_after_refusal;
+  if (request.load == Request::Load::kUnderWay) {
+    count = &tally_.abort_while_loading;
+  } else if (request.running) {
+    count = &tally_.abort_running;
+  } else if (request.wait == Wait::kNew) {
+    count = &tally_.abort_before_lookup;
+  } else if (request.wait == Wait::kPending) {
+    count = &tally_.abort_while_pending;
+  } else if (request.wait == Wait::kPreempted) {
+    count = &tally_.abort_preempted;
+  }
+  *count += 1;
   finish(id, End::kAborted, now);
 }
 
-void MiniEngine::finish(const std::string& id, End end, TimeNs now) {
+void MiniEngine::finish(std::string id, End end, TimeNs now) {
   Request& request = requests_.at(id);
   tell("  {} {}", id, end == End::kDone ? "is done" : end == End::kAborted ? "is aborted" : "fails");
   tell_tokens(request);
-  // vLLM hands over the blocks of computed tokens alone.
+  // vLLM hands over the blocks of computed tokens alone, without those that have left a window.
+  const std::uint32_t under_way = in_flight(request);
+  blocks_.drop_skipped(request.table, request.computed > under_way ? request.computed - under_way : 0);
   BlockTable table = request.table;
   const std::uint32_t num_blocks = (request.computed + block_tokens_ - 1) / block_tokens_;
   for (std::vector<BlockId>& group : table) group.resize(std::min<std::size_t>(group.size(), num_blocks));
   finished_[id] = core_.finished(RequestId{id}, request.computed, table, end != End::kDone, now);
   promises_.ended(id, finished_[id], end == End::kDone && num_failed_loads_ == 0, true);
-  blocks_.give_back(request.table);
+  if (request.load == Request::Load::kUnderWay) {
+    held_back_[request.epoch] = request.table;
+  } else {
+    blocks_.give_back(request.table);
+  }
   std::erase(running_, id);
   std::erase(waiting_, id);
+  std::erase(holding_, id);
   requests_.erase(id);
   if (on_end) on_end(id, end, outputs_[id]);
 }
@@ -202,6 +250,7 @@ std::vector<Action> MiniEngine::take_actions() {
     const auto* published = std::get_if<ChunksPublished>(&action);
     if (published == nullptr) continue;
     for (const ChunkMeta& chunk : published->chunks) {
+      tally_.window_chunks += chunk.window_from > 0;
       const ChunkPool::Slot* slot = core_.pool().find(chunk.key);
       if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;  // evicted since
       for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
@@ -232,6 +281,8 @@ Tally MiniEngine::tally() const {
 
 void MiniEngine::check_idle() const {
   PromisesCheck::idle(core_);
+  if (!held_back_.empty())
+    throw Broken(fmt::format("exactly-once: {} aborted loads are never heard of", held_back_.size()));
   if (blocks_.num_free() != blocks_.num_usable())
     throw Broken(fmt::format("bounded-hold: idle with {} of {} blocks free", blocks_.num_free(), blocks_.num_usable()));
 }

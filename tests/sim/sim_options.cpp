@@ -10,7 +10,8 @@ void draw_engine(Dice& dice, SimOptions& options) {
   EngineConfig& engine = options.engine;
   const std::uint32_t most_blocks = dice.between(3, 12);
   options.max_tokens_total = most_blocks * core.block_tokens;
-  engine.num_blocks = 1 + most_blocks + dice.between(0, most_blocks);
+  engine.num_blocks =
+      1 + (most_blocks + dice.between(0, most_blocks)) * static_cast<std::uint32_t>(core.windows.size());
   engine.token_budget = dice.pick({7u, 16u, 64u, 256u});
   engine.max_running = dice.between(1, 6);
   engine.prefix_caching = dice.chance(0.7);
@@ -65,6 +66,13 @@ SimOptions draw_options(Dice& dice) {
   core.num_slots = dice.pick({2u, 5u, 16u, 200u});
   core.save_decode_cache = dice.chance(0.8);
   core.save_unfull_chunk = dice.chance(0.8);
+  if (dice.chance(0.3)) {
+    const std::uint32_t window = dice.pick({3u, 8u, 13u, 24u, 40u});
+    const std::uint32_t kind = dice.between(0, 4);
+    core.windows = kind == 0   ? std::vector{window}
+                   : kind == 1 ? std::vector{0u, window, window}
+                               : std::vector{0u, window};
+  }
   core.load_timeout = dice.pick({1, 5}) * kSecond;
   core.try_timeout = core.load_timeout / 5;
   core.pull_timeout = core.load_timeout / 2;
@@ -77,8 +85,8 @@ SimOptions draw_options(Dice& dice) {
   options.num_decode = dice.pick({1u, 1u, 1u, 2u});
   options.network.max_delay = dice.pick({1, 20, 100}) * kMillisecond;
   if (has_trouble) draw_network(dice, options);
-  options.is_calm =
-      !has_trouble && options.network.max_delay <= 20 * kMillisecond && core.num_slots == 200 && core.chunk_tokens >= 8;
+  options.is_calm = !has_trouble && options.network.max_delay <= 20 * kMillisecond && core.num_slots == 200 &&
+                    core.windows == std::vector{0u} && core.chunk_tokens >= 8;
   return options;
 }
 

@@ -22,11 +22,11 @@ Worker::Worker(std::uint32_t rank, std::uint32_t num_blocks, std::uint32_t block
       slots_(num_slots),
       rng_(seed + rank) {}
 
-/// nullptr: the engine has given the block up.
+/// nullptr: the engine has given the block up, or the core leaves it out.
 Stamp* Worker::cell(std::span<const BlockId> table, std::uint32_t position) {
   const std::size_t index = position / block_tokens_;
   if (index >= table.size()) throw Broken(fmt::format("exact-load: position {} has no block", position));
-  if (table[index] == kNullBlock) return nullptr;
+  if (table[index] == kNullBlock || table[index] == kNoBlock) return nullptr;
   return &cells_.at(static_cast<std::size_t>(table[index]) * block_tokens_ + position % block_tokens_);
 }
 
@@ -68,7 +68,7 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
       done.corrupt.push_back(item.chunk);
       whole = false;
       const std::uint32_t end = item.first_token + item.num_tokens;
-      for (std::uint32_t b = item.first_token / block_tokens_; b * block_tokens_ < end; ++b)
+      for (std::uint32_t b = item.first_token / block_tokens_; !job.is_async && b * block_tokens_ < end; ++b)
         outcome.bad_blocks.insert(job.block_ids.at(0).at(b));
       continue;
     }
@@ -80,6 +80,7 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
     }
     if (whole) done.tokens_loaded += item.num_tokens;
   }
+  if (job.is_async) outcome.async_ok.push_back(whole);
   outcome.report.loads.push_back(std::move(done));
 }
 
@@ -150,7 +151,8 @@ bool Worker::write_pulled(const PullItem& item, const std::vector<Stamp>& bytes)
 std::vector<Stamp> Worker::plain(std::uint32_t slot) const {
   std::vector<Stamp> stamps = slots_[slot].stamps;
   stamps.resize(stamps.size() / windows_.size());
-  for (Stamp& stamp : stamps) stamp ^= mask(0);
+  for (Stamp& stamp : stamps)
+    if (stamp != 0) stamp ^= mask(0);
   return stamps;
 }
 

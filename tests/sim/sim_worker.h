@@ -40,7 +40,8 @@ struct ForwardItem {
 
 struct StepOutcome {
   WorkerReport report;
-  std::set<BlockId> bad_blocks;  // whose load failed
+  std::set<BlockId> bad_blocks;  // whose load failed, of loads that the engine doesn't wait for
+  std::vector<bool> async_ok;    // [load of the plan that the engine waits for]: all of it is there
   std::vector<bool> garbage;     // [item]: attended to a failed load, directly or through others' KV
 };
 

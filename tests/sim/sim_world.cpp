@@ -24,8 +24,9 @@ void World::start(std::size_t index) {
   EngineConfig engine = options_.engine;
   if (index > 0) {  // the nodes need not agree on the block size
     core.block_tokens = dice_.pick({4u, 8u, 16u});
+    const auto groups = static_cast<std::uint32_t>(core.windows.size());
     engine.num_blocks =
-        2 + (engine.num_blocks * options_.core.block_tokens + core.block_tokens - 1) / core.block_tokens;
+        1 + groups + (engine.num_blocks * options_.core.block_tokens + core.block_tokens - 1) / core.block_tokens;
   }
   engine.seed += index + (node.incarnation << 8);
   node.incarnation += 1;

@@ -20,6 +20,10 @@ namespace kvferry::sim {
   X(lookups_again, "look-ups asked again in their attempt")                     \
   X(lookups_pending, "look-ups answered `ask again`")                           \
   X(sync_loads, "loads from the pool, synchronous")                             \
+  X(several_groups, "requests of models with several KV groups")                \
+  X(async_loads, "loads from the pool, asynchronous")                           \
+  X(async_failed, "asynchronous loads that failed")                             \
+  X(window_chunks, "chunks without the start of their window")                  \
   X(preemptions, "preemptions for lack of blocks")                              \
   X(preempted_by_reset, "preemptions by reset_prefix_cache")                    \
   X(stale_outputs, "outputs that came after their request's preemption")        \
@@ -38,6 +42,7 @@ namespace kvferry::sim {
   X(abort_after_refusal, "aborts between a look-up and its allocation")         \
   X(abort_running, "aborts while running")                                      \
   X(abort_preempted, "aborts while preempted")                                  \
+  X(abort_while_loading, "aborts while an asynchronous load was under way")     \
   X(abort_again, "aborts of requests that were gone")                           \
   X(abort_unknown, "aborts of ids that never were")                             \
   X(exit_encoder_pending, "allocation given up: encoder outputs not there yet") \
