@@ -122,9 +122,9 @@ class Deployment:
         server.start()
         self.returns.append(asyncio.get_running_loop().create_task(server.wait_ready()))
 
-    async def watch(self) -> None:
-        """Looks at all counters again and again; until it is cancelled."""
-        while True:
+    async def watch(self, until: asyncio.Event) -> None:
+        """Looks at all counters again and again."""
+        while not until.is_set():  # before Python 3.12 wait_for() may swallow a cancellation
             for server in self.servers:
                 if not server.ready:
                     continue

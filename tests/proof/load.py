@@ -68,11 +68,12 @@ class Load:
                 self._deployment.kill(self._kills.pop(0).part)
                 self.outcome.kills += 1
 
-        watcher = asyncio.create_task(self._deployment.watch())
+        ended = asyncio.Event()
+        watcher = asyncio.create_task(self._deployment.watch(ended))
         await asyncio.gather(*(one(index) for index in range(len(self._prompts))))
         self.outcome.seconds = time.monotonic() - start
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
+        ended.set()
+        await watcher
         self.outcome.complaints += await self._deployment.complaints_when_idle()
         return self.outcome
 
