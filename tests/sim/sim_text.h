@@ -16,7 +16,7 @@ namespace kvferry::sim {
 
 using Stamp = std::uint64_t;
 
-/// A simulated engine saw what must never happen.
+/// A simulated engine saw what must never happen. The message starts with the name of the promise that it breaks.
 struct Broken : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -39,7 +39,7 @@ Text say(const std::vector<std::int32_t>& prompt, std::uint32_t max_tokens, bool
 class StampBook {
  public:
   void learn(const Text& text, const std::string& extras);
-  /// Throws Broken unless `stamps` are neighbours in one text and equal to what the key stood for before.
+  /// Throws Broken unless `stamps` (0: left out) are neighbours in one text and equal to what the key stood for before.
   void check_chunk(const ChunkKey& key, const std::vector<Stamp>& stamps);
 
  private:

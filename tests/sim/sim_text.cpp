@@ -45,12 +45,18 @@ void StampBook::learn(const Text& text, const std::string& extras) {
 
 void StampBook::check_chunk(const ChunkKey& key, const std::vector<Stamp>& stamps) {
   for (std::size_t i = 0; i < stamps.size(); ++i) {
+    if (stamps[i] == 0) continue;
     const auto found = before_.find(stamps[i]);
-    if (found == before_.end() || (i > 0 && found->second != stamps[i - 1]))
-      throw Broken(fmt::format("published chunk {} holds wrong KV at token {}", key, i));
+    if (found == before_.end() || (i > 0 && stamps[i - 1] != 0 && found->second != stamps[i - 1]))
+      throw Broken(fmt::format("saved-is-computed: published chunk {} holds wrong KV at token {}", key, i));
   }
-  const auto [known, is_new] = chunks_.try_emplace(key, stamps);
-  if (!is_new && known->second != stamps) throw Broken(fmt::format("published chunk {} changed its KV", key));
+  std::vector<Stamp>& known = chunks_.try_emplace(key, stamps).first->second;
+  bool is_same = known.size() == stamps.size();
+  for (std::size_t i = 0; is_same && i < stamps.size(); ++i) {
+    is_same = known[i] == 0 || stamps[i] == 0 || known[i] == stamps[i];
+    if (known[i] == 0) known[i] = stamps[i];
+  }
+  if (!is_same) throw Broken(fmt::format("saved-is-computed: published chunk {} changed its KV", key));
 }
 
 }  // namespace kvferry::sim

@@ -1,0 +1,147 @@
+"""One-line breaks of connector/core, each of which some test has to catch.
+
+name, the promise it breaks, the file, a line (or a part of one) as it reads, and what stands there instead.
+"""
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    name: str
+    promise: str
+    file: str
+    line: str
+    broken: str
+
+
+ADMISSION, CORE, STEPS = "scheduler_admission.cpp", "scheduler_core.cpp", "scheduler_steps.cpp"
+FETCH, HOLDER, ORDERS = "scheduler_fetch.cpp", "scheduler_holder.cpp", "scheduler_orders.cpp"
+POOL, WORKER, CHAIN = "chunk_pool.cpp", "worker_core.cpp", "token_chain.cpp"
+
+MUTANTS = [Mutant(*row) for row in (
+    # idempotent-lookup
+    ("another-answer-when-asked-again", "idempotent-lookup", ADMISSION,
+     "spec.num_external = usable > num_local ? usable - num_local : 0;\n    return",
+     "spec.num_external = usable > num_local ? usable - num_local - 1 : 0;\n    return"),
+    ("a-hold-for-each-question", "idempotent-lookup", ADMISSION,
+     "request.spec = std::move(spec);", "request.spec.reset();"),
+    ("nothing-held-where-nothing-is-needed", "idempotent-lookup", ADMISSION,
+     "if (hit > 0) {", "if (spec.num_external > 0) {"),
+    # exact-load
+    ("no-load-after-a-preemption", "exact-load", ADMISSION,
+     "loads_next_.push_back(std::move(job));", "if (!admission.resumed) loads_next_.push_back(std::move(job));"),
+    ("loads-into-the-first-blocks", "exact-load", ADMISSION,
+     "job.block_ids.push_back(blocks_of(blocks, group, first_block, end_block, end));",
+     "job.block_ids.push_back(blocks_of(blocks, group, 0, end_block, end));"),
+    ("loads-a-chunk-from-its-start", "exact-load", ADMISSION,
+     "from - chunk_start, from - job_start, to - from});", "0, from - job_start, to - from});"),
+    ("resumed-looks-up-its-prompt-alone", "exact-load", ADMISSION,
+     "for (; i < chain.num_full_chunks(); ++i) {",
+     "for (; i < request.num_prompt_tokens / chain.chunk_tokens(); ++i) {"),
+    ("windows-are-not-asked-for", "exact-load", ADMISSION, "if (fits == hit) break;", "break;"),
+    # no-stale-spec
+    ("refused-look-ups-stay", "no-stale-spec", STEPS,
+     "for (const RequestId& id : refused) end_attempt(requests_.at(id));", "(void)refused;"),
+    ("refused-look-ups-keep-their-hold", "no-stale-spec", STEPS,
+     "for (const RequestId& id : refused) end_attempt(requests_.at(id));",
+     "for (const RequestId& id : refused) open_lookups_.erase(id);"),
+    ("the-old-answer-is-kept", "no-stale-spec", ADMISSION, "request.spec.reset();", ";"),
+    ("the-look-ups-hold-is-kept", "no-stale-spec", ADMISSION, "pool_.unpin(request.spec->pin);", ";"),
+    # saved-is-computed
+    ("saves-beyond-computed", "saved-is-computed", STEPS,
+     "std::min(request.computed, request.chain.size());", "request.chain.size();"),
+    ("saves-a-rejected-draft", "saved-is-computed", STEPS,
+     "request.computed = std::min(request.computed, request.chain.size() - 1);", ""),
+    ("decoded-tokens-are-never-saved", "saved-is-computed", STEPS,
+     "if (!config_.save_decode_cache) savable", "savable"),
+    ("saves-what-rests-on-a-failed-load", "saved-is-computed", STEPS,
+     "for (const ChunkRef chunk : saving_) pool_.spoil(chunk);", ""),
+    ("a-failed-requests-blocks-are-saved", "saved-is-computed", CORE,
+     "if (request.running && !aborted) {", "if (request.running) {"),
+    ("a-reset-trusts-what-is-planned", "saved-is-computed", CORE,
+     "distrust_planned_saves();\n  announce_evictions();", "announce_evictions();"),
+    ("the-save-cursor-outlives-a-preemption", "saved-is-computed", ADMISSION,
+     "request.saved = 0;  // restarts", "// restarts"),
+    ("tokens-taken-back-count-as-computed", "saved-is-computed", CORE,
+     "request->computed = std::min(request->computed, keep);", ""),
+    # fenced-reuse
+    ("evicts-under-a-reader", "fenced-reuse", POOL, "return slots_[i].pins == 0; });", "return true; });"),
+    ("frees-under-a-reader", "fenced-reuse", POOL,
+     "slot.state = slot.pins == 0 ? State::kFree : State::kDoomed;", "slot.state = State::kFree;"),
+    ("generations-stand-still", "fenced-reuse", POOL, "slot.ref.generation += 1;", ""),
+    ("block-lists-are-appended-to", "fenced-reuse", STEPS,
+     "if (scheduled.block_ids) request->blocks = *scheduled.block_ids;",
+     "if (scheduled.block_ids) for (std::size_t g = 0; g < request->blocks.size(); ++g) request->blocks[g].insert("
+     "request->blocks[g].end(), (*scheduled.block_ids)[g].begin(), (*scheduled.block_ids)[g].end());"),
+    ("saves-of-a-preemption-read-the-new-blocks", "fenced-reuse", STEPS,
+     "&& request->admitted_in <= step_) leave_blocks", ") leave_blocks"),
+    ("a-doubled-answer-ends-the-lease-that-is-read", "fenced-reuse", FETCH,
+     "if (std::any_of(pulls_.begin(), pulls_.end(), reads)) return;", ""),
+    ("a-worker-writes-where-it-writes", "fenced-reuse", WORKER,
+     "promise::fenced_reuse(0, !target.writing && chunk.generation > target.generation, chunk.slot);", ""),
+    # exactly-once
+    ("a-load-is-reported-twice", "exactly-once", STEPS,
+     "found->second.ranks_done.insert(report.rank).second,", "(found->second.ranks_done.insert(report.rank), true),"),
+    ("a-rank-reports-its-write-twice", "exactly-once", POOL,
+     "rank < num_ranks_ && !slot.written[rank],", "rank < num_ranks_,"),
+    ("a-pull-is-answered-twice", "exactly-once", WORKER, "pulls_.erase(found);", ""),
+    ("a-stranger-ends-a-hold-of-ours", "exactly-once", HOLDER,
+     "if (found == leases_.end()) return;", "if (found == leases_.end()) return void(pool_.unpin(PinId{lease}));"),
+    ("saves-of-the-gone-are-never-sent", "exactly-once", STEPS,
+     "plan.saves_before = std::exchange(saves_before_next_, {});", "saves_before_next_.clear();"),
+    # bounded-hold
+    ("holds-never-expire", "bounded-hold", POOL,
+     "const bool expired = it->second.deadline <= now;", "const bool expired = false;"),
+    ("nobody-looks-at-deadlines", "bounded-hold", CORE,
+     "counters_.holds_expired += pool_.expire_pins(now).size();", ""),
+    ("a-load-keeps-its-hold", "bounded-hold", STEPS, "pool_.unpin(load.pin);", ""),
+    ("a-lease-is-too-long", "bounded-hold", HOLDER, "now + config_.lease_ttl);", "now + 3 * config_.lease_ttl);"),
+    ("a-lease-is-not-given-back", "bounded-hold", FETCH,
+     "if (pull.lease != 0) actions_.push_back(LeaseReleased{pull.endpoint, pull.lease});", ""),
+    ("fetches-have-no-end", "bounded-hold", CORE, "if (request.fetch->try_deadline > now) continue;", "continue;"),
+    ("look-ups-wait-for-ever", "bounded-hold", ADMISSION,
+     "if (now < request.wait_deadline) return {true, 0};", "return {true, 0};"),
+    ("the-whole-pool-may-be-kept", "bounded-hold", ORDERS,
+     "if (num_kept_ + chunks.size() < num_allowed)", "if (num_allowed + 1 > 0)"),
+    # sane-counts
+    ("a-full-hit-is-given-whole", "sane-counts", ADMISSION,
+     "const std::uint32_t hit = std::min(coverage.tokens, request.chain.size() - 1);",
+     "const std::uint32_t hit = coverage.tokens;"),
+    ("hits-are-counted-at-each-look-up", "sane-counts", ADMISSION,
+     "if (spec.num_external > 0) counters_.lookup_hits += 1;",
+     "if (spec.num_external > 0) counters_.lookup_hits += 1, counters_.hit_tokens += spec.num_external;"),
+    ("a-counter-shrinks", "sane-counts", ADMISSION,
+     "counters_.resumed_hit_tokens += num_external;", "counters_.resumed_hit_tokens -= num_external;"),
+    ("loads-count-what-the-best-rank-has", "sane-counts", STEPS,
+     "admission.loaded = std::min(admission.loaded, done.tokens_loaded);", ""),
+    # verified-only
+    ("offers-what-is-not-whole", "verified-only", HOLDER,
+     "if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;", "if (slot == nullptr) continue;"),
+    ("other-models-are-served", "verified-only", HOLDER,
+     "if (request.fingerprint != config_.fingerprint) {", "if (false) {"),
+    ("pulled-bytes-are-taken-as-they-are", "verified-only", FETCH,
+     "pool_.rank_written(item.local, rank, ok[i], item.checksums[rank])",
+     "pool_.rank_written(item.local, rank, true, item.checksums[rank])"),
+    ("a-failed-write-is-ready", "verified-only", POOL, "slot.write_failed |= !ok;", ""),
+    ("ready-when-the-first-rank-wrote", "verified-only", POOL,
+     "if (++slot.ranks_done < num_ranks_) return false;", "if (++slot.ranks_done > 1) return false;"),
+    ("a-damaged-chunk-is-offered-again", "verified-only", STEPS,
+     "pool_.condemn(chunk);  // what failed once is never offered again", "// what failed once is offered again"),
+    ("a-worker-reads-any-generation", "verified-only", WORKER,
+     "return source.whole && !source.writing && source.generation == chunk.generation;",
+     "return source.whole && !source.writing;"),
+    ("a-tail-longer-than-its-slot", "verified-only", ORDERS,
+     "std::erase_if(fetch.left, [&](const ChunkMeta& chunk) { return chunk.num_tokens > config_.chunk_tokens; });", ""),
+    ("keys-of-tokens-taken-back", "verified-only", CHAIN,
+     "if (keys_.size() > num_full_chunks()) keys_.resize(num_full_chunks());", ""),
+    # no-engine-death
+    ("an-answer-for-nobody", "no-engine-death", FETCH,
+     "if (found == fetches_.end()) return;", ""),
+    ("an-answer-for-who-is-gone", "no-engine-death", CORE,
+     "fetches_.erase(request.fetch->id);  // a pull", "// a pull"),
+    ("checksums-of-too-few-ranks", "no-engine-death", FETCH,
+     "if (leased.num_tokens != meta.num_tokens || leased.checksums.size() != config_.num_ranks) continue;",
+     "if (leased.num_tokens != meta.num_tokens) continue;"),
+    ("an-answer-about-what-was-not-asked", "no-engine-death", FETCH,
+     "if (leased.index >= wanted.size()) continue;", ""),
+)]
