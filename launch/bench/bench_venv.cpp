@@ -31,9 +31,12 @@ const std::map<std::string, std::vector<std::string>>& packages() {
         "urllib3", "idna", "certifi", "charset-normalizer", "lmcache"}},
       {"controller_mooncake", {"--no-deps", "numpy", "mooncake-transfer-engine-non-cuda"}},
       {"controller_redis", {"--no-deps", "numpy", "hiredis"}},
+      {"connector_lmcache", {"--no-deps", "sortedcontainers", "aiofile", "caio", "redis", "awscrt", "lmcache"}},
   };
   return all;
 }
+
+constexpr std::string_view kBesideVllm = "connector_lmcache";  // for vLLM's Python, in a folder of its own
 
 fs::path venv() {
   char self[PATH_MAX] = {};
@@ -83,11 +86,19 @@ Result<void> ensure_installed(const std::string& what, const std::function<void(
     std::vector<std::string> words{python.string(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"};
     const std::vector<std::string>& wanted = packages().at(what);
     words.insert(words.end(), wanted.begin(), wanted.end());
+    if (what == kBesideVllm) words.insert(words.end(), {"--target", beside_vllm_folder()});
     say(fmt::format("installing {} from PyPI", wanted.back()));
     if (Result<void> ok = run_to_end({std::move(words), {}}); !ok) return ok;
     std::ofstream(stamp) << "installed\n";
   }
   return write_scripts();
+}
+
+std::string beside_vllm_folder() { return venv() / "beside-vllm"; }
+
+Result<std::string> script_path(const std::string& script) {
+  if (Result<void> ok = write_scripts(); !ok) return std::move(ok).error();
+  return (venv() / "scripts" / script).string();
 }
 
 Result<void> run_to_end(const Command& command) {

@@ -1,5 +1,6 @@
 #include <memory>
 
+#include "launch/bench/connector_bench.h"
 #include "launch/bench/controller_bench.h"
 #include "launch/bench/driver.h"
 #include "launch/bench/listener.h"
@@ -59,6 +60,24 @@ Run add_controller(CLI::App& bench_app, CLI::App*& command) {
   return [flags] { return bench::run_controller_bench(*flags); };
 }
 
+Run add_connector(CLI::App& bench_app, CLI::App*& command) {
+  command = bench_app.add_subcommand(
+      "connector",
+      "Time what vLLM's scheduler pays for a KV connector's calls: look-ups and steps, by vLLM's own scheduler where "
+      "a Python with vLLM is found, and of the C++ core alone. Microseconds.");
+  auto flags = std::make_shared<bench::ConnectorFlags>();
+  const auto text = [&](const char* name, std::string& value, const char* help) {
+    command->add_option(name, value, help)->capture_default_str();
+  };
+  text("--tokens", flags->tokens, "Of a request that is looked up");
+  text("--running", flags->running, "Requests that decode in a step");
+  text("--repeat", flags->repeat, "Look-ups and steps; the median counts");
+  text("--peers", flags->peers, "Also measure vLLM's connectors for these: nixl, lmcache");
+  text("--python", flags->python, "A Python that has vLLM [the checkout's .venv, else python3]");
+  text("--json", flags->json_file, "Write all figures there");
+  return [flags] { return bench::run_connector_bench(*flags); };
+}
+
 }  // namespace
 
 Run add_bench_command(CLI::App& app) {
@@ -68,6 +87,8 @@ Run add_bench_command(CLI::App& app) {
   const Run run_it = add_transfer(*command, transfer);
   CLI::App* controller = nullptr;
   const Run run_controller = add_controller(*command, controller);
+  CLI::App* connector = nullptr;
+  const Run run_connector = add_connector(*command, connector);
   // What the benchmark starts itself as; not for people.
   CLI::App* worker = command->add_subcommand("worker", "")->group("");
   CLI::App* listener = command->add_subcommand("listener", "")->group("");
@@ -75,6 +96,7 @@ Run add_bench_command(CLI::App& app) {
     if (worker->parsed()) return bench::run_worker();
     if (listener->parsed()) return bench::run_listener({"127.0.0.1", 0}, true);
     if (controller->parsed()) return run_controller();
+    if (connector->parsed()) return run_connector();
     return run_it();
   };
 }
