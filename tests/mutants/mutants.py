@@ -83,7 +83,9 @@ def build(mutant: Mutant, scratch: Path) -> None:
         at = words.index("-o")
         # Objects come before libraries, so the library's own copy of the file is not taken.
         words = [*words[:at], str(broken), "-o", str(scratch / target), *words[at + 2:]]
-        subprocess.run(words, cwd=RELEASE, capture_output=True, check=True)
+        linked = subprocess.run(words, cwd=RELEASE, capture_output=True, text=True, check=False)
+        if linked.returncode != 0:
+            raise MutantError(f"does not link into {target}: {linked.stderr.splitlines()[-1:]}")
 
 
 def run_quietly(command: list[str]) -> tuple[int, str]:

@@ -75,13 +75,11 @@ std::uint32_t MiniEngine::in_flight(const Request& request) const {
 /// Blocks for `total` tokens, of which the first `computed` are there or being loaded; the hit's come first. Registers
 /// what will be full as vLLM does, before it is computed. False: no room.
 bool MiniEngine::grow(Request& request, const BlockTable& hit, std::uint32_t total, std::uint32_t computed) {
-  const std::size_t before = request.table[0].size();
   if (request.running) {
     const std::uint32_t under_way = in_flight(request);
     blocks_.drop_skipped(request.table, request.computed > under_way ? request.computed - under_way : 0);
   }
   if (!blocks_.take(request.table, hit, (total + block_tokens_ - 1) / block_tokens_, computed)) return false;
-  request.table_changed |= request.table[0].size() != before;
   if (request.load != Request::Load::kUnderWay) cache_blocks(request, total);
   return true;
 }
@@ -338,6 +336,7 @@ MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInp
   request.running = true;
   request.computed = have;
   request.sampled = request.known;
+  request.is_admitted = true;
   input.scheduled.push_back({RequestId{id}, have, num, {}});
   budget -= num;
   return Next::kGoOn;
@@ -353,6 +352,24 @@ void MiniEngine::schedule_waiting(StepInput& input, std::uint32_t& budget, TimeN
   }
 }
 
+/// Tokens and block tables, whole or only what is new of them.
+void MiniEngine::tell_step(StepInput& input) {
+  for (const RequestId& id : input.preempted)
+    if (const auto found = requests_.find(id.value); found != requests_.end()) tell_tokens(found->second);
+  for (ScheduledRequest& scheduled : input.scheduled) {
+    Request& request = requests_.at(scheduled.id.value);
+    const auto size = static_cast<std::uint32_t>(request.table[0].size());
+    if (!config_.tells_late) tell_tokens(request);
+    if (std::exchange(request.is_admitted, false) || (!config_.tells_late && size > request.blocks_told)) {
+      scheduled.block_ids = request.table;
+    } else if (size > request.blocks_told) {
+      for (const std::vector<BlockId>& group : request.table)
+        scheduled.new_block_ids.emplace_back(group.begin() + request.blocks_told, group.end());
+    }
+    request.blocks_told = size;
+  }
+}
+
 void MiniEngine::step(TimeNs now) {
   tally_.steps += 1;
   StepInput input;
@@ -362,12 +379,12 @@ void MiniEngine::step(TimeNs now) {
   schedule_running(input, budget);
   if (preempted_.size() == preempted_before) schedule_waiting(input, budget, now);
   input.preempted = std::exchange(preempted_, {});
-  for (ScheduledRequest& scheduled : input.scheduled) {
-    Request& request = requests_.at(scheduled.id.value);
-    tell_tokens(request);
-    if (std::exchange(request.table_changed, false)) scheduled.block_ids = request.table;
-  }
-  StepPlan plan = core_.build_step(input, now);
+  tell_step(input);
+  const TokenSource tokens = [this](const RequestId& id, std::uint32_t known) {
+    const Request& request = requests_.at(id.value);
+    return std::vector(request.text.tokens.begin() + known, request.text.tokens.begin() + request.known);
+  };
+  StepPlan plan = core_.build_step(input, now, config_.tells_late ? tokens : TokenSource{});
   std::vector<const StepPlan*> under_way;
   for (const InFlight& step : in_flight_) under_way.push_back(&step.plan);
   under_way.push_back(&plan);
