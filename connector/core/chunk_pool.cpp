@@ -139,7 +139,7 @@ PinId ChunkPool::pin(std::vector<ChunkRef> chunks, std::string owner, TimeNs now
   for (ChunkRef chunk : chunks) {
     Slot& slot = checked(chunk);
     KVFERRY_CHECK(slot.state == State::kWriting || slot.state == State::kReady, "pin on empty slot {}", chunk.slot);
-    slot.pins += 1;
+    pinned_ += slot.pins++ == 0 ? 1 : 0;
   }
   pins_.emplace(++last_pin_, Pin{std::move(chunks), std::move(owner), deadline});
   return PinId{last_pin_};
@@ -151,7 +151,7 @@ bool ChunkPool::unpin(PinId id) {
   for (ChunkRef chunk : found->second.chunks) {
     Slot& slot = checked(chunk);  // a pinned slot is never reused, so the generation still fits
     KVFERRY_CHECK(slot.pins > 0, "slot {} is unpinned once too often", chunk.slot);
-    slot.pins -= 1;
+    pinned_ -= --slot.pins == 0 ? 1 : 0;
     if (slot.state == State::kDoomed && slot.pins == 0) free_or_doom(slot);
   }
   pins_.erase(found);
@@ -176,11 +176,6 @@ std::vector<const ChunkPool::Slot*> ChunkPool::ready() const {
   std::vector<const Slot*> found;
   for (std::uint32_t index : lru_) found.push_back(&slots_[index]);
   return found;
-}
-
-std::uint32_t ChunkPool::num_pinned() const {
-  return static_cast<std::uint32_t>(
-      std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.pins > 0; }));
 }
 
 }  // namespace kvferry

@@ -84,7 +84,7 @@ class ChunkPool {
   std::vector<const Slot*> ready() const;
 
   std::uint32_t num_slots() const { return static_cast<std::uint32_t>(slots_.size()); }
-  std::uint32_t num_pinned() const;
+  std::uint32_t num_pinned() const { return pinned_; }
   std::uint32_t num_ready() const { return static_cast<std::uint32_t>(lru_.size()); }
   std::size_t num_pins() const { return pins_.size(); }
   struct Pin {
@@ -106,6 +106,7 @@ class ChunkPool {
   std::vector<std::uint32_t> free_;
   std::list<std::uint32_t> lru_;  // ready slots, least recently used first
   std::uint32_t writing_ = 0;
+  std::uint32_t pinned_ = 0;
   std::unordered_map<ChunkKey, std::uint32_t> by_key_;
   std::unordered_map<ChunkKey, std::vector<std::uint32_t>> by_group_;  // oldest first
   std::map<std::uint64_t, Pin> pins_;

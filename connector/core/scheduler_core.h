@@ -119,6 +119,7 @@ struct CoreCounters {
                 resumed = 0, resumed_hit_tokens = 0, saved_chunks = 0, saved_tokens = 0, save_failures = 0,
                 pool_full = 0, pulls = 0, pulled_chunks = 0, pull_failures = 0, fetch_timeouts = 0, leases_granted = 0,
                 holds_expired = 0, evicted_chunks = 0, keeps_refused = 0;
+  bool operator==(const CoreCounters&) const = default;
 };
 
 class SchedulerCore {

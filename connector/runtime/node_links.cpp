@@ -90,11 +90,13 @@ Result<void> NodeLinks::start(const std::vector<WorkerHello>& workers) {
   return {};
 }
 
-void NodeLinks::carry_out(std::vector<Action> actions) {
-  if (actions.empty()) return;
+bool NodeLinks::leave(std::vector<Action> actions) {
+  const bool is_first = impl_->queue.empty() && !actions.empty();
   for (Action& action : actions) impl_->queue.push_back(std::move(action));
-  impl_->wake.set();
+  return is_first;
 }
+
+void NodeLinks::wake() { impl_->wake.set(); }
 
 void NodeLinks::shutdown() {
   if (impl_->thread.joinable()) {

@@ -32,8 +32,10 @@ class NodeLinks {
 
   /// Connects to the workers and starts the thread.
   Result<void> start(const std::vector<WorkerHello>& workers);
-  /// Has the thread carry out what take_actions() gives; call it with the lock held after each event.
-  void carry_out(std::vector<Action> actions);
+  /// Leaves what take_actions() gives to the thread; call it with the lock held after each event. True: the thread may
+  /// be asleep, so wake() follows, best without the lock, for which it would only wait.
+  bool leave(std::vector<Action> actions);
+  void wake();
   /// Leaves the controller, joins the thread. Idempotent.
   void shutdown();
 

@@ -12,6 +12,38 @@ namespace kvferry {
 namespace {
 
 constexpr std::chrono::milliseconds kLookupPatience{2};  // per step, for answers that are on their way
+constexpr TimeNs kMetricsInterval = 100 * kMillisecond;
+
+std::map<std::string, double> metrics_of(const SchedulerCore& core) {
+  const CoreCounters& c = core.counters();
+  const auto number = [](auto value) { return static_cast<double>(value); };
+  return std::map<std::string, double>{
+      {"lookups_total", number(c.lookups)},
+      {"lookup_hits_total", number(c.lookup_hits)},
+      {"hit_tokens_total", number(c.hit_tokens)},
+      {"loads_total", number(c.loads)},
+      {"loaded_tokens_total", number(c.loaded_tokens)},
+      {"load_failures_total", number(c.load_failures)},
+      {"resumed_total", number(c.resumed)},
+      {"resumed_hit_tokens_total", number(c.resumed_hit_tokens)},
+      {"saved_chunks_total", number(c.saved_chunks)},
+      {"saved_tokens_total", number(c.saved_tokens)},
+      {"save_failures_total", number(c.save_failures)},
+      {"pool_full_total", number(c.pool_full)},
+      {"pulls_total", number(c.pulls)},
+      {"pulled_chunks_total", number(c.pulled_chunks)},
+      {"pull_failures_total", number(c.pull_failures)},
+      {"fetch_timeouts_total", number(c.fetch_timeouts)},
+      {"leases_granted_total", number(c.leases_granted)},
+      {"holds_expired_total", number(c.holds_expired)},
+      {"evicted_chunks_total", number(c.evicted_chunks)},
+      {"keeps_refused_total", number(c.keeps_refused)},
+      {"pool_chunks", number(core.pool().num_ready())},
+      {"pool_slots", number(core.pool().num_slots())},
+      {"pool_pinned_chunks", number(core.pool().num_pinned())},
+      {"pool_kept_chunks", number(core.num_kept())},
+  };
+}
 
 }  // namespace
 
@@ -24,18 +56,30 @@ struct SchedulerNode::Impl {
   std::uint16_t port = 0;
   Incarnation incarnation;
   std::chrono::steady_clock::duration patience_left = kLookupPatience;
+  struct Told {
+    CoreCounters counters;
+    std::size_t num_ready = 0, num_pinned = 0, num_kept = 0;
+    bool operator==(const Told&) const = default;
+  };
+  std::optional<Told> told;  // as of take_metrics()
+  TimeNs told_at = 0;
 
   /// Runs an engine call on the core under its lock, then hands its actions to the links.
   template <class Call>
   auto with_core(Call call) {
-    const std::lock_guard lock(shared.mutex);
+    std::unique_lock lock(shared.mutex);
     KVFERRY_CHECK(shared.core, "a request came before the workers were attached");
+    const auto leave = [&] {
+      const bool is_asleep = links->leave(shared.core->take_actions());
+      lock.unlock();
+      if (is_asleep) links->wake();
+    };
     if constexpr (std::is_void_v<decltype(call(*shared.core))>) {
       call(*shared.core);
-      links->carry_out(shared.core->take_actions());
+      leave();
     } else {
       auto result = call(*shared.core);
-      links->carry_out(shared.core->take_actions());
+      leave();
       return result;
     }
   }
@@ -126,7 +170,7 @@ Answer SchedulerNode::lookup(const RequestId& id, std::uint32_t num_local) {
   KVFERRY_CHECK(impl.shared.core, "a request came before the workers were attached");
   while (true) {
     const Answer answer = impl.shared.core->lookup(id, num_local, impl.clock.now());
-    impl.links->carry_out(impl.shared.core->take_actions());
+    if (impl.links->leave(impl.shared.core->take_actions())) impl.links->wake();
     if (!answer.pending || impl.patience_left <= std::chrono::steady_clock::duration::zero()) return answer;
     // A round trip costs less than a step: waiting a moment saves the request a step, and costs the others little.
     const auto began = std::chrono::steady_clock::now();
@@ -163,36 +207,18 @@ void SchedulerNode::reset_cache() {
 }
 
 std::map<std::string, double> SchedulerNode::metrics() const {
-  return impl_->with_core([](SchedulerCore& core) {
-    const CoreCounters& c = core.counters();
-    const auto number = [](auto value) { return static_cast<double>(value); };
-    return std::map<std::string, double>{
-        {"lookups_total", number(c.lookups)},
-        {"lookup_hits_total", number(c.lookup_hits)},
-        {"hit_tokens_total", number(c.hit_tokens)},
-        {"loads_total", number(c.loads)},
-        {"loaded_tokens_total", number(c.loaded_tokens)},
-        {"load_failures_total", number(c.load_failures)},
-        {"resumed_total", number(c.resumed)},
-        {"resumed_hit_tokens_total", number(c.resumed_hit_tokens)},
-        {"saved_chunks_total", number(c.saved_chunks)},
-        {"saved_tokens_total", number(c.saved_tokens)},
-        {"save_failures_total", number(c.save_failures)},
-        {"pool_full_total", number(c.pool_full)},
-        {"pulls_total", number(c.pulls)},
-        {"pulled_chunks_total", number(c.pulled_chunks)},
-        {"pull_failures_total", number(c.pull_failures)},
-        {"fetch_timeouts_total", number(c.fetch_timeouts)},
-        {"leases_granted_total", number(c.leases_granted)},
-        {"holds_expired_total", number(c.holds_expired)},
-        {"evicted_chunks_total", number(c.evicted_chunks)},
-        {"keeps_refused_total", number(c.keeps_refused)},
-        {"pool_chunks", number(core.pool().num_ready())},
-        {"pool_slots", number(core.pool().num_slots())},
-        {"pool_pinned_chunks", number(core.pool().num_pinned())},
-        {"pool_kept_chunks", number(core.num_kept())},
-    };
-  });
+  return impl_->with_core([](SchedulerCore& core) { return metrics_of(core); });
+}
+
+std::optional<std::map<std::string, double>> SchedulerNode::take_metrics() {
+  const TimeNs now = impl_->clock.now();
+  const std::lock_guard lock(impl_->shared.mutex);
+  const SchedulerCore& core = *impl_->shared.core;
+  const Impl::Told state{core.counters(), core.pool().num_ready(), core.pool().num_pinned(), core.num_kept()};
+  if (state == impl_->told || (core.num_requests() > 0 && now < impl_->told_at + kMetricsInterval)) return std::nullopt;
+  impl_->told = state;
+  impl_->told_at = now;
+  return metrics_of(core);
 }
 
 void SchedulerNode::shutdown() {

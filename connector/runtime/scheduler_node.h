@@ -56,6 +56,9 @@ class SchedulerNode {
 
   /// Monotone counters and momentary gauges by metric name, without the kvferry_ prefix.
   std::map<std::string, double> metrics() const;
+  /// The same when they have changed since the last call; while requests are served at most ten times a second, since
+  /// it is asked in every step.
+  std::optional<std::map<std::string, double>> take_metrics();
 
   /// Says goodbye to the controller and joins the thread. Idempotent.
   void shutdown();

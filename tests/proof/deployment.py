@@ -89,7 +89,7 @@ class Deployment:
             config = KVFERRY_CONNECTOR.config(role, self.controller.address, extra=configuration.extra)
             return Server(VllmServer(f"{label}-{kind}{index}", models[configuration.model],
                                      cores[(index + (kind == "decode")) % len(cores)], config,
-                                     ("--max-model-len", "1024", *flags, *configuration.flags),
+                                     ("--max-model-len", "640", *flags, *configuration.flags),
                                      log_folder=log_folder))
 
         blocks = ("--num-gpu-blocks-override", str(configuration.decode_blocks))

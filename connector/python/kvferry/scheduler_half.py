@@ -203,7 +203,8 @@ class SchedulerHalf:
         return True
 
     def take_stats(self) -> KvFerryStats | None:
-        return self._stats.take(self._node.metrics())
+        metrics = self._node.take_metrics()
+        return None if metrics is None else self._stats.take(metrics)
 
     def shutdown(self) -> None:
         self._node.shutdown()

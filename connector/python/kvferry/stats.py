@@ -58,9 +58,7 @@ class StatsSource:
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
 
-    def take(self, metrics: dict[str, float]) -> KvFerryStats | None:
-        if metrics == self._last:
-            return None
+    def take(self, metrics: dict[str, float]) -> KvFerryStats:
         data: dict[str, Any] = {name: metrics[name] for name in GAUGES}
         for name in COUNTERS:
             growth = metrics[name] - self._last.get(name, 0.0)

@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdlib>
+#include <span>
 #include <utility>
 
 #include "connector/python/src/python_error.h"
@@ -71,7 +72,8 @@ class RunningRequests {
   }
   std::size_t size() const { return ids_.size(); }
 
-  void append_to(std::vector<ScheduledRequest>& requests) const {
+  /// Overwrites as many; what they hold of an earlier step's strings is used again.
+  void write_to(std::span<ScheduledRequest> requests) const {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(ids_.ptr()); ++i) {
       PyObject* const id = PyList_GET_ITEM(ids_.ptr(), i);
       Py_ssize_t id_size = 0;
@@ -79,7 +81,9 @@ class RunningRequests {
       PyObject* const count = PyDict_GetItemWithError(scheduled_.ptr(), id);
       if (id_text == nullptr || PyErr_Occurred() != nullptr) throw nb::python_error();
       if (count == nullptr) throw nb::key_error(id_text);
-      ScheduledRequest& request = requests.emplace_back();
+      ScheduledRequest& request = requests[static_cast<std::size_t>(i)];
+      request.block_ids.reset();
+      request.new_block_ids.clear();
       request.id.value.assign(id_text, static_cast<std::size_t>(id_size));
       request.num_computed = static_cast<std::uint32_t>(PyLong_AsLong(PyList_GET_ITEM(computed_.ptr(), i)));
       request.num_scheduled = static_cast<std::uint32_t>(PyLong_AsLong(count));
@@ -106,6 +110,7 @@ PlaneLayout plane_from(const Plane& plane) {
 
 struct PyScheduler {
   std::unique_ptr<SchedulerNode> node;
+  StepInput step;  // kept for its memory
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
               std::uint32_t block_tokens, std::vector<std::uint32_t> windows, std::int64_t start_timeout_ms) {
@@ -155,14 +160,16 @@ struct PyScheduler {
   nb::bytes build_step(
       const std::vector<std::tuple<std::string, std::uint32_t, std::uint32_t, std::optional<BlockTable>>>& admitted,
       const RunningRequests& running, const std::vector<std::string>& preempted, const nb::callable& tokens_of) {
-    StepInput input;
-    input.scheduled.reserve(admitted.size() + running.size());
-    for (const auto& [id, computed, count, blocks] : admitted)
-      input.scheduled.push_back({RequestId{id}, computed, count, blocks, {}});
-    running.append_to(input.scheduled);
-    for (const std::string& id : preempted) input.preempted.push_back(RequestId{id});
+    step.scheduled.resize(admitted.size() + running.size());
+    for (std::size_t i = 0; i < admitted.size(); ++i) {
+      const auto& [id, computed, count, blocks] = admitted[i];
+      step.scheduled[i] = {RequestId{id}, computed, count, blocks, {}};
+    }
+    running.write_to(std::span(step.scheduled).subspan(admitted.size()));
+    step.preempted.clear();
+    for (const std::string& id : preempted) step.preempted.push_back(RequestId{id});
     return to_bytes(node->build_step(
-        input, [&](const RequestId& id, std::uint32_t known) { return integers(tokens_of(id.value, known)); }));
+        step, [&](const RequestId& id, std::uint32_t known) { return integers(tokens_of(id.value, known)); }));
   }
 
   nb::dict finished(const std::string& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted) {
@@ -261,6 +268,7 @@ NB_MODULE(_core, m) {
           "report"_a)
       .def("reset_cache", [](PyScheduler& self) { self.node->reset_cache(); })
       .def("metrics", [](const PyScheduler& self) { return self.node->metrics(); })
+      .def("take_metrics", [](PyScheduler& self) { return self.node->take_metrics(); })
       .def("shutdown", [](PyScheduler& self) {
         const nb::gil_scoped_release unlocked;
         self.node->shutdown();
