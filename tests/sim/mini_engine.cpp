@@ -1,4 +1,4 @@
-// Scheduling: what vLLM's Scheduler.schedule() does with its queues.
+// A step, and scheduling: what vLLM's Scheduler.schedule() does with running requests.
 #include "mini_engine.h"
 
 #include <fmt/format.h>
@@ -75,13 +75,11 @@ std::uint32_t MiniEngine::in_flight(const Request& request) const {
 /// Blocks for `total` tokens, of which the first `computed` are there or being loaded; the hit's come first. Registers
 /// what will be full as vLLM does, before it is computed. False: no room.
 bool MiniEngine::grow(Request& request, const BlockTable& hit, std::uint32_t total, std::uint32_t computed) {
-  const std::size_t before = request.table[0].size();
   if (request.running) {
     const std::uint32_t under_way = in_flight(request);
     blocks_.drop_skipped(request.table, request.computed > under_way ? request.computed - under_way : 0);
   }
   if (!blocks_.take(request.table, hit, (total + block_tokens_ - 1) / block_tokens_, computed)) return false;
-  request.table_changed |= request.table[0].size() != before;
   if (request.load != Request::Load::kUnderWay) cache_blocks(request, total);
   return true;
 }
@@ -172,184 +170,21 @@ void MiniEngine::schedule_running(StepInput& input, std::uint32_t& budget) {
   }
 }
 
-/// nullopt: ask again in a later step.
-std::optional<Answer> MiniEngine::look_up(Request& request, std::uint32_t num_local, TimeNs now) {
-  const RequestId id{request.spec.id};
-  const Answer answer = core_.lookup(id, num_local, now);
-  tell("  look-up of {}: {} local, {} external{}", id, num_local, answer.num_external, answer.pending ? ", wait" : "");
-  const TimeNs pending_for = now - request.pending_since.value_or(now);
-  promises_.lookup_answered(id.value, num_local, answer, request.known, pending_for);
-  if (std::uniform_real_distribution<>(0, 1)(rng_) < config_.asks_again) {
-    const std::size_t holds = core_.pool().num_pins();
-    const Answer again = core_.lookup(id, num_local, now);
-    promises_.asked_again(id.value, answer, again, holds, core_.pool().num_pins());
-    tally_.lookups_again += 1;
-  }
-  if (!answer.pending) {
-    request.pending_since.reset();
-    request.wait = Request::Wait::kRefused;  // unless it is allocated
-    return answer;
-  }
-  tally_.lookups_pending += 1;
-  request.wait = Request::Wait::kPending;
-  if (!request.pending_since) request.pending_since = now;
-  return std::nullopt;
-}
-
-/// What vLLM's scheduler does between a look-up and an allocation, none of which it tells. True: no allocation follows.
-bool MiniEngine::is_given_up(const std::string& id, std::uint32_t& external, Next& next) {
-  const auto give_up = [&](std::uint64_t& count, const char* why, Next then) {
-    tell("  no room for {}: {}", id, why);
-    count += 1;
-    next = then;
-    return true;
-  };
-  switch (refuse ? refuse(id) : Exit::kNone) {
-    case Exit::kNone:
-      break;
-    case Exit::kEncoderPending:
-      return give_up(tally_.exit_encoder_pending, "encoder", Next::kSkip);
-    case Exit::kPrefillsDeferred:
-      return give_up(tally_.exit_prefills_deferred, "prefills wait", Next::kWait);
-    case Exit::kDraftsPadded:
-      return give_up(tally_.exit_drafts_padded, "padded drafts", Next::kWait);
-    case Exit::kUnchunked:
-      return give_up(tally_.exit_unchunked, "not chunked", Next::kWait);
-    case Exit::kAlignedSplit:
-      return give_up(tally_.exit_aligned_split, "aligned split", Next::kWait);
-    case Exit::kEncoderBudget:
-      return give_up(tally_.exit_encoder_budget, "encoder budget", Next::kWait);
-    case Exit::kNoBlocks:
-      return give_up(tally_.exit_no_blocks, "blocks", Next::kWait);
-    case Exit::kAnswerDropped:
-      tally_.answer_dropped += external > 0;
-      external = 0;
-      break;
-    case Exit::kAnswerTrimmed:
-      if (core_.loads_async()) break;  // vLLM takes these whole or not at all
-      tally_.answer_trimmed += external > 1;
-      external /= 2;
-      break;
-  }
-  return false;
-}
-
-/// Blocks that prefills under way still need: vLLM gives them to no asynchronous load, which nobody could preempt.
-std::uint32_t MiniEngine::reserved_blocks() const {
-  std::uint32_t num = 0;
-  for (const auto& [id, request] : requests_) {
-    const bool is_prefilling = request.load != Request::Load::kNone ||
-                               (request.running && request.computed < request.known + request.placeholders);
-    if (!is_prefilling) continue;
-    const std::uint32_t wanted = (request.known + block_tokens_ - 1) / block_tokens_;
-    for (const std::vector<BlockId>& group : request.table)
-      num += wanted > group.size() ? wanted - static_cast<std::uint32_t>(group.size()) : 0;
-  }
-  return num;
-}
-
-/// Blocks for what is loaded; they are nobody's until the load is done.
-MiniEngine::Next MiniEngine::admit_async(Request& request, const BlockTable& hit, std::uint32_t num_local,
-                                         std::uint32_t external, TimeNs now) {
-  const std::string& id = request.spec.id;
-  const std::uint32_t whole = (request.known + block_tokens_ - 1) / block_tokens_;
-  const auto groups = static_cast<std::uint32_t>(blocks_.windows().size());
-  const bool is_reserved = reserved_blocks() + whole * groups > blocks_.num_free();
-  request.load = Request::Load::kUnderWay;
-  if (is_reserved || !grow(request, hit, num_local + external, num_local + external)) {
-    request.load = Request::Load::kNone;
-    tally_.exit_no_blocks += 1;
-    tell("  no room for {}: blocks", id);
-    return Next::kWait;
-  }
-  tell("  {} waits for its load", id);
-  core_.allocated(RequestId{id}, external, request.table, now);
-  admitted_.push_back({id, num_local, external, request.table});
-  tally_.async_loads += 1;
-  tally_.resumed_hits += request.preemptions > 0;
-  tally_.local_and_external += num_local > 0;
-  request.computed = num_local + external;
-  request.loaded_from = num_local;
-  request.loaded_to = request.computed;
-  std::erase(waiting_, id);
-  std::erase(holding_, id);  // where a first load failed
-  holding_.push_back(id);
-  return Next::kGoOn;
-}
-
-/// The load is over: its blocks are cached, or, where it failed, given back for another look-up.
-void MiniEngine::take_loaded(Request& request) {
-  if (request.load == Request::Load::kFailed) {
-    tell("  the load of {} failed", request.spec.id);
-    blocks_.give_back(request.table);
-    request.table.assign(blocks_.windows().size(), {});
-    request.computed = request.loaded_from = request.loaded_to = 0;
-  } else if (request.load == Request::Load::kDone) {
-    cache_blocks(request, request.computed);
-  }
-  request.load = Request::Load::kNone;
-}
-
-MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInput& input, std::uint32_t& budget,
-                                                  TimeNs now) {
-  Request& request = requests_.at(id);
-  if (request.load == Request::Load::kUnderWay || has_output_coming(request)) return Next::kSkip;
-  tell_tokens(request);
-  take_loaded(request);
-  const bool is_loaded = request.computed > 0;  // then vLLM looks nothing up
-  BlockTable hit(blocks_.windows().size());
-  std::uint32_t num_local = 0, external = 0;
-  bool is_async = false;
-  if (!is_loaded) {
-    if (request.spec.cacheable) hit = blocks_.hit(std::span(request.text.stamps).first(request.known));
-    num_local = static_cast<std::uint32_t>(hit[0].size()) * block_tokens_;
-    const std::optional<Answer> answer = look_up(request, num_local, now);
-    if (!answer) return Next::kSkip;
-    external = answer->num_external;
-    is_async = answer->is_async;
-  }
-  Next next = Next::kGoOn;
-  if (is_given_up(id, external, next)) return next;
-  if (is_async && external > 0) return admit_async(request, hit, num_local, external, now);
-  const std::uint32_t have = is_loaded ? request.computed : num_local + external;
-  if (have >= request.known) throw Broken(fmt::format("sane-counts: nothing is left to compute for request {}", id));
-  const std::uint32_t num = std::min(request.known - have, budget);
-  if (!grow(request, hit, have + num, have)) {
-    tell("  no room for {}: blocks", id);
-    tally_.exit_no_blocks += 1;
-    return Next::kWait;
-  }
-  core_.allocated(RequestId{id}, external, request.table, now);
-  if (external > 0) {
-    admitted_.push_back({id, num_local, external, request.table});
-    tally_.sync_loads += 1;
-    tally_.resumed_hits += request.preemptions > 0;
-    tally_.local_and_external += num_local > 0;
-  }
-  if (!is_loaded) {
-    request.loaded_from = num_local;
-    request.loaded_to = have;
-  }
-  tally_.prefix_hits += num_local > 0;
-  tally_.chunked_prefills += have + num < request.known;
-  std::erase(holding_, id);
-  std::erase(waiting_, id);
-  running_.push_back(id);
-  request.running = true;
-  request.computed = have;
-  request.sampled = request.known;
-  input.scheduled.push_back({RequestId{id}, have, num, {}});
-  budget -= num;
-  return Next::kGoOn;
-}
-
-/// Requests that hold blocks come first. One that is skipped keeps its place.
-void MiniEngine::schedule_waiting(StepInput& input, std::uint32_t& budget, TimeNs now) {
-  std::vector<std::string> order(holding_.begin(), holding_.end());
-  order.insert(order.end(), waiting_.begin(), waiting_.end());
-  for (const std::string& id : order) {
-    if (budget == 0 || running_.size() >= config_.max_running) return;
-    if (schedule_one_waiting(id, input, budget, now) == Next::kWait) return;
+/// Tokens and block tables, whole or only what is new of them.
+void MiniEngine::tell_step(StepInput& input) {
+  for (const RequestId& id : input.preempted)
+    if (const auto found = requests_.find(id.value); found != requests_.end()) tell_tokens(found->second);
+  for (ScheduledRequest& scheduled : input.scheduled) {
+    Request& request = requests_.at(scheduled.id.value);
+    const auto size = static_cast<std::uint32_t>(request.table[0].size());
+    if (!config_.tells_late) tell_tokens(request);
+    if (std::exchange(request.is_admitted, false) || (!config_.tells_late && size > request.blocks_told)) {
+      scheduled.block_ids = request.table;
+    } else if (size > request.blocks_told) {
+      for (const std::vector<BlockId>& group : request.table)
+        scheduled.new_block_ids.emplace_back(group.begin() + request.blocks_told, group.end());
+    }
+    request.blocks_told = size;
   }
 }
 
@@ -362,12 +197,12 @@ void MiniEngine::step(TimeNs now) {
   schedule_running(input, budget);
   if (preempted_.size() == preempted_before) schedule_waiting(input, budget, now);
   input.preempted = std::exchange(preempted_, {});
-  for (ScheduledRequest& scheduled : input.scheduled) {
-    Request& request = requests_.at(scheduled.id.value);
-    tell_tokens(request);
-    if (std::exchange(request.table_changed, false)) scheduled.block_ids = request.table;
-  }
-  StepPlan plan = core_.build_step(input, now);
+  tell_step(input);
+  const TokenSource tokens = [this](const RequestId& id, std::uint32_t known) {
+    const Request& request = requests_.at(id.value);
+    return std::vector(request.text.tokens.begin() + known, request.text.tokens.begin() + request.known);
+  };
+  StepPlan plan = core_.build_step(input, now, config_.tells_late ? tokens : TokenSource{});
   std::vector<const StepPlan*> under_way;
   for (const InFlight& step : in_flight_) under_way.push_back(&step.plan);
   under_way.push_back(&plan);

@@ -27,6 +27,7 @@ struct EngineConfig {
   bool prefix_caching = true;
   bool uncached_first = false;   // see Blocks
   bool async = false;            // plan N + 1 is built before the outputs and the report of step N arrive
+  bool tells_late = false;       // tokens and blocks as the connector does: only what is asked for and what is new
   bool fails_requests = false;   // kv_load_failure_policy: fail instead of recompute
   std::uint32_t num_drafts = 0;  // speculative tokens of a decode step
   double accepts_draft = 0.6;    // of each, after all before it
@@ -112,7 +113,8 @@ class MiniEngine {
     std::uint32_t placeholders = 0;
     std::uint32_t drafts = 0;  // offered for the next step
     BlockTable table;
-    bool table_changed = false;
+    bool is_admitted = false;       // in this step: its whole table is told
+    std::uint32_t blocks_told = 0;  // of each group
     std::uint64_t epoch = 0;        // outputs of an older one are dropped
     std::uint64_t preemptions = 0;  // outputs of before one are taken in, but take nothing back
     std::uint32_t loaded_from = 0, loaded_to = 0;
@@ -165,6 +167,7 @@ class MiniEngine {
   void preempt(std::string id);
   bool has_output_coming(const Request& request) const;
   void tell_tokens(const Request& request);
+  void tell_step(StepInput& input);
   void execute(StepPlan plan, const StepInput& input);
   ForwardItem forward_item(Request& request, const ScheduledRequest& scheduled, Scheduled& out);
   void take_in(InFlight step, TimeNs now);

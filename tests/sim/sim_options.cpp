@@ -17,6 +17,7 @@ void draw_engine(Dice& dice, SimOptions& options) {
   engine.prefix_caching = dice.chance(0.7);
   engine.uncached_first = dice.chance(0.5);
   engine.async = dice.chance(0.5);
+  engine.tells_late = dice.chance(0.7);
   engine.num_drafts = dice.pick({0u, 0u, 1u, 3u});
   engine.accepts_draft = dice.pick({0.2, 0.7});
   engine.asks_again = dice.pick({0.0, 0.3});
