@@ -98,19 +98,26 @@ struct Fetch {
 struct RequestState {
   RequestState(NewRequest&& from, const ChunkKey& root, std::uint32_t chunk_tokens)
       : id(from.id),
-        chain(root, chunk_tokens, std::move(from.items)),
         num_prompt_tokens(from.num_prompt_tokens),
         cacheable(from.cacheable),
         handoff(from.handoff),
+        chain(root, chunk_tokens, std::move(from.items)),
         source(std::move(from.source)) {
     chain.append(from.tokens);
   }
 
+  // What every step looks at, side by side: hundreds of requests run at a time, and their memory is cold.
   RequestId id;
-  TokenChain chain;
+  std::uint32_t computed = 0;    // tokens whose KV is there when the planned steps are done
+  std::uint32_t saved = 0;       // full chunks before this token are in the pool or were tried
+  std::uint32_t window_end = 0;  // windows were cut for the token after these, when blocks were given last
   std::uint32_t num_prompt_tokens;
+  bool running = false;  // it has blocks
   bool cacheable;
   bool handoff;
+  BlockTable blocks;  // as of the last step that changed it
+
+  TokenChain chain;
   std::optional<HandoffSource> source;
 
   // The attempt at being admitted.
@@ -125,12 +132,7 @@ struct RequestState {
 
   // While it has blocks.
   enum class AsyncLoad : std::uint8_t { kNone, kUnderWay, kDone } async_load = AsyncLoad::kNone;
-  bool running = false;
   std::uint64_t admitted_in = 0;  // the step of its last admission
-  BlockTable blocks;              // as of the last step that changed it; replaced, never appended to
-  std::uint32_t computed = 0;     // tokens whose KV is there when the planned steps are done
-  std::uint32_t window_end = 0;   // windows were cut for the token after these, when blocks were given last
-  std::uint32_t saved = 0;        // full chunks before this token are in the pool or were tried
 
   std::optional<ChunkRef> last_tail;  // the newest tail of this request in the pool
   std::uint32_t last_tail_end = 0;    // where it ends, in tokens

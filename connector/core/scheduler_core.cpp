@@ -87,6 +87,7 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
     fetches_.erase(request.fetch->id);  // a pull under way still fills the pool; a lease that comes is given back
     fetching_.erase(id);
   }
+  std::replace(last_order_.begin(), last_order_.end(), &request, static_cast<RequestState*>(nullptr));
   requests_.erase(id);
   return result;
 }

@@ -204,6 +204,7 @@ class SchedulerCore {
   };
 
   RequestState* find(const RequestId& id);
+  RequestState* find_scheduled(const RequestId& id, std::size_t place);
   Coverage cover(RequestState& request);
   std::uint32_t fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit, std::uint32_t num_local) const;
   /// The first token that layers with a window still have, when the token after `end` tokens is next.
@@ -242,7 +243,8 @@ class SchedulerCore {
   CoreConfig config_;
   ChunkPool pool_;
   std::unordered_map<RequestId, RequestState> requests_;
-  std::set<RequestId> open_lookups_;  // answered in this step, not allocated yet
+  std::vector<RequestState*> last_order_;  // of the last step's requests: the next step's is nearly the same
+  std::set<RequestId> open_lookups_;       // answered in this step, not allocated yet
   std::set<RequestId> fetching_;
   std::map<std::uint64_t, RequestId> fetches_;  // fetch id -> request
   std::map<std::uint64_t, Pull> pulls_;

@@ -22,8 +22,10 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
   StepPlan plan;
   plan.step = ++step_;
   plan.loads = std::exchange(loads_next_, {});
-  for (const ScheduledRequest& scheduled : input.scheduled) {
-    RequestState* request = find(scheduled.id);
+  last_order_.resize(input.scheduled.size());
+  for (std::size_t place = 0; place < input.scheduled.size(); ++place) {
+    const ScheduledRequest& scheduled = input.scheduled[place];
+    RequestState* request = find_scheduled(scheduled.id, place);
     if (request == nullptr) continue;
     request->running = true;
     if (scheduled.block_ids) request->blocks = *scheduled.block_ids;
@@ -33,7 +35,8 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
     }
     request->computed = scheduled.num_computed + scheduled.num_scheduled;
     request->window_end = scheduled.num_computed;  // a later step's blocks are overwritten in that step, not before
-    if (!request->cacheable) continue;
+    const bool fills_a_chunk = request->computed >= request->saved + config_.chunk_tokens;
+    if (!request->cacheable || (!fills_a_chunk && !request->handoff)) continue;
     if (tokens && lacks_tokens(*request)) {
       const std::uint32_t known = request->chain.size();
       update_tokens(request->id, known, tokens(request->id, known));
@@ -43,6 +46,15 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
   plan.saves_before = std::exchange(saves_before_next_, {});
   announce_evictions();
   return plan;
+}
+
+/// Running requests are told in the order of the step before, but for those that came and went.
+RequestState* SchedulerCore::find_scheduled(const RequestId& id, std::size_t place) {
+  constexpr std::size_t kAhead = 6;
+  if (place + kAhead < last_order_.size()) __builtin_prefetch(last_order_[place + kAhead]);
+  RequestState*& last = last_order_[place];
+  if (last == nullptr || last->id != id) last = find(id);
+  return last;
 }
 
 /// Whether a chunk is computed to its end whose last tokens nobody has told yet.

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import report
+import resume
 from configurations import CONFIGURATIONS, Configuration
 from deployment import Deployment
 from kvferry_launch import toy_model
@@ -29,6 +30,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", default=[], metavar="TEXT",
                         help="only configurations whose name contains it; may be repeated")
     parser.add_argument("--list", action="store_true", help="name the configurations and end")
+    parser.add_argument("--resume", action="store_true",
+                        help="instead: how long a preempted request waits, beside a plain server, on a model with "
+                        "the KV of one of 8B parameters")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
     return parser.parse_args()
@@ -95,6 +99,12 @@ def main() -> int:
     flags = arguments()
     if flags.list:
         print("\n".join(configuration.name for configuration in CONFIGURATIONS))
+        return 0
+    if flags.resume:
+        model = toy_model.make(MODELS / "wide", "wide") if not (MODELS / "wide").exists() else MODELS / "wide"
+        with Step("time to resume"):
+            text = resume.table(model, LOGS / "proof")
+        print(text)
         return 0
     configurations = chosen(flags.only)
     if flags.requests < len(configurations):

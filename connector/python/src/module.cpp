@@ -45,13 +45,27 @@ nb::dict config_dict(const std::string& extra_json) {
   return dict;
 }
 
-/// A list of integers, which vLLM's token ids are. Its elements are read in place: a prompt has thousands.
+/// Token ids take one of Python's digits, which is read in place: a prompt has thousands of them.
+inline std::int64_t small_integer(PyObject* object) {
+  if (PyLong_CheckExact(object)) {
+#if PY_VERSION_HEX >= 0x030C0000
+    const auto* const number = reinterpret_cast<PyLongObject*>(object);
+    if (PyUnstable_Long_IsCompact(number)) return PyUnstable_Long_CompactValue(number);
+#else
+    const auto* const number = reinterpret_cast<PyLongObject*>(object);
+    if (Py_SIZE(object) == 1) return number->ob_digit[0];
+#endif
+  }
+  return PyLong_AsLong(object);
+}
+
+/// A list of integers, which vLLM's token ids are.
 std::vector<std::int32_t> integers(nb::handle list) {
   if (!PyList_Check(list.ptr())) throw nb::type_error("token ids are no list");
   const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
   std::vector<std::int32_t> values(static_cast<std::size_t>(size));
   for (Py_ssize_t i = 0; i < size; ++i)
-    values[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(PyLong_AsLong(PyList_GET_ITEM(list.ptr(), i)));
+    values[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(small_integer(PyList_GET_ITEM(list.ptr(), i)));
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
   return values;
 }
@@ -85,8 +99,8 @@ class RunningRequests {
       request.block_ids.reset();
       request.new_block_ids.clear();
       request.id.value.assign(id_text, static_cast<std::size_t>(id_size));
-      request.num_computed = static_cast<std::uint32_t>(PyLong_AsLong(PyList_GET_ITEM(computed_.ptr(), i)));
-      request.num_scheduled = static_cast<std::uint32_t>(PyLong_AsLong(count));
+      request.num_computed = static_cast<std::uint32_t>(small_integer(PyList_GET_ITEM(computed_.ptr(), i)));
+      request.num_scheduled = static_cast<std::uint32_t>(small_integer(count));
       if (PyErr_Occurred() != nullptr) throw nb::python_error();
       const nb::handle blocks = PyList_GET_ITEM(blocks_.ptr(), i);
       if (resumed_.size() > 0 && resumed_.contains(nb::handle(id)))
