@@ -189,6 +189,7 @@ std::map<std::string, double> SchedulerNode::metrics() const {
         {"pool_slots", number(core.pool().num_slots())},
         {"pool_pinned_chunks", number(core.pool().num_pinned())},
         {"pool_kept_chunks", number(core.num_kept())},
+        {"fetching_requests", number(core.num_fetches())},
     };
   });
 }
