@@ -1,0 +1,144 @@
+"""KvFerryConnector that writes down what vLLM calls and what it is answered; vLLM loads it by module path."""
+
+import time
+from typing import Any
+
+from kvferry.vllm import KvFerryConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+Call = dict[str, Any]
+
+
+class Log:
+    """The calls of one scheduler half, in order. Times are microseconds since it was made."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._start = time.monotonic_ns()
+
+    def add(self, call: str, **fields: Any) -> Call:
+        entry = {"call": call, "us": (time.monotonic_ns() - self._start) // 1000, **fields}
+        self.calls.append(entry)
+        return entry
+
+    def of(self, call: str, request_id: str | None = None) -> list[Call]:
+        return [entry for entry in self.calls
+                if entry["call"] == call and request_id in (None, entry.get("request"))]
+
+
+class RecordedNode:
+    """Stands before the C++ scheduler node: these are the calls that reach the scheduler core.
+
+    patience_s: how long a look-up waits for other nodes. The node itself waits 2 ms a step, so what a step does would
+    depend on how busy the machine is.
+    """
+
+    patience_s = 5.0
+
+    def __init__(self, node: Any, log: Log) -> None:
+        self._node = node
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    def add_request(self, **arguments: Any) -> None:
+        fields = {("request" if name == "request_id" else name): value for name, value in arguments.items()}
+        self._log.add("add", **fields)
+        self._node.add_request(**arguments)
+
+    def update_tokens(self, request_id: str, keep: int, new_tokens: list[int]) -> None:
+        self._log.add("tokens", request=request_id, keep=keep, new=list(new_tokens))
+        self._node.update_tokens(request_id, keep, new_tokens)
+
+    def lookup(self, request_id: str, num_local: int) -> int | None:
+        entry = self._log.add("lookup", request=request_id, local=num_local)
+        answer: int | None = self._node.lookup(request_id, num_local)
+        deadline = time.monotonic() + self.patience_s
+        while answer is None and self._node.metrics()["fetching_requests"] > 0 and time.monotonic() < deadline:
+            time.sleep(0.0002)
+            answer = self._node.lookup(request_id, num_local)
+        entry["answer"] = answer
+        return answer
+
+    def allocated(self, request_id: str, num_external: int, block_ids: list[list[int]]) -> None:
+        self._log.add("allocated", request=request_id, external=num_external,
+                      blocks=[list(group) for group in block_ids])
+        self._node.allocated(request_id, num_external, block_ids)
+
+    def build_step(self, scheduled: list[Any], preempted: list[str]) -> bytes:
+        rows = [{"request": row[0], "computed": row[1], "scheduled": row[2], "blocks": row[3]} for row in scheduled]
+        entry = self._log.add("step", scheduled=rows, preempted=sorted(preempted))
+        plan: bytes = self._node.build_step(scheduled, preempted)
+        entry["plan"] = plan.hex()
+        return plan
+
+    def finished(self, request_id: str, num_computed: int, block_ids: list[list[int]], aborted: bool) -> dict[str, Any]:
+        entry = self._log.add("finished", request=request_id, computed=num_computed,
+                              blocks=[list(group) for group in block_ids], aborted=aborted)
+        done: dict[str, Any] = self._node.finished(request_id, num_computed, block_ids, aborted)
+        entry |= {"handoff_tokens": done["handoff_tokens"], "admissions": done["admissions"]}
+        return done
+
+    def worker_report(self, report: bytes) -> None:
+        self._log.add("report", report=report.hex())
+        self._node.worker_report(report)
+
+    def reset_cache(self) -> None:
+        self._log.add("reset")
+        self._node.reset_cache()
+
+
+class RecordingConnector(KvFerryConnector):
+    """`log` of the SCHEDULER half. vLLM's own calls are kept where they tell more than the node's do."""
+
+    newest: "RecordingConnector | None" = None  # the scheduler half made last, for who can't reach it otherwise
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.log = Log()
+        if role == KVConnectorRole.SCHEDULER:
+            self.node = RecordedNode(self._scheduler._node, self.log)
+            self._scheduler._node = self.node
+            RecordingConnector.newest = self
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        entry = self.log.add("vllm_match", request=request.request_id, local=num_computed_tokens,
+                             status=request.status.name, preemptions=request.num_preemptions,
+                             num_tokens=request.num_tokens, skips_cache=request.skip_reading_prefix_cache)
+        answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        entry["answer"] = list(answer)
+        return answer
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self.log.add("vllm_allocated", request=request.request_id, external=num_external_tokens)
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        cached = scheduler_output.scheduled_cached_reqs
+        self.log.add("vllm_step", new=[new.req_id for new in scheduler_output.scheduled_new_reqs],
+                     cached=list(cached.req_ids), resumed=sorted(cached.resumed_req_ids),
+                     counts=dict(scheduler_output.num_scheduled_tokens),
+                     speculative={key: len(ids) for key, ids in scheduler_output.scheduled_spec_decode_tokens.items()},
+                     preempted=sorted(scheduler_output.preempted_req_ids or ()),
+                     finished=sorted(scheduler_output.finished_req_ids), sync_loads=scheduler_output.has_sync_kv_loads)
+        return super().build_connector_meta(scheduler_output)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        entry = self.log.add("vllm_finished", request=request.request_id, status=request.status.name)
+        answer = super().request_finished_all_groups(request, block_ids)
+        entry["holds"] = answer[0]
+        return answer
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self.log.add("vllm_output", bad_blocks=sorted(connector_output.invalid_block_ids),
+                     failed=sorted(connector_output.failed_recving),
+                     sent=sorted(connector_output.finished_sending or ()),
+                     received=sorted(connector_output.finished_recving or ()))
+        super().update_connector_output(connector_output)
+
+    def reset_cache(self) -> bool | None:
+        self.log.add("vllm_reset")
+        return super().reset_cache()

@@ -1,0 +1,156 @@
+"""Damaged chunks: never attended, recomputed or told as an error, never offered again, whatever happens meanwhile."""
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+from kvferry_harness.prompts import prompt
+
+if TYPE_CHECKING:
+    from kvferry_harness.engine import Engine
+
+MakeEngine = Callable[..., "Engine"]
+# vLLM 0.32 goes on with the step that it planned on top of a failed load, and keeps the blocks as prefix hits.
+UNMENDED = pytest.mark.xfail(reason="vLLM can't mend a failed synchronous load here", strict=False)
+BOTH = pytest.mark.parametrize("async_scheduling", [
+    pytest.param(False, id="sync"), pytest.param(True, id="async", marks=UNMENDED)])
+
+
+def filled(make_engine: MakeEngine, length: int = 256, **setup: object) -> "Engine":
+    """An engine whose pool holds prompt 1 in chunks of 64 tokens, and whose own prefix cache is empty."""
+    engine = make_engine(**setup)
+    engine.add("first", prompt(1, length), 1)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    assert engine.metrics()["pool_chunks"] == -(-length // 64)
+    return engine
+
+
+@BOTH
+@pytest.mark.parametrize("chunk", [0, 2, 3])
+def test_recompute_from_the_first_damaged_chunk(
+        make_engine: MakeEngine, async_scheduling: bool, chunk: int) -> None:
+    engine = filled(make_engine, async_scheduling=async_scheduling)
+    engine.corrupt_chunk(chunk)
+    engine.add("b", prompt(1, 256), 12)
+    engine.run()
+
+    outputs = [call["bad_blocks"] for call in engine.log.of("vllm_output") if call["bad_blocks"]]
+    assert len(outputs) == 1
+    assert len(outputs[0]) == 8 - 2 * chunk
+    assert engine.metrics()["load_failures_total"] == 1
+    engine.check_done()
+    # The damaged chunk is saved anew and serves the next one.
+    assert engine.scheduler.reset_prefix_cache()
+    engine.add("c", prompt(1, 256), 12)
+    engine.run()
+    assert engine.metrics()["load_failures_total"] == 1
+    assert engine.log.of("lookup", "c")[-1]["answer"] == 255
+    engine.check_done()
+
+
+@BOTH
+def test_fail_ends_the_request_and_nobody_reads_its_blocks(make_engine: MakeEngine, async_scheduling: bool) -> None:
+    engine = filled(make_engine, async_scheduling=async_scheduling, on_failed_load="fail")
+    engine.corrupt_chunk(1)
+    engine.add("b", prompt(1, 256), 12)
+    engine.run()
+    assert engine.told["b"].reason is not None
+    assert engine.told["b"].reason.name == "ERROR"
+    assert engine.told["b"].tokens == []
+    engine.add("c", prompt(1, 256), 12)
+    engine.run()
+    engine.check_done()
+
+
+@BOTH
+@pytest.mark.parametrize("on_failed_load", ["recompute", "fail"])
+def test_requests_that_share_the_blocks_of_a_failed_load(
+        make_engine: MakeEngine, async_scheduling: bool, on_failed_load: str) -> None:
+    """vLLM counts blocks as cached when they are allocated, so others hit them in the very step of the load."""
+    engine = filled(make_engine, async_scheduling=async_scheduling, on_failed_load=on_failed_load)
+    engine.corrupt_chunk(1)
+    engine.add("b", prompt(1, 256), 12)
+    engine.add("c", prompt(1, 256) + prompt(2, 40), 12)
+    engine.add("d", prompt(1, 100), 12)
+    engine.add("e", prompt(3, 100), 12)
+    engine.run()
+    assert engine.metrics()["load_failures_total"] >= 1
+    assert engine.told["e"].tokens == engine.told["e"].expected
+    engine.add("f", prompt(1, 256), 12)
+    engine.run()
+    engine.check_done()
+
+
+@BOTH
+@pytest.mark.parametrize("token_budget", [40, 512])
+def test_requests_that_share_the_blocks_wait_for_their_recompute(
+        make_engine: MakeEngine, async_scheduling: bool, token_budget: int) -> None:
+    """The request that loaded recomputes in chunks, while the other one had all of its prefix in the cache."""
+    engine = filled(make_engine, async_scheduling=async_scheduling)
+    engine.corrupt_chunk(0)
+    engine.add("b", prompt(1, 250), 12)
+    engine.add("c", prompt(1, 250) + prompt(2, 6), 12)
+    engine.scheduler.max_num_scheduled_tokens = 512
+    engine.step()
+    engine.scheduler.max_num_scheduled_tokens = token_budget
+    engine.run()
+    engine.check_done()
+
+
+@UNMENDED
+@BOTH
+@pytest.mark.parametrize("while_executing", [False, True], ids=["between-steps", "while-executing"])
+def test_an_abort_before_the_failure_is_heard_leaves_no_garbage_in_the_prefix_cache(
+        make_engine: MakeEngine, async_scheduling: bool, while_executing: bool) -> None:
+    engine = filled(make_engine, async_scheduling=async_scheduling)
+    engine.corrupt_chunk(0)
+    engine.add("b", prompt(1, 256), 12)
+    if while_executing:
+        engine.abort("b", while_executing=True)
+        engine.step()
+    else:
+        engine.step()
+        engine.abort("b")
+    engine.add("c", prompt(1, 256) + prompt(2, 20), 12)
+    engine.run()
+    engine.check_done()
+
+
+@BOTH
+def test_a_preemption_before_the_failure_is_heard(make_engine: MakeEngine, async_scheduling: bool) -> None:
+    engine = filled(make_engine, async_scheduling=async_scheduling, role="kv_producer", num_blocks=20)
+    engine.add("old", prompt(5, 250), 60)  # 8 blocks and soon more
+    engine.step()
+    engine.step()
+    engine.corrupt_chunk(0)
+    engine.add("b", prompt(1, 256), 90)
+    engine.run()
+    engine.check_done()
+
+
+def test_each_damaged_chunk_fails_one_load(make_engine: MakeEngine) -> None:
+    """What failed once is never offered again, however often it is looked for."""
+    engine = filled(make_engine, num_blocks=24)
+    engine.corrupt_pool()
+    for index in range(6):
+        engine.add(f"b{index}", prompt(1, 256), 3)
+        engine.run()
+        assert engine.scheduler.reset_prefix_cache()
+        assert engine.metrics()["load_failures_total"] == min(index + 1, 4)
+    engine.check_done()
+
+
+@BOTH
+def test_a_reset_between_a_failed_load_and_its_report(make_engine: MakeEngine, async_scheduling: bool) -> None:
+    engine = filled(make_engine, async_scheduling=async_scheduling)
+    engine.corrupt_chunk(0)
+    engine.add("b", prompt(1, 256), 12)
+    engine.step()
+    # vLLM can't with a consumer's blocks in flight; the caller is told so, and everybody is preempted all the same.
+    with pytest.raises(RuntimeError) if async_scheduling else contextlib.nullcontext():
+        engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    engine.add("c", prompt(1, 256), 12)
+    engine.run()
+    engine.check_done()
