@@ -61,6 +61,11 @@ void copy_elements(const PlaneLayout& strides, std::byte* cache, std::byte* chun
 }
 
 template <Direction direction>
+void copy_nothing(std::byte* chunk, std::size_t size) {
+  if constexpr (direction == Direction::kGather) std::memset(chunk, 0, size);
+}
+
+template <Direction direction>
 CopyRows pick_copy(const KvLayout& layout, const PlaneLayout& plane) {
   const std::int64_t element_bytes = layout.element_bytes;
   if (plane.dim_stride_bytes == element_bytes || layout.head_dim == 1) {
@@ -112,7 +117,7 @@ class HostPacker final : public Packer {
     std::byte* rows = chunk.data();
     const std::size_t head_bytes = run.num_tokens * row_bytes();
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
-      copy_head(plane, plane.gather, head, run, rows);
+      copy_head<Direction::kGather>(plane, plane.gather, head, run, rows);
       checksum.update({rows, head_bytes});  // while they are in this core's cache
       rows += head_bytes;
     });
@@ -125,7 +130,7 @@ class HostPacker final : public Packer {
     // CopyRows has one signature for both directions; the scattering ones only read through this pointer.
     std::byte* rows = const_cast<std::byte*>(chunk.data()) + skip_tokens * row_bytes();
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
-      copy_head(plane, plane.scatter, head, run, rows);
+      copy_head<Direction::kScatter>(plane, plane.scatter, head, run, rows);
       rows += chunk_tokens * row_bytes();
     });
     return {};
@@ -143,6 +148,7 @@ class HostPacker final : public Packer {
   }
 
   /// Copies one head's tokens of the run, block by block; `rows` is their first row in the chunk.
+  template <Direction direction>
   void copy_head(const PlanePlan& plane, CopyRows copy, std::uint32_t head, const TokenRun& run,
                  std::byte* rows) const {
     const PlaneLayout& strides = plane.strides;
@@ -151,10 +157,14 @@ class HostPacker final : public Packer {
     std::uint32_t row_in_block = run.first_token % layout_.block_tokens;
     for (std::uint32_t left = run.num_tokens; left > 0; ++block_index, row_in_block = 0) {
       const std::uint32_t tokens = std::min(left, layout_.block_tokens - row_in_block);
-      const std::int64_t offset = table[block_index] * strides.block_stride_bytes + head * strides.head_stride_bytes +
-                                  row_in_block * strides.token_stride_bytes;
-      copy(strides, reinterpret_cast<std::byte*>(strides.base + static_cast<std::uint64_t>(offset)), rows, tokens,
-           row_bytes(), layout_.element_bytes);
+      if (table[block_index] == kNoBlock) {
+        copy_nothing<direction>(rows, tokens * row_bytes());
+      } else {
+        const std::int64_t offset = table[block_index] * strides.block_stride_bytes + head * strides.head_stride_bytes +
+                                    row_in_block * strides.token_stride_bytes;
+        copy(strides, reinterpret_cast<std::byte*>(strides.base + static_cast<std::uint64_t>(offset)), rows, tokens,
+             row_bytes(), layout_.element_bytes);
+      }
       rows += tokens * row_bytes();
       left -= tokens;
     }

@@ -15,7 +15,8 @@
 namespace kvferry {
 
 /// Tokens [first_token, first_token + num_tokens) of a sequence whose block table (one per KV group) is `block_ids`:
-/// token t lies in block block_ids[group][t / block_tokens] at row t % block_tokens.
+/// token t lies in block block_ids[group][t / block_tokens] at row t % block_tokens. Where that is kNoBlock, gather
+/// writes zeros and scatter leaves the token out, in that group's layers.
 struct TokenRun {
   std::uint32_t first_token = 0;
   std::uint32_t num_tokens = 0;

@@ -15,7 +15,10 @@ class ReferencePacker final : public Packer {
   Result<std::uint64_t> gather(const TokenRun& run, std::span<std::byte> chunk) const override {
     if (Result<void> ok = check_gather(layout_, run, chunk.size()); !ok) return std::move(ok).error();
     for_each_element(run, run.num_tokens, 0, [&](std::byte* element, std::uint64_t offset) {
-      std::memcpy(chunk.data() + offset, element, layout_.element_bytes);
+      if (element == nullptr)
+        std::memset(chunk.data() + offset, 0, layout_.element_bytes);
+      else
+        std::memcpy(chunk.data() + offset, element, layout_.element_bytes);
     });
     return chunk_checksum(chunk.first(run.num_tokens * layout_.bytes_per_token()));
   }
@@ -24,13 +27,13 @@ class ReferencePacker final : public Packer {
                        const TokenRun& run) const override {
     if (Result<void> ok = check_scatter(layout_, run, chunk.size(), chunk_tokens, skip_tokens); !ok) return ok;
     for_each_element(run, chunk_tokens, skip_tokens, [&](std::byte* element, std::uint64_t offset) {
-      std::memcpy(element, chunk.data() + offset, layout_.element_bytes);
+      if (element != nullptr) std::memcpy(element, chunk.data() + offset, layout_.element_bytes);
     });
     return {};
   }
 
  private:
-  /// Calls visit(element in the cache, its offset in a chunk of chunk_tokens tokens) for each element of the run.
+  /// Calls visit(element in the cache, or nullptr, its offset in a chunk of chunk_tokens tokens) for each element.
   template <class Visit>
   void for_each_element(const TokenRun& run, std::uint64_t chunk_tokens, std::uint64_t skip_tokens, Visit visit) const {
     for (std::uint64_t layer = 0; layer < layout_.layers.size(); ++layer)
@@ -49,6 +52,7 @@ class ReferencePacker final : public Packer {
     const LayerLayout& layer = layout_.layers[layer_index];
     const PlaneLayout& plane = plane_index == 0 ? layer.key : layer.value;
     const BlockId block = run.block_ids[layer.group][token / layout_.block_tokens];
+    if (block == kNoBlock) return nullptr;
     const std::int64_t offset = block * plane.block_stride_bytes +
                                 static_cast<std::int64_t>(head) * plane.head_stride_bytes +
                                 static_cast<std::int64_t>(token % layout_.block_tokens) * plane.token_stride_bytes +

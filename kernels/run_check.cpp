@@ -58,9 +58,11 @@ Result<void> check_run(const KvLayout& layout, const TokenRun& run) {
                              layer.name, run.first_token, end_token, end_block, layout.block_tokens, layer.group,
                              table.size()));
     for (std::uint64_t i = first_block; i < end_block; ++i) {
+      if (table[i] == kNoBlock) continue;
       if (table[i] < 0 || static_cast<std::uint32_t>(table[i]) >= layout.num_blocks)
-        return bad(fmt::format("layer '{}': block id {} at index {} of KV group {} is out of range, [0, {}) allowed",
-                               layer.name, table[i], i, layer.group, layout.num_blocks));
+        return bad(
+            fmt::format("layer '{}': block id {} at index {} of KV group {} is out of range, [0, {}) and {} allowed",
+                        layer.name, table[i], i, layer.group, layout.num_blocks, kNoBlock));
     }
   }
   return {};

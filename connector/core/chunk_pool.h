@@ -24,6 +24,7 @@ struct ChunkMeta {
   std::uint32_t num_tokens = 0;
   bool is_tail = false;
   std::optional<ChunkKey> tail_group;
+  std::uint32_t window_from = 0;  // layers with a sliding window have KV from this token of the chunk on
 };
 
 class ChunkPool {

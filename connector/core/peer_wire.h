@@ -22,7 +22,8 @@ struct LeasedChunk {
   ChunkRef chunk;           // in the holder's pool
   std::uint32_t num_tokens = 0;
   std::vector<std::uint64_t> checksums;  // [rank]
-  KVFERRY_FIELDS(index, chunk, num_tokens, checksums);
+  std::uint32_t window_from = 0;         // as in ChunkMeta
+  KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from);
 };
 
 struct LeaseReply {

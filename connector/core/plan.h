@@ -33,7 +33,7 @@ struct SaveItem {
 
 struct SaveJob {
   std::string request_id;
-  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block], only the blocks the items touch
+  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block], only the blocks the items touch; see kNoBlock
   std::vector<SaveItem> items;
   KVFERRY_FIELDS(request_id, block_ids, items);
 };
@@ -54,7 +54,8 @@ struct LoadJob {
   std::uint32_t attempt = 0;
   std::vector<std::vector<BlockId>> block_ids;  // [KV group][block], from the block that holds the first loaded token
   std::vector<LoadItem> items;
-  KVFERRY_FIELDS(request_id, attempt, block_ids, items);
+  bool is_async = false;  // the engine waits for a word that it is done, and takes all of it or nothing
+  KVFERRY_FIELDS(request_id, attempt, block_ids, items, is_async);
 };
 
 struct StepPlan {

@@ -2,7 +2,8 @@
 
 namespace kvferry::promise {
 
-void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::uint32_t block_tokens) {
+void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::uint32_t block_tokens,
+                std::span<const std::uint32_t> needed_from) {
   std::uint32_t next = first_token;
   for (const LoadItem& item : job.items) {
     KVFERRY_CHECK(
@@ -13,11 +14,16 @@ void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, 
   }
   KVFERRY_CHECK(next - first_token == n, "exact-load: request {} was allocated {} external tokens, the plan has {}",
                 job.request_id, n, next - first_token);
-  for (const std::vector<BlockId>& blocks : job.block_ids) {
+  KVFERRY_CHECK(!job.block_ids.empty() && job.block_ids.size() == needed_from.size(),
+                "exact-load: request {} has blocks of {} KV groups", job.request_id, job.block_ids.size());
+  for (std::size_t group = 0; group < job.block_ids.size(); ++group) {
+    const std::vector<BlockId>& blocks = job.block_ids[group];
     KVFERRY_CHECK(std::uint64_t{blocks.size()} * block_tokens >= next,
                   "exact-load: request {} has {} blocks for {} tokens", job.request_id, blocks.size(), next);
+    for (std::size_t i = needed_from[group] / block_tokens; i < blocks.size(); ++i)
+      KVFERRY_CHECK(blocks[i] != kNoBlock, "exact-load: request {} has no block {} in KV group {}", job.request_id, i,
+                    group);
   }
-  KVFERRY_CHECK(!job.block_ids.empty(), "exact-load: request {} has no blocks", job.request_id);
 }
 
 void saved_is_computed(const SaveJob& job, std::uint32_t first_block, std::uint32_t computed, std::uint32_t known,

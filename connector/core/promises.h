@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "connector/core/plan.h"
@@ -26,8 +27,10 @@ inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64
 }
 
 /// After an allocation with n > 0 external tokens the plan loads exactly those n tokens, in order, into blocks that the
-/// job names. `first_token`: of the load, counted from the job's first block.
-void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::uint32_t block_tokens);
+/// job names. `first_token`: of the load, `needed_from`: [KV group] of what is attended to later, both counted from the
+/// job's first block.
+void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::uint32_t block_tokens,
+                std::span<const std::uint32_t> needed_from);
 
 /// A look-up whose allocation failed leaves nothing behind when the step is planned.
 inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {

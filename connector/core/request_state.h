@@ -64,7 +64,7 @@ struct Coverage {
 
 /// An answer that waits for its allocation, in the step in which it was given.
 struct LookupSpec {
-  std::uint32_t hit = 0;
+  std::uint32_t hit = 0;  // in the pool; what windows allow of it may be less
   std::uint32_t num_local = 0;
   std::uint32_t num_external = 0;
   std::vector<ChunkRef> chunks;
@@ -123,15 +123,18 @@ struct RequestState {
   TimeNs fetch_ns = 0;
 
   // While it has blocks.
+  enum class AsyncLoad : std::uint8_t { kNone, kUnderWay, kDone } async_load = AsyncLoad::kNone;
   bool running = false;
   std::uint64_t admitted_in = 0;  // the step of its last admission
   BlockTable blocks;              // as of the last step that changed it; replaced, never appended to
   std::uint32_t computed = 0;     // tokens whose KV is there when the planned steps are done
+  std::uint32_t window_end = 0;   // windows were cut for the token after these, when blocks were given last
   std::uint32_t saved = 0;        // full chunks before this token are in the pool or were tried
 
   std::optional<ChunkRef> last_tail;  // the newest tail of this request in the pool
   std::uint32_t last_tail_end = 0;    // where it ends, in tokens
   std::uint32_t preemptions = 0;
+  std::uint32_t failed_loads = 0;
   std::vector<Admission> admissions;
 };
 

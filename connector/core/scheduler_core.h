@@ -31,6 +31,9 @@ struct CoreConfig {
   std::string fingerprint;
   std::uint32_t chunk_tokens = 256;
   std::uint32_t block_tokens = 16;
+  /// [KV group] How many tokens its layers attend to, the current one included; 0: all. Groups with a window have the
+  /// same one.
+  std::vector<std::uint32_t> windows = {0};
   std::uint32_t num_slots = 0;
   std::uint32_t num_ranks = 1;
   bool save_decode_cache = true;
@@ -44,6 +47,10 @@ struct CoreConfig {
   TimeNs pin_ttl = 60 * kSecond;              // look-ups and loads of our own; ended by the next step in practice
   TimeNs refetch_after = 100 * kMillisecond;  // what nobody had a moment ago isn't asked for again at once
   std::uint64_t first_lease = 1;              // another one at each start: leases of a past life are strangers
+
+  /// Loads are part of the step of their admission, unless a failed one could not be mended there: vLLM goes back to
+  /// the first bad block, and of a window what lies before it is gone.
+  bool loads_async() const { return windows.size() > 1 || windows[0] > 0; }
 };
 
 // ---- actions ----
@@ -99,6 +106,7 @@ struct StepInput {
 struct Answer {
   bool pending = false;  // ask again in a later step
   std::uint32_t num_external = 0;
+  bool is_async = false;
 };
 
 /// Monotone; the names are those of the metrics.
@@ -122,7 +130,8 @@ class SchedulerCore {
   std::uint32_t num_tokens(const RequestId& id) const;
   /// get_num_new_matched_tokens: how many tokens after num_local this node's pool can load.
   Answer lookup(const RequestId& id, std::uint32_t num_local, TimeNs now);
-  /// update_state_after_alloc, with the request's whole block table.
+  /// update_state_after_alloc, with the request's whole block table; once more with 0 when an asynchronous load is
+  /// done.
   void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks, TimeNs now);
   /// build_connector_meta: ends look-ups whose allocation failed, plans the step's saves and loads.
   StepPlan build_step(const StepInput& input, TimeNs now);
@@ -130,6 +139,7 @@ class SchedulerCore {
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted,
                            TimeNs now);
   void worker_report(const WorkerReport& report, TimeNs now);
+  bool loads_async() const { return config_.loads_async(); }
   /// reset_cache: no chunk of this pool, and no save planned so far, is found by a later look-up. Between two steps.
   void reset_cache();
 
@@ -185,19 +195,27 @@ class SchedulerCore {
     std::set<std::uint32_t> ranks_done;
     Admission admission;             // `loaded`: fewest over the ranks so far
     std::uint32_t total_tokens = 0;  // of the request, at the look-up
+    bool found_corrupt = false;
   };
 
   RequestState* find(const RequestId& id);
   Coverage cover(RequestState& request);
+  std::uint32_t fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit, std::uint32_t num_local) const;
+  /// The first token that layers with a window still have, when the token after `end` tokens is next.
+  std::uint32_t window_start(std::uint32_t end) const;
+  LoadJob plan_load(const RequestState& request, std::uint32_t num_external, const BlockTable& blocks) const;
   Answer answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now);
   void end_attempt(RequestState& request);
   void leave_blocks(RequestState& request);
+  static void load_ended(RequestState& request, const Load& load);
 
   std::uint32_t plan_full_chunks(RequestState& request, std::vector<SaveJob>& jobs);
   void plan_running_saves(RequestState& request, StepPlan& plan);
   void plan_leftover_saves(RequestState& request, bool tail);
   std::optional<SaveItem> plan_chunk(RequestState& request, std::uint32_t chunk, std::uint32_t num_tokens);
   bool has_blocks(const RequestState& request, std::uint32_t first_token, std::uint32_t end) const;
+  std::vector<BlockId> blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_block,
+                                 std::uint32_t end_block, std::uint32_t window_end) const;
   void distrust_planned_saves();
   void append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs);
 
@@ -237,6 +255,7 @@ class SchedulerCore {
   std::uint64_t step_ = 0;  // of the plan built last
   std::uint64_t last_id_ = 0;
   std::uint64_t next_lease_;
+  std::uint32_t window_ = 0;  // of the groups that have one
   bool directory_up_ = true;
 };
 

@@ -167,8 +167,10 @@ const PullWanted* SchedulerCore::start_pull(const RequestId& request, const Engi
   Pull pull{request, endpoint, reply.lease, {}, 0};
   for (const LeasedChunk& leased : reply.chunks) {
     if (leased.index >= wanted.size()) continue;
-    const ChunkMeta& meta = wanted[leased.index];
+    ChunkMeta meta = wanted[leased.index];
     if (leased.num_tokens != meta.num_tokens || leased.checksums.size() != config_.num_ranks) continue;
+    if (leased.window_from > leased.num_tokens) continue;
+    meta.window_from = leased.window_from;
     if (pool_.find(meta.key) != nullptr) continue;  // someone else brings it
     const auto slot = pool_.reserve(meta, request.value.empty() ? "an ordered fetch" : "fetch for " + request.value);
     if (!slot) {

@@ -15,7 +15,7 @@ LeaseReply SchedulerCore::lease_wanted(const std::string& from, const LeaseReque
     const ChunkPool::Slot* slot = pool_.find(request.keys[i]);
     if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;
     chunks.push_back(slot->ref);
-    reply.chunks.push_back({i, slot->ref, slot->meta.num_tokens, slot->checksums});
+    reply.chunks.push_back({i, slot->ref, slot->meta.num_tokens, slot->checksums, slot->meta.window_from});
   }
   if (chunks.empty()) return reply;
   pool_.touch(chunks);

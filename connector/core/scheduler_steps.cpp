@@ -28,6 +28,7 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now) {
     request->running = true;
     if (scheduled.block_ids) request->blocks = *scheduled.block_ids;
     request->computed = scheduled.num_computed + scheduled.num_scheduled;
+    request->window_end = scheduled.num_computed;  // a later step's blocks are overwritten in that step, not before
     if (request->cacheable) plan_running_saves(*request, plan);
   }
   plan.saves_before = std::exchange(saves_before_next_, {});
@@ -69,16 +70,35 @@ void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
   }
 }
 
-/// False where the engine has given up a block of these tokens, as it does with those outside a sliding window: it puts
-/// the null block in its place.
+/// The blocks [first_block, end_block) of a group; kNoBlock for those that fell out of its window when the token after
+/// `window_end` tokens was next. The engine has its null block there, or, in a table of an earlier step, a block that
+/// may be somebody else's by now.
+std::vector<BlockId> SchedulerCore::blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_block,
+                                              std::uint32_t end_block, std::uint32_t window_end) const {
+  const std::vector<BlockId>& all = table[group];
+  const auto end = std::min<std::size_t>(end_block, all.size());
+  const auto begin = std::min<std::size_t>(first_block, end);
+  std::vector<BlockId> blocks(all.begin() + static_cast<std::ptrdiff_t>(begin),
+                              all.begin() + static_cast<std::ptrdiff_t>(end));
+  if (config_.windows[group] == 0) return blocks;
+  const std::uint32_t first_held = window_start(window_end) / config_.block_tokens;
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    if (begin + i < first_held || blocks[i] == kNullBlock) blocks[i] = kNoBlock;
+  return blocks;
+}
+
+/// False where the engine has given up a block that it should still have.
 bool SchedulerCore::has_blocks(const RequestState& request, std::uint32_t first_token, std::uint32_t end) const {
-  const std::uint32_t first_block = first_token / config_.block_tokens;
+  if (request.blocks.size() != config_.windows.size()) return false;
   const std::uint32_t end_block = (end + config_.block_tokens - 1) / config_.block_tokens;
-  return std::none_of(request.blocks.begin(), request.blocks.end(), [&](const std::vector<BlockId>& group) {
-    const auto last = group.begin() + std::min<std::ptrdiff_t>(end_block, std::ssize(group));
-    return std::find(group.begin() + std::min<std::ptrdiff_t>(first_block, std::ssize(group)), last, kNullBlock) !=
-           last;
-  });
+  for (std::size_t group = 0; group < request.blocks.size(); ++group) {
+    const std::uint32_t held_from = config_.windows[group] == 0 ? 0 : window_start(request.window_end);
+    const std::uint32_t first_block = std::max(first_token, held_from) / config_.block_tokens;
+    const std::vector<BlockId>& blocks = request.blocks[group];
+    for (std::size_t i = first_block; i < std::min<std::size_t>(end_block, blocks.size()); ++i)
+      if (blocks[i] == kNullBlock) return false;
+  }
+  return true;
 }
 
 /// A slot for chunk `chunk` of the request, num_tokens long; nullopt when the pool has it or has no room, or the engine
@@ -102,7 +122,9 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
     if (is_tail) remember_tail(held->ref);
     return std::nullopt;
   }
-  if (!has_blocks(request, chunk * config_.chunk_tokens, end)) return std::nullopt;
+  const std::uint32_t start = chunk * config_.chunk_tokens;
+  if (!has_blocks(request, start, end)) return std::nullopt;
+  meta.window_from = std::clamp(window_start(request.window_end), start, end) - start;
   const std::optional<ChunkRef> slot = pool_.reserve(meta, "save of " + request.id.value);
   if (!slot) {
     counters_.pool_full += 1;
@@ -120,10 +142,8 @@ void SchedulerCore::append_save(const RequestState& request, const SaveItem& ite
   const std::uint32_t end_block = (item.first_token + item.num_tokens + block_tokens - 1) / block_tokens;
   SaveJob job;
   job.request_id = request.id.value;
-  for (const std::vector<BlockId>& group : request.blocks) {
-    const auto last = std::min<std::size_t>(end_block, group.size());
-    job.block_ids.emplace_back(group.begin() + std::min<std::size_t>(first_block, last), group.begin() + last);
-  }
+  for (std::size_t group = 0; group < request.blocks.size(); ++group)
+    job.block_ids.push_back(blocks_of(request.blocks, group, first_block, end_block, request.window_end));
   job.items.push_back(item);
   job.items.back().first_token -= first_block * block_tokens;
   promise::saved_is_computed(job, first_block, request.computed, request.chain.size(), block_tokens);
@@ -139,6 +159,16 @@ void SchedulerCore::leave_blocks(RequestState& request) {
   request.saved = 0;
   request.preemptions += 1;
   end_attempt(request);
+}
+
+void SchedulerCore::load_ended(RequestState& request, const Load& load) {
+  constexpr std::uint32_t kMaxFailedLoads = 3;
+  const bool is_whole = load.admission.loaded == load.admission.to_load;
+  if (request.async_load == RequestState::AsyncLoad::kUnderWay && request.attempt.value == load.admission.attempt)
+    request.async_load = is_whole ? RequestState::AsyncLoad::kDone : RequestState::AsyncLoad::kNone;
+  // A damaged chunk is gone, so the next look-up finds another one or less. What failed without one, or again and
+  // again, would fail for ever.
+  if (!is_whole && (!load.found_corrupt || ++request.failed_loads >= kMaxFailedLoads)) request.cacheable = false;
 }
 
 /// A load failed, or the cache is reset. What was computed since, by that request or by others on its blocks, may rest
@@ -162,7 +192,9 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     Load& load = found->second;
     Admission& admission = load.admission;
     admission.loaded = std::min(admission.loaded, done.tokens_loaded);
-    if (done.tokens_loaded < admission.to_load || !done.corrupt.empty()) distrust_planned_saves();
+    load.found_corrupt |= !done.corrupt.empty();
+    // What the engine waits for is nobody's yet; what is loaded in its step may be computed on already.
+    if (!loads_async() && (done.tokens_loaded < admission.to_load || load.found_corrupt)) distrust_planned_saves();
     for (const ChunkRef chunk : done.corrupt) {
       counters_.load_failures += 1;
       pool_.condemn(chunk);  // what failed once is never offered again
@@ -174,6 +206,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     if (RequestState* request = find(RequestId{done.request_id})) {
       for (Admission& own : request->admissions)
         if (own.attempt == done.attempt) own.loaded = admission.loaded;
+      load_ended(*request, load);
     }
     actions_.push_back(
         LogLine{fmt::format("request {} attempt {}{}: {} tokens, hit {}, local {}, to load {}, loaded {}",

@@ -10,7 +10,7 @@
 
 namespace kvferry {
 
-constexpr std::uint32_t kNodeWireVersion = 1;
+constexpr std::uint32_t kNodeWireVersion = 2;
 
 enum class NodeMessage : std::uint32_t {
   kLeaseRequest = 1,

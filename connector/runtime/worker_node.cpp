@@ -36,6 +36,7 @@ struct WorkerNode::Impl {
   std::string hello;
   StepPlan plan;  // of the step under way
   std::vector<BlockId> failed_blocks;
+  std::vector<FinishedLoad> finished_loads;
 };
 
 WorkerNode::WorkerNode(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -127,11 +128,15 @@ void WorkerNode::Impl::load_one(const LoadJob& job) {
   LoadOutcome outcome = unpack(job);
   std::uint32_t wanted = 0;
   for (const LoadItem& item : job.items) wanted += item.num_tokens;
-  if (outcome.tokens_loaded < wanted) {
+  const bool is_whole = outcome.tokens_loaded == wanted;
+  if (!is_whole) {
     log().warn("request {}: {} of {} tokens loaded, the rest is recomputed", job.request_id, outcome.tokens_loaded,
                wanted);
+  }
+  if (job.is_async) {
+    finished_loads.push_back({job.request_id, is_whole});
+  } else if (!is_whole) {
     const std::uint32_t first_bad = job.items.front().first_token + outcome.tokens_loaded;
-    // Block-level reports exist for a single KV group only, which the connector made sure of at start.
     const std::vector<BlockId>& blocks = job.block_ids.front();
     failed_blocks.insert(failed_blocks.end(), blocks.begin() + first_bad / options.layout.block_tokens, blocks.end());
   }
@@ -170,6 +175,10 @@ std::optional<std::string> WorkerNode::take_report() {
   const std::optional<WorkerReport> report = impl_->core.take_report();
   if (!report) return std::nullopt;
   return encode(*report);
+}
+
+std::vector<WorkerNode::FinishedLoad> WorkerNode::take_finished_loads() {
+  return std::exchange(impl_->finished_loads, {});
 }
 
 std::vector<BlockId> WorkerNode::take_failed_blocks() { return std::exchange(impl_->failed_blocks, {}); }

@@ -48,8 +48,14 @@ class WorkerNode {
 
   /// What the scheduler has to hear of; nullopt when nothing happened.
   std::optional<std::string> take_report();
-  /// Blocks whose load failed since the last call.
+  /// Blocks whose load failed since the last call; of loads that the engine doesn't wait for.
   std::vector<BlockId> take_failed_blocks();
+  struct FinishedLoad {
+    std::string request_id;
+    bool ok = false;  // false: none of it may be used
+  };
+  /// Loads that the engine waits for and that ended since the last call, each once.
+  std::vector<FinishedLoad> take_finished_loads();
 
   /// Ends the thread and the transport. Idempotent.
   void shutdown();

@@ -132,33 +132,6 @@ TEST_F(Steps, SaveDecodeCacheOffSavesThePromptAlone) {
   EXPECT_EQ(after.saves_before[0].items[0].num_tokens, 8u);
 }
 
-TEST_F(Steps, EveryKvGroupsOwnBlocksAreNamed) {
-  add("a", 40);
-  lookup("a");
-  const BlockTable table = {{1, 2, 3}, {11, 12, 13}};
-  core_->allocated(a_, 0, table, now_);
-  const StepPlan saving = build({{{a_, 0, 40, table}}, {}});
-  ASSERT_THAT(saving.saves_after, SizeIs(1));
-  EXPECT_THAT(saving.saves_after[0].block_ids, ElementsAre(ElementsAre(1, 2), ElementsAre(11, 12)));
-  add("b", 40);
-  EXPECT_EQ(lookup("b", 16).num_external, 16u);
-  core_->allocated(RequestId{"b"}, 16, {{1, 5, 6}, {11, 15, 16}}, now_);
-  const StepPlan loading = build();
-  ASSERT_THAT(loading.loads, SizeIs(1));
-  EXPECT_THAT(loading.loads[0].block_ids, ElementsAre(ElementsAre(5), ElementsAre(15)));
-  EXPECT_EQ(loading.loads[0].items[0].skip_tokens, 16u);
-}
-
-TEST_F(Steps, NothingIsSavedOfAChunkWhoseBlocksAGroupHasGivenUp) {
-  add("a", 100);
-  lookup("a");
-  const BlockTable table = {{1, 2, 3, 4, 5, 6, 7}, {0, 12, 13, 14, 15, 16, 17}};  // group 1 has a sliding window
-  core_->allocated(a_, 0, table, now_);
-  const StepPlan plan = build({{{a_, 0, 100, table}}, {}});
-  EXPECT_THAT(saved_blocks(plan), ElementsAre(3, 4, 5, 6));
-  EXPECT_EQ(core_->pool().num_writing(), 0u);
-}
-
 TEST_F(Steps, MoreTokensThanWereOfferedAreRefused) {
   cache(32);
   add("a", 40);

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "check_throws.h"
 
 namespace kvferry::sim {
@@ -26,24 +28,30 @@ TEST_F(Promises, SaneCounts) {
 }
 
 TEST_F(Promises, ExactLoad) {
+  constexpr std::array<std::uint32_t, 1> kNeeded = {4};
   const LoadItem first{{1, 1}, {7}, 16, 4, 4, 12}, second{{2, 1}, {7}, 16, 0, 16, 2};
   const LoadJob job{"r", 1, {{5, 6}}, {first, second}};
-  promise::exact_load(job, 4, 14, 16);
-  EXPECT_BREAKS(promise::exact_load(job, 4, 15, 16), "exact-load");  // one is missing
-  EXPECT_BREAKS(promise::exact_load(job, 4, 13, 16), "exact-load");  // one too many
-  EXPECT_BREAKS(promise::exact_load(job, 0, 14, 16), "exact-load");  // not where it should begin
+  promise::exact_load(job, 4, 14, 16, kNeeded);
+  EXPECT_BREAKS(promise::exact_load(job, 4, 15, 16, kNeeded), "exact-load");  // one is missing
+  EXPECT_BREAKS(promise::exact_load(job, 4, 13, 16, kNeeded), "exact-load");  // one too many
+  EXPECT_BREAKS(promise::exact_load(job, 0, 14, 16, kNeeded), "exact-load");  // not where it should begin
   LoadJob gap = job;
   gap.items[1].first_token = 17;
-  EXPECT_BREAKS(promise::exact_load(gap, 4, 14, 16), "exact-load");
+  EXPECT_BREAKS(promise::exact_load(gap, 4, 14, 16, kNeeded), "exact-load");
   LoadJob beyond = job;
   beyond.items[0].skip_tokens = 5;
-  EXPECT_BREAKS(promise::exact_load(beyond, 4, 14, 16), "exact-load");
+  EXPECT_BREAKS(promise::exact_load(beyond, 4, 14, 16, kNeeded), "exact-load");
   LoadJob short_of_blocks = job;
   short_of_blocks.block_ids = {{5}};
-  EXPECT_BREAKS(promise::exact_load(short_of_blocks, 4, 14, 16), "exact-load");
+  EXPECT_BREAKS(promise::exact_load(short_of_blocks, 4, 14, 16, kNeeded), "exact-load");
   LoadJob no_blocks = job;
   no_blocks.block_ids.clear();
-  EXPECT_BREAKS(promise::exact_load(no_blocks, 4, 14, 16), "exact-load");
+  EXPECT_BREAKS(promise::exact_load(no_blocks, 4, 14, 16, kNeeded), "exact-load");
+  LoadJob windowed = job;
+  windowed.block_ids.push_back({kNoBlock, 16});
+  promise::exact_load(windowed, 4, 14, 16, std::array<std::uint32_t, 2>{4, 16});
+  EXPECT_BREAKS(promise::exact_load(windowed, 4, 14, 16, std::array<std::uint32_t, 2>{4, 15}), "exact-load");
+  EXPECT_BREAKS(promise::exact_load(windowed, 4, 14, 16, kNeeded), "exact-load");
 }
 
 TEST_F(Promises, NoStaleSpec) {

@@ -90,16 +90,16 @@ TEST_P(PackerErrors, ALayoutWhoseTokenSizeOverflowsIsRefused) {
 }
 
 TEST_P(PackerErrors, ABlockIdOutOfRangeIsRefused) {
-  for (const BlockId bad : {4, -1, INT32_MAX, INT32_MIN}) {
+  for (const BlockId bad : {4, -2, INT32_MAX, INT32_MIN}) {
     std::vector<std::vector<BlockId>> tables = tables_;
     tables[1][2] = bad;
     expect_run_refused({6, 5, tables}, "layer 'layers.1.attn': block id " + std::to_string(bad) +
-                                           " at index 2 of KV group 1 is out of range, [0, 4) allowed");
+                                           " at index 2 of KV group 1 is out of range, [0, 4) and -1 allowed");
   }
 }
 
 TEST_P(PackerErrors, ABlockIdOutsideTheRunIsNobodysBusiness) {
-  const std::vector<std::vector<BlockId>> tables = {{-1, 1, 99}, {77, 2}};
+  const std::vector<std::vector<BlockId>> tables = {{-2, 1, 99}, {77, 2}};
   std::vector<std::byte> chunk(4 * 256);
   EXPECT_TRUE(packer_->gather({4, 4, tables}, chunk));
   EXPECT_TRUE(packer_->scatter(chunk, 4, 0, {4, 4, tables}));

@@ -14,19 +14,34 @@ if TYPE_CHECKING:
 Plane = tuple[int, int, int, int, int]
 
 
-def attention_spec(kv_cache_config: "KVCacheConfig") -> "AttentionSpec":
-    """The one full-attention KV group of the model; refuses what kvferry can't save yet, by name."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+def attention_specs(kv_cache_config: "KVCacheConfig") -> "list[AttentionSpec]":
+    """The spec of each KV cache group; refuses what kvferry can't save yet, by name."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-    groups = kv_cache_config.kv_cache_groups
-    specs = [group.kv_cache_spec for group in groups]
-    names = ", ".join(sorted({type(spec).__name__ for spec in specs})) or "none"
-    if len(specs) != 1 or not isinstance(specs[0], FullAttentionSpec) or isinstance(specs[0], MLAAttentionSpec):
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if not specs or any(type(spec) not in (FullAttentionSpec, SlidingWindowSpec) for spec in specs):
+        names = ", ".join(sorted({type(spec).__name__ for spec in specs})) or "none"
         refuse_to_start(
             f"this model has {len(specs)} KV cache group(s) of kind {names}; "
-            "this version moves models with one full-attention group"
+            "this version moves those of kind FullAttentionSpec and SlidingWindowSpec"
         )
-    return specs[0]
+    shapes = sorted({(spec.block_size, spec.num_kv_heads, spec.head_size) for spec in specs})
+    if len(shapes) > 1:
+        refuse_to_start(
+            f"this model's KV cache groups differ in (block size, KV heads, head size): {shapes}; "
+            "this version moves groups of one shape"
+        )
+    sizes = sorted({window for window in windows(specs) if window})
+    if len(sizes) > 1:
+        refuse_to_start(f"this model has sliding windows of {sizes} tokens; this version moves those of one size")
+    return specs
+
+
+def windows(specs: "list[AttentionSpec]") -> list[int]:
+    """How many tokens the layers of each group attend to; 0: all. A group that vLLM keeps whole counts as 0."""
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    return [spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 0 for spec in specs]
 
 
 def _probe_cpu_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> tuple[tuple[int, int, int], ...]:
@@ -85,16 +100,21 @@ def _probe_cpu_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> tuple[t
 
 def cpu_layers(
     kv_caches: dict[str, torch.Tensor],
-    spec: "AttentionSpec",
+    kv_cache_config: "KVCacheConfig",
     vllm_config: "VllmConfig",
 ) -> list[tuple[str, int, Plane, Plane]]:
-    """(layer name, KV group, K plane, V plane) for tensors of the CPU backend.
+    """(layer name, KV group, K plane, V plane) for tensors of the CPU backend, in the model's order.
 
     Shape of each: [num_blocks, num_kv_heads, block_size, 2 * head_size].
     """
-    page = _probe_cpu_page(spec, vllm_config)
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    groups = kv_cache_config.kv_cache_groups
+    group_of = {name: index for index, group in enumerate(groups) for name in group.layer_names}
+    page = _probe_cpu_page(groups[0].kv_cache_spec, vllm_config)
     layers = []
-    for name, tensor in kv_caches.items():
+    for name in sorted(kv_caches, key=extract_layer_index):
+        tensor = kv_caches[name]
         if tensor.device.type != "cpu":
             refuse_to_start(f"layer {name} keeps its KV on {tensor.device}; this version moves KV in host memory")
         size = tensor.element_size()
@@ -103,5 +123,5 @@ def cpu_layers(
             (tensor.data_ptr() + start * size, block_stride, head_stride, per_token * size, per_dim * size)
             for start, per_token, per_dim in page
         ]
-        layers.append((name, 0, planes[0], planes[1]))
+        layers.append((name, group_of[name], planes[0], planes[1]))
     return layers

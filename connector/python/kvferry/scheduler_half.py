@@ -10,7 +10,7 @@ from kvferry._core import KvFerryError, SchedulerNode, check_config
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
-from kvferry.layout import attention_spec
+from kvferry.layout import attention_specs, windows
 from kvferry.stats import KvFerryStats, StatsSource
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class SchedulerHalf:
         parallel = vllm_config.parallel_config
         if parallel.pipeline_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
             refuse_to_start("this version supports tensor parallelism, not pipeline or context parallelism")
-        spec = attention_spec(kv_cache_config)
-        num_layers = len(kv_cache_config.kv_cache_groups[0].layer_names)
+        specs = attention_specs(kv_cache_config)
+        num_layers = sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups)
         try:
             config = check_config(extra_json)
             self._fingerprint = fingerprint(vllm_config, num_layers, config["chunk_tokens"])
@@ -45,7 +45,8 @@ class SchedulerHalf:
                 engine_id=transfer.engine_id,
                 role=transfer.kv_role,
                 fingerprint=self._fingerprint,
-                block_tokens=spec.block_size,
+                block_tokens=specs[0].block_size,
+                windows=windows(specs),
                 start_timeout_ms=START_TIMEOUT_MS,
             )
         except KvFerryError as error:
@@ -117,8 +118,9 @@ class SchedulerHalf:
         self._sync_tokens(request)
         if request.skip_reading_prefix_cache:
             return 0, False
-        # Always synchronous: the answer lies in this node's own pool, so the load is a copy inside the step.
-        return self._node.lookup(request.request_id, num_computed_tokens), False
+        # The answer lies in this node's own pool, so the load is a copy inside the step; the engine waits for its end
+        # only where it could not mend a failed one.
+        return self._node.lookup(request.request_id, num_computed_tokens)
 
     def _sync_tokens(self, request: "Request") -> None:
         known = self._known_tokens[request.request_id]

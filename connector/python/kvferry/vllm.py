@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
@@ -102,6 +103,15 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         self._worker.save()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        del finished_req_ids  # nothing is sent that a request would have to wait for
+        loads = self._worker.take_finished_loads()
+        return KVConnectorTransferResults(
+            finished_sending=set(),
+            finished_recving={req_id for req_id, _ in loads},
+            failed_recving={req_id for req_id, ok in loads if not ok},
+        )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_failed_blocks()

@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 from kvferry._core import KvFerryError, WorkerNode, check_config
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
-from kvferry.layout import attention_spec, cpu_layers
+from kvferry.layout import attention_specs, cpu_layers
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,7 +23,8 @@ logger = init_logger(__name__)
 class WorkerHalf:
     def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
         self._vllm_config = vllm_config
-        self._spec = attention_spec(kv_cache_config)
+        self._spec = attention_specs(kv_cache_config)[0]
+        self._kv_cache_config = kv_cache_config
         self._node: WorkerNode | None = None
         try:
             self._config = check_config(json.dumps(vllm_config.kv_transfer_config.kv_connector_extra_config))
@@ -31,7 +32,7 @@ class WorkerHalf:
             refuse_to_start(str(error))
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        layers = cpu_layers(kv_caches, self._spec, self._vllm_config)
+        layers = cpu_layers(kv_caches, self._kv_cache_config, self._vllm_config)
         engine_id = self._vllm_config.kv_transfer_config.engine_id
         tensor = next(iter(kv_caches.values()))
         try:
@@ -75,6 +76,10 @@ class WorkerHalf:
 
     def take_failed_blocks(self) -> set[int]:
         return set() if self._node is None else set(self._node.take_failed_blocks())
+
+    def take_finished_loads(self) -> list[tuple[str, bool]]:
+        """Requests whose load the engine waits for and that ended, and whether all of it is there."""
+        return [] if self._node is None else self._node.take_finished_loads()
 
     def shutdown(self) -> None:
         if self._node is not None:

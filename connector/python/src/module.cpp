@@ -54,10 +54,14 @@ struct PyScheduler {
   std::unique_ptr<SchedulerNode> node;
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
-              std::uint32_t block_tokens, std::int64_t start_timeout_ms) {
-    SchedulerOptions options{
-        config_from(extra_json), EngineId{std::move(engine_id)}, std::move(role), std::move(fingerprint), block_tokens,
-        start_timeout_ms};
+              std::uint32_t block_tokens, std::vector<std::uint32_t> windows, std::int64_t start_timeout_ms) {
+    SchedulerOptions options{config_from(extra_json),
+                             EngineId{std::move(engine_id)},
+                             std::move(role),
+                             std::move(fingerprint),
+                             block_tokens,
+                             std::move(windows),
+                             start_timeout_ms};
     const nb::gil_scoped_release unlocked;
     node = unwrap(SchedulerNode::start(std::move(options)));
   }
@@ -87,10 +91,10 @@ struct PyScheduler {
     node->add_request(request);
   }
 
-  std::optional<std::uint32_t> lookup(const std::string& id, std::uint32_t num_local) {
+  std::pair<std::optional<std::uint32_t>, bool> lookup(const std::string& id, std::uint32_t num_local) {
     const nb::gil_scoped_release unlocked;
     const Answer answer = node->lookup(RequestId{id}, num_local);
-    return answer.pending ? std::nullopt : std::optional(answer.num_external);
+    return {answer.pending ? std::nullopt : std::optional(answer.num_external), answer.is_async};
   }
 
   nb::bytes build_step(
@@ -160,8 +164,9 @@ NB_MODULE(_core, m) {
   m.def("check_config", &config_dict, "extra_json"_a, "The settings in force; KvFerryError names what is wrong.");
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
-      .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t, std::int64_t>(),
-           nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "block_tokens"_a,
+      .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t,
+                    std::vector<std::uint32_t>, std::int64_t>(),
+           nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "block_tokens"_a, "windows"_a,
            "start_timeout_ms"_a)
       .def_prop_ro("host", [](const PyScheduler& self) { return self.node->host(); })
       .def_prop_ro("port", [](const PyScheduler& self) { return self.node->port(); })
@@ -177,7 +182,7 @@ NB_MODULE(_core, m) {
       .def("num_tokens",
            [](const PyScheduler& self, const std::string& id) { return self.node->num_tokens(RequestId{id}); })
       .def("lookup", &PyScheduler::lookup, "request_id"_a, "num_local"_a,
-           "Tokens after num_local that can be loaded; None: ask again later.")
+           "Tokens after num_local that can be loaded, None: ask again later; whether the engine has to wait for it.")
       .def(
           "allocated",
           [](PyScheduler& self, const std::string& id, std::uint32_t num_external, const BlockTable& blocks) {
@@ -216,6 +221,12 @@ NB_MODULE(_core, m) {
              return to_bytes(*report);
            })
       .def("take_failed_blocks", [](PyWorker& self) { return self.node->take_failed_blocks(); })
+      .def("take_finished_loads",
+           [](PyWorker& self) {
+             std::vector<std::pair<std::string, bool>> loads;
+             for (auto& [id, ok] : self.node->take_finished_loads()) loads.emplace_back(id, ok);
+             return loads;
+           })
       .def("shutdown", [](PyWorker& self) {
         const nb::gil_scoped_release unlocked;
         self.node->shutdown();

@@ -1,4 +1,4 @@
-"""Makes small Qwen3 models with seeded random weights, for tests of KV transfer on a host without a GPU.
+"""Makes small models with seeded random weights, for tests of KV transfer on a host without a GPU.
 
 Attention weights are large (std 0.6) so that every output token depends on the KV of the whole prompt: a wrong block
 changes the tokens. Runs in .venv as a script; set-up calls it.
@@ -18,6 +18,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 VOCAB = 512
 ATTENTION_STD = 0.6
+UNNORMED_STD = 0.12  # of queries and keys where no norm follows: more of it and each token attends to one other only
 OTHER_STD = 0.05
 EMBEDDING_STD = 1.0
 
@@ -32,20 +33,28 @@ class Shape:
     kv_heads: int
     head_size: int
     intermediate: int
+    window: int = 0  # every other layer attends to so many tokens only: a model of two KV cache groups
 
 
 KINDS = {
     "toy": Shape(layers=4, hidden=128, heads=4, kv_heads=2, head_size=32, intermediate=256),
     # The KV bytes of an 8B model (32 layers, 8 KV heads of 128), at a small model's compute.
     "wide": Shape(layers=32, hidden=256, heads=8, kv_heads=8, head_size=128, intermediate=256),
+    "windowed": Shape(layers=4, hidden=128, heads=4, kv_heads=2, head_size=32, intermediate=256, window=80),
 }
 
 
 def config(shape: Shape) -> dict[str, object]:
-    """config.json of a Qwen3 of this shape; float32, untied embeddings, 4096 positions."""
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+    """config.json of a Qwen3, with windows a Llama, of this shape; float32, untied embeddings, 4096 positions."""
+    kind: dict[str, object] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    if shape.window:
+        kind = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "sliding_window": shape.window,
+            "layer_types": ["sliding_attention", "full_attention"] * (shape.layers // 2),
+        }
+    return kind | {
         "vocab_size": VOCAB,
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
@@ -66,7 +75,7 @@ def config(shape: Shape) -> dict[str, object]:
 
 
 def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
-    """Every tensor of the model by its name in vLLM's Qwen3, float32, the same for the same seed."""
+    """Every tensor of the model by its name in vLLM, float32, the same for the same seed."""
     rng = np.random.default_rng(seed)
 
     def normal(rows: int, columns: int, std: float) -> np.ndarray:
@@ -75,6 +84,7 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
     def ones(size: int) -> np.ndarray:
         return np.ones(size, dtype=np.float32)
 
+    query_std = UNNORMED_STD if shape.window else ATTENTION_STD
     q_size, kv_size = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     tensors = {
         "model.embed_tokens.weight": normal(VOCAB, shape.hidden, EMBEDDING_STD),
@@ -84,18 +94,18 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
     for layer in range(shape.layers):
         name = f"model.layers.{layer}"
         tensors |= {
-            f"{name}.self_attn.q_proj.weight": normal(q_size, shape.hidden, ATTENTION_STD),
-            f"{name}.self_attn.k_proj.weight": normal(kv_size, shape.hidden, ATTENTION_STD),
+            f"{name}.self_attn.q_proj.weight": normal(q_size, shape.hidden, query_std),
+            f"{name}.self_attn.k_proj.weight": normal(kv_size, shape.hidden, query_std),
             f"{name}.self_attn.v_proj.weight": normal(kv_size, shape.hidden, ATTENTION_STD),
             f"{name}.self_attn.o_proj.weight": normal(shape.hidden, q_size, ATTENTION_STD),
-            f"{name}.self_attn.q_norm.weight": ones(shape.head_size),
-            f"{name}.self_attn.k_norm.weight": ones(shape.head_size),
             f"{name}.mlp.gate_proj.weight": normal(shape.intermediate, shape.hidden, OTHER_STD),
             f"{name}.mlp.up_proj.weight": normal(shape.intermediate, shape.hidden, OTHER_STD),
             f"{name}.mlp.down_proj.weight": normal(shape.hidden, shape.intermediate, OTHER_STD),
             f"{name}.input_layernorm.weight": ones(shape.hidden),
             f"{name}.post_attention_layernorm.weight": ones(shape.hidden),
         }
+        if not shape.window:
+            tensors |= {f"{name}.self_attn.{norm}_norm.weight": ones(shape.head_size) for norm in "qk"}
     return tensors
 
 
