@@ -90,6 +90,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.chunk_tokens = from.chunk_tokens;
   config.block_tokens = impl_->options.block_tokens;
   config.windows = impl_->options.windows;
+  config.runs_ahead = impl_->options.runs_ahead;
   config.num_slots = workers[0].num_slots;
   config.first_lease = impl_->incarnation.value;
   config.num_ranks = static_cast<std::uint32_t>(workers.size());
