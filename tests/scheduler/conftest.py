@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from kvferry_harness.engine import Engine
     from vllm.config import VllmConfig
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seeds", help="how many random schedules; 200 by default")
+    parser.addoption("--seed", help="the one random schedule to run")
+
+
 MakeEngine = Callable[..., "Engine"]
 
 

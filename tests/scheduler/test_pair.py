@@ -175,6 +175,7 @@ def test_a_controller_that_goes_and_returns(make_engine: MakeEngine) -> None:
             return bool(second.log.of("lookup", name)[-1]["answer"])
 
         wait_until(found)
+        wait_until(lambda: first.metrics()["pool_pinned_chunks"] == 0)  # the leases are given back
         first.check_done()
         second.check_done()
     finally:

@@ -182,10 +182,13 @@ class Engine:
     def busy(self) -> bool:
         return bool(self._in_flight)
 
-    def check_done(self, held_chunks: int = 0) -> None:
+    def salt_of(self, request_id: str) -> str:
+        return self._salts[request_id]
+
+    def check_done(self, held_chunks: int | None = 0) -> None:
         """Nothing is left of any request, and everybody who wasn't aborted was told the right tokens, all of them.
 
-        held_chunks: of finished prefills, for their decode workers.
+        held_chunks: of finished prefills, for their decode workers; None: any.
         """
         self.run()
         if self.scheduler.requests or self.scheduler.running or self.scheduler.waiting:
@@ -201,7 +204,7 @@ class Engine:
             if not told.aborted and told.reason != FinishReason.ERROR and told.tokens != told.expected:
                 raise BrokenError(f"request {request_id} was told {len(told.tokens)} of {len(told.expected)} tokens")
         pinned = self.metrics()["pool_pinned_chunks"]
-        if pinned != held_chunks:
+        if held_chunks is not None and pinned != held_chunks:
             raise BrokenError(f"{pinned:.0f} chunks are held, not {held_chunks}")
         if self.runner.connector.build_connector_worker_meta() is not None:
             raise BrokenError("the workers still have something to report")

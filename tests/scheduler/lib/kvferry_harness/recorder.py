@@ -3,8 +3,10 @@
 import time
 from typing import Any
 
+import msgspec
 from kvferry.vllm import KvFerryConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 Call = dict[str, Any]
 
@@ -24,6 +26,30 @@ class Log:
     def of(self, call: str, request_id: str | None = None) -> list[Call]:
         return [entry for entry in self.calls
                 if entry["call"] == call and request_id in (None, entry.get("request"))]
+
+
+def readable_plan(payload: bytes) -> Call:
+    """The StepPlan of connector/core/plan.h. New fields come at the ends of their lists and are left out here."""
+    step, before, loads, after = msgspec.msgpack.decode(payload)[:4]
+
+    def save(job: list[Any]) -> Call:
+        return {"request": job[0], "blocks": job[1],
+                "items": [{"slot": item[0], "first": item[1], "tokens": item[2]} for item in job[2]]}
+
+    def load(job: list[Any]) -> Call:
+        return {"request": job[0], "attempt": job[1], "blocks": job[2], "async": job[4], "items": [
+            {"slot": item[0], "chunk_tokens": item[2], "skip": item[3], "first": item[4], "tokens": item[5]}
+            for item in job[3]]}
+
+    return {"step": step, "before": [save(job) for job in before], "loads": [load(job) for job in loads],
+            "after": [save(job) for job in after]}
+
+
+def readable_report(payload: bytes) -> Call:
+    """The WorkerReport of connector/core/plan.h, without the checksums."""
+    rank, step, saves, loads = msgspec.msgpack.decode(payload)[:4]
+    return {"rank": rank, "step": step, "saves": [{"slot": save[0], "ok": save[1]} for save in saves],
+            "loads": [dict(zip(("request", "attempt", "loaded", "corrupt"), load, strict=False)) for load in loads]}
 
 
 class RecordedNode:
@@ -51,15 +77,15 @@ class RecordedNode:
         self._log.add("tokens", request=request_id, keep=keep, new=list(new_tokens))
         self._node.update_tokens(request_id, keep, new_tokens)
 
-    def lookup(self, request_id: str, num_local: int) -> int | None:
+    def lookup(self, request_id: str, num_local: int) -> tuple[int | None, bool]:
         entry = self._log.add("lookup", request=request_id, local=num_local)
-        answer: int | None = self._node.lookup(request_id, num_local)
+        answer, is_async = self._node.lookup(request_id, num_local)
         deadline = time.monotonic() + self.patience_s
         while answer is None and self._node.metrics()["fetching_requests"] > 0 and time.monotonic() < deadline:
             time.sleep(0.0002)
-            answer = self._node.lookup(request_id, num_local)
-        entry["answer"] = answer
-        return answer
+            answer, is_async = self._node.lookup(request_id, num_local)
+        entry |= {"answer": answer, "async": is_async}
+        return answer, is_async
 
     def allocated(self, request_id: str, num_external: int, block_ids: list[list[int]]) -> None:
         self._log.add("allocated", request=request_id, external=num_external,
@@ -70,7 +96,7 @@ class RecordedNode:
         rows = [{"request": row[0], "computed": row[1], "scheduled": row[2], "blocks": row[3]} for row in scheduled]
         entry = self._log.add("step", scheduled=rows, preempted=sorted(preempted))
         plan: bytes = self._node.build_step(scheduled, preempted)
-        entry["plan"] = plan.hex()
+        entry["plan"] = readable_plan(plan)
         return plan
 
     def finished(self, request_id: str, num_computed: int, block_ids: list[list[int]], aborted: bool) -> dict[str, Any]:
@@ -81,7 +107,7 @@ class RecordedNode:
         return done
 
     def worker_report(self, report: bytes) -> None:
-        self._log.add("report", report=report.hex())
+        self._log.add("report", **readable_report(report))
         self._node.worker_report(report)
 
     def reset_cache(self) -> None:
@@ -97,6 +123,8 @@ class RecordingConnector(KvFerryConnector):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.log = Log()
+        specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+        self.windows = [spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 0 for spec in specs]
         if role == KVConnectorRole.SCHEDULER:
             self.node = RecordedNode(self._scheduler._node, self.log)
             self._scheduler._node = self.node

@@ -121,7 +121,7 @@ class StampRunner:
         done.kv_cache_events = connector.get_kv_connector_kv_cache_events()
         done.kv_connector_worker_meta = connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
-        self.num_failed_loads += bool(done.invalid_block_ids)
+        self.num_failed_loads += bool(done.invalid_block_ids or done.failed_recving)
         if complaint and not done.invalid_block_ids and not any(self._unheard):
             raise BrokenError(f"step {self.steps}: {complaint}")
         self._unheard.append(bool(done.invalid_block_ids))
