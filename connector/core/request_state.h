@@ -44,6 +44,7 @@ struct Admission {
   std::uint32_t to_load = 0;
   std::uint32_t loaded = 0;  // once reported: a request that finishes in its admission step is gone before that
   bool resumed = false;
+  std::uint32_t tokens = 0;  // that the request had then
 };
 
 struct FinishedRequest {

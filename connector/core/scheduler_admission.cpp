@@ -155,6 +155,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   Admission admission;
   admission.attempt = request.attempt.value;
   admission.resumed = request.preemptions > 0;
+  admission.tokens = request.chain.size();
   std::uint32_t local = 0;
   if (request.spec) {
     local = request.spec->num_local;
@@ -166,7 +167,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   if (num_external > 0) {
     LoadJob job = plan_load(request, num_external, blocks);
     const PinId pin = pool_.pin(request.spec->chunks, "load for " + id.value, now, now + config_.pin_ttl);
-    Load& load = loads_[{id.value, job.attempt}] = Load{pin, {}, admission, request.chain.size(), false};
+    Load& load = loads_[{id.value, job.attempt}] = Load{pin, {}, admission, false};
     load.admission.loaded = num_external;
     loads_next_.push_back(std::move(job));
     counters_.loads += 1;

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -98,12 +99,15 @@ struct ScheduledRequest {
   RequestId id;
   std::uint32_t num_computed = 0;       // before this step
   std::uint32_t num_scheduled = 0;      // in this step
-  std::optional<BlockTable> block_ids;  // when it changed: the whole table
+  std::optional<BlockTable> block_ids;  // when it was given a new one: the whole table
+  BlockTable new_block_ids = {};        // else what was added to each group's
 };
 struct StepInput {
   std::vector<ScheduledRequest> scheduled;
   std::vector<RequestId> preempted;
 };
+/// The request's tokens from `known` on: asked for when they are needed, which is once a chunk, not once a step.
+using TokenSource = std::function<std::vector<std::int32_t>(const RequestId& id, std::uint32_t known)>;
 
 struct Answer {
   bool pending = false;  // ask again in a later step
@@ -135,8 +139,9 @@ class SchedulerCore {
   /// update_state_after_alloc, with the request's whole block table; once more with 0 when an asynchronous load is
   /// done.
   void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks, TimeNs now);
-  /// build_connector_meta: ends look-ups whose allocation failed, plans the step's saves and loads.
-  StepPlan build_step(const StepInput& input, TimeNs now);
+  /// build_connector_meta: ends look-ups whose allocation failed, plans the step's saves and loads. Tokens of preempted
+  /// requests are up to date; those of scheduled ones may be asked for.
+  StepPlan build_step(const StepInput& input, TimeNs now, const TokenSource& tokens = {});
   /// request_finished: plans the save of what is not saved yet for the next step (before its blocks can be reused).
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted,
                            TimeNs now);
@@ -195,8 +200,7 @@ class SchedulerCore {
   struct Load {
     PinId pin;
     std::set<std::uint32_t> ranks_done;
-    Admission admission;             // `loaded`: fewest over the ranks so far
-    std::uint32_t total_tokens = 0;  // of the request, at the look-up
+    Admission admission;  // `loaded`: fewest over the ranks so far
     bool found_corrupt = false;
   };
 
@@ -213,6 +217,7 @@ class SchedulerCore {
 
   std::uint32_t plan_full_chunks(RequestState& request, std::vector<SaveJob>& jobs);
   void plan_running_saves(RequestState& request, StepPlan& plan);
+  bool lacks_tokens(const RequestState& request) const;
   void plan_leftover_saves(RequestState& request, bool tail);
   std::optional<SaveItem> plan_chunk(RequestState& request, std::uint32_t chunk, std::uint32_t num_tokens);
   bool has_blocks(const RequestState& request, std::uint32_t first_token, std::uint32_t end) const;

@@ -7,7 +7,7 @@
 
 namespace kvferry {
 
-StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now) {
+StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const TokenSource& tokens) {
   tick(now);
   for (const RequestId& id : input.preempted) {
     RequestState* request = find(id);
@@ -27,13 +27,29 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now) {
     if (request == nullptr) continue;
     request->running = true;
     if (scheduled.block_ids) request->blocks = *scheduled.block_ids;
+    for (std::size_t group = 0; group < std::min(scheduled.new_block_ids.size(), request->blocks.size()); ++group) {
+      const std::vector<BlockId>& added = scheduled.new_block_ids[group];
+      request->blocks[group].insert(request->blocks[group].end(), added.begin(), added.end());
+    }
     request->computed = scheduled.num_computed + scheduled.num_scheduled;
     request->window_end = scheduled.num_computed;  // a later step's blocks are overwritten in that step, not before
-    if (request->cacheable) plan_running_saves(*request, plan);
+    if (!request->cacheable) continue;
+    if (tokens && lacks_tokens(*request)) {
+      const std::uint32_t known = request->chain.size();
+      update_tokens(request->id, known, tokens(request->id, known));
+    }
+    plan_running_saves(*request, plan);
   }
   plan.saves_before = std::exchange(saves_before_next_, {});
   announce_evictions();
   return plan;
+}
+
+/// Whether a chunk is computed to its end whose last tokens nobody has told yet.
+bool SchedulerCore::lacks_tokens(const RequestState& request) const {
+  const std::uint32_t next_end = request.saved + config_.chunk_tokens;
+  return request.computed >= next_end && request.chain.size() < request.computed &&
+         (config_.save_decode_cache || next_end <= request.num_prompt_tokens);
 }
 
 /// Plans the full chunks that are computed and not tried yet; returns the token up to which the request may be saved.
@@ -210,7 +226,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     }
     actions_.push_back(
         LogLine{fmt::format("request {} attempt {}{}: {} tokens, hit {}, local {}, to load {}, loaded {}",
-                            done.request_id, done.attempt, admission.resumed ? " (resumed)" : "", load.total_tokens,
+                            done.request_id, done.attempt, admission.resumed ? " (resumed)" : "", admission.tokens,
                             admission.hit, admission.local, admission.to_load, admission.loaded),
                 admission.loaded < admission.to_load});
     loads_.erase(found);

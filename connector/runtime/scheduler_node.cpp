@@ -140,9 +140,10 @@ void SchedulerNode::allocated(const RequestId& id, std::uint32_t num_external, c
   impl_->with_core([&](SchedulerCore& core) { core.allocated(id, num_external, blocks, impl_->clock.now()); });
 }
 
-std::string SchedulerNode::build_step(const StepInput& input) {
+std::string SchedulerNode::build_step(const StepInput& input, const TokenSource& tokens) {
   impl_->patience_left = kLookupPatience;
-  return impl_->with_core([&](SchedulerCore& core) { return encode(core.build_step(input, impl_->clock.now())); });
+  return impl_->with_core(
+      [&](SchedulerCore& core) { return encode(core.build_step(input, impl_->clock.now(), tokens)); });
 }
 
 FinishedRequest SchedulerNode::finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks,

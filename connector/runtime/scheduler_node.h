@@ -49,7 +49,7 @@ class SchedulerNode {
   std::uint32_t num_tokens(const RequestId& id) const;
   Answer lookup(const RequestId& id, std::uint32_t num_local);
   void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks);
-  std::string build_step(const StepInput& input);
+  std::string build_step(const StepInput& input, const TokenSource& tokens = {});
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted);
   /// kCorrupt: not a report.
   Result<void> worker_report(std::string_view report);

@@ -59,8 +59,8 @@ def test_a_load_without_wrong_failed_or_slow_answers_has_no_complaint() -> None:
 
 
 def test_only_what_a_resumed_admission_loaded_counts_as_recovered() -> None:
-    admissions = [{"hit": 400, "local": 0, "to_load": 400, "loaded": 400, "resumed": False},
-                  {"hit": 430, "local": 32, "to_load": 398, "loaded": 398, "resumed": True}]
+    admissions = [{"hit": 400, "local": 0, "to_load": 400, "loaded": 400, "resumed": False, "tokens": 401},
+                  {"hit": 430, "local": 32, "to_load": 398, "loaded": 398, "resumed": True, "tokens": 431}]
     params = {"kvferry_report": {"admissions": admissions, "preemptions": 1, "transfer_ms": 2.5}}
     result = judged(answer([5, 6, 7], params=params), answer([5, 6, 7]))
     assert result.resumed_loaded_tokens == 398
@@ -68,7 +68,7 @@ def test_only_what_a_resumed_admission_loaded_counts_as_recovered() -> None:
 
 
 def test_loading_more_than_was_asked_for_is_a_complaint() -> None:
-    entry = {"hit": 32, "local": 0, "to_load": 32, "loaded": 64, "resumed": False}
+    entry = {"hit": 32, "local": 0, "to_load": 32, "loaded": 64, "resumed": False, "tokens": 401}
     params = {"kvferry_report": {"admissions": [entry], "preemptions": 0}}
     assert judged(answer([5, 6, 7], params=params)).complaints() == ["request 0: loaded 64 of 32 tokens"]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
-from kvferry._core import KvFerryError, SchedulerNode, check_config
+from kvferry._core import KvFerryError, RunningRequests, SchedulerNode, check_config
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
@@ -75,7 +75,9 @@ class SchedulerHalf:
         params = request.kv_transfer_params or {}
         if not isinstance(params, dict):
             params = {}
-        tokens = list(request.all_token_ids)
+        tokens = request.prompt_token_ids
+        if tokens is None or len(tokens) != request.num_tokens:
+            tokens = list(request.all_token_ids)
         self._node.add_request(
             request_id=request.request_id,
             tokens=tokens,
@@ -134,7 +136,7 @@ class SchedulerHalf:
         if len(tokens) == known:
             return
         keep = min(known, len(tokens))
-        self._node.update_tokens(request.request_id, keep, list(tokens[keep:]))
+        self._node.update_tokens(request.request_id, keep, tokens[keep:])
         self._known_tokens[request.request_id] = len(tokens)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external: int) -> None:
@@ -144,24 +146,25 @@ class SchedulerHalf:
 
     def build_connector_meta(self, output: "SchedulerOutput") -> StepPlan:
         tables = output.kv_connector_block_state
-        scheduled = []
+        scheduled = output.num_scheduled_tokens
+        admitted = []
         for new in output.scheduled_new_reqs:
-            scheduled.append(self._scheduled(output, tables, new.req_id, new.num_computed_tokens, True))
+            blocks = [list(group) for group in tables.get_block_ids(new.req_id)]
+            admitted.append((new.req_id, new.num_computed_tokens, scheduled[new.req_id], blocks))
         cached = output.scheduled_cached_reqs
-        for i, req_id in enumerate(cached.req_ids):
-            changed = cached.new_block_ids[i] is not None or req_id in cached.resumed_req_ids
-            scheduled.append(self._scheduled(output, tables, req_id, cached.num_computed_tokens[i], changed))
-        return StepPlan(self._node.build_step(scheduled, list(output.preempted_req_ids or ())))
+        running = RunningRequests(
+            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, cached.resumed_req_ids, scheduled
+        )
+        preempted = list(output.preempted_req_ids or ())
+        for req_id in preempted:
+            if req_id in self._requests:
+                self._sync_tokens(self._requests[req_id])
+        return StepPlan(self._node.build_step(admitted, running, preempted, self._tokens_of))
 
-    def _scheduled(
-        self, output: "SchedulerOutput", tables: Any, req_id: str, num_computed: int, blocks_changed: bool
-    ) -> tuple[str, int, int, list[list[int]] | None]:
-        request = self._requests.get(req_id)
-        if request is not None:
-            self._sync_tokens(request)
-        blocks = tables.get_block_ids(req_id) if blocks_changed else None
-        table = None if blocks is None else [list(group) for group in blocks]
-        return req_id, num_computed, output.num_scheduled_tokens[req_id], table
+    def _tokens_of(self, req_id: str, known: int) -> list[int]:
+        tokens = self._requests[req_id].all_token_ids
+        self._known_tokens[req_id] = max(known, len(tokens))
+        return tokens[known:]
 
     def request_finished(
         self, request: "Request", block_ids: tuple[list[int], ...]

@@ -32,6 +32,7 @@ class WorkerHalf:
             refuse_to_start(str(error))
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self._kv_caches = kv_caches  # the node reads and writes their memory
         layers = cpu_layers(kv_caches, self._kv_cache_config, self._vllm_config)
         engine_id = self._vllm_config.kv_transfer_config.engine_id
         tensor = next(iter(kv_caches.values()))

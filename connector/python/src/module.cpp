@@ -44,6 +44,60 @@ nb::dict config_dict(const std::string& extra_json) {
   return dict;
 }
 
+/// A list of integers, which vLLM's token ids are. Its elements are read in place: a prompt has thousands.
+std::vector<std::int32_t> integers(nb::handle list) {
+  if (!PyList_Check(list.ptr())) throw nb::type_error("token ids are no list");
+  const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
+  std::vector<std::int32_t> values(static_cast<std::size_t>(size));
+  for (Py_ssize_t i = 0; i < size; ++i)
+    values[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(PyLong_AsLong(PyList_GET_ITEM(list.ptr(), i)));
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  return values;
+}
+
+/// vLLM's CachedRequestData as it lies: what goes on running, hundreds in a step, each read in place.
+class RunningRequests {
+ public:
+  /// ids: list[str]; computed: list[int]; blocks: list[tuple[list[int], ...] | None], added to each group's table, or
+  /// for those in `resumed`, a set, the whole table; scheduled: dict[str, int].
+  RunningRequests(nb::list ids, nb::list computed, nb::list blocks, nb::set resumed, nb::dict scheduled)
+      : ids_(std::move(ids)),
+        computed_(std::move(computed)),
+        blocks_(std::move(blocks)),
+        resumed_(std::move(resumed)),
+        scheduled_(std::move(scheduled)) {
+    if (computed_.size() != ids_.size() || blocks_.size() != ids_.size())
+      throw nb::value_error("as many ids as counts and block lists");
+  }
+  std::size_t size() const { return ids_.size(); }
+
+  void append_to(std::vector<ScheduledRequest>& requests) const {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(ids_.ptr()); ++i) {
+      PyObject* const id = PyList_GET_ITEM(ids_.ptr(), i);
+      Py_ssize_t id_size = 0;
+      const char* const id_text = PyUnicode_AsUTF8AndSize(id, &id_size);
+      PyObject* const count = PyDict_GetItemWithError(scheduled_.ptr(), id);
+      if (id_text == nullptr || PyErr_Occurred() != nullptr) throw nb::python_error();
+      if (count == nullptr) throw nb::key_error(id_text);
+      ScheduledRequest& request = requests.emplace_back();
+      request.id.value.assign(id_text, static_cast<std::size_t>(id_size));
+      request.num_computed = static_cast<std::uint32_t>(PyLong_AsLong(PyList_GET_ITEM(computed_.ptr(), i)));
+      request.num_scheduled = static_cast<std::uint32_t>(PyLong_AsLong(count));
+      if (PyErr_Occurred() != nullptr) throw nb::python_error();
+      const nb::handle blocks = PyList_GET_ITEM(blocks_.ptr(), i);
+      if (resumed_.size() > 0 && resumed_.contains(nb::handle(id)))
+        request.block_ids = nb::cast<BlockTable>(blocks);
+      else if (!blocks.is_none())
+        request.new_block_ids = nb::cast<BlockTable>(blocks);
+    }
+  }
+
+ private:
+  nb::list ids_, computed_, blocks_;
+  nb::set resumed_;
+  nb::dict scheduled_;
+};
+
 using Plane = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
 PlaneLayout plane_from(const Plane& plane) {
   const auto& [base, block, head, token, dim] = plane;
@@ -74,10 +128,11 @@ struct PyScheduler {
     unwrap(node->attach_workers(copies));
   }
 
-  void add_request(const std::string& id, const std::vector<std::int32_t>& tokens, std::uint32_t num_prompt_tokens,
+  void add_request(const std::string& id, const nb::list& token_ids, std::uint32_t num_prompt_tokens,
                    std::string extras, const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items,
                    bool cacheable, bool handoff,
                    const std::optional<std::tuple<std::string, std::string, std::string, std::uint32_t>>& source) {
+    const std::vector<std::int32_t> tokens = integers(token_ids);
     NewRequest request;
     request.id = RequestId{id};
     request.tokens = tokens;
@@ -100,13 +155,16 @@ struct PyScheduler {
   }
 
   nb::bytes build_step(
-      const std::vector<std::tuple<std::string, std::uint32_t, std::uint32_t, std::optional<BlockTable>>>& scheduled,
-      const std::vector<std::string>& preempted) {
+      const std::vector<std::tuple<std::string, std::uint32_t, std::uint32_t, std::optional<BlockTable>>>& admitted,
+      const RunningRequests& running, const std::vector<std::string>& preempted, const nb::callable& tokens_of) {
     StepInput input;
-    for (const auto& [id, computed, count, blocks] : scheduled)
-      input.scheduled.push_back({RequestId{id}, computed, count, blocks});
+    input.scheduled.reserve(admitted.size() + running.size());
+    for (const auto& [id, computed, count, blocks] : admitted)
+      input.scheduled.push_back({RequestId{id}, computed, count, blocks, {}});
+    running.append_to(input.scheduled);
     for (const std::string& id : preempted) input.preempted.push_back(RequestId{id});
-    return to_bytes(node->build_step(input));
+    return to_bytes(node->build_step(
+        input, [&](const RequestId& id, std::uint32_t known) { return integers(tokens_of(id.value, known)); }));
   }
 
   nb::dict finished(const std::string& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted) {
@@ -123,6 +181,7 @@ struct PyScheduler {
       row["to_load"] = admission.to_load;
       row["loaded"] = admission.loaded;
       row["resumed"] = admission.resumed;
+      row["tokens"] = admission.tokens;
       admissions.append(row);
     }
     dict["admissions"] = admissions;
@@ -165,6 +224,10 @@ NB_MODULE(_core, m) {
   bind_controller(m);
   m.def("check_config", &config_dict, "extra_json"_a, "The settings in force; KvFerryError names what is wrong.");
 
+  nb::class_<RunningRequests>(m, "RunningRequests")
+      .def(nb::init<nb::list, nb::list, nb::list, nb::set, nb::dict>(), "ids"_a, "computed"_a, "blocks"_a, "resumed"_a,
+           "scheduled"_a);
+
   nb::class_<PyScheduler>(m, "SchedulerNode")
       .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t,
                     std::vector<std::uint32_t>, bool, std::int64_t>(),
@@ -177,8 +240,8 @@ NB_MODULE(_core, m) {
            "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none())
       .def(
           "update_tokens",
-          [](PyScheduler& self, const std::string& id, std::uint32_t keep, const std::vector<std::int32_t>& tokens) {
-            self.node->update_tokens(RequestId{id}, keep, tokens);
+          [](PyScheduler& self, const std::string& id, std::uint32_t keep, const nb::list& tokens) {
+            self.node->update_tokens(RequestId{id}, keep, integers(tokens));
           },
           "request_id"_a, "keep"_a, "new_tokens"_a)
       .def("num_tokens",
@@ -191,7 +254,8 @@ NB_MODULE(_core, m) {
             self.node->allocated(RequestId{id}, num_external, blocks);
           },
           "request_id"_a, "num_external"_a, "block_ids"_a)
-      .def("build_step", &PyScheduler::build_step, "scheduled"_a, "preempted"_a)
+      .def("build_step", &PyScheduler::build_step, "admitted"_a, "running"_a, "preempted"_a, "tokens_of"_a,
+           "tokens_of(id, known) gives a scheduled request's tokens from `known` on.")
       .def("finished", &PyScheduler::finished, "request_id"_a, "num_computed"_a, "block_ids"_a, "aborted"_a)
       .def(
           "worker_report",

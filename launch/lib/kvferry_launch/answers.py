@@ -23,7 +23,7 @@ class Admission:
     """One admission of a request, as the connector saw it; counts in tokens.
 
     hit: tokens the connector holds; local: of the engine's prefix cache; to_load, loaded: what was asked for and
-    what arrived; resumed: whether a preemption came before.
+    what arrived; resumed: whether a preemption came before; tokens: that the request had then.
     """
 
     hit: int
@@ -31,6 +31,7 @@ class Admission:
     to_load: int
     loaded: int
     resumed: bool
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Report:
         raw = (generation.kv_transfer_params or {}).get("kvferry_report")
         if raw is None:
             return None
-        names = ("hit", "local", "to_load", "loaded", "resumed")
+        names = ("hit", "local", "to_load", "loaded", "resumed", "tokens")
         admissions = [Admission(**{name: entry[name] for name in names}) for entry in raw["admissions"]]
         return Report(admissions, raw["preemptions"], raw.get("transfer_ms"))
 

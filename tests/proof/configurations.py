@@ -1,0 +1,66 @@
+"""The deployments under which the connector is proved, and what is done to each."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Part = Literal["prefill", "decode", "controller"]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """`kill -9` of the first server of its kind, or of the controller, once this share of the answers is in.
+
+    It is started again at once.
+    """
+
+    part: Part
+    after: float
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One deployment. Decode servers are short of blocks, so that they preempt.
+
+    num_prefill 0: the decode servers are their own prefill side. recovers: the pool keeps what preempted requests
+    had computed, so that nearly all of it must come back.
+    """
+
+    name: str
+    num_prefill: int = 1
+    num_decode: int = 1
+    prefill_role: str = "kv_producer"
+    decode_role: str = "kv_consumer"
+    model: str = "toy"
+    decode_blocks: int = 40
+    flags: tuple[str, ...] = ()
+    extra: dict[str, Any] = field(default_factory=dict)
+    shared_prefixes: int = 0
+    kills: tuple[Kill, ...] = ()
+    recovers: bool = True
+
+
+CONFIGURATIONS = (
+    Configuration("base"),
+    Configuration("chunks of one block, no async scheduling", extra={"chunk_tokens": 32},
+                  flags=("--no-async-scheduling",)),
+    Configuration("chunked prefill, shared prefixes", flags=("--max-num-batched-tokens", "128"),
+                  extra={"chunk_tokens": 64}, shared_prefixes=5),
+    Configuration("both sides kv_both, controller killed", prefill_role="kv_both", decode_role="kv_both",
+                  extra={"chunk_tokens": 128}, kills=(Kill("controller", 0.3), Kill("controller", 0.7))),
+    Configuration("two prefill, two decode, prefill killed", num_prefill=2, num_decode=2,
+                  extra={"chunk_tokens": 64}, kills=(Kill("prefill", 0.3),)),
+    Configuration("two prefill, two decode, decode killed", num_prefill=2, num_decode=2,
+                  extra={"chunk_tokens": 64}, shared_prefixes=5, kills=(Kill("decode", 0.3),)),
+    Configuration("one prefill killed, sockets", extra={"path": "tcp", "load_timeout_ms": 2000},
+                  kills=(Kill("prefill", 0.3),)),
+    Configuration("one server alone", num_prefill=0, decode_role="kv_both", extra={"chunk_tokens": 64}),
+    Configuration("no decode cache, no tails", extra={"save_decode_cache": False, "save_unfull_chunk": False,
+                                                      "chunk_tokens": 64}, recovers=False),
+    Configuration("a pool that is always full", extra={"pool_bytes": "3MiB", "chunk_tokens": 64}, recovers=False),
+    Configuration("sliding windows", model="windowed", decode_blocks=56, extra={"chunk_tokens": 64}),
+    Configuration("sliding windows, chunked prefill, prefill killed", model="windowed", decode_blocks=56,
+                  flags=("--max-num-batched-tokens", "128"), extra={"chunk_tokens": 128}, shared_prefixes=5,
+                  kills=(Kill("prefill", 0.4),)),
+    Configuration("no prefix cache in the engine", flags=("--no-enable-prefix-caching",),
+                  extra={"chunk_tokens": 64}),
+)

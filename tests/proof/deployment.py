@@ -1,0 +1,175 @@
+"""The processes of one configuration, and what their own counters say when nothing is left to do."""
+
+import asyncio
+import re
+import time
+from pathlib import Path
+
+from configurations import Configuration, Part
+from kvferry_launch.client import RequestError, VllmClient
+from kvferry_launch.pair import own_cores
+from kvferry_launch.process import ManagedProcess, stop_all
+from kvferry_launch.servers import KVFERRY_CONNECTOR, Controller, VllmServer, is_healthy
+
+READY_TIMEOUT_S = 300.0
+IDLE_TIMEOUT_S = 80.0  # a hand-off that nobody came for is held for 60 s
+SAMPLE_INTERVAL_S = 0.5
+LOG_ALARMS = re.compile(r"broken promise|EngineDeadError|AssertionError|Traceback \(most recent call last\)")
+
+
+class Server:
+    """One vLLM server that may be killed and started again; `life` counts its starts."""
+
+    def __init__(self, server: VllmServer) -> None:
+        self.server = server
+        self.client = VllmClient(server.url)
+        self.life = 0
+        self.ready = False
+        self.alarms: list[str] = []
+        self._last: dict[str, float] = {}
+
+    @property
+    def name(self) -> str:
+        return self.server.name
+
+    def start(self) -> None:
+        self.life += 1
+        self.ready = False
+        self._last = {}
+        self.server.start()
+
+    async def wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not await asyncio.to_thread(is_healthy, f"{self.server.url}/health"):
+            self.server.process.fail_if_dead()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} is not healthy after {READY_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(0.2)
+        self.ready = True
+
+    def kill(self) -> None:
+        """The log is read before the next start empties it."""
+        self.ready = False
+        self.server.process.kill()
+        self.read_log()
+
+    def read_log(self) -> None:
+        for line in self.server.process.log_text().splitlines():
+            if LOG_ALARMS.search(line):
+                self.alarms.append(f"{self.name} says: {line.strip()[:200]}")
+
+    def check_counters(self, now: dict[str, float]) -> None:
+        """Counters that shrank since the last look, and counts below 0."""
+        for name, value in now.items():
+            is_counter = name.endswith(("_total", "_count", "_sum", "_bucket"))
+            if is_counter and value < self._last.get(name, 0.0):
+                self.alarms.append(f"{self.name}: {name} shrank from {self._last[name]:g} to {value:g}")
+            if value < 0 and (is_counter or name.startswith("kvferry_")):
+                self.alarms.append(f"{self.name}: {name} is {value:g}")
+        self._last = now
+
+    async def left_over(self) -> dict[str, float]:
+        """What is held or under way; empty when nothing is. A small request first: gauges come with steps."""
+        await self.client.generate([int(time.time() * 1000) % 500 + 1 for _ in range(5)], 2)
+        metrics = await self.client.metrics()
+        self.check_counters(metrics)
+        gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+                  "kvferry_pool_pinned_chunks")
+        return {name: metrics[name] for name in gauges if metrics.get(name, 0.0) != 0}
+
+
+class Deployment:
+    def __init__(self, configuration: Configuration, models: dict[str, Path], log_folder: Path) -> None:
+        self.configuration = configuration
+        label = re.sub(r"[^a-z]+", "-", configuration.name)
+        self.controller = Controller(f"{label}-controller", log_folder=log_folder)
+        cores = own_cores()
+
+        def server(kind: str, index: int, role: str, flags: tuple[str, ...]) -> Server:
+            config = KVFERRY_CONNECTOR.config(role, self.controller.address, extra=configuration.extra)
+            return Server(VllmServer(f"{label}-{kind}{index}", models[configuration.model],
+                                     cores[(index + (kind == "decode")) % len(cores)], config,
+                                     ("--max-model-len", "1024", *flags, *configuration.flags),
+                                     log_folder=log_folder))
+
+        blocks = ("--num-gpu-blocks-override", str(configuration.decode_blocks))
+        self.prefill = [server("prefill", i, configuration.prefill_role, ())
+                        for i in range(configuration.num_prefill)]
+        self.decode = [server("decode", i, configuration.decode_role, blocks)
+                       for i in range(configuration.num_decode)]
+        self.returns: list[asyncio.Task[None]] = []
+
+    @property
+    def servers(self) -> list[Server]:
+        return [*self.prefill, *self.decode]
+
+    async def start(self) -> None:
+        self.controller.start()
+        await asyncio.to_thread(self.controller.wait_ready)
+        for server in self.servers:
+            server.start()
+            await server.client.__aenter__()
+        await asyncio.gather(*(server.wait_ready() for server in self.servers))
+
+    def kill(self, part: Part) -> None:
+        """Kills it and starts it again at once."""
+        if part == "controller":
+            self.controller.process.kill()
+            self.controller.start()
+            return
+        server = (self.prefill if part == "prefill" else self.decode)[0]
+        server.kill()
+        server.start()
+        self.returns.append(asyncio.get_running_loop().create_task(server.wait_ready()))
+
+    async def watch(self, until: asyncio.Event) -> None:
+        """Looks at all counters again and again."""
+        while not until.is_set():  # before Python 3.12 wait_for() may swallow a cancellation
+            for server in self.servers:
+                if not server.ready:
+                    continue
+                life = server.life
+                try:
+                    metrics = await asyncio.wait_for(server.client.metrics(), 20.0)
+                except (OSError, RequestError, TimeoutError):
+                    continue
+                except Exception as error:
+                    if "aiohttp" not in type(error).__module__:
+                        raise
+                    continue
+                if life == server.life:
+                    server.check_counters(metrics)
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    async def complaints_when_idle(self) -> list[str]:
+        """Everything that is still held, running or dead after all requests have ended."""
+        await asyncio.gather(*self.returns)
+        deadline = time.monotonic() + IDLE_TIMEOUT_S
+        complaints = []
+        for server in self.servers:
+            while True:
+                try:
+                    left = await server.left_over()
+                except RequestError as error:
+                    complaints.append(f"{server.name} is not well: {error}")
+                    break
+                if not left:
+                    break
+                if time.monotonic() > deadline:
+                    complaints.append(f"{server.name} still has {left}")
+                    break
+                await asyncio.sleep(2.0)
+            server.read_log()
+            complaints += server.alarms
+        return complaints
+
+    async def stop(self) -> None:
+        for task in self.returns:
+            task.cancel()
+        for server in self.servers:
+            await server.client.__aexit__()
+        processes: list[ManagedProcess] = [server.server.process for server in self.servers]
+        await asyncio.to_thread(stop_all, processes)
+        self.controller.stop()
+
+

@@ -1,0 +1,122 @@
+"""Proves the connector on real vLLM: every configuration, with clients that give up and servers that are killed."""
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import report
+from configurations import CONFIGURATIONS, Configuration
+from deployment import Deployment
+from kvferry_launch import toy_model
+from kvferry_launch.answers import Generation
+from kvferry_launch.pair import own_cores
+from kvferry_launch.paths import LOGS, MODELS
+from kvferry_launch.progress import Step
+from kvferry_launch.prompts import PromptSet
+from kvferry_launch.reference import Reference
+from load import MAX_TOKENS, Load, Outcome
+
+MIN_RECOVERED = 0.95
+PROMPT_SETS = 3  # shared by the configurations, so that the plain server answers each once
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests/proof/run", description=__doc__)
+    parser.add_argument("--requests", type=int, default=1000, metavar="N", help="over all configurations [1000]")
+    parser.add_argument("--seed", type=int, default=1, help="of prompts, aborts and choices [1]")
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT",
+                        help="only configurations whose name contains it; may be repeated")
+    parser.add_argument("--list", action="store_true", help="name the configurations and end")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
+    return parser.parse_args()
+
+
+def chosen(only: list[str]) -> list[Configuration]:
+    found = [configuration for configuration in CONFIGURATIONS
+             if not only or any(text in configuration.name for text in only)]
+    if not found:
+        sys.exit(f"tests/proof/run: --only {' '.join(only)} fits no configuration; --list names them")
+    return found
+
+
+def prompt_set(configuration: Configuration, index: int, count: int, seed: int) -> PromptSet:
+    return PromptSet(seed=100 * seed + index % PROMPT_SETS, count=count,
+                     shared_prefixes=configuration.shared_prefixes)
+
+
+def references(configurations: list[Configuration], models: dict[str, Path], count: int,
+               seed: int) -> dict[tuple[str, PromptSet], list[Generation]]:
+    """What one plain server says to every prompt of every configuration."""
+    wanted = {(configuration.model, prompt_set(configuration, index, count, seed))
+              for index, configuration in enumerate(configurations)}
+    found = {}
+    for model, path in models.items():
+        plain = Reference(path, own_cores()[0])
+        try:
+            for case in sorted((case for case in wanted if case[0] == model), key=str):
+                with Step(f"plain server: {count} prompts, model {model}") as step:
+                    found[case] = plain.generations(case[1].prompts(), MAX_TOKENS, tick=lambda s=step: s.update())
+        finally:
+            plain.stop()
+    return found
+
+
+def make_models(configurations: list[Configuration]) -> dict[str, Path]:
+    models = {}
+    for kind in sorted({configuration.model for configuration in configurations}):
+        models[kind] = MODELS / kind
+        if not (models[kind] / "model.safetensors").exists():
+            toy_model.make(models[kind], kind)
+    return models
+
+
+async def prove(configuration: Configuration, models: dict[str, Path], prompts: list[list[int]],
+                expected: list[Generation], seed: int) -> Outcome:
+    deployment = Deployment(configuration, models, LOGS / "proof")
+    try:
+        with Step(configuration.name) as step:
+            step.update(note="servers start")
+            await deployment.start()
+            load = Load(deployment, prompts, expected, seed)
+            outcome = await load.run(lambda ended: step.update(ended / len(prompts), f"{ended} answers"))
+            step.done(f"{outcome.right} right, {outcome.aborted} given up, {len(outcome.complaints)} complaints")
+    finally:
+        await deployment.stop()
+    if configuration.recovers and outcome.recovered is not None and outcome.recovered < MIN_RECOVERED:
+        outcome.complaints.append(f"{outcome.recovered:.1%} of preempted requests' chunks came back, "
+                                  f"less than {MIN_RECOVERED:.0%}")
+    return outcome
+
+
+def main() -> int:
+    flags = arguments()
+    if flags.list:
+        print("\n".join(configuration.name for configuration in CONFIGURATIONS))
+        return 0
+    configurations = chosen(flags.only)
+    if flags.requests < len(configurations):
+        sys.exit(f"tests/proof/run: --requests is {flags.requests}; allowed: at least {len(configurations)}, "
+                 "one for each configuration")
+    count = -(-flags.requests // len(configurations))
+    models = make_models(configurations)
+    expected = references(configurations, models, count, flags.seed)
+    outcomes: list[Outcome] = []
+    try:
+        for index, configuration in enumerate(configurations):
+            prompts = prompt_set(configuration, index, count, flags.seed)
+            outcomes.append(asyncio.run(prove(configuration, models, prompts.prompts(),
+                                              expected[configuration.model, prompts], flags.seed + index)))
+            for complaint in outcomes[-1].complaints:
+                print(f"  {complaint}")
+    finally:  # on Ctrl-C too: what was proved so far
+        if outcomes:
+            print("\n" + report.table(outcomes))
+            print(report.verdict(outcomes))
+        if flags.json:
+            flags.json.write_text(json.dumps(report.as_json(outcomes), indent=2) + "\n")
+        if flags.markdown:
+            flags.markdown.write_text(report.markdown(outcomes) + "\n")
+    return 1 if any(outcome.complaints for outcome in outcomes) else 0

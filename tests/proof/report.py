@@ -1,0 +1,51 @@
+"""The proof's table, for people and, as Markdown, for a README."""
+
+import dataclasses
+from typing import Any
+
+from load import Outcome
+
+COLUMNS = ("configuration", "requests", "right", "given up", "sent again", "kills", "preemptions", "resumed",
+           "chunks back", "slowest s", "complaints")
+
+
+def row(outcome: Outcome) -> tuple[str, ...]:
+    back = "-" if outcome.recovered is None else f"{outcome.chunks_back} of {outcome.chunks}"
+    return (outcome.configuration.name, str(outcome.requests), str(outcome.right), str(outcome.aborted),
+            str(outcome.resent), str(outcome.kills), str(outcome.preemptions), str(outcome.resumed), back,
+            f"{outcome.slowest_s:.1f}", str(len(outcome.complaints)))
+
+
+def markdown(outcomes: list[Outcome]) -> str:
+    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *(row(outcome) for outcome in outcomes)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def table(outcomes: list[Outcome]) -> str:
+    lines = [COLUMNS, *(row(outcome) for outcome in outcomes)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
+    return "\n".join("  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
+                               for column, (cell, width) in enumerate(zip(line, widths, strict=True)))
+                     for line in lines)
+
+
+def as_json(outcomes: list[Outcome]) -> list[dict[str, Any]]:
+    entries = []
+    for outcome in outcomes:
+        entry = dataclasses.asdict(outcome)
+        entry["configuration"] = outcome.configuration.name
+        entries.append(entry | {"recovered": outcome.recovered})
+    return entries
+
+
+def verdict(outcomes: list[Outcome]) -> str:
+    """One line; it says 0 complaints only if there was none at all."""
+    requests, right, aborted = (sum(getattr(outcome, name) for outcome in outcomes)
+                                for name in ("requests", "right", "aborted"))
+    kept = [outcome for outcome in outcomes if outcome.configuration.recovers]
+    chunks, back = sum(outcome.chunks for outcome in kept), sum(outcome.chunks_back for outcome in kept)
+    share = f"{back / chunks:.1%} of preempted requests' chunks came back, " if chunks else ""
+    return (f"{requests} requests, {right} right, {aborted} given up, "
+            f"{sum(outcome.kills for outcome in outcomes)} kills, "
+            f"{sum(outcome.preemptions for outcome in outcomes)} preemptions, {share}"
+            f"{sum(len(outcome.complaints) for outcome in outcomes)} complaints")
