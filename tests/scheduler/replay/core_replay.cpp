@@ -59,7 +59,13 @@ void CoreReplay::look_up(const Json& call, TimeNs now) {
 }
 
 void CoreReplay::step(const Json& call, TimeNs now) {
-  const StepPlan plan = core_.build_step(step_input(call), now);
+  const auto told = call.value("tokens", Json::array());
+  const auto tokens = [&](const RequestId& id, std::uint32_t known) -> std::vector<std::int32_t> {
+    for (const Json& row : told)
+      if (row.at("request") == id.value && row.at("keep") == known) return row.at("new");
+    throw std::runtime_error(fmt::format("tokens of {} after {} are asked for, which were not then", id, known));
+  };
+  const StepPlan plan = core_.build_step(step_input(call), now, tokens);
   const Json& recorded = call.at("plan");
   expect_same(recorded.at("step"), plan.step, "step");
   compare_saves(recorded.at("before"), plan.saves_before, plan.step);

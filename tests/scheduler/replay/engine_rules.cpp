@@ -21,7 +21,7 @@ void EngineRules::fail(const std::string& rule) const {
 
 EngineRules::Request& EngineRules::known(const Json& call) {
   const auto found = requests_.find(call.at("request"));
-  if (found == requests_.end()) fail(fmt::format("{} of a request that was never added", call.at("call").dump()));
+  if (found == requests_.end()) fail(fmt::format("request {} was never added", call.at("request").dump()));
   return found->second;
 }
 
@@ -145,6 +145,8 @@ void EngineRules::step(const Json& call) {
     found->second.was_preempted |= found->second.state == State::kWaiting;
   }
   if (!resumed_unheard_.empty()) fail("a request was looked up again, and no step says that it was preempted");
+  for (const Json& told : call.value("tokens", Json::array()))
+    known(told).num_tokens = told.at("keep").get<std::uint32_t>() + static_cast<std::uint32_t>(told.at("new").size());
   for (const Json& row : call.at("scheduled")) scheduled(row);
   answers_.clear();
   outputs_done_ = call.at("scheduled").empty();

@@ -51,10 +51,10 @@ class EngineRules {
   bool async_;
   std::vector<std::uint32_t> windows_;
   std::map<std::string, Request> requests_;
-  std::map<std::string, Json> answers_;  // of this step's look-ups
+  std::map<std::string, Json> answers_;    // of this step's look-ups
   std::set<std::string> resumed_unheard_;  // asked for again before a step has told of their preemption
-  std::set<std::string> received_;       // asynchronous loads that ended
-  std::set<std::string> drafted_;        // in the step under way
+  std::set<std::string> received_;         // asynchronous loads that ended
+  std::set<std::string> drafted_;          // in the step under way
   std::uint64_t steps_ = 0, reported_ = 0;
   bool outputs_done_ = true;  // since the last step: what the model said was taken in
   std::uint64_t line_ = 1;

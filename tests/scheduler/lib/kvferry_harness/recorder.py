@@ -1,7 +1,8 @@
 """KvFerryConnector that writes down what vLLM calls and what it is answered; vLLM loads it by module path."""
 
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import msgspec
 from kvferry.vllm import KvFerryConnector
@@ -9,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 Call = dict[str, Any]
+TokenSource = Callable[[str, int], list[int]]
 
 
 class Log:
@@ -60,6 +62,7 @@ class RecordedNode:
     """
 
     patience_s = 5.0
+    scheduled: ClassVar[list[Call]] = []  # the rows of the step that is being built
 
     def __init__(self, node: Any, log: Log) -> None:
         self._node = node
@@ -92,10 +95,14 @@ class RecordedNode:
                       blocks=[list(group) for group in block_ids])
         self._node.allocated(request_id, num_external, block_ids)
 
-    def build_step(self, scheduled: list[Any], preempted: list[str]) -> bytes:
-        rows = [{"request": row[0], "computed": row[1], "scheduled": row[2], "blocks": row[3]} for row in scheduled]
-        entry = self._log.add("step", scheduled=rows, preempted=sorted(preempted))
-        plan: bytes = self._node.build_step(scheduled, preempted)
+    def build_step(self, admitted: list[Any], running: Any, preempted: list[str], tokens_of: TokenSource) -> bytes:
+        def told(request_id: str, known: int) -> list[int]:
+            tokens = tokens_of(request_id, known)
+            entry["tokens"].append({"request": request_id, "keep": known, "new": list(tokens)})
+            return tokens
+
+        entry = self._log.add("step", scheduled=self.scheduled, preempted=sorted(preempted), tokens=[])
+        plan: bytes = self._node.build_step(admitted, running, preempted, told)
         entry["plan"] = readable_plan(plan)
         return plan
 
@@ -150,6 +157,7 @@ class RecordingConnector(KvFerryConnector):
                      speculative={key: len(ids) for key, ids in scheduler_output.scheduled_spec_decode_tokens.items()},
                      preempted=sorted(scheduler_output.preempted_req_ids or ()),
                      finished=sorted(scheduler_output.finished_req_ids), sync_loads=scheduler_output.has_sync_kv_loads)
+        self.node.scheduled = list(_rows(scheduler_output))
         return super().build_connector_meta(scheduler_output)
 
     def request_finished_all_groups(
@@ -170,3 +178,16 @@ class RecordingConnector(KvFerryConnector):
     def reset_cache(self) -> bool | None:
         self.log.add("vllm_reset")
         return super().reset_cache()
+
+
+def _rows(output: Any) -> Iterator[Call]:
+    """Who is scheduled, in the order in which the core is told; each with its whole block table where it changed."""
+    cached = output.scheduled_cached_reqs
+    whole = [(new.req_id, new.num_computed_tokens, True) for new in output.scheduled_new_reqs]
+    whole += [(request_id, cached.num_computed_tokens[index],
+               cached.new_block_ids[index] is not None or request_id in cached.resumed_req_ids)
+              for index, request_id in enumerate(cached.req_ids)]
+    for request_id, computed, changed in whole:
+        table = output.kv_connector_block_state.get_block_ids(request_id) if changed else None
+        yield {"request": request_id, "computed": computed, "scheduled": output.num_scheduled_tokens[request_id],
+               "blocks": table and [list(group) for group in table]}
