@@ -87,14 +87,16 @@ class ChunkPool {
   std::uint32_t num_pinned() const;
   std::uint32_t num_ready() const { return static_cast<std::uint32_t>(lru_.size()); }
   std::size_t num_pins() const { return pins_.size(); }
-  std::uint32_t num_writing() const { return writing_; }
-
- private:
   struct Pin {
     std::vector<ChunkRef> chunks;
     std::string owner;
     TimeNs deadline = 0;
   };
+  /// All holds, by number.
+  const std::map<std::uint64_t, Pin>& pins() const { return pins_; }
+  std::uint32_t num_writing() const { return writing_; }
+
+ private:
   Slot& checked(ChunkRef chunk);
   void retire(Slot& slot);
   void free_or_doom(Slot& slot);

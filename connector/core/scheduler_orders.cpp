@@ -64,10 +64,12 @@ void SchedulerCore::fetch_ordered(FetchOrder order, TimeNs now) {
       .engine_id = std::move(order.engine_id),
       .endpoint = std::move(order.endpoint),
       .left = {std::make_move_iterator(order.chunks.begin()), std::make_move_iterator(order.chunks.end())},
-      .deadline = now + order.ttl,
+      .deadline = now + std::min(order.ttl, config_.keep_ttl_max),
       .piece = {}};
   for (ChunkMeta& chunk : fetch.left)
     if (!chunk.is_tail) chunk.num_tokens = config_.chunk_tokens;
+  // A slot has room for one chunk, whatever a controller says.
+  std::erase_if(fetch.left, [&](const ChunkMeta& chunk) { return chunk.num_tokens > config_.chunk_tokens; });
   ordered_.push_back(std::move(fetch));
   advance_ordered(now);
 }

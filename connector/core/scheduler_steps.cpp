@@ -168,6 +168,9 @@ void SchedulerCore::append_save(const RequestState& request, const SaveItem& ite
 
 /// Preempted: the blocks vanish with the next step, the pool's chunks don't.
 void SchedulerCore::leave_blocks(RequestState& request) {
+  // The last plan counted every speculative token as accepted. What was said since tells at least that all tokens but
+  // the last have their KV; the last one's place may hold a rejected token's.
+  request.computed = std::min(request.computed, request.chain.size() - 1);
   plan_leftover_saves(request, config_.save_unfull_chunk);
   request.running = false;
   request.blocks.clear();

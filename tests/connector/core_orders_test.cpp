@@ -1,6 +1,8 @@
 // What the controller asks of a pool: keep, unkeep, forget, fetch.
 #include <gmock/gmock.h>
 
+#include <limits>
+
 #include "core_bench.h"
 
 namespace kvferry::sim {
@@ -130,6 +132,14 @@ TEST_F(LargeOrders, AFetchComesPieceByPieceAndIsPublished) {
   EXPECT_EQ(num_released_, 3u);  // pieces of 32
   EXPECT_EQ(core_->num_ordered_fetches(), 0u);
   for (const ChunkKey& key : keys(80)) ASSERT_NE(core_->pool().find(key), nullptr);
+}
+
+TEST_F(LargeOrders, WhatNoSlotCouldHoldIsNotFetchedAndNoDeadlineOverflows) {
+  FetchOrder order = fetch_of(2, std::numeric_limits<TimeNs>::max());
+  order.chunks[0].is_tail = true;
+  order.chunks[0].num_tokens = 17;
+  core_->fetch_ordered(order, now_);
+  EXPECT_EQ(carry_out(), 1u);
 }
 
 TEST_F(LargeOrders, OneOrderAfterTheOther) {

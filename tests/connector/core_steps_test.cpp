@@ -46,6 +46,19 @@ TEST_F(Steps, TokensThatTheEngineTookBackAreNotSavedAsIfComputed) {
   EXPECT_EQ(plan.saves_before[0].items[0].num_tokens, 8u);  // 32 .. 39, not 40 .. 69
 }
 
+TEST_F(Steps, ARejectedDraftsPlaceIsNotSavedAtAPreemption) {
+  add("a", 40);
+  lookup("a");
+  core_->allocated(a_, 0, {blocks(1, 4)}, now_);
+  build({{{a_, 0, 40, BlockTable{blocks(1, 4)}}}, {}});
+  core_->update_tokens(a_, 40, std::span(tokens_).subspan(40, 1));
+  build({{{a_, 40, 2, std::nullopt}}, {}});  // one token and a draft, which is rejected
+  core_->update_tokens(a_, 41, std::span(tokens_).subspan(41, 1));
+  const StepPlan plan = build({{}, {a_}});
+  ASSERT_THAT(plan.saves_before, SizeIs(1));
+  EXPECT_EQ(plan.saves_before[0].items[0].num_tokens, 9u);  // 32 to 41; what lies at 41 is the draft's
+}
+
 TEST_F(Steps, AFailedLoadIsCountedItsChunkForgottenAndWhatRestsOnItNotPublished) {
   cache(64);
   add("a", 100);

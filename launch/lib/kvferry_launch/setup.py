@@ -15,10 +15,11 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 from kvferry_launch.paths import BUILD, LOGS, MODELS, RELEASE, REPO, VENV, VENV_PYTHON
 from kvferry_launch.progress import Step
@@ -277,8 +278,9 @@ def _stamped(stamp: Path, *inputs: Path) -> Iterator[bool]:
 # --- The build and the model -------------------------------------------------------------------------------------
 
 
-def ensure_build(tests: bool) -> None:
-    """Builds the release preset: all of it for tests, else only what runs. Ninja knows what is already right."""
+def ensure_build(tests: bool, only: Sequence[str] = ()) -> None:
+    """Builds the release preset: the targets in `only`, or all of it for tests, or what runs. Ninja knows what is
+    already right."""
     log = LOGS / "build.log"
     cache = RELEASE / "CMakeCache.txt"
     configured = (RELEASE / "build.ninja").exists() and f"={VENV_PYTHON}\n" in cache.read_text()
@@ -294,7 +296,8 @@ def ensure_build(tests: bool) -> None:
                 step.update(int(counted[1]) / int(counted[2]), f"{counted[1]}/{counted[2]} {counted[3][-50:]}")
 
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
-        targets = [] if tests else ["--target", "kvferry", "_core", "kvferry_package"]
+        named = [*only] if only else [] if tests else ["kvferry", "_core", "kvferry_package"]
+        targets = ["--target", *named] if named else []
         run_logged("cmake --build --preset release",
                    ["cmake", "--build", "--preset", "release", "-j", jobs, *targets], log, on_line, tick=step.update)
 
@@ -316,8 +319,8 @@ def ensure_toy_model(name: str = "toy") -> Path:
 # --- All of it ---------------------------------------------------------------------------------------------------
 
 
-def ensure(*, vllm: bool, tests: bool = False, build: bool = True) -> None:
-    """Does every step that is not already done; one process at a time per checkout.
+def ensure(*, vllm: bool, tests: bool = False, build: bool = True, only: Sequence[str] = ()) -> None:
+    """Does every step that is not already done; one process at a time per checkout. `only`: the targets to build.
 
     Errors: SetupError. Ctrl-C leaves each step either done or to be done again.
     """
@@ -332,12 +335,12 @@ def ensure(*, vllm: bool, tests: bool = False, build: bool = True) -> None:
         ensure_debian_packages(tests)
         ensure_venv(vllm)
         if build:
-            ensure_build(tests)
+            ensure_build(tests, only)
         if vllm:
             ensure_toy_model()
 
 
-def ensure_or_exit(**steps: bool) -> None:
+def ensure_or_exit(**steps: Any) -> None:
     """`ensure()` for commands: prints the failing command's tail and one clear line, and exits 1."""
     try:
         ensure(**steps)

@@ -47,10 +47,11 @@ void StampBook::check_chunk(const ChunkKey& key, const std::vector<Stamp>& stamp
   for (std::size_t i = 0; i < stamps.size(); ++i) {
     const auto found = before_.find(stamps[i]);
     if (found == before_.end() || (i > 0 && found->second != stamps[i - 1]))
-      throw Broken(fmt::format("published chunk {} holds wrong KV at token {}", key, i));
+      throw Broken(fmt::format("saved-is-computed: published chunk {} holds wrong KV at token {}", key, i));
   }
   const auto [known, is_new] = chunks_.try_emplace(key, stamps);
-  if (!is_new && known->second != stamps) throw Broken(fmt::format("published chunk {} changed its KV", key));
+  if (!is_new && known->second != stamps)
+    throw Broken(fmt::format("saved-is-computed: published chunk {} changed its KV", key));
 }
 
 }  // namespace kvferry::sim

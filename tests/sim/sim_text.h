@@ -16,7 +16,7 @@ namespace kvferry::sim {
 
 using Stamp = std::uint64_t;
 
-/// A simulated engine saw what must never happen.
+/// A simulated engine saw what must never happen. The message starts with the name of the promise that it breaks.
 struct Broken : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -16,7 +16,7 @@ class Dice {
   std::uint32_t between(std::uint32_t low, std::uint32_t high) {
     return low + static_cast<std::uint32_t>(rng_() % (high - low + 1));
   }
-  bool chance(double p) { return std::uniform_real_distribution<>(0, 1)(rng_) < p; }
+  bool chance(double p) { return p > 0 && static_cast<double>(rng_() >> 11) * 0x1p-53 < p; }
   template <class T>
   T pick(std::initializer_list<T> values) {
     return values.begin()[rng_() % values.size()];
@@ -27,18 +27,42 @@ class Dice {
   std::mt19937_64 rng_;
 };
 
+/// What may go wrong on the way, each with its probability.
+struct NetworkOptions {
+  TimeNs max_delay = 20 * kMillisecond;
+  double loses = 0;            // a message
+  double doubles = 0;          // a message
+  double damages_pull = 0;     // a chunk on its way
+  double damages_pool = 0;     // a chunk at rest, per step
+  double crashes = 0;          // a node, per step; it comes back empty, later
+  double cuts = 0;             // the link of two nodes, per step, for a while
+  double slows = 0;            // a node, per step, for a while
+  double loses_directory = 0;  // or finds it again, per step
+  double stale_offers = 0;     // an answer of the directory is an old one
+  double garbage = 0;          // per step
+};
+
 struct SimOptions {
   CoreConfig core;
   EngineConfig engine;
+  NetworkOptions network;
+  std::uint32_t num_prefill = 0;  // 0: one node that does everything, and no network
+  std::uint32_t num_decode = 0;
+  std::uint32_t num_requests = 0;
   std::uint32_t max_tokens_total = 0;  // of one request: so many fit the engine alone
   double refuses = 0;                  // a look-up is followed by no allocation
   double aborts = 0;                   // per step
   double preempts_all = 0;             // per step
-  double resets_cache = 0;             // per step
+  double resets_idle = 0;              // per step
+  double resets_connector = 0;         // per step
+  double sleeps = 0;                   // per step
   double orders = 0;                   // of a controller, per step
+  double siblings = 0;                 // a request comes twice
+  double ids_again = 0;                // a new request takes the id of one that is gone
+  bool is_calm = false;                // nothing is in the way of a hand-off
 };
 
-SimOptions draw_options(Dice& dice, bool with_worker_faults);
+SimOptions draw_options(Dice& dice);
 
 /// Prompts that share prefixes with each other and with earlier answers, as conversations do.
 class Prompts {
@@ -51,12 +75,5 @@ class Prompts {
   std::uint32_t max_tokens_total_;
   std::vector<std::vector<std::int32_t>> seen_;
 };
-
-/// Throws Broken when a counter shrank or counts more than there is. Call after each step with the same `last`.
-void check_counters(const CoreCounters& now, CoreCounters& last);
-/// Throws Broken unless each admission's counts fit together. all_load: nothing was damaged.
-void check_admissions(const std::string& id, const FinishedRequest& done, bool all_load);
-/// Throws Broken unless nothing is held, written or waited for. Call when every deadline has passed.
-void check_idle(const SchedulerCore& core);
 
 }  // namespace kvferry::sim

@@ -1,0 +1,184 @@
+// A small, true model of vLLM's v1 engine around a SchedulerCore: running requests first, preemption of the last one
+// when no block is free, chunked prefill, prefix caching, speculative tokens, sync or async scheduling, and the order
+// in which vLLM calls a connector (vllm/v1/core/sched/scheduler.py, 0.32). The workers check every KV cell that is
+// attended to, and promises_check.h judges the core after every step.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "connector/core/scheduler_core.h"
+#include "promises_check.h"
+#include "sim_blocks.h"
+#include "sim_worker.h"
+#include "tally.h"
+
+namespace kvferry::sim {
+
+struct EngineConfig {
+  std::uint32_t num_blocks = 7;  // id 0 is the null block
+  std::uint32_t token_budget = 256;
+  std::uint32_t max_running = 8;
+  bool prefix_caching = true;
+  bool uncached_first = false;               // see Blocks
+  bool async = false;                        // plan N + 1 is built before the outputs and the report of step N arrive
+  bool fails_requests = false;               // kv_load_failure_policy: fail instead of recompute
+  std::uint32_t num_drafts = 0;              // speculative tokens of a decode step
+  double accepts_draft = 0.6;                // of each, after all before it
+  double asks_again = 0;                     // a look-up is repeated at once
+  std::vector<std::uint32_t> windows = {0};  // of each KV group; 0: attends to everything
+  WorkerFaults faults;
+  std::uint64_t seed = 1;
+};
+
+struct RequestSpec {
+  std::string id;
+  std::vector<std::int32_t> prompt;
+  std::uint32_t max_tokens = 1;
+  bool stops = false;  // at a stop token
+  bool cacheable = true;
+  std::string extras;
+  bool handoff = false;
+  std::optional<HandoffSource> source;
+};
+
+/// What vLLM's scheduler may do with a request between its look-up and its allocation, none of which it tells.
+enum class Exit {
+  kNone,
+  kEncoderPending,    // skipped: an encoder's output is on its way
+  kPrefillsDeferred,  // the rest of the queue waits for a later step
+  kDraftsPadded,      // a decode padded to its drafts is over the budget
+  kUnchunked,         // over the budget, and prefills may not be cut
+  kAlignedSplit,      // nothing is left of the chunk after alignment
+  kEncoderBudget,     // spent
+  kNoBlocks,          // allocate_slots returns None
+  kAnswerDropped,     // allocated, but without the external tokens (a longer local tail, prompt logprobs)
+  kAnswerTrimmed,     // allocated with a part of them
+};
+
+/// How a request left the engine.
+enum class End { kDone, kAborted, kFailed };
+
+class MiniEngine {
+ public:
+  /// Alone: without a directory, until core().set_directory_up(true).
+  MiniEngine(CoreConfig core, EngineConfig config, StampBook& book);
+
+  void add(const RequestSpec& spec, TimeNs now);
+  void abort(const std::string& id, TimeNs now);
+  /// reset_prefix_cache(reset_running_requests): preempts everyone, who may all resume in the next step already.
+  void preempt_all();
+  /// reset_prefix_cache() of an engine that may be busy: vLLM does nothing then.
+  void reset_idle_cache();
+  /// Sleep and wake: the KV memory is gone, whoever ran is preempted, all caches are emptied.
+  void sleep();
+  /// Schedules, executes, and takes in what is due. Throws Broken, or what the check handler throws.
+  void step(TimeNs now);
+  /// Asked after each look-up that was answered.
+  std::function<Exit(const std::string& id)> refuse;
+  /// Told of each request that leaves, with all it said.
+  std::function<void(const std::string& id, End end, const std::vector<std::int32_t>& output)> on_end;
+
+  SchedulerCore& core() { return core_; }
+  const SchedulerCore& core() const { return core_; }
+  std::vector<Worker>& workers() { return workers_; }
+  std::size_t num_unfinished() const { return requests_.size(); }
+  /// Everything that the step's actions were, publications checked against the workers' bytes.
+  std::vector<Action> take_actions();
+  const std::map<std::string, std::vector<std::int32_t>>& outputs() const { return outputs_; }
+  const std::map<std::string, FinishedRequest>& finished() const { return finished_; }
+  const std::vector<StepPlan>& plans() const { return plans_; }
+  /// The request's blocks of the first KV group now.
+  std::vector<BlockId> table(const std::string& id) const;
+  std::uint64_t num_preemptions() const { return tally_.preemptions; }
+  std::uint64_t num_failed_loads() const { return num_failed_loads_; }
+  /// What happened here, the core's counters included.
+  Tally tally() const;
+  /// Throws Broken unless nothing is held, written or waited for. Call when every deadline has passed.
+  void check_idle() const;
+
+ private:
+  struct Request {
+    RequestSpec spec;
+    Text text;                   // goes on after the end, for drafts
+    std::uint32_t end = 0;       // tokens when it is done
+    std::uint32_t known = 0;     // tokens that the scheduler has: prompt and outputs taken in
+    std::uint32_t sampled = 0;   // tokens that the worker has: known and those whose output is on its way
+    std::uint32_t computed = 0;  // optimistic, as in vLLM
+    std::uint32_t placeholders = 0;
+    std::uint32_t drafts = 0;  // offered for the next step
+    BlockTable table;
+    bool table_changed = false;
+    std::uint64_t epoch = 0;        // outputs of an older one are dropped
+    std::uint64_t preemptions = 0;  // outputs of before one are taken in, but take nothing back
+    std::uint32_t loaded_from = 0, loaded_to = 0;
+    enum class Wait { kNew, kPending, kRefused, kPreempted } wait = Wait::kNew;
+    std::optional<TimeNs> pending_since;
+    bool running = false;
+  };
+  struct Scheduled {
+    std::string id;
+    std::uint64_t epoch = 0;
+    std::uint64_t preemptions = 0;
+    BlockTable table;
+    std::uint32_t num = 0;
+    std::uint32_t rejected = 0;
+    bool garbage = false;
+    std::vector<std::int32_t> outputs;
+  };
+  struct InFlight {
+    StepPlan plan;
+    std::vector<Scheduled> scheduled;
+    std::vector<WorkerReport> reports;
+    std::set<BlockId> bad_blocks;
+  };
+
+  std::uint32_t most(const Request& request) const {
+    return static_cast<std::uint32_t>(request.spec.prompt.size()) + request.spec.max_tokens;
+  }
+  std::uint32_t in_flight(const Request& request) const;
+  void schedule_running(StepInput& input, std::uint32_t& budget);
+  void schedule_waiting(StepInput& input, std::uint32_t& budget, TimeNs now);
+  /// False: the queue waits.
+  bool schedule_first_waiting(StepInput& input, std::uint32_t& budget, std::vector<std::string>& skipped, TimeNs now);
+  std::optional<Answer> look_up(Request& request, std::uint32_t num_local, TimeNs now);
+  bool grow(Request& request, const BlockTable& hit, std::uint32_t total, std::uint32_t computed);
+  void preempt(std::string id);
+  bool has_output_coming(const Request& request) const;
+  void tell_tokens(const Request& request);
+  void execute(StepPlan plan, const StepInput& input);
+  ForwardItem forward_item(Request& request, const ScheduledRequest& scheduled, Scheduled& out);
+  void take_in(InFlight step, TimeNs now);
+  void take_in_output(const Scheduled& scheduled, TimeNs now);
+  std::set<std::string> affected_by(std::set<BlockId>& bad, const InFlight& step) const;
+  void handle_bad_blocks(const InFlight& step, TimeNs now);
+  void finish(const std::string& id, End end, TimeNs now);
+
+  EngineConfig config_;
+  std::uint32_t block_tokens_;
+  SchedulerCore core_;
+  PromisesCheck promises_;
+  StampBook& book_;
+  Blocks blocks_;
+  std::vector<Worker> workers_;
+  std::map<std::string, Request> requests_;
+  std::vector<std::string> running_;
+  std::deque<std::string> waiting_;
+  std::vector<RequestId> preempted_;  // since the last step
+  std::deque<InFlight> in_flight_;
+  std::vector<AdmittedLoad> admitted_;  // in this step
+  std::map<std::string, std::vector<std::int32_t>> outputs_;
+  std::map<std::string, FinishedRequest> finished_;
+  std::vector<StepPlan> plans_;
+  std::mt19937_64 rng_;
+  Tally tally_;
+  std::uint64_t num_failed_loads_ = 0;
+  std::uint64_t last_epoch_ = 0;  // an id may come again while an output of its former self is on its way
+};
+
+}  // namespace kvferry::sim

@@ -1,0 +1,239 @@
+// Execution and what vLLM's Scheduler.update_from_output() does with what comes of it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "mini_engine.h"
+#include "story.h"
+
+namespace kvferry::sim {
+
+/// What the worker makes of a scheduled request. The scheduler counts all drafts as accepted until it hears otherwise;
+/// the worker, which knows, starts at its last sampled token.
+ForwardItem MiniEngine::forward_item(Request& request, const ScheduledRequest& scheduled, Scheduled& out) {
+  ForwardItem item;
+  item.request_id = request.spec.id;
+  item.stamps = &request.text.stamps;
+  item.table = request.table;
+  item.first = std::min(scheduled.num_computed, request.sampled - 1);
+  item.num = scheduled.num_scheduled;
+  item.loaded_from = request.loaded_from;
+  item.loaded_to = request.loaded_to;
+  const std::uint32_t expected = request.known + request.placeholders;
+  const bool samples = scheduled.num_computed + scheduled.num_scheduled >= expected;
+  if (!samples) return item;
+  const std::uint32_t drafts = scheduled.num_computed + scheduled.num_scheduled - expected;
+  std::uint32_t accepted = 0;
+  while (accepted < drafts && std::uniform_real_distribution<>(0, 1)(rng_) < config_.accepts_draft) ++accepted;
+  out.rejected = drafts - accepted;
+  item.first_draft = request.sampled;
+  for (std::uint32_t i = 0; i < drafts; ++i) {
+    const Stamp before = i == 0 ? request.text.stamps[request.sampled - 1] : item.drafts.back();
+    const bool right = i < accepted;
+    item.drafts.push_back(right ? request.text.stamps[request.sampled + i] : next_stamp(before, -1));
+  }
+  for (std::uint32_t i = 0; i <= accepted; ++i)
+    out.outputs.push_back(next_token(request.text.stamps[request.sampled + i - 1]));
+  request.sampled += accepted + 1;
+  if (config_.async) request.placeholders += 1 + drafts;
+  request.drafts = config_.num_drafts;
+  tally_.drafts += drafts;
+  tally_.drafts_rejected += out.rejected;
+  return item;
+}
+
+void MiniEngine::execute(StepPlan plan, const StepInput& input) {
+  InFlight step;
+  std::vector<ForwardItem> forward;
+  for (const ScheduledRequest& scheduled : input.scheduled) {
+    Request& request = requests_.at(scheduled.id.value);
+    Scheduled& out = step.scheduled.emplace_back();
+    out.id = scheduled.id.value;
+    out.epoch = request.epoch;
+    out.preemptions = request.preemptions;
+    out.table = request.table;
+    out.num = scheduled.num_scheduled;
+    request.drafts = 0;
+    forward.push_back(forward_item(request, scheduled, out));
+    request.computed += scheduled.num_scheduled;
+    tell("  step {}: {} computes {} tokens at {}", plan.step, out.id, out.num, scheduled.num_computed);
+  }
+  for (const auto* jobs : {&plan.saves_before, &plan.saves_after})
+    for (const SaveJob& job : *jobs)
+      tell("  step {}: saves {} tokens of {} in slot {}", plan.step, job.items.at(0).num_tokens, job.request_id,
+           job.items.at(0).chunk.slot);
+  const bool failure_unheard =
+      std::any_of(in_flight_.begin(), in_flight_.end(), [](const InFlight& s) { return !s.bad_blocks.empty(); });
+  for (Worker& worker : workers_) {
+    StepOutcome outcome = worker.execute(plan, forward, failure_unheard);
+    for (std::size_t i = 0; i < forward.size(); ++i)
+      if (outcome.garbage[i]) step.scheduled[i].garbage = true;
+    step.bad_blocks.insert(outcome.bad_blocks.begin(), outcome.bad_blocks.end());
+    step.reports.push_back(std::move(outcome.report));
+  }
+  step.plan = std::move(plan);
+  in_flight_.push_back(std::move(step));
+}
+
+/// vLLM's order: failed loads, then outputs and finished requests, and the workers' reports last.
+void MiniEngine::take_in(InFlight step, TimeNs now) {
+  if (!step.bad_blocks.empty()) handle_bad_blocks(step, now);
+  for (const Scheduled& scheduled : step.scheduled) take_in_output(scheduled, now);
+  for (const WorkerReport& report : step.reports) core_.worker_report(report, now);
+}
+
+void MiniEngine::take_in_output(const Scheduled& scheduled, TimeNs now) {
+  const auto found = requests_.find(scheduled.id);
+  if (found == requests_.end() || found->second.epoch != scheduled.epoch) {
+    tally_.dropped_outputs += 1;
+    return;
+  }
+  Request& request = found->second;
+  if (scheduled.outputs.empty()) return;
+  if (scheduled.garbage)
+    throw Broken(fmt::format("verified-only: request {} says what it read in garbage", scheduled.id));
+  const bool stale = scheduled.preemptions != request.preemptions;
+  tally_.stale_outputs += stale;
+  if (!stale) {
+    request.computed -= scheduled.rejected;
+    if (request.placeholders > 0)
+      request.placeholders -= scheduled.rejected + static_cast<std::uint32_t>(scheduled.outputs.size());
+  }
+  for (const std::int32_t token : scheduled.outputs) {
+    if (request.known >= request.end) break;  // said after the end
+    if (token != request.text.tokens[request.known])
+      throw Broken(fmt::format("verified-only: request {} says a wrong token at {}", scheduled.id, request.known));
+    request.known += 1;
+    outputs_[scheduled.id].push_back(token);
+  }
+  if (request.known == request.end) {
+    tally_.stops += request.end < most(request);
+    finish(scheduled.id, End::kDone, now);
+  }
+}
+
+/// Requests that have a bad block, or KV computed from one; `bad` grows by what rests on it.
+std::set<std::string> MiniEngine::affected_by(std::set<BlockId>& bad, const InFlight& step) const {
+  std::vector<std::pair<std::string, std::vector<BlockId>>> tables;
+  for (const Scheduled& scheduled : step.scheduled) tables.emplace_back(scheduled.id, scheduled.table[0]);
+  for (const InFlight& later : in_flight_)
+    for (const Scheduled& scheduled : later.scheduled) tables.emplace_back(scheduled.id, scheduled.table[0]);
+  for (const auto& [id, request] : requests_) tables.emplace_back(id, request.table[0]);
+  const auto first_bad = [&](const std::vector<BlockId>& table) {
+    return std::find_if(table.begin(), table.end(), [&](BlockId block) { return bad.contains(block); });
+  };
+  for (std::size_t before = 0; before != bad.size();) {
+    before = bad.size();
+    for (const auto& entry : tables) bad.insert(first_bad(entry.second), entry.second.end());
+  }
+  std::set<std::string> affected;
+  for (const auto& [id, table] : tables)
+    if (first_bad(table) != table.end() && requests_.contains(id)) affected.insert(id);
+  return affected;
+}
+
+/// Whoever has a block whose load failed goes back to before it (vLLM: `recompute`) or ends in an error (`fail`).
+void MiniEngine::handle_bad_blocks(const InFlight& step, TimeNs now) {
+  num_failed_loads_ += 1;
+  tally_.bad_loads += 1;
+  std::set<BlockId> bad = step.bad_blocks;
+  for (const std::string& id : affected_by(bad, step)) {
+    Request& request = requests_.at(id);
+    request.epoch = ++last_epoch_;
+    if (config_.fails_requests) {
+      tell("  the load of {} failed, and so does it", id);
+      tally_.failed_by_policy += 1;
+      finish(id, End::kFailed, now);
+      continue;
+    }
+    tally_.recovered_by_policy += 1;
+    request.placeholders = 0;
+    request.drafts = 0;
+    request.sampled = request.known;
+    const std::vector<BlockId>& table = request.table[0];
+    const auto first_bad = std::find_if(table.begin(), table.end(), [&](BlockId b) { return bad.contains(b); });
+    const auto keep = static_cast<std::uint32_t>(first_bad - table.begin());
+    request.computed = std::min({request.computed, keep * block_tokens_, request.known - 1});
+    tell("  a load of {} failed: computes again from {}", id, request.computed);
+  }
+  for (const BlockId block : bad) blocks_.forget(block);
+}
+
+void MiniEngine::abort(const std::string& id, TimeNs now) {
+  const auto found = requests_.find(id);
+  if (found == requests_.end()) {
+    const bool was = finished_.contains(id);
+    (was ? tally_.abort_again : tally_.abort_unknown) += 1;
+    promises_.ended(id, core_.finished(RequestId{id}, 0, BlockTable(config_.windows.size()), true, now), false, false);
+    return;
+  }
+  const Request& request = found->second;
+  using Wait = Request::Wait;
+  std::uint64_t& count = request.running                    ? tally_.abort_running
+                         : request.wait == Wait::kNew       ? tally_.abort_before_lookup
+                         : request.wait == Wait::kPending   ? tally_.abort_while_pending
+                         : request.wait == Wait::kPreempted ? tally_.abort_preempted
+                                                            : tally_.abort_after_refusal;
+  count += 1;
+  finish(id, End::kAborted, now);
+}
+
+void MiniEngine::finish(const std::string& id, End end, TimeNs now) {
+  Request& request = requests_.at(id);
+  tell("  {} {}", id, end == End::kDone ? "is done" : end == End::kAborted ? "is aborted" : "fails");
+  tell_tokens(request);
+  // vLLM hands over the blocks of computed tokens alone.
+  BlockTable table = request.table;
+  const std::uint32_t num_blocks = (request.computed + block_tokens_ - 1) / block_tokens_;
+  for (std::vector<BlockId>& group : table) group.resize(std::min<std::size_t>(group.size(), num_blocks));
+  finished_[id] = core_.finished(RequestId{id}, request.computed, table, end != End::kDone, now);
+  promises_.ended(id, finished_[id], end == End::kDone && num_failed_loads_ == 0, true);
+  blocks_.give_back(request.table);
+  std::erase(running_, id);
+  std::erase(waiting_, id);
+  requests_.erase(id);
+  if (on_end) on_end(id, end, outputs_[id]);
+}
+
+std::vector<Action> MiniEngine::take_actions() {
+  std::vector<Action> actions = core_.take_actions();
+  for (const Action& action : actions) {
+    const auto* published = std::get_if<ChunksPublished>(&action);
+    if (published == nullptr) continue;
+    for (const ChunkMeta& chunk : published->chunks) {
+      const ChunkPool::Slot* slot = core_.pool().find(chunk.key);
+      if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;  // evicted since
+      for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
+        const Worker& worker = workers_[rank];
+        if (worker.damaged(slot->ref.slot)) continue;
+        if (worker.slot_checksum(slot->ref.slot) != slot->checksums[rank])
+          throw Broken(fmt::format("verified-only: slot {} is published with a wrong checksum", slot->ref.slot));
+        book_.check_chunk(chunk.key, worker.plain(slot->ref.slot));
+      }
+    }
+  }
+  return actions;
+}
+
+Tally MiniEngine::tally() const {
+  Tally tally = tally_;
+  const CoreCounters& counters = core_.counters();
+  tally.saves_failed += counters.save_failures;
+  tally.evictions += counters.evicted_chunks;
+  tally.pool_full += counters.pool_full;
+  tally.pulled_chunks += counters.pulled_chunks;
+  tally.pull_failures += counters.pull_failures;
+  tally.fetch_timeouts += counters.fetch_timeouts;
+  tally.leases += counters.leases_granted;
+  tally.holds_expired += counters.holds_expired;
+  return tally;
+}
+
+void MiniEngine::check_idle() const {
+  PromisesCheck::idle(core_);
+  if (blocks_.num_free() != blocks_.num_usable())
+    throw Broken(fmt::format("bounded-hold: idle with {} of {} blocks free", blocks_.num_free(), blocks_.num_usable()));
+}
+
+}  // namespace kvferry::sim

@@ -1,0 +1,232 @@
+#include "promises_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "sim_text.h"
+
+namespace kvferry::sim {
+namespace {
+
+template <class... Args>
+void expect(bool holds, fmt::format_string<Args...> text, Args&&... args) {
+  if (!holds) [[unlikely]]
+    throw Broken(fmt::format(text, std::forward<Args>(args)...));
+}
+
+std::vector<BlockId> slice(const std::vector<BlockId>& blocks, std::uint32_t first, std::uint32_t end) {
+  const auto last = std::min<std::size_t>(end, blocks.size());
+  return {blocks.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(first, last)),
+          blocks.begin() + static_cast<std::ptrdiff_t>(last)};
+}
+
+}  // namespace
+
+void PromisesCheck::lookup_answered(const std::string& id, std::uint32_t num_local, const Answer& answer,
+                                    std::uint32_t num_tokens, TimeNs pending_for) const {
+  expect(!answer.pending || answer.num_external == 0, "sane-counts: look-up of {} pends with {} tokens", id,
+         answer.num_external);
+  expect(answer.num_external == 0 || num_local + answer.num_external < num_tokens,
+         "sane-counts: look-up of {}: {} local + {} external leave nothing of {} to compute", id, num_local,
+         answer.num_external, num_tokens);
+  expect(!answer.pending || pending_for < config_.load_timeout, "bounded-hold: look-up of {} pends for {} ms", id,
+         pending_for / kMillisecond);
+}
+
+void PromisesCheck::asked_again(const std::string& id, const Answer& first, const Answer& again,
+                                std::size_t holds_before, std::size_t holds_after) const {
+  expect(first.pending == again.pending && first.num_external == again.num_external,
+         "idempotent-lookup: request {} was told {} tokens{}, now {}{}", id, first.num_external,
+         first.pending ? " (pending)" : "", again.num_external, again.pending ? " (pending)" : "");
+  expect(holds_before == holds_after, "idempotent-lookup: asking for {} again turns {} holds into {}", id, holds_before,
+         holds_after);
+}
+
+void PromisesCheck::check_load(const SchedulerCore& core, const AdmittedLoad& admitted, const LoadJob& job) const {
+  const std::uint32_t end = admitted.local + admitted.external;
+  const std::uint32_t first_block = admitted.local / config_.block_tokens;
+  const std::uint32_t end_block = (end + config_.block_tokens - 1) / config_.block_tokens;
+  std::uint32_t next = admitted.local - first_block * config_.block_tokens, num = 0;
+  for (const LoadItem& item : job.items) {
+    expect(item.first_token == next && item.skip_tokens + item.num_tokens <= item.chunk_tokens,
+           "exact-load: the load of {} goes on at {} of its blocks, expected {}", job.request_id, item.first_token,
+           next);
+    next += item.num_tokens;
+    num += item.num_tokens;
+    const ChunkPool::Slot& slot = core.pool().slot(item.chunk.slot);
+    expect(slot.ref == item.chunk && slot.pins > 0, "bounded-hold: the load of {} reads slot {}, which nobody holds",
+           job.request_id, item.chunk.slot);
+    expect(slot.state == ChunkPool::State::kReady || slot.state == ChunkPool::State::kDoomed,
+           "verified-only: the load of {} reads slot {} before it is whole", job.request_id, item.chunk.slot);
+  }
+  expect(num == admitted.external, "exact-load: request {} was allocated {} external tokens, the plan loads {}",
+         admitted.id, admitted.external, num);
+  expect(job.block_ids.size() == admitted.table.size(), "exact-load: the load of {} names {} KV groups of {}",
+         admitted.id, job.block_ids.size(), admitted.table.size());
+  for (std::size_t g = 0; g < job.block_ids.size(); ++g)
+    expect(job.block_ids[g] == slice(admitted.table[g], first_block, end_block),
+           "exact-load: the load of {} names other blocks than it was given", admitted.id);
+}
+
+void PromisesCheck::plan_built(const SchedulerCore& core, std::span<const AdmittedLoad> admitted,
+                               std::span<const StepPlan* const> in_flight) const {
+  const StepPlan& plan = *in_flight.back();
+  expect(core.num_open_lookups() == 0, "no-stale-spec: {} look-ups outlive step {}", core.num_open_lookups(),
+         plan.step);
+  for (const AdmittedLoad& load : admitted) {
+    const auto is_its = [&](const LoadJob& job) { return job.request_id == load.id; };
+    expect(std::count_if(plan.loads.begin(), plan.loads.end(), is_its) == 1,
+           "exact-load: request {} was allocated {} external tokens, the plan has {} loads for it", load.id,
+           load.external, std::count_if(plan.loads.begin(), plan.loads.end(), is_its));
+    check_load(core, load, *std::find_if(plan.loads.begin(), plan.loads.end(), is_its));
+  }
+  expect(plan.loads.size() == admitted.size(), "exact-load: step {} loads for {} requests, {} were admitted to load",
+         plan.step, plan.loads.size(), admitted.size());
+  for (const auto& [id, pin] : core.pool().pins())
+    expect(!pin.owner.starts_with("look-up of "), "no-stale-spec: the {} still holds chunks in step {}", pin.owner,
+           plan.step);
+  // Whatever a save is said to write is in a plan whose report is still to come.
+  std::size_t num_saves = 0;
+  for (const StepPlan* under_way : in_flight) {
+    for (const auto* jobs : {&under_way->saves_before, &under_way->saves_after}) {
+      for (const SaveJob& job : *jobs) {
+        for (const SaveItem& item : job.items) {
+          const ChunkPool::Slot& slot = core.pool().slot(item.chunk.slot);
+          expect(slot.ref == item.chunk && slot.state == ChunkPool::State::kWriting,
+                 "fenced-reuse: step {} writes slot {} that is another's by now", plan.step, item.chunk.slot);
+          num_saves += 1;
+        }
+      }
+    }
+  }
+  std::size_t num_writers = 0;
+  for (std::uint32_t i = 0; core.pool().num_writing() > 0 && i < core.pool().num_slots(); ++i)
+    num_writers += core.pool().slot(i).writer.starts_with("save of ");
+  expect(num_writers == num_saves, "bounded-hold: {} slots wait for a save, {} saves are under way", num_writers,
+         num_saves);
+}
+
+void PromisesCheck::save_planned(const SaveJob& job, const BlockTable& table, std::uint32_t computed,
+                                 std::uint32_t known) const {
+  for (const SaveItem& item : job.items) {
+    const std::uint32_t end_block =
+        (item.first_token + item.num_tokens + config_.block_tokens - 1) / config_.block_tokens;
+    bool fits = false;
+    for (std::uint32_t b = 0; !fits && b + end_block <= table.at(0).size(); ++b) {
+      fits = true;
+      for (std::size_t g = 0; g < table.size(); ++g)
+        fits = fits && slice(table[g], b, b + end_block) == job.block_ids.at(g);
+      const std::uint32_t end = b * config_.block_tokens + item.first_token + item.num_tokens;
+      expect(!fits || end <= std::min(computed, known),
+             "saved-is-computed: request {} saves up to token {}, computed {}, known {}", job.request_id, end, computed,
+             known);
+    }
+    expect(fits, "saved-is-computed: request {} saves from blocks that are not its own", job.request_id);
+  }
+}
+
+void PromisesCheck::after_step(const SchedulerCore& core, std::size_t loads_in_flight, TimeNs now) {
+  std::size_t num_loads = 0;
+  for (const auto& [id, pin] : core.pool().pins()) {
+    TimeNs most = config_.keep_ttl_max;
+    if (pin.owner.starts_with("load for ")) most = config_.pin_ttl;
+    if (pin.owner.starts_with("lease of ")) most = config_.lease_ttl;
+    if (pin.owner.starts_with("hand-off of ")) most = config_.handoff_ttl;
+    num_loads += pin.owner.starts_with("load for ");
+    expect(!pin.owner.empty() && pin.deadline > now && pin.deadline - now <= most,
+           "bounded-hold: the {} ends in {} ms, allowed are {}", pin.owner.empty() ? "hold of nobody" : pin.owner,
+           (pin.deadline - now) / kMillisecond, most / kMillisecond);
+  }
+  expect(num_loads <= loads_in_flight, "bounded-hold: {} loads hold chunks, {} are under way", num_loads,
+         loads_in_flight);
+  expect(core.num_kept() <= config_.num_slots / 2 || core.num_kept() <= 1,
+         "bounded-hold: {} of {} chunks are kept for the controller", core.num_kept(), config_.num_slots);
+
+  const CoreCounters& counters = core.counters();
+  const auto grows = [](const char* name, std::uint64_t before, std::uint64_t after) {
+    expect(after >= before, "sane-counts: counter {} shrank from {} to {}", name, before, after);
+  };
+#define KVFERRY_SIM_GROWS(name) grows(#name, last_.name, counters.name)
+  KVFERRY_SIM_GROWS(lookups);
+  KVFERRY_SIM_GROWS(lookup_hits);
+  KVFERRY_SIM_GROWS(hit_tokens);
+  KVFERRY_SIM_GROWS(loads);
+  KVFERRY_SIM_GROWS(loaded_tokens);
+  KVFERRY_SIM_GROWS(load_failures);
+  KVFERRY_SIM_GROWS(resumed);
+  KVFERRY_SIM_GROWS(resumed_hit_tokens);
+  KVFERRY_SIM_GROWS(saved_chunks);
+  KVFERRY_SIM_GROWS(saved_tokens);
+  KVFERRY_SIM_GROWS(save_failures);
+  KVFERRY_SIM_GROWS(pool_full);
+  KVFERRY_SIM_GROWS(pulls);
+  KVFERRY_SIM_GROWS(pulled_chunks);
+  KVFERRY_SIM_GROWS(pull_failures);
+  KVFERRY_SIM_GROWS(fetch_timeouts);
+  KVFERRY_SIM_GROWS(leases_granted);
+  KVFERRY_SIM_GROWS(holds_expired);
+  KVFERRY_SIM_GROWS(evicted_chunks);
+  KVFERRY_SIM_GROWS(keeps_refused);
+#undef KVFERRY_SIM_GROWS
+  expect(counters.lookup_hits <= counters.lookups && counters.loaded_tokens <= counters.hit_tokens &&
+             counters.resumed_hit_tokens <= counters.hit_tokens && counters.hit_tokens >= counters.loads,
+         "sane-counts: {} hits of {} look-ups, {} tokens hit, {} loaded, {} resumed", counters.lookup_hits,
+         counters.lookups, counters.hit_tokens, counters.loaded_tokens, counters.resumed_hit_tokens);
+  last_ = counters;
+}
+
+void PromisesCheck::ended(const std::string& id, const FinishedRequest& done, bool all_load, bool was_known) const {
+  expect(done.known == was_known, "exactly-once: the end of request {} was {}", id,
+         was_known ? "not taken" : "taken twice");
+  for (std::size_t i = 0; i < done.admissions.size(); ++i) {
+    const Admission& admission = done.admissions[i];
+    // vLLM finishes a request before it hands over its step's report, so the last load may not be told here.
+    const bool is_last = i + 1 == done.admissions.size();
+    const bool loads_all = admission.loaded == admission.to_load || (is_last && admission.loaded == 0);
+    const bool fits = admission.local + admission.to_load <= admission.hit && admission.loaded <= admission.to_load;
+    expect(fits && (!all_load || loads_all),
+           "sane-counts: request {} attempt {}: hit {}, local {}, to load {}, loaded {}", id, admission.attempt,
+           admission.hit, admission.local, admission.to_load, admission.loaded);
+  }
+}
+
+void PromisesCheck::offered(const SchedulerCore& core, const LeaseReply& reply, std::size_t num_keys) {
+  expect(reply.chunks.empty() || reply.lease != 0, "bounded-hold: {} chunks are leased without a lease",
+         reply.chunks.size());
+  for (const LeasedChunk& chunk : reply.chunks) {
+    const ChunkPool::Slot& slot = core.pool().slot(chunk.chunk.slot);
+    expect(chunk.index < num_keys && slot.ref == chunk.chunk && slot.state == ChunkPool::State::kReady &&
+               slot.pins > 0 && slot.checksums == chunk.checksums,
+           "verified-only: slot {} is leased as what it is not", chunk.chunk.slot);
+  }
+}
+
+void PromisesCheck::idle(const SchedulerCore& core) {
+  expect(core.num_requests() + core.num_fetches() + core.num_open_lookups() + core.num_ordered_fetches() == 0,
+         "bounded-hold: idle with {} requests, {} fetches, {} look-ups, {} ordered fetches", core.num_requests(),
+         core.num_fetches(), core.num_open_lookups(), core.num_ordered_fetches());
+  expect(core.pool().num_pins() + core.pool().num_pinned() + core.pool().num_writing() == 0,
+         "bounded-hold: idle with {} holds on {} slots, {} slots being written", core.pool().num_pins(),
+         core.pool().num_pinned(), core.pool().num_writing());
+}
+
+std::string promise_of(const std::string& message) {
+  constexpr std::array<std::string_view, 10> kNames = {
+      "idempotent-lookup", "exact-load",   "no-stale-spec", "saved-is-computed", "fenced-reuse",
+      "exactly-once",      "bounded-hold", "sane-counts",   "verified-only",     "no-engine-death"};
+  std::size_t first = std::string::npos;
+  std::string promise = "no-engine-death";
+  for (const std::string_view name : kNames) {
+    const std::size_t at = message.find(std::string(name) + ":");
+    if (at < first) {
+      first = at;
+      promise = name;
+    }
+  }
+  return promise;
+}
+
+}  // namespace kvferry::sim

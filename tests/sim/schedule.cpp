@@ -1,0 +1,176 @@
+#include "schedule.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "sim_world.h"
+#include "story.h"
+
+namespace kvferry::sim {
+namespace {
+
+constexpr int kStepsOfTrouble = 2000;  // of about 10 ms; few schedules take so many
+constexpr int kStepsOfCalm = 10000;    // enough for each request's look-ups to run into their timeouts once more
+
+/// Sends requests into the world and follows each from its prefill to its answer.
+class Clients {
+ public:
+  Clients(const SimOptions& options, World& world, Dice& dice)
+      : options_(options), world_(world), dice_(dice), prompts_(dice, options.max_tokens_total) {}
+
+  bool all_served() const {
+    return num_asked_ >= options_.num_requests && waiting_.empty() && world_.num_unfinished() == 0;
+  }
+  Tally tally() const { return tally_; }
+
+  void step() {
+    if (num_asked_ < options_.num_requests && dice_.chance(0.25)) ask();
+    hand_over();
+    if (dice_.chance(options_.aborts)) abort();
+    hand_over();
+  }
+  /// Where nothing is in the way, the decode node computes nothing of a prompt but its last token.
+  void check_handoffs() {
+    for (const auto& [id, job] : handed_off_) {
+      const FinishedRequest* done = world_.finished(job.node, id);
+      if (!options_.is_calm || done == nullptr || done->admissions.empty()) continue;
+      if (done->admissions[0].hit + 1 < job.num_tokens)
+        throw Broken(fmt::format("exact-load: request {} finds {} of {} tokens that were handed off", id,
+                                 done->admissions[0].hit, job.num_tokens));
+      tally_.handoffs_whole += 1;
+    }
+  }
+
+ private:
+  struct Job {
+    std::size_t node = 0;
+    RequestSpec spec;
+  };
+  struct HandedOff {
+    std::size_t node = 0;
+    std::uint32_t num_tokens = 0;
+  };
+
+  std::size_t decode_node() {
+    return options_.num_prefill + (options_.num_decode > 1 ? dice_.between(0, options_.num_decode - 1) : 0);
+  }
+
+  void ask() {
+    num_asked_ += 1;
+    std::string id = "r" + std::to_string(num_asked_);
+    if (!gone_.empty() && dice_.chance(options_.ids_again)) {
+      id = *gone_.begin();
+      gone_.erase(gone_.begin());
+      handed_off_.erase(id);
+    }
+    const RequestSpec spec = prompts_.draw(id);
+    send_off(spec);
+    if (!dice_.chance(options_.siblings)) return;
+    RequestSpec sibling = spec;
+    sibling.id += "-sibling";
+    if (ids_.contains(sibling.id)) return;
+    tally_.siblings += 1;
+    send_off(sibling);
+  }
+
+  void send_off(RequestSpec spec) {
+    ids_.insert(spec.id);
+    std::size_t node = 0;
+    if (world_.num_nodes() > 1 && dice_.chance(0.2)) {
+      node = dice_.between(0, static_cast<std::uint32_t>(world_.num_nodes()) - 1);
+    } else if (world_.num_nodes() > 1) {
+      node = options_.num_prefill > 1 ? dice_.between(0, options_.num_prefill - 1) : 0;
+      waiting_[spec.id] = {node, spec};
+      spec.max_tokens = 1;
+      spec.handoff = true;
+    }
+    at_[spec.id] = node;
+    world_.add(node, spec);
+  }
+
+  /// What is prefilled goes to a decode node.
+  void hand_over() {
+    for (auto job = waiting_.begin(); job != waiting_.end();) {
+      const auto& [id, from] = *job;
+      const std::optional<End> end = world_.end_of(from.node, id);
+      if (!end) {
+        ++job;
+        continue;
+      }
+      RequestSpec spec = from.spec;
+      const FinishedRequest* prefilled = world_.finished(from.node, id);
+      if (prefilled != nullptr && prefilled->handoff)
+        spec.source = world_.source(from.node, id, prefilled->handoff_tokens);
+      const std::size_t node = decode_node();
+      if (spec.source && spec.cacheable) handed_off_[id] = {node, static_cast<std::uint32_t>(spec.prompt.size())};
+      at_[id] = node;
+      const bool is_aborted = *end == End::kAborted;
+      job = waiting_.erase(job);
+      if (is_aborted) {
+        gone_.insert(id);
+      } else {
+        world_.add(node, spec);
+      }
+    }
+    for (const auto& [id, node] : at_)
+      if (!waiting_.contains(id) && world_.end_of(node, id)) gone_.insert(id);
+    std::erase_if(at_, [&](const auto& entry) { return gone_.contains(entry.first); });
+  }
+
+  void abort() {
+    const auto node =
+        world_.num_nodes() == 1 ? 0 : dice_.between(0, static_cast<std::uint32_t>(world_.num_nodes()) - 1);
+    if (dice_.chance(0.1)) return world_.abort(node, "nobody");
+    if (dice_.chance(0.1) && !gone_.empty()) return world_.abort(node, *gone_.begin());
+    if (at_.empty()) return;
+    auto victim = at_.begin();
+    std::advance(victim, dice_.raw() % at_.size());
+    const auto [id, at] = *victim;
+    world_.abort(at, id);
+    if (dice_.chance(0.3)) world_.abort(at, id);
+  }
+
+  const SimOptions& options_;
+  World& world_;
+  Dice& dice_;
+  Prompts prompts_;
+  Tally tally_;
+  std::uint32_t num_asked_ = 0;
+  std::set<std::string> ids_, gone_;
+  std::map<std::string, std::size_t> at_;  // where a request is now
+  std::map<std::string, Job> waiting_;     // for their prefill
+  std::map<std::string, HandedOff> handed_off_;
+};
+
+}  // namespace
+
+Tally run_schedule(std::uint64_t seed) {
+  Dice dice(seed);
+  const SimOptions options = draw_options(dice);
+  tell(
+      "{} prefill and {} decode nodes; chunks of {}, blocks of {}, {} slots, {} ranks; {} blocks, {} tokens a step, "
+      "{}{}",
+      options.num_prefill, options.num_decode, options.core.chunk_tokens, options.core.block_tokens,
+      options.core.num_slots, options.core.num_ranks, options.engine.num_blocks - 1, options.engine.token_budget,
+      options.engine.async ? "async" : "sync", options.engine.num_drafts > 0 ? ", drafts" : "");
+  World world(options, dice);
+  Clients clients(options, world, dice);
+  for (int steps = 0; !clients.all_served(); ++steps) {
+    if (steps == kStepsOfTrouble) world.calm_down();
+    if (steps > kStepsOfTrouble + kStepsOfCalm)
+      throw Broken(fmt::format("bounded-hold: {} requests make no progress", world.num_unfinished()));
+    clients.step();
+    world.step();
+  }
+  world.settle();
+  clients.check_handoffs();
+  Tally tally = world.tally();
+  tally.add(clients.tally());
+  return tally;
+}
+
+}  // namespace kvferry::sim

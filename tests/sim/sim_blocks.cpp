@@ -1,0 +1,126 @@
+#include "sim_blocks.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry::sim {
+
+Blocks::Blocks(std::uint32_t num_blocks, std::uint32_t block_tokens, bool prefix_caching, bool uncached_first,
+               std::vector<std::uint32_t> windows)
+    : block_tokens_(block_tokens),
+      prefix_caching_(prefix_caching),
+      uncached_first_(uncached_first),
+      windows_(std::move(windows)),
+      blocks_(num_blocks) {
+  for (std::uint32_t i = 1; i < num_blocks; ++i) free_.push_back(static_cast<BlockId>(i));
+}
+
+const std::vector<BlockId>* Blocks::cached(std::size_t group, Stamp last) const {
+  const auto found = by_hash_.find(name(group, last));
+  return found == by_hash_.end() ? nullptr : &found->second;
+}
+
+/// The first block that a token after the first `computed` attends to.
+std::uint32_t Blocks::first_needed(std::size_t group, std::uint32_t computed) const {
+  const std::uint32_t window = windows_[group];
+  if (window == 0 || computed + 1 <= window) return 0;
+  return (computed + 1 - window) / block_tokens_;
+}
+
+BlockTable Blocks::hit(std::span<const Stamp> stamps) const {
+  BlockTable found(windows_.size());
+  if (!prefix_caching_ || stamps.empty()) return found;
+  const auto last = [&](std::uint32_t block) { return stamps[(block + 1) * block_tokens_ - 1]; };
+  auto num = static_cast<std::uint32_t>((stamps.size() - 1) / block_tokens_);
+  for (std::size_t g = 0; g < windows_.size(); ++g) {
+    if (windows_[g] != 0) continue;
+    std::uint32_t have = 0;
+    while (have < num && cached(g, last(have)) != nullptr) ++have;
+    num = have;
+  }
+  const auto window_is_there = [&](std::uint32_t end) {
+    for (std::size_t g = 0; g < windows_.size(); ++g)
+      for (std::uint32_t b = first_needed(g, end * block_tokens_); windows_[g] != 0 && b < end; ++b)
+        if (cached(g, last(b)) == nullptr) return false;
+    return true;
+  };
+  while (num > 0 && !window_is_there(num)) --num;
+  for (std::size_t g = 0; g < windows_.size(); ++g)
+    for (std::uint32_t b = 0; b < num; ++b)
+      found[g].push_back(b < first_needed(g, num * block_tokens_) ? kNullBlock : cached(g, last(b))->front());
+  return found;
+}
+
+bool Blocks::take(BlockTable& table, const BlockTable& hit, std::uint32_t num_blocks, std::uint32_t computed) {
+  std::size_t wanted = 0;
+  for (std::size_t g = 0; g < windows_.size(); ++g) {
+    for (const BlockId block : hit[g]) wanted += block != kNullBlock && blocks_[block].users == 0;
+    const auto have = static_cast<std::uint32_t>(table[g].size() + hit[g].size());
+    const std::uint32_t first = std::max(have, first_needed(g, computed));
+    wanted += num_blocks > first ? num_blocks - first : 0;
+  }
+  if (wanted > free_.size()) return false;
+  for (const std::vector<BlockId>& group : hit)
+    for (const BlockId block : group)
+      if (block != kNullBlock && blocks_[block].users++ == 0) std::erase(free_, block);
+  for (std::size_t g = 0; g < windows_.size(); ++g) {
+    table[g].insert(table[g].end(), hit[g].begin(), hit[g].end());
+    while (table[g].size() < num_blocks) {
+      if (table[g].size() < first_needed(g, computed)) {
+        table[g].push_back(kNullBlock);
+        continue;
+      }
+      const BlockId block = free_.front();
+      free_.pop_front();
+      forget(block);
+      blocks_[block].users = 1;
+      table[g].push_back(block);
+    }
+  }
+  return true;
+}
+
+void Blocks::drop_skipped(BlockTable& table, std::uint32_t computed) {
+  BlockTable skipped(table.size());
+  for (std::size_t g = 0; g < table.size(); ++g) {
+    const std::size_t end = std::min<std::size_t>(first_needed(g, computed), table[g].size());
+    for (std::size_t b = 0; b < end; ++b)
+      if (table[g][b] != kNullBlock) skipped[g].push_back(std::exchange(table[g][b], kNullBlock));
+  }
+  give_back(skipped);
+}
+
+void Blocks::give_back(const BlockTable& table) {
+  std::vector<BlockId> first;
+  for (const std::vector<BlockId>& group : table) {
+    for (auto it = group.rbegin(); it != group.rend(); ++it) {
+      if (*it == kNullBlock || --blocks_[*it].users > 0) continue;
+      if (uncached_first_ && !blocks_[*it].hash) {
+        first.push_back(*it);
+      } else {
+        free_.push_back(*it);
+      }
+    }
+  }
+  free_.insert(free_.begin(), first.begin(), first.end());
+}
+
+void Blocks::cache(std::size_t group, BlockId block, Stamp last) {
+  if (!prefix_caching_ || block == kNullBlock || blocks_[block].hash) return;
+  blocks_[block].hash = name(group, last);
+  by_hash_[name(group, last)].push_back(block);
+}
+
+void Blocks::forget(BlockId block) {
+  if (!blocks_[block].hash) return;
+  const auto it = by_hash_.find(*blocks_[block].hash);
+  std::erase(it->second, block);
+  if (it->second.empty()) by_hash_.erase(it);
+  blocks_[block].hash.reset();
+}
+
+void Blocks::reset() {
+  for (const BlockId block : free_) forget(block);
+}
+
+}  // namespace kvferry::sim

@@ -1,0 +1,231 @@
+// What the cores ask of the network, carried out: late, in any order, to whoever is alive by then.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "sim_world.h"
+#include "story.h"
+
+namespace kvferry::sim {
+
+bool World::is_cut(std::size_t a, std::size_t b) const {
+  const auto found = cut_until_.find(std::minmax(a, b));
+  return found != cut_until_.end() && found->second > now();
+}
+
+TimeNs World::delay(std::size_t a, std::size_t b) {
+  TimeNs late = dice_.between(0, static_cast<std::uint32_t>(network_.max_delay / 1000)) * TimeNs{1000};
+  for (const std::size_t node : {a, b})
+    if (node < num_nodes() && nodes_[node].slow_until > now()) late = late * 20 + 50 * kMillisecond;
+  return late;
+}
+
+void World::send(std::size_t from, std::size_t to, std::function<void()> what) {
+  tally_.messages += 1;
+  if (is_cut(from, to) || dice_.chance(network_.loses)) {
+    tally_.lost += 1;
+    return;
+  }
+  const int times = dice_.chance(network_.doubles) ? 2 : 1;
+  tally_.doubled += times == 2;
+  for (int i = 0; i < times; ++i) {
+    const TimeNs when = now() + delay(from, to);
+    TimeNs& last = last_on_link_[{from, to}];
+    tally_.reordered += when < last;
+    last = std::max(last, when);
+    at(when, i + 1 < times ? what : std::move(what));
+  }
+}
+
+void World::send_to_life(std::size_t from, std::size_t to, std::function<void()> what) {
+  send(from, to, [this, to, incarnation = nodes_[to].incarnation, what = std::move(what)] {
+    if (nodes_[to].incarnation == incarnation && nodes_[to].is_up) what();
+  });
+}
+
+std::optional<std::size_t> World::node_at(const std::string& endpoint) const {
+  for (std::size_t i = 0; i < num_nodes(); ++i)
+    if (nodes_[i].endpoint == endpoint) return i;
+  return std::nullopt;
+}
+
+void World::carry_out(std::size_t index) {
+  Node& node = nodes_[index];
+  for (const Action& action : node.engine->take_actions()) {
+    if (const auto* asked = std::get_if<DirectoryQuery>(&action)) query(index, *asked);
+    if (const auto* wanted = std::get_if<LeaseWanted>(&action)) lease(index, *wanted);
+    if (const auto* wanted = std::get_if<PullWanted>(&action)) pull(index, *wanted);
+    if (const auto* released = std::get_if<LeaseReleased>(&action)) release(index, *released);
+    if (const auto* line = std::get_if<LogLine>(&action)) {
+      node.num_load_lines += line->text.find("to load") != std::string::npos;
+      tell("node {} says: {}", index, line->text);
+    }
+    if (const auto* published = std::get_if<ChunksPublished>(&action)) {
+      list(index, [chunks = published->chunks](Node& teller) {
+        for (const ChunkMeta& chunk : chunks) teller.listed[chunk.key] = chunk;
+      });
+    } else if (const auto* evicted = std::get_if<ChunksEvicted>(&action)) {
+      list(index, [keys = evicted->keys](Node& teller) {
+        for (const ChunkKey& key : keys) teller.listed.erase(key);
+      });
+    }
+  }
+  check_pulls(index);
+}
+
+/// News for the directory, in order.
+void World::list(std::size_t index, std::function<void(Node&)> word) {
+  if (num_nodes() == 1) return;
+  Node& node = nodes_[index];
+  node.last_word = std::max(node.last_word, now() + delay(index, kDirectory));
+  at(node.last_word, [this, index, incarnation = node.incarnation, word = std::move(word)] {
+    if (nodes_[index].incarnation == incarnation) word(nodes_[index]);
+  });
+}
+
+std::vector<HolderOffer> World::offers(std::size_t asker, const DirectoryQuery& query) {
+  const bool is_old = dice_.chance(network_.stale_offers);
+  std::vector<HolderOffer> found;
+  for (std::size_t i = 0; i < num_nodes(); ++i) {
+    const std::map<ChunkKey, ChunkMeta>& listed = is_old ? nodes_[i].listed_before : nodes_[i].listed;
+    if (i == asker) continue;
+    HolderOffer offer{nodes_[i].engine_id, nodes_[i].endpoint, 0, {}};
+    while (offer.num_full_chunks < query.keys.size() && listed.contains(query.keys[offer.num_full_chunks]))
+      offer.num_full_chunks += 1;
+    if (offer.num_full_chunks < query.tail_groups.size()) {
+      for (const auto& [key, chunk] : listed)
+        if (chunk.tail_group == query.tail_groups[offer.num_full_chunks]) offer.tails.push_back(chunk);
+    }
+    if (offer.num_full_chunks > 0 || !offer.tails.empty()) found.push_back(std::move(offer));
+  }
+  tally_.stale_offers += is_old && !found.empty();
+  return found;
+}
+
+void World::query(std::size_t node, const DirectoryQuery& asked) {
+  nodes_[node].last_fetch = asked.fetch;
+  tell("node {} asks the directory ({})", node, asked.fetch);
+  send_to_life(node, node, [this, node, asked] {
+    if (!directory_up_) return;
+    send_to_life(node, node, [this, node, fetch = asked.fetch, answer = offers(node, asked)] {
+      nodes_[node].engine->core().directory_answered(fetch, answer, now());
+    });
+  });
+}
+
+void World::lease(std::size_t node, const LeaseWanted& wanted) {
+  Node& asker = nodes_[node];
+  asker.last_fetch = wanted.fetch;
+  asker.last_endpoint = wanted.endpoint;
+  for (const ChunkKey& key : wanted.request.keys) asker.first_asked.try_emplace(key, wanted.endpoint);
+  const std::optional<std::size_t> to = node_at(wanted.endpoint);
+  if (!to) return;  // nobody lives there
+  tell("node {} wants {} chunks of node {} ({})", node, wanted.request.keys.size(), *to, wanted.fetch);
+  send(node, *to, [this, node, to = *to, wanted, incarnation = asker.incarnation] {
+    Node& holder = nodes_[to];
+    if (!holder.is_up) {
+      tally_.crashed_while_down += 1;
+      return;
+    }
+    SchedulerCore& core = holder.engine->core();
+    const LeaseReply answer = core.lease_wanted(nodes_[node].engine_id.value, wanted.request, now());
+    PromisesCheck::offered(core, answer, wanted.request.keys.size());
+    if (answer.lease != 0) leases_[{to, answer.lease}] = {holder.incarnation, now() + options_.core.lease_ttl, false};
+    send(to, node, [this, node, wanted, answer, incarnation] {
+      if (nodes_[node].incarnation != incarnation || !nodes_[node].is_up) return;
+      nodes_[node].engine->core().lease_answered(wanted.fetch, wanted.endpoint, answer, now());
+    });
+  });
+}
+
+void World::release(std::size_t node, const LeaseReleased& released) {
+  const std::optional<std::size_t> to = node_at(released.endpoint);
+  if (!to) return;
+  send(node, *to, [this, to = *to, lease = released.lease] {
+    if (!nodes_[to].is_up) return;
+    nodes_[to].engine->core().lease_released(lease);
+    if (const auto found = leases_.find({to, lease}); found != leases_.end()) found->second.is_released = true;
+  });
+}
+
+/// Every rank reads each chunk at a time of its own, whatever lies there then, and answers once, in time or not.
+void World::pull(std::size_t node, const PullWanted& wanted) {
+  Node& reader = nodes_[node];
+  const bool is_new = reader.pulls.emplace(wanted.pull, PullUnderWay{wanted, options_.core.num_ranks}).second;
+  if (!is_new) throw Broken(fmt::format("exactly-once: pull {} is asked for twice", wanted.pull));
+  if (wanted.deadline <= now() || wanted.deadline > now() + options_.core.pull_timeout)
+    throw Broken(
+        fmt::format("bounded-hold: pull {} ends in {} ms", wanted.pull, (wanted.deadline - now()) / kMillisecond));
+  for (const PullItem& item : wanted.items)
+    if (item.num_tokens > options_.core.chunk_tokens)
+      throw Broken(fmt::format("verified-only: pull {} brings {} tokens into a slot", wanted.pull, item.num_tokens));
+  tell("node {} pulls {} chunks from {} (pull {})", node, wanted.items.size(), wanted.endpoint, wanted.pull);
+  const std::size_t holder = node_at(wanted.endpoint).value_or(node);
+  for (std::uint32_t rank = 0; rank < options_.core.num_ranks; ++rank) {
+    auto bytes = std::make_shared<std::vector<std::vector<Stamp>>>(wanted.items.size());
+    TimeNs done = now();
+    for (std::size_t i = 0; i < wanted.items.size(); ++i) {
+      const TimeNs when = now() + delay(node, holder);
+      done = std::max(done, when);
+      if (when >= wanted.deadline || holder == node) continue;
+      at(when, [this, node, holder, rank, i, bytes, wanted, incarnation = nodes_[holder].incarnation] {
+        if (nodes_[holder].incarnation != incarnation || is_cut(node, holder)) return;
+        read_chunk(node, holder, rank, wanted, i, (*bytes)[i]);
+      });
+    }
+    at(std::min(done, wanted.deadline) + delay(node, node),
+       [this, node, rank, bytes, wanted, incarnation = reader.incarnation] {
+         if (nodes_[node].incarnation == incarnation) pull_ended(node, rank, wanted, *bytes);
+       });
+  }
+}
+
+void World::read_chunk(std::size_t node, std::size_t holder, std::uint32_t rank, const PullWanted& wanted,
+                       std::size_t item, std::vector<Stamp>& bytes) {
+  const ChunkRef remote = wanted.items[item].remote;
+  const Worker& worker = nodes_[holder].engine->workers()[rank];
+  bytes = worker.read_slot(remote.slot);
+  const auto lease = leases_.find({holder, wanted.lease});
+  const bool is_leased = lease != leases_.end() && lease->second.incarnation == nodes_[holder].incarnation &&
+                         !lease->second.is_released && now() < lease->second.deadline;
+  if (is_leased && worker.generation(remote.slot) != remote.generation)
+    throw Broken(fmt::format("fenced-reuse: slot {} of node {} is reused while node {} reads it under lease {}",
+                             remote.slot, holder, node, wanted.lease));
+  if (!bytes.empty() && dice_.chance(network_.damages_pull)) {
+    bytes[dice_.raw() % bytes.size()] ^= 1;
+    tally_.damaged_on_wire += 1;
+  }
+}
+
+void World::pull_ended(std::size_t node, std::uint32_t rank, const PullWanted& wanted,
+                       const std::vector<std::vector<Stamp>>& bytes) {
+  Node& reader = nodes_[node];
+  std::vector<bool> ok;
+  for (std::size_t i = 0; i < wanted.items.size(); ++i) {
+    ok.push_back(reader.engine->workers()[rank].write_pulled(wanted.items[i], bytes[i]));
+    const ChunkKey key = reader.engine->core().pool().slot(wanted.items[i].local.slot).meta.key;
+    const auto asked = reader.first_asked.find(key);
+    if (!ok.back() || asked == reader.first_asked.end()) continue;
+    tally_.other_replica += asked->second != wanted.endpoint;
+    reader.first_asked.erase(asked);
+  }
+  if (--reader.pulls.at(wanted.pull).ranks_left == 0) reader.pulls.erase(wanted.pull);
+  reader.engine->core().pull_done(wanted.pull, rank, ok, now());
+}
+
+/// Whatever is said to be pulled is being pulled.
+void World::check_pulls(std::size_t index) const {
+  const Node& node = nodes_[index];
+  const ChunkPool& pool = node.engine->core().pool();
+  if (pool.num_writing() == 0 || num_nodes() == 1) return;
+  std::size_t num_items = 0, num_writers = 0;
+  for (const auto& [id, pull] : node.pulls) num_items += pull.wanted.items.size();
+  for (std::uint32_t i = 0; i < pool.num_slots(); ++i)
+    num_writers += pool.slot(i).state == ChunkPool::State::kWriting && !pool.slot(i).writer.starts_with("save of ");
+  if (num_items != num_writers)
+    throw Broken(
+        fmt::format("bounded-hold: {} slots wait for a pull, {} chunks are on their way", num_writers, num_items));
+}
+
+}  // namespace kvferry::sim

@@ -1,0 +1,109 @@
+#include "sim_options.h"
+
+#include <algorithm>
+
+namespace kvferry::sim {
+namespace {
+
+void draw_engine(Dice& dice, SimOptions& options) {
+  CoreConfig& core = options.core;
+  EngineConfig& engine = options.engine;
+  const std::uint32_t most_blocks = dice.between(3, 12);
+  options.max_tokens_total = most_blocks * core.block_tokens;
+  engine.num_blocks = 1 + most_blocks + dice.between(0, most_blocks);
+  engine.token_budget = dice.pick({7u, 16u, 64u, 256u});
+  engine.max_running = dice.between(1, 6);
+  engine.prefix_caching = dice.chance(0.7);
+  engine.uncached_first = dice.chance(0.5);
+  engine.async = dice.chance(0.5);
+  engine.num_drafts = dice.pick({0u, 0u, 1u, 3u});
+  engine.accepts_draft = dice.pick({0.2, 0.7});
+  engine.asks_again = dice.pick({0.0, 0.3});
+  engine.seed = dice.raw();
+  options.refuses = dice.pick({0.0, 0.05, 0.3});
+}
+
+/// What goes wrong in one node.
+void draw_trouble(Dice& dice, SimOptions& options) {
+  options.engine.faults.save_fails = dice.pick({0.0, 0.0, 0.02, 0.3});
+  options.engine.faults.corrupts_load = dice.pick({0.0, 0.0, 0.05, 0.5});
+  options.engine.fails_requests = dice.chance(0.3);
+  options.aborts = dice.pick({0.0, 0.02, 0.1});
+  options.preempts_all = dice.pick({0.0, 0.0, 0.03});
+  options.resets_idle = dice.pick({0.0, 0.0, 0.03});
+  options.resets_connector = dice.pick({0.0, 0.0, 0.02});
+  options.sleeps = dice.pick({0.0, 0.0, 0.02});
+  options.siblings = dice.pick({0.0, 0.3});
+  options.ids_again = dice.pick({0.0, 0.3});
+  options.network.damages_pool = dice.pick({0.0, 0.0, 0.05});
+}
+
+void draw_network(Dice& dice, SimOptions& options) {
+  NetworkOptions& network = options.network;
+  if (dice.chance(0.2)) network.max_delay = 3 * kSecond;
+  network.loses = dice.pick({0.0, 0.05, 0.4});
+  network.doubles = dice.pick({0.0, 0.1});
+  network.damages_pull = dice.pick({0.0, 0.0, 0.2});
+  network.crashes = dice.pick({0.0, 0.0, 0.005});
+  network.cuts = dice.pick({0.0, 0.0, 0.01});
+  network.slows = dice.pick({0.0, 0.0, 0.01});
+  network.loses_directory = dice.pick({0.0, 0.0, 0.02});
+  network.stale_offers = dice.pick({0.0, 0.2});
+  network.garbage = dice.pick({0.0, 0.0, 0.1});
+  options.orders = dice.pick({0.0, 0.0, 0.05});
+}
+
+}  // namespace
+
+SimOptions draw_options(Dice& dice) {
+  SimOptions options;
+  CoreConfig& core = options.core;
+  core.fingerprint = "sim";
+  core.block_tokens = dice.pick({4u, 8u, 16u});
+  core.chunk_tokens = dice.chance(0.2) ? core.block_tokens / 2 : core.block_tokens * dice.pick({1u, 2u, 4u});
+  core.num_ranks = dice.pick({1u, 1u, 1u, 2u});
+  core.num_slots = dice.pick({2u, 5u, 16u, 200u});
+  core.save_decode_cache = dice.chance(0.8);
+  core.save_unfull_chunk = dice.chance(0.8);
+  core.load_timeout = dice.pick({1, 5}) * kSecond;
+  core.try_timeout = core.load_timeout / 5;
+  core.pull_timeout = core.load_timeout / 2;
+  draw_engine(dice, options);
+  const bool has_trouble = dice.chance(0.75);
+  if (has_trouble) draw_trouble(dice, options);
+  options.num_requests = dice.between(2, 6);
+  if (dice.chance(0.6)) return options;
+  options.num_prefill = dice.pick({1u, 1u, 1u, 2u, 3u});
+  options.num_decode = dice.pick({1u, 1u, 1u, 2u});
+  options.network.max_delay = dice.pick({1, 20, 100}) * kMillisecond;
+  if (has_trouble) draw_network(dice, options);
+  options.is_calm =
+      !has_trouble && options.network.max_delay <= 20 * kMillisecond && core.num_slots == 200 && core.chunk_tokens >= 8;
+  return options;
+}
+
+Prompts::Prompts(Dice& dice, std::uint32_t max_tokens_total) : dice_(dice), max_tokens_total_(max_tokens_total) {}
+
+RequestSpec Prompts::draw(const std::string& id) {
+  RequestSpec spec;
+  spec.id = id;
+  const std::uint32_t most = max_tokens_total_ - 1;
+  if (!seen_.empty() && dice_.chance(0.7)) {
+    const std::vector<std::int32_t>& base = seen_[dice_.between(0, static_cast<std::uint32_t>(seen_.size()) - 1)];
+    const auto size = static_cast<std::uint32_t>(base.size());
+    const std::uint32_t keep = dice_.chance(0.5) ? size : dice_.between(1, size);
+    spec.prompt.assign(base.begin(), base.begin() + std::min(keep, most));
+  }
+  const bool as_it_is = !spec.prompt.empty() && dice_.chance(0.2);
+  std::uint32_t longer = as_it_is ? 0 : dice_.between(1, max_tokens_total_ / 2);
+  for (; longer > 0 && spec.prompt.size() < most; --longer)
+    spec.prompt.push_back(static_cast<std::int32_t>(dice_.between(1, 900)));
+  spec.max_tokens = dice_.between(1, max_tokens_total_ - static_cast<std::uint32_t>(spec.prompt.size()));
+  spec.stops = dice_.chance(0.3);
+  spec.cacheable = !dice_.chance(0.03);
+  if (dice_.chance(0.1)) spec.extras = "lora";
+  seen_.push_back(say(spec.prompt, spec.max_tokens, spec.stops, spec.extras).tokens);
+  return spec;
+}
+
+}  // namespace kvferry::sim

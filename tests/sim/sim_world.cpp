@@ -1,0 +1,240 @@
+#include "sim_world.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "story.h"
+
+namespace kvferry::sim {
+
+World::World(const SimOptions& options, Dice& dice) : options_(options), network_(options.network), dice_(dice) {
+  nodes_.resize(std::max(1u, options.num_prefill + options.num_decode));
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    nodes_[i].engine_id = EngineId{fmt::format("engine-{}", i)};
+    nodes_[i].endpoint = fmt::format("tcp://node-{}:1", i);
+    start(i);
+  }
+}
+
+void World::start(std::size_t index) {
+  Node& node = nodes_[index];
+  CoreConfig core = options_.core;
+  EngineConfig engine = options_.engine;
+  if (index > 0) {  // the nodes need not agree on the block size
+    core.block_tokens = dice_.pick({4u, 8u, 16u});
+    engine.num_blocks =
+        2 + (engine.num_blocks * options_.core.block_tokens + core.block_tokens - 1) / core.block_tokens;
+  }
+  engine.seed += index + (node.incarnation << 8);
+  node.incarnation += 1;
+  node.is_up = true;
+  core.first_lease = node.incarnation * 1'000'000;
+  node.num_load_lines = 0;
+  node.engine = std::make_unique<MiniEngine>(core, engine, book_);
+  node.engine->core().set_directory_up(directory_up_ && num_nodes() > 1);
+  node.engine->refuse = [this](const std::string&) {
+    deliver();  // the network's thread may come in between any two calls of the engine
+    return draw_exit();
+  };
+  node.engine->on_end = [&node](const std::string& id, End end, const std::vector<std::int32_t>&) {
+    node.specs.erase(id);
+    node.ended[id] = end;
+  };
+  for (const auto& [id, spec] : node.specs) node.engine->add(spec, now());  // their clients ask again
+}
+
+Exit World::draw_exit() {
+  if (!dice_.chance(options_.refuses)) return Exit::kNone;
+  return dice_.pick({Exit::kEncoderPending, Exit::kPrefillsDeferred, Exit::kDraftsPadded, Exit::kUnchunked,
+                     Exit::kAlignedSplit, Exit::kEncoderBudget, Exit::kNoBlocks, Exit::kAnswerDropped,
+                     Exit::kAnswerTrimmed});
+}
+
+void World::crash(std::size_t index) {
+  Node& node = nodes_[index];
+  if (!node.is_up || stepping_ == index) return;
+  tell("node {} dies", index);
+  for (const Node& reader : nodes_)
+    for (const auto& [id, pull] : reader.pulls) tally_.crashed_while_read += pull.wanted.endpoint == node.endpoint;
+  tally_.crashes += 1;
+  tally_.add(node.engine->tally());
+  node.is_up = false;
+  node.incarnation += 1;
+  node.back_at = now() + dice_.between(1, 500) * kMillisecond;
+  node.pulls.clear();
+  node.first_asked.clear();
+  node.last_fetch = 0;
+  at(now() + 100 * kMillisecond, [&node] { node.listed.clear(); });  // noticed late
+}
+
+void World::add(std::size_t index, const RequestSpec& spec) {
+  Node& node = nodes_[index];
+  node.specs[spec.id] = spec;
+  node.ended.erase(spec.id);
+  if (node.is_up) node.engine->add(spec, now());
+}
+
+void World::abort(std::size_t index, const std::string& id) {
+  Node& node = nodes_[index];
+  if (node.is_up) return node.engine->abort(id, now());
+  if (node.specs.erase(id) > 0) node.ended[id] = End::kAborted;  // its client doesn't ask again
+}
+
+std::size_t World::num_unfinished() const {
+  std::size_t num = 0;
+  for (const Node& node : nodes_) num += node.specs.size();
+  return num;
+}
+
+std::optional<End> World::end_of(std::size_t node, const std::string& id) const {
+  const auto found = nodes_[node].ended.find(id);
+  return found == nodes_[node].ended.end() ? std::nullopt : std::optional(found->second);
+}
+
+const FinishedRequest* World::finished(std::size_t node, const std::string& id) const {
+  const auto& finished = nodes_[node].engine->finished();
+  const auto found = finished.find(id);
+  return found == finished.end() ? nullptr : &found->second;
+}
+
+HandoffSource World::source(std::size_t node, const std::string& prefill_id, std::uint32_t num_tokens) const {
+  return {nodes_[node].engine_id, nodes_[node].endpoint, prefill_id, num_tokens};
+}
+
+void World::deliver() {
+  while (!events_.empty() && events_.begin()->first <= now()) {
+    const std::function<void()> what = std::move(events_.begin()->second);
+    events_.erase(events_.begin());
+    what();
+  }
+}
+
+void World::trouble() {
+  if (num_nodes() > 1 && dice_.chance(network_.loses_directory)) {
+    directory_up_ = !directory_up_;
+    tally_.controller_losses += !directory_up_;
+    tell("the directory {}", directory_up_ ? "is back" : "is gone");
+    for (Node& node : nodes_) node.engine->core().set_directory_up(directory_up_);
+  }
+  if (num_nodes() > 1 && dice_.chance(network_.cuts)) {
+    const std::size_t a = dice_.between(0, num_nodes() - 1), b = other(a);
+    cut_until_[std::minmax(a, b)] = now() + dice_.between(1, 3000) * kMillisecond;
+    tally_.partitions += 1;
+  }
+  for (std::size_t i = 0; i < num_nodes(); ++i) {
+    Node& node = nodes_[i];
+    if (num_nodes() > 1 && dice_.chance(network_.crashes))
+      at(now() + dice_.between(0, 30) * kMillisecond, [this, i] { crash(i); });  // in the middle of others' steps too
+    if (!node.is_up) {
+      if (now() >= node.back_at) start(i);
+      continue;
+    }
+    trouble_node(i);
+  }
+}
+
+void World::trouble_node(std::size_t index) {
+  Node& node = nodes_[index];
+  if (dice_.chance(options_.preempts_all)) node.engine->preempt_all();
+  if (dice_.chance(options_.resets_idle)) node.engine->reset_idle_cache();
+  if (dice_.chance(options_.sleeps)) node.engine->sleep();
+  if (dice_.chance(options_.resets_connector)) {
+    tally_.resets_connector += 1;
+    node.engine->core().reset_cache();
+  }
+  if (dice_.chance(network_.damages_pool))
+    tally_.damaged_at_rest += node.engine->workers()[0].damage(dice_.between(0, options_.core.num_slots - 1));
+  if (num_nodes() == 1) return;
+  if (dice_.chance(options_.orders)) at(now() + delay(index, index), [this, index] { order(index); });
+  if (dice_.chance(network_.slows)) {
+    node.slow_until = now() + dice_.between(1, 5000) * kMillisecond;
+    tally_.slow_peers += 1;
+  }
+  if (dice_.chance(0.05)) node.listed_before = node.listed;
+  if (dice_.chance(network_.garbage)) garbage(index);
+}
+
+void World::step_node(std::size_t index, double steps) {
+  stepping_ = index;
+  deliver();
+  Node& node = nodes_[index];
+  if (!node.is_up) {
+    stepping_ = kDirectory;
+    return;
+  }
+  if (dice_.chance(steps)) node.engine->step(now());
+  node.engine->core().tick(now());
+  stepping_ = kDirectory;
+  carry_out(index);
+}
+
+void World::step() {
+  clock_.advance(dice_.between(1, 20) * kMillisecond);
+  trouble();
+  for (std::size_t i = 0; i < num_nodes(); ++i) step_node(i, 0.9);
+}
+
+/// What a controller may ask at any time, of chunks that somebody has or had.
+void World::order(std::size_t index) {
+  if (!nodes_[index].is_up) return;
+  SchedulerCore& core = nodes_[index].engine->core();
+  const std::size_t from = other(index);
+  tally_.orders += 1;
+  std::vector<ChunkMeta> chunks;
+  for (const auto& [key, chunk] : nodes_[dice_.chance(0.5) ? index : from].listed)
+    if (dice_.chance(0.5)) chunks.push_back(chunk);
+  std::vector<ChunkKey> keys;
+  for (const ChunkMeta& chunk : chunks) keys.push_back(chunk.key);
+  const TimeNs ttl = dice_.between(0, 10) * kSecond;
+  const std::uint64_t hold = dice_.between(1, 3);
+  switch (dice_.between(0, 4)) {
+    case 0:
+      return core.keep_ordered({hold, keys, ttl}, now());
+    case 1:
+      return core.unkeep_ordered(hold);
+    case 2:
+      return core.forget_ordered(keys);
+    case 3:
+      return core.reset_cache();
+    default:
+      return core.fetch_ordered({nodes_[from].engine_id, nodes_[from].endpoint, std::move(chunks), ttl}, now());
+  }
+}
+
+void World::calm_down() {
+  tell("from now on nothing goes wrong");
+  network_ = {};
+  cut_until_.clear();
+  for (Node& node : nodes_) node.slow_until = 0;
+  options_.refuses = options_.preempts_all = options_.resets_idle = options_.resets_connector = 0;
+  options_.sleeps = options_.orders = 0;
+}
+
+void World::settle() {
+  calm_down();
+  constexpr int kRounds = 10;
+  for (int round = 0; round < kRounds; ++round) {
+    // At last even the longest hold that a controller may ask for.
+    clock_.advance(round + 3 < kRounds ? 30 * kSecond : options_.core.keep_ttl_max);
+    for (std::size_t i = 0; i < num_nodes(); ++i) {
+      if (!nodes_[i].is_up) start(i);
+      step_node(i, 1.0);
+    }
+  }
+  for (Node& node : nodes_) {
+    node.engine->check_idle();
+    if (!node.pulls.empty()) throw Broken(fmt::format("exactly-once: {} pulls are never answered", node.pulls.size()));
+    if (node.num_load_lines != node.engine->core().counters().loads)
+      throw Broken(fmt::format("exactly-once: {} loads, {} told in the log", node.engine->core().counters().loads,
+                               node.num_load_lines));
+  }
+}
+
+Tally World::tally() {
+  for (Node& node : nodes_) tally_.add(node.engine->tally());
+  return tally_;
+}
+
+}  // namespace kvferry::sim

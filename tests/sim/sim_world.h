@@ -1,0 +1,131 @@
+// A node alone, or prefill and decode nodes with a simulated network and directory between their scheduler cores. All
+// that goes over the network is late, and where the options say so lost, doubled, reordered or damaged; nodes die and
+// come back empty; links are cut, nodes slow; the directory goes away, tells old news, and somebody sends garbage.
+// Single-threaded, on a manual clock, all from one seed.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "sim_options.h"
+
+namespace kvferry::sim {
+
+class World {
+ public:
+  World(const SimOptions& options, Dice& dice);
+
+  std::size_t num_nodes() const { return nodes_.size(); }
+  bool is_prefill(std::size_t node) const { return node < options_.num_prefill; }
+  MiniEngine& engine(std::size_t node) { return *nodes_[node].engine; }
+  TimeNs now() const { return clock_.now(); }
+  /// Time passes, messages arrive, all engines step, and what can go wrong may.
+  void step();
+  /// From now on nothing goes wrong any more; what is broken is mended.
+  void calm_down();
+  /// Every deadline passes while the network is quiet. Throws Broken unless all nodes are idle then.
+  void settle();
+  void add(std::size_t node, const RequestSpec& spec);
+  void abort(std::size_t node, const std::string& id);
+  /// Requests that were added and have not ended, those of dead nodes included.
+  std::size_t num_unfinished() const;
+  /// How a request ended; nullopt: not yet.
+  std::optional<End> end_of(std::size_t node, const std::string& id) const;
+  /// What a finished request's engine was told of it; nullptr where the node has died since.
+  const FinishedRequest* finished(std::size_t node, const std::string& id) const;
+  /// Where a decode node finds the prompt of a prefill's finished request.
+  HandoffSource source(std::size_t node, const std::string& prefill_id, std::uint32_t num_tokens) const;
+  /// What happened; call once, at the end.
+  Tally tally();
+
+ private:
+  struct PullUnderWay {
+    PullWanted wanted;
+    std::uint32_t ranks_left = 0;
+  };
+  struct Node {
+    std::unique_ptr<MiniEngine> engine;
+    EngineId engine_id;
+    std::string endpoint;
+    std::uint64_t incarnation = 0;
+    bool is_up = false;
+    TimeNs back_at = 0;
+    TimeNs slow_until = 0;
+    TimeNs last_word = 0;                                 // what a node tells the directory arrives in order
+    std::map<ChunkKey, ChunkMeta> listed, listed_before;  // by the directory; some time ago
+    std::map<std::string, RequestSpec> specs;             // not ended
+    std::map<std::string, End> ended;
+    std::map<ChunkKey, std::string> first_asked;  // the endpoint that was asked first for a chunk
+    std::map<std::uint64_t, PullUnderWay> pulls;  // not answered by all ranks
+    std::uint64_t last_fetch = 0;                 // of a directory query or lease wish
+    std::string last_endpoint;
+    std::uint64_t num_load_lines = 0;
+  };
+  struct GivenLease {
+    std::uint64_t incarnation = 0;  // of the holder
+    TimeNs deadline = 0;
+    bool is_released = false;
+  };
+
+  // sim_world.cpp
+  void start(std::size_t node);
+  void crash(std::size_t node);
+  void trouble();
+  void trouble_node(std::size_t node);
+  void order(std::size_t node);
+  void deliver();
+  void step_node(std::size_t node, double steps);
+  Exit draw_exit();
+  std::size_t other(std::size_t node) { return (node + dice_.between(1, num_nodes() - 1)) % num_nodes(); }
+
+  // sim_network.cpp
+  void at(TimeNs when, std::function<void()> what) { events_.emplace(when, std::move(what)); }
+  bool is_cut(std::size_t a, std::size_t b) const;
+  TimeNs delay(std::size_t a, std::size_t b);
+  /// Sends over the link of two nodes: late, lost or doubled. kDirectory is nobody's link.
+  void send(std::size_t from, std::size_t to, std::function<void()> what);
+  /// As send(), for what only this life of node `to` can get.
+  void send_to_life(std::size_t from, std::size_t to, std::function<void()> what);
+  void carry_out(std::size_t node);
+  void list(std::size_t node, std::function<void(Node&)> word);
+  void query(std::size_t node, const DirectoryQuery& query);
+  void lease(std::size_t node, const LeaseWanted& wanted);
+  void release(std::size_t node, const LeaseReleased& released);
+  void pull(std::size_t node, const PullWanted& wanted);
+  void read_chunk(std::size_t node, std::size_t holder, std::uint32_t rank, const PullWanted& wanted, std::size_t item,
+                  std::vector<Stamp>& bytes);
+  void pull_ended(std::size_t node, std::uint32_t rank, const PullWanted& wanted,
+                  const std::vector<std::vector<Stamp>>& bytes);
+  void check_pulls(std::size_t node) const;
+  std::vector<HolderOffer> offers(std::size_t asker, const DirectoryQuery& query);
+  std::optional<std::size_t> node_at(const std::string& endpoint) const;
+
+  // sim_garbage.cpp
+  void garbage(std::size_t node);
+  std::vector<HolderOffer> garbage_offers();
+  LeaseReply garbage_reply();
+  ChunkKey some_key(std::size_t node);
+  std::uint32_t some_number();
+  TimeNs some_time();
+
+  static constexpr std::size_t kDirectory = ~std::size_t{0};
+
+  SimOptions options_;
+  NetworkOptions network_;
+  Dice& dice_;
+  ManualClock clock_;
+  StampBook book_;
+  std::vector<Node> nodes_;
+  std::multimap<TimeNs, std::function<void()>> events_;
+  std::map<std::pair<std::size_t, std::size_t>, TimeNs> cut_until_, last_on_link_;
+  std::map<std::pair<std::size_t, std::uint64_t>, GivenLease> leases_;  // by holder and number
+  std::size_t stepping_ = kDirectory;                                   // the node whose engine is being called
+  bool directory_up_ = true;
+  Tally tally_;
+};
+
+}  // namespace kvferry::sim

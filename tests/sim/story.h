@@ -1,0 +1,35 @@
+// What happens in a schedule, told only while one is replayed: in a mass run a told line costs one branch.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <deque>
+#include <string>
+
+namespace kvferry::sim {
+
+class Story {
+ public:
+  explicit Story(std::size_t num_lines) : num_lines_(num_lines) {}
+  void add(std::string line) {
+    lines_.push_back(std::move(line));
+    if (lines_.size() > num_lines_) lines_.pop_front();
+  }
+  const std::deque<std::string>& lines() const { return lines_; }
+
+ private:
+  std::size_t num_lines_;
+  std::deque<std::string> lines_;
+};
+
+/// The story that this thread's schedule is told to; nullptr: nobody listens.
+inline thread_local Story* listener = nullptr;
+
+template <class... Args>
+void tell(fmt::format_string<Args...> text, Args&&... args) {
+  if (listener != nullptr) [[unlikely]]
+    listener->add(fmt::format(text, std::forward<Args>(args)...));
+}
+
+}  // namespace kvferry::sim

@@ -1,0 +1,94 @@
+// What happened how often over many schedules: a simulation in which nothing happens is no success.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvferry::sim {
+
+// Each with the sentence that the report prints.
+#define KVFERRY_SIM_TALLY(X)                                                    \
+  X(steps, "engine steps")                                                      \
+  X(requests, "requests")                                                       \
+  X(siblings, "requests with a sibling of the same prompt")                     \
+  X(ids_again, "ids used again after their request was gone")                   \
+  X(uncacheable, "requests whose KV may not be cached")                         \
+  X(chunked_prefills, "prefills cut into chunks")                               \
+  X(prefix_hits, "hits in the engine's own prefix cache")                       \
+  X(lookups_again, "look-ups asked again in their attempt")                     \
+  X(lookups_pending, "look-ups answered `ask again`")                           \
+  X(sync_loads, "loads from the pool, synchronous")                             \
+  X(preemptions, "preemptions for lack of blocks")                              \
+  X(preempted_by_reset, "preemptions by reset_prefix_cache")                    \
+  X(stale_outputs, "outputs that came after their request's preemption")        \
+  X(dropped_outputs, "outputs dropped")                                         \
+  X(resumed_hits, "resumed requests with an external hit")                      \
+  X(local_and_external, "admissions with a local and an external hit")          \
+  X(resets_running, "reset_prefix_cache with running requests")                 \
+  X(resets_idle, "reset_prefix_cache without running requests")                 \
+  X(resets_connector, "reset_cache of the connector")                           \
+  X(sleeps, "engine sleeps and wakes")                                          \
+  X(drafts, "speculative tokens")                                               \
+  X(drafts_rejected, "speculative tokens rejected")                             \
+  X(stops, "requests ended by a stop token")                                    \
+  X(abort_before_lookup, "aborts before the first look-up")                     \
+  X(abort_while_pending, "aborts while a fetch was pending")                    \
+  X(abort_after_refusal, "aborts between a look-up and its allocation")         \
+  X(abort_running, "aborts while running")                                      \
+  X(abort_preempted, "aborts while preempted")                                  \
+  X(abort_again, "aborts of requests that were gone")                           \
+  X(abort_unknown, "aborts of ids that never were")                             \
+  X(exit_encoder_pending, "allocation given up: encoder outputs not there yet") \
+  X(exit_prefills_deferred, "allocation given up: prefills deferred")           \
+  X(exit_drafts_padded, "allocation given up: padded drafts over the budget")   \
+  X(exit_unchunked, "allocation given up: prompt over the budget, not chunked") \
+  X(exit_aligned_split, "allocation given up: nothing left after alignment")    \
+  X(exit_encoder_budget, "allocation given up: encoder budget spent")           \
+  X(exit_no_blocks, "allocation given up: no free blocks")                      \
+  X(answer_dropped, "answers that the engine dropped and computed itself")      \
+  X(answer_trimmed, "answers that the engine took only a part of")              \
+  X(bad_loads, "loads that found a damaged chunk")                              \
+  X(failed_by_policy, "requests ended by kv_load_failure_policy fail")          \
+  X(recovered_by_policy, "requests taken back by the policy recompute")         \
+  X(saves_failed, "saves that failed")                                          \
+  X(evictions, "chunks evicted")                                                \
+  X(pool_full, "chunks without a slot")                                         \
+  X(pulled_chunks, "chunks pulled from another node")                           \
+  X(pull_failures, "chunks not pulled")                                         \
+  X(other_replica, "chunks that a second holder gave after a first one failed") \
+  X(handoffs_whole, "hand-offs that left one token to compute")                 \
+  X(fetch_timeouts, "fetches that ran out of time")                             \
+  X(leases, "leases given out")                                                 \
+  X(holds_expired, "holds ended by their deadline")                             \
+  X(messages, "messages")                                                       \
+  X(lost, "messages lost")                                                      \
+  X(doubled, "messages doubled")                                                \
+  X(reordered, "messages that overtook an earlier one")                         \
+  X(partitions, "links cut")                                                    \
+  X(slow_peers, "slow nodes")                                                   \
+  X(damaged_on_wire, "chunks damaged on the wire")                              \
+  X(damaged_at_rest, "chunks damaged in a pool")                                \
+  X(crashes, "nodes killed")                                                    \
+  X(crashed_while_read, "nodes killed while somebody pulled from them")         \
+  X(crashed_while_down, "messages to a dead node")                              \
+  X(controller_losses, "losses of the controller")                              \
+  X(stale_offers, "controller answers from the past")                           \
+  X(garbage, "garbage from the network")                                        \
+  X(orders, "orders of the controller")
+
+struct Tally {
+#define KVFERRY_SIM_FIELD(name, what) std::uint64_t name = 0;
+  KVFERRY_SIM_TALLY(KVFERRY_SIM_FIELD)
+#undef KVFERRY_SIM_FIELD
+
+  struct Line {
+    std::string name, what;
+    std::uint64_t count = 0;
+  };
+  std::vector<Line> lines() const;
+  void add(const Tally& other);
+};
+
+}  // namespace kvferry::sim
