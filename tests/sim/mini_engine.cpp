@@ -81,11 +81,15 @@ bool MiniEngine::grow(Request& request, const BlockTable& hit, std::uint32_t tot
   }
   if (!blocks_.take(request.table, hit, (total + block_tokens_ - 1) / block_tokens_, computed)) return false;
   request.table_changed |= request.table[0].size() != before;
-  const std::uint32_t full = std::min(total, request.known) / block_tokens_;
+  register_full(request, total);
+  return true;
+}
+
+void MiniEngine::register_full(const Request& request, std::uint32_t tokens) {
+  const std::uint32_t full = std::min(tokens, request.known) / block_tokens_;
   for (std::size_t g = 0; g < request.table.size(); ++g)
     for (std::uint32_t b = 0; b < full; ++b)
       blocks_.cache(g, request.table[g][b], request.text.stamps[(b + 1) * block_tokens_ - 1]);
-  return true;
 }
 
 void MiniEngine::preempt(std::string id) {  // a copy: callers name one of running_
@@ -97,6 +101,7 @@ void MiniEngine::preempt(std::string id) {  // a copy: callers name one of runni
   request.placeholders = 0;
   request.drafts = 0;
   request.preemptions += 1;
+  if (config_.delivers) request.epoch = ++last_epoch_;
   request.running = false;
   request.wait = Request::Wait::kPreempted;
   request.loaded_from = request.loaded_to = 0;
@@ -247,7 +252,9 @@ bool MiniEngine::schedule_first_waiting(StepInput& input, std::uint32_t& budget,
   const std::uint32_t have = num_local + external;
   if (have >= request.known) throw Broken(fmt::format("sane-counts: nothing is left to compute for request {}", id));
   const std::uint32_t num = std::min(request.known - have, budget);
-  if (!grow(request, hit, have + num, have)) {
+  const std::uint32_t whole = (request.known + block_tokens_ - 1) / block_tokens_;
+  const bool fits = !config_.reserves_whole || blocks_.has_room(request.table, hit, whole, have);
+  if (!fits || !grow(request, hit, have + num, have)) {
     refused(tally_.exit_no_blocks, "blocks");
     return false;
   }
@@ -263,6 +270,7 @@ bool MiniEngine::schedule_first_waiting(StepInput& input, std::uint32_t& budget,
   waiting_.pop_front();
   running_.push_back(id);
   request.running = true;
+  if (request.preemptions == 0) first_timers_.insert(id);
   request.computed = have;
   request.sampled = request.known;
   request.loaded_from = num_local;
@@ -284,15 +292,22 @@ void MiniEngine::step(TimeNs now) {
   StepInput input;
   std::uint32_t budget = config_.token_budget;
   admitted_.clear();
+  first_timers_.clear();
   const std::size_t preempted_before = preempted_.size();
   schedule_running(input, budget);
   if (preempted_.size() == preempted_before) schedule_waiting(input, budget, now);
   input.preempted = std::exchange(preempted_, {});
+  // vLLM names who is there for the first time before all others.
+  std::stable_partition(input.scheduled.begin(), input.scheduled.end(),
+                        [&](const ScheduledRequest& row) { return first_timers_.contains(row.id.value); });
   for (ScheduledRequest& scheduled : input.scheduled) {
     Request& request = requests_.at(scheduled.id.value);
     tell_tokens(request);
     if (std::exchange(request.table_changed, false)) scheduled.block_ids = request.table;
   }
+  for (const RequestId& id : input.preempted)
+    if (const auto found = requests_.find(id.value); found != requests_.end()) tell_tokens(found->second);
+  if (on_step) on_step(input);
   StepPlan plan = core_.build_step(input, now);
   std::vector<const StepPlan*> under_way;
   for (const InFlight& step : in_flight_) under_way.push_back(&step.plan);

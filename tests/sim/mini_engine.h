@@ -25,12 +25,14 @@ struct EngineConfig {
   std::uint32_t token_budget = 256;
   std::uint32_t max_running = 8;
   bool prefix_caching = true;
-  bool uncached_first = false;               // see Blocks
-  bool async = false;                        // plan N + 1 is built before the outputs and the report of step N arrive
-  bool fails_requests = false;               // kv_load_failure_policy: fail instead of recompute
-  std::uint32_t num_drafts = 0;              // speculative tokens of a decode step
-  double accepts_draft = 0.6;                // of each, after all before it
-  double asks_again = 0;                     // a look-up is repeated at once
+  bool uncached_first = false;   // see Blocks
+  bool async = false;            // plan N + 1 is built before the outputs and the report of step N arrive
+  bool reserves_whole = false;   // admits nobody who would not fit as a whole: vLLM's default
+  bool delivers = false;         // requires_kv_delivery: a producer's, drops what a preempted one still says
+  bool fails_requests = false;   // kv_load_failure_policy: fail instead of recompute
+  std::uint32_t num_drafts = 0;  // speculative tokens of a decode step
+  double accepts_draft = 0.6;    // of each, after all before it
+  double asks_again = 0;         // a look-up is repeated at once
   std::vector<std::uint32_t> windows = {0};  // of each KV group; 0: attends to everything
   WorkerFaults faults;
   std::uint64_t seed = 1;
@@ -81,6 +83,8 @@ class MiniEngine {
   void step(TimeNs now);
   /// Asked after each look-up that was answered.
   std::function<Exit(const std::string& id)> refuse;
+  /// Shown each step as the core is told of it.
+  std::function<void(const StepInput& input)> on_step;
   /// Told of each request that leaves, with all it said.
   std::function<void(const std::string& id, End end, const std::vector<std::int32_t>& output)> on_end;
 
@@ -148,6 +152,7 @@ class MiniEngine {
   bool schedule_first_waiting(StepInput& input, std::uint32_t& budget, std::vector<std::string>& skipped, TimeNs now);
   std::optional<Answer> look_up(Request& request, std::uint32_t num_local, TimeNs now);
   bool grow(Request& request, const BlockTable& hit, std::uint32_t total, std::uint32_t computed);
+  void register_full(const Request& request, std::uint32_t tokens);
   void preempt(std::string id);
   bool has_output_coming(const Request& request) const;
   void tell_tokens(const Request& request);
@@ -172,6 +177,7 @@ class MiniEngine {
   std::vector<RequestId> preempted_;  // since the last step
   std::deque<InFlight> in_flight_;
   std::vector<AdmittedLoad> admitted_;  // in this step
+  std::set<std::string> first_timers_;  // admitted in this step, and never before
   std::map<std::string, std::vector<std::int32_t>> outputs_;
   std::map<std::string, FinishedRequest> finished_;
   std::vector<StepPlan> plans_;
