@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kvferry_harness.prompts import prompt
+from kvferry_launch.prompts import PromptSet
 
 if TYPE_CHECKING:
     from kvferry_harness.engine import Engine
@@ -152,4 +153,25 @@ def test_a_reset_between_a_failed_load_and_its_report(make_engine: MakeEngine, a
         engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
     engine.add("c", prompt(1, 256), 12)
     engine.run()
+    engine.check_done()
+
+
+def test_failed_loads_never_keep_the_blocks_from_each_other(make_engine: MakeEngine) -> None:
+    """vLLM reserves blocks for loads that failed, and looks no further than the first of them: 127,000 steps once."""
+    engine = make_engine(num_blocks=24, prefix_caching=False, async_scheduling=True, executes_late=True)
+    waiting = [(f"{turn}-{index}", [1 + token % 390 for token in tokens]) for turn in range(2)
+               for index, tokens in enumerate(PromptSet(7, 8, 20, 220, shared_prefixes=2).prompts())]
+    for step in range(1, 2000):
+        living = [name for name, told in engine.told.items() if told.reason is None]
+        while waiting and len(living) < 6:
+            name, tokens = waiting.pop(0)
+            engine.add(name, tokens, 60)
+            living.append(name)
+        if not living:
+            break
+        if step in (8, 30, 60):
+            engine.corrupt_pool()
+        engine.step()
+    assert not waiting, f"{len(waiting)} requests still wait after {step} steps"
+    assert engine.runner.num_failed_loads > 2
     engine.check_done()

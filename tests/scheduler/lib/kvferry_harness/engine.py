@@ -9,7 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from kvferry import scheduler_half
+from kvferry._core import SchedulerNode
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -60,7 +63,10 @@ class Engine:
         self._metrics: dict[str, float] = {}
         self._hasher = get_request_block_hasher(setup.block_tokens,
                                                 get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo))
-        with set_current_vllm_config(self.config):
+        def start_node(**options: Any) -> SchedulerNode:
+            return SchedulerNode(**options | ({} if setup.waits_for_loads else {"runs_ahead": False}))
+
+        with set_current_vllm_config(self.config), mock.patch.object(scheduler_half, "SchedulerNode", start_node):
             self.runner = StampRunner(self.config, kv_config, self._salts)
             scheduler = AsyncScheduler if setup.async_scheduling else Scheduler
             self.scheduler = scheduler(self.config, kv_config, StructuredOutputManager(self.config),

@@ -50,6 +50,7 @@ class EngineSetup:
     connector: str = "RecordingConnector"
     multi: bool = False  # inside vLLM's MultiConnector
     patience_s: float = 5.0  # see RecordedNode
+    waits_for_loads: bool = True  # False: never for fear of a failed one, see CoreConfig::runs_ahead
 
 
 def make_model(folder: Path) -> Path:
