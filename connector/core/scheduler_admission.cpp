@@ -90,7 +90,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
     spec.num_external = usable > num_local ? usable - num_local : 0;
     return {false, spec.num_external, spec.num_external > 0 && loads_async()};
   }
-  if (std::exchange(request.lets_others_go, false)) return {true, 0};
+  if (request.lets_others_go_in == step_ + 1) return {true, 0};
   counters_.lookups += 1;
   if (!request.attempt_open) {
     request.attempt_open = true;

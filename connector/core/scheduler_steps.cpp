@@ -21,7 +21,10 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
   const bool is_stuck = loads_async() && input.scheduled.empty() && loads_.empty();
   for (const RequestId& id : refused) {
     RequestState& request = requests_.at(id);
-    if (is_stuck) request.does_without = request.lets_others_go = true;
+    if (is_stuck) {
+      request.does_without = true;
+      request.lets_others_go_in = step_ + 2;  // the step after the one that is planned now
+    }
     end_attempt(request);
   }
   promise::no_stale_spec(open_lookups_.size(), step_ + 1);
