@@ -55,7 +55,7 @@ void EngineRules::check(const Json& call) {
     if (call.at("holds") == true) fail("blocks are held after the end");
     if (call.at("status") == "FINISHED_ABORTED") {
       tally_.aborts += 1;
-    } else if (outputs_done_) {
+    } else if (outputs_done_ && !async_) {
       fail("a request ends by itself after the outputs of its step were taken in");
     }
   } else if (kind == "finished") {
@@ -66,6 +66,10 @@ void EngineRules::check(const Json& call) {
     for (const Json& id : call.at("received")) received_.insert(id);
     const bool failed = !call.at("bad_blocks").empty() || !call.at("failed").empty();
     tally_.failed_loads += failed ? 1 : 0;
+    for (const Json& id : call.at("failed")) {  // it starts again, from a look-up
+      received_.erase(id);
+      if (const auto found = requests_.find(id); found != requests_.end()) found->second.state = State::kWaiting;
+    }
     if (failed)
       for (auto& [id, request] : requests_) request.next_computed.reset();
     outputs_done_ = true;
@@ -115,6 +119,7 @@ void EngineRules::allocated(const Json& call) {
     if (answer->second.at("answer").is_null()) fail("an allocation after 'ask again'");
     if (external > answer->second.at("answer").get<std::uint32_t>()) fail("more is allocated than was answered");
     check_sharing(id, table, answer->second.at("local"));
+    tally_.resumptions += request.was_preempted || resumed_unheard_.contains(id) ? 1 : 0;
     if (external > 0 && answer->second.at("async") == true) {
       request.state = State::kLoading;
       request.table = table;
@@ -122,7 +127,6 @@ void EngineRules::allocated(const Json& call) {
       return;
     }
     request.next_computed = answer->second.at("local").get<std::uint32_t>() + external;
-    tally_.resumptions += request.was_preempted || resumed_unheard_.contains(id) ? 1 : 0;
   }
   if (request.state == State::kLoading) request.next_computed.reset();
   request.state = State::kRunning;
@@ -197,14 +201,15 @@ void EngineRules::check_table(const std::string& id, const BlockTable& table, co
 /// Blocks are shared where they were a local hit, and nowhere else.
 void EngineRules::check_sharing(const std::string& id, const BlockTable& table, std::uint32_t local) const {
   for (std::size_t group = 0; group < table.size(); ++group) {
+    if (windows_[group] > 0) continue;  // what has left a window is given to others, and no step says so
     for (std::size_t i = local / block_tokens_; i < table[group].size(); ++i) {
       const BlockId block = table[group][i];
       if (block == kNullBlock) continue;
       for (const auto& [other, request] : requests_) {
         if (other == id || request.state == State::kWaiting || resumed_unheard_.contains(other)) continue;
-        for (const std::vector<BlockId>& blocks : request.table)
-          if (std::find(blocks.begin(), blocks.end(), block) != blocks.end())
-            fail(fmt::format("{} is given block {}, which {} has", id, block, other));
+        const std::vector<BlockId>& blocks = request.table[group];
+        if (std::find(blocks.begin(), blocks.end(), block) != blocks.end())
+          fail(fmt::format("{} is given block {}, which {} has", id, block, other));
       }
     }
   }
