@@ -35,6 +35,7 @@ struct CoreConfig {
   /// [KV group] How many tokens its layers attend to, the current one included; 0: all. Groups with a window have the
   /// same one.
   std::vector<std::uint32_t> windows = {0};
+  bool runs_ahead = false;  // the engine plans a step before it has heard how the last one went
   std::uint32_t num_slots = 0;
   std::uint32_t num_ranks = 1;
   bool save_decode_cache = true;
@@ -50,8 +51,9 @@ struct CoreConfig {
   std::uint64_t first_lease = 1;              // another one at each start: leases of a past life are strangers
 
   /// Loads are part of the step of their admission, unless a failed one could not be mended there: vLLM goes back to
-  /// the first bad block, and of a window what lies before it is gone.
-  bool loads_async() const { return windows.size() > 1 || windows[0] > 0; }
+  /// the first bad block, and of a window what lies before it is gone. And what it has planned on top of a failed load
+  /// it carries out, and tells what that says.
+  bool loads_async() const { return runs_ahead || windows.size() > 1 || windows[0] > 0; }
 };
 
 // ---- actions ----

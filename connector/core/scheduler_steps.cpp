@@ -16,7 +16,17 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
   }
   // Whoever was answered and not allocated was refused on some exit path of the scheduler: which one doesn't matter.
   const std::vector<RequestId> refused(open_lookups_.begin(), open_lookups_.end());
-  for (const RequestId& id : refused) end_attempt(requests_.at(id));
+  // vLLM gives an asynchronous load no block that any other waiting load may still need, a failed one included, and a
+  // request that failed stays at the head of its queue. With nothing under way neither would ever end by itself.
+  const bool is_stuck = loads_async() && input.scheduled.empty() && loads_.empty();
+  for (const RequestId& id : refused) {
+    RequestState& request = requests_.at(id);
+    if (is_stuck) {
+      request.does_without = true;
+      request.lets_others_go_in = step_ + 2;  // the step after the one that is planned now
+    }
+    end_attempt(request);
+  }
   promise::no_stale_spec(open_lookups_.size(), step_ + 1);
 
   StepPlan plan;

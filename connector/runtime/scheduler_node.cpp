@@ -42,6 +42,7 @@ std::map<std::string, double> metrics_of(const SchedulerCore& core) {
       {"pool_slots", number(core.pool().num_slots())},
       {"pool_pinned_chunks", number(core.pool().num_pinned())},
       {"pool_kept_chunks", number(core.num_kept())},
+      {"fetching_requests", number(core.num_fetches())},
   };
 }
 
@@ -58,7 +59,7 @@ struct SchedulerNode::Impl {
   std::chrono::steady_clock::duration patience_left = kLookupPatience;
   struct Told {
     CoreCounters counters;
-    std::size_t num_ready = 0, num_pinned = 0, num_kept = 0;
+    std::size_t num_ready = 0, num_pinned = 0, num_kept = 0, num_fetching = 0;
     bool operator==(const Told&) const = default;
   };
   std::optional<Told> told;  // as of take_metrics()
@@ -134,6 +135,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.chunk_tokens = from.chunk_tokens;
   config.block_tokens = impl_->options.block_tokens;
   config.windows = impl_->options.windows;
+  config.runs_ahead = impl_->options.runs_ahead;
   config.num_slots = workers[0].num_slots;
   config.first_lease = impl_->incarnation.value;
   config.num_ranks = static_cast<std::uint32_t>(workers.size());
@@ -214,7 +216,8 @@ std::optional<std::map<std::string, double>> SchedulerNode::take_metrics() {
   const TimeNs now = impl_->clock.now();
   const std::lock_guard lock(impl_->shared.mutex);
   const SchedulerCore& core = *impl_->shared.core;
-  const Impl::Told state{core.counters(), core.pool().num_ready(), core.pool().num_pinned(), core.num_kept()};
+  const Impl::Told state{core.counters(), core.pool().num_ready(), core.pool().num_pinned(), core.num_kept(),
+                         core.num_fetches()};
   if (state == impl_->told || (core.num_requests() > 0 && now < impl_->told_at + kMetricsInterval)) return std::nullopt;
   impl_->told = state;
   impl_->told_at = now;

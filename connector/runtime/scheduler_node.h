@@ -24,6 +24,7 @@ struct SchedulerOptions {
   std::string fingerprint;  // readable; see controller::NodeInfo
   std::uint32_t block_tokens = 16;
   std::vector<std::uint32_t> windows = {0};  // as in CoreConfig
+  bool runs_ahead = false;                   // as in CoreConfig
   std::int64_t start_timeout_ms = 10'000;
 };
 

@@ -100,6 +100,7 @@ void MiniEngine::preempt(std::string id) {  // a copy: callers name one of runni
   request.placeholders = 0;
   request.drafts = 0;
   request.preemptions += 1;
+  if (config_.delivers) request.epoch = ++last_epoch_;
   request.running = false;
   request.wait = Request::Wait::kPreempted;
   request.loaded_from = request.loaded_to = 0;
@@ -193,11 +194,16 @@ void MiniEngine::step(TimeNs now) {
   StepInput input;
   std::uint32_t budget = config_.token_budget;
   admitted_.clear();
+  first_timers_.clear();
   const std::size_t preempted_before = preempted_.size();
   schedule_running(input, budget);
   if (preempted_.size() == preempted_before) schedule_waiting(input, budget, now);
   input.preempted = std::exchange(preempted_, {});
+  // vLLM names who is there for the first time before all others.
+  std::stable_partition(input.scheduled.begin(), input.scheduled.end(),
+                        [&](const ScheduledRequest& row) { return first_timers_.contains(row.id.value); });
   tell_step(input);
+  if (on_step) on_step(input);
   const TokenSource tokens = [this](const RequestId& id, std::uint32_t known) {
     const Request& request = requests_.at(id.value);
     return std::vector(request.text.tokens.begin() + known, request.text.tokens.begin() + request.known);

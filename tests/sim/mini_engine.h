@@ -28,6 +28,8 @@ struct EngineConfig {
   bool uncached_first = false;   // see Blocks
   bool async = false;            // plan N + 1 is built before the outputs and the report of step N arrive
   bool tells_late = false;       // tokens and blocks as the connector does: only what is asked for and what is new
+  bool reserves_whole = false;   // admits nobody who would not fit as a whole: vLLM's default
+  bool delivers = false;         // requires_kv_delivery: a producer's, drops what a preempted one still says
   bool fails_requests = false;   // kv_load_failure_policy: fail instead of recompute
   std::uint32_t num_drafts = 0;  // speculative tokens of a decode step
   double accepts_draft = 0.6;    // of each, after all before it
@@ -81,6 +83,8 @@ class MiniEngine {
   void step(TimeNs now);
   /// Asked after each look-up that was answered.
   std::function<Exit(const std::string& id)> refuse;
+  /// Shown each step as the core is told of it.
+  std::function<void(const StepInput& input)> on_step;
   /// Told of each request that leaves, with all it said.
   std::function<void(const std::string& id, End end, const std::vector<std::int32_t>& output)> on_end;
 
@@ -192,6 +196,7 @@ class MiniEngine {
   std::vector<RequestId> preempted_;               // since the last step
   std::deque<InFlight> in_flight_;
   std::vector<AdmittedLoad> admitted_;  // in this step
+  std::set<std::string> first_timers_;  // admitted in this step, and never before
   std::map<std::string, std::vector<std::int32_t>> outputs_;
   std::map<std::string, FinishedRequest> finished_;
   std::vector<StepPlan> plans_;

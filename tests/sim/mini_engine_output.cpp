@@ -140,6 +140,8 @@ void MiniEngine::take_in_output(const Scheduled& scheduled, TimeNs now) {
     request.known += 1;
     outputs_[scheduled.id].push_back(token);
   }
+  // An engine that plans ahead knows only now what fills a block.
+  if (config_.async && request.running) cache_blocks(request, request.computed - request.placeholders);
   if (request.known == request.end) {
     tally_.stops += request.end < most(request);
     finish(scheduled.id, End::kDone, now);

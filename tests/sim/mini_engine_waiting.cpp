@@ -151,7 +151,9 @@ MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInp
   const std::uint32_t have = is_loaded ? request.computed : num_local + external;
   if (have >= request.known) throw Broken(fmt::format("sane-counts: nothing is left to compute for request {}", id));
   const std::uint32_t num = std::min(request.known - have, budget);
-  if (!grow(request, hit, have + num, have)) {
+  const std::uint32_t whole = (request.known + block_tokens_ - 1) / block_tokens_;
+  const bool fits = !config_.reserves_whole || blocks_.has_room(request.table, hit, whole, have);
+  if (!fits || !grow(request, hit, have + num, have)) {
     tell("  no room for {}: blocks", id);
     tally_.exit_no_blocks += 1;
     return Next::kWait;
@@ -173,6 +175,7 @@ MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInp
   std::erase(waiting_, id);
   running_.push_back(id);
   request.running = true;
+  if (request.preemptions == 0) first_timers_.insert(id);
   request.computed = have;
   request.sampled = request.known;
   request.is_admitted = true;

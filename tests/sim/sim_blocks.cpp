@@ -51,7 +51,8 @@ BlockTable Blocks::hit(std::span<const Stamp> stamps) const {
   return found;
 }
 
-bool Blocks::take(BlockTable& table, const BlockTable& hit, std::uint32_t num_blocks, std::uint32_t computed) {
+bool Blocks::has_room(const BlockTable& table, const BlockTable& hit, std::uint32_t num_blocks,
+                      std::uint32_t computed) const {
   std::size_t wanted = 0;
   for (std::size_t g = 0; g < windows_.size(); ++g) {
     for (const BlockId block : hit[g]) wanted += block != kNullBlock && blocks_[block].users == 0;
@@ -59,7 +60,11 @@ bool Blocks::take(BlockTable& table, const BlockTable& hit, std::uint32_t num_bl
     const std::uint32_t first = std::max(have, first_needed(g, computed));
     wanted += num_blocks > first ? num_blocks - first : 0;
   }
-  if (wanted > free_.size()) return false;
+  return wanted <= free_.size();
+}
+
+bool Blocks::take(BlockTable& table, const BlockTable& hit, std::uint32_t num_blocks, std::uint32_t computed) {
+  if (!has_room(table, hit, num_blocks, computed)) return false;
   for (const std::vector<BlockId>& group : hit)
     for (const BlockId block : group)
       if (block != kNullBlock && blocks_[block].users++ == 0) std::erase(free_, block);

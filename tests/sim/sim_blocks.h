@@ -28,6 +28,8 @@ class Blocks {
   /// Appends to `table` the hit's blocks, then fresh ones until each group has num_blocks, null where a window has
   /// passed when `computed` tokens are there. False, and nothing changed, when there is no room.
   bool take(BlockTable& table, const BlockTable& hit, std::uint32_t num_blocks, std::uint32_t computed);
+  /// Whether take() would find room for so many blocks.
+  bool has_room(const BlockTable& table, const BlockTable& hit, std::uint32_t num_blocks, std::uint32_t computed) const;
   /// Gives up the blocks that no token after the first `computed` attends to.
   void drop_skipped(BlockTable& table, std::uint32_t computed);
   /// Gives back a request's table, its last block first.

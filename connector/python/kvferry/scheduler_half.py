@@ -15,7 +15,7 @@ from kvferry.stats import KvFerryStats, StatsSource
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -47,6 +47,7 @@ class SchedulerHalf:
                 fingerprint=self._fingerprint,
                 block_tokens=specs[0].block_size,
                 windows=windows(specs),
+                runs_ahead=vllm_config.scheduler_config.async_scheduling,
                 start_timeout_ms=START_TIMEOUT_MS,
             )
         except KvFerryError as error:
@@ -56,6 +57,8 @@ class SchedulerHalf:
         self._known_tokens: dict[str, int] = {}  # tokens that the node has of each request
         self._requests: dict[str, Request] = {}
         self._wants_report: set[str] = set()
+        self._kv_cache_manager: KVCacheManager | None = None
+        self._admitted: dict[str, list[int]] = {}  # in the step under way, with their blocks in the first KV group
         self._stats = StatsSource()
         logger.info(
             "kvferry: engine %s serves %s as %s at %s:%d",
@@ -64,6 +67,9 @@ class SchedulerHalf:
 
     def attach_workers(self, hellos: dict[tuple[int, int], WorkerHello]) -> None:
         self._node.attach_workers([hellos[rank].payload for rank in sorted(hellos)])
+
+    def bind_kv_cache_manager(self, manager: "KVCacheManager") -> None:
+        self._kv_cache_manager = manager
 
     def on_new_request(self, request: "Request") -> None:
         params = request.kv_transfer_params or {}
@@ -134,7 +140,9 @@ class SchedulerHalf:
         self._known_tokens[request.request_id] = len(tokens)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external: int) -> None:
-        self._node.allocated(request.request_id, num_external, list(blocks.get_block_ids()))
+        table = list(blocks.get_block_ids())
+        self._admitted[request.request_id] = list(table[0])
+        self._node.allocated(request.request_id, num_external, table)
 
     def build_connector_meta(self, output: "SchedulerOutput") -> StepPlan:
         tables = output.kv_connector_block_state
@@ -193,10 +201,29 @@ class SchedulerHalf:
         return False, params or None
 
     def update_connector_output(self, output: "KVConnectorOutput") -> None:
+        if output.invalid_block_ids:
+            self._forget_blocks(output.invalid_block_ids)
+        self._admitted.clear()
         report = output.kv_connector_worker_meta
         if isinstance(report, StepReport):
             for payload in report.payloads:
                 self._node.worker_report(payload)
+
+    def _forget_blocks(self, bad_blocks: set[int]) -> None:
+        """Takes blocks whose load failed, and what was computed on them, out of vLLM's prefix cache.
+
+        vLLM leaves them there under `recompute`, since a running request is about to write them anew; but that may be
+        aborted or preempted before it has. Only who was admitted in this step can have them.
+        """
+        bad = set(bad_blocks)
+        known = 0
+        while known != len(bad):
+            known = len(bad)
+            for table in self._admitted.values():
+                first = next((i for i, block in enumerate(table) if block in bad), len(table))
+                bad.update(table[first:])
+        if self._kv_cache_manager is not None:
+            self._kv_cache_manager.evict_blocks(bad)
 
     def reset_cache(self) -> bool:
         self._node.reset_cache()

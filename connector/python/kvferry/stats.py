@@ -31,6 +31,7 @@ GAUGES = {
     "pool_slots": "Slots of the pool.",
     "pool_pinned_chunks": "Chunks held by look-ups, loads, leases and hand-offs.",
     "pool_kept_chunks": "Chunks kept because the controller asked for it.",
+    "fetching_requests": "Requests that wait for KV of other nodes.",
 }
 
 

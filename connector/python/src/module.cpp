@@ -127,13 +127,15 @@ struct PyScheduler {
   StepInput step;  // kept for its memory
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
-              std::uint32_t block_tokens, std::vector<std::uint32_t> windows, std::int64_t start_timeout_ms) {
+              std::uint32_t block_tokens, std::vector<std::uint32_t> windows, bool runs_ahead,
+              std::int64_t start_timeout_ms) {
     SchedulerOptions options{config_from(extra_json),
                              EngineId{std::move(engine_id)},
                              std::move(role),
                              std::move(fingerprint),
                              block_tokens,
                              std::move(windows),
+                             runs_ahead,
                              start_timeout_ms};
     const nb::gil_scoped_release unlocked;
     node = unwrap(SchedulerNode::start(std::move(options)));
@@ -249,9 +251,9 @@ NB_MODULE(_core, m) {
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
       .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t,
-                    std::vector<std::uint32_t>, std::int64_t>(),
+                    std::vector<std::uint32_t>, bool, std::int64_t>(),
            nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "block_tokens"_a, "windows"_a,
-           "start_timeout_ms"_a)
+           "runs_ahead"_a, "start_timeout_ms"_a)
       .def_prop_ro("host", [](const PyScheduler& self) { return self.node->host(); })
       .def_prop_ro("port", [](const PyScheduler& self) { return self.node->port(); })
       .def("attach_workers", &PyScheduler::attach_workers, "hellos"_a)

@@ -62,10 +62,13 @@ class ManagedProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def interrupt(self) -> None:
+    def signal(self, number: signal.Signals) -> None:
         if self.running:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGINT)
+                os.kill(self.pid, number)
+
+    def interrupt(self) -> None:
+        self.signal(signal.SIGINT)
 
     def kill(self) -> None:
         """Kills the whole group at once, as a crash of the host would."""

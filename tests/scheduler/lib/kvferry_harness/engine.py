@@ -1,0 +1,253 @@
+"""One engine without a model: vLLM's real Scheduler, both halves of the real connector, and StampRunner.
+
+step() does what vLLM's EngineCore does in one step, synchronous or with a batch queue (asynchronous scheduling).
+Everything that is attended to, said and left behind is checked; BrokenError tells what was wrong.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from kvferry import scheduler_half
+from kvferry._core import SchedulerNode
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs, FinishReason
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from kvferry_harness.recorder import Log, RecordingConnector
+from kvferry_harness.runner import StampRunner
+from kvferry_harness.setup import EngineSetup, for_engine, kv_cache_config
+from kvferry_harness.stamps import STOP_TOKENS, BrokenError, continuation
+
+_GAUGES = {"pool_chunks", "pool_slots", "pool_pinned_chunks", "pool_kept_chunks", "fetching_requests"}
+
+
+@dataclass
+class Told:
+    """What the engine told a client of one request."""
+
+    expected: list[int]
+    tokens: list[int] = field(default_factory=list)
+    reason: FinishReason | None = None
+    params: dict[str, Any] | None = None  # kv_transfer_params of the answer
+    aborted: bool = False
+
+
+@dataclass
+class _InFlight:
+    output: SchedulerOutput
+    result: ModelRunnerOutput | None = None
+
+
+class Engine:
+    def __init__(self, base: VllmConfig, setup: EngineSetup, controller: str) -> None:
+        self.setup = setup
+        self.config = for_engine(base, setup, controller)
+        kv_config = kv_cache_config(setup)
+        self._salts: dict[str, str] = {}
+        self.told: dict[str, Told] = {}
+        self._in_flight: deque[_InFlight] = deque()
+        self._aborts: list[str] = []  # that come while a step is executed
+        self._metrics: dict[str, float] = {}
+        self._hasher = get_request_block_hasher(setup.block_tokens,
+                                                get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo))
+        def start_node(**options: Any) -> SchedulerNode:
+            return SchedulerNode(**options | ({} if setup.waits_for_loads else {"runs_ahead": False}))
+
+        with set_current_vllm_config(self.config), mock.patch.object(scheduler_half, "SchedulerNode", start_node):
+            self.runner = StampRunner(self.config, kv_config, self._salts)
+            scheduler = AsyncScheduler if setup.async_scheduling else Scheduler
+            self.scheduler = scheduler(self.config, kv_config, StructuredOutputManager(self.config),
+                                       block_size=setup.block_tokens, log_stats=True)
+        self.top_connector: Any = self.scheduler.connector
+        self.connector: RecordingConnector = (self.top_connector.sub_connectors[0] if setup.multi
+                                              else self.top_connector)
+        self.connector.node.patience_s = setup.patience_s
+        hello = self.runner.connector.get_handshake_metadata()
+        self.top_connector.set_xfer_handshake_metadata_pp_aware({(0, 0): hello})
+        self._num_free = self.num_free_blocks
+
+    # ---- what clients do ----
+    def add(self, request_id: str, prompt: list[int], max_tokens: int = 1, *, stops: bool = False, salt: str = "",
+            lora: str = "", priority: int = 0, params: dict[str, Any] | None = None, prompt_logprobs: bool = False,
+            resumable: bool = False) -> None:
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True,
+                                  stop_token_ids=sorted(STOP_TOKENS) if stops else None,
+                                  prompt_logprobs=1 if prompt_logprobs else None,
+                                  extra_args={"kv_transfer_params": params} if params else None)
+        request = Request(request_id, list(prompt), sampling, None, cache_salt=salt or None, priority=priority,
+                          lora_request=LoRARequest(lora, 1, "/nowhere") if lora else None,
+                          arrival_time=float(len(self.told)), block_hasher=self._hasher, resumable=resumable)
+        self._salts[request_id] = salt + lora
+        if request_id not in self.scheduler.requests:
+            self.told[request_id] = Told(continuation(prompt, max_tokens, salt + lora, stops))
+        self.scheduler.add_request(request)
+
+    def expect_more(self, request_id: str, history: list[int], max_tokens: int) -> None:
+        """A session goes on: what it must say after the tokens that vLLM keeps of it."""
+        told = self.told[request_id]
+        told.expected = told.tokens + continuation(history, max_tokens, self._salts[request_id])
+
+    def abort(self, *request_ids: str, while_executing: bool = False) -> None:
+        """The client went away. while_executing: vLLM hears of it between a step's execution and its outputs."""
+        for request_id in request_ids:
+            self.told[request_id].aborted = True
+        if while_executing:
+            self._aborts += request_ids
+        else:
+            self.scheduler.finish_requests(list(request_ids), RequestStatus.FINISHED_ABORTED)
+
+    # ---- EngineCore ----
+    def step(self) -> None:
+        if self.setup.async_scheduling:
+            self._step_with_queue()
+        elif self.scheduler.has_requests():
+            output = self.scheduler.schedule()
+            self._take_in(output, self.runner.execute(output))
+        self._check_metrics()
+
+    def _step_with_queue(self) -> None:
+        if self.scheduler.has_requests():
+            step = _InFlight(self.scheduler.schedule())
+            self._in_flight.append(step)
+            if not self.setup.executes_late:
+                self._execute()
+            executed = step.output.total_num_scheduled_tokens > 0
+            if len(self._in_flight) < 2 and (executed or self.scheduler.has_requests()):
+                return
+        elif not self._in_flight:
+            return
+        if self.setup.executes_late:  # the device worked on the oldest step while the newest was planned
+            self._execute(self._in_flight[0])
+        oldest = self._in_flight.popleft()
+        assert oldest.result is not None
+        self._take_in(oldest.output, oldest.result)
+
+    def _execute(self, only: _InFlight | None = None) -> None:
+        for step in self._in_flight:
+            if step.result is None and (only is None or step is only):
+                step.result = self.runner.execute(step.output)
+
+    def _take_in(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        if self._aborts:
+            self.scheduler.finish_requests(self._aborts, RequestStatus.FINISHED_ABORTED)
+            self._aborts = []
+        told = self.scheduler.update_from_output(output, result)
+        self.runner.heard()
+        self._tell(told.values())
+
+    def _tell(self, outputs: Iterable[EngineCoreOutputs]) -> None:
+        for batch in outputs:
+            for one in batch.outputs:
+                told = self.told[one.request_id]
+                told.tokens += one.new_token_ids
+                if told.tokens != told.expected[:len(told.tokens)]:
+                    raise BrokenError(f"request {one.request_id} says {told.tokens}, not {told.expected}")
+                if one.finish_reason is not None:
+                    told.reason, told.params = one.finish_reason, one.kv_transfer_params
+
+    # ---- what tests ask ----
+    @property
+    def log(self) -> Log:
+        return self.connector.log
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+    def metrics(self) -> dict[str, float]:
+        return dict(self.connector._scheduler._node.metrics())
+
+    def request(self, request_id: str) -> Request:
+        return self.scheduler.requests[request_id]
+
+    def table(self, request_id: str) -> list[int]:
+        return list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+
+    def run(self, max_steps: int = 2000) -> int:
+        """Steps until vLLM has nothing to do; how many it took."""
+        for count in range(max_steps):
+            if not self.scheduler.has_requests() and not self._in_flight:
+                return count
+            self.step()
+        raise BrokenError(f"still busy after {max_steps} steps: {list(self.scheduler.requests)}")
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._in_flight)
+
+    def salt_of(self, request_id: str) -> str:
+        return self._salts[request_id]
+
+    def check_done(self, held_chunks: int | None = 0) -> None:
+        """Nothing is left of any request, and everybody who wasn't aborted was told the right tokens, all of them.
+
+        held_chunks: of finished prefills, for their decode workers; None: any.
+        """
+        self.run()
+        if self.scheduler.requests or self.scheduler.running or self.scheduler.waiting:
+            raise BrokenError(f"requests are left: {list(self.scheduler.requests)}")
+        if self.num_free_blocks != self._num_free:
+            raise BrokenError(f"{self._num_free - self.num_free_blocks} blocks are not free")
+        half = self.connector._scheduler
+        if half._known_tokens or half._requests or half._wants_report:
+            raise BrokenError(f"the scheduler half still knows {list(half._known_tokens)}")
+        for request_id, told in self.told.items():
+            if self.connector._scheduler._node.num_tokens(request_id) != 0:
+                raise BrokenError(f"the core still knows request {request_id}")
+            if not told.aborted and told.reason != FinishReason.ERROR and told.tokens != told.expected:
+                raise BrokenError(f"request {request_id} was told {len(told.tokens)} of {len(told.expected)} tokens")
+        pinned = self.metrics()["pool_pinned_chunks"]
+        if held_chunks is not None and pinned != held_chunks:
+            raise BrokenError(f"{pinned:.0f} chunks are held, not {held_chunks}")
+        if self.runner.connector.build_connector_worker_meta() is not None:
+            raise BrokenError("the workers still have something to report")
+
+    def _check_metrics(self) -> None:
+        metrics = self.metrics()
+        for name, before in self._metrics.items():
+            if metrics[name] < 0 or (name not in _GAUGES and metrics[name] < before):
+                raise BrokenError(f"{name} went from {before} to {metrics[name]}")
+        self._metrics = metrics
+
+    def pool_memory(self) -> Path:
+        """The chunk pool's shared memory: a file that this process has open."""
+        engine_id = self.config.kv_transfer_config.engine_id  # type: ignore[union-attr]
+        for link in Path("/proc/self/fd").iterdir():
+            try:
+                target = str(link.readlink())
+            except FileNotFoundError:
+                continue
+            if f"memfd:kvferry-{engine_id}" in target:
+                return link
+        raise FileNotFoundError(f"no chunk pool of engine {engine_id}")
+
+    def corrupt_pool(self) -> None:
+        """Damages one byte in every chunk."""
+        for slot in range(self.setup.pool_chunks):
+            self.corrupt_chunk(slot)
+
+    def corrupt_chunk(self, slot: int) -> None:
+        path = self.pool_memory()
+        chunk = path.stat().st_size // self.setup.pool_chunks
+        with path.open("r+b", buffering=0) as memory:
+            memory.seek(slot * chunk + 5)
+            byte = memory.read(1)
+            memory.seek(slot * chunk + 5)
+            memory.write(bytes([byte[0] ^ 0x40]))
+
+    def shutdown(self) -> None:
+        self.scheduler.shutdown()
+        self.runner.connector.shutdown()

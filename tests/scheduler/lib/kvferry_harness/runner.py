@@ -1,0 +1,198 @@
+"""A model runner without a model: vLLM's order of connector calls (v1 and v2 runner), stamps for KV."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm import _custom_ops as ops
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from kvferry_harness.stamps import BrokenError, StampedMemory, Text
+
+GARBAGE_TOKEN = 399
+
+
+def _element_strides(spec: Any, plane: int) -> tuple[int, int, int]:
+    """First element, token stride and dim stride inside one block and head: where the CPU kernel writes them."""
+    block, dim = spec.block_size, spec.head_size
+    page = torch.zeros((1, 1, 2 * block, dim))
+    keys, values = page.chunk(2, dim=2)
+    numbers = torch.arange(1.0, block * dim + 1).reshape(block, 1, dim)
+    zeros = torch.zeros_like(numbers)
+    ops.cpu_attn_reshape_and_cache(zeros if plane else numbers, numbers if plane else zeros, keys, values,
+                                   torch.arange(block, dtype=torch.int64),
+                                   _get_attn_isa(torch.float32, block, dim, "auto"),
+                                   k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto")
+    flat = page.reshape(-1)
+    where = torch.argsort(torch.where(flat == 0, torch.inf, flat))[:block * dim].reshape(block, dim)
+    start, per_token, per_dim = int(where[0, 0]), int(where[1, 0] - where[0, 0]), int(where[0, 1] - where[0, 0])
+    expected = start + torch.arange(block)[:, None] * per_token + torch.arange(dim)[None] * per_dim
+    assert torch.equal(where, expected), "the CPU kernel's order of elements has no strides"
+    return start, per_token, per_dim
+
+
+def allocate(config: KVCacheConfig) -> tuple[dict[str, torch.Tensor], list[NDArray[np.float32]]]:
+    """Each layer's tensor as the CPU backend shapes it, and views of all K and of all V for StampedMemory."""
+    group = config.kv_cache_groups[0]
+    spec: Any = group.kv_cache_spec
+    memory = torch.full((len(group.layer_names), config.num_blocks, spec.num_kv_heads, 2 * spec.block_size,
+                         spec.head_size), -1.0)
+    array = memory.numpy()
+    planes = []
+    for plane in range(2):
+        start, per_token, per_dim = _element_strides(spec, plane)
+        planes.append(np.lib.stride_tricks.as_strided(
+            array.reshape(-1)[start:], (*array.shape[:3], spec.block_size, spec.head_size),
+            (*array.strides[:3], per_token * array.itemsize, per_dim * array.itemsize)))
+    return {name: memory[index] for index, name in enumerate(group.layer_names)}, planes
+
+
+@dataclass
+class _Held:
+    """What a model runner keeps of one request between steps."""
+
+    text: Text
+    num_prompt: int
+    table: list[int]
+
+
+@dataclass
+class _Share:
+    """One request's part of a forward: tokens [computed, end) are computed, all before `end` attended."""
+
+    request_id: str
+    held: _Held
+    computed: int
+    end: int
+    garbage: bool = False
+
+
+class StampRunner:
+    """Keeps requests as GPUModelRunner does (v1 and v2 alike) and executes steps with the WORKER half of a connector.
+
+    heard() is told by the engine when vLLM has taken in a step: from then on nobody may attend to its failed blocks.
+    """
+
+    def __init__(self, config: VllmConfig, kv_config: KVCacheConfig, salts: dict[str, str]) -> None:
+        self.connector: Any = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_config)
+        tensors, planes = allocate(kv_config)
+        self.connector.register_kv_caches(tensors)
+        self.memory = StampedMemory(planes, kv_config.kv_cache_groups[0].kv_cache_spec.block_size)
+        self._salts = salts
+        self._held: dict[str, _Held] = {}
+        self._unheard: list[bool] = []  # of each executed step that vLLM hasn't taken in: a load failed
+        self._rng = np.random.default_rng(1)
+        self.num_failed_loads = 0
+        self.steps = 0
+
+    def heard(self) -> None:
+        self._unheard.pop(0)
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        connector, metadata = self.connector, output.kv_connector_metadata
+        assert metadata is not None
+        assert output.kv_connector_block_state is None
+        self.steps += 1
+        connector.handle_preemptions(metadata)
+        shares = self._update(output)
+        connector.bind_connector_metadata(metadata)
+        if output.has_sync_kv_loads:
+            connector.start_load_kv(None)
+        complaint = self._forward(shares)
+        connector.finish_forward()
+        if not output.has_sync_kv_loads:
+            connector.start_load_kv(None)
+        connector.wait_for_save()
+        done = KVConnectorOutput()
+        transfers = connector.get_transfer_results(output.finished_req_ids)
+        done.finished_sending = transfers.finished_sending
+        done.finished_recving = transfers.finished_recving
+        done.failed_recving = transfers.failed_recving
+        done.invalid_block_ids = connector.get_block_ids_with_load_errors()
+        done.kv_connector_stats = connector.get_kv_connector_stats()
+        done.kv_cache_events = connector.get_kv_connector_kv_cache_events()
+        done.kv_connector_worker_meta = connector.build_connector_worker_meta()
+        connector.clear_connector_metadata()
+        self.num_failed_loads += bool(done.invalid_block_ids or done.failed_recving)
+        if complaint and not done.invalid_block_ids and not any(self._unheard):
+            raise BrokenError(f"step {self.steps}: {complaint}")
+        self._unheard.append(bool(done.invalid_block_ids))
+        if not shares:
+            return ModelRunnerOutput.with_kv_conn_output_only(done)
+        return ModelRunnerOutput(req_ids=[share.request_id for share in shares],
+                                 req_id_to_index={share.request_id: index for index, share in enumerate(shares)},
+                                 sampled_token_ids=[self._sample(share) for share in shares],
+                                 kv_connector_output=done)
+
+    def _update(self, output: SchedulerOutput) -> list[_Share]:
+        """Brings requests up to date; gives the step's shares."""
+        for request_id in output.finished_req_ids:
+            self._held.pop(request_id, None)
+        shares = []
+
+        def add(request_id: str, computed: int) -> None:
+            end = computed + output.num_scheduled_tokens[request_id]
+            shares.append(_Share(request_id, self._held[request_id], computed, end))
+
+        for new in output.scheduled_new_reqs:
+            tokens = new.prefill_token_ids or new.prompt_token_ids
+            assert tokens is not None
+            text = Text(list(tokens), self._salts.get(new.req_id, ""), self.memory.cell_factors)
+            self._held[new.req_id] = _Held(text, len(new.prompt_token_ids or ()), list(new.block_ids[0]))
+            add(new.req_id, new.num_computed_tokens)
+        cached = output.scheduled_cached_reqs
+        for index, request_id in enumerate(cached.req_ids):
+            held = self._held[request_id]
+            tokens, blocks = cached.all_token_ids.get(request_id), cached.new_block_ids[index]
+            if tokens is not None and list(tokens) != held.text.tokens[:len(tokens)]:
+                raise BrokenError(f"request {request_id} has other tokens than were sampled")
+            held.text.truncate(held.num_prompt + cached.num_output_tokens[index])
+            if request_id in cached.resumed_req_ids:
+                assert blocks is not None
+                held.table = list(blocks[0])
+            elif blocks is not None:
+                held.table += blocks[0]
+            add(request_id, cached.num_computed_tokens[index])
+        return shares
+
+    def _forward(self, shares: list[_Share]) -> str:
+        """Layer by layer all requests write before any attends, so a prefix shared within the step is there.
+
+        Who attends to a wrong cell computes garbage, and so does who attends to that.
+        """
+        for share in shares:
+            if share.end > len(share.held.text):
+                raise BrokenError(f"request {share.request_id} has no token at {len(share.held.text)}, of {share.end}")
+            self.memory.write(share.held.table, share.computed, share.held.text.cells(share.computed, share.end))
+        complaint = ""
+        changed = True
+        while changed:
+            changed = False
+            for share in shares:
+                if share.garbage:
+                    continue
+                wrong = self.memory.first_wrong(share.held.table, share.held.text.cells(0, share.end))
+                if wrong is None:
+                    continue
+                complaint = complaint or (f"request {share.request_id} attends to wrong KV at position {wrong} in "
+                                          f"block {share.held.table[wrong // self.memory.block_tokens]}")
+                share.garbage = changed = True
+                noise = self._rng.integers(1, 1 << 20, (share.end - share.computed, self.memory.cell_factors.size))
+                self.memory.write(share.held.table, share.computed, noise.astype(np.float32))
+        return complaint
+
+    def _sample(self, share: _Share) -> list[int]:
+        text = share.held.text
+        if share.end < len(text):
+            return []  # a chunk of a prefill
+        token = GARBAGE_TOKEN if share.garbage else text.says(share.end)
+        text.extend([token])
+        return [token]

@@ -1,0 +1,128 @@
+"""What the stamped model says and what its KV looks like.
+
+A KV cell holds a number that depends on all tokens up to its position, on its layer, plane, head and dimension, and
+fits float32 exactly, so that attending to a wrong, stale or missing cell is seen at once. The next token follows from
+the last stamp, so every run of the same prompt must say the same.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BITS = 24  # integers below 2^24 are exact in float32
+_MASK = (1 << _BITS) - 1
+_WIDE = (1 << 64) - 1
+VOCAB = 400
+STOP_TOKENS = frozenset(range(31, VOCAB, 31))  # as vLLM's stop_token_ids
+
+
+class BrokenError(Exception):
+    """The harness saw what must never happen."""
+
+
+def root_stamp(salt: str = "") -> int:
+    """The stamp before the first token; another one for each LoRA or cache_salt."""
+    stamp = 0x6B7666657272
+    for char in salt:
+        stamp = next_stamp(stamp, ord(char))
+    return stamp
+
+
+def next_stamp(before: int, token: int) -> int:
+    z = (before + 0x9E3779B97F4A7C15 * (token + 1)) & _WIDE
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _WIDE
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _WIDE
+    return z ^ (z >> 31)
+
+
+def next_token(stamp: int) -> int:
+    """The token that the model says after a prefix with this stamp."""
+    return 1 + (stamp >> 20) % (VOCAB - 1)
+
+
+def continuation(prompt: Sequence[int], count: int, salt: str = "", stops: bool = False) -> list[int]:
+    """What must be said after the prompt."""
+    stamp = root_stamp(salt)
+    for token in prompt:
+        stamp = next_stamp(stamp, token)
+    said: list[int] = []
+    while len(said) < count and not (stops and said and said[-1] in STOP_TOKENS):
+        said.append(next_token(stamp))
+        stamp = next_stamp(stamp, said[-1])
+    return said
+
+
+class Text:
+    """The tokens that the runner has of one request, and the cells that belong to each position."""
+
+    def __init__(self, tokens: Sequence[int], salt: str, cell_factors: NDArray[np.int64]) -> None:
+        self._factors = cell_factors
+        self._root = root_stamp(salt)
+        self.tokens: list[int] = []
+        self._stamps: list[int] = []
+        self._cells = np.empty((64, cell_factors.size), dtype=np.float32)
+        self.extend(tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        start = len(self.tokens)
+        stamp = self._stamps[-1] if self._stamps else self._root
+        for token in tokens:
+            stamp = next_stamp(stamp, token)
+            self.tokens.append(token)
+            self._stamps.append(stamp)
+        while len(self.tokens) > len(self._cells):
+            self._cells = np.concatenate([self._cells, np.empty_like(self._cells)])
+        low = np.array([stamp & _MASK for stamp in self._stamps[start:]], dtype=np.int64)
+        self._cells[start:len(self.tokens)] = (low[:, None] * self._factors + self._factors) & _MASK
+
+    def truncate(self, count: int) -> None:
+        del self.tokens[count:], self._stamps[count:]
+
+    def cells(self, start: int, end: int) -> NDArray[np.float32]:
+        """[position, cell], for positions start .. end - 1."""
+        return self._cells[start:end]
+
+    def says(self, end: int) -> int:
+        """The token after the first `end` ones."""
+        return next_token(self._stamps[end - 1])
+
+
+class StampedMemory:
+    """The KV tensors of all layers through one view for K and one for V: [layer, block, head, token, dim]."""
+
+    def __init__(self, planes: list[NDArray[np.float32]], block_tokens: int) -> None:
+        self._planes = planes
+        self.block_tokens = block_tokens
+        layers, _, heads, _, dims = planes[0].shape
+        self._cell_shape = (len(planes), layers, heads, dims)
+        # Odd and different for each cell of a token, so that a permutation of them is seen.
+        self.cell_factors = np.arange(1, 2 * int(np.prod(self._cell_shape)), 2, dtype=np.int64) * 7919
+
+    def _at(self, table: Sequence[int], start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        positions = np.arange(start, end)
+        blocks = np.asarray(table, dtype=np.int64)
+        index = positions // self.block_tokens
+        if end > start and (index[-1] >= len(blocks) or (blocks[index] <= 0).any()):
+            raise BrokenError(f"positions {start} to {end} have no blocks in {list(table)}")
+        return blocks[index], positions % self.block_tokens
+
+    def write(self, table: Sequence[int], start: int, cells: NDArray[np.float32]) -> None:
+        blocks, offsets = self._at(table, start, start + len(cells))
+        shaped = cells.reshape(-1, *self._cell_shape)
+        for plane, view in enumerate(self._planes):
+            view[:, blocks, :, offsets, :] = shaped[:, plane]
+
+    def first_wrong(self, table: Sequence[int], cells: NDArray[np.float32]) -> int | None:
+        """The first position whose cells are not as they must be."""
+        blocks, offsets = self._at(table, 0, len(cells))
+        shaped = cells.reshape(-1, *self._cell_shape)
+        wrong = np.zeros(len(cells), dtype=bool)
+        for plane, view in enumerate(self._planes):
+            held = view[:, blocks, :, offsets, :]
+            if not np.array_equal(held, shaped[:, plane]):
+                wrong |= (held != shaped[:, plane]).any(axis=(1, 2, 3))
+        return int(np.argmax(wrong)) if wrong.any() else None

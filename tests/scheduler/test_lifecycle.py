@@ -1,0 +1,229 @@
+"""One engine alone: what vLLM calls over a request's life, what it is answered, and that nothing is left."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+from kvferry_harness.prompts import prompt
+
+if TYPE_CHECKING:
+    from kvferry_harness.engine import Engine
+
+MakeEngine = Callable[..., "Engine"]
+
+
+def answers(engine: "Engine", request_id: str) -> list[tuple[int, int | None]]:
+    """(tokens in the engine's prefix cache, answer) of each look-up that reached the core."""
+    return [(call["local"], call["answer"]) for call in engine.log.of("lookup", request_id)]
+
+
+def answered(engine: "Engine", request_id: str) -> tuple[int, int]:
+    """The look-up that counted: the last one, which was answered."""
+    local, answer = answers(engine, request_id)[-1]
+    assert answer is not None
+    return local, answer
+
+
+BOTH = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+
+
+@BOTH
+def test_a_request_is_saved_while_it_lives_and_leaves_nothing_behind(
+        make_engine: MakeEngine, async_scheduling: bool) -> None:
+    engine = make_engine(async_scheduling=async_scheduling)
+    engine.add("a", prompt(1, 150), 10)
+    engine.run()
+
+    assert [call["call"] for call in engine.log.calls if call.get("request") == "a"][:4] == [
+        "add", "vllm_match", "lookup", "vllm_allocated"]
+    assert answered(engine, "a") == (0, 0)
+    assert engine.log.of("allocated", "a")[0]["external"] == 0
+    finished, = engine.log.of("vllm_finished", "a")
+    assert finished["status"] == "FINISHED_LENGTH_CAPPED"
+    assert finished["holds"] is False
+    assert engine.metrics()["saved_tokens_total"] == 159  # all but the last token, which was never computed
+    engine.check_done()
+
+
+def test_the_last_step_is_empty_and_saves_what_the_finished_request_left(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.add("a", prompt(1, 100), 1)
+    engine.step()
+    assert engine.metrics()["saved_tokens_total"] == 64
+    assert engine.scheduler.has_requests()
+    engine.step()
+    last = engine.log.of("vllm_step")[-1]
+    assert last["counts"] == {}
+    assert last["finished"] == ["a"]
+    engine.step()  # nothing is to be done: no call
+    assert engine.log.of("vllm_step")[-1] is last
+    assert engine.metrics()["saved_tokens_total"] == 100
+    engine.check_done()
+
+
+@pytest.mark.parametrize("v2_runner", [False, True], ids=["v1", "v2"])
+@BOTH
+def test_a_full_hit_leaves_one_token_to_compute(
+        make_engine: MakeEngine, async_scheduling: bool, v2_runner: bool) -> None:
+    engine = make_engine(prefix_caching=False, async_scheduling=async_scheduling, v2_runner=v2_runner)
+    engine.add("a", prompt(1, 128), 1)
+    engine.run()
+    engine.add("b", prompt(1, 128), 20)
+    engine.run()
+
+    assert answered(engine, "b") == (0, 127)
+    assert engine.log.of("allocated", "b")[0]["external"] == 127
+    step = next(call for call in engine.log.of("vllm_step") if "b" in call["counts"])
+    assert step["counts"]["b"] == 1
+    # An engine that plans ahead waits for its loads: it could not mend a failed one otherwise.
+    assert step["sync_loads"] is not async_scheduling
+    received = [call for call in engine.log.of("vllm_output") if "b" in call["received"]]
+    assert len(received) == int(async_scheduling)
+    assert engine.metrics()["loaded_tokens_total"] == 127
+    engine.check_done()
+
+
+def test_a_partial_hit_ends_inside_a_block(make_engine: MakeEngine) -> None:
+    engine = make_engine(prefix_caching=False, chunk_tokens=64)
+    engine.add("a", prompt(1, 110), 1)  # a chunk of 64 and a tail of 46
+    engine.run()
+    engine.add("b", prompt(1, 110) + prompt(2, 60), 8)
+    engine.add("c", prompt(1, 100) + prompt(3, 60), 8)  # the tail is not its prefix
+    engine.run()
+
+    assert answered(engine, "b") == (0, 110)
+    assert answered(engine, "c") == (0, 64)
+    engine.check_done()
+
+
+def test_the_engines_own_hit_comes_first_and_the_rest_is_loaded(make_engine: MakeEngine) -> None:
+    engine = make_engine(num_blocks=10, token_budget=512)
+    engine.add("a", prompt(1, 220), 1)
+    engine.run()
+    engine.add("filler", prompt(9, 150), 1)  # takes the end of a's cached blocks
+    engine.run()
+    engine.add("a2", prompt(1, 220), 5)
+    engine.run()
+
+    local, external = answered(engine, "a2")
+    assert 0 < local < 192
+    assert local + external == 219
+    engine.check_done()
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33])
+def test_prompts_shorter_than_a_block_and_around_it(make_engine: MakeEngine, length: int) -> None:
+    engine = make_engine(prefix_caching=False)
+    engine.add("a", prompt(1, length), 3)
+    engine.run()
+    engine.add("b", prompt(1, length) + engine.told["a"].expected, 3)
+    engine.run()
+
+    _, external = answered(engine, "b")
+    # Tails are found from 16 tokens on: their group is named by so many.
+    assert external == (length + 2 if length + 2 >= 16 else 0)
+    engine.check_done()
+
+
+def test_prompt_logprobs_read_no_cache_and_hold_nothing(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.add("a", prompt(1, 100), 1)
+    engine.run()
+    engine.add("b", prompt(1, 100), 4, prompt_logprobs=True)
+    engine.step()
+
+    match, = engine.log.of("vllm_match", "b")
+    assert match["skips_cache"] is True
+    assert match["answer"] == [0, False]
+    assert engine.log.of("vllm_step")[-1]["counts"] == {"b": 100}
+    assert engine.metrics()["pool_pinned_chunks"] == 0
+    engine.check_done()
+
+
+@BOTH
+def test_several_samples_of_one_prompt(make_engine: MakeEngine, async_scheduling: bool) -> None:
+    """n > 1: vLLM makes a request of each sample; they share blocks, and preemption takes some of them."""
+    engine = make_engine(num_blocks=14, async_scheduling=async_scheduling)
+    for sample in range(4):
+        engine.add(f"{sample}_n", prompt(1, 90), 70)
+    engine.run()
+    assert engine.metrics()["resumed_total"] > 0, "nobody was preempted"
+    engine.check_done()
+
+
+@BOTH
+def test_chunked_prefill(make_engine: MakeEngine, async_scheduling: bool) -> None:
+    engine = make_engine(token_budget=48, async_scheduling=async_scheduling, prefix_caching=False)
+    for index in range(3):
+        engine.add(f"a{index}", prompt(index, 300), 10)
+    engine.run()
+    for index in range(3):
+        engine.add(f"b{index}", prompt(index, 300), 10)
+    engine.run()
+
+    assert max(sum(call["counts"].values()) for call in engine.log.of("vllm_step")) == 48
+    for index in range(3):
+        assert answered(engine, f"b{index}")[1] >= 256
+    engine.check_done()
+
+
+def test_prefill_in_one_step_only(make_engine: MakeEngine) -> None:
+    engine = make_engine(token_budget=256, chunked_prefill=False, prefix_caching=False)
+    for index in range(3):
+        engine.add(f"a{index}", prompt(index, 200), 4)
+    engine.run()
+    engine.add("b", prompt(0, 200) + prompt(7, 50), 4)
+    engine.run()
+    assert answered(engine, "b") == (0, 202) or answered(engine, "b")[1] >= 192
+    engine.check_done()
+
+
+def test_lora_and_cache_salt_have_keys_of_their_own(make_engine: MakeEngine) -> None:
+    engine = make_engine(prefix_caching=False)
+    engine.add("plain", prompt(1, 100), 1)
+    engine.add("lora", prompt(1, 100), 1, lora="adapter")
+    engine.add("salt", prompt(1, 100), 1, salt="tenant")
+    engine.run()
+    engine.add("plain2", prompt(1, 100), 4)
+    engine.add("lora2", prompt(1, 100), 4, lora="adapter")
+    engine.add("salt2", prompt(1, 100), 4, salt="tenant")
+    engine.add("lora3", prompt(1, 100), 4, lora="another")
+    engine.add("salt3", prompt(1, 100), 4, salt="another")
+    engine.add("both", prompt(1, 100), 4, lora="adapter", salt="tenant")
+    engine.run()
+
+    # Tokens that are equal under another LoRA or salt would be told wrong by the stamps too.
+    assert [answered(engine, name)[1] for name in ("plain2", "lora2", "salt2", "lora3", "salt3", "both")] == [
+        99, 99, 99, 0, 0, 0]
+    engine.check_done()
+
+
+def test_inside_vllms_multi_connector(make_engine: MakeEngine) -> None:
+    engine = make_engine(multi=True, prefix_caching=False, num_blocks=16)
+    engine.add("a", prompt(1, 128), 1)
+    engine.run()
+    for index in range(4):
+        engine.add(f"b{index}", prompt(1, 128), 30)
+    engine.run()
+    assert answered(engine, "b0")[1] >= 127
+    engine.check_done()
+
+
+def test_a_session_that_goes_on_is_left_alone(make_engine: MakeEngine) -> None:
+    """vLLM's streaming input rewrites a session's history, so its tokens are neither saved nor looked for."""
+    engine = make_engine()
+    engine.add("s", prompt(1, 70), 4, resumable=True)
+    for _ in range(6):
+        engine.step()
+    said = list(engine.told["s"].tokens)
+    assert len(said) == 4
+    history = prompt(1, 70) + said[:-1] + prompt(2, 40)
+    engine.expect_more("s", history, 3)
+    engine.add("s", prompt(2, 40), 3, resumable=True)
+    for _ in range(6):
+        engine.step()
+    engine.add("s", [1], 1)  # not resumable: the session ends
+    engine.run()
+
+    assert engine.metrics()["saved_tokens_total"] == 0
+    engine.check_done()

@@ -1,0 +1,180 @@
+"""Aborts on a real pair: nobody else's tokens change, nothing stays held, servers end when they are told to."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from kvferry_launch.answers import Answer, Generation
+from kvferry_launch.client import REMOTE_DECODE, RequestError, VllmClient, prefill_then_decode
+from kvferry_launch.pair import Pair, PairSetup
+from kvferry_launch.prompts import PromptSet
+from kvferry_launch.servers import KvConnector, VllmServer
+
+PROMPT_SET = PromptSet(seed=1, count=24)  # as in test_stress.py, so its references are there
+MAX_TOKENS = 100
+STOP_S = 20.0
+
+pytestmark = pytest.mark.servers("base")
+
+
+async def settle(server: VllmServer) -> dict[str, float]:
+    """The server's metrics once nothing runs there. Gauges come with steps, so a small request is sent first."""
+    async with VllmClient(server.url) as client:
+        deadline = time.monotonic() + STOP_S
+        while True:
+            await client.generate([5, 6, 7], 2)
+            metrics = await client.metrics()
+            idle = metrics.get("vllm:num_requests_running", 0) == metrics.get("vllm:num_requests_waiting", 0) == 0
+            if idle and metrics["vllm:kv_cache_usage_perc"] == 0 and metrics["kvferry_pool_pinned_chunks"] == 0:
+                return metrics
+            assert time.monotonic() < deadline, {
+                name: metrics.get(name) for name in ("vllm:num_requests_running", "vllm:num_requests_waiting",
+                                                     "vllm:kv_cache_usage_perc", "kvferry_pool_pinned_chunks")}
+            await asyncio.sleep(0.3)
+
+
+async def leave(task: Awaitable[object], after_s: float) -> None:
+    """A client that disconnects."""
+    with contextlib.suppress(TimeoutError, asyncio.CancelledError, RequestError, aiohttp.ClientError):
+        await asyncio.wait_for(task, after_s)
+
+
+async def stream_and_leave(url: str, prompt: list[int], chunks: int) -> None:
+    """Reads so many pieces of a streamed answer, then hangs up."""
+    body = {"model": "", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0.0, "stream": True,
+            "ignore_eos": True}
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{url}/v1/models") as answer:
+            body["model"] = (await answer.json())["data"][0]["id"]
+        async with session.post(f"{url}/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            for _ in range(chunks):
+                await answer.content.readline()
+
+
+def test_clients_that_disconnect(kvferry_connector: KvConnector, pair: Pair,
+                                 references: dict[PromptSet, list[Generation]]) -> None:
+    del kvferry_connector
+    prompts = PROMPT_SET.prompts()
+
+    async def run() -> list[Answer]:
+        async with VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode:
+            stay = [prefill_then_decode(prefill, decode, prompt, MAX_TOKENS) for prompt in prompts[::3]]
+            # At a prefill, at a hand-over, waiting for a slot or a load, and in the middle of decoding.
+            go = [leave(prefill_then_decode(prefill, decode, prompt, MAX_TOKENS), 0.03 + 0.15 * index)
+                  for index, prompt in enumerate(prompts[1::3])]
+            go += [leave(decode.generate(prompt, MAX_TOKENS), 0.05 + 0.2 * index)
+                   for index, prompt in enumerate(prompts[2::3])]
+            go += [stream_and_leave(pair.decode.url, prompt, chunks) for chunks, prompt in enumerate(prompts[2:8:3])]
+            return (await asyncio.gather(asyncio.gather(*stay), asyncio.gather(*go)))[0]
+
+    answers = asyncio.run(run())
+    for answer, reference in zip(answers, references[PROMPT_SET][::3], strict=True):
+        assert answer.error is None, answer.error
+        assert answer.generation is not None
+        assert answer.generation.tokens == reference.tokens
+    asyncio.run(settle(pair.decode))
+    assert pair.prefill.healthy()
+    assert pair.decode.healthy()
+
+
+def test_prefills_that_nobody_comes_for_can_be_aborted(kvferry_connector: KvConnector, pair: Pair) -> None:
+    del kvferry_connector
+
+    async def run() -> None:
+        async with VllmClient(pair.prefill.url) as prefill:
+            await asyncio.gather(*(leave(prefill.generate(prompt, 1, dict(REMOTE_DECODE)), 0.02 * index)
+                                   for index, prompt in enumerate(PROMPT_SET.prompts())))
+            # Chunks of finished ones are kept for decode workers; blocks are not.
+            deadline = time.monotonic() + STOP_S
+            while True:
+                await prefill.generate([5, 6, 7], 2)
+                if (await prefill.metrics())["vllm:kv_cache_usage_perc"] == 0:
+                    break
+                assert time.monotonic() < deadline, "prefill holds blocks of aborted requests"
+                await asyncio.sleep(0.3)
+
+    asyncio.run(run())
+    assert pair.prefill.healthy()
+
+
+@pytest.mark.disruptive
+def test_resets_sleep_and_shutdown_under_load(kvferry_connector: KvConnector, pair: Pair, toy: Path,
+                                              references: dict[PromptSet, list[Generation]]) -> None:
+    """On a pair of its own whose servers have vLLM's development end points, without a second start-up for each."""
+    del toy
+    prompts = PROMPT_SET.prompts()[:10]
+    pair.stop()
+    dev = Pair(PairSetup("dev", kvferry_connector), pair.prefill.model, pair.prefill.log_folder)
+    for server in (dev.prefill, dev.decode):
+        server.process.env["VLLM_SERVER_DEV_MODE"] = "1"
+    try:
+        dev.ensure_running()
+        answers = asyncio.run(load_with_resets(dev, prompts))
+        for answer, reference in zip(answers, references[PROMPT_SET], strict=False):
+            assert answer.error is None, answer.error
+            assert answer.generation is not None
+            assert answer.generation.tokens == reference.tokens
+        asyncio.run(settle(dev.decode))
+        asyncio.run(sleep_and_wake(dev, prompts[0], references[PROMPT_SET][0]))
+        before = set(Path("/dev/shm").iterdir())
+        for server in (dev.prefill, dev.decode):
+            asyncio.run(stop_under_load(dev, server, prompts))
+        left = {path for path in Path("/dev/shm").iterdir() if "kvferry" in path.name} - before
+        assert not left, f"segments are left: {left}"
+    finally:
+        dev.stop()
+
+
+async def load_with_resets(dev: Pair, prompts: list[list[int]]) -> list[Answer]:
+    async with (VllmClient(dev.prefill.url) as prefill, VllmClient(dev.decode.url) as decode,
+                aiohttp.ClientSession() as session):
+
+        async def reset() -> None:
+            for query in ("", "?reset_running_requests=true", "?reset_running_requests=true&reset_external=true") * 3:
+                await asyncio.sleep(0.4)
+                for server in (dev.prefill, dev.decode):
+                    async with session.post(f"{server.url}/reset_prefix_cache{query}") as answer:
+                        assert answer.status in (200, 500), await answer.text()
+
+        resets = asyncio.create_task(reset())
+        answers = await asyncio.gather(
+            *(prefill_then_decode(prefill, decode, prompt, MAX_TOKENS) for prompt in prompts))
+        await resets
+        return list(answers)
+
+
+async def sleep_and_wake(dev: Pair, prompt: list[int], reference: Generation) -> None:
+    """vLLM's CPU build may not be able to sleep; then it says so and goes on, and test_aborts.py of tests/scheduler
+    shows what the scheduler does."""
+    async with VllmClient(dev.decode.url) as decode, aiohttp.ClientSession() as session:
+        busy = asyncio.create_task(leave(decode.generate(prompt, MAX_TOKENS), 5))
+        await asyncio.sleep(0.3)
+        async with session.post(f"{dev.decode.url}/sleep?level=1") as answer:
+            slept = answer.status
+            print(f"/sleep answers {slept}: {(await answer.text())[:200]}")
+        async with session.post(f"{dev.decode.url}/wake_up") as answer:
+            print(f"/wake_up answers {answer.status}: {(await answer.text())[:200]}")
+        await busy
+        assert slept in (200, 404, 500)
+        assert (await decode.generate(prompt, MAX_TOKENS)).tokens == reference.tokens
+
+
+async def stop_under_load(dev: Pair, server: VllmServer, prompts: list[list[int]]) -> None:
+    async with VllmClient(dev.prefill.url) as prefill, VllmClient(dev.decode.url) as decode:
+        tasks = [asyncio.create_task(leave(prefill_then_decode(prefill, decode, prompt, MAX_TOKENS), 10))
+                 for prompt in prompts]
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        server.process.signal(signal.SIGTERM)
+        status = await asyncio.to_thread(server.process.wait, STOP_S)
+        assert status is not None, f"{server.name} runs {STOP_S:.0f} s after SIGTERM"
+        assert status in (0, -signal.SIGTERM, 128 + signal.SIGTERM), f"{server.name} ends with {status}"
+        assert time.monotonic() - began < STOP_S
+        for task in tasks:
+            task.cancel()
