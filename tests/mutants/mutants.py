@@ -81,8 +81,9 @@ def build(mutant: Mutant, scratch: Path) -> None:
     for target in (*UNIT_TESTS, SIMULATOR):
         words = link_command(target)
         at = words.index("-o")
-        # Objects come before libraries, so the library's own copy of the file is not taken.
-        words = [*words[:at], str(broken), "-o", str(scratch / target), *words[at + 2:]]
+        # Objects come before libraries and the first definition counts, so the library's own copy is not taken.
+        words = [*words[:at], str(broken), "-Wl,--allow-multiple-definition", "-o", str(scratch / target),
+                 *words[at + 2:]]
         linked = subprocess.run(words, cwd=RELEASE, capture_output=True, text=True, check=False)
         if linked.returncode != 0:
             raise MutantError(f"does not link into {target}: {linked.stderr.splitlines()[-1:]}")

@@ -60,8 +60,6 @@ MUTANTS = [Mutant(*row) for row in (
      "if (request.running && !aborted) {", "if (request.running) {"),
     ("a-reset-trusts-what-is-planned", "saved-is-computed", CORE,
      "distrust_planned_saves();\n  announce_evictions();", "announce_evictions();"),
-    ("the-save-cursor-outlives-a-preemption", "saved-is-computed", ADMISSION,
-     "request.saved = 0;  // restarts", "// restarts"),
     ("tokens-taken-back-count-as-computed", "saved-is-computed", CORE,
      "request->computed = std::min(request->computed, keep);", ""),
     # fenced-reuse
