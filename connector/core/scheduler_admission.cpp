@@ -90,13 +90,13 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
     spec.num_external = usable > num_local ? usable - num_local : 0;
     return {false, spec.num_external, spec.num_external > 0 && loads_async()};
   }
-  if (request.lets_others_go_in == step_ + 1) return {true, 0};
   counters_.lookups += 1;
   if (!request.attempt_open) {
     request.attempt_open = true;
     request.attempt.value += 1;
     request.wait_deadline = now + config_.load_timeout;
   }
+  if (request.lets_others_go_in == step_ + 1) return {true, 0};
   Coverage coverage = cover(request);
   const bool more_could_help = std::max(coverage.tokens, num_local) + 1 < request.chain.size();
   if (!request.fetch && !request.fetched && more_could_help && now >= request.next_fetch_at) start_fetch(request, now);
