@@ -20,6 +20,10 @@ struct Overloaded : Handlers... {
 template <class... Handlers>
 Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang 14 doesn't deduce aggregates
 
+constexpr int kTickMs = 50;
+// How long news for the controller may lie, while requests are served and else.
+constexpr int kNewsMs = 2, kIdleNewsMs = 20;
+
 controller::ChunkEntry entry_of(const ChunkMeta& chunk) {
   return {chunk.key, chunk.num_tokens, chunk.is_tail, chunk.tail_group.value_or(ChunkKey{})};
 }
@@ -91,9 +95,13 @@ Result<void> NodeLinks::start(const std::vector<WorkerHello>& workers) {
 }
 
 bool NodeLinks::leave(std::vector<Action> actions) {
-  const bool is_first = impl_->queue.empty() && !actions.empty();
-  for (Action& action : actions) impl_->queue.push_back(std::move(action));
-  return is_first;
+  bool is_urgent = false;
+  for (Action& action : actions) {
+    is_urgent |= std::holds_alternative<DirectoryQuery>(action) || std::holds_alternative<LeaseWanted>(action) ||
+                 std::holds_alternative<PullWanted>(action);
+    impl_->queue.push_back(std::move(action));
+  }
+  return is_urgent;
 }
 
 void NodeLinks::wake() { impl_->wake.set(); }
@@ -127,17 +135,19 @@ void NodeLinks::Impl::run() {
     take_directory_events();
     if (const TimeNs now = clock.now(); now >= next_tick) {
       tell_core([&](SchedulerCore& core) { core.tick(now); });
-      next_tick = now + 50 * kMillisecond;
+      next_tick = now + kTickMs * kMillisecond;
     }
     if (busy) continue;
     std::vector<pollfd> fds = {{wake.fd(), POLLIN, 0}, {directory->fd(), POLLIN, 0}, {peers->fd(), POLLIN, 0}};
     for (const auto& worker : workers) fds.push_back({worker->fd(), POLLIN, 0});
     for (const auto& [endpoint, link] : links) fds.push_back({link->fd(), POLLIN, 0});
+    int patience_ms = kIdleNewsMs;
     {
       const std::lock_guard lock(shared.mutex);
       if (!queue.empty()) continue;
+      if (shared.core && shared.core->num_requests() > 0) patience_ms = kNewsMs;
     }
-    ::poll(fds.data(), fds.size(), 50);
+    ::poll(fds.data(), fds.size(), patience_ms);
   }
 }
 

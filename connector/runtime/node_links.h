@@ -32,8 +32,11 @@ class NodeLinks {
 
   /// Connects to the workers and starts the thread.
   Result<void> start(const std::vector<WorkerHello>& workers);
-  /// Leaves what take_actions() gives to the thread; call it with the lock held after each event. True: the thread may
-  /// be asleep, so wake() follows, best without the lock, for which it would only wait.
+  /// Leaves what take_actions() gives to the thread; call it with the lock held after each event. True: somebody waits
+  /// for it and the thread may be asleep, so wake() follows, best without the lock, for which it would only wait. To
+  /// wake a thread may take the engine's own thread longer than a whole step's plan: news for the controller lie until
+  /// the thread's next turn, which comes within 2 ms while requests are served,
+  /// else within 20 ms.
   bool leave(std::vector<Action> actions);
   void wake();
   /// Leaves the controller, joins the thread. Idempotent.

@@ -43,7 +43,7 @@ Result<void> run_connector_bench(const ConnectorFlags& flags) {
   if (!tokens) return tokens.error();
   const Result<std::uint64_t> running = parse_number("--running", flags.running, 1, 4096);
   if (!running) return running.error();
-  const Result<std::uint64_t> repeat = parse_number("--repeat", flags.repeat, 10, 100000);
+  const Result<std::uint64_t> repeat = parse_number("--repeat", flags.repeat, 10, 2000);
   if (!repeat) return repeat.error();
   if (Result<void> ok = check_file("--json", flags.json_file, ""); !ok) return ok;
   Result<std::vector<std::string>> peers = parse_connector_peers(flags.peers);

@@ -41,8 +41,7 @@ class Configuration:
 
 CONFIGURATIONS = (
     Configuration("base"),
-    Configuration("chunks of one block, no async scheduling", extra={"chunk_tokens": 32},
-                  flags=("--no-async-scheduling",)),
+    Configuration("chunks of one block", extra={"chunk_tokens": 32}),
     Configuration("chunked prefill, shared prefixes", flags=("--max-num-batched-tokens", "128"),
                   extra={"chunk_tokens": 64}, shared_prefixes=5),
     Configuration("both sides kv_both, controller killed", prefill_role="kv_both", decode_role="kv_both",

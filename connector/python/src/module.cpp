@@ -64,8 +64,11 @@ std::vector<std::int32_t> integers(nb::handle list) {
   if (!PyList_Check(list.ptr())) throw nb::type_error("token ids are no list");
   const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
   std::vector<std::int32_t> values(static_cast<std::size_t>(size));
-  for (Py_ssize_t i = 0; i < size; ++i)
+  constexpr Py_ssize_t kAhead = 16;  // the integers lie anywhere
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    if (i + kAhead < size) __builtin_prefetch(PyList_GET_ITEM(list.ptr(), i + kAhead));
     values[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(small_integer(PyList_GET_ITEM(list.ptr(), i)));
+  }
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
   return values;
 }

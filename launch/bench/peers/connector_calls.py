@@ -71,9 +71,10 @@ def configured(spec: dict[str, Any], model: Path) -> VllmConfig:
         extra = {"controller": spec["controller"], "chunk_tokens": CHUNK_TOKENS, "pool_bytes": "256MiB"}
     transfer = KVTransferConfig(kv_role="kv_both", kv_connector_extra_config=extra, **CONNECTORS[spec["connector"]])
     args = EngineArgs(model=str(model), skip_tokenizer_init=True, dtype="float32",
-                      max_model_len=2 * spec["prompt_tokens"], block_size=BLOCK_TOKENS, enforce_eager=True,
-                      max_num_seqs=spec["running"], max_num_batched_tokens=4 * spec["prompt_tokens"],
-                      load_format="dummy", async_scheduling=False, kv_transfer_config=transfer)
+                      max_model_len=max(2 * spec["prompt_tokens"], longest_running(spec)),
+                      block_size=BLOCK_TOKENS, enforce_eager=True, max_num_seqs=spec["running"],
+                      max_num_batched_tokens=4 * spec["prompt_tokens"], load_format="dummy",
+                      async_scheduling=False, kv_transfer_config=transfer)
     config = args.create_engine_config()
     config.cache_config.num_gpu_blocks = num_blocks(spec)
     init_none_hash(get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo))
@@ -85,7 +86,12 @@ def configured(spec: dict[str, Any], model: Path) -> VllmConfig:
 
 
 def num_blocks(spec: dict[str, Any]) -> int:
-    return (spec["running"] * 1024 + 4 * spec["prompt_tokens"]) // BLOCK_TOKENS
+    return (spec["running"] * longest_running(spec) + 4 * spec["prompt_tokens"]) // BLOCK_TOKENS
+
+
+def longest_running(spec: dict[str, Any]) -> int:
+    """Tokens, rounded up to blocks."""
+    return RUNNING_PROMPT_TOKENS + spec["running"] + spec["repeat"] + 2 * BLOCK_TOKENS
 
 
 def cache_config(blocks: int) -> KVCacheConfig:
