@@ -18,15 +18,16 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
   const std::vector<RequestId> refused(open_lookups_.begin(), open_lookups_.end());
   // vLLM gives an asynchronous load no block that any other waiting load may still need, a failed one included, and a
   // request that failed stays at the head of its queue. With nothing under way neither would ever end by itself.
-  const bool is_stuck = loads_async() && input.scheduled.empty() && loads_.empty();
-  for (const RequestId& id : refused) {
-    RequestState& request = requests_.at(id);
-    if (is_stuck) {
-      request.does_without = true;
-      request.lets_others_go_in = step_ + 2;  // the step after the one that is planned now
+  const bool is_stuck =
+      loads_async() && input.scheduled.empty() && loads_.empty() && !refused.empty() &&
+      std::none_of(requests_.begin(), requests_.end(), [](const auto& r) { return r.second.running; });
+  if (is_stuck) {
+    for (const RequestId& id : refused) {
+      requests_.at(id).does_without = true;
+      requests_.at(id).lets_others_go_in = step_ + 2;  // the step after the one that is planned now
     }
-    end_attempt(request);
   }
+  for (const RequestId& id : refused) end_attempt(requests_.at(id));
   promise::no_stale_spec(open_lookups_.size(), step_ + 1);
 
   StepPlan plan;
@@ -60,8 +61,14 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
 
 /// Running requests are told in the order of the step before, but for those that came and went.
 RequestState* SchedulerCore::find_scheduled(const RequestId& id, std::size_t place) {
-  constexpr std::size_t kAhead = 6;
-  if (place + kAhead < last_order_.size()) __builtin_prefetch(last_order_[place + kAhead]);
+  // First where the request lies, then where its id lies: what step after step looks at is in no cache by then.
+  constexpr std::size_t kFar = 8, kNear = 4;
+  if (place + kFar < last_order_.size()) {
+    __builtin_prefetch(last_order_[place + kFar]);
+    __builtin_prefetch(reinterpret_cast<const char*>(last_order_[place + kFar]) + 64);
+  }
+  if (place + kNear < last_order_.size() && last_order_[place + kNear] != nullptr)
+    __builtin_prefetch(last_order_[place + kNear]->id.value.data());
   RequestState*& last = last_order_[place];
   if (last == nullptr || last->id != id) last = find(id);
   return last;

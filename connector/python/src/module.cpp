@@ -45,6 +45,8 @@ nb::dict config_dict(const std::string& extra_json) {
   return dict;
 }
 
+constexpr Py_ssize_t kAhead = 16;  // objects lie anywhere: how many before its turn one is asked of memory
+
 /// Token ids take one of Python's digits, which is read in place: a prompt has thousands of them.
 inline std::int64_t small_integer(PyObject* object) {
   if (PyLong_CheckExact(object)) {
@@ -64,7 +66,6 @@ std::vector<std::int32_t> integers(nb::handle list) {
   if (!PyList_Check(list.ptr())) throw nb::type_error("token ids are no list");
   const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
   std::vector<std::int32_t> values(static_cast<std::size_t>(size));
-  constexpr Py_ssize_t kAhead = 16;  // the integers lie anywhere
   for (Py_ssize_t i = 0; i < size; ++i) {
     if (i + kAhead < size) __builtin_prefetch(PyList_GET_ITEM(list.ptr(), i + kAhead));
     values[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(small_integer(PyList_GET_ITEM(list.ptr(), i)));
@@ -92,6 +93,10 @@ class RunningRequests {
   /// Overwrites as many; what they hold of an earlier step's strings is used again.
   void write_to(std::span<ScheduledRequest> requests) const {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(ids_.ptr()); ++i) {
+      if (i + kAhead < PyList_GET_SIZE(ids_.ptr())) {
+        __builtin_prefetch(PyList_GET_ITEM(ids_.ptr(), i + kAhead));
+        __builtin_prefetch(reinterpret_cast<const char*>(PyList_GET_ITEM(ids_.ptr(), i + kAhead)) + 64);
+      }
       PyObject* const id = PyList_GET_ITEM(ids_.ptr(), i);
       Py_ssize_t id_size = 0;
       const char* const id_text = PyUnicode_AsUTF8AndSize(id, &id_size);
