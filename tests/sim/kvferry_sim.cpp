@@ -226,7 +226,7 @@ int main(int argc, char** argv) {
   const CLI::Option* replay_option =
       app.add_option("--replay", replayed, "run one schedule again and print its last events");
   app.add_option("--lines", num_lines, "how many of them");
-  app.add_option("--schedules", run.num_wanted, "how many schedules to run")->check(CLI::PositiveNumber);
+  app.add_option("--schedules", run.num_wanted, "how many schedules to run")->check(CLI::Range(1, 1000000000));
   app.add_option("--seed", run.first_seed, "of the first schedule; the next ones count up");
   app.add_option("--jobs", run.jobs, "threads; default: all cores")->check(CLI::Range(1, 1024));
   app.add_option("--json", json_file, "write the counts to this file");
