@@ -84,11 +84,11 @@ TEST(Nodes, TheControllerLeadsToAHolderWhenNobodyNamedIt) {
   TestController controller;
   TestNode holder(controller.endpoint(), "holder"), asker(controller.endpoint(), "asker");
   prefill(holder, "p-1", tokens(26), 2);
-  // Publishing is a message on its way: another request may come too early, and is then told 0.
+  // Publishing is messages on their way, one or several: a request that comes too early is told of fewer.
   auto longer = tokens(26);
   longer.push_back(7);
   std::uint32_t external = 0;
-  for (Patience patience; patience.left() && external == 0;)
+  for (Patience patience; patience.left() && external < 24;)
     external = load(asker, request(patience.name(), longer), 2);
   EXPECT_EQ(external, 24u);  // three full chunks; a tail of 2 tokens has no group and isn't found
 }
@@ -144,7 +144,7 @@ TEST(Nodes, RequestsGoOnWithoutTheControllerAndUseItAgain) {
   controller = std::make_unique<TestController>(endpoint);
   // The holder tells the new controller what it has, without being restarted.
   std::uint32_t external = 0;
-  for (Patience patience; patience.left() && external == 0;)
+  for (Patience patience; patience.left() && external < 15;)
     external = load(asker, request(patience.name(), tokens(16)), 5);
   EXPECT_EQ(external, 15u);
 }
