@@ -95,12 +95,13 @@ class Clients {
   /// What is prefilled goes to a decode node.
   void hand_over() {
     for (auto job = waiting_.begin(); job != waiting_.end();) {
-      const auto& [id, from] = *job;
-      const std::optional<End> end = world_.end_of(from.node, id);
+      const std::optional<End> end = world_.end_of(job->second.node, job->first);
       if (!end) {
         ++job;
         continue;
       }
+      const auto [id, from] = *job;  // a copy: the entry goes before the last use of its id
+      job = waiting_.erase(job);
       RequestSpec spec = from.spec;
       const FinishedRequest* prefilled = world_.finished(from.node, id);
       if (prefilled != nullptr && prefilled->handoff)
@@ -108,9 +109,7 @@ class Clients {
       const std::size_t node = decode_node();
       if (spec.source && spec.cacheable) handed_off_[id] = {node, static_cast<std::uint32_t>(spec.prompt.size())};
       at_[id] = node;
-      const bool is_aborted = *end == End::kAborted;
-      job = waiting_.erase(job);
-      if (is_aborted) {
+      if (*end == End::kAborted) {
         gone_.insert(id);
       } else {
         world_.add(node, spec);

@@ -26,7 +26,7 @@ def test_a_run_ends_with_its_promises_and_tells_what_happened(tmp_path: Path) ->
     assert told["schedules"] == 400
     assert told["broken"] == []
     assert told["counters"]["preemptions"] > 0
-    again = sim("--schedules", "400", "--seed", "11", "--jobs", "1", "--json", str(file))
+    again = sim("--schedules", "400", "--seed", "11", "--jobs", "4", "--json", str(file))
     assert again.returncode == 0
     assert json.loads(file.read_text())["counters"] == told["counters"], "the same seeds differ"
 
