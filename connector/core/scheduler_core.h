@@ -101,6 +101,7 @@ struct ScheduledRequest {
   std::uint32_t num_scheduled = 0;      // in this step
   std::optional<BlockTable> block_ids;  // when it was given a new one: the whole table
   BlockTable new_block_ids = {};        // else what was added to each group's
+  bool same_place = false;              // known to have stood at this place in the step before: its id is not compared
 };
 struct StepInput {
   std::vector<ScheduledRequest> scheduled;
@@ -206,7 +207,7 @@ class SchedulerCore {
   };
 
   RequestState* find(const RequestId& id);
-  RequestState* find_scheduled(const RequestId& id, std::size_t place);
+  RequestState* find_scheduled(const ScheduledRequest& scheduled, std::size_t place);
   Coverage cover(RequestState& request);
   std::uint32_t fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit, std::uint32_t num_local) const;
   /// The first token that layers with a window still have, when the token after `end` tokens is next.

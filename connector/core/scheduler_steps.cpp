@@ -36,7 +36,7 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
   last_order_.resize(input.scheduled.size());
   for (std::size_t place = 0; place < input.scheduled.size(); ++place) {
     const ScheduledRequest& scheduled = input.scheduled[place];
-    RequestState* request = find_scheduled(scheduled.id, place);
+    RequestState* request = find_scheduled(scheduled, place);
     if (request == nullptr) continue;
     request->running = true;
     if (scheduled.block_ids) request->blocks = *scheduled.block_ids;
@@ -60,17 +60,14 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
 }
 
 /// Running requests are told in the order of the step before, but for those that came and went.
-RequestState* SchedulerCore::find_scheduled(const RequestId& id, std::size_t place) {
-  // First where the request lies, then where its id lies: what step after step looks at is in no cache by then.
-  constexpr std::size_t kFar = 8, kNear = 4;
-  if (place + kFar < last_order_.size()) {
-    __builtin_prefetch(last_order_[place + kFar]);
-    __builtin_prefetch(reinterpret_cast<const char*>(last_order_[place + kFar]) + 64);
+RequestState* SchedulerCore::find_scheduled(const ScheduledRequest& scheduled, std::size_t place) {
+  constexpr std::size_t kAhead = 8;  // what step after step looks at is in no cache by then
+  if (place + kAhead < last_order_.size()) {
+    __builtin_prefetch(last_order_[place + kAhead]);
+    __builtin_prefetch(reinterpret_cast<const char*>(last_order_[place + kAhead]) + 64);
   }
-  if (place + kNear < last_order_.size() && last_order_[place + kNear] != nullptr)
-    __builtin_prefetch(last_order_[place + kNear]->id.value.data());
   RequestState*& last = last_order_[place];
-  if (last == nullptr || last->id != id) last = find(id);
+  if (last == nullptr || (!scheduled.same_place && last->id != scheduled.id)) last = find(scheduled.id);
   return last;
 }
 

@@ -208,6 +208,14 @@ void MiniEngine::step(TimeNs now) {
     const Request& request = requests_.at(id.value);
     return std::vector(request.text.tokens.begin() + known, request.text.tokens.begin() + request.known);
   };
+  // The connector tells who runs first, and who stands where it stood in the step before.
+  std::stable_partition(input.scheduled.begin(), input.scheduled.end(),
+                        [&](const ScheduledRequest& row) { return !first_timers_.contains(row.id.value); });
+  for (std::size_t i = 0; i < input.scheduled.size(); ++i)
+    input.scheduled[i].same_place = i < told_.size() && told_[i] == input.scheduled[i].id;
+  told_.clear();
+  for (const ScheduledRequest& row : input.scheduled)
+    if (!first_timers_.contains(row.id.value)) told_.push_back(row.id);
   StepPlan plan = core_.build_step(input, now, config_.tells_late ? tokens : TokenSource{});
   std::vector<const StepPlan*> under_way;
   for (const InFlight& step : in_flight_) under_way.push_back(&step.plan);

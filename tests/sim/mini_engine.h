@@ -197,6 +197,7 @@ class MiniEngine {
   std::deque<InFlight> in_flight_;
   std::vector<AdmittedLoad> admitted_;  // in this step
   std::set<std::string> first_timers_;  // admitted in this step, and never before
+  std::vector<RequestId> told_;         // in this order in the last step; first-timers came after them
   std::map<std::string, std::vector<std::int32_t>> outputs_;
   std::map<std::string, FinishedRequest> finished_;
   std::vector<StepPlan> plans_;

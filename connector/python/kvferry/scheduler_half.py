@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
-from kvferry._core import KvFerryError, RunningRequests, SchedulerNode, check_config
+from kvferry._core import KvFerryError, SchedulerNode, check_config
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
@@ -152,14 +152,21 @@ class SchedulerHalf:
             blocks = [list(group) for group in tables.get_block_ids(new.req_id)]
             admitted.append((new.req_id, new.num_computed_tokens, scheduled[new.req_id], blocks))
         cached = output.scheduled_cached_reqs
-        running = RunningRequests(
-            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, cached.resumed_req_ids, scheduled
-        )
         preempted = list(output.preempted_req_ids or ())
         for req_id in preempted:
             if req_id in self._requests:
                 self._sync_tokens(self._requests[req_id])
-        return StepPlan(self._node.build_step(admitted, running, preempted, self._tokens_of))
+        plan = self._node.build_step(
+            admitted,
+            cached.req_ids,
+            cached.num_computed_tokens,
+            cached.new_block_ids,
+            cached.resumed_req_ids,
+            scheduled,
+            preempted,
+            self._tokens_of,
+        )
+        return StepPlan(plan)
 
     def _tokens_of(self, req_id: str, known: int) -> list[int]:
         tokens = self._requests[req_id].all_token_ids

@@ -11,7 +11,9 @@
 #include <span>
 #include <utility>
 
+#include "connector/python/src/integers.h"
 #include "connector/python/src/python_error.h"
+#include "connector/python/src/running_reader.h"
 #include "connector/runtime/config.h"
 #include "connector/runtime/scheduler_node.h"
 #include "connector/runtime/worker_node.h"
@@ -45,85 +47,6 @@ nb::dict config_dict(const std::string& extra_json) {
   return dict;
 }
 
-constexpr Py_ssize_t kAhead = 16;  // objects lie anywhere: how many before its turn one is asked of memory
-
-/// Token ids take one of Python's digits, which is read in place: a prompt has thousands of them.
-inline std::int64_t small_integer(PyObject* object) {
-  if (PyLong_CheckExact(object)) {
-#if PY_VERSION_HEX >= 0x030C0000
-    const auto* const number = reinterpret_cast<PyLongObject*>(object);
-    if (PyUnstable_Long_IsCompact(number)) return PyUnstable_Long_CompactValue(number);
-#else
-    const auto* const number = reinterpret_cast<PyLongObject*>(object);
-    if (Py_SIZE(object) == 1) return number->ob_digit[0];
-#endif
-  }
-  return PyLong_AsLong(object);
-}
-
-/// A list of integers, which vLLM's token ids are.
-std::vector<std::int32_t> integers(nb::handle list) {
-  if (!PyList_Check(list.ptr())) throw nb::type_error("token ids are no list");
-  const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
-  std::vector<std::int32_t> values(static_cast<std::size_t>(size));
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    if (i + kAhead < size) __builtin_prefetch(PyList_GET_ITEM(list.ptr(), i + kAhead));
-    values[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(small_integer(PyList_GET_ITEM(list.ptr(), i)));
-  }
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
-  return values;
-}
-
-/// vLLM's CachedRequestData as it lies: what goes on running, hundreds in a step, each read in place.
-class RunningRequests {
- public:
-  /// ids: list[str]; computed: list[int]; blocks: list[tuple[list[int], ...] | None], added to each group's table, or
-  /// for those in `resumed`, a set, the whole table; scheduled: dict[str, int].
-  RunningRequests(nb::list ids, nb::list computed, nb::list blocks, nb::set resumed, nb::dict scheduled)
-      : ids_(std::move(ids)),
-        computed_(std::move(computed)),
-        blocks_(std::move(blocks)),
-        resumed_(std::move(resumed)),
-        scheduled_(std::move(scheduled)) {
-    if (computed_.size() != ids_.size() || blocks_.size() != ids_.size())
-      throw nb::value_error("as many ids as counts and block lists");
-  }
-  std::size_t size() const { return ids_.size(); }
-
-  /// Overwrites as many; what they hold of an earlier step's strings is used again.
-  void write_to(std::span<ScheduledRequest> requests) const {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(ids_.ptr()); ++i) {
-      if (i + kAhead < PyList_GET_SIZE(ids_.ptr())) {
-        __builtin_prefetch(PyList_GET_ITEM(ids_.ptr(), i + kAhead));
-        __builtin_prefetch(reinterpret_cast<const char*>(PyList_GET_ITEM(ids_.ptr(), i + kAhead)) + 64);
-      }
-      PyObject* const id = PyList_GET_ITEM(ids_.ptr(), i);
-      Py_ssize_t id_size = 0;
-      const char* const id_text = PyUnicode_AsUTF8AndSize(id, &id_size);
-      PyObject* const count = PyDict_GetItemWithError(scheduled_.ptr(), id);
-      if (id_text == nullptr || PyErr_Occurred() != nullptr) throw nb::python_error();
-      if (count == nullptr) throw nb::key_error(id_text);
-      ScheduledRequest& request = requests[static_cast<std::size_t>(i)];
-      request.block_ids.reset();
-      request.new_block_ids.clear();
-      request.id.value.assign(id_text, static_cast<std::size_t>(id_size));
-      request.num_computed = static_cast<std::uint32_t>(small_integer(PyList_GET_ITEM(computed_.ptr(), i)));
-      request.num_scheduled = static_cast<std::uint32_t>(small_integer(count));
-      if (PyErr_Occurred() != nullptr) throw nb::python_error();
-      const nb::handle blocks = PyList_GET_ITEM(blocks_.ptr(), i);
-      if (resumed_.size() > 0 && resumed_.contains(nb::handle(id)))
-        request.block_ids = nb::cast<BlockTable>(blocks);
-      else if (!blocks.is_none())
-        request.new_block_ids = nb::cast<BlockTable>(blocks);
-    }
-  }
-
- private:
-  nb::list ids_, computed_, blocks_;
-  nb::set resumed_;
-  nb::dict scheduled_;
-};
-
 using Plane = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
 PlaneLayout plane_from(const Plane& plane) {
   const auto& [base, block, head, token, dim] = plane;
@@ -132,7 +55,8 @@ PlaneLayout plane_from(const Plane& plane) {
 
 struct PyScheduler {
   std::unique_ptr<SchedulerNode> node;
-  StepInput step;  // kept for its memory
+  StepInput step;  // kept for its memory and ids
+  RunningReader running_reader;
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
               std::uint32_t block_tokens, std::vector<std::uint32_t> windows, bool runs_ahead,
@@ -183,17 +107,23 @@ struct PyScheduler {
 
   nb::bytes build_step(
       const std::vector<std::tuple<std::string, std::uint32_t, std::uint32_t, std::optional<BlockTable>>>& admitted,
-      const RunningRequests& running, const std::vector<std::string>& preempted, const nb::callable& tokens_of) {
-    step.scheduled.resize(admitted.size() + running.size());
+      const nb::list& ids, const nb::list& computed, const nb::list& blocks, const nb::set& resumed,
+      const nb::dict& scheduled, const std::vector<std::string>& preempted, const nb::callable& tokens_of) {
+    const RunningRequests running{ids, computed, blocks, resumed, scheduled};
+    // Who runs comes first, and so at the place of the step before, whoever is admitted.
+    step.scheduled.resize(running.size() + admitted.size());
+    RunningReader reader = std::exchange(running_reader, {});  // a step that throws leaves no places behind
+    reader.read(running, step.scheduled);
     for (std::size_t i = 0; i < admitted.size(); ++i) {
-      const auto& [id, computed, count, blocks] = admitted[i];
-      step.scheduled[i] = {RequestId{id}, computed, count, blocks, {}};
+      const auto& [id, num_computed, count, table] = admitted[i];
+      step.scheduled[running.size() + i] = {RequestId{id}, num_computed, count, table, {}, false};
     }
-    running.write_to(std::span(step.scheduled).subspan(admitted.size()));
     step.preempted.clear();
     for (const std::string& id : preempted) step.preempted.push_back(RequestId{id});
-    return to_bytes(node->build_step(
+    nb::bytes plan = to_bytes(node->build_step(
         step, [&](const RequestId& id, std::uint32_t known) { return integers(tokens_of(id.value, known)); }));
+    running_reader = std::move(reader);
+    return plan;
   }
 
   nb::dict finished(const std::string& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted) {
@@ -253,10 +183,6 @@ NB_MODULE(_core, m) {
   bind_controller(m);
   m.def("check_config", &config_dict, "extra_json"_a, "The settings in force; KvFerryError names what is wrong.");
 
-  nb::class_<RunningRequests>(m, "RunningRequests")
-      .def(nb::init<nb::list, nb::list, nb::list, nb::set, nb::dict>(), "ids"_a, "computed"_a, "blocks"_a, "resumed"_a,
-           "scheduled"_a);
-
   nb::class_<PyScheduler>(m, "SchedulerNode")
       .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t,
                     std::vector<std::uint32_t>, bool, std::int64_t>(),
@@ -283,8 +209,10 @@ NB_MODULE(_core, m) {
             self.node->allocated(RequestId{id}, num_external, blocks);
           },
           "request_id"_a, "num_external"_a, "block_ids"_a)
-      .def("build_step", &PyScheduler::build_step, "admitted"_a, "running"_a, "preempted"_a, "tokens_of"_a,
-           "tokens_of(id, known) gives a scheduled request's tokens from `known` on.")
+      .def("build_step", &PyScheduler::build_step, "admitted"_a, "running_ids"_a, "running_computed"_a,
+           "running_blocks"_a, "resumed"_a, "num_scheduled"_a, "preempted"_a, "tokens_of"_a,
+           "The running ones as in vLLM's CachedRequestData; tokens_of(id, known) gives a scheduled request's tokens "
+           "from `known` on.")
       .def("finished", &PyScheduler::finished, "request_id"_a, "num_computed"_a, "block_ids"_a, "aborted"_a)
       .def(
           "worker_report",

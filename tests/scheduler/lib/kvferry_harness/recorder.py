@@ -1,7 +1,7 @@
 """KvFerryConnector that writes down what vLLM calls and what it is answered; vLLM loads it by module path."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import msgspec
@@ -10,7 +10,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 Call = dict[str, Any]
-TokenSource = Callable[[str, int], list[int]]
 
 
 class Log:
@@ -98,14 +97,16 @@ class RecordedNode:
                       blocks=[list(group) for group in block_ids])
         self._node.allocated(request_id, num_external, block_ids)
 
-    def build_step(self, admitted: list[Any], running: Any, preempted: list[str], tokens_of: TokenSource) -> bytes:
+    def build_step(self, *arguments: Any) -> bytes:
+        *requests, preempted, tokens_of = arguments
+
         def told(request_id: str, known: int) -> list[int]:
             tokens = tokens_of(request_id, known)
             entry["tokens"].append({"request": request_id, "keep": known, "new": list(tokens)})
             return tokens
 
         entry = self._log.add("step", scheduled=self.scheduled, preempted=sorted(preempted), tokens=[])
-        plan: bytes = self._node.build_step(admitted, running, preempted, told)
+        plan: bytes = self._node.build_step(*requests, preempted, told)
         entry["plan"] = readable_plan(plan)
         return plan
 

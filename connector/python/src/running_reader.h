@@ -1,0 +1,88 @@
+// vLLM's list of the requests that go on running, read in place.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <span>
+#include <vector>
+
+#include "connector/core/scheduler_core.h"
+#include "connector/python/src/integers.h"
+
+namespace kvferry {
+
+/// vLLM's CachedRequestData as it lies: what goes on running, hundreds in a step, each read in place.
+struct RunningRequests {
+  const nanobind::list& ids;       // list[str]
+  const nanobind::list& computed;  // list[int]
+  const nanobind::list& blocks;  // list[tuple[list[int], ...] | None], added to each group's table, or the whole table
+  const nanobind::set& resumed;  // those whose whole table it is
+  const nanobind::dict& scheduled;  // dict[str, int], of all requests
+
+  std::size_t size() const { return ids.size(); }
+};
+
+/// Reads running requests into a step, and keeps the ids of the step before: who stands at the same place, as nearly
+/// all do, is known by its str object alone.
+class RunningReader {
+ public:
+  /// Overwrites the first running.size() of `requests`, which are those of the step before.
+  void read(const RunningRequests& running, std::span<ScheduledRequest> requests) {
+    if (running.computed.size() != running.size() || running.blocks.size() != running.size())
+      throw nanobind::value_error("as many ids as counts and block lists");
+    const std::size_t num_before = last_ids_.size();
+    last_ids_.resize(running.size());
+    InOrder counts(running.scheduled);
+    for (std::size_t i = 0; i < running.size(); ++i) {
+      PyObject* const id = PyList_GET_ITEM(running.ids.ptr(), static_cast<Py_ssize_t>(i));
+      ScheduledRequest& request = requests[i];
+      request.same_place = i < num_before && last_ids_[i].ptr() == id;
+      if (!request.same_place) {
+        request.id.value = nanobind::cast<std::string>(nanobind::handle(id));
+        last_ids_[i] = nanobind::borrow(id);
+      }
+      request.num_computed = static_cast<std::uint32_t>(
+          small_integer(PyList_GET_ITEM(running.computed.ptr(), static_cast<Py_ssize_t>(i))));
+      request.num_scheduled = static_cast<std::uint32_t>(small_integer(counts.at(id)));
+      if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
+      request.block_ids.reset();
+      request.new_block_ids.clear();
+      const nanobind::handle blocks = PyList_GET_ITEM(running.blocks.ptr(), static_cast<Py_ssize_t>(i));
+      if (running.resumed.size() > 0 && running.resumed.contains(nanobind::handle(id)))
+        request.block_ids = nanobind::cast<BlockTable>(blocks);
+      else if (!blocks.is_none())
+        request.new_block_ids = nanobind::cast<BlockTable>(blocks);
+    }
+  }
+
+ private:
+  /// A dict whose keys are mostly asked for in the order in which it has them.
+  class InOrder {
+   public:
+    explicit InOrder(const nanobind::dict& dict) : dict_(dict.ptr()) { next(); }
+    PyObject* at(PyObject* key) {
+      if (key == key_) {
+        PyObject* const value = value_;
+        next();
+        return value;
+      }
+      PyObject* const value = PyDict_GetItemWithError(dict_, key);
+      if (value == nullptr && PyErr_Occurred() == nullptr) PyErr_SetObject(PyExc_KeyError, key);
+      if (value == nullptr) throw nanobind::python_error();
+      return value;
+    }
+
+   private:
+    void next() {
+      if (PyDict_Next(dict_, &at_, &key_, &value_) == 0) key_ = nullptr;
+    }
+    PyObject* dict_;
+    Py_ssize_t at_ = 0;
+    PyObject *key_ = nullptr, *value_ = nullptr;
+  };
+  std::vector<nanobind::object> last_ids_;
+};
+
+}  // namespace kvferry
