@@ -80,8 +80,9 @@ class Script {
   TimeNs now() const { return now_; }
   const std::map<std::string, PlainNode>& nodes() const { return nodes_; }
 
+  /// All that can be asked of a directory. The last id tells apart what is the same again after a node came and left.
   std::string story() const {
-    std::string story;
+    std::string story = fmt::format("last id {}\n", last_id_);
     for (const auto& [name, node] : nodes_) {
       story += fmt::format("{} {} next {}", name, node.incarnation, node.sequence);
       for (const auto& [number, bits] : node.seen.tiers) story += fmt::format(" {}@{}", number, std::countr_zero(bits));
@@ -205,15 +206,17 @@ std::string story_of(Directory& directory, TimeNs now) {
       }
     }
   }
-  std::string story;
+  std::string story = fmt::format("last id {}\n", probes[0].value - 1);
   for (const auto& [name, text] : of_node) story += text + "\n";
   return story;
 }
 
 /// Of a story: the nodes and their numbers.
 std::string heads_of(const std::string& story) {
-  std::string heads;
   std::istringstream lines(story);
+  std::string heads;
+  std::getline(lines, heads);
+  heads += "\n";
   for (std::string name, incarnation, next, number, rest;
        lines >> name >> incarnation >> next >> number && std::getline(lines, rest);)
     heads += fmt::format("{} {} {}\n", name, incarnation, number);
