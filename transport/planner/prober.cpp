@@ -87,11 +87,11 @@ Measured Prober::measure(Path path, const Job& job, bool is_shared) const {
 Result<double> Prober::pull(Path path, const std::string& address, const std::string& region) const {
   TransportOptions options = options_;
   options.path = path;
-  options.tcp.listen_port = 0;  // the configured one is the owner's
+  options.tcp.listen_port = 0;                 // the configured one is the owner's
+  std::vector<std::byte> memory(kProbeBytes);  // outlives the backends, which may be copying when this gives up
   Result<std::vector<Backend>> backends = make_backends(options);
   if (!backends) return std::move(backends).error();
   Transport& transport = *backends->front().transport;
-  std::vector<std::byte> memory(kProbeBytes);
   const Result<RegionId> local = transport.register_region(memory.data(), memory.size());
   if (!local) return Error{local.error().code, local.error().what};
   const Result<PeerId> peer = transport.connect(address);
