@@ -151,6 +151,7 @@ class HostPacker final : public Packer {
   template <Direction direction>
   void copy_head(const PlanePlan& plane, CopyRows copy, std::uint32_t head, const TokenRun& run,
                  std::byte* rows) const {
+    if (run.num_tokens == 0) return;  // it needs no block table either
     const PlaneLayout& strides = plane.strides;
     const std::vector<BlockId>& table = run.block_ids[plane.group];
     std::size_t block_index = run.first_token / layout_.block_tokens;
