@@ -36,8 +36,10 @@ class VllmClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "VllmClient":
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout_s),
-                                              connector=aiohttp.TCPConnector(limit=0))
+        # A connection for each request: vLLM's server closes idle ones after seconds, perhaps just when one is used
+        # again, and then nobody knows whether the request was taken.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout_s), connector=connector)
         return self
 
     async def __aexit__(self, *_: object) -> None:
