@@ -154,6 +154,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
     request.running = true;
     return;
   }
+  if (!request.attempt_open) request.attempt.value += 1;  // admitted without being looked up: not cacheable (any more)
   Admission admission;
   admission.attempt = request.attempt.value;
   admission.resumed = request.preemptions > 0;

@@ -110,6 +110,30 @@ TEST_F(Steps, ALoadIsReportedOnce) {
   EXPECT_BREAKS(core_->worker_report(well_done(plan), now_), "exactly-once");
 }
 
+TEST_F(Steps, ALateLoadIsNotCountedForAnAdmissionThatNeededNone) {
+  cache(32);
+  add("a", 40);
+  const auto admit = [&] {
+    const std::uint32_t external = lookup("a").num_external;
+    core_->allocated(a_, external, {blocks(1, 3)}, now_);
+    return core_->build_step({{{a_, external, 40 - external, BlockTable{blocks(1, 3)}}}, {}}, now_);
+  };
+  const StepPlan first = admit();
+  build({{}, {a_}});
+  const StepPlan second = admit();
+  WorkerReport failed = well_done(first);
+  failed.loads[0].tokens_loaded = 0;  // with no damaged chunk to blame: the request goes on without the cache
+  core_->worker_report(failed, now_);
+  build({{}, {a_}});
+  EXPECT_THAT(admit().loads, IsEmpty());
+  core_->worker_report(well_done(second), now_);
+  const FinishedRequest done = core_->finished(a_, 40, {blocks(1, 3)}, true, now_);
+  ASSERT_THAT(done.admissions, SizeIs(3));
+  EXPECT_GT(done.admissions[1].loaded, 0u);
+  EXPECT_EQ(done.admissions[2].attempt, 3u);
+  EXPECT_EQ(done.admissions[2].loaded, 0u);
+}
+
 TEST_F(Steps, AnIdUsedAgainWhileItsFirstLoadIsUnderWayKeepsTheTwoApart) {
   cache(32);
   const auto admit = [&] {
