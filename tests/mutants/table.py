@@ -112,6 +112,8 @@ MUTANTS = [Mutant(*row) for row in (
      "counters_.resumed_hit_tokens += num_external;", "counters_.resumed_hit_tokens -= num_external;"),
     ("loads-count-what-the-best-rank-has", "sane-counts", STEPS,
      "admission.loaded = std::min(admission.loaded, done.tokens_loaded);", ""),
+    ("two-admissions-with-one-number", "sane-counts", ADMISSION,
+     "if (!request.attempt_open) request.attempt.value += 1;", ""),
     # verified-only
     ("offers-what-is-not-whole", "verified-only", HOLDER,
      "if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;", "if (slot == nullptr) continue;"),
