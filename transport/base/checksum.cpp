@@ -6,22 +6,77 @@
 #include <xxhash.h>
 #endif
 
+#include <algorithm>
+#include <array>
+#include <bit>
+
 #include "transport/base/check.h"
 
 namespace kvferry {
+namespace {
 
-std::uint64_t chunk_checksum(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+constexpr std::array<std::byte, kSegmentBytes> kZeros{};
 
-ChecksumStream::ChecksumStream() : state_(XXH3_createState()) {
-  KVFERRY_CHECK(state_ != nullptr && XXH3_64bits_reset(state_.get()) == XXH_OK, "no memory for a checksum's state");
+void feed(XXH3_state_t* state, std::span<const std::byte> bytes) {
+  KVFERRY_CHECK(XXH3_64bits_update(state, bytes.data(), bytes.size()) == XXH_OK, "checksum update refused");
+}
+
+void reset(XXH3_state_t* state) { KVFERRY_CHECK(XXH3_64bits_reset(state) == XXH_OK, "checksum reset refused"); }
+
+}  // namespace
+
+std::uint64_t checksum_of_segments(std::span<const std::uint64_t> segments, std::uint64_t num_bytes) {
+  static_assert(std::endian::native == std::endian::little);
+  KVFERRY_CHECK(segments.size() == (num_bytes + kSegmentBytes - 1) / kSegmentBytes, "{} segments of {} bytes",
+                segments.size(), num_bytes);
+  return XXH3_64bits_withSeed(segments.data(), segments.size_bytes(), num_bytes);
+}
+
+std::uint64_t chunk_checksum(std::span<const std::byte> bytes) {
+  std::vector<std::uint64_t> segments;
+  segments.reserve(bytes.size() / kSegmentBytes + 1);
+  std::size_t at = 0;
+  for (; at + kSegmentBytes <= bytes.size(); at += kSegmentBytes)
+    segments.push_back(XXH3_64bits(bytes.data() + at, kSegmentBytes));
+  if (at < bytes.size()) {
+    std::array<std::byte, kSegmentBytes> last{};
+    std::copy(bytes.begin() + static_cast<std::ptrdiff_t>(at), bytes.end(), last.begin());
+    segments.push_back(XXH3_64bits(last.data(), kSegmentBytes));
+  }
+  return checksum_of_segments(segments, bytes.size());
+}
+
+ChecksumStream::ChecksumStream() : unfinished_(XXH3_createState()) {
+  KVFERRY_CHECK(unfinished_ != nullptr, "no memory for a checksum's state");
 }
 
 void ChecksumStream::update(std::span<const std::byte> bytes) {
-  if (bytes.empty()) return;  // an empty span may hold a null address, which libxxhash 0.8.0 refuses
-  KVFERRY_CHECK(XXH3_64bits_update(state_.get(), bytes.data(), bytes.size()) == XXH_OK, "checksum update refused");
+  while (!bytes.empty()) {
+    const std::size_t had = num_bytes_ % kSegmentBytes;
+    const std::span<const std::byte> piece = bytes.first(std::min(bytes.size(), kSegmentBytes - had));
+    if (piece.size() == kSegmentBytes) {
+      segments_.push_back(XXH3_64bits(piece.data(), kSegmentBytes));
+    } else {
+      if (had == 0) reset(unfinished_.get());
+      feed(unfinished_.get(), piece);
+      if (had + piece.size() == kSegmentBytes) segments_.push_back(XXH3_64bits_digest(unfinished_.get()));
+    }
+    num_bytes_ += piece.size();
+    bytes = bytes.subspan(piece.size());
+  }
 }
 
-std::uint64_t ChecksumStream::digest() const { return XXH3_64bits_digest(state_.get()); }
+std::uint64_t ChecksumStream::digest() const {
+  std::vector<std::uint64_t> segments = segments_;
+  if (const std::size_t had = num_bytes_ % kSegmentBytes; had != 0) {
+    const std::unique_ptr<XXH3_state_s, Free> last(XXH3_createState());
+    KVFERRY_CHECK(last != nullptr, "no memory for a checksum's state");
+    XXH3_copyState(last.get(), unfinished_.get());
+    feed(last.get(), std::span(kZeros).subspan(had));
+    segments.push_back(XXH3_64bits_digest(last.get()));
+  }
+  return checksum_of_segments(segments, num_bytes_);
+}
 
 void ChecksumStream::Free::operator()(XXH3_state_s* state) const { XXH3_freeState(state); }
 
