@@ -2,15 +2,18 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/chunk_shape.h"
+#include "kernels/convert_rows.h"
 #include "kernels/packer.h"
 #include "kernels/run_check.h"
 #include "kernels/transpose.h"
+#include "transport/base/checksum.h"
 
 namespace kvferry {
 namespace {
 
 /// Copies `tokens` tokens of one head between a block (cache: the first token's first element, `strides` its plane) and
-/// chunk rows of row_bytes bytes each, the first at `chunk`.
+/// chunk rows of row_bytes bytes each, the first at `chunk`. element_bytes: of the cache.
 using CopyRows = void (*)(const PlaneLayout& strides, std::byte* cache, std::byte* chunk, std::size_t tokens,
                           std::size_t row_bytes, std::size_t element_bytes);
 
@@ -93,15 +96,18 @@ CopyRows pick_copy(const KvLayout& layout, const PlaneLayout& plane) {
 struct PlanePlan {
   PlaneLayout strides;
   std::uint32_t group;
+  float scale;
   CopyRows gather;
   CopyRows scatter;
 };
 
 class HostPacker final : public Packer {
  public:
-  explicit HostPacker(KvLayout layout) : layout_(std::move(layout)) {
+  HostPacker(KvLayout layout, const ChunkFormat& format, const ChunkShape& shape)
+      : layout_(std::move(layout)), cache_type_(format.cache_type), chunk_type_(format.chunk_type), shape_(shape) {
     const auto add = [&](const LayerLayout& layer, const PlaneLayout& plane) {
-      planes_.push_back({plane, layer.group, pick_copy<Direction::kGather>(layout_, plane),
+      planes_.push_back({plane, layer.group, format.scales.empty() ? 1 : format.scales[planes_.size()],
+                         pick_copy<Direction::kGather>(layout_, plane),
                          pick_copy<Direction::kScatter>(layout_, plane)});
     };
     for (const LayerLayout& layer : layout_.layers) {
@@ -110,14 +116,15 @@ class HostPacker final : public Packer {
     }
   }
   const KvLayout& layout() const override { return layout_; }
+  std::uint64_t chunk_bytes_per_token() const override { return shape_.bytes_per_token; }
 
   Result<std::uint64_t> gather(const TokenRun& run, std::span<std::byte> chunk) const override {
-    if (Result<void> ok = check_gather(layout_, run, chunk.size()); !ok) return std::move(ok).error();
+    if (Result<void> ok = check_gather(layout_, shape_, run, chunk.size()); !ok) return std::move(ok).error();
     ChecksumStream checksum;
     std::byte* rows = chunk.data();
     const std::size_t head_bytes = run.num_tokens * row_bytes();
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
-      copy_head<Direction::kGather>(plane, plane.gather, head, run, rows);
+      copy_head<Direction::kGather>(plane, head, run, rows);
       checksum.update({rows, head_bytes});  // while they are in this core's cache
       rows += head_bytes;
     });
@@ -126,31 +133,36 @@ class HostPacker final : public Packer {
 
   Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
                        const TokenRun& run) const override {
-    if (Result<void> ok = check_scatter(layout_, run, chunk.size(), chunk_tokens, skip_tokens); !ok) return ok;
+    if (Result<void> ok = check_scatter(layout_, shape_, run, chunk.size(), chunk_tokens, skip_tokens); !ok) return ok;
     // CopyRows has one signature for both directions; the scattering ones only read through this pointer.
-    std::byte* rows = const_cast<std::byte*>(chunk.data()) + skip_tokens * row_bytes();
+    std::byte* const first = const_cast<std::byte*>(chunk.data()) + skip_tokens * row_bytes();
+    const std::size_t head_bytes = chunk_tokens * row_bytes();
+    std::size_t row = 0;  // of K or V of a head of the chunk
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
-      copy_head<Direction::kScatter>(plane, plane.scatter, head, run, rows);
-      rows += chunk_tokens * row_bytes();
+      const std::size_t copied_before = row / (std::size_t{shape_.num_heads} * layout_.planes);
+      const std::size_t skipped =
+          copied_before * (shape_.chunk_heads - shape_.num_heads) + shape_.first_in_chunk;  // heads of the chunk
+      copy_head<Direction::kScatter>(plane, head, run, first + (row + skipped * layout_.planes) * head_bytes);
+      ++row;
     });
     return {};
   }
 
  private:
-  std::size_t row_bytes() const { return std::size_t{layout_.head_dim} * layout_.element_bytes; }
+  /// Of a chunk's row.
+  std::size_t row_bytes() const { return std::size_t{layout_.head_dim} * shape_.chunk_element_bytes; }
 
-  /// Calls visit(plane, head) in the order of canonical chunk bytes.
+  /// Calls visit(plane, head of those that are copied) in the order of canonical chunk bytes.
   template <class Visit>
   void for_each_head(Visit visit) const {
     for (std::size_t first = 0; first < planes_.size(); first += layout_.planes)
-      for (std::uint32_t head = 0; head < layout_.num_kv_heads; ++head)
+      for (std::uint32_t head = 0; head < shape_.num_heads; ++head)
         for (std::size_t plane = first; plane < first + layout_.planes; ++plane) visit(planes_[plane], head);
   }
 
   /// Copies one head's tokens of the run, block by block; `rows` is their first row in the chunk.
   template <Direction direction>
-  void copy_head(const PlanePlan& plane, CopyRows copy, std::uint32_t head, const TokenRun& run,
-                 std::byte* rows) const {
+  void copy_head(const PlanePlan& plane, std::uint32_t head, const TokenRun& run, std::byte* rows) const {
     if (run.num_tokens == 0) return;  // it needs no block table either
     const PlaneLayout& strides = plane.strides;
     const std::vector<BlockId>& table = run.block_ids[plane.group];
@@ -161,25 +173,46 @@ class HostPacker final : public Packer {
       if (table[block_index] == kNoBlock) {
         copy_nothing<direction>(rows, tokens * row_bytes());
       } else {
-        const std::int64_t offset = table[block_index] * strides.block_stride_bytes + head * strides.head_stride_bytes +
+        const std::int64_t offset = table[block_index] * strides.block_stride_bytes +
+                                    (shape_.first_in_cache + head) * strides.head_stride_bytes +
                                     row_in_block * strides.token_stride_bytes;
-        copy(strides, reinterpret_cast<std::byte*>(strides.base + static_cast<std::uint64_t>(offset)), rows, tokens,
-             row_bytes(), layout_.element_bytes);
+        copy_tokens<direction>(plane, reinterpret_cast<std::byte*>(strides.base + static_cast<std::uint64_t>(offset)),
+                               rows, tokens);
       }
       rows += tokens * row_bytes();
       left -= tokens;
     }
   }
 
+  /// Some tokens of one block.
+  template <Direction direction>
+  void copy_tokens(const PlanePlan& plane, std::byte* cache, std::byte* rows, std::size_t tokens) const {
+    constexpr bool gathers = direction == Direction::kGather;
+    if (!shape_.converts)
+      return (gathers ? plane.gather : plane.scatter)(plane.strides, cache, rows, tokens, row_bytes(),
+                                                      layout_.element_bytes);
+    const std::int64_t dim_stride = plane.strides.dim_stride_bytes;
+    for (std::size_t t = 0; t < tokens; ++t, cache += plane.strides.token_stride_bytes, rows += row_bytes()) {
+      if constexpr (gathers)
+        convert_to_chunk(cache_type_, chunk_type_, cache, dim_stride, rows, layout_.head_dim, 1 / plane.scale);
+      else
+        convert_to_cache(cache_type_, chunk_type_, cache, dim_stride, rows, layout_.head_dim, plane.scale);
+    }
+  }
+
   const KvLayout layout_;
+  const ElementType cache_type_, chunk_type_;
+  const ChunkShape shape_;
   std::vector<PlanePlan> planes_;  // K, V, K, V, ... or one latent plane a layer
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Packer>> make_host_packer(KvLayout layout) {
+Result<std::unique_ptr<Packer>> make_host_packer(KvLayout layout, ChunkFormat format) {
   if (Result<void> ok = check_layout(layout); !ok) return std::move(ok).error();
-  return std::unique_ptr<Packer>(std::make_unique<HostPacker>(std::move(layout)));
+  const Result<ChunkShape> shape = resolve(layout, format);
+  if (!shape) return shape.error();
+  return std::unique_ptr<Packer>(std::make_unique<HostPacker>(std::move(layout), format, *shape));
 }
 
 }  // namespace kvferry

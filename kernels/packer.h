@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/element_type.h"
 #include "transport/base/checksum.h"
 #include "transport/base/ids.h"
 #include "transport/base/kv_layout.h"
@@ -23,15 +24,37 @@ struct TokenRun {
   std::span<const std::vector<BlockId>> block_ids;
 };
 
+/// Which heads of a chunk are which of the cache: who packs and who unpacks may be split over different numbers of
+/// ranks.
+struct HeadSlice {
+  std::uint32_t chunk_heads = 0;  // 0: the chunk has the cache's heads, and all are copied
+  std::uint32_t first_in_chunk = 0;
+  std::uint32_t first_in_cache = 0;
+  std::uint32_t count = 0;
+};
+
+/// How chunks differ from the cache that they are packed from and unpacked to.
+struct ChunkFormat {
+  HeadSlice heads;
+  // Equal, or an fp8 type in the chunk and a wider one in the cache: x is kept as fp8(x / scale), rounded to nearest
+  // even, at most the largest finite fp8.
+  ElementType cache_type = ElementType::kBytes;
+  ElementType chunk_type = ElementType::kBytes;
+  std::vector<float> scales;  // [layer][K or V], for conversions; empty: all are 1
+};
+
 /// Threads: any, as long as no two calls write the same bytes. Errors: kInvalidArgument with nothing copied: a block id
 /// out of range or missing for a token, a chunk buffer that is too short.
 class Packer {
  public:
   virtual ~Packer() = default;
   virtual const KvLayout& layout() const = 0;
+  /// Of a chunk, which may have other heads and elements than the cache.
+  virtual std::uint64_t chunk_bytes_per_token() const = 0;
 
-  /// Copies run.num_tokens tokens into chunk as canonical bytes of a chunk of exactly that many tokens, and returns the
-  /// XXH3-64 of those bytes. chunk.size() >= run.num_tokens * bytes_per_token().
+  /// Copies run.num_tokens tokens into chunk as canonical bytes of a chunk of exactly that many tokens, and returns
+  /// their chunk_checksum(). chunk.size() >= run.num_tokens * chunk_bytes_per_token(). A chunk is gathered whole: the
+  /// format's heads are all that it has.
   virtual Result<std::uint64_t> gather(const TokenRun& run, std::span<std::byte> chunk) const = 0;
 
   /// Copies tokens [skip_tokens, skip_tokens + run.num_tokens) of a canonical chunk of `chunk_tokens` tokens into the
@@ -41,8 +64,8 @@ class Packer {
 };
 
 /// The plain loop, element by element: slow, obviously right, the reference for tests.
-Result<std::unique_ptr<Packer>> make_reference_packer(KvLayout layout);
+Result<std::unique_ptr<Packer>> make_reference_packer(KvLayout layout, ChunkFormat format = {});
 /// Contiguous runs by memcpy, transposed planes by a blocked loop; same results as the reference, bit by bit.
-Result<std::unique_ptr<Packer>> make_host_packer(KvLayout layout);
+Result<std::unique_ptr<Packer>> make_host_packer(KvLayout layout, ChunkFormat format = {});
 
 }  // namespace kvferry

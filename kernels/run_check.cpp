@@ -68,11 +68,11 @@ Result<void> check_run(const KvLayout& layout, const TokenRun& run) {
   return {};
 }
 
-Result<void> check_chunk(const KvLayout& layout, std::size_t chunk_bytes, std::uint32_t num_tokens) {
-  const Wide needed = Wide{layout.bytes_per_token()} * num_tokens;
+Result<void> check_chunk(const ChunkShape& shape, std::size_t chunk_bytes, std::uint32_t num_tokens) {
+  const Wide needed = Wide{shape.bytes_per_token} * num_tokens;
   if (Wide{chunk_bytes} >= needed) return {};
   return bad(fmt::format("chunk buffer has {} bytes, but {} tokens of {} bytes each don't fit", chunk_bytes, num_tokens,
-                         layout.bytes_per_token()));
+                         shape.bytes_per_token));
 }
 
 }  // namespace
@@ -92,18 +92,22 @@ Result<void> check_layout(const KvLayout& layout) {
   return {};
 }
 
-Result<void> check_gather(const KvLayout& layout, const TokenRun& run, std::size_t chunk_bytes) {
+Result<void> check_gather(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
+                          std::size_t chunk_bytes) {
+  if (!shape.is_whole())
+    return bad(fmt::format("{} heads of a chunk of {} can't be gathered: its checksum is that of all", shape.num_heads,
+                           shape.chunk_heads));
   if (Result<void> ok = check_run(layout, run); !ok) return ok;
-  return check_chunk(layout, chunk_bytes, run.num_tokens);
+  return check_chunk(shape, chunk_bytes, run.num_tokens);
 }
 
-Result<void> check_scatter(const KvLayout& layout, const TokenRun& run, std::size_t chunk_bytes,
-                           std::uint32_t chunk_tokens, std::uint32_t skip_tokens) {
+Result<void> check_scatter(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
+                           std::size_t chunk_bytes, std::uint32_t chunk_tokens, std::uint32_t skip_tokens) {
   if (skip_tokens > chunk_tokens || run.num_tokens > chunk_tokens - skip_tokens)
     return bad(fmt::format("{} tokens from token {} on are not all in a chunk of {} tokens", run.num_tokens,
                            skip_tokens, chunk_tokens));
   if (Result<void> ok = check_run(layout, run); !ok) return ok;
-  return check_chunk(layout, chunk_bytes, chunk_tokens);
+  return check_chunk(shape, chunk_bytes, chunk_tokens);
 }
 
 }  // namespace kvferry

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/chunk_shape.h"
 #include "kernels/packer.h"
 
 namespace kvferry {
@@ -12,12 +13,14 @@ namespace kvferry {
 /// share a byte (a stride left at zero would make scatter lose tokens silently).
 Result<void> check_layout(const KvLayout& layout);
 
-/// kInvalidArgument unless each layer's block table names a valid block for every token of the run and the chunk buffer
-/// holds run.num_tokens tokens. `layout` passed check_layout().
-Result<void> check_gather(const KvLayout& layout, const TokenRun& run, std::size_t chunk_bytes);
+/// kInvalidArgument unless each layer's block table names a valid block for every token of the run, the chunk buffer
+/// holds run.num_tokens tokens, and the copied heads are all that the chunk has. `layout` passed check_layout().
+Result<void> check_gather(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
+                          std::size_t chunk_bytes);
 
-/// As check_gather(), for a chunk buffer of chunk_tokens tokens that the run's tokens are part of, from skip_tokens on.
-Result<void> check_scatter(const KvLayout& layout, const TokenRun& run, std::size_t chunk_bytes,
-                           std::uint32_t chunk_tokens, std::uint32_t skip_tokens);
+/// As check_gather(), for a chunk buffer of chunk_tokens tokens that the run's tokens are part of, from skip_tokens on,
+/// and of which some heads may be copied.
+Result<void> check_scatter(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
+                           std::size_t chunk_bytes, std::uint32_t chunk_tokens, std::uint32_t skip_tokens);
 
 }  // namespace kvferry

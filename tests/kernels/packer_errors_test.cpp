@@ -14,7 +14,7 @@ namespace kvferry {
 namespace {
 
 using ::testing::HasSubstr;
-using MakePacker = Result<std::unique_ptr<Packer>> (*)(KvLayout);
+using MakePacker = Result<std::unique_ptr<Packer>> (*)(KvLayout, ChunkFormat);
 
 template <class T>
 void expect_refused(const Result<T>& result, const std::string& story) {
@@ -25,11 +25,11 @@ void expect_refused(const Result<T>& result, const std::string& story) {
 
 class PackerErrors : public ::testing::TestWithParam<MakePacker> {
  protected:
-  PackerErrors() : packer_(GetParam()(cache_.layout()).value()) { cache_.set_memory(before_); }
+  PackerErrors() : packer_(GetParam()(cache_.layout(), {}).value()) { cache_.set_memory(before_); }
   void expect_layout_refused(const std::function<void(KvLayout&)>& spoil, const std::string& story) {
     KvLayout layout = cache_.layout();
     spoil(layout);
-    expect_refused(GetParam()(layout), story);
+    expect_refused(GetParam()(layout, {}), story);
   }
   /// Asks for the same run in both directions and sees that no byte moved.
   void expect_run_refused(const TokenRun& run, const std::string& story) {
@@ -67,7 +67,7 @@ TEST_P(PackerErrors, ALatentLayoutIsNotAskedForItsUnusedV) {
   layout.planes = 1;
   layout.layers[0].value = {};
   layout.layers[1].value = {};
-  EXPECT_TRUE(GetParam()(layout));
+  EXPECT_TRUE(GetParam()(layout, {}));
 }
 
 TEST_P(PackerErrors, ALayoutThatLeavesTheAddressSpaceIsRefused) {

@@ -17,7 +17,7 @@ struct NamedLayout {
   CacheShape shape;
 };
 
-using MakePacker = Result<std::unique_ptr<Packer>> (*)(KvLayout);
+using MakePacker = Result<std::unique_ptr<Packer>> (*)(KvLayout, ChunkFormat);
 
 class PackerLayouts : public ::testing::TestWithParam<std::tuple<NamedLayout, MakePacker>> {};
 
@@ -31,7 +31,7 @@ void gathers_and_scatters(const NamedLayout& named, MakePacker make_packer,
                           const std::vector<std::vector<BlockId>>& tables) {
   const CacheShape& shape = named.shape;
   TestCache cache(shape);
-  const std::unique_ptr<Packer> packer = make_packer(cache.layout()).value();
+  const std::unique_ptr<Packer> packer = make_packer(cache.layout(), {}).value();
 
   const std::uint32_t first_token = shape.block_tokens / 2, num_tokens = shape.block_tokens * 2;  // of three blocks
   std::vector<std::byte> named_memory(cache.memory().size(), std::byte{0xee});

@@ -3,91 +3,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/packer.h"
-#include "tests/kernels/test_cache.h"
+#include "tests/kernels/random_cache.h"
 
 namespace kvferry {
 namespace {
-
-class Random {
- public:
-  explicit Random(std::uint32_t seed) : engine_(seed) {}
-  /// Of [lowest, highest].
-  std::uint32_t number(std::uint32_t lowest, std::uint32_t highest) {
-    return std::uniform_int_distribution<std::uint32_t>(lowest, highest)(engine_);
-  }
-  bool once_in(std::uint32_t times) { return number(1, times) == 1; }
-  template <class T>
-  T one_of(std::initializer_list<T> values) {
-    return values.begin()[number(0, static_cast<std::uint32_t>(values.size()) - 1)];
-  }
-  template <class Container>
-  void shuffle(Container& values) {
-    std::shuffle(values.begin(), values.end(), engine_);
-  }
-  std::vector<std::byte> bytes(std::size_t size) {
-    std::vector<std::byte> result(size);
-    for (std::byte& b : result) b = static_cast<std::byte>(engine_());
-    return result;
-  }
-
- private:
-  std::mt19937 engine_;
-};
-
-CacheShape random_shape(Random& random) {
-  CacheShape shape;
-  shape.layers = random.number(1, 3);
-  shape.planes = random.number(1, 2);
-  shape.heads = random.number(1, 3);
-  shape.head_dim = random.one_of<std::uint32_t>({1, 2, 7, 8, 16, 17, 33, 40});
-  shape.block_tokens = random.one_of<std::uint32_t>({1, 2, 5, 8, 16, 19, 32});
-  shape.element_bytes = random.one_of<std::uint32_t>({1, 2, 2, 4, 4, 8, 3});
-  shape.blocks = random.number(1, 6);
-  shape.groups = random.number(1, shape.layers);
-  shape.misalignment_bytes = random.once_in(3) ? random.number(1, 7) : 0;
-  switch (random.number(0, 2)) {
-    case 0:
-      shape.order = random.one_of(
-          {kNhd, kNhdPlanes, kNhdInterleaved, kHnd, kHndInterleaved, kBlockOutermostNhd, kBlockOutermostHnd});
-      break;
-    case 1:
-      shape.order = kCpuAttention;
-      shape.key_transposed = true;
-      break;
-    default:
-      shape.order = "LBPHTD";
-      random.shuffle(shape.order);
-      if (random.once_in(2)) {
-        for (std::uint32_t& padding : shape.padding_bytes) padding = random.once_in(3) ? random.number(1, 40) : 0;
-      }
-      for (std::size_t i = 0; i < shape.order.size(); ++i) {
-        if (std::string_view("BHTD").find(shape.order[i]) != std::string_view::npos && random.once_in(6))
-          shape.reversed_axes |= 1u << i;
-      }
-  }
-  return shape;
-}
-
-/// For each group its own table: all blocks of the cache, each once, in random order.
-std::vector<std::vector<BlockId>> random_tables(Random& random, const CacheShape& shape) {
-  std::vector<std::vector<BlockId>> tables(shape.groups, std::vector<BlockId>(shape.blocks));
-  for (std::vector<BlockId>& table : tables) {
-    std::iota(table.begin(), table.end(), 0);
-    random.shuffle(table);
-  }
-  return tables;
-}
-
-TokenRun random_run(Random& random, std::uint32_t tokens, const std::vector<std::vector<BlockId>>& tables) {
-  const std::uint32_t first = random.number(0, tokens);
-  return {first, random.number(0, tokens - first), tables};
-}
 
 // Many seeds a test, so that a thousand shapes don't cost a thousand processes.
 constexpr std::uint32_t kSeedsPerTest = 250;
@@ -112,13 +35,14 @@ TEST_P(PackerRandom, HostEqualsReferenceBitByBitAndTouchesNothingElse) {
     const std::vector<std::byte> memory = random.bytes(by_host.memory().size());
     by_host.set_memory(memory);
     by_reference.set_memory(memory);
-    const std::unique_ptr<Packer> host = make_host_packer(by_host.layout()).value();
-    const std::unique_ptr<Packer> reference = make_reference_packer(by_reference.layout()).value();
+    const ChunkFormat gathered = random_format(random, shape, true);
+    const std::unique_ptr<Packer> host = make_host_packer(by_host.layout(), gathered).value();
+    const std::unique_ptr<Packer> reference = make_reference_packer(by_reference.layout(), gathered).value();
     auto tables = random_tables(random, shape);
     for (std::vector<BlockId>& table : tables)
       for (BlockId& block : table) block = random.once_in(5) ? kNoBlock : block;
     const TokenRun run = random_run(random, shape.blocks * shape.block_tokens, tables);
-    const std::size_t token_bytes = host->layout().bytes_per_token();
+    const std::size_t token_bytes = host->chunk_bytes_per_token();
 
     const std::size_t spare_bytes = random.number(0, 20);
     std::vector<std::byte> host_chunk(run.num_tokens * token_bytes + spare_bytes, std::byte{0xaa});
@@ -134,11 +58,15 @@ TEST_P(PackerRandom, HostEqualsReferenceBitByBitAndTouchesNothingElse) {
         static_cast<std::ptrdiff_t>(spare_bytes));
     ASSERT_EQ(by_host.memory(), memory);
 
+    const ChunkFormat scattered = random_format(random, shape, false);
+    const std::unique_ptr<Packer> to_host = make_host_packer(by_host.layout(), scattered).value();
+    const std::unique_ptr<Packer> to_reference = make_reference_packer(by_reference.layout(), scattered).value();
     const std::uint32_t skip_tokens = random.number(0, 9);
     const std::uint32_t chunk_tokens = skip_tokens + run.num_tokens + random.number(0, 9);
-    const std::vector<std::byte> received = random.bytes(chunk_tokens * token_bytes + random.number(0, 5));
-    ASSERT_TRUE(host->scatter(received, chunk_tokens, skip_tokens, run));
-    ASSERT_TRUE(reference->scatter(received, chunk_tokens, skip_tokens, run));
+    const std::vector<std::byte> received =
+        random.bytes(chunk_tokens * to_host->chunk_bytes_per_token() + random.number(0, 5));
+    ASSERT_TRUE(to_host->scatter(received, chunk_tokens, skip_tokens, run));
+    ASSERT_TRUE(to_reference->scatter(received, chunk_tokens, skip_tokens, run));
     ASSERT_EQ(by_host.memory(), by_reference.memory());
   });
 }

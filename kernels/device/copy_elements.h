@@ -1,0 +1,83 @@
+// For caches that copy_segment.h can't take: one thread an element, whatever its size and strides.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/device/element.h"
+#include "kernels/device/row_cursor.h"
+#include "kernels/device/segment_hash.h"
+
+namespace kvferry::device {
+
+KVFERRY_DEVICE void copy_bytes(std::byte* to, const std::byte* from, std::uint32_t count) {
+  for (std::uint32_t i = 0; i < count; ++i) to[i] = from[i];
+}
+
+/// Element types whose addresses may be anything.
+template <class Type>
+KVFERRY_DEVICE float read_element(const std::byte* from) {
+  std::uint32_t bits = 0;
+  for (std::uint32_t i = 0; i < sizeof(typename Type::Storage); ++i)
+    bits |= static_cast<std::uint32_t>(from[i]) << 8 * i;
+  return Type::to_float(static_cast<typename Type::Storage>(bits));
+}
+template <class Type>
+KVFERRY_DEVICE void write_element(std::byte* to, float value) {
+  const std::uint32_t bits = Type::from_float(value);
+  for (std::uint32_t i = 0; i < sizeof(typename Type::Storage); ++i) to[i] = static_cast<std::byte>(bits >> 8 * i);
+}
+
+/// The elements of the two sides, for Format as in vec_format.h.
+struct SameElement {
+  KVFERRY_DEVICE static void to_chunk(std::byte* chunk, const std::byte* cache, std::uint32_t bytes, float) {
+    copy_bytes(chunk, cache, bytes);
+  }
+  KVFERRY_DEVICE static void to_cache(std::byte* cache, const std::byte* chunk, std::uint32_t bytes, float) {
+    copy_bytes(cache, chunk, bytes);
+  }
+};
+template <class Cache, class Chunk>
+struct ConvertedElement {
+  KVFERRY_DEVICE static void to_chunk(std::byte* chunk, const std::byte* cache, std::uint32_t, float inverse_scale) {
+    write_element<Chunk>(chunk, read_element<Cache>(cache) * inverse_scale);
+  }
+  KVFERRY_DEVICE static void to_cache(std::byte* cache, const std::byte* chunk, std::uint32_t, float scale) {
+    write_element<Cache>(cache, read_element<Chunk>(chunk) * scale);
+  }
+};
+
+/// Element `index` of the run, in canonical order.
+template <class Element, bool kGathers>
+KVFERRY_DEVICE void copy_element(const PackPlan& plan, const PackJob& job, std::uint64_t index) {
+  const RowCursor cursor(plan, job, index * plan.chunk_element_bytes);
+  std::byte* const chunk = cursor.in_chunk();
+  std::byte* const row = cursor.cache_row();
+  const std::int64_t dim = cursor.column() / plan.chunk_element_bytes;
+  std::byte* const cache = row == nullptr ? nullptr : row + dim * cursor.view().dim_stride_bytes;
+  if constexpr (kGathers) {
+    if (row == nullptr) {
+      for (std::uint32_t i = 0; i < plan.chunk_element_bytes; ++i) chunk[i] = std::byte{0};
+    } else {
+      Element::to_chunk(chunk, cache, plan.chunk_element_bytes, cursor.view().inverse_scale);
+    }
+  } else if (row != nullptr) {
+    Element::to_cache(cache, chunk, plan.chunk_element_bytes, cursor.view().scale);
+  }
+}
+
+/// A lane's part of the hash of segment `segment` of `num_bytes` bytes at any address.
+KVFERRY_DEVICE std::uint64_t hash_segment(const std::byte* bytes, std::uint64_t num_bytes, const SegmentSecret& secret,
+                                          std::uint64_t segment, std::uint32_t lane) {
+  SegmentLane hash(lane);
+  for (std::uint32_t stripe = 0; stripe < kSegmentStripes; ++stripe) {
+    const std::uint64_t first = (segment * kSegmentStripes + stripe) * kStripeBytes + lane * kVecBytes;
+    Vec16 vec{};
+    for (std::uint32_t i = 0; i < kVecBytes && first + i < num_bytes; ++i)
+      vec.word[i / 4] |= static_cast<std::uint32_t>(bytes[first + i]) << i % 4 * 8;
+    hash.add(secret, stripe, vec);
+  }
+  return hash.part(secret);
+}
+
+}  // namespace kvferry::device

@@ -1,0 +1,93 @@
+// Conversions between KV element types, the same bits on every device.
+//
+// fp8 is rounded to nearest even and saturates at its largest finite number; NaN has no sign (as CUDA's conversions
+// with
+// __NV_SATFINITE, and so vLLM's). A bf16, fp16 or fp32 element x is kept as fp8(x * inverse_scale) and comes back as
+// fp8 * scale, rounded to nearest even.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/device/portable.h"
+#ifdef __CUDACC__
+#include <cuda_fp8.h>
+#endif
+
+namespace kvferry::device {
+
+KVFERRY_DEVICE std::uint32_t bits_of(float value) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(value);
+#else
+  return std::bit_cast<std::uint32_t>(value);
+#endif
+}
+KVFERRY_DEVICE float float_of(std::uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(bits);
+#else
+  return std::bit_cast<float>(bits);
+#endif
+}
+
+/// A float of fewer bits than 32 and a narrower exponent. kTooLarge: what all beyond kLargest becomes.
+template <class StorageT, int kMantissaBits, int kBias, std::uint32_t kLargest, std::uint32_t kTooLarge,
+          std::uint32_t kInfinity, std::uint32_t kNan>
+struct SmallFloat {
+  using Storage = StorageT;
+
+  KVFERRY_DEVICE static Storage from_float(float value) {
+    const std::uint32_t bits = bits_of(value), magnitude = bits & 0x7FFFFFFF;
+    const std::uint32_t sign = bits >> 31 << kSignBit;
+    if (magnitude > 0x7F800000) return static_cast<Storage>(kNan);
+    // Drops mantissa bits with round to nearest even; a carry runs into the exponent, as it has to.
+    constexpr int kDropped = 23 - kMantissaBits;
+    constexpr std::uint32_t kFirstNormal = 127 + 1 - kBias;  // the float's exponent of the smallest normal number
+    const std::uint32_t exponent = magnitude >> 23;
+    std::uint32_t rounded = 0;
+    if (exponent >= kFirstNormal) {
+      rounded = (magnitude + (1U << (kDropped - 1)) - 1 + (magnitude >> kDropped & 1)) >> kDropped;
+      rounded -= (kFirstNormal - 1) << kMantissaBits;
+    } else if (const std::uint32_t shift = kDropped + kFirstNormal - exponent; shift <= 24) {
+      // A subnormal has the exponent of the smallest normal number; what is shifted out decides the rounding.
+      const std::uint32_t mantissa = (magnitude & 0x7FFFFF) | 0x800000;
+      rounded = (mantissa + (1U << (shift - 1)) - 1 + (mantissa >> shift & 1)) >> shift;
+    }
+    return static_cast<Storage>(sign | (rounded > kLargest ? kTooLarge : rounded));
+  }
+
+  /// Exact.
+  KVFERRY_DEVICE static float to_float(Storage stored) {
+    const std::uint32_t magnitude = stored & ((1U << kSignBit) - 1);
+    const std::uint32_t sign = static_cast<std::uint32_t>(stored >> kSignBit) << 31;
+    if (magnitude > kLargest) return float_of(sign | (magnitude == kInfinity ? 0x7F800000U : 0x7FC00000U));
+    // The bits in a float's places, times the power of two by which the exponents differ: right for subnormals as well.
+    const float misplaced = float_of(sign | magnitude << (23 - kMantissaBits));
+    return misplaced * float_of(static_cast<std::uint32_t>(127 + 127 - kBias) << 23);
+  }
+
+ private:
+  static constexpr int kSignBit = 8 * sizeof(Storage) - 1;
+};
+using E4m3 = SmallFloat<std::uint8_t, 3, 7, 0x7E, 0x7E, ~0U, 0x7F>;    // largest 448; has no infinity
+using E5m2 = SmallFloat<std::uint8_t, 2, 15, 0x7B, 0x7B, 0x7C, 0x7F>;  // largest 57344
+using Fp16 = SmallFloat<std::uint16_t, 10, 15, 0x7BFF, 0x7C00, 0x7C00, 0x7FFF>;
+
+struct Bf16 {
+  using Storage = std::uint16_t;
+  KVFERRY_DEVICE static Storage from_float(float value) {
+    const std::uint32_t bits = bits_of(value);
+    if ((bits & 0x7FFFFFFF) > 0x7F800000) return 0x7FFF;
+    return static_cast<Storage>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+  }
+  KVFERRY_DEVICE static float to_float(Storage stored) { return float_of(static_cast<std::uint32_t>(stored) << 16); }
+};
+
+struct Fp32 {
+  using Storage = std::uint32_t;
+  KVFERRY_DEVICE static Storage from_float(float value) { return bits_of(value); }
+  KVFERRY_DEVICE static float to_float(Storage stored) { return float_of(stored); }
+};
+
+}  // namespace kvferry::device

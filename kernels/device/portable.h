@@ -1,0 +1,36 @@
+// What lets one source be device code for nvcc and plain C++ for the tests that run it without a GPU.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define KVFERRY_DEVICE __host__ __device__ __forceinline__
+#define KVFERRY_UNROLL _Pragma("unroll")
+#else
+#define KVFERRY_DEVICE inline
+#define KVFERRY_UNROLL
+#endif
+
+namespace kvferry::device {
+
+/// What one thread moves at a time.
+struct alignas(16) Vec16 {
+  std::uint32_t word[4];
+};
+constexpr std::uint32_t kVecBytes = 16;
+
+KVFERRY_DEVICE std::uint64_t low64(const Vec16& v) { return v.word[0] | std::uint64_t{v.word[1]} << 32; }
+KVFERRY_DEVICE std::uint64_t high64(const Vec16& v) { return v.word[2] | std::uint64_t{v.word[3]} << 32; }
+
+/// The two halves of a product of 128 bits, folded together.
+KVFERRY_DEVICE std::uint64_t multiply_fold(std::uint64_t a, std::uint64_t b) {
+#ifdef __CUDA_ARCH__
+  return (a * b) ^ __umul64hi(a, b);
+#else
+  __extension__ using Wide = unsigned __int128;
+  const Wide product = static_cast<Wide>(a) * b;
+  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+#endif
+}
+
+}  // namespace kvferry::device
