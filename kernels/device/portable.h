@@ -5,9 +5,12 @@
 
 #ifdef __CUDACC__
 #define KVFERRY_DEVICE __host__ __device__ __forceinline__
-#define KVFERRY_UNROLL _Pragma("unroll")
 #else
 #define KVFERRY_DEVICE inline
+#endif
+#ifdef __CUDA_ARCH__
+#define KVFERRY_UNROLL _Pragma("unroll")
+#else
 #define KVFERRY_UNROLL
 #endif
 
