@@ -68,13 +68,13 @@ def test_an_old_python_is_refused_with_both_versions() -> None:
 def test_a_stamp_is_stale_until_its_block_ended_well_and_after_its_input_changed(tmp_path: Path) -> None:
     source, stamp = tmp_path / "input", tmp_path / "stamp"
     source.write_text("one")
-    with pytest.raises(SetupError), setup._stamped(stamp, source) as stale:
+    with pytest.raises(SetupError), setup.stamped(stamp, source) as stale:
         assert stale
         raise SetupError("failed")
-    with setup._stamped(stamp, source) as stale:
+    with setup.stamped(stamp, source) as stale:
         assert stale
-    with setup._stamped(stamp, source) as stale:
+    with setup.stamped(stamp, source) as stale:
         assert not stale
     source.write_text("two")
-    with setup._stamped(stamp, source) as stale:
+    with setup.stamped(stamp, source) as stale:
         assert stale

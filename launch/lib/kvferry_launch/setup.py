@@ -157,12 +157,12 @@ def ensure_venv(vllm: bool) -> None:
             run_logged(f"{python} -m venv .venv", [python, "-m", "venv", str(VENV)], LOGS / "venv.log",
                        tick=step.update)
     base = LAUNCH / "requirements.txt"
-    with _stamped(VENV / ".kvferry-base", base) as stale:
+    with stamped(VENV / ".kvferry-base", base) as stale:
         if stale:
             _pip_step("Python packages", ["-r", str(base)], expected=len(requirements(base)) + 6)
     if vllm:
         listing = LAUNCH / "requirements-vllm.txt"
-        with _stamped(VENV / ".kvferry-vllm", listing) as stale:
+        with stamped(VENV / ".kvferry-vllm", listing) as stale:
             if stale:
                 _check_python(str(VENV_PYTHON), (3, 11))
                 _install_vllm(requirements(listing))
@@ -266,7 +266,7 @@ def _site_packages() -> Path:
 
 
 @contextmanager
-def _stamped(stamp: Path, *inputs: Path) -> Iterator[bool]:
+def stamped(stamp: Path, *inputs: Path) -> Iterator[bool]:
     """Yields whether the stamp differs from its inputs' hash; writes it when the block ends well."""
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
     stale = not stamp.exists() or stamp.read_text() != digest
@@ -279,16 +279,23 @@ def _stamped(stamp: Path, *inputs: Path) -> Iterator[bool]:
 
 
 def ensure_build(tests: bool, only: Sequence[str] = ()) -> None:
-    """Builds the release preset: the targets in `only`, or all of it for tests, or what runs. Ninja knows what is
-    already right."""
-    log = LOGS / "build.log"
-    cache = RELEASE / "CMakeCache.txt"
-    configured = (RELEASE / "build.ninja").exists() and f"={VENV_PYTHON}\n" in cache.read_text()
+    """Builds the release preset: the targets in `only`, or all of it for tests, or what runs."""
+    build_preset("release", [*only] if only else [] if tests else ["kvferry", "_core", "kvferry_package"],
+                 [f"-DPython_EXECUTABLE={VENV_PYTHON}"])
+
+
+def build_preset(preset: str, targets: Sequence[str], settings: Sequence[str]) -> None:
+    """Configures build/<preset> with these settings unless that was done, and builds the targets, or all if there are
+    none. Ninja knows what is already right. Errors: SetupError.
+    """
+    log, folder = LOGS / "build.log", BUILD / preset
+    cache = folder / "CMakeCache.txt"
+    values = [setting.partition("=")[2] for setting in settings]
+    configured = (folder / "build.ninja").exists() and all(f"={value}\n" in cache.read_text() for value in values)
     if not configured:
-        with Step("Configure build/release") as step:
-            run_logged("cmake --preset release", ["cmake", "--preset", "release", f"-DPython_EXECUTABLE={VENV_PYTHON}"],
-                       log, tick=step.update)
-    with Step("Build build/release") as step:
+        with Step(f"Configure build/{preset}") as step:
+            run_logged(f"cmake --preset {preset}", ["cmake", "--preset", preset, *settings], log, tick=step.update)
+    with Step(f"Build build/{preset}") as step:
 
         def on_line(line: str) -> None:
             counted = re.match(r"\[(\d+)/(\d+)\] (.*)", line)
@@ -296,10 +303,9 @@ def ensure_build(tests: bool, only: Sequence[str] = ()) -> None:
                 step.update(int(counted[1]) / int(counted[2]), f"{counted[1]}/{counted[2]} {counted[3][-50:]}")
 
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
-        named = [*only] if only else [] if tests else ["kvferry", "_core", "kvferry_package"]
-        targets = ["--target", *named] if named else []
-        run_logged("cmake --build --preset release",
-                   ["cmake", "--build", "--preset", "release", "-j", jobs, *targets], log, on_line, tick=step.update)
+        named = ["--target", *targets] if targets else []
+        run_logged(f"cmake --build --preset {preset}",
+                   ["cmake", "--build", "--preset", preset, "-j", jobs, *named], log, on_line, tick=step.update)
 
 
 def ensure_toy_model(name: str = "toy") -> Path:

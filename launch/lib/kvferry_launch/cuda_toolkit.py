@@ -1,0 +1,44 @@
+"""nvcc for machines without CUDA: NVIDIA's packages on PyPI, into build/cuda-toolkit. Needs no GPU and no driver."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from kvferry_launch.paths import BUILD, LOGS, REPO, VENV_PYTHON
+from kvferry_launch.progress import Step
+from kvferry_launch.setup import build_preset, run_logged, stamped
+
+TOOLKIT = BUILD / "cuda-toolkit"
+REQUIREMENTS = REPO / "launch" / "requirements-cuda.txt"
+
+
+def ensure_nvcc() -> None:
+    """Does nothing where there is an nvcc. Errors: SetupError."""
+    if os.environ.get("CUDACXX") or shutil.which("nvcc"):
+        return
+    TOOLKIT.mkdir(parents=True, exist_ok=True)
+    with stamped(TOOLKIT / ".kvferry", REQUIREMENTS) as stale:
+        if not stale:
+            return
+        with Step("CUDA toolkit (nvcc)") as step:
+            command = [str(VENV_PYTHON), "-m", "pip", "install", "--progress-bar", "off", "--no-deps", "--upgrade",
+                       "--target", str(TOOLKIT), "-r", str(REQUIREMENTS)]
+            run_logged("pip install of nvcc", command, LOGS / "pip.log",
+                       lambda line: step.update(note=line.strip()[:60]), tick=step.update)
+            # The packages leave out what a compiler driver and CMake look for: lib64, and libraries without a version.
+            for home in TOOLKIT.glob("nvidia/cu*"):
+                _link(home / "lib64", "lib")
+                for library in (home / "lib").glob("lib*.so.*"):
+                    _link(home / "lib" / f"{library.name.partition('.so.')[0]}.so", library.name)
+
+
+def _link(link: Path, target: str) -> None:
+    if not link.is_symlink():
+        link.symlink_to(target)
+
+
+def ensure_build() -> None:
+    """build/cuda: the kernels, the GPU tests and benchmarks. Errors: SetupError."""
+    ensure_nvcc()
+    build_preset("cuda", ["gpu_tests"], [f"-DPython_EXECUTABLE={sys.executable}"])
