@@ -10,9 +10,6 @@
 #include <cstdint>
 
 #include "kernels/device/portable.h"
-#ifdef __CUDACC__
-#include <cuda_fp8.h>
-#endif
 
 namespace kvferry::device {
 
