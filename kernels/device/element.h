@@ -37,31 +37,29 @@ struct SmallFloat {
   KVFERRY_DEVICE static Storage from_float(float value) {
     const std::uint32_t bits = bits_of(value), magnitude = bits & 0x7FFFFFFF;
     const std::uint32_t sign = bits >> 31 << kSignBit;
-    if (magnitude > 0x7F800000) return static_cast<Storage>(kNan);
+    // No branches: a processor does these four or sixteen at a time.
     // Drops mantissa bits with round to nearest even; a carry runs into the exponent, as it has to.
     constexpr int kDropped = 23 - kMantissaBits;
     constexpr std::uint32_t kFirstNormal = 127 + 1 - kBias;  // the float's exponent of the smallest normal number
-    const std::uint32_t exponent = magnitude >> 23;
-    std::uint32_t rounded = 0;
-    if (exponent >= kFirstNormal) {
-      rounded = (magnitude + (1U << (kDropped - 1)) - 1 + (magnitude >> kDropped & 1)) >> kDropped;
-      rounded -= (kFirstNormal - 1) << kMantissaBits;
-    } else if (const std::uint32_t shift = kDropped + kFirstNormal - exponent; shift <= 24) {
-      // A subnormal has the exponent of the smallest normal number; what is shifted out decides the rounding.
-      const std::uint32_t mantissa = (magnitude & 0x7FFFFF) | 0x800000;
-      rounded = (mantissa + (1U << (shift - 1)) - 1 + (mantissa >> shift & 1)) >> shift;
-    }
-    return static_cast<Storage>(sign | (rounded > kLargest ? kTooLarge : rounded));
+    const std::uint32_t normal = ((magnitude + (1U << (kDropped - 1)) - 1 + (magnitude >> kDropped & 1)) >> kDropped) -
+                                 ((kFirstNormal - 1) << kMantissaBits);
+    // Subnormal numbers are multiples of one quantum, which is what a float's last bit is worth after this addition.
+    constexpr std::uint32_t kMagic = (kFirstNormal + 23 - kMantissaBits) << 23;
+    const std::uint32_t subnormal = bits_of(float_of(magnitude) + float_of(kMagic)) - kMagic;
+    const std::uint32_t rounded = magnitude >> 23 >= kFirstNormal ? normal : subnormal;
+    const std::uint32_t finite = sign | (rounded > kLargest ? kTooLarge : rounded);
+    return static_cast<Storage>(magnitude > 0x7F800000 ? kNan : finite);
   }
 
   /// Exact.
   KVFERRY_DEVICE static float to_float(Storage stored) {
     const std::uint32_t magnitude = stored & ((1U << kSignBit) - 1);
     const std::uint32_t sign = static_cast<std::uint32_t>(stored >> kSignBit) << 31;
-    if (magnitude > kLargest) return float_of(sign | (magnitude == kInfinity ? 0x7F800000U : 0x7FC00000U));
     // The bits in a float's places, times the power of two by which the exponents differ: right for subnormals as well.
     const float misplaced = float_of(sign | magnitude << (23 - kMantissaBits));
-    return misplaced * float_of(static_cast<std::uint32_t>(127 + 127 - kBias) << 23);
+    const float finite = misplaced * float_of(static_cast<std::uint32_t>(127 + 127 - kBias) << 23);
+    const std::uint32_t special = sign | (magnitude == kInfinity ? 0x7F800000U : 0x7FC00000U);
+    return float_of(magnitude > kLargest ? special : bits_of(finite));
   }
 
  private:
@@ -75,8 +73,8 @@ struct Bf16 {
   using Storage = std::uint16_t;
   KVFERRY_DEVICE static Storage from_float(float value) {
     const std::uint32_t bits = bits_of(value);
-    if ((bits & 0x7FFFFFFF) > 0x7F800000) return 0x7FFF;
-    return static_cast<Storage>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+    const std::uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return static_cast<Storage>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FFF : rounded);
   }
   KVFERRY_DEVICE static float to_float(Storage stored) { return float_of(static_cast<std::uint32_t>(stored) << 16); }
 };

@@ -6,7 +6,7 @@
 #ifdef __CUDACC__
 #define KVFERRY_DEVICE __host__ __device__ __forceinline__
 #else
-#define KVFERRY_DEVICE inline
+#define KVFERRY_DEVICE inline __attribute__((always_inline))
 #endif
 #ifdef __CUDA_ARCH__
 #define KVFERRY_UNROLL _Pragma("unroll")
