@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "transport/base/clock.h"
+#include "transport/base/device.h"
 #include "transport/base/ids.h"
 #include "transport/base/result.h"
 
@@ -21,12 +22,15 @@ using TransferId = StrongId<struct TransferIdTag, std::uint64_t>;  // an accepte
 using GrantId = StrongId<struct GrantIdTag, std::uint32_t>;        // a part of a region lent to a peer
 
 /// Memory to register. `fd` says that it is a shared mapping of that file from `fd_offset` on, which lets peers on the
-/// same host map it too (SharedMemory::region()); -1: memory of any other kind, a tensor for example.
+/// same host map it too (SharedMemory::region()); -1: memory of any other kind, a tensor for example. `device` says
+/// whose GPU memory it is; whoever registers it sees to it that what a stream writes there is done before a transfer
+/// reads it.
 struct MemoryRegion {
   void* base = nullptr;
   std::uint64_t bytes = 0;
   int fd = -1;  // read once, at registration; the caller may close it afterwards
   std::uint64_t fd_offset = 0;
+  Device* device = nullptr;  // outlives the registration; nullptr: host memory
 };
 
 enum class Direction : std::uint8_t { kPull, kPush };
@@ -85,6 +89,7 @@ class Transport {
   virtual std::string describe() const = 0;
 
   /// Makes the memory reachable. It must stay mapped until unregister_region() or shutdown() returns.
+  /// kUnavailable: this backend, or the library below it, can't reach memory of this kind.
   virtual Result<RegionId> register_region(const MemoryRegion& memory) = 0;
   Result<RegionId> register_region(void* base, std::uint64_t bytes) {
     return register_region(MemoryRegion{base, bytes});

@@ -38,7 +38,7 @@ struct PassLayout {
 
 std::uint64_t num_segments(std::uint64_t bytes) { return (bytes + kSegmentBytes - 1) / kSegmentBytes; }
 
-class CudaPass final : public CudaPacker::Pass {
+class CudaPass final : public StreamPacker::Pass {
  public:
   CudaPass(std::shared_ptr<const PackerState> state, cudaStream_t stream, bool gathers, bool wants_checksums)
       : state_(std::move(state)), stream_(stream), gathers_(gathers), wants_checksums_(wants_checksums) {}
@@ -52,7 +52,7 @@ class CudaPass final : public CudaPacker::Pass {
   }
 
   /// Sends jobs and block tables to the device.
-  Result<void> start(std::span<const CudaJob> jobs) {
+  Result<void> start(std::span<const PackerJob> jobs) {
     const PassLayout layout = lay_out(jobs);
     Result<PinnedBuffer> host = state_->pinned.take(layout.end);
     if (!host) return std::move(host).error();
@@ -126,13 +126,13 @@ class CudaPass final : public CudaPacker::Pass {
   }
 
  private:
-  PassLayout lay_out(std::span<const CudaJob> jobs) {
+  PassLayout lay_out(std::span<const PackerJob> jobs) {
     const auto after = [](std::size_t at, std::size_t bytes) {
       return (at + bytes + kVecBytes - 1) / kVecBytes * kVecBytes;
     };
     std::size_t table_entries = 0;
     std::uint64_t segments = 0;
-    for (const CudaJob& job : jobs) {
+    for (const PackerJob& job : jobs) {
       table_entries += job.run.block_ids.size() * table_blocks(job);
       chunk_bytes_.push_back(job.chunk_tokens * state_->shape.bytes_per_token);
       segments += num_segments(chunk_bytes_.back());
@@ -145,13 +145,13 @@ class CudaPass final : public CudaPacker::Pass {
     return layout;
   }
 
-  static std::size_t table_blocks(const CudaJob& job) {
+  static std::size_t table_blocks(const PackerJob& job) {
     std::size_t blocks = 0;
     for (const std::vector<BlockId>& table : job.run.block_ids) blocks = std::max(blocks, table.size());
     return blocks;
   }
 
-  void fill(std::span<const CudaJob> jobs) {
+  void fill(std::span<const PackerJob> jobs) {
     const device::PackPlan& plan = state_->host_plan.plan;
     launch_.plan = plan;
     launch_.plan.planes = reinterpret_cast<const device::PlaneView*>(state_->planes.data());
@@ -161,7 +161,7 @@ class CudaPass final : public CudaPacker::Pass {
     by_segments_ = state_->is_vectorisable;
     std::size_t table_at = layout_.tables, segments_at = layout_.segments;
     for (std::size_t i = 0; i < jobs.size(); ++i) {
-      const CudaJob& job = jobs[i];
+      const PackerJob& job = jobs[i];
       const std::size_t blocks = table_blocks(job);
       auto* const segments =
           wants_checksums_ ? reinterpret_cast<std::uint64_t*>(device_.data() + segments_at) : nullptr;
@@ -210,15 +210,15 @@ class CudaPass final : public CudaPacker::Pass {
   bool by_segments_ = false, runs_are_chunks_ = true, are_hashed_ = false, is_finished_ = false;
 };
 
-class CudaPackerImpl final : public CudaPacker {
+class CudaPackerImpl final : public StreamPacker {
  public:
   explicit CudaPackerImpl(std::shared_ptr<const PackerState> state) : state_(std::move(state)) {}
   const KvLayout& layout() const override { return state_->layout; }
   std::uint64_t chunk_bytes_per_token() const override { return state_->shape.bytes_per_token; }
 
-  Result<std::unique_ptr<Pass>> gather(std::span<const CudaJob> jobs, CudaStream stream,
+  Result<std::unique_ptr<Pass>> gather(std::span<const PackerJob> jobs, DeviceStream stream,
                                        bool wants_checksums) override {
-    for (const CudaJob& job : jobs) {
+    for (const PackerJob& job : jobs) {
       if (job.chunk_tokens != job.run.num_tokens || job.skip_tokens != 0)
         return Error{ErrorCode::kInvalidArgument,
                      fmt::format("a chunk of {} tokens is gathered whole, not {} from {} on", job.chunk_tokens,
@@ -229,9 +229,9 @@ class CudaPackerImpl final : public CudaPacker {
     return start(jobs, stream, true, wants_checksums);
   }
 
-  Result<std::unique_ptr<Pass>> scatter(std::span<const CudaJob> jobs, CudaStream stream,
+  Result<std::unique_ptr<Pass>> scatter(std::span<const PackerJob> jobs, DeviceStream stream,
                                         bool wants_checksums) override {
-    for (const CudaJob& job : jobs) {
+    for (const PackerJob& job : jobs) {
       if (Result<void> ok =
               check_scatter(state_->layout, state_->shape, job.run, job.chunk_bytes, job.chunk_tokens, job.skip_tokens);
           !ok)
@@ -241,10 +241,10 @@ class CudaPackerImpl final : public CudaPacker {
   }
 
  private:
-  Result<std::unique_ptr<Pass>> start(std::span<const CudaJob> jobs, CudaStream stream, bool gathers,
+  Result<std::unique_ptr<Pass>> start(std::span<const PackerJob> jobs, DeviceStream stream, bool gathers,
                                       bool wants_checksums) {
     if (jobs.empty()) return Error{ErrorCode::kInvalidArgument, "a pass without jobs"};
-    auto pass = std::make_unique<CudaPass>(state_, stream, gathers, wants_checksums);
+    auto pass = std::make_unique<CudaPass>(state_, static_cast<cudaStream_t>(stream), gathers, wants_checksums);
     if (Result<void> ok = pass->start(jobs); !ok) return std::move(ok).error();
     return std::unique_ptr<Pass>(std::move(pass));
   }
@@ -254,7 +254,7 @@ class CudaPackerImpl final : public CudaPacker {
 
 }  // namespace
 
-Result<std::unique_ptr<CudaPacker>> make_cuda_packer(KvLayout layout, ChunkFormat format) {
+Result<std::unique_ptr<StreamPacker>> make_cuda_packer(KvLayout layout, ChunkFormat format) {
   if (Result<void> ok = check_layout(layout); !ok) return std::move(ok).error();
   const Result<ChunkShape> shape = resolve(layout, format);
   if (!shape) return shape.error();
@@ -271,7 +271,7 @@ Result<std::unique_ptr<CudaPacker>> make_cuda_packer(KvLayout layout, ChunkForma
   const std::vector<device::PlaneView>& planes = state->host_plan.planes;
   if (Result<void> ok = state->planes.upload(planes.data(), planes.size() * sizeof planes[0]); !ok)
     return std::move(ok).error();
-  return std::unique_ptr<CudaPacker>(std::make_unique<CudaPackerImpl>(std::move(state)));
+  return std::unique_ptr<StreamPacker>(std::make_unique<CudaPackerImpl>(std::move(state)));
 }
 
 }  // namespace kvferry

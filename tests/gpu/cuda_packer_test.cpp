@@ -20,7 +20,7 @@ class CudaPackerTest : public ::testing::Test {
 class CudaPackerRandom : public CudaPackerTest, public ::testing::WithParamInterface<std::uint32_t> {};
 
 /// Sends the jobs through all layers, some at a time, and waits.
-Result<std::vector<std::uint64_t>> run_all(Result<std::unique_ptr<CudaPacker::Pass>> pass, std::uint32_t num_layers,
+Result<std::vector<std::uint64_t>> run_all(Result<std::unique_ptr<StreamPacker::Pass>> pass, std::uint32_t num_layers,
                                            std::uint32_t layers_at_once) {
   if (!pass) return std::move(pass).error();
   for (std::uint32_t first = 0; first < num_layers; first += layers_at_once)
@@ -53,7 +53,7 @@ TEST_P(CudaPackerRandom, EqualsThePlainLoopBitByBit) {
     const std::uint64_t token_bytes = packer->chunk_bytes_per_token();
     const DeviceBytes chunks[] = {DeviceBytes(runs[0].num_tokens * token_bytes),
                                   DeviceBytes(runs[1].num_tokens * token_bytes)};
-    std::vector<CudaJob> jobs;
+    std::vector<PackerJob> jobs;
     for (int i = 0; i < 2; ++i) jobs.push_back({runs[i], chunks[i].data(), chunks[i].size(), runs[i].num_tokens, 0});
     const auto checksums = run_all(packer->gather(jobs, nullptr, true), shape.layers, random.number(1, 3));
     ASSERT_TRUE(checksums) << checksums.error().what;
@@ -71,7 +71,7 @@ TEST_P(CudaPackerRandom, EqualsThePlainLoopBitByBit) {
     const std::uint32_t chunk_tokens = skip_tokens + runs[0].num_tokens + (skip_tokens == 0 ? 0 : random.number(0, 9));
     const std::vector<std::byte> received = random.bytes(chunk_tokens * to_device->chunk_bytes_per_token());
     const DeviceBytes chunk(received);
-    const std::vector<CudaJob> job = {{runs[0], chunk.data(), chunk.size(), chunk_tokens, skip_tokens}};
+    const std::vector<PackerJob> job = {{runs[0], chunk.data(), chunk.size(), chunk_tokens, skip_tokens}};
     const auto read = run_all(to_device->scatter(job, nullptr, true), shape.layers, random.once_in(2) ? 99 : 1);
     ASSERT_TRUE(read) << read.error().what;
     ASSERT_EQ((*read)[0], chunk_checksum(received));
@@ -87,7 +87,7 @@ TEST_F(CudaPackerTest, RefusesWhatTheHostPackerRefuses) {
   const auto packer = make_cuda_packer(cache.layout()).value();
   const std::vector<std::vector<BlockId>> tables = {{0, 4}};
   const DeviceBytes chunk(1 << 16);
-  const std::vector<CudaJob> jobs = {{TokenRun{0, 8, tables}, chunk.data(), chunk.size(), 8, 0}};
+  const std::vector<PackerJob> jobs = {{TokenRun{0, 8, tables}, chunk.data(), chunk.size(), 8, 0}};
   const auto pass = packer->gather(jobs, nullptr, true);
   ASSERT_FALSE(pass);
   EXPECT_EQ(pass.error().code, ErrorCode::kInvalidArgument);

@@ -59,7 +59,7 @@ void bench(const Case& what) {
   std::shuffle(tables[0].begin(), tables[0].end(), std::mt19937(1));
   const std::size_t bytes = what.num_tokens * packer->chunk_bytes_per_token();
   const DeviceBytes pool(bytes), from(bytes), to(bytes);
-  std::vector<CudaJob> jobs;
+  std::vector<PackerJob> jobs;
   for (std::uint32_t first = 0; first < what.num_tokens; first += kChunkTokens) {
     const std::uint32_t tokens = std::min(kChunkTokens, what.num_tokens - first);
     jobs.push_back({TokenRun{first, tokens, tables}, pool.data() + first * packer->chunk_bytes_per_token(),

@@ -1,0 +1,244 @@
+#include "tests/device/sim_device.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "transport/base/check.h"
+#include "transport/base/checksum.h"
+
+namespace kvferry {
+namespace {
+
+class SimChecksums final : public Device::Checksums {
+ public:
+  struct Shared {
+    std::vector<std::uint64_t> values;
+  };
+  SimChecksums(std::shared_ptr<Shared> shared, DeviceEvent done) : shared_(std::move(shared)), done_(std::move(done)) {}
+  Result<bool> is_done() override { return done_.is_reached(); }
+  Result<std::vector<std::uint64_t>> take() override {
+    if (Result<void> ok = done_.wait(); !ok) return std::move(ok).error();
+    return shared_->values;
+  }
+
+ private:
+  std::shared_ptr<Shared> shared_;
+  DeviceEvent done_;
+};
+
+}  // namespace
+
+SimDevice::SimDevice(std::uint32_t seed, Drive drive) : random_(seed) {
+  if (drive == Drive::kByHand) return;
+  thread_ = std::thread([this] {
+    while (true) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (is_stopping_) return;
+      }
+      if (!step()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  });
+}
+
+SimDevice::~SimDevice() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+bool SimDevice::step() {
+  std::unique_lock lock(mutex_);
+  std::vector<DeviceStream> ready;
+  for (const auto& [handle, stream] : streams_) {
+    if (!stream.is_busy && !stream.work.empty()) ready.push_back(handle);
+  }
+  std::shuffle(ready.begin(), ready.end(), random_);
+  for (const DeviceStream handle : ready) {
+    Stream& stream = streams_.at(handle);
+    const std::function<bool()> work = stream.work.front();
+    stream.is_busy = true;
+    lock.unlock();  // the work may be of a test that uses the device
+    const bool is_done = work();
+    lock.lock();
+    stream.is_busy = false;
+    if (!is_done) continue;
+    stream.work.pop_front();
+    if (stream.is_dropped && stream.work.empty()) streams_.erase(handle);
+    return true;
+  }
+  return false;
+}
+
+void SimDevice::run_all() {
+  while (step()) {
+  }
+}
+
+void SimDevice::enqueue(DeviceStream stream, std::function<bool()> work) {
+  const std::lock_guard lock(mutex_);
+  enqueue_locked(stream, std::move(work));
+}
+
+void SimDevice::refuse_next(int calls) {
+  const std::lock_guard lock(mutex_);
+  refusals_ = calls;
+}
+
+std::size_t SimDevice::num_alive() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t alive = events_.size() + memory_.size() + pinned_.size();
+  for (const auto& [handle, stream] : streams_) alive += handle != nullptr && !stream.is_dropped ? 1 : 0;
+  return alive;
+}
+
+Result<void> SimDevice::check() {
+  if (refusals_ == 0) return {};
+  --refusals_;
+  return Error{ErrorCode::kUnavailable, "the simulated GPU refuses"};
+}
+
+SimDevice::EventPtr SimDevice::event_of(EventHandle handle) const {
+  const auto found = events_.find(handle);
+  KVFERRY_CHECK(found != events_.end(), "an event is used that was dropped");
+  return found->second;
+}
+
+void SimDevice::enqueue_locked(DeviceStream handle, std::function<bool()> work) {
+  const auto found = streams_.find(handle);
+  KVFERRY_CHECK(handle == nullptr || (found != streams_.end() && !found->second.is_dropped),
+                "a stream is used that was dropped");
+  streams_[handle].work.push_back(std::move(work));
+}
+
+Result<std::byte*> SimDevice::allocate(MemoryKind, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (Result<void> ok = check(); !ok) return std::move(ok).error();
+  auto memory = std::make_unique<std::byte[]>(bytes);
+  std::memset(memory.get(), 0xa5, bytes);  // what nobody wrote is not zero
+  std::byte* const base = memory.get();
+  memory_[base] = std::move(memory);
+  return base;
+}
+
+void SimDevice::release(MemoryKind, std::byte* base) {
+  run_all();
+  const std::lock_guard lock(mutex_);
+  KVFERRY_CHECK(memory_.erase(base) == 1, "memory is released that was not allocated");
+}
+
+Result<void> SimDevice::pin(std::span<std::byte> memory) {
+  const std::lock_guard lock(mutex_);
+  if (Result<void> ok = check(); !ok) return ok;
+  KVFERRY_CHECK(pinned_.insert(memory.data()).second, "memory is pinned twice");
+  return {};
+}
+
+void SimDevice::unpin(std::span<std::byte> memory) {
+  const std::lock_guard lock(mutex_);
+  KVFERRY_CHECK(pinned_.erase(memory.data()) == 1, "memory is unpinned that was not pinned");
+}
+
+Result<DeviceStream> SimDevice::make_stream() {
+  const std::lock_guard lock(mutex_);
+  if (Result<void> ok = check(); !ok) return std::move(ok).error();
+  const auto handle = reinterpret_cast<DeviceStream>(++last_handle_);
+  streams_[handle] = {};
+  return handle;
+}
+
+void SimDevice::drop_stream(DeviceStream handle) {
+  const std::lock_guard lock(mutex_);
+  Stream& stream = streams_.at(handle);
+  KVFERRY_CHECK(!stream.is_dropped, "a stream is dropped twice");
+  stream.is_dropped = true;
+  if (stream.work.empty()) streams_.erase(handle);
+}
+
+Result<Device::EventHandle> SimDevice::record(DeviceStream stream) {
+  const std::lock_guard lock(mutex_);
+  if (Result<void> ok = check(); !ok) return std::move(ok).error();
+  const auto handle = reinterpret_cast<EventHandle>(++last_handle_);
+  auto event = std::make_shared<Event>();
+  events_[handle] = event;
+  enqueue_locked(stream, [this, event] {
+    const std::lock_guard reaching(mutex_);
+    return event->is_reached = true;
+  });
+  return handle;
+}
+
+void SimDevice::drop_event(EventHandle event) {
+  const std::lock_guard lock(mutex_);
+  KVFERRY_CHECK(events_.erase(event) == 1, "an event is dropped twice");
+}
+
+Result<bool> SimDevice::is_reached(EventHandle event) {
+  const std::lock_guard lock(mutex_);
+  if (Result<void> ok = check(); !ok) return std::move(ok).error();
+  return event_of(event)->is_reached;
+}
+
+Result<void> SimDevice::wait(EventHandle handle) {
+  EventPtr event;
+  {
+    const std::lock_guard lock(mutex_);
+    if (Result<void> ok = check(); !ok) return ok;
+    event = event_of(handle);
+  }
+  while (true) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (event->is_reached) return {};
+    }
+    if (step()) continue;
+    KVFERRY_CHECK(thread_.joinable(), "the host waits for an event that nothing leads to");
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+Result<void> SimDevice::wait_on(DeviceStream stream, EventHandle handle) {
+  const std::lock_guard lock(mutex_);
+  if (Result<void> ok = check(); !ok) return ok;
+  enqueue_locked(stream, [this, event = event_of(handle)] {
+    const std::lock_guard asking(mutex_);
+    return event->is_reached;
+  });
+  return {};
+}
+
+Result<void> SimDevice::copy(std::span<const DeviceCopy> copies, DeviceStream stream) {
+  const std::lock_guard lock(mutex_);
+  if (Result<void> ok = check(); !ok) return ok;
+  for (const DeviceCopy& copy : copies) {
+    enqueue_locked(stream, [copy] {
+      std::memcpy(copy.to, copy.from, copy.bytes);
+      return true;
+    });
+  }
+  return {};
+}
+
+Result<std::unique_ptr<Device::Checksums>> SimDevice::checksums(std::span<const std::span<const std::byte>> ranges,
+                                                                DeviceStream stream) {
+  auto shared = std::make_shared<SimChecksums::Shared>();
+  {
+    const std::lock_guard lock(mutex_);
+    if (Result<void> ok = check(); !ok) return std::move(ok).error();
+    for (const std::span<const std::byte> range : ranges) {
+      enqueue_locked(stream, [shared, range] {
+        shared->values.push_back(chunk_checksum(range));
+        return true;
+      });
+    }
+  }
+  Result<DeviceEvent> done = DeviceEvent::record(*this, stream);
+  if (!done) return std::move(done).error();
+  return std::unique_ptr<Checksums>(std::make_unique<SimChecksums>(std::move(shared), std::move(*done)));
+}
+
+}  // namespace kvferry
