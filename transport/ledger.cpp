@@ -18,6 +18,13 @@ Result<void> Ledger::check_region(const void* base, std::uint64_t bytes) {
   return {};
 }
 
+Result<void> Ledger::check_host_region(const MemoryRegion& memory, std::string_view backend) {
+  if (memory.device != nullptr)
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("{} can't reach memory of {}: it moves host memory", backend, memory.device->describe())};
+  return check_region(memory.base, memory.bytes);
+}
+
 std::uint64_t Ledger::random_incarnation() {
   std::random_device random;
   return (std::uint64_t{random()} << 32) | random();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -47,6 +48,8 @@ class Ledger {
   static Error is_shut_down() { return Error{ErrorCode::kCancelled, "the transport is shut down"}; }
   /// kInvalidArgument: null, empty or wrapping around the address space.
   static Result<void> check_region(const void* base, std::uint64_t bytes);
+  /// The same for backends whose processors copy. kUnavailable: GPU memory.
+  static Result<void> check_host_region(const MemoryRegion& memory, std::string_view backend);
   /// Two steps, so that a backend can register the memory under the id before anybody may use it.
   RegionId new_region_id();
   void add_region(RegionId id, void* base, std::uint64_t bytes, std::string exported);

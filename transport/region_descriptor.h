@@ -15,7 +15,8 @@ struct RegionDescriptor {
   std::string rkey;          // the backend's own, packed; may be empty
   std::uint32_t region = 0;  // the owner's RegionId
   std::uint32_t grant = 0;   // the owner's GrantId that base and bytes are the bounds of; 0: the whole region
-  KVFERRY_FIELDS(incarnation, base, bytes, rkey, region, grant);
+  bool is_device = false;    // GPU memory, which no processor touches
+  KVFERRY_FIELDS(incarnation, base, bytes, rkey, region, grant, is_device);
 };
 
 }  // namespace kvferry

@@ -9,6 +9,7 @@
 #include "kernels/chunk_shape.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_result.h"
+#include "kernels/cuda/current_device.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/device/make_plan.h"
 #include "kernels/run_check.h"
@@ -21,6 +22,7 @@ using device::kVecBytes;
 
 /// What all passes of a packer share.
 struct PackerState {
+  int ordinal = 0;  // of the GPU
   KvLayout layout;
   ChunkFormat format;
   ChunkShape shape;
@@ -43,6 +45,7 @@ class CudaPass final : public StreamPacker::Pass {
   CudaPass(std::shared_ptr<const PackerState> state, cudaStream_t stream, bool gathers, bool wants_checksums)
       : state_(std::move(state)), stream_(stream), gathers_(gathers), wants_checksums_(wants_checksums) {}
   ~CudaPass() override {
+    const CurrentDevice current(state_->ordinal);
     // The device may still read the host's buffer; its own goes back in the stream's order.
     if (is_finished_)
       cudaEventSynchronize(done_.get());
@@ -53,6 +56,7 @@ class CudaPass final : public StreamPacker::Pass {
 
   /// Sends jobs and block tables to the device.
   Result<void> start(std::span<const PackerJob> jobs) {
+    const CurrentDevice current(state_->ordinal);
     const PassLayout layout = lay_out(jobs);
     Result<PinnedBuffer> host = state_->pinned.take(layout.end);
     if (!host) return std::move(host).error();
@@ -66,6 +70,7 @@ class CudaPass final : public StreamPacker::Pass {
   }
 
   Result<void> copy_layers(std::uint32_t first, std::uint32_t end) override {
+    const CurrentDevice current(state_->ordinal);
     if (first != next_layer_ || end <= first || end > launch_.plan.num_layers)
       return Error{ErrorCode::kInvalidArgument,
                    fmt::format("layers [{}, {}) after {} of {}", first, end, next_layer_, launch_.plan.num_layers)};
@@ -84,6 +89,7 @@ class CudaPass final : public StreamPacker::Pass {
   }
 
   Result<void> finish() override {
+    const CurrentDevice current(state_->ordinal);
     if (next_layer_ != launch_.plan.num_layers)
       return Error{ErrorCode::kInvalidArgument,
                    fmt::format("only {} of {} layers are copied", next_layer_, launch_.plan.num_layers)};
@@ -104,6 +110,7 @@ class CudaPass final : public StreamPacker::Pass {
   }
 
   Result<bool> is_done() const override {
+    const CurrentDevice current(state_->ordinal);
     if (!is_finished_) return false;
     const cudaError_t code = cudaEventQuery(done_.get());
     if (code == cudaErrorNotReady) return false;
@@ -112,6 +119,7 @@ class CudaPass final : public StreamPacker::Pass {
   }
 
   Result<std::vector<std::uint64_t>> wait() override {
+    const CurrentDevice current(state_->ordinal);
     if (!is_finished_) return Error{ErrorCode::kInvalidArgument, "a pass is waited for before its end"};
     if (Result<void> ok = cuda_result(cudaEventSynchronize(done_.get()), "waiting for a pass"); !ok)
       return std::move(ok).error();
@@ -243,7 +251,9 @@ class CudaPackerImpl final : public StreamPacker {
  private:
   Result<std::unique_ptr<Pass>> start(std::span<const PackerJob> jobs, DeviceStream stream, bool gathers,
                                       bool wants_checksums) {
-    if (jobs.empty()) return Error{ErrorCode::kInvalidArgument, "a pass without jobs"};
+    if (jobs.empty() || jobs.size() > cuda::kJobsMax)
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("a pass of {} jobs; 1 to {} are possible", jobs.size(), cuda::kJobsMax)};
     auto pass = std::make_unique<CudaPass>(state_, static_cast<cudaStream_t>(stream), gathers, wants_checksums);
     if (Result<void> ok = pass->start(jobs); !ok) return std::move(ok).error();
     return std::unique_ptr<Pass>(std::move(pass));
@@ -254,14 +264,16 @@ class CudaPackerImpl final : public StreamPacker {
 
 }  // namespace
 
-Result<std::unique_ptr<StreamPacker>> make_cuda_packer(KvLayout layout, ChunkFormat format) {
+Result<std::unique_ptr<StreamPacker>> make_cuda_packer(int ordinal, KvLayout layout, ChunkFormat format) {
   if (Result<void> ok = check_layout(layout); !ok) return std::move(ok).error();
   const Result<ChunkShape> shape = resolve(layout, format);
   if (!shape) return shape.error();
   int num_devices = 0;
   if (Result<void> ok = cuda_result(cudaGetDeviceCount(&num_devices), "no GPU for CUDA"); !ok)
     return std::move(ok).error();
+  const CurrentDevice current(ordinal);
   auto state = std::make_shared<PackerState>();
+  state->ordinal = ordinal;
   state->layout = std::move(layout);
   state->format = std::move(format);
   state->shape = *shape;

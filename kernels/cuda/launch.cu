@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/device/copy_elements.h"
+#include "kernels/device/copy_range.h"
 #include "kernels/device/copy_segment.h"
 
 namespace kvferry::cuda {
@@ -72,6 +73,15 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) job.segments[segment] = SegmentLane::finish(sum);
 }
 
+constexpr std::uint32_t kTileVecs = 4;  // that a thread copies
+constexpr std::uint64_t kTileBytes = kThreads * kTileVecs * kVecBytes;
+
+__global__ void __launch_bounds__(kThreads) range_kernel(const RangeJob* jobs) {
+  const RangeJob job = jobs[blockIdx.y];
+  for (std::uint64_t tile = blockIdx.x; tile * kTileBytes < job.num_bytes; tile += gridDim.x)
+    copy_tile(job.to, job.from, job.num_bytes, tile * kTileBytes, kTileVecs, threadIdx.x, kThreads);
+}
+
 constexpr std::uint32_t blocks_for(std::uint64_t segments) {
   return static_cast<std::uint32_t>((segments + kSegmentsPerBlock - 1) / kSegmentsPerBlock);
 }
@@ -140,6 +150,14 @@ cudaError_t launch_elements(const Launch& launch, ElementType cache_type, Elemen
 cudaError_t launch_hash(const HashJob* jobs, std::uint32_t num_jobs, std::uint64_t segments_max,
                         const SegmentSecret& secret, cudaStream_t stream) {
   hash_kernel<<<dim3(std::max(1U, blocks_for(segments_max)), num_jobs), kThreads, 0, stream>>>(jobs, secret);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_ranges(const RangeJob* jobs, std::uint32_t num_jobs, std::uint64_t bytes_max, cudaStream_t stream) {
+  constexpr std::uint64_t kBlocksMax = 1U << 12;
+  const std::uint64_t wanted = (bytes_max + kTileBytes - 1) / kTileBytes;
+  const dim3 grid(static_cast<std::uint32_t>(std::clamp<std::uint64_t>(wanted, 1, kBlocksMax)), num_jobs);
+  range_kernel<<<grid, kThreads, 0, stream>>>(jobs);
   return cudaGetLastError();
 }
 

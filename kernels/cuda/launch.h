@@ -42,4 +42,15 @@ struct HashJob {
 cudaError_t launch_hash(const HashJob* jobs, std::uint32_t num_jobs, std::uint64_t segments_max,
                         const device::SegmentSecret& secret, cudaStream_t stream);
 
+/// Some bytes from one place to another, both of which the device reaches.
+struct RangeJob {
+  std::byte* to;
+  const std::byte* from;
+  std::uint64_t num_bytes;
+};
+cudaError_t launch_ranges(const RangeJob* jobs, std::uint32_t num_jobs, std::uint64_t bytes_max, cudaStream_t stream);
+
+/// CUDA's limit of a grid's height, which is a launch's number of jobs.
+constexpr std::uint32_t kJobsMax = 65535;
+
 }  // namespace kvferry::cuda

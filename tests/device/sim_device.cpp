@@ -127,6 +127,10 @@ Result<std::byte*> SimDevice::allocate(MemoryKind, std::uint64_t bytes) {
 
 void SimDevice::release(MemoryKind, std::byte* base) {
   run_all();
+  release_now(base);
+}
+
+void SimDevice::release_now(std::byte* base) {
   const std::lock_guard lock(mutex_);
   KVFERRY_CHECK(memory_.erase(base) == 1, "memory is released that was not allocated");
 }

@@ -33,12 +33,15 @@ class SimDevice final : public Device {
   void run_all();
   /// Puts work of the test's own into a stream: called until it returns true, in the stream's order; must not block.
   void enqueue(DeviceStream stream, std::function<bool()> work);
+  /// release() for work in a stream, which must not wait for others.
+  void release_now(std::byte* base);
   /// The next calls that can fail do so, this many of them.
   void refuse_next(int calls);
   /// Streams, events and memory that nobody gave back.
   std::size_t num_alive() const;
 
   std::string describe() const override { return "simulated GPU"; }
+  bool is_host() const override { return true; }
   Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) override;
   void release(MemoryKind kind, std::byte* base) override;
   Result<void> pin(std::span<std::byte> memory) override;

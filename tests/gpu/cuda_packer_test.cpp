@@ -48,7 +48,7 @@ TEST_P(CudaPackerRandom, EqualsThePlainLoopBitByBit) {
     const std::uint32_t tokens = shape.blocks * shape.block_tokens;
     const TokenRun runs[] = {random_run(random, tokens, tables), random_run(random, tokens, tables)};
 
-    const auto packer = make_cuda_packer(by_device.layout(), gathered).value();
+    const auto packer = make_cuda_packer(0, by_device.layout(), gathered).value();
     const auto reference = make_reference_packer(by_reference.layout(), gathered).value();
     const std::uint64_t token_bytes = packer->chunk_bytes_per_token();
     const DeviceBytes chunks[] = {DeviceBytes(runs[0].num_tokens * token_bytes),
@@ -65,7 +65,7 @@ TEST_P(CudaPackerRandom, EqualsThePlainLoopBitByBit) {
     ASSERT_EQ(by_device.memory(), memory);
 
     const ChunkFormat scattered = random_format(random, shape, false);
-    const auto to_device = make_cuda_packer(by_device.layout(), scattered).value();
+    const auto to_device = make_cuda_packer(0, by_device.layout(), scattered).value();
     const auto to_reference = make_reference_packer(by_reference.layout(), scattered).value();
     const std::uint32_t skip_tokens = random.once_in(2) ? 0 : random.number(1, 9);
     const std::uint32_t chunk_tokens = skip_tokens + runs[0].num_tokens + (skip_tokens == 0 ? 0 : random.number(0, 9));
@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, CudaPackerRandom, ::testing::Range(0u, 6u));
 
 TEST_F(CudaPackerTest, RefusesWhatTheHostPackerRefuses) {
   const DeviceCache cache(CacheShape{});
-  const auto packer = make_cuda_packer(cache.layout()).value();
+  const auto packer = make_cuda_packer(0, cache.layout()).value();
   const std::vector<std::vector<BlockId>> tables = {{0, 4}};
   const DeviceBytes chunk(1 << 16);
   const std::vector<PackerJob> jobs = {{TokenRun{0, 8, tables}, chunk.data(), chunk.size(), 8, 0}};
@@ -98,7 +98,7 @@ TEST(CudaPacker, SaysWhyThereIsNoGpu) {
   const std::string why = why_no_gpu();
   if (why.empty()) GTEST_SKIP() << "there is one";
   const TestCache cache(CacheShape{});
-  const auto packer = make_cuda_packer(cache.layout());
+  const auto packer = make_cuda_packer(0, cache.layout());
   ASSERT_FALSE(packer);
   EXPECT_EQ(packer.error().code, ErrorCode::kUnavailable);
   EXPECT_NE(packer.error().what.find(why), std::string::npos) << packer.error().what;

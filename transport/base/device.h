@@ -37,6 +37,8 @@ class Device {
   virtual ~Device() = default;
   /// "NVIDIA H200 (cuda:0)".
   virtual std::string describe() const = 0;
+  /// Its memory is the host's as well: a simulated GPU.
+  virtual bool is_host() const { return false; }
 
   virtual Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) = 0;
   /// What allocate() gave. Waits for the device's work.

@@ -17,7 +17,7 @@ class LoopbackTransport final : public Transport {
   std::string describe() const override { return "loopback: copies within this process"; }
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
-    if (Result<void> ok = Ledger::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
+    if (Result<void> ok = Ledger::check_host_region(memory, "the loopback"); !ok) return std::move(ok).error();
     if (!core_->is_alive(*node_)) return Error{ErrorCode::kCancelled, "the transport is shut down"};
     const RegionId id = node_->ledger.new_region_id();
     const RegionDescriptor descriptor{node_->incarnation, reinterpret_cast<std::uintptr_t>(memory.base), memory.bytes,

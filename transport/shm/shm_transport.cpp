@@ -25,7 +25,7 @@ class ShmTransport final : public Transport {
   std::string describe() const override { return engine_.describe(); }
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
-    if (Result<void> ok = Ledger::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
+    if (Result<void> ok = Ledger::check_host_region(memory, "shared memory"); !ok) return std::move(ok).error();
     if (is_stopped_) return Ledger::is_shut_down();
     OwnedFd fd;
     if (memory.fd >= 0) {

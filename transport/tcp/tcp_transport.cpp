@@ -28,7 +28,7 @@ class TcpTransport final : public Transport {
   }
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
-    if (Result<void> ok = Ledger::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
+    if (Result<void> ok = Ledger::check_host_region(memory, "TCP"); !ok) return std::move(ok).error();
     if (is_stopped_) return Ledger::is_shut_down();
     const RegionId id = ledger_.new_region_id();
     const RegionDescriptor descriptor{.incarnation = incarnation_,

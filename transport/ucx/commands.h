@@ -36,6 +36,7 @@ struct MapMemoryCommand {
   RegionId region;
   void* base;
   std::uint64_t bytes;
+  Device* device;                          // nullptr: host memory
   std::promise<Result<std::string>> rkey;  // packed
 };
 struct UnmapMemoryCommand {

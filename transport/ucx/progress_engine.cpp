@@ -60,14 +60,15 @@ void ProgressEngine::run() {
     advance_peers(now);
     complete_finished();
     if (is_quiet()) return;  // before any sleep: nothing would wake us
-    if (has_admitted || has_progressed) busy_at = now;
+    if (has_admitted || has_progressed || !may_sleep()) busy_at = now;
     if (now - busy_at >= options_.spin_ns) wait_for_work(now);
   }
 }
 
 void ProgressEngine::tear_down() {
   peers_.clear();
-  for (const auto& [region, handle] : memories_) worker_->unmap_memory(handle);
+  for (const auto& [region, memory] : memories_) worker_->unmap_memory(memory.handle);
+  for (const auto& [device, stream] : hash_streams_) device->drop_stream(stream);
   worker_.reset();
 }
 
@@ -81,7 +82,7 @@ void ProgressEngine::handle(SubmitCommand& command) {
   const auto entry = peers_.find(command.transfer.peer);
   KVFERRY_CHECK(entry != peers_.end(), "transfer {} was accepted for an unknown peer", command.transfer.id);
   entry->second.peer->connect();
-  const ucp_mem_h memory = memories_.at(command.transfer.local);
+  const LocalMemory& memory = memories_.at(command.transfer.local);
   auto transfer =
       std::make_unique<UcxTransfer>(options_, *entry->second.peer, asked_, std::move(command.transfer), memory);
   const auto goes_after = [](Priority priority, const auto& other) { return priority < other->priority(); };
@@ -113,16 +114,32 @@ void ProgressEngine::handle(DropPeerCommand& command) {
 }
 
 void ProgressEngine::handle(MapMemoryCommand& command) {
-  Result<UcpWorker::Memory> memory = worker_->map_memory(command.base, command.bytes);
+  const bool is_host = command.device == nullptr || command.device->is_host();
+  const ucs_memory_type_t type = is_host ? UCS_MEMORY_TYPE_HOST : UCS_MEMORY_TYPE_CUDA;
+  Result<UcpWorker::Memory> memory = worker_->map_memory(command.base, command.bytes, type);
   if (!memory) return command.rkey.set_value(std::move(memory).error());
-  memories_.emplace(command.region, memory->handle);
+  LocalMemory& local = memories_[command.region];
+  local = {memory->handle, type, command.device, nullptr};
+  if (command.device != nullptr) {
+    auto stream = hash_streams_.find(command.device);
+    if (stream == hash_streams_.end()) {
+      Result<DeviceStream> made = command.device->make_stream();
+      if (!made) {
+        worker_->unmap_memory(memory->handle);
+        memories_.erase(command.region);
+        return command.rkey.set_value(std::move(made).error());
+      }
+      stream = hash_streams_.emplace(command.device, *made).first;
+    }
+    local.stream = stream->second;
+  }
   command.rkey.set_value(std::move(memory->rkey));
 }
 
 void ProgressEngine::handle(UnmapMemoryCommand& command) {
   const auto found = memories_.find(command.region);
   KVFERRY_CHECK(found != memories_.end(), "region {} was unregistered twice", command.region);
-  worker_->unmap_memory(found->second);
+  worker_->unmap_memory(found->second.handle);
   memories_.erase(found);
   command.unmapped.set_value();
 }
@@ -168,6 +185,10 @@ void ProgressEngine::complete_finished() {
     ledger_.complete(transfer->id(), transfer->code(), transfer->what(), transfer->corrupt_ranges());
     return true;
   });
+}
+
+bool ProgressEngine::may_sleep() const {
+  return std::none_of(transfers_.begin(), transfers_.end(), [](const auto& one) { return one->is_hashing(); });
 }
 
 void ProgressEngine::wait_for_work(TimeNs now) {

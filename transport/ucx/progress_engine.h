@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -69,6 +70,8 @@ class ProgressEngine {
   void advance_transfers(TimeNs now);
   void advance_peers(TimeNs now);
   void complete_finished();
+  /// False: a transfer asks its GPU, which no event announces.
+  bool may_sleep() const;
   void wait_for_work(TimeNs now);
   TimeNs next_deadline(TimeNs now) const;
 
@@ -98,7 +101,8 @@ class ProgressEngine {
   std::unordered_map<PeerId, PeerEntry> peers_;
   AskedBook asked_;
   std::vector<std::unique_ptr<UcxTransfer>> transfers_;  // most urgent first, then oldest
-  std::unordered_map<RegionId, ucp_mem_h> memories_;
+  std::unordered_map<RegionId, LocalMemory> memories_;
+  std::map<Device*, DeviceStream> hash_streams_;  // where checksums of a GPU's memory are taken
   bool stopping_ = false;
 
   std::thread thread_;

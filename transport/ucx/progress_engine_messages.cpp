@@ -105,6 +105,13 @@ void ProgressEngine::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
   auto& [message, payload] = *read;
   // Who asks and does not read gets no more; it has broken the limits that our own peers keep.
   if (worker_->unsent_bytes(reply_ep) > kUnsentBytesMax) return;
+  const auto memory = memories_.find(RegionId{message.region});
+  if (memory != memories_.end() && memory->second.device != nullptr) {
+    static_cast<void>(
+        worker_->send(reply_ep, kAnswerAm,
+                      refuse(message, ErrorCode::kRefused, "the region is GPU memory: no messages for it"), false));
+    return;
+  }
   bool is_served = false;
   std::string answer = serve(ledger_, message, payload, is_served);
   if (is_served && !message.notification.empty())

@@ -2,6 +2,7 @@
 
 #include <ucs/config/types.h>
 #include <ucs/debug/log_def.h>
+#include <ucs/memory/memory_type.h>
 
 #include <array>
 #include <cstdarg>
@@ -160,13 +161,20 @@ std::uint64_t UcpWorker::unsent_bytes(ucp_ep_h ep) const {
 
 bool UcpWorker::arm() { return ucp_worker_arm(worker_) == UCS_OK; }
 
-Result<UcpWorker::Memory> UcpWorker::map_memory(void* base, std::uint64_t bytes) {
+Result<UcpWorker::Memory> UcpWorker::map_memory(void* base, std::uint64_t bytes, ucs_memory_type_t type) {
+  // UCX itself takes memory of any type and finds out at the first copy that nothing reaches it.
+  ucp_context_attr_t known{};
+  known.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+  if (ucp_context_query(context_, &known) != UCS_OK || (known.memory_types & UCS_BIT(type)) == 0)
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("UCX {} knows no {} memory here; one with CUDA's transports is needed, and the driver",
+                             ucp_get_version_string(), ucs_memory_type_names[type])};
   ucp_mem_map_params_t params{};
   params.field_mask =
       UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
   params.address = base;
   params.length = bytes;
-  params.memory_type = UCS_MEMORY_TYPE_HOST;
+  params.memory_type = type;
   Memory memory;
   if (const ucs_status_t status = ucp_mem_map(context_, &params, &memory.handle); status != UCS_OK)
     return Error{ErrorCode::kUnavailable, story_of("cannot register memory with UCX", status)};

@@ -45,7 +45,8 @@ class UcpWorker {
     ucp_mem_h handle = nullptr;
     std::string rkey;  // packed, for peers
   };
-  Result<Memory> map_memory(void* base, std::uint64_t bytes);
+  /// kUnavailable: UCX refuses, or it knows no memory of this type.
+  Result<Memory> map_memory(void* base, std::uint64_t bytes, ucs_memory_type_t type);
   void unmap_memory(ucp_mem_h handle);
 
  private:

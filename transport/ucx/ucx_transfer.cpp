@@ -25,13 +25,14 @@ struct CheckedGet {
 }  // namespace
 
 UcxTransfer::UcxTransfer(const UcxOptions& options, UcxPeer& peer, AskedBook& asked, AcceptedTransfer accepted,
-                         ucp_mem_h local_memory)
+                         const LocalMemory& local_memory)
     : options_(options), peer_(peer), asked_(asked), accepted_(std::move(accepted)), local_memory_(local_memory) {
   ++peer_.num_transfers;
 }
 
 UcxTransfer::~UcxTransfer() {
   KVFERRY_CHECK(num_posted_ == 0, "transfer {} dropped with {} operations posted", accepted_.id, num_posted_);
+  KVFERRY_CHECK(hashes_ == nullptr, "transfer {} dropped while a GPU reads its memory", accepted_.id);
   asked_.forget(this);
   peer_.num_asked -= num_asked_;
   --peer_.num_transfers;
@@ -44,6 +45,7 @@ void UcxTransfer::feed(FedCopies fed) {
 }
 
 void UcxTransfer::advance(TimeNs now, UcpWorker& worker, const std::string& own_address) {
+  if (hashes_ != nullptr && !check_device()) return;
   if (std::exchange(has_retired_, false)) {
     progressed_at_ = now;
     peer_.heard(now);
@@ -58,6 +60,7 @@ void UcxTransfer::advance(TimeNs now, UcpWorker& worker, const std::string& own_
     if (may_post() && is_all_posted()) post_flush();
   }
   if (phase_ != Phase::kFlushing || num_posted_ > 0 || num_asked_ > 0 || peer_.is_failed() || !failure_.empty()) return;
+  if (cancelled_at_ != 0 || !check_device() || !failure_.empty()) return;
   const bool is_to_announce = !accepted_.notification.empty() && !has_announced_ && corrupt_.empty();
   if (!is_to_announce) {
     phase_ = Phase::kDone;
@@ -72,6 +75,7 @@ bool UcxTransfer::may_post() const {
 
 UcxTransfer::Mode UcxTransfer::choose_mode() const {
   if (accepted_.remote.grant != 0) return Mode::kPacked;
+  if (accepted_.remote.is_device || local_memory_.device != nullptr) return Mode::kOneSided;
   if (options_.packed_bytes_max == 0 || !peer_.prefers_packing() || accepted_.copies.empty()) return Mode::kOneSided;
   std::uint64_t bytes = 0;
   for (const CopyRange& copy : accepted_.copies) bytes += copy.bytes;
@@ -79,7 +83,7 @@ UcxTransfer::Mode UcxTransfer::choose_mode() const {
 }
 
 bool UcxTransfer::is_over() const {
-  if (num_posted_ > 0) return false;
+  if (num_posted_ > 0 || hashes_ != nullptr) return false;
   // A broken endpoint is closed first: only then is UCX known to be through with the memory.
   if (peer_.is_failed()) return peer_.is_closed();
   return phase_ == Phase::kDone || cancelled_at_ != 0 || (!failure_.empty() && num_asked_ == 0);
@@ -127,7 +131,7 @@ Piece UcxTransfer::take_piece(std::uint64_t bytes_max) {
   const bool is_first = next_copy_done_bytes_ == 0;
   const Piece piece{next_copy_, accepted_.local_base + copy.local_offset + next_copy_done_bytes_,
                     std::min(copy.bytes - next_copy_done_bytes_, bytes_max)};
-  if (is_first && !accepted_.checksums.empty()) {
+  if (is_first && !accepted_.checksums.empty() && local_memory_.device == nullptr) {
     if (is_pull()) {
       missing_bytes_.resize(accepted_.copies.size());
       missing_bytes_[next_copy_] = copy.bytes;
@@ -154,7 +158,7 @@ void UcxTransfer::post_operations() {
   }
   const std::uint32_t share = accepted_.priority == Priority::kBackground ? kBackgroundShare : 1;
   const std::uint32_t posted_max = std::max(options_.operations_per_peer_max / share, 1U);
-  const bool is_checked = is_pull() && !accepted_.checksums.empty();
+  const bool is_checked = is_pull() && !accepted_.checksums.empty() && local_memory_.device == nullptr;
   while (next_copy_ < accepted_.copies.size() && num_posted_ < options_.operations_per_transfer_max &&
          peer_.num_posted < posted_max && peer_.is_ready()) {
     const std::uint64_t remote =
@@ -252,6 +256,33 @@ void UcxTransfer::check(std::size_t copy) {
     corrupt_.push_back(static_cast<std::uint32_t>(copy));
 }
 
+bool UcxTransfer::check_device() {
+  if (local_memory_.device == nullptr || accepted_.checksums.empty() || is_device_checked_) return true;
+  const auto fail = [this](const Error& error) {
+    failure_ = error.what;
+    hashes_.reset();
+    return is_device_checked_ = true;
+  };
+  if (hashes_ == nullptr) {
+    std::vector<std::span<const std::byte>> ranges;
+    for (const CopyRange& copy : accepted_.copies)
+      ranges.emplace_back(accepted_.local_base + copy.local_offset, copy.bytes);
+    Result<std::unique_ptr<Device::Checksums>> started = local_memory_.device->checksums(ranges, local_memory_.stream);
+    if (!started) return fail(started.error());
+    hashes_ = std::move(*started);
+  }
+  const Result<bool> is_done = hashes_->is_done();
+  if (!is_done) return fail(is_done.error());
+  if (!*is_done) return false;
+  const Result<std::vector<std::uint64_t>> found = hashes_->take();
+  if (!found) return fail(found.error());
+  for (std::size_t copy = 0; copy < found->size(); ++copy) {
+    if ((*found)[copy] != accepted_.checksums[copy]) corrupt_.push_back(static_cast<std::uint32_t>(copy));
+  }
+  hashes_.reset();
+  return is_device_checked_ = true;
+}
+
 void UcxTransfer::post_flush() {
   phase_ = Phase::kFlushing;
   // A finished get has its bytes here; a finished put has only left. The flush ends when all puts are visible there.
@@ -293,7 +324,11 @@ ucp_request_param_t UcxTransfer::request_param() {
     static_cast<UcxTransfer*>(user_data)->retire(status);
   };
   param.user_data = this;
-  param.memh = local_memory_;
+  param.memh = local_memory_.handle;
+  if (local_memory_.type != UCS_MEMORY_TYPE_HOST) {
+    param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+    param.memory_type = local_memory_.type;
+  }
   return param;
 }
 

@@ -4,6 +4,7 @@
 #include <ucp/api/ucp.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,13 +16,20 @@
 
 namespace kvferry::ucx {
 
+/// UCX's handle of a local region and, for GPU memory, who takes checksums of it.
+struct LocalMemory {
+  ucp_mem_h handle = nullptr;
+  ucs_memory_type_t type = UCS_MEMORY_TYPE_HOST;
+  Device* device = nullptr;
+  DeviceStream stream = nullptr;
+};
+
 /// Its bytes go by one-sided operations on the peer's memory, or packed in messages that the peer serves.
 /// Not movable: UCX holds `this` as the callbacks' argument. Progress thread only. The peer and the book outlive it.
 class UcxTransfer {
  public:
-  /// local_memory is UCX's handle of the local region.
   UcxTransfer(const UcxOptions& options, UcxPeer& peer, AskedBook& asked, AcceptedTransfer accepted,
-              ucp_mem_h local_memory);
+              const LocalMemory& local_memory);
   UcxTransfer(const UcxTransfer&) = delete;
   UcxTransfer& operator=(const UcxTransfer&) = delete;
   ~UcxTransfer();
@@ -33,6 +41,8 @@ class UcxTransfer {
   void on_answer(const std::vector<Piece>& pieces, const BlocksAnswer& answer, std::string_view payload);
   /// Nothing is posted any more and the outcome is known.
   bool is_over() const;
+  /// A GPU reads the local memory.
+  bool is_hashing() const { return hashes_ != nullptr; }
   void cancel(TimeNs now);
   /// When this transfer, cancelled and without any progress, should take its connection down; 0: never.
   TimeNs stuck_deadline() const;
@@ -65,13 +75,15 @@ class UcxTransfer {
   /// Bytes of a checked pull are here: the last of a range has it checked.
   void arrived(const Piece& piece);
   void check(std::size_t copy);
+  /// Takes the checksums of GPU memory, all at the end; true: they are known, or there are none to take.
+  bool check_device();
   ucp_request_param_t request_param();
 
   const UcxOptions& options_;
   UcxPeer& peer_;
   AskedBook& asked_;
   AcceptedTransfer accepted_;
-  const ucp_mem_h local_memory_;
+  const LocalMemory local_memory_;
   RkeyPtr rkey_;
   Mode mode_ = Mode::kUndecided;
   Phase phase_ = Phase::kCopying;
@@ -82,6 +94,8 @@ class UcxTransfer {
   bool has_announced_ = false;                // in a message that had all of its bytes
   std::vector<std::uint64_t> missing_bytes_;  // of a checked pull, one a copy
   std::vector<std::uint32_t> corrupt_;
+  std::unique_ptr<Device::Checksums> hashes_;
+  bool is_device_checked_ = false;
   std::string failure_;  // of this transfer alone, on a sound connection
   ErrorCode failure_code_ = ErrorCode::kInternal;
   TimeNs cancelled_at_ = 0;

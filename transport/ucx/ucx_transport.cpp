@@ -36,13 +36,14 @@ class UcxTransport final : public Transport {
   Result<RegionId> register_region(const MemoryRegion& memory) override {
     if (Result<void> ok = Ledger::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
     const RegionId id = ledger_.new_region_id();
-    ucx::MapMemoryCommand command{id, memory.base, memory.bytes, {}};
+    ucx::MapMemoryCommand command{id, memory.base, memory.bytes, memory.device, {}};
     std::future<Result<std::string>> mapped = command.rkey.get_future();
     if (!post(std::move(command))) return Ledger::is_shut_down();
     Result<std::string> rkey = mapped.get();
     if (!rkey) return std::move(rkey).error();
-    const RegionDescriptor descriptor{incarnation_, reinterpret_cast<std::uintptr_t>(memory.base), memory.bytes,
-                                      std::move(*rkey), id.value};
+    RegionDescriptor descriptor{incarnation_, reinterpret_cast<std::uintptr_t>(memory.base), memory.bytes,
+                                std::move(*rkey), id.value};
+    descriptor.is_device = memory.device != nullptr;
     ledger_.add_region(id, memory.base, memory.bytes, encode(descriptor));
     return id;
   }
@@ -58,6 +59,11 @@ class UcxTransport final : public Transport {
   }
 
   Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override {
+    if (const Result<std::string> known = ledger_.exported(region);
+        known && decode<RegionDescriptor>(*known, "own descriptor").value().is_device)
+      return Error{
+          ErrorCode::kUnavailable,
+          fmt::format("region {} is GPU memory, of which UCX can lend no parts: it could not take them back", region)};
     return ledger_.add_grant(region, offset, bytes, "");  // no key: its bytes always go through this side's hands
   }
   Result<std::string> export_grant(GrantId grant) const override { return ledger_.exported(grant); }

@@ -1,0 +1,20 @@
+// chunk_checksum() of ranges of GPU memory. Private to this folder.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "kernels/cuda/cuda_memory.h"
+#include "transport/base/device.h"
+
+namespace kvferry {
+
+/// The device with this number is current; `pinned` outlives what is returned.
+Result<std::unique_ptr<Device::Checksums>> start_cuda_checksums(PinnedPool& pinned, int ordinal,
+                                                                std::span<const std::span<const std::byte>> ranges,
+                                                                cudaStream_t stream);
+
+}  // namespace kvferry

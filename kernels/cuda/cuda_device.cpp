@@ -1,0 +1,209 @@
+#include "kernels/cuda/cuda_device.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "kernels/cuda/cuda_checksums.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/cuda_result.h"
+#include "kernels/cuda/current_device.h"
+#include "kernels/cuda/launch.h"
+#include "transport/base/log.h"
+
+namespace kvferry {
+namespace {
+
+// A copy engine takes a few microseconds to start and then leaves the processors to the model; one launch serves any
+// number of small ranges.
+constexpr std::uint64_t kCopyEngineBytes = 256 << 10;
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(int ordinal, std::string name, bool flushes)
+      : ordinal_(ordinal), name_(std::move(name)), flushes_(flushes) {}
+
+  std::string describe() const override { return name_; }
+
+  Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) override {
+    const CurrentDevice current(ordinal_);
+    void* memory = nullptr;
+    const bool is_device = kind == MemoryKind::kDevice;
+    const cudaError_t code =
+        is_device ? cudaMalloc(&memory, bytes) : cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+    if (Result<void> ok = cuda_result(code, is_device ? "memory of the GPU" : "pinned host memory"); !ok)
+      return std::move(ok).error();
+    return static_cast<std::byte*>(memory);
+  }
+  void release(MemoryKind kind, std::byte* base) override {
+    const CurrentDevice current(ordinal_);
+    complain(kind == MemoryKind::kDevice ? cudaFree(base) : cudaFreeHost(base), "giving memory back");
+  }
+  Result<void> pin(std::span<std::byte> memory) override {
+    const CurrentDevice current(ordinal_);
+    return cuda_result(
+        cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped),
+        "pinning host memory");
+  }
+  void unpin(std::span<std::byte> memory) override {
+    const CurrentDevice current(ordinal_);
+    complain(cudaHostUnregister(memory.data()), "unpinning host memory");
+  }
+
+  Result<DeviceStream> make_stream() override {
+    const CurrentDevice current(ordinal_);
+    cudaStream_t stream = nullptr;
+    if (Result<void> ok = cuda_result(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream of CUDA");
+        !ok)
+      return std::move(ok).error();
+    return DeviceStream{stream};
+  }
+  void drop_stream(DeviceStream stream) override {
+    const CurrentDevice current(ordinal_);
+    complain(cudaStreamDestroy(stream_of(stream)), "dropping a stream");
+  }
+
+  Result<EventHandle> record(DeviceStream stream) override {
+    const CurrentDevice current(ordinal_);
+    cudaEvent_t event = nullptr;
+    if (Result<void> ok = cuda_result(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event of CUDA");
+        !ok)
+      return std::move(ok).error();
+    if (Result<void> ok = cuda_result(cudaEventRecord(event, stream_of(stream)), "recording an event"); !ok) {
+      cudaEventDestroy(event);
+      return std::move(ok).error();
+    }
+    return EventHandle{event};
+  }
+  void drop_event(EventHandle event) override {
+    const CurrentDevice current(ordinal_);
+    complain(cudaEventDestroy(event_of(event)), "dropping an event");
+  }
+  Result<bool> is_reached(EventHandle event) override {
+    const CurrentDevice current(ordinal_);
+    const cudaError_t code = cudaEventQuery(event_of(event));
+    if (code == cudaErrorNotReady) return false;
+    if (Result<void> ok = cuda_result(code, "asking for an event"); !ok) return std::move(ok).error();
+    return true;
+  }
+  Result<void> wait(EventHandle event) override {
+    const CurrentDevice current(ordinal_);
+    return cuda_result(cudaEventSynchronize(event_of(event)), "waiting for an event");
+  }
+  Result<void> wait_on(DeviceStream stream, EventHandle event) override {
+    const CurrentDevice current(ordinal_);
+    return cuda_result(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0), "ordering a stream after an event");
+  }
+
+  Result<void> copy(std::span<const DeviceCopy> copies, DeviceStream stream) override {
+    const CurrentDevice current(ordinal_);
+    if (Result<void> ok = flush_arrivals(); !ok) return ok;
+    std::vector<cuda::RangeJob> small;
+    for (const DeviceCopy& copy : copies) {
+      if (copy.bytes == 0) continue;
+      if (copy.bytes < kCopyEngineBytes && copies.size() > 1) {
+        small.push_back({copy.to, copy.from, copy.bytes});
+        continue;
+      }
+      const cudaError_t code = cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDefault, stream_of(stream));
+      if (Result<void> ok = cuda_result(code, "a copy"); !ok) return ok;
+    }
+    for (std::size_t first = 0; first < small.size(); first += cuda::kJobsMax) {
+      const std::size_t count = std::min<std::size_t>(small.size() - first, cuda::kJobsMax);
+      if (Result<void> ok = copy_small(std::span(small).subspan(first, count), stream_of(stream)); !ok) return ok;
+    }
+    return {};
+  }
+
+  Result<std::unique_ptr<Checksums>> checksums(std::span<const std::span<const std::byte>> ranges,
+                                               DeviceStream stream) override {
+    const CurrentDevice current(ordinal_);
+    if (Result<void> ok = flush_arrivals(); !ok) return std::move(ok).error();
+    return start_cuda_checksums(pinned_, ordinal_, ranges, stream_of(stream));
+  }
+
+ private:
+  static cudaStream_t stream_of(DeviceStream stream) { return static_cast<cudaStream_t>(stream); }
+  static cudaEvent_t event_of(EventHandle event) { return static_cast<cudaEvent_t>(event); }
+  static void complain(cudaError_t code, const char* what) {
+    if (const Result<void> ok = cuda_result(code, what); !ok) log().error("GPU: {}", ok.error().what);
+  }
+
+  /// What a network card wrote is visible to work that is launched after this.
+  Result<void> flush_arrivals() const {
+    if (!flushes_) return {};
+    return cuda_result(cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTargetCurrentDevice,
+                                                          cudaFlushGPUDirectRDMAWritesToOwner),
+                       "flushing what the network wrote");
+  }
+
+  Result<void> copy_small(std::span<const cuda::RangeJob> jobs, cudaStream_t stream) {
+    const std::size_t bytes = jobs.size_bytes();
+    StreamBuffer on_device;
+    if (Result<void> ok = on_device.allocate(bytes, stream); !ok) return ok;
+    // Pinned: a copy from pageable memory may wait for all that the stream has to do.
+    Result<PinnedBuffer> host = pinned_.take(bytes);
+    if (!host) return std::move(host).error();
+    std::memcpy(host->data(), jobs.data(), bytes);
+    if (Result<void> ok =
+            cuda_result(cudaMemcpyAsync(on_device.data(), host->data(), bytes, cudaMemcpyHostToDevice, stream),
+                        "sending copies to the GPU");
+        !ok)
+      return ok;
+    if (Result<void> ok = keep_until_sent(std::move(*host), stream); !ok) return ok;
+    std::uint64_t bytes_max = 0;
+    for (const cuda::RangeJob& job : jobs) bytes_max = std::max(bytes_max, job.num_bytes);
+    return cuda_result(cuda::launch_ranges(reinterpret_cast<const cuda::RangeJob*>(on_device.data()),
+                                           static_cast<std::uint32_t>(jobs.size()), bytes_max, stream),
+                       "launching copies");
+  }
+
+  /// Gives those back that the device has read by now.
+  Result<void> keep_until_sent(PinnedBuffer host, cudaStream_t stream) {
+    auto event = std::make_unique<Event>();
+    if (Result<void> ok = event->create(); !ok) return ok;
+    if (Result<void> ok = cuda_result(cudaEventRecord(event->get(), stream), "recording an event"); !ok) return ok;
+    const std::lock_guard lock(mutex_);
+    unsent_.emplace_back(std::move(event), std::move(host));
+    while (!unsent_.empty() && cudaEventQuery(unsent_.front().first->get()) == cudaSuccess) {
+      pinned_.give_back(std::move(unsent_.front().second));
+      unsent_.pop_front();
+    }
+    return {};
+  }
+
+  const int ordinal_;
+  const std::string name_;
+  const bool flushes_;
+  PinnedPool pinned_;
+  std::mutex mutex_;
+  std::deque<std::pair<std::unique_ptr<Event>, PinnedBuffer>> unsent_;  // the oldest first
+};
+
+}  // namespace
+
+Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
+  int num_devices = 0;
+  if (Result<void> ok = cuda_result(cudaGetDeviceCount(&num_devices), "no GPU for CUDA"); !ok)
+    return std::move(ok).error();
+  if (ordinal < 0 || ordinal >= num_devices)
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("there is no GPU {}: CUDA sees {}, numbered from 0", ordinal, num_devices)};
+  cudaDeviceProp properties{};
+  if (Result<void> ok = cuda_result(cudaGetDeviceProperties(&properties, ordinal), "asking for the GPU's properties");
+      !ok)
+    return std::move(ok).error();
+  int is_supported = 0, ordering = cudaGPUDirectRDMAWritesOrderingNone;
+  cudaDeviceGetAttribute(&is_supported, cudaDevAttrGPUDirectRDMASupported, ordinal);
+  cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, ordinal);
+  const bool flushes = is_supported != 0 && ordering == cudaGPUDirectRDMAWritesOrderingNone;
+  return std::shared_ptr<Device>(
+      std::make_shared<CudaDevice>(ordinal, fmt::format("{} (cuda:{})", properties.name, ordinal), flushes));
+}
+
+}  // namespace kvferry

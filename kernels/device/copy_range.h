@@ -1,0 +1,28 @@
+// Bytes from any address to any other, by threads side by side.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/device/portable.h"
+
+namespace kvferry::device {
+
+/// Thread `thread` of `threads` copies its part of the `vecs` * `threads` vectors from byte `first` on; `first` is a
+/// multiple of kVecBytes. By 16 bytes where both addresses allow it, else byte by byte.
+KVFERRY_DEVICE void copy_tile(std::byte* to, const std::byte* from, std::uint64_t num_bytes, std::uint64_t first,
+                              std::uint32_t vecs, std::uint32_t thread, std::uint32_t threads) {
+  const bool is_aligned =
+      (reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) % kVecBytes == 0;
+  KVFERRY_UNROLL
+  for (std::uint32_t i = 0; i < vecs; ++i) {
+    const std::uint64_t at = first + (std::uint64_t{i} * threads + thread) * kVecBytes;
+    if (is_aligned && at + kVecBytes <= num_bytes) {
+      *reinterpret_cast<Vec16*>(to + at) = *reinterpret_cast<const Vec16*>(from + at);
+      continue;
+    }
+    for (std::uint64_t byte = at; byte < at + kVecBytes && byte < num_bytes; ++byte) to[byte] = from[byte];
+  }
+}
+
+}  // namespace kvferry::device

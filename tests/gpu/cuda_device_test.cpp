@@ -1,0 +1,105 @@
+// What a Device promises, held against CUDA's.
+#include "kernels/cuda/cuda_device.h"
+
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include "kernels/stream_packer.h"
+#include "tests/gpu/device_cache.h"
+#include "tests/kernels/random_cache.h"
+#include "transport/base/checksum.h"
+
+namespace kvferry {
+namespace {
+
+class CudaDeviceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << "needs a GPU: " << why;
+    device_ = make_cuda_device(0).value();
+    stream_ = device_->make_stream().value();
+  }
+  void TearDown() override {
+    if (device_ != nullptr) device_->drop_stream(stream_);
+  }
+
+  std::shared_ptr<Device> device_;
+  DeviceStream stream_ = nullptr;
+};
+
+TEST_F(CudaDeviceTest, CopiesAnyNumberOfRangesOfAnySizeAndAlignment) {
+  for (std::uint32_t seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Random random(seed);
+    constexpr std::uint64_t kRangeMax = 20'000;
+    const std::uint32_t ranges = random.number(1, seed % 10 == 0 ? 3000 : 40);
+    const std::vector<std::byte> source = random.bytes(kRangeMax * 2 + (1 << 20));
+    const DeviceBytes from(source), to(ranges * kRangeMax);
+    std::vector<std::byte> expected(to.size(), std::byte{0});
+    const_cast<DeviceBytes&>(to).set(expected);
+    std::vector<DeviceCopy> copies;
+    for (std::uint32_t i = 0; i < ranges; ++i) {
+      const std::uint64_t step = random.once_in(2) ? 1 : 16;
+      const std::uint64_t bytes = random.number(0, 1000) * step, at = random.number(0, 1000) * step,
+                          into = i * kRangeMax + random.number(0, 100) * step;
+      copies.push_back({to.data() + into, from.data() + at, bytes});
+      std::copy_n(source.begin() + static_cast<std::ptrdiff_t>(at), bytes,
+                  expected.begin() + static_cast<std::ptrdiff_t>(into));
+    }
+    ASSERT_TRUE(device_->copy(copies, stream_));
+    ASSERT_TRUE(DeviceEvent::record(*device_, stream_).value().wait());
+    ASSERT_EQ(to.get(), expected);
+  }
+}
+
+TEST_F(CudaDeviceTest, TakesTheChecksumsOfTheHost) {
+  Random random(3);
+  const std::vector<std::byte> bytes = random.bytes(1 << 20);
+  const DeviceBytes memory(bytes);
+  std::vector<std::span<const std::byte>> on_device;
+  std::vector<std::uint64_t> expected;
+  for (int i = 0; i < 50; ++i) {
+    const std::uint64_t at = random.number(0, 1 << 18), size = random.once_in(5) ? 0 : random.number(1, 1 << 19);
+    on_device.emplace_back(memory.data() + at, size);
+    expected.push_back(chunk_checksum(std::span(bytes).subspan(at, size)));
+  }
+  const auto sums = device_->checksums(on_device, stream_).value();
+  EXPECT_EQ(sums->take().value(), expected);
+  EXPECT_TRUE(sums->is_done().value());
+  EXPECT_TRUE(device_->checksums({}, stream_).value()->take().value().empty());
+  static_cast<void>(device_->checksums(on_device, stream_));  // dropped while it runs
+}
+
+TEST_F(CudaDeviceTest, EventsOrderStreamsAndTheHost) {
+  constexpr std::uint64_t kBytes = 1 << 22;
+  Random random(4);
+  const std::vector<std::byte> bytes = random.bytes(kBytes);
+  std::byte* const pinned = device_->allocate(MemoryKind::kPinned, kBytes).value();
+  std::byte* const on_device = device_->allocate(MemoryKind::kDevice, kBytes).value();
+  std::vector<std::byte> back(kBytes);
+  ASSERT_TRUE(device_->pin(back));
+  std::copy(bytes.begin(), bytes.end(), pinned);
+  const DeviceStream second = device_->make_stream().value();
+  const DeviceCopy up[] = {{on_device, pinned, kBytes}};
+  const DeviceCopy down[] = {{back.data(), on_device, kBytes}};
+  ASSERT_TRUE(device_->copy(up, stream_));
+  ASSERT_TRUE(DeviceEvent::record(*device_, stream_).value().make_wait(second));
+  ASSERT_TRUE(device_->copy(down, second));
+  const DeviceEvent done = DeviceEvent::record(*device_, second).value();
+  ASSERT_TRUE(done.wait());
+  EXPECT_TRUE(done.is_reached().value());
+  EXPECT_EQ(back, bytes);
+  device_->unpin(back);
+  device_->drop_stream(second);
+  device_->release(MemoryKind::kDevice, on_device);
+  device_->release(MemoryKind::kPinned, pinned);
+}
+
+TEST(CudaDevice, RefusesGpusThatThereAreNot) {
+  const auto gpu = open_gpu(1000);
+  ASSERT_FALSE(gpu);
+  EXPECT_EQ(gpu.error().code, ErrorCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace kvferry

@@ -1,0 +1,137 @@
+// The part of CUDA's runtime that kvferry calls, over the simulated GPU: what is built for CUDA runs without one, with
+// work that is as late and as disordered as streams and events allow. Tests link it in libcudart's place.
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/gpu/host_cuda/host_cuda.h"
+
+namespace {
+
+using kvferry::Device;
+using kvferry::DeviceCopy;
+using kvferry::MemoryKind;
+
+/// CUDA's events are recorded again and again.
+struct HostEvent {
+  Device::EventHandle recorded = nullptr;
+};
+
+kvferry::SimDevice& gpu() { return kvferry::host_gpu(); }
+HostEvent& of(cudaEvent_t event) { return *reinterpret_cast<HostEvent*>(event); }
+
+template <class T>
+cudaError_t outcome(const kvferry::Result<T>& result) {
+  return result ? cudaSuccess : cudaErrorUnknown;
+}
+
+cudaError_t allocate(MemoryKind kind, void** memory, std::size_t bytes) {
+  const auto made = gpu().allocate(kind, bytes);
+  if (made) *memory = *made;
+  return made ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+}  // namespace
+
+namespace kvferry {
+
+SimDevice& host_gpu() {
+  static SimDevice device(7, SimDevice::Drive::kInBackground);
+  return device;
+}
+
+}  // namespace kvferry
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  std::strcpy(properties->name, "simulated GPU");
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 1, cudaSuccess; }
+cudaError_t cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTarget, cudaFlushGPUDirectRDMAWritesScope) {
+  return cudaSuccess;
+}
+const char* cudaGetErrorString(cudaError_t code) { return code == cudaSuccess ? "no error" : "simulated error"; }
+const char* cudaGetErrorName(cudaError_t) { return "simulated"; }
+
+cudaError_t cudaMalloc(void** memory, std::size_t bytes) { return allocate(MemoryKind::kDevice, memory, bytes); }
+cudaError_t cudaMallocHost(void** memory, std::size_t bytes) { return allocate(MemoryKind::kPinned, memory, bytes); }
+cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) { return cudaMallocHost(memory, bytes); }
+cudaError_t cudaFree(void* memory) {
+  if (memory != nullptr) gpu().release(MemoryKind::kDevice, static_cast<std::byte*>(memory));
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
+cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned) {
+  return outcome(gpu().pin({static_cast<std::byte*>(memory), bytes}));
+}
+cudaError_t cudaHostUnregister(void* memory) {
+  gpu().unpin({static_cast<std::byte*>(memory), 1});
+  return cudaSuccess;
+}
+cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t) { return cudaMalloc(memory, bytes); }
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
+  gpu().enqueue(stream, [memory] {
+    std::memset(memory, 0x5a, 1);  // whoever still uses it reads other bytes
+    gpu().release_now(static_cast<std::byte*>(memory));
+    return true;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  const auto made = gpu().make_stream();
+  if (made) *stream = static_cast<cudaStream_t>(*made);
+  return outcome(made);
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return gpu().drop_stream(stream), cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  return of(event).recorded == nullptr ? cudaSuccess : outcome(gpu().wait_on(stream, of(event).recorded));
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const auto mark = kvferry::DeviceEvent::record(gpu(), stream);
+  return mark ? outcome(mark->wait()) : cudaErrorUnknown;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(new HostEvent);
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  if (of(event).recorded != nullptr) gpu().drop_event(of(event).recorded);
+  delete &of(event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const auto recorded = gpu().record(stream);
+  if (!recorded) return cudaErrorUnknown;
+  if (of(event).recorded != nullptr) gpu().drop_event(of(event).recorded);
+  of(event).recorded = *recorded;
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (of(event).recorded == nullptr) return cudaSuccess;
+  const auto is_reached = gpu().is_reached(of(event).recorded);
+  if (!is_reached) return cudaErrorUnknown;
+  return *is_reached ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return of(event).recorded == nullptr ? cudaSuccess : outcome(gpu().wait(of(event).recorded));
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  const DeviceCopy copy[] = {{static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes}};
+  return outcome(gpu().copy(copy, stream));
+}
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+  const cudaError_t code = cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+  return code == cudaSuccess ? cudaStreamSynchronize(nullptr) : code;
+}
+
+}  // extern "C"

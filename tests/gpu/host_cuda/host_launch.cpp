@@ -1,0 +1,64 @@
+// The launches of kernels/cuda/launch.cu, as work of the simulated GPU that runs the same device code lane by lane.
+#include "kernels/cuda/launch.h"
+#include "tests/gpu/host_cuda/host_cuda.h"
+#include "tests/kernels/emulated_launch.h"
+
+namespace kvferry::cuda {
+namespace {
+
+cudaError_t launch_each(const Launch& launch, ElementType cache_type, ElementType chunk_type, cudaStream_t stream,
+                        void (*run)(const EmulatedLaunch&, const device::PackJob&)) {
+  host_gpu().enqueue(stream, [launch, cache_type, chunk_type, run] {
+    const EmulatedLaunch emulated{launch.plan, launch.layers, cache_type, chunk_type, launch.secret};
+    for (std::uint32_t job = 0; job < launch.num_jobs; ++job) run(emulated, launch.jobs[job]);
+    return true;
+  });
+  return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t launch_gather(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
+                          cudaStream_t stream) {
+  return launch_each(
+      launch, cache_type, chunk_type, stream,
+      hashes ? [](const EmulatedLaunch& how, const device::PackJob& job) { emulate_copy(how, job, true, true); }
+             : [](const EmulatedLaunch& how, const device::PackJob& job) { emulate_copy(how, job, true, false); });
+}
+
+cudaError_t launch_scatter(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
+                           cudaStream_t stream) {
+  return launch_each(
+      launch, cache_type, chunk_type, stream,
+      hashes ? [](const EmulatedLaunch& how, const device::PackJob& job) { emulate_copy(how, job, false, true); }
+             : [](const EmulatedLaunch& how, const device::PackJob& job) { emulate_copy(how, job, false, false); });
+}
+
+cudaError_t launch_elements(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool gathers,
+                            cudaStream_t stream) {
+  return launch_each(
+      launch, cache_type, chunk_type, stream,
+      gathers ? [](const EmulatedLaunch& how, const device::PackJob& job) { emulate_elements(how, job, true); }
+              : [](const EmulatedLaunch& how, const device::PackJob& job) { emulate_elements(how, job, false); });
+}
+
+cudaError_t launch_hash(const HashJob* jobs, std::uint32_t num_jobs, std::uint64_t, const device::SegmentSecret& secret,
+                        cudaStream_t stream) {
+  host_gpu().enqueue(stream, [jobs, num_jobs, secret] {
+    for (std::uint32_t job = 0; job < num_jobs; ++job)
+      emulate_hash(secret, jobs[job].bytes, jobs[job].num_bytes, jobs[job].segments);
+    return true;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t launch_ranges(const RangeJob* jobs, std::uint32_t num_jobs, std::uint64_t, cudaStream_t stream) {
+  host_gpu().enqueue(stream, [jobs, num_jobs] {
+    for (std::uint32_t job = 0; job < num_jobs; ++job)
+      emulate_ranges(jobs[job].to, jobs[job].from, jobs[job].num_bytes);
+    return true;
+  });
+  return cudaSuccess;
+}
+
+}  // namespace kvferry::cuda

@@ -1,0 +1,89 @@
+#include "tests/kernels/emulated_launch.h"
+
+#include "kernels/device/copy_elements.h"
+#include "kernels/device/copy_range.h"
+#include "kernels/device/copy_segment.h"
+
+namespace kvferry {
+namespace {
+
+using namespace device;
+
+/// Calls call(Format{}, Element{}) for the types.
+template <class Call>
+void with_format(const EmulatedLaunch& launch, Call call) {
+  if (launch.cache_type == launch.chunk_type) return call(SameBytes{}, SameElement{});
+  const auto with_cache = [&]<class Cache>(Cache) {
+    if (launch.chunk_type == ElementType::kE4m3)
+      call(Converted<Cache, E4m3>{}, ConvertedElement<Cache, E4m3>{});
+    else
+      call(Converted<Cache, E5m2>{}, ConvertedElement<Cache, E5m2>{});
+  };
+  if (launch.cache_type == ElementType::kBf16) return with_cache(Bf16{});
+  if (launch.cache_type == ElementType::kFp16) return with_cache(Fp16{});
+  with_cache(Fp32{});
+}
+
+template <class Format, bool kGathers, bool kHashes>
+void copy_one(const EmulatedLaunch& launch, const PackJob& job, std::uint64_t segment) {
+  std::uint64_t sum = 0;
+  bool is_whole = false;
+  for (std::uint32_t lane = 0; lane < kHashLanes; ++lane) {
+    LanePart part;
+    if constexpr (kGathers)
+      part = gather_segment<Format, kHashes>(launch.plan, job, launch.layers, launch.secret, segment, lane);
+    else
+      part = scatter_segment<Format, kHashes>(launch.plan, job, launch.layers, launch.secret, segment, lane);
+    sum += part.part;
+    is_whole = part.is_whole;
+  }
+  if (kHashes && is_whole) job.segments[segment] = SegmentLane::finish(sum);
+}
+
+}  // namespace
+
+void emulate_copy(const EmulatedLaunch& launch, const PackJob& job, bool gathers, bool hashes) {
+  if (job.num_tokens == 0) return;
+  const std::uint64_t layer_bytes = launch.plan.layer_bytes(job.num_tokens);
+  const std::uint64_t end = (launch.layers.end * layer_bytes + kSegment - 1) / kSegment;
+  with_format(launch, [&]<class Format, class Element>(Format, Element) {
+    for (std::uint64_t segment = launch.layers.first * layer_bytes / kSegment; segment < end; ++segment) {
+      if (gathers && hashes) copy_one<Format, true, true>(launch, job, segment);
+      if (gathers && !hashes) copy_one<Format, true, false>(launch, job, segment);
+      if (!gathers && hashes) copy_one<Format, false, true>(launch, job, segment);
+      if (!gathers && !hashes) copy_one<Format, false, false>(launch, job, segment);
+    }
+  });
+}
+
+void emulate_elements(const EmulatedLaunch& launch, const PackJob& job, bool gathers) {
+  if (job.num_tokens == 0) return;
+  const std::uint64_t layer_elements = launch.plan.layer_bytes(job.num_tokens) / launch.plan.chunk_element_bytes;
+  with_format(launch, [&]<class Format, class Element>(Format, Element) {
+    for (std::uint64_t i = launch.layers.first * layer_elements; i < launch.layers.end * layer_elements; ++i) {
+      if (gathers)
+        copy_element<Element, true>(launch.plan, job, i);
+      else
+        copy_element<Element, false>(launch.plan, job, i);
+    }
+  });
+}
+
+void emulate_hash(const SegmentSecret& secret, const std::byte* bytes, std::uint64_t num_bytes,
+                  std::uint64_t* segments) {
+  for (std::uint64_t segment = 0; segment * kSegment < num_bytes; ++segment) {
+    std::uint64_t sum = 0;
+    for (std::uint32_t lane = 0; lane < kHashLanes; ++lane)
+      sum += hash_segment(bytes, num_bytes, secret, segment, lane);
+    segments[segment] = SegmentLane::finish(sum);
+  }
+}
+
+void emulate_ranges(std::byte* to, const std::byte* from, std::uint64_t num_bytes) {
+  constexpr std::uint32_t kVecs = 4, kThreads = 128;
+  for (std::uint64_t first = 0; first < num_bytes; first += kVecs * kThreads * kVecBytes)
+    for (std::uint32_t thread = 0; thread < kThreads; ++thread)
+      copy_tile(to, from, num_bytes, first, kVecs, thread, kThreads);
+}
+
+}  // namespace kvferry
