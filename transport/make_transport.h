@@ -66,6 +66,7 @@ struct TransportOptions {
   Path path = Path::kAuto;
   CommonOptions common;
   TcpOptions tcp;  // its CommonOptions are not read
+  Device* device = nullptr;  // whose memory is registered as well; outlives the transport
 };
 
 /// All of the above behind one address, with a planner in front.

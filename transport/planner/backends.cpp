@@ -35,7 +35,7 @@ namespace kvferry::planner {
 namespace {
 
 /// UCX takes seconds of start-up and a thread, and is slower than plain sockets and mapped memory: it is for networks
-/// that only it can drive, or for who asks for it by its variables.
+/// and GPU memory that only it can drive, or for who asks for it by its variables.
 bool ucx_is_worth_it() {
   std::error_code failure;
   const std::filesystem::directory_iterator devices("/sys/class/infiniband", failure);
@@ -55,7 +55,7 @@ Result<std::vector<Backend>> make_backends(const TransportOptions& options) {
     shm.use_cma = path != Path::kShm;
     wanted.emplace_back("shm", [shm] { return make_shm_transport(shm); });
   }
-  if (path == Path::kUcx || (is_auto && ucx_is_worth_it())) {
+  if (path == Path::kUcx || (is_auto && (options.device != nullptr || ucx_is_worth_it()))) {
     UcxOptions ucx;
     static_cast<CommonOptions&>(ucx) = options.common;
     wanted.emplace_back("ucx", [ucx] { return make_ucx_transport(ucx); });

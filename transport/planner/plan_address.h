@@ -9,7 +9,15 @@
 
 namespace kvferry::planner {
 
-constexpr std::uint32_t kProtocolVersion = 1;
+constexpr std::uint32_t kProtocolVersion = 2;
+
+/// Paths differ by the memory at either end; each class has a route of its own.
+enum class MemoryClass : std::uint8_t {
+  kShared,  // peers on this host can map it
+  kOther,   // of the host, of any other kind
+  kDevice   // of a GPU
+};
+constexpr std::size_t kMemoryClasses = 3;
 
 /// One path's own address or descriptor.
 struct Part {
@@ -20,17 +28,19 @@ struct Part {
 using Parts = std::vector<Part>;
 
 struct RegionParts {
-  bool is_shared = false;  // memory that peers on this host can map
-  Parts parts;
-  KVFERRY_FIELDS(is_shared, parts);
+  std::uint8_t kind = 0;  // a MemoryClass
+  Parts parts;            // of the backends that reach it
+  MemoryClass memory_class() const {
+    return kind < kMemoryClasses ? static_cast<MemoryClass>(kind) : MemoryClass::kOther;
+  }
+  KVFERRY_FIELDS(kind, parts);
 };
 
 struct Address {
   std::uint32_t protocol_version = 0;
   Parts parts;
-  RegionParts shared_probe;   // kProbeBytes that anybody may pull to measure
-  RegionParts private_probe;  // the same in memory that can't be mapped
-  KVFERRY_FIELDS(protocol_version, parts, shared_probe, private_probe);
+  std::vector<RegionParts> probes;  // kProbeBytes of each class of memory here, that anybody may pull to measure
+  KVFERRY_FIELDS(protocol_version, parts, probes);
 };
 
 constexpr std::uint64_t kProbeBytes = std::uint64_t{1} << 20;
@@ -38,6 +48,13 @@ constexpr std::uint64_t kProbeBytes = std::uint64_t{1} << 20;
 inline const std::string* find_part(const Parts& parts, std::string_view backend) {
   for (const Part& part : parts) {
     if (part.backend == backend) return &part.bytes;
+  }
+  return nullptr;
+}
+
+inline const RegionParts* find_probe(const Address& address, MemoryClass kind) {
+  for (const RegionParts& probe : address.probes) {
+    if (probe.memory_class() == kind) return &probe;
   }
   return nullptr;
 }

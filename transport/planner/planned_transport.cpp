@@ -1,6 +1,7 @@
 // The planner: a transport made of transports, that sends each transfer the way which is fastest to its peer.
 #include <sys/epoll.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -16,13 +17,16 @@
 #include "transport/planner/backends.h"
 #include "transport/planner/plan_address.h"
 #include "transport/planner/prober.h"
+#include "transport/planner/region_book.h"
 #include "transport/shared_memory.h"
 
 namespace kvferry {
 namespace {
 
 using planner::Backend;
+using planner::kMemoryClasses;
 using planner::Measurements;
+using planner::MemoryClass;
 
 constexpr TimeNs kSliceNs = 20 * kMillisecond;  // of a wait in a backend that can't be interrupted
 
@@ -34,6 +38,7 @@ class PlannedTransport final : public Transport {
         backends_(std::move(backends)),
         events_(::epoll_create1(EPOLL_CLOEXEC)),
         private_probe_(planner::kProbeBytes),
+        regions_(backends_),
         prober_(options) {
     KVFERRY_CHECK(events_, "no file descriptor left for epoll: {}", std::strerror(errno));
     for (const Backend& backend : backends_) {
@@ -44,7 +49,10 @@ class PlannedTransport final : public Transport {
       }
     }
   }
-  ~PlannedTransport() override { shutdown(); }
+  ~PlannedTransport() override {
+    shutdown();
+    if (device_probe_ != nullptr) options_.device->release(MemoryKind::kDevice, device_probe_);
+  }
 
   /// Registers what peers measure with.
   Result<void> open() {
@@ -52,12 +60,22 @@ class PlannedTransport final : public Transport {
     if (!memory) return std::move(memory).error();
     shared_probe_.emplace(std::move(*memory));
     address_.protocol_version = planner::kProtocolVersion;
-    for (const auto& [region, parts] :
-         {std::pair{shared_probe_->region(), &address_.shared_probe},
-          {MemoryRegion{private_probe_.data(), private_probe_.size()}, &address_.private_probe}}) {
-      const Result<RegionId> id = register_region(region);
-      if (!id) return Error{id.error().code, id.error().what};
-      *parts = parts_of(*id).value();
+    std::vector<MemoryRegion> probes = {shared_probe_->region(), {private_probe_.data(), private_probe_.size()}};
+    if (options_.device != nullptr) {
+      const Result<std::byte*> on_device = options_.device->allocate(MemoryKind::kDevice, planner::kProbeBytes);
+      if (!on_device) return on_device.error();
+      device_probe_ = *on_device;
+      probes.push_back({device_probe_, planner::kProbeBytes});
+      probes.back().device = options_.device;
+    }
+    for (const MemoryRegion& probe : probes) {
+      const Result<RegionId> id = register_region(probe);
+      if (!id && probe.device != nullptr && id.error().code == ErrorCode::kUnavailable) {
+        log().warn("transport: memory of {} stays on this side: {}", probe.device->describe(), id.error().what);
+        continue;
+      }
+      if (!id) return id.error();
+      address_.probes.push_back(regions_.parts_of(*id).value());
     }
     for (const Backend& backend : backends_)
       address_.parts.push_back({std::string(backend.name), backend.transport->address()});
@@ -75,90 +93,14 @@ class PlannedTransport final : public Transport {
     return text;
   }
 
-  Result<RegionId> register_region(const MemoryRegion& memory) override {
-    Region region;
-    region.is_shared = memory.fd >= 0;
-    for (const Backend& backend : backends_) {
-      Result<RegionId> id = backend.transport->register_region(memory);
-      if (!id) {
-        static_cast<void>(unregister(region));
-        return id;
-      }
-      region.ids.emplace_back(*id);
-    }
-    const std::lock_guard lock(mutex_);
-    const RegionId id{++num_regions_made_};
-    regions_.emplace(id, std::move(region));
-    return id;
-  }
-
-  Result<std::string> export_region(RegionId id) const override {
-    Result<planner::RegionParts> parts = parts_of(id);
-    if (!parts) return std::move(parts).error();
-    return encode(*parts);
-  }
-
-  Result<void> unregister_region(RegionId id) override {
-    const std::lock_guard lock(mutex_);
-    const auto region = regions_.find(id);
-    if (region == regions_.end()) return unknown("region", id);
-    if (Result<void> ok = unregister(region->second); !ok) return ok;
-    std::erase_if(grants_, [id](const auto& grant) { return grant.second.region == id; });
-    regions_.erase(region);
-    return {};
-  }
-
+  Result<RegionId> register_region(const MemoryRegion& memory) override { return regions_.register_region(memory); }
+  Result<std::string> export_region(RegionId id) const override { return encoded(regions_.parts_of(id)); }
+  Result<void> unregister_region(RegionId id) override { return regions_.unregister_region(id); }
   Result<GrantId> grant(RegionId id, std::uint64_t offset, std::uint64_t bytes) override {
-    const std::lock_guard lock(mutex_);
-    const auto region = regions_.find(id);
-    if (region == regions_.end()) return unknown("region", id);
-    Grant grant{id, region->second.is_shared, {}};
-    for (std::size_t index = 0; index < backends_.size(); ++index) {
-      const std::optional<RegionId> inner = region->second.ids[index];
-      if (!inner) return unknown("region", id);
-      Result<GrantId> given = backends_[index].transport->grant(*inner, offset, bytes);
-      if (!given) {
-        for (std::size_t before = 0; before < index; ++before)
-          static_cast<void>(backends_[before].transport->revoke(*grant.ids[before]));
-        return given;
-      }
-      grant.ids.emplace_back(*given);
-    }
-    const GrantId outer{++num_grants_made_};
-    grants_.emplace(outer, std::move(grant));
-    return outer;
+    return regions_.grant(id, offset, bytes);
   }
-
-  Result<std::string> export_grant(GrantId id) const override {
-    const std::lock_guard lock(mutex_);
-    const auto grant = grants_.find(id);
-    if (grant == grants_.end()) return unknown("grant", id);
-    planner::RegionParts parts{grant->second.is_shared, {}};
-    for (std::size_t index = 0; index < backends_.size(); ++index) {
-      if (!grant->second.ids[index]) return unknown("grant", id);  // half revoked
-      Result<std::string> exported = backends_[index].transport->export_grant(*grant->second.ids[index]);
-      if (!exported) return exported;
-      parts.parts.push_back({std::string(backends_[index].name), std::move(*exported)});
-    }
-    return encode(parts);
-  }
-
-  Result<void> revoke(GrantId id) override {
-    const std::lock_guard lock(mutex_);
-    const auto grant = grants_.find(id);
-    if (grant == grants_.end()) return unknown("grant", id);
-    // All of them at once, so that nobody enters elsewhere while one is waited for.
-    Result<void> outcome;
-    for (std::size_t index = 0; index < backends_.size(); ++index) {
-      std::optional<GrantId>& inner = grant->second.ids[index];
-      if (!inner) continue;
-      Result<void> ok = backends_[index].transport->revoke(*inner);
-      if (ok) inner.reset();
-      if (!ok) outcome = std::move(ok);
-    }
-    if (outcome) grants_.erase(grant);
-    return outcome;
-  }
+  Result<std::string> export_grant(GrantId id) const override { return encoded(regions_.parts_of(id)); }
+  Result<void> revoke(GrantId id) override { return regions_.revoke(id); }
 
   Result<PeerId> connect(const std::string& bytes) override {
     Result<planner::Address> address = decode<planner::Address>(bytes, "peer address");
@@ -188,7 +130,8 @@ class PlannedTransport final : public Transport {
       connected_.erase(known);
     }
     peer.address = bytes;
-    peer.route_shared = peer.route_other = index_of(reached.front());
+    peer.routes.fill(index_of(reached.front()));
+    peer.routes[static_cast<std::size_t>(MemoryClass::kDevice)] = device_route(*address, reached);
     peer.measured = "not measured yet";
     const PeerId id{++num_peers_made_};
     peers_.emplace(id, std::move(peer));
@@ -220,12 +163,15 @@ class PlannedTransport final : public Transport {
       const auto peer = peers_.find(transfer.peer);
       if (peer == peers_.end())
         return Error{ErrorCode::kInvalidArgument, fmt::format("peer {} is not connected", transfer.peer)};
-      const auto region = regions_.find(transfer.local);
-      if (region == regions_.end()) return unknown("region", transfer.local);
-      route = remote->is_shared ? peer->second.route_shared : peer->second.route_other;
-      if (!region->second.ids[route]) return unknown("region", transfer.local);
+      const std::optional<planner::RegionBook::Found> region = regions_.find(transfer.local);
+      if (!region) return planner::unknown("region", transfer.local);
+      const MemoryClass kind = region->kind == MemoryClass::kDevice ? region->kind : remote->memory_class();
+      const std::optional<std::size_t> chosen = peer->second.routes[static_cast<std::size_t>(kind)];
+      if (!chosen || !region->ids[*chosen])
+        return Error{ErrorCode::kUnavailable, fmt::format("no path to peer {} moves GPU memory", transfer.peer)};
+      route = *chosen;
       transfer.peer = *peer->second.ids[route];
-      transfer.local = *region->second.ids[route];
+      transfer.local = *region->ids[route];
     }
     const std::string* part = planner::find_part(remote->parts, backends_[route].name);
     if (part == nullptr)
@@ -289,26 +235,16 @@ class PlannedTransport final : public Transport {
   }
 
  private:
-  struct Region {
-    bool is_shared = false;
-    std::vector<std::optional<RegionId>> ids;  // one a backend; none: unregistered there already
-  };
-  struct Grant {
-    RegionId region;
-    bool is_shared = false;
-    std::vector<std::optional<GrantId>> ids;
-  };
   struct Peer {
     std::vector<std::optional<PeerId>> ids;  // one a backend; none: it doesn't reach the peer
     std::string address;
-    std::size_t route_shared = 0;  // index of the backend for remote memory that is shared
-    std::size_t route_other = 0;
-    std::string measured;  // for people
+    std::array<std::optional<std::size_t>, kMemoryClasses> routes;  // index of the backend
+    std::string measured;                                           // for people
   };
 
-  template <class Id>
-  static Error unknown(std::string_view what, Id id) {
-    return Error{ErrorCode::kInvalidArgument, fmt::format("{} {} is not known", what, id)};
+  static Result<std::string> encoded(Result<planner::RegionParts> parts) {
+    if (!parts) return std::move(parts).error();
+    return encode(*parts);
   }
 
   TransferId outer_id(std::size_t route, TransferId inner) const {
@@ -316,49 +252,41 @@ class PlannedTransport final : public Transport {
   }
   TransferId inner_id(TransferId outer) const { return TransferId{outer.value / backends_.size()}; }
   Transport& route_of(TransferId outer) const { return *backends_[outer.value % backends_.size()].transport; }
+  /// The first that carries memory of GPUs on both sides, until it is measured which is the fastest. One side may have
+  /// none: then whatever this side's GPU, or the peer's, is reached by.
+  std::optional<std::size_t> device_route(const planner::Address& peer, const std::vector<std::string>& reached) const {
+    const planner::RegionParts* const here = planner::find_probe(address_, MemoryClass::kDevice);
+    const planner::RegionParts* const there = planner::find_probe(peer, MemoryClass::kDevice);
+    if (here == nullptr && there == nullptr) return std::nullopt;
+    for (const std::string& backend : reached) {
+      const auto carries = [&](const planner::RegionParts* probe) {
+        return probe == nullptr || planner::find_part(probe->parts, backend) != nullptr;
+      };
+      if (carries(here) && carries(there)) return index_of(backend);
+    }
+    return std::nullopt;
+  }
   std::size_t index_of(std::string_view name) const {
     std::size_t index = 0;
     while (index < backends_.size() && backends_[index].name != name) ++index;
     return index;
   }
 
-  /// What worked is not tried again when the caller comes back after a kFull.
-  Result<void> unregister(Region& region) const {
-    for (std::size_t index = 0; index < region.ids.size(); ++index) {
-      if (!region.ids[index]) continue;
-      if (Result<void> ok = backends_[index].transport->unregister_region(*region.ids[index]); !ok) return ok;
-      region.ids[index].reset();
-    }
-    return {};
-  }
-
-  Result<planner::RegionParts> parts_of(RegionId id) const {
-    const std::lock_guard lock(mutex_);
-    const auto region = regions_.find(id);
-    if (region == regions_.end()) return unknown("region", id);
-    planner::RegionParts parts{region->second.is_shared, {}};
-    for (std::size_t index = 0; index < backends_.size(); ++index) {
-      if (!region->second.ids[index]) return unknown("region", id);
-      Result<std::string> exported = backends_[index].transport->export_region(*region->second.ids[index]);
-      if (!exported) return std::move(exported).error();
-      parts.parts.push_back({std::string(backends_[index].name), std::move(*exported)});
-    }
-    return parts;
-  }
-
   void take(PeerId id, const Measurements& found) {
     const std::lock_guard lock(mutex_);
     const auto peer = peers_.find(id);
     if (peer == peers_.end()) return;
-    peer->second.route_shared = choose(found.shared, peer->second.route_shared);
-    peer->second.route_other = choose(found.other, peer->second.route_other);
-    peer->second.measured = fmt::format("pools by {}; other memory by {}", Measurements::describe(found.shared),
-                                        Measurements::describe(found.other));
+    for (std::size_t kind = 0; kind < kMemoryClasses; ++kind) choose(found.by_class[kind], peer->second.routes[kind]);
+    peer->second.measured =
+        fmt::format("pools by {}; other memory by {}", Measurements::describe(found.of(MemoryClass::kShared)),
+                    Measurements::describe(found.of(MemoryClass::kOther)));
+    if (const auto& on_device = found.of(MemoryClass::kDevice); !on_device.empty())
+      peer->second.measured += fmt::format("; GPU memory by {}", Measurements::describe(on_device));
     log().info("transport: peer {}, the first is used: {}", id, peer->second.measured);
   }
-  std::size_t choose(const std::vector<planner::Measured>& measured, std::size_t otherwise) const {
-    if (measured.empty() || measured.front().gb_per_s == 0) return otherwise;
-    return index_of(measured.front().path == Path::kCma ? "shm" : name_of(measured.front().path));
+  void choose(const std::vector<planner::Measured>& measured, std::optional<std::size_t>& route) const {
+    if (measured.empty() || measured.front().gb_per_s == 0) return;
+    route = index_of(measured.front().path == Path::kCma ? "shm" : name_of(measured.front().path));
   }
 
   const TransportOptions options_;
@@ -368,14 +296,12 @@ class PlannedTransport final : public Transport {
   std::atomic<std::size_t> busiest_{0};  // the backend to wait in
   std::optional<SharedMemory> shared_probe_;
   std::vector<std::byte> private_probe_;
+  std::byte* device_probe_ = nullptr;
+  planner::RegionBook regions_;
   planner::Address address_;
   mutable std::mutex mutex_;
   std::map<PeerId, Peer> peers_;
   std::unordered_map<std::string, PeerId> connected_;
-  std::unordered_map<RegionId, Region> regions_;
-  std::unordered_map<GrantId, Grant> grants_;
-  std::uint32_t num_regions_made_ = 0;
-  std::uint32_t num_grants_made_ = 0;
   std::uint32_t num_peers_made_ = 0;
   planner::Prober prober_;  // last: its thread calls take()
 };

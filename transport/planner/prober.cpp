@@ -15,6 +15,8 @@ constexpr TimeNs kPatience = kSecond;            // a slower path than 1 MB/s is
 
 std::string backend_of(Path path) { return path == Path::kCma ? "shm" : std::string(name_of(path)); }
 
+Path path_of(std::string_view backend) { return parse_path(backend).value(); }
+
 }  // namespace
 
 std::string Measurements::describe(const std::vector<Measured>& measured) {
@@ -63,36 +65,55 @@ Measurements Prober::measure(const Job& job) const {
   for (const std::string& backend : job.backends) {
     const bool is_host = backend == "shm";
     if (!is_host || options_.path != Path::kCma)
-      found.shared.push_back(measure(is_host ? Path::kShm : parse_path(backend).value(), job, true));
+      found.of(MemoryClass::kShared)
+          .push_back(measure(is_host ? Path::kShm : path_of(backend), job, MemoryClass::kShared));
     if (!is_host || options_.path != Path::kShm)
-      found.other.push_back(measure(is_host ? Path::kCma : parse_path(backend).value(), job, false));
+      found.of(MemoryClass::kOther)
+          .push_back(measure(is_host ? Path::kCma : path_of(backend), job, MemoryClass::kOther));
+    const RegionParts* on_device = find_probe(job.address, MemoryClass::kDevice);
+    if (options_.device != nullptr && on_device != nullptr && find_part(on_device->parts, backend) != nullptr)
+      found.of(MemoryClass::kDevice).push_back(measure(path_of(backend), job, MemoryClass::kDevice));
   }
-  if (options_.path == Path::kCma) found.shared = found.other;
-  for (std::vector<Measured>* list : {&found.shared, &found.other})
-    std::stable_sort(list->begin(), list->end(),
+  if (options_.path == Path::kCma) found.of(MemoryClass::kShared) = found.of(MemoryClass::kOther);
+  for (std::vector<Measured>& list : found.by_class)
+    std::stable_sort(list.begin(), list.end(),
                      [](const Measured& a, const Measured& b) { return a.gb_per_s > b.gb_per_s; });
   return found;
 }
 
-Measured Prober::measure(Path path, const Job& job, bool is_shared) const {
+Measured Prober::measure(Path path, const Job& job, MemoryClass kind) const {
   const std::string backend = backend_of(path);
   const std::string* address = find_part(job.address.parts, backend);
-  const RegionParts& probe = is_shared ? job.address.shared_probe : job.address.private_probe;
-  const std::string* region = find_part(probe.parts, backend);
+  const RegionParts* probe = find_probe(job.address, kind);
+  const std::string* region = probe == nullptr ? nullptr : find_part(probe->parts, backend);
   if (address == nullptr || region == nullptr) return {path, 0, "the peer does not offer it"};
-  const Result<double> speed = pull(path, *address, *region);
+  const Result<double> speed = pull(path, *address, *region, kind == MemoryClass::kDevice);
   return speed ? Measured{path, *speed, ""} : Measured{path, 0, speed.error().what};
 }
 
-Result<double> Prober::pull(Path path, const std::string& address, const std::string& region) const {
+Result<double> Prober::pull(Path path, const std::string& address, const std::string& region, bool is_device) const {
+  if (!is_device) {
+    std::vector<std::byte> memory(kProbeBytes);  // outlives the backends, which may be copying when this gives up
+    return pull(path, address, region, MemoryRegion{memory.data(), memory.size()});
+  }
+  const Result<std::byte*> memory = options_.device->allocate(MemoryKind::kDevice, kProbeBytes);
+  if (!memory) return memory.error();
+  MemoryRegion into{*memory, kProbeBytes};
+  into.device = options_.device;
+  Result<double> speed = pull(path, address, region, into);
+  options_.device->release(MemoryKind::kDevice, *memory);
+  return speed;
+}
+
+Result<double> Prober::pull(Path path, const std::string& address, const std::string& region,
+                            const MemoryRegion& into) const {
   TransportOptions options = options_;
   options.path = path;
-  options.tcp.listen_port = 0;                 // the configured one is the owner's
-  std::vector<std::byte> memory(kProbeBytes);  // outlives the backends, which may be copying when this gives up
+  options.tcp.listen_port = 0;  // the configured one is the owner's
   Result<std::vector<Backend>> backends = make_backends(options);
   if (!backends) return std::move(backends).error();
   Transport& transport = *backends->front().transport;
-  const Result<RegionId> local = transport.register_region(memory.data(), memory.size());
+  const Result<RegionId> local = transport.register_region(into);
   if (!local) return Error{local.error().code, local.error().what};
   const Result<PeerId> peer = transport.connect(address);
   if (!peer) return Error{peer.error().code, peer.error().what};

@@ -2,6 +2,7 @@
 // this folder.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -22,10 +23,11 @@ struct Measured {
   std::string problem;  // why not
 };
 
-/// Speed of pulls from the peer's shared memory, and from memory that can't be mapped; the fastest first.
+/// Speed of pulls from the peer's memory of each class; the fastest first. GPU memory is pulled into GPU memory.
 struct Measurements {
-  std::vector<Measured> shared;
-  std::vector<Measured> other;
+  std::array<std::vector<Measured>, kMemoryClasses> by_class;
+  std::vector<Measured>& of(MemoryClass kind) { return by_class[static_cast<std::size_t>(kind)]; }
+  const std::vector<Measured>& of(MemoryClass kind) const { return by_class[static_cast<std::size_t>(kind)]; }
   /// One line for people: "shm 9.8 GB/s, tcp 2.1 GB/s".
   static std::string describe(const std::vector<Measured>& measured);
 };
@@ -49,8 +51,9 @@ class Prober {
 
   void thread_main();
   Measurements measure(const Job& job) const;
-  Measured measure(Path path, const Job& job, bool is_shared) const;
-  Result<double> pull(Path path, const std::string& address, const std::string& region) const;
+  Measured measure(Path path, const Job& job, MemoryClass kind) const;
+  Result<double> pull(Path path, const std::string& address, const std::string& region, bool is_device) const;
+  Result<double> pull(Path path, const std::string& address, const std::string& region, const MemoryRegion& into) const;
 
   const TransportOptions options_;
   std::mutex mutex_;

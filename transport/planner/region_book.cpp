@@ -1,0 +1,137 @@
+#include "transport/planner/region_book.h"
+
+#include <utility>
+
+namespace kvferry::planner {
+
+Result<RegionId> RegionBook::register_region(const MemoryRegion& memory) {
+  Region region;
+  region.kind = memory.device != nullptr ? MemoryClass::kDevice
+                : memory.fd >= 0         ? MemoryClass::kShared
+                                         : MemoryClass::kOther;
+  std::string problems;
+  bool is_reached = false;
+  for (const Backend& backend : backends_) {
+    Result<RegionId> id = backend.transport->register_region(memory);
+    if (id) {
+      region.ids.emplace_back(*id);
+      is_reached = true;
+    } else if (region.kind == MemoryClass::kDevice && id.error().code == ErrorCode::kUnavailable) {
+      region.ids.emplace_back();
+      problems += fmt::format("{}{}: {}", problems.empty() ? "" : "; ", backend.name, id.error().what);
+    } else {
+      static_cast<void>(unregister(region));
+      return id;
+    }
+  }
+  if (!is_reached)
+    return Error{ErrorCode::kUnavailable, fmt::format("no path moves memory of this kind: {}", problems)};
+  const std::lock_guard lock(mutex_);
+  const RegionId id{++num_regions_made_};
+  regions_.emplace(id, std::move(region));
+  return id;
+}
+
+Result<void> RegionBook::unregister_region(RegionId id) {
+  const std::lock_guard lock(mutex_);
+  const auto region = regions_.find(id);
+  if (region == regions_.end()) return unknown("region", id);
+  if (Result<void> ok = unregister(region->second); !ok) return ok;
+  std::erase_if(grants_, [id](const auto& grant) { return grant.second.region == id; });
+  regions_.erase(region);
+  return {};
+}
+
+Result<void> RegionBook::unregister(Region& region) const {
+  for (std::size_t index = 0; index < region.ids.size(); ++index) {
+    if (!region.ids[index]) continue;
+    if (Result<void> ok = backends_[index].transport->unregister_region(*region.ids[index]); !ok) return ok;
+    region.ids[index].reset();
+    region.is_unregistered = true;
+  }
+  return {};
+}
+
+std::optional<RegionBook::Found> RegionBook::find(RegionId id) const {
+  const std::lock_guard lock(mutex_);
+  const auto region = regions_.find(id);
+  if (region == regions_.end() || region->second.is_unregistered) return std::nullopt;
+  return region->second;
+}
+
+Result<RegionParts> RegionBook::parts_of(RegionId id) const {
+  const std::optional<Found> region = find(id);
+  if (!region) return unknown("region", id);
+  RegionParts parts{static_cast<std::uint8_t>(region->kind), {}};
+  for (std::size_t index = 0; index < backends_.size(); ++index) {
+    if (!region->ids[index]) continue;
+    Result<std::string> exported = backends_[index].transport->export_region(*region->ids[index]);
+    if (!exported) return std::move(exported).error();
+    parts.parts.push_back({std::string(backends_[index].name), std::move(*exported)});
+  }
+  return parts;
+}
+
+Result<GrantId> RegionBook::grant(RegionId id, std::uint64_t offset, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto region = regions_.find(id);
+  if (region == regions_.end() || region->second.is_unregistered) return unknown("region", id);
+  Grant grant{id, region->second.kind, {}};
+  std::optional<Error> refusal;  // of GPU memory, of which some backends lend no parts
+  bool is_given = false;
+  for (std::size_t index = 0; index < backends_.size(); ++index) {
+    const std::optional<RegionId> inner = region->second.ids[index];
+    Result<GrantId> given = inner ? backends_[index].transport->grant(*inner, offset, bytes)
+                                  : Error{ErrorCode::kUnavailable, "it can't reach the region"};
+    if (given) {
+      grant.ids.emplace_back(*given);
+      is_given = true;
+    } else if (grant.kind == MemoryClass::kDevice && given.error().code == ErrorCode::kUnavailable) {
+      grant.ids.emplace_back();
+      if (inner) refusal = std::move(given).error();
+    } else {
+      for (std::size_t before = 0; before < index; ++before) {
+        if (grant.ids[before]) static_cast<void>(backends_[before].transport->revoke(*grant.ids[before]));
+      }
+      return given;
+    }
+  }
+  if (!is_given) return *std::move(refusal);
+  const GrantId outer{++num_grants_made_};
+  grants_.emplace(outer, std::move(grant));
+  return outer;
+}
+
+Result<RegionParts> RegionBook::parts_of(GrantId id) const {
+  const std::lock_guard lock(mutex_);
+  const auto grant = grants_.find(id);
+  if (grant == grants_.end() || grant->second.is_revoked) return unknown("grant", id);
+  RegionParts parts{static_cast<std::uint8_t>(grant->second.kind), {}};
+  for (std::size_t index = 0; index < backends_.size(); ++index) {
+    if (!grant->second.ids[index]) continue;
+    Result<std::string> exported = backends_[index].transport->export_grant(*grant->second.ids[index]);
+    if (!exported) return std::move(exported).error();
+    parts.parts.push_back({std::string(backends_[index].name), std::move(*exported)});
+  }
+  return parts;
+}
+
+Result<void> RegionBook::revoke(GrantId id) {
+  const std::lock_guard lock(mutex_);
+  const auto grant = grants_.find(id);
+  if (grant == grants_.end()) return unknown("grant", id);
+  grant->second.is_revoked = true;
+  // All of them at once, so that nobody enters elsewhere while one is waited for.
+  Result<void> outcome;
+  for (std::size_t index = 0; index < backends_.size(); ++index) {
+    std::optional<GrantId>& inner = grant->second.ids[index];
+    if (!inner) continue;
+    Result<void> ok = backends_[index].transport->revoke(*inner);
+    if (ok) inner.reset();
+    if (!ok) outcome = std::move(ok);
+  }
+  if (outcome) grants_.erase(grant);
+  return outcome;
+}
+
+}  // namespace kvferry::planner
