@@ -1,12 +1,14 @@
 // GB/s (10^9 bytes of chunk per second, one thread) of the host packer beside a memcpy of the same bytes.
 //
-// Each figure is the median of kRounds rounds over all chunks of a cache that is larger than the machine's caches, in
-// blocks of random order; the row of two chunks stays within the caches and shows the work without the memory.
+// A gather includes the checksum. Each figure is the median of kRounds rounds over all chunks of a cache that is larger
+// than the machine's caches, in blocks of random order; the row of two chunks stays within the caches and shows the
+// work without the memory.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <string>
@@ -23,25 +25,33 @@ constexpr std::uint32_t kChunkTokens = 256;
 constexpr int kRounds = 9;
 constexpr double kRoundBytesMin = 1e9;
 
-/// GB/s of work(chunk index) over all chunks, as often as a round needs to have something to time.
-template <class Work>
-double measure(std::size_t chunk_bytes, std::size_t num_chunks, Work work) {
+/// GB/s of each work(chunk index) over all chunks, as often as a round needs to have something to time. They take
+/// turns, so that what else the machine does hits all of them.
+std::vector<double> measure(std::size_t chunk_bytes, std::size_t num_chunks,
+                            const std::vector<std::function<void(std::size_t)>>& works) {
   const auto passes =
       static_cast<std::size_t>(kRoundBytesMin / static_cast<double>(chunk_bytes) / static_cast<double>(num_chunks)) + 1;
-  std::vector<double> gb_per_s;
-  for (int round = 0; round < kRounds; ++round) {
-    const auto begin = std::chrono::steady_clock::now();
-    for (std::size_t i = 0; i < passes * num_chunks; ++i) work(i % num_chunks);
-    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
-    gb_per_s.push_back(static_cast<double>(passes * num_chunks * chunk_bytes) / spent.count() / 1e9);
+  std::vector<std::vector<double>> gb_per_s(works.size());
+  for (int round = 0; round <= kRounds; ++round) {
+    for (std::size_t work = 0; work < works.size(); ++work) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (std::size_t i = 0; i < passes * num_chunks; ++i) works[work](i % num_chunks);
+      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
+      if (round > 0)  // the first one warms up
+        gb_per_s[work].push_back(static_cast<double>(passes * num_chunks * chunk_bytes) / spent.count() / 1e9);
+    }
   }
-  std::nth_element(gb_per_s.begin(), gb_per_s.begin() + kRounds / 2, gb_per_s.end());
-  return gb_per_s[kRounds / 2];
+  std::vector<double> medians;
+  for (std::vector<double>& rounds : gb_per_s) {
+    std::nth_element(rounds.begin(), rounds.begin() + kRounds / 2, rounds.end());
+    medians.push_back(rounds[kRounds / 2]);
+  }
+  return medians;
 }
 
-void bench(const std::string& name, const CacheShape& shape) {
+void bench(const std::string& name, const CacheShape& shape, const ChunkFormat& format = {}) {
   TestCache cache(shape);
-  Result<std::unique_ptr<Packer>> made = make_host_packer(cache.layout());
+  Result<std::unique_ptr<Packer>> made = make_host_packer(cache.layout(), format);
   KVFERRY_CHECK(made, "{}: {}", name, made.error().what);
   const Packer& packer = **made;
 
@@ -49,7 +59,7 @@ void bench(const std::string& name, const CacheShape& shape) {
   std::iota(tables[0].begin(), tables[0].end(), 0);
   std::shuffle(tables[0].begin(), tables[0].end(), std::mt19937(1));
   const std::size_t num_chunks = std::size_t{shape.blocks} * shape.block_tokens / kChunkTokens;
-  const std::size_t chunk_bytes = kChunkTokens * cache.layout().bytes_per_token();
+  const std::size_t chunk_bytes = kChunkTokens * packer.chunk_bytes_per_token();
   std::vector<std::byte> pool(num_chunks * chunk_bytes, std::byte{1});
   std::vector<std::byte> copies(num_chunks * chunk_bytes, std::byte{2});
   const auto slot = [&](std::size_t i) { return std::span(pool).subspan(i * chunk_bytes, chunk_bytes); };
@@ -58,17 +68,16 @@ void bench(const std::string& name, const CacheShape& shape) {
   };
 
   std::uint64_t sink = 0;
-  const double gather =
-      measure(chunk_bytes, num_chunks, [&](std::size_t i) { sink += *packer.gather(run(i), slot(i)); });
-  const double scatter = measure(chunk_bytes, num_chunks, [&](std::size_t i) {
-    sink += packer.scatter(slot(i), kChunkTokens, 0, run(i)) ? 0 : 1;
-  });
-  const double copy = measure(chunk_bytes, num_chunks, [&](std::size_t i) {
-    std::memcpy(copies.data() + i * chunk_bytes, slot(i).data(), chunk_bytes);
-  });
-  const double checksum = measure(chunk_bytes, num_chunks, [&](std::size_t i) { sink += chunk_checksum(slot(i)); });
-  fmt::print("{:<34} {:>9} {:>8} {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f}   {:016x}\n", name, chunk_bytes / 1024, num_chunks,
-             gather, scatter, copy, checksum, sink);
+  const std::vector<double> rates =
+      measure(chunk_bytes, num_chunks,
+              {[&](std::size_t i) { sink += *packer.gather(run(i), slot(i)); },
+               [&](std::size_t i) { sink += packer.scatter(slot(i), kChunkTokens, 0, run(i)) ? 0 : 1; },
+               [&](std::size_t i) { std::memcpy(copies.data() + i * chunk_bytes, slot(i).data(), chunk_bytes); },
+               [&](std::size_t i) { sink += chunk_checksum(slot(i)); }});
+  const double copy = rates[2];
+  fmt::print("{:<34} {:>9} {:>6} {:>6.1f} {:>4.0f} % {:>6.1f} {:>4.0f} % {:>8.1f} {:>8.1f}   {:016x}\n", name,
+             chunk_bytes / 1024, num_chunks, rates[0], 100 * rates[0] / copy, rates[1], 100 * rates[1] / copy, copy,
+             rates[3], sink);
 }
 
 }  // namespace
@@ -95,7 +104,7 @@ int main() {
     shape.key_transposed = shape.order == kCpuAttention;
     return shape;
   };
-  fmt::print("{:<34} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}   {}\n", "GB/s, one thread, 256-token chunks", "KiB/chunk",
+  fmt::print("{:<34} {:>9} {:>6} {:>13} {:>13} {:>8} {:>8}   {}\n", "GB/s, one thread, 256-token chunks", "KiB/chunk",
              "chunks", "gather", "scatter", "memcpy", "checksum", "(guard)");
   bench("test model, fp32, K transposed", small);
   bench("test model, as above, in cache", in_cache);
@@ -105,4 +114,8 @@ int main() {
   bench("Llama-3.1-8B, bf16, HND 2*dim", with(llama, kHndInterleaved));
   bench("Llama-3.1-8B, bf16, CPU K transp.", with(llama, kCpuAttention, 32));
   bench("Llama-3.1-8B, bf16, CPU, block 128", with(llama, kCpuAttention, 128));
+  ChunkFormat fp8;
+  fp8.cache_type = ElementType::kBf16;
+  fp8.chunk_type = ElementType::kE4m3;
+  bench("Llama-3.1-8B, bf16 to fp8, HND", with(llama, kHnd), fp8);
 }

@@ -25,6 +25,10 @@ void reset(XXH3_state_t* state) { KVFERRY_CHECK(XXH3_64bits_reset(state) == XXH_
 
 }  // namespace
 
+std::uint64_t segment_checksum(std::span<const std::byte, kSegmentBytes> segment) {
+  return XXH3_64bits(segment.data(), kSegmentBytes);
+}
+
 std::uint64_t checksum_of_segments(std::span<const std::uint64_t> segments, std::uint64_t num_bytes) {
   static_assert(std::endian::native == std::endian::little);
   KVFERRY_CHECK(segments.size() == (num_bytes + kSegmentBytes - 1) / kSegmentBytes, "{} segments of {} bytes",

@@ -23,6 +23,9 @@ constexpr std::size_t kSegmentBytes = 4096;
 /// The same on every node, whatever instructions it has.
 std::uint64_t chunk_checksum(std::span<const std::byte> bytes);
 
+/// XXH3-64 of one whole segment.
+std::uint64_t segment_checksum(std::span<const std::byte, kSegmentBytes> segment);
+
 /// That of `num_bytes` bytes with these segments, ceil(num_bytes / kSegmentBytes) of them.
 std::uint64_t checksum_of_segments(std::span<const std::uint64_t> segments, std::uint64_t num_bytes);
 

@@ -7,74 +7,10 @@
 #include <cerrno>
 #include <cstring>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "transport/base/stream_copy.h"
 
 namespace kvferry::shm {
 namespace {
-
-using Copy = void (*)(std::byte* to, const std::byte* from, std::size_t bytes);
-
-void copy_cached(std::byte* to, const std::byte* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
-
-#if defined(__x86_64__)
-constexpr std::size_t kLine = 64;
-
-/// Up to the first whole cache line of `to`; streaming stores want them aligned and whole.
-std::size_t unaligned_head(const std::byte* to, std::size_t bytes) {
-  const std::size_t past = reinterpret_cast<std::uintptr_t>(to) % kLine;
-  return past == 0 ? 0 : std::min(bytes, kLine - past);
-}
-
-__attribute__((target("avx512f"))) void stream_avx512(std::byte* to, const std::byte* from, std::size_t bytes) {
-  const std::size_t head = unaligned_head(to, bytes);
-  std::memcpy(to, from, head);
-  std::size_t at = head;
-  for (; at + 4 * kLine <= bytes; at += 4 * kLine) {
-    const __m512i a = _mm512_loadu_si512(from + at);
-    const __m512i b = _mm512_loadu_si512(from + at + kLine);
-    const __m512i c = _mm512_loadu_si512(from + at + 2 * kLine);
-    const __m512i d = _mm512_loadu_si512(from + at + 3 * kLine);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), a);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at + kLine), b);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at + 2 * kLine), c);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at + 3 * kLine), d);
-  }
-  std::memcpy(to + at, from + at, bytes - at);
-}
-
-__attribute__((target("avx2"))) void stream_avx2(std::byte* to, const std::byte* from, std::size_t bytes) {
-  const std::size_t head = unaligned_head(to, bytes);
-  std::memcpy(to, from, head);
-  std::size_t at = head;
-  for (; at + 2 * kLine <= bytes; at += 2 * kLine) {
-    __m256i part[4];
-    for (std::size_t index = 0; index < 4; ++index)
-      part[index] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at + 32 * index));
-    for (std::size_t index = 0; index < 4; ++index)
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + at + 32 * index), part[index]);
-  }
-  std::memcpy(to + at, from + at, bytes - at);
-}
-
-Copy best_streaming_copy() {
-  if (__builtin_cpu_supports("avx512f")) return stream_avx512;
-  if (__builtin_cpu_supports("avx2")) return stream_avx2;
-  return copy_cached;
-}
-
-/// A block's first lines on their way while the one before is copied: the hardware fetches ahead within a page only.
-void expect(const std::byte* from, std::size_t bytes) {
-  for (std::size_t at = 0; at < std::min<std::size_t>(bytes, 8 * kLine); at += kLine) __builtin_prefetch(from + at);
-}
-
-void finish_stores() { _mm_sfence(); }
-#else
-Copy best_streaming_copy() { return copy_cached; }
-void expect(const std::byte*, std::size_t) {}
-void finish_stores() {}
-#endif
 
 Error cma_failed(int code, int pid) {
   if (code == ESRCH) return Error{ErrorCode::kPeerLost, fmt::format("process {} is gone", pid)};
@@ -91,8 +27,6 @@ Error cma_failed(int code, int pid) {
 
 void copy_mapped(std::span<const CopyRange> ranges, std::byte* local_base, std::byte* remote_base, Direction direction,
                  bool bypass_cache) {
-  static const Copy kStreaming = best_streaming_copy();
-  const Copy copy = bypass_cache ? kStreaming : copy_cached;
   const bool is_pull = direction == Direction::kPull;
   for (std::size_t index = 0; index < ranges.size(); ++index) {
     if (bypass_cache && index + 1 < ranges.size()) {
@@ -102,9 +36,14 @@ void copy_mapped(std::span<const CopyRange> ranges, std::byte* local_base, std::
     const CopyRange& range = ranges[index];
     std::byte* local = local_base + range.local_offset;
     std::byte* remote = remote_base + range.remote_offset;
-    copy(is_pull ? local : remote, is_pull ? remote : local, range.bytes);
+    std::byte* const to = is_pull ? local : remote;
+    const std::byte* const from = is_pull ? remote : local;
+    if (bypass_cache)
+      stream_copy(to, from, range.bytes);
+    else
+      std::memcpy(to, from, range.bytes);
   }
-  if (bypass_cache) finish_stores();
+  if (bypass_cache) finish_streams();
 }
 
 Result<void> copy_by_cma(std::span<const CopyRange> ranges, std::byte* local_base, std::uint64_t remote_base,

@@ -1,0 +1,43 @@
+// Gather and scatter of more bytes than a core's cache holds: block after block as they lie in memory, not in a chunk's
+// order, with stores past the caches. Private to this folder.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/chunk_shape.h"
+#include "kernels/copy_rows.h"
+#include "kernels/packer.h"
+
+namespace kvferry {
+
+/// A view of a packer's plan: it owns nothing.
+struct HostStream {
+  const KvLayout& layout;
+  ElementType cache_type, chunk_type;
+  const ChunkShape& shape;
+  std::span<const PlanePlan> planes;
+
+  /// Whether it is worth it; for a gather also whether each block's rows of a head are whole checksum segments.
+  bool suits_gather(const TokenRun& run) const;
+  bool suits_scatter(const TokenRun& run) const;
+  /// As Packer's, whose checks have passed.
+  std::uint64_t gather(const TokenRun& run, std::byte* chunk) const;
+  void scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
+               const TokenRun& run) const;
+
+ private:
+  struct Piece;
+  template <class Visit>
+  void for_each_piece(const TokenRun& run, Visit visit) const;
+  bool is_plain(const PlanePlan& plane) const;
+  const std::byte* collect(const Piece& piece, std::byte* stage) const;
+  void put(const Piece& piece, const std::byte* rows, std::byte* stage) const;
+
+  bool is_worth_it(const TokenRun& run) const;
+  std::size_t row_bytes() const { return std::size_t{layout.head_dim} * shape.chunk_element_bytes; }
+  std::size_t cache_row_bytes() const { return std::size_t{layout.head_dim} * layout.element_bytes; }
+};
+
+}  // namespace kvferry

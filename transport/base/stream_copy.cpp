@@ -1,0 +1,98 @@
+#include "transport/base/stream_copy.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace kvferry {
+namespace {
+
+constexpr std::size_t kLine = 64;
+using Copy = void (*)(std::byte* to, const std::byte* from, std::size_t bytes, const std::byte* ahead);
+
+void copy_cached(std::byte* to, const std::byte* from, std::size_t bytes, const std::byte*) {
+  std::memcpy(to, from, bytes);
+}
+
+#if defined(__x86_64__)
+/// Into the second-level cache, which keeps more fetches under way than the first.
+template <std::size_t kLines>
+inline void fetch_lines(const std::byte* from) {
+  for (std::size_t line = 0; line < kLines; ++line)
+    _mm_prefetch(reinterpret_cast<const char*>(from) + line * kLine, _MM_HINT_T1);
+}
+
+/// Up to the first whole cache line of `to`; streaming stores want them aligned and whole.
+std::size_t unaligned_head(const std::byte* to, std::size_t bytes) {
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(to) % kLine;
+  return past == 0 ? 0 : std::min(bytes, kLine - past);
+}
+
+__attribute__((target("avx512f"))) void stream_avx512(std::byte* to, const std::byte* from, std::size_t bytes,
+                                                      const std::byte* ahead) {
+  const std::size_t head = unaligned_head(to, bytes);
+  std::memcpy(to, from, head);
+  std::size_t at = head;
+  for (; at + 4 * kLine <= bytes; at += 4 * kLine) {
+    if (ahead != nullptr) fetch_lines<4>(ahead + at);
+    const __m512i a = _mm512_loadu_si512(from + at);
+    const __m512i b = _mm512_loadu_si512(from + at + kLine);
+    const __m512i c = _mm512_loadu_si512(from + at + 2 * kLine);
+    const __m512i d = _mm512_loadu_si512(from + at + 3 * kLine);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), a);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at + kLine), b);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at + 2 * kLine), c);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at + 3 * kLine), d);
+  }
+  std::memcpy(to + at, from + at, bytes - at);
+}
+
+__attribute__((target("avx2"))) void stream_avx2(std::byte* to, const std::byte* from, std::size_t bytes,
+                                                 const std::byte* ahead) {
+  const std::size_t head = unaligned_head(to, bytes);
+  std::memcpy(to, from, head);
+  std::size_t at = head;
+  for (; at + 2 * kLine <= bytes; at += 2 * kLine) {
+    if (ahead != nullptr) fetch_lines<2>(ahead + at);
+    __m256i part[4];
+    for (std::size_t index = 0; index < 4; ++index)
+      part[index] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at + 32 * index));
+    for (std::size_t index = 0; index < 4; ++index)
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + at + 32 * index), part[index]);
+  }
+  std::memcpy(to + at, from + at, bytes - at);
+}
+
+Copy best_streaming_copy() {
+  if (__builtin_cpu_supports("avx512f")) return stream_avx512;
+  if (__builtin_cpu_supports("avx2")) return stream_avx2;
+  return copy_cached;
+}
+
+#else
+Copy best_streaming_copy() { return copy_cached; }
+#endif
+
+const Copy kStreamingCopy = best_streaming_copy();
+
+}  // namespace
+
+void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes, const std::byte* ahead) {
+  kStreamingCopy(to, from, bytes, ahead);
+}
+
+void finish_streams() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+void expect(const std::byte* from, std::size_t bytes, std::size_t lines_max) {
+  for (std::size_t at = 0; at < std::min(bytes, lines_max * kLine); at += kLine) __builtin_prefetch(from + at);
+}
+
+}  // namespace kvferry
