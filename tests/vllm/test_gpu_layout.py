@@ -1,0 +1,72 @@
+"""Where K and V of a GPU's cache are said to be, held against the views that vLLM's own backends take of the tensors."""
+
+import itertools
+
+import pytest
+import torch
+from kvferry._core import KvFerryError
+from kvferry.gpu_layout import gpu_planes
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+LAYERS, BLOCKS, HEADS, TOKENS, DIM = 3, 5, 2, 4, 8
+
+
+def layer_views(layout: KVCacheLayout, heads: int, content: int) -> list[torch.Tensor]:
+    """Views [block, head, token, content] of all layers, in the memory order of the layout."""
+    logical = (LAYERS, BLOCKS, heads, TOKENS, content)
+    memory = torch.arange(torch.Size(logical).numel(), dtype=torch.float32)
+    physical = memory.reshape([logical[axis] for axis in layout.stride_order])
+    inverse = [layout.stride_order.index(axis) for axis in range(5)]
+    return list(physical.permute(inverse).unbind(0))
+
+
+def read(plane: tuple[int, ...], tensor: torch.Tensor, *index: int) -> float:
+    """The element at (block, head, token, dim) by a plane's strides alone."""
+    base, *strides = plane
+    offset = base - tensor.untyped_storage().data_ptr() + sum(i * s for i, s in zip(index, strides, strict=True))
+    assert offset % tensor.element_size() == 0
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    return whole[offset // tensor.element_size()].item()
+
+
+def spec(**changes: object) -> FullAttentionSpec:
+    return FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float32, **changes)
+
+
+@pytest.mark.parametrize("layout", list(KVCacheLayout))
+def test_k_and_v_side_by_side_as_flash_attention_splits_them(layout: KVCacheLayout) -> None:
+    for tensor in layer_views(layout, HEADS, 2 * DIM):
+        found = gpu_planes("layer", tensor, spec())
+        assert (found.num_heads, found.head_dim) == (HEADS, DIM)
+        views = tensor.transpose(1, 2).split(DIM, dim=-1)  # [block, token, head, dim], as flash_attn.py has it
+        for plane, view in zip(found.planes, views, strict=True):
+            for index in itertools.product(range(BLOCKS), range(HEADS), range(TOKENS), range(DIM)):
+                block, head, token, dim = index
+                assert read(plane, tensor, *index) == view[block, token, head, dim].item()
+
+
+@pytest.mark.parametrize("layout", list(KVCacheLayout))
+def test_heads_of_k_before_heads_of_v_as_flashinfer_splits_them(layout: KVCacheLayout) -> None:
+    for tensor in layer_views(layout, 2 * HEADS, DIM):
+        found = gpu_planes("layer", tensor, spec())
+        assert (found.num_heads, found.head_dim) == (HEADS, DIM)
+        for plane, view in zip(found.planes, tensor.split(HEADS, dim=1), strict=True):
+            for index in itertools.product(range(BLOCKS), range(HEADS), range(TOKENS), range(DIM)):
+                assert read(plane, tensor, *index) == view[index].item()
+
+
+@pytest.mark.parametrize("layout", list(KVCacheLayout))
+def test_a_latent_cache_has_one_plane(layout: KVCacheLayout) -> None:
+    mla = MLAAttentionSpec(block_size=TOKENS, num_kv_heads=1, head_size=DIM, dtype=torch.float32)
+    for tensor in layer_views(layout, 1, DIM):
+        found = gpu_planes("layer", tensor, mla)
+        assert (len(found.planes), found.num_heads, found.head_dim) == (1, 1, DIM)
+        for index in itertools.product(range(BLOCKS), range(1), range(TOKENS), range(DIM)):
+            assert read(found.planes[0], tensor, *index) == tensor[index].item()
+
+
+@pytest.mark.parametrize("shape", [(BLOCKS, HEADS, TOKENS, 3 * DIM), (BLOCKS, HEADS, TOKENS + 1, 2 * DIM), (BLOCKS, 64)])
+def test_what_lies_in_another_way_is_refused_by_name_and_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(KvFerryError, match=r"layer model\.7 keeps its KV in a tensor of shape \(5, "):
+        gpu_planes("model.7", torch.zeros(shape), spec())
