@@ -35,6 +35,15 @@ std::optional<std::uint64_t> parse_bytes(std::string_view text) {
   return std::nullopt;
 }
 
+/// Whether it is a number of bytes.
+bool bytes(const Json& value, std::uint64_t& out) {
+  const auto n = value.is_number_unsigned() ? std::optional(value.get<std::uint64_t>())
+                 : value.is_string()        ? parse_bytes(value.get<std::string>())
+                                            : std::nullopt;
+  out = n.value_or(out);
+  return n.has_value();
+}
+
 struct Key {
   std::string_view name;
   std::string_view allowed;
@@ -78,14 +87,10 @@ const Key kKeys[] = {
        return true;
      }},
     {"pool_bytes", "a number of bytes, or a string like \"512MiB\" or \"4GiB\"",
-     [](ConnectorConfig& c, const Json& v) {
-       const auto n = v.is_number_unsigned() ? std::optional(v.get<std::uint64_t>())
-                      : v.is_string()        ? parse_bytes(v.get<std::string>())
-                                             : std::nullopt;
-       if (!n || *n == 0) return false;
-       c.pool_bytes = *n;
-       return true;
-     }},
+     [](ConnectorConfig& c, const Json& v) { return bytes(v, c.pool_bytes) && c.pool_bytes > 0; }},
+    {"gpu_pool_bytes", "a number of bytes, or a string like \"512MiB\" or \"4GiB\"; 0: none",
+     [](ConnectorConfig& c, const Json& v) { return bytes(v, c.gpu_pool_bytes); }},
+    {"lands_in_gpu", "true or false", [](ConnectorConfig& c, const Json& v) { return boolean(v, c.lands_in_gpu); }},
     {"save_decode_cache", "true or false",
      [](ConnectorConfig& c, const Json& v) { return boolean(v, c.save_decode_cache); }},
     {"save_unfull_chunk", "true or false",

@@ -14,6 +14,8 @@ struct ConnectorConfig {
   std::string controller = "tcp://127.0.0.1:14600";
   std::uint32_t chunk_tokens = 256;
   std::uint64_t pool_bytes = std::uint64_t{1} << 30;
+  std::uint64_t gpu_pool_bytes = 0;
+  bool lands_in_gpu = false;
   bool save_decode_cache = true;
   bool save_unfull_chunk = true;
   std::string path = "auto";  // as parse_path() of transport/make_transport.h knows them

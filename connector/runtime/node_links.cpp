@@ -23,6 +23,8 @@ Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang 14 doesn't deduce 
 constexpr int kTickMs = 50;
 // How long news for the controller may lie, while requests are served and else.
 constexpr int kNewsMs = 2, kIdleNewsMs = 20;
+// A prompt is handed over when its last step is done; its last chunks may be on their way from the GPU then.
+constexpr TimeNs kSavePatience = 200 * kMillisecond;
 
 controller::ChunkEntry entry_of(const ChunkMeta& chunk) {
   return {chunk.key, chunk.num_tokens, chunk.is_tail, chunk.tail_group.value_or(ChunkKey{})};
@@ -51,6 +53,8 @@ struct NodeLinks::Impl {
   void send_pull(PullWanted wanted);
   ClientSocket* link_to(const std::string& endpoint);
   bool take_peer_requests();
+  void answer_peers();
+  bool is_being_saved(const LeaseRequest& request) const;
   bool take_peer_answers();
   bool take_worker_outcomes();
   void take_directory_events();
@@ -71,7 +75,14 @@ struct NodeLinks::Impl {
   std::map<std::string, std::unique_ptr<ClientSocket>> links;     // by the other node's endpoint
   std::map<std::string, std::vector<RankEndpoint>> remote_ranks;  // as its last answer told
   std::map<std::uint64_t, std::uint64_t> fetch_of_lookup;         // directory token -> fetch
-  std::vector<Action> queue;                                      // guarded by shared.mutex
+  struct Asked {
+    std::string sender;
+    std::uint64_t id = 0;
+    LeaseRequest request;
+    TimeNs deadline = 0;  // then it is answered with what there is
+  };
+  std::vector<Asked> asked;
+  std::vector<Action> queue;  // guarded by shared.mutex
   EventFd wake;
   std::atomic<bool> stopping{false};
   std::thread thread;
@@ -130,6 +141,7 @@ void NodeLinks::Impl::run() {
     bool busy = !actions.empty();
     for (Action& action : actions) execute(std::move(action));
     busy |= take_peer_requests();
+    answer_peers();
     busy |= take_peer_answers();
     busy |= take_worker_outcomes();
     take_directory_events();
@@ -147,6 +159,7 @@ void NodeLinks::Impl::run() {
       if (!queue.empty()) continue;
       if (shared.core && shared.core->num_requests() > 0) patience_ms = kNewsMs;
     }
+    if (!asked.empty()) patience_ms = 1;
     ::poll(fds.data(), fds.size(), patience_ms);
   }
 }
@@ -227,18 +240,42 @@ bool NodeLinks::Impl::take_peer_requests() {
         tell_core([&](SchedulerCore& core) { core.lease_released(*lease); });
       continue;
     } else if (envelope->type == static_cast<std::uint32_t>(NodeMessage::kLeaseRequest)) {
-      const auto request = decode<LeaseRequest>(envelope->body, "lease request");
-      if (!request) continue;
-      tell_core([&](SchedulerCore& core) {
-        answer.reply = core.lease_wanted("a node's fetch " + std::to_string(envelope->id), *request, clock.now());
-      });
-      answer.ranks = ranks;
+      Result<LeaseRequest> request = decode<LeaseRequest>(envelope->body, "lease request");
+      if (request) asked.push_back({message->sender, envelope->id, std::move(*request), clock.now() + kSavePatience});
+      continue;
     } else {
       continue;
     }
     peers->send(message->sender, seal(NodeMessage::kLeaseAnswer, envelope->id, answer));
   }
   return busy;
+}
+
+void NodeLinks::Impl::answer_peers() {
+  for (Asked& one : std::exchange(asked, {})) {
+    LeaseAnswer answer;
+    answer.ranks = ranks;
+    bool is_too_early = false;
+    tell_core([&](SchedulerCore& core) {
+      const TimeNs now = clock.now();
+      is_too_early = now < one.deadline && is_being_saved(one.request);
+      if (!is_too_early) answer.reply = core.lease_wanted("a node's fetch " + std::to_string(one.id), one.request, now);
+    });
+    if (is_too_early)
+      asked.push_back(std::move(one));
+    else
+      peers->send(one.sender, seal(NodeMessage::kLeaseAnswer, one.id, answer));
+  }
+}
+
+/// Whether a part of a handed-over prompt will be here in a moment.
+bool NodeLinks::Impl::is_being_saved(const LeaseRequest& request) const {
+  if (request.handoff_request.empty()) return false;
+  for (const ChunkKey& key : request.keys) {
+    const ChunkPool::Slot* const slot = shared.core->pool().find(key);
+    if (slot != nullptr && shared.saves.contains(slot->ref)) return true;
+  }
+  return false;
 }
 
 bool NodeLinks::Impl::take_peer_answers() {

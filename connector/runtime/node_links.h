@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -23,6 +24,9 @@ struct SharedCore {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::optional<SchedulerCore> core;  // there once the workers are attached
+  /// Chunks that the workers were told to save, and how many of these have not reported it yet: a GPU's saves end in a
+  /// later step.
+  std::map<ChunkRef, std::uint32_t> saves;
 };
 
 class NodeLinks {

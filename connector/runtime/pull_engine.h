@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
 
 #include "connector/core/worker_core.h"
+#include "connector/runtime/chunk_store.h"
 #include "transport/base/result.h"
 #include "transport/transport.h"
 
@@ -16,8 +16,7 @@ namespace kvferry {
 /// What the engine works on; all of it outlives the engine.
 struct PullEngineParts {
   Transport& transport;
-  RegionId pool_region;
-  std::span<std::byte> pool;
+  ChunkStore& store;
   std::uint64_t chunk_bytes = 0;  // of a slot, equal on both sides
   std::uint64_t bytes_per_token = 0;
   std::mutex& core_mutex;

@@ -64,6 +64,7 @@ struct SchedulerNode::Impl {
   };
   std::optional<Told> told;  // as of take_metrics()
   TimeNs told_at = 0;
+  std::uint32_t num_ranks = 0;
 
   /// Runs an engine call on the core under its lock, then hands its actions to the links.
   template <class Call>
@@ -138,7 +139,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.runs_ahead = impl_->options.runs_ahead;
   config.num_slots = workers[0].num_slots;
   config.first_lease = impl_->incarnation.value;
-  config.num_ranks = static_cast<std::uint32_t>(workers.size());
+  config.num_ranks = impl_->num_ranks = static_cast<std::uint32_t>(workers.size());
   config.save_decode_cache = from.save_decode_cache;
   config.save_unfull_chunk = from.save_unfull_chunk;
   config.load_timeout = from.load_timeout_ms * kMillisecond;
@@ -187,8 +188,13 @@ void SchedulerNode::allocated(const RequestId& id, std::uint32_t num_external, c
 
 std::string SchedulerNode::build_step(const StepInput& input, const TokenSource& tokens) {
   impl_->patience_left = kLookupPatience;
-  return impl_->with_core(
-      [&](SchedulerCore& core) { return encode(core.build_step(input, impl_->clock.now(), tokens)); });
+  return impl_->with_core([&](SchedulerCore& core) {
+    const StepPlan plan = core.build_step(input, impl_->clock.now(), tokens);
+    for (const std::vector<SaveJob>* jobs : {&plan.saves_before, &plan.saves_after})
+      for (const SaveJob& job : *jobs)
+        for (const SaveItem& item : job.items) impl_->shared.saves[item.chunk] = impl_->num_ranks;
+    return encode(plan);
+  });
 }
 
 FinishedRequest SchedulerNode::finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks,
@@ -200,8 +206,19 @@ FinishedRequest SchedulerNode::finished(const RequestId& id, std::uint32_t num_c
 Result<void> SchedulerNode::worker_report(std::string_view bytes) {
   const Result<WorkerReport> report = decode<WorkerReport>(bytes, "worker report");
   if (!report) return report.error();
-  impl_->with_core([&](SchedulerCore& core) { core.worker_report(*report, impl_->clock.now()); });
+  impl_->with_core([&](SchedulerCore& core) {
+    core.worker_report(*report, impl_->clock.now());
+    for (const SaveDone& save : report->saves) {
+      const auto found = impl_->shared.saves.find(save.chunk);
+      if (found != impl_->shared.saves.end() && --found->second == 0) impl_->shared.saves.erase(found);
+    }
+  });
   return {};
+}
+
+bool SchedulerNode::has_unreported_saves() const {
+  const std::lock_guard lock(impl_->shared.mutex);
+  return !impl_->shared.saves.empty();
 }
 
 void SchedulerNode::reset_cache() {

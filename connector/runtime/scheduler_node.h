@@ -53,6 +53,9 @@ class SchedulerNode {
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted);
   /// kCorrupt: not a report.
   Result<void> worker_report(std::string_view report);
+  /// Whether a worker was told to save something and has not reported it. The engine then has to go on stepping, even
+  /// with nothing to compute: reports come with steps.
+  bool has_unreported_saves() const;
   void reset_cache();
 
   /// Monotone counters and momentary gauges by metric name, without the kvferry_ prefix.

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "connector/core/worker_core.h"
+#include "connector/runtime/chunk_store.h"
 #include "connector/runtime/node_wire.h"
 #include "connector/runtime/pull_engine.h"
-#include "kernels/packer.h"
 #include "transport/base/huge_pages.h"
 #include "transport/base/log.h"
 #include "transport/shared_memory.h"
@@ -17,19 +17,18 @@ struct WorkerNode::Impl {
   Impl(WorkerOptions from, SharedMemory memory, std::uint32_t num_slots)
       : options(std::move(from)), pool(std::move(memory)), core(options.rank, num_slots) {}
 
-  std::span<std::byte> slot_bytes(ChunkRef chunk, std::uint64_t tokens) {
-    return pool.span().subspan(chunk.slot * chunk_bytes, tokens * options.layout.bytes_per_token());
-  }
-  void save_all(const std::vector<SaveJob>& jobs);
-  void load_one(const LoadJob& job);
-  LoadOutcome unpack(const LoadJob& job);
+  Result<std::unique_ptr<ChunkStore>> make_store();
+  void save_all(const std::vector<SaveJob>& jobs, DeviceStream stream);
+  void take_saved();
+  void loaded(const LoadJob& job, LoadOutcome outcome);
 
   WorkerOptions options;
   std::uint64_t chunk_bytes = 0;
+  SteadyClock clock;
   SharedMemory pool;
-  std::unique_ptr<Packer> packer;
   std::unique_ptr<Transport> transport;
   RegionId region;
+  std::unique_ptr<ChunkStore> store;
   std::mutex mutex;  // guards core; the pull thread and the step thread share it
   WorkerCore core;
   std::unique_ptr<PullEngine> pulls;
@@ -56,9 +55,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   if (!memory) return std::move(memory).error();
   auto impl = std::make_unique<Impl>(std::move(options), std::move(*memory), static_cast<std::uint32_t>(num_slots));
   impl->chunk_bytes = chunk_bytes;
-  auto packer = make_host_packer(impl->options.layout);
-  if (!packer) return std::move(packer).error();
-  impl->packer = std::move(*packer);
+  if (impl->options.gpu && impl->options.lands_in_gpu) impl->options.transport.device = impl->options.gpu->device.get();
   auto transport = make_transport(impl->options.transport);
   if (!transport) return std::move(transport).error();
   impl->transport = std::move(*transport);
@@ -67,7 +64,10 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   impl->region = *region;
   auto exported = impl->transport->export_region(*region);
   if (!exported) return std::move(exported).error();
-  auto pulls = PullEngine::start({*impl->transport, impl->region, impl->pool.span(), impl->chunk_bytes,
+  auto store = impl->make_store();
+  if (!store) return std::move(store).error();
+  impl->store = std::move(*store);
+  auto pulls = PullEngine::start({*impl->transport, *impl->store, impl->chunk_bytes,
                                   impl->options.layout.bytes_per_token(), impl->mutex, impl->core});
   if (!pulls) return std::move(pulls).error();
   impl->pulls = std::move(*pulls);
@@ -78,18 +78,26 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   return std::unique_ptr<WorkerNode>(new WorkerNode(std::move(impl)));
 }
 
+Result<std::unique_ptr<ChunkStore>> WorkerNode::Impl::make_store() {
+  ChunkStoreParts parts{options.layout, options.rank, pool.span(), chunk_bytes, region};
+  if (!options.gpu) return make_host_store(std::move(parts));
+  return make_gpu_store(std::move(parts), {*options.gpu, options.gpu_pool_bytes, options.lands_in_gpu,
+                                           options.device_timeout, clock, *transport});
+}
+
 std::string WorkerNode::handshake() const { return impl_->hello; }
 
 std::string WorkerNode::describe() const {
+  const std::string tiers = impl_->store->describe();
   return fmt::format(
-      "rank {}: pool of {:.1f} MiB of shared memory ({:.0f} % huge pages), {} chunks of {} tokens ({:.1f} KiB); {}",
+      "rank {}: pool of {:.1f} MiB of shared memory ({:.0f} % huge pages), {} chunks of {} tokens ({:.1f} KiB); {}{}{}",
       impl_->options.rank, static_cast<double>(impl_->pool.bytes()) / (1 << 20),
       100.0 * static_cast<double>(huge_page_bytes(impl_->pool.span())) / static_cast<double>(impl_->pool.bytes()),
       impl_->pool.bytes() / impl_->chunk_bytes, impl_->options.chunk_tokens,
-      static_cast<double>(impl_->chunk_bytes) / 1024, impl_->transport->describe());
+      static_cast<double>(impl_->chunk_bytes) / 1024, impl_->transport->describe(), tiers.empty() ? "" : "; ", tiers);
 }
 
-Result<void> WorkerNode::begin_step(std::string_view bytes) {
+Result<void> WorkerNode::begin_step(std::string_view bytes, DeviceStream stream) {
   Result<StepPlan> plan = decode<StepPlan>(bytes, "step plan");
   if (!plan) return std::move(plan).error();
   impl_->plan = std::move(*plan);
@@ -97,35 +105,41 @@ Result<void> WorkerNode::begin_step(std::string_view bytes) {
     const std::lock_guard lock(impl_->mutex);
     impl_->core.begin_step(impl_->plan.step);
   }
-  impl_->save_all(std::exchange(impl_->plan.saves_before, {}));
+  impl_->save_all(std::exchange(impl_->plan.saves_before, {}), stream);
   return {};
 }
 
-void WorkerNode::load() {
-  for (const LoadJob& job : std::exchange(impl_->plan.loads, {})) impl_->load_one(job);
+void WorkerNode::load(DeviceStream stream) {
+  const std::vector<LoadJob> jobs = std::exchange(impl_->plan.loads, {});
+  if (jobs.empty()) return;
+  const auto is_readable = [&](ChunkRef chunk) {
+    const std::lock_guard lock(impl_->mutex);
+    return impl_->core.readable(chunk);
+  };
+  std::vector<LoadOutcome> outcomes = impl_->store->load(jobs, is_readable, stream);
+  for (std::size_t i = 0; i < jobs.size(); ++i) impl_->loaded(jobs[i], std::move(outcomes[i]));
 }
 
-void WorkerNode::save() { impl_->save_all(std::exchange(impl_->plan.saves_after, {})); }
+void WorkerNode::save(DeviceStream stream) { impl_->save_all(std::exchange(impl_->plan.saves_after, {}), stream); }
 
-void WorkerNode::Impl::save_all(const std::vector<SaveJob>& jobs) {
-  for (const SaveJob& job : jobs) {
-    for (const SaveItem& item : job.items) {
-      {
-        const std::lock_guard lock(mutex);
-        core.begin_write(item.chunk);
-      }
-      const Result<std::uint64_t> checksum =
-          packer->gather({item.first_token, item.num_tokens, job.block_ids}, slot_bytes(item.chunk, item.num_tokens));
-      if (!checksum)
-        log().error("saving {} tokens of request {}: {}", item.num_tokens, job.request_id, checksum.error().what);
-      const std::lock_guard lock(mutex);
-      core.saved(item.chunk, static_cast<bool>(checksum), checksum ? *checksum : 0);
-    }
+void WorkerNode::Impl::save_all(const std::vector<SaveJob>& jobs, DeviceStream stream) {
+  if (jobs.empty()) return;
+  {
+    const std::lock_guard lock(mutex);
+    for (const SaveJob& job : jobs)
+      for (const SaveItem& item : job.items) core.begin_write(item.chunk);
   }
+  store->save(jobs, stream);
+  take_saved();
 }
 
-void WorkerNode::Impl::load_one(const LoadJob& job) {
-  LoadOutcome outcome = unpack(job);
+void WorkerNode::Impl::take_saved() {
+  const std::vector<SaveDone> saved = store->take_saved();
+  const std::lock_guard lock(mutex);
+  for (const SaveDone& save : saved) core.saved(save.chunk, save.ok, save.checksum);
+}
+
+void WorkerNode::Impl::loaded(const LoadJob& job, LoadOutcome outcome) {
   std::uint32_t wanted = 0;
   for (const LoadItem& item : job.items) wanted += item.num_tokens;
   const bool is_whole = outcome.tokens_loaded == wanted;
@@ -144,33 +158,8 @@ void WorkerNode::Impl::load_one(const LoadJob& job) {
   core.loaded(job, std::move(outcome));
 }
 
-/// Stops at the first chunk that is not what the plan says: what lies behind it can't be attended anyway.
-LoadOutcome WorkerNode::Impl::unpack(const LoadJob& job) {
-  LoadOutcome outcome;
-  for (const LoadItem& item : job.items) {
-    const std::span<const std::byte> bytes = slot_bytes(item.chunk, item.chunk_tokens);
-    bool good;
-    {
-      const std::lock_guard lock(mutex);
-      good = core.readable(item.chunk);
-    }
-    good = good && options.rank < item.checksums.size() && chunk_checksum(bytes) == item.checksums[options.rank];
-    if (!good) {
-      outcome.corrupt.push_back(item.chunk);
-      return outcome;
-    }
-    const Result<void> done =
-        packer->scatter(bytes, item.chunk_tokens, item.skip_tokens, {item.first_token, item.num_tokens, job.block_ids});
-    if (!done) {
-      log().error("loading {} tokens of request {}: {}", item.num_tokens, job.request_id, done.error().what);
-      return outcome;
-    }
-    outcome.tokens_loaded += item.num_tokens;
-  }
-  return outcome;
-}
-
 std::optional<std::string> WorkerNode::take_report() {
+  impl_->take_saved();
   const std::lock_guard lock(impl_->mutex);
   const std::optional<WorkerReport> report = impl_->core.take_report();
   if (!report) return std::nullopt;

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/stream_packer.h"
+#include "transport/base/clock.h"
 #include "transport/base/ids.h"
 #include "transport/base/kv_layout.h"
 #include "transport/base/result.h"
@@ -22,7 +24,11 @@ struct WorkerOptions {
   KvLayout layout;
   std::uint32_t chunk_tokens = 256;
   std::uint64_t pool_bytes = 0;
-  TransportOptions transport;  // how chunks come here
+  TransportOptions transport;   // how chunks come here
+  std::optional<Gpu> gpu = {};  // where the engine's blocks lie; empty: in host memory
+  std::uint64_t gpu_pool_bytes = 0;
+  bool lands_in_gpu = false;             // pulled chunks go there first, where the transport can
+  TimeNs device_timeout = 30 * kSecond;  // then what the GPU was given counts as failed
 };
 
 /// Threads: the step methods belong to the engine's worker thread; take_report() and handshake() may come from any.
@@ -38,13 +44,14 @@ class WorkerNode {
   /// One sentence for the log: pool size, slots, path.
   std::string describe() const;
 
+  // `stream`: the engine's, that its work on the blocks is in.
   /// First thing in a step: takes the plan and packs what would be overwritten. kCorrupt: the plan's bytes are not a
   /// plan.
-  Result<void> begin_step(std::string_view plan);
+  Result<void> begin_step(std::string_view plan, DeviceStream stream = nullptr);
   /// Before the forward: unpacks what the step's requests load.
-  void load();
-  /// After the forward: packs the chunks that are full now.
-  void save();
+  void load(DeviceStream stream = nullptr);
+  /// After the forward: packs the chunks that are full now. With a GPU they may be reported in a later step.
+  void save(DeviceStream stream = nullptr);
 
   /// What the scheduler has to hear of; nullopt when nothing happened.
   std::optional<std::string> take_report();

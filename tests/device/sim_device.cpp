@@ -84,8 +84,11 @@ void SimDevice::enqueue(DeviceStream stream, std::function<bool()> work) {
   enqueue_locked(stream, std::move(work));
 }
 
-void SimDevice::refuse_next(int calls) {
+void SimDevice::refuse_next(int calls) { refuse_after(0, calls); }
+
+void SimDevice::refuse_after(int granted, int calls) {
   const std::lock_guard lock(mutex_);
+  granted_ = granted;
   refusals_ = calls;
 }
 
@@ -98,6 +101,10 @@ std::size_t SimDevice::num_alive() const {
 
 Result<void> SimDevice::check() {
   if (refusals_ == 0) return {};
+  if (granted_ > 0) {
+    --granted_;
+    return {};
+  }
   --refusals_;
   return Error{ErrorCode::kUnavailable, "the simulated GPU refuses"};
 }

@@ -37,6 +37,8 @@ class SimDevice final : public Device {
   void release_now(std::byte* base);
   /// The next calls that can fail do so, this many of them.
   void refuse_next(int calls);
+  /// So do these after `granted` more were granted.
+  void refuse_after(int granted, int calls);
   /// Streams, events and memory that nobody gave back.
   std::size_t num_alive() const;
 
@@ -74,7 +76,7 @@ class SimDevice final : public Device {
 
   mutable std::mutex mutex_;
   std::mt19937 random_;
-  int refusals_ = 0;
+  int granted_ = 0, refusals_ = 0;
   std::map<DeviceStream, Stream> streams_;
   std::map<EventHandle, EventPtr> events_;
   std::map<std::byte*, std::unique_ptr<std::byte[]>> memory_;

@@ -196,6 +196,42 @@ TEST(Nodes, APinnedPrefixOutlivesAFloodAndAClearedPoolIsEmpty) {
   EXPECT_EQ(metric("pool_chunks"), 0);
 }
 
+/// With the GPU's pool in all its sizes, and landings asked for where the transport can't reach it.
+class NodesWithGpus : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(NodesWithGpus, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
+  const auto one = std::make_shared<SimDevice>(1, SimDevice::Drive::kInBackground);
+  const auto other = std::make_shared<SimDevice>(2, SimDevice::Drive::kInBackground);
+  {
+    TestController controller;
+    TestNode prefiller(controller.endpoint(), "prefill", "toy", GetParam(), one),
+        decoder(controller.endpoint(), "decode", "toy", GetParam(), other);
+    EXPECT_NE(prefiller.worker->describe().find("GPU tier: "), std::string::npos);
+    const auto prompt = tokens(21);
+    const FinishedRequest done = prefill(prefiller, "p-1", prompt, 1);
+    prefiller.wipe();  // others get the blocks at once
+    ASSERT_EQ(done.handoff_tokens, 21u);
+    // The decode node asks before the prefill's engine has made another step.
+    std::thread steps([&] {
+      std::this_thread::sleep_for(20ms);
+      prefiller.settle();
+    });
+    NewRequest made = request("d-1", prompt);
+    made.source = HandoffSource{
+        EngineId{"prefill"}, "tcp://" + prefiller.scheduler->host() + ":" + std::to_string(prefiller.scheduler->port()),
+        "p-1", done.handoff_tokens};
+    EXPECT_EQ(load(decoder, made, 1), 20u);
+    steps.join();
+    // From its own frames, or from the slots; the tail is too short to be found.
+    EXPECT_EQ(load(prefiller, request("p-2", prompt), 1), 16u);
+    EXPECT_FALSE(prefiller.scheduler->has_unreported_saves());
+  }
+  EXPECT_EQ(one->num_alive() + other->num_alive(), 0u);
+}
+INSTANTIATE_TEST_SUITE_P(All, NodesWithGpus,
+                         ::testing::Values("", R"(, "gpu_pool_bytes": "4KiB")", R"(, "gpu_pool_bytes": "64KiB")",
+                                           R"(, "gpu_pool_bytes": "64KiB", "lands_in_gpu": true)"));
+
 TEST(Nodes, AnotherModelInTheSameNamespaceIsRefusedAtStart) {
   TestController controller;
   TestNode first(controller.endpoint(), "first", "model-a");

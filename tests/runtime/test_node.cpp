@@ -32,8 +32,8 @@ TestController::~TestController() {
 }
 
 TestNode::TestNode(const std::string& controller, const std::string& engine_id, const std::string& model,
-                   const std::string& more_config)
-    : memory_(std::size_t{kLayers} * kNumBlocks * kHeads * 2 * kBlockTokens * kDim) {
+                   const std::string& more_config, std::shared_ptr<SimDevice> device)
+    : device_(std::move(device)), memory_(std::size_t{kLayers} * kNumBlocks * kHeads * 2 * kBlockTokens * kDim) {
   KvLayout layout;
   layout.num_kv_heads = kHeads;
   layout.head_dim = kDim;
@@ -62,8 +62,11 @@ TestNode::TestNode(const std::string& controller, const std::string& engine_id, 
   options.block_tokens = kBlockTokens;
   options.start_timeout_ms = 2000;
   scheduler = value_or_throw(SchedulerNode::start(options));
-  worker = value_or_throw(
-      WorkerNode::start({0, engine_id, layout, options.config.chunk_tokens, options.config.pool_bytes, {}}));
+  WorkerOptions worker_options{0, engine_id, layout, options.config.chunk_tokens, options.config.pool_bytes, {}};
+  if (device_) worker_options.gpu = make_sim_gpu(device_);
+  worker_options.gpu_pool_bytes = options.config.gpu_pool_bytes;
+  worker_options.lands_in_gpu = options.config.lands_in_gpu;
+  worker = value_or_throw(WorkerNode::start(std::move(worker_options)));
   const Result<void> attached = scheduler->attach_workers({worker->handshake()});
   if (!attached) throw std::runtime_error(attached.error().what);
 }
@@ -71,6 +74,22 @@ TestNode::TestNode(const std::string& controller, const std::string& engine_id, 
 TestNode::~TestNode() {
   if (scheduler) scheduler->shutdown();
   if (worker) worker->shutdown();
+  worker.reset();
+  sync();
+}
+
+void TestNode::sync() {
+  if (device_ && !value_or_throw(DeviceEvent::record(*device_, nullptr)).wait())
+    throw std::runtime_error("the device does not end its work");
+}
+
+/// In the stream's order; done when it returns, where there is no device.
+void TestNode::run(std::function<void()> work) {
+  if (!device_) return work();
+  device_->enqueue(nullptr, [work = std::move(work)] {
+    work();
+    return true;
+  });
 }
 
 float& TestNode::cell(BlockId block, std::uint32_t row, std::uint32_t layer, std::uint32_t plane, std::uint32_t head,
@@ -84,6 +103,10 @@ float& TestNode::cell(BlockId block, std::uint32_t row, std::uint32_t layer, std
 }
 
 void TestNode::compute(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed) {
+  run([=, this] { compute_now(blocks, from, to, seed); });
+}
+
+void TestNode::compute_now(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed) {
   for (std::uint32_t t = from; t < to; ++t) {
     for (std::uint32_t layer = 0; layer < kLayers; ++layer)
       for (std::uint32_t plane = 0; plane < 2; ++plane)
@@ -96,6 +119,7 @@ void TestNode::compute(const std::vector<BlockId>& blocks, std::uint32_t from, s
 
 std::uint32_t TestNode::wrong_tokens(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to,
                                      float seed) {
+  sync();
   std::uint32_t wrong = 0;
   for (std::uint32_t t = from; t < to; ++t) {
     bool right = true;
@@ -110,7 +134,9 @@ std::uint32_t TestNode::wrong_tokens(const std::vector<BlockId>& blocks, std::ui
   return wrong;
 }
 
-void TestNode::wipe() { memory_.assign(memory_.size(), -1.0F); }
+void TestNode::wipe() {
+  run([this] { memory_.assign(memory_.size(), -1.0F); });
+}
 
 std::uint32_t TestNode::lookup(const std::string& id, std::uint32_t num_local) {
   const SteadyClock clock;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -10,6 +11,7 @@
 #include "connector/runtime/scheduler_node.h"
 #include "connector/runtime/worker_node.h"
 #include "controller/server.h"
+#include "tests/device/sim_packer.h"
 
 namespace kvferry {
 
@@ -26,12 +28,13 @@ class TestController {
   std::thread thread_;
 };
 
+/// With a device the blocks are its memory, and what touches them is work in its default stream.
 class TestNode {
  public:
   static constexpr std::uint32_t kBlockTokens = 4, kNumBlocks = 32, kHeads = 2, kDim = 8, kLayers = 3;
 
   TestNode(const std::string& controller, const std::string& engine_id, const std::string& model = "toy",
-           const std::string& more_config = "");
+           const std::string& more_config = "", std::shared_ptr<SimDevice> device = nullptr);
   ~TestNode();
 
   /// KV that tells where it belongs: a function of (seed, layer, plane, head, token, dim).
@@ -58,6 +61,10 @@ class TestNode {
   }
   /// Asks until the answer is no longer "ask again", stepping in between as an engine would.
   std::uint32_t lookup(const std::string& id, std::uint32_t num_local = 0);
+  /// Steps without work, as long as the engine would make them.
+  void settle() {
+    while (scheduler->has_unreported_saves()) step();
+  }
 
   std::unique_ptr<SchedulerNode> scheduler;
   std::unique_ptr<WorkerNode> worker;
@@ -65,6 +72,10 @@ class TestNode {
  private:
   float& cell(BlockId block, std::uint32_t row, std::uint32_t layer, std::uint32_t plane, std::uint32_t head,
               std::uint32_t dim);
+  void run(std::function<void()> work);
+  void sync();
+  void compute_now(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
+  std::shared_ptr<SimDevice> device_;
   std::vector<float> memory_;
 };
 

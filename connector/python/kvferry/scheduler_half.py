@@ -232,6 +232,9 @@ class SchedulerHalf:
         if self._kv_cache_manager is not None:
             self._kv_cache_manager.evict_blocks(bad)
 
+    def has_unreported_saves(self) -> bool:
+        return self._node.has_unreported_saves()
+
     def reset_cache(self) -> bool:
         self._node.reset_cache()
         return True

@@ -79,6 +79,10 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         self._scheduler.update_connector_output(connector_output)
 
+    def has_pending_push_work(self) -> bool:
+        # Saves of a GPU end after their step, and are reported with a later one.
+        return self._scheduler.has_unreported_saves()
+
     def reset_cache(self) -> bool | None:
         return self._scheduler.reset_cache()
 

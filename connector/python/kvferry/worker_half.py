@@ -26,6 +26,7 @@ class WorkerHalf:
         self._spec = attention_specs(kv_cache_config)[0]
         self._kv_cache_config = kv_cache_config
         self._node: WorkerNode | None = None
+        self._device = torch.device("cpu")
         try:
             self._config = check_config(json.dumps(vllm_config.kv_transfer_config.kv_connector_extra_config))
         except KvFerryError as error:
@@ -36,6 +37,7 @@ class WorkerHalf:
         layers = cpu_layers(kv_caches, self._kv_cache_config, self._vllm_config)
         engine_id = self._vllm_config.kv_transfer_config.engine_id
         tensor = next(iter(kv_caches.values()))
+        self._device = tensor.device
         try:
             self._node = WorkerNode(
                 rank=get_tensor_model_parallel_rank(),
@@ -51,6 +53,9 @@ class WorkerHalf:
                 num_blocks=tensor.shape[0],
                 path=self._config["path"],
                 advertise_host=self._config["advertise_host"],
+                gpu=tensor.device.index or 0 if tensor.is_cuda else -1,
+                gpu_pool_bytes=self._config["gpu_pool_bytes"],
+                lands_in_gpu=self._config["lands_in_gpu"],
             )
         except KvFerryError as error:
             refuse_to_start(str(error))
@@ -59,17 +64,21 @@ class WorkerHalf:
     def handshake(self) -> WorkerHello | None:
         return None if self._node is None else WorkerHello(self._node.handshake())
 
+    def _stream(self) -> int:
+        """The stream that the model's work on the blocks is in; in host memory there is none."""
+        return torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
+
     def begin_step(self, plan: StepPlan) -> None:
         if self._node is not None:
-            self._node.begin_step(plan.payload)
+            self._node.begin_step(plan.payload, self._stream())
 
     def load(self) -> None:
         if self._node is not None:
-            self._node.load()
+            self._node.load(self._stream())
 
     def save(self) -> None:
         if self._node is not None:
-            self._node.save()
+            self._node.save(self._stream())
 
     def take_report(self) -> StepReport | None:
         payload = None if self._node is None else self._node.take_report()

@@ -38,6 +38,8 @@ nb::dict config_dict(const std::string& extra_json) {
   dict["controller"] = config.controller;
   dict["chunk_tokens"] = config.chunk_tokens;
   dict["pool_bytes"] = config.pool_bytes;
+  dict["gpu_pool_bytes"] = config.gpu_pool_bytes;
+  dict["lands_in_gpu"] = config.lands_in_gpu;
   dict["save_decode_cache"] = config.save_decode_cache;
   dict["save_unfull_chunk"] = config.save_unfull_chunk;
   dict["path"] = config.path;
@@ -154,7 +156,8 @@ struct PyWorker {
   PyWorker(std::uint32_t rank, std::string label, std::uint32_t chunk_tokens, std::uint64_t pool_bytes,
            const std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>& layers, std::uint32_t num_kv_heads,
            std::uint32_t head_dim, std::uint32_t element_bytes, std::uint32_t planes, std::uint32_t block_tokens,
-           std::uint32_t num_blocks, const std::string& path, std::string advertise_host) {
+           std::uint32_t num_blocks, const std::string& path, std::string advertise_host, std::int32_t gpu,
+           std::uint64_t gpu_pool_bytes, bool lands_in_gpu) {
     KvLayout layout;
     for (const auto& [name, group, key, value] : layers)
       layout.layers.push_back({name, group, plane_from(key), plane_from(value)});
@@ -168,8 +171,11 @@ struct PyWorker {
     TransportOptions transport;
     transport.path = unwrap(parse_path(path));
     transport.tcp.listen_host = std::move(advertise_host);
-    node = unwrap(
-        WorkerNode::start({rank, std::move(label), std::move(layout), chunk_tokens, pool_bytes, std::move(transport)}));
+    WorkerOptions options{rank, std::move(label), std::move(layout), chunk_tokens, pool_bytes, std::move(transport)};
+    if (gpu >= 0) options.gpu = unwrap(open_gpu(gpu));
+    options.gpu_pool_bytes = gpu_pool_bytes;
+    options.lands_in_gpu = lands_in_gpu;
+    node = unwrap(WorkerNode::start(std::move(options)));
   }
 };
 
@@ -218,6 +224,7 @@ NB_MODULE(_core, m) {
           "worker_report",
           [](PyScheduler& self, const nb::bytes& report) { unwrap(self.node->worker_report(view(report))); },
           "report"_a)
+      .def("has_unreported_saves", [](const PyScheduler& self) { return self.node->has_unreported_saves(); })
       .def("reset_cache", [](PyScheduler& self) { self.node->reset_cache(); })
       .def("metrics", [](const PyScheduler& self) { return self.node->metrics(); })
       .def("take_metrics", [](PyScheduler& self) { return self.node->take_metrics(); })
@@ -230,14 +237,27 @@ NB_MODULE(_core, m) {
       .def(nb::init<std::uint32_t, std::string, std::uint32_t, std::uint64_t,
                     const std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>&, std::uint32_t,
                     std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, const std::string&,
-                    std::string>(),
+                    std::string, std::int32_t, std::uint64_t, bool>(),
            nb::kw_only(), "rank"_a, "label"_a, "chunk_tokens"_a, "pool_bytes"_a, "layers"_a, "num_kv_heads"_a,
-           "head_dim"_a, "element_bytes"_a, "planes"_a, "block_tokens"_a, "num_blocks"_a, "path"_a, "advertise_host"_a)
+           "head_dim"_a, "element_bytes"_a, "planes"_a, "block_tokens"_a, "num_blocks"_a, "path"_a, "advertise_host"_a,
+           "gpu"_a = -1, "gpu_pool_bytes"_a = 0, "lands_in_gpu"_a = false)
       .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
       .def("describe", [](const PyWorker& self) { return self.node->describe(); })
-      .def("begin_step", [](PyWorker& self, const nb::bytes& plan) { unwrap(self.node->begin_step(view(plan))); })
-      .def("load", [](PyWorker& self) { self.node->load(); })
-      .def("save", [](PyWorker& self) { self.node->save(); })
+      // The stream is torch's: a cudaStream_t as a number, 0 for the default one.
+      .def(
+          "begin_step",
+          [](PyWorker& self, const nb::bytes& plan, std::uintptr_t stream) {
+            unwrap(self.node->begin_step(view(plan), reinterpret_cast<DeviceStream>(stream)));
+          },
+          "plan"_a, "stream"_a = 0)
+      .def(
+          "load",
+          [](PyWorker& self, std::uintptr_t stream) { self.node->load(reinterpret_cast<DeviceStream>(stream)); },
+          "stream"_a = 0)
+      .def(
+          "save",
+          [](PyWorker& self, std::uintptr_t stream) { self.node->save(reinterpret_cast<DeviceStream>(stream)); },
+          "stream"_a = 0)
       .def("take_report",
            [](PyWorker& self) -> std::optional<nb::bytes> {
              const std::optional<std::string> report = self.node->take_report();

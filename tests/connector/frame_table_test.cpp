@@ -1,0 +1,238 @@
+#include "connector/core/frame_table.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "check_throws.h"
+
+namespace kvferry::sim {
+namespace {
+
+using State = FrameTable::State;
+using FrameRef = FrameTable::FrameRef;
+
+class Frames : public ::testing::Test {
+ protected:
+  /// A clean frame for the chunk.
+  static FrameRef clean(FrameTable& table, ChunkRef chunk) {
+    const FrameTable::Claim claim = table.claim(chunk, State::kBringingUp, "test").value();
+    EXPECT_TRUE(table.filled(claim.frame));
+    table.unpin(claim.pin);
+    return claim.frame;
+  }
+  ChecksThrow checks_;
+};
+
+TEST_F(Frames, ASavedChunkIsFoundWhenItsSlotHasItToo) {
+  FrameTable table(1);
+  const ChunkRef chunk{7, 1};
+  const auto claim = table.claim(chunk, State::kGathering, "save").value();
+  EXPECT_FALSE(table.find(chunk));
+  EXPECT_TRUE(table.filled(claim.frame));
+  EXPECT_TRUE(table.write_down_started(claim.frame));
+  EXPECT_FALSE(table.find(chunk));
+  EXPECT_TRUE(table.written_down(claim.frame));
+  table.unpin(claim.pin);
+  EXPECT_EQ(table.find(chunk), claim.frame);
+  EXPECT_FALSE(table.find({7, 2}));
+}
+
+TEST_F(Frames, TheLeastRecentlyUsedUnpinnedCleanOneGoes) {
+  FrameTable table(3);
+  const FrameRef one = clean(table, {1, 1});
+  const FrameRef two = clean(table, {2, 1});
+  clean(table, {3, 1});
+  table.touch(one);
+  const FramePin pin = table.pin(two, "load");
+  EXPECT_TRUE(table.claim({4, 1}, State::kLanding, "pull"));
+  EXPECT_FALSE(table.find({3, 1}));
+  EXPECT_TRUE(table.claim({5, 1}, State::kLanding, "pull"));
+  EXPECT_FALSE(table.find({1, 1}));
+  EXPECT_FALSE(table.claim({6, 1}, State::kLanding, "pull"));  // one is pinned, two are being written
+  table.unpin(pin);
+  EXPECT_TRUE(table.claim({6, 1}, State::kLanding, "pull"));
+}
+
+TEST_F(Frames, WhatIsSaidOfAnOlderUseHasNoEffect) {
+  FrameTable table(1);
+  const auto old = table.claim({1, 1}, State::kGathering, "save").value();
+  table.drop_slot(1);
+  EXPECT_FALSE(table.filled(old.frame));
+  EXPECT_FALSE(table.claim({1, 2}, State::kGathering, "save"));  // the device is still at it
+  table.unpin(old.pin);
+  const auto next = table.claim({1, 2}, State::kGathering, "save").value();
+  EXPECT_FALSE(table.filled(old.frame));
+  EXPECT_FALSE(table.hashed(old.frame, 3));
+  table.drop(old.frame);
+  EXPECT_TRUE(table.filled(next.frame));
+  EXPECT_FALSE(table.frame(next.frame).checksum);
+}
+
+TEST_F(Frames, BrokenPromisesAreFound) {
+  FrameTable table(2);
+  const auto claim = table.claim({1, 1}, State::kGathering, "save").value();
+  EXPECT_BREAKS(table.claim({1, 2}, State::kGathering, "save"), "fenced-reuse");
+  EXPECT_BREAKS(table.claim({2, 1}, State::kClean, "save"), "no use");
+  EXPECT_BREAKS(table.claim({2, 1}, State::kLanding, ""), "bounded-hold");
+  EXPECT_BREAKS(table.written_down(claim.frame), "in state");
+  EXPECT_BREAKS(table.write_down_started(claim.frame), "in state");
+  table.unpin(claim.pin);
+  EXPECT_BREAKS(table.unpin(claim.pin), "exactly-once");
+}
+
+/// The same in lists, without an index.
+struct Naive {
+  struct Entry {
+    State state = State::kFree;
+    std::uint64_t use = 0;
+    ChunkRef chunk;
+    std::uint32_t pins = 0;
+    std::uint64_t used_at = 0;
+    std::optional<std::uint64_t> checksum;
+  };
+  explicit Naive(std::uint32_t n) : frames(n) {}
+  bool claims(const Entry& e) const { return e.state != State::kFree && e.state != State::kDoomed; }
+  Entry* of_slot(std::uint32_t slot) {
+    for (Entry& e : frames)
+      if (claims(e) && e.chunk.slot == slot) return &e;
+    return nullptr;
+  }
+  Entry* current(FrameRef ref) {
+    Entry& e = frames[ref.frame];
+    return e.use == ref.use && claims(e) ? &e : nullptr;
+  }
+  void drop(Entry* e) {
+    if (e != nullptr) e->state = e->pins == 0 ? State::kFree : State::kDoomed;
+  }
+  /// Whether a claim can succeed; evicts whom it has to.
+  bool make_room() {
+    Entry* victim = nullptr;
+    for (Entry& e : frames) {
+      if (e.state == State::kFree) return true;
+      if (e.state == State::kClean && e.pins == 0 && (victim == nullptr || e.used_at < victim->used_at)) victim = &e;
+    }
+    drop(victim);
+    return victim != nullptr;
+  }
+  std::vector<Entry> frames;
+};
+
+void walk(std::uint32_t seed) {
+  std::mt19937 random(seed);
+  const auto below = [&](std::size_t n) { return static_cast<std::uint32_t>(random() % n); };
+  FrameTable table(1 + below(5));
+  Naive naive(table.num_frames());
+  struct Hold {
+    FrameRef frame;
+    FramePin pin;
+  };
+  std::vector<Hold> holds;
+  std::vector<FrameRef> refs;  // late ones too
+  std::uint64_t now = 0, generation = 0;
+  for (int i = 0; i < 400; ++i, ++now) {
+    const std::uint32_t slot = below(8);
+    const FrameRef ref = refs.empty() ? FrameRef{0, 0} : refs[below(refs.size())];
+    Naive::Entry* const entry = naive.current(ref);
+    switch (below(9)) {
+      case 0: {
+        table.drop_slot(slot);
+        naive.drop(naive.of_slot(slot));
+        if (below(3) == 0) break;
+        constexpr State kPurposes[] = {State::kGathering, State::kLanding, State::kBringingUp};
+        const State purpose = kPurposes[below(3)];
+        const ChunkRef chunk{slot, ++generation};
+        const auto claim = table.claim(chunk, purpose, "walk");
+        ASSERT_EQ(claim.has_value(), naive.make_room());
+        if (!claim) break;
+        Naive::Entry& taken = naive.frames[claim->frame.frame];
+        ASSERT_EQ(taken.state, State::kFree);
+        taken = {purpose, taken.use + 1, chunk, 1, now, {}};
+        ASSERT_EQ(claim->frame.use, taken.use);
+        holds.push_back({claim->frame, claim->pin});
+        refs.push_back(claim->frame);
+        break;
+      }
+      case 1: {
+        if (entry != nullptr && entry->state > State::kBringingUp) break;
+        ASSERT_EQ(table.filled(ref), entry != nullptr);
+        if (entry == nullptr) break;
+        entry->state = entry->state == State::kBringingUp ? State::kClean : State::kToWriteDown;
+        entry->used_at = now;
+        break;
+      }
+      case 2:
+        if (entry != nullptr && entry->state != State::kToWriteDown) break;
+        ASSERT_EQ(table.write_down_started(ref), entry != nullptr);
+        if (entry != nullptr) entry->state = State::kWritingDown;
+        break;
+      case 3:
+        if (entry != nullptr && entry->state != State::kWritingDown) break;
+        ASSERT_EQ(table.written_down(ref), entry != nullptr);
+        if (entry == nullptr) break;
+        entry->state = State::kClean;
+        entry->used_at = now;
+        break;
+      case 4:
+        if (entry == nullptr) break;
+        holds.push_back({ref, table.pin(ref, "walk")});
+        entry->pins += 1;
+        break;
+      case 5: {
+        if (holds.empty()) break;
+        const std::uint32_t which = below(holds.size());
+        Naive::Entry& held = naive.frames[holds[which].frame.frame];
+        table.unpin(holds[which].pin);
+        if (--held.pins == 0 && held.state == State::kDoomed) held.state = State::kFree;
+        holds.erase(holds.begin() + which);
+        break;
+      }
+      case 6:
+        table.touch(ref);
+        if (entry != nullptr && entry->state == State::kClean) entry->used_at = now;
+        break;
+      case 7:
+        table.drop(ref);
+        naive.drop(entry);
+        break;
+      default:
+        ASSERT_EQ(table.hashed(ref, now), entry != nullptr);
+        if (entry != nullptr) entry->checksum = now;
+    }
+    std::uint32_t num_free = 0, num_clean = 0;
+    for (std::uint32_t f = 0; f < naive.frames.size(); ++f) {
+      const Naive::Entry& want = naive.frames[f];
+      const FrameTable::Frame& got = table.frame({f, want.use});
+      ASSERT_EQ(got.state, want.state) << "frame " << f;
+      ASSERT_EQ(got.pins, want.pins);
+      if (want.state != State::kFree) {
+        ASSERT_EQ(got.checksum, want.checksum);
+      }
+      num_free += want.state == State::kFree ? 1 : 0;
+      num_clean += want.state == State::kClean ? 1 : 0;
+    }
+    ASSERT_EQ(table.num_free(), num_free);
+    ASSERT_EQ(table.num_clean(), num_clean);
+    ASSERT_EQ(table.pins().size(), holds.size());
+    for (std::uint32_t s = 0; s < 8; ++s) {
+      const Naive::Entry* want = naive.of_slot(s);
+      const bool is_there = want != nullptr && want->state == State::kClean;
+      if (want != nullptr) {
+        ASSERT_EQ(table.find(want->chunk).has_value(), is_there);
+        ASSERT_FALSE(table.find({s, want->chunk.generation + 1}));
+      }
+    }
+  }
+}
+
+TEST(FrameTable, EqualsANaiveOneInAThousandWalks) {
+  const ChecksThrow checks;
+  for (std::uint32_t seed = 0; seed < 1000; ++seed) {
+    ASSERT_NO_THROW(walk(seed)) << seed;
+    if (::testing::Test::HasFatalFailure()) FAIL() << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace kvferry::sim

@@ -1,0 +1,167 @@
+#include "tests/device/sim_packer.h"
+
+#include <atomic>
+#include <utility>
+
+#include "kernels/run_check.h"
+#include "transport/base/check.h"
+
+namespace kvferry {
+namespace {
+
+std::atomic<std::uint64_t> ended_early{0}, hashed{0};
+
+/// What the work in the streams shares with its pass, which may end first.
+struct Shared {
+  std::unique_ptr<Packer> packer;
+};
+
+struct OwnedJob {
+  explicit OwnedJob(const PackerJob& from)
+      : job(from), block_ids(from.run.block_ids.begin(), from.run.block_ids.end()) {}
+  TokenRun run() const { return {job.run.first_token, job.run.num_tokens, block_ids}; }
+  PackerJob job;
+  std::vector<std::vector<BlockId>> block_ids;
+};
+
+class SimPass final : public StreamPacker::Pass {
+ public:
+  SimPass(SimDevice& device, std::shared_ptr<Shared> shared, DeviceStream stream, bool gathers, bool wants_checksums)
+      : device_(device),
+        shared_(std::move(shared)),
+        stream_(stream),
+        gathers_(gathers),
+        wants_checksums_(wants_checksums) {}
+  ~SimPass() override {
+    if (!*is_over_) ended_early += 1;
+  }
+
+  Result<void> start(std::span<const PackerJob> jobs) {
+    Result<DeviceEvent> begun = DeviceEvent::record(device_, stream_);
+    if (!begun) return std::move(begun).error();
+    begun_ = std::move(*begun);
+    for (const PackerJob& job : jobs) jobs_.push_back(std::make_shared<const OwnedJob>(job));
+    return {};
+  }
+
+  Result<void> copy_layers(std::uint32_t first, std::uint32_t end) override {
+    if (first != 0 || end != shared_->packer->layout().layers.size())
+      return Error{ErrorCode::kInvalidArgument, "the simulated packer copies all layers at once"};
+    *is_over_ = false;
+    for (std::size_t i = 0; i < jobs_.size(); ++i) {
+      give(jobs_[i]);
+      // The launch of what follows is refused where the device refuses an event.
+      if (Result<DeviceEvent> event = DeviceEvent::record(device_, stream_); !event) {
+        device_.enqueue(stream_, [over = is_over_] { return *over = true; });
+        return std::move(event).error();
+      }
+    }
+    return {};
+  }
+
+  Result<void> finish() override {
+    if (wants_checksums_) {
+      hashed += 1;
+      std::vector<std::span<const std::byte>> ranges;
+      for (const auto& owned : jobs_) {
+        const std::uint64_t bytes = owned->job.chunk_tokens * shared_->packer->chunk_bytes_per_token();
+        ranges.emplace_back(owned->job.chunk, bytes);
+      }
+      Result<std::unique_ptr<Device::Checksums>> sums = device_.checksums(ranges, stream_);
+      device_.enqueue(stream_, [over = is_over_] { return *over = true; });
+      if (!sums) return std::move(sums).error();
+      checksums_ = std::move(*sums);
+    } else {
+      device_.enqueue(stream_, [over = is_over_] { return *over = true; });
+    }
+    Result<DeviceEvent> done = DeviceEvent::record(device_, stream_);
+    if (!done) return std::move(done).error();
+    done_ = std::move(*done);
+    return {};
+  }
+
+  Result<bool> is_done() const override { return done_.is_reached(); }
+
+  Result<std::vector<std::uint64_t>> wait() override {
+    if (Result<void> ok = done_.wait(); !ok) return std::move(ok).error();
+    if (checksums_) return checksums_->take();
+    return std::vector<std::uint64_t>{};
+  }
+
+ private:
+  void give(const std::shared_ptr<const OwnedJob>& owned) {
+    device_.enqueue(stream_, [owned, shared = shared_, gathers = gathers_] {
+      const PackerJob& job = owned->job;
+      if (gathers)
+        KVFERRY_CHECK(shared->packer->gather(owned->run(), {job.chunk, job.chunk_bytes}), "a gather fails late");
+      else
+        KVFERRY_CHECK(
+            shared->packer->scatter({job.chunk, job.chunk_bytes}, job.chunk_tokens, job.skip_tokens, owned->run()),
+            "a scatter fails late");
+      return true;
+    });
+  }
+
+  SimDevice& device_;
+  std::shared_ptr<Shared> shared_;
+  DeviceStream stream_;
+  bool gathers_, wants_checksums_;
+  std::vector<std::shared_ptr<const OwnedJob>> jobs_;
+  DeviceEvent begun_, done_;
+  std::unique_ptr<Device::Checksums> checksums_;
+  std::shared_ptr<std::atomic<bool>> is_over_ = std::make_shared<std::atomic<bool>>(true);
+};
+
+class SimPacker final : public StreamPacker {
+ public:
+  SimPacker(std::shared_ptr<SimDevice> device, std::unique_ptr<Packer> packer, ChunkShape shape)
+      : device_(std::move(device)), shared_(std::make_shared<Shared>()), shape_(shape) {
+    shared_->packer = std::move(packer);
+  }
+  const KvLayout& layout() const override { return shared_->packer->layout(); }
+  std::uint64_t chunk_bytes_per_token() const override { return shared_->packer->chunk_bytes_per_token(); }
+
+  Result<std::unique_ptr<Pass>> gather(std::span<const PackerJob> jobs, DeviceStream stream,
+                                       bool wants_checksums) override {
+    for (const PackerJob& job : jobs)
+      if (Result<void> ok = check_gather(layout(), shape_, job.run, job.chunk_bytes); !ok) return std::move(ok).error();
+    return start(jobs, stream, true, wants_checksums);
+  }
+  Result<std::unique_ptr<Pass>> scatter(std::span<const PackerJob> jobs, DeviceStream stream,
+                                        bool wants_checksums) override {
+    for (const PackerJob& job : jobs) {
+      Result<void> ok = check_scatter(layout(), shape_, job.run, job.chunk_bytes, job.chunk_tokens, job.skip_tokens);
+      if (!ok) return std::move(ok).error();
+    }
+    return start(jobs, stream, false, wants_checksums);
+  }
+
+ private:
+  Result<std::unique_ptr<Pass>> start(std::span<const PackerJob> jobs, DeviceStream stream, bool gathers,
+                                      bool wants_checksums) {
+    auto pass = std::make_unique<SimPass>(*device_, shared_, stream, gathers, wants_checksums);
+    if (Result<void> ok = pass->start(jobs); !ok) return std::move(ok).error();
+    return std::unique_ptr<Pass>(std::move(pass));
+  }
+
+  std::shared_ptr<SimDevice> device_;
+  std::shared_ptr<Shared> shared_;
+  ChunkShape shape_;
+};
+
+}  // namespace
+
+Gpu make_sim_gpu(std::shared_ptr<SimDevice> device) {
+  return {device, [device](KvLayout layout, ChunkFormat format) -> Result<std::unique_ptr<StreamPacker>> {
+            Result<ChunkShape> shape = resolve(layout, format);
+            if (!shape) return std::move(shape).error();
+            Result<std::unique_ptr<Packer>> packer = make_host_packer(std::move(layout), std::move(format));
+            if (!packer) return std::move(packer).error();
+            return std::unique_ptr<StreamPacker>(std::make_unique<SimPacker>(device, std::move(*packer), *shape));
+          }};
+}
+
+std::uint64_t num_passes_ended_early() { return ended_early; }
+std::uint64_t num_passes_hashed() { return hashed; }
+
+}  // namespace kvferry
