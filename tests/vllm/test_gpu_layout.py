@@ -1,4 +1,4 @@
-"""Where K and V of a GPU's cache are said to be, held against the views that vLLM's own backends take of the tensors."""
+"""Where K and V of a GPU's cache are said to be, held against the views that vLLM's own backends take."""
 
 import itertools
 
@@ -66,7 +66,8 @@ def test_a_latent_cache_has_one_plane(layout: KVCacheLayout) -> None:
             assert read(found.planes[0], tensor, *index) == tensor[index].item()
 
 
-@pytest.mark.parametrize("shape", [(BLOCKS, HEADS, TOKENS, 3 * DIM), (BLOCKS, HEADS, TOKENS + 1, 2 * DIM), (BLOCKS, 64)])
+@pytest.mark.parametrize(
+    "shape", [(BLOCKS, HEADS, TOKENS, 3 * DIM), (BLOCKS, HEADS, TOKENS + 1, 2 * DIM), (BLOCKS, 64)])
 def test_what_lies_in_another_way_is_refused_by_name_and_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(KvFerryError, match=r"layer model\.7 keeps its KV in a tensor of shape \(5, "):
         gpu_planes("model.7", torch.zeros(shape), spec())

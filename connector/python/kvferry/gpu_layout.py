@@ -42,12 +42,12 @@ def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> GpuP
     if value_dim == 0 or spec.state_content_bytes is not None:
         # A latent vector, or packed content whose inside is the backend's own: copied as it is.
         return GpuPlanes([plane(0, 0)], heads, content)
-    if value_dim == spec.head_size:
-        if (heads, content) == (spec.num_kv_heads, 2 * spec.head_size):
-            return GpuPlanes([plane(0, 0), plane(0, spec.head_size)], heads, spec.head_size)
-        if (heads, content) == (2 * spec.num_kv_heads, spec.head_size):
-            return GpuPlanes([plane(0, 0), plane(spec.num_kv_heads, 0)], spec.num_kv_heads, spec.head_size)
-    refuse_to_start(
+    per_head = (spec.num_kv_heads, spec.head_size)
+    if value_dim == spec.head_size and (heads, content) == (spec.num_kv_heads, 2 * spec.head_size):
+        return GpuPlanes([plane(0, 0), plane(0, spec.head_size)], *per_head)
+    if value_dim == spec.head_size and (heads, content) == (2 * spec.num_kv_heads, spec.head_size):
+        return GpuPlanes([plane(0, 0), plane(spec.num_kv_heads, 0)], *per_head)
+    return refuse_to_start(
         f"layer {name} keeps its KV in a tensor of shape {shape}; with {spec.num_kv_heads} heads of {spec.head_size} "
         f"elements (values: {value_dim}) this version doesn't know where K and V are in it"
     )

@@ -1,29 +1,34 @@
 """Where the elements of vLLM's KV tensors lie, in strides for the C++ packer; measured, never guessed from shapes."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from kvferry.errors import refuse_to_start
+from kvferry.gpu_layout import Plane, gpu_planes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
 
-# base address, then block, head, token and dim strides, all in bytes
-Plane = tuple[int, int, int, int, int]
+
+class CacheLayout(NamedTuple):
+    layers: list[tuple[str, int, Plane, Plane]]  # in order: name, KV group, K, V (latent: K again)
+    planes: int  # 2, or 1 for a latent cache
+    num_kv_heads: int
+    head_dim: int  # in elements
 
 
 def attention_specs(kv_cache_config: "KVCacheConfig") -> "list[AttentionSpec]":
     """The spec of each KV cache group; refuses what kvferry can't save yet, by name."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    if not specs or any(type(spec) not in (FullAttentionSpec, SlidingWindowSpec) for spec in specs):
+    if not specs or any(type(spec) not in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec) for spec in specs):
         names = ", ".join(sorted({type(spec).__name__ for spec in specs})) or "none"
         refuse_to_start(
             f"this model has {len(specs)} KV cache group(s) of kind {names}; "
-            "this version moves those of kind FullAttentionSpec and SlidingWindowSpec"
+            "this version moves those of kind FullAttentionSpec, MLAAttentionSpec and SlidingWindowSpec"
         )
     shapes = sorted({(spec.block_size, spec.num_kv_heads, spec.head_size) for spec in specs})
     if len(shapes) > 1:
@@ -98,30 +103,44 @@ def _probe_cpu_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> tuple[t
     return tuple(found)
 
 
-def cpu_layers(
+def cache_layout(
     kv_caches: dict[str, torch.Tensor],
     kv_cache_config: "KVCacheConfig",
     vllm_config: "VllmConfig",
-) -> list[tuple[str, int, Plane, Plane]]:
-    """(layer name, KV group, K plane, V plane) for tensors of the CPU backend, in the model's order.
-
-    Shape of each: [num_blocks, num_kv_heads, block_size, 2 * head_size].
-    """
+) -> CacheLayout:
+    """Where all layers' K and V lie; the tensors of one worker, all on its CPU or all on its GPU."""
     from vllm.model_executor.models.utils import extract_layer_index
 
     groups = kv_cache_config.kv_cache_groups
-    group_of = {name: index for index, group in enumerate(groups) for name in group.layer_names}
-    page = _probe_cpu_page(groups[0].kv_cache_spec, vllm_config)
-    layers = []
-    for name in sorted(kv_caches, key=extract_layer_index):
-        tensor = kv_caches[name]
-        if tensor.device.type != "cpu":
-            refuse_to_start(f"layer {name} keeps its KV on {tensor.device}; this version moves KV in host memory")
-        size = tensor.element_size()
-        block_stride, head_stride = tensor.stride(0) * size, tensor.stride(1) * size
-        planes = [
-            (tensor.data_ptr() + start * size, block_stride, head_stride, per_token * size, per_dim * size)
-            for start, per_token, per_dim in page
-        ]
-        layers.append((name, group_of[name], planes[0], planes[1]))
-    return layers
+    spec_of = {name: (index, group.kv_cache_spec) for index, group in enumerate(groups) for name in group.layer_names}
+    devices = sorted({str(tensor.device) for tensor in kv_caches.values()})
+    if len(devices) != 1 or devices[0].split(":")[0] not in ("cpu", "cuda"):
+        refuse_to_start(
+            f"this worker keeps its KV on {', '.join(devices) or 'no device'}; "
+            "this version moves KV of one CPU or one CUDA GPU a worker"
+        )
+    names = sorted(kv_caches, key=extract_layer_index)
+    if devices == ["cpu"]:
+        spec = groups[0].kv_cache_spec
+        page = _probe_cpu_page(spec, vllm_config)
+        planes_of = {name: _cpu_planes(kv_caches[name], page) for name in names}
+        return CacheLayout([(name, spec_of[name][0], *planes_of[name]) for name in names], 2, spec.num_kv_heads,
+                           spec.head_size)
+    found = {name: gpu_planes(name, kv_caches[name], spec_of[name][1]) for name in names}
+    shapes = sorted({(len(one.planes), one.num_heads, one.head_dim) for one in found.values()})
+    if len(shapes) != 1:
+        refuse_to_start(f"this model's layers differ in (planes, heads, elements): {shapes}; "
+                        "this version moves layers of one kind")
+    layers = [(name, spec_of[name][0], found[name].planes[0], found[name].planes[-1]) for name in names]
+    return CacheLayout(layers, *shapes[0])
+
+
+def _cpu_planes(tensor: torch.Tensor, page: tuple[tuple[int, int, int], ...]) -> tuple[Plane, Plane]:
+    """K and V of one layer of the CPU backend: [num_blocks, num_kv_heads, block_size, 2 * head_size]."""
+    size = tensor.element_size()
+    block_stride, head_stride = tensor.stride(0) * size, tensor.stride(1) * size
+    key, value = (
+        (tensor.data_ptr() + start * size, block_stride, head_stride, per_token * size, per_dim * size)
+        for start, per_token, per_dim in page
+    )
+    return key, value

@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 from kvferry._core import KvFerryError, WorkerNode, check_config
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
-from kvferry.layout import attention_specs, cpu_layers
+from kvferry.layout import attention_specs, cache_layout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -34,7 +34,7 @@ class WorkerHalf:
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._kv_caches = kv_caches  # the node reads and writes their memory
-        layers = cpu_layers(kv_caches, self._kv_cache_config, self._vllm_config)
+        layout = cache_layout(kv_caches, self._kv_cache_config, self._vllm_config)
         engine_id = self._vllm_config.kv_transfer_config.engine_id
         tensor = next(iter(kv_caches.values()))
         self._device = tensor.device
@@ -44,11 +44,11 @@ class WorkerHalf:
                 label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[:40],
                 chunk_tokens=self._config["chunk_tokens"],
                 pool_bytes=self._config["pool_bytes"],
-                layers=layers,
-                num_kv_heads=self._spec.num_kv_heads,
-                head_dim=self._spec.head_size,
+                layers=layout.layers,
+                num_kv_heads=layout.num_kv_heads,
+                head_dim=layout.head_dim,
                 element_bytes=tensor.element_size(),
-                planes=2,
+                planes=layout.planes,
                 block_tokens=self._spec.block_size,
                 num_blocks=tensor.shape[0],
                 path=self._config["path"],
