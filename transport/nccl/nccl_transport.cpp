@@ -173,7 +173,8 @@ Result<std::unique_ptr<Transport>> make_transport_over(std::unique_ptr<Communica
 }  // namespace nccl
 
 Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& options) {
-  Result<std::unique_ptr<nccl::Communicators>> communicators = nccl::open_nccl(options.library);
+  if (Result<void> ok = nccl::check_options(options); !ok) return std::move(ok).error();
+  Result<std::unique_ptr<nccl::Communicators>> communicators = nccl::open_nccl(options.library, *options.device);
   if (!communicators) return std::move(communicators).error();
   return nccl::make_transport_over(std::move(*communicators), options);
 }
