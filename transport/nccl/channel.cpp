@@ -1,6 +1,7 @@
 #include "transport/nccl/channel.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "transport/base/check.h"
@@ -42,15 +43,13 @@ Layout lay_out(const Flight& flight, std::byte* staging) {
 Result<std::unique_ptr<Channel>> Channel::open(Device& device, StagingPool& staging, Communicators& communicators,
                                                const std::string& id, int rank, Role role) {
   std::unique_ptr<Channel> channel(new Channel(device, staging, role));
-  Result<std::byte*> buffer = staging.take();
-  if (!buffer) return std::move(buffer).error();
-  channel->staging_ = *buffer;
   Result<DeviceStream> stream = device.make_stream();
   if (!stream) return std::move(stream).error();
   channel->stream_ = *stream;
   Result<std::unique_ptr<Communicator>> communicator = communicators.begin(id, rank);
   if (!communicator) return std::move(communicator).error();
   channel->communicator_ = std::move(*communicator);
+  channel->allocation_ = staging.take();
   return channel;
 }
 
@@ -58,6 +57,15 @@ Channel::~Channel() {
   KVFERRY_CHECK(communicator_ == nullptr || is_quiet_, "a channel ends that may still touch memory");
   if (stream_ != nullptr) device_.drop_stream(stream_);
   if (staging_ != nullptr) pool_.give_back(staging_);
+}
+
+bool Channel::has_staging() {
+  if (!allocation_.valid() || allocation_.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
+    return staging_ != nullptr;
+  Result<std::byte*> buffer = allocation_.get();
+  if (!buffer) fail(buffer.error());
+  if (buffer) staging_ = *buffer;
+  return static_cast<bool>(buffer);
 }
 
 bool Channel::withdraw(std::uint64_t token) {
@@ -73,6 +81,7 @@ void Channel::advance(TimeNs now, std::vector<Report>& reports) {
   if (is_failed()) return;
   if (progressed_at_ == 0) progressed_at_ = now;
   while (!is_failed() && (is_posting_ || !queue_.empty() || !is_set_up_)) {
+    if (!has_staging()) break;
     const Communicator::State state = communicator_->state();
     if (state == Communicator::State::kBusy) break;
     if (state != Communicator::State::kReady) {
@@ -148,7 +157,8 @@ void Channel::abort() {
 }
 
 void Channel::settle(TimeNs now) {
-  if (is_quiet_ || communicator_->state() != Communicator::State::kAborted) return;
+  has_staging();
+  if (is_quiet_ || allocation_.valid() || communicator_->state() != Communicator::State::kAborted) return;
   if (settle_until_ == 0) settle_until_ = now + kSettleNs;
   Result<bool> is_reached = last_ == nullptr ? Result<bool>(false) : last_->is_reached();
   if (last_ == nullptr) {

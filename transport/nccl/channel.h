@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <future>
 #include <memory>
 #include <span>
 #include <string>
@@ -71,6 +72,8 @@ class Channel {
   };
   Channel(Device& device, StagingPool& pool, Role role) : device_(device), pool_(pool), role_(role) {}
 
+  /// Whether there is a staging buffer by now.
+  bool has_staging();
   /// False: it was refused, and a report says so.
   bool begin(Flight& flight, std::vector<Report>& reports);
   /// The group of the first in the queue is in the stream.
@@ -85,6 +88,7 @@ class Channel {
   StagingPool& pool_;
   const Role role_;
   DeviceStream stream_ = nullptr;
+  std::future<Result<std::byte*>> allocation_;  // of the next one
   std::byte* staging_ = nullptr;
   std::unique_ptr<Communicator> communicator_;
   std::deque<Flight> queue_;

@@ -56,7 +56,7 @@ Result<Api> load(const std::string& wanted) {
   const char* missing = nullptr;
   const auto find = [&]<class Function>(Function& function, const char* name) {
     function = reinterpret_cast<Function>(::dlsym(library, name));
-    if (function == nullptr) missing = name;
+    if (function == nullptr && missing == nullptr) missing = name;
   };
   find(api.get_version, "ncclGetVersion");
   find(api.get_unique_id, "ncclGetUniqueId");

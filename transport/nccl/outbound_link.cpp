@@ -54,12 +54,14 @@ bool OutboundLink::cancel(TransferId id) {
 
 void OutboundLink::end(ErrorCode code, const std::string& why) {
   if (!is_lost()) lost_code_ = code;
+  is_ended_ = true;
   for (const auto& transfer : transfers_) end_transfer(*transfer, code, why);
   lose(why);
 }
 
 void OutboundLink::on_lost(const std::string& why) {
   lost_why_ = why;
+  if (!is_ended_) log().warn("transport: lost peer {}: {}", id_, why);
   context_.ledger.lose_peer(id_);
   for (const auto& transfer : transfers_) end_transfer(*transfer, lost_code_, why);
 }

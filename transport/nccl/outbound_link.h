@@ -72,6 +72,7 @@ class OutboundLink final : public Link {
   std::unordered_map<std::uint64_t, Asked> asked_;
   std::vector<Hashing> hashing_;
   bool has_greeted_ = false;
+  bool is_ended_ = false;  // by its owner
   ErrorCode lost_code_ = ErrorCode::kPeerLost;
   std::string lost_why_;
 };

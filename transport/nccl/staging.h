@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <future>
+#include <utility>
 #include <vector>
 
 #include "transport/base/device.h"
@@ -20,12 +22,15 @@ class StagingPool {
     for (std::byte* const buffer : free_) device_.release(MemoryKind::kDevice, buffer);
   }
 
-  /// Of kPieceBytesMax.
-  Result<std::byte*> take() {
-    if (free_.empty()) return device_.allocate(MemoryKind::kDevice, kPieceBytesMax);
-    std::byte* const buffer = free_.back();
+  /// Of kPieceBytesMax. On a thread of its own where memory has to be allocated, because that may wait for all that the
+  /// device does, and a communicator for this thread.
+  std::future<Result<std::byte*>> take() {
+    if (free_.empty())
+      return std::async(std::launch::async, [this] { return device_.allocate(MemoryKind::kDevice, kPieceBytesMax); });
+    std::promise<Result<std::byte*>> ready;
+    ready.set_value(free_.back());
     free_.pop_back();
-    return buffer;
+    return ready.get_future();
   }
   void give_back(std::byte* buffer) { free_.push_back(buffer); }
 
