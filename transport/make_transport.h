@@ -48,6 +48,19 @@ struct TcpOptions : CommonOptions {
   std::uint64_t window_bytes = 16 << 20;    // asked for and not yet here, one connection
 };
 
+/// NCCL's point-to-point: memory of one GPU, and host memory, which it pins. Two communicators for the transfers to a
+/// peer, pulls and pushes, made when they are first wanted.
+struct NcclOptions : CommonOptions {
+  Device* device = nullptr;                   // whose memory it reaches; outlives the transport
+  TcpOptions control;                         // the link for all but the bytes; its CommonOptions are not read
+  std::string library;                        // libnccl.so.2; empty: KVFERRY_NCCL_LIBRARY, or where the loader finds it
+  std::uint64_t packed_bytes_max = 64 << 10;  // ranges of up to this many bytes are gathered and travel as one
+  std::uint64_t piece_bytes = 8 << 20;        // of one transfer at a time: cancel() and revoke() wait for no more
+  std::uint32_t pieces_per_peer_max = 8;      // asked for or under way
+  TimeNs stuck_ns = kSecond;      // a cancelled transfer without any progress for this long takes its session down
+  TimeNs hung_ns = 30 * kSecond;  // so does a communicator without any, although its peer is alive
+};
+
 /// Host memory over UCP. Starts the progress thread.
 /// Errors: kUnavailable: UCX found no usable transport here; kInvalidArgument: an option is zero or negative.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
@@ -55,6 +68,9 @@ Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options)
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
 /// kUnavailable: the address can't be bound.
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options);
+
+/// kUnavailable: this build has no CUDA, NCCL can't be loaded (and what to install), or the address can't be bound.
+Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& options);
 
 /// What may carry bytes. kAuto: what is fastest, measured for each peer when it is connected.
 enum class Path : std::uint8_t { kAuto, kShm, kCma, kUcx, kTcp };

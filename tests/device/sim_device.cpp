@@ -35,7 +35,11 @@ SimDevice::SimDevice(std::uint32_t seed, Drive drive) : random_(seed) {
   thread_ = std::thread([this] {
     while (true) {
       {
-        const std::lock_guard lock(mutex_);
+        std::unique_lock lock(mutex_);
+        has_work_.wait(lock, [this] {  // an idle one costs nothing
+          return is_stopping_ || std::any_of(streams_.begin(), streams_.end(),
+                                             [](const auto& entry) { return !entry.second.work.empty(); });
+        });
         if (is_stopping_) return;
       }
       if (!step()) std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -48,6 +52,7 @@ SimDevice::~SimDevice() {
     const std::lock_guard lock(mutex_);
     is_stopping_ = true;
   }
+  has_work_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -113,6 +118,7 @@ void SimDevice::enqueue_locked(DeviceStream handle, std::function<bool()> work) 
   KVFERRY_CHECK(handle == nullptr || (found != streams_.end() && !found->second.is_dropped),
                 "a stream is used that was dropped");
   streams_[handle].work.push_back(std::move(work));
+  has_work_.notify_one();
 }
 
 Result<std::byte*> SimDevice::allocate(MemoryKind, std::uint64_t bytes) {

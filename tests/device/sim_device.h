@@ -2,6 +2,7 @@
 // ordered by an event goes wrong here, where a real GPU would mostly get it right.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -81,6 +82,7 @@ class SimDevice final : public Device {
   std::set<std::byte*> pinned_;
   std::uintptr_t last_handle_ = 0;
   bool is_stopping_ = false;
+  std::condition_variable has_work_;
   std::thread thread_;
 };
 

@@ -4,8 +4,10 @@
 #include <memory>
 #include <string_view>
 
+#include "tests/transport/sim_communicators.h"
 #include "transport/base/check.h"
 #include "transport/make_transport.h"
+#include "transport/nccl/nccl_transport.h"
 
 namespace kvferry {
 
@@ -28,6 +30,12 @@ inline std::unique_ptr<Transport> make_backend(std::string_view name, std::uint3
     options.connections = name == "tcp" ? options.connections : 1;
     options.local_connections = options.connections;
     return make_tcp_transport(options).value();
+  }
+  if (name == "nccl_sim") {
+    NcclOptions options;
+    options.transfers_max = transfers_max;
+    options.device = &process_gpu();
+    return nccl::make_transport_over(make_sim_communicators(process_gpu()), options).value();
   }
   if (name == "auto") {
     TransportOptions options;

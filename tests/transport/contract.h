@@ -17,8 +17,8 @@
 
 namespace kvferry {
 
-using Fixtures =
-    ::testing::Types<LoopbackFixture, ShmFixture, CmaFixture, TcpFixture, UcxFixture, UcxPackedFixture, AutoFixture>;
+using Fixtures = ::testing::Types<LoopbackFixture, ShmFixture, CmaFixture, TcpFixture, UcxFixture, UcxPackedFixture,
+                                  NcclFixture, AutoFixture>;
 struct FixtureNames {
   template <class Backend>
   static std::string GetName(int) {

@@ -39,6 +39,10 @@ struct UcxBackend : TcpBackend {
   static constexpr const char* kName = "ucx_one_sided";
   static constexpr bool kEnforcesUnregister = false;
 };
+/// NCCL, simulated on simulated GPUs.
+struct NcclBackend : TcpBackend {
+  static constexpr const char* kName = "nccl_sim";
+};
 /// One copy by the side that submits: what the remote's process does in the meantime does not matter.
 struct ShmBackend : TcpBackend {
   static constexpr const char* kName = "shm";
@@ -55,6 +59,7 @@ struct AutoBackend : ShmBackend {
 using TcpFixture = ProcessFixture<TcpBackend>;
 using UcxFixture = ProcessFixture<UcxBackend>;
 using UcxPackedFixture = ProcessFixture<UcxPackedBackend>;
+using NcclFixture = ProcessFixture<NcclBackend>;
 using ShmFixture = ProcessFixture<ShmBackend>;
 using CmaFixture = ProcessFixture<CmaBackend>;
 using AutoFixture = ProcessFixture<AutoBackend>;

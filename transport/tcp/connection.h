@@ -12,7 +12,7 @@
 
 #include "transport/base/clock.h"
 #include "transport/tcp/frames.h"
-#include "transport/tcp/loan.h"
+#include "transport/loan.h"
 #include "transport/tcp/socket.h"
 
 namespace kvferry::tcp {

@@ -5,7 +5,7 @@
 
 #include "transport/ledger.h"
 
-namespace kvferry::tcp {
+namespace kvferry {
 
 class Loan {
  public:
@@ -30,4 +30,4 @@ class Loan {
   GrantId grant_;
 };
 
-}  // namespace kvferry::tcp
+}  // namespace kvferry

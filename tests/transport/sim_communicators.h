@@ -1,0 +1,34 @@
+// NCCL as the transport sees it, without NCCL: ranks in two processes meet at an abstract Unix socket, and what they
+// send is work in the streams of simulated GPUs.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "tests/device/sim_device.h"
+#include "transport/nccl/communicators.h"
+
+namespace kvferry {
+
+struct SimNccl {
+  /// What a rank sees of the other one's death: nothing, its streams wait until they are aborted, or a failure, and
+  /// they wait nevertheless.
+  enum class Death { kHangs, kFails };
+  Death death = Death::kHangs;
+  std::uint32_t seed = 1;
+  /// From here on no send or receive of any rank of this process ends by itself.
+  std::shared_ptr<std::atomic<bool>> is_hung = std::make_shared<std::atomic<bool>>(false);
+  /// Communicators that are not aborted yet.
+  std::shared_ptr<std::atomic<int>> num_alive = std::make_shared<std::atomic<int>>(0);
+};
+
+/// A send ends when the other rank has received it. The device outlives all its communicators.
+std::unique_ptr<nccl::Communicators> make_sim_communicators(SimDevice& device, SimNccl options = {});
+
+/// The one that the simulated backends of this process share.
+inline SimDevice& process_gpu() {
+  static SimDevice device(1, SimDevice::Drive::kInBackground);
+  return device;
+}
+
+}  // namespace kvferry

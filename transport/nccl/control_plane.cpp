@@ -1,0 +1,146 @@
+#include "transport/nccl/control_plane.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "transport/base/log.h"
+
+namespace kvferry::nccl {
+namespace {
+
+constexpr std::size_t kSentMax = 64;               // on their way to one peer
+constexpr std::size_t kPartBytes = 48 << 10;       // of a message in one notification
+constexpr std::size_t kMessageBytesMax = 1 << 20;  // of an honest peer's
+constexpr std::size_t kStreamBytes = 8;
+constexpr std::size_t kHeadBytes = kStreamBytes + 1;  // and whether more parts follow
+
+std::string random_stream() {
+  std::random_device random;
+  std::string stream;
+  while (stream.size() < kStreamBytes) stream.push_back(static_cast<char>(random()));
+  return stream;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ControlPlane>> ControlPlane::open(const TcpOptions& options) {
+  TcpOptions own = options;
+  own.connections = own.local_connections = 1;  // so that messages keep their order
+  own.transfers_max = 1 << 20;                  // kSentMax for each peer is the limit
+  Result<std::unique_ptr<Transport>> inner = make_tcp_transport(own);
+  if (!inner) return std::move(inner).error();
+  std::unique_ptr<ControlPlane> plane(new ControlPlane(std::move(*inner)));
+  Result<RegionId> region = plane->inner_->register_region(plane->memory_.data(), plane->memory_.size());
+  if (!region) return std::move(region).error();
+  plane->region_ = *region;
+  Result<std::string> exported = plane->inner_->export_region(*region);
+  if (!exported) return std::move(exported).error();
+  plane->address_ = {plane->inner_->address(), std::move(*exported)};
+  return plane;
+}
+
+ControlPeerPtr ControlPlane::reach(const ControlAddress& address, TimeNs now) {
+  const auto found = std::find_if(peers_.begin(), peers_.end(), [&](const ControlPeerPtr& peer) {
+    return !peer->is_lost_ && peer->address_.address == address.address;
+  });
+  if (found != peers_.end()) return *found;
+  auto peer = std::make_shared<ControlPeer>();
+  peer->address_ = address;
+  peer->stream_ = random_stream();
+  peer->heard_at_ = now;
+  if (Result<PeerId> id = inner_->connect(address.address)) {
+    peer->id_ = *id;
+  } else {
+    lose(*peer, id.error().what);
+  }
+  peers_.push_back(peer);
+  return peer;
+}
+
+void ControlPlane::send(ControlPeer& peer, std::string message) {
+  if (peer.is_lost_) return;
+  std::string_view left = message;
+  do {
+    std::string part = peer.stream_;
+    part.push_back(left.size() > kPartBytes ? 1 : 0);
+    part.append(left.substr(0, kPartBytes));
+    left.remove_prefix(std::min(left.size(), kPartBytes));
+    peer.queue_.push_back(std::move(part));
+  } while (!left.empty());
+  const auto found = std::find_if(peers_.begin(), peers_.end(), [&](const auto& one) { return one.get() == &peer; });
+  if (found != peers_.end()) hand_over(ControlPeerPtr(*found));
+}
+
+void ControlPlane::hand_over(const ControlPeerPtr& peer) {
+  while (!peer->is_lost_ && !peer->queue_.empty() && peer->num_sent_ < kSentMax) {
+    PagedTransfer transfer{peer->id_, Direction::kPush, region_, peer->address_.region, {}, peer->queue_.front()};
+    transfer.priority = Priority::kUrgent;
+    const Result<TransferId> id = inner_->submit(std::move(transfer));
+    if (!id && id.error().code == ErrorCode::kFull) return;
+    if (!id) return lose(*peer, id.error().what);
+    peer->queue_.pop_front();
+    ++peer->num_sent_;
+    sent_.emplace(*id, peer);
+  }
+}
+
+void ControlPlane::lose(ControlPeer& peer, const std::string& why) {
+  if (std::exchange(peer.is_lost_, true)) return;
+  peer.why_ = why;
+  peer.queue_.clear();
+  inner_->disconnect(peer.id_);  // so that the next connect() makes another
+}
+
+std::vector<ControlPlane::Incoming> ControlPlane::advance(TimeNs now) {
+  for (const Completion& completion : inner_->poll()) {
+    const auto sent = sent_.extract(completion.id);
+    if (!sent) continue;
+    ControlPeer& peer = *sent.mapped();
+    --peer.num_sent_;
+    if (completion.code == ErrorCode::kOk) {
+      peer.heard_at_ = now;
+    } else {
+      lose(peer, completion.what);
+    }
+  }
+  std::vector<Incoming> incoming;
+  for (Notification& note : inner_->poll_notifications()) receive(std::move(note), incoming);
+  for (const ControlPeerPtr& peer : peers_) hand_over(peer);
+  std::erase_if(peers_, [this](const ControlPeerPtr& peer) {
+    if (peer.use_count() > 1 || !(peer->is_lost_ || peer->is_flushed())) return false;
+    if (!peer->is_lost_) inner_->disconnect(peer->id_);
+    return true;
+  });
+  return incoming;
+}
+
+void ControlPlane::receive(Notification note, std::vector<Incoming>& incoming) {
+  if (note.body.size() < kHeadBytes) return;
+  const std::string stream = note.body.substr(0, kStreamBytes);
+  const bool has_more = note.body[kStreamBytes] != 0;
+  const std::string_view bytes = std::string_view(note.body).substr(kHeadBytes);
+  const auto found = partial_.find(note.from);
+  if (found == partial_.end() && !has_more) {
+    incoming.push_back({std::move(note.from), std::string(bytes)});
+    return;
+  }
+  Partial& partial = partial_[note.from];
+  if (partial.stream != stream) partial = {stream, {}};  // the rest of what an earlier way had begun never comes
+  partial.bytes.append(bytes);
+  if (partial.bytes.size() > kMessageBytesMax) {
+    log().warn("nccl: a peer's message of more than {} bytes was dropped", kMessageBytesMax);
+  } else if (has_more) {
+    return;
+  } else {
+    incoming.push_back({note.from, std::move(partial.bytes)});
+  }
+  partial_.erase(note.from);
+}
+
+bool ControlPlane::is_flushed() const {
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [](const ControlPeerPtr& peer) { return peer->is_lost() || peer->is_flushed(); });
+}
+
+}  // namespace kvferry::nccl

@@ -1,0 +1,157 @@
+#include "transport/nccl/inbound_link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/base/log.h"
+#include "transport/copy_plan.h"
+
+namespace kvferry::nccl {
+namespace {
+
+Error broken_rules(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
+Error fine() { return Error{ErrorCode::kOk, ""}; }
+
+/// From the first to the last byte of all extents; an Error when no honest peer asks so.
+Result<std::pair<std::uint64_t, std::uint64_t>> span_of(const Ask& ask) {
+  const bool is_hash = ask.purpose == static_cast<std::uint8_t>(Purpose::kHash);
+  if (ask.extents.empty() || ask.extents.size() % 2 != 0 || ask.extents.size() > 2 * kExtentsMax)
+    return broken_rules("it asked for a bad number of extents");
+  std::uint64_t first = UINT64_MAX;
+  std::uint64_t end = 0;
+  std::uint64_t total = 0;
+  for (std::size_t index = 0; index < ask.extents.size(); index += 2) {
+    const std::uint64_t offset = ask.extents[index];
+    const std::uint64_t bytes = ask.extents[index + 1];
+    if (bytes == 0 || !is_inside(offset, bytes, UINT64_MAX)) return broken_rules("it asked for a bad extent");
+    if (!is_hash && bytes > kPieceBytesMax - total) return broken_rules("it asked for too many bytes at a time");
+    total += bytes;
+    first = std::min(first, offset);
+    end = std::max(end, offset + bytes);
+  }
+  return std::pair(first, end);
+}
+
+}  // namespace
+
+Result<void> InboundLink::on_message(const Message& message) {
+  switch (message.kind) {
+    case Kind::kPing:
+      return {};
+    case Kind::kOpen: {
+      Result<Open> open = decode<Open>(message.body, "offer of a communicator");
+      if (!open) return std::move(open).error();
+      return on_open(*open);
+    }
+    case Kind::kAsk: {
+      Result<Ask> ask = decode<Ask>(message.body, "request");
+      if (!ask) return std::move(ask).error();
+      return on_ask(*ask);
+    }
+    case Kind::kNotify: {
+      Result<Notify> notify = decode<Notify>(message.body, "notification");
+      if (!notify) return std::move(notify).error();
+      on_notify(std::move(*notify));
+      return {};
+    }
+    default:
+      return broken_rules("it sent a message that only targets send");
+  }
+}
+
+Result<void> InboundLink::on_open(const Open& open) {
+  if (channel(open.is_pull) != nullptr) return broken_rules("it opened a channel twice");
+  return open_channel(open.is_pull, open.id, 1, open.is_pull ? Role::kSender : Role::kReceiver);
+}
+
+Result<void> InboundLink::on_ask(const Ask& ask) {
+  if (ask.purpose > static_cast<std::uint8_t>(Purpose::kHash)) return broken_rules("it asked for something unknown");
+  const auto purpose = static_cast<Purpose>(ask.purpose);
+  if (served_.size() >= kServedMax || served_.contains(ask.token)) return broken_rules("it asked for too much at once");
+  Channel* const through = channel(purpose == Purpose::kPull);
+  if (through == nullptr) return broken_rules("it asked before it opened a channel");
+  const auto span = span_of(ask);
+  if (!span) return span.error();
+
+  const RegionId region{ask.region};
+  const GrantId grant{ask.grant};
+  Result<std::byte*> memory = context_.ledger.borrow(region, grant, span->first, span->second - span->first);
+  Served served;
+  served.purpose = purpose;
+  Flight flight{ask.token, {}, ask.packed_bytes_max, !memory};
+  for (std::size_t index = 0; index < ask.extents.size(); index += 2) {
+    std::byte* const base = memory ? *memory + (ask.extents[index] - span->first) : nullptr;
+    flight.parts.emplace_back(base, ask.extents[index + 1]);
+  }
+  if (memory) {
+    served.loan = Loan(context_.ledger, region, grant);
+  } else if (purpose == Purpose::kPush) {
+    served.refusal = memory.error();
+  } else {
+    answer(ask.token, memory.error());
+    return {};
+  }
+  if (purpose == Purpose::kHash) {
+    hash(ask.token, std::move(served), flight.parts);
+    return {};
+  }
+  served_.emplace(ask.token, std::move(served));
+  through->post(std::move(flight));
+  return {};
+}
+
+void InboundLink::hash(std::uint64_t token, Served served, const std::vector<std::span<std::byte>>& parts) {
+  const std::vector<std::span<const std::byte>> ranges(parts.begin(), parts.end());
+  auto checksums = context_.device.checksums(ranges, channel(false)->stream());
+  if (!checksums) return answer(token, checksums.error());
+  served.checksums = std::move(*checksums);
+  served_.emplace(token, std::move(served));
+  ++num_hashing_;
+}
+
+void InboundLink::on_notify(Notify notify) {
+  const bool is_taken = context_.ledger.outbox().notify({std::move(notify.from), std::move(notify.body)});
+  answer(notify.token, is_taken ? fine() : Error{ErrorCode::kRefused, "the peer has too many unread notifications"});
+}
+
+void InboundLink::answer(std::uint64_t token, const Error& outcome, std::vector<std::uint64_t> checksums) {
+  send(Kind::kAnswer, Answer{token, static_cast<std::int32_t>(outcome.code), outcome.what, std::move(checksums)});
+}
+
+void InboundLink::on_report(bool is_pull, Channel::Report& report) {
+  if (report.is_started) return send(Kind::kData, Data{report.token});
+  auto served = served_.extract(report.token);
+  served.mapped().loan.give_back();  // first, so that whoever hears the answer may take the memory back
+  if (!report.outcome) {
+    answer(report.token, report.outcome.error());
+  } else if (!is_pull) {
+    answer(report.token, served.mapped().refusal);
+  }
+}
+
+void InboundLink::advance_work() {
+  if (is_quiet()) {
+    served_.clear();
+    num_hashing_ = 0;
+  }
+  if (is_lost() || num_hashing_ == 0) return;
+  for (auto it = served_.begin(); it != served_.end();) {
+    Served& served = it->second;
+    const Result<bool> is_done = served.checksums == nullptr ? Result<bool>(false) : served.checksums->is_done();
+    if (!is_done) return lose("the device failed: " + is_done.error().what);
+    if (!*is_done) {
+      ++it;
+      continue;
+    }
+    Result<std::vector<std::uint64_t>> checksums = served.checksums->take();
+    served.loan.give_back();
+    answer(it->first, checksums ? fine() : checksums.error(),
+           checksums ? std::move(*checksums) : std::vector<std::uint64_t>{});
+    --num_hashing_;
+    it = served_.erase(it);
+  }
+}
+
+void InboundLink::on_lost(const std::string& why) { log().debug("nccl: a peer's session is over: {}", why); }
+
+}  // namespace kvferry::nccl

@@ -1,0 +1,44 @@
+// The target's end of a session: lends memory to what the initiator asks, piece by piece. Private to this folder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/loan.h"
+#include "transport/nccl/link.h"
+
+namespace kvferry::nccl {
+
+class InboundLink final : public Link {
+ public:
+  InboundLink(Context& context, std::uint64_t session, ControlPeerPtr peer) : Link(context, session, std::move(peer)) {}
+
+  Result<void> on_message(const Message& message) override;
+  bool needs_polling() const override { return Link::needs_polling() || num_hashing_ > 0; }
+
+ private:
+  struct Served {
+    Purpose purpose{};
+    Loan loan;
+    Error refusal{ErrorCode::kOk, ""};  // to be told when the bytes, which come in any case, have been dropped
+    std::unique_ptr<Device::Checksums> checksums;
+  };
+
+  void on_report(bool is_pull, Channel::Report& report) override;
+  void advance_work() override;
+  void on_lost(const std::string& why) override;
+  bool is_owed() const override { return !served_.empty() || Link::needs_polling(); }
+
+  Result<void> on_open(const Open& open);
+  Result<void> on_ask(const Ask& ask);
+  void on_notify(Notify notify);
+  void hash(std::uint64_t token, Served served, const std::vector<std::span<std::byte>>& parts);
+  void answer(std::uint64_t token, const Error& outcome, std::vector<std::uint64_t> checksums = {});
+
+  std::unordered_map<std::uint64_t, Served> served_;
+  std::uint32_t num_hashing_ = 0;  // of served_
+};
+
+}  // namespace kvferry::nccl

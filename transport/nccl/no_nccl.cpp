@@ -1,0 +1,16 @@
+#include "transport/nccl/nccl_library.h"
+
+namespace kvferry::nccl {
+namespace {
+
+Error has_none() {
+  return {ErrorCode::kUnavailable,
+          "this build has no NCCL: it needs the option KVFERRY_CUDA and NCCL's header, nccl.h, of nvidia-nccl-cu13"};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Communicators>> open_nccl(const std::string&, Device&) { return has_none(); }
+Result<std::string> find_nccl(const std::string&) { return has_none(); }
+
+}  // namespace kvferry::nccl

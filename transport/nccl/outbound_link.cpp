@@ -1,0 +1,290 @@
+#include "transport/nccl/outbound_link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/base/log.h"
+
+namespace kvferry::nccl {
+namespace {
+
+// An urgent transfer waits for what is posted: background ones get this share of it.
+constexpr std::uint32_t kBackgroundShare = 4;
+
+Error broken_rules(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
+
+std::vector<std::span<std::byte>> memory_of(const std::vector<Part>& parts) {
+  std::vector<std::span<std::byte>> memory;
+  memory.reserve(parts.size());
+  for (const Part& part : parts) memory.emplace_back(part.local, part.bytes);
+  return memory;
+}
+
+}  // namespace
+
+void OutboundLink::submit(AcceptedTransfer accepted) {
+  auto transfer = std::make_unique<OutTransfer>(std::move(accepted));
+  if (is_lost()) {
+    end_transfer(*transfer, lost_code_, lost_why_);
+  } else if (!std::exchange(has_greeted_, true)) {
+    send(Kind::kHello, Hello{kProtocolVersion, context_.control.address()});
+  }
+  const auto goes_after = [](Priority priority, const auto& other) { return priority < other->what().priority; };
+  const auto place = std::upper_bound(transfers_.begin(), transfers_.end(), transfer->what().priority, goes_after);
+  transfers_.insert(place, std::move(transfer));
+}
+
+bool OutboundLink::feed(TransferId id, FedCopies& more) {
+  for (const auto& transfer : transfers_) {
+    if (transfer->what().id != id) continue;
+    transfer->feed(std::move(more));
+    return true;
+  }
+  return false;
+}
+
+bool OutboundLink::cancel(TransferId id) {
+  for (const auto& transfer : transfers_) {
+    if (transfer->what().id != id) continue;
+    end_transfer(*transfer, ErrorCode::kCancelled, "cancelled by its owner");
+    return true;
+  }
+  return false;
+}
+
+void OutboundLink::end(ErrorCode code, const std::string& why) {
+  if (!is_lost()) lost_code_ = code;
+  is_ended_ = true;
+  for (const auto& transfer : transfers_) end_transfer(*transfer, code, why);
+  lose(why);
+}
+
+void OutboundLink::on_lost(const std::string& why) {
+  lost_why_ = why;
+  if (!is_ended_) log().warn("transport: lost peer {}: {}", id_, why);
+  context_.ledger.lose_peer(id_);
+  for (const auto& transfer : transfers_) end_transfer(*transfer, lost_code_, why);
+}
+
+Result<void> OutboundLink::ensure_channel(bool is_pull) {
+  if (channel(is_pull) != nullptr) return {};
+  Result<std::string> id = context_.communicators.make_id();
+  if (!id) return std::move(id).error();
+  if (Result<void> ok = open_channel(is_pull, *id, 0, is_pull ? Role::kReceiver : Role::kSender); !ok) return ok;
+  send(Kind::kOpen, Open{is_pull, std::move(*id)});
+  return {};
+}
+
+bool OutboundLink::has_room(Priority priority) const {
+  const std::uint32_t pieces_max = context_.options.pieces_per_peer_max;
+  return num_pieces_ <
+         (priority == Priority::kBackground ? std::max<std::uint32_t>(pieces_max / kBackgroundShare, 1) : pieces_max);
+}
+
+void OutboundLink::post_piece(OutTransfer& transfer) {
+  const bool is_pull = transfer.is_pull();
+  if (Result<void> ok = ensure_channel(is_pull); !ok)
+    return end_transfer(transfer, ErrorCode::kInternal, ok.error().what);
+  const std::uint64_t token = ++num_tokens_;
+  Asked& asked = asked_[token];
+  asked = {is_pull ? Wants::kPull : Wants::kPush, &transfer, transfer.take_piece(context_.options.piece_bytes)};
+  ++num_pieces_;
+  if (is_pull) return ask(token, asked);
+  asked.is_touching = true;  // the peer is asked when the bytes are on their way
+  ++transfer.num_touching;
+  channel(is_pull)->post({token, memory_of(asked.parts), context_.options.packed_bytes_max});
+}
+
+void OutboundLink::ask(std::uint64_t token, const Asked& asked) {
+  const RegionDescriptor& remote = asked.transfer->what().remote;
+  const auto purpose = static_cast<std::uint8_t>(asked.wants);  // the first three are the same
+  Ask message{token, purpose, remote.region, remote.grant, context_.options.packed_bytes_max, {}};
+  message.extents.reserve(asked.parts.size() * 2);
+  for (const Part& part : asked.parts) {
+    message.extents.push_back(part.remote_offset);
+    message.extents.push_back(part.bytes);
+  }
+  send(Kind::kAsk, message);
+}
+
+void OutboundLink::post_hash(OutTransfer& transfer) {
+  std::vector<Part> copies = transfer.take_hashable();
+  if (!transfer.is_pull()) {
+    const std::uint64_t token = ++num_tokens_;
+    Asked& asked = asked_[token];
+    asked = {Wants::kHash, &transfer, std::move(copies)};
+    return ask(token, asked);
+  }
+  const std::vector<std::span<std::byte>> memory = memory_of(copies);
+  const std::vector<std::span<const std::byte>> ranges(memory.begin(), memory.end());
+  auto checksums = context_.device.checksums(ranges, channel(true)->stream());
+  if (!checksums) return end_transfer(transfer, ErrorCode::kInternal, checksums.error().what);
+  ++transfer.num_touching;
+  hashing_.push_back({&transfer, std::move(copies), std::move(*checksums)});
+}
+
+void OutboundLink::post_notification(OutTransfer& transfer) {
+  transfer.is_notifying = true;
+  const std::uint64_t token = ++num_tokens_;
+  asked_[token] = {Wants::kNotify, &transfer, {}};
+  send(Kind::kNotify, Notify{token, context_.signature, transfer.what().notification});
+}
+
+Result<void> OutboundLink::on_message(const Message& message) {
+  if (message.kind == Kind::kPing) return {};
+  if (message.kind == Kind::kData) {
+    Result<Data> data = decode<Data>(message.body, "announcement");
+    if (!data) return std::move(data).error();
+    return on_data(data->token);
+  }
+  if (message.kind != Kind::kAnswer) return broken_rules("it sent a message that only initiators send");
+  Result<Answer> answer = decode<Answer>(message.body, "answer");
+  if (!answer) return std::move(answer).error();
+  return on_answer(*answer);
+}
+
+Result<void> OutboundLink::on_data(std::uint64_t token) {
+  const auto found = asked_.find(token);
+  if (found == asked_.end() || found->second.wants != Wants::kPull || std::exchange(found->second.is_touching, true))
+    return broken_rules("it announced what nobody had asked for");
+  Asked& asked = found->second;
+  // The bytes come in any case; what nobody wants any more goes nowhere.
+  if (asked.transfer != nullptr && asked.transfer->is_ended()) asked.transfer = nullptr;
+  if (asked.transfer != nullptr) ++asked.transfer->num_touching;
+  channel(true)->post({token, memory_of(asked.parts), context_.options.packed_bytes_max, asked.transfer == nullptr});
+  return {};
+}
+
+Result<void> OutboundLink::on_answer(const Answer& answer) {
+  const auto found = asked_.find(answer.token);
+  const bool is_ok = answer.code == static_cast<std::int32_t>(ErrorCode::kOk);
+  if (found == asked_.end() || found->second.is_answered ||
+      (found->second.wants == Wants::kPull && (is_ok || found->second.is_touching)))
+    return broken_rules("it answered what nobody had asked for");
+  Asked& asked = found->second;
+  OutTransfer* const transfer = asked.transfer;
+  if (transfer != nullptr && !is_ok) {
+    const bool is_refusal = answer.code == static_cast<std::int32_t>(ErrorCode::kRefused);
+    const std::string why = answer.what.empty() ? "the peer refused" : answer.what;
+    end_transfer(*transfer, is_refusal ? ErrorCode::kRefused : ErrorCode::kInternal, why);
+  } else if (transfer != nullptr && asked.wants == Wants::kHash) {
+    if (answer.checksums.size() != asked.parts.size()) return broken_rules("its checksums are not those asked for");
+    transfer->hashed(asked.parts, answer.checksums);
+  } else if (transfer != nullptr && asked.wants == Wants::kNotify) {
+    transfer->is_notified = true;
+  } else if (transfer != nullptr && !asked.is_touching) {
+    transfer->arrived(asked.parts);
+  }
+  asked.is_answered = true;
+  if (asked.is_touching) return {};  // our side of the push is not through: on_report() goes on
+  if (asked.wants == Wants::kPull || asked.wants == Wants::kPush) --num_pieces_;
+  asked_.erase(found);
+  return {};
+}
+
+void OutboundLink::on_report(bool, Channel::Report& report) {
+  const auto found = asked_.find(report.token);
+  Asked& asked = found->second;
+  if (report.is_started) return ask(report.token, asked);
+  OutTransfer* const transfer = asked.transfer;
+  asked.is_touching = false;
+  if (transfer != nullptr) --transfer->num_touching;
+  if (!report.outcome) {
+    if (transfer != nullptr) end_transfer(*transfer, ErrorCode::kInternal, report.outcome.error().what);
+  } else if (asked.wants == Wants::kPush && !asked.is_answered) {
+    return;
+  } else if (transfer != nullptr) {
+    transfer->arrived(asked.parts);
+  }
+  --num_pieces_;
+  asked_.erase(found);
+}
+
+void OutboundLink::poll_hashes() {
+  for (std::size_t index = 0; index < hashing_.size() && !is_lost();) {
+    Hashing& hashing = hashing_[index];
+    const Result<bool> is_done = hashing.checksums->is_done();
+    if (!is_done) return lose("the device failed: " + is_done.error().what);
+    if (!*is_done) {
+      ++index;
+      continue;
+    }
+    --hashing.transfer->num_touching;
+    if (const Result<std::vector<std::uint64_t>> checksums = hashing.checksums->take()) {
+      hashing.transfer->hashed(hashing.copies, *checksums);
+    } else {
+      end_transfer(*hashing.transfer, ErrorCode::kInternal, checksums.error().what);
+    }
+    hashing_.erase(hashing_.begin() + static_cast<std::ptrdiff_t>(index));
+  }
+}
+
+void OutboundLink::advance_work() {
+  poll_hashes();
+  for (const auto& transfer : transfers_) {
+    while (!is_lost() && transfer->has_piece() && has_room(transfer->what().priority)) post_piece(*transfer);
+    while (!is_lost() && transfer->has_hashable()) post_hash(*transfer);
+    transfer->end_if_corrupt();
+    if (transfer->is_delivered() && !transfer->what().notification.empty() && !transfer->is_notifying)
+      post_notification(*transfer);
+  }
+  if (!is_lost() && has_stuck()) {
+    TimeNs progressed_at = 0;
+    for (const bool is_pull : {true, false}) {
+      if (const Channel* const one = channel(is_pull)) progressed_at = std::max(progressed_at, one->progressed_at());
+    }
+    const bool is_stuck = std::any_of(transfers_.begin(), transfers_.end(), [&](const auto& one) {
+      return one->is_ended() && one->num_touching > 0 &&
+             context_.now - std::max(one->ended_at, progressed_at) >= context_.options.stuck_ns;
+    });
+    if (is_stuck) lose("a cancelled transfer made no progress");
+  }
+  if (is_quiet() && !(asked_.empty() && hashing_.empty())) {
+    hashing_.clear();
+    asked_.clear();
+    num_pieces_ = 0;
+    for (const auto& transfer : transfers_) transfer->num_touching = 0;
+  }
+  std::erase_if(transfers_, [this](const std::unique_ptr<OutTransfer>& transfer) {
+    if (!is_over(*transfer)) return false;
+    complete(*transfer);
+    return true;
+  });
+}
+
+bool OutboundLink::has_stuck() const {
+  return std::any_of(transfers_.begin(), transfers_.end(),
+                     [](const auto& one) { return one->is_ended() && one->num_touching > 0; });
+}
+
+void OutboundLink::end_transfer(OutTransfer& transfer, ErrorCode code, const std::string& why) {
+  if (transfer.is_ended()) return;
+  transfer.end(code, why);
+  transfer.ended_at = context_.now;
+  for (auto it = asked_.begin(); it != asked_.end();) {
+    Asked& asked = it->second;
+    const bool is_withdrawn = asked.transfer == &transfer && asked.wants == Wants::kPush && asked.is_touching &&
+                              channel(false)->withdraw(it->first);
+    if (is_withdrawn) {
+      --transfer.num_touching;
+      --num_pieces_;
+    }
+    it = is_withdrawn ? asked_.erase(it) : std::next(it);
+  }
+}
+
+bool OutboundLink::is_over(const OutTransfer& transfer) const {
+  if (transfer.is_ended()) return transfer.num_touching == 0;
+  return transfer.is_delivered() && (transfer.what().notification.empty() || transfer.is_notified);
+}
+
+void OutboundLink::complete(OutTransfer& transfer) {
+  for (auto& [token, asked] : asked_) {
+    if (asked.transfer == &transfer) asked.transfer = nullptr;
+  }
+  const bool is_corrupt = transfer.code() == ErrorCode::kCorrupt;
+  context_.ledger.complete(transfer.what().id, transfer.code(), transfer.why(),
+                           is_corrupt ? transfer.corrupt() : std::vector<std::uint32_t>{});
+}
+
+}  // namespace kvferry::nccl
