@@ -61,6 +61,14 @@ struct NcclOptions : CommonOptions {
   TimeNs hung_ns = 30 * kSecond;  // so does a communicator without any, although its peer is alive
 };
 
+/// GPU memory of two processes of one host: the peer's is mapped and copied by this side's device. The two device
+/// objects of a connection are of one kind, of the same GPU or of GPUs that reach each other.
+struct GpuIpcOptions : CommonOptions {
+  Device* device = nullptr;                  // whose memory is registered, and which copies; outlives the transport
+  std::uint64_t piece_bytes = 16 << 20;      // of a transfer in one launch
+  std::uint64_t in_flight_bytes = 64 << 20;  // given to the device: cancel() and urgent transfers wait for no more
+};
+
 /// Host memory over UCP. Starts the progress thread.
 /// Errors: kUnavailable: UCX found no usable transport here; kInvalidArgument: an option is zero or negative.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
@@ -71,6 +79,9 @@ Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options)
 
 /// kUnavailable: this build has no CUDA, NCCL can't be loaded (and what to install), or the address can't be bound.
 Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& options);
+
+/// kUnavailable: the device gives no stream.
+Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options);
 
 /// What may carry bytes. kAuto: what is fastest, measured for each peer when it is connected.
 enum class Path : std::uint8_t { kAuto, kShm, kCma, kUcx, kTcp };

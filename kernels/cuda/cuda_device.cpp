@@ -14,6 +14,7 @@
 #include "kernels/cuda/cuda_result.h"
 #include "kernels/cuda/current_device.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/shared_allocations.h"
 #include "transport/base/log.h"
 
 namespace kvferry {
@@ -120,6 +121,19 @@ class CudaDevice final : public Device {
     return {};
   }
 
+  Result<std::string> export_memory(std::span<const std::byte> memory) override {
+    const CurrentDevice current(ordinal_);
+    return shared_.lend(memory);
+  }
+  Result<std::byte*> open_memory(const std::string& exported) override {
+    const CurrentDevice current(ordinal_);
+    return shared_.open(exported);
+  }
+  void close_memory(std::byte* base) override {
+    const CurrentDevice current(ordinal_);
+    shared_.close(base);
+  }
+
   Result<std::unique_ptr<Checksums>> checksums(std::span<const std::span<const std::byte>> ranges,
                                                DeviceStream stream) override {
     const CurrentDevice current(ordinal_);
@@ -181,6 +195,7 @@ class CudaDevice final : public Device {
   const std::string name_;
   const bool flushes_;
   PinnedPool pinned_;
+  SharedAllocations shared_;
   std::mutex mutex_;
   std::deque<std::pair<std::unique_ptr<Event>, PinnedBuffer>> unsent_;  // the oldest first
 };

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "transport/base/check.h"
 #include "transport/base/checksum.h"
+#include "transport/base/wire.h"
 
 namespace kvferry {
 namespace {
@@ -27,6 +29,20 @@ class SimChecksums final : public Device::Checksums {
   std::shared_ptr<Shared> shared_;
   DeviceEvent done_;
 };
+
+/// Where memory is: in its own process, and in the segment that other processes map, if there is one.
+struct SimHandle {
+  std::uint64_t process = 0;
+  std::uint64_t address = 0;
+  std::string segment;
+  std::uint64_t offset = 0;
+  KVFERRY_FIELDS(process, address, segment, offset);
+};
+
+std::uint64_t this_process() {
+  static const std::uint64_t number = (std::uint64_t{std::random_device()()} << 32) | std::random_device()();
+  return number;
+}
 
 }  // namespace
 
@@ -99,7 +115,7 @@ void SimDevice::refuse_after(int granted, int calls) {
 
 std::size_t SimDevice::num_alive() const {
   const std::lock_guard lock(mutex_);
-  std::size_t alive = events_.size() + memory_.size() + pinned_.size();
+  std::size_t alive = events_.size() + memory_.size() + pinned_.size() + opened_.size();
   for (const auto& [handle, stream] : streams_) alive += handle != nullptr && !stream.is_dropped ? 1 : 0;
   return alive;
 }
@@ -238,6 +254,44 @@ Result<void> SimDevice::copy(std::span<const DeviceCopy> copies, DeviceStream st
     });
   }
   return {};
+}
+
+void SimDevice::share(std::span<std::byte> memory, std::string name) {
+  const std::lock_guard lock(mutex_);
+  shared_[memory.data()] = {memory.size(), std::move(name)};
+}
+
+Result<std::string> SimDevice::export_memory(std::span<const std::byte> memory) {
+  const std::lock_guard lock(mutex_);
+  if (Result<void> ok = check(); !ok) return std::move(ok).error();
+  SimHandle handle{this_process(), reinterpret_cast<std::uintptr_t>(memory.data()), "", 0};
+  const auto after = shared_.upper_bound(memory.data());
+  if (after != shared_.begin()) {
+    const auto& [base, segment] = *std::prev(after);
+    handle.offset = static_cast<std::uint64_t>(memory.data() - base);
+    if (handle.offset + memory.size() <= segment.first) handle.segment = segment.second;
+  }
+  return encode(handle);
+}
+
+Result<std::byte*> SimDevice::open_memory(const std::string& exported) {
+  const std::lock_guard lock(mutex_);
+  if (Result<void> ok = check(); !ok) return std::move(ok).error();
+  Result<SimHandle> handle = decode<SimHandle>(exported, "handle");
+  if (!handle) return std::move(handle).error();
+  if (handle->process == this_process()) return reinterpret_cast<std::byte*>(handle->address);
+  if (handle->segment.empty()) return Error{ErrorCode::kUnavailable, "no segment holds this memory"};
+  Result<SharedMemory> segment = SharedMemory::open(handle->segment);
+  if (!segment) return Error{ErrorCode::kUnavailable, segment.error().what};
+  if (handle->offset >= segment->bytes()) return Error{ErrorCode::kUnavailable, "the segment is too short"};
+  std::byte* const base = segment->data() + handle->offset;
+  opened_.emplace(base, std::move(*segment));
+  return base;
+}
+
+void SimDevice::close_memory(std::byte* base) {
+  const std::lock_guard lock(mutex_);
+  opened_.erase(base);  // one's own was never opened
 }
 
 Result<std::unique_ptr<Device::Checksums>> SimDevice::checksums(std::span<const std::span<const std::byte>> ranges,

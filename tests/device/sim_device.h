@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "transport/base/device.h"
+#include "transport/shared_memory.h"
 
 namespace kvferry {
 
@@ -40,7 +41,9 @@ class SimDevice final : public Device {
   void refuse_next(int calls);
   /// So do these after `granted` more were granted.
   void refuse_after(int granted, int calls);
-  /// Streams, events and memory that nobody gave back.
+  /// The memory lies in a SharedMemory of this name from its start on: other processes may open it.
+  void share(std::span<std::byte> memory, std::string name);
+  /// Streams, events and memory that nobody gave back, and what is open of other processes.
   std::size_t num_alive() const;
 
   std::string describe() const override { return "simulated GPU"; }
@@ -57,6 +60,9 @@ class SimDevice final : public Device {
   Result<void> wait(EventHandle event) override;
   Result<void> wait_on(DeviceStream stream, EventHandle event) override;
   Result<void> copy(std::span<const DeviceCopy> copies, DeviceStream stream) override;
+  Result<std::string> export_memory(std::span<const std::byte> memory) override;
+  Result<std::byte*> open_memory(const std::string& exported) override;
+  void close_memory(std::byte* base) override;
   Result<std::unique_ptr<Checksums>> checksums(std::span<const std::span<const std::byte>> ranges,
                                                DeviceStream stream) override;
 
@@ -82,6 +88,8 @@ class SimDevice final : public Device {
   std::map<EventHandle, EventPtr> events_;
   std::map<std::byte*, std::unique_ptr<std::byte[]>> memory_;
   std::set<std::byte*> pinned_;
+  std::map<const std::byte*, std::pair<std::uint64_t, std::string>> shared_;  // its bytes and name
+  std::map<std::byte*, SharedMemory> opened_;
   std::uintptr_t last_handle_ = 0;
   bool is_stopping_ = false;
   std::condition_variable has_work_;

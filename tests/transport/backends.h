@@ -4,6 +4,7 @@
 #include <memory>
 #include <string_view>
 
+#include "tests/transport/on_device.h"
 #include "tests/transport/sim_communicators.h"
 #include "transport/base/check.h"
 #include "transport/make_transport.h"
@@ -12,11 +13,13 @@
 namespace kvferry {
 
 inline std::unique_ptr<Transport> make_backend(std::string_view name, std::uint32_t transfers_max = 1024) {
-  if (name == "ucx_one_sided" || name == "ucx_packed") {
+  if (name == "ucx_one_sided" || name == "ucx_packed" || name == "ucx_device") {
     UcxOptions options;
     options.transfers_max = transfers_max;
     options.packed_bytes_max = name == "ucx_packed" ? ~std::uint64_t{0} : 0;
-    return make_ucx_transport(options).value();
+    std::unique_ptr<Transport> made = make_ucx_transport(options).value();
+    if (name != "ucx_device") return made;
+    return std::make_unique<OnDevice>(std::move(made), process_gpu());
   }
   if (name == "shm" || name == "cma") {
     ShmOptions options;
@@ -36,6 +39,12 @@ inline std::unique_ptr<Transport> make_backend(std::string_view name, std::uint3
     options.transfers_max = transfers_max;
     options.device = &process_gpu();
     return nccl::make_transport_over(make_sim_communicators(process_gpu()), options).value();
+  }
+  if (name == "gpu_ipc_sim") {
+    GpuIpcOptions options;
+    options.transfers_max = transfers_max;
+    options.device = &process_gpu();
+    return std::make_unique<OnDevice>(make_gpu_ipc_transport(options).value(), process_gpu());
   }
   if (name == "auto") {
     TransportOptions options;

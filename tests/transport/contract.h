@@ -18,7 +18,7 @@
 namespace kvferry {
 
 using Fixtures = ::testing::Types<LoopbackFixture, ShmFixture, CmaFixture, TcpFixture, UcxFixture, UcxPackedFixture,
-                                  NcclFixture, AutoFixture>;
+                                  UcxDeviceFixture, GpuIpcFixture, NcclFixture, AutoFixture>;
 struct FixtureNames {
   template <class Backend>
   static std::string GetName(int) {

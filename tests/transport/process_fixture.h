@@ -24,12 +24,14 @@ class ProcessFixture final : public Fixture {
   }
   bool needs_running_remote() const override { return Backend::kNeedsRunningRemote; }
   bool enforces_unregister() const override { return Backend::kEnforcesUnregister; }
+  bool lends_grants() const override { return Backend::kLendsGrants; }
 };
 
 struct TcpBackend {
   static constexpr const char* kName = "tcp";
   static constexpr bool kNeedsRunningRemote = true;
   static constexpr bool kEnforcesUnregister = true;
+  static constexpr bool kLendsGrants = true;
 };
 struct UcxPackedBackend : TcpBackend {
   static constexpr const char* kName = "ucx_packed";
@@ -39,6 +41,11 @@ struct UcxBackend : TcpBackend {
   static constexpr const char* kName = "ucx_one_sided";
   static constexpr bool kEnforcesUnregister = false;
 };
+/// The same with memory of a simulated GPU, which no processor of UCX's touches.
+struct UcxDeviceBackend : UcxBackend {
+  static constexpr const char* kName = "ucx_device";
+  static constexpr bool kLendsGrants = false;
+};
 /// NCCL, simulated on simulated GPUs.
 struct NcclBackend : TcpBackend {
   static constexpr const char* kName = "nccl_sim";
@@ -47,6 +54,12 @@ struct NcclBackend : TcpBackend {
 struct ShmBackend : TcpBackend {
   static constexpr const char* kName = "shm";
   static constexpr bool kNeedsRunningRemote = false;
+};
+/// Simulated GPUs that reach each other's memory.
+struct GpuIpcBackend : ShmBackend {
+  static constexpr const char* kName = "gpu_ipc_sim";
+  static constexpr bool kEnforcesUnregister = false;
+  static constexpr bool kLendsGrants = false;
 };
 struct CmaBackend : ShmBackend {
   static constexpr const char* kName = "cma";
@@ -59,6 +72,8 @@ struct AutoBackend : ShmBackend {
 using TcpFixture = ProcessFixture<TcpBackend>;
 using UcxFixture = ProcessFixture<UcxBackend>;
 using UcxPackedFixture = ProcessFixture<UcxPackedBackend>;
+using UcxDeviceFixture = ProcessFixture<UcxDeviceBackend>;
+using GpuIpcFixture = ProcessFixture<GpuIpcBackend>;
 using NcclFixture = ProcessFixture<NcclBackend>;
 using ShmFixture = ProcessFixture<ShmBackend>;
 using CmaFixture = ProcessFixture<CmaBackend>;

@@ -54,6 +54,8 @@ class Fixture {
   virtual bool needs_running_remote() const { return true; }
   /// A region's owner can keep a peer that still has its descriptor away from the memory.
   virtual bool enforces_unregister() const { return true; }
+  /// Parts of its regions can be lent, and taken back.
+  virtual bool lends_grants() const { return true; }
   /// A stopped peer that owes an answer is given up by itself.
   virtual bool notices_silence() const { return true; }
 };

@@ -66,6 +66,13 @@ class Device {
   /// All copies beside each other, in the stream's order. They must not overlap. `copies` is read before it returns.
   virtual Result<void> copy(std::span<const DeviceCopy> copies, DeviceStream stream) = 0;
 
+  /// Opaque bytes with which other processes of this host can open this memory of the device.
+  virtual Result<std::string> export_memory(std::span<const std::byte> memory);
+  /// Where in this process the bytes lie that some process exported. One's own are where they always were. As often as
+  /// it was opened, close_memory() it again; the device must be through with it by then.
+  virtual Result<std::byte*> open_memory(const std::string& exported);
+  virtual void close_memory(std::byte*) {}
+
   /// chunk_checksum() of each of them, taken in the stream's order. Owns what the device writes to.
   class Checksums {
    public:
@@ -77,6 +84,13 @@ class Device {
   virtual Result<std::unique_ptr<Checksums>> checksums(std::span<const std::span<const std::byte>> ranges,
                                                        DeviceStream stream) = 0;
 };
+
+inline Result<std::string> Device::export_memory(std::span<const std::byte>) {
+  return Error{ErrorCode::kUnavailable, describe() + " can't lend memory to other processes"};
+}
+inline Result<std::byte*> Device::open_memory(const std::string&) {
+  return Error{ErrorCode::kUnavailable, describe() + " can't open memory of other processes"};
+}
 
 /// Owns one event of a device; empty: nothing to wait for.
 class DeviceEvent {

@@ -1,9 +1,13 @@
 // The part of CUDA's runtime that kvferry calls, over the simulated GPU: what is built for CUDA runs without one, with
 // work that is as late and as disordered as streams and events allow. Tests link it in libcudart's place.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <mutex>
 
 #include "tests/gpu/host_cuda/host_cuda.h"
 
@@ -26,10 +30,40 @@ cudaError_t outcome(const kvferry::Result<T>& result) {
   return result ? cudaSuccess : cudaErrorUnknown;
 }
 
+/// What cuMemGetAddressRange() knows.
+struct Allocations {
+  std::mutex mutex;
+  std::map<std::uintptr_t, std::size_t> bytes;
+  std::map<std::uintptr_t, int> num_opened;  // by another process's handle
+};
+Allocations& allocations() {
+  static Allocations all;
+  return all;
+}
+
 cudaError_t allocate(MemoryKind kind, void** memory, std::size_t bytes) {
   const auto made = gpu().allocate(kind, bytes);
-  if (made) *memory = *made;
-  return made ? cudaSuccess : cudaErrorMemoryAllocation;
+  if (!made) return cudaErrorMemoryAllocation;
+  *memory = *made;
+  const std::lock_guard lock(allocations().mutex);
+  allocations().bytes[reinterpret_cast<std::uintptr_t>(*made)] = bytes;
+  return cudaSuccess;
+}
+
+void forget(void* memory) {
+  const std::lock_guard lock(allocations().mutex);
+  allocations().bytes.erase(reinterpret_cast<std::uintptr_t>(memory));
+}
+
+CUresult address_range(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {
+  const std::lock_guard lock(allocations().mutex);
+  const auto after = allocations().bytes.upper_bound(address);
+  if (after == allocations().bytes.begin()) return CUDA_ERROR_NOT_FOUND;
+  const auto found = std::prev(after);
+  if (address >= found->first + found->second) return CUDA_ERROR_NOT_FOUND;
+  *base = found->first;
+  *bytes = found->second;
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -39,6 +73,13 @@ namespace kvferry {
 SimDevice& host_gpu() {
   static SimDevice device(7, SimDevice::Drive::kInBackground);
   return device;
+}
+
+int host_gpu_opened() {
+  const std::lock_guard lock(allocations().mutex);
+  int opened = 0;
+  for (const auto& [base, count] : allocations().num_opened) opened += count;
+  return opened;
 }
 
 }  // namespace kvferry
@@ -64,7 +105,9 @@ cudaError_t cudaMalloc(void** memory, std::size_t bytes) { return allocate(Memor
 cudaError_t cudaMallocHost(void** memory, std::size_t bytes) { return allocate(MemoryKind::kPinned, memory, bytes); }
 cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) { return cudaMallocHost(memory, bytes); }
 cudaError_t cudaFree(void* memory) {
-  if (memory != nullptr) gpu().release(MemoryKind::kDevice, static_cast<std::byte*>(memory));
+  if (memory == nullptr) return cudaSuccess;
+  forget(memory);
+  gpu().release(MemoryKind::kDevice, static_cast<std::byte*>(memory));
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
@@ -78,10 +121,36 @@ cudaError_t cudaHostUnregister(void* memory) {
 cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t) { return cudaMalloc(memory, bytes); }
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
   gpu().enqueue(stream, [memory] {
+    forget(memory);
     std::memset(memory, 0x5a, 1);  // whoever still uses it reads other bytes
     gpu().release_now(static_cast<std::byte*>(memory));
     return true;
   });
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult*) {
+  *found = std::strcmp(name, "cuMemGetAddressRange") == 0 ? reinterpret_cast<void*>(&address_range) : nullptr;
+  return cudaSuccess;
+}
+// Another process's memory is at the address that it has there: there is no other process.
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory) {
+  *handle = {};
+  std::memcpy(handle->reserved, &memory, sizeof(memory));
+  return cudaSuccess;
+}
+cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t handle, unsigned) {
+  std::memcpy(memory, handle.reserved, sizeof(*memory));
+  const std::lock_guard lock(allocations().mutex);
+  ++allocations().num_opened[reinterpret_cast<std::uintptr_t>(*memory)];
+  return cudaSuccess;
+}
+cudaError_t cudaIpcCloseMemHandle(void* memory) {
+  const std::lock_guard lock(allocations().mutex);
+  const auto found = allocations().num_opened.find(reinterpret_cast<std::uintptr_t>(memory));
+  if (found == allocations().num_opened.end()) return cudaErrorInvalidValue;
+  if (--found->second == 0) allocations().num_opened.erase(found);
   return cudaSuccess;
 }
 

@@ -8,4 +8,7 @@ namespace kvferry {
 /// The one GPU of the process.
 SimDevice& host_gpu();
 
+/// How often memory of other processes was opened and not closed again.
+int host_gpu_opened();
+
 }  // namespace kvferry

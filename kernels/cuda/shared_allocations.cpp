@@ -1,0 +1,117 @@
+#include "kernels/cuda/shared_allocations.h"
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <random>
+#include <utility>
+
+#include "kernels/cuda/cuda_result.h"
+#include "transport/base/log.h"
+#include "transport/base/wire.h"
+
+namespace kvferry {
+namespace {
+
+struct Lent {
+  std::uint64_t process = 0;  // whose it is: process ids may come again, and differ between containers
+  std::uint64_t address = 0;  // there
+  std::string handle;         // of the allocation
+  std::uint64_t allocation_bytes = 0;
+  std::uint64_t offset = 0;
+  KVFERRY_FIELDS(process, address, handle, allocation_bytes, offset);
+};
+
+std::uint64_t this_process() {
+  static const std::uint64_t number = (std::uint64_t{std::random_device()()} << 32) | std::random_device()();
+  return number;
+}
+
+struct Allocation {
+  std::uint64_t base = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// Only the driver tells it, which is loaded by now.
+Result<Allocation> allocation_of(const std::byte* memory) {
+  constexpr unsigned kSince = 3020;
+  using AddressRange = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult state = cudaDriverEntryPointSymbolNotFound;
+  if (Result<void> ok = cuda_result(
+          cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, kSince, cudaEnableDefault, &state),
+          "looking for cuMemGetAddressRange");
+      !ok)
+    return std::move(ok).error();
+  if (found == nullptr) return Error{ErrorCode::kUnavailable, "the driver has no cuMemGetAddressRange"};
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  const CUresult code = reinterpret_cast<AddressRange>(found)(&base, &bytes, reinterpret_cast<std::uintptr_t>(memory));
+  if (code != CUDA_SUCCESS)
+    return Error{ErrorCode::kUnavailable, fmt::format("{} is no memory of a GPU ({})", fmt::ptr(memory), int{code})};
+  return Allocation{base, bytes};
+}
+
+}  // namespace
+
+Result<std::string> SharedAllocations::lend(std::span<const std::byte> memory) const {
+  const Result<Allocation> allocation = allocation_of(memory.data());
+  if (!allocation) return allocation.error();
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  const std::uint64_t offset = address - allocation->base;
+  if (offset + memory.size() > allocation->bytes)
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("{} bytes at {} are not within one allocation", memory.size(), fmt::ptr(memory.data()))};
+  cudaIpcMemHandle_t handle;
+  if (Result<void> ok = cuda_result(cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(allocation->base)),
+                                    "a handle of GPU memory for other processes");
+      !ok)
+    return std::move(ok).error();
+  return encode(
+      Lent{this_process(), address, std::string(handle.reserved, sizeof(handle.reserved)), allocation->bytes, offset});
+}
+
+Result<std::byte*> SharedAllocations::open(const std::string& lent) {
+  Result<Lent> parsed = decode<Lent>(lent, "handle of GPU memory");
+  if (!parsed) return std::move(parsed).error();
+  if (parsed->process == this_process()) return reinterpret_cast<std::byte*>(parsed->address);
+  cudaIpcMemHandle_t handle;
+  if (parsed->handle.size() != sizeof(handle.reserved) || parsed->offset >= parsed->allocation_bytes)
+    return Error{ErrorCode::kCorrupt, "malformed handle of GPU memory"};
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(opened_.begin(), opened_.end(),
+                                  [&](const auto& entry) { return entry.second.handle == parsed->handle; });
+  if (found != opened_.end()) {
+    ++found->second.num_users;
+    return found->first + parsed->offset;
+  }
+  std::memcpy(handle.reserved, parsed->handle.data(), sizeof(handle.reserved));
+  void* base = nullptr;
+  if (Result<void> ok = cuda_result(cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess),
+                                    "opening another process's GPU memory");
+      !ok)
+    return std::move(ok).error();
+  auto& opened = opened_[static_cast<std::byte*>(base)];
+  if (opened.num_users > 0) cudaIpcCloseMemHandle(base);  // CUDA counts too, and here it is counted once
+  ++opened.num_users;
+  opened.handle = std::move(parsed->handle);
+  opened.bytes = parsed->allocation_bytes;
+  return static_cast<std::byte*>(base) + parsed->offset;
+}
+
+void SharedAllocations::close(std::byte* memory) {
+  const std::lock_guard lock(mutex_);
+  auto found = opened_.upper_bound(memory);
+  if (found == opened_.begin()) return;  // this process's own
+  found = std::prev(found);
+  if (memory >= found->first + found->second.bytes || --found->second.num_users > 0) return;
+  if (const Result<void> ok = cuda_result(cudaIpcCloseMemHandle(found->first), "closing another process's GPU memory");
+      !ok)
+    log().error("GPU: {}", ok.error().what);
+  opened_.erase(found);
+}
+
+}  // namespace kvferry

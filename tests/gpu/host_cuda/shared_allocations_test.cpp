@@ -1,0 +1,47 @@
+// How handles of other processes are opened and counted, where the test can be that process and count as well.
+#include "kernels/cuda/shared_allocations.h"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include "tests/gpu/host_cuda/host_cuda.h"
+
+namespace kvferry {
+namespace {
+
+/// The same from another process: after the array's header and a type comes the number of whoever lent it.
+std::string from_elsewhere(std::string lent) {
+  lent[4] = static_cast<char>(lent[4] ^ 1);
+  return lent;
+}
+
+TEST(SharedAllocations, OneIsOpenedOnceAndClosedWithItsLastRegion) {
+  std::byte* const memory = host_gpu().allocate(MemoryKind::kDevice, 64).value();  // not CUDA's
+  SharedAllocations shared;
+  EXPECT_EQ(shared.lend({memory, 64}).error().code, ErrorCode::kUnavailable);
+  host_gpu().release(MemoryKind::kDevice, memory);
+
+  void* allocated = nullptr;
+  ASSERT_EQ(cudaMalloc(&allocated, 1000), cudaSuccess);
+  std::byte* const base = static_cast<std::byte*>(allocated);
+  const std::string whole = shared.lend({base, 1000}).value(), part = shared.lend({base + 500, 100}).value();
+  EXPECT_EQ(shared.open(part).value(), base + 500);
+  EXPECT_EQ(host_gpu_opened(), 0) << "a process's own needs no opening";
+  shared.close(base + 500);
+
+  EXPECT_EQ(shared.open(from_elsewhere(whole)).value(), base);
+  EXPECT_EQ(shared.open(from_elsewhere(part)).value(), base + 500);
+  EXPECT_EQ(shared.open(from_elsewhere(part)).value(), base + 500);
+  EXPECT_EQ(host_gpu_opened(), 1);
+  shared.close(base + 500);
+  shared.close(base);
+  EXPECT_EQ(host_gpu_opened(), 1);
+  shared.close(base + 500);
+  EXPECT_EQ(host_gpu_opened(), 0);
+  shared.close(base);  // as if it were one's own
+  EXPECT_EQ(host_gpu_opened(), 0);
+  cudaFree(allocated);
+}
+
+}  // namespace
+}  // namespace kvferry

@@ -1,0 +1,226 @@
+// What the mapped GPU memory backend does beyond the contract: refusing devices, peers that die, what it opens.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "tests/transport/process_fixture.h"
+#include "transport/base/checksum.h"
+#include "transport/region_descriptor.h"
+
+namespace kvferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t kBytes = std::uint64_t{4} << 20;
+
+/// A GPU of the test's own, its memory and the transport that reaches it.
+struct Side {
+  explicit Side(std::uint32_t seed, SimDevice::Drive drive = SimDevice::Drive::kInBackground) : device(seed, drive) {
+    options.device = &device;
+    memory = {device.allocate(MemoryKind::kDevice, kBytes).value(), kBytes};
+    fill(memory, seed);
+    transport = make_gpu_ipc_transport(options).value();
+    region = transport->register_region({.base = memory.data(), .bytes = kBytes, .device = &device}).value();
+  }
+  ~Side() {
+    transport.reset();
+    device.run_all();
+    device.release(MemoryKind::kDevice, memory.data());
+    EXPECT_EQ(device.num_alive(), 0U) << "streams, events or memory were left behind, or mappings are open";
+  }
+  PagedTransfer with(const std::string& there, PeerId peer, Direction direction, std::vector<CopyRange> ranges) const {
+    return {peer, direction, region, there, std::move(ranges), ""};
+  }
+  Completion next() {
+    const std::vector<Completion> completions = wait_completions(*transport, 1);
+    EXPECT_EQ(completions.size(), 1U) << "no completion in time";
+    return completions.empty() ? Completion{} : completions[0];
+  }
+  bool completes_within(std::chrono::milliseconds patience) const {
+    return is_readable(transport->event_fd(), patience);
+  }
+
+  SimDevice device;
+  GpuIpcOptions options;
+  std::span<std::byte> memory;
+  std::unique_ptr<Transport> transport;
+  RegionId region;
+};
+
+constexpr auto kByHand = SimDevice::Drive::kByHand;
+constexpr auto kQuiet = std::chrono::milliseconds(50);
+
+TEST(GpuIpcTransport, OpensARegionOnceAndClosesItWithItsPeer) {
+  Side side(1);
+  const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+  const auto other = make_remote_process("gpu_ipc_sim", kBytes);
+  const PeerId peer = side.transport->connect(remote->address()).value();
+  const PeerId other_peer = side.transport->connect(other->address()).value();
+  const std::size_t before = side.device.num_alive();
+  for (int round = 0; round < 5; ++round) {
+    for (const Direction direction : {Direction::kPull, Direction::kPush}) {
+      ASSERT_TRUE(side.transport->submit(side.with(remote->region(), peer, direction, {{0, 0, 5000}})));
+      EXPECT_EQ(side.next().code, ErrorCode::kOk);
+      EXPECT_EQ(std::memcmp(side.memory.data(), remote->memory().data(), 5000), 0);
+      EXPECT_EQ(side.device.num_alive(), before + 1) << "one mapping, and no event";
+    }
+  }
+  ASSERT_TRUE(side.transport->submit(side.with(other->region(), other_peer, Direction::kPull, {{0, 0, 10}})));
+  EXPECT_EQ(side.next().code, ErrorCode::kOk);
+  EXPECT_EQ(side.device.num_alive(), before + 2);
+  const auto expect_open = [&](std::size_t open) {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (side.device.num_alive() != before + open && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(side.device.num_alive(), before + open);
+  };
+  side.transport->disconnect(peer);
+  expect_open(1);
+  other->kill();  // noticed without any transfer
+  expect_open(0);
+}
+
+TEST(GpuIpcTransport, APeerThatDiesInMidCopyIsLostOnceTheDeviceIsThrough) {
+  Side side(1, kByHand);
+  for (const bool is_fed : {false, true}) {
+    const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+    const PeerId peer = side.transport->connect(remote->address()).value();
+    PagedTransfer transfer = side.with(remote->region(), peer, Direction::kPull, {{0, 0, 1000}, {5000, 7000, 1000}});
+    transfer.is_fed = is_fed;
+    const TransferId id = side.transport->submit(transfer).value();
+    while (side.device.num_alive() < 4) std::this_thread::yield();  // memory, stream, mapping, and the copies' event
+    remote->kill();
+    EXPECT_FALSE(side.completes_within(kQuiet)) << "the device still works with its memory";
+    side.device.run_all();
+    const Completion completion = side.next();
+    EXPECT_EQ(completion.id, id);
+    EXPECT_EQ(completion.code, ErrorCode::kPeerLost);
+    EXPECT_EQ(std::memcmp(side.memory.data(), remote->memory().data(), 1000), 0) << "the mapping outlives its owner";
+  }
+}
+
+TEST(GpuIpcTransport, CancelDisconnectAndShutdownWaitForTheDeviceAndNoLonger) {
+  const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+  using End = std::function<void(Transport&, TransferId, PeerId)>;
+  const std::pair<ErrorCode, End> ends[] = {
+      {ErrorCode::kCancelled, [](Transport& transport, TransferId id, PeerId) { transport.cancel(id); }},
+      {ErrorCode::kPeerLost, [](Transport& transport, TransferId, PeerId peer) { transport.disconnect(peer); }},
+      {ErrorCode::kCancelled, [](Transport& transport, TransferId, PeerId) { transport.shutdown(); }}};
+  for (const auto& [code, end] : ends) {
+    Side side(1, kByHand);
+    side.options.piece_bytes = side.options.in_flight_bytes = 1 << 20;
+    side.transport = make_gpu_ipc_transport(side.options).value();
+    side.region =
+        side.transport->register_region({.base = side.memory.data(), .bytes = kBytes, .device = &side.device}).value();
+    const PeerId peer = side.transport->connect(remote->address()).value();
+    fill(remote->memory(), 5);
+    const TransferId id =
+        side.transport->submit(side.with(remote->region(), peer, Direction::kPush, {{0, 0, kBytes}})).value();
+    while (side.device.num_alive() < 4) std::this_thread::yield();
+    std::thread ender([&side, &end, id, peer] { end(*side.transport, id, peer); });
+    EXPECT_FALSE(side.completes_within(kQuiet)) << "the device still works with its memory";
+    side.device.run_all();
+    EXPECT_EQ(side.next().code, code);
+    ender.join();
+    EXPECT_EQ(std::memcmp(side.memory.data(), remote->memory().data(), 1 << 20), 0);
+    EXPECT_NE(side.memory[kBytes - 1], remote->memory()[kBytes - 1]) << "only a piece went";
+  }
+}
+
+/// Whatever call is refused, transfers end with an error, nothing is left behind (see ~Side) and the next one works.
+TEST(GpuIpcTransport, ARefusalOfTheDeviceEndsTheTransferWithItsReason) {
+  const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+  int num_failed = 0;
+  for (int refusals = 1; refusals <= 6; ++refusals) {
+    for (const bool is_open : {false, true}) {
+      Side side(1);
+      const PeerId peer = side.transport->connect(remote->address()).value();
+      PagedTransfer transfer = side.with(remote->region(), peer, Direction::kPull, {{0, 0, 1000}, {5000, 7000, 1000}});
+      transfer.checksums = {1, 2};
+      if (is_open) {
+        ASSERT_TRUE(side.transport->submit(transfer));
+        EXPECT_EQ(side.next().code, ErrorCode::kCorrupt);
+      }
+      side.device.refuse_next(refusals);
+      ASSERT_TRUE(side.transport->submit(transfer));
+      const Completion completion = side.next();
+      EXPECT_EQ(completion.code, ErrorCode::kInternal);
+      EXPECT_THAT(completion.what, HasSubstr("the simulated GPU refuses"));
+      num_failed += completion.code == ErrorCode::kInternal ? 1 : 0;
+      side.device.refuse_next(0);
+      transfer.checksums = {chunk_checksum(remote->memory().subspan(0, 1000)),
+                            chunk_checksum(remote->memory().subspan(7000, 1000))};
+      ASSERT_TRUE(side.transport->submit(transfer));
+      EXPECT_EQ(side.next().code, ErrorCode::kOk);
+    }
+  }
+  EXPECT_EQ(num_failed, 12);
+}
+
+TEST(GpuIpcTransport, ADeviceThatIsDeadHoldsNobodyUp) {
+  Side side(1, kByHand);
+  const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+  const PeerId peer = side.transport->connect(remote->address()).value();
+  ASSERT_TRUE(side.transport->submit(side.with(remote->region(), peer, Direction::kPull, {{0, 0, 1000}})));
+  while (side.device.num_alive() < 4) std::this_thread::yield();
+  side.device.refuse_next(1 << 30);
+  const Completion completion = side.next();
+  EXPECT_EQ(completion.code, ErrorCode::kInternal);
+  EXPECT_THAT(completion.what, HasSubstr("the simulated GPU refuses"));
+  side.device.refuse_next(0);
+  side.transport->disconnect(peer);
+  std::this_thread::sleep_for(kQuiet);
+  side.device.run_all();  // it was not dead after all, and what it copies from is still open
+}
+
+TEST(GpuIpcTransport, OnlyMemoryOfItsDeviceIsTaken) {
+  Side side(1);
+  SimDevice other(2);
+  std::vector<std::byte> host(100);
+  const auto refused = side.transport->register_region(host.data(), host.size());
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kUnavailable);
+  EXPECT_THAT(refused.error().what, HasSubstr("GPU memory only"));
+  const auto code_for = [&](Device& device) {
+    return side.transport->register_region({.base = host.data(), .bytes = host.size(), .device = &device}).error().code;
+  };
+  EXPECT_EQ(code_for(other), ErrorCode::kUnavailable);
+  side.device.refuse_next(1);
+  EXPECT_EQ(code_for(side.device), ErrorCode::kUnavailable);
+  side.device.refuse_next(1);
+  EXPECT_EQ(make_gpu_ipc_transport(side.options).error().code, ErrorCode::kUnavailable) << "no stream";
+}
+
+TEST(GpuIpcTransport, MemoryThatCanNotBeOpenedIsAnErrorOfItsTransfers) {
+  Side side(1);
+  const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+  const PeerId peer = side.transport->connect(remote->address()).value();
+  RegionDescriptor descriptor = decode<RegionDescriptor>(remote->region(), "descriptor").value();
+  descriptor.rkey = "garbage";
+  ASSERT_TRUE(side.transport->submit(side.with(encode(descriptor), peer, Direction::kPull, {{0, 0, 100}})));
+  EXPECT_EQ(side.next().code, ErrorCode::kInternal);
+  ASSERT_TRUE(side.transport->submit(side.with(remote->region(), peer, Direction::kPull, {{0, 0, 100}})));
+  EXPECT_EQ(side.next().code, ErrorCode::kOk);
+}
+
+TEST(GpuIpcTransport, BadOptionsAreNamed) {
+  SimDevice device(1);
+  const auto what_for = [&](auto change) {
+    GpuIpcOptions options;
+    options.device = &device;
+    change(options);
+    const auto made = make_gpu_ipc_transport(options);
+    return made ? "" : made.error().what;
+  };
+  EXPECT_EQ(what_for([](GpuIpcOptions&) {}), "");
+  EXPECT_THAT(what_for([](GpuIpcOptions& one) { one.device = nullptr; }), HasSubstr("device"));
+  EXPECT_THAT(what_for([](GpuIpcOptions& one) { one.piece_bytes = 0; }), HasSubstr("piece_bytes"));
+  EXPECT_THAT(what_for([](GpuIpcOptions& one) { one.silence_ns = 0; }), HasSubstr("silence_ns"));
+}
+
+}  // namespace
+}  // namespace kvferry

@@ -1,0 +1,35 @@
+// Where a peer's memory lies in this process. Private to this folder.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "transport/base/device.h"
+
+namespace kvferry::gpu_ipc {
+
+/// Opened once for each region of a peer, which takes milliseconds, and closed with the last transfer that uses them.
+class Mappings {
+ public:
+  explicit Mappings(Device& device) : device_(device) {}
+  ~Mappings() {
+    for (const auto& [handle, base] : opened_) device_.close_memory(base);
+  }
+  Mappings(const Mappings&) = delete;
+  Mappings& operator=(const Mappings&) = delete;
+
+  Result<std::byte*> open(const std::string& handle) {
+    if (const auto found = opened_.find(handle); found != opened_.end()) return found->second;
+    Result<std::byte*> base = device_.open_memory(handle);
+    if (base) opened_.emplace(handle, *base);
+    return base;
+  }
+
+ private:
+  Device& device_;
+  std::map<std::string, std::byte*> opened_;  // by what export_memory() gave
+};
+
+}  // namespace kvferry::gpu_ipc
