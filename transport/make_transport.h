@@ -84,7 +84,7 @@ Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& option
 Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options);
 
 /// What may carry bytes. kAuto: what is fastest, measured for each peer when it is connected.
-enum class Path : std::uint8_t { kAuto, kShm, kCma, kUcx, kTcp };
+enum class Path : std::uint8_t { kAuto, kShm, kCma, kUcx, kTcp, kNccl, kGpuIpc };
 /// kInvalidArgument: names the ones that are allowed.
 Result<Path> parse_path(std::string_view name);
 std::string_view name_of(Path path);

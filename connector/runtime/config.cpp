@@ -95,7 +95,7 @@ const Key kKeys[] = {
      [](ConnectorConfig& c, const Json& v) { return boolean(v, c.save_decode_cache); }},
     {"save_unfull_chunk", "true or false",
      [](ConnectorConfig& c, const Json& v) { return boolean(v, c.save_unfull_chunk); }},
-    {"path", "\"auto\", \"shm\", \"cma\", \"ucx\" or \"tcp\"",
+    {"path", "\"auto\", \"shm\", \"cma\", \"ucx\", \"tcp\", \"nccl\" or \"gpu_ipc\"",
      [](ConnectorConfig& c, const Json& v) { return text(v, c.path) && parse_path(c.path); }},
     {"load_timeout_ms", "an integer from 1 to 600000",
      [](ConnectorConfig& c, const Json& v) {

@@ -11,7 +11,6 @@
 #include "tests/transport/transport_fixture.h"
 #include "transport/base/checksum.h"
 #include "transport/nccl/control_plane.h"
-#include "transport/nccl/nccl_library.h"
 #include "transport/nccl/nccl_transport.h"
 
 namespace kvferry {
@@ -317,24 +316,6 @@ TEST(NcclTransport, BadOptionsAreNamed) {
   EXPECT_THAT(what_for([](NcclOptions& one) { one.piece_bytes = nccl::kPieceBytesMax + 1; }), HasSubstr("piece_bytes"));
   EXPECT_THAT(what_for([](NcclOptions& one) { one.pieces_per_peer_max = 0; }), HasSubstr("pieces_per_peer_max"));
   EXPECT_THAT(what_for([](NcclOptions& one) { one.hung_ns = 0; }), HasSubstr("hung_ns"));
-}
-
-TEST(NcclLibrary, SaysWhatToInstallWhereItIsMissing) {
-  for (const char* const path : {"/nowhere/libnccl.so.2", "libc.so.6"}) {
-    const Result<std::string> found = nccl::find_nccl(path);
-    ASSERT_FALSE(found);
-    EXPECT_EQ(found.error().code, ErrorCode::kUnavailable);
-    EXPECT_THAT(found.error().what, HasSubstr("nvidia-nccl-cu13"));
-  }
-}
-
-TEST(NcclLibrary, TellsItsVersionWithoutAGpu) {
-  const Result<std::string> found = nccl::find_nccl("");
-  if (!found) GTEST_SKIP() << found.error().what;
-  EXPECT_THAT(*found, HasSubstr("NCCL 2."));
-  SimDevice device(1);
-  EXPECT_EQ(nccl::open_nccl("", device).error().code, ErrorCode::kUnavailable) << "it is no GPU of CUDA's";
-  EXPECT_EQ(device.num_alive(), 0U);
 }
 
 }  // namespace

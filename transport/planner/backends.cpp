@@ -11,7 +11,8 @@ namespace kvferry {
 namespace {
 
 constexpr std::pair<Path, std::string_view> kPaths[] = {
-    {Path::kAuto, "auto"}, {Path::kShm, "shm"}, {Path::kCma, "cma"}, {Path::kUcx, "ucx"}, {Path::kTcp, "tcp"}};
+    {Path::kAuto, "auto"}, {Path::kShm, "shm"},   {Path::kCma, "cma"},       {Path::kUcx, "ucx"},
+    {Path::kTcp, "tcp"},   {Path::kNccl, "nccl"}, {Path::kGpuIpc, "gpu_ipc"}};
 
 }  // namespace
 
@@ -19,7 +20,8 @@ Result<Path> parse_path(std::string_view name) {
   for (const auto& [path, path_name] : kPaths) {
     if (path_name == name) return path;
   }
-  return Error{ErrorCode::kInvalidArgument, fmt::format("unknown path '{}'; allowed: auto, shm, cma, ucx, tcp", name)};
+  return Error{ErrorCode::kInvalidArgument,
+               fmt::format("unknown path '{}'; allowed: auto, shm, cma, ucx, tcp, nccl, gpu_ipc", name)};
 }
 
 std::string_view name_of(Path path) {
@@ -65,11 +67,25 @@ Result<std::vector<Backend>> make_backends(const TransportOptions& options) {
     static_cast<CommonOptions&>(tcp) = options.common;
     wanted.emplace_back("tcp", [tcp] { return make_tcp_transport(tcp); });
   }
+  const bool has_gpu = options.device != nullptr;
+  if (path == Path::kGpuIpc || (is_auto && has_gpu)) {
+    GpuIpcOptions gpu_ipc;
+    static_cast<CommonOptions&>(gpu_ipc) = options.common;
+    gpu_ipc.device = options.device;
+    wanted.emplace_back("gpu_ipc", [gpu_ipc] { return make_gpu_ipc_transport(gpu_ipc); });
+  }
+  if (path == Path::kNccl || (is_auto && has_gpu)) {
+    NcclOptions nccl;
+    static_cast<CommonOptions&>(nccl) = options.common;
+    nccl.device = options.device;
+    nccl.control.listen_host = options.tcp.listen_host;
+    wanted.emplace_back("nccl", [nccl] { return make_nccl_transport(nccl); });
+  }
   std::vector<Backend> backends;
   for (const auto& [name, make] : wanted) {
     Result<std::unique_ptr<Transport>> made = make();
     if (made) {
-      backends.push_back({name, std::move(*made)});
+      backends.push_back({name, std::move(*made), name != "gpu_ipc"});
     } else if (is_auto && made.error().code == ErrorCode::kUnavailable) {
       log().warn("transport: {} is left out: {}", name, made.error().what);
     } else {

@@ -10,8 +10,9 @@
 namespace kvferry::planner {
 
 struct Backend {
-  std::string_view name;  // "shm", "tcp" or "ucx"; one backend carries both paths of one host
+  std::string_view name;  // a path's, or "shm" for both paths of one host
   std::unique_ptr<Transport> transport;
+  bool moves_host_memory = true;
 };
 
 /// Those that options.path allows, the one first that is tried first.

@@ -1,6 +1,7 @@
 // The planner: a transport made of transports, that sends each transfer the way which is fastest to its peer.
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -70,8 +71,9 @@ class PlannedTransport final : public Transport {
     }
     for (const MemoryRegion& probe : probes) {
       const Result<RegionId> id = register_region(probe);
-      if (!id && probe.device != nullptr && id.error().code == ErrorCode::kUnavailable) {
-        log().warn("transport: memory of {} stays on this side: {}", probe.device->describe(), id.error().what);
+      if (!id && id.error().code == ErrorCode::kUnavailable) {
+        log().warn("transport: {} stays on this side: {}",
+                   probe.device != nullptr ? "memory of " + probe.device->describe() : "host memory", id.error().what);
         continue;
       }
       if (!id) return id.error();
@@ -130,8 +132,9 @@ class PlannedTransport final : public Transport {
       connected_.erase(known);
     }
     peer.address = bytes;
-    peer.routes.fill(index_of(reached.front()));
-    peer.routes[static_cast<std::size_t>(MemoryClass::kDevice)] = device_route(*address, reached);
+    for (std::vector<std::size_t>& routes : peer.routes) {
+      for (const std::string& name : reached) routes.push_back(index_of(name));
+    }
     peer.measured = "not measured yet";
     const PeerId id{++num_peers_made_};
     peers_.emplace(id, std::move(peer));
@@ -166,18 +169,21 @@ class PlannedTransport final : public Transport {
       const std::optional<planner::RegionBook::Found> region = regions_.find(transfer.local);
       if (!region) return planner::unknown("region", transfer.local);
       const MemoryClass kind = region->kind == MemoryClass::kDevice ? region->kind : remote->memory_class();
-      const std::optional<std::size_t> chosen = peer->second.routes[static_cast<std::size_t>(kind)];
-      if (!chosen || !region->ids[*chosen])
-        return Error{ErrorCode::kUnavailable, fmt::format("no path to peer {} moves GPU memory", transfer.peer)};
+      const std::vector<std::size_t>& routes = peer->second.routes[static_cast<std::size_t>(kind)];
+      const auto reaches_both = [&](std::size_t index) {
+        return region->ids[index] && planner::find_part(remote->parts, backends_[index].name) != nullptr;
+      };
+      const auto chosen = std::find_if(routes.begin(), routes.end(), reaches_both);
+      if (chosen == routes.end())
+        return Error{ErrorCode::kInvalidArgument,
+                     fmt::format("no path to peer {} reaches memory like that of region {} "
+                                 "on this side and the region on that side",
+                                 transfer.peer, transfer.local)};
       route = *chosen;
       transfer.peer = *peer->second.ids[route];
       transfer.local = *region->ids[route];
     }
-    const std::string* part = planner::find_part(remote->parts, backends_[route].name);
-    if (part == nullptr)
-      return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("the remote region can't be reached over {}", backends_[route].name)};
-    transfer.remote_region = *part;
+    transfer.remote_region = *planner::find_part(remote->parts, backends_[route].name);
     busiest_.store(route, std::memory_order_relaxed);
     const Result<TransferId> inner = backends_[route].transport->submit(std::move(transfer));
     if (!inner) return inner;
@@ -238,8 +244,8 @@ class PlannedTransport final : public Transport {
   struct Peer {
     std::vector<std::optional<PeerId>> ids;  // one a backend; none: it doesn't reach the peer
     std::string address;
-    std::array<std::optional<std::size_t>, kMemoryClasses> routes;  // index of the backend
-    std::string measured;                                           // for people
+    std::array<std::vector<std::size_t>, kMemoryClasses> routes;  // indexes of backends, the best first
+    std::string measured;                                         // for people
   };
 
   static Result<std::string> encoded(Result<planner::RegionParts> parts) {
@@ -252,20 +258,6 @@ class PlannedTransport final : public Transport {
   }
   TransferId inner_id(TransferId outer) const { return TransferId{outer.value / backends_.size()}; }
   Transport& route_of(TransferId outer) const { return *backends_[outer.value % backends_.size()].transport; }
-  /// The first that carries memory of GPUs on both sides, until it is measured which is the fastest. One side may have
-  /// none: then whatever this side's GPU, or the peer's, is reached by.
-  std::optional<std::size_t> device_route(const planner::Address& peer, const std::vector<std::string>& reached) const {
-    const planner::RegionParts* const here = planner::find_probe(address_, MemoryClass::kDevice);
-    const planner::RegionParts* const there = planner::find_probe(peer, MemoryClass::kDevice);
-    if (here == nullptr && there == nullptr) return std::nullopt;
-    for (const std::string& backend : reached) {
-      const auto carries = [&](const planner::RegionParts* probe) {
-        return probe == nullptr || planner::find_part(probe->parts, backend) != nullptr;
-      };
-      if (carries(here) && carries(there)) return index_of(backend);
-    }
-    return std::nullopt;
-  }
   std::size_t index_of(std::string_view name) const {
     std::size_t index = 0;
     while (index < backends_.size() && backends_[index].name != name) ++index;
@@ -284,9 +276,16 @@ class PlannedTransport final : public Transport {
       peer->second.measured += fmt::format("; GPU memory by {}", Measurements::describe(on_device));
     log().info("transport: peer {}, the first is used: {}", id, peer->second.measured);
   }
-  void choose(const std::vector<planner::Measured>& measured, std::optional<std::size_t>& route) const {
-    if (measured.empty() || measured.front().gb_per_s == 0) return;
-    route = index_of(measured.front().path == Path::kCma ? "shm" : name_of(measured.front().path));
+  /// The fastest first; those that don't work or weren't measured stay behind them, for memory that only they reach.
+  void choose(const std::vector<planner::Measured>& measured, std::vector<std::size_t>& routes) const {
+    std::vector<std::size_t> chosen;
+    for (const planner::Measured& one : measured) {
+      if (one.gb_per_s > 0) chosen.push_back(index_of(one.path == Path::kCma ? "shm" : name_of(one.path)));
+    }
+    for (const std::size_t index : routes) {
+      if (std::find(chosen.begin(), chosen.end(), index) == chosen.end()) chosen.push_back(index);
+    }
+    routes = std::move(chosen);
   }
 
   const TransportOptions options_;

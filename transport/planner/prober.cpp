@@ -63,16 +63,15 @@ void Prober::thread_main() {
 Measurements Prober::measure(const Job& job) const {
   Measurements found;
   for (const std::string& backend : job.backends) {
-    const bool is_host = backend == "shm";
-    if (!is_host || options_.path != Path::kCma)
-      found.of(MemoryClass::kShared)
-          .push_back(measure(is_host ? Path::kShm : path_of(backend), job, MemoryClass::kShared));
-    if (!is_host || options_.path != Path::kShm)
-      found.of(MemoryClass::kOther)
-          .push_back(measure(is_host ? Path::kCma : path_of(backend), job, MemoryClass::kOther));
-    const RegionParts* on_device = find_probe(job.address, MemoryClass::kDevice);
-    if (options_.device != nullptr && on_device != nullptr && find_part(on_device->parts, backend) != nullptr)
-      found.of(MemoryClass::kDevice).push_back(measure(path_of(backend), job, MemoryClass::kDevice));
+    for (const RegionParts& probe : job.address.probes) {
+      const MemoryClass kind = probe.memory_class();
+      if (find_part(probe.parts, backend) == nullptr) continue;  // it doesn't reach memory of this class
+      if (kind == MemoryClass::kDevice && options_.device == nullptr) continue;
+      Path path = kind == MemoryClass::kShared ? Path::kShm : Path::kCma;  // of the backend that has both
+      if (backend == "shm" && options_.path != Path::kAuto && options_.path != path) continue;
+      if (backend != "shm") path = path_of(backend);
+      found.of(kind).push_back(measure(path, job, kind));
+    }
   }
   if (options_.path == Path::kCma) found.of(MemoryClass::kShared) = found.of(MemoryClass::kOther);
   for (std::vector<Measured>& list : found.by_class)

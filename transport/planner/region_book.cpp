@@ -12,6 +12,10 @@ Result<RegionId> RegionBook::register_region(const MemoryRegion& memory) {
   std::string problems;
   bool is_reached = false;
   for (const Backend& backend : backends_) {
+    if (region.kind != MemoryClass::kDevice && !backend.moves_host_memory) {
+      region.ids.emplace_back();
+      continue;
+    }
     Result<RegionId> id = backend.transport->register_region(memory);
     if (id) {
       region.ids.emplace_back(*id);
@@ -81,14 +85,17 @@ Result<GrantId> RegionBook::grant(RegionId id, std::uint64_t offset, std::uint64
   bool is_given = false;
   for (std::size_t index = 0; index < backends_.size(); ++index) {
     const std::optional<RegionId> inner = region->second.ids[index];
-    Result<GrantId> given = inner ? backends_[index].transport->grant(*inner, offset, bytes)
-                                  : Error{ErrorCode::kUnavailable, "it can't reach the region"};
+    if (!inner) {
+      grant.ids.emplace_back();
+      continue;
+    }
+    Result<GrantId> given = backends_[index].transport->grant(*inner, offset, bytes);
     if (given) {
       grant.ids.emplace_back(*given);
       is_given = true;
     } else if (grant.kind == MemoryClass::kDevice && given.error().code == ErrorCode::kUnavailable) {
       grant.ids.emplace_back();
-      if (inner) refusal = std::move(given).error();
+      refusal = std::move(given).error();
     } else {
       for (std::size_t before = 0; before < index; ++before) {
         if (grant.ids[before]) static_cast<void>(backends_[before].transport->revoke(*grant.ids[before]));

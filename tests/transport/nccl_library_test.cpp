@@ -1,0 +1,39 @@
+// NCCL's library, as far as it can be used without a GPU. Built with the transports' tests and, where the build has
+// NCCL's header, with the GPU's.
+#include "transport/nccl/nccl_library.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/device/sim_device.h"
+
+#ifndef KVFERRY_TEST_NCCL
+#define KVFERRY_TEST_NCCL ""  // where the loader finds it
+#endif
+
+namespace kvferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(NcclLibrary, SaysWhatToInstallWhereItIsMissing) {
+  for (const char* const path : {"/nowhere/libnccl.so.2", "libc.so.6"}) {
+    const Result<std::string> found = nccl::find_nccl(path);
+    ASSERT_FALSE(found);
+    EXPECT_EQ(found.error().code, ErrorCode::kUnavailable);
+    EXPECT_THAT(found.error().what, HasSubstr("nvidia-nccl-cu13"));
+  }
+}
+
+TEST(NcclLibrary, TellsItsVersionWithoutAGpu) {
+  const Result<std::string> found = nccl::find_nccl(KVFERRY_TEST_NCCL);
+  if (!found) GTEST_SKIP() << found.error().what;
+  EXPECT_THAT(*found, HasSubstr("NCCL 2."));
+  SimDevice device(1);
+  EXPECT_EQ(nccl::open_nccl(KVFERRY_TEST_NCCL, device).error().code, ErrorCode::kUnavailable)
+      << "it is no GPU of CUDA's";
+  EXPECT_EQ(device.num_alive(), 0U);
+}
+
+}  // namespace
+}  // namespace kvferry
