@@ -1,7 +1,7 @@
 # Finds nvcc: CMAKE_CUDA_COMPILER or CUDACXX if set, the one on the PATH, or the one that launch/setup put into build/.
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(KVFERRY_NVCC nvcc
-    HINTS ${PROJECT_SOURCE_DIR}/build/cuda-toolkit/nvidia/cu13/bin /usr/local/cuda/bin REQUIRED)
+    PATHS /usr/local/cuda/bin ${PROJECT_SOURCE_DIR}/build/cuda-toolkit/nvidia/cu13/bin REQUIRED)
   set(CMAKE_CUDA_COMPILER ${KVFERRY_NVCC})
 endif()
 set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 CACHE STRING "GPUs to compile for; without -real: PTX for later ones too")

@@ -1,7 +1,6 @@
-"""nvcc for machines without CUDA: NVIDIA's packages on PyPI, into build/cuda-toolkit. Needs no GPU and no driver."""
+"""What the preset cuda needs, from NVIDIA's packages on PyPI, into build/cuda-toolkit. Needs no GPU and no driver."""
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -13,18 +12,19 @@ TOOLKIT = BUILD / "cuda-toolkit"
 REQUIREMENTS = REPO / "launch" / "requirements-cuda.txt"
 
 
-def ensure_nvcc() -> None:
-    """Does nothing where there is an nvcc. Errors: SetupError."""
-    if os.environ.get("CUDACXX") or shutil.which("nvcc"):
-        return
+UCX = TOOLKIT / "libucx"
+
+
+def ensure_toolkit() -> None:
+    """nvcc (an own one goes first: CUDACXX, or on the PATH), NCCL's header and a UCX with CUDA. Errors: SetupError."""
     TOOLKIT.mkdir(parents=True, exist_ok=True)
     with stamped(TOOLKIT / ".kvferry", REQUIREMENTS) as stale:
         if not stale:
             return
-        with Step("CUDA toolkit (nvcc)") as step:
+        with Step("CUDA toolkit (nvcc, NCCL, UCX)") as step:
             command = [str(VENV_PYTHON), "-m", "pip", "install", "--progress-bar", "off", "--no-deps", "--upgrade",
                        "--target", str(TOOLKIT), "-r", str(REQUIREMENTS)]
-            run_logged("pip install of nvcc", command, LOGS / "pip.log",
+            run_logged("pip install of the CUDA toolkit", command, LOGS / "pip.log",
                        lambda line: step.update(note=line.strip()[:60]), tick=step.update)
             # The packages leave out what a compiler driver and CMake look for: lib64, and libraries without a version.
             for home in TOOLKIT.glob("nvidia/cu*"):
@@ -40,5 +40,7 @@ def _link(link: Path, target: str) -> None:
 
 def ensure_build() -> None:
     """build/cuda: the kernels, the GPU tests and benchmarks. Errors: SetupError."""
-    ensure_nvcc()
-    build_preset("cuda", ["gpu_tests"], [f"-DPython_EXECUTABLE={sys.executable}"])
+    ensure_toolkit()
+    # The distribution's UCX has no CUDA.
+    ucx = os.environ.get("KVFERRY_UCX_ROOT", str(UCX))
+    build_preset("cuda", ["gpu_tests"], [f"-DPython_EXECUTABLE={sys.executable}", f"-DUCX_ROOT={ucx}"])
