@@ -92,7 +92,7 @@ std::string_view name_of(Path path);
 struct TransportOptions {
   Path path = Path::kAuto;
   CommonOptions common;
-  TcpOptions tcp;  // its CommonOptions are not read
+  TcpOptions tcp;            // its CommonOptions are not read
   Device* device = nullptr;  // whose memory is registered as well; outlives the transport
 };
 
