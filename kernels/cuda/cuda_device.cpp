@@ -125,9 +125,9 @@ class CudaDevice final : public Device {
     const CurrentDevice current(ordinal_);
     return shared_.lend(memory);
   }
-  Result<std::byte*> open_memory(const std::string& exported) override {
+  Result<std::byte*> open_memory(const std::string& exported, std::uint64_t bytes) override {
     const CurrentDevice current(ordinal_);
-    return shared_.open(exported);
+    return shared_.open(exported, bytes);
   }
   void close_memory(std::byte* base) override {
     const CurrentDevice current(ordinal_);

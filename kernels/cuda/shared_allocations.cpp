@@ -57,7 +57,7 @@ Result<Allocation> allocation_of(const std::byte* memory) {
 
 }  // namespace
 
-Result<std::string> SharedAllocations::lend(std::span<const std::byte> memory) const {
+Result<std::string> SharedAllocations::lend(std::span<const std::byte> memory) {
   const Result<Allocation> allocation = allocation_of(memory.data());
   if (!allocation) return allocation.error();
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
@@ -70,21 +70,35 @@ Result<std::string> SharedAllocations::lend(std::span<const std::byte> memory) c
                                     "a handle of GPU memory for other processes");
       !ok)
     return std::move(ok).error();
+  const std::lock_guard lock(mutex_);
+  std::uint64_t& bytes = lent_[address];
+  bytes = std::max<std::uint64_t>(bytes, memory.size());
   return encode(
       Lent{this_process(), address, std::string(handle.reserved, sizeof(handle.reserved)), allocation->bytes, offset});
 }
 
-Result<std::byte*> SharedAllocations::open(const std::string& lent) {
+Result<std::byte*> SharedAllocations::own(std::uint64_t address, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = lent_.find(address);
+  if (found == lent_.end() || found->second < bytes)
+    return Error{ErrorCode::kCorrupt, "the handle names memory of this process that was not lent"};
+  return reinterpret_cast<std::byte*>(address);
+}
+
+Result<std::byte*> SharedAllocations::open(const std::string& lent, std::uint64_t bytes) {
   Result<Lent> parsed = decode<Lent>(lent, "handle of GPU memory");
   if (!parsed) return std::move(parsed).error();
-  if (parsed->process == this_process()) return reinterpret_cast<std::byte*>(parsed->address);
+  if (parsed->process == this_process()) return own(parsed->address, bytes);
   cudaIpcMemHandle_t handle;
-  if (parsed->handle.size() != sizeof(handle.reserved) || parsed->offset >= parsed->allocation_bytes)
+  if (parsed->handle.size() != sizeof(handle.reserved) || parsed->offset > parsed->allocation_bytes ||
+      bytes > parsed->allocation_bytes - parsed->offset)
     return Error{ErrorCode::kCorrupt, "malformed handle of GPU memory"};
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(opened_.begin(), opened_.end(),
                                   [&](const auto& entry) { return entry.second.handle == parsed->handle; });
   if (found != opened_.end()) {
+    if (parsed->allocation_bytes > found->second.bytes)
+      return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more than there is"};
     ++found->second.num_users;
     return found->first + parsed->offset;
   }
@@ -94,6 +108,11 @@ Result<std::byte*> SharedAllocations::open(const std::string& lent) {
                                     "opening another process's GPU memory");
       !ok)
     return std::move(ok).error();
+  const Result<Allocation> truth = allocation_of(static_cast<std::byte*>(base));
+  if (!truth || truth->bytes < parsed->allocation_bytes) {
+    cudaIpcCloseMemHandle(base);
+    return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more than there is"};
+  }
   auto& opened = opened_[static_cast<std::byte*>(base)];
   if (opened.num_users > 0) cudaIpcCloseMemHandle(base);  // CUDA counts too, and here it is counted once
   ++opened.num_users;

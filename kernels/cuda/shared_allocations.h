@@ -16,9 +16,10 @@ namespace kvferry {
 class SharedAllocations {
  public:
   /// kUnavailable: it is no memory of cudaMalloc() (expandable segments, for one), or not in one allocation.
-  Result<std::string> lend(std::span<const std::byte> memory) const;
-  /// Memory of this process lies where it always did: CUDA opens only other processes'.
-  Result<std::byte*> open(const std::string& lent);
+  Result<std::string> lend(std::span<const std::byte> memory);
+  /// Memory of this process lies where it always did: CUDA opens only other processes'. kCorrupt: nobody lent that, or
+  /// not so many bytes.
+  Result<std::byte*> open(const std::string& lent, std::uint64_t bytes);
   void close(std::byte* memory);
 
  private:
@@ -29,8 +30,11 @@ class SharedAllocations {
     std::uint32_t num_users = 0;
   };
 
+  Result<std::byte*> own(std::uint64_t address, std::uint64_t bytes);
+
   std::mutex mutex_;
-  std::map<std::byte*, Opened> opened_;  // by where it begins here
+  std::map<std::uint64_t, std::uint64_t> lent_;  // by address: bytes, the most of it
+  std::map<std::byte*, Opened> opened_;          // by where it begins here
 };
 
 }  // namespace kvferry

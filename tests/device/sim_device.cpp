@@ -274,7 +274,7 @@ Result<std::string> SimDevice::export_memory(std::span<const std::byte> memory) 
   return encode(handle);
 }
 
-Result<std::byte*> SimDevice::open_memory(const std::string& exported) {
+Result<std::byte*> SimDevice::open_memory(const std::string& exported, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (Result<void> ok = check(); !ok) return std::move(ok).error();
   Result<SimHandle> handle = decode<SimHandle>(exported, "handle");
@@ -283,7 +283,8 @@ Result<std::byte*> SimDevice::open_memory(const std::string& exported) {
   if (handle->segment.empty()) return Error{ErrorCode::kUnavailable, "no segment holds this memory"};
   Result<SharedMemory> segment = SharedMemory::open(handle->segment);
   if (!segment) return Error{ErrorCode::kUnavailable, segment.error().what};
-  if (handle->offset >= segment->bytes()) return Error{ErrorCode::kUnavailable, "the segment is too short"};
+  if (handle->offset > segment->bytes() || bytes > segment->bytes() - handle->offset)
+    return Error{ErrorCode::kCorrupt, "the segment is too short"};
   std::byte* const base = segment->data() + handle->offset;
   opened_.emplace(base, std::move(*segment));
   return base;

@@ -61,7 +61,7 @@ class SimDevice final : public Device {
   Result<void> wait_on(DeviceStream stream, EventHandle event) override;
   Result<void> copy(std::span<const DeviceCopy> copies, DeviceStream stream) override;
   Result<std::string> export_memory(std::span<const std::byte> memory) override;
-  Result<std::byte*> open_memory(const std::string& exported) override;
+  Result<std::byte*> open_memory(const std::string& exported, std::uint64_t bytes) override;
   void close_memory(std::byte* base) override;
   Result<std::unique_ptr<Checksums>> checksums(std::span<const std::span<const std::byte>> ranges,
                                                DeviceStream stream) override;

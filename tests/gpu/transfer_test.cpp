@@ -52,7 +52,7 @@ TEST_P(GpuTransfer, SeesBytesThatDifferFromTheirChecksum) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, GpuTransfer, ::testing::Values("gpu_ipc", "ucx"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& one) { return std::string(one.param); });
 
 }  // namespace
 }  // namespace kvferry

@@ -68,9 +68,11 @@ class Device {
 
   /// Opaque bytes with which other processes of this host can open this memory of the device.
   virtual Result<std::string> export_memory(std::span<const std::byte> memory);
-  /// Where in this process the bytes lie that some process exported. One's own are where they always were. As often as
-  /// it was opened, close_memory() it again; the device must be through with it by then.
-  virtual Result<std::byte*> open_memory(const std::string& exported);
+  /// Where in this process the bytes lie that some process exported, `bytes` of them: what comes from a peer is not
+  /// believed, since an access beyond an allocation is the end of a GPU's process. One's own are where they always
+  /// were. As often as it was opened, close_memory() it again; the device must be through with it by then. kCorrupt:
+  /// these are no such bytes, or not so many.
+  virtual Result<std::byte*> open_memory(const std::string& exported, std::uint64_t bytes);
   virtual void close_memory(std::byte*) {}
 
   /// chunk_checksum() of each of them, taken in the stream's order. Owns what the device writes to.
@@ -88,7 +90,7 @@ class Device {
 inline Result<std::string> Device::export_memory(std::span<const std::byte>) {
   return Error{ErrorCode::kUnavailable, describe() + " can't lend memory to other processes"};
 }
-inline Result<std::byte*> Device::open_memory(const std::string&) {
+inline Result<std::byte*> Device::open_memory(const std::string&, std::uint64_t) {
   return Error{ErrorCode::kUnavailable, describe() + " can't open memory of other processes"};
 }
 

@@ -148,7 +148,8 @@ bool Engine::advance(Transfer& transfer) {
 bool Engine::post_piece(Transfer& transfer) {
   DeviceTransfer& device = transfer.device;
   if (transfer.mappings == nullptr) transfer.mappings = transfer.peer->mappings;
-  const Result<std::byte*> remote = transfer.mappings->open(device.accepted().remote.rkey);
+  const Result<std::byte*> remote =
+      transfer.mappings->open(device.accepted().remote.rkey, device.accepted().remote.bytes);
   if (!remote) {
     device.end(ErrorCode::kInternal, "the peer's memory can't be opened: " + remote.error().what);
     return true;

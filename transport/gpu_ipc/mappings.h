@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
@@ -15,21 +16,23 @@ class Mappings {
  public:
   explicit Mappings(Device& device) : device_(device) {}
   ~Mappings() {
-    for (const auto& [handle, base] : opened_) device_.close_memory(base);
+    for (const auto& [region, base] : opened_) device_.close_memory(base);
   }
   Mappings(const Mappings&) = delete;
   Mappings& operator=(const Mappings&) = delete;
 
-  Result<std::byte*> open(const std::string& handle) {
-    if (const auto found = opened_.find(handle); found != opened_.end()) return found->second;
-    Result<std::byte*> base = device_.open_memory(handle);
-    if (base) opened_.emplace(handle, *base);
+  /// `bytes`: what the region is said to have.
+  Result<std::byte*> open(const std::string& handle, std::uint64_t bytes) {
+    const std::pair key(handle, bytes);
+    if (const auto found = opened_.find(key); found != opened_.end()) return found->second;
+    Result<std::byte*> base = device_.open_memory(handle, bytes);
+    if (base) opened_.emplace(key, *base);
     return base;
   }
 
  private:
   Device& device_;
-  std::map<std::string, std::byte*> opened_;  // by what export_memory() gave
+  std::map<std::pair<std::string, std::uint64_t>, std::byte*> opened_;  // by what export_memory() gave
 };
 
 }  // namespace kvferry::gpu_ipc

@@ -25,13 +25,13 @@ TEST(SharedAllocations, OneIsOpenedOnceAndClosedWithItsLastRegion) {
   ASSERT_EQ(cudaMalloc(&allocated, 1000), cudaSuccess);
   std::byte* const base = static_cast<std::byte*>(allocated);
   const std::string whole = shared.lend({base, 1000}).value(), part = shared.lend({base + 500, 100}).value();
-  EXPECT_EQ(shared.open(part).value(), base + 500);
+  EXPECT_EQ(shared.open(part, 100).value(), base + 500);
   EXPECT_EQ(host_gpu_opened(), 0) << "a process's own needs no opening";
   shared.close(base + 500);
 
-  EXPECT_EQ(shared.open(from_elsewhere(whole)).value(), base);
-  EXPECT_EQ(shared.open(from_elsewhere(part)).value(), base + 500);
-  EXPECT_EQ(shared.open(from_elsewhere(part)).value(), base + 500);
+  EXPECT_EQ(shared.open(from_elsewhere(whole), 1000).value(), base);
+  EXPECT_EQ(shared.open(from_elsewhere(part), 500).value(), base + 500);
+  EXPECT_EQ(shared.open(from_elsewhere(part), 500).value(), base + 500);
   EXPECT_EQ(host_gpu_opened(), 1);
   shared.close(base + 500);
   shared.close(base);
@@ -39,6 +39,10 @@ TEST(SharedAllocations, OneIsOpenedOnceAndClosedWithItsLastRegion) {
   shared.close(base + 500);
   EXPECT_EQ(host_gpu_opened(), 0);
   shared.close(base);  // as if it were one's own
+  EXPECT_EQ(host_gpu_opened(), 0);
+  for (const std::string& lent : {part, from_elsewhere(part)})
+    EXPECT_EQ(shared.open(lent, 501).error().code, ErrorCode::kCorrupt) << "beyond the allocation";
+  EXPECT_EQ(SharedAllocations().open(part, 100).error().code, ErrorCode::kCorrupt) << "nobody lent it here";
   EXPECT_EQ(host_gpu_opened(), 0);
   cudaFree(allocated);
 }
