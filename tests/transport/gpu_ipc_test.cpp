@@ -161,6 +161,59 @@ TEST(GpuIpcTransport, ARefusalOfTheDeviceEndsTheTransferWithItsReason) {
   EXPECT_EQ(num_failed, 12);
 }
 
+/// Refuses a copy when it has begun half of it.
+class HalfHearted final : public Device {
+ public:
+  std::string describe() const override { return gpu.describe(); }
+  Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) override { return gpu.allocate(kind, bytes); }
+  void release(MemoryKind kind, std::byte* base) override { gpu.release(kind, base); }
+  Result<void> pin(std::span<std::byte> memory) override { return gpu.pin(memory); }
+  void unpin(std::span<std::byte> memory) override { gpu.unpin(memory); }
+  Result<DeviceStream> make_stream() override { return gpu.make_stream(); }
+  void drop_stream(DeviceStream stream) override { gpu.drop_stream(stream); }
+  Result<EventHandle> record(DeviceStream stream) override { return gpu.record(stream); }
+  void drop_event(EventHandle event) override { gpu.drop_event(event); }
+  Result<bool> is_reached(EventHandle event) override { return gpu.is_reached(event); }
+  Result<void> wait(EventHandle event) override { return gpu.wait(event); }
+  Result<void> wait_on(DeviceStream stream, EventHandle event) override { return gpu.wait_on(stream, event); }
+  Result<void> copy(std::span<const DeviceCopy> copies, DeviceStream stream) override {
+    static_cast<void>(gpu.copy(copies.first(copies.size() / 2), stream));
+    return Error{ErrorCode::kUnavailable, "half of it is enough"};
+  }
+  Result<std::string> export_memory(std::span<const std::byte> memory) override { return gpu.export_memory(memory); }
+  Result<std::byte*> open_memory(const std::string& exported, std::uint64_t bytes) override {
+    return gpu.open_memory(exported, bytes);
+  }
+  void close_memory(std::byte* base) override { gpu.close_memory(base); }
+  Result<std::unique_ptr<Checksums>> checksums(std::span<const std::span<const std::byte>> ranges,
+                                               DeviceStream stream) override {
+    return gpu.checksums(ranges, stream);
+  }
+  SimDevice gpu{1};
+};
+
+TEST(GpuIpcTransport, ACopyThatWasRefusedHalfwayIsWaitedFor) {
+  HalfHearted device;
+  std::vector<std::byte> memory(kBytes);
+  const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+  fill(remote->memory(), 5);
+  GpuIpcOptions options;
+  options.device = &device;
+  const auto transport = make_gpu_ipc_transport(options).value();
+  const RegionId region =
+      transport->register_region({.base = memory.data(), .bytes = kBytes, .device = &device}).value();
+  const PeerId peer = transport->connect(remote->address()).value();
+  ASSERT_TRUE(transport->submit(
+      {peer, Direction::kPull, region, remote->region(), {{0, 0, 1000}, {5000, 5000, 1000}}, "never"}));
+  EXPECT_FALSE(is_readable(transport->event_fd(), 4 * kQuiet)) << "the first half is still to come";
+  device.gpu.run_all();
+  const std::vector<Completion> completions = wait_completions(*transport, 1);
+  ASSERT_EQ(completions.size(), 1U);
+  EXPECT_EQ(completions[0].code, ErrorCode::kInternal);
+  EXPECT_EQ(completions[0].what, "half of it is enough");
+  EXPECT_EQ(std::memcmp(memory.data(), remote->memory().data(), 1000), 0);
+}
+
 TEST(GpuIpcTransport, ADeviceThatIsDeadHoldsNobodyUp) {
   Side side(1, kByHand);
   const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
