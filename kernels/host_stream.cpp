@@ -56,10 +56,11 @@ void HostStream::for_each_piece(const TokenRun& run, Visit visit) const {
     for (std::uint32_t token = run.first_token; token < end;) {
       const std::uint32_t tokens = std::min(end - token, layout.block_tokens - token % layout.block_tokens);
       const std::uint32_t next = token + tokens;
+      // Heads of a block lie side by side or interleaved: either way the next one is fetched from front to back.
+      const std::byte* const next_block = next < end ? address_of(next, 0) : nullptr;
       for (std::uint32_t head = 0; head < shape.num_heads; ++head) {
-        const std::byte* const ahead = head + 1 < shape.num_heads ? address_of(token, head + 1)
-                                       : next < end               ? address_of(next, 0)
-                                                                  : nullptr;
+        const std::byte* const ahead =
+            next_block == nullptr ? nullptr : next_block + std::size_t{head} * tokens * cache_row_bytes();
         visit(Piece{plane, first_row + head * layout.planes, token - run.first_token, tokens, address_of(token, head),
                     ahead});
       }

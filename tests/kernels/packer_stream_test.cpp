@@ -1,0 +1,82 @@
+// Calls with more bytes than a core's cache holds, which the host packer streams, against the plain loop.
+#include <gtest/gtest.h>
+
+#include "tests/kernels/random_cache.h"
+
+namespace kvferry {
+namespace {
+
+constexpr std::uint32_t kTokens = 256;
+
+struct Streamed {
+  const char* name;
+  const char* order;
+  std::uint32_t block_tokens = 16;
+  bool converts = false;
+  std::uint32_t chunk_heads = 0;  // of a scatter; 0: the cache's 8
+};
+
+class PackerStream : public ::testing::TestWithParam<Streamed> {
+ protected:
+  /// 4 MiB of chunk at least.
+  CacheShape shape() const {
+    CacheShape made{.layers = GetParam().converts ? 8U : 4U, .blocks = 640 / GetParam().block_tokens, .heads = 8};
+    made.block_tokens = GetParam().block_tokens;
+    made.head_dim = 128;
+    made.element_bytes = 2;
+    made.order = GetParam().order;
+    made.key_transposed = made.order == kCpuAttention;
+    return made;
+  }
+  ChunkFormat format(bool for_gather) const {
+    ChunkFormat made;
+    if (GetParam().converts) {
+      made.cache_type = ElementType::kBf16;
+      made.chunk_type = ElementType::kE4m3;
+    }
+    if (!for_gather && GetParam().chunk_heads > 0) made.heads = {GetParam().chunk_heads, 3, 0, 8};
+    return made;
+  }
+};
+
+TEST_P(PackerStream, EqualsThePlainLoopBitByBit) {
+  Random random(11);
+  TestCache streamed(shape()), plain(shape());
+  const std::vector<std::byte> memory = random.bytes(plain.memory().size());
+  streamed.set_memory(memory);
+  plain.set_memory(memory);
+  std::vector<std::vector<BlockId>> tables = random_tables(random, shape());
+  tables[0][1] = kNoBlock;
+  const auto packer = make_host_packer(streamed.layout(), format(true)).value();
+  const auto reference = make_reference_packer(plain.layout(), format(true)).value();
+  std::vector<std::byte> chunk(kTokens * packer->chunk_bytes_per_token()), expected(chunk.size());
+  ASSERT_GE(chunk.size(), std::size_t{4} << 20);
+  for (const std::uint32_t first : {0U, 128U, 5U}) {  // the last one does not begin with a block
+    const TokenRun run{first, kTokens, tables};
+    EXPECT_EQ(packer->gather(run, chunk).value(), reference->gather(run, expected).value());
+    ASSERT_EQ(chunk, expected) << "from token " << first;
+  }
+
+  const auto unpacker = make_host_packer(streamed.layout(), format(false)).value();
+  const auto plainly = make_reference_packer(plain.layout(), format(false)).value();
+  const std::uint32_t chunk_tokens = kTokens + 20;
+  const std::vector<std::byte> received = random.bytes(chunk_tokens * unpacker->chunk_bytes_per_token());
+  for (const std::uint32_t first : {0U, 7U}) {
+    const TokenRun run{first, kTokens, tables};
+    ASSERT_TRUE(unpacker->scatter(received, chunk_tokens, 13, run));
+    ASSERT_TRUE(plainly->scatter(received, chunk_tokens, 13, run));
+    ASSERT_EQ(streamed.memory(), plain.memory()) << "from token " << first;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, PackerStream,
+    ::testing::Values(Streamed{"nhd", kNhd}, Streamed{"hnd", kHnd}, Streamed{"hnd_of_more_heads", kHnd, 16, false, 12},
+                      Streamed{"nhd_interleaved", kNhdInterleaved}, Streamed{"hnd_interleaved", kHndInterleaved},
+                      Streamed{"block_outermost", kBlockOutermostHnd}, Streamed{"cpu_attention", kCpuAttention, 32},
+                      Streamed{"blocks_of_8", kHnd, 8}, Streamed{"hnd_to_fp8", kHnd, 32, true},
+                      Streamed{"nhd_to_fp8", kNhd, 32, true}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+}  // namespace
+}  // namespace kvferry
