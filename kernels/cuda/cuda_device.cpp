@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -47,12 +48,23 @@ class CudaDevice final : public Device {
   }
   Result<void> pin(std::span<std::byte> memory) override {
     const CurrentDevice current(ordinal_);
-    return cuda_result(
-        cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped),
-        "pinning host memory");
+    const std::lock_guard lock(mutex_);
+    if (const auto found = pins_.find(memory.data()); found != pins_.end() && found->second.bytes == memory.size()) {
+      ++found->second.count;
+      return {};
+    }
+    Result<void> ok =
+        cuda_result(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped),
+                    "pinning host memory");
+    if (ok) pins_[memory.data()] = {memory.size(), 1};
+    return ok;
   }
   void unpin(std::span<std::byte> memory) override {
     const CurrentDevice current(ordinal_);
+    const std::lock_guard lock(mutex_);
+    const auto found = pins_.find(memory.data());
+    if (found == pins_.end() || --found->second.count > 0) return;
+    pins_.erase(found);
     complain(cudaHostUnregister(memory.data()), "unpinning host memory");
   }
 
@@ -196,7 +208,12 @@ class CudaDevice final : public Device {
   const bool flushes_;
   PinnedPool pinned_;
   SharedAllocations shared_;
+  struct Pin {
+    std::size_t bytes = 0;
+    std::uint32_t count = 0;
+  };
   std::mutex mutex_;
+  std::map<std::byte*, Pin> pins_;
   std::deque<std::pair<std::unique_ptr<Event>, PinnedBuffer>> unsent_;  // the oldest first
 };
 

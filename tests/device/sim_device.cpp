@@ -167,13 +167,18 @@ void SimDevice::release_now(std::byte* base) {
 Result<void> SimDevice::pin(std::span<std::byte> memory) {
   const std::lock_guard lock(mutex_);
   if (Result<void> ok = check(); !ok) return ok;
-  KVFERRY_CHECK(pinned_.insert(memory.data()).second, "memory is pinned twice");
+  Pin& pin = pinned_[memory.data()];
+  KVFERRY_CHECK(pin.count == 0 || pin.bytes == memory.size(), "memory is pinned twice, with different sizes");
+  pin.bytes = memory.size();
+  ++pin.count;
   return {};
 }
 
 void SimDevice::unpin(std::span<std::byte> memory) {
   const std::lock_guard lock(mutex_);
-  KVFERRY_CHECK(pinned_.erase(memory.data()) == 1, "memory is unpinned that was not pinned");
+  const auto found = pinned_.find(memory.data());
+  KVFERRY_CHECK(found != pinned_.end(), "memory is unpinned that was not pinned");
+  if (--found->second.count == 0) pinned_.erase(found);
 }
 
 Result<DeviceStream> SimDevice::make_stream() {

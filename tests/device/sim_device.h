@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <random>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -87,7 +86,11 @@ class SimDevice final : public Device {
   std::map<DeviceStream, Stream> streams_;
   std::map<EventHandle, EventPtr> events_;
   std::map<std::byte*, std::unique_ptr<std::byte[]>> memory_;
-  std::set<std::byte*> pinned_;
+  struct Pin {
+    std::size_t bytes = 0;
+    int count = 0;
+  };
+  std::map<std::byte*, Pin> pinned_;
   std::map<const std::byte*, std::pair<std::uint64_t, std::string>> shared_;  // its bytes and name
   std::map<std::byte*, SharedMemory> opened_;
   std::uintptr_t last_handle_ = 0;

@@ -78,6 +78,7 @@ TEST_F(CudaDeviceTest, EventsOrderStreamsAndTheHost) {
   std::byte* const on_device = device_->allocate(MemoryKind::kDevice, kBytes).value();
   std::vector<std::byte> back(kBytes);
   ASSERT_TRUE(device_->pin(back));
+  ASSERT_TRUE(device_->pin(back)) << "once for each who wants it";
   std::copy(bytes.begin(), bytes.end(), pinned);
   const DeviceStream second = device_->make_stream().value();
   const DeviceCopy up[] = {{on_device, pinned, kBytes}};
@@ -89,6 +90,7 @@ TEST_F(CudaDeviceTest, EventsOrderStreamsAndTheHost) {
   ASSERT_TRUE(done.wait());
   EXPECT_TRUE(done.is_reached().value());
   EXPECT_EQ(back, bytes);
+  device_->unpin(back);
   device_->unpin(back);
   device_->drop_stream(second);
   device_->release(MemoryKind::kDevice, on_device);

@@ -43,7 +43,8 @@ class Device {
   virtual Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) = 0;
   /// What allocate() gave. Waits for the device's work.
   virtual void release(MemoryKind kind, std::byte* base) = 0;
-  /// Makes host memory that exists already pinned memory, until unpin().
+  /// Makes host memory that exists already pinned memory, until it was unpinned as often as pinned: a pool may be a
+  /// store's and a transport's. Other memory that overlaps is refused.
   virtual Result<void> pin(std::span<std::byte> memory) = 0;
   virtual void unpin(std::span<std::byte> memory) = 0;
 
