@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "transport/base/clock.h"
-#include "transport/tcp/frames.h"
 #include "transport/loan.h"
+#include "transport/tcp/frames.h"
 #include "transport/tcp/socket.h"
 
 namespace kvferry::tcp {

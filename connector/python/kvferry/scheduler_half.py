@@ -35,6 +35,7 @@ class SchedulerHalf:
         parallel = vllm_config.parallel_config
         if parallel.pipeline_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
             refuse_to_start("this version supports tensor parallelism, not pipeline or context parallelism")
+        self._saves_outlast_steps = vllm_config.device_config.device_type != "cpu"
         specs = attention_specs(kv_cache_config)
         num_layers = sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups)
         try:
@@ -232,8 +233,9 @@ class SchedulerHalf:
         if self._kv_cache_manager is not None:
             self._kv_cache_manager.evict_blocks(bad)
 
-    def has_unreported_saves(self) -> bool:
-        return self._node.has_unreported_saves()
+    def needs_step_for_saves(self) -> bool:
+        """Whether a GPU still saves, which a later step has to report. A CPU's saves are reported with their own."""
+        return self._saves_outlast_steps and self._node.has_unreported_saves()
 
     def reset_cache(self) -> bool:
         self._node.reset_cache()

@@ -80,8 +80,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.update_connector_output(connector_output)
 
     def has_pending_push_work(self) -> bool:
-        # Saves of a GPU end after their step, and are reported with a later one.
-        return self._scheduler.has_unreported_saves()
+        return self._scheduler.needs_step_for_saves()
 
     def reset_cache(self) -> bool | None:
         return self._scheduler.reset_cache()
