@@ -25,7 +25,7 @@ Engine::Engine(const GpuIpcOptions& options, Ledger& ledger, DeviceStream stream
       stream_(stream),
       control_(control),
       control_region_(region) {
-  control_.end_waits_by(wake_.fd());
+  control_.end_waits_by(inbox_.wake().fd());
 }
 
 Engine::~Engine() {
@@ -37,24 +37,6 @@ void Engine::join() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Engine::post(std::function<void()> task) {
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    inbox_.push_back(std::move(task));
-  }
-  wake_.set();
-}
-
-bool Engine::run_inbox() {
-  std::vector<std::function<void()>> tasks;
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    tasks = std::exchange(inbox_, {});
-  }
-  for (const std::function<void()>& task : tasks) task();
-  return !tasks.empty();
-}
-
 void Engine::run() {
   ::pthread_setname_np(::pthread_self(), "kvferry-gpu-ipc");
   TimeNs busy_at = clock_.now();
@@ -63,8 +45,8 @@ void Engine::run() {
     return std::all_of(ones.begin(), ones.end(), is_announced);
   };
   while (true) {
-    wake_.clear();
-    bool is_busy = run_inbox();
+    inbox_.wake().clear();
+    bool is_busy = inbox_.run();
     is_busy |= drain_control();
     is_busy |= advance_all();
     // The control link's own thread sends what it was given as well, but this one is awake.
@@ -89,7 +71,7 @@ void Engine::sleep(TimeNs idle_ns) {
   }
   const TimeNs wait_ns = is_polling_ ? kPollNs : kBacklogNs;
   const timespec timeout{wait_ns / kSecond, wait_ns % kSecond};
-  pollfd fds[] = {{wake_.fd(), POLLIN, 0}, {control_.event_fd(), POLLIN, 0}};
+  pollfd fds[] = {{inbox_.wake().fd(), POLLIN, 0}, {control_.event_fd(), POLLIN, 0}};
   ::ppoll(fds, has_backlog_ ? 1 : 2, &timeout, nullptr);
 }
 

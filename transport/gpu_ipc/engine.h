@@ -6,16 +6,16 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "transport/event_fd.h"
 #include "transport/gpu_ipc/device_transfer.h"
 #include "transport/gpu_ipc/mappings.h"
 #include "transport/make_transport.h"
+#include "transport/task_inbox.h"
 
 namespace kvferry::gpu_ipc {
 
@@ -29,7 +29,7 @@ class Engine {
 
   void start() { thread_ = std::thread(&Engine::run, this); }
   /// Runs the task on the progress thread, in order.
-  void post(std::function<void()> task);
+  void post(std::function<void()> task) { inbox_.post(std::move(task)); }
   /// After stop() was posted: waits for the thread's end.
   void join();
 
@@ -68,7 +68,6 @@ class Engine {
   };
 
   void run();
-  bool run_inbox();
   bool drain_control();
   void sleep(TimeNs idle_ns);
   /// Whether it did something.
@@ -91,9 +90,7 @@ class Engine {
   const RegionId control_region_;
   const SteadyClock clock_;
 
-  std::mutex inbox_mutex_;
-  std::vector<std::function<void()>> inbox_;
-  EventFd wake_;
+  TaskInbox inbox_;
 
   std::unordered_map<PeerId, PeerPtr> peers_;
   std::map<TransferId, TransferPtr> transfers_[3];  // of each priority, the oldest first

@@ -48,31 +48,13 @@ std::string Engine::describe() const {
                      context_.device.describe(), control_->describe());
 }
 
-void Engine::post(std::function<void()> task) {
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    inbox_.push_back(std::move(task));
-  }
-  wake_.set();
-}
-
-bool Engine::run_inbox() {
-  std::vector<std::function<void()>> tasks;
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    tasks = std::exchange(inbox_, {});
-  }
-  for (const std::function<void()>& task : tasks) task();
-  return !tasks.empty();
-}
-
 void Engine::run() {
   ::pthread_setname_np(::pthread_self(), "kvferry-nccl");
   TimeNs busy_at = clock_.now();
   while (true) {
     context_.now = clock_.now();
-    wake_.clear();
-    bool is_busy = run_inbox();
+    inbox_.wake().clear();
+    bool is_busy = inbox_.run();
     for (const ControlPlane::Incoming& incoming : control_->advance(context_.now)) {
       dispatch(incoming);
       is_busy = true;
@@ -120,7 +102,7 @@ void Engine::sleep(TimeNs now, TimeNs busy_at, bool polls) {
   if (polls) deadline = std::min(deadline, now + std::clamp((now - busy_at) / kPollShare, kPollMinNs, kPollMaxNs));
   const TimeNs wait_ns = std::clamp<TimeNs>(deadline - now, 0, 60 * kSecond);
   const timespec timeout{wait_ns / kSecond, wait_ns % kSecond};
-  pollfd fds[] = {{wake_.fd(), POLLIN, 0}, {control_->event_fd(), POLLIN, 0}};
+  pollfd fds[] = {{inbox_.wake().fd(), POLLIN, 0}, {control_->event_fd(), POLLIN, 0}};
   ::ppoll(fds, std::size(fds), &timeout, nullptr);
 }
 

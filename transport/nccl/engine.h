@@ -4,15 +4,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "transport/event_fd.h"
 #include "transport/nccl/inbound_link.h"
 #include "transport/nccl/outbound_link.h"
+#include "transport/task_inbox.h"
 
 namespace kvferry::nccl {
 
@@ -26,7 +26,7 @@ class Engine {
 
   void start();
   /// Runs the task on the progress thread, in order.
-  void post(std::function<void()> task);
+  void post(std::function<void()> task) { inbox_.post(std::move(task)); }
   /// After stop() was posted: waits for the thread's end.
   void join();
 
@@ -49,7 +49,6 @@ class Engine {
   };
 
   void run();
-  bool run_inbox();
   void advance_links();
   void dispatch(const ControlPlane::Incoming& incoming);
   void welcome(const Message& message, const std::string& from);
@@ -64,9 +63,7 @@ class Engine {
   StagingPool staging_;
   Context context_;
 
-  std::mutex inbox_mutex_;
-  std::vector<std::function<void()>> inbox_;
-  EventFd wake_;
+  TaskInbox inbox_;
 
   std::unordered_map<PeerId, std::unique_ptr<OutboundLink>> outbound_;
   std::vector<std::unique_ptr<OutboundLink>> dropped_;  // disconnected, not quiet yet
