@@ -25,13 +25,14 @@ using controller::SnapshotMark;
 
 constexpr TimeNs kPatience = 600 * kSecond;
 
-void load_into(controller::Directory& directory, const ControllerLoad& load) {
+/// `now`: leases begin then, and the machine may have been up for longer than they last.
+void load_into(controller::Directory& directory, const ControllerLoad& load, TimeNs now) {
   std::vector<NodeId> nodes;
   for (std::uint32_t i = 0; i < kNumWorkers; ++i) {
     const controller::NodeInfo info{
         EngineId{fmt::format("worker{}", i)}, Incarnation{1}, "kv_both", "tcp://10.0.0.1:1", "", "model"};
-    nodes.push_back(directory.join(info, 0, 0).value().id);
-    directory.publish(nodes.back(), 0, SnapshotMark::kReplaces, {}, 0);
+    nodes.push_back(directory.join(info, 0, now).value().id);
+    directory.publish(nodes.back(), 0, SnapshotMark::kReplaces, {}, now);
   }
   std::vector<ChunkKey> keys(kBatchKeys);
   std::vector<controller::ChunkEntry> chunks(kBatchKeys);
@@ -39,7 +40,7 @@ void load_into(controller::Directory& directory, const ControllerLoad& load) {
       0, load.num_prefixes(), [&](controller::NodeIndex worker, std::uint64_t prefix, std::uint64_t position) {
         fill_keys<ChunkKey>(prefix, position, keys);
         for (std::size_t i = 0; i < kBatchKeys; ++i) chunks[i].key = keys[i];
-        directory.publish(nodes[worker], directory.repair(nodes[worker]).resend_from, SnapshotMark::kNone, chunks, 0);
+        directory.publish(nodes[worker], directory.repair(nodes[worker]).resend_from, SnapshotMark::kNone, chunks, now);
       });
 }
 
@@ -55,7 +56,7 @@ Result<void> serve(const ControllerLoad& load, const std::string& folder, LineLi
   options.directory.index.seed = 1;
   Result<std::unique_ptr<controller::Server>> server = controller::Server::bind(options, clock);
   if (!server) return std::move(server).error();
-  load_into((*server)->directory(), load);
+  load_into((*server)->directory(), load, clock.now());
   const Result<std::string> zmq_echo = start_zmq_echo();
   if (!zmq_echo) return zmq_echo.error();
   const Result<std::string> stream_echo = start_stream_echo(folder + "/echo");
