@@ -1,0 +1,120 @@
+#include "transport/base/shard_map.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace kvferry {
+namespace {
+
+// What a peer says decides how long this takes: no model has more.
+constexpr std::uint32_t kMaxLayers = 4096, kMaxHeads = 4096;
+constexpr std::size_t kMaxRanks = 4096;
+constexpr std::uint64_t kMaxCells = 1ULL << 20;  // of the whole, and that all ranks of a node have together
+constexpr std::uint64_t kMaxWork = 1ULL << 28;   // cells of readers times holders
+
+struct Size {
+  std::uint32_t layers = 0, heads = 0;
+  bool operator==(const Size&) const = default;
+};
+
+Size whole_of(std::span<const Shard> shards) {
+  Size size;
+  for (const Shard& shard : shards) {
+    size.layers = std::max(size.layers, shard.first_layer + shard.num_layers);
+    size.heads = std::max(size.heads, shard.first_head + shard.num_heads);
+  }
+  return size;
+}
+
+std::uint64_t cell_of(const Shard& shard, std::uint32_t layer, std::uint32_t head) {
+  return std::uint64_t{layer - shard.first_layer} * shard.num_heads + (head - shard.first_head);
+}
+
+/// How many cells from this one on lie one after the other in both chunks.
+std::uint64_t run_length(const Shard& reader, const Shard& holder, std::uint32_t layer, std::uint32_t head) {
+  const std::uint32_t reader_end = reader.first_head + reader.num_heads;
+  const std::uint32_t holder_end = holder.first_head + holder.num_heads;
+  const std::uint32_t in_layer = std::min(reader_end, holder_end) - head;
+  // Into the next layer only where both go on with the same head there.
+  if (reader_end != holder_end || reader.first_head != holder.first_head) return in_layer;
+  const std::uint32_t end =
+      std::min(reader.first_layer + reader.num_layers, holder.first_layer + holder.num_layers) - 1;
+  return in_layer + std::uint64_t{end - layer} * reader.num_heads;
+}
+
+/// `turn`: which of the holders that would do equally well is taken.
+std::vector<ShardRun> runs_of(const Shard& reader, std::size_t turn, std::span<const Shard> holders) {
+  std::vector<ShardRun> runs;
+  for (std::uint64_t cell = 0; cell < reader.num_cells(); cell += runs.back().cells) {
+    const auto layer = static_cast<std::uint32_t>(reader.first_layer + cell / reader.num_heads);
+    const auto head = static_cast<std::uint32_t>(reader.first_head + cell % reader.num_heads);
+    // The one that goes on longest: no choice leads to fewer runs, since what it leaves out another could only start.
+    std::uint64_t longest = 0;
+    std::vector<std::uint32_t> best;
+    for (std::uint32_t rank = 0; rank < holders.size(); ++rank) {
+      if (!holders[rank].has(layer, head)) continue;
+      const std::uint64_t length = run_length(reader, holders[rank], layer, head);
+      if (length > longest) best.clear();
+      longest = std::max(longest, length);
+      if (length == longest) best.push_back(rank);
+    }
+    const std::uint32_t holder = best[turn % best.size()];
+    runs.push_back({holder, cell_of(holders[holder], layer, head), cell, longest});
+  }
+  return runs;
+}
+
+}  // namespace
+
+Result<void> check_shards(std::span<const Shard> shards) {
+  const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, std::move(what)}; };
+  if (shards.empty() || shards.size() > kMaxRanks) return bad(fmt::format("a node of {} ranks", shards.size()));
+  for (const Shard& shard : shards) {
+    const bool is_sane = shard.num_layers > 0 && shard.num_heads > 0 && shard.first_layer < kMaxLayers &&
+                         shard.num_layers <= kMaxLayers && shard.first_head < kMaxHeads && shard.num_heads <= kMaxHeads;
+    if (!is_sane)
+      return bad(fmt::format("a rank of {} layers from {} on and {} heads from {} on", shard.num_layers,
+                             shard.first_layer, shard.num_heads, shard.first_head));
+  }
+  const Size size = whole_of(shards);
+  std::uint64_t num_cells = 0;
+  for (const Shard& shard : shards) num_cells += shard.num_cells();
+  if (std::max(num_cells, std::uint64_t{size.layers} * size.heads) > kMaxCells)
+    return bad(fmt::format("{} ranks of {} layers and {} heads", shards.size(), size.layers, size.heads));
+  std::vector<bool> is_there(std::size_t{size.layers} * size.heads, false);
+  for (const Shard& shard : std::set<Shard>(shards.begin(), shards.end()))
+    for (std::uint32_t layer = shard.first_layer; layer < shard.first_layer + shard.num_layers; ++layer)
+      for (std::uint32_t head = shard.first_head; head < shard.first_head + shard.num_heads; ++head)
+        is_there[std::size_t{layer} * size.heads + head] = true;
+  const auto missing = std::find(is_there.begin(), is_there.end(), false);
+  if (missing == is_there.end()) return {};
+  const auto cell = static_cast<std::size_t>(missing - is_there.begin());
+  return bad(fmt::format("no rank has layer {}, head {}", cell / size.heads, cell % size.heads));
+}
+
+Shard shard_of(std::uint32_t first_layer, std::uint32_t num_layers, std::uint32_t num_heads, std::uint32_t tp_rank,
+               std::uint32_t tp_size) {
+  const auto first = static_cast<std::uint32_t>(std::uint64_t{tp_rank} * num_heads / tp_size);
+  return {first_layer, num_layers, first, std::max(1u, num_heads / tp_size)};
+}
+
+Result<ShardMap> map_shards(std::span<const Shard> readers, std::span<const Shard> holders) {
+  if (auto ok = check_shards(readers); !ok) return std::move(ok).error();
+  if (auto ok = check_shards(holders); !ok) return std::move(ok).error();
+  const Size here = whole_of(readers), there = whole_of(holders);
+  if (here != there) {
+    return Error{ErrorCode::kInvalidArgument, fmt::format("{} layers of {} KV heads on one side, {} of {} on the other",
+                                                          here.layers, here.heads, there.layers, there.heads)};
+  }
+  std::uint64_t num_cells = 0;
+  for (const Shard& reader : readers) num_cells += reader.num_cells();
+  if (num_cells * holders.size() > kMaxWork)
+    return Error{ErrorCode::kInvalidArgument, fmt::format("{} ranks read from {}", readers.size(), holders.size())};
+  ShardMap map;
+  std::map<Shard, std::size_t> turns;
+  for (const Shard& reader : readers) map.push_back(runs_of(reader, turns[reader]++, holders));
+  return map;
+}
+
+}  // namespace kvferry

@@ -1,0 +1,35 @@
+// Two kvferry releases side by side: each side of a protocol says which versions of it it speaks, and both use the
+// newest that they have in common.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "transport/base/result.h"
+
+namespace kvferry {
+
+struct VersionRange {
+  std::uint32_t oldest = 0, newest = 0;
+  bool has(std::uint32_t version) const { return oldest <= version && version <= newest; }
+  bool operator==(const VersionRange&) const = default;
+};
+
+/// One side of a protocol: what it speaks, and what to call it in a refusal.
+struct Speaker {
+  std::string_view name;     // e.g. "this controller"
+  std::string_view release;  // its kvferry version; empty: it tells none
+  VersionRange versions;
+};
+
+/// The newest version that both speak. kRefused: there is none; the sentence names both sides' versions and releases.
+Result<std::uint32_t> common_version(std::string_view protocol, const Speaker& ours, const Speaker& theirs);
+
+/// This kvferry's version.
+std::string_view kvferry_release();
+
+/// "version 2", or "versions 2 to 4".
+std::string to_text(const VersionRange& versions);
+
+}  // namespace kvferry
