@@ -17,7 +17,9 @@ Result<wire::Message> ask(const std::string& endpoint, std::string_view question
 /// kCorrupt: it answers with something else.
 template <class Reply, class Question>
 Result<Reply> ask_for(const std::string& endpoint, const Question& question, std::int64_t timeout_ms) {
-  Result<wire::Message> message = ask(endpoint, encode(question), timeout_ms);
+  Question in_oldest = question;  // which controllers of other releases read, too
+  in_oldest.header.version = wire::kProtocol.oldest;
+  Result<wire::Message> message = ask(endpoint, encode(in_oldest), timeout_ms);
   if (!message) return std::move(message).error();
   if (auto* reply = std::get_if<Reply>(&*message)) return std::move(*reply);
   return Error{ErrorCode::kCorrupt, fmt::format("controller {} answered with another kind of message", endpoint)};

@@ -134,7 +134,7 @@ void ChunkTable::add_tail(HolderIndex holder, const ChunkKey& key, std::vector<M
   tails.push_back({key, found->second.num_tokens, true, found->second.group});
 }
 
-void ChunkTable::lookup(const LookupView& query, HolderIndex asker, std::vector<Match>& matches) {
+void ChunkTable::lookup(const LookupView& query, std::optional<HolderIndex> asker, std::vector<Match>& matches) {
   matches.clear();
   index_.lookup(query.keys, asker, prefix_matches_);
   for (const PrefixMatch& found : prefix_matches_) {

@@ -78,10 +78,10 @@ class ChunkTable {
   std::size_t num_chunks(HolderIndex holder) const { return index_.num_placements(holder); }
   std::size_t num_tails(HolderIndex holder) const { return held_[holder].tails.size(); }
 
-  /// Every holder but `asker` that has keys[0] or one of the tails asked for, in no particular order. Tails of groups
-  /// that lie within a holder's own full chunks are left out: the full chunk covers them.
-  /// Cost: as PlacementIndex::lookup(), and linear in the tails looked at.
-  void lookup(const LookupView& query, HolderIndex asker, std::vector<Match>& matches);
+  /// Every holder but `asker`, if it is one, that has keys[0] or one of the tails asked for, in no particular order.
+  /// Tails of groups that lie within a holder's own full chunks are left out: the full chunk covers them. Cost: as
+  /// PlacementIndex::lookup(), and linear in the tails looked at.
+  void lookup(const LookupView& query, std::optional<HolderIndex> asker, std::vector<Match>& matches);
 
   /// Goes on with what removed holders and growth left to do: `num_steps` cache lines, and a tail for each four.
   /// False: nothing is left.

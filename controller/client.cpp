@@ -37,6 +37,7 @@ class SingleClient final : public Client {
     return events;
   }
 
+  void set_load(std::uint64_t num_requests) override { session_.set_load(num_requests); }
   void publish(const std::vector<ChunkEntry>& chunks) override { session_.publish(chunks); }
   void evict(const std::vector<ChunkKey>& keys) override { session_.evict(keys); }
   void end_snapshot() override { session_.end_snapshot(); }

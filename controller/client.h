@@ -14,6 +14,7 @@
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
 #include "transport/base/result.h"
+#include "transport/base/versions.h"
 
 namespace kvferry::controller {
 
@@ -25,6 +26,8 @@ struct NodeInfo {
   std::string endpoint;     // where peers ask this node for leases, e.g. "tcp://10.0.0.7:41234"
   std::string name_space;   // nodes of one namespace must have equal fingerprints
   std::string fingerprint;  // readable: model, KV dtype, layers, heads, head size, chunk_tokens, format version
+  std::string serves{};     // URL under which routers reach this node's server; empty: it tells none
+  std::string version{};    // of its kvferry; empty: this one's, or an older that tells none
 };
 
 /// One chunk that a node holds. A tail names its group so that others can discover it (chunk_key.h).
@@ -117,6 +120,7 @@ struct ClientOptions {
   // Each look-up ends in LookupReply or LookupFailed within so long of the process() that follows it, and may be asked
   // again meanwhile. 0: the caller keeps its own deadline.
   std::int64_t lookup_timeout_ms = 0;
+  VersionRange protocol{};  // that it speaks; none: what this release does
 };
 
 /// Threads: one owner. Poll fd() for reading, then call process(); call process() at least every heartbeat_ms as well.
@@ -132,6 +136,8 @@ class Client {
   /// all below kept_below() outlives the end of its process, or, where it keeps no state, was applied.
   virtual std::uint64_t next_sequence() const = 0;
   virtual std::uint64_t kept_below() const = 0;
+  /// How many requests this node has: heartbeats tell it, the next one within 200 ms of a change.
+  virtual void set_load(std::uint64_t num_requests) = 0;
 
   /// While not registered, or not connected, they are kept and sent later, up to 16 MiB; beyond that a SnapshotWanted
   /// follows registration.

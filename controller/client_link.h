@@ -36,8 +36,15 @@ class ClientLink {
   virtual void linger(int ms) = 0;
 };
 
+/// What ZeroMQ's links of a process may share, so that a thousand of them don't take two thousand threads. Threads:
+/// any.
+class ZmqThreads;
+/// `sockets_max`: links that may share it.
+std::shared_ptr<ZmqThreads> make_zmq_threads(int sockets_max);
+
 struct LinkOptions {
-  bool is_bounded = true;  // no message of more than kMessageBytesMax is taken
+  bool is_bounded = true;                     // no message of more than kMessageBytesMax is taken
+  std::shared_ptr<ZmqThreads> zmq_threads{};  // none: of its own
 };
 /// kInvalidArgument: not an endpoint; kUnavailable: no file descriptor is left.
 Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, LinkOptions options = {});

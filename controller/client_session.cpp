@@ -9,14 +9,25 @@ namespace {
 
 constexpr std::size_t kPendingMax = 16'384;  // look-ups without a reply that are remembered; the oldest fall out
 constexpr std::int64_t kNewsBeatMs = 100;
+constexpr std::int64_t kLoadBeatMs = 200;
 constexpr std::uint64_t kTtlMsMax = 24ULL * 3600 * 1000;  // of any wish of the controller
 
 TimeNs ttl_of(std::uint64_t ms) { return static_cast<TimeNs>(std::min(ms, kTtlMsMax)) * kMillisecond; }
 
 }  // namespace
 
+ClientSession::ClientSession(ClientOptions options, Send send, std::size_t resend_bytes_max)
+    : options_(std::move(options)),
+      send_(std::move(send)),
+      publisher_(options_.node.incarnation, resend_bytes_max, [this](std::string_view bytes) {
+        if (is_registered()) this->send(bytes);
+      }) {
+  if (options_.protocol.newest == 0) options_.protocol = wire::kProtocol;
+  version_ = options_.protocol.oldest;
+}
+
 void ClientSession::take(std::string_view bytes, std::vector<ClientEvent>& events) {
-  Result<wire::Message> message = wire::parse(bytes);
+  Result<wire::Message> message = wire::parse(bytes, options_.protocol);
   if (!message) return;  // another version's words; its Refused would have been readable
   waiting_since_.reset();
   std::visit([&](auto& body) { on(body, events); }, *message);
@@ -35,25 +46,36 @@ bool ClientSession::check_silence(TimeNs now, std::vector<ClientEvent>& events) 
 /// lost.
 void ClientSession::speak(TimeNs now) {
   const bool has_news = is_registered() && publisher_.next_sequence() != beat_sequence_;
-  const std::int64_t wait_ms = has_news ? std::min(options_.heartbeat_ms, kNewsBeatMs) : options_.heartbeat_ms;
+  const bool has_load = is_registered() && load_ != beat_load_;
+  const std::int64_t wait_ms = std::min(options_.heartbeat_ms, has_news   ? kNewsBeatMs
+                                                               : has_load ? kLoadBeatMs
+                                                                          : options_.heartbeat_ms);
   const bool due = !spoke_at_ || now - *spoke_at_ >= wait_ms * kMillisecond;
   if (!due || is_over()) return;
   bool sent = false;
   if (state_ == State::kConnecting) {
+    version_ = options_.protocol.oldest;  // which whoever has one in common reads
     const NodeInfo& node = options_.node;
-    sent = send_(encode(wire::Hello{.name_space = node.name_space,
-                                    .engine_id = node.engine_id.value,
-                                    .incarnation = incarnation(),
-                                    .role = node.role,
-                                    .endpoint = node.endpoint,
-                                    .fingerprint = node.fingerprint,
-                                    .next_sequence = publisher_.next_sequence()}));
+    sent = send(encode(wire::Hello{.name_space = node.name_space,
+                                   .engine_id = node.engine_id.value,
+                                   .incarnation = incarnation(),
+                                   .role = node.role,
+                                   .endpoint = node.endpoint,
+                                   .fingerprint = node.fingerprint,
+                                   .next_sequence = publisher_.next_sequence(),
+                                   .serves = node.serves,
+                                   .version = node.version.empty() ? KVFERRY_VERSION : node.version,
+                                   .oldest_protocol = options_.protocol.oldest,
+                                   .newest_protocol = options_.protocol.newest}));
+    beat_load_ = 0;  // a controller that does not know the node knows no load of it
   } else {
     const TierDigests& digests = publisher_.digests();
-    sent = send_(encode(wire::Heartbeat{.incarnation = incarnation(),
-                                        .next_sequence = publisher_.next_sequence(),
-                                        .digests = {digests.begin(), digests.end()}}));
+    sent = send(encode(wire::Heartbeat{.incarnation = incarnation(),
+                                       .next_sequence = publisher_.next_sequence(),
+                                       .digests = {digests.begin(), digests.end()},
+                                       .load = load_}));
     if (sent) beat_sequence_ = publisher_.next_sequence();
+    if (sent) beat_load_ = load_;
   }
   // Silence counts from the oldest question without an answer; a Hello that found no connection asked nobody.
   if (!waiting_since_ && (sent || is_registered())) waiting_since_ = now;
@@ -79,11 +101,11 @@ Result<std::uint64_t> ClientSession::lookup(const LookupQuery& query) {
   if (!is_registered())
     return Error{ErrorCode::kUnavailable, fmt::format("not registered with controller {}", options_.controller)};
   const std::uint64_t token = ++last_token_;
-  if (!send_(encode(wire::Lookup{.incarnation = incarnation(),
-                                 .token = token,
-                                 .keys = {query.keys},
-                                 .tail_groups = {query.tail_groups},
-                                 .exact_tails = {query.exact_tails}}))) {
+  if (!send(encode(wire::Lookup{.incarnation = incarnation(),
+                                .token = token,
+                                .keys = {query.keys},
+                                .tail_groups = {query.tail_groups},
+                                .exact_tails = {query.exact_tails}}))) {
     return Error{ErrorCode::kUnavailable, fmt::format("controller {} is not connected", options_.controller)};
   }
   if (pending_.size() == kPendingMax) pending_.erase(pending_.begin());
@@ -93,7 +115,7 @@ Result<std::uint64_t> ClientSession::lookup(const LookupQuery& query) {
 
 bool ClientSession::leave() {
   const bool was_registered = is_registered();
-  if (was_registered) send_(encode(wire::Leave{.incarnation = incarnation()}));
+  if (was_registered) send(encode(wire::Leave{.incarnation = incarnation()}));
   state_ = State::kLeft;
   pending_.clear();
   return was_registered;
@@ -102,6 +124,7 @@ bool ClientSession::leave() {
 void ClientSession::on(const wire::Registered& message, std::vector<ClientEvent>& events) {
   if (state_ != State::kConnecting || message.incarnation != incarnation()) return;  // the answer to a repeated Hello
   state_ = State::kRegistered;
+  version_ = message.header.version;
   events.emplace_back(Registered{});
   if (!message.snapshot_wanted) return;
   publisher_.begin_snapshot();
@@ -165,6 +188,13 @@ void ClientSession::on(wire::Bring& message, std::vector<ClientEvent>& events) {
 
 void ClientSession::on(wire::Forget& message, std::vector<ClientEvent>& events) {
   if (is_for_us(message.incarnation)) events.emplace_back(ForgetWanted{message.all, std::move(message.keys.keys)});
+}
+
+bool ClientSession::send(std::string_view bytes) {
+  if (wire::version_of(bytes) == version_) return send_(bytes);
+  std::string in_version(bytes);
+  wire::set_version(in_version, version_);
+  return send_(in_version);
 }
 
 void ClientSession::lose(std::string reason, std::vector<ClientEvent>& events) {

@@ -38,12 +38,7 @@ class ClientSession {
   /// Hands a message to the connection. False: it did not get out.
   using Send = std::function<bool(std::string_view bytes)>;
 
-  ClientSession(ClientOptions options, Send send, std::size_t resend_bytes_max = kResendBytesMax)
-      : options_(std::move(options)),
-        send_(std::move(send)),
-        publisher_(options_.node.incarnation, resend_bytes_max, [this](std::string_view bytes) {
-          if (is_registered()) send_(bytes);
-        }) {}
+  ClientSession(ClientOptions options, Send send, std::size_t resend_bytes_max = kResendBytesMax);
   ClientSession(const ClientSession&) = delete;
   ClientSession& operator=(const ClientSession&) = delete;
 
@@ -66,6 +61,7 @@ class ClientSession {
   void end_snapshot() {
     if (!is_over()) publisher_.end_snapshot();
   }
+  void set_load(std::uint64_t num_requests) { load_ = num_requests; }
   Result<std::uint64_t> lookup(const LookupQuery& query);
   /// True: there was somebody to say goodbye to.
   bool leave();
@@ -96,14 +92,18 @@ class ClientSession {
     return is_registered() && incarnation_named == incarnation();
   }
   std::uint64_t incarnation() const { return options_.node.incarnation.value; }
+  /// In the version that was agreed on.
+  bool send(std::string_view bytes);
   void lose(std::string reason, std::vector<ClientEvent>& events);
 
   ClientOptions options_;
   Send send_;
   State state_ = State::kConnecting;
-  std::optional<TimeNs> spoke_at_;       // last Hello or Heartbeat that got out
-  std::uint64_t beat_sequence_ = 0;      // told by the last heartbeat
-  std::optional<TimeNs> waiting_since_;  // oldest Hello or Heartbeat since the controller's last word
+  std::uint32_t version_;                   // of the protocol, that is spoken
+  std::optional<TimeNs> spoke_at_;          // last Hello or Heartbeat that got out
+  std::uint64_t beat_sequence_ = 0;         // told by the last heartbeat
+  std::uint64_t load_ = 0, beat_load_ = 0;  // what there is, and what the last heartbeat told
+  std::optional<TimeNs> waiting_since_;     // oldest Hello or Heartbeat since the controller's last word
   Publisher publisher_;
   std::uint64_t last_token_ = 0;
   std::set<std::uint64_t> pending_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "transport/base/fingerprint.h"
+
 namespace kvferry::controller {
 namespace {
 
@@ -29,7 +31,9 @@ Result<void> check_info(const NodeInfo& info) {
                       {"role", info.role, 64, true},
                       {"endpoint", info.endpoint, 512, false},
                       {"namespace", info.name_space, 256, true},
-                      {"fingerprint", info.fingerprint, 4096, false}};
+                      {"fingerprint", info.fingerprint, 4096, false},
+                      {"serves", info.serves, 512, true},
+                      {"version", info.version, 64, true}};
   for (const auto& [field, text, size_max, may_be_empty] : fields) {
     if (Result<void> checked = check_text(field, text, size_max, may_be_empty); !checked) return checked;
   }
@@ -59,10 +63,11 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
                                info.engine_id, old->info.incarnation, info.incarnation)};
     }
     if (home->fingerprint != info.fingerprint && (others_alive || same_incarnation)) {
-      return Error{ErrorCode::kRefused,
-                   fmt::format("namespace '{}' holds KV of fingerprint '{}', but node '{}' has fingerprint '{}'; use "
-                               "the same model and KV settings, or another namespace",
-                               info.name_space, home->fingerprint, info.engine_id, info.fingerprint)};
+      return Error{
+          ErrorCode::kRefused,
+          fmt::format("node '{}' can't join namespace '{}': {} (here: the namespace, there: the node); use the "
+                      "same model and KV settings, or another namespace",
+                      info.engine_id, info.name_space, fingerprint_difference(home->fingerprint, info.fingerprint))};
     }
     if (same_incarnation) {
       old->info = info;
@@ -137,9 +142,21 @@ bool Directory::find_holders(NodeId asker, const LookupView& query, TimeNs now, 
   Node* node = find(asker);
   if (node == nullptr) return false;
   node->heard_at = now;
-  node->home->table.lookup(query, node->seen.index, matches_);
+  find_holders(*node->home, query, node->seen.index, found);
+  return true;
+}
+
+void Directory::find_holders(const std::string& name_space, const LookupView& query, std::vector<FoundHolder>& found) {
+  found.clear();
+  const auto home = namespaces_.find(name_space);
+  if (home != namespaces_.end()) find_holders(*home->second, query, std::nullopt, found);
+}
+
+void Directory::find_holders(Namespace& home, const LookupView& query, std::optional<ChunkTable::HolderIndex> asker,
+                             std::vector<FoundHolder>& found) {
+  home.table.lookup(query, asker, matches_);
   for (const ChunkTable::Match& match : matches_) {
-    const Node& holder = *node->home->by_index.at(match.holder);
+    const Node& holder = *home.by_index.at(match.holder);
     found.push_back({&holder.info, match.num_full_chunks, match.tails, match.tier, holder.is_confirmed(),
                      holder.heard_at, holder.is_leaving});
   }
@@ -152,7 +169,6 @@ bool Directory::find_holders(NodeId asker, const LookupView& query, TimeNs now, 
   const std::size_t num_kept = std::min(found.size(), options_.holders_per_reply_max);
   std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(num_kept), found.end(), better);
   found.resize(num_kept);
-  return true;
 }
 
 std::vector<NodeId> Directory::expire(TimeNs now) {
@@ -180,9 +196,18 @@ std::vector<NodeStatus> Directory::status(TimeNs now) const {
     for (const auto& [engine_id, id] : home->nodes) {
       const Node& node = *nodes_.at(id);
       const TimeNs age = std::max<TimeNs>(0, now - node.heard_at);
-      result.push_back({name_space, engine_id, node.info.incarnation.value, node.info.role, node.info.endpoint,
-                        home->table.num_chunks(node.seen.index), home->table.num_tails(node.seen.index),
-                        static_cast<std::uint64_t>(age / kMillisecond)});
+      result.push_back({.name_space = name_space,
+                        .engine_id = engine_id,
+                        .incarnation = node.info.incarnation.value,
+                        .role = node.info.role,
+                        .endpoint = node.info.endpoint,
+                        .num_chunks = home->table.num_chunks(node.seen.index),
+                        .num_tails = home->table.num_tails(node.seen.index),
+                        .heartbeat_age_ms = static_cast<std::uint64_t>(age / kMillisecond),
+                        .serves = node.info.serves,
+                        .load = node.load.num_requests,
+                        .fingerprint = node.info.fingerprint,
+                        .version = node.info.version});
     }
   }
   return result;

@@ -111,6 +111,11 @@ class Directory {
   /// left behind, and of growing tables; well below a millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
+  /// The same for one who is no node; nobody is in a namespace that isn't there.
+  void find_holders(const std::string& name_space, const LookupView& query, std::vector<FoundHolder>& found);
+  /// Of the living nodes of a namespace; empty: there are none.
+  std::string fingerprint_of(const std::string& name_space) const;
+
   // ---- what rules need to know and to set; directory_rules.cpp ----
   /// nullopt: no such node is registered.
   std::optional<NodeId> find_node(const std::string& name_space, const std::string& engine_id) const;
@@ -132,6 +137,14 @@ class Directory {
   /// A namespace keeps at most so many chunks; what is beyond at the time stays. nullopt: as many as all may.
   void set_quota(const std::string& name_space, std::optional<std::size_t> chunks_max);
   const std::map<std::string, std::size_t>& quotas() const { return quotas_; }
+
+  /// What it told last, and when; of a node that is not known, or told none yet: zeros.
+  struct Load {
+    std::uint64_t num_requests = 0;
+    TimeNs told_at = 0;
+  };
+  Load load(NodeId node) const;
+  void set_load(NodeId node, std::uint64_t num_requests, TimeNs now);
 
   /// Of a node that is not known: zeros.
   Repair repair(NodeId node) const;
@@ -179,6 +192,7 @@ class Directory {
     unsigned num_differed = 0;         // comparisons of digests in a row
     std::size_t num_counted = 0;       // in num_chunks_
     bool is_leaving = false;
+    Load load{};
 
     bool has_gap() const { return heard_below > next_sequence; }
     bool is_confirmed() const { return !owes_snapshot && !has_gap() && !is_reloaded; }
@@ -200,6 +214,8 @@ class Directory {
   void count_again(Node& node);
   void forget(NodeId id);
   void tidy();
+  void find_holders(Namespace& home, const LookupView& query, std::optional<ChunkTable::HolderIndex> asker,
+                    std::vector<FoundHolder>& found);
 
   DirectoryOptions options_;
   Journal* journal_ = nullptr;

@@ -29,6 +29,11 @@ std::vector<NodeId> Directory::nodes_of(const std::string& name_space) const {
   return nodes;
 }
 
+std::string Directory::fingerprint_of(const std::string& name_space) const {
+  const auto home = namespaces_.find(name_space);
+  return home == namespaces_.end() || home->second->nodes.empty() ? "" : home->second->fingerprint;
+}
+
 std::vector<NodeId> Directory::holders_of(const std::string& name_space, const ChunkKey& key) const {
   std::vector<NodeId> holders;
   const auto home = namespaces_.find(name_space);
@@ -71,6 +76,15 @@ void Directory::set_leaving(NodeId id, bool is_leaving) {
 bool Directory::is_leaving(NodeId id) const {
   const Node* node = find(id);
   return node != nullptr && node->is_leaving;
+}
+
+Directory::Load Directory::load(NodeId id) const {
+  const Node* node = find(id);
+  return node == nullptr ? Load{} : node->load;
+}
+
+void Directory::set_load(NodeId id, std::uint64_t num_requests, TimeNs now) {
+  if (Node* node = find(id)) node->load = {num_requests, now};
 }
 
 void Directory::set_quota(const std::string& name_space, std::optional<std::size_t> chunks_max) {

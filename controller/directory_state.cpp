@@ -32,6 +32,8 @@ DirectoryImage DirectoryState::image() const {
       }
       of_node.owes_snapshot = node.owes_snapshot;
       of_node.seen_is_partial = node.seen.is_partial;
+      of_node.serves = node.info.serves;
+      of_node.version = node.info.version;
       image.nodes.push_back(std::move(of_node));
     }
   }
@@ -80,14 +82,14 @@ void DirectoryState::begin_reload(const DirectoryImage& image) {
         home->table.reserve(num_keys->second);
     }
     const NodeId id{of_node.id};
-    auto node = std::make_unique<Directory::Node>(
-        Directory::Node{.info = {EngineId{of_node.engine_id}, Incarnation{of_node.incarnation}, of_node.role,
-                                 of_node.endpoint, of_node.name_space, of_node.fingerprint},
-                        .home = home.get(),
-                        .seen = {.index = home->table.add_holder(), .is_partial = of_node.seen_is_partial},
-                        .next_sequence = of_node.next_sequence,
-                        .heard_below = of_node.next_sequence,
-                        .owes_snapshot = of_node.owes_snapshot});
+    auto node = std::make_unique<Directory::Node>(Directory::Node{
+        .info = {EngineId{of_node.engine_id}, Incarnation{of_node.incarnation}, of_node.role, of_node.endpoint,
+                 of_node.name_space, of_node.fingerprint, of_node.serves, of_node.version},
+        .home = home.get(),
+        .seen = {.index = home->table.add_holder(), .is_partial = of_node.seen_is_partial},
+        .next_sequence = of_node.next_sequence,
+        .heard_below = of_node.next_sequence,
+        .owes_snapshot = of_node.owes_snapshot});
     auto& holders = holders_[of_node.name_space];
     holders[of_node.seen] = node->seen.index;
     if (of_node.next != 0) {

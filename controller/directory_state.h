@@ -24,8 +24,9 @@ struct NodeImage {
   Life seen = 0;  // what its chunks go by in blocks
   Life next = 0;  // of a snapshot under way; 0: none
   bool owes_snapshot = true, seen_is_partial = false, next_is_partial = false;
+  std::string serves{}, version{};
   KVFERRY_FIELDS(id, name_space, engine_id, incarnation, role, endpoint, fingerprint, next_sequence, seen, next,
-                 owes_snapshot, seen_is_partial, next_is_partial);
+                 owes_snapshot, seen_is_partial, next_is_partial, serves, version);
 };
 
 /// All nodes at one moment.

@@ -5,8 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "controller/http_pair.h"
 #include "controller/http_request.h"
 #include "controller/http_views.h"
+#include "controller/status_json.h"
 
 namespace kvferry::controller {
 namespace {
@@ -14,23 +16,13 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kPaths =
-    "GET /, /healthz, /metrics, /status, /workers; POST /query, /query_by_hash, /register, /score, /unregister";
+    "GET /, /healthz, /metrics, /nodes, /status, /workers; POST /pair, /query, /query_by_hash, /register, /score, "
+    "/unregister";
 constexpr std::uint64_t kBlockSizeMax = 65536;
 constexpr std::uint64_t kRankMax = 65535;
 constexpr std::size_t kCandidatesMax = 4096;
 constexpr const char* kTierNames[kNumTiers] = {"gpu", "cpu", "disk", "remote"};
 constexpr double kWeights[kNumTiers] = {1.0, 0.8, 0.5, 0.3};
-
-std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-HttpAnswer ok(const json& value) { return {.status = 200, .content_type = "application/json", .body = dump(value)}; }
-
-HttpAnswer failed(const Error& error) {
-  const int status = error.code == ErrorCode::kNotFound      ? 404
-                     : error.code == ErrorCode::kFull        ? 503
-                     : error.code == ErrorCode::kUnavailable ? 503
-                                                             : 400;
-  return http_error(status, error.what);
-}
 
 Result<EngineInfo> engine_of(const HttpRequest& request) {
   EngineInfo info;
@@ -89,8 +81,6 @@ struct Row {
   bool confirmed = true;
 };
 
-HttpAnswer busy() { return http_error(503, "the controller did not come to it in time; try again"); }
-
 /// Threads: the caller's; asks the owner.
 Result<std::optional<std::vector<Row>>> rows_of(const HttpBackend& backend, const OnOwner& on_owner,
                                                 const PromptQuery& query) {
@@ -139,15 +129,15 @@ json instances_of(const std::vector<Row>& rows) {
 
 HttpAnswer query(const HttpBackend& backend, const OnOwner& on_owner, const HttpRequest& request, bool by_hash) {
   const Result<PromptQuery> prompt = prompt_of(request, by_hash);
-  if (!prompt) return failed(prompt.error());
+  if (!prompt) return http_failed(prompt.error());
   const Result<std::optional<std::vector<Row>>> rows = rows_of(backend, on_owner, *prompt);
-  if (!rows) return failed(rows.error());
-  if (!*rows) return busy();
+  if (!rows) return http_failed(rows.error());
+  if (!*rows) return http_busy();
   json answer = json::object();
   for (const Row& row : **rows)
     answer["scores"][row.instance][std::to_string(row.rank)] = row.up_to_tier[kNumTiers - 1];
   answer[prompt->tenant] = instances_of(**rows);
-  return ok(answer);
+  return http_ok(answer);
 }
 
 Result<std::optional<std::set<std::string>>> candidates_of(const HttpRequest& request) {
@@ -182,14 +172,14 @@ Result<std::array<double, kNumTiers>> weights_of(const HttpRequest& request) {
 
 HttpAnswer score(const HttpBackend& backend, const OnOwner& on_owner, const HttpRequest& request) {
   const Result<PromptQuery> prompt = prompt_of(request, request.find({"token_ids"}) == nullptr);
-  if (!prompt) return failed(prompt.error());
+  if (!prompt) return http_failed(prompt.error());
   const Result<std::optional<std::set<std::string>>> candidates = candidates_of(request);
-  if (!candidates) return failed(candidates.error());
+  if (!candidates) return http_failed(candidates.error());
   const Result<std::array<double, kNumTiers>> weights = weights_of(request);
-  if (!weights) return failed(weights.error());
+  if (!weights) return http_failed(weights.error());
   const Result<std::optional<std::vector<Row>>> rows = rows_of(backend, on_owner, *prompt);
-  if (!rows) return failed(rows.error());
-  if (!*rows) return busy();
+  if (!rows) return http_failed(rows.error());
+  if (!*rows) return http_busy();
 
   std::vector<json> scores;
   std::set<std::string> seen;
@@ -232,31 +222,31 @@ HttpAnswer score(const HttpBackend& backend, const OnOwner& on_owner, const Http
                    [](const json& a, const json& b) { return a["score"].get<double>() > b["score"].get<double>(); });
   json answer{{"scores", scores}};
   answer["best"] = scores.empty() || scores.front()["score"].get<double>() == 0 ? json() : scores.front();
-  return ok(answer);
+  return http_ok(answer);
 }
 
 HttpAnswer add(const HttpBackend& backend, const OnOwner& on_owner, const HttpRequest& request) {
   const Result<EngineInfo> info = engine_of(request);
-  if (!info) return failed(info.error());
+  if (!info) return http_failed(info.error());
   std::optional<Error> error;
   const bool is_done = on_owner([&](TimeNs now) {
     Result<EngineDirectory::Added> added = backend.events->add(*info, now);
     if (!added) error = std::move(added).error();
   });
-  if (!is_done) return busy();
-  if (error) return failed(*error);
-  return ok({{"status", "registered successfully"}, {"instance_id", info->instance_id}});
+  if (!is_done) return http_busy();
+  if (error) return http_failed(*error);
+  return http_ok({{"status", "registered successfully"}, {"instance_id", info->instance_id}});
 }
 
 HttpAnswer remove(const HttpBackend& backend, const OnOwner& on_owner, const HttpRequest& request) {
   const Result<std::string> instance = request.name({"instance_id"}, {});
-  if (!instance) return failed(instance.error());
+  if (!instance) return http_failed(instance.error());
   const Result<std::string> model = request.text({"modelname", "model_name", "model"}, "");
-  if (!model) return failed(model.error());
+  if (!model) return http_failed(model.error());
   const Result<std::string> tenant = request.text({"tenant_id"}, "");
-  if (!tenant) return failed(tenant.error());
+  if (!tenant) return http_failed(tenant.error());
   const Result<std::optional<std::uint64_t>> rank = request.number({"dp_rank"}, 0, kRankMax, false);
-  if (!rank) return failed(rank.error());
+  if (!rank) return http_failed(rank.error());
   std::vector<std::string> removed;
   const bool is_done = on_owner([&](TimeNs) {
     const std::optional<std::uint32_t> wanted =
@@ -267,10 +257,10 @@ HttpAnswer remove(const HttpBackend& backend, const OnOwner& on_owner, const Htt
       backend.events->remove(engine);
     }
   });
-  if (!is_done) return busy();
+  if (!is_done) return http_busy();
   if (removed.empty())
     return http_error(404, fmt::format("instance_id is '{}'; no such engine is registered", *instance));
-  return ok({{"status", "unregistered successfully"}, {"removed_instances", removed}});
+  return http_ok({{"status", "unregistered successfully"}, {"removed_instances", removed}});
 }
 
 HttpAnswer view(const HttpBackend& backend, const OnOwner& on_owner, const std::string& path) {
@@ -282,17 +272,14 @@ HttpAnswer view(const HttpBackend& backend, const OnOwner& on_owner, const std::
     all.namespaces = backend.engines->namespaces();
     all.messages_malformed = backend.events->num_malformed();
   });
-  if (!is_done) return busy();
+  if (!is_done) return http_busy();
   if (path == "/metrics") return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(all)};
-  if (path == "/workers") return ok(workers_json(all));
-  return ok(view_json(all));
+  if (path == "/nodes") return http_ok(nodes_json(all.status));
+  if (path == "/workers") return http_ok(workers_json(all));
+  return http_ok(view_json(all));
 }
 
 }  // namespace
-
-HttpAnswer http_error(int status, const std::string& sentence) {
-  return {.status = status, .content_type = "application/json", .body = dump({{"error", sentence}})};
-}
 
 HttpAnswer HttpApi::answer(const std::string& method, const std::string& path, const std::string& body) const {
   try {
@@ -300,12 +287,13 @@ HttpAnswer HttpApi::answer(const std::string& method, const std::string& path, c
     if (is_get && path == "/") return {200, "text/html; charset=utf-8", std::string(status_page())};
     if (is_get && path == "/healthz") {
       // Healthy is a controller whose owner thread answers.
-      return on_owner_([](TimeNs) {}) ? HttpAnswer{200, "text/plain; charset=utf-8", "ok\n"} : busy();
+      return on_owner_([](TimeNs) {}) ? HttpAnswer{200, "text/plain; charset=utf-8", "ok\n"} : http_busy();
     }
-    if (is_get && (path == "/metrics" || path == "/status" || path == "/workers"))
+    if (is_get && (path == "/metrics" || path == "/nodes" || path == "/status" || path == "/workers"))
       return view(backend_, on_owner_, path);
     using Handler = std::function<HttpAnswer(const HttpRequest&)>;
     const std::map<std::string_view, Handler> handlers = {
+        {"/pair", [&](const HttpRequest& request) { return pair_answer(backend_, on_owner_, request); }},
         {"/query", [&](const HttpRequest& request) { return query(backend_, on_owner_, request, false); }},
         {"/query_by_hash", [&](const HttpRequest& request) { return query(backend_, on_owner_, request, true); }},
         {"/score", [&](const HttpRequest& request) { return score(backend_, on_owner_, request); }},
@@ -314,7 +302,7 @@ HttpAnswer HttpApi::answer(const std::string& method, const std::string& path, c
     const auto handler = handlers.find(path);
     if (method == "POST" && handler != handlers.end()) {
       const Result<HttpRequest> request = HttpRequest::parse(body);
-      return request ? handler->second(*request) : failed(request.error());
+      return request ? handler->second(*request) : http_failed(request.error());
     }
     return http_error(404, fmt::format("{} {} is not there; there are {}", method, path.substr(0, 100), kPaths));
   } catch (const std::exception& failure) {

@@ -5,9 +5,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
+#include "controller/directory.h"
 #include "controller/engine_events_front.h"
+#include "controller/pairing.h"
 #include "controller/status.h"
 
 namespace kvferry::controller {
@@ -27,6 +30,8 @@ struct HttpBackend {
   std::string endpoint;  // the ZeroMQ one, for people
   EngineDirectory* engines = nullptr;
   EngineEventsFront* events = nullptr;
+  Directory* directory = nullptr;
+  std::shared_ptr<Pairing> pairing = std::make_shared<Pairing>();
 };
 
 class HttpApi {

@@ -128,6 +128,7 @@ std::string metrics_text(const ControllerView& view) {
     const Metrics::Labels labels = {{"namespace", node.name_space}, {"node", node.engine_id}, {"role", node.role}};
     metrics.add("node_chunks", "gauge", static_cast<double>(node.num_chunks), labels);
     metrics.add("node_tails", "gauge", static_cast<double>(node.num_tails), labels);
+    metrics.add("node_load", "gauge", static_cast<double>(node.load), labels);
     metrics.add("node_silent_seconds", "gauge", static_cast<double>(node.heartbeat_age_ms) / 1000, labels);
   }
   for (const NodeStatus& node : view.status.nodes) {

@@ -58,6 +58,9 @@ class ReplicaClient final : public Client {
     return events;
   }
 
+  void set_load(std::uint64_t num_requests) override {
+    for (const Replica& replica : replicas_) replica.client->set_load(num_requests);
+  }
   void publish(const std::vector<ChunkEntry>& chunks) override {
     for (const Replica& replica : replicas_) replica.client->publish(chunks);
   }

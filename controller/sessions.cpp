@@ -1,5 +1,6 @@
 #include "controller/sessions.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "controller/publish_parts.h"
@@ -10,12 +11,37 @@
 
 namespace kvferry::controller {
 
+namespace {
+
+/// What the node speaks, and of which both speak one; an older node tells the one in the header.
+VersionRange spoken_by(const wire::Hello& hello) {
+  if (hello.newest_protocol == 0) return {hello.header.version, hello.header.version};
+  return {hello.oldest_protocol, hello.newest_protocol};
+}
+
+}  // namespace
+
+Sessions::Sessions(const DirectoryOptions& options, TimeNs now, VersionRange protocol)
+    : protocol_(protocol.newest == 0 ? wire::kProtocol : protocol),
+      directory_(options),
+      orders_(directory_),
+      started_at_(now) {}
+
 void Sessions::take(ConnectionId from, std::string_view bytes, TimeNs now, Outbox& outbox) {
-  const Turn turn{from, now, outbox, bytes};
-  if (const auto lookup = wire::read_lookup(bytes)) return on(turn, *lookup);
-  Result<wire::Message> message = wire::parse(bytes);
+  Turn turn{from, now, outbox, bytes, protocol_.newest};
+  ++counters_.messages_taken;
+  if (const auto lookup = wire::read_lookup(bytes, protocol_)) {
+    turn.version = lookup->version;
+    return on(turn, *lookup);
+  }
+  Result<wire::Message> message = wire::parse(bytes, protocol_);
   if (message) {
-    std::visit([&](auto& body) { on(turn, body); }, *message);
+    std::visit(
+        [&](auto& body) {
+          turn.version = body.header.version;
+          on(turn, body);
+        },
+        *message);
   } else if (message.error().code == ErrorCode::kRefused) {
     ++counters_.nodes_refused;
     reply(turn, wire::Refused{.reason = message.error().what});
@@ -69,12 +95,27 @@ void Sessions::count_malformed(std::string_view story) {
     log().warn("dropped a message ({} so far): {}", counters_.messages_malformed, story);
 }
 
-void Sessions::on(const Turn& turn, const wire::Hello& hello) {
-  const NodeInfo info{
-      EngineId{hello.engine_id}, Incarnation{hello.incarnation}, hello.role, hello.endpoint, hello.name_space,
-      hello.fingerprint};
-  const std::optional<std::string> refusal = tap_ == nullptr ? std::nullopt : tap_->refusal(info);
-  const Result<Joined> joined = refusal ? Result<Joined>(Error{ErrorCode::kRefused, *refusal})
+std::optional<std::string> Sessions::refusal(const wire::Hello& hello, const NodeInfo& info) const {
+  const std::string name = fmt::format("node '{}'", info.engine_id);
+  const Result<std::uint32_t> common = common_version(
+      "controller protocol", {"this controller", KVFERRY_VERSION, protocol_}, {name, hello.version, spoken_by(hello)});
+  if (!common) return common.error().what;
+  return tap_ == nullptr ? std::nullopt : tap_->refusal(info);
+}
+
+void Sessions::on(const Turn& hello_turn, const wire::Hello& hello) {
+  Turn turn = hello_turn;
+  turn.version = std::min(protocol_.newest, spoken_by(hello).newest);
+  const NodeInfo info{EngineId{hello.engine_id},
+                      Incarnation{hello.incarnation},
+                      hello.role,
+                      hello.endpoint,
+                      hello.name_space,
+                      hello.fingerprint,
+                      hello.serves,
+                      hello.version};
+  const std::optional<std::string> why_not = refusal(hello, info);
+  const Result<Joined> joined = why_not ? Result<Joined>(Error{ErrorCode::kRefused, *why_not})
                                         : directory_.join(info, hello.next_sequence, turn.now);
   if (!joined) {
     ++counters_.nodes_refused;
@@ -107,6 +148,7 @@ void Sessions::on(const Turn& turn, const wire::Heartbeat& heartbeat) {
     want_repair(turn, *session);
   if (directory_.num_digests_differed() != num_differed)
     log().warn("node {} holds something else than is known of it; it is asked for everything", name_of(session->node));
+  directory_.set_load(session->node, heartbeat.load, turn.now);
   wire::HeartbeatAck answer{.incarnation = heartbeat.incarnation, .kept_below = directory_.kept_below(session->node)};
   if (tap_ != nullptr && session->told_replicas != tap_->replicas_version()) {
     answer.replicas = tap_->replicas();
@@ -158,8 +200,8 @@ void Sessions::on(const Turn& turn, const wire::LookupFields& lookup) {
   ++counters_.lookups;
   counters_.lookup_keys += lookup.query.keys.size();
   if (!found_.empty()) ++counters_.lookup_hits;
-  wire::write_reply(answer_, lookup.token, found_, directory_.index_version());
-  if (!turn.outbox.send(turn.from, {answer_.data(), answer_.size()})) ++counters_.replies_dropped;
+  wire::write_reply(answer_, turn.version, lookup.token, found_, directory_.index_version());
+  count_reply(turn.outbox.send(turn.from, {answer_.data(), answer_.size()}));
 }
 
 void Sessions::on(const Turn& turn, const wire::Leave& leave) {
@@ -210,7 +252,8 @@ void Sessions::begin_session(const Turn& turn, NodeId node, const NodeInfo& info
   } else if (known->second.connection) {
     sessions_.erase(*known->second.connection);  // it comes back on a new connection
   }
-  peers_[node] = Peer{turn.from, &turn.outbox, fmt::format("'{}' of namespace '{}'", info.engine_id, info.name_space)};
+  peers_[node] = Peer{turn.from, &turn.outbox, fmt::format("'{}' of namespace '{}'", info.engine_id, info.name_space),
+                      turn.version};
   sessions_[turn.from] = Session{node, info.incarnation};
 }
 
@@ -241,13 +284,18 @@ void Sessions::send_orders() {
     directory_.want_snapshot(node);
     const auto peer = peers_.find(node);
     if (peer == peers_.end() || !peer->second.connection) continue;  // it is asked when it comes back
-    want_repair({*peer->second.connection, 0, *peer->second.outbox}, sessions_.at(*peer->second.connection));
+    want_repair({*peer->second.connection, 0, *peer->second.outbox, {}, peer->second.version},
+                sessions_.at(*peer->second.connection));
   }
-  for (const Orders::Order& order : orders_.take_orders()) {
+  for (Orders::Order& order : orders_.take_orders()) {
     const auto peer = peers_.find(order.to);
-    const bool is_sent = peer != peers_.end() && peer->second.connection &&
-                         peer->second.outbox->send(*peer->second.connection, order.bytes);
-    ++(is_sent ? counters_.orders_sent : counters_.replies_dropped);
+    bool is_sent = peer != peers_.end() && peer->second.connection;
+    if (is_sent) {
+      wire::set_version(order.bytes, peer->second.version);
+      is_sent = peer->second.outbox->send(*peer->second.connection, order.bytes);
+    }
+    if (is_sent) ++counters_.orders_sent;
+    count_reply(is_sent);
   }
 }
 
@@ -258,7 +306,9 @@ std::string_view Sessions::name_of(NodeId node) const {
 
 template <class T>
 void Sessions::reply(const Turn& turn, const T& message) {
-  if (!turn.outbox.send(turn.from, encode(message))) ++counters_.replies_dropped;
+  T in_version = message;
+  in_version.header.version = turn.version;
+  count_reply(turn.outbox.send(turn.from, encode(in_version)));
 }
 
 }  // namespace kvferry::controller

@@ -15,6 +15,7 @@
 #include "controller/status.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
+#include "transport/base/versions.h"
 
 namespace kvferry::controller {
 
@@ -49,7 +50,8 @@ class Outbox {
 /// version is refused in a sentence. Threads: the directory's owner. `now` must never go back.
 class Sessions {
  public:
-  Sessions(const DirectoryOptions& options, TimeNs now) : directory_(options), orders_(directory_), started_at_(now) {}
+  /// `protocol`: the versions that it speaks; none: what this release does.
+  Sessions(const DirectoryOptions& options, TimeNs now, VersionRange protocol = {});
 
   /// Of a new connection.
   ConnectionId open() { return ConnectionId{++last_connection_}; }
@@ -90,6 +92,7 @@ class Sessions {
     std::optional<ConnectionId> connection;  // none: it broke
     Outbox* outbox = nullptr;                // of the connection
     std::string name;                        // for logs
+    std::uint32_t version = 0;               // of the protocol, that it speaks
   };
   /// Whom the message in hand came from, and when.
   struct Turn {
@@ -97,6 +100,7 @@ class Sessions {
     TimeNs now;
     Outbox& outbox;
     std::string_view bytes{};
+    std::uint32_t version = 0;  // of the protocol, that it is in
   };
 
   void on(const Turn& turn, const wire::Hello& hello);
@@ -115,6 +119,7 @@ class Sessions {
   }
 
   const Session* session_of(const Turn& turn, std::uint64_t incarnation);
+  std::optional<std::string> refusal(const wire::Hello& hello, const NodeInfo& info) const;
   void begin_session(const Turn& turn, NodeId node, const NodeInfo& info);
   void end_session(NodeId node, TimeNs now);
   void send_unregistered(const Turn& turn, std::uint64_t incarnation);
@@ -123,7 +128,9 @@ class Sessions {
   std::string_view name_of(NodeId node) const;
   template <class T>
   void reply(const Turn& turn, const T& message);
+  void count_reply(bool is_sent) { ++(is_sent ? counters_.messages_sent : counters_.replies_dropped); }
 
+  VersionRange protocol_;
   Directory directory_;
   Orders orders_;
   SessionsTap* tap_ = nullptr;

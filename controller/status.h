@@ -30,25 +30,32 @@ struct Counters {
   std::uint64_t resends_wanted = 0;
   std::uint64_t digests_differed = 0;  // nodes that held something else than they had told, seen by a heartbeat
   std::uint64_t orders_sent = 0;       // to nodes: to keep, forget or bring chunks
+  std::uint64_t messages_taken = 0;    // of any kind and from anybody
+  std::uint64_t messages_sent = 0;     // answers and orders that did not find a closed door
   KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
                  nodes_registered, nodes_refused, nodes_expired, nodes_fenced, snapshots_wanted, messages_malformed,
-                 messages_unregistered, replies_dropped, resends_wanted, digests_differed, orders_sent);
+                 messages_unregistered, replies_dropped, resends_wanted, digests_differed, orders_sent, messages_taken,
+                 messages_sent);
 };
 
 struct NodeStatus {
-  std::string name_space;
-  std::string engine_id;
+  std::string name_space{};
+  std::string engine_id{};
   std::uint64_t incarnation = 0;
-  std::string role;
-  std::string endpoint;
+  std::string role{};
+  std::string endpoint{};
   std::uint64_t num_chunks = 0;  // tails included
   std::uint64_t num_tails = 0;
   std::uint64_t heartbeat_age_ms = 0;  // since the last word of any kind
   bool is_leaving = false;             // it is being drained:
   bool is_drained = false;             // whatever only it held is elsewhere or could not be moved
   std::uint64_t num_to_move = 0, num_moved = 0, num_lost = 0;
+  std::string serves{};    // URL of its server for routers; empty: it tells none
+  std::uint64_t load = 0;  // requests that it has
+  std::string fingerprint{};
+  std::string version{};  // of its kvferry; empty: one that tells none
   KVFERRY_FIELDS(name_space, engine_id, incarnation, role, endpoint, num_chunks, num_tails, heartbeat_age_ms,
-                 is_leaving, is_drained, num_to_move, num_moved, num_lost);
+                 is_leaving, is_drained, num_to_move, num_moved, num_lost, serves, load, fingerprint, version);
 };
 
 /// What outlives the controller's process.

@@ -31,6 +31,23 @@ nlohmann::json scale_json(const ScaleStatus& scale) {
 
 }  // namespace
 
+nlohmann::json nodes_json(const Status& status) {
+  nlohmann::json nodes = nlohmann::json::array();
+  for (const NodeStatus& node : status.nodes) {
+    nodes.push_back({{"namespace", node.name_space},
+                     {"engine_id", node.engine_id},
+                     {"role", node.role},
+                     {"serves", node.serves},
+                     {"endpoint", node.endpoint},
+                     {"draining", node.is_leaving},
+                     {"load", node.load},
+                     {"chunks", node.num_chunks},
+                     {"fingerprint", node.fingerprint},
+                     {"version", node.version}});
+  }
+  return {{"nodes", std::move(nodes)}};
+}
+
 nlohmann::json status_json(const Status& status, const std::string& endpoint) {
   const Counters& counters = status.counters;
   nlohmann::json nodes = nlohmann::json::array();
@@ -47,7 +64,11 @@ nlohmann::json status_json(const Status& status, const std::string& endpoint) {
                      {"drained", node.is_drained},
                      {"to_move", node.num_to_move},
                      {"moved", node.num_moved},
-                     {"lost", node.num_lost}});
+                     {"lost", node.num_lost},
+                     {"serves", node.serves},
+                     {"load", node.load},
+                     {"fingerprint", node.fingerprint},
+                     {"version", node.version}});
   }
   return {{"controller", endpoint},
           {"version", status.version},
@@ -84,7 +105,9 @@ nlohmann::json status_json(const Status& status, const std::string& endpoint) {
             {"replies_dropped", counters.replies_dropped},
             {"resends_wanted", counters.resends_wanted},
             {"digests_differed", counters.digests_differed},
-            {"orders_sent", counters.orders_sent}}}};
+            {"orders_sent", counters.orders_sent},
+            {"messages_taken", counters.messages_taken},
+            {"messages_sent", counters.messages_sent}}}};
 }
 
 }  // namespace kvferry::controller

@@ -7,6 +7,8 @@
 
 namespace kvferry::controller {
 
+/// Who serves where, for routers.
+nlohmann::json nodes_json(const Status& status);
 nlohmann::json status_json(const Status& status, const std::string& endpoint);
 
 }  // namespace kvferry::controller

@@ -53,8 +53,8 @@ function show(s){const seconds=before?(s.uptime_ms-before.uptime_ms)/1000:0,was=
   ["gaps / restarts",num(sum(s.engines,"gaps"))+" / "+num(sum(s.engines,"restarts"))]];
  at("cards").replaceChildren(...cards.map(([name,value])=>{const d=document.createElement("div");d.className="card";
   d.append(cell("b",value),cell("span",name,"dim"));return d}));
- table("nodes",[["namespace"],["node"],["role"],["endpoint"],["state"],["chunks",1],["tails",1],["last word",1]],s.nodes.map(n=>
-  [n.namespace||"-",n.engine_id,n.role||"-",n.endpoint,
+ table("nodes",[["namespace"],["node"],["role"],["version"],["endpoint"],["serves"],["load",1],["state"],["chunks",1],["tails",1],["last word",1]],s.nodes.map(n=>
+  [n.namespace||"-",n.engine_id,n.role||"-",n.version||"-",n.endpoint,n.serves||"-",num(n.load),
    n.drained?["drained","good"]:n.leaving?[`leaving, ${num(n.to_move)} to move`,"warn"]:"-",num(n.chunks),num(n.tails),
    [secs(n.heartbeat_age_ms)+" ago",n.heartbeat_age_ms>2000?"warn":""]]),"none is registered");
  const rows=[];s.engines.forEach(e=>{const old=before&&before.engines.find(o=>o.instance_id===e.instance_id&&o.endpoint===e.endpoint);

@@ -19,7 +19,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr int kBacklog = 256;
+constexpr int kBacklog = 4096;
 constexpr int kSocketFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 
 struct FreeAddrinfo {

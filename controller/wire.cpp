@@ -1,5 +1,7 @@
 #include "controller/wire.h"
 
+#include "transport/base/check.h"
+
 namespace kvferry::controller::wire {
 namespace {
 
@@ -19,7 +21,7 @@ Result<Message> convert_by_type(std::uint32_t type, const msgpack::object& objec
 
 }  // namespace
 
-Result<Message> parse(std::string_view bytes) {
+Result<Message> parse(std::string_view bytes, VersionRange versions) {
   try {
     // An element takes at least one byte, so no honest length exceeds the message's own; msgpack would allocate for it.
     const std::size_t limit = bytes.size();
@@ -29,17 +31,38 @@ Result<Message> parse(std::string_view bytes) {
     const msgpack::object& object = handle.get();
     if (object.type != msgpack::type::ARRAY || object.via.array.size == 0) throw msgpack::type_error();
     const auto header = object.via.array.ptr[0].as<Header>();
-    if (header.version != kProtocolVersion && header.type != Refused{}.header.type) {
-      return Error{ErrorCode::kRefused,
-                   fmt::format("the other side speaks controller protocol version {}, this side version {}; run the "
-                               "same kvferry release on both",
-                               header.version, kProtocolVersion)};
+    const bool is_timeless = header.type == Refused{}.header.type || header.type == Hello{}.header.type;
+    if (!versions.has(header.version) && !is_timeless) {
+      const auto refused = common_version("controller protocol", {"this side", KVFERRY_VERSION, versions},
+                                          {"the other", "", {header.version, header.version}});
+      return refused.error();
     }
     return convert_by_type(header.type, object);
   } catch (const std::exception& failure) {
     return Error{ErrorCode::kCorrupt,
                  fmt::format("malformed controller message ({} bytes): {}", bytes.size(), failure.what())};
   }
+}
+
+namespace {
+
+/// Behind the heads of the message's array and of its header's.
+std::size_t version_at(std::string_view bytes) {
+  const bool is_long = !bytes.empty() && static_cast<unsigned char>(bytes[0]) == 0xdc;  // of 16 fields and more
+  const std::size_t at = is_long ? 4 : 2;
+  KVFERRY_CHECK(bytes.size() > at && static_cast<unsigned char>(bytes[at - 1]) == 0x92 &&
+                    static_cast<unsigned char>(bytes[at]) < 0x80,
+                "not a message of ours");
+  return at;
+}
+
+}  // namespace
+
+std::uint32_t version_of(std::string_view bytes) { return static_cast<unsigned char>(bytes[version_at(bytes)]); }
+
+void set_version(std::string& bytes, std::uint32_t version) {
+  KVFERRY_CHECK(version > 0 && version < 0x80, "protocol version {}", version);
+  bytes[version_at(bytes)] = static_cast<char>(version);
 }
 
 std::optional<Tier> tier_of(std::uint32_t number) {

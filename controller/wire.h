@@ -1,7 +1,7 @@
 // The messages between a node and the controller. Each is one ZeroMQ frame: a msgpack array whose first element is the
 // header. A struct grows only at its end: an old reader ignores what is new, a new reader keeps the default of what is
-// missing. Whatever breaks that rule raises kProtocolVersion. Header and Refused stay as they are for ever, so that a
-// refusal can be read by any version. README.md has the table.
+// missing. Whatever breaks that rule raises kProtocol.newest. Header, Hello and Refused only grow for ever, so that
+// versions can be agreed on and refused by any two. README.md has the table.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,13 @@
 #include "controller/status.h"
 #include "controller/tier_digest.h"
 #include "transport/base/result.h"
+#include "transport/base/versions.h"
 #include "transport/base/wire.h"
 
 namespace kvferry::controller::wire {
 
-constexpr std::uint32_t kProtocolVersion = 1;
+constexpr VersionRange kProtocol{1, 1};  // what this release speaks
+constexpr std::uint32_t kProtocolVersion = kProtocol.newest;
 constexpr std::size_t kMessageBytesMax = std::size_t{4} << 20;  // ZeroMQ drops the connection that sends more
 constexpr std::size_t kChunksPerPublishMax = 16'384;            // larger ones are split; stays far below the byte limit
 constexpr std::size_t kKeysPerLookupMax = 65'536;               // keys, groups and exact tails together
@@ -51,14 +53,19 @@ struct Hello {
   std::uint64_t incarnation = 0;
   std::string role{}, endpoint{}, fingerprint{};
   std::uint64_t next_sequence = 0;  // of the next Publish or Evict
-  KVFERRY_FIELDS(header, name_space, engine_id, incarnation, role, endpoint, fingerprint, next_sequence);
+  std::string serves{}, version{};  // as in NodeInfo
+  // What the node speaks; the header says the oldest of it, so that older controllers can read this. 0: the header's.
+  std::uint32_t oldest_protocol = 0, newest_protocol = 0;
+  KVFERRY_FIELDS(header, name_space, engine_id, incarnation, role, endpoint, fingerprint, next_sequence, serves,
+                 version, oldest_protocol, newest_protocol);
 };
 struct Heartbeat {
   Header header{kProtocolVersion, 4};
   std::uint64_t incarnation = 0;
   std::uint64_t next_sequence = 0;    // shows the controller that the last Publish or Evict was lost
   std::vector<TierDigest> digests{};  // of what is held at next_sequence, by tier; none: not to be judged by it
-  KVFERRY_FIELDS(header, incarnation, next_sequence, digests);
+  std::uint64_t load = 0;             // requests that the node has
+  KVFERRY_FIELDS(header, incarnation, next_sequence, digests, load);
 };
 struct Publish {
   Header header{kProtocolVersion, 6};
@@ -109,6 +116,7 @@ struct StatusRequest {
 };
 
 // Controller to node.
+/// Its header's version is the one that both use from here on.
 struct Registered {
   Header header{kProtocolVersion, 2};
   std::uint64_t incarnation = 0;
@@ -210,8 +218,13 @@ using Message = std::variant<Hello, Registered, Refused, Heartbeat, HeartbeatAck
                              Keep, Unkeep, Bring, Forget>;
 
 /// Never throws. Memory is bounded by a small multiple of bytes.size(), whatever lengths the bytes claim.
-/// Errors: kCorrupt: not a message; kRefused: another protocol version, told in one sentence with both numbers.
-Result<Message> parse(std::string_view bytes);
+/// Errors: kCorrupt: not a message; kRefused: a protocol version that is not in `versions`, told in one sentence with
+/// both. Hello and Refused are read whatever their version.
+Result<Message> parse(std::string_view bytes, VersionRange versions = kProtocol);
+/// Of what encode() made of a message.
+std::uint32_t version_of(std::string_view bytes);
+/// The same message in another version; 1 to 127.
+void set_version(std::string& bytes, std::uint32_t version);
 
 /// nullopt: not a tier of this version.
 std::optional<Tier> tier_of(std::uint32_t number);

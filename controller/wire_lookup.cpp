@@ -1,7 +1,5 @@
 #include "controller/wire_lookup.h"
 
-#include "controller/wire.h"
-
 namespace kvferry::controller::wire {
 namespace {
 
@@ -64,12 +62,15 @@ void write_tails(msgpack::packer<msgpack::sbuffer>& packer, std::span<const Chun
 
 }  // namespace
 
-std::optional<LookupFields> read_lookup(std::string_view bytes) {
+std::optional<LookupFields> read_lookup(std::string_view bytes, VersionRange versions) {
   Reader reader(bytes);
   LookupFields lookup;
   reader.array_of(6);
   reader.array_of(2);
-  if (reader.number() != kProtocolVersion || reader.number() != Lookup{}.header.type) return std::nullopt;
+  const std::uint64_t version = reader.number();
+  if (version < versions.oldest || version > versions.newest || reader.number() != Lookup{}.header.type)
+    return std::nullopt;
+  lookup.version = static_cast<std::uint32_t>(version);
   lookup.incarnation = reader.number();
   lookup.token = reader.number();
   lookup.query.keys = reader.keys();
@@ -78,12 +79,12 @@ std::optional<LookupFields> read_lookup(std::string_view bytes) {
   return reader.is_at_end() ? std::optional(lookup) : std::nullopt;
 }
 
-void write_reply(msgpack::sbuffer& buffer, std::uint64_t token, std::span<const FoundHolder> holders,
-                 std::uint64_t index_version) {
+void write_reply(msgpack::sbuffer& buffer, std::uint32_t version, std::uint64_t token,
+                 std::span<const FoundHolder> holders, std::uint64_t index_version) {
   buffer.clear();
   msgpack::packer packer(buffer);
   packer.pack_array(4);
-  packer.pack(LookupReply{}.header);
+  packer.pack(Header{version, LookupReply{}.header.type});
   packer.pack(token);
   packer.pack_array(static_cast<std::uint32_t>(holders.size()));
   for (const FoundHolder& holder : holders) {

@@ -16,6 +16,7 @@ namespace {
 constexpr int kMessagesPerTurnMax = 1024;  // so that a flood can't put off the leases
 constexpr int kReceiveQueueMax = 32;       // messages a peer; times kMessageBytesMax bounds what it can pile up
 constexpr int kSendQueueMax = 256;         // replies a peer
+constexpr int kBacklog = 4096;             // that come at once, as after a restart; who finds it full waits a second
 constexpr std::size_t kConnectionsKeptMin = 1024;
 
 /// Routing ids of the connections that were heard of, numbered. A ROUTER doesn't tell when one ends, so those without a
@@ -63,6 +64,7 @@ class RouterFront final : public ZmqFront, private Outbox {
       router_.set(zmq::sockopt::router_mandatory, true);  // a reply to nobody is counted, not lost in silence
       router_.set(zmq::sockopt::rcvhwm, kReceiveQueueMax);
       router_.set(zmq::sockopt::sndhwm, kSendQueueMax);
+      router_.set(zmq::sockopt::backlog, kBacklog);
       router_.bind(bind);
       endpoint_ = router_.get(zmq::sockopt::last_endpoint);
       return watch(router_.get(zmq::sockopt::fd)) && watch(wake_up_.fd())

@@ -8,13 +8,26 @@
 #include "transport/base/owned_fd.h"
 
 namespace kvferry::controller {
+
+class ZmqThreads {
+ public:
+  zmq::context_t context{1};
+};
+
+std::shared_ptr<ZmqThreads> make_zmq_threads(int sockets_max) {
+  auto threads = std::make_shared<ZmqThreads>();
+  threads->context.set(zmq::ctxopt::max_sockets, sockets_max);
+  return threads;
+}
+
 namespace {
 
 constexpr int kSendQueueMax = 10'000;  // publishes of a whole snapshot fit: 160 million chunks
 
 class ZmqLink final : public ClientLink {
  public:
-  explicit ZmqLink(const std::string& endpoint) : endpoint_(endpoint) {}
+  ZmqLink(const std::string& endpoint, std::shared_ptr<ZmqThreads> threads)
+      : endpoint_(endpoint), threads_(threads ? std::move(threads) : std::make_shared<ZmqThreads>()) {}
 
   Result<void> connect(LinkOptions options) {
     try {
@@ -75,14 +88,14 @@ class ZmqLink final : public ClientLink {
   zmq::message_t frame_;
   WakeUp wake_up_;
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
-  zmq::context_t context_{1};
-  zmq::socket_t socket_{context_, zmq::socket_type::dealer};
+  std::shared_ptr<ZmqThreads> threads_;  // outlive the socket
+  zmq::socket_t socket_{threads_->context, zmq::socket_type::dealer};
 };
 
 }  // namespace
 
 Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, LinkOptions options) {
-  auto link = std::make_unique<ZmqLink>(endpoint);
+  auto link = std::make_unique<ZmqLink>(endpoint, options.zmq_threads);
   if (Result<void> connected = link->connect(options); !connected) return std::move(connected).error();
   return std::unique_ptr<ClientLink>(std::move(link));
 }

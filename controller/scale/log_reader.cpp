@@ -57,9 +57,14 @@ void LogReader::hello(const std::string& writer, const LogRecord& record, TimeNs
     known->second.expected = hello->next_sequence;
     return;
   }
-  const NodeInfo info{
-      EngineId{hello->engine_id}, Incarnation{hello->incarnation}, hello->role, hello->endpoint, hello->name_space,
-      hello->fingerprint};
+  const NodeInfo info{EngineId{hello->engine_id},
+                      Incarnation{hello->incarnation},
+                      hello->role,
+                      hello->endpoint,
+                      hello->name_space,
+                      hello->fingerprint,
+                      hello->serves,
+                      hello->version};
   if (!may_join_(info)) return;
   const Result<Joined> joined = directory_.join(info, kFirstSequence, now);
   if (!joined) return;  // a newer one is there, or there is no room

@@ -25,7 +25,9 @@ std::string hello_of(const NodeInfo& info, std::uint64_t next_sequence) {
                             .role = info.role,
                             .endpoint = info.endpoint,
                             .fingerprint = info.fingerprint,
-                            .next_sequence = next_sequence});
+                            .next_sequence = next_sequence,
+                            .serves = info.serves,
+                            .version = info.version});
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ struct JoinedFields {
   std::uint64_t incarnation = 0;
   std::string role, endpoint, fingerprint;
   std::uint64_t next_sequence = 0;
-  KVFERRY_FIELDS(id, name_space, engine_id, incarnation, role, endpoint, fingerprint, next_sequence);
+  std::string serves{}, version{};
+  KVFERRY_FIELDS(id, name_space, engine_id, incarnation, role, endpoint, fingerprint, next_sequence, serves, version);
 };
 struct PublishedHead {
   std::uint64_t node = 0, sequence = 0;
@@ -125,7 +126,7 @@ void append_head(std::string& out, const FileHead& head) {
 void append_joined(std::string& out, NodeId node, const NodeInfo& info, std::uint64_t next_sequence) {
   const Record record(out, Type::kJoined);
   out += encode(JoinedFields{node.value, info.name_space, info.engine_id.value, info.incarnation.value, info.role,
-                             info.endpoint, info.fingerprint, next_sequence});
+                             info.endpoint, info.fingerprint, next_sequence, info.serves, info.version});
 }
 
 void append_gone(std::string& out, NodeId node) {
@@ -225,7 +226,9 @@ bool Replayer::replay(std::uint8_t type, std::string_view record) {
                           joined->role,
                           joined->endpoint,
                           joined->name_space,
-                          joined->fingerprint};
+                          joined->fingerprint,
+                          joined->serves,
+                          joined->version};
       state_.replay_joined(NodeId{joined->id}, info, joined->next_sequence);
       return true;
     }

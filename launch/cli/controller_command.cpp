@@ -22,21 +22,25 @@ extern "C" void stop_server(int) {
   if (controller::Server* server = g_server.load()) server->stop();
 }
 
+/// Each node takes a descriptor and each engine a handful; shells give a program 1024, which a thousand nodes end.
+void take_all_files() {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= files.rlim_max) return;
+  files.rlim_cur = files.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &files);
+}
+
 /// HTTP, and the engines that are registered over it. The address that it listens on.
 Result<std::string> add_http(controller::Server& server, controller::EngineDirectory& engines,
                              const std::string& address) {
-  rlimit files{};  // each engine takes a handful of descriptors
-  if (::getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
-    files.rlim_cur = files.rlim_max;
-    ::setrlimit(RLIMIT_NOFILE, &files);
-  }
   Result<controller::HttpOptions> options = controller::parse_http_address(address);
   if (!options) return std::move(options).error();
   std::unique_ptr<controller::EngineEventsFront> events = controller::EngineEventsFront::make(engines);
   controller::HttpBackend backend{.status = [&server](TimeNs now) { return server.sessions().status(now); },
                                   .endpoint = server.endpoint(),
                                   .engines = &engines,
-                                  .events = events.get()};
+                                  .events = events.get(),
+                                  .directory = &server.directory()};
   if (Result<void> added = server.add_front(std::move(events)); !added) return std::move(added).error();
   Result<std::unique_ptr<controller::HttpFront>> http = controller::HttpFront::bind(*options, std::move(backend));
   if (!http) return std::move(http).error();
@@ -57,6 +61,7 @@ Result<void> run(const Values& flags, const std::optional<std::string>& config_f
   for (const ControllerSetting& known : controller_settings()) settings.push_back(known.setting);
   Result<Values> values = resolve(settings, flags, config_file);
   if (!values) return std::move(values).error();
+  take_all_files();
   const SteadyClock clock;
   controller::ServerOptions options{.bind = values->at("bind"), .state = state_folder(*values), .directory = {}};
   if (values->at("stream") != "none") options.stream = values->at("stream");

@@ -21,6 +21,7 @@ using controller::Rule;
 
 constexpr std::int64_t kTimeoutMs = 2000;
 constexpr std::chrono::milliseconds kPollEvery{200};
+constexpr std::chrono::milliseconds kIdleFor{1500};  // so long front doors may still send what they chose a node for
 
 struct Flags {
   Values values;  // the controller
@@ -80,6 +81,7 @@ Result<void> drain(const Flags& flags) {
   if (!done) return done.error();
   if (flags.undo || flags.no_wait) return tell(flags, done->text, {{"node", flags.node}}), Result<void>{};
   NodeStatus last;
+  auto idle_since = std::chrono::steady_clock::now();
   {
     ProgressLine line;
     const Result<void> waited =
@@ -88,8 +90,11 @@ Result<void> drain(const Flags& flags) {
             if (node.engine_id != flags.node || node.name_space != flags.name_space) continue;
             if (!node.is_leaving) return Error{ErrorCode::kRefused, "somebody said that the node stays"};
             last = node;
-            line.show(node.num_moved + node.num_lost, node.num_moved + node.num_lost + node.num_to_move, "chunks");
-            return node.is_drained;
+            line.show(node.num_moved + node.num_lost, node.num_moved + node.num_lost + node.num_to_move,
+                      fmt::format("chunks, {} requests left", node.load));
+            const auto now = std::chrono::steady_clock::now();
+            if (node.load > 0) idle_since = now;
+            return node.is_drained && now - idle_since >= kIdleFor;
           }
           return Error{ErrorCode::kUnavailable, fmt::format("node '{}' left before it was drained", flags.node)};
         });

@@ -37,11 +37,13 @@ void print_replica(const controller::ScaleStatus& scale) {
 }
 
 void print_table(const Status& status, const std::string& endpoint) {
-  using Row = std::array<std::string, 7>;
-  std::vector<Row> rows{{"NAMESPACE", "ENGINE", "INCARNATION", "ROLE", "ENDPOINT", "CHUNKS", "LAST HEARD"}};
+  using Row = std::array<std::string, 10>;
+  std::vector<Row> rows{
+      {"NAMESPACE", "ENGINE", "INCARNATION", "ROLE", "VERSION", "ENDPOINT", "SERVES", "LOAD", "CHUNKS", "LAST HEARD"}};
   for (const controller::NodeStatus& node : status.nodes) {
     rows.push_back({node.name_space.empty() ? "-" : node.name_space, node.engine_id, std::to_string(node.incarnation),
-                    node.role.empty() ? "-" : node.role, node.endpoint, std::to_string(node.num_chunks),
+                    node.role.empty() ? "-" : node.role, node.version.empty() ? "-" : node.version, node.endpoint,
+                    node.serves.empty() ? "-" : node.serves, std::to_string(node.load), std::to_string(node.num_chunks),
                     fmt::format("{:.1f} s ago{}", static_cast<double>(node.heartbeat_age_ms) / 1000,
                                 node.is_drained   ? ", drained"
                                 : node.is_leaving ? fmt::format(", leaving ({} to move)", node.num_to_move)

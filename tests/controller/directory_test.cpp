@@ -208,8 +208,8 @@ TEST_F(DirectoryTest, RefusesAnotherFingerprintWhileTheNamespaceLives) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kRefused);
   EXPECT_THAT(refused.error().what, HasSubstr("'prod'"));
-  EXPECT_THAT(refused.error().what, HasSubstr("'model=a'"));
-  EXPECT_THAT(refused.error().what, HasSubstr("'model=b'"));
+  EXPECT_THAT(refused.error().what, HasSubstr("model is 'a' here"));
+  EXPECT_THAT(refused.error().what, HasSubstr("and 'b' there"));
   EXPECT_TRUE(directory_.join(node_info("b", 1, "test", "model=b"), 0, now_));   // another namespace
   EXPECT_FALSE(directory_.join(node_info("a", 1, "prod", "model=b"), 0, now_));  // nor the same node
   directory_.leave(a);

@@ -77,7 +77,7 @@ def test_nonsense_is_one_sentence(address: str, path: str, body: bytes, word: st
 def test_unknown_paths_and_methods_name_what_there_is(address: str) -> None:
     status, answer = ask(address, "/nowhere")
     assert status == 404
-    assert "POST /query" in json.loads(answer)["error"]
+    assert "POST /pair, /query" in json.loads(answer)["error"]
     assert ask(address, "/status", method="DELETE")[0] in (404, 405)
     assert ask(address, "/query", b"x" * (17 << 20))[0] == 413
 

@@ -82,7 +82,7 @@ TEST_F(Replicas, ARefusalByAllIsFinal) {
   ASSERT_TRUE(first.wait_until([&] { return servers_[0]->status().nodes.size() == 1; }));
   LiveNode other(both(), node_info("b", 1, "", "model=b"));
   ASSERT_TRUE(other.wait_for<Refused>());
-  EXPECT_THAT(other.last<Refused>().reason, HasSubstr("'model=b'"));
+  EXPECT_THAT(other.last<Refused>().reason, HasSubstr("and 'b' there"));
   EXPECT_EQ(other.count<Lost>(), 0U);
 }
 

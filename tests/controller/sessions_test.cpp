@@ -163,6 +163,13 @@ TEST_F(SessionsTest, AnswersThatDontGetOutAreCounted) {
   say(connection, hello("a"));
   say(connection, wire::StatusRequest{});
   EXPECT_EQ(sessions_.counters().replies_dropped, 2U);
+  EXPECT_EQ(sessions_.counters().messages_taken, 2U);
+  EXPECT_EQ(sessions_.counters().messages_sent, 0U);
+  does_read_ = true;
+  say(connection, wire::StatusRequest{});
+  say(connection, hello("a"));
+  EXPECT_EQ(sessions_.counters().messages_taken, 4U);
+  EXPECT_EQ(sessions_.counters().messages_sent, 2U);
   EXPECT_NE(sessions_.session(connection), nullptr) << "it may read the next one";
 }
 

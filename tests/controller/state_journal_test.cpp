@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "controller/state/frames.h"
+#include "controller/state/records.h"
 #include "tests/controller/fixtures.h"
 
 namespace kvferry::controller {
@@ -108,6 +109,26 @@ class StateJournalTest : public ::testing::Test {
 
   fs::path root_;
 };
+
+TEST(StateRecords, WhatANodeToldOfItselfComesBackFromRecordsAndImages) {
+  NodeInfo info = node_info("a", 3);
+  info.serves = "http://a:8000";
+  info.version = "1.2.3";
+  std::string records;
+  append_joined(records, NodeId{1}, info, 0);
+  for (int i = 0; i < 2; ++i) {  // the second time from an image of the first
+    Directory directory;
+    DirectoryState state(directory);
+    ASSERT_TRUE(Replayer(state).replay(records));
+    state.finish(0);
+    const auto nodes = directory.status(0);
+    ASSERT_EQ(nodes.size(), 1U);
+    EXPECT_EQ(nodes[0].serves, "http://a:8000");
+    EXPECT_EQ(nodes[0].version, "1.2.3");
+    records.clear();
+    append_image(records, state.image());
+  }
+}
 
 TEST_F(StateJournalTest, ARestartKnowsEverythingAndConfirmsNothing) {
   std::uint64_t version = 0;

@@ -119,10 +119,10 @@ TEST(ControllerWireLookup, AnAnswerIsTheSameBytesAsAMessageMadeOfIt) {
   }
   msgpack::sbuffer buffer;
   for (int i = 0; i < 2; ++i) {
-    write_reply(buffer, message.token, found, message.index_version);
+    write_reply(buffer, kProtocolVersion, message.token, found, message.index_version);
     EXPECT_EQ(std::string(buffer.data(), buffer.size()), encode(message)) << "also the second time";
   }
-  write_reply(buffer, 5, {}, 0);
+  write_reply(buffer, kProtocolVersion, 5, {}, 0);
   EXPECT_EQ(std::string(buffer.data(), buffer.size()), encode(LookupReply{.token = 5}));
 }
 

@@ -19,6 +19,14 @@ struct NewerLeave {
   KVFERRY_FIELDS(header, incarnation, reasons);
 };
 
+struct OlderHello {
+  Header header{kProtocolVersion, Hello{}.header.type};
+  std::string name_space{"default"}, engine_id{"a"};
+  std::uint64_t incarnation = 3;
+  std::string role{}, endpoint{"tcp://h:1"}, fingerprint{"model=a"};
+  std::uint64_t next_sequence = 0;
+  KVFERRY_FIELDS(header, name_space, engine_id, incarnation, role, endpoint, fingerprint, next_sequence);
+};
 struct OlderHeartbeat {
   Header header{kProtocolVersion, Heartbeat{}.header.type};
   std::uint64_t incarnation = 3, next_sequence = 5;
@@ -119,12 +127,26 @@ TEST(ControllerWire, WhatOlderPeersDoNotSayMeansWhatItMeantToThem) {
   EXPECT_EQ(wanted.resend_from, ~std::uint64_t{0});
 }
 
+TEST(ControllerWire, WhatANewNodeSaysMoreOldControllersLeaveOut) {
+  const auto older =
+      decode<OlderHello>(encode(Hello{.engine_id = "a", .next_sequence = 9, .serves = "http://a:1"}), "");
+  ASSERT_TRUE(older);
+  EXPECT_EQ(older->engine_id, "a");
+  EXPECT_EQ(older->next_sequence, 9U);
+  const auto beat = decode<OlderHeartbeat>(encode(Heartbeat{.next_sequence = 4, .load = 7}), "");
+  ASSERT_TRUE(beat);
+  EXPECT_EQ(beat->next_sequence, 4U);
+  const auto hello = std::get<Hello>(parse(encode(OlderHello{})).value());
+  EXPECT_EQ(hello.serves, "");
+  EXPECT_EQ(hello.newest_protocol, 0U);
+}
+
 TEST(ControllerWire, AnotherVersionIsRefusedInASentenceWithBothNumbers) {
   const Result<Message> parsed = parse(encode(Heartbeat{.header = {kProtocolVersion + 8, 4}}));
   ASSERT_FALSE(parsed);
   EXPECT_EQ(parsed.error().code, ErrorCode::kRefused);
   EXPECT_THAT(parsed.error().what, HasSubstr(std::to_string(kProtocolVersion + 8)));
-  EXPECT_THAT(parsed.error().what, HasSubstr(fmt::format("version {};", kProtocolVersion)));
+  EXPECT_THAT(parsed.error().what, HasSubstr(fmt::format("speaks {},", to_text(kProtocol))));
 }
 
 TEST(ControllerWire, ARefusalOfAnotherVersionCanBeRead) {

@@ -30,7 +30,9 @@ struct Source {
     return options;
   }
   void hello(const std::string& name, std::uint64_t incarnation = 1) {
-    const NodeInfo info = node_info(name, incarnation);
+    NodeInfo info = node_info(name, incarnation);
+    info.serves = "http://" + name;
+    info.version = "1.2.3";
     const Joined joined = directory.join(info, sequences[name], now).value();
     if (joined.fenced) writer.gone(*joined.fenced, now);
     ids[name] = joined.id;
@@ -131,6 +133,10 @@ TEST(EventLog, ALateReplicaKnowsWhatWasSaidButIsNotSureOfIt) {
   EXPECT_EQ(held.count(1), 0U);
   EXPECT_EQ(held.at(5), (Names{"a@1"}));
   EXPECT_EQ(unconfirmed(holders_of(source.directory, 8, source.now)), held);
+  const auto nodes = late.directory.status(late.now);
+  ASSERT_EQ(nodes.size(), 2U);
+  EXPECT_EQ(nodes[0].serves, "http://a");
+  EXPECT_EQ(nodes[1].version, "1.2.3");
 }
 
 TEST(EventLog, ANodeThatSpeaksItselfIsAskedForAllAndTheLogHasNoSayInItAnyMore) {

@@ -1,0 +1,230 @@
+"""What front doors ask the controller over HTTP, with nodes that speak its protocol by hand: /nodes and /pair."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import socket
+import struct
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KVFERRY = Path(__file__).resolve().parents[2] / "build" / "release" / "bin" / "kvferry"
+CHUNK = 32
+FINGERPRINT = f"model=toy kv_dtype=float32 layers=4 kv_heads=2 head_dim=32 chunk_tokens={CHUNK} format=1"
+JSON = {"Content-Type": "application/json"}
+
+
+def pack(value: Any) -> bytes:
+    """msgpack of what the protocol needs."""
+    if isinstance(value, bool):
+        return b"\xc3" if value else b"\xc2"
+    if isinstance(value, int):
+        return bytes([value]) if value < 128 else b"\xcf" + struct.pack(">Q", value)
+    if isinstance(value, str):
+        return b"\xd9" + bytes([len(value)]) + value.encode()
+    if isinstance(value, bytes):
+        return b"\xc5" + struct.pack(">H", len(value)) + value
+    return bytes([0x90 | len(value)]) + b"".join(pack(item) for item in value)
+
+
+class Node:
+    """One node over the controller's stream."""
+
+    def __init__(self, path: str, name: str, role: str, serves: str | None, fingerprint: str = FINGERPRINT) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(10)
+        self._socket.connect(path)
+        more = [] if serves is None else [serves, "7.7.7", 1, 1]  # None: as older nodes say it
+        self.answer = self.ask([[1, 1], "default", name, 1, role, f"tcp://{name}:1", fingerprint, 0, *more])
+
+    def ask(self, message: list[Any]) -> bytes:
+        self.say(message)
+        size = struct.unpack("<I", self._read(4))[0]
+        return self._read(size)
+
+    def say(self, message: list[Any]) -> None:
+        encoded = pack(message)
+        self._socket.sendall(struct.pack("<I", len(encoded)) + encoded)
+
+    def holds(self, keys: list[bytes]) -> None:
+        self.say([[1, 6], 1, 0, True, b"".join(keys), [b"", b"", []], 1, False, False])
+
+    def load(self, num_requests: int) -> None:
+        self.ask([[1, 4], 1, 1, [], num_requests])
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = self._socket.recv(size - len(data))
+            assert piece, "the controller closed the connection"
+            data += piece
+        return data
+
+
+def keys_of(tokens: list[int], extras: str = "") -> list[bytes]:
+    """As transport/base/chunk_key.h says."""
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value.encode())) + value.encode()
+
+    parent = hashlib.sha256(b"\x01" + text(FINGERPRINT) + text(extras)).digest()[:16]
+    keys = []
+    for first in range(0, len(tokens) - CHUNK + 1, CHUNK):
+        words = struct.pack(f"<{CHUNK}i", *tokens[first : first + CHUNK])
+        parent = hashlib.sha256(b"\x02" + parent + text("") + words).digest()[:16]
+        keys.append(parent)
+    return keys
+
+
+class Cluster:
+    def __init__(self, address: str, path: str) -> None:
+        self.address, self.path = address, path
+        self.nodes: dict[str, Node] = {}
+
+    def join(self, name: str, role: str, serves: str | None = "http://x:1", **more: str) -> Node:
+        self.nodes[name] = Node(self.path, name, role, serves, **more)
+        return self.nodes[name]
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as answer:
+            return json.load(answer)
+
+    def pair(self, **body: Any) -> tuple[int, Any]:
+        request = urllib.request.Request(f"http://{self.address}/pair", data=json.dumps(body).encode(), headers=JSON)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as refusal:
+            return refusal.code, json.load(refusal)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    path = tmp_path / "socket"
+    command = [KVFERRY, "controller", "--bind", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0", "--stream",
+               f"unix://{path}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        found = None
+        while found is None:
+            line = process.stderr.readline()
+            assert line, "the controller ended"
+            found = re.search(r"HTTP on (\S+)", line)
+        made = Cluster(found[1], str(path))
+        try:
+            yield made
+        finally:
+            for node in made.nodes.values():
+                node.close()
+            process.terminate()
+
+
+PROMPT = list(range(100, 100 + 4 * CHUNK + 8))
+
+
+def test_nodes_are_told_with_all_that_a_front_door_needs(cluster: Cluster) -> None:
+    cluster.join("p", "kv_producer", "http://p:8100").load(3)
+    cluster.join("old", "kv_consumer", None)
+    told = {node["engine_id"]: node for node in cluster.get("/nodes")["nodes"]}
+    assert told["p"] == {"namespace": "default", "engine_id": "p", "role": "kv_producer", "serves": "http://p:8100",
+                         "endpoint": "tcp://p:1", "draining": False, "load": 3, "chunks": 0,
+                         "fingerprint": FINGERPRINT, "version": "7.7.7"}
+    assert (told["old"]["serves"], told["old"]["version"], told["old"]["load"]) == ("", "", 0)
+    with urllib.request.urlopen(f"http://{cluster.address}/metrics", timeout=10) as answer:
+        assert re.search(r'^kvferry_controller_node_load\{.*node="p".*\} 3$', answer.read().decode(), re.MULTILINE)
+    assert {node["engine_id"]: node["serves"] for node in cluster.get("/status")["nodes"]} == {
+        "p": "http://p:8100", "old": ""}
+
+
+def test_a_pair_is_who_holds_the_prompt_and_is_not_too_busy(cluster: Cluster) -> None:
+    for name, role in (("p0", "kv_producer"), ("p1", "kv_producer"), ("d0", "kv_consumer"), ("d1", "kv_consumer")):
+        cluster.join(name, role)
+    cluster.nodes["p1"].holds(keys_of(PROMPT)[:3])
+    cluster.nodes["d1"].holds(keys_of(PROMPT, "salt=s"))
+
+    def tell_loads() -> None:  # what was chosen before counts no more
+        for name, node in cluster.nodes.items():
+            node.load(7 if name == "d0" else 0)
+
+    tell_loads()
+    status, pair = cluster.pair(token_ids=PROMPT)
+    assert status == 200, pair
+    assert pair == {"prefill": {"engine_id": "p1", "serves": "http://x:1", "endpoint": "tcp://p1:1",
+                                "cached_tokens": 3 * CHUNK, "load": 0},
+                    "decode": {"engine_id": "d1", "serves": "http://x:1", "endpoint": "tcp://d1:1",
+                               "cached_tokens": 0, "load": 0},
+                    "skip_prefill": False}
+    salted = cluster.pair(token_ids=PROMPT, cache_salt="s")[1]
+    assert (salted["decode"]["cached_tokens"], salted["skip_prefill"]) == (4 * CHUNK, True)
+    tell_loads()
+    by_keys = cluster.pair(keys=[key.hex() for key in keys_of(PROMPT)], namespace="default")[1]
+    assert by_keys["prefill"]["cached_tokens"] == 3 * CHUNK
+    assert cluster.pair(token_ids=PROMPT, exclude=["p1"])[1]["prefill"]["engine_id"] == "p0"
+    tell_loads()
+    assert cluster.pair(token_ids=[], loads={"p0": 5})[1]["prefill"]["engine_id"] == "p1"
+
+
+def test_who_is_missing_is_told(cluster: Cluster) -> None:
+    status, answer = cluster.pair(token_ids=PROMPT)
+    assert status == 503
+    assert answer["error"].startswith("no prefill node (kv_producer or kv_both) of namespace 'default' takes requests")
+    cluster.join("p", "kv_producer")
+    assert "no decode node" in cluster.pair(token_ids=PROMPT)[1]["error"]
+    cluster.join("d", "kv_consumer", None)
+    assert "1 without the key 'serves'" in cluster.pair(token_ids=PROMPT)[1]["error"]
+    assert "namespace 'x'" in cluster.pair(token_ids=PROMPT, namespace="x")[1]["error"]
+
+
+@pytest.mark.parametrize(("body", "word"), [
+    ({}, "token_ids is missing"),
+    ({"token_ids": [-1]}, "token_ids[0] is -1"),
+    ({"keys": "x"}, "keys is \"x\""),
+    ({"keys": ["zz"]}, "keys[0] is"),
+    ({"token_ids": [], "exclude": "d0"}, "exclude is"),
+    ({"token_ids": [], "loads": {"d0": -1}}, "loads is"),
+    ({"token_ids": [], "namespace": 7}, "namespace is 7"),
+])
+def test_nonsense_is_named(cluster: Cluster, body: dict[str, Any], word: str) -> None:
+    status, answer = cluster.pair(**body)
+    assert status == 400
+    assert word in answer["error"]
+
+
+def test_another_model_is_refused_with_the_field_and_both_values(cluster: Cluster) -> None:
+    cluster.join("a", "kv_both")
+    other = cluster.join("b", "kv_both", fingerprint=FINGERPRINT.replace("float32", "bfloat16"))
+    assert b"kv_dtype (the KV cache's data type) is 'float32' here and 'bfloat16' there" in other.answer
+
+
+def test_the_release_before_is_answered_byte_for_byte(cluster: Cluster) -> None:
+    old = cluster.join("old", "kv_both", None)
+    assert old.answer == b"\x94\x92\x01\x02\x01\xc3\x90"
+    assert old.ask([[1, 4], 1, 0, []]) == b"\x94\x92\x01\x05\x01\x00\x90"
+
+
+def test_what_a_call_costs(cluster: Cluster) -> None:
+    """Prints it: pytest -s."""
+    for name, role in (("p0", "kv_producer"), ("d0", "kv_consumer")):
+        cluster.join(name, role).load(0)
+    long = list(range(8192))
+    times = []
+    body = json.dumps({"token_ids": long}).encode()
+    for _ in range(50):
+        begin = time.perf_counter()
+        request = urllib.request.Request(f"http://{cluster.address}/pair", data=body, headers=JSON)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            answer.read()
+        times.append(time.perf_counter() - begin)
+    print(f"\n/pair of 8192 tokens, a connection each: median {sorted(times)[25] * 1e6:.0f} us")
+    assert sorted(times)[25] < 1.0
