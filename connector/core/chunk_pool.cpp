@@ -85,6 +85,13 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
   return true;
 }
 
+void ChunkPool::tell_window(ChunkRef chunk, std::uint32_t window_from) {
+  Slot& slot = checked(chunk);
+  KVFERRY_CHECK(slot.state == State::kWriting && window_from <= slot.meta.num_tokens,
+                "slot {} of {} tokens is told a window from {}", chunk.slot, slot.meta.num_tokens, window_from);
+  slot.meta.window_from = window_from;
+}
+
 void ChunkPool::spoil(ChunkRef chunk) {
   Slot& slot = checked(chunk);
   KVFERRY_CHECK(slot.state == State::kWriting, "slot {} is spoilt, but nobody writes it", chunk.slot);

@@ -58,6 +58,8 @@ class ChunkPool {
   /// One rank's outcome of a write. Ready when all ranks wrote; freed when any failed. Returns true when it became
   /// ready.
   bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum);
+  /// Of a chunk that is being written: from which token on it has what windows attend to (ChunkMeta::window_from).
+  void tell_window(ChunkRef chunk, std::uint32_t window_from);
   /// The write under way can't be trusted: however it ends, it counts as failed.
   void spoil(ChunkRef chunk);
   /// Frees a slot that nobody writes any more (a pull that was given up before it started).

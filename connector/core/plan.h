@@ -28,7 +28,9 @@ struct SaveItem {
   ChunkRef chunk;
   std::uint32_t first_token = 0;
   std::uint32_t num_tokens = 0;
-  KVFERRY_FIELDS(chunk, first_token, num_tokens);
+  std::uint64_t push = 0;  // it goes to another node layer by layer (push_wire.h); 0: it does not
+  std::uint32_t push_index = 0;
+  KVFERRY_FIELDS(chunk, first_token, num_tokens, push, push_index);
 };
 
 struct SaveJob {

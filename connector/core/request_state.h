@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "connector/core/chunk_pool.h"
+#include "connector/core/push_sender.h"
 #include "connector/core/token_chain.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
@@ -34,6 +35,7 @@ struct NewRequest {
   bool cacheable = true;          // false: prompt embeddings, or the prefix cache must not be read
   bool handoff = false;           // do_remote_decode: a decode worker will come for the prompt
   std::optional<HandoffSource> source;
+  std::optional<PushTarget> push_to;  // with `handoff`: where the prompt goes while it is computed
 };
 
 /// One admission of a request, for reports: counted once each, never changed afterwards except `loaded`.
@@ -134,6 +136,7 @@ struct RequestState {
   enum class AsyncLoad : std::uint8_t { kNone, kUnderWay, kDone } async_load = AsyncLoad::kNone;
   std::uint64_t admitted_in = 0;  // the step of its last admission
 
+  bool is_delivered = false;          // its prompt was pushed: no hand-off waits for a reader
   std::optional<ChunkRef> last_tail;  // the newest tail of this request in the pool
   std::uint32_t last_tail_end = 0;    // where it ends, in tokens
   std::uint32_t preemptions = 0;

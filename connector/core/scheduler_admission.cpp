@@ -73,6 +73,7 @@ std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::
 }
 
 Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeNs now) {
+  now_ = now;
   RequestState* found = find(id);
   if (found == nullptr || !found->cacheable) return {};
   RequestState& request = *found;
@@ -141,6 +142,7 @@ void SchedulerCore::end_attempt(RequestState& request) {
 }
 
 void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks, TimeNs now) {
+  now_ = now;
   RequestState* found = find(id);
   if (found == nullptr) return;
   RequestState& request = *found;

@@ -11,7 +11,14 @@
 namespace kvferry {
 
 SchedulerCore::SchedulerCore(CoreConfig config)
-    : config_(std::move(config)), pool_(config_.num_slots, config_.num_ranks), next_lease_(config_.first_lease) {
+    : config_(std::move(config)),
+      pool_(config_.num_slots, config_.num_ranks),
+      sender_({config_.fingerprint, config_.num_ranks, config_.push_ttl, config_.push_grace, config_.first_lease},
+              pool_),
+      receiver_({config_.fingerprint, config_.chunk_tokens, config_.num_ranks, config_.push_ttl, config_.try_timeout,
+                 config_.first_lease},
+                pool_),
+      next_lease_(config_.first_lease) {
   KVFERRY_CHECK(next_lease_ > 0, "lease 0 means none");
   KVFERRY_CHECK(!config_.windows.empty(), "an engine without KV groups");
   for (const std::uint32_t window : config_.windows) {
@@ -26,6 +33,7 @@ RequestState* SchedulerCore::find(const RequestId& id) {
 }
 
 void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
+  now_ = now;
   if (requests_.contains(request.id) || request.tokens.empty()) return;
   const ChunkKey root = root_key(config_.fingerprint, request.extras);
   RequestState& state =
@@ -34,7 +42,9 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
   if (after != loads_.begin() && std::prev(after)->first.first == request.id.value)
     state.attempt.value = std::prev(after)->first.second;
+  if (state.source) hurry_pushes(state);
   if (state.cacheable && cover(state).tokens + 1 < state.chain.size()) start_fetch(state, now);
+  if (state.cacheable && state.handoff && request.push_to) offer_prompt(state, *request.push_to);
 }
 
 void SchedulerCore::update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens) {
@@ -55,6 +65,7 @@ std::uint32_t SchedulerCore::num_tokens(const RequestId& id) const {
 
 FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks,
                                         bool aborted, TimeNs now) {
+  now_ = now;
   FinishedRequest result;
   RequestState* found = find(id);
   if (found == nullptr) return result;
@@ -69,18 +80,11 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
     if (request.handoff) {
       result.handoff = true;
       result.handoff_tokens = std::min(num_computed, request.num_prompt_tokens);
-      std::vector<ChunkRef> chunks;
-      const std::uint32_t full = result.handoff_tokens / config_.chunk_tokens;
-      const auto hold = [&](const ChunkPool::Slot* slot) {
-        if (slot != nullptr) chunks.push_back(slot->ref);
-      };
-      for (std::uint32_t i = 0; i < full; ++i) hold(pool_.find(request.chain.key(i)));
-      if (const std::uint32_t rest = result.handoff_tokens % config_.chunk_tokens; rest > 0)
-        hold(pool_.find(request.chain.tail_key(full, rest)));
-      if (const auto former = handoffs_.find(id.value); former != handoffs_.end()) pool_.unpin(former->second);
-      handoffs_[id.value] = pool_.pin(std::move(chunks), "hand-off of " + id.value, now, now + config_.handoff_ttl);
+      hold_handoff(request, result.handoff_tokens, now);
     }
   }
+  sender_.request_over(id, now);
+  take_push_actions();
   result.admissions = std::move(request.admissions);
   end_attempt(request);
   if (request.fetch) {
@@ -92,10 +96,30 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
   return result;
 }
 
+/// Keeps the prompt until its decode worker has come for it.
+void SchedulerCore::hold_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now) {
+  const std::string& id = request.id.value;
+  if (const auto former = handoffs_.find(id); former != handoffs_.end()) {
+    pool_.unpin(former->second);
+    handoffs_.erase(former);
+  }
+  if (request.is_delivered) return;
+  std::vector<ChunkRef> chunks;
+  const auto hold = [&](const ChunkPool::Slot* slot) {
+    if (slot != nullptr) chunks.push_back(slot->ref);
+  };
+  const std::uint32_t full = num_tokens / config_.chunk_tokens;
+  for (std::uint32_t i = 0; i < full; ++i) hold(pool_.find(request.chain.key(i)));
+  if (const std::uint32_t rest = num_tokens % config_.chunk_tokens; rest > 0)
+    hold(pool_.find(request.chain.tail_key(full, rest)));
+  handoffs_[id] = pool_.pin(std::move(chunks), "hand-off of " + id, now, now + config_.handoff_ttl);
+}
+
 void SchedulerCore::reset_cache() {
   // Held chunks too: what a hold still reads is freed when it ends, and no look-up finds it any more.
   for (const ChunkPool::Slot* slot : pool_.ready()) pool_.condemn(slot->ref);
   distrust_planned_saves();
+  receiver_.distrust();
   announce_evictions();
 }
 
@@ -112,6 +136,8 @@ void SchedulerCore::publish(ChunkRef chunk) {
   promise::verified_only(slot.ref == chunk && slot.state == ChunkPool::State::kReady, slot.checksums.size(),
                          config_.num_ranks, chunk.slot);
   actions_.push_back(ChunksPublished{{slot.meta}});
+  sender_.chunk_ready(slot, now_);
+  take_push_actions();
 }
 
 void SchedulerCore::announce_evictions() {
@@ -121,6 +147,10 @@ void SchedulerCore::announce_evictions() {
 }
 
 void SchedulerCore::tick(TimeNs now) {
+  now_ = now;
+  sender_.tick(now);
+  receiver_.tick(now);
+  take_push_actions();
   counters_.holds_expired += pool_.expire_pins(now).size();
   std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second); });
   std::erase_if(leases_, [&](const auto& entry) { return !pool_.pinned(entry.second.pin); });

@@ -23,6 +23,8 @@
 #include "connector/core/orders.h"
 #include "connector/core/peer_wire.h"
 #include "connector/core/plan.h"
+#include "connector/core/push_receiver.h"
+#include "connector/core/push_sender.h"
 #include "connector/core/request_state.h"
 #include "transport/base/clock.h"
 
@@ -45,6 +47,8 @@ struct CoreConfig {
   TimeNs pull_timeout = 4 * kSecond;          // for the bytes of one holder
   TimeNs lease_ttl = 30 * kSecond;            // a reader that died holds nothing longer than this
   TimeNs handoff_ttl = 60 * kSecond;          // a finished prefill waits this long for its decode worker
+  TimeNs push_ttl = 60 * kSecond;             // from an offer to its last chunk
+  TimeNs push_grace = 30 * kSecond;           // for workers to end what was given up
   TimeNs keep_ttl_max = 24 * 3600 * kSecond;  // whatever the controller asks
   TimeNs pin_ttl = 60 * kSecond;              // look-ups and loads of our own; ended by the next step in practice
   TimeNs refetch_after = 100 * kMillisecond;  // what nobody had a moment ago isn't asked for again at once
@@ -91,8 +95,8 @@ struct LogLine {
   std::string text;
   bool warning = false;
 };
-using Action =
-    std::variant<DirectoryQuery, LeaseWanted, LeaseReleased, PullWanted, ChunksPublished, ChunksEvicted, LogLine>;
+using Action = std::variant<DirectoryQuery, LeaseWanted, LeaseReleased, PullWanted, ChunksPublished, ChunksEvicted,
+                            PushOffered, PushStarted, PushSettled, PushDropped, SlotsLent, SlotsReclaimed, LogLine>;
 
 // ---- events ----
 struct ScheduledRequest {
@@ -121,13 +125,15 @@ struct CoreCounters {
   std::uint64_t lookups = 0, lookup_hits = 0, hit_tokens = 0, loads = 0, loaded_tokens = 0, load_failures = 0,
                 resumed = 0, resumed_hit_tokens = 0, saved_chunks = 0, saved_tokens = 0, save_failures = 0,
                 pool_full = 0, pulls = 0, pulled_chunks = 0, pull_failures = 0, fetch_timeouts = 0, leases_granted = 0,
-                holds_expired = 0, evicted_chunks = 0, keeps_refused = 0;
+                holds_expired = 0, evicted_chunks = 0, keeps_refused = 0, pushed_chunks = 0, push_failures = 0,
+                received_chunks = 0;
   bool operator==(const CoreCounters&) const = default;
 };
 
 class SchedulerCore {
  public:
   explicit SchedulerCore(CoreConfig config);
+  SchedulerCore(const SchedulerCore&) = delete;  // its parts refer to each other
 
   // ---- the engine's side; ids of requests that were never added (or left) are ignored, as vLLM may abort any time
   // ----
@@ -155,10 +161,23 @@ class SchedulerCore {
   // ---- the network's side; late or unknown ids are ignored, except of pulls, which our own workers answer once ----
   void directory_answered(std::uint64_t fetch, std::vector<HolderOffer> offers, TimeNs now);
   void lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply, TimeNs now);
-  /// One rank's outcome, ok[i] for item i of the pull.
-  void pull_done(std::uint64_t pull, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now);
+  /// One rank's outcome, ok[i] for item i of the pull. checksums[i]: of this rank's chunk, where the item has none
+  /// since the holder's shape is another.
+  void pull_done(std::uint64_t pull, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
+                 const std::vector<std::uint64_t>& checksums = {});
   LeaseReply lease_wanted(const std::string& from, const LeaseRequest& request, TimeNs now);
   void lease_released(std::uint64_t lease);
+
+  // ---- pushes (push_wire.h) ----
+  /// The other node's answer to our offer.
+  void push_answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now);
+  /// What a rank of ours was given to push, once each.
+  void push_moved(const PushOutcome& outcome, TimeNs now);
+  /// Another node offers chunks. What is lent is told to the workers first, then to the node.
+  PushReply push_offered(const std::string& from, const PushOffer& offer, TimeNs now);
+  void push_not_lent(std::uint64_t ticket, std::span<const std::uint32_t> indices, TimeNs now);
+  void push_settled(const PushSettlement& settlement, TimeNs now);
+  void push_reclaimed(const Reclaim& answer, TimeNs now);
 
   // ---- the controller's orders (orders.h) ----
   void keep_ordered(const KeepOrder& order, TimeNs now);
@@ -182,6 +201,9 @@ class SchedulerCore {
   std::size_t num_open_lookups() const { return open_lookups_.size(); }
   std::size_t num_ordered_fetches() const { return ordered_.size(); }
   std::size_t num_kept() const { return num_kept_; }
+  std::size_t num_pushes() const { return sender_.num_pushes(); }
+  std::size_t num_loans() const { return receiver_.num_loans(); }
+  std::size_t num_lent() const { return receiver_.num_lent(); }
 
  private:
   struct Pull {
@@ -216,6 +238,7 @@ class SchedulerCore {
   Answer answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now);
   void end_attempt(RequestState& request);
   void leave_blocks(RequestState& request);
+  void hold_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now);
   static void load_ended(RequestState& request, const Load& load);
 
   std::uint32_t plan_full_chunks(RequestState& request, std::vector<SaveJob>& jobs);
@@ -240,11 +263,17 @@ class SchedulerCore {
   bool ordered_lease_answered(std::uint64_t number, const LeaseReply& reply, TimeNs now);
   void end_ordered_piece(TimeNs now);
   void tick_orders(TimeNs now);
+  void offer_prompt(RequestState& request, PushTarget target);
+  void hurry_pushes(RequestState& request);
+  void take_push_actions();
   void publish(ChunkRef chunk);
   void announce_evictions();
 
   CoreConfig config_;
   ChunkPool pool_;
+  PushSender sender_;
+  PushReceiver receiver_;
+  TimeNs now_ = 0;  // of the event that is being handled
   std::unordered_map<RequestId, RequestState> requests_;
   std::vector<RequestState*> last_order_;  // of the last step's requests: the next step's is nearly the same
   std::set<RequestId> open_lookups_;       // answered in this step, not allocated yet

@@ -168,7 +168,10 @@ const PullWanted* SchedulerCore::start_pull(const RequestId& request, const Engi
   for (const LeasedChunk& leased : reply.chunks) {
     if (leased.index >= wanted.size()) continue;
     ChunkMeta meta = wanted[leased.index];
-    if (leased.num_tokens != meta.num_tokens || leased.checksums.size() != config_.num_ranks) continue;
+    if (leased.num_tokens != meta.num_tokens) continue;
+    const bool has_checksums = leased.checksums.size() == config_.num_ranks;
+    const bool has_runs = leased.checksums.empty() && leased.run_checksums.size() == config_.num_ranks;
+    if (!has_checksums && !has_runs) continue;
     if (leased.window_from > leased.num_tokens) continue;
     meta.window_from = leased.window_from;
     if (pool_.find(meta.key) != nullptr) continue;  // someone else brings it
@@ -177,7 +180,7 @@ const PullWanted* SchedulerCore::start_pull(const RequestId& request, const Engi
       counters_.pool_full += 1;
       break;
     }
-    pull.items.push_back({leased.chunk, *slot, leased.num_tokens, leased.checksums});
+    pull.items.push_back({leased.chunk, *slot, leased.num_tokens, leased.checksums, leased.run_checksums});
   }
   announce_evictions();
   if (pull.items.empty()) return nullptr;
@@ -188,14 +191,19 @@ const PullWanted* SchedulerCore::start_pull(const RequestId& request, const Engi
   return &std::get<PullWanted>(actions_.back());
 }
 
-void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now) {
+void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
+                              const std::vector<std::uint64_t>& checksums) {
+  now_ = now;
   const auto found = pulls_.find(id);
   promise::exactly_once(found != pulls_.end() && ok.size() == found->second.items.size(), fmt::format("pull {}", id));
   Pull& pull = found->second;
   for (std::size_t i = 0; i < ok.size(); ++i) {
-    const PullItem& item = pull.items[i];  // ok: the worker found the bytes to match the holder's checksum
-    if (!ok[i]) counters_.pull_failures += 1;
-    if (pool_.rank_written(item.local, rank, ok[i], item.checksums[rank])) {
+    const PullItem& item = pull.items[i];  // ok: the worker found the bytes to match the holder's checksums
+    const bool is_told = !item.checksums.empty();
+    const bool is_ok = ok[i] && (is_told || i < checksums.size());
+    if (!is_ok) counters_.pull_failures += 1;
+    const std::uint64_t checksum = is_told ? item.checksums[rank] : is_ok ? checksums[i] : 0;
+    if (pool_.rank_written(item.local, rank, is_ok, checksum)) {
       counters_.pulled_chunks += 1;
       publish(item.local);
     }

@@ -1,13 +1,14 @@
 // This node as a holder: leases for nodes that read from its pool.
 #include "connector/core/scheduler_core.h"
+#include "transport/base/fingerprint.h"
 
 namespace kvferry {
 
 LeaseReply SchedulerCore::lease_wanted(const std::string& from, const LeaseRequest& request, TimeNs now) {
   LeaseReply reply;
   if (request.fingerprint != config_.fingerprint) {
-    reply.refused = fmt::format("different models on the two sides: here '{}', there '{}'", config_.fingerprint,
-                                request.fingerprint);
+    reply.refused =
+        "different models on the two sides: " + fingerprint_difference(config_.fingerprint, request.fingerprint);
     return reply;
   }
   std::vector<ChunkRef> chunks;

@@ -173,8 +173,9 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
     return std::nullopt;
   }
   saving_.insert(*slot);
+  const PushSender::Tag tag = sender_.saving(meta.key, *slot, now_).value_or(PushSender::Tag{});
   if (is_tail || (request.last_tail && end > request.last_tail_end)) remember_tail(*slot);
-  return SaveItem{*slot, chunk * config_.chunk_tokens, num_tokens};
+  return SaveItem{*slot, chunk * config_.chunk_tokens, num_tokens, tag.push, tag.index};
 }
 
 /// Adds the item to the request's job, rebased on the blocks that it touches.
@@ -229,6 +230,7 @@ void SchedulerCore::distrust_planned_saves() {
 }
 
 void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
+  now_ = now;
   for (const LoadDone& done : report.loads) {
     const auto found = loads_.find({done.request_id, done.attempt});
     promise::exactly_once(
@@ -269,7 +271,10 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     } else if (!save.ok) {
       counters_.save_failures += 1;
     }
-    if (pool_.slot(save.chunk.slot).state != ChunkPool::State::kWriting) saving_.erase(save.chunk);
+    const ChunkPool::State state = pool_.slot(save.chunk.slot).state;
+    if (state == ChunkPool::State::kWriting) continue;
+    saving_.erase(save.chunk);
+    if (state != ChunkPool::State::kReady) sender_.chunk_lost(save.chunk, now);
   }
   announce_evictions();
   tick(now);

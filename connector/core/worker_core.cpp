@@ -69,7 +69,7 @@ PullOutcome WorkerCore::pull_ended(std::uint64_t id, std::vector<bool> ok, std::
   promise::exactly_once(found != pulls_.end() && ok.size() == found->second.chunks.size(), fmt::format("pull {}", id));
   for (std::size_t i = 0; i < ok.size(); ++i) end_write(found->second.chunks[i], ok[i]);
   pulls_.erase(found);
-  return {id, rank_, std::move(ok), std::move(what)};
+  return {id, rank_, std::move(ok), std::move(what), {}};
 }
 
 std::vector<std::uint64_t> WorkerCore::overdue_pulls(TimeNs now) {

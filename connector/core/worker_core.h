@@ -16,21 +16,34 @@
 
 namespace kvferry {
 
-/// The scheduler's order to bring chunks of another node's same rank into this rank's pool.
+/// A rank of another node, and its pool.
+struct PullSource {
+  std::string address;
+  std::string region;
+  std::uint64_t slot_bytes = 0;
+  KVFERRY_FIELDS(address, region, slot_bytes);
+};
+
+/// The scheduler's order to bring chunks of another node into this rank's pool: of the same rank, or, where the node's
+/// shape is another, put together from runs of several.
 struct PullOrder {
   std::uint64_t pull = 0;
   std::string remote_address;  // of the other rank's transport
   std::string remote_region;   // of its pool
   std::int64_t timeout_ms = 0;
   std::vector<PullItem> items;
-  KVFERRY_FIELDS(pull, remote_address, remote_region, timeout_ms, items);
+  std::vector<PullSource> sources = {};  // empty: remote_address alone
+  std::vector<ShardRun> runs = {};       // of each chunk; `holder` counts the sources
+  std::uint64_t num_cells = 0;           // of this rank
+  KVFERRY_FIELDS(pull, remote_address, remote_region, timeout_ms, items, sources, runs, num_cells);
 };
 struct PullOutcome {
   std::uint64_t pull = 0;
   std::uint32_t rank = 0;
-  std::vector<bool> ok;  // [item]
-  std::string what;      // why not, for the log
-  KVFERRY_FIELDS(pull, rank, ok, what);
+  std::vector<bool> ok;                       // [item]
+  std::string what;                           // why not, for the log
+  std::vector<std::uint64_t> checksums = {};  // [item] of this rank's chunk, where nobody knew it before
+  KVFERRY_FIELDS(pull, rank, ok, what, checksums);
 };
 
 /// What verified bytes a load found.

@@ -28,6 +28,13 @@ class ChunkStore {
   /// Packs what the stream has computed so far; what the engine gives it later may overwrite the blocks. Each item is
   /// told once by take_saved(), in this step or a later one.
   virtual void save(const std::vector<SaveJob>& jobs, DeviceStream stream) = 0;
+  /// Packs one layer of a save whose other layers follow in order, and save() after the last: what has been packed so
+  /// is not packed again. Returns the chunk_checksum() of the layer's run of the slot. kUnavailable: this store packs
+  /// all layers at once.
+  virtual Result<std::uint64_t> save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) {
+    (void)job, (void)item, (void)layer;
+    return Error{ErrorCode::kUnavailable, "chunks are packed whole here"};
+  }
   /// What has ended since the last call. ok: the slot is whole and anybody may read it.
   virtual std::vector<SaveDone> take_saved() = 0;
   using IsReadable = std::function<bool(ChunkRef)>;
@@ -44,6 +51,8 @@ class ChunkStore {
   };
   /// Where a transfer may write this chunk; landed() follows. kFull: something is still at the slot.
   virtual Result<Place> land(ChunkRef chunk, std::uint64_t bytes) = 0;
+  /// The same for a transfer in parts, whose checksum nobody knows before it is over: always the slot.
+  virtual Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) { return land(chunk, bytes); }
   struct Landed {
     ChunkRef chunk;
     bool ok = false;

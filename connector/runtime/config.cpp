@@ -73,6 +73,14 @@ bool text(const Json& value, std::string& out) {
   return true;
 }
 
+bool is_server_url(std::string_view url) {
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (url.starts_with(scheme) && url.size() > scheme.size() && url.size() <= 512)
+      return url.find_first_of(" \t\r\n") == std::string_view::npos && url[scheme.size()] != '/';
+  }
+  return false;
+}
+
 const Key kKeys[] = {
     {"controller",
      "tcp://HOST:PORT, ipc://PATH, unix:///ABSOLUTE/PATH or stream://HOST:PORT; of replicas several, with commas",
@@ -106,6 +114,11 @@ const Key kKeys[] = {
      }},
     {"advertise_host", "a host name or address that the other nodes reach",
      [](ConnectorConfig& c, const Json& v) { return text(v, c.advertise_host); }},
+    {"serves", "http://HOST:PORT or https://HOST:PORT, where routers reach this server; empty: they are told none",
+     [](ConnectorConfig& c, const Json& v) {
+       if (v == "") return c.serves.clear(), true;
+       return text(v, c.serves) && is_server_url(c.serves);
+     }},
     {"namespace", "a name; nodes of one namespace serve one model",
      [](ConnectorConfig& c, const Json& v) { return text(v, c.name_space); }},
 };

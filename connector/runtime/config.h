@@ -22,6 +22,7 @@ struct ConnectorConfig {
   std::int64_t load_timeout_ms = 5000;
   std::string advertise_host;  // where other nodes reach this one; empty: the route to the controller tells
   std::string name_space = "default";
+  std::string serves;  // URL under which routers reach this vLLM server; empty: they are told none
 };
 
 /// The environment, handed in: nullptr where the variable isn't set.

@@ -29,6 +29,7 @@ class GpuStore final : public ChunkStore {
   std::vector<LoadOutcome> load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,
                                 DeviceStream stream) override;
   Result<Place> land(ChunkRef chunk, std::uint64_t bytes) override;
+  Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) override;
   void landed(std::span<const Landed> chunks) override;
   std::vector<Landed> take_landed() override;
   std::size_t num_fenced() const override;

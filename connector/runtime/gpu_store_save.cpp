@@ -96,17 +96,21 @@ std::vector<SaveDone> GpuStore::take_saved() {
 }
 
 Result<ChunkStore::Place> GpuStore::land(ChunkRef chunk, std::uint64_t bytes) {
+  Result<Place> slot = land_in_slot(chunk, bytes);
+  if (!slot || !region_) return slot;
+  const std::lock_guard lock(mutex_);
+  const auto claim = table_.claim(chunk, FrameTable::State::kLanding, fmt::format("landing in slot {}", chunk.slot));
+  if (!claim) return slot;
+  landings_.insert({chunk.slot, {chunk, *claim, bytes}});
+  return Place{*region_, claim->frame.frame * frame_bytes_};
+}
+
+Result<ChunkStore::Place> GpuStore::land_in_slot(ChunkRef chunk, std::uint64_t) {
   const std::lock_guard lock(mutex_);
   poll();
   table_.drop_slot(chunk.slot);
   if (slot_uses_[chunk.slot] > 0 || landings_.contains(chunk.slot))
     return Error{ErrorCode::kFull, fmt::format("the GPU is still at slot {}", chunk.slot)};
-  if (region_) {
-    if (auto claim = table_.claim(chunk, FrameTable::State::kLanding, fmt::format("landing in slot {}", chunk.slot))) {
-      landings_.insert({chunk.slot, {chunk, *claim, bytes}});
-      return Place{*region_, claim->frame.frame * frame_bytes_};
-    }
-  }
   return Place{parts_.pool_region, chunk.slot * parts_.chunk_bytes};
 }
 

@@ -1,3 +1,4 @@
+#include <map>
 #include <mutex>
 #include <utility>
 
@@ -15,6 +16,7 @@ class HostStore final : public ChunkStore {
 
   std::string describe() const override { return {}; }
   void save(const std::vector<SaveJob>& jobs, DeviceStream stream) override;
+  Result<std::uint64_t> save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) override;
   std::vector<SaveDone> take_saved() override {
     const std::lock_guard lock(mutex_);
     return std::exchange(saved_, {});
@@ -38,10 +40,17 @@ class HostStore final : public ChunkStore {
   std::span<std::byte> slot_bytes(ChunkRef chunk, std::uint64_t tokens) {
     return parts_.pool.subspan(chunk.slot * parts_.chunk_bytes, tokens * packer_->chunk_bytes_per_token());
   }
+  Result<std::uint64_t> pack(const SaveJob& job, const SaveItem& item);
   LoadOutcome unpack(const LoadJob& job, const IsReadable& is_readable);
 
   ChunkStoreParts parts_;
   std::unique_ptr<Packer> packer_;
+  std::vector<std::unique_ptr<Packer>> layers_;  // one for each layer alone; made when they are needed first
+  struct Layered {
+    ChecksumStream checksum;
+    std::uint32_t num_layers = 0;
+  };
+  std::map<ChunkRef, Layered> layered_;  // saves whose first layers are packed
   std::mutex mutex_;
   std::vector<SaveDone> saved_;
   std::vector<Landed> landed_;
@@ -50,14 +59,41 @@ class HostStore final : public ChunkStore {
 void HostStore::save(const std::vector<SaveJob>& jobs, DeviceStream) {
   for (const SaveJob& job : jobs) {
     for (const SaveItem& item : job.items) {
-      const Result<std::uint64_t> checksum =
-          packer_->gather({item.first_token, item.num_tokens, job.block_ids}, slot_bytes(item.chunk, item.num_tokens));
+      const Result<std::uint64_t> checksum = pack(job, item);
       if (!checksum)
         log().error("saving {} tokens of request {}: {}", item.num_tokens, job.request_id, checksum.error().what);
       const std::lock_guard lock(mutex_);
       saved_.push_back({item.chunk, static_cast<bool>(checksum), checksum ? *checksum : 0});
     }
   }
+}
+
+Result<std::uint64_t> HostStore::pack(const SaveJob& job, const SaveItem& item) {
+  if (auto layered = layered_.extract(item.chunk); layered && layered.mapped().num_layers == layers_.size())
+    return layered.mapped().checksum.digest();
+  return packer_->gather({item.first_token, item.num_tokens, job.block_ids}, slot_bytes(item.chunk, item.num_tokens));
+}
+
+Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) {
+  const KvLayout& whole = packer_->layout();
+  while (layers_.size() < whole.layers.size()) {
+    KvLayout one = whole;
+    one.layers = {whole.layers[layers_.size()]};
+    Result<std::unique_ptr<Packer>> packer = make_host_packer(std::move(one));
+    if (!packer) return std::move(packer).error();
+    layers_.push_back(std::move(*packer));
+  }
+  Layered& layered = layered_[item.chunk];
+  if (layer != layered.num_layers || layer >= layers_.size())
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("layer {} of a save comes after {} layers", layer, layered.num_layers)};
+  const std::uint64_t bytes = item.num_tokens * layers_[layer]->chunk_bytes_per_token();
+  const std::span<std::byte> run = slot_bytes(item.chunk, item.num_tokens).subspan(layer * bytes, bytes);
+  Result<std::uint64_t> checksum = layers_[layer]->gather({item.first_token, item.num_tokens, job.block_ids}, run);
+  if (!checksum) return checksum;
+  layered.checksum.update(run);
+  layered.num_layers += 1;
+  return checksum;
 }
 
 std::vector<LoadOutcome> HostStore::load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,

@@ -7,6 +7,9 @@
 #include <thread>
 #include <utility>
 
+#include "connector/runtime/peer_versions.h"
+#include "connector/runtime/push_links.h"
+#include "connector/runtime/shapes.h"
 #include "transport/base/log.h"
 #include "transport/event_fd.h"
 
@@ -25,6 +28,8 @@ constexpr int kTickMs = 50;
 constexpr int kNewsMs = 2, kIdleNewsMs = 20;
 // A prompt is handed over when its last step is done; its last chunks may be on their way from the GPU then.
 constexpr TimeNs kSavePatience = 200 * kMillisecond;
+// Workers hash for readers of another shape, who give up after a second.
+constexpr TimeNs kHashPatience = 600 * kMillisecond;
 
 controller::ChunkEntry entry_of(const ChunkMeta& chunk) {
   return {chunk.key, chunk.num_tokens, chunk.is_tail, chunk.tail_group.value_or(ChunkKey{})};
@@ -45,9 +50,10 @@ HolderOffer offer_of(const controller::Holder& holder) {
 
 struct NodeLinks::Impl {
   Impl(SharedCore& core, std::unique_ptr<controller::Client> client, std::unique_ptr<ServerSocket> server)
-      : shared(core), directory(std::move(client)), peers(std::move(server)) {}
+      : shared(core), directory(std::move(client)), peers(std::move(server)), pushes(push_parts()) {}
 
   void run();
+  PushLinksParts push_parts();
   void execute(Action action);
   void send_lease(LeaseWanted wanted);
   void send_pull(PullWanted wanted);
@@ -55,6 +61,7 @@ struct NodeLinks::Impl {
   bool take_peer_requests();
   void answer_peers();
   bool is_being_saved(const LeaseRequest& request) const;
+  bool answer_other_shapes();
   bool take_peer_answers();
   bool take_worker_outcomes();
   void take_directory_events();
@@ -71,17 +78,23 @@ struct NodeLinks::Impl {
   std::unique_ptr<controller::Client> directory;
   std::unique_ptr<ServerSocket> peers;
   std::vector<RankEndpoint> ranks;
-  std::vector<std::unique_ptr<ClientSocket>> workers;             // [rank]
-  std::map<std::string, std::unique_ptr<ClientSocket>> links;     // by the other node's endpoint
+  std::vector<Shard> shards;                                   // [rank]
+  std::vector<std::unique_ptr<ClientSocket>> workers;          // [rank]
+  std::map<std::string, std::unique_ptr<ClientSocket>> links;  // by the other node's endpoint
+  PeerVersions versions;
   std::map<std::string, std::vector<RankEndpoint>> remote_ranks;  // as its last answer told
+  std::map<std::string, ShardMap> remote_maps;                    // how they are read; empty: its shape is ours
+  std::optional<RunChecksums> run_checksums;                      // once the workers are known
   std::map<std::uint64_t, std::uint64_t> fetch_of_lookup;         // directory token -> fetch
   struct Asked {
     std::string sender;
     std::uint64_t id = 0;
+    std::uint32_t version = 0;  // that it asks in, and is answered in
     LeaseRequest request;
     TimeNs deadline = 0;  // then it is answered with what there is
   };
   std::vector<Asked> asked;
+  PushLinks pushes;
   std::vector<Action> queue;  // guarded by shared.mutex
   EventFd wake;
   std::atomic<bool> stopping{false};
@@ -100,7 +113,9 @@ Result<void> NodeLinks::start(const std::vector<WorkerHello>& workers) {
     if (!link) return std::move(link).error();
     impl_->workers.push_back(std::move(*link));
     impl_->ranks.push_back(worker.endpoint);
+    impl_->shards.push_back(worker.endpoint.shard);
   }
+  impl_->run_checksums.emplace(impl_->shards);
   impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
   return {};
 }
@@ -109,7 +124,8 @@ bool NodeLinks::leave(std::vector<Action> actions) {
   bool is_urgent = false;
   for (Action& action : actions) {
     is_urgent |= std::holds_alternative<DirectoryQuery>(action) || std::holds_alternative<LeaseWanted>(action) ||
-                 std::holds_alternative<PullWanted>(action);
+                 std::holds_alternative<PullWanted>(action) || std::holds_alternative<PushOffered>(action) ||
+                 std::holds_alternative<PushStarted>(action) || std::holds_alternative<PushSettled>(action);
     impl_->queue.push_back(std::move(action));
   }
   return is_urgent;
@@ -142,6 +158,7 @@ void NodeLinks::Impl::run() {
     for (Action& action : actions) execute(std::move(action));
     busy |= take_peer_requests();
     answer_peers();
+    busy |= answer_other_shapes();
     busy |= take_peer_answers();
     busy |= take_worker_outcomes();
     take_directory_events();
@@ -157,7 +174,9 @@ void NodeLinks::Impl::run() {
     {
       const std::lock_guard lock(shared.mutex);
       if (!queue.empty()) continue;
-      if (shared.core && shared.core->num_requests() > 0) patience_ms = kNewsMs;
+      const std::size_t load = shared.core ? shared.core->num_requests() : 0;
+      if (load > 0) patience_ms = kNewsMs;
+      directory->set_load(load);
     }
     if (!asked.empty()) patience_ms = 1;
     ::poll(fds.data(), fds.size(), patience_ms);
@@ -179,7 +198,7 @@ void NodeLinks::Impl::execute(Action action) {
           [&](LeaseWanted& wanted) { send_lease(std::move(wanted)); },
           [&](LeaseReleased& released) {
             if (ClientSocket* link = link_to(released.endpoint))
-              link->send(seal(NodeMessage::kLeaseRelease, 0, released.lease));
+              link->send(seal(NodeMessage::kLeaseRelease, 0, released.lease, versions.spoken_with(released.endpoint)));
           },
           [&](PullWanted& wanted) { send_pull(std::move(wanted)); },
           [&](ChunksPublished& published) {
@@ -187,10 +206,29 @@ void NodeLinks::Impl::execute(Action action) {
             for (const ChunkMeta& chunk : published.chunks) entries.push_back(entry_of(chunk));
             directory->publish(entries);
           },
+          [&](PushOffered& offered) { pushes.execute(offered); },
+          [&](PushStarted& started) { pushes.execute(started); },
+          [&](PushSettled& settled) { pushes.execute(settled); },
+          [&](PushDropped& dropped) { pushes.execute(dropped); },
+          [&](SlotsLent& lent) { pushes.execute(lent); },
+          [&](SlotsReclaimed& reclaimed) { pushes.execute(reclaimed); },
           [&](ChunksEvicted& evicted) { directory->evict(evicted.keys); },
           [&](LogLine& line) { log().log(line.warning ? spdlog::level::warn : spdlog::level::info, "{}", line.text); },
       },
       action);
+}
+
+PushLinksParts NodeLinks::Impl::push_parts() {
+  return {[this](const std::function<void(SchedulerCore&)>& event) { tell_core(event); },
+          [this](const std::string& endpoint, const std::string& bytes) {
+            ClientSocket* link = link_to(endpoint);
+            return link != nullptr && link->send(bytes);
+          },
+          [this](const std::string& sender, const std::string& bytes) { return peers->send(sender, bytes); },
+          [this](const std::string& endpoint) { return versions.spoken_with(endpoint); },
+          [this](std::uint32_t rank, const std::string& bytes) { return workers[rank]->send(bytes); },
+          ranks,
+          clock};
 }
 
 ClientSocket* NodeLinks::Impl::link_to(const std::string& endpoint) {
@@ -208,7 +246,9 @@ ClientSocket* NodeLinks::Impl::link_to(const std::string& endpoint) {
 
 void NodeLinks::Impl::send_lease(LeaseWanted wanted) {
   ClientSocket* link = link_to(wanted.endpoint);
-  if (link != nullptr && link->send(seal(NodeMessage::kLeaseRequest, wanted.fetch, wanted.request))) return;
+  wanted.request.shards = shards;
+  const std::uint32_t version = versions.spoken_with(wanted.endpoint);
+  if (link != nullptr && link->send(seal(NodeMessage::kLeaseRequest, wanted.fetch, wanted.request, version))) return;
   // Nobody to ask there: the same as a holder that has nothing.
   tell_core([&](SchedulerCore& core) { core.lease_answered(wanted.fetch, wanted.endpoint, {}, clock.now()); });
 }
@@ -216,10 +256,7 @@ void NodeLinks::Impl::send_lease(LeaseWanted wanted) {
 void NodeLinks::Impl::send_pull(PullWanted wanted) {
   const std::vector<RankEndpoint>& remote = remote_ranks[wanted.endpoint];
   for (std::uint32_t rank = 0; rank < workers.size(); ++rank) {
-    PullOrder order{
-        wanted.pull, {}, {}, std::max<std::int64_t>(1, (wanted.deadline - clock.now()) / kMillisecond), wanted.items};
-    order.remote_address = remote[rank].transport_address;
-    order.remote_region = remote[rank].pool_region;
+    const PullOrder order = order_for(rank, wanted, ranks, remote, remote_maps[wanted.endpoint], clock.now());
     if (workers[rank]->send(seal(NodeMessage::kPullOrder, wanted.pull, order))) continue;
     const std::vector<bool> none(wanted.items.size(), false);
     tell_core([&](SchedulerCore& core) { core.pull_done(wanted.pull, rank, none, clock.now()); });
@@ -233,20 +270,23 @@ bool NodeLinks::Impl::take_peer_requests() {
     const Result<Envelope> envelope = decode<Envelope>(message->bytes, "peer message");
     if (!envelope) continue;
     LeaseAnswer answer;
-    if (envelope->version != kNodeWireVersion) {
-      answer.reply.refused = fmt::format("node protocol {} here, {} there", kNodeWireVersion, envelope->version);
+    if (const Result<void> readable = versions.check("the node that asks", *envelope); !readable) {
+      answer.reply.refused = readable.error().what;
     } else if (envelope->type == static_cast<std::uint32_t>(NodeMessage::kLeaseRelease)) {
       if (const auto lease = decode<std::uint64_t>(envelope->body, "lease release"))
         tell_core([&](SchedulerCore& core) { core.lease_released(*lease); });
       continue;
     } else if (envelope->type == static_cast<std::uint32_t>(NodeMessage::kLeaseRequest)) {
       Result<LeaseRequest> request = decode<LeaseRequest>(envelope->body, "lease request");
-      if (request) asked.push_back({message->sender, envelope->id, std::move(*request), clock.now() + kSavePatience});
+      if (request)
+        asked.push_back(
+            {message->sender, envelope->id, envelope->version, std::move(*request), clock.now() + kSavePatience});
       continue;
     } else {
+      pushes.take_request(message->sender, *envelope);
       continue;
     }
-    peers->send(message->sender, seal(NodeMessage::kLeaseAnswer, envelope->id, answer));
+    peers->send(message->sender, seal(NodeMessage::kLeaseAnswer, envelope->id, answer, envelope->version));
   }
   return busy;
 }
@@ -256,16 +296,41 @@ void NodeLinks::Impl::answer_peers() {
     LeaseAnswer answer;
     answer.ranks = ranks;
     bool is_too_early = false;
+    const bool has_other_shape = run_checksums->is_needed(one.request);
+    if (const Result<void> fits = run_checksums->check(one.request); !fits) {
+      answer.reply.refused = fits.error().what;
+      peers->send(one.sender, seal(NodeMessage::kLeaseAnswer, one.id, answer, one.version));
+      continue;
+    }
     tell_core([&](SchedulerCore& core) {
       const TimeNs now = clock.now();
       is_too_early = now < one.deadline && is_being_saved(one.request);
       if (!is_too_early) answer.reply = core.lease_wanted("a node's fetch " + std::to_string(one.id), one.request, now);
     });
-    if (is_too_early)
+    if (is_too_early) {
       asked.push_back(std::move(one));
-    else
-      peers->send(one.sender, seal(NodeMessage::kLeaseAnswer, one.id, answer));
+    } else if (has_other_shape) {
+      for (const auto& [rank, order] : run_checksums->begin(one.sender, one.id, one.version, one.request,
+                                                            std::move(answer), clock.now(), kHashPatience))
+        workers[rank]->send(seal(NodeMessage::kChecksumOrder, order.order, order));
+    } else {
+      peers->send(one.sender, seal(NodeMessage::kLeaseAnswer, one.id, answer, one.version));
+    }
   }
+}
+
+bool NodeLinks::Impl::answer_other_shapes() {
+  const std::vector<RunChecksums::Ready> all = run_checksums->take_ready(clock.now());
+  for (const RunChecksums::Ready& ready : all) {
+    if (!ready.damaged.empty() || ready.num_late > 0)
+      log().warn(
+          "not leased to a node of another shape: {} damaged chunks, which are forgotten, and {} that were not "
+          "hashed in time",
+          ready.damaged.size(), ready.num_late);
+    if (!ready.damaged.empty()) tell_core([&](SchedulerCore& core) { core.forget_ordered(ready.damaged); });
+    peers->send(ready.sender, seal(NodeMessage::kLeaseAnswer, ready.id, ready.answer, ready.version));
+  }
+  return !all.empty();
 }
 
 /// Whether a part of a handed-over prompt will be here in a moment.
@@ -285,17 +350,23 @@ bool NodeLinks::Impl::take_peer_answers() {
     while (auto bytes = entry.second->receive()) {
       busy = true;
       const Result<Envelope> envelope = decode<Envelope>(*bytes, "peer message");
-      if (!envelope || envelope->type != static_cast<std::uint32_t>(NodeMessage::kLeaseAnswer)) continue;
+      if (!envelope || pushes.take_answer(endpoint, *envelope)) continue;
+      if (envelope->type != static_cast<std::uint32_t>(NodeMessage::kLeaseAnswer)) continue;
+      const Result<void> readable = versions.learn(endpoint, *envelope);
       Result<LeaseAnswer> answer = decode<LeaseAnswer>(envelope->body, "lease answer");
+      if (!readable) {
+        answer = LeaseAnswer{};
+        answer->reply.refused = readable.error().what;
+      }
       if (!answer) continue;
-      const bool fits = answer->ranks.size() == ranks.size() &&
-                        (ranks.empty() || answer->ranks[0].chunk_bytes == ranks[0].chunk_bytes);
-      if (!fits && answer->reply.refused.empty()) {
-        answer->reply.refused = fmt::format("it has {} ranks, here are {}, or its chunks have another size",
-                                            answer->ranks.size(), ranks.size());
+      Result<ShardMap> map = fit_answer(ranks, *answer);
+      if (map) {
+        remote_ranks[endpoint] = std::move(answer->ranks);
+        remote_maps[endpoint] = std::move(*map);
+      } else {
+        if (answer->reply.refused.empty()) answer->reply.refused = map.error().what;
         answer->reply.chunks.clear();
       }
-      if (fits) remote_ranks[endpoint] = std::move(answer->ranks);
       tell_core([&](SchedulerCore& core) { core.lease_answered(envelope->id, endpoint, answer->reply, clock.now()); });
     }
   }
@@ -308,10 +379,16 @@ bool NodeLinks::Impl::take_worker_outcomes() {
     while (auto bytes = worker->receive()) {
       busy = true;
       const Result<Envelope> envelope = decode<Envelope>(*bytes, "worker message");
-      if (!envelope || envelope->type != static_cast<std::uint32_t>(NodeMessage::kPullOutcome)) continue;
+      if (envelope && envelope->type == static_cast<std::uint32_t>(NodeMessage::kChecksumOutcome)) {
+        if (const auto outcome = decode<ChecksumOutcome>(envelope->body, "checksums")) run_checksums->take(*outcome);
+      }
+      if (!envelope || pushes.take_outcome(*envelope)) continue;
+      if (envelope->type != static_cast<std::uint32_t>(NodeMessage::kPullOutcome)) continue;
       const Result<PullOutcome> outcome = decode<PullOutcome>(envelope->body, "pull outcome");
       if (!outcome) continue;
-      tell_core([&](SchedulerCore& core) { core.pull_done(outcome->pull, outcome->rank, outcome->ok, clock.now()); });
+      tell_core([&](SchedulerCore& core) {
+        core.pull_done(outcome->pull, outcome->rank, outcome->ok, clock.now(), outcome->checksums);
+      });
     }
   }
   return busy;

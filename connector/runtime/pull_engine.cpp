@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "connector/runtime/node_wire.h"
+#include "connector/runtime/run_hasher.h"
 #include "connector/runtime/zmq_link.h"
+#include "transport/base/checksum.h"
 #include "transport/base/clock.h"
 #include "transport/base/log.h"
 #include "transport/event_fd.h"
@@ -21,27 +23,46 @@ namespace kvferry {
 namespace {
 
 struct Pull {
+  Pull(PullOrder from, std::string sender, std::uint64_t id)
+      : order(std::move(from)), reply_to(std::move(sender)), message_id(id), num_left(order.items.size()) {
+    ok.resize(num_left, false);
+    checksums.resize(num_left, 0);
+    num_pieces.resize(num_left, 0);
+  }
+  /// Whether the holder's shape is another: chunks are put together from runs.
+  bool has_runs() const { return !order.sources.empty(); }
+
   PullOrder order;
   std::string reply_to;
   std::uint64_t message_id = 0;
-  std::vector<bool> ok;      // [item]
-  std::size_t num_left = 0;  // items whose outcome is open
+  std::size_t num_left = 0;               // items whose outcome is open
+  std::vector<bool> ok;                   // [item]; false from the first piece on that failed
+  std::vector<std::uint64_t> checksums;   // [item]
+  std::vector<std::uint32_t> num_pieces;  // [item] that are under way
   std::string what;
 };
 using PullPtr = std::shared_ptr<Pull>;
 
-/// The items of a pull that land in one region: a transfer.
+/// What a pull reads of one source into one region: a transfer.
 struct Piece {
   PullPtr pull;
+  std::string address, remote_region;
   RegionId region;
-  std::vector<std::size_t> items;
-  std::vector<std::uint64_t> offsets;  // in the region
+  std::vector<CopyRange> ranges;
+  std::vector<std::uint64_t> checksums;  // [range]
+  std::vector<std::size_t> items;        // [range]
 };
 
 }  // namespace
 
 struct PullEngine::Impl {
-  explicit Impl(PullEngineParts from) : parts(from), rank(from.core.rank()) {}
+  explicit Impl(PullEngineParts from)
+      : parts(from),
+        rank(from.core.rank()),
+        hasher(from.pool, from.chunk_bytes, from.bytes_per_token, [this](ChunkRef c) {
+          const std::lock_guard lock(parts.core_mutex);
+          return parts.core.readable(c);
+        }) {}
   void run();
   bool take_orders();
   bool take_completions();
@@ -50,15 +71,18 @@ struct PullEngine::Impl {
   void give_up_overdue();
   void begin(PullPtr pull);
   void submit(Piece piece);
-  void close(const Piece& piece, const std::vector<bool>& ok, const std::string& what);
+  void close(const Piece& piece, const std::vector<bool>& ok, const std::string& what);  // ok: [range]
   void fail(const Piece& piece, const std::string& what) {
-    close(piece, std::vector<bool>(piece.items.size(), false), what);
+    close(piece, std::vector<bool>(piece.ranges.size(), false), what);
   }
   void settle(Pull& pull, std::size_t item, bool ok);
+  Result<void> plan(const PullPtr& pull, std::size_t item, std::map<std::pair<RegionId, std::uint32_t>, Piece>& pieces);
+  std::uint64_t checksum_of(const Pull& pull, std::size_t item) const;
   void end(Pull& pull);
 
   PullEngineParts parts;
   const std::uint32_t rank;
+  RunHasher hasher;
   std::unique_ptr<ServerSocket> socket;
   EventFd wake;
   std::atomic<bool> stopping{false};
@@ -80,6 +104,7 @@ Result<std::unique_ptr<PullEngine>> PullEngine::start(PullEngineParts parts) {
   auto socket = ServerSocket::bind(name);
   if (!socket) return std::move(socket).error();
   impl->socket = std::move(*socket);
+  parts.pushes.on_news = [raw = impl.get()] { raw->wake.set(); };
   impl->thread = std::thread([raw = impl.get()] { raw->run(); });
   return std::unique_ptr<PullEngine>(new PullEngine(std::move(impl)));
 }
@@ -92,15 +117,20 @@ void PullEngine::shutdown() {
 }
 
 void PullEngine::Impl::run() {
+  const auto send = [&](const std::string& to, const std::string& bytes) { socket->send(to, bytes); };
   while (!stopping) {
+    wake.clear();
     bool busy = take_orders();
     busy |= take_completions();
     busy |= take_landed();
+    busy |= parts.pushes.progress(send);
+    busy |= hasher.step(*socket, clock.now());
     start_waiting();
     give_up_overdue();
     if (busy) continue;
     pollfd fds[] = {{socket->fd(), POLLIN, 0}, {parts.transport.event_fd(), POLLIN, 0}, {wake.fd(), POLLIN, 0}};
-    const int patience_ms = !landing.empty() ? 1 : !running.empty() || !waiting.empty() ? 20 : 200;
+    const bool is_short = !landing.empty() || parts.pushes.is_waiting();
+    const int patience_ms = is_short ? 1 : !running.empty() || !waiting.empty() ? 20 : 200;
     ::poll(fds, std::size(fds), patience_ms);
   }
 }
@@ -110,59 +140,75 @@ bool PullEngine::Impl::take_orders() {
   while (auto message = socket->receive()) {
     busy = true;
     const Result<Envelope> envelope = decode<Envelope>(message->bytes, "worker message");
-    if (!envelope || envelope->version != kNodeWireVersion ||
-        envelope->type != static_cast<std::uint32_t>(NodeMessage::kPullOrder))
-      continue;
+    if (!envelope || envelope->version != kNodeWireVersion || parts.pushes.take(message->sender, *envelope)) continue;
+    if (envelope->type == static_cast<std::uint32_t>(NodeMessage::kChecksumOrder))
+      hasher.take(message->sender, *envelope, clock.now());
+    if (envelope->type != static_cast<std::uint32_t>(NodeMessage::kPullOrder)) continue;
     Result<PullOrder> order = decode<PullOrder>(envelope->body, "pull order");
     if (!order) continue;
     {
       const std::lock_guard lock(parts.core_mutex);
       parts.core.pull_ordered(*order, clock.now());
     }
-    const std::size_t num_items = order->items.size();
-    begin(std::make_shared<Pull>(
-        Pull{std::move(*order), message->sender, envelope->id, std::vector<bool>(num_items, false), num_items, {}}));
+    begin(std::make_shared<Pull>(std::move(*order), message->sender, envelope->id));
   }
   return busy;
 }
 
-/// Asks where each chunk lands, and starts a transfer for each region.
+/// Asks where each chunk lands, and starts a transfer for each region and source.
 void PullEngine::Impl::begin(PullPtr pull) {
   if (pull->order.items.empty()) return end(*pull);
-  std::map<RegionId, Piece> pieces;
+  std::map<std::pair<RegionId, std::uint32_t>, Piece> pieces;
   for (std::size_t i = 0; i < pull->order.items.size(); ++i) {
-    const PullItem& item = pull->order.items[i];
-    if (rank >= item.checksums.size()) {
-      pull->what = fmt::format("a chunk without a checksum for rank {}", rank);
+    if (const Result<void> planned = plan(pull, i, pieces); !planned) {
+      pull->what = planned.error().what;
       settle(*pull, i, false);
-      continue;
     }
-    const Result<ChunkStore::Place> place = parts.store.land(item.local, item.num_tokens * parts.bytes_per_token);
-    if (!place) {
-      pull->what = place.error().what;
-      settle(*pull, i, false);
-      continue;
-    }
-    Piece& piece = pieces[place->region];
-    piece.pull = pull;
-    piece.region = place->region;
-    piece.items.push_back(i);
-    piece.offsets.push_back(place->offset);
   }
-  for (auto& [region, piece] : pieces) submit(std::move(piece));
+  for (auto& [place, piece] : pieces) submit(std::move(piece));
+}
+
+Result<void> PullEngine::Impl::plan(const PullPtr& pull, std::size_t index,
+                                    std::map<std::pair<RegionId, std::uint32_t>, Piece>& pieces) {
+  const PullOrder& order = pull->order;
+  const PullItem& item = order.items[index];
+  const std::uint64_t bytes = item.num_tokens * parts.bytes_per_token;
+  const PullSource only{order.remote_address, order.remote_region, parts.chunk_bytes};
+  const ShardRun all{0, 0, 0, 1};
+  const std::uint64_t cell_bytes = pull->has_runs() ? bytes / order.num_cells : bytes;
+  const std::span<const PullSource> sources = pull->has_runs() ? std::span(order.sources) : std::span(&only, 1);
+  const std::span<const ShardRun> runs = pull->has_runs() ? std::span(order.runs) : std::span(&all, 1);
+  std::vector<std::uint64_t> checksums;
+  if (!pull->has_runs() && rank < item.checksums.size()) checksums.push_back(item.checksums[rank]);
+  if (pull->has_runs() && !item.run_checksums.empty()) checksums = item.run_checksums[0];
+  if (checksums.size() != runs.size())
+    return Error{ErrorCode::kInvalidArgument, fmt::format("a chunk without a checksum for rank {}", rank)};
+  const Result<ChunkStore::Place> place =
+      pull->has_runs() ? parts.store.land_in_slot(item.local, bytes) : parts.store.land(item.local, bytes);
+  if (!place) return place.error();
+  pull->ok[index] = true;
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    const ShardRun& run = runs[r];
+    const PullSource& source = sources[run.holder];
+    Piece& piece = pieces[{place->region, run.holder}];
+    if (piece.items.empty() || piece.items.back() != index) pull->num_pieces[index] += 1;
+    piece.pull = pull;
+    piece.address = source.address;
+    piece.remote_region = source.region;
+    piece.region = place->region;
+    piece.ranges.push_back({place->offset + run.target * cell_bytes,
+                            item.remote.slot * source.slot_bytes + run.source * cell_bytes, run.cells * cell_bytes});
+    piece.checksums.push_back(checksums[r]);
+    piece.items.push_back(index);
+  }
+  return {};
 }
 
 void PullEngine::Impl::submit(Piece piece) {
-  const PullOrder& order = piece.pull->order;
-  const Result<PeerId> peer = parts.transport.connect(order.remote_address);
+  const Result<PeerId> peer = parts.transport.connect(piece.address);
   if (!peer) return fail(piece, peer.error().what);
-  PagedTransfer transfer{*peer, Direction::kPull, piece.region, order.remote_region, {}, {}};
-  for (std::size_t i = 0; i < piece.items.size(); ++i) {
-    const PullItem& item = order.items[piece.items[i]];
-    transfer.ranges.push_back(
-        {piece.offsets[i], item.remote.slot * parts.chunk_bytes, item.num_tokens * parts.bytes_per_token});
-    transfer.checksums.push_back(item.checksums[rank]);
-  }
+  PagedTransfer transfer{*peer, Direction::kPull, piece.region, piece.remote_region, piece.ranges, {}};
+  transfer.checksums = piece.checksums;
   const Result<TransferId> id = parts.transport.submit(std::move(transfer));
   if (id) {
     running.emplace(*id, std::move(piece));
@@ -200,36 +246,57 @@ bool PullEngine::Impl::take_completions() {
   const std::vector<Completion> completions = parts.transport.poll();
   for (const Completion& completion : completions) {
     const auto found = running.find(completion.id);
-    if (found == running.end()) continue;
+    if (found == running.end()) {
+      parts.pushes.completed(completion);
+      continue;
+    }
     const Piece piece = std::move(found->second);
     running.erase(found);
-    // The transport has compared each chunk's checksum while it was hot: the others of a corrupt transfer are good.
+    // The transport has compared each range's checksum while it was hot: the others of a corrupt transfer are good.
     const bool is_here = completion.code == ErrorCode::kOk || completion.code == ErrorCode::kCorrupt;
-    std::vector<bool> ok(piece.items.size(), is_here);
+    std::vector<bool> ok(piece.ranges.size(), is_here);
     for (const std::uint32_t index : completion.corrupt_ranges) ok[index] = false;
     close(piece, ok, completion.what);
   }
   return !completions.empty();
 }
 
-/// The piece's memory is quiet. The store may still have to bring the chunks to where others read them.
+/// The piece's memory is quiet, and that of a chunk when all its pieces are. The store may still have to bring the
+/// chunks to where others read them.
 void PullEngine::Impl::close(const Piece& piece, const std::vector<bool>& ok, const std::string& what) {
-  if (!what.empty()) piece.pull->what = what;
+  Pull& pull = *piece.pull;
+  if (!what.empty()) pull.what = what;
   std::vector<ChunkStore::Landed> landed;
-  for (std::size_t i = 0; i < piece.items.size(); ++i) {
-    const PullItem& item = piece.pull->order.items[piece.items[i]];
-    landing[item.local] = {piece.pull, piece.items[i]};
-    landed.push_back({item.local, ok[i], item.checksums[rank]});
+  for (std::size_t r = 0; r < piece.items.size(); ++r) {
+    const std::size_t index = piece.items[r];
+    if (!ok[r]) pull.ok[index] = false;
+    const bool is_last_range = r + 1 == piece.items.size() || piece.items[r + 1] != index;
+    if (!is_last_range || --pull.num_pieces[index] > 0) continue;
+    const ChunkRef chunk = pull.order.items[index].local;
+    if (pull.ok[index]) pull.checksums[index] = checksum_of(pull, index);
+    landing[chunk] = {piece.pull, index};
+    landed.push_back({chunk, pull.ok[index], pull.checksums[index]});
   }
-  parts.store.landed(landed);
+  if (!landed.empty()) parts.store.landed(landed);
+}
+
+/// That of a chunk whose bytes are here and verified.
+std::uint64_t PullEngine::Impl::checksum_of(const Pull& pull, std::size_t index) const {
+  const PullItem& item = pull.order.items[index];
+  if (!pull.has_runs()) return item.checksums[rank];
+  if (pull.order.runs.size() == 1) return item.run_checksums[0][0];
+  return chunk_checksum(
+      parts.pool.subspan(item.local.slot * parts.chunk_bytes, item.num_tokens * parts.bytes_per_token));
 }
 
 bool PullEngine::Impl::take_landed() {
-  if (landing.empty()) return false;
   const std::vector<ChunkStore::Landed> landed = parts.store.take_landed();
   for (const ChunkStore::Landed& chunk : landed) {
     const auto found = landing.find(chunk.chunk);
-    if (found == landing.end()) continue;
+    if (found == landing.end()) {
+      parts.pushes.landed(chunk);
+      continue;
+    }
     const auto [pull, item] = std::move(found->second);
     landing.erase(found);
     settle(*pull, item, chunk.ok);
@@ -249,6 +316,7 @@ void PullEngine::Impl::end(Pull& pull) {
     const std::lock_guard lock(parts.core_mutex);
     outcome = parts.core.pull_ended(pull.order.pull, std::move(pull.ok), std::move(pull.what));
   }
+  if (pull.has_runs()) outcome.checksums = std::move(pull.checksums);
   // The scheduler node lives as long as this worker does; if it is gone there is nobody left to tell.
   socket->send(pull.reply_to, seal(NodeMessage::kPullOutcome, pull.message_id, outcome));
 }

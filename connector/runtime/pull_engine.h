@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 
 #include "connector/core/worker_core.h"
 #include "connector/runtime/chunk_store.h"
+#include "connector/runtime/push_engine.h"
 #include "transport/base/result.h"
 #include "transport/transport.h"
 
@@ -17,10 +19,12 @@ namespace kvferry {
 struct PullEngineParts {
   Transport& transport;
   ChunkStore& store;
-  std::uint64_t chunk_bytes = 0;  // of a slot, equal on both sides
+  std::uint64_t chunk_bytes = 0;  // of a slot
   std::uint64_t bytes_per_token = 0;
   std::mutex& core_mutex;
   WorkerCore& core;
+  PushEngine& pushes;                    // shares the thread, its socket and the transport's completions
+  std::span<const std::byte> pool = {};  // all slots
 };
 
 class PullEngine {

@@ -38,11 +38,16 @@ std::map<std::string, double> metrics_of(const SchedulerCore& core) {
       {"holds_expired_total", number(c.holds_expired)},
       {"evicted_chunks_total", number(c.evicted_chunks)},
       {"keeps_refused_total", number(c.keeps_refused)},
+      {"pushed_chunks_total", number(c.pushed_chunks)},
+      {"push_failures_total", number(c.push_failures)},
+      {"received_chunks_total", number(c.received_chunks)},
       {"pool_chunks", number(core.pool().num_ready())},
       {"pool_slots", number(core.pool().num_slots())},
       {"pool_pinned_chunks", number(core.pool().num_pinned())},
       {"pool_kept_chunks", number(core.num_kept())},
       {"fetching_requests", number(core.num_fetches())},
+      {"open_pushes", number(core.num_pushes())},
+      {"open_loans", number(core.num_loans())},
   };
 }
 
@@ -59,7 +64,7 @@ struct SchedulerNode::Impl {
   std::chrono::steady_clock::duration patience_left = kLookupPatience;
   struct Told {
     CoreCounters counters;
-    std::size_t num_ready = 0, num_pinned = 0, num_kept = 0, num_fetching = 0;
+    std::size_t num_ready = 0, num_pinned = 0, num_kept = 0, num_fetching = 0, num_pushes = 0, num_loans = 0;
     bool operator==(const Told&) const = default;
   };
   std::optional<Told> told;  // as of take_metrics()
@@ -105,9 +110,9 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   controller::ClientOptions client;
   client.controller = config.controller;
   impl->incarnation = {static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
-  client.node = {options.engine_id, impl->incarnation,
-                 options.role,      fmt::format("tcp://{}:{}", impl->host, impl->port),
-                 config.name_space, options.fingerprint};
+  client.node = {
+      options.engine_id, impl->incarnation,   options.role, fmt::format("tcp://{}:{}", impl->host, impl->port),
+      config.name_space, options.fingerprint, config.serves};
   auto directory = controller::make_client(std::move(client));
   if (!directory) return std::move(directory).error();
   if (auto registered = controller::wait_registered(**directory, impl->clock, options.start_timeout_ms); !registered)
@@ -122,14 +127,15 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   for (const std::string& bytes : hellos) {
     Result<WorkerHello> hello = decode<WorkerHello>(bytes, "worker handshake");
     if (!hello) return std::move(hello).error();
-    if (hello->rank != workers.size() || (!workers.empty() && hello->num_slots != workers[0].num_slots)) {
-      return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("worker {} says rank {} and {} chunks; expected rank {}", workers.size(), hello->rank,
-                               hello->num_slots, workers.size())};
+    if (hello->rank != workers.size()) {
+      return Error{ErrorCode::kInvalidArgument, fmt::format("worker {} says rank {}", workers.size(), hello->rank)};
     }
     workers.push_back(std::move(*hello));
   }
   if (workers.empty()) return Error{ErrorCode::kInvalidArgument, "no worker sent a handshake"};
+  std::vector<Shard> shards;
+  for (const WorkerHello& worker : workers) shards.push_back(worker.endpoint.shard);
+  if (auto ok = check_shards(shards); !ok) return std::move(ok).error().with("what the workers hold");
   CoreConfig config;
   const ConnectorConfig& from = impl_->options.config;
   config.fingerprint = impl_->options.fingerprint;
@@ -137,7 +143,9 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.block_tokens = impl_->options.block_tokens;
   config.windows = impl_->options.windows;
   config.runs_ahead = impl_->options.runs_ahead;
+  // Stages of a pipeline may be of different sizes: a chunk needs a slot in every rank's pool.
   config.num_slots = workers[0].num_slots;
+  for (const WorkerHello& worker : workers) config.num_slots = std::min(config.num_slots, worker.num_slots);
   config.first_lease = impl_->incarnation.value;
   config.num_ranks = impl_->num_ranks = static_cast<std::uint32_t>(workers.size());
   config.save_decode_cache = from.save_decode_cache;
@@ -233,8 +241,8 @@ std::optional<std::map<std::string, double>> SchedulerNode::take_metrics() {
   const TimeNs now = impl_->clock.now();
   const std::lock_guard lock(impl_->shared.mutex);
   const SchedulerCore& core = *impl_->shared.core;
-  const Impl::Told state{core.counters(), core.pool().num_ready(), core.pool().num_pinned(), core.num_kept(),
-                         core.num_fetches()};
+  const Impl::Told state{core.counters(),    core.pool().num_ready(), core.pool().num_pinned(), core.num_kept(),
+                         core.num_fetches(), core.num_pushes(),       core.num_loans()};
   if (state == impl_->told || (core.num_requests() > 0 && now < impl_->told_at + kMetricsInterval)) return std::nullopt;
   impl_->told = state;
   impl_->told_at = now;

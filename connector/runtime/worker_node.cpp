@@ -1,12 +1,16 @@
 #include "connector/runtime/worker_node.h"
 
+#include <algorithm>
+#include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "connector/core/worker_core.h"
 #include "connector/runtime/chunk_store.h"
 #include "connector/runtime/node_wire.h"
 #include "connector/runtime/pull_engine.h"
+#include "connector/runtime/push_engine.h"
 #include "transport/base/huge_pages.h"
 #include "transport/base/log.h"
 #include "transport/shared_memory.h"
@@ -31,9 +35,13 @@ struct WorkerNode::Impl {
   std::unique_ptr<ChunkStore> store;
   std::mutex mutex;  // guards core; the pull thread and the step thread share it
   WorkerCore core;
+  std::unique_ptr<PushEngine> pushes;
   std::unique_ptr<PullEngine> pulls;
   std::string hello;
-  StepPlan plan;  // of the step under way
+  StepPlan plan;                        // of the step under way
+  bool wants_layers = false;            // of it
+  std::set<ChunkRef> begun;             // saves of this step that save_layer() has begun
+  std::map<ChunkRef, SaveItem> pushed;  // saves under way that go to another node
   std::vector<BlockId> failed_blocks;
   std::vector<FinishedLoad> finished_loads;
 };
@@ -43,6 +51,14 @@ WorkerNode::~WorkerNode() { shutdown(); }
 
 Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   if (auto valid = options.layout.validate(); !valid) return std::move(valid).error();
+  const auto num_layers = static_cast<std::uint32_t>(options.layout.layers.size());
+  if (options.shard.num_layers == 0) options.shard = {0, num_layers, 0, options.layout.num_kv_heads};
+  if (options.shard.num_layers != num_layers || options.shard.num_heads != options.layout.num_kv_heads) {
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("rank {} is said to have {} layers of {} KV heads, but has memory for {} of {}", options.rank,
+                    options.shard.num_layers, options.shard.num_heads, num_layers, options.layout.num_kv_heads)};
+  }
   const std::uint64_t chunk_bytes = options.layout.bytes_per_token() * options.chunk_tokens;
   const std::uint64_t num_slots = options.pool_bytes / chunk_bytes;
   if (num_slots < 2 || num_slots > UINT32_MAX) {
@@ -67,14 +83,19 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   auto store = impl->make_store();
   if (!store) return std::move(store).error();
   impl->store = std::move(*store);
-  auto pulls = PullEngine::start({*impl->transport, *impl->store, impl->chunk_bytes,
-                                  impl->options.layout.bytes_per_token(), impl->mutex, impl->core});
+  const KvLayout& layout = impl->options.layout;
+  impl->pushes = std::make_unique<PushEngine>(PushEngineParts{
+      *impl->transport, *impl->store, impl->pool.span(), impl->region, chunk_bytes, layout.bytes_per_token(),
+      static_cast<std::uint32_t>(layout.layers.size()), impl->mutex, impl->core});
+  auto pulls = PullEngine::start({*impl->transport, *impl->store, impl->chunk_bytes, layout.bytes_per_token(),
+                                  impl->mutex, impl->core, *impl->pushes, impl->pool.span()});
   if (!pulls) return std::move(pulls).error();
   impl->pulls = std::move(*pulls);
-  impl->hello = encode(WorkerHello{impl->options.rank,
-                                   impl->pulls->endpoint(),
-                                   static_cast<std::uint32_t>(num_slots),
-                                   {impl->transport->address(), std::move(*exported), chunk_bytes}});
+  impl->hello =
+      encode(WorkerHello{impl->options.rank,
+                         impl->pulls->endpoint(),
+                         static_cast<std::uint32_t>(num_slots),
+                         {impl->transport->address(), std::move(*exported), chunk_bytes, impl->options.shard}});
   return std::unique_ptr<WorkerNode>(new WorkerNode(std::move(impl)));
 }
 
@@ -101,6 +122,11 @@ Result<void> WorkerNode::begin_step(std::string_view bytes, DeviceStream stream)
   Result<StepPlan> plan = decode<StepPlan>(bytes, "step plan");
   if (!plan) return std::move(plan).error();
   impl_->plan = std::move(*plan);
+  impl_->wants_layers = !impl_->options.gpu;
+  const auto has_push = [](const SaveJob& job) {
+    return std::any_of(job.items.begin(), job.items.end(), [](const SaveItem& item) { return item.push != 0; });
+  };
+  impl_->wants_layers &= std::any_of(impl_->plan.saves_after.begin(), impl_->plan.saves_after.end(), has_push);
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->core.begin_step(impl_->plan.step);
@@ -120,6 +146,24 @@ void WorkerNode::load(DeviceStream stream) {
   for (std::size_t i = 0; i < jobs.size(); ++i) impl_->loaded(jobs[i], std::move(outcomes[i]));
 }
 
+bool WorkerNode::wants_layers() const { return impl_->wants_layers; }
+
+void WorkerNode::save_layer(std::uint32_t layer) {
+  if (!impl_->wants_layers) return;
+  for (const SaveJob& job : impl_->plan.saves_after) {
+    for (const SaveItem& item : job.items) {
+      if (item.push == 0) continue;
+      if (impl_->begun.insert(item.chunk).second) {
+        const std::lock_guard lock(impl_->mutex);
+        impl_->core.begin_write(item.chunk);
+      }
+      // What fails here save() does once more, for the whole chunk, and tells.
+      if (const auto checksum = impl_->store->save_layer(job, item, layer))
+        impl_->pushes->layer_saved(item, layer, *checksum);
+    }
+  }
+}
+
 void WorkerNode::save(DeviceStream stream) { impl_->save_all(std::exchange(impl_->plan.saves_after, {}), stream); }
 
 void WorkerNode::Impl::save_all(const std::vector<SaveJob>& jobs, DeviceStream stream) {
@@ -127,7 +171,10 @@ void WorkerNode::Impl::save_all(const std::vector<SaveJob>& jobs, DeviceStream s
   {
     const std::lock_guard lock(mutex);
     for (const SaveJob& job : jobs)
-      for (const SaveItem& item : job.items) core.begin_write(item.chunk);
+      for (const SaveItem& item : job.items) {
+        if (begun.erase(item.chunk) == 0) core.begin_write(item.chunk);
+        if (item.push != 0) pushed.emplace(item.chunk, item);
+      }
   }
   store->save(jobs, stream);
   take_saved();
@@ -135,8 +182,12 @@ void WorkerNode::Impl::save_all(const std::vector<SaveJob>& jobs, DeviceStream s
 
 void WorkerNode::Impl::take_saved() {
   const std::vector<SaveDone> saved = store->take_saved();
-  const std::lock_guard lock(mutex);
-  for (const SaveDone& save : saved) core.saved(save.chunk, save.ok, save.checksum);
+  {
+    const std::lock_guard lock(mutex);
+    for (const SaveDone& save : saved) core.saved(save.chunk, save.ok, save.checksum);
+  }
+  for (const SaveDone& save : saved)
+    if (const auto push = pushed.extract(save.chunk)) pushes->saved(push.mapped(), save.ok, save.checksum);
 }
 
 void WorkerNode::Impl::loaded(const LoadJob& job, LoadOutcome outcome) {

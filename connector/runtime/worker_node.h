@@ -14,6 +14,7 @@
 #include "transport/base/ids.h"
 #include "transport/base/kv_layout.h"
 #include "transport/base/result.h"
+#include "transport/base/shard_map.h"
 #include "transport/make_transport.h"
 
 namespace kvferry {
@@ -29,6 +30,7 @@ struct WorkerOptions {
   std::uint64_t gpu_pool_bytes = 0;
   bool lands_in_gpu = false;             // pulled chunks go there first, where the transport can
   TimeNs device_timeout = 30 * kSecond;  // then what the GPU was given counts as failed
+  Shard shard = {};                      // which layers and heads of the model the layout is; no layers: all
 };
 
 /// Threads: the step methods belong to the engine's worker thread; take_report() and handshake() may come from any.
@@ -50,6 +52,10 @@ class WorkerNode {
   Result<void> begin_step(std::string_view plan, DeviceStream stream = nullptr);
   /// Before the forward: unpacks what the step's requests load.
   void load(DeviceStream stream = nullptr);
+  /// Whether the step's plan has saves that go to another node layer by layer: then save_layer() is worth its call.
+  bool wants_layers() const;
+  /// In the forward, when a layer's KV is in its blocks; layers in order, as in the layout.
+  void save_layer(std::uint32_t layer);
   /// After the forward: packs the chunks that are full now. With a GPU they may be reported in a later step.
   void save(DeviceStream stream = nullptr);
 

@@ -226,6 +226,25 @@ TEST_F(Fetching, AGrantThatDoesNotFitIsNotPulled) {
   EXPECT_THAT(pulls[0].items, SizeIs(1));
 }
 
+TEST_F(Fetching, WhatAnotherShapeGivesHasTheChecksumThatOurRankFound) {
+  const LeaseWanted wanted = ask("a", "far");
+  LeaseReply reply = grant(wanted, 9);
+  for (LeasedChunk& chunk : reply.chunks) {
+    chunk.checksums.clear();
+    chunk.run_checksums = {{7, 8}};
+  }
+  reply.chunks[3].run_checksums = {{7, 8}, {7, 8}};  // of more ranks than there are here
+  core_->lease_answered(wanted.fetch, wanted.endpoint, reply, now_);
+  const PullWanted pulling = take<PullWanted>().at(0);
+  ASSERT_THAT(pulling.items, SizeIs(3));
+  EXPECT_THAT(pulling.items[0].run_checksums, ElementsAre(ElementsAre(7, 8)));
+  core_->pull_done(pulling.pull, 0, {true, true, true}, now_, {70, 71});  // nothing is said of the last one
+  EXPECT_EQ(core_->counters().pulled_chunks, 2u);
+  EXPECT_EQ(core_->counters().pull_failures, 1u);
+  EXPECT_THAT(core_->pool().slot(pulling.items[0].local.slot).checksums, ElementsAre(70));
+  EXPECT_THAT(core_->pool().slot(pulling.items[1].local.slot).checksums, ElementsAre(71));
+}
+
 class FetchingIntoASmallPool : public Fetching {
  protected:
   FetchingIntoASmallPool() : Fetching(sizes(16, 16, 2)) {}

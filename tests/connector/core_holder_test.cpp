@@ -56,7 +56,7 @@ TEST_F(Holding, AnotherModelIsRefusedWithASentence) {
   LeaseRequest other = wish(2);
   other.fingerprint = "another model";
   const LeaseReply reply = core_->lease_wanted("reader", other, now_);
-  EXPECT_THAT(reply.refused, HasSubstr("here 'model', there 'another model'"));
+  EXPECT_THAT(reply.refused, HasSubstr("the fingerprint is 'model' here and 'another model' there"));
   EXPECT_THAT(reply.chunks, IsEmpty());
 }
 

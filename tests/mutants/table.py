@@ -17,6 +17,7 @@ class Mutant(NamedTuple):
 ADMISSION, CORE, STEPS = "scheduler_admission.cpp", "scheduler_core.cpp", "scheduler_steps.cpp"
 FETCH, HOLDER, ORDERS = "scheduler_fetch.cpp", "scheduler_holder.cpp", "scheduler_orders.cpp"
 POOL, WORKER, CHAIN = "chunk_pool.cpp", "worker_core.cpp", "token_chain.cpp"
+SENDER, RECEIVER, PUSH = "push_sender.cpp", "push_receiver.cpp", "scheduler_push.cpp"
 
 MUTANTS = [Mutant(*row) for row in (
     # idempotent-lookup
@@ -59,7 +60,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-failed-requests-blocks-are-saved", "saved-is-computed", CORE,
      "if (request.running && !aborted) {", "if (request.running) {"),
     ("a-reset-trusts-what-is-planned", "saved-is-computed", CORE,
-     "distrust_planned_saves();\n  announce_evictions();", "announce_evictions();"),
+     "distrust_planned_saves();\n  receiver_.distrust();", "receiver_.distrust();"),
     ("tokens-taken-back-count-as-computed", "saved-is-computed", CORE,
      "request->computed = std::min(request->computed, keep);", ""),
     # fenced-reuse
@@ -120,8 +121,9 @@ MUTANTS = [Mutant(*row) for row in (
     ("other-models-are-served", "verified-only", HOLDER,
      "if (request.fingerprint != config_.fingerprint) {", "if (false) {"),
     ("pulled-bytes-are-taken-as-they-are", "verified-only", FETCH,
-     "pool_.rank_written(item.local, rank, ok[i], item.checksums[rank])",
-     "pool_.rank_written(item.local, rank, true, item.checksums[rank])"),
+     "pool_.rank_written(item.local, rank, is_ok, checksum)", "pool_.rank_written(item.local, rank, true, checksum)"),
+    ("what-is-put-together-gets-no-checksum", "verified-only", FETCH,
+     "is_told ? item.checksums[rank] : is_ok ? checksums[i] : 0;", "is_told ? item.checksums[rank] : 0;"),
     ("a-failed-write-is-ready", "verified-only", POOL, "slot.write_failed |= !ok;", ""),
     ("ready-when-the-first-rank-wrote", "verified-only", POOL,
      "if (++slot.ranks_done < num_ranks_) return false;", "if (++slot.ranks_done > 1) return false;"),
@@ -140,8 +142,36 @@ MUTANTS = [Mutant(*row) for row in (
     ("an-answer-for-who-is-gone", "no-engine-death", CORE,
      "fetches_.erase(request.fetch->id);  // a pull", "// a pull"),
     ("checksums-of-too-few-ranks", "no-engine-death", FETCH,
-     "if (leased.num_tokens != meta.num_tokens || leased.checksums.size() != config_.num_ranks) continue;",
-     "if (leased.num_tokens != meta.num_tokens) continue;"),
+     "const bool has_checksums = leased.checksums.size() == config_.num_ranks;",
+     "const bool has_checksums = !leased.checksums.empty();"),
     ("an-answer-about-what-was-not-asked", "no-engine-death", FETCH,
      "if (leased.index >= wanted.size()) continue;", ""),
+    # pushes
+    ("a-push-is-told-before-its-save", "verified-only", SENDER,
+     "if (!item.failed && !item.is_ready) return;", ""),
+    ("a-failed-save-is-pushed", "verified-only", SENDER,
+     "const bool is_good = !item.failed && !push.is_dropped", "const bool is_good = !push.is_dropped"),
+    ("a-condemned-chunk-is-pushed", "verified-only", SENDER,
+     " && slot.state == ChunkPool::State::kReady;\n  if (push.is_answered)", ";\n  if (push.is_answered)"),
+    ("one-rank-pushes-for-all", "verified-only", SENDER,
+     "if (item.ranks_done.size() < config_.num_ranks) return;", "if (item.ranks_done.empty()) return;"),
+    ("a-slot-is-pushed-unheld", "fenced-reuse", SENDER,
+     "if (item.state == State::kMoving) pool_.unpin(item.pin);", ""),
+    ("a-dropped-push-is-never-forgotten", "bounded-hold", SENDER,
+     "if (push.items[index].state == State::kMoving) close(id, push, index);", ";"),
+    ("an-unanswered-push-stays", "bounded-hold", SENDER,
+     "push.is_answered = true;  // nobody will", ""),
+    ("who-leaves-gives-nothing-back", "bounded-hold", SENDER,
+     "if (waits && pool_.find(item.meta.key) == nullptr) fail(id, push, index);", "(void)waits;"),
+    ("a-lent-slot-is-believed-at-once", "fenced-reuse", RECEIVER,
+     "if (--chunk.ranks_left > 0) continue;", ""),
+    ("a-settlement-is-taken-twice", "exactly-once", RECEIVER,
+     "if (found == loan.chunks.end() || !found->second.is_lent) continue;",
+     "if (found == loan.chunks.end()) continue;"),
+    ("a-pushed-window-is-forgotten", "exact-load", RECEIVER,
+     "if (ok) pool_.tell_window(chunk.slot, settled.window_from);", ""),
+    ("a-loan-without-an-end", "bounded-hold", RECEIVER, "if (loan.deadline > now) continue;", "continue;"),
+    ("a-reset-cache-takes-old-pushes", "verified-only", RECEIVER, "pool_.spoil(chunk.slot);", ";"),
+    ("more-than-half-is-lent", "bounded-hold", RECEIVER,
+     "if (by_key_.size() >= pool_.num_slots() / 2) continue;", ""),
 )]

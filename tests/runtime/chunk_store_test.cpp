@@ -10,6 +10,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 class Stores : public ::testing::TestWithParam<StoreKind> {
  protected:
@@ -160,6 +161,18 @@ TEST_P(Stores, WhatLandsIsInItsSlotAndCanBeLoaded) {
   EXPECT_EQ(store_.load({load_job("l", {0, 1}, chunk_checksum(want), 8, {4, 5}, 8)})[0].tokens_loaded, 8u);
   EXPECT_TRUE(holds({4, 5}, want, 8));
   EXPECT_THAT(store_.store->take_landed(), IsEmpty());
+}
+
+TEST_P(Stores, WhatComesInPartsLandsInItsSlotWhateverLiesAbove) {
+  saved({1, 1}, {3, 7}, 8);
+  const auto want = of({3, 7}, 8);
+  const ChunkStore::Place place = store_.store->land_in_slot({1, 2}, want.size()).value();
+  ASSERT_EQ(store_.book.base(place.region) + place.offset, store_.slot(1, want.size()).data());
+  std::memcpy(store_.book.base(place.region) + place.offset, want.data(), want.size());
+  store_.store->landed(std::vector<ChunkStore::Landed>{{{1, 2}, true, chunk_checksum(want)}});
+  EXPECT_THAT(store_.store->take_landed(), SizeIs(1));  // nothing has to be brought down
+  EXPECT_EQ(store_.load({load_job("l", {1, 2}, chunk_checksum(want), 8, {4, 5}, 8)})[0].tokens_loaded, 8u);
+  EXPECT_TRUE(holds({4, 5}, want, 8));
 }
 
 std::string name(const ::testing::TestParamInfo<StoreKind>& info) {

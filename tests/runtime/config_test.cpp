@@ -53,6 +53,14 @@ TEST(Config, BytesMayCarryAUnit) {
   EXPECT_EQ(load("{}", {{"KVFERRY_POOL_BYTES", "2GiB"}})->pool_bytes, std::uint64_t{2} << 30);
 }
 
+TEST(Config, WhereAServerServesIsAUrl) {
+  EXPECT_EQ(load("{}")->serves, "");
+  EXPECT_EQ(load(R"({"serves": ""})")->serves, "");
+  EXPECT_EQ(load(R"({"serves": "http://10.0.0.7:8100"})")->serves, "http://10.0.0.7:8100");
+  EXPECT_EQ(load("{}", {{"KVFERRY_SERVES", "https://node-7/vllm"}})->serves, "https://node-7/vllm");
+  EXPECT_NE(load(R"({"serves": "10.0.0.7:8100"})").error().what.find("allowed: http://HOST:PORT"), std::string::npos);
+}
+
 TEST(Config, AnUnknownKeyIsAnErrorThatNamesItAndTheAllowedOnes) {
   const auto config = load(R"({"chunk_token": 128})");
   ASSERT_FALSE(config);
@@ -68,14 +76,17 @@ TEST_P(BadValue, IsAnErrorThatNamesKeyValueAndWhatIsAllowed) {
   EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);
   EXPECT_NE(config.error().what.find("allowed: "), std::string::npos) << config.error().what;
 }
-INSTANTIATE_TEST_SUITE_P(
-    All, BadValue,
-    ::testing::Values(R"({"chunk_tokens": 0})", R"({"chunk_tokens": "many"})", R"({"chunk_tokens": 1.5})",
-                      R"({"pool_bytes": "5 apples"})", R"({"pool_bytes": -1})", R"({"pool_bytes": 0})",
-                      R"({"gpu_pool_bytes": "some"})", R"({"lands_in_gpu": 7})", R"({"pool_bytes": "99999999999GiB"})",
-                      R"({"save_decode_cache": "perhaps"})", R"({"path": "carrier pigeon"})",
-                      R"({"controller": "localhost:14600"})", R"({"controller": "tcp://h:1,nonsense"})",
-                      R"({"controller": "unix://relative"})", R"({"load_timeout_ms": 0})", R"({"config": 7})"));
+INSTANTIATE_TEST_SUITE_P(All, BadValue,
+                         ::testing::Values(R"({"chunk_tokens": 0})", R"({"chunk_tokens": "many"})",
+                                           R"({"chunk_tokens": 1.5})", R"({"pool_bytes": "5 apples"})",
+                                           R"({"pool_bytes": -1})", R"({"pool_bytes": 0})",
+                                           R"({"gpu_pool_bytes": "some"})", R"({"lands_in_gpu": 7})",
+                                           R"({"pool_bytes": "99999999999GiB"})", R"({"save_decode_cache": "perhaps"})",
+                                           R"({"path": "carrier pigeon"})", R"({"controller": "localhost:14600"})",
+                                           R"({"controller": "tcp://h:1,nonsense"})",
+                                           R"({"controller": "unix://relative"})", R"({"load_timeout_ms": 0})",
+                                           R"({"config": 7})", R"({"serves": "tcp://h:1"})", R"({"serves": "http://"})",
+                                           R"({"serves": "http://a b"})", R"({"serves": 8000})"));
 
 TEST(Config, ControllersAreWhatTheClientTakes) {
   for (const std::string controller : {"ipc:///run/kvferry", "unix:///run/kvferry.sock", "stream://[::1]:14601",

@@ -67,7 +67,10 @@ class Pulls : public ::testing::Test {
     remote_ = holder_->export_region(pool).value();
     store_ = std::make_unique<TwoPlaces>(here_->register_region(even_.data(), even_.size()).value(),
                                          here_->register_region(odd_.data(), odd_.size()).value());
-    engine_ = PullEngine::start({*here_, *store_, kChunkBytes, kChunkBytes / kTokens, mutex_, core_}).value();
+    pushes_ = std::make_unique<PushEngine>(
+        PushEngineParts{*here_, *store_, {}, {}, kChunkBytes, kChunkBytes / kTokens, 1, mutex_, core_});
+    engine_ = PullEngine::start({*here_, *store_, kChunkBytes, kChunkBytes / kTokens, mutex_, core_, *pushes_, even_})
+                  .value();
     link_ = ClientSocket::connect(engine_->endpoint()).value();
   }
   ~Pulls() override { engine_->shutdown(); }
@@ -75,6 +78,20 @@ class Pulls : public ::testing::Test {
   PullItem item(std::uint32_t from, std::uint32_t to) {
     const auto sum = chunk_checksum(std::span(theirs_).subspan(from * kChunkBytes, kChunkBytes));
     return {{from, 1}, {to, 1}, kTokens, {sum}};
+  }
+  /// A chunk that is put together of two halves, each of another source; both have slots of half the size.
+  PullItem halves(std::uint32_t from, std::uint32_t to) {
+    const auto half = [&](std::uint32_t slot) {
+      return chunk_checksum(std::span(theirs_).subspan(slot * kChunkBytes / 2, kChunkBytes / 2));
+    };
+    return {{from, 1}, {to, 1}, kTokens, {}, {{half(from), half(from)}}};
+  }
+  void order_halves(std::vector<PullItem> items, const std::string& second_address) {
+    PullOrder order{1, {}, {}, 5000, std::move(items)};
+    order.sources = {{holder_->address(), remote_, kChunkBytes / 2}, {second_address, remote_, kChunkBytes / 2}};
+    order.runs = {{1, 0, 0, 1}, {0, 0, 1, 1}};
+    order.num_cells = 2;
+    EXPECT_TRUE(link_->send(seal(NodeMessage::kPullOrder, 1, order)));
   }
   void order(std::vector<PullItem> items) {
     EXPECT_TRUE(link_->send(
@@ -98,6 +115,7 @@ class Pulls : public ::testing::Test {
   std::mutex mutex_;
   WorkerCore core_{0, 8};
   std::unique_ptr<TwoPlaces> store_;
+  std::unique_ptr<PushEngine> pushes_;
   std::unique_ptr<PullEngine> engine_;
   std::unique_ptr<ClientSocket> link_;
 };
@@ -127,6 +145,63 @@ TEST_F(Pulls, AChunkThatCantLandOrIsDamagedFailsAlone) {
   ASSERT_TRUE(done);
   EXPECT_THAT(done->ok, ElementsAre(true, false, false, false, true));
   EXPECT_FALSE(done->what.empty());
+}
+
+TEST_F(Pulls, ChunksOfSeveralSourcesAreVerifiedRunByRunAndHashedAsAWhole) {
+  store_->tell();
+  PullItem damaged = halves(3, 4);
+  damaged.run_checksums[0][1] += 1;
+  PullItem without = halves(3, 6);
+  without.run_checksums[0].pop_back();
+  order_halves({halves(2, 2), damaged, without, halves(5, 0)}, holder_->address());
+  const auto done = outcome(10'000);
+  ASSERT_TRUE(done);
+  EXPECT_THAT(done->ok, ElementsAre(true, false, false, true));
+  ASSERT_EQ(done->checksums.size(), 4u);
+  for (const auto& [item, from, to] : {std::tuple(0, 2, 2), std::tuple(3, 5, 0)}) {
+    const auto got = std::span(even_).subspan(to * kChunkBytes, kChunkBytes);
+    EXPECT_EQ(std::memcmp(&got[0], &theirs_[from * kChunkBytes / 2], kChunkBytes / 2), 0);
+    EXPECT_EQ(std::memcmp(&got[kChunkBytes / 2], &theirs_[from * kChunkBytes / 2], kChunkBytes / 2), 0);
+    EXPECT_EQ(done->checksums[item], chunk_checksum(got));
+  }
+}
+
+TEST_F(Pulls, AChunkOfSeveralSourcesFailsWithOneOfThem) {
+  store_->tell();
+  order_halves({halves(2, 2), halves(3, 4)}, "nobody's address");
+  const auto done = outcome(10'000);
+  ASSERT_TRUE(done);
+  EXPECT_THAT(done->ok, ElementsAre(false, false));
+}
+
+TEST_F(Pulls, RunsAreHashedForReadersOfOtherShapesAndDamageIsFound) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (const std::uint32_t slot : {2u, 4u}) {
+      core_.begin_write({slot, 1});
+      core_.end_write({slot, 1}, true);
+    }
+  }
+  const auto chunk = [&](std::uint32_t slot) { return std::span(even_).subspan(slot * kChunkBytes, kChunkBytes); };
+  const auto right = chunk_checksum(chunk(2));
+  const ChecksumOrder order{
+      7,    4, {{0, 0, 0, 1}, {0, 0, 0, 2}, {0, 3, 0, 1}}, {{{2, 1}, 8, right}, {{4, 1}, 8, 1}, {{2, 2}, 8, right}},
+      5000, 0};
+  ASSERT_TRUE(link_->send(seal(NodeMessage::kChecksumOrder, 7, order)));
+  std::vector<ChecksumOutcome> outcomes;
+  for (int patience = 0; patience < 1000 && outcomes.size() < 3; ++patience) {
+    if (auto bytes = link_->receive())
+      outcomes.push_back(decode<ChecksumOutcome>(decode<Envelope>(*bytes, "message")->body, "checksums").value());
+    else
+      ::poll(nullptr, 0, 10);
+  }
+  ASSERT_EQ(outcomes.size(), 3u);
+  EXPECT_TRUE(outcomes[0].ok);
+  EXPECT_THAT(outcomes[0].checksums, ElementsAre(chunk_checksum(chunk(2).first(16)), chunk_checksum(chunk(2).first(32)),
+                                                 chunk_checksum(chunk(2).subspan(48))));
+  EXPECT_FALSE(outcomes[1].ok);  // another checksum than it had
+  EXPECT_EQ(outcomes[1].item, 1u);
+  EXPECT_FALSE(outcomes[2].ok);  // another generation
 }
 
 TEST_F(Pulls, ALostPeerFailsAllItsChunks) {

@@ -10,7 +10,7 @@
 
 namespace kvferry::sim {
 
-MiniEngine::MiniEngine(CoreConfig core, EngineConfig config, StampBook& book)
+MiniEngine::MiniEngine(CoreConfig core, EngineConfig config, StampBook& book, std::vector<Shard> shards)
     : config_(config),
       block_tokens_(core.block_tokens),
       core_(core),
@@ -20,7 +20,8 @@ MiniEngine::MiniEngine(CoreConfig core, EngineConfig config, StampBook& book)
       rng_(config.seed) {
   core_.set_directory_up(false);
   for (std::uint32_t rank = 0; rank < core.num_ranks; ++rank) {
-    workers_.emplace_back(rank, config.num_blocks, core.block_tokens, core.num_slots, config.seed, core.windows);
+    const Shard shard = rank < shards.size() ? shards[rank] : Shard{0, 1, rank, 1};
+    workers_.emplace_back(rank, shard, config.num_blocks, core.block_tokens, core.num_slots, config.seed, core.windows);
     workers_.back().set_faults(config.faults);
   }
 }
@@ -45,6 +46,7 @@ void MiniEngine::add(const RequestSpec& spec, TimeNs now) {
   added.cacheable = spec.cacheable;
   added.handoff = spec.handoff;
   added.source = spec.source;
+  added.push_to = spec.push_to;
   tell("request {}: {} tokens, says {}", spec.id, request.known, request.end - request.known);
   core_.add_request(added, now);
   tally_.requests += 1;

@@ -47,6 +47,7 @@ struct RequestSpec {
   std::string extras;
   bool handoff = false;
   std::optional<HandoffSource> source;
+  std::optional<PushTarget> push_to;
 };
 
 /// What vLLM's scheduler may do with a request between its look-up and its allocation, none of which it tells.
@@ -69,7 +70,8 @@ enum class End { kDone, kAborted, kFailed };
 class MiniEngine {
  public:
   /// Alone: without a directory, until core().set_directory_up(true).
-  MiniEngine(CoreConfig core, EngineConfig config, StampBook& book);
+  /// shards: [rank]; none: as many as the core has ranks, each with a KV head of its own.
+  MiniEngine(CoreConfig core, EngineConfig config, StampBook& book, std::vector<Shard> shards = {});
 
   void add(const RequestSpec& spec, TimeNs now);
   void abort(const std::string& id, TimeNs now);

@@ -274,6 +274,9 @@ Tally MiniEngine::tally() const {
   tally.evictions += counters.evicted_chunks;
   tally.pool_full += counters.pool_full;
   tally.pulled_chunks += counters.pulled_chunks;
+  tally.pushed_chunks += counters.pushed_chunks;
+  tally.push_failures += counters.push_failures;
+  tally.received_chunks += counters.received_chunks;
   tally.pull_failures += counters.pull_failures;
   tally.fetch_timeouts += counters.fetch_timeouts;
   tally.leases += counters.leases_granted;

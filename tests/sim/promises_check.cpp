@@ -150,6 +150,7 @@ void PromisesCheck::after_step(const SchedulerCore& core, std::size_t loads_in_f
     if (pin.owner.starts_with("load for ")) most = config_.pin_ttl;
     if (pin.owner.starts_with("lease of ")) most = config_.lease_ttl;
     if (pin.owner.starts_with("hand-off of ")) most = config_.handoff_ttl;
+    if (pin.owner.starts_with("push of ")) most = config_.push_ttl + config_.push_grace;
     num_loads += pin.owner.starts_with("load for ");
     expect(!pin.owner.empty() && pin.deadline > now && pin.deadline - now <= most,
            "bounded-hold: the {} ends in {} ms, allowed are {}", pin.owner.empty() ? "hold of nobody" : pin.owner,
@@ -159,6 +160,8 @@ void PromisesCheck::after_step(const SchedulerCore& core, std::size_t loads_in_f
          loads_in_flight);
   expect(core.num_kept() <= config_.num_slots / 2 || core.num_kept() <= 1,
          "bounded-hold: {} of {} chunks are kept for the controller", core.num_kept(), config_.num_slots);
+  expect(core.num_lent() <= config_.num_slots / 2, "bounded-hold: {} of {} slots are lent", core.num_lent(),
+         config_.num_slots);
 
   const CoreCounters& counters = core.counters();
   const auto grows = [](const char* name, std::uint64_t before, std::uint64_t after) {
@@ -185,6 +188,9 @@ void PromisesCheck::after_step(const SchedulerCore& core, std::size_t loads_in_f
   KVFERRY_SIM_GROWS(holds_expired);
   KVFERRY_SIM_GROWS(evicted_chunks);
   KVFERRY_SIM_GROWS(keeps_refused);
+  KVFERRY_SIM_GROWS(pushed_chunks);
+  KVFERRY_SIM_GROWS(push_failures);
+  KVFERRY_SIM_GROWS(received_chunks);
 #undef KVFERRY_SIM_GROWS
   expect(counters.lookup_hits <= counters.lookups && counters.loaded_tokens <= counters.hit_tokens &&
              counters.resumed_hit_tokens <= counters.hit_tokens && counters.hit_tokens >= counters.loads,
@@ -223,6 +229,8 @@ void PromisesCheck::idle(const SchedulerCore& core) {
   expect(core.num_requests() + core.num_fetches() + core.num_open_lookups() + core.num_ordered_fetches() == 0,
          "bounded-hold: idle with {} requests, {} fetches, {} look-ups, {} ordered fetches", core.num_requests(),
          core.num_fetches(), core.num_open_lookups(), core.num_ordered_fetches());
+  expect(core.num_pushes() + core.num_loans() == 0, "bounded-hold: idle with {} pushes and {} loans", core.num_pushes(),
+         core.num_loans());
   expect(core.pool().num_pins() + core.pool().num_pinned() + core.pool().num_writing() == 0,
          "bounded-hold: idle with {} holds on {} slots, {} slots being written", core.pool().num_pins(),
          core.pool().num_pinned(), core.pool().num_writing());

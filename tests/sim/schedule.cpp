@@ -49,6 +49,7 @@ class Clients {
   struct Job {
     std::size_t node = 0;
     RequestSpec spec;
+    std::size_t decode = 0;
   };
   struct HandedOff {
     std::size_t node = 0;
@@ -84,7 +85,9 @@ class Clients {
       node = dice_.between(0, static_cast<std::uint32_t>(world_.num_nodes()) - 1);
     } else if (world_.num_nodes() > 1) {
       node = options_.num_prefill > 1 ? dice_.between(0, options_.num_prefill - 1) : 0;
-      waiting_[spec.id] = {node, spec};
+      const std::size_t decode = decode_node();
+      waiting_[spec.id] = {node, spec, decode};
+      if (dice_.chance(options_.pushes)) spec.push_to = world_.push_target(dice_.chance(0.9) ? decode : decode_node());
       spec.max_tokens = 1;
       spec.handoff = true;
     }
@@ -106,7 +109,7 @@ class Clients {
       const FinishedRequest* prefilled = world_.finished(from.node, id);
       if (prefilled != nullptr && prefilled->handoff)
         spec.source = world_.source(from.node, id, prefilled->handoff_tokens);
-      const std::size_t node = decode_node();
+      const std::size_t node = from.decode;
       if (spec.source && spec.cacheable) handed_off_[id] = {node, static_cast<std::uint32_t>(spec.prompt.size())};
       at_[id] = node;
       if (*end == End::kAborted) {

@@ -56,6 +56,9 @@ LeaseReply World::garbage_reply() {
     chunk.num_tokens = dice_.chance(0.6) ? options_.core.chunk_tokens : some_number();
     if (dice_.chance(0.3)) chunk.window_from = some_number();
     chunk.checksums.resize(dice_.chance(0.7) ? options_.core.num_ranks : dice_.between(0, 9), 7);
+    if (dice_.chance(0.7)) continue;
+    chunk.checksums.clear();
+    chunk.run_checksums.resize(dice_.between(0, 4), std::vector<std::uint64_t>(dice_.between(0, 3), 7));
   }
   return reply;
 }

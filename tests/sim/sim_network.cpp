@@ -52,7 +52,12 @@ std::optional<std::size_t> World::node_at(const std::string& endpoint) const {
 
 void World::carry_out(std::size_t index) {
   Node& node = nodes_[index];
-  for (const Action& action : node.engine->take_actions()) {
+  std::vector<Action> actions = node.engine->take_actions();
+  for (std::uint32_t rank = 0; rank < node.engine->workers().size(); ++rank)
+    for (const PushedSave& save : node.engine->workers()[rank].take_pushed())
+      push_saved(index, rank, {save.push, save.index}, save.chunk, {save.ok, save.checksum});
+  for (const Action& action : actions) {
+    carry_out_push(index, action);
     if (const auto* asked = std::get_if<DirectoryQuery>(&action)) query(index, *asked);
     if (const auto* wanted = std::get_if<LeaseWanted>(&action)) lease(index, *wanted);
     if (const auto* wanted = std::get_if<PullWanted>(&action)) pull(index, *wanted);
@@ -122,21 +127,81 @@ void World::lease(std::size_t node, const LeaseWanted& wanted) {
   const std::optional<std::size_t> to = node_at(wanted.endpoint);
   if (!to) return;  // nobody lives there
   tell("node {} wants {} chunks of node {} ({})", node, wanted.request.keys.size(), *to, wanted.fetch);
-  send(node, *to, [this, node, to = *to, wanted, incarnation = asker.incarnation] {
+  std::vector<Shard> shards;
+  for (const RankEndpoint& rank : asker.ranks) shards.push_back(rank.shard);
+  send(node, *to, [this, node, to = *to, wanted, shards, incarnation = asker.incarnation] {
     Node& holder = nodes_[to];
     if (!holder.is_up) {
       tally_.crashed_while_down += 1;
       return;
     }
     SchedulerCore& core = holder.engine->core();
-    const LeaseReply answer = core.lease_wanted(nodes_[node].engine_id.value, wanted.request, now());
-    PromisesCheck::offered(core, answer, wanted.request.keys.size());
-    if (answer.lease != 0) leases_[{to, answer.lease}] = {holder.incarnation, now() + options_.core.lease_ttl, false};
-    send(to, node, [this, node, wanted, answer, incarnation] {
-      if (nodes_[node].incarnation != incarnation || !nodes_[node].is_up) return;
-      nodes_[node].engine->core().lease_answered(wanted.fetch, wanted.endpoint, answer, now());
-    });
+    LeaseRequest request = wanted.request;
+    request.shards = shards;
+    LeaseAnswer answer;
+    answer.ranks = holder.ranks;
+    const bool is_unlike = holder.run_checksums->is_needed(request);
+    if (is_unlike && !holder.run_checksums->check(request)) throw Broken("exact-load: a shape that can't be read");
+    answer.reply = core.lease_wanted(nodes_[node].engine_id.value, request, now());
+    PromisesCheck::offered(core, answer.reply, request.keys.size());
+    if (answer.reply.lease != 0)
+      leases_[{to, answer.reply.lease}] = {holder.incarnation, now() + options_.core.lease_ttl, false};
+    const auto send_back = [this, node, to, wanted, incarnation](const LeaseAnswer& sent) {
+      send(to, node, [this, node, wanted, sent, incarnation] {
+        Node& reader = nodes_[node];
+        if (reader.incarnation != incarnation || !reader.is_up) return;
+        LeaseAnswer got = sent;
+        Result<ShardMap> map = fit_answer(reader.ranks, got);
+        if (!map) throw Broken("exact-load: " + map.error().what);
+        reader.maps[wanted.endpoint] = std::move(*map);
+        reader.engine->core().lease_answered(wanted.fetch, wanted.endpoint, got.reply, now());
+      });
+    };
+    if (!is_unlike) return send_back(answer);
+    tally_.unlike_leases += 1;
+    const std::uint64_t id = holder.answers.empty() ? 1 : holder.answers.rbegin()->first + 1;
+    holder.answers[id] = send_back;
+    constexpr TimeNs kPatience = 600 * kMillisecond;
+    for (const auto& order : holder.run_checksums->begin("", id, 0, request, std::move(answer), now(), kPatience))
+      hash_runs(to, order);
+    for (const TimeNs when : {TimeNs{0}, kPatience})
+      at(now() + when, [this, to, holder_incarnation = holder.incarnation] {
+        if (nodes_[to].incarnation == holder_incarnation && nodes_[to].is_up) tell_hashed(to);
+      });
   });
+}
+
+/// What a worker does: each chunk at a time of its own, some never.
+void World::hash_runs(std::size_t index, const RunChecksums::RankOrder& ranked) {
+  const ChecksumOrder& order = ranked.order;
+  for (std::uint32_t i = 0; i < order.items.size(); ++i) {
+    if (dice_.chance(network_.loses / 10)) continue;
+    at(now() + delay(index, index), [this, index, order, i, incarnation = nodes_[index].incarnation] {
+      Node& node = nodes_[index];
+      if (node.incarnation != incarnation || !node.is_up) return;
+      const Worker& worker = node.engine->workers()[order.rank];
+      const std::vector<Stamp> stamps = worker.read_slot(order.items[i].chunk.slot);
+      const std::size_t cell = worker.cell_stamps(order.items[i].num_tokens);
+      ChecksumOutcome outcome{order.order, order.rank, i, checksum_of(stamps) == order.items[i].checksum, {}};
+      for (const ShardRun& run : order.runs) {
+        if (outcome.ok)
+          outcome.checksums.push_back(checksum_of(std::span(stamps).subspan(run.source * cell, run.cells * cell)));
+      }
+      node.run_checksums->take(outcome);
+      tell_hashed(index);
+    });
+  }
+}
+
+void World::tell_hashed(std::size_t index) {
+  Node& node = nodes_[index];
+  for (const RunChecksums::Ready& ready : node.run_checksums->take_ready(now())) {
+    tally_.unlike_damaged += ready.damaged.size();
+    tally_.unlike_late += ready.num_late;
+    if (!ready.damaged.empty()) node.engine->core().forget_ordered(ready.damaged);
+    const auto answer = node.answers.extract(ready.id);
+    answer.mapped()(ready.answer);
+  }
 }
 
 void World::release(std::size_t node, const LeaseReleased& released) {
@@ -149,10 +214,12 @@ void World::release(std::size_t node, const LeaseReleased& released) {
   });
 }
 
-/// Every rank reads each chunk at a time of its own, whatever lies there then, and answers once, in time or not.
+/// Every rank reads each chunk, or each run of one, at a time of its own, whatever lies there then, and answers once,
+/// in time or not.
 void World::pull(std::size_t node, const PullWanted& wanted) {
   Node& reader = nodes_[node];
-  const bool is_new = reader.pulls.emplace(wanted.pull, PullUnderWay{wanted, options_.core.num_ranks}).second;
+  const auto num_ranks = static_cast<std::uint32_t>(reader.ranks.size());
+  const bool is_new = reader.pulls.emplace(wanted.pull, PullUnderWay{wanted, num_ranks}).second;
   if (!is_new) throw Broken(fmt::format("exactly-once: pull {} is asked for twice", wanted.pull));
   if (wanted.deadline <= now() || wanted.deadline > now() + options_.core.pull_timeout)
     throw Broken(
@@ -162,30 +229,51 @@ void World::pull(std::size_t node, const PullWanted& wanted) {
       throw Broken(fmt::format("verified-only: pull {} brings {} tokens into a slot", wanted.pull, item.num_tokens));
   tell("node {} pulls {} chunks from {} (pull {})", node, wanted.items.size(), wanted.endpoint, wanted.pull);
   const std::size_t holder = node_at(wanted.endpoint).value_or(node);
-  for (std::uint32_t rank = 0; rank < options_.core.num_ranks; ++rank) {
-    auto bytes = std::make_shared<std::vector<std::vector<Stamp>>>(wanted.items.size());
+  const ShardMap map = reader.maps[wanted.endpoint];
+  for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
+    auto here = std::make_shared<RankPull>();
+    here->bytes.resize(wanted.items.size());
+    here->runs_here.resize(wanted.items.size(), 0);
     TimeNs done = now();
     for (std::size_t i = 0; i < wanted.items.size(); ++i) {
-      const TimeNs when = now() + delay(node, holder);
-      done = std::max(done, when);
-      if (when >= wanted.deadline || holder == node) continue;
-      at(when, [this, node, holder, rank, i, bytes, wanted, incarnation = nodes_[holder].incarnation] {
-        if (nodes_[holder].incarnation != incarnation || is_cut(node, holder)) return;
-        read_chunk(node, holder, rank, wanted, i, (*bytes)[i]);
-      });
+      const PullItem& item = wanted.items[i];
+      const std::vector<ShardRun> runs = map.empty() ? std::vector<ShardRun>(1) : map[rank];
+      std::vector<std::uint64_t> checksums(1, 0);
+      if (!map.empty()) checksums = rank < item.run_checksums.size() ? item.run_checksums[rank] : checksums;
+      for (std::size_t r = 0; r < runs.size(); ++r) {
+        const TimeNs when = now() + delay(node, holder);
+        done = std::max(done, when);
+        if (when >= wanted.deadline || holder == node || checksums.size() != runs.size()) continue;
+        at(when, [this, node, holder, rank, i, here, wanted, is_run = !map.empty(), run = runs[r],
+                  checksum = checksums[r], incarnation = nodes_[holder].incarnation, life = reader.incarnation] {
+          if (nodes_[holder].incarnation != incarnation || is_cut(node, holder)) return;
+          if (nodes_[node].incarnation != life) return;  // who read is another one now, perhaps of another shape
+          const auto got =
+              read_run(node, holder, is_run ? run.holder : rank, is_run ? &run : nullptr, wanted, i, checksum);
+          if (!got) return;
+          here->runs_here[i] += 1;
+          std::vector<Stamp>& bytes = here->bytes[i];
+          const std::size_t at =
+              run.target * nodes_[node].engine->workers()[rank].cell_stamps(wanted.items[i].num_tokens);
+          bytes.resize(std::max(bytes.size(), at + got->size()));
+          std::copy(got->begin(), got->end(), bytes.begin() + static_cast<std::ptrdiff_t>(at));
+        });
+      }
     }
     at(std::min(done, wanted.deadline) + delay(node, node),
-       [this, node, rank, bytes, wanted, incarnation = reader.incarnation] {
-         if (nodes_[node].incarnation == incarnation) pull_ended(node, rank, wanted, *bytes);
+       [this, node, rank, here, map, wanted, incarnation = reader.incarnation] {
+         if (nodes_[node].incarnation == incarnation) pull_ended(node, rank, wanted, map, *here);
        });
   }
 }
 
-void World::read_chunk(std::size_t node, std::size_t holder, std::uint32_t rank, const PullWanted& wanted,
-                       std::size_t item, std::vector<Stamp>& bytes) {
+std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t holder, std::uint32_t rank,
+                                                  const ShardRun* run, const PullWanted& wanted, std::size_t item,
+                                                  std::uint64_t checksum) {
   const ChunkRef remote = wanted.items[item].remote;
+  if (rank >= nodes_[holder].engine->workers().size()) return std::nullopt;  // another node lives there now
   const Worker& worker = nodes_[holder].engine->workers()[rank];
-  bytes = worker.read_slot(remote.slot);
+  std::vector<Stamp> bytes = worker.read_slot(remote.slot);
   const auto lease = leases_.find({holder, wanted.lease});
   const bool is_leased = lease != leases_.end() && lease->second.incarnation == nodes_[holder].incarnation &&
                          !lease->second.is_released && now() < lease->second.deadline;
@@ -196,22 +284,38 @@ void World::read_chunk(std::size_t node, std::size_t holder, std::uint32_t rank,
     bytes[dice_.raw() % bytes.size()] ^= 1;
     tally_.damaged_on_wire += 1;
   }
+  if (run == nullptr) return bytes;  // judged as a whole
+  const std::size_t cell = worker.cell_stamps(wanted.items[item].num_tokens);
+  if ((run->source + run->cells) * cell > bytes.size()) return std::nullopt;
+  const auto part = std::span(bytes).subspan(run->source * cell, run->cells * cell);
+  if (checksum_of(part) != checksum) return std::nullopt;
+  return std::vector<Stamp>(part.begin(), part.end());
 }
 
-void World::pull_ended(std::size_t node, std::uint32_t rank, const PullWanted& wanted,
-                       const std::vector<std::vector<Stamp>>& bytes) {
+void World::pull_ended(std::size_t node, std::uint32_t rank, const PullWanted& wanted, const ShardMap& map,
+                       const RankPull& here) {
   Node& reader = nodes_[node];
+  Worker& worker = reader.engine->workers()[rank];
   std::vector<bool> ok;
+  std::vector<std::uint64_t> checksums;
   for (std::size_t i = 0; i < wanted.items.size(); ++i) {
-    ok.push_back(reader.engine->workers()[rank].write_pulled(wanted.items[i], bytes[i]));
-    const ChunkKey key = reader.engine->core().pool().slot(wanted.items[i].local.slot).meta.key;
+    const PullItem& item = wanted.items[i];
+    if (map.empty() && !item.checksums.empty()) {
+      ok.push_back(worker.write_pulled(item, here.bytes[i]));
+    } else {
+      checksums.resize(i, 0);
+      checksums.push_back(worker.write_runs(item, here.bytes[i]));
+      ok.push_back(!map.empty() && here.runs_here[i] == map[rank].size());
+      tally_.unlike_pulls += ok.back();
+    }
+    const ChunkKey key = reader.engine->core().pool().slot(item.local.slot).meta.key;
     const auto asked = reader.first_asked.find(key);
     if (!ok.back() || asked == reader.first_asked.end()) continue;
     tally_.other_replica += asked->second != wanted.endpoint;
     reader.first_asked.erase(asked);
   }
   if (--reader.pulls.at(wanted.pull).ranks_left == 0) reader.pulls.erase(wanted.pull);
-  reader.engine->core().pull_done(wanted.pull, rank, ok, now());
+  reader.engine->core().pull_done(wanted.pull, rank, ok, now(), checksums);
 }
 
 /// Whatever is said to be pulled is being pulled.
@@ -222,7 +326,8 @@ void World::check_pulls(std::size_t index) const {
   std::size_t num_items = 0, num_writers = 0;
   for (const auto& [id, pull] : node.pulls) num_items += pull.wanted.items.size();
   for (std::uint32_t i = 0; i < pool.num_slots(); ++i)
-    num_writers += pool.slot(i).state == ChunkPool::State::kWriting && !pool.slot(i).writer.starts_with("save of ");
+    num_writers += pool.slot(i).state == ChunkPool::State::kWriting && !pool.slot(i).writer.starts_with("save of ") &&
+                   !pool.slot(i).writer.starts_with("push of ");
   if (num_items != num_writers)
     throw Broken(
         fmt::format("bounded-hold: {} slots wait for a pull, {} chunks are on their way", num_writers, num_items));

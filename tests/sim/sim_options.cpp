@@ -46,6 +46,7 @@ void draw_network(Dice& dice, SimOptions& options) {
   network.loses = dice.pick({0.0, 0.05, 0.4});
   network.doubles = dice.pick({0.0, 0.1});
   network.damages_pull = dice.pick({0.0, 0.0, 0.2});
+  network.refuses_loans = dice.pick({0.0, 0.0, 0.2});
   network.crashes = dice.pick({0.0, 0.0, 0.005});
   network.cuts = dice.pick({0.0, 0.0, 0.01});
   network.slows = dice.pick({0.0, 0.0, 0.01});
@@ -85,10 +86,26 @@ SimOptions draw_options(Dice& dice) {
   options.num_prefill = dice.pick({1u, 1u, 1u, 2u, 3u});
   options.num_decode = dice.pick({1u, 1u, 1u, 2u});
   options.network.max_delay = dice.pick({1, 20, 100}) * kMillisecond;
+  options.pushes = dice.pick({0.0, 0.5, 1.0});
   if (has_trouble) draw_network(dice, options);
+  if (dice.chance(0.4)) {
+    options.layers = dice.between(1, 3);
+    options.heads = dice.pick({1u, 2u, 2u});
+  }
   options.is_calm = !has_trouble && options.network.max_delay <= 20 * kMillisecond && core.num_slots == 200 &&
                     core.windows == std::vector{0u} && core.chunk_tokens >= 8;
   return options;
+}
+
+std::vector<Shard> draw_shape(Dice& dice, const SimOptions& options) {
+  const std::uint32_t tp_size = dice.pick({1u, 2u, 2u, 4u});
+  std::vector<Shard> shards;
+  for (std::uint32_t first = 0, end = 0; first < options.layers; first = end) {
+    end = dice.between(first + 1, options.layers);
+    for (std::uint32_t rank = 0; rank < tp_size; ++rank)
+      shards.push_back(shard_of(first, end - first, options.heads, rank, tp_size));
+  }
+  return shards;
 }
 
 Prompts::Prompts(Dice& dice, std::uint32_t max_tokens_total) : dice_(dice), max_tokens_total_(max_tokens_total) {}

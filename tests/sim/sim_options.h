@@ -33,6 +33,7 @@ struct NetworkOptions {
   double loses = 0;            // a message
   double doubles = 0;          // a message
   double damages_pull = 0;     // a chunk on its way
+  double refuses_loans = 0;    // a slot that a worker can't lend
   double damages_pool = 0;     // a chunk at rest, per step
   double crashes = 0;          // a node, per step; it comes back empty, later
   double cuts = 0;             // the link of two nodes, per step, for a while
@@ -57,12 +58,18 @@ struct SimOptions {
   double resets_connector = 0;         // per step
   double sleeps = 0;                   // per step
   double orders = 0;                   // of a controller, per step
+  double pushes = 0;                   // a prefill knows its decode node
   double siblings = 0;                 // a request comes twice
   double ids_again = 0;                // a new request takes the id of one that is gone
   bool is_calm = false;                // nothing is in the way of a hand-off
+  std::uint32_t layers = 0;            // of a model that each node cuts up in its own way; 0: all in the same
+  std::uint32_t heads = 0;
 };
 
 SimOptions draw_options(Dice& dice);
+
+/// A node of any shape: stages, uneven ones too, of ranks with a part of the heads each, or with the same ones.
+std::vector<Shard> draw_shape(Dice& dice, const SimOptions& options);
 
 /// Prompts that share prefixes with each other and with earlier answers, as conversations do.
 class Prompts {

@@ -12,44 +12,57 @@ std::uint64_t checksum_of(std::span<const Stamp> stamps) {
   return sum;
 }
 
-Worker::Worker(std::uint32_t rank, std::uint32_t num_blocks, std::uint32_t block_tokens, std::uint32_t num_slots,
-               std::uint64_t seed, std::vector<std::uint32_t> windows)
+Worker::Worker(std::uint32_t rank, Shard shard, std::uint32_t num_blocks, std::uint32_t block_tokens,
+               std::uint32_t num_slots, std::uint64_t seed, std::vector<std::uint32_t> windows)
     : rank_(rank),
+      shard_(shard),
+      num_cells_(shard.num_cells()),
       block_tokens_(block_tokens),
-      rank_mask_(rank * 0x5555555555555555ULL),
       windows_(std::move(windows)),
-      cells_(std::size_t{num_blocks} * block_tokens, 0xdeadbeef),
+      memory_(num_cells_, std::vector<Stamp>(std::size_t{num_blocks} * block_tokens, 0xdeadbeef)),
       slots_(num_slots),
       rng_(seed + rank) {}
 
-/// nullptr: the engine has given the block up, or the core leaves it out.
-Stamp* Worker::cell(std::span<const BlockId> table, std::uint32_t position) {
+Stamp Worker::mask(std::size_t cell, std::size_t group) const {
+  const std::size_t layer = shard_.first_layer + cell / shard_.num_heads;
+  const std::size_t head = shard_.first_head + cell % shard_.num_heads;
+  return ((layer * 64 + head) * 0x5555555555555555ULL) ^ (group * 0x3333333333333333ULL);
+}
+
+Stamp* Worker::find(std::size_t cell, std::span<const BlockId> table, std::uint32_t position) {
   const std::size_t index = position / block_tokens_;
   if (index >= table.size()) throw Broken(fmt::format("exact-load: position {} has no block", position));
   if (table[index] == kNullBlock || table[index] == kNoBlock) return nullptr;
-  return &cells_.at(static_cast<std::size_t>(table[index]) * block_tokens_ + position % block_tokens_);
+  return &memory_[cell].at(static_cast<std::size_t>(table[index]) * block_tokens_ + position % block_tokens_);
 }
 
 std::uint32_t Worker::first_attended(std::size_t group, std::uint32_t position) const {
   return windows_[group] == 0 || position < windows_[group] ? 0 : position + 1 - windows_[group];
 }
 
+void Worker::start_write(Slot& slot, ChunkRef chunk, const char* how) {
+  if (chunk.generation <= slot.generation)
+    throw Broken(fmt::format("fenced-reuse: slot {} is {} in generation {} after {}", chunk.slot, how, chunk.generation,
+                             slot.generation));
+  slot = {chunk.generation, {}, false};
+}
+
 void Worker::save(const SaveJob& job, std::vector<SaveDone>& done) {
   for (const SaveItem& item : job.items) {
     Slot& slot = slots_.at(item.chunk.slot);
-    if (item.chunk.generation <= slot.generation)
-      throw Broken(fmt::format("fenced-reuse: slot {} is written in generation {} after {}", item.chunk.slot,
-                               item.chunk.generation, slot.generation));
-    slot = {item.chunk.generation, {}, false};
-    for (std::size_t g = 0; g < windows_.size(); ++g) {
-      for (std::uint32_t i = 0; i < item.num_tokens; ++i) {
-        const Stamp* from = cell(job.block_ids.at(g), item.first_token + i);
-        slot.stamps.push_back(from == nullptr ? 0 : *from);
+    start_write(slot, item.chunk, "written");
+    for (std::size_t c = 0; c < num_cells_; ++c) {
+      for (std::size_t g = 0; g < windows_.size(); ++g) {
+        for (std::uint32_t i = 0; i < item.num_tokens; ++i) {
+          const Stamp* from = find(c, job.block_ids.at(g), item.first_token + i);
+          slot.stamps.push_back(from == nullptr ? 0 : *from);
+        }
       }
     }
     const bool ok = !chance(faults_.save_fails);
     if (!ok) slot.stamps.resize(slot.stamps.size() / 2);
     done.push_back({item.chunk, ok, checksum_of(slot.stamps)});
+    if (item.push != 0) pushed_.push_back({item.push, item.push_index, item.chunk, ok, done.back().checksum});
   }
 }
 
@@ -62,7 +75,7 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
       throw Broken(fmt::format("fenced-reuse: request {} loads generation {} of slot {}, which holds {}",
                                job.request_id, item.chunk.generation, item.chunk.slot, slot.generation));
     if (chance(faults_.corrupts_load)) damage(item.chunk.slot);
-    if (slot.stamps.size() != item.chunk_tokens * windows_.size() ||
+    if (slot.stamps.size() != num_cells_ * cell_stamps(item.chunk_tokens) ||
         checksum_of(slot.stamps) != item.checksums.at(rank_)) {
       if (!slot.damaged) throw Broken(fmt::format("verified-only: slot {} changed while it was held", item.chunk.slot));
       done.corrupt.push_back(item.chunk);
@@ -72,10 +85,12 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
         outcome.bad_blocks.insert(job.block_ids.at(0).at(b));
       continue;
     }
-    for (std::size_t g = 0; g < windows_.size(); ++g) {
-      for (std::uint32_t i = 0; i < item.num_tokens; ++i) {
-        if (Stamp* to = cell(job.block_ids.at(g), item.first_token + i))
-          *to = slot.stamps[g * item.chunk_tokens + item.skip_tokens + i];
+    for (std::size_t c = 0; c < num_cells_; ++c) {
+      for (std::size_t g = 0; g < windows_.size(); ++g) {
+        for (std::uint32_t i = 0; i < item.num_tokens; ++i) {
+          if (Stamp* to = find(c, job.block_ids.at(g), item.first_token + i))
+            *to = slot.stamps[(c * windows_.size() + g) * item.chunk_tokens + item.skip_tokens + i];
+        }
       }
     }
     if (whole) done.tokens_loaded += item.num_tokens;
@@ -85,10 +100,12 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
 }
 
 std::optional<std::uint32_t> Worker::wrong_cell(const ForwardItem& item) {
-  for (std::size_t g = 0; g < windows_.size(); ++g) {
-    for (std::uint32_t p = first_attended(g, item.first); p < item.first + item.num; ++p) {
-      const Stamp* attended = cell(item.table[g], p);
-      if (attended == nullptr || *attended != (item.stamp(p) ^ mask(g))) return p;
+  for (std::size_t c = 0; c < num_cells_; ++c) {
+    for (std::size_t g = 0; g < windows_.size(); ++g) {
+      for (std::uint32_t p = first_attended(g, item.first); p < item.first + item.num; ++p) {
+        const Stamp* attended = find(c, item.table[g], p);
+        if (attended == nullptr || *attended != (item.stamp(p) ^ mask(c, g))) return p;
+      }
     }
   }
   return std::nullopt;
@@ -104,9 +121,10 @@ StepOutcome Worker::execute(const StepPlan& plan, const std::vector<ForwardItem>
   failure_unheard |= !outcome.bad_blocks.empty();
   // Layer by layer all requests write before any attends: a prefix shared within the step is there.
   for (const ForwardItem& item : forward) {
-    for (std::size_t g = 0; g < windows_.size(); ++g)
-      for (std::uint32_t p = item.first; p < item.first + item.num; ++p)
-        if (Stamp* computed = cell(item.table[g], p)) *computed = item.stamp(p) ^ mask(g);
+    for (std::size_t c = 0; c < num_cells_; ++c)
+      for (std::size_t g = 0; g < windows_.size(); ++g)
+        for (std::uint32_t p = item.first; p < item.first + item.num; ++p)
+          if (Stamp* computed = find(c, item.table[g], p)) *computed = item.stamp(p) ^ mask(c, g);
   }
   for (bool changed = true; changed;) {
     changed = false;
@@ -122,9 +140,10 @@ StepOutcome Worker::execute(const StepPlan& plan, const std::vector<ForwardItem>
                                  item.table[0][*wrong / block_tokens_]));
       }
       outcome.garbage[i] = changed = true;
-      for (std::size_t g = 0; g < windows_.size(); ++g)
-        for (std::uint32_t q = item.first; q < item.first + item.num; ++q)
-          if (Stamp* computed = cell(item.table[g], q)) *computed = rng_();
+      for (std::size_t c = 0; c < num_cells_; ++c)
+        for (std::size_t g = 0; g < windows_.size(); ++g)
+          for (std::uint32_t q = item.first; q < item.first + item.num; ++q)
+            if (Stamp* computed = find(c, item.table[g], q)) *computed = rng_();
     }
   }
   for (const SaveJob& job : plan.saves_after) save(job, outcome.report.saves);
@@ -132,7 +151,7 @@ StepOutcome Worker::execute(const StepPlan& plan, const std::vector<ForwardItem>
 }
 
 void Worker::wipe_cells() {
-  for (Stamp& stamp : cells_) stamp = 0xdeadbeef;
+  for (std::vector<Stamp>& cell : memory_) std::fill(cell.begin(), cell.end(), 0xdeadbeef);
 }
 
 std::vector<Stamp> Worker::read_slot(std::uint32_t slot) const {
@@ -141,18 +160,31 @@ std::vector<Stamp> Worker::read_slot(std::uint32_t slot) const {
 
 bool Worker::write_pulled(const PullItem& item, const std::vector<Stamp>& bytes) {
   Slot& slot = slots_.at(item.local.slot);
-  if (item.local.generation <= slot.generation)
-    throw Broken(fmt::format("fenced-reuse: slot {} is pulled into in generation {} after {}", item.local.slot,
-                             item.local.generation, slot.generation));
-  slot = {item.local.generation, bytes, false};
-  return bytes.size() == item.num_tokens * windows_.size() && checksum_of(bytes) == item.checksums.at(rank_);
+  start_write(slot, item.local, "pulled into");
+  slot.stamps = bytes;
+  return bytes.size() == num_cells_ * cell_stamps(item.num_tokens) && checksum_of(bytes) == item.checksums.at(rank_);
+}
+
+std::uint64_t Worker::write_runs(const PullItem& item, const std::vector<Stamp>& bytes) {
+  Slot& slot = slots_.at(item.local.slot);
+  start_write(slot, item.local, "pulled into");
+  slot.stamps = bytes;
+  return checksum_of(bytes);
+}
+
+void Worker::write_pushed(ChunkRef local, const std::vector<Stamp>& bytes) {
+  Slot& slot = slots_.at(local.slot);
+  if (local.generation <= slot.generation)
+    throw Broken(fmt::format("fenced-reuse: slot {} is pushed into in generation {} after {}", local.slot,
+                             local.generation, slot.generation));
+  slot = {local.generation, bytes, false};
 }
 
 std::vector<Stamp> Worker::plain(std::uint32_t slot) const {
   std::vector<Stamp> stamps = slots_[slot].stamps;
-  stamps.resize(stamps.size() / windows_.size());
+  stamps.resize(stamps.size() / windows_.size() / num_cells_);
   for (Stamp& stamp : stamps)
-    if (stamp != 0) stamp ^= mask(0);
+    if (stamp != 0) stamp ^= mask(0, 0);
   return stamps;
 }
 

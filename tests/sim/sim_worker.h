@@ -6,12 +6,14 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "connector/core/peer_wire.h"
 #include "connector/core/plan.h"
 #include "connector/core/request_state.h"
 #include "sim_text.h"
+#include "transport/base/shard_map.h"
 
 namespace kvferry::sim {
 
@@ -45,9 +47,19 @@ struct StepOutcome {
   std::vector<bool> garbage;     // [item]: attended to a failed load, directly or through others' KV
 };
 
+/// A save whose chunk goes to another node as well.
+struct PushedSave {
+  std::uint64_t push = 0;
+  std::uint32_t index = 0;
+  ChunkRef chunk;
+  bool ok = false;
+  std::uint64_t checksum = 0;
+};
+
 class Worker {
  public:
-  Worker(std::uint32_t rank, std::uint32_t num_blocks, std::uint32_t block_tokens, std::uint32_t num_slots,
+  /// `shard`: of the model; what differs from layer to layer and from head to head is the KV's mask.
+  Worker(std::uint32_t rank, Shard shard, std::uint32_t num_blocks, std::uint32_t block_tokens, std::uint32_t num_slots,
          std::uint64_t seed, std::vector<std::uint32_t> windows = {0});
   void set_faults(WorkerFaults faults) { faults_ = faults; }
 
@@ -60,7 +72,16 @@ class Worker {
   std::vector<Stamp> read_slot(std::uint32_t slot) const;
   /// One pulled chunk: kept when it matches the holder's checksum. Returns that.
   bool write_pulled(const PullItem& item, const std::vector<Stamp>& bytes);
-  /// A slot's stamps of the first KV group, as of rank 0.
+  /// What another node puts into a slot that was lent to it.
+  void write_pushed(ChunkRef local, const std::vector<Stamp>& bytes);
+  /// Since the last call.
+  std::vector<PushedSave> take_pushed() { return std::exchange(pushed_, {}); }
+  /// The same for one that was put together from runs, each of which matches its checksum; returns its own.
+  std::uint64_t write_runs(const PullItem& item, const std::vector<Stamp>& bytes);
+  /// Stamps that a chunk of so many tokens has in one cell of the shard.
+  std::size_t cell_stamps(std::uint32_t num_tokens) const { return num_tokens * windows_.size(); }
+  const Shard& shard() const { return shard_; }
+  /// A slot's stamps of the first cell and KV group, unmasked.
   std::vector<Stamp> plain(std::uint32_t slot) const;
   std::uint64_t slot_checksum(std::uint32_t slot) const;
   std::uint64_t generation(std::uint32_t slot) const { return slots_[slot].generation; }
@@ -75,8 +96,10 @@ class Worker {
     std::vector<Stamp> stamps;
     bool damaged = false;
   };
-  Stamp mask(std::size_t group) const { return rank_mask_ ^ (group * 0x3333333333333333ULL); }
-  Stamp* cell(std::span<const BlockId> table, std::uint32_t position);
+  Stamp mask(std::size_t cell, std::size_t group) const;
+  /// nullptr: the engine has given the block up, or the core leaves it out.
+  Stamp* find(std::size_t cell, std::span<const BlockId> table, std::uint32_t position);
+  void start_write(Slot& slot, ChunkRef chunk, const char* how);
   std::uint32_t first_attended(std::size_t group, std::uint32_t position) const;
   /// The first cell that the item attends to and that is wrong; nullopt: none is.
   std::optional<std::uint32_t> wrong_cell(const ForwardItem& item);
@@ -85,11 +108,13 @@ class Worker {
   bool chance(double p) { return p > 0 && std::uniform_real_distribution<>(0, 1)(rng_) < p; }
 
   std::uint32_t rank_;
+  Shard shard_;
+  std::size_t num_cells_;
   std::uint32_t block_tokens_;
-  Stamp rank_mask_;  // a rank's KV differs from every other rank's
   std::vector<std::uint32_t> windows_;
-  std::vector<Stamp> cells_;
-  std::vector<Slot> slots_;
+  std::vector<std::vector<Stamp>> memory_;  // [cell][block and row]
+  std::vector<Slot> slots_;                 // stamps: [cell][group][token]
+  std::vector<PushedSave> pushed_;
   WorkerFaults faults_;
   std::mt19937_64 rng_;
 };

@@ -33,7 +33,16 @@ void World::start(std::size_t index) {
   node.is_up = true;
   core.first_lease = node.incarnation * 1'000'000;
   node.num_load_lines = 0;
-  node.engine = std::make_unique<MiniEngine>(core, engine, book_);
+  std::vector<Shard> shards;
+  for (std::uint32_t rank = 0; rank < core.num_ranks; ++rank) shards.push_back({0, 1, rank, 1});
+  if (options_.layers > 0) shards = draw_shape(dice_, options_);
+  core.num_ranks = static_cast<std::uint32_t>(shards.size());
+  node.engine = std::make_unique<MiniEngine>(core, engine, book_, shards);
+  node.ranks.clear();
+  for (const Shard& shard : shards) node.ranks.push_back({"", "", shard.num_cells(), shard});
+  node.run_checksums = std::make_unique<RunChecksums>(shards);
+  node.answers.clear();
+  node.maps.clear();
   node.engine->core().set_directory_up(directory_up_ && num_nodes() > 1);
   node.engine->refuse = [this](const std::string&) {
     deliver();  // the network's thread may come in between any two calls of the engine
@@ -65,6 +74,7 @@ void World::crash(std::size_t index) {
   node.incarnation += 1;
   node.back_at = now() + dice_.between(1, 500) * kMillisecond;
   node.pulls.clear();
+  node.pushes = {};
   node.first_asked.clear();
   node.last_fetch = 0;
   at(now() + 100 * kMillisecond, [&node] { node.listed.clear(); });  // noticed late
@@ -146,7 +156,7 @@ void World::trouble_node(std::size_t index) {
     node.engine->core().reset_cache();
   }
   if (dice_.chance(network_.damages_pool))
-    tally_.damaged_at_rest += node.engine->workers()[0].damage(dice_.between(0, options_.core.num_slots - 1));
+    tally_.damaged_at_rest += node.engine->workers().back().damage(dice_.between(0, options_.core.num_slots - 1));
   if (num_nodes() == 1) return;
   if (dice_.chance(options_.orders)) at(now() + delay(index, index), [this, index] { order(index); });
   if (dice_.chance(network_.slows)) {

@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "connector/runtime/shapes.h"
 #include "sim_options.h"
+#include "sim_push.h"
 
 namespace kvferry::sim {
 
@@ -39,6 +41,8 @@ class World {
   const FinishedRequest* finished(std::size_t node, const std::string& id) const;
   /// Where a decode node finds the prompt of a prefill's finished request.
   HandoffSource source(std::size_t node, const std::string& prefill_id, std::uint32_t num_tokens) const;
+  /// Where a prefill pushes to.
+  PushTarget push_target(std::size_t node) const { return {nodes_[node].engine_id, nodes_[node].endpoint}; }
   /// What happened; call once, at the end.
   Tally tally();
 
@@ -46,6 +50,11 @@ class World {
   struct PullUnderWay {
     PullWanted wanted;
     std::uint32_t ranks_left = 0;
+  };
+  /// One rank's share of a pull: what came of each chunk so far, and whether all of it did.
+  struct RankPull {
+    std::vector<std::vector<Stamp>> bytes;
+    std::vector<std::uint32_t> runs_here;
   };
   struct Node {
     std::unique_ptr<MiniEngine> engine;
@@ -61,9 +70,15 @@ class World {
     std::map<std::string, End> ended;
     std::map<ChunkKey, std::string> first_asked;  // the endpoint that was asked first for a chunk
     std::map<std::uint64_t, PullUnderWay> pulls;  // not answered by all ranks
-    std::uint64_t last_fetch = 0;                 // of a directory query or lease wish
+    NodePushes pushes;
+    std::uint64_t last_fetch = 0;  // of a directory query or lease wish
     std::string last_endpoint;
     std::uint64_t num_load_lines = 0;
+    // As NodeLinks has it.
+    std::vector<RankEndpoint> ranks;
+    std::unique_ptr<RunChecksums> run_checksums;
+    std::map<std::uint64_t, std::function<void(LeaseAnswer)>> answers;  // what to do with those that it hands out
+    std::map<std::string, ShardMap> maps;                               // by endpoint
   };
   struct GivenLease {
     std::uint64_t incarnation = 0;  // of the holder
@@ -94,15 +109,31 @@ class World {
   void list(std::size_t node, std::function<void(Node&)> word);
   void query(std::size_t node, const DirectoryQuery& query);
   void lease(std::size_t node, const LeaseWanted& wanted);
+  void hash_runs(std::size_t node, const RunChecksums::RankOrder& order);
+  void tell_hashed(std::size_t node);
   void release(std::size_t node, const LeaseReleased& released);
   void pull(std::size_t node, const PullWanted& wanted);
-  void read_chunk(std::size_t node, std::size_t holder, std::uint32_t rank, const PullWanted& wanted, std::size_t item,
-                  std::vector<Stamp>& bytes);
-  void pull_ended(std::size_t node, std::uint32_t rank, const PullWanted& wanted,
-                  const std::vector<std::vector<Stamp>>& bytes);
+  /// nullopt: it did not come, or not as it should.
+  std::optional<std::vector<Stamp>> read_run(std::size_t node, std::size_t holder, std::uint32_t rank,
+                                             const ShardRun* run, const PullWanted& wanted, std::size_t item,
+                                             std::uint64_t checksum);
+  void pull_ended(std::size_t node, std::uint32_t rank, const PullWanted& wanted, const ShardMap& map,
+                  const RankPull& here);
   void check_pulls(std::size_t node) const;
   std::vector<HolderOffer> offers(std::size_t asker, const DirectoryQuery& query);
   std::optional<std::size_t> node_at(const std::string& endpoint) const;
+
+  // sim_push.cpp
+  void carry_out_push(std::size_t node, const Action& action);
+  std::vector<Shard> shards_of(std::size_t node) const;
+  void push_offer(std::size_t node, const PushOffered& offered);
+  void push_lend(std::size_t node, const LendOrder& order);
+  void push_answer(std::size_t node, const NodePushes::Lending& lending);
+  void push_saved(std::size_t node, std::uint32_t rank, NodePushes::Key key, ChunkRef chunk, NodePushes::Saved saved);
+  void push_advance(std::size_t node, NodePushes::Key key);
+  bool push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key);
+  void push_ended(std::size_t node, std::uint32_t rank, NodePushes::Key key, bool ok);
+  void push_reclaim(std::size_t node, const Reclaim& reclaim);
 
   // sim_garbage.cpp
   void garbage(std::size_t node);

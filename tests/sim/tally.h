@@ -57,6 +57,10 @@ namespace kvferry::sim {
   X(bad_loads, "loads that found a damaged chunk")                              \
   X(failed_by_policy, "requests ended by kv_load_failure_policy fail")          \
   X(recovered_by_policy, "requests taken back by the policy recompute")         \
+  X(unlike_leases, "leases for a node of another shape")                        \
+  X(unlike_pulls, "chunks put together from runs of another shape's")           \
+  X(unlike_damaged, "damaged chunks found before a lease of another shape")     \
+  X(unlike_late, "chunks not hashed in time for a node of another shape")       \
   X(saves_failed, "saves that failed")                                          \
   X(evictions, "chunks evicted")                                                \
   X(pool_full, "chunks without a slot")                                         \
@@ -64,6 +68,11 @@ namespace kvferry::sim {
   X(pull_failures, "chunks not pulled")                                         \
   X(other_replica, "chunks that a second holder gave after a first one failed") \
   X(handoffs_whole, "hand-offs that left one token to compute")                 \
+  X(loans, "loans of slots to a node that pushes")                              \
+  X(pushed_chunks, "chunks pushed to another node")                             \
+  X(push_failures, "chunks wanted and not pushed")                              \
+  X(received_chunks, "chunks that another node pushed here")                    \
+  X(loans_failed, "lent slots taken back empty")                                \
   X(fetch_timeouts, "fetches that ran out of time")                             \
   X(leases, "leases given out")                                                 \
   X(holds_expired, "holds ended by their deadline")                             \

@@ -135,6 +135,34 @@ def cache_layout(
     return CacheLayout(layers, *shapes[0])
 
 
+def shard_of(
+    layout: CacheLayout, vllm_config: "VllmConfig", pp_rank: int, tp_rank: int
+) -> tuple[int, int, int, int]:
+    """Which part of the model's KV a worker has: first layer, layers, first KV head, KV heads."""
+    from vllm.distributed.utils import get_pp_indices
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    stages, tp_size = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
+    first = 0
+    if stages > 1:
+        first, end = get_pp_indices(model.get_total_num_hidden_layers(), pp_rank, stages)
+        found = [extract_layer_index(name) for name, *_ in layout.layers]
+        if found != list(range(first, end)):
+            refuse_to_start(
+                f"stage {pp_rank} of the pipeline has layers {first} to {end - 1}, but KV of layers {found}; "
+                "with pipeline parallelism this version moves models whose layers all have KV of their own"
+            )
+    heads = layout.num_kv_heads
+    if tp_size == 1:
+        return first, len(layout.layers), 0, heads
+    total = 1 if model.use_mla else model.get_total_num_kv_heads()
+    if heads != max(1, total // tp_size):
+        refuse_to_start(f"this worker has {heads} of {total} KV heads at tensor parallel size {tp_size}")
+    # Where there are more ranks than heads, neighbours have the same head.
+    return first, len(layout.layers), tp_rank * total // tp_size, heads
+
+
 def _cpu_planes(tensor: torch.Tensor, page: tuple[tuple[int, int, int], ...]) -> tuple[Plane, Plane]:
     """K and V of one layer of the CPU backend: [num_blocks, num_kv_heads, block_size, 2 * head_size]."""
     size = tensor.element_size()

@@ -33,11 +33,13 @@ class SchedulerHalf:
         transfer = vllm_config.kv_transfer_config
         extra_json = json.dumps(transfer.kv_connector_extra_config)
         parallel = vllm_config.parallel_config
-        if parallel.pipeline_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
-            refuse_to_start("this version supports tensor parallelism, not pipeline or context parallelism")
+        if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
+            refuse_to_start("this version supports tensor, pipeline and data parallelism, not context parallelism")
         self._saves_outlast_steps = vllm_config.device_config.device_type != "cpu"
         specs = attention_specs(kv_cache_config)
         num_layers = sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups)
+        if parallel.pipeline_parallel_size > 1:  # those were one stage's
+            num_layers = vllm_config.model_config.get_total_num_hidden_layers()
         try:
             config = check_config(extra_json)
             self._fingerprint = fingerprint(vllm_config, num_layers, config["chunk_tokens"])
@@ -48,7 +50,8 @@ class SchedulerHalf:
                 fingerprint=self._fingerprint,
                 block_tokens=specs[0].block_size,
                 windows=windows(specs),
-                runs_ahead=vllm_config.scheduler_config.async_scheduling,
+                # A pipeline is kept full: later steps are planned while the first one is in it.
+                runs_ahead=vllm_config.scheduler_config.async_scheduling or parallel.pipeline_parallel_size > 1,
                 start_timeout_ms=START_TIMEOUT_MS,
             )
         except KvFerryError as error:
@@ -89,6 +92,7 @@ class SchedulerHalf:
             cacheable=request.prompt_embeds is None and not request.resumable,
             handoff=bool(params.get("do_remote_decode")),
             source=self._handoff_source(request.request_id, params, len(tokens)),
+            push_to=_push_target(request.request_id, params),
         )
         self._known_tokens[request.request_id] = len(tokens)
         self._requests[request.request_id] = request
@@ -247,6 +251,24 @@ class SchedulerHalf:
 
     def shutdown(self) -> None:
         self._node.shutdown()
+
+
+def _push_target(request_id: str, params: dict[str, Any]) -> tuple[str, str] | None:
+    """The decode node (engine id, endpoint) that a router chose before the prefill; None where it did not."""
+    target = params.get("kvferry_push_to")
+    if target is None:
+        return None
+    if isinstance(target, str):
+        target = {"endpoint": target}
+    endpoint = target.get("endpoint") if isinstance(target, dict) else None
+    if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
+        logger.warning(
+            "kvferry: request %s: kvferry_push_to is %r, not \"tcp://HOST:PORT\" or "
+            '{"engine_id": ..., "endpoint": "tcp://HOST:PORT"}; its KV is pulled when it is wanted',
+            request_id, params["kvferry_push_to"],
+        )  # fmt: skip
+        return None
+    return str(target.get("engine_id") or ""), endpoint
 
 
 def _extras(request: "Request") -> str:

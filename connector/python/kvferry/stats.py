@@ -25,6 +25,9 @@ COUNTERS = {
     "holds_expired_total": "Holds that ended by their deadline.",
     "evicted_chunks_total": "Chunks evicted from the pool.",
     "keeps_refused_total": "Chunks not kept for the controller because half of the pool was kept already.",
+    "pushed_chunks_total": "Chunks pushed to decode nodes while their prompt was computed.",
+    "push_failures_total": "Chunks that a decode node wanted pushed and that did not arrive.",
+    "received_chunks_total": "Chunks that prefill nodes pushed here.",
 }
 GAUGES = {
     "pool_chunks": "Chunks in the pool.",
@@ -32,6 +35,8 @@ GAUGES = {
     "pool_pinned_chunks": "Chunks held by look-ups, loads, leases and hand-offs.",
     "pool_kept_chunks": "Chunks kept because the controller asked for it.",
     "fetching_requests": "Requests that wait for KV of other nodes.",
+    "open_pushes": "Prompts that are being pushed.",
+    "open_loans": "Pushes that slots of the pool are lent to.",
 }
 
 

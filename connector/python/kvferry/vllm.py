@@ -105,7 +105,8 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing to wait for: loads are done before the forward starts."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing to do: chunks span all layers and are packed when the last one is computed."""
+        del kv_layer, attn_metadata, kwargs
+        self._worker.save_layer(layer_name)
 
     def wait_for_save(self) -> None:
         self._worker.save()

@@ -84,7 +84,8 @@ struct PyScheduler {
   void add_request(const std::string& id, const nb::list& token_ids, std::uint32_t num_prompt_tokens,
                    std::string extras, const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items,
                    bool cacheable, bool handoff,
-                   const std::optional<std::tuple<std::string, std::string, std::string, std::uint32_t>>& source) {
+                   const std::optional<std::tuple<std::string, std::string, std::string, std::uint32_t>>& source,
+                   const std::optional<std::pair<std::string, std::string>>& push_to) {
     const std::vector<std::int32_t> tokens = integers(token_ids);
     NewRequest request;
     request.id = RequestId{id};
@@ -98,6 +99,7 @@ struct PyScheduler {
       const auto& [engine_id, endpoint, request_id, num_tokens] = *source;
       request.source = HandoffSource{EngineId{engine_id}, endpoint, request_id, num_tokens};
     }
+    if (push_to) request.push_to = PushTarget{EngineId{push_to->first}, push_to->second};
     node->add_request(request);
   }
 
@@ -157,7 +159,8 @@ struct PyWorker {
            const std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>& layers, std::uint32_t num_kv_heads,
            std::uint32_t head_dim, std::uint32_t element_bytes, std::uint32_t planes, std::uint32_t block_tokens,
            std::uint32_t num_blocks, const std::string& path, std::string advertise_host, std::int32_t gpu,
-           std::uint64_t gpu_pool_bytes, bool lands_in_gpu) {
+           std::uint64_t gpu_pool_bytes, bool lands_in_gpu,
+           const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>& shard) {
     KvLayout layout;
     for (const auto& [name, group, key, value] : layers)
       layout.layers.push_back({name, group, plane_from(key), plane_from(value)});
@@ -175,6 +178,10 @@ struct PyWorker {
     if (gpu >= 0) options.gpu = unwrap(open_gpu(gpu));
     options.gpu_pool_bytes = gpu_pool_bytes;
     options.lands_in_gpu = lands_in_gpu;
+    if (shard) {
+      const auto& [first_layer, num_layers, first_head, num_heads] = *shard;
+      options.shard = {first_layer, num_layers, first_head, num_heads};
+    }
     node = unwrap(WorkerNode::start(std::move(options)));
   }
 };
@@ -198,7 +205,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("port", [](const PyScheduler& self) { return self.node->port(); })
       .def("attach_workers", &PyScheduler::attach_workers, "hellos"_a)
       .def("add_request", &PyScheduler::add_request, nb::kw_only(), "request_id"_a, "tokens"_a, "num_prompt_tokens"_a,
-           "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none())
+           "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none(), "push_to"_a.none() = nb::none())
       .def(
           "update_tokens",
           [](PyScheduler& self, const std::string& id, std::uint32_t keep, const nb::list& tokens) {
@@ -237,10 +244,11 @@ NB_MODULE(_core, m) {
       .def(nb::init<std::uint32_t, std::string, std::uint32_t, std::uint64_t,
                     const std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>&, std::uint32_t,
                     std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, const std::string&,
-                    std::string, std::int32_t, std::uint64_t, bool>(),
+                    std::string, std::int32_t, std::uint64_t, bool,
+                    const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>&>(),
            nb::kw_only(), "rank"_a, "label"_a, "chunk_tokens"_a, "pool_bytes"_a, "layers"_a, "num_kv_heads"_a,
            "head_dim"_a, "element_bytes"_a, "planes"_a, "block_tokens"_a, "num_blocks"_a, "path"_a, "advertise_host"_a,
-           "gpu"_a = -1, "gpu_pool_bytes"_a = 0, "lands_in_gpu"_a = false)
+           "gpu"_a = -1, "gpu_pool_bytes"_a = 0, "lands_in_gpu"_a = false, "shard"_a = nb::none())
       .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
       .def("describe", [](const PyWorker& self) { return self.node->describe(); })
       // The stream is torch's: a cudaStream_t as a number, 0 for the default one.
@@ -254,6 +262,9 @@ NB_MODULE(_core, m) {
           "load",
           [](PyWorker& self, std::uintptr_t stream) { self.node->load(reinterpret_cast<DeviceStream>(stream)); },
           "stream"_a = 0)
+      .def("wants_layers", [](const PyWorker& self) { return self.node->wants_layers(); })
+      .def(
+          "save_layer", [](PyWorker& self, std::uint32_t layer) { self.node->save_layer(layer); }, "layer"_a)
       .def(
           "save",
           [](PyWorker& self, std::uintptr_t stream) { self.node->save(reinterpret_cast<DeviceStream>(stream)); },

@@ -1,0 +1,320 @@
+// Pushes: what the prefill side offers, moves and settles, and what the decode side lends and takes back.
+#include <gmock/gmock.h>
+
+#include "core_bench.h"
+
+namespace kvferry::sim {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr auto kLater = static_cast<std::uint8_t>(PushVerdict::kLater);
+constexpr auto kHave = static_cast<std::uint8_t>(PushVerdict::kHave);
+constexpr auto kGo = static_cast<std::uint8_t>(PushVerdict::kGo);
+
+/// The prefill side; the test plays the decode node and the workers.
+class Sending : public CoreBench {
+ protected:
+  Sending() : CoreBench(sizes(16, 16, 8)) {}
+  /// Adds a prefill of `num_tokens` tokens; returns the offer.
+  PushOffered offer(const std::string& id, std::uint32_t num_tokens) {
+    NewRequest added = request(id, num_tokens);
+    added.handoff = true;
+    added.push_to = PushTarget{EngineId{"decode"}, "tcp://decode:1"};
+    core_->add_request(added, now_);
+    const auto offers = take<PushOffered>();
+    EXPECT_THAT(offers, SizeIs(1));
+    return offers.at(0);
+  }
+  void answer(const PushOffered& offered, std::vector<std::uint8_t> verdicts, std::uint64_t ticket = 77) {
+    core_->push_answered(offered.push, "tcp://decode:1", {ticket, {}, std::move(verdicts)}, now_);
+  }
+  StepPlan prefill(const std::string& id, std::uint32_t num, bool reports = true) {
+    const std::vector<BlockId> table = blocks(1, (num + 15) / 16);
+    EXPECT_EQ(core_->lookup(RequestId{id}, 0, now_).num_external, 0u);
+    core_->allocated(RequestId{id}, 0, {table}, now_);
+    StepPlan plan = core_->build_step({{{RequestId{id}, 0, num, BlockTable{table}}}, {}}, now_ += kMillisecond);
+    if (reports) core_->worker_report(well_done(plan), now_);
+    return plan;
+  }
+  void moved(std::uint64_t push, std::uint32_t index, bool ok = true, std::uint32_t rank = 0) {
+    core_->push_moved({push, rank, index, ok, {}}, now_);
+  }
+  std::vector<SettledChunk> settled() {
+    std::vector<SettledChunk> all;
+    for (const PushSettled& one : take<PushSettled>())
+      all.insert(all.end(), one.settlement.chunks.begin(), one.settlement.chunks.end());
+    return all;
+  }
+};
+
+TEST_F(Sending, OffersThePromptAndItsTailWhenTheRequestComes) {
+  const PushOffered offered = offer("r", 40);
+  ASSERT_THAT(offered.offer.chunks, SizeIs(3));
+  EXPECT_EQ(offered.offer.chunks[0].num_tokens, 16u);
+  EXPECT_EQ(offered.offer.chunks[2].num_tokens, 8u);
+  EXPECT_EQ(offered.offer.fingerprint, "model");
+  EXPECT_EQ(offered.target.endpoint, "tcp://decode:1");
+}
+
+TEST_F(Sending, SettlesAChunkWhenItIsMovedAndVerifiedHere) {
+  const PushOffered offered = offer("r", 32);
+  answer(offered, {kGo, kGo});
+  const StepPlan plan = prefill("r", 32, false);
+  ASSERT_THAT(plan.saves_after, SizeIs(2));
+  EXPECT_EQ(plan.saves_after[0].items[0].push, offered.push);
+  EXPECT_EQ(plan.saves_after[1].items[0].push_index, 1u);
+  moved(offered.push, 0);
+  EXPECT_THAT(settled(), IsEmpty()) << "the save is not reported yet";
+  core_->worker_report(well_done(plan), now_);
+  const auto first = settled();
+  ASSERT_THAT(first, SizeIs(1));
+  EXPECT_TRUE(first[0].ok);
+  EXPECT_THAT(first[0].checksums, ElementsAre(1u));
+  moved(offered.push, 1);
+  EXPECT_THAT(settled(), SizeIs(1));
+  EXPECT_EQ(core_->num_pushes(), 0u);
+  EXPECT_EQ(core_->pool().num_pinned(), 0u);
+  EXPECT_EQ(core_->counters().pushed_chunks, 2u);
+}
+
+TEST_F(Sending, WhatIsThereNeedsNoHandOff) {
+  const PushOffered offered = offer("r", 32);
+  answer(offered, {kGo, kHave});
+  prefill("r", 32);
+  core_->finished(RequestId{"r"}, 32, {blocks(1, 2)}, false, now_);
+  EXPECT_EQ(core_->pool().num_pinned(), 2u);
+  moved(offered.push, 0);
+  EXPECT_EQ(core_->pool().num_pinned(), 0u);
+}
+
+TEST_F(Sending, WhatIsPulledLaterIsHeldForIt) {
+  const PushOffered offered = offer("r", 32);
+  answer(offered, {kGo, kLater});
+  prefill("r", 32);
+  core_->finished(RequestId{"r"}, 32, {blocks(1, 2)}, false, now_);
+  moved(offered.push, 0);
+  EXPECT_EQ(core_->num_pushes(), 0u);
+  EXPECT_EQ(core_->pool().num_pinned(), 2u);
+}
+
+TEST_F(Sending, MovesFromThePoolWhatWasThereBeforeTheAnswer) {
+  const PushOffered offered = offer("r", 32);
+  prefill("r", 32);  // the saves are tagged: they may still be wanted
+  moved(offered.push, 0, false);
+  moved(offered.push, 1, false);
+  answer(offered, {kLater, kHave});
+  EXPECT_THAT(settled(), IsEmpty()) << "nothing was lent";
+  EXPECT_EQ(core_->num_pushes(), 0u);
+  const PushOffered again = offer("s", 33);
+  answer(again, {kGo, kHave, kGo});
+  const auto started = take<PushStarted>();
+  ASSERT_THAT(started, SizeIs(1));
+  EXPECT_EQ(started[0].start.index, 0u);
+  EXPECT_THAT(started[0].start.checksums, ElementsAre(1u));
+  EXPECT_EQ(core_->pool().num_pinned(), 1u);
+}
+
+TEST_F(Sending, TellsAFailedSaveAsFailedWhenNobodyReadsItAnyMore) {
+  const PushOffered offered = offer("r", 16);
+  answer(offered, {kGo});
+  const StepPlan plan = prefill("r", 16, false);
+  WorkerReport report = well_done(plan);
+  report.saves[0].ok = false;
+  core_->worker_report(report, now_);
+  EXPECT_THAT(settled(), IsEmpty());
+  moved(offered.push, 0, false);
+  const auto told = settled();
+  ASSERT_THAT(told, SizeIs(1));
+  EXPECT_FALSE(told[0].ok);
+  EXPECT_EQ(core_->pool().num_writing() + core_->pool().num_pinned(), 0u);
+}
+
+TEST_F(Sending, TellsNothingOfAResetCacheAsGood) {
+  const PushOffered offered = offer("r", 16);
+  answer(offered, {kGo});
+  prefill("r", 16);
+  core_->reset_cache();
+  moved(offered.push, 0);
+  const auto told = settled();
+  ASSERT_THAT(told, SizeIs(1));
+  EXPECT_FALSE(told[0].ok);
+}
+
+TEST_F(Sending, AnAbortedRequestGivesBackWhatItNeverComputed) {
+  const PushOffered offered = offer("r", 48);
+  answer(offered, {kGo, kGo, kGo});
+  core_->finished(RequestId{"r"}, 0, {}, true, now_);
+  const auto told = settled();
+  ASSERT_THAT(told, SizeIs(3));
+  EXPECT_FALSE(told[0].ok || told[1].ok || told[2].ok);
+  EXPECT_EQ(core_->num_pushes(), 0u);
+}
+
+TEST_F(Sending, WhatIsNeverAnsweredEndsAtItsDeadline) {
+  const PushOffered offered = offer("r", 16);
+  prefill("r", 16);
+  EXPECT_EQ(core_->pool().num_pinned(), 1u);
+  core_->tick(now_ += 61 * kSecond);
+  EXPECT_THAT(take<PushDropped>(), SizeIs(1));
+  EXPECT_EQ(core_->num_pushes(), 1u) << "its worker has not said that it is over";
+  moved(offered.push, 0, false);
+  EXPECT_EQ(core_->num_pushes(), 0u);
+  EXPECT_EQ(core_->pool().num_pinned(), 0u);
+}
+
+TEST_F(Sending, AWorkerThatNeverAnswersHoldsNothingForEver) {
+  offer("r", 16);
+  prefill("r", 16);
+  core_->finished(RequestId{"r"}, 16, {blocks(1, 1)}, true, now_);
+  core_->tick(now_ += 61 * kSecond);
+  core_->tick(now_ += 31 * kSecond);
+  EXPECT_EQ(core_->num_pushes(), 0u);
+  EXPECT_EQ(core_->pool().num_pinned(), 0u);
+}
+
+TEST_F(Sending, AnOutcomeTwiceIsABrokenPromise) {
+  const PushOffered offered = offer("r", 16);
+  answer(offered, {kGo});
+  prefill("r", 16, false);
+  moved(offered.push, 0);
+  EXPECT_BREAKS(moved(offered.push, 0), "exactly-once");
+}
+
+TEST_F(Sending, StrangersAndDoubledAnswersAreIgnored) {
+  const PushOffered offered = offer("r", 16);
+  core_->push_answered(offered.push, "tcp://somebody:1", {5, {}, {kGo}}, now_);
+  core_->push_answered(offered.push + 9, "tcp://decode:1", {5, {}, {kGo}}, now_);
+  answer(offered, {});  // says nothing of the chunk
+  answer(offered, {kGo});
+  EXPECT_EQ(core_->num_pushes(), 0u);
+  prefill("r", 16);
+  EXPECT_THAT(take<PushStarted>(), IsEmpty());
+}
+
+/// The decode side; the test plays the prefill node and the workers.
+class Lending : public CoreBench {
+ protected:
+  Lending() : CoreBench(sizes(16, 16, 8)) {}
+  PushOffer prompt(std::uint32_t num_tokens, std::uint32_t num_ranks = 1) {
+    TokenChain chain(root_key("model", ""), 16, {});
+    chain.append(std::span(tokens_).first(num_tokens));
+    PushOffer made{"model", num_ranks, {}, {}};
+    for (std::uint32_t i = 0; i < chain.num_full_chunks(); ++i) made.chunks.push_back({chain.key(i), 16, {}});
+    if (const std::uint32_t rest = num_tokens % 16; rest > 0)
+      made.chunks.push_back({chain.tail_key(chain.num_full_chunks(), rest), rest, {}});
+    return made;
+  }
+  std::vector<ReclaimedChunk> reclaim_all(std::uint32_t rank = 0) {
+    std::vector<ReclaimedChunk> all;
+    for (const SlotsReclaimed& one : take<SlotsReclaimed>()) {
+      Reclaim answer = one.reclaim;
+      answer.rank = rank;
+      all.insert(all.end(), answer.chunks.begin(), answer.chunks.end());
+      core_->push_reclaimed(answer, now_);
+    }
+    return all;
+  }
+};
+
+TEST_F(Lending, ASettledChunkIsFoundOnceItsSlotIsTakenBack) {
+  const PushReply reply = core_->push_offered("p", prompt(32), now_);
+  EXPECT_THAT(reply.verdicts, ElementsAre(kGo, kGo));
+  EXPECT_THAT(take<SlotsLent>(), SizeIs(1));
+  core_->push_settled({reply.ticket, {{0, true, 0, {9}}, {1, true, 0, {9}}}}, now_);
+  EXPECT_EQ(core_->pool().num_ready(), 0u) << "somebody may be writing still";
+  reclaim_all();
+  EXPECT_EQ(core_->pool().num_ready(), 2u);
+  EXPECT_THAT(take<ChunksPublished>(), SizeIs(2));
+  EXPECT_EQ(core_->num_loans(), 0u);
+  add("r", 40);
+  EXPECT_EQ(lookup("r").num_external, 32u);
+}
+
+TEST_F(Lending, LendsHalfOfThePoolAndNothingTwice) {
+  const PushReply reply = core_->push_offered("p", prompt(96), now_);
+  EXPECT_THAT(reply.verdicts, ElementsAre(kGo, kGo, kGo, kGo, kLater, kLater));
+  const PushReply again = core_->push_offered("q", prompt(32), now_);
+  EXPECT_THAT(again.verdicts, ElementsAre(kHave, kHave));
+  EXPECT_EQ(again.ticket, 0u);
+  EXPECT_EQ(core_->num_lent(), 4u);
+}
+
+TEST_F(Lending, AFailedChunkLeavesItsSlotFree) {
+  const PushReply reply = core_->push_offered("p", prompt(16), now_);
+  core_->push_settled({reply.ticket, {{0, false, 0, {}}}}, now_);
+  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}}, now_);  // too late
+  const auto back = reclaim_all();
+  ASSERT_THAT(back, SizeIs(1));
+  EXPECT_FALSE(back[0].ok);
+  EXPECT_EQ(core_->pool().num_ready() + core_->pool().num_writing(), 0u);
+}
+
+TEST_F(Lending, NonsenseIsIgnored) {
+  PushOffer offer = prompt(32);
+  offer.chunks[0].num_tokens = 17;
+  offer.chunks[1].num_tokens = 0;
+  EXPECT_THAT(core_->push_offered("p", offer, now_).verdicts, ElementsAre(kLater, kLater));
+  EXPECT_THAT(core_->push_offered("p", prompt(32, 2), now_).verdicts, ElementsAre(kLater, kLater));
+  const PushReply reply = core_->push_offered("p", prompt(16), now_);
+  core_->push_settled({reply.ticket + 1, {{0, true, 0, {9}}}}, now_);
+  core_->push_settled({reply.ticket, {{7, true, 0, {9}}}}, now_);
+  EXPECT_THAT(take<SlotsReclaimed>(), IsEmpty());
+  core_->push_settled({reply.ticket, {{0, true, 0, {9, 9}}}}, now_);  // checksums of another shape
+  EXPECT_FALSE(reclaim_all().at(0).ok);
+}
+
+TEST_F(Lending, AnotherModelIsRefused) {
+  PushOffer offer = prompt(16);
+  offer.fingerprint = "another";
+  EXPECT_THAT(core_->push_offered("p", offer, now_).refused, HasSubstr("'another'"));
+  EXPECT_EQ(core_->num_loans(), 0u);
+}
+
+TEST_F(Lending, ALoanEndsByItself) {
+  core_->push_offered("p", prompt(16), now_);
+  core_->tick(now_ += 61 * kSecond);
+  EXPECT_FALSE(reclaim_all().at(0).ok);
+  EXPECT_EQ(core_->num_loans(), 0u);
+}
+
+TEST_F(Lending, ALoanEndsSoonAfterItsRequestHasCome) {
+  core_->push_offered("p", prompt(20), now_);
+  NewRequest added = request("r", 20);
+  added.source = HandoffSource{EngineId{"p"}, "tcp://p:1", "r", 20};
+  core_->add_request(added, now_);
+  EXPECT_TRUE(lookup("r").pending) << "it may come yet";
+  core_->tick(now_ += 1100 * kMillisecond);
+  reclaim_all();
+  EXPECT_EQ(core_->num_loans(), 0u);
+}
+
+TEST_F(Lending, AResetCacheBelievesNoPushFromBefore) {
+  const PushReply reply = core_->push_offered("p", prompt(16), now_);
+  core_->reset_cache();
+  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}}, now_);
+  reclaim_all();
+  EXPECT_EQ(core_->pool().num_ready(), 0u);
+}
+
+TEST_F(Lending, WhatWorkersCantLendIsFreeAtOnce) {
+  const PushReply reply = core_->push_offered("p", prompt(32), now_);
+  const std::vector<std::uint32_t> missing = {1};
+  core_->push_not_lent(reply.ticket, missing, now_);
+  EXPECT_EQ(reclaim_all().at(0).index, 1u);
+  EXPECT_EQ(core_->num_lent(), 1u);
+}
+
+TEST_F(Lending, ASlotTakenBackTwiceIsABrokenPromise) {
+  const PushReply reply = core_->push_offered("p", prompt(32), now_);
+  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}}, now_);
+  const auto ordered = take<SlotsReclaimed>();
+  core_->push_reclaimed(ordered.at(0).reclaim, now_);
+  EXPECT_BREAKS(core_->push_reclaimed(ordered.at(0).reclaim, now_), "exactly-once");
+}
+
+}  // namespace
+}  // namespace kvferry::sim

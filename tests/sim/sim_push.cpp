@@ -1,0 +1,182 @@
+// Pushes in the simulated network: offers, loans, writes into other nodes' slots at any moment, settlements.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "sim_world.h"
+#include "story.h"
+
+namespace kvferry::sim {
+
+void World::carry_out_push(std::size_t node, const Action& action) {
+  if (const auto* offered = std::get_if<PushOffered>(&action)) return push_offer(node, *offered);
+  if (const auto* lent = std::get_if<SlotsLent>(&action)) return push_lend(node, lent->order);
+  if (const auto* reclaimed = std::get_if<SlotsReclaimed>(&action)) return push_reclaim(node, reclaimed->reclaim);
+  if (const auto* started = std::get_if<PushStarted>(&action)) {
+    const PushStart& start = started->start;
+    for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank)
+      push_saved(node, rank, {start.push, start.index}, start.chunk, {true, start.checksums.at(rank)});
+  } else if (const auto* settled = std::get_if<PushSettled>(&action)) {
+    const std::optional<std::size_t> to = node_at(settled->endpoint);
+    if (!to) return;
+    send(node, *to, [this, to = *to, settlement = settled->settlement] {
+      if (nodes_[to].is_up) nodes_[to].engine->core().push_settled(settlement, now());
+    });
+  } else if (const auto* dropped = std::get_if<PushDropped>(&action)) {
+    NodePushes& pushes = nodes_[node].pushes;
+    pushes.dropped.insert(dropped->push);
+    for (const auto& [key, moving] : pushes.moving)
+      if (key.first == dropped->push) push_advance(node, key);
+  }
+}
+
+std::vector<Shard> World::shards_of(std::size_t node) const {
+  std::vector<Shard> shards;
+  for (const RankEndpoint& rank : nodes_[node].ranks) shards.push_back(rank.shard);
+  return shards;
+}
+
+void World::push_offer(std::size_t node, const PushOffered& offered) {
+  const std::optional<std::size_t> to = node_at(offered.target.endpoint);
+  if (!to) {
+    nodes_[node].engine->core().push_answered(offered.push, offered.target.endpoint, {}, now());
+    return;
+  }
+  tell("node {} offers {} chunks to node {} (push {})", node, offered.offer.chunks.size(), *to, offered.push);
+  PushOffer offer = offered.offer;
+  offer.shards = shards_of(node);
+  send(node, *to, [this, node, to = *to, push = offered.push, offer = std::move(offer)] {
+    if (!nodes_[to].is_up) return;
+    if (offer.shards != shards_of(to)) {  // a node of another shape pulls
+      const auto later = static_cast<std::uint8_t>(PushVerdict::kLater);
+      return push_answer(to, {node, push, {0, {}, std::vector(offer.chunks.size(), later)}});
+    }
+    PushReply reply = nodes_[to].engine->core().push_offered(fmt::format("node {}", node), offer, now());
+    if (reply.verdicts.size() != offer.chunks.size())
+      throw Broken(fmt::format("exact-load: an offer of {} chunks is answered for {}", offer.chunks.size(),
+                               reply.verdicts.size()));
+    if (reply.ticket != 0)
+      nodes_[to].pushes.lending[reply.ticket] = {node, push, std::move(reply)};
+    else
+      push_answer(to, {node, push, std::move(reply)});
+  });
+}
+
+/// The workers open the slots, or some of them; then the other node is answered.
+void World::push_lend(std::size_t node, const LendOrder& order) {
+  NodePushes& pushes = nodes_[node].pushes;
+  const auto found = pushes.lending.find(order.ticket);
+  if (found == pushes.lending.end()) throw Broken(fmt::format("bounded-hold: loan {} is nobody's", order.ticket));
+  NodePushes::Lending lending = std::move(found->second);
+  pushes.lending.erase(found);
+  tally_.loans += 1;
+  std::vector<std::uint32_t> missing;
+  for (const LentChunk& chunk : order.chunks) {
+    for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank)
+      pushes.lent[{order.ticket, chunk.index, rank}] = chunk.chunk;
+    if (!dice_.chance(network_.refuses_loans)) continue;
+    missing.push_back(chunk.index);
+    lending.reply.verdicts.at(chunk.index) = static_cast<std::uint8_t>(PushVerdict::kLater);
+  }
+  if (!missing.empty()) nodes_[node].engine->core().push_not_lent(order.ticket, missing, now());
+  push_answer(node, lending);
+}
+
+void World::push_answer(std::size_t node, const NodePushes::Lending& lending) {
+  const std::size_t asker = lending.asker;
+  send_to_life(node, asker, [this, node, asker, lending, incarnation = nodes_[node].incarnation] {
+    nodes_[asker].pushes.orders.try_emplace(lending.push, NodePushes::Order{node, incarnation, lending.reply});
+    nodes_[asker].engine->core().push_answered(lending.push, nodes_[node].endpoint, lending.reply, now());
+    for (const auto& [key, moving] : nodes_[asker].pushes.moving)
+      if (key.first == lending.push) push_advance(asker, key);
+  });
+}
+
+void World::push_saved(std::size_t node, std::uint32_t rank, NodePushes::Key key, ChunkRef chunk,
+                       NodePushes::Saved saved) {
+  NodePushes::Moving& moving = nodes_[node].pushes.moving[key];
+  moving.saved.resize(nodes_[node].ranks.size());
+  moving.is_begun.resize(nodes_[node].ranks.size());
+  moving.chunk = chunk;
+  if (moving.saved[rank])
+    throw Broken(fmt::format("exactly-once: push {} of chunk {} begins twice", key.first, key.second));
+  moving.saved[rank] = saved;
+  push_advance(node, key);
+}
+
+/// Starts every rank's write that can start.
+void World::push_advance(std::size_t node, NodePushes::Key key) {
+  NodePushes& pushes = nodes_[node].pushes;
+  NodePushes::Moving& moving = pushes.moving.at(key);
+  const auto order = pushes.orders.find(key.first);
+  const bool is_dropped = pushes.dropped.contains(key.first);
+  for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank) {
+    if (!moving.saved[rank] || moving.is_begun[rank]) continue;
+    const bool is_ended = is_dropped || !moving.saved[rank]->ok;
+    if (!is_ended && order == pushes.orders.end()) continue;
+    moving.is_begun[rank] = true;
+    const bool is_wanted = !is_ended && key.second < order->second.reply.verdicts.size() &&
+                           order->second.reply.verdicts[key.second] == static_cast<std::uint8_t>(PushVerdict::kGo);
+    if (!is_wanted) {
+      push_ended(node, rank, key, false);
+      continue;
+    }
+    at(now() + delay(node, order->second.to), [this, node, rank, key, incarnation = nodes_[node].incarnation] {
+      if (nodes_[node].incarnation == incarnation) push_ended(node, rank, key, push_write(node, rank, key));
+    });
+  }
+}
+
+/// One rank's bytes go into the other node's slot, if it is still open.
+bool World::push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key) {
+  NodePushes& pushes = nodes_[node].pushes;
+  if (pushes.dropped.contains(key.first)) return false;
+  const NodePushes::Moving& moving = pushes.moving.at(key);
+  const NodePushes::Order& order = pushes.orders.at(key.first);
+  const Worker& worker = nodes_[node].engine->workers()[rank];
+  if (worker.generation(moving.chunk.slot) != moving.chunk.generation)
+    throw Broken(fmt::format("fenced-reuse: slot {} of node {} is reused while it is pushed", moving.chunk.slot, node));
+  Node& receiver = nodes_[order.to];
+  if (is_cut(node, order.to) || dice_.chance(network_.loses)) return false;
+  if (!receiver.is_up || receiver.incarnation != order.incarnation) return false;
+  const auto open = receiver.pushes.lent.find({order.reply.ticket, key.second, rank});
+  if (open == receiver.pushes.lent.end()) return false;
+  std::vector<Stamp> bytes = worker.read_slot(moving.chunk.slot);
+  if (!bytes.empty() && dice_.chance(network_.damages_pull)) {
+    bytes[dice_.raw() % bytes.size()] ^= 1;
+    tally_.damaged_on_wire += 1;
+  }
+  receiver.engine->workers()[rank].write_pushed(open->second, bytes);
+  return checksum_of(bytes) == moving.saved[rank]->checksum;
+}
+
+void World::push_ended(std::size_t node, std::uint32_t rank, NodePushes::Key key, bool ok) {
+  at(now() + delay(node, node), [this, node, rank, key, ok, incarnation = nodes_[node].incarnation] {
+    if (nodes_[node].incarnation != incarnation) return;
+    nodes_[node].engine->core().push_moved({key.first, rank, key.second, ok, {}}, now());
+  });
+}
+
+/// Each rank closes its slots at a time of its own; from then on nobody writes them.
+void World::push_reclaim(std::size_t node, const Reclaim& reclaim) {
+  for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank) {
+    at(now() + delay(node, node), [this, node, rank, reclaim, incarnation = nodes_[node].incarnation] {
+      if (nodes_[node].incarnation != incarnation) return;
+      Reclaim answer = reclaim;
+      answer.rank = rank;
+      Worker& worker = nodes_[node].engine->workers()[rank];
+      for (ReclaimedChunk& chunk : answer.chunks) {
+        if (nodes_[node].pushes.lent.erase({reclaim.ticket, chunk.index, rank}) != 1)
+          throw Broken(fmt::format("exactly-once: loan {} of chunk {} ends twice", reclaim.ticket, chunk.index));
+        tally_.loans_failed += !chunk.ok;
+        if (!chunk.ok || worker.damaged(chunk.chunk.slot)) continue;
+        if (worker.generation(chunk.chunk.slot) != chunk.chunk.generation ||
+            worker.slot_checksum(chunk.chunk.slot) != chunk.checksums.at(rank))
+          throw Broken(fmt::format("verified-only: slot {} is said to be pushed, and is not", chunk.chunk.slot));
+      }
+      nodes_[node].engine->core().push_reclaimed(answer, now());
+    });
+  }
+}
+
+}  // namespace kvferry::sim

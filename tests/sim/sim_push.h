@@ -1,0 +1,44 @@
+// What a simulated node's workers and links know of pushes (sim_push.cpp).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "connector/core/push_wire.h"
+
+namespace kvferry::sim {
+
+struct NodePushes {
+  struct Saved {
+    bool ok = false;
+    std::uint64_t checksum = 0;
+  };
+  struct Moving {
+    ChunkRef chunk;
+    std::vector<std::optional<Saved>> saved;  // [rank]
+    std::vector<bool> is_begun;               // [rank]
+  };
+  using Key = std::pair<std::uint64_t, std::uint32_t>;  // push, index
+  struct Order {
+    std::size_t to = 0;
+    std::uint64_t incarnation = 0;  // of that node
+    PushReply reply;
+  };
+  struct Lending {
+    std::size_t asker = 0;
+    std::uint64_t push = 0;
+    PushReply reply;
+  };
+  std::map<Key, Moving> moving;
+  std::map<std::uint64_t, Order> orders;                                             // by push
+  std::set<std::uint64_t> dropped;                                                   // pushes
+  std::map<std::uint64_t, Lending> lending;                                          // by ticket; not answered yet
+  std::map<std::tuple<std::uint64_t, std::uint32_t, std::uint32_t>, ChunkRef> lent;  // ticket, index, rank: open slots
+};
+
+}  // namespace kvferry::sim
