@@ -108,6 +108,17 @@ int ChildProcess::wait(TimeNs patience_ns) {
   return 0;
 }
 
+void ChildProcess::kill() {
+  if (pid_ > 0) ::kill(pid_, SIGKILL);
+  wait(10 * kSecond);
+}
+
+bool ChildProcess::has_ended() const {
+  siginfo_t ended{};
+  return pid_ <= 0 ||
+         (::waitid(P_PID, static_cast<id_t>(pid_), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == pid_);
+}
+
 std::string ChildProcess::last_words() const {
   char buffer[4096];
   const off_t size = ::lseek(errors_fd_, 0, SEEK_END);  // shared with the child, which is where it writes on anyway

@@ -31,6 +31,10 @@ class ChildProcess {
   std::string last_words() const;
   /// Ends its stdin and waits. The exit status, or 128 + the signal's number; -1: it still runs.
   int wait(TimeNs patience_ns);
+  /// Ends it without a word to it.
+  void kill();
+  pid_t pid() const { return pid_; }
+  bool has_ended() const;  // nobody waited for it yet
 
  private:
   ChildProcess(pid_t pid, int errors_fd, LineLink link) : pid_(pid), errors_fd_(errors_fd), link_(std::move(link)) {}

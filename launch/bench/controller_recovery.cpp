@@ -14,6 +14,7 @@
 #include "controller/wire.h"
 #include "launch/bench/child_process.h"
 #include "launch/bench/controller_load.h"
+#include "launch/bench/programs.h"
 
 namespace kvferry::bench {
 namespace {
@@ -77,16 +78,6 @@ controller::LookupQuery query_of(std::uint64_t prefix) {
 
 bool is_right(const std::vector<controller::Holder>& holders, std::uint64_t prefix) {
   return holders.size() == (has_second_worker(prefix) ? 2U : 1U) && holders.back().num_full_chunks == kLookupKeys;
-}
-
-/// This program, or, where that is a test, the one next to it.
-Result<std::string> kvferry_program() {
-  std::error_code failure;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", failure);
-  const std::filesystem::path program = self.parent_path() / "kvferry";
-  if (failure || !std::filesystem::exists(program, failure))
-    return Error{ErrorCode::kUnavailable, fmt::format("there is no program {} to start", program.string())};
-  return program.string();
 }
 
 const Error kWrong{ErrorCode::kCorrupt, "a look-up answered wrongly; no figure is worth anything"};

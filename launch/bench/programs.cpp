@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <filesystem>
 #include <string_view>
 
 #include "launch/bench/bench_venv.h"
@@ -35,6 +36,15 @@ Command self_command(std::vector<std::string> words) {
   const ssize_t length = ::readlink("/proc/self/exe", path, sizeof(path) - 1);
   words.insert(words.begin(), length > 0 ? path : "kvferry");
   return {std::move(words), {}};
+}
+
+Result<std::string> kvferry_program() {
+  std::error_code failure;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", failure);
+  const std::filesystem::path program = self.parent_path() / "kvferry";
+  if (failure || !std::filesystem::exists(program, failure))
+    return Error{ErrorCode::kUnavailable, fmt::format("there is no program {} to start", program.string())};
+  return program.string();
 }
 
 Result<Command> worker_command(const WorkerSpec& spec) {

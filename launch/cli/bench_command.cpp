@@ -3,6 +3,7 @@
 #include "launch/bench/connector_bench.h"
 #include "launch/bench/controller_bench.h"
 #include "launch/bench/driver.h"
+#include "launch/bench/fleet_bench.h"
 #include "launch/bench/listener.h"
 #include "launch/bench/worker.h"
 #include "launch/cli/commands.h"
@@ -78,6 +79,27 @@ Run add_connector(CLI::App& bench_app, CLI::App*& command) {
   return [flags] { return bench::run_connector_bench(*flags); };
 }
 
+Run add_fleet(CLI::App& bench_app, CLI::App*& command) {
+  command = bench_app.add_subcommand(
+      "fleet",
+      "Let thousands of simulated nodes join a controller, or three that share etcd and Redis: messages a second, "
+      "look-up latency, memory, dead nodes, restarts. The nodes are real clients; numbers are for one node.");
+  auto flags = std::make_shared<bench::FleetFlags>();
+  const auto text = [&](const char* name, std::string& value, const char* help) {
+    command->add_option(name, value, help)->capture_default_str();
+  };
+  command->add_option("--nodes,--steps", flags->nodes, "Nodes; several sizes with commas")->capture_default_str();
+  text("--replicas", flags->replicas, "Controllers: 1, or 3 with etcd and Redis, which are started too");
+  text("--over", flags->over, "How nodes reach it: zmq, stream");
+  text("--seconds", flags->seconds, "How long the traffic is measured");
+  text("--chunks", flags->chunks, "Chunks that a node holds");
+  text("--stores", flags->stores, "Chunks that a node stores a second; it evicts as many");
+  text("--lookups", flags->lookups, "Look-ups of 128 keys a second; several rates with commas");
+  text("--json", flags->json_file, "Write all figures there");
+  text("--plot", flags->plot_file, "Draw them there (.png); installs matplotlib on demand");
+  return [flags] { return bench::run_fleet_bench(*flags); };
+}
+
 }  // namespace
 
 Run add_bench_command(CLI::App& app) {
@@ -89,6 +111,8 @@ Run add_bench_command(CLI::App& app) {
   const Run run_controller = add_controller(*command, controller);
   CLI::App* connector = nullptr;
   const Run run_connector = add_connector(*command, connector);
+  CLI::App* fleet = nullptr;
+  const Run run_fleet = add_fleet(*command, fleet);
   // What the benchmark starts itself as; not for people.
   CLI::App* worker = command->add_subcommand("worker", "")->group("");
   CLI::App* listener = command->add_subcommand("listener", "")->group("");
@@ -97,6 +121,7 @@ Run add_bench_command(CLI::App& app) {
     if (listener->parsed()) return bench::run_listener({"127.0.0.1", 0}, true);
     if (controller->parsed()) return run_controller();
     if (connector->parsed()) return run_connector();
+    if (fleet->parsed()) return run_fleet();
     return run_it();
   };
 }

@@ -1,0 +1,28 @@
+// `kvferry bench fleet`: how many nodes a controller can have, and what breaks first.
+#pragma once
+
+#include <string>
+
+#include "transport/base/result.h"
+
+namespace kvferry::bench {
+
+/// As typed; numbers that go with each other are for one node.
+struct FleetFlags {
+  std::string nodes = "1000";
+  std::string replicas = "1";
+  std::string over = "zmq";
+  std::string seconds = "5";
+  std::string chunks = "2000";
+  std::string stores = "5";
+  std::string lookups = "2";
+  std::string json_file{};
+  std::string plot_file{};
+};
+
+/// Progress on stderr, a table on stdout, the JSON file and the picture where asked for. A size that breaks the
+/// controller is a finding, not an error. kInvalidArgument: a flag's value; kUnavailable: this machine can't run so
+/// many nodes, or a program is missing.
+Result<void> run_fleet_bench(const FleetFlags& flags);
+
+}  // namespace kvferry::bench
