@@ -40,11 +40,12 @@ def config_of(words: list[str]) -> dict[str, Any]:
 
 
 def test_roles_follow_the_script_and_failed_loads_are_recomputed(model: Path) -> None:
-    for kind, role in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
+    for kind, role, port in (("prefill", "kv_producer", 8100), ("decode", "kv_consumer", 8200)):
         assert config_of(command(kind, "--model", str(model))[0]) == {
             "kv_connector": "KvFerryConnector", "kv_connector_module_path": "kvferry.vllm", "kv_role": role,
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"controller": "tcp://127.0.0.1:14600"}}
+            "kv_connector_extra_config": {"controller": "tcp://127.0.0.1:14600",
+                                          "serves": f"http://127.0.0.1:{port}"}}
 
 
 def test_the_controller_comes_from_the_flag_before_the_environment(model: Path,
@@ -63,8 +64,8 @@ def test_extra_values_are_typed_and_words_after_the_dashes_come_last(model: Path
     assert words[-2:] == ["--max-model-len", "1024"]
     assert config_of(words)["engine_id"] == "p0"
     assert config_of(words)["kv_connector_extra_config"] == {
-        "controller": "tcp://127.0.0.1:14600", "advertise_host": "10.0.0.7", "chunk_tokens": 128, "path": "shm",
-        "save_decode_cache": False}
+        "controller": "tcp://127.0.0.1:14600", "serves": "http://10.0.0.7:8100", "advertise_host": "10.0.0.7",
+        "chunk_tokens": 128, "path": "shm", "save_decode_cache": False}
 
 
 def test_only_the_cpu_build_gets_cpu_flags(model: Path, cpu_vllm: dict[str, Any]) -> None:
@@ -86,7 +87,7 @@ def test_a_python_without_kvferry_gets_the_build_on_its_path(model: Path, cpu_vl
     (["--model", "."], "is a folder without a config.json"),
     (["--model", "MODEL", "--kv-role", "boss"], "'boss', not one of kv_producer, kv_consumer, kv_both"),
     (["--model", "MODEL", "--controller", "b:2"], "'b:2', not tcp://HOST:PORT"),
-    (["--model", "MODEL", "--port", "70000"], "70000, not one of 1 to 65535"),
+    (["--model", "MODEL", "--port", "70000"], "70000, not one of 0 to 65535"),
     (["--model", "MODEL", "--extra", "chunk_tokens"], "'chunk_tokens', not KEY=VALUE"),
     (["--model", "MODEL", "surplus"], "'surplus' is not an option"),
 ])
@@ -99,6 +100,47 @@ def test_bad_input_is_one_sentence_that_names_it(model: Path, words: list[str], 
         command("decode", *(str(model) if word == "MODEL" else word for word in words))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_port_0_becomes_one_that_stays_ours(model: Path) -> None:
+    words, _ = command("decode", "--model", str(model), "--port", "0")
+    port = int(words[words.index("--port") + 1])
+    assert config_of(words)["kv_connector_extra_config"]["serves"] == f"http://127.0.0.1:{port}"
+    with socket.socket() as another, pytest.raises(OSError, match="in use"):
+        another.bind(("127.0.0.1", port))
+    with socket.socket() as server:  # as vLLM binds
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", port))
+        server.listen()
+
+
+@pytest.mark.parametrize(("words", "serves"), [
+    (["--host", "10.1.2.3", "--port", "8300"], "http://10.1.2.3:8300"),
+    (["--host", "0.0.0.0"], "http://127.0.0.1:8200"),  # as the controller sees us
+    (["--host", "0.0.0.0", "--advertise-host", "10.1.2.3"], "http://10.1.2.3:8200"),
+    (["--host", "0.0.0.0", "--advertise-host", "localhost"], "http://127.0.0.1:8200"),
+    (["--host", "0.0.0.0", "--advertise-host", "no-such-host.invalid"], "http://no-such-host.invalid:8200"),
+    (["--host", "::1"], "http://[::1]:8200"),
+    (["--extra", "serves=https://door"], "https://door"),
+])
+def test_routers_are_told_an_address_that_they_can_reach(model: Path, words: list[str], serves: str) -> None:
+    found = node.engine_command(node.engine_parser("decode").parse_args(["--dry-run", "--model", str(model), *words]))
+    assert config_of(found[0])["kv_connector_extra_config"]["serves"] == serves
+
+
+@pytest.mark.parametrize(("route", "address"), [("10.9.8.7", "10.9.8.7"), (None, "127.0.1.1")])
+def test_a_host_that_calls_itself_loopback_advertises_its_route(route: str | None, address: str, model: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [(2, 1, 6, "", ("127.0.1.1", 0))])
+    monkeypatch.setattr(node.serving, "own_address", lambda host, port: route or socket.gethostname())
+    config = config_of(command("decode", "--model", str(model), "--advertise-host", "gpu7")[0])
+    assert config["kv_connector_extra_config"]["advertise_host"] == address
+
+
+def test_another_server_command_takes_the_place_of_vllms(model: Path) -> None:
+    words, _ = command("decode", "--model", str(model), "--server", "conda run python -m x")
+    assert words[:7] == ["conda", "run", "python", "-m", "x", "--model", str(model)]
 
 
 def test_a_port_in_use_is_refused() -> None:

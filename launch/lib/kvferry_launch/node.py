@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kvferry_launch import serving
 from kvferry_launch.paths import KVFERRY, RELEASE, VENV_PYTHON
-from kvferry_launch.servers import CPU_ENV, KVFERRY_CONNECTOR, vllm_command
+from kvferry_launch.servers import API_SERVER, CPU_ENV, KVFERRY_CONNECTOR, vllm_command
 
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 DEFAULT_CONTROLLER = "tcp://127.0.0.1:14600"
@@ -43,6 +44,8 @@ def engine_main(kind: str) -> NoReturn:
         command, env = engine_command(arguments)
         print(f"# {kind} node. KV that fails to load is computed again: kv_load_failure_policy is recompute, "
               "vLLM's own default is fail.")
+        if arguments.report and not arguments.dry_run:
+            serving.report_health(kind, serves_url(arguments), f"http://{local_host(arguments.host)}:{arguments.port}")
         become(command, env, arguments.dry_run)
     except NodeError as error:
         sys.exit(f"launch/{kind}: {error}")
@@ -80,7 +83,7 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1",
                         help="address of the HTTP server; routers elsewhere need 0.0.0.0 (default: %(default)s)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT[kind],
-                        help="port of the HTTP server (default: %(default)s)")
+                        help="port of the HTTP server; 0 takes any free one (default: %(default)s)")
     parser.add_argument("--kv-role", default=DEFAULT_ROLE[kind],
                         help=f"one of {', '.join(ROLES)} (default: %(default)s)")
     parser.add_argument("--engine-id", help="default: one that vLLM draws")
@@ -89,22 +92,33 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
                         "the route to the controller)")
     parser.add_argument("--extra", action="append", default=[], metavar="KEY=VALUE",
                         help="a key of kv_connector_extra_config; VALUE is JSON, or else a string; repeatable")
+    parser.add_argument("--server", metavar="WORDS",
+                        help="what starts vLLM's API server (default: vLLM of .venv, else of python3)")
+    parser.add_argument("--report", action="store_true",
+                        help="print a line when the server begins or ceases to answer, for launch/cluster")
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
 def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment it needs beyond ours. Errors: NodeError."""
+    """The command and the environment it needs beyond ours; --port 0 becomes the port. Errors: NodeError."""
     if arguments.kv_role not in ROLES:
         raise NodeError(f"--kv-role is '{arguments.kv_role}', not one of {', '.join(ROLES)}")
     parse_address("--controller", arguments.controller)
-    if not 1 <= arguments.port <= 65535:
-        raise NodeError(f"--port is {arguments.port}, not one of 1 to 65535")
+    if not 0 <= arguments.port <= 65535:
+        raise NodeError(f"--port is {arguments.port}, not one of 0 to 65535")
     model = check_model(arguments.model)
     python = str(VENV_PYTHON) if VENV_PYTHON.exists() else shutil.which("python3") or "python3"
-    found = probe(python)
-    if not arguments.dry_run:
+    server = shlex.split(arguments.server or "")
+    found = {"cpu": None, "kvferry": True} if server else probe(python)
+    if arguments.port == 0:
+        try:
+            arguments.port = serving.reserve_port(arguments.host)
+        except OSError as error:
+            raise NodeError(f"--host is '{arguments.host}', where nobody can listen ({error.strerror or error})"
+                            ) from error
+    elif not arguments.dry_run:
         check_port(arguments.host, arguments.port)
     env = {}
     if found["cpu"]:
@@ -113,10 +127,29 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(RELEASE / "python"), os.environ.get("PYTHONPATH")]))
     extra = parse_extra(arguments.extra)
     if arguments.advertise_host is not None:
+        arguments.advertise_host = serving.resolved(arguments.advertise_host)
+    if arguments.advertise_host is not None:
         extra = {"advertise_host": arguments.advertise_host} | extra
+    extra = {"serves": serves_url(arguments)} | extra
     config = KVFERRY_CONNECTOR.config(arguments.kv_role, arguments.controller, arguments.engine_id, extra)
-    return vllm_command(python, model, arguments.host, arguments.port, config, tuple(after_dashes(arguments.rest)),
-                        cpu=bool(found["cpu"])), env
+    command = vllm_command(python, model, arguments.host, arguments.port, config, tuple(after_dashes(arguments.rest)),
+                           cpu=bool(found["cpu"]))
+    return [*server, *command[len(API_SERVER) + 1:]] if server else command, env
+
+
+def serves_url(arguments: argparse.Namespace) -> str:
+    """Where routers on other hosts reach the HTTP server."""
+    host = arguments.advertise_host
+    if host is None:
+        host = arguments.host
+        if serving.is_any(host):
+            host = serving.own_address(*parse_address("--controller", arguments.controller))
+    return f"http://{serving.bracketed(host)}:{arguments.port}"
+
+
+def local_host(host: str) -> str:
+    """Where a process of this host reaches it."""
+    return serving.bracketed({"::": "::1"}.get(host, "127.0.0.1") if serving.is_any(host) else host)
 
 
 def probe(python: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from kvferry_launch.process import ManagedProcess, ProcessError, free_port
 
 READY_TIMEOUT_S = 300.0  # 15 to 40 s on an idle host
 POLL_INTERVAL_S = 0.2
+API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 CPU_FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32")  # CPU attention wants multiples of 32
 CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
@@ -66,8 +67,7 @@ def vllm_is_cpu_build() -> bool:
 def vllm_command(python: str, model: str, host: str, port: int, kv_config: dict[str, Any] | None = None,
                  flags: tuple[str, ...] = (), cpu: bool = True) -> list[str]:
     """The command of one server. `flags` come last, so that they win."""
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", host, "--port",
-               str(port), *(CPU_FLAGS if cpu else ())]
+    command = [python, *API_SERVER, "--model", model, "--host", host, "--port", str(port), *(CPU_FLAGS if cpu else ())]
     if kv_config is not None:
         command += ["--kv-transfer-config", json.dumps(kv_config)]
     return [*command, *flags]

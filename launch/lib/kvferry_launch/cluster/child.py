@@ -1,0 +1,80 @@
+"""One process of the deployment as the supervisor holds it: its lifeline, its log, what it said."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from kvferry_launch.cluster.start import GRACE_S
+from kvferry_launch.process import ManagedProcess, _die_with_parent
+
+LINE_MAX = 400
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Child(ManagedProcess):
+    """Runs behind guard.py: closing its stdin ends it, and all that descends from it, on whichever host.
+
+    Its output is appended to the log; lines() are those of this start that were not given yet.
+    """
+
+    def __init__(self, name: str, command: list[str], log: Path) -> None:
+        super().__init__(name, command, {}, log)
+        self._offset = 0
+        self._pending = b""
+        self.last_line = ""
+        self._closed_at: float | None = None
+
+    def start(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as out:
+            self._offset = out.tell()
+            self._process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT,
+                                             start_new_session=True, preexec_fn=_die_with_parent)
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+
+    @property
+    def started(self) -> bool:
+        return self._process is not None
+
+    def tell(self, line: str) -> None:
+        """A line for the guard (".") or, where it was started so, for the command. Lost if nobody reads."""
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
+            with contextlib.suppress(OSError):
+                os.write(self._process.stdin.fileno(), f"{line}\n".encode())
+
+    def close(self) -> None:
+        """Asks it to end; exit_status says when it did."""
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
+            self._closed_at = time.monotonic()
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it has been asked to end for longer than its guard takes."""
+        return self._closed_at is not None and time.monotonic() - self._closed_at > GRACE_S + 5
+
+    def end_now(self) -> None:
+        """What the guard does within its grace period, at once; it still takes all descendants along."""
+        self.close()
+        self.signal(signal.SIGTERM)
+
+    def lines(self) -> list[str]:
+        try:
+            with self.log.open("rb") as text:
+                text.seek(self._offset)
+                piece = text.read()
+        except OSError:
+            return []
+        self._offset += len(piece)
+        *lines, self._pending = (self._pending + piece).split(b"\n")
+        found = [COLOURS.sub("", line.decode(errors="replace")).strip()[:LINE_MAX] for line in lines]
+        for line in found:
+            if line:
+                self.last_line = line
+        return found

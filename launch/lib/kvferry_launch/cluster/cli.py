@@ -1,0 +1,216 @@
+"""launch/cluster: the command line."""
+
+import argparse
+import json
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kvferry_launch.cluster import dryrun, front, job, kubectl, kubernetes, leave_node, mpi, slurm, status
+from kvferry_launch.cluster.control import ask
+from kvferry_launch.cluster.plan import ENGINE_ROLES, Planner
+from kvferry_launch.cluster.schema import BACKENDS, SpecError
+from kvferry_launch.cluster.spec import Spec, load, run_folder
+from kvferry_launch.cluster.up import Deployment, wait_until_gone
+
+STOP_WITHIN_S = 120.0
+POLL_S = 0.5
+EXAMPLES = """examples:
+  launch/cluster up launch/examples/cluster/local.yaml --dry-run
+  launch/cluster up deployment.yaml
+  launch/cluster scale deployment.yaml decode=3
+"""
+
+
+def main() -> NoReturn:
+    arguments = make_parser().parse_args()
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        sys.exit(run(arguments))
+    except SpecError as error:
+        sys.exit(f"launch/cluster: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="launch/cluster", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=EXAMPLES,
+        description="Start, watch, scale and stop a whole prefill and decode deployment from one YAML file.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], about: str, file: bool = True
+                ) -> argparse.ArgumentParser:
+        # Without `help`, argparse leaves a command out of its list: those that only we call.
+        shown = {"help": about} if about else {}
+        made: argparse.ArgumentParser = commands.add_parser(name, description=about, **shown)
+        made.set_defaults(run=run)
+        if file:
+            made.add_argument("file", type=Path, metavar="FILE", help="the deployment's YAML")
+            made.add_argument("--on", choices=BACKENDS, help="wins over the file's 'on'")
+        return made
+
+    made = command("up", up, "start everything and stay; Ctrl-C stops everything")
+    made.add_argument("--dry-run", action="store_true", help="print every command, host by host, and do nothing")
+    made.add_argument("--json", action="store_true", help="a JSON object for each change instead of lines")
+    made.add_argument("--in-job", action="store_true", help=argparse.SUPPRESS)
+    made = command("status", show_status, "one line for each node of a running deployment")
+    made.add_argument("--json", action="store_true", help="one JSON object")
+    made = command("scale", scale, "add nodes to, or drain nodes of and take them from, a running deployment")
+    made.add_argument("to", nargs="+", metavar="ROLE=N", help="prefill=N, decode=N")
+    made.add_argument("--no-wait", action="store_true", help="don't wait until it is done")
+    command("down", down, "stop a running deployment")
+    command("render", render, "print what kubectl or sbatch would be given").add_argument(
+        "--output", type=Path, metavar="FILE", help="write it there")
+
+    made = command("front", front.main, "", file=False)
+    front.add_arguments(made)
+    made = command("drain-node", leave, "", file=False)
+    made.add_argument("names", nargs="+")
+    for name in ("--url", "--controller", "--namespace"):
+        made.add_argument(name, required=True)
+    made.add_argument("--timeout", type=float, required=True)
+    made = command("mpi-rank", mpi_rank, "")
+    made.add_argument("--run", default="by-hand", dest="token")
+    made.add_argument("--json", action="store_true")
+    made = command("mpi-relay", lambda found: mpi.relay(found.folder, after_dashes(found.words)), "", file=False)
+    made.add_argument("folder", type=Path)
+    made.add_argument("words", nargs=argparse.REMAINDER)
+    made = command("ask", ask_here, "", file=False)
+    made.add_argument("folder", type=Path)
+    made.add_argument("what")
+    command("slurm-job", lambda found: slurm.submit_and_follow(load(found.file, "slurm")), "")
+    return parser
+
+
+def after_dashes(words: list[str]) -> list[str]:
+    """Some argparse take the "--" away and some don't."""
+    return words[1:] if words[:1] == ["--"] else words
+
+
+def up(arguments: argparse.Namespace) -> int:
+    spec = load(arguments.file, arguments.on)
+    if arguments.dry_run:
+        print("\n".join(dry_run(spec)))
+        return 0
+    if spec.on == "kubernetes":
+        return kubectl.up(spec, arguments.json)
+    if spec.on == "slurm":
+        if arguments.in_job:
+            return Deployment(spec, arguments.json, slurm.job_hosts()).run()
+        return job.run(spec, "slurm-job")
+    if spec.on == "mpi":
+        return job.run_mpi(spec, uuid.uuid4().hex[:12])
+    return Deployment(spec, arguments.json).run()
+
+
+def dry_run(spec: Spec) -> list[str]:
+    if spec.on == "kubernetes":
+        return kubectl.dry_run(spec)
+    if spec.on == "slurm":
+        return slurm.dry_run(spec)
+    if spec.on == "mpi":
+        ranks = {f"rank-{rank}": f"RANK_{rank}_HOST" for rank in range(mpi.ranks_of(spec))}
+        return [job.shown(mpi.command(spec, "RUN")), "# by rank 0, on the ranks' hosts:",
+                *dryrun.dry_run(Planner(spec, ranks))]
+    return list(dryrun.dry_run(Planner(spec)))
+
+
+def show_status(arguments: argparse.Namespace) -> int:
+    spec = load(arguments.file, arguments.on)
+    if spec.on == "kubernetes":
+        return kubectl.status(spec)
+    found = request(spec, {"do": "status"})
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    print(f"{found['name']} on {found['on']}: {'ready' if found['ready'] else 'not ready'}"
+          f"{', ' + found['url'] if found['url'] else ''}")
+    print("\n".join(status.table(found["nodes"])))
+    return 0
+
+
+def scale(arguments: argparse.Namespace) -> int:
+    spec = load(arguments.file, arguments.on)
+    wanted: dict[str, int] = {}
+    for word in arguments.to:
+        role, _, number = word.partition("=")
+        if role not in ENGINE_ROLES or not number.isdigit():
+            raise SpecError(f"'{word}' is not prefill=N or decode=N")
+        wanted[role] = int(number)
+    if spec.on == "kubernetes":
+        return kubectl.scale(spec, wanted)
+    print(request(spec, {"do": "scale", "to": wanted})["text"], flush=True)
+    view = status.StatusView(as_json=False)
+    while not arguments.no_wait:
+        found = request(spec, {"do": "status"})
+        view.show(found["nodes"])
+        settled = all(row["state"] in ("ready", "failed") for row in found["nodes"])
+        if settled:
+            view.show(found["nodes"], at_once=True)
+            return 1 if found["failed"] else 0
+        time.sleep(POLL_S)
+    return 0
+
+
+def down(arguments: argparse.Namespace) -> int:
+    spec = load(arguments.file, arguments.on)
+    if spec.on == "kubernetes":
+        return kubectl.down(spec)
+    queued = slurm.running_job(spec) if spec.on == "slurm" else None
+    if ask(run_folder(spec), {"do": "down"}) is None:
+        if queued is None:
+            raise SpecError(f"deployment '{spec.name}' is not up")
+        slurm.cancel(queued)
+    if not wait_until_gone(run_folder(spec), STOP_WITHIN_S):
+        raise SpecError(f"deployment '{spec.name}' still runs after {STOP_WITHIN_S:.0f} s")
+    return 0
+
+
+def render(arguments: argparse.Namespace) -> int:
+    spec = load(arguments.file, arguments.on)
+    if spec.on not in ("kubernetes", "slurm"):
+        raise SpecError(f"'on' is {spec.on}; only kubernetes and slurm take files, so give --on one of them")
+    if spec.on == "slurm":
+        spec.logs.mkdir(parents=True, exist_ok=True)  # sbatch doesn't make the folder of its output
+    text = kubernetes.render(spec) if spec.on == "kubernetes" else slurm.sbatch_script(spec)
+    if arguments.output is None:
+        print(text, end="")
+    else:
+        arguments.output.write_text(text)
+    return 0
+
+
+def leave(arguments: argparse.Namespace) -> int:
+    return leave_node.drain_node(arguments.names, arguments.url, arguments.controller, arguments.namespace,
+                                 arguments.timeout)
+
+
+def ask_here(arguments: argparse.Namespace) -> int:
+    """For those who are on another host than the Unix socket."""
+    print(json.dumps(ask(arguments.folder, json.loads(arguments.what))))
+    return 0
+
+
+def mpi_rank(arguments: argparse.Namespace) -> int:
+    spec = load(arguments.file, "mpi")
+    rank, size = mpi.from_environment(mpi.RANK_NAMES), mpi.from_environment(mpi.SIZE_NAMES)
+    if rank != 0:
+        return mpi.serve_rank(spec, arguments.token, rank)
+    try:
+        return Deployment(spec, arguments.json, mpi.gather(spec, arguments.token, size), arguments.token).run()
+    finally:
+        mpi.end_ranks(spec, arguments.token)
+
+
+def request(spec: Spec, what: dict[str, Any]) -> dict[str, Any]:
+    """The answer of the `up` that runs, also from within a Slurm job. Errors: SpecError."""
+    answer = ask(run_folder(spec), what)
+    if answer is None and spec.on == "slurm":
+        answer = job.ask_inside(spec, what)
+    if answer is None:
+        raise SpecError(f"deployment '{spec.name}' is not up")
+    return answer

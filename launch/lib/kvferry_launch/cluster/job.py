@@ -1,0 +1,80 @@
+"""Deployments that run elsewhere as one job: sbatch's and mpirun's. We follow it, and it ends when we do."""
+
+import json
+import select
+import shlex
+import subprocess
+import sys
+import time
+from typing import Any
+
+from kvferry_launch.cluster import mpi, slurm
+from kvferry_launch.cluster.child import Child
+from kvferry_launch.cluster.control import ask
+from kvferry_launch.cluster.plan import Planner
+from kvferry_launch.cluster.spec import Spec, run_folder
+from kvferry_launch.cluster.start import script
+from kvferry_launch.cluster.supervise import death_signals
+
+STOP_GRACE_S = 60.0
+FOLLOW_S = 0.2
+
+
+def shown(words: list[str]) -> str:
+    return shlex.join(words)
+
+
+def run(spec: Spec, command: str) -> int:
+    """Submits and follows a Slurm job."""
+    return follow(spec, [sys.executable, script("cluster"), command, str(spec.file)])
+
+
+def run_mpi(spec: Spec, token: str) -> int:
+    (run_folder(spec) / f"ranks-{token}").mkdir(parents=True, exist_ok=True)
+    try:
+        return follow(spec, mpi.command(spec, token))
+    finally:
+        mpi.forget(spec, token)
+
+
+def follow(spec: Spec, command: list[str]) -> int:
+    """Runs it behind a guard, which ends it when we die in whatever way, and prints what it says."""
+    interrupts: list[bool] = []
+    death_signals(lambda: interrupts.append(True))
+    guard = [sys.executable, script("lib/kvferry_launch/guard.py"), "--grace", str(STOP_GRACE_S), "--"]
+    child = Child(f"{spec.on}-job", [*guard, *command], spec.logs / f"{spec.on}-job.log")
+    print(shown(command), flush=True)
+    child.start()
+    asked_at = 0.0
+    while True:
+        status = child.exit_status
+        for line in child.lines():
+            print(line, flush=True)
+        if status is not None:
+            return 0 if interrupts and spec.on == "slurm" else status
+        if interrupts and not asked_at:
+            asked_at = time.monotonic()
+            if spec.on == "slurm" or ask(run_folder(spec), {"do": "down"}) is None:
+                child.close()
+        if asked_at and (len(interrupts) > 1 or time.monotonic() - asked_at > STOP_GRACE_S):
+            child.end_now()
+        select.select([], [], [], FOLLOW_S)
+
+
+def ask_inside(spec: Spec, what: dict[str, Any]) -> dict[str, Any] | None:
+    """Asks where the job runs: a Unix socket is seen on its own host only."""
+    job = slurm.running_job(spec)
+    try:
+        host = json.loads((run_folder(spec) / "state.json").read_text())["host"]
+    except (OSError, ValueError, KeyError):
+        return None
+    if job is None:
+        return None
+    srun = slurm.inside(Planner(spec, {host: host}), host, job)
+    done = subprocess.run([*srun, sys.executable, script("cluster"), "ask", str(run_folder(spec)), json.dumps(what)],
+                          capture_output=True, text=True, check=False)
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        return None
+    return answer

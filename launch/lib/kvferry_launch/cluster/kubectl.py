@@ -1,0 +1,114 @@
+"""Kubernetes: hands the manifests to kubectl, shows the pods, and takes everything away again."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from kvferry_launch.cluster import status as status_lines
+from kvferry_launch.cluster.kubernetes import manifests, render
+from kvferry_launch.cluster.plan import ENGINE_ROLES
+from kvferry_launch.cluster.schema import SpecError
+from kvferry_launch.cluster.spec import Spec
+
+POLL_S = 2.0
+
+
+def kubectl(spec: Spec, *words: str) -> list[str]:
+    raw = spec.raw["kubernetes"]
+    context = ["--context", raw["context"]] if raw["context"] else []
+    return ["kubectl", *context, "--namespace", raw["namespace"], *words]
+
+
+def call(spec: Spec, *words: str, text: str | None = None) -> str:
+    """What it prints. Errors: SpecError is what it complains of."""
+    try:
+        done = subprocess.run(kubectl(spec, *words), input=text, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise SpecError(f"can't run kubectl: {error.strerror}") from error
+    if done.returncode != 0:
+        raise SpecError(f"kubectl {words[0]} failed: {' '.join(done.stderr.split())}")
+    return done.stdout
+
+
+def selector(spec: Spec) -> str:
+    return f"app.kubernetes.io/name=kvferry,app.kubernetes.io/instance={spec.name}"
+
+
+def dry_run(spec: Spec) -> list[str]:
+    return [f"{shlex.join(kubectl(spec, 'apply', '-f', '-'))} <<'END'", *render(spec).splitlines(), "END"]
+
+
+def up(spec: Spec, as_json: bool) -> int:
+    """Applies, follows, and deletes at Ctrl-C. The cluster keeps the deployment if we are killed; `down` ends it."""
+    ends: list[bool] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ends.append(True))
+    view = status_lines.StatusView(as_json)
+    is_told = False
+    try:
+        for line in call(spec, "apply", "-f", "-", text=render(spec)).splitlines():
+            view.say(f"# {line}")
+        while not ends:
+            rows = pods(spec)
+            view.show(rows)
+            is_ready = bool(rows) and all(row["state"] == "ready" for row in rows)
+            if is_ready and not is_told:
+                view.say(f"ready: {front_url(spec)}")
+            is_told = is_ready
+            time.sleep(POLL_S)
+    finally:
+        view.say("stopping")
+        down(spec)
+    return 0
+
+
+def front_url(spec: Spec) -> str:
+    routers = [one for one in manifests(spec) if one["kind"] == "Service"
+               and one["metadata"]["name"] == f"{spec.name}-router"]
+    if not routers:
+        return "no front door"
+    name, space = routers[0]["metadata"]["name"], routers[0]["metadata"]["namespace"]
+    return f"http://{name}.{space}:{routers[0]['spec']['ports'][0]['port']} inside the cluster"
+
+
+def pods(spec: Spec) -> list[dict[str, Any]]:
+    """A row for each pod, as `status` shows nodes elsewhere."""
+    found = json.loads(call(spec, "get", "pods", "-l", selector(spec), "-o", "json"))
+    return [row(pod) for pod in found["items"]]
+
+
+def row(pod: dict[str, Any]) -> dict[str, Any]:
+    about, state = pod["metadata"], pod.get("status", {})
+    containers = state.get("containerStatuses", [])
+    is_ready = bool(containers) and all(one.get("ready") for one in containers)
+    waits = [one["state"]["waiting"] for one in containers if "waiting" in one.get("state", {})]
+    phase = "draining" if "deletionTimestamp" in about else "ready" if is_ready else str(
+        state.get("phase", "Pending")).lower()
+    detail = "; ".join(f"{one.get('reason', '')} {one.get('message', '')}".strip() for one in waits)
+    return {"name": about["name"], "role": about["labels"].get("app.kubernetes.io/component", "-"),
+            "host": pod.get("spec", {}).get("nodeName", ""), "state": phase, "url": state.get("podIP", ""),
+            "pid": None, "since": state.get("startTime", "").rstrip("Z"),
+            "restarts": sum(one.get("restartCount", 0) for one in containers), "detail": detail}
+
+
+def status(spec: Spec) -> int:
+    print("\n".join(status_lines.table(pods(spec))))
+    return 0
+
+
+def scale(spec: Spec, wanted: dict[str, int]) -> int:
+    """A pod that goes is drained by its own preStop hook."""
+    for role in ENGINE_ROLES:
+        if role in wanted:
+            kind = "statefulset" if spec.roles[role].hosts_per_replica == 1 else "leaderworkerset"
+            sys.stdout.write(call(spec, "scale", f"{kind}/{spec.name}-{role}", f"--replicas={wanted[role]}"))
+    return 0
+
+
+def down(spec: Spec) -> int:
+    sys.stdout.write(call(spec, "delete", "--ignore-not-found", "-f", "-", text=render(spec)))
+    return 0

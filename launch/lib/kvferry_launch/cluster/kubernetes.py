@@ -1,0 +1,201 @@
+"""Kubernetes manifests of a deployment. No I/O; kubectl.py applies them.
+
+The controller is a StatefulSet of one behind a Service. Each side is a StatefulSet, whose pods' names are their engine
+ids; where a replica spans hosts it is a LeaderWorkerSet. Before a pod ends, it drains itself. vllm-router finds pods by
+their labels, the proxy by the controller.
+"""
+
+import json
+from typing import Any
+
+from kvferry_launch.cluster.plan import ENGINE_ROLES
+from kvferry_launch.cluster.spec import Role, Spec
+from kvferry_launch.cluster.up import RECOMPUTE
+from kvferry_launch.servers import API_SERVER, KVFERRY_CONNECTOR
+
+CONTROLLER_PORT = 14600
+CONTROLLER_HTTP = 14680
+ENGINE_PORT = 8100  # of both sides: pods have addresses of their own, and vllm-router looks for one port
+ROUTER_PORT = 8000
+GRACE_S = 120  # beyond the drain, for the last requests
+Object = dict[str, Any]
+
+
+def manifests(spec: Spec) -> list[Object]:
+    objects = [*controller(spec)]
+    for name in ENGINE_ROLES:
+        objects += engine(spec, spec.roles[name])
+    return [*objects, *router(spec)]
+
+
+def render(spec: Spec) -> str:
+    """One YAML stream."""
+    import yaml  # not needed where only JSON is read
+
+    text = "---\n".join(yaml.safe_dump(one, sort_keys=False, width=1000) for one in manifests(spec))
+    return f"# {RECOMPUTE}\n{text}"
+
+
+def controller(spec: Spec) -> list[Object]:
+    raw = spec.raw["controller"]
+    port, http = raw["port"] or CONTROLLER_PORT, raw["http"] or CONTROLLER_HTTP
+    command = ["kvferry", "controller", "--bind", f"tcp://0.0.0.0:{port}", "--http", f"0.0.0.0:{http}", "--state",
+               raw["state"]]
+    pod = container(spec, "controller", command, {"kvferry": port, "http": http}, probe_path="/", probe_port=http)
+    claims = []
+    if raw["state"] != "none" and spec.raw["kubernetes"]["storage"]:
+        pod["volumeMounts"] = [{"name": "state", "mountPath": raw["state"]}]
+        claims = [{"metadata": {"name": "state"}, "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": spec.raw["kubernetes"]["storage"]}}}}]
+    return [service(spec, "controller", {"kvferry": port, "http": http}),
+            stateful_set(spec, "controller", 1, {"containers": [pod]}, claims)]
+
+
+def engine(spec: Spec, role: Role) -> list[Object]:
+    port = role.port or ENGINE_PORT
+    gpus = spec.raw["kubernetes"]["gpus"]
+    pod = container(spec, role.name, engine_command(spec, role, port, leader_flags(role)), {"http": port},
+                    probe_path="/health", probe_port=port)
+    pod["env"] = pod_env() + pod["env"] + [{"name": name, "value": value} for name, value in role.env.items()]
+    pod["startupProbe"] = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 5,
+                           "failureThreshold": max(1, spec.ready_timeout_s // 5)}
+    drain = ["kvferry", "drain", "$POD_NAME", "--controller", controller_address(spec), "--namespace",
+             spec.namespace, "--timeout", str(spec.drain_timeout_s)]
+    pod["lifecycle"] = {"preStop": {"exec": {"command": ["/bin/sh", "-c", drain_script(role, drain)]}}}
+    if gpus:
+        pod["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    inside: Object = {"terminationGracePeriodSeconds": spec.drain_timeout_s + GRACE_S, "containers": [pod]}
+    head = service(spec, role.name, {"http": port}, headless=True)
+    if role.hosts_per_replica == 1:
+        return [head, stateful_set(spec, role.name, role.replicas, inside, [])]
+    return [head, leader_worker_set(spec, role, inside)]
+
+
+def engine_command(spec: Spec, role: Role, port: int, flags: list[str]) -> list[str]:
+    extra = {"namespace": spec.namespace, "serves": f"http://$(POD_IP):{port}", "advertise_host": "$(POD_IP)"}
+    config = KVFERRY_CONNECTOR.config(role.kv_role, controller_address(spec), "$(POD_NAME)", extra | role.extra)
+    server = list(spec.vllm) or [spec.raw["kubernetes"]["python"], *API_SERVER]
+    return [*server, "--model", spec.model, "--host", "0.0.0.0", "--port", str(port), "--kv-transfer-config",
+            json.dumps(config), *flags, *role.vllm_flags()]
+
+
+def leader_flags(role: Role) -> list[str]:
+    if role.hosts_per_replica == 1:
+        return []
+    return ["--nnodes", "$(LWS_GROUP_SIZE)", "--node-rank", "0", "--master-addr", "$(LWS_LEADER_ADDRESS)"]
+
+
+def drain_script(role: Role, drain: list[str]) -> str:
+    """The name is the shell's to fill in; data-parallel ranks are nodes of their own."""
+    line = " ".join(f'"{word}"' if "$" in word else word for word in drain)
+    if role.data_parallel == 1:
+        return line
+    ranks = " ".join(str(rank) for rank in range(role.data_parallel))
+    return f"for rank in {ranks}; do {line.replace('$POD_NAME', '${POD_NAME}_dp$rank')}; done"
+
+
+def leader_worker_set(spec: Spec, role: Role, leader: Object) -> Object:
+    """A replica over several hosts: vLLM's own nodes, of which the first serves."""
+    pod = json.loads(json.dumps(leader))
+    worker = pod["containers"][0]
+    worker["command"] = engine_command(spec, role, role.port or ENGINE_PORT, [
+        "--nnodes", "$(LWS_GROUP_SIZE)", "--node-rank", "$(LWS_WORKER_INDEX)", "--master-addr",
+        "$(LWS_LEADER_ADDRESS)", "--headless"])
+    for only_of_servers in ("readinessProbe", "startupProbe", "livenessProbe", "lifecycle", "ports"):
+        worker.pop(only_of_servers, None)
+    return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet",
+            "metadata": metadata(spec, role.name),
+            "spec": {"replicas": role.replicas, "leaderWorkerTemplate": {
+                "size": role.hosts_per_replica,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": {"metadata": {"labels": labels(spec, role.name)}, "spec": leader},
+                "workerTemplate": {"metadata": {"labels": labels(spec, f"{role.name}-worker")}, "spec": pod}}}}
+
+
+def router(spec: Spec) -> list[Object]:
+    raw = spec.router
+    if raw["kind"] == "none":
+        return []
+    port = raw["port"] or ROUTER_PORT
+    python = spec.raw["kubernetes"]["python"]
+    flags = [str(flag) for flag in raw["flags"]]
+    account: list[Object] = []
+    if raw["kind"] == "proxy":
+        http = spec.raw["controller"]["http"] or CONTROLLER_HTTP
+        command = [f"{spec.raw['kubernetes']['path']}/launch/proxy", "--controller",
+                   f"http://{spec.name}-controller:{http}", "--namespace", spec.namespace]
+    else:
+        namespace = spec.raw["kubernetes"]["namespace"]
+        command = [python, "-m", "vllm_router.launch_router", "--policy", "round_robin", "--vllm-pd-disaggregation",
+                   "--service-discovery", "--service-discovery-namespace", namespace]
+        for role in ENGINE_ROLES:
+            command += [f"--{role}-selector", *(f"{name}={value}" for name, value in labels(spec, role).items())]
+        command += ["--service-discovery-port", str(spec.roles["prefill"].port or ENGINE_PORT)]
+        account = watching_account(spec)
+    pod = container(spec, "router", [*command, "--host", "0.0.0.0", "--port", str(port), *flags], {"http": port},
+                    probe_path="/health", probe_port=port)
+    inside: Object = {"containers": [pod]}
+    if account:
+        inside["serviceAccountName"] = f"{spec.name}-router"
+    return [*account, service(spec, "router", {"http": port}), {
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata(spec, "router"),
+        "spec": {"replicas": 1, "selector": {"matchLabels": labels(spec, "router")},
+                 "template": {"metadata": {"labels": labels(spec, "router")}, "spec": inside}}}]
+
+
+def watching_account(spec: Spec) -> list[Object]:
+    """What lets the router see pods come and go, in its namespace only."""
+    about = metadata(spec, "router")
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},
+        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": about,
+         "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]},
+        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": about,
+         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": about["name"]},
+         "subjects": [{"kind": "ServiceAccount", "name": about["name"], "namespace": about["namespace"]}]}]
+
+
+def controller_address(spec: Spec) -> str:
+    return f"tcp://{spec.name}-controller:{spec.raw['controller']['port'] or CONTROLLER_PORT}"
+
+
+def container(spec: Spec, name: str, command: list[str], ports: dict[str, int], probe_path: str, probe_port: int
+              ) -> Object:
+    probe = {"httpGet": {"path": probe_path, "port": probe_port}, "periodSeconds": 5}
+    return {"name": name, "image": spec.raw["kubernetes"]["image"], "command": command,
+            "env": [{"name": key, "value": value} for key, value in spec.env.items()],
+            "ports": [{"name": key, "containerPort": port} for key, port in ports.items()],
+            "readinessProbe": probe, "livenessProbe": probe | {"periodSeconds": 10, "failureThreshold": 6}}
+
+
+def pod_env() -> list[Object]:
+    return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+            for name, path in (("POD_NAME", "metadata.name"), ("POD_IP", "status.podIP"))]
+
+
+def service(spec: Spec, name: str, ports: dict[str, int], headless: bool = False) -> Object:
+    inside: Object = {"selector": labels(spec, name),
+                      "ports": [{"name": key, "port": port, "targetPort": port} for key, port in ports.items()]}
+    if headless:
+        inside |= {"clusterIP": "None", "publishNotReadyAddresses": True}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(spec, name), "spec": inside}
+
+
+def stateful_set(spec: Spec, name: str, replicas: int, pod: Object, claims: list[Object]) -> Object:
+    inside: Object = {"serviceName": f"{spec.name}-{name}", "replicas": replicas,
+                      "podManagementPolicy": "Parallel", "selector": {"matchLabels": labels(spec, name)},
+                      "template": {"metadata": {"labels": labels(spec, name)}, "spec": pod}}
+    if claims:
+        inside["volumeClaimTemplates"] = claims
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata(spec, name), "spec": inside}
+
+
+def metadata(spec: Spec, name: str) -> Object:
+    return {"name": f"{spec.name}-{name}", "namespace": spec.raw["kubernetes"]["namespace"],
+            "labels": labels(spec, name)}
+
+
+def labels(spec: Spec, name: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "kvferry", "app.kubernetes.io/instance": spec.name,
+            "app.kubernetes.io/component": name}

@@ -1,0 +1,47 @@
+"""How a node leaves while traffic runs: the front door forgets it, the controller drains it, its last request ends."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvferry_launch.cluster.child import Child
+from kvferry_launch.cluster.member import DRAINING, STOPPING, Member
+
+SETTLE_S = 6.0  # vllm-router forgets a worker 5 s after the last time it was told of it
+
+
+class Leaving:
+    """One node's way out. step() is called again and again; the member's state tells when it is over.
+
+    `drain` is the command that ends when it may go; if that fails, it is told and doesn't keep the node.
+    """
+
+    def __init__(self, member: Member, drain: list[str], log: Path, tell: Callable[[str], None]) -> None:
+        self.member = member
+        member.leaving = True
+        self._settled_at = time.monotonic() + (SETTLE_S if member.url else 0.0)
+        self._tell = tell
+        self._task = Child(f"{member.node.name}-leaving", drain, log) if member.url else None
+        member.become(DRAINING)
+
+    def step(self) -> None:
+        if self.member.state != DRAINING or time.monotonic() < self._settled_at:
+            return
+        if self._task is not None:
+            if not self._task.started:
+                self._task.start()
+            self._task.tell(".")
+            if lines := [line for line in self._task.lines() if line]:
+                self.member.become(DRAINING, lines[-1])
+            if self._task.exit_status is None:
+                return
+            if self._task.exit_status != 0:
+                self._tell(f"{self.member.node.name} leaves all the same: {self._task.last_line}")
+        self.member.become(STOPPING)
+        if self.member.child is not None:
+            self.member.child.close()
+
+    def abandon(self) -> None:
+        """The whole deployment stops."""
+        if self._task is not None and self._task.started:
+            self._task.end_now()

@@ -1,0 +1,141 @@
+"""One node of a running deployment: its state, what it said, when to start it again."""
+
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvferry_launch.cluster.child import Child
+from kvferry_launch.cluster.plan import Found, Node
+
+SERVES = re.compile(r"kvferry \w+ node serves at (\S+)")
+SILENT = re.compile(r"kvferry \w+ node does not answer at ")
+LISTENS = re.compile(r"kvferry controller listening on (tcp://\S+)")
+HTTP = re.compile(r"\bHTTP on (\S+)$")
+COMPLAINT = re.compile(r"^(?!.*warning|srun: |slurmstepd: )"  # Slurm says what we see anyway
+                       r"(.*(error\b|exception\b|refused|denied|can't|cannot)|kvferry.*: |launch/\w+: )", re.IGNORECASE)
+BACK_OFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+FORGIVEN_AFTER_S = 300.0  # of being ready: then its restarts count from 0 again
+
+WAITING = "waiting"
+STARTING = "starting"
+READY = "ready"
+UNREADY = "unready"
+DRAINING = "draining"
+STOPPING = "stopping"
+RESTARTING = "restarting"
+FAILED = "failed"
+STOPPED = "stopped"
+
+
+@dataclass
+class Member:
+    node: Node
+    restarts_max: int
+    ready_timeout_s: float
+    child: Child | None = None
+    state: str = WAITING
+    url: str = ""
+    detail: str = ""
+    since: float = field(default_factory=time.time)
+    restarts: int = 0
+    leaving: bool = False
+    address: str = ""  # of the controller's sockets
+    _due: float = 0.0
+    _ready_at: float = 0.0
+    _started_at: float = 0.0
+    _complaint: str = ""
+
+    def become(self, state: str, detail: str = "") -> None:
+        if (state, detail) != (self.state, self.detail):
+            if state != self.state:
+                self.since = time.time()
+            self.state, self.detail = state, detail
+
+    @property
+    def wants_start(self) -> bool:
+        """Also a restart that is due."""
+        running = self.child is not None and self.child.running
+        return (not running and not self.leaving and self.state in (WAITING, RESTARTING)
+                and time.monotonic() >= self._due)
+
+    @property
+    def port(self) -> int | None:
+        """What it had when it served last; a restart tries to have it again."""
+        found = re.search(r":(\d+)/?$", self.address or self.url)
+        return int(found[1]) if found else None
+
+    def start(self, command: list[str], log: Path) -> None:
+        self.child = Child(self.node.name, command, log)
+        self._complaint = ""
+        self._started_at = time.monotonic()
+        self.become(STARTING, self.detail if self.restarts else "")
+        self.child.start()
+
+    def read(self) -> None:
+        """Takes in what it said since."""
+        if self.child is None:
+            return
+        for line in self.child.lines():
+            if COMPLAINT.search(line):
+                self._complaint = line
+            if self.node.role == "controller":
+                self._read_controller(line)
+            elif found := SERVES.search(line):
+                self.url = found[1]
+                self._ready()
+            elif SILENT.search(line) and self.state == READY:
+                self.become(UNREADY, "its server does not answer")
+
+    def look(self) -> None:
+        """Notices its end, and what takes too long."""
+        if self.child is None or self.child.exit_status is None:
+            late = time.monotonic() - self._started_at > self.ready_timeout_s
+            if self.state == STARTING and late and self.child is not None:
+                self._complaint = f"not ready after {self.ready_timeout_s:.0f} s"
+                self.child.close()
+            if self.state == READY and self.restarts and time.monotonic() - self._ready_at > FORGIVEN_AFTER_S:
+                self.restarts = 0
+            if self.child is not None and self.child.overdue:
+                self.child.end_now()
+            return
+        status = self.child.exit_status
+        reason = self._complaint or self.child.last_line or "it said nothing"
+        self.child = None
+        if self.leaving:
+            self.become(STOPPED)
+            return
+        why = f"ended with status {status}: {reason}"
+        served = self._ready_at > 0.0
+        self._ready_at = 0.0
+        if not served:
+            self.url = self.address = ""  # perhaps somebody has its port by now
+        if self.restarts >= self.restarts_max:
+            self.become(FAILED, why)
+            return
+        self._due = time.monotonic() + BACK_OFF_S[min(self.restarts, len(BACK_OFF_S) - 1)]
+        self.restarts += 1
+        self.become(RESTARTING, f"restart {self.restarts} of {self.restarts_max}: {why}")
+
+    def found(self) -> Found:
+        """Of the controller."""
+        return Found(self.address, self.url)
+
+    def row(self) -> dict[str, Any]:
+        return {"name": self.node.name, "role": self.node.role, "host": self.node.place.name, "state": self.state,
+                "url": self.address or self.url, "pid": self.child.pid if self.child else None,
+                "since": time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self.since)), "restarts": self.restarts,
+                "detail": self.detail}
+
+    def _read_controller(self, line: str) -> None:
+        if found := HTTP.search(line):
+            self.url = f"http://{self.node.place.address}:{found[1].rpartition(':')[2]}"
+        elif found := LISTENS.search(line):
+            self.address = f"tcp://{self.node.place.address}:{found[1].rpartition(':')[2]}"
+            self._ready()
+
+    def _ready(self) -> None:
+        self._ready_at = time.monotonic()
+        if not self.leaving:
+            self.become(READY)

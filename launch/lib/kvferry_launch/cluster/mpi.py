@@ -1,0 +1,145 @@
+"""MPI: one mpirun, a rank for each node. Rank 0 supervises and has controller and router, the others wait for orders.
+
+Ranks find each other in a folder that all hosts see: the run folder. A rank's own folder there holds `here.json` (who
+it is), `order-N.json` (the N-th command it is to run), `out-N` (what that said), `stop-N` (it is to end), `exit-N`.
+Nothing of MPI is used but that it starts ranks on hosts and kills them together.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from kvferry_launch.cluster.plan import FIRST_RANK
+from kvferry_launch.cluster.schema import SpecError
+from kvferry_launch.cluster.spec import Spec, run_folder
+from kvferry_launch.cluster.start import GRACE_S, script
+from kvferry_launch.process import PR_SET_PDEATHSIG, _die_with_parent
+
+RANK_NAMES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+SIZE_NAMES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+GATHER_WITHIN_S = 120.0
+POLL_S = 0.1
+
+
+def ranks_of(spec: Spec) -> int:
+    return spec.raw["mpi"]["ranks"] or 1 + sum(role.replicas for role in spec.roles.values())
+
+
+def command(spec: Spec, run: str) -> list[str]:
+    """The mpirun."""
+    names = list(spec.hosts)
+    each = -(-ranks_of(spec) // len(names)) if names else 0
+    hosts = ["--host", ",".join(f"{name}:{each}" for name in names)] if names else []
+    return ["mpirun", "-np", str(ranks_of(spec)), *hosts, *map(str, spec.raw["mpi"]["options"]), sys.executable,
+            script("cluster"), "mpi-rank", str(spec.file), "--run", run]
+
+
+def from_environment(names: tuple[str, ...]) -> int:
+    for name in names:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    raise SpecError(f"this is no MPI rank: none of {', '.join(names)} is set")
+
+
+def rank_folder(spec: Spec, run: str, rank: int) -> Path:
+    return run_folder(spec) / f"ranks-{run}" / f"rank-{rank}"
+
+
+def write(file: Path, text: str) -> None:
+    """In one rename, so that nobody reads half of it."""
+    scratch = file.with_name(f".{file.name}.partial")
+    scratch.write_text(text)
+    scratch.rename(file)
+
+
+def gather(spec: Spec, run: str, size: int) -> dict[str, str]:
+    """Rank 0 waits for all; each rank's name to its host's, which the hosts must know. Errors: SpecError."""
+    deadline = time.monotonic() + GATHER_WITHIN_S
+    hosts = {FIRST_RANK: socket.gethostname()}
+    for rank in range(1, size):
+        here = rank_folder(spec, run, rank) / "here.json"
+        while not here.exists():
+            if time.monotonic() > deadline:
+                raise SpecError(f"rank {rank} of {size} did not come; do all hosts see {here.parent.parent}?")
+            time.sleep(POLL_S)
+        hosts[f"rank-{rank}"] = json.loads(here.read_text())["host"]
+    return hosts
+
+
+def end_ranks(spec: Spec, run: str) -> None:
+    """Rank 0 ends; the others see it."""
+    with contextlib.suppress(OSError):
+        (run_folder(spec) / f"ranks-{run}" / "end").touch()
+
+
+def forget(spec: Spec, run: str) -> None:
+    shutil.rmtree(run_folder(spec) / f"ranks-{run}", ignore_errors=True)
+
+
+def serve_rank(spec: Spec, run: str, rank: int) -> int:
+    """A rank other than 0: runs what it is ordered to, one command at a time, until rank 0 ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # mpirun, or its daemon on this host, is our parent
+    folder = rank_folder(spec, run, rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder / "here.json", json.dumps({"host": socket.gethostname()}))
+    serial = 1
+    while not (folder.parent / "end").exists():
+        order = folder / f"order-{serial}.json"
+        if order.exists():
+            obey(folder, serial, json.loads(order.read_text()))
+            serial += 1
+        time.sleep(POLL_S)
+    return 0
+
+
+def obey(folder: Path, serial: int, words: list[str]) -> None:
+    """One command from its start to its end. The guard ends it when we are gone."""
+    guard = [sys.executable, str(Path(script("cluster")).parent / "lib/kvferry_launch/guard.py"), "--grace",
+             str(GRACE_S), "--"]
+    with (folder / f"out-{serial}").open("wb") as out:
+        process = subprocess.Popen([*guard, *words], stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT,
+                                   start_new_session=True, preexec_fn=_die_with_parent)
+    assert process.stdin is not None
+    while process.poll() is None:
+        if (folder / f"stop-{serial}").exists() or (folder.parent / "end").exists():
+            process.stdin.close()
+            process.wait()
+            break
+        time.sleep(POLL_S)
+    write(folder / f"exit-{serial}", str(process.returncode))
+
+
+def relay(folder: Path, words: list[str]) -> int:
+    """Rank 0's local stand-in for a command on another rank: its output, its end, its exit status."""
+    wants_end: list[bool] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: wants_end.append(True))
+    serial = 1
+    while (folder / f"order-{serial}.json").exists():
+        serial += 1
+    write(folder / f"order-{serial}.json", json.dumps(words))
+    out, is_open, offset = folder / f"out-{serial}", True, 0
+    done = folder / f"exit-{serial}"
+    while True:
+        is_over = done.exists()
+        with contextlib.suppress(OSError), out.open("rb") as text:
+            text.seek(offset)
+            piece = text.read()
+            offset += len(piece)
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+        if is_over:
+            return max(int(done.read_text()), 0)
+        if select.select([0] if is_open else [], [], [], POLL_S)[0]:
+            is_open = bool(os.read(0, 4096))
+        if not is_open or wants_end:
+            (folder / f"stop-{serial}").touch()

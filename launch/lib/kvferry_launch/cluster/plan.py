@@ -1,0 +1,201 @@
+"""Which nodes a deployment has, on which host each is, and the command that the host runs for it. No I/O."""
+
+import itertools
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvferry_launch.cluster.schema import SpecError
+from kvferry_launch.cluster.spec import Role, Spec
+from kvferry_launch.paths import REPO
+
+ANY_HOST = "0.0.0.0"
+LOOPBACK = "127.0.0.1"
+ENGINE_ROLES = ("prefill", "decode")
+FIRST_RANK = "rank-0"  # of an MPI run: it supervises, and has controller and router
+
+
+@dataclass(frozen=True)
+class Place:
+    """A host: what its backend calls it, and the address that other nodes reach it at."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One process of the deployment. `number` is never used again by another node of its role."""
+
+    name: str
+    role: str
+    place: Place
+    number: int = 0
+    cores: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known only once the controller runs; dry runs show PORTs that will be chosen."""
+
+    controller: str = "tcp://CONTROLLER_HOST:PORT"
+    http: str = "http://CONTROLLER_HOST:HTTP_PORT"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Where a host has kvferry."""
+
+    python: str
+    path: str
+
+    def script(self, name: str) -> list[str]:
+        return [self.python, str(Path(self.path) / "launch" / name)]
+
+
+def tools_of(spec: Spec) -> Tools:
+    """Hosts reached by ssh may have it elsewhere; the others see the same files as we do."""
+    if spec.on == "ssh":
+        return Tools(spec.raw["ssh"]["python"], spec.raw["ssh"]["path"] or str(REPO))
+    return Tools(sys.executable, str(REPO))
+
+
+class Planner:
+    """Names nodes and places them: round robin over the role's hosts, then over the deployment's.
+
+    `hosts` are those of the Slurm job or the MPI run, whatever the file says.
+    """
+
+    def __init__(self, spec: Spec, hosts: dict[str, str] | None = None) -> None:
+        self.spec = spec
+        self._hosts = hosts or spec.hosts
+        self._numbers = {role: itertools.count() for role in ENGINE_ROLES}
+        self.tools = tools_of(spec)
+
+    def controller(self) -> Node:
+        return Node("controller", "controller", self._named(self.spec.raw["controller"]["host"]))
+
+    def router(self) -> Node | None:
+        if self.spec.router["kind"] == "none":
+            return None
+        return Node("router", "router", self._named(self.spec.router["host"]))
+
+    def engine(self, role: str, present: Sequence[Node]) -> Node:
+        """The next node of that role, beside those of both roles that are there. Errors: SpecError."""
+        own = self.spec.roles[role]
+        number = next(self._numbers[role])
+        # Both sides go round the same hosts, one after the other, so that decode starts where prefill ended.
+        shift = self.spec.roles["prefill"].replicas if role == "decode" and own.hosts is None else 0
+        places = list((own.hosts or self._hosts).items())
+        if not places:
+            raise SpecError(f"{role}.hosts is missing, and there are no hosts of the whole deployment")
+        if self.spec.on == "mpi":  # a rank is one node
+            taken = {node.place.name for node in present}
+            places = [place for place in places if place[0] not in taken and place[0] != FIRST_RANK]
+            if not places:
+                raise SpecError(f"there is no free MPI rank for another {role} node; mpi.ranks gives more of them")
+            number_of_place = 0
+        else:
+            number_of_place = (number + shift) % len(places)
+        name, address = places[number_of_place]
+        free = list(own.cores)  # an entry may be there twice
+        for node in present:
+            if node.role == role and node.cores in free:
+                free.remove(node.cores)
+        if own.cores and not free:
+            raise SpecError(f"{role}.cores has {len(own.cores)} entries, and all of them are in use")
+        return Node(f"{role}-{number}", role, Place(name, address), number, free[0] if free else None)
+
+    def all(self) -> list[Node]:
+        nodes = [self.controller()]
+        for role in ENGINE_ROLES:
+            for _ in range(self.spec.roles[role].replicas):
+                nodes.append(self.engine(role, nodes[1:]))
+        router = self.router()
+        return [*nodes, router] if router else nodes
+
+    def _named(self, host: str | None) -> Place:
+        """The host of that name, or the first one."""
+        hosts = dict(self._hosts)
+        for role in self.spec.roles.values():
+            hosts |= role.hosts or {}
+        if host is None:
+            host = next(iter(self._hosts or hosts), None)
+        if host is None:
+            raise SpecError("there is no host for the controller")
+        return Place(host, hosts.get(host, host))
+
+    # --- the command of each, as its host runs it
+
+    def bind_host(self) -> str:
+        return LOOPBACK if self.spec.on == "local" else ANY_HOST
+
+    def command(self, node: Node, found: Found, port: int | None = None) -> list[str]:
+        """`port`: what the node had before a restart, so that the others need not learn another one."""
+        if node.role == "controller":
+            return self._controller(found if port else None)
+        if node.role == "router":
+            return self._router(node, found, port)
+        return self._engine(node, self.spec.roles[node.role], found, port)
+
+    def drain(self, node: Node, found: Found, url: str) -> list[str]:
+        """What the controller's host runs to empty a node that is to go."""
+        spec = self.spec
+        size = spec.roles[node.role].data_parallel
+        names = [node.name] if size == 1 else [f"{node.name}_dp{rank}" for rank in range(size)]
+        return [*self.tools.script("cluster"), "drain-node", *names, "--url", url, "--controller", found.controller,
+                "--namespace", spec.namespace, "--timeout", str(spec.drain_timeout_s)]
+
+    def _controller(self, found: Found | None) -> list[str]:
+        raw = self.spec.raw["controller"]
+        port, http = raw["port"], raw["http"]
+        if found is not None:
+            port, http = found.controller.rpartition(":")[2], found.http.rpartition(":")[2]
+        state = raw["state"] if raw["state"] == "none" else str(self.spec.resolve(raw["state"]))
+        return [*environment(self.spec.env), *self.tools.script("controller"), "--bind",
+                f"tcp://{self.bind_host()}:{port}", "--", "--http", f"{self.bind_host()}:{http}", "--state", state]
+
+    def _engine(self, node: Node, role: Role, found: Found, port: int | None) -> list[str]:
+        cores = {"VLLM_CPU_OMP_THREADS_BIND": node.cores} if node.cores else {}
+        words = [*environment({**self.spec.env, **cores, **role.env}), *self.tools.script(node.role), "--report",
+                 "--model", self.spec.model, "--controller", found.controller, "--host", self.bind_host(),
+                 "--port", str(port or role.port), "--engine-id", node.name, "--kv-role", role.kv_role]
+        if self.spec.on != "local":
+            words += ["--advertise-host", node.place.address]
+        extra = {"namespace": self.spec.namespace} | role.extra
+        words += [word for key, value in extra.items() for word in ("--extra", f"{key}={as_json(value)}")]
+        if self.spec.vllm:
+            words += ["--server", shell(list(self.spec.vllm))]
+        flags = role.vllm_flags()
+        return [*words, "--", *flags] if flags else words
+
+    def _router(self, node: Node, found: Found, port: int | None) -> list[str]:
+        raw = self.spec.router
+        words = [*environment(self.spec.env), *self.tools.script("cluster"), "front", "--kind", raw["kind"], "--host",
+                 self.bind_host(), "--port", str(port or raw["port"]), "--advertise-host", node.place.address,
+                 "--controller", found.http, "--namespace", self.spec.namespace]
+        if raw["command"]:
+            words += ["--command", shell([str(word) for word in raw["command"]])]
+        return [*words, "--", *map(str, raw["flags"])] if raw["flags"] else words
+
+
+def environment(env: dict[str, str]) -> list[str]:
+    return ["env", *(f"{name}={value}" for name, value in env.items())] if env else []
+
+
+def as_json(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def shell(words: list[str]) -> str:
+    return shlex.join(words)
+
+
+def placements(nodes: list[Node]) -> Iterator[tuple[Place, list[Node]]]:
+    """The nodes of each host."""
+    for name in dict.fromkeys(node.place.name for node in nodes):
+        here = [node for node in nodes if node.place.name == name]
+        yield here[0].place, here

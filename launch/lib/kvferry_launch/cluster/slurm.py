@@ -1,0 +1,140 @@
+"""Slurm: the sbatch file, and what submits and follows the job. Inside the job `up` starts each node by srun."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from kvferry_launch.cluster import dryrun
+from kvferry_launch.cluster.plan import Place, Planner
+from kvferry_launch.cluster.schema import SpecError
+from kvferry_launch.cluster.spec import Spec, run_folder
+from kvferry_launch.cluster.start import Starter, script
+from kvferry_launch.cluster.up import RECOMPUTE
+from kvferry_launch.paths import REPO
+
+ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL",
+         "DEADLINE"}
+POLL_S = 1.0
+STOP_BEFORE_LIMIT_S = 60
+
+
+def sbatch_script(spec: Spec) -> str:
+    """The job: one task a node on every host it gets, ended by scancel, the time limit or `launch/cluster down`."""
+    raw = spec.raw["slurm"]
+    replicas = sum(role.replicas for role in spec.roles.values())
+    lines = [f"--job-name=kvferry-{spec.name}", f"--nodes={raw['nodes'] or max(1, replicas)}",
+             f"--output={output_of(spec)}", "--open-mode=truncate",
+             f"--signal=B:TERM@{STOP_BEFORE_LIMIT_S}",  # before the time limit, so that it can stop in order
+             *(f"--{name}={raw[name]}" for name in ("partition", "account", "time") if raw[name]),
+             *map(str, raw["options"])]
+    inside = [sys.executable, script("cluster"), "up", str(spec.file), "--on", "slurm", "--in-job"]
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), f"# {RECOMPUTE}",
+                      f"cd {shlex.quote(str(REPO))}", f"exec {shlex.join(inside)}", ""])
+
+
+def output_of(spec: Spec) -> Path:
+    return spec.logs / "slurm.out"
+
+
+def job_hosts() -> dict[str, str]:
+    """Of the job that we are in. Errors: SpecError."""
+    listed = os.environ.get("SLURM_JOB_NODELIST")
+    if not listed:
+        raise SpecError("this is not inside a Slurm job; launch/cluster up --on slurm submits one")
+    done = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SpecError(f"scontrol can't tell the job's hosts: {done.stderr.strip()}")
+    return {name: name for name in done.stdout.split()}
+
+
+def dry_run(spec: Spec) -> list[str]:
+    """The file, and what it starts, on hosts that only the job will know."""
+    nodes = spec.raw["slurm"]["nodes"] or max(1, sum(role.replicas for role in spec.roles.values()))
+    planner = Planner(spec, {f"HOST{index}": f"HOST{index}" for index in range(nodes)})
+
+
+    return [f"# sbatch {sbatch_file(spec)}, which is:", *sbatch_script(spec).splitlines(), "# inside the job:",
+            *dryrun.dry_run(planner)]
+
+
+def sbatch_file(spec: Spec) -> Path:
+    return run_folder(spec) / "job.sbatch"
+
+
+def submit_and_follow(spec: Spec) -> int:
+    """Prints what the job prints until it is over; SIGTERM cancels it. The exit status is whether it went well."""
+    wants_end = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: wants_end.append(True))
+    output = output_of(spec)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.unlink(missing_ok=True)
+    sbatch_file(spec).write_text(sbatch_script(spec))
+    done = subprocess.run(["sbatch", "--parsable", str(sbatch_file(spec))], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        print(f"launch/cluster: sbatch refused the job: {done.stderr.strip()}", flush=True)
+        return 1
+    job = done.stdout.strip().partition(";")[0]
+    job_file(spec).write_text(job)
+    print(f"# Slurm job {job}; scancel {job}, Ctrl-C or launch/cluster down ends it", flush=True)
+    state, offset, cancelled = "", 0, False
+    while state not in ENDED:
+        if wants_end and not cancelled:
+            cancelled = cancel(job)
+        now = job_state(job)
+        if now != state:
+            print(f"# Slurm job {job} is {now}", flush=True)
+            state = now
+        offset = copy_from(output, offset)
+        time.sleep(POLL_S)
+    copy_from(output, offset)
+    job_file(spec).unlink(missing_ok=True)
+    return 0 if state == "COMPLETED" or cancelled else 1
+
+
+def job_file(spec: Spec) -> Path:
+    return run_folder(spec) / "job"
+
+
+def running_job(spec: Spec) -> str | None:
+    """The job that this deployment was submitted as, if Slurm still has it."""
+    try:
+        job = job_file(spec).read_text()
+    except OSError:
+        return None
+    return job if job_state(job) not in ENDED else None
+
+
+def cancel(job: str) -> bool:
+    subprocess.run(["scancel", job], check=False)
+    return True
+
+
+def job_state(job: str) -> str:
+    """As squeue has it; a job that Slurm has forgotten is COMPLETED."""
+    done = subprocess.run(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"],
+                          capture_output=True, text=True, check=False)
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:
+        return "UNKNOWN"
+    return done.stdout.strip() or "COMPLETED"
+
+
+def copy_from(file: Path, offset: int) -> int:
+    try:
+        with file.open("rb") as text:
+            text.seek(offset)
+            piece = text.read()
+    except OSError:
+        return offset
+    sys.stdout.write(piece.decode(errors="replace"))
+    sys.stdout.flush()
+    return offset + len(piece)
+
+
+def inside(planner: Planner, host: str, job: str) -> list[str]:
+    """What runs a command on the job's host where its `up` listens."""
+    return [*Starter(planner).srun(Place(host, host), "control"), f"--jobid={job}"]

@@ -1,0 +1,171 @@
+"""A deployment as its YAML describes it, checked as a whole."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvferry_launch.cluster.schema import SpecError, check
+from kvferry_launch.paths import BUILD, REPO
+
+LOCAL_HOSTS = {"localhost": "127.0.0.1"}
+
+
+@dataclass(frozen=True)
+class Role:
+    """The prefill or the decode side."""
+
+    name: str
+    replicas: int
+    hosts: dict[str, str] | None
+    hosts_per_replica: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    data_parallel: int
+    kv_role: str
+    port: int
+    cores: tuple[str, ...]
+    flags: tuple[str, ...]
+    env: dict[str, str]
+    extra: dict[str, Any]
+
+    def vllm_flags(self) -> list[str]:
+        """The user's own come last, so that they win."""
+        sizes = (("--tensor-parallel-size", self.tensor_parallel),
+                 ("--pipeline-parallel-size", self.pipeline_parallel),
+                 ("--data-parallel-size", self.data_parallel))
+        return [word for flag, size in sizes if size > 1 for word in (flag, str(size))] + list(self.flags)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The whole file. `raw` is the checked document, for what only one backend reads."""
+
+    file: Path
+    name: str
+    model: str
+    namespace: str
+    on: str
+    hosts: dict[str, str]  # name to the address that the others reach it at
+    restart: int
+    ready_timeout_s: int
+    drain_timeout_s: int
+    vllm: tuple[str, ...]
+    env: dict[str, str]
+    roles: dict[str, Role]
+    raw: dict[str, Any]
+
+    @property
+    def router(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.raw["router"]
+        return found
+
+    @property
+    def logs(self) -> Path:
+        return self.resolve(self.raw["logs"]) if self.raw["logs"] else run_folder(self) / "logs"
+
+    def resolve(self, path: str) -> Path:
+        """A path in the file is relative to the file."""
+        return (self.file.parent / Path(path).expanduser()).resolve()
+
+
+def load(file: Path, on: str | None = None) -> Spec:
+    """Reads and checks the file; `on` wins over what it says. Errors: SpecError."""
+    try:
+        document = parse(file)
+    except OSError as error:
+        raise SpecError(f"can't read {file}: {error.strerror}") from error
+    return make(document, file, on)
+
+
+def parse(file: Path) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        if file.suffix == ".json":
+            return json.loads(file.read_text())
+        raise SpecError("this Python has no PyYAML to read the file; launch/setup installs it into .venv") from None
+    try:
+        document = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as error:
+        raise SpecError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    if isinstance(document, dict) and True in document:  # YAML 1.1 reads the key `on` as the truth value
+        document = {"on" if name is True else name: value for name, value in document.items()}
+    return document
+
+
+def make(document: Any, file: Path, on: str | None = None) -> Spec:
+    raw = check(document)
+    backend = on or raw["on"]
+    roles = {name: role(name, raw[name]) for name in ("prefill", "decode")}
+    for one in roles.values():
+        check_role(one, backend)
+    hosts = host_map(raw["hosts"]) or {}
+    if backend in ("mpi", "kubernetes"):
+        for one in roles.values():
+            if one.hosts:
+                raise SpecError(f"{one.name}.hosts is given, but on {backend} it is not ours to choose them")
+    if backend == "local":
+        if hosts or any(one.hosts for one in roles.values()):
+            raise SpecError("hosts is given, but 'on' is local; use one of ssh, slurm, mpi")
+        hosts = dict(LOCAL_HOSTS)
+    if backend == "ssh" and not hosts and not all(one.hosts for one in roles.values()):
+        raise SpecError("hosts is missing; with 'on' ssh it is a list of host names")
+    if backend == "kubernetes" and not raw["kubernetes"]["image"]:
+        raise SpecError("kubernetes.image is missing; it is an image with vLLM and kvferry's wheel")
+    if backend == "kubernetes" and raw["router"]["kind"] == "vllm-router" and len(
+            {one.port for one in roles.values()}) > 1:
+        raise SpecError(f"decode.port is {roles['decode'].port}, not prefill's {roles['prefill'].port}; "
+                        "vllm-router finds pods of one port only")
+    return Spec(file.resolve(), raw["name"], model_of(raw["model"], file), raw["namespace"], backend, hosts,
+                raw["restart"], raw["ready_timeout_s"], raw["drain_timeout_s"], texts(raw["vllm"]),
+                text_map(raw["env"]), roles, raw)
+
+
+def role(name: str, raw: dict[str, Any]) -> Role:
+    return Role(name, raw["replicas"], host_map(raw["hosts"]), raw["hosts_per_replica"], raw["tensor_parallel"],
+                raw["pipeline_parallel"], raw["data_parallel"], raw["kv_role"], raw["port"], texts(raw["cores"]),
+                texts(raw["flags"]), text_map(raw["env"]), raw["extra"])
+
+
+def check_role(one: Role, backend: str) -> None:
+    """What no single key can say. Errors: SpecError."""
+    if one.cores and len(one.cores) < one.replicas:
+        raise SpecError(f"{one.name}.cores has {len(one.cores)} entries, not one for each of {one.replicas} replicas")
+    if one.port and one.replicas > 1 and backend == "local":
+        raise SpecError(f"{one.name}.port is {one.port}, but {one.replicas} replicas share this host; use 0")
+    if one.hosts_per_replica > 1 and backend != "kubernetes":
+        raise SpecError(f"{one.name}.hosts_per_replica is {one.hosts_per_replica}, but 'on' is {backend}; "
+                        "only kubernetes can spread a replica over hosts")
+    for name in ("serves", "controller", "namespace", "advertise_host"):
+        if name in one.extra:
+            raise SpecError(f"{one.name}.extra.{name} is given, but the launcher sets it")
+
+
+def model_of(model: str, file: Path) -> str:
+    """An absolute folder where there is one, seen from the file or from the checkout; else the name as it is."""
+    for base in (file.resolve().parent, REPO):
+        folder = base / Path(model).expanduser()
+        if (folder / "config.json").exists():
+            return str(folder.resolve())
+    return model
+
+
+def host_map(hosts: Any) -> dict[str, str] | None:
+    if hosts is None:
+        return None
+    return dict(hosts) if isinstance(hosts, dict) else {name: name.rpartition("@")[2] for name in hosts}
+
+
+def texts(words: list[Any]) -> tuple[str, ...]:
+    return tuple(str(word) for word in words)
+
+
+def text_map(values: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
+
+
+def run_folder(spec: Spec) -> Path:
+    """Where a running deployment keeps its socket, its state and its logs."""
+    return Path(os.environ.get("KVFERRY_DEPLOYMENTS") or BUILD / "deployments") / spec.name

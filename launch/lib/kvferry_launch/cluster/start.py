@@ -1,0 +1,65 @@
+"""How a host's command is started from here: as it is, over ssh, by srun, or by an MPI rank. Nothing is run here."""
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvferry_launch.cluster.plan import FIRST_RANK, Place, Planner
+from kvferry_launch.cluster.spec import Spec, run_folder
+
+GRACE_S = 10
+SILENCE_S = 30
+SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=5", "-o",
+               "ServerAliveCountMax=3")
+
+
+@dataclass(frozen=True)
+class Starter:
+    """Turns a host's command into the one that we run; the backend is the spec's."""
+
+    planner: Planner
+    run: str = "RUN"  # of MPI
+
+    @property
+    def spec(self) -> Spec:
+        return self.planner.spec
+
+    def start(self, place: Place, name: str, command: list[str], with_stdin: bool = False) -> list[str]:
+        """The whole command. Its stdin is the lifeline of guard.py, wherever that runs."""
+        if self.spec.on == "local":
+            return [*self.guard(0, with_stdin), *command]
+        if self.spec.on == "ssh":
+            return [*self.ssh(place), self.remote([*self.guard(SILENCE_S, with_stdin), *command])]
+        if self.spec.on == "slurm":
+            return [*self.srun(place, name), *self.guard(SILENCE_S, with_stdin), *command]
+        if self.spec.on == "mpi":
+            if place.name == FIRST_RANK:
+                return [*self.guard(0, with_stdin), *command]
+            rank = run_folder(self.spec) / f"ranks-{self.run}" / place.name
+            return [sys.executable, script("cluster"), "mpi-relay", str(rank), "--", *command]
+        raise AssertionError(f"no nodes are started one by one on {self.spec.on}")
+
+    def guard(self, silence_s: int, with_stdin: bool) -> list[str]:
+        tools = self.planner.tools
+        return [tools.python, str(Path(tools.path) / "launch/lib/kvferry_launch/guard.py"), "--grace", str(GRACE_S),
+                *(["--silence", str(silence_s)] if silence_s else []), *(["--stdin"] if with_stdin else []), "--"]
+
+    def ssh(self, place: Place) -> list[str]:
+        raw = self.spec.raw["ssh"]
+        user = ["-l", raw["user"]] if raw["user"] else []
+        return ["ssh", *SSH_OPTIONS, *map(str, raw["options"]), *user, "--", place.name]
+
+    def remote(self, words: list[str]) -> str:
+        """One word for ssh, which gives it to the user's shell there."""
+        return f"cd {shlex.quote(self.planner.tools.path)} && exec {shlex.join(words)}"
+
+    def srun(self, place: Place, name: str) -> list[str]:
+        """A step of one task on one host; steps share what the job has."""
+        return ["srun", f"--job-name={name}", "--nodes=1", "--ntasks=1", f"--nodelist={place.name}", "--overlap",
+                "--cpu-bind=none", "--mem=0", "--unbuffered", "--kill-on-bad-exit=1",
+                *map(str, self.spec.raw["slurm"]["srun_options"])]
+
+
+def script(name: str) -> str:
+    return str(Path(__file__).resolve().parents[3] / name)

@@ -1,0 +1,172 @@
+"""A running deployment: starts what is missing, starts again what died, adds and takes nodes, stops everything."""
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvferry_launch.cluster.leaving import Leaving
+from kvferry_launch.cluster.member import FAILED, READY, STOPPED, STOPPING, WAITING, Member
+from kvferry_launch.cluster.plan import ENGINE_ROLES, Node
+from kvferry_launch.cluster.schema import REPLICAS_MAX, SpecError
+from kvferry_launch.cluster.start import Starter
+
+HEARTBEAT_S = 3.0
+STOP_LATE_S = 20.0
+
+
+class Supervisor:
+    """Call tick() a few times a second, from the main thread. `tell` gets lines for people.
+
+    One thread: the processes' death signal is tied to the thread that starts them.
+    """
+
+    def __init__(self, starter: Starter, tell: Callable[[str], None]) -> None:
+        self.starter = starter
+        self.planner = starter.planner
+        self.spec = starter.spec
+        self.members = [self._member(node) for node in self.planner.all()]
+        self.leavings: list[Leaving] = []
+        self.stopping = False
+        self._tell = tell
+        self._heartbeat_at = 0.0
+        self._told_workers = ""
+        self._told_ready = False
+
+    @property
+    def controller(self) -> Member:
+        return self.members[0]
+
+    def member(self, role: str) -> list[Member]:
+        return [member for member in self.members if member.node.role == role]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [member.row() for member in self.members]
+
+    @property
+    def ready(self) -> bool:
+        return all(member.state == READY or member.leaving for member in self.members)
+
+    @property
+    def front_url(self) -> str:
+        routers = self.member("router")
+        return routers[0].url if routers else ""
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether nothing will ever come up, or all that was up has failed."""
+        return all(member.state in (FAILED, WAITING) for member in self.members)
+
+    def tick(self) -> None:
+        for member in self.members:
+            member.read()
+            member.look()
+        for leaving in self.leavings:
+            leaving.step()
+        self.leavings = [leaving for leaving in self.leavings if leaving.member.state != STOPPED]
+        self.members = [member for member in self.members if member.state != STOPPED]
+        if not self.stopping:
+            for member in self.members:
+                if member.wants_start and (member is self.controller or self.controller.address):
+                    self._start(member)
+            self._tell_workers()
+        if time.monotonic() - self._heartbeat_at > HEARTBEAT_S:
+            self._heartbeat_at = time.monotonic()
+            for member in self.members:
+                if member.child is not None:
+                    member.child.tell(".")
+
+    def scale(self, wanted: dict[str, int]) -> str:
+        """Begins it; the rows tell when it is done. Errors: SpecError."""
+        for role, number in wanted.items():
+            if role not in ENGINE_ROLES or not 0 <= number <= REPLICAS_MAX:
+                raise SpecError(f"{role}={number} is not prefill=N or decode=N with N from 0 to {REPLICAS_MAX}")
+        said = []
+        for role, number in wanted.items():
+            there = [member for member in self.member(role) if not member.leaving]
+            added = [self._add(role) for _ in range(number - len(there))]
+            gone = [self._take(member) for member in reversed(there[number:])]
+            said.append(f"{role}: {len(there)} to {number}"
+                        + (f", added {', '.join(added)}" if added else "")
+                        + (f", draining {', '.join(gone)}" if gone else ""))
+        return "; ".join(said)
+
+    def stop(self, tick: Callable[[], None], hurry: Callable[[], bool]) -> None:
+        """The front door first, then the servers, the controller last, so that they can say goodbye."""
+        self.stopping = True
+        for leaving in self.leavings:
+            leaving.abandon()
+        for roles in (("router",), ENGINE_ROLES, ("controller",)):
+            group = [member for member in self.members if member.node.role in roles]
+            for member in group:
+                member.leaving = True
+                if member.child is not None:
+                    member.become(STOPPING)
+                    member.child.close()
+                else:
+                    member.become(STOPPED)
+            late = time.monotonic() + STOP_LATE_S
+            while any(member.child is not None for member in group):
+                for member in group:
+                    member.read()
+                    member.look()
+                    if member.child is not None and hurry():
+                        member.child.end_now()
+                    if member.child is not None and time.monotonic() > late:
+                        member.child.kill()
+                tick()
+                time.sleep(0.05)
+
+    def log_of(self, node: Node) -> Path:
+        return self.spec.logs / f"{node.name}.log"
+
+    def _member(self, node: Node) -> Member:
+        return Member(node, self.spec.restart, float(self.spec.ready_timeout_s))
+
+    def _start(self, member: Member) -> None:
+        found = self.controller.found()
+        own = self.planner.command(member.node, found, member.port)
+        is_front = member.node.role == "router"
+        member.start(self.starter.start(member.node.place, member.node.name, own, is_front), self.log_of(member.node))
+        if is_front:
+            self._told_workers = ""
+
+    def _add(self, role: str) -> str:
+        node = self.planner.engine(role, [member.node for member in self.members])
+        self.members.insert(len(self.members) - len(self.member("router")), self._member(node))
+        return node.name
+
+    def _take(self, member: Member) -> str:
+        node = member.node
+        if member.child is None:
+            member.leaving = True
+            member.become(STOPPED)
+        else:
+            drain = self.planner.drain(node, self.controller.found(), member.url)
+            command = self.starter.start(self.controller.node.place, f"{node.name}-leaving", drain)
+            self.leavings.append(Leaving(member, command, self.spec.logs / f"{node.name}-leaving.log", self._tell))
+        return node.name
+
+    def _tell_workers(self) -> None:
+        """The front door hears of each change, and of all when it was started again."""
+        workers = {role: [member.url for member in self.member(role) if member.state == READY and not member.leaving]
+                   for role in ENGINE_ROLES}
+        line = "workers " + json.dumps(workers)
+        for router in self.member("router"):
+            if router.child is not None and line != self._told_workers:
+                router.child.tell(line)
+                self._told_workers = line
+
+    def tell_ready(self) -> None:
+        """Says so whenever all nodes have become ready."""
+        if self.ready != self._told_ready:
+            self._told_ready = self.ready
+            if self.ready:
+                self._tell(f"ready: {self.front_url or 'no front door; see each node for its URL'}")
+
+
+def death_signals(on_signal: Callable[[], None]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: on_signal())

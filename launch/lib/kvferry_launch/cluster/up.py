@@ -1,0 +1,126 @@
+"""`launch/cluster up` where nodes are processes that we start: on this host, over ssh, in a Slurm job, by MPI ranks."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from kvferry_launch.cluster.control import ControlServer
+from kvferry_launch.cluster.member import FAILED
+from kvferry_launch.cluster.plan import Planner
+from kvferry_launch.cluster.schema import SpecError
+from kvferry_launch.cluster.spec import Spec, run_folder
+from kvferry_launch.cluster.start import Starter
+from kvferry_launch.cluster.status import StatusView
+from kvferry_launch.cluster.supervise import Supervisor, death_signals
+
+LOOP_S = 0.1
+RECOMPUTE = "KV that fails to load is computed again: kv_load_failure_policy is recompute (vLLM's own default is fail)"
+
+
+def locked(folder: Path) -> TextIO:
+    """Keeps a second `up` of the same name out for as long as the file is open. Errors: SpecError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / "lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        raise SpecError(f"deployment '{folder.name}' is already up ({lock.read().strip() or 'starting'}); "
+                        "launch/cluster down ends it") from None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    lock.flush()
+    return lock
+
+
+class Deployment:
+    """One `up` from its first process to its last. run() gives the exit status."""
+
+    def __init__(self, spec: Spec, as_json: bool, hosts: dict[str, str] | None = None, run: str = "") -> None:
+        self.spec = spec
+        self.folder = run_folder(spec)
+        # Ranks have a terminal as their output, but it is mpirun's; a job's is a file.
+        self._view = StatusView(as_json, live=spec.on in ("local", "ssh"))
+        self._interrupts = 0
+        self._down = False
+        self._state = ""
+        self.supervisor = Supervisor(Starter(Planner(spec, hosts), run), self._view.say)
+
+    def run(self) -> int:
+        with locked(self.folder):
+            death_signals(self._interrupt)
+            server = ControlServer(self.folder, self._answer)
+            self._view.say(f"# {RECOMPUTE}")
+            self._view.say(f"# logs are in {self.spec.logs}")
+            try:
+                failed = self._loop(server)
+            finally:
+                self._stop()
+                server.close()
+                (self.folder / "state.json").unlink(missing_ok=True)
+        return 1 if failed else 0
+
+    def _loop(self, server: ControlServer) -> bool:
+        """Until somebody wants it to end; whether it ends because nothing works."""
+        while not self._interrupts and not self._down:
+            self.supervisor.tick()
+            self._show()
+            self.supervisor.tell_ready()
+            if self.supervisor.hopeless:
+                self._view.say("nothing is left that could run; see the lines above and the logs")
+                return True
+            server.serve(LOOP_S)
+        return False
+
+    def _stop(self) -> None:
+        self._view.say("stopping")
+        self.supervisor.stop(self._show, lambda: self._interrupts > 1)
+        self._show()
+        self._view.say("stopped")
+
+    def _interrupt(self) -> None:
+        self._interrupts += 1
+
+    def _show(self) -> None:
+        rows = self.supervisor.rows()
+        self._view.show(rows)
+        state = json.dumps(self._status(rows))
+        if state != self._state:
+            self._state = state
+            scratch = self.folder / ".state.json"
+            scratch.write_text(state)
+            scratch.replace(self.folder / "state.json")
+
+    def _status(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"name": self.spec.name, "on": self.spec.on, "ready": self.supervisor.ready,
+                "url": self.supervisor.front_url, "pid": os.getpid(), "host": socket.gethostname(),
+                "job": os.environ.get("SLURM_JOB_ID") if self.spec.on == "slurm" else None,
+                "failed": [row["name"] for row in rows if row["state"] == FAILED], "nodes": rows}
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("do") == "status":
+            return self._status(self.supervisor.rows())
+        if request.get("do") == "scale":
+            said = self.supervisor.scale({str(role): int(number) for role, number in request["to"].items()})
+            self._view.say(f"# scale: {said}")
+            return {"text": said}
+        if request.get("do") == "down":
+            self._down = True
+            return {"text": "stopping"}
+        raise SpecError(f"'{request.get('do')}' is not one of status, scale, down")
+
+
+def wait_until_gone(folder: Path, timeout_s: float) -> bool:
+    """Whether no `up` holds the folder any more."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            locked(folder).close()
+            return True
+        except SpecError:
+            time.sleep(0.1)
+    return False

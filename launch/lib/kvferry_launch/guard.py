@@ -1,0 +1,154 @@
+"""Runs one command and never leaves any of its processes behind: the host's end of a node that somebody else started.
+
+Run as a script, also through ssh or srun; standard library only, no other file of ours. Its stdin is the lifeline: when
+that ends (the starter died, the connection broke, or the starter wants it to stop) or is silent for longer than
+--silence, the command gets SIGTERM, and after --grace seconds everything that descends from it gets SIGKILL.
+A line "." says that the starter lives; other lines go to the command's stdin where --stdin is given.
+"""
+
+import argparse
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+TICK_S = 0.2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def descendants(of: int) -> list[int]:
+    """Every process below `of`; orphans among them are there too, since we adopt them."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found, todo = [], [of]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def signal_each(pids: list[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue
+
+
+def reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0] != 0:
+            pass
+    except ChildProcessError:
+        pass
+
+
+class Guard:
+    """The command's life. run() gives the exit status of the command, or 128 + the signal that ended it."""
+
+    def __init__(self, command: list[str], grace_s: float, silence_s: float, with_stdin: bool) -> None:
+        self._grace_s = grace_s
+        self._silence_s = silence_s
+        self._with_stdin = with_stdin
+        self._wants_stop = False
+        self._heard_at = time.monotonic()
+        self._pending = b""
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        # Its own session, so that a Ctrl-C at a terminal reaches it through us alone; if we are killed, it hears of it.
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE if with_stdin else subprocess.DEVNULL,
+                                       start_new_session=True,
+                                       preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
+
+    def run(self) -> int:
+        status = None
+        while status is None and not self._wants_stop:
+            self._listen()
+            status = self._child.poll()
+        if status is None:
+            status = self._stop()
+        self._kill_the_rest()
+        return status if status >= 0 else 128 - status
+
+    def _on_signal(self, *_: Any) -> None:
+        self._wants_stop = True
+
+    def _listen(self) -> None:
+        ready, _, _ = select.select([0], [], [], TICK_S)
+        if ready:
+            piece = os.read(0, 65536)
+            self._wants_stop |= not piece
+            self._heard_at = time.monotonic()
+            *lines, self._pending = (self._pending + piece).split(b"\n")
+            for line in lines:
+                self._pass_on(line)
+        if self._silence_s and time.monotonic() - self._heard_at > self._silence_s:
+            print(f"kvferry guard: nothing heard from the launcher for {self._silence_s:.0f} s", flush=True)
+            self._wants_stop = True
+
+    def _pass_on(self, line: bytes) -> None:
+        if line not in (b"", b".") and self._with_stdin and self._child.stdin is not None:
+            try:
+                self._child.stdin.write(line + b"\n")
+                self._child.stdin.flush()
+            except OSError:
+                pass  # it is about to be seen as dead
+
+    def _stop(self) -> int:
+        """Whoever the command started may end in its own way; what hangs is killed."""
+        self._child.terminate()
+        deadline = time.monotonic() + self._grace_s
+        while time.monotonic() < deadline:
+            if self._child.poll() is not None:
+                return self._child.returncode
+            time.sleep(0.05)
+        self._child.kill()
+        return self._child.wait()
+
+    def _kill_the_rest(self) -> None:
+        """What a command leaves behind when it ended gets a moment, since it is often just ending as well."""
+        deadline = time.monotonic() + min(1.0, self._grace_s)
+        first = True
+        while left := descendants(os.getpid()):
+            if first:
+                signal_each(left, signal.SIGTERM)
+                first = False
+            elif time.monotonic() > deadline:
+                signal_each(left, signal.SIGKILL)
+            time.sleep(0.05)
+            reap()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="guard.py", description=__doc__)
+    parser.add_argument("--grace", type=float, default=10.0)
+    parser.add_argument("--silence", type=float, default=0.0, help="0: silence is fine")
+    parser.add_argument("--stdin", action="store_true")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    try:
+        guard = Guard(command, arguments.grace, arguments.silence, arguments.stdin)
+    except (OSError, IndexError) as error:
+        sys.exit(f"kvferry guard: can't run {' '.join(command[:1]) or 'nothing'}: {error}")
+    sys.exit(guard.run())
+
+
+if __name__ == "__main__":
+    main()

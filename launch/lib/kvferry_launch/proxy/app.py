@@ -1,0 +1,355 @@
+"""The front door's HTTP side: takes requests, sends them through a pair, sends them again where a server failed."""
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from kvferry_launch.proxy import bodies
+from kvferry_launch.proxy.bodies import Body
+from kvferry_launch.proxy.metrics import Metrics
+from kvferry_launch.proxy.nodes import Choice, Node, Nodes, NoPairError
+from kvferry_launch.proxy.streams import BrokenStreamError, Stream
+
+logger = logging.getLogger("kvferry.proxy")
+
+BODY_BYTES_MAX = 64 << 20
+CONNECT_TIMEOUT_S = 5.0
+TOKENIZE_TIMEOUT_S = 10.0
+# Of this hop alone, or set anew.
+_OWN_HEADERS = frozenset(("host", "content-length", "content-type", "connection", "keep-alive", "transfer-encoding",
+                          "te", "trailer", "upgrade", "expect", "accept-encoding", "x-request-id"))
+
+
+@dataclass(frozen=True)
+class Options:
+    controller: str
+    name_space: str = "default"
+    tries: int = 3  # pairs, for one request
+    needs_prefill: bool = False
+    request_timeout_s: float = 600.0  # between two bytes of a server
+
+
+class ServerError(Exception):
+    """A server that did not answer, or with an error of its own, or not to the end."""
+
+    def __init__(self, node: Node, kind: str, story: str, answer: web.Response | None = None) -> None:
+        super().__init__(f"{kind} server {node.engine_id} at {node.serves}: {story}")
+        self.node, self.kind, self.answer = node, kind, answer
+
+
+class _ClientGoneError(Exception):
+    """It went away in the middle of its answer."""
+
+
+class FrontDoor:
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.metrics = Metrics()
+        self.app = web.Application(client_max_size=BODY_BYTES_MAX)
+        self.app.add_routes([web.post(path, self._serve) for path in bodies.PATHS])
+        self.app.add_routes([web.get("/v1/models", self._models), web.get("/health", self._health),
+                             web.get("/metrics", self._metrics)])
+        self.app.cleanup_ctx.append(self._live)
+
+    async def _live(self, _: web.Application) -> AsyncIterator[None]:
+        # A connection for each request: vLLM's server closes idle ones after seconds, perhaps just when one is used
+        # again. It costs a third of a millisecond, and no request is ever sent twice for it.
+        timeout = aiohttp.ClientTimeout(None, sock_connect=CONNECT_TIMEOUT_S,
+                                        sock_read=self._options.request_timeout_s)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector,
+                                         headers={"Accept-Encoding": "identity"}) as session:
+            self._session = session
+            self.nodes = Nodes(session, self._options.controller, self._options.name_space, self.metrics,
+                               self._options.needs_prefill)
+            await self.nodes.refresh()
+            following = asyncio.create_task(self.nodes.run())
+            yield
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    # ---- what it serves ----
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        status = "cancelled"
+        self.metrics.in_flight.inc()
+        try:
+            with self.metrics.stage("total"):
+                response = await self._through_pairs(request)
+            status = str(response.status)
+            return response
+        except asyncio.CancelledError:
+            self.metrics.cancelled.inc()
+            raise
+        except _ClientGoneError:
+            self.metrics.cancelled.inc()
+            return web.Response()  # for nobody
+        finally:
+            self.metrics.in_flight.dec()
+            self.metrics.requests.labels(request.path, status).inc()
+
+    async def _through_pairs(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        one = _Request(request, _json_object(raw), raw)
+        if one.body is None:
+            return await self._hand_on(one)
+        tokens = await self._tokens(one)
+        one.body = bodies.with_tokens(one.path, one.body, tokens)
+        salt = one.body.get("cache_salt")
+        extras = {"cache_salt": salt} if isinstance(salt, str) and salt else {}
+        failed: set[str] = set()
+        failure: ServerError | None = None
+        for attempt in range(self._options.tries):
+            try:
+                with self.metrics.stage("pair"):
+                    choice = await self.nodes.choose(tokens, failed, extras)
+            except NoPairError as nobody:
+                if failure is not None:
+                    break
+                self.metrics.unpaired.inc()
+                return _error(503, str(nobody))
+            if bodies.is_batch(one.path, one.body):
+                choice = Choice(None, choice.decode, "batch")
+            try:
+                return await self._through(one, choice, attempt)
+            except ServerError as error:
+                logger.warning("request %s: %s", one.request_id, error)
+                failure = error
+                failed.add(error.node.engine_id)
+                self.nodes.failed(error.node)
+                self.metrics.retries.labels(error.kind).inc()
+                if one.response is not None and not one.stream.can_go_on:
+                    break
+        assert failure is not None
+        if one.response is not None:
+            return await self._broken_off(one, one.response, failure)
+        return failure.answer or _error(502, f"no server answered; the last that was tried: {failure}")
+
+    async def _through(self, one: "_Request", choice: Choice, attempt: int) -> web.StreamResponse:
+        assert one.body is not None
+        handed_over = None
+        with _counted(choice):
+            if choice.prefill is None:
+                self.metrics.skipped_prefills.labels(choice.reason).inc()
+            else:
+                body = bodies.prefill_body(one.path, one.body, choice.decode.push_to)
+                with self.metrics.stage("prefill"):
+                    answer = await self._whole(choice.prefill, "prefill", one, body, attempt)
+                if answer.status != 200:
+                    if one.response is not None:
+                        raise ServerError(choice.prefill, "prefill", f"status {answer.status}")
+                    return answer
+                handed_over = (_json_object(answer.body) or {}).get("kv_transfer_params")
+                if not isinstance(handed_over, dict):
+                    handed_over = None
+            body = bodies.decode_body(one.body, handed_over)
+            if not one.body.get("stream"):
+                with self.metrics.stage("rest"):
+                    return await self._whole(choice.decode, "decode", one, body, attempt)
+            return await self._streamed(choice.decode, one, body, attempt)
+
+    async def _hand_on(self, one: "_Request") -> web.Response:
+        """What is no JSON object any server refuses better than we do."""
+        servers = self.nodes.usable("decode", set()) or self.nodes.usable("prefill", set())
+        if not servers:
+            return _error(503, "no server takes requests")
+        try:
+            async with self._session.post(servers[0].serves + one.path, data=one.raw,
+                                          headers=one.headers(0, keep_type=True)) as answer:
+                return await _copied(answer)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return _error(502, f"{type(error).__name__}: {error}")
+
+    async def _models(self, request: web.Request) -> web.Response:
+        story = "no server takes requests"
+        for node in self.nodes.usable("decode", set()) + self.nodes.usable("prefill", set()):
+            try:
+                async with self._session.get(f"{node.serves}/v1/models", headers=_forwarded(request.headers)) as answer:
+                    return await _copied(answer)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                story = f"{type(error).__name__}: {error}"
+                self.nodes.failed(node)
+        return _error(503, story)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        """Healthy is who can serve a request."""
+        missing = [kind for kind in ("prefill", "decode") if not self.nodes.usable(kind, set())]
+        if "decode" in missing or (missing and self._options.needs_prefill):
+            return _error(503, f"no {' and no '.join(missing)} server takes requests")
+        return web.Response()
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    # ---- what it asks ----
+    async def _tokens(self, one: "_Request") -> list[int] | None:
+        """The prompt's tokens; None where nobody tells them: then load alone decides, and the servers tell what is
+        wrong with the request."""
+        assert one.body is not None
+        tokens = bodies.token_ids(one.path, one.body)
+        question = bodies.tokenize_body(one.path, one.body)
+        if tokens is not None or question is None:
+            return tokens
+        servers = self.nodes.usable("prefill", set()) + self.nodes.usable("decode", set())
+        with self.metrics.stage("tokenize"):
+            for node in sorted(servers, key=lambda node: node.in_flight)[: self._options.tries]:
+                try:
+                    timeout = aiohttp.ClientTimeout(TOKENIZE_TIMEOUT_S)
+                    async with self._session.post(f"{node.serves}/tokenize", json=question, timeout=timeout,
+                                                  headers=one.headers(0)) as answer:
+                        if answer.status == 200:
+                            found = (await answer.json()).get("tokens")
+                            return found if isinstance(found, list) else None
+                        if answer.status < 500:
+                            return None
+                except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+                    self.nodes.failed(node)
+        return None
+
+    async def _whole(self, node: Node, kind: str, one: "_Request", body: Body, attempt: int) -> web.Response:
+        """The whole answer, whatever its status below 500. Errors: ServerError."""
+        async with self._asked(node, kind, one, body, attempt) as answer:
+            return await _copied(answer)
+
+    async def _streamed(self, node: Node, one: "_Request", body: Body, attempt: int) -> web.StreamResponse:
+        """Passes events on as they come; where the client has some already, what it lacks. Errors: ServerError."""
+        begin = time.monotonic()
+        async with self._asked(node, "decode", one, body, attempt) as answer:
+            if answer.content_type != "text/event-stream":
+                if one.response is not None:
+                    raise ServerError(node, "decode", f"status {answer.status}")
+                return await _copied(answer)
+            first = await answer.content.readany()
+            if not first:
+                raise ServerError(node, "decode", "its stream ended before it began")
+            if one.response is None:
+                self.metrics.observe("first_byte", time.monotonic() - begin)
+                one.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8",
+                                                           "Cache-Control": "no-cache",
+                                                           "X-Request-Id": one.request_id})
+                with _to_client():
+                    await one.response.prepare(one.request)
+            else:
+                self.metrics.continued_streams.inc()
+            one.stream.begin()
+            with self.metrics.stage("rest"):
+                await self._pass_on(node, answer, first, one.stream, one.response)
+            with _to_client():
+                await one.response.write_eof()
+            return one.response
+
+    async def _pass_on(self, node: Node, answer: aiohttp.ClientResponse, piece: bytes, stream: Stream,
+                       response: web.StreamResponse) -> None:
+        story = "no end was sent"
+        try:
+            while piece:
+                if ready := stream.feed(piece):
+                    with _to_client():
+                        await response.write(ready)
+                piece = await answer.content.readany()
+        except BrokenStreamError as error:
+            story = str(error)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            story = f"{type(error).__name__}: {error}"
+        if not stream.done:
+            raise ServerError(node, "decode", f"it ended in the middle of the answer ({story})")
+
+    async def _broken_off(self, one: "_Request", response: web.StreamResponse, failure: ServerError
+                          ) -> web.StreamResponse:
+        """The client has the beginning of an answer that nobody goes on with."""
+        self.metrics.broken_streams.inc()
+        separator = b"" if one.stream.ends_an_event else b"\n\n"
+        event = json.dumps({"error": _error_fields(502, f"the answer breaks off: {failure}")})
+        with _to_client():
+            await response.write(separator + f"data: {event}\n\ndata: [DONE]\n\n".encode())
+            await response.write_eof()
+        return response
+
+    @asynccontextmanager
+    async def _asked(self, node: Node, kind: str, one: "_Request", body: Body,
+                     attempt: int) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with self._session.post(node.serves + one.path, json=body, headers=one.headers(attempt)) as answer:
+                if answer.status >= 500:
+                    raise ServerError(node, kind, f"status {answer.status}", await _copied(answer))
+                yield answer
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ServerError(node, kind, f"{type(error).__name__}: {error}") from error
+
+
+@dataclass
+class _Request:
+    """One of a client's."""
+
+    request: web.Request
+    body: Body | None
+    raw: bytes
+
+    def __post_init__(self) -> None:
+        self.path = self.request.path
+        self.request_id = self.request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        self.stream = Stream(self.path, self.body or {})
+        self.response: web.StreamResponse | None = None  # to a client that has a part of its answer
+
+    def headers(self, attempt: int, keep_type: bool = False) -> dict[str, str]:
+        """Each attempt has a name of its own: a server may still have the one before."""
+        made = _forwarded(self.request.headers)
+        made["X-Request-Id"] = f"{self.request_id}-{attempt}" if attempt else self.request_id
+        if keep_type and "Content-Type" in self.request.headers:
+            made["Content-Type"] = self.request.headers["Content-Type"]
+        return made
+
+
+@contextmanager
+def _to_client() -> Iterator[None]:
+    """What fails here is the client's doing, though aiohttp calls it by the names of a server's failures."""
+    try:
+        yield
+    except (ConnectionError, aiohttp.ClientError) as error:
+        raise _ClientGoneError from error
+
+
+@contextmanager
+def _counted(choice: Choice) -> Iterator[None]:
+    nodes = [node for node in (choice.prefill, choice.decode) if node is not None]
+    for node in nodes:
+        node.in_flight += 1
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.in_flight -= 1
+
+
+def _json_object(raw: Any) -> Body | None:
+    try:
+        body = json.loads(raw)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _OWN_HEADERS}
+
+
+async def _copied(answer: aiohttp.ClientResponse) -> web.Response:
+    headers = {name: answer.headers[name] for name in ("Content-Type", "X-Request-Id", "Retry-After")
+               if name in answer.headers}
+    return web.Response(status=answer.status, body=await answer.read(), headers=headers)
+
+
+def _error_fields(status: int, sentence: str) -> Body:
+    return {"message": sentence, "type": "kvferry_proxy_error", "param": None, "code": status}
+
+
+def _error(status: int, sentence: str) -> web.Response:
+    return web.json_response({"error": _error_fields(status, sentence)}, status=status)

@@ -1,0 +1,81 @@
+"""What the front door reads of a request and makes of it for the two servers. Pure."""
+
+from typing import Any
+
+from kvferry_launch.client import REMOTE_DECODE
+
+Body = dict[str, Any]
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+GENERATE = "/inference/v1/generate"
+PATHS = (COMPLETIONS, CHAT, GENERATE)
+
+# What of a chat decides its tokens, and is called the same by /tokenize.
+_CHAT_FIELDS = ("model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens",
+                "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "tools")
+# What asks for more than one token, or for a shape that one token can't have. None of it changes the prompt's KV.
+_NOT_FOR_PREFILL = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs", "prompt_logprobs",
+                    "response_format", "structured_outputs", "echo", "kvferry_report")
+
+
+def token_ids(path: str, body: Body) -> list[int] | None:
+    """The prompt's tokens where the request has them itself."""
+    ids = body.get("token_ids") if path == GENERATE else body.get("prompt") if path == COMPLETIONS else None
+    if isinstance(ids, list) and ids and all(type(token) is int and token >= 0 for token in ids):
+        return ids
+    return None
+
+
+def is_batch(path: str, body: Body) -> bool:
+    """Several prompts in one request: one hand-over can't speak for all of them."""
+    prompt = body.get("prompt")
+    return path == COMPLETIONS and isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+
+
+def tokenize_body(path: str, body: Body) -> Body | None:
+    """What to ask /tokenize; None where it makes no sense."""
+    if path == CHAT and isinstance(body.get("messages"), list):
+        return {name: body[name] for name in _CHAT_FIELDS if name in body}
+    if path == COMPLETIONS and isinstance(body.get("prompt"), str):
+        return {name: body[name] for name in ("model", "prompt", "add_special_tokens") if name in body}
+    return None
+
+
+def with_tokens(path: str, body: Body, tokens: list[int] | None) -> Body:
+    """The request with its tokens instead of its text, so that no other server has to tokenize it again."""
+    if path != COMPLETIONS or tokens is None or not isinstance(body.get("prompt"), str) or body.get("echo"):
+        return body
+    return {**body, "prompt": tokens}
+
+
+def prefill_body(path: str, body: Body, push_to: Body | None) -> Body:
+    """The same prompt with one token of output, kept for a decode server."""
+    params = {**_params(body), **REMOTE_DECODE}
+    params.pop("kvferry_report", None)
+    if push_to is not None:
+        params["kvferry_push_to"] = push_to
+    made = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}
+    made |= {"stream": False, "kv_transfer_params": params}
+    if path == GENERATE:
+        sampling = body.get("sampling_params")
+        sampling = dict(sampling) if isinstance(sampling, dict) else {}
+        for name in _NOT_FOR_PREFILL:
+            sampling.pop(name, None)
+        made["sampling_params"] = sampling | {"max_tokens": 1, "n": 1}
+        return made
+    made |= {"max_tokens": 1, "n": 1}
+    if path == CHAT:
+        made["max_completion_tokens"] = 1
+    return made
+
+
+def decode_body(body: Body, handed_over: Body | None) -> Body:
+    """The request with where its prompt lies. None: nobody prefilled it."""
+    params = {**_params(body), **(handed_over or {})}
+    return {**body, "kv_transfer_params": params} if params else body
+
+
+def _params(body: Body) -> Body:
+    params = body.get("kv_transfer_params")
+    return dict(params) if isinstance(params, dict) else {}

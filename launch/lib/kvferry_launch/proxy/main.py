@@ -1,0 +1,76 @@
+"""launch/proxy: its options, its start and its end."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+
+from aiohttp import web
+
+from kvferry_launch.proxy.app import FrontDoor, Options
+
+DEFAULT_CONTROLLER = "http://127.0.0.1:14601"
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="proxy", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="One OpenAI URL for all prefill and decode servers that a kvferry controller knows. Each request "
+                    "goes to the pair that the controller names, and the prefill server pushes to the decode server "
+                    "while it computes. Servers need the connector's key `serves`; the controller needs --http.")
+    parser.add_argument("--host", default="127.0.0.1", help="where it listens")
+    parser.add_argument("--port", type=int, default=8000, help="0: a free one, which is printed")
+    parser.add_argument("--controller", default=DEFAULT_CONTROLLER, metavar="http://HOST:PORT",
+                        help="what `kvferry controller --http` listens on")
+    parser.add_argument("--namespace", default="default", help="of the servers")
+    parser.add_argument("--tries", type=int, default=3, help="pairs that are tried for a request whose server fails")
+    parser.add_argument("--without-prefill", choices=("decode", "refuse"), default="decode",
+                        help="where no prefill server is left: decode servers compute prompts, or requests get 503")
+    parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS",
+                        help="that a server may be silent in the middle of a request")
+    parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS",
+                        help="for running requests after SIGTERM or SIGINT; a second signal ends them")
+    parsed = parser.parse_args(arguments)
+    if not parsed.controller.startswith(("http://", "https://")):
+        parser.error(f"--controller is '{parsed.controller}', not http://HOST:PORT")
+    if not 0 <= parsed.port <= 65535:
+        parser.error(f"--port is {parsed.port}, not one of 0 to 65535")
+    if parsed.tries < 1:
+        parser.error(f"--tries is {parsed.tries}; it must be at least 1")
+    return parsed
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    door = FrontDoor(Options(arguments.controller.rstrip("/"), arguments.namespace, arguments.tries,
+                             arguments.without_prefill == "refuse", arguments.request_timeout))
+    # A handler whose client went away is cancelled, and with it what it asked of servers.
+    runner = web.AppRunner(door.app, handler_cancellation=True, access_log=None, shutdown_timeout=arguments.grace)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, arguments.host, arguments.port, reuse_address=True)
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        sys.exit(f"proxy: can't listen on {arguments.host}:{arguments.port}: {error.strerror or error}")
+    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    print(f"kvferry proxy listening on http://{host}:{runner.addresses[0][1]}", flush=True)
+    ending = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if ending.is_set():
+            sys.exit(1)
+        ending.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end)
+    await ending.wait()
+    logging.getLogger("kvferry.proxy").info("ending; running requests have %.0f s", arguments.grace)
+    await runner.cleanup()
+
+
+def main() -> None:
+    arguments = parse()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    asyncio.run(serve(arguments))

@@ -1,0 +1,51 @@
+"""What the front door tells Prometheus."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+STAGES = ("tokenize", "pair", "prefill", "first_byte", "rest", "total")
+
+
+class Metrics:
+    """One per front door."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Requests by path and status that the client got", "path", "status")
+        self.retries = self._counter("retries", "Requests sent again, by the kind of server that failed", "role")
+        self.cancelled = self._counter("cancelled", "Requests whose client went away")
+        self.skipped_prefills = self._counter("skipped_prefills", "Requests sent straight to decode, by reason",
+                                              "reason")
+        self.continued_streams = self._counter("continued_streams", "Streams that another decode server went on with")
+        self.broken_streams = self._counter("broken_streams", "Answers that ended in an error event")
+        self.unpaired = self._counter("unpaired", "Requests for which there was no pair")
+        self.controller_errors = self._counter("controller_errors", "Questions to the controller without an answer")
+        self.in_flight = Gauge("kvferry_proxy_in_flight", "Requests under way", registry=self.registry)
+        self.nodes = Gauge("kvferry_proxy_nodes", "Servers by role and state", ["role", "state"],
+                           registry=self.registry)
+        self.controller_up = Gauge("kvferry_proxy_controller_up", "Whether the controller answers",
+                                   registry=self.registry)
+        self._seconds = Histogram("kvferry_proxy_stage_seconds", "Where the time of requests went", ["stage"],
+                                  buckets=_BUCKETS, registry=self.registry)
+        for stage in STAGES:
+            self._seconds.labels(stage)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Counts the time of a stage that came to its end."""
+        begin = time.monotonic()
+        yield
+        self.observe(name, time.monotonic() - begin)
+
+    def observe(self, stage: str, seconds: float) -> None:
+        self._seconds.labels(stage).observe(seconds)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"kvferry_proxy_{name}", help_text, labels, registry=self.registry)

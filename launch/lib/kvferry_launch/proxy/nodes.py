@@ -1,0 +1,218 @@
+"""Which servers there are, as the controller tells, and which pair a request goes to."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from kvferry_launch.proxy.metrics import Metrics
+
+logger = logging.getLogger("kvferry.proxy")
+
+POLL_INTERVAL_S = 1.0
+HEALTH_INTERVAL_S = 0.5
+CONTROLLER_TIMEOUT_S = 2.0
+HEALTH_TIMEOUT_S = 5.0
+FORGET_S = 10.0  # a controller that was started again knows nobody before nodes have told it of themselves
+_PREFILL_ROLES = ("kv_producer", "kv_both")
+_DECODE_ROLES = ("kv_consumer", "kv_both")
+
+
+class NoPairError(Exception):
+    """There is nobody to send a request to; the message is a sentence."""
+
+
+@dataclass
+class Node:
+    engine_id: str
+    serves: str
+    endpoint: str
+    role: str
+    draining: bool = False
+    ready: bool = False  # its server answers; nodes are there before their servers listen
+    in_flight: int = 0
+    missed_at: float | None = None  # since when the controller does not name it
+
+    @property
+    def push_to(self) -> dict[str, str]:
+        return {"engine_id": self.engine_id, "endpoint": self.endpoint}
+
+
+@dataclass(frozen=True)
+class Choice:
+    prefill: Node | None  # None: the decode server does it alone
+    decode: Node
+    reason: str = ""  # why there is no prefill
+
+
+@dataclass
+class Nodes:
+    """Follows the controller; run() inside the event loop. What was known last counts while the controller is away."""
+
+    session: aiohttp.ClientSession
+    controller: str
+    name_space: str
+    metrics: Metrics
+    needs_prefill: bool = False
+    known: dict[str, Node] = field(default_factory=dict)  # by engine id
+    controller_up: bool = False
+    _turn: int = 0
+
+    async def run(self) -> None:
+        await asyncio.gather(self._poll(), self._check_health())
+
+    async def _poll(self) -> None:
+        while True:
+            await self.refresh()
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def refresh(self) -> None:
+        """Takes in what the controller tells now."""
+        try:
+            answer = await self._ask("GET", "/nodes", None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            self._lose_controller(error)
+            return
+        if not self.controller_up:
+            logger.info("the controller at %s answers", self.controller)
+        self.controller_up = True
+        self._take(answer.get("nodes", []))
+        self._count()
+
+    def _take(self, told: list[dict[str, Any]]) -> None:
+        there = {}
+        for entry in told:
+            if entry.get("namespace") != self.name_space or not entry.get("serves"):
+                continue
+            engine_id, serves = str(entry["engine_id"]), str(entry["serves"]).rstrip("/")
+            node = self.known.get(engine_id)
+            if node is None or node.serves != serves:
+                node = Node(engine_id, serves, "", "")
+                logger.info("%s (%s) serves at %s", engine_id, entry.get("role"), serves)
+            node.endpoint, node.role = str(entry.get("endpoint", "")), str(entry.get("role", ""))
+            if node.draining != bool(entry.get("draining")):
+                node.draining = bool(entry.get("draining"))
+                logger.info("%s %s", engine_id, "is drained and gets nothing new" if node.draining else "stays")
+            node.missed_at = None
+            there[engine_id] = node
+        served = {node.serves for node in there.values()}
+        for engine_id in sorted(self.known.keys() - there.keys()):
+            node = self.known[engine_id]
+            if self._may_come_back(node) and node.serves not in served:
+                there[engine_id] = node
+            else:
+                logger.info("%s is gone", engine_id)
+        self.known = there
+
+    @staticmethod
+    def _may_come_back(node: Node) -> bool:
+        """Whether a server that the controller has ceased to name is worth a request: perhaps the controller is new."""
+        now = time.monotonic()
+        node.missed_at = node.missed_at or now
+        return node.ready and not node.draining and now - node.missed_at < FORGET_S
+
+    async def _check_health(self) -> None:
+        while True:
+            waiting = [node for node in self.known.values() if not node.ready]
+            await asyncio.gather(*(self._check(node) for node in waiting))
+            if waiting:
+                self._count()
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+
+    async def _check(self, node: Node) -> None:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
+            timeout = aiohttp.ClientTimeout(HEALTH_TIMEOUT_S)
+            async with self.session.get(f"{node.serves}/health", timeout=timeout) as answer:
+                node.ready = answer.status == 200
+            if node.ready:
+                logger.info("%s at %s takes requests", node.engine_id, node.serves)
+
+    def failed(self, node: Node) -> None:
+        """Its server did not do what it was asked: it gets nothing new before it is healthy again."""
+        if node.ready:
+            logger.warning("%s at %s failed", node.engine_id, node.serves)
+        node.ready = False
+
+    def usable(self, kind: str, exclude: set[str]) -> list[Node]:
+        """Who takes new requests of a kind, "prefill" or "decode"."""
+        roles = _PREFILL_ROLES if kind == "prefill" else _DECODE_ROLES
+        return [node for node in self.known.values()
+                if node.role in roles and node.ready and not node.draining and node.engine_id not in exclude]
+
+    async def choose(self, tokens: list[int] | None, exclude: set[str], extras: dict[str, str]) -> Choice:
+        """The best pair as the controller sees it, else the next in turn. Errors: NoPairError."""
+        decodes = self.usable("decode", exclude)
+        if not decodes:
+            raise NoPairError(self._nobody("decode", exclude))
+        prefills = self.usable("prefill", exclude)
+        if not prefills and self.needs_prefill:
+            raise NoPairError(self._nobody("prefill", exclude))
+        if not prefills:
+            return Choice(None, min(decodes, key=lambda node: node.in_flight), "no prefill server")
+        if self.controller_up:
+            choice = await self._ask_pair(tokens, exclude, extras)
+            if choice is not None:
+                return choice
+        self._turn += 1
+        prefill, decode = prefills[self._turn % len(prefills)], decodes[self._turn % len(decodes)]
+        return Choice(None, decode, "one server") if prefill is decode else Choice(prefill, decode)
+
+    async def _ask_pair(self, tokens: list[int] | None, exclude: set[str], extras: dict[str, str]) -> Choice | None:
+        out = exclude | {node.engine_id for node in self.known.values() if not node.ready}
+        loads = {node.engine_id: node.in_flight for node in self.known.values() if node.in_flight}
+        question = {"namespace": self.name_space, "token_ids": tokens or [], "exclude": sorted(out), "loads": loads,
+                    **extras}
+        try:
+            answer = await self._ask("POST", "/pair", question)
+        except aiohttp.ClientResponseError as error:
+            logger.warning("the controller pairs nobody: %s", error.message)
+            return None  # it sees the nodes otherwise than this side; what is known here decides
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            self._lose_controller(error)
+            return None
+        prefill = self.known.get(str(answer["prefill"]["engine_id"]))
+        decode = self.known.get(str(answer["decode"]["engine_id"]))
+        if decode is None or prefill is None:  # it joined since the last poll
+            return None
+        return Choice(None, decode, "cached") if answer["skip_prefill"] else Choice(prefill, decode)
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(CONTROLLER_TIMEOUT_S)
+        async with self.session.request(method, self.controller + path, json=body, timeout=timeout) as answer:
+            content = await answer.json(content_type=None)
+            if answer.status != 200 or not isinstance(content, dict):
+                sentence = content.get("error") if isinstance(content, dict) else str(content)[:200]
+                raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status,
+                                                  message=str(sentence))
+            return content
+
+    def _lose_controller(self, error: Exception) -> None:
+        self.metrics.controller_errors.inc()
+        if self.controller_up:
+            logger.warning("the controller at %s is away (%s: %s); going on with %d known servers", self.controller,
+                           type(error).__name__, error, len(self.known))
+        self.controller_up = False
+        self._count()
+
+    def _nobody(self, kind: str, exclude: set[str]) -> str:
+        roles = _PREFILL_ROLES if kind == "prefill" else _DECODE_ROLES
+        there = [node for node in self.known.values() if node.role in roles]
+        states = Counter("draining" if node.draining else "failed for this request" if node.engine_id in exclude
+                         else "not ready" for node in there)
+        known = ", ".join(f"{count} {state}" for state, count in states.items())
+        away = "" if self.controller_up else f"; the controller at {self.controller} is away"
+        return (f"no {kind} server takes requests in namespace '{self.name_space}': "
+                f"{known or 'none has told where it serves'}{away}")
+
+    def _count(self) -> None:
+        self.metrics.controller_up.set(self.controller_up)
+        self.metrics.nodes.clear()
+        states = Counter((node.role, "draining" if node.draining else "ready" if node.ready else "not ready")
+                         for node in self.known.values())
+        for (role, state), count in states.items():
+            self.metrics.nodes.labels(role, state).set(count)

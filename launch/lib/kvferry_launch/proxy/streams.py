@@ -1,0 +1,111 @@
+"""A streamed answer that another server goes on with when the first one dies: what the client has of it. Pure.
+
+The other server answers the request from its beginning. What the client has by now is compared and left out, so a
+stream goes on only where the same request gives the same text again: greedily, or with a seed.
+"""
+
+import json
+from typing import Any
+
+from kvferry_launch.proxy.bodies import CHAT, COMPLETIONS, Body
+
+_DONE = b"[DONE]"
+_EVENT_END = b"\n\n"
+_TAIL_BYTES = 64
+# What an event would have to be cut into parts for, beside its text.
+_PER_TOKEN = ("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "tools", "echo")
+
+
+class BrokenStreamError(Exception):
+    """A server's stream that can't be passed on; the message says why."""
+
+
+def gives_the_same_again(path: str, body: Body) -> bool:
+    is_fixed = body.get("temperature") == 0 or type(body.get("seed")) is int
+    is_one = body.get("n", 1) == 1 and body.get("best_of") in (None, 1)
+    return path in (COMPLETIONS, CHAT) and is_fixed and is_one and not any(body.get(name) for name in _PER_TOKEN)
+
+
+class Stream:
+    """feed() turns what a server sends into what the client gets next; begin() before each server's."""
+
+    def __init__(self, path: str, body: Body) -> None:
+        self.can_go_on = gives_the_same_again(path, body)
+        self.done = False
+        self._is_chat = path == CHAT
+        self._text = ""  # that the client has
+        self._again = 0  # how much of it the present server has sent
+        self._servers = 0
+        self._names: Body = {}  # of the answer, as the first server called it
+        self._pending = b""
+        self._tail = _EVENT_END
+
+    def begin(self) -> None:
+        self._servers += 1
+        self._again, self._pending = 0, b""
+
+    @property
+    def ends_an_event(self) -> bool:
+        return self._tail.endswith(_EVENT_END)
+
+    def feed(self, piece: bytes) -> bytes:
+        """Errors: BrokenStreamError."""
+        if not self.can_go_on:
+            self._tail = (self._tail + piece)[-_TAIL_BYTES:]
+            self.done = _DONE in self._tail
+            return piece
+        *events, self._pending = (self._pending + piece).split(_EVENT_END)
+        taken = [self._taken(event) for event in events]
+        return b"".join(event + _EVENT_END for event in taken if event is not None)
+
+    def _taken(self, event: bytes) -> bytes | None:
+        """The event as the client gets it; None: it has that already."""
+        data = event.partition(b"data: ")[2].strip()
+        if data == _DONE:
+            self.done = True
+            return event
+        content = _json_object(data)
+        if content is None:
+            return event if self._servers == 1 else None
+        if "error" in content:
+            raise BrokenStreamError(f"it says {json.dumps(content['error'])[:200]}")
+        choices = content.get("choices") or []
+        if len(choices) == 1:
+            return self._text_event(event, content, choices[0])
+        if len(choices) > 1:
+            self.can_go_on = False
+        return event if self._servers == 1 else _event_of(content | self._names)
+
+    def _text_event(self, event: bytes, content: Body, choice: Body) -> bytes | None:
+        holder, name = (choice.get("delta") or {}, "content") if self._is_chat else (choice, "text")
+        text = holder.get(name) or ""
+        if self._servers == 1:
+            self._names = self._names or {key: content[key] for key in ("id", "created") if key in content}
+            self._text += text
+            self.can_go_on &= not (self._is_chat and _has_more(holder))
+            return event
+        known = self._text[self._again : self._again + len(text)]
+        if not text.startswith(known):
+            raise BrokenStreamError("another server answers the same request with other text")
+        self._again += len(text)
+        self._text += text[len(known) :]
+        if len(known) == len(text) and not choice.get("finish_reason"):
+            return None
+        holder[name] = text[len(known) :]
+        return _event_of(content | self._names)
+
+
+def _has_more(delta: Body) -> bool:
+    return any(value for key, value in delta.items() if key not in ("role", "content"))
+
+
+def _event_of(content: Body) -> bytes:
+    return b"data: " + json.dumps(content).encode()
+
+
+def _json_object(raw: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

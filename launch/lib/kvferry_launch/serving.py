@@ -1,0 +1,132 @@
+"""A node's HTTP server seen from its own host: a port that nobody else takes, its address, and whether it answers.
+
+Standard library only.
+"""
+
+import os
+import select
+import socket
+import time
+import urllib.error
+import urllib.request
+
+ANY = ("0.0.0.0", "::", "*", "")
+POLL_EVERY_S = 0.5
+ANSWER_WITHIN_S = 5.0
+MISSES_UNTIL_TOLD = 3
+
+_reserved: list[socket.socket] = []  # kept open until exec, and by it beyond
+
+
+def is_any(host: str) -> bool:
+    return host in ANY
+
+
+def bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def reserve_port(host: str) -> int:
+    """A free port that stays ours: a socket is bound to it, and doesn't listen, until this process and what it
+    becomes by exec end. vLLM binds with SO_REUSEPORT, so it can share it; nobody else's bind gets in between.
+    Errors: OSError where the host isn't one of ours.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(None if is_any(host) and host != "::" else host, 0,
+                                                            type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    holder = socket.socket(family, kind, protocol)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind(address)
+    holder.set_inheritable(True)
+    _reserved.append(holder)
+    return int(holder.getsockname()[1])
+
+
+def own_address(host: str, port: int) -> str:
+    """This host's address on the route to that one; nothing is sent. Its name where there is no route."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
+def resolved(host: str) -> str:
+    """An address of ours that a name of ours stands for: kvferry listens where it is told to advertise, and that is
+    an address only. Where this host's own name is a loopback address here, as Debian has it, it is the address
+    of the default route. A name that nobody knows stays as it is.
+    """
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return host
+    if address.startswith("127.") and host not in (address, "localhost"):
+        outside = own_address("192.0.2.1", 9)  # TEST-NET-1: routed as any other, and nothing is sent
+        return address if outside == socket.gethostname() else outside
+    return address
+
+
+def answers(url: str, any_status: bool = False) -> bool:
+    """Whether it answers 200, or at all."""
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_WITHIN_S) as answer:
+            return any_status or bool(answer.status == 200)
+    except urllib.error.HTTPError:
+        return any_status
+    except (OSError, ValueError):
+        return False
+
+
+def report_health(role: str, url: str, local_url: str) -> None:
+    """Starts a process that prints "kvferry ROLE node serves at URL" when /health answers and "... node does not
+    answer at URL" when it has ceased to, as long as this process lives, whatever it becomes by exec.
+    """
+    us = os.pidfd_open(os.getpid())
+    if (child := os.fork()) != 0:
+        os.close(us)
+        os.waitpid(child, 0)
+        return
+    # A grandchild: a server that waits for its own children must not meet one that it doesn't know.
+    if os.fork() != 0:
+        os._exit(0)
+    for holder in _reserved:
+        holder.close()
+    try:
+        watch(us, role, url, local_url)
+    finally:
+        os._exit(0)
+
+
+def watch(pidfd: int, role: str, url: str, local_url: str) -> None:
+    """Until the process of `pidfd` ends."""
+    up, misses = False, 0
+    while not select.select([pidfd], [], [], POLL_EVERY_S if not up else 2.0)[0]:
+        if answers(f"{local_url}/health"):
+            misses = 0
+            if not up:
+                up = True
+                print(f"kvferry {role} node serves at {url}", flush=True)
+        elif up and (misses := misses + 1) >= MISSES_UNTIL_TOLD:
+            up = False
+            print(f"kvferry {role} node does not answer at {url}", flush=True)
+
+
+def wait_idle(url: str, timeout_s: float) -> bool:
+    """Until a vLLM server has no request, twice in a row; True as well when it tells no number, or is gone."""
+    deadline, idle = time.monotonic() + timeout_s, 0
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{url}/metrics", timeout=ANSWER_WITHIN_S) as answer:
+                lines = answer.read().decode(errors="replace").splitlines()
+        except (OSError, ValueError):
+            return True
+        busy = sum(float(line.rsplit(" ", 1)[1]) for line in lines
+                   if line.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting{",
+                                       "vllm:num_requests_waiting ")))
+        idle = 0 if busy else idle + 1
+        if idle >= 2:
+            return True
+        time.sleep(POLL_EVERY_S)
+    return False

@@ -1,0 +1,310 @@
+"""What happens to the cluster, one phase after the other, and what must be true of it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster_namespaces import PREFIX
+from cluster_traffic import PAUSE_S, Bench, Tally, Traffic, environment
+from deployment import Deployment, marked
+from kvferry_launch.answers import growth
+from kvferry_launch.client import RequestError, VllmClient
+from kvferry_launch.guard import descendants
+from kvferry_launch.pair import own_cores
+from kvferry_launch.paths import KVFERRY
+from kvferry_launch.servers import is_healthy
+
+FIRST = "all is well"
+HOSTS = ("front", "p0", "p1", "d0", "d1", "d2")
+FLAGS = ["--max-model-len", 1024, "--num-gpu-blocks-override", 200]
+READY_WITHIN_S = 900.0  # four servers on two cores
+JOINED_WITHIN_S = 5.0
+IDLE_WITHIN_S = 90.0  # a hand-off that nobody came for is held for 60 s
+BENCH_WITHIN_S = 300.0
+STARTING_PAUSE_S = 4.0  # vLLM's workers spin for a second after each step
+BENCH_RATE = 1.0  # requests a second, for two cores
+GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+          "kvferry_pool_pinned_chunks", "kvferry_fetching_requests", "kvferry_open_pushes", "kvferry_open_loans")
+
+
+@dataclass
+class Phase:
+    """One row of the table."""
+
+    name: str
+    tally: Tally
+    seconds: float = 0.0
+    note: str = ""
+    bench_requests: int = 0
+    complaints: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Options:
+    model: Path
+    folder: Path
+    router: str
+    quick: bool
+    hosts: dict[str, Any]  # of the deployment's YAML; empty: all on this host
+    say: Callable[[str], None]
+
+
+def document(options: Options) -> dict[str, Any]:
+    """The deployment's YAML: two servers a core."""
+    first, second = own_cores()
+    extra = {"pool_bytes": "256MiB"}
+    prefill = {"replicas": 2, "cores": [first, second], "flags": FLAGS, "extra": extra}
+    decode = {"replicas": 2, "cores": [second, first, second], "flags": FLAGS, "extra": extra}
+    made = {"model": str(options.model), "vllm": [], "router": {"kind": options.router}, "prefill": prefill,
+            "decode": decode, "drain_timeout_s": 120, "restart": 3} | options.hosts
+    if hosts := options.hosts.get("hosts"):
+        for role, letter in ((prefill, "p"), (decode, "d")):
+            role["hosts"] = {name: address for name, address in hosts.items()
+                             if name.startswith(f"{PREFIX}{letter}")}
+    return made
+
+
+class Cluster:
+    """The deployment under test and the requests that are under way meanwhile."""
+
+    def __init__(self, options: Options, make_traffic: Callable[[str], Traffic]) -> None:
+        self._options = options
+        self._say = options.say
+        self._make_traffic = make_traffic
+        self.deployment = Deployment(options.folder, **document(options))
+        self.deployment.document["env"] |= environment()
+        self.deployment.write()
+        self.phases: list[Phase] = []
+        self._benches = 0
+
+    # ---- the whole of it ----
+    def run(self) -> None:
+        """Errors: AssertionError with a sentence, when it can't go on; all else is a complaint of a phase."""
+        begin = time.monotonic()
+        self.deployment.start_ready(READY_WITHIN_S)
+        self._say(f"ready after {time.monotonic() - begin:.0f} s: {self.deployment.url()}")
+        self.traffic = self._make_traffic(self.deployment.url())
+        self.traffic.begin(FIRST)
+        self.traffic.start()
+        try:
+            self._changes()
+        finally:
+            self.traffic.stop()
+        self._end()
+
+    def _changes(self) -> None:
+        """vllm-router sends nothing again, so nothing is killed behind it: launch/README.md has what that costs."""
+        count = 12 if self._options.quick else 40
+        with self._phase(FIRST, bench="random", count=count):
+            self._answered(10 if self._options.quick else 40)
+        if self._options.router == "proxy":
+            with self._phase("a prefill server is killed", bench="random", count=count) as phase:
+                self._kill_server(phase, "prefill-0")
+            with self._phase("a decode server is killed", bench="prefix_repetition", count=count) as phase:
+                self._kill_server(phase, "decode-0")
+            with self._phase("the controller is killed") as phase:
+                self._kill(phase, "controller", lambda words: words.startswith(f"{KVFERRY} controller "))
+                self._until(lambda: len(self._nodes()) == 4, "the nodes told the new controller of themselves")
+                self._answered(6)
+            with self._phase("the front door is killed") as phase:
+                self.traffic.door_may_break = True
+                self._kill(phase, "router", lambda words: "launch/proxy --controller" in words)
+                self._answered(6)
+                self.traffic.door_may_break = False
+        with self._phase("a decode server joins", bench=None if self._options.quick else "random",
+                         count=count) as phase:
+            self._join(phase)
+        with self._phase("a decode server leaves", bench=None if self._options.quick else "prefix_repetition",
+                         count=count) as phase:
+            self._leave(phase)
+
+    # ---- phases ----
+    @contextlib.contextmanager
+    def _phase(self, name: str, bench: str | None = None, count: int = 0) -> Iterator[Phase]:
+        phase = Phase(name, self.traffic.begin(name))
+        self.phases.append(phase)
+        self._say(name)
+        begin = time.monotonic()
+        client = None
+        if bench is not None:
+            self._benches += 1
+            phase.bench_requests = count
+            client = Bench(self.deployment.url(), self._options.model, bench, count, BENCH_RATE, self._options.folder,
+                           self._benches)
+            self._until(lambda: client.has_begun, f"vllm bench serve ({bench}) began", BENCH_WITHIN_S)
+        try:
+            yield phase
+        except AssertionError as error:
+            phase.complaints.append(str(error)[:2000])
+            raise
+        finally:
+            if client is not None:
+                phase.complaints += client.complaints(BENCH_WITHIN_S)
+            phase.seconds = time.monotonic() - begin
+            for complaint in phase.complaints + phase.tally.failures:
+                self._say(f"  COMPLAINT: {complaint}")
+
+    def _kill_server(self, phase: Phase, name: str) -> None:
+        """All of its processes at once, as when its host dies."""
+        self._answered(2)
+        before = metrics(self.deployment.url())
+        self._kill(phase, name, lambda words: "-m vllm" in words and f'"engine_id": "{name}"' in words
+                   and "--engine-id" not in words)
+        grown = growth(before, metrics(self.deployment.url()))
+        again, continued = (grown.get(f"kvferry_proxy_{name}_total", 0.0) for name in ("retries", "continued_streams"))
+        phase.note += f"; sent to another pair: {again:.0f}, of them in the middle of a stream: {continued:.0f}"
+
+    def _kill(self, phase: Phase, name: str, is_it: Callable[[str], bool]) -> None:
+        self.deployment.remember()
+        found = [pid for pid, words in marked(self.deployment.mark).items() if is_it(words)]
+        assert len(found) == 1, f"there are {len(found)} processes of {name}"
+        restarts = self._rows()[name]["restarts"]
+        killed_at = time.monotonic()
+        for pid in [found[0], *descendants(found[0])]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._until(lambda: self._rows()[name]["restarts"] == restarts + 1, f"{name}'s end was noticed")
+        self._answered(4)
+        with self._some_of_the_cores():
+            self._until(lambda: bool(self._state()["ready"]), f"{name} is back", READY_WITHIN_S)
+        phase.note = f"{name} is back after {time.monotonic() - killed_at:.0f} s"
+
+    def _join(self, phase: Phase) -> None:
+        scaling = threading.Thread(target=self.deployment.call, args=("scale", "decode=3"),
+                                   kwargs={"within_s": READY_WITHIN_S, "check": False})
+        scaling.start()
+        name = "decode-2"
+        with self._some_of_the_cores():
+            self._until(lambda: name in self._nodes(), f"{name} told the controller of itself", READY_WITHIN_S)
+            url = self._nodes()[name]["serves"]
+            self._until(lambda: is_healthy(f"{url}/health"), f"{name} is healthy", READY_WITHIN_S)
+        ready_at = time.monotonic()
+        self._until(lambda: metrics(url).get("vllm:prompt_tokens_total", 0.0) > 0, f"{name} got a request", 60.0)
+        taken_s = time.monotonic() - ready_at
+        phase.note = f"its first request {taken_s:.1f} s after /health"
+        if taken_s > JOINED_WITHIN_S:
+            phase.complaints.append(f"a joined server takes traffic after {taken_s:.1f} s, more than "
+                                    f"{JOINED_WITHIN_S:.0f}")
+        scaling.join()
+        self._answered(6)
+
+    def _leave(self, phase: Phase) -> None:
+        begin = time.monotonic()
+        self.deployment.call("scale", "decode=2", within_s=READY_WITHIN_S)
+        phase.note = f"gone after {time.monotonic() - begin:.0f} s"
+        rows = self._rows()
+        assert set(rows) == {"controller", "router", "prefill-0", "prefill-1", "decode-0", "decode-1"}, str(set(rows))
+        assert "leaves all the same" not in self.deployment.text(), "the drain failed"
+        self._until(lambda: "decode-2" not in self._nodes(), "the controller forgot the node that left", 10.0)
+        self._answered(6)
+
+    def _end(self) -> None:
+        """Nothing is under way or held any more; then all of it ends, and leaves nothing."""
+        self._say("end")
+        phase = Phase("the end", Tally())
+        self.phases.append(phase)
+        begin = time.monotonic()
+        urls = {name: row["url"] for name, row in self._rows().items()
+                if row["role"] in ("prefill", "decode")}
+        deadline = time.monotonic() + IDLE_WITHIN_S
+        while left := {name: held for name, url in urls.items() if (held := left_over(url))}:
+            if time.monotonic() > deadline:
+                phase.complaints.append(f"still held: {left}")
+                break
+            time.sleep(1.0)
+        phase.note = f"all blocks free after {time.monotonic() - begin:.0f} s"
+        self.deployment.signal(signal.SIGINT)
+        status = self.deployment.wait_end()
+        if status != 0:
+            phase.complaints.append(f"launch/cluster up ended with status {status}")
+        try:
+            self.deployment.none_left(within_s=10.0)
+        except AssertionError as error:
+            phase.complaints.append(f"processes are left: {error}"[:2000])
+        phase.seconds = time.monotonic() - begin
+        for complaint in phase.complaints:
+            self._say(f"  COMPLAINT: {complaint}")
+
+    def clean_up(self) -> None:
+        self.deployment.clean_up()
+
+    @contextlib.contextmanager
+    def _some_of_the_cores(self) -> Iterator[None]:
+        """A server starts on the same cores, so clients leave it some of them."""
+        self.traffic.pause_s = STARTING_PAUSE_S
+        try:
+            yield
+        finally:
+            self.traffic.pause_s = PAUSE_S
+
+    # ---- what is seen of it ----
+    def _state(self) -> dict[str, Any]:
+        """What `launch/cluster status` shows, at no cost."""
+        found: dict[str, Any] = json.loads((self._options.folder / "run" / "tested" / "state.json").read_text())
+        return found
+
+    def _rows(self) -> dict[str, dict[str, Any]]:
+        return {row["name"]: row for row in self._state()["nodes"]}
+
+    def paths(self) -> list[str]:
+        """What the servers' logs say about what carries their bytes."""
+        found = set()
+        for log in (self._options.folder / "run").glob("*/logs/*.log"):
+            found |= set(re.findall(r"kvferry.*\b(?:shm|cma|tcp|ucx)\b.*GB/s.*", log.read_text(errors="replace")))
+        return sorted(found)
+
+    def _nodes(self) -> dict[str, dict[str, Any]]:
+        http = next((line.rpartition(" ")[2] for line in reversed(self._controller_log().splitlines())
+                     if " HTTP on " in line), "")
+        try:
+            address = self._options.hosts.get("hosts", {}).get(f"{PREFIX}front", "127.0.0.1")
+            with urllib.request.urlopen(f"http://{address}:{http.rpartition(':')[2]}/nodes", timeout=5) as answer:
+                return {node["engine_id"]: node for node in json.load(answer)["nodes"]}
+        except (OSError, ValueError):
+            return {}
+
+    def _controller_log(self) -> str:
+        return (self._options.folder / "run" / "tested" / "logs" / "controller.log").read_text(errors="replace")
+
+    def _answered(self, more: int) -> None:
+        goal = self.traffic.answered + more
+        self._until(lambda: self.traffic.answered >= goal, f"{more} more requests were answered", 180.0)
+
+    def _until(self, condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {within_s:.0f} s: {what}"
+            time.sleep(0.1)
+
+
+def metrics(url: str) -> dict[str, float]:
+    async def ask() -> dict[str, float]:
+        async with VllmClient(url) as client:
+            return await client.metrics()
+
+    try:
+        return asyncio.run(ask())
+    except OSError:
+        return {}
+
+
+def left_over(url: str) -> dict[str, float]:
+    """What a server holds or does; a small request first, since gauges come with steps."""
+    async def ask() -> dict[str, float]:
+        async with VllmClient(url) as client:
+            with contextlib.suppress(RequestError):
+                await client.complete_text(f"w{int(time.time() * 1000) % 500 + 1} w7 w8", 2)
+            return await client.metrics()
+
+    now = asyncio.run(ask())
+    return {name: now[name] for name in GAUGES if now.get(name)}

@@ -1,0 +1,144 @@
+"""`up --dry-run`: every command as it would be run, host by host, and nothing touched."""
+
+import itertools
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deployment import CLUSTER
+from kvferry_launch.cluster import cli, spec
+from kvferry_launch.cluster.plan import Found, Planner
+from kvferry_launch.cluster.schema import SpecError
+from kvferry_launch.cluster.start import Starter
+from kvferry_launch.paths import REPO
+
+SHORT: dict[str, Any] = {"name": "demo", "model": "org/model"}
+GUARD = "launch/lib/kvferry_launch/guard.py"
+
+
+def lines(**document: Any) -> list[str]:
+    return cli.dry_run(spec.make(SHORT | document, Path("/etc/demo.yaml")))
+
+
+def commands(found: list[str]) -> dict[str, list[str]]:
+    """The words of each node's command."""
+    named = {}
+    for head, line in itertools.pairwise(found):
+        if head.startswith("# ") and not line.startswith("#"):
+            named[head.removeprefix("# ")] = shlex.split(line)
+    return named
+
+
+def own(words: list[str]) -> list[str]:
+    """Without the interpreter and the guard in front."""
+    cut = words[words.index("--") + 1:]
+    return [word.removeprefix(f"{REPO}/") for word in cut if "python" not in word]
+
+
+def test_local() -> None:
+    found = commands(lines(decode={"replicas": 2, "cores": ["0", "1"], "flags": ["--max-model-len", 1024],
+                                   "extra": {"chunk_tokens": 128}, "env": {"A": "b c"}}))
+    assert list(found) == ["controller", "prefill-0", "decode-0", "decode-1", "router"]
+    assert own(found["controller"]) == ["launch/controller", "--bind", "tcp://127.0.0.1:0", "--", "--http",
+                                        "127.0.0.1:0", "--state", "none"]
+    assert own(found["decode-1"]) == [
+        "env", "VLLM_CPU_OMP_THREADS_BIND=1", "A=b c", "launch/decode", "--report", "--model", "org/model",
+        "--controller", "tcp://127.0.0.1:PORT", "--host", "127.0.0.1", "--port", "0", "--engine-id", "decode-1",
+        "--kv-role", "kv_consumer", "--extra", "namespace=default", "--extra", "chunk_tokens=128", "--",
+        "--max-model-len", "1024"]
+    assert own(found["router"])[:3] == ["launch/cluster", "front", "--kind"]
+    assert all(any(word.endswith(GUARD) for word in words) for words in found.values())
+
+
+def test_it_says_that_failed_loads_are_recomputed() -> None:
+    for backend in ("local", "slurm", "mpi"):
+        assert any("kv_load_failure_policy is recompute" in line for line in lines(on=backend)), backend
+    kubernetes = lines(on="kubernetes", kubernetes={"image": "x"})
+    assert any("kv_load_failure_policy is recompute" in line for line in kubernetes)
+
+
+def test_ssh_goes_round_the_hosts_and_quotes_for_the_shell_there() -> None:
+    found = lines(on="ssh", hosts={"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}, prefill={"replicas": 2},
+                  decode={"replicas": 2, "extra": {"path": "a b"}}, ssh={"user": "serve", "path": "/opt/kv ferry",
+                                                                       "options": ["-p", 2222]})
+    assert [line for line in found if line.startswith("# ") and "(" in line and "kv_load" not in line] == [
+        "# a (10.0.0.1)", "# b (10.0.0.2)", "# c (10.0.0.3)"]
+    words = commands(found)["decode-1"]
+    assert words[:1] + words[-7:-1] == ["ssh", "-p", "2222", "-l", "serve", "--", "a"]
+    assert "BatchMode=yes" in words
+    there = subprocess.run(["sh", "-c", words[-1].replace("cd ", "echo ").replace("exec ", "printf '%s\\n' ")],
+                           capture_output=True, text=True, check=True).stdout.splitlines()
+    assert there[0] == "/opt/kv ferry"
+    assert there[1:7] == ["python3", f"/opt/kv ferry/{GUARD}", "--grace", "10", "--silence", "30"]
+    assert there[there.index("--extra") + 3] == "path=a b"
+    assert there[there.index("--advertise-host") + 1] == "10.0.0.1"
+    assert there[there.index("--controller") + 1] == "tcp://10.0.0.1:PORT"
+
+
+def test_roles_have_hosts_of_their_own() -> None:
+    found = lines(on="ssh", hosts=["door"], prefill={"hosts": ["p1", "p2"], "replicas": 3}, decode={"hosts": ["d1"]},
+                  controller={"port": 14600})
+    nodes = {}
+    for line in found[2:]:
+        if line.startswith("# "):
+            nodes[line[2:]] = len(nodes)
+    assert list(nodes) == ["door", "controller", "router", "p1", "prefill-0", "prefill-2", "p2", "prefill-1", "d1",
+                           "decode-0"]
+    assert "tcp://door:14600" in found[-1]
+
+
+def test_slurm_shows_the_file_and_its_steps() -> None:
+    found = lines(on="slurm", slurm={"partition": "gpu", "time": "1:00:00", "nodes": 2, "options": ["--exclusive"],
+                                     "srun_options": ["--gpus=4"]})
+    assert {"#SBATCH --partition=gpu", "#SBATCH --time=1:00:00", "#SBATCH --nodes=2", "#SBATCH --exclusive",
+            "#SBATCH --job-name=kvferry-demo"} <= set(found)
+    step = commands(found)["decode-0"]
+    assert step[:5] == ["srun", "--job-name=decode-0", "--nodes=1", "--ntasks=1", "--nodelist=HOST1"]
+    assert "--gpus=4" in step
+
+
+def test_mpi_shows_the_mpirun_and_what_rank_0_orders() -> None:
+    found = lines(on="mpi", hosts=["a", "b"], mpi={"options": ["--map-by", "node"]})
+    assert found[0].startswith("mpirun -np 3 --host a:2,b:2 --map-by node ")
+    assert found[0].endswith("mpi-rank /etc/demo.yaml --run RUN")
+    assert {"rank-0", "rank-1", "rank-2"} <= {line.split()[1] for line in found if line.startswith("# rank")}
+
+
+def test_kubernetes_shows_what_kubectl_gets() -> None:
+    found = lines(on="kubernetes", kubernetes={"image": "x", "context": "prod"})
+    assert found[0] == "kubectl --context prod --namespace default apply -f - <<'END'"
+    assert found[-1] == "END"
+
+
+@pytest.mark.parametrize("backend", ["local", "ssh", "slurm", "mpi", "kubernetes"])
+def test_nothing_is_written(backend: str, tmp_path: Path) -> None:
+    done = subprocess.run([*CLUSTER, "up", str(REPO / "launch/examples/cluster" / f"{backend}.yaml"), "--dry-run"],
+                          env=os.environ | {"KVFERRY_DEPLOYMENTS": str(tmp_path / "run")}, capture_output=True,
+                          text=True, check=True)
+    assert done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_entry_of_cores_is_one_nodes() -> None:
+    planner = Planner(spec.make(SHORT | {"decode": {"cores": ["0", "1", "1"], "replicas": 3}}, Path("demo.yaml")))
+    nodes = planner.all()
+    assert [node.cores for node in nodes if node.role == "decode"] == ["0", "1", "1"]
+    with pytest.raises(SpecError, match=r"decode.cores has 3 entries, and all of them are in use"):
+        planner.engine("decode", nodes)
+    assert planner.engine("decode", [node for node in nodes if node.name != "decode-1"]).cores == "1"
+
+
+def test_a_restart_asks_for_the_port_that_the_others_know() -> None:
+    planner = Planner(spec.make(SHORT, Path("demo.yaml")))
+    controller, _, decode, router = planner.all()
+    found = Found("tcp://127.0.0.1:5001", "http://127.0.0.1:5002")
+    assert "tcp://127.0.0.1:5001" in planner.command(controller, found, 5001)
+    assert "127.0.0.1:5002" in planner.command(controller, found, 5001)
+    assert "tcp://127.0.0.1:0" in planner.command(controller, Found("", ""))
+    for node in (decode, router):
+        words = planner.command(node, found, 5003)
+        assert words[words.index("--port") + 1] == "5003"
+    assert Starter(planner).start(decode.place, "x", ["y"])[-1] == "y"

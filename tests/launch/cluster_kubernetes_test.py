@@ -1,0 +1,142 @@
+"""Kubernetes manifests: right by Kubernetes' own schemas, and they say what the deployment's file says."""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deployment import Deployment, eventually
+from kvferry_launch.cluster import kubernetes, spec
+from kvferry_launch.paths import REPO
+
+EXAMPLE = REPO / "launch" / "examples" / "cluster" / "kubernetes.yaml"
+VERSION = "1.30"
+MINIMAL = {"name": "demo", "model": "org/model", "on": "kubernetes", "kubernetes": {"image": "vllm:1"}}
+
+
+def objects(document: dict[str, Any]) -> list[dict[str, Any]]:
+    text = kubernetes.render(spec.make(document, Path("demo.yaml")))
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def by_name(found: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(one["kind"], one["metadata"]["name"]): one for one in found}
+
+
+def container(one: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = one["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+@pytest.mark.parametrize("change", [
+    {}, {"router": {"kind": "proxy"}}, {"router": {"kind": "none"}}, {"prefill": {"data_parallel": 2}},
+    {"controller": {"state": "/state"}, "kubernetes": {"image": "vllm:1", "storage": "1Gi", "gpus": 0}},
+    {"env": {"A": 1}, "decode": {"env": {"B": "x"}, "flags": ["--max-model-len", 1024], "replicas": 0}},
+], ids=["least", "proxy", "no front door", "data parallel", "state", "env"])
+def test_manifests_are_valid(change: dict[str, Any]) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for one in objects(MINIMAL | change):
+        kubernetes_validate.validate(one, VERSION, strict=True)
+
+
+def test_the_schemas_do_refuse_what_is_wrong() -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    broken = by_name(objects(MINIMAL))["StatefulSet", "demo-decode"]
+    container(broken)["imagee"] = container(broken).pop("image")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, VERSION, strict=True)
+
+
+def test_the_example_spreads_a_replica_over_pods() -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    found = by_name([one for one in yaml.safe_load_all(kubernetes.render(spec.load(EXAMPLE))) if one])
+    group = found.pop(("LeaderWorkerSet", "chat-decode"))
+    for one in found.values():
+        kubernetes_validate.validate(one, VERSION, strict=True)
+    template = group["spec"]["leaderWorkerTemplate"]
+    assert (group["apiVersion"], group["spec"]["replicas"], template["size"]) == (
+        "leaderworkerset.x-k8s.io/v1", 2, 2)
+    for part in ("leaderTemplate", "workerTemplate"):  # each is a pod's template, which Kubernetes does know
+        kubernetes_validate.validate({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template[part]["spec"]}, VERSION,
+            strict=True)
+    leader = template["leaderTemplate"]["spec"]["containers"][0]
+    worker = template["workerTemplate"]["spec"]["containers"][0]
+    assert "--headless" in worker["command"]
+    assert "--headless" not in leader["command"]
+    assert worker["command"][worker["command"].index("--node-rank") + 1] == "$(LWS_WORKER_INDEX)"
+
+
+def test_a_server_knows_its_name_its_url_and_the_controller() -> None:
+    decode = container(by_name(objects(MINIMAL | {"namespace": "blue"}))["StatefulSet", "demo-decode"])
+    config = json.loads(decode["command"][decode["command"].index("--kv-transfer-config") + 1])
+    assert config == {
+        "kv_connector": "KvFerryConnector", "kv_connector_module_path": "kvferry.vllm", "kv_role": "kv_consumer",
+        "kv_load_failure_policy": "recompute", "engine_id": "$(POD_NAME)", "kv_connector_extra_config": {
+            "controller": "tcp://demo-controller:14600", "namespace": "blue", "serves": "http://$(POD_IP):8100",
+            "advertise_host": "$(POD_IP)"}}
+    assert [one["name"] for one in decode["env"]] == ["POD_NAME", "POD_IP"]
+
+
+@pytest.mark.parametrize(("ranks", "script"), [
+    (1, 'kvferry drain "$POD_NAME" --controller tcp://demo-controller:14600 --namespace default --timeout 30'),
+    (2, 'for rank in 0 1; do kvferry drain "${POD_NAME}_dp$rank" --controller tcp://demo-controller:14600 '
+        "--namespace default --timeout 30; done"),
+])
+def test_a_pod_drains_itself_before_it_ends_and_has_the_time_to(ranks: int, script: str) -> None:
+    found = by_name(objects(MINIMAL | {"drain_timeout_s": 30, "decode": {"data_parallel": ranks}}))
+    decode = found["StatefulSet", "demo-decode"]
+    assert container(decode)["lifecycle"]["preStop"]["exec"]["command"] == ["/bin/sh", "-c", script]
+    assert decode["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 150
+
+
+def test_the_router_finds_pods_by_the_labels_that_they_have() -> None:
+    found = by_name(objects(MINIMAL))
+    command = container(found["Deployment", "demo-router"])["command"]
+    for role in ("prefill", "decode"):
+        first = command.index(f"--{role}-selector") + 1
+        asked = dict(word.split("=") for word in command[first:first + 3])
+        assert asked == found["StatefulSet", f"demo-{role}"]["spec"]["template"]["metadata"]["labels"]
+    account = found["Deployment", "demo-router"]["spec"]["template"]["spec"]["serviceAccountName"]
+    assert found["RoleBinding", "demo-router"]["subjects"][0]["name"] == account
+    assert ("Role", "demo-router") not in by_name(objects(MINIMAL | {"router": {"kind": "proxy"}}))
+
+
+KUBECTL = """#!/bin/sh
+# Stands in for kubectl: keeps what it was told, has one ready pod between apply and delete.
+echo "$@" >> "$STANDIN/calls"
+case "$*" in
+  *apply*) cat > "$STANDIN/applied"; touch "$STANDIN/up"; echo "service/demo-controller created";;
+  *"get pods"*) if [ -e "$STANDIN/up" ]; then cat "$STANDIN/pods.json"; else echo '{"items": []}'; fi;;
+  *delete*) cat > /dev/null; rm "$STANDIN/up"; echo deleted;;
+  *scale*) echo scaled;;
+  *) echo "error: no such command" >&2; exit 1;;
+esac
+"""
+POD = {"metadata": {"name": "tested-decode-0", "labels": {"app.kubernetes.io/component": "decode"}},
+       "spec": {"nodeName": "host-7"},
+       "status": {"podIP": "10.0.0.9", "phase": "Running", "startTime": "2026-01-01T00:00:00Z",
+                  "containerStatuses": [{"ready": True, "restartCount": 2, "state": {"running": {}}}]}}
+
+
+def test_kubectl_is_given_the_manifests_and_takes_them_back_at_ctrl_c(tmp_path: Path) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(KUBECTL)
+    kubectl.chmod(kubectl.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "pods.json").write_text(json.dumps({"items": [POD]}))
+    deployment = Deployment(tmp_path, on="kubernetes", kubernetes={"image": "vllm:1", "namespace": "serving"},
+                            router={"kind": "vllm-router"})
+    deployment.env |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "STANDIN": str(tmp_path)}
+    deployment.start_ready()
+    assert "tested-decode-0 host-7 decode ready 10.0.0.9" in deployment.text()
+    assert "ready: http://tested-router.serving:8000 inside the cluster" in deployment.text()
+    assert (tmp_path / "applied").read_text() == deployment.call("render").stdout
+    assert deployment.call("status").stdout.splitlines()[1].startswith("tested-decode-0 host-7 decode ready 10.0.0.9")
+    deployment.call("scale", "decode=3")
+    assert "--namespace serving scale statefulset/tested-decode --replicas=3" in (tmp_path / "calls").read_text()
+    deployment.signal(2)
+    assert deployment.wait_end() == 0
+    eventually(lambda: not (tmp_path / "up").exists())

@@ -1,0 +1,137 @@
+"""A deployment of stand-in servers on this host and over ssh: up, status, scale, restarts, and no process left."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deployment import Deployment, eventually, marked, served_by, server_pid
+from sshd import Sshd, why_not
+
+Make = Callable[..., Deployment]
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with Sshd(tmp_path_factory.mktemp("sshd")) as running:
+        yield running
+
+
+@pytest.fixture(params=["local", "ssh"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """Makes deployments on the backend, and removes what a failed test leaves."""
+    made: list[Deployment] = []
+    settings: dict[str, Any] = {}
+    if request.param == "ssh":
+        if reason := why_not():
+            pytest.skip(reason)
+        settings = request.getfixturevalue("sshd").settings()
+
+    def one(**document: Any) -> Deployment:
+        made.append(Deployment(tmp_path, **(settings | document)))
+        return made[-1]
+
+    yield one
+    for deployment in made:
+        deployment.clean_up()
+
+
+def test_a_deployment_comes_up_answers_and_ends_at_ctrl_c(make: Make) -> None:
+    deployment = make(decode={"replicas": 2, "cores": ["0", "1"]})
+    deployment.start_ready()
+    rows = deployment.rows()
+    assert {name: row["state"] for name, row in rows.items()} == dict.fromkeys(
+        ["controller", "prefill-0", "decode-0", "decode-1", "router"], "ready")
+    assert served_by(deployment.url(), 4) == {"decode-0", "decode-1"}
+    assert "kv_load_failure_policy is recompute" in deployment.text()
+    lines = deployment.call("status").stdout.splitlines()
+    assert lines[1].split() == ["name", "host", "role", "state", "url", "pid", "since", "detail"]
+    assert len(lines) == 7
+    deployment.signal(signal.SIGINT)
+    assert deployment.wait_end() == 0
+    deployment.none_left(within_s=2.0)
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(make: Make) -> None:
+    deployment = make(decode={"flags": ["--stubborn"]})
+    deployment.start_ready()
+    assert len(marked(deployment.mark)) > 4
+    deployment.signal(signal.SIGKILL)
+    deployment.wait_end()
+    deployment.none_left()
+
+
+def test_a_node_that_dies_is_started_again_at_the_same_url(make: Make) -> None:
+    deployment = make()
+    deployment.start_ready()
+    before = deployment.rows()["decode-0"]
+    os.kill(server_pid(deployment, "decode-0"), signal.SIGKILL)
+    eventually(lambda: deployment.rows()["decode-0"]["restarts"] == 1, deployment.text)
+    eventually(lambda: deployment.status()["ready"], deployment.text)
+    after = deployment.rows()["decode-0"]
+    assert after["url"] == before["url"]
+    assert "restart 1 of 3: ended with status 137" in deployment.text()
+    assert served_by(deployment.url(), 1) == {"decode-0"}
+
+
+def test_the_controller_and_the_front_door_are_started_again_where_they_were(make: Make) -> None:
+    deployment = make()
+    deployment.start_ready()
+    before = deployment.rows()
+    own = [pid for pid, words in marked(deployment.mark).items() if "bin/kvferry controller" in words
+           and "guard.py" not in words and "ssh" not in words]
+    router = [pid for pid, words in marked(deployment.mark).items() if "router.py --host" in words]
+    for pid in (*own, *router):
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: [deployment.rows()[name]["restarts"] for name in ("controller", "router")] == [1, 1],
+               deployment.text)
+    eventually(lambda: deployment.status()["ready"], deployment.text)
+    assert {name: row["url"] for name, row in deployment.rows().items()} == {
+        name: row["url"] for name, row in before.items()}
+    assert served_by(deployment.url(), 1) == {"decode-0"}
+
+
+def test_a_node_that_can_not_start_fails_with_its_reason_and_the_others_go_on(make: Make) -> None:
+    deployment = make(restart=1, prefill={"flags": ["--die-at-start"]})
+    deployment.start()
+    eventually(lambda: "prefill failed" in deployment.text(), deployment.text)
+    rows = deployment.rows()
+    assert rows["prefill-0"]["detail"] == "ended with status 1: RuntimeError: this model does not fit"
+    eventually(lambda: deployment.rows()["decode-0"]["state"] == "ready", deployment.text)
+    deployment.signal(signal.SIGTERM)
+    assert deployment.wait_end() == 0
+    deployment.none_left()
+
+
+def test_scale_adds_nodes_and_takes_them_while_requests_run(make: Make) -> None:
+    deployment = make(drain_timeout_s=3)
+    deployment.start_ready()
+    url = deployment.url()
+    said = deployment.call("scale", "decode=3", "prefill=2").stdout
+    assert said.splitlines()[0] == "decode: 1 to 3, added decode-1, decode-2; prefill: 1 to 2, added prefill-1"
+    assert served_by(url, 6) == {"decode-0", "decode-1", "decode-2"}
+    deployment.call("scale", "decode=1", "--no-wait")
+    while "draining" in {row["state"] for row in deployment.rows().values()}:
+        assert served_by(url, 3)  # nobody is refused meanwhile
+        time.sleep(0.05)
+    eventually(lambda: len(deployment.rows()) == 5, deployment.text)
+    assert served_by(url, 3) == {"decode-0"}
+    again = deployment.call("scale", "decode=2").stdout
+    assert "added decode-3" in again  # a name is used once
+    assert deployment.call("scale", "decode=many", check=False).stderr == (
+        "launch/cluster: 'decode=many' is not prefill=N or decode=N\n")
+
+
+def test_down_ends_it_from_elsewhere_and_a_second_up_is_refused(make: Make) -> None:
+    deployment = make()
+    deployment.start_ready()
+    second = deployment.call("up", check=False)
+    assert second.returncode == 1
+    assert "deployment 'tested' is already up (process " in second.stderr
+    deployment.call("down")
+    assert deployment.wait_end(5.0) == 0
+    deployment.none_left(within_s=2.0)
+    assert deployment.call("status", check=False).stderr == "launch/cluster: deployment 'tested' is not up\n"

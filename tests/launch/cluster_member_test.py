@@ -1,0 +1,81 @@
+"""What a node's lines make of its state, and which of them is told as the reason of its end."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from deployment import eventually
+from kvferry_launch.cluster import member
+from kvferry_launch.cluster.member import Member
+from kvferry_launch.cluster.plan import Node, Place
+
+
+def made(role: str, restarts_max: int = 2) -> Member:
+    return Member(Node(f"{role}-0", role, Place("host", "10.0.0.1")), restarts_max, ready_timeout_s=60.0)
+
+
+def run(one: Member, tmp_path: Path, code: str) -> None:
+    """Until it has ended and that was noticed."""
+    one.start([sys.executable, "-c", code], tmp_path / "log")
+    eventually(lambda: one.child is not None and one.child.exit_status is not None)
+    one.read()
+    one.look()
+
+
+@pytest.mark.parametrize(("lines", "reason"), [
+    (["RuntimeError: no memory", "cleaning up"], "RuntimeError: no memory"),
+    (["/x/launch/a.py:139: FutureWarning: error"], "/x/launch/a.py:139: FutureWarning: error"),
+    (["ValueError: bad", "a.py:1: UserWarning: error"], "ValueError: bad"),
+    (["launch/prefill: --model /x is not a folder", "bye"], "launch/prefill: --model /x is not a folder"),
+    (["kvferry: key 'x' is unknown", "bye"], "kvferry: key 'x' is unknown"),
+    (["\x1b[31mERROR\x1b[0m here", "srun: error: vm: task 0: Exited with exit code 1"], "ERROR here"),
+    ([], "it said nothing"),
+])
+def test_the_last_complaint_is_the_reason(lines: list[str], reason: str, tmp_path: Path) -> None:
+    one = made("prefill")
+    run(one, tmp_path, f"import sys\nfor line in {lines!r}: print(line)\nsys.exit(3)")
+    assert one.detail == f"restart 1 of 2: ended with status 3: {reason}"
+
+
+def test_it_is_given_up_after_its_restarts_and_waits_between_them(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "BACK_OFF_S", (0.2, 0.4))
+    one = made("decode")
+    for state in ("restarting", "restarting", "failed"):
+        run(one, tmp_path, "raise SystemExit(1)")
+        assert one.state == state
+        assert not one.wants_start
+        if state != "failed":
+            eventually(lambda: one.wants_start, within_s=2.0)
+
+
+def test_a_port_is_asked_for_again_only_if_it_served(tmp_path: Path) -> None:
+    one = made("decode")
+    run(one, tmp_path, "print('kvferry decode node serves at http://10.0.0.1:8201')")
+    assert (one.port, one.url) == (8201, "http://10.0.0.1:8201")
+    run(one, tmp_path, "print('launch/decode: can not listen on 10.0.0.1:8201')")
+    assert one.port is None
+
+
+def test_the_controllers_lines_become_addresses_that_others_reach(tmp_path: Path) -> None:
+    one = made("controller")
+    one.start([sys.executable, "-uc", "import time\nprint('2026-01-01 kvferry[1] info HTTP on 0.0.0.0:81')\n"
+               "print('kvferry controller listening on tcp://0.0.0.0:80')\ntime.sleep(60)"], tmp_path / "log")
+    eventually(lambda: one.read() or one.state == "ready")
+    assert (one.found().controller, one.found().http) == ("tcp://10.0.0.1:80", "http://10.0.0.1:81")
+    assert one.child is not None
+    one.child.kill()
+
+
+def test_silence_is_unready_and_an_answer_ready_again(tmp_path: Path) -> None:
+    one = made("decode")
+    say = "print('kvferry decode node serves at http://a:1'); input(); "
+    one.start([sys.executable, "-uc", f"{say}print('kvferry decode node does not answer at http://a:1'); input(); "
+               f"{say}"], tmp_path / "log")
+    for state in ("ready", "unready", "ready"):
+        eventually(lambda state=state: one.read() or one.state == state)
+        assert one.child is not None
+        time.sleep(0.05)
+        one.child.tell("go on")
+    one.child.kill()

@@ -1,0 +1,110 @@
+"""A deployment's YAML: short ones work, wrong ones are one sentence that names key, value and what is allowed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvferry_launch.cluster import spec
+from kvferry_launch.cluster.schema import SpecError
+from kvferry_launch.paths import REPO
+
+SHORT = {"name": "demo", "model": "org/model"}
+
+
+def made(document: Any, on: str | None = None) -> spec.Spec:
+    return spec.make(document, Path("demo.yaml"), on)
+
+
+def test_two_lines_are_a_deployment() -> None:
+    found = made(SHORT)
+    assert (found.on, found.namespace, found.restart) == ("local", "default", 3)
+    assert {name: (role.replicas, role.kv_role, role.port) for name, role in found.roles.items()} == {
+        "prefill": (1, "kv_producer", 0), "decode": (1, "kv_consumer", 0)}
+    assert found.router["kind"] == "vllm-router"
+
+
+def test_a_model_folder_is_found_from_the_file_and_a_name_stays(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "config.json").write_text("{}")
+    found = spec.make(SHORT | {"model": "models"}, tmp_path / "demo.yaml")
+    assert found.model == str(tmp_path / "models")
+    assert made(SHORT).model == "org/model"
+
+
+def test_flags_of_parallelism_come_before_the_users_own() -> None:
+    found = made(SHORT | {"prefill": {"tensor_parallel": 2, "pipeline_parallel": 3, "data_parallel": 4,
+                                      "flags": ["--max-model-len", 8192]}})
+    assert found.roles["prefill"].vllm_flags() == [
+        "--tensor-parallel-size", "2", "--pipeline-parallel-size", "3", "--data-parallel-size", "4",
+        "--max-model-len", "8192"]
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"name": None}, "name is missing; it is a name of lower-case letters, digits and dashes, up to 40 of them"),
+    ({"name": "Demo_1"}, "name is 'Demo_1', not a name of lower-case letters, digits and dashes, up to 40 of them"),
+    ({"model": None}, "model is missing; it is a text that isn't empty"),
+    ({"model": 3}, "model is 3, not a text that isn't empty"),
+    ({"prefil": {}}, "'prefil' is not a key of a deployment; did you mean 'prefill'?"),
+    ({"zzz": 1}, "'zzz' is not a key of a deployment; known are name, model, namespace, on, hosts, logs, restart, "
+                 "ready_timeout_s, drain_timeout_s, vllm, env, controller, router, prefill, decode, ssh, slurm, mpi, "
+                 "kubernetes"),
+    ({"decode": {"replica": 2}}, "'replica' is not a key in decode; did you mean 'replicas'?"),
+    ({"decode": 2}, "decode is 2, not a map of replicas, hosts, hosts_per_replica, tensor_parallel, "
+                    "pipeline_parallel, data_parallel, kv_role, port, cores, flags, env, extra"),
+    ({"decode": {"replicas": "two"}}, "decode.replicas is 'two', not a whole number from 0 to 1024"),
+    ({"decode": {"replicas": True}}, "decode.replicas is True, not a whole number from 0 to 1024"),
+    ({"decode": {"replicas": -1}}, "decode.replicas is -1, not a whole number from 0 to 1024"),
+    ({"decode": {"kv_role": "boss"}}, "decode.kv_role is 'boss', not one of kv_producer, kv_consumer, kv_both"),
+    ({"decode": {"port": 70000}}, "decode.port is 70000, not a port from 0 to 65535 (0: any free one)"),
+    ({"decode": {"port": 8200, "replicas": 2}}, "decode.port is 8200, but 2 replicas share this host; use 0"),
+    ({"decode": {"cores": ["0"], "replicas": 2}}, "decode.cores has 1 entries, not one for each of 2 replicas"),
+    ({"decode": {"flags": "--a"}}, "decode.flags is '--a', not a list of words"),
+    ({"decode": {"env": {"A B": "1"}}}, "decode.env is {'A B': '1'}, not a map of environment variables to texts or "
+                                        "numbers"),
+    ({"decode": {"extra": [1]}}, "decode.extra is [1], not a map of keys of kv_connector_extra_config to their values"),
+    ({"decode": {"extra": {"serves": "x"}}}, "decode.extra.serves is given, but the launcher sets it"),
+    ({"decode": {"hosts_per_replica": 2}}, "decode.hosts_per_replica is 2, but 'on' is local; only kubernetes can "
+                                           "spread a replica over hosts"),
+    ({"on": "cloud"}, "on is 'cloud', not one of local, ssh, slurm, mpi, kubernetes"),
+    ({"on": "ssh"}, "hosts is missing; with 'on' ssh it is a list of host names"),
+    ({"on": "kubernetes"}, "kubernetes.image is missing; it is an image with vLLM and kvferry's wheel"),
+    ({"on": "kubernetes", "kubernetes": {"image": "x"}, "decode": {"port": 9}},
+     "decode.port is 9, not prefill's 0; vllm-router finds pods of one port only"),
+    ({"hosts": ["a"]}, "hosts is given, but 'on' is local; use one of ssh, slurm, mpi"),
+    ({"on": "ssh", "hosts": "a"}, "hosts is 'a', not a list of host names, or a map of host name to the address that "
+                                  "the others reach it at"),
+    ({"on": "ssh", "hosts": ["-oProxyCommand=x"]}, "hosts is ['-oProxyCommand=x'], not a list of host names, or a map "
+                                                   "of host name to the address that the others reach it at"),
+    ({"on": "mpi", "decode": {"hosts": ["a"]}}, "decode.hosts is given, but on mpi it is not ours to choose them"),
+    ({"router": {"kind": "nginx"}}, "router.kind is 'nginx', not one of vllm-router, proxy, none"),
+    ({"router": {"prot": 1}}, "'prot' is not a key in router; did you mean 'port'?"),
+    ({"controller": {"http": -1}}, "controller.http is -1, not a port from 0 to 65535 (0: any free one)"),
+    ({"slurm": {"time": 30}}, "slurm.time is 30, not a time limit as sbatch takes it, such as \"02:00:00\""),
+    ({"mpi": {"ranks": 1}}, "mpi.ranks is 1, not a whole number from 2 to 10000"),
+    ({"restart": -2}, "restart is -2, not a whole number from 0 to 1000"),
+])
+def test_each_mistake_is_one_sentence(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        made({key: value for key, value in (SHORT | change).items() if value is not None})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("- a\n- b\n", "the file is ['a', 'b'], not a map of name, model,"),
+    ("name: [\n", "is not YAML: while parsing"),
+])
+def test_what_is_no_map_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(SpecError, match=message.replace("[", r"\[")):
+        spec.load(file)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(SpecError, match=r"can't read /no/such\.yaml: No such file or directory"):
+        spec.load(Path("/no/such.yaml"))
+
+
+def test_every_example_is_valid() -> None:
+    examples = sorted((REPO / "launch" / "examples" / "cluster").glob("*.yaml"))
+    assert [spec.load(example).on for example in examples] == ["kubernetes", "local", "mpi", "slurm", "ssh"]

@@ -1,0 +1,89 @@
+"""guard.py: whatever becomes of its starter, nothing of the command is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from deployment import eventually, marked
+from kvferry_launch import guard
+
+GUARD = [sys.executable, str(Path(guard.__file__))]
+# Starts a grandchild in a session of its own, whose parent is gone: nothing ties it to us but that we adopt it.
+DAEMON = ("import subprocess, sys, time\n"
+          "subprocess.Popen(['setsid', 'sh', '-c', 'trap \"\" TERM; sleep 600 & sleep 601'])")
+WAITING = f"{DAEMON}\nprint('up', flush=True)\ntime.sleep(600)"
+STUBBORN = ("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAITING)
+
+
+def start(mark: str, code: str, *flags: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([*GUARD, "--grace", "1", *flags, "--", sys.executable, "-c", code, mark],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"MARK": mark})
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    return process
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> str:
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("code", [WAITING, STUBBORN], ids=["obedient", "stubborn"])
+@pytest.mark.parametrize("how", ["end of stdin", "SIGTERM", "silence"])
+def test_all_that_descends_from_the_command_ends(mark: str, code: str, how: str) -> None:
+    process = start(mark, code, *(["--silence", "2"] if how == "silence" else []))
+    assert process.stdin is not None
+    eventually(lambda: len(marked(mark)) == 5, lambda: str(marked(mark)), within_s=1.5)
+    if how == "end of stdin":
+        process.stdin.close()
+    elif how == "SIGTERM":
+        process.send_signal(signal.SIGTERM)
+    process.wait(10.0)
+    eventually(lambda: not marked(mark), lambda: str(marked(mark)), within_s=2.0)
+
+
+def test_dots_are_a_sign_of_life(mark: str) -> None:
+    process = start(mark, WAITING, "--silence", "1")
+    assert process.stdin is not None
+    for _ in range(8):
+        time.sleep(0.25)
+        process.stdin.write(b".\n")
+        process.stdin.flush()
+    assert process.poll() is None
+    process.stdin.close()
+    process.wait(10.0)
+
+
+def test_what_the_command_leaves_behind_ends_with_it(mark: str) -> None:
+    done = subprocess.run([*GUARD, "--", sys.executable, "-c", f"{DAEMON}\nsys.exit(3)", mark],
+                          stdin=subprocess.PIPE, check=False, timeout=10.0)
+    # run() closes stdin at once, so it may be told to end before it does
+    assert done.returncode in (3, 143)
+    eventually(lambda: not marked(mark), lambda: str(marked(mark)), within_s=2.0)
+
+
+def test_the_exit_status_is_the_commands(tmp_path: Path) -> None:
+    for code, status in (("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)):
+        process = subprocess.Popen([*GUARD, "--", sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=tmp_path)
+        assert process.wait(10.0) == status
+
+
+def test_lines_go_to_the_command_where_asked_and_dots_do_not() -> None:
+    process = subprocess.Popen([*GUARD, "--stdin", "--", sys.executable, "-uc", "print(input()); print(input())"],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b".\nfirst\n.\nsecond\n")
+    process.stdin.flush()
+    assert process.stdout.read() == b"first\nsecond\n"
+    assert process.wait(10.0) == 0
+
+
+def test_a_command_that_is_not_there_is_one_line() -> None:
+    done = subprocess.run([*GUARD, "--", "/no/such"], capture_output=True, text=True, check=False, timeout=10.0)
+    assert done.returncode == 1
+    assert done.stderr.startswith("kvferry guard: can't run /no/such: ")

@@ -1,0 +1,82 @@
+"""launch/proxy in front of real servers of the toy model."""
+
+import json
+import re
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvferry_launch.pair import own_cores
+from kvferry_launch.paths import LOGS, REPO
+from kvferry_launch.process import ManagedProcess, free_port, stop_all
+from kvferry_launch.servers import Controller, KvConnector, VllmServer, wait_healthy
+
+TEST_LOGS = LOGS / "tests"
+DEADLINE_S = 60.0
+START_TIMEOUT_S = 600.0  # three servers on two cores
+
+
+@dataclass
+class ProxyDeployment:
+    """One prefill server, decode servers, a controller, the proxy; on two cores. `extra` is of the connectors."""
+
+    model: Path
+    connector: KvConnector
+    name: str = "proxy"
+    num_decode: int = 1
+    extra: dict[str, Any] = field(default_factory=dict)
+    processes: list[ManagedProcess] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.http = f"127.0.0.1:{free_port()}"
+        self.controller = Controller(f"{self.name}-controller", log_folder=TEST_LOGS,
+                                     flags=("--state", "none", "--http", self.http))
+        self.controller.start()
+        self.processes.append(self.controller.process)
+        self.controller.wait_ready()
+        self.prefill = self.server("p0", "kv_producer", own_cores()[0])
+        self.decodes = [self.server(f"d{number}", "kv_consumer", own_cores()[1]) for number in range(self.num_decode)]
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, str(REPO / "launch" / "proxy"), "--port", str(port),
+                   "--controller", f"http://{self.http}"]
+        self.proxy = ManagedProcess(self.name, command, {}, TEST_LOGS / f"{self.name}.log")
+        self.proxy.start()
+        self.processes.append(self.proxy)
+        for server in (self.prefill, *self.decodes):
+            server.wait_ready(START_TIMEOUT_S)
+        wait_healthy(self.proxy, f"{self.url}/health", DEADLINE_S)
+        deadline = time.monotonic() + DEADLINE_S
+        for role, number in (("kv_producer", 1), ("kv_consumer", self.num_decode)):  # it is healthy without all of them
+            while self.metric(rf'kvferry_proxy_nodes\{{role="{role}",state="ready"\}}') < number:
+                assert time.monotonic() < deadline, f"the proxy has not found {number} {role}"
+                time.sleep(0.1)
+
+    def server(self, name: str, role: str, core: str) -> VllmServer:
+        """Starts one, without waiting for it."""
+        port = free_port()
+        extra = {"serves": f"http://127.0.0.1:{port}"} | self.extra
+        config = self.connector.config(role, self.controller.address, name, extra)
+        server = VllmServer(f"{self.name}-{name}", self.model, core, config, port=port, log_folder=TEST_LOGS)
+        server.start()
+        self.processes.append(server.process)
+        return server
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        with urllib.request.urlopen(f"http://{self.http}/nodes", timeout=5) as answer:
+            return {node["engine_id"]: node for node in json.load(answer)["nodes"]}
+
+    @property
+    def decode(self) -> VllmServer:
+        return self.decodes[0]
+
+    def stop(self) -> None:
+        stop_all(reversed(self.processes))
+
+    def metric(self, pattern: str) -> float:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as answer:
+            found = re.search(rf"^{pattern} (\S+)$", answer.read().decode(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
