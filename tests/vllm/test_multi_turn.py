@@ -1,0 +1,140 @@
+"""Conversations through launch/proxy: what one server computed is used by all others, whichever side they are on."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvferry_launch.answers import growth
+from kvferry_launch.client import VllmClient, text_of
+from kvferry_launch.prompts import PromptSet
+from kvferry_launch.reference import Reference
+from kvferry_launch.servers import KvConnector, VllmServer
+from proxy_deployment import ProxyDeployment
+
+CHUNK_TOKENS = 64
+FIRST_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 300, 100, 100
+SYSTEM_TOKENS, USER_TOKENS = 4 * CHUNK_TOKENS, CHUNK_TOKENS + 20
+SHORT_ANSWER_TOKENS = 20
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    return PromptSet(seed, 1, count, count).prompts()[0]
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A conversation of two turns as the plain server has it; `second` is the whole prompt of the second turn."""
+
+    first: list[int]
+    answer: list[int]
+    second: list[int]
+    second_answer: list[int]
+
+
+@dataclass(frozen=True)
+class Known:
+    talks: list[Talk]
+    system: list[list[int]]  # prompts that share their beginning
+    system_answers: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def known(reference: Reference) -> Known:
+    firsts = [tokens(701 + number, FIRST_TOKENS) for number in range(2)]
+    answers = [found.tokens for found in reference.generations(firsts, ANSWER_TOKENS)]
+    seconds = [first + answer + tokens(711, QUESTION_TOKENS) for first, answer in zip(firsts, answers, strict=True)]
+    second_answers = [found.tokens for found in reference.generations(seconds, SHORT_ANSWER_TOKENS)]
+    system = [tokens(721, SYSTEM_TOKENS) + tokens(722 + number, USER_TOKENS) for number in range(3)]
+    system_answers = [found.tokens for found in reference.generations(system, SHORT_ANSWER_TOKENS)]
+    reference.stop()
+    talks = [Talk(*turns) for turns in zip(firsts, answers, seconds, second_answers, strict=True)]
+    return Known(talks, system, system_answers)
+
+
+@pytest.fixture(scope="module")
+def deployment(known: Known, toy: Path, _pairs: Any, kvferry_connector: KvConnector) -> Iterator[ProxyDeployment]:
+    del known  # it is made before, by a server that wants a core of its own
+    _pairs.stop()
+    made = ProxyDeployment(toy, kvferry_connector, "multi-turn", 2, {"chunk_tokens": CHUNK_TOKENS})
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+def ask(url: str, prompt: list[int], max_tokens: int) -> list[str]:
+    async def one() -> str:
+        async with VllmClient(url) as client:
+            return await client.complete_text(text_of(prompt), max_tokens)
+
+    return asyncio.run(one()).split()
+
+
+def metrics(server: VllmServer) -> dict[str, float]:
+    async def one() -> dict[str, float]:
+        async with VllmClient(server.url) as client:
+            return await client.metrics()
+
+    return asyncio.run(one())
+
+
+def settled(server: VllmServer) -> dict[str, float]:
+    """After a step of its own, since kvferry's counters come with steps."""
+    ask(server.url, tokens(799, 5), 2)
+    return metrics(server)
+
+
+def words(answer: list[int]) -> list[str]:
+    return text_of(answer).split()
+
+
+def test_the_second_turn_is_prefilled_from_what_decode_computed_in_the_first(
+        deployment: ProxyDeployment, known: Known) -> None:
+    talk = known.talks[0]
+    assert ask(deployment.url, talk.first, ANSWER_TOKENS) == words(talk.answer)
+    before = settled(deployment.prefill)
+    for server in deployment.decodes:
+        settled(server)  # so that the controller has heard of all
+    assert ask(deployment.url, talk.second, SHORT_ANSWER_TOKENS) == words(talk.second_answer)
+    grown = growth(before, settled(deployment.prefill))
+    # Full chunks of the first turn, less those of its prompt, which the prefill server has itself.
+    decoded = (FIRST_TOKENS + ANSWER_TOKENS) // CHUNK_TOKENS - FIRST_TOKENS // CHUNK_TOKENS
+    assert grown["kvferry_pulled_chunks_total"] >= decoded, grown
+    assert grown["kvferry_pull_failures_total"] == 0
+    assert grown["vllm:external_prefix_cache_hits_total"] > 0
+
+
+def test_a_decode_server_uses_what_another_one_decoded(deployment: ProxyDeployment, known: Known) -> None:
+    talk = known.talks[1]
+    first, second = deployment.decodes
+    assert ask(first.url, talk.first, ANSWER_TOKENS) == words(talk.answer)  # alone: no prefill server has any of it
+    settled(first)
+    before, before_first = settled(second), metrics(first)
+    assert ask(second.url, talk.second, SHORT_ANSWER_TOKENS) == words(talk.second_answer)
+    grown, grown_first = growth(before, settled(second)), growth(before_first, settled(first))
+    shared = (FIRST_TOKENS + ANSWER_TOKENS) // CHUNK_TOKENS
+    assert grown["kvferry_pulled_chunks_total"] >= shared, grown
+    assert grown["kvferry_hit_tokens_total"] >= shared * CHUNK_TOKENS
+    assert grown_first["kvferry_leases_granted_total"] >= 1
+
+
+def test_a_shared_system_prompt_is_pushed_once(deployment: ProxyDeployment, known: Known) -> None:
+    servers = [deployment.prefill, *deployment.decodes]
+    pushed, received = [], []
+    for prompt, answer in zip(known.system, known.system_answers, strict=True):
+        before = [settled(server) for server in servers]
+        assert ask(deployment.url, prompt, SHORT_ANSWER_TOKENS) == words(answer)
+        grown = [growth(old, settled(server)) for old, server in zip(before, servers, strict=True)]
+        pushed.append(grown[0]["kvferry_pushed_chunks_total"])
+        received.append([of_one["kvferry_received_chunks_total"] for of_one in grown[1:]])
+        assert sum(of_one["kvferry_push_failures_total"] for of_one in grown) == 0, grown
+    whole = (SYSTEM_TOKENS + USER_TOKENS) // CHUNK_TOKENS
+    own = whole - SYSTEM_TOKENS // CHUNK_TOKENS
+    assert pushed[0] >= whole, pushed
+    assert pushed[1:] == [own + 1, own + 1], f"chunks pushed, of which a tail: {pushed}"
+    assert [max(each) for each in received] == pushed, f"all go to the decode server that has the beginning: {received}"
+    assert len({each.index(max(each)) for each in received}) == 1, received
