@@ -1,0 +1,51 @@
+"""Draws the rows of tests/bench/serve/run: serve_plot.py ROWS.json OUT.png."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+COLOURS = {"plain": "#888888", "kvferry": "#c1121f", "kvferry-pull": "#f28482", "nixl": "#457b9d"}
+PANELS = [("hand-over: prefill's end to first token,\nless one decode step", "ms", "handover_ms"),
+          ("TTFT of one request", "ms", "ttft_ms"),
+          ("vllm bench serve: TTFT p50", "ms", "serve_ttft_ms_p50"),
+          ("vllm bench serve: ITL p99", "ms", "serve_itl_ms_p99"),
+          ("vllm bench serve: throughput", "output tokens/s", "serve_output_tokens_per_s")]
+
+
+def panel(axes: Any, rows: list[dict[str, Any]], title: str, unit: str, key: str) -> None:
+    lengths = sorted({row["prompt_tokens"] for row in rows})
+    names = [name for name in COLOURS if any(row["deployment"] == name for row in rows)]
+    if key == "handover_ms":
+        names = [name for name in names if name != "plain"]  # it hands nothing over
+    width = 0.8 / len(names)
+    for place, name in enumerate(names):
+        values = [next(row[key] for row in rows if row["deployment"] == name and row["prompt_tokens"] == length)
+                  for length in lengths]
+        drawn = axes.bar([at + (place - (len(names) - 1) / 2) * width for at in range(len(lengths))], values, width,
+                         color=COLOURS[name], label=name)
+        axes.bar_label(drawn, fmt="%.0f", fontsize=8)
+    axes.set_xticks(range(len(lengths)), [f"{length} tokens" for length in lengths])
+    axes.set_title(title, fontsize=10)
+    axes.set_ylabel(unit)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+
+
+def main() -> None:
+    source, target = sys.argv[1:]
+    rows = json.loads(Path(source).read_text())
+    figure, grid = pyplot.subplots(1, len(PANELS), layout="constrained", figsize=(4.2 * len(PANELS), 4.2))
+    for axes, (title, unit, key) in zip(grid, PANELS, strict=True):
+        panel(axes, rows, title, unit, key)
+    grid[1].legend(fontsize=9)
+    figure.savefig(target, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
