@@ -1,18 +1,16 @@
 #include "launch/bench/controller_bench.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstdio>
-#include <fstream>
 
-#include "launch/bench/bench_venv.h"
 #include "launch/bench/controller_events.h"
 #include "launch/bench/controller_local.h"
 #include "launch/bench/controller_peers.h"
 #include "launch/bench/controller_recovery.h"
 #include "launch/bench/controller_remote.h"
 #include "launch/bench/controller_report.h"
+#include "launch/bench/figures_file.h"
 #include "launch/bench/host_facts.h"
 #include "launch/bench/options.h"
 
@@ -21,15 +19,6 @@ namespace {
 
 constexpr std::uint64_t kHashesMin = 64 * kPrefixKeys;
 constexpr std::uint64_t kRepeatMax = 100;
-
-Result<void> write_json(const std::string& name, const nlohmann::json& figures) {
-  if (name.empty()) return {};
-  std::ofstream file(name);
-  file << figures.dump(2) << '\n';
-  file.close();
-  if (!file) return Error{ErrorCode::kUnavailable, fmt::format("can't write {}", name)};
-  return {};
-}
 
 constexpr std::size_t kEventSteps = 1;
 
@@ -48,21 +37,6 @@ Result<void> measure_events(const ControllerLoad& load, ControllerReport& report
   report.figures()["vllm_event_removals_per_s"] = rates->removed;
   report.figures()["vllm_event_decoded_per_s"] = rates->decoded;
   report.figures()["bytes_per_engine_hash"] = rates->bytes_per_hash;
-  return {};
-}
-
-/// A picture that can't be drawn is a warning.
-Result<void> plot(const std::string& name, const nlohmann::json& figures, ControllerReport& report) {
-  if (name.empty()) return {};
-  Result<void> done = ensure_installed("plot", [&](const std::string& line) { report.say(line); });
-  const std::string file = name + ".json";
-  if (done) done = write_json(file, figures);
-  if (done)
-    done = run_to_end(
-        script_command(figures.contains("peers") ? "controller_peers_plot.py" : "controller_plot.py", {file, name}));
-  ::unlink(file.c_str());
-  if (!done && done.error().code == ErrorCode::kCancelled) return done;
-  if (!done) report.say(fmt::format("warning: no plot: {}", done.error().what));
   return {};
 }
 
@@ -99,7 +73,8 @@ Result<void> run_controller_bench(const ControllerFlags& flags) {
     report.figures()["peers_missing"] = others->missing;
   }
   if (Result<void> ok = write_json(flags.json_file, report.figures()); !ok) return ok;
-  return plot(flags.plot_file, report.figures(), report);
+  return draw(flags.plot_file, report.figures().contains("peers") ? "controller_peers_plot.py" : "controller_plot.py",
+              report.figures(), [&](const std::string& line) { report.say(line); });
 }
 
 }  // namespace kvferry::bench

@@ -1,16 +1,15 @@
 #include "launch/bench/driver.h"
 
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <optional>
 
 #include "launch/bench/bench_venv.h"
 #include "launch/bench/byte_size.h"
 #include "launch/bench/far_side.h"
+#include "launch/bench/figures_file.h"
 #include "launch/bench/host_facts.h"
 #include "launch/bench/measure.h"
 #include "launch/bench/progress.h"
@@ -50,8 +49,8 @@ class Driver {
     if (Result<void> ok = measure_all(); !ok) return ok;
     fmt::print("{}", table_of(rows_));
     std::fflush(stdout);
-    if (Result<void> ok = write_json(options_.json_file); !ok) return ok;
-    return plot();
+    if (Result<void> ok = write_json(options_.json_file, figures()); !ok) return ok;
+    return draw(options_.plot_file, "plot.py", figures(), say);
   }
 
  private:
@@ -129,32 +128,13 @@ class Driver {
     }
   }
 
-  /// matplotlib reads what the JSON file holds. A picture that can't be drawn is a warning.
-  Result<void> plot() const {
-    if (options_.plot_file.empty()) return {};
-    Result<void> done = ensure_installed("plot", say);
-    const std::string file = options_.plot_file + ".json";
-    if (done) done = write_json(file);
-    if (done) done = run_to_end(script_command("plot.py", {file, options_.plot_file}));
-    ::unlink(file.c_str());
-    if (!done && done.error().code == ErrorCode::kCancelled) return done;
-    if (!done) say(fmt::format("warning: no plot: {}", done.error().what));
-    return {};
-  }
-
-  Result<void> write_json(const std::string& name) const {
-    if (name.empty()) return {};
+  Json figures() const {
     Json rows = Json::array();
     for (const Row& row : rows_) rows.push_back(to_json(row));
     Json machine = host_facts();
     machine["huge_page_share"] = huge_shares_;
-    const Json all{
+    return {
         {"rows", std::move(rows)}, {"machine", std::move(machine)}, {"engines", engines_}, {"peers_missing", missing_}};
-    std::ofstream file(name);
-    file << all.dump(2) << '\n';
-    file.close();
-    if (!file) return Error{ErrorCode::kUnavailable, fmt::format("can't write {}", name)};
-    return {};
   }
 
   const TransferOptions& options_;

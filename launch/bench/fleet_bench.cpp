@@ -1,13 +1,11 @@
 #include "launch/bench/fleet_bench.h"
 
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <cstdio>
-#include <fstream>
 
-#include "launch/bench/bench_venv.h"
 #include "launch/bench/byte_size.h"
+#include "launch/bench/figures_file.h"
 #include "launch/bench/fleet_phases.h"
 #include "launch/bench/host_facts.h"
 #include "launch/bench/interrupt.h"
@@ -111,28 +109,6 @@ std::string table(const nlohmann::json& rows) {
   return text;
 }
 
-Result<void> write_json(const std::string& name, const nlohmann::json& figures) {
-  if (name.empty()) return {};
-  std::ofstream file(name);
-  file << figures.dump(2) << '\n';
-  file.close();
-  if (!file) return Error{ErrorCode::kUnavailable, fmt::format("can't write {}", name)};
-  return {};
-}
-
-/// A picture that can't be drawn is a warning.
-Result<void> plot(const std::string& name, const nlohmann::json& figures, Progress& progress) {
-  if (name.empty()) return {};
-  Result<void> done = ensure_installed("plot", [&](const std::string& line) { progress.say(line); });
-  const std::string file = name + ".json";
-  if (done) done = write_json(file, figures);
-  if (done) done = run_to_end(script_command("fleet_plot.py", {file, name}));
-  ::unlink(file.c_str());
-  if (!done && done.error().code == ErrorCode::kCancelled) return done;
-  if (!done) progress.say(fmt::format("warning: no plot: {}", done.error().what));
-  return {};
-}
-
 }  // namespace
 
 Result<void> run_fleet_bench(const FleetFlags& flags) {
@@ -144,23 +120,27 @@ Result<void> run_fleet_bench(const FleetFlags& flags) {
   catch_interrupts();
   Progress progress(steps->size() * kStepsOfOneSize);
   nlohmann::json rows = nlohmann::json::array();
+  Result<void> measured;
   for (const FleetStep& step : *steps) {
     std::size_t num_begun = 0;
-    const Result<nlohmann::json> row = run_fleet_step(step, [&](const std::string& what) {
+    Result<nlohmann::json> row = run_fleet_step(step, [&](const std::string& what) {
       if (num_begun++ > 0) progress.end_step();
       progress.begin_step(fmt::format("{} nodes: {}", step.load.num_nodes, what));
     });
-    if (!row) return row.error();
+    if (!row) measured = std::move(row).error();
+    if (!row) break;  // sizes that are done took minutes and are told
     for (; num_begun <= kStepsOfOneSize; ++num_begun) progress.end_step();
     rows.push_back(*row);
   }
+  if (rows.empty()) return measured;
   progress.make_room();
   fmt::print("\n{} controller{}, over {}; each node holds {} chunks, stores and evicts {} a second\n{}", flags.replicas,
              flags.replicas == "1" ? "" : "s", flags.over, flags.chunks, flags.stores, table(rows));
   std::fflush(stdout);
   const nlohmann::json figures = {{"rows", rows}, {"machine", host_facts()}};
   if (Result<void> ok = write_json(flags.json_file, figures); !ok) return ok;
-  return plot(flags.plot_file, figures, progress);
+  if (!measured) return measured;
+  return draw(flags.plot_file, "fleet_plot.py", figures, [&](const std::string& line) { progress.say(line); });
 }
 
 }  // namespace kvferry::bench
