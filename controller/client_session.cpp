@@ -10,6 +10,7 @@ namespace {
 constexpr std::size_t kPendingMax = 16'384;  // look-ups without a reply that are remembered; the oldest fall out
 constexpr std::int64_t kNewsBeatMs = 100;
 constexpr std::int64_t kLoadBeatMs = 200;
+constexpr std::uint32_t kDoublingsMax = 2;                // of the patience with a controller that answers no Hello
 constexpr std::uint64_t kTtlMsMax = 24ULL * 3600 * 1000;  // of any wish of the controller
 
 TimeNs ttl_of(std::uint64_t ms) { return static_cast<TimeNs>(std::min(ms, kTtlMsMax)) * kMillisecond; }
@@ -30,13 +31,18 @@ void ClientSession::take(std::string_view bytes, std::vector<ClientEvent>& event
   Result<wire::Message> message = wire::parse(bytes, options_.protocol);
   if (!message) return;  // another version's words; its Refused would have been readable
   waiting_since_.reset();
+  num_silences_ = 0;
   std::visit([&](auto& body) { on(body, events); }, *message);
 }
 
 bool ClientSession::check_silence(TimeNs now, std::vector<ClientEvent>& events) {
-  if (!waiting_since_ || now - *waiting_since_ <= options_.lost_after_ms * kMillisecond) return false;
+  // Where a thousand nodes join at once their Hellos queue up; each that is repeated makes the queue longer.
+  const TimeNs patience = (options_.lost_after_ms * kMillisecond) << std::min(num_silences_, kDoublingsMax);
+  if (!waiting_since_ || now - *waiting_since_ <= patience) return false;
   if (is_registered())
     lose(fmt::format("no word from controller {} for {} ms", options_.controller, options_.lost_after_ms), events);
+  else
+    ++num_silences_;
   waiting_since_.reset();
   spoke_at_.reset();
   return true;
@@ -85,6 +91,7 @@ void ClientSession::speak(TimeNs now) {
 void ClientSession::broken(std::vector<ClientEvent>& events) {
   if (is_over()) return;
   waiting_since_.reset();
+  num_silences_ = 0;
   spoke_at_.reset();
   if (is_registered()) lose(fmt::format("the connection to controller {} broke", options_.controller), events);
 }

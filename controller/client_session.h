@@ -44,8 +44,8 @@ class ClientSession {
 
   /// One turn: take() what came, then check_silence(), then speak().
   void take(std::string_view bytes, std::vector<ClientEvent>& events);
-  /// True: the controller was silent for lost_after_ms. A connection that died without a word looks alive to TCP for
-  /// minutes, so it is to be given up for a new one.
+  /// True: the controller was silent for lost_after_ms, up to four times as long where it never answered. A connection
+  /// that died without a word looks alive to TCP for minutes, so it is to be given up for a new one.
   bool check_silence(TimeNs now, std::vector<ClientEvent>& events);
   /// Says what is due.
   void speak(TimeNs now);
@@ -104,6 +104,7 @@ class ClientSession {
   std::uint64_t beat_sequence_ = 0;         // told by the last heartbeat
   std::uint64_t load_ = 0, beat_load_ = 0;  // what there is, and what the last heartbeat told
   std::optional<TimeNs> waiting_since_;     // oldest Hello or Heartbeat since the controller's last word
+  std::uint32_t num_silences_ = 0;          // connections given up since its last word
   Publisher publisher_;
   std::uint64_t last_token_ = 0;
   std::set<std::uint64_t> pending_;
