@@ -40,8 +40,6 @@ class Patience {
   int tries_ = 0;
 };
 
-const std::vector<BlockId> kSomeBlocks = {3, 9, 4, 12, 7, 20, 8}, kOtherBlocks = {1, 2, 30, 6, 5, 11, 10};
-
 /// Prefills `prompt` on `node` in one step and finishes it.
 FinishedRequest prefill(TestNode& node, const std::string& id, const std::vector<std::int32_t>& prompt, float seed) {
   NewRequest made = request(id, prompt);
@@ -52,17 +50,6 @@ FinishedRequest prefill(TestNode& node, const std::string& id, const std::vector
   node.scheduler->allocated(made.id, 0, {kSomeBlocks});
   node.step({{{made.id, 0, n, BlockTable{kSomeBlocks}}}, {}}, [&] { node.compute(kSomeBlocks, 0, n, seed); });
   return node.scheduler->finished(made.id, n, {kSomeBlocks}, false);
-}
-
-/// Admits `prompt` on `node`, loads what there is and returns how many tokens that were; checks every one of them.
-std::uint32_t load(TestNode& node, NewRequest made, float seed) {
-  node.wipe();
-  node.scheduler->add_request(made);
-  const std::uint32_t external = node.lookup(made.id.value);
-  node.scheduler->allocated(made.id, external, {kOtherBlocks});
-  node.step({{{made.id, external, 1, BlockTable{kOtherBlocks}}}, {}},
-            [&] { EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 0, external, seed), 0u); });
-  return external;
 }
 
 TEST(Nodes, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {

@@ -12,8 +12,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-const std::vector<BlockId> kSomeBlocks = {3, 9, 4, 12, 7, 20, 8}, kOtherBlocks = {1, 2, 30, 6, 5, 11, 10};
-
 class Pushes : public ::testing::Test {
  protected:
   std::vector<std::int32_t> prompt(std::uint32_t count, std::int32_t first = 100) {
@@ -67,16 +65,6 @@ class Pushes : public ::testing::Test {
       std::this_thread::sleep_for(5ms);
     }
     return false;
-  }
-  /// Loads what the node has of the prompt, checks every token, returns how many.
-  static std::uint32_t load(TestNode& node, const NewRequest& made, float seed) {
-    node.wipe();
-    node.scheduler->add_request(made);
-    const std::uint32_t external = node.lookup(made.id.value);
-    node.scheduler->allocated(made.id, external, {kOtherBlocks});
-    node.step({{{made.id, external, 1, BlockTable{kOtherBlocks}}}, {}},
-              [&] { EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 0, external, seed), 0u); });
-    return external;
   }
 
   TestController controller_;

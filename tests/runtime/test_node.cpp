@@ -1,5 +1,7 @@
 #include "tests/runtime/test_node.h"
 
+#include <gtest/gtest.h>
+
 #include <stdexcept>
 
 namespace kvferry {
@@ -147,6 +149,16 @@ std::uint32_t TestNode::lookup(const std::string& id, std::uint32_t num_local) {
     step();
   }
   throw std::runtime_error("the look-up of " + id + " stayed unanswered");
+}
+
+std::uint32_t load(TestNode& node, const NewRequest& made, float seed) {
+  node.wipe();
+  node.scheduler->add_request(made);
+  const std::uint32_t external = node.lookup(made.id.value);
+  node.scheduler->allocated(made.id, external, {kOtherBlocks});
+  node.step({{{made.id, external, 1, BlockTable{kOtherBlocks}}}, {}},
+            [&] { EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 0, external, seed), 0u); });
+  return external;
 }
 
 }  // namespace kvferry

@@ -28,6 +28,8 @@ class TestController {
   std::thread thread_;
 };
 
+inline const std::vector<BlockId> kSomeBlocks = {3, 9, 4, 12, 7, 20, 8}, kOtherBlocks = {1, 2, 30, 6, 5, 11, 10};
+
 /// With a device the blocks are its memory, and what touches them is work in its default stream.
 class TestNode {
  public:
@@ -78,5 +80,8 @@ class TestNode {
   std::shared_ptr<SimDevice> device_;
   std::vector<float> memory_;
 };
+
+/// Admits the request, loads what there is into kOtherBlocks, checks every token and returns how many they were.
+std::uint32_t load(TestNode& node, const NewRequest& made, float seed);
 
 }  // namespace kvferry
