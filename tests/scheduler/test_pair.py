@@ -151,6 +151,19 @@ def test_params_that_make_no_sense(make_engine: MakeEngine, params: dict[str, An
     engine.check_done(held_chunks=2 if "do_remote_decode" in params else 0)
 
 
+def test_another_model_is_refused_with_the_fields_that_differ(
+        make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    prefill, decode = make_engine(role="kv_producer"), make_engine(role="kv_consumer")
+    params = hand_over(prefill, "p", prompt(8, 200))
+    params["kvferry_fingerprint"] = params["kvferry_fingerprint"].replace("chunk_tokens=64", "chunk_tokens=128")
+    decode.add("d", prompt(8, 200), 5, params=params)
+    run_patiently(decode)
+    said, = (record.getMessage() for record in caplog.records if "different models" in record.getMessage())
+    assert "is '64' here and '128' there" in said
+    assert "model=" not in said  # what is equal is not told
+    decode.check_done()
+
+
 def test_a_controller_that_goes_and_returns(make_engine: MakeEngine) -> None:
     own = Controller("scheduler-tests-mortal", log_folder=LOGS / "tests")
     own.start()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
-from kvferry._core import KvFerryError, SchedulerNode, check_config
+from kvferry._core import KvFerryError, SchedulerNode, check_config, fingerprint_difference
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
@@ -108,8 +108,8 @@ class SchedulerHalf:
         theirs = params.get("kvferry_fingerprint")
         if theirs is not None and theirs != self._fingerprint:
             logger.error(
-                "kvferry: request %s: different models on the two sides: here '%s', there '%s'; it is recomputed",
-                request_id, self._fingerprint, theirs,
+                "kvferry: request %s: different models on the two sides: %s; it is recomputed",
+                request_id, fingerprint_difference(self._fingerprint, str(theirs)),
             )  # fmt: skip
             return None
         host, port = params.get("remote_host"), params.get("remote_port")

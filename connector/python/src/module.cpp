@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -17,6 +18,7 @@
 #include "connector/runtime/config.h"
 #include "connector/runtime/scheduler_node.h"
 #include "connector/runtime/worker_node.h"
+#include "transport/base/fingerprint.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -194,6 +196,8 @@ NB_MODULE(_core, m) {
   m.doc() = "kvferry's scheduler and worker nodes";
   nb::exception<PythonError>(m, "KvFerryError", PyExc_RuntimeError);
   bind_controller(m);
+  m.def("fingerprint_difference", &fingerprint_difference, "here"_a, "there"_a,
+        "What differs, field by field, as the end of a sentence; empty for equal ones.");
   m.def("check_config", &config_dict, "extra_json"_a, "The settings in force; KvFerryError names what is wrong.");
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
