@@ -1,6 +1,7 @@
 """Conversations through launch/proxy: what one server computed is used by all others, whichever side they are on."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ CHUNK_TOKENS = 64
 FIRST_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 300, 100, 100
 SYSTEM_TOKENS, USER_TOKENS = 4 * CHUNK_TOKENS, CHUNK_TOKENS + 20
 SHORT_ANSWER_TOKENS = 20
+TELL_S = 20.0  # three servers on two cores
 
 
 def tokens(seed: int, count: int) -> list[int]:
@@ -88,6 +90,14 @@ def settled(server: VllmServer) -> dict[str, float]:
     return metrics(server)
 
 
+def wait_until_told(deployment: ProxyDeployment, server: str, chunks: int) -> None:
+    """A server's news of what it stored are on their way for a moment; who asks too early is told of less."""
+    deadline = time.monotonic() + TELL_S
+    while (told := deployment.nodes()[server]["chunks"]) < chunks:
+        assert time.monotonic() < deadline, f"the controller knows {told} chunks of {server}, not {chunks}"
+        time.sleep(0.05)
+
+
 def words(answer: list[int]) -> list[str]:
     return text_of(answer).split()
 
@@ -111,12 +121,14 @@ def test_the_second_turn_is_prefilled_from_what_decode_computed_in_the_first(
 def test_a_decode_server_uses_what_another_one_decoded(deployment: ProxyDeployment, known: Known) -> None:
     talk = known.talks[1]
     first, second = deployment.decodes
+    had = deployment.nodes()["d0"]["chunks"]
     assert ask(first.url, talk.first, ANSWER_TOKENS) == words(talk.answer)  # alone: no prefill server has any of it
     settled(first)
+    shared = (FIRST_TOKENS + ANSWER_TOKENS) // CHUNK_TOKENS
+    wait_until_told(deployment, "d0", had + shared)
     before, before_first = settled(second), metrics(first)
     assert ask(second.url, talk.second, SHORT_ANSWER_TOKENS) == words(talk.second_answer)
     grown, grown_first = growth(before, settled(second)), growth(before_first, settled(first))
-    shared = (FIRST_TOKENS + ANSWER_TOKENS) // CHUNK_TOKENS
     assert grown["kvferry_pulled_chunks_total"] >= shared, grown
     assert grown["kvferry_hit_tokens_total"] >= shared * CHUNK_TOKENS
     assert grown_first["kvferry_leases_granted_total"] >= 1
