@@ -13,7 +13,7 @@ from deployment import Deployment
 from kvferry_launch import toy_model
 from kvferry_launch.answers import Generation
 from kvferry_launch.pair import own_cores
-from kvferry_launch.paths import LOGS, MODELS
+from kvferry_launch.paths import LOGS
 from kvferry_launch.progress import Step
 from kvferry_launch.prompts import PromptSet
 from kvferry_launch.reference import Reference
@@ -69,12 +69,7 @@ def references(configurations: list[Configuration], models: dict[str, Path], cou
 
 
 def make_models(configurations: list[Configuration]) -> dict[str, Path]:
-    models = {}
-    for kind in sorted({configuration.model for configuration in configurations}):
-        models[kind] = MODELS / kind
-        if not (models[kind] / "model.safetensors").exists():
-            toy_model.make(models[kind], kind)
-    return models
+    return {kind: toy_model.kept(kind) for kind in sorted({configuration.model for configuration in configurations})}
 
 
 async def prove(configuration: Configuration, models: dict[str, Path], prompts: list[list[int]],
@@ -101,9 +96,8 @@ def main() -> int:
         print("\n".join(configuration.name for configuration in CONFIGURATIONS))
         return 0
     if flags.resume:
-        model = toy_model.make(MODELS / "wide", "wide") if not (MODELS / "wide").exists() else MODELS / "wide"
         with Step("time to resume"):
-            text = resume.table(model, LOGS / "proof")
+            text = resume.table(toy_model.kept("wide"), LOGS / "proof")
         print(text)
         return 0
     configurations = chosen(flags.only)

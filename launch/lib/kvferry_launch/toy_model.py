@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from kvferry_launch.paths import MODELS
+
 VOCAB = 512
 ATTENTION_STD = 0.6
 UNNORMED_STD = 0.12  # of queries and keys where no norm follows: more of it and each token attends to one other only
@@ -122,6 +124,12 @@ def write_tokenizer(folder: Path) -> None:
         "model_max_length": 4096,
         "clean_up_tokenization_spaces": False,
     }))
+
+
+def kept(kind: str) -> Path:
+    """build/models/KIND, made where it is not there yet."""
+    folder = MODELS / kind
+    return folder if (folder / "config.json").exists() else make(folder, kind)
 
 
 def make(folder: Path, kind: str = "toy", seed: int = 0, maker: str = "") -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 import handover
 from deployments import LOG_FOLDER, NAMES, NIXL, NIXL_FOLDER, PLOT_FOLDER, Deployment, install, running
-from kvferry_launch.paths import MODELS
+from kvferry_launch import toy_model
 from kvferry_launch.process import ProcessError
 from kvferry_launch.progress import Step
 
@@ -50,7 +50,7 @@ def bench_serve(deployment: Deployment, model: Path, length: int, options: argpa
 
 def run(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Adds to `rows` as it goes, so that what was measured before an error or Ctrl-C is not lost."""
-    model = MODELS / options.model
+    model = toy_model.kept(options.model)
     for name in options.only:
         with Step(name) as step, running(name, model) as deployment:
             handed = handover.measure(deployment, options.lengths, options.repeat)
@@ -96,7 +96,8 @@ def main() -> int:
                         help=f"of {', '.join(NAMES)}; commas between (default: all)")
     parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], default=[512, 2048],
                         metavar="N,...", help="prompt tokens (default: 512,2048)")
-    parser.add_argument("--model", default="wide", help="of build/models (default: wide, the KV bytes of an 8B model)")
+    parser.add_argument("--model", default="wide", choices=toy_model.KINDS,
+                        help="%(choices)s (default: wide, the KV bytes of an 8B model)")
     parser.add_argument("--requests", type=int, default=24, help="of each vllm bench serve run (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, default=2, help="of it (default: %(default)s)")
     parser.add_argument("--output-tokens", type=int, default=32, help="of each request of it (default: %(default)s)")
@@ -107,9 +108,6 @@ def main() -> int:
     unknown = [name for name in options.only if name not in NAMES]
     if unknown:
         parser.error(f"--only names '{unknown[0]}', not one of {', '.join(NAMES)}")
-    if not (MODELS / options.model / "config.json").exists():
-        parser.error(f"--model is '{options.model}'; build/models has "
-                     f"{', '.join(sorted(path.name for path in MODELS.glob('[!.]*')))}")
     LOG_FOLDER.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     problem = None
