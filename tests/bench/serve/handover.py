@@ -36,8 +36,10 @@ async def _one(session: aiohttp.ClientSession, deployment: Deployment, model: st
             if line.startswith(b"data: {"):
                 times.append(time.monotonic())
     step = statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
-    return {"prefill_ms": 1e3 * (handed_over - start), "handover_ms": 1e3 * (times[0] - handed_over - step),
-            "ttft_ms": 1e3 * (times[0] - start), "step_ms": 1e3 * step}
+    found = {"ttft_ms": 1e3 * (times[0] - start), "step_ms": 1e3 * step}
+    if deployment.prefill is None:
+        return found
+    return found | {"prefill_ms": 1e3 * (handed_over - start), "handover_ms": 1e3 * (times[0] - handed_over - step)}
 
 
 async def _measure(deployment: Deployment, lengths: list[int], repeat: int) -> list[dict[str, float]]:

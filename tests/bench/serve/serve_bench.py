@@ -79,9 +79,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     print("| " + " | ".join(heads.values()) + " |")
     print("|" + "---|" * len(heads))
     for row in rows:
-        print("| " + " | ".join(str(row.get(key, "")) for key in heads) + " |")
+        print("| " + " | ".join(str(row.get(key, "-")) for key in heads) + " |")
     for length in sorted({row["prompt_tokens"] for row in rows}):
-        found = {row["deployment"]: row["handover_ms"] for row in rows if row["prompt_tokens"] == length}
+        found = {row["deployment"]: row.get("handover_ms") for row in rows if row["prompt_tokens"] == length}
         for name in ("kvferry", "kvferry-pull"):
             if name in found and "nixl" in found:
                 print(f"{length} tokens: {name} hands over in {found[name] / found['nixl']:.2f} of NIXL's time")

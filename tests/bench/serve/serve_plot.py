@@ -11,14 +11,17 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 COLOURS = {"plain": "#888888", "kvferry": "#c1121f", "kvferry-pull": "#f28482", "nixl": "#457b9d"}
-PANELS = [("hand-over: prefill's end to first token,\nless one decode step", "ms", "handover_ms"),
-          ("TTFT of one request", "ms", "ttft_ms"),
-          ("vllm bench serve: TTFT p50", "ms", "serve_ttft_ms_p50"),
-          ("vllm bench serve: ITL p99", "ms", "serve_itl_ms_p99"),
-          ("vllm bench serve: throughput", "output tokens/s", "serve_output_tokens_per_s")]
+# title, unit, key, whether the axis is logarithmic: what waits for a starved model is 30 times the rest
+PANELS = [("hand-over: prefill's end to first token,\nless one decode step", "ms", "handover_ms", False),
+          ("TTFT of one request", "ms", "ttft_ms", True),
+          ("vllm bench serve: throughput", "output tokens/s", "serve_output_tokens_per_s", False),
+          ("vllm bench serve: TTFT p50", "ms", "serve_ttft_ms_p50", True),
+          ("vllm bench serve: ITL p50", "ms", "serve_itl_ms_p50", True),
+          ("vllm bench serve: ITL p99", "ms", "serve_itl_ms_p99", True)]
+COLUMNS = 3
 
 
-def panel(axes: Any, rows: list[dict[str, Any]], title: str, unit: str, key: str) -> None:
+def panel(axes: Any, rows: list[dict[str, Any]], title: str, unit: str, key: str, is_log: bool) -> None:
     lengths = sorted({row["prompt_tokens"] for row in rows})
     names = [name for name in COLOURS if any(row["deployment"] == name for row in rows)]
     if key == "handover_ms":
@@ -33,6 +36,9 @@ def panel(axes: Any, rows: list[dict[str, Any]], title: str, unit: str, key: str
     axes.set_xticks(range(len(lengths)), [f"{length} tokens" for length in lengths])
     axes.set_title(title, fontsize=10)
     axes.set_ylabel(unit)
+    axes.margins(y=0.15)
+    if is_log:
+        axes.set_yscale("log")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
 
@@ -40,11 +46,11 @@ def panel(axes: Any, rows: list[dict[str, Any]], title: str, unit: str, key: str
 def main() -> None:
     source, target = sys.argv[1:]
     rows = json.loads(Path(source).read_text())
-    figure, grid = pyplot.subplots(1, len(PANELS), layout="constrained", figsize=(4.2 * len(PANELS), 4.2))
-    for axes, (title, unit, key) in zip(grid, PANELS, strict=True):
-        panel(axes, rows, title, unit, key)
-    grid[1].legend(fontsize=9)
-    figure.savefig(target, dpi=110)
+    figure, grid = pyplot.subplots(len(PANELS) // COLUMNS, COLUMNS, layout="constrained", figsize=(13, 7.5))
+    for axes, parts in zip(grid.flat, PANELS, strict=True):
+        panel(axes, rows, *parts)
+    grid[0][1].legend(fontsize=9)
+    figure.savefig(target, dpi=80)
 
 
 if __name__ == "__main__":
