@@ -13,7 +13,8 @@ namespace {
 using controller::Status;
 
 constexpr TimeNs kPatience = 60 * kSecond;
-constexpr TimeNs kLeaseTime = 10 * kSecond;  // far beyond the lease of a dead node
+constexpr TimeNs kRestartsTime = 180 * kSecond;  // of all groups together
+constexpr TimeNs kLeaseTime = 10 * kSecond;      // far beyond the lease of a dead node
 constexpr TimeNs kWarmUp = kSecond;
 constexpr TimeNs kSettle = 300 * kMillisecond;
 constexpr int kStatusMs = 10'000;
@@ -44,11 +45,13 @@ class Phases {
 
   /// From the first socket to the last chunk.
   Result<void> cold_start(TimeNs begun) {
-    if (Result<bool> there = turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience, "register");
+    if (Result<bool> there =
+            turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience, "nodes did not register");
         !there || !*there)
       return failure(there);
     row_["register_s"] = seconds(fleet_.now() - begun);
-    if (Result<bool> told = turn_until([&] { return fleet_.num_up() == num_nodes_; }, kPatience, "tell what they hold");
+    if (Result<bool> told =
+            turn_until([&] { return fleet_.num_up() == num_nodes_; }, kPatience, "nodes did not tell what they hold");
         !told || !*told)
       return failure(told);
     row_["told_s"] = seconds(fleet_.now() - begun);
@@ -113,7 +116,8 @@ class Phases {
       }
       return all;
     };
-    if (Result<bool> gone = turn_until(all_gone, kLeaseTime, "be missed when dead"); !gone || !*gone)
+    if (Result<bool> gone = turn_until(all_gone, kLeaseTime, "look-ups did not cease to name the dead");
+        !gone || !*gone)
       return failure(gone);
     std::vector<double> times;
     for (std::uint32_t i = 0; i < num_dead; ++i)
@@ -122,7 +126,7 @@ class Phases {
     row_["dead_noticed_s_max"] = times.back();
     std::vector<std::uint32_t> nodes;
     for (std::uint32_t i = 0; i < num_dead; ++i) nodes.push_back(dead(i, num_dead));
-    return restart(nodes, false, "come back");
+    return restart(nodes, false, "nodes did not come back");
   }
 
   /// One in ten leaves and comes back, eight at a time, under traffic.
@@ -131,7 +135,7 @@ class Phases {
     for (std::uint32_t node = 5; node < num_nodes_; node += 10) nodes.push_back(node);
     fleet_.take_lookups();
     const TimeNs begun = fleet_.now();
-    if (Result<void> done = restart(nodes, true, "restart one after the other"); !done) return done;
+    if (Result<void> done = restart(nodes, true, "nodes did not restart one after the other"); !done) return done;
     row_["rolling_s"] = seconds(fleet_.now() - begun);
     LookupTimes lookups = fleet_.take_lookups();
     row_["rolling_lookup_us_p99"] = percentile(lookups.us, 99);
@@ -148,7 +152,7 @@ class Phases {
     if (!is_alone) {
       if (Result<void> over = turn_for(5 * kSecond); !over) return over;
       if (Result<bool> answered = turn_until([&] { return fleet_.num_waiting() < num_nodes_ / 10 + 5; }, kPatience,
-                                             "get answers without one replica");
+                                             "nodes did not get answers without one replica");
           !answered || !*answered)
         return failure(answered);
       const std::optional<TimeNs> last = fleet_.last_slow(100 * kMillisecond);
@@ -159,8 +163,8 @@ class Phases {
     const TimeNs begun = fleet_.now();
     if (Result<void> started = controllers_.start_again(0); !started) return started;
     if (!is_alone) return turn_for(kWarmUp);
-    if (Result<bool> there =
-            turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience, "register after a restart");
+    if (Result<bool> there = turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience,
+                                        "nodes did not register after a restart");
         !there || !*there)
       return failure(there);
     row_["restart_register_s"] = seconds(fleet_.now() - begun);
@@ -216,6 +220,7 @@ class Phases {
   std::uint32_t dead(std::uint32_t i, std::uint32_t num_dead) const { return i * (num_nodes_ / num_dead); }
 
   Result<void> restart(const std::vector<std::uint32_t>& nodes, bool with_goodbye, const char* what) {
+    const TimeNs end = fleet_.now() + kRestartsTime;
     for (std::size_t next = 0; next < nodes.size();) {
       std::vector<std::uint32_t> some;
       for (; next < nodes.size() && some.size() < kAtOnce; ++next) {
@@ -226,7 +231,8 @@ class Phases {
       const auto are_up = [&] {
         return std::all_of(some.begin(), some.end(), [&](std::uint32_t node) { return fleet_.is_up(node); });
       };
-      if (Result<bool> up = turn_until(are_up, kPatience, what); !up || !*up) return failure(up);
+      if (Result<bool> up = turn_until(are_up, std::min(kPatience, end - fleet_.now()), what); !up || !*up)
+        return failure(up);
     }
     return {};
   }
@@ -245,8 +251,8 @@ class Phases {
       fleet_.turn();
     }
     if (what != nullptr)
-      row_["broke"] = fmt::format("nodes did not {} within {:.0f} s ({} of {} are up){}", what, seconds(patience),
-                                  fleet_.num_up(), num_nodes_, fleet_.refusal().empty() ? "" : ": " + fleet_.refusal());
+      row_["broke"] = fmt::format("{} within {:.0f} s ({} of {} are up){}", what, seconds(patience), fleet_.num_up(),
+                                  num_nodes_, fleet_.refusal().empty() ? "" : ": " + fleet_.refusal());
     return false;
   }
   static Result<void> failure(const Result<bool>& reached) {
