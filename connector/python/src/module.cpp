@@ -16,6 +16,7 @@
 #include "connector/python/src/python_error.h"
 #include "connector/python/src/running_reader.h"
 #include "connector/runtime/config.h"
+#include "connector/runtime/net_address.h"
 #include "connector/runtime/scheduler_node.h"
 #include "connector/runtime/worker_node.h"
 #include "transport/base/fingerprint.h"
@@ -28,7 +29,13 @@ namespace {
 using namespace kvferry;
 
 ConnectorConfig config_from(const std::string& extra_json) {
-  return unwrap(load_config(extra_json, [](const char* name) { return std::getenv(name); }));
+  ConnectorConfig config = unwrap(load_config(extra_json, [](const char* name) { return std::getenv(name); }));
+  if (!config.advertise_host.empty()) {
+    Result<std::string> address = address_of_this_host(config.advertise_host, config.controller);
+    if (!address) address = std::move(address).error().with("advertise_host");
+    config.advertise_host = unwrap(std::move(address));
+  }
+  return config;
 }
 
 std::string_view view(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
