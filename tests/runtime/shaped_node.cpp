@@ -8,19 +8,9 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "tests/runtime/or_throw.h"
+
 namespace kvferry {
-namespace {
-
-template <class T>
-T value_or_throw(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().what);
-  return std::move(result).value();
-}
-void ok_or_throw(const Result<void>& result) {
-  if (!result) throw std::runtime_error(result.error().what);
-}
-
-}  // namespace
 
 std::string NodeShape::name() const {
   std::string layers;

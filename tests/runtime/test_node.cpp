@@ -7,12 +7,6 @@
 namespace kvferry {
 namespace {
 
-template <class T>
-T value_or_throw(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().what);
-  return std::move(result).value();
-}
-
 float value_at(float seed, std::uint32_t layer, std::uint32_t plane, std::uint32_t head, std::uint32_t token,
                std::uint32_t dim) {
   return seed * 1000.0F + static_cast<float>(token) +

@@ -12,6 +12,7 @@
 #include "connector/runtime/worker_node.h"
 #include "controller/server.h"
 #include "tests/device/sim_packer.h"
+#include "tests/runtime/or_throw.h"
 
 namespace kvferry {
 
@@ -48,15 +49,11 @@ class TestNode {
   /// One engine step: plan, copies, report. `between` stands for the forward.
   template <class Forward>
   void step(const StepInput& input, Forward between) {
-    const Result<void> begun = worker->begin_step(scheduler->build_step(input));
-    if (!begun) throw std::runtime_error(begun.error().what);
+    ok_or_throw(worker->begin_step(scheduler->build_step(input)));
     worker->load();
     between();
     worker->save();
-    if (const auto report = worker->take_report()) {
-      if (const Result<void> done = scheduler->worker_report(*report); !done)
-        throw std::runtime_error(done.error().what);
-    }
+    if (const auto report = worker->take_report()) ok_or_throw(scheduler->worker_report(*report));
   }
   void step() {
     step({}, [] {});
