@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "connector/core/promises.h"
+#include "transport/base/fingerprint.h"
 
 namespace kvferry {
 
@@ -11,7 +12,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   reply.verdicts.assign(offer.chunks.size(), static_cast<std::uint8_t>(PushVerdict::kLater));
   if (offer.fingerprint != config_.fingerprint) {
     reply.refused =
-        fmt::format("different models on the two sides: here '{}', there '{}'", config_.fingerprint, offer.fingerprint);
+        "different models on the two sides: " + fingerprint_difference(config_.fingerprint, offer.fingerprint);
     return reply;
   }
   if (offer.num_ranks != config_.num_ranks) return reply;  // not shaped alike: pulled
