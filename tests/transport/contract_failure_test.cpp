@@ -1,4 +1,8 @@
 // Whatever ends in mid-transfer, each accepted transfer completes exactly once and memory is quiet by then.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <map>
 
 #include "tests/transport/contract.h"
@@ -8,6 +12,20 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+
+/// Stops all threads of this process, as a host does that is paused or moved.
+void pause_this_process(std::chrono::milliseconds time) {
+  const pid_t own = ::getpid();
+  const pid_t waker = ::fork();
+  ASSERT_GE(waker, 0);
+  if (waker == 0) {  // nothing but system calls: the other threads' locks are copied as they were
+    ::kill(own, SIGSTOP);
+    ::usleep(static_cast<useconds_t>(time.count()) * 1000);
+    ::kill(own, SIGCONT);
+    ::_exit(0);
+  }
+  ::waitpid(waker, nullptr, 0);
+}
 
 template <class Backend>
 class TransportFailures : public TransportContract<Backend> {};
@@ -126,6 +144,28 @@ TYPED_TEST(TransportFailures, AStoppedPeerThatOwesAnAnswerIsLostAndMayComeBack) 
     const PeerId again = this->connect_and_pull(*remote);
     EXPECT_TRUE(again != peer || !this->fixture_.needs_running_remote());
   }
+  this->expect_nothing_more();
+}
+
+TYPED_TEST(TransportFailures, APauseOfBothSidesLosesNobody) {
+  if (!this->fixture_.notices_silence()) GTEST_SKIP() << "silence is not noticed here";
+  const auto known = this->fixture_.make_remote(kBytes), stranger = this->fixture_.make_remote(kBytes);
+  this->connect_and_pull(*known);
+  std::map<TransferId, int> num_completions;
+  for (const auto& remote : {known.get(), stranger.get()}) {
+    remote->stop();
+    const PeerId peer = this->transport_->connect(remote->address()).value();
+    num_completions[this->transport_->submit(this->pull(*remote, peer, {{0, 0, kBytes}})).value()] = 0;
+  }
+  wait_until_posted(*this->transport_);
+  pause_this_process(std::chrono::milliseconds(2500));          // a stopped peer would be lost in that time
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // and be it that the peers come later
+  for (const auto& remote : {known.get(), stranger.get()}) remote->go_on();
+  for (const Completion& completion : wait_completions(*this->transport_, 2)) {
+    EXPECT_EQ(completion.code, ErrorCode::kOk) << completion.what;
+    ++num_completions[completion.id];
+  }
+  for (const auto& [id, count] : num_completions) EXPECT_EQ(count, 1);
   this->expect_nothing_more();
 }
 

@@ -174,6 +174,8 @@ ShmLink::Transfers::iterator ShmLink::most_urgent() {
 
 bool ShmLink::advance(TimeNs now) {
   if (is_failed_ || !socket_) return false;
+  // A peer is silent only while this thread listens: a host that paused has paused the peer on it as well.
+  if (now - std::exchange(advanced_at_, now) >= options_.silence_ns / 2 && owed_since_ != 0) owed_since_ = now;
   if (owed_since_ != 0 && now - std::max(owed_since_, heard_at_) >= options_.silence_ns) {
     fail(fmt::format("the peer has given no sign of life for {} ms", options_.silence_ns / kMillisecond));
     return true;
@@ -194,7 +196,7 @@ bool ShmLink::advance(TimeNs now) {
 TimeNs ShmLink::next_deadline() const {
   if (is_failed_ || !socket_) return ProgressLoop::kNever;
   if (is_blocked_) return tried_at_ + kRetryNs;
-  return owed_since_ == 0 ? ProgressLoop::kNever : std::max(owed_since_, heard_at_) + options_.silence_ns;
+  return owed_since_ == 0 ? ProgressLoop::kNever : advanced_at_ + options_.silence_ns / 4;
 }
 
 Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) {

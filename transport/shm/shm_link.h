@@ -87,8 +87,9 @@ class ShmLink {
   std::string why_;
   bool is_blocked_ = false;  // the last piece could not be done: wait for the peer
   TimeNs heard_at_ = 0;
-  TimeNs owed_since_ = 0;  // the peer has to answer; 0: nothing
-  TimeNs tried_at_ = 0;    // the blocked piece, last
+  TimeNs owed_since_ = 0;   // the peer has to answer; 0: nothing
+  TimeNs advanced_at_ = 0;  // when this thread looked last
+  TimeNs tried_at_ = 0;     // the blocked piece, last
 };
 
 }  // namespace kvferry::shm

@@ -147,6 +147,10 @@ bool Engine::advance(TimeNs now) {
 }
 
 void Engine::check(TimeNs now) {
+  // A peer is silent only while this thread listens: who was paused for half of the time asks anew.
+  if (now - check_at_ >= options_.silence_ns / 4) {
+    for (const auto& [id, connection] : connections_) connection->forgive(now);
+  }
   bool is_owed = greeter_.check(now);
   for (const auto& [peer, link] : outbound_) is_owed |= link->check(now);
   std::vector<InboundLink*> inbound;

@@ -64,9 +64,10 @@ void UcxPeer::on_welcome(const Welcome& welcome) {
 
 void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
   const bool owes = !is_failed() && (state_ == State::kConnecting || num_posted > 0 || num_asked > 0);
-  if (!std::exchange(owed_, owes) && owes) heard_at_ = pinged_at_ = now;
-  if (!owes) return;
-  if (const TimeNs deadline = watch_deadline(silence_ns); now < deadline) return;
+  // A peer is silent only while this thread listens: who was paused asks anew.
+  const bool was_away = now - std::exchange(watched_at_, now) >= silence_ns / 2;
+  if ((!std::exchange(owed_, owes) || was_away) && owes) heard_at_ = pinged_at_ = now;
+  if (!owes || now < verdict_at(silence_ns)) return;
   // A connection that is being made, or one that was asked: only then is it the peer that was silent, and not this
   // thread that had no time to listen.
   if (state_ == State::kConnecting || pinged_at_ > heard_at_)
@@ -78,6 +79,10 @@ void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
 
 TimeNs UcxPeer::watch_deadline(TimeNs silence_ns) const {
   if (!owed_ || is_failed()) return 0;
+  return std::min(verdict_at(silence_ns), watched_at_ + silence_ns / 4);
+}
+
+TimeNs UcxPeer::verdict_at(TimeNs silence_ns) const {
   if (state_ == State::kConnecting) return heard_at_ + silence_ns;
   return pinged_at_ > heard_at_ ? pinged_at_ + silence_ns - silence_ns / 4 : heard_at_ + silence_ns / 4;
 }

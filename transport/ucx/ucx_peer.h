@@ -68,6 +68,8 @@ class UcxPeer {
  private:
   enum class State { kIdle, kConnecting, kReady, kFailed, kClosed };
   std::set<std::string> lanes() const;
+  /// When a peer that owes something and stays silent is asked, or given up.
+  TimeNs verdict_at(TimeNs silence_ns) const;
 
   UcpWorker& worker_;
   const PeerId id_;
@@ -79,6 +81,7 @@ class UcxPeer {
   TimeNs drain_deadline_ = 0;
   TimeNs heard_at_ = 0;  // or began to owe something
   TimeNs pinged_at_ = 0;
+  TimeNs watched_at_ = 0;  // when watch() was called last
   bool owed_ = false;
   bool prefers_packing_ = false;
   ucs_status_ptr_t hello_request_ = nullptr;
