@@ -102,6 +102,12 @@ CopyRange PushEngine::layers(const Item& item, std::uint32_t first, std::uint32_
   return {item.chunk.slot * parts_.chunk_bytes + first * bytes, first * bytes, (end - first) * bytes};
 }
 
+/// How many layers may be sent. The last one waits for the end of the save, which it tells the transfer.
+std::uint32_t PushEngine::layers_ready(const Item& item) const {
+  if (item.is_whole) return parts_.num_layers;
+  return std::min(static_cast<std::uint32_t>(item.layer_sums.size()), parts_.num_layers - 1);
+}
+
 /// Does for this chunk what can be done now.
 void PushEngine::advance(std::uint64_t id, std::uint32_t index) {
   Push& push = pushes_.at(id);
@@ -130,7 +136,8 @@ void PushEngine::advance(std::uint64_t id, std::uint32_t index) {
 }
 
 void PushEngine::begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item) {
-  if (!item.is_whole && item.layer_sums.empty()) return;
+  const std::uint32_t num_layers = layers_ready(item);
+  if (num_layers == 0) return;
   const Result<PeerId> peer = parts_.transport.connect(push.order->remote_address);
   if (!peer) {
     item.failed = true;
@@ -143,12 +150,11 @@ void PushEngine::begin(Push& push, std::uint64_t id, std::uint32_t index, Item& 
     transfer.checksums.push_back(item.checksum);
   } else {
     transfer.is_fed = true;
-    for (std::uint32_t layer = 0; layer < item.layer_sums.size(); ++layer) {
+    for (std::uint32_t layer = 0; layer < num_layers; ++layer) {
       transfer.ranges.push_back(layers(item, layer, layer + 1));
       transfer.checksums.push_back(item.layer_sums[layer]);
     }
   }
-  const auto num_layers = static_cast<std::uint32_t>(item.layer_sums.size());
   const Result<TransferId> started = parts_.transport.submit(std::move(transfer));
   if (started) {
     item.transfer = *started;
@@ -167,9 +173,7 @@ void PushEngine::begin(Push& push, std::uint64_t id, std::uint32_t index, Item& 
 /// What lies in the slot since the last time.
 void PushEngine::feed(Item& item) {
   if (item.is_fed_whole) return;
-  const std::uint32_t ready = item.is_whole
-                                  ? parts_.num_layers
-                                  : std::min(static_cast<std::uint32_t>(item.layer_sums.size()), parts_.num_layers - 1);
+  const std::uint32_t ready = layers_ready(item);
   if (ready == item.layers_fed) return;
   std::vector<CopyRange> ranges;
   std::vector<std::uint64_t> checksums;

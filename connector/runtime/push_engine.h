@@ -96,6 +96,7 @@ class PushEngine {
   void begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item);
   CopyRange layers(const Item& item, std::uint32_t first, std::uint32_t end) const;
   std::uint64_t layer_bytes(const Item& item) const;
+  std::uint32_t layers_ready(const Item& item) const;
   void end(std::uint64_t id, std::uint32_t index, Item& item, bool ok, std::string what);
   void drop(std::uint64_t id);
   void lend(const LendOrder& order);

@@ -46,6 +46,7 @@ class Pushes : public ::testing::Test {
       node.step({{{made.id, done, now, table}}, {}}, [&] {
         node.compute(kSomeBlocks, done, done + now, seed);
         for (std::uint32_t layer = 0; by_layer && layer < TestNode::kLayers; ++layer) node.worker->save_layer(layer);
+        std::this_thread::sleep_for(before_save_);
       });
       done += now;
     }
@@ -68,6 +69,7 @@ class Pushes : public ::testing::Test {
   }
 
   TestController controller_;
+  std::chrono::milliseconds before_save_{0};  // what a forward does after its last layer
 };
 
 TEST_F(Pushes, BringAPromptLayerByLayerBeforeItsRequestComes) {
@@ -81,6 +83,14 @@ TEST_F(Pushes, BringAPromptLayerByLayerBeforeItsRequestComes) {
   EXPECT_EQ(prefiller.scheduler->metrics()["push_failures_total"], 0);
   EXPECT_TRUE(eventually([&] { return prefiller.scheduler->metrics()["open_pushes"] == 0; }));
   EXPECT_EQ(decoder.scheduler->metrics()["open_loans"], 0);
+}
+
+TEST_F(Pushes, EndWhereTheirPlaceIsFoundBetweenTheLastLayerAndTheSave) {
+  TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
+  before_save_ = 300ms;  // the first contact takes a few
+  prefill(prefiller, "p", prompt(24), 1, endpoint(decoder));
+  ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
+  EXPECT_EQ(load(decoder, request("d", prompt(24)), 1), 23u);
 }
 
 TEST_F(Pushes, GoWholeWhereLayersAreNotTold) {
