@@ -20,6 +20,10 @@ FIRST_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 300, 100, 100
 SYSTEM_TOKENS, USER_TOKENS = 4 * CHUNK_TOKENS, CHUNK_TOKENS + 20
 SHORT_ANSWER_TOKENS = 20
 TELL_S = 20.0  # three servers on two cores
+# The first contact of two servers on busy cores may take longer than a request waits; who did not answer is left alone
+# for 5 s. Then another conversation shows what the first could not.
+FIRST_CONTACTS = 3
+PAUSE_S = 6.0
 
 
 def tokens(seed: int, count: int) -> list[int]:
@@ -45,7 +49,7 @@ class Known:
 
 @pytest.fixture(scope="module")
 def known(reference: Reference) -> Known:
-    firsts = [tokens(701 + number, FIRST_TOKENS) for number in range(2)]
+    firsts = [tokens(701 + number, FIRST_TOKENS) for number in range(1 + FIRST_CONTACTS)]
     answers = [found.tokens for found in reference.generations(firsts, ANSWER_TOKENS)]
     seconds = [first + answer + tokens(711, QUESTION_TOKENS) for first, answer in zip(firsts, answers, strict=True)]
     second_answers = [found.tokens for found in reference.generations(seconds, SHORT_ANSWER_TOKENS)]
@@ -119,16 +123,19 @@ def test_the_second_turn_is_prefilled_from_what_decode_computed_in_the_first(
 
 
 def test_a_decode_server_uses_what_another_one_decoded(deployment: ProxyDeployment, known: Known) -> None:
-    talk = known.talks[1]
     first, second = deployment.decodes
-    had = deployment.nodes()["d0"]["chunks"]
-    assert ask(first.url, talk.first, ANSWER_TOKENS) == words(talk.answer)  # alone: no prefill server has any of it
-    settled(first)
     shared = (FIRST_TOKENS + ANSWER_TOKENS) // CHUNK_TOKENS
-    wait_until_told(deployment, "d0", had + shared)
-    before, before_first = settled(second), metrics(first)
-    assert ask(second.url, talk.second, SHORT_ANSWER_TOKENS) == words(talk.second_answer)
-    grown, grown_first = growth(before, settled(second)), growth(before_first, settled(first))
+    for talk in known.talks[1:]:
+        had = deployment.nodes()["d0"]["chunks"]
+        assert ask(first.url, talk.first, ANSWER_TOKENS) == words(talk.answer)  # no prefill server has any of it
+        settled(first)
+        wait_until_told(deployment, "d0", had + shared)
+        before, before_first = settled(second), metrics(first)
+        assert ask(second.url, talk.second, SHORT_ANSWER_TOKENS) == words(talk.second_answer)
+        grown, grown_first = growth(before, settled(second)), growth(before_first, settled(first))
+        if grown["kvferry_pulled_chunks_total"] >= shared:
+            break
+        time.sleep(PAUSE_S)
     assert grown["kvferry_pulled_chunks_total"] >= shared, grown
     assert grown["kvferry_hit_tokens_total"] >= shared * CHUNK_TOKENS
     assert grown_first["kvferry_leases_granted_total"] >= 1

@@ -15,7 +15,6 @@ import aiohttp
 import pytest
 from kvferry_launch.answers import Generation
 from kvferry_launch.client import VllmClient, completion_body, text_of
-from kvferry_launch.pair import own_cores
 from kvferry_launch.paths import KVFERRY
 from kvferry_launch.prompts import PromptSet
 from kvferry_launch.servers import KvConnector, VllmServer
@@ -128,7 +127,7 @@ async def _join_drain_and_die(deployment: ProxyDeployment, texts: list[list[str]
         # A decode server joins. It starts on the same cores, so that clients leave it some of them; beside the prefill
         # server: vLLM's workers spin for a second after each step, and who starts on such a core gets next to nothing.
         sent.pause_s = STARTING_PAUSE_S
-        joined = deployment.server("d1", "kv_consumer", own_cores()[0])
+        joined = deployment.server("d1", "kv_consumer")
         await asyncio.to_thread(joined.wait_ready, START_TIMEOUT_S)
         ready_at = time.monotonic()
         while (await served(joined)) == 0:
