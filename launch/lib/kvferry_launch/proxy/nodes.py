@@ -117,12 +117,18 @@ class Nodes:
         return node.ready and not node.draining and now - node.missed_at < FORGET_S
 
     async def _check_health(self) -> None:
-        while True:
-            waiting = [node for node in self.known.values() if not node.ready]
-            await asyncio.gather(*(self._check(node) for node in waiting))
-            if waiting:
-                self._count()
-            await asyncio.sleep(HEALTH_INTERVAL_S)
+        """Each on its own: a host that is gone keeps its check waiting, and nobody else's."""
+        checks: dict[str, asyncio.Task[None]] = {}  # by URL
+        try:
+            while True:
+                checks = {url: check for url, check in checks.items() if not check.done()}
+                for node in self.known.values():
+                    if not node.ready and node.serves not in checks:
+                        checks[node.serves] = asyncio.create_task(self._check(node))
+                await asyncio.sleep(HEALTH_INTERVAL_S)
+        finally:
+            for check in checks.values():
+                check.cancel()
 
     async def _check(self, node: Node) -> None:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
@@ -131,6 +137,7 @@ class Nodes:
                 node.ready = answer.status == 200
             if node.ready:
                 logger.info("%s at %s takes requests", node.engine_id, node.serves)
+        self._count()
 
     def failed(self, node: Node) -> None:
         """Its server did not do what it was asked: it gets nothing new before it is healthy again."""

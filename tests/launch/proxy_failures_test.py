@@ -1,0 +1,239 @@
+"""launch/proxy in front of stand-ins: what happens when servers or clients fail."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kvferry_launch.proxy import bodies
+from kvferry_launch.proxy.nodes import HEALTH_INTERVAL_S
+from kvferry_launch.proxy.streams import Stream, gives_the_same_again
+from proxy_stand_ins import DEADLINE_S, Cluster, eventually, run
+
+
+def test_a_bad_request_is_passed_on_unchanged() -> None:
+    async def test(c: Cluster) -> None:
+        async def refuse(_: web.Request) -> web.Response:
+            return web.json_response({"error": {"message": "max_tokens is -1"}}, status=400)
+
+        c.prefills[0].on_request = refuse
+        assert await c.post({"prompt": "a"}) == (400, {"error": {"message": "max_tokens is -1"}})
+        assert c.num_got() == {"p0": 1, "p1": 0, "d0": 0, "d1": 0}
+        assert await c.post(b"{nonsense") == (400, {"error": "no JSON"})
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["dead", "broken", "status"])
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_who_fails_before_the_first_byte_is_replaced(kind: str, how: str, stream: bool) -> None:
+    async def test(c: Cluster) -> None:
+        victim = c.prefills[0] if kind == "prefill" else c.decodes[0]
+
+        async def fail(request: web.Request) -> web.Response | None:
+            if how == "status":
+                return web.json_response({"error": "engine dead"}, status=500)
+            assert request.transport is not None
+            request.transport.abort()
+            return None
+
+        victim.on_request = fail
+        if how == "dead":
+            await victim.kill()
+        status, answer = await c.post({"prompt": "a", "stream": stream})
+        assert status == 200, answer
+        other = "p1" if kind == "prefill" else "d1"
+        assert c.num_got()[other] == 1
+        if kind == "decode":
+            assert ("[DONE]" in answer) if stream else answer == {"choices": [{"text": "text of d1"}]}
+            assert len(c.prefills[0].got) == 2, "the other pair begins anew"
+            assert c.prefills[0].got[1]["kv_transfer_params"]["kvferry_push_to"]["engine_id"] == "d1"
+            assert c.prefills[0].headers[0]["X-Request-Id"] != c.prefills[0].headers[1]["X-Request-Id"]
+        asked_first = kind == "prefill" and how == "dead"  # for the tokens
+        assert await c.metric(rf'kvferry_proxy_retries_total\{{role="{kind}"\}}') == (0 if asked_first else 1)
+
+    run(test)
+
+
+def test_who_fails_gets_nothing_new_before_it_is_healthy() -> None:
+    async def test(c: Cluster) -> None:
+        async def fail(_: web.Request) -> web.Response:
+            return web.Response(status=503)
+
+        c.decodes[0].on_request, c.decodes[0].healthy = fail, False
+        for _ in range(3):
+            assert (await c.post({"prompt": "a"}))[0] == 200
+        assert c.num_got()["d0"] == 1
+        assert "d0" in c.controller.asked[-1]["exclude"]
+        c.decodes[0].on_request, c.decodes[0].healthy = None, True
+        await eventually(lambda: c.door.nodes.known["d0"].ready)
+        await c.post({"prompt": "a"})
+        assert c.num_got()["d0"] == 2
+
+    run(test)
+
+
+def test_nobody_is_tried_twice_though_its_health_page_answers() -> None:
+    async def test(c: Cluster) -> None:
+        async def fail(_: web.Request) -> web.Response:
+            await asyncio.sleep(2 * HEALTH_INTERVAL_S)  # the one that failed before is healthy again
+            return web.Response(status=500)
+
+        for server in c.prefills:
+            server.on_request = fail
+        assert (await c.post({"prompt": "a"}))[0] == 200, "decode does it alone at last"
+        assert c.num_got() == {"p0": 1, "p1": 1, "d0": 1, "d1": 0}
+
+    run(test)
+
+
+def test_tries_are_bounded_and_the_last_answer_is_told() -> None:
+    async def test(c: Cluster) -> None:
+        async def fail(_: web.Request) -> web.Response:
+            return web.json_response({"error": "engine dead"}, status=500)
+
+        for server in c.prefills:
+            server.on_request = fail
+        for server in c.decodes:
+            await server.kill()
+        status, answer = await c.post({"prompt": "a"})
+        assert status in (500, 502)
+        assert "error" in answer
+        assert sum(c.num_got().values()) <= 3
+
+    run(test)
+
+
+def test_a_server_that_dies_in_the_middle_of_a_stream_ends_it_with_an_error_event() -> None:
+    async def test(c: Cluster) -> None:
+        c.decodes[0].hold.clear()
+        async with c.session.post(c.url + bodies.COMPLETIONS, json={"prompt": "a", "stream": True}) as answer:
+            assert await answer.content.readany() == b'data: {"n": 0}\n\n'
+            await c.decodes[0].kill()
+            rest = (await answer.content.read()).decode()
+        events = [line.removeprefix("data: ") for line in rest.splitlines() if line]
+        message = json.loads(events[0])["error"]["message"]
+        assert "decode server d0" in message
+        assert "ended in the middle" in message
+        assert events[1:] == ["[DONE]"]
+        assert c.num_got()["d1"] == 0, "it may answer otherwise, and the client has a part"
+        assert await c.metric("kvferry_proxy_broken_streams_total") == 1
+
+    run(test)
+
+
+async def interrupted(c: Cluster, path: str, body: dict[str, Any]) -> list[Any]:
+    """The events of a stream whose server dies after the first one."""
+    c.decodes[0].hold.clear()
+    async with c.session.post(c.url + path, json={"stream": True, **body}) as answer:
+        first = await answer.content.readany()
+        await c.decodes[0].kill()
+        text = (first + await answer.content.read()).decode()
+    return [event if (event := line.removeprefix("data: ")) == "[DONE]" else json.loads(event)
+            for line in text.splitlines() if line]
+
+
+@pytest.mark.parametrize("fixed", [{"temperature": 0}, {"temperature": 0.8, "seed": 3}])
+@pytest.mark.parametrize("path", [bodies.COMPLETIONS, bodies.CHAT])
+def test_another_server_goes_on_with_a_stream_that_can_be_repeated(path: str, fixed: dict[str, Any]) -> None:
+    async def test(c: Cluster) -> None:
+        c.decodes[0].texts = ["one two", " three", " four"]
+        c.decodes[1].texts = ["one", " two th", "ree", " four"]
+        body = {"messages": []} if path == bodies.CHAT else {"prompt": "a"}
+        *events, usage, end = await interrupted(c, path, body | fixed)
+        choices = [event["choices"][0] for event in events]
+        texts = [choice["delta"]["content"] if path == bodies.CHAT else choice["text"] for choice in choices]
+        assert texts == ["one two", " th", "ree", " four"]
+        assert {event["id"] for event in events} == {"of-d0"}, "one answer has one name"
+        assert [choice["finish_reason"] for choice in choices] == [None, None, None, "length"]
+        assert (usage["usage"], end) == ({"completion_tokens": 6}, "[DONE]")
+        assert c.num_got()["d1"] == 1
+        assert c.num_got()["p0"] == 2, "the other server needs its prompt too"
+        assert await c.metric("kvferry_proxy_continued_streams_total") == 1
+        assert await c.metric("kvferry_proxy_broken_streams_total") == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("other", ["one too", "one"])
+def test_a_stream_does_not_go_on_with_other_text(other: str) -> None:
+    async def test(c: Cluster) -> None:
+        c.decodes[0].texts = ["one two", " three"]
+        c.decodes[1].texts = [other, " or not"]
+        *events, end = await interrupted(c, bodies.COMPLETIONS, {"prompt": "a", "temperature": 0})
+        assert [event["choices"][0]["text"] for event in events[:-1]] == ["one two"]
+        assert "with other text" in events[-1]["error"]["message"]
+        assert end == "[DONE]"
+        assert await c.metric("kvferry_proxy_broken_streams_total") == 1
+
+    run(test)
+
+
+def test_a_stream_that_no_server_goes_on_with_ends_in_an_error_event() -> None:
+    async def test(c: Cluster) -> None:
+        c.decodes[0].texts = ["one", " two"]
+        *events, end = await interrupted(c, bodies.COMPLETIONS, {"prompt": "a", "temperature": 0})
+        assert "decode server d0" in events[-1]["error"]["message"]
+        assert end == "[DONE]"
+
+    run(test, num_decode=1)
+
+
+def test_a_stream_outlives_two_servers_and_events_that_were_cut() -> None:
+    def event(content: str, **more: Any) -> bytes:
+        return f"data: {json.dumps({'choices': [{'delta': {'content': content}, **more}]})}\n\n".encode()
+
+    stream = Stream(bodies.CHAT, {"temperature": 0})
+    got = b""
+    for server in ([event(""), event("a b"), event(" c")[:20]],
+                   [event(""), event("a")[:9], event("a")[9:] + event(" b") + event(" c"), event(" d")[:-1]],
+                   [event("a b c d"), event(" e", finish_reason="stop") + b"data: [DONE]\n\n"]):
+        stream.begin()
+        got += b"".join(stream.feed(piece) for piece in server)
+    texts = [json.loads(line[6:])["choices"][0]["delta"]["content"] for line in got.splitlines()
+             if line and not line.endswith(b"[DONE]")]
+    assert texts == ["", "a b", " c", " d", " e"]
+    assert stream.done
+
+
+@pytest.mark.parametrize("more", [{"n": 2}, {"logprobs": 1}, {"temperature": 1.0}, {"echo": True}, {"tools": [{}]}])
+def test_what_can_not_be_repeated_or_cut_is_not_sent_again(more: dict[str, Any]) -> None:
+    assert gives_the_same_again(bodies.COMPLETIONS, {"temperature": 0})
+    assert not gives_the_same_again(bodies.COMPLETIONS, {"temperature": 0} | more)
+    assert not gives_the_same_again(bodies.GENERATE, {"temperature": 0})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_ends_the_request_at_the_server(stream: bool) -> None:
+    async def test(c: Cluster) -> None:
+        c.decodes[0].hold.clear()
+        asking = asyncio.create_task(c.post({"prompt": "a", "stream": stream}))
+        await eventually(lambda: len(c.decodes[0].got) == 1)
+        await asyncio.sleep(0.1)  # a stream's first event is out
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await eventually(lambda: c.decodes[0].cancelled == 1)
+        await eventually(lambda: all(node.in_flight == 0 for node in c.door.nodes.known.values()))
+        assert await c.metric("kvferry_proxy_cancelled_total") == 1
+        assert await c.metric("kvferry_proxy_in_flight") == 0
+        assert c.num_got()["d1"] == 0
+
+    run(test)
+
+
+def test_a_client_that_goes_away_ends_a_prefill_too() -> None:
+    async def test(c: Cluster) -> None:
+        async def wait(_: web.Request) -> None:
+            await asyncio.sleep(DEADLINE_S)
+
+        c.prefills[0].on_request = wait
+        asking = asyncio.create_task(c.post({"prompt": "a"}))
+        await eventually(lambda: len(c.prefills[0].got) == 1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await eventually(lambda: c.prefills[0].cancelled == 1)
+        assert c.num_got()["d0"] == 0
+
+    run(test)
