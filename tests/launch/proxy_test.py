@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from kvferry_launch.paths import REPO
-from kvferry_launch.proxy import bodies, nodes
+from kvferry_launch.proxy import adapters, bodies, nodes
 from kvferry_launch.proxy.nodes import HEALTH_INTERVAL_S
 from proxy_stand_ins import DEADLINE_S, TOKENS, Cluster, FakeVllm, eventually, run
 
@@ -94,6 +94,38 @@ def test_models_health_and_metrics() -> None:
         for stage in ("tokenize", "pair", "prefill", "rest", "total"):
             assert f'kvferry_proxy_stage_seconds_count{{stage="{stage}"}} 1.0' in text, stage
         assert 'kvferry_proxy_nodes{role="kv_producer",state="ready"} 2.0' in text
+
+    run(test)
+
+
+def test_a_prompt_of_an_adapter_is_paired_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "ASK_INTERVAL_S", 0.0)
+
+    async def test(c: Cluster) -> None:
+        told = c.decodes[0].models
+        told.append({"id": "base", "root": "/models/base", "parent": None})
+        for model in ("base", "sql"):
+            assert (await c.post({"prompt": "a", "model": model}))[0] == 200
+        told.append({"id": "sql", "root": "/adapters/sql", "parent": "base"})
+        for model in ("sql", "base"):
+            body = {"prompt": "a", "model": model, "cache_salt": "s"}
+            assert (await c.post(body, Authorization="Bearer x"))[0] == 200
+        of_interest = ("lora_name", "lora_path", "cache_salt")
+        asked = [{name: one[name] for name in of_interest if name in one} for one in c.controller.asked]
+        assert asked == [{}, {}, {"lora_name": "sql", "lora_path": "/adapters/sql", "cache_salt": "s"},
+                         {"cache_salt": "s"}]
+        assert c.decodes[0].asked_for_models == [None, None, "Bearer x"], "once for each name that was not known"
+
+    run(test)
+
+
+@pytest.mark.parametrize("answer", [{}, {"data": 3}, {"data": [{"root": "x"}]}, [], {"data": [7]}])
+def test_models_that_make_no_sense_are_no_adapters(answer: Any) -> None:
+    async def test(c: Cluster) -> None:
+        c.decodes[0].models_answer = answer
+        for model in ("sql", 7, None, ""):
+            assert (await c.post({"prompt": "a", "model": model}))[0] == 200
+        assert all("lora_name" not in asked for asked in c.controller.asked)
 
     run(test)
 

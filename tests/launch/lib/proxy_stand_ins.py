@@ -50,6 +50,9 @@ class FakeVllm(StandIn):
         self.name, self.role = name, role
         self.got: list[dict[str, Any]] = []
         self.headers: list[Any] = []
+        self.models: list[dict[str, Any]] = []
+        self.models_answer: Any = None  # instead of these
+        self.asked_for_models: list[str | None] = []  # with which authorization
         self.cancelled = 0
         self.healthy = True
         self.asked_for_health = asyncio.Event()  # and got no answer
@@ -69,8 +72,10 @@ class FakeVllm(StandIn):
             await self.answers_health.wait()
         return web.Response(status=200 if self.healthy else 503)
 
-    async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "from": self.name})
+    async def _models(self, request: web.Request) -> web.Response:
+        self.asked_for_models.append(request.headers.get("Authorization"))
+        told = {"object": "list", "from": self.name, "data": self.models}
+        return web.json_response(told if self.models_answer is None else self.models_answer)
 
     async def _tokenize(self, _: web.Request) -> web.Response:
         return web.json_response({"tokens": TOKENS, "count": len(TOKENS)})

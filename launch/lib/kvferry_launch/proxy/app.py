@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from kvferry_launch.proxy import bodies
+from kvferry_launch.proxy.adapters import Adapters
 from kvferry_launch.proxy.bodies import Body
 from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.nodes import Choice, Node, Nodes, NoPairError
@@ -69,6 +70,7 @@ class FrontDoor:
         async with aiohttp.ClientSession(timeout=timeout, connector=connector,
                                          headers={"Accept-Encoding": "identity"}) as session:
             self._session = session
+            self._adapters = Adapters(session)
             self.nodes = Nodes(session, self._options.controller, self._options.name_space, self.metrics,
                                self._options.needs_prefill)
             await self.nodes.refresh()
@@ -103,8 +105,7 @@ class FrontDoor:
             return await self._hand_on(one)
         tokens = await self._tokens(one)
         one.body = bodies.with_tokens(one.path, one.body, tokens)
-        salt = one.body.get("cache_salt")
-        extras = {"cache_salt": salt} if isinstance(salt, str) and salt else {}
+        extras = await self._extras(one)
         failed: set[str] = set()
         failure: ServerError | None = None
         for attempt in range(self._options.tries):
@@ -213,6 +214,16 @@ class FrontDoor:
                 except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
                     self.nodes.failed(node)
         return None
+
+    async def _extras(self, one: "_Request") -> dict[str, str]:
+        """What decides the prompt's KV besides its tokens."""
+        assert one.body is not None
+        extras: dict[str, str] = {}
+        if servers := self.nodes.usable("decode", set()):
+            extras |= await self._adapters.extras(one.body.get("model"), servers[0].serves, one.headers(0))
+        if isinstance(salt := one.body.get("cache_salt"), str) and salt:
+            extras["cache_salt"] = salt
+        return extras
 
     async def _whole(self, node: Node, kind: str, one: "_Request", body: Body, attempt: int) -> web.Response:
         """The whole answer, whatever its status below 500. Errors: ServerError."""

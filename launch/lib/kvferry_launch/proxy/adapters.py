@@ -1,0 +1,49 @@
+"""Which models are LoRA adapters: the KV of their prompts is their own, and keyed by the adapter's name and path."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+KEPT_S = 60.0  # an adapter may come from elsewhere then; until it is seen, only the choice of servers is worse
+ASK_INTERVAL_S = 5.0  # for names that nobody knows
+TIMEOUT_S = 5.0
+
+
+class Adapters:
+    """What servers tell at /v1/models, asked when a request names a model that was not seen lately."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self._known: dict[str, dict[str, str]] = {}  # by the model's name
+        self._asked_at = float("-inf")
+        self._asking = asyncio.Lock()
+
+    async def extras(self, model: Any, url: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """What `POST /pair` has to know of a request to `model`; nothing, where it is no adapter.
+
+        `url`, `headers`: a server to ask, and how."""
+        if not isinstance(model, str) or not model:
+            return {}
+        async with self._asking:
+            age = time.monotonic() - self._asked_at
+            if age > KEPT_S or (model not in self._known and age > ASK_INTERVAL_S):
+                self._known = await self._ask(url, headers) or self._known
+                self._asked_at = time.monotonic()
+        return self._known.get(model, {})
+
+    async def _ask(self, url: str, headers: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        try:
+            timeout = aiohttp.ClientTimeout(TIMEOUT_S)
+            async with self._session.get(f"{url}/v1/models", timeout=timeout, headers=headers) as answer:
+                cards = (await answer.json())["data"] if answer.status == 200 else []
+                return {str(card["id"]): _extras(card) for card in cards}
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+
+def _extras(card: dict[str, Any]) -> dict[str, str]:
+    """vLLM tells of an adapter which model it belongs to, and of both where they lie."""
+    return {"lora_name": str(card["id"]), "lora_path": str(card["root"])} if card.get("parent") else {}
