@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_namespaces import PREFIX
-from cluster_traffic import PAUSE_S, Bench, Tally, Traffic, environment
+from cluster_traffic import CLIENTS, CROWD, PAUSE_S, Bench, Tally, Traffic, environment
 from deployment import Deployment, marked
 from kvferry_launch.answers import growth
 from kvferry_launch.client import RequestError, VllmClient
@@ -184,13 +184,20 @@ class Cluster:
                                    kwargs={"within_s": READY_WITHIN_S, "check": False})
         scaling.start()
         name = "decode-2"
+        nodes: dict[str, dict[str, Any]] = {}
+
+        def is_named() -> bool:
+            nodes.update(self._nodes())
+            return name in nodes
+
         with self._some_of_the_cores():
-            self._until(lambda: name in self._nodes(), f"{name} told the controller of itself", READY_WITHIN_S)
-            url = self._nodes()[name]["serves"]
+            self._until(is_named, f"{name} told the controller of itself", READY_WITHIN_S)
+        url = nodes[name]["serves"]
+        with self._crowd():
             self._until(lambda: is_healthy(f"{url}/health"), f"{name} is healthy", READY_WITHIN_S)
-        ready_at = time.monotonic()
-        self._until(lambda: metrics(url).get("vllm:prompt_tokens_total", 0.0) > 0, f"{name} got a request", 60.0)
-        taken_s = time.monotonic() - ready_at
+            ready_at = time.monotonic()
+            self._until(lambda: metrics(url).get("vllm:prompt_tokens_total", 0.0) > 0, f"{name} got a request", 60.0)
+            taken_s = time.monotonic() - ready_at
         phase.note = f"its first request {taken_s:.1f} s after /health"
         if taken_s > JOINED_WITHIN_S:
             phase.complaints.append(f"a joined server takes traffic after {taken_s:.1f} s, more than "
@@ -246,6 +253,15 @@ class Cluster:
             yield
         finally:
             self.traffic.pause_s = PAUSE_S
+
+    @contextlib.contextmanager
+    def _crowd(self) -> Iterator[None]:
+        """Requests keep coming, more than the servers that are there have done at once: another one is needed."""
+        self.traffic.clients = CROWD
+        try:
+            yield
+        finally:
+            self.traffic.clients = CLIENTS
 
     # ---- what is seen of it ----
     def _state(self) -> dict[str, Any]:

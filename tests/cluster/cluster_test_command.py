@@ -25,7 +25,6 @@ from kvferry_launch.reference import Reference
 # The same sets and lengths as tests/vllm, so that their references serve here as well.
 PROMPT_SETS = (PromptSet(1, 24), PromptSet(2, 24), PromptSet(1, 24, shared_prefixes=3))
 REFERENCE_TOKENS = 100
-CLIENTS = 2
 COLUMNS = ("front door", "phase", "s", "requests", "of vllm bench", "failed", "wrong", "sent again", "slowest s", "")
 
 
@@ -79,7 +78,7 @@ def run(options: argparse.Namespace, folder: Path, say: _Teller) -> dict[str, An
             own = folder / router
             own.mkdir()
             cluster = Cluster(Options((MODELS / "toy").resolve(), own, router, options.quick, settings, say),
-                              lambda url: Traffic(url, prompts, answers, CLIENTS))
+                              lambda url: Traffic(url, prompts, answers))
             try:
                 cluster.run()
             except AssertionError as error:

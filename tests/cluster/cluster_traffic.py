@@ -19,6 +19,8 @@ from kvferry_launch.process import ManagedProcess
 MAX_TOKENS = 40
 TIMEOUT_S = 120.0
 PAUSE_S = 0.5  # of each client between two requests
+CLIENTS = 2
+CROWD = 4  # clients: two decode servers don't have an idle one between them
 DOOR_WITHIN_S = 60.0
 
 # The command `vllm` asks for the version of a distribution that the CPU build does not have.
@@ -50,18 +52,20 @@ class Tally:
 
 
 class Traffic:
-    """`clients` of them, each asks one request after the other, in a thread; every second request is a stream.
+    """`clients` of them, up to CROWD, each asks one request after the other, in a thread; every second request is a
+    stream. `clients` and `pause_s` may change at any time.
 
     A prompt comes again and again: two times out of three with a salt of its own, which makes it a new one for all
     caches. Only while `door_may_break` a request whose connection broke is sent again, once, when the door is back.
     """
 
-    def __init__(self, url: str, prompts: list[list[int]], references: list[Generation], clients: int) -> None:
-        self._url, self._prompts, self._clients = url, prompts, clients
+    def __init__(self, url: str, prompts: list[list[int]], references: list[Generation]) -> None:
+        self._url, self._prompts = url, prompts
         self._texts = [text_of(reference.tokens[:MAX_TOKENS]).split() for reference in references]
         self.tallies: dict[str, Tally] = {}
         self.answered = 0
         self.door_may_break = False
+        self.clients = CLIENTS
         self.pause_s = PAUSE_S
         self._phase = Tally()
         self._turn = 0
@@ -84,10 +88,13 @@ class Traffic:
     async def _run(self) -> None:
         timeout = aiohttp.ClientTimeout(TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as session:
-            await asyncio.gather(*(self._client(session) for _ in range(self._clients)))
+            await asyncio.gather(*(self._client(session, number) for number in range(CROWD)))
 
-    async def _client(self, session: aiohttp.ClientSession) -> None:
+    async def _client(self, session: aiohttp.ClientSession, number: int) -> None:
         while not self._ending.is_set():
+            if number >= self.clients:
+                await asyncio.sleep(0.1)
+                continue
             turn, self._turn = self._turn, self._turn + 1
             await self._one(session, turn, self._phase)
             answered_at = time.monotonic()

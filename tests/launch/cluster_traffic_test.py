@@ -56,7 +56,8 @@ def traffic_before() -> Iterator[Callable[..., Traffic]]:
 
     def before(mischief: Callable[[Any, int, bool], bool], requests: int = 6, may_break: bool = False) -> Traffic:
         door = Door(mischief)
-        traffic = Traffic(door.url, [[7, 8]], [REFERENCE], 1)
+        traffic = Traffic(door.url, [[7, 8]], [REFERENCE])
+        traffic.clients = 1
         made.append((door, traffic))
         traffic.pause_s, traffic.door_may_break = 0.0, may_break
         traffic.begin("tested")
