@@ -81,7 +81,7 @@ def test_a_prompt_that_decode_holds_goes_straight_there(
     before = deployment.metric(r'kvferry_proxy_skipped_prefills_total\{reason="cached"\}')
     assert asyncio.run(ask()).split() == expected(references)[longest]
     question = json.dumps({"token_ids": prompts()[longest]}).encode()
-    with urllib.request.urlopen(f"http://{deployment.http}/pair", data=question, timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{deployment.http}/pair", data=question, timeout=30) as answer:
         pair = json.load(answer)
     assert pair["decode"]["cached_tokens"] >= 256, pair
     assert pair["prefill"]["cached_tokens"] >= 256, pair

@@ -145,7 +145,7 @@ class Deployment:
 
 
 def get(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url, timeout=5.0) as answer:
+    with urllib.request.urlopen(url, timeout=30.0) as answer:
         found: dict[str, Any] = json.loads(answer.read())
         return found
 

@@ -66,7 +66,7 @@ class ProxyDeployment:
         return server
 
     def nodes(self) -> dict[str, dict[str, Any]]:
-        with urllib.request.urlopen(f"http://{self.http}/nodes", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{self.http}/nodes", timeout=30) as answer:
             return {node["engine_id"]: node for node in json.load(answer)["nodes"]}
 
     @property
@@ -77,6 +77,6 @@ class ProxyDeployment:
         stop_all(reversed(self.processes))
 
     def metric(self, pattern: str) -> float:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
             found = re.search(rf"^{pattern} (\S+)$", answer.read().decode(), re.MULTILINE)
         return float(found[1]) if found else 0.0
