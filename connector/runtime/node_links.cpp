@@ -3,11 +3,11 @@
 #include <poll.h>
 
 #include <atomic>
-#include <map>
 #include <thread>
 #include <utility>
 
-#include "connector/runtime/peer_versions.h"
+#include "connector/runtime/directory_link.h"
+#include "connector/runtime/peer_links.h"
 #include "connector/runtime/push_links.h"
 #include "connector/runtime/shapes.h"
 #include "transport/base/log.h"
@@ -31,40 +31,27 @@ constexpr TimeNs kSavePatience = 200 * kMillisecond;
 // Workers hash for readers of another shape, who give up after a second.
 constexpr TimeNs kHashPatience = 600 * kMillisecond;
 
-controller::ChunkEntry entry_of(const ChunkMeta& chunk) {
-  return {chunk.key, chunk.num_tokens, chunk.is_tail, chunk.tail_group.value_or(ChunkKey{})};
-}
-
-ChunkMeta meta_of(const controller::ChunkEntry& chunk) {
-  const bool has_group = chunk.is_tail && chunk.num_tokens >= kTailGroupTokens;
-  return {chunk.key, chunk.num_tokens, chunk.is_tail, has_group ? std::optional(chunk.tail_group) : std::nullopt};
-}
-
-HolderOffer offer_of(const controller::Holder& holder) {
-  HolderOffer offer{holder.engine_id, holder.endpoint, holder.num_full_chunks, {}};
-  for (const controller::ChunkEntry& tail : holder.tails) offer.tails.push_back({tail.key, tail.num_tokens, true, {}});
-  return offer;
-}
-
 }  // namespace
 
 struct NodeLinks::Impl {
   Impl(SharedCore& core, std::unique_ptr<controller::Client> client, std::unique_ptr<ServerSocket> server)
-      : shared(core), directory(std::move(client)), peers(std::move(server)), pushes(push_parts()) {}
+      : shared(core),
+        directory(
+            std::move(client), [this](const auto& event) { tell_core(event); }, clock),
+        peers(std::move(server)),
+        pushes(push_parts()) {}
 
   void run();
   PushLinksParts push_parts();
   void execute(Action action);
   void send_lease(LeaseWanted wanted);
   void send_pull(PullWanted wanted);
-  ClientSocket* link_to(const std::string& endpoint);
   bool take_peer_requests();
   void answer_peers();
   bool is_being_saved(const LeaseRequest& request) const;
   bool answer_other_shapes();
   bool take_peer_answers();
   bool take_worker_outcomes();
-  void take_directory_events();
   /// Calls the core under its lock and queues what it wants done.
   template <class Event>
   void tell_core(Event event) {
@@ -75,17 +62,14 @@ struct NodeLinks::Impl {
   }
 
   SharedCore& shared;
-  std::unique_ptr<controller::Client> directory;
+  SteadyClock clock;
+  DirectoryLink directory;
   std::unique_ptr<ServerSocket> peers;
   std::vector<RankEndpoint> ranks;
-  std::vector<Shard> shards;                                   // [rank]
-  std::vector<std::unique_ptr<ClientSocket>> workers;          // [rank]
-  std::map<std::string, std::unique_ptr<ClientSocket>> links;  // by the other node's endpoint
-  PeerVersions versions;
-  std::map<std::string, std::vector<RankEndpoint>> remote_ranks;  // as its last answer told
-  std::map<std::string, ShardMap> remote_maps;                    // how they are read; empty: its shape is ours
-  std::optional<RunChecksums> run_checksums;                      // once the workers are known
-  std::map<std::uint64_t, std::uint64_t> fetch_of_lookup;         // directory token -> fetch
+  std::vector<Shard> shards;                           // [rank]
+  std::vector<std::unique_ptr<ClientSocket>> workers;  // [rank]
+  PeerLinks links{clock};
+  std::optional<RunChecksums> run_checksums;  // once the workers are known
   struct Asked {
     std::string sender;
     std::uint64_t id = 0;
@@ -99,7 +83,6 @@ struct NodeLinks::Impl {
   EventFd wake;
   std::atomic<bool> stopping{false};
   std::thread thread;
-  SteadyClock clock;
 };
 
 NodeLinks::NodeLinks(SharedCore& shared, std::unique_ptr<controller::Client> directory,
@@ -139,10 +122,7 @@ void NodeLinks::shutdown() {
     impl_->wake.set();
     impl_->thread.join();
   }
-  if (impl_->directory) {
-    impl_->directory->leave();
-    impl_->directory.reset();
-  }
+  impl_->directory.leave();
 }
 
 void NodeLinks::Impl::run() {
@@ -161,22 +141,23 @@ void NodeLinks::Impl::run() {
     busy |= answer_other_shapes();
     busy |= take_peer_answers();
     busy |= take_worker_outcomes();
-    take_directory_events();
+    directory.take_events();
     if (const TimeNs now = clock.now(); now >= next_tick) {
       tell_core([&](SchedulerCore& core) { core.tick(now); });
+      links.forget_idle();
       next_tick = now + kTickMs * kMillisecond;
     }
     if (busy) continue;
-    std::vector<pollfd> fds = {{wake.fd(), POLLIN, 0}, {directory->fd(), POLLIN, 0}, {peers->fd(), POLLIN, 0}};
+    std::vector<pollfd> fds = {{wake.fd(), POLLIN, 0}, {directory.fd(), POLLIN, 0}, {peers->fd(), POLLIN, 0}};
     for (const auto& worker : workers) fds.push_back({worker->fd(), POLLIN, 0});
-    for (const auto& [endpoint, link] : links) fds.push_back({link->fd(), POLLIN, 0});
+    links.add_to(fds);
     int patience_ms = kIdleNewsMs;
     {
       const std::lock_guard lock(shared.mutex);
       if (!queue.empty()) continue;
       const std::size_t load = shared.core ? shared.core->num_requests() : 0;
       if (load > 0) patience_ms = kNewsMs;
-      directory->set_load(load);
+      directory.set_load(load);
     }
     if (!asked.empty()) patience_ms = 1;
     ::poll(fds.data(), fds.size(), patience_ms);
@@ -186,33 +167,21 @@ void NodeLinks::Impl::run() {
 void NodeLinks::Impl::execute(Action action) {
   std::visit(
       Overloaded{
-          [&](DirectoryQuery& query) {
-            const auto token = directory->lookup({std::move(query.keys), std::move(query.tail_groups), {}});
-            if (token) {
-              fetch_of_lookup[*token] = query.fetch;
-              while (fetch_of_lookup.size() > 10'000) fetch_of_lookup.erase(fetch_of_lookup.begin());
-            } else {
-              tell_core([&](SchedulerCore& core) { core.directory_answered(query.fetch, {}, clock.now()); });
-            }
-          },
+          [&](DirectoryQuery& query) { directory.execute(query); },
           [&](LeaseWanted& wanted) { send_lease(std::move(wanted)); },
           [&](LeaseReleased& released) {
-            if (ClientSocket* link = link_to(released.endpoint))
-              link->send(seal(NodeMessage::kLeaseRelease, 0, released.lease, versions.spoken_with(released.endpoint)));
+            links.send(released.endpoint,
+                       seal(NodeMessage::kLeaseRelease, 0, released.lease, links.version_with(released.endpoint)));
           },
           [&](PullWanted& wanted) { send_pull(std::move(wanted)); },
-          [&](ChunksPublished& published) {
-            std::vector<controller::ChunkEntry> entries;
-            for (const ChunkMeta& chunk : published.chunks) entries.push_back(entry_of(chunk));
-            directory->publish(entries);
-          },
+          [&](ChunksPublished& published) { directory.execute(published); },
           [&](PushOffered& offered) { pushes.execute(offered); },
           [&](PushStarted& started) { pushes.execute(started); },
           [&](PushSettled& settled) { pushes.execute(settled); },
           [&](PushDropped& dropped) { pushes.execute(dropped); },
           [&](SlotsLent& lent) { pushes.execute(lent); },
           [&](SlotsReclaimed& reclaimed) { pushes.execute(reclaimed); },
-          [&](ChunksEvicted& evicted) { directory->evict(evicted.keys); },
+          [&](ChunksEvicted& evicted) { directory.execute(evicted); },
           [&](LogLine& line) { log().log(line.warning ? spdlog::level::warn : spdlog::level::info, "{}", line.text); },
       },
       action);
@@ -220,44 +189,29 @@ void NodeLinks::Impl::execute(Action action) {
 
 PushLinksParts NodeLinks::Impl::push_parts() {
   return {[this](const std::function<void(SchedulerCore&)>& event) { tell_core(event); },
-          [this](const std::string& endpoint, const std::string& bytes) {
-            ClientSocket* link = link_to(endpoint);
-            return link != nullptr && link->send(bytes);
-          },
+          [this](const std::string& endpoint, const std::string& bytes) { return links.send(endpoint, bytes); },
           [this](const std::string& sender, const std::string& bytes) { return peers->send(sender, bytes); },
-          [this](const std::string& endpoint) { return versions.spoken_with(endpoint); },
+          [this](const std::string& endpoint) { return links.version_with(endpoint); },
           [this](std::uint32_t rank, const std::string& bytes) { return workers[rank]->send(bytes); },
           ranks,
           clock};
 }
 
-ClientSocket* NodeLinks::Impl::link_to(const std::string& endpoint) {
-  auto& link = links[endpoint];
-  if (!link) {
-    auto made = ClientSocket::connect(endpoint);
-    if (!made) {
-      links.erase(endpoint);
-      return nullptr;
-    }
-    link = std::move(*made);
-  }
-  return link.get();
-}
-
 void NodeLinks::Impl::send_lease(LeaseWanted wanted) {
-  ClientSocket* link = link_to(wanted.endpoint);
   wanted.request.shards = shards;
-  const std::uint32_t version = versions.spoken_with(wanted.endpoint);
-  if (link != nullptr && link->send(seal(NodeMessage::kLeaseRequest, wanted.fetch, wanted.request, version))) return;
+  const std::uint32_t version = links.version_with(wanted.endpoint);
+  if (links.send(wanted.endpoint, seal(NodeMessage::kLeaseRequest, wanted.fetch, wanted.request, version))) return;
   // Nobody to ask there: the same as a holder that has nothing.
   tell_core([&](SchedulerCore& core) { core.lease_answered(wanted.fetch, wanted.endpoint, {}, clock.now()); });
 }
 
 void NodeLinks::Impl::send_pull(PullWanted wanted) {
-  const std::vector<RankEndpoint>& remote = remote_ranks[wanted.endpoint];
+  const PeerLinks::Ranks& remote = links.ranks_of(wanted.endpoint);
   for (std::uint32_t rank = 0; rank < workers.size(); ++rank) {
-    const PullOrder order = order_for(rank, wanted, ranks, remote, remote_maps[wanted.endpoint], clock.now());
-    if (workers[rank]->send(seal(NodeMessage::kPullOrder, wanted.pull, order))) continue;
+    const bool is_sent = !remote.all.empty() &&  // else it was forgotten since it answered
+                         workers[rank]->send(seal(NodeMessage::kPullOrder, wanted.pull,
+                                                  order_for(rank, wanted, ranks, remote.all, remote.map, clock.now())));
+    if (is_sent) continue;
     const std::vector<bool> none(wanted.items.size(), false);
     tell_core([&](SchedulerCore& core) { core.pull_done(wanted.pull, rank, none, clock.now()); });
   }
@@ -270,7 +224,7 @@ bool NodeLinks::Impl::take_peer_requests() {
     const Result<Envelope> envelope = decode<Envelope>(message->bytes, "peer message");
     if (!envelope) continue;
     LeaseAnswer answer;
-    if (const Result<void> readable = versions.check("the node that asks", *envelope); !readable) {
+    if (const Result<void> readable = links.versions().check("the node that asks", *envelope); !readable) {
       answer.reply.refused = readable.error().what;
     } else if (envelope->type == static_cast<std::uint32_t>(NodeMessage::kLeaseRelease)) {
       if (const auto lease = decode<std::uint64_t>(envelope->body, "lease release"))
@@ -345,30 +299,27 @@ bool NodeLinks::Impl::is_being_saved(const LeaseRequest& request) const {
 
 bool NodeLinks::Impl::take_peer_answers() {
   bool busy = false;
-  for (const auto& entry : links) {
-    const std::string& endpoint = entry.first;
-    while (auto bytes = entry.second->receive()) {
-      busy = true;
-      const Result<Envelope> envelope = decode<Envelope>(*bytes, "peer message");
-      if (!envelope || pushes.take_answer(endpoint, *envelope)) continue;
-      if (envelope->type != static_cast<std::uint32_t>(NodeMessage::kLeaseAnswer)) continue;
-      const Result<void> readable = versions.learn(endpoint, *envelope);
-      Result<LeaseAnswer> answer = decode<LeaseAnswer>(envelope->body, "lease answer");
-      if (!readable) {
-        answer = LeaseAnswer{};
-        answer->reply.refused = readable.error().what;
-      }
-      if (!answer) continue;
-      Result<ShardMap> map = fit_answer(ranks, *answer);
-      if (map) {
-        remote_ranks[endpoint] = std::move(answer->ranks);
-        remote_maps[endpoint] = std::move(*map);
-      } else {
-        if (answer->reply.refused.empty()) answer->reply.refused = map.error().what;
-        answer->reply.chunks.clear();
-      }
-      tell_core([&](SchedulerCore& core) { core.lease_answered(envelope->id, endpoint, answer->reply, clock.now()); });
+  while (const auto received = links.receive()) {
+    busy = true;
+    const std::string& endpoint = received->endpoint;
+    const Result<Envelope> envelope = decode<Envelope>(received->bytes, "peer message");
+    if (!envelope || pushes.take_answer(endpoint, *envelope)) continue;
+    if (envelope->type != static_cast<std::uint32_t>(NodeMessage::kLeaseAnswer)) continue;
+    const Result<void> readable = links.versions().learn(endpoint, *envelope);
+    Result<LeaseAnswer> answer = decode<LeaseAnswer>(envelope->body, "lease answer");
+    if (!readable) {
+      answer = LeaseAnswer{};
+      answer->reply.refused = readable.error().what;
     }
+    if (!answer) continue;
+    Result<ShardMap> map = fit_answer(ranks, *answer);
+    if (map) {
+      links.set_ranks(endpoint, {std::move(answer->ranks), std::move(*map)});
+    } else {
+      if (answer->reply.refused.empty()) answer->reply.refused = map.error().what;
+      answer->reply.chunks.clear();
+    }
+    tell_core([&](SchedulerCore& core) { core.lease_answered(envelope->id, endpoint, answer->reply, clock.now()); });
   }
   return busy;
 }
@@ -392,69 +343,6 @@ bool NodeLinks::Impl::take_worker_outcomes() {
     }
   }
   return busy;
-}
-
-void NodeLinks::Impl::take_directory_events() {
-  for (controller::ClientEvent& event : directory->process(clock.now())) {
-    std::visit(Overloaded{
-                   [&](controller::LookupReply& reply) {
-                     const auto found = fetch_of_lookup.find(reply.token);
-                     if (found == fetch_of_lookup.end()) return;
-                     std::vector<HolderOffer> offers;
-                     for (const controller::Holder& holder : reply.holders) offers.push_back(offer_of(holder));
-                     tell_core([&](SchedulerCore& core) {
-                       core.directory_answered(found->second, std::move(offers), clock.now());
-                     });
-                     fetch_of_lookup.erase(found);
-                   },
-                   [&](controller::LookupFailed& failed) {
-                     fetch_of_lookup.erase(failed.token);  // the core keeps a deadline of its own
-                   },
-                   [&](controller::Registered&) {
-                     log().info("registered with the controller");
-                     tell_core([](SchedulerCore& core) { core.set_directory_up(true); });
-                   },
-                   [&](controller::Refused& refused) {
-                     log().error("the controller refuses this node: {}", refused.reason);
-                     tell_core([](SchedulerCore& core) { core.set_directory_up(false); });
-                   },
-                   [&](controller::Lost& lost) {
-                     log().warn("the controller is lost ({}); requests go on without it", lost.reason);
-                     tell_core([](SchedulerCore& core) { core.set_directory_up(false); });
-                   },
-                   [&](controller::SnapshotWanted&) {
-                     std::vector<controller::ChunkEntry> entries;
-                     tell_core([&](SchedulerCore& core) {
-                       for (const ChunkMeta& chunk : core.snapshot()) entries.push_back(entry_of(chunk));
-                     });
-                     directory->publish(entries);
-                     directory->end_snapshot();
-                     log().info("told the controller of {} chunks", entries.size());
-                   },
-                   [&](controller::KeepWanted& wanted) {
-                     const KeepOrder order{wanted.hold, std::move(wanted.keys), wanted.ttl};
-                     tell_core([&](SchedulerCore& core) { core.keep_ordered(order, clock.now()); });
-                   },
-                   [&](controller::UnkeepWanted& wanted) {
-                     tell_core([&](SchedulerCore& core) { core.unkeep_ordered(wanted.hold); });
-                   },
-                   [&](controller::BringWanted& wanted) {
-                     FetchOrder order{std::move(wanted.engine_id), std::move(wanted.endpoint), {}, wanted.ttl};
-                     for (const controller::ChunkEntry& chunk : wanted.chunks) order.chunks.push_back(meta_of(chunk));
-                     tell_core([&](SchedulerCore& core) { core.fetch_ordered(std::move(order), clock.now()); });
-                   },
-                   [&](controller::ForgetWanted& wanted) {
-                     tell_core([&](SchedulerCore& core) {
-                       if (wanted.all)
-                         core.reset_cache();
-                       else
-                         core.forget_ordered(wanted.keys);
-                     });
-                     log().info("the controller has {} forgotten", wanted.all ? "all chunks" : "chunks");
-                   },
-               },
-               event);
-  }
 }
 
 }  // namespace kvferry

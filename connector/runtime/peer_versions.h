@@ -20,6 +20,7 @@ class PeerVersions {
   std::uint32_t spoken_with(const std::string& endpoint) const;
   /// From what came from there. kRefused: nothing in common, or it is in another version than ours; in a sentence.
   Result<void> learn(const std::string& endpoint, const Envelope& envelope);
+  void forget(const std::string& endpoint) { spoken_.erase(endpoint); }
   /// Whether a request of whoever can be read. kRefused: as above; the sentence is its answer.
   Result<void> check(const std::string& who, const Envelope& envelope) const;
 
