@@ -119,6 +119,21 @@ def test_a_prompt_of_an_adapter_is_paired_as_such(monkeypatch: pytest.MonkeyPatc
     run(test)
 
 
+def test_a_server_that_does_not_tell_its_models_keeps_one_request_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "TIMEOUT_S", 1000.0)
+
+    async def test(c: Cluster) -> None:
+        c.decodes[0].answers_models.clear()
+        first = asyncio.create_task(c.post({"prompt": "a", "model": "sql"}))
+        await eventually(lambda: len(c.decodes[0].asked_for_models) == 1)
+        assert (await c.post({"prompt": "a", "model": "sql"}))[0] == 200
+        assert not first.done()
+        c.decodes[0].answers_models.set()
+        assert (await first)[0] == 200
+
+    run(test)
+
+
 @pytest.mark.parametrize("answer", [{}, {"data": 3}, {"data": [{"root": "x"}]}, [], {"data": [7]}])
 def test_models_that_make_no_sense_are_no_adapters(answer: Any) -> None:
     async def test(c: Cluster) -> None:
@@ -172,6 +187,20 @@ def test_without_the_controller_known_servers_take_turns() -> None:
         assert c.num_got() == {"p0": 2, "p1": 2, "d0": 2, "d1": 2}
         assert await c.metric("kvferry_proxy_controller_up") == 0
         await c.controller.start()
+        await eventually(lambda: c.door.nodes.controller_up)
+
+    run(test)
+
+
+def test_a_controller_that_does_not_answer_is_done_without_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "CONTROLLER_TIMEOUT_S", 0.2)
+
+    async def test(c: Cluster) -> None:
+        c.controller.answers.clear()
+        assert (await c.post({"prompt": "a"}))[0] == 200
+        await eventually(lambda: not c.door.nodes.controller_up)
+        assert (await c.post({"prompt": "a"}))[0] == 200
+        c.controller.answers.set()
         await eventually(lambda: c.door.nodes.controller_up)
 
     run(test)

@@ -87,7 +87,7 @@ class VllmClient:
                     raise RequestError(f"status {answer.status}: {(await answer.text())[:300]}")
                 content: dict[str, Any] = await answer.json()
                 return content
-        except TimeoutError as error:
+        except asyncio.TimeoutError as error:
             raise RequestError(f"no answer within {self._timeout_s:.0f} s") from error
         except aiohttp.ClientError as error:
             raise RequestError(f"{type(error).__name__}: {error}") from error

@@ -53,6 +53,8 @@ class FakeVllm(StandIn):
         self.models: list[dict[str, Any]] = []
         self.models_answer: Any = None  # instead of these
         self.asked_for_models: list[str | None] = []  # with which authorization
+        self.answers_models = asyncio.Event()
+        self.answers_models.set()
         self.cancelled = 0
         self.healthy = True
         self.asked_for_health = asyncio.Event()  # and got no answer
@@ -74,6 +76,7 @@ class FakeVllm(StandIn):
 
     async def _models(self, request: web.Request) -> web.Response:
         self.asked_for_models.append(request.headers.get("Authorization"))
+        await self.answers_models.wait()
         told = {"object": "list", "from": self.name, "data": self.models}
         return web.json_response(told if self.models_answer is None else self.models_answer)
 
@@ -129,10 +132,13 @@ class FakeController(StandIn):
         self.servers: list[FakeVllm] = []
         self.draining: set[str] = set()
         self.skip_prefill = False
+        self.answers = asyncio.Event()
+        self.answers.set()
         self.asked: list[dict[str, Any]] = []
         self.app.add_routes([web.get("/nodes", self._nodes), web.post("/pair", self._pair)])
 
     async def _nodes(self, _: web.Request) -> web.Response:
+        await self.answers.wait()
         return web.json_response({"nodes": [
             {"namespace": "default", "engine_id": server.name, "role": server.role, "serves": server.url,
              "endpoint": f"tcp://{server.name}", "draining": server.name in self.draining, "load": 0, "chunks": 0}
@@ -141,6 +147,7 @@ class FakeController(StandIn):
     async def _pair(self, request: web.Request) -> web.Response:
         asked = await request.json()
         self.asked.append(asked)
+        await self.answers.wait()
         out = set(asked["exclude"]) | self.draining
         found = {role: next((s for s in self.servers if s.role == role and s.name not in out), None)
                  for role in ("kv_producer", "kv_consumer")}

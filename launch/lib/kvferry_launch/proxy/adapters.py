@@ -9,7 +9,7 @@ import aiohttp
 
 KEPT_S = 60.0  # an adapter may come from elsewhere then; until it is seen, only the choice of servers is worse
 ASK_INTERVAL_S = 5.0  # for names that nobody knows
-TIMEOUT_S = 5.0
+TIMEOUT_S = 1.0
 
 
 class Adapters:
@@ -19,19 +19,21 @@ class Adapters:
         self._session = session
         self._known: dict[str, dict[str, str]] = {}  # by the model's name
         self._asked_at = float("-inf")
-        self._asking = asyncio.Lock()
+        self._is_asking = False
 
     async def extras(self, model: Any, url: str, headers: Mapping[str, str]) -> dict[str, str]:
         """What `POST /pair` has to know of a request to `model`; nothing, where it is no adapter.
 
-        `url`, `headers`: a server to ask, and how."""
+        `url`, `headers`: a server to ask, and how. While one request waits for it others go on with what is known."""
         if not isinstance(model, str) or not model:
             return {}
-        async with self._asking:
-            age = time.monotonic() - self._asked_at
-            if age > KEPT_S or (model not in self._known and age > ASK_INTERVAL_S):
+        age = time.monotonic() - self._asked_at
+        if not self._is_asking and (age > KEPT_S or (model not in self._known and age > ASK_INTERVAL_S)):
+            self._is_asking = True
+            try:
                 self._known = await self._ask(url, headers) or self._known
-                self._asked_at = time.monotonic()
+            finally:
+                self._asked_at, self._is_asking = time.monotonic(), False
         return self._known.get(model, {})
 
     async def _ask(self, url: str, headers: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -40,7 +42,7 @@ class Adapters:
             async with self._session.get(f"{url}/v1/models", timeout=timeout, headers=headers) as answer:
                 cards = (await answer.json())["data"] if answer.status == 200 else []
                 return {str(card["id"]): _extras(card) for card in cards}
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
 

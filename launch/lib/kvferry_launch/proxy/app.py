@@ -166,7 +166,7 @@ class FrontDoor:
             async with self._session.post(servers[0].serves + one.path, data=one.raw,
                                           headers=one.headers(0, keep_type=True)) as answer:
                 return await _copied(answer)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             return _error(502, f"{type(error).__name__}: {error}")
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -175,7 +175,7 @@ class FrontDoor:
             try:
                 async with self._session.get(f"{node.serves}/v1/models", headers=_forwarded(request.headers)) as answer:
                     return await _copied(answer)
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
                 story = f"{type(error).__name__}: {error}"
                 self.nodes.failed(node)
         return _error(503, story)
@@ -211,7 +211,7 @@ class FrontDoor:
                             return found if isinstance(found, list) else None
                         if answer.status < 500:
                             return None
-                except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+                except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError):
                     self.nodes.failed(node)
         return None
 
@@ -268,7 +268,7 @@ class FrontDoor:
                 piece = await answer.content.readany()
         except BrokenStreamError as error:
             story = str(error)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             story = f"{type(error).__name__}: {error}"
         if not stream.done:
             raise ServerError(node, "decode", f"it ended in the middle of the answer ({story})")
@@ -292,7 +292,7 @@ class FrontDoor:
                 if answer.status >= 500:
                     raise ServerError(node, kind, f"status {answer.status}", await _copied(answer))
                 yield answer
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             raise ServerError(node, kind, f"{type(error).__name__}: {error}") from error
 
 

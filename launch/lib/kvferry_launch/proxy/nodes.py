@@ -75,7 +75,7 @@ class Nodes:
         """Takes in what the controller tells now."""
         try:
             answer = await self._ask("GET", "/nodes", None)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
             self._lose_controller(error)
             return
         if not self.controller_up:
@@ -131,7 +131,7 @@ class Nodes:
                 check.cancel()
 
     async def _check(self, node: Node) -> None:
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
+        with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError, ValueError):
             timeout = aiohttp.ClientTimeout(HEALTH_TIMEOUT_S)
             async with self.session.get(f"{node.serves}/health", timeout=timeout) as answer:
                 node.ready = answer.status == 200
@@ -179,7 +179,7 @@ class Nodes:
         except aiohttp.ClientResponseError as error:
             logger.warning("the controller pairs nobody: %s", error.message)
             return None  # it sees the nodes otherwise than this side; what is known here decides
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
             self._lose_controller(error)
             return None
         prefill = self.known.get(str(answer["prefill"]["engine_id"]))
