@@ -130,10 +130,10 @@ async def _join_drain_and_die(deployment: ProxyDeployment, texts: list[list[str]
         joined = deployment.server("d1", "kv_consumer")
         await asyncio.to_thread(joined.wait_ready, START_TIMEOUT_S)
         ready_at = time.monotonic()
+        sent.pause_s = 0.0
         while (await served(joined)) == 0:
             assert time.monotonic() - ready_at < JOIN_S, "a joined server gets nothing"
             await asyncio.sleep(0.1)
-        sent.pause_s = 0.0
         print(f"the joined server has its first request after {time.monotonic() - ready_at:.1f} s")
         # The first one is drained and goes.
         drain = await asyncio.to_thread(
