@@ -11,8 +11,11 @@ namespace {
 
 constexpr std::size_t kLookupsMax = 10'000;  // that are waited for
 
-controller::ChunkEntry entry_of(const ChunkMeta& chunk) {
-  return {chunk.key, chunk.num_tokens, chunk.is_tail, chunk.tail_group.value_or(ChunkKey{})};
+std::vector<controller::ChunkEntry> entries_of(const std::vector<ChunkMeta>& chunks) {
+  std::vector<controller::ChunkEntry> entries;
+  for (const ChunkMeta& chunk : chunks)
+    entries.push_back({chunk.key, chunk.num_tokens, chunk.is_tail, chunk.tail_group.value_or(ChunkKey{})});
+  return entries;
 }
 
 ChunkMeta meta_of(const controller::ChunkEntry& chunk) {
@@ -38,11 +41,7 @@ void DirectoryLink::execute(DirectoryQuery& query) {
   while (fetch_of_lookup_.size() > kLookupsMax) fetch_of_lookup_.erase(fetch_of_lookup_.begin());
 }
 
-void DirectoryLink::execute(ChunksPublished& published) {
-  std::vector<controller::ChunkEntry> entries;
-  for (const ChunkMeta& chunk : published.chunks) entries.push_back(entry_of(chunk));
-  directory_->publish(entries);
-}
+void DirectoryLink::execute(ChunksPublished& published) { directory_->publish(entries_of(published.chunks)); }
 
 void DirectoryLink::take_events() {
   for (controller::ClientEvent& event : directory_->process(clock_.now()))
@@ -84,9 +83,7 @@ void DirectoryLink::take(controller::Lost& lost) {
 
 void DirectoryLink::take(controller::SnapshotWanted&) {
   std::vector<controller::ChunkEntry> entries;
-  tell_core_([&](SchedulerCore& core) {
-    for (const ChunkMeta& chunk : core.snapshot()) entries.push_back(entry_of(chunk));
-  });
+  tell_core_([&](SchedulerCore& core) { entries = entries_of(core.snapshot()); });
   directory_->publish(entries);
   directory_->end_snapshot();
   log().info("told the controller of {} chunks", entries.size());

@@ -51,9 +51,8 @@ TEST(PeerLinks, AnIdleNodeIsForgottenWithAllThatItTold) {
   PeerLinks links(clock);
   const auto peer = server();
   talk(links, *peer);
-  const VersionRange theirs{kNodeWire.oldest, kNodeWire.newest};
-  ASSERT_TRUE(links.versions().learn(peer->endpoint(),
-                                     Envelope{kNodeWire.newest, 1, 7, "", theirs.oldest, theirs.newest, "7.7.7"}));
+  ASSERT_TRUE(links.versions().learn(
+      peer->endpoint(), Envelope{kNodeWire.newest, 1, 7, "", kNodeWire.oldest, kNodeWire.newest, "7.7.7"}));
   links.set_ranks(peer->endpoint(), {{RankEndpoint{}}, {}});
   EXPECT_EQ(links.version_with(peer->endpoint()), kNodeWire.newest);
   EXPECT_EQ(links.ranks_of(peer->endpoint()).all.size(), 1U);
