@@ -11,7 +11,7 @@ bool PeerLinks::send(const std::string& endpoint, std::string_view bytes) {
   if (found == peers_.end()) {
     auto socket = ClientSocket::connect(endpoint);
     if (!socket) return false;
-    if (peers_.size() >= kPeersMax)
+    if (peers_.size() >= peers_max_)
       forget(std::ranges::min_element(peers_, {}, [](const auto& peer) { return peer.second.used_at; }));
     found = peers_.emplace(endpoint, Peer{std::move(*socket), {}, 0}).first;
   }

@@ -22,16 +22,15 @@ namespace kvferry {
 
 /// Far longer than anything that is under way between two nodes lasts.
 constexpr TimeNs kIdlePeer = 10 * 60 * kSecond;
-/// ZeroMQ has 1023 sockets.
+/// ZeroMQ has 1023 sockets, and closes them a moment after they were given up.
 constexpr std::size_t kPeersMax = 512;
 
 /// A node is connected to when it is first spoken to. Whoever was neither spoken to nor heard for kIdlePeer is
-/// forgotten, socket and all, and so is the longest idle one of kPeersMax when another is needed: nodes come and go for
-/// months, and requests may name addresses that nobody answers at.
-/// Threads: one.
+/// forgotten, socket and all, and so is the longest idle one of `peers_max` when another is needed: nodes come and go
+/// for months, and requests may name addresses that nobody answers at. Threads: one.
 class PeerLinks {
  public:
-  explicit PeerLinks(const Clock& clock) : clock_(clock) {}
+  explicit PeerLinks(const Clock& clock, std::size_t peers_max = kPeersMax) : clock_(clock), peers_max_(peers_max) {}
 
   /// False: it is no address, or the queue to it is full.
   bool send(const std::string& endpoint, std::string_view bytes);
@@ -68,6 +67,7 @@ class PeerLinks {
   Peers::iterator forget(Peers::iterator peer);
 
   const Clock& clock_;
+  std::size_t peers_max_;
   PeerVersions versions_;
   Peers peers_;
 };

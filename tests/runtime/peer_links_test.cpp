@@ -84,17 +84,19 @@ TEST(PeerLinks, WhoIsSpokenToOrHeardIsNotIdle) {
 
 TEST(PeerLinks, AddressesThatNobodyAnswersAtPushOutTheLongestIdle) {
   ManualClock clock;
-  PeerLinks links(clock);
+  constexpr std::size_t kMax = 8;
+  PeerLinks links(clock, kMax);
   const auto peer = server();
-  for (std::size_t i = 0; i < 2 * kPeersMax; ++i) {
+  ASSERT_TRUE(links.send(peer->endpoint(), "ask"));
+  links.set_ranks(peer->endpoint(), {{RankEndpoint{}}, {}});
+  for (std::size_t i = 0; i < 4 * kMax; ++i) {
     clock.advance(1);
     ASSERT_TRUE(links.send("tcp://127.0.0.1:" + std::to_string(20'000 + i), "ask"));
-    if (i % 100 == 0) {
+    if (i % 4 == 0) {
       ASSERT_TRUE(links.send(peer->endpoint(), "ask"));
     }
   }
-  EXPECT_EQ(links.size(), kPeersMax);
-  links.set_ranks(peer->endpoint(), {{RankEndpoint{}}, {}});
+  EXPECT_EQ(links.size(), kMax);
   EXPECT_EQ(links.ranks_of(peer->endpoint()).all.size(), 1U) << "it was in use all the time";
   eventually<ServerSocket::Message>([&] { return peer->receive(); });
 }
