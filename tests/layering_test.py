@@ -45,7 +45,7 @@ WRAPPED = {
 }
 
 # What one room shows the others; a library header must not come along.
-BORDERS = ("transport/transport.h", "kernels/packer.h", "controller/client.h")
+BORDERS = ("transport/transport.h", "kernels/packer.h", "controller/api/client.h")
 
 TOP_LEVEL = {
     "CMakeLists.txt", "transport", "controller", "connector", "kernels", "launch", "tests", "README.md",
@@ -165,7 +165,7 @@ def test_files_stay_small() -> None:
 
 @pytest.mark.parametrize(("path", "header", "rule"), [
     ("transport/base/a.h", "transport/transport.h", wrong_directions),
-    ("transport/a.cpp", "controller/client.h", wrong_directions),
+    ("transport/a.cpp", "controller/api/client.h", wrong_directions),
     ("kernels/a.cpp", "transport/transport.h", wrong_directions),
     ("controller/a.cpp", "connector/core/plan.h", wrong_directions),
     ("connector/core/a.h", "transport/transport.h", wrong_directions),
@@ -175,12 +175,12 @@ def test_files_stay_small() -> None:
     ("connector/core/a.cpp", "sys/mman.h", impure_core),
     ("connector/core/a.cpp", "zmq.hpp", stray_library_headers),
     ("transport/a.cpp", "ucp/api/ucp.h", stray_library_headers),
-    ("controller/client.h", "zmq.hpp", stray_library_headers),
-    ("controller/http_api.cpp", "httplib.h", stray_library_headers),
+    ("controller/api/client.h", "zmq.hpp", stray_library_headers),
+    ("controller/http/http_api.cpp", "httplib.h", stray_library_headers),
     ("launch/cli/main.cpp", "cuda_runtime.h", stray_library_headers),
-    ("controller/server.cpp", "httplib.h", stray_library_headers),
+    ("controller/server/server.cpp", "httplib.h", stray_library_headers),
     ("controller/scale/etcd.cpp", "hiredis/hiredis.h", stray_library_headers),
-    ("controller/client.h", "zmq.hpp", leaking_borders),
+    ("controller/api/client.h", "zmq.hpp", leaking_borders),
 ])
 def test_each_rule_finds_the_include_that_breaks_it(tmp_path: Path, path: str, header: str, rule) -> None:  # noqa: ANN001
     brackets = '"{}"' if is_project_header(header) else "<{}>"
@@ -194,9 +194,9 @@ def test_each_rule_finds_the_include_that_breaks_it(tmp_path: Path, path: str, h
 
 def test_a_border_is_searched_through_its_own_room(tmp_path: Path) -> None:
     (tmp_path / "controller").mkdir()
-    (tmp_path / "controller/client.h").write_text('#include "controller/zmq_io.h"\n')
-    (tmp_path / "controller/zmq_io.h").write_text("#include <zmq.hpp>\n")
-    assert leaking_borders(tmp_path) == ["controller/client.h reaches <zmq.hpp> through controller/zmq_io.h"]
+    (tmp_path / "controller/api/client.h").write_text('#include "controller/protocol/zmq_io.h"\n')
+    (tmp_path / "controller/protocol/zmq_io.h").write_text("#include <zmq.hpp>\n")
+    assert leaking_borders(tmp_path) == ["controller/api/client.h reaches <zmq.hpp> through controller/protocol/zmq_io.h"]
 
 
 def test_a_stray_top_level_folder_and_an_overgrown_header_are_found(tmp_path: Path) -> None:
@@ -211,6 +211,6 @@ def test_a_stray_top_level_folder_and_an_overgrown_header_are_found(tmp_path: Pa
 def test_what_the_blueprint_allows_passes(tmp_path: Path) -> None:
     (tmp_path / "connector/runtime").mkdir(parents=True)
     (tmp_path / "connector/runtime/a.cpp").write_text(
-        '#include <zmq.hpp>\n#include <thread>\n#include "controller/client.h"\n#include "connector/core/plan.h"\n')
+        '#include <zmq.hpp>\n#include <thread>\n#include "controller/api/client.h"\n#include "connector/core/plan.h"\n')
     for rule in (wrong_directions, impure_core, stray_library_headers, leaking_borders, stray_top_level):
         assert rule(tmp_path) == []

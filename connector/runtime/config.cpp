@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "controller/endpoint.h"
+#include "controller/api/endpoint.h"
 #include "transport/make_transport.h"
 
 namespace kvferry {

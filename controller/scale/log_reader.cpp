@@ -1,7 +1,7 @@
 #include "controller/scale/log_reader.h"
 
-#include "controller/publish_parts.h"
-#include "controller/wire.h"
+#include "controller/protocol/publish_parts.h"
+#include "controller/protocol/wire.h"
 
 namespace kvferry::controller::scale {
 namespace {

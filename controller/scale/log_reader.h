@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "controller/directory.h"
+#include "controller/directory/directory.h"
 #include "controller/scale/log_format.h"
 #include "controller/scale/shared_truth.h"
 #include "transport/base/clock.h"

@@ -1,6 +1,6 @@
 #include "controller/scale/log_writer.h"
 
-#include "controller/wire.h"
+#include "controller/protocol/wire.h"
 
 namespace kvferry::controller::scale {
 namespace {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "controller/directory.h"
+#include "controller/directory/directory.h"
 #include "controller/scale/log_format.h"
 #include "transport/base/clock.h"
 

@@ -13,8 +13,8 @@
 #include "controller/scale/log_writer.h"
 #include "controller/scale/redis_stream.h"
 #include "controller/scale/shared_truth.h"
-#include "controller/sessions_tap.h"
-#include "controller/wire.h"
+#include "controller/directory/sessions_tap.h"
+#include "controller/protocol/wire.h"
 #include "transport/base/log.h"
 #include "transport/base/owned_fd.h"
 

@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
-#include "controller/front.h"
+#include "controller/api/front.h"
 #include "controller/scale/url.h"
-#include "controller/sessions.h"
+#include "controller/directory/sessions.h"
 
 namespace kvferry::controller::scale {
 

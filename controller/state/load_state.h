@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "controller/directory_state.h"
+#include "controller/directory/directory_state.h"
 #include "controller/state/state_folder.h"
 #include "transport/base/result.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "controller/directory_state.h"
+#include "controller/directory/directory_state.h"
 #include "transport/base/result.h"
 #include "transport/base/wire.h"
 

@@ -15,8 +15,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "controller/directory_state.h"
-#include "controller/front.h"
+#include "controller/directory/directory_state.h"
+#include "controller/api/front.h"
 #include "controller/state/background_file.h"
 #include "controller/state/load_state.h"
 #include "controller/state/state_folder.h"

@@ -1,11 +1,11 @@
 #include <memory>
 
-#include "launch/bench/connector_bench.h"
-#include "launch/bench/controller_bench.h"
-#include "launch/bench/driver.h"
-#include "launch/bench/fleet_bench.h"
-#include "launch/bench/listener.h"
-#include "launch/bench/worker.h"
+#include "launch/bench/connector/connector_bench.h"
+#include "launch/bench/controller/controller_bench.h"
+#include "launch/bench/transfer/driver.h"
+#include "launch/bench/fleet/fleet_bench.h"
+#include "launch/bench/transfer/listener.h"
+#include "launch/bench/transfer/worker.h"
 #include "launch/cli/commands.h"
 
 namespace kvferry::cli {

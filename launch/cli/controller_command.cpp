@@ -6,9 +6,9 @@
 #include <memory>
 #include <random>
 
-#include "controller/engine_events_front.h"
-#include "controller/http_front.h"
-#include "controller/server.h"
+#include "controller/engines/engine_events_front.h"
+#include "controller/http/http_front.h"
+#include "controller/server/server.h"
 #include "launch/cli/commands.h"
 #include "launch/cli/controller_settings.h"
 #include "transport/base/log.h"

@@ -1,6 +1,6 @@
 #include "launch/cli/controller_setting.h"
 
-#include "controller/endpoint.h"
+#include "controller/api/endpoint.h"
 
 namespace kvferry::cli {
 namespace {

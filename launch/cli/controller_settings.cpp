@@ -4,8 +4,8 @@
 #include <chrono>
 #include <cstdlib>
 
-#include "controller/endpoint.h"
-#include "controller/http_front.h"
+#include "controller/api/endpoint.h"
+#include "controller/http/http_front.h"
 
 namespace kvferry::cli {
 namespace {

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "controller/rule.h"
-#include "controller/status.h"
+#include "controller/api/rule.h"
+#include "controller/api/status.h"
 #include "launch/cli/commands.h"
 #include "launch/cli/controller_setting.h"
 

@@ -3,8 +3,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "controller/status.h"
-#include "controller/status_json.h"
+#include "controller/api/status.h"
+#include "controller/http/status_json.h"
 #include "launch/cli/commands.h"
 #include "launch/cli/controller_setting.h"
 

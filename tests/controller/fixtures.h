@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "controller/client.h"
+#include "controller/api/client.h"
 
 namespace kvferry::controller {
 

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "controller/client.h"
-#include "controller/endpoint.h"
-#include "controller/server.h"
+#include "controller/api/client.h"
+#include "controller/api/endpoint.h"
+#include "controller/server/server.h"
 #include "tests/controller/fixtures.h"
 
 namespace kvferry::controller {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "connector/core/scheduler_core.h"
+#include "connector/core/scheduler/scheduler_core.h"
 #include "promises_check.h"
 #include "sim_blocks.h"
 #include "sim_worker.h"

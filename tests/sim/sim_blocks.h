@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "connector/core/request_state.h"
+#include "connector/core/scheduler/request_state.h"
 #include "sim_text.h"
 #include "transport/base/ids.h"
 

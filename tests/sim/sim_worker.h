@@ -11,7 +11,7 @@
 
 #include "connector/core/peer_wire.h"
 #include "connector/core/plan.h"
-#include "connector/core/request_state.h"
+#include "connector/core/scheduler/request_state.h"
 #include "sim_text.h"
 #include "transport/base/shard_map.h"
 

@@ -14,8 +14,8 @@
 #include <unordered_map>
 
 #include "connector/python/src/python_error.h"
-#include "controller/client.h"
-#include "controller/wake_up.h"
+#include "controller/api/client.h"
+#include "controller/protocol/wake_up.h"
 #include "transport/base/log.h"
 
 namespace nb = nanobind;

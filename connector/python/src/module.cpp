@@ -17,8 +17,8 @@
 #include "connector/python/src/running_reader.h"
 #include "connector/runtime/config.h"
 #include "connector/runtime/net_address.h"
-#include "connector/runtime/scheduler_node.h"
-#include "connector/runtime/worker_node.h"
+#include "connector/runtime/scheduler/scheduler_node.h"
+#include "connector/runtime/worker/worker_node.h"
 #include "transport/base/fingerprint.h"
 
 namespace nb = nanobind;

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "connector/core/scheduler_core.h"
+#include "connector/core/scheduler/scheduler_core.h"
 #include "connector/python/src/integers.h"
 
 namespace kvferry {

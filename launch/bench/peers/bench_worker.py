@@ -1,6 +1,6 @@
-"""A peer's worker process of `kvferry bench transfer`: launch/bench/worker.h in Python.
+"""A peer's worker process of `kvferry bench transfer`: launch/bench/transfer/worker.h in Python.
 
-A peer gives an Engine. The pattern and the orders of the blocks are those of launch/bench/pattern.cpp.
+A peer gives an Engine. The pattern and the orders of the blocks are those of launch/bench/transfer/pattern.cpp.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Job:
 
 
 class Engine:
-    """What a peer does; the names are those of launch/bench/engine.h."""
+    """What a peer does; the names are those of launch/bench/transfer/engine.h."""
 
     is_round_trip = True
 

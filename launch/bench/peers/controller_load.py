@@ -1,4 +1,4 @@
-"""The load of `kvferry bench controller`: launch/bench/controller_load.h in Python, with keys of 64 bits."""
+"""The load of `kvferry bench controller`: launch/bench/controller/controller_load.h in Python, with keys of 64 bits."""
 
 from __future__ import annotations
 

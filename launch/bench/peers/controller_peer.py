@@ -1,6 +1,6 @@
 """A peer's program of `kvferry bench controller --peers`: what it measures, of a Directory for each way to a peer's.
 
-Lines of JSON on stdin and stdout, as launch/bench/controller_peers.h tells them.
+Lines of JSON on stdin and stdout, as launch/bench/controller/controller_peers.h tells them.
 """
 
 from __future__ import annotations

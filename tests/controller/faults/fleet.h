@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "controller/client.h"
+#include "controller/api/client.h"
 #include "cut_relay.h"
 #include "program.h"
 #include "truth.h"

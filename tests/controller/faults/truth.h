@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "controller/client.h"
+#include "controller/api/client.h"
 #include "transport/base/clock.h"
 
 namespace kvferry::faults {

@@ -5,10 +5,10 @@
 #include <random>
 #include <set>
 
-#include "controller/publish_parts.h"
+#include "controller/protocol/publish_parts.h"
 #include "controller/scale/log_reader.h"
 #include "controller/scale/log_writer.h"
-#include "controller/wire.h"
+#include "controller/protocol/wire.h"
 #include "tests/controller/fixtures.h"
 
 namespace kvferry::controller::scale {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "connector/core/scheduler_core.h"
+#include "connector/core/scheduler/scheduler_core.h"
 
 namespace kvferry::replay {
 

@@ -1,0 +1,234 @@
+#include "connector/core/push/push_sender.h"
+
+#include <algorithm>
+
+#include "connector/core/promises.h"
+
+namespace kvferry {
+
+void PushSender::offer(const RequestId& request, PushTarget target, std::span<const ChunkMeta> chunks, TimeNs now) {
+  if (chunks.empty()) return;
+  const std::uint64_t id = next_push_++;
+  Push push;
+  push.request = request;
+  push.target = target;
+  push.deadline = now + config_.ttl;
+  promise::bounded_hold(now, push.deadline, "push of " + request.value);
+  PushOffer offer{config_.fingerprint, config_.num_ranks, {}, {}};
+  for (const ChunkMeta& meta : chunks) {
+    waiting_[meta.key].insert({id, static_cast<std::uint32_t>(push.items.size())});
+    push.items.push_back({});
+    push.items.back().meta = meta;
+    offer.chunks.push_back({meta.key, meta.num_tokens, meta.tail_group.value_or(ChunkKey{})});
+  }
+  counters_.offered_chunks += chunks.size();
+  pushes_.emplace(id, std::move(push));
+  actions_.push_back(PushOffered{id, std::move(target), std::move(offer)});
+}
+
+void PushSender::answered(std::uint64_t id, const std::string& endpoint, const PushReply& reply, TimeNs now) {
+  const auto found = pushes_.find(id);
+  if (found == pushes_.end() || found->second.is_answered || found->second.target.endpoint != endpoint) return;
+  Push& push = found->second;
+  push.is_answered = true;
+  push.ticket = reply.ticket;
+  for (std::uint32_t index = 0; index < push.items.size(); ++index) {
+    Item& item = push.items[index];
+    const bool is_wanted = reply.ticket != 0 && index < reply.verdicts.size() &&
+                           reply.verdicts[index] == static_cast<std::uint8_t>(PushVerdict::kGo);
+    item.is_lent = is_wanted;
+    push.is_lacking |= !is_wanted && (index >= reply.verdicts.size() ||
+                                      reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kHave));
+    if (item.state == State::kOver) {  // it failed before it was asked for
+      if (is_wanted) settle(push, index, false);
+    } else if (item.state == State::kMoving) {
+      if (!is_wanted) item.failed = true;  // the workers find no grant for it and say so
+      advance(id, push, index);
+    } else if (!is_wanted) {
+      close(id, push, index);
+    } else {
+      item.state = State::kWanted;
+      const ChunkPool::Slot* slot = pool_.find(item.meta.key);
+      if (slot != nullptr && slot->state == ChunkPool::State::kReady) move(id, push, index, *slot, now);
+    }
+  }
+  forget_if_over(id);
+}
+
+std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef chunk, TimeNs now) {
+  const auto found = waiting_.find(key);
+  if (found == waiting_.end()) return std::nullopt;
+  for (const Place place : found->second) {
+    Push& push = pushes_.at(place.push);
+    Item& item = push.items[place.index];
+    if (push.is_dropped || (item.state != State::kAsked && item.state != State::kWanted)) continue;
+    item.state = State::kMoving;
+    item.chunk = chunk;
+    item.pin = pool_.pin({chunk}, "push of " + push.request.value, now, push.deadline + config_.grace);
+    return Tag{place.push, place.index};
+  }
+  return std::nullopt;
+}
+
+/// The chunk lies whole in its slot: the workers push it from there.
+void PushSender::move(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot, TimeNs now) {
+  Item& item = push.items[index];
+  item.state = State::kMoving;
+  item.chunk = slot.ref;
+  item.is_ready = true;
+  item.meta.window_from = slot.meta.window_from;
+  item.pin = pool_.pin({slot.ref}, "push of " + push.request.value, now, push.deadline + config_.grace);
+  actions_.push_back(PushStarted{{id, index, slot.ref, slot.meta.num_tokens, slot.checksums}});
+}
+
+void PushSender::chunk_ready(const ChunkPool::Slot& slot, TimeNs now) {
+  const auto found = waiting_.find(slot.meta.key);
+  if (found == waiting_.end()) return;
+  const std::vector<Place> places(found->second.begin(), found->second.end());
+  for (const Place place : places) {
+    const auto entry = pushes_.find(place.push);
+    if (entry == pushes_.end() || entry->second.is_dropped) continue;
+    Push& push = entry->second;
+    Item& item = push.items[place.index];
+    if (item.state == State::kMoving && item.chunk == slot.ref) {
+      item.is_ready = true;
+      item.meta.window_from = slot.meta.window_from;
+      advance(place.push, push, place.index);
+    } else if (item.state == State::kWanted) {
+      move(place.push, push, place.index, slot, now);
+    }
+    forget_if_over(place.push);
+  }
+}
+
+void PushSender::chunk_lost(ChunkRef chunk, TimeNs) {
+  for (auto it = pushes_.begin(); it != pushes_.end();) {
+    const std::uint64_t id = it->first;
+    Push& push = it->second;
+    ++it;
+    for (std::uint32_t index = 0; index < push.items.size(); ++index) {
+      Item& item = push.items[index];
+      if (item.state != State::kMoving || item.chunk != chunk || item.is_ready) continue;
+      item.failed = true;
+      advance(id, push, index);
+    }
+    forget_if_over(id);
+  }
+}
+
+void PushSender::moved(const PushOutcome& outcome, TimeNs) {
+  const auto found = pushes_.find(outcome.push);
+  if (found == pushes_.end()) return;  // dropped, and longer ago than the grace
+  Push& push = found->second;
+  const bool is_known = outcome.index < push.items.size() && outcome.rank < config_.num_ranks &&
+                        push.items[outcome.index].state == State::kMoving &&
+                        push.items[outcome.index].ranks_done.insert(outcome.rank).second;
+  promise::exactly_once(is_known,
+                        fmt::format("rank {}'s push {} of chunk {}", outcome.rank, outcome.push, outcome.index));
+  push.items[outcome.index].failed |= !outcome.ok;
+  advance(outcome.push, push, outcome.index);
+  forget_if_over(outcome.push);
+}
+
+/// Tells the other side as soon as there is something final to tell.
+void PushSender::advance(std::uint64_t id, Push& push, std::uint32_t index) {
+  Item& item = push.items[index];
+  if (item.ranks_done.size() < config_.num_ranks) return;  // its slot is read still
+  if (!item.failed && !item.is_ready) return;              // the save's report follows
+  // What was condemned since is nobody's any more.
+  const ChunkPool::Slot& slot = pool_.slot(item.chunk.slot);
+  const bool is_good = !item.failed && !push.is_dropped && slot.state == ChunkPool::State::kReady;
+  if (push.is_answered) settle(push, index, is_good);
+  close(id, push, index);
+}
+
+void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
+  Item& item = push.items[index];
+  if (!item.is_lent) return;
+  item.is_lent = false;
+  push.is_lacking |= !ok;
+  (ok ? counters_.pushed_chunks : counters_.push_failures) += 1;
+  SettledChunk settled{index, ok, item.meta.window_from, {}};
+  if (ok) {
+    const ChunkPool::Slot& slot = pool_.slot(item.chunk.slot);
+    promise::verified_only(slot.ref == item.chunk && slot.checksums.size() == config_.num_ranks, slot.checksums.size(),
+                           config_.num_ranks, item.chunk.slot);
+    settled.checksums = slot.checksums;
+  }
+  actions_.push_back(PushSettled{push.target.endpoint, {push.ticket, {std::move(settled)}}});
+}
+
+/// Nothing more happens to this item here.
+void PushSender::close(std::uint64_t id, Push& push, std::uint32_t index) {
+  Item& item = push.items[index];
+  if (item.state == State::kMoving) pool_.unpin(item.pin);
+  item.state = State::kOver;
+  if (const auto found = waiting_.find(item.meta.key); found != waiting_.end()) {
+    found->second.erase({id, index});
+    if (found->second.empty()) waiting_.erase(found);
+  }
+}
+
+/// Ends an item that the workers were not given.
+void PushSender::fail(std::uint64_t id, Push& push, std::uint32_t index) {
+  settle(push, index, false);
+  close(id, push, index);
+}
+
+void PushSender::request_over(const RequestId& request, TimeNs) {
+  for (auto it = pushes_.begin(); it != pushes_.end();) {
+    const std::uint64_t id = it->first;
+    Push& push = it->second;
+    ++it;
+    if (push.request != request) continue;
+    for (std::uint32_t index = 0; index < push.items.size(); ++index) {
+      const Item& item = push.items[index];
+      const bool waits = item.state == State::kAsked || item.state == State::kWanted;
+      if (waits && pool_.find(item.meta.key) == nullptr) fail(id, push, index);
+    }
+    forget_if_over(id);
+  }
+}
+
+void PushSender::drop(std::uint64_t id, Push& push, TimeNs now) {
+  push.is_dropped = true;
+  push.gone_at = now + config_.grace;
+  for (std::uint32_t index = 0; index < push.items.size(); ++index) {
+    const State state = push.items[index].state;
+    if (state == State::kAsked || state == State::kWanted) fail(id, push, index);
+    if (state == State::kMoving) push.items[index].failed = true;
+  }
+  actions_.push_back(PushDropped{id});
+}
+
+void PushSender::forget_if_over(std::uint64_t id) {
+  const auto found = pushes_.find(id);
+  if (found == pushes_.end() || !found->second.is_answered) return;
+  for (const Item& item : found->second.items)
+    if (item.state != State::kOver) return;
+  if (!found->second.is_dropped) {
+    actions_.push_back(PushDropped{id});
+    if (!found->second.is_lacking) delivered_.push_back(found->second.request);
+  }
+  pushes_.erase(found);
+}
+
+void PushSender::tick(TimeNs now) {
+  for (auto it = pushes_.begin(); it != pushes_.end();) {
+    const std::uint64_t id = it->first;
+    Push& push = it->second;
+    ++it;
+    if (!push.is_dropped && push.deadline <= now) {
+      push.is_answered = true;  // nobody will
+      drop(id, push, now);
+    } else if (push.is_dropped && push.gone_at <= now) {
+      for (std::uint32_t index = 0; index < push.items.size(); ++index)
+        if (push.items[index].state == State::kMoving) close(id, push, index);
+    } else {
+      continue;
+    }
+    forget_if_over(id);
+  }
+}
+
+}  // namespace kvferry

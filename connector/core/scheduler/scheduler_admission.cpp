@@ -1,0 +1,238 @@
+// A request's admission: looked up, answered, allocated, its load planned.
+#include <algorithm>
+#include <utility>
+
+#include "connector/core/promises.h"
+#include "connector/core/scheduler/scheduler_core.h"
+
+namespace kvferry {
+
+Coverage SchedulerCore::cover(RequestState& request) {
+  Coverage coverage;
+  TokenChain& chain = request.chain;
+  std::uint32_t i = 0;
+  for (; i < chain.num_full_chunks(); ++i) {
+    const ChunkPool::Slot* slot = pool_.find(chain.key(i));
+    if (slot == nullptr || slot->state != ChunkPool::State::kReady) {
+      coverage.growing = slot != nullptr;
+      break;
+    }
+    coverage.chunks.push_back(slot->ref);
+  }
+  coverage.tokens = i * chain.chunk_tokens();
+  // A tail may follow: one of its group, or one too short for a group that is known by its exact length.
+  const ChunkPool::Slot* best = nullptr;
+  const auto consider = [&](const ChunkPool::Slot* slot) {
+    if (slot == nullptr || (best != nullptr && slot->meta.num_tokens <= best->meta.num_tokens)) return;
+    if (slot->state == ChunkPool::State::kReady) best = slot;
+    if (slot->state == ChunkPool::State::kWriting) coverage.growing = true;
+  };
+  const std::uint32_t left = chain.size() - coverage.tokens;
+  if (const auto group = chain.tail_group(i)) {
+    for (const ChunkPool::Slot* slot : pool_.tails(*group)) {
+      const std::uint32_t n = slot->meta.num_tokens;
+      if (n <= left && chain.tail_key(i, n) == slot->meta.key) consider(slot);
+    }
+  }
+  const auto exact = [&](std::uint32_t end) {
+    if (end > coverage.tokens && end <= chain.size() && end - coverage.tokens < chain.chunk_tokens())
+      consider(pool_.find(chain.tail_key(i, end - coverage.tokens)));
+  };
+  exact(request.last_tail_end);
+  if (request.source) exact(request.source->num_tokens);
+  if (best != nullptr) {
+    coverage.chunks.push_back(best->ref);
+    coverage.tokens += best->meta.num_tokens;
+  }
+  return coverage;
+}
+
+std::uint32_t SchedulerCore::window_start(std::uint32_t end) const {
+  if (window_ == 0 || end < window_) return 0;
+  const std::uint32_t first_attended = end + 1 - window_;
+  return first_attended - first_attended % config_.block_tokens;
+}
+
+/// The longest part of a hit after which every token that a window still attends to is in the engine or in a chunk.
+std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit,
+                                         std::uint32_t num_local) const {
+  while (hit > num_local) {
+    const std::uint32_t needed_from = std::max(num_local, window_start(hit));
+    std::uint32_t fits = hit;
+    std::uint32_t chunk_start = 0;
+    for (const ChunkRef chunk : chunks) {
+      const ChunkMeta& meta = pool_.slot(chunk.slot).meta;
+      // A chunk that lacks what is needed lacks it for every end inside of it: the hit ends before it.
+      if (chunk_start < hit && meta.window_from > 0 && needed_from < chunk_start + meta.window_from) fits = chunk_start;
+      chunk_start += meta.num_tokens;
+    }
+    if (fits == hit) break;
+    hit = fits;
+  }
+  return hit;
+}
+
+Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeNs now) {
+  now_ = now;
+  RequestState* found = find(id);
+  if (found == nullptr || !found->cacheable) return {};
+  RequestState& request = *found;
+  if (request.running) leave_blocks(request);  // it was preempted, and build_step has yet to hear of it
+  request.async_load = RequestState::AsyncLoad::kNone;
+  if (request.spec) {
+    // Asked again in the same step: the stored answer, against what the engine has by itself now.
+    LookupSpec& spec = *request.spec;
+    std::uint32_t held = 0;
+    for (const ChunkRef chunk : spec.chunks)
+      held += pool_.slot(chunk.slot).ref == chunk ? pool_.slot(chunk.slot).meta.num_tokens : 0;
+    if (!spec.chunks.empty()) promise::idempotent_lookup(spec.hit, std::min(held, request.chain.size() - 1), id.value);
+    const std::uint32_t usable = request.does_without ? 0 : fit_windows(spec.chunks, spec.hit, num_local);
+    spec.num_local = num_local;
+    spec.num_external = usable > num_local ? usable - num_local : 0;
+    return {false, spec.num_external, spec.num_external > 0 && loads_async()};
+  }
+  counters_.lookups += 1;
+  if (!request.attempt_open) {
+    request.attempt_open = true;
+    request.attempt.value += 1;
+    request.wait_deadline = now + config_.load_timeout;
+  }
+  if (request.lets_others_go_in == step_ + 1) return {true, 0};
+  Coverage coverage = cover(request);
+  const bool more_could_help = std::max(coverage.tokens, num_local) + 1 < request.chain.size();
+  if (!request.fetch && !request.fetched && more_could_help && now >= request.next_fetch_at) start_fetch(request, now);
+  if ((request.fetch || coverage.growing) && more_could_help) {
+    if (now < request.wait_deadline) return {true, 0};
+    counters_.fetch_timeouts += 1;
+  }
+  return answer(request, coverage, num_local, now);
+}
+
+Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now) {
+  // A synchronous load leaves one token to compute, so a full hit gives back its last token.
+  const std::uint32_t hit = std::min(coverage.tokens, request.chain.size() - 1);
+  const std::uint32_t usable = request.does_without ? 0 : fit_windows(coverage.chunks, hit, num_local);
+  LookupSpec spec;
+  spec.hit = hit;
+  spec.num_local = num_local;
+  spec.num_external = usable > num_local ? usable - num_local : 0;
+  promise::sane_counts(num_local, spec.num_external, request.chain.size(), request.id.value);
+  if (hit > 0) {
+    // Held even where the engine needs none of it: asked again in this step, it may have lost its own blocks.
+    spec.chunks = coverage.chunks;
+    spec.pin = pool_.pin(coverage.chunks, "look-up of " + request.id.value, now, now + config_.pin_ttl);
+    pool_.touch(coverage.chunks);
+  }
+  if (spec.num_external > 0) counters_.lookup_hits += 1;
+  const Answer answer{false, spec.num_external, spec.num_external > 0 && loads_async()};
+  request.spec = std::move(spec);
+  open_lookups_.insert(request.id);
+  return answer;
+}
+
+/// The one way out of an attempt that was not admitted, whatever stopped it: nothing of the look-up stays.
+void SchedulerCore::end_attempt(RequestState& request) {
+  if (request.spec) {
+    pool_.unpin(request.spec->pin);
+    request.spec.reset();
+  }
+  open_lookups_.erase(request.id);
+  request.attempt_open = false;
+  request.fetched = false;
+}
+
+void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks, TimeNs now) {
+  now_ = now;
+  RequestState* found = find(id);
+  if (found == nullptr) return;
+  RequestState& request = *found;
+  if (request.running) leave_blocks(request);  // preempted since, and never looked up: not cacheable
+  const bool goes_on = num_external == 0 && request.async_load == RequestState::AsyncLoad::kDone;
+  request.async_load = RequestState::AsyncLoad::kNone;
+  request.blocks = blocks;
+  request.admitted_in = step_ + 1;
+  request.does_without = false;
+  if (goes_on) {  // the same admission: what it was allocated for is there now
+    request.running = true;
+    return;
+  }
+  if (!request.attempt_open) request.attempt.value += 1;  // admitted without being looked up: not cacheable (any more)
+  Admission admission;
+  admission.attempt = request.attempt.value;
+  admission.resumed = request.preemptions > 0;
+  admission.tokens = request.chain.size();
+  std::uint32_t local = 0;
+  if (request.spec) {
+    local = request.spec->num_local;
+    admission.hit = std::max(request.spec->hit, local);
+    admission.local = local;
+    admission.to_load = num_external;
+  }
+  const bool is_async = num_external > 0 && loads_async();
+  if (num_external > 0) {
+    LoadJob job = plan_load(request, num_external, blocks);
+    const PinId pin = pool_.pin(request.spec->chunks, "load for " + id.value, now, now + config_.pin_ttl);
+    Load& load = loads_[{id.value, job.attempt}] = Load{pin, {}, admission, false};
+    load.admission.loaded = num_external;
+    loads_next_.push_back(std::move(job));
+    counters_.loads += 1;
+  }
+  // Counted once per admission, here, where the engine has committed to it.
+  counters_.hit_tokens += num_external;
+  if (admission.resumed) {
+    counters_.resumed += 1;
+    counters_.resumed_hit_tokens += num_external;
+  }
+  request.admissions.push_back(admission);
+  end_attempt(request);
+  if (is_async) request.async_load = RequestState::AsyncLoad::kUnderWay;
+  request.running = !is_async;
+  request.computed = local + num_external;
+  request.window_end = request.computed;
+  request.saved = 0;  // restarts: the next step skips what the pool holds
+}
+
+LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_external,
+                                 const BlockTable& blocks) const {
+  const std::string& id = request.id.value;
+  KVFERRY_CHECK(request.spec && num_external <= request.spec->num_external &&
+                    (window_ == 0 || num_external == request.spec->num_external),
+                "exact-load: request {} was allocated {} external tokens, the look-up offered {}", id, num_external,
+                request.spec ? request.spec->num_external : 0);
+  KVFERRY_CHECK(blocks.size() == config_.windows.size(), "exact-load: request {} has blocks in {} KV groups of {}", id,
+                blocks.size(), config_.windows.size());
+  const std::uint32_t local = request.spec->num_local;
+  const std::uint32_t end = local + num_external;
+  const std::uint32_t first_block = local / config_.block_tokens;
+  const std::uint32_t job_start = first_block * config_.block_tokens;
+  const std::uint32_t end_block = (end + config_.block_tokens - 1) / config_.block_tokens;
+  LoadJob job;
+  job.request_id = id;
+  job.attempt = request.attempt.value;
+  job.is_async = loads_async();
+  for (std::size_t group = 0; group < blocks.size(); ++group)
+    job.block_ids.push_back(blocks_of(blocks, group, first_block, end_block, end));
+  const std::uint32_t needed_from = std::max(local, window_start(end));
+  std::uint32_t chunk_start = 0;
+  for (const ChunkRef chunk : request.spec->chunks) {
+    const ChunkPool::Slot& slot = pool_.slot(chunk.slot);
+    const bool reaches_back =
+        chunk_start >= end || slot.meta.window_from == 0 || needed_from >= chunk_start + slot.meta.window_from;
+    promise::verified_only(slot.ref == chunk && slot.state != ChunkPool::State::kWriting && reaches_back,
+                           slot.checksums.size(), config_.num_ranks, chunk.slot);
+    const std::uint32_t chunk_end = chunk_start + slot.meta.num_tokens;
+    const std::uint32_t from = std::max(local, chunk_start), to = std::min(end, chunk_end);
+    if (from < to) {
+      job.items.push_back(
+          {chunk, slot.checksums, slot.meta.num_tokens, from - chunk_start, from - job_start, to - from});
+    }
+    chunk_start = chunk_end;
+  }
+  std::vector<std::uint32_t> needed_in_job;
+  for (const std::uint32_t window : config_.windows)
+    needed_in_job.push_back((window == 0 ? local : needed_from) - job_start);
+  promise::exact_load(job, local - job_start, num_external, config_.block_tokens, needed_in_job);
+  return job;
+}
+
+}  // namespace kvferry

@@ -1,0 +1,169 @@
+// The life of a request but for its admission (scheduler_admission.cpp): added, told new tokens, finished.
+#include "connector/core/scheduler/scheduler_core.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "connector/core/promises.h"
+
+namespace kvferry {
+
+SchedulerCore::SchedulerCore(CoreConfig config)
+    : config_(std::move(config)),
+      pool_(config_.num_slots, config_.num_ranks),
+      sender_({config_.fingerprint, config_.num_ranks, config_.push_ttl, config_.push_grace, config_.first_lease},
+              pool_),
+      receiver_({config_.fingerprint, config_.chunk_tokens, config_.num_ranks, config_.push_ttl, config_.try_timeout,
+                 config_.first_lease},
+                pool_),
+      next_lease_(config_.first_lease) {
+  KVFERRY_CHECK(next_lease_ > 0, "lease 0 means none");
+  KVFERRY_CHECK(!config_.windows.empty(), "an engine without KV groups");
+  for (const std::uint32_t window : config_.windows) {
+    KVFERRY_CHECK(window == 0 || window_ == 0 || window == window_, "windows of {} and {} tokens", window_, window);
+    window_ = std::max(window_, window);
+  }
+}
+
+RequestState* SchedulerCore::find(const RequestId& id) {
+  const auto found = requests_.find(id);
+  return found == requests_.end() ? nullptr : &found->second;
+}
+
+void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
+  now_ = now;
+  if (requests_.contains(request.id) || request.tokens.empty()) return;
+  const ChunkKey root = root_key(config_.fingerprint, request.extras);
+  RequestState& state =
+      requests_.try_emplace(request.id, NewRequest(request), root, config_.chunk_tokens).first->second;
+  // An id may come again while a load of its former self is under way: attempts tell the two apart.
+  const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
+  if (after != loads_.begin() && std::prev(after)->first.first == request.id.value)
+    state.attempt.value = std::prev(after)->first.second;
+  if (state.source) hurry_pushes(state);
+  if (state.cacheable && cover(state).tokens + 1 < state.chain.size()) start_fetch(state, now);
+  if (state.cacheable && state.handoff && request.push_to) offer_prompt(state, *request.push_to);
+}
+
+void SchedulerCore::update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens) {
+  if (RequestState* request = find(id)) {
+    if (keep < request->chain.size()) {  // KV computed from tokens that were taken back is nobody's
+      request->computed = std::min(request->computed, keep);
+      request->saved = std::min(request->saved, keep - keep % config_.chunk_tokens);
+    }
+    request->chain.truncate(keep);
+    request->chain.append(new_tokens);
+  }
+}
+
+std::uint32_t SchedulerCore::num_tokens(const RequestId& id) const {
+  const auto found = requests_.find(id);
+  return found == requests_.end() ? 0 : found->second.chain.size();
+}
+
+FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks,
+                                        bool aborted, TimeNs now) {
+  now_ = now;
+  FinishedRequest result;
+  RequestState* found = find(id);
+  if (found == nullptr) return result;
+  RequestState& request = *found;
+  result.known = true;
+  result.preemptions = request.preemptions;
+  result.fetch_ns = request.fetch_ns;
+  if (request.running && !aborted) {
+    request.blocks = blocks;
+    request.computed = num_computed;
+    plan_leftover_saves(request, config_.save_unfull_chunk);
+    if (request.handoff) {
+      result.handoff = true;
+      result.handoff_tokens = std::min(num_computed, request.num_prompt_tokens);
+      hold_handoff(request, result.handoff_tokens, now);
+    }
+  }
+  sender_.request_over(id, now);
+  take_push_actions();
+  result.admissions = std::move(request.admissions);
+  end_attempt(request);
+  if (request.fetch) {
+    fetches_.erase(request.fetch->id);  // a pull under way still fills the pool; a lease that comes is given back
+    fetching_.erase(id);
+  }
+  std::replace(last_order_.begin(), last_order_.end(), &request, static_cast<RequestState*>(nullptr));
+  requests_.erase(id);
+  return result;
+}
+
+/// Keeps the prompt until its decode worker has come for it.
+void SchedulerCore::hold_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now) {
+  const std::string& id = request.id.value;
+  if (const auto former = handoffs_.find(id); former != handoffs_.end()) {
+    pool_.unpin(former->second);
+    handoffs_.erase(former);
+  }
+  if (request.is_delivered) return;
+  std::vector<ChunkRef> chunks;
+  const auto hold = [&](const ChunkPool::Slot* slot) {
+    if (slot != nullptr) chunks.push_back(slot->ref);
+  };
+  const std::uint32_t full = num_tokens / config_.chunk_tokens;
+  for (std::uint32_t i = 0; i < full; ++i) hold(pool_.find(request.chain.key(i)));
+  if (const std::uint32_t rest = num_tokens % config_.chunk_tokens; rest > 0)
+    hold(pool_.find(request.chain.tail_key(full, rest)));
+  handoffs_[id] = pool_.pin(std::move(chunks), "hand-off of " + id, now, now + config_.handoff_ttl);
+}
+
+void SchedulerCore::reset_cache() {
+  // Held chunks too: what a hold still reads is freed when it ends, and no look-up finds it any more.
+  for (const ChunkPool::Slot* slot : pool_.ready()) pool_.condemn(slot->ref);
+  distrust_planned_saves();
+  receiver_.distrust();
+  announce_evictions();
+}
+
+std::vector<Action> SchedulerCore::take_actions() { return std::exchange(actions_, {}); }
+
+std::vector<ChunkMeta> SchedulerCore::snapshot() const {
+  std::vector<ChunkMeta> chunks;
+  for (const ChunkPool::Slot* slot : pool_.ready()) chunks.push_back(slot->meta);
+  return chunks;
+}
+
+void SchedulerCore::publish(ChunkRef chunk) {
+  const ChunkPool::Slot& slot = pool_.slot(chunk.slot);
+  promise::verified_only(slot.ref == chunk && slot.state == ChunkPool::State::kReady, slot.checksums.size(),
+                         config_.num_ranks, chunk.slot);
+  actions_.push_back(ChunksPublished{{slot.meta}});
+  sender_.chunk_ready(slot, now_);
+  take_push_actions();
+}
+
+void SchedulerCore::announce_evictions() {
+  std::vector<ChunkKey> keys = pool_.take_evicted();
+  counters_.evicted_chunks += keys.size();
+  if (!keys.empty()) actions_.push_back(ChunksEvicted{std::move(keys)});
+}
+
+void SchedulerCore::tick(TimeNs now) {
+  now_ = now;
+  sender_.tick(now);
+  receiver_.tick(now);
+  take_push_actions();
+  counters_.holds_expired += pool_.expire_pins(now).size();
+  std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second); });
+  std::erase_if(leases_, [&](const auto& entry) { return !pool_.pinned(entry.second.pin); });
+  std::erase_if(suspect_until_, [&](const auto& entry) { return entry.second <= now; });
+  const std::vector<RequestId> waiting(fetching_.begin(), fetching_.end());
+  for (const RequestId& id : waiting) {
+    RequestState& request = requests_.at(id);
+    if (request.fetch->try_deadline > now) continue;
+    counters_.fetch_timeouts += 1;
+    if (request.fetch->stage == Fetch::Stage::kLease) suspect_until_[request.fetch->endpoint] = now + 5 * kSecond;
+    advance_fetch(request, now);
+  }
+  tick_orders(now);
+}
+
+}  // namespace kvferry

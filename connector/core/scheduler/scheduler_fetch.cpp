@@ -1,0 +1,224 @@
+// Bringing chunks from other nodes into this node's pool while a look-up says "ask again": hand-off source first, then
+// the directory's holders, best first, each by a lease and a pull.
+#include <algorithm>
+#include <utility>
+
+#include "connector/core/promises.h"
+#include "connector/core/scheduler/scheduler_core.h"
+
+namespace kvferry {
+
+void SchedulerCore::start_fetch(RequestState& request, TimeNs now) {
+  request.fetched = true;
+  Fetch fetch;
+  fetch.id = ++last_id_;
+  fetch.started = now;
+  fetch.asked_source = !request.source;
+  request.fetch = std::move(fetch);
+  fetches_[request.fetch->id] = request.id;
+  fetching_.insert(request.id);
+  advance_fetch(request, now);
+}
+
+void SchedulerCore::end_fetch(RequestState& request, TimeNs now) {
+  request.fetch_ns += now - request.fetch->started;
+  request.next_fetch_at = now + config_.refetch_after;
+  fetches_.erase(request.fetch->id);
+  fetching_.erase(request.id);
+  request.fetch.reset();
+}
+
+/// The chunks of `offer` that extend what the pool covers, in order; empty when it has nothing to add.
+std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const HolderOffer& offer) {
+  TokenChain& chain = request.chain;
+  const std::uint32_t full = std::min(offer.num_full_chunks, chain.num_full_chunks());
+  const Coverage coverage = cover(request);
+  std::vector<ChunkMeta> missing;
+  for (std::uint32_t i = 0; i < full; ++i) {
+    if (i * config_.chunk_tokens + 1 >= chain.size()) break;  // the last token is computed anyway
+    if (pool_.find(chain.key(i)) == nullptr) missing.push_back({chain.key(i), config_.chunk_tokens, false, {}});
+  }
+  const std::uint32_t start = full * config_.chunk_tokens;
+  if (offer.num_full_chunks > full || start + 1 >= chain.size()) return missing;
+  const ChunkMeta* best = nullptr;
+  for (const ChunkMeta& tail : offer.tails) {
+    const std::uint32_t n = tail.num_tokens;
+    if (n == 0 || n >= config_.chunk_tokens || n > chain.size() - start || start + n <= coverage.tokens) continue;
+    if (best != nullptr && n <= best->num_tokens) continue;
+    if (chain.tail_key(full, n) == tail.key) best = &tail;
+  }
+  if (best != nullptr && pool_.find(best->key) == nullptr) {
+    ChunkMeta tail = *best;
+    tail.is_tail = true;
+    tail.tail_group = tail.num_tokens >= kTailGroupTokens ? chain.tail_group(full) : std::nullopt;
+    missing.push_back(std::move(tail));
+  }
+  return missing;
+}
+
+/// Asks the next node that can add something, or ends the fetch.
+void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
+  Fetch& fetch = *request.fetch;
+  if (fetch.stage == Fetch::Stage::kLease || fetch.stage == Fetch::Stage::kPull) {
+    // Whatever was under way is answered or too late; a new id makes late answers strangers.
+    fetches_.erase(fetch.id);
+    fetch.id = ++last_id_;
+    fetches_[fetch.id] = request.id;
+  }
+  fetch.stage = Fetch::Stage::kDirectory;
+  const bool late = now >= fetch.started + config_.load_timeout;
+  while (!late) {
+    HolderOffer offer;
+    std::string handoff_request;
+    if (!fetch.asked_source) {
+      fetch.asked_source = true;
+      const HandoffSource& source = *request.source;
+      const std::uint32_t tokens = std::min(source.num_tokens, request.chain.size());
+      offer = {source.engine_id, source.endpoint, tokens / config_.chunk_tokens, {}};
+      if (const std::uint32_t rest = tokens % config_.chunk_tokens; rest > 0)
+        offer.tails.push_back({request.chain.tail_key(offer.num_full_chunks, rest), rest, true, {}});
+      handoff_request = source.request_id;
+    } else if (!fetch.asked_directory) {
+      fetch.asked_directory = true;
+      if (ask_directory(request, now)) return;
+      continue;
+    } else if (!fetch.offers.empty()) {
+      offer = std::move(fetch.offers.front());
+      fetch.offers.erase(fetch.offers.begin());
+    } else {
+      break;
+    }
+    if (suspect_until_.contains(offer.endpoint)) continue;
+    std::vector<ChunkMeta> wanted = missing_from(request, offer);
+    if (wanted.empty()) continue;
+    LeaseWanted lease{fetch.id, offer.engine_id, offer.endpoint, {config_.fingerprint, {}, handoff_request}};
+    for (const ChunkMeta& chunk : wanted) lease.request.keys.push_back(chunk.key);
+    fetch.stage = Fetch::Stage::kLease;
+    fetch.try_deadline = now + config_.try_timeout;
+    fetch.engine_id = offer.engine_id;
+    fetch.endpoint = offer.endpoint;
+    fetch.wanted = std::move(wanted);
+    actions_.push_back(std::move(lease));
+    return;
+  }
+  end_fetch(request, now);
+}
+
+/// False when there is nobody to ask or nothing left to ask for.
+bool SchedulerCore::ask_directory(RequestState& request, TimeNs now) {
+  TokenChain& chain = request.chain;
+  if (!directory_up_ || cover(request).tokens + 1 >= chain.size()) return false;
+  DirectoryQuery query;
+  query.fetch = request.fetch->id;
+  query.keys.assign(chain.keys().begin(), chain.keys().end());
+  for (std::uint32_t i = 0; i <= chain.num_full_chunks(); ++i) {
+    const auto group = chain.tail_group(i);
+    if (!group) break;
+    query.tail_groups.push_back(*group);
+  }
+  if (query.keys.empty() && query.tail_groups.empty()) return false;
+  request.fetch->try_deadline = now + config_.try_timeout;
+  actions_.push_back(std::move(query));
+  return true;
+}
+
+void SchedulerCore::directory_answered(std::uint64_t fetch, std::vector<HolderOffer> offers, TimeNs now) {
+  const auto found = fetches_.find(fetch);
+  if (found == fetches_.end()) return;
+  RequestState& request = requests_.at(found->second);
+  if (request.fetch->stage != Fetch::Stage::kDirectory) return;
+  request.fetch->offers = std::move(offers);
+  advance_fetch(request, now);
+}
+
+void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply,
+                                   TimeNs now) {
+  // A doubled message: the lease is being read from and given back when that is done.
+  const auto reads = [&](const auto& entry) {
+    return reply.lease != 0 && entry.second.endpoint == endpoint && entry.second.lease == reply.lease;
+  };
+  if (std::any_of(pulls_.begin(), pulls_.end(), reads)) return;
+  const auto give_back = [&] {
+    if (reply.lease != 0) actions_.push_back(LeaseReleased{endpoint, reply.lease});
+  };
+  if (ordered_lease_answered(fetch, reply, now)) return;
+  const auto found = fetches_.find(fetch);
+  if (found == fetches_.end() || requests_.at(found->second).fetch->stage != Fetch::Stage::kLease) return give_back();
+  RequestState& request = requests_.at(found->second);
+  Fetch& current = *request.fetch;
+  if (!reply.refused.empty()) {
+    actions_.push_back(
+        LogLine{fmt::format("{} refuses KV for request {}: {}", endpoint, request.id, reply.refused), true});
+  }
+  const PullWanted* pull = start_pull(request.id, current.engine_id, endpoint, current.wanted, reply, now);
+  if (pull == nullptr) {
+    give_back();
+    return advance_fetch(request, now);
+  }
+  current.stage = Fetch::Stage::kPull;
+  current.pull = pull->pull;
+  current.try_deadline = pull->deadline + config_.try_timeout;
+}
+
+/// Takes slots for what was leased of `wanted` and is not here yet. nullptr: nothing to pull; the lease is still held.
+const PullWanted* SchedulerCore::start_pull(const RequestId& request, const EngineId& engine_id,
+                                            const std::string& endpoint, std::span<const ChunkMeta> wanted,
+                                            const LeaseReply& reply, TimeNs now) {
+  Pull pull{request, endpoint, reply.lease, {}, 0};
+  for (const LeasedChunk& leased : reply.chunks) {
+    if (leased.index >= wanted.size()) continue;
+    ChunkMeta meta = wanted[leased.index];
+    if (leased.num_tokens != meta.num_tokens) continue;
+    const bool has_checksums = leased.checksums.size() == config_.num_ranks;
+    const bool has_runs = leased.checksums.empty() && leased.run_checksums.size() == config_.num_ranks;
+    if (!has_checksums && !has_runs) continue;
+    if (leased.window_from > leased.num_tokens) continue;
+    meta.window_from = leased.window_from;
+    if (pool_.find(meta.key) != nullptr) continue;  // someone else brings it
+    const auto slot = pool_.reserve(meta, request.value.empty() ? "an ordered fetch" : "fetch for " + request.value);
+    if (!slot) {
+      counters_.pool_full += 1;
+      break;
+    }
+    pull.items.push_back({leased.chunk, *slot, leased.num_tokens, leased.checksums, leased.run_checksums});
+  }
+  announce_evictions();
+  if (pull.items.empty()) return nullptr;
+  counters_.pulls += 1;
+  PullWanted action{++last_id_, engine_id, endpoint, reply.lease, now + config_.pull_timeout, pull.items};
+  pulls_.emplace(action.pull, std::move(pull));
+  actions_.push_back(std::move(action));
+  return &std::get<PullWanted>(actions_.back());
+}
+
+void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
+                              const std::vector<std::uint64_t>& checksums) {
+  now_ = now;
+  const auto found = pulls_.find(id);
+  promise::exactly_once(found != pulls_.end() && ok.size() == found->second.items.size(), fmt::format("pull {}", id));
+  Pull& pull = found->second;
+  for (std::size_t i = 0; i < ok.size(); ++i) {
+    const PullItem& item = pull.items[i];  // ok: the worker found the bytes to match the holder's checksums
+    const bool is_told = !item.checksums.empty();
+    const bool is_ok = ok[i] && (is_told || i < checksums.size());
+    if (!is_ok) counters_.pull_failures += 1;
+    const std::uint64_t checksum = is_told ? item.checksums[rank] : is_ok ? checksums[i] : 0;
+    if (pool_.rank_written(item.local, rank, is_ok, checksum)) {
+      counters_.pulled_chunks += 1;
+      publish(item.local);
+    }
+  }
+  if (++pull.ranks_done < config_.num_ranks) return;
+  if (pull.lease != 0) actions_.push_back(LeaseReleased{pull.endpoint, pull.lease});
+  const RequestId request_id = pull.request;
+  pulls_.erase(found);
+  if (!ordered_.empty() && ordered_.front().pull == id && !ordered_.front().piece.empty())
+    return end_ordered_piece(now);
+  RequestState* request = find(request_id);
+  if (request != nullptr && request->fetch && request->fetch->stage == Fetch::Stage::kPull &&
+      request->fetch->pull == id) {
+    advance_fetch(*request, now);
+  }
+}
+
+}  // namespace kvferry

@@ -1,0 +1,42 @@
+// This node as a holder: leases for nodes that read from its pool.
+#include "connector/core/scheduler/scheduler_core.h"
+#include "transport/base/fingerprint.h"
+
+namespace kvferry {
+
+LeaseReply SchedulerCore::lease_wanted(const std::string& from, const LeaseRequest& request, TimeNs now) {
+  LeaseReply reply;
+  if (request.fingerprint != config_.fingerprint) {
+    reply.refused =
+        "different models on the two sides: " + fingerprint_difference(config_.fingerprint, request.fingerprint);
+    return reply;
+  }
+  std::vector<ChunkRef> chunks;
+  for (std::uint32_t i = 0; i < request.keys.size(); ++i) {
+    const ChunkPool::Slot* slot = pool_.find(request.keys[i]);
+    if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;
+    chunks.push_back(slot->ref);
+    reply.chunks.push_back({i, slot->ref, slot->meta.num_tokens, slot->checksums, slot->meta.window_from});
+  }
+  if (chunks.empty()) return reply;
+  pool_.touch(chunks);
+  reply.lease = next_lease_++;
+  const PinId pin = pool_.pin(std::move(chunks), "lease of " + from, now, now + config_.lease_ttl);
+  leases_[reply.lease] = Lease{pin, request.handoff_request};
+  counters_.leases_granted += 1;
+  return reply;
+}
+
+void SchedulerCore::lease_released(std::uint64_t lease) {
+  const auto found = leases_.find(lease);
+  if (found == leases_.end()) return;  // expired, given back before, or of a past life of this node
+  // The decode worker has the prompt: nothing has to wait for it any longer.
+  if (const auto handoff = handoffs_.find(found->second.handoff); handoff != handoffs_.end()) {
+    pool_.unpin(handoff->second);
+    handoffs_.erase(handoff);
+  }
+  pool_.unpin(found->second.pin);
+  leases_.erase(found);
+}
+
+}  // namespace kvferry

@@ -1,0 +1,54 @@
+// The controller on the scheduler node's thread: carries what the core wants of it, and brings back what it answers and
+// orders. A part of NodeLinks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "connector/core/scheduler/scheduler_core.h"
+#include "controller/api/client.h"
+#include "transport/base/clock.h"
+
+namespace kvferry {
+
+/// Threads: one owner.
+class DirectoryLink {
+ public:
+  using TellCore = std::function<void(const std::function<void(SchedulerCore&)>&)>;
+  DirectoryLink(std::unique_ptr<controller::Client> directory, TellCore tell_core, const Clock& clock)
+      : directory_(std::move(directory)), tell_core_(std::move(tell_core)), clock_(clock) {}
+
+  int fd() const { return directory_->fd(); }
+  void set_load(std::size_t num_requests) { directory_->set_load(num_requests); }
+
+  void execute(DirectoryQuery& query);
+  void execute(ChunksPublished& published);
+  void execute(ChunksEvicted& evicted) { directory_->evict(evicted.keys); }
+
+  void take_events();
+  /// Leaves the controller. Idempotent; nothing else may be called after it.
+  void leave();
+
+ private:
+  void take(controller::LookupReply& reply);
+  void take(controller::LookupFailed& failed);
+  void take(controller::Registered& registered);
+  void take(controller::Refused& refused);
+  void take(controller::Lost& lost);
+  void take(controller::SnapshotWanted& wanted);
+  void take(controller::KeepWanted& wanted);
+  void take(controller::UnkeepWanted& wanted);
+  void take(controller::BringWanted& wanted);
+  void take(controller::ForgetWanted& wanted);
+
+  std::unique_ptr<controller::Client> directory_;
+  TellCore tell_core_;
+  const Clock& clock_;
+  std::map<std::uint64_t, std::uint64_t> fetch_of_lookup_;  // by the directory's token
+};
+
+}  // namespace kvferry

@@ -1,0 +1,58 @@
+#include "connector/runtime/links/peer_links.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace kvferry {
+
+bool PeerLinks::send(const std::string& endpoint, std::string_view bytes) {
+  auto found = peers_.find(endpoint);
+  if (found == peers_.end()) {
+    auto socket = ClientSocket::connect(endpoint);
+    if (!socket) return false;
+    if (peers_.size() >= peers_max_)
+      forget(std::ranges::min_element(peers_, {}, [](const auto& peer) { return peer.second.used_at; }));
+    found = peers_.emplace(endpoint, Peer{std::move(*socket), {}, 0}).first;
+  }
+  found->second.used_at = clock_.now();
+  return found->second.socket->send(bytes);
+}
+
+std::optional<PeerLinks::Received> PeerLinks::receive() {
+  for (auto& [endpoint, peer] : peers_) {
+    if (auto bytes = peer.socket->receive()) {
+      peer.used_at = clock_.now();
+      return Received{endpoint, std::move(*bytes)};
+    }
+  }
+  return {};
+}
+
+void PeerLinks::set_ranks(const std::string& endpoint, Ranks ranks) {
+  const auto found = peers_.find(endpoint);
+  if (found != peers_.end()) found->second.ranks = std::move(ranks);
+}
+
+const PeerLinks::Ranks& PeerLinks::ranks_of(const std::string& endpoint) const {
+  static const Ranks none;
+  const auto found = peers_.find(endpoint);
+  return found == peers_.end() ? none : found->second.ranks;
+}
+
+void PeerLinks::forget_idle() {
+  const TimeNs now = clock_.now();
+  for (auto peer = peers_.begin(); peer != peers_.end();)
+    peer = now - peer->second.used_at > kIdlePeer ? forget(peer) : std::next(peer);
+}
+
+PeerLinks::Peers::iterator PeerLinks::forget(Peers::iterator peer) {
+  versions_.forget(peer->first);
+  return peers_.erase(peer);
+}
+
+void PeerLinks::add_to(std::vector<pollfd>& fds) const {
+  for (const auto& [endpoint, peer] : peers_) fds.push_back({peer.socket->fd(), POLLIN, 0});
+}
+
+}  // namespace kvferry

@@ -1,0 +1,175 @@
+#include "connector/runtime/store/gpu_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/base/log.h"
+
+namespace kvferry {
+namespace {
+
+constexpr std::uint64_t kFrameAlignment = 256;  // what the GPU's memory hands out in one piece
+
+std::uint64_t aligned(std::uint64_t bytes) { return (bytes + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment; }
+
+}  // namespace
+
+GpuStore::GpuStore(ChunkStoreParts parts, GpuTier tier)
+    : parts_(std::move(parts)),
+      tier_(std::move(tier)),
+      frame_bytes_(aligned(parts_.chunk_bytes)),
+      table_(static_cast<std::uint32_t>(std::min<std::uint64_t>(tier_.bytes / frame_bytes_, UINT32_MAX))),
+      slot_uses_(parts_.pool.size() / parts_.chunk_bytes) {}
+
+Result<void> GpuStore::start() {
+  if (tier_.bytes > 0 && table_.num_frames() == 0) {
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("gpu_pool_bytes {} holds no chunk of {} bytes", tier_.bytes, frame_bytes_)};
+  }
+  auto packer = tier_.gpu.make_packer(parts_.layout, {});
+  if (!packer) return std::move(packer).error();
+  packer_ = std::move(*packer);
+  if (Result<void> pinned = device().pin(parts_.pool); !pinned)
+    return std::move(pinned).error().with("pinning the chunk pool");
+  is_pinned_ = true;
+  for (std::optional<DeviceStream>* stream : {&down_, &up_}) {
+    auto made = device().make_stream();
+    if (!made) return std::move(made).error();
+    *stream = *made;
+  }
+  if (table_.num_frames() == 0) return {};
+  auto frames = device().allocate(MemoryKind::kDevice, table_.num_frames() * frame_bytes_);
+  if (!frames) return std::move(frames).error().with(fmt::format("gpu_pool_bytes {}", tier_.bytes));
+  frames_ = *frames;
+  if (tier_.is_landing_place) register_frames();
+  return {};
+}
+
+void GpuStore::register_frames() {
+  MemoryRegion memory{frames_, table_.num_frames() * frame_bytes_};
+  memory.device = &device();
+  const Result<RegionId> region = tier_.transport.register_region(memory);
+  if (region)
+    region_ = *region;
+  else
+    log().warn("chunks of other nodes land in host memory: {}", region.error().what);
+}
+
+GpuStore::~GpuStore() {
+  for (Work& work : works_) {
+    // What was refused an event is over when the device is done with everything, below.
+    if (is_over(work) || !work.event) continue;
+    if (const Result<void> waited = work.event->wait(); !waited)
+      log().error("waiting for the GPU: {}", waited.error().what);
+  }
+  works_.clear();
+  if (region_) {
+    // Refused only where the transport is shut down already.
+    [[maybe_unused]] const Result<void> gone = tier_.transport.unregister_region(*region_);
+  }
+  if (frames_ != nullptr) device().release(MemoryKind::kDevice, frames_);
+  if (is_pinned_) device().unpin(parts_.pool);
+  for (const std::optional<DeviceStream>& stream : {down_, up_})
+    if (stream) device().drop_stream(*stream);
+}
+
+std::string GpuStore::describe() const {
+  if (table_.num_frames() == 0)
+    return fmt::format("GPU tier: none, chunks are packed into host memory by {}", device().describe());
+  return fmt::format("GPU tier: {} frames of {:.1f} KiB on {}{}", table_.num_frames(),
+                     static_cast<double>(frame_bytes_) / 1024, device().describe(),
+                     region_ ? ", where chunks of other nodes land" : "");
+}
+
+std::size_t GpuStore::num_fenced() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t fenced = 0;
+  for (const Work& work : works_) fenced += work.items.empty() ? work.slots.size() : 0;
+  return fenced;
+}
+
+void GpuStore::hold_slot(Work& work, std::uint32_t slot) {
+  slot_uses_[slot] += 1;
+  work.slots.push_back(slot);
+}
+
+bool GpuStore::is_over(Work& work) {
+  if (!work.event) {
+    Result<DeviceEvent> event = DeviceEvent::record(device(), work.stream);
+    if (!event) return false;
+    work.event = std::move(*event);
+  }
+  const Result<bool> reached = work.event->is_reached();
+  return reached && *reached;
+}
+
+void GpuStore::poll() {
+  const TimeNs now = tier_.clock.now();
+  for (auto work = works_.begin(); work != works_.end();) {
+    if (is_over(*work)) {
+      end(*work);
+      work = works_.erase(work);
+      continue;
+    }
+    if (!work->items.empty() && work->deadline <= now) give_up(*work, "the GPU did not end it in time");
+    ++work;
+  }
+}
+
+/// The device is through with it.
+void GpuStore::end(Work& work) {
+  std::vector<std::uint64_t> checksums;
+  bool ok = true;
+  if (work.kind == Work::Kind::kSave && !work.items.empty()) {
+    Result<std::vector<std::uint64_t>> taken = work.passes.front()->wait();  // which has ended
+    ok = taken && taken->size() == work.items.size();
+    if (ok)
+      checksums = std::move(*taken);
+    else
+      log().error("saving {} chunks: {}", work.items.size(), taken ? "checksums are missing" : taken.error().what);
+  }
+  for (std::size_t i = 0; i < work.items.size(); ++i) {
+    const Work::Item& item = work.items[i];
+    const std::uint64_t checksum = i < checksums.size() ? checksums[i] : item.checksum;
+    if (item.frame && ok) {
+      if (table_.written_down(*item.frame)) table_.hashed(*item.frame, checksum);
+    } else if (item.frame) {
+      table_.drop(*item.frame);
+    }
+    tell(work, item, ok, checksum);
+  }
+  let_go(work);
+}
+
+void GpuStore::tell(const Work& work, const Work::Item& item, bool ok, std::uint64_t checksum) {
+  if (work.kind == Work::Kind::kLanding)
+    landed_.push_back({item.chunk, ok, checksum});
+  else
+    saved_.push_back({item.chunk, ok, ok ? checksum : 0});
+}
+
+/// Nobody waits for it any longer; what the device may still touch stays fenced until it is over.
+void GpuStore::give_up(Work& work, std::string_view why) {
+  log().error("{} {} chunks failed: {}; {} slots are fenced until it is through with them",
+              work.kind == Work::Kind::kLanding ? "landing" : "saving", work.items.size(), why, work.slots.size());
+  for (const Work::Item& item : work.items) {
+    if (item.frame) table_.drop(*item.frame);
+    tell(work, item, false, 0);
+  }
+  work.items.clear();
+}
+
+void GpuStore::let_go(Work& work) {
+  for (const FramePin pin : work.pins) table_.unpin(pin);
+  for (const std::uint32_t slot : work.slots) slot_uses_[slot] -= 1;
+  work.pins.clear();
+  work.slots.clear();
+}
+
+Result<std::unique_ptr<ChunkStore>> make_gpu_store(ChunkStoreParts parts, GpuTier tier) {
+  auto store = std::make_unique<GpuStore>(std::move(parts), std::move(tier));
+  if (Result<void> started = store->start(); !started) return std::move(started).error();
+  return std::unique_ptr<ChunkStore>(std::move(store));
+}
+
+}  // namespace kvferry

@@ -1,0 +1,124 @@
+// Private to make_gpu_store().
+//
+// What orders what (README, "Where chunks lie"): the engine's stream, `down_` and `up_` run beside each other, and an
+// event stands wherever bytes pass from one to the other. The host waits for a load and for nothing else.
+#pragma once
+
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "connector/core/frame_table.h"
+#include "connector/runtime/store/chunk_store.h"
+
+namespace kvferry {
+
+class GpuStore final : public ChunkStore {
+ public:
+  GpuStore(ChunkStoreParts parts, GpuTier tier);
+  ~GpuStore() override;
+  Result<void> start();
+
+  std::string describe() const override;
+  void save(const std::vector<SaveJob>& jobs, DeviceStream stream) override;
+  std::vector<SaveDone> take_saved() override;
+  std::vector<LoadOutcome> load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,
+                                DeviceStream stream) override;
+  Result<Place> land(ChunkRef chunk, std::uint64_t bytes) override;
+  Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) override;
+  void landed(std::span<const Landed> chunks) override;
+  std::vector<Landed> take_landed() override;
+  std::size_t num_fenced() const override;
+
+ private:
+  using FrameRef = FrameTable::FrameRef;
+  using PassPtr = std::unique_ptr<StreamPacker::Pass>;
+
+  /// Work that the device was given, and all that may not be used until it is over.
+  struct Work {
+    enum class Kind : std::uint8_t { kSave, kLanding, kLoad };
+    Kind kind = Kind::kSave;
+    DeviceStream stream = nullptr;     // of its last piece
+    std::optional<DeviceEvent> event;  // of its end; empty: the device refused it, and is asked again
+    std::vector<FramePin> pins;
+    std::vector<std::uint32_t> slots;
+    std::vector<PassPtr> passes;
+    struct Item {
+      ChunkRef chunk;
+      std::optional<FrameRef> frame;
+      std::uint64_t checksum = 0;  // of a landing
+    };
+    std::vector<Item> items;  // to be told of its end; empty: nobody waits for it any more
+    TimeNs deadline = 0;
+  };
+  struct SavePart {
+    const SaveJob* job;
+    const SaveItem* item;
+  };
+  struct LoadPart {
+    enum class State : std::uint8_t { kUnderWay, kLoaded, kCorrupt, kFailed };
+    std::size_t job = 0;
+    const LoadItem* item = nullptr;
+    State state = State::kUnderWay;
+    std::byte* chunk = nullptr;
+    std::optional<FrameRef> brought;  // the frame that is filled for it
+    bool wants_checksum = true;
+  };
+  using LoadParts = std::vector<LoadPart*>;
+  struct Landing {
+    ChunkRef chunk;
+    FrameTable::Claim claim;
+    std::uint64_t bytes = 0;
+  };
+
+  std::byte* slot_base(std::uint32_t slot) const { return parts_.pool.data() + slot * parts_.chunk_bytes; }
+  std::byte* frame_base(FrameRef frame) const { return frames_ + frame.frame * frame_bytes_; }
+  std::uint64_t bytes_of(std::uint32_t tokens) const { return tokens * packer_->chunk_bytes_per_token(); }
+  Device& device() const { return *tier_.gpu.device; }
+  void register_frames();
+
+  // All below with mutex_ held.
+  void hold_slot(Work& work, std::uint32_t slot);
+  bool is_over(Work& work);
+  void poll();
+  void end(Work& work);
+  void tell(const Work& work, const Work::Item& item, bool ok, std::uint64_t checksum);
+  void give_up(Work& work, std::string_view why);
+  void let_go(Work& work);
+
+  void pack(std::span<const SavePart> parts, DeviceStream stream);
+  Result<void> give_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream);
+  Result<void> give_landing(Work& work, std::span<const DeviceCopy> down);
+
+  void find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStream stream);
+  struct LoadPass {
+    LoadParts parts;
+    std::size_t index = 0;  // in Work::passes
+  };
+  void unpack(const std::vector<LoadJob>& jobs, const LoadParts& parts, bool wants_checksums, Work& work,
+              DeviceStream stream, std::vector<LoadPass>& passes);
+  void verify(const std::vector<LoadPass>& passes, Work& work);
+
+  ChunkStoreParts parts_;
+  GpuTier tier_;
+  std::unique_ptr<StreamPacker> packer_;  // goes before the device
+  std::uint64_t frame_bytes_ = 0;
+  std::byte* frames_ = nullptr;
+  bool is_pinned_ = false;
+  std::optional<DeviceStream> down_, up_;
+  std::optional<RegionId> region_;  // of the frames, where transfers may write to them
+
+  mutable std::mutex mutex_;
+  FrameTable table_;
+  std::vector<std::uint32_t> slot_uses_;  // [slot] works of the device that read or write it
+  std::list<Work> works_;
+  std::map<std::uint32_t, Landing> landings_;  // [slot] transfers into frames
+  std::vector<SaveDone> saved_;
+  std::vector<Landed> landed_;
+};
+
+}  // namespace kvferry

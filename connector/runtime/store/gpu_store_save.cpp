@@ -1,0 +1,164 @@
+// Block -> frame -> slot, and wire -> frame -> slot.
+#include <utility>
+
+#include "connector/runtime/store/gpu_store.h"
+#include "transport/base/log.h"
+
+namespace kvferry {
+
+void GpuStore::save(const std::vector<SaveJob>& jobs, DeviceStream stream) {
+  const std::lock_guard lock(mutex_);
+  poll();  // what has ended frees frames
+  std::vector<SavePart> parts;
+  for (const SaveJob& job : jobs) {
+    for (const SaveItem& item : job.items) {
+      const std::uint32_t slot = item.chunk.slot;
+      table_.drop_slot(slot);
+      if (slot_uses_[slot] == 0) {
+        parts.push_back({&job, &item});
+        continue;
+      }
+      log().error("saving {} tokens of request {}: the GPU is still at slot {}", item.num_tokens, job.request_id, slot);
+      saved_.push_back({item.chunk, false, 0});
+    }
+  }
+  if (!parts.empty()) pack(parts, stream);
+}
+
+void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
+  Work work;
+  work.stream = stream;
+  work.deadline = tier_.clock.now() + tier_.timeout;
+  std::vector<PackerJob> gathers;
+  std::vector<DeviceCopy> down;
+  for (const auto& [job, item] : parts) {
+    const std::uint32_t slot = item->chunk.slot;
+    std::byte* target = slot_base(slot);
+    hold_slot(work, slot);
+    work.items.push_back({item->chunk, {}});
+    if (auto claim = table_.claim(item->chunk, FrameTable::State::kGathering, "save of " + job->request_id)) {
+      target = frame_base(claim->frame);
+      down.push_back({slot_base(slot), target, bytes_of(item->num_tokens)});
+      work.items.back().frame = claim->frame;
+      work.pins.push_back(claim->pin);
+    }
+    gathers.push_back({{item->first_token, item->num_tokens, job->block_ids},
+                       target,
+                       bytes_of(item->num_tokens),
+                       item->num_tokens,
+                       0});
+  }
+  Result<PassPtr> pass = packer_->gather(gathers, stream, true);
+  if (!pass) {  // the device was given nothing
+    const bool is_one_bad = pass.error().code == ErrorCode::kInvalidArgument && parts.size() > 1;
+    if (!is_one_bad) log().error("saving {}: {}", parts.front().job->request_id, pass.error().what);
+    for (const Work::Item& item : work.items) {
+      if (item.frame) table_.drop(*item.frame);
+      if (!is_one_bad) tell(work, item, false, 0);
+    }
+    let_go(work);
+    for (std::size_t i = 0; is_one_bad && i < parts.size(); ++i) pack(parts.subspan(i, 1), stream);
+    return;
+  }
+  work.passes.push_back(std::move(*pass));
+  if (Result<void> given = give_save(work, down, stream); !given) give_up(work, given.error().what);
+  works_.push_back(std::move(work));
+}
+
+Result<void> GpuStore::give_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream) {
+  StreamPacker::Pass& pass = *work.passes.front();
+  if (auto ok = pass.copy_layers(0, static_cast<std::uint32_t>(parts_.layout.layers.size())); !ok) return ok;
+  if (auto ok = pass.finish(); !ok) return ok;
+  Result<DeviceEvent> gathered = DeviceEvent::record(device(), stream);
+  if (!gathered) return std::move(gathered).error();
+  if (down.empty()) {
+    work.event = std::move(*gathered);
+    return {};
+  }
+  if (auto ok = gathered->make_wait(*down_); !ok) return ok;
+  work.stream = *down_;
+  if (auto ok = device().copy(down, *down_); !ok) return ok;
+  for (const Work::Item& item : work.items) {
+    if (!item.frame) continue;
+    table_.filled(*item.frame);
+    table_.write_down_started(*item.frame);
+  }
+  Result<DeviceEvent> written = DeviceEvent::record(device(), *down_);
+  if (!written) return std::move(written).error();
+  work.event = std::move(*written);
+  return {};
+}
+
+std::vector<SaveDone> GpuStore::take_saved() {
+  const std::lock_guard lock(mutex_);
+  poll();
+  return std::exchange(saved_, {});
+}
+
+Result<ChunkStore::Place> GpuStore::land(ChunkRef chunk, std::uint64_t bytes) {
+  Result<Place> slot = land_in_slot(chunk, bytes);
+  if (!slot || !region_) return slot;
+  const std::lock_guard lock(mutex_);
+  const auto claim = table_.claim(chunk, FrameTable::State::kLanding, fmt::format("landing in slot {}", chunk.slot));
+  if (!claim) return slot;
+  landings_.insert({chunk.slot, {chunk, *claim, bytes}});
+  return Place{*region_, claim->frame.frame * frame_bytes_};
+}
+
+Result<ChunkStore::Place> GpuStore::land_in_slot(ChunkRef chunk, std::uint64_t) {
+  const std::lock_guard lock(mutex_);
+  poll();
+  table_.drop_slot(chunk.slot);
+  if (slot_uses_[chunk.slot] > 0 || landings_.contains(chunk.slot))
+    return Error{ErrorCode::kFull, fmt::format("the GPU is still at slot {}", chunk.slot)};
+  return Place{parts_.pool_region, chunk.slot * parts_.chunk_bytes};
+}
+
+void GpuStore::landed(std::span<const Landed> chunks) {
+  const std::lock_guard lock(mutex_);
+  Work work;
+  work.kind = Work::Kind::kLanding;
+  work.stream = *down_;
+  work.deadline = tier_.clock.now() + tier_.timeout;
+  std::vector<DeviceCopy> down;
+  for (const Landed& chunk : chunks) {
+    const auto found = landings_.find(chunk.chunk.slot);
+    if (found == landings_.end() || found->second.chunk != chunk.chunk) {  // it went to the slot
+      landed_.push_back(chunk);
+      continue;
+    }
+    const Landing landing = found->second;
+    landings_.erase(found);
+    if (!chunk.ok) {
+      table_.drop(landing.claim.frame);
+      table_.unpin(landing.claim.pin);
+      landed_.push_back(chunk);
+      continue;
+    }
+    table_.filled(landing.claim.frame);
+    work.pins.push_back(landing.claim.pin);
+    work.items.push_back({chunk.chunk, landing.claim.frame, chunk.checksum});
+    hold_slot(work, chunk.chunk.slot);
+    down.push_back({slot_base(chunk.chunk.slot), frame_base(landing.claim.frame), landing.bytes});
+  }
+  if (work.items.empty()) return;
+  if (Result<void> given = give_landing(work, down); !given) give_up(work, given.error().what);
+  works_.push_back(std::move(work));
+}
+
+Result<void> GpuStore::give_landing(Work& work, std::span<const DeviceCopy> down) {
+  for (const Work::Item& item : work.items) table_.write_down_started(*item.frame);
+  if (auto ok = device().copy(down, *down_); !ok) return ok;
+  Result<DeviceEvent> written = DeviceEvent::record(device(), *down_);
+  if (!written) return std::move(written).error();
+  work.event = std::move(*written);
+  return {};
+}
+
+std::vector<ChunkStore::Landed> GpuStore::take_landed() {
+  const std::lock_guard lock(mutex_);
+  poll();
+  return std::exchange(landed_, {});
+}
+
+}  // namespace kvferry

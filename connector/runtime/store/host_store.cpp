@@ -1,0 +1,135 @@
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "connector/runtime/store/chunk_store.h"
+#include "kernels/packer.h"
+#include "transport/base/log.h"
+
+namespace kvferry {
+namespace {
+
+class HostStore final : public ChunkStore {
+ public:
+  HostStore(ChunkStoreParts parts, std::unique_ptr<Packer> packer)
+      : parts_(std::move(parts)), packer_(std::move(packer)) {}
+
+  std::string describe() const override { return {}; }
+  void save(const std::vector<SaveJob>& jobs, DeviceStream stream) override;
+  Result<std::uint64_t> save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) override;
+  std::vector<SaveDone> take_saved() override {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(saved_, {});
+  }
+  std::vector<LoadOutcome> load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,
+                                DeviceStream stream) override;
+  Result<Place> land(ChunkRef chunk, std::uint64_t) override {
+    return Place{parts_.pool_region, chunk.slot * parts_.chunk_bytes};
+  }
+  void landed(std::span<const Landed> chunks) override {
+    const std::lock_guard lock(mutex_);
+    landed_.insert(landed_.end(), chunks.begin(), chunks.end());
+  }
+  std::vector<Landed> take_landed() override {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(landed_, {});
+  }
+  std::size_t num_fenced() const override { return 0; }
+
+ private:
+  std::span<std::byte> slot_bytes(ChunkRef chunk, std::uint64_t tokens) {
+    return parts_.pool.subspan(chunk.slot * parts_.chunk_bytes, tokens * packer_->chunk_bytes_per_token());
+  }
+  Result<std::uint64_t> pack(const SaveJob& job, const SaveItem& item);
+  LoadOutcome unpack(const LoadJob& job, const IsReadable& is_readable);
+
+  ChunkStoreParts parts_;
+  std::unique_ptr<Packer> packer_;
+  std::vector<std::unique_ptr<Packer>> layers_;  // one for each layer alone; made when they are needed first
+  struct Layered {
+    ChecksumStream checksum;
+    std::uint32_t num_layers = 0;
+  };
+  std::map<ChunkRef, Layered> layered_;  // saves whose first layers are packed
+  std::mutex mutex_;
+  std::vector<SaveDone> saved_;
+  std::vector<Landed> landed_;
+};
+
+void HostStore::save(const std::vector<SaveJob>& jobs, DeviceStream) {
+  for (const SaveJob& job : jobs) {
+    for (const SaveItem& item : job.items) {
+      const Result<std::uint64_t> checksum = pack(job, item);
+      if (!checksum)
+        log().error("saving {} tokens of request {}: {}", item.num_tokens, job.request_id, checksum.error().what);
+      const std::lock_guard lock(mutex_);
+      saved_.push_back({item.chunk, static_cast<bool>(checksum), checksum ? *checksum : 0});
+    }
+  }
+}
+
+Result<std::uint64_t> HostStore::pack(const SaveJob& job, const SaveItem& item) {
+  if (auto layered = layered_.extract(item.chunk); layered && layered.mapped().num_layers == layers_.size())
+    return layered.mapped().checksum.digest();
+  return packer_->gather({item.first_token, item.num_tokens, job.block_ids}, slot_bytes(item.chunk, item.num_tokens));
+}
+
+Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) {
+  const KvLayout& whole = packer_->layout();
+  while (layers_.size() < whole.layers.size()) {
+    KvLayout one = whole;
+    one.layers = {whole.layers[layers_.size()]};
+    Result<std::unique_ptr<Packer>> packer = make_host_packer(std::move(one));
+    if (!packer) return std::move(packer).error();
+    layers_.push_back(std::move(*packer));
+  }
+  Layered& layered = layered_[item.chunk];
+  if (layer != layered.num_layers || layer >= layers_.size())
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("layer {} of a save comes after {} layers", layer, layered.num_layers)};
+  const std::uint64_t bytes = item.num_tokens * layers_[layer]->chunk_bytes_per_token();
+  const std::span<std::byte> run = slot_bytes(item.chunk, item.num_tokens).subspan(layer * bytes, bytes);
+  Result<std::uint64_t> checksum = layers_[layer]->gather({item.first_token, item.num_tokens, job.block_ids}, run);
+  if (!checksum) return checksum;
+  layered.checksum.update(run);
+  layered.num_layers += 1;
+  return checksum;
+}
+
+std::vector<LoadOutcome> HostStore::load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,
+                                         DeviceStream) {
+  std::vector<LoadOutcome> outcomes;
+  for (const LoadJob& job : jobs) outcomes.push_back(unpack(job, is_readable));
+  return outcomes;
+}
+
+LoadOutcome HostStore::unpack(const LoadJob& job, const IsReadable& is_readable) {
+  LoadOutcome outcome;
+  for (const LoadItem& item : job.items) {
+    const std::span<const std::byte> bytes = slot_bytes(item.chunk, item.chunk_tokens);
+    const bool good = is_readable(item.chunk) && parts_.rank < item.checksums.size() &&
+                      chunk_checksum(bytes) == item.checksums[parts_.rank];
+    if (!good) {
+      outcome.corrupt.push_back(item.chunk);
+      return outcome;
+    }
+    const Result<void> done = packer_->scatter(bytes, item.chunk_tokens, item.skip_tokens,
+                                               {item.first_token, item.num_tokens, job.block_ids});
+    if (!done) {
+      log().error("loading {} tokens of request {}: {}", item.num_tokens, job.request_id, done.error().what);
+      return outcome;
+    }
+    outcome.tokens_loaded += item.num_tokens;
+  }
+  return outcome;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ChunkStore>> make_host_store(ChunkStoreParts parts) {
+  Result<std::unique_ptr<Packer>> packer = make_host_packer(parts.layout);
+  if (!packer) return std::move(packer).error();
+  return std::unique_ptr<ChunkStore>(std::make_unique<HostStore>(std::move(parts), std::move(*packer)));
+}
+
+}  // namespace kvferry

@@ -1,0 +1,187 @@
+#include "connector/runtime/worker/shapes.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry {
+namespace {
+
+constexpr std::size_t kMapsKept = 64;
+
+std::vector<Shard> shards_of(const std::vector<RankEndpoint>& ranks) {
+  std::vector<Shard> shards;
+  for (const RankEndpoint& rank : ranks) shards.push_back(rank.shard);
+  return shards;
+}
+
+/// What a node was that tells no shape: nothing but tensor parallel.
+bool is_one_stage(const std::vector<Shard>& shards) {
+  return std::all_of(shards.begin(), shards.end(), [&](const Shard& shard) {
+    return shard.first_layer == shards[0].first_layer && shard.num_layers == shards[0].num_layers;
+  });
+}
+
+/// False: a peer says what can't be.
+bool same_cell_bytes(const RankEndpoint& a, const RankEndpoint& b) {
+  const std::uint64_t a_cells = a.shard.num_cells(), b_cells = b.shard.num_cells();
+  return a.chunk_bytes % a_cells == 0 && b.chunk_bytes % b_cells == 0 &&
+         a.chunk_bytes / a_cells == b.chunk_bytes / b_cells;
+}
+
+}  // namespace
+
+Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& answer) {
+  const std::vector<RankEndpoint>& there = answer.ranks;
+  const auto refuse = [](std::string why) { return Error{ErrorCode::kRefused, std::move(why)}; };
+  const bool is_like = std::equal(here.begin(), here.end(), there.begin(), there.end(),
+                                  [](const auto& a, const auto& b) { return a.chunk_bytes == b.chunk_bytes; });
+  const bool says_shape =
+      std::none_of(there.begin(), there.end(), [](const auto& r) { return r.shard.num_layers == 0; });
+  const std::vector<Shard> ours = shards_of(here), theirs = shards_of(there);
+  if (!says_shape || ours == theirs) {
+    if (!is_like || (!says_shape && !is_one_stage(ours)))
+      return refuse(fmt::format("it has {} ranks, here are {}, or its chunks have another size{}", there.size(),
+                                here.size(), says_shape ? "" : "; its version reads from its own shape only"));
+    for (LeasedChunk& chunk : answer.reply.chunks) chunk.run_checksums.clear();
+    return ShardMap{};
+  }
+  Result<ShardMap> map = map_shards(ours, theirs);
+  if (!map) return refuse(map.error().what);
+  for (const RankEndpoint& rank : there) {
+    if (!same_cell_bytes(here[0], rank))
+      return refuse(fmt::format("a chunk of {} layers and {} heads has {} bytes there, one of {} and {} has {} here",
+                                rank.shard.num_layers, rank.shard.num_heads, rank.chunk_bytes, here[0].shard.num_layers,
+                                here[0].shard.num_heads, here[0].chunk_bytes));
+  }
+  std::erase_if(answer.reply.chunks, [&](LeasedChunk& chunk) {
+    chunk.checksums.clear();  // of other ranks than ours
+    return !std::equal(map->begin(), map->end(), chunk.run_checksums.begin(), chunk.run_checksums.end(),
+                       [](const auto& runs, const auto& checksums) { return runs.size() == checksums.size(); });
+  });
+  return map;
+}
+
+PullOrder order_for(std::uint32_t rank, const PullWanted& wanted, const std::vector<RankEndpoint>& here,
+                    const std::vector<RankEndpoint>& there, const ShardMap& map, TimeNs now) {
+  PullOrder order{wanted.pull, {}, {}, std::max<std::int64_t>(1, (wanted.deadline - now) / kMillisecond), wanted.items};
+  if (map.empty()) {
+    order.remote_address = there[rank].transport_address;
+    order.remote_region = there[rank].pool_region;
+    return order;
+  }
+  order.num_cells = here[rank].shard.num_cells();
+  order.runs = map[rank];
+  std::map<std::uint32_t, std::uint32_t> source_of;  // holder's rank -> number
+  for (ShardRun& run : order.runs) {
+    const RankEndpoint& holder = there[run.holder];
+    const auto [found, is_new] = source_of.try_emplace(run.holder, static_cast<std::uint32_t>(order.sources.size()));
+    if (is_new) order.sources.push_back({holder.transport_address, holder.pool_region, holder.chunk_bytes});
+    run.holder = found->second;
+  }
+  for (PullItem& item : order.items) {  // this rank's alone
+    const bool is_there = rank < item.run_checksums.size();
+    item.run_checksums = {is_there ? std::move(item.run_checksums[rank]) : std::vector<std::uint64_t>{}};
+  }
+  return order;
+}
+
+std::shared_ptr<const ShardMap> RunChecksums::map_for(const std::vector<Shard>& readers) {
+  if (const auto found = maps_.find(readers); found != maps_.end()) return found->second;
+  Result<ShardMap> map = map_shards(readers, here_);
+  if (!map) return nullptr;
+  if (maps_.size() >= kMapsKept) maps_.clear();
+  return maps_[readers] = std::make_shared<const ShardMap>(std::move(*map));
+}
+
+Result<void> RunChecksums::check(const LeaseRequest& request) {
+  if (request.shards.empty() && !is_one_stage(here_))
+    return Error{ErrorCode::kRefused, "this node has pipeline stages, which the asker's version doesn't know"};
+  if (!is_needed(request) || map_for(request.shards) != nullptr) return {};
+  const Result<ShardMap> map = map_shards(request.shards, here_);
+  return Error{ErrorCode::kRefused, map ? "" : map.error().what};
+}
+
+std::vector<RunChecksums::RankOrder> RunChecksums::begin(std::string sender, std::uint64_t id, std::uint32_t version,
+                                                         const LeaseRequest& request, LeaseAnswer answer, TimeNs now,
+                                                         TimeNs patience) {
+  Waiting waiting{std::move(sender),       id, version, std::move(answer), {},
+                  map_for(request.shards), {}, {},      now + patience};
+  for (const LeasedChunk& chunk : waiting.answer.reply.chunks) waiting.keys.push_back(request.keys.at(chunk.index));
+  for (const std::vector<ShardRun>& runs : *waiting.map) {
+    for (const ShardRun& run : runs)
+      if (!is_whole(run)) waiting.parts[run.holder].index.emplace(std::pair(run.source, run.cells), 0);
+  }
+  std::vector<RankOrder> orders;
+  ++last_order_;
+  for (auto& [rank, part] : waiting.parts) {
+    for (auto& [run, number] : part.index) {
+      number = part.runs.size();
+      part.runs.push_back({rank, run.first, 0, run.second});
+    }
+    if (waiting.answer.reply.chunks.empty()) continue;
+    ChecksumOrder order{last_order_, here_[rank].num_cells(), part.runs, {}, patience / kMillisecond, rank};
+    for (const LeasedChunk& chunk : waiting.answer.reply.chunks)
+      order.items.push_back({chunk.chunk, chunk.num_tokens, chunk.checksums.at(rank)});
+    orders.push_back({rank, std::move(order)});
+  }
+  waiting_.emplace(last_order_, std::move(waiting));
+  return orders;
+}
+
+void RunChecksums::take(const ChecksumOutcome& outcome) {
+  const auto found = waiting_.find(outcome.order);
+  if (found == waiting_.end()) return;  // too late
+  Waiting& waiting = found->second;
+  const auto part = waiting.parts.find(outcome.rank);
+  if (part == waiting.parts.end() || outcome.item >= waiting.keys.size()) return;
+  if (outcome.ok && outcome.checksums.size() != part->second.runs.size()) return;
+  waiting.outcomes[{outcome.rank, outcome.item}] = outcome;
+}
+
+std::vector<RunChecksums::Ready> RunChecksums::take_ready(TimeNs now) {
+  std::vector<Ready> ready;
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    Waiting& waiting = it->second;
+    const bool is_complete = waiting.outcomes.size() == waiting.parts.size() * waiting.keys.size();
+    if (!is_complete && now < waiting.deadline) {
+      ++it;
+      continue;
+    }
+    ready.push_back(finish(std::move(waiting)));
+    it = waiting_.erase(it);
+  }
+  return ready;
+}
+
+RunChecksums::Ready RunChecksums::finish(Waiting waiting) const {
+  Ready ready{std::move(waiting.sender), waiting.id, waiting.version, {}, {}, 0};
+  std::vector<LeasedChunk> chunks = std::exchange(waiting.answer.reply.chunks, {});
+  ready.answer = std::move(waiting.answer);
+  for (std::uint32_t i = 0; i < chunks.size(); ++i) {
+    bool is_damaged = false, is_late = false;
+    for (const auto& entry : waiting.parts) {
+      const auto outcome = waiting.outcomes.find({entry.first, i});
+      is_late |= outcome == waiting.outcomes.end();
+      is_damaged |= outcome != waiting.outcomes.end() && !outcome->second.ok;
+    }
+    if (is_damaged) ready.damaged.push_back(waiting.keys[i]);
+    ready.num_late += is_late && !is_damaged;
+    if (is_damaged || is_late) continue;
+    for (const std::vector<ShardRun>& runs : *waiting.map) {
+      std::vector<std::uint64_t>& checksums = chunks[i].run_checksums.emplace_back();
+      for (const ShardRun& run : runs) {
+        if (is_whole(run)) {
+          checksums.push_back(chunks[i].checksums.at(run.holder));
+        } else {
+          const Part& part = waiting.parts.at(run.holder);
+          checksums.push_back(
+              waiting.outcomes.at({run.holder, i}).checksums.at(part.index.at({run.source, run.cells})));
+        }
+      }
+    }
+    ready.answer.reply.chunks.push_back(std::move(chunks[i]));
+  }
+  return ready;
+}
+
+}  // namespace kvferry

@@ -1,0 +1,100 @@
+#include "controller/api/endpoint.h"
+
+#include <algorithm>
+#include <charconv>
+
+namespace kvferry::controller {
+namespace {
+
+constexpr std::size_t kPathBytesMax = 107;  // sockaddr_un, less its final zero; the sentences name it
+constexpr std::string_view kTcp = "tcp://";
+constexpr std::string_view kIpc = "ipc://";
+constexpr std::string_view kUnix = "unix://";
+constexpr std::string_view kStream = "stream://";
+
+bool is_host_and_port(std::string_view address, int port_min) {
+  const std::size_t colon = address.rfind(':');
+  if (colon == std::string_view::npos || colon == 0) return false;
+  const std::string_view host = address.substr(0, colon);
+  const std::string_view port = address.substr(colon + 1);
+  const bool bracketed = host.front() == '[' && host.back() == ']' && host.size() > 2;
+  const auto bad = [&](char c) { return c <= ' ' || c == '/' || c == ';' || c == 0x7f || (c == ':' && !bracketed); };
+  if (std::any_of(host.begin(), host.end(), bad)) return false;
+  int number = 0;
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  return error == std::errc{} && end == port.data() + port.size() && number >= port_min && number <= 65'535;
+}
+
+bool is_path(std::string_view path) { return !path.empty() && path.size() <= kPathBytesMax; }
+
+bool is_absolute_path(std::string_view path) {
+  return is_path(path) && path.front() == '/' && path.back() != '/' && path.find('\0') == std::string_view::npos;
+}
+
+}  // namespace
+
+std::string_view allowed_endpoints(EndpointUse use) {
+  switch (use) {
+    case EndpointUse::kBind:
+      return "tcp://HOST:PORT with a port of 0 to 65535 (0: any free one), or ipc://PATH with a path of at most 107 "
+             "bytes";
+    case EndpointUse::kBindStream:
+      return "unix:///ABSOLUTE/PATH with a path of at most 107 bytes, or stream://HOST:PORT with a port of 0 to 65535 "
+             "(0: any free one)";
+    case EndpointUse::kConnect:
+      break;
+  }
+  return "tcp://HOST:PORT or stream://HOST:PORT with a port of 1 to 65535, ipc://PATH or unix:///ABSOLUTE/PATH with a "
+         "path of at most 107 bytes";
+}
+
+Result<void> check_endpoint(std::string_view endpoint, EndpointUse use) {
+  const int port_min = use == EndpointUse::kConnect ? 1 : 0;
+  const auto after = [&](std::string_view scheme) { return endpoint.substr(scheme.size()); };
+  if (use != EndpointUse::kBindStream) {
+    if (endpoint.starts_with(kTcp) && is_host_and_port(after(kTcp), port_min)) return {};
+    if (endpoint.starts_with(kIpc) && is_path(after(kIpc))) return {};
+  }
+  if (use != EndpointUse::kBind) {
+    if (endpoint.starts_with(kStream) && is_host_and_port(after(kStream), port_min)) return {};
+    if (endpoint.starts_with(kUnix) && is_absolute_path(after(kUnix))) return {};
+  }
+  return Error{ErrorCode::kInvalidArgument,
+               fmt::format("'{}' is not an endpoint; allowed: {}", endpoint, allowed_endpoints(use))};
+}
+
+Result<std::vector<std::string>> split_endpoints(std::string_view list) {
+  std::vector<std::string> endpoints;
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    const std::string_view endpoint = list.substr(begin, end - begin);
+    if (Result<void> checked = check_endpoint(endpoint, EndpointUse::kConnect); !checked)
+      return std::move(checked).error();
+    if (std::find(endpoints.begin(), endpoints.end(), endpoint) != endpoints.end()) {
+      return Error{
+          ErrorCode::kInvalidArgument,
+          fmt::format("'{}' names {} twice; allowed: each controller once, with commas between", list, endpoint)};
+    }
+    endpoints.emplace_back(endpoint);
+    begin = end + 1;
+  }
+  return endpoints;
+}
+
+bool is_stream(std::string_view endpoint) { return endpoint.starts_with(kUnix) || endpoint.starts_with(kStream); }
+
+StreamAddress stream_address(std::string_view endpoint) {
+  StreamAddress address;
+  if (endpoint.starts_with(kUnix)) {
+    address.path = endpoint.substr(kUnix.size());
+    return address;
+  }
+  const std::size_t colon = endpoint.rfind(':');
+  std::string_view host = endpoint.substr(kStream.size(), colon - kStream.size());
+  if (host.front() == '[') host = host.substr(1, host.size() - 2);
+  address.host = host;
+  std::from_chars(endpoint.data() + colon + 1, endpoint.data() + endpoint.size(), address.port);
+  return address;
+}
+
+}  // namespace kvferry::controller

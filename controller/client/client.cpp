@@ -1,0 +1,98 @@
+#include "controller/api/client.h"
+
+#include <poll.h>
+
+#include <algorithm>
+
+#include "controller/client/client_link.h"
+#include "controller/client/client_session.h"
+#include "controller/api/endpoint.h"
+#include "controller/client/replica_client.h"
+
+namespace kvferry::controller {
+namespace {
+
+constexpr int kLeaveLingerMs = 150;
+
+/// Of one controller.
+class SingleClient final : public Client {
+ public:
+  SingleClient(ClientOptions options, std::unique_ptr<ClientLink> link)
+      : link_(std::move(link)),
+        session_(std::move(options), [this](std::string_view bytes) { return link_->send(bytes); }) {}
+
+  int fd() const override { return link_->fd(); }
+  bool registered() const override { return session_.is_registered(); }
+  std::uint64_t next_sequence() const override { return session_.publisher().next_sequence(); }
+  std::uint64_t kept_below() const override { return session_.publisher().kept_below(); }
+  const std::string& controller() const override { return session_.options().controller; }
+
+  std::vector<ClientEvent> process(TimeNs now) override {
+    std::vector<ClientEvent> events;
+    link_->process(now);
+    while (const auto message = link_->receive()) session_.take(*message, events);
+    if (link_->has_broken()) session_.broken(events);
+    if (session_.check_silence(now, events)) link_->reconnect();
+    session_.speak(now);
+    return events;
+  }
+
+  void set_load(std::uint64_t num_requests) override { session_.set_load(num_requests); }
+  void publish(const std::vector<ChunkEntry>& chunks) override { session_.publish(chunks); }
+  void evict(const std::vector<ChunkKey>& keys) override { session_.evict(keys); }
+  void end_snapshot() override { session_.end_snapshot(); }
+  Result<std::uint64_t> lookup(const LookupQuery& query) override { return session_.lookup(query); }
+  void leave() override {
+    if (session_.leave()) link_->linger(kLeaveLingerMs);
+  }
+
+ private:
+  std::unique_ptr<ClientLink> link_;
+  ClientSession session_;
+};
+
+}  // namespace
+
+std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, ClientOptions options) {
+  return std::make_unique<SingleClient>(std::move(options), std::move(link));
+}
+
+Result<std::unique_ptr<Client>> make_client(ClientOptions options) {
+  const Result<std::vector<std::string>> endpoints = split_endpoints(options.controller);
+  if (!endpoints) return endpoints.error();
+  std::vector<std::unique_ptr<Client>> clients;
+  for (const std::string& endpoint : *endpoints) {
+    Result<std::unique_ptr<ClientLink>> link = make_link(endpoint);
+    if (!link) return std::move(link).error();
+    ClientOptions its_own = options;
+    its_own.controller = endpoint;
+    clients.push_back(make_client_over(std::move(*link), std::move(its_own)));
+  }
+  if (clients.size() == 1 && options.lookup_timeout_ms == 0) return std::move(clients[0]);
+  return make_replica_client(std::move(clients), options);
+}
+
+Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms) {
+  const TimeNs deadline = clock.now() + timeout_ms * kMillisecond;
+  for (;;) {
+    for (const ClientEvent& event : client.process(clock.now())) {
+      if (const auto* refused = std::get_if<Refused>(&event)) {
+        return Error{ErrorCode::kRefused,
+                     fmt::format("controller {} refused this node: {}", client.controller(), refused->reason)};
+      }
+      if (std::holds_alternative<SnapshotWanted>(event)) client.end_snapshot();
+    }
+    if (client.registered()) return {};
+    const TimeNs left = deadline - clock.now();
+    if (left <= 0) {
+      return Error{ErrorCode::kUnavailable, fmt::format("controller {} not reachable within {} ms; start it with "
+                                                        "`kvferry controller`, or name another one by the key "
+                                                        "`controller`",
+                                                        client.controller(), timeout_ms)};
+    }
+    pollfd item{client.fd(), POLLIN, 0};
+    ::poll(&item, 1, static_cast<int>(std::min<TimeNs>(left / kMillisecond + 1, 100)));
+  }
+}
+
+}  // namespace kvferry::controller

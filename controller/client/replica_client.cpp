@@ -1,0 +1,220 @@
+#include "controller/client/replica_client.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "controller/client/client_session.h"
+#include "transport/base/log.h"
+#include "transport/base/owned_fd.h"
+
+namespace kvferry::controller {
+namespace {
+
+constexpr std::size_t kPendingMax = 16'384;  // look-ups without a reply that are remembered; the oldest fall out
+constexpr std::int64_t kAsksPerTimeout = 3;  // of one look-up, where no answer comes
+
+class ReplicaClient final : public Client {
+ public:
+  ReplicaClient(std::vector<std::unique_ptr<Client>> clients, const ClientOptions& options)
+      : options_(options), timeout_(options.lookup_timeout_ms * kMillisecond) {
+    for (std::unique_ptr<Client>& client : clients) replicas_.push_back({.client = std::move(client), .asked = {}});
+  }
+
+  bool watch() {
+    return std::all_of(replicas_.begin(), replicas_.end(), [&](const Replica& replica) {
+      epoll_event event{.events = EPOLLIN, .data = {}};
+      return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, replica.client->fd(), &event) == 0;
+    });
+  }
+
+  int fd() const override { return epoll_.get(); }
+  bool registered() const override { return first_registered(0) != nullptr; }
+  const std::string& controller() const override { return options_.controller; }
+  /// Of the one that is asked; each controller's series is its own.
+  std::uint64_t next_sequence() const override { return preferred().next_sequence(); }
+  std::uint64_t kept_below() const override { return preferred().kept_below(); }
+
+  std::vector<ClientEvent> process(TimeNs now) override {
+    std::vector<ClientEvent> events;
+    for (Replica& replica : replicas_) {
+      for (ClientEvent& event : replica.client->process(now))
+        std::visit([&](auto& known) { on(replica, known, events); }, event);
+    }
+    if (registered() != was_registered_) {
+      was_registered_ = registered();
+      if (was_registered_)
+        events.insert(events.begin(), Registered{});  // before what it makes owed
+      else
+        events.emplace_back(Lost{lost_reason_});
+    }
+    for (auto pending = pending_.begin(); pending != pending_.end();) {
+      const auto current = pending++;
+      attend(current, now, events);
+    }
+    return events;
+  }
+
+  void set_load(std::uint64_t num_requests) override {
+    for (const Replica& replica : replicas_) replica.client->set_load(num_requests);
+  }
+  void publish(const std::vector<ChunkEntry>& chunks) override {
+    for (const Replica& replica : replicas_) replica.client->publish(chunks);
+  }
+  void evict(const std::vector<ChunkKey>& keys) override {
+    for (const Replica& replica : replicas_) replica.client->evict(keys);
+  }
+  void end_snapshot() override {
+    for (const Replica& replica : replicas_) replica.client->end_snapshot();
+  }
+  void leave() override {
+    for (const Replica& replica : replicas_) replica.client->leave();
+    pending_.clear();
+  }
+
+  Result<std::uint64_t> lookup(const LookupQuery& query) override {
+    if (Result<void> checked = check_lookup(query); !checked) return std::move(checked).error();
+    Pending pending{.query = query, .replica = nullptr, .ends_at = {}, .asked_at = {}};
+    const std::uint64_t token = ++last_token_;
+    const Result<void> asked = ask(token, pending, 0);
+    if (!asked && timeout_ == 0) return asked.error();  // else somebody may be there in time
+    if (pending_.size() == kPendingMax) forget(pending_.begin()->first);
+    pending_.emplace(token, std::move(pending));
+    return token;
+  }
+
+ private:
+  struct Replica {
+    std::unique_ptr<Client> client;
+    std::map<std::uint64_t, std::uint64_t> asked;  // its tokens, and ours
+    bool has_refused = false;
+  };
+  struct Pending {
+    LookupQuery query;
+    Replica* replica = nullptr;  // the last that was asked; none: nobody was there
+    std::optional<TimeNs> ends_at, asked_at;
+  };
+  using PendingMap = std::map<std::uint64_t, Pending>;
+
+  /// From the `begin`-th on, and around.
+  Replica* first_registered(std::size_t begin) const {
+    for (std::size_t i = 0; i < replicas_.size(); ++i) {
+      const Replica& replica = replicas_[(begin + i) % replicas_.size()];
+      if (replica.client->registered()) return const_cast<Replica*>(&replica);
+    }
+    return nullptr;
+  }
+
+  const Client& preferred() const {
+    const Replica* replica = first_registered(0);
+    return replica == nullptr ? *replicas_[0].client : *replica->client;
+  }
+
+  Result<void> ask(std::uint64_t token, Pending& pending, std::size_t begin) {
+    pending.replica = nullptr;
+    pending.asked_at.reset();
+    Replica* replica = first_registered(begin);
+    if (replica == nullptr)
+      return Error{ErrorCode::kUnavailable, fmt::format("not registered with controller {}", options_.controller)};
+    const Result<std::uint64_t> asked = replica->client->lookup(pending.query);
+    if (!asked) return asked.error();
+    replica->asked[*asked] = token;
+    pending.replica = replica;
+    return {};
+  }
+
+  void attend(PendingMap::iterator current, TimeNs now, std::vector<ClientEvent>& events) {
+    auto& [token, pending] = *current;
+    if (timeout_ == 0) {
+      if (pending.replica == nullptr && !ask(token, pending, 0)) forget(token);
+      return;
+    }
+    if (!pending.ends_at) pending.ends_at = now + timeout_;
+    if (now >= *pending.ends_at) {
+      events.emplace_back(LookupFailed{token, fmt::format("no answer from controller {} within {} ms",
+                                                          options_.controller, options_.lookup_timeout_ms)});
+      return forget(token);
+    }
+    if (pending.replica == nullptr) {
+      (void)ask(token, pending, 0);  // else in the next turn, up to the deadline
+    } else if (pending.asked_at && now - *pending.asked_at >= timeout_ / kAsksPerTimeout) {
+      (void)ask(token, pending, static_cast<std::size_t>(pending.replica - replicas_.data()) + 1);
+    }
+    if (pending.replica != nullptr && !pending.asked_at) pending.asked_at = now;
+  }
+
+  void forget(std::uint64_t token) {
+    for (Replica& replica : replicas_)
+      std::erase_if(replica.asked, [&](const auto& ask) { return ask.second == token; });
+    pending_.erase(token);
+  }
+  /// Its answers will not come.
+  void give_up(Replica& replica) {
+    replica.asked.clear();
+    for (auto& [token, pending] : pending_) {
+      if (pending.replica == &replica) pending.replica = nullptr;
+    }
+  }
+
+  void on(Replica& replica, LookupReply& reply, std::vector<ClientEvent>& events) {
+    const auto asked = replica.asked.find(reply.token);
+    if (asked == replica.asked.end()) return;
+    reply.token = asked->second;
+    forget(reply.token);
+    events.emplace_back(std::move(reply));
+  }
+  void on(Replica&, Registered&, std::vector<ClientEvent>&) {}  // process() tells of the first
+  void on(Replica& replica, Lost& lost, std::vector<ClientEvent>&) {
+    lost_reason_ = std::move(lost.reason);
+    give_up(replica);
+  }
+  void on(Replica& replica, Refused& refused, std::vector<ClientEvent>& events) {
+    replica.has_refused = true;
+    give_up(replica);
+    lost_reason_ = fmt::format("controller {} refused this node: {}", replica.client->controller(), refused.reason);
+    if (std::all_of(replicas_.begin(), replicas_.end(), [](const Replica& r) { return r.has_refused; })) {
+      was_registered_ = false;  // that says it all
+      events.emplace_back(std::move(refused));
+    } else {
+      log().warn("{}", lost_reason_);
+    }
+  }
+  void on(Replica&, SnapshotWanted&, std::vector<ClientEvent>& events) { events.emplace_back(SnapshotWanted{}); }
+  /// Each controller numbers its holds on its own.
+  void on(Replica& replica, KeepWanted& wanted, std::vector<ClientEvent>& events) {
+    wanted.hold = hold_of(replica, wanted.hold);
+    events.emplace_back(std::move(wanted));
+  }
+  void on(Replica& replica, UnkeepWanted& wanted, std::vector<ClientEvent>& events) {
+    events.emplace_back(UnkeepWanted{hold_of(replica, wanted.hold)});
+  }
+  void on(Replica&, BringWanted& wanted, std::vector<ClientEvent>& events) { events.emplace_back(std::move(wanted)); }
+  void on(Replica&, ForgetWanted& wanted, std::vector<ClientEvent>& events) { events.emplace_back(std::move(wanted)); }
+  std::uint64_t hold_of(const Replica& replica, std::uint64_t hold) const {
+    return hold * replicas_.size() + static_cast<std::uint64_t>(&replica - replicas_.data());
+  }
+  void on(Replica&, LookupFailed&, std::vector<ClientEvent>&) {}  // clients of one controller don't say so
+
+  ClientOptions options_;
+  TimeNs timeout_;
+  std::vector<Replica> replicas_;
+  PendingMap pending_;
+  std::uint64_t last_token_ = 0;
+  bool was_registered_ = false;
+  std::string lost_reason_;
+  OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Client>> make_replica_client(std::vector<std::unique_ptr<Client>> clients,
+                                                    const ClientOptions& options) {
+  auto client = std::make_unique<ReplicaClient>(std::move(clients), options);
+  if (!client->watch()) return Error{ErrorCode::kUnavailable, "no file descriptor left for the controllers' client"};
+  return std::unique_ptr<Client>(std::move(client));
+}
+
+}  // namespace kvferry::controller

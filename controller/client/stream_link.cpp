@@ -1,0 +1,214 @@
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <thread>
+
+#include "controller/client/client_link.h"
+#include "controller/protocol/stream_socket.h"
+#include "controller/protocol/wake_up.h"
+#include "controller/protocol/wire.h"
+#include "transport/base/log.h"
+
+namespace kvferry::controller {
+namespace {
+
+constexpr std::size_t kReadBytes = std::size_t{64} << 10;
+constexpr std::size_t kUnsentBytesMax = std::size_t{64} << 20;  // a node's snapshot of four million chunks
+constexpr TimeNs kBackOffMin = 100 * kMillisecond;
+constexpr TimeNs kBackOffMax = kSecond;
+constexpr TimeNs kConnectTime = 2 * kSecond;
+
+bool is_for_later(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+/// A name server may take seconds, and its library call can't be ended: it gets a thread that nobody waits for.
+struct Lookup {
+  std::string host;
+  std::string number;  // empty: none was found
+  std::atomic<bool> is_done{false};
+  WakeUp wake_up;
+};
+
+class StreamLink final : public ClientLink {
+ public:
+  StreamLink(const std::string& endpoint, LinkOptions options)
+      : endpoint_(endpoint), options_(options), address_(stream_address(endpoint)) {}
+  ~StreamLink() override {
+    const SteadyClock clock;
+    const TimeNs ends_at = clock.now() + linger_;
+    while (is_connected_ && !out_.empty() && clock.now() < ends_at) {
+      pollfd item{socket_.get(), POLLOUT, 0};
+      ::poll(&item, 1, static_cast<int>((ends_at - clock.now()) / kMillisecond + 1));
+      flush();
+    }
+  }
+
+  int fd() const override { return epoll_.get(); }
+
+  void process(TimeNs now) override {
+    is_drained_ = false;
+    if (is_connected_) return flush();
+    if (lookup_) return end_lookup(now);
+    if (!socket_) {
+      if (now < retry_at_) return;
+      retry_at_ = now + back_off_;  // at least, also if this one works for a moment
+      return begin(now);
+    }
+    pollfd item{socket_.get(), POLLOUT, 0};
+    if (::poll(&item, 1, 0) == 0) {
+      if (now >= give_up_at_) fail(now);
+      return;
+    }
+    int error = 0;
+    socklen_t bytes = sizeof(error);
+    ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &bytes);
+    if (error != 0) return fail(now);
+    is_connected_ = true;
+    back_off_ = kBackOffMin;
+    watch(EPOLL_CTL_MOD, socket_.get(), EPOLLIN);
+  }
+
+  std::optional<std::string_view> receive() override {
+    for (;;) {
+      const std::string_view rest = std::string_view(in_).substr(num_taken_);
+      if (rest.size() >= kLengthBytes) {
+        const std::uint32_t length = frame_length(rest);
+        if (options_.is_bounded && length > wire::kMessageBytesMax) {
+          log().warn("controller {} announced a message of {} bytes; at most {} are allowed", endpoint_, length,
+                     wire::kMessageBytesMax);
+          close();
+          return std::nullopt;
+        }
+        if (rest.size() - kLengthBytes >= length) {
+          num_taken_ += kLengthBytes + length;
+          return rest.substr(kLengthBytes, length);
+        }
+      }
+      if (!is_connected_ || is_drained_) return std::nullopt;
+      in_.erase(0, num_taken_);
+      num_taken_ = 0;
+      read_some();
+    }
+  }
+
+  bool send(std::string_view message) override {
+    if (!is_connected_ || out_.size() - num_sent_ + message.size() > kUnsentBytesMax) return false;
+    append_frame(out_, message);
+    if (!is_held_) flush();
+    return is_connected_;
+  }
+  void hold(bool is_held) override {
+    is_held_ = is_held;
+    if (!is_held && is_connected_) flush();
+  }
+
+  void reconnect() override {
+    close();
+    has_broken_ = false;  // its owner knows
+    retry_at_ = 0;
+  }
+  bool has_broken() override { return std::exchange(has_broken_, false); }
+  void linger(int ms) override { linger_ = ms * kMillisecond; }
+
+ private:
+  void begin(TimeNs now) {
+    if (address_.is_unix() || is_numeric(address_.host)) return begin_connect_to(address_, now);
+    lookup_ = std::make_shared<Lookup>();
+    lookup_->host = address_.host;
+    watch(EPOLL_CTL_ADD, lookup_->wake_up.fd(), EPOLLIN);
+    std::thread([lookup = lookup_] {
+      if (Result<std::string> number = resolve(lookup->host)) lookup->number = std::move(*number);
+      lookup->is_done.store(true, std::memory_order_release);
+      lookup->wake_up.raise();
+    }).detach();
+  }
+  void end_lookup(TimeNs now) {
+    if (!lookup_->is_done.load(std::memory_order_acquire)) return;
+    StreamAddress address = address_;
+    address.host = lookup_->number;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, lookup_->wake_up.fd(), nullptr);
+    lookup_.reset();
+    if (address.host.empty()) return fail(now);
+    begin_connect_to(address, now);
+  }
+  void begin_connect_to(const StreamAddress& address, TimeNs now) {
+    Result<OwnedFd> socket = begin_connect(address);
+    if (!socket) return fail(now);
+    socket_ = std::move(*socket);
+    give_up_at_ = now + kConnectTime;
+    watch(EPOLL_CTL_ADD, socket_.get(), EPOLLOUT);
+    if (address.is_unix()) process(now);  // that one is up at once
+  }
+
+  void fail(TimeNs now) {
+    socket_ = OwnedFd();
+    retry_at_ = now + back_off_;
+    back_off_ = std::min(2 * back_off_, kBackOffMax);
+  }
+  void close() {
+    if (is_connected_) has_broken_ = true;
+    is_connected_ = false;
+    socket_ = OwnedFd();
+    in_.clear();
+    out_.clear();
+    num_taken_ = num_sent_ = 0;
+  }
+
+  void read_some() {
+    const ssize_t num_read = ::recv(socket_.get(), scratch_.data(), scratch_.size(), 0);
+    is_drained_ = num_read < static_cast<ssize_t>(scratch_.size());
+    if (num_read > 0)
+      in_.append(scratch_, 0, static_cast<std::size_t>(num_read));
+    else if (num_read == 0 || !is_for_later(errno))
+      close();
+  }
+
+  void flush() {
+    if (out_.empty()) return;
+    const ssize_t sent = ::send(socket_.get(), out_.data() + num_sent_, out_.size() - num_sent_, MSG_NOSIGNAL);
+    if (sent < 0 && !is_for_later(errno)) return close();
+    num_sent_ += static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
+    if (num_sent_ == out_.size()) {
+      out_.clear();
+      num_sent_ = 0;
+    } else if (num_sent_ > kUnsentBytesMax / 2) {
+      out_.erase(0, num_sent_);
+      num_sent_ = 0;
+    }
+    if (out_.empty() == waits_for_room_) {
+      waits_for_room_ = !waits_for_room_;
+      watch(EPOLL_CTL_MOD, socket_.get(), waits_for_room_ ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    }
+  }
+
+  void watch(int how, int fd, std::uint32_t events) const {
+    epoll_event event{.events = events, .data = {}};
+    ::epoll_ctl(epoll_.get(), how, fd, &event);  // without it the owner's next turn looks all the same
+  }
+
+  std::string endpoint_;
+  LinkOptions options_;
+  StreamAddress address_;
+  OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
+  OwnedFd socket_;
+  std::shared_ptr<Lookup> lookup_;
+  bool is_connected_ = false, has_broken_ = false, waits_for_room_ = false, is_held_ = false;
+  bool is_drained_ = false;  // in this turn
+  TimeNs retry_at_ = 0, back_off_ = kBackOffMin, give_up_at_ = 0, linger_ = 0;
+  std::string scratch_ = std::string(kReadBytes, '\0');
+  std::string in_, out_;
+  std::size_t num_taken_ = 0, num_sent_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ClientLink>> make_stream_link(const std::string& endpoint, LinkOptions options) {
+  auto link = std::make_unique<StreamLink>(endpoint, options);
+  if (link->fd() < 0) return Error{ErrorCode::kUnavailable, "no file descriptor left for the controller's client"};
+  return std::unique_ptr<ClientLink>(std::move(link));
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,260 @@
+#include "controller/directory/directory.h"
+
+#include <algorithm>
+
+#include "transport/base/fingerprint.h"
+
+namespace kvferry::controller {
+namespace {
+
+constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines, up to 200 us
+
+Result<void> check_text(std::string_view field, std::string_view text, std::size_t size_max, bool may_be_empty) {
+  const auto printable = [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; };
+  if (text.size() > size_max || (text.empty() && !may_be_empty)) {
+    return Error{ErrorCode::kInvalidArgument, fmt::format("a node's {} has {} bytes; {} to {} are allowed", field,
+                                                          text.size(), may_be_empty ? 0 : 1, size_max)};
+  }
+  if (!std::all_of(text.begin(), text.end(), printable)) {
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("a node's {} contains control characters; only printable text is allowed", field)};
+  }
+  return {};
+}
+
+Result<void> check_info(const NodeInfo& info) {
+  struct {
+    std::string_view field, text;
+    std::size_t size_max;
+    bool may_be_empty;
+  } const fields[] = {{"engine_id", info.engine_id.value, 256, false},
+                      {"role", info.role, 64, true},
+                      {"endpoint", info.endpoint, 512, false},
+                      {"namespace", info.name_space, 256, true},
+                      {"fingerprint", info.fingerprint, 4096, false},
+                      {"serves", info.serves, 512, true},
+                      {"version", info.version, 64, true}};
+  for (const auto& [field, text, size_max, may_be_empty] : fields) {
+    if (Result<void> checked = check_text(field, text, size_max, may_be_empty); !checked) return checked;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) {
+  if (Result<void> checked = check_info(info); !checked) return std::move(checked).error();
+  const auto home_it = namespaces_.find(info.name_space);
+  Namespace* home = home_it == namespaces_.end() ? nullptr : home_it->second.get();
+  Joined joined;
+  Node* old = nullptr;
+  if (home != nullptr) {
+    const auto known = home->nodes.find(info.engine_id.value);
+    if (known != home->nodes.end()) {
+      joined.id = known->second;
+      old = find(known->second);
+    }
+    // A namespace whose only node is the one being replaced may change its fingerprint with it.
+    const bool others_alive = home->nodes.size() > (old != nullptr ? 1U : 0U);
+    const bool same_incarnation = old != nullptr && old->info.incarnation == info.incarnation;
+    if (old != nullptr && old->info.incarnation > info.incarnation) {
+      return Error{ErrorCode::kRefused,
+                   fmt::format("node '{}' is registered with the newer incarnation {}; incarnation {} is out of date",
+                               info.engine_id, old->info.incarnation, info.incarnation)};
+    }
+    if (home->fingerprint != info.fingerprint && (others_alive || same_incarnation)) {
+      return Error{
+          ErrorCode::kRefused,
+          fmt::format("node '{}' can't join namespace '{}': {} (here: the namespace, there: the node); use the "
+                      "same model and KV settings, or another namespace",
+                      info.engine_id, info.name_space, fingerprint_difference(home->fingerprint, info.fingerprint))};
+    }
+    if (same_incarnation) {
+      old->info = info;
+      old->heard_at = now;
+      if (next_sequence < old->next_sequence) {  // it counts anew, so what it sends is news
+        drop_snapshot(*old);
+        old->owes_snapshot = true;
+        old->next_sequence = old->heard_below = next_sequence;
+      }
+      old->heard_below = std::max(old->heard_below, next_sequence);
+      old->asked_at = now;
+      joined.snapshot_wanted = old->needs_snapshot();
+      joined.resend_wanted = !joined.snapshot_wanted && old->has_gap();
+      if (journal_ != nullptr) journal_->joined(joined.id, info, next_sequence);
+      return joined;
+    }
+  }
+  if (old == nullptr && nodes_.size() >= options_.nodes_max) {
+    return Error{ErrorCode::kFull,
+                 fmt::format("{} nodes are registered, which is as many as this controller allows", nodes_.size())};
+  }
+  if (old != nullptr) {
+    joined.fenced = joined.id;
+    forget(joined.id);
+  }
+  std::unique_ptr<Namespace>& slot = namespaces_[info.name_space];
+  if (slot == nullptr) {
+    slot = std::make_unique<Namespace>(
+        Namespace{info.fingerprint, ChunkTable(options_.tails_per_group_max, options_.index), {}, {}, 0});
+  }
+  slot->fingerprint = info.fingerprint;  // nobody else is left where it is another one
+  joined.id = NodeId{++last_node_id_};
+  joined.snapshot_wanted = true;
+  auto node = std::make_unique<Node>(Node{.info = info,
+                                          .home = slot.get(),
+                                          .seen = {.index = slot->table.add_holder()},
+                                          .heard_at = now,
+                                          .next_sequence = next_sequence,
+                                          .heard_below = next_sequence,
+                                          .asked_at = now});
+  slot->nodes[info.engine_id.value] = joined.id;
+  slot->by_index[node->seen.index] = node.get();
+  nodes_[joined.id] = std::move(node);
+  if (journal_ != nullptr) journal_->joined(joined.id, info, next_sequence);
+  return joined;
+}
+
+bool Directory::leave(NodeId id) {
+  if (find(id) == nullptr) return false;
+  forget(id);
+  return true;
+}
+
+Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& query, TimeNs now) {
+  if (!find_holders(asker, query, now, found_)) return Error{ErrorCode::kNotFound, "the asking node is not registered"};
+  std::vector<Holder> holders;
+  holders.reserve(found_.size());
+  for (const FoundHolder& found : found_) {
+    holders.push_back({found.info->engine_id,
+                       found.info->incarnation,
+                       found.info->endpoint,
+                       found.num_full_chunks,
+                       {found.tails.begin(), found.tails.end()},
+                       found.tier,
+                       found.confirmed});
+  }
+  return holders;
+}
+
+bool Directory::find_holders(NodeId asker, const LookupView& query, TimeNs now, std::vector<FoundHolder>& found) {
+  found.clear();
+  Node* node = find(asker);
+  if (node == nullptr) return false;
+  node->heard_at = now;
+  find_holders(*node->home, query, node->seen.index, found);
+  return true;
+}
+
+void Directory::find_holders(const std::string& name_space, const LookupView& query, std::vector<FoundHolder>& found) {
+  found.clear();
+  const auto home = namespaces_.find(name_space);
+  if (home != namespaces_.end()) find_holders(*home->second, query, std::nullopt, found);
+}
+
+void Directory::find_holders(Namespace& home, const LookupView& query, std::optional<ChunkTable::HolderIndex> asker,
+                             std::vector<FoundHolder>& found) {
+  home.table.lookup(query, asker, matches_);
+  for (const ChunkTable::Match& match : matches_) {
+    const Node& holder = *home.by_index.at(match.holder);
+    found.push_back({&holder.info, match.num_full_chunks, match.tails, match.tier, holder.is_confirmed(),
+                     holder.heard_at, holder.is_leaving});
+  }
+  const auto better = [](const FoundHolder& a, const FoundHolder& b) {
+    if (a.is_leaving != b.is_leaving) return b.is_leaving;
+    if (a.num_full_chunks != b.num_full_chunks) return a.num_full_chunks > b.num_full_chunks;
+    if (a.heard_at != b.heard_at) return a.heard_at > b.heard_at;
+    return a.info->engine_id < b.info->engine_id;  // the same answer on every run
+  };
+  const std::size_t num_kept = std::min(found.size(), options_.holders_per_reply_max);
+  std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(num_kept), found.end(), better);
+  found.resize(num_kept);
+}
+
+std::vector<NodeId> Directory::expire(TimeNs now) {
+  const TimeNs lease = options_.lease_ms * kMillisecond;
+  const bool was_late = expire_called_at_ && now - *expire_called_at_ > lease / 2;
+  expire_called_at_ = now;
+  std::vector<NodeId> expired;
+  for (auto& [id, node] : nodes_) {
+    if (was_late) node->heard_at = std::max(node->heard_at, now - lease + options_.grace_ms * kMillisecond);
+    if (node->next && now - node->snapshot_begun_at > options_.snapshot_ms * kMillisecond) {
+      drop_snapshot(*node);
+      if (journal_ != nullptr) journal_->snapshot_dropped(id);
+    }
+    if (now - node->heard_at > lease) expired.push_back(id);
+  }
+  for (const NodeId id : expired) forget(id);
+  tidy();
+  return expired;
+}
+
+std::vector<NodeStatus> Directory::status(TimeNs now) const {
+  std::vector<NodeStatus> result;
+  result.reserve(nodes_.size());
+  for (const auto& [name_space, home] : namespaces_) {
+    for (const auto& [engine_id, id] : home->nodes) {
+      const Node& node = *nodes_.at(id);
+      const TimeNs age = std::max<TimeNs>(0, now - node.heard_at);
+      result.push_back({.name_space = name_space,
+                        .engine_id = engine_id,
+                        .incarnation = node.info.incarnation.value,
+                        .role = node.info.role,
+                        .endpoint = node.info.endpoint,
+                        .num_chunks = home->table.num_chunks(node.seen.index),
+                        .num_tails = home->table.num_tails(node.seen.index),
+                        .heartbeat_age_ms = static_cast<std::uint64_t>(age / kMillisecond),
+                        .serves = node.info.serves,
+                        .load = node.load.num_requests,
+                        .fingerprint = node.info.fingerprint,
+                        .version = node.info.version});
+    }
+  }
+  return result;
+}
+
+std::vector<std::pair<NodeId, const NodeInfo*>> Directory::nodes() const {
+  std::vector<std::pair<NodeId, const NodeInfo*>> nodes;
+  for (const auto& [id, node] : nodes_) nodes.emplace_back(id, &node->info);
+  return nodes;
+}
+
+std::uint64_t Directory::kept_below(NodeId id) const {
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return 0;
+  const std::uint64_t next_sequence = it->second->next_sequence;
+  return journal_ == nullptr ? next_sequence : journal_->kept_below(id, next_sequence);
+}
+
+Directory::Node* Directory::find(NodeId id) {
+  const auto it = nodes_.find(id);
+  return it == nodes_.end() ? nullptr : it->second.get();
+}
+
+void Directory::forget(NodeId id) {
+  Node& node = *nodes_.at(id);
+  Namespace& home = *node.home;
+  drop_snapshot(node);
+  num_chunks_ -= node.num_counted;
+  home.num_chunks -= node.num_counted;
+  home.table.remove_holder(node.seen.index);
+  ++index_version_;
+  home.by_index.erase(node.seen.index);
+  home.nodes.erase(node.info.engine_id.value);
+  nodes_.erase(id);
+  if (journal_ != nullptr) journal_->gone(id);
+}
+
+/// One namespace's work a call, and each its turn. One that nobody is left in goes when its table is empty: to free a
+/// full one at once would take too long.
+void Directory::tidy() {
+  for (std::size_t i = namespaces_.size(); i > 0; --i) {
+    auto it = namespaces_.upper_bound(tidied_last_);
+    if (it == namespaces_.end()) it = namespaces_.begin();
+    tidied_last_ = it->first;
+    if (it->second->table.tidy(kTidyStepsPerTurn)) return;
+    if (it->second->nodes.empty()) namespaces_.erase(it);
+  }
+}
+
+}  // namespace kvferry::controller

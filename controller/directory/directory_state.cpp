@@ -1,0 +1,165 @@
+#include "controller/directory/directory_state.h"
+
+#include <algorithm>
+
+namespace kvferry::controller {
+namespace {
+
+constexpr std::size_t kKeysPerBlock = 4096;  // 64 KiB, some 50 us
+constexpr unsigned kRestartBits = 32;        // of the index's version: what is above them counts restarts
+
+}  // namespace
+
+DirectoryImage DirectoryState::image() const {
+  DirectoryImage image{directory_.last_node_id_, directory_.index_version_, {}, {}};
+  image.nodes.reserve(directory_.nodes_.size());
+  for (const auto& [name, home] : directory_.namespaces_) {
+    image.num_keys[name] = home->table.num_keys();
+    for (const auto& [engine_id, id] : home->nodes) {
+      const Directory::Node& node = *directory_.nodes_.at(id);
+      NodeImage of_node{id.value,
+                        name,
+                        engine_id,
+                        node.info.incarnation.value,
+                        node.info.role,
+                        node.info.endpoint,
+                        home->fingerprint,
+                        node.next_sequence,
+                        home->table.life(node.seen.index)};
+      if (node.next) {
+        of_node.next = home->table.life(node.next->index);
+        of_node.next_is_partial = node.next->is_partial;
+      }
+      of_node.owes_snapshot = node.owes_snapshot;
+      of_node.seen_is_partial = node.seen.is_partial;
+      of_node.serves = node.info.serves;
+      of_node.version = node.info.version;
+      image.nodes.push_back(std::move(of_node));
+    }
+  }
+  return image;
+}
+
+void DirectoryState::begin_walk() {
+  for (auto& [name, home] : directory_.namespaces_) home->table.set_pinned(true);
+  walked_.reset();
+}
+
+bool DirectoryState::walk(TableBlock& block, std::string& name_space) {
+  const auto& spaces = directory_.namespaces_;
+  // One that went meanwhile had no node left, and one that came is told by the journal.
+  auto it = walked_ ? spaces.find(*walked_) : spaces.begin();
+  if (it == spaces.end() && walked_) {
+    it = spaces.upper_bound(*walked_);
+    walk_ = {};
+  }
+  if (!walked_) walk_ = {};
+  block.clear();
+  if (it == spaces.end()) return false;
+  walked_ = name_space = it->first;
+  if (it->second->table.walk(walk_, kKeysPerBlock, block)) return true;
+  walk_ = {};
+  if (++it == spaces.end()) return false;
+  walked_ = it->first;
+  return true;
+}
+
+void DirectoryState::end_walk() {
+  for (auto& [name, home] : directory_.namespaces_) home->table.set_pinned(false);
+}
+
+void DirectoryState::begin_reload(const DirectoryImage& image) {
+  directory_.is_reloading_ = true;
+  directory_.last_node_id_ = image.last_node_id;
+  at_least_version(image.index_version);
+  for (const NodeImage& of_node : image.nodes) {
+    auto& home = directory_.namespaces_[of_node.name_space];
+    if (home == nullptr) {
+      home = std::make_unique<Directory::Namespace>(Directory::Namespace{
+          of_node.fingerprint, ChunkTable(directory_.options_.tails_per_group_max, directory_.options_.index), {}, {}});
+      const auto num_keys = image.num_keys.find(of_node.name_space);
+      if (num_keys != image.num_keys.end() && num_keys->second <= directory_.options_.chunks_max)
+        home->table.reserve(num_keys->second);
+    }
+    const NodeId id{of_node.id};
+    auto node = std::make_unique<Directory::Node>(Directory::Node{
+        .info = {EngineId{of_node.engine_id}, Incarnation{of_node.incarnation}, of_node.role, of_node.endpoint,
+                 of_node.name_space, of_node.fingerprint, of_node.serves, of_node.version},
+        .home = home.get(),
+        .seen = {.index = home->table.add_holder(), .is_partial = of_node.seen_is_partial},
+        .next_sequence = of_node.next_sequence,
+        .heard_below = of_node.next_sequence,
+        .owes_snapshot = of_node.owes_snapshot});
+    auto& holders = holders_[of_node.name_space];
+    holders[of_node.seen] = node->seen.index;
+    if (of_node.next != 0) {
+      const bool is_seen = of_node.next == of_node.seen;
+      node->next = Directory::Generation{.index = is_seen ? node->seen.index : home->table.add_hidden_holder(),
+                                         .is_partial = of_node.next_is_partial};
+      holders[of_node.next] = node->next->index;
+    }
+    home->nodes[of_node.engine_id] = id;
+    home->by_index[node->seen.index] = node.get();
+    directory_.nodes_[id] = std::move(node);
+  }
+}
+
+void DirectoryState::reload(const std::string& name_space, const TableBlock& block) {
+  const auto home = directory_.namespaces_.find(name_space);
+  if (home == directory_.namespaces_.end()) return;  // it came after the image, so the journal has all of it
+  const auto& holders = holders_[name_space];
+  ChunkTable& table = home->second->table;
+  table.restore(block, holders);
+  for (const TableBlock::Tail& tail : block.tails) {
+    const auto holder = holders.find(tail.life);
+    if (holder != holders.end()) tails_.push_back({tail, &table, holder->second});
+  }
+}
+
+void DirectoryState::end_blocks() {
+  std::ranges::sort(tails_, {}, [](const LoadedTail& loaded) { return loaded.tail.age; });
+  for (const LoadedTail& loaded : tails_) loaded.table->restore_tail(loaded.holder, loaded.tail);
+  tails_ = {};
+  holders_.clear();
+  for (auto& [id, node] : directory_.nodes_) directory_.count_again(*node);
+}
+
+void DirectoryState::replay_joined(NodeId id, const NodeInfo& info, std::uint64_t next_sequence) {
+  directory_.is_reloading_ = true;
+  const bool is_known = directory_.find(id) != nullptr;
+  const std::uint64_t last = directory_.last_node_id_;
+  if (!is_known) directory_.last_node_id_ = id.value - 1;  // join() gives it the next
+  // Refused: there is less room than before the restart.
+  const Result<Joined> joined = directory_.join(info, next_sequence, 0);
+  directory_.last_node_id_ = std::max({last, directory_.last_node_id_, id.value});
+  if (!joined) return;
+}
+
+void DirectoryState::replay_published(NodeId id, std::uint64_t sequence, SnapshotMark mark, Tier tier,
+                                      std::span<const ChunkEntry> chunks, bool is_partial) {
+  directory_.is_reloading_ = true;
+  directory_.publish(id, sequence, mark, chunks, 0, tier);
+  Directory::Node* node = directory_.find(id);
+  if (node == nullptr || !is_partial) return;
+  node->seen.is_partial = true;
+  if (node->next) node->next->is_partial = true;
+}
+
+void DirectoryState::replay_snapshot_dropped(NodeId id) {
+  if (Directory::Node* node = directory_.find(id); node != nullptr) directory_.drop_snapshot(*node);
+}
+
+void DirectoryState::finish(TimeNs now) {
+  for (auto& [id, node] : directory_.nodes_) {
+    node->is_reloaded = true;
+    node->heard_at = now;
+    node->snapshot_begun_at = now;
+    node->heard_below = node->next_sequence;
+    node->asked_at.reset();
+    node->num_differed = 0;
+  }
+  directory_.index_version_ = ((directory_.index_version_ >> kRestartBits) + 1) << kRestartBits;
+  directory_.is_reloading_ = false;
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,264 @@
+#include "controller/engines/engine_directory.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <utility>
+
+#include "transport/base/log.h"
+
+namespace kvferry::controller {
+
+/// What engines of one model, tenant, salt and block size hold.
+struct EngineDirectory::Space {
+  explicit Space(const EngineIndexOptions& options) : index(options) {}
+  EngineIndex index;
+  std::size_t num_engines = 0;
+  struct Owner {
+    const Engine* engine = nullptr;
+    std::uint32_t rank = 0;
+  };
+  std::vector<Owner> owners;  // by holder
+};
+
+class EngineDirectory::Engine final : public EngineStreamSink, public EngineEventSink {
+ public:
+  Engine(const EngineInfo& info, const EngineDirectoryOptions& options, Space& space, TimeNs now)
+      : info_(info), ranks_max_(options.ranks_max), space_(space), stream_(options_of(info, options), *this, now) {
+    ++space_.num_engines;
+    if (info_.dp_rank) holder_of(*info_.dp_rank);  // known to have nothing, as from a batch on
+  }
+  ~Engine() override {
+    for (const auto& [rank, holder] : holders_) {
+      space_.index.remove_holder(holder);
+      space_.owners[holder] = {};
+    }
+    --space_.num_engines;
+  }
+
+  void apply(std::string_view payload) override {
+    const std::uint32_t rank = info_.dp_rank ? *info_.dp_rank : rank_of_batch(payload).value_or(0);
+    const std::optional<HolderIndex> holder = holder_of(rank);
+    if (!holder) {
+      ++counters_.batches_malformed;
+      return;
+    }
+    holder_ = *holder;
+    const Result<EngineBatch> batch = decoder_.decode(payload, *this);
+    if (!batch) {
+      if (std::has_single_bit(++counters_.batches_malformed))
+        log().warn("engine '{}': {}", info_.instance_id, batch.error().what);
+      drop_everything();  // what else was in it nobody knows
+      return;
+    }
+    counters_.events += batch->num_events;
+    counters_.events_unknown += batch->num_unknown;
+    counters_.events_malformed += batch->num_malformed;
+  }
+  void drop_everything() override {
+    for (const auto& [rank, holder] : holders_) space_.index.clear(holder);
+  }
+  void stored(const BlocksStored& blocks) override { space_.index.stored(holder_, blocks); }
+  void removed(const BlocksRemoved& blocks) override { space_.index.removed(holder_, blocks); }
+  void all_cleared() override {
+    ++counters_.clears;
+    space_.index.clear(holder_);
+  }
+
+  EngineStatus status(TimeNs now) const {
+    EngineStatus status{.info = info_,
+                        .is_live = stream_.is_live(),
+                        .is_connected = stream_.is_connected(),
+                        .is_confirmed = stream_.is_confirmed(),
+                        .silent_for = now - stream_.last_heard(),
+                        .stream = stream_.counters(),
+                        .batches = counters_,
+                        .blocks = {}};
+    for (const auto& [rank, holder] : holders_) {
+      for (std::size_t tier = 0; tier < kNumTiers; ++tier)
+        status.blocks[rank][tier] = space_.index.num_blocks(holder, static_cast<Tier>(tier));
+    }
+    return status;
+  }
+  const EngineInfo& info() const { return info_; }
+  EngineStream& stream() { return stream_; }
+  const EngineStream& stream() const { return stream_; }
+  const std::map<std::uint32_t, HolderIndex>& holders() const { return holders_; }
+
+ private:
+  static EngineStreamOptions options_of(const EngineInfo& info, const EngineDirectoryOptions& options) {
+    EngineStreamOptions stream = options.stream;
+    stream.has_replay = !info.replay_endpoint.empty();
+    return stream;
+  }
+  std::optional<HolderIndex> holder_of(std::uint32_t rank) {
+    if (const auto known = holders_.find(rank); known != holders_.end()) return known->second;
+    if (holders_.size() >= ranks_max_) return std::nullopt;
+    const HolderIndex holder = space_.index.add_holder(info_.lora_name);
+    space_.owners.resize(std::max<std::size_t>(space_.owners.size(), holder + std::size_t{1}));
+    space_.owners[holder] = {this, rank};
+    holders_[rank] = holder;
+    return holder;
+  }
+
+  EngineInfo info_;
+  std::uint32_t ranks_max_;
+  Space& space_;
+  EngineStream stream_;
+  EngineEventDecoder decoder_;
+  EngineBatchCounters counters_;
+  std::map<std::uint32_t, HolderIndex> holders_;
+  HolderIndex holder_ = 0;  // who speaks in the batch at hand
+};
+
+EngineDirectory::EngineDirectory(EngineDirectoryOptions options) : options_(std::move(options)) {}
+EngineDirectory::~EngineDirectory() { engines_.clear(); }  // before their spaces
+
+EngineDirectory::Space& EngineDirectory::space_of(const EngineInfo& info) {
+  std::unique_ptr<Space>& space = spaces_[{info.model, info.tenant, info.salt, info.block_size}];
+  if (!space) {
+    EngineIndexOptions options = options_.index;
+    options.block_size = info.block_size;
+    space = std::make_unique<Space>(options);
+  }
+  return *space;
+}
+
+Result<EngineDirectory::Added> EngineDirectory::add(const EngineInfo& info, TimeNs now) {
+  Added added{.id = 0, .replaced = {}};
+  for (const EngineNumber other : find(info.instance_id, info.model, info.tenant, {})) {
+    const EngineInfo& known = engines_.at(other)->info();
+    if (known.dp_rank != info.dp_rank) continue;
+    if (known.endpoint == info.endpoint && known.replay_endpoint == info.replay_endpoint && known.salt == info.salt &&
+        known.lora_name == info.lora_name && known.block_size == info.block_size)
+      return Added{.id = other, .replaced = {}, .is_known = true};
+    added.replaced = other;
+  }
+  if (!added.replaced && engines_.size() >= options_.engines_max)
+    return Error{ErrorCode::kFull, fmt::format("{} engines are registered; no more are allowed", engines_.size())};
+  if (added.replaced) remove(*added.replaced);
+  added.id = next_id_++;
+  engines_[added.id] = std::make_unique<Engine>(info, options_, space_of(info), now);
+  return added;
+}
+
+void EngineDirectory::remove(EngineNumber id) {
+  const auto it = engines_.find(id);
+  if (it == engines_.end()) return;
+  const EngineInfo& info = it->second->info();
+  const SpaceKey key{info.model, info.tenant, info.salt, info.block_size};
+  engines_.erase(it);
+  if (const auto space = spaces_.find(key); space->second->num_engines == 0) spaces_.erase(space);
+}
+
+std::vector<EngineNumber> EngineDirectory::find(const std::string& instance_id, const std::string& model,
+                                                const std::string& tenant, std::optional<std::uint32_t> dp_rank) const {
+  std::vector<EngineNumber> found;
+  for (const auto& [id, engine] : engines_) {
+    const EngineInfo& info = engine->info();
+    if (info.instance_id == instance_id && (model.empty() || info.model == model) &&
+        (tenant.empty() || info.tenant == tenant) && (!dp_rank || info.dp_rank.value_or(0) == *dp_rank))
+      found.push_back(id);
+  }
+  return found;
+}
+
+const EngineInfo* EngineDirectory::info(EngineNumber id) const {
+  const auto it = engines_.find(id);
+  return it == engines_.end() ? nullptr : &it->second->info();
+}
+
+EngineStream* EngineDirectory::stream(EngineNumber id) {
+  const auto it = engines_.find(id);
+  return it == engines_.end() ? nullptr : &it->second->stream();
+}
+
+void EngineDirectory::tick(TimeNs now) {
+  for (const auto& [id, engine] : engines_) {
+    const bool was_live = engine->stream().is_live();
+    engine->stream().tick(now);
+    if (was_live && !engine->stream().is_live())
+      log().warn("engine '{}' at {} was silent for too long; what it holds is not credited", engine->info().instance_id,
+                 engine->info().endpoint);
+  }
+}
+
+bool EngineDirectory::tidy(std::size_t num_lines) {
+  bool is_busy = false;
+  for (const auto& [key, space] : spaces_) is_busy = space->index.tidy(num_lines) || is_busy;
+  return is_busy;
+}
+
+void EngineDirectory::match_in(Space& space, const PromptQuery& query, std::string_view cache_salt,
+                               std::vector<RankMatch>& found) {
+  if (query.hashes.empty())
+    space.index.match_tokens(query.tokens, {query.lora_name, query.lora_id, cache_salt}, matches_);
+  else
+    space.index.match_hashes(query.hashes, matches_);
+  std::vector<bool> is_found(space.owners.size());
+  const auto is_wanted = [&](const Engine& engine) {
+    return !query.instance_id || engine.info().instance_id == *query.instance_id;
+  };
+  for (const EngineMatch& match : matches_) {
+    const Space::Owner& owner = space.owners[match.holder];
+    is_found[match.holder] = true;
+    if (!owner.engine->stream().is_live() || !is_wanted(*owner.engine)) continue;
+    RankMatch rank{.engine = &owner.engine->info(), .rank = owner.rank, .in_tier = {}, .up_to_tier = {}};
+    for (std::size_t tier = 0; tier < kNumTiers; ++tier) {
+      rank.in_tier[tier] = match.in_tier[tier] * space.index.block_size();
+      rank.up_to_tier[tier] = match.up_to_tier[tier] * space.index.block_size();
+    }
+    rank.confirmed = owner.engine->stream().is_confirmed();
+    found.push_back(rank);
+  }
+  for (std::size_t holder = 0; holder < space.owners.size(); ++holder) {
+    const Space::Owner& owner = space.owners[holder];
+    if (is_found[holder] || owner.engine == nullptr) continue;
+    if (!owner.engine->stream().is_live() || !is_wanted(*owner.engine)) continue;
+    found.push_back({.engine = &owner.engine->info(),
+                     .rank = owner.rank,
+                     .in_tier = {},
+                     .up_to_tier = {},
+                     .confirmed = owner.engine->stream().is_confirmed()});
+  }
+}
+
+Result<std::vector<RankMatch>> EngineDirectory::match(const PromptQuery& query) {
+  std::vector<RankMatch> found;
+  bool is_known = false;
+  for (const auto& [key, space] : spaces_) {
+    const auto& [model, tenant, salt, block_size] = key;
+    if (model != query.model || tenant != query.tenant) continue;
+    if (query.block_size && *query.block_size != block_size) continue;
+    // A salt is either the one that the engines were registered with, or that of the request, which goes into the
+    // blocks' keys.
+    if (salt != query.salt && !salt.empty()) continue;
+    const bool has_own = spaces_.contains(SpaceKey{model, tenant, query.salt, block_size});
+    if (has_own != (salt == query.salt)) continue;
+    is_known = true;
+    match_in(*space, query, has_own ? std::string_view() : std::string_view(query.salt), found);
+  }
+  if (!is_known)
+    return Error{ErrorCode::kNotFound,
+                 fmt::format("no engine of model '{}', tenant '{}'{} is registered", query.model, query.tenant,
+                             query.block_size ? fmt::format(", block size {}", *query.block_size) : std::string())};
+  return found;
+}
+
+std::vector<EngineStatus> EngineDirectory::engines(TimeNs now) const {
+  std::vector<EngineStatus> all;
+  for (const auto& [id, engine] : engines_) all.push_back(engine->status(now));
+  return all;
+}
+
+std::vector<NamespaceStatus> EngineDirectory::namespaces() const {
+  std::vector<NamespaceStatus> all;
+  for (const auto& [key, space] : spaces_) {
+    const auto& [model, tenant, salt, block_size] = key;
+    all.push_back({model, tenant, salt, block_size, space->index.num_blocks(), space->index.num_hashes(),
+                   space->index.counters()});
+  }
+  return all;
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,281 @@
+#include "controller/engines/engine_events.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cctype>
+#include <iterator>
+#include <utility>
+
+#include "controller/engines/msgpack_reader.h"
+
+namespace kvferry::controller {
+namespace {
+
+enum class Kind { kUnknown, kStored, kRemoved, kCleared };
+
+Kind kind_of(std::string_view tag) {
+  if (tag == "BlockStored" || tag == "stored") return Kind::kStored;
+  if (tag == "BlockRemoved" || tag == "removed") return Kind::kRemoved;
+  if (tag == "AllBlocksCleared" || tag == "cleared") return Kind::kCleared;
+  return Kind::kUnknown;
+}
+
+/// In the order of the array form of a stored event; the names are those of the map form.
+enum Field : std::uint32_t {
+  kHashes,
+  kParent,
+  kTokens,
+  kBlockSize,
+  kLoraId,
+  kMedium,
+  kLoraName,
+  kExtraKeys,
+  kGroup,
+  kGroupKind,
+  kWindow,
+  kLocality,
+  kOther
+};
+constexpr Field kRemovedFields[] = {kHashes, kMedium, kGroup, kLocality};
+
+struct Name {
+  std::string_view name;
+  Field field;
+};
+constexpr Name kNames[] = {{"block_hashes", kHashes}, {"parent_block_hash", kParent},
+                           {"token_ids", kTokens},    {"block_size", kBlockSize},
+                           {"lora_id", kLoraId},      {"medium", kMedium},
+                           {"lora_name", kLoraName},  {"extra_keys", kExtraKeys},
+                           {"group_idx", kGroup},     {"kv_cache_spec_kind", kGroupKind},
+                           {"locality", kLocality},   {"seq_hashes", kHashes},
+                           {"parent_hash", kParent}};
+
+Field field_of(std::string_view name) {
+  const auto* found = std::find_if(std::begin(kNames), std::end(kNames), [&](const Name& n) { return n.name == name; });
+  return found == std::end(kNames) ? kOther : found->field;
+}
+
+bool is_tag_name(std::string_view name) { return name == "type" || name == "event_type"; }
+
+bool read_hash(MsgpackReader& reader, ShortKey& hash) {
+  if (!reader.next_is_bytes()) return reader.read_integer(hash);
+  std::string_view bytes;
+  if (!reader.read_bytes(bytes)) return false;
+  bytes = bytes.substr(bytes.size() - std::min<std::size_t>(8, bytes.size()));
+  hash = 0;
+  for (const char byte : bytes) hash = hash << 8 | static_cast<std::uint8_t>(byte);
+  return true;
+}
+
+/// Nil leaves the default.
+template <class T>
+bool read_optional(MsgpackReader& reader, T& value) {
+  if (reader.next_is_nil()) return reader.skip();
+  if constexpr (std::is_same_v<T, std::string_view>) {
+    return reader.read_string(value);
+  } else {
+    std::uint64_t number = 0;
+    if (!reader.read_integer(number)) return false;
+    if constexpr (std::is_same_v<T, std::optional<std::uint32_t>>) {
+      if (number > 0xffffffff) return false;
+      value = static_cast<std::uint32_t>(number);
+    } else {
+      value = number;
+    }
+    return true;
+  }
+}
+
+GroupKind group_kind_of(std::string_view kind) {
+  if (kind == "full_attention" || kind == "mla_attention" || kind == "sink_full_attention")
+    return GroupKind::kFullAttention;
+  return kind.empty() || kind == "unknown" ? GroupKind::kUnknown : GroupKind::kOther;
+}
+
+Error broken(const MsgpackReader& reader, std::string_view payload, std::string_view what) {
+  return Error{ErrorCode::kCorrupt, fmt::format("not a batch of KV events: {} expected at byte {} of {}", what,
+                                                payload.size() - reader.num_left(), payload.size())};
+}
+
+}  // namespace
+
+/// What of an event decides other fields.
+struct EngineEventDecoder::Fields {
+  std::string_view medium, locality, group_kind;
+  bool has_hashes = false;
+  Tier tier() const { return locality == "REMOTE" ? Tier::kRemote : tier_of_medium(medium); }
+};
+
+Tier tier_of_medium(std::string_view medium) {
+  const auto is = [&](std::string_view name) {
+    return std::equal(medium.begin(), medium.end(), name.begin(), name.end(),
+                      [](char a, char b) { return std::toupper(static_cast<unsigned char>(a)) == b; });
+  };
+  if (medium.empty() || is("GPU") || is("HBM") || is("NPU") || is("DEVICE")) return Tier::kGpu;
+  if (is("CPU") || is("CPU_PINNED") || is("DRAM") || is("HOST") || is("CPU_TIER1") || is("CPU_TIER2"))
+    return Tier::kHost;
+  if (is("DISK") || is("STORAGE") || is("SSD") || is("FS") || is("FILE") || is("NVME")) return Tier::kDisk;
+  return Tier::kRemote;
+}
+
+std::optional<std::uint32_t> rank_of_batch(std::string_view payload) {
+  MsgpackReader reader(payload);
+  std::uint32_t num_fields = 0;
+  if (!reader.read_array(num_fields) || num_fields < 3) return std::nullopt;
+  // As the last field it is the last byte, if it is below 128; no engine has that many ranks.
+  if (num_fields == 3 && static_cast<std::uint8_t>(payload.back()) < 0x80)
+    return static_cast<std::uint8_t>(payload.back());
+  std::optional<std::uint32_t> rank;
+  if (!reader.skip() || !reader.skip() || !read_optional(reader, rank)) return std::nullopt;
+  return rank;
+}
+
+bool EngineEventDecoder::read_hashes(MsgpackReader& reader) {
+  std::uint32_t count = 0;
+  if (!reader.read_array(count)) return false;
+  hashes_.resize(count);
+  return std::all_of(hashes_.begin(), hashes_.end(), [&](ShortKey& hash) { return read_hash(reader, hash); });
+}
+
+/// False: not of the type that it has to be; the reader is then anywhere within.
+bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t field, BlocksStored& blocks,
+                                           Fields& more) {
+  switch (field) {
+    case kHashes:
+      more.has_hashes = true;
+      return read_hashes(reader);
+    case kParent: {
+      ShortKey parent = 0;
+      if (reader.next_is_nil()) return reader.skip();
+      if (!read_hash(reader, parent)) return false;
+      blocks.parent = parent;
+      return true;
+    }
+    case kTokens: {
+      if (reader.next_is_nil()) return reader.skip();
+      const MsgpackReader begun = reader;
+      std::uint32_t count = 0;
+      if (!reader.read_array(count)) return false;
+      tokens_.resize(std::max<std::size_t>(tokens_.size(), count));
+      if (reader.read_small_integers(tokens_.data(), count)) {
+        blocks.tokens = {tokens_.data(), count};
+        return true;
+      }
+      reader = begun;  // pairs of tokens, as for some kinds of speculation: no key of ours can be made of them
+      return reader.skip();
+    }
+    case kBlockSize: {
+      std::optional<std::uint32_t> size;
+      if (!read_optional(reader, size)) return false;
+      blocks.block_size = size.value_or(0);
+      return true;
+    }
+    case kLoraId:
+      return read_optional(reader, blocks.lora_id);
+    case kMedium:
+      return read_optional(reader, more.medium);
+    case kLoraName:
+      return read_optional(reader, blocks.lora_name);
+    case kExtraKeys: {
+      if (reader.next_is_nil()) return reader.skip();
+      const auto* begin = reinterpret_cast<const char*>(reader.position());
+      if (!reader.skip()) return false;
+      blocks.extra_keys = {begin, static_cast<std::size_t>(reinterpret_cast<const char*>(reader.position()) - begin)};
+      return true;
+    }
+    case kGroup:
+      return read_optional(reader, blocks.group);
+    case kGroupKind:
+      return read_optional(reader, more.group_kind);
+    case kLocality:
+      return read_optional(reader, more.locality);
+    default:
+      return reader.skip();
+  }
+}
+
+/// False: broken off or no event at all. An event with a wrong field is counted and passed by.
+bool EngineEventDecoder::read_event(MsgpackReader& reader, EngineEventSink& sink, EngineBatch& batch) {
+  const MsgpackReader begun = reader;
+  const bool is_map = reader.next_is_map();
+  std::uint32_t num_fields = 0;
+  std::string_view tag;
+  if (is_map) {
+    if (!reader.read_map(num_fields)) return false;
+    MsgpackReader ahead = reader;
+    for (std::uint32_t i = 0; i < num_fields && tag.empty(); ++i) {  // the first, unless somebody sorts them
+      std::string_view name;
+      if (!ahead.read_string(name)) break;
+      if (!(is_tag_name(name) ? ahead.read_string(tag) : ahead.skip())) break;
+    }
+  } else {
+    if (!reader.read_array(num_fields)) return false;
+    if (num_fields > 0 && reader.read_string(tag)) --num_fields;
+  }
+  const Kind kind = kind_of(tag);
+  const auto pass_by = [&](std::uint32_t& counter) {
+    ++counter;
+    reader = begun;
+    return reader.skip();
+  };
+  if (kind == Kind::kUnknown) return pass_by(batch.num_unknown);
+
+  BlocksStored blocks;
+  Fields more;
+  bool is_right = true;
+  for (std::uint32_t i = 0; i < num_fields && is_right; ++i) {
+    std::uint32_t field = i;
+    if (is_map) {
+      std::string_view name;
+      is_right = reader.read_string(name);
+      field = is_tag_name(name) ? kOther : field_of(name);
+    } else if (kind == Kind::kRemoved) {
+      field = i < std::size(kRemovedFields) ? kRemovedFields[i] : kOther;
+    } else if (kind == Kind::kCleared) {
+      field = kOther;
+    }
+    is_right = is_right && read_stored_field(reader, field, blocks, more);
+  }
+  if (!is_right || (kind != Kind::kCleared && !more.has_hashes)) return pass_by(batch.num_malformed);
+  ++batch.num_events;
+  if (kind == Kind::kStored) {
+    blocks.hashes = hashes_;
+    blocks.tier = more.tier();
+    blocks.kind = group_kind_of(more.group_kind);
+    sink.stored(blocks);
+  } else if (kind == Kind::kRemoved) {
+    sink.removed({.hashes = hashes_, .tier = more.tier(), .group = blocks.group});
+  } else {
+    sink.all_cleared();
+  }
+  return true;
+}
+
+Result<EngineBatch> EngineEventDecoder::decode(std::string_view payload, EngineEventSink& sink) {
+  MsgpackReader reader(payload);
+  EngineBatch batch;
+  std::uint32_t num_fields = 0, num_events = 0;
+  if (!reader.read_array(num_fields) || num_fields < 2) return broken(reader, payload, "an array of two or more");
+  if (reader.num_left() < 9 || *reader.position() != 0xcb) {
+    if (!reader.skip()) return broken(reader, payload, "a time");
+  } else {
+    std::uint64_t bits = 0;
+    std::memcpy(&bits, reader.position() + 1, 8);
+    if constexpr (std::endian::native == std::endian::little) bits = __builtin_bswap64(bits);
+    batch.ts = std::bit_cast<double>(bits);
+    reader.skip();
+  }
+  if (!reader.read_array(num_events)) return broken(reader, payload, "an array of events");
+  for (std::uint32_t i = 0; i < num_events; ++i) {
+    if (!read_event(reader, sink, batch)) return broken(reader, payload, "an event");
+  }
+  for (std::uint32_t i = 2; i < num_fields; ++i) {
+    const bool is_read = i == 2 ? read_optional(reader, batch.dp_rank) : reader.skip();
+    if (!is_read) return broken(reader, payload, i == 2 ? "a rank" : "a value");
+  }
+  return batch;
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,96 @@
+#include "controller/engines/msgpack_reader.h"
+
+#include <array>
+
+namespace kvferry::controller {
+namespace {
+
+/// How an unsigned integer of up to 32 bits lies in the eight bytes from its tag on, read as one number.
+struct SmallInteger {
+  std::uint8_t num_bytes;  // 0: not one
+  std::uint8_t shift;
+  std::uint32_t mask;
+};
+
+constexpr std::array<SmallInteger, 256> kSmallIntegers = [] {
+  std::array<SmallInteger, 256> table{};
+  for (unsigned tag = 0; tag < 0x80; ++tag) table[tag] = {1, 56, 0x7f};
+  table[0xcc] = {2, 48, 0xff};
+  table[0xcd] = {3, 40, 0xffff};
+  table[0xce] = {5, 24, 0xffffffff};
+  return table;
+}();
+
+constexpr std::size_t fixed_size(std::uint8_t tag) {  // behind the tag, of what has no length of its own
+  switch (tag) {
+    case 0xca:
+      return 4;  // float
+    case 0xcb:
+      return 8;
+    case 0xd4:
+      return 2;  // extensions
+    case 0xd5:
+      return 3;
+    case 0xd6:
+      return 5;
+    case 0xd7:
+      return 9;
+    case 0xd8:
+      return 17;
+    default:
+      return 0;  // nil, false, true
+  }
+}
+
+}  // namespace
+
+bool MsgpackReader::read_small_integers(std::uint32_t* values, std::uint32_t count) {
+  // Tokens take one to five bytes each in no order that a processor could guess: no branch may depend on which.
+  const std::uint8_t* at = at_;
+  std::uint32_t i = 0;
+  for (; i < count && end_ - at >= 8; ++i) {
+    const SmallInteger form = kSmallIntegers[*at];
+    if (form.num_bytes == 0) break;
+    std::uint64_t word = 0;
+    std::memcpy(&word, at, 8);
+    if constexpr (std::endian::native == std::endian::little) word = __builtin_bswap64(word);
+    values[i] = static_cast<std::uint32_t>(word >> form.shift) & form.mask;
+    at += form.num_bytes;
+  }
+  MsgpackReader rest = *this;
+  for (rest.at_ = at; i < count; ++i) {  // the last eight bytes, and longer forms of small numbers
+    std::uint64_t value = 0;
+    if (!rest.read_integer(value) || value > 0xffffffff) return false;
+    values[i] = static_cast<std::uint32_t>(value);
+  }
+  at_ = rest.at_;
+  return true;
+}
+
+bool MsgpackReader::skip_one(std::uint64_t& num_inner) {
+  std::uint32_t count = 0;
+  std::uint64_t number = 0;
+  std::string_view body;
+  if (read_integer(number) || read_string(body) || read_bytes(body)) return true;
+  if (read_array(count)) {
+    num_inner = count;
+    return true;
+  }
+  if (read_map(count)) {
+    num_inner = std::uint64_t{2} * count;
+    return true;
+  }
+  if (at_ == end_) return false;
+  const std::uint8_t tag = *at_;
+  if (tag >= 0xc7 && tag <= 0xc9) {  // an extension: its length, its kind, its bytes
+    const std::size_t size = std::size_t{1} << (tag - 0xc7);
+    if (num_left() < 2 + size) return false;
+    return read_body(2 + size, big_endian(at_ + 1, size), body);
+  }
+  const bool is_known = tag == 0xc0 || tag == 0xc2 || tag == 0xc3 || fixed_size(tag) > 0;
+  if (!is_known || num_left() < 1 + fixed_size(tag)) return false;
+  at_ += 1 + fixed_size(tag);
+  return true;
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,198 @@
+#include "controller/http/http_pair.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <unordered_map>
+
+#include "transport/base/fingerprint.h"
+
+namespace kvferry::controller {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kKeysMax = 65'536;
+constexpr std::size_t kNodesMax = 4096;
+
+std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+/// What is asked, before the namespace's fingerprint is known.
+struct Asked {
+  PairQuery query;
+  std::string extras;
+  std::vector<std::int32_t> tokens;
+  std::vector<ChunkKey> keys;  // instead of tokens
+  bool has_keys = false;
+};
+
+std::optional<ChunkKey> key_of_hex(const std::string& text) {
+  ChunkKey key;
+  if (text.size() != 2 * key.bytes.size()) return std::nullopt;
+  for (std::size_t i = 0; i < key.bytes.size(); ++i) {
+    const char* const begin = text.data() + 2 * i;
+    const auto [end, error] = std::from_chars(begin, begin + 2, key.bytes[i], 16);
+    if (error != std::errc() || end != begin + 2) return std::nullopt;
+  }
+  return key;
+}
+
+Result<void> take_keys(const json& value, Asked& asked) {
+  const std::string allowed = fmt::format("an array of at most {} texts of 32 hexadecimal digits", kKeysMax);
+  if (!value.is_array() || value.size() > kKeysMax) return bad_field("keys", &value, allowed);
+  for (const json& text : value) {
+    const auto key = text.is_string() ? key_of_hex(text.get_ref<const std::string&>()) : std::nullopt;
+    if (!key) return bad_field(fmt::format("keys[{}]", asked.keys.size()), &text, "32 hexadecimal digits");
+    asked.keys.push_back(*key);
+  }
+  asked.has_keys = true;
+  return {};
+}
+
+Result<void> take_nodes(const HttpRequest& request, PairQuery& query) {
+  if (const json* exclude = request.find({"exclude"}); exclude != nullptr) {
+    if (!exclude->is_array() || exclude->size() > kNodesMax)
+      return bad_field("exclude", exclude, fmt::format("an array of at most {} engine ids", kNodesMax));
+    for (const json& id : *exclude) {
+      if (!id.is_string()) return bad_field("exclude", exclude, "an array of engine ids, each a text");
+      query.exclude.insert(id.get<std::string>());
+    }
+  }
+  if (const json* loads = request.find({"loads"}); loads != nullptr) {
+    const std::string allowed = "an object of numbers of requests by engine id";
+    if (!loads->is_object() || loads->size() > kNodesMax) return bad_field("loads", loads, allowed);
+    for (const auto& [id, load] : loads->items()) {
+      if (!load.is_number_unsigned() || load.get<std::uint64_t>() > 1'000'000)
+        return bad_field("loads", loads, allowed);
+      query.loads[id] = load.get<std::uint64_t>();
+    }
+  }
+  return {};
+}
+
+Result<Asked> asked_of(const HttpRequest& request) {
+  Asked asked;
+  Result<std::string> name_space = request.text({"namespace"}, "default");
+  if (!name_space) return name_space.error();
+  asked.query.name_space = *std::move(name_space);
+  std::string texts[3];
+  const char* const names[] = {"lora_name", "lora_path", "cache_salt"};
+  for (int i = 0; i < 3; ++i) {
+    Result<std::string> text = request.text({names[i]}, "");
+    if (!text) return text.error();
+    texts[i] = *std::move(text);
+  }
+  asked.extras = request_extras(texts[0], texts[1], texts[2]);
+  if (Result<void> taken = take_nodes(request, asked.query); !taken) return taken.error();
+  if (const json* keys = request.find({"keys"}); keys != nullptr) {
+    if (Result<void> taken = take_keys(*keys, asked); !taken) return taken.error();
+    return asked;
+  }
+  const Result<std::vector<std::uint32_t>> tokens = request.tokens();
+  if (!tokens) return tokens.error();
+  asked.tokens.assign(tokens->begin(), tokens->end());
+  asked.query.num_tokens = asked.tokens.size();
+  return asked;
+}
+
+/// How many tokens of the prompt a holder has: its full chunks, and the longest of its tails that the prompt goes on
+/// with.
+std::uint64_t cached_tokens(const FoundHolder& holder, const Asked& asked, const PromptKeys& prompt,
+                            std::uint32_t chunk_tokens) {
+  std::uint64_t num_cached = std::uint64_t{holder.num_full_chunks} * chunk_tokens;
+  if (asked.has_keys || holder.num_full_chunks < prompt.keys.size()) return num_cached;
+  const std::span<const std::int32_t> rest = std::span(asked.tokens).subspan(num_cached);
+  std::uint64_t longest = 0;
+  for (const ChunkEntry& tail : holder.tails) {
+    if (tail.num_tokens <= longest || tail.num_tokens > rest.size()) continue;
+    if (chunk_key(prompt.rest_parent, rest.first(tail.num_tokens)) == tail.key) longest = tail.num_tokens;
+  }
+  return num_cached + longest;
+}
+
+json node_json(const PairNode& node) {
+  return {{"engine_id", node.engine_id},
+          {"serves", node.serves},
+          {"endpoint", node.endpoint},
+          {"cached_tokens", node.num_cached},
+          {"load", node.load}};
+}
+
+/// Threads: the owner's.
+Result<json> choose(const HttpBackend& backend, const Asked& asked, const PromptKeys& prompt,
+                    std::uint32_t chunk_tokens) {
+  Directory& directory = *backend.directory;
+  std::unordered_map<std::string, std::uint64_t> cached;  // by engine id
+  if (!prompt.keys.empty() || !prompt.tail_groups.empty()) {
+    std::vector<FoundHolder> found;
+    LookupView view;
+    view.keys = prompt.keys;
+    view.tail_groups = prompt.tail_groups;
+    directory.find_holders(asked.query.name_space, view, found);
+    for (const FoundHolder& holder : found)
+      cached[holder.info->engine_id.value] = cached_tokens(holder, asked, prompt, chunk_tokens);
+  }
+  std::vector<PairNode> nodes;
+  for (const NodeId id : directory.nodes_of(asked.query.name_space)) {
+    const NodeInfo& info = *directory.info(id);
+    const Directory::Load load = directory.load(id);
+    const auto held = cached.find(info.engine_id.value);
+    nodes.push_back({.engine_id = info.engine_id.value,
+                     .role = info.role,
+                     .serves = info.serves,
+                     .endpoint = info.endpoint,
+                     .load = load.num_requests,
+                     .load_told_at = load.told_at,
+                     .num_cached = held == cached.end() ? 0 : held->second,
+                     .is_leaving = directory.is_leaving(id)});
+  }
+  const Result<Pair> pair = backend.pairing->choose(asked.query, nodes);
+  if (!pair) return pair.error();
+  return json{{"prefill", node_json(nodes[pair->prefill])},
+              {"decode", node_json(nodes[pair->decode])},
+              {"skip_prefill", pair->skip_prefill}};
+}
+
+}  // namespace
+
+HttpAnswer pair_answer(const HttpBackend& backend, const OnOwner& on_owner, const HttpRequest& request) {
+  if (backend.directory == nullptr) return http_error(404, "this controller pairs no nodes");
+  Result<Asked> asked = asked_of(request);
+  if (!asked) return http_failed(asked.error());
+  std::string fingerprint;
+  const auto ask_fingerprint = [&](TimeNs) {
+    fingerprint = backend.directory->fingerprint_of(asked->query.name_space);
+  };
+  if (!on_owner(ask_fingerprint)) return http_busy();
+  const std::uint32_t chunk_tokens = chunk_tokens_of(fingerprint).value_or(0);
+  PromptKeys prompt;
+  if (asked->has_keys) {
+    prompt.keys = asked->keys;
+    asked->query.num_tokens = prompt.keys.size() * chunk_tokens;
+  } else if (chunk_tokens > 0) {
+    prompt = keys_of_prompt(root_key(fingerprint, asked->extras), chunk_tokens, asked->tokens);
+  }
+  Result<json> chosen = json();
+  if (!on_owner([&](TimeNs) { chosen = choose(backend, *asked, prompt, chunk_tokens); })) return http_busy();
+  return chosen ? http_ok(*chosen) : http_failed(chosen.error());
+}
+
+HttpAnswer http_ok(const json& value) {
+  return {.status = 200, .content_type = "application/json", .body = dump(value)};
+}
+
+HttpAnswer http_failed(const Error& error) {
+  const int status = error.code == ErrorCode::kNotFound      ? 404
+                     : error.code == ErrorCode::kFull        ? 503
+                     : error.code == ErrorCode::kUnavailable ? 503
+                                                             : 400;
+  return http_error(status, error.what);
+}
+
+HttpAnswer http_busy() { return http_error(503, "the controller did not come to it in time; try again"); }
+
+HttpAnswer http_error(int status, const std::string& sentence) {
+  return {.status = status, .content_type = "application/json", .body = dump({{"error", sentence}})};
+}
+
+}  // namespace kvferry::controller

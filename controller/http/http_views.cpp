@@ -1,0 +1,187 @@
+#include "controller/http/http_views.h"
+
+#include <map>
+
+#include "controller/http/status_json.h"
+
+namespace kvferry::controller {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kTierNames[kNumTiers] = {"gpu", "cpu", "disk", "remote"};
+
+json engine_json(const EngineStatus& engine) {
+  json ranks = json::object();
+  for (const auto& [rank, blocks] : engine.blocks) {
+    for (std::size_t tier = 0; tier < kNumTiers; ++tier) ranks[std::to_string(rank)][kTierNames[tier]] = blocks[tier];
+  }
+  return {{"instance_id", engine.info.instance_id},
+          {"model", engine.info.model},
+          {"tenant", engine.info.tenant},
+          {"type", engine.info.kind},
+          {"endpoint", engine.info.endpoint},
+          {"replay_endpoint", engine.info.replay_endpoint},
+          {"block_size", engine.info.block_size},
+          {"state", !engine.is_live       ? "lost"
+                    : engine.is_connected ? "connected"
+                                          : "connecting"},
+          {"is_connected", engine.is_connected},
+          {"confirmed", engine.is_confirmed},
+          {"silent_ms", engine.silent_for / kMillisecond},
+          {"blocks", std::move(ranks)},
+          {"counters",
+           {{"batches", engine.stream.batches},
+            {"duplicates", engine.stream.duplicates},
+            {"gaps", engine.stream.gaps},
+            {"gaps_unrepaired", engine.stream.gaps_unrepaired},
+            {"restarts", engine.stream.restarts},
+            {"replays", engine.stream.replays},
+            {"losses", engine.stream.losses},
+            {"events", engine.batches.events},
+            {"events_unknown", engine.batches.events_unknown},
+            {"events_malformed", engine.batches.events_malformed},
+            {"batches_malformed", engine.batches.batches_malformed},
+            {"clears", engine.batches.clears}}}};
+}
+
+json namespace_json(const NamespaceStatus& space) {
+  return {{"model", space.model},
+          {"tenant", space.tenant},
+          {"salt", space.salt},
+          {"block_size", space.block_size},
+          {"blocks", space.num_blocks},
+          {"hashes", space.num_hashes},
+          {"counters",
+           {{"blocks_stored", space.counters.blocks_stored},
+            {"blocks_removed", space.counters.blocks_removed},
+            {"blocks_dropped", space.counters.blocks_dropped},
+            {"blocks_unplaced", space.counters.blocks_unplaced},
+            {"other_group", space.counters.other_group},
+            {"other_block_size", space.counters.other_block_size},
+            {"hashes_ambiguous", space.counters.hashes_ambiguous}}}};
+}
+
+/// One metric after the other, each with all its samples, as the format wants them.
+class Metrics {
+ public:
+  using Labels = std::vector<std::pair<std::string_view, std::string>>;
+  void add(const std::string& name, const char* type, double value, const Labels& labels = {}) {
+    Metric& metric = metrics_[name];
+    metric.type = type;
+    metric.samples += "kvferry_controller_" + name;
+    for (std::size_t i = 0; i < labels.size(); ++i)
+      metric.samples += fmt::format("{}{}=\"{}\"", i == 0 ? "{" : ",", labels[i].first, escaped(labels[i].second));
+    metric.samples += fmt::format("{} {}\n", labels.empty() ? "" : "}", value);
+  }
+  std::string text() const {
+    std::string all;
+    for (const auto& [name, metric] : metrics_)
+      all += fmt::format("# TYPE kvferry_controller_{} {}\n{}", name, metric.type, metric.samples);
+    return all;
+  }
+
+ private:
+  struct Metric {
+    std::string type, samples;
+  };
+  static std::string escaped(const std::string& text) {
+    std::string safe;
+    for (const char c : text) {
+      if (c == '\\' || c == '"') safe += '\\';
+      safe += c == '\n' ? ' ' : c;
+    }
+    return safe;
+  }
+  std::map<std::string, Metric> metrics_;
+};
+
+}  // namespace
+
+json view_json(const ControllerView& view) {
+  json all = status_json(view.status, view.endpoint);
+  all["engines"] = json::array();
+  for (const EngineStatus& engine : view.engines) all["engines"].push_back(engine_json(engine));
+  all["namespaces"] = json::array();
+  for (const NamespaceStatus& space : view.namespaces) all["namespaces"].push_back(namespace_json(space));
+  return all;
+}
+
+json workers_json(const ControllerView& view) {
+  std::map<std::string, json> endpoints;
+  for (const EngineStatus& engine : view.engines)
+    endpoints[engine.info.instance_id][std::to_string(engine.info.dp_rank.value_or(0))] = engine.info.endpoint;
+  json all = json::array();
+  for (auto& [instance, of] : endpoints) all.push_back({{"instance_id", instance}, {"endpoints", std::move(of)}});
+  return all;
+}
+
+std::string metrics_text(const ControllerView& view) {
+  Metrics metrics;
+  const json status = status_json(view.status, view.endpoint);
+  metrics.add("up_seconds", "gauge", static_cast<double>(view.status.uptime_ms) / 1000);
+  metrics.add("info", "gauge", 1, {{"version", view.status.version}});
+  for (const auto& [name, value] : status["counters"].items())
+    metrics.add(name + "_total", "counter", value.get<double>());
+  metrics.add("nodes", "gauge", static_cast<double>(view.status.nodes.size()));
+  for (const NodeStatus& node : view.status.nodes) {
+    const Metrics::Labels labels = {{"namespace", node.name_space}, {"node", node.engine_id}, {"role", node.role}};
+    metrics.add("node_chunks", "gauge", static_cast<double>(node.num_chunks), labels);
+    metrics.add("node_tails", "gauge", static_cast<double>(node.num_tails), labels);
+    metrics.add("node_load", "gauge", static_cast<double>(node.load), labels);
+    metrics.add("node_silent_seconds", "gauge", static_cast<double>(node.heartbeat_age_ms) / 1000, labels);
+  }
+  for (const NodeStatus& node : view.status.nodes) {
+    if (!node.is_leaving) continue;
+    const Metrics::Labels labels = {{"namespace", node.name_space}, {"node", node.engine_id}};
+    metrics.add("drain_chunks_left", "gauge", static_cast<double>(node.num_to_move), labels);
+    metrics.add("drain_chunks_lost", "gauge", static_cast<double>(node.num_lost), labels);
+  }
+  metrics.add("held_keys", "gauge", static_cast<double>(view.status.num_held_keys));
+  const StateStatus& state = view.status.state;
+  metrics.add("state_durable", "gauge", state.durable ? 1 : 0);
+  metrics.add("state_log_bytes", "gauge", static_cast<double>(state.log_bytes));
+  metrics.add("state_snapshot_bytes", "gauge", static_cast<double>(state.snapshot_bytes));
+  if (const ScaleStatus& scale = view.status.scale; !scale.name.empty()) {
+    metrics.add("replicas", "gauge", static_cast<double>(scale.replicas.size()));
+    if (!scale.etcd.empty()) metrics.add("etcd_up", "gauge", scale.etcd_ok ? 1 : 0);
+    if (!scale.event_log.empty()) metrics.add("event_log_up", "gauge", scale.log_ok ? 1 : 0);
+  }
+  metrics.add("engines", "gauge", static_cast<double>(view.engines.size()));
+  metrics.add("engine_messages_malformed_total", "counter", static_cast<double>(view.messages_malformed));
+  for (const EngineStatus& engine : view.engines) {
+    const Metrics::Labels labels = {{"instance", engine.info.instance_id},
+                                    {"model", engine.info.model},
+                                    {"tenant", engine.info.tenant},
+                                    {"endpoint", engine.info.endpoint}};
+    metrics.add("engine_live", "gauge", engine.is_live ? 1 : 0, labels);
+    metrics.add("engine_connected", "gauge", engine.is_connected ? 1 : 0, labels);
+    metrics.add("engine_confirmed", "gauge", engine.is_confirmed ? 1 : 0, labels);
+    metrics.add("engine_silent_seconds", "gauge", static_cast<double>(engine.silent_for) * 1e-9, labels);
+    const json counters = engine_json(engine)["counters"];
+    for (const auto& [name, value] : counters.items())
+      metrics.add("engine_" + name + "_total", "counter", value.get<double>(), labels);
+    for (const auto& [rank, blocks] : engine.blocks) {
+      for (std::size_t tier = 0; tier < kNumTiers; ++tier) {
+        Metrics::Labels placed = labels;
+        placed.emplace_back("dp_rank", std::to_string(rank));
+        placed.emplace_back("tier", kTierNames[tier]);
+        metrics.add("engine_blocks", "gauge", static_cast<double>(blocks[tier]), placed);
+      }
+    }
+  }
+  for (const NamespaceStatus& space : view.namespaces) {
+    const Metrics::Labels labels = {{"model", space.model},
+                                    {"tenant", space.tenant},
+                                    {"salt", space.salt},
+                                    {"block_size", std::to_string(space.block_size)}};
+    metrics.add("index_blocks", "gauge", static_cast<double>(space.num_blocks), labels);
+    metrics.add("index_hashes", "gauge", static_cast<double>(space.num_hashes), labels);
+    const json counters = namespace_json(space)["counters"];
+    for (const auto& [name, value] : counters.items())
+      metrics.add("index_" + name + "_total", "counter", value.get<double>(), labels);
+  }
+  return metrics.text();
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,165 @@
+#include "controller/index/chunk_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry::controller {
+namespace {
+
+constexpr std::size_t kBuriedPerTail = 2;  // so that the remains shrink faster than tails come in
+
+}  // namespace
+
+ChunkTable::HolderIndex ChunkTable::begin_life(HolderIndex holder) {
+  if (holder >= held_.size()) held_.resize(holder + 1);
+  held_[holder].life = ++num_lives_;
+  return holder;
+}
+
+void ChunkTable::remove_holder(HolderIndex holder) {
+  Held& held = held_[holder];
+  if (!held.tails.empty()) remains_.push_back({holder, held.life, std::move(held.tails)});
+  held = Held{};
+  index_.remove_node(holder);
+}
+
+ChunkTable::Added ChunkTable::add(HolderIndex holder, Tier tier, std::span<const ChunkEntry> chunks, std::size_t room) {
+  Added added;
+  keys_.clear();
+  for (const ChunkEntry& chunk : chunks) keys_.push_back(chunk.key);
+  using Outcome = PlacementIndex<ChunkKey>::Outcome;
+  added.num_new = index_.add(holder, tier, keys_, room, [&](std::size_t i, Outcome outcome) {
+    if (outcome == Outcome::kNoRoom) {
+      ++added.num_dropped;
+      return;
+    }
+    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // it may have been one
+    if (chunks[i].is_tail) set_tail(holder, chunks[i]);
+  });
+  return added;
+}
+
+std::size_t ChunkTable::remove(HolderIndex holder, std::span<const ChunkKey> keys) {
+  for (const ChunkKey& key : keys) drop_tail(holder, key);
+  return index_.remove(holder, keys);
+}
+
+std::vector<ChunkTable::HolderIndex> ChunkTable::holders_of(const ChunkKey& key) const {
+  std::vector<HolderIndex> holders;
+  for (const Placement& placement : index_.holders_of(key)) {
+    const bool is_known = !holders.empty() && holders.back() == placement.node();  // in another tier
+    if (!is_known && index_.is_visible(placement.node())) holders.push_back(placement.node());
+  }
+  return holders;
+}
+
+std::optional<ChunkEntry> ChunkTable::find(HolderIndex holder, const ChunkKey& key) const {
+  const auto placements = index_.holders_of(key);
+  if (std::none_of(placements.begin(), placements.end(), [&](const Placement& p) { return p.node() == holder; }))
+    return std::nullopt;
+  const auto tail = held_[holder].tails.find(key);
+  if (tail == held_[holder].tails.end()) return ChunkEntry{.key = key, .tail_group = {}};
+  return ChunkEntry{key, tail->second.num_tokens, true, tail->second.group};
+}
+
+void ChunkTable::set_tail(HolderIndex holder, const ChunkEntry& chunk) {
+  const bool grouped = chunk.num_tokens >= kTailGroupTokens;
+  drop_tail(holder, chunk.key);  // it may lie in another tier, and counts as new
+  held_[holder].tails.emplace(
+      chunk.key, TailOf{chunk.num_tokens, grouped, grouped ? chunk.tail_group : ChunkKey{}, ++num_tails_ever_});
+  if (grouped) enter_group(holder, chunk.key, chunk.tail_group);
+  bury(kBuriedPerTail);
+}
+
+void ChunkTable::drop_tail(HolderIndex holder, const ChunkKey& key) {
+  Held& held = held_[holder];
+  const auto tail = held.tails.find(key);
+  if (tail == held.tails.end()) return;
+  leave_group(holder, held.life, key, tail->second);
+  held.tails.erase(tail);
+}
+
+void ChunkTable::enter_group(HolderIndex holder, const ChunkKey& key, const ChunkKey& group) {
+  std::vector<GroupedTail>& tails = groups_[group];
+  std::erase_if(tails, [&](const GroupedTail& tail) { return !is_alive(tail); });  // they must not push others out
+  tails.push_back({holder, held_[holder].life, key});
+  const auto mine = [&](const GroupedTail& tail) { return tail.holder == holder; };
+  if (std::count_if(tails.begin(), tails.end(), mine) > static_cast<std::ptrdiff_t>(kTailsPerHolderMax))
+    tails.erase(std::find_if(tails.begin(), tails.end(), mine));
+  if (tails.size() > tails_per_group_max_) tails.erase(tails.begin());
+}
+
+void ChunkTable::leave_group(HolderIndex holder, std::uint64_t life, const ChunkKey& key, const TailOf& tail) {
+  if (!tail.grouped) return;
+  const auto group = groups_.find(tail.group);
+  if (group == groups_.end()) return;  // pushed out by newer ones that are gone by now
+  std::erase_if(group->second, [&](const GroupedTail& other) {
+    return other.holder == holder && other.life == life && other.key == key;
+  });
+  if (group->second.empty()) groups_.erase(group);
+}
+
+bool ChunkTable::bury(std::size_t num_tails) {
+  for (; num_tails > 0 && !remains_.empty(); --num_tails) {
+    Remains& remains = remains_.back();
+    if (const auto tail = remains.tails.begin(); tail != remains.tails.end()) {
+      leave_group(remains.holder, remains.life, tail->first, tail->second);
+      remains.tails.erase(tail);
+    }
+    if (remains.tails.empty()) remains_.pop_back();
+  }
+  return !remains_.empty();
+}
+
+bool ChunkTable::tidy(std::size_t num_steps) {
+  const bool has_remains = bury(num_steps / 4);
+  return index_.tidy(num_steps) || has_remains;
+}
+
+ChunkTable::Match& ChunkTable::match_of(HolderIndex holder, std::vector<Match>& matches) {
+  Held& held = held_[holder];
+  if (held.match < 0) {
+    held.match = static_cast<std::int64_t>(matches.size());
+    matches.push_back({.holder = holder, .tails = {}});
+  }
+  return matches[static_cast<std::size_t>(held.match)];
+}
+
+void ChunkTable::add_tail(HolderIndex holder, const ChunkKey& key, std::vector<Match>& matches) {
+  const auto found = held_[holder].tails.find(key);
+  if (found == held_[holder].tails.end()) return;  // held, but as a full chunk
+  std::vector<ChunkEntry>& tails = match_of(holder, matches).tails;
+  const auto same = [&](const ChunkEntry& other) { return other.key == key; };
+  if (tails.size() == kTailsPerHolderMax || std::any_of(tails.begin(), tails.end(), same)) return;
+  tails.push_back({key, found->second.num_tokens, true, found->second.group});
+}
+
+void ChunkTable::lookup(const LookupView& query, std::optional<HolderIndex> asker, std::vector<Match>& matches) {
+  matches.clear();
+  index_.lookup(query.keys, asker, prefix_matches_);
+  for (const PrefixMatch& found : prefix_matches_) {
+    Match& match = match_of(found.node, matches);
+    match.num_full_chunks = held_[found.node].num_reached = found.num_keys;
+    match.tier = found.tier;
+  }
+  for (const ChunkKey& key : query.exact_tails) {
+    for (const Placement placement : index_.holders_of(key)) {
+      if (placement.node() != asker && index_.is_visible(placement.node())) add_tail(placement.node(), key, matches);
+    }
+  }
+  for (std::size_t i = query.tail_groups.size(); i-- > 0;) {
+    const auto group = groups_.find(query.tail_groups[i]);
+    if (group == groups_.end()) continue;
+    for (auto tail = group->second.rbegin(); tail != group->second.rend(); ++tail) {
+      if (is_alive(*tail) && index_.is_visible(tail->holder) && tail->holder != asker &&
+          i >= held_[tail->holder].num_reached)
+        add_tail(tail->holder, tail->key, matches);
+    }
+  }
+  for (const Match& match : matches) {
+    held_[match.holder].num_reached = 0;
+    held_[match.holder].match = -1;
+  }
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,112 @@
+// Sets of holders, each kept once: most chunks of a prefix lie on the same nodes, so a chunk needs but a number.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "controller/api/tier.h"
+
+namespace kvferry::controller {
+
+using NodeIndex = std::uint32_t;  // dense and reused
+
+/// One node's one tier. In order: by node, then fastest tier first.
+struct Placement {
+  std::uint32_t bits = 0;
+  Placement() = default;
+  Placement(NodeIndex node, Tier tier) : bits(node << 2 | static_cast<std::uint32_t>(tier)) {}
+  NodeIndex node() const { return bits >> 2; }
+  Tier tier() const { return static_cast<Tier>(bits & 3); }
+  auto operator<=>(const Placement&) const = default;
+};
+
+/// Sets by id, counted by reference. Equal sets share an id until `shared_max` of them are in use; from then on a set
+/// with several members belongs to one reference alone, so that random replicas can't fill memory with sets that nobody
+/// shares. Threads: one at a time. Cost: linear in the members of the set.
+class HolderSets {
+ public:
+  using Id = std::uint32_t;  // 0: the empty set
+
+  explicit HolderSets(std::size_t shared_max) : shared_max_(shared_max) {}
+
+  /// Changes the set that one reference stands for; other references to it don't see it. False: it was (not) there.
+  bool add(Id& set, Placement placement);
+  bool remove(Id& set, Placement placement);
+
+  /// One reference to the set of these, which are in order.
+  Id make(std::span<const Placement> members);
+  /// One more reference to an equal set.
+  Id make_again(Id set) {
+    Record* record = record_of(set);
+    if (record->is_shared == 0) return allocate_again(set);
+    ++record->num_references;
+    return set;
+  }
+
+  void release(Id set);
+
+  /// In order. Valid until the next change.
+  std::span<const Placement> members(Id set) const {
+    if (set == 0) return {};
+    const Record* record = record_of(set);
+    return {record->members, record->num_members};
+  }
+
+  std::size_t num_shared() const { return num_shared_; }
+  std::size_t num_single() const { return num_single_; }  // sets that belong to one reference
+
+ private:
+  static constexpr unsigned kIndexBits = 27;
+  static constexpr unsigned kNumClasses = 32;
+  static constexpr unsigned kBlockRecordsLog = 8;  // halved for each class, so that blocks have about one size
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+
+  struct Record {
+    std::uint32_t num_references;  // of a free record: the next free one of its class, or kNone
+    std::uint32_t num_members : 31;
+    std::uint32_t is_shared : 1;
+    Placement members[1];  // and further ones: as many as the class of the set allows
+  };
+  struct SizeClass {  // records with room for 2^class members
+    std::vector<std::unique_ptr<std::byte[]>> blocks;
+    std::uint32_t num_records = 0;
+    std::uint32_t first_free = kNone;
+  };
+  struct Change {
+    Id from = 0, to = 0;  // to == 0: none
+    Placement placement;
+  };
+  static unsigned block_log(unsigned size_class) {
+    return size_class < kBlockRecordsLog ? kBlockRecordsLog - size_class : 0;
+  }
+  static std::size_t record_bytes(unsigned size_class) { return 4 * (2 + (std::size_t{1} << size_class)); }
+  Record* record_of(Id set) const {
+    const unsigned size_class = set >> kIndexBits;
+    const std::uint32_t index = set & ((1U << kIndexBits) - 1);
+    const unsigned log = block_log(size_class);
+    std::byte* block = classes_[size_class].blocks[index >> log].get();
+    return reinterpret_cast<Record*>(block + (index & ((1U << log) - 1)) * record_bytes(size_class));
+  }
+
+  /// True: it was the same change as the last one, and is made.
+  bool repeats(const Change& last, Id& set, Placement placement);
+  Id allocate_again(Id set);
+  Id allocate(std::span<const Placement> members, bool is_shared);
+  std::size_t bucket_of(std::span<const Placement> members) const;
+  void enter(Id set);
+  void leave(Id set);
+
+  std::size_t shared_max_;
+  SizeClass classes_[kNumClasses];
+  std::vector<Id> shared_;  // open addressing by content, at most half full
+  std::size_t num_shared_ = 0;
+  std::size_t num_single_ = 0;
+  std::vector<Placement> scratch_;
+  Change last_add_, last_remove_;  // a batch of keys mostly makes the same change again and again
+};
+
+}  // namespace kvferry::controller

@@ -1,0 +1,138 @@
+// Keys and their 32-bit values in the order in which they came.
+//
+// Keys of one prefix come together and are asked for together. So whoever found one looks for the next right behind it,
+// in memory that the processor has fetched already, and where a run ends, a hint tells where it last went on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "controller/index/page_memory.h"
+#include "transport/base/chunk_key.h"
+
+namespace kvferry::controller {
+
+using ShortKey = std::uint64_t;  // what engines call their blocks
+
+template <class Key>
+inline bool equal_keys(const Key& a, const Key& b) {
+  std::uint64_t x[sizeof(Key) / 8], y[sizeof(Key) / 8];
+  std::memcpy(x, &a, sizeof(Key));
+  std::memcpy(y, &b, sizeof(Key));
+  if constexpr (sizeof(Key) == 16) return ((x[0] ^ y[0]) | (x[1] ^ y[1])) == 0;
+  return x[0] == y[0];
+}
+
+/// Entries have positions that never change; a value of 0 marks a free one, which is not used again before its whole
+/// segment is. Segments fill a huge page each. Threads: one at a time.
+template <class Key>
+class KeyLog {
+ public:
+  using Position = std::uint32_t;  // 0: none
+
+  /// Walks along: `key` and `value` are those of `position`, and one further there is always something to read.
+  struct Trail {
+    Position position = 0;
+    const Key* key = nullptr;
+    const std::uint32_t* value = nullptr;
+  };
+
+  Position append(const Key& key, std::uint32_t value);
+  void free(Position position);
+
+  const Key& key(Position position) const { return segment_of(position).keys[offset_of(position)]; }
+  std::uint32_t& value(Position position) { return segment_of(position).values[offset_of(position)]; }
+  std::uint32_t value(Position position) const { return segment_of(position).values[offset_of(position)]; }
+  /// False: the segment is free.
+  bool is_open(Position position) const { return segment_of(position).keys != nullptr; }
+  /// Also of positions whose segment is gone.
+  bool is_at(Position position, const Key& other) const {
+    const Segment& segment = segment_of(position);
+    return segment.keys != nullptr && equal_keys(segment.keys[offset_of(position)], other) &&
+           segment.values[offset_of(position)] != 0;
+  }
+
+  Trail trail_at(Position position) const {
+    fetch_follower(position);
+    const Segment& segment = segment_of(position);
+    return {position, segment.keys + offset_of(position), segment.values + offset_of(position)};
+  }
+  /// True: the next entry holds `other`, and the trail is there now.
+  bool step(Trail& trail, const Key& other) const {
+    if (!equal_keys(trail.key[1], other) || trail.value[1] == 0) return false;
+    ++trail.key;
+    ++trail.value;
+    if (++trail.position % kGroup == 0) fetch_follower(trail.position);
+    return true;
+  }
+  /// Where look-ups went on that came by `position` and did not find the next key behind it; one for kGroup positions.
+  Position follower(Position position) const { return segment_of(position).followers[offset_of(position) / kGroup]; }
+  void set_follower(Position position, Position follower) {
+    segment_of(position).followers[offset_of(position) / kGroup] = follower;
+  }
+
+  std::size_t num_segments() const { return segments_.size(); }
+  std::size_t num_used() const { return num_used_; }        // positions in segments that are not free
+  std::uint64_t num_closed() const { return num_closed_; }  // segments that became free
+  /// Positions [first, end) of one segment; empty: it is free.
+  Position first_position(std::size_t segment) const {
+    return static_cast<Position>(segment << kOffsetBits) + (segment == 0 ? 1 : 0);
+  }
+  Position end_position(std::size_t segment) const {
+    return static_cast<Position>(segment << kOffsetBits) + segments_[segment].num_used;
+  }
+  /// The full segment with the fewest entries, if enough of all positions are free for it to be worth moving them to
+  /// the end; num_segments(): none.
+  std::size_t sparse_segment() const;
+  /// More than three in ten positions are free; sparse_segment() may still find nothing.
+  bool is_sparse() const { return num_used_ - num_live_ > num_used_ / 10 * 3 && num_used_ > kCapacity; }
+
+ private:
+  static constexpr std::size_t kSegmentBytes = std::size_t{2} << 20;
+  static constexpr std::uint32_t kGroup = 32;
+  static constexpr std::uint32_t kCapacity =
+      static_cast<std::uint32_t>(kSegmentBytes * 8 / ((sizeof(Key) + 4) * 8 + 1)) / 1024 * 1024;
+  static constexpr unsigned kOffsetBits = sizeof(Key) == 8 ? 18 : 17;
+  static_assert(kCapacity < 1U << kOffsetBits);
+
+  struct Segment {
+    PageMemory memory;
+    Key* keys = nullptr;              // [kCapacity + 1]; the last is never used
+    std::uint32_t* values = nullptr;  // likewise
+    Position* followers = nullptr;    // [kCapacity / kGroup + 1]
+    std::uint32_t num_used = 0;
+    std::uint32_t num_live = 0;
+  };
+
+  static std::uint32_t offset_of(Position position) { return position & ((1U << kOffsetBits) - 1); }
+  const Segment& segment_of(Position position) const { return segments_[position >> kOffsetBits]; }
+  Segment& segment_of(Position position) { return segments_[position >> kOffsetBits]; }
+
+  void fetch_follower(Position position) const {
+    const Position next = follower(position);
+    if (next == 0) return;
+    const Segment& segment = segment_of(next);
+    if (segment.keys == nullptr) return;
+    const std::uint32_t offset = offset_of(next);
+    const char* keys = reinterpret_cast<const char*>(segment.keys + offset);
+    for (std::size_t line = 0; line < kGroup * sizeof(Key); line += 64) __builtin_prefetch(keys + line);
+    for (std::size_t i = 0; i < kGroup; i += 16) __builtin_prefetch(segment.values + offset + i);
+    __builtin_prefetch(segment.followers + offset / kGroup);
+  }
+  void open_segment();
+  void close_segment(Segment& segment);
+
+  std::vector<Segment> segments_;
+  std::vector<std::uint32_t> free_segments_;
+  std::size_t head_ = 0;  // where entries are appended
+  std::size_t num_used_ = 0;
+  std::uint64_t num_closed_ = 0;
+  std::size_t num_live_ = 0;
+};
+
+extern template class KeyLog<ShortKey>;
+extern template class KeyLog<ChunkKey>;
+
+}  // namespace kvferry::controller

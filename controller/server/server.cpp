@@ -1,0 +1,79 @@
+#include "controller/server/server.h"
+
+#include <sys/epoll.h>
+
+#include "controller/state/state_journal.h"
+#include "controller/server/stream_front.h"
+#include "controller/server/zmq_front.h"
+
+namespace kvferry::controller {
+namespace {
+
+constexpr int kTickMs = 100;                  // how often leases are looked at, at least
+constexpr TimeNs kExpireTime = kMillisecond;  // and at most: thousands of them take a while, and a look-up waits
+
+}  // namespace
+
+Result<std::unique_ptr<Server>> Server::bind(const ServerOptions& options, const Clock& clock) {
+  auto server = std::make_unique<Server>(options.directory, clock);
+  Result<std::unique_ptr<ZmqFront>> zmq = ZmqFront::bind(options.bind, server->sessions());
+  if (!zmq) return std::move(zmq).error();
+  server->endpoint_ = (*zmq)->endpoint();
+  if (Result<void> added = server->add_front(std::move(*zmq)); !added) return std::move(added).error();
+  if (!options.state.empty()) {
+    if (Result<void> kept = server->keep_state(options.state); !kept) return std::move(kept).error();
+  }
+  if (!options.stream.empty()) {
+    Result<std::unique_ptr<StreamFront>> stream = StreamFront::bind(options.stream, server->sessions());
+    if (!stream) return std::move(stream).error();
+    server->stream_endpoint_ = (*stream)->endpoint();
+    if (Result<void> added = server->add_front(std::move(*stream)); !added) return std::move(added).error();
+  }
+  return server;
+}
+
+Result<void> Server::keep_state(const std::string& folder) {
+  Result<std::unique_ptr<StateJournal>> journal = StateJournal::open({.folder = folder}, directory(), clock_);
+  if (!journal) return std::move(journal).error();
+  sessions_.adopt_nodes();
+  at_turn_end([kept = journal->get()](TimeNs) { kept->flush(); });
+  return add_front(std::move(*journal));
+}
+
+Result<void> Server::add_front(std::unique_ptr<Front> front) {
+  const int fd = front->fd();
+  if (!can_be_woken_ || (fd >= 0 && !watch(fd)))
+    return Error{ErrorCode::kUnavailable, "no file descriptor left for one more way in to the controller"};
+  fronts_.push_back(std::move(front));
+  return {};
+}
+
+void Server::run() {
+  bool more_waits = false;
+  TimeNs expired_at = clock_.now() - kExpireTime;
+  while (!stopping_.load(std::memory_order_acquire)) {
+    epoll_event event{};
+    ::epoll_wait(epoll_.get(), &event, 1, more_waits ? 0 : kTickMs);  // 1. sleep until a word, stop() or the next tick
+    const TimeNs now = clock_.now();
+    more_waits = false;
+    for (const std::unique_ptr<Front>& front : fronts_) more_waits |= front->take(now);  // 2. words of life are heard
+    if (now - expired_at >= kExpireTime) {
+      sessions_.expire(now);  // 3. ... before the silent are forgotten
+      expired_at = now;
+    }
+    for (const auto& then : turn_ends_) then(now);
+  }
+}
+
+void Server::stop() {
+  stopping_.store(true, std::memory_order_release);
+  wake_up_.raise();
+}
+
+bool Server::watch(int fd) const {
+  // Edge-triggered fronts are none the worse for it: take() is called in every turn, whatever is readable.
+  epoll_event event{.events = EPOLLIN, .data = {}};
+  return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,242 @@
+#include "launch/bench/controller/controller_events.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <functional>
+#include <msgpack.hpp>
+#include <string>
+#include <vector>
+
+#include "controller/engines/engine_directory.h"
+#include "launch/bench/controller/controller_load.h"
+#include "launch/bench/harness/median.h"
+#include "transport/base/clock.h"
+
+namespace kvferry::bench {
+namespace {
+
+using controller::EngineDirectory;
+
+constexpr std::uint32_t kBlockTokens = 16;
+constexpr std::uint32_t kVocabulary = 151'936;
+constexpr std::uint64_t kChurnPrefixes = 256;  // what one repetition brings and takes
+
+enum class Hashes { kIntegers, kBytes };
+
+std::uint64_t hash_of(std::uint64_t prefix, std::uint64_t position) {
+  return scramble(prefix * kPrefixKeys + position + 1);
+}
+
+/// One batch of events of one engine, byte for byte as vLLM's encoder writes it.
+class BatchWriter {
+ public:
+  explicit BatchWriter(Hashes hashes) : hashes_(hashes) {}
+
+  std::string stored(std::uint64_t prefix, std::uint64_t position) {
+    begin(1);
+    packer_.pack_map(9);
+    text("type", "BlockStored");
+    packer_.pack("block_hashes");
+    packer_.pack_array(kBatchKeys);
+    for (std::uint64_t i = 0; i < kBatchKeys; ++i) hash(prefix, position + i);
+    packer_.pack("parent_block_hash");
+    position == 0 ? nil() : hash(prefix, position - 1);
+    packer_.pack("token_ids");
+    packer_.pack_array(kBatchKeys * kBlockTokens);
+    for (std::uint64_t i = 0; i < kBatchKeys * kBlockTokens; ++i)
+      packer_.pack(token(prefix, position * kBlockTokens + i));
+    packer_.pack("block_size");
+    packer_.pack(kBlockTokens);
+    packer_.pack("lora_id");
+    nil();
+    text("medium", "GPU");
+    packer_.pack("lora_name");
+    nil();
+    packer_.pack("group_idx");
+    packer_.pack(0);
+    return end();
+  }
+  std::string removed(std::uint64_t prefix, std::uint64_t position) {
+    begin(kBatchKeys);
+    for (std::uint64_t i = 0; i < kBatchKeys; ++i) {
+      packer_.pack_map(4);
+      text("type", "BlockRemoved");
+      packer_.pack("block_hashes");
+      packer_.pack_array(1);
+      hash(prefix, position + i);
+      text("medium", "GPU");
+      packer_.pack("group_idx");
+      packer_.pack(0);
+    }
+    return end();
+  }
+  static std::uint32_t token(std::uint64_t prefix, std::uint64_t position) {
+    return static_cast<std::uint32_t>(scramble(prefix << 32 | position) % kVocabulary);
+  }
+
+ private:
+  void begin(std::uint32_t num_events) {
+    buffer_.clear();
+    packer_.pack_array(3);
+    packer_.pack(1'700'000'000.5);
+    packer_.pack_array(num_events);
+  }
+  std::string end() {
+    packer_.pack(0);
+    return {buffer_.data(), buffer_.size()};
+  }
+  void nil() { packer_.pack_nil(); }
+  void text(const char* name, const char* value) {
+    packer_.pack(name);
+    packer_.pack(value);
+  }
+  void hash(std::uint64_t prefix, std::uint64_t position) {
+    const std::uint64_t hash = hash_of(prefix, position);
+    if (hashes_ == Hashes::kIntegers) {
+      packer_.pack(hash);
+      return;
+    }
+    char bytes[32] = {};
+    for (unsigned i = 0; i < 8; ++i) bytes[24 + i] = static_cast<char>(hash >> (56 - 8 * i));
+    packer_.pack_bin(sizeof bytes);
+    packer_.pack_bin_body(bytes, sizeof bytes);
+  }
+
+  Hashes hashes_;
+  msgpack::sbuffer buffer_;
+  msgpack::packer<msgpack::sbuffer> packer_{buffer_};
+};
+
+struct Batch {
+  std::uint32_t worker;
+  std::string payload;
+};
+
+class Nobody final : public controller::EngineEventSink {
+ public:
+  void stored(const controller::BlocksStored& blocks) override {
+    num_hashes += blocks.hashes.size() + (blocks.tokens.empty() ? 0 : blocks.tokens.back() & 0);
+  }
+  void removed(const controller::BlocksRemoved& blocks) override { num_hashes += blocks.hashes.size(); }
+  void all_cleared() override {}
+  std::uint64_t num_hashes = 0;
+};
+
+double resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  std::uint64_t size = 0, resident = 0;
+  statm >> size >> resident;
+  return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+}
+
+class EventsBench {
+ public:
+  explicit EventsBench(std::uint64_t num_hashes)
+      : num_prefixes_(num_hashes / kPrefixKeys),
+        directory_({.stream = {.has_replay = false},
+                    .index = {.blocks_per_holder_max = num_hashes,
+                              .blocks_max = 4 * num_hashes + (1 << 22),
+                              .index = {.seed = 1}}}),
+        next_(kNumWorkers) {
+    for (std::uint32_t i = 0; i < kNumWorkers; ++i) {
+      controller::EngineInfo info;
+      info.instance_id = std::to_string(i);
+      info.model = "m";
+      info.endpoint = "tcp://engine:1";
+      info.block_size = kBlockTokens;
+      info.dp_rank = 0;
+      engines_.push_back(directory_.add(info, 0)->id);
+    }
+  }
+
+  double fill() {
+    const double before = resident_bytes();
+    BatchWriter writer(Hashes::kIntegers);
+    for_each_batch(0, num_prefixes_, [&](std::uint32_t worker, std::uint64_t prefix, std::uint64_t position) {
+      take({worker, writer.stored(prefix, position)});
+    });
+    while (directory_.tidy(1024)) {
+    }
+    return (resident_bytes() - before) / static_cast<double>(num_prefixes_ * kPrefixKeys);
+  }
+  std::vector<Batch> batches(bool is_store, Hashes hashes) const {
+    std::vector<Batch> all;
+    BatchWriter writer(hashes);
+    for_each_batch(
+        num_prefixes_, num_prefixes_ + kChurnPrefixes,
+        [&](std::uint32_t worker, std::uint64_t prefix, std::uint64_t position) {
+          all.push_back({worker, is_store ? writer.stored(prefix, position) : writer.removed(prefix, position)});
+        });
+    return all;
+  }
+  void take(const Batch& batch) {
+    directory_.stream(engines_[batch.worker])->heard(next_[batch.worker]++, batch.payload, 0);
+  }
+  /// Hashes a second.
+  template <class Take>
+  double time(const std::vector<Batch>& all, const Take& take_one) {
+    const TimeNs begun = clock_.now();
+    for (const Batch& batch : all) take_one(batch);
+    const double seconds = static_cast<double>(clock_.now() - begun) * 1e-9;
+    return static_cast<double>(all.size() * kBatchKeys) / seconds;
+  }
+  bool holds_all(bool with_churn) {
+    for (const std::uint64_t prefix : {std::uint64_t{0}, num_prefixes_ - 1, num_prefixes_, num_prefixes_ + 1}) {
+      controller::PromptQuery query;
+      query.model = "m";
+      for (std::uint64_t i = 0; i < kPrefixKeys * kBlockTokens; ++i)
+        query.tokens.push_back(BatchWriter::token(prefix, i));
+      const auto found = directory_.match(query);
+      std::size_t num_whole = 0;
+      for (const controller::RankMatch& match : *found) num_whole += match.in_tier[0] == query.tokens.size() ? 1 : 0;
+      const bool is_there = prefix < num_prefixes_ || with_churn;
+      if (num_whole != (!is_there ? 0U : has_second_worker(prefix) ? 2U : 1U)) return false;
+    }
+    return true;
+  }
+
+ private:
+  std::uint64_t num_prefixes_;
+  SteadyClock clock_;
+  EngineDirectory directory_;
+  std::vector<controller::EngineNumber> engines_;
+  std::vector<std::uint64_t> next_;
+};
+
+}  // namespace
+
+Result<EngineEventRates> measure_engine_events(std::uint64_t num_hashes, std::uint64_t repeat) {
+  EventsBench bench(num_hashes);
+  EngineEventRates rates;
+  rates.bytes_per_hash = bench.fill();
+  std::vector<double> stored, stored_bytes, removed, decoded;
+  for (const Hashes hashes : {Hashes::kIntegers, Hashes::kBytes}) {
+    const std::vector<Batch> stores = bench.batches(true, hashes);
+    const std::vector<Batch> removals = bench.batches(false, hashes);
+    for (std::uint64_t i = 0; i < repeat; ++i) {
+      const auto take = [&](const Batch& batch) { bench.take(batch); };
+      (hashes == Hashes::kIntegers ? stored : stored_bytes).push_back(bench.time(stores, take));
+      if (!bench.holds_all(true)) return Error{ErrorCode::kCorrupt, "the index lost what it was told of"};
+      const double per_s = bench.time(removals, take);
+      if (!bench.holds_all(false)) return Error{ErrorCode::kCorrupt, "the index kept what it was told to be gone"};
+      if (hashes == Hashes::kBytes) continue;
+      removed.push_back(per_s);
+      controller::EngineEventDecoder decoder;
+      Nobody nobody;
+      bool is_right = true;
+      decoded.push_back(bench.time(stores, [&](const Batch& batch) {
+        is_right = is_right && static_cast<bool>(decoder.decode(batch.payload, nobody));
+      }));
+      if (!is_right || nobody.num_hashes != stores.size() * kBatchKeys)
+        return Error{ErrorCode::kCorrupt, "a batch was not decoded as it was encoded"};
+    }
+  }
+  rates.stored = median(stored);
+  rates.stored_bytes = median(stored_bytes);
+  rates.removed = median(removed);
+  rates.decoded = median(decoded);
+  return rates;
+}
+
+}  // namespace kvferry::bench

@@ -1,0 +1,317 @@
+#include "launch/bench/controller/controller_local.h"
+
+#include <malloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <random>
+
+#include "controller/directory/directory.h"
+#include "launch/bench/controller/controller_load.h"
+#include "launch/bench/harness/median.h"
+
+namespace kvferry::bench {
+namespace {
+
+using controller::NodeIndex;
+using controller::PlacementIndex;
+using controller::PrefixMatch;
+using controller::ShortKey;
+using controller::Tier;
+
+constexpr TimeNs kRunTime = kSecond / 2;              // of each repetition of a look-up
+constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // of the node that dies
+constexpr std::size_t kTidyBucketsPerTurn = 1024;     // as the directory does in each turn of the server's loop
+constexpr std::uint64_t kChurnPrefixesMax = 1024;     // what one repetition of the events brings and takes
+
+double resident_bytes() {
+  ::malloc_trim(0);  // what was freed shall not be counted as still there, nor as there already
+  std::ifstream statm("/proc/self/statm");
+  std::uint64_t size = 0, resident = 0;
+  statm >> size >> resident;
+  return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+}
+
+class LocalBench {
+ public:
+  LocalBench(const ControllerLoad& load, ControllerReport& report)
+      : num_prefixes_(load.num_prefixes()), repeat_(load.repeat), report_(report) {}
+
+  Result<void> run() {
+    report_.group("64-bit keys");
+    if (Result<void> ok = measure_index<ShortKey>("64"); !ok) return ok;
+    measure_random_replicas();
+    report_.group("128-bit keys");
+    if (Result<void> ok = measure_index<ChunkKey>("128"); !ok) return ok;
+    report_.group("directory");
+    return measure_directory();
+  }
+
+ private:
+  /// `ask(prefix, position)` prepares, `answer()` is timed and says whether it was right.
+  template <class Ask, class Answer>
+  Result<Speed> time(std::uint64_t num_keys, const Ask& ask, const Answer& answer) {
+    std::vector<Speed> speeds;
+    for (std::uint64_t i = 0; i < repeat_; ++i) {
+      std::vector<double> times_us;
+      TimeNs total = 0;
+      while (total < kRunTime) {
+        ask(random_() % num_prefixes_, random_() % (kPrefixKeys / num_keys) * num_keys);
+        const TimeNs begun = clock_.now();
+        const bool is_right = answer();
+        const TimeNs took = clock_.now() - begun;
+        if (!is_right) return Error{ErrorCode::kCorrupt, "a look-up answered wrongly; no figure is worth anything"};
+        times_us.push_back(static_cast<double>(took) * 1e-3);
+        total += took;
+      }
+      speeds.push_back(speed_of(times_us));
+    }
+    return median_speed(speeds);
+  }
+
+  /// The floor of any table where each key lies in a place of its own: as many random lines of a bare array that holds
+  /// the keys and 32 bits each, fetched ahead.
+  Result<Speed> random_lines(std::uint64_t num_keys, std::size_t key_bytes) {
+    const std::uint64_t num_lines = num_prefixes_ * kPrefixKeys * (key_bytes + 4) / 64;
+    controller::PageMemory memory(num_lines * 64);
+    auto* lines = static_cast<std::uint64_t*>(memory.data());
+    for (std::uint64_t i = 0; i < num_lines; ++i) lines[i * 8] = i + 1;
+    std::vector<ShortKey> keys(num_keys);
+    const auto line_of = [&](ShortKey key) { return lines + (key >> 32) * num_lines / (std::uint64_t{1} << 32) * 8; };
+    constexpr std::size_t kAhead = 32;
+    return time(
+        num_keys, [&](std::uint64_t prefix, std::uint64_t position) { fill_keys<ShortKey>(prefix, position, keys); },
+        [&] {
+          std::uint64_t is_right = 1;
+          for (std::size_t i = 0; i < kAhead; ++i) __builtin_prefetch(line_of(keys[i]));
+          for (std::size_t i = 0; i < num_keys; ++i) {
+            if (i + kAhead < num_keys) __builtin_prefetch(line_of(keys[i + kAhead]));
+            is_right &= static_cast<std::uint64_t>(*line_of(keys[i]) != 0);
+          }
+          return is_right == 1;
+        });
+  }
+
+  template <class Key>
+  Result<Speed> lookups(PlacementIndex<Key>& index, std::uint64_t num_keys) {
+    std::vector<Key> keys(num_keys);
+    std::vector<PrefixMatch> matches;
+    std::size_t num_holders = 0;
+    return time(
+        num_keys,
+        [&](std::uint64_t prefix, std::uint64_t position) {
+          fill_keys<Key>(prefix, position, keys);
+          num_holders = has_second_worker(prefix) ? 2 : 1;
+        },
+        [&] {
+          index.lookup(keys, std::nullopt, matches);
+          bool is_right = matches.size() == num_holders;
+          for (const PrefixMatch& match : matches) is_right = is_right && match.num_keys == num_keys;
+          return is_right;
+        });
+  }
+
+  template <class Key>
+  Result<void> measure_index(const std::string& bits) {
+    constexpr bool is_short = sizeof(Key) == sizeof(ShortKey);
+    const std::string suffix = is_short ? "" : "_" + bits + "bit";
+    report_.begin("memory");
+    const double before_bytes = resident_bytes();
+    PlacementIndex<Key> index({.seed = 1});
+    for (std::uint32_t i = 0; i < kNumWorkers; ++i) index.add_node();
+    load(index, 0, num_prefixes_);
+    const double bytes_per_hash = (resident_bytes() - before_bytes) / static_cast<double>(index.num_keys());
+    report_.row("memory", fmt::format("{:>9.1f} bytes a hash", bytes_per_hash));
+    report_.figures()["bytes_per_hash_" + bits] = bytes_per_hash;
+
+    for (const std::uint64_t num_keys : {std::uint64_t{128}, kPrefixKeys}) {
+      report_.begin(fmt::format("look-up of {} keys", num_keys));
+      const Result<Speed> speed = lookups(index, num_keys);
+      if (!speed) return speed.error();
+      report_.speed_row(fmt::format("look-up of {} keys", num_keys), *speed,
+                        fmt::format("lookup_{}{}", num_keys, suffix));
+      if (num_keys != 128) continue;
+      report_.begin("128 random lines of a bare array");
+      const Result<Speed> bare = random_lines(num_keys, sizeof(Key));
+      if (!bare) return bare.error();
+      report_.speed_row("128 random lines of a bare array", *bare, "random_lines_128" + suffix);
+    }
+    report_.begin("events");
+    const double hashes_per_s = events(index);
+    report_.row("events", fmt::format("{:>9.1f} M hashes/s", hashes_per_s * 1e-6));
+    report_.figures()["packed_event_hashes_per_s" + suffix] = hashes_per_s;
+    if constexpr (is_short) measure_death(index);
+    return {};
+  }
+
+  /// The worst load for sets that are kept once: 1024 nodes of four tiers, and each hash anywhere.
+  void measure_random_replicas() {
+    report_.begin("memory, random replicas");
+    const double before_bytes = resident_bytes();
+    PlacementIndex<ShortKey> index({.seed = 1});
+    for (std::uint32_t i = 0; i < 1024; ++i) index.add_node();
+    std::vector<ShortKey> keys(kPrefixKeys);
+    for (std::uint64_t prefix = 0; prefix < num_prefixes_; ++prefix) {
+      fill_keys<ShortKey>(prefix, 0, keys);
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        for (std::size_t copies = 1 + i % 2; copies > 0; --copies)
+          index.add(random_() % 1024, static_cast<Tier>(random_() % 4), std::span(keys).subspan(i, 1));
+      }
+    }
+    const double bytes_per_hash = (resident_bytes() - before_bytes) / static_cast<double>(index.num_keys());
+    report_.row("memory, random replicas on 1024 nodes x 4 tiers",
+                fmt::format("{:>9.1f} bytes a hash", bytes_per_hash));
+    report_.figures()["bytes_per_hash_64_random_replicas"] = bytes_per_hash;
+  }
+
+  template <class Key>
+  void load(PlacementIndex<Key>& index, std::uint64_t begin, std::uint64_t end) {
+    std::vector<Key> keys(kBatchKeys);
+    for_each_batch(begin, end, [&](NodeIndex worker, std::uint64_t prefix, std::uint64_t position) {
+      fill_keys<Key>(prefix, position, keys);
+      index.add(worker, Tier::kHost, std::span<const Key>(keys));
+    });
+    while (index.tidy(kTidyBucketsPerTurn)) {
+    }
+  }
+
+  /// New prefixes come and as many others go, batch by batch, so that the index keeps its size.
+  template <class Key>
+  double events(PlacementIndex<Key>& index) {
+    const std::uint64_t num_churned = std::min(kChurnPrefixesMax, num_prefixes_ / 2);
+    std::vector<double> rates;
+    std::vector<Key> keys;
+    for (std::uint64_t i = 0; i < repeat_; ++i) {
+      // The same new ones come and go again in turns, so that the look-ups' prefixes stay.
+      TimeNs took = 0;
+      std::uint64_t num_handled = 0;
+      for (const bool is_store : {true, false}) {
+        struct Batch {
+          NodeIndex worker;
+          std::uint64_t first;
+        };
+        std::vector<Batch> batches;
+        keys.clear();
+        for_each_batch(num_prefixes_, num_prefixes_ + num_churned,
+                       [&](NodeIndex worker, std::uint64_t prefix, std::uint64_t position) {
+                         batches.push_back({worker, keys.size()});
+                         keys.resize(keys.size() + kBatchKeys);
+                         fill_keys<Key>(prefix, position, std::span(keys).last(kBatchKeys));
+                       });
+        const TimeNs begun = clock_.now();
+        for (const Batch& batch : batches) {
+          const auto some = std::span<const Key>(keys).subspan(batch.first, kBatchKeys);
+          num_handled +=
+              is_store ? index.add(batch.worker, Tier::kHost, some) : index.remove(batch.worker, Tier::kHost, some);
+        }
+        took += clock_.now() - begun;
+      }
+      rates.push_back(static_cast<double>(num_handled) * 1e9 / static_cast<double>(took));
+    }
+    return median(rates);
+  }
+
+  /// A node dies again and again; between two look-ups the index tidies as in the server's loop, and the look-up waits.
+  void measure_death(PlacementIndex<ShortKey>& index) {
+    const std::uint64_t num_held = std::min(kDyingHashesMax / kPrefixKeys, num_prefixes_);
+    report_.begin(fmt::format("a node of {} hashes dies", num_held * kPrefixKeys));
+    std::vector<ShortKey> keys(128);
+    std::vector<PrefixMatch> matches;
+    std::vector<double> worst_us, usual_us;
+    for (std::uint64_t i = 0; i < repeat_; ++i) {
+      const NodeIndex node = index.add_node();
+      std::vector<ShortKey> held(kPrefixKeys);
+      for (std::uint64_t prefix = 0; prefix < num_held; ++prefix) {
+        fill_keys<ShortKey>(prefix, 0, held);
+        index.add(node, Tier::kHost, std::span<const ShortKey>(held));
+      }
+      while (index.tidy(kTidyBucketsPerTurn)) {
+      }
+      const auto ask = [&](TimeNs& slowest, const auto& before) {
+        fill_keys<ShortKey>(random_() % num_prefixes_, 0, keys);
+        const TimeNs asked = clock_.now();
+        const bool goes_on = before();
+        index.lookup(keys, std::nullopt, matches);
+        slowest = std::max(slowest, clock_.now() - asked);
+        return goes_on;
+      };
+      TimeNs worst = 0, usual = 0;
+      const TimeNs begun = clock_.now();
+      ask(worst, [&] { return index.remove_node(node), true; });
+      while (ask(worst, [&] { return index.tidy(kTidyBucketsPerTurn); })) {
+      }
+      const TimeNs ended = clock_.now();  // as long again without a death: what the machine itself does
+      while (ask(usual, [&] { return clock_.now() < 2 * ended - begun; })) {
+      }
+      worst_us.push_back(static_cast<double>(worst) * 1e-3);
+      usual_us.push_back(static_cast<double>(usual) * 1e-3);
+    }
+    report_.row("worst look-up while a node dies",
+                fmt::format("{:>9.1f} us   ({:.1f} us while none does)", median(worst_us), median(usual_us)));
+    report_.figures()["worst_lookup_us_node_dies"] = median(worst_us);
+    report_.figures()["worst_lookup_us_at_rest"] = median(usual_us);
+  }
+
+  /// What an embedded controller's caller gets: nodes by name, best first, and chunks as nodes publish them.
+  Result<void> measure_directory() {
+    report_.begin("publishing");
+    controller::Directory directory(
+        {.chunks_per_node_max = kControllerHashesMax, .chunks_max = 2 * kControllerHashesMax, .index = {.seed = 1}});
+    const auto join = [&](const std::string& name) {
+      const controller::NodeInfo info{EngineId{name}, Incarnation{1}, "kv_both", "tcp://10.0.0.1:1", "", "model"};
+      const controller::NodeId node = directory.join(info, 0, 0).value().id;
+      directory.publish(node, 0, controller::SnapshotMark::kReplaces, {}, 0);
+      return node;
+    };
+    std::vector<controller::NodeId> nodes;
+    for (std::uint32_t i = 0; i < kNumWorkers; ++i) nodes.push_back(join(fmt::format("worker{}", i)));
+    const controller::NodeId asker = join("asker");
+    std::vector<ChunkKey> keys(kBatchKeys);
+    std::vector<controller::ChunkEntry> chunks(kBatchKeys);
+    TimeNs took = 0;
+    for_each_batch(0, num_prefixes_, [&](NodeIndex worker, std::uint64_t prefix, std::uint64_t position) {
+      fill_keys<ChunkKey>(prefix, position, keys);
+      for (std::size_t i = 0; i < kBatchKeys; ++i) chunks[i].key = keys[i];
+      const controller::NodeId node = nodes[worker];
+      const TimeNs begun = clock_.now();
+      directory.publish(node, directory.repair(node).resend_from, controller::SnapshotMark::kNone, chunks, 0);
+      took += clock_.now() - begun;
+    });
+    const double chunks_per_s = static_cast<double>(directory.num_chunks()) * 1e9 / static_cast<double>(took);
+    report_.row("publishing into an empty one, growth included",
+                fmt::format("{:>9.1f} M chunks/s", chunks_per_s * 1e-6));
+    report_.figures()["directory_publish_chunks_per_s"] = chunks_per_s;
+
+    report_.begin("look-up of 128 chunks");
+    controller::LookupQuery query{.keys = std::vector<ChunkKey>(128), .tail_groups = {}, .exact_tails = {}};
+    std::size_t num_holders = 0;
+    const Result<Speed> speed = time(
+        128,
+        [&](std::uint64_t prefix, std::uint64_t position) {
+          fill_keys<ChunkKey>(prefix, position, query.keys);
+          num_holders = has_second_worker(prefix) ? 2 : 1;
+        },
+        [&] {
+          const auto holders = directory.lookup(asker, query, 0);
+          return holders && holders->size() == num_holders && holders->back().num_full_chunks == 128;
+        });
+    if (!speed) return speed.error();
+    report_.speed_row("look-up of 128 chunks", *speed, "directory_lookup_128");
+    return {};
+  }
+
+  std::uint64_t num_prefixes_;
+  std::uint64_t repeat_;
+  ControllerReport& report_;
+  SteadyClock clock_;
+  std::mt19937_64 random_{1};
+};
+
+}  // namespace
+
+Result<void> measure_local(const ControllerLoad& load, ControllerReport& report) {
+  return LocalBench(load, report).run();
+}
+
+}  // namespace kvferry::bench

@@ -1,0 +1,230 @@
+#include "launch/bench/controller/controller_remote.h"
+
+#include <poll.h>
+
+#include <random>
+
+#include "controller/api/client.h"
+#include "controller/client/client_link.h"
+#include "controller/protocol/wire.h"
+#include "launch/bench/controller/controller_far_side.h"
+#include "launch/bench/controller/controller_visible.h"
+#include "launch/bench/harness/pinned.h"
+
+namespace kvferry::bench {
+namespace {
+
+using controller::ClientLink;
+namespace wire = controller::wire;
+
+constexpr std::uint64_t kKeys = 128;
+constexpr int kRoundTrips = 3000;  // of each repetition
+constexpr int kWarmUps = 200;
+constexpr std::size_t kInFlight = 16;
+constexpr TimeNs kRateTime = kSecond;
+constexpr int kPatienceMs = 10'000;
+constexpr std::size_t kQuestions = 4096;  // so many different look-ups, over and over
+
+Error wrong_answer() { return {ErrorCode::kCorrupt, "a look-up answered wrongly; no figure is worth anything"}; }
+Error no_answer() { return {ErrorCode::kUnavailable, "the benchmark's controller does not answer"}; }
+
+void wait(int fd) {
+  pollfd item{fd, POLLIN, 0};
+  ::poll(&item, 1, kPatienceMs);
+}
+
+controller::NodeInfo asker(const std::string& name) {
+  return {EngineId{name}, Incarnation{1}, "kv_both", "tcp://10.0.0.2:1", "", "model"};
+}
+
+class RemoteBench {
+ public:
+  RemoteBench(const ControllerLoad& load, ControllerReport& report, const ControllerFarSide& far)
+      : load_(load), report_(report), far_(far) {}
+
+  Result<void> run() {
+    if (Result<void> ok = measure_latency("ZeroMQ", "zmq", far_.zmq, far_.zmq_echo); !ok) return ok;
+    if (Result<void> ok = measure_latency("a Unix socket", "stream", far_.stream, far_.stream_echo); !ok) return ok;
+    if (Result<void> ok = measure_rate("ZeroMQ", "remote_zmq", far_.zmq); !ok) return ok;
+    return measure_rate("a Unix socket", "remote", far_.stream);
+  }
+
+ private:
+  /// Look-ups and empty messages in turns, so that both see the same machine.
+  Result<void> measure_latency(const std::string& over, const std::string& name, const std::string& endpoint,
+                               const std::string& echo) {
+    Result<std::unique_ptr<controller::Client>> client =
+        controller::make_client({.controller = endpoint, .node = asker("asker_" + name)});
+    if (!client) return std::move(client).error();
+    if (Result<void> up = controller::wait_registered(**client, clock_, kPatienceMs); !up) return up;
+    Result<std::unique_ptr<ClientLink>> link = controller::make_link(echo);
+    if (!link) return std::move(link).error();
+    report_.begin("look-ups over " + over);
+    std::vector<Speed> remote, empty;
+    for (std::uint64_t i = 0; i < load_.repeat; ++i) {
+      Result<Speed> speed = time_round_trips([&]() -> Result<TimeNs> { return echo_once(**link); });
+      if (!speed) return std::move(speed).error();
+      empty.push_back(*speed);
+      speed = time_round_trips([&]() -> Result<TimeNs> { return look_up_once(**client); });
+      if (!speed) return std::move(speed).error();
+      remote.push_back(*speed);
+    }
+    (*client)->leave();
+    report_.speed_row(fmt::format("look-up of {} keys over {}, one at a time", kKeys, over), median_speed(remote),
+                      "remote_" + name);
+    report_.begin("empty messages over " + over);
+    report_.speed_row("empty round trip over " + over, median_speed(empty), "empty_" + name);
+    return {};
+  }
+
+  template <class RoundTrip>
+  Result<Speed> time_round_trips(const RoundTrip& round_trip) {
+    std::vector<double> times_us;
+    for (int i = -kWarmUps; i < kRoundTrips; ++i) {
+      const Result<TimeNs> took = round_trip();
+      if (!took) return took.error();
+      if (i >= 0) times_us.push_back(static_cast<double>(*took) * 1e-3);
+    }
+    return speed_of(times_us);
+  }
+
+  Result<TimeNs> look_up_once(controller::Client& client) {
+    const std::uint64_t prefix = random_() % load_.num_prefixes();
+    fill_keys<ChunkKey>(prefix, random_() % (kPrefixKeys / kKeys) * kKeys, query_.keys);
+    const TimeNs begun = clock_.now();
+    const Result<std::uint64_t> token = client.lookup(query_);
+    if (!token) return token.error();
+    for (;;) {
+      wait(client.fd());
+      const TimeNs now = clock_.now();
+      for (const controller::ClientEvent& event : client.process(now)) {
+        const auto* reply = std::get_if<controller::LookupReply>(&event);
+        if (reply == nullptr || reply->token != *token) continue;
+        const TimeNs took = clock_.now() - begun;
+        if (reply->holders.size() != (has_second_worker(prefix) ? 2U : 1U)) return wrong_answer();
+        for (const controller::Holder& holder : reply->holders) {
+          if (holder.num_full_chunks != kKeys) return wrong_answer();
+        }
+        return took;
+      }
+      if (now - begun > kPatienceMs * kMillisecond) return no_answer();
+    }
+  }
+
+  Result<TimeNs> echo_once(ClientLink& link) {
+    const TimeNs begun = clock_.now();
+    bool is_sent = link.send("an empty message");
+    for (;;) {
+      if (is_sent) wait(link.fd());
+      const TimeNs now = clock_.now();
+      link.process(now);
+      if (link.receive()) return clock_.now() - begun;
+      if (!is_sent) is_sent = link.send("an empty message");  // it was not connected yet
+      if (now - begun > kPatienceMs * kMillisecond) return no_answer();
+    }
+  }
+
+  /// Of the server's processor time alone, all its threads: the time to wait for the client costs nobody anything.
+  Result<void> measure_rate(const std::string& over, const std::string& name, const std::string& endpoint) {
+    Result<std::unique_ptr<ClientLink>> link = controller::make_link(endpoint);
+    if (!link) return std::move(link).error();
+    report_.begin(fmt::format("{} look-ups in flight over {}", kInFlight, over));
+    if (Result<void> up = say_hello(**link, name); !up) return up;
+    std::vector<std::string> questions(kQuestions);
+    for (std::size_t i = 0; i < kQuestions; ++i) {
+      wire::Lookup lookup{.incarnation = 1, .token = i, .keys = {std::vector<ChunkKey>(kKeys)}};
+      fill_keys<ChunkKey>(prefix_of(i), i % (kPrefixKeys / kKeys) * kKeys, lookup.keys.keys);
+      questions[i] = encode(lookup);
+    }
+    std::vector<double> per_core, per_s;
+    for (std::uint64_t i = 0; i < load_.repeat; ++i) {
+      const double cpu_s = far_.cpu_s();
+      const TimeNs begun = clock_.now();
+      const Result<std::uint64_t> num_answers = ask_for(kRateTime, **link, questions);
+      if (!num_answers) return num_answers.error();
+      per_core.push_back(static_cast<double>(*num_answers) / (far_.cpu_s() - cpu_s));
+      per_s.push_back(static_cast<double>(*num_answers) * 1e9 / static_cast<double>(clock_.now() - begun));
+    }
+    report_.row(fmt::format("{} look-ups of {} keys in flight over {}", kInFlight, kKeys, over),
+                fmt::format("{:>9.0f} /s and server core   {:>9.0f} /s", median(per_core), median(per_s)));
+    report_.figures()[name + "_per_s_per_core"] = median(per_core);
+    report_.figures()[name + "_per_s"] = median(per_s);
+    return {};
+  }
+
+  std::uint64_t prefix_of(std::uint64_t question) const { return scramble(question) % load_.num_prefixes(); }
+
+  Result<void> say_hello(ClientLink& link, const std::string& name) {
+    const controller::NodeInfo info = asker(name);
+    const std::string hello = encode(wire::Hello{.engine_id = info.engine_id.value,
+                                                 .incarnation = 1,
+                                                 .role = info.role,
+                                                 .endpoint = info.endpoint,
+                                                 .fingerprint = info.fingerprint});
+    const TimeNs deadline = clock_.now() + kPatienceMs * kMillisecond;
+    for (bool is_sent = false; clock_.now() < deadline;) {
+      link.process(clock_.now());
+      if (!is_sent) is_sent = link.send(hello);
+      if (const auto bytes = link.receive()) {
+        const Result<wire::Message> message = wire::parse(*bytes);
+        if (message && std::holds_alternative<wire::Registered>(*message)) return {};
+      }
+      pollfd item{link.fd(), POLLIN, 0};
+      ::poll(&item, 1, 10);
+    }
+    return no_answer();
+  }
+
+  Result<std::uint64_t> ask_for(TimeNs duration, ClientLink& link, const std::vector<std::string>& questions) {
+    std::uint64_t num_asked = 0, num_answered = 0;
+    const TimeNs begun = clock_.now();
+    TimeNs now = begun;
+    const auto ask = [&] { return link.send(questions[num_asked++ % questions.size()]); };
+    link.hold(true);
+    for (std::size_t i = 0; i < kInFlight; ++i) {
+      if (!ask()) return no_answer();
+    }
+    link.hold(false);
+    while (num_answered < num_asked) {
+      wait(link.fd());
+      now = clock_.now();
+      link.process(now);
+      link.hold(true);  // who got some answers asks as many questions anew
+      while (const auto bytes = link.receive()) {
+        if (num_answered++ % 64 == 0 && !is_right(*bytes)) return wrong_answer();
+        if (now - begun < duration && !ask()) return no_answer();
+      }
+      link.hold(false);
+      if (now - begun > duration + kPatienceMs * kMillisecond) return no_answer();
+    }
+    return num_answered;
+  }
+  bool is_right(std::string_view bytes) const {
+    const Result<wire::Message> message = wire::parse(bytes);
+    const auto* reply = message ? std::get_if<wire::LookupReply>(&*message) : nullptr;
+    return reply != nullptr && reply->holders.size() == (has_second_worker(prefix_of(reply->token)) ? 2U : 1U) &&
+           reply->holders.back().num_full_chunks == kKeys;
+  }
+
+  const ControllerLoad& load_;
+  ControllerReport& report_;
+  const ControllerFarSide& far_;
+  SteadyClock clock_;
+  std::mt19937_64 random_{1};
+  controller::LookupQuery query_{.keys = std::vector<ChunkKey>(kKeys), .tail_groups = {}, .exact_tails = {}};
+};
+
+}  // namespace
+
+Result<void> measure_remote(const ControllerLoad& load, ControllerReport& report) {
+  report.group("remote");
+  report.begin("a controller is filled");
+  const Result<std::unique_ptr<ControllerFarSide>> far = ControllerFarSide::start(load);
+  if (!far) return far.error();
+  report.row("a controller of its own process, filled", "");
+  const PinnedHere pinned(0);
+  if (Result<void> ok = RemoteBench(load, report, **far).run(); !ok) return ok;
+  return measure_visible(**far, report);
+}
+
+}  // namespace kvferry::bench

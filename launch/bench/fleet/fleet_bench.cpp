@@ -1,0 +1,146 @@
+#include "launch/bench/fleet/fleet_bench.h"
+
+#include <sys/resource.h>
+
+#include <cstdio>
+
+#include "launch/bench/harness/byte_size.h"
+#include "launch/bench/harness/figures_file.h"
+#include "launch/bench/fleet/fleet_phases.h"
+#include "launch/bench/harness/host_facts.h"
+#include "launch/bench/harness/interrupt.h"
+#include "launch/bench/transfer/options.h"
+#include "launch/bench/harness/progress.h"
+
+namespace kvferry::bench {
+namespace {
+
+constexpr std::uint64_t kNodesMin = 4;
+constexpr std::uint64_t kNodesMax = 100'000;
+constexpr std::uint64_t kSecondsMax = 600;
+constexpr std::uint64_t kRateMax = 10'000;
+constexpr std::uint64_t kStepsOfOneSize = 6;
+constexpr rlim_t kFilesMax = 200'000;
+constexpr std::uint64_t kFilesOfLink = 4;  // socket, ZeroMQ's mailbox, a wake-up, and what waits for them
+constexpr std::uint64_t kFilesBeside = 200;
+
+Result<std::vector<std::uint64_t>> parse_numbers(const char* flag, const std::string& value, std::uint64_t least,
+                                                 std::uint64_t most) {
+  std::vector<std::uint64_t> numbers;
+  for (const std::string& word : split_list(value)) {
+    const Result<std::uint64_t> number = parse_number(flag, word, least, most);
+    if (!number) return number.error();
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+/// One for each size and rate of look-ups.
+Result<std::vector<FleetStep>> parse_steps(const FleetFlags& flags) {
+  const Result<std::vector<std::uint64_t>> nodes = parse_numbers("--nodes", flags.nodes, kNodesMin, kNodesMax);
+  if (!nodes) return nodes.error();
+  const Result<std::vector<std::uint64_t>> lookups = parse_numbers("--lookups", flags.lookups, 0, kRateMax);
+  if (!lookups) return lookups.error();
+  const Result<std::uint64_t> stores = parse_number("--stores", flags.stores, 0, kRateMax);
+  if (!stores) return stores.error();
+  const Result<std::uint64_t> duration = parse_number("--seconds", flags.seconds, 1, kSecondsMax);
+  if (!duration) return duration.error();
+  const Result<std::uint64_t> chunks =
+      parse_number("--chunks", flags.chunks, kConversationsMin * kConversationChunks, 1'000'000);
+  if (!chunks) return chunks.error();
+  if (flags.replicas != "1" && flags.replicas != "3")
+    return Error{ErrorCode::kInvalidArgument, fmt::format("--replicas is '{}'; allowed: 1, 3", flags.replicas)};
+  if (flags.over != "zmq" && flags.over != "stream")
+    return Error{ErrorCode::kInvalidArgument, fmt::format("--over is '{}'; allowed: zmq, stream", flags.over)};
+  std::vector<FleetStep> steps;
+  for (const std::uint64_t num_nodes : *nodes) {
+    for (const std::uint64_t rate : *lookups)
+      steps.push_back(
+          {.load = {.num_nodes = static_cast<std::uint32_t>(num_nodes),
+                    .conversations_per_node = (*chunks - kSystemPrompts * kSystemChunks) / kOwnChunks,
+                    .stores_per_s = static_cast<double>(*stores),
+                    .lookups_per_s = static_cast<double>(rate)},
+           .controllers = {.num_replicas = flags.replicas == "3" ? 3U : 1U, .over_streams = flags.over == "stream"},
+           .duration = static_cast<TimeNs>(*duration) * kSecond});
+  }
+  return steps;
+}
+
+Result<void> check_files(const std::vector<FleetStep>& steps) {
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  const rlimit more{kFilesMax, kFilesMax};  // where one may
+  if (files.rlim_max < kFilesMax && ::setrlimit(RLIMIT_NOFILE, &more) == 0) files.rlim_max = kFilesMax;
+  files.rlim_cur = files.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &files);
+  for (const FleetStep& step : steps) {
+    const std::uint64_t files_of_node = step.controllers.num_replicas * kFilesOfLink + 1;
+    if (step.load.num_nodes * files_of_node + kFilesBeside <= files.rlim_max) continue;
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("--nodes is '{}'; this process may have {} files and each node takes {}; allowed: {} to "
+                             "{}, or more after `ulimit -Hn`",
+                             step.load.num_nodes, files.rlim_max, files_of_node, kNodesMin,
+                             (files.rlim_max - kFilesBeside) / files_of_node)};
+  }
+  return {};
+}
+
+std::string table(const nlohmann::json& rows) {
+  std::string text = fmt::format(
+      "{:>6} {:>8} {:>8} {:>8} {:>15} {:>9} {:>9} {:>6} {:>8} {:>7} {:>8} {:>9} {:>8}\n{:>6} {:>8} {:>8} {:>8} {:>15} "
+      "{:>9} {:>9} {:>6} {:>8} {:>7} {:>8} {:>9} {:>8}\n",
+      "nodes", "look-ups", "all join", "and tell", "messages/s", "look-up", "look-up", "cores", "MiB", "dead",
+      "rolling", "restart/", "bench", "", "/s", "s", "s", "in / out", "p50 us", "p99 us", "", "", "seen s", "s",
+      "failover", "cores");
+  const auto number = [](const nlohmann::json& row, const char* name, const char* form) {
+    return row.contains(name) ? fmt::format(fmt::runtime(form), row[name].get<double>()) : std::string("-");
+  };
+  for (const nlohmann::json& row : rows) {
+    const char* back = row["replicas"] == 1 ? "restart_register_s" : "failover_s";
+    text += fmt::format(
+        "{:>6} {:>8} {:>8} {:>8} {:>15} {:>9} {:>9} {:>6} {:>8} {:>7} {:>8} {:>9} {:>8}  {}\n", row["nodes"].get<int>(),
+        number(row, "lookups_per_s", "{:.0f}"), number(row, "register_s", "{:.2f}"), number(row, "told_s", "{:.2f}"),
+        number(row, "messages_in_per_s", "{:.0f}") + " / " + number(row, "messages_out_per_s", "{:.0f}"),
+        number(row, "lookup_us_p50", "{:.0f}"), number(row, "lookup_us_p99", "{:.0f}"),
+        number(row, "controller_cores", "{:.2f}"), number(row, "controller_rss_mib", "{:.0f}"),
+        number(row, "dead_noticed_s_max", "{:.2f}"), number(row, "rolling_s", "{:.2f}"), number(row, back, "{:.2f}"),
+        number(row, "bench_cores", "{:.2f}"), row["broke"].get<std::string>());
+  }
+  return text;
+}
+
+}  // namespace
+
+Result<void> run_fleet_bench(const FleetFlags& flags) {
+  const Result<std::vector<FleetStep>> steps = parse_steps(flags);
+  if (!steps) return steps.error();
+  if (Result<void> ok = check_file("--json", flags.json_file, ""); !ok) return ok;
+  if (Result<void> ok = check_file("--plot", flags.plot_file, ".png"); !ok) return ok;
+  if (Result<void> ok = check_files(*steps); !ok) return ok;
+  catch_interrupts();
+  Progress progress(steps->size() * kStepsOfOneSize);
+  nlohmann::json rows = nlohmann::json::array();
+  Result<void> measured;
+  for (const FleetStep& step : *steps) {
+    std::size_t num_begun = 0;
+    Result<nlohmann::json> row = run_fleet_step(step, [&](const std::string& what) {
+      if (num_begun++ > 0) progress.end_step();
+      progress.begin_step(fmt::format("{} nodes: {}", step.load.num_nodes, what));
+    });
+    if (!row) measured = std::move(row).error();
+    if (!row) break;  // sizes that are done took minutes and are told
+    for (; num_begun <= kStepsOfOneSize; ++num_begun) progress.end_step();
+    rows.push_back(*row);
+  }
+  if (rows.empty()) return measured;
+  progress.make_room();
+  fmt::print("\n{} controller{}, over {}; each node holds {} chunks, stores and evicts {} a second\n{}", flags.replicas,
+             flags.replicas == "1" ? "" : "s", flags.over, flags.chunks, flags.stores, table(rows));
+  std::fflush(stdout);
+  const nlohmann::json figures = {{"rows", rows}, {"machine", host_facts()}};
+  if (Result<void> ok = write_json(flags.json_file, figures); !ok) return ok;
+  if (!measured) return measured;
+  return draw(flags.plot_file, "fleet_plot.py", figures, [&](const std::string& line) { progress.say(line); });
+}
+
+}  // namespace kvferry::bench

@@ -1,0 +1,303 @@
+#include "launch/bench/fleet/fleet_phases.h"
+
+#include <algorithm>
+#include <ctime>
+
+#include "controller/api/status.h"
+#include "launch/bench/harness/interrupt.h"
+#include "launch/bench/harness/pinned.h"
+
+namespace kvferry::bench {
+namespace {
+
+using controller::Status;
+
+constexpr TimeNs kPatience = 60 * kSecond;
+constexpr TimeNs kRestartsTime = 180 * kSecond;  // of all groups together
+constexpr TimeNs kLeaseTime = 10 * kSecond;      // far beyond the lease of a dead node
+constexpr TimeNs kWarmUp = kSecond;
+constexpr TimeNs kSettle = 300 * kMillisecond;
+constexpr int kStatusMs = 10'000;
+constexpr double kBusyCore = 0.95;
+constexpr double kLateShare = 0.05;
+constexpr std::size_t kAtOnce = 8;  // nodes that restart at the same time
+constexpr TimeNs kBetweenProbes = 20 * kMillisecond;
+
+double seconds(TimeNs time) { return static_cast<double>(time) * 1e-9; }
+
+/// Sorts them; of nothing: 0.
+double percentile(std::vector<double>& values, std::size_t percent) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[std::min(values.size() - 1, values.size() * percent / 100)];
+}
+
+double own_cpu_s() {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+class Phases {
+ public:
+  Phases(const FleetStep& step, FleetControllers& controllers, Fleet& fleet, nlohmann::json& row)
+      : step_(step), controllers_(controllers), fleet_(fleet), row_(row), num_nodes_(step.load.num_nodes) {}
+
+  /// From the first socket to the last chunk.
+  Result<void> cold_start(TimeNs begun) {
+    if (Result<bool> there =
+            turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience, "nodes did not register");
+        !there || !*there)
+      return failure(there);
+    row_["register_s"] = seconds(fleet_.now() - begun);
+    if (Result<bool> told =
+            turn_until([&] { return fleet_.num_up() == num_nodes_; }, kPatience, "nodes did not tell what they hold");
+        !told || !*told)
+      return failure(told);
+    row_["told_s"] = seconds(fleet_.now() - begun);
+    return {};
+  }
+
+  Result<void> steady() {
+    fleet_.set_traffic(true);
+    if (Result<void> warm = turn_for(kWarmUp); !warm) return warm;
+    const TimeNs counted_at = fleet_.now();
+    const Result<Totals> before = totals();
+    if (!before) return before.error();
+    // Asking took a while, in which nobody drove the nodes; what they owe comes as a burst that nodes of their own
+    // machines would not make.
+    if (Result<void> settled = turn_for(kSettle); !settled) return settled;
+    fleet_.take_lookups();
+    fleet_.take_lateness();
+    const double own_cpu = own_cpu_s();
+    const TimeNs begun = fleet_.now();
+    if (Result<void> over = turn_for(step_.duration); !over) return over;
+    const double took = seconds(fleet_.now() - begun);
+    row_["bench_cores"] = (own_cpu_s() - own_cpu) / took;
+    row_["bench_late_share"] = seconds(fleet_.take_lateness()) / took;
+    LookupTimes lookups = fleet_.take_lookups();
+    const double counted = seconds(fleet_.now() - counted_at);
+    const Result<Totals> after = totals();
+    if (!after) return after.error();
+    row_["messages_in_per_s"] = (after->messages_in - before->messages_in) / counted;
+    row_["messages_out_per_s"] = (after->messages_out - before->messages_out) / counted;
+    row_["replies_dropped"] = after->dropped - before->dropped;
+    row_["nodes_expired"] = after->expired;
+    row_["lookups_per_s"] = static_cast<double>(lookups.us.size()) / took;
+    row_["lookup_us_p50"] = percentile(lookups.us, 50);
+    row_["lookup_us_p99"] = percentile(lookups.us, 99);
+    row_["wrong_answers"] = lookups.num_wrong;
+    row_["failed_lookups"] = lookups.num_failed;
+    double rss_mib = 0;
+    for (std::size_t i = 0; i < step_.controllers.num_replicas; ++i)
+      rss_mib = std::max(rss_mib, controllers_.rss_mib(i));
+    row_["controller_cores"] = (after->cpu_s - before->cpu_s) / counted;
+    row_["busiest_controller_cores"] = after->busiest_since(*before) / counted;
+    row_["controller_rss_mib"] = rss_mib;
+    row_["controller_files"] = controllers_.num_files(0);
+    row_["chunks"] = after->chunks;
+    return {};
+  }
+
+  /// One in a hundred loses power; who asks for what only they have hears of them for how long?
+  Result<void> dead_nodes() {
+    const std::uint32_t num_dead = std::max<std::uint32_t>(1, num_nodes_ / 100);
+    const TimeNs killed_at = fleet_.now();
+    for (std::uint32_t i = 0; i < num_dead; ++i) fleet_.fall_silent(dead(i, num_dead));
+    TimeNs probed_at = 0;
+    const auto all_gone = [&] {
+      bool all = true;
+      const bool is_due = fleet_.now() - probed_at >= kBetweenProbes;
+      if (is_due) probed_at = fleet_.now();
+      for (std::uint32_t i = 0; i < num_dead; ++i) {
+        if (fleet_.seen_gone(dead(i, num_dead))) continue;
+        all = false;
+        if (is_due) fleet_.probe(dead(i, num_dead));
+      }
+      return all;
+    };
+    if (Result<bool> gone = turn_until(all_gone, kLeaseTime, "look-ups did not cease to name the dead");
+        !gone || !*gone)
+      return failure(gone);
+    std::vector<double> times;
+    for (std::uint32_t i = 0; i < num_dead; ++i)
+      times.push_back(seconds(*fleet_.seen_gone(dead(i, num_dead)) - killed_at));
+    row_["dead_noticed_s_p50"] = percentile(times, 50);
+    row_["dead_noticed_s_max"] = times.back();
+    std::vector<std::uint32_t> nodes;
+    for (std::uint32_t i = 0; i < num_dead; ++i) nodes.push_back(dead(i, num_dead));
+    return restart(nodes, false, "nodes did not come back");
+  }
+
+  /// One in ten leaves and comes back, eight at a time, under traffic.
+  Result<void> rolling_restart() {
+    std::vector<std::uint32_t> nodes;
+    for (std::uint32_t node = 5; node < num_nodes_; node += 10) nodes.push_back(node);
+    fleet_.take_lookups();
+    const TimeNs begun = fleet_.now();
+    if (Result<void> done = restart(nodes, true, "nodes did not restart one after the other"); !done) return done;
+    row_["rolling_s"] = seconds(fleet_.now() - begun);
+    LookupTimes lookups = fleet_.take_lookups();
+    row_["rolling_lookup_us_p99"] = percentile(lookups.us, 99);
+    row_["rolling_failed_lookups"] = lookups.num_failed;
+    return {};
+  }
+
+  /// The only one comes back on its state; of several, the others go on without it.
+  Result<void> killed_controller() {
+    const bool is_alone = step_.controllers.num_replicas == 1;
+    fleet_.take_lookups();
+    const TimeNs killed_at = fleet_.now();
+    controllers_.kill(0);
+    if (!is_alone) {
+      if (Result<void> over = turn_for(5 * kSecond); !over) return over;
+      if (Result<bool> answered = turn_until([&] { return fleet_.num_waiting() < num_nodes_ / 10 + 5; }, kPatience,
+                                             "nodes did not get answers without one replica");
+          !answered || !*answered)
+        return failure(answered);
+      const std::optional<TimeNs> last = fleet_.last_slow(100 * kMillisecond);
+      row_["failover_s"] = last ? seconds(*last - killed_at) : 0.0;
+      row_["failover_failed_lookups"] = fleet_.take_lookups().num_failed;
+    }
+    fleet_.expect_all_again();
+    const TimeNs begun = fleet_.now();
+    if (Result<void> started = controllers_.start_again(0); !started) return started;
+    if (!is_alone) return turn_for(kWarmUp);
+    if (Result<bool> there = turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience,
+                                        "nodes did not register after a restart");
+        !there || !*there)
+      return failure(there);
+    row_["restart_register_s"] = seconds(fleet_.now() - begun);
+    return {};
+  }
+
+  void judge() {
+    const double p99 = row_.value("lookup_us_p99", 0.0);
+    if (!row_["broke"].get<std::string>().empty()) return;
+    if (row_["busiest_controller_cores"] > kBusyCore)
+      row_["broke"] = fmt::format("a controller has no processor time left ({:.2f} of a core)",
+                                  row_["busiest_controller_cores"].get<double>());
+    else if (row_["wrong_answers"] > 0 || row_["failed_lookups"] > 0)
+      row_["broke"] = "look-ups fail or miss what there is";
+    else if (row_["bench_late_share"] > kLateShare)
+      row_["broke"] = fmt::format("the bench itself is late for {:.0f} % of the time; figures are not the controller's",
+                                  row_["bench_late_share"].get<double>() * 100);
+    else if (p99 > seconds(kSlowLookup) * 1e6)
+      row_["broke"] = fmt::format("one look-up in a hundred takes {:.0f} ms", p99 * 1e-3);
+  }
+
+ private:
+  struct Totals {
+    double messages_in = 0, messages_out = 0, cpu_s = 0;
+    std::uint64_t dropped = 0, expired = 0, chunks = 0;
+    std::vector<double> each_cpu_s;
+
+    double busiest_since(const Totals& before) const {
+      double busiest = 0;
+      for (std::size_t i = 0; i < each_cpu_s.size(); ++i)
+        busiest = std::max(busiest, each_cpu_s[i] - before.each_cpu_s[i]);
+      return busiest;
+    }
+  };
+
+  /// Of all controllers; chunks of the first.
+  Result<Totals> totals() const {
+    Totals totals;
+    for (std::size_t i = 0; i < step_.controllers.num_replicas; ++i) {
+      const Result<Status> status = controller::fetch_status(controllers_.address(i), kStatusMs);
+      if (!status) return status.error();
+      totals.each_cpu_s.push_back(controllers_.cpu_s(i));
+      totals.cpu_s += totals.each_cpu_s.back();
+      totals.messages_in += static_cast<double>(status->counters.messages_taken);
+      totals.messages_out += static_cast<double>(status->counters.messages_sent);
+      totals.dropped += status->counters.replies_dropped;
+      totals.expired += status->counters.nodes_expired;
+      for (const controller::NodeStatus& node : status->nodes) totals.chunks += i == 0 ? node.num_chunks : 0;
+    }
+    return totals;
+  }
+
+  std::uint32_t dead(std::uint32_t i, std::uint32_t num_dead) const { return i * (num_nodes_ / num_dead); }
+
+  Result<void> restart(const std::vector<std::uint32_t>& nodes, bool with_goodbye, const char* what) {
+    const TimeNs end = fleet_.now() + kRestartsTime;
+    for (std::size_t next = 0; next < nodes.size();) {
+      std::vector<std::uint32_t> some;
+      for (; next < nodes.size() && some.size() < kAtOnce; ++next) {
+        if (with_goodbye) fleet_.leave(nodes[next]);
+        if (Result<void> joined = fleet_.join(nodes[next]); !joined) return joined;
+        some.push_back(nodes[next]);
+      }
+      const auto are_up = [&] {
+        return std::all_of(some.begin(), some.end(), [&](std::uint32_t node) { return fleet_.is_up(node); });
+      };
+      if (Result<bool> up = turn_until(are_up, std::min(kPatience, end - fleet_.now()), what); !up || !*up)
+        return failure(up);
+    }
+    return {};
+  }
+
+  Result<void> turn_for(TimeNs time) {
+    const Result<bool> turned = turn_until([] { return false; }, time, nullptr);
+    return turned ? Result<void>{} : turned.error();
+  }
+
+  /// False: it did not come to that, which the row then says; `what`: nullptr: nobody waits for anything.
+  template <class Reached>
+  Result<bool> turn_until(const Reached& reached, TimeNs patience, const char* what) {
+    for (const TimeNs end = fleet_.now() + patience; fleet_.now() < end;) {
+      if (reached()) return true;
+      if (is_interrupted()) return Error{ErrorCode::kCancelled, "interrupted"};
+      fleet_.turn();
+    }
+    if (what != nullptr)
+      row_["broke"] = fmt::format("{} within {:.0f} s ({} of {} are up){}", what, seconds(patience), fleet_.num_up(),
+                                  num_nodes_, fleet_.refusal().empty() ? "" : ": " + fleet_.refusal());
+    return false;
+  }
+  static Result<void> failure(const Result<bool>& reached) {
+    return reached ? Error{ErrorCode::kTimeout, ""} : reached.error();
+  }
+
+  const FleetStep& step_;
+  FleetControllers& controllers_;
+  Fleet& fleet_;
+  nlohmann::json& row_;
+  std::uint32_t num_nodes_;
+};
+
+}  // namespace
+
+Result<nlohmann::json> run_fleet_step(const FleetStep& step, const std::function<void(const std::string&)>& begin) {
+  nlohmann::json row = {{"nodes", step.load.num_nodes},
+                        {"replicas", step.controllers.num_replicas},
+                        {"over", step.controllers.over_streams ? "stream" : "zmq"},
+                        {"stores_per_s_and_node", step.load.stores_per_s},
+                        {"lookups_per_s_and_node", step.load.lookups_per_s},
+                        {"broke", ""}};
+  begin("controllers start");
+  Result<std::unique_ptr<FleetControllers>> controllers = FleetControllers::start(step.controllers);
+  if (!controllers) return std::move(controllers).error();
+  const PinnedHere pinned(0);
+  const SteadyClock clock;
+  const TimeNs begun = clock.now();
+  Result<std::unique_ptr<Fleet>> fleet = Fleet::make((*controllers)->endpoints(), step.load);
+  if (!fleet) return std::move(fleet).error();
+  Phases phases(step, **controllers, **fleet, row);
+  const std::pair<const char*, std::function<Result<void>()>> all[] = {
+      {"all nodes join", [&] { return phases.cold_start(begun); }},
+      {"traffic", [&] { return phases.steady(); }},
+      {"one node in a hundred dies", [&] { return phases.dead_nodes(); }},
+      {"one node in ten restarts", [&] { return phases.rolling_restart(); }},
+      {"a controller is killed", [&] { return phases.killed_controller(); }}};
+  for (const auto& [what, phase] : all) {
+    begin(what);
+    const Result<void> done = phase();
+    if (!done && done.error().code == ErrorCode::kTimeout) return row;  // it says so itself
+    if (!done) return done.error();
+  }
+  phases.judge();
+  return row;
+}
+
+}  // namespace kvferry::bench

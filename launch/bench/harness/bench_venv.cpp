@@ -1,0 +1,130 @@
+#include "launch/bench/harness/bench_venv.h"
+
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <climits>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "launch/bench/harness/interrupt.h"
+#include "launch/bench/harness/scripts.h"
+
+namespace kvferry::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+// numpy is all that nixl_cu13 needs for host memory; its torch would be gigabytes. Mooncake's engine needs nothing.
+// LMCache's controller needs neither its torch nor most of the rest.
+const std::map<std::string, std::vector<std::string>>& packages() {
+  static const std::map<std::string, std::vector<std::string>> all{
+      {"nixl", {"--no-deps", "numpy", "nixl-cu13"}},
+      {"mooncake", {"--no-deps", "numpy", "mooncake-transfer-engine-non-cuda"}},
+      {"ucx", {"--no-deps", "libucx-cu13"}},
+      {"plot", {"matplotlib"}},
+      {"controller_dynamo", {"--no-deps", "numpy", "msgspec", "pyzmq", "ai-dynamo-runtime"}},
+      {"controller_lmcache",
+       {"--no-deps", "numpy", "msgspec", "pyzmq", "uvloop", "pyyaml", "prometheus_client", "cachetools", "requests",
+        "urllib3", "idna", "certifi", "charset-normalizer", "lmcache"}},
+      {"controller_mooncake", {"--no-deps", "numpy", "mooncake-transfer-engine-non-cuda"}},
+      {"controller_redis", {"--no-deps", "numpy", "hiredis"}},
+      {"connector_lmcache", {"--no-deps", "sortedcontainers", "aiofile", "caio", "redis", "awscrt", "lmcache"}},
+  };
+  return all;
+}
+
+constexpr std::string_view kBesideVllm = "connector_lmcache";  // for vLLM's Python, in a folder of its own
+
+fs::path venv() {
+  char self[PATH_MAX] = {};
+  const ssize_t length = ::readlink("/proc/self/exe", self, sizeof(self) - 1);
+  const fs::path build = fs::path(length > 0 ? self : "/").parent_path().parent_path().parent_path();
+  std::error_code ignored;
+  if (build.filename() == "build" && fs::exists(build.parent_path() / "launch" / "bench", ignored))
+    return build / "bench-venv";
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  const fs::path base =
+      cache != nullptr && *cache == '/' ? fs::path(cache) : fs::path(home != nullptr ? home : "/tmp") / ".cache";
+  return base / "kvferry" / "bench-venv";
+}
+
+Result<void> write_scripts() {
+  std::error_code failure;
+  fs::create_directories(venv() / "scripts", failure);
+  for (const Script& script : scripts()) {
+    // Renamed into place, since a worker may be reading the old one.
+    const fs::path path = venv() / "scripts" / script.name;
+    const fs::path fresh = path.string() + fmt::format(".{}", ::getpid());
+    std::ofstream(fresh) << script.text;
+    fs::rename(fresh, path, failure);
+    if (failure)
+      return Error{ErrorCode::kUnavailable, fmt::format("can't write {}: {}", path.string(), failure.message())};
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> ensure_installed(const std::string& what, const std::function<void(const std::string&)>& say) {
+  if (!packages().contains(what))
+    return Error{ErrorCode::kInvalidArgument, fmt::format("there is nothing to install for '{}'", what)};
+  const fs::path python = venv() / "bin" / "python";
+  const fs::path stamp = venv() / fmt::format(".kvferry-{}", what);
+  std::error_code ignored;
+  if (!fs::exists(stamp, ignored)) {
+    if (!fs::exists(venv() / "bin" / "pip", ignored)) {
+      const char* chosen = std::getenv("PYTHON");
+      say(fmt::format("making {}", venv().string()));
+      if (Result<void> ok = run_to_end({{chosen != nullptr ? chosen : "python3", "-m", "venv", venv().string()}, {}});
+          !ok)
+        return ok;
+    }
+    std::vector<std::string> words{python.string(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"};
+    const std::vector<std::string>& wanted = packages().at(what);
+    words.insert(words.end(), wanted.begin(), wanted.end());
+    if (what == kBesideVllm) words.insert(words.end(), {"--target", beside_vllm_folder()});
+    say(fmt::format("installing {} from PyPI", wanted.back()));
+    if (Result<void> ok = run_to_end({std::move(words), {}}); !ok) return ok;
+    std::ofstream(stamp) << "installed\n";
+  }
+  return write_scripts();
+}
+
+std::string beside_vllm_folder() { return venv() / "beside-vllm"; }
+
+Result<std::string> script_path(const std::string& script) {
+  if (Result<void> ok = write_scripts(); !ok) return std::move(ok).error();
+  return (venv() / "scripts" / script).string();
+}
+
+Result<void> run_to_end(const Command& command) {
+  Result<ChildProcess> child = ChildProcess::start(command);
+  if (!child) return std::move(child).error();
+  int status = -1;
+  while ((status = child->wait(100 * kMillisecond)) < 0) {
+    if (is_interrupted()) return Error{ErrorCode::kCancelled, "interrupted"};
+  }
+  if (status == 0) return {};
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("'{}' failed: {}", fmt::join(command.words, " "), child->last_words())};
+}
+
+Command script_command(const std::string& script, std::vector<std::string> words) {
+  words.insert(words.begin(), {(venv() / "bin" / "python").string(), (venv() / "scripts" / script).string()});
+  return {std::move(words), {"PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1"}};
+}
+
+std::string newest_ucx_folder() {
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(venv() / "lib", ignored)) {
+    const fs::path folder = entry.path() / "site-packages" / "libucx" / "lib";
+    if (fs::exists(folder / "libucp.so.0", ignored)) return folder.string();
+  }
+  return "";
+}
+
+}  // namespace kvferry::bench

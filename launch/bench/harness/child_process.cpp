@@ -1,0 +1,133 @@
+#include "launch/bench/harness/child_process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "launch/bench/harness/interrupt.h"
+
+extern char** environ;
+
+namespace kvferry::bench {
+namespace {
+
+std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> result;
+  for (std::string& word : words) result.push_back(word.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+std::vector<std::string> environment_with(const std::vector<std::string>& extra) {
+  std::vector<std::string> all;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view name = std::string_view(*entry).substr(0, std::string_view(*entry).find('=') + 1);
+    bool is_covered = false;
+    for (const std::string& word : extra) is_covered |= word.starts_with(name);
+    if (!is_covered) all.emplace_back(*entry);
+  }
+  all.insert(all.end(), extra.begin(), extra.end());
+  return all;
+}
+
+}  // namespace
+
+Result<ChildProcess> ChildProcess::start(const Command& command) {
+  std::array<int, 2> to_child{-1, -1};
+  std::array<int, 2> from_child{-1, -1};
+  const int errors_fd = ::memfd_create("stderr", MFD_CLOEXEC);
+  if (::pipe2(to_child.data(), O_CLOEXEC) != 0 || ::pipe2(from_child.data(), O_CLOEXEC) != 0 || errors_fd < 0) {
+    for (const int fd : {to_child[0], to_child[1], from_child[0], from_child[1], errors_fd}) {
+      if (fd >= 0) ::close(fd);
+    }
+    return Error{ErrorCode::kUnavailable, fmt::format("can't start a process: {}", std::strerror(errno))};
+  }
+  // All that allocates happens before the fork.
+  std::vector<std::string> words = command.words;
+  std::vector<std::string> environment = environment_with(command.environment);
+  const std::vector<char*> argv = pointers(words);
+  const std::vector<char*> envp = pointers(environment);
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(127);
+    ::setpgid(0, 0);  // Ctrl-C is for the parent, which then ends us
+    ::dup2(to_child[0], STDIN_FILENO);
+    ::dup2(from_child[1], STDOUT_FILENO);
+    ::dup2(errors_fd, STDERR_FILENO);
+    ::execvpe(argv[0], argv.data(), envp.data());
+    const char* why = std::strerror(errno);
+    if (::write(STDERR_FILENO, why, std::strlen(why)) < 0) ::_exit(126);
+    ::_exit(127);
+  }
+  ::close(to_child[0]);
+  ::close(from_child[1]);
+  ChildProcess child(pid, errors_fd, LineLink(from_child[0], to_child[1]));
+  if (pid < 0) return Error{ErrorCode::kUnavailable, fmt::format("can't start a process: {}", std::strerror(errno))};
+  return child;
+}
+
+ChildProcess::ChildProcess(ChildProcess&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)),
+      errors_fd_(std::exchange(other.errors_fd_, -1)),
+      link_(std::move(other.link_)) {
+  other.link_.reset();
+}
+
+ChildProcess::~ChildProcess() {
+  if (pid_ > 0 && (is_interrupted() || wait(2 * kSecond) < 0)) {
+    ::kill(pid_, SIGTERM);
+    if (wait(4 * kSecond) < 0) ::kill(pid_, SIGKILL);
+    wait(10 * kSecond);
+  }
+  if (errors_fd_ >= 0) ::close(errors_fd_);
+}
+
+int ChildProcess::wait(TimeNs patience_ns) {
+  link_.reset();
+  const SteadyClock clock;
+  const TimeNs end = clock.now() + patience_ns;
+  while (pid_ > 0) {
+    int status = 0;
+    if (::waitpid(pid_, &status, WNOHANG) == pid_) {
+      pid_ = -1;
+      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+    if (clock.now() > end) return -1;
+    ::usleep(1000);
+  }
+  return 0;
+}
+
+void ChildProcess::kill() {
+  if (pid_ > 0) ::kill(pid_, SIGKILL);
+  wait(10 * kSecond);
+}
+
+bool ChildProcess::has_ended() const {
+  siginfo_t ended{};
+  return pid_ <= 0 ||
+         (::waitid(P_PID, static_cast<id_t>(pid_), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == pid_);
+}
+
+std::string ChildProcess::last_words() const {
+  char buffer[4096];
+  const off_t size = ::lseek(errors_fd_, 0, SEEK_END);  // shared with the child, which is where it writes on anyway
+  const off_t begin = size > static_cast<off_t>(sizeof(buffer)) ? size - static_cast<off_t>(sizeof(buffer)) : 0;
+  const ssize_t got = ::pread(errors_fd_, buffer, sizeof(buffer), begin);
+  std::string text(buffer, got > 0 ? static_cast<std::size_t>(got) : 0);
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  const std::size_t line = text.rfind('\n');
+  return line == std::string::npos ? text : text.substr(line + 1);
+}
+
+}  // namespace kvferry::bench

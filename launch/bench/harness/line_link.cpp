@@ -1,0 +1,92 @@
+#include "launch/bench/harness/line_link.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "launch/bench/harness/interrupt.h"
+
+namespace kvferry::bench {
+namespace {
+
+constexpr std::size_t kLineBytesMax = 1 << 20;  // addresses are the longest thing said
+
+}  // namespace
+
+LineLink::LineLink(LineLink&& other) noexcept
+    : in_fd_(std::exchange(other.in_fd_, -1)),
+      out_fd_(std::exchange(other.out_fd_, -1)),
+      heard_(std::move(other.heard_)) {}
+
+LineLink::~LineLink() {
+  if (out_fd_ >= 0) ::close(out_fd_);
+  if (in_fd_ >= 0 && in_fd_ != out_fd_) ::close(in_fd_);
+}
+
+Result<void> LineLink::send(const nlohmann::json& message) {
+  const std::string line = message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
+  for (std::size_t done = 0; done < line.size();) {
+    const ssize_t written = ::write(out_fd_, line.data() + done, line.size() - done);
+    if (written < 0 && errno == EINTR && !is_interrupted()) continue;
+    if (written < 0) return Error{ErrorCode::kPeerLost, "the other side no longer listens"};
+    done += static_cast<std::size_t>(written);
+  }
+  return {};
+}
+
+Result<nlohmann::json> LineLink::receive(TimeNs timeout_ns) {
+  const Deadline deadline(timeout_ns);
+  while (true) {
+    if (const std::size_t end = heard_.find('\n'); end != std::string::npos) {
+      nlohmann::json message = nlohmann::json::parse(heard_.substr(0, end), nullptr, false);
+      heard_.erase(0, end + 1);
+      if (message.is_object()) return message;
+      return Error{ErrorCode::kCorrupt, "the other side does not speak this protocol"};
+    }
+    if (heard_.size() > kLineBytesMax) return Error{ErrorCode::kCorrupt, "the other side sent a line without an end"};
+    if (Result<void> ok = deadline.check("an answer"); !ok) return std::move(ok).error();
+    pollfd waiting{in_fd_, POLLIN, 0};
+    if (::poll(&waiting, 1, 100) <= 0) continue;
+    char buffer[16384];
+    const ssize_t got = ::read(in_fd_, buffer, sizeof(buffer));
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (got <= 0) return Error{ErrorCode::kPeerLost, "the other side has closed the connection"};
+    heard_.append(buffer, static_cast<std::size_t>(got));
+  }
+}
+
+nlohmann::json to_json(const Error& error) { return {{"error", error.what}, {"code", static_cast<int>(error.code)}}; }
+
+Result<nlohmann::json> checked(Result<nlohmann::json> message) {
+  if (!message || !message->contains("error")) return message;
+  const nlohmann::json& what = message->at("error");
+  const nlohmann::json code = message->value("code", nlohmann::json());
+  const int number = code.is_number_integer() ? code.get<int>() : 0;
+  const bool is_known = number > 0 && number <= static_cast<int>(ErrorCode::kInternal);
+  return Error{is_known ? static_cast<ErrorCode>(number) : ErrorCode::kInternal,
+               what.is_string() ? what.get<std::string>() : "an error without words"};
+}
+
+std::string to_hex(std::string_view bytes) {
+  std::string text;
+  for (const char byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  return text;
+}
+
+Result<std::string> from_hex(std::string_view text) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  const Error bad{ErrorCode::kCorrupt, "the other side sent something that is not hexadecimal"};
+  if (text.size() % 2 != 0) return bad;
+  std::string bytes;
+  for (std::size_t at = 0; at < text.size(); at += 2) {
+    const std::size_t high = kDigits.find(text[at]);
+    const std::size_t low = kDigits.find(text[at + 1]);
+    if (high == std::string_view::npos || low == std::string_view::npos) return bad;
+    bytes += static_cast<char>(high << 4 | low);
+  }
+  return bytes;
+}
+
+}  // namespace kvferry::bench

@@ -1,0 +1,155 @@
+#include "launch/bench/transfer/driver.h"
+
+#include <fmt/ranges.h>
+
+#include <cstdio>
+#include <map>
+#include <optional>
+
+#include "launch/bench/harness/bench_venv.h"
+#include "launch/bench/harness/byte_size.h"
+#include "launch/bench/transfer/far_side.h"
+#include "launch/bench/harness/figures_file.h"
+#include "launch/bench/harness/host_facts.h"
+#include "launch/bench/transfer/measure.h"
+#include "launch/bench/harness/progress.h"
+
+namespace kvferry::bench {
+namespace {
+
+using Json = nlohmann::json;
+
+/// kvferry, the machine's limits on this path, and the peers.
+std::vector<Contender> contenders(const std::string& path, const std::vector<std::string>& peers, bool is_same_host) {
+  std::vector<Contender> all{{.engine = "kvferry", .setting = "default"}};
+  if (is_same_host && path != "tcp") {
+    all.push_back({.engine = "memcpy", .setting = "1 thread", .is_limit = true});
+    all.push_back({.engine = "cma", .setting = "1024 ranges", .is_limit = true});
+  }
+  if (!is_same_host || path == "tcp" || path == "ucx" || path == "auto")
+    all.push_back({.engine = "socket", .setting = "best", .is_limit = true});
+  for (const std::string& peer : peers) {
+    if (peer == "mooncake" && path != "tcp") continue;  // its TCP is all it has without RDMA
+    all.push_back({.engine = peer, .setting = "default", .is_peer = true, .is_free = peer != "ucx"});
+    if (peer != "mooncake") all.push_back({.engine = peer, .setting = "best", .is_peer = true});
+  }
+  return all;
+}
+
+void say(const std::string& line) { fmt::print(stderr, "{}\n", line); }
+
+class Driver {
+ public:
+  explicit Driver(const TransferOptions& options) : options_(options) {}
+
+  Result<void> run() {
+    if (!options_.derivation.empty()) fmt::print("{}\n", options_.derivation);
+    if (Result<void> ok = far_.open(options_.connect); !ok) return ok;
+    if (Result<void> ok = install_peers(); !ok) return ok;
+    if (Result<void> ok = measure_all(); !ok) return ok;
+    fmt::print("{}", table_of(rows_));
+    std::fflush(stdout);
+    if (Result<void> ok = write_json(options_.json_file, figures()); !ok) return ok;
+    return draw(options_.plot_file, "plot.py", figures(), say);
+  }
+
+ private:
+  void leave_out(const std::string& engine, const std::string& why) {
+    missing_[engine] = why;
+    say(fmt::format("warning: {} is left out: {}", engine, why));
+  }
+
+  Result<void> install_peers() {
+    for (const std::string& peer : options_.peers) {
+      Result<void> done = ensure_installed(peer, say);
+      if (done) done = far_.install(peer);
+      if (!done && done.error().code == ErrorCode::kCancelled) return done;
+      if (!done) leave_out(peer, done.error().what);
+    }
+    return {};
+  }
+
+  struct Point {
+    std::string path;
+    MemoryKind memory;
+    Shape shape;
+    Contender contender;
+  };
+
+  /// All engines of one path, memory and block size stand next to each other, so that they see the same machine.
+  std::vector<Point> points() const {
+    std::vector<Point> all;
+    for (const std::string& path : options_.paths)
+      for (const MemoryKind memory : options_.memories)
+        for (const Shape& shape : options_.shapes)
+          for (const Contender& contender : contenders(path, options_.peers, far_.is_same_host()))
+            all.push_back({path, memory, shape, contender});
+    return all;
+  }
+
+  Result<void> measure_all() {
+    const std::vector<Point> all = points();
+    Progress progress(all.size());
+    for (const Point& point : all) {
+      const std::string name = point.contender.engine + " " + point.contender.setting;
+      if (!missing_.contains(point.contender.engine)) {
+        progress.begin_step(fmt::format("{}, path {}, {} memory, {}", name, point.path,
+                                        point.memory == MemoryKind::kKvferry ? "kvferry" : "foreign",
+                                        byte_size_text(point.shape.block_bytes)));
+        Result<Measured> measured = measure(point.contender, point.path, point.memory, point.shape, options_,
+                                            far_.link(), far_.host(), far_.is_same_host());
+        if (!measured && (point.contender.engine == "kvferry" || measured.error().code == ErrorCode::kCancelled))
+          return std::move(measured).error();
+        if (measured) {
+          take(point, std::move(*measured), progress);
+        } else {
+          progress.make_room();
+          leave_out(point.contender.engine, measured.error().what);
+        }
+      }
+      progress.end_step();
+    }
+    return {};
+  }
+
+  void take(const Point& point, Measured measured, Progress& progress) {
+    rows_.insert(rows_.end(), measured.rows.begin(), measured.rows.end());
+    const std::string name = fmt::format("{} {}, path {}", point.contender.engine, point.contender.setting, point.path);
+    if (!measured.describe.empty() && engines_[name] != measured.describe) {
+      engines_[name] = measured.describe;
+      progress.say(fmt::format("{}: {}", name, measured.describe));
+    }
+    const std::string memory = point.memory == MemoryKind::kKvferry ? "kvferry" : "foreign";
+    const double share = static_cast<double>(measured.huge_page_bytes) /
+                         static_cast<double>(point.shape.block_bytes * point.shape.num_blocks);
+    if (point.contender.engine == "kvferry" && !huge_shares_.contains(memory)) {
+      huge_shares_[memory] = share;
+      progress.say(fmt::format("{} memory is backed by huge pages to {:.0f} %", memory, 100 * share));
+    }
+  }
+
+  Json figures() const {
+    Json rows = Json::array();
+    for (const Row& row : rows_) rows.push_back(to_json(row));
+    Json machine = host_facts();
+    machine["huge_page_share"] = huge_shares_;
+    return {
+        {"rows", std::move(rows)}, {"machine", std::move(machine)}, {"engines", engines_}, {"peers_missing", missing_}};
+  }
+
+  const TransferOptions& options_;
+  FarSide far_;
+  std::vector<Row> rows_;
+  std::map<std::string, std::string> engines_;
+  std::map<std::string, std::string> missing_;  // engine: why
+  std::map<std::string, double> huge_shares_;
+};
+
+}  // namespace
+
+Result<void> run_driver(const TransferOptions& options) {
+  catch_interrupts();
+  return Driver(options).run();
+}
+
+}  // namespace kvferry::bench

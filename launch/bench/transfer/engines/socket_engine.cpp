@@ -1,0 +1,170 @@
+// The sockets' own limit: one TCP stream, sendmsg() and recvmsg() over the blocks, so many bytes a call. Who receives
+// polls: a sleeping receiver halves the rate and makes a ping four times as long.
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "launch/bench/transfer/engine.h"
+#include "launch/bench/harness/interrupt.h"
+#include "launch/bench/harness/tcp.h"
+
+namespace kvferry::bench {
+namespace {
+
+constexpr std::size_t kRangesMax = 1024;  // IOV_MAX
+constexpr int kPollsPerCheck = 10'000;    // of an empty socket, before the clock and an interrupt are looked at
+constexpr std::size_t kNoteBytes = 16;    // goes with a ping's block, as a notification would
+
+class SocketEngine final : public Engine {
+ public:
+  ~SocketEngine() override {
+    for (const int fd : {fd_, listening_}) {
+      if (fd >= 0) ::close(fd);
+    }
+  }
+
+  Result<nlohmann::json> start(const WorkerSpec& spec, BenchMemory& memory) override {
+    memory_ = memory.span();
+    side_ = spec.side;
+    if (side_ == Side::kInitiator) return nlohmann::json::object();
+    Result<int> listening = tcp_listen(spec.host, 0);
+    if (!listening) return std::move(listening).error();
+    listening_ = *listening;
+    return nlohmann::json{{"host", spec.host}, {"port", tcp_port(listening_)}};
+  }
+
+  Result<void> connect(const nlohmann::json& peer) override {
+    if (side_ == Side::kTarget) return {};  // accepts with the first request
+    Result<int> connected = tcp_connect(peer.value("host", ""), peer.value("port", std::uint16_t{0}));
+    if (!connected) return std::move(connected).error();
+    return adopt(*connected);
+  }
+
+  void prepare(const Job& job, std::uint64_t call_bytes) override {
+    job_ = job;
+    call_bytes_ = std::max<std::uint64_t>(call_bytes, 1);
+    own_ = block_offsets(job, side_);
+  }
+
+  Result<void> transfer() override {
+    if (job_.is_push) {
+      if (Result<void> ok = move_blocks(true); !ok) return ok;
+      return move_note(false, 1);
+    }
+    if (Result<void> ok = move_note(true, 1); !ok) return ok;
+    return move_blocks(false);
+  }
+
+  Result<void> answer() override {
+    if (Result<void> ok = accept_once(); !ok) return ok;
+    if (job_.is_push) {
+      if (Result<void> ok = move_blocks(false); !ok) return ok;
+      return move_note(true, 1);
+    }
+    if (Result<void> ok = move_note(false, 1); !ok) return ok;
+    return move_blocks(true);
+  }
+
+  Result<void> ping() override {
+    if (Result<void> ok = move_block_and_note(true); !ok) return ok;
+    return move_block_and_note(false);
+  }
+  Result<void> pong() override {
+    if (Result<void> ok = accept_once(); !ok) return ok;
+    if (Result<void> ok = move_block_and_note(false); !ok) return ok;
+    return move_block_and_note(true);
+  }
+
+ private:
+  Result<void> adopt(int fd) {
+    fd_ = fd;
+    const int on = 1;
+    const timeval second{1, 0};  // so that a sender sees an interrupt
+    // The system's congestion control may pace what it sends (BBR: a quarter of the rate); this one every process may
+    // choose.
+    constexpr std::string_view kSimplest = "reno";
+    ::setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, kSimplest.data(), kSimplest.size());
+    ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    ::setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &second, sizeof(second));
+    return {};
+  }
+
+  Result<void> accept_once() {
+    if (fd_ >= 0) return {};
+    const Deadline deadline(kPatience);
+    Result<int> accepted = tcp_accept(listening_, deadline);
+    if (!accepted) return std::move(accepted).error();
+    return adopt(*accepted);
+  }
+
+  Result<void> move_blocks(bool is_send) {
+    ranges_.clear();
+    for (const std::uint64_t offset : own_) ranges_.push_back({memory_.data() + offset, job_.block_bytes});
+    return move_ranges(is_send);
+  }
+  Result<void> move_note(bool is_send, std::size_t bytes) {
+    ranges_.assign(1, {note_, bytes});
+    return move_ranges(is_send);
+  }
+  Result<void> move_block_and_note(bool is_send) {
+    ranges_.assign({{memory_.data() + own_[0], job_.block_bytes}, {note_, kNoteBytes}});
+    return move_ranges(is_send);
+  }
+
+  Result<void> move_ranges(bool is_send) {
+    const Deadline deadline(kPatience);
+    int num_polls = 0;
+    for (std::size_t begin = 0; begin < ranges_.size();) {
+      // As many ranges as one call may take; the last one is cut for the call and mended after it.
+      std::size_t end = begin;
+      std::uint64_t bytes = 0;
+      while (end < ranges_.size() && end - begin < kRangesMax && bytes < call_bytes_) bytes += ranges_[end++].iov_len;
+      const std::uint64_t cut = bytes > call_bytes_ ? bytes - call_bytes_ : 0;
+      ranges_[end - 1].iov_len -= cut;
+      msghdr message{};
+      message.msg_iov = ranges_.data() + begin;
+      message.msg_iovlen = end - begin;
+      const ssize_t moved = is_send ? ::sendmsg(fd_, &message, MSG_NOSIGNAL) : ::recvmsg(fd_, &message, MSG_DONTWAIT);
+      ranges_[end - 1].iov_len += cut;
+      if (moved == 0 && !is_send) return Error{ErrorCode::kPeerLost, "the raw socket's other side is gone"};
+      if (moved < 0 && errno != EINTR && errno != EAGAIN)
+        return Error{ErrorCode::kPeerLost, fmt::format("the raw socket failed: {}", std::strerror(errno))};
+      if (moved < 0) {
+        if (!is_send && ++num_polls % kPollsPerCheck != 0) continue;
+        if (Result<void> ok = deadline.check("the raw socket's other side"); !ok) return ok;
+        continue;
+      }
+      for (auto left = static_cast<std::uint64_t>(moved); left > 0;) {
+        iovec& range = ranges_[begin];
+        const std::uint64_t part = std::min<std::uint64_t>(left, range.iov_len);
+        range = {static_cast<std::byte*>(range.iov_base) + part, range.iov_len - part};
+        left -= part;
+        if (range.iov_len == 0) ++begin;
+      }
+    }
+    return {};
+  }
+
+  std::span<std::byte> memory_;
+  Side side_ = Side::kInitiator;
+  int listening_ = -1;
+  int fd_ = -1;
+  Job job_;
+  std::uint64_t call_bytes_ = 1;
+  std::vector<std::uint64_t> own_;
+  std::vector<iovec> ranges_;
+  char note_[kNoteBytes] = {};
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_socket_engine() { return std::make_unique<SocketEngine>(); }
+
+}  // namespace kvferry::bench

@@ -1,0 +1,71 @@
+#include "launch/bench/transfer/programs.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <filesystem>
+#include <string_view>
+
+#include "launch/bench/harness/bench_venv.h"
+
+namespace kvferry::bench {
+namespace {
+
+Error unknown(const WorkerSpec& spec) {
+  return {ErrorCode::kInvalidArgument,
+          fmt::format("there is no engine '{}' with setting '{}' on path '{}'", spec.engine, spec.setting, spec.path)};
+}
+
+/// UCX chooses by itself what is fastest on the host, unless the path is TCP; "best" is what was found to be better.
+std::vector<std::string> ucx_environment(const WorkerSpec& spec) {
+  if (spec.path != "tcp") {
+    if (spec.engine == "ucx" && spec.setting == "best") return {"UCX_TLS=posix,self"};
+    return {};
+  }
+  std::vector<std::string> environment{"UCX_TLS=tcp"};
+  if (spec.engine == "ucx" && spec.setting == "best")
+    environment.insert(environment.end(), {"UCX_TCP_TX_SEG_SIZE=256k", "UCX_TCP_RX_SEG_SIZE=256k"});
+  return environment;
+}
+
+}  // namespace
+
+Command self_command(std::vector<std::string> words) {
+  char path[PATH_MAX] = {};
+  const ssize_t length = ::readlink("/proc/self/exe", path, sizeof(path) - 1);
+  words.insert(words.begin(), length > 0 ? path : "kvferry");
+  return {std::move(words), {}};
+}
+
+Result<std::string> kvferry_program() {
+  std::error_code failure;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", failure);
+  const std::filesystem::path program = self.parent_path() / "kvferry";
+  if (failure || !std::filesystem::exists(program, failure))
+    return Error{ErrorCode::kUnavailable, fmt::format("there is no program {} to start", program.string())};
+  return program.string();
+}
+
+Result<Command> worker_command(const WorkerSpec& spec) {
+  constexpr std::string_view kBuiltIn[] = {"kvferry", "memcpy", "cma", "socket"};
+  if (std::find(std::begin(kBuiltIn), std::end(kBuiltIn), spec.engine) != std::end(kBuiltIn))
+    return self_command({"bench", "worker"});
+  if (spec.setting != "default" && spec.setting != "best") return unknown(spec);
+  Command command;
+  if (spec.engine == "ucx") {
+    const std::string folder = newest_ucx_folder();
+    if (folder.empty()) return Error{ErrorCode::kUnavailable, "libucx-cu13 is not installed"};
+    command = self_command({"bench", "worker"});
+    command.environment.push_back("LD_LIBRARY_PATH=" + folder);
+  } else if (spec.engine == "nixl" || spec.engine == "mooncake") {
+    command = script_command(spec.engine + "_worker.py", {});
+  } else {
+    return unknown(spec);
+  }
+  const std::vector<std::string> more = ucx_environment(spec);
+  command.environment.insert(command.environment.end(), more.begin(), more.end());
+  return command;
+}
+
+}  // namespace kvferry::bench

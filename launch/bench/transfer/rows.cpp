@@ -1,0 +1,66 @@
+#include "launch/bench/transfer/rows.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "launch/bench/harness/byte_size.h"
+
+namespace kvferry::bench {
+namespace {
+
+/// The row of kvferry that this one is to be compared with.
+const Row* kvferrys(const std::vector<Row>& rows, const Row& row) {
+  const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& other) {
+    return other.engine == "kvferry" && other.path == row.path && other.memory == row.memory && other.op == row.op &&
+           other.block_bytes == row.block_bytes && other.num_blocks == row.num_blocks;
+  });
+  return found == rows.end() ? nullptr : &*found;
+}
+
+std::string group_of(const Row& row) { return fmt::format("{}, path {}, {} memory", row.op, row.path, row.memory); }
+
+}  // namespace
+
+nlohmann::json to_json(const Row& row) {
+  return {{"engine", row.engine},
+          {"setting", row.setting},
+          {"path", row.path},
+          {"memory", row.memory},
+          {"op", row.op},
+          {"block_bytes", row.block_bytes},
+          {"num_blocks", row.num_blocks},
+          {"gb_per_s", row.gb_per_s},
+          {"latency_us_p50", row.latency_us_p50},
+          {"latency_us_p99", row.latency_us_p99},
+          {"cpu_s_per_gib", row.cpu_s_per_gib},
+          {"verified", row.verified}};
+}
+
+std::string table_of(const std::vector<Row>& rows) {
+  std::string text;
+  std::vector<std::string> groups;
+  for (const Row& row : rows) {
+    if (std::find(groups.begin(), groups.end(), group_of(row)) == groups.end()) groups.push_back(group_of(row));
+  }
+  for (const std::string& group : groups) {
+    text += fmt::format("\n{}\n{:>8} {:>7}  {:<19} {:>8} {:>9} {:>9} {:>9} {:>10}  {}\n", group, "block", "blocks",
+                        "engine", "GB/s", "kvferry/", "p50 us", "p99 us", "CPU s/GiB", "verified");
+    std::uint64_t last_bytes = 0;
+    for (const Row& row : rows) {
+      if (group_of(row) != group) continue;
+      const Row* own = kvferrys(rows, row);
+      const bool has_ratio = own != nullptr && own != &row && row.gb_per_s > 0;
+      text += fmt::format("{:>8} {:>7}  {:<19} {:>8.2f} {:>9} {:>9.2f} {:>9.2f} {:>10.3f}  {}\n",
+                          row.block_bytes == last_bytes ? "" : byte_size_text(row.block_bytes),
+                          row.block_bytes == last_bytes ? "" : std::to_string(row.num_blocks),
+                          fmt::format("{} {}", row.engine, row.setting), row.gb_per_s,
+                          has_ratio ? fmt::format("{:.2f}x", own->gb_per_s / row.gb_per_s) : "", row.latency_us_p50,
+                          row.latency_us_p99, row.cpu_s_per_gib, row.verified ? "yes" : "NO");
+      last_bytes = row.block_bytes;
+    }
+  }
+  return text;
+}
+
+}  // namespace kvferry::bench

@@ -1,0 +1,215 @@
+// What the GPU store alone does: its tiers, deadlines, fences, and a GPU that says no.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/connector/runtime/test_store.h"
+
+namespace kvferry {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(GpuStore, DescribesItsTiers) {
+  EXPECT_EQ(TestStore({StoreKind::kGpu}).store->describe(), "GPU tier: 3 frames of 2.0 KiB on simulated GPU");
+  EXPECT_THAT(TestStore({StoreKind::kGpuWhereChunksLand}).store->describe(), HasSubstr("where chunks of other nodes"));
+  EXPECT_THAT(TestStore({StoreKind::kGpuWithoutFrames}).store->describe(), HasSubstr("GPU tier: none"));
+  EXPECT_EQ(TestStore({StoreKind::kHost}).store->describe(), "");
+}
+
+class MakingAStore : public ::testing::Test {
+ protected:
+  Result<std::unique_ptr<ChunkStore>> make(std::uint64_t bytes, bool lands = false) {
+    ChunkStoreParts parts{engine_.layout(), 0, pool_, engine_.chunk_bytes(), RegionId{1}};
+    return make_gpu_store(std::move(parts), {make_sim_gpu(device_), bytes, lands, TestStore::kTimeout, clock_, book_});
+  }
+  std::shared_ptr<SimDevice> device_ = std::make_shared<SimDevice>(1);
+  ToyEngine engine_{device_.get()};
+  std::vector<std::byte> pool_ = std::vector<std::byte>(4 * engine_.chunk_bytes());
+  ManualClock clock_;
+  StillTransport book_;
+};
+
+TEST_F(MakingAStore, FramesThatHoldNoChunkAreAnError) {
+  const auto store = make(100);
+  ASSERT_FALSE(store);
+  EXPECT_EQ(store.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(store.error().what, HasSubstr("gpu_pool_bytes 100"));
+}
+
+TEST_F(MakingAStore, WhateverIsRefusedNothingIsLeftBehind) {
+  bool was_made = false;
+  for (int granted = 0; !was_made; ++granted) {
+    ASSERT_LT(granted, 20);
+    // SimDevice refuses the next calls: count up to the one that matters by granting those before it.
+    SimDevice& device = *device_;
+    device.refuse_next(0);
+    device.refuse_after(granted, 1);
+    was_made = static_cast<bool>(make(8 * 2048, true));
+    device.refuse_next(0);
+    EXPECT_EQ(device.num_alive(), 1u) << granted;  // the engine's stream
+    EXPECT_EQ(book_.num_regions(), 0u);
+  }
+}
+
+TEST_F(MakingAStore, WhereTheTransportCantReachTheGpuChunksLandInSlots) {
+  book_.takes_devices = false;
+  const auto store = make(8 * 2048, true).value();
+  EXPECT_EQ(store->land({2, 1}, 10)->region, RegionId{1});
+  EXPECT_EQ(store->land({2, 2}, 10)->offset, 2 * engine_.chunk_bytes());
+}
+
+class LateGpu : public ::testing::Test {
+ protected:
+  LateGpu() {
+    test_.engine.overwrite(3, 1);
+    test_.run();
+  }
+  TestStore test_{{StoreKind::kGpu, 1}};
+};
+
+TEST_F(LateGpu, ASaveIsToldWhenItsSlotIsWrittenAndNotBefore) {
+  test_.save({save_job("r", {0, 1}, {3}, 4)});
+  EXPECT_THAT(test_.store->take_saved(), IsEmpty());
+  test_.run();
+  const auto done = test_.store->take_saved();
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_TRUE(done[0].ok);
+}
+
+TEST_F(LateGpu, AfterTheDeadlineASaveHasFailedAndItsSlotIsFenced) {
+  test_.save({save_job("r", {0, 1}, {3}, 4)});
+  test_.clock.advance(TestStore::kTimeout - 1);
+  EXPECT_THAT(test_.store->take_saved(), IsEmpty());
+  test_.clock.advance(1);
+  auto done = test_.store->take_saved();
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_FALSE(done[0].ok);
+  EXPECT_EQ(test_.store->num_fenced(), 1u);
+  // The scheduler gives the slot out again.
+  EXPECT_EQ(test_.store->land({0, 2}, 10).error().code, ErrorCode::kFull);
+  test_.save({save_job("r", {0, 3}, {3}, 4)});
+  done = test_.store->take_saved();
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_FALSE(done[0].ok);
+  EXPECT_EQ(done[0].chunk, (ChunkRef{0, 3}));
+  test_.run();
+  EXPECT_THAT(test_.store->take_saved(), IsEmpty());
+  EXPECT_EQ(test_.store->num_fenced(), 0u);
+  test_.save({save_job("r", {0, 4}, {3}, 4)});
+  EXPECT_TRUE(test_.all_saved().at(0).ok);
+}
+
+TEST_F(LateGpu, WhatWasVerifiedIsNotHashedAgain) {
+  test_.save({save_job("r", {0, 1}, {3}, 4)});
+  const std::uint64_t sum = test_.all_saved().at(0).checksum;
+  const std::uint64_t before = num_passes_hashed();
+  EXPECT_EQ(test_.load({load_job("l", {0, 1}, sum, 4, {5}, 4)})[0].tokens_loaded, 4u);
+  EXPECT_EQ(num_passes_hashed(), before);
+}
+
+TEST_F(LateGpu, RefusalsAtEveryCallOfASaveAndALoadLeaveNothingBehind) {
+  for (int granted = 0; granted < 40; ++granted) {
+    TestStore test{{StoreKind::kGpuWhereChunksLand, static_cast<std::uint32_t>(granted)}};
+    test.engine.overwrite(3, 1);
+    test.save({save_job("r", {0, 1}, {3}, 4)});
+    const std::uint64_t sum = test.all_saved().at(0).checksum;
+    for (std::uint32_t slot : {1u, 2u, 3u}) {  // fill the frames with others
+      test.save({save_job("r", {slot, 1}, {3}, 4)});
+      test.all_saved();
+    }
+    test.device->refuse_after(granted, 1);
+    test.load({load_job("l", {0, 1}, sum, 4, {5}, 4), load_job("l", {3, 1}, sum, 4, {6}, 4)});
+    test.save({save_job("r", {4, 1}, {3}, 4), save_job("r", {5, 1}, {3}, 4)});
+    test.all_saved();
+    test.device->refuse_next(0);
+    test.all_saved();
+    test.all_saved();
+    EXPECT_EQ(test.store->num_fenced(), 0u) << granted;
+    test.store.reset();
+    EXPECT_EQ(test.device->num_alive(), 1u) << granted;
+  }
+}
+
+TEST(GpuStore, AFailedLoadCostsNoFrame) {
+  for (int granted = 0; granted < 15; ++granted) {
+    TestStore test{{StoreKind::kGpu, 1, 6, 1}};
+    const auto saved = [&](ChunkRef chunk) {
+      test.engine.overwrite(3, chunk.slot);
+      test.save({save_job("r", chunk, {3}, 4)});
+      return test.all_saved().at(0).checksum;
+    };
+    const std::uint64_t first = saved({0, 1});
+    saved({1, 1});  // takes the frame
+    test.device->refuse_after(granted, 1);
+    test.load({load_job("l", {0, 1}, first, 4, {5}, 4)});
+    test.device->refuse_next(0);
+    for (int i = 0; i < 2; ++i) test.all_saved();
+    const std::uint64_t second = saved({2, 1});
+    const std::uint64_t before = num_passes_hashed();
+    EXPECT_EQ(test.load({load_job("l", {2, 1}, second, 4, {5}, 4)})[0].tokens_loaded, 4u);
+    EXPECT_EQ(num_passes_hashed(), before) << granted;  // it is in the frame
+  }
+}
+
+/// Some work was given to the GPU when the call after it was refused: it is still to come.
+class RefusedHalfway : public ::testing::TestWithParam<int> {};
+
+TEST_P(RefusedHalfway, ASaveKeepsItsSlotFromOthers) {
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    TestStore test{{StoreKind::kGpu, seed, 6, 1}};
+    test.engine.overwrite(3, 1);
+    test.device->refuse_after(GetParam(), 1);
+    test.save({save_job("r", {0, 1}, {3}, 4)});
+    test.device->refuse_next(0);
+    for (std::uint64_t generation = 2; generation < 40; ++generation) {
+      test.store->take_saved();
+      if (test.store->land({0, generation}, 64)) break;
+      test.device->step();
+    }
+    const auto slot = test.slot(0, 64);
+    std::ranges::fill(slot, std::byte{7});
+    const bool is_free = static_cast<bool>(test.store->land({0, 40}, 64));
+    test.run();
+    if (is_free) {
+      ASSERT_TRUE(std::ranges::all_of(slot, [](std::byte b) { return b == std::byte{7}; })) << "seed " << seed;
+    }
+  }
+}
+
+TEST_P(RefusedHalfway, ALoadKeepsItsFrameFromOthers) {
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    TestStore test{{StoreKind::kGpu, seed, 6, 1}};
+    test.engine.overwrite(3, 1);
+    test.save({save_job("r", {0, 1}, {3}, 4)});
+    const std::uint64_t sum = test.all_saved().at(0).checksum;
+    test.save({save_job("r", {1, 1}, {3}, 4)});  // takes the frame
+    test.all_saved();
+    test.device->refuse_after(GetParam(), 1);
+    test.load({load_job("l", {0, 1}, sum, 4, {5}, 4)});
+    test.device->refuse_next(0);
+    test.engine.overwrite(6, 2);
+    const std::vector<std::vector<BlockId>> table = {{6}};
+    const auto want = test.engine.expected({0, 4, table});
+    test.save({save_job("r", {2, 1}, {6}, 4)});
+    const auto done = test.all_saved();
+    ASSERT_TRUE(done.size() == 1 && done[0].ok);
+    ASSERT_TRUE(std::ranges::equal(test.slot(2, want.size()), want)) << "seed " << seed;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(AtEveryCall, RefusedHalfway, ::testing::Range(0, 12));
+
+TEST(GpuStore, GoesWhenTheDeviceIsThroughWithIt) {
+  for (const StoreKind kind : {StoreKind::kGpuWithoutFrames, StoreKind::kGpu}) {
+    const std::uint64_t early = num_passes_ended_early();
+    TestStore test{{kind, 1}};
+    test.save({save_job("r", {0, 1}, {3}, 4), save_job("r", {1, 1}, {3}, 4)});
+    test.store.reset();
+    EXPECT_EQ(num_passes_ended_early(), early);
+    test.pool = {};  // nothing writes there any more
+    EXPECT_FALSE(test.device->step());
+  }
+}
+
+}  // namespace
+}  // namespace kvferry

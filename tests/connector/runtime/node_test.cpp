@@ -1,0 +1,245 @@
+// Two nodes, a controller and real UCX in one process: what a prefill computes, a decode loads.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+
+#include "connector/core/token_chain.h"
+#include "controller/api/rule.h"
+#include "controller/api/status.h"
+#include "tests/connector/runtime/test_node.h"
+
+namespace kvferry {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::vector<std::int32_t> tokens(std::uint32_t count, std::int32_t first = 100) {
+  std::vector<std::int32_t> made(count);
+  std::iota(made.begin(), made.end(), first);
+  return made;
+}
+
+NewRequest request(const std::string& id, const std::vector<std::int32_t>& prompt) {
+  NewRequest made;
+  made.id = RequestId{id};
+  made.tokens = prompt;
+  made.num_prompt_tokens = static_cast<std::uint32_t>(prompt.size());
+  return made;
+}
+
+/// A deadline for what happens soon on another thread, and a fresh request name for each try.
+class Patience {
+ public:
+  bool left() { return ++tries_ > 0 && clock_.now() < deadline_; }
+  std::string name() const { return "try-" + std::to_string(tries_); }
+
+ private:
+  SteadyClock clock_;
+  TimeNs deadline_ = clock_.now() + 20 * kSecond;
+  int tries_ = 0;
+};
+
+/// Prefills `prompt` on `node` in one step and finishes it.
+FinishedRequest prefill(TestNode& node, const std::string& id, const std::vector<std::int32_t>& prompt, float seed) {
+  NewRequest made = request(id, prompt);
+  made.handoff = true;
+  node.scheduler->add_request(made);
+  const std::uint32_t n = made.num_prompt_tokens;
+  EXPECT_EQ(node.lookup(id), 0u);
+  node.scheduler->allocated(made.id, 0, {kSomeBlocks});
+  node.step({{{made.id, 0, n, BlockTable{kSomeBlocks}}}, {}}, [&] { node.compute(kSomeBlocks, 0, n, seed); });
+  return node.scheduler->finished(made.id, n, {kSomeBlocks}, false);
+}
+
+TEST(Nodes, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
+  TestController controller;
+  TestNode prefiller(controller.endpoint(), "prefill"), decoder(controller.endpoint(), "decode");
+  const auto prompt = tokens(21);
+  const FinishedRequest done = prefill(prefiller, "p-1", prompt, 1);
+  ASSERT_TRUE(done.handoff);
+  EXPECT_EQ(done.handoff_tokens, 21u);
+  NewRequest made = request("d-1", prompt);
+  made.source = HandoffSource{
+      EngineId{"prefill"}, "tcp://" + prefiller.scheduler->host() + ":" + std::to_string(prefiller.scheduler->port()),
+      "p-1", done.handoff_tokens};
+  EXPECT_EQ(load(decoder, made, 1), 20u);  // all but the last token, which is computed
+  EXPECT_EQ(decoder.scheduler->metrics()["pulled_chunks_total"], 3);
+}
+
+TEST(Nodes, TheControllerLeadsToAHolderWhenNobodyNamedIt) {
+  TestController controller;
+  TestNode holder(controller.endpoint(), "holder"), asker(controller.endpoint(), "asker");
+  prefill(holder, "p-1", tokens(26), 2);
+  // Publishing is messages on their way, one or several: a request that comes too early is told of fewer.
+  auto longer = tokens(26);
+  longer.push_back(7);
+  std::uint32_t external = 0;
+  for (Patience patience; patience.left() && external < 24;)
+    external = load(asker, request(patience.name(), longer), 2);
+  EXPECT_EQ(external, 24u);  // three full chunks; a tail of 2 tokens has no group and isn't found
+}
+
+TEST(Nodes, APreemptedRequestLoadsItsMissingTailAndNothingElse) {
+  TestController controller;
+  TestNode node(controller.endpoint(), "both");
+  auto prompt = tokens(10);
+  node.scheduler->add_request(request("r", prompt));
+  EXPECT_EQ(node.lookup("r"), 0u);
+  node.scheduler->allocated(RequestId{"r"}, 0, {kSomeBlocks});
+  node.step({{{RequestId{"r"}, 0, 10, BlockTable{kSomeBlocks}}}, {}}, [&] { node.compute(kSomeBlocks, 0, 10, 3); });
+  for (std::uint32_t t = 10; t < 19; ++t) {
+    node.scheduler->update_tokens(RequestId{"r"}, t, std::vector<std::int32_t>{static_cast<std::int32_t>(t)});
+    node.step({{{RequestId{"r"}, t, 1, std::nullopt}}, {}}, [&] { node.compute(kSomeBlocks, t, t + 1, 3); });
+  }
+  node.scheduler->update_tokens(RequestId{"r"}, 19, std::vector<std::int32_t>{19});
+  node.step({{}, {RequestId{"r"}}}, [&] { node.wipe(); });  // others take its blocks in this very step
+  ASSERT_EQ(node.lookup("r", 8), 11u);                      // 20 tokens, 19 computed, 8 still in the engine's cache
+  node.scheduler->allocated(RequestId{"r"}, 11, {kOtherBlocks});
+  node.step({{{RequestId{"r"}, 19, 1, BlockTable{kOtherBlocks}}}, {}}, [&] {
+    EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 8, 19, 3), 0u);
+    EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 0, 8, 3), 8u);  // not asked for, not touched
+  });
+  const FinishedRequest done = node.scheduler->finished(RequestId{"r"}, 20, {kOtherBlocks}, false);
+  ASSERT_EQ(done.admissions.size(), 2u);
+  EXPECT_TRUE(done.admissions[1].resumed);
+  EXPECT_EQ(done.admissions[1].to_load, 11u);
+  EXPECT_EQ(done.admissions[1].loaded, 11u);
+}
+
+TEST(Nodes, AHolderThatDiedCostsATimeoutNotARequest) {
+  TestController controller;
+  auto holder = std::make_unique<TestNode>(controller.endpoint(), "holder");
+  TestNode asker(controller.endpoint(), "asker");
+  const auto prompt = tokens(16);
+  const FinishedRequest done = prefill(*holder, "p-1", prompt, 4);
+  NewRequest made = request("a", prompt);
+  made.source = HandoffSource{EngineId{"holder"},
+                              "tcp://" + holder->scheduler->host() + ":" + std::to_string(holder->scheduler->port()),
+                              "p-1", done.handoff_tokens};
+  holder.reset();
+  EXPECT_EQ(load(asker, made, 4), 0u);
+}
+
+TEST(Nodes, RequestsGoOnWithoutTheControllerAndUseItAgain) {
+  auto controller = std::make_unique<TestController>();
+  const std::string endpoint = controller->endpoint();
+  TestNode holder(endpoint, "holder"), asker(endpoint, "asker");
+  prefill(holder, "p-1", tokens(16), 5);
+  controller.reset();
+  EXPECT_EQ(load(asker, request("without", tokens(16, 5000)), 5), 0u);
+  controller = std::make_unique<TestController>(endpoint);
+  // The holder tells the new controller what it has, without being restarted.
+  std::uint32_t external = 0;
+  for (Patience patience; patience.left() && external < 15;)
+    external = load(asker, request(patience.name(), tokens(16)), 5);
+  EXPECT_EQ(external, 15u);
+}
+
+TEST(Nodes, ADrainedNodesChunksAreOnAnotherBeforeItGoes) {
+  TestController controller;
+  TestNode leaving(controller.endpoint(), "leaving"), other(controller.endpoint(), "other");
+  prefill(leaving, "p-1", tokens(26), 2);
+  leaving.step({}, [] {});
+  const auto node = [&](const std::string& name) {
+    const controller::Status all = controller::fetch_status(controller.endpoint(), 2000).value();
+    for (const controller::NodeStatus& status : all.nodes)
+      if (status.engine_id == name) return status;
+    return controller::NodeStatus{};
+  };
+  for (Patience patience; node("leaving").num_chunks < 4 && patience.left();) std::this_thread::sleep_for(20ms);
+  ASSERT_EQ(node("leaving").num_chunks, 4u);
+  const controller::Rule rule{.verb = "drain", .name_space = "default", .engine_id = "leaving"};
+  ASSERT_TRUE(controller::ask_rule(controller.endpoint(), rule, 2000));
+  for (Patience patience; !node("leaving").is_drained && patience.left();) std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(node("leaving").num_moved, 4u);
+  EXPECT_EQ(node("other").num_chunks, 4u);
+  leaving.scheduler->shutdown();
+  EXPECT_EQ(load(other, request("d-1", tokens(26)), 2), 24u);  // a tail of two tokens is too short to be found
+}
+
+TEST(Nodes, APinnedPrefixOutlivesAFloodAndAClearedPoolIsEmpty) {
+  TestController controller;
+  TestNode node(controller.endpoint(), "node");
+  prefill(node, "p-1", tokens(16), 2);
+  node.step({}, [] {});
+  const auto metric = [&](const std::string& name) { return node.scheduler->metrics()[name]; };
+  TokenChain chain(root_key("toy", ""), 8, {});
+  chain.append(tokens(16));
+  const std::vector<ChunkKey> keys(chain.keys().begin(), chain.keys().end());
+  const controller::Rule pin{.verb = "pin", .name_space = "default", .owner = "ops", .keys = keys, .ttl_ms = 60'000};
+  std::string last;
+  for (Patience patience; metric("pool_kept_chunks") < 2 && patience.left();) {
+    const auto done = controller::ask_rule(controller.endpoint(), pin, 2000);
+    ASSERT_TRUE(done) << done.error().what;
+    last = done->text;
+    std::this_thread::sleep_for(50ms);
+  }
+  EXPECT_GE(metric("pool_kept_chunks"), 2) << last;
+  const controller::Rule clear{.verb = "clear", .name_space = "default"};
+  const auto done = controller::ask_rule(controller.endpoint(), clear, 2000);
+  ASSERT_TRUE(done) << done.error().what;
+  for (Patience patience; metric("pool_chunks") > 0 && patience.left();) std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(metric("pool_chunks"), 0);
+}
+
+/// With the GPU's pool in all its sizes, and landings asked for where the transport can't reach it.
+class NodesWithGpus : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(NodesWithGpus, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
+  const auto one = std::make_shared<SimDevice>(1, SimDevice::Drive::kInBackground);
+  const auto other = std::make_shared<SimDevice>(2, SimDevice::Drive::kInBackground);
+  {
+    TestController controller;
+    TestNode prefiller(controller.endpoint(), "prefill", "toy", GetParam(), one),
+        decoder(controller.endpoint(), "decode", "toy", GetParam(), other);
+    EXPECT_NE(prefiller.worker->describe().find("GPU tier: "), std::string::npos);
+    const auto prompt = tokens(21);
+    const FinishedRequest done = prefill(prefiller, "p-1", prompt, 1);
+    prefiller.wipe();  // others get the blocks at once
+    ASSERT_EQ(done.handoff_tokens, 21u);
+    // The decode node asks before the prefill's engine has made another step.
+    std::thread steps([&] {
+      std::this_thread::sleep_for(20ms);
+      prefiller.settle();
+    });
+    NewRequest made = request("d-1", prompt);
+    made.source = HandoffSource{
+        EngineId{"prefill"}, "tcp://" + prefiller.scheduler->host() + ":" + std::to_string(prefiller.scheduler->port()),
+        "p-1", done.handoff_tokens};
+    EXPECT_EQ(load(decoder, made, 1), 20u);
+    steps.join();
+    // From its own frames, or from the slots; the tail is too short to be found.
+    EXPECT_EQ(load(prefiller, request("p-2", prompt), 1), 16u);
+    EXPECT_FALSE(prefiller.scheduler->has_unreported_saves());
+  }
+  EXPECT_EQ(one->num_alive() + other->num_alive(), 0u);
+}
+INSTANTIATE_TEST_SUITE_P(All, NodesWithGpus,
+                         ::testing::Values("", R"(, "gpu_pool_bytes": "4KiB")", R"(, "gpu_pool_bytes": "64KiB")",
+                                           R"(, "gpu_pool_bytes": "64KiB", "lands_in_gpu": true)"));
+
+TEST(Nodes, AnotherModelInTheSameNamespaceIsRefusedAtStart) {
+  TestController controller;
+  TestNode first(controller.endpoint(), "first", "model-a");
+  try {
+    TestNode second(controller.endpoint(), "second", "model-b");
+    FAIL() << "two models in one namespace";
+  } catch (const std::runtime_error& refusal) {
+    EXPECT_NE(std::string(refusal.what()).find("model-a"), std::string::npos) << refusal.what();
+    EXPECT_NE(std::string(refusal.what()).find("model-b"), std::string::npos) << refusal.what();
+  }
+  TestNode third(controller.endpoint(), "third", "model-b", R"(, "namespace": "other")");
+}
+
+TEST(Nodes, AControllerThatIsNotThereIsOneSentence) {
+  try {
+    TestNode node("tcp://127.0.0.1:1", "lonely");
+    FAIL() << "started without a controller";
+  } catch (const std::runtime_error& failure) {
+    EXPECT_NE(std::string(failure.what()).find("tcp://127.0.0.1:1"), std::string::npos) << failure.what();
+  }
+}
+
+}  // namespace
+}  // namespace kvferry

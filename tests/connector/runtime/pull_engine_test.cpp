@@ -1,0 +1,217 @@
+// The pull thread between a scheduler, a transport and a store that decides where chunks land and when they are there.
+#include "connector/runtime/worker/pull_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <cstring>
+
+#include "connector/runtime/links/node_wire.h"
+#include "connector/runtime/links/zmq_link.h"
+#include "transport/base/checksum.h"
+#include "transport/loopback/loopback_fabric.h"
+
+namespace kvferry {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr std::uint64_t kChunkBytes = 64;
+constexpr std::uint32_t kTokens = 8;
+
+/// Even slots land in one region, odd ones in another, slot 5 nowhere. What landed is told when the test says so.
+class TwoPlaces final : public ChunkStore {
+ public:
+  TwoPlaces(RegionId even, RegionId odd) : even_(even), odd_(odd) {}
+  std::string describe() const override { return {}; }
+  void save(const std::vector<SaveJob>&, DeviceStream) override {}
+  std::vector<SaveDone> take_saved() override { return {}; }
+  std::vector<LoadOutcome> load(const std::vector<LoadJob>&, const IsReadable&, DeviceStream) override { return {}; }
+  Result<Place> land(ChunkRef chunk, std::uint64_t) override {
+    if (chunk.slot == 5) return Error{ErrorCode::kFull, "slot 5 is fenced"};
+    return Place{chunk.slot % 2 == 0 ? even_ : odd_, chunk.slot * kChunkBytes};
+  }
+  void landed(std::span<const Landed> chunks) override {
+    const std::lock_guard lock(mutex_);
+    landed_.insert(landed_.end(), chunks.begin(), chunks.end());
+  }
+  std::vector<Landed> take_landed() override {
+    const std::lock_guard lock(mutex_);
+    if (!tells_) return {};
+    return std::exchange(landed_, {});
+  }
+  std::size_t num_fenced() const override { return 0; }
+
+  std::size_t num_landed() const {
+    const std::lock_guard lock(mutex_);
+    return landed_.size();
+  }
+  void tell() {
+    const std::lock_guard lock(mutex_);
+    tells_ = true;
+  }
+
+ private:
+  RegionId even_, odd_;
+  mutable std::mutex mutex_;
+  bool tells_ = false;
+  std::vector<Landed> landed_;
+};
+
+class Pulls : public ::testing::Test {
+ protected:
+  Pulls() : holder_(fabric_.make_transport()), here_(fabric_.make_transport()) {
+    for (std::size_t i = 0; i < theirs_.size(); ++i) theirs_[i] = static_cast<std::byte>(i * 7);
+    const RegionId pool = holder_->register_region(theirs_.data(), theirs_.size()).value();
+    remote_ = holder_->export_region(pool).value();
+    store_ = std::make_unique<TwoPlaces>(here_->register_region(even_.data(), even_.size()).value(),
+                                         here_->register_region(odd_.data(), odd_.size()).value());
+    pushes_ = std::make_unique<PushEngine>(
+        PushEngineParts{*here_, *store_, {}, {}, kChunkBytes, kChunkBytes / kTokens, 1, mutex_, core_});
+    engine_ = PullEngine::start({*here_, *store_, kChunkBytes, kChunkBytes / kTokens, mutex_, core_, *pushes_, even_})
+                  .value();
+    link_ = ClientSocket::connect(engine_->endpoint()).value();
+  }
+  ~Pulls() override { engine_->shutdown(); }
+
+  PullItem item(std::uint32_t from, std::uint32_t to) {
+    const auto sum = chunk_checksum(std::span(theirs_).subspan(from * kChunkBytes, kChunkBytes));
+    return {{from, 1}, {to, 1}, kTokens, {sum}};
+  }
+  /// A chunk that is put together of two halves, each of another source; both have slots of half the size.
+  PullItem halves(std::uint32_t from, std::uint32_t to) {
+    const auto half = [&](std::uint32_t slot) {
+      return chunk_checksum(std::span(theirs_).subspan(slot * kChunkBytes / 2, kChunkBytes / 2));
+    };
+    return {{from, 1}, {to, 1}, kTokens, {}, {{half(from), half(from)}}};
+  }
+  void order_halves(std::vector<PullItem> items, const std::string& second_address) {
+    PullOrder order{1, {}, {}, 5000, std::move(items)};
+    order.sources = {{holder_->address(), remote_, kChunkBytes / 2}, {second_address, remote_, kChunkBytes / 2}};
+    order.runs = {{1, 0, 0, 1}, {0, 0, 1, 1}};
+    order.num_cells = 2;
+    EXPECT_TRUE(link_->send(seal(NodeMessage::kPullOrder, 1, order)));
+  }
+  void order(std::vector<PullItem> items) {
+    EXPECT_TRUE(link_->send(
+        seal(NodeMessage::kPullOrder, 1, PullOrder{1, holder_->address(), remote_, 5000, std::move(items)})));
+  }
+  std::optional<PullOutcome> outcome(int patience_ms) {
+    for (; patience_ms > 0; patience_ms -= 10) {
+      if (auto bytes = link_->receive())
+        return decode<PullOutcome>(decode<Envelope>(*bytes, "message")->body, "outcome").value();
+      pollfd fd{link_->fd(), POLLIN, 0};
+      ::poll(&fd, 1, 10);
+    }
+    return std::nullopt;
+  }
+
+  std::vector<std::byte> theirs_ = std::vector<std::byte>(8 * kChunkBytes);
+  std::vector<std::byte> even_ = theirs_, odd_ = theirs_;
+  LoopbackFabric fabric_;
+  std::unique_ptr<Transport> holder_, here_;
+  std::string remote_;
+  std::mutex mutex_;
+  WorkerCore core_{0, 8};
+  std::unique_ptr<TwoPlaces> store_;
+  std::unique_ptr<PushEngine> pushes_;
+  std::unique_ptr<PullEngine> engine_;
+  std::unique_ptr<ClientSocket> link_;
+};
+
+TEST_F(Pulls, EndWhenTheStoreHasAllChunksAndNotBefore) {
+  order({item(0, 2), item(1, 3), item(2, 4)});
+  for (int i = 0; i < 1000 && store_->num_landed() < 3; ++i) ::poll(nullptr, 0, 10);
+  EXPECT_EQ(store_->num_landed(), 3u);
+  EXPECT_FALSE(outcome(100)) << "reported before others can read it";
+  store_->tell();
+  const auto done = outcome(10'000);
+  ASSERT_TRUE(done);
+  EXPECT_THAT(done->ok, ElementsAre(true, true, true));
+  EXPECT_EQ(std::memcmp(&even_[2 * kChunkBytes], &theirs_[0], kChunkBytes), 0);
+  EXPECT_EQ(std::memcmp(&odd_[3 * kChunkBytes], &theirs_[1 * kChunkBytes], kChunkBytes), 0);
+  EXPECT_EQ(std::memcmp(&even_[4 * kChunkBytes], &theirs_[2 * kChunkBytes], kChunkBytes), 0);
+}
+
+TEST_F(Pulls, AChunkThatCantLandOrIsDamagedFailsAlone) {
+  store_->tell();
+  PullItem damaged = item(2, 6);
+  damaged.checksums[0] += 1;
+  PullItem without = item(3, 7);
+  without.checksums.clear();
+  order({item(0, 2), item(1, 5), damaged, without, item(4, 3)});
+  const auto done = outcome(10'000);
+  ASSERT_TRUE(done);
+  EXPECT_THAT(done->ok, ElementsAre(true, false, false, false, true));
+  EXPECT_FALSE(done->what.empty());
+}
+
+TEST_F(Pulls, ChunksOfSeveralSourcesAreVerifiedRunByRunAndHashedAsAWhole) {
+  store_->tell();
+  PullItem damaged = halves(3, 4);
+  damaged.run_checksums[0][1] += 1;
+  PullItem without = halves(3, 6);
+  without.run_checksums[0].pop_back();
+  order_halves({halves(2, 2), damaged, without, halves(5, 0)}, holder_->address());
+  const auto done = outcome(10'000);
+  ASSERT_TRUE(done);
+  EXPECT_THAT(done->ok, ElementsAre(true, false, false, true));
+  ASSERT_EQ(done->checksums.size(), 4u);
+  for (const auto& [item, from, to] : {std::tuple(0, 2, 2), std::tuple(3, 5, 0)}) {
+    const auto got = std::span(even_).subspan(to * kChunkBytes, kChunkBytes);
+    EXPECT_EQ(std::memcmp(&got[0], &theirs_[from * kChunkBytes / 2], kChunkBytes / 2), 0);
+    EXPECT_EQ(std::memcmp(&got[kChunkBytes / 2], &theirs_[from * kChunkBytes / 2], kChunkBytes / 2), 0);
+    EXPECT_EQ(done->checksums[item], chunk_checksum(got));
+  }
+}
+
+TEST_F(Pulls, AChunkOfSeveralSourcesFailsWithOneOfThem) {
+  store_->tell();
+  order_halves({halves(2, 2), halves(3, 4)}, "nobody's address");
+  const auto done = outcome(10'000);
+  ASSERT_TRUE(done);
+  EXPECT_THAT(done->ok, ElementsAre(false, false));
+}
+
+TEST_F(Pulls, RunsAreHashedForReadersOfOtherShapesAndDamageIsFound) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (const std::uint32_t slot : {2u, 4u}) {
+      core_.begin_write({slot, 1});
+      core_.end_write({slot, 1}, true);
+    }
+  }
+  const auto chunk = [&](std::uint32_t slot) { return std::span(even_).subspan(slot * kChunkBytes, kChunkBytes); };
+  const auto right = chunk_checksum(chunk(2));
+  const ChecksumOrder order{
+      7,    4, {{0, 0, 0, 1}, {0, 0, 0, 2}, {0, 3, 0, 1}}, {{{2, 1}, 8, right}, {{4, 1}, 8, 1}, {{2, 2}, 8, right}},
+      5000, 0};
+  ASSERT_TRUE(link_->send(seal(NodeMessage::kChecksumOrder, 7, order)));
+  std::vector<ChecksumOutcome> outcomes;
+  for (int patience = 0; patience < 1000 && outcomes.size() < 3; ++patience) {
+    if (auto bytes = link_->receive())
+      outcomes.push_back(decode<ChecksumOutcome>(decode<Envelope>(*bytes, "message")->body, "checksums").value());
+    else
+      ::poll(nullptr, 0, 10);
+  }
+  ASSERT_EQ(outcomes.size(), 3u);
+  EXPECT_TRUE(outcomes[0].ok);
+  EXPECT_THAT(outcomes[0].checksums, ElementsAre(chunk_checksum(chunk(2).first(16)), chunk_checksum(chunk(2).first(32)),
+                                                 chunk_checksum(chunk(2).subspan(48))));
+  EXPECT_FALSE(outcomes[1].ok);  // another checksum than it had
+  EXPECT_EQ(outcomes[1].item, 1u);
+  EXPECT_FALSE(outcomes[2].ok);  // another generation
+}
+
+TEST_F(Pulls, ALostPeerFailsAllItsChunks) {
+  store_->tell();
+  fabric_.fail_next(2);
+  order({item(0, 2), item(1, 3)});
+  const auto done = outcome(10'000);
+  ASSERT_TRUE(done);
+  EXPECT_THAT(done->ok, ElementsAre(false, false));
+}
+
+}  // namespace
+}  // namespace kvferry

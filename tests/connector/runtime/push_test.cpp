@@ -1,0 +1,176 @@
+// Pushes between two real nodes: real transport, real messages, blocks of real memory, no model.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+#include <thread>
+
+#include "tests/connector/runtime/test_node.h"
+
+namespace kvferry {
+namespace {
+
+using namespace std::chrono_literals;
+
+class Pushes : public ::testing::Test {
+ protected:
+  std::vector<std::int32_t> prompt(std::uint32_t count, std::int32_t first = 100) {
+    std::vector<std::int32_t> made(count);
+    std::iota(made.begin(), made.end(), first);
+    return made;
+  }
+  static std::string endpoint(const TestNode& node) {
+    return "tcp://" + node.scheduler->host() + ":" + std::to_string(node.scheduler->port());
+  }
+  static NewRequest request(const std::string& id, const std::vector<std::int32_t>& tokens) {
+    NewRequest made;
+    made.id = RequestId{id};
+    made.tokens = tokens;
+    made.num_prompt_tokens = static_cast<std::uint32_t>(tokens.size());
+    return made;
+  }
+  /// Prefills in steps of `per_step` tokens; `by_layer`: as a model does that tells of each layer.
+  FinishedRequest prefill(TestNode& node, const std::string& id, const std::vector<std::int32_t>& tokens, float seed,
+                          const std::string& push_to, bool by_layer = true, std::uint32_t per_step = 1000) {
+    NewRequest made = request(id, tokens);
+    made.handoff = true;
+    made.push_to = PushTarget{EngineId{"decode"}, push_to};
+    node.scheduler->add_request(made);
+    const std::uint32_t n = made.num_prompt_tokens;
+    const std::uint32_t have = node.lookup(id);
+    node.scheduler->allocated(made.id, have, {kSomeBlocks});
+    for (std::uint32_t done = have; done < n;) {
+      const std::uint32_t now = std::min(per_step, n - done);
+      std::optional<BlockTable> table;
+      if (done == have) table = BlockTable{kSomeBlocks};
+      node.step({{{made.id, done, now, table}}, {}}, [&] {
+        node.compute(kSomeBlocks, done, done + now, seed);
+        for (std::uint32_t layer = 0; by_layer && layer < TestNode::kLayers; ++layer) node.worker->save_layer(layer);
+        std::this_thread::sleep_for(before_save_);
+      });
+      done += now;
+    }
+    const FinishedRequest finished = node.scheduler->finished(made.id, n, {kSomeBlocks}, false);
+    node.step();
+    return finished;
+  }
+  /// As a router sends it on when the prefill is over.
+  static NewRequest handed_over(const std::string& id, const std::vector<std::int32_t>& tokens, const TestNode& from) {
+    NewRequest made = request(id, tokens);
+    made.source = HandoffSource{EngineId{"prefill"}, endpoint(from), "p", made.num_prompt_tokens};
+    return made;
+  }
+  static bool eventually(const std::function<bool()>& is_true) {
+    for (int i = 0; i < 2000; ++i) {
+      if (is_true()) return true;
+      std::this_thread::sleep_for(5ms);
+    }
+    return false;
+  }
+
+  TestController controller_;
+  std::chrono::milliseconds before_save_{0};  // what a forward does after its last layer
+};
+
+TEST_F(Pushes, BringAPromptLayerByLayerBeforeItsRequestComes) {
+  TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
+  const auto tokens = prompt(21);
+  prefill(prefiller, "p", tokens, 1, endpoint(decoder));
+  ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
+  EXPECT_EQ(load(decoder, handed_over("d", tokens, prefiller), 1), 20u);
+  EXPECT_EQ(decoder.scheduler->metrics()["pulls_total"], 0);
+  EXPECT_EQ(prefiller.scheduler->metrics()["pushed_chunks_total"], 3);
+  EXPECT_EQ(prefiller.scheduler->metrics()["push_failures_total"], 0);
+  EXPECT_TRUE(eventually([&] { return prefiller.scheduler->metrics()["open_pushes"] == 0; }));
+  EXPECT_EQ(decoder.scheduler->metrics()["open_loans"], 0);
+}
+
+TEST_F(Pushes, EndWhereTheirPlaceIsFoundBetweenTheLastLayerAndTheSave) {
+  TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
+  before_save_ = 300ms;  // the first contact takes a few
+  prefill(prefiller, "p", prompt(24), 1, endpoint(decoder));
+  ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
+  EXPECT_EQ(load(decoder, request("d", prompt(24)), 1), 23u);
+}
+
+TEST_F(Pushes, GoWholeWhereLayersAreNotTold) {
+  TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
+  const auto tokens = prompt(24);
+  prefill(prefiller, "p", tokens, 2, endpoint(decoder), false);
+  ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
+  EXPECT_EQ(load(decoder, request("d", tokens), 2), 23u);
+  EXPECT_EQ(decoder.scheduler->metrics()["pulls_total"], 0);
+}
+
+TEST_F(Pushes, FollowAChunkedPrefill) {
+  TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
+  const auto tokens = prompt(27);
+  prefill(prefiller, "p", tokens, 3, endpoint(decoder), true, 5);
+  ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 4; }));
+  EXPECT_EQ(load(decoder, handed_over("d", tokens, prefiller), 3), 26u);
+  EXPECT_EQ(decoder.scheduler->metrics()["pulls_total"], 0);
+}
+
+TEST_F(Pushes, TakeNothingThatIsThereAlready) {
+  TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
+  prefill(prefiller, "p", prompt(16), 4, endpoint(decoder));
+  ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 2; }));
+  // Two chunks are in both pools, the third is new.
+  prefill(prefiller, "q", prompt(24), 4, endpoint(decoder));
+  ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
+  EXPECT_EQ(load(decoder, request("d", prompt(24)), 4), 23u);
+}
+
+TEST_F(Pushes, ComeFromThePoolWhereThePrefillComputesNothing) {
+  TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode"),
+      other(controller_.endpoint(), "other");
+  prefill(prefiller, "p", prompt(16), 5, endpoint(decoder));
+  prefill(prefiller, "q", prompt(16), 5, endpoint(other));
+  ASSERT_TRUE(eventually([&] { return other.scheduler->metrics()["received_chunks_total"] == 2; }));
+  EXPECT_EQ(load(other, request("d", prompt(16)), 5), 15u);
+}
+
+TEST_F(Pushes, ToANodeThatIsNotThereCostNothing) {
+  TestNode prefiller(controller_.endpoint(), "prefill");
+  prefill(prefiller, "p", prompt(16), 6, "tcp://127.0.0.1:1");
+  prefill(prefiller, "q", prompt(16), 6, "no address");
+  EXPECT_EQ(load(prefiller, request("d", prompt(16)), 6), 15u);
+}
+
+TEST_F(Pushes, OfAnotherModelAreRefused) {
+  TestNode prefiller(controller_.endpoint(), "prefill", "toy", R"(, "namespace": "a")"),
+      decoder(controller_.endpoint(), "decode", "other", R"(, "namespace": "b")");
+  prefill(prefiller, "p", prompt(16), 7, endpoint(decoder));
+  EXPECT_TRUE(eventually([&] { return prefiller.scheduler->metrics()["open_pushes"] == 0; }));
+  EXPECT_EQ(decoder.scheduler->metrics()["received_chunks_total"], 0);
+}
+
+TEST_F(Pushes, ThatBreakOffAreOverSoonAfterTheRequestComes) {
+  TestNode decoder(controller_.endpoint(), "decode");
+  std::string source;
+  const auto tokens = prompt(24);
+  {
+    TestNode prefiller(controller_.endpoint(), "prefill");
+    source = endpoint(prefiller);
+    NewRequest made = request("p", tokens);
+    made.handoff = true;
+    made.push_to = PushTarget{EngineId{"decode"}, endpoint(decoder)};
+    prefiller.scheduler->add_request(made);
+    ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["open_loans"] == 1; }));
+  }  // it dies
+  NewRequest made = request("d", tokens);
+  made.source = HandoffSource{EngineId{"prefill"}, source, "p", 24};
+  EXPECT_EQ(load(decoder, made, 8), 0u);
+  EXPECT_TRUE(eventually([&] {
+    decoder.step();
+    return decoder.scheduler->metrics()["open_loans"] == 0;
+  }));
+  // The slots are free again: the prompt can be pushed by somebody else.
+  TestNode another(controller_.endpoint(), "another");
+  prefill(another, "p", tokens, 9, endpoint(decoder));
+  ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
+  EXPECT_EQ(load(decoder, request("e", tokens), 9), 23u);
+}
+
+}  // namespace
+}  // namespace kvferry

@@ -1,0 +1,194 @@
+// Nodes of unlike shapes by real UCX, ZeroMQ and a controller: each reads what the other computed.
+#include "connector/runtime/worker/shapes.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+#include <thread>
+
+#include "tests/connector/runtime/shaped_node.h"
+#include "tests/connector/runtime/test_node.h"
+
+namespace kvferry {
+namespace {
+
+std::vector<std::int32_t> tokens(std::uint32_t count, std::int32_t first = 100) {
+  std::vector<std::int32_t> made(count);
+  std::iota(made.begin(), made.end(), first);
+  return made;
+}
+
+/// tp x pp, with uneven stages, replicated heads, other block sizes and layouts.
+std::vector<NodeShape> shapes() {
+  return {{1, {4}},
+          {2, {4}},
+          {4, {4}},
+          {8, {4}},
+          {1, {2, 2}},
+          {2, {2, 2}},
+          {1, {1, 3}, 4, 2, 8},
+          {2, {3, 1}, 4, 2, 8, false}};
+}
+
+void check_all_pairs(std::vector<NodeShape> shapes) {
+  TestController controller;
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    ShapedNode prefiller(controller.endpoint(), "prefill_" + std::to_string(i), shapes[i]);
+    const auto prompt = tokens(21, static_cast<std::int32_t>(1000 * i));
+    const HandoffSource source = prefiller.prefill("p", prompt, 1);
+    ASSERT_EQ(source.num_tokens, 21u);
+    for (const NodeShape& shape : shapes) {
+      ShapedNode decoder(controller.endpoint(), "decode", shape);
+      const ShapedNode::Loaded loaded = decoder.load("d", prompt, source, 1);
+      EXPECT_EQ(loaded.tokens, 20u) << shape.name() << " from " << shapes[i].name();
+      EXPECT_EQ(loaded.wrong, 0u) << shape.name() << " from " << shapes[i].name();
+      EXPECT_EQ(decoder.metric("pull_failures_total"), 0);
+      // What came in parts is as good as one's own: a third node of the first's shape reads it from here.
+      ShapedNode third(controller.endpoint(), "third", shapes[i]);
+      HandoffSource second{
+          EngineId{}, "tcp://" + decoder.scheduler->host() + ":" + std::to_string(decoder.scheduler->port()), "d", 21};
+      const ShapedNode::Loaded again = third.load("t", prompt, second, 1);
+      EXPECT_EQ(again.tokens, 20u) << shapes[i].name() << " from " << shape.name();
+      EXPECT_EQ(again.wrong, 0u) << shapes[i].name() << " from " << shape.name();
+    }
+  }
+}
+
+TEST(Shapes, ReadFromEachOther) { check_all_pairs(shapes()); }
+
+TEST(Shapes, OfALatentReadFromEachOther) {
+  std::vector<NodeShape> latent = {{1, {4}}, {2, {4}}, {4, {1, 3}}, {2, {2, 2}}};
+  for (NodeShape& shape : latent) {
+    shape.heads = 1;
+    shape.planes = 1;
+  }
+  check_all_pairs(latent);
+}
+
+class UnlikeNodes : public ::testing::Test {
+ protected:
+  TestController controller_;
+  ShapedNode prefiller_{controller_.endpoint(), "prefill", {2, {4}}};
+  ShapedNode decoder_{controller_.endpoint(), "decode", {1, {2, 2}}};
+};
+
+TEST_F(UnlikeNodes, ADamagedChunkIsNotLeasedAndForgotten) {
+  const HandoffSource source = prefiller_.prefill("p", tokens(21), 1);
+  const double before = prefiller_.metric("pool_chunks");
+  prefiller_.damage(1);
+  // The first chunk is the damaged one, so nothing of the prompt can be loaded; the others come all the same.
+  EXPECT_EQ(decoder_.load("d", tokens(21), source, 1).tokens, 0u);
+  EXPECT_EQ(decoder_.metric("pulled_chunks_total"), 2);
+  EXPECT_EQ(decoder_.metric("pull_failures_total"), 0);
+  EXPECT_EQ(prefiller_.metric("pool_chunks"), before - 1);
+}
+
+TEST_F(UnlikeNodes, ADeadRankOfTheHolderCostsATimeoutNotARequest) {
+  const HandoffSource source = prefiller_.prefill("p", tokens(21), 1);
+  prefiller_.workers[1]->shutdown();
+  prefiller_.workers[1].reset();
+  EXPECT_EQ(decoder_.load("d", tokens(21), source, 1).tokens, 0u);
+  EXPECT_EQ(decoder_.load("e", tokens(21), std::nullopt, 1).tokens, 0u);
+}
+
+TEST_F(UnlikeNodes, AModelOfOtherLayersIsRefusedWithBothSidesNumbers) {
+  LeaseAnswer answer;
+  answer.ranks = {{"", "", 64, {0, 4, 0, 2}}, {"", "", 64, {0, 4, 2, 2}}};
+  const auto why = [&](std::vector<RankEndpoint> here) {
+    const Result<ShardMap> map = fit_answer(here, answer);
+    return map ? std::string() : map.error().what;
+  };
+  EXPECT_EQ(why({{"", "", 128, {0, 4, 0, 4}}}), "");
+  EXPECT_EQ(why({{"", "", 128, {0, 8, 0, 4}}}), "8 layers of 4 KV heads on one side, 4 of 4 on the other");
+  EXPECT_EQ(why({{"", "", 256, {0, 4, 0, 4}}}),
+            "a chunk of 4 layers and 2 heads has 64 bytes there, one of 4 and 4 has 256 here");
+  answer.ranks = {{"", "", 64, {}}, {"", "", 64, {}}};
+  EXPECT_NE(why({{"", "", 128, {0, 4, 0, 4}}}).find("its version reads from its own shape only"), std::string::npos);
+  EXPECT_EQ(why({{"", "", 64, {0, 4, 0, 2}}, {"", "", 64, {0, 4, 2, 2}}}), "");
+  // As many ranks and bytes, but stages, which that version doesn't have.
+  EXPECT_NE(why({{"", "", 64, {0, 2, 0, 4}}, {"", "", 64, {2, 2, 0, 4}}}), "");
+}
+
+/// RankEndpoint and LeaseRequest as they were before shapes.
+struct OldEndpoint {
+  std::string address, region;
+  std::uint64_t chunk_bytes = 0;
+  KVFERRY_FIELDS(address, region, chunk_bytes);
+};
+struct OldRequest {
+  std::string fingerprint;
+  std::vector<ChunkKey> keys;
+  std::string handoff_request;
+  KVFERRY_FIELDS(fingerprint, keys, handoff_request);
+};
+
+TEST(Shapes, OfANodeOfTheVersionBeforeAreNotTold) {
+  const auto endpoint = decode<RankEndpoint>(encode(OldEndpoint{"a", "r", 64}), "endpoint");
+  ASSERT_TRUE(endpoint) << endpoint.error().what;
+  EXPECT_EQ(endpoint->chunk_bytes, 64u);
+  EXPECT_EQ(endpoint->shard, Shard{});
+  const auto request = decode<LeaseRequest>(encode(OldRequest{"toy", {}, "p"}), "request");
+  ASSERT_TRUE(request) << request.error().what;
+  EXPECT_TRUE(request->shards.empty());
+  EXPECT_TRUE(decode<OldEndpoint>(encode(RankEndpoint{"a", "r", 64, {0, 4, 0, 2}}), "endpoint"));
+  EXPECT_TRUE(decode<OldRequest>(encode(LeaseRequest{"toy", {}, "p", {{0, 4, 0, 2}}}), "request"));
+}
+
+TEST(RunChecksums, WaitForEveryRankAndLeaveOutWhatIsDamagedOrLate) {
+  const std::vector<Shard> two = {{0, 2, 0, 1}, {0, 2, 1, 1}}, one = {{0, 2, 0, 2}},
+                           staged = {{0, 1, 0, 2}, {1, 1, 0, 2}};
+  RunChecksums sums(two);
+  LeaseRequest request{"toy", std::vector<ChunkKey>(3), "", two};
+  EXPECT_FALSE(sums.is_needed(request));
+  request.shards = {};
+  EXPECT_FALSE(sums.is_needed(request));  // of an older version
+  request.shards = one;
+  ASSERT_TRUE(sums.is_needed(request));
+  ASSERT_TRUE(sums.check(request));
+  for (std::uint8_t i = 0; i < 3; ++i) request.keys[i].bytes[0] = i;
+  LeaseAnswer answer;
+  answer.reply.lease = 7;
+  for (std::uint32_t i = 0; i < 3; ++i) answer.reply.chunks.push_back({i, {i, 1}, 8, {10 + i, 20 + i}, 0, {}});
+  const auto orders = sums.begin("d", 5, 2, request, answer, 0, 100);
+  ASSERT_EQ(orders.size(), 2u);
+  ASSERT_EQ(orders[1].order.runs.size(), 2u);  // one head of each layer
+  ASSERT_EQ(orders[1].order.items.size(), 3u);
+  EXPECT_EQ(orders[1].order.items[2].checksum, 22u);
+  const std::uint64_t number = orders[0].order.order;
+  sums.take({number, 0, 0, true, {100, 101}});
+  sums.take({number, 1, 0, true, {200, 201}});
+  sums.take({number, 0, 1, true, {110, 111}});
+  sums.take({number, 1, 1, false, {}});    // damaged
+  sums.take({number, 0, 2, true, {120}});  // nonsense
+  sums.take({number, 7, 2, true, {120, 121}});
+  sums.take({number, 0, 9, true, {120, 121}});
+  EXPECT_TRUE(sums.take_ready(99).empty());
+  const auto ready = sums.take_ready(100);
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_EQ(ready[0].sender, "d");
+  EXPECT_EQ(ready[0].id, 5u);
+  EXPECT_EQ(ready[0].answer.reply.lease, 7u);
+  ASSERT_EQ(ready[0].answer.reply.chunks.size(), 1u);
+  EXPECT_EQ(ready[0].answer.reply.chunks[0].run_checksums,
+            (std::vector<std::vector<std::uint64_t>>{{100, 200, 101, 201}}));
+  ASSERT_EQ(ready[0].damaged.size(), 1u);
+  EXPECT_EQ(ready[0].damaged[0].bytes[0], 1);
+  EXPECT_EQ(ready[0].num_late, 1u);
+  EXPECT_EQ(sums.num_waiting(), 0u);
+  sums.take({number, 1, 2, true, {220, 221}});  // too late
+  request.shards = {};
+  EXPECT_TRUE(sums.check(request));
+  EXPECT_FALSE(RunChecksums(staged).check(request));
+  request.shards = one;
+  // Whole chunks need no hashing: one rank reads two stages.
+  RunChecksums of_stages(staged);
+  ASSERT_TRUE(of_stages.check(request));
+  EXPECT_TRUE(of_stages.begin("d", 6, 2, request, answer, 0, 100).empty());
+  const auto at_once = of_stages.take_ready(0);
+  ASSERT_EQ(at_once.size(), 1u);
+  EXPECT_EQ(at_once[0].answer.reply.chunks.at(2).run_checksums, (std::vector<std::vector<std::uint64_t>>{{12, 22}}));
+}
+
+}  // namespace
+}  // namespace kvferry

@@ -1,0 +1,84 @@
+// An engine without a model, in this process: KV memory of a few blocks, a real scheduler node, a real worker node.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "connector/runtime/scheduler/scheduler_node.h"
+#include "connector/runtime/worker/worker_node.h"
+#include "controller/server/server.h"
+#include "tests/device/sim_packer.h"
+#include "tests/connector/runtime/or_throw.h"
+
+namespace kvferry {
+
+/// A real controller on a thread of its own.
+class TestController {
+ public:
+  explicit TestController(const std::string& bind = "tcp://127.0.0.1:0");
+  ~TestController();
+  const std::string& endpoint() const { return server_->endpoint(); }
+
+ private:
+  SteadyClock clock_;
+  std::unique_ptr<controller::Server> server_;
+  std::thread thread_;
+};
+
+inline const std::vector<BlockId> kSomeBlocks = {3, 9, 4, 12, 7, 20, 8}, kOtherBlocks = {1, 2, 30, 6, 5, 11, 10};
+
+/// With a device the blocks are its memory, and what touches them is work in its default stream.
+class TestNode {
+ public:
+  static constexpr std::uint32_t kBlockTokens = 4, kNumBlocks = 32, kHeads = 2, kDim = 8, kLayers = 3;
+
+  TestNode(const std::string& controller, const std::string& engine_id, const std::string& model = "toy",
+           const std::string& more_config = "", std::shared_ptr<SimDevice> device = nullptr);
+  ~TestNode();
+
+  /// KV that tells where it belongs: a function of (seed, layer, plane, head, token, dim).
+  void compute(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
+  /// Tokens [from, to) whose KV is not what compute() would have written.
+  std::uint32_t wrong_tokens(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
+  void wipe();
+
+  /// One engine step: plan, copies, report. `between` stands for the forward.
+  template <class Forward>
+  void step(const StepInput& input, Forward between) {
+    ok_or_throw(worker->begin_step(scheduler->build_step(input)));
+    worker->load();
+    between();
+    worker->save();
+    if (const auto report = worker->take_report()) ok_or_throw(scheduler->worker_report(*report));
+  }
+  void step() {
+    step({}, [] {});
+  }
+  /// Asks until the answer is no longer "ask again", stepping in between as an engine would.
+  std::uint32_t lookup(const std::string& id, std::uint32_t num_local = 0);
+  /// Steps without work, as long as the engine would make them.
+  void settle() {
+    while (scheduler->has_unreported_saves()) step();
+  }
+
+  std::unique_ptr<SchedulerNode> scheduler;
+  std::unique_ptr<WorkerNode> worker;
+
+ private:
+  float& cell(BlockId block, std::uint32_t row, std::uint32_t layer, std::uint32_t plane, std::uint32_t head,
+              std::uint32_t dim);
+  void run(std::function<void()> work);
+  void sync();
+  void compute_now(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
+  std::shared_ptr<SimDevice> device_;
+  std::vector<float> memory_;
+};
+
+/// Admits the request, loads what there is into kOtherBlocks, checks every token and returns how many they were.
+std::uint32_t load(TestNode& node, const NewRequest& made, float seed);
+
+}  // namespace kvferry

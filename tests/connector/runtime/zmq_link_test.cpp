@@ -1,0 +1,55 @@
+#include "connector/runtime/links/zmq_link.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include "transport/base/clock.h"
+
+namespace kvferry {
+namespace {
+
+template <class Socket>
+auto wait_for(Socket& socket) {
+  const SteadyClock clock;
+  const TimeNs deadline = clock.now() + 10 * kSecond;
+  auto message = socket.receive();
+  while (!message && clock.now() < deadline) {
+    pollfd fd{socket.fd(), POLLIN, 0};
+    ::poll(&fd, 1, 20);
+    message = socket.receive();
+  }
+  return message;
+}
+
+TEST(ZmqLink, CarriesBytesThereAndBack) {
+  auto server = ServerSocket::bind("tcp://127.0.0.1:*");
+  ASSERT_TRUE(server) << server.error().what;
+  auto client = ClientSocket::connect((*server)->endpoint());
+  ASSERT_TRUE(client);
+  ASSERT_TRUE((*client)->send("question"));
+  const auto question = wait_for(**server);
+  ASSERT_TRUE(question);
+  EXPECT_EQ(question->bytes, "question");
+  ASSERT_TRUE((*server)->send(question->sender, "answer"));
+  EXPECT_EQ(wait_for(**client), "answer");
+}
+
+TEST(ZmqLink, APortInUseIsOneSentence) {
+  auto first = ServerSocket::bind("tcp://127.0.0.1:*");
+  ASSERT_TRUE(first);
+  auto second = ServerSocket::bind((*first)->endpoint());
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, ErrorCode::kUnavailable);
+  EXPECT_NE(second.error().what.find("Address already in use"), std::string::npos) << second.error().what;
+}
+
+TEST(ZmqLink, SendingToAStrangerFailsInsteadOfThrowing) {
+  auto server = ServerSocket::bind("tcp://127.0.0.1:*");
+  ASSERT_TRUE(server);
+  EXPECT_FALSE((*server)->send("nobody", "hello"));
+}
+
+TEST(ZmqLink, AnAddressThatIsNoneIsRefused) { EXPECT_FALSE(ClientSocket::connect("not an address")); }
+
+}  // namespace
+}  // namespace kvferry

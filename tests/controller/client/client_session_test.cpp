@@ -1,0 +1,58 @@
+// What a node says to a controller that says nothing.
+#include "controller/client/client_session.h"
+
+#include <gtest/gtest.h>
+
+#include "controller/protocol/wire.h"
+#include "tests/controller/fixtures.h"
+
+namespace kvferry::controller {
+namespace {
+
+/// Turns a millisecond apart; the times at which the connection was given up.
+class Silence {
+ public:
+  Silence() : client_(options(), [](std::string_view) { return true; }) {}
+
+  std::vector<std::int64_t> given_up_within(std::int64_t ms) {
+    std::vector<std::int64_t> times;
+    for (const std::int64_t end = now_ms_ + ms; now_ms_ < end; ++now_ms_) {
+      if (client_.check_silence(now_ms_ * kMillisecond, events_)) times.push_back(now_ms_);
+      client_.speak(now_ms_ * kMillisecond);
+    }
+    return times;
+  }
+  void hear_registered() { client_.take(encode(wire::Registered{.incarnation = 5}), events_); }
+  bool is_registered() const { return client_.is_registered(); }
+
+ private:
+  static ClientOptions options() {
+    ClientOptions made;
+    made.node = node_info("a", 5);
+    made.heartbeat_ms = 100;
+    made.lost_after_ms = 1000;
+    return made;
+  }
+  ClientSession client_;
+  std::int64_t now_ms_ = 0;
+  std::vector<ClientEvent> events_;
+};
+
+TEST(ClientPatience, GrowsFourfoldWithAControllerThatAnswersNoHello) {
+  Silence silence;
+  EXPECT_EQ(silence.given_up_within(16'000), (std::vector<std::int64_t>{1001, 3002, 7003, 11'004, 15'005}));
+}
+
+TEST(ClientPatience, IsTheSettingAgainAfterAWord) {
+  Silence silence;
+  silence.given_up_within(4000);
+  silence.hear_registered();
+  ASSERT_TRUE(silence.is_registered());
+  const std::vector<std::int64_t> times = silence.given_up_within(1500);
+  ASSERT_EQ(times.size(), 1u) << "a registered node notices a silent controller in lost_after_ms";
+  EXPECT_LE(times[0], 4000 + 1000 + 101);
+  EXPECT_FALSE(silence.is_registered());
+}
+
+}  // namespace
+}  // namespace kvferry::controller

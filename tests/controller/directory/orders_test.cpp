@@ -1,0 +1,267 @@
+// Rules over the protocol: who is asked to do what with its pool, in the controller's sessions.
+#include "controller/directory/orders.h"
+
+#include <gmock/gmock.h>
+
+#include <map>
+
+#include "controller/directory/sessions.h"
+#include "controller/protocol/wire.h"
+#include "tests/controller/fixtures.h"
+
+namespace kvferry::controller {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::UnorderedElementsAreArray;
+
+class OrdersTest : public ::testing::Test, protected Outbox {
+ protected:
+  bool send(ConnectionId to, std::string_view bytes) override {
+    heard_[to].push_back(wire::parse(bytes).value());
+    return true;
+  }
+  template <class T>
+  void say(ConnectionId from, const T& message) {
+    sessions_.take(from, encode(message), now_, *this);
+  }
+  /// All messages of one kind to `to` since the last call; others to it are dropped.
+  template <class T>
+  std::vector<T> heard(ConnectionId to) {
+    std::vector<T> found;
+    for (wire::Message& message : heard_[to])
+      if (auto* wanted = std::get_if<T>(&message)) found.push_back(std::move(*wanted));
+    heard_[to].clear();
+    return found;
+  }
+  ConnectionId join(const std::string& name, std::uint64_t incarnation = 1) {
+    const ConnectionId connection = sessions_.open();
+    say(connection, wire::Hello{.engine_id = name,
+                                .incarnation = incarnation,
+                                .endpoint = "tcp://" + name + ":1",
+                                .fingerprint = "model=a"});
+    say(connection, wire::Publish{.incarnation = incarnation, .sequence = 0, .begins_snapshot = true});
+    sequence_[connection] = 1;
+    heard_[connection].clear();
+    return connection;
+  }
+  void publish(ConnectionId node, std::vector<ChunkKey> keys, std::uint64_t incarnation = 1) {
+    say(node, wire::Publish{.incarnation = incarnation, .sequence = sequence_[node]++, .full = {std::move(keys)}});
+  }
+  wire::RuleReply rule(const wire::RuleRequest& request, std::optional<ConnectionId> asker = std::nullopt) {
+    const ConnectionId from = asker ? *asker : sessions_.open();
+    say(from, request);
+    for (wire::Message& message : heard_[from])
+      if (auto* reply = std::get_if<wire::RuleReply>(&message)) return *reply;
+    ADD_FAILURE() << "no answer";
+    return {};
+  }
+  void pass(TimeNs time) {
+    sessions_.expire(now_ += time);
+    for (const auto& [node, sequence] : sequence_) {  // words of life
+      if (const auto* session = sessions_.session(node))
+        say(node, wire::Heartbeat{.incarnation = session->incarnation.value, .next_sequence = sequence});
+    }
+  }
+  NodeStatus status_of(const std::string& name) {
+    for (const NodeStatus& node : sessions_.status(now_).nodes)
+      if (node.engine_id == name) return node;
+    return {};
+  }
+
+  Sessions sessions_{DirectoryOptions{}, 0};
+  TimeNs now_ = kSecond;
+  std::map<ConnectionId, std::vector<wire::Message>> heard_;
+  std::map<ConnectionId, std::uint64_t> sequence_;
+};
+
+TEST_F(OrdersTest, APinIsKeptByWhoeverHasItAndByWhoGetsItLater) {
+  const ConnectionId a = join("a"), b = join("b");
+  publish(a, keys_of(0, 4));
+  const auto reply = rule({.verb = "pin", .owner = "ops", .keys = {keys_of(2, 6)}, .ttl_ms = 10'000});
+  ASSERT_TRUE(reply.is_done) << reply.text;
+  EXPECT_EQ(reply.text, "2 of 4 chunks are held on 1 nodes and kept there");
+  const auto kept = heard<wire::Keep>(a);
+  ASSERT_THAT(kept, SizeIs(1));
+  EXPECT_EQ(kept[0].hold, reply.number);
+  EXPECT_EQ(kept[0].ttl_ms, 10'000u);
+  EXPECT_THAT(kept[0].keys.keys, UnorderedElementsAreArray(keys_of(2, 4)));
+  EXPECT_THAT(heard<wire::Keep>(b), IsEmpty());
+  now_ += 4 * kSecond;
+  publish(b, keys_of(5, 9));
+  const auto later = heard<wire::Keep>(b);
+  ASSERT_THAT(later, SizeIs(1));
+  EXPECT_EQ(later[0].ttl_ms, 6'000u);
+  EXPECT_THAT(later[0].keys.keys, ElementsAre(key_of(5)));
+
+  EXPECT_TRUE(rule({.verb = "unpin", .number = reply.number}).is_done);
+  EXPECT_THAT(heard<wire::Unkeep>(a), SizeIs(1));
+  EXPECT_THAT(heard<wire::Unkeep>(b), SizeIs(1));
+  EXPECT_THAT(rule({.verb = "unpin", .number = reply.number}).text, HasSubstr("there is no hold"));
+}
+
+TEST_F(OrdersTest, AReadersLeaseEndsWithTheReader) {
+  const ConnectionId holder = join("holder"), reader = join("reader");
+  publish(holder, keys_of(0, 4));
+  const auto reply = rule({.verb = "pin", .keys = {keys_of(0, 4)}, .ttl_ms = 60'000}, reader);
+  ASSERT_TRUE(reply.is_done) << reply.text;
+  EXPECT_EQ(sessions_.status(now_).num_held_keys, 4u);
+  heard_[holder].clear();
+  say(reader, wire::Leave{.incarnation = 1});
+  const auto over = heard<wire::Unkeep>(holder);
+  ASSERT_THAT(over, SizeIs(1));
+  EXPECT_EQ(over[0].hold, reply.number);
+  EXPECT_EQ(sessions_.status(now_).num_holds, 0u);
+}
+
+TEST_F(OrdersTest, NobodyEndsAReadersLeasesByTakingItsName) {
+  const ConnectionId reader = join("reader");
+  rule({.verb = "pin", .keys = {keys_of(0, 4)}, .ttl_ms = 60'000}, reader);
+  EXPECT_THAT(rule({.verb = "pin", .owner = "node 'reader'", .keys = {keys_of(0, 1)}, .ttl_ms = 60'000}).text,
+              HasSubstr("can't begin with 'node '"));
+  EXPECT_THAT(rule({.verb = "pin", .keys = {keys_of(0, 1)}, .ttl_ms = 60'000}).text, HasSubstr("needs an owner"));
+}
+
+TEST_F(OrdersTest, APinEndsAtItsDeadline) {
+  const ConnectionId a = join("a");
+  rule({.verb = "pin", .owner = "ops", .keys = {keys_of(0, 4)}, .ttl_ms = 1000});
+  pass(kSecond / 2);
+  EXPECT_EQ(sessions_.status(now_).num_holds, 1u);
+  pass(kSecond);
+  EXPECT_EQ(sessions_.status(now_).num_holds, 0u);
+  publish(a, keys_of(0, 4));
+  EXPECT_THAT(heard<wire::Keep>(a), IsEmpty());
+}
+
+TEST_F(OrdersTest, ADrainedNodeTellsAllAndWhatOnlyItHasGoesToOthers) {
+  const ConnectionId leaving = join("leaving"), other = join("other");
+  publish(leaving, keys_of(0, 10));
+  publish(other, keys_of(0, 4));
+  ASSERT_TRUE(rule({.verb = "drain", .engine_id = "leaving"}).is_done);
+  ASSERT_THAT(heard<wire::SnapshotWanted>(leaving), SizeIs(1));
+  EXPECT_TRUE(status_of("leaving").is_leaving);
+  EXPECT_FALSE(status_of("leaving").is_drained);
+  say(leaving, wire::Publish{.incarnation = 1,
+                             .sequence = sequence_[leaving]++,
+                             .begins_snapshot = true,
+                             .full = {keys_of(0, 10)},
+                             .has_end = true});
+  say(leaving, wire::Publish{.incarnation = 1, .sequence = sequence_[leaving]++, .ends_snapshot = true});
+  pass(100 * kMillisecond);
+  const auto brought = heard<wire::Bring>(other);
+  ASSERT_THAT(brought, SizeIs(1));
+  EXPECT_EQ(brought[0].engine_id, "leaving");
+  EXPECT_EQ(brought[0].endpoint, "tcp://leaving:1");
+  EXPECT_THAT(brought[0].full.keys, UnorderedElementsAreArray(keys_of(4, 10)));
+  EXPECT_EQ(status_of("leaving").num_to_move, 6u);
+  publish(other, keys_of(4, 10));
+  pass(100 * kMillisecond);
+  EXPECT_TRUE(status_of("leaving").is_drained);
+  EXPECT_EQ(status_of("leaving").num_moved, 6u);
+  EXPECT_TRUE(rule({.verb = "undrain", .engine_id = "leaving"}).is_done);
+  EXPECT_FALSE(status_of("leaving").is_leaving);
+  EXPECT_FALSE(rule({.verb = "undrain", .engine_id = "leaving"}).is_done);
+}
+
+TEST_F(OrdersTest, ALeavingNodeComesLastInLookups) {
+  const ConnectionId a = join("a"), b = join("b"), asker = join("asker");
+  publish(a, keys_of(0, 10));
+  publish(b, keys_of(0, 4));
+  const auto first = [&] {
+    say(asker, wire::Lookup{.incarnation = 1, .keys = {keys_of(0, 10)}});
+    return heard<wire::LookupReply>(asker).at(0).holders.at(0).engine_id;
+  };
+  EXPECT_EQ(first(), "a");
+  rule({.verb = "drain", .engine_id = "a"});
+  EXPECT_EQ(first(), "b");
+  rule({.verb = "undrain", .engine_id = "a"});
+  EXPECT_EQ(first(), "a");
+}
+
+TEST_F(OrdersTest, AMovedChunkIsForgottenWhereItCameFromOnceItHasArrived) {
+  const ConnectionId a = join("a"), b = join("b");
+  say(a, wire::Publish{.incarnation = 1,
+                       .sequence = sequence_[a]++,
+                       .full = {keys_of(0, 3)},
+                       .tails = {{{key_of(9)}}, {{key_of(99)}}, {40}}});
+  const auto reply = rule({.verb = "move",
+                           .engine_id = "a",
+                           .other_engine_id = "b",
+                           .keys = {{key_of(0), key_of(1), key_of(9), key_of(77)}}});
+  ASSERT_TRUE(reply.is_done) << reply.text;
+  EXPECT_EQ(reply.number, 3u);
+  const auto brought = heard<wire::Bring>(b);
+  ASSERT_THAT(brought, SizeIs(1));
+  EXPECT_THAT(brought[0].full.keys, SizeIs(2));
+  EXPECT_THAT(brought[0].tails.num_tokens, ElementsAre(40));
+  pass(100 * kMillisecond);
+  EXPECT_THAT(heard<wire::Forget>(a), IsEmpty());
+  publish(b, keys_of(0, 1));
+  pass(100 * kMillisecond);
+  const auto forgotten = heard<wire::Forget>(a);
+  ASSERT_THAT(forgotten, SizeIs(1));
+  EXPECT_FALSE(forgotten[0].all);
+  EXPECT_THAT(forgotten[0].keys.keys, ElementsAre(key_of(0)));
+}
+
+TEST_F(OrdersTest, ClearingAsksANamespacesNodesOrOne) {
+  const ConnectionId a = join("a"), b = join("b");
+  EXPECT_EQ(rule({.verb = "clear"}).number, 2u);
+  EXPECT_TRUE(heard<wire::Forget>(a).at(0).all);
+  EXPECT_TRUE(heard<wire::Forget>(b).at(0).all);
+  EXPECT_EQ(rule({.verb = "clear", .engine_id = "b"}).number, 1u);
+  EXPECT_THAT(heard<wire::Forget>(a), IsEmpty());
+  EXPECT_THAT(heard<wire::Forget>(b), SizeIs(1));
+  EXPECT_THAT(rule({.verb = "clear", .name_space = "empty"}).text, HasSubstr("namespace 'empty' has no nodes"));
+}
+
+TEST_F(OrdersTest, AQuotaBoundsANamespace) {
+  const ConnectionId a = join("a"), b = join("b");
+  ASSERT_TRUE(rule({.verb = "quota", .number = 6}).is_done);
+  publish(a, keys_of(0, 4));
+  publish(b, keys_of(10, 14));
+  EXPECT_EQ(status_of("a").num_chunks, 4u);
+  EXPECT_EQ(status_of("b").num_chunks, 2u);
+  EXPECT_EQ(sessions_.status(now_).counters.chunks_dropped, 2u);
+  say(a, wire::Evict{.incarnation = 1, .sequence = sequence_[a]++, .keys = {keys_of(0, 4)}});
+  publish(b, keys_of(20, 28));
+  EXPECT_EQ(status_of("b").num_chunks, 6u);
+  ASSERT_TRUE(rule({.verb = "quota", .number = ~std::uint64_t{0}}).is_done);
+  publish(b, keys_of(30, 38));
+  EXPECT_EQ(status_of("b").num_chunks, 14u);
+  say(b, wire::Leave{.incarnation = 1});
+  rule({.verb = "quota", .number = 3});
+  publish(a, keys_of(0, 4));
+  EXPECT_EQ(status_of("a").num_chunks, 3u);
+}
+
+TEST_F(OrdersTest, NonsenseIsRefusedWithASentence) {
+  join("a");
+  const auto text = [&](const wire::RuleRequest& request) {
+    const auto reply = rule(request);
+    EXPECT_FALSE(reply.is_done);
+    return reply.text;
+  };
+  EXPECT_THAT(text({.verb = "explode"}), HasSubstr("allowed: pin, unpin, drain, undrain, move, clear, quota"));
+  EXPECT_THAT(text({.verb = "drain", .engine_id = "b"}), HasSubstr("has no node 'b'; it has a"));
+  EXPECT_THAT(text({.verb = "drain", .name_space = "x", .engine_id = "b"}), HasSubstr("it has none"));
+  EXPECT_THAT(text({.verb = "move", .engine_id = "a", .other_engine_id = "a"}), HasSubstr("needs two nodes"));
+  EXPECT_THAT(text({.verb = "pin", .owner = "o", .keys = {keys_of(0, 1)}}), HasSubstr("a hold of 0 ms"));
+  EXPECT_THAT(text({.verb = "pin", .owner = "o", .keys = {keys_of(0, 1)}, .ttl_ms = ~std::uint64_t{0}}),
+              HasSubstr("are allowed"));
+}
+
+TEST_F(OrdersTest, OrdersForANodeWithoutAConnectionAreDropped) {
+  const ConnectionId a = join("a");
+  publish(a, keys_of(0, 4));
+  sessions_.disconnected(a);
+  EXPECT_TRUE(rule({.verb = "clear"}).is_done);
+  EXPECT_EQ(sessions_.counters().replies_dropped, 1u);
+  EXPECT_EQ(sessions_.counters().orders_sent, 0u);
+}
+
+}  // namespace
+}  // namespace kvferry::controller

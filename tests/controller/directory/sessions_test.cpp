@@ -1,0 +1,189 @@
+// The protocol without sockets: what is answered to whom, and what is left when a connection ends.
+#include "controller/directory/sessions.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "controller/directory/sessions_tap.h"
+#include "controller/protocol/wire.h"
+#include "tests/controller/fixtures.h"
+
+namespace kvferry::controller {
+namespace {
+
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class SessionsTest : public ::testing::Test, protected Outbox {
+ protected:
+  bool send(ConnectionId to, std::string_view bytes) override {
+    if (!does_read_) return false;
+    answers_.emplace_back(to, wire::parse(bytes).value());
+    return true;
+  }
+  template <class T>
+  void say(ConnectionId from, const T& message) {
+    sessions_.take(from, encode(message), now_, *this);
+  }
+  static wire::Hello hello(const std::string& name, std::uint64_t incarnation = 1) {
+    return {.engine_id = name, .incarnation = incarnation, .endpoint = "tcp://h:1", .fingerprint = "model=a"};
+  }
+  /// The one answer since the last call, of this kind and to `to`.
+  template <class T>
+  T answer(ConnectionId to) {
+    EXPECT_THAT(answers_, SizeIs(1));
+    auto [at, message] = std::move(answers_.at(0));
+    answers_.clear();
+    EXPECT_EQ(at, to);
+    return std::get<T>(std::move(message));
+  }
+
+  Sessions sessions_{DirectoryOptions{}, 0};
+  TimeNs now_ = kSecond;
+  bool does_read_ = true;
+  std::vector<std::pair<ConnectionId, wire::Message>> answers_;
+};
+
+class FakeTap final : public SessionsTap {
+ public:
+  std::optional<std::string> refusal(const NodeInfo& info) const override {
+    return info.incarnation.value < 5 ? std::optional<std::string>("too old") : std::nullopt;
+  }
+  void joined(NodeId, const NodeInfo& info, std::uint64_t next_sequence, TimeNs) override {
+    heard.push_back(fmt::format("hello {} {}", info.engine_id, next_sequence));
+  }
+  void told(NodeId, std::uint64_t sequence, std::string_view message, TimeNs) override {
+    heard.push_back(fmt::format("told {} {}", sequence, wire::parse(message).value().index()));
+  }
+  void gone(NodeId, TimeNs) override { heard.emplace_back("gone"); }
+  void ruled(const wire::RuleRequest& request, TimeNs) override { heard.push_back(request.verb); }
+  const std::vector<std::string>& replicas() const override { return list; }
+  std::uint64_t replicas_version() const override { return version; }
+  ScaleStatus status(TimeNs) const override { return {}; }
+
+  std::vector<std::string> heard;
+  std::vector<std::string> list = {"tcp://r0:1"};
+  std::uint64_t version = 1;
+};
+
+TEST_F(SessionsTest, ATapHearsAllAndDecidesWhoMayJoin) {
+  FakeTap tap;
+  sessions_.set_tap(&tap);
+  const ConnectionId connection = sessions_.open();
+  say(connection, hello("a", 4));
+  EXPECT_EQ(answer<wire::Refused>(connection).reason, "too old");
+  EXPECT_THAT(tap.heard, IsEmpty());
+  say(connection, hello("a", 5));
+  answer<wire::Registered>(connection);
+  say(connection, wire::Publish{.incarnation = 5, .begins_snapshot = true, .full = {keys_of(0, 3)}});
+  say(connection, wire::Evict{.incarnation = 5, .sequence = 1, .keys = {keys_of(0, 1)}});
+  const ConnectionId other = sessions_.open();
+  say(other, hello("a", 6));
+  answer<wire::Registered>(other);
+  say(other, wire::Leave{.incarnation = 6});
+  const std::size_t publish = wire::Message(wire::Publish{}).index(), evict = wire::Message(wire::Evict{}).index();
+  EXPECT_THAT(tap.heard, ::testing::ElementsAre("hello a 0", fmt::format("told 0 {}", publish),
+                                                fmt::format("told 1 {}", evict), "gone", "hello a 0", "gone"));
+  say(other, hello("b", 5));
+  answer<wire::Registered>(other);
+  sessions_.fence(*sessions_.directory().find_node("", "b"), now_);
+  say(other, wire::Heartbeat{.incarnation = 5});
+  answer<wire::Unregistered>(other);
+  sessions_.set_tap(nullptr);
+}
+
+TEST_F(SessionsTest, NodesAreToldOfReplicasAtFirstAndWhenTheyChanged) {
+  FakeTap tap;
+  sessions_.set_tap(&tap);
+  const ConnectionId connection = sessions_.open();
+  say(connection, hello("a", 5));
+  EXPECT_EQ(answer<wire::Registered>(connection).replicas, tap.list);
+  say(connection, wire::Heartbeat{.incarnation = 5});
+  EXPECT_THAT(answer<wire::HeartbeatAck>(connection).replicas, IsEmpty());
+  tap.list.emplace_back("tcp://r1:1");
+  ++tap.version;
+  say(connection, wire::Heartbeat{.incarnation = 5});
+  EXPECT_EQ(answer<wire::HeartbeatAck>(connection).replicas, tap.list);
+  say(connection, wire::Heartbeat{.incarnation = 5});
+  EXPECT_THAT(answer<wire::HeartbeatAck>(connection).replicas, IsEmpty());
+  sessions_.set_tap(nullptr);
+}
+
+TEST_F(SessionsTest, ANodeComesBackOnAnotherConnectionAndKeepsWhatItHeld) {
+  const ConnectionId first = sessions_.open(), second = sessions_.open();
+  say(first, hello("a"));
+  EXPECT_TRUE(answer<wire::Registered>(first).snapshot_wanted);
+  say(first, wire::Publish{.incarnation = 1, .begins_snapshot = true, .full = {keys_of(0, 3)}});
+  sessions_.disconnected(first);
+  EXPECT_EQ(sessions_.session(first), nullptr);
+  say(second, wire::Heartbeat{.incarnation = 1, .next_sequence = 1});
+  answer<wire::Unregistered>(second);
+  wire::Hello again = hello("a");
+  again.next_sequence = 1;
+  say(second, again);
+  EXPECT_FALSE(answer<wire::Registered>(second).snapshot_wanted);
+  EXPECT_EQ(sessions_.status(now_).nodes.at(0).num_chunks, 3U);
+  EXPECT_EQ(sessions_.counters().nodes_registered, 1U);
+}
+
+TEST_F(SessionsTest, AConnectionThatTurnsIntoAnotherNodeLeavesTheFirstToItsLease) {
+  const ConnectionId connection = sessions_.open();
+  say(connection, hello("a"));
+  answer<wire::Registered>(connection);
+  say(connection, hello("b"));
+  answer<wire::Registered>(connection);
+  say(connection, hello("a", 2));  // fences a node that nobody speaks for
+  answer<wire::Registered>(connection);
+  EXPECT_EQ(sessions_.num_sessions(), 1U);
+  EXPECT_EQ(sessions_.counters().nodes_fenced, 1U);
+  for (int i = 0; i < 10; ++i) {
+    now_ += kSecond;
+    say(connection, wire::Heartbeat{.incarnation = 2});
+    sessions_.expire(now_);
+  }
+  ASSERT_THAT(sessions_.status(now_).nodes, SizeIs(1));
+  EXPECT_EQ(sessions_.status(now_).nodes[0].engine_id, "a");
+  EXPECT_EQ(sessions_.counters().nodes_expired, 1U);
+}
+
+TEST_F(SessionsTest, ANodeWhoseConnectionBrokeExpiresAndLeavesNothing) {
+  const ConnectionId connection = sessions_.open();
+  say(connection, hello("a"));
+  sessions_.disconnected(connection);
+  sessions_.disconnected(connection);
+  sessions_.disconnected(sessions_.open());
+  for (int i = 0; i < 10; ++i) sessions_.expire(now_ += kSecond);
+  EXPECT_THAT(sessions_.status(now_).nodes, IsEmpty());
+  EXPECT_EQ(sessions_.num_sessions(), 0U);
+}
+
+TEST_F(SessionsTest, AnswersThatDontGetOutAreCounted) {
+  does_read_ = false;
+  const ConnectionId connection = sessions_.open();
+  say(connection, hello("a"));
+  say(connection, wire::StatusRequest{});
+  EXPECT_EQ(sessions_.counters().replies_dropped, 2U);
+  EXPECT_EQ(sessions_.counters().messages_taken, 2U);
+  EXPECT_EQ(sessions_.counters().messages_sent, 0U);
+  does_read_ = true;
+  say(connection, wire::StatusRequest{});
+  say(connection, hello("a"));
+  EXPECT_EQ(sessions_.counters().messages_taken, 4U);
+  EXPECT_EQ(sessions_.counters().messages_sent, 2U);
+  EXPECT_NE(sessions_.session(connection), nullptr) << "it may read the next one";
+}
+
+TEST_F(SessionsTest, StrangersAreToldWhatToSayAndChangeNothing) {
+  const ConnectionId connection = sessions_.open();
+  say(connection, wire::Lookup{.incarnation = 7, .keys = {keys_of(0, 2)}});
+  EXPECT_EQ(answer<wire::Unregistered>(connection).incarnation, 7U);
+  say(connection, wire::Publish{.incarnation = 7, .full = {keys_of(0, 2)}});
+  say(connection, wire::Leave{.incarnation = 7});
+  say(connection, wire::Registered{});
+  EXPECT_THAT(answers_, IsEmpty());
+  EXPECT_EQ(sessions_.counters().messages_unregistered, 3U);
+  EXPECT_EQ(sessions_.counters().messages_malformed, 1U);
+}
+
+}  // namespace
+}  // namespace kvferry::controller

@@ -1,0 +1,251 @@
+#include "controller/engines/engine_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <random>
+#include <set>
+
+namespace kvferry::controller {
+namespace {
+
+/// What was applied and not dropped since.
+struct Applied final : EngineStreamSink {
+  void apply(std::string_view payload) override { payloads.emplace_back(payload); }
+  void drop_everything() override { payloads.clear(); }
+  std::vector<std::string> payloads;
+};
+
+using Payloads = std::vector<std::string>;
+
+class EngineStreamTest : public testing::Test {
+ protected:
+  void replay(EngineStream& stream, std::uint64_t from, const Payloads& payloads) {
+    for (const std::string& payload : payloads) stream.replayed(from++, payload, now);
+    stream.replay_ended(now);
+  }
+  EngineStream connected() {
+    EngineStream stream({}, applied, now);
+    stream.connected(now);
+    EXPECT_EQ(stream.take_replay_wish(), 0U);
+    return stream;
+  }
+  Applied applied;
+  TimeNs now = kSecond;
+};
+
+TEST_F(EngineStreamTest, AsksForAllOnConnectAndHoldsWhatComesMeanwhile) {
+  EngineStream stream = connected();
+  stream.heard(2, "c", now);
+  EXPECT_EQ(applied.payloads, Payloads{});
+  replay(stream, 0, {"a", "b", "c"});
+  EXPECT_EQ(applied.payloads, (Payloads{"a", "b", "c"}));
+  stream.heard(3, "d", now);
+  EXPECT_EQ(applied.payloads, (Payloads{"a", "b", "c", "d"}));
+  EXPECT_TRUE(stream.is_confirmed());
+}
+
+TEST_F(EngineStreamTest, AGapIsMadeGoodFromTheBatchBeforeItOn) {
+  EngineStream stream = connected();
+  replay(stream, 0, {"a", "b"});
+  stream.heard(3, "d", now);
+  EXPECT_FALSE(stream.is_confirmed());
+  EXPECT_EQ(stream.take_replay_wish(), 1U);
+  replay(stream, 1, {"b", "c", "d"});
+  EXPECT_EQ(applied.payloads, (Payloads{"a", "b", "c", "d"}));
+  EXPECT_EQ(stream.counters().gaps, 1U);
+  EXPECT_EQ(stream.counters().restarts, 0U);
+}
+
+TEST_F(EngineStreamTest, ASequenceThatGoesBackwardsDropsAllAtOnce) {
+  EngineStream stream = connected();
+  replay(stream, 0, {"a", "b"});
+  stream.heard(2, "c", now);
+  stream.heard(0, "x", now);
+  EXPECT_EQ(applied.payloads, Payloads{});
+  EXPECT_EQ(stream.take_replay_wish(), 0U);
+  replay(stream, 0, {"x"});
+  EXPECT_EQ(applied.payloads, Payloads{"x"});
+  EXPECT_EQ(stream.counters().restarts, 1U);
+}
+
+TEST_F(EngineStreamTest, AnotherEngineThatIsFurtherOnIsFoundOut) {
+  EngineStream stream = connected();
+  replay(stream, 0, {"a", "b"});
+  stream.disconnected(now);
+  stream.connected(now);
+  EXPECT_EQ(stream.take_replay_wish(), 1U);
+  stream.heard(2, "z", now);  // what would come next, but from another one
+  stream.replayed(1, "y", now);
+  EXPECT_EQ(applied.payloads, Payloads{});
+  EXPECT_EQ(stream.take_replay_wish(), 0U);
+  replay(stream, 0, {"x", "y", "z"});
+  EXPECT_EQ(applied.payloads, (Payloads{"x", "y", "z"}));
+}
+
+TEST_F(EngineStreamTest, AReplayThatWasFasterThanTheSubscriptionIsNoRestart) {
+  EngineStream stream = connected();
+  replay(stream, 0, {"a", "b", "c"});
+  for (const std::uint64_t sequence : {0U, 1U, 2U}) stream.heard(sequence, "?", now);
+  EXPECT_EQ(stream.counters().duplicates, 3U);
+  EXPECT_EQ(stream.counters().restarts, 0U);
+  EXPECT_EQ(applied.payloads.size(), 3U);
+}
+
+TEST_F(EngineStreamTest, AGapBeyondTheReplaysReachDropsAll) {
+  EngineStream stream = connected();
+  replay(stream, 0, {"a"});
+  stream.heard(9, "j", now);
+  EXPECT_EQ(stream.take_replay_wish(), 0U);
+  stream.replayed(8, "i", now);
+  EXPECT_EQ(applied.payloads, Payloads{});
+  EXPECT_EQ(stream.take_replay_wish(), 0U);
+  replay(stream, 8, {"i", "j"});
+  EXPECT_EQ(applied.payloads, (Payloads{"i", "j"}));
+  EXPECT_EQ(stream.counters().gaps_unrepaired, 1U);
+}
+
+TEST_F(EngineStreamTest, WithoutAReplayAGapDropsAll) {
+  EngineStream stream({.has_replay = false}, applied, now);
+  stream.connected(now);
+  EXPECT_EQ(stream.take_replay_wish(), std::nullopt);
+  stream.heard(5, "f", now);
+  stream.heard(6, "g", now);
+  stream.heard(8, "i", now);
+  EXPECT_EQ(applied.payloads, Payloads{"i"});
+}
+
+TEST_F(EngineStreamTest, AReplayThatNeverAnswersIsTriedLessAndLessOften) {
+  EngineStream stream = connected();
+  stream.heard(4, "e", now);
+  std::size_t num_asked = 1;
+  for (int i = 0; i < 600; ++i) {
+    now += 100 * kMillisecond;
+    stream.heard(5 + static_cast<std::uint64_t>(i), "x", now);
+    stream.tick(now);
+    num_asked += stream.take_replay_wish() ? 1 : 0;
+  }
+  EXPECT_EQ(applied.payloads.size(), 601U);  // it goes on without
+  EXPECT_GT(num_asked, 5U);
+  EXPECT_LT(num_asked, 20U);
+}
+
+TEST_F(EngineStreamTest, ALostEngineIsNotCreditedAndComesBackOnlyAsTheSameOne) {
+  for (const bool is_same : {true, false}) {
+    applied.payloads.clear();
+    EngineStream stream = connected();
+    replay(stream, 0, {"a", "b"});
+    stream.disconnected(now);
+    for (int i = 0; i < 32; ++i) stream.tick(now += 100 * kMillisecond);
+    EXPECT_FALSE(stream.is_live());
+    stream.connected(now);
+    EXPECT_FALSE(stream.is_live());
+    EXPECT_EQ(stream.take_replay_wish(), 1U);
+    stream.replayed(1, is_same ? "b" : "x", now);
+    EXPECT_TRUE(stream.is_live());
+    EXPECT_EQ(applied.payloads.size(), is_same ? 2U : 0U);
+  }
+}
+
+TEST_F(EngineStreamTest, ASilentEngineIsAskedForASignOfLifeAndLostWithoutOne) {
+  EngineStream stream = connected();
+  replay(stream, 0, {"a"});
+  std::size_t num_probes = 0;
+  for (int i = 0; i < 100; ++i) {
+    stream.tick(now += 100 * kMillisecond);
+    if (stream.take_replay_wish()) {
+      ++num_probes;
+      stream.replay_ended(now);
+    }
+  }
+  EXPECT_GE(num_probes, 8U);
+  EXPECT_TRUE(stream.is_live());
+  for (int i = 0; i < 32; ++i) stream.tick(now += 100 * kMillisecond);
+  EXPECT_FALSE(stream.is_live());
+}
+
+TEST_F(EngineStreamTest, AStallOfOursIsNotTheEnginesSilence) {
+  EngineStream stream = connected();
+  replay(stream, 0, {"a"});
+  stream.tick(now);
+  stream.tick(now += 20 * kSecond);
+  EXPECT_TRUE(stream.is_live());
+}
+
+/// An engine that loses messages, restarts and breaks connections: in the end, and whenever the stream is confirmed and
+/// nothing is on its way, what is applied is what this incarnation of the engine said, in order.
+TEST(EngineStream, RandomFaultsHealThemselves) {
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    std::mt19937_64 random(seed);
+    Applied applied;
+    TimeNs now = kSecond;
+    EngineStream stream({}, applied, now);
+    Payloads said;  // by this incarnation
+    std::deque<std::pair<std::uint64_t, std::string>> on_its_way;
+    std::optional<std::uint64_t> asked;
+    std::set<std::string> dead;  // payloads of former incarnations
+    unsigned incarnation = 0;
+    stream.connected(now);
+    for (int step = 0; step < 400; ++step) {
+      const bool is_calm = step >= 300;
+      now += 20 * kMillisecond;
+      switch (random() % (is_calm ? 4 : 24)) {
+        default:
+          said.push_back(std::to_string(incarnation) + "/" + std::to_string(said.size()));
+          if (is_calm || random() % 8 != 0) on_its_way.emplace_back(said.size() - 1, said.back());
+          break;
+        case 20:
+        case 21:
+          dead.insert(said.begin(), said.end());
+          said.clear();
+          ++incarnation;
+          on_its_way.clear();
+          [[fallthrough]];
+        case 22:
+          on_its_way.clear();
+          asked.reset();
+          stream.disconnected(now);
+          stream.connected(now);
+      }
+      for (std::size_t i = random() % 4; i > 0 && !on_its_way.empty(); --i) {
+        stream.heard(on_its_way.front().first, on_its_way.front().second, now);
+        // Nothing stale after the first message of a new incarnation.
+        for (const std::string& payload : applied.payloads)
+          ASSERT_FALSE(stream.is_live() && dead.contains(payload)) << "seed " << seed;
+        on_its_way.pop_front();
+      }
+      if (const auto wish = stream.take_replay_wish()) asked = wish;
+      if (asked && random() % 2 == 0) {
+        const std::uint64_t from = *std::exchange(asked, std::nullopt);
+        const Payloads then = said;
+        bool is_over = false;
+        for (std::uint64_t i = from; i < then.size() && !is_over; ++i) {
+          stream.replayed(i, then[i], now);
+          if (const auto again = stream.take_replay_wish()) {
+            asked = again;
+            is_over = true;
+          }
+        }
+        if (!is_over) stream.replay_ended(now);
+      }
+      stream.tick(now);
+      if (const auto wish = stream.take_replay_wish()) asked = wish;
+    }
+    while (!on_its_way.empty()) {
+      stream.heard(on_its_way.front().first, on_its_way.front().second, now);
+      on_its_way.pop_front();
+    }
+    for (int i = 0; i < 100; ++i) {
+      stream.tick(now += 50 * kMillisecond);
+      if (const auto wish = stream.take_replay_wish()) {
+        for (std::uint64_t k = *wish; k < said.size(); ++k) stream.replayed(k, said[k], now);
+        stream.replay_ended(now);
+      }
+    }
+    ASSERT_EQ(applied.payloads, said) << "seed " << seed;
+    ASSERT_TRUE(stream.is_live());
+  }
+}
+
+}  // namespace
+}  // namespace kvferry::controller

@@ -1,0 +1,222 @@
+// Two releases side by side: a node and a controller that speak other versions, and exactly what older ones say.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "controller/client/client_session.h"
+#include "controller/directory/sessions.h"
+#include "controller/protocol/wire.h"
+#include "tests/controller/fixtures.h"
+
+namespace kvferry::controller {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+using namespace std::string_literals;
+
+/// A node and a controller with nothing between them.
+class TwoReleases : protected Outbox {
+ public:
+  TwoReleases(VersionRange node, VersionRange controller)
+      : sessions_(DirectoryOptions{}, 0, controller), connection_(sessions_.open()) {
+    ClientOptions options;
+    options.node = node_info("a", 5, "default");
+    options.node.serves = "http://a:8000";
+    options.protocol = node;
+    client_.emplace(std::move(options), [this](std::string_view bytes) {
+      versions_said_.push_back(wire::version_of(bytes));
+      sessions_.take(connection_, bytes, now_, *this);
+      return true;
+    });
+  }
+  std::vector<ClientEvent> turn() {
+    now_ += kSecond;
+    std::vector<ClientEvent> events;
+    client_->speak(now_);
+    for (const std::string& bytes : std::exchange(answers_, {})) client_->take(bytes, events);
+    return events;
+  }
+  std::optional<std::string> refusal() {
+    for (const ClientEvent& event : turn())
+      if (const auto* refused = std::get_if<Refused>(&event)) return refused->reason;
+    return std::nullopt;
+  }
+
+  std::optional<ClientSession> client_;
+  Sessions sessions_;
+  std::vector<std::uint32_t> versions_said_, versions_answered_;
+
+ private:
+  bool send(ConnectionId, std::string_view bytes) override {
+    versions_answered_.push_back(wire::version_of(bytes));
+    answers_.emplace_back(bytes);
+    return true;
+  }
+  ConnectionId connection_;
+  TimeNs now_ = 0;
+  std::vector<std::string> answers_;
+};
+
+TEST(ControllerVersions, AllPairsOfRangesUseTheNewestCommonOneOrAreRefusedInASentence) {
+  for (std::uint32_t a = 1; a < 5; ++a)
+    for (std::uint32_t b = a; b < 5; ++b)
+      for (std::uint32_t c = 1; c < 5; ++c)
+        for (std::uint32_t d = c; d < 5; ++d) {
+          TwoReleases both({a, b}, {c, d});
+          const std::uint32_t common = std::min(b, d);
+          const std::optional<std::string> refusal = both.refusal();
+          if (common < a || common < c) {
+            ASSERT_TRUE(refusal) << a << b << c << d;
+            EXPECT_THAT(*refusal, HasSubstr(to_text({a, b})));
+            EXPECT_THAT(*refusal, HasSubstr(to_text({c, d})));
+            EXPECT_THAT(*refusal, HasSubstr("node 'a' (kvferry "));
+            continue;
+          }
+          ASSERT_FALSE(refusal) << *refusal;
+          EXPECT_EQ(both.versions_said_.front(), a) << "its Hello is one that older controllers read";
+          EXPECT_TRUE(both.client_->is_registered());
+          both.client_->publish(full_chunks(0, 3));
+          both.client_->end_snapshot();
+          ASSERT_TRUE(both.client_->lookup({keys_of(0, 2), {}, {}}));
+          both.turn();
+          for (std::size_t i = 1; i < both.versions_said_.size(); ++i) EXPECT_EQ(both.versions_said_[i], common);
+          for (const std::uint32_t version : both.versions_answered_) EXPECT_EQ(version, common);
+          EXPECT_GT(both.versions_answered_.size(), 2u);
+          EXPECT_EQ(both.sessions_.directory().num_chunks(), 3u);
+          EXPECT_EQ(both.sessions_.counters().messages_malformed, 0u);
+        }
+}
+
+TEST(ControllerVersions, OrdersAreInTheVersionOfTheNode) {
+  TwoReleases both({1, 2}, {2, 3});
+  both.turn();
+  both.client_->publish(full_chunks(0, 3));
+  both.client_->end_snapshot();
+  both.versions_answered_.clear();
+  both.sessions_.obey({.verb = "clear", .name_space = "default"}, 2 * kSecond);
+  both.turn();
+  ASSERT_GT(both.versions_answered_.size(), 1u);
+  for (const std::uint32_t version : both.versions_answered_) EXPECT_EQ(version, 2u);
+}
+
+TEST(ControllerVersions, AReleaseOutOfReachOfAMessageIsRefusedWithBothVersions) {
+  const auto parsed = wire::parse(encode(wire::StatusRequest{.header = {9, 13}}), {2, 4});
+  ASSERT_FALSE(parsed);
+  EXPECT_EQ(parsed.error().code, ErrorCode::kRefused);
+  EXPECT_THAT(parsed.error().what, HasSubstr("versions 2 to 4"));
+  EXPECT_THAT(parsed.error().what, HasSubstr("version 9"));
+}
+
+// ---- what the release before versions were agreed on says, byte for byte ----
+
+const std::string kOldHello =
+    "\x98\x92\x01\x01\xa7"
+    "default\xa1"
+    "a\x05\xa7kv_both\xa9tcp://h:1\xa7model=a\x00"s;
+const std::string kOldHeartbeat = "\x94\x92\x01\x04\x05\x00\x90"s;
+const std::string kOldRegistered = "\x94\x92\x01\x02\x05\xc3\x90"s;
+const std::string kOldHeartbeatAck = "\x94\x92\x01\x05\x05\x00\x90"s;
+
+class OldNode : public ::testing::Test, protected Outbox {
+ protected:
+  bool send(ConnectionId, std::string_view bytes) override {
+    answers_.emplace_back(bytes);
+    return true;
+  }
+  std::string said(const std::string& bytes) {
+    answers_.clear();
+    sessions_.take(connection_, bytes, kSecond, *this);
+    return answers_.size() == 1 ? answers_[0] : fmt::format("{} answers", answers_.size());
+  }
+  Sessions sessions_{DirectoryOptions{}, 0};
+  ConnectionId connection_ = sessions_.open();
+  std::vector<std::string> answers_;
+};
+
+TEST_F(OldNode, RegistersAndIsAnsweredAsBefore) {
+  EXPECT_EQ(said(kOldHello), kOldRegistered);
+  EXPECT_EQ(said(kOldHeartbeat), kOldHeartbeatAck);
+  const auto nodes = sessions_.directory().status(kSecond);
+  ASSERT_THAT(nodes, SizeIs(1));
+  EXPECT_EQ(nodes[0].serves, "");
+  EXPECT_EQ(nodes[0].version, "");
+  EXPECT_EQ(nodes[0].load, 0u);
+}
+
+TEST_F(OldNode, IsRefusedByASuccessorThatDroppedItsVersion) {
+  Sessions later(DirectoryOptions{}, 0, {2, 3});
+  later.take(later.open(), kOldHello, kSecond, *this);
+  ASSERT_THAT(answers_, SizeIs(1));
+  const auto refused = std::get<wire::Refused>(wire::parse(answers_[0]).value());
+  EXPECT_THAT(refused.reason, HasSubstr("speaks versions 2 to 3"));
+  EXPECT_THAT(refused.reason, HasSubstr("node 'a' (of an older kvferry) speaks version 1"));
+}
+
+TEST(OldController, AnswersANewNodeWhichThenSpeaksItsVersion) {
+  std::vector<std::string> said;
+  ClientOptions options;
+  options.node = node_info("a", 5, "default");
+  options.protocol = {1, 4};
+  ClientSession client(std::move(options), [&](std::string_view bytes) {
+    said.emplace_back(bytes);
+    return true;
+  });
+  client.speak(kSecond);
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_EQ(said[0].substr(1, 3), "\x92\x01\x01") << "an old controller reads the header of its own version";
+  std::vector<ClientEvent> events;
+  client.take(kOldRegistered, events);
+  EXPECT_TRUE(client.is_registered());
+  client.speak(3 * kSecond);
+  EXPECT_EQ(wire::version_of(said.back()), 1u);
+}
+
+// ---- the fields ----
+
+TEST(NewFields, ServesVersionAndLoadReachTheStatus) {
+  TwoReleases both({}, {});
+  both.turn();
+  both.client_->set_load(7);
+  both.turn();
+  const auto nodes = both.sessions_.directory().status(kSecond);
+  ASSERT_THAT(nodes, SizeIs(1));
+  EXPECT_EQ(nodes[0].serves, "http://a:8000");
+  EXPECT_EQ(nodes[0].version, KVFERRY_VERSION);
+  EXPECT_EQ(nodes[0].load, 7u);
+  EXPECT_EQ(nodes[0].fingerprint, "model=a");
+}
+
+TEST(NewFields, AChangedLoadIsToldWithinAFifthOfASecond) {
+  int num_said = 0;
+  ClientOptions options;
+  options.node = node_info("a", 5);
+  ClientSession client(std::move(options), [&](std::string_view) { return ++num_said > 0; });
+  client.speak(0);
+  std::vector<ClientEvent> events;
+  client.take(encode(wire::Registered{.incarnation = 5}), events);
+  client.speak(500 * kMillisecond);
+  num_said = 0;
+  client.speak(701 * kMillisecond);
+  EXPECT_EQ(num_said, 0) << "nothing is new";
+  client.set_load(2);
+  client.speak(702 * kMillisecond);
+  EXPECT_EQ(num_said, 1);
+  client.set_load(3);
+  client.speak(850 * kMillisecond);
+  EXPECT_EQ(num_said, 1) << "not more often than that";
+  client.speak(905 * kMillisecond);
+  EXPECT_EQ(num_said, 2);
+}
+
+TEST(NewFields, AnotherModelIsRefusedWithTheFieldAndBothValues) {
+  Directory directory;
+  ASSERT_TRUE(directory.join(node_info("a", 1, "", "model=x kv_dtype=bfloat16 layers=4"), 0, 0));
+  const auto joined = directory.join(node_info("b", 1, "", "model=x kv_dtype=float32 layers=4"), 0, 0);
+  ASSERT_FALSE(joined);
+  EXPECT_EQ(joined.error().what,
+            "node 'b' can't join namespace '': kv_dtype (the KV cache's data type) is 'bfloat16' here and 'float32' "
+            "there (here: the namespace, there: the node); use the same model and KV settings, or another namespace");
+}
+
+}  // namespace
+}  // namespace kvferry::controller

@@ -1,0 +1,133 @@
+// `kvferry bench fleet`: its flags, its load, and that a small fleet gives every figure that it promises.
+#include "launch/bench/fleet/fleet_bench.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "launch/bench/fleet/fleet_load.h"
+
+namespace kvferry::bench {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+TEST(FleetBench, RefusesBadFlagsAndSaysWhatIsAllowed) {
+  struct Row {
+    FleetFlags flags;
+    const char* story;
+  };
+  const Row rows[] = {
+      {{.nodes = "3"}, "--nodes is '3'; allowed: 4 to 100000"},
+      {{.nodes = ""}, "--nodes is ''; allowed: 4 to 100000"},
+      {{.nodes = "250,1k"}, "--nodes is '1k'; allowed: 4 to 100000"},
+      {{.nodes = "100000"}, "--nodes is '100000'; this process may have"},
+      {{.replicas = "2"}, "--replicas is '2'; allowed: 1, 3"},
+      {{.over = "udp"}, "--over is 'udp'; allowed: zmq, stream"},
+      {{.seconds = "0"}, "--seconds is '0'; allowed: 1 to 600"},
+      {{.chunks = "511"}, "--chunks is '511'; allowed: 512 to 1000000"},
+      {{.stores = "-1"}, "--stores is '-1'; allowed: 0 to 10000"},
+      {{.lookups = "2,x"}, "--lookups is 'x'; allowed: 0 to 10000"},
+      {{.json_file = "/no/folder/x"}, "--json is '/no/folder/x'"},
+      {{.plot_file = "x.jpg"}, "--plot is 'x.jpg'; allowed: a file"},
+  };
+  for (const Row& row : rows) {
+    const Result<void> done = run_fleet_bench(row.flags);
+    ASSERT_FALSE(done) << row.story;
+    EXPECT_EQ(done.error().code, ErrorCode::kInvalidArgument) << row.story;
+    EXPECT_THAT(done.error().what, HasSubstr(row.story));
+  }
+}
+
+TEST(FleetLoad, ANodeHoldsWhatItStoredAndDidNotEvict) {
+  HeldConversations held(3, 5);
+  std::vector<controller::ChunkEntry> all;
+  held.all(all);
+  std::set<ChunkKey> keys;
+  for (const controller::ChunkEntry& chunk : all) keys.insert(chunk.key);
+  ASSERT_EQ(keys.size(), all.size()) << "a chunk twice";
+  EXPECT_EQ(keys.size(), kSystemPrompts * kSystemChunks + 5 * kOwnChunks);
+  std::vector<ChunkKey> asked;
+  for (int i = 0; i < 1000; ++i) {
+    const ChunkKey evicted = held.evict();
+    EXPECT_EQ(keys.erase(evicted), 1U) << "evicts what it does not hold, at " << i;
+    EXPECT_TRUE(keys.insert(held.store().key).second) << "stores what it holds, at " << i;
+    for (const Conversation& conversation : {held.whole(static_cast<std::uint64_t>(i)), held.lonely()}) {
+      conversation.keys(asked);
+      ASSERT_EQ(asked.size(), kConversationChunks);
+      for (const ChunkKey& key : asked) ASSERT_TRUE(keys.contains(key)) << "asks for what is not whole, at " << i;
+    }
+  }
+  held.all(all);
+  EXPECT_EQ(std::set<ChunkKey>(keys).size(), all.size());
+  for (const controller::ChunkEntry& chunk : all) EXPECT_TRUE(keys.contains(chunk.key));
+}
+
+TEST(FleetLoad, NeighboursShareEveryFourthConversationAndAllTheirSystemPrompts) {
+  std::vector<ChunkKey> first, second, stranger;
+  for (std::uint64_t number = 0; number < 8; ++number) {
+    Conversation{4, number}.keys(first);
+    Conversation{5, number}.keys(second);
+    Conversation{6, number}.keys(stranger);
+    EXPECT_TRUE(std::equal(first.begin(), first.begin() + kSystemChunks, stranger.begin()));
+    EXPECT_EQ(first == second, number % 4 == 0) << number;
+    EXPECT_NE(first, stranger);
+  }
+}
+
+nlohmann::json small_run(FleetFlags flags) {
+  const std::string file = testing::TempDir() + "fleet_bench." + std::to_string(::getpid()) + ".json";
+  flags.nodes = "50";
+  flags.seconds = "2";
+  flags.json_file = file;
+  const Result<void> done = run_fleet_bench(flags);
+  EXPECT_TRUE(done) << done.error().what;
+  if (!done) return {};
+  const nlohmann::json figures = nlohmann::json::parse(std::ifstream(file));
+  ::unlink(file.c_str());
+  return figures["rows"][0];
+}
+
+void expect_figures(const nlohmann::json& row, std::vector<const char*> more) {
+  more.insert(more.end(), {"register_s", "told_s", "messages_in_per_s", "messages_out_per_s", "lookups_per_s",
+                           "lookup_us_p50", "lookup_us_p99", "controller_cores", "controller_rss_mib", "bench_cores",
+                           "dead_noticed_s_p50", "dead_noticed_s_max", "rolling_s", "rolling_lookup_us_p99"});
+  for (const char* name : more) {
+    ASSERT_TRUE(row.contains(name)) << name << " in " << row.dump();
+    EXPECT_GT(row[name].get<double>(), 0) << name;
+  }
+  EXPECT_EQ(row["nodes"], 50);
+  EXPECT_EQ(row["wrong_answers"], 0);
+  EXPECT_EQ(row["nodes_expired"], 0) << "a living node was taken for dead";
+  // 16 conversations less the system prompts that they have in common; every node holds as many as at the start.
+  EXPECT_NEAR(row["chunks"].get<double>(), 50.0 * 1928, 50.0 * 20);
+  // The lease is 2.5 s, and its last heartbeat may have been just before.
+  EXPECT_GT(row["dead_noticed_s_max"].get<double>(), 1.5);
+}
+
+TEST(FleetBench, ASmallFleetGivesEveryFigure) {
+  for (const char* over : {"zmq", "stream"}) {
+    const nlohmann::json row = small_run({.over = over});
+    ASSERT_FALSE(row.is_null());
+    EXPECT_EQ(row["over"], over);
+    expect_figures(row, {"restart_register_s"});
+  }
+}
+
+TEST(FleetBench, ThreeControllersGoOnWithTwo) {
+  if (std::system("command -v etcd redis-server >/dev/null 2>&1") != 0) GTEST_SKIP() << "etcd or redis-server missing";
+  const nlohmann::json row = small_run({.replicas = "3"});
+  ASSERT_FALSE(row.is_null());
+  EXPECT_EQ(row["replicas"], 3);
+  expect_figures(row, {});
+  EXPECT_LT(row["failover_s"].get<double>(), 5.0);
+}
+
+}  // namespace
+}  // namespace kvferry::bench
