@@ -75,7 +75,7 @@ void ProgressLoop::rewatch(int fd, std::uint32_t epoll_events, std::uint64_t tag
   KVFERRY_CHECK(code == 0, "cannot watch descriptor {}: {}", fd, std::strerror(errno));
 }
 
-void ProgressLoop::add_guest(int fd) {
+void ProgressLoop::add_wakeup_fd(int fd) {
   if (!has_guests_.exchange(true)) {
     epoll_event own{EPOLLIN, {.fd = epoll_fd_}};
     ::epoll_ctl(guests_fd_, EPOLL_CTL_ADD, epoll_fd_, &own);

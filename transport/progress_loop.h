@@ -51,7 +51,7 @@ class ProgressLoop {
   void rewatch(int fd, std::uint32_t epoll_events, std::uint64_t tag);
   void unwatch(int fd);
   /// Any thread: a driver that sleeps also wakes, and leaves, while `fd` is readable; the thread does not.
-  void add_guest(int fd);
+  void add_wakeup_fd(int fd);
   /// Loop only: lets the thread look at what a call left to do.
   void kick() { wake_.set(); }
 

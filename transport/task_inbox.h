@@ -10,7 +10,7 @@
 
 namespace kvferry {
 
-/// Threads: post() any, the rest the owner's. Bounded by its users: the ledger limits transfers.
+/// Threads: post() any, the rest the owner's. Bounded by its users: the transfer_table limits transfers.
 class TaskInbox {
  public:
   void post(std::function<void()> task) {

@@ -14,7 +14,7 @@ bool Transport::wait(TimeNs timeout_ns) {
   return ::poll(&waiting, 1, static_cast<int>(std::clamp<TimeNs>(rounded_up_ms, 0, kPollMax))) == 1;
 }
 
-bool Transport::end_waits_by(int) { return false; }
-void Transport::sign_as(const std::string&) {}
+bool Transport::set_wait_interrupt_fd(int) { return false; }
+void Transport::set_source_address(const std::string&) {}
 
 }  // namespace kvferry

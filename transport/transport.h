@@ -141,9 +141,9 @@ class Transport {
 
   /// For a transport that is made of others. wait() also returns, with false, while `fd` is readable; false: this one
   /// has no way to.
-  virtual bool end_waits_by(int fd);
+  virtual bool set_wait_interrupt_fd(int fd);
   /// The address that signs this side's notifications instead of address(). Before the first connect().
-  virtual void sign_as(const std::string& address);
+  virtual void set_source_address(const std::string& address);
 
   /// Ends all transfers (kCancelled), waits for a peer that is seen in the middle of a copy, joins the progress thread.
   /// Idempotent; the destructor calls it.

@@ -14,22 +14,22 @@
 namespace kvferry {
 
 /// Keep those of `keys` that are here, for up to `ttl`. Several may carry the same number: they add up.
-struct KeepOrder {
+struct PinOrder {
   std::uint64_t hold = 0;
   std::vector<ChunkKey> keys;
   TimeNs ttl = 0;
 };
 
 /// Bring these from the node at `endpoint`, in this order, for up to `ttl`.
-struct FetchOrder {
+struct ReplicateOrder {
   EngineId engine_id;
   std::string endpoint;
   std::vector<ChunkMeta> chunks;  // num_tokens of full ones is not looked at
   TimeNs ttl = 0;
 };
 
-/// A FetchOrder that is being carried out, a piece at a time: one lease, one pull, the next piece.
-struct OrderedFetch {
+/// A ReplicateOrder that is being carried out, a piece at a time: one lease, one pull, the next piece.
+struct Replication {
   EngineId engine_id;
   std::string endpoint;
   std::deque<ChunkMeta> left;

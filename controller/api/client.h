@@ -90,26 +90,26 @@ struct LookupFailed {
   std::string reason;
 };
 // The controller's wishes. A node may refuse any of them; what it does shows in what it publishes and evicts.
-struct KeepWanted {  // those of these that it has, for so long; the numbers are the controller's and of one life of it
+struct PinChunks {  // those of these that it has, for so long; the numbers are the controller's and of one life of it
   std::uint64_t hold = 0;
   std::vector<ChunkKey> keys;
   TimeNs ttl = 0;
 };
-struct UnkeepWanted {
+struct UnpinChunks {
   std::uint64_t hold = 0;
 };
-struct BringWanted {  // from that node; num_tokens of full chunks is 0
+struct ReplicateChunks {  // from that node; num_tokens of full chunks is 0
   EngineId engine_id;
   std::string endpoint;
   std::vector<ChunkEntry> chunks;
   TimeNs ttl = 0;
 };
-struct ForgetWanted {
+struct EvictChunks {
   bool all = false;
   std::vector<ChunkKey> keys;  // or these
 };
-using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, SnapshotWanted, KeepWanted, UnkeepWanted,
-                                 BringWanted, ForgetWanted, LookupFailed>;
+using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, SnapshotWanted, PinChunks, UnpinChunks,
+                                 ReplicateChunks, EvictChunks, LookupFailed>;
 
 struct ClientOptions {
   // tcp://, ipc://, unix:// or stream://; several with commas: replicas, the preferred one first (replica_client.h).

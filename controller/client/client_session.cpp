@@ -176,25 +176,25 @@ void ClientSession::on(const wire::HeartbeatAck& message, std::vector<ClientEven
   if (message.incarnation == incarnation()) publisher_.set_kept_below(message.kept_below);
 }
 
-void ClientSession::on(wire::Keep& message, std::vector<ClientEvent>& events) {
+void ClientSession::on(wire::Pin& message, std::vector<ClientEvent>& events) {
   if (is_for_us(message.incarnation))
-    events.emplace_back(KeepWanted{message.hold, std::move(message.keys.keys), ttl_of(message.ttl_ms)});
+    events.emplace_back(PinChunks{message.hold, std::move(message.keys.keys), ttl_of(message.ttl_ms)});
 }
 
-void ClientSession::on(const wire::Unkeep& message, std::vector<ClientEvent>& events) {
-  if (is_for_us(message.incarnation)) events.emplace_back(UnkeepWanted{message.hold});
+void ClientSession::on(const wire::Unpin& message, std::vector<ClientEvent>& events) {
+  if (is_for_us(message.incarnation)) events.emplace_back(UnpinChunks{message.hold});
 }
 
-void ClientSession::on(wire::Bring& message, std::vector<ClientEvent>& events) {
+void ClientSession::on(wire::Replicate& message, std::vector<ClientEvent>& events) {
   Result<std::vector<ChunkEntry>> chunks = wire::from_columns(message.tails);
   if (!is_for_us(message.incarnation) || !chunks) return;
   for (const ChunkKey& key : message.full.keys) chunks->push_back({.key = key, .tail_group = {}});
-  events.emplace_back(BringWanted{EngineId{std::move(message.engine_id)}, std::move(message.endpoint),
+  events.emplace_back(ReplicateChunks{EngineId{std::move(message.engine_id)}, std::move(message.endpoint),
                                   std::move(*chunks), ttl_of(message.ttl_ms)});
 }
 
-void ClientSession::on(wire::Forget& message, std::vector<ClientEvent>& events) {
-  if (is_for_us(message.incarnation)) events.emplace_back(ForgetWanted{message.all, std::move(message.keys.keys)});
+void ClientSession::on(wire::EvictOrder& message, std::vector<ClientEvent>& events) {
+  if (is_for_us(message.incarnation)) events.emplace_back(EvictChunks{message.all, std::move(message.keys.keys)});
 }
 
 bool ClientSession::send(std::string_view bytes) {

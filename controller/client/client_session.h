@@ -21,10 +21,10 @@ struct Refused;
 struct Unregistered;
 struct LookupReply;
 struct HeartbeatAck;
-struct Keep;
-struct Unkeep;
-struct Bring;
-struct Forget;
+struct Pin;
+struct Unpin;
+struct Replicate;
+struct EvictOrder;
 }  // namespace wire
 
 constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;  // a second of a million keys
@@ -80,10 +80,10 @@ class ClientSession {
   void on(const wire::Unregistered& message, std::vector<ClientEvent>& events);
   void on(wire::LookupReply& message, std::vector<ClientEvent>& events);
   void on(const wire::HeartbeatAck& message, std::vector<ClientEvent>& events);
-  void on(wire::Keep& message, std::vector<ClientEvent>& events);
-  void on(const wire::Unkeep& message, std::vector<ClientEvent>& events);
-  void on(wire::Bring& message, std::vector<ClientEvent>& events);
-  void on(wire::Forget& message, std::vector<ClientEvent>& events);
+  void on(wire::Pin& message, std::vector<ClientEvent>& events);
+  void on(const wire::Unpin& message, std::vector<ClientEvent>& events);
+  void on(wire::Replicate& message, std::vector<ClientEvent>& events);
+  void on(wire::EvictOrder& message, std::vector<ClientEvent>& events);
   /// The rest only nodes send.
   template <class T>
   void on(const T&, std::vector<ClientEvent>&) {}

@@ -184,15 +184,15 @@ class ReplicaClient final : public Client {
   }
   void on(Replica&, SnapshotWanted&, std::vector<ClientEvent>& events) { events.emplace_back(SnapshotWanted{}); }
   /// Each controller numbers its holds on its own.
-  void on(Replica& replica, KeepWanted& wanted, std::vector<ClientEvent>& events) {
+  void on(Replica& replica, PinChunks& wanted, std::vector<ClientEvent>& events) {
     wanted.hold = hold_of(replica, wanted.hold);
     events.emplace_back(std::move(wanted));
   }
-  void on(Replica& replica, UnkeepWanted& wanted, std::vector<ClientEvent>& events) {
-    events.emplace_back(UnkeepWanted{hold_of(replica, wanted.hold)});
+  void on(Replica& replica, UnpinChunks& wanted, std::vector<ClientEvent>& events) {
+    events.emplace_back(UnpinChunks{hold_of(replica, wanted.hold)});
   }
-  void on(Replica&, BringWanted& wanted, std::vector<ClientEvent>& events) { events.emplace_back(std::move(wanted)); }
-  void on(Replica&, ForgetWanted& wanted, std::vector<ClientEvent>& events) { events.emplace_back(std::move(wanted)); }
+  void on(Replica&, ReplicateChunks& wanted, std::vector<ClientEvent>& events) { events.emplace_back(std::move(wanted)); }
+  void on(Replica&, EvictChunks& wanted, std::vector<ClientEvent>& events) { events.emplace_back(std::move(wanted)); }
   std::uint64_t hold_of(const Replica& replica, std::uint64_t hold) const {
     return hold * replicas_.size() + static_cast<std::uint64_t>(&replica - replicas_.data());
   }

@@ -116,7 +116,7 @@ class Directory {
   /// Of the living nodes of a namespace; empty: there are none.
   std::string fingerprint_of(const std::string& name_space) const;
 
-  // ---- what rules need to know and to set; directory_rules.cpp ----
+  // ---- what admin commands need to know and to set; directory_rules.cpp ----
   /// nullopt: no such node is registered.
   std::optional<NodeId> find_node(const std::string& name_space, const std::string& engine_id) const;
   /// nullptr: it is gone. Valid until nodes change.

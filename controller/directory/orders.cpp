@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "controller/api/rule.h"
+#include "controller/api/admin_command.h"
 #include "controller/protocol/wire.h"
 
 namespace kvferry::controller {
@@ -14,16 +14,16 @@ constexpr TimeNs kAdvanceEvery = 50 * kMillisecond;
 constexpr std::size_t kMovesMax = 1024;  // under way
 constexpr std::size_t kKeysPerRuleMax = 65'536;
 
-wire::RuleReply done(const wire::RuleRequest& request, std::string text, std::uint64_t number = 0) {
+wire::AdminReply done(const wire::AdminRequest& request, std::string text, std::uint64_t number = 0) {
   return {.token = request.token, .is_done = true, .text = std::move(text), .number = number};
 }
-wire::RuleReply refused(const wire::RuleRequest& request, std::string text) {
+wire::AdminReply refused(const wire::AdminRequest& request, std::string text) {
   return {.token = request.token, .is_done = false, .text = std::move(text)};
 }
 
 }  // namespace
 
-wire::RuleReply Orders::take(const wire::RuleRequest& request, std::optional<NodeId> asker, TimeNs now) {
+wire::AdminReply Orders::take(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now) {
   if (request.keys.keys.size() > kKeysPerRuleMax) {
     return refused(request, fmt::format("{} names {} keys; at most {} are allowed", request.verb,
                                         request.keys.keys.size(), kKeysPerRuleMax));
@@ -39,7 +39,7 @@ wire::RuleReply Orders::take(const wire::RuleRequest& request, std::optional<Nod
                                       request.verb.substr(0, 64)));
 }
 
-wire::RuleReply Orders::pin(const wire::RuleRequest& request, std::optional<NodeId> asker, TimeNs now) {
+wire::AdminReply Orders::pin(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now) {
   const NodeInfo* reader = asker && request.owner.empty() ? directory_.info(*asker) : nullptr;
   const std::string& name_space = reader != nullptr ? reader->name_space : request.name_space;
   const std::string owner = reader != nullptr ? reader_name(*reader) : request.owner;
@@ -47,7 +47,7 @@ wire::RuleReply Orders::pin(const wire::RuleRequest& request, std::optional<Node
   if (reader == nullptr && owner.starts_with("node "))
     return refused(request, "an owner's name can't begin with 'node '");
   const auto ttl = static_cast<TimeNs>(std::min<std::uint64_t>(request.ttl_ms, 1'000'000'000)) * kMillisecond;
-  const Result<HoldId> hold = holds_.add(name_space, owner, request.keys.keys, now, ttl);
+  const Result<ControllerPinId> hold = holds_.add(name_space, owner, request.keys.keys, now, ttl);
   if (!hold) return refused(request, hold.error().what);
   if (reader != nullptr) readers_[*asker] = owner;
   std::map<NodeId, std::vector<ChunkKey>> by_node;
@@ -64,15 +64,15 @@ wire::RuleReply Orders::pin(const wire::RuleRequest& request, std::optional<Node
               hold->value);
 }
 
-wire::RuleReply Orders::unpin(const wire::RuleRequest& request) {
-  const HoldId hold{request.number};
+wire::AdminReply Orders::unpin(const wire::AdminRequest& request) {
+  const ControllerPinId hold{request.number};
   const Result<std::set<NodeId>> asked = holds_.release(hold);
   if (!asked) return refused(request, asked.error().what);
   unkeep(hold, *asked);
   return done(request, fmt::format("hold {} is over", request.number), asked->size());
 }
 
-wire::RuleReply Orders::drain(const wire::RuleRequest& request, bool is_to_leave) {
+wire::AdminReply Orders::drain(const wire::AdminRequest& request, bool is_to_leave) {
   const Result<NodeId> node = node_of(request.name_space, request.engine_id);
   if (!node) return refused(request, node.error().what);
   directory_.set_leaving(*node, is_to_leave);
@@ -85,7 +85,7 @@ wire::RuleReply Orders::drain(const wire::RuleRequest& request, bool is_to_leave
   return done(request, fmt::format("node '{}' is being drained", request.engine_id));
 }
 
-wire::RuleReply Orders::move(const wire::RuleRequest& request, TimeNs now) {
+wire::AdminReply Orders::move(const wire::AdminRequest& request, TimeNs now) {
   const Result<NodeId> from = node_of(request.name_space, request.engine_id);
   if (!from) return refused(request, from.error().what);
   const Result<NodeId> to = node_of(request.name_space, request.other_engine_id);
@@ -109,7 +109,7 @@ wire::RuleReply Orders::move(const wire::RuleRequest& request, TimeNs now) {
               chunks.size());
 }
 
-wire::RuleReply Orders::clear(const wire::RuleRequest& request) {
+wire::AdminReply Orders::clear(const wire::AdminRequest& request) {
   std::vector<NodeId> nodes;
   if (!request.engine_id.empty()) {
     const Result<NodeId> node = node_of(request.name_space, request.engine_id);
@@ -119,11 +119,11 @@ wire::RuleReply Orders::clear(const wire::RuleRequest& request) {
     nodes = directory_.nodes_of(request.name_space);
     if (nodes.empty()) return refused(request, fmt::format("namespace '{}' has no nodes", request.name_space));
   }
-  for (const NodeId node : nodes) order(node, wire::Forget{.all = true});
+  for (const NodeId node : nodes) order(node, wire::EvictOrder{.all = true});
   return done(request, fmt::format("{} nodes are asked to forget their chunks", nodes.size()), nodes.size());
 }
 
-wire::RuleReply Orders::quota(const wire::RuleRequest& request) {
+wire::AdminReply Orders::quota(const wire::AdminRequest& request) {
   constexpr std::size_t kQuotasMax = 4096;
   if (request.name_space.size() > 256) return refused(request, "a namespace's name has at most 256 bytes");
   const bool is_new = !directory_.quotas().contains(request.name_space);
@@ -196,28 +196,28 @@ void Orders::advance_moves(TimeNs now) {
 void Orders::keep(NodeId node, std::span<const ChunkKey> keys, TimeNs now) {
   const NodeInfo* info = directory_.info(node);
   if (info == nullptr) return;
-  for (Holds::Wish& wish : holds_.wishes(info->name_space, node, keys, now)) {
-    order(node, wire::Keep{.hold = wish.hold.value,
+  for (Pins::Wish& wish : holds_.wishes(info->name_space, node, keys, now)) {
+    order(node, wire::Pin{.hold = wish.hold.value,
                            .ttl_ms = static_cast<std::uint64_t>(wish.ttl / kMillisecond),
                            .keys = {std::move(wish.keys)}});
   }
 }
 
-void Orders::unkeep(HoldId hold, const std::set<NodeId>& nodes) {
-  for (const NodeId node : nodes) order(node, wire::Unkeep{.hold = hold.value});
+void Orders::unkeep(ControllerPinId hold, const std::set<NodeId>& nodes) {
+  for (const NodeId node : nodes) order(node, wire::Unpin{.hold = hold.value});
 }
 
 void Orders::bring(NodeId to, NodeId from, std::span<const ChunkEntry> chunks, TimeNs ttl) {
   const NodeInfo* source = directory_.info(from);
   if (source == nullptr) return;
-  wire::Bring message{.engine_id = source->engine_id.value,
+  wire::Replicate message{.engine_id = source->engine_id.value,
                       .endpoint = source->endpoint,
                       .ttl_ms = static_cast<std::uint64_t>(ttl / kMillisecond)};
   wire::split_entries(chunks, message.full, message.tails);
   order(to, std::move(message));
 }
 
-void Orders::forget(NodeId node, std::vector<ChunkKey> keys) { order(node, wire::Forget{.keys = {std::move(keys)}}); }
+void Orders::forget(NodeId node, std::vector<ChunkKey> keys) { order(node, wire::EvictOrder{.keys = {std::move(keys)}}); }
 
 template <class Message>
 void Orders::order(NodeId to, Message message) {

@@ -8,13 +8,13 @@
 
 #include "controller/directory/directory.h"
 #include "controller/directory/drains.h"
-#include "controller/directory/holds.h"
+#include "controller/directory/pins.h"
 
 namespace kvferry::controller {
 
 namespace wire {
-struct RuleRequest;
-struct RuleReply;
+struct AdminRequest;
+struct AdminReply;
 }  // namespace wire
 
 /// An order is a wish that a node may refuse and that ends by itself; what came of it is seen by what nodes tell of
@@ -31,7 +31,7 @@ class Orders final : private Drains::Cluster {
   };
 
   /// Verbs: pin, unpin, drain, undrain, move, clear, quota. `asker`: the registered node that asks, if one does.
-  wire::RuleReply take(const wire::RuleRequest& request, std::optional<NodeId> asker, TimeNs now);
+  wire::AdminReply take(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now);
   /// `node` has told that it has these.
   void published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark, TimeNs now);
   /// It is gone from the directory.
@@ -55,16 +55,16 @@ class Orders final : private Drains::Cluster {
   Drains::Place place_of(NodeId leaving, const ChunkKey& key) const override;
   std::vector<NodeId> targets(NodeId leaving) const override;
 
-  wire::RuleReply pin(const wire::RuleRequest& request, std::optional<NodeId> asker, TimeNs now);
-  wire::RuleReply unpin(const wire::RuleRequest& request);
-  wire::RuleReply drain(const wire::RuleRequest& request, bool is_to_leave);
-  wire::RuleReply move(const wire::RuleRequest& request, TimeNs now);
-  wire::RuleReply clear(const wire::RuleRequest& request);
-  wire::RuleReply quota(const wire::RuleRequest& request);
+  wire::AdminReply pin(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now);
+  wire::AdminReply unpin(const wire::AdminRequest& request);
+  wire::AdminReply drain(const wire::AdminRequest& request, bool is_to_leave);
+  wire::AdminReply move(const wire::AdminRequest& request, TimeNs now);
+  wire::AdminReply clear(const wire::AdminRequest& request);
+  wire::AdminReply quota(const wire::AdminRequest& request);
 
   Result<NodeId> node_of(const std::string& name_space, const std::string& engine_id) const;
   void keep(NodeId node, std::span<const ChunkKey> keys, TimeNs now);
-  void unkeep(HoldId hold, const std::set<NodeId>& nodes);
+  void unkeep(ControllerPinId hold, const std::set<NodeId>& nodes);
   void bring(NodeId to, NodeId from, std::span<const ChunkEntry> chunks, TimeNs ttl);
   void forget(NodeId node, std::vector<ChunkKey> keys);
   void advance_moves(TimeNs now);
@@ -73,7 +73,7 @@ class Orders final : private Drains::Cluster {
   static std::string reader_name(const NodeInfo& info);
 
   Directory& directory_;
-  Holds holds_;
+  Pins holds_;
   Drains drains_;
   std::map<NodeId, std::string> readers_;  // nodes with holds of their own, by the name in them
   std::vector<Move> moves_;

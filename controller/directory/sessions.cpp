@@ -4,7 +4,7 @@
 #include <bit>
 
 #include "controller/protocol/publish_parts.h"
-#include "controller/directory/sessions_tap.h"
+#include "controller/directory/session_observer.h"
 #include "controller/protocol/wire.h"
 #include "controller/protocol/wire_lookup.h"
 #include "transport/base/log.h"
@@ -27,8 +27,8 @@ Sessions::Sessions(const DirectoryOptions& options, TimeNs now, VersionRange pro
       orders_(directory_),
       started_at_(now) {}
 
-void Sessions::take(ConnectionId from, std::string_view bytes, TimeNs now, Outbox& outbox) {
-  Turn turn{from, now, outbox, bytes, protocol_.newest};
+void Sessions::take(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies) {
+  Turn turn{from, now, replies, bytes, protocol_.newest};
   ++counters_.messages_taken;
   if (const auto lookup = wire::read_lookup(bytes, protocol_)) {
     turn.version = lookup->version;
@@ -77,7 +77,7 @@ Status Sessions::status(TimeNs now) const {
   Status status{KVFERRY_VERSION, static_cast<std::uint64_t>((now - started_at_) / kMillisecond), counters_,
                 directory_.status(now)};
   if (const Journal* journal = directory_.journal(); journal != nullptr) status.state = journal->status(now);
-  if (tap_ != nullptr) status.scale = tap_->status(now);
+  if (observer_ != nullptr) status.scale = observer_->status(now);
   status.counters.chunks_dropped = directory_.num_chunks_dropped();
   status.counters.digests_differed = directory_.num_digests_differed();
   orders_.add_to(status);
@@ -100,7 +100,7 @@ std::optional<std::string> Sessions::refusal(const wire::Hello& hello, const Nod
   const Result<std::uint32_t> common = common_version(
       "controller protocol", {"this controller", KVFERRY_VERSION, protocol_}, {name, hello.version, spoken_by(hello)});
   if (!common) return common.error().what;
-  return tap_ == nullptr ? std::nullopt : tap_->refusal(info);
+  return observer_ == nullptr ? std::nullopt : observer_->refusal(info);
 }
 
 void Sessions::on(const Turn& hello_turn, const wire::Hello& hello) {
@@ -129,10 +129,10 @@ void Sessions::on(const Turn& hello_turn, const wire::Hello& hello) {
   }
   begin_session(turn, joined->id, info);
   wire::Registered registered{.incarnation = hello.incarnation, .snapshot_wanted = joined->snapshot_wanted};
-  if (tap_ != nullptr) {
-    tap_->joined(joined->id, info, hello.next_sequence, turn.now);
-    registered.replicas = tap_->replicas();
-    sessions_.at(turn.from).told_replicas = tap_->replicas_version();
+  if (observer_ != nullptr) {
+    observer_->joined(joined->id, info, hello.next_sequence, turn.now);
+    registered.replicas = observer_->replicas();
+    sessions_.at(turn.from).told_replicas = observer_->replicas_version();
   }
   reply(turn, registered);
   if (joined->resend_wanted) want_repair(turn, sessions_.at(turn.from));
@@ -150,9 +150,9 @@ void Sessions::on(const Turn& turn, const wire::Heartbeat& heartbeat) {
     log().warn("node {} holds something else than is known of it; it is asked for everything", name_of(session->node));
   directory_.set_load(session->node, heartbeat.load, turn.now);
   wire::HeartbeatAck answer{.incarnation = heartbeat.incarnation, .kept_below = directory_.kept_below(session->node)};
-  if (tap_ != nullptr && session->told_replicas != tap_->replicas_version()) {
-    answer.replicas = tap_->replicas();
-    sessions_.at(turn.from).told_replicas = tap_->replicas_version();
+  if (observer_ != nullptr && session->told_replicas != observer_->replicas_version()) {
+    answer.replicas = observer_->replicas();
+    sessions_.at(turn.from).told_replicas = observer_->replicas_version();
   }
   reply(turn, answer);
 }
@@ -169,7 +169,7 @@ void Sessions::on(const Turn& turn, const wire::Publish& publish) {
   counters_.chunks_published += chunks->size();
   const Tier tier = wire::tier_of(publish.tier).value_or(Tier::kHost);
   const Update update = directory_.publish(session->node, publish.sequence, mark_of(publish), *chunks, turn.now, tier);
-  if (tap_ != nullptr) tap_->told(session->node, publish.sequence, turn.bytes, turn.now);
+  if (observer_ != nullptr) observer_->told(session->node, publish.sequence, turn.bytes, turn.now);
   if (update == Update::kRepairWanted) want_repair(turn, *session);
   orders_.published(session->node, *chunks, mark_of(publish), turn.now);
 }
@@ -179,7 +179,7 @@ void Sessions::on(const Turn& turn, const wire::Evict& evict) {
   if (session == nullptr) return;
   counters_.chunks_evicted += evict.keys.keys.size();
   const Update update = directory_.evict(session->node, evict.sequence, evict.keys.keys, turn.now);
-  if (tap_ != nullptr) tap_->told(session->node, evict.sequence, turn.bytes, turn.now);
+  if (observer_ != nullptr) observer_->told(session->node, evict.sequence, turn.bytes, turn.now);
   if (update == Update::kRepairWanted) want_repair(turn, *session);
 }
 
@@ -201,7 +201,7 @@ void Sessions::on(const Turn& turn, const wire::LookupFields& lookup) {
   counters_.lookup_keys += lookup.query.keys.size();
   if (!found_.empty()) ++counters_.lookup_hits;
   wire::write_reply(answer_, turn.version, lookup.token, found_, directory_.index_version());
-  count_reply(turn.outbox.send(turn.from, {answer_.data(), answer_.size()}));
+  count_reply(turn.replies.send(turn.from, {answer_.data(), answer_.size()}));
 }
 
 void Sessions::on(const Turn& turn, const wire::Leave& leave) {
@@ -213,15 +213,15 @@ void Sessions::on(const Turn& turn, const wire::Leave& leave) {
   end_session(node, turn.now);
 }
 
-void Sessions::on(const Turn& turn, const wire::RuleRequest& request) {
+void Sessions::on(const Turn& turn, const wire::AdminRequest& request) {
   const Session* asker = session(turn.from);
-  const wire::RuleReply answer =
+  const wire::AdminReply answer =
       orders_.take(request, asker == nullptr ? std::nullopt : std::optional(asker->node), turn.now);
-  if (tap_ != nullptr && answer.is_done) tap_->ruled(request, turn.now);
+  if (observer_ != nullptr && answer.is_done) observer_->ruled(request, turn.now);
   reply(turn, answer);
 }
 
-void Sessions::obey(const wire::RuleRequest& request, TimeNs now) { orders_.take(request, std::nullopt, now); }
+void Sessions::obey(const wire::AdminRequest& request, TimeNs now) { orders_.take(request, std::nullopt, now); }
 
 void Sessions::on(const Turn& turn, const wire::StatusRequest&) {
   reply(turn, wire::StatusReply{.status = status(turn.now)});
@@ -252,13 +252,13 @@ void Sessions::begin_session(const Turn& turn, NodeId node, const NodeInfo& info
   } else if (known->second.connection) {
     sessions_.erase(*known->second.connection);  // it comes back on a new connection
   }
-  peers_[node] = Peer{turn.from, &turn.outbox, fmt::format("'{}' of namespace '{}'", info.engine_id, info.name_space),
+  peers_[node] = Peer{turn.from, &turn.replies, fmt::format("'{}' of namespace '{}'", info.engine_id, info.name_space),
                       turn.version};
   sessions_[turn.from] = Session{node, info.incarnation};
 }
 
 void Sessions::end_session(NodeId node, TimeNs now) {
-  if (tap_ != nullptr) tap_->gone(node, now);
+  if (observer_ != nullptr) observer_->gone(node, now);
   orders_.gone(node);
   const auto it = peers_.find(node);
   if (it == peers_.end()) return;
@@ -284,7 +284,7 @@ void Sessions::send_orders() {
     directory_.want_snapshot(node);
     const auto peer = peers_.find(node);
     if (peer == peers_.end() || !peer->second.connection) continue;  // it is asked when it comes back
-    want_repair({*peer->second.connection, 0, *peer->second.outbox, {}, peer->second.version},
+    want_repair({*peer->second.connection, 0, *peer->second.replies, {}, peer->second.version},
                 sessions_.at(*peer->second.connection));
   }
   for (Orders::Order& order : orders_.take_orders()) {
@@ -292,7 +292,7 @@ void Sessions::send_orders() {
     bool is_sent = peer != peers_.end() && peer->second.connection;
     if (is_sent) {
       wire::set_version(order.bytes, peer->second.version);
-      is_sent = peer->second.outbox->send(*peer->second.connection, order.bytes);
+      is_sent = peer->second.replies->send(*peer->second.connection, order.bytes);
     }
     if (is_sent) ++counters_.orders_sent;
     count_reply(is_sent);
@@ -308,7 +308,7 @@ template <class T>
 void Sessions::reply(const Turn& turn, const T& message) {
   T in_version = message;
   in_version.header.version = turn.version;
-  count_reply(turn.outbox.send(turn.from, encode(in_version)));
+  count_reply(turn.replies.send(turn.from, encode(in_version)));
 }
 
 }  // namespace kvferry::controller

@@ -27,19 +27,19 @@ struct Evict;
 struct Lookup;
 struct LookupFields;
 struct Leave;
-struct RuleRequest;
+struct AdminRequest;
 struct StatusRequest;
 }  // namespace wire
 
-class SessionsTap;
+class SessionObserver;
 
 /// One connection of one front, for as long as the front knows it. Never used again.
 using ConnectionId = StrongId<struct ConnectionIdTag, std::uint64_t>;
 
 /// Where answers go; a front has one.
-class Outbox {
+class ReplySender {
  public:
-  virtual ~Outbox() = default;
+  virtual ~ReplySender() = default;
   /// One message. False: the connection is gone, or its peer doesn't read; the message is dropped. Never blocks, never
   /// throws.
   virtual bool send(ConnectionId to, std::string_view bytes) = 0;
@@ -56,8 +56,8 @@ class Sessions {
   /// Of a new connection.
   ConnectionId open() { return ConnectionId{++last_connection_}; }
 
-  /// One message; its answers go to `outbox` before this returns.
-  void take(ConnectionId from, std::string_view bytes, TimeNs now, Outbox& outbox);
+  /// One message; its answers go to `replies` before this returns.
+  void take(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies);
   /// Knows the names of nodes that the directory knows from before a restart.
   void adopt_nodes();
   /// The connection is over. Its node stays until its lease ends, or says Hello on another one.
@@ -66,9 +66,9 @@ class Sessions {
   void expire(TimeNs now);
   Status status(TimeNs now) const;
   /// Is asked and told from here on, until it is unset; nullptr: nobody.
-  void set_tap(SessionsTap* tap) { tap_ = tap; }
+  void set_observer(SessionObserver* tap) { observer_ = tap; }
   /// A rule that was asked for at another replica.
-  void obey(const wire::RuleRequest& request, TimeNs now);
+  void obey(const wire::AdminRequest& request, TimeNs now);
   /// Forgets a node whose newer incarnation speaks elsewhere.
   void fence(NodeId node, TimeNs now);
 
@@ -90,7 +90,7 @@ class Sessions {
  private:
   struct Peer {
     std::optional<ConnectionId> connection;  // none: it broke
-    Outbox* outbox = nullptr;                // of the connection
+    ReplySender* replies = nullptr;                // of the connection
     std::string name;                        // for logs
     std::uint32_t version = 0;               // of the protocol, that it speaks
   };
@@ -98,7 +98,7 @@ class Sessions {
   struct Turn {
     ConnectionId from;
     TimeNs now;
-    Outbox& outbox;
+    ReplySender& replies;
     std::string_view bytes{};
     std::uint32_t version = 0;  // of the protocol, that it is in
   };
@@ -110,7 +110,7 @@ class Sessions {
   void on(const Turn& turn, const wire::Lookup& lookup);
   void on(const Turn& turn, const wire::LookupFields& lookup);
   void on(const Turn& turn, const wire::Leave& leave);
-  void on(const Turn& turn, const wire::RuleRequest& request);
+  void on(const Turn& turn, const wire::AdminRequest& request);
   void on(const Turn& turn, const wire::StatusRequest&);
   /// What only a controller sends.
   template <class T>
@@ -133,7 +133,7 @@ class Sessions {
   VersionRange protocol_;
   Directory directory_;
   Orders orders_;
-  SessionsTap* tap_ = nullptr;
+  SessionObserver* observer_ = nullptr;
   TimeNs started_at_;
   Counters counters_;
   std::uint64_t last_connection_ = 0;

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "controller/directory/directory.h"
-#include "controller/engines/engine_events_front.h"
+#include "controller/engines/engine_events_listener.h"
 #include "controller/directory/pairing.h"
 #include "controller/api/status.h"
 
@@ -29,7 +29,7 @@ struct HttpBackend {
   std::function<Status(TimeNs now)> status;
   std::string endpoint;  // the ZeroMQ one, for people
   EngineDirectory* engines = nullptr;
-  EngineEventsFront* events = nullptr;
+  EngineEventsListener* events = nullptr;
   Directory* directory = nullptr;
   std::shared_ptr<Pairing> pairing = std::make_shared<Pairing>();
 };

@@ -6,7 +6,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kBuriedPerTail = 2;  // so that the remains shrink faster than tails come in
+constexpr std::size_t kBuriedPerTail = 2;  // so that the dead shrink faster than tails come in
 
 }  // namespace
 
@@ -18,7 +18,7 @@ ChunkTable::HolderIndex ChunkTable::begin_life(HolderIndex holder) {
 
 void ChunkTable::remove_holder(HolderIndex holder) {
   Held& held = held_[holder];
-  if (!held.tails.empty()) remains_.push_back({holder, held.life, std::move(held.tails)});
+  if (!held.tails.empty()) dead_tails_.push_back({holder, held.life, std::move(held.tails)});
   held = Held{};
   index_.remove_node(holder);
 }
@@ -100,15 +100,15 @@ void ChunkTable::leave_group(HolderIndex holder, std::uint64_t life, const Chunk
 }
 
 bool ChunkTable::bury(std::size_t num_tails) {
-  for (; num_tails > 0 && !remains_.empty(); --num_tails) {
-    Remains& remains = remains_.back();
-    if (const auto tail = remains.tails.begin(); tail != remains.tails.end()) {
-      leave_group(remains.holder, remains.life, tail->first, tail->second);
-      remains.tails.erase(tail);
+  for (; num_tails > 0 && !dead_tails_.empty(); --num_tails) {
+    DeadHolderTails& dead = dead_tails_.back();
+    if (const auto tail = dead.tails.begin(); tail != dead.tails.end()) {
+      leave_group(dead.holder, dead.life, tail->first, tail->second);
+      dead.tails.erase(tail);
     }
-    if (remains.tails.empty()) remains_.pop_back();
+    if (dead.tails.empty()) dead_tails_.pop_back();
   }
-  return !remains_.empty();
+  return !dead_tails_.empty();
 }
 
 bool ChunkTable::tidy(std::size_t num_steps) {

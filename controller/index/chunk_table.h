@@ -106,7 +106,7 @@ class ChunkTable {
     std::uint64_t life;
     ChunkKey key;
   };
-  struct Remains {  // of a removed holder: still in their groups, where nobody sees them
+  struct DeadHolderTails {  // of a removed holder: still in their groups, where nobody sees them
     HolderIndex holder;
     std::uint64_t life;
     Tails tails;
@@ -128,7 +128,7 @@ class ChunkTable {
   std::uint64_t num_lives_ = 0;
   std::uint64_t num_tails_ever_ = 0;
   std::unordered_map<ChunkKey, std::vector<GroupedTail>> groups_;  // oldest first
-  std::vector<Remains> remains_;
+  std::vector<DeadHolderTails> dead_tails_;
   std::vector<PrefixMatch> prefix_matches_;  // of the look-up in progress
   std::vector<ChunkKey> keys_;               // of the chunks that are being added
 };

@@ -16,7 +16,7 @@ HashMap64::HashMap64(std::uint64_t seed) : seed_(seed), now_(make_table(kSlotsMi
 
 HashMap64::Table HashMap64::make_table(std::uint64_t num_slots) {
   Table table;
-  table.memory = PageMemory((num_slots + kBeyond) * sizeof(Slot));
+  table.memory = PageMemory((num_slots + kOverflowSlots) * sizeof(Slot));
   table.slots = static_cast<Slot*>(table.memory.data());
   table.num_slots = num_slots;
   return table;
@@ -32,7 +32,7 @@ std::uint64_t* HashMap64::find(std::uint64_t key) {
 }
 
 bool HashMap64::put(Table& table, std::uint64_t h, Slot entry) {
-  const Slot* last = table.slots + table.num_slots + kBeyond - 1;  // stays free: every run ends
+  const Slot* last = table.slots + table.num_slots + kOverflowSlots - 1;  // stays free: every run ends
   for (Slot* slot = table.slots + home(h, table); slot != last; ++slot) {
     if (slot->value != 0) continue;
     *slot = entry;
@@ -78,7 +78,7 @@ void HashMap64::begin_resize(std::uint64_t num_slots) {
 }
 
 void HashMap64::move_some(std::size_t num_slots) {
-  const std::uint64_t end = now_.num_slots + kBeyond;
+  const std::uint64_t end = now_.num_slots + kOverflowSlots;
   for (std::size_t num_seen = 0; cursor_ < end; ++num_seen) {
     Slot& slot = now_.slots[cursor_++];
     if (slot.value == 0) {
@@ -109,7 +109,7 @@ bool HashMap64::tidy(std::size_t num_slots, const Keep& keep) {
     return true;
   }
   if (!in_sweep_) return false;
-  const std::uint64_t end = now_.num_slots + kBeyond;
+  const std::uint64_t end = now_.num_slots + kOverflowSlots;
   for (; num_slots > 0 && sweep_ < end; --num_slots) {
     Slot& slot = now_.slots[sweep_];
     if (slot.value == 0 || keep(slot.value))

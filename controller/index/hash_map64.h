@@ -52,10 +52,10 @@ class HashMap64 {
   struct Table {
     PageMemory memory;
     Slot* slots = nullptr;
-    std::uint64_t num_slots = 0;  // homes; kBeyond more follow, so that no run wraps around
+    std::uint64_t num_slots = 0;  // homes; kOverflowSlots more follow, so that no run wraps around
   };
   static constexpr std::uint64_t kSlotsMin = 1024;
-  static constexpr std::uint64_t kBeyond = 1024;
+  static constexpr std::uint64_t kOverflowSlots = 1024;
 
   __extension__ typedef unsigned __int128 Wide;
   std::uint64_t hash(std::uint64_t key) const {

@@ -33,7 +33,7 @@ class KeyLog {
   using Position = std::uint32_t;  // 0: none
 
   /// Walks along: `key` and `value` are those of `position`, and one further there is always something to read.
-  struct Trail {
+  struct Cursor {
     Position position = 0;
     const Key* key = nullptr;
     const std::uint32_t* value = nullptr;
@@ -54,17 +54,17 @@ class KeyLog {
            segment.values[offset_of(position)] != 0;
   }
 
-  Trail trail_at(Position position) const {
+  Cursor cursor_at(Position position) const {
     fetch_follower(position);
     const Segment& segment = segment_of(position);
     return {position, segment.keys + offset_of(position), segment.values + offset_of(position)};
   }
-  /// True: the next entry holds `other`, and the trail is there now.
-  bool step(Trail& trail, const Key& other) const {
-    if (!equal_keys(trail.key[1], other) || trail.value[1] == 0) return false;
-    ++trail.key;
-    ++trail.value;
-    if (++trail.position % kGroup == 0) fetch_follower(trail.position);
+  /// True: the next entry holds `other`, and the cursor is there now.
+  bool step(Cursor& cursor, const Key& other) const {
+    if (!equal_keys(cursor.key[1], other) || cursor.value[1] == 0) return false;
+    ++cursor.key;
+    ++cursor.value;
+    if (++cursor.position % kGroup == 0) fetch_follower(cursor.position);
     return true;
   }
   /// Where look-ups went on that came by `position` and did not find the next key behind it; one for kGroup positions.

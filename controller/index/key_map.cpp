@@ -58,16 +58,16 @@ typename KeyMap<Key>::Position KeyMap<Key>::position_of(const Key& key) const {
 
 /// The key does not lie behind the one before.
 template <class Key>
-typename KeyMap<Key>::Value KeyMap<Key>::find_off(const Key& key, Trail& trail) {
-  const Position before = trail.position;
+typename KeyMap<Key>::Value KeyMap<Key>::find_off(const Key& key, Cursor& cursor) {
+  const Position before = cursor.position;
   Position position = log_.follower(before);
   if (position == 0 || !log_.is_at(position, key)) {
     position = position_of(key);
     if (position == 0) return 0;
     log_.set_follower(before, position);
   }
-  trail = log_.trail_at(position);
-  return *trail.value;
+  cursor = log_.cursor_at(position);
+  return *cursor.value;
 }
 
 template <class Key>
@@ -114,10 +114,10 @@ void KeyMap<Key>::erase_at(Position position) {
 }
 
 template <class Key>
-void KeyMap<Key>::erase(const Trail& trail) {
-  prefetch(*trail.key);
-  log_.value(trail.position) = 0;
-  erased_.push_back(trail.position);
+void KeyMap<Key>::erase(const Cursor& cursor) {
+  prefetch(*cursor.key);
+  log_.value(cursor.position) = 0;
+  erased_.push_back(cursor.position);
 }
 
 template <class Key>

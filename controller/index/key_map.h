@@ -29,7 +29,7 @@ class KeyMap {
  public:
   using Value = std::uint32_t;
   using Clean = std::function<Value(Value)>;
-  using Trail = typename KeyLog<Key>::Trail;
+  using Cursor = typename KeyLog<Key>::Cursor;
 
   /// `seed` should be unknown to whoever chooses keys: who knows it can make them all fall on one place.
   explicit KeyMap(std::uint64_t seed);
@@ -44,30 +44,30 @@ class KeyMap {
   }
   void prefetch(const Key& key) const { __builtin_prefetch(home_of(hash(key))); }
 
-  /// 0: not there. For one key after the other, in the order in which they came, with a `trail` that is new
+  /// 0: not there. For one key after the other, in the order in which they came, with a `cursor` that is new
   /// after each insert() and tidy(): then most take but a step.
-  Value find(const Key& key, Trail& trail) {
-    if (trail.position != 0) {
-      if (log_.step(trail, key)) return *trail.value;
-      return find_off(key, trail);
+  Value find(const Key& key, Cursor& cursor) {
+    if (cursor.position != 0) {
+      if (log_.step(cursor, key)) return *cursor.value;
+      return find_off(key, cursor);
     }
     const Position position = position_of(key);
     if (position == 0) return 0;
-    trail = log_.trail_at(position);
-    return *trail.value;
+    cursor = log_.cursor_at(position);
+    return *cursor.value;
   }
   Value find(const Key& key) const {
     const Position position = position_of(key);
     return position == 0 ? 0 : log_.value(position);
   }
   /// nullptr: not there. Valid until the next change; to become 0 only by erase().
-  Value* find_place(const Key& key, Trail& trail) {
-    return find(key, trail) == 0 ? nullptr : &log_.value(trail.position);
+  Value* find_place(const Key& key, Cursor& cursor) {
+    return find(key, cursor) == 0 ? nullptr : &log_.value(cursor.position);
   }
   void insert(const Key& key, Value value);  // `key` must not be there
-  /// Of the key that `trail` has just found: it is not there any more, and trails may go on. What it took is free after
+  /// Of the key that `cursor` has just found: it is not there any more, and trails may go on. What it took is free after
   /// finish_erasing(), which comes before any other change.
-  void erase(const Trail& trail);
+  void erase(const Cursor& cursor);
   void finish_erasing();
 
   std::size_t size() const { return num_keys_; }
@@ -140,7 +140,7 @@ class KeyMap {
 
   static Table make_table(std::uint64_t num_buckets);
   Position position_of(const Key& key) const;
-  Value find_off(const Key& key, Trail& trail);
+  Value find_off(const Key& key, Cursor& cursor);
   void enter(Bucket* home, std::uint64_t h, Position position);
   void leave(Position position);
   void erase_at(Position position);

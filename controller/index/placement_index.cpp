@@ -35,14 +35,14 @@ void PlacementIndex<Key>::remove_node(NodeIndex node) {
 }
 
 template <class Key>
-bool PlacementIndex<Key>::add_one(NodeIndex node, Tier tier, const Key& key, Trail& trail, bool& is_known) {
-  if (HolderSets::Id* set = map_.find_place(key, trail)) {
+bool PlacementIndex<Key>::add_one(NodeIndex node, Tier tier, const Key& key, Cursor& cursor, bool& is_known) {
+  if (HolderSets::Id* set = map_.find_place(key, cursor)) {
     if (!sets_.add(*set, Placement(node, tier))) return false;
   } else {
     HolderSets::Id alone = 0;
     sets_.add(alone, Placement(node, tier));
     map_.insert(key, alone);
-    trail = {};
+    cursor = {};
     is_known = false;
   }
   digests_[node][static_cast<std::size_t>(tier)].add(key);
@@ -50,8 +50,8 @@ bool PlacementIndex<Key>::add_one(NodeIndex node, Tier tier, const Key& key, Tra
 }
 
 template <class Key>
-std::size_t PlacementIndex<Key>::remove_one(NodeIndex node, Tiers tiers, const Key& key, Trail& trail) {
-  HolderSets::Id* set = map_.find_place(key, trail);
+std::size_t PlacementIndex<Key>::remove_one(NodeIndex node, Tiers tiers, const Key& key, Cursor& cursor) {
+  HolderSets::Id* set = map_.find_place(key, cursor);
   if (set == nullptr) return 0;
   HolderSets::Id left = *set;
   std::size_t num_gone = 0;
@@ -61,7 +61,7 @@ std::size_t PlacementIndex<Key>::remove_one(NodeIndex node, Tiers tiers, const K
     ++num_gone;
   }
   if (left == 0)
-    map_.erase(trail);
+    map_.erase(cursor);
   else
     *set = left;
   return num_gone;
@@ -71,10 +71,10 @@ template <class Key>
 std::size_t PlacementIndex<Key>::remove(NodeIndex node, Tiers tiers, std::span<const Key> keys) {
   std::size_t num_gone = 0;
   for (; !keys.empty(); keys = keys.subspan(std::min(kKeysPerPiece, keys.size()))) {
-    Trail trail;
+    Cursor cursor;
     std::size_t num_gone_here = 0;
     for (const Key& key : keys.first(std::min(kKeysPerPiece, keys.size())))
-      num_gone_here += remove_one(node, tiers, key, trail);
+      num_gone_here += remove_one(node, tiers, key, cursor);
     map_.finish_erasing();
     if (num_gone_here > 0) tidy(num_gone_here * kTidyPerChange);
     num_gone += num_gone_here;
@@ -100,9 +100,9 @@ void PlacementIndex<Key>::restore(std::span<const Key> keys, std::span<const Pla
         continue;
       }
       for (const Placement holder : holders) {
-        Trail trail;
+        Cursor cursor;
         bool is_known = true;
-        add_one(holder.node(), holder.tier(), key, trail, is_known);
+        add_one(holder.node(), holder.tier(), key, cursor, is_known);
       }
     }
     if (map_.is_crowded()) tidy(num_new * kTidyPerChange);
@@ -147,8 +147,8 @@ void PlacementIndex<Key>::lookup(std::span<const Key> keys, std::optional<NodeIn
   if (keys.empty()) return;
   // For this look-up the asker is as good as removed.
   const std::uint32_t asker_reached = asker ? std::exchange(nodes_[*asker].num_reached, kNever) : 0;
-  Trail trail;
-  HolderSets::Id set = map_.find(keys[0], trail);
+  Cursor cursor;
+  HolderSets::Id set = map_.find(keys[0], cursor);
   if (set != 0 && begin_run(set, 0)) {
     for (const NodeIndex node : run_) matches.push_back({node, 0, Tier::kGpu});
     for (std::uint32_t i = 1;; ++i) {
@@ -156,7 +156,7 @@ void PlacementIndex<Key>::lookup(std::span<const Key> keys, std::optional<NodeIn
         end_run(i);
         break;
       }
-      const HolderSets::Id next = map_.find(keys[i], trail);
+      const HolderSets::Id next = map_.find(keys[i], cursor);
       if (next == set) continue;
       end_run(i);
       set = next;

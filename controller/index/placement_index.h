@@ -102,7 +102,7 @@ class PlacementIndex {
     std::uint32_t num_reached = 0;  // of the look-up in progress: keys[0 .. num_reached) are here
     Tier tier = Tier::kGpu;         // likewise
   };
-  using Trail = typename KeyMap<Key>::Trail;
+  using Cursor = typename KeyMap<Key>::Cursor;
   struct Tiers {
     std::size_t first, end;
   };
@@ -111,8 +111,8 @@ class PlacementIndex {
   static constexpr std::size_t kTidyPerChange = 4;  // cache lines; a growing table is ready before it is full
 
   NodeIndex add_node(std::uint32_t num_reached);
-  bool add_one(NodeIndex node, Tier tier, const Key& key, Trail& trail, bool& is_known);
-  std::size_t remove_one(NodeIndex node, Tiers tiers, const Key& key, Trail& trail);
+  bool add_one(NodeIndex node, Tier tier, const Key& key, Cursor& cursor, bool& is_known);
+  std::size_t remove_one(NodeIndex node, Tiers tiers, const Key& key, Cursor& cursor);
   std::size_t remove(NodeIndex node, Tiers tiers, std::span<const Key> keys);
   void fetch(std::span<const Key> keys) const {
     for (const Key& key : keys) map_.prefetch(key);
@@ -139,7 +139,7 @@ std::size_t PlacementIndex<Key>::add(NodeIndex node, Tier tier, std::span<const 
   for (std::size_t begin = 0; begin < keys.size(); begin += kKeysPerPiece) {
     const std::size_t end = std::min(keys.size(), begin + kKeysPerPiece);
     const std::size_t num_new_before = num_new;
-    Trail trail;
+    Cursor cursor;
     bool is_fetched = false;
     fetch(keys.subspan(begin, std::min(kKeysFetchedFirst, end - begin)));
     for (std::size_t i = begin; i < end; ++i) {
@@ -148,7 +148,7 @@ std::size_t PlacementIndex<Key>::add(NodeIndex node, Tier tier, std::span<const 
         continue;
       }
       bool is_known = true;
-      const bool is_new = add_one(node, tier, keys[i], trail, is_known);
+      const bool is_new = add_one(node, tier, keys[i], cursor, is_known);
       told(i, is_new ? Outcome::kNew : Outcome::kKnown);
       num_new += is_new ? 1 : 0;
       if (is_known || is_fetched) continue;
@@ -163,11 +163,11 @@ std::size_t PlacementIndex<Key>::add(NodeIndex node, Tier tier, std::span<const 
 template <class Key>
 template <class Seen>
 void PlacementIndex<Key>::walk(std::span<const Key> keys, const Seen& seen) {
-  Trail trail;
+  Cursor cursor;
   std::size_t first = 0;
   HolderSets::Id set = 0;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    const HolderSets::Id next = map_.find(keys[i], trail);
+    const HolderSets::Id next = map_.find(keys[i], cursor);
     if (next == set && i > 0) continue;
     if (i > 0 && !seen(first, i, sets_.members(set))) return;
     if (next == 0) return;

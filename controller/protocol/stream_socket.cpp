@@ -65,7 +65,7 @@ Error cannot_listen(std::string_view where, std::string_view why) {
   return {ErrorCode::kUnavailable, fmt::format("can't listen on {}: {}", where, why)};
 }
 
-Result<StreamListener> listen_on_path(const std::string& path) {
+Result<BoundSocket> listen_on_path(const std::string& path) {
   const std::string endpoint = "unix://" + path;
   // Two that start at once must not both take the path for a dead one's. The lock ends with its process.
   const std::string lock_path = path + ".lock";
@@ -86,10 +86,10 @@ Result<StreamListener> listen_on_path(const std::string& path) {
   OwnedFd socket(::socket(AF_UNIX, kSocketFlags, 0));
   if (!socket || ::bind(socket.get(), plain, sizeof(address)) != 0 || ::listen(socket.get(), kBacklog) != 0)
     return cannot_listen(endpoint, std::strerror(errno));
-  return StreamListener{std::move(socket), std::move(lock), endpoint};
+  return BoundSocket{std::move(socket), std::move(lock), endpoint};
 }
 
-Result<StreamListener> listen_on_port(const StreamAddress& address) {
+Result<BoundSocket> listen_on_port(const StreamAddress& address) {
   const bool is_everywhere = address.host == "*";
   const std::string where = fmt::format("stream://{}:{}", address.host, address.port);
   std::string why = "no address";
@@ -116,7 +116,7 @@ Result<StreamListener> listen_on_port(const StreamAddress& address) {
       const std::string numeric = numeric_host(reinterpret_cast<sockaddr*>(&bound), bytes);
       const std::uint16_t port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
                                                                    : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
-      return StreamListener{
+      return BoundSocket{
           std::move(socket), OwnedFd(),
           fmt::format("stream://{}:{}", numeric.find(':') == std::string::npos ? numeric : "[" + numeric + "]", port)};
     }
@@ -126,7 +126,7 @@ Result<StreamListener> listen_on_port(const StreamAddress& address) {
 
 }  // namespace
 
-Result<StreamListener> listen_on(const StreamAddress& address) {
+Result<BoundSocket> listen_on(const StreamAddress& address) {
   return address.is_unix() ? listen_on_path(address.path) : listen_on_port(address);
 }
 

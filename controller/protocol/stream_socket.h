@@ -12,14 +12,14 @@
 
 namespace kvferry::controller {
 
-struct StreamListener {
+struct BoundSocket {
   OwnedFd socket;
   OwnedFd lock;          // of a Unix socket's path: held while this process listens there
   std::string endpoint;  // where it listens in fact
 };
 /// A file that a dead listener left at a Unix socket's path is replaced, a living one's never. May ask a name server.
 /// kUnavailable: the address can't be listened on, e.g. in use.
-Result<StreamListener> listen_on(const StreamAddress& address);
+Result<BoundSocket> listen_on(const StreamAddress& address);
 
 /// Not blocking; the connection may be under way still. `host` must be a number. kUnavailable: nobody listens there.
 Result<OwnedFd> begin_connect(const StreamAddress& address);

@@ -100,7 +100,7 @@ struct Leave {
 };
 /// What an operator or a node wants done; README.md lists the verbs and which fields each reads. Anybody may ask; a
 /// registered node that names no owner pins as a reader, and its pins end with it.
-struct RuleRequest {
+struct AdminRequest {
   Header header{kProtocolVersion, 15};
   std::uint64_t token = 0;
   std::string verb{}, name_space{}, engine_id{}, other_engine_id{}, owner{};
@@ -167,7 +167,7 @@ struct Unregistered {
   std::uint64_t incarnation = 0;  // of the message that it answers
   KVFERRY_FIELDS(header, incarnation);
 };
-struct RuleReply {
+struct AdminReply {
   Header header{kProtocolVersion, 16};
   std::uint64_t token = 0;
   bool is_done = false;
@@ -175,8 +175,8 @@ struct RuleReply {
   std::uint64_t number = 0;  // of the hold, or of the nodes or keys concerned
   KVFERRY_FIELDS(header, token, is_done, text, number);
 };
-/// Keep those of these keys that you have, for so long.
-struct Keep {
+/// Pin those of these keys that you have, for so long.
+struct Pin {
   Header header{kProtocolVersion, 17};
   std::uint64_t incarnation = 0;
   std::uint64_t hold = 0;
@@ -184,14 +184,14 @@ struct Keep {
   KeyBlob keys{};
   KVFERRY_FIELDS(header, incarnation, hold, ttl_ms, keys);
 };
-struct Unkeep {
+struct Unpin {
   Header header{kProtocolVersion, 18};
   std::uint64_t incarnation = 0;
   std::uint64_t hold = 0;
   KVFERRY_FIELDS(header, incarnation, hold);
 };
-/// Bring these chunks from that node into your pool.
-struct Bring {
+/// Replicate these chunks from that node into your pool.
+struct Replicate {
   Header header{kProtocolVersion, 19};
   std::uint64_t incarnation = 0;
   std::string engine_id{}, endpoint{};
@@ -200,7 +200,7 @@ struct Bring {
   TailColumns tails{};
   KVFERRY_FIELDS(header, incarnation, engine_id, endpoint, ttl_ms, full, tails);
 };
-struct Forget {
+struct EvictOrder {
   Header header{kProtocolVersion, 20};
   std::uint64_t incarnation = 0;
   bool all = false;
@@ -214,8 +214,8 @@ struct StatusReply {
 };
 
 using Message = std::variant<Hello, Registered, Refused, Heartbeat, HeartbeatAck, Publish, Evict, Lookup, LookupReply,
-                             Leave, SnapshotWanted, Unregistered, StatusRequest, StatusReply, RuleRequest, RuleReply,
-                             Keep, Unkeep, Bring, Forget>;
+                             Leave, SnapshotWanted, Unregistered, StatusRequest, StatusReply, AdminRequest, AdminReply,
+                             Pin, Unpin, Replicate, EvictOrder>;
 
 /// Never throws. Memory is bounded by a small multiple of bytes.size(), whatever lengths the bytes claim.
 /// Errors: kCorrupt: not a message; kRefused: a protocol version that is not in `versions`, told in one sentence with

@@ -9,7 +9,7 @@
 
 #include "controller/directory/directory.h"
 #include "controller/scale/log_format.h"
-#include "controller/scale/shared_truth.h"
+#include "controller/scale/replicated_state.h"
 #include "transport/base/clock.h"
 
 namespace kvferry::controller::scale {

@@ -12,8 +12,8 @@
 #include "controller/scale/log_reader.h"
 #include "controller/scale/log_writer.h"
 #include "controller/scale/redis_stream.h"
-#include "controller/scale/shared_truth.h"
-#include "controller/directory/sessions_tap.h"
+#include "controller/scale/replicated_state.h"
+#include "controller/directory/session_observer.h"
 #include "controller/protocol/wire.h"
 #include "transport/base/log.h"
 #include "transport/base/owned_fd.h"
@@ -29,9 +29,9 @@ constexpr std::int64_t kGoodbyeMs = 300;
 constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // in etcd, for replicas that come later
 constexpr std::size_t kLogBufferMax = 16U << 20;
 
-class ReplicaFront final : public Front, private SessionsTap {
+class ReplicaListener final : public Listener, private SessionObserver {
  public:
-  ReplicaFront(ReplicaOptions options, Sessions& sessions, TimeNs now)
+  ReplicaListener(ReplicaOptions options, Sessions& sessions, TimeNs now)
       : options_(std::move(options)),
         sessions_(sessions),
         truth_({.prefix = options_.etcd ? options_.etcd->prefix + "/" : "",
@@ -54,10 +54,10 @@ class ReplicaFront final : public Front, private SessionsTap {
       is_reading_ = true;
     }
     list_replicas();
-    sessions_.set_tap(this);
+    sessions_.set_observer(this);
   }
-  ~ReplicaFront() override {
-    sessions_.set_tap(nullptr);
+  ~ReplicaListener() override {
+    sessions_.set_observer(nullptr);
     say_goodbye();
   }
 
@@ -110,7 +110,7 @@ class ReplicaFront final : public Front, private SessionsTap {
     truth_.left(name->second, now);
     here_.erase(name);
   }
-  void ruled(const wire::RuleRequest& rule, TimeNs now) override {
+  void ruled(const wire::AdminRequest& rule, TimeNs now) override {
     // Drains, moves and pins are orders to nodes, which any one replica can give; a quota is for all to heed.
     if (!etcd_ || rule.verb != "quota") return;
     const Result<void> set = truth_.set({.kind = "quotas",
@@ -167,7 +167,7 @@ class ReplicaFront final : public Front, private SessionsTap {
     if (std::holds_alternative<ReplicasChanged>(news)) return list_replicas();
     if (const auto* set = std::get_if<RecordSet>(&news); set != nullptr && set->record.kind == "quotas") {
       Result<wire::Message> rule = wire::parse(set->record.value);
-      const auto* quota = rule ? std::get_if<wire::RuleRequest>(&*rule) : nullptr;
+      const auto* quota = rule ? std::get_if<wire::AdminRequest>(&*rule) : nullptr;
       if (quota != nullptr && quota->verb == "quota") sessions_.obey(*quota, now);
       return;
     }
@@ -247,7 +247,7 @@ class ReplicaFront final : public Front, private SessionsTap {
   const ReplicaOptions options_;
   Sessions& sessions_;
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
-  SharedTruth truth_;
+  ReplicatedState truth_;
   LogWriter writer_;
   LogReader reader_{sessions_.directory(), [this](const NodeInfo& info) { return !refusal(info); }};
   const TimeNs started_at_;
@@ -266,8 +266,8 @@ class ReplicaFront final : public Front, private SessionsTap {
 
 }  // namespace
 
-std::unique_ptr<Front> make_replica(ReplicaOptions options, Sessions& sessions, TimeNs now) {
-  return std::make_unique<ReplicaFront>(std::move(options), sessions, now);
+std::unique_ptr<Listener> make_replica(ReplicaOptions options, Sessions& sessions, TimeNs now) {
+  return std::make_unique<ReplicaListener>(std::move(options), sessions, now);
 }
 
 }  // namespace kvferry::controller::scale

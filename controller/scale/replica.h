@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "controller/api/front.h"
+#include "controller/api/listener.h"
 #include "controller/scale/url.h"
 #include "controller/directory/sessions.h"
 
@@ -21,9 +21,9 @@ struct ReplicaOptions {
   std::int64_t lease_s = 5;
 };
 
-/// To be added to the server as a front. It hears what nodes say through sessions.set_tap(), which it unsets when it
+/// To be added to the server as a front. It hears what nodes say through sessions.set_observer(), which it unsets when it
 /// goes. Threads: the server's, and those of the clients of etcd and Redis. The destructor takes up to 300 ms to say
 /// goodbye, so that the others don't wait for its lease.
-std::unique_ptr<Front> make_replica(ReplicaOptions options, Sessions& sessions, TimeNs now);
+std::unique_ptr<Listener> make_replica(ReplicaOptions options, Sessions& sessions, TimeNs now);
 
 }  // namespace kvferry::controller::scale

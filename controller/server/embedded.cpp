@@ -14,7 +14,7 @@ namespace {
 
 class SharedSessions final : public EmbeddedController,
                              public std::enable_shared_from_this<SharedSessions>,
-                             private Outbox {
+                             private ReplySender {
  public:
   SharedSessions(const DirectoryOptions& options, const Clock& clock)
       : clock_(clock), sessions_(options, clock.now()) {}

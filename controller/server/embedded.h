@@ -1,4 +1,4 @@
-// A controller without sockets, for nodes of one process: the same client, the same rules.
+// A controller without sockets, for nodes of one process: the same client, the same admin commands.
 #pragma once
 
 #include <memory>

@@ -3,8 +3,8 @@
 #include <sys/epoll.h>
 
 #include "controller/state/state_journal.h"
-#include "controller/server/stream_front.h"
-#include "controller/server/zmq_front.h"
+#include "controller/server/stream_listener.h"
+#include "controller/server/zmq_listener.h"
 
 namespace kvferry::controller {
 namespace {
@@ -16,7 +16,7 @@ constexpr TimeNs kExpireTime = kMillisecond;  // and at most: thousands of them 
 
 Result<std::unique_ptr<Server>> Server::bind(const ServerOptions& options, const Clock& clock) {
   auto server = std::make_unique<Server>(options.directory, clock);
-  Result<std::unique_ptr<ZmqFront>> zmq = ZmqFront::bind(options.bind, server->sessions());
+  Result<std::unique_ptr<ZmqListener>> zmq = ZmqListener::bind(options.bind, server->sessions());
   if (!zmq) return std::move(zmq).error();
   server->endpoint_ = (*zmq)->endpoint();
   if (Result<void> added = server->add_front(std::move(*zmq)); !added) return std::move(added).error();
@@ -24,7 +24,7 @@ Result<std::unique_ptr<Server>> Server::bind(const ServerOptions& options, const
     if (Result<void> kept = server->keep_state(options.state); !kept) return std::move(kept).error();
   }
   if (!options.stream.empty()) {
-    Result<std::unique_ptr<StreamFront>> stream = StreamFront::bind(options.stream, server->sessions());
+    Result<std::unique_ptr<StreamListener>> stream = StreamListener::bind(options.stream, server->sessions());
     if (!stream) return std::move(stream).error();
     server->stream_endpoint_ = (*stream)->endpoint();
     if (Result<void> added = server->add_front(std::move(*stream)); !added) return std::move(added).error();
@@ -40,7 +40,7 @@ Result<void> Server::keep_state(const std::string& folder) {
   return add_front(std::move(*journal));
 }
 
-Result<void> Server::add_front(std::unique_ptr<Front> front) {
+Result<void> Server::add_front(std::unique_ptr<Listener> front) {
   const int fd = front->fd();
   if (!can_be_woken_ || (fd >= 0 && !watch(fd)))
     return Error{ErrorCode::kUnavailable, "no file descriptor left for one more way in to the controller"};
@@ -56,7 +56,7 @@ void Server::run() {
     ::epoll_wait(epoll_.get(), &event, 1, more_waits ? 0 : kTickMs);  // 1. sleep until a word, stop() or the next tick
     const TimeNs now = clock_.now();
     more_waits = false;
-    for (const std::unique_ptr<Front>& front : fronts_) more_waits |= front->take(now);  // 2. words of life are heard
+    for (const std::unique_ptr<Listener>& front : fronts_) more_waits |= front->take(now);  // 2. words of life are heard
     if (now - expired_at >= kExpireTime) {
       sessions_.expire(now);  // 3. ... before the silent are forgotten
       expired_at = now;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "controller/api/front.h"
+#include "controller/api/listener.h"
 #include "controller/directory/sessions.h"
 #include "controller/protocol/wake_up.h"
 #include "transport/base/clock.h"
@@ -38,7 +38,7 @@ class Server {
   Server(const DirectoryOptions& options, const Clock& clock) : clock_(clock), sessions_(options, clock.now()) {}
 
   /// Before run(). kUnavailable: its descriptor can't be waited for.
-  Result<void> add_front(std::unique_ptr<Front> front);
+  Result<void> add_front(std::unique_ptr<Listener> front);
   /// Called at the end of each turn of the loop, when everything that waited was taken in and the silent are forgotten.
   /// Before run(). Must not block for long.
   void at_turn_end(std::function<void(TimeNs now)> then) { turn_ends_.push_back(std::move(then)); }
@@ -62,7 +62,7 @@ class Server {
 
   const Clock& clock_;
   Sessions sessions_;  // before the fronts, which refer to it
-  std::vector<std::unique_ptr<Front>> fronts_;
+  std::vector<std::unique_ptr<Listener>> fronts_;
   std::vector<std::function<void(TimeNs)>> turn_ends_;
   std::string endpoint_, stream_endpoint_;
   std::atomic<bool> stopping_{false};

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "controller/directory/directory_state.h"
-#include "controller/api/front.h"
+#include "controller/api/listener.h"
 #include "controller/state/background_file.h"
 #include "controller/state/load_state.h"
 #include "controller/state/state_folder.h"
@@ -32,7 +32,7 @@ struct StateOptions {
 };
 
 /// A front that is driven last in each turn. Threads: the directory's.
-class StateJournal final : public Journal, public Front {
+class StateJournal final : public Journal, public Listener {
  public:
   /// Fills `directory`, which is new and outlives this, with what the folder holds, and keeps its changes from here on.
   /// kInvalidArgument, kRefused, kUnavailable: the folder can't be used; the sentence tells what to do.

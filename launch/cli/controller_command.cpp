@@ -6,8 +6,8 @@
 #include <memory>
 #include <random>
 
-#include "controller/engines/engine_events_front.h"
-#include "controller/http/http_front.h"
+#include "controller/engines/engine_events_listener.h"
+#include "controller/http/http_listener.h"
 #include "controller/server/server.h"
 #include "launch/cli/commands.h"
 #include "launch/cli/controller_settings.h"
@@ -35,14 +35,14 @@ Result<std::string> add_http(controller::Server& server, controller::EngineDirec
                              const std::string& address) {
   Result<controller::HttpOptions> options = controller::parse_http_address(address);
   if (!options) return std::move(options).error();
-  std::unique_ptr<controller::EngineEventsFront> events = controller::EngineEventsFront::make(engines);
+  std::unique_ptr<controller::EngineEventsListener> events = controller::EngineEventsListener::make(engines);
   controller::HttpBackend backend{.status = [&server](TimeNs now) { return server.sessions().status(now); },
                                   .endpoint = server.endpoint(),
                                   .engines = &engines,
                                   .events = events.get(),
                                   .directory = &server.directory()};
   if (Result<void> added = server.add_front(std::move(events)); !added) return std::move(added).error();
-  Result<std::unique_ptr<controller::HttpFront>> http = controller::HttpFront::bind(*options, std::move(backend));
+  Result<std::unique_ptr<controller::HttpListener>> http = controller::HttpListener::bind(*options, std::move(backend));
   if (!http) return std::move(http).error();
   std::string listening = (*http)->address();
   if (Result<void> added = server.add_front(*std::move(http)); !added) return std::move(added).error();

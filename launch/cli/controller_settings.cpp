@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "controller/api/endpoint.h"
-#include "controller/http/http_front.h"
+#include "controller/http/http_listener.h"
 
 namespace kvferry::cli {
 namespace {

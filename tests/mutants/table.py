@@ -60,7 +60,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-failed-requests-blocks-are-saved", "saved-is-computed", CORE,
      "if (request.running && !aborted) {", "if (request.running) {"),
     ("a-reset-trusts-what-is-planned", "saved-is-computed", CORE,
-     "distrust_planned_saves();\n  receiver_.distrust();", "receiver_.distrust();"),
+     "invalidate_planned_saves();\n  receiver_.invalidate();", "receiver_.invalidate();"),
     ("tokens-taken-back-count-as-computed", "saved-is-computed", CORE,
      "request->computed = std::min(request->computed, keep);", ""),
     # fenced-reuse
@@ -96,7 +96,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-load-keeps-its-hold", "bounded-hold", STEPS, "pool_.unpin(load.pin);", ""),
     ("a-lease-is-too-long", "bounded-hold", HOLDER, "now + config_.lease_ttl);", "now + 3 * config_.lease_ttl);"),
     ("a-lease-is-not-given-back", "bounded-hold", FETCH,
-     "if (pull.lease != 0) actions_.push_back(LeaseReleased{pull.endpoint, pull.lease});", ""),
+     "if (pull.lease != 0) actions_.push_back(ReleaseLease{pull.endpoint, pull.lease});", ""),
     ("fetches-have-no-end", "bounded-hold", CORE, "if (request.fetch->try_deadline > now) continue;", "continue;"),
     ("look-ups-wait-for-ever", "bounded-hold", ADMISSION,
      "if (now < request.wait_deadline) return {true, 0};", "return {true, 0};"),

@@ -249,7 +249,7 @@ void MiniEngine::finish(std::string id, End end, TimeNs now) {
 std::vector<Action> MiniEngine::take_actions() {
   std::vector<Action> actions = core_.take_actions();
   for (const Action& action : actions) {
-    const auto* published = std::get_if<ChunksPublished>(&action);
+    const auto* published = std::get_if<PublishChunks>(&action);
     if (published == nullptr) continue;
     for (const ChunkMeta& chunk : published->chunks) {
       tally_.window_chunks += chunk.window_from > 0;

@@ -226,9 +226,9 @@ void PromisesCheck::offered(const SchedulerCore& core, const LeaseReply& reply, 
 }
 
 void PromisesCheck::idle(const SchedulerCore& core) {
-  expect(core.num_requests() + core.num_fetches() + core.num_open_lookups() + core.num_ordered_fetches() == 0,
+  expect(core.num_requests() + core.num_fetches() + core.num_open_lookups() + core.num_replications() == 0,
          "bounded-hold: idle with {} requests, {} fetches, {} look-ups, {} ordered fetches", core.num_requests(),
-         core.num_fetches(), core.num_open_lookups(), core.num_ordered_fetches());
+         core.num_fetches(), core.num_open_lookups(), core.num_replications());
   expect(core.num_pushes() + core.num_loans() == 0, "bounded-hold: idle with {} pushes and {} loans", core.num_pushes(),
          core.num_loans());
   expect(core.pool().num_pins() + core.pool().num_pinned() + core.pool().num_writing() == 0,

@@ -81,18 +81,18 @@ void World::garbage(std::size_t index) {
       return core.lease_answered(fetch, dice_.chance(0.8) ? node.last_endpoint : "", garbage_reply(), now());
     case 3:
       if (dice_.chance(0.3)) request.fingerprint = "another model";
-      return PromisesCheck::offered(core, core.lease_wanted("", request, now()), request.keys.size());
+      return PromisesCheck::offered(core, core.lease_requested("", request, now()), request.keys.size());
     case 4:
       return core.lease_released(1'000'000'000'000ULL + some_number());
     case 5:
-      return core.keep_ordered({some_number(), request.keys, some_time()}, now());
+      return core.pin_ordered({some_number(), request.keys, some_time()}, now());
     case 6:
-      return core.forget_ordered(request.keys);
+      return core.evict_ordered(request.keys);
     default: {
-      FetchOrder order{
+      ReplicateOrder order{
           EngineId{"?"}, dice_.chance(0.5) ? "tcp://nobody:1" : nodes_[other(index)].endpoint, {}, some_time()};
       for (const ChunkKey& key : request.keys) order.chunks.push_back({key, some_number(), dice_.chance(0.5), {}});
-      return core.fetch_ordered(std::move(order), now());
+      return core.replicate_ordered(std::move(order), now());
     }
   }
 }

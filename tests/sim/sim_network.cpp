@@ -58,19 +58,19 @@ void World::carry_out(std::size_t index) {
       push_saved(index, rank, {save.push, save.index}, save.chunk, {save.ok, save.checksum});
   for (const Action& action : actions) {
     carry_out_push(index, action);
-    if (const auto* asked = std::get_if<DirectoryQuery>(&action)) query(index, *asked);
-    if (const auto* wanted = std::get_if<LeaseWanted>(&action)) lease(index, *wanted);
-    if (const auto* wanted = std::get_if<PullWanted>(&action)) pull(index, *wanted);
-    if (const auto* released = std::get_if<LeaseReleased>(&action)) release(index, *released);
+    if (const auto* asked = std::get_if<QueryDirectory>(&action)) query(index, *asked);
+    if (const auto* wanted = std::get_if<RequestLease>(&action)) lease(index, *wanted);
+    if (const auto* wanted = std::get_if<StartPull>(&action)) pull(index, *wanted);
+    if (const auto* released = std::get_if<ReleaseLease>(&action)) release(index, *released);
     if (const auto* line = std::get_if<LogLine>(&action)) {
       node.num_load_lines += line->text.find("to load") != std::string::npos;
       tell("node {} says: {}", index, line->text);
     }
-    if (const auto* published = std::get_if<ChunksPublished>(&action)) {
+    if (const auto* published = std::get_if<PublishChunks>(&action)) {
       list(index, [chunks = published->chunks](Node& teller) {
         for (const ChunkMeta& chunk : chunks) teller.listed[chunk.key] = chunk;
       });
-    } else if (const auto* evicted = std::get_if<ChunksEvicted>(&action)) {
+    } else if (const auto* evicted = std::get_if<AnnounceEvictions>(&action)) {
       list(index, [keys = evicted->keys](Node& teller) {
         for (const ChunkKey& key : keys) teller.listed.erase(key);
       });
@@ -89,7 +89,7 @@ void World::list(std::size_t index, std::function<void(Node&)> word) {
   });
 }
 
-std::vector<HolderOffer> World::offers(std::size_t asker, const DirectoryQuery& query) {
+std::vector<HolderOffer> World::offers(std::size_t asker, const QueryDirectory& query) {
   const bool is_old = dice_.chance(network_.stale_offers);
   std::vector<HolderOffer> found;
   for (std::size_t i = 0; i < num_nodes(); ++i) {
@@ -108,7 +108,7 @@ std::vector<HolderOffer> World::offers(std::size_t asker, const DirectoryQuery& 
   return found;
 }
 
-void World::query(std::size_t node, const DirectoryQuery& asked) {
+void World::query(std::size_t node, const QueryDirectory& asked) {
   nodes_[node].last_fetch = asked.fetch;
   tell("node {} asks the directory ({})", node, asked.fetch);
   send_to_life(node, node, [this, node, asked] {
@@ -119,7 +119,7 @@ void World::query(std::size_t node, const DirectoryQuery& asked) {
   });
 }
 
-void World::lease(std::size_t node, const LeaseWanted& wanted) {
+void World::lease(std::size_t node, const RequestLease& wanted) {
   Node& asker = nodes_[node];
   asker.last_fetch = wanted.fetch;
   asker.last_endpoint = wanted.endpoint;
@@ -142,7 +142,7 @@ void World::lease(std::size_t node, const LeaseWanted& wanted) {
     answer.ranks = holder.ranks;
     const bool is_unlike = holder.run_checksums->is_needed(request);
     if (is_unlike && !holder.run_checksums->check(request)) throw Broken("exact-load: a shape that can't be read");
-    answer.reply = core.lease_wanted(nodes_[node].engine_id.value, request, now());
+    answer.reply = core.lease_requested(nodes_[node].engine_id.value, request, now());
     PromisesCheck::offered(core, answer.reply, request.keys.size());
     if (answer.reply.lease != 0)
       leases_[{to, answer.reply.lease}] = {holder.incarnation, now() + options_.core.lease_ttl, false};
@@ -198,13 +198,13 @@ void World::tell_hashed(std::size_t index) {
   for (const RunChecksums::Ready& ready : node.run_checksums->take_ready(now())) {
     tally_.unlike_damaged += ready.damaged.size();
     tally_.unlike_late += ready.num_late;
-    if (!ready.damaged.empty()) node.engine->core().forget_ordered(ready.damaged);
+    if (!ready.damaged.empty()) node.engine->core().evict_ordered(ready.damaged);
     const auto answer = node.answers.extract(ready.id);
     answer.mapped()(ready.answer);
   }
 }
 
-void World::release(std::size_t node, const LeaseReleased& released) {
+void World::release(std::size_t node, const ReleaseLease& released) {
   const std::optional<std::size_t> to = node_at(released.endpoint);
   if (!to) return;
   send(node, *to, [this, to = *to, lease = released.lease] {
@@ -216,7 +216,7 @@ void World::release(std::size_t node, const LeaseReleased& released) {
 
 /// Every rank reads each chunk, or each run of one, at a time of its own, whatever lies there then, and answers once,
 /// in time or not.
-void World::pull(std::size_t node, const PullWanted& wanted) {
+void World::pull(std::size_t node, const StartPull& wanted) {
   Node& reader = nodes_[node];
   const auto num_ranks = static_cast<std::uint32_t>(reader.ranks.size());
   const bool is_new = reader.pulls.emplace(wanted.pull, PullUnderWay{wanted, num_ranks}).second;
@@ -268,7 +268,7 @@ void World::pull(std::size_t node, const PullWanted& wanted) {
 }
 
 std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t holder, std::uint32_t rank,
-                                                  const ShardRun* run, const PullWanted& wanted, std::size_t item,
+                                                  const ShardRun* run, const StartPull& wanted, std::size_t item,
                                                   std::uint64_t checksum) {
   const ChunkRef remote = wanted.items[item].remote;
   if (rank >= nodes_[holder].engine->workers().size()) return std::nullopt;  // another node lives there now
@@ -292,7 +292,7 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   return std::vector<Stamp>(part.begin(), part.end());
 }
 
-void World::pull_ended(std::size_t node, std::uint32_t rank, const PullWanted& wanted, const ShardMap& map,
+void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wanted, const ShardMap& map,
                        const RankPull& here) {
   Node& reader = nodes_[node];
   Worker& worker = reader.engine->workers()[rank];

@@ -9,20 +9,20 @@
 namespace kvferry::sim {
 
 void World::carry_out_push(std::size_t node, const Action& action) {
-  if (const auto* offered = std::get_if<PushOffered>(&action)) return push_offer(node, *offered);
-  if (const auto* lent = std::get_if<SlotsLent>(&action)) return push_lend(node, lent->order);
-  if (const auto* reclaimed = std::get_if<SlotsReclaimed>(&action)) return push_reclaim(node, reclaimed->reclaim);
-  if (const auto* started = std::get_if<PushStarted>(&action)) {
+  if (const auto* offered = std::get_if<OfferPush>(&action)) return push_offer(node, *offered);
+  if (const auto* lent = std::get_if<LendSlots>(&action)) return push_lend(node, lent->order);
+  if (const auto* reclaimed = std::get_if<ReclaimSlots>(&action)) return push_reclaim(node, reclaimed->reclaim);
+  if (const auto* started = std::get_if<StartPush>(&action)) {
     const PushStart& start = started->start;
     for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank)
       push_saved(node, rank, {start.push, start.index}, start.chunk, {true, start.checksums.at(rank)});
-  } else if (const auto* settled = std::get_if<PushSettled>(&action)) {
+  } else if (const auto* settled = std::get_if<SettlePush>(&action)) {
     const std::optional<std::size_t> to = node_at(settled->endpoint);
     if (!to) return;
     send(node, *to, [this, to = *to, settlement = settled->settlement] {
       if (nodes_[to].is_up) nodes_[to].engine->core().push_settled(settlement, now());
     });
-  } else if (const auto* dropped = std::get_if<PushDropped>(&action)) {
+  } else if (const auto* dropped = std::get_if<DropPush>(&action)) {
     NodePushes& pushes = nodes_[node].pushes;
     pushes.dropped.insert(dropped->push);
     for (const auto& [key, moving] : pushes.moving)
@@ -36,7 +36,7 @@ std::vector<Shard> World::shards_of(std::size_t node) const {
   return shards;
 }
 
-void World::push_offer(std::size_t node, const PushOffered& offered) {
+void World::push_offer(std::size_t node, const OfferPush& offered) {
   const std::optional<std::size_t> to = node_at(offered.target.endpoint);
   if (!to) {
     nodes_[node].engine->core().push_answered(offered.push, offered.target.endpoint, {}, now());

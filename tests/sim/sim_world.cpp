@@ -202,15 +202,15 @@ void World::order(std::size_t index) {
   const std::uint64_t hold = dice_.between(1, 3);
   switch (dice_.between(0, 4)) {
     case 0:
-      return core.keep_ordered({hold, keys, ttl}, now());
+      return core.pin_ordered({hold, keys, ttl}, now());
     case 1:
-      return core.unkeep_ordered(hold);
+      return core.unpin_ordered(hold);
     case 2:
-      return core.forget_ordered(keys);
+      return core.evict_ordered(keys);
     case 3:
       return core.reset_cache();
     default:
-      return core.fetch_ordered({nodes_[from].engine_id, nodes_[from].endpoint, std::move(chunks), ttl}, now());
+      return core.replicate_ordered({nodes_[from].engine_id, nodes_[from].endpoint, std::move(chunks), ttl}, now());
   }
 }
 

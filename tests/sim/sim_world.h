@@ -48,7 +48,7 @@ class World {
 
  private:
   struct PullUnderWay {
-    PullWanted wanted;
+    StartPull wanted;
     std::uint32_t ranks_left = 0;
   };
   /// One rank's share of a pull: what came of each chunk so far, and whether all of it did.
@@ -107,26 +107,26 @@ class World {
   void send_to_life(std::size_t from, std::size_t to, std::function<void()> what);
   void carry_out(std::size_t node);
   void list(std::size_t node, std::function<void(Node&)> word);
-  void query(std::size_t node, const DirectoryQuery& query);
-  void lease(std::size_t node, const LeaseWanted& wanted);
+  void query(std::size_t node, const QueryDirectory& query);
+  void lease(std::size_t node, const RequestLease& wanted);
   void hash_runs(std::size_t node, const RunChecksums::RankOrder& order);
   void tell_hashed(std::size_t node);
-  void release(std::size_t node, const LeaseReleased& released);
-  void pull(std::size_t node, const PullWanted& wanted);
+  void release(std::size_t node, const ReleaseLease& released);
+  void pull(std::size_t node, const StartPull& wanted);
   /// nullopt: it did not come, or not as it should.
   std::optional<std::vector<Stamp>> read_run(std::size_t node, std::size_t holder, std::uint32_t rank,
-                                             const ShardRun* run, const PullWanted& wanted, std::size_t item,
+                                             const ShardRun* run, const StartPull& wanted, std::size_t item,
                                              std::uint64_t checksum);
-  void pull_ended(std::size_t node, std::uint32_t rank, const PullWanted& wanted, const ShardMap& map,
+  void pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wanted, const ShardMap& map,
                   const RankPull& here);
   void check_pulls(std::size_t node) const;
-  std::vector<HolderOffer> offers(std::size_t asker, const DirectoryQuery& query);
+  std::vector<HolderOffer> offers(std::size_t asker, const QueryDirectory& query);
   std::optional<std::size_t> node_at(const std::string& endpoint) const;
 
   // sim_push.cpp
   void carry_out_push(std::size_t node, const Action& action);
   std::vector<Shard> shards_of(std::size_t node) const;
-  void push_offer(std::size_t node, const PushOffered& offered);
+  void push_offer(std::size_t node, const OfferPush& offered);
   void push_lend(std::size_t node, const LendOrder& order);
   void push_answer(std::size_t node, const NodePushes::Lending& lending);
   void push_saved(std::size_t node, std::uint32_t rank, NodePushes::Key key, ChunkRef chunk, NodePushes::Saved saved);

@@ -1,6 +1,6 @@
 // Grants: a part of a region lent to peers, taken back for good.
 #include "tests/transport/contract.h"
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 
 namespace kvferry {
 namespace {
@@ -135,7 +135,7 @@ TYPED_TEST(TransportGrants, BadOnesAreNotGiven) {
 TYPED_TEST(TransportGrants, TooManyAtATimeAreRefusedUntilOneComesBack) {
   Transport& transport = *this->transport_;
   const GrantId first = transport.grant(this->region_, 0, 1).value();
-  for (std::size_t count = 1; count < Ledger::kGrantsMax; ++count) ASSERT_TRUE(transport.grant(this->region_, 0, 1));
+  for (std::size_t count = 1; count < TransferTable::kGrantsMax; ++count) ASSERT_TRUE(transport.grant(this->region_, 0, 1));
   EXPECT_EQ(transport.grant(this->region_, 0, 1).error().code, ErrorCode::kFull);
   EXPECT_TRUE(transport.revoke(first));
   EXPECT_TRUE(transport.grant(this->region_, 0, 1));

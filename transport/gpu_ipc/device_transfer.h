@@ -10,7 +10,7 @@
 
 #include "transport/base/clock.h"
 #include "transport/base/device.h"
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 
 namespace kvferry::gpu_ipc {
 

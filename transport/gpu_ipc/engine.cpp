@@ -18,14 +18,14 @@ constexpr TimeNs kIdleNs = 60 * kSecond;
 
 }  // namespace
 
-Engine::Engine(const GpuIpcOptions& options, Ledger& ledger, DeviceStream stream, Transport& control, RegionId region)
+Engine::Engine(const GpuIpcOptions& options, TransferTable& transfer_table, DeviceStream stream, Transport& control, RegionId region)
     : options_(options),
-      ledger_(ledger),
+      table_(transfer_table),
       device_(*options.device),
       stream_(stream),
       control_(control),
       control_region_(region) {
-  control_.end_waits_by(inbox_.wake().fd());
+  control_.set_wait_interrupt_fd(inbox_.wake().fd());
 }
 
 Engine::~Engine() {
@@ -60,7 +60,7 @@ void Engine::run() {
   drain_control();
   advance_all();
   peers_.clear();
-  errands_.clear();
+  control_requests_.clear();
 }
 
 void Engine::sleep(TimeNs idle_ns) {
@@ -78,16 +78,16 @@ void Engine::sleep(TimeNs idle_ns) {
 bool Engine::drain_control() {
   const std::vector<Completion> completions = control_.poll();
   for (const Completion& completion : completions) {
-    const auto found = errands_.find(completion.id);
-    KVFERRY_CHECK(found != errands_.end(), "the control link completed {}, which nobody gave it", completion.id);
-    const Errand errand = std::move(found->second);
-    errands_.erase(found);
-    on_errand(errand, completion);
+    const auto found = control_requests_.find(completion.id);
+    KVFERRY_CHECK(found != control_requests_.end(), "the control link completed {}, which nobody gave it", completion.id);
+    const ControlRequest request = std::move(found->second);
+    control_requests_.erase(found);
+    on_errand(request, completion);
   }
-  has_backlog_ = ledger_.outbox().is_full_of_notifications();
+  has_backlog_ = table_.completion_queue().is_full_of_notifications();
   if (has_backlog_) return !completions.empty();
   std::vector<Notification> notes = control_.poll_notifications();
-  for (Notification& note : notes) ledger_.outbox().notify(std::move(note));
+  for (Notification& note : notes) table_.completion_queue().notify(std::move(note));
   return !completions.empty() || !notes.empty();
 }
 
@@ -160,28 +160,28 @@ bool Engine::announce(Transfer& transfer) {
   }
   transfer.announced = *sent;
   transfer.mappings.reset();
-  errands_.emplace(*sent, Errand{Errand::Kind::kAnnouncement, transfer.peer, accepted.id});
+  control_requests_.emplace(*sent, ControlRequest{ControlRequest::Kind::kAnnouncement, transfer.peer, accepted.id});
   return has_errands_to_push_ = true;
 }
 
 void Engine::greet(const PeerPtr& peer) {
   peer->is_greeted = true;
   // The hello ends when the peer has shown that it is the one of this address, the watch when it is gone.
-  for (const Errand::Kind kind : {Errand::Kind::kHello, Errand::Kind::kWatch}) {
+  for (const ControlRequest::Kind kind : {ControlRequest::Kind::kHello, ControlRequest::Kind::kWatch}) {
     PagedTransfer nothing{peer->control, Direction::kPush, control_region_, peer->control_region, {}, ""};
-    nothing.is_fed = kind == Errand::Kind::kWatch;
+    nothing.is_fed = kind == ControlRequest::Kind::kWatch;
     const Result<TransferId> sent = control_.submit(nothing);
     if (!sent) return lose(*peer, sent.error().what);
-    errands_.emplace(*sent, Errand{kind, peer, TransferId{}});
+    control_requests_.emplace(*sent, ControlRequest{kind, peer, TransferId{}});
   }
   has_errands_to_push_ = true;
 }
 
-void Engine::on_errand(const Errand& errand, const Completion& completion) {
+void Engine::on_errand(const ControlRequest& request, const Completion& completion) {
   const bool is_ok = completion.code == ErrorCode::kOk;
-  if (!is_ok && !is_stopping_ && completion.code != ErrorCode::kCancelled) lose(*errand.peer, completion.what);
-  if (errand.kind == Errand::Kind::kHello && is_ok) errand.peer->is_welcome = true;
-  if (errand.kind == Errand::Kind::kAnnouncement) complete(errand.transfer, completion.code, completion.what);
+  if (!is_ok && !is_stopping_ && completion.code != ErrorCode::kCancelled) lose(*request.peer, completion.what);
+  if (request.kind == ControlRequest::Kind::kHello && is_ok) request.peer->is_welcome = true;
+  if (request.kind == ControlRequest::Kind::kAnnouncement) complete(request.transfer, completion.code, completion.what);
 }
 
 void Engine::lose(Peer& peer, const std::string& why) {
@@ -189,12 +189,12 @@ void Engine::lose(Peer& peer, const std::string& why) {
   peer.why_lost = why.empty() ? "the peer is gone" : why;
   peer.mappings.reset();
   control_.disconnect(peer.control);
-  ledger_.lose_peer(peer.id);
+  table_.lose_peer(peer.id);
 }
 
 void Engine::complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges) {
   over_.push_back(id);
-  ledger_.complete(id, code, std::move(what), std::move(corrupt_ranges));
+  table_.complete(id, code, std::move(what), std::move(corrupt_ranges));
 }
 
 Engine::Transfer* Engine::find(TransferId id) {

@@ -24,7 +24,7 @@ class Engine {
  public:
   /// What is handed in by reference outlives the engine. `stream`: its own, which it drops. `control`: carries
   /// notifications and tells who is alive; `region` is of it, for transfers without ranges.
-  Engine(const GpuIpcOptions& options, Ledger& ledger, DeviceStream stream, Transport& control, RegionId region);
+  Engine(const GpuIpcOptions& options, TransferTable& transfer_table, DeviceStream stream, Transport& control, RegionId region);
   ~Engine();
 
   void start() { thread_ = std::thread(&Engine::run, this); }
@@ -61,7 +61,7 @@ class Engine {
   };
   using TransferPtr = std::unique_ptr<Transfer>;
   /// What a transfer of the control link is for.
-  struct Errand {
+  struct ControlRequest {
     enum class Kind { kHello, kWatch, kAnnouncement } kind;
     PeerPtr peer;
     TransferId transfer;  // an announcement's
@@ -77,13 +77,13 @@ class Engine {
   /// The bytes are there: tells the peer, and hears whether it lives. False: not now.
   bool announce(Transfer& transfer);
   void greet(const PeerPtr& peer);
-  void on_errand(const Errand& errand, const Completion& completion);
+  void on_errand(const ControlRequest& request, const Completion& completion);
   void lose(Peer& peer, const std::string& why);
   Transfer* find(TransferId id);
   void complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges = {});
 
   const GpuIpcOptions options_;
-  Ledger& ledger_;
+  TransferTable& table_;
   Device& device_;
   const DeviceStream stream_;
   Transport& control_;
@@ -95,7 +95,7 @@ class Engine {
   std::unordered_map<PeerId, PeerPtr> peers_;
   std::map<TransferId, TransferPtr> transfers_[3];  // of each priority, the oldest first
   std::vector<TransferId> over_;                    // to be erased
-  std::unordered_map<TransferId, Errand> errands_;
+  std::unordered_map<TransferId, ControlRequest> control_requests_;
   std::vector<std::shared_ptr<Mappings>> given_up_;  // in which a device that stopped answering may still copy
   std::uint64_t bytes_in_flight_ = 0;
   bool is_polling_ = false;  // what the device does announces itself to nobody

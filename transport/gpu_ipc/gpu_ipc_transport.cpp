@@ -24,14 +24,14 @@ class GpuIpcTransport final : public Transport {
  public:
   GpuIpcTransport(const GpuIpcOptions& options, DeviceStream stream, std::unique_ptr<Transport> control)
       : device_(*options.device),
-        incarnation_(Ledger::random_incarnation()),
-        ledger_(options.transfers_max),
+        incarnation_(TransferTable::random_incarnation()),
+        table_(options.transfers_max),
         control_(std::move(control)),
         control_region_(control_->register_region(&control_memory_, sizeof(control_memory_)).value()),
         address_(encode(Address{kProtocolVersion, incarnation_, control_->address(),
                                 control_->export_region(control_region_).value()})),
-        engine_(options, ledger_, stream, *control_, control_region_) {
-    control_->sign_as(address_);
+        engine_(options, table_, stream, *control_, control_region_) {
+    control_->set_source_address(address_);
     engine_.start();
   }
   ~GpuIpcTransport() override { shutdown(); }
@@ -43,7 +43,7 @@ class GpuIpcTransport final : public Transport {
   }
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
-    if (Result<void> ok = Ledger::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
+    if (Result<void> ok = TransferTable::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
     if (memory.device == nullptr)
       return Error{ErrorCode::kUnavailable, "mapped GPU memory moves GPU memory only, and this is the host's"};
     if (memory.device != &device_)
@@ -52,26 +52,26 @@ class GpuIpcTransport final : public Transport {
     Result<std::string> handle = device_.export_memory({static_cast<const std::byte*>(memory.base), memory.bytes});
     if (!handle) return std::move(handle).error().with("lending GPU memory to other processes");
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return Ledger::is_shut_down();
-    const RegionId id = ledger_.new_region_id();
+    if (is_stopped_) return TransferTable::is_shut_down();
+    const RegionId id = table_.new_region_id();
     RegionDescriptor descriptor{incarnation_, reinterpret_cast<std::uintptr_t>(memory.base), memory.bytes,
                                 std::move(*handle), id.value};
     descriptor.is_device = true;
-    ledger_.add_region(id, memory.base, memory.bytes, encode(descriptor));
+    table_.add_region(id, memory.base, memory.bytes, encode(descriptor));
     return id;
   }
-  Result<std::string> export_region(RegionId region) const override { return ledger_.exported(region); }
-  Result<void> unregister_region(RegionId region) override { return ledger_.remove_region(region); }
+  Result<std::string> export_region(RegionId region) const override { return table_.exported(region); }
+  Result<void> unregister_region(RegionId region) override { return table_.remove_region(region); }
 
   Result<GrantId> grant(RegionId region, std::uint64_t, std::uint64_t) override {
-    if (Result<std::string> known = ledger_.exported(region); !known) return std::move(known).error();
+    if (Result<std::string> known = table_.exported(region); !known) return std::move(known).error();
     return Error{ErrorCode::kUnavailable,
                  fmt::format("region {} is GPU memory that peers map, of which no parts can be lent: they could not be "
                              "taken back",
                              region)};
   }
-  Result<std::string> export_grant(GrantId grant) const override { return ledger_.exported(grant); }
-  Result<void> revoke(GrantId grant) override { return ledger_.remove_grant(grant); }
+  Result<std::string> export_grant(GrantId grant) const override { return table_.exported(grant); }
+  Result<void> revoke(GrantId grant) override { return table_.remove_grant(grant); }
 
   Result<PeerId> connect(const std::string& address) override {
     Result<Address> parsed = decode<Address>(address, "peer address");
@@ -81,10 +81,10 @@ class GpuIpcTransport final : public Transport {
                    fmt::format("the peer address is of GPU memory protocol {}; this side speaks {}",
                                parsed->protocol_version, kProtocolVersion)};
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return Ledger::is_shut_down();
+    if (is_stopped_) return TransferTable::is_shut_down();
     Result<PeerId> control = control_->connect(parsed->control);
     if (!control) return std::move(control).error();  // another host, for one
-    const Ledger::Connected connected = ledger_.connect(address, parsed->incarnation);
+    const TransferTable::Connected connected = table_.connect(address, parsed->incarnation);
     if (connected.is_new) {
       control_peers_[connected.peer] = *control;
       engine_.post([this, peer = connected.peer, on_control = *control, region = std::move(parsed->control_region)] {
@@ -95,15 +95,15 @@ class GpuIpcTransport final : public Transport {
   }
   void disconnect(PeerId peer) override {
     const std::lock_guard lock(mutex_);
-    if (is_stopped_ || !ledger_.forget_peer(peer)) return;
+    if (is_stopped_ || !table_.forget_peer(peer)) return;
     control_->disconnect(control_peers_.extract(peer).mapped());  // now: a connect() that follows makes a new one
     engine_.post([this, peer] { engine_.drop_peer(peer); });
   }
 
   Result<TransferId> submit(PagedTransfer transfer) override {
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return Ledger::is_shut_down();
-    Result<AcceptedTransfer> accepted = ledger_.accept(std::move(transfer));
+    if (is_stopped_) return TransferTable::is_shut_down();
+    Result<AcceptedTransfer> accepted = table_.accept(std::move(transfer));
     if (!accepted) return std::move(accepted).error();
     const TransferId id = accepted->id;
     // shared, because a std::function must be able to copy what it holds
@@ -115,21 +115,21 @@ class GpuIpcTransport final : public Transport {
   Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                     bool is_last) override {
     const std::lock_guard lock(mutex_);
-    Result<FedCopies> fed = ledger_.feed(id, ranges, std::move(checksums), is_last);
+    Result<FedCopies> fed = table_.feed(id, ranges, std::move(checksums), is_last);
     if (!fed) return std::move(fed).error();
     if (!is_stopped_) engine_.post([this, id, more = std::move(*fed)] { engine_.feed(id, more); });
     return {};
   }
   void cancel(TransferId id) override {
     const std::lock_guard lock(mutex_);
-    if (!is_stopped_ && ledger_.request_cancel(id)) engine_.post([this, id] { engine_.cancel(id); });
+    if (!is_stopped_ && table_.request_cancel(id)) engine_.post([this, id] { engine_.cancel(id); });
   }
 
-  std::vector<Completion> poll() override { return ledger_.outbox().take_completions(); }
-  std::vector<Notification> poll_notifications() override { return ledger_.outbox().take_notifications(); }
-  int event_fd() const override { return ledger_.outbox().event_fd(); }
+  std::vector<Completion> poll() override { return table_.completion_queue().take_completions(); }
+  std::vector<Notification> poll_notifications() override { return table_.completion_queue().take_notifications(); }
+  int event_fd() const override { return table_.completion_queue().event_fd(); }
 
-  void sign_as(const std::string& address) override { control_->sign_as(address); }
+  void set_source_address(const std::string& address) override { control_->set_source_address(address); }
 
   void shutdown() override {
     const std::lock_guard joining(join_mutex_);  // so that a second caller, too, returns only when the thread has ended
@@ -138,13 +138,13 @@ class GpuIpcTransport final : public Transport {
       if (!std::exchange(is_stopped_, true)) engine_.post([this] { engine_.stop(); });
     }
     engine_.join();
-    KVFERRY_CHECK(ledger_.num_open() == 0, "{} transfers were shut down without a completion", ledger_.num_open());
+    KVFERRY_CHECK(table_.num_open() == 0, "{} transfers were shut down without a completion", table_.num_open());
   }
 
  private:
   Device& device_;
   const std::uint64_t incarnation_;
-  Ledger ledger_;
+  TransferTable table_;
   std::uint64_t control_memory_ = 0;  // nobody reads it
   const std::unique_ptr<Transport> control_;
   const RegionId control_region_;

@@ -31,14 +31,14 @@ Result<PeerId> LoopbackCore::connect(LoopbackNode& node, const std::string& addr
         ErrorCode::kInvalidArgument,
         fmt::format("malformed peer address of {} bytes: it must be what address() of a transport of this fabric gave",
                     address.size())};
-  const Ledger::Connected connected = node.ledger.connect(address, found->second->incarnation);
+  const TransferTable::Connected connected = node.transfer_table.connect(address, found->second->incarnation);
   node.peers.try_emplace(connected.peer, LoopbackPeer{address, false});
   return connected.peer;
 }
 
 void LoopbackCore::disconnect(LoopbackNode& node, PeerId peer) {
   const std::lock_guard lock(mutex_);
-  if (!node.ledger.forget_peer(peer)) return;
+  if (!node.transfer_table.forget_peer(peer)) return;
   lose_locked(node, peer, "disconnected");
   node.peers.erase(peer);
 }
@@ -46,7 +46,7 @@ void LoopbackCore::disconnect(LoopbackNode& node, PeerId peer) {
 Result<TransferId> LoopbackCore::submit(LoopbackNode& node, PagedTransfer transfer) {
   const std::lock_guard lock(mutex_);
   if (!node.alive) return Error{ErrorCode::kCancelled, "the transport is shut down"};
-  Result<AcceptedTransfer> accepted = node.ledger.accept(std::move(transfer));
+  Result<AcceptedTransfer> accepted = node.transfer_table.accept(std::move(transfer));
   if (!accepted) return std::move(accepted).error();
   const TransferId id = accepted->id;
   const std::size_t num_copies = accepted->copies.size();
@@ -67,7 +67,7 @@ Result<TransferId> LoopbackCore::submit(LoopbackNode& node, PagedTransfer transf
 Result<void> LoopbackCore::feed(LoopbackNode& node, TransferId id, const std::vector<CopyRange>& ranges,
                                 std::vector<std::uint64_t> checksums, bool is_last) {
   const std::lock_guard lock(mutex_);
-  Result<FedCopies> fed = node.ledger.feed(id, ranges, std::move(checksums), is_last);
+  Result<FedCopies> fed = node.transfer_table.feed(id, ranges, std::move(checksums), is_last);
   if (!fed) return std::move(fed).error();
   const auto is_it = [&](const Moving& moving) { return moving.owner == &node && moving.transfer.id == id; };
   AcceptedTransfer& transfer = std::find_if(moving_.begin(), moving_.end(), is_it)->transfer;
@@ -80,7 +80,7 @@ Result<void> LoopbackCore::feed(LoopbackNode& node, TransferId id, const std::ve
 
 void LoopbackCore::cancel(LoopbackNode& node, TransferId id) {
   const std::lock_guard lock(mutex_);
-  if (!node.ledger.request_cancel(id)) return;
+  if (!node.transfer_table.request_cancel(id)) return;
   for (std::size_t index = moving_.size(); index-- > 0;) {
     if (moving_[index].owner == &node && moving_[index].transfer.id == id)
       finish_locked(index, ErrorCode::kCancelled, "cancelled");
@@ -176,7 +176,7 @@ bool LoopbackCore::step_locked() {
     finish_locked(index, ErrorCode::kCorrupt, "a checksum differs");
   } else {
     if (!transfer.notification.empty())
-      moving.target->ledger.outbox().notify({moving.owner->address, transfer.notification});
+      moving.target->transfer_table.completion_queue().notify({moving.owner->address, transfer.notification});
     finish_locked(index, ErrorCode::kOk, "");
   }
   return true;
@@ -187,7 +187,7 @@ Result<void> LoopbackCore::copy_locked(Moving& moving) {
   const CopyRange& copy = transfer.copies[moving.num_copied];
   const RegionId region{transfer.remote.region};
   const GrantId grant{transfer.remote.grant};
-  Result<std::byte*> remote = moving.target->ledger.borrow(region, grant, copy.remote_offset, copy.bytes);
+  Result<std::byte*> remote = moving.target->transfer_table.borrow(region, grant, copy.remote_offset, copy.bytes);
   if (!remote) return std::move(remote).error();
   std::byte* local = transfer.local_base + copy.local_offset;
   const bool is_pull = transfer.direction == Direction::kPull;
@@ -195,13 +195,13 @@ Result<void> LoopbackCore::copy_locked(Moving& moving) {
   std::memmove(to, is_pull ? *remote : local, copy.bytes);
   if (!transfer.checksums.empty() && chunk_checksum({to, copy.bytes}) != transfer.checksums[moving.num_copied])
     moving.corrupt_ranges.push_back(static_cast<std::uint32_t>(moving.num_copied));
-  moving.target->ledger.give_back(region, grant);
+  moving.target->transfer_table.give_back(region, grant);
   ++moving.num_copied;
   return {};
 }
 
 void LoopbackCore::lose_locked(LoopbackNode& owner, PeerId peer, const std::string& what) {
-  owner.ledger.lose_peer(peer);
+  owner.transfer_table.lose_peer(peer);
   owner.peers.at(peer).lost = true;
   for (std::size_t index = moving_.size(); index-- > 0;) {
     if (moving_[index].owner == &owner && moving_[index].transfer.peer == peer)
@@ -214,7 +214,7 @@ void LoopbackCore::finish_locked(std::size_t index, ErrorCode code, std::string 
   moving_[index] = std::move(moving_.back());
   moving_.pop_back();
   if (code != ErrorCode::kCorrupt) finished.corrupt_ranges.clear();
-  finished.owner->ledger.complete(finished.transfer.id, code, std::move(what), std::move(finished.corrupt_ranges));
+  finished.owner->transfer_table.complete(finished.transfer.id, code, std::move(what), std::move(finished.corrupt_ranges));
 }
 
 }  // namespace kvferry

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/loopback/loopback_fabric.h"
 
 namespace kvferry {
@@ -21,13 +21,13 @@ struct LoopbackPeer {
   bool lost = false;  // every transfer with it ends in kPeerLost, as after a broken connection
 };
 
-/// One transport's side of the fabric. alive and peers are guarded by the core's lock, the ledger has its own.
+/// One transport's side of the fabric. alive and peers are guarded by the core's lock, the transfer_table has its own.
 struct LoopbackNode {
-  explicit LoopbackNode(std::uint32_t transfers_max) : ledger(transfers_max) {}
+  explicit LoopbackNode(std::uint32_t transfers_max) : transfer_table(transfers_max) {}
   std::uint64_t incarnation = 0;
   std::string address;
   bool alive = true;
-  Ledger ledger;
+  TransferTable transfer_table;
   std::unordered_map<PeerId, LoopbackPeer> peers;
 };
 

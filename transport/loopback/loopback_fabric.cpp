@@ -17,21 +17,21 @@ class LoopbackTransport final : public Transport {
   std::string describe() const override { return "loopback: copies within this process"; }
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
-    if (Result<void> ok = Ledger::check_host_region(memory, "the loopback"); !ok) return std::move(ok).error();
+    if (Result<void> ok = TransferTable::check_host_region(memory, "the loopback"); !ok) return std::move(ok).error();
     if (!core_->is_alive(*node_)) return Error{ErrorCode::kCancelled, "the transport is shut down"};
-    const RegionId id = node_->ledger.new_region_id();
+    const RegionId id = node_->transfer_table.new_region_id();
     const RegionDescriptor descriptor{node_->incarnation, reinterpret_cast<std::uintptr_t>(memory.base), memory.bytes,
                                       "", id.value};
-    node_->ledger.add_region(id, memory.base, memory.bytes, encode(descriptor));
+    node_->transfer_table.add_region(id, memory.base, memory.bytes, encode(descriptor));
     return id;
   }
-  Result<std::string> export_region(RegionId region) const override { return node_->ledger.exported(region); }
-  Result<void> unregister_region(RegionId region) override { return node_->ledger.remove_region(region); }
+  Result<std::string> export_region(RegionId region) const override { return node_->transfer_table.exported(region); }
+  Result<void> unregister_region(RegionId region) override { return node_->transfer_table.remove_region(region); }
   Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override {
-    return node_->ledger.add_grant(region, offset, bytes, "");
+    return node_->transfer_table.add_grant(region, offset, bytes, "");
   }
-  Result<std::string> export_grant(GrantId grant) const override { return node_->ledger.exported(grant); }
-  Result<void> revoke(GrantId grant) override { return node_->ledger.remove_grant(grant); }
+  Result<std::string> export_grant(GrantId grant) const override { return node_->transfer_table.exported(grant); }
+  Result<void> revoke(GrantId grant) override { return node_->transfer_table.remove_grant(grant); }
 
   Result<PeerId> connect(const std::string& address) override { return core_->connect(*node_, address); }
   void disconnect(PeerId peer) override { core_->disconnect(*node_, peer); }
@@ -42,9 +42,9 @@ class LoopbackTransport final : public Transport {
   }
   void cancel(TransferId id) override { core_->cancel(*node_, id); }
 
-  std::vector<Completion> poll() override { return node_->ledger.outbox().take_completions(); }
-  std::vector<Notification> poll_notifications() override { return node_->ledger.outbox().take_notifications(); }
-  int event_fd() const override { return node_->ledger.outbox().event_fd(); }
+  std::vector<Completion> poll() override { return node_->transfer_table.completion_queue().take_completions(); }
+  std::vector<Notification> poll_notifications() override { return node_->transfer_table.completion_queue().take_notifications(); }
+  int event_fd() const override { return node_->transfer_table.completion_queue().event_fd(); }
   void shutdown() override { core_->end(*node_); }
 
  private:

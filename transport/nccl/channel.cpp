@@ -18,7 +18,7 @@ struct Layout {
   std::vector<std::pair<std::byte*, std::span<std::byte>>> staged;  // in the staging buffer, where it belongs
 };
 
-Layout lay_out(const Flight& flight, std::byte* staging) {
+Layout lay_out(const PieceTransfer& flight, std::byte* staging) {
   Layout layout;
   const auto is_small = [&](const auto& part) { return part.size() <= flight.packed_bytes_max; };
   const bool packs = std::count_if(flight.parts.begin(), flight.parts.end(), is_small) > 1;
@@ -70,7 +70,7 @@ bool Channel::has_staging() {
 
 bool Channel::withdraw(std::uint64_t token) {
   const auto first = queue_.begin() + (is_posting_ ? 1 : 0);
-  const auto found = std::find_if(first, queue_.end(), [&](const Flight& flight) { return flight.token == token; });
+  const auto found = std::find_if(first, queue_.end(), [&](const PieceTransfer& flight) { return flight.token == token; });
   if (found == queue_.end()) return false;
   queue_.erase(found);
   return true;
@@ -101,7 +101,7 @@ void Channel::advance(TimeNs now, std::vector<Report>& reports) {
   reap(now, reports);
 }
 
-bool Channel::begin(Flight& flight, std::vector<Report>& reports) {
+bool Channel::begin(PieceTransfer& flight, std::vector<Report>& reports) {
   const Layout layout = lay_out(flight, staging_);
   copies_.clear();
   for (const auto& [buffer, part] : layout.staged) {

@@ -20,7 +20,7 @@ namespace kvferry::nccl {
 enum class Role { kSender, kReceiver };
 
 /// What one side of a channel does for a piece. Both sides have as many parts, of the same sizes.
-struct Flight {
+struct PieceTransfer {
   std::uint64_t token = 0;
   std::vector<std::span<std::byte>> parts;
   std::uint64_t packed_bytes_max = 0;  // parts of up to this many go through the staging buffer, as one
@@ -42,7 +42,7 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  void post(Flight flight) { queue_.push_back(std::move(flight)); }
+  void post(PieceTransfer flight) { queue_.push_back(std::move(flight)); }
   /// True: it had not begun and never will; no report follows.
   bool withdraw(std::uint64_t token);
   /// Does what can be done now. `reports` are added to.
@@ -75,7 +75,7 @@ class Channel {
   /// Whether there is a staging buffer by now.
   bool has_staging();
   /// False: it was refused, and a report says so.
-  bool begin(Flight& flight, std::vector<Report>& reports);
+  bool begin(PieceTransfer& flight, std::vector<Report>& reports);
   /// The group of the first in the queue is in the stream.
   void end_posting();
   void reap(TimeNs now, std::vector<Report>& reports);
@@ -91,7 +91,7 @@ class Channel {
   std::future<Result<std::byte*>> allocation_;  // of the next one
   std::byte* staging_ = nullptr;
   std::unique_ptr<Communicator> communicator_;
-  std::deque<Flight> queue_;
+  std::deque<PieceTransfer> queue_;
   std::vector<DeviceCopy> copies_;  // to or from the staging buffer, of the first in the queue
   std::deque<InFlight> in_flight_;
   bool is_set_up_ = false;

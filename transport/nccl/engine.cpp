@@ -27,13 +27,13 @@ std::uint64_t random_session() {
 
 }  // namespace
 
-Engine::Engine(const NcclOptions& options, Ledger& ledger, std::unique_ptr<Communicators> communicators,
+Engine::Engine(const NcclOptions& options, TransferTable& transfer_table, std::unique_ptr<Communicators> communicators,
                std::unique_ptr<ControlPlane> control)
     : options_(options),
       communicators_(std::move(communicators)),
       control_(std::move(control)),
       staging_(*options.device),
-      context_{options_, *options_.device, staging_, *communicators_, *control_, ledger, "", clock_.now()} {}
+      context_{options_, *options_.device, staging_, *communicators_, *control_, transfer_table, "", clock_.now()} {}
 
 Engine::~Engine() { join(); }
 

@@ -20,7 +20,7 @@ namespace kvferry::nccl {
 class Engine {
  public:
   /// All that is handed in outlives the engine, but for the control plane and the communicators, which it owns.
-  Engine(const NcclOptions& options, Ledger& ledger, std::unique_ptr<Communicators> communicators,
+  Engine(const NcclOptions& options, TransferTable& transfer_table, std::unique_ptr<Communicators> communicators,
          std::unique_ptr<ControlPlane> control);
   ~Engine();
 
@@ -38,7 +38,7 @@ class Engine {
   void submit(AcceptedTransfer transfer);
   void feed(TransferId id, FedCopies more);
   void cancel(TransferId id);
-  void sign_as(const std::string& address) { context_.signature = address; }
+  void set_source_address(const std::string& address) { context_.signature = address; }
   /// Ends every transfer; the thread ends when nothing touches memory any more.
   void stop();
 

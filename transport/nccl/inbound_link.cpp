@@ -75,16 +75,16 @@ Result<void> InboundLink::on_ask(const Ask& ask) {
 
   const RegionId region{ask.region};
   const GrantId grant{ask.grant};
-  Result<std::byte*> memory = context_.ledger.borrow(region, grant, span->first, span->second - span->first);
+  Result<std::byte*> memory = context_.transfer_table.borrow(region, grant, span->first, span->second - span->first);
   Served served;
   served.purpose = purpose;
-  Flight flight{ask.token, {}, ask.packed_bytes_max, !memory};
+  PieceTransfer flight{ask.token, {}, ask.packed_bytes_max, !memory};
   for (std::size_t index = 0; index < ask.extents.size(); index += 2) {
     std::byte* const base = memory ? *memory + (ask.extents[index] - span->first) : nullptr;
     flight.parts.emplace_back(base, ask.extents[index + 1]);
   }
   if (memory) {
-    served.loan = Loan(context_.ledger, region, grant);
+    served.loan = Loan(context_.transfer_table, region, grant);
   } else if (purpose == Purpose::kPush) {
     served.refusal = memory.error();
   } else {
@@ -110,7 +110,7 @@ void InboundLink::hash(std::uint64_t token, Served served, const std::vector<std
 }
 
 void InboundLink::on_notify(Notify notify) {
-  const bool is_taken = context_.ledger.outbox().notify({std::move(notify.from), std::move(notify.body)});
+  const bool is_taken = context_.transfer_table.completion_queue().notify({std::move(notify.from), std::move(notify.body)});
   answer(notify.token, is_taken ? fine() : Error{ErrorCode::kRefused, "the peer has too many unread notifications"});
 }
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/make_transport.h"
 #include "transport/nccl/channel.h"
 #include "transport/nccl/control_plane.h"
@@ -23,7 +23,7 @@ struct Context {
   StagingPool& staging;
   Communicators& communicators;
   ControlPlane& control;
-  Ledger& ledger;
+  TransferTable& transfer_table;
   std::string signature;  // who notifications are from
   TimeNs now = 0;         // of this round
 };

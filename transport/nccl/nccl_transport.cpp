@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "transport/base/check.h"
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/nccl/engine.h"
 #include "transport/nccl/nccl_library.h"
 
@@ -19,11 +19,11 @@ class NcclTransport final : public Transport {
   NcclTransport(const NcclOptions& options, std::unique_ptr<Communicators> communicators,
                 std::unique_ptr<ControlPlane> control)
       : device_(*options.device),
-        incarnation_(Ledger::random_incarnation()),
-        ledger_(options.transfers_max),
-        engine_(options, ledger_, std::move(communicators), std::move(control)),
+        incarnation_(TransferTable::random_incarnation()),
+        table_(options.transfers_max),
+        engine_(options, table_, std::move(communicators), std::move(control)),
         address_(encode(Address{kProtocolVersion, incarnation_, engine_.control_address()})) {
-    engine_.sign_as(address_);
+    engine_.set_source_address(address_);
     engine_.start();
   }
   ~NcclTransport() override {
@@ -35,13 +35,13 @@ class NcclTransport final : public Transport {
   std::string describe() const override { return engine_.describe(); }
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
-    if (Result<void> ok = Ledger::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
+    if (Result<void> ok = TransferTable::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
     if (memory.device != nullptr && memory.device != &device_)
       return Error{ErrorCode::kUnavailable,
                    fmt::format("memory of {} can't be reached by {}", memory.device->describe(), device_.describe())};
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return Ledger::is_shut_down();
-    const RegionId id = ledger_.new_region_id();
+    if (is_stopped_) return TransferTable::is_shut_down();
+    const RegionId id = table_.new_region_id();
     if (memory.device == nullptr) {
       const std::span<std::byte> host(static_cast<std::byte*>(memory.base), memory.bytes);
       if (Result<void> ok = device_.pin(host); !ok) return std::move(ok).error().with("pinning memory for NCCL");
@@ -52,22 +52,22 @@ class NcclTransport final : public Transport {
                                       .bytes = memory.bytes,
                                       .rkey = "",
                                       .region = id.value};
-    ledger_.add_region(id, memory.base, memory.bytes, encode(descriptor));
+    table_.add_region(id, memory.base, memory.bytes, encode(descriptor));
     return id;
   }
-  Result<std::string> export_region(RegionId region) const override { return ledger_.exported(region); }
+  Result<std::string> export_region(RegionId region) const override { return table_.exported(region); }
   Result<void> unregister_region(RegionId region) override {
     const std::lock_guard lock(mutex_);
-    if (Result<void> ok = ledger_.remove_region(region); !ok) return ok;
+    if (Result<void> ok = table_.remove_region(region); !ok) return ok;
     if (const auto pinned = pinned_.extract(region)) device_.unpin(pinned.mapped());
     return {};
   }
 
   Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override {
-    return ledger_.add_grant(region, offset, bytes, "");
+    return table_.add_grant(region, offset, bytes, "");
   }
-  Result<std::string> export_grant(GrantId grant) const override { return ledger_.exported(grant); }
-  Result<void> revoke(GrantId grant) override { return ledger_.remove_grant(grant); }
+  Result<std::string> export_grant(GrantId grant) const override { return table_.exported(grant); }
+  Result<void> revoke(GrantId grant) override { return table_.remove_grant(grant); }
 
   Result<PeerId> connect(const std::string& address) override {
     Result<Address> parsed = decode<Address>(address, "peer address");
@@ -77,21 +77,21 @@ class NcclTransport final : public Transport {
                    fmt::format("the peer address is of transport protocol {}; this side speaks {}",
                                parsed->protocol_version, kProtocolVersion)};
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return Ledger::is_shut_down();
-    const Ledger::Connected connected = ledger_.connect(address, parsed->incarnation);
+    if (is_stopped_) return TransferTable::is_shut_down();
+    const TransferTable::Connected connected = table_.connect(address, parsed->incarnation);
     if (connected.is_new)
       engine_.post([this, peer = connected.peer, to = std::move(*parsed)] { engine_.add_peer(peer, to); });
     return connected.peer;
   }
   void disconnect(PeerId peer) override {
     const std::lock_guard lock(mutex_);
-    if (!is_stopped_ && ledger_.forget_peer(peer)) engine_.post([this, peer] { engine_.drop_peer(peer); });
+    if (!is_stopped_ && table_.forget_peer(peer)) engine_.post([this, peer] { engine_.drop_peer(peer); });
   }
 
   Result<TransferId> submit(PagedTransfer transfer) override {
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return Ledger::is_shut_down();
-    Result<AcceptedTransfer> accepted = ledger_.accept(std::move(transfer));
+    if (is_stopped_) return TransferTable::is_shut_down();
+    Result<AcceptedTransfer> accepted = table_.accept(std::move(transfer));
     if (!accepted) return std::move(accepted).error();
     const TransferId id = accepted->id;
     engine_.post([this, one = std::move(*accepted)]() mutable { engine_.submit(std::move(one)); });
@@ -100,23 +100,23 @@ class NcclTransport final : public Transport {
   Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                     bool is_last) override {
     const std::lock_guard lock(mutex_);
-    Result<FedCopies> fed = ledger_.feed(id, ranges, std::move(checksums), is_last);
+    Result<FedCopies> fed = table_.feed(id, ranges, std::move(checksums), is_last);
     if (!fed) return std::move(fed).error();
     if (!is_stopped_) engine_.post([this, id, more = std::move(*fed)]() mutable { engine_.feed(id, std::move(more)); });
     return {};
   }
   void cancel(TransferId id) override {
     const std::lock_guard lock(mutex_);
-    if (!is_stopped_ && ledger_.request_cancel(id)) engine_.post([this, id] { engine_.cancel(id); });
+    if (!is_stopped_ && table_.request_cancel(id)) engine_.post([this, id] { engine_.cancel(id); });
   }
 
-  std::vector<Completion> poll() override { return ledger_.outbox().take_completions(); }
-  std::vector<Notification> poll_notifications() override { return ledger_.outbox().take_notifications(); }
-  int event_fd() const override { return ledger_.outbox().event_fd(); }
+  std::vector<Completion> poll() override { return table_.completion_queue().take_completions(); }
+  std::vector<Notification> poll_notifications() override { return table_.completion_queue().take_notifications(); }
+  int event_fd() const override { return table_.completion_queue().event_fd(); }
 
-  void sign_as(const std::string& address) override {
+  void set_source_address(const std::string& address) override {
     const std::lock_guard lock(mutex_);
-    if (!is_stopped_) engine_.post([this, address] { engine_.sign_as(address); });
+    if (!is_stopped_) engine_.post([this, address] { engine_.set_source_address(address); });
   }
 
   void shutdown() override {
@@ -126,14 +126,14 @@ class NcclTransport final : public Transport {
       if (!std::exchange(is_stopped_, true)) engine_.post([this] { engine_.stop(); });
     }
     engine_.join();
-    KVFERRY_CHECK(ledger_.num_open() == 0, "{} transfers were shut down without a completion", ledger_.num_open());
+    KVFERRY_CHECK(table_.num_open() == 0, "{} transfers were shut down without a completion", table_.num_open());
   }
 
  private:
   Device& device_;
   const std::uint64_t incarnation_;
-  Ledger ledger_;
-  Engine engine_;  // after the ledger, which it refers to
+  TransferTable table_;
+  Engine engine_;  // after the transfer_table, which it refers to
   const std::string address_;
   std::mutex join_mutex_;
   std::mutex mutex_;  // keeps the order of tasks that of the books, and the stop last

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "transport/base/device.h"
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/nccl/messages.h"
 
 namespace kvferry::nccl {

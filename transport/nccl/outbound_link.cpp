@@ -62,7 +62,7 @@ void OutboundLink::end(ErrorCode code, const std::string& why) {
 void OutboundLink::on_lost(const std::string& why) {
   lost_why_ = why;
   if (!is_ended_) log().warn("transport: lost peer {}: {}", id_, why);
-  context_.ledger.lose_peer(id_);
+  context_.transfer_table.lose_peer(id_);
   for (const auto& transfer : transfers_) end_transfer(*transfer, lost_code_, why);
 }
 
@@ -283,7 +283,7 @@ void OutboundLink::complete(OutTransfer& transfer) {
     if (asked.transfer == &transfer) asked.transfer = nullptr;
   }
   const bool is_corrupt = transfer.code() == ErrorCode::kCorrupt;
-  context_.ledger.complete(transfer.what().id, transfer.code(), transfer.why(),
+  context_.transfer_table.complete(transfer.what().id, transfer.code(), transfer.why(),
                            is_corrupt ? transfer.corrupt() : std::vector<std::uint32_t>{});
 }
 

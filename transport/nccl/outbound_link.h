@@ -13,7 +13,7 @@
 
 namespace kvferry::nccl {
 
-/// Promise: each transfer reaches ledger.complete() exactly once, and by then nothing of this link touches its memory.
+/// Promise: each transfer reaches transfer_table.complete() exactly once, and by then nothing of this link touches its memory.
 class OutboundLink final : public Link {
  public:
   OutboundLink(Context& context, PeerId id, std::uint64_t session, ControlPeerPtr peer)

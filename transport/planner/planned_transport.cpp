@@ -46,7 +46,7 @@ class PlannedTransport final : public Transport {
       epoll_event event{EPOLLIN, {}};
       ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, backend.transport->event_fd(), &event);
       for (const Backend& other : backends_) {
-        if (&other != &backend) is_interruptible_ &= backend.transport->end_waits_by(other.transport->event_fd());
+        if (&other != &backend) is_interruptible_ &= backend.transport->set_wait_interrupt_fd(other.transport->event_fd());
       }
     }
   }
@@ -81,7 +81,7 @@ class PlannedTransport final : public Transport {
     }
     for (const Backend& backend : backends_)
       address_.parts.push_back({std::string(backend.name), backend.transport->address()});
-    for (const Backend& backend : backends_) backend.transport->sign_as(encode(address_));
+    for (const Backend& backend : backends_) backend.transport->set_source_address(encode(address_));
     return {};
   }
 

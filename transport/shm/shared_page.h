@@ -85,7 +85,7 @@ class NoteRing {
 /// inside: one of the two stores comes first.
 class ControlPage {
  public:
-  static constexpr std::uint32_t kSlots = 131072;  // grants, by Ledger::kGrantsMax, and regions
+  static constexpr std::uint32_t kSlots = 131072;  // grants, by TransferTable::kGrantsMax, and regions
   static constexpr std::uint64_t kPageBytes = 4096 + std::uint64_t{kSlots} * 8;
 
   explicit ControlPage(SharedPages pages) : pages_(std::move(pages)) {}

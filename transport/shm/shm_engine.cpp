@@ -28,9 +28,9 @@ std::string random_name() {
 
 }  // namespace
 
-ShmEngine::ShmEngine(const ShmOptions& options, std::uint64_t incarnation, Ledger& ledger)
+ShmEngine::ShmEngine(const ShmOptions& options, std::uint64_t incarnation, TransferTable& transfer_table)
     : options_(options),
-      ledger_(ledger),
+      table_(transfer_table),
       crew_(options.copy_threads),
       loop_(*this, "kvferry-shm", options.spin_ns, kLookNs) {
   address_ = {kProtocolVersion, incarnation, host_identity(), fmt::format("kvferry-{}-{}", ::getpid(), random_name()),
@@ -58,7 +58,7 @@ std::string ShmEngine::describe() const {
 }
 
 void ShmEngine::add_peer(PeerId peer, Address address) {
-  auto link = std::make_unique<ShmLink>(peer, std::move(address), options_, ledger_, crew_);
+  auto link = std::make_unique<ShmLink>(peer, std::move(address), options_, table_, crew_);
   if (link->connect(signature_, clock_.now())) loop_.watch(link->socket(), EPOLLIN, kLinkTag | peer.value);
   links_.emplace(peer, std::move(link));
   loop_.kick();  // for its deadline
@@ -68,7 +68,7 @@ void ShmEngine::drop_peer(PeerId peer) { links_.erase(peer); }
 
 void ShmEngine::submit(AcceptedTransfer accepted) {
   const auto link = links_.find(accepted.peer);
-  if (link == links_.end()) return ledger_.complete(accepted.id, ErrorCode::kPeerLost, "disconnected");
+  if (link == links_.end()) return table_.complete(accepted.id, ErrorCode::kPeerLost, "disconnected");
   link->second->submit(std::move(accepted), clock_.now());
   if (!link->second->is_idle()) loop_.kick();
 }
@@ -156,11 +156,11 @@ void ShmEngine::accept_all() {
   while (listener_) {
     OwnedFd socket = accept_from(listener_.get());
     if (!socket) return;
-    if (num_strangers_ == kStrangersMax) continue;  // closes it
+    if (num_pending_handshakes_ == kStrangersMax) continue;  // closes it
     const std::uint32_t number = ++num_inbound_made_;
     loop_.watch(socket.get(), EPOLLIN, kInboundTag | number);
     inbound_.emplace(number, Inbound{std::move(socket), "", std::nullopt, clock_.now()});
-    ++num_strangers_;
+    ++num_pending_handshakes_;
   }
 }
 
@@ -202,7 +202,7 @@ bool ShmEngine::on_hello(Inbound& inbound, const Packet& packet) {
   if (!pages) return refuse(pages.error().what);
   inbound.ring.emplace(std::move(*pages));
   inbound.from = hello->from;
-  --num_strangers_;
+  --num_pending_handshakes_;
   const int fds[] = {inbound.ring->fd(), control_->fd()};
   return send_message(inbound.socket.get(), Type::kWelcome, Welcome{"", reinterpret_cast<std::uintptr_t>(&probe_)},
                       fds);
@@ -227,7 +227,7 @@ void ShmEngine::on_map_request(const Inbound& inbound, const Packet& packet) con
 bool ShmEngine::drain(Inbound& inbound) {
   if (!is_spinning_) inbound.ring->ask_to_be_woken();
   while (inbound.ring->has_notes()) {
-    if (ledger_.outbox().is_full_of_notifications()) {
+    if (table_.completion_queue().is_full_of_notifications()) {
       has_backlog_ = true;
       return true;
     }
@@ -236,7 +236,7 @@ bool ShmEngine::drain(Inbound& inbound) {
       log().warn("transport: a peer on this host wrote a malformed notification and is disconnected");
       return false;
     }
-    ledger_.outbox().notify({inbound.from, std::move(*note)});
+    table_.completion_queue().notify({inbound.from, std::move(*note)});
   }
   return true;
 }
@@ -246,13 +246,13 @@ void ShmEngine::close_inbound(std::uint32_t number) {
   if (inbound->second.ring) {
     drain(inbound->second);  // what it pushed before it went is delivered
   } else {
-    --num_strangers_;
+    --num_pending_handshakes_;
   }
   inbound_.erase(inbound);
 }
 
 void ShmEngine::drop_strangers(TimeNs now) {
-  if (num_strangers_ == 0) return;
+  if (num_pending_handshakes_ == 0) return;
   std::vector<std::uint32_t> silent;
   for (const auto& [number, inbound] : inbound_) {
     if (!inbound.ring && now - inbound.accepted_at >= options_.silence_ns) silent.push_back(number);
@@ -279,7 +279,7 @@ bool ShmEngine::advance(TimeNs now) {
 }
 
 TimeNs ShmEngine::next_deadline() const {
-  TimeNs deadline = has_backlog_ || num_strangers_ > 0 ? clock_.now() + kBacklogRetryNs : ProgressLoop::kNever;
+  TimeNs deadline = has_backlog_ || num_pending_handshakes_ > 0 ? clock_.now() + kBacklogRetryNs : ProgressLoop::kNever;
   for (const auto& [peer, link] : links_) deadline = std::min(deadline, link->next_deadline());
   return deadline;
 }

@@ -8,10 +8,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/make_transport.h"
 #include "transport/progress_loop.h"
-#include "transport/shm/copy_crew.h"
+#include "transport/shm/copy_thread_pool.h"
 #include "transport/shm/messages.h"
 #include "transport/shm/shared_page.h"
 #include "transport/shm/shm_link.h"
@@ -22,13 +22,13 @@ namespace kvferry::shm {
 /// Everything but open() in the loop only.
 class ShmEngine final : public ProgressLoop::Owner {
  public:
-  ShmEngine(const ShmOptions& options, std::uint64_t incarnation, Ledger& ledger);
+  ShmEngine(const ShmOptions& options, std::uint64_t incarnation, TransferTable& transfer_table);
   Result<void> open();
   ProgressLoop& loop() { return loop_; }
   const Address& address() const { return address_; }
   std::string describe() const;
 
-  void sign_as(const std::string& address) { signature_ = address; }
+  void set_source_address(const std::string& address) { signature_ = address; }
   void add_peer(PeerId peer, Address address);
   void drop_peer(PeerId peer);
   void submit(AcceptedTransfer accepted);
@@ -79,8 +79,8 @@ class ShmEngine final : public ProgressLoop::Owner {
   void await_copies() const;
 
   const ShmOptions options_;
-  Ledger& ledger_;
-  CopyCrew crew_;
+  TransferTable& table_;
+  CopyThreadPool crew_;
   const SteadyClock clock_;
   Address address_;
   std::string signature_;  // who notifications are from
@@ -90,8 +90,8 @@ class ShmEngine final : public ProgressLoop::Owner {
   std::unordered_map<PeerId, std::unique_ptr<ShmLink>> links_;
   std::unordered_map<std::uint32_t, Inbound> inbound_;
   std::uint32_t num_inbound_made_ = 0;
-  std::size_t num_strangers_ = 0;
-  bool has_backlog_ = false;  // notes wait in rings because the outbox is full
+  std::size_t num_pending_handshakes_ = 0;
+  bool has_backlog_ = false;  // notes wait in rings because the completion_queue is full
   std::unordered_map<RegionId, SharedRegion> regions_;
   std::vector<std::uint32_t> free_slots_;
   std::uint32_t num_slots_made_ = 0;

@@ -112,9 +112,9 @@ void ShmLink::on_map_reply(Packet packet) {
 
 void ShmLink::submit(AcceptedTransfer accepted, TimeNs now) {
   const TransferId id = accepted.id;
-  if (is_failed_) return ledger_.complete(id, ErrorCode::kPeerLost, why_);
+  if (is_failed_) return table_.complete(id, ErrorCode::kPeerLost, why_);
   Result<RegionKey> key = decode<RegionKey>(accepted.remote.rkey, "region key");
-  if (!key) return ledger_.complete(id, ErrorCode::kInternal, key.error().what);
+  if (!key) return table_.complete(id, ErrorCode::kInternal, key.error().what);
   transfers_.push_back(std::make_unique<ShmTransfer>(std::move(accepted), *key));
   // Alone and small: done here and now, in the thread that asked.
   if (transfers_.size() != 1 || !is_ready() || transfers_.front()->bytes_left() > options_.inline_bytes) return;
@@ -147,14 +147,14 @@ void ShmLink::cancel_all(const std::string& what) {
 void ShmLink::finish(Transfers::iterator transfer, ErrorCode code, std::string what) {
   const std::unique_ptr<ShmTransfer> finished = std::move(*transfer);
   transfers_.erase(transfer);
-  ledger_.complete(finished->id(), code, std::move(what),
+  table_.complete(finished->id(), code, std::move(what),
                    code == ErrorCode::kCorrupt ? finished->corrupt_ranges() : std::vector<std::uint32_t>{});
 }
 
 void ShmLink::fail(const std::string& why) {
   if (std::exchange(is_failed_, true)) return;
   why_ = why;
-  ledger_.lose_peer(peer_);
+  table_.lose_peer(peer_);
   while (!transfers_.empty()) finish(transfers_.begin(), ErrorCode::kPeerLost, why);
   regions_.clear();
   ring_.reset();

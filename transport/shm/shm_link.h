@@ -9,9 +9,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/make_transport.h"
-#include "transport/shm/copy_crew.h"
+#include "transport/shm/copy_thread_pool.h"
 #include "transport/shm/messages.h"
 #include "transport/shm/shared_page.h"
 #include "transport/shm/shm_transfer.h"
@@ -22,8 +22,8 @@ namespace kvferry::shm {
 /// The loop only. A link fails once and for good; its transfers then end with kPeerLost.
 class ShmLink {
  public:
-  ShmLink(PeerId peer, Address address, const ShmOptions& options, Ledger& ledger, CopyCrew& crew)
-      : peer_(peer), address_(std::move(address)), options_(options), ledger_(ledger), crew_(crew) {}
+  ShmLink(PeerId peer, Address address, const ShmOptions& options, TransferTable& transfer_table, CopyThreadPool& crew)
+      : peer_(peer), address_(std::move(address)), options_(options), table_(transfer_table), crew_(crew) {}
   ~ShmLink() { fail("disconnected"); }
   ShmLink(const ShmLink&) = delete;
   ShmLink& operator=(const ShmLink&) = delete;
@@ -74,8 +74,8 @@ class ShmLink {
   const PeerId peer_;
   const Address address_;
   const ShmOptions& options_;
-  Ledger& ledger_;
-  CopyCrew& crew_;
+  TransferTable& table_;
+  CopyThreadPool& crew_;
   OwnedFd socket_;
   std::optional<NoteRing> ring_;
   std::optional<ControlPage> control_;

@@ -54,7 +54,7 @@ void ShmTransfer::cut_piece(std::uint64_t bytes_max) {
   }
 }
 
-Result<void> ShmTransfer::copy_piece(const RemoteMemory& remote, CopyCrew& crew) {
+Result<void> ShmTransfer::copy_piece(const RemoteMemory& remote, CopyThreadPool& crew) {
   const std::uint64_t offset = accepted_.remote.base - key_.region_base;  // of the grant in its region
   if (remote.mapped_region != nullptr && !is_inside(offset, accepted_.remote.bytes, remote.mapped_bytes))
     return Error{ErrorCode::kRefused, "the peer's mapping is shorter than its descriptor says"};

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "transport/base/checksum.h"
-#include "transport/ledger.h"
-#include "transport/shm/copy_crew.h"
+#include "transport/transfer_table.h"
+#include "transport/shm/copy_thread_pool.h"
 #include "transport/shm/messages.h"
 
 namespace kvferry::shm {
@@ -37,7 +37,7 @@ class ShmTransfer {
 
   /// Copies the next piece, a millisecond's work or so. Errors: those of copy_by_cma(), and kRefused when the mapping
   /// is shorter than the peer says.
-  Result<void> copy_piece(const RemoteMemory& remote, CopyCrew& crew);
+  Result<void> copy_piece(const RemoteMemory& remote, CopyThreadPool& crew);
 
  private:
   /// What one thread copies: slices_[begin, end), the first of them of copies[first_range].

@@ -16,7 +16,7 @@ namespace {
 class ShmTransport final : public Transport {
  public:
   ShmTransport(const ShmOptions& options, std::uint64_t incarnation)
-      : incarnation_(incarnation), ledger_(options.transfers_max), engine_(options, incarnation, ledger_) {}
+      : incarnation_(incarnation), table_(options.transfers_max), engine_(options, incarnation, table_) {}
   ~ShmTransport() override { shutdown(); }
 
   Result<void> open() { return engine_.open(); }
@@ -25,8 +25,8 @@ class ShmTransport final : public Transport {
   std::string describe() const override { return engine_.describe(); }
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
-    if (Result<void> ok = Ledger::check_host_region(memory, "shared memory"); !ok) return std::move(ok).error();
-    if (is_stopped_) return Ledger::is_shut_down();
+    if (Result<void> ok = TransferTable::check_host_region(memory, "shared memory"); !ok) return std::move(ok).error();
+    if (is_stopped_) return TransferTable::is_shut_down();
     OwnedFd fd;
     if (memory.fd >= 0) {
       fd = OwnedFd(::fcntl(memory.fd, F_DUPFD_CLOEXEC, 0));
@@ -34,7 +34,7 @@ class ShmTransport final : public Transport {
         return Error{ErrorCode::kInvalidArgument,
                      fmt::format("descriptor {} of the memory to register can't be duplicated", memory.fd)};
     }
-    const RegionId id = ledger_.new_region_id();
+    const RegionId id = table_.new_region_id();
     const Result<std::uint32_t> slot = reserve_slot();
     if (!slot) return slot.error();
     const auto base = reinterpret_cast<std::uintptr_t>(memory.base);
@@ -44,11 +44,11 @@ class ShmTransport final : public Transport {
       if (fd) engine_.add_region(id, std::move(fd), memory.fd_offset, memory.bytes);
       engine_.open_slot(*slot, id, GrantId{});
     });
-    ledger_.add_region(id, memory.base, memory.bytes, encode(descriptor));
+    table_.add_region(id, memory.base, memory.bytes, encode(descriptor));
     return id;
   }
 
-  Result<std::string> export_region(RegionId region) const override { return ledger_.exported(region); }
+  Result<std::string> export_region(RegionId region) const override { return table_.exported(region); }
 
   Result<void> unregister_region(RegionId region) override {
     const std::lock_guard lock(grants_mutex_);
@@ -57,7 +57,7 @@ class ShmTransport final : public Transport {
       if (is_of_region && !close(lent->second.slot)) return is_busy(lent->first);
       lent = is_of_region ? lent_.erase(lent) : std::next(lent);
     }
-    const Result<std::string> exported = ledger_.exported(region);
+    const Result<std::string> exported = table_.exported(region);
     if (!exported) return Error{ErrorCode::kInvalidArgument, exported.error().what};
     const std::uint32_t slot = key_of(*exported).slot;
     bool is_quiet = false;
@@ -65,7 +65,7 @@ class ShmTransport final : public Transport {
     if (!is_quiet)
       return Error{ErrorCode::kFull,
                    fmt::format("a peer is in the middle of a copy with region {}; try again", region)};
-    if (Result<void> ok = ledger_.remove_region(region); !ok) return ok;
+    if (Result<void> ok = table_.remove_region(region); !ok) return ok;
     engine_.loop().call_and_wait([&] {
       engine_.remove_region(region);
       engine_.free_slot(slot);
@@ -75,18 +75,18 @@ class ShmTransport final : public Transport {
 
   Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override {
     const std::lock_guard lock(grants_mutex_);
-    const Result<std::string> exported = ledger_.exported(region);
+    const Result<std::string> exported = table_.exported(region);
     if (!exported) return Error{exported.error().code, exported.error().what};
     const Result<std::uint32_t> slot = reserve_slot();
     if (!slot) return slot.error();
     shm::RegionKey key = key_of(*exported);
     key.slot = *slot;
-    Result<GrantId> id = ledger_.add_grant(region, offset, bytes, encode(key));
+    Result<GrantId> id = table_.add_grant(region, offset, bytes, encode(key));
     engine_.loop().call_and_wait([&] { id ? engine_.open_slot(*slot, region, *id) : engine_.free_slot(*slot); });
     if (id) lent_.emplace(*id, Lent{region, *slot});
     return id;
   }
-  Result<std::string> export_grant(GrantId grant) const override { return ledger_.exported(grant); }
+  Result<std::string> export_grant(GrantId grant) const override { return table_.exported(grant); }
 
   Result<void> revoke(GrantId grant) override {
     const std::lock_guard lock(grants_mutex_);
@@ -94,7 +94,7 @@ class ShmTransport final : public Transport {
     if (lent == lent_.end()) return Error{ErrorCode::kInvalidArgument, fmt::format("grant {} is not out", grant)};
     if (!close(lent->second.slot)) return is_busy(grant);
     lent_.erase(lent);
-    return ledger_.remove_grant(grant);
+    return table_.remove_grant(grant);
   }
 
   Result<PeerId> connect(const std::string& address) override {
@@ -107,8 +107,8 @@ class ShmTransport final : public Transport {
     if (parsed->host != engine_.address().host)
       return Error{ErrorCode::kInvalidArgument, "the peer is on another host or in another network namespace"};
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return Ledger::is_shut_down();
-    const Ledger::Connected connected = ledger_.connect(address, parsed->incarnation);
+    if (is_stopped_) return TransferTable::is_shut_down();
+    const TransferTable::Connected connected = table_.connect(address, parsed->incarnation);
     if (connected.is_new)
       engine_.loop().call([this, peer = connected.peer, to = std::move(*parsed)] { engine_.add_peer(peer, to); });
     return connected.peer;
@@ -116,13 +116,13 @@ class ShmTransport final : public Transport {
 
   void disconnect(PeerId peer) override {
     const std::lock_guard lock(mutex_);
-    if (!is_stopped_ && ledger_.forget_peer(peer)) engine_.loop().call([this, peer] { engine_.drop_peer(peer); });
+    if (!is_stopped_ && table_.forget_peer(peer)) engine_.loop().call([this, peer] { engine_.drop_peer(peer); });
   }
 
   Result<TransferId> submit(PagedTransfer transfer) override {
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) return Ledger::is_shut_down();
-    Result<AcceptedTransfer> accepted = ledger_.accept(std::move(transfer));
+    if (is_stopped_) return TransferTable::is_shut_down();
+    Result<AcceptedTransfer> accepted = table_.accept(std::move(transfer));
     if (!accepted) return std::move(accepted).error();
     const TransferId id = accepted->id;
     // shared, because a std::function must be able to copy what it holds
@@ -135,7 +135,7 @@ class ShmTransport final : public Transport {
   Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                     bool is_last) override {
     const std::lock_guard lock(mutex_);
-    Result<FedCopies> fed = ledger_.feed(id, ranges, std::move(checksums), is_last);
+    Result<FedCopies> fed = table_.feed(id, ranges, std::move(checksums), is_last);
     if (!fed) return std::move(fed).error();
     engine_.loop().call([this, id, more = std::move(*fed)] { engine_.feed(id, more); });
     return {};
@@ -143,26 +143,26 @@ class ShmTransport final : public Transport {
 
   void cancel(TransferId id) override {
     const std::lock_guard lock(mutex_);
-    if (!is_stopped_ && ledger_.request_cancel(id)) engine_.loop().call([this, id] { engine_.cancel(id); });
+    if (!is_stopped_ && table_.request_cancel(id)) engine_.loop().call([this, id] { engine_.cancel(id); });
   }
 
-  std::vector<Completion> poll() override { return ledger_.outbox().take_completions(); }
-  std::vector<Notification> poll_notifications() override { return ledger_.outbox().take_notifications(); }
-  int event_fd() const override { return ledger_.outbox().event_fd(); }
+  std::vector<Completion> poll() override { return table_.completion_queue().take_completions(); }
+  std::vector<Notification> poll_notifications() override { return table_.completion_queue().take_notifications(); }
+  int event_fd() const override { return table_.completion_queue().event_fd(); }
 
   bool wait(TimeNs timeout_ns) override {
-    const Outbox& outbox = ledger_.outbox();
-    if (outbox.has_something()) return true;
-    const auto driven = engine_.loop().drive(timeout_ns, [&] { return outbox.has_something(); });
+    const CompletionQueue& completion_queue = table_.completion_queue();
+    if (completion_queue.has_something()) return true;
+    const auto driven = engine_.loop().drive(timeout_ns, [&] { return completion_queue.has_something(); });
     return driven ? *driven : Transport::wait(timeout_ns);
   }
 
-  bool end_waits_by(int fd) override {
-    engine_.loop().add_guest(fd);
+  bool set_wait_interrupt_fd(int fd) override {
+    engine_.loop().add_wakeup_fd(fd);
     return true;
   }
-  void sign_as(const std::string& address) override {
-    engine_.loop().call_and_wait([&] { engine_.sign_as(address); });
+  void set_source_address(const std::string& address) override {
+    engine_.loop().call_and_wait([&] { engine_.set_source_address(address); });
   }
 
   void shutdown() override {
@@ -172,7 +172,7 @@ class ShmTransport final : public Transport {
       if (!is_stopped_.exchange(true)) engine_.loop().call([this] { engine_.shut_down(); });
     }
     engine_.loop().stop();
-    KVFERRY_CHECK(ledger_.num_open() == 0, "{} transfers were shut down without a completion", ledger_.num_open());
+    KVFERRY_CHECK(table_.num_open() == 0, "{} transfers were shut down without a completion", table_.num_open());
   }
 
  private:
@@ -204,8 +204,8 @@ class ShmTransport final : public Transport {
   }
 
   const std::uint64_t incarnation_;
-  Ledger ledger_;
-  shm::ShmEngine engine_;  // after the ledger, which it refers to
+  TransferTable table_;
+  shm::ShmEngine engine_;  // after the transfer_table, which it refers to
   std::mutex join_mutex_;
   std::mutex mutex_;  // keeps the order of tasks that of the books, and the shutdown last
   std::atomic<bool> is_stopped_{false};
@@ -219,7 +219,7 @@ Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options)
   if (options.transfers_max == 0 || options.spin_ns < 0 || options.silence_ns <= 0)
     return Error{ErrorCode::kInvalidArgument,
                  "bad ShmOptions: transfers_max and silence_ns must be at least 1, spin_ns at least 0"};
-  auto transport = std::make_unique<ShmTransport>(options, Ledger::random_incarnation());
+  auto transport = std::make_unique<ShmTransport>(options, TransferTable::random_incarnation());
   if (Result<void> ok = transport->open(); !ok) return std::move(ok).error();
   return std::unique_ptr<Transport>(std::move(transport));
 }

@@ -33,12 +33,12 @@ std::string random_secret() {
 
 }  // namespace
 
-Engine::Engine(const TcpOptions& options, std::uint64_t incarnation, Ledger& ledger)
+Engine::Engine(const TcpOptions& options, std::uint64_t incarnation, TransferTable& transfer_table)
     : options_(options),
       incarnation_(incarnation),
-      ledger_(ledger),
+      table_(transfer_table),
       secret_(random_secret()),
-      greeter_(*this, incarnation, secret_, [this](Connection& one, const Hello& hello) { welcome(one, hello); }),
+      acceptor_(*this, incarnation, secret_, [this](Connection& one, const Hello& hello) { welcome(one, hello); }),
       loop_(*this, "kvferry-tcp", options.spin_ns, 0) {}
 
 Result<void> Engine::start() {
@@ -71,7 +71,7 @@ void Engine::accept_all() {
     }
     set_connection_options(socket.get());
     skip_congestion_control_within_host(socket.get());
-    greeter_.greet(std::move(socket));
+    acceptor_.greet(std::move(socket));
   }
 }
 
@@ -151,7 +151,7 @@ void Engine::check(TimeNs now) {
   if (now - check_at_ >= options_.silence_ns / 4) {
     for (const auto& [id, connection] : connections_) connection->forgive(now);
   }
-  bool is_owed = greeter_.check(now);
+  bool is_owed = acceptor_.check(now);
   for (const auto& [peer, link] : outbound_) is_owed |= link->check(now);
   std::vector<InboundLink*> inbound;
   for (const auto& [token, link] : inbound_) inbound.push_back(link.get());
@@ -176,9 +176,9 @@ void Engine::drop_peer(PeerId peer) {
 void Engine::submit(AcceptedTransfer transfer) {
   const auto found = outbound_.find(transfer.peer);
   if (is_shut_down_) {
-    ledger_.complete(transfer.id, ErrorCode::kCancelled, "the transport was shut down");
+    table_.complete(transfer.id, ErrorCode::kCancelled, "the transport was shut down");
   } else if (found == outbound_.end()) {
-    ledger_.complete(transfer.id, ErrorCode::kPeerLost, "the peer was disconnected");
+    table_.complete(transfer.id, ErrorCode::kPeerLost, "the peer was disconnected");
   } else {
     found->second->submit(std::move(transfer));
   }

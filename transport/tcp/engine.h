@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "transport/base/clock.h"
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/make_transport.h"
 #include "transport/progress_loop.h"
 #include "transport/tcp/connection.h"
-#include "transport/tcp/greeter.h"
+#include "transport/tcp/acceptor.h"
 #include "transport/tcp/inbound_link.h"
 #include "transport/tcp/outbound_link.h"
 
@@ -22,12 +22,12 @@ namespace kvferry::tcp {
 /// Everything but the constructor, start() and post() is called in the loop.
 class Engine final : public ProgressLoop::Owner, public LinkHost {
  public:
-  Engine(const TcpOptions& options, std::uint64_t incarnation, Ledger& ledger);
+  Engine(const TcpOptions& options, std::uint64_t incarnation, TransferTable& transfer_table);
 
   /// Listens and starts the loop's thread.
   Result<void> start();
   const std::string& address() const { return address_; }
-  void sign_as(const std::string& address) { signature_ = address; }
+  void set_source_address(const std::string& address) { signature_ = address; }
   const std::vector<Endpoint>& endpoints() const { return endpoints_; }
   ProgressLoop& loop() { return loop_; }
 
@@ -49,7 +49,7 @@ class Engine final : public ProgressLoop::Owner, public LinkHost {
   void shut_down();
 
   // LinkHost
-  Ledger& ledger() override { return ledger_; }
+  TransferTable& transfer_table() override { return table_; }
   const TcpOptions& options() const override { return options_; }
   const std::string& signature() const override { return signature_; }
   TimeNs now() const override { return clock_.now(); }
@@ -58,7 +58,7 @@ class Engine final : public ProgressLoop::Owner, public LinkHost {
   void close(Connection& connection) override;
   void arm() override;
 
-  // Greeter
+  // Acceptor
   /// Known as one of `hello.link` from here on.
   void welcome(Connection& connection, const Hello& hello);
   /// An inbound link is over: none of its connections is open any more.
@@ -76,7 +76,7 @@ class Engine final : public ProgressLoop::Owner, public LinkHost {
 
   const TcpOptions options_;
   const std::uint64_t incarnation_;
-  Ledger& ledger_;
+  TransferTable& table_;
   const SteadyClock clock_;
   std::string secret_;
   std::string address_;
@@ -90,7 +90,7 @@ class Engine final : public ProgressLoop::Owner, public LinkHost {
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
   std::unordered_map<PeerId, std::unique_ptr<OutboundLink>> outbound_;
   std::unordered_map<std::uint64_t, std::unique_ptr<InboundLink>> inbound_;
-  Greeter greeter_;
+  Acceptor acceptor_;
   // Closed, but perhaps still in the middle of a call: freed at the next advance().
   std::vector<std::unique_ptr<Connection>> closed_connections_;
   std::vector<std::unique_ptr<FrameHandler>> closed_links_;

@@ -29,7 +29,7 @@ Result<void> InboundLink::on_head(Connection& connection, const FrameHead& head)
   Lane& lane = *lanes_[connection.lane()];
   const FrameHeader& header = head.header;
   lane.current = header;
-  if (header.text_bytes > Ledger::kNotificationBytesMax)
+  if (header.text_bytes > TransferTable::kNotificationBytesMax)
     return broken_rules(fmt::format("it sent a text of {} bytes", header.text_bytes));
   if (header.kind != FrameKind::kPush && header.payload_bytes != 0)
     return broken_rules(fmt::format("it sent {} bytes with a frame that has none", header.payload_bytes));
@@ -39,7 +39,7 @@ Result<void> InboundLink::on_head(Connection& connection, const FrameHead& head)
     case FrameKind::kPull:
       return queue_pull(lane, head);
     case FrameKind::kNotify:
-      if (!host_.ledger().outbox().notify({from_, std::string(head.text())}))
+      if (!host_.transfer_table().completion_queue().notify({from_, std::string(head.text())}))
         log().warn("tcp: a notification was dropped: too many are unread");
       connection.send({.kind = FrameKind::kAnswer, .id = header.id});
       return {};
@@ -99,10 +99,10 @@ Result<void> InboundLink::begin_push(Connection& connection, const FrameHead& he
     connection.drop_payload();
     return {};
   }
-  Ledger& ledger = host_.ledger();
+  TransferTable& transfer_table = host_.transfer_table();
   const RegionId region{header.region};
   const GrantId grant{header.grant};
-  Result<std::byte*> memory = ledger.borrow(region, grant, span->first, span->second - span->first);
+  Result<std::byte*> memory = transfer_table.borrow(region, grant, span->first, span->second - span->first);
   if (!memory) {
     // The initiator is told at once and ends its push; what is on the way is dropped.
     push.code = ErrorCode::kRefused;
@@ -110,7 +110,7 @@ Result<void> InboundLink::begin_push(Connection& connection, const FrameHead& he
     answer(connection, header.id, ErrorCode::kRefused, std::move(memory.error().what), {});
     return {};
   }
-  connection.hold(Loan(ledger, region, grant));
+  connection.hold(Loan(transfer_table, region, grant));
   Lane& lane = *lanes_[connection.lane()];
   const bool is_checked = (header.flags & kChecksums) != 0;
   if (is_checked) {
@@ -154,7 +154,7 @@ Result<void> InboundLink::end_push(Connection& connection, std::uint64_t id) {
   if (push.is_unsound || !push.corrupt.empty()) {
     std::sort(push.corrupt.begin(), push.corrupt.end());
     answer(connection, id, ErrorCode::kCorrupt, "", std::move(push.corrupt));
-  } else if (!push.notification.empty() && !host_.ledger().outbox().notify({from_, std::move(push.notification)})) {
+  } else if (!push.notification.empty() && !host_.transfer_table().completion_queue().notify({from_, std::move(push.notification)})) {
     answer(connection, id, ErrorCode::kRefused, "the peer has too many unread notifications", {});
   } else {
     connection.send({.kind = FrameKind::kAnswer, .id = id});
@@ -207,17 +207,17 @@ bool InboundLink::next_frame(Connection& connection, OutFrame& out) {
   std::uint64_t bytes = 0;
   for (const Entry& entry : pull.entries) bytes += entry.bytes;
   const auto span = span_of(pull.entries.size(), bytes, [&](auto index) { return pull.entries[index]; });
-  Ledger& ledger = host_.ledger();
+  TransferTable& transfer_table = host_.transfer_table();
   const RegionId region{asked.region};
   const GrantId grant{asked.grant};
   Result<std::byte*> memory =
-      span ? ledger.borrow(region, grant, span->first, span->second - span->first) : Result<std::byte*>(span.error());
+      span ? transfer_table.borrow(region, grant, span->first, span->second - span->first) : Result<std::byte*>(span.error());
   if (!memory) {
     refuse_pull(connection, asked, memory.error().what);
     return true;
   }
   --lane.num_pulls;
-  out.loan = Loan(ledger, region, grant);
+  out.loan = Loan(transfer_table, region, grant);
   const FrameHeader header{.kind = FrameKind::kData,
                            .id = asked.id,
                            .request = asked.request,

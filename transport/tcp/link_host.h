@@ -5,7 +5,7 @@
 #include <string>
 
 #include "transport/base/clock.h"
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/make_transport.h"
 #include "transport/tcp/connection.h"
 
@@ -14,7 +14,7 @@ namespace kvferry::tcp {
 class LinkHost {
  public:
   virtual ~LinkHost() = default;
-  virtual Ledger& ledger() = 0;
+  virtual TransferTable& transfer_table() = 0;
   virtual const TcpOptions& options() const = 0;
   virtual const std::string& signature() const = 0;
   virtual TimeNs now() const = 0;

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/tcp/range_checker.h"
 
 namespace kvferry::tcp {

@@ -68,7 +68,7 @@ void OutboundLink::on_broken(Connection& connection, const std::string& why) {
 
 void OutboundLink::submit(AcceptedTransfer accepted) {
   const TransferId id = accepted.id;
-  if (is_over_) return host_.ledger().complete(id, ErrorCode::kPeerLost, over_why_);
+  if (is_over_) return host_.transfer_table().complete(id, ErrorCode::kPeerLost, over_why_);
   if (transfers_.empty()) {
     // Nothing was owed, so silence meant nothing.
     for (const Lane& lane : lanes_) {
@@ -350,13 +350,13 @@ void OutboundLink::finish(OutTransfer& transfer, ErrorCode code, std::string wha
     host_.wake(*lane.connection);
   }
   transfers_.erase(id);
-  host_.ledger().complete(id, code, std::move(what), std::move(corrupt));
+  host_.transfer_table().complete(id, code, std::move(what), std::move(corrupt));
 }
 
 void OutboundLink::end(ErrorCode code, const std::string& why) {
   if (std::exchange(is_over_, true)) return;
   over_why_ = why;
-  host_.ledger().lose_peer(peer_);
+  host_.transfer_table().lose_peer(peer_);
   for (Lane& lane : lanes_) {
     if (lane.connection != nullptr) host_.close(*std::exchange(lane.connection, nullptr));
     lane = Lane{};

@@ -14,7 +14,7 @@
 
 namespace kvferry::tcp {
 
-/// Promise: each submitted transfer reaches ledger.complete() once, and by then its memory is no longer touched.
+/// Promise: each submitted transfer reaches transfer_table.complete() once, and by then its memory is no longer touched.
 class OutboundLink final : public FrameHandler {
  public:
   OutboundLink(LinkHost& host, PeerId peer, Address address, std::uint64_t token);

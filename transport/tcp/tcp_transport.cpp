@@ -3,7 +3,7 @@
 #include <mutex>
 #include <utility>
 
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/make_transport.h"
 #include "transport/tcp/engine.h"
 
@@ -13,7 +13,7 @@ namespace {
 class TcpTransport final : public Transport {
  public:
   TcpTransport(const TcpOptions& options, std::uint64_t incarnation)
-      : incarnation_(incarnation), ledger_(options.transfers_max), engine_(options, incarnation, ledger_) {}
+      : incarnation_(incarnation), table_(options.transfers_max), engine_(options, incarnation, table_) {}
   ~TcpTransport() override { shutdown(); }
 
   Result<void> start() { return engine_.start(); }
@@ -28,25 +28,25 @@ class TcpTransport final : public Transport {
   }
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
-    if (Result<void> ok = Ledger::check_host_region(memory, "TCP"); !ok) return std::move(ok).error();
-    if (is_stopped_) return Ledger::is_shut_down();
-    const RegionId id = ledger_.new_region_id();
+    if (Result<void> ok = TransferTable::check_host_region(memory, "TCP"); !ok) return std::move(ok).error();
+    if (is_stopped_) return TransferTable::is_shut_down();
+    const RegionId id = table_.new_region_id();
     const RegionDescriptor descriptor{.incarnation = incarnation_,
                                       .base = reinterpret_cast<std::uintptr_t>(memory.base),
                                       .bytes = memory.bytes,
                                       .rkey = "",
                                       .region = id.value};
-    ledger_.add_region(id, memory.base, memory.bytes, encode(descriptor));
+    table_.add_region(id, memory.base, memory.bytes, encode(descriptor));
     return id;
   }
-  Result<std::string> export_region(RegionId region) const override { return ledger_.exported(region); }
-  Result<void> unregister_region(RegionId region) override { return ledger_.remove_region(region); }
+  Result<std::string> export_region(RegionId region) const override { return table_.exported(region); }
+  Result<void> unregister_region(RegionId region) override { return table_.remove_region(region); }
 
   Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override {
-    return ledger_.add_grant(region, offset, bytes, "");
+    return table_.add_grant(region, offset, bytes, "");
   }
-  Result<std::string> export_grant(GrantId grant) const override { return ledger_.exported(grant); }
-  Result<void> revoke(GrantId grant) override { return ledger_.remove_grant(grant); }
+  Result<std::string> export_grant(GrantId grant) const override { return table_.exported(grant); }
+  Result<void> revoke(GrantId grant) override { return table_.remove_grant(grant); }
 
   Result<PeerId> connect(const std::string& address) override {
     Result<tcp::Address> parsed = decode<tcp::Address>(address, "peer address");
@@ -56,8 +56,8 @@ class TcpTransport final : public Transport {
                    fmt::format("the peer address is of transport protocol {}; this side speaks {}",
                                parsed->protocol_version, tcp::kProtocolVersion)};
     const std::lock_guard lock(order_mutex_);
-    if (is_stopped_) return Ledger::is_shut_down();
-    const Ledger::Connected connected = ledger_.connect(address, parsed->incarnation);
+    if (is_stopped_) return TransferTable::is_shut_down();
+    const TransferTable::Connected connected = table_.connect(address, parsed->incarnation);
     if (connected.is_new)
       engine_.post([this, peer = connected.peer, to = std::move(*parsed)] { engine_.add_peer(peer, to); });
     return connected.peer;
@@ -65,13 +65,13 @@ class TcpTransport final : public Transport {
 
   void disconnect(PeerId peer) override {
     const std::lock_guard lock(order_mutex_);
-    if (!is_stopped_ && ledger_.forget_peer(peer)) engine_.post([this, peer] { engine_.drop_peer(peer); });
+    if (!is_stopped_ && table_.forget_peer(peer)) engine_.post([this, peer] { engine_.drop_peer(peer); });
   }
 
   Result<TransferId> submit(PagedTransfer transfer) override {
     const std::lock_guard lock(order_mutex_);
-    if (is_stopped_) return Ledger::is_shut_down();
-    Result<AcceptedTransfer> accepted = ledger_.accept(std::move(transfer));
+    if (is_stopped_) return TransferTable::is_shut_down();
+    Result<AcceptedTransfer> accepted = table_.accept(std::move(transfer));
     if (!accepted) return std::move(accepted).error();
     const TransferId id = accepted->id;
     engine_.post([this, one = std::move(*accepted)]() mutable { engine_.submit(std::move(one)); });
@@ -81,7 +81,7 @@ class TcpTransport final : public Transport {
   Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                     bool is_last) override {
     const std::lock_guard lock(order_mutex_);
-    Result<FedCopies> fed = ledger_.feed(id, ranges, std::move(checksums), is_last);
+    Result<FedCopies> fed = table_.feed(id, ranges, std::move(checksums), is_last);
     if (!fed) return std::move(fed).error();
     engine_.post([this, id, more = std::move(*fed)]() mutable { engine_.feed(id, std::move(more)); });
     return {};
@@ -89,25 +89,25 @@ class TcpTransport final : public Transport {
 
   void cancel(TransferId id) override {
     const std::lock_guard lock(order_mutex_);
-    if (!is_stopped_ && ledger_.request_cancel(id)) engine_.post([this, id] { engine_.cancel(id); });
+    if (!is_stopped_ && table_.request_cancel(id)) engine_.post([this, id] { engine_.cancel(id); });
   }
 
-  std::vector<Completion> poll() override { return ledger_.outbox().take_completions(); }
-  std::vector<Notification> poll_notifications() override { return ledger_.outbox().take_notifications(); }
-  int event_fd() const override { return ledger_.outbox().event_fd(); }
+  std::vector<Completion> poll() override { return table_.completion_queue().take_completions(); }
+  std::vector<Notification> poll_notifications() override { return table_.completion_queue().take_notifications(); }
+  int event_fd() const override { return table_.completion_queue().event_fd(); }
 
   bool wait(TimeNs timeout_ns) override {
     const std::optional<bool> driven =
-        engine_.loop().drive(timeout_ns, [this] { return ledger_.outbox().has_something(); });
+        engine_.loop().drive(timeout_ns, [this] { return table_.completion_queue().has_something(); });
     return driven ? *driven : Transport::wait(timeout_ns);
   }
 
-  bool end_waits_by(int fd) override {
-    engine_.loop().add_guest(fd);
+  bool set_wait_interrupt_fd(int fd) override {
+    engine_.loop().add_wakeup_fd(fd);
     return true;
   }
-  void sign_as(const std::string& address) override {
-    engine_.loop().call_and_wait([&] { engine_.sign_as(address); });
+  void set_source_address(const std::string& address) override {
+    engine_.loop().call_and_wait([&] { engine_.set_source_address(address); });
   }
 
   void shutdown() override {
@@ -122,8 +122,8 @@ class TcpTransport final : public Transport {
 
  private:
   const std::uint64_t incarnation_;
-  Ledger ledger_;
-  tcp::Engine engine_;  // after the ledger, which it refers to
+  TransferTable table_;
+  tcp::Engine engine_;  // after the transfer_table, which it refers to
   std::mutex shutdown_mutex_;
   std::mutex order_mutex_;  // keeps the order of tasks that of the books, and the shutdown last
   std::atomic<bool> is_stopped_{false};
@@ -148,7 +148,7 @@ Result<void> check_options(const TcpOptions& options) {
 
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options) {
   if (Result<void> ok = check_options(options); !ok) return std::move(ok).error();
-  auto transport = std::make_unique<TcpTransport>(options, Ledger::random_incarnation());
+  auto transport = std::make_unique<TcpTransport>(options, TransferTable::random_incarnation());
   if (Result<void> ok = transport->start(); !ok) return std::move(ok).error();
   return std::unique_ptr<Transport>(std::move(transport));
 }

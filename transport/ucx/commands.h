@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "transport/event_fd.h"
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/ucx/messages.h"
 
 namespace kvferry::ucx {
@@ -48,7 +48,7 @@ struct StopCommand {};
 using Command = std::variant<SubmitCommand, FeedCommand, CancelCommand, AddPeerCommand, DropPeerCommand,
                              MapMemoryCommand, UnmapMemoryCommand, StopCommand>;
 
-/// Threads: post() any, the rest the progress thread. Bounded by its users: the ledger limits transfers and allows one
+/// Threads: post() any, the rest the progress thread. Bounded by its users: the transfer_table limits transfers and allows one
 /// cancellation each, and whoever maps memory waits for the answer.
 class Inbox {
  public:

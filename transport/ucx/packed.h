@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/ucx/messages.h"
 
 namespace kvferry::ucx {
@@ -45,7 +45,7 @@ Result<std::pair<Message, std::string_view>> read_packed(std::string_view packed
 }
 
 /// Does what a peer asks with our memory; the answer is a BlocksAnswer with its bytes, ready to be sent.
-std::string serve(Ledger& ledger, const BlocksMessage& message, std::string_view payload, bool& is_served);
+std::string serve(TransferTable& transfer_table, const BlocksMessage& message, std::string_view payload, bool& is_served);
 /// The answer to one that was not served.
 std::string refuse(const BlocksMessage& message, ErrorCode code, std::string what);
 

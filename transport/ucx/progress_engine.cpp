@@ -14,8 +14,8 @@
 namespace kvferry::ucx {
 
 Result<std::unique_ptr<ProgressEngine>> ProgressEngine::start(const UcxOptions& options, std::uint64_t incarnation,
-                                                              Ledger& ledger) {
-  std::unique_ptr<ProgressEngine> engine(new ProgressEngine(options, incarnation, ledger));
+                                                              TransferTable& transfer_table) {
+  std::unique_ptr<ProgressEngine> engine(new ProgressEngine(options, incarnation, transfer_table));
   std::promise<Result<void>> started;
   std::future<Result<void>> outcome = started.get_future();
   engine->thread_ = std::thread(&ProgressEngine::thread_main, engine.get(), std::move(started));
@@ -23,8 +23,8 @@ Result<std::unique_ptr<ProgressEngine>> ProgressEngine::start(const UcxOptions& 
   return engine;
 }
 
-ProgressEngine::ProgressEngine(const UcxOptions& options, std::uint64_t incarnation, Ledger& ledger)
-    : options_(options), incarnation_(incarnation), ledger_(ledger) {}
+ProgressEngine::ProgressEngine(const UcxOptions& options, std::uint64_t incarnation, TransferTable& transfer_table)
+    : options_(options), incarnation_(incarnation), table_(transfer_table) {}
 
 ProgressEngine::~ProgressEngine() { join(); }
 
@@ -171,7 +171,7 @@ void ProgressEngine::advance_peers(TimeNs now) {
       path_ = transports;
     }
     if (entry.peer->is_failed() && !std::exchange(entry.reported_lost, true)) {
-      ledger_.lose_peer(id);
+      table_.lose_peer(id);
       if (!entry.dropped && !stopping_) log().warn("transport: lost peer {}: {}", id, entry.peer->why());
     }
     const bool is_done = entry.dropped && entry.peer->is_closed() && entry.peer->num_transfers == 0;
@@ -182,7 +182,7 @@ void ProgressEngine::advance_peers(TimeNs now) {
 void ProgressEngine::complete_finished() {
   std::erase_if(transfers_, [this](const std::unique_ptr<UcxTransfer>& transfer) {
     if (!transfer->is_over()) return false;
-    ledger_.complete(transfer->id(), transfer->code(), transfer->what(), transfer->corrupt_ranges());
+    table_.complete(transfer->id(), transfer->code(), transfer->what(), transfer->corrupt_ranges());
     return true;
   });
 }

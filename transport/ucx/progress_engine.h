@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/make_transport.h"
 #include "transport/ucx/commands.h"
 #include "transport/ucx/packed.h"
@@ -22,14 +22,14 @@
 
 namespace kvferry::ucx {
 
-/// Promise: each transfer posted with a SubmitCommand reaches ledger.complete() exactly once, also when its peer dies
+/// Promise: each transfer posted with a SubmitCommand reaches transfer_table.complete() exactly once, also when its peer dies
 /// or the engine stops, and by then UCX touches its memory no more. Threads: start(), post() and stop() as said there;
 /// everything private belongs to the progress thread.
 class ProgressEngine {
  public:
-  /// Returns when the thread's worker is up, or with why it is not. The ledger outlives the engine.
+  /// Returns when the thread's worker is up, or with why it is not. The transfer_table outlives the engine.
   static Result<std::unique_ptr<ProgressEngine>> start(const UcxOptions& options, std::uint64_t incarnation,
-                                                       Ledger& ledger);
+                                                       TransferTable& transfer_table);
   ~ProgressEngine();
 
   /// Any thread. Nothing may be posted after a StopCommand.
@@ -43,7 +43,7 @@ class ProgressEngine {
   std::string path() const;
 
  private:
-  ProgressEngine(const UcxOptions& options, std::uint64_t incarnation, Ledger& ledger);
+  ProgressEngine(const UcxOptions& options, std::uint64_t incarnation, TransferTable& transfer_table);
 
   struct PeerEntry {
     std::unique_ptr<UcxPeer> peer;
@@ -85,7 +85,7 @@ class ProgressEngine {
 
   const UcxOptions options_;
   const std::uint64_t incarnation_;
-  Ledger& ledger_;
+  TransferTable& table_;
   const SteadyClock clock_;
   Inbox inbox_;
   std::string address_;  // written before start() returns

@@ -95,8 +95,8 @@ void ProgressEngine::on_welcome(const Welcome& welcome) {
 }
 
 void ProgressEngine::on_notification(NotificationMessage message) {
-  if (!ledger_.outbox().notify({std::move(message.from), std::move(message.body)}))
-    log().error("transport: dropped a notification because {} are unread", Outbox::kNotificationsMax);
+  if (!table_.completion_queue().notify({std::move(message.from), std::move(message.body)}))
+    log().error("transport: dropped a notification because {} are unread", CompletionQueue::kNotificationsMax);
 }
 
 void ProgressEngine::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
@@ -113,7 +113,7 @@ void ProgressEngine::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
     return;
   }
   bool is_served = false;
-  std::string answer = serve(ledger_, message, payload, is_served);
+  std::string answer = serve(table_, message, payload, is_served);
   if (is_served && !message.notification.empty())
     on_notification({std::move(message.from), std::move(message.notification)});
   static_cast<void>(worker_->send(reply_ep, kAnswerAm, std::move(answer), false));

@@ -52,7 +52,7 @@ void set_tcp_segments(ucp_config_t* config) {
   for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
     if (std::getenv(fmt::format("UCX_TCP_{}", name).c_str()) != nullptr) continue;
     if (const ucs_status_t status = ucp_config_modify(config, name, "256k"); status != UCS_OK)
-      log().warn("transport: {}", story_of(name, status));
+      log().warn("transport: {}", describe_status(name, status));
   }
 #else
   static_cast<void>(config);
@@ -61,13 +61,13 @@ void set_tcp_segments(ucp_config_t* config) {
 
 Error unavailable(const char* doing, ucs_status_t status) {
   const char* tls = std::getenv("UCX_TLS");
-  return Error{ErrorCode::kUnavailable, fmt::format("{} (UCX_TLS is {})", story_of(doing, status),
+  return Error{ErrorCode::kUnavailable, fmt::format("{} (UCX_TLS is {})", describe_status(doing, status),
                                                     tls != nullptr ? fmt::format("'{}'", tls) : "not set")};
 }
 
 }  // namespace
 
-std::string story_of(const char* doing, ucs_status_t status) {
+std::string describe_status(const char* doing, ucs_status_t status) {
   return fmt::format("{}: {}", doing, ucs_status_string(status));
 }
 
@@ -177,12 +177,12 @@ Result<UcpWorker::Memory> UcpWorker::map_memory(void* base, std::uint64_t bytes,
   params.memory_type = type;
   Memory memory;
   if (const ucs_status_t status = ucp_mem_map(context_, &params, &memory.handle); status != UCS_OK)
-    return Error{ErrorCode::kUnavailable, story_of("cannot register memory with UCX", status)};
+    return Error{ErrorCode::kUnavailable, describe_status("cannot register memory with UCX", status)};
   void* rkey = nullptr;
   std::size_t rkey_bytes = 0;
   if (const ucs_status_t status = ucp_rkey_pack(context_, memory.handle, &rkey, &rkey_bytes); status != UCS_OK) {
     ucp_mem_unmap(context_, memory.handle);
-    return Error{ErrorCode::kUnavailable, story_of("cannot make a UCX remote key", status)};
+    return Error{ErrorCode::kUnavailable, describe_status("cannot make a UCX remote key", status)};
   }
   memory.rkey.assign(static_cast<const char*>(rkey), rkey_bytes);
   ucp_rkey_buffer_release(rkey);
@@ -191,7 +191,7 @@ Result<UcpWorker::Memory> UcpWorker::map_memory(void* base, std::uint64_t bytes,
 
 void UcpWorker::unmap_memory(ucp_mem_h handle) {
   if (const ucs_status_t status = ucp_mem_unmap(context_, handle); status != UCS_OK)
-    log().warn("{}", story_of("cannot unregister memory with UCX", status));
+    log().warn("{}", describe_status("cannot unregister memory with UCX", status));
 }
 
 }  // namespace kvferry::ucx

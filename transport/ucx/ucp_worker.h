@@ -14,7 +14,7 @@
 namespace kvferry::ucx {
 
 /// One status as an Error's story: "<doing>: <UCX's text>".
-std::string story_of(const char* doing, ucs_status_t status);
+std::string describe_status(const char* doing, ucs_status_t status);
 
 /// Threads: the progress thread alone, from create() to the destructor. Everything made with the worker (endpoints,
 /// memory handles, rkeys) must be gone before it.

@@ -35,12 +35,12 @@ void UcxPeer::connect() {
   params.address = reinterpret_cast<const ucp_address_t*>(address_.worker_address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = [](void* arg, ucp_ep_h, ucs_status_t status) {
-    static_cast<UcxPeer*>(arg)->fail(story_of("the connection broke", status));
+    static_cast<UcxPeer*>(arg)->fail(describe_status("the connection broke", status));
   };
   params.err_handler.arg = this;
   if (const ucs_status_t status = ucp_ep_create(worker_.handle(), &params, &ep_); status != UCS_OK) {
     ep_ = nullptr;
-    return fail(story_of(
+    return fail(describe_status(
         "cannot connect (both sides need a transport that UCX_TLS allows and that reports dead peers, such as tcp)",
         status));
   }
@@ -50,7 +50,7 @@ void UcxPeer::connect() {
   request.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   request.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
   hello_request_ = ucp_am_send_nbx(ep_, kHelloAm, nullptr, 0, hello_.data(), hello_.size(), &request);
-  if (UCS_PTR_IS_ERR(hello_request_)) fail(story_of("cannot greet the peer", UCS_PTR_STATUS(hello_request_)));
+  if (UCS_PTR_IS_ERR(hello_request_)) fail(describe_status("cannot greet the peer", UCS_PTR_STATUS(hello_request_)));
 }
 
 void UcxPeer::on_welcome(const Welcome& welcome) {
@@ -74,7 +74,7 @@ void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
     return fail(fmt::format("it owes an answer and gave no sign of life for {} ms", (now - heard_at_) / kMillisecond));
   pinged_at_ = now;
   if (const ucs_status_t status = worker_.send(ep_, kPingAm, encode(Ping{id_.value}), true); status != UCS_OK)
-    fail(story_of("the connection refused a message", status));
+    fail(describe_status("the connection refused a message", status));
 }
 
 TimeNs UcxPeer::watch_deadline(TimeNs silence_ns) const {
@@ -123,7 +123,7 @@ Result<RkeyPtr> UcxPeer::rkey(const std::string& packed) {
     std::erase_if(rkeys_, [](const auto& entry) { return entry.second.use_count() == 1; });
   ucp_rkey_h rkey = nullptr;
   if (const ucs_status_t status = ucp_ep_rkey_unpack(ep_, packed.data(), &rkey); status != UCS_OK)
-    return Error{ErrorCode::kInternal, story_of("cannot read the peer's remote key", status)};
+    return Error{ErrorCode::kInternal, describe_status("cannot read the peer's remote key", status)};
   return rkeys_.emplace(packed, RkeyPtr(rkey, ucp_rkey_destroy)).first->second;
 }
 

@@ -219,7 +219,7 @@ void UcxTransfer::post_messages(UcpWorker& worker, const std::string& own_addres
     ++num_asked_;
     ++peer_.num_asked;
     if (const ucs_status_t status = worker.send(peer_.ep(), kBlocksAm, std::move(packed), true); status != UCS_OK)
-      peer_.fail(story_of("the connection refused a message", status));
+      peer_.fail(describe_status("the connection refused a message", status));
   }
 }
 
@@ -296,7 +296,7 @@ void UcxTransfer::post_notification(UcpWorker& worker, const std::string& own_ad
   phase_ = Phase::kDone;
   std::string message = encode(NotificationMessage{own_address, accepted_.notification});
   if (const ucs_status_t status = worker.send(peer_.ep(), kNotificationAm, std::move(message), false); status != UCS_OK)
-    peer_.fail(story_of("the connection refused a message", status));
+    peer_.fail(describe_status("the connection refused a message", status));
 }
 
 void UcxTransfer::account(ucs_status_ptr_t posted) {
@@ -304,7 +304,7 @@ void UcxTransfer::account(ucs_status_ptr_t posted) {
     ++num_posted_;
     ++peer_.num_posted;
   } else if (UCS_PTR_IS_ERR(posted)) {
-    peer_.fail(story_of("the connection refused an operation", UCS_PTR_STATUS(posted)));
+    peer_.fail(describe_status("the connection refused an operation", UCS_PTR_STATUS(posted)));
   }
 }
 
@@ -313,7 +313,7 @@ void UcxTransfer::retire(ucs_status_t status) {
   --peer_.num_posted;
   has_retired_ = true;
   // UCX fails operations before it calls the endpoint's error handler, and none of them fails on a sound connection.
-  if (status != UCS_OK) peer_.fail(story_of("the connection failed an operation", status));
+  if (status != UCS_OK) peer_.fail(describe_status("the connection failed an operation", status));
 }
 
 ucp_request_param_t UcxTransfer::request_param() {

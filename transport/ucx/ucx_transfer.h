@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/make_transport.h"
 #include "transport/ucx/packed.h"
 #include "transport/ucx/ucx_peer.h"

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "transport/base/check.h"
-#include "transport/ledger.h"
+#include "transport/transfer_table.h"
 #include "transport/make_transport.h"
 #include "transport/ucx/progress_engine.h"
 
@@ -14,11 +14,11 @@ namespace {
 class UcxTransport final : public Transport {
  public:
   UcxTransport(const UcxOptions& options, std::uint64_t incarnation)
-      : incarnation_(incarnation), ledger_(options.transfers_max) {}
+      : incarnation_(incarnation), table_(options.transfers_max) {}
   ~UcxTransport() override { shutdown(); }
 
   Result<void> start(const UcxOptions& options) {
-    Result<std::unique_ptr<ucx::ProgressEngine>> engine = ucx::ProgressEngine::start(options, incarnation_, ledger_);
+    Result<std::unique_ptr<ucx::ProgressEngine>> engine = ucx::ProgressEngine::start(options, incarnation_, table_);
     if (!engine) return std::move(engine).error();
     engine_ = std::move(*engine);
     stopped_ = false;
@@ -34,24 +34,24 @@ class UcxTransport final : public Transport {
   }
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
-    if (Result<void> ok = Ledger::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
-    const RegionId id = ledger_.new_region_id();
+    if (Result<void> ok = TransferTable::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
+    const RegionId id = table_.new_region_id();
     ucx::MapMemoryCommand command{id, memory.base, memory.bytes, memory.device, {}};
     std::future<Result<std::string>> mapped = command.rkey.get_future();
-    if (!post(std::move(command))) return Ledger::is_shut_down();
+    if (!post(std::move(command))) return TransferTable::is_shut_down();
     Result<std::string> rkey = mapped.get();
     if (!rkey) return std::move(rkey).error();
     RegionDescriptor descriptor{incarnation_, reinterpret_cast<std::uintptr_t>(memory.base), memory.bytes,
                                 std::move(*rkey), id.value};
     descriptor.is_device = memory.device != nullptr;
-    ledger_.add_region(id, memory.base, memory.bytes, encode(descriptor));
+    table_.add_region(id, memory.base, memory.bytes, encode(descriptor));
     return id;
   }
 
-  Result<std::string> export_region(RegionId region) const override { return ledger_.exported(region); }
+  Result<std::string> export_region(RegionId region) const override { return table_.exported(region); }
 
   Result<void> unregister_region(RegionId region) override {
-    if (Result<void> ok = ledger_.remove_region(region); !ok) return ok;
+    if (Result<void> ok = table_.remove_region(region); !ok) return ok;
     ucx::UnmapMemoryCommand command{region, {}};
     std::future<void> unmapped = command.unmapped.get_future();
     if (post(std::move(command))) unmapped.get();  // else shutdown() unmaps it
@@ -59,15 +59,15 @@ class UcxTransport final : public Transport {
   }
 
   Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override {
-    if (const Result<std::string> known = ledger_.exported(region);
+    if (const Result<std::string> known = table_.exported(region);
         known && decode<RegionDescriptor>(*known, "own descriptor").value().is_device)
       return Error{
           ErrorCode::kUnavailable,
           fmt::format("region {} is GPU memory, of which UCX can lend no parts: it could not take them back", region)};
-    return ledger_.add_grant(region, offset, bytes, "");  // no key: its bytes always go through this side's hands
+    return table_.add_grant(region, offset, bytes, "");  // no key: its bytes always go through this side's hands
   }
-  Result<std::string> export_grant(GrantId grant) const override { return ledger_.exported(grant); }
-  Result<void> revoke(GrantId grant) override { return ledger_.remove_grant(grant); }
+  Result<std::string> export_grant(GrantId grant) const override { return table_.exported(grant); }
+  Result<void> revoke(GrantId grant) override { return table_.remove_grant(grant); }
 
   Result<PeerId> connect(const std::string& address) override {
     Result<ucx::Address> parsed = decode<ucx::Address>(address, "peer address");
@@ -77,21 +77,21 @@ class UcxTransport final : public Transport {
                    fmt::format("the peer address is of transport protocol {}; this side speaks {}",
                                parsed->protocol_version, ucx::kProtocolVersion)};
     const std::lock_guard lock(mutex_);
-    if (stopped_) return Ledger::is_shut_down();
-    const Ledger::Connected connected = ledger_.connect(address, parsed->incarnation);
+    if (stopped_) return TransferTable::is_shut_down();
+    const TransferTable::Connected connected = table_.connect(address, parsed->incarnation);
     if (connected.is_new) engine_->post(ucx::AddPeerCommand{connected.peer, std::move(*parsed)});
     return connected.peer;
   }
 
   void disconnect(PeerId peer) override {
     const std::lock_guard lock(mutex_);
-    if (!stopped_ && ledger_.forget_peer(peer)) engine_->post(ucx::DropPeerCommand{peer});
+    if (!stopped_ && table_.forget_peer(peer)) engine_->post(ucx::DropPeerCommand{peer});
   }
 
   Result<TransferId> submit(PagedTransfer transfer) override {
     const std::lock_guard lock(mutex_);
-    if (stopped_) return Ledger::is_shut_down();
-    Result<AcceptedTransfer> accepted = ledger_.accept(std::move(transfer));
+    if (stopped_) return TransferTable::is_shut_down();
+    Result<AcceptedTransfer> accepted = table_.accept(std::move(transfer));
     if (!accepted) return std::move(accepted).error();
     const TransferId id = accepted->id;
     engine_->post(ucx::SubmitCommand{std::move(*accepted)});
@@ -101,19 +101,19 @@ class UcxTransport final : public Transport {
   Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                     bool is_last) override {
     const std::lock_guard lock(mutex_);
-    Result<FedCopies> fed = ledger_.feed(id, ranges, std::move(checksums), is_last);
+    Result<FedCopies> fed = table_.feed(id, ranges, std::move(checksums), is_last);
     if (!fed) return std::move(fed).error();
     if (!stopped_) engine_->post(ucx::FeedCommand{id, std::move(*fed)});
     return {};
   }
   void cancel(TransferId id) override {
     const std::lock_guard lock(mutex_);
-    if (!stopped_ && ledger_.request_cancel(id)) engine_->post(ucx::CancelCommand{id});
+    if (!stopped_ && table_.request_cancel(id)) engine_->post(ucx::CancelCommand{id});
   }
 
-  std::vector<Completion> poll() override { return ledger_.outbox().take_completions(); }
-  std::vector<Notification> poll_notifications() override { return ledger_.outbox().take_notifications(); }
-  int event_fd() const override { return ledger_.outbox().event_fd(); }
+  std::vector<Completion> poll() override { return table_.completion_queue().take_completions(); }
+  std::vector<Notification> poll_notifications() override { return table_.completion_queue().take_notifications(); }
+  int event_fd() const override { return table_.completion_queue().event_fd(); }
 
   void shutdown() override {
     const std::lock_guard joining(join_mutex_);  // so that a second caller, too, returns only when the thread has ended
@@ -122,7 +122,7 @@ class UcxTransport final : public Transport {
       if (!std::exchange(stopped_, true)) engine_->post(ucx::StopCommand{});
     }
     if (engine_ != nullptr) engine_->join();
-    KVFERRY_CHECK(ledger_.num_open() == 0, "{} transfers were shut down without a completion", ledger_.num_open());
+    KVFERRY_CHECK(table_.num_open() == 0, "{} transfers were shut down without a completion", table_.num_open());
   }
 
  private:
@@ -134,8 +134,8 @@ class UcxTransport final : public Transport {
   }
 
   const std::uint64_t incarnation_;
-  Ledger ledger_;
-  std::unique_ptr<ucx::ProgressEngine> engine_;  // after the ledger, which it refers to
+  TransferTable table_;
+  std::unique_ptr<ucx::ProgressEngine> engine_;  // after the transfer_table, which it refers to
   std::mutex join_mutex_;
   std::mutex mutex_;  // keeps the order of commands that of the books, and StopCommand last
   bool stopped_ = true;
@@ -155,7 +155,7 @@ Result<void> check_options(const UcxOptions& options) {
 
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options) {
   if (Result<void> ok = check_options(options); !ok) return std::move(ok).error();
-  auto transport = std::make_unique<UcxTransport>(options, Ledger::random_incarnation());
+  auto transport = std::make_unique<UcxTransport>(options, TransferTable::random_incarnation());
   if (Result<void> ok = transport->start(options); !ok) return std::move(ok).error();
   return std::unique_ptr<Transport>(std::move(transport));
 }

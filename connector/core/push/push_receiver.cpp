@@ -42,7 +42,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   loan.deadline = now + config_.ttl;
   promise::bounded_hold(now, loan.deadline, writer);
   loans_.emplace(reply.ticket, std::move(loan));
-  actions_.push_back(SlotsLent{std::move(order)});
+  actions_.push_back(LendSlots{std::move(order)});
   return reply;
 }
 
@@ -59,7 +59,7 @@ void PushReceiver::take_back(std::uint64_t ticket, Loan& loan, std::span<const S
     if (ok) pool_.tell_window(chunk.slot, settled.window_from);
     reclaim.chunks.push_back({settled.index, chunk.slot, ok, ok ? settled.checksums : std::vector<std::uint64_t>{}});
   }
-  if (!reclaim.chunks.empty()) actions_.push_back(SlotsReclaimed{std::move(reclaim)});
+  if (!reclaim.chunks.empty()) actions_.push_back(ReclaimSlots{std::move(reclaim)});
 }
 
 void PushReceiver::not_lent(std::uint64_t ticket, std::span<const std::uint32_t> indices) {
@@ -99,7 +99,7 @@ std::vector<ChunkRef> PushReceiver::reclaimed(const Reclaim& answer) {
   return ready;
 }
 
-void PushReceiver::hurry(std::span<const ChunkKey> keys, TimeNs now) {
+void PushReceiver::shorten_deadline(std::span<const ChunkKey> keys, TimeNs now) {
   if (by_key_.empty()) return;
   for (const ChunkKey& key : keys) {
     const auto found = by_key_.find(key);
@@ -109,7 +109,7 @@ void PushReceiver::hurry(std::span<const ChunkKey> keys, TimeNs now) {
   }
 }
 
-void PushReceiver::distrust() {
+void PushReceiver::invalidate() {
   for (const auto& [ticket, loan] : loans_)
     for (const auto& [index, chunk] : loan.chunks) pool_.spoil(chunk.slot);
 }

@@ -22,10 +22,10 @@
 namespace kvferry {
 
 // ---- actions, to all workers ----
-struct SlotsLent {
+struct LendSlots {
   LendOrder order;
 };
-struct SlotsReclaimed {
+struct ReclaimSlots {
   Reclaim reclaim;
 };
 
@@ -40,7 +40,7 @@ struct PushReceiverConfig {
 
 class PushReceiver {
  public:
-  using Actions = std::vector<std::variant<SlotsLent, SlotsReclaimed>>;
+  using Actions = std::vector<std::variant<LendSlots, ReclaimSlots>>;
 
   PushReceiver(PushReceiverConfig config, ChunkPool& pool)
       : config_(std::move(config)), pool_(pool), next_ticket_(config_.first_ticket) {}
@@ -54,9 +54,9 @@ class PushReceiver {
   /// One rank has taken slots back. Returns the chunks that are whole and verified now.
   std::vector<ChunkRef> reclaimed(const Reclaim& answer);
   /// A request that waits for these chunks has come.
-  void hurry(std::span<const ChunkKey> keys, TimeNs now);
+  void shorten_deadline(std::span<const ChunkKey> keys, TimeNs now);
   /// Nothing that is lent now will be believed, however it is settled.
-  void distrust();
+  void invalidate();
   void tick(TimeNs now);
   Actions take_actions() { return std::exchange(actions_, {}); }
 

@@ -23,7 +23,7 @@ void PushSender::offer(const RequestId& request, PushTarget target, std::span<co
   }
   counters_.offered_chunks += chunks.size();
   pushes_.emplace(id, std::move(push));
-  actions_.push_back(PushOffered{id, std::move(target), std::move(offer)});
+  actions_.push_back(OfferPush{id, std::move(target), std::move(offer)});
 }
 
 void PushSender::answered(std::uint64_t id, const std::string& endpoint, const PushReply& reply, TimeNs now) {
@@ -78,7 +78,7 @@ void PushSender::move(std::uint64_t id, Push& push, std::uint32_t index, const C
   item.is_ready = true;
   item.meta.window_from = slot.meta.window_from;
   item.pin = pool_.pin({slot.ref}, "push of " + push.request.value, now, push.deadline + config_.grace);
-  actions_.push_back(PushStarted{{id, index, slot.ref, slot.meta.num_tokens, slot.checksums}});
+  actions_.push_back(StartPush{{id, index, slot.ref, slot.meta.num_tokens, slot.checksums}});
 }
 
 void PushSender::chunk_ready(const ChunkPool::Slot& slot, TimeNs now) {
@@ -155,7 +155,7 @@ void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
                            config_.num_ranks, item.chunk.slot);
     settled.checksums = slot.checksums;
   }
-  actions_.push_back(PushSettled{push.target.endpoint, {push.ticket, {std::move(settled)}}});
+  actions_.push_back(SettlePush{push.target.endpoint, {push.ticket, {std::move(settled)}}});
 }
 
 /// Nothing more happens to this item here.
@@ -198,7 +198,7 @@ void PushSender::drop(std::uint64_t id, Push& push, TimeNs now) {
     if (state == State::kAsked || state == State::kWanted) fail(id, push, index);
     if (state == State::kMoving) push.items[index].failed = true;
   }
-  actions_.push_back(PushDropped{id});
+  actions_.push_back(DropPush{id});
 }
 
 void PushSender::forget_if_over(std::uint64_t id) {
@@ -207,7 +207,7 @@ void PushSender::forget_if_over(std::uint64_t id) {
   for (const Item& item : found->second.items)
     if (item.state != State::kOver) return;
   if (!found->second.is_dropped) {
-    actions_.push_back(PushDropped{id});
+    actions_.push_back(DropPush{id});
     if (!found->second.is_lacking) delivered_.push_back(found->second.request);
   }
   pushes_.erase(found);

@@ -31,22 +31,22 @@ struct PushTarget {
 };
 
 // ---- actions ----
-struct PushOffered {
+struct OfferPush {
   std::uint64_t push = 0;
   PushTarget target;
   PushOffer offer;
 };
 /// To all workers.
-struct PushStarted {
+struct StartPush {
   PushStart start;
 };
 /// To the other node.
-struct PushSettled {
+struct SettlePush {
   std::string endpoint;
   PushSettlement settlement;
 };
 /// To all workers: end what is under way for this push and forget it.
-struct PushDropped {
+struct DropPush {
   std::uint64_t push = 0;
 };
 
@@ -65,7 +65,7 @@ struct PushCounters {
 
 class PushSender {
  public:
-  using Actions = std::vector<std::variant<PushOffered, PushStarted, PushSettled, PushDropped>>;
+  using Actions = std::vector<std::variant<OfferPush, StartPush, SettlePush, DropPush>>;
 
   PushSender(PushSenderConfig config, ChunkPool& pool)
       : config_(std::move(config)), pool_(pool), next_push_(config_.first_push) {}

@@ -141,8 +141,8 @@ struct RequestState {
   std::uint32_t last_tail_end = 0;    // where it ends, in tokens
   std::uint32_t preemptions = 0;
   std::uint32_t failed_loads = 0;
-  bool does_without = false;  // the KV that the pool has, until it is admitted: its load would never get blocks
-  std::uint64_t lets_others_go_in = 0;  // the step in which it is not ready, so that vLLM looks at who is behind it
+  bool skip_external_until_admitted = false;  // the KV that the pool has, until it is admitted: its load would never get blocks
+  std::uint64_t yield_in_step = 0;  // the step in which it is not ready, so that vLLM looks at who is behind it
   std::vector<Admission> admissions;
 };
 

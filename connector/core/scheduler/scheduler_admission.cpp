@@ -86,7 +86,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
     for (const ChunkRef chunk : spec.chunks)
       held += pool_.slot(chunk.slot).ref == chunk ? pool_.slot(chunk.slot).meta.num_tokens : 0;
     if (!spec.chunks.empty()) promise::idempotent_lookup(spec.hit, std::min(held, request.chain.size() - 1), id.value);
-    const std::uint32_t usable = request.does_without ? 0 : fit_windows(spec.chunks, spec.hit, num_local);
+    const std::uint32_t usable = request.skip_external_until_admitted ? 0 : fit_windows(spec.chunks, spec.hit, num_local);
     spec.num_local = num_local;
     spec.num_external = usable > num_local ? usable - num_local : 0;
     return {false, spec.num_external, spec.num_external > 0 && loads_async()};
@@ -97,7 +97,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
     request.attempt.value += 1;
     request.wait_deadline = now + config_.load_timeout;
   }
-  if (request.lets_others_go_in == step_ + 1) return {true, 0};
+  if (request.yield_in_step == step_ + 1) return {true, 0};
   Coverage coverage = cover(request);
   const bool more_could_help = std::max(coverage.tokens, num_local) + 1 < request.chain.size();
   if (!request.fetch && !request.fetched && more_could_help && now >= request.next_fetch_at) start_fetch(request, now);
@@ -111,7 +111,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
 Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now) {
   // A synchronous load leaves one token to compute, so a full hit gives back its last token.
   const std::uint32_t hit = std::min(coverage.tokens, request.chain.size() - 1);
-  const std::uint32_t usable = request.does_without ? 0 : fit_windows(coverage.chunks, hit, num_local);
+  const std::uint32_t usable = request.skip_external_until_admitted ? 0 : fit_windows(coverage.chunks, hit, num_local);
   LookupSpec spec;
   spec.hit = hit;
   spec.num_local = num_local;
@@ -151,7 +151,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   request.async_load = RequestState::AsyncLoad::kNone;
   request.blocks = blocks;
   request.admitted_in = step_ + 1;
-  request.does_without = false;
+  request.skip_external_until_admitted = false;
   if (goes_on) {  // the same admission: what it was allocated for is there now
     request.running = true;
     return;

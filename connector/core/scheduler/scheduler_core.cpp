@@ -42,7 +42,7 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
   if (after != loads_.begin() && std::prev(after)->first.first == request.id.value)
     state.attempt.value = std::prev(after)->first.second;
-  if (state.source) hurry_pushes(state);
+  if (state.source) shorten_push_deadlines(state);
   if (state.cacheable && cover(state).tokens + 1 < state.chain.size()) start_fetch(state, now);
   if (state.cacheable && state.handoff && request.push_to) offer_prompt(state, *request.push_to);
 }
@@ -118,8 +118,8 @@ void SchedulerCore::hold_handoff(RequestState& request, std::uint32_t num_tokens
 void SchedulerCore::reset_cache() {
   // Held chunks too: what a hold still reads is freed when it ends, and no look-up finds it any more.
   for (const ChunkPool::Slot* slot : pool_.ready()) pool_.condemn(slot->ref);
-  distrust_planned_saves();
-  receiver_.distrust();
+  invalidate_planned_saves();
+  receiver_.invalidate();
   announce_evictions();
 }
 
@@ -135,7 +135,7 @@ void SchedulerCore::publish(ChunkRef chunk) {
   const ChunkPool::Slot& slot = pool_.slot(chunk.slot);
   promise::verified_only(slot.ref == chunk && slot.state == ChunkPool::State::kReady, slot.checksums.size(),
                          config_.num_ranks, chunk.slot);
-  actions_.push_back(ChunksPublished{{slot.meta}});
+  actions_.push_back(PublishChunks{{slot.meta}});
   sender_.chunk_ready(slot, now_);
   take_push_actions();
 }
@@ -143,7 +143,7 @@ void SchedulerCore::publish(ChunkRef chunk) {
 void SchedulerCore::announce_evictions() {
   std::vector<ChunkKey> keys = pool_.take_evicted();
   counters_.evicted_chunks += keys.size();
-  if (!keys.empty()) actions_.push_back(ChunksEvicted{std::move(keys)});
+  if (!keys.empty()) actions_.push_back(AnnounceEvictions{std::move(keys)});
 }
 
 void SchedulerCore::tick(TimeNs now) {

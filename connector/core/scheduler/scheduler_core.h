@@ -61,22 +61,22 @@ struct CoreConfig {
 };
 
 // ---- actions ----
-struct DirectoryQuery {
+struct QueryDirectory {
   std::uint64_t fetch = 0;
   std::vector<ChunkKey> keys;
   std::vector<ChunkKey> tail_groups;
 };
-struct LeaseWanted {
+struct RequestLease {
   std::uint64_t fetch = 0;
   EngineId engine_id;
   std::string endpoint;
   LeaseRequest request;
 };
-struct LeaseReleased {
+struct ReleaseLease {
   std::string endpoint;
   std::uint64_t lease = 0;
 };
-struct PullWanted {
+struct StartPull {
   std::uint64_t pull = 0;
   EngineId engine_id;
   std::string endpoint;
@@ -84,10 +84,10 @@ struct PullWanted {
   TimeNs deadline = 0;
   std::vector<PullItem> items;
 };
-struct ChunksPublished {
+struct PublishChunks {
   std::vector<ChunkMeta> chunks;
 };
-struct ChunksEvicted {
+struct AnnounceEvictions {
   std::vector<ChunkKey> keys;
 };
 /// A sentence for the log; `warning` where an operator should look.
@@ -95,8 +95,8 @@ struct LogLine {
   std::string text;
   bool warning = false;
 };
-using Action = std::variant<DirectoryQuery, LeaseWanted, LeaseReleased, PullWanted, ChunksPublished, ChunksEvicted,
-                            PushOffered, PushStarted, PushSettled, PushDropped, SlotsLent, SlotsReclaimed, LogLine>;
+using Action = std::variant<QueryDirectory, RequestLease, ReleaseLease, StartPull, PublishChunks, AnnounceEvictions,
+                            OfferPush, StartPush, SettlePush, DropPush, LendSlots, ReclaimSlots, LogLine>;
 
 // ---- events ----
 struct ScheduledRequest {
@@ -165,7 +165,7 @@ class SchedulerCore {
   /// since the holder's shape is another.
   void pull_done(std::uint64_t pull, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
                  const std::vector<std::uint64_t>& checksums = {});
-  LeaseReply lease_wanted(const std::string& from, const LeaseRequest& request, TimeNs now);
+  LeaseReply lease_requested(const std::string& from, const LeaseRequest& request, TimeNs now);
   void lease_released(std::uint64_t lease);
 
   // ---- pushes (push_wire.h) ----
@@ -180,11 +180,11 @@ class SchedulerCore {
   void push_reclaimed(const Reclaim& answer, TimeNs now);
 
   // ---- the controller's orders (orders.h) ----
-  void keep_ordered(const KeepOrder& order, TimeNs now);
-  void unkeep_ordered(std::uint64_t hold);
+  void pin_ordered(const PinOrder& order, TimeNs now);
+  void unpin_ordered(std::uint64_t hold);
   /// What somebody reads goes when it is read.
-  void forget_ordered(std::span<const ChunkKey> keys);
-  void fetch_ordered(FetchOrder order, TimeNs now);
+  void evict_ordered(std::span<const ChunkKey> keys);
+  void replicate_ordered(ReplicateOrder order, TimeNs now);
 
   /// Without a controller, look-ups go to the hand-off's node alone.
   void set_directory_up(bool up) { directory_up_ = up; }
@@ -199,7 +199,7 @@ class SchedulerCore {
   std::size_t num_requests() const { return requests_.size(); }
   std::size_t num_fetches() const { return fetching_.size(); }
   std::size_t num_open_lookups() const { return open_lookups_.size(); }
-  std::size_t num_ordered_fetches() const { return ordered_.size(); }
+  std::size_t num_replications() const { return ordered_.size(); }
   std::size_t num_kept() const { return num_kept_; }
   std::size_t num_pushes() const { return sender_.num_pushes(); }
   std::size_t num_loans() const { return receiver_.num_loans(); }
@@ -249,7 +249,7 @@ class SchedulerCore {
   bool has_blocks(const RequestState& request, std::uint32_t first_token, std::uint32_t end) const;
   std::vector<BlockId> blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_block,
                                  std::uint32_t end_block, std::uint32_t window_end) const;
-  void distrust_planned_saves();
+  void invalidate_planned_saves();
   void append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs);
 
   void start_fetch(RequestState& request, TimeNs now);
@@ -257,14 +257,14 @@ class SchedulerCore {
   bool ask_directory(RequestState& request, TimeNs now);
   std::vector<ChunkMeta> missing_from(RequestState& request, const HolderOffer& offer);
   void end_fetch(RequestState& request, TimeNs now);
-  const PullWanted* start_pull(const RequestId& request, const EngineId& engine_id, const std::string& endpoint,
+  const StartPull* start_pull(const RequestId& request, const EngineId& engine_id, const std::string& endpoint,
                                std::span<const ChunkMeta> wanted, const LeaseReply& reply, TimeNs now);
   void advance_ordered(TimeNs now);
   bool ordered_lease_answered(std::uint64_t number, const LeaseReply& reply, TimeNs now);
   void end_ordered_piece(TimeNs now);
   void tick_orders(TimeNs now);
   void offer_prompt(RequestState& request, PushTarget target);
-  void hurry_pushes(RequestState& request);
+  void shorten_push_deadlines(RequestState& request);
   void take_push_actions();
   void publish(ChunkRef chunk);
   void announce_evictions();
@@ -285,7 +285,7 @@ class SchedulerCore {
   std::map<std::uint64_t, Lease> leases_;                        // given out, by number
   std::map<std::uint64_t, std::vector<Kept>> kept_;              // by the controller's number of the hold
   std::size_t num_kept_ = 0;                                     // chunks; twice where two holds keep one
-  std::deque<OrderedFetch> ordered_;                             // the first one is being carried out
+  std::deque<Replication> ordered_;                             // the first one is being carried out
   std::map<std::string, TimeNs> suspect_until_;                  // endpoints that did not answer
   std::vector<SaveJob> saves_before_next_;                       // of preempted and finished requests
   std::vector<LoadJob> loads_next_;

@@ -91,7 +91,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
     if (suspect_until_.contains(offer.endpoint)) continue;
     std::vector<ChunkMeta> wanted = missing_from(request, offer);
     if (wanted.empty()) continue;
-    LeaseWanted lease{fetch.id, offer.engine_id, offer.endpoint, {config_.fingerprint, {}, handoff_request}};
+    RequestLease lease{fetch.id, offer.engine_id, offer.endpoint, {config_.fingerprint, {}, handoff_request}};
     for (const ChunkMeta& chunk : wanted) lease.request.keys.push_back(chunk.key);
     fetch.stage = Fetch::Stage::kLease;
     fetch.try_deadline = now + config_.try_timeout;
@@ -108,7 +108,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
 bool SchedulerCore::ask_directory(RequestState& request, TimeNs now) {
   TokenChain& chain = request.chain;
   if (!directory_up_ || cover(request).tokens + 1 >= chain.size()) return false;
-  DirectoryQuery query;
+  QueryDirectory query;
   query.fetch = request.fetch->id;
   query.keys.assign(chain.keys().begin(), chain.keys().end());
   for (std::uint32_t i = 0; i <= chain.num_full_chunks(); ++i) {
@@ -139,7 +139,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   };
   if (std::any_of(pulls_.begin(), pulls_.end(), reads)) return;
   const auto give_back = [&] {
-    if (reply.lease != 0) actions_.push_back(LeaseReleased{endpoint, reply.lease});
+    if (reply.lease != 0) actions_.push_back(ReleaseLease{endpoint, reply.lease});
   };
   if (ordered_lease_answered(fetch, reply, now)) return;
   const auto found = fetches_.find(fetch);
@@ -150,7 +150,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
     actions_.push_back(
         LogLine{fmt::format("{} refuses KV for request {}: {}", endpoint, request.id, reply.refused), true});
   }
-  const PullWanted* pull = start_pull(request.id, current.engine_id, endpoint, current.wanted, reply, now);
+  const StartPull* pull = start_pull(request.id, current.engine_id, endpoint, current.wanted, reply, now);
   if (pull == nullptr) {
     give_back();
     return advance_fetch(request, now);
@@ -161,7 +161,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
 }
 
 /// Takes slots for what was leased of `wanted` and is not here yet. nullptr: nothing to pull; the lease is still held.
-const PullWanted* SchedulerCore::start_pull(const RequestId& request, const EngineId& engine_id,
+const StartPull* SchedulerCore::start_pull(const RequestId& request, const EngineId& engine_id,
                                             const std::string& endpoint, std::span<const ChunkMeta> wanted,
                                             const LeaseReply& reply, TimeNs now) {
   Pull pull{request, endpoint, reply.lease, {}, 0};
@@ -185,10 +185,10 @@ const PullWanted* SchedulerCore::start_pull(const RequestId& request, const Engi
   announce_evictions();
   if (pull.items.empty()) return nullptr;
   counters_.pulls += 1;
-  PullWanted action{++last_id_, engine_id, endpoint, reply.lease, now + config_.pull_timeout, pull.items};
+  StartPull action{++last_id_, engine_id, endpoint, reply.lease, now + config_.pull_timeout, pull.items};
   pulls_.emplace(action.pull, std::move(pull));
   actions_.push_back(std::move(action));
-  return &std::get<PullWanted>(actions_.back());
+  return &std::get<StartPull>(actions_.back());
 }
 
 void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
@@ -209,7 +209,7 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
     }
   }
   if (++pull.ranks_done < config_.num_ranks) return;
-  if (pull.lease != 0) actions_.push_back(LeaseReleased{pull.endpoint, pull.lease});
+  if (pull.lease != 0) actions_.push_back(ReleaseLease{pull.endpoint, pull.lease});
   const RequestId request_id = pull.request;
   pulls_.erase(found);
   if (!ordered_.empty() && ordered_.front().pull == id && !ordered_.front().piece.empty())

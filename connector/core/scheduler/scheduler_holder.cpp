@@ -4,7 +4,7 @@
 
 namespace kvferry {
 
-LeaseReply SchedulerCore::lease_wanted(const std::string& from, const LeaseRequest& request, TimeNs now) {
+LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRequest& request, TimeNs now) {
   LeaseReply reply;
   if (request.fingerprint != config_.fingerprint) {
     reply.refused =

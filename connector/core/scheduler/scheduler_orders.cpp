@@ -11,7 +11,7 @@ constexpr std::size_t kChunksPerPiece = 32;  // of a fetch: small, so that reque
 
 }  // namespace
 
-void SchedulerCore::keep_ordered(const KeepOrder& order, TimeNs now) {
+void SchedulerCore::pin_ordered(const PinOrder& order, TimeNs now) {
   if (order.ttl <= 0) return;
   // Whatever is asked, half of the pool stays free for the work at hand.
   const std::size_t num_allowed = config_.num_slots / 2;
@@ -40,7 +40,7 @@ void SchedulerCore::keep_ordered(const KeepOrder& order, TimeNs now) {
   kept_[order.hold].push_back({pin, num_chunks});
 }
 
-void SchedulerCore::unkeep_ordered(std::uint64_t hold) {
+void SchedulerCore::unpin_ordered(std::uint64_t hold) {
   const auto found = kept_.find(hold);
   if (found == kept_.end()) return;  // expired, or never here
   for (const Kept& kept : found->second) {
@@ -50,7 +50,7 @@ void SchedulerCore::unkeep_ordered(std::uint64_t hold) {
   kept_.erase(found);
 }
 
-void SchedulerCore::forget_ordered(std::span<const ChunkKey> keys) {
+void SchedulerCore::evict_ordered(std::span<const ChunkKey> keys) {
   for (const ChunkKey& key : keys) {
     const ChunkPool::Slot* slot = pool_.find(key);
     if (slot != nullptr && slot->state == ChunkPool::State::kReady) pool_.condemn(slot->ref);
@@ -58,9 +58,9 @@ void SchedulerCore::forget_ordered(std::span<const ChunkKey> keys) {
   announce_evictions();
 }
 
-void SchedulerCore::fetch_ordered(FetchOrder order, TimeNs now) {
+void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
   if (order.ttl <= 0 || order.chunks.empty()) return;
-  OrderedFetch fetch{
+  Replication fetch{
       .engine_id = std::move(order.engine_id),
       .endpoint = std::move(order.endpoint),
       .left = {std::make_move_iterator(order.chunks.begin()), std::make_move_iterator(order.chunks.end())},
@@ -77,9 +77,9 @@ void SchedulerCore::fetch_ordered(FetchOrder order, TimeNs now) {
 /// One piece at a time over all orders: the fetches of requests come first.
 void SchedulerCore::advance_ordered(TimeNs now) {
   while (!ordered_.empty() && ordered_.front().piece.empty()) {
-    OrderedFetch& fetch = ordered_.front();
+    Replication& fetch = ordered_.front();
     const bool is_over = now >= fetch.deadline || suspect_until_.contains(fetch.endpoint);
-    LeaseWanted lease{0, fetch.engine_id, fetch.endpoint, {config_.fingerprint, {}, {}}};
+    RequestLease lease{0, fetch.engine_id, fetch.endpoint, {config_.fingerprint, {}, {}}};
     while (!is_over && !fetch.left.empty() && fetch.piece.size() < kChunksPerPiece) {
       ChunkMeta chunk = std::move(fetch.left.front());
       fetch.left.pop_front();
@@ -101,11 +101,11 @@ void SchedulerCore::advance_ordered(TimeNs now) {
 /// False: no order waits for this answer.
 bool SchedulerCore::ordered_lease_answered(std::uint64_t number, const LeaseReply& reply, TimeNs now) {
   if (ordered_.empty()) return false;
-  OrderedFetch& fetch = ordered_.front();
+  Replication& fetch = ordered_.front();
   if (fetch.piece.empty() || fetch.fetch != number || fetch.pull != 0) return false;
-  const PullWanted* pull = start_pull({}, fetch.engine_id, fetch.endpoint, fetch.piece, reply, now);
+  const StartPull* pull = start_pull({}, fetch.engine_id, fetch.endpoint, fetch.piece, reply, now);
   if (pull == nullptr) {
-    if (reply.lease != 0) actions_.push_back(LeaseReleased{fetch.endpoint, reply.lease});
+    if (reply.lease != 0) actions_.push_back(ReleaseLease{fetch.endpoint, reply.lease});
     end_ordered_piece(now);
     return true;
   }
@@ -129,7 +129,7 @@ void SchedulerCore::tick_orders(TimeNs now) {
     it = it->second.empty() ? kept_.erase(it) : std::next(it);
   }
   if (ordered_.empty()) return;
-  OrderedFetch& fetch = ordered_.front();
+  Replication& fetch = ordered_.front();
   if (!fetch.piece.empty() && now >= fetch.try_deadline) {
     counters_.fetch_timeouts += 1;
     if (fetch.pull == 0) suspect_until_[fetch.endpoint] = now + 5 * kSecond;

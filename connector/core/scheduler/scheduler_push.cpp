@@ -22,13 +22,13 @@ void SchedulerCore::offer_prompt(RequestState& request, PushTarget target) {
 }
 
 /// The prompt was handed over, so its push is all but done: what is not there in a moment will not come.
-void SchedulerCore::hurry_pushes(RequestState& request) {
+void SchedulerCore::shorten_push_deadlines(RequestState& request) {
   TokenChain& chain = request.chain;
   std::vector<ChunkKey> keys(chain.keys().begin(), chain.keys().end());
   const std::uint32_t end = std::min(request.source->num_tokens, chain.size());
   if (const std::uint32_t rest = end % config_.chunk_tokens; rest > 0)
     keys.push_back(chain.tail_key(end / config_.chunk_tokens, rest));
-  receiver_.hurry(keys, now_);
+  receiver_.shorten_deadline(keys, now_);
 }
 
 void SchedulerCore::take_push_actions() {

@@ -23,8 +23,8 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
       std::none_of(requests_.begin(), requests_.end(), [](const auto& r) { return r.second.running; });
   if (is_stuck) {
     for (const RequestId& id : refused) {
-      requests_.at(id).does_without = true;
-      requests_.at(id).lets_others_go_in = step_ + 2;  // the step after the one that is planned now
+      requests_.at(id).skip_external_until_admitted = true;
+      requests_.at(id).yield_in_step = step_ + 2;  // the step after the one that is planned now
     }
   }
   for (const RequestId& id : refused) end_attempt(requests_.at(id));
@@ -220,7 +220,7 @@ void SchedulerCore::load_ended(RequestState& request, const Load& load) {
 /// A load failed, or the cache is reset. What was computed since, by that request or by others on its blocks, may rest
 /// on KV that never came, and plans that save it are out already. vLLM goes back and computes it again: nothing planned
 /// so far is kept.
-void SchedulerCore::distrust_planned_saves() {
+void SchedulerCore::invalidate_planned_saves() {
   counters_.save_failures += saving_.size();
   for (const ChunkRef chunk : saving_) pool_.spoil(chunk);
   for (auto& [id, request] : requests_) {
@@ -241,7 +241,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     admission.loaded = std::min(admission.loaded, done.tokens_loaded);
     load.found_corrupt |= !done.corrupt.empty();
     // What the engine waits for is nobody's yet; what is loaded in its step may be computed on already.
-    if (!loads_async() && (done.tokens_loaded < admission.to_load || load.found_corrupt)) distrust_planned_saves();
+    if (!loads_async() && (done.tokens_loaded < admission.to_load || load.found_corrupt)) invalidate_planned_saves();
     for (const ChunkRef chunk : done.corrupt) {
       counters_.load_failures += 1;
       pool_.condemn(chunk);  // what failed once is never offered again

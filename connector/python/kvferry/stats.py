@@ -22,7 +22,7 @@ COUNTERS = {
     "pull_failures_total": "Chunks whose pull failed or did not match its checksum.",
     "fetch_timeouts_total": "Waits for other nodes that hit their deadline.",
     "leases_granted_total": "Leases given to other nodes.",
-    "holds_expired_total": "Holds that ended by their deadline.",
+    "holds_expired_total": "Pins that ended by their deadline.",
     "evicted_chunks_total": "Chunks evicted from the pool.",
     "keeps_refused_total": "Chunks not kept for the controller because half of the pool was kept already.",
     "pushed_chunks_total": "Chunks pushed to decode nodes while their prompt was computed.",

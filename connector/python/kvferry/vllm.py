@@ -21,9 +21,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from kvferry.handshake import StepPlan, StepReport
-from kvferry.scheduler_half import SchedulerHalf
+from kvferry.scheduler_connector import SchedulerConnector
 from kvferry.stats import KvFerryPromMetrics, KvFerryStats
-from kvferry.worker_half import WorkerHalf
+from kvferry.worker_connector import WorkerConnector
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -39,9 +39,9 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerHalf(vllm_config, kv_cache_config)
+            self._scheduler = SchedulerConnector(vllm_config, kv_cache_config)
         else:
-            self._worker = WorkerHalf(vllm_config, kv_cache_config)
+            self._worker = WorkerConnector(vllm_config, kv_cache_config)
 
     # ---- scheduler side ----
     def set_xfer_handshake_metadata_pp_aware(

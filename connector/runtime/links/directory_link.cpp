@@ -31,7 +31,7 @@ HolderOffer offer_of(const controller::Holder& holder) {
 
 }  // namespace
 
-void DirectoryLink::execute(DirectoryQuery& query) {
+void DirectoryLink::execute(QueryDirectory& query) {
   const auto token = directory_->lookup({std::move(query.keys), std::move(query.tail_groups), {}});
   if (!token) {
     tell_core_([&](SchedulerCore& core) { core.directory_answered(query.fetch, {}, clock_.now()); });
@@ -41,7 +41,7 @@ void DirectoryLink::execute(DirectoryQuery& query) {
   while (fetch_of_lookup_.size() > kLookupsMax) fetch_of_lookup_.erase(fetch_of_lookup_.begin());
 }
 
-void DirectoryLink::execute(ChunksPublished& published) { directory_->publish(entries_of(published.chunks)); }
+void DirectoryLink::execute(PublishChunks& published) { directory_->publish(entries_of(published.chunks)); }
 
 void DirectoryLink::take_events() {
   for (controller::ClientEvent& event : directory_->process(clock_.now()))
@@ -89,27 +89,27 @@ void DirectoryLink::take(controller::SnapshotWanted&) {
   log().info("told the controller of {} chunks", entries.size());
 }
 
-void DirectoryLink::take(controller::KeepWanted& wanted) {
-  const KeepOrder order{wanted.hold, std::move(wanted.keys), wanted.ttl};
-  tell_core_([&](SchedulerCore& core) { core.keep_ordered(order, clock_.now()); });
+void DirectoryLink::take(controller::PinChunks& wanted) {
+  const PinOrder order{wanted.hold, std::move(wanted.keys), wanted.ttl};
+  tell_core_([&](SchedulerCore& core) { core.pin_ordered(order, clock_.now()); });
 }
 
-void DirectoryLink::take(controller::UnkeepWanted& wanted) {
-  tell_core_([&](SchedulerCore& core) { core.unkeep_ordered(wanted.hold); });
+void DirectoryLink::take(controller::UnpinChunks& wanted) {
+  tell_core_([&](SchedulerCore& core) { core.unpin_ordered(wanted.hold); });
 }
 
-void DirectoryLink::take(controller::BringWanted& wanted) {
-  FetchOrder order{std::move(wanted.engine_id), std::move(wanted.endpoint), {}, wanted.ttl};
+void DirectoryLink::take(controller::ReplicateChunks& wanted) {
+  ReplicateOrder order{std::move(wanted.engine_id), std::move(wanted.endpoint), {}, wanted.ttl};
   for (const controller::ChunkEntry& chunk : wanted.chunks) order.chunks.push_back(meta_of(chunk));
-  tell_core_([&](SchedulerCore& core) { core.fetch_ordered(std::move(order), clock_.now()); });
+  tell_core_([&](SchedulerCore& core) { core.replicate_ordered(std::move(order), clock_.now()); });
 }
 
-void DirectoryLink::take(controller::ForgetWanted& wanted) {
+void DirectoryLink::take(controller::EvictChunks& wanted) {
   tell_core_([&](SchedulerCore& core) {
     if (wanted.all)
       core.reset_cache();
     else
-      core.forget_ordered(wanted.keys);
+      core.evict_ordered(wanted.keys);
   });
   log().info("the controller has {} forgotten", wanted.all ? "all chunks" : "chunks");
 }

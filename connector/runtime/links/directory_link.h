@@ -25,9 +25,9 @@ class DirectoryLink {
   int fd() const { return directory_->fd(); }
   void set_load(std::size_t num_requests) { directory_->set_load(num_requests); }
 
-  void execute(DirectoryQuery& query);
-  void execute(ChunksPublished& published);
-  void execute(ChunksEvicted& evicted) { directory_->evict(evicted.keys); }
+  void execute(QueryDirectory& query);
+  void execute(PublishChunks& published);
+  void execute(AnnounceEvictions& evicted) { directory_->evict(evicted.keys); }
 
   void take_events();
   /// Leaves the controller. Idempotent; nothing else may be called after it.
@@ -40,10 +40,10 @@ class DirectoryLink {
   void take(controller::Refused& refused);
   void take(controller::Lost& lost);
   void take(controller::SnapshotWanted& wanted);
-  void take(controller::KeepWanted& wanted);
-  void take(controller::UnkeepWanted& wanted);
-  void take(controller::BringWanted& wanted);
-  void take(controller::ForgetWanted& wanted);
+  void take(controller::PinChunks& wanted);
+  void take(controller::UnpinChunks& wanted);
+  void take(controller::ReplicateChunks& wanted);
+  void take(controller::EvictChunks& wanted);
 
   std::unique_ptr<controller::Client> directory_;
   TellCore tell_core_;

@@ -44,8 +44,8 @@ struct NodeLinks::Impl {
   void run();
   PushLinksParts push_parts();
   void execute(Action action);
-  void send_lease(LeaseWanted wanted);
-  void send_pull(PullWanted wanted);
+  void send_lease(RequestLease wanted);
+  void send_pull(StartPull wanted);
   bool take_peer_requests();
   void answer_peers();
   bool is_being_saved(const LeaseRequest& request) const;
@@ -106,9 +106,9 @@ Result<void> NodeLinks::start(const std::vector<WorkerHello>& workers) {
 bool NodeLinks::leave(std::vector<Action> actions) {
   bool is_urgent = false;
   for (Action& action : actions) {
-    is_urgent |= std::holds_alternative<DirectoryQuery>(action) || std::holds_alternative<LeaseWanted>(action) ||
-                 std::holds_alternative<PullWanted>(action) || std::holds_alternative<PushOffered>(action) ||
-                 std::holds_alternative<PushStarted>(action) || std::holds_alternative<PushSettled>(action);
+    is_urgent |= std::holds_alternative<QueryDirectory>(action) || std::holds_alternative<RequestLease>(action) ||
+                 std::holds_alternative<StartPull>(action) || std::holds_alternative<OfferPush>(action) ||
+                 std::holds_alternative<StartPush>(action) || std::holds_alternative<SettlePush>(action);
     impl_->queue.push_back(std::move(action));
   }
   return is_urgent;
@@ -167,21 +167,21 @@ void NodeLinks::Impl::run() {
 void NodeLinks::Impl::execute(Action action) {
   std::visit(
       Overloaded{
-          [&](DirectoryQuery& query) { directory.execute(query); },
-          [&](LeaseWanted& wanted) { send_lease(std::move(wanted)); },
-          [&](LeaseReleased& released) {
+          [&](QueryDirectory& query) { directory.execute(query); },
+          [&](RequestLease& wanted) { send_lease(std::move(wanted)); },
+          [&](ReleaseLease& released) {
             links.send(released.endpoint,
                        seal(NodeMessage::kLeaseRelease, 0, released.lease, links.version_with(released.endpoint)));
           },
-          [&](PullWanted& wanted) { send_pull(std::move(wanted)); },
-          [&](ChunksPublished& published) { directory.execute(published); },
-          [&](PushOffered& offered) { pushes.execute(offered); },
-          [&](PushStarted& started) { pushes.execute(started); },
-          [&](PushSettled& settled) { pushes.execute(settled); },
-          [&](PushDropped& dropped) { pushes.execute(dropped); },
-          [&](SlotsLent& lent) { pushes.execute(lent); },
-          [&](SlotsReclaimed& reclaimed) { pushes.execute(reclaimed); },
-          [&](ChunksEvicted& evicted) { directory.execute(evicted); },
+          [&](StartPull& wanted) { send_pull(std::move(wanted)); },
+          [&](PublishChunks& published) { directory.execute(published); },
+          [&](OfferPush& offered) { pushes.execute(offered); },
+          [&](StartPush& started) { pushes.execute(started); },
+          [&](SettlePush& settled) { pushes.execute(settled); },
+          [&](DropPush& dropped) { pushes.execute(dropped); },
+          [&](LendSlots& lent) { pushes.execute(lent); },
+          [&](ReclaimSlots& reclaimed) { pushes.execute(reclaimed); },
+          [&](AnnounceEvictions& evicted) { directory.execute(evicted); },
           [&](LogLine& line) { log().log(line.warning ? spdlog::level::warn : spdlog::level::info, "{}", line.text); },
       },
       action);
@@ -197,7 +197,7 @@ PushLinksParts NodeLinks::Impl::push_parts() {
           clock};
 }
 
-void NodeLinks::Impl::send_lease(LeaseWanted wanted) {
+void NodeLinks::Impl::send_lease(RequestLease wanted) {
   wanted.request.shards = shards;
   const std::uint32_t version = links.version_with(wanted.endpoint);
   if (links.send(wanted.endpoint, seal(NodeMessage::kLeaseRequest, wanted.fetch, wanted.request, version))) return;
@@ -205,7 +205,7 @@ void NodeLinks::Impl::send_lease(LeaseWanted wanted) {
   tell_core([&](SchedulerCore& core) { core.lease_answered(wanted.fetch, wanted.endpoint, {}, clock.now()); });
 }
 
-void NodeLinks::Impl::send_pull(PullWanted wanted) {
+void NodeLinks::Impl::send_pull(StartPull wanted) {
   const PeerLinks::Ranks& remote = links.ranks_of(wanted.endpoint);
   for (std::uint32_t rank = 0; rank < workers.size(); ++rank) {
     const bool is_sent = !remote.all.empty() &&  // else it was forgotten since it answered
@@ -259,7 +259,7 @@ void NodeLinks::Impl::answer_peers() {
     tell_core([&](SchedulerCore& core) {
       const TimeNs now = clock.now();
       is_too_early = now < one.deadline && is_being_saved(one.request);
-      if (!is_too_early) answer.reply = core.lease_wanted("a node's fetch " + std::to_string(one.id), one.request, now);
+      if (!is_too_early) answer.reply = core.lease_requested("a node's fetch " + std::to_string(one.id), one.request, now);
     });
     if (is_too_early) {
       asked.push_back(std::move(one));
@@ -281,7 +281,7 @@ bool NodeLinks::Impl::answer_other_shapes() {
           "not leased to a node of another shape: {} damaged chunks, which are forgotten, and {} that were not "
           "hashed in time",
           ready.damaged.size(), ready.num_late);
-    if (!ready.damaged.empty()) tell_core([&](SchedulerCore& core) { core.forget_ordered(ready.damaged); });
+    if (!ready.damaged.empty()) tell_core([&](SchedulerCore& core) { core.evict_ordered(ready.damaged); });
     peers->send(ready.sender, seal(NodeMessage::kLeaseAnswer, ready.id, ready.answer, ready.version));
   }
   return !all.empty();

@@ -10,7 +10,7 @@ bool is(const Envelope& envelope, NodeMessage type) { return envelope.type == st
 
 }  // namespace
 
-void PushLinks::execute(PushOffered& offered) {
+void PushLinks::execute(OfferPush& offered) {
   offered.offer.shards = shards();
   const std::string& endpoint = offered.target.endpoint;
   if (parts_.send_node(endpoint,
@@ -21,7 +21,7 @@ void PushLinks::execute(PushOffered& offered) {
       [&](SchedulerCore& core) { core.push_answered(offered.push, offered.target.endpoint, {}, parts_.clock.now()); });
 }
 
-void PushLinks::execute(PushStarted& started) {
+void PushLinks::execute(StartPush& started) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
     if (parts_.send_worker(rank, seal(NodeMessage::kPushStart, started.start.push, started.start))) continue;
     const PushOutcome lost{started.start.push, rank, started.start.index, false, "the worker takes no orders"};
@@ -29,25 +29,25 @@ void PushLinks::execute(PushStarted& started) {
   }
 }
 
-void PushLinks::execute(PushSettled& settled) {
+void PushLinks::execute(SettlePush& settled) {
   // Where it is lost the other side's loan ends at its deadline.
   parts_.send_node(settled.endpoint,
                    seal(NodeMessage::kPushSettlement, 0, settled.settlement, parts_.version_with(settled.endpoint)));
 }
 
-void PushLinks::execute(PushDropped& dropped) {
+void PushLinks::execute(DropPush& dropped) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank)
     parts_.send_worker(rank, seal(NodeMessage::kPushDrop, dropped.push, dropped.push));
 }
 
-void PushLinks::execute(SlotsLent& lent_slots) {
+void PushLinks::execute(LendSlots& lent_slots) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
     if (parts_.send_worker(rank, seal(NodeMessage::kLendOrder, lent_slots.order.ticket, lent_slots.order))) continue;
     lent({lent_slots.order.ticket, rank, std::vector<std::string>(lent_slots.order.chunks.size())});
   }
 }
 
-void PushLinks::execute(SlotsReclaimed& reclaimed) {
+void PushLinks::execute(ReclaimSlots& reclaimed) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
     if (parts_.send_worker(rank, seal(NodeMessage::kReclaim, reclaimed.reclaim.ticket, reclaimed.reclaim))) continue;
     Reclaim lost = reclaimed.reclaim;

@@ -30,12 +30,12 @@ class PushLinks {
  public:
   explicit PushLinks(PushLinksParts parts) : parts_(std::move(parts)) {}
 
-  void execute(PushOffered& offered);
-  void execute(PushStarted& started);
-  void execute(PushSettled& settled);
-  void execute(PushDropped& dropped);
-  void execute(SlotsLent& lent);
-  void execute(SlotsReclaimed& reclaimed);
+  void execute(OfferPush& offered);
+  void execute(StartPush& started);
+  void execute(SettlePush& settled);
+  void execute(DropPush& dropped);
+  void execute(LendSlots& lent);
+  void execute(ReclaimSlots& reclaimed);
 
   // Each takes a message of its kind and answers true, or leaves it.
   bool take_request(const std::string& sender, const Envelope& envelope);

@@ -91,7 +91,7 @@ class GpuStore final : public ChunkStore {
   void let_go(Work& work);
 
   void pack(std::span<const SavePart> parts, DeviceStream stream);
-  Result<void> give_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream);
+  Result<void> enqueue_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream);
   Result<void> give_landing(Work& work, std::span<const DeviceCopy> down);
 
   void find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStream stream);

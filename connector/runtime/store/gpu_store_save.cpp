@@ -61,11 +61,11 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
     return;
   }
   work.passes.push_back(std::move(*pass));
-  if (Result<void> given = give_save(work, down, stream); !given) give_up(work, given.error().what);
+  if (Result<void> given = enqueue_save(work, down, stream); !given) give_up(work, given.error().what);
   works_.push_back(std::move(work));
 }
 
-Result<void> GpuStore::give_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream) {
+Result<void> GpuStore::enqueue_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream) {
   StreamPacker::Pass& pass = *work.passes.front();
   if (auto ok = pass.copy_layers(0, static_cast<std::uint32_t>(parts_.layout.layers.size())); !ok) return ok;
   if (auto ok = pass.finish(); !ok) return ok;

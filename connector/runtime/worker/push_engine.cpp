@@ -214,7 +214,7 @@ void PushEngine::end(std::uint64_t id, std::uint32_t index, Item& item, bool ok,
   if (!what.empty()) log().warn("pushing a chunk of {} tokens failed: {}", item.num_tokens, what);
   item.is_over = true;
   full_.erase({id, index});
-  outbox_.emplace_back(NodeMessage::kPushOutcome,
+  completion_queue_.emplace_back(NodeMessage::kPushOutcome,
                        encode(PushOutcome{id, parts_.core.rank(), index, ok, std::move(what)}));
 }
 
@@ -254,7 +254,7 @@ void PushEngine::lend(const LendOrder& order) {
     outcome.grants.push_back(std::move(name));
     lent_.emplace(LentKey{order.ticket, wanted.index}, std::move(lent));
   }
-  outbox_.emplace_back(NodeMessage::kLendOutcome, encode(outcome));
+  completion_queue_.emplace_back(NodeMessage::kLendOutcome, encode(outcome));
 }
 
 void PushEngine::reclaim(const Reclaim& order) {
@@ -320,7 +320,7 @@ bool PushEngine::progress(const Send& send) {
     const std::lock_guard lock(mutex_);
     for (const auto& [id, index] : std::vector(full_.begin(), full_.end())) advance(id, index);
     for (const LentKey& key : std::vector(revoking_.begin(), revoking_.end())) give_back(key, lent_.at(key));
-    out = std::exchange(outbox_, {});
+    out = std::exchange(completion_queue_, {});
     for (auto& [ticket, answer] : std::exchange(taken_back_, {}))
       out.emplace_back(NodeMessage::kReclaimed, encode(answer));
     std::erase_if(pushes_, [&](const auto& entry) {

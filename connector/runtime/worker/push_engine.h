@@ -114,7 +114,7 @@ class PushEngine {
   std::map<LentKey, Lent> lent_;
   std::map<ChunkRef, LentKey> landing_;
   std::set<LentKey> revoking_;  // somebody is in the middle of a copy
-  std::vector<std::pair<NodeMessage, std::string>> outbox_;
+  std::vector<std::pair<NodeMessage, std::string>> completion_queue_;
   std::map<std::uint64_t, Reclaim> taken_back_;  // by ticket, to be answered
 };
 

@@ -61,7 +61,7 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
   return map;
 }
 
-PullOrder order_for(std::uint32_t rank, const PullWanted& wanted, const std::vector<RankEndpoint>& here,
+PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vector<RankEndpoint>& here,
                     const std::vector<RankEndpoint>& there, const ShardMap& map, TimeNs now) {
   PullOrder order{wanted.pull, {}, {}, std::max<std::int64_t>(1, (wanted.deadline - now) / kMillisecond), wanted.items};
   if (map.empty()) {

@@ -21,7 +21,7 @@ namespace kvferry {
 Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& answer);
 
 /// What one rank is told of a pull. `map`: as fit_answer() gave it for the holder with these ranks.
-PullOrder order_for(std::uint32_t rank, const PullWanted& wanted, const std::vector<RankEndpoint>& here,
+PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vector<RankEndpoint>& here,
                     const std::vector<RankEndpoint>& there, const ShardMap& map, TimeNs now);
 
 // ---- the side that is read ----

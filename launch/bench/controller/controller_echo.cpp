@@ -36,7 +36,7 @@ struct ZmqEcho {
   }
 };
 
-void echo_streams(const controller::StreamListener& listener) {
+void echo_streams(const controller::BoundSocket& listener) {
   const OwnedFd epoll(::epoll_create1(EPOLL_CLOEXEC));
   const auto watch = [&](int fd) {
     epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
@@ -74,7 +74,7 @@ Result<std::string> start_zmq_echo() {
 }
 
 Result<std::string> start_stream_echo(const std::string& path) {
-  Result<controller::StreamListener> listener = controller::listen_on({.path = path});
+  Result<controller::BoundSocket> listener = controller::listen_on({.path = path});
   if (!listener) return std::move(listener).error();
   std::string endpoint = listener->endpoint;
   std::thread([listener = std::move(*listener)] { echo_streams(listener); }).detach();

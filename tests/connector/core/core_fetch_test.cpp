@@ -19,44 +19,44 @@ class Fetching : public CoreBench {
     return {EngineId{name}, "tcp://" + name, num_full_chunks, {}};
   }
   /// What a holder that has all of it grants.
-  static LeaseReply grant(const LeaseWanted& wanted, std::uint64_t lease, std::uint32_t num_tokens = 16) {
+  static LeaseReply grant(const RequestLease& wanted, std::uint64_t lease, std::uint32_t num_tokens = 16) {
     LeaseReply reply;
     reply.lease = lease;
     for (std::uint32_t i = 0; i < wanted.request.keys.size(); ++i) reply.chunks.push_back({i, {i, 1}, num_tokens, {5}});
     return reply;
   }
   /// The look-up of a request of 64 tokens up to the lease that it wants from `name`.
-  LeaseWanted ask(const std::string& id, const std::string& name) {
+  RequestLease ask(const std::string& id, const std::string& name) {
     add(id, 64);
-    const std::vector<DirectoryQuery> queries = take<DirectoryQuery>();
+    const std::vector<QueryDirectory> queries = take<QueryDirectory>();
     EXPECT_THAT(queries, SizeIs(1));
     core_->directory_answered(queries.at(0).fetch, {offer(name, 4)}, now_);
-    const std::vector<LeaseWanted> leases = take<LeaseWanted>();
+    const std::vector<RequestLease> leases = take<RequestLease>();
     EXPECT_THAT(leases, SizeIs(1));
     return leases.at(0);
   }
-  PullWanted pull(const LeaseWanted& wanted, std::uint64_t lease) {
+  StartPull pull(const RequestLease& wanted, std::uint64_t lease) {
     core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, lease), now_);
-    const std::vector<PullWanted> pulls = take<PullWanted>();
+    const std::vector<StartPull> pulls = take<StartPull>();
     EXPECT_THAT(pulls, SizeIs(1));
     return pulls.at(0);
   }
 };
 
 TEST_F(Fetching, ARequestsChunksComeByDirectoryLeaseAndPullWhileTheAnswerIsAskAgain) {
-  const LeaseWanted wanted = ask("a", "far");
+  const RequestLease wanted = ask("a", "far");
   EXPECT_EQ(wanted.endpoint, "tcp://far");
   EXPECT_EQ(wanted.request.fingerprint, "model");
   EXPECT_THAT(wanted.request.keys, SizeIs(4));
   EXPECT_TRUE(lookup("a").pending);
-  const PullWanted pulling = pull(wanted, 9);
+  const StartPull pulling = pull(wanted, 9);
   EXPECT_EQ(pulling.lease, 9u);
   EXPECT_EQ(pulling.deadline, now_ + 4 * kSecond);
   EXPECT_TRUE(lookup("a").pending);
   core_->pull_done(pulling.pull, 0, {true, true, true, false}, now_);
   const std::vector<Action> actions = core_->take_actions();
   EXPECT_THAT(actions, SizeIs(4));  // three publications and the lease given back
-  EXPECT_EQ(std::get<LeaseReleased>(actions.back()).lease, 9u);
+  EXPECT_EQ(std::get<ReleaseLease>(actions.back()).lease, 9u);
   const Answer answer = lookup("a");
   EXPECT_FALSE(answer.pending);
   EXPECT_EQ(answer.num_external, 48u);
@@ -66,24 +66,24 @@ TEST_F(Fetching, ARequestsChunksComeByDirectoryLeaseAndPullWhileTheAnswerIsAskAg
 
 TEST_F(Fetching, WhatOneHolderCouldNotGiveIsAskedOfTheNext) {
   add("a", 64);
-  const std::uint64_t fetch = take<DirectoryQuery>().at(0).fetch;
+  const std::uint64_t fetch = take<QueryDirectory>().at(0).fetch;
   core_->directory_answered(fetch, {offer("one", 4), offer("two", 4), offer("three", 2)}, now_);
-  const LeaseWanted one = take<LeaseWanted>().at(0);
-  const PullWanted pulling = pull(one, 9);
+  const RequestLease one = take<RequestLease>().at(0);
+  const StartPull pulling = pull(one, 9);
   core_->pull_done(pulling.pull, 0, {true, false, true, true}, now_);
-  const LeaseWanted two = take<LeaseWanted>().at(0);
+  const RequestLease two = take<RequestLease>().at(0);
   EXPECT_EQ(two.endpoint, "tcp://two");
   EXPECT_THAT(two.request.keys, ElementsAre(one.request.keys[1]));
   core_->lease_answered(two.fetch, two.endpoint, {}, now_);  // it has nothing any more
-  EXPECT_EQ(take<LeaseWanted>().at(0).endpoint, "tcp://three");
+  EXPECT_EQ(take<RequestLease>().at(0).endpoint, "tcp://three");
 }
 
 TEST_F(Fetching, AnswersThatComeTooLateAreIgnoredAndTheirLeasesGivenBack) {
-  const LeaseWanted wanted = ask("a", "far");
+  const RequestLease wanted = ask("a", "far");
   core_->tick(now_ += kSecond);  // the holder's time is up, nobody else is left to ask
   EXPECT_EQ(core_->num_fetches(), 0u);
   core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
-  const std::vector<LeaseReleased> released = take<LeaseReleased>();
+  const std::vector<ReleaseLease> released = take<ReleaseLease>();
   ASSERT_THAT(released, SizeIs(1));
   EXPECT_EQ(released[0].lease, 9u);
   EXPECT_EQ(released[0].endpoint, "tcp://far");
@@ -93,47 +93,47 @@ TEST_F(Fetching, AnswersThatComeTooLateAreIgnoredAndTheirLeasesGivenBack) {
 }
 
 TEST_F(Fetching, ALeaseForARequestThatLeftIsGivenBack) {
-  const LeaseWanted wanted = ask("a", "far");
+  const RequestLease wanted = ask("a", "far");
   core_->finished(RequestId{"a"}, 0, {{}}, true, now_);
   EXPECT_EQ(core_->num_fetches(), 0u);
   core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
-  EXPECT_THAT(take<LeaseReleased>(), SizeIs(1));
+  EXPECT_THAT(take<ReleaseLease>(), SizeIs(1));
   EXPECT_EQ(core_->pool().num_writing(), 0u);
 }
 
 TEST_F(Fetching, APullOutlivesItsRequestAndStillFillsThePool) {
-  const PullWanted pulling = pull(ask("a", "far"), 9);
+  const StartPull pulling = pull(ask("a", "far"), 9);
   core_->finished(RequestId{"a"}, 0, {{}}, true, now_);
   core_->pull_done(pulling.pull, 0, {true, true, true, true}, now_);
-  EXPECT_THAT(take<LeaseReleased>(), SizeIs(1));
+  EXPECT_THAT(take<ReleaseLease>(), SizeIs(1));
   EXPECT_EQ(core_->pool().num_ready(), 4u);
   EXPECT_BREAKS(core_->pull_done(pulling.pull, 0, {true, true, true, true}, now_), "exactly-once");
 }
 
 TEST_F(Fetching, ADoubledGrantDoesNotGiveBackTheLeaseThatIsBeingRead) {
-  const LeaseWanted wanted = ask("a", "far");
+  const RequestLease wanted = ask("a", "far");
   pull(wanted, 9);
   core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
-  EXPECT_THAT(take<LeaseReleased>(), SizeIs(0));
+  EXPECT_THAT(take<ReleaseLease>(), SizeIs(0));
   core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 10), now_);  // another lease on the same chunks
-  EXPECT_THAT(take<LeaseReleased>(), SizeIs(1));
+  EXPECT_THAT(take<ReleaseLease>(), SizeIs(1));
 }
 
 TEST_F(Fetching, AnEndpointThatDidNotAnswerIsLeftAloneForAWhile) {
   ask("a", "far");
   core_->tick(now_ += kSecond);
   add("b", 64);
-  core_->directory_answered(take<DirectoryQuery>().at(0).fetch, {offer("far", 4), offer("near", 4)}, now_);
-  EXPECT_EQ(take<LeaseWanted>().at(0).endpoint, "tcp://near");
+  core_->directory_answered(take<QueryDirectory>().at(0).fetch, {offer("far", 4), offer("near", 4)}, now_);
+  EXPECT_EQ(take<RequestLease>().at(0).endpoint, "tcp://near");
   core_->tick(now_ += 6 * kSecond);
   core_->take_actions();
   add("c", 64);
-  core_->directory_answered(take<DirectoryQuery>().at(0).fetch, {offer("far", 4)}, now_);
-  EXPECT_EQ(take<LeaseWanted>().at(0).endpoint, "tcp://far");
+  core_->directory_answered(take<QueryDirectory>().at(0).fetch, {offer("far", 4)}, now_);
+  EXPECT_EQ(take<RequestLease>().at(0).endpoint, "tcp://far");
 }
 
 TEST_F(Fetching, ARefusalIsToldInTheLogAndEndsTheWaiting) {
-  const LeaseWanted wanted = ask("a", "far");
+  const RequestLease wanted = ask("a", "far");
   LeaseReply refusal;
   refusal.refused = "different models on the two sides";
   core_->lease_answered(wanted.fetch, wanted.endpoint, refusal, now_);
@@ -153,7 +153,7 @@ TEST_F(Fetching, ASilentDirectoryEndsTheWaiting) {
 }
 
 TEST_F(Fetching, APullThatNeverEndsEndsTheWaitingAtTheLoadTimeoutAndIsTakenInLater) {
-  const PullWanted pulling = pull(ask("a", "far"), 9);
+  const StartPull pulling = pull(ask("a", "far"), 9);
   EXPECT_TRUE(lookup("a").pending);
   now_ += 5 * kSecond;
   const Answer answer = lookup("a");
@@ -166,10 +166,10 @@ TEST_F(Fetching, APullThatNeverEndsEndsTheWaitingAtTheLoadTimeoutAndIsTakenInLat
 }
 
 TEST_F(Fetching, TwoRequestsThatWantTheSameChunksFetchThemOnce) {
-  const PullWanted pulling = pull(ask("a", "far"), 9);
+  const StartPull pulling = pull(ask("a", "far"), 9);
   add("b", 64);
-  core_->directory_answered(take<DirectoryQuery>().at(0).fetch, {offer("far", 4)}, now_);
-  EXPECT_THAT(take<LeaseWanted>(), SizeIs(0));
+  core_->directory_answered(take<QueryDirectory>().at(0).fetch, {offer("far", 4)}, now_);
+  EXPECT_THAT(take<RequestLease>(), SizeIs(0));
   EXPECT_TRUE(lookup("b").pending);  // they are on their way
   core_->pull_done(pulling.pull, 0, {true, true, true, true}, now_);
   EXPECT_EQ(lookup("a").num_external, 63u);
@@ -184,15 +184,15 @@ TEST_F(Fetching, NobodyWaitsForWhatTheEngineHasByItself) {
 
 TEST_F(Fetching, WhatNobodyHadIsNotAskedForAgainAtOnce) {
   add("a", 64);
-  core_->directory_answered(take<DirectoryQuery>().at(0).fetch, {}, now_);
+  core_->directory_answered(take<QueryDirectory>().at(0).fetch, {}, now_);
   EXPECT_FALSE(lookup("a").pending);
   build();  // refused
   EXPECT_FALSE(lookup("a").pending);
-  EXPECT_THAT(take<DirectoryQuery>(), SizeIs(0));
+  EXPECT_THAT(take<QueryDirectory>(), SizeIs(0));
   build();
   now_ += 100 * kMillisecond;
   EXPECT_TRUE(lookup("a").pending);
-  EXPECT_THAT(take<DirectoryQuery>(), SizeIs(1));
+  EXPECT_THAT(take<QueryDirectory>(), SizeIs(1));
 }
 
 TEST_F(Fetching, TheHandOffsNodeIsAskedFirstAndAloneWithoutADirectory) {
@@ -200,7 +200,7 @@ TEST_F(Fetching, TheHandOffsNodeIsAskedFirstAndAloneWithoutADirectory) {
   NewRequest from_prefill = request("a", 40);
   from_prefill.source = HandoffSource{EngineId{"prefill"}, "tcp://prefill", "p-1", 40};
   core_->add_request(from_prefill, now_);
-  const std::vector<LeaseWanted> leases = take<LeaseWanted>();
+  const std::vector<RequestLease> leases = take<RequestLease>();
   ASSERT_THAT(leases, SizeIs(1));
   EXPECT_EQ(leases[0].endpoint, "tcp://prefill");
   EXPECT_EQ(leases[0].request.handoff_request, "p-1");
@@ -208,12 +208,12 @@ TEST_F(Fetching, TheHandOffsNodeIsAskedFirstAndAloneWithoutADirectory) {
   LeaseReply reply = grant(leases[0], 9);
   reply.chunks[2].num_tokens = 8;
   core_->lease_answered(leases[0].fetch, leases[0].endpoint, reply, now_);
-  core_->pull_done(take<PullWanted>().at(0).pull, 0, {true, true, true}, now_);
+  core_->pull_done(take<StartPull>().at(0).pull, 0, {true, true, true}, now_);
   EXPECT_EQ(lookup("a").num_external, 39u);
 }
 
 TEST_F(Fetching, AGrantThatDoesNotFitIsNotPulled) {
-  const LeaseWanted wanted = ask("a", "far");
+  const RequestLease wanted = ask("a", "far");
   LeaseReply reply = grant(wanted, 9);
   reply.chunks[0].num_tokens = 15;          // another length than asked for
   reply.chunks[1].checksums = {5, 6};       // another number of ranks
@@ -221,13 +221,13 @@ TEST_F(Fetching, AGrantThatDoesNotFitIsNotPulled) {
   reply.chunks[3].index = 0;                // what the first one should have been
   reply.chunks.push_back(reply.chunks[3]);  // twice
   core_->lease_answered(wanted.fetch, wanted.endpoint, reply, now_);
-  const std::vector<PullWanted> pulls = take<PullWanted>();
+  const std::vector<StartPull> pulls = take<StartPull>();
   ASSERT_THAT(pulls, SizeIs(1));
   EXPECT_THAT(pulls[0].items, SizeIs(1));
 }
 
 TEST_F(Fetching, WhatAnotherShapeGivesHasTheChecksumThatOurRankFound) {
-  const LeaseWanted wanted = ask("a", "far");
+  const RequestLease wanted = ask("a", "far");
   LeaseReply reply = grant(wanted, 9);
   for (LeasedChunk& chunk : reply.chunks) {
     chunk.checksums.clear();
@@ -235,7 +235,7 @@ TEST_F(Fetching, WhatAnotherShapeGivesHasTheChecksumThatOurRankFound) {
   }
   reply.chunks[3].run_checksums = {{7, 8}, {7, 8}};  // of more ranks than there are here
   core_->lease_answered(wanted.fetch, wanted.endpoint, reply, now_);
-  const PullWanted pulling = take<PullWanted>().at(0);
+  const StartPull pulling = take<StartPull>().at(0);
   ASSERT_THAT(pulling.items, SizeIs(3));
   EXPECT_THAT(pulling.items[0].run_checksums, ElementsAre(ElementsAre(7, 8)));
   core_->pull_done(pulling.pull, 0, {true, true, true}, now_, {70, 71});  // nothing is said of the last one
@@ -251,7 +251,7 @@ class FetchingIntoASmallPool : public Fetching {
 };
 
 TEST_F(FetchingIntoASmallPool, TakesWhatFitsAndCountsTheRest) {
-  const PullWanted pulling = pull(ask("a", "far"), 9);
+  const StartPull pulling = pull(ask("a", "far"), 9);
   EXPECT_THAT(pulling.items, SizeIs(2));
   EXPECT_EQ(core_->counters().pool_full, 1u);
   core_->pull_done(pulling.pull, 0, {true, true}, now_);

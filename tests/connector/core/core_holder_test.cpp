@@ -33,7 +33,7 @@ class Holding : public CoreBench {
 
 TEST_F(Holding, ALeaseHoldsWhatIsThereUntilItIsGivenBack) {
   cache(32);
-  const LeaseReply reply = core_->lease_wanted("reader", wish(3), now_);
+  const LeaseReply reply = core_->lease_requested("reader", wish(3), now_);
   ASSERT_THAT(reply.chunks, SizeIs(2));  // of three
   EXPECT_NE(reply.lease, 0u);
   EXPECT_EQ(reply.chunks[1].index, 1u);
@@ -45,7 +45,7 @@ TEST_F(Holding, ALeaseHoldsWhatIsThereUntilItIsGivenBack) {
 }
 
 TEST_F(Holding, NothingIsLeasedWhereNothingIs) {
-  const LeaseReply reply = core_->lease_wanted("reader", wish(3), now_);
+  const LeaseReply reply = core_->lease_requested("reader", wish(3), now_);
   EXPECT_EQ(reply.lease, 0u);
   EXPECT_THAT(reply.refused, IsEmpty());
   EXPECT_EQ(core_->counters().leases_granted, 0u);
@@ -55,14 +55,14 @@ TEST_F(Holding, AnotherModelIsRefusedWithASentence) {
   cache(32);
   LeaseRequest other = wish(2);
   other.fingerprint = "another model";
-  const LeaseReply reply = core_->lease_wanted("reader", other, now_);
+  const LeaseReply reply = core_->lease_requested("reader", other, now_);
   EXPECT_THAT(reply.refused, HasSubstr("the fingerprint is 'model' here and 'another model' there"));
   EXPECT_THAT(reply.chunks, IsEmpty());
 }
 
 TEST_F(Holding, ADeadReadersLeaseEndsByItself) {
   cache(32);
-  core_->lease_wanted("reader", wish(2), now_);
+  core_->lease_requested("reader", wish(2), now_);
   core_->tick(now_ += 29 * kSecond);
   EXPECT_EQ(core_->pool().num_pinned(), 2u);
   core_->tick(now_ += kSecond);
@@ -74,9 +74,9 @@ TEST_F(Holding, WhatIsBeingWrittenIsNotLeased) {
   add("a", 16);
   core_->allocated(RequestId{"a"}, 0, {blocks(1, 1)}, now_);
   const StepPlan plan = core_->build_step({{{RequestId{"a"}, 0, 16, BlockTable{blocks(1, 1)}}}, {}}, now_);
-  EXPECT_EQ(core_->lease_wanted("reader", wish(1), now_).lease, 0u);
+  EXPECT_EQ(core_->lease_requested("reader", wish(1), now_).lease, 0u);
   core_->worker_report(well_done(plan), now_);
-  EXPECT_NE(core_->lease_wanted("reader", wish(1), now_).lease, 0u);
+  EXPECT_NE(core_->lease_requested("reader", wish(1), now_).lease, 0u);
 }
 
 TEST_F(Holding, AForeignNumberReleasesNoHoldOfOurOwn) {
@@ -93,7 +93,7 @@ TEST_F(Holding, AFinishedPrefillWaitsForItsDecodeWorker) {
   EXPECT_TRUE(done.handoff);
   EXPECT_EQ(done.handoff_tokens, 40u);
   EXPECT_EQ(core_->pool().num_pinned(), 3u);  // two chunks and the tail
-  const LeaseReply reply = core_->lease_wanted("decode", wish(2, "p"), now_);
+  const LeaseReply reply = core_->lease_requested("decode", wish(2, "p"), now_);
   core_->lease_released(reply.lease);
   EXPECT_EQ(core_->pool().num_pins(), 0u);  // with the lease the hand-off's hold ends
 }
@@ -108,7 +108,7 @@ TEST_F(Holding, APrefillThatNobodyFetchesIsHeldNoLongerThanItsTime) {
 
 TEST_F(Holding, AnExpiredLeaseLeavesTheHandOffToItsOwnDeadline) {
   prefill("p");
-  core_->lease_wanted("decode", wish(2, "p"), now_);
+  core_->lease_requested("decode", wish(2, "p"), now_);
   core_->tick(now_ += 31 * kSecond);
   EXPECT_EQ(core_->pool().num_pins(), 1u);
   core_->tick(now_ += 30 * kSecond);
@@ -132,13 +132,13 @@ TEST_F(Holding, AnAbortedPrefillIsHandedToNobody) {
 
 TEST_F(Holding, ARestartedHolderTakesNoLeaseOfItsPastLifeForOneOfItsOwn) {
   cache(32);
-  const std::uint64_t before = core_->lease_wanted("reader", wish(2), now_).lease;
+  const std::uint64_t before = core_->lease_requested("reader", wish(2), now_).lease;
   CoreConfig again = sizes(16, 16, 4);
   again.first_lease = before + 1'000'000;  // as the runtime draws it at each start
   core_.emplace(again);
   core_->set_directory_up(false);
   cache(32);
-  core_->lease_wanted("reader", wish(2), now_);
+  core_->lease_requested("reader", wish(2), now_);
   core_->lease_released(before);
   EXPECT_EQ(core_->pool().num_pinned(), 2u);
 }

@@ -23,12 +23,12 @@ class Orders : public CoreBench {
     chain.append(std::span(tokens_).first(num_chunks * 16));
     return {chain.keys().begin(), chain.keys().end()};
   }
-  FetchOrder fetch_of(std::size_t num_chunks, TimeNs ttl = 10 * kSecond) {
-    FetchOrder order{EngineId{"far"}, "tcp://far", {}, ttl};
+  ReplicateOrder fetch_of(std::size_t num_chunks, TimeNs ttl = 10 * kSecond) {
+    ReplicateOrder order{EngineId{"far"}, "tcp://far", {}, ttl};
     for (const ChunkKey& key : keys(num_chunks)) order.chunks.push_back({key, 0, false, {}});
     return order;
   }
-  static LeaseReply grant(const LeaseWanted& wanted, std::uint64_t lease) {
+  static LeaseReply grant(const RequestLease& wanted, std::uint64_t lease) {
     LeaseReply reply;
     reply.lease = lease;
     for (std::uint32_t i = 0; i < wanted.request.keys.size(); ++i) reply.chunks.push_back({i, {i, 1}, 16, {5}});
@@ -39,14 +39,14 @@ class Orders : public CoreBench {
     std::size_t num_pulled = 0;
     for (std::vector<Action> actions = core_->take_actions(); !actions.empty(); actions = core_->take_actions()) {
       for (const Action& action : actions) {
-        if (const auto* lease = std::get_if<LeaseWanted>(&action))
+        if (const auto* lease = std::get_if<RequestLease>(&action))
           core_->lease_answered(lease->fetch, lease->endpoint, grant(*lease, ++last_lease_), now_);
-        if (const auto* pull = std::get_if<PullWanted>(&action)) {
+        if (const auto* pull = std::get_if<StartPull>(&action)) {
           num_pulled += pull->items.size();
           core_->pull_done(pull->pull, 0, std::vector<bool>(pull->items.size(), true), now_);
         }
-        if (std::holds_alternative<LeaseReleased>(action)) ++num_released_;
-        if (const auto* published = std::get_if<ChunksPublished>(&action)) num_published_ += published->chunks.size();
+        if (std::holds_alternative<ReleaseLease>(action)) ++num_released_;
+        if (const auto* published = std::get_if<PublishChunks>(&action)) num_published_ += published->chunks.size();
       }
     }
     return num_pulled;
@@ -57,7 +57,7 @@ class Orders : public CoreBench {
 
 TEST_F(Orders, WhatIsKeptOutlivesAFloodAndGoesWithItsOrder) {
   cache(32);
-  core_->keep_ordered({kHold, keys(3), kSecond * 60}, now_);  // the third isn't here
+  core_->pin_ordered({kHold, keys(3), kSecond * 60}, now_);  // the third isn't here
   EXPECT_EQ(core_->pool().num_pinned(), 2u);
   for (int i = 0; i < 3; ++i) {  // as many other chunks as the pool has, and more
     std::iota(tokens_.begin(), tokens_.end(), 1000 * (i + 1));
@@ -65,16 +65,16 @@ TEST_F(Orders, WhatIsKeptOutlivesAFloodAndGoesWithItsOrder) {
   }
   std::iota(tokens_.begin(), tokens_.end(), 100);
   for (const ChunkKey& key : keys(2)) EXPECT_NE(core_->pool().find(key), nullptr);
-  core_->unkeep_ordered(kHold);
-  core_->unkeep_ordered(kHold);  // a doubled message
+  core_->unpin_ordered(kHold);
+  core_->unpin_ordered(kHold);  // a doubled message
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
   EXPECT_EQ(core_->num_kept(), 0u);
 }
 
 TEST_F(Orders, KeepingEndsAtItsDeadline) {
   cache(32);
-  core_->keep_ordered({kHold, keys(1), kSecond}, now_);
-  core_->keep_ordered({kHold, keys(2), 3 * kSecond}, now_);  // adds to it
+  core_->pin_ordered({kHold, keys(1), kSecond}, now_);
+  core_->pin_ordered({kHold, keys(2), 3 * kSecond}, now_);  // adds to it
   EXPECT_EQ(core_->num_kept(), 3u);
   core_->tick(now_ += kSecond);
   EXPECT_EQ(core_->num_kept(), 2u);
@@ -86,29 +86,29 @@ TEST_F(Orders, KeepingEndsAtItsDeadline) {
 TEST_F(Orders, HalfOfThePoolStaysFreeWhateverIsAsked) {
   cache(6 * 16);
   core_->take_actions();
-  core_->keep_ordered({kHold, keys(6), kSecond * 60}, now_);
+  core_->pin_ordered({kHold, keys(6), kSecond * 60}, now_);
   EXPECT_EQ(core_->pool().num_pinned(), 4u);  // of 8
   EXPECT_EQ(core_->counters().keeps_refused, 2u);
   const std::vector<LogLine> lines = take<LogLine>();
   ASSERT_THAT(lines, SizeIs(1));
   EXPECT_THAT(lines[0].text, HasSubstr("2 of 6 chunks that the controller wants kept are not"));
-  core_->keep_ordered({kHold + 1, keys(1), kSecond * 60}, now_);
+  core_->pin_ordered({kHold + 1, keys(1), kSecond * 60}, now_);
   EXPECT_EQ(core_->num_kept(), 4u);
 }
 
 TEST_F(Orders, AKeepOfNoTimeIsNone) {
   cache(32);
-  core_->keep_ordered({kHold, keys(2), 0}, now_);
-  core_->keep_ordered({kHold, keys(2), -1}, now_);
+  core_->pin_ordered({kHold, keys(2), 0}, now_);
+  core_->pin_ordered({kHold, keys(2), -1}, now_);
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
 }
 
 TEST_F(Orders, WhatIsForgottenIsAnnouncedAndWhatIsReadGoesAfterwards) {
   cache(48);
-  const LeaseReply lease = core_->lease_wanted("reader", {"model", {keys(3)[2]}, {}}, now_);
+  const LeaseReply lease = core_->lease_requested("reader", {"model", {keys(3)[2]}, {}}, now_);
   core_->take_actions();
-  core_->forget_ordered(keys(4));
-  const std::vector<ChunksEvicted> evicted = take<ChunksEvicted>();
+  core_->evict_ordered(keys(4));
+  const std::vector<AnnounceEvictions> evicted = take<AnnounceEvictions>();
   ASSERT_THAT(evicted, SizeIs(1));
   EXPECT_THAT(evicted[0].keys, SizeIs(3));
   EXPECT_EQ(core_->pool().num_pinned(), 1u);
@@ -125,82 +125,82 @@ class LargeOrders : public Orders {
 TEST_F(LargeOrders, AFetchComesPieceByPieceAndIsPublished) {
   cache(32);
   core_->take_actions();
-  core_->fetch_ordered(fetch_of(80), now_);
-  EXPECT_EQ(core_->num_ordered_fetches(), 1u);
+  core_->replicate_ordered(fetch_of(80), now_);
+  EXPECT_EQ(core_->num_replications(), 1u);
   EXPECT_EQ(carry_out(), 78u);  // two were here
   EXPECT_EQ(num_published_, 78u);
   EXPECT_EQ(num_released_, 3u);  // pieces of 32
-  EXPECT_EQ(core_->num_ordered_fetches(), 0u);
+  EXPECT_EQ(core_->num_replications(), 0u);
   for (const ChunkKey& key : keys(80)) ASSERT_NE(core_->pool().find(key), nullptr);
 }
 
 TEST_F(LargeOrders, WhatNoSlotCouldHoldIsNotFetchedAndNoDeadlineOverflows) {
-  FetchOrder order = fetch_of(2, std::numeric_limits<TimeNs>::max());
+  ReplicateOrder order = fetch_of(2, std::numeric_limits<TimeNs>::max());
   order.chunks[0].is_tail = true;
   order.chunks[0].num_tokens = 17;
-  core_->fetch_ordered(order, now_);
+  core_->replicate_ordered(order, now_);
   EXPECT_EQ(carry_out(), 1u);
 }
 
 TEST_F(LargeOrders, OneOrderAfterTheOther) {
-  core_->fetch_ordered(fetch_of(40), now_);
-  core_->fetch_ordered(fetch_of(50), now_);
-  EXPECT_THAT(take<LeaseWanted>(), SizeIs(1));
-  EXPECT_EQ(core_->num_ordered_fetches(), 2u);
+  core_->replicate_ordered(fetch_of(40), now_);
+  core_->replicate_ordered(fetch_of(50), now_);
+  EXPECT_THAT(take<RequestLease>(), SizeIs(1));
+  EXPECT_EQ(core_->num_replications(), 2u);
 }
 
 TEST_F(LargeOrders, ADeadHolderEndsAFetchAndAvoidsTheNextFromThere) {
-  core_->fetch_ordered(fetch_of(40), now_);
-  core_->fetch_ordered(fetch_of(40), now_);
-  const std::vector<LeaseWanted> wanted = take<LeaseWanted>();
+  core_->replicate_ordered(fetch_of(40), now_);
+  core_->replicate_ordered(fetch_of(40), now_);
+  const std::vector<RequestLease> wanted = take<RequestLease>();
   ASSERT_THAT(wanted, SizeIs(1));
   core_->tick(now_ += kSecond);
-  EXPECT_EQ(core_->num_ordered_fetches(), 0u);
+  EXPECT_EQ(core_->num_replications(), 0u);
   EXPECT_EQ(core_->counters().fetch_timeouts, 1u);
   core_->lease_answered(wanted[0].fetch, wanted[0].endpoint, grant(wanted[0], 9), now_);  // too late: given back
-  EXPECT_THAT(take<LeaseReleased>(), SizeIs(1));
+  EXPECT_THAT(take<ReleaseLease>(), SizeIs(1));
   EXPECT_EQ(core_->pool().num_writing(), 0u);
 }
 
 TEST_F(LargeOrders, AFetchEndsAtItsDeadline) {
-  core_->fetch_ordered(fetch_of(80, kSecond / 2), now_);
-  const std::vector<LeaseWanted> wanted = take<LeaseWanted>();
+  core_->replicate_ordered(fetch_of(80, kSecond / 2), now_);
+  const std::vector<RequestLease> wanted = take<RequestLease>();
   now_ += kSecond / 2;
   core_->lease_answered(wanted.at(0).fetch, wanted.at(0).endpoint, grant(wanted.at(0), 9), now_);
   EXPECT_EQ(carry_out(), 32u);  // what was leased in time
-  EXPECT_EQ(core_->num_ordered_fetches(), 0u);
+  EXPECT_EQ(core_->num_replications(), 0u);
 }
 
 TEST_F(LargeOrders, AHolderThatHasNothingOrRefusesIsAskedForTheRest) {
-  core_->fetch_ordered(fetch_of(40), now_);
-  LeaseWanted wanted = take<LeaseWanted>().at(0);
+  core_->replicate_ordered(fetch_of(40), now_);
+  RequestLease wanted = take<RequestLease>().at(0);
   core_->lease_answered(wanted.fetch, wanted.endpoint, {}, now_);  // evicted there by now
-  wanted = take<LeaseWanted>().at(0);
+  wanted = take<RequestLease>().at(0);
   EXPECT_THAT(wanted.request.keys, SizeIs(8));
   LeaseReply refusal;
   refusal.refused = "another model";
   core_->lease_answered(wanted.fetch, wanted.endpoint, refusal, now_);
-  EXPECT_EQ(core_->num_ordered_fetches(), 0u);
-  EXPECT_THAT(take<PullWanted>(), IsEmpty());
+  EXPECT_EQ(core_->num_replications(), 0u);
+  EXPECT_THAT(take<StartPull>(), IsEmpty());
 }
 
 TEST_F(LargeOrders, APullThatComesTooLateIsStillTakenAndTheNextPieceIsNotConfused) {
-  core_->fetch_ordered(fetch_of(40), now_);
-  const LeaseWanted wanted = take<LeaseWanted>().at(0);
+  core_->replicate_ordered(fetch_of(40), now_);
+  const RequestLease wanted = take<RequestLease>().at(0);
   core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
-  const PullWanted pull = take<PullWanted>().at(0);
+  const StartPull pull = take<StartPull>().at(0);
   core_->tick(now_ += 6 * kSecond);  // given up; the next piece is asked for
-  EXPECT_THAT(take<LeaseWanted>(), SizeIs(1));
+  EXPECT_THAT(take<RequestLease>(), SizeIs(1));
   core_->pull_done(pull.pull, 0, std::vector<bool>(32, true), now_);
   EXPECT_NE(core_->pool().find(keys(1)[0]), nullptr);
-  EXPECT_EQ(core_->num_ordered_fetches(), 1u);
+  EXPECT_EQ(core_->num_replications(), 1u);
 }
 
 TEST_F(LargeOrders, ARequestFindsWhatAnOrderBrings) {
-  core_->fetch_ordered(fetch_of(4), now_);
-  const LeaseWanted wanted = take<LeaseWanted>().at(0);
+  core_->replicate_ordered(fetch_of(4), now_);
+  const RequestLease wanted = take<RequestLease>().at(0);
   core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
-  const PullWanted pull = take<PullWanted>().at(0);
+  const StartPull pull = take<StartPull>().at(0);
   add("a", 65);
   EXPECT_TRUE(lookup("a").pending);  // on its way
   core_->pull_done(pull.pull, 0, std::vector<bool>(4, true), now_);

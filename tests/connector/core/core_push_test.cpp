@@ -20,16 +20,16 @@ class Sending : public CoreBench {
  protected:
   Sending() : CoreBench(sizes(16, 16, 8)) {}
   /// Adds a prefill of `num_tokens` tokens; returns the offer.
-  PushOffered offer(const std::string& id, std::uint32_t num_tokens) {
+  OfferPush offer(const std::string& id, std::uint32_t num_tokens) {
     NewRequest added = request(id, num_tokens);
     added.handoff = true;
     added.push_to = PushTarget{EngineId{"decode"}, "tcp://decode:1"};
     core_->add_request(added, now_);
-    const auto offers = take<PushOffered>();
+    const auto offers = take<OfferPush>();
     EXPECT_THAT(offers, SizeIs(1));
     return offers.at(0);
   }
-  void answer(const PushOffered& offered, std::vector<std::uint8_t> verdicts, std::uint64_t ticket = 77) {
+  void answer(const OfferPush& offered, std::vector<std::uint8_t> verdicts, std::uint64_t ticket = 77) {
     core_->push_answered(offered.push, "tcp://decode:1", {ticket, {}, std::move(verdicts)}, now_);
   }
   StepPlan prefill(const std::string& id, std::uint32_t num, bool reports = true) {
@@ -45,14 +45,14 @@ class Sending : public CoreBench {
   }
   std::vector<SettledChunk> settled() {
     std::vector<SettledChunk> all;
-    for (const PushSettled& one : take<PushSettled>())
+    for (const SettlePush& one : take<SettlePush>())
       all.insert(all.end(), one.settlement.chunks.begin(), one.settlement.chunks.end());
     return all;
   }
 };
 
 TEST_F(Sending, OffersThePromptAndItsTailWhenTheRequestComes) {
-  const PushOffered offered = offer("r", 40);
+  const OfferPush offered = offer("r", 40);
   ASSERT_THAT(offered.offer.chunks, SizeIs(3));
   EXPECT_EQ(offered.offer.chunks[0].num_tokens, 16u);
   EXPECT_EQ(offered.offer.chunks[2].num_tokens, 8u);
@@ -61,7 +61,7 @@ TEST_F(Sending, OffersThePromptAndItsTailWhenTheRequestComes) {
 }
 
 TEST_F(Sending, SettlesAChunkWhenItIsMovedAndVerifiedHere) {
-  const PushOffered offered = offer("r", 32);
+  const OfferPush offered = offer("r", 32);
   answer(offered, {kGo, kGo});
   const StepPlan plan = prefill("r", 32, false);
   ASSERT_THAT(plan.saves_after, SizeIs(2));
@@ -82,7 +82,7 @@ TEST_F(Sending, SettlesAChunkWhenItIsMovedAndVerifiedHere) {
 }
 
 TEST_F(Sending, WhatIsThereNeedsNoHandOff) {
-  const PushOffered offered = offer("r", 32);
+  const OfferPush offered = offer("r", 32);
   answer(offered, {kGo, kHave});
   prefill("r", 32);
   core_->finished(RequestId{"r"}, 32, {blocks(1, 2)}, false, now_);
@@ -92,7 +92,7 @@ TEST_F(Sending, WhatIsThereNeedsNoHandOff) {
 }
 
 TEST_F(Sending, WhatIsPulledLaterIsHeldForIt) {
-  const PushOffered offered = offer("r", 32);
+  const OfferPush offered = offer("r", 32);
   answer(offered, {kGo, kLater});
   prefill("r", 32);
   core_->finished(RequestId{"r"}, 32, {blocks(1, 2)}, false, now_);
@@ -102,16 +102,16 @@ TEST_F(Sending, WhatIsPulledLaterIsHeldForIt) {
 }
 
 TEST_F(Sending, MovesFromThePoolWhatWasThereBeforeTheAnswer) {
-  const PushOffered offered = offer("r", 32);
+  const OfferPush offered = offer("r", 32);
   prefill("r", 32);  // the saves are tagged: they may still be wanted
   moved(offered.push, 0, false);
   moved(offered.push, 1, false);
   answer(offered, {kLater, kHave});
   EXPECT_THAT(settled(), IsEmpty()) << "nothing was lent";
   EXPECT_EQ(core_->num_pushes(), 0u);
-  const PushOffered again = offer("s", 33);
+  const OfferPush again = offer("s", 33);
   answer(again, {kGo, kHave, kGo});
-  const auto started = take<PushStarted>();
+  const auto started = take<StartPush>();
   ASSERT_THAT(started, SizeIs(1));
   EXPECT_EQ(started[0].start.index, 0u);
   EXPECT_THAT(started[0].start.checksums, ElementsAre(1u));
@@ -119,7 +119,7 @@ TEST_F(Sending, MovesFromThePoolWhatWasThereBeforeTheAnswer) {
 }
 
 TEST_F(Sending, TellsAFailedSaveAsFailedWhenNobodyReadsItAnyMore) {
-  const PushOffered offered = offer("r", 16);
+  const OfferPush offered = offer("r", 16);
   answer(offered, {kGo});
   const StepPlan plan = prefill("r", 16, false);
   WorkerReport report = well_done(plan);
@@ -134,7 +134,7 @@ TEST_F(Sending, TellsAFailedSaveAsFailedWhenNobodyReadsItAnyMore) {
 }
 
 TEST_F(Sending, TellsNothingOfAResetCacheAsGood) {
-  const PushOffered offered = offer("r", 16);
+  const OfferPush offered = offer("r", 16);
   answer(offered, {kGo});
   prefill("r", 16);
   core_->reset_cache();
@@ -145,7 +145,7 @@ TEST_F(Sending, TellsNothingOfAResetCacheAsGood) {
 }
 
 TEST_F(Sending, AnAbortedRequestGivesBackWhatItNeverComputed) {
-  const PushOffered offered = offer("r", 48);
+  const OfferPush offered = offer("r", 48);
   answer(offered, {kGo, kGo, kGo});
   core_->finished(RequestId{"r"}, 0, {}, true, now_);
   const auto told = settled();
@@ -155,11 +155,11 @@ TEST_F(Sending, AnAbortedRequestGivesBackWhatItNeverComputed) {
 }
 
 TEST_F(Sending, WhatIsNeverAnsweredEndsAtItsDeadline) {
-  const PushOffered offered = offer("r", 16);
+  const OfferPush offered = offer("r", 16);
   prefill("r", 16);
   EXPECT_EQ(core_->pool().num_pinned(), 1u);
   core_->tick(now_ += 61 * kSecond);
-  EXPECT_THAT(take<PushDropped>(), SizeIs(1));
+  EXPECT_THAT(take<DropPush>(), SizeIs(1));
   EXPECT_EQ(core_->num_pushes(), 1u) << "its worker has not said that it is over";
   moved(offered.push, 0, false);
   EXPECT_EQ(core_->num_pushes(), 0u);
@@ -177,7 +177,7 @@ TEST_F(Sending, AWorkerThatNeverAnswersHoldsNothingForEver) {
 }
 
 TEST_F(Sending, AnOutcomeTwiceIsABrokenPromise) {
-  const PushOffered offered = offer("r", 16);
+  const OfferPush offered = offer("r", 16);
   answer(offered, {kGo});
   prefill("r", 16, false);
   moved(offered.push, 0);
@@ -185,14 +185,14 @@ TEST_F(Sending, AnOutcomeTwiceIsABrokenPromise) {
 }
 
 TEST_F(Sending, StrangersAndDoubledAnswersAreIgnored) {
-  const PushOffered offered = offer("r", 16);
+  const OfferPush offered = offer("r", 16);
   core_->push_answered(offered.push, "tcp://somebody:1", {5, {}, {kGo}}, now_);
   core_->push_answered(offered.push + 9, "tcp://decode:1", {5, {}, {kGo}}, now_);
   answer(offered, {});  // says nothing of the chunk
   answer(offered, {kGo});
   EXPECT_EQ(core_->num_pushes(), 0u);
   prefill("r", 16);
-  EXPECT_THAT(take<PushStarted>(), IsEmpty());
+  EXPECT_THAT(take<StartPush>(), IsEmpty());
 }
 
 /// The decode side; the test plays the prefill node and the workers.
@@ -210,7 +210,7 @@ class Lending : public CoreBench {
   }
   std::vector<ReclaimedChunk> reclaim_all(std::uint32_t rank = 0) {
     std::vector<ReclaimedChunk> all;
-    for (const SlotsReclaimed& one : take<SlotsReclaimed>()) {
+    for (const ReclaimSlots& one : take<ReclaimSlots>()) {
       Reclaim answer = one.reclaim;
       answer.rank = rank;
       all.insert(all.end(), answer.chunks.begin(), answer.chunks.end());
@@ -223,12 +223,12 @@ class Lending : public CoreBench {
 TEST_F(Lending, ASettledChunkIsFoundOnceItsSlotIsTakenBack) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   EXPECT_THAT(reply.verdicts, ElementsAre(kGo, kGo));
-  EXPECT_THAT(take<SlotsLent>(), SizeIs(1));
+  EXPECT_THAT(take<LendSlots>(), SizeIs(1));
   core_->push_settled({reply.ticket, {{0, true, 0, {9}}, {1, true, 0, {9}}}}, now_);
   EXPECT_EQ(core_->pool().num_ready(), 0u) << "somebody may be writing still";
   reclaim_all();
   EXPECT_EQ(core_->pool().num_ready(), 2u);
-  EXPECT_THAT(take<ChunksPublished>(), SizeIs(2));
+  EXPECT_THAT(take<PublishChunks>(), SizeIs(2));
   EXPECT_EQ(core_->num_loans(), 0u);
   add("r", 40);
   EXPECT_EQ(lookup("r").num_external, 32u);
@@ -262,7 +262,7 @@ TEST_F(Lending, NonsenseIsIgnored) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
   core_->push_settled({reply.ticket + 1, {{0, true, 0, {9}}}}, now_);
   core_->push_settled({reply.ticket, {{7, true, 0, {9}}}}, now_);
-  EXPECT_THAT(take<SlotsReclaimed>(), IsEmpty());
+  EXPECT_THAT(take<ReclaimSlots>(), IsEmpty());
   core_->push_settled({reply.ticket, {{0, true, 0, {9, 9}}}}, now_);  // checksums of another shape
   EXPECT_FALSE(reclaim_all().at(0).ok);
 }
@@ -311,7 +311,7 @@ TEST_F(Lending, WhatWorkersCantLendIsFreeAtOnce) {
 TEST_F(Lending, ASlotTakenBackTwiceIsABrokenPromise) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   core_->push_settled({reply.ticket, {{0, true, 0, {9}}}}, now_);
-  const auto ordered = take<SlotsReclaimed>();
+  const auto ordered = take<ReclaimSlots>();
   core_->push_reclaimed(ordered.at(0).reclaim, now_);
   EXPECT_BREAKS(core_->push_reclaimed(ordered.at(0).reclaim, now_), "exactly-once");
 }

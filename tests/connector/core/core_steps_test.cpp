@@ -72,7 +72,7 @@ TEST_F(Steps, AFailedLoadIsCountedItsChunkForgottenAndWhatRestsOnItNotPublished)
   report.loads[0].corrupt = {plan.loads[0].items[1].chunk};
   core_->take_actions();
   core_->worker_report(report, now_);
-  EXPECT_THAT(take<ChunksPublished>(), IsEmpty());
+  EXPECT_THAT(take<PublishChunks>(), IsEmpty());
   EXPECT_EQ(core_->counters().load_failures, 1u);
   EXPECT_EQ(core_->counters().loaded_tokens, 32u);
   EXPECT_EQ(core_->pool().num_writing(), 0u);
@@ -97,7 +97,7 @@ TEST_F(Steps, APlanThatIsOutWhenALoadFailsPublishesNothingEither) {
   core_->take_actions();
   core_->worker_report(failed, now_);
   core_->worker_report(well_done(second), now_);
-  EXPECT_THAT(take<ChunksPublished>(), IsEmpty());
+  EXPECT_THAT(take<PublishChunks>(), IsEmpty());
   EXPECT_EQ(core_->pool().num_writing(), 0u);
 }
 
@@ -209,7 +209,7 @@ TEST_F(Steps, AResetForgetsTheChunksAndTellsTheDirectory) {
   cache(64);
   core_->take_actions();
   core_->reset_cache();
-  const std::vector<ChunksEvicted> evicted = take<ChunksEvicted>();
+  const std::vector<AnnounceEvictions> evicted = take<AnnounceEvictions>();
   ASSERT_THAT(evicted, SizeIs(1));
   EXPECT_THAT(evicted[0].keys, SizeIs(2));
   EXPECT_THAT(core_->snapshot(), IsEmpty());
@@ -239,9 +239,9 @@ TEST_F(TwoRanks, AChunkIsOfferedWhenTheSlowestRankWroteItAndCountsWhatTheWorstOn
   core_->allocated(a_, 0, {blocks(1, 3)}, now_);
   const StepPlan saving = core_->build_step({{{a_, 0, 40, BlockTable{blocks(1, 3)}}}, {}}, now_);
   core_->worker_report(well_done(saving, 0), now_);
-  EXPECT_THAT(take<ChunksPublished>(), IsEmpty());
+  EXPECT_THAT(take<PublishChunks>(), IsEmpty());
   core_->worker_report(well_done(saving, 1), now_);
-  EXPECT_THAT(take<ChunksPublished>(), SizeIs(1));
+  EXPECT_THAT(take<PublishChunks>(), SizeIs(1));
 
   add("b", 40);
   EXPECT_EQ(lookup("b").num_external, 32u);

@@ -89,12 +89,12 @@ TEST_F(Windows, AHitEndsWhereTheWindowIsThere) {
 TEST_F(Windows, AHolderThatLacksMoreOfTheWindowGivesAShorterHit) {
   core_->set_directory_up(true);
   add("a", 140);
-  const auto query = std::get<DirectoryQuery>(core_->take_actions().at(0));
+  const auto query = std::get<QueryDirectory>(core_->take_actions().at(0));
   core_->directory_answered(query.fetch, {{EngineId{"e"}, "tcp://e:1", 2, {}}}, now_);
-  const auto wanted = std::get<LeaseWanted>(core_->take_actions().at(0));
+  const auto wanted = std::get<RequestLease>(core_->take_actions().at(0));
   LeaseReply reply{7, "", {{0, {0, 1}, kChunk, {5}}, {1, {1, 1}, kChunk, {5}, 48}}};
   core_->lease_answered(wanted.fetch, wanted.endpoint, reply, now_);
-  const auto pull = std::get<PullWanted>(core_->take_actions().at(0));
+  const auto pull = std::get<StartPull>(core_->take_actions().at(0));
   core_->pull_done(pull.pull, 0, {true, true}, now_);
   EXPECT_EQ(lookup("a").num_external, 64u);  // 128 would need group 1 from 96 on, but it starts at 112
 }
@@ -105,7 +105,7 @@ TEST_F(Windows, ALeaseTellsWhatTheChunkLacks) {
   const ChunkKey root = root_key("model", "");
   const ChunkKey first = chunk_key(root, std::span(tokens_).first(64), "");
   const ChunkKey second = chunk_key(first, std::span(tokens_).subspan(64, 64), "");
-  const LeaseReply reply = core_->lease_wanted("x", {"model", {first, second}, ""}, now_);
+  const LeaseReply reply = core_->lease_requested("x", {"model", {first, second}, ""}, now_);
   ASSERT_THAT(reply.chunks, SizeIs(2));
   EXPECT_EQ(reply.chunks[0].window_from, 0u);
   EXPECT_EQ(reply.chunks[1].window_from, 32u);

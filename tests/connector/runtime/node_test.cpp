@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "connector/core/token_chain.h"
-#include "controller/api/rule.h"
+#include "controller/api/admin_command.h"
 #include "controller/api/status.h"
 #include "tests/connector/runtime/test_node.h"
 

@@ -111,7 +111,7 @@ struct Node {
   }
 };
 
-class Cluster final : private Outbox {
+class Cluster final : private ReplySender {
  public:
   explicit Cluster(unsigned seed) : seed_(seed), dice_{std::mt19937_64(seed)} {
     for (std::uint32_t i = 0; i < kNumNodes; ++i) nodes_[i].name = fmt::format("engine{}", i);

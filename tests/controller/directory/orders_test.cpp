@@ -18,7 +18,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::UnorderedElementsAreArray;
 
-class OrdersTest : public ::testing::Test, protected Outbox {
+class OrdersTest : public ::testing::Test, protected ReplySender {
  protected:
   bool send(ConnectionId to, std::string_view bytes) override {
     heard_[to].push_back(wire::parse(bytes).value());
@@ -51,11 +51,11 @@ class OrdersTest : public ::testing::Test, protected Outbox {
   void publish(ConnectionId node, std::vector<ChunkKey> keys, std::uint64_t incarnation = 1) {
     say(node, wire::Publish{.incarnation = incarnation, .sequence = sequence_[node]++, .full = {std::move(keys)}});
   }
-  wire::RuleReply rule(const wire::RuleRequest& request, std::optional<ConnectionId> asker = std::nullopt) {
+  wire::AdminReply rule(const wire::AdminRequest& request, std::optional<ConnectionId> asker = std::nullopt) {
     const ConnectionId from = asker ? *asker : sessions_.open();
     say(from, request);
     for (wire::Message& message : heard_[from])
-      if (auto* reply = std::get_if<wire::RuleReply>(&message)) return *reply;
+      if (auto* reply = std::get_if<wire::AdminReply>(&message)) return *reply;
     ADD_FAILURE() << "no answer";
     return {};
   }
@@ -84,22 +84,22 @@ TEST_F(OrdersTest, APinIsKeptByWhoeverHasItAndByWhoGetsItLater) {
   const auto reply = rule({.verb = "pin", .owner = "ops", .keys = {keys_of(2, 6)}, .ttl_ms = 10'000});
   ASSERT_TRUE(reply.is_done) << reply.text;
   EXPECT_EQ(reply.text, "2 of 4 chunks are held on 1 nodes and kept there");
-  const auto kept = heard<wire::Keep>(a);
+  const auto kept = heard<wire::Pin>(a);
   ASSERT_THAT(kept, SizeIs(1));
   EXPECT_EQ(kept[0].hold, reply.number);
   EXPECT_EQ(kept[0].ttl_ms, 10'000u);
   EXPECT_THAT(kept[0].keys.keys, UnorderedElementsAreArray(keys_of(2, 4)));
-  EXPECT_THAT(heard<wire::Keep>(b), IsEmpty());
+  EXPECT_THAT(heard<wire::Pin>(b), IsEmpty());
   now_ += 4 * kSecond;
   publish(b, keys_of(5, 9));
-  const auto later = heard<wire::Keep>(b);
+  const auto later = heard<wire::Pin>(b);
   ASSERT_THAT(later, SizeIs(1));
   EXPECT_EQ(later[0].ttl_ms, 6'000u);
   EXPECT_THAT(later[0].keys.keys, ElementsAre(key_of(5)));
 
   EXPECT_TRUE(rule({.verb = "unpin", .number = reply.number}).is_done);
-  EXPECT_THAT(heard<wire::Unkeep>(a), SizeIs(1));
-  EXPECT_THAT(heard<wire::Unkeep>(b), SizeIs(1));
+  EXPECT_THAT(heard<wire::Unpin>(a), SizeIs(1));
+  EXPECT_THAT(heard<wire::Unpin>(b), SizeIs(1));
   EXPECT_THAT(rule({.verb = "unpin", .number = reply.number}).text, HasSubstr("there is no hold"));
 }
 
@@ -111,7 +111,7 @@ TEST_F(OrdersTest, AReadersLeaseEndsWithTheReader) {
   EXPECT_EQ(sessions_.status(now_).num_held_keys, 4u);
   heard_[holder].clear();
   say(reader, wire::Leave{.incarnation = 1});
-  const auto over = heard<wire::Unkeep>(holder);
+  const auto over = heard<wire::Unpin>(holder);
   ASSERT_THAT(over, SizeIs(1));
   EXPECT_EQ(over[0].hold, reply.number);
   EXPECT_EQ(sessions_.status(now_).num_holds, 0u);
@@ -133,7 +133,7 @@ TEST_F(OrdersTest, APinEndsAtItsDeadline) {
   pass(kSecond);
   EXPECT_EQ(sessions_.status(now_).num_holds, 0u);
   publish(a, keys_of(0, 4));
-  EXPECT_THAT(heard<wire::Keep>(a), IsEmpty());
+  EXPECT_THAT(heard<wire::Pin>(a), IsEmpty());
 }
 
 TEST_F(OrdersTest, ADrainedNodeTellsAllAndWhatOnlyItHasGoesToOthers) {
@@ -151,7 +151,7 @@ TEST_F(OrdersTest, ADrainedNodeTellsAllAndWhatOnlyItHasGoesToOthers) {
                              .has_end = true});
   say(leaving, wire::Publish{.incarnation = 1, .sequence = sequence_[leaving]++, .ends_snapshot = true});
   pass(100 * kMillisecond);
-  const auto brought = heard<wire::Bring>(other);
+  const auto brought = heard<wire::Replicate>(other);
   ASSERT_THAT(brought, SizeIs(1));
   EXPECT_EQ(brought[0].engine_id, "leaving");
   EXPECT_EQ(brought[0].endpoint, "tcp://leaving:1");
@@ -193,15 +193,15 @@ TEST_F(OrdersTest, AMovedChunkIsForgottenWhereItCameFromOnceItHasArrived) {
                            .keys = {{key_of(0), key_of(1), key_of(9), key_of(77)}}});
   ASSERT_TRUE(reply.is_done) << reply.text;
   EXPECT_EQ(reply.number, 3u);
-  const auto brought = heard<wire::Bring>(b);
+  const auto brought = heard<wire::Replicate>(b);
   ASSERT_THAT(brought, SizeIs(1));
   EXPECT_THAT(brought[0].full.keys, SizeIs(2));
   EXPECT_THAT(brought[0].tails.num_tokens, ElementsAre(40));
   pass(100 * kMillisecond);
-  EXPECT_THAT(heard<wire::Forget>(a), IsEmpty());
+  EXPECT_THAT(heard<wire::EvictOrder>(a), IsEmpty());
   publish(b, keys_of(0, 1));
   pass(100 * kMillisecond);
-  const auto forgotten = heard<wire::Forget>(a);
+  const auto forgotten = heard<wire::EvictOrder>(a);
   ASSERT_THAT(forgotten, SizeIs(1));
   EXPECT_FALSE(forgotten[0].all);
   EXPECT_THAT(forgotten[0].keys.keys, ElementsAre(key_of(0)));
@@ -210,11 +210,11 @@ TEST_F(OrdersTest, AMovedChunkIsForgottenWhereItCameFromOnceItHasArrived) {
 TEST_F(OrdersTest, ClearingAsksANamespacesNodesOrOne) {
   const ConnectionId a = join("a"), b = join("b");
   EXPECT_EQ(rule({.verb = "clear"}).number, 2u);
-  EXPECT_TRUE(heard<wire::Forget>(a).at(0).all);
-  EXPECT_TRUE(heard<wire::Forget>(b).at(0).all);
+  EXPECT_TRUE(heard<wire::EvictOrder>(a).at(0).all);
+  EXPECT_TRUE(heard<wire::EvictOrder>(b).at(0).all);
   EXPECT_EQ(rule({.verb = "clear", .engine_id = "b"}).number, 1u);
-  EXPECT_THAT(heard<wire::Forget>(a), IsEmpty());
-  EXPECT_THAT(heard<wire::Forget>(b), SizeIs(1));
+  EXPECT_THAT(heard<wire::EvictOrder>(a), IsEmpty());
+  EXPECT_THAT(heard<wire::EvictOrder>(b), SizeIs(1));
   EXPECT_THAT(rule({.verb = "clear", .name_space = "empty"}).text, HasSubstr("namespace 'empty' has no nodes"));
 }
 
@@ -240,7 +240,7 @@ TEST_F(OrdersTest, AQuotaBoundsANamespace) {
 
 TEST_F(OrdersTest, NonsenseIsRefusedWithASentence) {
   join("a");
-  const auto text = [&](const wire::RuleRequest& request) {
+  const auto text = [&](const wire::AdminRequest& request) {
     const auto reply = rule(request);
     EXPECT_FALSE(reply.is_done);
     return reply.text;

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controller/directory/sessions_tap.h"
+#include "controller/directory/session_observer.h"
 #include "controller/protocol/wire.h"
 #include "tests/controller/fixtures.h"
 
@@ -14,7 +14,7 @@ namespace {
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-class SessionsTest : public ::testing::Test, protected Outbox {
+class SessionsTest : public ::testing::Test, protected ReplySender {
  protected:
   bool send(ConnectionId to, std::string_view bytes) override {
     if (!does_read_) return false;
@@ -44,7 +44,7 @@ class SessionsTest : public ::testing::Test, protected Outbox {
   std::vector<std::pair<ConnectionId, wire::Message>> answers_;
 };
 
-class FakeTap final : public SessionsTap {
+class FakeObserver final : public SessionObserver {
  public:
   std::optional<std::string> refusal(const NodeInfo& info) const override {
     return info.incarnation.value < 5 ? std::optional<std::string>("too old") : std::nullopt;
@@ -56,7 +56,7 @@ class FakeTap final : public SessionsTap {
     heard.push_back(fmt::format("told {} {}", sequence, wire::parse(message).value().index()));
   }
   void gone(NodeId, TimeNs) override { heard.emplace_back("gone"); }
-  void ruled(const wire::RuleRequest& request, TimeNs) override { heard.push_back(request.verb); }
+  void ruled(const wire::AdminRequest& request, TimeNs) override { heard.push_back(request.verb); }
   const std::vector<std::string>& replicas() const override { return list; }
   std::uint64_t replicas_version() const override { return version; }
   ScaleStatus status(TimeNs) const override { return {}; }
@@ -67,8 +67,8 @@ class FakeTap final : public SessionsTap {
 };
 
 TEST_F(SessionsTest, ATapHearsAllAndDecidesWhoMayJoin) {
-  FakeTap tap;
-  sessions_.set_tap(&tap);
+  FakeObserver tap;
+  sessions_.set_observer(&tap);
   const ConnectionId connection = sessions_.open();
   say(connection, hello("a", 4));
   EXPECT_EQ(answer<wire::Refused>(connection).reason, "too old");
@@ -89,12 +89,12 @@ TEST_F(SessionsTest, ATapHearsAllAndDecidesWhoMayJoin) {
   sessions_.fence(*sessions_.directory().find_node("", "b"), now_);
   say(other, wire::Heartbeat{.incarnation = 5});
   answer<wire::Unregistered>(other);
-  sessions_.set_tap(nullptr);
+  sessions_.set_observer(nullptr);
 }
 
 TEST_F(SessionsTest, NodesAreToldOfReplicasAtFirstAndWhenTheyChanged) {
-  FakeTap tap;
-  sessions_.set_tap(&tap);
+  FakeObserver tap;
+  sessions_.set_observer(&tap);
   const ConnectionId connection = sessions_.open();
   say(connection, hello("a", 5));
   EXPECT_EQ(answer<wire::Registered>(connection).replicas, tap.list);
@@ -106,7 +106,7 @@ TEST_F(SessionsTest, NodesAreToldOfReplicasAtFirstAndWhenTheyChanged) {
   EXPECT_EQ(answer<wire::HeartbeatAck>(connection).replicas, tap.list);
   say(connection, wire::Heartbeat{.incarnation = 5});
   EXPECT_THAT(answer<wire::HeartbeatAck>(connection).replicas, IsEmpty());
-  sessions_.set_tap(nullptr);
+  sessions_.set_observer(nullptr);
 }
 
 TEST_F(SessionsTest, ANodeComesBackOnAnotherConnectionAndKeepsWhatItHeld) {

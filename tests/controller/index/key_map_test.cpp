@@ -38,9 +38,9 @@ TYPED_TEST_SUITE(KeyMapTest, Keys);
 
 template <class Key>
 void erase(KeyMap<Key>& map, const Key& key) {
-  typename KeyMap<Key>::Trail trail;
-  ASSERT_NE(map.find(key, trail), 0U);
-  map.erase(trail);
+  typename KeyMap<Key>::Cursor cursor;
+  ASSERT_NE(map.find(key, cursor), 0U);
+  map.erase(cursor);
   ASSERT_EQ(map.find(key), 0U);
   map.finish_erasing();
 }
@@ -62,7 +62,7 @@ TYPED_TEST(KeyMapTest, AnswersAsAMapDoesWhileItIsTidied) {
       const bool growing = step / 8'000 % 2 == 0;
       const std::uint64_t number = random() % num_numbers;
       const TypeParam key = make_key<TypeParam>(number);
-      typename Map::Trail run;
+      typename Map::Cursor run;
       for (std::uint64_t next = number; next < number + 4; ++next) {
         const auto known = model.find(make_key<TypeParam>(next));
         ASSERT_EQ(map.find(make_key<TypeParam>(next), run), known == model.end() ? 0 : known->second)
@@ -81,8 +81,8 @@ TYPED_TEST(KeyMapTest, AnswersAsAMapDoesWhileItIsTidied) {
         erase(map, key);
         model.erase(known);
       } else if (dice == 9) {
-        typename Map::Trail trail;
-        *map.find_place(key, trail) = known->second = static_cast<std::uint32_t>(1 + random() % 50);
+        typename Map::Cursor cursor;
+        *map.find_place(key, cursor) = known->second = static_cast<std::uint32_t>(1 + random() % 50);
         if (map.in_sweep()) late.insert(key);
       }
       if (!map.in_sweep() && random() % 2'000 == 0) {

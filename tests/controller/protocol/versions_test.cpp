@@ -15,7 +15,7 @@ using ::testing::SizeIs;
 using namespace std::string_literals;
 
 /// A node and a controller with nothing between them.
-class TwoReleases : protected Outbox {
+class TwoReleases : protected ReplySender {
  public:
   TwoReleases(VersionRange node, VersionRange controller)
       : sessions_(DirectoryOptions{}, 0, controller), connection_(sessions_.open()) {
@@ -117,7 +117,7 @@ const std::string kOldHeartbeat = "\x94\x92\x01\x04\x05\x00\x90"s;
 const std::string kOldRegistered = "\x94\x92\x01\x02\x05\xc3\x90"s;
 const std::string kOldHeartbeatAck = "\x94\x92\x01\x05\x05\x00\x90"s;
 
-class OldNode : public ::testing::Test, protected Outbox {
+class OldNode : public ::testing::Test, protected ReplySender {
  protected:
   bool send(ConnectionId, std::string_view bytes) override {
     answers_.emplace_back(bytes);

@@ -256,9 +256,9 @@ TEST(ControllerServer, APortInUseIsOneSentence) {
 }
 
 /// Always has more, and counts its turns.
-class BusyFront final : public Front {
+class BusyListener final : public Listener {
  public:
-  explicit BusyFront(int* num_turns) : num_turns_(num_turns) {}
+  explicit BusyListener(int* num_turns) : num_turns_(num_turns) {}
   int fd() const override { return -1; }
   bool take(TimeNs) override { return ++*num_turns_ < 1000; }
 
@@ -269,7 +269,7 @@ class BusyFront final : public Front {
 TEST(ControllerServer, AFrontThatHasMoreIsNotWaitedForAndEachTurnEndsWithItsHooks) {
   const auto server = Server::bind({.bind = "tcp://127.0.0.1:0", .directory = {}}, steady_clock()).value();
   int num_turns = 0, num_ends = 0;
-  ASSERT_TRUE(server->add_front(std::make_unique<BusyFront>(&num_turns)));
+  ASSERT_TRUE(server->add_front(std::make_unique<BusyListener>(&num_turns)));
   server->at_turn_end([&](TimeNs) {
     EXPECT_EQ(++num_ends, num_turns) << "after the fronts";
     if (num_ends == 1000) server->stop();

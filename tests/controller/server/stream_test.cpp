@@ -8,7 +8,7 @@
 #include <fstream>
 #include <random>
 
-#include "controller/server/stream_front.h"
+#include "controller/server/stream_listener.h"
 #include "controller/protocol/stream_socket.h"
 #include "controller/protocol/wire.h"
 #include "tests/controller/live.h"
@@ -240,7 +240,7 @@ class UnixPath : public ::testing::Test {
 TEST_F(UnixPath, OfADeadControllerIsTakenOver) {
   {
     // What kill -9 leaves behind: a socket's file that nobody listens at.
-    StreamListener dead = listen_on({.path = path_}).value();
+    BoundSocket dead = listen_on({.path = path_}).value();
   }
   ASSERT_TRUE(std::filesystem::exists(path_));
   const auto server = bind();

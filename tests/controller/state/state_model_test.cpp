@@ -177,7 +177,7 @@ class Script {
 };
 
 /// The same as Script::story(), by questions alone.
-std::string story_of(Directory& directory, TimeNs now) {
+std::string describe_status(Directory& directory, TimeNs now) {
   std::map<std::string, std::string> of_node;
   for (const auto& [id, info] : directory.nodes())
     of_node[info->engine_id.value] =
@@ -311,7 +311,7 @@ TEST_P(StateModel, ADeathAtAnyByteLosesNothingThatWasAcknowledged) {
       ASSERT_EQ(loaded.damage, "");
     }
     state.finish(script.now());
-    const std::string found = story_of(directory, script.now());
+    const std::string found = describe_status(directory, script.now());
     for (int i = 0; i < shared_->acknowledged; ++i) script.step(nullptr);
     int at = shared_->acknowledged;
     std::string nearest;  // where the nodes are the same

@@ -93,7 +93,7 @@ class Supervisor:
                         + (f", draining {', '.join(gone)}" if gone else ""))
         return "; ".join(said)
 
-    def stop(self, tick: Callable[[], None], hurry: Callable[[], bool]) -> None:
+    def stop(self, tick: Callable[[], None], shorten_deadline: Callable[[], bool]) -> None:
         """The front door first, then the servers, the controller last, so that they can say goodbye."""
         self.stopping = True
         for leaving in self.leavings:
@@ -112,7 +112,7 @@ class Supervisor:
                 for member in group:
                     member.read()
                     member.look()
-                    if member.child is not None and hurry():
+                    if member.child is not None and shorten_deadline():
                         member.child.end_now()
                     if member.child is not None and time.monotonic() > late:
                         member.child.kill()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from kvferry import scheduler_half
+from kvferry import scheduler_connector
 from kvferry._core import SchedulerNode
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.lora.request import LoRARequest
@@ -66,7 +66,7 @@ class Engine:
         def start_node(**options: Any) -> SchedulerNode:
             return SchedulerNode(**options | ({} if setup.waits_for_loads else {"runs_ahead": False}))
 
-        with set_current_vllm_config(self.config), mock.patch.object(scheduler_half, "SchedulerNode", start_node):
+        with set_current_vllm_config(self.config), mock.patch.object(scheduler_connector, "SchedulerNode", start_node):
             self.runner = StampRunner(self.config, kv_config, self._salts)
             scheduler = AsyncScheduler if setup.async_scheduling else Scheduler
             self.scheduler = scheduler(self.config, kv_config, StructuredOutputManager(self.config),

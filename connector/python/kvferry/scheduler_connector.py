@@ -1,0 +1,282 @@
+"""The connector's half in EngineCore: translates vLLM's scheduler calls for the C++ scheduler node."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+from vllm.v1.request import RequestStatus
+
+from kvferry._core import KvFerryError, SchedulerNode, check_config, fingerprint_difference
+from kvferry.errors import refuse_to_start
+from kvferry.handshake import StepPlan, StepReport, WorkerHello
+from kvferry.identity import fingerprint
+from kvferry.layout import attention_specs, windows
+from kvferry.stats import KvFerryStats, StatsSource
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+START_TIMEOUT_MS = 10_000
+# What the engine computed for these is not worth keeping, or not to be trusted.
+_ABORTED = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_IGNORED, RequestStatus.FINISHED_ERROR)
+
+
+class SchedulerConnector:
+    def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
+        transfer = vllm_config.kv_transfer_config
+        extra_json = json.dumps(transfer.kv_connector_extra_config)
+        parallel = vllm_config.parallel_config
+        if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
+            refuse_to_start("this version supports tensor, pipeline and data parallelism, not context parallelism")
+        self._saves_outlast_steps = vllm_config.device_config.device_type != "cpu"
+        specs = attention_specs(kv_cache_config)
+        num_layers = sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups)
+        if parallel.pipeline_parallel_size > 1:  # those were one stage's
+            num_layers = vllm_config.model_config.get_total_num_hidden_layers()
+        try:
+            config = check_config(extra_json)
+            self._fingerprint = fingerprint(vllm_config, num_layers, config["chunk_tokens"])
+            self._node = SchedulerNode(
+                extra_json=extra_json,
+                engine_id=transfer.engine_id,
+                role=transfer.kv_role,
+                fingerprint=self._fingerprint,
+                block_tokens=specs[0].block_size,
+                windows=windows(specs),
+                # A pipeline is kept full: later steps are planned while the first one is in it.
+                runs_ahead=vllm_config.scheduler_config.async_scheduling or parallel.pipeline_parallel_size > 1,
+                start_timeout_ms=START_TIMEOUT_MS,
+            )
+        except KvFerryError as error:
+            refuse_to_start(str(error))
+        self._engine_id = transfer.engine_id
+        self._tp_size = parallel.tensor_parallel_size
+        self._known_tokens: dict[str, int] = {}  # tokens that the node has of each request
+        self._requests: dict[str, Request] = {}
+        self._wants_report: set[str] = set()
+        self._kv_cache_manager: KVCacheManager | None = None
+        self._admitted: dict[str, list[int]] = {}  # in the step under way, with their blocks in the first KV group
+        self._stats = StatsSource()
+        logger.info(
+            "kvferry: engine %s serves %s as %s at %s:%d",
+            self._engine_id, self._fingerprint, transfer.kv_role, self._node.host, self._node.port,
+        )  # fmt: skip
+
+    def attach_workers(self, hellos: dict[tuple[int, int], WorkerHello]) -> None:
+        self._node.attach_workers([hellos[rank].payload for rank in sorted(hellos)])
+
+    def bind_kv_cache_manager(self, manager: "KVCacheManager") -> None:
+        self._kv_cache_manager = manager
+
+    def on_new_request(self, request: "Request") -> None:
+        params = request.kv_transfer_params or {}
+        if not isinstance(params, dict):
+            params = {}
+        tokens = request.prompt_token_ids
+        if tokens is None or len(tokens) != request.num_tokens:
+            tokens = list(request.all_token_ids)
+        self._node.add_request(
+            request_id=request.request_id,
+            tokens=tokens,
+            num_prompt_tokens=request.num_prompt_tokens,
+            extras=_extras(request),
+            items=[(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features],
+            # Embeddings have no token ids to be keyed by, and a streamed session rewrites its history.
+            cacheable=request.prompt_embeds is None and not request.resumable,
+            handoff=bool(params.get("do_remote_decode")),
+            source=self._handoff_source(request.request_id, params, len(tokens)),
+            push_to=_push_target(request.request_id, params),
+        )
+        self._known_tokens[request.request_id] = len(tokens)
+        self._requests[request.request_id] = request
+        if params.get("kvferry_report"):
+            self._wants_report.add(request.request_id)
+
+    def _handoff_source(
+        self, request_id: str, params: dict[str, Any], num_tokens: int
+    ) -> tuple[str, str, str, int] | None:
+        """Where the prefill side left the prompt; None when nobody did, or what a router sent makes no sense."""
+        if not params.get("do_remote_prefill"):
+            return None
+        theirs = params.get("kvferry_fingerprint")
+        if theirs is not None and theirs != self._fingerprint:
+            logger.error(
+                "kvferry: request %s: different models on the two sides: %s; it is recomputed",
+                request_id, fingerprint_difference(self._fingerprint, str(theirs)),
+            )  # fmt: skip
+            return None
+        host, port = params.get("remote_host"), params.get("remote_port")
+        count = params.get("remote_num_tokens") or num_tokens
+        valid = isinstance(host, str) and host and isinstance(port, int) and 0 < port < 65536
+        if not valid or not isinstance(count, int) or not 0 < count < 2**31:
+            logger.warning(
+                "kvferry: request %s: kv_transfer_params name no usable remote_host, remote_port and "
+                "remote_num_tokens (%r, %r, %r); the controller is asked instead",
+                request_id, host, port, count,
+            )  # fmt: skip
+            return None
+        remote_id = str(params.get("remote_request_id") or "")
+        return str(params.get("remote_engine_id") or ""), f"tcp://{host}:{port}", remote_id, min(count, num_tokens)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        if request.request_id not in self._known_tokens:
+            self.on_new_request(request)
+        self._sync_tokens(request)
+        if request.skip_reading_prefix_cache:
+            return 0, False
+        # The answer lies in this node's own pool, so the load is a copy inside the step; the engine waits for its end
+        # only where it could not mend a failed one.
+        return self._node.lookup(request.request_id, num_computed_tokens)
+
+    def _sync_tokens(self, request: "Request") -> None:
+        known = self._known_tokens[request.request_id]
+        tokens = request.all_token_ids
+        if len(tokens) == known:
+            return
+        keep = min(known, len(tokens))
+        self._node.update_tokens(request.request_id, keep, tokens[keep:])
+        self._known_tokens[request.request_id] = len(tokens)
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external: int) -> None:
+        table = list(blocks.get_block_ids())
+        self._admitted[request.request_id] = list(table[0])
+        self._node.allocated(request.request_id, num_external, table)
+
+    def build_connector_meta(self, output: "SchedulerOutput") -> StepPlan:
+        tables = output.kv_connector_block_state
+        scheduled = output.num_scheduled_tokens
+        admitted = []
+        for new in output.scheduled_new_reqs:
+            blocks = [list(group) for group in tables.get_block_ids(new.req_id)]
+            admitted.append((new.req_id, new.num_computed_tokens, scheduled[new.req_id], blocks))
+        cached = output.scheduled_cached_reqs
+        preempted = list(output.preempted_req_ids or ())
+        for req_id in preempted:
+            if req_id in self._requests:
+                self._sync_tokens(self._requests[req_id])
+        plan = self._node.build_step(
+            admitted,
+            cached.req_ids,
+            cached.num_computed_tokens,
+            cached.new_block_ids,
+            cached.resumed_req_ids,
+            scheduled,
+            preempted,
+            self._tokens_of,
+        )
+        return StepPlan(plan)
+
+    def _tokens_of(self, req_id: str, known: int) -> list[int]:
+        tokens = self._requests[req_id].all_token_ids
+        self._known_tokens[req_id] = max(known, len(tokens))
+        return tokens[known:]
+
+    def request_finished(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Never holds blocks: what is not saved yet is packed at the start of the next step, before any reuse."""
+        req_id = request.request_id
+        if req_id not in self._known_tokens:
+            return False, None
+        self._sync_tokens(request)
+        aborted = request.status in _ABORTED
+        done = self._node.finished(req_id, request.num_computed_tokens, [list(b) for b in block_ids], aborted)
+        del self._known_tokens[req_id], self._requests[req_id]
+        params: dict[str, Any] = {}
+        if done["handoff_tokens"] is not None:
+            params = {
+                "do_remote_prefill": True,
+                "do_remote_decode": False,
+                "remote_block_ids": [list(b) for b in block_ids],
+                "remote_engine_id": self._engine_id,
+                "remote_request_id": req_id,
+                "remote_host": self._node.host,
+                "remote_port": self._node.port,
+                "remote_num_tokens": done["handoff_tokens"],
+                "tp_size": self._tp_size,
+                "kvferry_fingerprint": self._fingerprint,
+            }
+        if req_id in self._wants_report:
+            self._wants_report.discard(req_id)
+            params["kvferry_report"] = {
+                "admissions": done["admissions"],
+                "preemptions": done["preemptions"],
+                "transfer_ms": done["transfer_ms"],
+            }
+        return False, params or None
+
+    def update_connector_output(self, output: "KVConnectorOutput") -> None:
+        if output.invalid_block_ids:
+            self._forget_blocks(output.invalid_block_ids)
+        self._admitted.clear()
+        report = output.kv_connector_worker_meta
+        if type(report) is StepReport:  # isinstance() of what derives from an ABC takes microseconds
+            for payload in report.payloads:
+                self._node.worker_report(payload)
+
+    def _forget_blocks(self, bad_blocks: set[int]) -> None:
+        """Takes blocks whose load failed, and what was computed on them, out of vLLM's prefix cache.
+
+        vLLM leaves them there under `recompute`, since a running request is about to write them anew; but that may be
+        aborted or preempted before it has. Only who was admitted in this step can have them.
+        """
+        bad = set(bad_blocks)
+        known = 0
+        while known != len(bad):
+            known = len(bad)
+            for table in self._admitted.values():
+                first = next((i for i, block in enumerate(table) if block in bad), len(table))
+                bad.update(table[first:])
+        if self._kv_cache_manager is not None:
+            self._kv_cache_manager.evict_blocks(bad)
+
+    def needs_step_for_saves(self) -> bool:
+        """Whether a GPU still saves, which a later step has to report. A CPU's saves are reported with their own."""
+        return self._saves_outlast_steps and self._node.has_unreported_saves()
+
+    def reset_cache(self) -> bool:
+        self._node.reset_cache()
+        return True
+
+    def take_stats(self) -> KvFerryStats | None:
+        metrics = self._node.take_metrics()
+        return None if metrics is None else self._stats.take(metrics)
+
+    def shutdown(self) -> None:
+        self._node.shutdown()
+
+
+def _push_target(request_id: str, params: dict[str, Any]) -> tuple[str, str] | None:
+    """The decode node (engine id, endpoint) that a router chose before the prefill; None where it did not."""
+    target = params.get("kvferry_push_to")
+    if target is None:
+        return None
+    if isinstance(target, str):
+        target = {"endpoint": target}
+    endpoint = target.get("endpoint") if isinstance(target, dict) else None
+    if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
+        logger.warning(
+            "kvferry: request %s: kvferry_push_to is %r, not \"tcp://HOST:PORT\" or "
+            '{"engine_id": ..., "endpoint": "tcp://HOST:PORT"}; its KV is pulled when it is wanted',
+            request_id, params["kvferry_push_to"],
+        )  # fmt: skip
+        return None
+    return str(target.get("engine_id") or ""), endpoint
+
+
+def _extras(request: "Request") -> str:
+    """What changes all of a request's KV besides its tokens."""
+    lora = request.lora_request
+    parts = []
+    if lora is not None:
+        parts.append(f"lora={lora.lora_name}@{lora.lora_path}")
+    if request.cache_salt:
+        parts.append(f"salt={request.cache_salt}")
+    return ";".join(parts)

@@ -1,0 +1,107 @@
+"""The connector's half in each worker: registers the KV tensors, runs the step's copies in C++."""
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.logger import init_logger
+
+from kvferry._core import KvFerryError, WorkerNode, check_config
+from kvferry.errors import refuse_to_start
+from kvferry.handshake import StepPlan, StepReport, WorkerHello
+from kvferry.layout import attention_specs, cache_layout, shard_of
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger(__name__)
+
+
+class WorkerConnector:
+    def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
+        self._vllm_config = vllm_config
+        self._spec = attention_specs(kv_cache_config)[0]
+        self._kv_cache_config = kv_cache_config
+        self._node: WorkerNode | None = None
+        self._device = torch.device("cpu")
+        self._layers: dict[str, int] = {}  # by name: the place in the layout
+        self._wants_layers = False  # in the step under way
+        try:
+            self._config = check_config(json.dumps(vllm_config.kv_transfer_config.kv_connector_extra_config))
+        except KvFerryError as error:
+            refuse_to_start(str(error))
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self._kv_caches = kv_caches  # the node reads and writes their memory
+        layout = cache_layout(kv_caches, self._kv_cache_config, self._vllm_config)
+        self._layers = {name: place for place, (name, *_) in enumerate(layout.layers)}
+        engine_id = self._vllm_config.kv_transfer_config.engine_id
+        pp_rank, tp_rank = get_pp_group().rank_in_group, get_tp_group().rank_in_group
+        tensor = next(iter(kv_caches.values()))
+        self._device = tensor.device
+        try:
+            self._node = WorkerNode(
+                rank=pp_rank * get_tp_group().world_size + tp_rank,  # as the scheduler sorts their handshakes
+                label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[-40:],  # the end tells data parallel ranks apart
+                chunk_tokens=self._config["chunk_tokens"],
+                pool_bytes=self._config["pool_bytes"],
+                layers=layout.layers,
+                num_kv_heads=layout.num_kv_heads,
+                head_dim=layout.head_dim,
+                element_bytes=tensor.element_size(),
+                planes=layout.planes,
+                block_tokens=self._spec.block_size,
+                num_blocks=tensor.shape[0],
+                path=self._config["path"],
+                advertise_host=self._config["advertise_host"],
+                gpu=tensor.device.index or 0 if tensor.is_cuda else -1,
+                gpu_pool_bytes=self._config["gpu_pool_bytes"],
+                lands_in_gpu=self._config["lands_in_gpu"],
+                shard=shard_of(layout, self._vllm_config, pp_rank, tp_rank),
+            )
+        except KvFerryError as error:
+            refuse_to_start(str(error))
+        logger.info("kvferry: %s", self._node.describe())
+
+    def handshake(self) -> WorkerHello | None:
+        return None if self._node is None else WorkerHello(self._node.handshake())
+
+    def _stream(self) -> int:
+        """The stream that the model's work on the blocks is in; in host memory there is none."""
+        return torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
+
+    def begin_step(self, plan: StepPlan) -> None:
+        if self._node is not None:
+            self._node.begin_step(plan.payload, self._stream())
+            self._wants_layers = self._node.wants_layers()
+
+    def load(self) -> None:
+        if self._node is not None:
+            self._node.load(self._stream())
+
+    def save_layer(self, name: str) -> None:
+        """Its KV is in the blocks: chunks that go to another node go on by this layer."""
+        if self._wants_layers and self._node is not None and name in self._layers:
+            self._node.save_layer(self._layers[name])
+
+    def save(self) -> None:
+        if self._node is not None:
+            self._node.save(self._stream())
+
+    def take_report(self) -> StepReport | None:
+        payload = None if self._node is None else self._node.take_report()
+        return None if payload is None else StepReport([payload])
+
+    def take_failed_blocks(self) -> set[int]:
+        return set() if self._node is None else set(self._node.take_failed_blocks())
+
+    def take_finished_loads(self) -> list[tuple[str, bool]]:
+        """Requests whose load the engine waits for and that ended, and whether all of it is there."""
+        return [] if self._node is None else self._node.take_finished_loads()
+
+    def shutdown(self) -> None:
+        if self._node is not None:
+            self._node.shutdown()

@@ -1,0 +1,36 @@
+// What an operator may ask of a controller: which chunks stay, which go where, who leaves.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "transport/base/chunk_key.h"
+#include "transport/base/result.h"
+
+namespace kvferry::controller {
+
+/// README.md lists the verbs and which fields each reads.
+struct AdminCommand {
+  std::string verb;  // pin, unpin, drain, undrain, move, clear, quota
+  std::string name_space{};
+  std::string engine_id{};
+  std::string other_engine_id{};
+  std::string owner{};
+  std::vector<ChunkKey> keys{};
+  std::uint64_t ttl_ms = 0;
+  std::uint64_t number = 0;
+};
+constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
+
+struct AdminResult {
+  std::string text;          // a sentence
+  std::uint64_t number = 0;  // of the hold, or of the nodes or keys concerned
+};
+
+/// Blocks up to `timeout_ms`. Threads: any.
+/// Errors: kInvalidArgument: not an endpoint; kUnavailable: no answer in time; kRefused: another protocol version, or
+/// the controller says no, and why.
+Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCommand& rule, std::int64_t timeout_ms);
+
+}  // namespace kvferry::controller

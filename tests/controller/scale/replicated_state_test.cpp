@@ -1,0 +1,433 @@
+// What replicas share, on a model of etcd with random faults, and on a real one.
+#include "controller/scale/replicated_state.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "controller/scale/etcd.h"
+#include "tests/controller/scale/model_etcd.h"
+#include "tests/controller/scale/services.h"
+
+namespace kvferry::controller::scale {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+const NodeName kA{"", "a"};
+
+/// A replica as the server drives it, but for the directory: the nodes that are here, by name.
+struct Instance {
+  Instance(const std::string& name, std::uint64_t run, SharedTruthOptions options = {})
+      : truth(with(options, name, run)) {}
+  static SharedTruthOptions with(SharedTruthOptions options, const std::string& name, std::uint64_t run) {
+    options.name = name;
+    options.endpoint = "tcp://" + name + ":1";
+    options.run = run;
+    return options;
+  }
+  /// False: refused.
+  bool join(const NodeName& node, std::uint64_t incarnation, TimeNs now) {
+    const auto newest = truth.newest(node);
+    if (newest && newest->value > incarnation) return false;
+    if (const auto old = here.find(node); old != here.end() && old->second > incarnation) return false;
+    here[node] = incarnation;
+    truth.joined(node, Incarnation{incarnation}, now);
+    return true;
+  }
+  void leave(const NodeName& node, TimeNs now) {
+    if (here.erase(node) > 0) truth.left(node, now);
+  }
+  void hear_news(TimeNs now) {
+    for (const SharedNews& news : truth.take_news()) {
+      if (const auto* fenced = std::get_if<NodeFenced>(&news)) {
+        if (const auto it = here.find(fenced->node); it != here.end() && it->second < fenced->incarnation.value)
+          leave(fenced->node, now);
+      }
+    }
+  }
+  std::uint64_t newest(const NodeName& node) const { return truth.newest(node).value_or(Incarnation{0}).value; }
+  std::vector<std::string> replicas() const {
+    std::vector<std::string> names;
+    for (const Replica& replica : truth.replicas()) names.push_back(replica.name);
+    return names;
+  }
+  std::map<std::string, std::string> records() const {
+    std::map<std::string, std::string> values;
+    for (const auto& [key, record] : truth.records())
+      values[record.kind + "/" + record.id] = record.owner + record.value;
+    return values;
+  }
+
+  ReplicatedState truth;
+  std::map<NodeName, std::uint64_t> here;
+};
+
+/// Replicas r0, r1 ... on one model.
+class World {
+ public:
+  explicit World(std::size_t num_replicas, std::uint64_t seed = 1, SharedTruthOptions options = {})
+      : random_(seed), options_(options) {
+    for (std::size_t i = 0; i < num_replicas; ++i) {
+      replicas.push_back(std::make_unique<Instance>(name(i), ++last_run_, options_));
+      links.push_back(std::make_unique<ModelLink>(etcd, seed * 100 + i));
+    }
+  }
+  static std::string name(std::size_t i) { return "r" + std::to_string(i); }
+  Instance& operator[](std::size_t i) { return *replicas[i]; }
+
+  void turn(std::size_t i) {
+    if (!replicas[i]) return;
+    for (const EtcdEvent& event : links[i]->take(now)) replicas[i]->truth.on(event, now);
+    replicas[i]->hear_news(now);
+    for (auto& request : replicas[i]->truth.due(now)) links[i]->ask(request.token, std::move(request.request), now);
+  }
+  void run(std::int64_t ms, std::int64_t step_ms = 20) {
+    for (const TimeNs end = now + ms * kMillisecond; now < end; now += step_ms * kMillisecond) {
+      etcd.expire(now);
+      for (std::size_t i = 0; i < replicas.size(); ++i) turn(i);
+    }
+  }
+  void kill(std::size_t i) {
+    replicas[i].reset();
+    links[i]->forget();
+  }
+  void start(std::size_t i) {
+    links[i]->forget();
+    replicas[i] = std::make_unique<Instance>(name(i), ++last_run_, options_);
+  }
+
+  std::mt19937_64 random_;
+  SharedTruthOptions options_;
+  std::uint64_t last_run_ = 0;
+  ModelEtcd etcd;
+  std::vector<std::unique_ptr<Instance>> replicas;
+  std::vector<std::unique_ptr<ModelLink>> links;
+  TimeNs now = kSecond;
+};
+
+TEST(ReplicatedState, ReplicasFindEachOtherAndMissTheDead) {
+  World world(3);
+  world.run(1000);
+  for (int i = 0; i < 3; ++i) EXPECT_THAT(world[i].replicas(), ElementsAre("r0", "r1", "r2"));
+  EXPECT_EQ(world[0].truth.replicas()[2].endpoint, "tcp://r2:1");
+  EXPECT_FALSE(world[0].truth.etcd_gone_since());
+  world.kill(1);
+  world.run(4000);
+  EXPECT_THAT(world[0].replicas(), ElementsAre("r0", "r1", "r2")) << "its lease lasts";
+  world.run(4000);
+  EXPECT_THAT(world[0].replicas(), ElementsAre("r0", "r2"));
+  world.start(1);
+  world.run(1000);
+  EXPECT_THAT(world[2].replicas(), ElementsAre("r0", "r1", "r2"));
+  world.etcd.execute(*world[1].truth.goodbye(), world.now);
+  world.kill(1);
+  world.run(500);
+  EXPECT_THAT(world[2].replicas(), ElementsAre("r0", "r2")) << "who says goodbye is not waited for";
+}
+
+TEST(ReplicatedState, AnOlderIncarnationIsFencedWhereTheNewerWasNeverSeen) {
+  World world(3);
+  ASSERT_TRUE(world[0].join(kA, 5, world.now));
+  ASSERT_TRUE(world[1].join(kA, 5, world.now));
+  world.run(1000);
+  EXPECT_EQ(world[2].newest(kA), 5U);
+  ASSERT_TRUE(world[2].join(kA, 6, world.now));
+  world.run(500);
+  EXPECT_THAT(world[0].here, IsEmpty());
+  EXPECT_THAT(world[1].here, IsEmpty());
+  EXPECT_FALSE(world[0].join(kA, 5, world.now));
+  EXPECT_TRUE(world[0].join(kA, 6, world.now));
+  world.start(1);
+  world.run(1000);
+  EXPECT_FALSE(world[1].join(kA, 5, world.now)) << "a replica that began later";
+}
+
+TEST(ReplicatedState, WithoutEtcdAllGoesOnAndWhatIsOwedIsWrittenWhenItIsBack) {
+  World world(2);
+  world.run(1000);
+  world.etcd.set_up(false);
+  world.run(30'000);
+  ASSERT_TRUE(world[0].truth.etcd_gone_since());
+  EXPECT_GT(world.now - *world[0].truth.etcd_gone_since(), 25 * kSecond);
+  EXPECT_NE(world[0].truth.etcd_trouble(), "");
+  EXPECT_THAT(world[0].replicas(), ElementsAre("r0", "r1")) << "as it was when etcd went";
+  EXPECT_TRUE(world[0].join(kA, 5, world.now));
+  EXPECT_TRUE(world[1].join(kA, 4, world.now)) << "nobody told it";
+  world.run(10'000);
+  EXPECT_GT(world[0].truth.num_owed(), 0U);
+  world.etcd.set_up(true);
+  world.run(5000);
+  EXPECT_FALSE(world[0].truth.etcd_gone_since());
+  EXPECT_THAT(world[1].here, IsEmpty());
+  EXPECT_EQ(world[1].newest(kA), 5U);
+  EXPECT_THAT(world[1].replicas(), ElementsAre("r0", "r1"));
+  EXPECT_EQ(world[0].truth.num_owed(), 0U);
+}
+
+TEST(ReplicatedState, AnEmptiedEtcdIsToldAllAgain) {
+  World world(2);
+  world[0].join(kA, 5, world.now);
+  world[0].join({"other", "x/y%z"}, 7, world.now);
+  world.run(1000);
+  world[0].leave(kA, world.now);
+  ASSERT_TRUE(world[1].truth.set({"pins", "p", "me", "v", 0, world.now + 60 * kSecond}, world.now));
+  world.run(500);
+  world.etcd.wipe();
+  world.run(5000);
+  world.start(0);
+  world.run(2000);
+  EXPECT_EQ(world[0].newest(kA), 5U);
+  EXPECT_EQ(world[0].newest({"other", "x/y%z"}), 7U);
+  EXPECT_THAT(world[0].replicas(), ElementsAre("r0", "r1"));
+  EXPECT_THAT(world[0].records(), UnorderedElementsAre(std::pair<std::string, std::string>("pins/p", "mev")));
+}
+
+TEST(ReplicatedState, ReplicaThatSleptThroughItsLeaseTakesANewOne) {
+  World world(2);
+  world.run(1000);
+  for (TimeNs end = world.now + 20 * kSecond; world.now < end; world.now += 50 * kMillisecond) {
+    world.etcd.expire(world.now);
+    world.turn(0);
+  }
+  EXPECT_THAT(world[0].replicas(), ElementsAre("r0"));
+  world.run(2000);
+  EXPECT_THAT(world[0].replicas(), ElementsAre("r0", "r1"));
+}
+
+TEST(ReplicatedState, OfTwoWithOneNameTheLaterHasIt) {
+  World world(1);
+  world.run(500);
+  Instance twin("r0", 1000);
+  ModelLink link(world.etcd, 99);
+  for (int i = 0; i < 200; ++i) {
+    world.run(20);
+    for (const EtcdEvent& event : link.take(world.now)) twin.truth.on(event, world.now);
+    for (auto& request : twin.truth.due(world.now)) link.ask(request.token, std::move(request.request), world.now);
+  }
+  EXPECT_TRUE(world[0].truth.is_name_taken());
+  EXPECT_FALSE(twin.truth.is_name_taken());
+  const std::int64_t revision = world.etcd.revision();
+  world.run(2000);
+  EXPECT_EQ(world.etcd.revision(), revision) << "they don't write against each other";
+  world.run(10'000);
+  EXPECT_FALSE(world[0].truth.is_name_taken()) << "the later one is gone";
+}
+
+TEST(ReplicatedState, DeadNodesAreForgottenInTheEnd) {
+  World world(2, 1, {.keep_ms = 10'000});
+  world[0].join(kA, 5, world.now);
+  world[1].join({"", "b"}, 5, world.now);
+  world.run(15'000);
+  EXPECT_EQ(world[1].newest(kA), 5U) << "alive at the other";
+  EXPECT_EQ(world.etcd.num_keys(), 4U);
+  world[0].leave(kA, world.now);
+  world.run(5000);
+  EXPECT_EQ(world[0].newest(kA), 5U);
+  world.run(15'000);
+  EXPECT_FALSE(world[0].truth.newest(kA));
+  EXPECT_FALSE(world[1].truth.newest(kA));
+  EXPECT_EQ(world.etcd.num_keys(), 3U);
+  EXPECT_EQ(world[0].newest({"", "b"}), 5U);
+}
+
+TEST(ReplicatedState, MemoryOfNodesIsBounded) {
+  World world(2, 1, {.nodes_max = 50});
+  for (int i = 0; i < 500; ++i) {
+    const NodeName node{"", "n" + std::to_string(i)};
+    world[0].join(node, 1, world.now);
+    world[0].leave(node, world.now);
+    world.run(20);
+  }
+  world.run(10'000);
+  EXPECT_LE(world[0].truth.num_nodes(), 50U);
+  EXPECT_LE(world[1].truth.num_nodes(), 50U);
+}
+
+TEST(ReplicatedState, RecordsAreSharedReplacedErasedAndEndAtTheirDeadline) {
+  World world(3);
+  ASSERT_TRUE(world[0].truth.set({"drains", "n1", "admin", "soon", 0, world.now + 60 * kSecond}, world.now));
+  ASSERT_TRUE(world[0].truth.set({"pins", "k", "a", "1", 0, world.now + 5 * kSecond}, world.now));
+  world.run(1000);
+  EXPECT_THAT(world[2].records(), UnorderedElementsAre(std::pair<std::string, std::string>("drains/n1", "adminsoon"),
+                                                       std::pair<std::string, std::string>("pins/k", "a1")));
+  ASSERT_TRUE(world[1].truth.set({"drains", "n1", "admin2", "now", 0, world.now + 60 * kSecond}, world.now));
+  world.run(1000);
+  EXPECT_EQ(world[0].records()["drains/n1"], "admin2now");
+  world.run(6000);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(world[i].records().size(), 1U) << i;
+  EXPECT_EQ(world.etcd.num_keys(), 4U);
+  world[2].truth.erase("drains", "n1");
+  world.run(1000);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(world[i].records().size(), 0U) << i;
+  EXPECT_EQ(world.etcd.num_keys(), 3U);
+  EXPECT_FALSE(world[0].truth.set({"a/b", "k", "a", "1", 0, world.now + kSecond}, world.now));
+  EXPECT_FALSE(world[0].truth.set({"pins", "k", "a", "1", 0, world.now}, world.now));
+}
+
+TEST(ReplicatedState, ARecordWhoseDeadlinePassesWithoutEtcdEndsAllTheSame) {
+  World world(2);
+  ASSERT_TRUE(world[0].truth.set({"pins", "k", "a", "1", 0, world.now + 5 * kSecond}, world.now));
+  world.run(1000);
+  world.etcd.set_up(false);
+  world.run(6000);
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(world[i].records(), IsEmpty()) << i;
+  world.etcd.set_up(true);
+  world.run(5000);
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(world[i].records(), IsEmpty()) << i;
+}
+
+/// Faults of all kinds; in the end all replicas agree, and on what is true.
+void random_schedule(std::uint64_t seed) {
+  World world(3, seed, {.keep_ms = 3'600'000});
+  std::mt19937_64& random = world.random_;
+  const auto dice = [&](std::uint64_t n) { return random() % n; };
+  std::map<NodeName, std::uint64_t> promised;  // by a living replica: nobody may let an older one in for good
+  for (int step = 0; step < 300; ++step) {
+    world.run(static_cast<std::int64_t>(dice(8)) * 20);
+    const std::size_t i = dice(3);
+    const NodeName node{"", "n" + std::to_string(dice(4))};
+    for (const auto& replica : world.replicas) {
+      if (!replica) continue;
+      for (const auto& [name, incarnation] : replica->here) ASSERT_GE(incarnation, replica->newest(name)) << seed;
+    }
+    switch (dice(16)) {
+      case 0:
+        world.kill(i);
+        break;
+      case 1:
+        world.etcd.set_up(false);
+        break;
+      case 2:
+        world.etcd.wipe();
+        break;
+      case 3:
+        world.links[i]->set_up(false);
+        break;
+      case 4:
+        world.run(static_cast<std::int64_t>(dice(100)) * 100, 50);
+        break;
+      case 5:
+        world.etcd.compact();
+        break;
+      case 6:
+        if (world.replicas[i]) {
+          ASSERT_TRUE(world[i].truth.set({"pins", "p" + std::to_string(dice(3)), World::name(i), std::to_string(step),
+                                          0, world.now + static_cast<TimeNs>(dice(200) + 1) * kSecond},
+                                         world.now));
+        }
+        break;
+      case 7:
+        if (world.replicas[i]) world[i].truth.erase("pins", "p" + std::to_string(dice(3)));
+        break;
+      case 8:
+      case 9:
+        world.etcd.set_up(true);
+        break;
+      case 10:
+        world.links[i]->set_up(true);
+        break;
+      case 11:
+        if (world.replicas[i]) world[i].leave(node, world.now);
+        break;
+      default:
+        if (!world.replicas[i]) world.start(i);
+        world[i].join(node, 1 + dice(1000) + static_cast<std::uint64_t>(step), world.now);
+    }
+  }
+  world.etcd.set_up(true);
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (!world.replicas[i]) world.start(i);
+    world.links[i]->set_up(true);
+  }
+  for (const auto& replica : world.replicas) {
+    for (const auto& [name, incarnation] : replica->here) promised[name] = std::max(promised[name], incarnation);
+  }
+  world.run(10'000);
+  for (std::size_t i = 0; i < 3; ++i) {
+    Instance& replica = world[i];
+    ASSERT_THAT(replica.replicas(), ElementsAre("r0", "r1", "r2")) << seed;
+    ASSERT_EQ(replica.records(), world[0].records()) << seed;
+    ASSERT_EQ(replica.truth.num_owed(), 0U) << seed;
+    ASSERT_FALSE(replica.truth.etcd_gone_since()) << seed;
+    for (const auto& [name, incarnation] : promised) {
+      ASSERT_GE(replica.newest(name), incarnation) << seed;
+      ASSERT_EQ(replica.newest(name), world[0].newest(name)) << seed;
+    }
+    for (const auto& [name, incarnation] : replica.here) ASSERT_EQ(incarnation, world[0].newest(name)) << seed;
+  }
+  world.run(250'000, 100);
+  ASSERT_THAT(world[0].records(), IsEmpty()) << seed;
+  for (std::size_t i = 0; i < 3; ++i) ASSERT_THAT(world[i].records(), IsEmpty()) << seed;
+}
+
+TEST(ReplicatedState, ReplicasAgreeAfterRandomFaults) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    random_schedule(seed);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(ReplicatedState, ReplicasAgreeOnARealEtcdThatIsKilledStoppedAndEmptied) {
+  if (!EtcdService::is_here()) GTEST_SKIP() << "etcd is not installed (Debian's etcd-server)";
+  EtcdService service;
+  const SteadyClock clock;
+  std::vector<std::unique_ptr<Instance>> replicas;
+  std::vector<std::unique_ptr<Etcd>> clients;
+  for (int i = 0; i < 3; ++i) {
+    replicas.push_back(std::make_unique<Instance>("r" + std::to_string(i), 1, SharedTruthOptions{.lease_s = 2}));
+    clients.push_back(make_etcd({.url = parse_etcd_url(service.url()).value(),
+                                 .watched_prefix = "kvferry/",
+                                 .request_ms = 1000,
+                                 .quiet_ms = 500,
+                                 .retry_ms_max = 300}));
+  }
+  const auto wait = [&](const std::function<bool()>& reached) {
+    return wait_until([&] {
+      for (std::size_t i = 0; i < replicas.size(); ++i) {
+        const TimeNs now = clock.now();
+        for (const EtcdEvent& event : clients[i]->take(100)) replicas[i]->truth.on(event, now);
+        replicas[i]->hear_news(now);
+        for (auto& request : replicas[i]->truth.due(now)) clients[i]->ask(request.token, std::move(request.request));
+      }
+      return reached();
+    });
+  };
+  const auto agree = [&](std::uint64_t incarnation) {
+    return wait([&] {
+      return std::ranges::all_of(replicas, [&](const auto& replica) {
+        return replica->newest(kA) == incarnation && replica->replicas().size() == 3 &&
+               replica->records().size() == 1 && replica->truth.num_owed() == 0 && !replica->truth.etcd_gone_since();
+      });
+    });
+  };
+  const auto all_lost = [&] {
+    return wait([&] {
+      return std::ranges::all_of(replicas, [](const auto& r) { return r->truth.etcd_gone_since().has_value(); });
+    });
+  };
+  ASSERT_TRUE(replicas[0]->truth.set({"pins", "k", "a", "1", 0, clock.now() + 300 * kSecond}, clock.now()));
+  replicas[0]->join(kA, 1, clock.now());
+  ASSERT_TRUE(agree(1));
+  service.process().kill();
+  ASSERT_TRUE(all_lost());
+  replicas[1]->join(kA, 2, clock.now());
+  service.process().start();
+  ASSERT_TRUE(agree(2));
+  EXPECT_THAT(replicas[0]->here, IsEmpty()) << "fenced by what another replica saw";
+  service.process().stop();
+  ASSERT_TRUE(all_lost());
+  replicas[2]->join(kA, 3, clock.now());
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // longer than the leases
+  service.process().go_on();
+  ASSERT_TRUE(agree(3));
+  service.restart_empty();
+  replicas[0]->join(kA, 4, clock.now());
+  ASSERT_TRUE(agree(4));
+}
+
+}  // namespace
+}  // namespace kvferry::controller::scale

@@ -1,0 +1,168 @@
+// The books' own promises: what peers borrow, what is lent, what is fed.
+#include "transport/transfer_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace kvferry {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr std::uint64_t kBytes = 1000;
+constexpr std::uint64_t kIncarnation = 5;
+
+ErrorCode code_of(const Result<void>& result) { return result ? ErrorCode::kOk : result.error().code; }
+template <class T>
+ErrorCode code_of(const Result<T>& result) {
+  return result ? ErrorCode::kOk : result.error().code;
+}
+
+class LedgerTest : public ::testing::Test {
+ protected:
+  LedgerTest() {
+    peer_ = table_.connect("somewhere", kIncarnation).peer;
+    region_ = add_region();
+  }
+  RegionId add_region() {
+    const RegionId id = table_.new_region_id();
+    table_.add_region(id, memory_.data(), kBytes,
+                       encode(RegionDescriptor{kIncarnation, 4096, kBytes, "key", id.value}));
+    return id;
+  }
+  GrantId grant(std::uint64_t offset, std::uint64_t bytes) {
+    return table_.add_grant(region_, offset, bytes, "k").value();
+  }
+  PagedTransfer transfer() {
+    return {peer_, Direction::kPull, region_, table_.exported(region_).value(), {{0, 0, 10}, {10, 10, 10}}, ""};
+  }
+
+  TransferTable table_{8};
+  std::vector<std::byte> memory_ = std::vector<std::byte>(kBytes);
+  PeerId peer_;
+  RegionId region_;
+};
+
+TEST_F(LedgerTest, AGrantsDescriptorNamesItsOwnBounds) {
+  const GrantId id = grant(100, 50);
+  const RegionDescriptor lent = decode<RegionDescriptor>(table_.exported(id).value(), "grant").value();
+  EXPECT_EQ(lent.base, 4096U + 100);
+  EXPECT_EQ(lent.bytes, 50U);
+  EXPECT_EQ(lent.region, region_.value);
+  EXPECT_EQ(lent.grant, id.value);
+  EXPECT_EQ(lent.rkey, "k");
+  EXPECT_EQ(lent.incarnation, kIncarnation);
+}
+
+TEST_F(LedgerTest, WhatIsBorrowedStaysUntilItIsGivenBack) {
+  EXPECT_EQ(table_.borrow(region_, GrantId{}, 100, 900).value(), memory_.data() + 100);
+  EXPECT_EQ(table_.borrow(region_, GrantId{}, 0, 1).value(), memory_.data());
+  EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kFull);
+  table_.give_back(region_, GrantId{});
+  EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kFull);
+  table_.give_back(region_, GrantId{});
+  EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk);
+  EXPECT_EQ(code_of(table_.borrow(region_, GrantId{}, 0, 1)), ErrorCode::kRefused);
+}
+
+TEST_F(LedgerTest, NobodyBorrowsWhatWasNeverOffered) {
+  for (const auto& [offset, bytes] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
+           {kBytes, 1}, {0, kBytes + 1}, {1, kBytes}, {~std::uint64_t{0}, 1}, {1, ~std::uint64_t{0}}})
+    EXPECT_EQ(code_of(table_.borrow(region_, GrantId{}, offset, bytes)), ErrorCode::kRefused);
+  const GrantId id = grant(100, 50);
+  for (const auto& [offset, bytes] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
+           {50, 1}, {0, 51}, {49, 2}, {~std::uint64_t{0} - 99, 1}, {1, ~std::uint64_t{0}}})
+    EXPECT_EQ(code_of(table_.borrow(region_, id, offset, bytes)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.borrow(region_, GrantId{99}, 0, 1)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.borrow(RegionId{99}, GrantId{}, 0, 1)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.borrow(add_region(), id, 0, 1)), ErrorCode::kRefused) << "a grant of another region";
+  EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk) << "a refusal left something borrowed";
+}
+
+TEST_F(LedgerTest, AGrantThatIsTakenBackInMidCopyTakesNoNewOnesAndEndsWithTheLast) {
+  const GrantId id = grant(100, 50);
+  EXPECT_EQ(table_.borrow(region_, id, 10, 40).value(), memory_.data() + 110);
+  EXPECT_EQ(code_of(table_.remove_grant(id)), ErrorCode::kFull);
+  EXPECT_EQ(code_of(table_.borrow(region_, id, 0, 1)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.exported(id)), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kFull);
+  table_.give_back(region_, id);
+  EXPECT_EQ(code_of(table_.remove_grant(id)), ErrorCode::kOk);
+  EXPECT_EQ(code_of(table_.remove_grant(id)), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk);
+}
+
+TEST_F(LedgerTest, ARegionTakesItsGrantsAlongAndNoOthers) {
+  const GrantId id = grant(100, 50);
+  const GrantId other = table_.add_grant(add_region(), 0, 1, "").value();
+  EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk);
+  EXPECT_EQ(code_of(table_.remove_grant(id)), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(table_.exported(id)), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(table_.exported(other)), ErrorCode::kOk);
+}
+
+TEST_F(LedgerTest, ATransferByAGrantIsCheckedAgainstTheGrant) {
+  PagedTransfer by_grant = transfer();
+  by_grant.remote_region = table_.exported(grant(100, 15)).value();
+  EXPECT_EQ(code_of(table_.accept(by_grant)), ErrorCode::kInvalidArgument);
+  by_grant.ranges = {{0, 5, 10}};
+  EXPECT_EQ(table_.accept(by_grant).value().remote.base, 4096U + 100);
+}
+
+TEST_F(LedgerTest, ChecksumsKeepTheRangesAsTheyWereGiven) {
+  PagedTransfer checked = transfer();
+  checked.ranges.push_back({30, 40, 0});
+  EXPECT_EQ(table_.accept(checked).value().copies.size(), 1U) << "joined, and nothing of the empty one";
+  checked.checksums = {1, 2, 3};
+  const AcceptedTransfer accepted = table_.accept(checked).value();
+  EXPECT_EQ(accepted.copies.size(), 3U);
+  EXPECT_THAT(accepted.checksums, ElementsAre(1, 2, 3));
+}
+
+TEST_F(LedgerTest, FeedingEndsWithTheLast) {
+  PagedTransfer fed = transfer();
+  fed.is_fed = true;
+  const AcceptedTransfer accepted = table_.accept(fed).value();
+  EXPECT_FALSE(accepted.is_complete);
+  const FedCopies more = table_.feed(accepted.id, {{20, 20, 5}, {25, 25, 5}}, {}, false).value();
+  ASSERT_EQ(more.copies.size(), 1U) << "joined";
+  EXPECT_EQ(more.copies[0].bytes, 10U);
+  EXPECT_FALSE(more.is_last);
+  EXPECT_EQ(code_of(table_.feed(accepted.id, {{kBytes, 0, 1}}, {}, true)), ErrorCode::kInvalidArgument);
+  EXPECT_TRUE(table_.feed(accepted.id, {}, {}, true).value().is_last) << "a bad feed is as if it had never been";
+  EXPECT_EQ(code_of(table_.feed(accepted.id, {}, {}, true)), ErrorCode::kInvalidArgument);
+  const TransferId whole = table_.accept(transfer()).value().id;
+  EXPECT_EQ(code_of(table_.feed(whole, {}, {}, true)), ErrorCode::kInvalidArgument);
+}
+
+TEST_F(LedgerTest, ChecksumsAreFedForAllRangesOrForNone) {
+  PagedTransfer fed = transfer();
+  fed.is_fed = true;
+  const TransferId without = table_.accept(fed).value().id;
+  EXPECT_EQ(code_of(table_.feed(without, {{0, 0, 1}}, {1}, false)), ErrorCode::kInvalidArgument);
+  fed.checksums = {1, 2};
+  const TransferId with = table_.accept(fed).value().id;
+  EXPECT_EQ(code_of(table_.feed(with, {{0, 0, 1}}, {}, false)), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(table_.feed(with, {{0, 0, 1}}, {1, 2}, false)), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(table_.feed(with, {}, {}, false)), ErrorCode::kOk) << "none of none";
+  EXPECT_THAT(table_.feed(with, {{0, 0, 1}, {1, 1, 1}}, {1, 2}, false).value().copies.size(), 2);
+  fed.ranges.clear();
+  fed.checksums.clear();
+  const TransferId undecided = table_.accept(fed).value().id;
+  EXPECT_EQ(code_of(table_.feed(undecided, {{0, 0, 1}}, {1}, false)), ErrorCode::kOk) << "the first range decides";
+  EXPECT_EQ(code_of(table_.feed(undecided, {{0, 0, 1}}, {}, false)), ErrorCode::kInvalidArgument);
+}
+
+TEST_F(LedgerTest, ACompletionNamesCorruptRangesAndFreesTheRegion) {
+  const TransferId id = table_.accept(transfer()).value().id;
+  EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kFull);
+  table_.complete(id, ErrorCode::kCorrupt, "differs", {0, 1});
+  EXPECT_THAT(table_.completion_queue().take_completions(), ElementsAre(Completion{id, ErrorCode::kCorrupt, "differs", {0, 1}}));
+  EXPECT_EQ(code_of(table_.feed(id, {}, {}, true)), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk);
+  EXPECT_THAT(table_.completion_queue().take_completions(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace kvferry

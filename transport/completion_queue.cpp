@@ -1,0 +1,56 @@
+#include "transport/completion_queue.h"
+
+#include <utility>
+
+namespace kvferry {
+
+void CompletionQueue::signal_change(bool was_empty) {
+  const bool is_empty = completions_.empty() && notifications_.empty();
+  has_something_.store(!is_empty, std::memory_order_release);
+  if (was_empty && !is_empty) event_.set();
+  if (!was_empty && is_empty) event_.clear();
+}
+
+void CompletionQueue::complete(Completion completion) {
+  const std::lock_guard lock(mutex_);
+  const bool was_empty = completions_.empty() && notifications_.empty();
+  completions_.push_back(std::move(completion));
+  signal_change(was_empty);
+}
+
+bool CompletionQueue::notify(Notification notification) {
+  const std::lock_guard lock(mutex_);
+  if (notifications_.size() >= kNotificationsMax) return false;
+  const bool was_empty = completions_.empty() && notifications_.empty();
+  notifications_.push_back(std::move(notification));
+  signal_change(was_empty);
+  return true;
+}
+
+std::vector<Completion> CompletionQueue::take_completions() {
+  const std::lock_guard lock(mutex_);
+  const bool was_empty = completions_.empty() && notifications_.empty();
+  std::vector<Completion> taken = std::exchange(completions_, {});
+  signal_change(was_empty);
+  return taken;
+}
+
+std::vector<Notification> CompletionQueue::take_notifications() {
+  const std::lock_guard lock(mutex_);
+  const bool was_empty = completions_.empty() && notifications_.empty();
+  std::vector<Notification> taken = std::exchange(notifications_, {});
+  signal_change(was_empty);
+  return taken;
+}
+
+bool CompletionQueue::is_full_of_notifications() const {
+  const std::lock_guard lock(mutex_);
+  return notifications_.size() >= kNotificationsMax;
+}
+
+std::size_t CompletionQueue::num_completions() const {
+  const std::lock_guard lock(mutex_);
+  return completions_.size();
+}
+
+}  // namespace kvferry
