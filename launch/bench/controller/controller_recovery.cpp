@@ -176,7 +176,7 @@ Result<void> recover(const TemporaryFolder& folder, std::uint64_t num_prefixes, 
 
 /// What 64 workers send after SnapshotWanted, message by message in turns, taken in as from the wire.
 Result<void> resync(std::uint64_t num_prefixes, RecoveryFigures& figures) {
-  class Nowhere final : public controller::CompletionQueue {
+  class Nowhere final : public controller::ReplySender {
    public:
     bool send(controller::ConnectionId, std::string_view) override { return true; }
   } nowhere;
