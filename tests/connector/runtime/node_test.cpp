@@ -149,8 +149,8 @@ TEST(Nodes, ADrainedNodesChunksAreOnAnotherBeforeItGoes) {
   };
   for (Patience patience; node("leaving").num_chunks < 4 && patience.left();) std::this_thread::sleep_for(20ms);
   ASSERT_EQ(node("leaving").num_chunks, 4u);
-  const controller::Rule rule{.verb = "drain", .name_space = "default", .engine_id = "leaving"};
-  ASSERT_TRUE(controller::ask_rule(controller.endpoint(), rule, 2000));
+  const controller::AdminCommand rule{.verb = "drain", .name_space = "default", .engine_id = "leaving"};
+  ASSERT_TRUE(controller::run_admin_command(controller.endpoint(), rule, 2000));
   for (Patience patience; !node("leaving").is_drained && patience.left();) std::this_thread::sleep_for(20ms);
   EXPECT_EQ(node("leaving").num_moved, 4u);
   EXPECT_EQ(node("other").num_chunks, 4u);
@@ -167,17 +167,17 @@ TEST(Nodes, APinnedPrefixOutlivesAFloodAndAClearedPoolIsEmpty) {
   TokenChain chain(root_key("toy", ""), 8, {});
   chain.append(tokens(16));
   const std::vector<ChunkKey> keys(chain.keys().begin(), chain.keys().end());
-  const controller::Rule pin{.verb = "pin", .name_space = "default", .owner = "ops", .keys = keys, .ttl_ms = 60'000};
+  const controller::AdminCommand pin{.verb = "pin", .name_space = "default", .owner = "ops", .keys = keys, .ttl_ms = 60'000};
   std::string last;
   for (Patience patience; metric("pool_kept_chunks") < 2 && patience.left();) {
-    const auto done = controller::ask_rule(controller.endpoint(), pin, 2000);
+    const auto done = controller::run_admin_command(controller.endpoint(), pin, 2000);
     ASSERT_TRUE(done) << done.error().what;
     last = done->text;
     std::this_thread::sleep_for(50ms);
   }
   EXPECT_GE(metric("pool_kept_chunks"), 2) << last;
-  const controller::Rule clear{.verb = "clear", .name_space = "default"};
-  const auto done = controller::ask_rule(controller.endpoint(), clear, 2000);
+  const controller::AdminCommand clear{.verb = "clear", .name_space = "default"};
+  const auto done = controller::run_admin_command(controller.endpoint(), clear, 2000);
   ASSERT_TRUE(done) << done.error().what;
   for (Patience patience; metric("pool_chunks") > 0 && patience.left();) std::this_thread::sleep_for(20ms);
   EXPECT_EQ(metric("pool_chunks"), 0);
