@@ -26,6 +26,18 @@ MAY_INCLUDE = {
     "launch/": ("transport/", "kernels/", "controller/", "connector/", "launch/"),
 }
 
+# A module of launch's Python lies in the first part that its path starts with; it may import kvferry_launch from these.
+PYTHON_ROOT = "launch/lib/kvferry_launch/"
+MAY_IMPORT = {
+    "node/guard.py": (),
+    "setup/": ("paths", "progress", "setup"),
+    "node/": ("paths", "node"),
+    "proxy/": ("proxy",),
+    "cluster/": ("paths", "process", "progress", "node", "cluster"),
+    "testbed/": ("paths", "process", "progress", "setup", "node", "proxy", "testbed"),
+    "": ("paths", "process", "progress"),
+}
+
 # The pure state machines: no thread, clock, file, socket or console.
 NOT_IN_CORE = re.compile(
     r"(thread|mutex|shared_mutex|condition_variable|future|atomic|semaphore|latch|barrier|stop_token|chrono|ctime"
@@ -34,12 +46,12 @@ NOT_IN_CORE = re.compile(
 
 # Library headers and the files that wrap them.
 WRAPPED = {
-    "UCX": (re.compile(r"uc[pst]/"), re.compile(r"transport/ucx/|launch/bench/peers/ucx_engine\.cpp$")),
+    "UCX": (re.compile(r"uc[pst]/"), re.compile(r"transport/ucx/|launch/bench/transfer/engines/ucx_engine\.cpp$")),
     "NCCL": (re.compile(r"nccl"), re.compile(r"transport/nccl/")),
     "CUDA": (re.compile(r"cuda|cub/|thrust/"),
              re.compile(r"kernels/.*\.(cu|cuh)$|kernels/cuda/|transport/(ucx|nccl|cuda)/")),
     "ZeroMQ": (re.compile(r"zmq"),
-               re.compile(r"controller/(.*\.cpp|zmq_[a-z_]*\.h)$|connector/runtime/|launch/bench/controller_echo\.cpp$")),
+               re.compile(r"controller/(.*\.cpp|zmq_[a-z_]*\.h)$|connector/runtime/|launch/bench/controller/controller_echo\.cpp$")),
     "cpp-httplib": (re.compile(r"httplib"), re.compile(r"controller/(http_front|scale/etcd)\.cpp$")),
     "hiredis": (re.compile(r"hiredis"), re.compile(r"controller/scale/redis_stream\.cpp$")),
 }
@@ -85,6 +97,22 @@ def wrong_directions(root: Path) -> list[str]:
         found += [f"{path} includes {header}; {part} may include {', '.join(MAY_INCLUDE[part])}"
                   for header in includes(root, path)
                   if is_project_header(header) and not header.startswith(MAY_INCLUDE[part])]
+    return found
+
+
+def wrong_imports(root: Path) -> list[str]:
+    """Imports within kvferry_launch against MAY_IMPORT."""
+    found = []
+    for path in files_of(root):
+        inside = path.as_posix().removeprefix(PYTHON_ROOT)
+        if inside == path.as_posix() or path.suffix != ".py":
+            continue
+        part = next(part for part in MAY_IMPORT if inside.startswith(part))
+        text = (root / path).read_text()
+        imported = {module for line in re.findall(r"^\s*(?:from|import) kvferry_launch\b(.*)$", text, re.MULTILINE)
+                    for module in re.findall(r"^\.(\w+)|^ import ([\w, ]+)", line)[0] if module}
+        found += [f"{path} imports kvferry_launch.{name}; it may import {', '.join(MAY_IMPORT[part]) or 'none of it'}"
+                  for names in sorted(imported) for name in re.findall(r"\w+", names) if name not in MAY_IMPORT[part]]
     return found
 
 
@@ -136,6 +164,10 @@ def sizes(root: Path) -> list[tuple[Path, int, int]]:
 
 def test_includes_go_in_the_direction_of_the_blueprint() -> None:
     assert wrong_directions(REPO) == []
+
+
+def test_launch_imports_go_in_one_direction() -> None:
+    assert wrong_imports(REPO) == []
 
 
 def test_connector_core_is_pure() -> None:
@@ -192,11 +224,30 @@ def test_each_rule_finds_the_include_that_breaks_it(tmp_path: Path, path: str, h
     assert header in found[0]
 
 
+@pytest.mark.parametrize(("path", "line"), [
+    ("node/guard.py", "from kvferry_launch.paths import REPO"),
+    ("setup/build.py", "from kvferry_launch.testbed import toy_model"),
+    ("node/start.py", "from kvferry_launch.testbed.servers import Controller"),
+    ("proxy/app.py", "    from kvferry_launch.cluster import spec"),
+    ("cluster/up.py", "from kvferry_launch import setup"),
+    ("testbed/pair.py", "import kvferry_launch.cluster.spec"),
+    ("process.py", "from kvferry_launch.node import serving"),
+])
+def test_each_wrong_import_is_found(tmp_path: Path, path: str, line: str) -> None:
+    module = tmp_path / PYTHON_ROOT / path
+    module.parent.mkdir(parents=True)
+    module.write_text(f"import os\n{line}\n")
+    found = wrong_imports(tmp_path)
+    assert len(found) == 1
+    assert path in found[0]
+
+
 def test_a_border_is_searched_through_its_own_room(tmp_path: Path) -> None:
     (tmp_path / "controller").mkdir()
     (tmp_path / "controller/api/client.h").write_text('#include "controller/protocol/zmq_io.h"\n')
     (tmp_path / "controller/protocol/zmq_io.h").write_text("#include <zmq.hpp>\n")
-    assert leaking_borders(tmp_path) == ["controller/api/client.h reaches <zmq.hpp> through controller/protocol/zmq_io.h"]
+    assert leaking_borders(tmp_path) == [
+        "controller/api/client.h reaches <zmq.hpp> through controller/protocol/zmq_io.h"]
 
 
 def test_a_stray_top_level_folder_and_an_overgrown_header_are_found(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 from cluster_namespaces import PREFIX
 from cluster_traffic import CLIENTS, CROWD, PAUSE_S, Bench, Tally, Traffic, environment
 from deployment import Deployment, marked
-from kvferry_launch.answers import growth
-from kvferry_launch.client import RequestError, VllmClient
-from kvferry_launch.guard import descendants
-from kvferry_launch.pair import own_cores
+from kvferry_launch.node.guard import descendants
 from kvferry_launch.paths import KVFERRY
-from kvferry_launch.servers import is_healthy
+from kvferry_launch.testbed.answers import growth
+from kvferry_launch.testbed.client import RequestError, VllmClient
+from kvferry_launch.testbed.pair import own_cores
+from kvferry_launch.testbed.servers import is_healthy
 
 FIRST = "all is well"
 HOSTS = ("front", "p0", "p1", "d0", "d1", "d2")

@@ -15,12 +15,12 @@ import cluster_namespaces
 from cluster_namespaces import NamespaceError, Namespaces
 from cluster_scenario import HOSTS, Cluster, Options, Phase
 from cluster_traffic import Traffic
-from kvferry_launch.answers import Generation
-from kvferry_launch.pair import own_cores
 from kvferry_launch.paths import MODELS
 from kvferry_launch.process import ProcessError
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.reference import Reference
+from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.pair import own_cores
+from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
 
 # The same sets and lengths as tests/vllm, so that their references serve here as well.
 PROMPT_SETS = (PromptSet(1, 24), PromptSet(2, 24), PromptSet(1, 24, shared_prefixes=3))

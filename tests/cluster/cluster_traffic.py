@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from kvferry_launch.answers import Generation
-from kvferry_launch.client import completion_body, text_of
 from kvferry_launch.process import ManagedProcess
+from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.client import completion_body, text_of
 
 MAX_TOKENS = 40
 TIMEOUT_S = 120.0

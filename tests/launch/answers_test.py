@@ -1,7 +1,7 @@
 """The judge of the stress: what it must call wrong, failed, slow or impossible."""
 
 import pytest
-from kvferry_launch.answers import (
+from kvferry_launch.testbed.answers import (
     Admission,
     Answer,
     Generation,

@@ -16,7 +16,7 @@ from kvferry_launch.cluster.start import Starter
 from kvferry_launch.paths import REPO
 
 SHORT: dict[str, Any] = {"name": "demo", "model": "org/model"}
-GUARD = "launch/lib/kvferry_launch/guard.py"
+GUARD = "launch/lib/kvferry_launch/node/guard.py"
 
 
 def lines(**document: Any) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deployment import eventually, marked
-from kvferry_launch import guard
+from kvferry_launch.node import guard
 
 GUARD = [sys.executable, str(Path(guard.__file__))]
 # Starts a grandchild in a session of its own, whose parent is gone: nothing ties it to us but that we adopt it.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvferry_launch import node
-from kvferry_launch.node import NodeError
+from kvferry_launch.node import start as node
+from kvferry_launch.node.start import NodeError
 from kvferry_launch.paths import REPO
 
 

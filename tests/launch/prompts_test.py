@@ -1,6 +1,6 @@
 """Prompt sets are the same for the same seed and hold what they promise."""
 
-from kvferry_launch.prompts import FIRST_TOKEN, LAST_TOKEN, PromptSet
+from kvferry_launch.testbed.prompts import FIRST_TOKEN, LAST_TOKEN, PromptSet
 
 
 def test_the_same_seed_gives_the_same_prompts_and_another_one_others() -> None:

@@ -4,77 +4,77 @@ import sys
 from pathlib import Path
 
 import pytest
-from kvferry_launch import setup
-from kvferry_launch.setup import SetupError
+from kvferry_launch.paths import LAUNCH
+from kvferry_launch.setup import SetupError, commands, debian, venv
 
 
 def test_every_requirement_is_pinned_or_has_a_minimum() -> None:
     for name in ("requirements.txt", "requirements-vllm.txt"):
-        for line in setup.requirements(setup.LAUNCH / name).values():
+        for line in venv.requirements(LAUNCH / name).values():
             assert "==" in line or ">=" in line, line
 
 
 def test_packages_that_only_tests_need_are_left_out_otherwise() -> None:
-    assert "clang-format" in setup.debian_packages(tests=True)
-    assert "clang-format" not in setup.debian_packages(tests=False)
-    assert "libucx-dev" in setup.debian_packages(tests=False)
+    assert "clang-format" in debian.debian_packages(tests=True)
+    assert "clang-format" not in debian.debian_packages(tests=False)
+    assert "libucx-dev" in debian.debian_packages(tests=False)
 
 
 def test_a_failing_command_is_reported_with_its_tail_and_its_log(tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "REPO", tmp_path)
+    monkeypatch.setattr(commands, "REPO", tmp_path)
     command = [sys.executable, "-c", "print('first'); print('the reason'); raise SystemExit(2)"]
     with pytest.raises(SetupError, match=r"the step failed \(exit status 2\).*step\.log") as caught:
-        setup.run_logged("the step", command, tmp_path / "step.log")
+        commands.run_logged("the step", command, tmp_path / "step.log")
     assert caught.value.tail.endswith("first\nthe reason")
     assert "the reason" in (tmp_path / "step.log").read_text()
 
 
 def test_a_command_that_fails_for_want_of_a_network_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "REPO", tmp_path)
+    monkeypatch.setattr(commands, "REPO", tmp_path)
     command = [sys.executable, "-c", "print('Temporary failure resolving x'); raise SystemExit(100)"]
     with pytest.raises(SetupError, match="no network"):
-        setup.run_logged("the step", command, tmp_path / "step.log")
+        commands.run_logged("the step", command, tmp_path / "step.log")
 
 
 def test_a_missing_command_is_named(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="'no-such-command' is not installed"):
-        setup.run_logged("the step", ["no-such-command"], tmp_path / "step.log")
+        commands.run_logged("the step", ["no-such-command"], tmp_path / "step.log")
 
 
 def test_lines_are_passed_on_as_they_come_without_their_ends(tmp_path: Path) -> None:
     lines: list[str] = []
     command = [sys.executable, "-c", "print('a\\nb\\rc', end='')"]
-    setup.run_logged("the step", command, tmp_path / "step.log", lines.append)
+    commands.run_logged("the step", command, tmp_path / "step.log", lines.append)
     assert lines == ["a", "b", "c"]
 
 
 def test_no_root_and_no_sudo_names_the_packages_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "debian_packages", lambda tests: ["no-such-package"])
-    monkeypatch.setattr(setup.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(setup.shutil, "which", lambda name: None if name == "sudo" else f"/usr/bin/{name}")
-    monkeypatch.setattr(setup.subprocess, "run", lambda *_, **__: type("Done", (), {"stdout": ""}))
+    monkeypatch.setattr(debian, "debian_packages", lambda tests: ["no-such-package"])
+    monkeypatch.setattr(debian.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(debian.shutil, "which", lambda name: None if name == "sudo" else f"/usr/bin/{name}")
+    monkeypatch.setattr(debian.subprocess, "run", lambda *_, **__: type("Done", (), {"stdout": ""}))
     with pytest.raises(SetupError, match=r"no root and no sudo.*apt-get install no-such-package"):
-        setup.ensure_debian_packages(tests=False)
+        debian.ensure_debian_packages(tests=False)
 
 
 def test_an_old_python_is_refused_with_both_versions() -> None:
     with pytest.raises(SetupError, match=r"is Python 3\.\d+; set PYTHON to Python 9\.0 or later"):
-        setup._check_python(sys.executable, (9, 0))
+        venv._check_python(sys.executable, (9, 0))
     with pytest.raises(SetupError, match="'no-such-python' is not a Python interpreter"):
-        setup._check_python("no-such-python", (3, 10))
+        venv._check_python("no-such-python", (3, 10))
 
 
 def test_a_stamp_is_stale_until_its_block_ended_well_and_after_its_input_changed(tmp_path: Path) -> None:
     source, stamp = tmp_path / "input", tmp_path / "stamp"
     source.write_text("one")
-    with pytest.raises(SetupError), setup.stamped(stamp, source) as stale:
+    with pytest.raises(SetupError), commands.stamped(stamp, source) as stale:
         assert stale
         raise SetupError("failed")
-    with setup.stamped(stamp, source) as stale:
+    with commands.stamped(stamp, source) as stale:
         assert stale
-    with setup.stamped(stamp, source) as stale:
+    with commands.stamped(stamp, source) as stale:
         assert not stale
     source.write_text("two")
-    with setup.stamped(stamp, source) as stale:
+    with commands.stamped(stamp, source) as stale:
         assert stale

@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 
 from configurations import Configuration, Part
-from kvferry_launch.client import RequestError, VllmClient
-from kvferry_launch.pair import own_cores
+from kvferry_launch.node.vllm import KVFERRY_CONNECTOR
 from kvferry_launch.process import ManagedProcess, stop_all
-from kvferry_launch.servers import KVFERRY_CONNECTOR, Controller, VllmServer, is_healthy
+from kvferry_launch.testbed.client import RequestError, VllmClient
+from kvferry_launch.testbed.pair import own_cores
+from kvferry_launch.testbed.servers import Controller, VllmServer, is_healthy
 
 READY_TIMEOUT_S = 300.0
 IDLE_TIMEOUT_S = 80.0  # a hand-off that nobody came for is held for 60 s

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from configurations import Configuration, Kill
 from deployment import Deployment, Server
-from kvferry_launch.answers import SLOW_S, Generation, Report, first_mismatch
-from kvferry_launch.client import REMOTE_DECODE, RequestError
+from kvferry_launch.proxy.bodies import REMOTE_DECODE
+from kvferry_launch.testbed.answers import SLOW_S, Generation, Report, first_mismatch
+from kvferry_launch.testbed.client import RequestError
 
 CONCURRENCY = 6  # per decode server
 ABORTS = 0.15  # of the requests are given up by their client

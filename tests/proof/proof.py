@@ -10,13 +10,13 @@ import report
 import resume
 from configurations import CONFIGURATIONS, Configuration
 from deployment import Deployment
-from kvferry_launch import toy_model
-from kvferry_launch.answers import Generation
-from kvferry_launch.pair import own_cores
 from kvferry_launch.paths import LOGS
 from kvferry_launch.progress import Step
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.reference import Reference
+from kvferry_launch.testbed import toy_model
+from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.pair import own_cores
+from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
 from load import MAX_TOKENS, Load, Outcome
 
 MIN_RECOVERED = 0.95

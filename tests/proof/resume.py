@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import aiohttp
-from kvferry_launch.pair import own_cores
-from kvferry_launch.servers import KVFERRY_CONNECTOR, Controller, VllmServer
+from kvferry_launch.node.vllm import KVFERRY_CONNECTOR
+from kvferry_launch.testbed.pair import own_cores
+from kvferry_launch.testbed.servers import Controller, VllmServer
 
 CONTEXTS = (512, 1024, 2048)
 REPEAT = 5

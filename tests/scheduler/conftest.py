@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kvferry_launch.paths import LOGS
-from kvferry_launch.servers import Controller
+from kvferry_launch.testbed.servers import Controller
 
 pytest.importorskip("vllm", reason="these tests step vLLM's own scheduler")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

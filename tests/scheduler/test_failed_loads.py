@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kvferry_harness.prompts import prompt
-from kvferry_launch.prompts import PromptSet
+from kvferry_launch.testbed.prompts import PromptSet
 
 if TYPE_CHECKING:
     from kvferry_harness.engine import Engine

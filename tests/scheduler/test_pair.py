@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kvferry_harness.prompts import prompt
 from kvferry_launch.paths import LOGS
-from kvferry_launch.servers import Controller
+from kvferry_launch.testbed.servers import Controller
 
 if TYPE_CHECKING:
     from kvferry_harness.engine import Engine

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kvferry_launch.paths import LOGS
-from kvferry_launch.servers import Controller
+from kvferry_launch.testbed.servers import Controller
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kvferry_launch import toy_model
-from kvferry_launch.answers import Generation
-from kvferry_launch.pair import DECODE_FLAGS, Pair, PairSetup, own_cores
+from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, NIXL_CONNECTOR, KvConnector
 from kvferry_launch.paths import LOGS, MODELS
 from kvferry_launch.process import ManagedProcess, stop_all
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.reference import Reference
-from kvferry_launch.servers import KVFERRY_CONNECTOR, NIXL_CONNECTOR, KvConnector, VllmServer
+from kvferry_launch.testbed import toy_model
+from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.pair import DECODE_FLAGS, Pair, PairSetup, own_cores
+from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
+from kvferry_launch.testbed.servers import VllmServer
 
 CONNECTORS = {"kvferry": KVFERRY_CONNECTOR, "nixl": NIXL_CONNECTOR, "none": None}
 TEST_LOGS = LOGS / "tests"

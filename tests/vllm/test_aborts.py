@@ -9,11 +9,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from kvferry_launch.answers import Answer, Generation
-from kvferry_launch.client import REMOTE_DECODE, RequestError, VllmClient, prefill_then_decode
-from kvferry_launch.pair import Pair, PairSetup
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.servers import KvConnector, VllmServer
+from kvferry_launch.node.vllm import KvConnector
+from kvferry_launch.proxy.bodies import REMOTE_DECODE
+from kvferry_launch.testbed.answers import Answer, Generation
+from kvferry_launch.testbed.client import RequestError, VllmClient, prefill_then_decode
+from kvferry_launch.testbed.pair import Pair, PairSetup
+from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.servers import VllmServer
 
 PROMPT_SET = PromptSet(seed=1, count=24)  # as in test_stress.py, so its references are there
 MAX_TOKENS = 100

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvferry_launch.pair import own_cores
+from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, KvConnector
 from kvferry_launch.paths import LOGS
 from kvferry_launch.process import ManagedProcess, free_port, stop_all
-from kvferry_launch.servers import KVFERRY_CONNECTOR, Controller, KvConnector, VllmServer
+from kvferry_launch.testbed.pair import own_cores
+from kvferry_launch.testbed.servers import Controller, VllmServer
 
 EXIT_TIMEOUT_S = 300.0
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from deployment import Deployment, eventually, marked
-from kvferry_launch.pair import own_cores
+from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import REPO
-from kvferry_launch.reference import Reference
-from kvferry_launch.servers import KvConnector
+from kvferry_launch.testbed.pair import own_cores
+from kvferry_launch.testbed.reference import Reference
 from real_deployment import FLAGS, READY_WITHIN_S, ask, assert_answers_are_right, expected, real
 
 Make = Callable[..., Deployment]

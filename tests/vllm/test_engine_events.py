@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from kvferry_launch.process import free_port
-from kvferry_launch.servers import Controller
+from kvferry_launch.testbed.servers import Controller
 
 BLOCK = 16
 DEADLINE_S = 60.0  # far beyond what anything here takes

@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
-from kvferry_launch.answers import Answer, Generation, LoadResult
-from kvferry_launch.client import REMOTE_DECODE, VllmClient, judged_load
-from kvferry_launch.pair import CONCURRENCY, Pair, pair_load
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.servers import KvConnector
+from kvferry_launch.node.vllm import KvConnector
+from kvferry_launch.proxy.bodies import REMOTE_DECODE
+from kvferry_launch.testbed.answers import Answer, Generation, LoadResult
+from kvferry_launch.testbed.client import VllmClient, judged_load
+from kvferry_launch.testbed.pair import CONCURRENCY, Pair, pair_load
+from kvferry_launch.testbed.prompts import PromptSet
 
 PROMPT_SET = PromptSet(seed=1, count=24)
 MAX_TOKENS = 100

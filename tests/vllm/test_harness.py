@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from kvferry_launch.answers import Generation, LoadResult
-from kvferry_launch.client import VllmClient, judged_load, plain
-from kvferry_launch.pair import DECODE_FLAGS, own_cores
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.reference import Reference
-from kvferry_launch.servers import VllmServer
+from kvferry_launch.testbed.answers import Generation, LoadResult
+from kvferry_launch.testbed.client import VllmClient, judged_load, plain
+from kvferry_launch.testbed.pair import DECODE_FLAGS, own_cores
+from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
+from kvferry_launch.testbed.servers import VllmServer
 
 MAX_TOKENS = 100
 PROMPTS = PromptSet(seed=0, count=24).prompts()

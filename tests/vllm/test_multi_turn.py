@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvferry_launch.answers import growth
-from kvferry_launch.client import VllmClient, text_of
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.reference import Reference
-from kvferry_launch.servers import KvConnector, VllmServer
+from kvferry_launch.node.vllm import KvConnector
+from kvferry_launch.testbed.answers import growth
+from kvferry_launch.testbed.client import VllmClient, text_of
+from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
+from kvferry_launch.testbed.servers import VllmServer
 from proxy_deployment import ProxyDeployment
 
 CHUNK_TOKENS = 64

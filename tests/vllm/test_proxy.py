@@ -13,11 +13,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from kvferry_launch.answers import Generation
-from kvferry_launch.client import VllmClient, completion_body, text_of
+from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import KVFERRY
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.servers import KvConnector, VllmServer
+from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.client import VllmClient, completion_body, text_of
+from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.servers import VllmServer
 from proxy_deployment import DEADLINE_S, START_TIMEOUT_S, ProxyDeployment
 
 PROMPT_SET = PromptSet(seed=1, count=24)

@@ -5,9 +5,9 @@ import re
 import subprocess
 from pathlib import Path
 
+from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import REPO
-from kvferry_launch.reference import Reference
-from kvferry_launch.servers import KvConnector
+from kvferry_launch.testbed.reference import Reference
 
 
 def test_the_quickstart_ends_with_equal_tokens_and_a_recovered_request(

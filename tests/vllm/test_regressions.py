@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kvferry_launch.answers import Admission, Answer, Report
-from kvferry_launch.client import VllmClient, run_load
-from kvferry_launch.pair import own_cores
+from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import LOGS
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.reference import Reference
-from kvferry_launch.servers import Controller, KvConnector, VllmServer
+from kvferry_launch.testbed.answers import Admission, Answer, Report
+from kvferry_launch.testbed.client import VllmClient, run_load
+from kvferry_launch.testbed.pair import own_cores
+from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
+from kvferry_launch.testbed.servers import Controller, VllmServer
 
 REPORT = {"kvferry_report": True}
 BLOCK = 32

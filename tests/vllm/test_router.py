@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import aiohttp
 import pytest
-from kvferry_launch.answers import Generation
-from kvferry_launch.client import VllmClient, completion_body, text_of
-from kvferry_launch.pair import Pair
 from kvferry_launch.paths import LOGS
 from kvferry_launch.process import ManagedProcess, free_port
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.servers import wait_healthy
+from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.client import VllmClient, completion_body, text_of
+from kvferry_launch.testbed.pair import Pair
+from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.servers import wait_healthy
 
 PROMPT_SET = PromptSet(seed=1, count=24)
 REQUESTS = 6

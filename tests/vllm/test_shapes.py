@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kvferry_launch.answers import Generation
-from kvferry_launch.pair import DECODE_FLAGS, Pair, PairSetup, pair_load
+from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import KVFERRY, LOGS
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.reference import Reference
-from kvferry_launch.servers import KvConnector
+from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.pair import DECODE_FLAGS, Pair, PairSetup, pair_load
+from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
 
 ROUNDS = tuple(PromptSet(seed=seed, count=8, tokens_min=40, tokens_max=300) for seed in (1, 2, 3, 4))
 MAX_TOKENS = 60

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from deployment import eventually
-from kvferry_launch.reference import Reference
-from kvferry_launch.servers import KvConnector
+from kvferry_launch.node.vllm import KvConnector
+from kvferry_launch.testbed.reference import Reference
 from real_deployment import READY_WITHIN_S, assert_answers_are_right, expected, real
 from slurm_machine import SlurmMachine, why_not
 

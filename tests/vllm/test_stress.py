@@ -2,10 +2,10 @@
 
 import asyncio
 
-from kvferry_launch.answers import Generation
-from kvferry_launch.pair import Pair, pair_load
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.servers import KVFERRY_CONNECTOR
+from kvferry_launch.node.vllm import KVFERRY_CONNECTOR
+from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.pair import Pair, pair_load
+from kvferry_launch.testbed.prompts import PromptSet
 
 MAX_TOKENS = 100
 

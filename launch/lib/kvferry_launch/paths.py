@@ -3,6 +3,7 @@
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[3]
+LAUNCH = REPO / "launch"
 BUILD = REPO / "build"
 RELEASE = BUILD / "release"
 LOGS = BUILD / "logs"

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvferry_launch.pair import own_cores
+from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, NIXL_CONNECTOR
 from kvferry_launch.paths import BUILD, KVFERRY, LOGS, REPO
 from kvferry_launch.process import ManagedProcess, ProcessError, free_port, stop_all
-from kvferry_launch.servers import KVFERRY_CONNECTOR, NIXL_CONNECTOR, Controller, VllmServer, wait_healthy
+from kvferry_launch.testbed.pair import own_cores
+from kvferry_launch.testbed.servers import Controller, VllmServer, wait_healthy
 
 NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
 # vLLM gives NIXL four threads that poll, which take the core from the model where there is one: this is its best here.

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 from deployments import Deployment
-from kvferry_launch.client import REMOTE_DECODE
+from kvferry_launch.proxy.bodies import REMOTE_DECODE
 
 OUTPUT_TOKENS = 12
 

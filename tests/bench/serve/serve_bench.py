@@ -11,9 +11,9 @@ from typing import Any
 
 import handover
 from deployments import LOG_FOLDER, NAMES, NIXL, NIXL_FOLDER, PLOT_FOLDER, Deployment, install, running
-from kvferry_launch import toy_model
 from kvferry_launch.process import ProcessError
 from kvferry_launch.progress import Step
+from kvferry_launch.testbed import toy_model
 
 # The command `vllm` asks for the version of a distribution that the CPU build does not have.
 BENCH = """

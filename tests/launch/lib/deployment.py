@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvferry_launch.guard import descendants
+from kvferry_launch.node.guard import descendants
 from kvferry_launch.paths import REPO
 
 STANDINS = Path(__file__).parent / "standins"

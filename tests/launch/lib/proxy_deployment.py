@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import LOGS, REPO
 from kvferry_launch.process import ManagedProcess, free_port, stop_all
-from kvferry_launch.servers import Controller, KvConnector, VllmServer, wait_healthy
+from kvferry_launch.testbed.servers import Controller, VllmServer, wait_healthy
 
 TEST_LOGS = LOGS / "tests"
 DEADLINE_S = 60.0

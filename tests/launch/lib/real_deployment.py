@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from deployment import Deployment
-from kvferry_launch.answers import Generation
-from kvferry_launch.client import VllmClient, text_of
-from kvferry_launch.pair import own_cores
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.reference import Reference
+from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.client import VllmClient, text_of
+from kvferry_launch.testbed.pair import own_cores
+from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
 
 PROMPT_SET = PromptSet(seed=1, count=4)
 MAX_TOKENS = 40

@@ -1,1 +1,4 @@
-"""launch/cluster: one YAML to a whole deployment, on this host, over ssh, under Slurm, by MPI or on Kubernetes."""
+"""launch/cluster: one YAML file to a running deployment on this host, ssh, Slurm, MPI or Kubernetes.
+
+Needs PyYAML. It may import `node` and the package's top level.
+"""

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from kvferry_launch import serving
+from kvferry_launch.node import serving
 from kvferry_launch.paths import REPO
 from kvferry_launch.process import _die_with_parent, free_port
 

@@ -41,7 +41,7 @@ def follow(spec: Spec, command: list[str]) -> int:
     """Runs it behind a guard, which ends it when we die in whatever way, and prints what it says."""
     interrupts: list[bool] = []
     death_signals(lambda: interrupts.append(True))
-    guard = [sys.executable, script("lib/kvferry_launch/guard.py"), "--grace", str(STOP_GRACE_S), "--"]
+    guard = [sys.executable, script("lib/kvferry_launch/node/guard.py"), "--grace", str(STOP_GRACE_S), "--"]
     child = Child(f"{spec.on}-job", [*guard, *command], spec.logs / f"{spec.on}-job.log")
     print(shown(command), flush=True)
     child.start()

@@ -11,7 +11,7 @@ from typing import Any
 from kvferry_launch.cluster.plan import ENGINE_ROLES
 from kvferry_launch.cluster.spec import Role, Spec
 from kvferry_launch.cluster.up import RECOMPUTE
-from kvferry_launch.servers import API_SERVER, KVFERRY_CONNECTOR
+from kvferry_launch.node.vllm import API_SERVER, KVFERRY_CONNECTOR
 
 CONTROLLER_PORT = 14600
 CONTROLLER_HTTP = 14680

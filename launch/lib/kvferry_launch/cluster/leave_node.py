@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 
-from kvferry_launch import serving
+from kvferry_launch.node import serving
 from kvferry_launch.paths import KVFERRY
 
 

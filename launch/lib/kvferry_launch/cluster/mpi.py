@@ -103,7 +103,7 @@ def serve_rank(spec: Spec, run: str, rank: int) -> int:
 
 def obey(folder: Path, serial: int, words: list[str]) -> None:
     """One command from its start to its end. The guard ends it when we are gone."""
-    guard = [sys.executable, str(Path(script("cluster")).parent / "lib/kvferry_launch/guard.py"), "--grace",
+    guard = [sys.executable, str(Path(script("cluster")).parent / "lib/kvferry_launch/node/guard.py"), "--grace",
              str(GRACE_S), "--"]
     with (folder / f"out-{serial}").open("wb") as out:
         process = subprocess.Popen([*guard, *words], stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT,

@@ -42,7 +42,7 @@ class Starter:
 
     def guard(self, silence_s: int, with_stdin: bool) -> list[str]:
         tools = self.planner.tools
-        return [tools.python, str(Path(tools.path) / "launch/lib/kvferry_launch/guard.py"), "--grace", str(GRACE_S),
+        return [*tools.script("lib/kvferry_launch/node/guard.py"), "--grace", str(GRACE_S),
                 *(["--silence", str(silence_s)] if silence_s else []), *(["--stdin"] if with_stdin else []), "--"]
 
     def ssh(self, place: Place) -> list[str]:

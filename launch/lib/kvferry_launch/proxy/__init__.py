@@ -1,1 +1,4 @@
-"""The front door: each request to the best pair of servers, and decode is chosen before prefill begins."""
+"""launch/proxy: one OpenAI URL in front of all servers that a controller knows. Runs in .venv (aiohttp).
+
+It may import nothing else of this package.
+"""

@@ -2,9 +2,17 @@
 
 from typing import Any
 
-from kvferry_launch.client import REMOTE_DECODE
-
 Body = dict[str, Any]
+
+REMOTE_DECODE: Body = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""kv_transfer_params that routers send to a prefill server."""
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from kvferry_launch.servers import Controller
+from kvferry_launch.testbed.servers import Controller
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.interface import PauseState
 

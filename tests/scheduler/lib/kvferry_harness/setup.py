@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kvferry_launch import toy_model
 from kvferry_launch.process import free_port
+from kvferry_launch.testbed import toy_model
 from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import (
     init_distributed_environment,

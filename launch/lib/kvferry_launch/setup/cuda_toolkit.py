@@ -4,14 +4,13 @@ import os
 import sys
 from pathlib import Path
 
-from kvferry_launch.paths import BUILD, LOGS, REPO, VENV_PYTHON
+from kvferry_launch.paths import BUILD, LAUNCH, LOGS, VENV_PYTHON
 from kvferry_launch.progress import Step
-from kvferry_launch.setup import build_preset, run_logged, stamped
+from kvferry_launch.setup.build import build_preset
+from kvferry_launch.setup.commands import run_logged, stamped
 
 TOOLKIT = BUILD / "cuda-toolkit"
-REQUIREMENTS = REPO / "launch" / "requirements-cuda.txt"
-
-
+REQUIREMENTS = LAUNCH / "requirements-cuda.txt"
 UCX = TOOLKIT / "libucx"
 
 

@@ -46,7 +46,8 @@ def main() -> NoReturn:
     if parsed.prepare_only:
         print("everything is in place; launch/quickstart runs in seconds to a minute from here")
         sys.exit(0)
-    os.execv(VENV_PYTHON, [str(VENV_PYTHON), "-c", "from kvferry_launch.quickstart import job; job()", *sys.argv[1:]])
+    start_job = "from kvferry_launch.testbed.quickstart import job; job()"
+    os.execv(VENV_PYTHON, [str(VENV_PYTHON), "-c", start_job, *sys.argv[1:]])
 
 
 def job() -> NoReturn:
@@ -54,7 +55,7 @@ def job() -> NoReturn:
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.default_int_handler)
     try:
-        from kvferry_launch import quickstart_job  # needs what set-up installed
+        from kvferry_launch.testbed import quickstart_job  # needs what set-up installed
 
         sys.exit(quickstart_job.run(arguments()))
     except ProcessError as error:

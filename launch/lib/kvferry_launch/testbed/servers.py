@@ -1,6 +1,5 @@
 """vLLM servers and the kvferry controller as processes that can be started, waited for and stopped."""
 
-import json
 import re
 import sys
 import time
@@ -8,69 +7,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from kvferry_launch.node.vllm import CPU_ENV, vllm_command
 from kvferry_launch.paths import KVFERRY, LOGS
 from kvferry_launch.process import ManagedProcess, ProcessError, free_port
 
 READY_TIMEOUT_S = 300.0  # 15 to 40 s on an idle host
 POLL_INTERVAL_S = 0.2
-API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
-CPU_FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32")  # CPU attention wants multiples of 32
-CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
-
-
-@dataclass(frozen=True)
-class KvConnector:
-    """A KV connector by the name and module that vLLM loads it with.
-
-    port_env: an environment variable in which each server must get a free port of its own.
-    """
-
-    name: str
-    module_path: str | None = None
-    needs_controller: bool = False
-    port_env: str | None = None
-
-    def config(self, role: str, controller: str | None = None, engine_id: str | None = None,
-               extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The value of --kv-transfer-config. A load that fails is recomputed; vLLM's own default is `fail`."""
-        extra = dict(extra or {})
-        if self.needs_controller and controller is not None:
-            extra = {"controller": controller} | extra
-        config: dict[str, Any] = {"kv_connector": self.name}
-        if self.module_path is not None:
-            config["kv_connector_module_path"] = self.module_path
-        config |= {"kv_role": role, "kv_load_failure_policy": "recompute"}
-        if engine_id is not None:
-            config["engine_id"] = engine_id
-        if extra:
-            config["kv_connector_extra_config"] = extra
-        return config
-
-
-KVFERRY_CONNECTOR = KvConnector("KvFerryConnector", "kvferry.vllm", needs_controller=True)
-NIXL_CONNECTOR = KvConnector("NixlConnector", port_env="VLLM_NIXL_SIDE_CHANNEL_PORT")
-
-
-def vllm_is_cpu_build() -> bool:
-    """Whether the installed vLLM is vllm-cpu; False too when there is none in this environment."""
-    try:
-        metadata.version("vllm-cpu")
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def vllm_command(python: str, model: str, host: str, port: int, kv_config: dict[str, Any] | None = None,
-                 flags: tuple[str, ...] = (), cpu: bool = True) -> list[str]:
-    """The command of one server. `flags` come last, so that they win."""
-    command = [python, *API_SERVER, "--model", model, "--host", host, "--port", str(port), *(CPU_FLAGS if cpu else ())]
-    if kv_config is not None:
-        command += ["--kv-transfer-config", json.dumps(kv_config)]
-    return [*command, *flags]
 
 
 @dataclass

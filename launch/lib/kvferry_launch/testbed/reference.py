@@ -9,11 +9,12 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
-from kvferry_launch.answers import Answer, Generation
-from kvferry_launch.client import FREQUENCY_PENALTY, VllmClient, plain, run_load
+from kvferry_launch.node.vllm import CPU_FLAGS
 from kvferry_launch.paths import BUILD
 from kvferry_launch.process import ManagedProcess, ProcessError
-from kvferry_launch.servers import CPU_FLAGS, VllmServer
+from kvferry_launch.testbed.answers import Answer, Generation
+from kvferry_launch.testbed.client import FREQUENCY_PENALTY, VllmClient, plain, run_load
+from kvferry_launch.testbed.servers import VllmServer
 
 CONCURRENCY = 8
 

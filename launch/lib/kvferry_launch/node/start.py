@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvferry_launch import serving
+from kvferry_launch.node import serving
+from kvferry_launch.node.vllm import API_SERVER, CPU_ENV, KVFERRY_CONNECTOR, vllm_command
 from kvferry_launch.paths import KVFERRY, RELEASE, VENV_PYTHON
-from kvferry_launch.servers import API_SERVER, CPU_ENV, KVFERRY_CONNECTOR, vllm_command
 
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 DEFAULT_CONTROLLER = "tcp://127.0.0.1:14600"

@@ -10,13 +10,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kvferry_launch.answers import Answer, Generation, LoadResult, Report
-from kvferry_launch.pair import DECODE_BLOCKS, Pair, PairSetup, own_cores, pair_load
+from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, KvConnector
 from kvferry_launch.process import stop_all
 from kvferry_launch.progress import Step
-from kvferry_launch.prompts import PromptSet
-from kvferry_launch.reference import Reference
-from kvferry_launch.servers import KVFERRY_CONNECTOR, KvConnector
+from kvferry_launch.testbed.answers import Answer, Generation, LoadResult, Report
+from kvferry_launch.testbed.pair import DECODE_BLOCKS, Pair, PairSetup, own_cores, pair_load
+from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
 
 PROMPT_TOKENS = 400
 OUTPUT_TOKENS = 100

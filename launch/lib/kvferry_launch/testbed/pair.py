@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvferry_launch.answers import Answer, Generation, LoadResult
-from kvferry_launch.client import VllmClient, judged_load, prefill_then_decode
+from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, KvConnector
 from kvferry_launch.paths import LOGS
 from kvferry_launch.process import STOP_GRACE_S, ManagedProcess, free_port, stop_all
-from kvferry_launch.servers import KVFERRY_CONNECTOR, Controller, KvConnector, VllmServer
+from kvferry_launch.testbed.answers import Answer, Generation, LoadResult
+from kvferry_launch.testbed.client import VllmClient, judged_load, prefill_then_decode
+from kvferry_launch.testbed.servers import Controller, VllmServer
 
 CONCURRENCY = 8
 DECODE_BLOCKS = 40  # 8 requests of 500 tokens in blocks of 32 want 128: the decode server must preempt

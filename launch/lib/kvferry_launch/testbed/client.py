@@ -7,20 +7,11 @@ from typing import Any
 
 import aiohttp
 
-from kvferry_launch.answers import Answer, Generation, LoadResult, growth, parse_metrics
+from kvferry_launch.proxy.bodies import REMOTE_DECODE
+from kvferry_launch.testbed.answers import Answer, Generation, LoadResult, growth, parse_metrics
 
 REQUEST_TIMEOUT_S = 120.0
 FREQUENCY_PENALTY = 1.5  # greedy sampling of a random model repeats itself without it
-
-REMOTE_DECODE: dict[str, Any] = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
-"""What routers send to a prefill server."""
 
 
 class RequestError(Exception):

@@ -1,0 +1,9 @@
+"""Installs and builds what a checkout needs: Debian packages, .venv, vLLM, the build, the toy model.
+
+Standard library only, because it runs before anything is installed. It may import `paths` and `progress`.
+"""
+
+from kvferry_launch.setup.commands import SetupError
+from kvferry_launch.setup.steps import ensure, ensure_or_exit
+
+__all__ = ["SetupError", "ensure", "ensure_or_exit"]

@@ -1,0 +1,39 @@
+"""Configures and builds the CMake presets."""
+
+import os
+import re
+from collections.abc import Sequence
+
+from kvferry_launch.paths import BUILD, LOGS, VENV_PYTHON
+from kvferry_launch.progress import Step
+from kvferry_launch.setup.commands import run_logged
+
+
+def ensure_build(tests: bool, only: Sequence[str] = ()) -> None:
+    """Builds the release preset: the targets in `only`, or all of it for tests, or what runs."""
+    build_preset("release", [*only] if only else [] if tests else ["kvferry", "_core", "kvferry_package"],
+                 [f"-DPython_EXECUTABLE={VENV_PYTHON}"])
+
+
+def build_preset(preset: str, targets: Sequence[str], settings: Sequence[str]) -> None:
+    """Configures build/<preset> with these settings unless that was done, and builds the targets, or all if there are
+    none. Ninja knows what is already right. Errors: SetupError.
+    """
+    log, folder = LOGS / "build.log", BUILD / preset
+    cache = folder / "CMakeCache.txt"
+    values = [setting.partition("=")[2] for setting in settings]
+    configured = (folder / "build.ninja").exists() and all(f"={value}\n" in cache.read_text() for value in values)
+    if not configured:
+        with Step(f"Configure build/{preset}") as step:
+            run_logged(f"cmake --preset {preset}", ["cmake", "--preset", preset, *settings], log, tick=step.update)
+    with Step(f"Build build/{preset}") as step:
+
+        def on_line(line: str) -> None:
+            counted = re.match(r"\[(\d+)/(\d+)\] (.*)", line)
+            if counted:
+                step.update(int(counted[1]) / int(counted[2]), f"{counted[1]}/{counted[2]} {counted[3][-50:]}")
+
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
+        named = ["--target", *targets] if targets else []
+        run_logged(f"cmake --build --preset {preset}",
+                   ["cmake", "--build", "--preset", preset, "-j", jobs, *named], log, on_line, tick=step.update)

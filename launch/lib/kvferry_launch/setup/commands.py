@@ -1,0 +1,87 @@
+"""Runs the commands of a set-up step with their output in a log, and records which steps are done."""
+
+import hashlib
+import os
+import re
+import select
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvferry_launch.paths import REPO
+
+NO_NETWORK = re.compile(
+    r"Temporary failure resolving|Could not resolve|Network is unreachable|Connection (refused|timed out)"
+    r"|Failed to establish a new connection|Name or service not known|Max retries exceeded"
+)
+TAIL_LINES = 25
+
+
+class SetupError(Exception):
+    """A step that could not be done, in one sentence for the user; `tail` is what the failing command said last."""
+
+    def __init__(self, message: str, tail: str = "") -> None:
+        super().__init__(message)
+        self.tail = tail
+
+
+def run_logged(what: str, command: list[str], log: Path, on_line: Callable[[str], None] = lambda line: None,
+               tick: Callable[[], None] = lambda: None) -> None:
+    """Runs a command with its output in `log`; calls `on_line` for each line and `tick` at least twice a second.
+
+    Errors: SetupError that says `what` failed, with the tail of the output and a word on the network if that was it.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8", errors="replace") as out:
+        out.write(f"\n$ {' '.join(command)}\n")
+        out.flush()
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                       stderr=subprocess.STDOUT, cwd=REPO)
+        except FileNotFoundError as error:
+            raise SetupError(f"'{command[0]}' is not installed on this host") from error
+        tail: list[str] = []
+        assert process.stdout is not None
+        try:
+            for line in _lines(process.stdout.fileno(), tick):
+                out.write(line + "\n")
+                tail = [*tail[-TAIL_LINES:], line]
+                on_line(line)
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            process.stdout.close()
+    if code != 0:
+        text = "\n".join(tail[-TAIL_LINES:])
+        reason = "no network" if NO_NETWORK.search(text) else f"exit status {code}"
+        raise SetupError(f"{what} failed ({reason}); the full output is in {log.relative_to(REPO)}", text)
+
+
+def _lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
+    pending = b""
+    while True:
+        ready, _, _ = select.select([fd], [], [], 0.5)
+        tick()
+        if not ready:
+            continue
+        piece = os.read(fd, 65536)
+        if not piece:
+            break
+        *whole, pending = (pending + piece).replace(b"\r", b"\n").split(b"\n")
+        yield from (line.decode(errors="replace") for line in whole)
+    if pending:
+        yield pending.decode(errors="replace")
+
+
+@contextmanager
+def stamped(stamp: Path, *inputs: Path) -> Iterator[bool]:
+    """Yields whether the stamp differs from its inputs' hash; writes it when the block ends well."""
+    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
+    stale = not stamp.exists() or stamp.read_text() != digest
+    yield stale
+    if stale:
+        stamp.write_text(digest)

@@ -1,0 +1,58 @@
+"""Installs the Debian packages of launch/debian-packages.txt."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+from kvferry_launch.paths import LAUNCH, LOGS
+from kvferry_launch.progress import Step
+from kvferry_launch.setup.commands import SetupError, run_logged
+
+
+def debian_packages(tests: bool) -> list[str]:
+    """The names in launch/debian-packages.txt, with those only tests need if `tests`."""
+    names = []
+    for line in (LAUNCH / "debian-packages.txt").read_text().splitlines():
+        name, _, comment = line.partition("#")
+        if name.strip() and (tests or comment.strip() != "tests"):
+            names.append(name.strip())
+    return names
+
+
+def ensure_debian_packages(tests: bool) -> None:
+    """Installs what dpkg doesn't list as installed, as root or through sudo."""
+    wanted = debian_packages(tests)
+    if shutil.which("dpkg-query") is None or shutil.which("apt-get") is None:
+        if shutil.which("cmake") and shutil.which("ninja"):
+            return  # another distribution: CMake says by name what it misses
+        raise SetupError("this host has no apt-get; install the equivalents of launch/debian-packages.txt by hand")
+    listed = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *wanted],
+                            capture_output=True, text=True, check=False).stdout
+    present = {line.split()[0] for line in listed.splitlines() if line.endswith(" installed")}
+    missing = [name for name in wanted if name not in present]
+    if not missing:
+        return
+    root: list[str] = []
+    if os.geteuid() != 0:
+        if shutil.which("sudo") is None:
+            raise SetupError("no root and no sudo to install these Debian packages; ask an administrator to run: "
+                             f"apt-get install {' '.join(missing)}")
+        root = ["sudo"] if sys.stdin.isatty() else ["sudo", "-n"]
+    log = LOGS / "apt.log"
+    apt = [*root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]
+    with Step(f"Debian packages ({len(missing)} missing)") as step:
+        step.update(0.0, "reading package lists")
+        run_logged("apt-get update", [*apt, "update"], log, tick=step.update)
+
+        def on_line(line: str) -> None:
+            # APT::Status-Fd lines: "dlstatus:3:41.5:Retrieving ...", "pmstatus:cmake:62.5:Unpacking cmake ..."
+            kind, _, rest = line.partition(":")
+            if kind in ("dlstatus", "pmstatus"):
+                _, percent, note = [*rest.split(":", 2), "", ""][:3]
+                share = float(percent or 0) / 100
+                step.update(share * 0.4 if kind == "dlstatus" else 0.4 + share * 0.6, note[:60])
+
+        run_logged(f"installing {', '.join(missing)}",
+                   [*apt, "-o", "APT::Status-Fd=1", "install", "-y", "--no-install-recommends", *missing], log, on_line,
+                   tick=step.update)

@@ -1,0 +1,74 @@
+"""launch/setup: every step that a checkout needs, each skipped if its result is already right."""
+
+import argparse
+import fcntl
+import hashlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvferry_launch.paths import BUILD, LOGS, MODELS, REPO, VENV_PYTHON
+from kvferry_launch.progress import Step
+from kvferry_launch.setup.build import ensure_build
+from kvferry_launch.setup.commands import SetupError, run_logged
+from kvferry_launch.setup.debian import ensure_debian_packages
+from kvferry_launch.setup.venv import ensure_venv
+
+
+def ensure_toy_model(name: str = "toy") -> Path:
+    """Makes build/models/<name> unless it is there and of this maker's version."""
+    folder = MODELS / name
+    maker = REPO / "launch/lib/kvferry_launch/testbed/toy_model.py"
+    digest = hashlib.sha256(maker.read_bytes()).hexdigest()
+    stamp = folder / ".kvferry-maker"
+    if not stamp.exists() or stamp.read_text() != digest:
+        with Step(f"Toy model build/models/{name}") as step:
+            run_logged("making the model",
+                       [str(VENV_PYTHON), "-m", "kvferry_launch.testbed.toy_model", "--kind", name, "--maker", digest,
+                        str(folder)], LOGS / "model.log", tick=step.update)
+    return folder
+
+
+def ensure(*, vllm: bool, tests: bool = False, build: bool = True, only: Sequence[str] = ()) -> None:
+    """Does every step that is not already done; one process at a time per checkout. `only`: the targets to build.
+
+    Errors: SetupError. Ctrl-C leaves each step either done or to be done again.
+    """
+    BUILD.mkdir(exist_ok=True)
+    LOGS.mkdir(exist_ok=True)
+    with (BUILD / ".setup.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another set-up of this checkout is running; waiting for it", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        ensure_debian_packages(tests)
+        ensure_venv(vllm)
+        if build:
+            ensure_build(tests, only)
+        if vllm:
+            ensure_toy_model()
+
+
+def ensure_or_exit(**steps: Any) -> None:
+    """`ensure()` for commands: prints the failing command's tail and one clear line, and exits 1."""
+    try:
+        ensure(**steps)
+    except SetupError as error:
+        if error.tail:
+            print(error.tail, file=sys.stderr)
+        sys.exit(f"kvferry set-up: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="launch/setup", description="Install what is missing and build kvferry.")
+    parser.add_argument("--quick", action="store_true", help="leave out vLLM and the toy model")
+    parser.add_argument("--tests", action="store_true", help="also what only tests/run needs")
+    arguments = parser.parse_args()
+    start = time.monotonic()
+    ensure_or_exit(vllm=not arguments.quick, tests=arguments.tests)
+    print(f"set-up is complete ({time.monotonic() - start:.1f} s)")

