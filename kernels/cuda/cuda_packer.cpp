@@ -11,7 +11,7 @@
 #include "kernels/cuda/cuda_result.h"
 #include "kernels/cuda/current_device.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/device/make_plan.h"
+#include "kernels/device_plan.h"
 #include "kernels/run_check.h"
 #include "transport/base/checksum.h"
 

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/device/make_plan.h"
 #include "kernels/device/segment_hash.h"
+#include "kernels/device_plan.h"
 #include "kernels/packer.h"
 
 namespace kvferry {

@@ -1,4 +1,4 @@
-#include "kernels/device/make_plan.h"
+#include "kernels/device_plan.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-// A layout and a format as what the device code takes.
+// Translates a KvLayout and a ChunkFormat into the plan that the device code reads.
 #pragma once
 
 #include <cstdint>
