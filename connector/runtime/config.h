@@ -1,12 +1,12 @@
-// The connector's settings: kv_connector_extra_config first, then KVFERRY_<KEY> in the environment, then a YAML file
-// named by the key `config`, then the default. An unknown key or a bad value is an error that says what is allowed.
+// The connector's settings. A new one is a field here and a row in config.cpp.
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <span>
 #include <string>
 
 #include "transport/base/result.h"
+#include "transport/base/settings.h"
 
 namespace kvferry {
 
@@ -17,19 +17,21 @@ struct ConnectorConfig {
   std::uint64_t gpu_pool_bytes = 0;
   bool lands_in_gpu = false;
   bool save_decode_cache = true;
-  bool save_unfull_chunk = true;
-  std::string path = "auto";  // as parse_path() of transport/make_transport.h knows them
+  bool save_partial_chunks = true;
+  std::string path = "auto";  // one of the names that parse_path() accepts
   std::int64_t load_timeout_ms = 5000;
-  std::string advertise_host;  // where other nodes reach this one; empty: the route to the controller tells
+  std::string advertise_host;  // empty: this host's address on the route to the controller
   std::string name_space = "default";
-  std::string serves;  // URL under which routers reach this vLLM server; empty: they are told none
+  std::string serves;  // empty: the controller names no URL to routers
+  std::string config;  // path of the YAML file; empty: none
 };
 
-/// The environment, handed in: nullptr where the variable isn't set.
-using GetEnv = std::function<const char*(const char*)>;
+/// All settings, in the order in which the documentation lists them.
+std::span<const Setting<ConnectorConfig>> connector_settings();
 
-/// `extra_json`: a JSON object as in kv_connector_extra_config. kInvalidArgument: one sentence with the key, the value
-/// and what is allowed.
+/// `extra_json`: a JSON object, as in kv_connector_extra_config; it wins over KVFERRY_<KEY> in the environment, which
+/// wins over the YAML file that the key `config` names. kInvalidArgument: one sentence with the key, the value and what
+/// is allowed.
 Result<ConnectorConfig> load_config(const std::string& extra_json, const GetEnv& get_env);
 
 }  // namespace kvferry

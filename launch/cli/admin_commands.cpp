@@ -11,7 +11,7 @@
 #include "controller/api/admin_command.h"
 #include "controller/api/status.h"
 #include "launch/cli/commands.h"
-#include "launch/cli/controller_setting.h"
+#include "launch/cli/controller_settings.h"
 
 namespace kvferry::cli {
 namespace {
@@ -24,7 +24,7 @@ constexpr std::chrono::milliseconds kPollEvery{200};
 constexpr std::chrono::milliseconds kIdleFor{1500};  // so long front doors may still send what they chose a node for
 
 struct Flags {
-  Values values;  // the controller
+  SettingFlags values;  // the controller
   std::string node;
   std::string name_space = "default";  // as connectors have it
   std::uint64_t number = 0;

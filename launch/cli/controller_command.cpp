@@ -49,22 +49,20 @@ Result<std::string> add_http(controller::Server& server, controller::EngineDirec
   return listening;
 }
 
-Result<void> add_replica(controller::Server& server, const Values& values, const Clock& clock) {
-  Result<std::optional<controller::scale::ReplicaOptions>> options = replica_options(values, server.endpoint());
+Result<void> add_replica(controller::Server& server, const ControllerConfig& config, const Clock& clock) {
+  Result<std::optional<controller::scale::ReplicaOptions>> options = replica_options(config, server.endpoint());
   if (!options) return std::move(options).error();
   if (!*options) return {};
   return server.add_front(controller::scale::make_replica(std::move(**options), server.sessions(), clock.now()));
 }
 
-Result<void> run(const Values& flags, const std::optional<std::string>& config_file) {
-  std::vector<Setting> settings;
-  for (const ControllerSetting& known : controller_settings()) settings.push_back(known.setting);
-  Result<Values> values = resolve(settings, flags, config_file);
-  if (!values) return std::move(values).error();
+Result<void> run(const SettingFlags& flags, const std::optional<std::string>& config_file) {
+  const Result<ControllerConfig> config = read_controller_settings(flags, config_file);
+  if (!config) return config.error();
   take_all_files();
   const SteadyClock clock;
-  controller::ServerOptions options{.bind = values->at("bind"), .state = state_folder(*values), .directory = {}};
-  if (values->at("stream") != "none") options.stream = values->at("stream");
+  controller::ServerOptions options{.bind = config->bind, .state = state_folder(*config), .directory = {}};
+  if (config->stream != "none") options.stream = config->stream;
   std::random_device random;  // nobody shall choose keys that all fall on one place of the table
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();
   controller::EngineDirectoryOptions engine_options;
@@ -72,12 +70,12 @@ Result<void> run(const Values& flags, const std::optional<std::string>& config_f
   controller::EngineDirectory engines(engine_options);  // outlives the server, whose fronts refer to it
   Result<std::unique_ptr<controller::Server>> server = controller::Server::bind(options, clock);
   if (!server) return std::move(server).error();
-  if (const std::string& http = values->at("http"); http != "none") {
-    const Result<std::string> listening = add_http(**server, engines, http);
+  if (config->http != "none") {
+    const Result<std::string> listening = add_http(**server, engines, config->http);
     if (!listening) return listening.error();
     log().info("HTTP on {}", *listening);
   }
-  if (Result<void> added = add_replica(**server, *values, clock); !added) return added;
+  if (Result<void> added = add_replica(**server, *config, clock); !added) return added;
   g_server = server->get();
   struct sigaction action {};
   action.sa_handler = stop_server;
@@ -98,13 +96,9 @@ Run add_controller_command(CLI::App& app) {
       "controller",
       "Tell nodes which node holds which chunk; runs until SIGINT or SIGTERM. Each option but --config "
       "can also be a key of the config file, or KVFERRY_<KEY> in the environment.");
-  auto flags = std::make_shared<Values>();
+  auto flags = std::make_shared<SettingFlags>();
   auto config_file = std::make_shared<std::optional<std::string>>();
-  for (const ControllerSetting& known : controller_settings()) {
-    const std::string key(known.setting.key);
-    command->add_option_function<std::string>(
-        "--" + key, [flags, key](const std::string& value) { (*flags)[key] = value; }, known.help);
-  }
+  add_setting_options(*command, controller_settings(), *flags);
   command->add_option("--config", *config_file, "YAML file of the same keys, without --");
   return [flags, config_file] { return run(*flags, *config_file); };
 }

@@ -12,59 +12,88 @@ namespace {
 
 using controller::EndpointUse;
 
-bool is_replica_name(std::string_view value) {
+struct ClientConfig {
+  std::string controller = "tcp://127.0.0.1:14600";
+};
+
+std::function<bool(const std::string&)> is_endpoint(EndpointUse use, std::optional<std::string_view> or_word = {}) {
+  return [=](const std::string& value) { return value == or_word || controller::check_endpoint(value, use); };
+}
+
+bool is_replica_name(const std::string& value) {
   const auto is_printable = [](char c) { return c > ' ' && c < 0x7f; };
   return value.size() <= 128 && std::all_of(value.begin(), value.end(), is_printable);
 }
 
-bool is_endpoint(std::string_view value, EndpointUse use) {
-  return static_cast<bool>(controller::check_endpoint(value, use));
+std::vector<Setting<ControllerConfig>> make_controller_settings() {
+  using C = ControllerConfig;
+  return {
+      setting<C, std::string>("bind", &C::bind,
+                              "tcp://HOST:PORT with a port of 0 to 65535 (0: any free one), or ipc://PATH",
+                              "Where to listen", is_endpoint(EndpointUse::kBind)),
+      setting<C, std::string>(
+          "stream", &C::stream, fmt::format("none, {}", controller::allowed_endpoints(EndpointUse::kBindStream)),
+          "Where to listen as well, with less latency than ZeroMQ", is_endpoint(EndpointUse::kBindStream, "none")),
+      setting<C, std::string>(
+          "http", &C::http, "none, or HOST:PORT with a port of 0 to 65535 (0: any free one)",
+          "Where to serve metrics, a status page and routers' queries",
+          [](const std::string& value) { return value == "none" || controller::parse_http_address(value); }),
+      setting("state", &C::state, "a folder, or 'none'",
+              "Folder of the state that survives a restart; with 'none' nodes publish their chunks again")
+          .with_shown_default("${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc"),
+      // These two may hold passwords: their own parsers check them, with messages that leave the value out.
+      setting("etcd", &C::etcd, "http://HOST:PORT[,...][/PREFIX]",
+              "Be one of several replicas that agree through etcd; every etcd member with commas between, then "
+              "perhaps a prefix of all keys")
+          .with_shown_default("/kvferry"),
+      setting("event-log", &C::event_log, "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N]",
+              "Stream of Redis or Valkey from which later replicas read what nodes published before")
+          .with_shown_default("?stream=kvferry:events&bytes=268435456"),
+      setting<C, std::string>("replica", &C::replica, "a name of up to 128 printable letters",
+                              "Name of this replica; the same after a restart", is_replica_name)
+          .with_shown_default("HOST:PORT of --advertise"),
+      setting<C, std::string>("advertise", &C::advertise, "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
+                              "Where nodes reach this replica", is_endpoint(EndpointUse::kConnect, ""))
+          .with_shown_default("where it listens"),
+  };
 }
 
-const std::string kStreamAllowed = fmt::format("none, {}", controller::allowed_endpoints(EndpointUse::kBindStream));
-
-const ControllerSetting kSettings[] = {
-    {{"bind", "tcp://127.0.0.1:14600", "tcp://HOST:PORT with a port of 0 to 65535 (0: any free one), or ipc://PATH",
-      [](std::string_view value) { return is_endpoint(value, EndpointUse::kBind); }},
-     "Where to listen: tcp://HOST:PORT (port 0: any free one), or ipc://PATH [tcp://127.0.0.1:14600]"},
-    {{"stream", "none", kStreamAllowed,
-      [](std::string_view value) { return value == "none" || is_endpoint(value, EndpointUse::kBindStream); }},
-     fmt::format("Where to listen as well, for the shortest way: {} [none]", kStreamAllowed)},
-    {{"http", "none", "none, or HOST:PORT with a port of 0 to 65535 (0: any free one)",
-      [](std::string_view value) {
-        return value == "none" || static_cast<bool>(controller::parse_http_address(std::string(value)));
-      }},
-     "Where to serve metrics, a status page and routers' queries: none, or HOST:PORT (port 0: any free one) [none]"},
-    {{"state", "", "a folder, or none", [](std::string_view) { return true; }},
-     "The folder that keeps what survives a restart, or 'none': then nodes publish again "
-     "[${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc]"},
-    // These two may hold passwords, so what is wrong with them is told by their own parsers, without the value.
-    {{"etcd", "", "http://HOST:PORT[,...][/PREFIX]", [](std::string_view) { return true; }},
-     "Be one of several replicas that agree by etcd: http://HOST:PORT of each member, with commas between, then "
-     "perhaps "
-     "/PREFIX of all keys [/kvferry]"},
-    {{"event-log", "", "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N]", [](std::string_view) { return true; }},
-     "Tell replicas that come late what nodes said before, by a stream of Redis or Valkey: "
-     "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N] [?stream=kvferry:events&bytes=268435456]"},
-    {{"replica", "", "a name of up to 128 printable letters", is_replica_name},
-     "Name of this replica, which it keeps over restarts [HOST:PORT of --advertise]"},
-    {{"advertise", "", "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
-      [](std::string_view value) { return value.empty() || is_endpoint(value, EndpointUse::kConnect); }},
-     "Where nodes reach this replica: tcp://HOST:PORT or ipc://PATH [where it listens]"},
-};
+std::span<const Setting<ClientConfig>> client_settings() {
+  using C = ClientConfig;
+  static const Setting<C> settings[] = {setting<C, std::string>(
+      "controller", &C::controller, std::string(controller::allowed_endpoints(EndpointUse::kConnect)),
+      "The controller; also KVFERRY_CONTROLLER", is_endpoint(EndpointUse::kConnect))};
+  return settings;
+}
 
 }  // namespace
 
-std::span<const ControllerSetting> controller_settings() { return kSettings; }
+std::span<const Setting<ControllerConfig>> controller_settings() {
+  static const std::vector<Setting<ControllerConfig>> settings = make_controller_settings();
+  return settings;
+}
 
-std::string state_folder(const Values& values) {
-  const std::string& state = values.at("state");
-  if (state == "none") return {};
-  if (!state.empty()) return state;
-  // On a port of its own a controller finds its state again; on any free one it would not.
-  const std::string& bind = values.at("bind");
-  const std::string port = bind.substr(bind.rfind(':') + 1);
-  if (!bind.starts_with("tcp://") || port.find_first_not_of('0') == std::string::npos) return {};
+Result<ControllerConfig> read_controller_settings(const SettingFlags& flags,
+                                                  const std::optional<std::string>& config_file) {
+  return read_settings(controller_settings(), {config_file, ::getenv, flags});
+}
+
+void add_controller_option(CLI::App& command, SettingFlags& flags) {
+  add_setting_options(command, client_settings(), flags);
+}
+
+Result<std::string> controller_of(const SettingFlags& flags) {
+  Result<ClientConfig> config = read_settings(client_settings(), {{}, ::getenv, flags});
+  if (!config) return std::move(config).error();
+  return std::move(config->controller);
+}
+
+std::string state_folder(const ControllerConfig& config) {
+  if (config.state == "none") return {};
+  if (!config.state.empty()) return config.state;
+  // The state belongs to a port: a controller on any free port would not find it again.
+  const std::string port = config.bind.substr(config.bind.rfind(':') + 1);
+  if (!config.bind.starts_with("tcp://") || port.find_first_not_of('0') == std::string::npos) return {};
   const char* state_home = std::getenv("XDG_STATE_HOME");
   const char* home = std::getenv("HOME");
   if (state_home != nullptr && *state_home == '/') return fmt::format("{}/kvferry/controller-{}", state_home, port);
@@ -72,19 +101,17 @@ std::string state_folder(const Values& values) {
   return {};
 }
 
-Result<std::optional<controller::scale::ReplicaOptions>> replica_options(const Values& values,
+Result<std::optional<controller::scale::ReplicaOptions>> replica_options(const ControllerConfig& config,
                                                                          const std::string& endpoint) {
-  const std::string& etcd = values.at("etcd");
-  const std::string& event_log = values.at("event-log");
-  if (etcd.empty() && event_log.empty()) return std::optional<controller::scale::ReplicaOptions>{};
-  controller::scale::ReplicaOptions options{.name = values.at("replica"), .endpoint = values.at("advertise")};
-  if (!etcd.empty()) {
-    Result<controller::scale::EtcdUrl> url = controller::scale::parse_etcd_url(etcd);
+  if (config.etcd.empty() && config.event_log.empty()) return std::optional<controller::scale::ReplicaOptions>{};
+  controller::scale::ReplicaOptions options{.name = config.replica, .endpoint = config.advertise};
+  if (!config.etcd.empty()) {
+    Result<controller::scale::EtcdUrl> url = controller::scale::parse_etcd_url(config.etcd);
     if (!url) return std::move(url).error().with("etcd");
     options.etcd = std::move(*url);
   }
-  if (!event_log.empty()) {
-    Result<controller::scale::RedisUrl> url = controller::scale::parse_redis_url(event_log);
+  if (!config.event_log.empty()) {
+    Result<controller::scale::RedisUrl> url = controller::scale::parse_redis_url(config.event_log);
     if (!url) return std::move(url).error().with("event-log");
     options.event_log = std::move(*url);
   }
@@ -92,7 +119,7 @@ Result<std::optional<controller::scale::ReplicaOptions>> replica_options(const V
     for (const std::string_view anywhere : {"tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"}) {
       if (endpoint.starts_with(anywhere))
         return Error{ErrorCode::kInvalidArgument,
-                     fmt::format("advertise is missing: nodes can't be told to reach this replica at {}; allowed: "
+                     fmt::format("advertise is missing: other machines can't reach this replica at {}; allowed: "
                                  "tcp://HOST:PORT as other machines reach it",
                                  endpoint)};
     }

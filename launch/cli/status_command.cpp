@@ -6,7 +6,7 @@
 #include "controller/api/status.h"
 #include "controller/http/status_json.h"
 #include "launch/cli/commands.h"
-#include "launch/cli/controller_setting.h"
+#include "launch/cli/controller_settings.h"
 
 namespace kvferry::cli {
 namespace {
@@ -73,7 +73,7 @@ void print_table(const Status& status, const std::string& endpoint) {
   }
 }
 
-Result<void> run(const Values& flags, bool as_json) {
+Result<void> run(const SettingFlags& flags, bool as_json) {
   const Result<std::string> found = controller_of(flags);
   if (!found) return found.error();
   const std::string& endpoint = *found;
@@ -92,7 +92,7 @@ Result<void> run(const Values& flags, bool as_json) {
 
 Run add_status_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("status", "Show a controller's nodes, the chunks they hold, and its counters");
-  auto flags = std::make_shared<Values>();
+  auto flags = std::make_shared<SettingFlags>();
   auto as_json = std::make_shared<bool>(false);
   add_controller_option(*command, *flags);
   command->add_flag("--json", *as_json, "Print one JSON object with all counters instead of a table");

@@ -8,7 +8,7 @@ import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 
-from kvferry._core import KvFerryError, WorkerNode, check_config
+from kvferry._core import KvFerryError, KvLayout, WorkerNode, check_config
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.layout import attention_specs, cache_layout, shard_of
@@ -29,8 +29,9 @@ class WorkerConnector:
         self._device = torch.device("cpu")
         self._layers: dict[str, int] = {}  # by name: the place in the layout
         self._wants_layers = False  # in the step under way
+        self._extra_json = json.dumps(vllm_config.kv_transfer_config.kv_connector_extra_config)
         try:
-            self._config = check_config(json.dumps(vllm_config.kv_transfer_config.kv_connector_extra_config))
+            check_config(self._extra_json)
         except KvFerryError as error:
             refuse_to_start(str(error))
 
@@ -44,22 +45,19 @@ class WorkerConnector:
         self._device = tensor.device
         try:
             self._node = WorkerNode(
+                extra_json=self._extra_json,
                 rank=pp_rank * get_tp_group().world_size + tp_rank,  # as the scheduler sorts their handshakes
                 label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[-40:],  # the end tells data parallel ranks apart
-                chunk_tokens=self._config["chunk_tokens"],
-                pool_bytes=self._config["pool_bytes"],
-                layers=layout.layers,
-                num_kv_heads=layout.num_kv_heads,
-                head_dim=layout.head_dim,
-                element_bytes=tensor.element_size(),
-                planes=layout.planes,
-                block_tokens=self._spec.block_size,
-                num_blocks=tensor.shape[0],
-                path=self._config["path"],
-                advertise_host=self._config["advertise_host"],
+                layout=KvLayout(
+                    layers=layout.layers,
+                    num_kv_heads=layout.num_kv_heads,
+                    head_dim=layout.head_dim,
+                    element_bytes=tensor.element_size(),
+                    planes=layout.planes,
+                    block_tokens=self._spec.block_size,
+                    num_blocks=tensor.shape[0],
+                ),
                 gpu=tensor.device.index or 0 if tensor.is_cuda else -1,
-                gpu_pool_bytes=self._config["gpu_pool_bytes"],
-                lands_in_gpu=self._config["lands_in_gpu"],
                 shard=shard_of(layout, self._vllm_config, pp_rank, tp_rank),
             )
         except KvFerryError as error:

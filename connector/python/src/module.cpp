@@ -44,17 +44,9 @@ nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text
 nb::dict config_dict(const std::string& extra_json) {
   const ConnectorConfig config = config_from(extra_json);
   nb::dict dict;
-  dict["controller"] = config.controller;
-  dict["chunk_tokens"] = config.chunk_tokens;
-  dict["pool_bytes"] = config.pool_bytes;
-  dict["gpu_pool_bytes"] = config.gpu_pool_bytes;
-  dict["lands_in_gpu"] = config.lands_in_gpu;
-  dict["save_decode_cache"] = config.save_decode_cache;
-  dict["save_unfull_chunk"] = config.save_unfull_chunk;
-  dict["path"] = config.path;
-  dict["load_timeout_ms"] = config.load_timeout_ms;
-  dict["advertise_host"] = config.advertise_host;
-  dict["namespace"] = config.name_space;
+  for (const Setting<ConnectorConfig>& row : connector_settings())
+    dict[nb::str(row.key.data(), row.key.size())] =
+        std::visit([](const auto& value) { return nb::cast(value); }, row.get(config));
   return dict;
 }
 
@@ -161,32 +153,30 @@ struct PyScheduler {
   }
 };
 
+using Layers = std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>;
+KvLayout layout_from(const Layers& layers, std::uint32_t num_kv_heads, std::uint32_t head_dim,
+                     std::uint32_t element_bytes, std::uint32_t planes, std::uint32_t block_tokens,
+                     std::uint32_t num_blocks) {
+  KvLayout layout;
+  for (const auto& [name, group, key, value] : layers)
+    layout.layers.push_back({name, group, plane_from(key), plane_from(value)});
+  layout.num_kv_heads = num_kv_heads;
+  layout.head_dim = head_dim;
+  layout.element_bytes = element_bytes;
+  layout.planes = planes;
+  layout.block_tokens = block_tokens;
+  layout.num_blocks = num_blocks;
+  return layout;
+}
+
 struct PyWorker {
   std::unique_ptr<WorkerNode> node;
 
-  PyWorker(std::uint32_t rank, std::string label, std::uint32_t chunk_tokens, std::uint64_t pool_bytes,
-           const std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>& layers, std::uint32_t num_kv_heads,
-           std::uint32_t head_dim, std::uint32_t element_bytes, std::uint32_t planes, std::uint32_t block_tokens,
-           std::uint32_t num_blocks, const std::string& path, std::string advertise_host, std::int32_t gpu,
-           std::uint64_t gpu_pool_bytes, bool lands_in_gpu,
+  PyWorker(const std::string& extra_json, std::uint32_t rank, std::string label, KvLayout layout, std::int32_t gpu,
            const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>& shard) {
-    KvLayout layout;
-    for (const auto& [name, group, key, value] : layers)
-      layout.layers.push_back({name, group, plane_from(key), plane_from(value)});
-    layout.num_kv_heads = num_kv_heads;
-    layout.head_dim = head_dim;
-    layout.element_bytes = element_bytes;
-    layout.planes = planes;
-    layout.block_tokens = block_tokens;
-    layout.num_blocks = num_blocks;
     const nb::gil_scoped_release unlocked;
-    TransportOptions transport;
-    transport.path = unwrap(parse_path(path));
-    transport.tcp.listen_host = std::move(advertise_host);
-    WorkerOptions options{rank, std::move(label), std::move(layout), chunk_tokens, pool_bytes, std::move(transport)};
+    WorkerOptions options{config_from(extra_json), rank, std::move(label), std::move(layout)};
     if (gpu >= 0) options.gpu = unwrap(open_gpu(gpu));
-    options.gpu_pool_bytes = gpu_pool_bytes;
-    options.lands_in_gpu = lands_in_gpu;
     if (shard) {
       const auto& [first_layer, num_layers, first_head, num_heads] = *shard;
       options.shard = {first_layer, num_layers, first_head, num_heads};
@@ -205,6 +195,8 @@ NB_MODULE(_core, m) {
   bind_controller(m);
   m.def("fingerprint_difference", &fingerprint_difference, "here"_a, "there"_a,
         "What differs, field by field, as the end of a sentence; empty for equal ones.");
+  m.def(
+      "settings_markdown", [] { return settings_markdown(connector_settings()); }, "The settings as a Markdown table.");
   m.def("check_config", &config_dict, "extra_json"_a, "The settings in force; KvFerryError names what is wrong.");
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
@@ -251,15 +243,20 @@ NB_MODULE(_core, m) {
         self.node->shutdown();
       });
 
+  nb::class_<KvLayout>(m, "KvLayout")
+      .def(
+          "__init__",
+          [](KvLayout* self, const Layers& layers, std::uint32_t num_kv_heads, std::uint32_t head_dim,
+             std::uint32_t element_bytes, std::uint32_t planes, std::uint32_t block_tokens, std::uint32_t num_blocks) {
+            new (self)
+                KvLayout(layout_from(layers, num_kv_heads, head_dim, element_bytes, planes, block_tokens, num_blocks));
+          },
+          nb::kw_only(), "layers"_a, "num_kv_heads"_a, "head_dim"_a, "element_bytes"_a, "planes"_a, "block_tokens"_a,
+          "num_blocks"_a);
   nb::class_<PyWorker>(m, "WorkerNode")
-      .def(nb::init<std::uint32_t, std::string, std::uint32_t, std::uint64_t,
-                    const std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>&, std::uint32_t,
-                    std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, const std::string&,
-                    std::string, std::int32_t, std::uint64_t, bool,
+      .def(nb::init<const std::string&, std::uint32_t, std::string, KvLayout, std::int32_t,
                     const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>&>(),
-           nb::kw_only(), "rank"_a, "label"_a, "chunk_tokens"_a, "pool_bytes"_a, "layers"_a, "num_kv_heads"_a,
-           "head_dim"_a, "element_bytes"_a, "planes"_a, "block_tokens"_a, "num_blocks"_a, "path"_a, "advertise_host"_a,
-           "gpu"_a = -1, "gpu_pool_bytes"_a = 0, "lands_in_gpu"_a = false, "shard"_a = nb::none())
+           nb::kw_only(), "extra_json"_a, "rank"_a, "label"_a, "layout"_a, "gpu"_a = -1, "shard"_a = nb::none())
       .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
       .def("describe", [](const PyWorker& self) { return self.node->describe(); })
       // The stream is torch's: a cudaStream_t as a number, 0 for the default one.

@@ -99,7 +99,7 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   const ConnectorConfig& config = options.config;
   if (config.chunk_tokens % options.block_tokens != 0) {
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("bad value {} for key 'chunk_tokens'; allowed: multiples of the block size, {}",
+                 fmt::format("chunk_tokens is '{}'; allowed: multiples of the block size, {}",
                              config.chunk_tokens, options.block_tokens)};
   }
   auto impl = std::make_unique<Impl>();
@@ -149,7 +149,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.first_lease = impl_->incarnation.value;
   config.num_ranks = impl_->num_ranks = static_cast<std::uint32_t>(workers.size());
   config.save_decode_cache = from.save_decode_cache;
-  config.save_unfull_chunk = from.save_unfull_chunk;
+  config.save_unfull_chunk = from.save_partial_chunks;
   config.load_timeout = from.load_timeout_ms * kMillisecond;
   config.try_timeout = std::min(config.try_timeout, config.load_timeout);
   config.pull_timeout = config.load_timeout;

@@ -13,6 +13,7 @@
 #include "connector/runtime/worker/push_engine.h"
 #include "transport/base/huge_pages.h"
 #include "transport/base/log.h"
+#include "transport/make_transport.h"
 #include "transport/shared_memory.h"
 
 namespace kvferry {
@@ -59,20 +60,26 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
         fmt::format("rank {} is said to have {} layers of {} KV heads, but has memory for {} of {}", options.rank,
                     options.shard.num_layers, options.shard.num_heads, num_layers, options.layout.num_kv_heads)};
   }
-  const std::uint64_t chunk_bytes = options.layout.bytes_per_token() * options.chunk_tokens;
-  const std::uint64_t num_slots = options.pool_bytes / chunk_bytes;
+  const std::uint64_t chunk_bytes = options.layout.bytes_per_token() * options.config.chunk_tokens;
+  const std::uint64_t num_slots = options.config.pool_bytes / chunk_bytes;
   if (num_slots < 2 || num_slots > UINT32_MAX) {
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("pool_bytes {} holds {} chunks of {} bytes ({} tokens); at least 2 must fit",
-                             options.pool_bytes, num_slots, chunk_bytes, options.chunk_tokens)};
+                             options.config.pool_bytes, num_slots, chunk_bytes, options.config.chunk_tokens)};
   }
   Result<SharedMemory> memory =
       SharedMemory::create(fmt::format("{}.{}", options.label, options.rank), num_slots * chunk_bytes);
   if (!memory) return std::move(memory).error();
   auto impl = std::make_unique<Impl>(std::move(options), std::move(*memory), static_cast<std::uint32_t>(num_slots));
   impl->chunk_bytes = chunk_bytes;
-  if (impl->options.gpu && impl->options.lands_in_gpu) impl->options.transport.device = impl->options.gpu->device.get();
-  auto transport = make_transport(impl->options.transport);
+  const ConnectorConfig& config = impl->options.config;
+  TransportOptions transport_options;
+  const Result<Path> path = parse_path(config.path);
+  if (!path) return path.error();
+  transport_options.path = *path;
+  transport_options.tcp.listen_host = config.advertise_host;
+  if (impl->options.gpu && config.lands_in_gpu) transport_options.device = impl->options.gpu->device.get();
+  auto transport = make_transport(transport_options);
   if (!transport) return std::move(transport).error();
   impl->transport = std::move(*transport);
   auto region = impl->transport->register_region(impl->pool.region());
@@ -102,7 +109,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
 Result<std::unique_ptr<ChunkStore>> WorkerNode::Impl::make_store() {
   ChunkStoreParts parts{options.layout, options.rank, pool.span(), chunk_bytes, region};
   if (!options.gpu) return make_host_store(std::move(parts));
-  return make_gpu_store(std::move(parts), {*options.gpu, options.gpu_pool_bytes, options.lands_in_gpu,
+  return make_gpu_store(std::move(parts), {*options.gpu, options.config.gpu_pool_bytes, options.config.lands_in_gpu,
                                            options.device_timeout, clock, *transport});
 }
 
@@ -114,7 +121,7 @@ std::string WorkerNode::describe() const {
       "rank {}: pool of {:.1f} MiB of shared memory ({:.0f} % huge pages), {} chunks of {} tokens ({:.1f} KiB); {}{}{}",
       impl_->options.rank, static_cast<double>(impl_->pool.bytes()) / (1 << 20),
       100.0 * static_cast<double>(huge_page_bytes(impl_->pool.span())) / static_cast<double>(impl_->pool.bytes()),
-      impl_->pool.bytes() / impl_->chunk_bytes, impl_->options.chunk_tokens,
+      impl_->pool.bytes() / impl_->chunk_bytes, impl_->options.config.chunk_tokens,
       static_cast<double>(impl_->chunk_bytes) / 1024, impl_->transport->describe(), tiers.empty() ? "" : "; ", tiers);
 }
 

@@ -9,28 +9,24 @@
 #include <string_view>
 #include <vector>
 
+#include "connector/runtime/config.h"
 #include "kernels/stream_packer.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
 #include "transport/base/kv_layout.h"
 #include "transport/base/result.h"
 #include "transport/base/shard_map.h"
-#include "transport/make_transport.h"
 
 namespace kvferry {
 
 struct WorkerOptions {
+  ConnectorConfig config;
   std::uint32_t rank = 0;
   std::string label;  // names the shared memory segment; unique per engine on this machine
   KvLayout layout;
-  std::uint32_t chunk_tokens = 256;
-  std::uint64_t pool_bytes = 0;
-  TransportOptions transport;   // how chunks come here
-  std::optional<Gpu> gpu = {};  // where the engine's blocks lie; empty: in host memory
-  std::uint64_t gpu_pool_bytes = 0;
-  bool lands_in_gpu = false;             // pulled chunks go there first, where the transport can
-  TimeNs device_timeout = 30 * kSecond;  // then what the GPU was given counts as failed
-  Shard shard = {};                      // which layers and heads of the model the layout is; no layers: all
+  Shard shard = {};                      // layers and heads of the model in the layout; no layers: all of them
+  std::optional<Gpu> gpu = {};           // where the engine's blocks are; empty: in host memory
+  TimeNs device_timeout = 30 * kSecond;  // after which work given to the GPU counts as failed
 };
 
 /// Threads: the step methods belong to the engine's worker thread; take_report() and handshake() may come from any.

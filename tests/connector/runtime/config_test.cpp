@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -30,7 +31,7 @@ TEST(Config, DefaultsHoldWhereNothingIsSet) {
   EXPECT_EQ(config->controller, "tcp://127.0.0.1:14600");
   EXPECT_EQ(config->chunk_tokens, 256u);
   EXPECT_TRUE(config->save_decode_cache);
-  EXPECT_TRUE(config->save_unfull_chunk);
+  EXPECT_TRUE(config->save_partial_chunks);
 }
 
 TEST(Config, ExtraConfigBeatsEnvironmentBeatsFile) {
@@ -67,6 +68,22 @@ TEST(Config, AnUnknownKeyIsAnErrorThatNamesItAndTheAllowedOnes) {
   EXPECT_NE(config.error().what.find("unknown key 'chunk_token' (value 128)"), std::string::npos)
       << config.error().what;
   EXPECT_NE(config.error().what.find("chunk_tokens"), std::string::npos);
+}
+
+TEST(Config, AFormerNameOfAKeyIsAnAlias) {
+  EXPECT_FALSE(load(R"({"save_unfull_chunk": false})")->save_partial_chunks);
+  EXPECT_FALSE(load("{}", {{"KVFERRY_SAVE_UNFULL_CHUNK", "false"}})->save_partial_chunks);
+  EXPECT_FALSE(load("{}", {{"KVFERRY_CONFIG", written("save_unfull_chunk: false\n")}})->save_partial_chunks);
+  EXPECT_FALSE(load(R"({"save_unfull_chunk": true, "save_partial_chunks": false})")->save_partial_chunks)
+      << "the present name wins";
+  EXPECT_NE(load(R"({"save_unfull_chunk": 7})").error().what.find("save_unfull_chunk is '7'"), std::string::npos);
+}
+
+TEST(Config, EverySettingIsInTheTableForTheDocumentation) {
+  const std::string page = settings_markdown(connector_settings());
+  EXPECT_NE(page.find("| `chunk_tokens` | `256` | an integer from 1 to 65536"), std::string::npos) << page;
+  EXPECT_EQ(std::count(page.begin(), page.end(), '\n'), 2 + std::ssize(connector_settings())) << page;
+  EXPECT_EQ(page.find("save_unfull_chunk"), std::string::npos) << "former names are not advertised";
 }
 
 class BadValue : public ::testing::TestWithParam<const char*> {};

@@ -62,9 +62,7 @@ ShapedNode::ShapedNode(const std::string& controller, const std::string& engine_
       };
       layout.layers.push_back({"layer" + std::to_string(layer), 0, plane(0), plane(shape_.planes - 1)});
     }
-    WorkerOptions worker{number, engine_id, layout, kChunkTokens, options.config.pool_bytes, {}};
-    worker.shard = rank.shard;
-    workers.push_back(value_or_throw(WorkerNode::start(std::move(worker))));
+    workers.push_back(value_or_throw(WorkerNode::start({options.config, number, engine_id, layout, rank.shard})));
     hellos.push_back(workers.back()->handshake());
     segments_.push_back(fmt::format("{}.{}", engine_id, number));
   }

@@ -58,10 +58,8 @@ TestNode::TestNode(const std::string& controller, const std::string& engine_id, 
   options.block_tokens = kBlockTokens;
   options.start_timeout_ms = 2000;
   scheduler = value_or_throw(SchedulerNode::start(options));
-  WorkerOptions worker_options{0, engine_id, layout, options.config.chunk_tokens, options.config.pool_bytes, {}};
+  WorkerOptions worker_options{options.config, 0, engine_id, layout};
   if (device_) worker_options.gpu = make_sim_gpu(device_);
-  worker_options.gpu_pool_bytes = options.config.gpu_pool_bytes;
-  worker_options.lands_in_gpu = options.config.lands_in_gpu;
   worker = value_or_throw(WorkerNode::start(std::move(worker_options)));
   const Result<void> attached = scheduler->attach_workers({worker->handshake()});
   if (!attached) throw std::runtime_error(attached.error().what);

@@ -1,0 +1,142 @@
+// The settings engine of the connector and of the commands. A table has one row for each setting; every setting can
+// come from a YAML file, from KVFERRY_<KEY> in the environment, and from the caller (flags, or vLLM's extra config),
+// which wins over the environment, which wins over the file, which wins over the default.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "transport/base/result.h"
+
+namespace kvferry {
+
+using SettingValue = std::variant<bool, std::int64_t, std::uint64_t, std::string>;
+std::string setting_text(const SettingValue& value);
+
+/// The value of one setting as its source has it.
+struct SettingText {
+  std::string text;
+  bool is_string = true;  // false: a JSON number, boolean or anything else that is not a string
+};
+
+/// How a row reads its value; returns false if the text is not one. Byte counts (std::uint64_t) may end in KiB, MiB,
+/// GiB or TiB.
+bool parse_setting(const SettingText& from, bool& value);
+bool parse_setting(const SettingText& from, std::uint32_t& value);
+bool parse_setting(const SettingText& from, std::int64_t& value);
+bool parse_setting(const SettingText& from, std::uint64_t& value);
+bool parse_setting(const SettingText& from, std::string& value);
+
+/// One row of a settings table; `Options` is the struct that the settings fill. The default is the field's initializer.
+template <class Options>
+struct Setting {
+  std::string_view key;                                   // --key and KVFERRY_KEY derive from it
+  std::string allowed;                                    // completes "allowed: ..."
+  std::string help;                                       // one sentence, without its full stop
+  std::function<bool(Options&, const SettingText&)> set;  // returns false if the value is not allowed
+  std::function<SettingValue(const Options&)> get;
+  std::vector<std::string_view> aliases = {};  // former names of the key, still accepted
+  std::string shown_default = {};              // in help texts; empty: the default itself
+
+  Setting&& with_alias(std::string_view alias) && {
+    aliases.push_back(alias);
+    return std::move(*this);
+  }
+  Setting&& with_shown_default(std::string text) && {
+    shown_default = std::move(text);
+    return std::move(*this);
+  }
+};
+
+/// A row for `field`. `is_allowed` checks a value of the right type.
+template <class Options, class Value>
+Setting<Options> setting(std::string_view key, Value Options::*field, std::string allowed, std::string help,
+                         std::function<bool(const Value&)> is_allowed = {}) {
+  const auto set = [field, is_allowed = std::move(is_allowed)](Options& options, const SettingText& from) {
+    Value value{};
+    if (!parse_setting(from, value) || (is_allowed && !is_allowed(value))) return false;
+    options.*field = std::move(value);
+    return true;
+  };
+  const auto get = [field](const Options& options) -> SettingValue {
+    if constexpr (std::is_same_v<Value, std::uint32_t>)
+      return std::int64_t{options.*field};
+    else
+      return options.*field;
+  };
+  return {key, std::move(allowed), std::move(help), set, get};
+}
+
+/// One value for one key, and where it was found, for error messages.
+struct SettingEntry {
+  std::string key;
+  SettingText value;
+  std::string place;
+};
+
+using GetEnv = std::function<const char*(const char*)>;  // returns nullptr if the variable is not set
+
+struct SettingSources {
+  std::optional<std::string> config_file;  // YAML
+  GetEnv get_env;
+  std::vector<SettingEntry> given;  // by the caller
+};
+
+/// Names of a row: its key, then its aliases.
+using SettingNames = std::vector<std::string_view>;
+
+/// All entries of the sources, from the weakest to the strongest; of one source, former names come first. The
+/// environment is asked for the rows' variables only. kInvalidArgument: an unreadable or malformed file, or an unknown
+/// key.
+Result<std::vector<SettingEntry>> collect_settings(const std::vector<SettingNames>& rows,
+                                                   const SettingSources& sources);
+
+Error bad_setting(const SettingEntry& entry, std::string_view allowed);
+
+/// Fills `Options` from the sources. Every value is checked, also one that a stronger source overrides.
+/// kInvalidArgument: as above, or a bad value; one sentence with the key, the value, its place and what is allowed.
+template <class Options>
+Result<Options> read_settings(std::span<const Setting<Options>> table, const SettingSources& sources) {
+  std::vector<SettingNames> names;
+  for (const Setting<Options>& row : table) {
+    names.push_back({row.key});
+    names.back().insert(names.back().end(), row.aliases.begin(), row.aliases.end());
+  }
+  Result<std::vector<SettingEntry>> entries = collect_settings(names, sources);
+  if (!entries) return std::move(entries).error();
+  Options options;
+  for (const SettingEntry& entry : *entries) {
+    for (std::size_t i = 0; i < table.size(); ++i) {
+      if (std::find(names[i].begin(), names[i].end(), entry.key) == names[i].end()) continue;
+      if (!table[i].set(options, entry.value)) return bad_setting(entry, table[i].allowed);
+    }
+  }
+  return options;
+}
+
+/// The default of a row as help texts show it.
+template <class Options>
+std::string default_text(const Setting<Options>& row) {
+  return row.shown_default.empty() ? setting_text(row.get(Options{})) : row.shown_default;
+}
+
+/// The table as Markdown, for the generated page of settings.
+template <class Options>
+std::string settings_markdown(std::span<const Setting<Options>> table) {
+  std::string page = "| key | default | allowed | meaning |\n|---|---|---|---|\n";
+  for (const Setting<Options>& row : table) {
+    const std::string shown = default_text(row);
+    page += fmt::format("| `{}` | {} | {} | {} |\n", row.key, shown.empty() ? "" : "`" + shown + "`", row.allowed,
+                        row.help);
+  }
+  return page;
+}
+
+}  // namespace kvferry
