@@ -39,8 +39,8 @@ def setups(connector: KvConnector | None) -> dict[str, PairSetup]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kv-connector", choices=sorted(CONNECTORS), default="kvferry",
                      help="the connector under test; 'none' runs plain servers, 'nixl' vLLM's NixlConnector")
-    parser.addoption("--stress-seeds", type=int, default=10, metavar="N",
-                     help="prompt sets of the base configuration; the others take a fifth of them")
+    parser.addoption("--stress-seeds", type=int, metavar="N",
+                     help="prompt sets of the base configuration (4, with --long 10); the others take a fifth of them")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -54,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def stress_cases(config: pytest.Config) -> dict[str, tuple[int, range]]:
     """Case name, which starts with its pair's, to the number of shared prefixes and the prompt seeds."""
-    seeds = config.getoption("--stress-seeds")
+    seeds = config.getoption("--stress-seeds") or (10 if config.getoption("--long") else 4)
     fewer = range(1, 1 + max(1, seeds // 5))
     return {
         "base": (0, range(1, 1 + seeds)),

@@ -58,6 +58,7 @@ def test_a_deployment_serves_restarts_and_ends_clean(reference: Reference, make:
     end(deployment)
 
 
+@pytest.mark.long  # tests/cluster/run --quick adds and drains one too
 def test_a_decode_server_is_added_and_drained_again(reference: Reference, make: Make) -> None:
     wanted = expected(reference)
     core = own_cores()[1]

@@ -41,10 +41,12 @@ class Shapes:
 
 PAIRS = {
     "tensor 2 to 1": Shapes(prefill=TENSOR),
-    "tensor 1 to 2": Shapes(decode=TENSOR),
-    "pipeline 2 to tensor 1": Shapes(prefill=PIPELINE),
     "pipeline 2 to tensor 2": Shapes(prefill=PIPELINE, decode=TENSOR),
     "blocks of 32 to 64": Shapes(decode=LARGE_BLOCKS),
+}
+LONG_PAIRS = {
+    "tensor 1 to 2": Shapes(decode=TENSOR),
+    "pipeline 2 to tensor 1": Shapes(prefill=PIPELINE),
     "data 2": Shapes(decode=DATA),
 }
 
@@ -57,11 +59,11 @@ def expected(reference: Reference) -> dict[PromptSet, list[Generation]]:
     return found
 
 
-@pytest.fixture(params=PAIRS)
+@pytest.fixture(params=[*PAIRS, *(pytest.param(name, marks=pytest.mark.long) for name in LONG_PAIRS)])
 def shaped(request: pytest.FixtureRequest, expected: dict[PromptSet, list[Generation]], kvferry_connector: KvConnector,
            toy: Path) -> Iterator[Pair]:
     del expected
-    name, shapes = request.param, PAIRS[request.param]
+    name, shapes = request.param, (PAIRS | LONG_PAIRS)[request.param]
     setup = PairSetup(f"shapes {name}".replace(" ", "-"), kvferry_connector, prefill_flags=shapes.prefill,
                       decode_flags=(*DECODE_FLAGS, *shapes.decode))
     pair = Pair(setup, toy, LOGS / "tests")

@@ -21,6 +21,7 @@ def slurm(tmp_path: Path) -> Iterator[SlurmMachine]:
         yield machine
 
 
+@pytest.mark.long
 def test_sbatch_starts_serves_and_ends_clean(
         kvferry_connector: KvConnector, reference: Reference, toy: Path, slurm: SlurmMachine, tmp_path: Path) -> None:
     del kvferry_connector
