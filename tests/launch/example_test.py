@@ -38,9 +38,11 @@ def test_another_project_moves_blocks(prefix: Path, tmp_path: Path) -> None:
 
 
 def test_every_installed_header_finds_what_it_includes(prefix: Path) -> None:
-    root = prefix / "include" / "kvferry"
+    root = prefix / "include"
     headers = list(root.rglob("*.h"))
-    assert root / "transport" / "transport.h" in headers
+    assert root / "kvferry" / "transport" / "transport.h" in headers
+    assert {header.relative_to(root).parts[0] for header in headers} == {"kvferry"}
+    assert root / "kvferry" / "transport" / "transfer_table.h" not in headers, "private headers stay private"
     for header in headers:
         for included in re.findall(r'^#include "([^"]+)"', header.read_text(), re.MULTILINE):
             assert (root / included).exists(), f"{header.relative_to(root)} includes {included}, which is not installed"

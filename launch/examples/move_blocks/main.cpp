@@ -1,13 +1,12 @@
 // Two processes with a cache of 64 blocks each: the parent pulls four of the child's blocks and pushes two back. Prints
 // what was moved; exits with 1 if a byte is wrong.
+#include <kvferry/transport/make_transport.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
-
-#include "transport/make_transport.h"
 
 using namespace kvferry;
 constexpr std::uint64_t kBytes = 16 << 10;  // of a block
