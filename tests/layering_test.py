@@ -5,6 +5,7 @@ Every rule takes the root of a tree, so that the tests at the end can show each 
 
 import re
 import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,6 +171,17 @@ def test_includes_go_in_the_direction_of_the_blueprint() -> None:
 
 def test_launch_imports_go_in_one_direction() -> None:
     assert wrong_imports(REPO) == []
+
+
+def test_folders_include_each_other_without_circles_and_as_the_picture_shows() -> None:
+    done = subprocess.run([sys.executable, "tests/draw_includes.py", "--check"], cwd=REPO, capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_folder_of_sources_has_a_row_of_its_own() -> None:
+    folders = {path.parent.as_posix() + "/" for path in room_sources(REPO)} - {"launch/examples/move_blocks/"}
+    assert sorted(folders - set(MAY_INCLUDE)) == []
 
 
 def test_connector_core_is_pure() -> None:
