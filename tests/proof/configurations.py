@@ -53,7 +53,7 @@ CONFIGURATIONS = (
     Configuration("one prefill killed, sockets", extra={"path": "tcp", "load_timeout_ms": 2000},
                   kills=(Kill("prefill", 0.3),)),
     Configuration("one server alone", num_prefill=0, decode_role="kv_both", extra={"chunk_tokens": 64}),
-    Configuration("no decode cache, no tails", extra={"save_decode_cache": False, "save_unfull_chunk": False,
+    Configuration("no decode cache, no tails", extra={"save_decode_cache": False, "save_partial_chunks": False,
                                                       "chunk_tokens": 64}, recovers=False),
     Configuration("a pool that is always full", extra={"pool_bytes": "3MiB", "chunk_tokens": 64}, recovers=False),
     Configuration("sliding windows", model="windowed", decode_blocks=56, extra={"chunk_tokens": 64}),

@@ -107,7 +107,7 @@ def test_reset_with_running_requests_preempts_and_resumes_all(
         make_engine: MakeEngine, async_scheduling: bool, v2_runner: bool, tails: bool) -> None:
     # A producer: with a consumer's blocks in flight vLLM can't reset, see test_failed_loads.py.
     engine = make_engine(async_scheduling=async_scheduling, v2_runner=v2_runner, role="kv_producer",
-                         extra={"save_unfull_chunk": tails})
+                         extra={"save_partial_chunks": tails})
     for index in range(4):
         engine.add(str(index), prompt(index, 100), 40)
     for moment in (1, 2, 5):
@@ -166,7 +166,7 @@ def test_a_pool_that_is_full_of_what_others_hold(make_engine: MakeEngine, async_
 
 
 @BOTH
-@pytest.mark.parametrize("setting", ["save_decode_cache", "save_unfull_chunk"])
+@pytest.mark.parametrize("setting", ["save_decode_cache", "save_partial_chunks"])
 def test_settings_that_save_less(make_engine: MakeEngine, async_scheduling: bool, setting: str) -> None:
     engine = make_engine(num_blocks=12, prefix_caching=False, async_scheduling=async_scheduling,
                          extra={setting: False})

@@ -67,7 +67,7 @@ SimOptions draw_options(Dice& dice) {
   core.num_ranks = dice.pick({1u, 1u, 1u, 2u});
   core.num_slots = dice.pick({2u, 5u, 16u, 200u});
   core.save_decode_cache = dice.chance(0.8);
-  core.save_unfull_chunk = dice.chance(0.8);
+  core.save_partial_chunks = dice.chance(0.8);
   if (dice.chance(0.3)) {
     const std::uint32_t window = dice.pick({3u, 8u, 13u, 24u, 40u});
     const std::uint32_t kind = dice.between(0, 4);

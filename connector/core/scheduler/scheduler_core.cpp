@@ -76,7 +76,7 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
   if (request.running && !aborted) {
     request.blocks = blocks;
     request.computed = num_computed;
-    plan_leftover_saves(request, config_.save_unfull_chunk);
+    plan_leftover_saves(request, config_.save_partial_chunks);
     if (request.handoff) {
       result.handoff = true;
       result.handoff_tokens = std::min(num_computed, request.num_prompt_tokens);

@@ -41,7 +41,7 @@ struct CoreConfig {
   std::uint32_t num_slots = 0;
   std::uint32_t num_ranks = 1;
   bool save_decode_cache = true;
-  bool save_unfull_chunk = true;
+  bool save_partial_chunks = true;
   TimeNs load_timeout = 5 * kSecond;          // the longest a look-up may stay unanswered
   TimeNs try_timeout = 1 * kSecond;           // for one directory or holder to answer
   TimeNs pull_timeout = 4 * kSecond;          // for the bytes of one holder

@@ -198,7 +198,7 @@ void SchedulerCore::leave_blocks(RequestState& request) {
   // The last plan counted every speculative token as accepted. What was said since tells at least that all tokens but
   // the last have their KV; the last one's place may hold a rejected token's.
   request.computed = std::min(request.computed, request.chain.size() - 1);
-  plan_leftover_saves(request, config_.save_unfull_chunk);
+  plan_leftover_saves(request, config_.save_partial_chunks);
   request.running = false;
   request.blocks.clear();
   request.computed = 0;

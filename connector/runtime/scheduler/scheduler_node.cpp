@@ -149,7 +149,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.first_lease = impl_->incarnation.value;
   config.num_ranks = impl_->num_ranks = static_cast<std::uint32_t>(workers.size());
   config.save_decode_cache = from.save_decode_cache;
-  config.save_unfull_chunk = from.save_partial_chunks;
+  config.save_partial_chunks = from.save_partial_chunks;
   config.load_timeout = from.load_timeout_ms * kMillisecond;
   config.try_timeout = std::min(config.try_timeout, config.load_timeout);
   config.pull_timeout = config.load_timeout;

@@ -210,7 +210,7 @@ TEST_F(Row001Engine, TwoPromptsThatDifferInTheirFirstTokenLoad40Of40AfterAPreemp
   core.block_tokens = 16;
   core.num_slots = 64;
   core.save_decode_cache = false;
-  core.save_unfull_chunk = false;
+  core.save_partial_chunks = false;
   EngineConfig config;
   config.num_blocks = 10;
   config.prefix_caching = false;

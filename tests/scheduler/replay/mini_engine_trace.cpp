@@ -47,7 +47,7 @@ class Run {
     config.block_tokens = from.at("block_tokens");
     config.num_slots = from.at("num_slots");
     config.save_decode_cache = from.at("save_decode_cache");
-    config.save_unfull_chunk = from.at("save_unfull_chunk");
+    config.save_partial_chunks = from.at("save_partial_chunks");
     return config;
   }
   static EngineConfig engine_config(const Json& from) {

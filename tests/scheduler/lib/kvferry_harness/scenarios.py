@@ -27,7 +27,7 @@ def draw(seed: int) -> Scenario:
         # The model has no frees that wait for a step, as vLLM has for consumers while it plans ahead.
         "role": "kv_producer" if asynchronous else dice.choice(("kv_producer", "kv_consumer", "kv_both")),
         "reserve_full_prompt": dice.random() < 0.5,
-        "save_decode_cache": dice.random() < 0.8, "save_unfull_chunk": dice.random() < 0.8}
+        "save_decode_cache": dice.random() < 0.8, "save_partial_chunks": dice.random() < 0.8}
     most = (num_blocks - 1) * _BLOCK
     seen: list[list[int]] = []
     requests, aborts = [], []
@@ -60,7 +60,7 @@ def run_vllm(make: Callable[[EngineSetup], Engine], scenario: Scenario) -> list[
         pool_chunks=config["num_slots"], token_budget=config["token_budget"], max_requests=config["max_running"],
         prefix_caching=config["prefix_caching"], async_scheduling=config["async"], role=config["role"],
         reserve_full_prompt=config["reserve_full_prompt"], waits_for_loads=False,
-        extra={"save_decode_cache": config["save_decode_cache"], "save_unfull_chunk": config["save_unfull_chunk"]}))
+        extra={"save_decode_cache": config["save_decode_cache"], "save_partial_chunks": config["save_partial_chunks"]}))
     for step in range(5000):
         more = False
         for request in scenario["requests"]:
