@@ -71,7 +71,7 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
   writing_ -= 1;
   if (slot.write_failed) {
     by_key_.erase(slot.meta.key);
-    free_or_doom(slot);
+    free_or_retire(slot);
     return false;
   }
   slot.state = State::kReady;
@@ -85,14 +85,14 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
   return true;
 }
 
-void ChunkPool::tell_window(ChunkRef chunk, std::uint32_t window_from) {
+void ChunkPool::set_window_from(ChunkRef chunk, std::uint32_t window_from) {
   Slot& slot = checked(chunk);
   KVFERRY_CHECK(slot.state == State::kWriting && window_from <= slot.meta.num_tokens,
                 "slot {} of {} tokens is told a window from {}", chunk.slot, slot.meta.num_tokens, window_from);
   slot.meta.window_from = window_from;
 }
 
-void ChunkPool::spoil(ChunkRef chunk) {
+void ChunkPool::fail_write(ChunkRef chunk) {
   Slot& slot = checked(chunk);
   KVFERRY_CHECK(slot.state == State::kWriting, "slot {} is spoilt, but nobody writes it", chunk.slot);
   slot.write_failed = true;
@@ -104,8 +104,8 @@ void ChunkPool::abandon(ChunkRef chunk) {
   for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) rank_written(chunk, rank, false, 0);
 }
 
-void ChunkPool::condemn(ChunkRef chunk) {
-  if (chunk.slot >= slots_.size() || slots_[chunk.slot].ref != chunk) return;  // already reused: nothing to condemn
+void ChunkPool::invalidate(ChunkRef chunk) {
+  if (chunk.slot >= slots_.size() || slots_[chunk.slot].ref != chunk) return;  // already reused: nothing to invalidate
   if (slots_[chunk.slot].state == State::kReady) retire(slots_[chunk.slot]);
 }
 
@@ -120,11 +120,11 @@ void ChunkPool::retire(Slot& slot) {
   }
   lru_.erase(slot.lru);
   evicted_.push_back(slot.meta.key);
-  free_or_doom(slot);
+  free_or_retire(slot);
 }
 
-void ChunkPool::free_or_doom(Slot& slot) {
-  slot.state = slot.pins == 0 ? State::kFree : State::kDoomed;
+void ChunkPool::free_or_retire(Slot& slot) {
+  slot.state = slot.pins == 0 ? State::kFree : State::kRetired;
   if (slot.state == State::kFree) free_.push_back(slot.ref.slot);
 }
 
@@ -142,7 +142,7 @@ void ChunkPool::demote(ChunkRef chunk) {
 }
 
 PinId ChunkPool::pin(std::vector<ChunkRef> chunks, std::string owner, TimeNs now, TimeNs deadline) {
-  promise::bounded_hold(now, deadline, owner);
+  promise::bounded_pin(now, deadline, owner);
   for (ChunkRef chunk : chunks) {
     Slot& slot = checked(chunk);
     KVFERRY_CHECK(slot.state == State::kWriting || slot.state == State::kReady, "pin on empty slot {}", chunk.slot);
@@ -159,7 +159,7 @@ bool ChunkPool::unpin(PinId id) {
     Slot& slot = checked(chunk);  // a pinned slot is never reused, so the generation still fits
     KVFERRY_CHECK(slot.pins > 0, "slot {} is unpinned once too often", chunk.slot);
     pinned_ -= --slot.pins == 0 ? 1 : 0;
-    if (slot.state == State::kDoomed && slot.pins == 0) free_or_doom(slot);
+    if (slot.state == State::kRetired && slot.pins == 0) free_or_retire(slot);
   }
   pins_.erase(found);
   return true;

@@ -31,8 +31,8 @@ class ChunkPool {
  public:
   ChunkPool(std::uint32_t num_slots, std::uint32_t num_ranks);
 
-  /// kDoomed: its key is gone, but a hold still reads it; free when the last hold ends.
-  enum class State : std::uint8_t { kFree, kWriting, kReady, kDoomed };
+  /// kRetired: its key is gone, but a hold still reads it; free when the last hold ends.
+  enum class State : std::uint8_t { kFree, kWriting, kReady, kRetired };
   struct Slot {
     State state = State::kFree;
     ChunkRef ref;
@@ -59,13 +59,13 @@ class ChunkPool {
   /// ready.
   bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum);
   /// Of a chunk that is being written: from which token on it has what windows attend to (ChunkMeta::window_from).
-  void tell_window(ChunkRef chunk, std::uint32_t window_from);
+  void set_window_from(ChunkRef chunk, std::uint32_t window_from);
   /// The write under way can't be trusted: however it ends, it counts as failed.
-  void spoil(ChunkRef chunk);
+  void fail_write(ChunkRef chunk);
   /// Frees a slot that nobody writes any more (a pull that was given up before it started).
   void abandon(ChunkRef chunk);
   /// Forgets a ready chunk's key, so that no look-up finds it; the slot is freed when its last pin goes.
-  void condemn(ChunkRef chunk);
+  void invalidate(ChunkRef chunk);
 
   /// Marks as just used, in order, so that a chain's end is evicted before its start.
   void touch(std::span<const ChunkRef> chunks);
@@ -101,7 +101,7 @@ class ChunkPool {
  private:
   Slot& checked(ChunkRef chunk);
   void retire(Slot& slot);
-  void free_or_doom(Slot& slot);
+  void free_or_retire(Slot& slot);
 
   std::uint32_t num_ranks_;
   std::vector<Slot> slots_;

@@ -12,7 +12,7 @@ FrameTable::FrameTable(std::uint32_t num_frames) : frames_(num_frames) {
 }
 
 std::optional<FrameTable::Claim> FrameTable::claim(ChunkRef chunk, State purpose, std::string owner) {
-  KVFERRY_CHECK(purpose == State::kGathering || purpose == State::kLanding || purpose == State::kBringingUp,
+  KVFERRY_CHECK(purpose == State::kGathering || purpose == State::kLanding || purpose == State::kFillingFromSlot,
                 "a frame is claimed for no use");
   promise::fenced_reuse(0, !by_slot_.contains(chunk.slot), chunk.slot);
   if (free_.empty()) {
@@ -49,7 +49,7 @@ const FrameTable::Frame& FrameTable::frame(FrameRef ref) const {
 FramePin FrameTable::pin(FrameRef ref, std::string owner) {
   Frame* const frame = current(ref);
   KVFERRY_CHECK(frame != nullptr, "a pin on frame {}, which nothing lies in", ref.frame);
-  KVFERRY_CHECK(!owner.empty(), "bounded-hold: a pin on frame {} has no owner", ref.frame);
+  KVFERRY_CHECK(!owner.empty(), "bounded-pin: a pin on frame {} has no owner", ref.frame);
   frame->pins += 1;
   pins_.emplace(++last_pin_, Pin{ref, std::move(owner)});
   return FramePin{last_pin_};
@@ -62,7 +62,7 @@ void FrameTable::unpin(FramePin pin) {
   Frame& frame = frames_[index];
   KVFERRY_CHECK(frame.use == found->second.frame.use && frame.pins > 0, "frame {} was reused under a pin", index);
   pins_.erase(found);
-  if (--frame.pins > 0 || frame.state != State::kDoomed) return;
+  if (--frame.pins > 0 || frame.state != State::kRetired) return;
   frame.state = State::kFree;
   free_.push_back(index);
 }
@@ -70,16 +70,16 @@ void FrameTable::unpin(FramePin pin) {
 bool FrameTable::filled(FrameRef ref) {
   Frame* const frame = current(ref);
   if (frame == nullptr) return false;
-  if (frame->state != State::kBringingUp)
-    return advance(ref, frame->state == State::kLanding ? State::kLanding : State::kGathering, State::kToWriteDown);
+  if (frame->state != State::kFillingFromSlot)
+    return advance(ref, frame->state == State::kLanding ? State::kLanding : State::kGathering, State::kDirty);
   make_clean(ref.frame);
   return true;
 }
 
-bool FrameTable::write_down_started(FrameRef ref) { return advance(ref, State::kToWriteDown, State::kWritingDown); }
+bool FrameTable::write_back_started(FrameRef ref) { return advance(ref, State::kDirty, State::kWritingBack); }
 
-bool FrameTable::written_down(FrameRef ref) {
-  if (!advance(ref, State::kWritingDown, State::kWritingDown)) return false;
+bool FrameTable::written_back(FrameRef ref) {
+  if (!advance(ref, State::kWritingBack, State::kWritingBack)) return false;
   make_clean(ref.frame);
   return true;
 }
@@ -107,7 +107,7 @@ void FrameTable::drop(FrameRef ref) {
 FrameTable::Frame* FrameTable::current(FrameRef ref) {
   KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} of {}", ref.frame, frames_.size());
   Frame& frame = frames_[ref.frame];
-  const bool is_claimed = frame.state != State::kFree && frame.state != State::kDoomed;
+  const bool is_claimed = frame.state != State::kFree && frame.state != State::kRetired;
   return frame.use == ref.use && is_claimed ? &frame : nullptr;
 }
 
@@ -129,7 +129,7 @@ void FrameTable::let_go(std::uint32_t index) {
   Frame& frame = frames_[index];
   by_slot_.erase(frame.chunk.slot);
   if (frame.state == State::kClean) lru_.erase(frame.lru);
-  frame.state = frame.pins == 0 ? State::kFree : State::kDoomed;
+  frame.state = frame.pins == 0 ? State::kFree : State::kRetired;
   if (frame.state == State::kFree) free_.push_back(index);
 }
 

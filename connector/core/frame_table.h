@@ -29,11 +29,11 @@ class FrameTable {
     kFree,
     kGathering,    // the model's stream writes it
     kLanding,      // a transfer writes it
-    kBringingUp,   // it is copied here from its slot
-    kToWriteDown,  // whole; the slot lacks it
-    kWritingDown,  // on its way to the slot
+    kFillingFromSlot,   // it is copied here from its slot
+    kDirty,  // whole; the slot lacks it
+    kWritingBack,  // on its way to the slot
     kClean,        // whole, and the slot has the same bytes
-    kDoomed,       // no chunk claims it any more; free when the last pin goes
+    kRetired,       // no chunk claims it any more; free when the last pin goes
   };
 
   struct Frame {
@@ -51,7 +51,7 @@ class FrameTable {
     FrameRef frame;
     FramePin pin;  // of who fills it
   };
-  /// A frame to fill with the chunk's bytes; `purpose`: kGathering, kLanding or kBringingUp. A free one, else the least
+  /// A frame to fill with the chunk's bytes; `purpose`: kGathering, kLanding or kFillingFromSlot. A free one, else the least
   /// recently used clean one without a pin. nullopt: there is none. The slot must not have one.
   std::optional<Claim> claim(ChunkRef chunk, State purpose, std::string owner);
   /// The frame with exactly this generation of the slot, clean: it may be read.
@@ -63,10 +63,10 @@ class FrameTable {
   void unpin(FramePin pin);
 
   // What happened to the bytes, in this order. False: too late, the chunk has let go of the frame.
-  /// kGathering, kLanding -> kToWriteDown; kBringingUp -> kClean.
+  /// kGathering, kLanding -> kDirty; kFillingFromSlot -> kClean.
   bool filled(FrameRef ref);
-  bool write_down_started(FrameRef ref);
-  bool written_down(FrameRef ref);
+  bool write_back_started(FrameRef ref);
+  bool written_back(FrameRef ref);
   /// The checksum of what lies there.
   bool hashed(FrameRef ref, std::uint64_t checksum);
 

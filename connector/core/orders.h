@@ -15,7 +15,7 @@ namespace kvferry {
 
 /// Keep those of `keys` that are here, for up to `ttl`. Several may carry the same number: they add up.
 struct PinOrder {
-  std::uint64_t hold = 0;
+  std::uint64_t id = 0;
   std::vector<ChunkKey> keys;
   TimeNs ttl = 0;
 };
@@ -32,7 +32,7 @@ struct ReplicateOrder {
 struct Replication {
   EngineId engine_id;
   std::string endpoint;
-  std::deque<ChunkMeta> left;
+  std::deque<ChunkMeta> remaining;
   TimeNs deadline = 0;
   std::vector<ChunkMeta> piece;  // asked for; empty: nothing is under way
   std::uint64_t fetch = 0;       // number of the piece's lease wish

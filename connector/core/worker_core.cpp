@@ -27,7 +27,7 @@ void WorkerCore::end_write(ChunkRef chunk, bool ok) {
   promise::exactly_once(target.writing && target.generation == chunk.generation,
                         fmt::format("the write of slot {}", chunk.slot));
   target.writing = false;
-  target.whole = ok;
+  target.complete = ok;
 }
 
 void WorkerCore::saved(ChunkRef chunk, bool ok, std::uint64_t checksum) {
@@ -38,7 +38,7 @@ void WorkerCore::saved(ChunkRef chunk, bool ok, std::uint64_t checksum) {
 bool WorkerCore::readable(ChunkRef chunk) const {
   if (chunk.slot >= slots_.size()) return false;
   const Slot& source = slots_[chunk.slot];
-  return source.whole && !source.writing && source.generation == chunk.generation;
+  return source.complete && !source.writing && source.generation == chunk.generation;
 }
 
 void WorkerCore::loaded(const LoadJob& job, LoadOutcome outcome) {
@@ -56,7 +56,7 @@ void WorkerCore::pull_ordered(const PullOrder& order, TimeNs now) {
   promise::exactly_once(!pulls_.contains(order.pull), fmt::format("pull {}", order.pull));
   Pull pull;
   pull.deadline = now + order.timeout_ms * kMillisecond;
-  promise::bounded_hold(now, pull.deadline, fmt::format("pull {}", order.pull));
+  promise::bounded_pin(now, pull.deadline, fmt::format("pull {}", order.pull));
   for (const PullItem& item : order.items) {
     begin_write(item.local);
     pull.chunks.push_back(item.local);

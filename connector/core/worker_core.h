@@ -63,7 +63,7 @@ class WorkerCore {
   void begin_write(ChunkRef chunk);
   void end_write(ChunkRef chunk, bool ok);
   void saved(ChunkRef chunk, bool ok, std::uint64_t checksum);
-  /// True when the slot holds exactly this generation, whole; its bytes still have to match the checksum.
+  /// True when the slot holds exactly this generation, complete; its bytes still have to match the checksum.
   bool readable(ChunkRef chunk) const;
   void loaded(const LoadJob& job, LoadOutcome outcome);
   /// What happened since the last call; nullopt when nothing did.
@@ -83,7 +83,7 @@ class WorkerCore {
   struct Slot {
     std::uint64_t generation = 0;
     bool writing = false;
-    bool whole = false;
+    bool complete = false;
   };
   struct Pull {
     std::vector<ChunkRef> chunks;

@@ -280,7 +280,7 @@ Tally MiniEngine::tally() const {
   tally.pull_failures += counters.pull_failures;
   tally.fetch_timeouts += counters.fetch_timeouts;
   tally.leases += counters.leases_granted;
-  tally.holds_expired += counters.holds_expired;
+  tally.pins_expired += counters.pins_expired;
   return tally;
 }
 
@@ -289,7 +289,7 @@ void MiniEngine::check_idle() const {
   if (!held_back_.empty())
     throw Broken(fmt::format("exactly-once: {} aborted loads are never heard of", held_back_.size()));
   if (blocks_.num_free() != blocks_.num_usable())
-    throw Broken(fmt::format("bounded-hold: idle with {} of {} blocks free", blocks_.num_free(), blocks_.num_usable()));
+    throw Broken(fmt::format("bounded-pin: idle with {} of {} blocks free", blocks_.num_free(), blocks_.num_usable()));
 }
 
 }  // namespace kvferry::sim

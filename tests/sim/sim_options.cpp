@@ -46,7 +46,7 @@ void draw_network(Dice& dice, SimOptions& options) {
   network.loses = dice.pick({0.0, 0.05, 0.4});
   network.doubles = dice.pick({0.0, 0.1});
   network.damages_pull = dice.pick({0.0, 0.0, 0.2});
-  network.refuses_loans = dice.pick({0.0, 0.0, 0.2});
+  network.fails_grants = dice.pick({0.0, 0.0, 0.2});
   network.crashes = dice.pick({0.0, 0.0, 0.005});
   network.cuts = dice.pick({0.0, 0.0, 0.01});
   network.slows = dice.pick({0.0, 0.0, 0.01});

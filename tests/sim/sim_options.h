@@ -33,7 +33,7 @@ struct NetworkOptions {
   double loses = 0;            // a message
   double doubles = 0;          // a message
   double damages_pull = 0;     // a chunk on its way
-  double refuses_loans = 0;    // a slot that a worker can't lend
+  double fails_grants = 0;    // a slot that a worker can't lend
   double damages_pool = 0;     // a chunk at rest, per step
   double crashes = 0;          // a node, per step; it comes back empty, later
   double cuts = 0;             // the link of two nodes, per step, for a while

@@ -1,4 +1,4 @@
-// Pushes in the simulated network: offers, loans, writes into other nodes' slots at any moment, settlements.
+// Pushes in the simulated network: offers, reservations, writes into other nodes' slots at any moment, settlements.
 #include <fmt/format.h>
 
 #include <utility>
@@ -10,8 +10,8 @@ namespace kvferry::sim {
 
 void World::carry_out_push(std::size_t node, const Action& action) {
   if (const auto* offered = std::get_if<OfferPush>(&action)) return push_offer(node, *offered);
-  if (const auto* lent = std::get_if<LendSlots>(&action)) return push_lend(node, lent->order);
-  if (const auto* reclaimed = std::get_if<ReclaimSlots>(&action)) return push_reclaim(node, reclaimed->reclaim);
+  if (const auto* granted = std::get_if<GrantSlots>(&action)) return push_grant(node, granted->order);
+  if (const auto* revoked = std::get_if<RevokeSlots>(&action)) return push_revoke(node, revoked->revocation);
   if (const auto* started = std::get_if<StartPush>(&action)) {
     const PushStart& start = started->start;
     for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank)
@@ -48,47 +48,47 @@ void World::push_offer(std::size_t node, const OfferPush& offered) {
   send(node, *to, [this, node, to = *to, push = offered.push, offer = std::move(offer)] {
     if (!nodes_[to].is_up) return;
     if (offer.shards != shards_of(to)) {  // a node of another shape pulls
-      const auto later = static_cast<std::uint8_t>(PushVerdict::kLater);
-      return push_answer(to, {node, push, {0, {}, std::vector(offer.chunks.size(), later)}});
+      const auto declined = static_cast<std::uint8_t>(PushVerdict::kDeclined);
+      return push_answer(to, {node, push, {0, {}, std::vector(offer.chunks.size(), declined)}});
     }
     PushReply reply = nodes_[to].engine->core().push_offered(fmt::format("node {}", node), offer, now());
     if (reply.verdicts.size() != offer.chunks.size())
       throw Broken(fmt::format("exact-load: an offer of {} chunks is answered for {}", offer.chunks.size(),
                                reply.verdicts.size()));
     if (reply.ticket != 0)
-      nodes_[to].pushes.lending[reply.ticket] = {node, push, std::move(reply)};
+      nodes_[to].pushes.pending_grants[reply.ticket] = {node, push, std::move(reply)};
     else
       push_answer(to, {node, push, std::move(reply)});
   });
 }
 
 /// The workers open the slots, or some of them; then the other node is answered.
-void World::push_lend(std::size_t node, const LendOrder& order) {
+void World::push_grant(std::size_t node, const GrantOrder& order) {
   NodePushes& pushes = nodes_[node].pushes;
-  const auto found = pushes.lending.find(order.ticket);
-  if (found == pushes.lending.end()) throw Broken(fmt::format("bounded-hold: loan {} is nobody's", order.ticket));
-  NodePushes::Lending lending = std::move(found->second);
-  pushes.lending.erase(found);
-  tally_.loans += 1;
+  const auto found = pushes.pending_grants.find(order.ticket);
+  if (found == pushes.pending_grants.end()) throw Broken(fmt::format("bounded-pin: reservation {} is nobody's", order.ticket));
+  NodePushes::PendingGrant grant = std::move(found->second);
+  pushes.pending_grants.erase(found);
+  tally_.reservations += 1;
   std::vector<std::uint32_t> missing;
-  for (const LentChunk& chunk : order.chunks) {
+  for (const GrantedChunk& chunk : order.chunks) {
     for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank)
-      pushes.lent[{order.ticket, chunk.index, rank}] = chunk.chunk;
-    if (!dice_.chance(network_.refuses_loans)) continue;
+      pushes.granted[{order.ticket, chunk.index, rank}] = chunk.chunk;
+    if (!dice_.chance(network_.fails_grants)) continue;
     missing.push_back(chunk.index);
-    lending.reply.verdicts.at(chunk.index) = static_cast<std::uint8_t>(PushVerdict::kLater);
+    grant.reply.verdicts.at(chunk.index) = static_cast<std::uint8_t>(PushVerdict::kDeclined);
   }
-  if (!missing.empty()) nodes_[node].engine->core().push_not_lent(order.ticket, missing, now());
-  push_answer(node, lending);
+  if (!missing.empty()) nodes_[node].engine->core().push_grant_failed(order.ticket, missing, now());
+  push_answer(node, grant);
 }
 
-void World::push_answer(std::size_t node, const NodePushes::Lending& lending) {
-  const std::size_t asker = lending.asker;
-  send_to_life(node, asker, [this, node, asker, lending, incarnation = nodes_[node].incarnation] {
-    nodes_[asker].pushes.orders.try_emplace(lending.push, NodePushes::Order{node, incarnation, lending.reply});
-    nodes_[asker].engine->core().push_answered(lending.push, nodes_[node].endpoint, lending.reply, now());
+void World::push_answer(std::size_t node, const NodePushes::PendingGrant& grant) {
+  const std::size_t asker = grant.asker;
+  send_to_life(node, asker, [this, node, asker, grant, incarnation = nodes_[node].incarnation] {
+    nodes_[asker].pushes.orders.try_emplace(grant.push, NodePushes::Order{node, incarnation, grant.reply});
+    nodes_[asker].engine->core().push_answered(grant.push, nodes_[node].endpoint, grant.reply, now());
     for (const auto& [key, moving] : nodes_[asker].pushes.moving)
-      if (key.first == lending.push) push_advance(asker, key);
+      if (key.first == grant.push) push_advance(asker, key);
   });
 }
 
@@ -116,7 +116,7 @@ void World::push_advance(std::size_t node, NodePushes::Key key) {
     if (!is_ended && order == pushes.orders.end()) continue;
     moving.is_begun[rank] = true;
     const bool is_wanted = !is_ended && key.second < order->second.reply.verdicts.size() &&
-                           order->second.reply.verdicts[key.second] == static_cast<std::uint8_t>(PushVerdict::kGo);
+                           order->second.reply.verdicts[key.second] == static_cast<std::uint8_t>(PushVerdict::kGranted);
     if (!is_wanted) {
       push_ended(node, rank, key, false);
       continue;
@@ -139,8 +139,8 @@ bool World::push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key
   Node& receiver = nodes_[order.to];
   if (is_cut(node, order.to) || dice_.chance(network_.loses)) return false;
   if (!receiver.is_up || receiver.incarnation != order.incarnation) return false;
-  const auto open = receiver.pushes.lent.find({order.reply.ticket, key.second, rank});
-  if (open == receiver.pushes.lent.end()) return false;
+  const auto open = receiver.pushes.granted.find({order.reply.ticket, key.second, rank});
+  if (open == receiver.pushes.granted.end()) return false;
   std::vector<Stamp> bytes = worker.read_slot(moving.chunk.slot);
   if (!bytes.empty() && dice_.chance(network_.damages_pull)) {
     bytes[dice_.raw() % bytes.size()] ^= 1;
@@ -153,28 +153,28 @@ bool World::push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key
 void World::push_ended(std::size_t node, std::uint32_t rank, NodePushes::Key key, bool ok) {
   at(now() + delay(node, node), [this, node, rank, key, ok, incarnation = nodes_[node].incarnation] {
     if (nodes_[node].incarnation != incarnation) return;
-    nodes_[node].engine->core().push_moved({key.first, rank, key.second, ok, {}}, now());
+    nodes_[node].engine->core().chunk_push_ended({key.first, rank, key.second, ok, {}}, now());
   });
 }
 
 /// Each rank closes its slots at a time of its own; from then on nobody writes them.
-void World::push_reclaim(std::size_t node, const Reclaim& reclaim) {
+void World::push_revoke(std::size_t node, const Revocation& revocation) {
   for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank) {
-    at(now() + delay(node, node), [this, node, rank, reclaim, incarnation = nodes_[node].incarnation] {
+    at(now() + delay(node, node), [this, node, rank, revocation, incarnation = nodes_[node].incarnation] {
       if (nodes_[node].incarnation != incarnation) return;
-      Reclaim answer = reclaim;
+      Revocation answer = revocation;
       answer.rank = rank;
       Worker& worker = nodes_[node].engine->workers()[rank];
-      for (ReclaimedChunk& chunk : answer.chunks) {
-        if (nodes_[node].pushes.lent.erase({reclaim.ticket, chunk.index, rank}) != 1)
-          throw Broken(fmt::format("exactly-once: loan {} of chunk {} ends twice", reclaim.ticket, chunk.index));
-        tally_.loans_failed += !chunk.ok;
+      for (RevokedChunk& chunk : answer.chunks) {
+        if (nodes_[node].pushes.granted.erase({revocation.ticket, chunk.index, rank}) != 1)
+          throw Broken(fmt::format("exactly-once: reservation {} of chunk {} ends twice", revocation.ticket, chunk.index));
+        tally_.reservations_failed += !chunk.ok;
         if (!chunk.ok || worker.damaged(chunk.chunk.slot)) continue;
         if (worker.generation(chunk.chunk.slot) != chunk.chunk.generation ||
             worker.slot_checksum(chunk.chunk.slot) != chunk.checksums.at(rank))
           throw Broken(fmt::format("verified-only: slot {} is said to be pushed, and is not", chunk.chunk.slot));
       }
-      nodes_[node].engine->core().push_reclaimed(answer, now());
+      nodes_[node].engine->core().push_revoked(answer, now());
     });
   }
 }

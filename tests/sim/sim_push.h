@@ -29,7 +29,7 @@ struct NodePushes {
     std::uint64_t incarnation = 0;  // of that node
     PushReply reply;
   };
-  struct Lending {
+  struct PendingGrant {
     std::size_t asker = 0;
     std::uint64_t push = 0;
     PushReply reply;
@@ -37,8 +37,8 @@ struct NodePushes {
   std::map<Key, Moving> moving;
   std::map<std::uint64_t, Order> orders;                                             // by push
   std::set<std::uint64_t> dropped;                                                   // pushes
-  std::map<std::uint64_t, Lending> lending;                                          // by ticket; not answered yet
-  std::map<std::tuple<std::uint64_t, std::uint32_t, std::uint32_t>, ChunkRef> lent;  // ticket, index, rank: open slots
+  std::map<std::uint64_t, PendingGrant> pending_grants;                                          // by ticket; not answered yet
+  std::map<std::tuple<std::uint64_t, std::uint32_t, std::uint32_t>, ChunkRef> granted;  // ticket, index, rank: open slots
 };
 
 }  // namespace kvferry::sim

@@ -199,12 +199,12 @@ void World::order(std::size_t index) {
   std::vector<ChunkKey> keys;
   for (const ChunkMeta& chunk : chunks) keys.push_back(chunk.key);
   const TimeNs ttl = dice_.between(0, 10) * kSecond;
-  const std::uint64_t hold = dice_.between(1, 3);
+  const std::uint64_t pin = dice_.between(1, 3);
   switch (dice_.between(0, 4)) {
     case 0:
-      return core.pin_ordered({hold, keys, ttl}, now());
+      return core.pin_ordered({pin, keys, ttl}, now());
     case 1:
-      return core.unpin_ordered(hold);
+      return core.unpin_ordered(pin);
     case 2:
       return core.evict_ordered(keys);
     case 3:
@@ -228,7 +228,7 @@ void World::settle() {
   constexpr int kRounds = 10;
   for (int round = 0; round < kRounds; ++round) {
     // At last even the longest hold that a controller may ask for.
-    clock_.advance(round + 3 < kRounds ? 30 * kSecond : options_.core.keep_ttl_max);
+    clock_.advance(round + 3 < kRounds ? 30 * kSecond : options_.core.order_ttl_max);
     for (std::size_t i = 0; i < num_nodes(); ++i) {
       if (!nodes_[i].is_up) start(i);
       step_node(i, 1.0);

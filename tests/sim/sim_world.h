@@ -127,13 +127,13 @@ class World {
   void carry_out_push(std::size_t node, const Action& action);
   std::vector<Shard> shards_of(std::size_t node) const;
   void push_offer(std::size_t node, const OfferPush& offered);
-  void push_lend(std::size_t node, const LendOrder& order);
-  void push_answer(std::size_t node, const NodePushes::Lending& lending);
+  void push_grant(std::size_t node, const GrantOrder& order);
+  void push_answer(std::size_t node, const NodePushes::PendingGrant& lending);
   void push_saved(std::size_t node, std::uint32_t rank, NodePushes::Key key, ChunkRef chunk, NodePushes::Saved saved);
   void push_advance(std::size_t node, NodePushes::Key key);
   bool push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key);
   void push_ended(std::size_t node, std::uint32_t rank, NodePushes::Key key, bool ok);
-  void push_reclaim(std::size_t node, const Reclaim& reclaim);
+  void push_revoke(std::size_t node, const Revocation& reclaim);
 
   // sim_garbage.cpp
   void garbage(std::size_t node);

@@ -68,14 +68,14 @@ namespace kvferry::sim {
   X(pull_failures, "chunks not pulled")                                         \
   X(other_replica, "chunks that a second holder gave after a first one failed") \
   X(handoffs_whole, "hand-offs that left one token to compute")                 \
-  X(loans, "loans of slots to a node that pushes")                              \
+  X(reservations, "reservations of slots to a node that pushes")                              \
   X(pushed_chunks, "chunks pushed to another node")                             \
   X(push_failures, "chunks wanted and not pushed")                              \
   X(received_chunks, "chunks that another node pushed here")                    \
-  X(loans_failed, "lent slots taken back empty")                                \
+  X(reservations_failed, "lent slots taken back empty")                                \
   X(fetch_timeouts, "fetches that ran out of time")                             \
   X(leases, "leases given out")                                                 \
-  X(holds_expired, "holds ended by their deadline")                             \
+  X(pins_expired, "holds ended by their deadline")                             \
   X(messages, "messages")                                                       \
   X(lost, "messages lost")                                                      \
   X(doubled, "messages doubled")                                                \

@@ -13,7 +13,7 @@ void PushSender::offer(const RequestId& request, PushTarget target, std::span<co
   push.request = request;
   push.target = target;
   push.deadline = now + config_.ttl;
-  promise::bounded_hold(now, push.deadline, "push of " + request.value);
+  promise::bounded_pin(now, push.deadline, "push of " + request.value);
   PushOffer offer{config_.fingerprint, config_.num_ranks, {}, {}};
   for (const ChunkMeta& meta : chunks) {
     waiting_[meta.key].insert({id, static_cast<std::uint32_t>(push.items.size())});
@@ -35,24 +35,24 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
   for (std::uint32_t index = 0; index < push.items.size(); ++index) {
     Item& item = push.items[index];
     const bool is_wanted = reply.ticket != 0 && index < reply.verdicts.size() &&
-                           reply.verdicts[index] == static_cast<std::uint8_t>(PushVerdict::kGo);
-    item.is_lent = is_wanted;
-    push.is_lacking |= !is_wanted && (index >= reply.verdicts.size() ||
-                                      reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kHave));
-    if (item.state == State::kOver) {  // it failed before it was asked for
+                           reply.verdicts[index] == static_cast<std::uint8_t>(PushVerdict::kGranted);
+    item.is_granted = is_wanted;
+    push.is_incomplete |= !is_wanted && (index >= reply.verdicts.size() ||
+                                      reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kPresent));
+    if (item.state == State::kFinished) {  // it failed before it was asked for
       if (is_wanted) settle(push, index, false);
-    } else if (item.state == State::kMoving) {
+    } else if (item.state == State::kTransferring) {
       if (!is_wanted) item.failed = true;  // the workers find no grant for it and say so
       advance(id, push, index);
     } else if (!is_wanted) {
       close(id, push, index);
     } else {
-      item.state = State::kWanted;
+      item.state = State::kAccepted;
       const ChunkPool::Slot* slot = pool_.find(item.meta.key);
       if (slot != nullptr && slot->state == ChunkPool::State::kReady) move(id, push, index, *slot, now);
     }
   }
-  forget_if_over(id);
+  erase_if_finished(id);
 }
 
 std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef chunk, TimeNs now) {
@@ -61,8 +61,8 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
   for (const Place place : found->second) {
     Push& push = pushes_.at(place.push);
     Item& item = push.items[place.index];
-    if (push.is_dropped || (item.state != State::kAsked && item.state != State::kWanted)) continue;
-    item.state = State::kMoving;
+    if (push.is_dropped || (item.state != State::kOffered && item.state != State::kAccepted)) continue;
+    item.state = State::kTransferring;
     item.chunk = chunk;
     item.pin = pool_.pin({chunk}, "push of " + push.request.value, now, push.deadline + config_.grace);
     return Tag{place.push, place.index};
@@ -73,7 +73,7 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
 /// The chunk lies whole in its slot: the workers push it from there.
 void PushSender::move(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot, TimeNs now) {
   Item& item = push.items[index];
-  item.state = State::kMoving;
+  item.state = State::kTransferring;
   item.chunk = slot.ref;
   item.is_ready = true;
   item.meta.window_from = slot.meta.window_from;
@@ -90,44 +90,44 @@ void PushSender::chunk_ready(const ChunkPool::Slot& slot, TimeNs now) {
     if (entry == pushes_.end() || entry->second.is_dropped) continue;
     Push& push = entry->second;
     Item& item = push.items[place.index];
-    if (item.state == State::kMoving && item.chunk == slot.ref) {
+    if (item.state == State::kTransferring && item.chunk == slot.ref) {
       item.is_ready = true;
       item.meta.window_from = slot.meta.window_from;
       advance(place.push, push, place.index);
-    } else if (item.state == State::kWanted) {
+    } else if (item.state == State::kAccepted) {
       move(place.push, push, place.index, slot, now);
     }
-    forget_if_over(place.push);
+    erase_if_finished(place.push);
   }
 }
 
-void PushSender::chunk_lost(ChunkRef chunk, TimeNs) {
+void PushSender::chunk_write_failed(ChunkRef chunk, TimeNs) {
   for (auto it = pushes_.begin(); it != pushes_.end();) {
     const std::uint64_t id = it->first;
     Push& push = it->second;
     ++it;
     for (std::uint32_t index = 0; index < push.items.size(); ++index) {
       Item& item = push.items[index];
-      if (item.state != State::kMoving || item.chunk != chunk || item.is_ready) continue;
+      if (item.state != State::kTransferring || item.chunk != chunk || item.is_ready) continue;
       item.failed = true;
       advance(id, push, index);
     }
-    forget_if_over(id);
+    erase_if_finished(id);
   }
 }
 
-void PushSender::moved(const PushOutcome& outcome, TimeNs) {
+void PushSender::chunk_push_ended(const PushOutcome& outcome, TimeNs) {
   const auto found = pushes_.find(outcome.push);
   if (found == pushes_.end()) return;  // dropped, and longer ago than the grace
   Push& push = found->second;
   const bool is_known = outcome.index < push.items.size() && outcome.rank < config_.num_ranks &&
-                        push.items[outcome.index].state == State::kMoving &&
+                        push.items[outcome.index].state == State::kTransferring &&
                         push.items[outcome.index].ranks_done.insert(outcome.rank).second;
   promise::exactly_once(is_known,
                         fmt::format("rank {}'s push {} of chunk {}", outcome.rank, outcome.push, outcome.index));
   push.items[outcome.index].failed |= !outcome.ok;
   advance(outcome.push, push, outcome.index);
-  forget_if_over(outcome.push);
+  erase_if_finished(outcome.push);
 }
 
 /// Tells the other side as soon as there is something final to tell.
@@ -144,9 +144,9 @@ void PushSender::advance(std::uint64_t id, Push& push, std::uint32_t index) {
 
 void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
   Item& item = push.items[index];
-  if (!item.is_lent) return;
-  item.is_lent = false;
-  push.is_lacking |= !ok;
+  if (!item.is_granted) return;
+  item.is_granted = false;
+  push.is_incomplete |= !ok;
   (ok ? counters_.pushed_chunks : counters_.push_failures) += 1;
   SettledChunk settled{index, ok, item.meta.window_from, {}};
   if (ok) {
@@ -161,8 +161,8 @@ void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
 /// Nothing more happens to this item here.
 void PushSender::close(std::uint64_t id, Push& push, std::uint32_t index) {
   Item& item = push.items[index];
-  if (item.state == State::kMoving) pool_.unpin(item.pin);
-  item.state = State::kOver;
+  if (item.state == State::kTransferring) pool_.unpin(item.pin);
+  item.state = State::kFinished;
   if (const auto found = waiting_.find(item.meta.key); found != waiting_.end()) {
     found->second.erase({id, index});
     if (found->second.empty()) waiting_.erase(found);
@@ -175,7 +175,7 @@ void PushSender::fail(std::uint64_t id, Push& push, std::uint32_t index) {
   close(id, push, index);
 }
 
-void PushSender::request_over(const RequestId& request, TimeNs) {
+void PushSender::request_finished(const RequestId& request, TimeNs) {
   for (auto it = pushes_.begin(); it != pushes_.end();) {
     const std::uint64_t id = it->first;
     Push& push = it->second;
@@ -183,32 +183,32 @@ void PushSender::request_over(const RequestId& request, TimeNs) {
     if (push.request != request) continue;
     for (std::uint32_t index = 0; index < push.items.size(); ++index) {
       const Item& item = push.items[index];
-      const bool waits = item.state == State::kAsked || item.state == State::kWanted;
+      const bool waits = item.state == State::kOffered || item.state == State::kAccepted;
       if (waits && pool_.find(item.meta.key) == nullptr) fail(id, push, index);
     }
-    forget_if_over(id);
+    erase_if_finished(id);
   }
 }
 
 void PushSender::drop(std::uint64_t id, Push& push, TimeNs now) {
   push.is_dropped = true;
-  push.gone_at = now + config_.grace;
+  push.erase_at = now + config_.grace;
   for (std::uint32_t index = 0; index < push.items.size(); ++index) {
     const State state = push.items[index].state;
-    if (state == State::kAsked || state == State::kWanted) fail(id, push, index);
-    if (state == State::kMoving) push.items[index].failed = true;
+    if (state == State::kOffered || state == State::kAccepted) fail(id, push, index);
+    if (state == State::kTransferring) push.items[index].failed = true;
   }
   actions_.push_back(DropPush{id});
 }
 
-void PushSender::forget_if_over(std::uint64_t id) {
+void PushSender::erase_if_finished(std::uint64_t id) {
   const auto found = pushes_.find(id);
   if (found == pushes_.end() || !found->second.is_answered) return;
   for (const Item& item : found->second.items)
-    if (item.state != State::kOver) return;
+    if (item.state != State::kFinished) return;
   if (!found->second.is_dropped) {
     actions_.push_back(DropPush{id});
-    if (!found->second.is_lacking) delivered_.push_back(found->second.request);
+    if (!found->second.is_incomplete) delivered_.push_back(found->second.request);
   }
   pushes_.erase(found);
 }
@@ -221,13 +221,13 @@ void PushSender::tick(TimeNs now) {
     if (!push.is_dropped && push.deadline <= now) {
       push.is_answered = true;  // nobody will
       drop(id, push, now);
-    } else if (push.is_dropped && push.gone_at <= now) {
+    } else if (push.is_dropped && push.erase_at <= now) {
       for (std::uint32_t index = 0; index < push.items.size(); ++index)
-        if (push.items[index].state == State::kMoving) close(id, push, index);
+        if (push.items[index].state == State::kTransferring) close(id, push, index);
     } else {
       continue;
     }
-    forget_if_over(id);
+    erase_if_finished(id);
   }
 }
 

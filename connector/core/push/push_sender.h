@@ -1,7 +1,7 @@
 // The prefill side of pushes: which chunk of which prompt goes to whom, how far it is, what the other side has to hear.
 // Pure: the scheduler core owns one, tells it what happens, and carries its actions on.
 //
-//   offer() -> kAsked -> answered() -> kWanted -> kMoving (the engine's save, or chunk_ready()) -> told once: settled
+//   offer() -> kOffered -> answered() -> kAccepted -> kTransferring (the engine's save, or chunk_ready()) -> told once: settled
 //
 // A chunk is told as ok only when every rank has pushed it and it is whole and verified in this node's own pool.
 #pragma once
@@ -83,11 +83,11 @@ class PushSender {
   /// A chunk is whole in the pool, whoever wrote it.
   void chunk_ready(const ChunkPool::Slot& slot, TimeNs now);
   /// The write of this slot failed.
-  void chunk_lost(ChunkRef chunk, TimeNs now);
+  void chunk_write_failed(ChunkRef chunk, TimeNs now);
   /// One rank's outcome of a chunk that it was given; exactly once for each.
-  void moved(const PushOutcome& outcome, TimeNs now);
+  void chunk_push_ended(const PushOutcome& outcome, TimeNs now);
   /// The request has left: what lies neither in the pool nor is written into it won't come.
-  void request_over(const RequestId& request, TimeNs now);
+  void request_finished(const RequestId& request, TimeNs now);
   void tick(TimeNs now);
   Actions take_actions() { return std::exchange(actions_, {}); }
   /// Requests whose whole prompt the other side has, since the last call: nobody has to wait for it any longer.
@@ -98,16 +98,16 @@ class PushSender {
 
  private:
   enum class State : std::uint8_t {
-    kAsked,   // offered, not answered
-    kWanted,  // a slot is lent for it
-    kMoving,  // given to the workers
-    kOver     // told, or nothing to tell
+    kOffered,   // offered, not answered
+    kAccepted,  // a slot is lent for it
+    kTransferring,  // given to the workers
+    kFinished     // told, or nothing to tell
   };
   struct Item {
     ChunkMeta meta;
-    State state = State::kAsked;
-    bool is_lent = false;  // its outcome has to be told
-    ChunkRef chunk;        // from kMoving on
+    State state = State::kOffered;
+    bool is_granted = false;  // its outcome has to be told
+    ChunkRef chunk;        // from kTransferring on
     PinId pin;
     bool is_ready = false;  // verified here
     bool failed = false;
@@ -119,9 +119,9 @@ class PushSender {
     std::uint64_t ticket = 0;
     bool is_answered = false;
     bool is_dropped = false;
-    bool is_lacking = false;  // the other side does not have, or will not get, all of it
+    bool is_incomplete = false;  // the other side does not have, or will not get, all of it
     TimeNs deadline = 0;
-    TimeNs gone_at = 0;  // of a dropped one: forgotten then
+    TimeNs erase_at = 0;  // of a dropped one: forgotten then
     std::vector<Item> items;
   };
 
@@ -130,7 +130,7 @@ class PushSender {
   void fail(std::uint64_t id, Push& push, std::uint32_t index);
   void settle(Push& push, std::uint32_t index, bool ok);
   void drop(std::uint64_t id, Push& push, TimeNs now);
-  void forget_if_over(std::uint64_t id);
+  void erase_if_finished(std::uint64_t id);
   void close(std::uint64_t id, Push& push, std::uint32_t index);
 
   PushSenderConfig config_;

@@ -31,15 +31,15 @@ struct PushOffer {
 
 /// The answer's word on one offered chunk.
 enum class PushVerdict : std::uint8_t {
-  kLater = 0,  // no room, or nothing that fits: pulled when it is needed
-  kHave = 1,   // here already, or on its way here
-  kGo = 2      // a slot is lent
+  kDeclined = 0,  // no room, or nothing that fits: pulled when it is needed
+  kPresent = 1,   // here already, or on its way here
+  kGranted = 2      // a slot is lent
 };
 
 struct PushReply {
-  std::uint64_t ticket = 0;            // names the loan at its owner; 0: nothing was lent
+  std::uint64_t ticket = 0;            // names the reservation at its owner; 0: nothing was lent
   std::string refused;                 // why, when the whole offer is refused
-  std::vector<std::uint8_t> verdicts;  // [offered chunk] PushVerdict; another value counts as kLater
+  std::vector<std::uint8_t> verdicts;  // [offered chunk] PushVerdict; another value counts as kDeclined
   KVFERRY_FIELDS(ticket, refused, verdicts);
 };
 
@@ -59,28 +59,28 @@ struct PushSettlement {
 
 // ---- between a scheduler and its workers ----
 /// A slot that is lent to another node, or is so no longer.
-struct LentChunk {
+struct GrantedChunk {
   std::uint32_t index = 0;
   ChunkRef chunk;
   std::uint32_t num_tokens = 0;
   KVFERRY_FIELDS(index, chunk, num_tokens);
 };
 
-struct LendOrder {
+struct GrantOrder {
   std::uint64_t ticket = 0;
-  std::vector<LentChunk> chunks;
+  std::vector<GrantedChunk> chunks;
   KVFERRY_FIELDS(ticket, chunks);
 };
 
 /// Names of the lent memory for the other node's transport; an empty one: it could not be lent.
-struct LendOutcome {
+struct GrantOutcome {
   std::uint64_t ticket = 0;
   std::uint32_t rank = 0;
   std::vector<std::string> grants;  // [chunk of the order]
   KVFERRY_FIELDS(ticket, rank, grants);
 };
 
-struct ReclaimedChunk {
+struct RevokedChunk {
   std::uint32_t index = 0;
   ChunkRef chunk;
   bool ok = false;
@@ -89,10 +89,10 @@ struct ReclaimedChunk {
 };
 
 /// Take these slots back, so that nobody writes them any more: the order, and with the same fields a rank's answer.
-struct Reclaim {
+struct Revocation {
   std::uint64_t ticket = 0;
   std::uint32_t rank = 0;  // of an answer
-  std::vector<ReclaimedChunk> chunks;
+  std::vector<RevokedChunk> chunks;
   KVFERRY_FIELDS(ticket, rank, chunks);
 };
 

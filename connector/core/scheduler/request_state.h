@@ -66,7 +66,7 @@ struct Coverage {
 };
 
 /// An answer that waits for its allocation, in the step in which it was given.
-struct LookupSpec {
+struct OpenLookup {
   std::uint32_t hit = 0;  // in the pool; what windows allow of it may be less
   std::uint32_t num_local = 0;
   std::uint32_t num_external = 0;
@@ -126,7 +126,7 @@ struct RequestState {
   Attempt attempt;  // counts from 1
   bool attempt_open = false;
   TimeNs wait_deadline = 0;
-  std::optional<LookupSpec> spec;
+  std::optional<OpenLookup> open_lookup;
   std::optional<Fetch> fetch;
   bool fetched = false;  // in this attempt
   TimeNs next_fetch_at = 0;

@@ -77,19 +77,19 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
   RequestState* found = find(id);
   if (found == nullptr || !found->cacheable) return {};
   RequestState& request = *found;
-  if (request.running) leave_blocks(request);  // it was preempted, and build_step has yet to hear of it
+  if (request.running) release_blocks(request);  // it was preempted, and build_step has yet to hear of it
   request.async_load = RequestState::AsyncLoad::kNone;
-  if (request.spec) {
+  if (request.open_lookup) {
     // Asked again in the same step: the stored answer, against what the engine has by itself now.
-    LookupSpec& spec = *request.spec;
+    OpenLookup& open = *request.open_lookup;
     std::uint32_t held = 0;
-    for (const ChunkRef chunk : spec.chunks)
+    for (const ChunkRef chunk : open.chunks)
       held += pool_.slot(chunk.slot).ref == chunk ? pool_.slot(chunk.slot).meta.num_tokens : 0;
-    if (!spec.chunks.empty()) promise::idempotent_lookup(spec.hit, std::min(held, request.chain.size() - 1), id.value);
-    const std::uint32_t usable = request.skip_external_until_admitted ? 0 : fit_windows(spec.chunks, spec.hit, num_local);
-    spec.num_local = num_local;
-    spec.num_external = usable > num_local ? usable - num_local : 0;
-    return {false, spec.num_external, spec.num_external > 0 && loads_async()};
+    if (!open.chunks.empty()) promise::idempotent_lookup(open.hit, std::min(held, request.chain.size() - 1), id.value);
+    const std::uint32_t usable = request.skip_external_until_admitted ? 0 : fit_windows(open.chunks, open.hit, num_local);
+    open.num_local = num_local;
+    open.num_external = usable > num_local ? usable - num_local : 0;
+    return {false, open.num_external, open.num_external > 0 && loads_async()};
   }
   counters_.lookups += 1;
   if (!request.attempt_open) {
@@ -112,29 +112,29 @@ Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, st
   // A synchronous load leaves one token to compute, so a full hit gives back its last token.
   const std::uint32_t hit = std::min(coverage.tokens, request.chain.size() - 1);
   const std::uint32_t usable = request.skip_external_until_admitted ? 0 : fit_windows(coverage.chunks, hit, num_local);
-  LookupSpec spec;
-  spec.hit = hit;
-  spec.num_local = num_local;
-  spec.num_external = usable > num_local ? usable - num_local : 0;
-  promise::sane_counts(num_local, spec.num_external, request.chain.size(), request.id.value);
+  OpenLookup open;
+  open.hit = hit;
+  open.num_local = num_local;
+  open.num_external = usable > num_local ? usable - num_local : 0;
+  promise::sane_counts(num_local, open.num_external, request.chain.size(), request.id.value);
   if (hit > 0) {
     // Held even where the engine needs none of it: asked again in this step, it may have lost its own blocks.
-    spec.chunks = coverage.chunks;
-    spec.pin = pool_.pin(coverage.chunks, "look-up of " + request.id.value, now, now + config_.pin_ttl);
+    open.chunks = coverage.chunks;
+    open.pin = pool_.pin(coverage.chunks, "look-up of " + request.id.value, now, now + config_.pin_ttl);
     pool_.touch(coverage.chunks);
   }
-  if (spec.num_external > 0) counters_.lookup_hits += 1;
-  const Answer answer{false, spec.num_external, spec.num_external > 0 && loads_async()};
-  request.spec = std::move(spec);
+  if (open.num_external > 0) counters_.lookup_hits += 1;
+  const Answer answer{false, open.num_external, open.num_external > 0 && loads_async()};
+  request.open_lookup = std::move(open);
   open_lookups_.insert(request.id);
   return answer;
 }
 
 /// The one way out of an attempt that was not admitted, whatever stopped it: nothing of the look-up stays.
 void SchedulerCore::end_attempt(RequestState& request) {
-  if (request.spec) {
-    pool_.unpin(request.spec->pin);
-    request.spec.reset();
+  if (request.open_lookup) {
+    pool_.unpin(request.open_lookup->pin);
+    request.open_lookup.reset();
   }
   open_lookups_.erase(request.id);
   request.attempt_open = false;
@@ -146,7 +146,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   RequestState* found = find(id);
   if (found == nullptr) return;
   RequestState& request = *found;
-  if (request.running) leave_blocks(request);  // preempted since, and never looked up: not cacheable
+  if (request.running) release_blocks(request);  // preempted since, and never looked up: not cacheable
   const bool goes_on = num_external == 0 && request.async_load == RequestState::AsyncLoad::kDone;
   request.async_load = RequestState::AsyncLoad::kNone;
   request.blocks = blocks;
@@ -162,16 +162,16 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   admission.resumed = request.preemptions > 0;
   admission.tokens = request.chain.size();
   std::uint32_t local = 0;
-  if (request.spec) {
-    local = request.spec->num_local;
-    admission.hit = std::max(request.spec->hit, local);
+  if (request.open_lookup) {
+    local = request.open_lookup->num_local;
+    admission.hit = std::max(request.open_lookup->hit, local);
     admission.local = local;
     admission.to_load = num_external;
   }
   const bool is_async = num_external > 0 && loads_async();
   if (num_external > 0) {
     LoadJob job = plan_load(request, num_external, blocks);
-    const PinId pin = pool_.pin(request.spec->chunks, "load for " + id.value, now, now + config_.pin_ttl);
+    const PinId pin = pool_.pin(request.open_lookup->chunks, "load for " + id.value, now, now + config_.pin_ttl);
     Load& load = loads_[{id.value, job.attempt}] = Load{pin, {}, admission, false};
     load.admission.loaded = num_external;
     loads_next_.push_back(std::move(job));
@@ -195,13 +195,13 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
 LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_external,
                                  const BlockTable& blocks) const {
   const std::string& id = request.id.value;
-  KVFERRY_CHECK(request.spec && num_external <= request.spec->num_external &&
-                    (window_ == 0 || num_external == request.spec->num_external),
+  KVFERRY_CHECK(request.open_lookup && num_external <= request.open_lookup->num_external &&
+                    (window_ == 0 || num_external == request.open_lookup->num_external),
                 "exact-load: request {} was allocated {} external tokens, the look-up offered {}", id, num_external,
-                request.spec ? request.spec->num_external : 0);
+                request.open_lookup ? request.open_lookup->num_external : 0);
   KVFERRY_CHECK(blocks.size() == config_.windows.size(), "exact-load: request {} has blocks in {} KV groups of {}", id,
                 blocks.size(), config_.windows.size());
-  const std::uint32_t local = request.spec->num_local;
+  const std::uint32_t local = request.open_lookup->num_local;
   const std::uint32_t end = local + num_external;
   const std::uint32_t first_block = local / config_.block_tokens;
   const std::uint32_t job_start = first_block * config_.block_tokens;
@@ -214,7 +214,7 @@ LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_
     job.block_ids.push_back(blocks_of(blocks, group, first_block, end_block, end));
   const std::uint32_t needed_from = std::max(local, window_start(end));
   std::uint32_t chunk_start = 0;
-  for (const ChunkRef chunk : request.spec->chunks) {
+  for (const ChunkRef chunk : request.open_lookup->chunks) {
     const ChunkPool::Slot& slot = pool_.slot(chunk.slot);
     const bool reaches_back =
         chunk_start >= end || slot.meta.window_from == 0 || needed_from >= chunk_start + slot.meta.window_from;

@@ -80,10 +80,10 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
     if (request.handoff) {
       result.handoff = true;
       result.handoff_tokens = std::min(num_computed, request.num_prompt_tokens);
-      hold_handoff(request, result.handoff_tokens, now);
+      pin_handoff(request, result.handoff_tokens, now);
     }
   }
-  sender_.request_over(id, now);
+  sender_.request_finished(id, now);
   take_push_actions();
   result.admissions = std::move(request.admissions);
   end_attempt(request);
@@ -97,7 +97,7 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
 }
 
 /// Keeps the prompt until its decode worker has come for it.
-void SchedulerCore::hold_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now) {
+void SchedulerCore::pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now) {
   const std::string& id = request.id.value;
   if (const auto former = handoffs_.find(id); former != handoffs_.end()) {
     pool_.unpin(former->second);
@@ -117,7 +117,7 @@ void SchedulerCore::hold_handoff(RequestState& request, std::uint32_t num_tokens
 
 void SchedulerCore::reset_cache() {
   // Held chunks too: what a hold still reads is freed when it ends, and no look-up finds it any more.
-  for (const ChunkPool::Slot* slot : pool_.ready()) pool_.condemn(slot->ref);
+  for (const ChunkPool::Slot* slot : pool_.ready()) pool_.invalidate(slot->ref);
   invalidate_planned_saves();
   receiver_.invalidate();
   announce_evictions();
@@ -151,7 +151,7 @@ void SchedulerCore::tick(TimeNs now) {
   sender_.tick(now);
   receiver_.tick(now);
   take_push_actions();
-  counters_.holds_expired += pool_.expire_pins(now).size();
+  counters_.pins_expired += pool_.expire_pins(now).size();
   std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second); });
   std::erase_if(leases_, [&](const auto& entry) { return !pool_.pinned(entry.second.pin); });
   std::erase_if(suspect_until_, [&](const auto& entry) { return entry.second <= now; });

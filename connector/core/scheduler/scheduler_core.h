@@ -49,7 +49,7 @@ struct CoreConfig {
   TimeNs handoff_ttl = 60 * kSecond;          // a finished prefill waits this long for its decode worker
   TimeNs push_ttl = 60 * kSecond;             // from an offer to its last chunk
   TimeNs push_grace = 30 * kSecond;           // for workers to end what was given up
-  TimeNs keep_ttl_max = 24 * 3600 * kSecond;  // whatever the controller asks
+  TimeNs order_ttl_max = 24 * 3600 * kSecond;  // whatever the controller asks
   TimeNs pin_ttl = 60 * kSecond;              // look-ups and loads of our own; ended by the next step in practice
   TimeNs refetch_after = 100 * kMillisecond;  // what nobody had a moment ago isn't asked for again at once
   std::uint64_t first_lease = 1;              // another one at each start: leases of a past life are strangers
@@ -96,7 +96,7 @@ struct LogLine {
   bool warning = false;
 };
 using Action = std::variant<QueryDirectory, RequestLease, ReleaseLease, StartPull, PublishChunks, AnnounceEvictions,
-                            OfferPush, StartPush, SettlePush, DropPush, LendSlots, ReclaimSlots, LogLine>;
+                            OfferPush, StartPush, SettlePush, DropPush, GrantSlots, RevokeSlots, LogLine>;
 
 // ---- events ----
 struct ScheduledRequest {
@@ -125,7 +125,7 @@ struct CoreCounters {
   std::uint64_t lookups = 0, lookup_hits = 0, hit_tokens = 0, loads = 0, loaded_tokens = 0, load_failures = 0,
                 resumed = 0, resumed_hit_tokens = 0, saved_chunks = 0, saved_tokens = 0, save_failures = 0,
                 pool_full = 0, pulls = 0, pulled_chunks = 0, pull_failures = 0, fetch_timeouts = 0, leases_granted = 0,
-                holds_expired = 0, evicted_chunks = 0, keeps_refused = 0, pushed_chunks = 0, push_failures = 0,
+                pins_expired = 0, evicted_chunks = 0, pins_refused = 0, pushed_chunks = 0, push_failures = 0,
                 received_chunks = 0;
   bool operator==(const CoreCounters&) const = default;
 };
@@ -172,16 +172,16 @@ class SchedulerCore {
   /// The other node's answer to our offer.
   void push_answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now);
   /// What a rank of ours was given to push, once each.
-  void push_moved(const PushOutcome& outcome, TimeNs now);
+  void chunk_push_ended(const PushOutcome& outcome, TimeNs now);
   /// Another node offers chunks. What is lent is told to the workers first, then to the node.
   PushReply push_offered(const std::string& from, const PushOffer& offer, TimeNs now);
-  void push_not_lent(std::uint64_t ticket, std::span<const std::uint32_t> indices, TimeNs now);
+  void push_grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices, TimeNs now);
   void push_settled(const PushSettlement& settlement, TimeNs now);
-  void push_reclaimed(const Reclaim& answer, TimeNs now);
+  void push_revoked(const Revocation& answer, TimeNs now);
 
   // ---- the controller's orders (orders.h) ----
   void pin_ordered(const PinOrder& order, TimeNs now);
-  void unpin_ordered(std::uint64_t hold);
+  void unpin_ordered(std::uint64_t id);
   /// What somebody reads goes when it is read.
   void evict_ordered(std::span<const ChunkKey> keys);
   void replicate_ordered(ReplicateOrder order, TimeNs now);
@@ -199,11 +199,11 @@ class SchedulerCore {
   std::size_t num_requests() const { return requests_.size(); }
   std::size_t num_fetches() const { return fetching_.size(); }
   std::size_t num_open_lookups() const { return open_lookups_.size(); }
-  std::size_t num_replications() const { return ordered_.size(); }
-  std::size_t num_kept() const { return num_kept_; }
+  std::size_t num_replications() const { return replications_.size(); }
+  std::size_t num_controller_pinned() const { return num_controller_pinned_; }
   std::size_t num_pushes() const { return sender_.num_pushes(); }
-  std::size_t num_loans() const { return receiver_.num_loans(); }
-  std::size_t num_lent() const { return receiver_.num_lent(); }
+  std::size_t num_reservations() const { return receiver_.num_reservations(); }
+  std::size_t num_granted_chunks() const { return receiver_.num_granted_chunks(); }
 
  private:
   struct Pull {
@@ -217,7 +217,7 @@ class SchedulerCore {
     PinId pin;
     std::string handoff;  // the request whose hand-off it ends; empty: none
   };
-  struct Kept {
+  struct ControllerPin {
     PinId pin;
     std::size_t num_chunks = 0;
   };
@@ -237,8 +237,8 @@ class SchedulerCore {
   LoadJob plan_load(const RequestState& request, std::uint32_t num_external, const BlockTable& blocks) const;
   Answer answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now);
   void end_attempt(RequestState& request);
-  void leave_blocks(RequestState& request);
-  void hold_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now);
+  void release_blocks(RequestState& request);
+  void pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now);
   static void load_ended(RequestState& request, const Load& load);
 
   std::uint32_t plan_full_chunks(RequestState& request, std::vector<SaveJob>& jobs);
@@ -259,9 +259,9 @@ class SchedulerCore {
   void end_fetch(RequestState& request, TimeNs now);
   const StartPull* start_pull(const RequestId& request, const EngineId& engine_id, const std::string& endpoint,
                                std::span<const ChunkMeta> wanted, const LeaseReply& reply, TimeNs now);
-  void advance_ordered(TimeNs now);
-  bool ordered_lease_answered(std::uint64_t number, const LeaseReply& reply, TimeNs now);
-  void end_ordered_piece(TimeNs now);
+  void advance_replications(TimeNs now);
+  bool replication_lease_answered(std::uint64_t number, const LeaseReply& reply, TimeNs now);
+  void end_replication_piece(TimeNs now);
   void tick_orders(TimeNs now);
   void offer_prompt(RequestState& request, PushTarget target);
   void shorten_push_deadlines(RequestState& request);
@@ -283,9 +283,9 @@ class SchedulerCore {
   std::map<std::pair<std::string, std::uint32_t>, Load> loads_;  // (request, attempt)
   std::map<std::string, PinId> handoffs_;                        // request -> hold on its prompt's chunks
   std::map<std::uint64_t, Lease> leases_;                        // given out, by number
-  std::map<std::uint64_t, std::vector<Kept>> kept_;              // by the controller's number of the hold
-  std::size_t num_kept_ = 0;                                     // chunks; twice where two holds keep one
-  std::deque<Replication> ordered_;                             // the first one is being carried out
+  std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;              // by the controller's number of the hold
+  std::size_t num_controller_pinned_ = 0;                                     // chunks; twice where two holds keep one
+  std::deque<Replication> replications_;                             // the first one is being carried out
   std::map<std::string, TimeNs> suspect_until_;                  // endpoints that did not answer
   std::vector<SaveJob> saves_before_next_;                       // of preempted and finished requests
   std::vector<LoadJob> loads_next_;

@@ -141,7 +141,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   const auto give_back = [&] {
     if (reply.lease != 0) actions_.push_back(ReleaseLease{endpoint, reply.lease});
   };
-  if (ordered_lease_answered(fetch, reply, now)) return;
+  if (replication_lease_answered(fetch, reply, now)) return;
   const auto found = fetches_.find(fetch);
   if (found == fetches_.end() || requests_.at(found->second).fetch->stage != Fetch::Stage::kLease) return give_back();
   RequestState& request = requests_.at(found->second);
@@ -212,8 +212,8 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
   if (pull.lease != 0) actions_.push_back(ReleaseLease{pull.endpoint, pull.lease});
   const RequestId request_id = pull.request;
   pulls_.erase(found);
-  if (!ordered_.empty() && ordered_.front().pull == id && !ordered_.front().piece.empty())
-    return end_ordered_piece(now);
+  if (!replications_.empty() && replications_.front().pull == id && !replications_.front().piece.empty())
+    return end_replication_piece(now);
   RequestState* request = find(request_id);
   if (request != nullptr && request->fetch && request->fetch->stage == Fetch::Stage::kPull &&
       request->fetch->pull == id) {

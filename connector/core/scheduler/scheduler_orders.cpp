@@ -1,4 +1,4 @@
-// What the controller asks of this pool: keep, unkeep, forget, fetch.
+// What the controller asks of this pool: keep, unkeep, forget, replication.
 #include <algorithm>
 #include <utility>
 
@@ -20,122 +20,122 @@ void SchedulerCore::pin_ordered(const PinOrder& order, TimeNs now) {
   for (const ChunkKey& key : order.keys) {
     const ChunkPool::Slot* slot = pool_.find(key);
     if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;
-    if (num_kept_ + chunks.size() < num_allowed)
+    if (num_controller_pinned_ + chunks.size() < num_allowed)
       chunks.push_back(slot->ref);
     else
       ++num_refused;
   }
   if (num_refused > 0) {
-    counters_.keeps_refused += num_refused;
-    actions_.push_back(LogLine{fmt::format("{} of {} chunks that the controller wants kept are not: half of the pool's "
-                                           "{} chunks may be kept at a time",
+    counters_.pins_refused += num_refused;
+    actions_.push_back(LogLine{fmt::format("{} of {} chunks that the controller asked for are not pinned: at most half of "
+                                           "the pool's {} chunks can be pinned for it",
                                            num_refused, order.keys.size(), config_.num_slots),
                                true});
   }
   if (chunks.empty()) return;
-  num_kept_ += chunks.size();
+  num_controller_pinned_ += chunks.size();
   const std::size_t num_chunks = chunks.size();
-  const TimeNs ttl = std::min(order.ttl, config_.keep_ttl_max);
-  const PinId pin = pool_.pin(std::move(chunks), fmt::format("hold {} of the controller", order.hold), now, now + ttl);
-  kept_[order.hold].push_back({pin, num_chunks});
+  const TimeNs ttl = std::min(order.ttl, config_.order_ttl_max);
+  const PinId pin = pool_.pin(std::move(chunks), fmt::format("pin {} of the controller", order.id), now, now + ttl);
+  controller_pins_[order.id].push_back({pin, num_chunks});
 }
 
-void SchedulerCore::unpin_ordered(std::uint64_t hold) {
-  const auto found = kept_.find(hold);
-  if (found == kept_.end()) return;  // expired, or never here
-  for (const Kept& kept : found->second) {
-    pool_.unpin(kept.pin);
-    num_kept_ -= kept.num_chunks;
+void SchedulerCore::unpin_ordered(std::uint64_t id) {
+  const auto found = controller_pins_.find(id);
+  if (found == controller_pins_.end()) return;  // expired, or never here
+  for (const ControllerPin& entry : found->second) {
+    pool_.unpin(entry.pin);
+    num_controller_pinned_ -= entry.num_chunks;
   }
-  kept_.erase(found);
+  controller_pins_.erase(found);
 }
 
 void SchedulerCore::evict_ordered(std::span<const ChunkKey> keys) {
   for (const ChunkKey& key : keys) {
     const ChunkPool::Slot* slot = pool_.find(key);
-    if (slot != nullptr && slot->state == ChunkPool::State::kReady) pool_.condemn(slot->ref);
+    if (slot != nullptr && slot->state == ChunkPool::State::kReady) pool_.invalidate(slot->ref);
   }
   announce_evictions();
 }
 
 void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
   if (order.ttl <= 0 || order.chunks.empty()) return;
-  Replication fetch{
+  Replication replication{
       .engine_id = std::move(order.engine_id),
       .endpoint = std::move(order.endpoint),
-      .left = {std::make_move_iterator(order.chunks.begin()), std::make_move_iterator(order.chunks.end())},
-      .deadline = now + std::min(order.ttl, config_.keep_ttl_max),
+      .remaining = {std::make_move_iterator(order.chunks.begin()), std::make_move_iterator(order.chunks.end())},
+      .deadline = now + std::min(order.ttl, config_.order_ttl_max),
       .piece = {}};
-  for (ChunkMeta& chunk : fetch.left)
+  for (ChunkMeta& chunk : replication.remaining)
     if (!chunk.is_tail) chunk.num_tokens = config_.chunk_tokens;
   // A slot has room for one chunk, whatever a controller says.
-  std::erase_if(fetch.left, [&](const ChunkMeta& chunk) { return chunk.num_tokens > config_.chunk_tokens; });
-  ordered_.push_back(std::move(fetch));
-  advance_ordered(now);
+  std::erase_if(replication.remaining, [&](const ChunkMeta& chunk) { return chunk.num_tokens > config_.chunk_tokens; });
+  replications_.push_back(std::move(replication));
+  advance_replications(now);
 }
 
 /// One piece at a time over all orders: the fetches of requests come first.
-void SchedulerCore::advance_ordered(TimeNs now) {
-  while (!ordered_.empty() && ordered_.front().piece.empty()) {
-    Replication& fetch = ordered_.front();
-    const bool is_over = now >= fetch.deadline || suspect_until_.contains(fetch.endpoint);
-    RequestLease lease{0, fetch.engine_id, fetch.endpoint, {config_.fingerprint, {}, {}}};
-    while (!is_over && !fetch.left.empty() && fetch.piece.size() < kChunksPerPiece) {
-      ChunkMeta chunk = std::move(fetch.left.front());
-      fetch.left.pop_front();
+void SchedulerCore::advance_replications(TimeNs now) {
+  while (!replications_.empty() && replications_.front().piece.empty()) {
+    Replication& replication = replications_.front();
+    const bool is_over = now >= replication.deadline || suspect_until_.contains(replication.endpoint);
+    RequestLease lease{0, replication.engine_id, replication.endpoint, {config_.fingerprint, {}, {}}};
+    while (!is_over && !replication.remaining.empty() && replication.piece.size() < kChunksPerPiece) {
+      ChunkMeta chunk = std::move(replication.remaining.front());
+      replication.remaining.pop_front();
       if (pool_.find(chunk.key) != nullptr) continue;
       lease.request.keys.push_back(chunk.key);
-      fetch.piece.push_back(std::move(chunk));
+      replication.piece.push_back(std::move(chunk));
     }
-    if (fetch.piece.empty()) {
-      ordered_.pop_front();
+    if (replication.piece.empty()) {
+      replications_.pop_front();
       continue;
     }
-    lease.fetch = fetch.fetch = ++last_id_;
-    fetch.pull = 0;
-    fetch.try_deadline = now + config_.try_timeout;
+    lease.fetch = replication.fetch = ++last_id_;
+    replication.pull = 0;
+    replication.try_deadline = now + config_.try_timeout;
     actions_.push_back(std::move(lease));
   }
 }
 
 /// False: no order waits for this answer.
-bool SchedulerCore::ordered_lease_answered(std::uint64_t number, const LeaseReply& reply, TimeNs now) {
-  if (ordered_.empty()) return false;
-  Replication& fetch = ordered_.front();
-  if (fetch.piece.empty() || fetch.fetch != number || fetch.pull != 0) return false;
-  const StartPull* pull = start_pull({}, fetch.engine_id, fetch.endpoint, fetch.piece, reply, now);
+bool SchedulerCore::replication_lease_answered(std::uint64_t number, const LeaseReply& reply, TimeNs now) {
+  if (replications_.empty()) return false;
+  Replication& replication = replications_.front();
+  if (replication.piece.empty() || replication.fetch != number || replication.pull != 0) return false;
+  const StartPull* pull = start_pull({}, replication.engine_id, replication.endpoint, replication.piece, reply, now);
   if (pull == nullptr) {
-    if (reply.lease != 0) actions_.push_back(ReleaseLease{fetch.endpoint, reply.lease});
-    end_ordered_piece(now);
+    if (reply.lease != 0) actions_.push_back(ReleaseLease{replication.endpoint, reply.lease});
+    end_replication_piece(now);
     return true;
   }
-  fetch.pull = pull->pull;
-  fetch.try_deadline = pull->deadline + config_.try_timeout;
+  replication.pull = pull->pull;
+  replication.try_deadline = pull->deadline + config_.try_timeout;
   return true;
 }
 
-void SchedulerCore::end_ordered_piece(TimeNs now) {
-  ordered_.front().piece.clear();
-  advance_ordered(now);
+void SchedulerCore::end_replication_piece(TimeNs now) {
+  replications_.front().piece.clear();
+  advance_replications(now);
 }
 
 void SchedulerCore::tick_orders(TimeNs now) {
-  for (auto it = kept_.begin(); it != kept_.end();) {
-    std::erase_if(it->second, [&](const Kept& kept) {
-      const bool is_over = !pool_.pinned(kept.pin);
-      if (is_over) num_kept_ -= kept.num_chunks;
-      return is_over;
+  for (auto it = controller_pins_.begin(); it != controller_pins_.end();) {
+    std::erase_if(it->second, [&](const ControllerPin& entry) {
+      const bool has_ended = !pool_.pinned(entry.pin);
+      if (has_ended) num_controller_pinned_ -= entry.num_chunks;
+      return has_ended;
     });
-    it = it->second.empty() ? kept_.erase(it) : std::next(it);
+    it = it->second.empty() ? controller_pins_.erase(it) : std::next(it);
   }
-  if (ordered_.empty()) return;
-  Replication& fetch = ordered_.front();
-  if (!fetch.piece.empty() && now >= fetch.try_deadline) {
+  if (replications_.empty()) return;
+  Replication& replication = replications_.front();
+  if (!replication.piece.empty() && now >= replication.try_deadline) {
     counters_.fetch_timeouts += 1;
-    if (fetch.pull == 0) suspect_until_[fetch.endpoint] = now + 5 * kSecond;
-    fetch.piece.clear();
+    if (replication.pull == 0) suspect_until_[replication.endpoint] = now + 5 * kSecond;
+    replication.piece.clear();
   }
-  advance_ordered(now);
+  advance_replications(now);
 }
 
 }  // namespace kvferry

@@ -56,9 +56,9 @@ void SchedulerCore::push_answered(std::uint64_t push, const std::string& endpoin
   take_push_actions();
 }
 
-void SchedulerCore::push_moved(const PushOutcome& outcome, TimeNs now) {
+void SchedulerCore::chunk_push_ended(const PushOutcome& outcome, TimeNs now) {
   now_ = now;
-  sender_.moved(outcome, now);
+  sender_.chunk_push_ended(outcome, now);
   take_push_actions();
 }
 
@@ -70,9 +70,9 @@ PushReply SchedulerCore::push_offered(const std::string& from, const PushOffer& 
   return reply;
 }
 
-void SchedulerCore::push_not_lent(std::uint64_t ticket, std::span<const std::uint32_t> indices, TimeNs now) {
+void SchedulerCore::push_grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices, TimeNs now) {
   now_ = now;
-  receiver_.not_lent(ticket, indices);
+  receiver_.grant_failed(ticket, indices);
   take_push_actions();
 }
 
@@ -82,9 +82,9 @@ void SchedulerCore::push_settled(const PushSettlement& settlement, TimeNs now) {
   take_push_actions();
 }
 
-void SchedulerCore::push_reclaimed(const Reclaim& answer, TimeNs now) {
+void SchedulerCore::push_revoked(const Revocation& answer, TimeNs now) {
   now_ = now;
-  for (const ChunkRef chunk : receiver_.reclaimed(answer)) publish(chunk);
+  for (const ChunkRef chunk : receiver_.revoked(answer)) publish(chunk);
   take_push_actions();
 }
 

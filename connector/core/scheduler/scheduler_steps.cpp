@@ -12,7 +12,7 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
   for (const RequestId& id : input.preempted) {
     RequestState* request = find(id);
     // Who was preempted and admitted again in one step left its old blocks at the look-up; the new ones stay.
-    if (request != nullptr && request->running && request->admitted_in <= step_) leave_blocks(*request);
+    if (request != nullptr && request->running && request->admitted_in <= step_) release_blocks(*request);
   }
   // Whoever was answered and not allocated was refused on some exit path of the scheduler: which one doesn't matter.
   const std::vector<RequestId> refused(open_lookups_.begin(), open_lookups_.end());
@@ -28,7 +28,7 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
     }
   }
   for (const RequestId& id : refused) end_attempt(requests_.at(id));
-  promise::no_stale_spec(open_lookups_.size(), step_ + 1);
+  promise::no_stale_lookup(open_lookups_.size(), step_ + 1);
 
   StepPlan plan;
   plan.step = ++step_;
@@ -194,7 +194,7 @@ void SchedulerCore::append_save(const RequestState& request, const SaveItem& ite
 }
 
 /// Preempted: the blocks vanish with the next step, the pool's chunks don't.
-void SchedulerCore::leave_blocks(RequestState& request) {
+void SchedulerCore::release_blocks(RequestState& request) {
   // The last plan counted every speculative token as accepted. What was said since tells at least that all tokens but
   // the last have their KV; the last one's place may hold a rejected token's.
   request.computed = std::min(request.computed, request.chain.size() - 1);
@@ -209,20 +209,20 @@ void SchedulerCore::leave_blocks(RequestState& request) {
 
 void SchedulerCore::load_ended(RequestState& request, const Load& load) {
   constexpr std::uint32_t kMaxFailedLoads = 3;
-  const bool is_whole = load.admission.loaded == load.admission.to_load;
+  const bool is_complete = load.admission.loaded == load.admission.to_load;
   if (request.async_load == RequestState::AsyncLoad::kUnderWay && request.attempt.value == load.admission.attempt)
-    request.async_load = is_whole ? RequestState::AsyncLoad::kDone : RequestState::AsyncLoad::kNone;
+    request.async_load = is_complete ? RequestState::AsyncLoad::kDone : RequestState::AsyncLoad::kNone;
   // A damaged chunk is gone, so the next look-up finds another one or less. What failed without one, or again and
   // again, would fail for ever.
-  if (!is_whole && (!load.found_corrupt || ++request.failed_loads >= kMaxFailedLoads)) request.cacheable = false;
+  if (!is_complete && (!load.found_corrupt || ++request.failed_loads >= kMaxFailedLoads)) request.cacheable = false;
 }
 
 /// A load failed, or the cache is reset. What was computed since, by that request or by others on its blocks, may rest
 /// on KV that never came, and plans that save it are out already. vLLM goes back and computes it again: nothing planned
-/// so far is kept.
+/// so far is pin.
 void SchedulerCore::invalidate_planned_saves() {
   counters_.save_failures += saving_.size();
-  for (const ChunkRef chunk : saving_) pool_.spoil(chunk);
+  for (const ChunkRef chunk : saving_) pool_.fail_write(chunk);
   for (auto& [id, request] : requests_) {
     request.computed = 0;  // until vLLM schedules it again and says from where
     request.saved = 0;
@@ -244,7 +244,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     if (!loads_async() && (done.tokens_loaded < admission.to_load || load.found_corrupt)) invalidate_planned_saves();
     for (const ChunkRef chunk : done.corrupt) {
       counters_.load_failures += 1;
-      pool_.condemn(chunk);  // what failed once is never offered again
+      pool_.invalidate(chunk);  // what failed once is never offered again
     }
     if (load.ranks_done.size() < config_.num_ranks) continue;
     counters_.loaded_tokens += admission.loaded;
@@ -274,7 +274,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     const ChunkPool::State state = pool_.slot(save.chunk.slot).state;
     if (state == ChunkPool::State::kWriting) continue;
     saving_.erase(save.chunk);
-    if (state != ChunkPool::State::kReady) sender_.chunk_lost(save.chunk, now);
+    if (state != ChunkPool::State::kReady) sender_.chunk_write_failed(save.chunk, now);
   }
   announce_evictions();
   tick(now);

@@ -22,9 +22,9 @@ COUNTERS = {
     "pull_failures_total": "Chunks whose pull failed or did not match its checksum.",
     "fetch_timeouts_total": "Waits for other nodes that hit their deadline.",
     "leases_granted_total": "Leases given to other nodes.",
-    "holds_expired_total": "Pins that ended by their deadline.",
+    "pins_expired_total": "Pins that ended by their deadline.",
     "evicted_chunks_total": "Chunks evicted from the pool.",
-    "keeps_refused_total": "Chunks not kept for the controller because half of the pool was kept already.",
+    "pins_refused_total": "Chunks not kept for the controller because half of the pool was kept already.",
     "pushed_chunks_total": "Chunks pushed to decode nodes while their prompt was computed.",
     "push_failures_total": "Chunks that a decode node wanted pushed and that did not arrive.",
     "received_chunks_total": "Chunks that prefill nodes pushed here.",
@@ -33,10 +33,10 @@ GAUGES = {
     "pool_chunks": "Chunks in the pool.",
     "pool_slots": "Slots of the pool.",
     "pool_pinned_chunks": "Chunks held by look-ups, loads, leases and hand-offs.",
-    "pool_kept_chunks": "Chunks kept because the controller asked for it.",
+    "pool_controller_pinned_chunks": "Chunks kept because the controller asked for it.",
     "fetching_requests": "Requests that wait for KV of other nodes.",
     "open_pushes": "Prompts that are being pushed.",
-    "open_loans": "Pushes that slots of the pool are lent to.",
+    "open_push_reservations": "Pushes that slots of the pool are lent to.",
 }
 
 

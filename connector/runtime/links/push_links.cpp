@@ -25,7 +25,7 @@ void PushLinks::execute(StartPush& started) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
     if (parts_.send_worker(rank, seal(NodeMessage::kPushStart, started.start.push, started.start))) continue;
     const PushOutcome lost{started.start.push, rank, started.start.index, false, "the worker takes no orders"};
-    parts_.tell_core([&](SchedulerCore& core) { core.push_moved(lost, parts_.clock.now()); });
+    parts_.tell_core([&](SchedulerCore& core) { core.chunk_push_ended(lost, parts_.clock.now()); });
   }
 }
 
@@ -40,20 +40,20 @@ void PushLinks::execute(DropPush& dropped) {
     parts_.send_worker(rank, seal(NodeMessage::kPushDrop, dropped.push, dropped.push));
 }
 
-void PushLinks::execute(LendSlots& lent_slots) {
+void PushLinks::execute(GrantSlots& lent_slots) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
     if (parts_.send_worker(rank, seal(NodeMessage::kLendOrder, lent_slots.order.ticket, lent_slots.order))) continue;
     lent({lent_slots.order.ticket, rank, std::vector<std::string>(lent_slots.order.chunks.size())});
   }
 }
 
-void PushLinks::execute(ReclaimSlots& reclaimed) {
+void PushLinks::execute(RevokeSlots& reclaimed) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
     if (parts_.send_worker(rank, seal(NodeMessage::kReclaim, reclaimed.reclaim.ticket, reclaimed.reclaim))) continue;
-    Reclaim lost = reclaimed.reclaim;
+    Revocation lost = reclaimed.reclaim;
     lost.rank = rank;
-    for (ReclaimedChunk& chunk : lost.chunks) chunk.ok = false;
-    parts_.tell_core([&](SchedulerCore& core) { core.push_reclaimed(lost, parts_.clock.now()); });
+    for (RevokedChunk& chunk : lost.chunks) chunk.ok = false;
+    parts_.tell_core([&](SchedulerCore& core) { core.push_revoked(lost, parts_.clock.now()); });
   }
 }
 
@@ -73,7 +73,7 @@ bool PushLinks::take_request(const std::string& sender, const Envelope& envelope
 void PushLinks::offered(const std::string& sender, const Envelope& envelope, const PushOffer& offer) {
   const std::uint64_t push = envelope.id;
   Lending lending{sender, push, envelope.version, {}, {}, {}, static_cast<std::uint32_t>(parts_.ranks.size())};
-  lending.reply.verdicts.assign(offer.chunks.size(), static_cast<std::uint8_t>(PushVerdict::kLater));
+  lending.reply.verdicts.assign(offer.chunks.size(), static_cast<std::uint8_t>(PushVerdict::kDeclined));
   if (offer.shards == shards()) {
     parts_.tell_core([&](SchedulerCore& core) {
       lending.reply = core.push_offered("offer " + std::to_string(push), offer, parts_.clock.now());
@@ -85,12 +85,12 @@ void PushLinks::offered(const std::string& sender, const Envelope& envelope, con
     return;
   }
   for (std::uint32_t index = 0; index < lending.reply.verdicts.size(); ++index)
-    if (lending.reply.verdicts[index] == static_cast<std::uint8_t>(PushVerdict::kGo)) lending.indices.push_back(index);
+    if (lending.reply.verdicts[index] == static_cast<std::uint8_t>(PushVerdict::kGranted)) lending.indices.push_back(index);
   lending.grants.assign(parts_.ranks.size(), std::vector<std::string>(offer.chunks.size()));
   lending_.emplace(lending.reply.ticket, std::move(lending));
 }
 
-void PushLinks::lent(const LendOutcome& outcome) {
+void PushLinks::lent(const GrantOutcome& outcome) {
   const auto found = lending_.find(outcome.ticket);
   if (found == lending_.end()) return;
   Lending& lending = found->second;
@@ -103,10 +103,10 @@ void PushLinks::lent(const LendOutcome& outcome) {
     const auto lacks = [&](const std::vector<std::string>& rank) { return rank[index].empty(); };
     if (!std::any_of(lending.grants.begin(), lending.grants.end(), lacks)) continue;
     missing.push_back(index);
-    lending.reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kLater);
+    lending.reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kDeclined);
   }
   if (!missing.empty()) {
-    parts_.tell_core([&](SchedulerCore& core) { core.push_not_lent(outcome.ticket, missing, parts_.clock.now()); });
+    parts_.tell_core([&](SchedulerCore& core) { core.push_grant_failed(outcome.ticket, missing, parts_.clock.now()); });
   }
   const PushAnswer answer{lending.reply, parts_.ranks, std::move(lending.grants)};
   parts_.answer_node(lending.sender, seal(NodeMessage::kPushAnswer, lending.push, answer, lending.version));
@@ -127,14 +127,14 @@ bool PushLinks::take_answer(const std::string& endpoint, const Envelope& envelop
   const auto is_short = [&](const std::vector<std::string>& grants) { return grants.size() != num_chunks; };
   const bool fits = answer->ranks.size() == parts_.ranks.size() && answer->grants.size() == parts_.ranks.size() &&
                     !std::any_of(answer->grants.begin(), answer->grants.end(), is_short);
-  if (!fits) answer->reply.verdicts.assign(num_chunks, static_cast<std::uint8_t>(PushVerdict::kLater));
+  if (!fits) answer->reply.verdicts.assign(num_chunks, static_cast<std::uint8_t>(PushVerdict::kDeclined));
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
     PushOrder order{envelope.id, {}, {}};
     if (fits) {
       order.remote_address = answer->ranks[rank].transport_address;
       order.grants = std::move(answer->grants[rank]);
       for (std::size_t index = 0; index < num_chunks; ++index)
-        if (answer->reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kGo)) order.grants[index].clear();
+        if (answer->reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kGranted)) order.grants[index].clear();
     }
     parts_.send_worker(rank, seal(NodeMessage::kPushOrder, envelope.id, order));
   }
@@ -146,17 +146,17 @@ bool PushLinks::take_answer(const std::string& endpoint, const Envelope& envelop
 bool PushLinks::take_outcome(const Envelope& envelope) {
   const TimeNs now = parts_.clock.now();
   if (is(envelope, NodeMessage::kLendOutcome)) {
-    if (const auto outcome = decode<LendOutcome>(envelope.body, "lend outcome")) lent(*outcome);
+    if (const auto outcome = decode<GrantOutcome>(envelope.body, "lend outcome")) lent(*outcome);
     return true;
   }
   if (is(envelope, NodeMessage::kReclaimed)) {
-    if (const auto answer = decode<Reclaim>(envelope.body, "reclaimed slots"))
-      parts_.tell_core([&](SchedulerCore& core) { core.push_reclaimed(*answer, now); });
+    if (const auto answer = decode<Revocation>(envelope.body, "reclaimed slots"))
+      parts_.tell_core([&](SchedulerCore& core) { core.push_revoked(*answer, now); });
     return true;
   }
   if (is(envelope, NodeMessage::kPushOutcome)) {
     if (const auto outcome = decode<PushOutcome>(envelope.body, "push outcome"))
-      parts_.tell_core([&](SchedulerCore& core) { core.push_moved(*outcome, now); });
+      parts_.tell_core([&](SchedulerCore& core) { core.chunk_push_ended(*outcome, now); });
     return true;
   }
   return false;

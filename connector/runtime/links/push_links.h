@@ -34,8 +34,8 @@ class PushLinks {
   void execute(StartPush& started);
   void execute(SettlePush& settled);
   void execute(DropPush& dropped);
-  void execute(LendSlots& lent);
-  void execute(ReclaimSlots& reclaimed);
+  void execute(GrantSlots& lent);
+  void execute(RevokeSlots& reclaimed);
 
   // Each takes a message of its kind and answers true, or leaves it.
   bool take_request(const std::string& sender, const Envelope& envelope);
@@ -54,7 +54,7 @@ class PushLinks {
     std::uint32_t ranks_left = 0;
   };
   void offered(const std::string& sender, const Envelope& envelope, const PushOffer& offer);
-  void lent(const LendOutcome& outcome);
+  void lent(const GrantOutcome& outcome);
   std::vector<Shard> shards() const;
 
   PushLinksParts parts_;

@@ -35,19 +35,19 @@ std::map<std::string, double> metrics_of(const SchedulerCore& core) {
       {"pull_failures_total", number(c.pull_failures)},
       {"fetch_timeouts_total", number(c.fetch_timeouts)},
       {"leases_granted_total", number(c.leases_granted)},
-      {"holds_expired_total", number(c.holds_expired)},
+      {"pins_expired_total", number(c.pins_expired)},
       {"evicted_chunks_total", number(c.evicted_chunks)},
-      {"keeps_refused_total", number(c.keeps_refused)},
+      {"pins_refused_total", number(c.pins_refused)},
       {"pushed_chunks_total", number(c.pushed_chunks)},
       {"push_failures_total", number(c.push_failures)},
       {"received_chunks_total", number(c.received_chunks)},
       {"pool_chunks", number(core.pool().num_ready())},
       {"pool_slots", number(core.pool().num_slots())},
       {"pool_pinned_chunks", number(core.pool().num_pinned())},
-      {"pool_kept_chunks", number(core.num_kept())},
+      {"pool_controller_pinned_chunks", number(core.num_controller_pinned())},
       {"fetching_requests", number(core.num_fetches())},
       {"open_pushes", number(core.num_pushes())},
-      {"open_loans", number(core.num_loans())},
+      {"open_push_reservations", number(core.num_reservations())},
   };
 }
 
@@ -64,7 +64,7 @@ struct SchedulerNode::Impl {
   std::chrono::steady_clock::duration patience_left = kLookupPatience;
   struct Told {
     CoreCounters counters;
-    std::size_t num_ready = 0, num_pinned = 0, num_kept = 0, num_fetching = 0, num_pushes = 0, num_loans = 0;
+    std::size_t num_ready = 0, num_pinned = 0, num_controller_pinned = 0, num_fetching = 0, num_pushes = 0, num_reservations = 0;
     bool operator==(const Told&) const = default;
   };
   std::optional<Told> told;  // as of take_metrics()
@@ -241,8 +241,8 @@ std::optional<std::map<std::string, double>> SchedulerNode::take_metrics() {
   const TimeNs now = impl_->clock.now();
   const std::lock_guard lock(impl_->shared.mutex);
   const SchedulerCore& core = *impl_->shared.core;
-  const Impl::Told state{core.counters(),    core.pool().num_ready(), core.pool().num_pinned(), core.num_kept(),
-                         core.num_fetches(), core.num_pushes(),       core.num_loans()};
+  const Impl::Told state{core.counters(),    core.pool().num_ready(), core.pool().num_pinned(), core.num_controller_pinned(),
+                         core.num_fetches(), core.num_pushes(),       core.num_reservations()};
   if (state == impl_->told || (core.num_requests() > 0 && now < impl_->told_at + kMetricsInterval)) return std::nullopt;
   impl_->told = state;
   impl_->told_at = now;

@@ -132,7 +132,7 @@ void GpuStore::end(Work& work) {
     const Work::Item& item = work.items[i];
     const std::uint64_t checksum = i < checksums.size() ? checksums[i] : item.checksum;
     if (item.frame && ok) {
-      if (table_.written_down(*item.frame)) table_.hashed(*item.frame, checksum);
+      if (table_.written_back(*item.frame)) table_.hashed(*item.frame, checksum);
     } else if (item.frame) {
       table_.drop(*item.frame);
     }

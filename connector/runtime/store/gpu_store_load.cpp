@@ -95,7 +95,7 @@ void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStre
     part.chunk = slot_base(chunk.slot);
     table_.drop_slot(chunk.slot);  // an older chunk's
     const auto claim =
-        table_.claim(chunk, FrameTable::State::kBringingUp, "bringing up slot " + std::to_string(chunk.slot));
+        table_.claim(chunk, FrameTable::State::kFillingFromSlot, "bringing up slot " + std::to_string(chunk.slot));
     if (!claim) continue;
     work.pins.push_back(claim->pin);
     part.brought = claim->frame;

@@ -81,7 +81,7 @@ Result<void> GpuStore::enqueue_save(Work& work, std::span<const DeviceCopy> down
   for (const Work::Item& item : work.items) {
     if (!item.frame) continue;
     table_.filled(*item.frame);
-    table_.write_down_started(*item.frame);
+    table_.write_back_started(*item.frame);
   }
   Result<DeviceEvent> written = DeviceEvent::record(device(), *down_);
   if (!written) return std::move(written).error();
@@ -147,7 +147,7 @@ void GpuStore::landed(std::span<const Landed> chunks) {
 }
 
 Result<void> GpuStore::give_landing(Work& work, std::span<const DeviceCopy> down) {
-  for (const Work::Item& item : work.items) table_.write_down_started(*item.frame);
+  for (const Work::Item& item : work.items) table_.write_back_started(*item.frame);
   if (auto ok = device().copy(down, *down_); !ok) return ok;
   Result<DeviceEvent> written = DeviceEvent::record(device(), *down_);
   if (!written) return std::move(written).error();

@@ -46,12 +46,12 @@ bool PushEngine::take(const std::string& sender, const Envelope& envelope) {
     }
     case NodeMessage::kLendOrder: {
       scheduler_ = sender;
-      if (const auto order = decode<LendOrder>(envelope.body, "lend order")) lend(*order);
+      if (const auto order = decode<GrantOrder>(envelope.body, "lend order")) lend(*order);
       return true;
     }
     case NodeMessage::kReclaim: {
       scheduler_ = sender;
-      if (const auto order = decode<Reclaim>(envelope.body, "reclaim")) reclaim(*order);
+      if (const auto order = decode<Revocation>(envelope.body, "reclaim")) reclaim(*order);
       return true;
     }
     default:
@@ -232,9 +232,9 @@ void PushEngine::drop(std::uint64_t id) {
 
 // ---- receiving ----
 
-void PushEngine::lend(const LendOrder& order) {
-  LendOutcome outcome{order.ticket, parts_.core.rank(), {}};
-  for (const LentChunk& wanted : order.chunks) {
+void PushEngine::lend(const GrantOrder& order) {
+  GrantOutcome outcome{order.ticket, parts_.core.rank(), {}};
+  for (const GrantedChunk& wanted : order.chunks) {
     {
       const std::lock_guard lock(parts_.core_mutex);
       parts_.core.begin_write(wanted.chunk);
@@ -257,8 +257,8 @@ void PushEngine::lend(const LendOrder& order) {
   completion_queue_.emplace_back(NodeMessage::kLendOutcome, encode(outcome));
 }
 
-void PushEngine::reclaim(const Reclaim& order) {
-  for (const ReclaimedChunk& chunk : order.chunks) {
+void PushEngine::reclaim(const Revocation& order) {
+  for (const RevokedChunk& chunk : order.chunks) {
     const LentKey key{order.ticket, chunk.index};
     const auto found = lent_.find(key);
     if (found == lent_.end()) continue;
@@ -279,7 +279,7 @@ void PushEngine::give_back(const LentKey& key, Lent& lent) {
     lent.grant.reset();
   }
   const std::uint32_t rank = parts_.core.rank();
-  ReclaimedChunk& chunk = *lent.reclaim;
+  RevokedChunk& chunk = *lent.reclaim;
   chunk.ok = chunk.ok && rank < chunk.checksums.size();
   if (lent.has_place) landing_[lent.chunk] = key;
   const ChunkStore::Landed landed{lent.chunk, chunk.ok, chunk.ok ? chunk.checksums[rank] : 0};
@@ -301,13 +301,13 @@ bool PushEngine::landed(const ChunkStore::Landed& chunk) {
 
 void PushEngine::taken_back(const LentKey& key, bool ok) {
   const auto lent = lent_.find(key);
-  ReclaimedChunk& back = *lent->second.reclaim;
+  RevokedChunk& back = *lent->second.reclaim;
   back.ok = back.ok && ok;
   {
     const std::lock_guard core_lock(parts_.core_mutex);
     parts_.core.end_write(back.chunk, back.ok);
   }
-  Reclaim& answer = taken_back_[key.first];
+  Revocation& answer = taken_back_[key.first];
   answer.ticket = key.first;
   answer.rank = parts_.core.rank();
   answer.chunks.push_back(std::move(back));

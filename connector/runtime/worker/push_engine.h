@@ -86,7 +86,7 @@ class PushEngine {
     std::uint32_t num_tokens = 0;
     std::optional<GrantId> grant;
     bool has_place = false;  // the store waits for landed()
-    std::optional<ReclaimedChunk> reclaim;
+    std::optional<RevokedChunk> reclaim;
   };
   using LentKey = std::pair<std::uint64_t, std::uint32_t>;  // ticket, index
 
@@ -99,8 +99,8 @@ class PushEngine {
   std::uint32_t layers_ready(const Item& item) const;
   void end(std::uint64_t id, std::uint32_t index, Item& item, bool ok, std::string what);
   void drop(std::uint64_t id);
-  void lend(const LendOrder& order);
-  void reclaim(const Reclaim& order);
+  void lend(const GrantOrder& order);
+  void reclaim(const Revocation& order);
   void give_back(const LentKey& key, Lent& lent);
   void taken_back(const LentKey& key, bool ok);
 
@@ -115,7 +115,7 @@ class PushEngine {
   std::map<ChunkRef, LentKey> landing_;
   std::set<LentKey> revoking_;  // somebody is in the middle of a copy
   std::vector<std::pair<NodeMessage, std::string>> completion_queue_;
-  std::map<std::uint64_t, Reclaim> taken_back_;  // by ticket, to be answered
+  std::map<std::uint64_t, Revocation> taken_back_;  // by ticket, to be answered
 };
 
 }  // namespace kvferry

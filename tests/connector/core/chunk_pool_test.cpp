@@ -84,17 +84,17 @@ TEST_F(Pool, ACondemnedChunkIsFoundNoMoreButStaysForItsReaders) {
   ChunkPool pool(1, 1);
   const ChunkRef ref = ready(pool, chunk(1));
   const PinId first = pin(pool, {ref}), second = pin(pool, {ref});
-  pool.condemn(ref);
+  pool.invalidate(ref);
   EXPECT_EQ(pool.find(chunk(1).key), nullptr);
   EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(1).key));
-  EXPECT_EQ(pool.slot(ref.slot).state, State::kDoomed);
+  EXPECT_EQ(pool.slot(ref.slot).state, State::kRetired);
   pool.unpin(first);
   EXPECT_EQ(pool.reserve(chunk(2), "test"), std::nullopt);
   pool.unpin(second);
   const ChunkRef next = pool.reserve(chunk(2), "test").value();
   EXPECT_EQ(next.slot, ref.slot);
   EXPECT_GT(next.generation, ref.generation);
-  pool.condemn(ref);  // an old reference condemns nothing
+  pool.invalidate(ref);  // an old reference condemns nothing
   EXPECT_NE(pool.find(chunk(2).key), nullptr);
 }
 
@@ -124,7 +124,7 @@ TEST_F(Pool, ARankThatReportsTwiceIsCaughtBeforeAnotherOnesShareIsMissing) {
 TEST_F(Pool, ASpoiltWriteCountsAsFailedHoweverItEnds) {
   ChunkPool pool(1, 1);
   const ChunkRef ref = pool.reserve(chunk(1), "test").value();
-  pool.spoil(ref);
+  pool.fail_write(ref);
   EXPECT_FALSE(pool.rank_written(ref, 0, true, 10));
   EXPECT_EQ(pool.find(chunk(1).key), nullptr);
   EXPECT_NE(pool.reserve(chunk(1), "test"), std::nullopt);
@@ -135,7 +135,7 @@ TEST_F(Pool, AHeldWriteThatFailsIsFreeWhenTheHoldEnds) {
   const ChunkRef ref = pool.reserve(chunk(1), "test").value();
   const PinId held = pin(pool, {ref});  // a hand-off holds what is still being saved
   pool.rank_written(ref, 0, false, 0);
-  EXPECT_EQ(pool.slot(ref.slot).state, State::kDoomed);
+  EXPECT_EQ(pool.slot(ref.slot).state, State::kRetired);
   EXPECT_EQ(pool.reserve(chunk(2), "test"), std::nullopt);
   pool.unpin(held);
   EXPECT_NE(pool.reserve(chunk(2), "test"), std::nullopt);
@@ -150,10 +150,10 @@ TEST_F(Pool, ListsTheNewestSixteenTailsOfAGroupAndKeepsOlderOnesByKey) {
   EXPECT_EQ(tails.front()->meta.num_tokens, 34u);
   EXPECT_EQ(tails.back()->meta.num_tokens, 19u);
   EXPECT_NE(pool.find(tail(0, 17).key), nullptr);
-  pool.condemn(refs[17]);
-  pool.condemn(refs[0]);
+  pool.invalidate(refs[17]);
+  pool.invalidate(refs[0]);
   EXPECT_EQ(pool.tails(root_key("group", "")).front()->meta.num_tokens, 33u);
-  for (const ChunkRef ref : refs) pool.condemn(ref);
+  for (const ChunkRef ref : refs) pool.invalidate(ref);
   EXPECT_TRUE(pool.tails(root_key("group", "")).empty());
 }
 
@@ -180,10 +180,10 @@ TEST_F(Pool, BreaksItsPromisesLoudly) {
   const ChunkRef ref = ready(pool, chunk(1));
   EXPECT_BREAKS(pool.rank_written(ref, 0, true, 7), "exactly-once");
   EXPECT_BREAKS(pool.reserve(chunk(1), "test"), "written twice");
-  EXPECT_BREAKS(pin(pool, {ref}, 0), "bounded-hold");
-  EXPECT_BREAKS(pool.pin({ref}, "", 0, 100), "bounded-hold");
+  EXPECT_BREAKS(pin(pool, {ref}, 0), "bounded-pin");
+  EXPECT_BREAKS(pool.pin({ref}, "", 0, 100), "bounded-pin");
   EXPECT_BREAKS(pool.abandon(ref), "not just reserved");
-  EXPECT_BREAKS(pool.spoil(ref), "nobody writes it");
+  EXPECT_BREAKS(pool.fail_write(ref), "nobody writes it");
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ TEST_F(Holding, ADeadReadersLeaseEndsByItself) {
   EXPECT_EQ(core_->pool().num_pinned(), 2u);
   core_->tick(now_ += kSecond);
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
-  EXPECT_EQ(core_->counters().holds_expired, 1u);
+  EXPECT_EQ(core_->counters().pins_expired, 1u);
 }
 
 TEST_F(Holding, WhatIsBeingWrittenIsNotLeased) {

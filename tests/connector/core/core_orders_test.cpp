@@ -68,18 +68,18 @@ TEST_F(Orders, WhatIsKeptOutlivesAFloodAndGoesWithItsOrder) {
   core_->unpin_ordered(kHold);
   core_->unpin_ordered(kHold);  // a doubled message
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
-  EXPECT_EQ(core_->num_kept(), 0u);
+  EXPECT_EQ(core_->num_controller_pinned(), 0u);
 }
 
 TEST_F(Orders, KeepingEndsAtItsDeadline) {
   cache(32);
   core_->pin_ordered({kHold, keys(1), kSecond}, now_);
   core_->pin_ordered({kHold, keys(2), 3 * kSecond}, now_);  // adds to it
-  EXPECT_EQ(core_->num_kept(), 3u);
+  EXPECT_EQ(core_->num_controller_pinned(), 3u);
   core_->tick(now_ += kSecond);
-  EXPECT_EQ(core_->num_kept(), 2u);
+  EXPECT_EQ(core_->num_controller_pinned(), 2u);
   core_->tick(now_ += 2 * kSecond);
-  EXPECT_EQ(core_->num_kept(), 0u);
+  EXPECT_EQ(core_->num_controller_pinned(), 0u);
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
 }
 
@@ -88,12 +88,12 @@ TEST_F(Orders, HalfOfThePoolStaysFreeWhateverIsAsked) {
   core_->take_actions();
   core_->pin_ordered({kHold, keys(6), kSecond * 60}, now_);
   EXPECT_EQ(core_->pool().num_pinned(), 4u);  // of 8
-  EXPECT_EQ(core_->counters().keeps_refused, 2u);
+  EXPECT_EQ(core_->counters().pins_refused, 2u);
   const std::vector<LogLine> lines = take<LogLine>();
   ASSERT_THAT(lines, SizeIs(1));
   EXPECT_THAT(lines[0].text, HasSubstr("2 of 6 chunks that the controller wants kept are not"));
   core_->pin_ordered({kHold + 1, keys(1), kSecond * 60}, now_);
-  EXPECT_EQ(core_->num_kept(), 4u);
+  EXPECT_EQ(core_->num_controller_pinned(), 4u);
 }
 
 TEST_F(Orders, AKeepOfNoTimeIsNone) {

@@ -11,9 +11,9 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-constexpr auto kLater = static_cast<std::uint8_t>(PushVerdict::kLater);
-constexpr auto kHave = static_cast<std::uint8_t>(PushVerdict::kHave);
-constexpr auto kGo = static_cast<std::uint8_t>(PushVerdict::kGo);
+constexpr auto kDeclined = static_cast<std::uint8_t>(PushVerdict::kDeclined);
+constexpr auto kPresent = static_cast<std::uint8_t>(PushVerdict::kPresent);
+constexpr auto kGranted = static_cast<std::uint8_t>(PushVerdict::kGranted);
 
 /// The prefill side; the test plays the decode node and the workers.
 class Sending : public CoreBench {
@@ -41,7 +41,7 @@ class Sending : public CoreBench {
     return plan;
   }
   void moved(std::uint64_t push, std::uint32_t index, bool ok = true, std::uint32_t rank = 0) {
-    core_->push_moved({push, rank, index, ok, {}}, now_);
+    core_->chunk_push_ended({push, rank, index, ok, {}}, now_);
   }
   std::vector<SettledChunk> settled() {
     std::vector<SettledChunk> all;
@@ -62,7 +62,7 @@ TEST_F(Sending, OffersThePromptAndItsTailWhenTheRequestComes) {
 
 TEST_F(Sending, SettlesAChunkWhenItIsMovedAndVerifiedHere) {
   const OfferPush offered = offer("r", 32);
-  answer(offered, {kGo, kGo});
+  answer(offered, {kGranted, kGranted});
   const StepPlan plan = prefill("r", 32, false);
   ASSERT_THAT(plan.saves_after, SizeIs(2));
   EXPECT_EQ(plan.saves_after[0].items[0].push, offered.push);
@@ -83,7 +83,7 @@ TEST_F(Sending, SettlesAChunkWhenItIsMovedAndVerifiedHere) {
 
 TEST_F(Sending, WhatIsThereNeedsNoHandOff) {
   const OfferPush offered = offer("r", 32);
-  answer(offered, {kGo, kHave});
+  answer(offered, {kGranted, kPresent});
   prefill("r", 32);
   core_->finished(RequestId{"r"}, 32, {blocks(1, 2)}, false, now_);
   EXPECT_EQ(core_->pool().num_pinned(), 2u);
@@ -93,7 +93,7 @@ TEST_F(Sending, WhatIsThereNeedsNoHandOff) {
 
 TEST_F(Sending, WhatIsPulledLaterIsHeldForIt) {
   const OfferPush offered = offer("r", 32);
-  answer(offered, {kGo, kLater});
+  answer(offered, {kGranted, kDeclined});
   prefill("r", 32);
   core_->finished(RequestId{"r"}, 32, {blocks(1, 2)}, false, now_);
   moved(offered.push, 0);
@@ -106,11 +106,11 @@ TEST_F(Sending, MovesFromThePoolWhatWasThereBeforeTheAnswer) {
   prefill("r", 32);  // the saves are tagged: they may still be wanted
   moved(offered.push, 0, false);
   moved(offered.push, 1, false);
-  answer(offered, {kLater, kHave});
+  answer(offered, {kDeclined, kPresent});
   EXPECT_THAT(settled(), IsEmpty()) << "nothing was lent";
   EXPECT_EQ(core_->num_pushes(), 0u);
   const OfferPush again = offer("s", 33);
-  answer(again, {kGo, kHave, kGo});
+  answer(again, {kGranted, kPresent, kGranted});
   const auto started = take<StartPush>();
   ASSERT_THAT(started, SizeIs(1));
   EXPECT_EQ(started[0].start.index, 0u);
@@ -120,7 +120,7 @@ TEST_F(Sending, MovesFromThePoolWhatWasThereBeforeTheAnswer) {
 
 TEST_F(Sending, TellsAFailedSaveAsFailedWhenNobodyReadsItAnyMore) {
   const OfferPush offered = offer("r", 16);
-  answer(offered, {kGo});
+  answer(offered, {kGranted});
   const StepPlan plan = prefill("r", 16, false);
   WorkerReport report = well_done(plan);
   report.saves[0].ok = false;
@@ -135,7 +135,7 @@ TEST_F(Sending, TellsAFailedSaveAsFailedWhenNobodyReadsItAnyMore) {
 
 TEST_F(Sending, TellsNothingOfAResetCacheAsGood) {
   const OfferPush offered = offer("r", 16);
-  answer(offered, {kGo});
+  answer(offered, {kGranted});
   prefill("r", 16);
   core_->reset_cache();
   moved(offered.push, 0);
@@ -146,7 +146,7 @@ TEST_F(Sending, TellsNothingOfAResetCacheAsGood) {
 
 TEST_F(Sending, AnAbortedRequestGivesBackWhatItNeverComputed) {
   const OfferPush offered = offer("r", 48);
-  answer(offered, {kGo, kGo, kGo});
+  answer(offered, {kGranted, kGranted, kGranted});
   core_->finished(RequestId{"r"}, 0, {}, true, now_);
   const auto told = settled();
   ASSERT_THAT(told, SizeIs(3));
@@ -178,7 +178,7 @@ TEST_F(Sending, AWorkerThatNeverAnswersHoldsNothingForEver) {
 
 TEST_F(Sending, AnOutcomeTwiceIsABrokenPromise) {
   const OfferPush offered = offer("r", 16);
-  answer(offered, {kGo});
+  answer(offered, {kGranted});
   prefill("r", 16, false);
   moved(offered.push, 0);
   EXPECT_BREAKS(moved(offered.push, 0), "exactly-once");
@@ -186,10 +186,10 @@ TEST_F(Sending, AnOutcomeTwiceIsABrokenPromise) {
 
 TEST_F(Sending, StrangersAndDoubledAnswersAreIgnored) {
   const OfferPush offered = offer("r", 16);
-  core_->push_answered(offered.push, "tcp://somebody:1", {5, {}, {kGo}}, now_);
-  core_->push_answered(offered.push + 9, "tcp://decode:1", {5, {}, {kGo}}, now_);
+  core_->push_answered(offered.push, "tcp://somebody:1", {5, {}, {kGranted}}, now_);
+  core_->push_answered(offered.push + 9, "tcp://decode:1", {5, {}, {kGranted}}, now_);
   answer(offered, {});  // says nothing of the chunk
-  answer(offered, {kGo});
+  answer(offered, {kGranted});
   EXPECT_EQ(core_->num_pushes(), 0u);
   prefill("r", 16);
   EXPECT_THAT(take<StartPush>(), IsEmpty());
@@ -208,13 +208,13 @@ class Lending : public CoreBench {
       made.chunks.push_back({chain.tail_key(chain.num_full_chunks(), rest), rest, {}});
     return made;
   }
-  std::vector<ReclaimedChunk> reclaim_all(std::uint32_t rank = 0) {
-    std::vector<ReclaimedChunk> all;
-    for (const ReclaimSlots& one : take<ReclaimSlots>()) {
-      Reclaim answer = one.reclaim;
+  std::vector<RevokedChunk> reclaim_all(std::uint32_t rank = 0) {
+    std::vector<RevokedChunk> all;
+    for (const RevokeSlots& one : take<RevokeSlots>()) {
+      Revocation answer = one.reclaim;
       answer.rank = rank;
       all.insert(all.end(), answer.chunks.begin(), answer.chunks.end());
-      core_->push_reclaimed(answer, now_);
+      core_->push_revoked(answer, now_);
     }
     return all;
   }
@@ -222,25 +222,25 @@ class Lending : public CoreBench {
 
 TEST_F(Lending, ASettledChunkIsFoundOnceItsSlotIsTakenBack) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
-  EXPECT_THAT(reply.verdicts, ElementsAre(kGo, kGo));
-  EXPECT_THAT(take<LendSlots>(), SizeIs(1));
+  EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted));
+  EXPECT_THAT(take<GrantSlots>(), SizeIs(1));
   core_->push_settled({reply.ticket, {{0, true, 0, {9}}, {1, true, 0, {9}}}}, now_);
   EXPECT_EQ(core_->pool().num_ready(), 0u) << "somebody may be writing still";
   reclaim_all();
   EXPECT_EQ(core_->pool().num_ready(), 2u);
   EXPECT_THAT(take<PublishChunks>(), SizeIs(2));
-  EXPECT_EQ(core_->num_loans(), 0u);
+  EXPECT_EQ(core_->num_reservations(), 0u);
   add("r", 40);
   EXPECT_EQ(lookup("r").num_external, 32u);
 }
 
 TEST_F(Lending, LendsHalfOfThePoolAndNothingTwice) {
   const PushReply reply = core_->push_offered("p", prompt(96), now_);
-  EXPECT_THAT(reply.verdicts, ElementsAre(kGo, kGo, kGo, kGo, kLater, kLater));
+  EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted, kGranted, kGranted, kDeclined, kDeclined));
   const PushReply again = core_->push_offered("q", prompt(32), now_);
-  EXPECT_THAT(again.verdicts, ElementsAre(kHave, kHave));
+  EXPECT_THAT(again.verdicts, ElementsAre(kPresent, kPresent));
   EXPECT_EQ(again.ticket, 0u);
-  EXPECT_EQ(core_->num_lent(), 4u);
+  EXPECT_EQ(core_->num_granted_chunks(), 4u);
 }
 
 TEST_F(Lending, AFailedChunkLeavesItsSlotFree) {
@@ -257,12 +257,12 @@ TEST_F(Lending, NonsenseIsIgnored) {
   PushOffer offer = prompt(32);
   offer.chunks[0].num_tokens = 17;
   offer.chunks[1].num_tokens = 0;
-  EXPECT_THAT(core_->push_offered("p", offer, now_).verdicts, ElementsAre(kLater, kLater));
-  EXPECT_THAT(core_->push_offered("p", prompt(32, 2), now_).verdicts, ElementsAre(kLater, kLater));
+  EXPECT_THAT(core_->push_offered("p", offer, now_).verdicts, ElementsAre(kDeclined, kDeclined));
+  EXPECT_THAT(core_->push_offered("p", prompt(32, 2), now_).verdicts, ElementsAre(kDeclined, kDeclined));
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
   core_->push_settled({reply.ticket + 1, {{0, true, 0, {9}}}}, now_);
   core_->push_settled({reply.ticket, {{7, true, 0, {9}}}}, now_);
-  EXPECT_THAT(take<ReclaimSlots>(), IsEmpty());
+  EXPECT_THAT(take<RevokeSlots>(), IsEmpty());
   core_->push_settled({reply.ticket, {{0, true, 0, {9, 9}}}}, now_);  // checksums of another shape
   EXPECT_FALSE(reclaim_all().at(0).ok);
 }
@@ -271,14 +271,14 @@ TEST_F(Lending, AnotherModelIsRefused) {
   PushOffer offer = prompt(16);
   offer.fingerprint = "another";
   EXPECT_THAT(core_->push_offered("p", offer, now_).refused, HasSubstr("'another'"));
-  EXPECT_EQ(core_->num_loans(), 0u);
+  EXPECT_EQ(core_->num_reservations(), 0u);
 }
 
 TEST_F(Lending, ALoanEndsByItself) {
   core_->push_offered("p", prompt(16), now_);
   core_->tick(now_ += 61 * kSecond);
   EXPECT_FALSE(reclaim_all().at(0).ok);
-  EXPECT_EQ(core_->num_loans(), 0u);
+  EXPECT_EQ(core_->num_reservations(), 0u);
 }
 
 TEST_F(Lending, ALoanEndsSoonAfterItsRequestHasCome) {
@@ -289,7 +289,7 @@ TEST_F(Lending, ALoanEndsSoonAfterItsRequestHasCome) {
   EXPECT_TRUE(lookup("r").pending) << "it may come yet";
   core_->tick(now_ += 1100 * kMillisecond);
   reclaim_all();
-  EXPECT_EQ(core_->num_loans(), 0u);
+  EXPECT_EQ(core_->num_reservations(), 0u);
 }
 
 TEST_F(Lending, AResetCacheBelievesNoPushFromBefore) {
@@ -303,17 +303,17 @@ TEST_F(Lending, AResetCacheBelievesNoPushFromBefore) {
 TEST_F(Lending, WhatWorkersCantLendIsFreeAtOnce) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   const std::vector<std::uint32_t> missing = {1};
-  core_->push_not_lent(reply.ticket, missing, now_);
+  core_->push_grant_failed(reply.ticket, missing, now_);
   EXPECT_EQ(reclaim_all().at(0).index, 1u);
-  EXPECT_EQ(core_->num_lent(), 1u);
+  EXPECT_EQ(core_->num_granted_chunks(), 1u);
 }
 
 TEST_F(Lending, ASlotTakenBackTwiceIsABrokenPromise) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   core_->push_settled({reply.ticket, {{0, true, 0, {9}}}}, now_);
-  const auto ordered = take<ReclaimSlots>();
-  core_->push_reclaimed(ordered.at(0).reclaim, now_);
-  EXPECT_BREAKS(core_->push_reclaimed(ordered.at(0).reclaim, now_), "exactly-once");
+  const auto ordered = take<RevokeSlots>();
+  core_->push_revoked(ordered.at(0).reclaim, now_);
+  EXPECT_BREAKS(core_->push_revoked(ordered.at(0).reclaim, now_), "exactly-once");
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ class Frames : public ::testing::Test {
  protected:
   /// A clean frame for the chunk.
   static FrameRef clean(FrameTable& table, ChunkRef chunk) {
-    const FrameTable::Claim claim = table.claim(chunk, State::kBringingUp, "test").value();
+    const FrameTable::Claim claim = table.claim(chunk, State::kFillingFromSlot, "test").value();
     EXPECT_TRUE(table.filled(claim.frame));
     table.unpin(claim.pin);
     return claim.frame;
@@ -31,9 +31,9 @@ TEST_F(Frames, ASavedChunkIsFoundWhenItsSlotHasItToo) {
   const auto claim = table.claim(chunk, State::kGathering, "save").value();
   EXPECT_FALSE(table.find(chunk));
   EXPECT_TRUE(table.filled(claim.frame));
-  EXPECT_TRUE(table.write_down_started(claim.frame));
+  EXPECT_TRUE(table.write_back_started(claim.frame));
   EXPECT_FALSE(table.find(chunk));
-  EXPECT_TRUE(table.written_down(claim.frame));
+  EXPECT_TRUE(table.written_back(claim.frame));
   table.unpin(claim.pin);
   EXPECT_EQ(table.find(chunk), claim.frame);
   EXPECT_FALSE(table.find({7, 2}));
@@ -75,9 +75,9 @@ TEST_F(Frames, BrokenPromisesAreFound) {
   const auto claim = table.claim({1, 1}, State::kGathering, "save").value();
   EXPECT_BREAKS(table.claim({1, 2}, State::kGathering, "save"), "fenced-reuse");
   EXPECT_BREAKS(table.claim({2, 1}, State::kClean, "save"), "no use");
-  EXPECT_BREAKS(table.claim({2, 1}, State::kLanding, ""), "bounded-hold");
-  EXPECT_BREAKS(table.written_down(claim.frame), "in state");
-  EXPECT_BREAKS(table.write_down_started(claim.frame), "in state");
+  EXPECT_BREAKS(table.claim({2, 1}, State::kLanding, ""), "bounded-pin");
+  EXPECT_BREAKS(table.written_back(claim.frame), "in state");
+  EXPECT_BREAKS(table.write_back_started(claim.frame), "in state");
   table.unpin(claim.pin);
   EXPECT_BREAKS(table.unpin(claim.pin), "exactly-once");
 }
@@ -93,7 +93,7 @@ struct Naive {
     std::optional<std::uint64_t> checksum;
   };
   explicit Naive(std::uint32_t n) : frames(n) {}
-  bool claims(const Entry& e) const { return e.state != State::kFree && e.state != State::kDoomed; }
+  bool claims(const Entry& e) const { return e.state != State::kFree && e.state != State::kRetired; }
   Entry* of_slot(std::uint32_t slot) {
     for (Entry& e : frames)
       if (claims(e) && e.chunk.slot == slot) return &e;
@@ -104,7 +104,7 @@ struct Naive {
     return e.use == ref.use && claims(e) ? &e : nullptr;
   }
   void drop(Entry* e) {
-    if (e != nullptr) e->state = e->pins == 0 ? State::kFree : State::kDoomed;
+    if (e != nullptr) e->state = e->pins == 0 ? State::kFree : State::kRetired;
   }
   /// Whether a claim can succeed; evicts whom it has to.
   bool make_room() {
@@ -140,7 +140,7 @@ void walk(std::uint32_t seed) {
         table.drop_slot(slot);
         naive.drop(naive.of_slot(slot));
         if (below(3) == 0) break;
-        constexpr State kPurposes[] = {State::kGathering, State::kLanding, State::kBringingUp};
+        constexpr State kPurposes[] = {State::kGathering, State::kLanding, State::kFillingFromSlot};
         const State purpose = kPurposes[below(3)];
         const ChunkRef chunk{slot, ++generation};
         const auto claim = table.claim(chunk, purpose, "walk");
@@ -155,21 +155,21 @@ void walk(std::uint32_t seed) {
         break;
       }
       case 1: {
-        if (entry != nullptr && entry->state > State::kBringingUp) break;
+        if (entry != nullptr && entry->state > State::kFillingFromSlot) break;
         ASSERT_EQ(table.filled(ref), entry != nullptr);
         if (entry == nullptr) break;
-        entry->state = entry->state == State::kBringingUp ? State::kClean : State::kToWriteDown;
+        entry->state = entry->state == State::kFillingFromSlot ? State::kClean : State::kDirty;
         entry->used_at = now;
         break;
       }
       case 2:
-        if (entry != nullptr && entry->state != State::kToWriteDown) break;
-        ASSERT_EQ(table.write_down_started(ref), entry != nullptr);
-        if (entry != nullptr) entry->state = State::kWritingDown;
+        if (entry != nullptr && entry->state != State::kDirty) break;
+        ASSERT_EQ(table.write_back_started(ref), entry != nullptr);
+        if (entry != nullptr) entry->state = State::kWritingBack;
         break;
       case 3:
-        if (entry != nullptr && entry->state != State::kWritingDown) break;
-        ASSERT_EQ(table.written_down(ref), entry != nullptr);
+        if (entry != nullptr && entry->state != State::kWritingBack) break;
+        ASSERT_EQ(table.written_back(ref), entry != nullptr);
         if (entry == nullptr) break;
         entry->state = State::kClean;
         entry->used_at = now;
@@ -184,7 +184,7 @@ void walk(std::uint32_t seed) {
         const std::uint32_t which = below(holds.size());
         Naive::Entry& held = naive.frames[holds[which].frame.frame];
         table.unpin(holds[which].pin);
-        if (--held.pins == 0 && held.state == State::kDoomed) held.state = State::kFree;
+        if (--held.pins == 0 && held.state == State::kRetired) held.state = State::kFree;
         holds.erase(holds.begin() + which);
         break;
       }

@@ -169,13 +169,13 @@ TEST(Nodes, APinnedPrefixOutlivesAFloodAndAClearedPoolIsEmpty) {
   const std::vector<ChunkKey> keys(chain.keys().begin(), chain.keys().end());
   const controller::AdminCommand pin{.verb = "pin", .name_space = "default", .owner = "ops", .keys = keys, .ttl_ms = 60'000};
   std::string last;
-  for (Patience patience; metric("pool_kept_chunks") < 2 && patience.left();) {
+  for (Patience patience; metric("pool_controller_pinned_chunks") < 2 && patience.left();) {
     const auto done = controller::run_admin_command(controller.endpoint(), pin, 2000);
     ASSERT_TRUE(done) << done.error().what;
     last = done->text;
     std::this_thread::sleep_for(50ms);
   }
-  EXPECT_GE(metric("pool_kept_chunks"), 2) << last;
+  EXPECT_GE(metric("pool_controller_pinned_chunks"), 2) << last;
   const controller::AdminCommand clear{.verb = "clear", .name_space = "default"};
   const auto done = controller::run_admin_command(controller.endpoint(), clear, 2000);
   ASSERT_TRUE(done) << done.error().what;

@@ -82,7 +82,7 @@ TEST_F(Pushes, BringAPromptLayerByLayerBeforeItsRequestComes) {
   EXPECT_EQ(prefiller.scheduler->metrics()["pushed_chunks_total"], 3);
   EXPECT_EQ(prefiller.scheduler->metrics()["push_failures_total"], 0);
   EXPECT_TRUE(eventually([&] { return prefiller.scheduler->metrics()["open_pushes"] == 0; }));
-  EXPECT_EQ(decoder.scheduler->metrics()["open_loans"], 0);
+  EXPECT_EQ(decoder.scheduler->metrics()["open_push_reservations"], 0);
 }
 
 TEST_F(Pushes, EndWhereTheirPlaceIsFoundBetweenTheLastLayerAndTheSave) {
@@ -156,14 +156,14 @@ TEST_F(Pushes, ThatBreakOffAreOverSoonAfterTheRequestComes) {
     made.handoff = true;
     made.push_to = PushTarget{EngineId{"decode"}, endpoint(decoder)};
     prefiller.scheduler->add_request(made);
-    ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["open_loans"] == 1; }));
+    ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["open_push_reservations"] == 1; }));
   }  // it dies
   NewRequest made = request("d", tokens);
   made.source = HandoffSource{EngineId{"prefill"}, source, "p", 24};
   EXPECT_EQ(load(decoder, made, 8), 0u);
   EXPECT_TRUE(eventually([&] {
     decoder.step();
-    return decoder.scheduler->metrics()["open_loans"] == 0;
+    return decoder.scheduler->metrics()["open_push_reservations"] == 0;
   }));
   // The slots are free again: the prompt can be pushed by somebody else.
   TestNode another(controller_.endpoint(), "another");

@@ -31,7 +31,7 @@ from kvferry_harness.runner import StampRunner
 from kvferry_harness.setup import EngineSetup, for_engine, kv_cache_config
 from kvferry_harness.stamps import STOP_TOKENS, BrokenError, continuation
 
-_GAUGES = {"pool_chunks", "pool_slots", "pool_pinned_chunks", "pool_kept_chunks", "fetching_requests"}
+_GAUGES = {"pool_chunks", "pool_slots", "pool_pinned_chunks", "pool_controller_pinned_chunks", "fetching_requests"}
 
 
 @dataclass
