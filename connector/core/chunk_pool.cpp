@@ -8,7 +8,7 @@
 namespace kvferry {
 
 ChunkPool::ChunkPool(std::uint32_t num_slots, std::uint32_t num_ranks) : num_ranks_(num_ranks), slots_(num_slots) {
-  KVFERRY_CHECK(num_slots > 0 && num_ranks > 0, "a pool of {} slots and {} ranks", num_slots, num_ranks);
+  KVFERRY_CHECK(num_slots > 0 && num_ranks > 0, "a pool needs slots and ranks, not {} and {}", num_slots, num_ranks);
   for (std::uint32_t i = num_slots; i-- > 0;) {
     slots_[i].ref.slot = i;
     free_.push_back(i);
@@ -31,7 +31,7 @@ std::vector<const ChunkPool::Slot*> ChunkPool::tails(const ChunkKey& group) cons
 ChunkPool::Slot& ChunkPool::checked(ChunkRef chunk) {
   KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} of {}", chunk.slot, slots_.size());
   Slot& slot = slots_[chunk.slot];
-  KVFERRY_CHECK(slot.ref == chunk, "slot {} is in generation {}, asked for {}", chunk.slot, slot.ref.generation,
+  KVFERRY_CHECK(slot.ref == chunk, "slot {} has generation {}, not {}", chunk.slot, slot.ref.generation,
                 chunk.generation);
   return slot;
 }
@@ -41,7 +41,7 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
   if (free_.empty()) {
     const auto victim = std::find_if(lru_.begin(), lru_.end(), [&](std::uint32_t i) { return slots_[i].pins == 0; });
     if (victim == lru_.end()) return std::nullopt;
-    retire(slots_[*victim]);
+    evict(slots_[*victim]);
   }
   Slot& slot = slots_[free_.back()];
   promise::fenced_reuse(slot.pins, slot.state == State::kFree && slot.writer.empty(), slot.ref.slot);
@@ -77,7 +77,7 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
   slot.state = State::kReady;
   slot.lru = lru_.insert(lru_.end(), slot.ref.slot);
   if (slot.meta.is_tail && slot.meta.tail_group) {
-    constexpr std::size_t kTailsPerGroup = 16;  // older ones stay reachable by their exact key
+    constexpr std::size_t kTailsPerGroup = 16;  // older tails can still be found by their exact key
     std::vector<std::uint32_t>& group = by_group_[*slot.meta.tail_group];
     group.push_back(slot.ref.slot);
     if (group.size() > kTailsPerGroup) group.erase(group.begin());
@@ -88,29 +88,24 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
 void ChunkPool::set_window_from(ChunkRef chunk, std::uint32_t window_from) {
   Slot& slot = checked(chunk);
   KVFERRY_CHECK(slot.state == State::kWriting && window_from <= slot.meta.num_tokens,
-                "slot {} of {} tokens is told a window from {}", chunk.slot, slot.meta.num_tokens, window_from);
+                "slot {} of {} tokens cannot have a window from token {}", chunk.slot, slot.meta.num_tokens,
+                window_from);
   slot.meta.window_from = window_from;
 }
 
 void ChunkPool::fail_write(ChunkRef chunk) {
   Slot& slot = checked(chunk);
-  KVFERRY_CHECK(slot.state == State::kWriting, "slot {} is spoilt, but nobody writes it", chunk.slot);
+  KVFERRY_CHECK(slot.state == State::kWriting, "slot {} is not being written, so its write cannot fail", chunk.slot);
   slot.write_failed = true;
 }
 
-void ChunkPool::abandon(ChunkRef chunk) {
-  Slot& slot = checked(chunk);
-  KVFERRY_CHECK(slot.state == State::kWriting && slot.ranks_done == 0, "slot {} is not just reserved", chunk.slot);
-  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) rank_written(chunk, rank, false, 0);
-}
-
 void ChunkPool::invalidate(ChunkRef chunk) {
-  if (chunk.slot >= slots_.size() || slots_[chunk.slot].ref != chunk) return;  // already reused: nothing to invalidate
-  if (slots_[chunk.slot].state == State::kReady) retire(slots_[chunk.slot]);
+  if (chunk.slot >= slots_.size() || slots_[chunk.slot].ref != chunk) return;  // already reused
+  if (slots_[chunk.slot].state == State::kReady) evict(slots_[chunk.slot]);
 }
 
-/// Takes a ready slot out of every index, so that no look-up finds it, and announces it as evicted.
-void ChunkPool::retire(Slot& slot) {
+/// Removes a ready slot from every index and reports its key as evicted.
+void ChunkPool::evict(Slot& slot) {
   by_key_.erase(slot.meta.key);
   if (slot.meta.tail_group) {
     if (const auto group = by_group_.find(*slot.meta.tail_group); group != by_group_.end()) {
@@ -145,7 +140,8 @@ PinId ChunkPool::pin(std::vector<ChunkRef> chunks, std::string owner, TimeNs now
   promise::bounded_pin(now, deadline, owner);
   for (ChunkRef chunk : chunks) {
     Slot& slot = checked(chunk);
-    KVFERRY_CHECK(slot.state == State::kWriting || slot.state == State::kReady, "pin on empty slot {}", chunk.slot);
+    KVFERRY_CHECK(slot.state == State::kWriting || slot.state == State::kReady, "slot {} is empty and cannot be pinned",
+                  chunk.slot);
     pinned_ += slot.pins++ == 0 ? 1 : 0;
   }
   pins_.emplace(++last_pin_, Pin{std::move(chunks), std::move(owner), deadline});
@@ -156,8 +152,8 @@ bool ChunkPool::unpin(PinId id) {
   const auto found = pins_.find(id.value);
   if (found == pins_.end()) return false;
   for (ChunkRef chunk : found->second.chunks) {
-    Slot& slot = checked(chunk);  // a pinned slot is never reused, so the generation still fits
-    KVFERRY_CHECK(slot.pins > 0, "slot {} is unpinned once too often", chunk.slot);
+    Slot& slot = checked(chunk);  // a pinned slot is never reused, so the generation matches
+    KVFERRY_CHECK(slot.pins > 0, "slot {} has no pins left", chunk.slot);
     pinned_ -= --slot.pins == 0 ? 1 : 0;
     if (slot.state == State::kRetired && slot.pins == 0) free_or_retire(slot);
   }
@@ -176,8 +172,6 @@ std::vector<std::string> ChunkPool::expire_pins(TimeNs now) {
   }
   return owners;
 }
-
-std::vector<ChunkKey> ChunkPool::take_evicted() { return std::exchange(evicted_, {}); }
 
 std::vector<const ChunkPool::Slot*> ChunkPool::ready() const {
   std::vector<const Slot*> found;

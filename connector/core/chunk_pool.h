@@ -1,5 +1,5 @@
-// The slot table of a chunk pool: which chunk lies in which slot, who holds it, what may be evicted. Metadata only; the
-// bytes lie in the workers, every rank's share in the same slot. Pure: time is handed in.
+// The slot table of a chunk pool: the chunk in each slot, its pins, and the order of eviction. Metadata only: the bytes
+// are in the workers' memory, each rank's share in the same slot. Pure: the caller passes the time.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "connector/core/plan.h"
@@ -24,65 +25,64 @@ struct ChunkMeta {
   std::uint32_t num_tokens = 0;
   bool is_tail = false;
   std::optional<ChunkKey> tail_group;
-  std::uint32_t window_from = 0;  // layers with a sliding window have KV from this token of the chunk on
+  std::uint32_t window_from = 0;  // layers with a sliding window have KV only from this token of the chunk on
 };
 
 class ChunkPool {
  public:
   ChunkPool(std::uint32_t num_slots, std::uint32_t num_ranks);
 
-  /// kRetired: its key is gone, but a hold still reads it; free when the last hold ends.
+  /// kRetired: the key was removed, but the slot is pinned; free when the last pin ends.
   enum class State : std::uint8_t { kFree, kWriting, kReady, kRetired };
   struct Slot {
     State state = State::kFree;
     ChunkRef ref;
     ChunkMeta meta;
     std::vector<std::uint64_t> checksums;  // [rank]; valid in kReady
-    std::vector<bool> written;             // [rank]; who has reported this write
+    std::vector<bool> written;             // [rank]; ranks that reported this write
     std::uint32_t ranks_done = 0;
     bool write_failed = false;
     std::uint32_t pins = 0;
-    std::string writer;                      // owner of the write, for messages; empty when idle
+    std::string writer;                      // what writes the slot, for messages; empty if not kWriting
     std::list<std::uint32_t>::iterator lru;  // valid in kReady
   };
 
-  /// The slot that holds or will hold `key`, or nullptr.
+  /// Returns the slot that contains `key` or is being written with it, nullptr if none.
   const Slot* find(const ChunkKey& key) const;
   const Slot& slot(std::uint32_t index) const { return slots_[index]; }
-  /// Tails of a group, newest first; some may still be written.
+  /// Returns the ready tails of a group, newest first.
   std::vector<const Slot*> tails(const ChunkKey& group) const;
 
-  /// Takes a slot for writing `meta`, which must not be in the pool: a free one, else the least recently used unpinned
-  /// one, whose key then stands in take_evicted(). nullopt: every slot is pinned or being written.
+  /// Reserves a slot to write `meta`, which must not be in the pool: a free slot, or the least recently used one
+  /// without pins, which is evicted. Returns nullopt if every slot is pinned or being written.
   std::optional<ChunkRef> reserve(const ChunkMeta& meta, const std::string& writer);
-  /// One rank's outcome of a write. Ready when all ranks wrote; freed when any failed. Returns true when it became
-  /// ready.
+  /// One rank has written its share. After the last rank, the slot is ready, or free if any rank failed. Returns true
+  /// if it became ready.
   bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum);
-  /// Of a chunk that is being written: from which token on it has what windows attend to (ChunkMeta::window_from).
+  /// Sets ChunkMeta::window_from of a chunk that is being written.
   void set_window_from(ChunkRef chunk, std::uint32_t window_from);
-  /// The write under way can't be trusted: however it ends, it counts as failed.
+  /// Makes the write in progress fail, whatever the ranks report.
   void fail_write(ChunkRef chunk);
-  /// Frees a slot that nobody writes any more (a pull that was given up before it started).
-  void abandon(ChunkRef chunk);
-  /// Forgets a ready chunk's key, so that no look-up finds it; the slot is freed when its last pin goes.
+  /// Evicts a ready chunk, so that no lookup finds it; the slot is free when its last pin ends. Ignores chunks that are
+  /// not in the pool.
   void invalidate(ChunkRef chunk);
 
-  /// Marks as just used, in order, so that a chain's end is evicted before its start.
+  /// Marks the chunks as just used, the first one as the most recent: a prefix is evicted from its end.
   void touch(std::span<const ChunkRef> chunks);
-  /// Evict this one first: a newer chunk covers it.
+  /// Makes this chunk the next one to evict, because a newer chunk contains its tokens.
   void demote(ChunkRef chunk);
 
-  /// One hold on many chunks, until unpin() or the deadline.
+  /// Pins the chunks until unpin() or the deadline. `owner` is for messages.
   PinId pin(std::vector<ChunkRef> chunks, std::string owner, TimeNs now, TimeNs deadline);
-  /// False when the hold had expired or never was.
+  /// Returns false if the pin expired before or is unknown.
   bool unpin(PinId id);
   bool pinned(PinId id) const { return pins_.contains(id.value); }
-  /// Ends holds whose deadline has passed; returns their owners.
+  /// Ends the pins whose deadline has passed. Returns their owners.
   std::vector<std::string> expire_pins(TimeNs now);
 
-  /// Keys evicted or condemned since the last call: announce them before the plan that reuses their memory goes out.
-  std::vector<ChunkKey> take_evicted();
-  /// All ready chunks, for a snapshot to the controller.
+  /// Returns the keys evicted since the last call. They must be announced before the plan that reuses their slots.
+  std::vector<ChunkKey> take_evicted() { return std::exchange(evicted_, {}); }
+  /// Returns all ready slots, least recently used first.
   std::vector<const Slot*> ready() const;
 
   std::uint32_t num_slots() const { return static_cast<std::uint32_t>(slots_.size()); }
@@ -94,13 +94,13 @@ class ChunkPool {
     std::string owner;
     TimeNs deadline = 0;
   };
-  /// All holds, by number.
+  /// All pins, by number.
   const std::map<std::uint64_t, Pin>& pins() const { return pins_; }
   std::uint32_t num_writing() const { return writing_; }
 
  private:
   Slot& checked(ChunkRef chunk);
-  void retire(Slot& slot);
+  void evict(Slot& slot);
   void free_or_retire(Slot& slot);
 
   std::uint32_t num_ranks_;

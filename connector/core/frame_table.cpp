@@ -13,12 +13,12 @@ FrameTable::FrameTable(std::uint32_t num_frames) : frames_(num_frames) {
 
 std::optional<FrameTable::Claim> FrameTable::claim(ChunkRef chunk, State purpose, std::string owner) {
   KVFERRY_CHECK(purpose == State::kGathering || purpose == State::kLanding || purpose == State::kFillingFromSlot,
-                "a frame is claimed for no use");
+                "a frame is claimed without a purpose");
   promise::fenced_reuse(0, !by_slot_.contains(chunk.slot), chunk.slot);
   if (free_.empty()) {
     const auto victim = std::find_if(lru_.begin(), lru_.end(), [&](std::uint32_t i) { return frames_[i].pins == 0; });
     if (victim == lru_.end()) return std::nullopt;
-    let_go(*victim);
+    retire(*victim);
   }
   const std::uint32_t index = free_.back();
   free_.pop_back();
@@ -48,8 +48,8 @@ const FrameTable::Frame& FrameTable::frame(FrameRef ref) const {
 
 FramePin FrameTable::pin(FrameRef ref, std::string owner) {
   Frame* const frame = current(ref);
-  KVFERRY_CHECK(frame != nullptr, "a pin on frame {}, which nothing lies in", ref.frame);
-  KVFERRY_CHECK(!owner.empty(), "bounded-pin: a pin on frame {} has no owner", ref.frame);
+  KVFERRY_CHECK(frame != nullptr, "frame {} belongs to no chunk and cannot be pinned", ref.frame);
+  KVFERRY_CHECK(!owner.empty(), "bounded-pin: a pin of frame {} has no owner", ref.frame);
   frame->pins += 1;
   pins_.emplace(++last_pin_, Pin{ref, std::move(owner)});
   return FramePin{last_pin_};
@@ -57,10 +57,10 @@ FramePin FrameTable::pin(FrameRef ref, std::string owner) {
 
 void FrameTable::unpin(FramePin pin) {
   const auto found = pins_.find(pin.value);
-  promise::exactly_once(found != pins_.end(), fmt::format("the end of pin {} of a frame", pin.value));
+  promise::exactly_once(found != pins_.end(), fmt::format("the end of frame pin {}", pin.value));
   const std::uint32_t index = found->second.frame.frame;
   Frame& frame = frames_[index];
-  KVFERRY_CHECK(frame.use == found->second.frame.use && frame.pins > 0, "frame {} was reused under a pin", index);
+  KVFERRY_CHECK(frame.use == found->second.frame.use && frame.pins > 0, "frame {} was reused while pinned", index);
   pins_.erase(found);
   if (--frame.pins > 0 || frame.state != State::kRetired) return;
   frame.state = State::kFree;
@@ -96,14 +96,14 @@ void FrameTable::touch(FrameRef ref) {
 }
 
 void FrameTable::drop_slot(std::uint32_t slot) {
-  if (const auto found = by_slot_.find(slot); found != by_slot_.end()) let_go(found->second);
+  if (const auto found = by_slot_.find(slot); found != by_slot_.end()) retire(found->second);
 }
 
 void FrameTable::drop(FrameRef ref) {
-  if (current(ref) != nullptr) let_go(ref.frame);
+  if (current(ref) != nullptr) retire(ref.frame);
 }
 
-/// nullptr: the use is over, or nothing claims the frame any more.
+/// Returns nullptr if this use has ended.
 FrameTable::Frame* FrameTable::current(FrameRef ref) {
   KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} of {}", ref.frame, frames_.size());
   Frame& frame = frames_[ref.frame];
@@ -125,7 +125,7 @@ void FrameTable::make_clean(std::uint32_t index) {
   frames_[index].lru = lru_.insert(lru_.end(), index);
 }
 
-void FrameTable::let_go(std::uint32_t index) {
+void FrameTable::retire(std::uint32_t index) {
   Frame& frame = frames_[index];
   by_slot_.erase(frame.chunk.slot);
   if (frame.state == State::kClean) lru_.erase(frame.lru);

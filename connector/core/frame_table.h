@@ -1,5 +1,5 @@
-// Which chunk lies in which frame of GPU memory, and what still reads or writes it. The frames lie above the pool's
-// slots and the scheduler does not know of them: a frame may go whenever nobody is at it, the slot has the bytes.
+// The frames of a rank's GPU memory: a write-back cache above the pool's slots. Each frame has a chunk, a state and
+// pins. The scheduler does not know the frames: a clean frame without pins can be reused, since its slot has the bytes.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ using FramePin = StrongId<struct FramePinTag, std::uint64_t>;
 
 class FrameTable {
  public:
-  /// One use of a frame, from its claim on. `use` grows with each: what is said of an older one has no effect.
+  /// One use of a frame. `use` grows with each claim, so that calls about an earlier use have no effect.
   struct FrameRef {
     std::uint32_t frame = 0;
     std::uint64_t use = 0;
@@ -27,13 +27,13 @@ class FrameTable {
 
   enum class State : std::uint8_t {
     kFree,
-    kGathering,    // the model's stream writes it
-    kLanding,      // a transfer writes it
-    kFillingFromSlot,   // it is copied here from its slot
-    kDirty,  // whole; the slot lacks it
-    kWritingBack,  // on its way to the slot
-    kClean,        // whole, and the slot has the same bytes
-    kRetired,       // no chunk claims it any more; free when the last pin goes
+    kGathering,        // the model's stream writes the frame
+    kLanding,          // a transfer writes the frame
+    kFillingFromSlot,  // the slot is being copied into the frame
+    kDirty,            // complete, but not in the slot
+    kWritingBack,      // the frame is being copied to the slot
+    kClean,            // complete, and the slot has the same bytes
+    kRetired,          // belongs to no chunk; free when the last pin ends
   };
 
   struct Frame {
@@ -41,7 +41,7 @@ class FrameTable {
     std::uint64_t use = 0;
     ChunkRef chunk;
     std::uint32_t pins = 0;
-    std::optional<std::uint64_t> checksum;   // of what lies here, where it was taken
+    std::optional<std::uint64_t> checksum;   // of the frame's bytes, if it is known
     std::list<std::uint32_t>::iterator lru;  // valid in kClean
   };
 
@@ -49,30 +49,32 @@ class FrameTable {
 
   struct Claim {
     FrameRef frame;
-    FramePin pin;  // of who fills it
+    FramePin pin;  // keeps the frame while it is filled
   };
-  /// A frame to fill with the chunk's bytes; `purpose`: kGathering, kLanding or kFillingFromSlot. A free one, else the least
-  /// recently used clean one without a pin. nullopt: there is none. The slot must not have one.
+  /// Claims a frame to fill with the chunk's bytes: a free one, or the least recently used clean one without pins.
+  /// `purpose` is kGathering, kLanding or kFillingFromSlot. Returns nullopt if there is no such frame. The chunk's slot
+  /// must not have a frame yet.
   std::optional<Claim> claim(ChunkRef chunk, State purpose, std::string owner);
-  /// The frame with exactly this generation of the slot, clean: it may be read.
+  /// Returns the clean frame with exactly this generation of the slot.
   std::optional<FrameRef> find(ChunkRef chunk) const;
   const Frame& frame(FrameRef ref) const;
 
-  /// Keeps the frame's bytes until unpin().
+  /// The frame's bytes stay until unpin().
   FramePin pin(FrameRef ref, std::string owner);
   void unpin(FramePin pin);
 
-  // What happened to the bytes, in this order. False: too late, the chunk has let go of the frame.
+  // Transitions, in this order. They return false if the chunk has lost the frame meanwhile.
   /// kGathering, kLanding -> kDirty; kFillingFromSlot -> kClean.
   bool filled(FrameRef ref);
   bool write_back_started(FrameRef ref);
   bool written_back(FrameRef ref);
-  /// The checksum of what lies there.
+  /// Stores the checksum of the frame's bytes.
   bool hashed(FrameRef ref, std::uint64_t checksum);
 
-  /// Just used.
+  /// Marks the frame as just used.
   void touch(FrameRef ref);
-  /// The slot gets other bytes, or the frame's are no good: no look-up finds it. Free once nobody has pinned it.
+  /// Separates the frame from its chunk, because the slot gets other bytes or the frame's are invalid. The frame is
+  /// free when its last pin ends.
   void drop_slot(std::uint32_t slot);
   void drop(FrameRef ref);
 
@@ -90,7 +92,7 @@ class FrameTable {
   Frame* current(FrameRef ref);
   bool advance(FrameRef ref, State from, State to);
   void make_clean(std::uint32_t index);
-  void let_go(std::uint32_t index);
+  void retire(std::uint32_t index);
 
   std::vector<Frame> frames_;
   std::vector<std::uint32_t> free_;

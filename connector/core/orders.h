@@ -1,10 +1,9 @@
-// What the controller asks of this node's pool: chunks to keep, to forget and to bring from another node. All of it is
-// a wish: it can't make a wrong token, fill the pool with held chunks, or hold anything beyond its deadline.
+// What the controller orders for this node's pool: pin, unpin, evict and replicate chunks. An order is advisory: it
+// cannot corrupt an answer, fill the pool with pinned chunks, or outlast its deadline.
 #pragma once
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -13,30 +12,30 @@
 
 namespace kvferry {
 
-/// Keep those of `keys` that are here, for up to `ttl`. Several may carry the same number: they add up.
+/// Pins those of `keys` that are in the pool, for at most `ttl`. Orders with the same id add up.
 struct PinOrder {
   std::uint64_t id = 0;
   std::vector<ChunkKey> keys;
   TimeNs ttl = 0;
 };
 
-/// Bring these from the node at `endpoint`, in this order, for up to `ttl`.
+/// Copies these chunks from the node at `endpoint` into this pool, in this order, within `ttl`.
 struct ReplicateOrder {
   EngineId engine_id;
   std::string endpoint;
-  std::vector<ChunkMeta> chunks;  // num_tokens of full ones is not looked at
+  std::vector<ChunkMeta> chunks;  // num_tokens of full chunks is ignored
   TimeNs ttl = 0;
 };
 
-/// A ReplicateOrder that is being carried out, a piece at a time: one lease, one pull, the next piece.
+/// A ReplicateOrder in progress: one lease and one pull for each piece, one piece at a time.
 struct Replication {
   EngineId engine_id;
   std::string endpoint;
   std::deque<ChunkMeta> remaining;
   TimeNs deadline = 0;
-  std::vector<ChunkMeta> piece;  // asked for; empty: nothing is under way
-  std::uint64_t fetch = 0;       // number of the piece's lease wish
-  std::uint64_t pull = 0;        // of its pull; 0: the lease is not answered yet
+  std::vector<ChunkMeta> piece;  // the chunks requested now; empty if no request is in progress
+  std::uint64_t fetch = 0;       // the piece's RequestLease::fetch
+  std::uint64_t pull = 0;        // the piece's StartPull::pull; 0 until the lease is answered
   TimeNs try_deadline = 0;
 };
 

@@ -1,4 +1,4 @@
-// What two nodes say to each other about chunks: a lease makes a holder keep chunks still while they are read.
+// The messages between two nodes for leases. A holder pins leased chunks while the reader pulls them.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,11 @@
 namespace kvferry {
 
 struct LeaseRequest {
-  std::string fingerprint;  // readable; the holder refuses another model's request with a sentence
+  std::string fingerprint;  // human-readable; the holder refuses a request with another fingerprint
   std::vector<ChunkKey> keys;
-  std::string handoff_request;     // the holder's request whose hand-off this lease ends; empty: none
-  std::vector<Shard> shards = {};  // [rank] of the asker; empty: an older version, which asks nodes of its own shape
+  std::string handoff_request;  // the holder's request whose handoff pin this lease ends; empty: none
+  std::vector<Shard> shards =
+      {};  // [rank] of the reader; empty: an older version, which reads nodes of its own shape only
   KVFERRY_FIELDS(fingerprint, keys, handoff_request, shards);
 };
 
@@ -25,24 +26,24 @@ struct LeasedChunk {
   std::uint32_t num_tokens = 0;
   std::vector<std::uint64_t> checksums;                        // [rank]
   std::uint32_t window_from = 0;                               // as in ChunkMeta
-  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [asker's rank][run], where its shape is another
+  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [reader's rank][run], if its shape differs
   KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums);
 };
 
 struct LeaseReply {
   std::uint64_t lease = 0;  // 0: nothing was leased
-  std::string refused;      // why, when the holder refuses altogether
+  std::string refused;      // the reason, if the holder refuses the whole request
   std::vector<LeasedChunk> chunks;
   KVFERRY_FIELDS(lease, refused, chunks);
 };
 
-/// One chunk on its way from a holder's slot to a slot of ours.
+/// A chunk to copy from a holder's slot to a local slot.
 struct PullItem {
   ChunkRef remote;
   ChunkRef local;
   std::uint32_t num_tokens = 0;
-  std::vector<std::uint64_t> checksums;  // [rank]; empty: the holder's shape is another, the ranks will tell
-  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run], in that case
+  std::vector<std::uint64_t> checksums;  // [rank]; empty if the holder has another shape: the ranks compute them
+  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run], in that case only
   KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums);
 };
 

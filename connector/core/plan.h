@@ -1,8 +1,8 @@
-// What crosses from the scheduler half to the worker half with a step (StepPlan), and back (WorkerReport).
+// The messages between the scheduler connector and the worker connectors: StepPlan with each step, WorkerReport back.
 //
-// Order inside a step, on every rank: saves_before (blocks of preempted and finished requests, before anything can
-// overwrite them), loads (before the forward), the forward, saves_after. All of it is done when the step is, so no
-// engine block is read or written by kvferry outside the step whose plan names it: that is fenced-reuse.
+// Each rank executes a step in this order: saves_before (blocks of preempted and finished requests, before they are
+// overwritten), loads, the forward pass, saves_after. All of it ends with the step, so kvferry reads and writes an
+// engine block only in the step whose plan contains it: that is the promise fenced-reuse.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace kvferry {
 
-/// One chunk's place in the pool of every rank. A slot's generation grows at each reuse: an old reference is told
-/// apart.
+/// A chunk's slot in the pool of every rank. The slot's generation grows at each reuse, so that old references do not
+/// match.
 struct ChunkRef {
   std::uint32_t slot = 0;
   std::uint64_t generation = 0;
@@ -23,24 +23,24 @@ struct ChunkRef {
   KVFERRY_FIELDS(slot, generation);
 };
 
-/// Tokens [first_token, first_token + num_tokens) counted from the job's first block, to be packed as one chunk.
+/// Packs tokens [first_token, first_token + num_tokens), counted from the job's first block, into one chunk.
 struct SaveItem {
   ChunkRef chunk;
   std::uint32_t first_token = 0;
   std::uint32_t num_tokens = 0;
-  std::uint64_t push = 0;  // it goes to another node layer by layer (push_wire.h); 0: it does not
+  std::uint64_t push = 0;  // the push that sends the chunk to another node layer by layer (push_wire.h); 0: none
   std::uint32_t push_index = 0;
   KVFERRY_FIELDS(chunk, first_token, num_tokens, push, push_index);
 };
 
 struct SaveJob {
   std::string request_id;
-  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block], only the blocks the items touch; see kNoBlock
+  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] the blocks that the items cover; see kNoBlock
   std::vector<SaveItem> items;
   KVFERRY_FIELDS(request_id, block_ids, items);
 };
 
-/// Tokens [skip_tokens, skip_tokens + num_tokens) of a chunk of chunk_tokens tokens, to be unpacked at first_token.
+/// Unpacks tokens [skip_tokens, skip_tokens + num_tokens) of a chunk of chunk_tokens tokens to first_token.
 struct LoadItem {
   ChunkRef chunk;
   std::vector<std::uint64_t> checksums;  // [rank], of the whole chunk
@@ -54,9 +54,9 @@ struct LoadItem {
 struct LoadJob {
   std::string request_id;
   std::uint32_t attempt = 0;
-  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block], from the block that holds the first loaded token
+  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] from the block of the first loaded token on
   std::vector<LoadItem> items;
-  bool is_async = false;  // the engine waits for a word that it is done, and takes all of it or nothing
+  bool is_async = false;  // the engine waits for the result and uses all of the load or none
   KVFERRY_FIELDS(request_id, attempt, block_ids, items, is_async);
 };
 
@@ -80,11 +80,11 @@ struct LoadDone {
   std::string request_id;
   std::uint32_t attempt = 0;
   std::uint32_t tokens_loaded = 0;
-  std::vector<ChunkRef> corrupt;  // chunks whose generation or checksum did not match; never attended
+  std::vector<ChunkRef> corrupt;  // chunks whose generation or checksum did not match
   KVFERRY_FIELDS(request_id, attempt, tokens_loaded, corrupt);
 };
 
-/// One rank's account of the steps up to and including `step`.
+/// One rank's results of the steps up to and including `step`.
 struct WorkerReport {
   std::uint32_t rank = 0;
   std::uint64_t step = 0;

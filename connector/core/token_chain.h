@@ -1,4 +1,4 @@
-// A request's tokens and the keys of its chunks; each token is hashed once in a request's life.
+// A request's tokens and the keys of its chunks. Each token of a full chunk is hashed once.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace kvferry {
 
-/// KV that depends on more than tokens: a multimodal item at [first_token, first_token + num_tokens).
+/// A multimodal item at [first_token, first_token + num_tokens): the KV depends on its content.
 struct TokenExtra {
   std::uint32_t first_token = 0;
   std::uint32_t num_tokens = 0;
@@ -23,7 +23,7 @@ class TokenChain {
   TokenChain(const ChunkKey& root, std::uint32_t chunk_tokens, std::vector<TokenExtra> extras);
 
   void append(std::span<const std::int32_t> tokens);
-  /// Forgets tokens from `num_tokens` on, for engines that take back an output token.
+  /// Drops the tokens from `num_tokens` on, for engines that reject output tokens.
   void truncate(std::uint32_t num_tokens);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(tokens_.size()); }
@@ -31,12 +31,12 @@ class TokenChain {
   std::uint32_t chunk_tokens() const { return chunk_tokens_; }
   std::uint32_t num_full_chunks() const { return size() / chunk_tokens_; }
 
-  /// The key of full chunk i; i < num_full_chunks().
+  /// Returns the key of full chunk i; i < num_full_chunks().
   const ChunkKey& key(std::uint32_t i);
   std::span<const ChunkKey> keys();
-  /// The key of the tail of num_tokens tokens after i full chunks.
+  /// Returns the key of the tail of num_tokens tokens after i full chunks.
   ChunkKey tail_key(std::uint32_t i, std::uint32_t num_tokens);
-  /// The group of tails after i full chunks; nullopt where fewer than kTailGroupTokens tokens follow.
+  /// Returns the key of the tail group after i full chunks, nullopt if fewer than kTailGroupTokens tokens follow.
   std::optional<ChunkKey> tail_group(std::uint32_t i);
 
  private:
@@ -47,7 +47,7 @@ class TokenChain {
   std::uint32_t chunk_tokens_;
   std::vector<TokenExtra> extras_;
   std::vector<std::int32_t> tokens_;
-  std::vector<ChunkKey> keys_;  // of the full chunks hashed so far
+  std::vector<ChunkKey> keys_;  // full chunks that were hashed so far
 };
 
 }  // namespace kvferry

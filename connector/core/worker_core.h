@@ -1,5 +1,5 @@
-// The worker half of the connector: which slot may be written or read now, which pulls are under way, what has to be
-// reported. A pure state machine, one per rank; the runtime moves the bytes and calls it under one lock.
+// The worker connector's state machine, one per rank: which slots may be written or read, which pulls are in progress,
+// what is reported. Pure; the runtime moves the bytes and calls it under one lock.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace kvferry {
 
-/// A rank of another node, and its pool.
+/// The pool of one rank of another node.
 struct PullSource {
   std::string address;
   std::string region;
@@ -24,29 +24,29 @@ struct PullSource {
   KVFERRY_FIELDS(address, region, slot_bytes);
 };
 
-/// The scheduler's order to bring chunks of another node into this rank's pool: of the same rank, or, where the node's
-/// shape is another, put together from runs of several.
+/// The scheduler's order to copy chunks of another node into this rank's pool: from the same rank or, if the node has
+/// another shape, from runs of several ranks.
 struct PullOrder {
   std::uint64_t pull = 0;
-  std::string remote_address;  // of the other rank's transport
-  std::string remote_region;   // of its pool
+  std::string remote_address;  // the other rank's transport
+  std::string remote_region;   // that rank's pool
   std::int64_t timeout_ms = 0;
   std::vector<PullItem> items;
-  std::vector<PullSource> sources = {};  // empty: remote_address alone
-  std::vector<ShardRun> runs = {};       // of each chunk; `holder` counts the sources
-  std::uint64_t num_cells = 0;           // of this rank
+  std::vector<PullSource> sources = {};  // if empty: remote_address only
+  std::vector<ShardRun> runs = {};       // in each chunk; ShardRun::holder is an index into `sources`
+  std::uint64_t num_cells = 0;           // per chunk of this rank
   KVFERRY_FIELDS(pull, remote_address, remote_region, timeout_ms, items, sources, runs, num_cells);
 };
 struct PullOutcome {
   std::uint64_t pull = 0;
   std::uint32_t rank = 0;
   std::vector<bool> ok;                       // [item]
-  std::string what;                           // why not, for the log
-  std::vector<std::uint64_t> checksums = {};  // [item] of this rank's chunk, where nobody knew it before
+  std::string what;                           // the reason of a failure, for the log
+  std::vector<std::uint64_t> checksums = {};  // [item] of this rank's chunk, if the item had none
   KVFERRY_FIELDS(pull, rank, ok, what, checksums);
 };
 
-/// What verified bytes a load found.
+/// The result of a load.
 struct LoadOutcome {
   std::uint32_t tokens_loaded = 0;
   std::vector<ChunkRef> corrupt;
@@ -57,24 +57,24 @@ class WorkerCore {
   WorkerCore(std::uint32_t rank, std::uint32_t num_slots) : rank_(rank), slots_(num_slots) {}
 
   // ---- steps, in the order of plan.h ----
-  /// Every plan exactly once, in order.
+  /// Called once for each plan, in order.
   void begin_step(std::uint64_t step);
-  /// The slot's old bytes may go: nobody writes it, and the generation is newer than the one it had.
+  /// The slot must not be in a write, and the generation must be newer than the slot's.
   void begin_write(ChunkRef chunk);
   void end_write(ChunkRef chunk, bool ok);
   void saved(ChunkRef chunk, bool ok, std::uint64_t checksum);
-  /// True when the slot holds exactly this generation, complete; its bytes still have to match the checksum.
+  /// Returns true if the slot has a complete chunk of exactly this generation. The caller still verifies the checksum.
   bool readable(ChunkRef chunk) const;
   void loaded(const LoadJob& job, LoadOutcome outcome);
-  /// What happened since the last call; nullopt when nothing did.
+  /// Returns the results since the last call, nullopt if there are none.
   std::optional<WorkerReport> take_report();
 
   // ---- pulls ----
-  /// Claims the slots. The runtime then starts the transfer.
+  /// Begins the writes of the slots. The runtime then starts the transfer.
   void pull_ordered(const PullOrder& order, TimeNs now);
-  /// The outcome of each item, after the transfer's memory is quiet; exactly once per pull.
+  /// Called exactly once for each pull, when its transfer no longer touches memory.
   PullOutcome pull_ended(std::uint64_t pull, std::vector<bool> ok, std::string what);
-  /// Pulls whose deadline passed since the last call: cancel them; pull_ended() still follows.
+  /// Returns the pulls whose deadline has passed since the last call. The runtime cancels them; pull_ended() follows.
   std::vector<std::uint64_t> overdue_pulls(TimeNs now);
   std::size_t num_pulls() const { return pulls_.size(); }
   std::uint32_t rank() const { return rank_; }

@@ -15,6 +15,7 @@ class Mutant(NamedTuple):
 
 
 ADMISSION, CORE, STEPS = "scheduler_admission.cpp", "scheduler_core.cpp", "scheduler_steps.cpp"
+SAVES = "scheduler_saves.cpp"
 FETCH, HOLDER, ORDERS = "scheduler_fetch.cpp", "scheduler_holder.cpp", "scheduler_orders.cpp"
 POOL, WORKER, CHAIN = "chunk_pool.cpp", "worker_core.cpp", "token_chain.cpp"
 SENDER, RECEIVER, PUSH = "push_sender.cpp", "push_receiver.cpp", "scheduler_push.cpp"
@@ -49,11 +50,11 @@ MUTANTS = [Mutant(*row) for row in (
     ("the-old-answer-is-kept", "no-stale-lookup", ADMISSION, "request.open_lookup.reset();", ";"),
     ("the-lookups-pin-is-kept", "no-stale-lookup", ADMISSION, "pool_.unpin(request.open_lookup->pin);", ";"),
     # saved-is-computed
-    ("saves-beyond-computed", "saved-is-computed", STEPS,
+    ("saves-beyond-computed", "saved-is-computed", SAVES,
      "std::min(request.computed, request.chain.size());", "request.chain.size();"),
     ("saves-a-rejected-draft", "saved-is-computed", STEPS,
      "request.computed = std::min(request.computed, request.chain.size() - 1);", ""),
-    ("decoded-tokens-are-never-saved", "saved-is-computed", STEPS,
+    ("decoded-tokens-are-never-saved", "saved-is-computed", SAVES,
      "if (!config_.save_decode_cache) savable", "savable"),
     ("saves-what-rests-on-a-failed-load", "saved-is-computed", STEPS,
      "for (const ChunkRef chunk : saving_) pool_.fail_write(chunk);", ""),
@@ -75,7 +76,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("saves-of-a-preemption-read-the-new-blocks", "fenced-reuse", STEPS,
      "&& request->admitted_in <= step_) release_blocks", ") release_blocks"),
     ("a-doubled-answer-ends-the-lease-that-is-read", "fenced-reuse", FETCH,
-     "if (std::any_of(pulls_.begin(), pulls_.end(), reads)) return;", ""),
+     "if (std::any_of(pulls_.begin(), pulls_.end(), is_in_use)) return;", ""),
     ("a-worker-writes-where-it-writes", "fenced-reuse", WORKER,
      "promise::fenced_reuse(0, !target.writing && chunk.generation > target.generation, chunk.slot);", ""),
     # exactly-once
@@ -123,12 +124,12 @@ MUTANTS = [Mutant(*row) for row in (
     ("pulled-bytes-are-taken-as-they-are", "verified-only", FETCH,
      "pool_.rank_written(item.local, rank, is_ok, checksum)", "pool_.rank_written(item.local, rank, true, checksum)"),
     ("what-is-put-together-gets-no-checksum", "verified-only", FETCH,
-     "is_told ? item.checksums[rank] : is_ok ? checksums[i] : 0;", "is_told ? item.checksums[rank] : 0;"),
+     "has_checksums ? item.checksums[rank] : is_ok ? checksums[i] : 0;", "has_checksums ? item.checksums[rank] : 0;"),
     ("a-failed-write-is-ready", "verified-only", POOL, "slot.write_failed |= !ok;", ""),
     ("ready-when-the-first-rank-wrote", "verified-only", POOL,
      "if (++slot.ranks_done < num_ranks_) return false;", "if (++slot.ranks_done > 1) return false;"),
     ("a-damaged-chunk-is-offered-again", "verified-only", STEPS,
-     "pool_.invalidate(chunk);  // what failed once is never offered again", "// what failed once is offered again"),
+     "pool_.invalidate(chunk);  // a damaged chunk is never offered again", ""),
     ("a-worker-reads-any-generation", "verified-only", WORKER,
      "return source.complete && !source.writing && source.generation == chunk.generation;",
      "return source.complete && !source.writing;"),
@@ -156,22 +157,22 @@ MUTANTS = [Mutant(*row) for row in (
     ("one-rank-pushes-for-all", "verified-only", SENDER,
      "if (item.ranks_done.size() < config_.num_ranks) return;", "if (item.ranks_done.empty()) return;"),
     ("a-slot-is-pushed-unpinned", "fenced-reuse", SENDER,
-     "if (item.state == State::kTransferring) pool_.unpin(item.pin);", ""),
+     "if (item.state == State::kTransferring) parts_.pool.unpin(item.pin);", ""),
     ("a-dropped-push-is-never-forgotten", "bounded-pin", SENDER,
-     "if (push.items[index].state == State::kTransferring) close(id, push, index);", ";"),
+     "if (push.items[index].state == State::kTransferring) finish(id, push, index);", ";"),
     ("an-unanswered-push-stays", "bounded-pin", SENDER,
-     "push.is_answered = true;  // nobody will", ""),
+     "push.is_answered = true;  // the answer is overdue", ""),
     ("a-finished-request-settles-nothing", "bounded-pin", SENDER,
-     "if (waits && pool_.find(item.meta.key) == nullptr) fail(id, push, index);", "(void)waits;"),
+     "if (is_waiting && parts_.pool.find(item.meta.key) == nullptr) fail(id, push, index);", "(void)is_waiting;"),
     ("a-granted-slot-is-ready-at-once", "fenced-reuse", RECEIVER,
      "if (--chunk.ranks_left > 0) continue;", ""),
     ("a-settlement-is-taken-twice", "exactly-once", RECEIVER,
      "if (found == reservation.chunks.end() || !found->second.is_granted) continue;",
      "if (found == reservation.chunks.end()) continue;"),
     ("a-pushed-window-is-forgotten", "exact-load", RECEIVER,
-     "if (ok) pool_.set_window_from(chunk.slot, settled.window_from);", ""),
+     "if (ok) parts_.pool.set_window_from(chunk.slot, settled.window_from);", ""),
     ("a-reservation-without-an-end", "bounded-pin", RECEIVER, "if (reservation.deadline > now) continue;", "continue;"),
-    ("a-reset-cache-takes-old-pushes", "verified-only", RECEIVER, "pool_.fail_write(chunk.slot);", ";"),
+    ("a-reset-cache-takes-old-pushes", "verified-only", RECEIVER, "parts_.pool.fail_write(chunk.slot);", ";"),
     ("more-than-half-is-granted", "bounded-pin", RECEIVER,
-     "if (by_key_.size() >= pool_.num_slots() / 2) continue;", ""),
+     "if (ticket_of_.size() >= parts_.pool.num_slots() / 2) continue;", ""),
 )]

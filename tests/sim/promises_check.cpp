@@ -160,7 +160,7 @@ void PromisesCheck::after_step(const SchedulerCore& core, std::size_t loads_in_f
          loads_in_flight);
   expect(core.num_controller_pinned() <= config_.num_slots / 2 || core.num_controller_pinned() <= 1,
          "bounded-pin: {} of {} chunks are kept for the controller", core.num_controller_pinned(), config_.num_slots);
-  expect(core.num_granted_chunks() <= config_.num_slots / 2, "bounded-pin: {} of {} slots are lent", core.num_granted_chunks(),
+  expect(core.num_reserved_chunks() <= config_.num_slots / 2, "bounded-pin: {} of {} slots are lent", core.num_reserved_chunks(),
          config_.num_slots);
 
   const CoreCounters& counters = core.counters();

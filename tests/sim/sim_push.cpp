@@ -20,7 +20,7 @@ void World::carry_out_push(std::size_t node, const Action& action) {
     const std::optional<std::size_t> to = node_at(settled->endpoint);
     if (!to) return;
     send(node, *to, [this, to = *to, settlement = settled->settlement] {
-      if (nodes_[to].is_up) nodes_[to].engine->core().push_settled(settlement, now());
+      if (nodes_[to].is_up) nodes_[to].engine->core().push_settled(settlement);
     });
   } else if (const auto* dropped = std::get_if<DropPush>(&action)) {
     NodePushes& pushes = nodes_[node].pushes;
@@ -78,7 +78,7 @@ void World::push_grant(std::size_t node, const GrantOrder& order) {
     missing.push_back(chunk.index);
     grant.reply.verdicts.at(chunk.index) = static_cast<std::uint8_t>(PushVerdict::kDeclined);
   }
-  if (!missing.empty()) nodes_[node].engine->core().push_grant_failed(order.ticket, missing, now());
+  if (!missing.empty()) nodes_[node].engine->core().push_grant_failed(order.ticket, missing);
   push_answer(node, grant);
 }
 

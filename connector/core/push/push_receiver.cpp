@@ -15,26 +15,26 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
         "different models on the two sides: " + fingerprint_difference(config_.fingerprint, offer.fingerprint);
     return reply;
   }
-  if (offer.num_ranks != config_.num_ranks) return reply;  // not shaped alike: pulled
+  if (offer.num_ranks != config_.num_ranks) return reply;  // another shape: the decode side pulls
   Reservation reservation;
   GrantOrder order;
   const std::string writer = "push of " + from;
   for (std::uint32_t index = 0; index < offer.chunks.size(); ++index) {
     const OfferedChunk& offered = offer.chunks[index];
     if (offered.num_tokens == 0 || offered.num_tokens > config_.chunk_tokens) continue;
-    if (const ChunkPool::Slot* slot = pool_.find(offered.key)) {
+    if (const ChunkPool::Slot* slot = parts_.pool.find(offered.key)) {
       reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kPresent);
-      pool_.touch({&slot->ref, 1});
+      parts_.pool.touch({&slot->ref, 1});
       continue;
     }
-    if (by_key_.size() >= pool_.num_slots() / 2) continue;
+    if (ticket_of_.size() >= parts_.pool.num_slots() / 2) continue;
     ChunkMeta meta{offered.key, offered.num_tokens, offered.num_tokens < config_.chunk_tokens, {}};
     if (meta.is_tail && offered.tail_group != ChunkKey{}) meta.tail_group = offered.tail_group;
-    const auto slot = pool_.reserve(meta, writer);
+    const auto slot = parts_.pool.reserve(meta, writer);
     if (!slot) continue;
     reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kGranted);
     reservation.chunks.emplace(index, Chunk{offered.key, *slot, offered.num_tokens, true, config_.num_ranks});
-    by_key_.emplace(offered.key, next_ticket_);
+    ticket_of_.emplace(offered.key, next_ticket_);
     order.chunks.push_back({index, *slot, offered.num_tokens});
   }
   if (reservation.chunks.empty()) return reply;
@@ -42,7 +42,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   reservation.deadline = now + config_.ttl;
   promise::bounded_pin(now, reservation.deadline, writer);
   reservations_.emplace(reply.ticket, std::move(reservation));
-  actions_.push_back(GrantSlots{std::move(order)});
+  parts_.actions.push_back(GrantSlots{std::move(order)});
   return reply;
 }
 
@@ -56,10 +56,10 @@ void PushReceiver::revoke(std::uint64_t ticket, Reservation& reservation, std::s
     const bool ok =
         settled.ok && settled.checksums.size() == config_.num_ranks && settled.window_from <= chunk.num_tokens;
     chunk.is_granted = false;
-    if (ok) pool_.set_window_from(chunk.slot, settled.window_from);
+    if (ok) parts_.pool.set_window_from(chunk.slot, settled.window_from);
     revocation.chunks.push_back({settled.index, chunk.slot, ok, ok ? settled.checksums : std::vector<std::uint64_t>{}});
   }
-  if (!revocation.chunks.empty()) actions_.push_back(RevokeSlots{std::move(revocation)});
+  if (!revocation.chunks.empty()) parts_.actions.push_back(RevokeSlots{std::move(revocation)});
 }
 
 void PushReceiver::grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices) {
@@ -83,16 +83,17 @@ std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
   Reservation& reservation = found->second;
   for (const RevokedChunk& back : answer.chunks) {
     const auto entry = reservation.chunks.find(back.index);
-    promise::exactly_once(entry != reservation.chunks.end() && !entry->second.is_granted && entry->second.slot == back.chunk,
-                          fmt::format("the end of reservation {}, chunk {}", answer.ticket, back.index));
+    promise::exactly_once(
+        entry != reservation.chunks.end() && !entry->second.is_granted && entry->second.slot == back.chunk,
+        fmt::format("the end of reservation {}, chunk {}", answer.ticket, back.index));
     Chunk& chunk = entry->second;
     const bool ok = back.ok && back.checksums.size() == config_.num_ranks;
-    if (pool_.rank_written(back.chunk, answer.rank, ok, ok ? back.checksums[answer.rank] : 0)) {
-      num_received_ += 1;
+    if (parts_.pool.rank_written(back.chunk, answer.rank, ok, ok ? back.checksums[answer.rank] : 0)) {
+      parts_.counters.received_chunks += 1;
       ready.push_back(back.chunk);
     }
     if (--chunk.ranks_left > 0) continue;
-    by_key_.erase(chunk.key);
+    ticket_of_.erase(chunk.key);
     reservation.chunks.erase(entry);
   }
   if (reservation.chunks.empty()) reservations_.erase(found);
@@ -100,10 +101,10 @@ std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
 }
 
 void PushReceiver::shorten_deadline(std::span<const ChunkKey> keys, TimeNs now) {
-  if (by_key_.empty()) return;
+  if (ticket_of_.empty()) return;
   for (const ChunkKey& key : keys) {
-    const auto found = by_key_.find(key);
-    if (found == by_key_.end()) continue;
+    const auto found = ticket_of_.find(key);
+    if (found == ticket_of_.end()) continue;
     Reservation& reservation = reservations_.at(found->second);
     reservation.deadline = std::min(reservation.deadline, now + config_.arrived_ttl);
   }
@@ -111,7 +112,7 @@ void PushReceiver::shorten_deadline(std::span<const ChunkKey> keys, TimeNs now) 
 
 void PushReceiver::invalidate() {
   for (const auto& [ticket, reservation] : reservations_)
-    for (const auto& [index, chunk] : reservation.chunks) pool_.fail_write(chunk.slot);
+    for (const auto& [index, chunk] : reservation.chunks) parts_.pool.fail_write(chunk.slot);
 }
 
 void PushReceiver::tick(TimeNs now) {

@@ -21,9 +21,8 @@ void PushSender::offer(const RequestId& request, PushTarget target, std::span<co
     push.items.back().meta = meta;
     offer.chunks.push_back({meta.key, meta.num_tokens, meta.tail_group.value_or(ChunkKey{})});
   }
-  counters_.offered_chunks += chunks.size();
   pushes_.emplace(id, std::move(push));
-  actions_.push_back(OfferPush{id, std::move(target), std::move(offer)});
+  parts_.actions.push_back(OfferPush{id, std::move(target), std::move(offer)});
 }
 
 void PushSender::answered(std::uint64_t id, const std::string& endpoint, const PushReply& reply, TimeNs now) {
@@ -34,22 +33,22 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
   push.ticket = reply.ticket;
   for (std::uint32_t index = 0; index < push.items.size(); ++index) {
     Item& item = push.items[index];
-    const bool is_wanted = reply.ticket != 0 && index < reply.verdicts.size() &&
-                           reply.verdicts[index] == static_cast<std::uint8_t>(PushVerdict::kGranted);
-    item.is_granted = is_wanted;
-    push.is_incomplete |= !is_wanted && (index >= reply.verdicts.size() ||
-                                      reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kPresent));
-    if (item.state == State::kFinished) {  // it failed before it was asked for
-      if (is_wanted) settle(push, index, false);
+    const bool is_granted = reply.ticket != 0 && index < reply.verdicts.size() &&
+                            reply.verdicts[index] == static_cast<std::uint8_t>(PushVerdict::kGranted);
+    item.is_granted = is_granted;
+    push.is_incomplete |= !is_granted && (index >= reply.verdicts.size() ||
+                                          reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kPresent));
+    if (item.state == State::kFinished) {  // the request left before the answer came
+      if (is_granted) settle(push, index, false);
     } else if (item.state == State::kTransferring) {
-      if (!is_wanted) item.failed = true;  // the workers find no grant for it and say so
+      if (!is_granted) item.failed = true;  // the workers have no grant and will report that
       advance(id, push, index);
-    } else if (!is_wanted) {
-      close(id, push, index);
+    } else if (!is_granted) {
+      finish(id, push, index);
     } else {
       item.state = State::kAccepted;
-      const ChunkPool::Slot* slot = pool_.find(item.meta.key);
-      if (slot != nullptr && slot->state == ChunkPool::State::kReady) move(id, push, index, *slot, now);
+      const ChunkPool::Slot* slot = parts_.pool.find(item.meta.key);
+      if (slot != nullptr && slot->state == ChunkPool::State::kReady) start_transfer(id, push, index, *slot, now);
     }
   }
   erase_if_finished(id);
@@ -58,34 +57,35 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
 std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef chunk, TimeNs now) {
   const auto found = waiting_.find(key);
   if (found == waiting_.end()) return std::nullopt;
-  for (const Place place : found->second) {
+  for (const Tag place : found->second) {
     Push& push = pushes_.at(place.push);
     Item& item = push.items[place.index];
     if (push.is_dropped || (item.state != State::kOffered && item.state != State::kAccepted)) continue;
     item.state = State::kTransferring;
     item.chunk = chunk;
-    item.pin = pool_.pin({chunk}, "push of " + push.request.value, now, push.deadline + config_.grace);
-    return Tag{place.push, place.index};
+    item.pin = parts_.pool.pin({chunk}, "push of " + push.request.value, now, push.deadline + config_.grace);
+    return place;
   }
   return std::nullopt;
 }
 
-/// The chunk lies whole in its slot: the workers push it from there.
-void PushSender::move(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot, TimeNs now) {
+/// Makes the workers push a ready chunk from its slot.
+void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot,
+                                TimeNs now) {
   Item& item = push.items[index];
   item.state = State::kTransferring;
   item.chunk = slot.ref;
   item.is_ready = true;
   item.meta.window_from = slot.meta.window_from;
-  item.pin = pool_.pin({slot.ref}, "push of " + push.request.value, now, push.deadline + config_.grace);
-  actions_.push_back(StartPush{{id, index, slot.ref, slot.meta.num_tokens, slot.checksums}});
+  item.pin = parts_.pool.pin({slot.ref}, "push of " + push.request.value, now, push.deadline + config_.grace);
+  parts_.actions.push_back(StartPush{{id, index, slot.ref, slot.meta.num_tokens, slot.checksums}});
 }
 
 void PushSender::chunk_ready(const ChunkPool::Slot& slot, TimeNs now) {
   const auto found = waiting_.find(slot.meta.key);
   if (found == waiting_.end()) return;
-  const std::vector<Place> places(found->second.begin(), found->second.end());
-  for (const Place place : places) {
+  const std::vector<Tag> places(found->second.begin(), found->second.end());
+  for (const Tag place : places) {
     const auto entry = pushes_.find(place.push);
     if (entry == pushes_.end() || entry->second.is_dropped) continue;
     Push& push = entry->second;
@@ -95,13 +95,13 @@ void PushSender::chunk_ready(const ChunkPool::Slot& slot, TimeNs now) {
       item.meta.window_from = slot.meta.window_from;
       advance(place.push, push, place.index);
     } else if (item.state == State::kAccepted) {
-      move(place.push, push, place.index, slot, now);
+      start_transfer(place.push, push, place.index, slot, now);
     }
     erase_if_finished(place.push);
   }
 }
 
-void PushSender::chunk_write_failed(ChunkRef chunk, TimeNs) {
+void PushSender::chunk_write_failed(ChunkRef chunk) {
   for (auto it = pushes_.begin(); it != pushes_.end();) {
     const std::uint64_t id = it->first;
     Push& push = it->second;
@@ -116,9 +116,9 @@ void PushSender::chunk_write_failed(ChunkRef chunk, TimeNs) {
   }
 }
 
-void PushSender::chunk_push_ended(const PushOutcome& outcome, TimeNs) {
+void PushSender::chunk_push_ended(const PushOutcome& outcome) {
   const auto found = pushes_.find(outcome.push);
-  if (found == pushes_.end()) return;  // dropped, and longer ago than the grace
+  if (found == pushes_.end()) return;  // erased after its grace period
   Push& push = found->second;
   const bool is_known = outcome.index < push.items.size() && outcome.rank < config_.num_ranks &&
                         push.items[outcome.index].state == State::kTransferring &&
@@ -130,16 +130,16 @@ void PushSender::chunk_push_ended(const PushOutcome& outcome, TimeNs) {
   erase_if_finished(outcome.push);
 }
 
-/// Tells the other side as soon as there is something final to tell.
+/// Settles the item once its outcome is final.
 void PushSender::advance(std::uint64_t id, Push& push, std::uint32_t index) {
   Item& item = push.items[index];
-  if (item.ranks_done.size() < config_.num_ranks) return;  // its slot is read still
-  if (!item.failed && !item.is_ready) return;              // the save's report follows
-  // What was condemned since is nobody's any more.
-  const ChunkPool::Slot& slot = pool_.slot(item.chunk.slot);
+  if (item.ranks_done.size() < config_.num_ranks) return;  // the other ranks still read the slot
+  if (!item.failed && !item.is_ready) return;              // the save is not reported yet
+  // The chunk may have been invalidated since.
+  const ChunkPool::Slot& slot = parts_.pool.slot(item.chunk.slot);
   const bool is_good = !item.failed && !push.is_dropped && slot.state == ChunkPool::State::kReady;
   if (push.is_answered) settle(push, index, is_good);
-  close(id, push, index);
+  finish(id, push, index);
 }
 
 void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
@@ -147,21 +147,20 @@ void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
   if (!item.is_granted) return;
   item.is_granted = false;
   push.is_incomplete |= !ok;
-  (ok ? counters_.pushed_chunks : counters_.push_failures) += 1;
+  (ok ? parts_.counters.pushed_chunks : parts_.counters.push_failures) += 1;
   SettledChunk settled{index, ok, item.meta.window_from, {}};
   if (ok) {
-    const ChunkPool::Slot& slot = pool_.slot(item.chunk.slot);
+    const ChunkPool::Slot& slot = parts_.pool.slot(item.chunk.slot);
     promise::verified_only(slot.ref == item.chunk && slot.checksums.size() == config_.num_ranks, slot.checksums.size(),
                            config_.num_ranks, item.chunk.slot);
     settled.checksums = slot.checksums;
   }
-  actions_.push_back(SettlePush{push.target.endpoint, {push.ticket, {std::move(settled)}}});
+  parts_.actions.push_back(SettlePush{push.target.endpoint, {push.ticket, {std::move(settled)}}});
 }
 
-/// Nothing more happens to this item here.
-void PushSender::close(std::uint64_t id, Push& push, std::uint32_t index) {
+void PushSender::finish(std::uint64_t id, Push& push, std::uint32_t index) {
   Item& item = push.items[index];
-  if (item.state == State::kTransferring) pool_.unpin(item.pin);
+  if (item.state == State::kTransferring) parts_.pool.unpin(item.pin);
   item.state = State::kFinished;
   if (const auto found = waiting_.find(item.meta.key); found != waiting_.end()) {
     found->second.erase({id, index});
@@ -169,13 +168,13 @@ void PushSender::close(std::uint64_t id, Push& push, std::uint32_t index) {
   }
 }
 
-/// Ends an item that the workers were not given.
+/// Ends an item that the workers do not have.
 void PushSender::fail(std::uint64_t id, Push& push, std::uint32_t index) {
   settle(push, index, false);
-  close(id, push, index);
+  finish(id, push, index);
 }
 
-void PushSender::request_finished(const RequestId& request, TimeNs) {
+void PushSender::request_finished(const RequestId& request) {
   for (auto it = pushes_.begin(); it != pushes_.end();) {
     const std::uint64_t id = it->first;
     Push& push = it->second;
@@ -183,8 +182,8 @@ void PushSender::request_finished(const RequestId& request, TimeNs) {
     if (push.request != request) continue;
     for (std::uint32_t index = 0; index < push.items.size(); ++index) {
       const Item& item = push.items[index];
-      const bool waits = item.state == State::kOffered || item.state == State::kAccepted;
-      if (waits && pool_.find(item.meta.key) == nullptr) fail(id, push, index);
+      const bool is_waiting = item.state == State::kOffered || item.state == State::kAccepted;
+      if (is_waiting && parts_.pool.find(item.meta.key) == nullptr) fail(id, push, index);
     }
     erase_if_finished(id);
   }
@@ -198,7 +197,7 @@ void PushSender::drop(std::uint64_t id, Push& push, TimeNs now) {
     if (state == State::kOffered || state == State::kAccepted) fail(id, push, index);
     if (state == State::kTransferring) push.items[index].failed = true;
   }
-  actions_.push_back(DropPush{id});
+  parts_.actions.push_back(DropPush{id});
 }
 
 void PushSender::erase_if_finished(std::uint64_t id) {
@@ -207,8 +206,8 @@ void PushSender::erase_if_finished(std::uint64_t id) {
   for (const Item& item : found->second.items)
     if (item.state != State::kFinished) return;
   if (!found->second.is_dropped) {
-    actions_.push_back(DropPush{id});
-    if (!found->second.is_incomplete) delivered_.push_back(found->second.request);
+    parts_.actions.push_back(DropPush{id});
+    if (!found->second.is_incomplete) delivered_(found->second.request);
   }
   pushes_.erase(found);
 }
@@ -219,11 +218,11 @@ void PushSender::tick(TimeNs now) {
     Push& push = it->second;
     ++it;
     if (!push.is_dropped && push.deadline <= now) {
-      push.is_answered = true;  // nobody will
+      push.is_answered = true;  // the answer is overdue
       drop(id, push, now);
     } else if (push.is_dropped && push.erase_at <= now) {
       for (std::uint32_t index = 0; index < push.items.size(); ++index)
-        if (push.items[index].state == State::kTransferring) close(id, push, index);
+        if (push.items[index].state == State::kTransferring) finish(id, push, index);
     } else {
       continue;
     }

@@ -1,12 +1,13 @@
-// The prefill side of pushes: which chunk of which prompt goes to whom, how far it is, what the other side has to hear.
-// Pure: the scheduler core owns one, tells it what happens, and carries its actions on.
+// The prefill side of pushes: which chunk of which prompt is pushed to which decode node, and what is settled. Pure: a
+// part of the scheduler core, which passes it the events and executes nothing itself.
 //
-//   offer() -> kOffered -> answered() -> kAccepted -> kTransferring (the engine's save, or chunk_ready()) -> told once: settled
+//   offer() -> kOffered -> answered() -> kAccepted -> saving() or chunk_ready() -> kTransferring -> kFinished: settled
 //
-// A chunk is told as ok only when every rank has pushed it and it is whole and verified in this node's own pool.
+// A chunk is settled as ok only if every rank has pushed it and the chunk is verified in this node's own pool.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -14,102 +15,66 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include "connector/core/chunk_pool.h"
-#include "connector/core/push/push_wire.h"
+#include "connector/core/push/push_parts.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
 
 namespace kvferry {
 
-/// The decode node that a router chose before the prefill (kv_transfer_params.kvferry_push_to).
-struct PushTarget {
-  EngineId engine_id;
-  std::string endpoint;  // where it is asked
-};
-
-// ---- actions ----
-struct OfferPush {
-  std::uint64_t push = 0;
-  PushTarget target;
-  PushOffer offer;
-};
-/// To all workers.
-struct StartPush {
-  PushStart start;
-};
-/// To the other node.
-struct SettlePush {
-  std::string endpoint;
-  PushSettlement settlement;
-};
-/// To all workers: end what is under way for this push and forget it.
-struct DropPush {
-  std::uint64_t push = 0;
-};
-
 struct PushSenderConfig {
   std::string fingerprint;
   std::uint32_t num_ranks = 1;
   TimeNs ttl = 60 * kSecond;     // from the offer to the last settlement
-  TimeNs grace = 30 * kSecond;   // for workers to end what was dropped, until slots are let go all the same
-  std::uint64_t first_push = 1;  // another one at each start: answers to a past life are strangers
-};
-
-struct PushCounters {
-  std::uint64_t offered_chunks = 0, pushed_chunks = 0, push_failures = 0;
-  bool operator==(const PushCounters&) const = default;
+  TimeNs grace = 30 * kSecond;   // after a drop, for the workers to end their transfers before slots are unpinned
+  std::uint64_t first_push = 1;  // differs at each start, so that answers to an earlier incarnation are unknown
 };
 
 class PushSender {
  public:
-  using Actions = std::vector<std::variant<OfferPush, StartPush, SettlePush, DropPush>>;
-
-  PushSender(PushSenderConfig config, ChunkPool& pool)
-      : config_(std::move(config)), pool_(pool), next_push_(config_.first_push) {}
+  /// `delivered` is called with each request whose whole prompt the decode node has.
+  PushSender(PushSenderConfig config, PushParts parts, std::function<void(const RequestId&)> delivered)
+      : config_(std::move(config)), parts_(parts), delivered_(std::move(delivered)), next_push_(config_.first_push) {}
 
   /// Offers a prompt's chunks, in order.
   void offer(const RequestId& request, PushTarget target, std::span<const ChunkMeta> chunks, TimeNs now);
-  /// Late or unknown answers are ignored.
+  /// Ignores late and unknown answers.
   void answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now);
-  /// A save of this chunk is planned, in this slot: whom it goes to layer by layer. nullopt: nobody waits for it.
+  /// A place in a push: the push that a chunk belongs to, and its index in the offer.
   struct Tag {
     std::uint64_t push = 0;
     std::uint32_t index = 0;
+    auto operator<=>(const Tag&) const = default;
   };
+  /// A save of the chunk into this slot is planned. Returns the push that sends it layer by layer, nullopt if none
+  /// does.
   std::optional<Tag> saving(const ChunkKey& key, ChunkRef chunk, TimeNs now);
-  /// A chunk is whole in the pool, whoever wrote it.
+  /// The chunk is ready in the pool, saved or pulled.
   void chunk_ready(const ChunkPool::Slot& slot, TimeNs now);
-  /// The write of this slot failed.
-  void chunk_write_failed(ChunkRef chunk, TimeNs now);
-  /// One rank's outcome of a chunk that it was given; exactly once for each.
-  void chunk_push_ended(const PushOutcome& outcome, TimeNs now);
-  /// The request has left: what lies neither in the pool nor is written into it won't come.
-  void request_finished(const RequestId& request, TimeNs now);
+  void chunk_write_failed(ChunkRef chunk);
+  /// One rank's transfer of a chunk has ended; exactly once for each chunk that the workers were given.
+  void chunk_push_ended(const PushOutcome& outcome);
+  /// The request has left the engine: fails its chunks that are neither in the pool nor being written.
+  void request_finished(const RequestId& request);
   void tick(TimeNs now);
-  Actions take_actions() { return std::exchange(actions_, {}); }
-  /// Requests whose whole prompt the other side has, since the last call: nobody has to wait for it any longer.
-  std::vector<RequestId> take_delivered() { return std::exchange(delivered_, {}); }
 
   std::size_t num_pushes() const { return pushes_.size(); }
-  const PushCounters& counters() const { return counters_; }
 
  private:
   enum class State : std::uint8_t {
-    kOffered,   // offered, not answered
-    kAccepted,  // a slot is lent for it
-    kTransferring,  // given to the workers
-    kFinished     // told, or nothing to tell
+    kOffered,       // not answered yet
+    kAccepted,      // the decode node reserved a slot
+    kTransferring,  // the workers have it
+    kFinished       // settled, or nothing to settle
   };
   struct Item {
     ChunkMeta meta;
     State state = State::kOffered;
-    bool is_granted = false;  // its outcome has to be told
-    ChunkRef chunk;        // from kTransferring on
+    bool is_granted = false;  // the decode node waits for a settlement
+    ChunkRef chunk;           // valid from kTransferring on
     PinId pin;
-    bool is_ready = false;  // verified here
+    bool is_ready = false;  // verified in this node's pool
     bool failed = false;
     std::set<std::uint32_t> ranks_done;
   };
@@ -119,33 +84,26 @@ class PushSender {
     std::uint64_t ticket = 0;
     bool is_answered = false;
     bool is_dropped = false;
-    bool is_incomplete = false;  // the other side does not have, or will not get, all of it
+    bool is_incomplete = false;  // the decode node lacks some chunk and will not receive it
     TimeNs deadline = 0;
-    TimeNs erase_at = 0;  // of a dropped one: forgotten then
+    TimeNs erase_at = 0;  // when is_dropped
     std::vector<Item> items;
   };
 
-  void move(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot, TimeNs now);
+  void start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot, TimeNs now);
   void advance(std::uint64_t id, Push& push, std::uint32_t index);
   void fail(std::uint64_t id, Push& push, std::uint32_t index);
   void settle(Push& push, std::uint32_t index, bool ok);
   void drop(std::uint64_t id, Push& push, TimeNs now);
   void erase_if_finished(std::uint64_t id);
-  void close(std::uint64_t id, Push& push, std::uint32_t index);
+  void finish(std::uint64_t id, Push& push, std::uint32_t index);
 
   PushSenderConfig config_;
-  ChunkPool& pool_;
+  PushParts parts_;
+  std::function<void(const RequestId&)> delivered_;
   std::map<std::uint64_t, Push> pushes_;
-  struct Place {
-    std::uint64_t push = 0;
-    std::uint32_t index = 0;
-    auto operator<=>(const Place&) const = default;
-  };
-  std::unordered_map<ChunkKey, std::set<Place>> waiting_;  // items that are not over, by key
+  std::unordered_map<ChunkKey, std::set<Tag>> waiting_;  // chunks that are not finished
   std::uint64_t next_push_;
-  Actions actions_;
-  std::vector<RequestId> delivered_;
-  PushCounters counters_;
 };
 
 }  // namespace kvferry

@@ -1,6 +1,6 @@
-// What two nodes, and a node's scheduler and its workers, say to each other about a push: the prefill side offers a
-// prompt's chunks before they are computed, the decode side lends a slot for each that it wants, the prefill side's
-// workers write into them while the model goes on, and a settlement says which are whole.
+// The messages of a push, between two nodes and between a scheduler and its workers. The prefill node offers a prompt's
+// chunks before they are computed; the decode node reserves a slot for each chunk that it needs; the prefill node's
+// workers write into those slots while the model runs; settlements report which chunks are complete.
 #pragma once
 
 #include <cstdint>
@@ -17,35 +17,35 @@ namespace kvferry {
 struct OfferedChunk {
   ChunkKey key;
   std::uint32_t num_tokens = 0;
-  ChunkKey tail_group;  // of a tail that belongs to one; else zeros
+  ChunkKey tail_group;  // zeros if the chunk is not a tail or belongs to no group
   KVFERRY_FIELDS(key, num_tokens, tail_group);
 };
 
 struct PushOffer {
   std::string fingerprint;
   std::uint32_t num_ranks = 0;
-  std::vector<Shard> shards;  // [rank] of the offering side, whose runtime fills it in: who is shaped otherwise pulls
+  std::vector<Shard> shards;  // [rank] of the prefill node, set by its runtime; a node of another shape declines
   std::vector<OfferedChunk> chunks;
   KVFERRY_FIELDS(fingerprint, num_ranks, shards, chunks);
 };
 
-/// The answer's word on one offered chunk.
+/// The decode node's answer for one offered chunk.
 enum class PushVerdict : std::uint8_t {
-  kDeclined = 0,  // no room, or nothing that fits: pulled when it is needed
-  kPresent = 1,   // here already, or on its way here
-  kGranted = 2      // a slot is lent
+  kDeclined = 0,  // no free slot, or another shape: the decode node pulls the chunk when it needs it
+  kPresent = 1,   // in the pool already, or being written
+  kGranted = 2    // a slot is reserved
 };
 
 struct PushReply {
-  std::uint64_t ticket = 0;            // names the reservation at its owner; 0: nothing was lent
-  std::string refused;                 // why, when the whole offer is refused
+  std::uint64_t ticket = 0;            // the decode node's number of the reservation; 0: none
+  std::string refused;                 // the reason, if the whole offer is refused
   std::vector<std::uint8_t> verdicts;  // [offered chunk] PushVerdict; another value counts as kDeclined
   KVFERRY_FIELDS(ticket, refused, verdicts);
 };
 
 struct SettledChunk {
   std::uint32_t index = 0;  // in PushOffer::chunks
-  bool ok = false;          // false: not all of it came, and nothing more will
+  bool ok = false;          // false: the chunk is incomplete and nothing more will be written
   std::uint32_t window_from = 0;
   std::vector<std::uint64_t> checksums;  // [rank]
   KVFERRY_FIELDS(index, ok, window_from, checksums);
@@ -58,7 +58,7 @@ struct PushSettlement {
 };
 
 // ---- between a scheduler and its workers ----
-/// A slot that is lent to another node, or is so no longer.
+/// A slot that another node may write.
 struct GrantedChunk {
   std::uint32_t index = 0;
   ChunkRef chunk;
@@ -72,11 +72,12 @@ struct GrantOrder {
   KVFERRY_FIELDS(ticket, chunks);
 };
 
-/// Names of the lent memory for the other node's transport; an empty one: it could not be lent.
+/// One rank's answer to a GrantOrder: the transport's exported grants. An empty grant: the rank could not grant the
+/// slot.
 struct GrantOutcome {
   std::uint64_t ticket = 0;
   std::uint32_t rank = 0;
-  std::vector<std::string> grants;  // [chunk of the order]
+  std::vector<std::string> grants;  // [GrantOrder::chunks]
   KVFERRY_FIELDS(ticket, rank, grants);
 };
 
@@ -88,15 +89,15 @@ struct RevokedChunk {
   KVFERRY_FIELDS(index, chunk, ok, checksums);
 };
 
-/// Take these slots back, so that nobody writes them any more: the order, and with the same fields a rank's answer.
+/// The order to revoke the grants of these slots, and a rank's answer once the prefill node cannot write them any more.
 struct Revocation {
   std::uint64_t ticket = 0;
-  std::uint32_t rank = 0;  // of an answer
+  std::uint32_t rank = 0;  // in an answer
   std::vector<RevokedChunk> chunks;
   KVFERRY_FIELDS(ticket, rank, chunks);
 };
 
-/// Where the chunks of a push go, for one rank. An empty grant: that chunk is not wanted.
+/// The destinations of a push for one rank. An empty grant: the decode node does not want that chunk.
 struct PushOrder {
   std::uint64_t push = 0;
   std::string remote_address;
@@ -104,7 +105,7 @@ struct PushOrder {
   KVFERRY_FIELDS(push, remote_address, grants);
 };
 
-/// This chunk lies whole in its slot: push it.
+/// The order to push a chunk that is complete in its slot.
 struct PushStart {
   std::uint64_t push = 0;
   std::uint32_t index = 0;
@@ -114,7 +115,7 @@ struct PushStart {
   KVFERRY_FIELDS(push, index, chunk, num_tokens, checksums);
 };
 
-/// What became of a chunk that a rank began to push; exactly once each.
+/// The outcome of a chunk that a rank was given to push; exactly once each.
 struct PushOutcome {
   std::uint64_t push = 0;
   std::uint32_t rank = 0;

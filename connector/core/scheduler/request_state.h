@@ -1,88 +1,37 @@
-// What the scheduler core keeps of one request between its calls.
+// The scheduler core's state of one request.
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "connector/core/chunk_pool.h"
-#include "connector/core/push/push_sender.h"
+#include "connector/core/scheduler/events.h"
 #include "connector/core/token_chain.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
 
 namespace kvferry {
 
-using BlockTable = std::vector<std::vector<BlockId>>;  // [KV group][block]
-constexpr BlockId kNullBlock = 0;                      // vLLM's placeholder for a block that a group has no use for
-
-/// Where a prefill left this request's prompt (kv_transfer_params with do_remote_prefill).
-struct HandoffSource {
-  EngineId engine_id;
-  std::string endpoint;
-  std::string request_id;  // as the prefill side calls it
-  std::uint32_t num_tokens = 0;
-};
-
-struct NewRequest {
-  RequestId id;
-  std::span<const std::int32_t> tokens;
-  std::uint32_t num_prompt_tokens = 0;
-  std::string extras;             // LoRA name, cache_salt: whatever changes all of the KV
-  std::vector<TokenExtra> items;  // multimodal
-  bool cacheable = true;          // false: prompt embeddings, or the prefix cache must not be read
-  bool handoff = false;           // do_remote_decode: a decode worker will come for the prompt
-  std::optional<HandoffSource> source;
-  std::optional<PushTarget> push_to;  // with `handoff`: where the prompt goes while it is computed
-};
-
-/// One admission of a request, for reports: counted once each, never changed afterwards except `loaded`.
-struct Admission {
-  std::uint32_t attempt = 0;
-  std::uint32_t hit = 0;    // tokens found, local and external together
-  std::uint32_t local = 0;  // in the engine's own prefix cache
-  std::uint32_t to_load = 0;
-  std::uint32_t loaded = 0;  // once reported: a request that finishes in its admission step is gone before that
-  bool resumed = false;
-  std::uint32_t tokens = 0;  // that the request had then
-};
-
-struct FinishedRequest {
-  bool known = false;
-  bool handoff = false;  // a decode worker may come for handoff_tokens tokens
-  std::uint32_t handoff_tokens = 0;
-  std::uint32_t preemptions = 0;
-  TimeNs fetch_ns = 0;  // spent fetching from other nodes, all attempts
-  std::vector<Admission> admissions;
-};
-
-/// The longest prefix that lies in the pool.
+/// The longest prefix of a request that is in the pool.
 struct Coverage {
   std::vector<ChunkRef> chunks;  // in order
   std::uint32_t tokens = 0;
-  bool growing = false;  // the next chunk is being written: ask again soon
+  bool growing = false;  // the next chunk is being written, so a later lookup will find more
 };
 
-/// An answer that waits for its allocation, in the step in which it was given.
+/// A lookup that was answered in this step and is not allocated yet.
 struct OpenLookup {
-  std::uint32_t hit = 0;  // in the pool; what windows allow of it may be less
+  std::uint32_t hit = 0;  // number of tokens in the pool; sliding windows may allow fewer
   std::uint32_t num_local = 0;
   std::uint32_t num_external = 0;
   std::vector<ChunkRef> chunks;
   PinId pin;
 };
 
-/// What another node says it holds of a request's prefix.
-struct HolderOffer {
-  EngineId engine_id;
-  std::string endpoint;
-  std::uint32_t num_full_chunks = 0;
-  std::vector<ChunkMeta> tails;  // that follow those chunks
-};
-
-/// Bringing chunks from other nodes into the pool: directory -> lease -> pull, holder after holder, until a deadline.
+/// Copies chunks of other nodes into the pool: directory, lease, pull; one holder after another until a deadline.
 struct Fetch {
   std::uint64_t id = 0;
   enum class Stage : std::uint8_t { kDirectory, kLease, kPull } stage = Stage::kDirectory;
@@ -90,10 +39,10 @@ struct Fetch {
   TimeNs try_deadline = 0;
   bool asked_source = false;
   bool asked_directory = false;
-  std::vector<HolderOffer> offers;  // not asked yet
-  EngineId engine_id;               // being asked
-  std::string endpoint;
-  std::vector<ChunkMeta> wanted;  // of it
+  std::vector<HolderOffer> offers;  // holders that were not asked yet
+  EngineId engine_id;               // the holder that is being asked
+  std::string endpoint;             // of that holder
+  std::vector<ChunkMeta> wanted;    // chunks requested from that holder
   std::uint64_t pull = 0;
 };
 
@@ -108,13 +57,13 @@ struct RequestState {
     chain.append(from.tokens);
   }
 
-  // What every step looks at, side by side: hundreds of requests run at a time, and their memory is cold.
+  // Fields read in every step lie side by side: with hundreds of running requests they are not in the CPU cache.
   RequestId id;
-  std::uint32_t computed = 0;    // tokens whose KV is there when the planned steps are done
-  std::uint32_t saved = 0;       // full chunks before this token are in the pool or were tried
-  std::uint32_t window_end = 0;  // windows were cut for the token after these, when blocks were given last
+  std::uint32_t computed = 0;    // number of tokens whose KV exists once the planned steps are done
+  std::uint32_t saved = 0;       // full chunks that end at or before this token are in the pool or were tried
+  std::uint32_t window_end = 0;  // tokens before the one for which windows were last cut
   std::uint32_t num_prompt_tokens;
-  bool running = false;  // it has blocks
+  bool running = false;  // the request has blocks
   bool cacheable;
   bool handoff;
   BlockTable blocks;  // as of the last step that changed it
@@ -122,27 +71,27 @@ struct RequestState {
   TokenChain chain;
   std::optional<HandoffSource> source;
 
-  // The attempt at being admitted.
+  // The current attempt at admission.
   Attempt attempt;  // counts from 1
   bool attempt_open = false;
   TimeNs wait_deadline = 0;
   std::optional<OpenLookup> open_lookup;
   std::optional<Fetch> fetch;
-  bool fetched = false;  // in this attempt
+  bool fetched = false;  // a fetch was started in this attempt
   TimeNs next_fetch_at = 0;
   TimeNs fetch_ns = 0;
 
-  // While it has blocks.
-  enum class AsyncLoad : std::uint8_t { kNone, kUnderWay, kDone } async_load = AsyncLoad::kNone;
-  std::uint64_t admitted_in = 0;  // the step of its last admission
+  // While the request has blocks.
+  enum class AsyncLoad : std::uint8_t { kNone, kInProgress, kDone } async_load = AsyncLoad::kNone;
+  std::uint64_t admitted_in = 0;  // the step of the last admission
 
-  bool is_delivered = false;          // its prompt was pushed: no hand-off waits for a reader
-  std::optional<ChunkRef> last_tail;  // the newest tail of this request in the pool
-  std::uint32_t last_tail_end = 0;    // where it ends, in tokens
+  bool is_delivered = false;          // the prompt was pushed, so no handoff pin is needed
+  std::optional<ChunkRef> last_tail;  // this request's newest tail in the pool
+  std::uint32_t last_tail_end = 0;    // the token at which that tail ends
   std::uint32_t preemptions = 0;
   std::uint32_t failed_loads = 0;
-  bool skip_external_until_admitted = false;  // the KV that the pool has, until it is admitted: its load would never get blocks
-  std::uint64_t yield_in_step = 0;  // the step in which it is not ready, so that vLLM looks at who is behind it
+  bool skip_external_until_admitted = false;  // recompute instead of loading, since the load would never get blocks
+  std::uint64_t yield_in_step = 0;  // the step in which the lookup stays pending, so that vLLM tries other requests
   std::vector<Admission> admissions;
 };
 

@@ -1,4 +1,4 @@
-// A request's admission: looked up, answered, allocated, its load planned.
+// A request's admission: lookup, allocation, the plan of its load.
 #include <algorithm>
 #include <utility>
 
@@ -7,6 +7,7 @@
 
 namespace kvferry {
 
+/// Returns the longest prefix of the request that is in the pool.
 Coverage SchedulerCore::cover(RequestState& request) {
   Coverage coverage;
   TokenChain& chain = request.chain;
@@ -20,7 +21,7 @@ Coverage SchedulerCore::cover(RequestState& request) {
     coverage.chunks.push_back(slot->ref);
   }
   coverage.tokens = i * chain.chunk_tokens();
-  // A tail may follow: one of its group, or one too short for a group that is known by its exact length.
+  // A tail may follow: a member of its group or, if too short for a group, a tail whose length is known.
   const ChunkPool::Slot* best = nullptr;
   const auto consider = [&](const ChunkPool::Slot* slot) {
     if (slot == nullptr || (best != nullptr && slot->meta.num_tokens <= best->meta.num_tokens)) return;
@@ -47,13 +48,15 @@ Coverage SchedulerCore::cover(RequestState& request) {
   return coverage;
 }
 
+/// Returns the first token that layers with a sliding window still keep when the token after `end` tokens is next.
 std::uint32_t SchedulerCore::window_start(std::uint32_t end) const {
   if (window_ == 0 || end < window_) return 0;
   const std::uint32_t first_attended = end + 1 - window_;
   return first_attended - first_attended % config_.block_tokens;
 }
 
-/// The longest part of a hit after which every token that a window still attends to is in the engine or in a chunk.
+/// Returns the longest part of a hit after which each token that a sliding window attends to is in the engine or in a
+/// chunk.
 std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit,
                                          std::uint32_t num_local) const {
   while (hit > num_local) {
@@ -62,7 +65,7 @@ std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::
     std::uint32_t chunk_start = 0;
     for (const ChunkRef chunk : chunks) {
       const ChunkMeta& meta = pool_.slot(chunk.slot).meta;
-      // A chunk that lacks what is needed lacks it for every end inside of it: the hit ends before it.
+      // If a chunk lacks needed tokens, every hit that ends inside of the chunk does: the hit must end before it.
       if (chunk_start < hit && meta.window_from > 0 && needed_from < chunk_start + meta.window_from) fits = chunk_start;
       chunk_start += meta.num_tokens;
     }
@@ -77,16 +80,18 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
   RequestState* found = find(id);
   if (found == nullptr || !found->cacheable) return {};
   RequestState& request = *found;
-  if (request.running) release_blocks(request);  // it was preempted, and build_step has yet to hear of it
+  if (request.running) release_blocks(request);  // preempted; build_step gets this later
   request.async_load = RequestState::AsyncLoad::kNone;
   if (request.open_lookup) {
-    // Asked again in the same step: the stored answer, against what the engine has by itself now.
+    // Second lookup in one step: the stored hit, minus what the engine has in its own cache now.
     OpenLookup& open = *request.open_lookup;
-    std::uint32_t held = 0;
+    std::uint32_t pinned = 0;
     for (const ChunkRef chunk : open.chunks)
-      held += pool_.slot(chunk.slot).ref == chunk ? pool_.slot(chunk.slot).meta.num_tokens : 0;
-    if (!open.chunks.empty()) promise::idempotent_lookup(open.hit, std::min(held, request.chain.size() - 1), id.value);
-    const std::uint32_t usable = request.skip_external_until_admitted ? 0 : fit_windows(open.chunks, open.hit, num_local);
+      pinned += pool_.slot(chunk.slot).ref == chunk ? pool_.slot(chunk.slot).meta.num_tokens : 0;
+    if (!open.chunks.empty())
+      promise::idempotent_lookup(open.hit, std::min(pinned, request.chain.size() - 1), id.value);
+    const std::uint32_t usable =
+        request.skip_external_until_admitted ? 0 : fit_windows(open.chunks, open.hit, num_local);
     open.num_local = num_local;
     open.num_external = usable > num_local ? usable - num_local : 0;
     return {false, open.num_external, open.num_external > 0 && loads_async()};
@@ -109,7 +114,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
 }
 
 Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now) {
-  // A synchronous load leaves one token to compute, so a full hit gives back its last token.
+  // A load must leave one token to compute.
   const std::uint32_t hit = std::min(coverage.tokens, request.chain.size() - 1);
   const std::uint32_t usable = request.skip_external_until_admitted ? 0 : fit_windows(coverage.chunks, hit, num_local);
   OpenLookup open;
@@ -118,9 +123,9 @@ Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, st
   open.num_external = usable > num_local ? usable - num_local : 0;
   promise::sane_counts(num_local, open.num_external, request.chain.size(), request.id.value);
   if (hit > 0) {
-    // Held even where the engine needs none of it: asked again in this step, it may have lost its own blocks.
+    // Pinned even if the engine needs none of it: at a second lookup in this step it may have lost its own blocks.
     open.chunks = coverage.chunks;
-    open.pin = pool_.pin(coverage.chunks, "look-up of " + request.id.value, now, now + config_.pin_ttl);
+    open.pin = pool_.pin(coverage.chunks, "lookup of " + request.id.value, now, now + config_.pin_ttl);
     pool_.touch(coverage.chunks);
   }
   if (open.num_external > 0) counters_.lookup_hits += 1;
@@ -130,7 +135,7 @@ Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, st
   return answer;
 }
 
-/// The one way out of an attempt that was not admitted, whatever stopped it: nothing of the look-up stays.
+/// Erases the open lookup. Every attempt ends here, admitted or not.
 void SchedulerCore::end_attempt(RequestState& request) {
   if (request.open_lookup) {
     pool_.unpin(request.open_lookup->pin);
@@ -146,17 +151,17 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   RequestState* found = find(id);
   if (found == nullptr) return;
   RequestState& request = *found;
-  if (request.running) release_blocks(request);  // preempted since, and never looked up: not cacheable
-  const bool goes_on = num_external == 0 && request.async_load == RequestState::AsyncLoad::kDone;
+  if (request.running) release_blocks(request);  // preempted, and not looked up since it is not cacheable
+  const bool continues = num_external == 0 && request.async_load == RequestState::AsyncLoad::kDone;
   request.async_load = RequestState::AsyncLoad::kNone;
   request.blocks = blocks;
   request.admitted_in = step_ + 1;
   request.skip_external_until_admitted = false;
-  if (goes_on) {  // the same admission: what it was allocated for is there now
+  if (continues) {  // the load of the same admission is done
     request.running = true;
     return;
   }
-  if (!request.attempt_open) request.attempt.value += 1;  // admitted without being looked up: not cacheable (any more)
+  if (!request.attempt_open) request.attempt.value += 1;  // admitted without a lookup: not cacheable
   Admission admission;
   admission.attempt = request.attempt.value;
   admission.resumed = request.preemptions > 0;
@@ -177,7 +182,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
     loads_next_.push_back(std::move(job));
     counters_.loads += 1;
   }
-  // Counted once per admission, here, where the engine has committed to it.
+  // Counted here, once per admission, because the engine may repeat a lookup.
   counters_.hit_tokens += num_external;
   if (admission.resumed) {
     counters_.resumed += 1;
@@ -185,11 +190,11 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   }
   request.admissions.push_back(admission);
   end_attempt(request);
-  if (is_async) request.async_load = RequestState::AsyncLoad::kUnderWay;
+  if (is_async) request.async_load = RequestState::AsyncLoad::kInProgress;
   request.running = !is_async;
   request.computed = local + num_external;
   request.window_end = request.computed;
-  request.saved = 0;  // restarts: the next step skips what the pool holds
+  request.saved = 0;  // the next step skips chunks that the pool has
 }
 
 LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_external,
@@ -197,7 +202,7 @@ LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_
   const std::string& id = request.id.value;
   KVFERRY_CHECK(request.open_lookup && num_external <= request.open_lookup->num_external &&
                     (window_ == 0 || num_external == request.open_lookup->num_external),
-                "exact-load: request {} was allocated {} external tokens, the look-up offered {}", id, num_external,
+                "exact-load: request {} was allocated {} external tokens, the lookup offered {}", id, num_external,
                 request.open_lookup ? request.open_lookup->num_external : 0);
   KVFERRY_CHECK(blocks.size() == config_.windows.size(), "exact-load: request {} has blocks in {} KV groups of {}", id,
                 blocks.size(), config_.windows.size());

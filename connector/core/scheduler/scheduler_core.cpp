@@ -1,4 +1,4 @@
-// The life of a request but for its admission (scheduler_admission.cpp): added, told new tokens, finished.
+// A request is added, gets tokens and finishes; its admission is in scheduler_admission.cpp.
 #include "connector/core/scheduler/scheduler_core.h"
 
 #include <algorithm>
@@ -14,15 +14,20 @@ SchedulerCore::SchedulerCore(CoreConfig config)
     : config_(std::move(config)),
       pool_(config_.num_slots, config_.num_ranks),
       sender_({config_.fingerprint, config_.num_ranks, config_.push_ttl, config_.push_grace, config_.first_lease},
-              pool_),
+              {pool_, actions_, counters_},
+              [this](const RequestId& id) {
+                if (RequestState* request = find(id)) request->is_delivered = true;
+                unpin_handoff(id.value);
+              }),
       receiver_({config_.fingerprint, config_.chunk_tokens, config_.num_ranks, config_.push_ttl, config_.try_timeout,
                  config_.first_lease},
-                pool_),
+                {pool_, actions_, counters_}),
       next_lease_(config_.first_lease) {
-  KVFERRY_CHECK(next_lease_ > 0, "lease 0 means none");
-  KVFERRY_CHECK(!config_.windows.empty(), "an engine without KV groups");
+  KVFERRY_CHECK(next_lease_ > 0, "first_lease is 0, which means no lease");
+  KVFERRY_CHECK(!config_.windows.empty(), "the engine has no KV groups");
   for (const std::uint32_t window : config_.windows) {
-    KVFERRY_CHECK(window == 0 || window_ == 0 || window == window_, "windows of {} and {} tokens", window_, window);
+    KVFERRY_CHECK(window == 0 || window_ == 0 || window == window_, "sliding windows of {} and {} tokens differ",
+                  window_, window);
     window_ = std::max(window_, window);
   }
 }
@@ -38,7 +43,7 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   const ChunkKey root = root_key(config_.fingerprint, request.extras);
   RequestState& state =
       requests_.try_emplace(request.id, NewRequest(request), root, config_.chunk_tokens).first->second;
-  // An id may come again while a load of its former self is under way: attempts tell the two apart.
+  // vLLM may reuse an id while a load of the earlier request is in progress: attempts tell the two apart.
   const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
   if (after != loads_.begin() && std::prev(after)->first.first == request.id.value)
     state.attempt.value = std::prev(after)->first.second;
@@ -49,7 +54,7 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
 
 void SchedulerCore::update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens) {
   if (RequestState* request = find(id)) {
-    if (keep < request->chain.size()) {  // KV computed from tokens that were taken back is nobody's
+    if (keep < request->chain.size()) {  // KV of truncated tokens is invalid
       request->computed = std::min(request->computed, keep);
       request->saved = std::min(request->saved, keep - keep % config_.chunk_tokens);
     }
@@ -83,12 +88,11 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
       pin_handoff(request, result.handoff_tokens, now);
     }
   }
-  sender_.request_finished(id, now);
-  take_push_actions();
+  sender_.request_finished(id);
   result.admissions = std::move(request.admissions);
   end_attempt(request);
   if (request.fetch) {
-    fetches_.erase(request.fetch->id);  // a pull under way still fills the pool; a lease that comes is given back
+    fetches_.erase(request.fetch->id);  // a pull in progress still fills the pool; a late lease is released
     fetching_.erase(id);
   }
   std::replace(last_order_.begin(), last_order_.end(), &request, static_cast<RequestState*>(nullptr));
@@ -96,34 +100,35 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
   return result;
 }
 
-/// Keeps the prompt until its decode worker has come for it.
+/// Pins the prompt's chunks until the decode worker's lease ends.
 void SchedulerCore::pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now) {
   const std::string& id = request.id.value;
-  if (const auto former = handoffs_.find(id); former != handoffs_.end()) {
-    pool_.unpin(former->second);
-    handoffs_.erase(former);
-  }
+  unpin_handoff(id);
   if (request.is_delivered) return;
   std::vector<ChunkRef> chunks;
-  const auto hold = [&](const ChunkPool::Slot* slot) {
+  const auto add = [&](const ChunkPool::Slot* slot) {
     if (slot != nullptr) chunks.push_back(slot->ref);
   };
   const std::uint32_t full = num_tokens / config_.chunk_tokens;
-  for (std::uint32_t i = 0; i < full; ++i) hold(pool_.find(request.chain.key(i)));
+  for (std::uint32_t i = 0; i < full; ++i) add(pool_.find(request.chain.key(i)));
   if (const std::uint32_t rest = num_tokens % config_.chunk_tokens; rest > 0)
-    hold(pool_.find(request.chain.tail_key(full, rest)));
-  handoffs_[id] = pool_.pin(std::move(chunks), "hand-off of " + id, now, now + config_.handoff_ttl);
+    add(pool_.find(request.chain.tail_key(full, rest)));
+  handoffs_[id] = pool_.pin(std::move(chunks), "handoff of " + id, now, now + config_.handoff_ttl);
+}
+
+void SchedulerCore::unpin_handoff(const std::string& request) {
+  const auto handoff = handoffs_.find(request);
+  if (handoff == handoffs_.end()) return;
+  pool_.unpin(handoff->second);
+  handoffs_.erase(handoff);
 }
 
 void SchedulerCore::reset_cache() {
-  // Held chunks too: what a hold still reads is freed when it ends, and no look-up finds it any more.
   for (const ChunkPool::Slot* slot : pool_.ready()) pool_.invalidate(slot->ref);
   invalidate_planned_saves();
   receiver_.invalidate();
   announce_evictions();
 }
-
-std::vector<Action> SchedulerCore::take_actions() { return std::exchange(actions_, {}); }
 
 std::vector<ChunkMeta> SchedulerCore::snapshot() const {
   std::vector<ChunkMeta> chunks;
@@ -137,7 +142,6 @@ void SchedulerCore::publish(ChunkRef chunk) {
                          config_.num_ranks, chunk.slot);
   actions_.push_back(PublishChunks{{slot.meta}});
   sender_.chunk_ready(slot, now_);
-  take_push_actions();
 }
 
 void SchedulerCore::announce_evictions() {
@@ -150,7 +154,6 @@ void SchedulerCore::tick(TimeNs now) {
   now_ = now;
   sender_.tick(now);
   receiver_.tick(now);
-  take_push_actions();
   counters_.pins_expired += pool_.expire_pins(now).size();
   std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second); });
   std::erase_if(leases_, [&](const auto& entry) { return !pool_.pinned(entry.second.pin); });

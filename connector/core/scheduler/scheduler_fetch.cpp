@@ -1,5 +1,5 @@
-// Bringing chunks from other nodes into this node's pool while a look-up says "ask again": hand-off source first, then
-// the directory's holders, best first, each by a lease and a pull.
+// Fetches: copies chunks of other nodes into this node's pool while a lookup is pending. The handoff source is asked
+// first, then the directory's holders, best first; each holder grants a lease before its chunks are pulled.
 #include <algorithm>
 #include <utility>
 
@@ -28,7 +28,7 @@ void SchedulerCore::end_fetch(RequestState& request, TimeNs now) {
   request.fetch.reset();
 }
 
-/// The chunks of `offer` that extend what the pool covers, in order; empty when it has nothing to add.
+/// Returns the chunks of `offer` that extend the prefix in the pool, in order.
 std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const HolderOffer& offer) {
   TokenChain& chain = request.chain;
   const std::uint32_t full = std::min(offer.num_full_chunks, chain.num_full_chunks());
@@ -56,11 +56,11 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
   return missing;
 }
 
-/// Asks the next node that can add something, or ends the fetch.
+/// Requests a lease from the next node that can extend the prefix, or ends the fetch.
 void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   Fetch& fetch = *request.fetch;
   if (fetch.stage == Fetch::Stage::kLease || fetch.stage == Fetch::Stage::kPull) {
-    // Whatever was under way is answered or too late; a new id makes late answers strangers.
+    // A new id, so that late answers to the previous try are ignored.
     fetches_.erase(fetch.id);
     fetch.id = ++last_id_;
     fetches_[fetch.id] = request.id;
@@ -104,7 +104,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   end_fetch(request, now);
 }
 
-/// False when there is nobody to ask or nothing left to ask for.
+/// Returns false if the controller is unreachable or the pool has the whole request.
 bool SchedulerCore::ask_directory(RequestState& request, TimeNs now) {
   TokenChain& chain = request.chain;
   if (!directory_up_ || cover(request).tokens + 1 >= chain.size()) return false;
@@ -133,26 +133,26 @@ void SchedulerCore::directory_answered(std::uint64_t fetch, std::vector<HolderOf
 
 void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply,
                                    TimeNs now) {
-  // A doubled message: the lease is being read from and given back when that is done.
-  const auto reads = [&](const auto& entry) {
+  // A duplicate: the lease is in use and will be released after its pull.
+  const auto is_in_use = [&](const auto& entry) {
     return reply.lease != 0 && entry.second.endpoint == endpoint && entry.second.lease == reply.lease;
   };
-  if (std::any_of(pulls_.begin(), pulls_.end(), reads)) return;
-  const auto give_back = [&] {
+  if (std::any_of(pulls_.begin(), pulls_.end(), is_in_use)) return;
+  const auto release = [&] {
     if (reply.lease != 0) actions_.push_back(ReleaseLease{endpoint, reply.lease});
   };
   if (replication_lease_answered(fetch, reply, now)) return;
   const auto found = fetches_.find(fetch);
-  if (found == fetches_.end() || requests_.at(found->second).fetch->stage != Fetch::Stage::kLease) return give_back();
+  if (found == fetches_.end() || requests_.at(found->second).fetch->stage != Fetch::Stage::kLease) return release();
   RequestState& request = requests_.at(found->second);
   Fetch& current = *request.fetch;
   if (!reply.refused.empty()) {
     actions_.push_back(
-        LogLine{fmt::format("{} refuses KV for request {}: {}", endpoint, request.id, reply.refused), true});
+        LogLine{fmt::format("{} refuses to lease KV for request {}: {}", endpoint, request.id, reply.refused), true});
   }
   const StartPull* pull = start_pull(request.id, current.engine_id, endpoint, current.wanted, reply, now);
   if (pull == nullptr) {
-    give_back();
+    release();
     return advance_fetch(request, now);
   }
   current.stage = Fetch::Stage::kPull;
@@ -160,10 +160,11 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   current.try_deadline = pull->deadline + config_.try_timeout;
 }
 
-/// Takes slots for what was leased of `wanted` and is not here yet. nullptr: nothing to pull; the lease is still held.
+/// Reserves slots for the leased chunks of `wanted` that are not in the pool, and starts their pull. Returns nullptr if
+/// there is nothing to pull; the caller then releases the lease.
 const StartPull* SchedulerCore::start_pull(const RequestId& request, const EngineId& engine_id,
-                                            const std::string& endpoint, std::span<const ChunkMeta> wanted,
-                                            const LeaseReply& reply, TimeNs now) {
+                                           const std::string& endpoint, std::span<const ChunkMeta> wanted,
+                                           const LeaseReply& reply, TimeNs now) {
   Pull pull{request, endpoint, reply.lease, {}, 0};
   for (const LeasedChunk& leased : reply.chunks) {
     if (leased.index >= wanted.size()) continue;
@@ -174,8 +175,8 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const Engin
     if (!has_checksums && !has_runs) continue;
     if (leased.window_from > leased.num_tokens) continue;
     meta.window_from = leased.window_from;
-    if (pool_.find(meta.key) != nullptr) continue;  // someone else brings it
-    const auto slot = pool_.reserve(meta, request.value.empty() ? "an ordered fetch" : "fetch for " + request.value);
+    if (pool_.find(meta.key) != nullptr) continue;  // already there, or another request fetches it
+    const auto slot = pool_.reserve(meta, request.value.empty() ? "a replication" : "fetch for " + request.value);
     if (!slot) {
       counters_.pool_full += 1;
       break;
@@ -198,11 +199,11 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
   promise::exactly_once(found != pulls_.end() && ok.size() == found->second.items.size(), fmt::format("pull {}", id));
   Pull& pull = found->second;
   for (std::size_t i = 0; i < ok.size(); ++i) {
-    const PullItem& item = pull.items[i];  // ok: the worker found the bytes to match the holder's checksums
-    const bool is_told = !item.checksums.empty();
-    const bool is_ok = ok[i] && (is_told || i < checksums.size());
+    const PullItem& item = pull.items[i];  // ok[i]: the bytes match the holder's checksums
+    const bool has_checksums = !item.checksums.empty();
+    const bool is_ok = ok[i] && (has_checksums || i < checksums.size());
     if (!is_ok) counters_.pull_failures += 1;
-    const std::uint64_t checksum = is_told ? item.checksums[rank] : is_ok ? checksums[i] : 0;
+    const std::uint64_t checksum = has_checksums ? item.checksums[rank] : is_ok ? checksums[i] : 0;
     if (pool_.rank_written(item.local, rank, is_ok, checksum)) {
       counters_.pulled_chunks += 1;
       publish(item.local);

@@ -1,4 +1,4 @@
-// This node as a holder: leases for nodes that read from its pool.
+// Leases for other nodes that read from this node's pool.
 #include "connector/core/scheduler/scheduler_core.h"
 #include "transport/base/fingerprint.h"
 
@@ -29,12 +29,8 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
 
 void SchedulerCore::lease_released(std::uint64_t lease) {
   const auto found = leases_.find(lease);
-  if (found == leases_.end()) return;  // expired, given back before, or of a past life of this node
-  // The decode worker has the prompt: nothing has to wait for it any longer.
-  if (const auto handoff = handoffs_.find(found->second.handoff); handoff != handoffs_.end()) {
-    pool_.unpin(handoff->second);
-    handoffs_.erase(handoff);
-  }
+  if (found == leases_.end()) return;    // expired, released before, or of an earlier incarnation
+  unpin_handoff(found->second.handoff);  // the decode worker has the prompt
   pool_.unpin(found->second.pin);
   leases_.erase(found);
 }

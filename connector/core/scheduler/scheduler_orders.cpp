@@ -1,4 +1,4 @@
-// What the controller asks of this pool: keep, unkeep, forget, replication.
+// The controller's orders for this pool: pin, unpin, evict, replicate.
 #include <algorithm>
 #include <utility>
 
@@ -7,13 +7,13 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kChunksPerPiece = 32;  // of a fetch: small, so that requests' own pulls get their turn
+constexpr std::size_t kChunksPerPiece = 32;  // of a replication: small, so that the pulls of requests are not delayed
 
 }  // namespace
 
 void SchedulerCore::pin_ordered(const PinOrder& order, TimeNs now) {
   if (order.ttl <= 0) return;
-  // Whatever is asked, half of the pool stays free for the work at hand.
+  // Half of the pool is left for requests.
   const std::size_t num_allowed = config_.num_slots / 2;
   std::vector<ChunkRef> chunks;
   std::size_t num_refused = 0;
@@ -27,10 +27,11 @@ void SchedulerCore::pin_ordered(const PinOrder& order, TimeNs now) {
   }
   if (num_refused > 0) {
     counters_.pins_refused += num_refused;
-    actions_.push_back(LogLine{fmt::format("{} of {} chunks that the controller asked for are not pinned: at most half of "
-                                           "the pool's {} chunks can be pinned for it",
-                                           num_refused, order.keys.size(), config_.num_slots),
-                               true});
+    actions_.push_back(
+        LogLine{fmt::format("{} of {} chunks that the controller asked for are not pinned: at most half of "
+                            "the pool's {} chunks can be pinned for it",
+                            num_refused, order.keys.size(), config_.num_slots),
+                true});
   }
   if (chunks.empty()) return;
   num_controller_pinned_ += chunks.size();
@@ -42,7 +43,7 @@ void SchedulerCore::pin_ordered(const PinOrder& order, TimeNs now) {
 
 void SchedulerCore::unpin_ordered(std::uint64_t id) {
   const auto found = controller_pins_.find(id);
-  if (found == controller_pins_.end()) return;  // expired, or never here
+  if (found == controller_pins_.end()) return;  // expired, or unknown
   for (const ControllerPin& entry : found->second) {
     pool_.unpin(entry.pin);
     num_controller_pinned_ -= entry.num_chunks;
@@ -68,19 +69,20 @@ void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
       .piece = {}};
   for (ChunkMeta& chunk : replication.remaining)
     if (!chunk.is_tail) chunk.num_tokens = config_.chunk_tokens;
-  // A slot has room for one chunk, whatever a controller says.
+  // A longer chunk does not fit into a slot.
   std::erase_if(replication.remaining, [&](const ChunkMeta& chunk) { return chunk.num_tokens > config_.chunk_tokens; });
   replications_.push_back(std::move(replication));
   advance_replications(now);
 }
 
-/// One piece at a time over all orders: the fetches of requests come first.
+/// Requests the next piece, if none is in progress. One piece at a time over all orders leaves room for the fetches of
+/// requests.
 void SchedulerCore::advance_replications(TimeNs now) {
   while (!replications_.empty() && replications_.front().piece.empty()) {
     Replication& replication = replications_.front();
-    const bool is_over = now >= replication.deadline || suspect_until_.contains(replication.endpoint);
+    const bool has_ended = now >= replication.deadline || suspect_until_.contains(replication.endpoint);
     RequestLease lease{0, replication.engine_id, replication.endpoint, {config_.fingerprint, {}, {}}};
-    while (!is_over && !replication.remaining.empty() && replication.piece.size() < kChunksPerPiece) {
+    while (!has_ended && !replication.remaining.empty() && replication.piece.size() < kChunksPerPiece) {
       ChunkMeta chunk = std::move(replication.remaining.front());
       replication.remaining.pop_front();
       if (pool_.find(chunk.key) != nullptr) continue;
@@ -98,11 +100,11 @@ void SchedulerCore::advance_replications(TimeNs now) {
   }
 }
 
-/// False: no order waits for this answer.
-bool SchedulerCore::replication_lease_answered(std::uint64_t number, const LeaseReply& reply, TimeNs now) {
+/// Returns false if no replication waits for this answer.
+bool SchedulerCore::replication_lease_answered(std::uint64_t fetch, const LeaseReply& reply, TimeNs now) {
   if (replications_.empty()) return false;
   Replication& replication = replications_.front();
-  if (replication.piece.empty() || replication.fetch != number || replication.pull != 0) return false;
+  if (replication.piece.empty() || replication.fetch != fetch || replication.pull != 0) return false;
   const StartPull* pull = start_pull({}, replication.engine_id, replication.endpoint, replication.piece, reply, now);
   if (pull == nullptr) {
     if (reply.lease != 0) actions_.push_back(ReleaseLease{replication.endpoint, reply.lease});

@@ -1,12 +1,11 @@
-// Pushes as the scheduler core sees them: it tells both sides of them (push_sender.h, push_receiver.h) what happens.
-#include <algorithm>
+// Pushes: passes events to the two sides (push_sender.h, push_receiver.h).
 #include <utility>
 
 #include "connector/core/scheduler/scheduler_core.h"
 
 namespace kvferry {
 
-/// The whole prompt, as it will be saved: the decode node says what of it it wants.
+/// Offers the whole prompt, as it will be saved; the decode node chooses the chunks that it needs.
 void SchedulerCore::offer_prompt(RequestState& request, PushTarget target) {
   TokenChain& chain = request.chain;
   std::vector<ChunkMeta> chunks;
@@ -18,10 +17,9 @@ void SchedulerCore::offer_prompt(RequestState& request, PushTarget target) {
     chunks.push_back(std::move(tail));
   }
   sender_.offer(request.id, std::move(target), chunks, now_);
-  take_push_actions();
 }
 
-/// The prompt was handed over, so its push is all but done: what is not there in a moment will not come.
+/// The request of a handed-over prompt has arrived, so its push is nearly done: chunks missing soon are pulled instead.
 void SchedulerCore::shorten_push_deadlines(RequestState& request) {
   TokenChain& chain = request.chain;
   std::vector<ChunkKey> keys(chain.keys().begin(), chain.keys().end());
@@ -31,61 +29,23 @@ void SchedulerCore::shorten_push_deadlines(RequestState& request) {
   receiver_.shorten_deadline(keys, now_);
 }
 
-void SchedulerCore::take_push_actions() {
-  for (auto& action : sender_.take_actions())
-    std::visit([&](auto& one) { actions_.push_back(std::move(one)); }, action);
-  for (auto& action : receiver_.take_actions())
-    std::visit([&](auto& one) { actions_.push_back(std::move(one)); }, action);
-  for (const RequestId& id : sender_.take_delivered()) {
-    if (RequestState* request = find(id)) request->is_delivered = true;
-    if (const auto handoff = handoffs_.find(id.value); handoff != handoffs_.end()) {
-      pool_.unpin(handoff->second);
-      handoffs_.erase(handoff);
-    }
-  }
-  counters_.pushed_chunks = sender_.counters().pushed_chunks;
-  counters_.push_failures = sender_.counters().push_failures;
-  counters_.received_chunks = receiver_.num_received();
-}
-
 void SchedulerCore::push_answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now) {
   now_ = now;
   if (!reply.refused.empty())
     actions_.push_back(LogLine{fmt::format("{} refuses pushes: {}", endpoint, reply.refused), true});
   sender_.answered(push, endpoint, reply, now);
-  take_push_actions();
-}
-
-void SchedulerCore::chunk_push_ended(const PushOutcome& outcome, TimeNs now) {
-  now_ = now;
-  sender_.chunk_push_ended(outcome, now);
-  take_push_actions();
 }
 
 PushReply SchedulerCore::push_offered(const std::string& from, const PushOffer& offer, TimeNs now) {
   now_ = now;
   PushReply reply = receiver_.offered(from, offer, now);
-  take_push_actions();
   announce_evictions();
   return reply;
-}
-
-void SchedulerCore::push_grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices, TimeNs now) {
-  now_ = now;
-  receiver_.grant_failed(ticket, indices);
-  take_push_actions();
-}
-
-void SchedulerCore::push_settled(const PushSettlement& settlement, TimeNs now) {
-  now_ = now;
-  receiver_.settled(settlement);
-  take_push_actions();
 }
 
 void SchedulerCore::push_revoked(const Revocation& answer, TimeNs now) {
   now_ = now;
   for (const ChunkRef chunk : receiver_.revoked(answer)) publish(chunk);
-  take_push_actions();
 }
 
 }  // namespace kvferry

@@ -49,8 +49,8 @@ void PushLinks::execute(GrantSlots& lent_slots) {
 
 void PushLinks::execute(RevokeSlots& reclaimed) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    if (parts_.send_worker(rank, seal(NodeMessage::kReclaim, reclaimed.reclaim.ticket, reclaimed.reclaim))) continue;
-    Revocation lost = reclaimed.reclaim;
+    if (parts_.send_worker(rank, seal(NodeMessage::kReclaim, reclaimed.revocation.ticket, reclaimed.revocation))) continue;
+    Revocation lost = reclaimed.revocation;
     lost.rank = rank;
     for (RevokedChunk& chunk : lost.chunks) chunk.ok = false;
     parts_.tell_core([&](SchedulerCore& core) { core.push_revoked(lost, parts_.clock.now()); });
@@ -64,7 +64,7 @@ bool PushLinks::take_request(const std::string& sender, const Envelope& envelope
   }
   if (is(envelope, NodeMessage::kPushSettlement)) {
     if (const auto settlement = decode<PushSettlement>(envelope.body, "push settlement"))
-      parts_.tell_core([&](SchedulerCore& core) { core.push_settled(*settlement, parts_.clock.now()); });
+      parts_.tell_core([&](SchedulerCore& core) { core.push_settled(*settlement); });
     return true;
   }
   return false;
@@ -106,7 +106,7 @@ void PushLinks::lent(const GrantOutcome& outcome) {
     lending.reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kDeclined);
   }
   if (!missing.empty()) {
-    parts_.tell_core([&](SchedulerCore& core) { core.push_grant_failed(outcome.ticket, missing, parts_.clock.now()); });
+    parts_.tell_core([&](SchedulerCore& core) { core.push_grant_failed(outcome.ticket, missing); });
   }
   const PushAnswer answer{lending.reply, parts_.ranks, std::move(lending.grants)};
   parts_.answer_node(lending.sender, seal(NodeMessage::kPushAnswer, lending.push, answer, lending.version));

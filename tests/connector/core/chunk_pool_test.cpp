@@ -157,13 +157,6 @@ TEST_F(Pool, ListsTheNewestSixteenTailsOfAGroupAndKeepsOlderOnesByKey) {
   EXPECT_TRUE(pool.tails(root_key("group", "")).empty());
 }
 
-TEST_F(Pool, AnAbandonedSlotIsFreeAgain) {
-  ChunkPool pool(1, 2);
-  pool.abandon(pool.reserve(chunk(1), "test").value());
-  EXPECT_EQ(pool.find(chunk(1).key), nullptr);
-  EXPECT_NE(pool.reserve(chunk(1), "test"), std::nullopt);
-}
-
 TEST_F(Pool, AnOldGenerationIsNeverTakenForTheNewOne) {
   ChunkPool pool(1, 1);
   const ChunkRef old = ready(pool, chunk(1));
@@ -182,8 +175,7 @@ TEST_F(Pool, BreaksItsPromisesLoudly) {
   EXPECT_BREAKS(pool.reserve(chunk(1), "test"), "written twice");
   EXPECT_BREAKS(pin(pool, {ref}, 0), "bounded-pin");
   EXPECT_BREAKS(pool.pin({ref}, "", 0, 100), "bounded-pin");
-  EXPECT_BREAKS(pool.abandon(ref), "not just reserved");
-  EXPECT_BREAKS(pool.fail_write(ref), "nobody writes it");
+  EXPECT_BREAKS(pool.fail_write(ref), "is not being written");
 }
 
 }  // namespace

@@ -211,7 +211,7 @@ class Lending : public CoreBench {
   std::vector<RevokedChunk> reclaim_all(std::uint32_t rank = 0) {
     std::vector<RevokedChunk> all;
     for (const RevokeSlots& one : take<RevokeSlots>()) {
-      Revocation answer = one.reclaim;
+      Revocation answer = one.revocation;
       answer.rank = rank;
       all.insert(all.end(), answer.chunks.begin(), answer.chunks.end());
       core_->push_revoked(answer, now_);
@@ -224,7 +224,7 @@ TEST_F(Lending, ASettledChunkIsFoundOnceItsSlotIsTakenBack) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted));
   EXPECT_THAT(take<GrantSlots>(), SizeIs(1));
-  core_->push_settled({reply.ticket, {{0, true, 0, {9}}, {1, true, 0, {9}}}}, now_);
+  core_->push_settled({reply.ticket, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
   EXPECT_EQ(core_->pool().num_ready(), 0u) << "somebody may be writing still";
   reclaim_all();
   EXPECT_EQ(core_->pool().num_ready(), 2u);
@@ -240,13 +240,13 @@ TEST_F(Lending, LendsHalfOfThePoolAndNothingTwice) {
   const PushReply again = core_->push_offered("q", prompt(32), now_);
   EXPECT_THAT(again.verdicts, ElementsAre(kPresent, kPresent));
   EXPECT_EQ(again.ticket, 0u);
-  EXPECT_EQ(core_->num_granted_chunks(), 4u);
+  EXPECT_EQ(core_->num_reserved_chunks(), 4u);
 }
 
 TEST_F(Lending, AFailedChunkLeavesItsSlotFree) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
-  core_->push_settled({reply.ticket, {{0, false, 0, {}}}}, now_);
-  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}}, now_);  // too late
+  core_->push_settled({reply.ticket, {{0, false, 0, {}}}});
+  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});  // too late
   const auto back = reclaim_all();
   ASSERT_THAT(back, SizeIs(1));
   EXPECT_FALSE(back[0].ok);
@@ -260,10 +260,10 @@ TEST_F(Lending, NonsenseIsIgnored) {
   EXPECT_THAT(core_->push_offered("p", offer, now_).verdicts, ElementsAre(kDeclined, kDeclined));
   EXPECT_THAT(core_->push_offered("p", prompt(32, 2), now_).verdicts, ElementsAre(kDeclined, kDeclined));
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
-  core_->push_settled({reply.ticket + 1, {{0, true, 0, {9}}}}, now_);
-  core_->push_settled({reply.ticket, {{7, true, 0, {9}}}}, now_);
+  core_->push_settled({reply.ticket + 1, {{0, true, 0, {9}}}});
+  core_->push_settled({reply.ticket, {{7, true, 0, {9}}}});
   EXPECT_THAT(take<RevokeSlots>(), IsEmpty());
-  core_->push_settled({reply.ticket, {{0, true, 0, {9, 9}}}}, now_);  // checksums of another shape
+  core_->push_settled({reply.ticket, {{0, true, 0, {9, 9}}}});  // checksums of another shape
   EXPECT_FALSE(reclaim_all().at(0).ok);
 }
 
@@ -295,7 +295,7 @@ TEST_F(Lending, ALoanEndsSoonAfterItsRequestHasCome) {
 TEST_F(Lending, AResetCacheBelievesNoPushFromBefore) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
   core_->reset_cache();
-  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}}, now_);
+  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});
   reclaim_all();
   EXPECT_EQ(core_->pool().num_ready(), 0u);
 }
@@ -303,17 +303,17 @@ TEST_F(Lending, AResetCacheBelievesNoPushFromBefore) {
 TEST_F(Lending, WhatWorkersCantLendIsFreeAtOnce) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   const std::vector<std::uint32_t> missing = {1};
-  core_->push_grant_failed(reply.ticket, missing, now_);
+  core_->push_grant_failed(reply.ticket, missing);
   EXPECT_EQ(reclaim_all().at(0).index, 1u);
-  EXPECT_EQ(core_->num_granted_chunks(), 1u);
+  EXPECT_EQ(core_->num_reserved_chunks(), 1u);
 }
 
 TEST_F(Lending, ASlotTakenBackTwiceIsABrokenPromise) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
-  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}}, now_);
+  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});
   const auto ordered = take<RevokeSlots>();
-  core_->push_revoked(ordered.at(0).reclaim, now_);
-  EXPECT_BREAKS(core_->push_revoked(ordered.at(0).reclaim, now_), "exactly-once");
+  core_->push_revoked(ordered.at(0).revocation, now_);
+  EXPECT_BREAKS(core_->push_revoked(ordered.at(0).revocation, now_), "exactly-once");
 }
 
 }  // namespace

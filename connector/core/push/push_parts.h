@@ -1,0 +1,18 @@
+// The scheduler core's parts that both sides of a push use.
+#pragma once
+
+#include <vector>
+
+#include "connector/core/chunk_pool.h"
+#include "connector/core/counters.h"
+#include "connector/core/scheduler/actions.h"
+
+namespace kvferry {
+
+struct PushParts {
+  ChunkPool& pool;
+  std::vector<Action>& actions;
+  CoreCounters& counters;
+};
+
+}  // namespace kvferry

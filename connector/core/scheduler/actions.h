@@ -1,0 +1,93 @@
+// What the scheduler core asks its runtime to do. The runtime takes the actions after each event and executes them in
+// order.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "connector/core/chunk_pool.h"
+#include "connector/core/peer_wire.h"
+#include "connector/core/push/push_wire.h"
+#include "transport/base/ids.h"
+
+namespace kvferry {
+
+// ---- fetches: to the controller, to another node, to all workers ----
+struct QueryDirectory {
+  std::uint64_t fetch = 0;
+  std::vector<ChunkKey> keys;
+  std::vector<ChunkKey> tail_groups;
+};
+struct RequestLease {
+  std::uint64_t fetch = 0;
+  EngineId engine_id;
+  std::string endpoint;
+  LeaseRequest request;
+};
+struct ReleaseLease {
+  std::string endpoint;
+  std::uint64_t lease = 0;
+};
+struct StartPull {
+  std::uint64_t pull = 0;
+  EngineId engine_id;
+  std::string endpoint;
+  std::uint64_t lease = 0;
+  TimeNs deadline = 0;
+  std::vector<PullItem> items;
+};
+
+// ---- to the controller ----
+struct PublishChunks {
+  std::vector<ChunkMeta> chunks;
+};
+struct AnnounceEvictions {
+  std::vector<ChunkKey> keys;
+};
+
+// ---- pushes, prefill side ----
+/// The decode node that a router chose before the prefill (kv_transfer_params.kvferry_push_to).
+struct PushTarget {
+  EngineId engine_id;
+  std::string endpoint;  // of the scheduler that answers offers
+};
+/// To the decode node.
+struct OfferPush {
+  std::uint64_t push = 0;
+  PushTarget target;
+  PushOffer offer;
+};
+/// To all workers.
+struct StartPush {
+  PushStart start;
+};
+/// To the decode node.
+struct SettlePush {
+  std::string endpoint;
+  PushSettlement settlement;
+};
+/// To all workers: cancel the transfers of this push and erase its state.
+struct DropPush {
+  std::uint64_t push = 0;
+};
+
+// ---- pushes, decode side: to all workers ----
+struct GrantSlots {
+  GrantOrder order;
+};
+struct RevokeSlots {
+  Revocation revocation;
+};
+
+/// A sentence for the log; `warning` if an operator should read it.
+struct LogLine {
+  std::string text;
+  bool warning = false;
+};
+
+using Action = std::variant<QueryDirectory, RequestLease, ReleaseLease, StartPull, PublishChunks, AnnounceEvictions,
+                            OfferPush, StartPush, SettlePush, DropPush, GrantSlots, RevokeSlots, LogLine>;
+
+}  // namespace kvferry

@@ -1,0 +1,42 @@
+// The scheduler core's settings.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "transport/base/clock.h"
+
+namespace kvferry {
+
+struct CoreConfig {
+  std::string fingerprint;
+  std::uint32_t chunk_tokens = 256;
+  std::uint32_t block_tokens = 16;
+  /// [KV group] Number of tokens that its layers attend to, the current one included; 0: all. All sliding windows have
+  /// the same size.
+  std::vector<std::uint32_t> windows = {0};
+  bool runs_ahead = false;  // the engine plans a step before it has the result of the previous one
+  std::uint32_t num_slots = 0;
+  std::uint32_t num_ranks = 1;
+  bool save_decode_cache = true;
+  bool save_partial_chunks = true;
+  TimeNs load_timeout = 5 * kSecond;           // the longest time that a lookup stays pending
+  TimeNs try_timeout = 1 * kSecond;            // for the answer of the directory or of one holder
+  TimeNs pull_timeout = 4 * kSecond;           // for the bytes of one pull
+  TimeNs lease_ttl = 30 * kSecond;             // bounds the pins of a reader that died
+  TimeNs handoff_ttl = 60 * kSecond;           // a finished prompt stays pinned this long for its decode worker
+  TimeNs push_ttl = 60 * kSecond;              // from an offer to its last chunk
+  TimeNs push_grace = 30 * kSecond;            // for the workers to end a dropped push
+  TimeNs order_ttl_max = 24 * 3600 * kSecond;  // upper bound for every ttl in the controller's orders
+  TimeNs pin_ttl = 60 * kSecond;               // for lookups and loads; in practice the next step ends them
+  TimeNs refetch_after = 100 * kMillisecond;   // from a failed fetch to the next fetch of the same request
+  std::uint64_t first_lease = 1;  // differs at each start, so that leases of an earlier incarnation are unknown
+
+  /// Returns true if a request waits outside the step for its load. A synchronous load is possible only where vLLM can
+  /// recover from a failed one: it restarts at the first bad block, which does not work with sliding windows (earlier
+  /// blocks are gone), nor if later steps were already planned on top of the failed load.
+  bool loads_async() const { return runs_ahead || windows.size() > 1 || windows[0] > 0; }
+};
+
+}  // namespace kvferry

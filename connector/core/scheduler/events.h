@@ -1,0 +1,91 @@
+// What the engine and the directory pass to the scheduler core, and what it answers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "connector/core/scheduler/actions.h"
+#include "connector/core/token_chain.h"
+#include "transport/base/clock.h"
+#include "transport/base/ids.h"
+
+namespace kvferry {
+
+using BlockTable = std::vector<std::vector<BlockId>>;  // [KV group][block]
+constexpr BlockId kNullBlock = 0;                      // vLLM's placeholder for a block that a KV group does not need
+
+/// Where a prefill node left this request's prompt (kv_transfer_params with do_remote_prefill).
+struct HandoffSource {
+  EngineId engine_id;
+  std::string endpoint;
+  std::string request_id;  // the prefill node's id of the request
+  std::uint32_t num_tokens = 0;
+};
+
+struct NewRequest {
+  RequestId id;
+  std::span<const std::int32_t> tokens;
+  std::uint32_t num_prompt_tokens = 0;
+  std::string extras;             // LoRA name, cache_salt: everything that changes all of the KV
+  std::vector<TokenExtra> items;  // multimodal
+  bool cacheable = true;          // false for prompt embeddings, or if the prefix cache must not be read
+  bool handoff = false;           // do_remote_decode: a decode worker will read the prompt from this node
+  std::optional<HandoffSource> source;
+  std::optional<PushTarget> push_to;  // with `handoff`: the node that receives the prompt while it is computed
+};
+
+struct ScheduledRequest {
+  RequestId id;
+  std::uint32_t num_computed = 0;       // before this step
+  std::uint32_t num_scheduled = 0;      // in this step
+  std::optional<BlockTable> block_ids;  // the whole new table, if the request was given one
+  BlockTable new_block_ids = {};        // otherwise the blocks added to each KV group
+  bool same_place = false;  // the request had the same index in the previous step, so its id need not be compared
+};
+struct StepInput {
+  std::vector<ScheduledRequest> scheduled;
+  std::vector<RequestId> preempted;
+};
+/// Returns the request's tokens from index `known` on. Called when a chunk fills, not in each step.
+using TokenSource = std::function<std::vector<std::int32_t>(const RequestId& id, std::uint32_t known)>;
+
+/// The answer to a lookup.
+struct Answer {
+  bool pending = false;  // ask again in a later step
+  std::uint32_t num_external = 0;
+  bool is_async = false;
+};
+
+/// One admission of a request, for reports. Only `loaded` changes afterwards.
+struct Admission {
+  std::uint32_t attempt = 0;
+  std::uint32_t hit = 0;    // number of tokens found, local and external together
+  std::uint32_t local = 0;  // number of tokens in the engine's own prefix cache
+  std::uint32_t to_load = 0;
+  std::uint32_t loaded = 0;  // 0 until the workers report; a request may finish before that
+  bool resumed = false;
+  std::uint32_t tokens = 0;  // length of the request at this admission
+};
+
+struct FinishedRequest {
+  bool known = false;
+  bool handoff = false;  // a decode worker may read handoff_tokens tokens
+  std::uint32_t handoff_tokens = 0;
+  std::uint32_t preemptions = 0;
+  TimeNs fetch_ns = 0;  // time spent on fetches from other nodes, all attempts together
+  std::vector<Admission> admissions;
+};
+
+/// What the directory, or a handoff source, says that a node holds of a request's prefix.
+struct HolderOffer {
+  EngineId engine_id;
+  std::string endpoint;
+  std::uint32_t num_full_chunks = 0;
+  std::vector<ChunkMeta> tails;  // tails that follow those chunks
+};
+
+}  // namespace kvferry

@@ -1,0 +1,133 @@
+// Plans which chunks of a request are saved, and when.
+#include <algorithm>
+#include <utility>
+
+#include "connector/core/promises.h"
+#include "connector/core/scheduler/scheduler_core.h"
+
+namespace kvferry {
+
+/// Returns true if the next chunk to save is computed but some of its tokens are unknown here.
+bool SchedulerCore::lacks_tokens(const RequestState& request) const {
+  const std::uint32_t next_end = request.saved + config_.chunk_tokens;
+  return request.computed >= next_end && request.chain.size() < request.computed &&
+         (config_.save_decode_cache || next_end <= request.num_prompt_tokens);
+}
+
+/// Plans saves of the full chunks that are computed and were not tried yet. Returns the number of tokens that may be
+/// saved.
+std::uint32_t SchedulerCore::plan_full_chunks(RequestState& request, std::vector<SaveJob>& jobs) {
+  const std::uint32_t chunk_tokens = config_.chunk_tokens;
+  std::uint32_t savable = std::min(request.computed, request.chain.size());
+  if (!config_.save_decode_cache) savable = std::min(savable, request.num_prompt_tokens);
+  for (; request.saved + chunk_tokens <= savable; request.saved += chunk_tokens) {
+    if (const auto item = plan_chunk(request, request.saved / chunk_tokens, chunk_tokens))
+      append_save(request, *item, jobs);
+  }
+  return savable;
+}
+
+/// Saves full chunks as they fill, and the prompt's tail if a decode worker will read it.
+void SchedulerCore::plan_running_saves(RequestState& request, StepPlan& plan) {
+  const std::uint32_t chunk_tokens = config_.chunk_tokens;
+  const std::uint32_t savable = plan_full_chunks(request, plan.saves_after);
+  if (request.handoff && savable >= request.num_prompt_tokens && request.last_tail_end < request.num_prompt_tokens) {
+    const std::uint32_t full = request.num_prompt_tokens / chunk_tokens;
+    const std::uint32_t rest = request.num_prompt_tokens % chunk_tokens;
+    if (rest == 0) return;
+    if (const auto item = plan_chunk(request, full, rest)) append_save(request, *item, plan.saves_after);
+  }
+}
+
+/// The request loses its blocks: saves what is computed and not in the pool at the start of the next step.
+void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
+  if (!request.cacheable) return;
+  const std::uint32_t savable = plan_full_chunks(request, saves_before_next_);
+  if (tail && savable > request.saved) {
+    if (const auto item = plan_chunk(request, request.saved / config_.chunk_tokens, savable - request.saved))
+      append_save(request, *item, saves_before_next_);
+  }
+}
+
+/// Returns the blocks [first_block, end_block) of a KV group, with kNoBlock for those before its sliding window when
+/// the token after `window_end` tokens is next. The table has the null block there, or, if it is of an earlier step, a
+/// block that another request may use by now.
+std::vector<BlockId> SchedulerCore::blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_block,
+                                              std::uint32_t end_block, std::uint32_t window_end) const {
+  const std::vector<BlockId>& all = table[group];
+  const auto end = std::min<std::size_t>(end_block, all.size());
+  const auto begin = std::min<std::size_t>(first_block, end);
+  std::vector<BlockId> blocks(all.begin() + static_cast<std::ptrdiff_t>(begin),
+                              all.begin() + static_cast<std::ptrdiff_t>(end));
+  if (config_.windows[group] == 0) return blocks;
+  const std::uint32_t first_held = window_start(window_end) / config_.block_tokens;
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    if (begin + i < first_held || blocks[i] == kNullBlock) blocks[i] = kNoBlock;
+  return blocks;
+}
+
+/// Returns false if the engine has freed a block of these tokens.
+bool SchedulerCore::has_blocks(const RequestState& request, std::uint32_t first_token, std::uint32_t end) const {
+  if (request.blocks.size() != config_.windows.size()) return false;
+  const std::uint32_t end_block = (end + config_.block_tokens - 1) / config_.block_tokens;
+  for (std::size_t group = 0; group < request.blocks.size(); ++group) {
+    const std::uint32_t held_from = config_.windows[group] == 0 ? 0 : window_start(request.window_end);
+    const std::uint32_t first_block = std::max(first_token, held_from) / config_.block_tokens;
+    const std::vector<BlockId>& blocks = request.blocks[group];
+    for (std::size_t i = first_block; i < std::min<std::size_t>(end_block, blocks.size()); ++i)
+      if (blocks[i] == kNullBlock) return false;
+  }
+  return true;
+}
+
+/// Reserves a slot for chunk `chunk` of the request. Returns nullopt if the pool has the chunk or no free slot, or if
+/// the engine has freed some of its blocks.
+std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::uint32_t chunk,
+                                                  std::uint32_t num_tokens) {
+  TokenChain& chain = request.chain;
+  const bool is_tail = num_tokens < config_.chunk_tokens;
+  ChunkMeta meta;
+  meta.key = is_tail ? chain.tail_key(chunk, num_tokens) : chain.key(chunk);
+  meta.num_tokens = num_tokens;
+  meta.is_tail = is_tail;
+  if (is_tail && num_tokens >= kTailGroupTokens) meta.tail_group = chain.tail_group(chunk);
+  const std::uint32_t end = chunk * config_.chunk_tokens + num_tokens;
+  const auto remember_tail = [&](ChunkRef tail) {
+    if (request.last_tail && *request.last_tail != tail) pool_.demote(*request.last_tail);
+    request.last_tail = is_tail ? std::optional(tail) : std::nullopt;
+    request.last_tail_end = is_tail ? end : 0;
+  };
+  if (const ChunkPool::Slot* present = pool_.find(meta.key)) {
+    if (is_tail) remember_tail(present->ref);
+    return std::nullopt;
+  }
+  const std::uint32_t start = chunk * config_.chunk_tokens;
+  if (!has_blocks(request, start, end)) return std::nullopt;
+  meta.window_from = std::clamp(window_start(request.window_end), start, end) - start;
+  const std::optional<ChunkRef> slot = pool_.reserve(meta, "save of " + request.id.value);
+  if (!slot) {
+    counters_.pool_full += 1;
+    return std::nullopt;
+  }
+  saving_.insert(*slot);
+  const PushSender::Tag tag = sender_.saving(meta.key, *slot, now_).value_or(PushSender::Tag{});
+  if (is_tail || (request.last_tail && end > request.last_tail_end)) remember_tail(*slot);
+  return SaveItem{*slot, chunk * config_.chunk_tokens, num_tokens, tag.push, tag.index};
+}
+
+/// Adds a job with this one item and the blocks that it covers.
+void SchedulerCore::append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs) {
+  const std::uint32_t block_tokens = config_.block_tokens;
+  const std::uint32_t first_block = item.first_token / block_tokens;
+  const std::uint32_t end_block = (item.first_token + item.num_tokens + block_tokens - 1) / block_tokens;
+  SaveJob job;
+  job.request_id = request.id.value;
+  for (std::size_t group = 0; group < request.blocks.size(); ++group)
+    job.block_ids.push_back(blocks_of(request.blocks, group, first_block, end_block, request.window_end));
+  job.items.push_back(item);
+  job.items.back().first_token -= first_block * block_tokens;
+  promise::saved_is_computed(job, first_block, request.computed, request.chain.size(), block_tokens);
+  jobs.push_back(std::move(job));
+}
+
+}  // namespace kvferry
