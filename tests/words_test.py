@@ -77,7 +77,6 @@ IN_COMMENTS = {
 
 # (path prefix, pattern of the finding, why it stays)
 EXCEPTIONS = (
-    ("", r"bounded-hold", "a promise's name"),
     ("", r"save_unfull_chunk|SAVE_UNFULL_CHUNK", "a setting's old name, kept as an alias"),
 )
 
