@@ -58,7 +58,7 @@ PlaneLayout plane_from(const Plane& plane) {
 
 struct PyScheduler {
   std::unique_ptr<SchedulerNode> node;
-  StepInput step;  // kept for its memory and ids
+  StepInput step;  // reused for its memory and ids
   RunningReader running_reader;
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
@@ -115,9 +115,9 @@ struct PyScheduler {
       const nb::list& ids, const nb::list& computed, const nb::list& blocks, const nb::set& resumed,
       const nb::dict& scheduled, const std::vector<std::string>& preempted, const nb::callable& tokens_of) {
     const RunningRequests running{ids, computed, blocks, resumed, scheduled};
-    // Who runs comes first, and so at the place of the step before, whoever is admitted.
+    // Running requests come first, so that admissions do not change their places.
     step.scheduled.resize(running.size() + admitted.size());
-    RunningReader reader = std::exchange(running_reader, {});  // a step that throws leaves no places behind
+    RunningReader reader = std::exchange(running_reader, {});  // empty if this step throws
     reader.read(running, step.scheduled);
     for (std::size_t i = 0; i < admitted.size(); ++i) {
       const auto& [id, num_computed, count, table] = admitted[i];
@@ -187,17 +187,24 @@ struct PyWorker {
 
 }  // namespace
 
+/// The interpreter's lock is not held during a call that packs, loads or hashes megabytes: no Python object is touched,
+/// and the caller's reference keeps the bytes of a plan alive.
+using WithoutLock = nb::call_guard<nb::gil_scoped_release>;
+
 void bind_controller(nb::module_& m);  // controller.cpp
+void bind_transport(nb::module_& m);   // transport.cpp
 
 NB_MODULE(_core, m) {
   m.doc() = "kvferry's scheduler and worker nodes";
   nb::exception<PythonError>(m, "KvFerryError", PyExc_RuntimeError);
   bind_controller(m);
+  bind_transport(m);
   m.def("fingerprint_difference", &fingerprint_difference, "here"_a, "there"_a,
-        "What differs, field by field, as the end of a sentence; empty for equal ones.");
+        "Describes the difference of two fingerprints, field by field; empty if they are equal.");
   m.def(
       "settings_markdown", [] { return settings_markdown(connector_settings()); }, "The settings as a Markdown table.");
-  m.def("check_config", &config_dict, "extra_json"_a, "The settings in force; KvFerryError names what is wrong.");
+  m.def("check_config", &config_dict, "extra_json"_a,
+        "Returns the settings in effect. KvFerryError names a bad key or value.");
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
       .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t,
@@ -218,7 +225,8 @@ NB_MODULE(_core, m) {
       .def("num_tokens",
            [](const PyScheduler& self, const std::string& id) { return self.node->num_tokens(RequestId{id}); })
       .def("lookup", &PyScheduler::lookup, "request_id"_a, "num_local"_a,
-           "Tokens after num_local that can be loaded, None: ask again later; whether the engine has to wait for it.")
+           "The number of tokens after num_local that can be loaded, or None if the lookup is pending; and whether the "
+           "load is asynchronous.")
       .def(
           "allocated",
           [](PyScheduler& self, const std::string& id, std::uint32_t num_external, const BlockTable& blocks) {
@@ -227,8 +235,8 @@ NB_MODULE(_core, m) {
           "request_id"_a, "num_external"_a, "block_ids"_a)
       .def("build_step", &PyScheduler::build_step, "admitted"_a, "running_ids"_a, "running_computed"_a,
            "running_blocks"_a, "resumed"_a, "num_scheduled"_a, "preempted"_a, "tokens_of"_a,
-           "The running ones as in vLLM's CachedRequestData; tokens_of(id, known) gives a scheduled request's tokens "
-           "from `known` on.")
+           "Returns the step's plan. Running requests are passed as in vLLM's CachedRequestData; tokens_of(id, known) "
+           "returns a scheduled request's tokens from `known` on.")
       .def("finished", &PyScheduler::finished, "request_id"_a, "num_computed"_a, "block_ids"_a, "aborted"_a)
       .def(
           "worker_report",
@@ -259,24 +267,25 @@ NB_MODULE(_core, m) {
            nb::kw_only(), "extra_json"_a, "rank"_a, "label"_a, "layout"_a, "gpu"_a = -1, "shard"_a = nb::none())
       .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
       .def("describe", [](const PyWorker& self) { return self.node->describe(); })
-      // The stream is torch's: a cudaStream_t as a number, 0 for the default one.
+      // `stream` is torch's: a cudaStream_t as a number, 0 for the default stream.
       .def(
           "begin_step",
           [](PyWorker& self, const nb::bytes& plan, std::uintptr_t stream) {
             unwrap(self.node->begin_step(view(plan), reinterpret_cast<DeviceStream>(stream)));
           },
-          "plan"_a, "stream"_a = 0)
+          "plan"_a, "stream"_a = 0, WithoutLock())
       .def(
           "load",
           [](PyWorker& self, std::uintptr_t stream) { self.node->load(reinterpret_cast<DeviceStream>(stream)); },
-          "stream"_a = 0)
+          "stream"_a = 0, WithoutLock())
       .def("wants_layers", [](const PyWorker& self) { return self.node->wants_layers(); })
       .def(
-          "save_layer", [](PyWorker& self, std::uint32_t layer) { self.node->save_layer(layer); }, "layer"_a)
+          "save_layer", [](PyWorker& self, std::uint32_t layer) { self.node->save_layer(layer); }, "layer"_a,
+          WithoutLock())
       .def(
           "save",
           [](PyWorker& self, std::uintptr_t stream) { self.node->save(reinterpret_cast<DeviceStream>(stream)); },
-          "stream"_a = 0)
+          "stream"_a = 0, WithoutLock())
       .def("take_report",
            [](PyWorker& self) -> std::optional<nb::bytes> {
              const std::optional<std::string> report = self.node->take_report();
