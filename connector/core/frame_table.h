@@ -41,7 +41,7 @@ class FrameTable {
     std::uint64_t use = 0;
     ChunkRef chunk;
     std::uint32_t pins = 0;
-    std::optional<std::uint64_t> checksum;   // of the frame's bytes, if it is known
+    std::optional<std::uint64_t> checksum;   // XXH3-64 of the frame's bytes, if known
     std::list<std::uint32_t>::iterator lru;  // valid in kClean
   };
 

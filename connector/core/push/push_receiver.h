@@ -23,8 +23,8 @@ struct PushReceiverConfig {
   std::string fingerprint;
   std::uint32_t chunk_tokens = 256;
   std::uint32_t num_ranks = 1;
-  TimeNs ttl = 60 * kSecond;         // of a reservation
-  TimeNs arrived_ttl = 1 * kSecond;  // of a reservation whose request has arrived; missing chunks are then pulled
+  TimeNs ttl = 60 * kSecond;         // time to live of a reservation
+  TimeNs arrived_ttl = 1 * kSecond;  // the same once the request has arrived; missing chunks are then pulled
   std::uint64_t first_ticket = 1;    // differs at each start: settlements of an earlier incarnation are ignored
 };
 
@@ -67,7 +67,7 @@ class PushReceiver {
 
   PushReceiverConfig config_;
   PushParts parts_;
-  std::map<std::uint64_t, Reservation> reservations_;  // by ticket
+  std::map<std::uint64_t, Reservation> reservations_;  // [ticket]
   std::unordered_map<ChunkKey, std::uint64_t> ticket_of_;
   std::uint64_t next_ticket_;
 };

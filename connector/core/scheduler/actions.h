@@ -51,7 +51,7 @@ struct AnnounceEvictions {
 /// The decode node that a router chose before the prefill (kv_transfer_params.kvferry_push_to).
 struct PushTarget {
   EngineId engine_id;
-  std::string endpoint;  // of the scheduler that answers offers
+  std::string endpoint;  // the scheduler node that answers offers
 };
 /// To the decode node.
 struct OfferPush {

@@ -41,7 +41,7 @@ struct Fetch {
   bool asked_directory = false;
   std::vector<HolderOffer> offers;  // holders that were not asked yet
   EngineId engine_id;               // the holder that is being asked
-  std::string endpoint;             // of that holder
+  std::string endpoint;             // that holder's endpoint
   std::vector<ChunkMeta> wanted;    // chunks requested from that holder
   std::uint64_t pull = 0;
 };

@@ -7,13 +7,13 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kChunksPerPiece = 32;  // of a replication: small, so that the pulls of requests are not delayed
+constexpr std::size_t kChunksPerPiece = 32;  // small, so that a replication does not delay the pulls of requests
 
 }  // namespace
 
 void SchedulerCore::pin_ordered(const PinOrder& order, TimeNs now) {
   if (order.ttl <= 0) return;
-  // Half of the pool is left for requests.
+  // The rest of the pool is left for requests.
   const std::size_t num_allowed = config_.num_slots / 2;
   std::vector<ChunkRef> chunks;
   std::size_t num_refused = 0;

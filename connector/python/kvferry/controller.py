@@ -1,4 +1,4 @@
-"""The controller's client: tells what this node holds, asks who holds what."""
+"""The controller's client: publishes the keys that this node has, looks up the holders of others."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["Client", "Holder", "KvFerryError"]
 
 @dataclass(frozen=True)
 class Holder:
-    """A node that holds keys[0 .. num_full_chunks) of a look-up."""
+    """A node that has keys[0 .. num_full_chunks) of a lookup."""
 
     engine_id: str
     incarnation: int
     endpoint: str
     num_full_chunks: int
     tier: str  # the slowest of these chunks: gpu, host, disk or remote
-    confirmed: bool  # False: word of it was lost and not yet made good
+    confirmed: bool  # False if reports of this node were lost, until it has sent a new snapshot
 
 
 class Client:
-    """One node of one or several controllers; a thread of its own keeps it registered. Threads: any.
+    """One registered node. A background thread keeps it registered. Threads: any.
 
-    `controller` may be tcp://, ipc://, unix:// or stream://, or several with commas between. Keys are 16 bytes each.
-    What cannot be done raises KvFerryError with one sentence.
+    `controller` is a tcp://, ipc://, unix:// or stream:// endpoint, or several of them with commas between. Keys have 16
+    bytes. Failures raise KvFerryError with one sentence.
     """
 
     def __init__(self, controller: str = "tcp://127.0.0.1:14600", *, engine_id: str, namespace: str = "",
@@ -38,27 +38,27 @@ class Client:
                                       incarnation=time.time_ns() if incarnation is None else incarnation)
 
     def publish(self, keys: Sequence[bytes]) -> None:
-        """This node holds them from now on. Kept and sent later where no controller is reachable."""
+        """This node has these chunks. They are sent later if no controller is reachable now."""
         self._core.publish(list(keys))
 
     def evict(self, keys: Sequence[bytes]) -> None:
-        """This node holds them no more."""
+        """This node no longer has these chunks."""
         self._core.evict(list(keys))
 
     def lookup(self, keys: Sequence[bytes], timeout: float = 1.0) -> list[Holder]:
-        """Who holds the longest prefix of them, best first. Waits up to `timeout` seconds, for the controller too."""
+        """Returns the holders of the longest prefix of `keys`, best first. Waits up to `timeout` seconds."""
         return [Holder(*fields) for fields in self._core.lookup(list(keys), timeout)]
 
     def wait_registered(self, timeout: float = 5.0) -> bool:
-        """False: no controller took this node within `timeout` seconds."""
+        """Returns False if no controller has accepted this node within `timeout` seconds."""
         return self._core.wait_registered(timeout)
 
     def status(self) -> str:
-        """connecting, registered, closed, or "refused: " and the reason."""
+        """Returns connecting, registered, closed, or "refused: " and the reason."""
         return self._core.status()
 
     def close(self) -> None:
-        """Says goodbye; the controller forgets this node at once. A second time does nothing."""
+        """Unregisters this node. A second call does nothing."""
         self._core.close()
 
     def __enter__(self) -> Client:

@@ -1,4 +1,4 @@
-"""How start-up failures reach the operator: one line on stderr, then the exception that ends the start."""
+"""Start-up failures: one line on stderr, then the exception that ends the start."""
 
 import sys
 from typing import NoReturn
@@ -7,7 +7,7 @@ from kvferry._core import KvFerryError
 
 
 def refuse_to_start(message: str) -> NoReturn:
-    """Prints `message` as one line that is easy to find in vLLM's log, and raises it."""
+    """Prints `message` as one line that can be found in vLLM's log, and raises it."""
     line = message if message.startswith("kvferry: ") else f"kvferry: {message}"
     print(line, file=sys.stderr, flush=True)
     raise KvFerryError(line)

@@ -1,8 +1,8 @@
 """Where vLLM's GPU backends keep K and V, in strides for the C++ packer.
 
-A layer's tensor is a view of shape [block, head, token, content] whatever the physical order is (vLLM's KVCacheLayout:
-LBHNC, LBNHC, BLHNC ...); the strides tell that. Backends differ in where a head's K and V are in it: side by side in
-the content, or as two lots of heads. A latent cache (MLA) has one plane.
+A layer's tensor has the shape [block, head, token, content] for every physical order (vLLM's KVCacheLayout: LBHNC,
+LBNHC, BLHNC ...); only the strides differ. K and V of a head are side by side in the content, or all K heads come before
+all V heads. A latent cache (MLA) has one plane.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,11 +24,11 @@ class GpuPlanes(NamedTuple):
 
 
 def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> GpuPlanes:
-    """The planes of one layer. Refuses, by name and shape, what is laid out in another way."""
+    """Returns the planes of one layer. Refuses a tensor of another layout by its name and shape."""
     shape = tuple(tensor.shape)
     if len(shape) != 4 or shape[2] != spec.block_size:
         refuse_to_start(
-            f"layer {name} keeps its KV in a tensor of shape {shape}; this version moves those of "
+            f"the KV tensor of layer {name} has shape {shape}; this version supports "
             f"[blocks, heads, {spec.block_size} tokens, content]"
         )
     _, heads, _, content = shape
@@ -40,7 +40,7 @@ def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> GpuP
 
     value_dim = spec.head_size if spec.head_size_v is None else spec.head_size_v
     if value_dim == 0 or spec.state_content_bytes is not None:
-        # A latent vector, or packed content whose inside is the backend's own: copied as it is.
+        # A latent vector, or content in the backend's own format: copied unchanged.
         return GpuPlanes([plane(0, 0)], heads, content)
     per_head = (spec.num_kv_heads, spec.head_size)
     if value_dim == spec.head_size and (heads, content) == (spec.num_kv_heads, 2 * spec.head_size):
@@ -48,6 +48,6 @@ def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> GpuP
     if value_dim == spec.head_size and (heads, content) == (2 * spec.num_kv_heads, spec.head_size):
         return GpuPlanes([plane(0, 0), plane(spec.num_kv_heads, 0)], *per_head)
     return refuse_to_start(
-        f"layer {name} keeps its KV in a tensor of shape {shape}; with {spec.num_kv_heads} heads of {spec.head_size} "
-        f"elements (values: {value_dim}) this version doesn't know where K and V are in it"
+        f"the KV tensor of layer {name} has shape {shape}, in which this version cannot find K and V of "
+        f"{spec.num_kv_heads} heads with {spec.head_size} elements (values: {value_dim})"
     )

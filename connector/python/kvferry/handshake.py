@@ -1,4 +1,4 @@
-"""The objects that vLLM carries between the connector's halves: opaque bytes, made and read in C++."""
+"""The objects that vLLM passes between scheduler and worker connectors: opaque bytes, made and read in C++."""
 
 from dataclasses import dataclass, field
 
@@ -11,21 +11,21 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 @dataclass
 class WorkerHello(KVConnectorHandshakeMetadata):
-    """Worker to scheduler, once: where this rank's pool lies."""
+    """Worker to scheduler, once: the address of this rank's pool."""
 
     payload: bytes
 
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """Scheduler to workers, each step: what to pack and unpack."""
+    """Scheduler to workers, each step: the chunks to pack and unpack."""
 
     payload: bytes
 
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):
-    """Workers to scheduler, after a step: what was packed and unpacked, one entry a rank."""
+    """Workers to scheduler, after a step: the chunks packed and unpacked, one entry per rank."""
 
     payloads: list[bytes] = field(default_factory=list)
 

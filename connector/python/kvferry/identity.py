@@ -1,4 +1,4 @@
-"""Which model a node serves: the readable fingerprint that seeds all chunk keys and that nodes compare."""
+"""The model's fingerprint, a readable text from which all chunk keys are derived and which nodes compare."""
 
 import hashlib
 import json
@@ -13,11 +13,10 @@ _SAMPLE_BYTES = 64 * 1024
 
 
 def model_identity(model: str, revision: str | None) -> str:
-    """Names a model the same way on every host that holds the same files, wherever they lie.
+    """Returns the same name for a model on every host that has the same files, in any folder.
 
-    A local folder is named by its base name and a digest over config.json and, of each weight file, the size and the
-    first and last 64 KiB: reading all of the weights would take minutes, and two models that differ only in the
-    middle of equally large files don't occur. A hub name stands for itself, with its revision.
+    A local folder gets its base name and a digest of config.json and of each weight file's size, first and last 64 KiB:
+    reading all weights would take minutes. A hub name is used unchanged, with its revision.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -25,7 +24,7 @@ def model_identity(model: str, revision: str | None) -> str:
     digest = hashlib.sha256()
     config = folder / "config.json"
     if config.is_file():
-        # Only what describes the network: tools rewrite version fields on every copy.
+        # Without fields that tools rewrite in every copy.
         fields = json.loads(config.read_text())
         fields.pop("transformers_version", None)
         fields.pop("_name_or_path", None)
@@ -42,8 +41,10 @@ def model_identity(model: str, revision: str | None) -> str:
 
 
 def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int) -> str:
-    """Model, KV dtype, layers, heads, head size, chunk size and format version; never TP size, block size or vLLM's
-    version, so that nodes that differ in those still share chunks."""
+    """Returns model, KV dtype, layers, heads, head size, chunk size and format version.
+
+    TP size, block size and vLLM's version are left out: nodes that differ in those share chunks.
+    """
     model = vllm_config.model_config
     cache_dtype = vllm_config.cache_config.cache_dtype
     kv_dtype = str(model.dtype).removeprefix("torch.") if cache_dtype == "auto" else cache_dtype

@@ -1,4 +1,4 @@
-"""Where the elements of vLLM's KV tensors lie, in strides for the C++ packer; measured, never guessed from shapes."""
+"""The layout of vLLM's KV tensors, as strides for the C++ packer; the CPU backend's is measured."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +20,7 @@ class CacheLayout(NamedTuple):
 
 
 def attention_specs(kv_cache_config: "KVCacheConfig") -> "list[AttentionSpec]":
-    """The spec of each KV cache group; refuses what kvferry can't save yet, by name."""
+    """Returns the spec of each KV cache group. Refuses unsupported kinds by name."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
@@ -28,32 +28,32 @@ def attention_specs(kv_cache_config: "KVCacheConfig") -> "list[AttentionSpec]":
         names = ", ".join(sorted({type(spec).__name__ for spec in specs})) or "none"
         refuse_to_start(
             f"this model has {len(specs)} KV cache group(s) of kind {names}; "
-            "this version moves those of kind FullAttentionSpec, MLAAttentionSpec and SlidingWindowSpec"
+            "this version supports FullAttentionSpec, MLAAttentionSpec and SlidingWindowSpec"
         )
     shapes = sorted({(spec.block_size, spec.num_kv_heads, spec.head_size) for spec in specs})
     if len(shapes) > 1:
         refuse_to_start(
             f"this model's KV cache groups differ in (block size, KV heads, head size): {shapes}; "
-            "this version moves groups of one shape"
+            "this version supports groups of one shape"
         )
     sizes = sorted({window for window in windows(specs) if window})
     if len(sizes) > 1:
-        refuse_to_start(f"this model has sliding windows of {sizes} tokens; this version moves those of one size")
+        refuse_to_start(f"this model has sliding windows of {sizes} tokens; this version supports one size")
     return specs
 
 
 def windows(specs: "list[AttentionSpec]") -> list[int]:
-    """How many tokens the layers of each group attend to; 0: all. A group that vLLM keeps whole counts as 0."""
+    """Returns the number of tokens that the layers of each group attend to, 0 for all."""
     from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
     return [spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 0 for spec in specs]
 
 
 def _probe_cpu_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> tuple[tuple[int, int, int], ...]:
-    """(offset, token stride, dim stride) of K and of V inside one block and head of the CPU backend, in elements.
+    """Returns (offset, token stride, dim stride) of K and of V in one block and head of the CPU backend, in elements.
 
-    The CPU kernels keep K in an order of their own that depends on the instruction set, so the kernel itself is asked:
-    it writes numbered tokens into a scratch block, and where the numbers landed tells the strides.
+    The CPU kernels store K in an order that depends on the instruction set. So the kernel writes numbered tokens into a
+    scratch block, and the strides follow from the positions of the numbers.
     """
     from vllm import _custom_ops as ops
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
@@ -66,7 +66,7 @@ def _probe_cpu_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> tuple[t
         page = torch.zeros((1, 1, block * 2, dim), dtype=spec.dtype)
         key_cache, value_cache = page.chunk(2, dim=2)
         offsets = torch.zeros((block, dim), dtype=torch.int64)
-        # One bit of each element's number at a time, so that a dtype of few bits can't blur them.
+        # One bit of each element's number at a time, so that a dtype with few bits represents it exactly.
         numbers = torch.arange(1, block * dim + 1, dtype=torch.int64)
         where = torch.zeros(block * dim * 2, dtype=torch.int64)
         for bit in range((block * dim).bit_length()):
@@ -108,7 +108,7 @@ def cache_layout(
     kv_cache_config: "KVCacheConfig",
     vllm_config: "VllmConfig",
 ) -> CacheLayout:
-    """Where all layers' K and V lie; the tensors of one worker, all on its CPU or all on its GPU."""
+    """Returns the layout of one worker's KV tensors, which are all on its CPU or all on its GPU."""
     from vllm.model_executor.models.utils import extract_layer_index
 
     groups = kv_cache_config.kv_cache_groups
@@ -116,8 +116,8 @@ def cache_layout(
     devices = sorted({str(tensor.device) for tensor in kv_caches.values()})
     if len(devices) != 1 or devices[0].split(":")[0] not in ("cpu", "cuda"):
         refuse_to_start(
-            f"this worker keeps its KV on {', '.join(devices) or 'no device'}; "
-            "this version moves KV of one CPU or one CUDA GPU a worker"
+            f"this worker's KV is on {', '.join(devices) or 'no device'}; "
+            "this version supports one CPU or one CUDA GPU per worker"
         )
     names = sorted(kv_caches, key=extract_layer_index)
     if devices == ["cpu"]:
@@ -130,7 +130,7 @@ def cache_layout(
     shapes = sorted({(len(one.planes), one.num_heads, one.head_dim) for one in found.values()})
     if len(shapes) != 1:
         refuse_to_start(f"this model's layers differ in (planes, heads, elements): {shapes}; "
-                        "this version moves layers of one kind")
+                        "this version supports layers of one kind")
     layers = [(name, spec_of[name][0], found[name].planes[0], found[name].planes[-1]) for name in names]
     return CacheLayout(layers, *shapes[0])
 
@@ -138,7 +138,7 @@ def cache_layout(
 def shard_of(
     layout: CacheLayout, vllm_config: "VllmConfig", pp_rank: int, tp_rank: int
 ) -> tuple[int, int, int, int]:
-    """Which part of the model's KV a worker has: first layer, layers, first KV head, KV heads."""
+    """Returns the worker's part of the model's KV: first layer, number of layers, first KV head, number of KV heads."""
     from vllm.distributed.utils import get_pp_indices
     from vllm.model_executor.models.utils import extract_layer_index
 
@@ -151,7 +151,7 @@ def shard_of(
         if found != list(range(first, end)):
             refuse_to_start(
                 f"stage {pp_rank} of the pipeline has layers {first} to {end - 1}, but KV of layers {found}; "
-                "with pipeline parallelism this version moves models whose layers all have KV of their own"
+                "with pipeline parallelism this version supports only models whose layers all have their own KV"
             )
     heads = layout.num_kv_heads
     if tp_size == 1:
@@ -159,12 +159,12 @@ def shard_of(
     total = 1 if model.use_mla else model.get_total_num_kv_heads()
     if heads != max(1, total // tp_size):
         refuse_to_start(f"this worker has {heads} of {total} KV heads at tensor parallel size {tp_size}")
-    # Where there are more ranks than heads, neighbours have the same head.
+    # If there are more ranks than heads, neighbouring ranks have the same head.
     return first, len(layout.layers), tp_rank * total // tp_size, heads
 
 
 def _cpu_planes(tensor: torch.Tensor, page: tuple[tuple[int, int, int], ...]) -> tuple[Plane, Plane]:
-    """K and V of one layer of the CPU backend: [num_blocks, num_kv_heads, block_size, 2 * head_size]."""
+    """Returns K and V of one layer of the CPU backend: [num_blocks, num_kv_heads, block_size, 2 * head_size]."""
     size = tensor.element_size()
     block_stride, head_stride = tensor.stride(0) * size, tensor.stride(1) * size
     key, value = (

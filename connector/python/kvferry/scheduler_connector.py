@@ -1,4 +1,4 @@
-"""The connector's half in EngineCore: translates vLLM's scheduler calls for the C++ scheduler node."""
+"""The scheduler connector, in EngineCore: translates vLLM's scheduler calls for the C++ scheduler node."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 START_TIMEOUT_MS = 10_000
-# What the engine computed for these is not worth keeping, or not to be trusted.
+# KV of requests with these outcomes is not saved.
 _ABORTED = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_IGNORED, RequestStatus.FINISHED_ERROR)
 
 
@@ -34,11 +34,11 @@ class SchedulerConnector:
         extra_json = json.dumps(transfer.kv_connector_extra_config)
         parallel = vllm_config.parallel_config
         if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
-            refuse_to_start("this version supports tensor, pipeline and data parallelism, not context parallelism")
+            refuse_to_start("this version supports tensor, pipeline and data parallelism, but not context parallelism")
         self._saves_outlast_steps = vllm_config.device_config.device_type != "cpu"
         specs = attention_specs(kv_cache_config)
         num_layers = sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups)
-        if parallel.pipeline_parallel_size > 1:  # those were one stage's
+        if parallel.pipeline_parallel_size > 1:  # the groups have the layers of one stage
             num_layers = vllm_config.model_config.get_total_num_hidden_layers()
         try:
             config = check_config(extra_json)
@@ -50,7 +50,7 @@ class SchedulerConnector:
                 fingerprint=self._fingerprint,
                 block_tokens=specs[0].block_size,
                 windows=windows(specs),
-                # A pipeline is kept full: later steps are planned while the first one is in it.
+                # With pipeline parallelism later steps are planned while the first one is executed.
                 runs_ahead=vllm_config.scheduler_config.async_scheduling or parallel.pipeline_parallel_size > 1,
                 start_timeout_ms=START_TIMEOUT_MS,
             )
@@ -58,11 +58,11 @@ class SchedulerConnector:
             refuse_to_start(str(error))
         self._engine_id = transfer.engine_id
         self._tp_size = parallel.tensor_parallel_size
-        self._known_tokens: dict[str, int] = {}  # tokens that the node has of each request
+        self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
         self._requests: dict[str, Request] = {}
         self._wants_report: set[str] = set()
         self._kv_cache_manager: KVCacheManager | None = None
-        self._admitted: dict[str, list[int]] = {}  # in the step under way, with their blocks in the first KV group
+        self._admitted: dict[str, list[int]] = {}  # [request id] blocks in the first KV group, current step
         self._stats = StatsSource()
         logger.info(
             "kvferry: engine %s serves %s as %s at %s:%d",
@@ -88,7 +88,7 @@ class SchedulerConnector:
             num_prompt_tokens=request.num_prompt_tokens,
             extras=_extras(request),
             items=[(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features],
-            # Embeddings have no token ids to be keyed by, and a streamed session rewrites its history.
+            # Embeddings have no token ids for keys, and a streamed session rewrites its history.
             cacheable=request.prompt_embeds is None and not request.resumable,
             handoff=bool(params.get("do_remote_decode")),
             source=self._handoff_source(request.request_id, params, len(tokens)),
@@ -102,13 +102,16 @@ class SchedulerConnector:
     def _handoff_source(
         self, request_id: str, params: dict[str, Any], num_tokens: int
     ) -> tuple[str, str, str, int] | None:
-        """Where the prefill side left the prompt; None when nobody did, or what a router sent makes no sense."""
+        """Returns where the prefill node left the prompt: engine id, endpoint, request id, number of tokens.
+
+        None if there was no prefill, or if the router's parameters are unusable.
+        """
         if not params.get("do_remote_prefill"):
             return None
         theirs = params.get("kvferry_fingerprint")
         if theirs is not None and theirs != self._fingerprint:
             logger.error(
-                "kvferry: request %s: different models on the two sides: %s; it is recomputed",
+                "kvferry: request %s is recomputed, since the prefill node has a different model: %s",
                 request_id, fingerprint_difference(self._fingerprint, str(theirs)),
             )  # fmt: skip
             return None
@@ -131,8 +134,8 @@ class SchedulerConnector:
         self._sync_tokens(request)
         if request.skip_reading_prefix_cache:
             return 0, False
-        # The answer lies in this node's own pool, so the load is a copy inside the step; the engine waits for its end
-        # only where it could not mend a failed one.
+        # The KV is in this node's own pool, so the load is a copy inside the step. It is asynchronous for vLLM only if
+        # vLLM could not recover from a failed one.
         return self._node.lookup(request.request_id, num_computed_tokens)
 
     def _sync_tokens(self, request: "Request") -> None:
@@ -181,7 +184,7 @@ class SchedulerConnector:
     def request_finished(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Never holds blocks: what is not saved yet is packed at the start of the next step, before any reuse."""
+        """Always frees the blocks: unsaved KV is packed at the start of the next step, before blocks are reused."""
         req_id = request.request_id
         if req_id not in self._known_tokens:
             return False, None
@@ -214,18 +217,18 @@ class SchedulerConnector:
 
     def update_connector_output(self, output: "KVConnectorOutput") -> None:
         if output.invalid_block_ids:
-            self._forget_blocks(output.invalid_block_ids)
+            self._evict_failed_blocks(output.invalid_block_ids)
         self._admitted.clear()
         report = output.kv_connector_worker_meta
-        if type(report) is StepReport:  # isinstance() of what derives from an ABC takes microseconds
+        if type(report) is StepReport:  # isinstance() takes microseconds with an ABC
             for payload in report.payloads:
                 self._node.worker_report(payload)
 
-    def _forget_blocks(self, bad_blocks: set[int]) -> None:
-        """Takes blocks whose load failed, and what was computed on them, out of vLLM's prefix cache.
+    def _evict_failed_blocks(self, bad_blocks: set[int]) -> None:
+        """Removes blocks whose load failed, and blocks computed from them, from vLLM's prefix cache.
 
-        vLLM leaves them there under `recompute`, since a running request is about to write them anew; but that may be
-        aborted or preempted before it has. Only who was admitted in this step can have them.
+        Under `recompute` vLLM leaves them there, since the request writes them again; but the request may be aborted or
+        preempted before. Only requests admitted in this step can have such blocks.
         """
         bad = set(bad_blocks)
         known = 0
@@ -238,7 +241,7 @@ class SchedulerConnector:
             self._kv_cache_manager.evict_blocks(bad)
 
     def needs_step_for_saves(self) -> bool:
-        """Whether a GPU still saves, which a later step has to report. A CPU's saves are reported with their own."""
+        """Returns True while a GPU saves chunks that a later step must report. CPU saves are reported in their step."""
         return self._saves_outlast_steps and self._node.has_unreported_saves()
 
     def reset_cache(self) -> bool:
@@ -254,7 +257,7 @@ class SchedulerConnector:
 
 
 def _push_target(request_id: str, params: dict[str, Any]) -> tuple[str, str] | None:
-    """The decode node (engine id, endpoint) that a router chose before the prefill; None where it did not."""
+    """Returns the decode node (engine id, endpoint) that the router chose before the prefill, if any."""
     target = params.get("kvferry_push_to")
     if target is None:
         return None
@@ -264,7 +267,7 @@ def _push_target(request_id: str, params: dict[str, Any]) -> tuple[str, str] | N
     if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
         logger.warning(
             "kvferry: request %s: kvferry_push_to is %r, not \"tcp://HOST:PORT\" or "
-            '{"engine_id": ..., "endpoint": "tcp://HOST:PORT"}; its KV is pulled when it is wanted',
+            '{"engine_id": ..., "endpoint": "tcp://HOST:PORT"}; its KV is not pushed',
             request_id, params["kvferry_push_to"],
         )  # fmt: skip
         return None
@@ -272,7 +275,7 @@ def _push_target(request_id: str, params: dict[str, Any]) -> tuple[str, str] | N
 
 
 def _extras(request: "Request") -> str:
-    """What changes all of a request's KV besides its tokens."""
+    """Returns everything besides the tokens that changes all of a request's KV."""
     lora = request.lora_request
     parts = []
     if lora is not None:

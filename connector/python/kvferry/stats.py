@@ -5,8 +5,8 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 COUNTERS = {
-    "lookups_total": "Look-ups of requests that wanted to be admitted.",
-    "lookup_hits_total": "Look-ups that found KV beyond the engine's own prefix cache.",
+    "lookups_total": "Lookups of requests before their admission.",
+    "lookup_hits_total": "Lookups that found KV that the engine's own prefix cache lacks.",
     "hit_tokens_total": "Tokens admitted with KV from kvferry.",
     "loads_total": "Loads from the chunk pool into engine blocks.",
     "loaded_tokens_total": "Tokens loaded and verified.",
@@ -16,32 +16,32 @@ COUNTERS = {
     "saved_chunks_total": "Chunks saved from engine blocks into the pool.",
     "saved_tokens_total": "Tokens saved from engine blocks into the pool.",
     "save_failures_total": "Saves that failed.",
-    "pool_full_total": "Chunks not saved or fetched because every slot was held.",
+    "pool_full_total": "Chunks not saved or fetched because every slot was pinned or being written.",
     "pulls_total": "Pulls from other nodes' pools.",
     "pulled_chunks_total": "Chunks pulled and verified.",
     "pull_failures_total": "Chunks whose pull failed or did not match its checksum.",
-    "fetch_timeouts_total": "Waits for other nodes that hit their deadline.",
+    "fetch_timeouts_total": "Requests to other nodes that were not answered in time.",
     "leases_granted_total": "Leases given to other nodes.",
-    "pins_expired_total": "Pins that ended by their deadline.",
+    "pins_expired_total": "Pins that ended at their deadline.",
     "evicted_chunks_total": "Chunks evicted from the pool.",
-    "pins_refused_total": "Chunks not kept for the controller because half of the pool was kept already.",
+    "pins_refused_total": "Chunks not pinned for the controller because half of the pool was already pinned for it.",
     "pushed_chunks_total": "Chunks pushed to decode nodes while their prompt was computed.",
     "push_failures_total": "Chunks that a decode node wanted pushed and that did not arrive.",
-    "received_chunks_total": "Chunks that prefill nodes pushed here.",
+    "received_chunks_total": "Chunks received by push from prefill nodes.",
 }
 GAUGES = {
     "pool_chunks": "Chunks in the pool.",
     "pool_slots": "Slots of the pool.",
-    "pool_pinned_chunks": "Chunks held by look-ups, loads, leases and hand-offs.",
-    "pool_controller_pinned_chunks": "Chunks kept because the controller asked for it.",
-    "fetching_requests": "Requests that wait for KV of other nodes.",
+    "pool_pinned_chunks": "Chunks pinned by lookups, loads, leases and handoffs.",
+    "pool_controller_pinned_chunks": "Chunks pinned by order of the controller.",
+    "fetching_requests": "Requests that wait for KV from other nodes.",
     "open_pushes": "Prompts that are being pushed.",
-    "open_push_reservations": "Pushes that slots of the pool are lent to.",
+    "open_push_reservations": "Pushes from other nodes for which slots are reserved.",
 }
 
 
 class KvFerryStats(KVConnectorStats):
-    """`data`: counter growth since the last report, and gauges as they are."""
+    """`data` has the growth of counters since the last report, and the values of gauges."""
 
     def reset(self) -> None:
         self.data = {}
@@ -59,7 +59,7 @@ class KvFerryStats(KVConnectorStats):
 
 
 class StatsSource:
-    """Turns the node's monotone counters into growth. A counter that shrank would end vLLM's front end: it can't."""
+    """Computes the growth of the node's counters."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}

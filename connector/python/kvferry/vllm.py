@@ -3,8 +3,8 @@
     --kv-transfer-config '{"kv_connector": "KvFerryConnector", "kv_connector_module_path": "kvferry.vllm",
                            "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
 
-One class, two instances: SCHEDULER in EngineCore, WORKER in each rank. Both are thin; the decisions are made in
-connector/core, in C++.
+The class has one instance in EngineCore (SCHEDULER) and one in each rank (WORKER). All decisions are made in C++, in
+connector/core.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker.handshake()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        # The first thing in every step: blocks that are given to others in this step still hold their old KV.
+        # vLLM calls this first in every step: blocks reassigned in this step still contain their old KV.
         assert isinstance(kv_connector_metadata, StepPlan)
         self._worker.begin_step(kv_connector_metadata)
 
@@ -102,7 +102,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: loads are done before the forward starts."""
+        """Does nothing: loads end before the forward pass starts."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         del kv_layer, attn_metadata, kwargs
@@ -112,7 +112,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.save()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        del finished_req_ids  # nothing is sent that a request would have to wait for
+        del finished_req_ids  # no request waits for a send
         loads = self._worker.take_finished_loads()
         return KVConnectorTransferResults(
             finished_sending=set(),

@@ -1,4 +1,4 @@
-"""The connector's half in each worker: registers the KV tensors, runs the step's copies in C++."""
+"""The worker connector: registers the KV tensors, runs the step's copies in C++."""
 
 import json
 import re
@@ -27,8 +27,8 @@ class WorkerConnector:
         self._kv_cache_config = kv_cache_config
         self._node: WorkerNode | None = None
         self._device = torch.device("cpu")
-        self._layers: dict[str, int] = {}  # by name: the place in the layout
-        self._wants_layers = False  # in the step under way
+        self._layers: dict[str, int] = {}  # [layer name] index in the layout
+        self._wants_layers = False  # in the current step
         self._extra_json = json.dumps(vllm_config.kv_transfer_config.kv_connector_extra_config)
         try:
             check_config(self._extra_json)
@@ -46,8 +46,8 @@ class WorkerConnector:
         try:
             self._node = WorkerNode(
                 extra_json=self._extra_json,
-                rank=pp_rank * get_tp_group().world_size + tp_rank,  # as the scheduler sorts their handshakes
-                label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[-40:],  # the end tells data parallel ranks apart
+                rank=pp_rank * get_tp_group().world_size + tp_rank,  # the order in which the scheduler sorts handshakes
+                label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[-40:],  # data parallel ranks differ at the end
                 layout=KvLayout(
                     layers=layout.layers,
                     num_kv_heads=layout.num_kv_heads,
@@ -68,7 +68,7 @@ class WorkerConnector:
         return None if self._node is None else WorkerHello(self._node.handshake())
 
     def _stream(self) -> int:
-        """The stream that the model's work on the blocks is in; in host memory there is none."""
+        """Returns the CUDA stream in which the model reads and writes the blocks; 0 for host memory."""
         return torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
 
     def begin_step(self, plan: StepPlan) -> None:
@@ -81,7 +81,7 @@ class WorkerConnector:
             self._node.load(self._stream())
 
     def save_layer(self, name: str) -> None:
-        """Its KV is in the blocks: chunks that go to another node go on by this layer."""
+        """The layer's KV is in the blocks: sends it to the decode nodes of pushed chunks."""
         if self._wants_layers and self._node is not None and name in self._layers:
             self._node.save_layer(self._layers[name])
 
@@ -97,7 +97,7 @@ class WorkerConnector:
         return set() if self._node is None else set(self._node.take_failed_blocks())
 
     def take_finished_loads(self) -> list[tuple[str, bool]]:
-        """Requests whose load the engine waits for and that ended, and whether all of it is there."""
+        """Returns (request id, success) of the asynchronous loads that ended since the last call."""
         return [] if self._node is None else self._node.take_finished_loads()
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-// The controller's client for Python: a thread keeps it alive, calls wait for answers without the interpreter's lock.
+// The controller's client for Python. A thread keeps it registered; calls wait without the interpreter's lock.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -26,7 +26,7 @@ namespace {
 using namespace kvferry;
 using controller::Tier;
 
-constexpr int kTurnMs = 50;  // of the thread, at most
+constexpr int kTurnMs = 50;  // longest wait of the thread
 constexpr const char* kTierNames[] = {"gpu", "host", "disk", "remote"};
 
 // Engine id, incarnation, endpoint, number of full chunks, tier, confirmed.
@@ -36,7 +36,7 @@ std::vector<ChunkKey> keys_from(const std::vector<nb::bytes>& keys) {
   std::vector<ChunkKey> result(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (keys[i].size() != sizeof(ChunkKey))
-      throw PythonError(fmt::format("kvferry: a key of {} bytes; {} are allowed", keys[i].size(), sizeof(ChunkKey)));
+      throw PythonError(fmt::format("kvferry: a key has {} bytes, not {}", keys[i].size(), sizeof(ChunkKey)));
     std::memcpy(result[i].bytes.data(), keys[i].c_str(), sizeof(ChunkKey));
   }
   return result;
@@ -77,7 +77,7 @@ class PyClient {
     client_->evict(chunks);
   }
 
-  /// Asks again where the controller is lost meanwhile.
+  /// Repeats the lookup if the connection to the controller is lost.
   std::vector<HolderTuple> lookup(const std::vector<nb::bytes>& keys, double timeout_s) {
     const controller::LookupQuery query{.keys = keys_from(keys), .tail_groups = {}, .exact_tails = {}};
     const nb::gil_scoped_release unlocked;
@@ -149,14 +149,14 @@ class PyClient {
       ::poll(items, 2, kTurnMs);
       lock.lock();
       if (is_closed_) return;
-      for (controller::ClientEvent& event : client_->process(clock_.now())) hear(event);
+      for (controller::ClientEvent& event : client_->process(clock_.now())) handle(event);
     }
   }
 
-  void hear(controller::ClientEvent& event) {
+  void handle(controller::ClientEvent& event) {
     if (auto* reply = std::get_if<controller::LookupReply>(&event)) {
       const auto answer = answers_.find(reply->token);
-      if (answer == answers_.end()) return;  // nobody waits any more
+      if (answer == answers_.end()) return;  // the caller has timed out
       answer->second.emplace();
       for (controller::Holder& holder : reply->holders) {
         answer->second->push_back({std::move(holder.engine_id.value), holder.incarnation.value,
@@ -190,7 +190,7 @@ class PyClient {
   std::string refused_;
   std::uint64_t num_lost_ = 0;
   std::unordered_map<ChunkKey, controller::ChunkEntry> held_;
-  std::unordered_map<std::uint64_t, std::optional<std::vector<HolderTuple>>> answers_;  // of those that wait
+  std::unordered_map<std::uint64_t, std::optional<std::vector<HolderTuple>>> answers_;  // [token] answers that a caller waits for
   std::thread thread_;
 };
 
