@@ -27,8 +27,8 @@ class Holder:
 class Client:
     """One registered node. A background thread keeps it registered. Threads: any.
 
-    `controller` is a tcp://, ipc://, unix:// or stream:// endpoint, or several of them with commas between. Keys have 16
-    bytes. Failures raise KvFerryError with one sentence.
+    `controller` is a tcp://, ipc://, unix:// or stream:// endpoint, or several of them with commas between. Keys have
+    16 bytes. Failures raise KvFerryError with one sentence.
     """
 
     def __init__(self, controller: str = "tcp://127.0.0.1:14600", *, engine_id: str, namespace: str = "",

@@ -1,8 +1,8 @@
 """Where vLLM's GPU backends keep K and V, in strides for the C++ packer.
 
 A layer's tensor has the shape [block, head, token, content] for every physical order (vLLM's KVCacheLayout: LBHNC,
-LBNHC, BLHNC ...); only the strides differ. K and V of a head are side by side in the content, or all K heads come before
-all V heads. A latent cache (MLA) has one plane.
+LBNHC, BLHNC ...); only the strides differ. K and V of a head are side by side in the content, or all K heads come
+before all V heads. A latent cache (MLA) has one plane.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
