@@ -1,4 +1,4 @@
-// A request is added, gets tokens and finishes; its admission is in scheduler_admission.cpp.
+// The life of a request except its admission (scheduler_admission.cpp); deadlines.
 #include "connector/core/scheduler/scheduler_core.h"
 
 #include <algorithm>

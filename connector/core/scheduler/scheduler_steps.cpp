@@ -14,7 +14,7 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
     // A request that was preempted and admitted again in one step released its old blocks at the lookup.
     if (request != nullptr && request->running && request->admitted_in <= step_) release_blocks(*request);
   }
-  // vLLM refused a request that was looked up and not allocated.
+  // A request that was looked up and not allocated was refused by vLLM.
   const std::vector<RequestId> refused(open_lookups_.begin(), open_lookups_.end());
   // vLLM reserves blocks for each waiting asynchronous load, failed ones included, and keeps a failed request at the
   // head of its queue. If nothing runs and nothing loads, no block would ever become free.
@@ -96,9 +96,8 @@ void SchedulerCore::load_ended(RequestState& request, const Load& load) {
   if (!is_complete && (!load.found_corrupt || ++request.failed_loads >= kMaxFailedLoads)) request.cacheable = false;
 }
 
-/// A load failed, or the cache is reset. What was computed since, by that request or by others on its blocks, may rest
-/// on KV that never came, and plans that save it are out already. vLLM goes back and computes it again: nothing planned
-/// so far is pin.
+/// A load failed, or the cache is reset: fails every planned save. KV computed since then, by this request or by others
+/// that share its blocks, may depend on KV that was never loaded. vLLM computes it again.
 void SchedulerCore::invalidate_planned_saves() {
   counters_.save_failures += saving_.size();
   for (const ChunkRef chunk : saving_) pool_.fail_write(chunk);

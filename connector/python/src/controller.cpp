@@ -190,7 +190,8 @@ class PyClient {
   std::string refused_;
   std::uint64_t num_lost_ = 0;
   std::unordered_map<ChunkKey, controller::ChunkEntry> held_;
-  std::unordered_map<std::uint64_t, std::optional<std::vector<HolderTuple>>> answers_;  // [token] answers that a caller waits for
+  std::unordered_map<std::uint64_t, std::optional<std::vector<HolderTuple>>>
+      answers_;  // [token] answers that a caller waits for
   std::thread thread_;
 };
 

@@ -1,4 +1,4 @@
-// Python's integers, thousands at a time.
+// Reads lists of Python integers fast.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,8 +8,8 @@
 
 namespace kvferry {
 
-/// Token ids and counts take one of Python's digits, which is read in place. -1 with a Python error set for the others
-/// that don't fit.
+/// Reads an integer of one Python digit in place, as all token ids and counts are. Returns -1 with a Python error set
+/// if the object is not an integer that fits.
 inline std::int64_t small_integer(PyObject* object) {
   if (PyLong_CheckExact(object)) {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -23,10 +23,10 @@ inline std::int64_t small_integer(PyObject* object) {
   return PyLong_AsLong(object);
 }
 
-/// A list of integers, which vLLM's token ids are. Throws TypeError for what is no list or holds something else.
+/// Reads a list of integers. Throws TypeError if it is not a list or contains other objects.
 inline std::vector<std::int32_t> integers(nanobind::handle list) {
-  constexpr Py_ssize_t kAhead = 16;  // objects lie anywhere: how many before its turn one is asked of memory
-  if (!PyList_Check(list.ptr())) throw nanobind::type_error("token ids are no list");
+  constexpr Py_ssize_t kAhead = 16;  // number of objects to prefetch ahead, since they are scattered in memory
+  if (!PyList_Check(list.ptr())) throw nanobind::type_error("token ids must be a list");
   const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
   std::vector<std::int32_t> values(static_cast<std::size_t>(size));
   for (Py_ssize_t i = 0; i < size; ++i) {

@@ -1,4 +1,4 @@
-// kvferry._core: the two nodes for Python. Thin: arguments in, results out, every Error becomes KvFerryError.
+// kvferry._core: the scheduler node and the worker node for Python. Only converts arguments, results and errors.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>

@@ -1,4 +1,4 @@
-// Every Error becomes KvFerryError.
+// Turns an Error into the exception KvFerryError.
 #pragma once
 
 #include <stdexcept>

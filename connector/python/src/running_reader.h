@@ -1,4 +1,4 @@
-// vLLM's list of the requests that go on running, read in place.
+// Reads vLLM's list of running requests in place.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,25 +13,25 @@
 
 namespace kvferry {
 
-/// vLLM's CachedRequestData as it lies: what goes on running, hundreds in a step, each read in place.
+/// The fields of vLLM's CachedRequestData. A step has hundreds of running requests.
 struct RunningRequests {
-  const nanobind::list& ids;       // list[str]
-  const nanobind::list& computed;  // list[int]
-  const nanobind::list& blocks;  // list[tuple[list[int], ...] | None], added to each group's table, or the whole table
-  const nanobind::set& resumed;  // those whose whole table it is
-  const nanobind::dict& scheduled;  // dict[str, int], of all requests
+  const nanobind::list& ids;        // list[str]
+  const nanobind::list& computed;   // list[int]
+  const nanobind::list& blocks;     // list[tuple[list[int], ...] | None]: blocks to add, or the whole table
+  const nanobind::set& resumed;     // set[str]: requests for which `blocks` has the whole table
+  const nanobind::dict& scheduled;  // dict[str, int], for all requests
 
   std::size_t size() const { return ids.size(); }
 };
 
-/// Reads running requests into a step, and keeps the ids of the step before: who stands at the same place, as nearly
-/// all do, is known by its str object alone.
+/// Reads running requests into a step. Keeps the ids of the previous step, so that a request at the same place, as
+/// nearly all are, is recognised by its str object.
 class RunningReader {
  public:
-  /// Overwrites the first running.size() of `requests`, which are those of the step before.
+  /// Overwrites the first running.size() of `requests`, which have the values of the previous step.
   void read(const RunningRequests& running, std::span<ScheduledRequest> requests) {
     if (running.computed.size() != running.size() || running.blocks.size() != running.size())
-      throw nanobind::value_error("as many ids as counts and block lists");
+      throw nanobind::value_error("ids, counts and block lists must have the same length");
     const std::size_t num_before = last_ids_.size();
     last_ids_.resize(running.size());
     InOrder counts(running.scheduled);
@@ -58,7 +58,7 @@ class RunningReader {
   }
 
  private:
-  /// A dict whose keys are mostly asked for in the order in which it has them.
+  /// Reads a dict whose keys are mostly looked up in its own order.
   class InOrder {
    public:
     explicit InOrder(const nanobind::dict& dict) : dict_(dict.ptr()) { next(); }
