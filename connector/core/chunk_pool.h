@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "connector/core/chunk_meta.h"
 #include "connector/core/plan.h"
 #include "transport/base/chunk_key.h"
 #include "transport/base/clock.h"
@@ -19,14 +20,6 @@
 namespace kvferry {
 
 using PinId = StrongId<struct PinIdTag, std::uint64_t>;  // 0: none
-
-struct ChunkMeta {
-  ChunkKey key;
-  std::uint32_t num_tokens = 0;
-  bool is_tail = false;
-  std::optional<ChunkKey> tail_group;
-  std::uint32_t window_from = 0;  // layers with a sliding window have KV only from this token of the chunk on
-};
 
 class ChunkPool {
  public:

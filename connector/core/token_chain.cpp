@@ -54,6 +54,21 @@ std::optional<ChunkKey> TokenChain::tail_group(std::uint32_t i) {
                         extras_in(first, kTailGroupTokens));
 }
 
+ChunkMeta TokenChain::meta(std::uint32_t i, std::uint32_t num_tokens) {
+  if (num_tokens == chunk_tokens_) return {key(i), num_tokens, false, {}};
+  ChunkMeta meta{tail_key(i, num_tokens), num_tokens, true, {}};
+  if (num_tokens >= kTailGroupTokens) meta.tail_group = tail_group(i);
+  return meta;
+}
+
+std::vector<ChunkMeta> TokenChain::prefix(std::uint32_t num_tokens) {
+  std::vector<ChunkMeta> chunks;
+  const std::uint32_t num_full = num_tokens / chunk_tokens_;
+  for (std::uint32_t i = 0; i < num_full; ++i) chunks.push_back(meta(i, chunk_tokens_));
+  if (const std::uint32_t rest = num_tokens % chunk_tokens_; rest > 0) chunks.push_back(meta(num_full, rest));
+  return chunks;
+}
+
 std::string TokenChain::extras_in(std::uint32_t first_token, std::uint32_t num_tokens) const {
   std::string text;
   for (const TokenExtra& extra : extras_) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "connector/core/chunk_meta.h"
 #include "transport/base/chunk_key.h"
 
 namespace kvferry {
@@ -38,6 +39,10 @@ class TokenChain {
   ChunkKey tail_key(std::uint32_t i, std::uint32_t num_tokens);
   /// Returns the key of the tail group after i full chunks, nullopt if fewer than kTailGroupTokens tokens follow.
   std::optional<ChunkKey> tail_group(std::uint32_t i);
+  /// Describes the chunk of num_tokens tokens after i full chunks: a full chunk or a tail.
+  ChunkMeta meta(std::uint32_t i, std::uint32_t num_tokens);
+  /// Returns the chunks of the first num_tokens tokens; the last one may be a tail.
+  std::vector<ChunkMeta> prefix(std::uint32_t num_tokens);
 
  private:
   const ChunkKey& parent(std::uint32_t i) { return i == 0 ? root_ : key(i - 1); }

@@ -100,10 +100,10 @@ std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
   return ready;
 }
 
-void PushReceiver::shorten_deadline(std::span<const ChunkKey> keys, TimeNs now) {
+void PushReceiver::shorten_deadline(std::span<const ChunkMeta> chunks, TimeNs now) {
   if (ticket_of_.empty()) return;
-  for (const ChunkKey& key : keys) {
-    const auto found = ticket_of_.find(key);
+  for (const ChunkMeta& chunk : chunks) {
+    const auto found = ticket_of_.find(chunk.key);
     if (found == ticket_of_.end()) continue;
     Reservation& reservation = reservations_.at(found->second);
     reservation.deadline = std::min(reservation.deadline, now + config_.arrived_ttl);

@@ -43,7 +43,7 @@ class PushReceiver {
   /// One rank has revoked its grants. Returns the chunks that became ready.
   std::vector<ChunkRef> revoked(const Revocation& answer);
   /// A request for these chunks has arrived: shortens the deadlines of their reservations.
-  void shorten_deadline(std::span<const ChunkKey> keys, TimeNs now);
+  void shorten_deadline(std::span<const ChunkMeta> chunks, TimeNs now);
   /// Makes every reserved chunk fail, however it is settled.
   void invalidate();
   void tick(TimeNs now);

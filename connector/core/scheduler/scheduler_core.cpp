@@ -47,9 +47,12 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
   if (after != loads_.begin() && std::prev(after)->first.first == request.id.value)
     state.attempt.value = std::prev(after)->first.second;
-  if (state.source) shorten_push_deadlines(state);
+  // The prompt was handed over, so its push is nearly done: chunks that are missing soon will be pulled.
+  if (state.source && receiver_.num_reserved_chunks() > 0)
+    receiver_.shorten_deadline(state.chain.prefix(std::min(state.source->num_tokens, state.chain.size())), now);
   if (state.cacheable && cover(state).tokens + 1 < state.chain.size()) start_fetch(state, now);
-  if (state.cacheable && state.handoff && request.push_to) offer_prompt(state, *request.push_to);
+  if (state.cacheable && state.handoff && request.push_to)
+    sender_.offer(state.id, *request.push_to, state.chain.prefix(state.num_prompt_tokens), now);
 }
 
 void SchedulerCore::update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens) {
@@ -106,13 +109,8 @@ void SchedulerCore::pin_handoff(RequestState& request, std::uint32_t num_tokens,
   unpin_handoff(id);
   if (request.is_delivered) return;
   std::vector<ChunkRef> chunks;
-  const auto add = [&](const ChunkPool::Slot* slot) {
-    if (slot != nullptr) chunks.push_back(slot->ref);
-  };
-  const std::uint32_t full = num_tokens / config_.chunk_tokens;
-  for (std::uint32_t i = 0; i < full; ++i) add(pool_.find(request.chain.key(i)));
-  if (const std::uint32_t rest = num_tokens % config_.chunk_tokens; rest > 0)
-    add(pool_.find(request.chain.tail_key(full, rest)));
+  for (const ChunkMeta& chunk : request.chain.prefix(num_tokens))
+    if (const ChunkPool::Slot* slot = pool_.find(chunk.key)) chunks.push_back(slot->ref);
   handoffs_[id] = pool_.pin(std::move(chunks), "handoff of " + id, now, now + config_.handoff_ttl);
 }
 

@@ -176,9 +176,6 @@ class SchedulerCore {
   bool replication_lease_answered(std::uint64_t fetch, const LeaseReply& reply, TimeNs now);
   void end_replication_piece(TimeNs now);
   void tick_orders(TimeNs now);
-  // scheduler_push.cpp
-  void offer_prompt(RequestState& request, PushTarget target);
-  void shorten_push_deadlines(RequestState& request);
 
   CoreConfig config_;
   ChunkPool pool_;

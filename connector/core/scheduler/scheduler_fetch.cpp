@@ -36,7 +36,7 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
   std::vector<ChunkMeta> missing;
   for (std::uint32_t i = 0; i < full; ++i) {
     if (i * config_.chunk_tokens + 1 >= chain.size()) break;  // the last token is computed anyway
-    if (pool_.find(chain.key(i)) == nullptr) missing.push_back({chain.key(i), config_.chunk_tokens, false, {}});
+    if (pool_.find(chain.key(i)) == nullptr) missing.push_back(chain.meta(i, config_.chunk_tokens));
   }
   const std::uint32_t start = full * config_.chunk_tokens;
   if (offer.num_full_chunks > full || start + 1 >= chain.size()) return missing;
@@ -47,12 +47,7 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
     if (best != nullptr && n <= best->num_tokens) continue;
     if (chain.tail_key(full, n) == tail.key) best = &tail;
   }
-  if (best != nullptr && pool_.find(best->key) == nullptr) {
-    ChunkMeta tail = *best;
-    tail.is_tail = true;
-    tail.tail_group = tail.num_tokens >= kTailGroupTokens ? chain.tail_group(full) : std::nullopt;
-    missing.push_back(std::move(tail));
-  }
+  if (best != nullptr && pool_.find(best->key) == nullptr) missing.push_back(chain.meta(full, best->num_tokens));
   return missing;
 }
 
@@ -76,7 +71,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
       const std::uint32_t tokens = std::min(source.num_tokens, request.chain.size());
       offer = {source.engine_id, source.endpoint, tokens / config_.chunk_tokens, {}};
       if (const std::uint32_t rest = tokens % config_.chunk_tokens; rest > 0)
-        offer.tails.push_back({request.chain.tail_key(offer.num_full_chunks, rest), rest, true, {}});
+        offer.tails.push_back(request.chain.meta(offer.num_full_chunks, rest));
       handoff_request = source.request_id;
     } else if (!fetch.asked_directory) {
       fetch.asked_directory = true;

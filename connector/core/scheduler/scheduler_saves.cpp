@@ -84,13 +84,8 @@ bool SchedulerCore::has_blocks(const RequestState& request, std::uint32_t first_
 /// the engine has freed some of its blocks.
 std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::uint32_t chunk,
                                                   std::uint32_t num_tokens) {
-  TokenChain& chain = request.chain;
-  const bool is_tail = num_tokens < config_.chunk_tokens;
-  ChunkMeta meta;
-  meta.key = is_tail ? chain.tail_key(chunk, num_tokens) : chain.key(chunk);
-  meta.num_tokens = num_tokens;
-  meta.is_tail = is_tail;
-  if (is_tail && num_tokens >= kTailGroupTokens) meta.tail_group = chain.tail_group(chunk);
+  ChunkMeta meta = request.chain.meta(chunk, num_tokens);
+  const bool is_tail = meta.is_tail;
   const std::uint32_t end = chunk * config_.chunk_tokens + num_tokens;
   const auto remember_tail = [&](ChunkRef tail) {
     if (request.last_tail && *request.last_tail != tail) pool_.demote(*request.last_tail);

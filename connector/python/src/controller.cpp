@@ -201,10 +201,12 @@ void bind_controller(nb::module_& m) {
   nb::class_<PyClient>(m, "ControllerClient")
       .def(nb::init<const std::string&, std::string, std::string, std::string, std::string, std::uint64_t>(),
            nb::kw_only(), "controller"_a, "engine_id"_a, "namespace"_a, "fingerprint"_a, "endpoint"_a, "incarnation"_a)
-      .def("publish", &PyClient::publish, "keys"_a)
-      .def("evict", &PyClient::evict, "keys"_a)
-      .def("lookup", &PyClient::lookup, "keys"_a, "timeout_s"_a)
-      .def("wait_registered", &PyClient::wait_registered, "timeout_s"_a)
-      .def("status", &PyClient::status)
-      .def("close", &PyClient::close);
+      .def("publish", &PyClient::publish, "keys"_a,
+           "This node has these chunks. They are sent later if no controller is reachable now.")
+      .def("evict", &PyClient::evict, "keys"_a, "This node no longer has these chunks.")
+      .def("lookup_holders", &PyClient::lookup, "keys"_a, "timeout"_a, "As kvferry.controller.Client.lookup().")
+      .def("wait_registered", &PyClient::wait_registered, "timeout"_a = 5.0,
+           "Returns False if no controller has accepted this node within `timeout` seconds.")
+      .def("status", &PyClient::status, "Returns connecting, registered, closed, or \"refused: \" and the reason.")
+      .def("close", &PyClient::close, "Unregisters this node. A second call does nothing.");
 }
