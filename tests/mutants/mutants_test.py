@@ -34,7 +34,7 @@ def test_a_line_that_is_gone_is_told() -> None:
     assert "no longer applies" in mutants.judge(gone).problem
 
 
-@pytest.mark.parametrize("name", ["refused-look-ups-stay", "evicts-under-a-reader"])
+@pytest.mark.parametrize("name", ["refused-lookups-stay", "evicts-under-a-reader"])
 def test_a_mutant_is_caught(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (RELEASE / "bin" / mutants.SIMULATOR).exists(), "tests/run builds it"
     assert mutants.main(["--only", name, "--no-build"]) == 0

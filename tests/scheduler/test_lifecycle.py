@@ -13,12 +13,12 @@ MakeEngine = Callable[..., "Engine"]
 
 
 def answers(engine: "Engine", request_id: str) -> list[tuple[int, int | None]]:
-    """(tokens in the engine's prefix cache, answer) of each look-up that reached the core."""
+    """(tokens in the engine's prefix cache, answer) of each lookup that reached the core."""
     return [(call["local"], call["answer"]) for call in engine.log.of("lookup", request_id)]
 
 
 def answered(engine: "Engine", request_id: str) -> tuple[int, int]:
-    """The look-up that counted: the last one, which was answered."""
+    """The lookup that counted: the last one, which was answered."""
     local, answer = answers(engine, request_id)[-1]
     assert answer is not None
     return local, answer

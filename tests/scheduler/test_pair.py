@@ -26,7 +26,7 @@ def hand_over(engine: "Engine", request_id: str, tokens: list[int]) -> dict[str,
 
 
 def run_patiently(engine: "Engine", seconds: float = 20.0) -> None:
-    """As run(), for look-ups that wait for other nodes."""
+    """As run(), for lookups that wait for other nodes."""
     deadline = time.monotonic() + seconds
     while engine.scheduler.has_requests() or engine.busy:
         engine.step()

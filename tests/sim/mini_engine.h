@@ -33,7 +33,7 @@ struct EngineConfig {
   bool fails_requests = false;   // kv_load_failure_policy: fail instead of recompute
   std::uint32_t num_drafts = 0;  // speculative tokens of a decode step
   double accepts_draft = 0.6;    // of each, after all before it
-  double asks_again = 0;         // a look-up is repeated at once
+  double asks_again = 0;         // a lookup is repeated at once
   WorkerFaults faults;
   std::uint64_t seed = 1;
 };
@@ -50,7 +50,7 @@ struct RequestSpec {
   std::optional<PushTarget> push_to;
 };
 
-/// What vLLM's scheduler may do with a request between its look-up and its allocation, none of which it tells.
+/// What vLLM's scheduler may do with a request between its lookup and its allocation, none of which it tells.
 enum class Exit {
   kNone,
   kEncoderPending,    // skipped: an encoder's output is on its way
@@ -83,7 +83,7 @@ class MiniEngine {
   void sleep();
   /// Schedules, executes, and takes in what is due. Throws Broken, or what the check handler throws.
   void step(TimeNs now);
-  /// Asked after each look-up that was answered.
+  /// Asked after each lookup that was answered.
   std::function<Exit(const std::string& id)> refuse;
   /// Shown each step as the core is told of it.
   std::function<void(const StepInput& input)> on_step;

@@ -1,4 +1,4 @@
-// What vLLM's Scheduler.schedule() does with waiting requests: look-up, allocation, and all that may come in between.
+// What vLLM's Scheduler.schedule() does with waiting requests: lookup, allocation, and all that may come in between.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace kvferry::sim {
 std::optional<Answer> MiniEngine::look_up(Request& request, std::uint32_t num_local, TimeNs now) {
   const RequestId id{request.spec.id};
   const Answer answer = core_.lookup(id, num_local, now);
-  tell("  look-up of {}: {} local, {} external{}", id, num_local, answer.num_external, answer.pending ? ", wait" : "");
+  tell("  lookup of {}: {} local, {} external{}", id, num_local, answer.num_external, answer.pending ? ", wait" : "");
   const TimeNs pending_for = now - request.pending_since.value_or(now);
   promises_.lookup_answered(id.value, num_local, answer, request.known, pending_for);
   if (std::uniform_real_distribution<>(0, 1)(rng_) < config_.asks_again) {
@@ -33,7 +33,7 @@ std::optional<Answer> MiniEngine::look_up(Request& request, std::uint32_t num_lo
   return std::nullopt;
 }
 
-/// What vLLM's scheduler does between a look-up and an allocation, none of which it tells. True: no allocation follows.
+/// What vLLM's scheduler does between a lookup and an allocation, none of which it tells. True: no allocation follows.
 bool MiniEngine::is_given_up(const std::string& id, std::uint32_t& external, Next& next) {
   const auto give_up = [&](std::uint64_t& count, const char* why, Next then) {
     tell("  no room for {}: {}", id, why);
@@ -114,7 +114,7 @@ MiniEngine::Next MiniEngine::admit_async(Request& request, const BlockTable& hit
   return Next::kGoOn;
 }
 
-/// The load is over: its blocks are cached, or, where it failed, given back for another look-up.
+/// The load is over: its blocks are cached, or, where it failed, given back for another lookup.
 void MiniEngine::take_loaded(Request& request) {
   if (request.load == Request::Load::kFailed) {
     tell("  the load of {} failed", request.spec.id);

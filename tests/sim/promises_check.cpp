@@ -27,12 +27,12 @@ std::vector<BlockId> slice(const std::vector<BlockId>& blocks, std::uint32_t fir
 
 void PromisesCheck::lookup_answered(const std::string& id, std::uint32_t num_local, const Answer& answer,
                                     std::uint32_t num_tokens, TimeNs pending_for) const {
-  expect(!answer.pending || answer.num_external == 0, "sane-counts: look-up of {} pends with {} tokens", id,
+  expect(!answer.pending || answer.num_external == 0, "sane-counts: lookup of {} pends with {} tokens", id,
          answer.num_external);
   expect(answer.num_external == 0 || num_local + answer.num_external < num_tokens,
-         "sane-counts: look-up of {}: {} local + {} external leave nothing of {} to compute", id, num_local,
+         "sane-counts: lookup of {}: {} local + {} external leave nothing of {} to compute", id, num_local,
          answer.num_external, num_tokens);
-  expect(!answer.pending || pending_for < config_.load_timeout, "bounded-pin: look-up of {} pends for {} ms", id,
+  expect(!answer.pending || pending_for < config_.load_timeout, "bounded-pin: lookup of {} pends for {} ms", id,
          pending_for / kMillisecond);
 }
 
@@ -57,7 +57,7 @@ void PromisesCheck::check_load(const SchedulerCore& core, const AdmittedLoad& ad
     next += item.num_tokens;
     num += item.num_tokens;
     const ChunkPool::Slot& slot = core.pool().slot(item.chunk.slot);
-    expect(slot.ref == item.chunk && slot.pins > 0, "bounded-pin: the load of {} reads slot {}, which nobody holds",
+    expect(slot.ref == item.chunk && slot.pins > 0, "bounded-pin: the load of {} reads slot {}, which is not pinned",
            job.request_id, item.chunk.slot);
     expect(slot.state == ChunkPool::State::kReady || slot.state == ChunkPool::State::kRetired,
            "verified-only: the load of {} reads slot {} before it is whole", job.request_id, item.chunk.slot);
@@ -82,8 +82,8 @@ void PromisesCheck::check_load(const SchedulerCore& core, const AdmittedLoad& ad
 void PromisesCheck::plan_built(const SchedulerCore& core, std::span<const AdmittedLoad> admitted,
                                std::span<const StepPlan* const> in_flight) const {
   const StepPlan& plan = *in_flight.back();
-  expect(core.num_open_lookups() == 0, "no-stale-lookup: {} look-ups outlive step {}", core.num_open_lookups(),
-         plan.step);
+  expect(core.num_open_lookups() == 0, "no-stale-lookup: {} lookups are still open after step {}",
+         core.num_open_lookups(), plan.step);
   for (const AdmittedLoad& load : admitted) {
     const auto is_its = [&](const LoadJob& job) { return job.request_id == load.id; };
     expect(std::count_if(plan.loads.begin(), plan.loads.end(), is_its) == 1,
@@ -94,7 +94,7 @@ void PromisesCheck::plan_built(const SchedulerCore& core, std::span<const Admitt
   expect(plan.loads.size() == admitted.size(), "exact-load: step {} loads for {} requests, {} were admitted to load",
          plan.step, plan.loads.size(), admitted.size());
   for (const auto& [id, pin] : core.pool().pins())
-    expect(!pin.owner.starts_with("look-up of "), "no-stale-lookup: the {} still holds chunks in step {}", pin.owner,
+    expect(!pin.owner.starts_with("lookup of "), "no-stale-lookup: the {} still pins chunks in step {}", pin.owner,
            plan.step);
   // Whatever a save is said to write is in a plan whose report is still to come.
   std::size_t num_saves = 0;
@@ -149,19 +149,19 @@ void PromisesCheck::after_step(const SchedulerCore& core, std::size_t loads_in_f
     TimeNs most = config_.order_ttl_max;
     if (pin.owner.starts_with("load for ")) most = config_.pin_ttl;
     if (pin.owner.starts_with("lease of ")) most = config_.lease_ttl;
-    if (pin.owner.starts_with("hand-off of ")) most = config_.handoff_ttl;
+    if (pin.owner.starts_with("handoff of ")) most = config_.handoff_ttl;
     if (pin.owner.starts_with("push of ")) most = config_.push_ttl + config_.push_grace;
     num_loads += pin.owner.starts_with("load for ");
     expect(!pin.owner.empty() && pin.deadline > now && pin.deadline - now <= most,
-           "bounded-pin: the {} ends in {} ms, allowed are {}", pin.owner.empty() ? "hold of nobody" : pin.owner,
+           "bounded-pin: the {} ends in {} ms, allowed are {}", pin.owner.empty() ? "pin without an owner" : pin.owner,
            (pin.deadline - now) / kMillisecond, most / kMillisecond);
   }
   expect(num_loads <= loads_in_flight, "bounded-pin: {} loads hold chunks, {} are under way", num_loads,
          loads_in_flight);
   expect(core.num_controller_pinned() <= config_.num_slots / 2 || core.num_controller_pinned() <= 1,
-         "bounded-pin: {} of {} chunks are kept for the controller", core.num_controller_pinned(), config_.num_slots);
-  expect(core.num_reserved_chunks() <= config_.num_slots / 2, "bounded-pin: {} of {} slots are lent", core.num_reserved_chunks(),
-         config_.num_slots);
+         "bounded-pin: {} of {} chunks are pinned for the controller", core.num_controller_pinned(), config_.num_slots);
+  expect(core.num_reserved_chunks() <= config_.num_slots / 2, "bounded-pin: {} of {} slots are reserved",
+         core.num_reserved_chunks(), config_.num_slots);
 
   const CoreCounters& counters = core.counters();
   const auto grows = [](const char* name, std::uint64_t before, std::uint64_t after) {
@@ -194,7 +194,7 @@ void PromisesCheck::after_step(const SchedulerCore& core, std::size_t loads_in_f
 #undef KVFERRY_SIM_GROWS
   expect(counters.lookup_hits <= counters.lookups && counters.loaded_tokens <= counters.hit_tokens &&
              counters.resumed_hit_tokens <= counters.hit_tokens && counters.hit_tokens >= counters.loads,
-         "sane-counts: {} hits of {} look-ups, {} tokens hit, {} loaded, {} resumed", counters.lookup_hits,
+         "sane-counts: {} hits of {} lookups, {} tokens hit, {} loaded, {} resumed", counters.lookup_hits,
          counters.lookups, counters.hit_tokens, counters.loaded_tokens, counters.resumed_hit_tokens);
   last_ = counters;
 }
@@ -227,10 +227,10 @@ void PromisesCheck::offered(const SchedulerCore& core, const LeaseReply& reply, 
 
 void PromisesCheck::idle(const SchedulerCore& core) {
   expect(core.num_requests() + core.num_fetches() + core.num_open_lookups() + core.num_replications() == 0,
-         "bounded-pin: idle with {} requests, {} fetches, {} look-ups, {} ordered fetches", core.num_requests(),
+         "bounded-pin: idle with {} requests, {} fetches, {} lookups, {} replications", core.num_requests(),
          core.num_fetches(), core.num_open_lookups(), core.num_replications());
-  expect(core.num_pushes() + core.num_reservations() == 0, "bounded-pin: idle with {} pushes and {} loans", core.num_pushes(),
-         core.num_reservations());
+  expect(core.num_pushes() + core.num_reservations() == 0, "bounded-pin: idle with {} pushes and {} reservations",
+         core.num_pushes(), core.num_reservations());
   expect(core.pool().num_pins() + core.pool().num_pinned() + core.pool().num_writing() == 0,
          "bounded-pin: idle with {} holds on {} slots, {} slots being written", core.pool().num_pins(),
          core.pool().num_pinned(), core.pool().num_writing());
@@ -238,8 +238,8 @@ void PromisesCheck::idle(const SchedulerCore& core) {
 
 std::string promise_of(const std::string& message) {
   constexpr std::array<std::string_view, 10> kNames = {
-      "idempotent-lookup", "exact-load",   "no-stale-lookup", "saved-is-computed", "fenced-reuse",
-      "exactly-once",      "bounded-pin", "sane-counts",   "verified-only",     "no-engine-death"};
+      "idempotent-lookup", "exact-load",  "no-stale-lookup", "saved-is-computed", "fenced-reuse",
+      "exactly-once",      "bounded-pin", "sane-counts",     "verified-only",     "no-engine-death"};
   std::size_t first = std::string::npos;
   std::string promise = "no-engine-death";
   for (const std::string_view name : kNames) {

@@ -31,7 +31,7 @@ class PromisesCheck {
   /// pending_for: how long the attempt has been told to ask again.
   void lookup_answered(const std::string& id, std::uint32_t num_local, const Answer& answer, std::uint32_t num_tokens,
                        TimeNs pending_for) const;
-  /// The same look-up, asked twice in a row; the number of holds before and after the second time.
+  /// The same lookup, asked twice in a row; the number of holds before and after the second time.
   void asked_again(const std::string& id, const Answer& first, const Answer& again, std::size_t holds_before,
                    std::size_t holds_after) const;
   /// in_flight: plans that no report has come for, the new one included.

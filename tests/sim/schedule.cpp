@@ -14,7 +14,7 @@ namespace kvferry::sim {
 namespace {
 
 constexpr int kStepsOfTrouble = 2000;  // of about 10 ms; few schedules take so many
-constexpr int kStepsOfCalm = 10000;    // enough for each request's look-ups to run into their timeouts once more
+constexpr int kStepsOfCalm = 10000;    // enough for each request's lookups to run into their timeouts once more
 
 /// Sends requests into the world and follows each from its prefill to its answer.
 class Clients {

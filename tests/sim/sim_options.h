@@ -33,7 +33,7 @@ struct NetworkOptions {
   double loses = 0;            // a message
   double doubles = 0;          // a message
   double damages_pull = 0;     // a chunk on its way
-  double fails_grants = 0;    // a slot that a worker can't lend
+  double fails_grants = 0;     // a slot to which a worker cannot grant access
   double damages_pool = 0;     // a chunk at rest, per step
   double crashes = 0;          // a node, per step; it comes back empty, later
   double cuts = 0;             // the link of two nodes, per step, for a while
@@ -51,7 +51,7 @@ struct SimOptions {
   std::uint32_t num_decode = 0;
   std::uint32_t num_requests = 0;
   std::uint32_t max_tokens_total = 0;  // of one request: so many fit the engine alone
-  double refuses = 0;                  // a look-up is followed by no allocation
+  double refuses = 0;                  // a lookup is followed by no allocation
   double aborts = 0;                   // per step
   double preempts_all = 0;             // per step
   double resets_idle = 0;              // per step
@@ -61,7 +61,7 @@ struct SimOptions {
   double pushes = 0;                   // a prefill knows its decode node
   double siblings = 0;                 // a request comes twice
   double ids_again = 0;                // a new request takes the id of one that is gone
-  bool is_calm = false;                // nothing is in the way of a hand-off
+  bool is_calm = false;                // nothing is in the way of a handoff
   std::uint32_t layers = 0;            // of a model that each node cuts up in its own way; 0: all in the same
   std::uint32_t heads = 0;
 };

@@ -62,11 +62,12 @@ void World::push_offer(std::size_t node, const OfferPush& offered) {
   });
 }
 
-/// The workers open the slots, or some of them; then the other node is answered.
+/// The workers grant access to the slots, or to some of them; then the other node is answered.
 void World::push_grant(std::size_t node, const GrantOrder& order) {
   NodePushes& pushes = nodes_[node].pushes;
   const auto found = pushes.pending_grants.find(order.ticket);
-  if (found == pushes.pending_grants.end()) throw Broken(fmt::format("bounded-pin: reservation {} is nobody's", order.ticket));
+  if (found == pushes.pending_grants.end())
+    throw Broken(fmt::format("bounded-pin: no push waits for reservation {}", order.ticket));
   NodePushes::PendingGrant grant = std::move(found->second);
   pushes.pending_grants.erase(found);
   tally_.reservations += 1;
@@ -127,7 +128,7 @@ void World::push_advance(std::size_t node, NodePushes::Key key) {
   }
 }
 
-/// One rank's bytes go into the other node's slot, if it is still open.
+/// One rank's bytes go into the other node's slot, if access is still granted.
 bool World::push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key) {
   NodePushes& pushes = nodes_[node].pushes;
   if (pushes.dropped.contains(key.first)) return false;
@@ -157,7 +158,7 @@ void World::push_ended(std::size_t node, std::uint32_t rank, NodePushes::Key key
   });
 }
 
-/// Each rank closes its slots at a time of its own; from then on nobody writes them.
+/// Each rank revokes its grants at a time of its own; from then on the slots are not written.
 void World::push_revoke(std::size_t node, const Revocation& revocation) {
   for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank) {
     at(now() + delay(node, node), [this, node, rank, revocation, incarnation = nodes_[node].incarnation] {
@@ -167,7 +168,8 @@ void World::push_revoke(std::size_t node, const Revocation& revocation) {
       Worker& worker = nodes_[node].engine->workers()[rank];
       for (RevokedChunk& chunk : answer.chunks) {
         if (nodes_[node].pushes.granted.erase({revocation.ticket, chunk.index, rank}) != 1)
-          throw Broken(fmt::format("exactly-once: reservation {} of chunk {} ends twice", revocation.ticket, chunk.index));
+          throw Broken(
+              fmt::format("exactly-once: reservation {} of chunk {} ends twice", revocation.ticket, chunk.index));
         tally_.reservations_failed += !chunk.ok;
         if (!chunk.ok || worker.damaged(chunk.chunk.slot)) continue;
         if (worker.generation(chunk.chunk.slot) != chunk.chunk.generation ||

@@ -35,10 +35,11 @@ struct NodePushes {
     PushReply reply;
   };
   std::map<Key, Moving> moving;
-  std::map<std::uint64_t, Order> orders;                                             // by push
-  std::set<std::uint64_t> dropped;                                                   // pushes
-  std::map<std::uint64_t, PendingGrant> pending_grants;                                          // by ticket; not answered yet
-  std::map<std::tuple<std::uint64_t, std::uint32_t, std::uint32_t>, ChunkRef> granted;  // ticket, index, rank: open slots
+  std::map<std::uint64_t, Order> orders;                 // by push
+  std::set<std::uint64_t> dropped;                       // pushes
+  std::map<std::uint64_t, PendingGrant> pending_grants;  // by ticket; not answered yet
+  std::map<std::tuple<std::uint64_t, std::uint32_t, std::uint32_t>, ChunkRef>
+      granted;  // ticket, index, rank: open slots
 };
 
 }  // namespace kvferry::sim

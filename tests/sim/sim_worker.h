@@ -70,9 +70,9 @@ class Worker {
 
   /// What a peer's one-sided read would get now, whatever lies there; nothing where there is no such slot.
   std::vector<Stamp> read_slot(std::uint32_t slot) const;
-  /// One pulled chunk: kept when it matches the holder's checksum. Returns that.
+  /// Writes a pulled chunk if it matches the holder's checksum. Returns whether it does.
   bool write_pulled(const PullItem& item, const std::vector<Stamp>& bytes);
-  /// What another node puts into a slot that was lent to it.
+  /// Another node writes into a slot that was granted to it.
   void write_pushed(ChunkRef local, const std::vector<Stamp>& bytes);
   /// Since the last call.
   std::vector<PushedSave> take_pushed() { return std::exchange(pushed_, {}); }
@@ -85,7 +85,7 @@ class Worker {
   std::vector<Stamp> plain(std::uint32_t slot) const;
   std::uint64_t slot_checksum(std::uint32_t slot) const;
   std::uint64_t generation(std::uint32_t slot) const { return slots_[slot].generation; }
-  /// Somebody damaged its bytes since they were written.
+  /// The slot's bytes were damaged since they were written.
   bool damaged(std::uint32_t slot) const { return slots_[slot].damaged; }
   /// Damages some byte of the slot; false where it is empty.
   bool damage(std::uint32_t slot);

@@ -17,8 +17,8 @@ namespace kvferry::sim {
   X(uncacheable, "requests whose KV may not be cached")                         \
   X(chunked_prefills, "prefills cut into chunks")                               \
   X(prefix_hits, "hits in the engine's own prefix cache")                       \
-  X(lookups_again, "look-ups asked again in their attempt")                     \
-  X(lookups_pending, "look-ups answered `ask again`")                           \
+  X(lookups_again, "lookups asked again in their attempt")                      \
+  X(lookups_pending, "lookups answered `ask again`")                            \
   X(sync_loads, "loads from the pool, synchronous")                             \
   X(several_groups, "requests of models with several KV groups")                \
   X(async_loads, "loads from the pool, asynchronous")                           \
@@ -37,9 +37,9 @@ namespace kvferry::sim {
   X(drafts, "speculative tokens")                                               \
   X(drafts_rejected, "speculative tokens rejected")                             \
   X(stops, "requests ended by a stop token")                                    \
-  X(abort_before_lookup, "aborts before the first look-up")                     \
+  X(abort_before_lookup, "aborts before the first lookup")                      \
   X(abort_while_pending, "aborts while a fetch was pending")                    \
-  X(abort_after_refusal, "aborts between a look-up and its allocation")         \
+  X(abort_after_refusal, "aborts between a lookup and its allocation")          \
   X(abort_running, "aborts while running")                                      \
   X(abort_preempted, "aborts while preempted")                                  \
   X(abort_while_loading, "aborts while an asynchronous load was under way")     \
@@ -67,15 +67,15 @@ namespace kvferry::sim {
   X(pulled_chunks, "chunks pulled from another node")                           \
   X(pull_failures, "chunks not pulled")                                         \
   X(other_replica, "chunks that a second holder gave after a first one failed") \
-  X(handoffs_whole, "hand-offs that left one token to compute")                 \
-  X(reservations, "reservations of slots to a node that pushes")                              \
+  X(handoffs_whole, "handoffs that left one token to compute")                  \
+  X(reservations, "reservations of slots to a node that pushes")                \
   X(pushed_chunks, "chunks pushed to another node")                             \
   X(push_failures, "chunks wanted and not pushed")                              \
   X(received_chunks, "chunks that another node pushed here")                    \
-  X(reservations_failed, "lent slots taken back empty")                                \
+  X(reservations_failed, "reserved slots revoked empty")                        \
   X(fetch_timeouts, "fetches that ran out of time")                             \
   X(leases, "leases given out")                                                 \
-  X(pins_expired, "holds ended by their deadline")                             \
+  X(pins_expired, "holds ended by their deadline")                              \
   X(messages, "messages")                                                       \
   X(lost, "messages lost")                                                      \
   X(doubled, "messages doubled")                                                \

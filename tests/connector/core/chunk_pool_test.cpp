@@ -133,7 +133,7 @@ TEST_F(Pool, ASpoiltWriteCountsAsFailedHoweverItEnds) {
 TEST_F(Pool, AHeldWriteThatFailsIsFreeWhenTheHoldEnds) {
   ChunkPool pool(1, 1);
   const ChunkRef ref = pool.reserve(chunk(1), "test").value();
-  const PinId held = pin(pool, {ref});  // a hand-off holds what is still being saved
+  const PinId held = pin(pool, {ref});  // a handoff holds what is still being saved
   pool.rank_written(ref, 0, false, 0);
   EXPECT_EQ(pool.slot(ref.slot).state, State::kRetired);
   EXPECT_EQ(pool.reserve(chunk(2), "test"), std::nullopt);

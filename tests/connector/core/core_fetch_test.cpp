@@ -1,4 +1,4 @@
-// Bringing chunks from other nodes while look-ups say "ask again": the reader's side of leases and pulls.
+// Bringing chunks from other nodes while lookups say "ask again": the reader's side of leases and pulls.
 #include <gmock/gmock.h>
 
 #include "core_bench.h"
@@ -25,7 +25,7 @@ class Fetching : public CoreBench {
     for (std::uint32_t i = 0; i < wanted.request.keys.size(); ++i) reply.chunks.push_back({i, {i, 1}, num_tokens, {5}});
     return reply;
   }
-  /// The look-up of a request of 64 tokens up to the lease that it wants from `name`.
+  /// The lookup of a request of 64 tokens up to the lease that it wants from `name`.
   RequestLease ask(const std::string& id, const std::string& name) {
     add(id, 64);
     const std::vector<QueryDirectory> queries = take<QueryDirectory>();

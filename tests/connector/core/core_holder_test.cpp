@@ -18,7 +18,7 @@ class Holding : public CoreBench {
     chain.append(std::span(tokens_).first(num_chunks * 16));
     return {"model", {chain.keys().begin(), chain.keys().end()}, handoff};
   }
-  /// A prefill with a hand-off comes, computes 40 tokens and goes.
+  /// A prefill with a handoff comes, computes 40 tokens and goes.
   FinishedRequest prefill(const std::string& id) {
     NewRequest added = request(id, 40);
     added.handoff = true;
@@ -95,7 +95,7 @@ TEST_F(Holding, AFinishedPrefillWaitsForItsDecodeWorker) {
   EXPECT_EQ(core_->pool().num_pinned(), 3u);  // two chunks and the tail
   const LeaseReply reply = core_->lease_requested("decode", wish(2, "p"), now_);
   core_->lease_released(reply.lease);
-  EXPECT_EQ(core_->pool().num_pins(), 0u);  // with the lease the hand-off's hold ends
+  EXPECT_EQ(core_->pool().num_pins(), 0u);  // with the lease the handoff's hold ends
 }
 
 TEST_F(Holding, APrefillThatNobodyFetchesIsHeldNoLongerThanItsTime) {

@@ -1,4 +1,4 @@
-// What the controller asks of a pool: keep, unkeep, forget, fetch.
+// What the controller orders for a pool: pin, unpin, evict, replicate.
 #include <gmock/gmock.h>
 
 #include <limits>
@@ -91,7 +91,7 @@ TEST_F(Orders, HalfOfThePoolStaysFreeWhateverIsAsked) {
   EXPECT_EQ(core_->counters().pins_refused, 2u);
   const std::vector<LogLine> lines = take<LogLine>();
   ASSERT_THAT(lines, SizeIs(1));
-  EXPECT_THAT(lines[0].text, HasSubstr("2 of 6 chunks that the controller wants kept are not"));
+  EXPECT_THAT(lines[0].text, HasSubstr("2 of 6 chunks that the controller asked for are not pinned"));
   core_->pin_ordered({kHold + 1, keys(1), kSecond * 60}, now_);
   EXPECT_EQ(core_->num_controller_pinned(), 4u);
 }

@@ -1,4 +1,4 @@
-// Pushes: what the prefill side offers, moves and settles, and what the decode side lends and takes back.
+// Pushes: what the prefill side offers, moves and settles, and what the decode side reserves, grants and revokes.
 #include <gmock/gmock.h>
 
 #include "core_bench.h"
@@ -107,7 +107,7 @@ TEST_F(Sending, MovesFromThePoolWhatWasThereBeforeTheAnswer) {
   moved(offered.push, 0, false);
   moved(offered.push, 1, false);
   answer(offered, {kDeclined, kPresent});
-  EXPECT_THAT(settled(), IsEmpty()) << "nothing was lent";
+  EXPECT_THAT(settled(), IsEmpty()) << "nothing was granted";
   EXPECT_EQ(core_->num_pushes(), 0u);
   const OfferPush again = offer("s", 33);
   answer(again, {kGranted, kPresent, kGranted});
@@ -196,9 +196,9 @@ TEST_F(Sending, StrangersAndDoubledAnswersAreIgnored) {
 }
 
 /// The decode side; the test plays the prefill node and the workers.
-class Lending : public CoreBench {
+class Granting : public CoreBench {
  protected:
-  Lending() : CoreBench(sizes(16, 16, 8)) {}
+  Granting() : CoreBench(sizes(16, 16, 8)) {}
   PushOffer prompt(std::uint32_t num_tokens, std::uint32_t num_ranks = 1) {
     TokenChain chain(root_key("model", ""), 16, {});
     chain.append(std::span(tokens_).first(num_tokens));
@@ -220,7 +220,7 @@ class Lending : public CoreBench {
   }
 };
 
-TEST_F(Lending, ASettledChunkIsFoundOnceItsSlotIsTakenBack) {
+TEST_F(Granting, ASettledChunkIsFoundOnceItsSlotIsTakenBack) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted));
   EXPECT_THAT(take<GrantSlots>(), SizeIs(1));
@@ -234,7 +234,7 @@ TEST_F(Lending, ASettledChunkIsFoundOnceItsSlotIsTakenBack) {
   EXPECT_EQ(lookup("r").num_external, 32u);
 }
 
-TEST_F(Lending, LendsHalfOfThePoolAndNothingTwice) {
+TEST_F(Granting, LendsHalfOfThePoolAndNothingTwice) {
   const PushReply reply = core_->push_offered("p", prompt(96), now_);
   EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted, kGranted, kGranted, kDeclined, kDeclined));
   const PushReply again = core_->push_offered("q", prompt(32), now_);
@@ -243,7 +243,7 @@ TEST_F(Lending, LendsHalfOfThePoolAndNothingTwice) {
   EXPECT_EQ(core_->num_reserved_chunks(), 4u);
 }
 
-TEST_F(Lending, AFailedChunkLeavesItsSlotFree) {
+TEST_F(Granting, AFailedChunkLeavesItsSlotFree) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
   core_->push_settled({reply.ticket, {{0, false, 0, {}}}});
   core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});  // too late
@@ -253,7 +253,7 @@ TEST_F(Lending, AFailedChunkLeavesItsSlotFree) {
   EXPECT_EQ(core_->pool().num_ready() + core_->pool().num_writing(), 0u);
 }
 
-TEST_F(Lending, NonsenseIsIgnored) {
+TEST_F(Granting, NonsenseIsIgnored) {
   PushOffer offer = prompt(32);
   offer.chunks[0].num_tokens = 17;
   offer.chunks[1].num_tokens = 0;
@@ -267,21 +267,21 @@ TEST_F(Lending, NonsenseIsIgnored) {
   EXPECT_FALSE(reclaim_all().at(0).ok);
 }
 
-TEST_F(Lending, AnotherModelIsRefused) {
+TEST_F(Granting, AnotherModelIsRefused) {
   PushOffer offer = prompt(16);
   offer.fingerprint = "another";
   EXPECT_THAT(core_->push_offered("p", offer, now_).refused, HasSubstr("'another'"));
   EXPECT_EQ(core_->num_reservations(), 0u);
 }
 
-TEST_F(Lending, ALoanEndsByItself) {
+TEST_F(Granting, AReservationEndsByItself) {
   core_->push_offered("p", prompt(16), now_);
   core_->tick(now_ += 61 * kSecond);
   EXPECT_FALSE(reclaim_all().at(0).ok);
   EXPECT_EQ(core_->num_reservations(), 0u);
 }
 
-TEST_F(Lending, ALoanEndsSoonAfterItsRequestHasCome) {
+TEST_F(Granting, AReservationEndsSoonAfterItsRequestHasArrived) {
   core_->push_offered("p", prompt(20), now_);
   NewRequest added = request("r", 20);
   added.source = HandoffSource{EngineId{"p"}, "tcp://p:1", "r", 20};
@@ -292,7 +292,7 @@ TEST_F(Lending, ALoanEndsSoonAfterItsRequestHasCome) {
   EXPECT_EQ(core_->num_reservations(), 0u);
 }
 
-TEST_F(Lending, AResetCacheBelievesNoPushFromBefore) {
+TEST_F(Granting, AResetCacheInvalidatesEarlierPushes) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
   core_->reset_cache();
   core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});
@@ -300,7 +300,7 @@ TEST_F(Lending, AResetCacheBelievesNoPushFromBefore) {
   EXPECT_EQ(core_->pool().num_ready(), 0u);
 }
 
-TEST_F(Lending, WhatWorkersCantLendIsFreeAtOnce) {
+TEST_F(Granting, WhatWorkersCantLendIsFreeAtOnce) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   const std::vector<std::uint32_t> missing = {1};
   core_->push_grant_failed(reply.ticket, missing);
@@ -308,7 +308,7 @@ TEST_F(Lending, WhatWorkersCantLendIsFreeAtOnce) {
   EXPECT_EQ(core_->num_reserved_chunks(), 1u);
 }
 
-TEST_F(Lending, ASlotTakenBackTwiceIsABrokenPromise) {
+TEST_F(Granting, ASlotTakenBackTwiceIsABrokenPromise) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});
   const auto ordered = take<RevokeSlots>();

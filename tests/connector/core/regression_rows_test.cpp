@@ -109,7 +109,7 @@ TEST_P(Row000, AResumedRequestLoadsWhatTheEngineLostIntoTheBlocksItGot) {
 INSTANTIATE_TEST_SUITE_P(SaveDecodeCache, Row000, ::testing::Bool(),
                          [](const auto& p) { return p.param ? "On" : "Off"; });
 
-// ---- row 001: the look-up that changed its answer ----
+// ---- row 001: the lookup that changed its answer ----
 
 class Row001 : public CoreBench {
  protected:

@@ -53,7 +53,7 @@ void CoreReplay::play(const Json& call) {
 void CoreReplay::look_up(const Json& call, TimeNs now) {
   const RequestId id{call.at("request")};
   const Answer answer = core_.lookup(id, call.at("local"), now);
-  const std::string what = fmt::format("look-up of {}", id);
+  const std::string what = fmt::format("lookup of {}", id);
   expect_same(call.at("answer"), answer.pending ? Json() : Json(answer.num_external), what);
   expect_same(call.at("async"), answer.is_async, what + ", asynchronous");
 }

@@ -66,7 +66,7 @@ void EngineRules::check(const Json& call) {
     for (const Json& id : call.at("received")) received_.insert(id);
     const bool failed = !call.at("bad_blocks").empty() || !call.at("failed").empty();
     tally_.failed_loads += failed ? 1 : 0;
-    for (const Json& id : call.at("failed")) {  // it starts again, from a look-up
+    for (const Json& id : call.at("failed")) {  // it starts again, from a lookup
       received_.erase(id);
       if (const auto found = requests_.find(id); found != requests_.end()) found->second.state = State::kWaiting;
     }
@@ -85,16 +85,16 @@ void EngineRules::check(const Json& call) {
 
 void EngineRules::match(const Json& call) {
   Request& request = known(call);
-  if (request.state == State::kLoading) fail("a look-up while a load is under way");
+  if (request.state == State::kLoading) fail("a lookup while a load is under way");
   if (call.at("local").get<std::uint32_t>() % block_tokens_ != 0) fail("a local hit that ends inside a block");
   if (call.at("local").get<std::uint32_t>() >= call.at("num_tokens").get<std::uint32_t>())
     fail("a local hit that leaves nothing to compute");
   const std::string status = call.at("status");
   const bool resumes = call.at("preemptions").get<std::uint32_t>() > 0;
-  if (status != (resumes ? "PREEMPTED" : "WAITING")) fail(fmt::format("a look-up of a request that is {}", status));
+  if (status != (resumes ? "PREEMPTED" : "WAITING")) fail(fmt::format("a lookup of a request that is {}", status));
   if (request.state == State::kRunning) {
     // It lost its blocks since the last step; the next one has to say so.
-    if (!resumes) fail("a look-up of a request that runs");
+    if (!resumes) fail("a lookup of a request that runs");
     resumed_unheard_.insert(call.at("request"));
     request.state = State::kWaiting;
   }
@@ -115,7 +115,7 @@ void EngineRules::allocated(const Json& call) {
     if (external != 0) fail("tokens are loaded twice");
   } else {
     const auto answer = answers_.find(id);
-    if (answer == answers_.end()) fail("an allocation without a look-up in its step");
+    if (answer == answers_.end()) fail("an allocation without a lookup in its step");
     if (answer->second.at("answer").is_null()) fail("an allocation after 'ask again'");
     if (external > answer->second.at("answer").get<std::uint32_t>()) fail("more is allocated than was answered");
     check_sharing(id, table, answer->second.at("local"));

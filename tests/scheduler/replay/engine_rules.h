@@ -51,7 +51,7 @@ class EngineRules {
   bool async_;
   std::vector<std::uint32_t> windows_;
   std::map<std::string, Request> requests_;
-  std::map<std::string, Json> answers_;    // of this step's look-ups
+  std::map<std::string, Json> answers_;    // of this step's lookups
   std::set<std::string> resumed_unheard_;  // asked for again before a step has told of their preemption
   std::set<std::string> received_;         // asynchronous loads that ended
   std::set<std::string> drafted_;          // in the step under way

@@ -56,7 +56,7 @@ def readable_report(payload: bytes) -> Call:
 class RecordedNode:
     """Stands before the C++ scheduler node: these are the calls that reach the scheduler core.
 
-    patience_s: how long a look-up waits for other nodes. The node itself waits 2 ms a step, so what a step does would
+    patience_s: how long a lookup waits for other nodes. The node itself waits 2 ms a step, so what a step does would
     depend on how busy the machine is.
     """
 
@@ -85,7 +85,7 @@ class RecordedNode:
         deadline = time.monotonic() + self.patience_s
         waits = True
         while answer is None and waits and time.monotonic() < deadline:
-            # If nobody is asked any more, the answer may have come since the last look-up.
+            # If nobody is asked any more, the answer may have come since the last lookup.
             waits = self._node.metrics()["fetching_requests"] > 0
             time.sleep(0.0002 * waits)
             answer, is_async = self._node.lookup(request_id, num_local)
@@ -127,7 +127,7 @@ class RecordedNode:
 
 
 class RecordingConnector(KvFerryConnector):
-    """`log` of the SCHEDULER half. vLLM's own calls are kept where they tell more than the node's do."""
+    """`log` of the scheduler connector. vLLM's own calls are kept where they tell more than the node's do."""
 
     newest: "RecordingConnector | None" = None  # the scheduler half made last, for who can't reach it otherwise
 

@@ -76,7 +76,7 @@ class _Share:
 
 
 class StampRunner:
-    """Keeps requests as GPUModelRunner does (v1 and v2 alike) and executes steps with the WORKER half of a connector.
+    """Keeps requests as GPUModelRunner does (v1 and v2 alike) and executes steps with a worker connector.
 
     heard() is told by the engine when vLLM has taken in a step: from then on nobody may attend to its failed blocks.
     """
