@@ -95,8 +95,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
   }
   std::unique_ptr<Namespace>& slot = namespaces_[info.name_space];
   if (slot == nullptr) {
-    slot = std::make_unique<Namespace>(
-        Namespace{info.fingerprint, ChunkTable(options_.tails_per_group_max, options_.index), {}, {}, 0});
+    slot.reset(new Namespace{info.fingerprint, ChunkTable(options_.tails_per_group_max, options_.index), {}, {}, 0});
   }
   slot->fingerprint = info.fingerprint;  // nobody else is left where it is another one
   joined.id = NodeId{++last_node_id_};

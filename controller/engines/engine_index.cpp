@@ -9,12 +9,10 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kOwnKeysMax = 1 << 16;      // a holder; who needs more has hashes that mean nothing
-constexpr std::size_t kRemovalsTogetherMax = 64;  // searched for together
-constexpr std::size_t kSlotsPerChange = 8;        // of the map of hashes; tidied as the index tidies itself
+constexpr std::size_t kOwnKeysMax = 1 << 16;      // of a holder
+constexpr std::size_t kRemovalsTogetherMax = 64;  // removed at once by flush()
+constexpr std::size_t kTidyPerChange = 1;         // cache lines of keys_of_; enough to finish a resize in time
 constexpr std::size_t kLeftBehindMin = 4096;
-
-std::uint8_t bit_of(Tier tier) { return static_cast<std::uint8_t>(1U << static_cast<unsigned>(tier)); }
 
 }  // namespace
 
@@ -29,14 +27,16 @@ HolderIndex EngineIndex::add_holder(std::string lora_name) {
     holder = free_holders_.back();
     free_holders_.pop_back();
   }
-  Holder& added = holders_[holder];
-  added.node = index_.add_node();
-  added.is_used = true;
-  added.lora_name = std::move(lora_name);
-  const NodeIndex node = added.node;
+  holders_[holder].is_used = true;
+  holders_[holder].lora_name = std::move(lora_name);
+  give_node(holder);
+  return holder;
+}
+
+void EngineIndex::give_node(HolderIndex holder) {
+  const NodeIndex node = holders_[holder].node = index_.add_node();
   holder_of_node_.resize(std::max<std::size_t>(holder_of_node_.size(), node + std::size_t{1}));
   holder_of_node_[node] = holder;
-  return holder;
 }
 
 void EngineIndex::remove_holder(HolderIndex holder) {
@@ -48,23 +48,21 @@ void EngineIndex::remove_holder(HolderIndex holder) {
 
 void EngineIndex::clear(HolderIndex holder) {
   flush();
-  Holder& emptied = holders_[holder];
-  KVFERRY_CHECK(emptied.is_used, "holder {} is gone", holder);
-  const std::size_t num_placements = index_.num_placements(emptied.node);
-  emptied.own_keys.clear();
-  emptied.group.reset();
+  Holder& cleared = holders_[holder];
+  KVFERRY_CHECK(cleared.is_used, "holder {} is gone", holder);
+  const std::size_t num_placements = index_.num_placements(cleared.node);
+  cleared.own_keys.clear();
+  cleared.group.reset();
   if (num_placements == 0) return;
   num_blocks_ -= num_placements;
   num_left_behind_ += num_placements;
-  index_.remove_node(emptied.node);
-  emptied.node = index_.add_node();
-  holder_of_node_.resize(std::max<std::size_t>(holder_of_node_.size(), emptied.node + std::size_t{1}));
-  holder_of_node_[emptied.node] = holder;
+  index_.remove_node(cleared.node);
+  give_node(holder);
 }
 
-/// Of a model with several groups of layers each tells of its own blocks, with the same hashes. A prefix is worth
-/// something where the groups that attend to all of it have it: the first of those speaks for the holder. Until one is
-/// seen, the first of any kind does.
+/// In a model with several layer groups, each group reports its own blocks, with the same hashes. A prefix is usable if
+/// the groups with full attention have it, so the first of these counts for the holder; until one is seen, the first
+/// group of any kind does. Returns false if these blocks don't count.
 bool EngineIndex::counts(HolderIndex holder, const BlocksStored& blocks) {
   Holder& by = holders_[holder];
   if (!blocks.group) return true;
@@ -77,23 +75,21 @@ bool EngineIndex::counts(HolderIndex holder, const BlocksStored& blocks) {
   return by.group == blocks.group;
 }
 
-ShortKey* EngineIndex::key_of(Holder& holder, ShortKey hash) {
+/// Returns nullptr if `hash` is unknown.
+ShortKey* EngineIndex::key_of(Holder& holder, ShortKey hash, HashMap::Cursor& cursor) {
   if (!holder.own_keys.empty()) {
     if (const auto own = holder.own_keys.find(hash); own != holder.own_keys.end()) return &own->second;
   }
-  return keys_of_.find(hash);
+  return keys_of_.find_place(hash, cursor);
 }
 
+/// The key of a block of which only the engine's hash is known.
 ShortKey EngineIndex::unplaced_key(ShortKey hash) const {
   const std::uint32_t halves[] = {static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(hash >> 32)};
   return next_block_key(options_.index.seed ^ 0x756e706c61636564, halves, 0);
 }
 
-ShortKey EngineIndex::root_of(std::string_view lora_name, std::optional<std::uint64_t> lora_id) const {
-  return root_block_key(options_.index.seed, lora_name, lora_id);
-}
-
-/// Fills chain_ with the keys of the blocks. False: their tokens don't tell.
+/// Fills chain_ with the keys of the blocks. Returns false if the tokens or the parent are missing.
 bool EngineIndex::chain(Holder& holder, const BlocksStored& blocks) {
   const std::size_t size = options_.block_size;
   if (blocks.block_size != size || blocks.tokens.size() != blocks.hashes.size() * size) return false;
@@ -101,11 +97,12 @@ bool EngineIndex::chain(Holder& holder, const BlocksStored& blocks) {
       blocks.lora_name.empty() && !blocks.lora_id ? std::string_view(holder.lora_name) : blocks.lora_name;
   ShortKey key = 0;
   if (blocks.parent) {
-    const ShortKey* parent = key_of(holder, *blocks.parent);
+    HashMap::Cursor cursor;
+    const ShortKey* parent = key_of(holder, *blocks.parent, cursor);
     if (parent == nullptr || *parent == unplaced_key(*blocks.parent)) return false;
     key = *parent;
   } else {
-    key = root_of(lora_name, blocks.lora_id);
+    key = root_block_key(options_.index.seed, lora_name, blocks.lora_id);
   }
   ExtraKeys extras(blocks.extra_keys, lora_name);
   for (std::size_t i = 0; i < blocks.hashes.size(); ++i) {
@@ -130,16 +127,18 @@ void EngineIndex::move_placements(ShortKey from, ShortKey to) {
   }
 }
 
-/// Remembers that `hash` stands for `key`; where it stands for another one already, the better founded of the two wins.
-void EngineIndex::bind(Holder& holder, ShortKey hash, ShortKey& key) {
-  ShortKey* known = key_of(holder, hash);
+/// Maps `hash` to `key`. If `hash` has another key already, a key made from tokens wins over an unplaced one; then
+/// `key` or the stored key changes.
+void EngineIndex::bind(Holder& holder, ShortKey hash, ShortKey& key, HashMap::Cursor& cursor) {
+  ShortKey* known = key_of(holder, hash, cursor);
   if (known == nullptr) {
-    if (!keys_of_.insert(hash, key)) ++counters_.hashes_ambiguous;
+    keys_of_.insert(hash, key);
+    cursor = {};
     return;
   }
   if (*known == key) return;
   const ShortKey unplaced = unplaced_key(hash);
-  if (key == unplaced) {  // no tokens this time, or no parent: what was told earlier still holds
+  if (key == unplaced) {  // no tokens or no parent this time; an earlier event had them
     key = *known;
   } else if (*known == unplaced) {
     *known = key;
@@ -177,11 +176,13 @@ void EngineIndex::stored(HolderIndex holder, const BlocksStored& blocks) {
     counters_.blocks_unplaced += blocks.hashes.size();
     for (std::size_t i = 0; i < blocks.hashes.size(); ++i) chain_[i] = unplaced_key(blocks.hashes[i]);
   }
-  for (std::size_t i = 0; i < blocks.hashes.size(); ++i) bind(by, blocks.hashes[i], chain_[i]);
+  HashMap::Cursor cursor;
+  for (std::size_t i = 0; i < blocks.hashes.size(); ++i) bind(by, blocks.hashes[i], chain_[i], cursor);
   const std::span<const ShortKey> keys(chain_.data(), blocks.hashes.size());
   num_blocks_ += index_.add(by.node, blocks.tier, keys, room, [&](std::size_t, auto outcome) {
     if (outcome == PlacementIndex<ShortKey>::Outcome::kNoRoom) ++counters_.blocks_dropped;
   });
+  if (keys_of_.is_crowded()) tidy_hashes(blocks.hashes.size() * kTidyPerChange);
 }
 
 void EngineIndex::removed(HolderIndex holder, const BlocksRemoved& blocks) {
@@ -190,105 +191,41 @@ void EngineIndex::removed(HolderIndex holder, const BlocksRemoved& blocks) {
     ++counters_.other_group;
     return;
   }
-  if (!gone_hashes_.empty() && (holder != gone_holder_ || blocks.tier != gone_tier_)) flush();
-  gone_holder_ = holder;
-  gone_tier_ = blocks.tier;
+  if (!removed_hashes_.empty() && (holder != removed_holder_ || blocks.tier != removed_tier_)) flush();
+  removed_holder_ = holder;
+  removed_tier_ = blocks.tier;
   for (const ShortKey hash : blocks.hashes) {
     keys_of_.prefetch(hash);
-    gone_hashes_.push_back(hash);
-    if (gone_hashes_.size() == kRemovalsTogetherMax) flush();
+    removed_hashes_.push_back(hash);
+    if (removed_hashes_.size() == kRemovalsTogetherMax) flush();
   }
 }
 
 void EngineIndex::flush() {
-  if (gone_hashes_.empty()) return;
-  Holder& by = holders_[gone_holder_];
+  if (removed_hashes_.empty()) return;
+  Holder& by = holders_[removed_holder_];
   chain_.resize(std::max(chain_.size(), kRemovalsTogetherMax));
   std::size_t num_known = 0;
-  for (const ShortKey hash : gone_hashes_) {
-    if (const ShortKey* key = key_of(by, hash)) {
-      gone_hashes_[num_known] = hash;
+  HashMap::Cursor cursor;
+  for (const ShortKey hash : removed_hashes_) {
+    if (const ShortKey* key = key_of(by, hash, cursor)) {
+      removed_hashes_[num_known] = hash;
       chain_[num_known++] = *key;
     }
   }
-  num_blocks_ -= index_.remove(by.node, gone_tier_, std::span<const ShortKey>(chain_.data(), num_known));
+  num_blocks_ -= index_.remove(by.node, removed_tier_, std::span<const ShortKey>(chain_.data(), num_known));
+  cursor = {};
   for (std::size_t i = 0; i < num_known; ++i) {
-    const std::span<const Placement> left = index_.holders_of(chain_[i]);
-    if (by.own_keys.empty() ? left.empty() : !is_held(chain_[i])) {
-      if (by.own_keys.erase(gone_hashes_[i]) == 0) keys_of_.erase(gone_hashes_[i]);
-    } else {
-      // Others hold it, perhaps by another hash; then nobody would ever take this one back.
-      ++num_left_behind_;
+    const bool has_holder = by.own_keys.empty() ? !index_.holders_of(chain_[i]).empty() : is_held(chain_[i]);
+    if (has_holder) {
+      ++num_left_behind_;  // if the other holders use another hash, only a sweep erases this one
+    } else if (by.own_keys.erase(removed_hashes_[i]) == 0 && keys_of_.find(removed_hashes_[i], cursor) != 0) {
+      keys_of_.erase(cursor);
     }
   }
-  gone_hashes_.clear();
-  keys_of_.tidy(num_known * kSlotsPerChange, [&](ShortKey key) { return is_held(key); });
-}
-
-/// Of the keys in chain_.
-void EngineIndex::match(std::vector<EngineMatch>& matches) {
-  matches.clear();
-  walkers_.clear();
-  std::size_t num_walked = 0;
-  const auto stop = [&](Walker& walker, std::uint8_t alone, std::uint8_t together, std::size_t at) {
-    EngineMatch& match = matches[walker.match];
-    for (unsigned tier = 0; tier < kNumTiers; ++tier) {
-      if (walker.alone & ~alone & 1U << tier) match.in_tier[tier] = static_cast<std::uint32_t>(at);
-      if (walker.together & ~together & 1U << tier) match.up_to_tier[tier] = static_cast<std::uint32_t>(at);
-    }
-    walker.alone &= alone;
-    walker.together &= together;
-  };
-  index_.walk(chain_, [&](std::size_t first, std::size_t end, std::span<const Placement> placements) {
-    if (first == 0) {
-      for (const Placement placement : placements) {
-        if (!index_.is_visible(placement.node())) continue;
-        if (!walkers_.empty() && walkers_.back().node == placement.node()) continue;
-        walkers_.push_back({placement.node(), 0xf, 0xf, static_cast<std::uint32_t>(matches.size())});
-        matches.push_back({.holder = holder_of_node_[placement.node()]});
-      }
-    }
-    std::size_t num_going_on = 0;
-    auto at = placements.begin();  // both are in the order of nodes
-    for (Walker walker : walkers_) {
-      std::uint8_t alone = 0;
-      while (at != placements.end() && at->node() < walker.node) ++at;
-      for (; at != placements.end() && at->node() == walker.node; ++at) alone |= bit_of(at->tier());
-      std::uint8_t together = 0;  // a tier, and all that are slower
-      for (unsigned tier = 0; tier < kNumTiers; ++tier)
-        together |= static_cast<std::uint8_t>((alone & ((2U << tier) - 1)) != 0 ? 1U << tier : 0);
-      stop(walker, alone, together, first);
-      if (walker.together != 0) walkers_[num_going_on++] = walker;
-    }
-    walkers_.resize(num_going_on);
-    num_walked = end;
-    return num_going_on > 0;
-  });
-  for (Walker& walker : walkers_) stop(walker, 0, 0, num_walked);
-}
-
-void EngineIndex::match_tokens(std::span<const std::uint32_t> tokens, const PromptSalt& salt,
-                               std::vector<EngineMatch>& matches) {
-  flush();
-  const std::size_t size = options_.block_size;
-  chain_.resize(tokens.size() / size);
-  ShortKey key = root_of(salt.lora_name, salt.lora_id);
-  for (std::size_t i = 0; i < chain_.size(); ++i) {
-    key = next_block_key(key, tokens.subspan(i * size, size), i == 0 ? salt_extras(salt.cache_salt) : 0);
-    chain_[i] = key;
-  }
-  match(matches);
-}
-
-void EngineIndex::match_hashes(std::span<const ShortKey> hashes, std::vector<EngineMatch>& matches) {
-  flush();
-  chain_.clear();
-  for (const ShortKey hash : hashes) {
-    const ShortKey* key = keys_of_.find(hash);
-    if (key == nullptr) break;
-    chain_.push_back(*key);
-  }
-  match(matches);
+  keys_of_.finish_erasing();
+  removed_hashes_.clear();
+  tidy_hashes(num_known * kTidyPerChange);
 }
 
 bool EngineIndex::tidy(std::size_t num_lines) {
@@ -298,8 +235,12 @@ bool EngineIndex::tidy(std::size_t num_lines) {
     num_left_behind_ = 0;
     keys_of_.begin_sweep();
   }
-  // Each of its slots is a search in the index.
-  return keys_of_.tidy(num_lines / 8, [&](ShortKey key) { return is_held(key); }) || index_is_busy;
+  return tidy_hashes(std::max<std::size_t>(1, num_lines / 64)) ||
+         index_is_busy;  // a swept entry costs a search in index_
+}
+
+bool EngineIndex::tidy_hashes(std::size_t num_lines) {
+  return keys_of_.tidy(num_lines, [this](ShortKey key) { return is_held(key) ? key : 0; });
 }
 
 }  // namespace kvferry::controller

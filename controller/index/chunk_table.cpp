@@ -6,20 +6,20 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kBuriedPerTail = 2;  // so that the dead shrink faster than tails come in
+constexpr std::size_t kDeadTailsPerTail = 2;  // dropped with each new tail, so that dead_tails_ shrinks
 
 }  // namespace
 
-ChunkTable::HolderIndex ChunkTable::begin_life(HolderIndex holder) {
-  if (holder >= held_.size()) held_.resize(holder + 1);
-  held_[holder].life = ++num_lives_;
+ChunkTable::HolderIndex ChunkTable::assign_life(HolderIndex holder) {
+  if (holder >= holders_.size()) holders_.resize(holder + 1);
+  holders_[holder].life = ++num_lives_;
   return holder;
 }
 
 void ChunkTable::remove_holder(HolderIndex holder) {
-  Held& held = held_[holder];
-  if (!held.tails.empty()) dead_tails_.push_back({holder, held.life, std::move(held.tails)});
-  held = Held{};
+  Holder& state = holders_[holder];
+  if (!state.tails.empty()) dead_tails_.push_back({holder, state.life, std::move(state.tails)});
+  state = Holder{};
   index_.remove_node(holder);
 }
 
@@ -33,7 +33,7 @@ ChunkTable::Added ChunkTable::add(HolderIndex holder, Tier tier, std::span<const
       ++added.num_dropped;
       return;
     }
-    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // it may have been one
+    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // it may have been a tail
     if (chunks[i].is_tail) set_tail(holder, chunks[i]);
   });
   return added;
@@ -47,7 +47,7 @@ std::size_t ChunkTable::remove(HolderIndex holder, std::span<const ChunkKey> key
 std::vector<ChunkTable::HolderIndex> ChunkTable::holders_of(const ChunkKey& key) const {
   std::vector<HolderIndex> holders;
   for (const Placement& placement : index_.holders_of(key)) {
-    const bool is_known = !holders.empty() && holders.back() == placement.node();  // in another tier
+    const bool is_known = !holders.empty() && holders.back() == placement.node();  // same node, another tier
     if (!is_known && index_.is_visible(placement.node())) holders.push_back(placement.node());
   }
   return holders;
@@ -57,53 +57,54 @@ std::optional<ChunkEntry> ChunkTable::find(HolderIndex holder, const ChunkKey& k
   const auto placements = index_.holders_of(key);
   if (std::none_of(placements.begin(), placements.end(), [&](const Placement& p) { return p.node() == holder; }))
     return std::nullopt;
-  const auto tail = held_[holder].tails.find(key);
-  if (tail == held_[holder].tails.end()) return ChunkEntry{.key = key, .tail_group = {}};
+  const auto tail = holders_[holder].tails.find(key);
+  if (tail == holders_[holder].tails.end()) return ChunkEntry{.key = key, .tail_group = {}};
   return ChunkEntry{key, tail->second.num_tokens, true, tail->second.group};
 }
 
 void ChunkTable::set_tail(HolderIndex holder, const ChunkEntry& chunk) {
   const bool grouped = chunk.num_tokens >= kTailGroupTokens;
-  drop_tail(holder, chunk.key);  // it may lie in another tier, and counts as new
-  held_[holder].tails.emplace(
-      chunk.key, TailOf{chunk.num_tokens, grouped, grouped ? chunk.tail_group : ChunkKey{}, ++num_tails_ever_});
-  if (grouped) enter_group(holder, chunk.key, chunk.tail_group);
-  bury(kBuriedPerTail);
+  drop_tail(holder, chunk.key);  // it may lie in another tier; it becomes the newest
+  holders_[holder].tails.emplace(
+      chunk.key, TailInfo{chunk.num_tokens, grouped, grouped ? chunk.tail_group : ChunkKey{}, ++num_tails_ever_});
+  if (grouped) add_to_group(holder, chunk.key, chunk.tail_group);
+  drop_dead_tails(kDeadTailsPerTail);
 }
 
 void ChunkTable::drop_tail(HolderIndex holder, const ChunkKey& key) {
-  Held& held = held_[holder];
-  const auto tail = held.tails.find(key);
-  if (tail == held.tails.end()) return;
-  leave_group(holder, held.life, key, tail->second);
-  held.tails.erase(tail);
+  Holder& state = holders_[holder];
+  const auto tail = state.tails.find(key);
+  if (tail == state.tails.end()) return;
+  remove_from_group(holder, state.life, key, tail->second);
+  state.tails.erase(tail);
 }
 
-void ChunkTable::enter_group(HolderIndex holder, const ChunkKey& key, const ChunkKey& group) {
+void ChunkTable::add_to_group(HolderIndex holder, const ChunkKey& key, const ChunkKey& group) {
   std::vector<GroupedTail>& tails = groups_[group];
-  std::erase_if(tails, [&](const GroupedTail& tail) { return !is_alive(tail); });  // they must not push others out
-  tails.push_back({holder, held_[holder].life, key});
+  std::erase_if(tails,
+                [&](const GroupedTail& tail) { return !is_alive(tail); });  // dead tails must not displace live ones
+  tails.push_back({holder, holders_[holder].life, key});
   const auto mine = [&](const GroupedTail& tail) { return tail.holder == holder; };
   if (std::count_if(tails.begin(), tails.end(), mine) > static_cast<std::ptrdiff_t>(kTailsPerHolderMax))
     tails.erase(std::find_if(tails.begin(), tails.end(), mine));
   if (tails.size() > tails_per_group_max_) tails.erase(tails.begin());
 }
 
-void ChunkTable::leave_group(HolderIndex holder, std::uint64_t life, const ChunkKey& key, const TailOf& tail) {
+void ChunkTable::remove_from_group(HolderIndex holder, std::uint64_t life, const ChunkKey& key, const TailInfo& tail) {
   if (!tail.grouped) return;
   const auto group = groups_.find(tail.group);
-  if (group == groups_.end()) return;  // pushed out by newer ones that are gone by now
+  if (group == groups_.end()) return;  // newer tails displaced it and are gone by now
   std::erase_if(group->second, [&](const GroupedTail& other) {
     return other.holder == holder && other.life == life && other.key == key;
   });
   if (group->second.empty()) groups_.erase(group);
 }
 
-bool ChunkTable::bury(std::size_t num_tails) {
+bool ChunkTable::drop_dead_tails(std::size_t num_tails) {
   for (; num_tails > 0 && !dead_tails_.empty(); --num_tails) {
     DeadHolderTails& dead = dead_tails_.back();
     if (const auto tail = dead.tails.begin(); tail != dead.tails.end()) {
-      leave_group(dead.holder, dead.life, tail->first, tail->second);
+      remove_from_group(dead.holder, dead.life, tail->first, tail->second);
       dead.tails.erase(tail);
     }
     if (dead.tails.empty()) dead_tails_.pop_back();
@@ -112,22 +113,22 @@ bool ChunkTable::bury(std::size_t num_tails) {
 }
 
 bool ChunkTable::tidy(std::size_t num_steps) {
-  const bool has_remains = bury(num_steps / 4);
-  return index_.tidy(num_steps) || has_remains;
+  const bool has_dead_tails = drop_dead_tails(num_steps / 4);
+  return index_.tidy(num_steps) || has_dead_tails;
 }
 
 ChunkTable::Match& ChunkTable::match_of(HolderIndex holder, std::vector<Match>& matches) {
-  Held& held = held_[holder];
-  if (held.match < 0) {
-    held.match = static_cast<std::int64_t>(matches.size());
+  Holder& state = holders_[holder];
+  if (state.match < 0) {
+    state.match = static_cast<std::int64_t>(matches.size());
     matches.push_back({.holder = holder, .tails = {}});
   }
-  return matches[static_cast<std::size_t>(held.match)];
+  return matches[static_cast<std::size_t>(state.match)];
 }
 
 void ChunkTable::add_tail(HolderIndex holder, const ChunkKey& key, std::vector<Match>& matches) {
-  const auto found = held_[holder].tails.find(key);
-  if (found == held_[holder].tails.end()) return;  // held, but as a full chunk
+  const auto found = holders_[holder].tails.find(key);
+  if (found == holders_[holder].tails.end()) return;  // it is a full chunk
   std::vector<ChunkEntry>& tails = match_of(holder, matches).tails;
   const auto same = [&](const ChunkEntry& other) { return other.key == key; };
   if (tails.size() == kTailsPerHolderMax || std::any_of(tails.begin(), tails.end(), same)) return;
@@ -139,7 +140,7 @@ void ChunkTable::lookup(const LookupView& query, std::optional<HolderIndex> aske
   index_.lookup(query.keys, asker, prefix_matches_);
   for (const PrefixMatch& found : prefix_matches_) {
     Match& match = match_of(found.node, matches);
-    match.num_full_chunks = held_[found.node].num_reached = found.num_keys;
+    match.num_full_chunks = holders_[found.node].num_reached = found.num_keys;
     match.tier = found.tier;
   }
   for (const ChunkKey& key : query.exact_tails) {
@@ -152,13 +153,13 @@ void ChunkTable::lookup(const LookupView& query, std::optional<HolderIndex> aske
     if (group == groups_.end()) continue;
     for (auto tail = group->second.rbegin(); tail != group->second.rend(); ++tail) {
       if (is_alive(*tail) && index_.is_visible(tail->holder) && tail->holder != asker &&
-          i >= held_[tail->holder].num_reached)
+          i >= holders_[tail->holder].num_reached)
         add_tail(tail->holder, tail->key, matches);
     }
   }
   for (const Match& match : matches) {
-    held_[match.holder].num_reached = 0;
-    held_[match.holder].match = -1;
+    holders_[match.holder].num_reached = 0;
+    holders_[match.holder].match = -1;
   }
 }
 

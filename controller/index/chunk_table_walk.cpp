@@ -1,4 +1,4 @@
-// What a chunk table shows of itself to be kept, and how it gets it back.
+// Writing a chunk table to blocks for a snapshot, and restoring it from them.
 #include <algorithm>
 
 #include "controller/index/chunk_table.h"
@@ -6,58 +6,59 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kCostOfTail = 4;  // a search, next to a step
+constexpr std::size_t kCostOfTail = 4;  // cost of a search relative to a step
 constexpr std::uint32_t kNoSet = ~std::uint32_t{0};
 
 }  // namespace
 
 bool ChunkTable::walk(Walk& at, std::size_t budget, TableBlock& block) const {
   struct Known {
-    std::uint32_t number = kNoSet;     // kNoSet: nobody of the set is alive
-    std::vector<HolderIndex> holders;  // with tails
+    std::uint32_t number = kNoSet;     // kNoSet: no member of the set is alive
+    std::vector<HolderIndex> holders;  // members that have tails
   };
-  std::unordered_map<HolderSets::Id, Known> known;  // ids mean the same until something changes
-  const auto learn = [&](HolderSets::Id set) {
-    Known learnt;
+  std::unordered_map<HolderSets::Id, Known> known;  // valid while the table does not change
+  const auto note_set = [&](HolderSets::Id set) {
+    Known seen;
     const std::size_t num_members = block.members.size();
     for (const Placement placement : index_.sets().members(set)) {
       const HolderIndex holder = placement.node();
       if (!index_.is_alive(holder)) continue;
-      block.members.push_back({held_[holder].life, placement.tier()});
-      if (!held_[holder].tails.empty() && (learnt.holders.empty() || learnt.holders.back() != holder))
-        learnt.holders.push_back(holder);
+      block.members.push_back({holders_[holder].life, placement.tier()});
+      if (!holders_[holder].tails.empty() && (seen.holders.empty() || seen.holders.back() != holder))
+        seen.holders.push_back(holder);
     }
     if (block.members.size() > num_members) {
-      learnt.number = static_cast<std::uint32_t>(block.set_ends.size());
+      seen.number = static_cast<std::uint32_t>(block.set_ends.size());
       block.set_ends.push_back(static_cast<std::uint32_t>(block.members.size()));
     }
-    return learnt;
+    return seen;
   };
   block.clear();
   HolderSets::Id last = 0;
-  const Known* of_last = nullptr;
+  const Known* last_known = nullptr;
   return index_.walk(at, budget, [&](const ChunkKey& key, HolderSets::Id set) -> std::size_t {
     std::size_t cost = 1;
-    if (set != last || of_last == nullptr) {
+    if (set != last || last_known == nullptr) {
       const auto [it, is_new] = known.try_emplace(set);
       if (is_new) {
-        it->second = learn(set);
+        it->second = note_set(set);
         cost += index_.sets().members(set).size();
       }
       last = set;
-      of_last = &it->second;
+      last_known = &it->second;
     }
-    if (of_last->number == kNoSet) return cost;
-    if (block.runs.empty() || block.runs.back().set != of_last->number) block.runs.push_back({of_last->number, 0});
+    if (last_known->number == kNoSet) return cost;
+    if (block.runs.empty() || block.runs.back().set != last_known->number)
+      block.runs.push_back({last_known->number, 0});
     ++block.runs.back().num_keys;
     block.keys.push_back(key);
-    for (const HolderIndex holder : of_last->holders) {
-      const auto tail = held_[holder].tails.find(key);
-      if (tail == held_[holder].tails.end()) continue;
-      const TailOf& what = tail->second;
-      block.tails.push_back({key, what.group, held_[holder].life, what.num_tokens, what.age});
+    for (const HolderIndex holder : last_known->holders) {
+      const auto tail = holders_[holder].tails.find(key);
+      if (tail == holders_[holder].tails.end()) continue;
+      const TailInfo& info = tail->second;
+      block.tails.push_back({key, info.group, holders_[holder].life, info.num_tokens, info.age});
     }
-    return cost + of_last->holders.size() * kCostOfTail;
+    return cost + last_known->holders.size() * kCostOfTail;
   });
 }
 

@@ -1,20 +1,23 @@
-// Sets of holders, each kept once: most chunks of a prefix lie on the same nodes, so a chunk needs but a number.
+// Sets of (node, tier) placements. Most chunks of a prefix lie on the same nodes, so equal sets are stored once and a
+// chunk only needs the number of its set.
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
 #include "controller/api/tier.h"
 
 namespace kvferry::controller {
 
-using NodeIndex = std::uint32_t;  // dense and reused
+using NodeIndex = std::uint32_t;  // dense; reused after removal
 
-/// One node's one tier. In order: by node, then fastest tier first.
+/// One tier of one node. Ordered by node, then by tier, fastest first.
 struct Placement {
   std::uint32_t bits = 0;
   Placement() = default;
@@ -24,22 +27,24 @@ struct Placement {
   auto operator<=>(const Placement&) const = default;
 };
 
-/// Sets by id, counted by reference. Equal sets share an id until `shared_max` of them are in use; from then on a set
-/// with several members belongs to one reference alone, so that random replicas can't fill memory with sets that nobody
-/// shares. Threads: one at a time. Cost: linear in the members of the set.
+/// Reference-counted sets by id. Equal sets share one id until `shared_max` shared sets exist. After that a new set of
+/// several members is private to one reference, so that random replicas can't fill the table of shared sets.
+/// Threads: one at a time. Cost: linear in the members of the set.
 class HolderSets {
  public:
   using Id = std::uint32_t;  // 0: the empty set
 
   explicit HolderSets(std::size_t shared_max) : shared_max_(shared_max) {}
+  HolderSets(const HolderSets&) = delete;
+  HolderSets& operator=(const HolderSets&) = delete;
 
-  /// Changes the set that one reference stands for; other references to it don't see it. False: it was (not) there.
+  /// Changes the set of one reference; other references keep the old set. Returns false if nothing changes.
   bool add(Id& set, Placement placement);
   bool remove(Id& set, Placement placement);
 
-  /// One reference to the set of these, which are in order.
+  /// Returns one reference to the set of `members`, which are sorted.
   Id make(std::span<const Placement> members);
-  /// One more reference to an equal set.
+  /// Returns one more reference to an equal set.
   Id make_again(Id set) {
     Record* record = record_of(set);
     if (record->is_shared == 0) return allocate_again(set);
@@ -49,27 +54,27 @@ class HolderSets {
 
   void release(Id set);
 
-  /// In order. Valid until the next change.
+  /// Returns the sorted members; valid until the next change.
   std::span<const Placement> members(Id set) const {
     if (set == 0) return {};
     const Record* record = record_of(set);
     return {record->members, record->num_members};
   }
 
-  std::size_t num_shared() const { return num_shared_; }
-  std::size_t num_single() const { return num_single_; }  // sets that belong to one reference
+  std::size_t num_shared() const { return shared_.size(); }
+  std::size_t num_single() const { return num_single_; }  // sets that are private to one reference
 
  private:
   static constexpr unsigned kIndexBits = 27;
   static constexpr unsigned kNumClasses = 32;
-  static constexpr unsigned kBlockRecordsLog = 8;  // halved for each class, so that blocks have about one size
+  static constexpr unsigned kBlockRecordsLog = 8;  // minus one for each class, so that blocks have about one size
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
   struct Record {
-    std::uint32_t num_references;  // of a free record: the next free one of its class, or kNone
+    std::uint32_t num_references;  // in a free record: the next free one of its class, or kNone
     std::uint32_t num_members : 31;
     std::uint32_t is_shared : 1;
-    Placement members[1];  // and further ones: as many as the class of the set allows
+    Placement members[1];  // as many as the record's size class has room for
   };
   struct SizeClass {  // records with room for 2^class members
     std::vector<std::unique_ptr<std::byte[]>> blocks;
@@ -79,6 +84,20 @@ class HolderSets {
   struct Change {
     Id from = 0, to = 0;  // to == 0: none
     Placement placement;
+  };
+  struct ContentHash {
+    using is_transparent = void;
+    const HolderSets* sets;
+    std::size_t operator()(std::span<const Placement> members) const;
+    std::size_t operator()(Id set) const { return (*this)(sets->members(set)); }
+  };
+  struct SameContent {
+    using is_transparent = void;
+    const HolderSets* sets;
+    bool operator()(Id a, Id b) const { return a == b; }
+    bool operator()(std::span<const Placement> members, Id set) const {
+      return std::ranges::equal(members, sets->members(set));
+    }
   };
   static unsigned block_log(unsigned size_class) {
     return size_class < kBlockRecordsLog ? kBlockRecordsLog - size_class : 0;
@@ -92,21 +111,17 @@ class HolderSets {
     return reinterpret_cast<Record*>(block + (index & ((1U << log) - 1)) * record_bytes(size_class));
   }
 
-  /// True: it was the same change as the last one, and is made.
+  /// Repeats the last change, if this is the same one, and returns true.
   bool repeats(const Change& last, Id& set, Placement placement);
   Id allocate_again(Id set);
   Id allocate(std::span<const Placement> members, bool is_shared);
-  std::size_t bucket_of(std::span<const Placement> members) const;
-  void enter(Id set);
-  void leave(Id set);
 
   std::size_t shared_max_;
   SizeClass classes_[kNumClasses];
-  std::vector<Id> shared_;  // open addressing by content, at most half full
-  std::size_t num_shared_ = 0;
+  std::unordered_set<Id, ContentHash, SameContent> shared_{0, ContentHash{this}, SameContent{this}};
   std::size_t num_single_ = 0;
   std::vector<Placement> scratch_;
-  Change last_add_, last_remove_;  // a batch of keys mostly makes the same change again and again
+  Change last_add_, last_remove_;  // most batches repeat one change for all their keys
 };
 
 }  // namespace kvferry::controller

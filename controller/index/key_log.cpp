@@ -4,8 +4,8 @@
 
 namespace kvferry::controller {
 
-template <class Key>
-typename KeyLog<Key>::Position KeyLog<Key>::append(const Key& key, std::uint32_t value) {
+template <class Key, class Value>
+typename KeyLog<Key, Value>::Position KeyLog<Key, Value>::append(const Key& key, Value value) {
   if (segments_.empty() || segments_[head_].keys == nullptr || segments_[head_].num_used == kCapacity) open_segment();
   Segment& segment = segments_[head_];
   const std::uint32_t offset = segment.num_used++;
@@ -17,8 +17,8 @@ typename KeyLog<Key>::Position KeyLog<Key>::append(const Key& key, std::uint32_t
   return static_cast<Position>(head_ << kOffsetBits) + offset;
 }
 
-template <class Key>
-void KeyLog<Key>::free(Position position) {
+template <class Key, class Value>
+void KeyLog<Key, Value>::free(Position position) {
   Segment& segment = segment_of(position);
   KVFERRY_CHECK(segment.num_live > 0, "an entry is freed twice");
   segment.values[offset_of(position)] = 0;
@@ -27,8 +27,8 @@ void KeyLog<Key>::free(Position position) {
   if (segment.num_live == 0 && segment.num_used == kCapacity) close_segment(segment);
 }
 
-template <class Key>
-void KeyLog<Key>::open_segment() {
+template <class Key, class Value>
+void KeyLog<Key, Value>::open_segment() {
   if (free_segments_.empty()) {
     KVFERRY_CHECK(segments_.size() < std::size_t{1} << (32 - kOffsetBits), "more keys than positions");
     segments_.emplace_back();
@@ -38,28 +38,28 @@ void KeyLog<Key>::open_segment() {
     free_segments_.pop_back();
   }
   Segment& segment = segments_[head_];
-  // A small table shall not take a huge page.
+  // The first segment uses small pages, so that a small table does not occupy a huge page.
   segment.memory =
       PageMemory(kSegmentBytes, segments_.size() > 1 ? PageMemory::Pages::kHuge : PageMemory::Pages::kSmall);
   char* data = static_cast<char*>(segment.memory.data());
   segment.keys = reinterpret_cast<Key*>(data);
-  segment.values = reinterpret_cast<std::uint32_t*>(data + (kCapacity + 1) * sizeof(Key));
-  segment.followers = segment.values + kCapacity + 1;
-  static_assert((kCapacity + 1) * (sizeof(Key) + 4) + (kCapacity / kGroup + 1) * 4 <= kSegmentBytes);
+  segment.values = reinterpret_cast<Value*>(data + (kCapacity + 1) * sizeof(Key));
+  segment.followers = reinterpret_cast<Position*>(segment.values + kCapacity + 1);
+  static_assert((kCapacity + 1) * kEntryBytes + (kCapacity / kGroup + 1) * 4 <= kSegmentBytes);
   segment.num_used = head_ == 0 ? 1 : 0;  // position 0 means none
   num_used_ += segment.num_used;
 }
 
-template <class Key>
-void KeyLog<Key>::close_segment(Segment& segment) {
+template <class Key, class Value>
+void KeyLog<Key, Value>::close_segment(Segment& segment) {
   num_used_ -= segment.num_used;
   free_segments_.push_back(static_cast<std::uint32_t>(&segment - segments_.data()));
   segment = Segment{};
   ++num_closed_;
 }
 
-template <class Key>
-std::size_t KeyLog<Key>::sparse_segment() const {
+template <class Key, class Value>
+std::size_t KeyLog<Key, Value>::sparse_segment() const {
   if (!is_sparse()) return num_segments();
   std::size_t best = num_segments();
   std::uint32_t fewest = kCapacity / 8 * 7;
@@ -73,6 +73,7 @@ std::size_t KeyLog<Key>::sparse_segment() const {
 }
 
 template class KeyLog<ShortKey>;
+template class KeyLog<ShortKey, std::uint64_t>;
 template class KeyLog<ChunkKey>;
 
 }  // namespace kvferry::controller

@@ -1,7 +1,8 @@
-// Keys and their 32-bit values in the order in which they came.
+// Keys and their values in insertion order.
 //
-// Keys of one prefix come together and are asked for together. So whoever found one looks for the next right behind it,
-// in memory that the processor has fetched already, and where a run ends, a hint tells where it last went on.
+// Keys of one prefix are inserted together and looked up together. A caller that found one key therefore compares the
+// entry right behind it first, which is already in the processor's cache. At the end of such a run, a `follower` hint
+// holds the position at which an earlier lookup continued.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 
 namespace kvferry::controller {
 
-using ShortKey = std::uint64_t;  // what engines call their blocks
+using ShortKey = std::uint64_t;  // an engine's block hash, or a key made from it
 
 template <class Key>
 inline bool equal_keys(const Key& a, const Key& b) {
@@ -25,29 +26,29 @@ inline bool equal_keys(const Key& a, const Key& b) {
   return x[0] == y[0];
 }
 
-/// Entries have positions that never change; a value of 0 marks a free one, which is not used again before its whole
-/// segment is. Segments fill a huge page each. Threads: one at a time.
-template <class Key>
+/// An entry keeps its position for life. Value 0 marks a free entry, which is reused only after its whole segment is
+/// free. A segment fills one huge page. Threads: one at a time.
+template <class Key, class Value = std::uint32_t>
 class KeyLog {
  public:
   using Position = std::uint32_t;  // 0: none
 
-  /// Walks along: `key` and `value` are those of `position`, and one further there is always something to read.
+  /// Points at the entry `position`. The entry behind it is always readable.
   struct Cursor {
     Position position = 0;
     const Key* key = nullptr;
-    const std::uint32_t* value = nullptr;
+    const Value* value = nullptr;
   };
 
-  Position append(const Key& key, std::uint32_t value);
+  Position append(const Key& key, Value value);
   void free(Position position);
 
   const Key& key(Position position) const { return segment_of(position).keys[offset_of(position)]; }
-  std::uint32_t& value(Position position) { return segment_of(position).values[offset_of(position)]; }
-  std::uint32_t value(Position position) const { return segment_of(position).values[offset_of(position)]; }
-  /// False: the segment is free.
+  Value& value(Position position) { return segment_of(position).values[offset_of(position)]; }
+  Value value(Position position) const { return segment_of(position).values[offset_of(position)]; }
+  /// Returns false if the segment of `position` is free.
   bool is_open(Position position) const { return segment_of(position).keys != nullptr; }
-  /// Also of positions whose segment is gone.
+  /// `position` may lie in a free segment.
   bool is_at(Position position, const Key& other) const {
     const Segment& segment = segment_of(position);
     return segment.keys != nullptr && equal_keys(segment.keys[offset_of(position)], other) &&
@@ -59,7 +60,7 @@ class KeyLog {
     const Segment& segment = segment_of(position);
     return {position, segment.keys + offset_of(position), segment.values + offset_of(position)};
   }
-  /// True: the next entry holds `other`, and the cursor is there now.
+  /// Advances the cursor and returns true if the next entry holds `other`.
   bool step(Cursor& cursor, const Key& other) const {
     if (!equal_keys(cursor.key[1], other) || cursor.value[1] == 0) return false;
     ++cursor.key;
@@ -67,7 +68,8 @@ class KeyLog {
     if (++cursor.position % kGroup == 0) fetch_follower(cursor.position);
     return true;
   }
-  /// Where look-ups went on that came by `position` and did not find the next key behind it; one for kGroup positions.
+  /// Where the last lookup continued that passed `position` and did not find the next key behind it. kGroup positions
+  /// share one hint.
   Position follower(Position position) const { return segment_of(position).followers[offset_of(position) / kGroup]; }
   void set_follower(Position position, Position follower) {
     segment_of(position).followers[offset_of(position) / kGroup] = follower;
@@ -76,32 +78,33 @@ class KeyLog {
   std::size_t num_segments() const { return segments_.size(); }
   std::size_t num_used() const { return num_used_; }        // positions in segments that are not free
   std::uint64_t num_closed() const { return num_closed_; }  // segments that became free
-  /// Positions [first, end) of one segment; empty: it is free.
+  /// A segment has the positions [first_position(), end_position()); none if it is free.
   Position first_position(std::size_t segment) const {
     return static_cast<Position>(segment << kOffsetBits) + (segment == 0 ? 1 : 0);
   }
   Position end_position(std::size_t segment) const {
     return static_cast<Position>(segment << kOffsetBits) + segments_[segment].num_used;
   }
-  /// The full segment with the fewest entries, if enough of all positions are free for it to be worth moving them to
-  /// the end; num_segments(): none.
+  /// Returns the full segment with the fewest entries if moving these to the end of the log is worth it, else
+  /// num_segments().
   std::size_t sparse_segment() const;
-  /// More than three in ten positions are free; sparse_segment() may still find nothing.
+  /// Returns true if more than three in ten positions are free. sparse_segment() may still find none.
   bool is_sparse() const { return num_used_ - num_live_ > num_used_ / 10 * 3 && num_used_ > kCapacity; }
 
  private:
   static constexpr std::size_t kSegmentBytes = std::size_t{2} << 20;
+  static constexpr std::size_t kEntryBytes = sizeof(Key) + sizeof(Value);
   static constexpr std::uint32_t kGroup = 32;
   static constexpr std::uint32_t kCapacity =
-      static_cast<std::uint32_t>(kSegmentBytes * 8 / ((sizeof(Key) + 4) * 8 + 1)) / 1024 * 1024;
-  static constexpr unsigned kOffsetBits = sizeof(Key) == 8 ? 18 : 17;
+      static_cast<std::uint32_t>(kSegmentBytes * 8 / (kEntryBytes * 8 + 1)) / 1024 * 1024;
+  static constexpr unsigned kOffsetBits = kEntryBytes <= 12 ? 18 : 17;
   static_assert(kCapacity < 1U << kOffsetBits);
 
   struct Segment {
     PageMemory memory;
-    Key* keys = nullptr;              // [kCapacity + 1]; the last is never used
-    std::uint32_t* values = nullptr;  // likewise
-    Position* followers = nullptr;    // [kCapacity / kGroup + 1]
+    Key* keys = nullptr;            // [kCapacity + 1]; the last one stays unused
+    Value* values = nullptr;        // likewise
+    Position* followers = nullptr;  // [kCapacity / kGroup + 1]
     std::uint32_t num_used = 0;
     std::uint32_t num_live = 0;
   };
@@ -118,7 +121,7 @@ class KeyLog {
     const std::uint32_t offset = offset_of(next);
     const char* keys = reinterpret_cast<const char*>(segment.keys + offset);
     for (std::size_t line = 0; line < kGroup * sizeof(Key); line += 64) __builtin_prefetch(keys + line);
-    for (std::size_t i = 0; i < kGroup; i += 16) __builtin_prefetch(segment.values + offset + i);
+    for (std::size_t i = 0; i < kGroup; i += 64 / sizeof(Value)) __builtin_prefetch(segment.values + offset + i);
     __builtin_prefetch(segment.followers + offset / kGroup);
   }
   void open_segment();
@@ -126,13 +129,14 @@ class KeyLog {
 
   std::vector<Segment> segments_;
   std::vector<std::uint32_t> free_segments_;
-  std::size_t head_ = 0;  // where entries are appended
+  std::size_t head_ = 0;  // segment that append() fills
   std::size_t num_used_ = 0;
   std::uint64_t num_closed_ = 0;
   std::size_t num_live_ = 0;
 };
 
 extern template class KeyLog<ShortKey>;
+extern template class KeyLog<ShortKey, std::uint64_t>;
 extern template class KeyLog<ChunkKey>;
 
 }  // namespace kvferry::controller

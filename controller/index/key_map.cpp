@@ -9,10 +9,10 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::uint64_t kBucketsMin = 16;
-constexpr std::size_t kEntriesPerLine = 8;  // of the log, for what counts in cache lines
+constexpr std::size_t kEntriesPerLine = 8;  // of the log
 
-/// A bit for each slot that holds `wanted`. All are compared before one is chosen: which of them it is would be a coin
-/// that branches lose.
+/// Returns a bit mask of the slots that hold `wanted`. All slots are compared first: the index of the match is random,
+/// so a branch on each slot would be mispredicted.
 template <class T, std::size_t kSlots>
 unsigned matching(const T (&slots)[kSlots], T wanted) {
   unsigned matches = 0;
@@ -23,24 +23,24 @@ unsigned matching(const T (&slots)[kSlots], T wanted) {
 
 }  // namespace
 
-template <class Key>
-KeyMap<Key>::KeyMap(std::uint64_t seed) : seed_(seed), now_(make_table(kBucketsMin)) {}
+template <class Key, class Value>
+KeyMap<Key, Value>::KeyMap(std::uint64_t seed) : seed_(seed), now_(make_table(kBucketsMin)) {}
 
-template <class Key>
-typename KeyMap<Key>::Table KeyMap<Key>::make_table(std::uint64_t num_buckets) {
+template <class Key, class Value>
+typename KeyMap<Key, Value>::Table KeyMap<Key, Value>::make_table(std::uint64_t num_buckets) {
   Table table{PageMemory((num_buckets + kBucketsPerKeyMax - 1) * sizeof(Bucket)), nullptr, num_buckets};
   table.buckets = static_cast<Bucket*>(table.memory.data());  // all zeros: every slot is free
   return table;
 }
 
-template <class Key>
-void KeyMap<Key>::reserve(std::size_t num_keys) {
-  KVFERRY_CHECK(num_keys_ == 0 && !is_resizing(), "a table with {} keys can't be made anew", num_keys_);
+template <class Key, class Value>
+void KeyMap<Key, Value>::reserve(std::size_t num_keys) {
+  KVFERRY_CHECK(num_keys_ == 0 && !is_resizing(), "reserve() on a table of {} keys", num_keys_);
   now_ = make_table(std::max<std::uint64_t>(kBucketsMin, num_keys * 7 / (4 * Bucket::kSlots)));
 }
 
-template <class Key>
-typename KeyMap<Key>::Position KeyMap<Key>::position_of(const Key& key) const {
+template <class Key, class Value>
+typename KeyMap<Key, Value>::Position KeyMap<Key, Value>::position_of(const Key& key) const {
   const std::uint64_t h = hash(key);
   const auto tag = static_cast<std::uint16_t>(h);
   const Bucket* bucket = home_of(h);
@@ -51,14 +51,14 @@ typename KeyMap<Key>::Position KeyMap<Key>::position_of(const Key& key) const {
     }
     if (bucket->num_passed == 0) break;
   }
-  if (aside_.empty()) return 0;
-  const auto it = aside_.find(key);
-  return it == aside_.end() ? 0 : it->second;
+  if (overflow_.empty()) return 0;
+  const auto it = overflow_.find(key);
+  return it == overflow_.end() ? 0 : it->second;
 }
 
-/// The key does not lie behind the one before.
-template <class Key>
-typename KeyMap<Key>::Value KeyMap<Key>::find_off(const Key& key, Cursor& cursor) {
+/// Finds a key that does not lie right behind the cursor.
+template <class Key, class Value>
+Value KeyMap<Key, Value>::find_off(const Key& key, Cursor& cursor) {
   const Position before = cursor.position;
   Position position = log_.follower(before);
   if (position == 0 || !log_.is_at(position, key)) {
@@ -70,8 +70,8 @@ typename KeyMap<Key>::Value KeyMap<Key>::find_off(const Key& key, Cursor& cursor
   return *cursor.value;
 }
 
-template <class Key>
-void KeyMap<Key>::enter(Bucket* home, std::uint64_t h, Position position) {
+template <class Key, class Value>
+void KeyMap<Key, Value>::add_to_table(Bucket* home, std::uint64_t h, Position position) {
   for (Bucket* bucket = home; bucket != home + kBucketsPerKeyMax; ++bucket) {
     if (const unsigned matches = matching(bucket->positions, Position{0}); matches != 0) {
       const int slot = std::countr_zero(matches);
@@ -81,11 +81,11 @@ void KeyMap<Key>::enter(Bucket* home, std::uint64_t h, Position position) {
       return;
     }
   }
-  aside_.emplace(log_.key(position), position);
+  overflow_.emplace(log_.key(position), position);
 }
 
-template <class Key>
-void KeyMap<Key>::leave(Position position) {
+template <class Key, class Value>
+void KeyMap<Key, Value>::remove_from_table(Position position) {
   const Key& key = log_.key(position);
   Bucket* home = home_of(hash(key));
   for (Bucket* bucket = home; bucket != home + kBucketsPerKeyMax; ++bucket) {
@@ -96,55 +96,56 @@ void KeyMap<Key>::leave(Position position) {
     }
     if (bucket->num_passed == 0) break;
   }
-  KVFERRY_CHECK(aside_.erase(key) == 1, "a key of the log is not in the table");
+  KVFERRY_CHECK(overflow_.erase(key) == 1, "a key of the log has no place in the table");
 }
 
-template <class Key>
-void KeyMap<Key>::insert(const Key& key, Value value) {
+template <class Key, class Value>
+void KeyMap<Key, Value>::insert(const Key& key, Value value) {
   const std::uint64_t h = hash(key);
-  enter(home_of(h), h, log_.append(key, value));
+  add_to_table(home_of(h), h, log_.append(key, value));
   ++num_keys_;
 }
 
-template <class Key>
-void KeyMap<Key>::erase_at(Position position) {
-  leave(position);
+template <class Key, class Value>
+void KeyMap<Key, Value>::erase_at(Position position) {
+  remove_from_table(position);
   log_.free(position);
   --num_keys_;
 }
 
-template <class Key>
-void KeyMap<Key>::erase(const Cursor& cursor) {
+template <class Key, class Value>
+void KeyMap<Key, Value>::erase(const Cursor& cursor) {
   prefetch(*cursor.key);
   log_.value(cursor.position) = 0;
   erased_.push_back(cursor.position);
 }
 
-template <class Key>
-void KeyMap<Key>::finish_erasing() {
+template <class Key, class Value>
+void KeyMap<Key, Value>::finish_erasing() {
   for (const Position position : erased_) erase_at(position);
   erased_.clear();
 }
 
-/// Fuller than this, keys lie too far from home; emptier, memory is wasted. A table that has just grown is 57 % full.
-template <class Key>
-bool KeyMap<Key>::wants_resize() const {
+/// In a fuller table keys lie too far from home; an emptier one wastes memory. A table that has just grown is 57 %
+/// full.
+template <class Key, class Value>
+bool KeyMap<Key, Value>::wants_resize() const {
   const std::uint64_t num_slots = now_.num_buckets * Bucket::kSlots;
   return num_keys_ * 5 > num_slots * 4 || (num_keys_ * 4 < num_slots && now_.num_buckets > kBucketsMin);
 }
 
-template <class Key>
-void KeyMap<Key>::resize(std::size_t num_buckets) {
+template <class Key, class Value>
+void KeyMap<Key, Value>::resize(std::size_t num_buckets) {
   if (!is_resizing()) {
     const bool grows = num_keys_ * 2 > now_.num_buckets * Bucket::kSlots;
     next_ = make_table(grows ? now_.num_buckets * 7 / 5
                              : std::max<std::uint64_t>(kBucketsMin, num_keys_ * 2 / Bucket::kSlots));
-    cursor_ = 0;
+    resize_at_ = 0;
   }
   const std::uint64_t last = now_.num_buckets + kBucketsPerKeyMax - 1;
-  const std::uint64_t goal = num_buckets > last - cursor_ ? last : cursor_ + num_buckets;
-  // A cut is where nobody passed by: all that have their home before it lie before it.
-  for (std::uint64_t i = cursor_;; ++i) {
+  const std::uint64_t goal = num_buckets > last - resize_at_ ? last : resize_at_ + num_buckets;
+  // Stop only behind a bucket that no key passed: all keys with a home before that point lie before it.
+  for (std::uint64_t i = resize_at_;; ++i) {
     const Bucket& bucket = now_.buckets[i];
     for (const Position position : bucket.positions) {
       if (position != 0) __builtin_prefetch(&log_.key(position));
@@ -152,18 +153,18 @@ void KeyMap<Key>::resize(std::size_t num_buckets) {
     for (const Position position : bucket.positions) {
       if (position == 0) continue;
       const std::uint64_t h = hash(log_.key(position));
-      enter(next_.buckets + high_half(h, next_.num_buckets), h, position);
+      add_to_table(next_.buckets + high_half(h, next_.num_buckets), h, position);
     }
     if (i + 1 < goal || bucket.num_passed != 0) continue;
-    cursor_ = i + 1;
+    resize_at_ = i + 1;
     break;
   }
-  now_.memory.release_before(cursor_ * sizeof(Bucket));
-  if (cursor_ == last) now_ = std::exchange(next_, Table{});
+  now_.memory.release_before(resize_at_ * sizeof(Bucket));
+  if (resize_at_ == last) now_ = std::exchange(next_, Table{});
 }
 
-template <class Key>
-void KeyMap<Key>::show(Position position, const Clean& clean) {
+template <class Key, class Value>
+void KeyMap<Key, Value>::clean_at(Position position, const Clean& clean) {
   const Value value = log_.value(position);
   const Value kept = clean ? clean(value) : value;
   if (kept == 0)
@@ -172,63 +173,64 @@ void KeyMap<Key>::show(Position position, const Clean& clean) {
     log_.value(position) = kept;
 }
 
-template <class Key>
-void KeyMap<Key>::move_together(std::size_t num_entries, const Clean& clean) {
-  if (moving_ == moving_end_) {
+template <class Key, class Value>
+void KeyMap<Key, Value>::compact(std::size_t num_entries, const Clean& clean) {
+  if (compact_at_ == compact_end_) {
     const std::size_t segment = log_.sparse_segment();
     if (segment == log_.num_segments()) return;
-    moving_ = log_.first_position(segment);
-    moving_end_ = log_.end_position(segment);
+    compact_at_ = log_.first_position(segment);
+    compact_end_ = log_.end_position(segment);
   }
-  for (; num_entries > 0 && moving_ != moving_end_; --num_entries, ++moving_) {
-    if (!log_.is_open(moving_)) {  // its last entry was erased
-      moving_ = moving_end_;
+  for (; num_entries > 0 && compact_at_ != compact_end_; --num_entries, ++compact_at_) {
+    if (!log_.is_open(compact_at_)) {  // its last entry was erased
+      compact_at_ = compact_end_;
       break;
     }
-    if (log_.value(moving_) == 0) continue;
-    show(moving_, clean);  // the sweep may not come by where it goes
-    if (!log_.is_open(moving_) || log_.value(moving_) == 0) continue;
-    const Key key = log_.key(moving_);
-    const Value value = log_.value(moving_);
-    leave(moving_);
-    log_.free(moving_);
+    if (log_.value(compact_at_) == 0) continue;
+    clean_at(compact_at_, clean);  // the sweep may already be past its new position
+    if (!log_.is_open(compact_at_) || log_.value(compact_at_) == 0) continue;
+    const Key key = log_.key(compact_at_);
+    const Value value = log_.value(compact_at_);
+    remove_from_table(compact_at_);
+    log_.free(compact_at_);
     const std::uint64_t h = hash(key);
-    enter(home_of(h), h, log_.append(key, value));
+    add_to_table(home_of(h), h, log_.append(key, value));
   }
 }
 
-template <class Key>
-void KeyMap<Key>::begin_sweep() {
+template <class Key, class Value>
+void KeyMap<Key, Value>::begin_sweep() {
   in_sweep_ = true;
   sweep_segment_ = 0;
   sweep_position_ = 0;
 }
 
-template <class Key>
-void KeyMap<Key>::sweep(std::size_t num_entries, const Clean& clean) {
+template <class Key, class Value>
+void KeyMap<Key, Value>::sweep(std::size_t num_entries, const Clean& clean) {
   for (; sweep_segment_ < log_.num_segments(); ++sweep_segment_) {
     sweep_position_ = std::max(sweep_position_, log_.first_position(sweep_segment_));
     for (; sweep_position_ < log_.end_position(sweep_segment_); ++sweep_position_, --num_entries) {
       if (num_entries == 0) return;
-      if (log_.value(sweep_position_) != 0) show(sweep_position_, clean);
+      if (log_.value(sweep_position_) != 0) clean_at(sweep_position_, clean);
     }
   }
   in_sweep_ = false;
 }
 
-template <class Key>
-bool KeyMap<Key>::tidy(std::size_t num_lines, const Clean& clean) {
+template <class Key, class Value>
+bool KeyMap<Key, Value>::tidy(std::size_t num_lines, const Clean& clean) {
   const bool resizes = is_resizing() || wants_resize();
   if (resizes) resize(num_lines);
-  const bool moves = !is_pinned_ && (moving_ != moving_end_ || log_.is_sparse());
-  if (moves) move_together(num_lines * kEntriesPerLine, clean);
+  const bool moves = !is_pinned_ && (compact_at_ != compact_end_ || log_.is_sparse());
+  if (moves) compact(num_lines * kEntriesPerLine, clean);
   if (in_sweep_) sweep(num_lines * kEntriesPerLine, clean);
-  const bool may_move =
-      !is_pinned_ && (moving_ != moving_end_ || (log_.is_sparse() && log_.sparse_segment() != log_.num_segments()));
+  const bool may_move = !is_pinned_ && (compact_at_ != compact_end_ ||
+                                        (log_.is_sparse() && log_.sparse_segment() != log_.num_segments()));
   return is_resizing() || wants_resize() || in_sweep_ || may_move;
 }
 
 template class KeyMap<ShortKey>;
+template class KeyMap<ShortKey, std::uint64_t>;
 template class KeyMap<ChunkKey>;
 
 }  // namespace kvferry::controller

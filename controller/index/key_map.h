@@ -1,10 +1,10 @@
-// A chunk key to 32 bits: a log of keys, and an open-addressing table of their positions that grows and shrinks a few
-// cache lines at a time.
+// A map from keys to small values: a log of the keys, and an open-addressing table of their positions that grows and
+// shrinks a few cache lines at a time.
 //
-// Buckets are a cache line. A key's home is the high half of hash * num_buckets, so homes of any two sizes have the
-// same order: a table moves into one of another size from its first bucket to its last, and gives the memory behind
-// back on the way. A key that finds its home full goes on to the next bucket, and each bucket counts who passed it by,
-// so that a look-up ends at the first bucket that nobody passed and nothing is left behind by an erasure.
+// A bucket is one cache line. A key's home bucket is the high half of hash * num_buckets, so the homes in two tables of
+// different sizes have the same order: a resize moves the buckets from first to last and releases the memory behind it.
+// A key that finds its home full goes to the next bucket. Each bucket counts the keys that passed it, so a lookup ends
+// at the first bucket that no key passed, and an erasure leaves no tombstone.
 #pragma once
 
 #include <algorithm>
@@ -21,20 +21,20 @@
 namespace kvferry::controller {
 
 /// Key: ShortKey or ChunkKey. Values are never 0. Threads: one at a time.
-/// Cost: insert and erase look at kBucketsPerKeyMax buckets at most, however the keys fall. Resizing, and moving
-/// entries together where most of the log is free, are tidy()'s business and need not be timely: what finds no place in
-/// the table is kept aside.
-template <class Key>
+/// Cost: insert and erase touch at most kBucketsPerKeyMax buckets, whatever the keys. tidy() resizes the table and
+/// compacts a sparse log; it may run late, because a key that finds no bucket goes to an overflow map.
+template <class Key, class ValueType = std::uint32_t>
 class KeyMap {
  public:
-  using Value = std::uint32_t;
+  using Value = ValueType;
+  using Log = KeyLog<Key, Value>;
   using Clean = std::function<Value(Value)>;
-  using Cursor = typename KeyLog<Key>::Cursor;
+  using Cursor = typename Log::Cursor;
 
-  /// `seed` should be unknown to whoever chooses keys: who knows it can make them all fall on one place.
+  /// `seed` must be unknown to clients: with it, they could choose keys that all share one home.
   explicit KeyMap(std::uint64_t seed);
 
-  /// Decides the home; public so that tests can make keys fall together.
+  /// Determines the home bucket; public so that tests can make keys collide.
   std::uint64_t hash(const Key& key) const {
     std::uint64_t words[sizeof(Key) / 8];
     std::memcpy(words, &key, sizeof(Key));
@@ -44,8 +44,8 @@ class KeyMap {
   }
   void prefetch(const Key& key) const { __builtin_prefetch(home_of(hash(key))); }
 
-  /// 0: not there. For one key after the other, in the order in which they came, with a `cursor` that is new
-  /// after each insert() and tidy(): then most take but a step.
+  /// Returns 0 if absent. Look up keys in insertion order with one cursor: most lookups then are a single step. Reset
+  /// the cursor after insert() or tidy().
   Value find(const Key& key, Cursor& cursor) {
     if (cursor.position != 0) {
       if (log_.step(cursor, key)) return *cursor.value;
@@ -60,34 +60,34 @@ class KeyMap {
     const Position position = position_of(key);
     return position == 0 ? 0 : log_.value(position);
   }
-  /// nullptr: not there. Valid until the next change; to become 0 only by erase().
+  /// Returns nullptr if absent. The pointer is valid until the next change; only erase() may set the value to 0.
   Value* find_place(const Key& key, Cursor& cursor) {
     return find(key, cursor) == 0 ? nullptr : &log_.value(cursor.position);
   }
-  void insert(const Key& key, Value value);  // `key` must not be there
-  /// Of the key that `cursor` has just found: it is not there any more, and trails may go on. What it took is free after
-  /// finish_erasing(), which comes before any other change.
+  void insert(const Key& key, Value value);  // `key` must be absent
+  /// Erases the key that `cursor` has just found; the cursor stays usable. Call finish_erasing() before any other
+  /// change: it frees the memory.
   void erase(const Cursor& cursor);
   void finish_erasing();
 
   std::size_t size() const { return num_keys_; }
   std::size_t num_buckets() const { return now_.num_buckets; }
-  const KeyLog<Key>& log() const { return log_; }
+  const Log& log() const { return log_; }
 
-  /// Room for so many keys at once; only while there are none.
+  /// Makes room for `num_keys` keys. The map must be empty.
   void reserve(std::size_t num_keys);
-  /// There are more keys than there is room for; tidy() makes it. A reserved table that is not full yet wants to
-  /// shrink.
+  /// Returns true if there are more keys than there is room for, so that tidy() has to run. A reserved table that is
+  /// not full yet would be shrunk by tidy().
   bool is_crowded() const { return is_resizing() || num_keys_ * 5 > now_.num_buckets * Bucket::kSlots * 4; }
 
   struct Walk {
     std::size_t segment = 0;
-    typename KeyLog<Key>::Position position = 0;
+    typename Log::Position position = 0;
   };
-  /// While pinned, entries stay where they are, so that a walk misses none that is there from its begin to its end.
+  /// While the map is pinned, entries stay in place, so a walk sees every key that exists from its begin to its end.
   void set_pinned(bool is_pinned) { is_pinned_ = is_pinned; }
-  /// Shows keys and their values in the order of the log until `see(key, value)`, which says what it cost, has cost
-  /// `budget`. False: it is at the end.
+  /// Calls `see(key, value)`, which returns its cost, in log order until the cost reaches `budget`. Returns false at
+  /// the end of the log.
   template <class See>
   bool walk(Walk& at, std::size_t budget, const See& see) const {
     for (; at.segment < log_.num_segments(); ++at.segment) {
@@ -101,20 +101,20 @@ class KeyMap {
     return false;
   }
 
-  /// A sweep shows all values that are there now to tidy()'s `clean`, once or more; those that come later need not be
-  /// shown. It may begin anew at any time.
+  /// Starts or restarts a sweep: tidy() passes every value that exists now to its `clean`, at least once. Values that
+  /// are inserted later may be skipped.
   void begin_sweep();
   bool in_sweep() const { return in_sweep_; }
-  /// Looks at about `num_lines` cache lines for each thing that is to be done: resizing, moving together, sweeping.
-  /// `clean` may change a value, or say 0 to erase its key. Empty: changes nothing. False: nothing is left to do.
+  /// Spends about `num_lines` cache lines on each pending task: resize, compaction, sweep. `clean` returns the new
+  /// value, or 0 to erase the key; if it is empty, values stay. Returns false if no task is left.
   bool tidy(std::size_t num_lines, const Clean& clean);
 
  private:
-  using Position = typename KeyLog<Key>::Position;
+  using Position = typename Log::Position;
   struct alignas(64) Bucket {
     static constexpr unsigned kSlots = 10;
     Position positions[kSlots];  // 0: the slot is free
-    std::uint16_t tags[kSlots];  // of the hash: nearly all other keys are told apart without a look at the log
+    std::uint16_t tags[kSlots];  // low bits of the hash: they rule out nearly all other keys without reading the log
     std::uint32_t num_passed;    // keys that found this bucket full and lie further on
   };
   struct Table {
@@ -134,32 +134,32 @@ class KeyMap {
   }
   Bucket* home_of(std::uint64_t h) const {
     const std::uint64_t index = high_half(h, now_.num_buckets);
-    if (is_resizing() && index < cursor_) return next_.buckets + high_half(h, next_.num_buckets);
+    if (is_resizing() && index < resize_at_) return next_.buckets + high_half(h, next_.num_buckets);
     return now_.buckets + index;
   }
 
   static Table make_table(std::uint64_t num_buckets);
   Position position_of(const Key& key) const;
   Value find_off(const Key& key, Cursor& cursor);
-  void enter(Bucket* home, std::uint64_t h, Position position);
-  void leave(Position position);
+  void add_to_table(Bucket* home, std::uint64_t h, Position position);
+  void remove_from_table(Position position);
   void erase_at(Position position);
   bool is_resizing() const { return next_.buckets != nullptr; }
   bool wants_resize() const;
   void resize(std::size_t num_buckets);
-  void show(Position position, const Clean& clean);
-  void move_together(std::size_t num_entries, const Clean& clean);
+  void clean_at(Position position, const Clean& clean);
+  void compact(std::size_t num_entries, const Clean& clean);
   void sweep(std::size_t num_entries, const Clean& clean);
 
   std::uint64_t seed_;
-  KeyLog<Key> log_;
+  Log log_;
   Table now_;
-  Table next_;                // while resizing: holds all keys whose home in now_ is below cursor_
-  std::uint64_t cursor_ = 0;  // of the resizing: nobody at or above it has a home below
-  std::unordered_map<Key, Position> aside_;
+  Table next_;                   // during a resize: all keys whose home in now_ lies before resize_at_
+  std::uint64_t resize_at_ = 0;  // no key in a bucket at or behind it has a home before it
+  std::unordered_map<Key, Position> overflow_;
   std::size_t num_keys_ = 0;
-  std::vector<Position> erased_;          // until finish_erasing()
-  Position moving_ = 0, moving_end_ = 0;  // what move_together() has yet to look at
+  std::vector<Position> erased_;               // until finish_erasing()
+  Position compact_at_ = 0, compact_end_ = 0;  // rest of the segment that compact() empties
   bool is_pinned_ = false;
   bool in_sweep_ = false;
   std::size_t sweep_segment_ = 0;
@@ -167,6 +167,7 @@ class KeyMap {
 };
 
 extern template class KeyMap<ShortKey>;
+extern template class KeyMap<ShortKey, std::uint64_t>;
 extern template class KeyMap<ChunkKey>;
 
 }  // namespace kvferry::controller

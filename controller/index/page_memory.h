@@ -1,4 +1,4 @@
-// Memory straight from the system, for tables that are large and grow.
+// Memory mapped directly from the kernel, for large tables.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,7 @@
 
 namespace kvferry::controller {
 
-/// Zeroed pages, huge ones where they fit, are wanted and the system gives them to who asks (madvise). Touched pages
-/// alone cost.
+/// Zeroed pages that occupy memory once touched; huge pages if asked for, large enough and enabled in the kernel.
 class PageMemory {
  public:
   enum class Pages { kSmall, kHuge };
@@ -23,7 +22,7 @@ class PageMemory {
   ~PageMemory();
 
   void* data() const { return data_; }
-  /// Gives pages of [0, end_bytes) back, in pieces of a huge page; what lay there is lost. `end_bytes` only grows.
+  /// Returns the whole huge pages of [0, end_bytes) to the kernel, with their contents. `end_bytes` only grows.
   void release_before(std::size_t end_bytes);
 
  private:

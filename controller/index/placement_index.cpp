@@ -54,32 +54,32 @@ std::size_t PlacementIndex<Key>::remove_one(NodeIndex node, Tiers tiers, const K
   HolderSets::Id* set = map_.find_place(key, cursor);
   if (set == nullptr) return 0;
   HolderSets::Id left = *set;
-  std::size_t num_gone = 0;
+  std::size_t num_removed = 0;
   for (std::size_t tier = tiers.first; tier < tiers.end; ++tier) {
     if (!sets_.remove(left, Placement(node, static_cast<Tier>(tier)))) continue;
     digests_[node][tier].remove(key);
-    ++num_gone;
+    ++num_removed;
   }
   if (left == 0)
     map_.erase(cursor);
   else
     *set = left;
-  return num_gone;
+  return num_removed;
 }
 
 template <class Key>
 std::size_t PlacementIndex<Key>::remove(NodeIndex node, Tiers tiers, std::span<const Key> keys) {
-  std::size_t num_gone = 0;
+  std::size_t num_removed = 0;
   for (; !keys.empty(); keys = keys.subspan(std::min(kKeysPerPiece, keys.size()))) {
     Cursor cursor;
-    std::size_t num_gone_here = 0;
+    std::size_t num_removed_here = 0;
     for (const Key& key : keys.first(std::min(kKeysPerPiece, keys.size())))
-      num_gone_here += remove_one(node, tiers, key, cursor);
+      num_removed_here += remove_one(node, tiers, key, cursor);
     map_.finish_erasing();
-    if (num_gone_here > 0) tidy(num_gone_here * kTidyPerChange);
-    num_gone += num_gone_here;
+    if (num_removed_here > 0) tidy(num_removed_here * kTidyPerChange);
+    num_removed += num_removed_here;
   }
-  return num_gone;
+  return num_removed;
 }
 
 template <class Key>
@@ -121,8 +121,8 @@ bool PlacementIndex<Key>::holds(NodeIndex node, Tier tier, const Key& key) const
   return std::binary_search(holders.begin(), holders.end(), Placement(node, tier));
 }
 
-/// Keys come in runs that lie on the same nodes; only where a run begins or ends are nodes looked at. False: nobody
-/// who has all keys before `begin` has this one.
+/// A run is a series of keys with the same holders; nodes are visited only where a run begins or ends. Returns false if
+/// no node has all keys before `begin` and this one.
 template <class Key>
 bool PlacementIndex<Key>::begin_run(HolderSets::Id set, std::uint32_t begin) {
   run_.clear();
@@ -145,7 +145,7 @@ void PlacementIndex<Key>::lookup(std::span<const Key> keys, std::optional<NodeIn
                                  std::vector<PrefixMatch>& matches) {
   matches.clear();
   if (keys.empty()) return;
-  // For this look-up the asker is as good as removed.
+  // This lookup treats the asker as removed.
   const std::uint32_t asker_reached = asker ? std::exchange(nodes_[*asker].num_reached, kNever) : 0;
   Cursor cursor;
   HolderSets::Id set = map_.find(keys[0], cursor);

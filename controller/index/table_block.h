@@ -1,4 +1,4 @@
-// A piece of a chunk table, as a walk sees it and a reload puts it back.
+// A piece of a chunk table, written by a walk and read by a reload.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,10 @@
 
 namespace kvferry::controller {
 
-/// A holder's time in a table; never used again in it, other than its index.
+/// Identifies a holder of a table for good; its HolderIndex is reused after removal.
 using Life = std::uint64_t;
 
-/// Keys in the order of the table, in runs that lie on the same holders. Stands for itself, so that any block can be
-/// lost, and the others are good.
+/// Keys in table order, in runs with equal holders. A block is self-contained: if one is lost, the others stay usable.
 struct TableBlock {
   struct Member {
     Life life = 0;
@@ -28,13 +27,13 @@ struct TableBlock {
     ChunkKey group;  // zeros: none
     Life life = 0;
     std::uint32_t num_tokens = 0;
-    std::uint64_t age = 0;  // in the order in which they came, within a table
+    std::uint64_t age = 0;  // insertion number within the table
   };
   std::vector<ChunkKey> keys;
-  std::vector<Run> runs;  // of all keys
+  std::vector<Run> runs;  // together cover all keys
   std::vector<Member> members;
   std::vector<std::uint32_t> set_ends;  // set i is members [set_ends[i - 1], set_ends[i])
-  std::vector<Tail> tails;              // of some of the keys
+  std::vector<Tail> tails;              // keys that are tails
 
   void clear() {
     keys.clear();
