@@ -75,7 +75,7 @@ void DirectoryState::begin_reload(const DirectoryImage& image) {
   for (const NodeImage& of_node : image.nodes) {
     auto& home = directory_.namespaces_[of_node.name_space];
     if (home == nullptr) {
-      home = std::make_unique<Directory::Namespace>(Directory::Namespace{
+      home.reset(new Directory::Namespace{
           of_node.fingerprint, ChunkTable(directory_.options_.tails_per_group_max, directory_.options_.index), {}, {}});
       const auto num_keys = image.num_keys.find(of_node.name_space);
       if (num_keys != image.num_keys.end() && num_keys->second <= directory_.options_.chunks_max)

@@ -1,4 +1,4 @@
-// Keys of our own for engines' blocks: a chain of 64-bit hashes, XXH3 of a block's tokens seeded with the block before.
+// Our own keys for engines' blocks: XXH3 of a block's tokens, seeded with the key of the block before.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@
 
 namespace kvferry::controller {
 
-/// The key before a prompt's first block. `seed`: of the index; unknown to whoever chooses tokens.
+/// The parent key of a prompt's first block. `seed` must be unknown to clients.
 ShortKey root_block_key(std::uint64_t seed, std::string_view lora_name, std::optional<std::uint64_t> lora_id);
 
-/// Never 0. `extras`: a hash of what else went into the block; 0: nothing.
+/// Never 0. `extras`: a hash of everything but tokens that the block depends on; 0: nothing.
 ShortKey next_block_key(ShortKey parent, std::span<const std::uint32_t> tokens, std::uint64_t extras);
 
-/// The elements of one block's extra keys less the adapter's name, which the root has; 0: none are left.
+/// Hashes of the extra keys of successive blocks, without the adapter's name, which is part of the root key.
 class ExtraKeys {
  public:
-  /// `msgpack`: an array of nil or an array for each block, or empty. `lora_name` must outlive this.
+  /// `msgpack`: an array with nil or an array for each block, or empty. `lora_name` must outlive this object.
   ExtraKeys(std::string_view msgpack, std::string_view lora_name);
-  /// Of the next block.
+  /// Returns the hash for the next block; 0 if it has no extra keys.
   std::uint64_t next();
 
  private:
@@ -30,7 +30,7 @@ class ExtraKeys {
   std::string_view lora_name_;
 };
 
-/// What a request's cache salt makes of its first block's extras; 0: an empty salt.
+/// The extras of a request's first block with this cache salt; 0 if it is empty.
 std::uint64_t salt_extras(std::string_view cache_salt);
 
 }  // namespace kvferry::controller

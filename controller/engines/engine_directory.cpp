@@ -9,7 +9,7 @@
 
 namespace kvferry::controller {
 
-/// What engines of one model, tenant, salt and block size hold.
+/// The engines of one model, tenant, salt and block size.
 struct EngineDirectory::Space {
   explicit Space(const EngineIndexOptions& options) : index(options) {}
   EngineIndex index;
@@ -26,7 +26,7 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
   Engine(const EngineInfo& info, const EngineDirectoryOptions& options, Space& space, TimeNs now)
       : info_(info), ranks_max_(options.ranks_max), space_(space), stream_(options_of(info, options), *this, now) {
     ++space_.num_engines;
-    if (info_.dp_rank) holder_of(*info_.dp_rank);  // known to have nothing, as from a batch on
+    if (info_.dp_rank) holder_of(*info_.dp_rank);  // so that the rank is listed before its first batch
   }
   ~Engine() override {
     for (const auto& [rank, holder] : holders_) {
@@ -47,8 +47,8 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
     const Result<EngineBatch> batch = decoder_.decode(payload, *this);
     if (!batch) {
       if (std::has_single_bit(++counters_.batches_malformed))
-        log().warn("engine '{}': {}", info_.instance_id, batch.error().what);
-      drop_everything();  // what else was in it nobody knows
+        log().warn("engine '{}': {}; dropping all its blocks", info_.instance_id, batch.error().what);
+      drop_everything();  // the unread events may have been removals
       return;
     }
     counters_.events += batch->num_events;
@@ -70,7 +70,7 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
                         .is_live = stream_.is_live(),
                         .is_connected = stream_.is_connected(),
                         .is_confirmed = stream_.is_confirmed(),
-                        .silent_for = now - stream_.last_heard(),
+                        .silent_for = now - stream_.last_received_at(),
                         .stream = stream_.counters(),
                         .batches = counters_,
                         .blocks = {}};
@@ -108,11 +108,11 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
   EngineEventDecoder decoder_;
   EngineBatchCounters counters_;
   std::map<std::uint32_t, HolderIndex> holders_;
-  HolderIndex holder_ = 0;  // who speaks in the batch at hand
+  HolderIndex holder_ = 0;  // rank of the current batch
 };
 
 EngineDirectory::EngineDirectory(EngineDirectoryOptions options) : options_(std::move(options)) {}
-EngineDirectory::~EngineDirectory() { engines_.clear(); }  // before their spaces
+EngineDirectory::~EngineDirectory() { engines_.clear(); }  // engines refer to their spaces
 
 EngineDirectory::Space& EngineDirectory::space_of(const EngineInfo& info) {
   std::unique_ptr<Space>& space = spaces_[{info.model, info.tenant, info.salt, info.block_size}];
@@ -135,7 +135,7 @@ Result<EngineDirectory::Added> EngineDirectory::add(const EngineInfo& info, Time
     added.replaced = other;
   }
   if (!added.replaced && engines_.size() >= options_.engines_max)
-    return Error{ErrorCode::kFull, fmt::format("{} engines are registered; no more are allowed", engines_.size())};
+    return Error{ErrorCode::kFull, fmt::format("{} engines are registered, which is the limit", engines_.size())};
   if (added.replaced) remove(*added.replaced);
   added.id = next_id_++;
   engines_[added.id] = std::make_unique<Engine>(info, options_, space_of(info), now);
@@ -178,8 +178,8 @@ void EngineDirectory::tick(TimeNs now) {
     const bool was_live = engine->stream().is_live();
     engine->stream().tick(now);
     if (was_live && !engine->stream().is_live())
-      log().warn("engine '{}' at {} was silent for too long; what it holds is not credited", engine->info().instance_id,
-                 engine->info().endpoint);
+      log().warn("engine '{}' at {} is lost: no message for too long; its blocks don't count until it is back",
+                 engine->info().instance_id, engine->info().endpoint);
   }
 }
 
@@ -195,31 +195,22 @@ void EngineDirectory::match_in(Space& space, const PromptQuery& query, std::stri
     space.index.match_tokens(query.tokens, {query.lora_name, query.lora_id, cache_salt}, matches_);
   else
     space.index.match_hashes(query.hashes, matches_);
-  std::vector<bool> is_found(space.owners.size());
-  const auto is_wanted = [&](const Engine& engine) {
-    return !query.instance_id || engine.info().instance_id == *query.instance_id;
-  };
-  for (const EngineMatch& match : matches_) {
-    const Space::Owner& owner = space.owners[match.holder];
-    is_found[match.holder] = true;
-    if (!owner.engine->stream().is_live() || !is_wanted(*owner.engine)) continue;
-    RankMatch rank{.engine = &owner.engine->info(), .rank = owner.rank, .in_tier = {}, .up_to_tier = {}};
-    for (std::size_t tier = 0; tier < kNumTiers; ++tier) {
-      rank.in_tier[tier] = match.in_tier[tier] * space.index.block_size();
-      rank.up_to_tier[tier] = match.up_to_tier[tier] * space.index.block_size();
-    }
-    rank.confirmed = owner.engine->stream().is_confirmed();
-    found.push_back(rank);
-  }
+  std::vector<const EngineMatch*> match_of(space.owners.size());
+  for (const EngineMatch& match : matches_) match_of[match.holder] = &match;
   for (std::size_t holder = 0; holder < space.owners.size(); ++holder) {
-    const Space::Owner& owner = space.owners[holder];
-    if (is_found[holder] || owner.engine == nullptr) continue;
-    if (!owner.engine->stream().is_live() || !is_wanted(*owner.engine)) continue;
-    found.push_back({.engine = &owner.engine->info(),
-                     .rank = owner.rank,
-                     .in_tier = {},
-                     .up_to_tier = {},
-                     .confirmed = owner.engine->stream().is_confirmed()});
+    const auto& [engine, rank] = space.owners[holder];
+    if (engine == nullptr || !engine->stream().is_live()) continue;
+    if (query.instance_id && engine->info().instance_id != *query.instance_id) continue;
+    RankMatch& match = found.emplace_back(RankMatch{.engine = &engine->info(),
+                                                    .rank = rank,
+                                                    .in_tier = {},
+                                                    .up_to_tier = {},
+                                                    .confirmed = engine->stream().is_confirmed()});
+    if (match_of[holder] == nullptr) continue;
+    for (std::size_t tier = 0; tier < kNumTiers; ++tier) {
+      match.in_tier[tier] = match_of[holder]->in_tier[tier] * space.index.block_size();
+      match.up_to_tier[tier] = match_of[holder]->up_to_tier[tier] * space.index.block_size();
+    }
   }
 }
 
@@ -230,7 +221,7 @@ Result<std::vector<RankMatch>> EngineDirectory::match(const PromptQuery& query) 
     const auto& [model, tenant, salt, block_size] = key;
     if (model != query.model || tenant != query.tenant) continue;
     if (query.block_size && *query.block_size != block_size) continue;
-    // A salt is either the one that the engines were registered with, or that of the request, which goes into the
+    // The query's salt is either the engines' registered salt, or the request's cache salt, which is part of the
     // blocks' keys.
     if (salt != query.salt && !salt.empty()) continue;
     const bool has_own = spaces_.contains(SpaceKey{model, tenant, query.salt, block_size});

@@ -1,5 +1,5 @@
-// The engines that were registered for their own KV events: who they are, what they hold, and who matches a prompt
-// best. Sockets are the front's business (engine_events_front.h), JSON is http_api.h's. Pure: time is handed in.
+// The engines registered with their KV event endpoints: their properties, their blocks, and how much of a prompt each
+// one has cached. Pure: the caller passes the time. Sockets are in engine_events_listener.h, JSON in http_api.h.
 #pragma once
 
 #include <map>
@@ -16,25 +16,25 @@
 namespace kvferry::controller {
 
 struct EngineInfo {
-  std::string instance_id;  // what routers know it by
+  std::string instance_id;  // routers use this name
   std::string model;
   std::string tenant = "default";
-  std::string salt;                      // sets models apart that have one name
-  std::string lora_name;                 // of events that name no adapter
-  std::string kind;                      // vLLM, SGLang ...: for people
-  std::string endpoint;                  // where it publishes
+  std::string salt;                      // separates models with the same name
+  std::string lora_name;                 // adapter of events that name none
+  std::string kind;                      // vLLM, SGLang ...; only displayed
+  std::string endpoint;                  // of its event publisher
   std::string replay_endpoint;           // may be empty
   std::uint32_t block_size = 0;          // tokens
-  std::optional<std::uint32_t> dp_rank;  // none: as its batches say
+  std::optional<std::uint32_t> dp_rank;  // none: each batch names its rank
 };
 
-using EngineNumber = std::uint32_t;  // grows; never used again
+using EngineNumber = std::uint32_t;  // never reused
 
 struct EngineDirectoryOptions {
   std::size_t engines_max = 1024;
-  std::uint32_t ranks_max = 64;  // an engine
+  std::uint32_t ranks_max = 64;  // of an engine
   EngineStreamOptions stream;
-  EngineIndexOptions index;  // block_size is the namespace's
+  EngineIndexOptions index;  // block_size comes from each engine's registration
 };
 
 struct EngineBatchCounters {
@@ -42,7 +42,7 @@ struct EngineBatchCounters {
   std::uint64_t events_unknown = 0;
   std::uint64_t events_malformed = 0;
   std::uint64_t batches_malformed = 0;
-  std::uint64_t clears = 0;  // told by the engine
+  std::uint64_t clears = 0;  // events by which an engine cleared its cache
 };
 
 struct EngineStatus {
@@ -61,23 +61,23 @@ struct NamespaceStatus {
   EngineIndexCounters counters;
 };
 
-/// One rank's prefix of a prompt, in tokens.
+/// How much of a prompt one rank has, in tokens; see EngineMatch.
 struct RankMatch {
   const EngineInfo* engine = nullptr;  // valid until the directory changes
   std::uint32_t rank = 0;
   std::uint32_t in_tier[kNumTiers] = {};
   std::uint32_t up_to_tier[kNumTiers] = {};
-  bool confirmed = true;  // false: events are missing and asked for
+  bool confirmed = true;  // false: events are missing and a replay is pending
 };
 
 struct PromptQuery {
   std::string model;
   std::string tenant = "default";
-  std::string salt;                         // as registered; or the request's cache salt
-  std::optional<std::uint32_t> block_size;  // none: all that the model's engines use
+  std::string salt;                         // as registered, or the request's cache salt
+  std::optional<std::uint32_t> block_size;  // none: all block sizes of the model's engines
   std::string lora_name;
   std::optional<std::uint64_t> lora_id;
-  std::optional<std::string> instance_id;  // none: all
+  std::optional<std::string> instance_id;  // none: all instances
   std::vector<std::uint32_t> tokens;       // or:
   std::vector<ShortKey> hashes;
 };
@@ -90,26 +90,26 @@ class EngineDirectory {
 
   struct Added {
     EngineNumber id;
-    std::optional<EngineNumber> replaced;  // whoever had the same instance, tenant, model and rank; it is gone
-    bool is_known = false;                 // it was there already, to the letter
+    std::optional<EngineNumber> replaced;  // removed: it had the same instance, tenant, model and rank
+    bool is_known = false;                 // an identical engine was registered before; `id` is its number
   };
-  /// kFull: as many engines as are allowed.
+  /// kFull: engines_max is reached.
   Result<Added> add(const EngineInfo& info, TimeNs now);
   void remove(EngineNumber id);
-  /// Of an instance; an empty model, tenant or no rank stands for all.
+  /// Returns the engines of an instance. An empty model or tenant and a missing rank match all.
   std::vector<EngineNumber> find(const std::string& instance_id, const std::string& model, const std::string& tenant,
                                  std::optional<std::uint32_t> dp_rank) const;
   const EngineInfo* info(EngineNumber id) const;
 
-  /// The order of an engine's batches: tell it what comes, and take its wishes. nullptr: it is gone.
+  /// Returns the stream that takes the engine's batches and requests replays; nullptr if the engine was removed.
   EngineStream* stream(EngineNumber id);
-  /// Expires the silent. Call it at least every few 100 ms.
+  /// Expires silent engines. Call at least every few 100 ms.
   void tick(TimeNs now);
-  /// False: nothing is left to do.
+  /// Returns false if nothing is left to do.
   bool tidy(std::size_t num_lines);
 
-  /// Ranks that have the first block, and also those of the named instance that have none. kNotFound: no engine of this
-  /// model, tenant and block size is registered.
+  /// Returns all live ranks, including those without a matching block. kNotFound: no engine of this model, tenant and
+  /// block size is registered.
   Result<std::vector<RankMatch>> match(const PromptQuery& query);
 
   std::size_t num_engines() const { return engines_.size(); }

@@ -22,7 +22,7 @@ Kind kind_of(std::string_view tag) {
   return Kind::kUnknown;
 }
 
-/// In the order of the array form of a stored event; the names are those of the map form.
+/// Fields of a stored event, in the order of the array form.
 enum Field : std::uint32_t {
   kHashes,
   kParent,
@@ -69,7 +69,7 @@ bool read_hash(MsgpackReader& reader, ShortKey& hash) {
   return true;
 }
 
-/// Nil leaves the default.
+/// Leaves the default if the value is nil.
 template <class T>
 bool read_optional(MsgpackReader& reader, T& value) {
   if (reader.next_is_nil()) return reader.skip();
@@ -95,13 +95,13 @@ GroupKind group_kind_of(std::string_view kind) {
 }
 
 Error broken(const MsgpackReader& reader, std::string_view payload, std::string_view what) {
-  return Error{ErrorCode::kCorrupt, fmt::format("not a batch of KV events: {} expected at byte {} of {}", what,
+  return Error{ErrorCode::kCorrupt, fmt::format("malformed batch of KV events: expected {} at byte {} of {}", what,
                                                 payload.size() - reader.num_left(), payload.size())};
 }
 
 }  // namespace
 
-/// What of an event decides other fields.
+/// Fields of an event from which others are derived.
 struct EngineEventDecoder::Fields {
   std::string_view medium, locality, group_kind;
   bool has_hashes = false;
@@ -124,7 +124,7 @@ std::optional<std::uint32_t> rank_of_batch(std::string_view payload) {
   MsgpackReader reader(payload);
   std::uint32_t num_fields = 0;
   if (!reader.read_array(num_fields) || num_fields < 3) return std::nullopt;
-  // As the last field it is the last byte, if it is below 128; no engine has that many ranks.
+  // The rank is the last field, and a number below 128 is one byte; no engine has more ranks.
   if (num_fields == 3 && static_cast<std::uint8_t>(payload.back()) < 0x80)
     return static_cast<std::uint8_t>(payload.back());
   std::optional<std::uint32_t> rank;
@@ -139,7 +139,7 @@ bool EngineEventDecoder::read_hashes(MsgpackReader& reader) {
   return std::all_of(hashes_.begin(), hashes_.end(), [&](ShortKey& hash) { return read_hash(reader, hash); });
 }
 
-/// False: not of the type that it has to be; the reader is then anywhere within.
+/// Returns false if the field has the wrong type; the reader then stops anywhere inside it.
 bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t field, BlocksStored& blocks,
                                            Fields& more) {
   switch (field) {
@@ -163,7 +163,7 @@ bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t 
         blocks.tokens = {tokens_.data(), count};
         return true;
       }
-      reader = begun;  // pairs of tokens, as for some kinds of speculation: no key of ours can be made of them
+      reader = begun;  // not plain integers: some speculative decoders send pairs, from which no block key can be made
       return reader.skip();
     }
     case kBlockSize: {
@@ -196,7 +196,7 @@ bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t 
   }
 }
 
-/// False: broken off or no event at all. An event with a wrong field is counted and passed by.
+/// Returns false if the batch is truncated or this is not an event. Counts and skips an event with a wrong field.
 bool EngineEventDecoder::read_event(MsgpackReader& reader, EngineEventSink& sink, EngineBatch& batch) {
   const MsgpackReader begun = reader;
   const bool is_map = reader.next_is_map();
@@ -205,7 +205,8 @@ bool EngineEventDecoder::read_event(MsgpackReader& reader, EngineEventSink& sink
   if (is_map) {
     if (!reader.read_map(num_fields)) return false;
     MsgpackReader ahead = reader;
-    for (std::uint32_t i = 0; i < num_fields && tag.empty(); ++i) {  // the first, unless somebody sorts them
+    for (std::uint32_t i = 0; i < num_fields && tag.empty();
+         ++i) {  // the type comes first unless the encoder sorts the names
       std::string_view name;
       if (!ahead.read_string(name)) break;
       if (!(is_tag_name(name) ? ahead.read_string(tag) : ahead.skip())) break;
@@ -215,30 +216,30 @@ bool EngineEventDecoder::read_event(MsgpackReader& reader, EngineEventSink& sink
     if (num_fields > 0 && reader.read_string(tag)) --num_fields;
   }
   const Kind kind = kind_of(tag);
-  const auto pass_by = [&](std::uint32_t& counter) {
+  const auto skip_event = [&](std::uint32_t& counter) {
     ++counter;
     reader = begun;
     return reader.skip();
   };
-  if (kind == Kind::kUnknown) return pass_by(batch.num_unknown);
+  if (kind == Kind::kUnknown) return skip_event(batch.num_unknown);
 
   BlocksStored blocks;
   Fields more;
-  bool is_right = true;
-  for (std::uint32_t i = 0; i < num_fields && is_right; ++i) {
+  bool is_valid = true;
+  for (std::uint32_t i = 0; i < num_fields && is_valid; ++i) {
     std::uint32_t field = i;
     if (is_map) {
       std::string_view name;
-      is_right = reader.read_string(name);
+      is_valid = reader.read_string(name);
       field = is_tag_name(name) ? kOther : field_of(name);
     } else if (kind == Kind::kRemoved) {
       field = i < std::size(kRemovedFields) ? kRemovedFields[i] : kOther;
     } else if (kind == Kind::kCleared) {
       field = kOther;
     }
-    is_right = is_right && read_stored_field(reader, field, blocks, more);
+    is_valid = is_valid && read_stored_field(reader, field, blocks, more);
   }
-  if (!is_right || (kind != Kind::kCleared && !more.has_hashes)) return pass_by(batch.num_malformed);
+  if (!is_valid || (kind != Kind::kCleared && !more.has_hashes)) return skip_event(batch.num_malformed);
   ++batch.num_events;
   if (kind == Kind::kStored) {
     blocks.hashes = hashes_;
@@ -257,9 +258,10 @@ Result<EngineBatch> EngineEventDecoder::decode(std::string_view payload, EngineE
   MsgpackReader reader(payload);
   EngineBatch batch;
   std::uint32_t num_fields = 0, num_events = 0;
-  if (!reader.read_array(num_fields) || num_fields < 2) return broken(reader, payload, "an array of two or more");
+  if (!reader.read_array(num_fields) || num_fields < 2)
+    return broken(reader, payload, "an array of at least two fields");
   if (reader.num_left() < 9 || *reader.position() != 0xcb) {
-    if (!reader.skip()) return broken(reader, payload, "a time");
+    if (!reader.skip()) return broken(reader, payload, "a timestamp");
   } else {
     std::uint64_t bits = 0;
     std::memcpy(&bits, reader.position() + 1, 8);

@@ -1,4 +1,4 @@
-// What vLLM and SGLang tell about their KV cache, as they send it: one msgpack batch of events.
+// Decodes the KV cache events that vLLM and SGLang publish: one msgpack batch in each message.
 #pragma once
 
 #include <cstdint>
@@ -7,25 +7,25 @@
 #include <string_view>
 #include <vector>
 
-#include "controller/index/key_log.h"
 #include "controller/api/tier.h"
+#include "controller/index/key_log.h"
 #include "transport/base/result.h"
 
 namespace kvferry::controller {
 
-/// What kind of attention a group of layers does decides whether its blocks say what a prefix is worth.
+/// The kind of attention of a layer group decides whether its blocks make a prefix usable.
 enum class GroupKind { kUnknown, kFullAttention, kOther };
 
-/// Views and spans point into the batch and the decoder: valid during the call only.
+/// Views and spans point into the batch and the decoder; they are valid during the call only.
 struct BlocksStored {
   std::span<const ShortKey> hashes;
-  std::optional<ShortKey> parent;         // none: the first block is the first of a prompt
-  std::span<const std::uint32_t> tokens;  // empty: not told, or no plain numbers
+  std::optional<ShortKey> parent;         // none: the first block starts a prompt
+  std::span<const std::uint32_t> tokens;  // empty: missing, or not plain integers
   std::uint32_t block_size = 0;           // tokens a block
   std::string_view lora_name;             // empty: none
   std::optional<std::uint64_t> lora_id;
   Tier tier = Tier::kGpu;
-  std::string_view extra_keys;  // msgpack: an array of nil or an array a block; empty: none
+  std::string_view extra_keys;  // msgpack: an array with nil or an array for each block; empty: none
   std::optional<std::uint32_t> group;
   GroupKind kind = GroupKind::kUnknown;
 };
@@ -45,22 +45,22 @@ class EngineEventSink {
 };
 
 struct EngineBatch {
-  double ts = 0;                         // seconds, the engine's clock
-  std::optional<std::uint32_t> dp_rank;  // who of a data-parallel engine speaks
-  std::uint32_t num_events = 0;          // told to the sink
-  std::uint32_t num_unknown = 0;         // of a kind that this version doesn't know: skipped
-  std::uint32_t num_malformed = 0;       // of a known kind with a field of another type: skipped
+  double ts = 0;                         // seconds, by the engine's clock
+  std::optional<std::uint32_t> dp_rank;  // data-parallel rank of the sender
+  std::uint32_t num_events = 0;          // passed to the sink
+  std::uint32_t num_unknown = 0;         // skipped: unknown kind
+  std::uint32_t num_malformed = 0;       // skipped: a field has the wrong type
 };
 
-/// Both forms, [tag, fields in order] and {"type": tag, names: fields}, with integers or bytes for hashes. Fields that
-/// it doesn't know are skipped. Of hashes as bytes the last eight count, big-endian: what vLLM itself makes of them
-/// where it sends integers, so that both settings of one cluster name a block alike.
-/// A medium that nobody knows is taken for the slowest tier, none for the GPU. Threads: one at a time. Allocates only
-/// while its scratch memory grows.
+/// Reads both event forms, [tag, fields in order] and {"type": tag, name: field}, with hashes as integers or bytes, and
+/// skips unknown fields. A hash in bytes stands for its last eight, big-endian: vLLM derives its integer hashes in the
+/// same way, so engines with either setting agree on a block's hash.
+/// An unknown medium means the slowest tier, a missing one the GPU. Threads: one at a time. Allocates only while its
+/// scratch memory grows.
 class EngineEventDecoder {
  public:
-  /// The sink hears nothing of an event that is malformed. kCorrupt: not a batch, or broken off; the sentence says
-  /// where, and the sink has heard of the events before.
+  /// Skips a malformed event. kCorrupt: not a batch, or truncated; the message gives the byte, and the sink has
+  /// received the events before it.
   Result<EngineBatch> decode(std::string_view payload, EngineEventSink& sink);
 
  private:
@@ -73,10 +73,10 @@ class EngineEventDecoder {
   std::vector<std::uint32_t> tokens_;
 };
 
-/// Who speaks in a batch, mostly without a look at its events, which lie before it; none: not told, or broken.
+/// Returns the rank in a batch, usually without parsing the events before it; nullopt if it is missing or malformed.
 std::optional<std::uint32_t> rank_of_batch(std::string_view payload);
 
-/// Of the names that engines use, in any case: GPU, CPU, CPU_PINNED, DISK, STORAGE ...
+/// Accepts the media names of all known engines, upper or lower case: GPU, CPU, CPU_PINNED, DISK, STORAGE ...
 Tier tier_of_medium(std::string_view medium);
 
 }  // namespace kvferry::controller

@@ -5,9 +5,10 @@
 namespace kvferry::controller {
 namespace {
 
-/// How an unsigned integer of up to 32 bits lies in the eight bytes from its tag on, read as one number.
+/// Layout of an unsigned integer of up to 32 bits within the eight bytes from its tag on, read as one big-endian
+/// number.
 struct SmallInteger {
-  std::uint8_t num_bytes;  // 0: not one
+  std::uint8_t num_bytes;  // 0: the tag is not such an integer
   std::uint8_t shift;
   std::uint32_t mask;
 };
@@ -21,7 +22,8 @@ constexpr std::array<SmallInteger, 256> kSmallIntegers = [] {
   return table;
 }();
 
-constexpr std::size_t fixed_size(std::uint8_t tag) {  // behind the tag, of what has no length of its own
+/// Bytes behind the tag of a value that carries no length.
+constexpr std::size_t fixed_size(std::uint8_t tag) {
   switch (tag) {
     case 0xca:
       return 4;  // float
@@ -45,7 +47,7 @@ constexpr std::size_t fixed_size(std::uint8_t tag) {  // behind the tag, of what
 }  // namespace
 
 bool MsgpackReader::read_small_integers(std::uint32_t* values, std::uint32_t count) {
-  // Tokens take one to five bytes each in no order that a processor could guess: no branch may depend on which.
+  // Tokens take one to five bytes each, unpredictably, so no branch may depend on the size.
   const std::uint8_t* at = at_;
   std::uint32_t i = 0;
   for (; i < count && end_ - at >= 8; ++i) {
@@ -58,7 +60,7 @@ bool MsgpackReader::read_small_integers(std::uint32_t* values, std::uint32_t cou
     at += form.num_bytes;
   }
   MsgpackReader rest = *this;
-  for (rest.at_ = at; i < count; ++i) {  // the last eight bytes, and longer forms of small numbers
+  for (rest.at_ = at; i < count; ++i) {  // the last eight bytes, and small numbers in a longer form
     std::uint64_t value = 0;
     if (!rest.read_integer(value) || value > 0xffffffff) return false;
     values[i] = static_cast<std::uint32_t>(value);
@@ -82,7 +84,7 @@ bool MsgpackReader::skip_one(std::uint64_t& num_inner) {
   }
   if (at_ == end_) return false;
   const std::uint8_t tag = *at_;
-  if (tag >= 0xc7 && tag <= 0xc9) {  // an extension: its length, its kind, its bytes
+  if (tag >= 0xc7 && tag <= 0xc9) {  // extension: length, type, bytes
     const std::size_t size = std::size_t{1} << (tag - 0xc7);
     if (num_left() < 2 + size) return false;
     return read_body(2 + size, big_endian(at_ + 1, size), body);

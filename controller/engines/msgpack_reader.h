@@ -1,5 +1,5 @@
-// Reads msgpack in place: no objects, no allocation, no recursion. Every read says whether it succeeded; what fails
-// leaves the reader where it was.
+// Reads msgpack in place, without objects, allocation or recursion. Each read returns whether it succeeded; a failed
+// read does not move the reader. msgpack-cxx would build an object for each token, and decoding is on the hot path.
 #pragma once
 
 #include <bit>
@@ -21,11 +21,11 @@ class MsgpackReader {
   bool next_is_map() const { return at_ < end_ && ((*at_ & 0xf0) == 0x80 || *at_ == 0xde || *at_ == 0xdf); }
   bool next_is_bytes() const { return at_ < end_ && *at_ >= 0xc4 && *at_ <= 0xc6; }
 
-  /// A count is never more than the bytes that are left: a header of five bytes can't claim billions.
+  /// Fails if `count` exceeds the remaining bytes, so that a header of five bytes can't claim billions of elements.
   bool read_array(std::uint32_t& count) { return read_count(0x90, 0xdc, 1, count); }
   bool read_map(std::uint32_t& count) { return read_count(0x80, 0xde, 2, count); }
 
-  /// Any integer; of a negative one the 64 bits of its two's complement.
+  /// Reads any integer; a negative one as its 64-bit two's complement.
   bool read_integer(std::uint64_t& value) {
     if (at_ == end_) return false;
     const std::uint8_t tag = *at_;
@@ -51,7 +51,7 @@ class MsgpackReader {
   }
   bool read_bytes(std::string_view& bytes) { return read_sized(0xc4, bytes); }
 
-  /// One value of any kind with all that is in it.
+  /// Skips one value of any kind, including nested values.
   bool skip() {
     const std::uint8_t* begun = at_;
     for (std::uint64_t num_values = 1; num_values > 0; --num_values) {
@@ -65,8 +65,8 @@ class MsgpackReader {
     return true;
   }
 
-  /// An array of integers below 2^32 whose count was just read; `values` has room for it. False: something else is
-  /// among them.
+  /// Reads `count` integers below 2^32, the elements of an array whose header was just read, into `values`. Returns
+  /// false if one of them is something else.
   bool read_small_integers(std::uint32_t* values, std::uint32_t count);
 
  private:

@@ -1,17 +1,17 @@
-// What the controller answers over HTTP, without sockets: JSON in and out, metrics and the status page.
+// What the controller answers over HTTP, without sockets: JSON requests, metrics and the status page.
 //
-// /register, /unregister, /query and /query_by_hash have the shape of the KV cache indexer API that routers speak to
-// Mooncake's and Dynamo's indexers; /score says who is best.
+// /register, /unregister, /query and /query_by_hash have the shape of the KV cache indexer API that routers use with
+// Mooncake's and Dynamo's indexers; /score ranks the engines for a prompt.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <string>
 
-#include "controller/directory/directory.h"
-#include "controller/engines/engine_events_listener.h"
-#include "controller/directory/pairing.h"
 #include "controller/api/status.h"
+#include "controller/directory/directory.h"
+#include "controller/directory/pairing.h"
+#include "controller/engines/engine_events_listener.h"
 
 namespace kvferry::controller {
 
@@ -21,16 +21,16 @@ struct HttpAnswer {
   std::string body;
 };
 
-/// Runs `work` on the owner thread and waits for it. False: it was not done in time, and won't be.
-using OnOwner = std::function<bool(const std::function<void(TimeNs now)>& work)>;
+/// Runs `work` on the owner thread and waits for it. kUnavailable: it did not run in time, and never will.
+using OnOwner = std::function<Result<void>(const std::function<void(TimeNs now)>& work)>;
 
-/// What of the server the API sees; used on the owner thread alone.
+/// The parts of the server that the API uses, on the owner thread only.
 struct HttpBackend {
   std::function<Status(TimeNs now)> status;
-  std::string endpoint;  // the ZeroMQ one, for people
+  std::string endpoint;  // of the ZeroMQ listener; only displayed
   EngineDirectory* engines = nullptr;
   EngineEventsListener* events = nullptr;
-  Directory* directory = nullptr;
+  Directory* directory = nullptr;  // nullptr: /pair is off
   std::shared_ptr<Pairing> pairing = std::make_shared<Pairing>();
 };
 
@@ -38,7 +38,8 @@ class HttpApi {
  public:
   HttpApi(HttpBackend backend, OnOwner on_owner) : backend_(std::move(backend)), on_owner_(std::move(on_owner)) {}
 
-  /// Threads: any number; parses and writes on the caller's, and asks the owner in between. Never throws.
+  /// Threads: any number. Parses and formats on the calling thread, and enters the owner thread in between. Never
+  /// throws.
   HttpAnswer answer(const std::string& method, const std::string& path, const std::string& body) const;
 
  private:
@@ -46,7 +47,7 @@ class HttpApi {
   OnOwner on_owner_;
 };
 
-/// The answer to what is wrong with a request: one sentence.
+/// An answer with {"error": sentence}.
 HttpAnswer http_error(int status, const std::string& sentence);
 
 }  // namespace kvferry::controller

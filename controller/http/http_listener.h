@@ -1,4 +1,4 @@
-// The controller over HTTP: metrics, the status page, and what routers ask.
+// The controller's HTTP listener: metrics, the status page, and the API for routers.
 #pragma once
 
 #include <memory>
@@ -11,23 +11,23 @@ namespace kvferry::controller {
 
 struct HttpOptions {
   std::string host = "127.0.0.1";
-  int port = 0;                  // 0: any free one
-  std::size_t num_threads = 16;  // requests at the same time
-  std::size_t waiting_max = 64;  // connections that wait for a thread; more are answered 503
+  int port = 0;                  // 0: any free port
+  std::size_t num_threads = 16;  // concurrent requests
+  std::size_t waiting_max = 64;  // connections waiting for a thread; further ones get a 503
   std::size_t body_bytes_max = std::size_t{16} << 20;
-  TimeNs request_max = 10 * kSecond;  // from a request's first byte to its last, however slowly it comes
-  TimeNs answer_max = 10 * kSecond;   // for its answer to be taken
-  TimeNs idle_max = 5 * kSecond;      // between two requests of a connection
-  TimeNs owner_max = 2 * kSecond;     // for the owner thread to come to it
+  TimeNs request_max = 10 * kSecond;  // from the first byte of a request to its last
+  TimeNs answer_max = 10 * kSecond;   // for the client to read the answer
+  TimeNs idle_max = 5 * kSecond;      // between two requests on a connection
+  TimeNs owner_max = 2 * kSecond;     // until the owner thread starts a call
 };
 
-/// Requests are read, parsed and answered on threads of its own; what they want of the directories the owner does in
-/// take(). Threads: as Listener.
+/// Reads, parses and answers requests on its own threads; take() runs their calls into the directories on the owner
+/// thread. Threads: those of Listener.
 class HttpListener : public Listener {
  public:
-  /// Listens and serves from here on. kUnavailable: the address can't be listened on.
+  /// Starts to listen. kUnavailable: the port is in use, or the address is not local.
   static Result<std::unique_ptr<HttpListener>> bind(const HttpOptions& options, HttpBackend backend);
-  /// Where it listens in fact, e.g. "127.0.0.1:41234".
+  /// The actual address, e.g. "127.0.0.1:41234".
   virtual const std::string& address() const = 0;
 };
 

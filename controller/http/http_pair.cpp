@@ -1,10 +1,10 @@
-#include "controller/http/http_pair.h"
-
+// POST /pair: which prefill and which decode node a prompt should go to.
 #include <algorithm>
 #include <charconv>
 #include <optional>
 #include <unordered_map>
 
+#include "controller/http/http_handlers.h"
 #include "transport/base/fingerprint.h"
 
 namespace kvferry::controller {
@@ -15,10 +15,8 @@ using nlohmann::json;
 constexpr std::size_t kKeysMax = 65'536;
 constexpr std::size_t kNodesMax = 4096;
 
-std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-
-/// What is asked, before the namespace's fingerprint is known.
-struct Asked {
+/// A parsed request. Its keys can be computed once the namespace's fingerprint is known.
+struct PairRequest {
   PairQuery query;
   std::string extras;
   std::vector<std::int32_t> tokens;
@@ -37,7 +35,7 @@ std::optional<ChunkKey> key_of_hex(const std::string& text) {
   return key;
 }
 
-Result<void> take_keys(const json& value, Asked& asked) {
+Result<void> parse_keys(const json& value, PairRequest& asked) {
   const std::string allowed = fmt::format("an array of at most {} texts of 32 hexadecimal digits", kKeysMax);
   if (!value.is_array() || value.size() > kKeysMax) return bad_field("keys", &value, allowed);
   for (const json& text : value) {
@@ -49,7 +47,7 @@ Result<void> take_keys(const json& value, Asked& asked) {
   return {};
 }
 
-Result<void> take_nodes(const HttpRequest& request, PairQuery& query) {
+Result<void> parse_nodes(const HttpRequest& request, PairQuery& query) {
   if (const json* exclude = request.find({"exclude"}); exclude != nullptr) {
     if (!exclude->is_array() || exclude->size() > kNodesMax)
       return bad_field("exclude", exclude, fmt::format("an array of at most {} engine ids", kNodesMax));
@@ -70,22 +68,19 @@ Result<void> take_nodes(const HttpRequest& request, PairQuery& query) {
   return {};
 }
 
-Result<Asked> asked_of(const HttpRequest& request) {
-  Asked asked;
-  Result<std::string> name_space = request.text({"namespace"}, "default");
-  if (!name_space) return name_space.error();
-  asked.query.name_space = *std::move(name_space);
-  std::string texts[3];
-  const char* const names[] = {"lora_name", "lora_path", "cache_salt"};
-  for (int i = 0; i < 3; ++i) {
-    Result<std::string> text = request.text({names[i]}, "");
-    if (!text) return text.error();
-    texts[i] = *std::move(text);
-  }
-  asked.extras = request_extras(texts[0], texts[1], texts[2]);
-  if (Result<void> taken = take_nodes(request, asked.query); !taken) return taken.error();
+Result<PairRequest> parse_pair_request(const HttpRequest& request) {
+  PairRequest asked;
+  std::string lora_name, lora_path, cache_salt;
+  FirstError first_error;
+  first_error.set(asked.query.name_space, request.text({"namespace"}, "default"));
+  first_error.set(lora_name, request.text({"lora_name"}, ""));
+  first_error.set(lora_path, request.text({"lora_path"}, ""));
+  first_error.set(cache_salt, request.text({"cache_salt"}, ""));
+  if (first_error.error) return *first_error.error;
+  asked.extras = request_extras(lora_name, lora_path, cache_salt);
+  if (Result<void> taken = parse_nodes(request, asked.query); !taken) return taken.error();
   if (const json* keys = request.find({"keys"}); keys != nullptr) {
-    if (Result<void> taken = take_keys(*keys, asked); !taken) return taken.error();
+    if (Result<void> taken = parse_keys(*keys, asked); !taken) return taken.error();
     return asked;
   }
   const Result<std::vector<std::uint32_t>> tokens = request.tokens();
@@ -95,9 +90,9 @@ Result<Asked> asked_of(const HttpRequest& request) {
   return asked;
 }
 
-/// How many tokens of the prompt a holder has: its full chunks, and the longest of its tails that the prompt goes on
-/// with.
-std::uint64_t cached_tokens(const FoundHolder& holder, const Asked& asked, const PromptKeys& prompt,
+/// Number of the prompt's tokens that a holder has: its full chunks, and the longest tail that matches the following
+/// tokens.
+std::uint64_t cached_tokens(const FoundHolder& holder, const PairRequest& asked, const PromptKeys& prompt,
                             std::uint32_t chunk_tokens) {
   std::uint64_t num_cached = std::uint64_t{holder.num_full_chunks} * chunk_tokens;
   if (asked.has_keys || holder.num_full_chunks < prompt.keys.size()) return num_cached;
@@ -118,8 +113,8 @@ json node_json(const PairNode& node) {
           {"load", node.load}};
 }
 
-/// Threads: the owner's.
-Result<json> choose(const HttpBackend& backend, const Asked& asked, const PromptKeys& prompt,
+/// Threads: the owner thread.
+Result<json> choose(const HttpBackend& backend, const PairRequest& asked, const PromptKeys& prompt,
                     std::uint32_t chunk_tokens) {
   Directory& directory = *backend.directory;
   std::unordered_map<std::string, std::uint64_t> cached;  // by engine id
@@ -155,15 +150,14 @@ Result<json> choose(const HttpBackend& backend, const Asked& asked, const Prompt
 
 }  // namespace
 
-HttpAnswer pair_answer(const HttpBackend& backend, const OnOwner& on_owner, const HttpRequest& request) {
-  if (backend.directory == nullptr) return http_error(404, "this controller pairs no nodes");
-  Result<Asked> asked = asked_of(request);
-  if (!asked) return http_failed(asked.error());
+Result<json> handle_pair(const HttpBackend& backend, const OnOwner& on_owner, const HttpRequest& request) {
+  if (backend.directory == nullptr) return Error{ErrorCode::kNotFound, "this controller does not pair nodes"};
+  Result<PairRequest> asked = parse_pair_request(request);
+  if (!asked) return std::move(asked).error();
   std::string fingerprint;
-  const auto ask_fingerprint = [&](TimeNs) {
-    fingerprint = backend.directory->fingerprint_of(asked->query.name_space);
-  };
-  if (!on_owner(ask_fingerprint)) return http_busy();
+  Result<void> done =
+      on_owner([&](TimeNs) { fingerprint = backend.directory->fingerprint_of(asked->query.name_space); });
+  if (!done) return std::move(done).error();
   const std::uint32_t chunk_tokens = chunk_tokens_of(fingerprint).value_or(0);
   PromptKeys prompt;
   if (asked->has_keys) {
@@ -173,26 +167,9 @@ HttpAnswer pair_answer(const HttpBackend& backend, const OnOwner& on_owner, cons
     prompt = keys_of_prompt(root_key(fingerprint, asked->extras), chunk_tokens, asked->tokens);
   }
   Result<json> chosen = json();
-  if (!on_owner([&](TimeNs) { chosen = choose(backend, *asked, prompt, chunk_tokens); })) return http_busy();
-  return chosen ? http_ok(*chosen) : http_failed(chosen.error());
-}
-
-HttpAnswer http_ok(const json& value) {
-  return {.status = 200, .content_type = "application/json", .body = dump(value)};
-}
-
-HttpAnswer http_failed(const Error& error) {
-  const int status = error.code == ErrorCode::kNotFound      ? 404
-                     : error.code == ErrorCode::kFull        ? 503
-                     : error.code == ErrorCode::kUnavailable ? 503
-                                                             : 400;
-  return http_error(status, error.what);
-}
-
-HttpAnswer http_busy() { return http_error(503, "the controller did not come to it in time; try again"); }
-
-HttpAnswer http_error(int status, const std::string& sentence) {
-  return {.status = status, .content_type = "application/json", .body = dump({{"error", sentence}})};
+  done = on_owner([&](TimeNs) { chosen = choose(backend, *asked, prompt, chunk_tokens); });
+  if (!done) return std::move(done).error();
+  return chosen;
 }
 
 }  // namespace kvferry::controller

@@ -22,7 +22,7 @@ Error bad_field(std::string_view name, const nlohmann::json* value, std::string_
 
 Result<HttpRequest> HttpRequest::parse(const std::string& body) {
   HttpRequest request;
-  // Ours have no more than three levels; a deep one would be taken apart by recursion.
+  // Valid requests have at most three levels; destroying a deep document would recurse deeply.
   bool is_deep = false;
   request.body_ = nlohmann::json::parse(
       body,
@@ -34,7 +34,7 @@ Result<HttpRequest> HttpRequest::parse(const std::string& body) {
   if (is_deep || !request.body_.is_object())
     return Error{
         ErrorCode::kInvalidArgument,
-        fmt::format("the body of {} bytes is no JSON object; allowed: {{\"field\": value, ...}}", body.size())};
+        fmt::format("the body of {} bytes is not a JSON object; allowed: {{\"field\": value, ...}}", body.size())};
   return request;
 }
 

@@ -1,5 +1,4 @@
-// The fields of a JSON request body, each checked as it is read: what is wrong is told with the field, its value and
-// what is allowed.
+// The fields of a JSON request body, checked as they are read. An error names the field, its value and what is allowed.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +18,15 @@ class HttpRequest {
   /// kInvalidArgument: not a JSON object.
   static Result<HttpRequest> parse(const std::string& body);
 
-  /// The first of the names that is there and not null; the others are what other indexers call it. None is there:
-  /// `fallback`, or an error where there is none.
+  /// Returns the first of `names` that is present and not null (other indexers use other names for a field), else
+  /// `fallback`, else an error.
   Result<std::string> text(std::initializer_list<const char*> names, std::optional<std::string> fallback) const;
-  /// A text, or an integer taken as one.
+  /// As text(); an integer counts as its digits.
   Result<std::string> name(std::initializer_list<const char*> names, std::optional<std::string> fallback) const;
   Result<std::optional<std::uint64_t>> number(std::initializer_list<const char*> names, std::uint64_t least,
                                               std::uint64_t most, bool is_needed) const;
   Result<std::vector<std::uint32_t>> tokens() const;
-  /// Negative ones count as the 64 bits that they are.
+  /// A negative hash stands for its 64-bit two's complement.
   Result<std::vector<std::uint64_t>> hashes() const;
   const nlohmann::json* find(std::initializer_list<const char*> names, const char** name = nullptr) const;
 
@@ -35,6 +34,20 @@ class HttpRequest {
   nlohmann::json body_;
 };
 
+/// Assigns the values of several fields and keeps the first error.
+struct FirstError {
+  std::optional<Error> error;
+
+  template <class T, class Value>
+  void set(T& field, Result<Value> value) {
+    if (value)
+      field = *std::move(value);
+    else if (!error)
+      error = std::move(value).error();
+  }
+};
+
+/// `value`: nullptr if the field is missing.
 Error bad_field(std::string_view name, const nlohmann::json* value, std::string_view allowed);
 
 }  // namespace kvferry::controller

@@ -1,4 +1,4 @@
-// What people and Prometheus see of a controller.
+// What the GET requests return: status, engines, metrics and the status page.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "controller/engines/engine_directory.h"
 #include "controller/api/status.h"
+#include "controller/engines/engine_directory.h"
 
 namespace kvferry::controller {
 
@@ -16,16 +16,16 @@ struct ControllerView {
   std::string endpoint;
   std::vector<EngineStatus> engines;
   std::vector<NamespaceStatus> namespaces;
-  std::uint64_t messages_malformed = 0;  // of engines
+  std::uint64_t messages_malformed = 0;  // from engines
 };
 
-/// As `kvferry status --json`, and the engines.
+/// The output of `kvferry status --json`, plus the engines (GET /status).
 nlohmann::json view_json(const ControllerView& view);
-/// Engines by instance, as other indexers list them.
+/// The engines by instance, in the form of other indexers (GET /workers).
 nlohmann::json workers_json(const ControllerView& view);
-/// In Prometheus' text format.
+/// Prometheus' text format (GET /metrics).
 std::string metrics_text(const ControllerView& view);
-/// HTML that asks /status by itself and needs nothing else.
+/// A self-contained HTML page that fetches /status.
 std::string_view status_page();
 
 }  // namespace kvferry::controller

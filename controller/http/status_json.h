@@ -1,4 +1,4 @@
-// A controller's status as JSON: for `kvferry status --json` and /status alike.
+// A controller's status as JSON, for `kvferry status --json` and GET /status.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,7 +7,7 @@
 
 namespace kvferry::controller {
 
-/// Who serves where, for routers.
+/// The nodes with what a router needs to know of them (GET /nodes).
 nlohmann::json nodes_json(const Status& status);
 nlohmann::json status_json(const Status& status, const std::string& endpoint);
 

@@ -171,7 +171,7 @@ class EventsBench {
     return all;
   }
   void take(const Batch& batch) {
-    directory_.stream(engines_[batch.worker])->heard(next_[batch.worker]++, batch.payload, 0);
+    directory_.stream(engines_[batch.worker])->received(next_[batch.worker]++, batch.payload, 0);
   }
   /// Hashes a second.
   template <class Take>

@@ -27,7 +27,7 @@ class EngineStreamTest : public testing::Test {
   EngineStream connected() {
     EngineStream stream({}, applied, now);
     stream.connected(now);
-    EXPECT_EQ(stream.take_replay_wish(), 0U);
+    EXPECT_EQ(stream.take_replay_request(), 0U);
     return stream;
   }
   Applied applied;
@@ -36,11 +36,11 @@ class EngineStreamTest : public testing::Test {
 
 TEST_F(EngineStreamTest, AsksForAllOnConnectAndHoldsWhatComesMeanwhile) {
   EngineStream stream = connected();
-  stream.heard(2, "c", now);
+  stream.received(2, "c", now);
   EXPECT_EQ(applied.payloads, Payloads{});
   replay(stream, 0, {"a", "b", "c"});
   EXPECT_EQ(applied.payloads, (Payloads{"a", "b", "c"}));
-  stream.heard(3, "d", now);
+  stream.received(3, "d", now);
   EXPECT_EQ(applied.payloads, (Payloads{"a", "b", "c", "d"}));
   EXPECT_TRUE(stream.is_confirmed());
 }
@@ -48,9 +48,9 @@ TEST_F(EngineStreamTest, AsksForAllOnConnectAndHoldsWhatComesMeanwhile) {
 TEST_F(EngineStreamTest, AGapIsMadeGoodFromTheBatchBeforeItOn) {
   EngineStream stream = connected();
   replay(stream, 0, {"a", "b"});
-  stream.heard(3, "d", now);
+  stream.received(3, "d", now);
   EXPECT_FALSE(stream.is_confirmed());
-  EXPECT_EQ(stream.take_replay_wish(), 1U);
+  EXPECT_EQ(stream.take_replay_request(), 1U);
   replay(stream, 1, {"b", "c", "d"});
   EXPECT_EQ(applied.payloads, (Payloads{"a", "b", "c", "d"}));
   EXPECT_EQ(stream.counters().gaps, 1U);
@@ -60,10 +60,10 @@ TEST_F(EngineStreamTest, AGapIsMadeGoodFromTheBatchBeforeItOn) {
 TEST_F(EngineStreamTest, ASequenceThatGoesBackwardsDropsAllAtOnce) {
   EngineStream stream = connected();
   replay(stream, 0, {"a", "b"});
-  stream.heard(2, "c", now);
-  stream.heard(0, "x", now);
+  stream.received(2, "c", now);
+  stream.received(0, "x", now);
   EXPECT_EQ(applied.payloads, Payloads{});
-  EXPECT_EQ(stream.take_replay_wish(), 0U);
+  EXPECT_EQ(stream.take_replay_request(), 0U);
   replay(stream, 0, {"x"});
   EXPECT_EQ(applied.payloads, Payloads{"x"});
   EXPECT_EQ(stream.counters().restarts, 1U);
@@ -74,11 +74,11 @@ TEST_F(EngineStreamTest, AnotherEngineThatIsFurtherOnIsFoundOut) {
   replay(stream, 0, {"a", "b"});
   stream.disconnected(now);
   stream.connected(now);
-  EXPECT_EQ(stream.take_replay_wish(), 1U);
-  stream.heard(2, "z", now);  // what would come next, but from another one
+  EXPECT_EQ(stream.take_replay_request(), 1U);
+  stream.received(2, "z", now);  // what would come next, but from another one
   stream.replayed(1, "y", now);
   EXPECT_EQ(applied.payloads, Payloads{});
-  EXPECT_EQ(stream.take_replay_wish(), 0U);
+  EXPECT_EQ(stream.take_replay_request(), 0U);
   replay(stream, 0, {"x", "y", "z"});
   EXPECT_EQ(applied.payloads, (Payloads{"x", "y", "z"}));
 }
@@ -86,7 +86,7 @@ TEST_F(EngineStreamTest, AnotherEngineThatIsFurtherOnIsFoundOut) {
 TEST_F(EngineStreamTest, AReplayThatWasFasterThanTheSubscriptionIsNoRestart) {
   EngineStream stream = connected();
   replay(stream, 0, {"a", "b", "c"});
-  for (const std::uint64_t sequence : {0U, 1U, 2U}) stream.heard(sequence, "?", now);
+  for (const std::uint64_t sequence : {0U, 1U, 2U}) stream.received(sequence, "?", now);
   EXPECT_EQ(stream.counters().duplicates, 3U);
   EXPECT_EQ(stream.counters().restarts, 0U);
   EXPECT_EQ(applied.payloads.size(), 3U);
@@ -95,11 +95,11 @@ TEST_F(EngineStreamTest, AReplayThatWasFasterThanTheSubscriptionIsNoRestart) {
 TEST_F(EngineStreamTest, AGapBeyondTheReplaysReachDropsAll) {
   EngineStream stream = connected();
   replay(stream, 0, {"a"});
-  stream.heard(9, "j", now);
-  EXPECT_EQ(stream.take_replay_wish(), 0U);
+  stream.received(9, "j", now);
+  EXPECT_EQ(stream.take_replay_request(), 0U);
   stream.replayed(8, "i", now);
   EXPECT_EQ(applied.payloads, Payloads{});
-  EXPECT_EQ(stream.take_replay_wish(), 0U);
+  EXPECT_EQ(stream.take_replay_request(), 0U);
   replay(stream, 8, {"i", "j"});
   EXPECT_EQ(applied.payloads, (Payloads{"i", "j"}));
   EXPECT_EQ(stream.counters().gaps_unrepaired, 1U);
@@ -108,22 +108,22 @@ TEST_F(EngineStreamTest, AGapBeyondTheReplaysReachDropsAll) {
 TEST_F(EngineStreamTest, WithoutAReplayAGapDropsAll) {
   EngineStream stream({.has_replay = false}, applied, now);
   stream.connected(now);
-  EXPECT_EQ(stream.take_replay_wish(), std::nullopt);
-  stream.heard(5, "f", now);
-  stream.heard(6, "g", now);
-  stream.heard(8, "i", now);
+  EXPECT_EQ(stream.take_replay_request(), std::nullopt);
+  stream.received(5, "f", now);
+  stream.received(6, "g", now);
+  stream.received(8, "i", now);
   EXPECT_EQ(applied.payloads, Payloads{"i"});
 }
 
 TEST_F(EngineStreamTest, AReplayThatNeverAnswersIsTriedLessAndLessOften) {
   EngineStream stream = connected();
-  stream.heard(4, "e", now);
+  stream.received(4, "e", now);
   std::size_t num_asked = 1;
   for (int i = 0; i < 600; ++i) {
     now += 100 * kMillisecond;
-    stream.heard(5 + static_cast<std::uint64_t>(i), "x", now);
+    stream.received(5 + static_cast<std::uint64_t>(i), "x", now);
     stream.tick(now);
-    num_asked += stream.take_replay_wish() ? 1 : 0;
+    num_asked += stream.take_replay_request() ? 1 : 0;
   }
   EXPECT_EQ(applied.payloads.size(), 601U);  // it goes on without
   EXPECT_GT(num_asked, 5U);
@@ -140,7 +140,7 @@ TEST_F(EngineStreamTest, ALostEngineIsNotCreditedAndComesBackOnlyAsTheSameOne) {
     EXPECT_FALSE(stream.is_live());
     stream.connected(now);
     EXPECT_FALSE(stream.is_live());
-    EXPECT_EQ(stream.take_replay_wish(), 1U);
+    EXPECT_EQ(stream.take_replay_request(), 1U);
     stream.replayed(1, is_same ? "b" : "x", now);
     EXPECT_TRUE(stream.is_live());
     EXPECT_EQ(applied.payloads.size(), is_same ? 2U : 0U);
@@ -153,7 +153,7 @@ TEST_F(EngineStreamTest, ASilentEngineIsAskedForASignOfLifeAndLostWithoutOne) {
   std::size_t num_probes = 0;
   for (int i = 0; i < 100; ++i) {
     stream.tick(now += 100 * kMillisecond);
-    if (stream.take_replay_wish()) {
+    if (stream.take_replay_request()) {
       ++num_probes;
       stream.replay_ended(now);
     }
@@ -208,20 +208,20 @@ TEST(EngineStream, RandomFaultsHealThemselves) {
           stream.connected(now);
       }
       for (std::size_t i = random() % 4; i > 0 && !on_its_way.empty(); --i) {
-        stream.heard(on_its_way.front().first, on_its_way.front().second, now);
+        stream.received(on_its_way.front().first, on_its_way.front().second, now);
         // Nothing stale after the first message of a new incarnation.
         for (const std::string& payload : applied.payloads)
           ASSERT_FALSE(stream.is_live() && dead.contains(payload)) << "seed " << seed;
         on_its_way.pop_front();
       }
-      if (const auto wish = stream.take_replay_wish()) asked = wish;
+      if (const auto wish = stream.take_replay_request()) asked = wish;
       if (asked && random() % 2 == 0) {
         const std::uint64_t from = *std::exchange(asked, std::nullopt);
         const Payloads then = said;
         bool is_over = false;
         for (std::uint64_t i = from; i < then.size() && !is_over; ++i) {
           stream.replayed(i, then[i], now);
-          if (const auto again = stream.take_replay_wish()) {
+          if (const auto again = stream.take_replay_request()) {
             asked = again;
             is_over = true;
           }
@@ -229,15 +229,15 @@ TEST(EngineStream, RandomFaultsHealThemselves) {
         if (!is_over) stream.replay_ended(now);
       }
       stream.tick(now);
-      if (const auto wish = stream.take_replay_wish()) asked = wish;
+      if (const auto wish = stream.take_replay_request()) asked = wish;
     }
     while (!on_its_way.empty()) {
-      stream.heard(on_its_way.front().first, on_its_way.front().second, now);
+      stream.received(on_its_way.front().first, on_its_way.front().second, now);
       on_its_way.pop_front();
     }
     for (int i = 0; i < 100; ++i) {
       stream.tick(now += 50 * kMillisecond);
-      if (const auto wish = stream.take_replay_wish()) {
+      if (const auto wish = stream.take_replay_request()) {
         for (std::uint64_t k = *wish; k < said.size(); ++k) stream.replayed(k, said[k], now);
         stream.replay_ended(now);
       }

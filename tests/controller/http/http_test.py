@@ -59,14 +59,14 @@ def test_metrics_status_and_the_page_are_there(address: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "body", "word"), [
-    ("/query", b"{nonsense", "no JSON object"),
-    ("/query", b"[1, 2]", "no JSON object"),
+    ("/query", b"{nonsense", "not a JSON object"),
+    ("/query", b"[1, 2]", "not a JSON object"),
     ("/query", b'{"model": 1}', "model is 1; allowed:"),
     ("/query_by_hash", b'{"model": "m", "seq_hashes": "x"}', "seq_hashes"),
     ("/score", b"{}", "model is missing"),
     ("/register", b'{"instance_id": "a"}', "endpoint is missing"),
     ("/register", b'{"instance_id": "a", "endpoint": "nowhere", "modelname": "m", "block_size": 16}', "endpoint"),
-    ("/unregister", b"\xff\xfe", "no JSON object"),
+    ("/unregister", b"\xff\xfe", "not a JSON object"),
 ])
 def test_nonsense_is_one_sentence(address: str, path: str, body: bytes, word: str) -> None:
     status, answer = ask(address, path, body)
