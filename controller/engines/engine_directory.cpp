@@ -70,7 +70,7 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
                         .is_live = stream_.is_live(),
                         .is_connected = stream_.is_connected(),
                         .is_confirmed = stream_.is_confirmed(),
-                        .silent_for = now - stream_.last_received_at(),
+                        .silent_for = now - stream_.last_received(),
                         .stream = stream_.counters(),
                         .batches = counters_,
                         .blocks = {}};

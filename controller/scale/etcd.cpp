@@ -7,41 +7,41 @@
 #include <thread>
 
 #include "controller/scale/etcd_json.h"
-#include "controller/scale/handover.h"
+#include "controller/scale/owner_queue.h"
 
 namespace kvferry::controller::scale {
 namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr std::size_t kEventsMax = 1024;  // that wait for the owner; replies come on top, one for each request
+constexpr std::size_t kEventsMax = 1024;  // waiting for the owner
 constexpr std::int64_t kRetryMsMin = 100;
 
-/// One thread's way to etcd: a connection to one member at a time.
+/// One thread's connection to etcd, to one member at a time.
 class Gateway {
  public:
   explicit Gateway(const EtcdOptions& options) : options_(options) {}
 
-  /// To the member of now. kUnavailable: no answer; what it was asked may have been done all the same.
+  /// Sends a request to the current member. kUnavailable: no reply; the request may have been executed.
   Result<std::string> post(const HttpPost& what, std::int64_t timeout_ms) {
     std::string body;
     const Result<void> done = stream(what, timeout_ms, [&](std::string_view bytes) {
       body += bytes;
       return body.size() <= options_.bytes_max;
     });
-    // What counts is the body: httplib stumbles over the trailers that the gateway puts after its errors.
+    // A complete body is enough: httplib fails on the trailers that the gateway sends after its errors.
     if (body.empty() || body.size() > options_.bytes_max) {
       if (!done) return done.error();
-      return Error{ErrorCode::kUnavailable, fmt::format("{} answered nothing", name())};
+      return Error{ErrorCode::kUnavailable, fmt::format("etcd at {}: empty reply", name())};
     }
     return body;
   }
 
-  /// Hands over the body as it comes, until `receive` says no.
+  /// Passes the body on as it arrives, until `receive` returns false.
   Result<void> stream(const HttpPost& what, std::int64_t quiet_ms,
                       const std::function<bool(std::string_view)>& receive) {
     const std::shared_ptr<httplib::Client> client = connected();
-    if (!client) return Error{ErrorCode::kCancelled, "the client of etcd ends"};
+    if (!client) return Error{ErrorCode::kCancelled, "the etcd client is stopping"};
     client->set_read_timeout(Milliseconds(quiet_ms));
     httplib::Request request;
     request.method = "POST";
@@ -57,7 +57,7 @@ class Gateway {
     return Error{ErrorCode::kUnavailable, fmt::format("etcd at {}: {}", name(), httplib::to_string(result.error()))};
   }
 
-  /// Where a user is named, and not logged in.
+  /// Logs in if the URL has a user and there is no token yet.
   Result<void> log_in() {
     const ServiceUrl& url = options_.url.members[member_];
     if (url.user.empty() || !token_.empty()) return {};
@@ -77,7 +77,7 @@ class Gateway {
     token_.clear();
   }
 
-  /// Any thread; ends what is under way, and lets nothing begin.
+  /// Interrupts the current request and fails later ones. Threads: any.
   void stop() {
     const std::lock_guard lock(mutex_);
     is_stopped_ = true;
@@ -104,7 +104,7 @@ class Gateway {
   const EtcdOptions& options_;
   std::size_t member_ = 0;
   std::string token_;
-  std::mutex mutex_;  // of client_ and is_stopped_
+  std::mutex mutex_;  // guards client_ and is_stopped_
   std::shared_ptr<httplib::Client> client_;
   bool is_stopped_ = false;
 };
@@ -112,7 +112,7 @@ class Gateway {
 class HttpEtcd final : public Etcd {
  public:
   explicit HttpEtcd(EtcdOptions options) : options_(std::move(options)) {
-    asker_ = std::thread([this] { run_asker(); });
+    requester_ = std::thread([this] { run_requester(); });
     watcher_ = std::thread([this] { run_watcher(); });
   }
   ~HttpEtcd() override {
@@ -121,18 +121,18 @@ class HttpEtcd final : public Etcd {
       stopping_ = true;
       changed_.notify_all();
     }
-    handover_.close();
-    // A connection that is made just now is not stopped by one stop(): it would be used once before it is seen.
+    events_.close();
+    // stop() does not affect a connection that is being made, so repeat it until both threads have ended.
     while (num_running_ > 0) {
-      ask_gateway_.stop();
+      request_gateway_.stop();
       watch_gateway_.stop();
       std::this_thread::sleep_for(Milliseconds(5));
     }
-    asker_.join();
+    requester_.join();
     watcher_.join();
   }
 
-  int fd() const override { return handover_.fd(); }
+  int fd() const override { return events_.fd(); }
 
   void ask(std::uint64_t token, EtcdRequest request) override {
     const std::lock_guard lock(mutex_);
@@ -140,17 +140,18 @@ class HttpEtcd final : public Etcd {
       requests_.emplace_back(token, std::move(request));
       changed_.notify_all();
     } else {
-      refused_.push_back(token);  // bounded by the owner's own bound on what it asks
+      refused_.push_back(token);  // bounded by the owner's limit on requests in flight
     }
   }
 
   std::vector<EtcdEvent> take(std::size_t num_max) override {
-    std::vector<EtcdEvent> events = handover_.take(num_max);
+    std::vector<EtcdEvent> events = events_.take(num_max);
     const std::lock_guard lock(mutex_);
     for (const std::uint64_t token : refused_) {
       events.emplace_back(EtcdReply{
           .token = token,
-          .error = Error{ErrorCode::kFull, fmt::format("{} requests to etcd wait already", options_.requests_max)}});
+          .error = Error{ErrorCode::kFull,
+                         fmt::format("{} requests to etcd are waiting, which is the limit", options_.requests_max)}});
     }
     refused_.clear();
     return events;
@@ -161,14 +162,14 @@ class HttpEtcd final : public Etcd {
     const std::lock_guard lock(mutex_);
     return stopping_;
   }
-  /// False: it is time to end.
+  /// Returns false if the client is stopping.
   bool sleep(std::int64_t ms) {
     std::unique_lock lock(mutex_);
     return !changed_.wait_for(lock, Milliseconds(ms), [&] { return stopping_; });
   }
 
-  void run_asker() {
-    leave_signals_to_others();
+  void run_requester() {
+    block_all_signals();
     for (;;) {
       std::pair<std::uint64_t, EtcdRequest> next;
       {
@@ -178,40 +179,40 @@ class HttpEtcd final : public Etcd {
         next = std::move(requests_.front());
         requests_.pop_front();
       }
-      Result<EtcdReply> reply = answer_of(next.second);
+      Result<EtcdReply> reply = execute(next.second);
       if (!reply) {
-        // A member that is alone, or gone, says so; the next may know more. Not at once again: only the owner knows
-        // whether that would do harm.
-        if (reply.error().code == ErrorCode::kUnavailable) ask_gateway_.next_member();
+        // The member is down or has no leader; use the next one for later requests. Only the owner knows whether this
+        // request may be repeated.
+        if (reply.error().code == ErrorCode::kUnavailable) request_gateway_.next_member();
         reply = EtcdReply{.error = std::move(reply).error()};
       }
       reply->token = next.first;
-      if (!handover_.put(std::move(*reply))) break;
+      if (!events_.put(std::move(*reply))) break;
     }
     --num_running_;
   }
 
-  Result<EtcdReply> answer_of(const EtcdRequest& request) {
-    if (Result<void> ready = ask_gateway_.log_in(); !ready) return std::move(ready).error();
-    const Result<std::string> body = ask_gateway_.post(post_of(request), options_.request_ms);
+  Result<EtcdReply> execute(const EtcdRequest& request) {
+    if (Result<void> ready = request_gateway_.log_in(); !ready) return std::move(ready).error();
+    const Result<std::string> body = request_gateway_.post(post_of(request), options_.request_ms);
     if (!body) return body.error();
     Result<EtcdReply> reply = reply_of(request, *body);
-    if (!reply && reply.error().code == ErrorCode::kCancelled) ask_gateway_.log_out();
+    if (!reply && reply.error().code == ErrorCode::kCancelled) request_gateway_.log_out();
     return reply;
   }
 
   void run_watcher() {
-    leave_signals_to_others();
+    block_all_signals();
     std::int64_t retry_ms = kRetryMsMin;
-    std::optional<std::int64_t> next_revision;  // none: everything has to be read
+    std::optional<std::int64_t> next_revision;  // none: read everything first
     bool is_lost = false;
     for (;;) {
       const Result<void> done = watch(next_revision, is_lost, retry_ms);
       if (is_stopping()) break;
-      if (done) continue;  // it was only quiet, or compacted
+      if (done) continue;  // no change for quiet_ms, or compacted
       next_revision.reset();
       watch_gateway_.next_member();
-      if (!is_lost && !handover_.put(EtcdLost{done.error().what})) break;
+      if (!is_lost && !events_.put(EtcdLost{done.error().what})) break;
       is_lost = true;
       if (!sleep(retry_ms)) break;
       retry_ms = std::min(retry_ms * 2, options_.retry_ms_max);
@@ -219,7 +220,8 @@ class HttpEtcd final : public Etcd {
     --num_running_;
   }
 
-  /// Until it is quiet for quiet_ms and the member still in touch with the others; an error: until it broke.
+  /// Watches until there was no change for quiet_ms, or an error. Begins with a read, which also shows that the member
+  /// has a leader.
   Result<void> watch(std::optional<std::int64_t>& next_revision, bool& is_lost, std::int64_t& retry_ms) {
     if (Result<void> ready = watch_gateway_.log_in(); !ready) return ready;
     const bool wants_all = !next_revision.has_value();
@@ -232,17 +234,17 @@ class HttpEtcd final : public Etcd {
       return std::move(all).error();
     }
     if (!wants_all && all->revision + 1 < *next_revision)
-      return Error{ErrorCode::kUnavailable, "etcd went back in time: it lost its data"};
+      return Error{ErrorCode::kUnavailable, "etcd's revision decreased: it lost its data"};
     if (wants_all) {
       next_revision = all->revision + 1;
-      if (!handover_.put(std::move(*all))) return {};
+      if (!events_.put(std::move(*all))) return {};
       is_lost = false;
       retry_ms = kRetryMsMin;
     }
-    std::string rest;  // a line that is not whole yet
+    std::string rest;  // an incomplete line
     std::optional<Error> broken;
     bool is_compacted = false;
-    auto heard_at = std::chrono::steady_clock::now();
+    auto received_at = std::chrono::steady_clock::now();
     const auto take_line = [&](std::string_view line) {
       Result<WatchLine> watched = watch_line_of(line);
       if (!watched) {
@@ -252,17 +254,17 @@ class HttpEtcd final : public Etcd {
       } else if (watched->is_cancelled) {
         broken = Error{ErrorCode::kUnavailable, "etcd cancelled the watch"};
       } else if (!watched->changes.changes.empty()) {
-        // The header's revision may be ahead of the changes; the last change's is not.
+        // Use the last change's revision: the header's may be ahead of the changes.
         const auto& last = watched->changes.changes.back();
         const auto* pair = std::get_if<EtcdPair>(&last);
         next_revision = 1 + (pair != nullptr ? pair->mod_revision : std::get<EtcdErased>(last).revision);
-        return handover_.put(std::move(watched->changes));
+        return events_.put(std::move(watched->changes));
       }
       return !broken && !is_compacted;
     };
     const Result<void> ended = watch_gateway_.stream(
         watch_of(options_.watched_prefix, *next_revision), options_.quiet_ms, [&](std::string_view bytes) {
-          heard_at = std::chrono::steady_clock::now();
+          received_at = std::chrono::steady_clock::now();
           rest += bytes;
           for (std::size_t end = 0; (end = rest.find('\n')) != std::string::npos; rest.erase(0, end + 1)) {
             if (end > 0 && !take_line(std::string_view(rest).substr(0, end))) return false;
@@ -274,22 +276,22 @@ class HttpEtcd final : public Etcd {
       next_revision.reset();
       return {};
     }
-    // httplib has one word for silence and for a broken connection.
-    if (std::chrono::steady_clock::now() - heard_at >= Milliseconds(options_.quiet_ms) * 9 / 10) return {};
-    return ended ? Error{ErrorCode::kUnavailable, "etcd ended the watch"} : Result<void>(ended.error());
+    // httplib reports a timeout and a broken connection alike.
+    if (std::chrono::steady_clock::now() - received_at >= Milliseconds(options_.quiet_ms) * 9 / 10) return {};
+    return ended ? Error{ErrorCode::kUnavailable, "etcd closed the watch"} : Result<void>(ended.error());
   }
 
   const EtcdOptions options_;
-  Handover<EtcdEvent> handover_{kEventsMax};
-  std::mutex mutex_;  // of all below
+  OwnerQueue<EtcdEvent> events_{kEventsMax};
+  std::mutex mutex_;  // guards the four members below
   std::condition_variable changed_;
   bool stopping_ = false;
   std::deque<std::pair<std::uint64_t, EtcdRequest>> requests_;
   std::vector<std::uint64_t> refused_;
-  Gateway ask_gateway_{options_};
+  Gateway request_gateway_{options_};
   Gateway watch_gateway_{options_};
   std::atomic<int> num_running_{2};
-  std::thread asker_;
+  std::thread requester_;
   std::thread watcher_;
 };
 

@@ -1,5 +1,5 @@
-// A client of etcd v3 that never makes its owner wait: two threads of its own speak with the JSON gateway, one asks,
-// one watches. It moves on to the next member where one does not answer.
+// A client of etcd v3 that never blocks its owner. Two threads use etcd's JSON gateway: one sends requests, one
+// watches. If a member does not answer, the thread switches to the next one.
 #pragma once
 
 #include <memory>
@@ -13,29 +13,30 @@ namespace kvferry::controller::scale {
 
 struct EtcdOptions {
   EtcdUrl url;
-  std::string watched_prefix;         // of the keys that are watched
+  std::string watched_prefix;         // of the watched keys
   std::int64_t connect_ms = 1000;     // to one member
-  std::int64_t request_ms = 2000;     // for its answer
-  std::int64_t quiet_ms = 5000;       // after so long without a change the member is asked whether it is in touch
-  std::int64_t retry_ms_max = 2000;   // between attempts to watch; begins at 100 and doubles
-  std::size_t requests_max = 1024;    // that wait
-  std::size_t bytes_max = 64U << 20;  // of an answer; a longer one is an error
+  std::int64_t request_ms = 2000;     // for its reply
+  std::int64_t quiet_ms = 5000;       // without a change for this long, the watcher checks that the member has a leader
+  std::int64_t retry_ms_max = 2000;   // between attempts to watch; starts at 100 and doubles
+  std::size_t requests_max = 1024;    // waiting
+  std::size_t bytes_max = 64U << 20;  // of a reply; a longer one is an error
 };
 
-/// Threads: one owner, for all calls.
+/// Threads: one owner makes all calls.
 class Etcd {
  public:
   virtual ~Etcd() = default;
 
   /// Readable while events wait.
   virtual int fd() const = 0;
-  /// Never blocks. Sent in order, answered by exactly one EtcdReply with the token.
+  /// Never blocks. Requests are sent in order; each one gets exactly one EtcdReply with its token.
   virtual void ask(std::uint64_t token, EtcdRequest request) = 0;
-  /// At most `num_max`. After EtcdAll each change comes once and in order, until EtcdLost or the next EtcdAll.
+  /// Takes up to `num_max` events. After EtcdAll, each change arrives once and in order, until EtcdLost or the next
+  /// EtcdAll.
   virtual std::vector<EtcdEvent> take(std::size_t num_max) = 0;
 };
 
-/// Starts the threads. The destructor ends what they do at once, but for a connection being made (connect_ms).
+/// Starts the threads. The destructor interrupts them; only a connection attempt can delay it (connect_ms).
 std::unique_ptr<Etcd> make_etcd(EtcdOptions options);
 
 }  // namespace kvferry::controller::scale

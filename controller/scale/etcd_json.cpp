@@ -19,7 +19,7 @@ std::string to_base64(std::string_view plain) {
   return text;
 }
 
-/// Throws where it is none, as json does.
+/// Throws if `text` is not base64, as json does.
 std::string from_base64(std::string_view text) {
   std::string plain(text.size() / 4 * 3, '\0');
   const int size =
@@ -41,7 +41,7 @@ std::string end_of(std::string_view prefix) {
   return end;
 }
 
-/// 64-bit numbers travel as text, and zeros not at all.
+/// The gateway writes 64-bit numbers as text and omits zeros.
 std::int64_t number_at(const json& object, const char* name) {
   const auto it = object.find(name);
   if (it == object.end()) return 0;
@@ -70,23 +70,23 @@ json compare(const std::string& key, std::int64_t mod_revision) {
                        {"mod_revision", std::to_string(mod_revision)}}});
 }
 
-json look_at(const std::string& key) { return json::array({{{"request_range", {{"key", to_base64(key)}}}}}); }
+json read_key(const std::string& key) { return json::array({{{"request_range", {{"key", to_base64(key)}}}}}); }
 
 Error error_of(const json& object) {
   // gRPC's codes: 3 invalid, 5 not found, 7 denied, 12 unknown call, 16 not logged in.
   const std::int64_t code = number_at(object, "code");
-  const std::string what = object.value("message", object.value("error", std::string("an error without a word")));
+  const std::string what = object.value("message", object.value("error", std::string("error without a message")));
   const bool final = code == 3 || code == 7 || code == 12;
   return {code == 5    ? ErrorCode::kNotFound
           : code == 16 ? ErrorCode::kCancelled
           : final      ? ErrorCode::kRefused
                        : ErrorCode::kUnavailable,
-          fmt::format("etcd says: {}", what.substr(0, 200))};
+          fmt::format("etcd: {}", what.substr(0, 200))};
 }
 
-/// Calls `read` with the parsed body, unless that tells of an error.
+/// Calls `read` with the parsed body, unless the body is an error.
 template <class Read>
-auto understand(std::string_view body, const Read& read) -> Result<decltype(read(json{}))> {
+auto parse_reply(std::string_view body, const Read& read) -> Result<decltype(read(json{}))> {
   try {
     const json object = json::parse(body);
     if (!object.is_object()) throw std::invalid_argument("not an object");
@@ -95,7 +95,7 @@ auto understand(std::string_view body, const Read& read) -> Result<decltype(read
     return read(object);
   } catch (const std::exception& failure) {
     return Error{ErrorCode::kUnavailable,
-                 fmt::format("etcd's answer ({} bytes) is not understood: {}", body.size(), failure.what())};
+                 fmt::format("malformed reply of etcd ({} bytes): {}", body.size(), failure.what())};
   }
 }
 
@@ -115,13 +115,13 @@ struct PostOf {
                          {"lease", std::to_string(put.pair.lease)}};
     return {"/v3/kv/txn", json{{"compare", compare(put.pair.key, put.pair.mod_revision)},
                                {"success", json::array({{{"request_put", change}}})},
-                               {"failure", look_at(put.pair.key)}}
+                               {"failure", read_key(put.pair.key)}}
                               .dump()};
   }
   HttpPost operator()(const EtcdErase& erase) const {
     return {"/v3/kv/txn", json{{"compare", compare(erase.key, erase.mod_revision)},
                                {"success", json::array({{{"request_delete_range", {{"key", to_base64(erase.key)}}}}})},
-                               {"failure", look_at(erase.key)}}
+                               {"failure", read_key(erase.key)}}
                               .dump()};
   }
 };
@@ -150,16 +150,17 @@ HttpPost login_of(std::string_view user, std::string_view password) {
 }
 
 Result<EtcdReply> reply_of(const EtcdRequest& request, std::string_view body) {
-  return understand(body, [&](const json& object) {
+  return parse_reply(body, [&](const json& object) {
     EtcdReply reply;
-    const json& told = object.contains("result") ? object.at("result") : object;  // of a stream of one
-    reply.revision = number_at(told.value("header", json::object()), "revision");
-    reply.lease = number_at(told, "ID");
-    reply.ttl_s = number_at(told, "TTL");
+    const json& result =
+        object.contains("result") ? object.at("result") : object;  // a stream has one "result" per line
+    reply.revision = number_at(result.value("header", json::object()), "revision");
+    reply.lease = number_at(result, "ID");
+    reply.ttl_s = number_at(result, "TTL");
     if (!std::holds_alternative<EtcdPut>(request) && !std::holds_alternative<EtcdErase>(request)) return reply;
-    reply.done = told.value("succeeded", false);
+    reply.done = result.value("succeeded", false);
     if (reply.done) return reply;
-    for (const json& response : told.value("responses", json::array())) {
+    for (const json& response : result.value("responses", json::array())) {
       const json& range = response.at("response_range");
       if (const auto pairs = range.find("kvs"); pairs != range.end()) reply.found = pair_of(pairs->at(0));
     }
@@ -168,7 +169,7 @@ Result<EtcdReply> reply_of(const EtcdRequest& request, std::string_view body) {
 }
 
 Result<EtcdAll> all_of(std::string_view body) {
-  return understand(body, [](const json& object) {
+  return parse_reply(body, [](const json& object) {
     EtcdAll all{.pairs = {}, .revision = number_at(object.at("header"), "revision")};
     if (const auto pairs = object.find("kvs"); pairs != object.end()) {
       for (const json& pair : *pairs) all.pairs.push_back(pair_of(pair));
@@ -178,15 +179,15 @@ Result<EtcdAll> all_of(std::string_view body) {
 }
 
 Result<std::string> token_of(std::string_view body) {
-  return understand(body, [](const json& object) { return object.at("token").get<std::string>(); });
+  return parse_reply(body, [](const json& object) { return object.at("token").get<std::string>(); });
 }
 
 Result<WatchLine> watch_line_of(std::string_view line) {
-  return understand(line, [](const json& object) {
-    const json& told = object.at("result");
-    WatchLine watch{.is_cancelled = told.value("canceled", false),
-                    .is_compacted = number_at(told, "compact_revision") > 0};
-    if (const auto events = told.find("events"); events != told.end()) {
+  return parse_reply(line, [](const json& object) {
+    const json& result = object.at("result");
+    WatchLine watch{.is_cancelled = result.value("canceled", false),
+                    .is_compacted = number_at(result, "compact_revision") > 0};
+    if (const auto events = result.find("events"); events != result.end()) {
       for (const json& event : *events) {
         EtcdPair pair = pair_of(event.at("kv"));
         if (event.value("type", std::string("PUT")) == "DELETE")

@@ -1,4 +1,4 @@
-// What is asked of etcd, and what it answers, without its socket.
+// Requests to etcd and its events, as values.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace kvferry::controller::scale {
 
-/// A key and its value. `mod_revision` is of its last change; 0 where a request means "if there is none".
+/// A key and its value. `mod_revision`: revision of its last change; 0 in a request: the key must not exist.
 struct EtcdPair {
   std::string key;
   std::string value;
@@ -19,18 +19,18 @@ struct EtcdPair {
   std::int64_t lease = 0;  // 0: none
 };
 
-// Requests. Keys go as they are; what all of them begin with is the owner's business.
+// Requests. Keys are complete, including the prefix.
 struct EtcdGrant {
   std::int64_t ttl_s = 0;
 };
 struct EtcdKeepAlive {
   std::int64_t lease = 0;
 };
-/// What was put with the lease goes with it.
+/// Also erases all keys that were put with the lease.
 struct EtcdRevoke {
   std::int64_t lease = 0;
 };
-/// Only if the key's last change was at pair.mod_revision.
+/// Succeeds only if the key's last change was at pair.mod_revision.
 struct EtcdPut {
   EtcdPair pair;
 };
@@ -40,18 +40,18 @@ struct EtcdErase {
 };
 using EtcdRequest = std::variant<EtcdGrant, EtcdKeepAlive, EtcdRevoke, EtcdPut, EtcdErase>;
 
-/// To one request, by its token. After an error other than kNotFound (of a lease), kRefused and kFull (it was not sent)
-/// nobody knows whether it was done.
+/// The reply to the request with the token. kNotFound: no such lease; kRefused: rejected; kFull: not sent. After any
+/// other error, the request may or may not have been executed.
 struct EtcdReply {
   std::uint64_t token = 0;
   std::optional<Error> error{};
   bool done = true;                 // false: a put or erase found another mod_revision, see `found`
-  std::int64_t revision = 0;        // at which it was done
+  std::int64_t revision = 0;        // at which the request was executed
   std::int64_t lease = 0;           // granted or kept alive
-  std::int64_t ttl_s = 0;           // what is left of it; 0: it ran out
-  std::optional<EtcdPair> found{};  // what stands there in place of what was expected; none: no such key
+  std::int64_t ttl_s = 0;           // remaining time; 0: expired
+  std::optional<EtcdPair> found{};  // with done == false: the actual pair; none: no such key
 };
-/// Everything that is watched, as it stood at `revision`; changes after it follow.
+/// All watched keys at `revision`; later changes follow.
 struct EtcdAll {
   std::vector<EtcdPair> pairs;
   std::int64_t revision = 0;
@@ -63,7 +63,7 @@ struct EtcdErased {
 struct EtcdChanges {
   std::vector<std::variant<EtcdPair, EtcdErased>> changes;  // in order
 };
-/// What is watched may change unseen from here on; EtcdAll tells when it is seen again.
+/// The watch is interrupted: changes may be missed until the next EtcdAll.
 struct EtcdLost {
   std::string reason;
 };

@@ -1,32 +1,33 @@
-// ReplicatedState's ears: what etcd tells, and what it means.
+// How ReplicatedState processes etcd's events.
 #include <algorithm>
 
-#include "controller/scale/shared_record.h"
 #include "controller/scale/replicated_state.h"
+#include "controller/scale/shared_record.h"
 
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kReplicasMax = 256;  // beyond what anybody runs
+constexpr std::size_t kReplicasMax = 256;  // sanity limit
 
 }  // namespace
 
 void ReplicatedState::on(const EtcdEvent& event, TimeNs now) {
   if (const auto* reply = std::get_if<EtcdReply>(&event)) return on_reply(*reply, now);
-  if (const auto* all = std::get_if<EtcdAll>(&event)) return see_all(*all, now);
+  if (const auto* all = std::get_if<EtcdAll>(&event)) return note_all(*all, now);
   if (const auto* lost = std::get_if<EtcdLost>(&event)) {
     is_synced_ = false;
     if (!gone_since_) gone_since_ = now;
-    trouble_ = lost->reason;
+    error_ = lost->reason;
     return;
   }
   for (const auto& change : std::get<EtcdChanges>(event).changes) {
     if (const auto* pair = std::get_if<EtcdPair>(&change)) {
-      see(*pair, now);
+      note_value(*pair, now);
     } else {
       const auto& erased = std::get<EtcdErased>(change);
-      unsee(erased.key, erased.revision, true);
-      // Who erases a node's has judged that it is dead for long; where it lives, that was wrong.
+      note_absent(erased.key, erased.revision, true);
+      // The replica that erased a node's key considered it long dead. If it is alive here, note_absent() restores the
+      // key.
       const std::optional<NodeName> name = node_of(erased.key);
       if (!name) continue;
       const auto node = nodes_.find(*name);
@@ -41,18 +42,18 @@ void ReplicatedState::on_reply(const EtcdReply& reply, TimeNs now) {
   const auto [key, request] = std::move(it->second);
   in_flight_.erase(it);
   if (key.empty()) {
-    asks_lease_ = false;
-  } else if (const auto owed = owed_.find(key); owed != owed_.end()) {
+    is_lease_requested_ = false;
+  } else if (const auto owed = dirty_.find(key); owed != dirty_.end()) {
     owed->second = false;
   }
   if (reply.error) return on_failure(key, request, *reply.error, now);
   retry_ms_ = options_.retry_ms_min;
-  if (is_synced_) trouble_.clear();
+  if (is_synced_) error_.clear();
   if (key.empty()) {
     const bool has_one = reply.ttl_s > 0;
     lease_ = has_one ? reply.lease : 0;
     lease_at_ = has_one ? now + options_.lease_s * kSecond / 3 : now;
-    return owe(own_key());
+    return mark_dirty(own_key());
   }
   if (std::holds_alternative<EtcdGrant>(request)) {
     if (const auto own = own_.find(key); own != own_.end()) own->second.lease = reply.lease;
@@ -61,25 +62,26 @@ void ReplicatedState::on_reply(const EtcdReply& reply, TimeNs now) {
   const auto* put = std::get_if<EtcdPut>(&request);
   const std::int64_t expected = put != nullptr ? put->pair.mod_revision : std::get<EtcdErase>(request).mod_revision;
   if (reply.done) {
-    if (put == nullptr) return unsee(key, reply.revision, false);
-    return see({key, put->pair.value, reply.revision, put->pair.lease}, now);
+    if (put == nullptr) return note_absent(key, reply.revision, false);
+    return note_value({key, put->pair.value, reply.revision, put->pair.lease}, now);
   }
-  // What was believed was wrong; unless more has been heard since, what stands there is the news, also if it is older.
-  const auto known = seen_.find(key);
-  if (known != seen_.end() && !known->second.is_gone && known->second.mod_revision == expected)
+  // The cached value was wrong. Unless a later event has replaced it, take the reply's value, even with an older
+  // revision.
+  const auto known = in_etcd_.find(key);
+  if (known != in_etcd_.end() && !known->second.is_gone && known->second.mod_revision == expected)
     known->second.mod_revision = 0;
-  if (reply.found) return see(*reply.found, now);
-  unsee(key, reply.revision, false);
+  if (reply.found) return note_value(*reply.found, now);
+  note_absent(key, reply.revision, false);
 }
 
 void ReplicatedState::on_failure(const std::string& key, const EtcdRequest& request, const Error& error, TimeNs now) {
-  trouble_ = error.what;
+  error_ = error.what;
   const auto* put = std::get_if<EtcdPut>(&request);
   if (error.code == ErrorCode::kNotFound && (put != nullptr || key.empty())) {
-    // The lease ran out: this replica was silent for too long, or etcd has lost everything.
+    // The lease expired: this replica was silent for too long, or etcd has lost its data.
     if (key.empty() || key == own_key()) {
       if (put == nullptr || put->pair.lease == lease_) lease_ = 0;
-      if (!asks_lease_) lease_at_ = now;
+      if (!is_lease_requested_) lease_at_ = now;
     } else if (const auto own = own_.find(key); own != own_.end()) {
       own->second.lease = 0;
     }
@@ -94,45 +96,43 @@ void ReplicatedState::on_failure(const std::string& key, const EtcdRequest& requ
   retry_ms_ = std::min(retry_ms_ * 2, options_.retry_ms_max);
 }
 
-void ReplicatedState::see_all(const EtcdAll& all, TimeNs now) {
+void ReplicatedState::note_all(const EtcdAll& all, TimeNs now) {
   is_synced_ = true;
   gone_since_.reset();
-  trouble_.clear();
+  error_.clear();
   retry_at_ = now;
-  seen_.clear();
+  in_etcd_.clear();
   news_.emplace_back(ReplicasChanged{});
-  for (const EtcdPair& pair : all.pairs) see(pair, now);
-  // What etcd does not know any more: nodes and this replica's own records have to be written again ...
-  owe(own_key());
-  for (const auto& [name, node] : nodes_) owe(node_key(name));
-  for (const auto& [key, own] : own_) owe(key);
-  // ... and other replicas' records have been erased, or were lost with etcd's data.
-  std::vector<std::string> lost;
-  for (const auto& [key, record] : records_) {
-    if (seen(key) == nullptr && !own_.contains(key)) lost.push_back(key);
-  }
-  for (const std::string& key : lost) forget_record(key);
+  for (const EtcdPair& pair : all.pairs) note_value(pair, now);
+  // Etcd may have lost data: check the keys of all nodes and of this replica's own records ...
+  mark_dirty(own_key());
+  for (const auto& [name, node] : nodes_) mark_dirty(node_key(name));
+  for (const auto& [key, own] : own_) mark_dirty(key);
+  // ... and drop other replicas' records that are no longer there.
+  std::erase_if(records_, [&](const auto& entry) {
+    return value_in_etcd(entry.first) == nullptr && !own_.contains(entry.first);
+  });
 }
 
-void ReplicatedState::see(const EtcdPair& pair, TimeNs now) {
-  const auto it = seen_.find(pair.key);
-  if (it != seen_.end() && it->second.mod_revision >= pair.mod_revision) return;
-  if (it == seen_.end() && seen_.size() >= options_.nodes_max + options_.records_max + kReplicasMax) return;
-  Seen& now_seen = seen_[pair.key];
-  now_seen = {pair.value, pair.mod_revision, pair.lease, false};
-  interpret(pair.key, now_seen, now);
+void ReplicatedState::note_value(const EtcdPair& pair, TimeNs now) {
+  const auto it = in_etcd_.find(pair.key);
+  if (it != in_etcd_.end() && it->second.mod_revision >= pair.mod_revision) return;
+  if (it == in_etcd_.end() && in_etcd_.size() >= options_.nodes_max + options_.records_max + kReplicasMax) return;
+  EtcdValue& known = in_etcd_[pair.key];
+  known = {pair.value, pair.mod_revision, pair.lease, false};
+  apply(pair.key, known, now);
 }
 
-void ReplicatedState::unsee(const std::string& key, std::int64_t revision, bool is_by_watch) {
-  const auto it = seen_.find(key);
-  if (it == seen_.end()) return;
+void ReplicatedState::note_absent(const std::string& key, std::int64_t revision, bool is_by_watch) {
+  const auto it = in_etcd_.find(key);
+  if (it == in_etcd_.end()) return;
   const bool was_there = !it->second.is_gone;
   if (was_there && it->second.mod_revision > revision) return;
   const std::uint64_t version = record_fields_of(it->second.value).version;
   if (is_by_watch) {
-    seen_.erase(it);
+    in_etcd_.erase(it);
   } else {
-    // The watch may still tell of a put from before, so a mark stays until it tells of this too.
+    // The watch may still deliver an older put, so keep a mark until it delivers the erasure.
     it->second = {.value = {}, .mod_revision = revision, .lease = 0, .is_gone = true};
   }
   if (!was_there) return;
@@ -140,20 +140,20 @@ void ReplicatedState::unsee(const std::string& key, std::int64_t revision, bool 
     if (key == own_key()) is_name_taken_ = false;
     news_.emplace_back(ReplicasChanged{});
   } else if (!node_of(key)) {
-    // Somebody erased it, unless this replica has replaced it meanwhile. (What was lost shows in EtcdAll.)
+    // The record was erased, unless this replica has replaced it meanwhile. (EtcdAll reveals lost data.)
     const auto own = own_.find(key);
     if (own != own_.end() && is_by_watch && own->second.record.version <= version) own_.erase(own);
-    if (!own_.contains(key)) forget_record(key);
+    if (!own_.contains(key)) records_.erase(key);
   }
-  owe(key);
+  mark_dirty(key);
 }
 
-void ReplicatedState::interpret(const std::string& key, const Seen& seen, TimeNs now) {
+void ReplicatedState::apply(const std::string& key, const EtcdValue& value, TimeNs now) {
   if (key.starts_with(options_.prefix + "replicas/")) {
-    if (key == own_key()) is_name_taken_ = number_of(seen.value) > options_.run;
+    if (key == own_key()) is_name_taken_ = number_of(value.value) > options_.run;
     news_.emplace_back(ReplicasChanged{});
   } else if (const std::optional<NodeName> name = node_of(key)) {
-    const std::uint64_t incarnation = number_of(seen.value);
+    const std::uint64_t incarnation = number_of(value.value);
     const auto [node, is_new] =
         nodes_.try_emplace(*name, Node{.newest = incarnation, .is_here = false, .alive_at = now});
     if (is_new || incarnation > node->second.newest) {
@@ -161,26 +161,25 @@ void ReplicatedState::interpret(const std::string& key, const Seen& seen, TimeNs
       news_.emplace_back(NodeFenced{*name, Incarnation{incarnation}});
     }
   } else {
-    interpret_record(key, seen, now);
+    apply_record(key, value, now);
   }
-  owe(key);
+  mark_dirty(key);
 }
 
-void ReplicatedState::interpret_record(const std::string& key, const Seen& seen, TimeNs now) {
+void ReplicatedState::apply_record(const std::string& key, const EtcdValue& value, TimeNs now) {
   const std::string begin = options_.prefix + "records/";
   const std::size_t slash = key.find('/', begin.size());
   if (!key.starts_with(begin) || slash == std::string::npos) return;
-  RecordFields fields = record_fields_of(seen.value);
+  RecordFields fields = record_fields_of(value.value);
   const auto known = records_.find(key);
   if (known == records_.end() && records_.size() >= options_.records_max) return;
   const auto is_news_to = [&](const SharedRecord& record) {
-    // Of two that were set at a time, the one that reached etcd counts.
+    // Of two concurrent records, the one that reached etcd counts.
     const bool differs = record.owner != fields.owner || record.value != fields.value;
     return fields.version > record.version || (fields.version == record.version && differs);
   };
   if (known != records_.end() && !is_news_to(known->second)) return;
   const auto own = own_.find(key);
-  if (own != own_.end() && own->second.is_erased && own->second.record.version >= fields.version) return;
   if (own != own_.end() && !is_news_to(own->second.record)) return;
   if (own != own_.end()) own_.erase(own);
   const auto left = static_cast<TimeNs>(std::min<std::uint64_t>(fields.left_ms, std::uint64_t{1} << 40));

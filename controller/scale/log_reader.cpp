@@ -6,7 +6,7 @@
 namespace kvferry::controller::scale {
 namespace {
 
-/// Above all numbers that nodes count with: a node that says Hello itself then counts anew, and is asked for all.
+/// Above all sequence numbers of nodes, so that a node's own Hello restarts its count and triggers a snapshot.
 constexpr std::uint64_t kFirstSequence = std::uint64_t{1} << 62;
 
 }  // namespace
@@ -22,7 +22,7 @@ void LogReader::apply(std::string_view bytes, TimeNs now) {
 
 void LogReader::apply(const std::string& writer, const LogRecord& record, TimeNs now) {
   if (static_cast<LogKind>(record.kind) == LogKind::kHole) {
-    // What nodes told meanwhile nobody knows; they are better asked.
+    // The nodes' missing messages are unknown; wait for the nodes' own Hellos.
     while (!nodes_.empty()) {
       const NodeId id = nodes_.begin()->second.id;
       nodes_.erase(nodes_.begin());
@@ -38,7 +38,7 @@ void LogReader::apply(const std::string& writer, const LogRecord& record, TimeNs
     nodes_.erase(known);
     directory_.leave(id);
   } else if (known->second.writer == writer) {
-    told(known->second, record, now);
+    update(known->second, record, now);
   }
 }
 
@@ -51,7 +51,8 @@ void LogReader::hello(const std::string& writer, const LogRecord& record, TimeNs
   }
   const NodeName name{hello->name_space, hello->engine_id};
   const auto known = nodes_.find(name);
-  if (known == nodes_.end() && directory_.find_node(name.name_space, name.engine_id)) return;  // it spoke here itself
+  if (known == nodes_.end() && directory_.find_node(name.name_space, name.engine_id))
+    return;  // it sent its own Hello here
   if (known != nodes_.end() && known->second.incarnation == hello->incarnation) {
     known->second.writer = writer;
     known->second.expected = hello->next_sequence;
@@ -67,11 +68,11 @@ void LogReader::hello(const std::string& writer, const LogRecord& record, TimeNs
                       hello->version};
   if (!may_join_(info)) return;
   const Result<Joined> joined = directory_.join(info, kFirstSequence, now);
-  if (!joined) return;  // a newer one is there, or there is no room
+  if (!joined) return;  // a newer incarnation is there, or the directory is full
   nodes_[name] = {joined->id, hello->incarnation, writer, hello->next_sequence, kFirstSequence};
 }
 
-void LogReader::told(Node& node, const LogRecord& record, TimeNs now) {
+void LogReader::update(Node& node, const LogRecord& record, TimeNs now) {
   if (record.sequence < node.expected) return;
   Result<wire::Message> message = wire::parse(record.bytes);
   const auto* publish = message ? std::get_if<wire::Publish>(&*message) : nullptr;
@@ -81,7 +82,7 @@ void LogReader::told(Node& node, const LogRecord& record, TimeNs now) {
     return;
   }
   const bool voids_before = publish != nullptr && publish->begins_snapshot;
-  if (record.sequence > node.expected && !voids_before) return;  // it is told again with what is missing
+  if (record.sequence > node.expected && !voids_before) return;  // a gap: ignore the rest
   node.expected = record.sequence + 1;
   ++num_applied_;
   if (evict != nullptr) {

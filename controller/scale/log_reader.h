@@ -1,4 +1,4 @@
-// A late replica learns from the event log what nodes told before it was there. Pure.
+// Replays the event log into the directory of a replica that started late. Pure.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +14,24 @@
 
 namespace kvferry::controller::scale {
 
-/// Nodes it brings are unconfirmed, expire as others do, and owe a snapshot: it is asked for when they say Hello here
-/// themselves. From then on the log has no say in them. A number that is missing, or a hole, makes a node's later words
-/// in the log worth nothing, or the node unknown; nothing waits for it.
-/// Threads: the directory's owner. `now` must never go back.
+/// Nodes from the log are unconfirmed and expire as usual. When such a node sends Hello to this replica, the directory
+/// requests a snapshot from it, and the log no longer applies to it.
+/// After a gap in a node's sequence numbers, the node's later log entries are ignored; a kHole record removes all
+/// nodes. Threads: the directory's owner. `now` must not decrease.
 class LogReader {
  public:
-  /// `may_join`: false for an incarnation that is known to be out of date.
+  /// `may_join` returns false for an outdated incarnation.
   LogReader(Directory& directory, std::function<bool(const NodeInfo&)> may_join)
       : directory_(directory), may_join_(std::move(may_join)) {}
 
-  /// Of one entry, in order of the log. Malformed ones are counted.
+  /// Applies one entry; call in log order. Counts malformed entries.
   void apply(std::string_view entry, TimeNs now);
-  /// It said Hello here.
+  /// The node sent Hello to this replica.
   void claimed(NodeId node);
-  /// It is forgotten here.
+  /// The node was removed from the directory.
   void gone(NodeId node) { claimed(node); }
 
-  /// Nodes that are known by the log alone.
+  /// Number of nodes that are known from the log only.
   std::size_t num_nodes() const { return nodes_.size(); }
   std::uint64_t num_malformed() const { return num_malformed_; }
   std::uint64_t num_applied() const { return num_applied_; }
@@ -41,13 +41,13 @@ class LogReader {
     NodeId id;
     std::uint64_t incarnation = 0;
     std::string writer;
-    std::uint64_t expected = 0;  // number of the writer's next word of it
-    std::uint64_t applied = 0;   // number that the directory knows it by
+    std::uint64_t expected = 0;  // next sequence number by the writer's count
+    std::uint64_t applied = 0;   // next sequence number in the directory
   };
 
   void apply(const std::string& writer, const LogRecord& record, TimeNs now);
   void hello(const std::string& writer, const LogRecord& record, TimeNs now);
-  void told(Node& node, const LogRecord& record, TimeNs now);
+  void update(Node& node, const LogRecord& record, TimeNs now);
 
   Directory& directory_;
   std::function<bool(const NodeInfo&)> may_join_;

@@ -5,7 +5,7 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kRecordBytes = 64;  // what a record takes beside its texts, about
+constexpr std::size_t kRecordBytes = 64;  // approximate size of a record without its texts
 
 LogRecord record_of(LogKind kind, const NodeInfo& info) {
   return {.kind = static_cast<std::uint32_t>(kind),
@@ -40,11 +40,11 @@ void LogWriter::joined(NodeId node, const NodeInfo& info, std::uint64_t next_seq
   add({now, node, std::move(record), next_sequence});
 }
 
-void LogWriter::told(NodeId node, std::uint64_t sequence, std::uint64_t applied_below, std::string_view message,
-                     TimeNs now) {
+void LogWriter::updated(NodeId node, std::uint64_t sequence, std::uint64_t applied_below, std::string_view message,
+                        TimeNs now) {
   const auto info = infos_.find(node);
   if (info == infos_.end()) return;
-  LogRecord record = record_of(LogKind::kTold, info->second);
+  LogRecord record = record_of(LogKind::kUpdate, info->second);
   record.sequence = sequence;
   record.bytes = message;
   add({now, node, std::move(record), applied_below});
@@ -58,26 +58,26 @@ void LogWriter::gone(NodeId node, TimeNs now) {
   add({now, node, std::move(record), 0});
 }
 
-void LogWriter::add(Remembered said) {
+void LogWriter::add(Remembered added) {
   if (is_writing_) {
-    settle(said);
-    return write(std::move(said.record));
+    settle(added);
+    return write(std::move(added.record));
   }
-  remembered_bytes_ += size_of(said.record);
-  remembered_.push_back(std::move(said));
+  remembered_bytes_ += size_of(added.record);
+  remembered_.push_back(std::move(added));
 }
 
-/// Too old to be remembered, or written down: from here on the node is as it says.
-void LogWriter::settle(const Remembered& said) {
-  const auto known = nodes_.find(said.node);
-  switch (static_cast<LogKind>(said.record.kind)) {
+/// The record is written, or too old to be remembered: applies it to nodes_.
+void LogWriter::settle(const Remembered& settled) {
+  const auto known = nodes_.find(settled.node);
+  switch (static_cast<LogKind>(settled.record.kind)) {
     case LogKind::kHello:
-      // Of one that is gone again its own word to that effect follows.
-      if (const auto info = infos_.find(said.node); info != infos_.end())
-        nodes_[said.node] = {info->second, said.applied_below};
+      // Without an info, the node is gone again and its kGone record follows.
+      if (const auto info = infos_.find(settled.node); info != infos_.end())
+        nodes_[settled.node] = {info->second, settled.applied_below};
       break;
-    case LogKind::kTold:
-      if (known != nodes_.end()) known->second.next_sequence = said.applied_below;
+    case LogKind::kUpdate:
+      if (known != nodes_.end()) known->second.next_sequence = settled.applied_below;
       break;
     default:
       if (known != nodes_.end()) nodes_.erase(known);

@@ -1,4 +1,4 @@
-// Which words of nodes go into the event log, and when. Pure.
+// Decides which messages of nodes go into the event log, and when. Pure.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,20 @@ namespace kvferry::controller::scale {
 
 struct LogWriterOptions {
   std::string writer{};                       // name and run of this replica
-  std::int64_t remember_ms = 15'000;          // three leases of a replica: until the next one knows it must write
-  std::size_t remember_bytes_max = 8U << 20;  // of what is remembered
-  std::size_t entry_bytes_max = 64U << 10;    // from here on a new entry begins
-  std::size_t checkpoint_bytes = 32U << 20;   // after so much all Hellos are written again: the log is trimmed
+  std::int64_t remember_ms = 15'000;          // three leases of a replica: enough for the next writer to take over
+  std::size_t remember_bytes_max = 8U << 20;  // of remembered records
+  std::size_t entry_bytes_max = 64U << 10;    // a larger entry is split
+  std::size_t checkpoint_bytes =
+      32U << 20;  // all Hellos are repeated after this many bytes, because the log is trimmed
 };
 
-/// One replica writes at a time. The others remember what was said of late, so that the one that takes over can say it:
-/// what is written twice does no harm, what is missing is a hole. Where the log can't take what comes, the next thing
-/// in it is the word that there is a hole, and all nodes' Hellos.
-/// Threads: one at a time. `now` must never go back.
+/// One replica writes at a time. The others remember recent records, so that the next writer can append them: readers
+/// tolerate duplicates, but not missing records. If the log cannot take an entry, a kHole record and the Hellos of all
+/// nodes follow as soon as it has room.
+/// Threads: one at a time. `now` must not decrease.
 class LogWriter {
  public:
-  /// False: there is no room; it is not taken.
+  /// Returns false if there is no room for the entry.
   using Append = std::function<bool(std::string entry)>;
 
   LogWriter(LogWriterOptions options, Append append) : options_(std::move(options)), append_(std::move(append)) {}
@@ -37,11 +38,11 @@ class LogWriter {
   bool is_writing() const { return is_writing_; }
 
   void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now);
-  /// `applied_below`: the directory has made use of all lower numbers.
-  void told(NodeId node, std::uint64_t sequence, std::uint64_t applied_below, std::string_view message, TimeNs now);
+  /// Records a Publish or Evict. `applied_below`: the directory has applied all lower sequence numbers.
+  void updated(NodeId node, std::uint64_t sequence, std::uint64_t applied_below, std::string_view message, TimeNs now);
   void gone(NodeId node, TimeNs now);
 
-  /// Appends what waits. `has_room`: the log would take a good deal more; to be called at the end of each turn.
+  /// Appends the pending records; call at the end of each turn. `has_room`: the log's buffer is far from full.
   void flush(TimeNs now, bool has_room);
 
   std::uint64_t num_holes() const { return num_holes_; }
@@ -60,19 +61,19 @@ class LogWriter {
     std::uint64_t applied_below = 0;
   };
 
-  void add(Remembered said);
+  void add(Remembered record);
   void write(LogRecord record);
   void write_hello(const Known& known);
   void write_all_hellos();
-  void settle(const Remembered& said);
+  void settle(const Remembered& record);
   void finish_entry();
 
   LogWriterOptions options_;
   Append append_;
   bool is_writing_ = false;
-  bool is_broken_ = false;                      // a hole has to be told
-  std::unordered_map<NodeId, Known> nodes_;     // as they were before what is remembered
-  std::unordered_map<NodeId, NodeInfo> infos_;  // of all that are there now
+  bool is_broken_ = false;                      // a kHole record is pending
+  std::unordered_map<NodeId, Known> nodes_;     // state before the remembered records
+  std::unordered_map<NodeId, NodeInfo> infos_;  // of all current nodes
   std::deque<Remembered> remembered_;
   std::size_t remembered_bytes_ = 0;
   LogEntry entry_;

@@ -7,7 +7,7 @@
 #include <deque>
 #include <thread>
 
-#include "controller/scale/handover.h"
+#include "controller/scale/owner_queue.h"
 
 namespace kvferry::controller::scale {
 namespace {
@@ -16,10 +16,10 @@ using SteadyTime = std::chrono::steady_clock::time_point;
 using Milliseconds = std::chrono::milliseconds;
 
 constexpr std::int64_t kRetryMsMin = 100;
-constexpr std::int64_t kPollMs = 20;            // at the stream's end
-constexpr std::size_t kPartsMax = 4;            // that wait for the owner
-constexpr std::size_t kPipelinedMax = 64;       // entries sent before the first reply is awaited
-constexpr std::size_t kBytesPerEntryMin = 256;  // an entry's share of Redis's memory, at least; bounds their number
+constexpr std::int64_t kPollMs = 20;            // poll interval at the stream's end
+constexpr std::size_t kPartsMax = 4;            // waiting for the owner
+constexpr std::size_t kPipelinedMax = 64;       // entries in flight
+constexpr std::size_t kBytesPerEntryMin = 256;  // minimum size of an entry in Redis's memory; limits their number
 
 timeval to_timeval(std::int64_t ms) { return {ms / 1000, (ms % 1000) * 1000}; }
 
@@ -40,11 +40,11 @@ class HiredisStream final : public RedisStream {
       if (context_ != nullptr) ::shutdown(context_->fd, SHUT_RDWR);
       changed_.notify_all();
     }
-    handover_.close();
+    parts_.close();
     thread_.join();
   }
 
-  int fd() const override { return handover_.fd(); }
+  int fd() const override { return parts_.fd(); }
 
   bool append(std::string entry) override {
     const std::lock_guard lock(mutex_);
@@ -65,7 +65,7 @@ class HiredisStream final : public RedisStream {
     is_reading_ = false;
   }
 
-  std::vector<LogPart> take() override { return handover_.take(1); }
+  std::vector<LogPart> take() override { return parts_.take(1); }
 
   LogState state() const override {
     const std::lock_guard lock(mutex_);
@@ -74,7 +74,7 @@ class HiredisStream final : public RedisStream {
 
  private:
   void run() {
-    leave_signals_to_others();
+    block_all_signals();
     std::int64_t retry_ms = kRetryMsMin;
     while (!is_stopping()) {
       Result<void> done = connect();
@@ -89,7 +89,7 @@ class HiredisStream final : public RedisStream {
     }
   }
 
-  /// One round: what waits to be appended, then a part to be read, then a look at the memory; else it waits.
+  /// One round: appends waiting entries, reads a part, trims the stream. Waits if there is nothing to do.
   Result<void> work() {
     std::vector<std::string> batch;
     bool is_reading = false;
@@ -114,7 +114,7 @@ class HiredisStream final : public RedisStream {
     return trim();
   }
 
-  /// They stay in the buffer until they are confirmed.
+  /// Entries stay in the buffer until Redis confirms them.
   Result<void> append_all(const std::vector<std::string>& batch) {
     const std::string& stream = options_.url.stream;
     const std::string entries_max = std::to_string(options_.url.bytes_max / kBytesPerEntryMin);
@@ -141,7 +141,7 @@ class HiredisStream final : public RedisStream {
         ask({"XREAD", "COUNT", std::to_string(options_.entries_per_read), "STREAMS", options_.url.stream, read_below_});
     if (Result<void> good = check(reply.get()); !good) return good;
     LogPart part;
-    // [[stream, [[id, [field, value, ...]], ...]]], or nil where there is no more.
+    // [[stream, [[id, [field, value, ...]], ...]]], or nil at the end.
     if (reply->type == REDIS_REPLY_ARRAY && reply->elements == 1 && reply->element[0]->elements == 2) {
       const redisReply& entries = *reply->element[0]->element[1];
       for (std::size_t i = 0; i < entries.elements; ++i) {
@@ -155,11 +155,12 @@ class HiredisStream final : public RedisStream {
     }
     part.at_end = part.entries.size() < options_.entries_per_read;
     read_at_ = std::chrono::steady_clock::now() + Milliseconds(part.at_end ? kPollMs : 0);
-    handover_.put(std::move(part));
+    parts_.put(std::move(part));
     return {};
   }
 
-  /// MAXLEN counts entries, which differ a thousandfold in size, so their number is set by what they take in truth.
+  /// MAXLEN counts entries, whose sizes differ a thousandfold, so the limit is computed from the stream's actual
+  /// memory.
   Result<void> trim() {
     const Reply used = ask({"MEMORY", "USAGE", options_.url.stream});
     if (Result<void> good = check(used.get()); !good) return good;
@@ -178,7 +179,7 @@ class HiredisStream final : public RedisStream {
     const ServiceUrl& server = options_.url.server;
     redisContext* context =
         ::redisConnectWithTimeout(server.host.c_str(), server.port, to_timeval(options_.connect_ms));
-    if (context == nullptr) return Error{ErrorCode::kUnavailable, "no memory for a connection to Redis"};
+    if (context == nullptr) return Error{ErrorCode::kUnavailable, "out of memory for a connection to Redis"};
     {
       const std::lock_guard lock(mutex_);
       context_ = context;
@@ -223,7 +224,7 @@ class HiredisStream final : public RedisStream {
     if (reply == nullptr) return broken();
     if (reply->type != REDIS_REPLY_ERROR) return {};
     return Error{ErrorCode::kRefused,
-                 fmt::format("Redis at {} says: {}", options_.url.server.host_port(),
+                 fmt::format("Redis at {}: {}", options_.url.server.host_port(),
                              std::string_view(reply->str, std::min<std::size_t>(reply->len, 200)))};
   }
   Error broken() const {
@@ -237,16 +238,16 @@ class HiredisStream final : public RedisStream {
   }
 
   const RedisStreamOptions options_;
-  Handover<LogPart> handover_{kPartsMax};
-  mutable std::mutex mutex_;  // of all in this block
+  OwnerQueue<LogPart> parts_{kPartsMax};
+  mutable std::mutex mutex_;  // guards this block
   std::condition_variable changed_;
   bool stopping_ = false;
   bool is_reading_ = false;
   std::deque<std::string> waiting_;
   LogState state_;
-  redisContext* context_ = nullptr;  // changed by the thread alone, under the mutex
+  redisContext* context_ = nullptr;  // only the thread changes it, under the mutex
 
-  // The thread's own.
+  // Used by the thread only.
   std::string read_below_ = "0";  // the id of the last entry that was read
   SteadyTime read_at_{};
   SteadyTime trim_at_ = std::chrono::steady_clock::now();

@@ -8,13 +8,13 @@
 #include <thread>
 #include <utility>
 
+#include "controller/directory/session_observer.h"
+#include "controller/protocol/wire.h"
 #include "controller/scale/etcd.h"
 #include "controller/scale/log_reader.h"
 #include "controller/scale/log_writer.h"
 #include "controller/scale/redis_stream.h"
 #include "controller/scale/replicated_state.h"
-#include "controller/directory/session_observer.h"
-#include "controller/protocol/wire.h"
 #include "transport/base/log.h"
 #include "transport/base/owned_fd.h"
 
@@ -22,11 +22,11 @@ namespace kvferry::controller::scale {
 namespace {
 
 constexpr std::size_t kEventsPerTurn = 16;   // of etcd
-constexpr std::size_t kEntriesPerTurn = 2;   // of the log; 64 KiB each, so well below a millisecond
-constexpr std::int64_t kFollowMs = 10'000;   // how long the log's end is followed for nodes that are on their way
-constexpr std::int64_t kReadMsMax = 60'000;  // after which all that live have spoken here
-constexpr std::int64_t kGoodbyeMs = 300;
-constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // in etcd, for replicas that come later
+constexpr std::size_t kEntriesPerTurn = 2;   // of the log, each at most 64 KiB, so well below a millisecond
+constexpr std::int64_t kFollowMs = 10'000;   // how long to keep reading at the log's end, for nodes about to send Hello
+constexpr std::int64_t kReadMsMax = 60'000;  // by then all live nodes have sent a message to this replica
+constexpr std::int64_t kShutdownMs = 300;
+constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // in etcd, for replicas that start later
 constexpr std::size_t kLogBufferMax = 16U << 20;
 
 class ReplicaListener final : public Listener, private SessionObserver {
@@ -34,11 +34,11 @@ class ReplicaListener final : public Listener, private SessionObserver {
   ReplicaListener(ReplicaOptions options, Sessions& sessions, TimeNs now)
       : options_(std::move(options)),
         sessions_(sessions),
-        truth_({.prefix = options_.etcd ? options_.etcd->prefix + "/" : "",
-                .name = options_.name,
-                .endpoint = options_.endpoint,
-                .run = options_.run,
-                .lease_s = options_.lease_s}),
+        shared_({.prefix = options_.etcd ? options_.etcd->prefix + "/" : "",
+                 .name = options_.name,
+                 .endpoint = options_.endpoint,
+                 .run = options_.run,
+                 .lease_s = options_.lease_s}),
         writer_(
             {.writer = fmt::format("{} {}", options_.name, options_.run), .remember_ms = 3 * options_.lease_s * 1000},
             [this](std::string entry) { return log_->append(std::move(entry)); }),
@@ -58,35 +58,35 @@ class ReplicaListener final : public Listener, private SessionObserver {
   }
   ~ReplicaListener() override {
     sessions_.set_observer(nullptr);
-    say_goodbye();
+    revoke_lease();
   }
 
   int fd() const override { return epoll_.get(); }
 
   bool take(TimeNs now) override {
-    bool more_waits = false;
+    bool has_more = false;
     if (etcd_) {
       const std::vector<EtcdEvent> events = etcd_->take(kEventsPerTurn);
-      for (const EtcdEvent& event : events) truth_.on(event, now);
-      more_waits = events.size() == kEventsPerTurn;
-      for (auto& [token, request] : truth_.due(now)) etcd_->ask(token, std::move(request));
-      for (const SharedNews& news : truth_.take_news()) hear(news, now);
-      tell_of_etcd();
+      for (const EtcdEvent& event : events) shared_.on(event, now);
+      has_more = events.size() == kEventsPerTurn;
+      for (auto& [token, request] : shared_.due(now)) etcd_->ask(token, std::move(request));
+      for (const SharedNews& news : shared_.take_news()) apply(news, now);
+      log_etcd_state();
     }
     if (log_) {
-      more_waits |= read_log(now);
+      has_more |= read_log(now);
       const LogState state = log_->state();
-      tell_of_log(state);
-      const bool is_first = truth_.replicas().front().name == options_.name && !truth_.is_name_taken();
+      log_event_log_state(state);
+      const bool is_first = shared_.replicas().front().name == options_.name && !shared_.is_name_taken();
       writer_.set_writing(!etcd_ || is_first);
       writer_.flush(now, state.buffered_bytes < kLogBufferMax / 2);
     }
-    return more_waits;
+    return has_more;
   }
 
  private:
   std::optional<std::string> refusal(const NodeInfo& info) const override {
-    const std::optional<Incarnation> newest = truth_.newest(name_of(info));
+    const std::optional<Incarnation> newest = shared_.newest(name_of(info));
     if (!newest || *newest <= info.incarnation) return std::nullopt;
     return fmt::format(
         "node '{}' registered with the newer incarnation {} at one of this controller's replicas; "
@@ -95,32 +95,32 @@ class ReplicaListener final : public Listener, private SessionObserver {
   }
   void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) override {
     reader_.claimed(node);
-    if (etcd_) truth_.joined(name_of(info), info.incarnation, now);
+    if (etcd_) shared_.joined(name_of(info), info.incarnation, now);
     here_[node] = name_of(info);
     if (log_) writer_.joined(node, info, next_sequence, now);
   }
   void told(NodeId node, std::uint64_t sequence, std::string_view message, TimeNs now) override {
-    if (log_) writer_.told(node, sequence, sessions_.directory().repair(node).resend_from, message, now);
+    if (log_) writer_.updated(node, sequence, sessions_.directory().repair(node).resend_from, message, now);
   }
   void gone(NodeId node, TimeNs now) override {
     reader_.gone(node);
     if (log_) writer_.gone(node, now);
     const auto name = here_.find(node);
     if (name == here_.end()) return;
-    truth_.left(name->second, now);
+    shared_.left(name->second, now);
     here_.erase(name);
   }
-  void ruled(const wire::AdminRequest& rule, TimeNs now) override {
-    // Drains, moves and pins are orders to nodes, which any one replica can give; a quota is for all to heed.
-    if (!etcd_ || rule.verb != "quota") return;
-    const Result<void> set = truth_.set({.kind = "quotas",
-                                         .id = rule.name_space,
-                                         .owner = options_.name,
-                                         .value = encode(rule),
-                                         .deadline = now + kQuotaLasts},
-                                        now);
+  void ruled(const wire::AdminRequest& command, TimeNs now) override {
+    // Any one replica can order nodes to drain, move or pin; a quota must be known to all replicas.
+    if (!etcd_ || command.verb != "quota") return;
+    const Result<void> set = shared_.set({.kind = "quotas",
+                                          .id = command.name_space,
+                                          .owner = options_.name,
+                                          .value = encode(command),
+                                          .deadline = now + kQuotaLasts},
+                                         now);
     if (!set)
-      log().warn("a quota of namespace '{}' holds at this replica alone: {}", rule.name_space, set.error().what);
+      log().warn("the quota of namespace '{}' applies to this replica only: {}", command.name_space, set.error().what);
   }
   const std::vector<std::string>& replicas() const override { return endpoints_; }
   std::uint64_t replicas_version() const override { return endpoints_version_; }
@@ -128,19 +128,19 @@ class ReplicaListener final : public Listener, private SessionObserver {
   ScaleStatus status(TimeNs now) const override {
     ScaleStatus status;
     status.name = options_.name;
-    for (const Replica& replica : truth_.replicas()) status.replicas.push_back({replica.name, replica.endpoint});
+    for (const Replica& replica : shared_.replicas()) status.replicas.push_back({replica.name, replica.endpoint});
     if (etcd_) {
       std::vector<std::string> members;
       for (const ServiceUrl& member : options_.etcd->members) members.push_back(member.host_port());
-      const std::optional<TimeNs> gone_since = truth_.etcd_gone_since();
+      const std::optional<TimeNs> gone_since = shared_.etcd_gone_since();
       status.etcd = fmt::format("{}", fmt::join(members, ","));
       status.etcd_ok = !gone_since;
-      // One that never was there has been gone since this replica began.
+      // If etcd was never reachable, it is gone since this replica's start.
       if (gone_since)
         status.etcd_gone_ms = static_cast<std::uint64_t>((now - std::max(*gone_since, started_at_)) / kMillisecond);
-      status.etcd_trouble = truth_.etcd_trouble();
-      status.etcd_owed = truth_.num_owed();
-      status.name_taken = truth_.is_name_taken();
+      status.etcd_trouble = shared_.etcd_error();
+      status.etcd_owed = shared_.num_dirty();
+      status.name_taken = shared_.is_name_taken();
     }
     if (log_) {
       const LogState log = log_->state();
@@ -160,14 +160,15 @@ class ReplicaListener final : public Listener, private SessionObserver {
   static NodeName name_of(const NodeInfo& info) { return {info.name_space, info.engine_id.value}; }
   void watch(int fd) {
     epoll_event event{.events = EPOLLIN, .data = {}};
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);  // if it fails, the loop's tick does
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd,
+                &event);  // if this fails, the loop's periodic take() still finds the events
   }
 
-  void hear(const SharedNews& news, TimeNs now) {
+  void apply(const SharedNews& news, TimeNs now) {
     if (std::holds_alternative<ReplicasChanged>(news)) return list_replicas();
     if (const auto* set = std::get_if<RecordSet>(&news); set != nullptr && set->record.kind == "quotas") {
-      Result<wire::Message> rule = wire::parse(set->record.value);
-      const auto* quota = rule ? std::get_if<wire::AdminRequest>(&*rule) : nullptr;
+      Result<wire::Message> command = wire::parse(set->record.value);
+      const auto* quota = command ? std::get_if<wire::AdminRequest>(&*command) : nullptr;
       if (quota != nullptr && quota->verb == "quota") sessions_.obey(*quota, now);
       return;
     }
@@ -181,14 +182,14 @@ class ReplicaListener final : public Listener, private SessionObserver {
 
   void list_replicas() {
     std::vector<std::string> endpoints;
-    for (const Replica& replica : truth_.replicas()) endpoints.push_back(replica.endpoint);
+    for (const Replica& replica : shared_.replicas()) endpoints.push_back(replica.endpoint);
     if (endpoints == endpoints_) return;
     endpoints_ = std::move(endpoints);
     ++endpoints_version_;
     log().info("replicas of this controller: {}", fmt::join(endpoints_, ", "));
   }
 
-  /// True: more waits.
+  /// Returns true if more entries wait.
   bool read_log(TimeNs now) {
     if (!is_reading_) return false;
     for (LogPart& part : log_->take()) {
@@ -201,9 +202,9 @@ class ReplicaListener final : public Listener, private SessionObserver {
       ++num_read_;
     }
     if (!entries_.empty()) return true;
-    const bool is_followed =
+    const bool is_at_end =
         at_end_since_ && (reader_.num_nodes() == 0 || now - *at_end_since_ > kFollowMs * kMillisecond);
-    if (is_followed || now - started_at_ > kReadMsMax * kMillisecond) {
+    if (is_at_end || now - started_at_ > kReadMsMax * kMillisecond) {
       is_reading_ = false;
       log_->stop_reading();
       log().info("read {} entries of the event log", num_read_);
@@ -211,34 +212,35 @@ class ReplicaListener final : public Listener, private SessionObserver {
     return false;
   }
 
-  void tell_of_etcd() {
-    const bool is_gone = truth_.etcd_gone_since().has_value();
+  void log_etcd_state() {
+    const bool is_gone = shared_.etcd_gone_since().has_value();
     if (is_gone == is_etcd_gone_) return;
     is_etcd_gone_ = is_gone;
     if (is_gone)
-      log().warn("etcd is gone ({}); this controller goes on from memory", truth_.etcd_trouble());
+      log().warn("etcd is unreachable ({}); this controller continues from memory", shared_.etcd_error());
     else
-      log().info("etcd is there");
+      log().info("etcd is reachable");
   }
-  void tell_of_log(const LogState& state) {
-    if (state.is_connected == is_log_there_) return;
-    is_log_there_ = state.is_connected;
-    if (is_log_there_)
-      log().info("the event log is there");
+  void log_event_log_state(const LogState& state) {
+    if (state.is_connected == is_log_connected_) return;
+    is_log_connected_ = state.is_connected;
+    if (is_log_connected_)
+      log().info("the event log is reachable");
     else
-      log().warn("the event log is gone ({}); this controller goes on without it", state.trouble);
+      log().warn("the event log is unreachable ({}); this controller continues without it", state.trouble);
   }
 
-  void say_goodbye() {
-    std::optional<EtcdRequest> goodbye = truth_.goodbye();
-    if (!etcd_ || !goodbye || truth_.etcd_gone_since()) return;
-    constexpr std::uint64_t kGoodbye = ~std::uint64_t{0};
-    etcd_->ask(kGoodbye, std::move(*goodbye));
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kGoodbyeMs);
+  /// Tells the other replicas at once that this one ends.
+  void revoke_lease() {
+    std::optional<EtcdRequest> request = shared_.final_request();
+    if (!etcd_ || !request || shared_.etcd_gone_since()) return;
+    constexpr std::uint64_t kFinalToken = ~std::uint64_t{0};
+    etcd_->ask(kFinalToken, std::move(*request));
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kShutdownMs);
     while (std::chrono::steady_clock::now() < deadline) {
       for (const EtcdEvent& event : etcd_->take(kEventsPerTurn)) {
         const auto* reply = std::get_if<EtcdReply>(&event);
-        if (reply != nullptr && reply->token == kGoodbye) return;
+        if (reply != nullptr && reply->token == kFinalToken) return;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
@@ -247,17 +249,17 @@ class ReplicaListener final : public Listener, private SessionObserver {
   const ReplicaOptions options_;
   Sessions& sessions_;
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
-  ReplicatedState truth_;
+  ReplicatedState shared_;
   LogWriter writer_;
   LogReader reader_{sessions_.directory(), [this](const NodeInfo& info) { return !refusal(info); }};
   const TimeNs started_at_;
-  std::unordered_map<NodeId, NodeName> here_;  // that said Hello here
+  std::unordered_map<NodeId, NodeName> here_;  // nodes that sent Hello to this replica
   std::vector<std::string> endpoints_;
   std::uint64_t endpoints_version_ = 0;
   bool is_etcd_gone_ = true;
-  bool is_log_there_ = false;
+  bool is_log_connected_ = false;
   bool is_reading_ = false;
-  std::deque<std::string> entries_;  // read, not yet applied
+  std::deque<std::string> entries_;  // read but not applied
   std::optional<TimeNs> at_end_since_;
   std::uint64_t num_read_ = 0;
   std::unique_ptr<Etcd> etcd_;

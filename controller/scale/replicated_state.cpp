@@ -8,8 +8,8 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kSweptPerTurn = 64;    // nodes and records whose time may have come
-constexpr std::size_t kLookedPerTurn = 512;  // keys that may have to be written
+constexpr std::size_t kSweptPerTurn = 64;    // nodes checked for expiry
+constexpr std::size_t kLookedPerTurn = 512;  // dirty keys
 
 std::string escaped(std::string_view text) {
   std::string plain;
@@ -44,8 +44,9 @@ std::uint64_t left_ms(const SharedRecord& record, TimeNs now) {
 
 }  // namespace
 
-ReplicatedState::ReplicatedState(SharedTruthOptions options) : options_(std::move(options)), retry_ms_(options_.retry_ms_min) {
-  owe(own_key());
+ReplicatedState::ReplicatedState(ReplicatedStateOptions options)
+    : options_(std::move(options)), retry_ms_(options_.retry_ms_min) {
+  mark_dirty(own_key());
 }
 
 std::string ReplicatedState::own_key() const { return options_.prefix + "replicas/" + escaped(options_.name); }
@@ -78,7 +79,7 @@ void ReplicatedState::joined(const NodeName& name, Incarnation incarnation, Time
   Node& node = nodes_[name];
   if (incarnation.value < node.newest) return;
   node = {.newest = incarnation.value, .is_here = true, .alive_at = now};
-  owe(node_key(name));
+  mark_dirty(node_key(name));
 }
 
 void ReplicatedState::left(const NodeName& name, TimeNs now) {
@@ -92,49 +93,30 @@ Result<void> ReplicatedState::set(SharedRecord record, TimeNs now) {
   const std::string key = record_key(record.kind, record.id);
   const auto known = records_.find(key);
   if (known == records_.end() && records_.size() >= options_.records_max)
-    return Error{
-        ErrorCode::kFull,
-        fmt::format("{} pins, drains and quotas are known, which is as many as replicas share", records_.size())};
+    return Error{ErrorCode::kFull,
+                 fmt::format("replicas already share {} records, which is the limit", records_.size())};
   if (record.kind.empty() || record.kind.find('/') != std::string::npos || record.deadline <= now)
-    return Error{ErrorCode::kInvalidArgument, "a shared record needs a kind without '/' and a deadline to come"};
+    return Error{ErrorCode::kInvalidArgument, "a shared record needs a kind without '/' and a future deadline"};
   record.version = known == records_.end() ? 1 : known->second.version + 1;
   if (const auto own = own_.find(key); own != own_.end())
     record.version = std::max(record.version, own->second.record.version + 1);
-  own_[key] = Own{.record = record};
+  own_[key] = OwnRecord{.record = record};
   records_[key] = record;
   news_.emplace_back(RecordSet{std::move(record)});
-  owe(key);
+  mark_dirty(key);
   return {};
-}
-
-void ReplicatedState::erase(const std::string& kind, const std::string& id) {
-  const std::string key = record_key(kind, id);
-  const auto known = records_.find(key);
-  if (known == records_.end()) return;
-  Own& own = own_[key];
-  own.record = known->second;
-  own.is_erased = true;
-  forget_record(key);
-  owe(key);
-}
-
-void ReplicatedState::forget_record(const std::string& key) {
-  const auto known = records_.find(key);
-  if (known == records_.end()) return;
-  news_.emplace_back(RecordGone{known->second.kind, known->second.id});
-  records_.erase(known);
 }
 
 std::vector<SharedNews> ReplicatedState::take_news() { return std::exchange(news_, {}); }
 
-std::optional<EtcdRequest> ReplicatedState::goodbye() const {
+std::optional<EtcdRequest> ReplicatedState::final_request() const {
   return lease_ == 0 ? std::nullopt : std::optional<EtcdRequest>(EtcdRevoke{lease_});
 }
 
 std::vector<Replica> ReplicatedState::replicas() const {
   const std::string begin = options_.prefix + "replicas/";
   std::vector<Replica> replicas;
-  for (auto it = seen_.lower_bound(begin); it != seen_.end() && it->first.starts_with(begin); ++it) {
+  for (auto it = in_etcd_.lower_bound(begin); it != in_etcd_.end() && it->first.starts_with(begin); ++it) {
     const std::string& value = it->second.value;
     const std::size_t space = value.find(' ');
     const std::string name = unescaped(std::string_view(it->first).substr(begin.size()));
@@ -146,14 +128,14 @@ std::vector<Replica> ReplicatedState::replicas() const {
   return replicas;
 }
 
-const ReplicatedState::Seen* ReplicatedState::seen(const std::string& key) const {
-  const auto it = seen_.find(key);
-  return it == seen_.end() || it->second.is_gone ? nullptr : &it->second;
+const ReplicatedState::EtcdValue* ReplicatedState::value_in_etcd(const std::string& key) const {
+  const auto it = in_etcd_.find(key);
+  return it == in_etcd_.end() || it->second.is_gone ? nullptr : &it->second;
 }
 
-/// nullopt: as it is.
-std::optional<ReplicatedState::DesiredValue> ReplicatedState::wish(const std::string& key, TimeNs now) const {
-  const Seen* there = seen(key);
+/// Returns nullopt if etcd has the right value.
+std::optional<ReplicatedState::DesiredValue> ReplicatedState::desired(const std::string& key, TimeNs now) const {
+  const EtcdValue* there = value_in_etcd(key);
   if (key == own_key()) {
     if (is_name_taken_ || lease_ == 0) return std::nullopt;
     if (there != nullptr && there->lease == lease_ && there->value == own_value()) return std::nullopt;
@@ -171,21 +153,17 @@ std::optional<ReplicatedState::DesiredValue> ReplicatedState::wish(const std::st
   if (own == own_.end() || own->second.record.deadline <= now) return std::nullopt;
   const SharedRecord& record = own->second.record;
   const std::uint64_t version_there = there == nullptr ? 0 : record_fields_of(there->value).version;
-  if (own->second.is_erased) {
-    const bool stands = there != nullptr && version_there <= record.version;
-    return stands ? std::optional(DesiredValue{}) : std::nullopt;
-  }
   if (there != nullptr && version_there >= record.version) return std::nullopt;
   return DesiredValue{encode(RecordFields{record.owner, record.value, record.version, left_ms(record, now)}),
-              own->second.lease};
+                      own->second.lease};
 }
 
-/// What to ask for next on the way to the wish; nullopt: it has come true.
-std::optional<EtcdRequest> ReplicatedState::step(const std::string& key, TimeNs now) {
-  std::optional<DesiredValue> wanted = wish(key, now);
+/// Returns the next request towards the desired value; nullopt if etcd has it.
+std::optional<EtcdRequest> ReplicatedState::next_request(const std::string& key, TimeNs now) {
+  std::optional<DesiredValue> wanted = desired(key, now);
   if (!wanted) return std::nullopt;
-  const auto it = seen_.find(key);
-  const std::int64_t mod_revision = it == seen_.end() || it->second.is_gone ? 0 : it->second.mod_revision;
+  const auto it = in_etcd_.find(key);
+  const std::int64_t mod_revision = it == in_etcd_.end() || it->second.is_gone ? 0 : it->second.mod_revision;
   if (!wanted->value) return EtcdErase{key, mod_revision};
   if (const auto own = own_.find(key); own != own_.end() && wanted->lease == 0) {
     const auto ttl_s = static_cast<std::int64_t>(left_ms(own->second.record, now) / 1000 + 1);
@@ -199,28 +177,28 @@ std::vector<ReplicatedState::Request> ReplicatedState::due(TimeNs now) {
   keep_lease(requests, now);
   sweep(now);
   if (!is_synced_ || now < retry_at_) return requests;
-  auto it = owed_.upper_bound(looked_last_);
-  for (std::size_t n = std::min(owed_.size(), kLookedPerTurn); n > 0 && in_flight_.size() < options_.in_flight_max;
+  auto it = dirty_.upper_bound(looked_last_);
+  for (std::size_t n = std::min(dirty_.size(), kLookedPerTurn); n > 0 && in_flight_.size() < options_.in_flight_max;
        --n) {
-    if (it == owed_.end()) it = owed_.begin();
-    if (it == owed_.end()) break;
+    if (it == dirty_.end()) it = dirty_.begin();
+    if (it == dirty_.end()) break;
     looked_last_ = it->first;
     if (it->second) {
       ++it;
-    } else if (std::optional<EtcdRequest> request = step(it->first, now)) {
+    } else if (std::optional<EtcdRequest> request = next_request(it->first, now)) {
       it->second = true;
       send(requests, it->first, std::move(*request));
       ++it;
     } else {
-      it = owed_.erase(it);
+      it = dirty_.erase(it);
     }
   }
   return requests;
 }
 
 void ReplicatedState::keep_lease(std::vector<Request>& requests, TimeNs now) {
-  if (asks_lease_ || now < lease_at_) return;
-  asks_lease_ = true;
+  if (is_lease_requested_ || now < lease_at_) return;
+  is_lease_requested_ = true;
   if (lease_ == 0) {
     send(requests, "", EtcdGrant{options_.lease_s});
   } else {
@@ -234,7 +212,7 @@ void ReplicatedState::send(std::vector<Request>& requests, const std::string& ke
   requests.push_back({token, std::move(request)});
 }
 
-/// A few at a time: what has been dead for long enough, and whose deadline has passed.
+/// Expires long-dead nodes, a few at a time, and records.
 void ReplicatedState::sweep(TimeNs now) {
   auto it = nodes_.upper_bound(swept_last_);
   for (std::size_t n = std::min(nodes_.size(), kSweptPerTurn); n > 0; --n) {
@@ -245,22 +223,18 @@ void ReplicatedState::sweep(TimeNs now) {
     const std::string key = node_key(it->first);
     if (it->second.is_here || (!is_over && !is_too_many)) {
       ++it;
-    } else if (is_too_many || (is_synced_ && seen(key) == nullptr)) {
+    } else if (is_too_many || (is_synced_ && value_in_etcd(key) == nullptr)) {
       it = nodes_.erase(it);
       if (nodes_.empty()) break;
     } else {
-      owe(key);
+      mark_dirty(key);
       ++it;
     }
   }
   if (now < swept_at_ + 100 * kMillisecond) return;
   swept_at_ = now;
   std::erase_if(own_, [&](const auto& entry) { return entry.second.record.deadline <= now; });
-  for (auto record = records_.begin(); record != records_.end();) {
-    const auto next = std::next(record);
-    if (record->second.deadline <= now) forget_record(std::string(record->first));
-    record = next;
-  }
+  std::erase_if(records_, [&](const auto& entry) { return entry.second.deadline <= now; });
 }
 
 }  // namespace kvferry::controller::scale

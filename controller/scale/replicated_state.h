@@ -1,5 +1,6 @@
-// What the replicas of a controller share, and each keeps in memory: who else is there, the newest incarnation of each
-// node that any of them saw, and records (pins, drains, quotas). Pure: requests to etcd go out, its events come in.
+// What the replicas of a controller share through etcd, and each replica caches: the other replicas, the newest
+// incarnation of each node that any replica has seen, and records (quotas). Pure: the caller passes etcd's events in
+// and sends the requests.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +16,16 @@
 
 namespace kvferry::controller::scale {
 
-struct SharedTruthOptions {
+struct ReplicatedStateOptions {
   std::string prefix = "kvferry/";  // of all keys
-  std::string name{};               // of this replica; one that starts anew under it takes its place
-  std::string endpoint{};           // where nodes reach it
-  std::uint64_t run = 0;            // of two that use one name at a time, the higher one has it
-  std::int64_t lease_s = 5;         // of this replica; the others take it for gone after it
-  std::int64_t retry_ms_min = 100;  // after a request that failed; doubles
+  std::string name{};               // of this replica
+  std::string endpoint{};           // of this replica's listener for nodes
+  std::uint64_t run = 0;            // of two replicas with one name, the one with the higher run owns it
+  std::int64_t lease_s = 5;         // of this replica; when it expires, the others consider the replica dead
+  std::int64_t retry_ms_min = 100;  // after a failed request; doubles
   std::int64_t retry_ms_max = 2000;
-  std::int64_t keep_ms = 3'600'000;  // how long a node's incarnation is known after the node was last alive
-  std::size_t nodes_max = 16'384;    // whose incarnation is known; beyond it those longest dead are forgotten
+  std::int64_t keep_ms = 3'600'000;  // how long a node's incarnation is kept after the node was last alive
+  std::size_t nodes_max = 16'384;    // number of incarnations; beyond it, those of dead nodes are dropped
   std::size_t records_max = 16'384;
   std::size_t in_flight_max = 16;
 };
@@ -41,8 +42,8 @@ struct Replica {
   auto operator<=>(const Replica&) const = default;
 };
 
-/// Something with an owner and a deadline that all replicas must know: a pin, a drain, a quota. What it means is its
-/// kind's business.
+/// A value with an owner and a deadline that all replicas must know, such as a quota. ReplicatedState does not
+/// interpret it.
 struct SharedRecord {
   std::string kind;  // no '/'
   std::string id;
@@ -52,7 +53,7 @@ struct SharedRecord {
   TimeNs deadline = 0;        // by this replica's clock
 };
 
-/// Another replica has seen this incarnation: an older one is not to be served any more.
+/// Another replica has seen this incarnation: older ones must be fenced.
 struct NodeFenced {
   NodeName node;
   Incarnation incarnation;
@@ -61,30 +62,24 @@ struct ReplicasChanged {};
 struct RecordSet {
   SharedRecord record;
 };
-struct RecordGone {
-  std::string kind;
-  std::string id;
-};
-using SharedNews = std::variant<NodeFenced, ReplicasChanged, RecordSet, RecordGone>;
+using SharedNews = std::variant<NodeFenced, ReplicasChanged, RecordSet>;
 
-/// Etcd that is gone changes nothing of what is known, and holds nobody up: what has to be written there is owed, and
-/// written when it is back, also to one that has lost everything.
-/// Threads: one at a time. `now` must never go back.
+/// While etcd is unreachable, the cached state stays valid. Changed keys are marked dirty and written when etcd is
+/// back, even if etcd has lost all its data. Threads: one at a time. `now` must not decrease.
 class ReplicatedState {
  public:
-  explicit ReplicatedState(SharedTruthOptions options);
+  explicit ReplicatedState(ReplicatedStateOptions options);
 
-  /// The newest incarnation of it that any replica saw, as far as is known here.
+  /// Returns the newest incarnation of the node that any replica is known to have seen.
   std::optional<Incarnation> newest(const NodeName& node) const;
-  /// It registered here; an older incarnation than newest() has been refused before.
+  /// The node registered at this replica. The caller has refused incarnations older than newest().
   void joined(const NodeName& node, Incarnation incarnation, TimeNs now);
-  /// It left, expired or was fenced here.
+  /// The node left, expired or was fenced at this replica.
   void left(const NodeName& node, TimeNs now);
 
-  /// Replaces one of the same kind and id. Known here at once. Gone at its deadline everywhere, at the latest one
-  /// lease's granularity (a second) later.
+  /// Sets a record, or replaces the one with the same kind and id, at once in this replica. It expires in all replicas
+  /// within a second of its deadline.
   Result<void> set(SharedRecord record, TimeNs now);
-  void erase(const std::string& kind, const std::string& id);
 
   void on(const EtcdEvent& event, TimeNs now);
 
@@ -92,26 +87,26 @@ class ReplicatedState {
     std::uint64_t token;
     EtcdRequest request;
   };
-  /// What to ask of etcd now; to be called often.
+  /// Returns the requests to send to etcd now. Call it often.
   std::vector<Request> due(TimeNs now);
   std::vector<SharedNews> take_news();
-  /// On the way out: the others need not wait for the lease.
-  std::optional<EtcdRequest> goodbye() const;
+  /// Returns the request to send at shutdown: it revokes the lease, so that the others notice at once.
+  std::optional<EtcdRequest> final_request() const;
 
-  /// This one, and those whose lease etcd holds; while etcd is gone, as it was then. By name.
+  /// Returns this replica and those with a lease in etcd, by name; while etcd is unreachable, the last known ones.
   std::vector<Replica> replicas() const;
-  /// By key, all that count.
+  /// Returns the valid records by key.
   const std::map<std::string, SharedRecord>& records() const { return records_; }
-  /// When it was lost, or this replica began; nullopt: it is there.
+  /// Returns when etcd became unreachable, or this replica's start; nullopt while etcd is reachable.
   std::optional<TimeNs> etcd_gone_since() const { return gone_since_; }
-  const std::string& etcd_trouble() const { return trouble_; }
-  /// Another replica with this name has begun later: it is known under the name in place of this one.
+  const std::string& etcd_error() const { return error_; }
+  /// Returns true if a replica with this name was started later and owns the name now.
   bool is_name_taken() const { return is_name_taken_; }
-  std::size_t num_owed() const { return owed_.size(); }
+  std::size_t num_dirty() const { return dirty_.size(); }
   std::size_t num_nodes() const { return nodes_.size(); }
 
  private:
-  struct Seen {
+  struct EtcdValue {
     std::string value;
     std::int64_t mod_revision = 0;
     std::int64_t lease = 0;
@@ -120,16 +115,15 @@ class ReplicatedState {
   struct Node {
     std::uint64_t newest = 0;
     bool is_here = false;
-    TimeNs alive_at = 0;  // last, or when it was first heard of
+    TimeNs alive_at = 0;  // last time, or the first time it was known
   };
-  struct Own {  // a record that was set here
+  struct OwnRecord {  // a record that was set at this replica
     SharedRecord record;
     std::int64_t lease = 0;
-    bool is_erased = false;
   };
-  /// What a key should be in etcd.
+  /// The value that a key should have in etcd.
   struct DesiredValue {
-    std::optional<std::string> value{};  // none: not there
+    std::optional<std::string> value{};  // nullopt: erased
     std::int64_t lease = 0;
   };
 
@@ -138,46 +132,45 @@ class ReplicatedState {
   std::string node_key(const NodeName& node) const;
   std::optional<NodeName> node_of(const std::string& key) const;
   std::string record_key(const std::string& kind, const std::string& id) const;
-  void owe(const std::string& key) { owed_.try_emplace(key, false); }
+  void mark_dirty(const std::string& key) { dirty_.try_emplace(key, false); }
 
-  // etcd_truth.cpp: what is seen there, and what it means.
+  // etcd_replicated_state.cpp: etcd's events.
   void on_reply(const EtcdReply& reply, TimeNs now);
   void on_failure(const std::string& key, const EtcdRequest& request, const Error& error, TimeNs now);
-  void see_all(const EtcdAll& all, TimeNs now);
-  void see(const EtcdPair& pair, TimeNs now);
-  void unsee(const std::string& key, std::int64_t revision, bool is_by_watch);
-  void interpret(const std::string& key, const Seen& seen, TimeNs now);
-  void interpret_record(const std::string& key, const Seen& seen, TimeNs now);
-  void forget_record(const std::string& key);
-  const Seen* seen(const std::string& key) const;
+  void note_all(const EtcdAll& all, TimeNs now);
+  void note_value(const EtcdPair& pair, TimeNs now);
+  void note_absent(const std::string& key, std::int64_t revision, bool is_by_watch);
+  void apply(const std::string& key, const EtcdValue& value, TimeNs now);
+  void apply_record(const std::string& key, const EtcdValue& value, TimeNs now);
+  const EtcdValue* value_in_etcd(const std::string& key) const;
 
-  std::optional<DesiredValue> wish(const std::string& key, TimeNs now) const;
-  std::optional<EtcdRequest> step(const std::string& key, TimeNs now);
+  std::optional<DesiredValue> desired(const std::string& key, TimeNs now) const;
+  std::optional<EtcdRequest> next_request(const std::string& key, TimeNs now);
   void keep_lease(std::vector<Request>& requests, TimeNs now);
   void sweep(TimeNs now);
   void send(std::vector<Request>& requests, const std::string& key, EtcdRequest request);
 
-  SharedTruthOptions options_;
-  std::map<std::string, Seen> seen_;  // by key: what stands in etcd
+  ReplicatedStateOptions options_;
+  std::map<std::string, EtcdValue> in_etcd_;  // by key: the last known contents of etcd
   std::map<NodeName, Node> nodes_;
-  std::map<std::string, Own> own_;  // by key
+  std::map<std::string, OwnRecord> own_;  // by key
   std::map<std::string, SharedRecord> records_;
-  std::map<std::string, bool> owed_;  // keys that may have to be written; true: a request is under way
+  std::map<std::string, bool> dirty_;  // keys whose value in etcd may be wrong; true: a request is in flight
   std::map<std::uint64_t, std::pair<std::string, EtcdRequest>> in_flight_;  // by token; key "": this replica's lease
   std::vector<SharedNews> news_;
   std::uint64_t last_token_ = 0;
   std::int64_t lease_ = 0;  // of this replica; 0: none
-  bool asks_lease_ = false;
-  TimeNs lease_at_ = 0;  // when to ask for it again
+  bool is_lease_requested_ = false;
+  TimeNs lease_at_ = 0;  // time of the next request for the lease
   bool is_synced_ = false;
   std::optional<TimeNs> gone_since_{0};
-  std::string trouble_ = "not reached yet";
+  std::string error_ = "not reached yet";
   TimeNs retry_at_ = 0;
   std::int64_t retry_ms_;
   bool is_name_taken_ = false;
   NodeName swept_last_;
   TimeNs swept_at_ = 0;
-  std::string looked_last_;  // in owed_
+  std::string looked_last_;  // key of dirty_
 };
 
 }  // namespace kvferry::controller::scale

@@ -1,4 +1,4 @@
-// How a pin, a drain or a quota stands in etcd.
+// The value of a shared record in etcd.
 #pragma once
 
 #include <charconv>
@@ -13,17 +13,17 @@ struct RecordFields {
   std::string owner{};
   std::string value{};
   std::uint64_t version = 0;
-  std::uint64_t left_ms = 0;  // until its deadline, when it was written
+  std::uint64_t left_ms = 0;  // time to the deadline when it was written
   KVFERRY_FIELDS(owner, value, version, left_ms);
 };
 
-/// Of what is malformed: version 0, which anything replaces.
+/// A malformed value has version 0, which any other replaces.
 inline RecordFields record_fields_of(std::string_view bytes) {
   Result<RecordFields> fields = decode<RecordFields>(bytes, "shared record");
   return fields ? std::move(*fields) : RecordFields{};
 }
 
-/// As far as there are digits.
+/// Parses the leading digits; 0 if there are none.
 inline std::uint64_t number_of(std::string_view text) {
   std::uint64_t number = 0;
   std::from_chars(text.data(), text.data() + text.size(), number);

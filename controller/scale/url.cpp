@@ -8,11 +8,11 @@ namespace kvferry::controller::scale {
 namespace {
 
 constexpr std::string_view kEtcdAllowed =
-    "http://HOST:PORT of each member, with commas between, then perhaps /PREFIX, e.g. "
-    "http://10.0.0.1:2379,http://10.0.0.2:2379/kvferry; USER:PASSWORD@ may stand before HOST";
+    "http://HOST:PORT[,HOST:PORT...][/PREFIX], e.g. "
+    "http://10.0.0.1:2379,http://10.0.0.2:2379/kvferry; USER:PASSWORD@ may precede HOST";
 constexpr std::string_view kRedisAllowed =
     "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N] with N of at least 1048576, e.g. redis://10.0.0.1:6379; "
-    "USER:PASSWORD@ may stand before HOST";
+    "USER:PASSWORD@ may precede HOST";
 
 Error bad(std::string_view what, std::string_view allowed) {
   return {ErrorCode::kInvalidArgument, fmt::format("{}; allowed: {}", what, allowed)};
@@ -26,7 +26,7 @@ std::optional<Number> number_of(std::string_view text) {
   return number;
 }
 
-/// %40 and the like, which passwords need.
+/// Decodes %40 and the like, which passwords need.
 std::optional<std::string> unescaped(std::string_view text) {
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -43,7 +43,7 @@ std::optional<std::string> unescaped(std::string_view text) {
   return plain;
 }
 
-/// [USER[:PASSWORD]@]HOST[:PORT]; 0 where there is no port.
+/// Parses [USER[:PASSWORD]@]HOST[:PORT]; without a port, it is 0.
 std::optional<ServiceUrl> authority(std::string_view text) {
   ServiceUrl url;
   if (const std::size_t at = text.rfind('@'); at != std::string_view::npos) {
@@ -93,32 +93,31 @@ std::string ServiceUrl::host_port() const {
 Result<EtcdUrl> parse_etcd_url(std::string_view text) {
   constexpr std::string_view kHttp = "http://";
   if (text.starts_with("https://")) {
-    return bad("TLS to etcd (https) is not spoken yet; a local proxy, e.g. etcd's own grpc-proxy, can add it",
-               kEtcdAllowed);
+    return bad("TLS to etcd (https) is not supported; use a local proxy, e.g. etcd's own grpc-proxy", kEtcdAllowed);
   }
   EtcdUrl url;
   for (std::string_view rest = text; !rest.empty();) {
     const std::size_t comma = rest.find(',');
     std::string_view one = rest.substr(0, comma);
     rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
-    // http:// need not be said again.
+    // http:// is optional for all members but the first.
     if (one.starts_with(kHttp)) {
       one.remove_prefix(kHttp.size());
     } else if (url.members.empty()) {
-      return bad("the list of etcd's members doesn't begin with http://", kEtcdAllowed);
+      return bad("the list of etcd's members does not begin with http://", kEtcdAllowed);
     }
     if (const std::size_t slash = one.find('/'); slash != std::string_view::npos) {
-      if (!rest.empty()) return bad("etcd's prefix stands before the last member", kEtcdAllowed);
+      if (!rest.empty()) return bad("etcd's prefix must follow the last member", kEtcdAllowed);
       if (one.size() > slash + 1) url.prefix = one.substr(slash + 1);
       while (url.prefix.ends_with('/')) url.prefix.pop_back();
       one = one.substr(0, slash);
     }
     std::optional<ServiceUrl> member = authority(one);
     if (!member || member->port == 0)
-      return bad(fmt::format("number {} of etcd's members is malformed", url.members.size() + 1), kEtcdAllowed);
+      return bad(fmt::format("member {} of etcd is malformed", url.members.size() + 1), kEtcdAllowed);
     url.members.push_back(std::move(*member));
   }
-  if (url.members.empty()) return bad("no member of etcd is named", kEtcdAllowed);
+  if (url.members.empty()) return bad("the list of etcd's members is empty", kEtcdAllowed);
   if (!is_name(url.prefix)) return bad("etcd's prefix is malformed", kEtcdAllowed);
   return url;
 }
@@ -126,8 +125,8 @@ Result<EtcdUrl> parse_etcd_url(std::string_view text) {
 Result<RedisUrl> parse_redis_url(std::string_view text) {
   constexpr std::string_view kRedis = "redis://";
   if (text.starts_with("rediss://"))
-    return bad("TLS to Redis (rediss) is not spoken yet; a local proxy, e.g. stunnel, can add it", kRedisAllowed);
-  if (!text.starts_with(kRedis)) return bad("the event log's address doesn't begin with redis://", kRedisAllowed);
+    return bad("TLS to Redis (rediss) is not supported; use a local proxy, e.g. stunnel", kRedisAllowed);
+  if (!text.starts_with(kRedis)) return bad("the event log's address does not begin with redis://", kRedisAllowed);
   text.remove_prefix(kRedis.size());
   RedisUrl url;
   if (const std::size_t query = text.find('?'); query != std::string_view::npos) {

@@ -1,4 +1,4 @@
-// Where etcd and the event log are: what --etcd and --event-log take.
+// The addresses of etcd and of the event log: the values of --etcd and --event-log.
 #pragma once
 
 #include <string>
@@ -9,22 +9,22 @@
 
 namespace kvferry::controller::scale {
 
-/// Never printed with its password.
+/// Print only host_port(): the password must not appear in logs.
 struct ServiceUrl {
   std::string host;
   int port = 0;
   std::string user;
   std::string password;
 
-  std::string host_port() const;  // [HOST]:PORT where HOST has colons
+  std::string host_port() const;  // [HOST]:PORT for an IPv6 address
 };
 
-/// http://[USER:PASSWORD@]HOST:PORT[,...][/PREFIX]: the members of one etcd, and the prefix of all keys there.
+/// http://[USER:PASSWORD@]HOST:PORT[,...][/PREFIX]: the members of an etcd cluster, and the prefix of all keys.
 struct EtcdUrl {
   std::vector<ServiceUrl> members;
   std::string prefix = "kvferry";
 };
-/// kInvalidArgument: one sentence without the password.
+/// kInvalidArgument: the message does not contain the password.
 Result<EtcdUrl> parse_etcd_url(std::string_view text);
 
 /// redis://[USER:PASSWORD@]HOST[:PORT][/DB][?stream=NAME&bytes=N].
@@ -32,7 +32,7 @@ struct RedisUrl {
   ServiceUrl server;
   int database = 0;
   std::string stream = "kvferry:events";
-  std::size_t bytes_max = std::size_t{256} << 20;  // of the stream in Redis's memory, about
+  std::size_t bytes_max = std::size_t{256} << 20;  // approximate limit of the stream's memory in Redis
 };
 Result<RedisUrl> parse_redis_url(std::string_view text);
 

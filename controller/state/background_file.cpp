@@ -20,8 +20,8 @@ constexpr std::chrono::seconds kSyncEvery{1};
 
 }  // namespace
 
-BackgroundFile::BackgroundFile(WriteCall write, std::function<void()> told)
-    : write_(std::move(write)), told_(std::move(told)), thread_([this] { serve(); }) {}
+BackgroundFile::BackgroundFile(WriteCall write, std::function<void()> on_progress)
+    : write_(std::move(write)), on_progress_(std::move(on_progress)), thread_([this] { serve(); }) {}
 
 BackgroundFile::~BackgroundFile() {
   {
@@ -30,23 +30,6 @@ BackgroundFile::~BackgroundFile() {
   }
   wake_.notify_one();
   thread_.join();
-}
-
-void BackgroundFile::open(std::string path) {
-  post(0, [this, path = std::move(path)]() mutable { do_open(std::move(path)); });
-}
-void BackgroundFile::append(std::string bytes, std::uint64_t mark) {
-  const std::size_t num_bytes = bytes.size();
-  post(num_bytes, [this, bytes = std::move(bytes), mark] { do_append(bytes, mark); });
-}
-void BackgroundFile::sync() {
-  post(0, [this] { do_sync(); });
-}
-void BackgroundFile::finish(std::string final_path, std::function<void()> after) {
-  post(0, [this, final_path = std::move(final_path), after = std::move(after)] { do_finish(final_path, after); });
-}
-void BackgroundFile::discard() {
-  post(0, [this] { do_discard(); });
 }
 
 BackgroundFile::Progress BackgroundFile::progress() const {
@@ -61,6 +44,56 @@ void BackgroundFile::drain() {
   std::unique_lock lock(mutex_);
   idle_.wait(lock, [this] { return jobs_.empty() && !is_busy_; });
 }
+
+void BackgroundFile::open(std::string path) {
+  post(0, [this, path = std::move(path)] {
+    sync_now();
+    path_ = path;
+    file_ = OwnedFd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    {
+      const std::lock_guard lock(mutex_);
+      ++progress_.num_opened;
+      progress_.size_bytes = 0;
+      progress_.failure.clear();
+      progress_.is_finished = false;
+    }
+    if (!file_) return fail("cannot be created", errno);
+    sync_folder(std::filesystem::path(path_).parent_path());
+  });
+}
+
+void BackgroundFile::append(std::string bytes, std::uint64_t mark) {
+  const std::size_t num_bytes = bytes.size();
+  post(num_bytes, [this, bytes = std::move(bytes), mark] { write_all(bytes, mark); });
+}
+
+void BackgroundFile::sync() {
+  post(0, [this] { sync_now(); });
+}
+
+void BackgroundFile::finish(std::string final_path, std::function<void()> after) {
+  post(0, [this, final_path = std::move(final_path), after = std::move(after)] {
+    if (!file_) return;
+    if (::fdatasync(file_.get()) != 0) return fail("cannot be synced", errno);
+    if (::rename(path_.c_str(), final_path.c_str()) != 0) return fail("cannot be renamed", errno);
+    sync_folder(std::filesystem::path(final_path).parent_path());
+    file_ = OwnedFd();
+    after();
+    const std::lock_guard lock(mutex_);
+    progress_.is_finished = true;
+  });
+}
+
+void BackgroundFile::discard() {
+  post(0, [this] {
+    if (path_.empty()) return;
+    file_ = OwnedFd();
+    ::unlink(path_.c_str());
+    path_.clear();
+  });
+}
+
+// --- The file's thread ----------------------------------------------------------------------------------------------
 
 void BackgroundFile::post(std::size_t num_bytes, std::function<void()> run) {
   {
@@ -86,39 +119,24 @@ void BackgroundFile::serve() {
     lock.unlock();
     if (job.run) job.run();
     if (const auto now = std::chrono::steady_clock::now(); now >= sync_at) {
-      do_sync();
+      sync_now();
       sync_at = now + kSyncEvery;
     }
     lock.lock();
     queued_bytes_ -= job.num_bytes;
     is_busy_ = false;
     if (jobs_.empty()) idle_.notify_all();
-    if (told_) {
+    if (on_progress_) {
       lock.unlock();
-      told_();
+      on_progress_();
       lock.lock();
     }
   }
   lock.unlock();
-  do_sync();
+  sync_now();
 }
 
-void BackgroundFile::do_open(std::string path) {
-  do_sync();
-  path_ = std::move(path);
-  file_ = OwnedFd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  {
-    const std::lock_guard lock(mutex_);
-    ++progress_.num_opened;
-    progress_.size_bytes = 0;
-    progress_.failure.clear();
-    progress_.is_finished = false;
-  }
-  if (!file_) return fail("can't be made", errno);
-  sync_folder(std::filesystem::path(path_).parent_path());
-}
-
-void BackgroundFile::do_append(const std::string& bytes, std::uint64_t mark) {
+void BackgroundFile::write_all(const std::string& bytes, std::uint64_t mark) {
   if (!file_) return;
   std::size_t num_written = 0;
   while (num_written < bytes.size()) {
@@ -129,9 +147,9 @@ void BackgroundFile::do_append(const std::string& bytes, std::uint64_t mark) {
     }
     if (some < 0 && errno == EINTR) continue;
     const int why = some == 0 ? ENOSPC : errno;
-    // Without the torn end; if that can't be had either, a reload drops it.
+    // Removes the torn end; if this fails, too, the next load drops it.
     [[maybe_unused]] const int cut = ::ftruncate(file_.get(), static_cast<off_t>(progress().size_bytes));
-    return fail("can't be written", why);
+    return fail("cannot be written", why);
   }
   last_written_ = mark;
   const std::lock_guard lock(mutex_);
@@ -139,30 +157,12 @@ void BackgroundFile::do_append(const std::string& bytes, std::uint64_t mark) {
   progress_.written = mark;
 }
 
-void BackgroundFile::do_sync() {
+void BackgroundFile::sync_now() {
   if (!file_ || last_synced_ == last_written_) return;
-  if (::fdatasync(file_.get()) != 0) return fail("can't be synced", errno);
+  if (::fdatasync(file_.get()) != 0) return fail("cannot be synced", errno);
   last_synced_ = last_written_;
   const std::lock_guard lock(mutex_);
   progress_.synced = last_synced_;
-}
-
-void BackgroundFile::do_finish(const std::string& final_path, const std::function<void()>& after) {
-  if (!file_) return;
-  if (::fdatasync(file_.get()) != 0) return fail("can't be synced", errno);
-  if (::rename(path_.c_str(), final_path.c_str()) != 0) return fail("can't be renamed", errno);
-  sync_folder(std::filesystem::path(final_path).parent_path());
-  file_ = OwnedFd();
-  after();
-  const std::lock_guard lock(mutex_);
-  progress_.is_finished = true;
-}
-
-void BackgroundFile::do_discard() {
-  if (path_.empty()) return;
-  file_ = OwnedFd();
-  ::unlink(path_.c_str());
-  path_.clear();
 }
 
 void BackgroundFile::fail(std::string_view what, int why) {

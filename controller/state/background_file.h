@@ -1,4 +1,4 @@
-// A file that a thread of its own writes, so that nobody waits for the disk.
+// A file that its own thread writes, so that the owner never waits for the disk.
 #pragma once
 
 #include <sys/types.h>
@@ -15,41 +15,41 @@
 
 namespace kvferry::controller {
 
-/// ::write() in earnest; tests hand in what a full disk or a death in the middle looks like.
+/// ::write(); tests pass functions that imitate a full disk or a crash.
 using WriteCall = std::function<ssize_t(int fd, const void* data, std::size_t size_bytes)>;
 
-/// One file at a time, each from open() to the next. A file that fails once takes nothing more: it is cut back to its
-/// last whole append(), and what comes for it is dropped. What was written is synced about once a second.
-/// Threads: one owner calls everything; no call but the destructor and drain() waits.
+/// Writes one file at a time. After a failure the file is cut back to its last whole append(), and further appends are
+/// dropped until the next open(). Written bytes are synced about once a second.
+/// Threads: one owner makes all calls; only the destructor and drain() wait.
 class BackgroundFile {
  public:
   struct Progress {
-    std::uint64_t num_opened = 0;  // open() calls that were come to; what follows is of the last of them
-    std::uint64_t written = 0;     // the last mark that was written, of whichever file
-    std::uint64_t synced = 0;      // the last that outlives a loss of power
+    std::uint64_t num_opened = 0;  // processed open() calls; all but `written` and `synced` describe the newest file
+    std::uint64_t written = 0;     // last mark that was written, in any file
+    std::uint64_t synced = 0;      // last mark that survives a loss of power
     bool is_finished = false;
     std::uint64_t size_bytes = 0;
     std::string failure;  // empty: none
   };
 
-  /// `told` is called in the file's thread after each change of progress().
-  BackgroundFile(WriteCall write, std::function<void()> told);
-  /// Writes and syncs what waits.
+  /// The file's thread calls `on_progress` after each change of progress().
+  BackgroundFile(WriteCall write, std::function<void()> on_progress);
+  /// Writes and syncs everything that is queued.
   ~BackgroundFile();
 
-  /// Makes a file; the one before is synced and closed.
+  /// Creates a file, after syncing and closing the previous one.
   void open(std::string path);
-  /// In one write(). `mark` grows.
+  /// Writes `bytes` with one write(). `mark` must grow.
   void append(std::string bytes, std::uint64_t mark);
   void sync();
-  /// Syncs it, gives it its final name, then calls `after` in the file's thread, if nothing failed.
+  /// Syncs the file and renames it to its final path; then the file's thread calls `after`, unless something failed.
   void finish(std::string final_path, std::function<void()> after);
-  /// Closes and removes it. Nothing fails.
+  /// Closes and removes the file. Never reports a failure.
   void discard();
 
   Progress progress() const;
   std::size_t queued_bytes() const;
-  /// Waits until all of it was come to.
+  /// Waits until the queue is empty.
   void drain();
 
  private:
@@ -59,22 +59,19 @@ class BackgroundFile {
   };
   void post(std::size_t num_bytes, std::function<void()> run);
   void serve();
-  void do_open(std::string path);
-  void do_append(const std::string& bytes, std::uint64_t mark);
-  void do_sync();
-  void do_finish(const std::string& final_path, const std::function<void()>& after);
-  void do_discard();
+  void write_all(const std::string& bytes, std::uint64_t mark);
+  void sync_now();
   void fail(std::string_view what, int why);
 
   WriteCall write_;
-  std::function<void()> told_;
-  // The thread's own.
+  std::function<void()> on_progress_;
+  // Used by the file's thread only.
   std::string path_;
   OwnedFd file_;
   std::uint64_t last_written_ = 0;
   std::uint64_t last_synced_ = 0;
 
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards the members below
   std::condition_variable wake_, idle_;
   std::deque<Job> jobs_;
   std::size_t queued_bytes_ = 0;

@@ -35,7 +35,7 @@ struct PublishedHead {
 struct EvictedHead {
   std::uint64_t node = 0, sequence = 0;
 };
-struct TailFields {  // of a publish
+struct TailFields {  // in a kPublished record
   ChunkKey key, group;
   std::uint32_t num_tokens = 0;
 };
@@ -52,7 +52,7 @@ template <class T>
 void put(std::string& out, const T& item) {
   put(out, std::span<const T>(&item, 1));
 }
-/// Takes `num_items` from the front of `in`. False: there are fewer.
+/// Takes `num_items` items from the front of `in`. Returns false if there are fewer.
 template <class T>
 bool take(std::string_view& in, std::size_t num_items, std::vector<T>& items) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -71,7 +71,7 @@ bool take(std::string_view& in, T& item) {
   return true;
 }
 
-/// What is appended in its life is one record.
+/// Begins a record; the destructor fills in its length.
 class Record {
  public:
   Record(std::string& out, Type type) : out_(out), begin_(out.size()) {
@@ -91,7 +91,7 @@ class Record {
   std::size_t begin_;
 };
 
-/// The next record of a frame's body. False: there is none that is whole.
+/// Takes the next record from a batch's body. Returns false if none is complete.
 bool take_record(std::string_view& body, std::uint8_t& type, std::string_view& record) {
   std::uint32_t length = 0;
   if (!take(body, type) || !take(body, length) || length > body.size()) return false;
@@ -100,7 +100,7 @@ bool take_record(std::string_view& body, std::uint8_t& type, std::string_view& r
   return true;
 }
 
-bool is_whole(const TableBlock& block) {
+bool is_consistent(const TableBlock& block) {
   std::size_t num_keys = 0;
   for (const TableBlock::Run& run : block.runs) {
     if (run.set >= block.set_ends.size()) return false;
@@ -144,7 +144,7 @@ void append_published(std::string& out, NodeId node, std::uint64_t sequence, Sna
                      .is_partial = is_partial ? std::uint8_t{1} : std::uint8_t{0}};
   for (const ChunkEntry& chunk : chunks) ++(chunk.is_tail ? head.num_tails : head.num_full);
   put(out, head);
-  // Tails first, as they come from the wire.
+  // Tails first, as in wire::Publish.
   if (head.num_tails > 0) {
     for (const ChunkEntry& chunk : chunks) {
       if (chunk.is_tail) put(out, TailFields{chunk.key, chunk.tail_group, chunk.num_tokens});
@@ -270,7 +270,7 @@ bool Replayer::replay(std::uint8_t type, std::string_view record) {
       if (!take(record, head) || !take(record, head.name_bytes, name) || !take(record, head.num_keys, block_.keys) ||
           !take(record, head.num_runs, block_.runs) || !take(record, head.num_members, block_.members) ||
           !take(record, head.num_sets, block_.set_ends) || !take(record, head.num_tails, block_.tails) ||
-          !is_whole(block_))
+          !is_consistent(block_))
         return false;
       state_.reload({name.begin(), name.end()}, block_);
       return true;
@@ -280,7 +280,7 @@ bool Replayer::replay(std::uint8_t type, std::string_view record) {
       has_end_ = true;
       return true;
   }
-  return true;  // of a newer release that says it can be left out
+  return true;  // an optional record of a newer release
 }
 
 }  // namespace kvferry::controller

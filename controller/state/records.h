@@ -1,7 +1,8 @@
-// What the frames of the state folder hold: records of what a directory was told, of its nodes and of its chunks.
+// The records in the batches of the state folder: changes of a directory, its nodes and its chunks.
 //
-// A record is a byte of type, four of length, and so many more. Those of nodes are msgpack, which grows at its end;
-// those of chunks are plain bytes, because there are millions. The first frame of a file has one record, its FileHead.
+// A record has a type (1 byte), a length (4 bytes), and that many bytes. Records of nodes are msgpack, so that later
+// releases can append fields; records of chunks are plain bytes, because there are millions. The first batch of a file
+// has one record, its FileHead.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +17,16 @@
 
 namespace kvferry::controller {
 
-constexpr std::uint32_t kStateFormat = 1;  // raised by whatever an older release would read wrongly
+constexpr std::uint32_t kStateFormat = 1;  // raise it with each change that an older release would misread
 
-/// A log goes on where the one with the number before ended, unless `begins_anew`: then something is missing between
-/// them, which the snapshot of the same number has. A snapshot and the logs from its number on are the whole state.
+/// A log continues the log with the number before, unless `begins_anew`: then changes between the two are missing, and
+/// only the snapshot with the same number has them. A snapshot and the logs from its number on are the whole state.
 struct FileHead {
   std::string kind;  // "log" or "snapshot"
   std::uint32_t format = kStateFormat;
   std::uint64_t number = 0;
   bool begins_anew = false;
-  std::uint64_t index_version = 0;  // when it began
+  std::uint64_t index_version = 0;  // at its begin
   KVFERRY_FIELDS(kind, format, number, begins_anew, index_version);
 };
 
@@ -38,17 +39,17 @@ void append_evicted(std::string& out, NodeId node, std::uint64_t sequence, std::
 void append_snapshot_dropped(std::string& out, NodeId node);
 void append_image(std::string& out, const DirectoryImage& image);
 void append_block(std::string& out, const std::string& name_space, const TableBlock& block);
-/// A snapshot without it was not finished.
+/// Marks the end of a snapshot; without it, the snapshot is incomplete.
 void append_end(std::string& out);
 
-/// nullopt: another record, or none.
+/// Returns nullopt if `body` does not begin with a FileHead.
 std::optional<FileHead> head_in(std::string_view body);
 
-/// Does to the directory what the records of a frame tell.
+/// Applies the records of batches to a directory.
 class Replayer {
  public:
   explicit Replayer(DirectoryState& state) : state_(state) {}
-  /// False: malformed; what came before it is done.
+  /// Returns false at a malformed record, after applying those before it.
   bool replay(std::string_view body);
   std::uint64_t num_records() const { return num_records_; }
   bool has_end() const { return has_end_; }

@@ -17,11 +17,11 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kMarker = "kvferry-controller-state";
 constexpr std::string_view kMarkerText = "kvferry controller state, format 1\n";
-constexpr std::string_view kAdvice = "name another folder by --state, or --state none to keep nothing";
+constexpr std::string_view kAdvice = "choose another folder with --state, or --state none to keep no state";
 
 Error unavailable(const std::string& path, std::string_view what, int why) {
   return {ErrorCode::kUnavailable,
-          fmt::format("the controller's state {} {}: {}; {}", path, what, std::strerror(why), kAdvice)};
+          fmt::format("the controller's state folder {} {}: {}; {}", path, what, std::strerror(why), kAdvice)};
 }
 
 std::optional<std::uint64_t> number_after(std::string_view prefix, std::string_view name) {
@@ -33,21 +33,21 @@ std::optional<std::uint64_t> number_after(std::string_view prefix, std::string_v
   return number;
 }
 
-/// Whether a new folder may become ours, or is it already; the marker says so and nothing else.
+/// Checks the marker file, or writes it if it is new.
 Result<void> check_or_mark(const std::string& folder, int marker, const std::string& path) {
   char text[128];
   const ssize_t num_bytes = ::pread(marker, text, sizeof text, 0);
-  if (num_bytes < 0) return unavailable(path, "can't be read", errno);
+  if (num_bytes < 0) return unavailable(path, "cannot be read", errno);
   const std::string_view found(text, static_cast<std::size_t>(num_bytes));
   if (found == kMarkerText) return {};
   if (!found.empty()) {
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the controller's state in {} is of another format than this release reads ({}); use the "
+                 fmt::format("the controller's state in {} has another format than this release reads ({}); use the "
                              "release that wrote it, or {}",
                              folder, found.substr(0, found.find('\n')), kAdvice)};
   }
   if (::pwrite(marker, kMarkerText.data(), kMarkerText.size(), 0) != static_cast<ssize_t>(kMarkerText.size()))
-    return unavailable(path, "can't be written", errno);
+    return unavailable(path, "cannot be written", errno);
   return {};
 }
 
@@ -56,23 +56,23 @@ Result<void> check_or_mark(const std::string& folder, int marker, const std::str
 Result<StateFolder> StateFolder::open(const std::string& path) {
   std::error_code failure;
   fs::create_directories(path, failure);
-  if (failure) return unavailable(path, "can't be made", failure.value());
+  if (failure) return unavailable(path, "cannot be created", failure.value());
   const std::string marker_path = fmt::format("{}/{}", path, kMarker);
   const fs::directory_iterator entries(path, failure);
-  if (failure) return unavailable(path, "can't be read", failure.value());
+  if (failure) return unavailable(path, "cannot be read", failure.value());
   const bool is_empty = entries == fs::directory_iterator();
   if (!fs::exists(marker_path, failure) && !is_empty) {
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("{} is not empty and not a kvferry controller's state; {}", path, kAdvice)};
+                 fmt::format("{} is not empty and not a kvferry controller's state folder; {}", path, kAdvice)};
   }
   OwnedFd lock(::open(marker_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (!lock) return unavailable(marker_path, "can't be written", errno);
+  if (!lock) return unavailable(marker_path, "cannot be written", errno);
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     return Error{ErrorCode::kRefused,
-                 fmt::format("another controller uses the state in {}; end it, or {}", path, kAdvice)};
+                 fmt::format("another controller uses the state folder {}; stop it, or {}", path, kAdvice)};
   }
   if (Result<void> ours = check_or_mark(path, lock.get(), marker_path); !ours) return std::move(ours).error();
-  if (::access(path.c_str(), R_OK | W_OK | X_OK) != 0) return unavailable(path, "can't be written", errno);
+  if (::access(path.c_str(), R_OK | W_OK | X_OK) != 0) return unavailable(path, "cannot be written", errno);
   for (const fs::directory_entry& entry : fs::directory_iterator(path, failure)) {
     const std::string name = entry.path().filename();
     if (name.starts_with("snapshot-") && name.ends_with(".tmp")) ::unlink(entry.path().c_str());
@@ -91,27 +91,19 @@ Result<StateFolder::Files> StateFolder::files() const {
   for (fs::directory_iterator entry(path_, failure); !failure && entry != fs::directory_iterator();
        entry.increment(failure)) {
     const std::string name = entry->path().filename();
-    if (const auto log = number_after("log-", name)) files.logs.insert(*log);
-    if (const auto snapshot = number_after("snapshot-", name)) files.snapshots.insert(*snapshot);
+    if (const auto number = number_after("log-", name)) files.logs.insert(*number);
+    if (const auto number = number_after("snapshot-", name)) files.snapshots.insert(*number);
   }
-  if (failure) return unavailable(path_, "can't be read", failure.value());
+  if (failure) return unavailable(path_, "cannot be read", failure.value());
   return files;
 }
 
-void StateFolder::remove_older(const std::string& folder, const std::string& log, const std::string& snapshot,
-                               const std::vector<std::string>& set_aside) {
-  for (const std::string& path : set_aside) ::rename(path.c_str(), (path + ".damaged").c_str());
-  std::error_code failure;
-  std::vector<std::string> older;
-  for (fs::directory_iterator entry(folder, failure); !failure && entry != fs::directory_iterator();
-       entry.increment(failure)) {
-    const std::string name = entry->path().filename();
-    const auto number_log = number_after("log-", name);
-    const auto number_snapshot = number_after("snapshot-", name);
-    if ((number_log && entry->path().string() < log) || (number_snapshot && entry->path().string() < snapshot))
-      older.push_back(entry->path());
-  }
-  for (const std::string& path : older) ::unlink(path.c_str());
+void StateFolder::remove_below(std::uint64_t number) const {
+  const Result<Files> all = files();
+  if (!all) return;  // later calls or the next start remove them
+  for (auto it = all->logs.begin(); it != all->logs.lower_bound(number); ++it) ::unlink(log(*it).c_str());
+  for (auto it = all->snapshots.begin(); it != all->snapshots.lower_bound(number); ++it)
+    ::unlink(snapshot(*it).c_str());
 }
 
 void sync_folder(const std::string& path) {

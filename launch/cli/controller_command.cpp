@@ -22,15 +22,16 @@ extern "C" void stop_server(int) {
   if (controller::Server* server = g_server.load()) server->stop();
 }
 
-/// Each node takes a descriptor and each engine a handful; shells give a program 1024, which a thousand nodes end.
-void take_all_files() {
+/// Raises the limit on open files to the maximum: shells often set 1024, but each node takes one and each engine
+/// several.
+void raise_file_limit() {
   rlimit files{};
   if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= files.rlim_max) return;
   files.rlim_cur = files.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &files);
 }
 
-/// HTTP, and the engines that are registered over it. The address that it listens on.
+/// Adds the HTTP listener and the one for the engines registered over HTTP. Returns HTTP's actual address.
 Result<std::string> add_http(controller::Server& server, controller::EngineDirectory& engines,
                              const std::string& address) {
   Result<controller::HttpOptions> options = controller::parse_http_address(address);
@@ -59,15 +60,15 @@ Result<void> add_replica(controller::Server& server, const ControllerConfig& con
 Result<void> run(const SettingFlags& flags, const std::optional<std::string>& config_file) {
   const Result<ControllerConfig> config = read_controller_settings(flags, config_file);
   if (!config) return config.error();
-  take_all_files();
+  raise_file_limit();
   const SteadyClock clock;
   controller::ServerOptions options{.bind = config->bind, .state = state_folder(*config), .directory = {}};
   if (config->stream != "none") options.stream = config->stream;
-  std::random_device random;  // nobody shall choose keys that all fall on one place of the table
+  std::random_device random;  // clients must not be able to choose keys that collide
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();
   controller::EngineDirectoryOptions engine_options;
   engine_options.index.index = options.directory.index;
-  controller::EngineDirectory engines(engine_options);  // outlives the server, whose fronts refer to it
+  controller::EngineDirectory engines(engine_options);  // outlives the server's listeners, which refer to it
   Result<std::unique_ptr<controller::Server>> server = controller::Server::bind(options, clock);
   if (!server) return std::move(server).error();
   if (config->http != "none") {
@@ -85,21 +86,21 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
   std::fflush(stdout);
   (*server)->run();
   g_server = nullptr;
-  log().info("controller ends");
+  log().info("controller stopped");
   return {};
 }
 
 }  // namespace
 
 Run add_controller_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand(
-      "controller",
-      "Tell nodes which node holds which chunk; runs until SIGINT or SIGTERM. Each option but --config "
-      "can also be a key of the config file, or KVFERRY_<KEY> in the environment.");
+  CLI::App* command = app.add_subcommand("controller",
+                                         "Run the directory of which node holds which chunk, until SIGINT or SIGTERM. "
+                                         "Each option but --config can also be "
+                                         "a key of the config file, or KVFERRY_<KEY> in the environment.");
   auto flags = std::make_shared<SettingFlags>();
   auto config_file = std::make_shared<std::optional<std::string>>();
   add_setting_options(*command, controller_settings(), *flags);
-  command->add_option("--config", *config_file, "YAML file of the same keys, without --");
+  command->add_option("--config", *config_file, "YAML file with these options as keys, without --");
   return [flags, config_file] { return run(*flags, *config_file); };
 }
 

@@ -6,9 +6,9 @@
 #include <set>
 
 #include "controller/protocol/publish_parts.h"
+#include "controller/protocol/wire.h"
 #include "controller/scale/log_reader.h"
 #include "controller/scale/log_writer.h"
-#include "controller/protocol/wire.h"
 #include "tests/controller/fixtures.h"
 
 namespace kvferry::controller::scale {
@@ -58,11 +58,11 @@ struct Source {
   }
   void say(const std::string& name, const wire::Publish& publish) {
     directory.publish(ids[name], publish.sequence, mark_of(publish), chunks_of(publish).value(), now);
-    writer.told(ids[name], publish.sequence, directory.repair(ids[name]).resend_from, encode(publish), now);
+    writer.updated(ids[name], publish.sequence, directory.repair(ids[name]).resend_from, encode(publish), now);
   }
   void say(const std::string& name, const wire::Evict& evict) {
     directory.evict(ids[name], evict.sequence, evict.keys.keys, now);
-    writer.told(ids[name], evict.sequence, directory.repair(ids[name]).resend_from, encode(evict), now);
+    writer.updated(ids[name], evict.sequence, directory.repair(ids[name]).resend_from, encode(evict), now);
   }
   void flush() { writer.flush(now, !is_full); }
 

@@ -21,9 +21,9 @@ const NodeName kA{"", "a"};
 
 /// A replica as the server drives it, but for the directory: the nodes that are here, by name.
 struct Instance {
-  Instance(const std::string& name, std::uint64_t run, SharedTruthOptions options = {})
-      : truth(with(options, name, run)) {}
-  static SharedTruthOptions with(SharedTruthOptions options, const std::string& name, std::uint64_t run) {
+  Instance(const std::string& name, std::uint64_t run, ReplicatedStateOptions options = {})
+      : state(with(options, name, run)) {}
+  static ReplicatedStateOptions with(ReplicatedStateOptions options, const std::string& name, std::uint64_t run) {
     options.name = name;
     options.endpoint = "tcp://" + name + ":1";
     options.run = run;
@@ -31,45 +31,45 @@ struct Instance {
   }
   /// False: refused.
   bool join(const NodeName& node, std::uint64_t incarnation, TimeNs now) {
-    const auto newest = truth.newest(node);
+    const auto newest = state.newest(node);
     if (newest && newest->value > incarnation) return false;
     if (const auto old = here.find(node); old != here.end() && old->second > incarnation) return false;
     here[node] = incarnation;
-    truth.joined(node, Incarnation{incarnation}, now);
+    state.joined(node, Incarnation{incarnation}, now);
     return true;
   }
   void leave(const NodeName& node, TimeNs now) {
-    if (here.erase(node) > 0) truth.left(node, now);
+    if (here.erase(node) > 0) state.left(node, now);
   }
   void hear_news(TimeNs now) {
-    for (const SharedNews& news : truth.take_news()) {
+    for (const SharedNews& news : state.take_news()) {
       if (const auto* fenced = std::get_if<NodeFenced>(&news)) {
         if (const auto it = here.find(fenced->node); it != here.end() && it->second < fenced->incarnation.value)
           leave(fenced->node, now);
       }
     }
   }
-  std::uint64_t newest(const NodeName& node) const { return truth.newest(node).value_or(Incarnation{0}).value; }
+  std::uint64_t newest(const NodeName& node) const { return state.newest(node).value_or(Incarnation{0}).value; }
   std::vector<std::string> replicas() const {
     std::vector<std::string> names;
-    for (const Replica& replica : truth.replicas()) names.push_back(replica.name);
+    for (const Replica& replica : state.replicas()) names.push_back(replica.name);
     return names;
   }
   std::map<std::string, std::string> records() const {
     std::map<std::string, std::string> values;
-    for (const auto& [key, record] : truth.records())
+    for (const auto& [key, record] : state.records())
       values[record.kind + "/" + record.id] = record.owner + record.value;
     return values;
   }
 
-  ReplicatedState truth;
+  ReplicatedState state;
   std::map<NodeName, std::uint64_t> here;
 };
 
 /// Replicas r0, r1 ... on one model.
 class World {
  public:
-  explicit World(std::size_t num_replicas, std::uint64_t seed = 1, SharedTruthOptions options = {})
+  explicit World(std::size_t num_replicas, std::uint64_t seed = 1, ReplicatedStateOptions options = {})
       : random_(seed), options_(options) {
     for (std::size_t i = 0; i < num_replicas; ++i) {
       replicas.push_back(std::make_unique<Instance>(name(i), ++last_run_, options_));
@@ -81,9 +81,9 @@ class World {
 
   void turn(std::size_t i) {
     if (!replicas[i]) return;
-    for (const EtcdEvent& event : links[i]->take(now)) replicas[i]->truth.on(event, now);
+    for (const EtcdEvent& event : links[i]->take(now)) replicas[i]->state.on(event, now);
     replicas[i]->hear_news(now);
-    for (auto& request : replicas[i]->truth.due(now)) links[i]->ask(request.token, std::move(request.request), now);
+    for (auto& request : replicas[i]->state.due(now)) links[i]->ask(request.token, std::move(request.request), now);
   }
   void run(std::int64_t ms, std::int64_t step_ms = 20) {
     for (const TimeNs end = now + ms * kMillisecond; now < end; now += step_ms * kMillisecond) {
@@ -101,7 +101,7 @@ class World {
   }
 
   std::mt19937_64 random_;
-  SharedTruthOptions options_;
+  ReplicatedStateOptions options_;
   std::uint64_t last_run_ = 0;
   ModelEtcd etcd;
   std::vector<std::unique_ptr<Instance>> replicas;
@@ -113,8 +113,8 @@ TEST(ReplicatedState, ReplicasFindEachOtherAndMissTheDead) {
   World world(3);
   world.run(1000);
   for (int i = 0; i < 3; ++i) EXPECT_THAT(world[i].replicas(), ElementsAre("r0", "r1", "r2"));
-  EXPECT_EQ(world[0].truth.replicas()[2].endpoint, "tcp://r2:1");
-  EXPECT_FALSE(world[0].truth.etcd_gone_since());
+  EXPECT_EQ(world[0].state.replicas()[2].endpoint, "tcp://r2:1");
+  EXPECT_FALSE(world[0].state.etcd_gone_since());
   world.kill(1);
   world.run(4000);
   EXPECT_THAT(world[0].replicas(), ElementsAre("r0", "r1", "r2")) << "its lease lasts";
@@ -123,10 +123,10 @@ TEST(ReplicatedState, ReplicasFindEachOtherAndMissTheDead) {
   world.start(1);
   world.run(1000);
   EXPECT_THAT(world[2].replicas(), ElementsAre("r0", "r1", "r2"));
-  world.etcd.execute(*world[1].truth.goodbye(), world.now);
+  world.etcd.execute(*world[1].state.final_request(), world.now);
   world.kill(1);
   world.run(500);
-  EXPECT_THAT(world[2].replicas(), ElementsAre("r0", "r2")) << "who says goodbye is not waited for";
+  EXPECT_THAT(world[2].replicas(), ElementsAre("r0", "r2")) << "a revoked lease is noticed at once";
 }
 
 TEST(ReplicatedState, AnOlderIncarnationIsFencedWhereTheNewerWasNeverSeen) {
@@ -151,21 +151,21 @@ TEST(ReplicatedState, WithoutEtcdAllGoesOnAndWhatIsOwedIsWrittenWhenItIsBack) {
   world.run(1000);
   world.etcd.set_up(false);
   world.run(30'000);
-  ASSERT_TRUE(world[0].truth.etcd_gone_since());
-  EXPECT_GT(world.now - *world[0].truth.etcd_gone_since(), 25 * kSecond);
-  EXPECT_NE(world[0].truth.etcd_trouble(), "");
+  ASSERT_TRUE(world[0].state.etcd_gone_since());
+  EXPECT_GT(world.now - *world[0].state.etcd_gone_since(), 25 * kSecond);
+  EXPECT_NE(world[0].state.etcd_error(), "");
   EXPECT_THAT(world[0].replicas(), ElementsAre("r0", "r1")) << "as it was when etcd went";
   EXPECT_TRUE(world[0].join(kA, 5, world.now));
   EXPECT_TRUE(world[1].join(kA, 4, world.now)) << "nobody told it";
   world.run(10'000);
-  EXPECT_GT(world[0].truth.num_owed(), 0U);
+  EXPECT_GT(world[0].state.num_dirty(), 0U);
   world.etcd.set_up(true);
   world.run(5000);
-  EXPECT_FALSE(world[0].truth.etcd_gone_since());
+  EXPECT_FALSE(world[0].state.etcd_gone_since());
   EXPECT_THAT(world[1].here, IsEmpty());
   EXPECT_EQ(world[1].newest(kA), 5U);
   EXPECT_THAT(world[1].replicas(), ElementsAre("r0", "r1"));
-  EXPECT_EQ(world[0].truth.num_owed(), 0U);
+  EXPECT_EQ(world[0].state.num_dirty(), 0U);
 }
 
 TEST(ReplicatedState, AnEmptiedEtcdIsToldAllAgain) {
@@ -174,7 +174,7 @@ TEST(ReplicatedState, AnEmptiedEtcdIsToldAllAgain) {
   world[0].join({"other", "x/y%z"}, 7, world.now);
   world.run(1000);
   world[0].leave(kA, world.now);
-  ASSERT_TRUE(world[1].truth.set({"pins", "p", "me", "v", 0, world.now + 60 * kSecond}, world.now));
+  ASSERT_TRUE(world[1].state.set({"pins", "p", "me", "v", 0, world.now + 60 * kSecond}, world.now));
   world.run(500);
   world.etcd.wipe();
   world.run(5000);
@@ -205,16 +205,16 @@ TEST(ReplicatedState, OfTwoWithOneNameTheLaterHasIt) {
   ModelLink link(world.etcd, 99);
   for (int i = 0; i < 200; ++i) {
     world.run(20);
-    for (const EtcdEvent& event : link.take(world.now)) twin.truth.on(event, world.now);
-    for (auto& request : twin.truth.due(world.now)) link.ask(request.token, std::move(request.request), world.now);
+    for (const EtcdEvent& event : link.take(world.now)) twin.state.on(event, world.now);
+    for (auto& request : twin.state.due(world.now)) link.ask(request.token, std::move(request.request), world.now);
   }
-  EXPECT_TRUE(world[0].truth.is_name_taken());
-  EXPECT_FALSE(twin.truth.is_name_taken());
+  EXPECT_TRUE(world[0].state.is_name_taken());
+  EXPECT_FALSE(twin.state.is_name_taken());
   const std::int64_t revision = world.etcd.revision();
   world.run(2000);
   EXPECT_EQ(world.etcd.revision(), revision) << "they don't write against each other";
   world.run(10'000);
-  EXPECT_FALSE(world[0].truth.is_name_taken()) << "the later one is gone";
+  EXPECT_FALSE(world[0].state.is_name_taken()) << "the later one is gone";
 }
 
 TEST(ReplicatedState, DeadNodesAreForgottenInTheEnd) {
@@ -228,8 +228,8 @@ TEST(ReplicatedState, DeadNodesAreForgottenInTheEnd) {
   world.run(5000);
   EXPECT_EQ(world[0].newest(kA), 5U);
   world.run(15'000);
-  EXPECT_FALSE(world[0].truth.newest(kA));
-  EXPECT_FALSE(world[1].truth.newest(kA));
+  EXPECT_FALSE(world[0].state.newest(kA));
+  EXPECT_FALSE(world[1].state.newest(kA));
   EXPECT_EQ(world.etcd.num_keys(), 3U);
   EXPECT_EQ(world[0].newest({"", "b"}), 5U);
 }
@@ -243,34 +243,30 @@ TEST(ReplicatedState, MemoryOfNodesIsBounded) {
     world.run(20);
   }
   world.run(10'000);
-  EXPECT_LE(world[0].truth.num_nodes(), 50U);
-  EXPECT_LE(world[1].truth.num_nodes(), 50U);
+  EXPECT_LE(world[0].state.num_nodes(), 50U);
+  EXPECT_LE(world[1].state.num_nodes(), 50U);
 }
 
-TEST(ReplicatedState, RecordsAreSharedReplacedErasedAndEndAtTheirDeadline) {
+TEST(ReplicatedState, RecordsAreSharedReplacedAndEndAtTheirDeadline) {
   World world(3);
-  ASSERT_TRUE(world[0].truth.set({"drains", "n1", "admin", "soon", 0, world.now + 60 * kSecond}, world.now));
-  ASSERT_TRUE(world[0].truth.set({"pins", "k", "a", "1", 0, world.now + 5 * kSecond}, world.now));
+  ASSERT_TRUE(world[0].state.set({"drains", "n1", "admin", "soon", 0, world.now + 60 * kSecond}, world.now));
+  ASSERT_TRUE(world[0].state.set({"pins", "k", "a", "1", 0, world.now + 5 * kSecond}, world.now));
   world.run(1000);
   EXPECT_THAT(world[2].records(), UnorderedElementsAre(std::pair<std::string, std::string>("drains/n1", "adminsoon"),
                                                        std::pair<std::string, std::string>("pins/k", "a1")));
-  ASSERT_TRUE(world[1].truth.set({"drains", "n1", "admin2", "now", 0, world.now + 60 * kSecond}, world.now));
+  ASSERT_TRUE(world[1].state.set({"drains", "n1", "admin2", "now", 0, world.now + 60 * kSecond}, world.now));
   world.run(1000);
   EXPECT_EQ(world[0].records()["drains/n1"], "admin2now");
   world.run(6000);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(world[i].records().size(), 1U) << i;
   EXPECT_EQ(world.etcd.num_keys(), 4U);
-  world[2].truth.erase("drains", "n1");
-  world.run(1000);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(world[i].records().size(), 0U) << i;
-  EXPECT_EQ(world.etcd.num_keys(), 3U);
-  EXPECT_FALSE(world[0].truth.set({"a/b", "k", "a", "1", 0, world.now + kSecond}, world.now));
-  EXPECT_FALSE(world[0].truth.set({"pins", "k", "a", "1", 0, world.now}, world.now));
+  EXPECT_FALSE(world[0].state.set({"a/b", "k", "a", "1", 0, world.now + kSecond}, world.now));
+  EXPECT_FALSE(world[0].state.set({"pins", "k", "a", "1", 0, world.now}, world.now));
 }
 
 TEST(ReplicatedState, ARecordWhoseDeadlinePassesWithoutEtcdEndsAllTheSame) {
   World world(2);
-  ASSERT_TRUE(world[0].truth.set({"pins", "k", "a", "1", 0, world.now + 5 * kSecond}, world.now));
+  ASSERT_TRUE(world[0].state.set({"pins", "k", "a", "1", 0, world.now + 5 * kSecond}, world.now));
   world.run(1000);
   world.etcd.set_up(false);
   world.run(6000);
@@ -315,14 +311,12 @@ void random_schedule(std::uint64_t seed) {
         break;
       case 6:
         if (world.replicas[i]) {
-          ASSERT_TRUE(world[i].truth.set({"pins", "p" + std::to_string(dice(3)), World::name(i), std::to_string(step),
+          ASSERT_TRUE(world[i].state.set({"pins", "p" + std::to_string(dice(3)), World::name(i), std::to_string(step),
                                           0, world.now + static_cast<TimeNs>(dice(200) + 1) * kSecond},
                                          world.now));
         }
         break;
       case 7:
-        if (world.replicas[i]) world[i].truth.erase("pins", "p" + std::to_string(dice(3)));
-        break;
       case 8:
       case 9:
         world.etcd.set_up(true);
@@ -351,8 +345,8 @@ void random_schedule(std::uint64_t seed) {
     Instance& replica = world[i];
     ASSERT_THAT(replica.replicas(), ElementsAre("r0", "r1", "r2")) << seed;
     ASSERT_EQ(replica.records(), world[0].records()) << seed;
-    ASSERT_EQ(replica.truth.num_owed(), 0U) << seed;
-    ASSERT_FALSE(replica.truth.etcd_gone_since()) << seed;
+    ASSERT_EQ(replica.state.num_dirty(), 0U) << seed;
+    ASSERT_FALSE(replica.state.etcd_gone_since()) << seed;
     for (const auto& [name, incarnation] : promised) {
       ASSERT_GE(replica.newest(name), incarnation) << seed;
       ASSERT_EQ(replica.newest(name), world[0].newest(name)) << seed;
@@ -378,7 +372,7 @@ TEST(ReplicatedState, ReplicasAgreeOnARealEtcdThatIsKilledStoppedAndEmptied) {
   std::vector<std::unique_ptr<Instance>> replicas;
   std::vector<std::unique_ptr<Etcd>> clients;
   for (int i = 0; i < 3; ++i) {
-    replicas.push_back(std::make_unique<Instance>("r" + std::to_string(i), 1, SharedTruthOptions{.lease_s = 2}));
+    replicas.push_back(std::make_unique<Instance>("r" + std::to_string(i), 1, ReplicatedStateOptions{.lease_s = 2}));
     clients.push_back(make_etcd({.url = parse_etcd_url(service.url()).value(),
                                  .watched_prefix = "kvferry/",
                                  .request_ms = 1000,
@@ -389,9 +383,9 @@ TEST(ReplicatedState, ReplicasAgreeOnARealEtcdThatIsKilledStoppedAndEmptied) {
     return wait_until([&] {
       for (std::size_t i = 0; i < replicas.size(); ++i) {
         const TimeNs now = clock.now();
-        for (const EtcdEvent& event : clients[i]->take(100)) replicas[i]->truth.on(event, now);
+        for (const EtcdEvent& event : clients[i]->take(100)) replicas[i]->state.on(event, now);
         replicas[i]->hear_news(now);
-        for (auto& request : replicas[i]->truth.due(now)) clients[i]->ask(request.token, std::move(request.request));
+        for (auto& request : replicas[i]->state.due(now)) clients[i]->ask(request.token, std::move(request.request));
       }
       return reached();
     });
@@ -400,16 +394,16 @@ TEST(ReplicatedState, ReplicasAgreeOnARealEtcdThatIsKilledStoppedAndEmptied) {
     return wait([&] {
       return std::ranges::all_of(replicas, [&](const auto& replica) {
         return replica->newest(kA) == incarnation && replica->replicas().size() == 3 &&
-               replica->records().size() == 1 && replica->truth.num_owed() == 0 && !replica->truth.etcd_gone_since();
+               replica->records().size() == 1 && replica->state.num_dirty() == 0 && !replica->state.etcd_gone_since();
       });
     });
   };
   const auto all_lost = [&] {
     return wait([&] {
-      return std::ranges::all_of(replicas, [](const auto& r) { return r->truth.etcd_gone_since().has_value(); });
+      return std::ranges::all_of(replicas, [](const auto& r) { return r->state.etcd_gone_since().has_value(); });
     });
   };
-  ASSERT_TRUE(replicas[0]->truth.set({"pins", "k", "a", "1", 0, clock.now() + 300 * kSecond}, clock.now()));
+  ASSERT_TRUE(replicas[0]->state.set({"pins", "k", "a", "1", 0, clock.now() + 300 * kSecond}, clock.now()));
   replicas[0]->join(kA, 1, clock.now());
   ASSERT_TRUE(agree(1));
   service.process().kill();

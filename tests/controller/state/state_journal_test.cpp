@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "controller/state/frames.h"
+#include "controller/state/batches.h"
 #include "controller/state/records.h"
 #include "tests/controller/fixtures.h"
 
@@ -96,7 +96,7 @@ class StateJournalTest : public ::testing::Test {
     const auto journal = StateJournal::open(options(), directory, clock);
     return journal ? Error{ErrorCode::kOk, "it was taken"} : journal.error();
   }
-  /// Eleven frames: a head, a node, and keys [0, 9) one by one.
+  /// Eleven batches: a head, a node, and keys [0, 9) one by one.
   void write_a_log() {
     Life life(options());
     const NodeId node = life.join_empty("a");
@@ -297,10 +297,10 @@ TEST_F(StateJournalTest, ASnapshotTakesThePlaceOfOlderFiles) {
 TEST_F(StateJournalTest, ATornEndIsDroppedAtWhateverByte) {
   write_a_log();
   const std::string whole = read(log(1));
-  std::size_t last = 0;  // where the last frame begins
-  scan_frames(whole, [&, at = std::size_t{0}](std::string_view body) mutable {
+  std::size_t last = 0;  // where the last batch begins
+  scan_batches(whole, [&, at = std::size_t{0}](std::string_view body) mutable {
     last = at;
-    at += kFrameHeadBytes + body.size();
+    at += kBatchHeadBytes + body.size();
     return true;
   });
   for (std::size_t end = last; end < whole.size(); ++end) {
@@ -317,9 +317,9 @@ TEST_F(StateJournalTest, AFlippedBitIsSeenWhereverItIs) {
   write_a_log();
   const std::string whole = read(log(1));
   std::size_t last = whole.size();
-  scan_frames(whole, [&, at = std::size_t{0}](std::string_view body) mutable {
+  scan_batches(whole, [&, at = std::size_t{0}](std::string_view body) mutable {
     last = at;
-    at += kFrameHeadBytes + body.size();
+    at += kBatchHeadBytes + body.size();
     return true;
   });
   for (std::size_t at = 0; at < whole.size(); at += 3) {
@@ -332,7 +332,7 @@ TEST_F(StateJournalTest, AFlippedBitIsSeenWhereverItIs) {
     write(log(1), bad);
     Life life(options());
     ASSERT_LT(life.num_found(20), 9U) << at;
-    ASSERT_EQ(life.status().durable, at >= last) << at;  // the last frame may as well be torn
+    ASSERT_EQ(life.status().durable, at >= last) << at;  // the last batch may as well be torn
     if (at >= last || at % 16 != 0) continue;
     ASSERT_THAT(life.status().why_not, HasSubstr("log-00000001 is damaged at byte")) << at;
     ASSERT_TRUE(life.turn_until([&] { return life.status().durable; }));
@@ -394,7 +394,7 @@ TEST_F(StateJournalTest, WhatIsNotAControllersStateIsLeftAlone) {
   fs::remove_all(folder());
   write(folder(), "a file");
   EXPECT_EQ(refusal().code, ErrorCode::kUnavailable);
-  EXPECT_THAT(refusal().what, HasSubstr("can't be made"));
+  EXPECT_THAT(refusal().what, HasSubstr("cannot be created"));
 }
 
 TEST_F(StateJournalTest, AnotherFormatIsRefusedAndLeftAlone) {

@@ -1,7 +1,5 @@
-// What threads of ours hand to the owner thread: a bounded queue behind a file descriptor.
+// A bounded queue from other threads to the owner thread, with a file descriptor to wait on.
 #pragma once
-
-#include <sys/eventfd.h>
 
 #include <condition_variable>
 #include <csignal>
@@ -10,44 +8,42 @@
 #include <utility>
 #include <vector>
 
-#include "transport/base/owned_fd.h"
+#include "controller/protocol/wake_up.h"
 
 namespace kvferry::controller::scale {
 
-/// First thing in a thread of ours: the process's signals are the main thread's, and a socket whose peer is gone must
-/// not end the process.
-inline void leave_signals_to_others() {
+/// Call first in a new thread: the main thread handles the process's signals, and SIGPIPE must not end the process.
+inline void block_all_signals() {
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
 }
 
 template <class T>
-class Handover {
+class OwnerQueue {
  public:
-  explicit Handover(std::size_t items_max) : items_max_(items_max) {}
+  explicit OwnerQueue(std::size_t items_max) : items_max_(items_max) {}
 
   /// Readable while items wait.
-  int fd() const { return fd_.get(); }
+  int fd() const { return wake_up_.fd(); }
 
-  /// Waits for room; false: closed, and the item is dropped. Any thread but the owner.
+  /// Waits for room. Returns false if the queue is closed; the item is dropped. Threads: any but the owner.
   bool put(T item) {
     std::unique_lock lock(mutex_);
     room_.wait(lock, [&] { return is_closed_ || items_.size() < items_max_; });
     if (is_closed_) return false;
     items_.push_back(std::move(item));
-    ::eventfd_write(fd_.get(), 1);
+    wake_up_.raise();
     return true;
   }
 
-  /// At most `num_max` of them, in order. The owner.
+  /// Takes up to `num_max` items, in order. Threads: the owner.
   std::vector<T> take(std::size_t num_max) {
     const std::lock_guard lock(mutex_);
     std::vector<T> taken;
     if (items_.size() <= num_max) {
       taken.swap(items_);
-      eventfd_t count = 0;
-      ::eventfd_read(fd_.get(), &count);
+      wake_up_.clear();
     } else {
       const auto end = items_.begin() + static_cast<std::ptrdiff_t>(num_max);
       taken.assign(std::make_move_iterator(items_.begin()), std::make_move_iterator(end));
@@ -57,7 +53,7 @@ class Handover {
     return taken;
   }
 
-  /// Nobody waits from here on.
+  /// Wakes all waiting put() calls; they and later ones fail.
   void close() {
     const std::lock_guard lock(mutex_);
     is_closed_ = true;
@@ -66,7 +62,7 @@ class Handover {
 
  private:
   std::size_t items_max_;
-  OwnedFd fd_{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
+  WakeUp wake_up_;
   std::mutex mutex_;
   std::condition_variable room_;
   std::vector<T> items_;

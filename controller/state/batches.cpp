@@ -1,4 +1,4 @@
-#include "controller/state/frames.h"
+#include "controller/state/batches.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -25,26 +25,26 @@ struct Head {
   std::uint32_t magic = kMagic;
   std::uint32_t length = 0;
 };
-static_assert(sizeof(Head) == kFrameHeadBytes);
+static_assert(sizeof(Head) == kBatchHeadBytes);
 
-/// Of a frame, less the checksum itself.
-std::uint64_t checksum_of(std::string_view frame) {
-  return chunk_checksum(std::as_bytes(std::span(frame).subspan(sizeof(Head::checksum))));
+/// The checksum of a batch without its checksum field.
+std::uint64_t checksum_of(std::string_view batch) {
+  return chunk_checksum(std::as_bytes(std::span(batch).subspan(sizeof(Head::checksum))));
 }
 
-/// The body of a good frame at the front of `bytes`.
+/// Returns the body of the batch at the front of `bytes`, or nullopt if that batch is bad.
 std::optional<std::string_view> body_at(std::string_view bytes) {
   Head head;
   if (bytes.size() < sizeof head) return std::nullopt;
   std::memcpy(&head, bytes.data(), sizeof head);
-  if (head.magic != kMagic || head.length > kFrameBodyBytesMax || head.length > bytes.size() - sizeof head)
+  if (head.magic != kMagic || head.length > kBatchBodyBytesMax || head.length > bytes.size() - sizeof head)
     return std::nullopt;
-  const std::string_view frame = bytes.substr(0, sizeof head + head.length);
-  if (checksum_of(frame) != head.checksum) return std::nullopt;
-  return frame.substr(sizeof head);
+  const std::string_view batch = bytes.substr(0, sizeof head + head.length);
+  if (checksum_of(batch) != head.checksum) return std::nullopt;
+  return batch.substr(sizeof head);
 }
 
-bool has_good_frame(std::string_view bytes) {
+bool has_good_batch(std::string_view bytes) {
   const std::string_view magic(reinterpret_cast<const char*>(&kMagic), sizeof kMagic);
   for (std::size_t at = bytes.find(magic); at != std::string_view::npos; at = bytes.find(magic, at + 1)) {
     if (at >= sizeof(Head::checksum) && body_at(bytes.substr(at - sizeof(Head::checksum)))) return true;
@@ -54,28 +54,28 @@ bool has_good_frame(std::string_view bytes) {
 
 }  // namespace
 
-void end_frame(std::string& frame) {
-  KVFERRY_CHECK(frame.size() - sizeof(Head) <= kFrameBodyBytesMax, "a frame of {} bytes", frame.size());
-  Head head{.length = static_cast<std::uint32_t>(frame.size() - sizeof(Head))};
-  std::memcpy(frame.data(), &head, sizeof head);
-  head.checksum = checksum_of(frame);
-  std::memcpy(frame.data(), &head, sizeof head);
+void end_batch(std::string& batch) {
+  KVFERRY_CHECK(batch.size() - sizeof(Head) <= kBatchBodyBytesMax, "a batch of {} bytes", batch.size());
+  Head head{.length = static_cast<std::uint32_t>(batch.size() - sizeof(Head))};
+  std::memcpy(batch.data(), &head, sizeof head);
+  head.checksum = checksum_of(batch);
+  std::memcpy(batch.data(), &head, sizeof head);
 }
 
-FrameScan scan_frames(std::string_view file, const std::function<bool(std::string_view)>& see) {
-  FrameScan scan;
+BatchScan scan_batches(std::string_view file, const std::function<bool(std::string_view)>& see) {
+  BatchScan scan;
   while (scan.good_bytes < file.size()) {
     const std::optional<std::string_view> body = body_at(file.substr(scan.good_bytes));
     if (!body) {
-      const bool is_torn = !has_good_frame(file.substr(scan.good_bytes));
-      scan.end = is_torn ? FrameScan::End::kTorn : FrameScan::End::kCorrupt;
+      const bool is_torn = !has_good_batch(file.substr(scan.good_bytes));
+      scan.end = is_torn ? BatchScan::End::kTorn : BatchScan::End::kCorrupt;
       break;
     }
     if (!see(*body)) {
-      scan.end = FrameScan::End::kCorrupt;
+      scan.end = BatchScan::End::kCorrupt;
       break;
     }
-    scan.good_bytes += kFrameHeadBytes + body->size();
+    scan.good_bytes += kBatchHeadBytes + body->size();
   }
   return scan;
 }
@@ -85,14 +85,14 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   struct stat about {};
   if (!fd || ::fstat(fd.get(), &about) != 0) {
     return Error{errno == ENOENT ? ErrorCode::kNotFound : ErrorCode::kUnavailable,
-                 fmt::format("{} can't be read: {}", path, std::strerror(errno))};
+                 fmt::format("{} cannot be read: {}", path, std::strerror(errno))};
   }
   MappedFile file;
   if (about.st_size == 0) return file;
   const auto size_bytes = static_cast<std::size_t>(about.st_size);
   void* data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd.get(), 0);
   if (data == MAP_FAILED)
-    return Error{ErrorCode::kUnavailable, fmt::format("{} can't be read: {}", path, std::strerror(errno))};
+    return Error{ErrorCode::kUnavailable, fmt::format("{} cannot be read: {}", path, std::strerror(errno))};
   file.bytes_ = {static_cast<const char*>(data), size_bytes};
   return file;
 }
