@@ -18,7 +18,7 @@ struct EngineDirectory::Space {
     const Engine* engine = nullptr;
     std::uint32_t rank = 0;
   };
-  std::vector<Owner> owners;  // by holder
+  std::vector<Owner> owners;  // index: holder
 };
 
 class EngineDirectory::Engine final : public EngineStreamSink, public EngineEventSink {

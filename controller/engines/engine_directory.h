@@ -22,7 +22,7 @@ struct EngineInfo {
   std::string salt;                      // separates models with the same name
   std::string lora_name;                 // adapter of events that name none
   std::string kind;                      // vLLM, SGLang ...; only displayed
-  std::string endpoint;                  // of its event publisher
+  std::string endpoint;                  // address of its event publisher
   std::string replay_endpoint;           // may be empty
   std::uint32_t block_size = 0;          // tokens
   std::optional<std::uint32_t> dp_rank;  // none: each batch names its rank
@@ -32,7 +32,7 @@ using EngineNumber = std::uint32_t;  // never reused
 
 struct EngineDirectoryOptions {
   std::size_t engines_max = 1024;
-  std::uint32_t ranks_max = 64;  // of an engine
+  std::uint32_t ranks_max = 64;  // limit for each engine
   EngineStreamOptions stream;
   EngineIndexOptions index;  // block_size comes from each engine's registration
 };
@@ -51,7 +51,7 @@ struct EngineStatus {
   TimeNs silent_for = 0;
   EngineStreamCounters stream;
   EngineBatchCounters batches;
-  std::map<std::uint32_t, std::array<std::size_t, kNumTiers>> blocks;  // by rank
+  std::map<std::uint32_t, std::array<std::size_t, kNumTiers>> blocks;  // key: rank
 };
 
 struct NamespaceStatus {

@@ -25,7 +25,7 @@ constexpr std::size_t kTidyLinesPerTake = 1024;
 constexpr TimeNs kRound = 100 * kMillisecond;  // period at which all engines are polled
 constexpr int kReconnectMs = 100;
 constexpr int kReconnectMaxMs = 1000;  // for an engine that never answers
-constexpr std::size_t kPartsMax = 4;   // of a replay: delimiter, topic (optional), sequence number, batch
+constexpr std::size_t kPartsMax = 4;   // delimiter, topic (optional), sequence number, batch
 constexpr std::uint64_t kEndOfReplay = ~std::uint64_t{0};
 
 std::optional<std::uint64_t> sequence_of(const zmq::message_t& part) {

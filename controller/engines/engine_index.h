@@ -112,7 +112,7 @@ class EngineIndex {
   ShortKey unplaced_key(ShortKey hash) const;
 
   EngineIndexOptions options_;
-  PlacementIndex<ShortKey> index_;  // by our keys
+  PlacementIndex<ShortKey> index_;  // uses our keys
   HashMap keys_of_;                 // engines' hashes to our keys; a sweep erases those of blocks without a holder
   std::vector<Holder> holders_;
   std::vector<HolderIndex> free_holders_;
@@ -122,7 +122,7 @@ class EngineIndex {
   EngineIndexCounters counters_;
 
   std::vector<ShortKey> chain_;           // scratch: keys of the current blocks
-  std::vector<ShortKey> removed_hashes_;  // by removed(), until flush()
+  std::vector<ShortKey> removed_hashes_;  // arguments of removed(), until flush()
   HolderIndex removed_holder_ = 0;
   Tier removed_tier_ = Tier::kGpu;
   struct Walker {

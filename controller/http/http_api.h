@@ -27,7 +27,7 @@ using OnOwner = std::function<Result<void>(const std::function<void(TimeNs now)>
 /// The parts of the server that the API uses, on the owner thread only.
 struct HttpBackend {
   std::function<Status(TimeNs now)> status;
-  std::string endpoint;  // of the ZeroMQ listener; only displayed
+  std::string endpoint;  // address of the ZeroMQ listener; only displayed
   EngineDirectory* engines = nullptr;
   EngineEventsListener* events = nullptr;
   Directory* directory = nullptr;  // nullptr: /pair is off

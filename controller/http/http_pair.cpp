@@ -117,7 +117,7 @@ json node_json(const PairNode& node) {
 Result<json> choose(const HttpBackend& backend, const PairRequest& asked, const PromptKeys& prompt,
                     std::uint32_t chunk_tokens) {
   Directory& directory = *backend.directory;
-  std::unordered_map<std::string, std::uint64_t> cached;  // by engine id
+  std::unordered_map<std::string, std::uint64_t> cached;  // key: engine id
   if (!prompt.keys.empty() || !prompt.tail_groups.empty()) {
     std::vector<FoundHolder> found;
     LookupView view;

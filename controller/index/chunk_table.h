@@ -124,7 +124,7 @@ class ChunkTable {
 
   std::size_t tails_per_group_max_;
   PlacementIndex<ChunkKey> index_;
-  std::vector<Holder> holders_;  // by HolderIndex
+  std::vector<Holder> holders_;  // index: HolderIndex
   std::uint64_t num_lives_ = 0;
   std::uint64_t num_tails_ever_ = 0;
   std::unordered_map<ChunkKey, std::vector<GroupedTail>> groups_;  // oldest first

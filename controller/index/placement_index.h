@@ -22,7 +22,7 @@ struct PrefixMatch {
 };
 
 struct IndexOptions {
-  std::uint64_t seed = 0;               // of the hash function; must be unknown to clients
+  std::uint64_t seed = 0;               // hash seed; must be unknown to clients
   std::size_t shared_sets_max = 65536;  // HolderSets
 };
 
@@ -127,10 +127,10 @@ class PlacementIndex {
   KeyMap<Key> map_;
   HolderSets sets_;
   std::vector<Node> nodes_;           // without digests, which lookups do not read
-  std::vector<TierDigests> digests_;  // by node; zero for a removed node
+  std::vector<TierDigests> digests_;  // index: node; zero for a removed node
   std::vector<NodeIndex> free_;
   std::vector<NodeIndex> removed_;    // oldest first; sets may still contain them
-  std::size_t num_removed_seen_ = 0;  // of removed_: nodes that the sweep in progress removes from all sets
+  std::size_t num_removed_seen_ = 0;  // first nodes of removed_, which the sweep in progress removes from all sets
   std::vector<NodeIndex> run_;        // nodes that hold all keys so far, in the lookup in progress
 };
 

@@ -13,13 +13,13 @@ namespace kvferry::controller::scale {
 
 struct EtcdOptions {
   EtcdUrl url;
-  std::string watched_prefix;         // of the watched keys
+  std::string watched_prefix;         // prefix of the watched keys
   std::int64_t connect_ms = 1000;     // to one member
   std::int64_t request_ms = 2000;     // for its reply
   std::int64_t quiet_ms = 5000;       // without a change for this long, the watcher checks that the member has a leader
   std::int64_t retry_ms_max = 2000;   // between attempts to watch; starts at 100 and doubles
   std::size_t requests_max = 1024;    // waiting
-  std::size_t bytes_max = 64U << 20;  // of a reply; a longer one is an error
+  std::size_t bytes_max = 64U << 20;  // limit on a reply's size
 };
 
 /// Threads: one owner makes all calls.

@@ -174,7 +174,7 @@ void ReplicatedState::apply_record(const std::string& key, const EtcdValue& valu
   const auto known = records_.find(key);
   if (known == records_.end() && records_.size() >= options_.records_max) return;
   const auto is_news_to = [&](const SharedRecord& record) {
-    // Of two concurrent records, the one that reached etcd counts.
+    // If two records are concurrent, the one that reached etcd counts.
     const bool differs = record.owner != fields.owner || record.value != fields.value;
     return fields.version > record.version || (fields.version == record.version && differs);
   };

@@ -20,7 +20,7 @@ struct LogRecord {
   std::uint32_t kind = 0;
   std::string name_space{}, engine_id{};
   std::uint64_t incarnation = 0;
-  std::uint64_t sequence = 0;  // of kUpdate
+  std::uint64_t sequence = 0;  // for kUpdate
   std::string bytes{};
   KVFERRY_FIELDS(kind, name_space, engine_id, incarnation, sequence, bytes);
 };

@@ -17,7 +17,7 @@ namespace kvferry::controller::scale {
 struct LogWriterOptions {
   std::string writer{};                       // name and run of this replica
   std::int64_t remember_ms = 15'000;          // three leases of a replica: enough for the next writer to take over
-  std::size_t remember_bytes_max = 8U << 20;  // of remembered records
+  std::size_t remember_bytes_max = 8U << 20;  // limit on remembered records
   std::size_t entry_bytes_max = 64U << 10;    // a larger entry is split
   std::size_t checkpoint_bytes =
       32U << 20;  // all Hellos are repeated after this many bytes, because the log is trimmed
@@ -73,7 +73,7 @@ class LogWriter {
   bool is_writing_ = false;
   bool is_broken_ = false;                      // a kHole record is pending
   std::unordered_map<NodeId, Known> nodes_;     // state before the remembered records
-  std::unordered_map<NodeId, NodeInfo> infos_;  // of all current nodes
+  std::unordered_map<NodeId, NodeInfo> infos_;  // all current nodes
   std::deque<Remembered> remembered_;
   std::size_t remembered_bytes_ = 0;
   LogEntry entry_;

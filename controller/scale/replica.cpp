@@ -21,10 +21,10 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kEventsPerTurn = 16;   // of etcd
-constexpr std::size_t kEntriesPerTurn = 2;   // of the log, each at most 64 KiB, so well below a millisecond
+constexpr std::size_t kEventsPerTurn = 16;   // etcd events
+constexpr std::size_t kEntriesPerTurn = 2;   // log entries of at most 64 KiB, so well below a millisecond
 constexpr std::int64_t kFollowMs = 10'000;   // how long to keep reading at the log's end, for nodes about to send Hello
-constexpr std::int64_t kReadMsMax = 60'000;  // by then all live nodes have sent a message to this replica
+constexpr std::int64_t kReadMsMax = 60'000;  // until then, all live nodes have sent a message to this replica
 constexpr std::int64_t kShutdownMs = 300;
 constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // in etcd, for replicas that start later
 constexpr std::size_t kLogBufferMax = 16U << 20;

@@ -17,11 +17,11 @@
 namespace kvferry::controller::scale {
 
 struct ReplicatedStateOptions {
-  std::string prefix = "kvferry/";  // of all keys
-  std::string name{};               // of this replica
-  std::string endpoint{};           // of this replica's listener for nodes
-  std::uint64_t run = 0;            // of two replicas with one name, the one with the higher run owns it
-  std::int64_t lease_s = 5;         // of this replica; when it expires, the others consider the replica dead
+  std::string prefix = "kvferry/";  // common to all keys
+  std::string name{};               // this replica's name
+  std::string endpoint{};           // address of this replica's listener for nodes
+  std::uint64_t run = 0;            // if two replicas have one name, the one with the higher run owns it
+  std::int64_t lease_s = 5;         // when this replica's lease expires, the others consider it dead
   std::int64_t retry_ms_min = 100;  // after a failed request; doubles
   std::int64_t retry_ms_max = 2000;
   std::int64_t keep_ms = 3'600'000;  // how long a node's incarnation is kept after the node was last alive
@@ -50,7 +50,7 @@ struct SharedRecord {
   std::string owner;
   std::string value;
   std::uint64_t version = 0;  // the highest wins
-  TimeNs deadline = 0;        // by this replica's clock
+  TimeNs deadline = 0;        // on this replica's clock
 };
 
 /// Another replica has seen this incarnation: older ones must be fenced.
@@ -123,7 +123,7 @@ class ReplicatedState {
   };
   /// The value that a key should have in etcd.
   struct DesiredValue {
-    std::optional<std::string> value{};  // nullopt: erased
+    std::optional<std::string> value{};  // none: erased
     std::int64_t lease = 0;
   };
 
@@ -151,15 +151,15 @@ class ReplicatedState {
   void send(std::vector<Request>& requests, const std::string& key, EtcdRequest request);
 
   ReplicatedStateOptions options_;
-  std::map<std::string, EtcdValue> in_etcd_;  // by key: the last known contents of etcd
+  std::map<std::string, EtcdValue> in_etcd_;  // the last known contents of etcd
   std::map<NodeName, Node> nodes_;
-  std::map<std::string, OwnRecord> own_;  // by key
+  std::map<std::string, OwnRecord> own_;  // key: key in etcd
   std::map<std::string, SharedRecord> records_;
   std::map<std::string, bool> dirty_;  // keys whose value in etcd may be wrong; true: a request is in flight
-  std::map<std::uint64_t, std::pair<std::string, EtcdRequest>> in_flight_;  // by token; key "": this replica's lease
+  std::map<std::uint64_t, std::pair<std::string, EtcdRequest>> in_flight_;  // key: token; etcd key "": this replica's lease
   std::vector<SharedNews> news_;
   std::uint64_t last_token_ = 0;
-  std::int64_t lease_ = 0;  // of this replica; 0: none
+  std::int64_t lease_ = 0;  // this replica's lease; 0: none
   bool is_lease_requested_ = false;
   TimeNs lease_at_ = 0;  // time of the next request for the lease
   bool is_synced_ = false;

@@ -15,7 +15,7 @@ namespace {
 struct StateFile {
   std::string path;
   MappedFile mapped;
-  std::optional<FileHead> head;  // nullopt: unreadable
+  std::optional<FileHead> head;  // none: unreadable
   std::string_view bytes() const { return mapped.bytes(); }
 };
 

@@ -92,16 +92,16 @@ class StateJournal final : public Journal, public Listener {
   std::atomic<bool> wants_wake_up_{false};  // the next step of the snapshot waits for a file
   BackgroundFile log_, snapshot_;
 
-  std::string batch_;       // of changes since the last flush(); empty: none
+  std::string batch_;       // changes since the last flush(); empty: none
   std::uint64_t mark_ = 0;  // number of the last queued batch
   std::unordered_map<NodeId, Durable> durable_;
 
   bool is_durable_ = false;
   bool is_recording_ = false;  // false: the log has a gap until the next snapshot
   std::string why_not_;
-  std::uint64_t number_ = 0;  // of the current log
+  std::uint64_t number_ = 0;  // number of the current log
   std::uint64_t num_logs_opened_ = 0, num_snapshots_opened_ = 0;
-  std::uint64_t old_log_bytes_ = 0;  // of logs before the current one
+  std::uint64_t old_log_bytes_ = 0;  // logs before the current one
   std::vector<std::string> set_aside_;
 
   Phase phase_ = Phase::kIdle;
