@@ -32,7 +32,7 @@ using EngineNumber = std::uint32_t;  // never reused
 
 struct EngineDirectoryOptions {
   std::size_t engines_max = 1024;
-  std::uint32_t ranks_max = 64;  // limit for each engine
+  std::uint32_t ranks_max = 64;  // limit on ranks of an engine
   EngineStreamOptions stream;
   EngineIndexOptions index;  // block_size comes from each engine's registration
 };

@@ -18,13 +18,13 @@ namespace {
 
 constexpr std::int64_t kBatchBytesMax = std::int64_t{64} << 20;  // enough for a prompt of millions of tokens
 constexpr int kQueueMax = 1000;          // queued batches of an engine; dropped ones are requested again
-constexpr int kMessagesPerTurnMax = 64;  // from one socket, before the next one is read
+constexpr int kMessagesPerTurnMax = 64;  // messages taken from one socket before the next one's
 constexpr std::size_t kBytesPerTakeMax = std::size_t{4} << 20;
 constexpr std::size_t kSocketsMax = 8192;
 constexpr std::size_t kTidyLinesPerTake = 1024;
 constexpr TimeNs kRound = 100 * kMillisecond;  // period at which all engines are polled
 constexpr int kReconnectMs = 100;
-constexpr int kReconnectMaxMs = 1000;  // for an engine that never answers
+constexpr int kReconnectMaxMs = 1000;  // longest pause between attempts to connect
 constexpr std::size_t kPartsMax = 4;   // delimiter, topic (optional), sequence number, batch
 constexpr std::uint64_t kEndOfReplay = ~std::uint64_t{0};
 

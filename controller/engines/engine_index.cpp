@@ -9,8 +9,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kOwnKeysMax = 1 << 16;      // limit for each holder
-constexpr std::size_t kRemovalsTogetherMax = 64;  // removed at once by flush()
+constexpr std::size_t kOwnKeysMax = 1 << 16;      // limit on own keys of a holder
+constexpr std::size_t kRemovalsTogetherMax = 64;  // flush() runs at this many removals
 constexpr std::size_t kTidyPerChange = 1;         // cache lines of keys_of_; enough to finish a resize in time
 constexpr std::size_t kLeftBehindMin = 4096;
 

@@ -27,21 +27,21 @@ struct EngineStreamOptions {
   bool has_replay = true;
   TimeNs lease = 3 * kSecond;               // the engine is lost after this time without a message or a connection
   TimeNs probe_after = kSecond;             // silence after which the engine is probed
-  TimeNs replay_timeout = kSecond;          // without progress of a replay
-  unsigned replay_tries = 3;                // then the stream continues without a replay
-  TimeNs retry_first = 200 * kMillisecond;  // doubled up to:
+  TimeNs replay_timeout = kSecond;          // pause in a replay after which it is requested again
+  unsigned replay_tries = 3;                // attempts; then the stream continues without a replay
+  TimeNs retry_first = 200 * kMillisecond;  // pause before a failed replay is tried again; doubles up to retry_max
   TimeNs retry_max = 10 * kSecond;
   TimeNs drop_after = 60 * kSecond;                       // a lost engine's blocks are dropped
   std::size_t waiting_bytes_max = std::size_t{32} << 20;  // batches that wait for missing ones
 };
 
 struct EngineStreamCounters {
-  std::uint64_t batches = 0;  // applied
+  std::uint64_t batches = 0;  // number of applied batches
   std::uint64_t duplicates = 0;
   std::uint64_t gaps = 0;             // times that batches were missing
   std::uint64_t gaps_unrepaired = 0;  // gaps that no replay filled, so that everything was dropped
   std::uint64_t restarts = 0;
-  std::uint64_t replays = 0;  // requested, including retries and probes
+  std::uint64_t replays = 0;  // requested replays, including retries and probes
   std::uint64_t losses = 0;   // times that the engine was silent for a lease
 };
 
@@ -50,7 +50,7 @@ class EngineStream {
  public:
   EngineStream(const EngineStreamOptions& options, EngineStreamSink& sink, TimeNs now);
 
-  void connected(TimeNs now);  // the subscription, also after a reconnect
+  void connected(TimeNs now);  // the subscription is connected, perhaps again
   void disconnected(TimeNs now);
   void received(std::uint64_t sequence, std::string_view payload, TimeNs now);
   void replayed(std::uint64_t sequence, std::string_view payload, TimeNs now);
@@ -99,13 +99,14 @@ class EngineStream {
   EngineStreamOptions options_;
   EngineStreamSink& sink_;
   std::optional<std::uint64_t> next_;                    // sequence number to apply next; none: any
-  std::optional<std::uint64_t> last_received_sequence_;  // on this connection
-  std::optional<std::uint64_t> last_replayed_sequence_;  // on this connection; the subscription may bring these again
-  std::uint64_t last_applied_hash_ = 0;                  // hash of the batch before next_
+  std::optional<std::uint64_t> last_received_sequence_;  // last received one on this connection
+  std::optional<std::uint64_t>
+      last_replayed_sequence_;           // last replayed one; the subscription may deliver these batches again
+  std::uint64_t last_applied_hash_ = 0;  // hash of the batch before next_
   bool has_applied_ = false;
 
   Replay replay_ = Replay::kNone;
-  bool has_answered_ = false;  // in the current replay
+  bool has_answered_ = false;  // an answer arrived in the current replay
   unsigned num_tries_ = 0;
   TimeNs replay_progress_at_ = 0;
   TimeNs retry_after_ = 0;

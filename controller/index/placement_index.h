@@ -23,7 +23,7 @@ struct PrefixMatch {
 
 struct IndexOptions {
   std::uint64_t seed = 0;               // hash seed; must be unknown to clients
-  std::size_t shared_sets_max = 65536;  // HolderSets
+  std::size_t shared_sets_max = 65536;  // limit on shared sets, see HolderSets
 };
 
 /// Key: ShortKey or ChunkKey. Threads: one at a time.

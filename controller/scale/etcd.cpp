@@ -14,7 +14,7 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr std::size_t kEventsMax = 1024;  // waiting for the owner
+constexpr std::size_t kEventsMax = 1024;  // limit on events waiting for the owner
 constexpr std::int64_t kRetryMsMin = 100;
 
 /// One thread's connection to etcd, to one member at a time.

@@ -46,8 +46,8 @@ struct EtcdReply {
   std::uint64_t token = 0;
   std::optional<Error> error{};
   bool done = true;                 // false: a put or erase found another mod_revision, see `found`
-  std::int64_t revision = 0;        // at which the request was executed
-  std::int64_t lease = 0;           // granted or kept alive
+  std::int64_t revision = 0;        // revision of etcd after the request
+  std::int64_t lease = 0;           // the lease that was granted or kept alive
   std::int64_t ttl_s = 0;           // remaining time; 0: expired
   std::optional<EtcdPair> found{};  // with done == false: the actual pair; none: no such key
 };

@@ -7,7 +7,7 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kReplicasMax = 256;  // sanity limit
+constexpr std::size_t kReplicasMax = 256;  // limit on keys of other replicas
 
 }  // namespace
 

@@ -13,14 +13,14 @@ enum class LogKind : std::uint32_t {
   kHello = 1,   // `bytes`: wire::Hello; later messages count from its next_sequence
   kUpdate = 2,  // `bytes`: wire::Publish or wire::Evict
   kGone = 3,
-  kHole = 4,  // without a node: records before it are missing
+  kHole = 4,  // has no node; records before it are missing
 };
 
 struct LogRecord {
   std::uint32_t kind = 0;
   std::string name_space{}, engine_id{};
   std::uint64_t incarnation = 0;
-  std::uint64_t sequence = 0;  // for kUpdate
+  std::uint64_t sequence = 0;  // used by kUpdate
   std::string bytes{};
   KVFERRY_FIELDS(kind, name_space, engine_id, incarnation, sequence, bytes);
 };

@@ -52,7 +52,7 @@ void LogReader::hello(const std::string& writer, const LogRecord& record, TimeNs
   const NodeName name{hello->name_space, hello->engine_id};
   const auto known = nodes_.find(name);
   if (known == nodes_.end() && directory_.find_node(name.name_space, name.engine_id))
-    return;  // it sent its own Hello here
+    return;  // the node sent its own Hello to this replica
   if (known != nodes_.end() && known->second.incarnation == hello->incarnation) {
     known->second.writer = writer;
     known->second.expected = hello->next_sequence;
@@ -68,7 +68,7 @@ void LogReader::hello(const std::string& writer, const LogRecord& record, TimeNs
                       hello->version};
   if (!may_join_(info)) return;
   const Result<Joined> joined = directory_.join(info, kFirstSequence, now);
-  if (!joined) return;  // a newer incarnation is there, or the directory is full
+  if (!joined) return;  // a newer incarnation is registered, or the directory is full
   nodes_[name] = {joined->id, hello->incarnation, writer, hello->next_sequence, kFirstSequence};
 }
 

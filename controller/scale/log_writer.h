@@ -15,8 +15,9 @@
 namespace kvferry::controller::scale {
 
 struct LogWriterOptions {
-  std::string writer{};                       // name and run of this replica
-  std::int64_t remember_ms = 15'000;          // three leases of a replica: enough for the next writer to take over
+  std::string writer{};  // name and run of this replica
+  std::int64_t remember_ms =
+      15'000;  // age limit of remembered records: three leases of a replica, until a new writer takes over
   std::size_t remember_bytes_max = 8U << 20;  // limit on remembered records
   std::size_t entry_bytes_max = 64U << 10;    // a larger entry is split
   std::size_t checkpoint_bytes =

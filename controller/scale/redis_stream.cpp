@@ -17,8 +17,8 @@ using Milliseconds = std::chrono::milliseconds;
 
 constexpr std::int64_t kRetryMsMin = 100;
 constexpr std::int64_t kPollMs = 20;            // poll interval at the stream's end
-constexpr std::size_t kPartsMax = 4;            // waiting for the owner
-constexpr std::size_t kPipelinedMax = 64;       // entries in flight
+constexpr std::size_t kPartsMax = 4;            // limit on parts waiting for the owner
+constexpr std::size_t kPipelinedMax = 64;       // limit on entries in flight
 constexpr std::size_t kBytesPerEntryMin = 256;  // minimum size of an entry in Redis's memory; limits their number
 
 timeval to_timeval(std::int64_t ms) { return {ms / 1000, (ms % 1000) * 1000}; }
@@ -239,7 +239,7 @@ class HiredisStream final : public RedisStream {
 
   const RedisStreamOptions options_;
   OwnerQueue<LogPart> parts_{kPartsMax};
-  mutable std::mutex mutex_;  // guards this block
+  mutable std::mutex mutex_;  // guards the members up to context_
   std::condition_variable changed_;
   bool stopping_ = false;
   bool is_reading_ = false;

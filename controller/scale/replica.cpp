@@ -21,12 +21,12 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kEventsPerTurn = 16;   // etcd events
-constexpr std::size_t kEntriesPerTurn = 2;   // log entries of at most 64 KiB, so well below a millisecond
+constexpr std::size_t kEventsPerTurn = 16;   // limit on etcd events
+constexpr std::size_t kEntriesPerTurn = 2;   // log entries, each at most 64 KiB: well below a millisecond
 constexpr std::int64_t kFollowMs = 10'000;   // how long to keep reading at the log's end, for nodes about to send Hello
-constexpr std::int64_t kReadMsMax = 60'000;  // until then, all live nodes have sent a message to this replica
+constexpr std::int64_t kReadMsMax = 60'000;  // stop reading the log: all live nodes have sent a message by then
 constexpr std::int64_t kShutdownMs = 300;
-constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // in etcd, for replicas that start later
+constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // lifetime of a quota in etcd, for replicas that start later
 constexpr std::size_t kLogBufferMax = 16U << 20;
 
 class ReplicaListener final : public Listener, private SessionObserver {

@@ -8,8 +8,8 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kSweptPerTurn = 64;    // nodes checked for expiry
-constexpr std::size_t kLookedPerTurn = 512;  // dirty keys
+constexpr std::size_t kSweptPerTurn = 64;    // nodes checked for expiry in a turn
+constexpr std::size_t kLookedPerTurn = 512;  // dirty keys checked in a turn
 
 std::string escaped(std::string_view text) {
   std::string plain;

@@ -22,10 +22,10 @@ struct ReplicatedStateOptions {
   std::string endpoint{};           // address of this replica's listener for nodes
   std::uint64_t run = 0;            // if two replicas have one name, the one with the higher run owns it
   std::int64_t lease_s = 5;         // when this replica's lease expires, the others consider it dead
-  std::int64_t retry_ms_min = 100;  // after a failed request; doubles
+  std::int64_t retry_ms_min = 100;  // pause after a failed request; it doubles with each failure
   std::int64_t retry_ms_max = 2000;
   std::int64_t keep_ms = 3'600'000;  // how long a node's incarnation is kept after the node was last alive
-  std::size_t nodes_max = 16'384;    // number of incarnations; beyond it, those of dead nodes are dropped
+  std::size_t nodes_max = 16'384;    // limit on known nodes; dead ones are dropped first
   std::size_t records_max = 16'384;
   std::size_t in_flight_max = 16;
 };
@@ -50,7 +50,7 @@ struct SharedRecord {
   std::string owner;
   std::string value;
   std::uint64_t version = 0;  // the highest wins
-  TimeNs deadline = 0;        // on this replica's clock
+  TimeNs deadline = 0;        // time on this replica's clock
 };
 
 /// Another replica has seen this incarnation: older ones must be fenced.
@@ -115,7 +115,7 @@ class ReplicatedState {
   struct Node {
     std::uint64_t newest = 0;
     bool is_here = false;
-    TimeNs alive_at = 0;  // last time, or the first time it was known
+    TimeNs alive_at = 0;  // time when the node was last known to be alive
   };
   struct OwnRecord {  // a record that was set at this replica
     SharedRecord record;
@@ -156,7 +156,8 @@ class ReplicatedState {
   std::map<std::string, OwnRecord> own_;  // key: key in etcd
   std::map<std::string, SharedRecord> records_;
   std::map<std::string, bool> dirty_;  // keys whose value in etcd may be wrong; true: a request is in flight
-  std::map<std::uint64_t, std::pair<std::string, EtcdRequest>> in_flight_;  // key: token; etcd key "": this replica's lease
+  std::map<std::uint64_t, std::pair<std::string, EtcdRequest>>
+      in_flight_;  // key: token; etcd key "": this replica's lease
   std::vector<SharedNews> news_;
   std::uint64_t last_token_ = 0;
   std::int64_t lease_ = 0;  // this replica's lease; 0: none
@@ -170,7 +171,7 @@ class ReplicatedState {
   bool is_name_taken_ = false;
   NodeName swept_last_;
   TimeNs swept_at_ = 0;
-  std::string looked_last_;  // key of dirty_
+  std::string looked_last_;  // key of dirty_ at which due() continues
 };
 
 }  // namespace kvferry::controller::scale

@@ -26,7 +26,7 @@ struct FileHead {
   std::uint32_t format = kStateFormat;
   std::uint64_t number = 0;
   bool begins_anew = false;
-  std::uint64_t index_version = 0;  // at its begin
+  std::uint64_t index_version = 0;  // the directory's version when the file was begun
   KVFERRY_FIELDS(kind, format, number, begins_anew, index_version);
 };
 

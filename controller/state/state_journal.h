@@ -26,9 +26,9 @@ namespace kvferry::controller {
 
 struct StateOptions {
   std::string folder;
-  std::size_t log_bytes_min = std::size_t{16} << 20;     // minimum log size for a snapshot
+  std::size_t log_bytes_min = std::size_t{16} << 20;     // a snapshot begins only after a log of this size
   std::size_t queued_bytes_max = std::size_t{64} << 20;  // limit on unwritten log; more counts as a failure
-  std::int64_t retry_ms = 1000;                          // between attempts after a failure
+  std::int64_t retry_ms = 1000;                          // pause between attempts after a failure
   WriteCall write = ::write;
 };
 
