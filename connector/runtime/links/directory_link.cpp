@@ -9,7 +9,7 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kLookupsMax = 10'000;  // that are waited for
+constexpr std::size_t kLookupsMax = 10'000;  // pending ones; the oldest are dropped beyond that
 
 std::vector<controller::ChunkEntry> entries_of(const std::vector<ChunkMeta>& chunks) {
   std::vector<controller::ChunkEntry> entries;
@@ -34,7 +34,7 @@ HolderOffer offer_of(const controller::Holder& holder) {
 void DirectoryLink::execute(QueryDirectory& query) {
   const auto token = directory_->lookup({std::move(query.keys), std::move(query.tail_groups), {}});
   if (!token) {
-    tell_core_([&](SchedulerCore& core) { core.directory_answered(query.fetch, {}, clock_.now()); });
+    with_core_([&](SchedulerCore& core) { core.directory_answered(query.fetch, {}, clock_.now()); });
     return;
   }
   fetch_of_lookup_[*token] = query.fetch;
@@ -58,60 +58,61 @@ void DirectoryLink::take(controller::LookupReply& reply) {
   if (found == fetch_of_lookup_.end()) return;
   std::vector<HolderOffer> offers;
   for (const controller::Holder& holder : reply.holders) offers.push_back(offer_of(holder));
-  tell_core_([&](SchedulerCore& core) { core.directory_answered(found->second, std::move(offers), clock_.now()); });
+  with_core_([&](SchedulerCore& core) { core.directory_answered(found->second, std::move(offers), clock_.now()); });
   fetch_of_lookup_.erase(found);
 }
 
 void DirectoryLink::take(controller::LookupFailed& failed) {
-  fetch_of_lookup_.erase(failed.token);  // the core keeps a deadline of its own
+  fetch_of_lookup_.erase(failed.token);  // the core has its own deadline for the answer
 }
 
 void DirectoryLink::take(controller::Registered&) {
   log().info("registered with the controller");
-  tell_core_([](SchedulerCore& core) { core.set_directory_up(true); });
+  with_core_([](SchedulerCore& core) { core.set_directory_up(true); });
 }
 
 void DirectoryLink::take(controller::Refused& refused) {
   log().error("the controller refuses this node: {}", refused.reason);
-  tell_core_([](SchedulerCore& core) { core.set_directory_up(false); });
+  with_core_([](SchedulerCore& core) { core.set_directory_up(false); });
 }
 
 void DirectoryLink::take(controller::Lost& lost) {
-  log().warn("the controller is lost ({}); requests go on without it", lost.reason);
-  tell_core_([](SchedulerCore& core) { core.set_directory_up(false); });
+  log().warn("lost the controller ({}); requests go on without it", lost.reason);
+  with_core_([](SchedulerCore& core) { core.set_directory_up(false); });
 }
 
 void DirectoryLink::take(controller::SnapshotWanted&) {
   std::vector<controller::ChunkEntry> entries;
-  tell_core_([&](SchedulerCore& core) { entries = entries_of(core.snapshot()); });
+  with_core_([&](SchedulerCore& core) { entries = entries_of(core.snapshot()); });
   directory_->publish(entries);
   directory_->end_snapshot();
-  log().info("told the controller of {} chunks", entries.size());
+  log().info("published a snapshot of {} chunks to the controller", entries.size());
 }
 
 void DirectoryLink::take(controller::PinChunks& wanted) {
   const PinOrder order{wanted.hold, std::move(wanted.keys), wanted.ttl};
-  tell_core_([&](SchedulerCore& core) { core.pin_ordered(order, clock_.now()); });
+  with_core_([&](SchedulerCore& core) { core.pin_ordered(order, clock_.now()); });
 }
 
 void DirectoryLink::take(controller::UnpinChunks& wanted) {
-  tell_core_([&](SchedulerCore& core) { core.unpin_ordered(wanted.hold); });
+  with_core_([&](SchedulerCore& core) { core.unpin_ordered(wanted.hold); });
 }
 
 void DirectoryLink::take(controller::ReplicateChunks& wanted) {
   ReplicateOrder order{std::move(wanted.engine_id), std::move(wanted.endpoint), {}, wanted.ttl};
   for (const controller::ChunkEntry& chunk : wanted.chunks) order.chunks.push_back(meta_of(chunk));
-  tell_core_([&](SchedulerCore& core) { core.replicate_ordered(std::move(order), clock_.now()); });
+  with_core_([&](SchedulerCore& core) { core.replicate_ordered(std::move(order), clock_.now()); });
 }
 
 void DirectoryLink::take(controller::EvictChunks& wanted) {
-  tell_core_([&](SchedulerCore& core) {
+  with_core_([&](SchedulerCore& core) {
     if (wanted.all)
       core.reset_cache();
     else
       core.evict_ordered(wanted.keys);
   });
-  log().info("the controller has {} forgotten", wanted.all ? "all chunks" : "chunks");
+  log().info("evicted {} on the controller's order",
+             wanted.all ? "all chunks" : fmt::format("{} chunks", wanted.keys.size()));
 }
 
 }  // namespace kvferry

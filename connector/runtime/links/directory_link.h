@@ -1,5 +1,5 @@
-// The controller on the scheduler node's thread: carries what the core wants of it, and brings back what it answers and
-// orders. A part of NodeLinks.
+// The controller on the scheduler node's thread: carries the core's actions to the controller, and its answers and
+// orders to the core. A part of NodeLinks.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,10 @@ namespace kvferry {
 /// Threads: one owner.
 class DirectoryLink {
  public:
-  using TellCore = std::function<void(const std::function<void(SchedulerCore&)>&)>;
-  DirectoryLink(std::unique_ptr<controller::Client> directory, TellCore tell_core, const Clock& clock)
-      : directory_(std::move(directory)), tell_core_(std::move(tell_core)), clock_(clock) {}
+  /// Calls the core under its lock and queues the actions that follow.
+  using WithCore = std::function<void(const std::function<void(SchedulerCore&)>&)>;
+  DirectoryLink(std::unique_ptr<controller::Client> directory, WithCore with_core, const Clock& clock)
+      : directory_(std::move(directory)), with_core_(std::move(with_core)), clock_(clock) {}
 
   int fd() const { return directory_->fd(); }
   void set_load(std::size_t num_requests) { directory_->set_load(num_requests); }
@@ -30,7 +31,7 @@ class DirectoryLink {
   void execute(AnnounceEvictions& evicted) { directory_->evict(evicted.keys); }
 
   void take_events();
-  /// Leaves the controller. Idempotent; nothing else may be called after it.
+  /// Deregisters from the controller. Idempotent; no other method may be called after it.
   void leave();
 
  private:
@@ -46,9 +47,9 @@ class DirectoryLink {
   void take(controller::EvictChunks& wanted);
 
   std::unique_ptr<controller::Client> directory_;
-  TellCore tell_core_;
+  WithCore with_core_;
   const Clock& clock_;
-  std::map<std::uint64_t, std::uint64_t> fetch_of_lookup_;  // by the directory's token
+  std::map<std::uint64_t, std::uint64_t> fetch_of_lookup_;  // keyed by the controller's token
 };
 
 }  // namespace kvferry

@@ -12,7 +12,7 @@ bool PeerLinks::send(const std::string& endpoint, std::string_view bytes) {
     auto socket = ClientSocket::connect(endpoint);
     if (!socket) return false;
     if (peers_.size() >= peers_max_)
-      forget(std::ranges::min_element(peers_, {}, [](const auto& peer) { return peer.second.used_at; }));
+      drop(std::ranges::min_element(peers_, {}, [](const auto& peer) { return peer.second.used_at; }));
     found = peers_.emplace(endpoint, Peer{std::move(*socket), {}, 0}).first;
   }
   found->second.used_at = clock_.now();
@@ -40,14 +40,14 @@ const PeerLinks::Ranks& PeerLinks::ranks_of(const std::string& endpoint) const {
   return found == peers_.end() ? none : found->second.ranks;
 }
 
-void PeerLinks::forget_idle() {
+void PeerLinks::drop_idle() {
   const TimeNs now = clock_.now();
   for (auto peer = peers_.begin(); peer != peers_.end();)
-    peer = now - peer->second.used_at > kIdlePeer ? forget(peer) : std::next(peer);
+    peer = now - peer->second.used_at > kIdlePeer ? drop(peer) : std::next(peer);
 }
 
-PeerLinks::Peers::iterator PeerLinks::forget(Peers::iterator peer) {
-  versions_.forget(peer->first);
+PeerLinks::Peers::iterator PeerLinks::drop(Peers::iterator peer) {
+  versions_.drop(peer->first);
   return peers_.erase(peer);
 }
 

@@ -1,4 +1,4 @@
-// The other nodes as the scheduler node's thread knows them: how to reach each, and what it told of itself.
+// The scheduler node's connections to other nodes, and what each node's answers said about it.
 #pragma once
 
 #include <poll.h>
@@ -14,37 +14,37 @@
 
 #include "connector/runtime/links/node_wire.h"
 #include "connector/runtime/links/peer_versions.h"
-#include "connector/runtime/worker/shapes.h"
+#include "connector/runtime/links/shapes.h"
 #include "connector/runtime/links/zmq_link.h"
 #include "transport/base/clock.h"
 
 namespace kvferry {
 
-/// Far longer than anything that is under way between two nodes lasts.
+/// Far longer than any lease or push lasts.
 constexpr TimeNs kIdlePeer = 10 * 60 * kSecond;
-/// ZeroMQ has 1023 sockets, and closes them a moment after they were given up.
+/// About half of ZeroMQ's 1023 sockets, because ZeroMQ closes a dropped socket only a moment later.
 constexpr std::size_t kPeersMax = 512;
 
-/// A node is connected to when it is first spoken to. Whoever was neither spoken to nor heard for kIdlePeer is
-/// forgotten, socket and all, and so is the longest idle one of `peers_max` when another is needed: nodes come and go
-/// for months, and requests may name addresses that nobody answers at. Threads: one.
+/// The first message to a node opens the connection. A peer without a message in either direction for kIdlePeer is
+/// dropped with its socket, and so is the longest idle one if a new peer would exceed `peers_max`: nodes come and go
+/// for months, and requests may name addresses without a node. Threads: one.
 class PeerLinks {
  public:
   explicit PeerLinks(const Clock& clock, std::size_t peers_max = kPeersMax) : clock_(clock), peers_max_(peers_max) {}
 
-  /// False: it is no address, or the queue to it is full.
+  /// Returns false if `endpoint` is not an address or its queue is full.
   bool send(const std::string& endpoint, std::string_view bytes);
   struct Received {
-    std::string endpoint;  // whom it was connected to
+    std::string endpoint;  // that the socket was connected to
     std::string bytes;
   };
   std::optional<Received> receive();
 
-  /// Of the node protocol.
+  /// Versions of the node protocol.
   PeerVersions& versions() { return versions_; }
   std::uint32_t version_with(const std::string& endpoint) const { return versions_.spoken_with(endpoint); }
 
-  /// What its last lease answer told: its ranks, and how they are read; no map: its shape is ours.
+  /// The ranks in a node's last lease answer, and how to read them; an empty map if its shape is this node's.
   struct Ranks {
     std::vector<RankEndpoint> all;
     ShardMap map;
@@ -52,9 +52,9 @@ class PeerLinks {
   void set_ranks(const std::string& endpoint, Ranks ranks);
   const Ranks& ranks_of(const std::string& endpoint) const;
 
-  void forget_idle();
+  void drop_idle();
   std::size_t size() const { return peers_.size(); }
-  /// Adds what to wait for.
+  /// Adds the file descriptors to wait for.
   void add_to(std::vector<pollfd>& fds) const;
 
  private:
@@ -63,8 +63,8 @@ class PeerLinks {
     Ranks ranks;
     TimeNs used_at = 0;
   };
-  using Peers = std::map<std::string, Peer>;  // by endpoint
-  Peers::iterator forget(Peers::iterator peer);
+  using Peers = std::map<std::string, Peer>;  // keyed by endpoint
+  Peers::iterator drop(Peers::iterator peer);
 
   const Clock& clock_;
   std::size_t peers_max_;

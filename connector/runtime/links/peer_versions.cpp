@@ -12,15 +12,16 @@ Result<void> PeerVersions::learn(const std::string& endpoint, const Envelope& en
   if (!version) return version.error();
   spoken_[endpoint] = *version;
   if (ours_.has(envelope.version)) return {};
-  return Error{ErrorCode::kRefused, fmt::format("node protocol version {} was answered; {} is spoken from now on",
-                                                envelope.version, *version)};
+  return Error{ErrorCode::kRefused,
+               fmt::format("the answer is in node protocol version {}; the next request will be in version {}",
+                           envelope.version, *version)};
 }
 
 Result<void> PeerVersions::check(const std::string& who, const Envelope& envelope) const {
   const Result<std::uint32_t> version = common(who, envelope);
   if (!version) return version.error();
   if (ours_.has(envelope.version)) return {};
-  return Error{ErrorCode::kRefused, fmt::format("node protocol version {} is not spoken here; ask in version {}",
+  return Error{ErrorCode::kRefused, fmt::format("this node does not speak node protocol version {}; ask in version {}",
                                                 envelope.version, *version)};
 }
 

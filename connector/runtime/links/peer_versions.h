@@ -11,17 +11,18 @@
 
 namespace kvferry {
 
-/// A node is first spoken to in the oldest version that this side speaks, and tells what it speaks with each message;
-/// from then on it is the newest that both have. Pure. Threads: one.
+/// The first message to a node is in the oldest version that this node speaks. Each message names the versions of its
+/// sender; after the first answer both use the newest version that they share. Pure. Threads: one.
 class PeerVersions {
  public:
   explicit PeerVersions(VersionRange ours = kNodeWire) : ours_(ours) {}
 
   std::uint32_t spoken_with(const std::string& endpoint) const;
-  /// From what came from there. kRefused: nothing in common, or it is in another version than ours; in a sentence.
+  /// Takes the versions from an answer. kRefused, with a sentence: the nodes share no version, or this answer is in a
+  /// version that this node does not speak.
   Result<void> learn(const std::string& endpoint, const Envelope& envelope);
-  void forget(const std::string& endpoint) { spoken_.erase(endpoint); }
-  /// Whether a request of whoever can be read. kRefused: as above; the sentence is its answer.
+  void drop(const std::string& endpoint) { spoken_.erase(endpoint); }
+  /// Whether a request can be read. kRefused: as above; the sentence is for the node that asks.
   Result<void> check(const std::string& who, const Envelope& envelope) const;
 
  private:

@@ -4,14 +4,14 @@
 #include <random>
 #include <utility>
 
-#include "connector/runtime/net_address.h"
 #include "connector/runtime/links/node_links.h"
+#include "connector/runtime/net_address.h"
 #include "transport/base/check.h"
 
 namespace kvferry {
 namespace {
 
-constexpr std::chrono::milliseconds kLookupPatience{2};  // per step, for answers that are on their way
+constexpr std::chrono::milliseconds kLookupPatience{2};  // how long lookups may wait for answers, per step
 constexpr TimeNs kMetricsInterval = 100 * kMillisecond;
 
 std::map<std::string, double> metrics_of(const SchedulerCore& core) {
@@ -62,31 +62,32 @@ struct SchedulerNode::Impl {
   std::uint16_t port = 0;
   Incarnation incarnation;
   std::chrono::steady_clock::duration patience_left = kLookupPatience;
-  struct Told {
+  struct Reported {
     CoreCounters counters;
-    std::size_t num_ready = 0, num_pinned = 0, num_controller_pinned = 0, num_fetching = 0, num_pushes = 0, num_reservations = 0;
-    bool operator==(const Told&) const = default;
+    std::size_t num_ready = 0, num_pinned = 0, num_controller_pinned = 0, num_fetching = 0, num_pushes = 0,
+                num_reservations = 0;
+    bool operator==(const Reported&) const = default;
   };
-  std::optional<Told> told;  // as of take_metrics()
-  TimeNs told_at = 0;
+  std::optional<Reported> reported;  // state at the last take_metrics()
+  TimeNs reported_at = 0;
   std::uint32_t num_ranks = 0;
 
   /// Runs an engine call on the core under its lock, then hands its actions to the links.
   template <class Call>
   auto with_core(Call call) {
     std::unique_lock lock(shared.mutex);
-    KVFERRY_CHECK(shared.core, "a request came before the workers were attached");
-    const auto leave = [&] {
-      const bool is_asleep = links->leave(shared.core->take_actions());
+    KVFERRY_CHECK(shared.core, "a request before the workers were attached");
+    const auto enqueue = [&] {
+      const bool is_urgent = links->enqueue(shared.core->take_actions());
       lock.unlock();
-      if (is_asleep) links->wake();
+      if (is_urgent) links->wake();
     };
     if constexpr (std::is_void_v<decltype(call(*shared.core))>) {
       call(*shared.core);
-      leave();
+      enqueue();
     } else {
       auto result = call(*shared.core);
-      leave();
+      enqueue();
       return result;
     }
   }
@@ -99,8 +100,8 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   const ConnectorConfig& config = options.config;
   if (config.chunk_tokens % options.block_tokens != 0) {
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("chunk_tokens is '{}'; allowed: multiples of the block size, {}",
-                             config.chunk_tokens, options.block_tokens)};
+                 fmt::format("chunk_tokens is '{}'; allowed: multiples of the block size, {}", config.chunk_tokens,
+                             options.block_tokens)};
   }
   auto impl = std::make_unique<Impl>();
   impl->host = config.advertise_host.empty() ? local_address_towards(config.controller) : config.advertise_host;
@@ -128,14 +129,15 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
     Result<WorkerHello> hello = decode<WorkerHello>(bytes, "worker handshake");
     if (!hello) return std::move(hello).error();
     if (hello->rank != workers.size()) {
-      return Error{ErrorCode::kInvalidArgument, fmt::format("worker {} says rank {}", workers.size(), hello->rank)};
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("the handshake of worker {} has rank {}", workers.size(), hello->rank)};
     }
     workers.push_back(std::move(*hello));
   }
   if (workers.empty()) return Error{ErrorCode::kInvalidArgument, "no worker sent a handshake"};
   std::vector<Shard> shards;
   for (const WorkerHello& worker : workers) shards.push_back(worker.endpoint.shard);
-  if (auto ok = check_shards(shards); !ok) return std::move(ok).error().with("what the workers hold");
+  if (auto ok = check_shards(shards); !ok) return std::move(ok).error().with("the workers' shards");
   CoreConfig config;
   const ConnectorConfig& from = impl_->options.config;
   config.fingerprint = impl_->options.fingerprint;
@@ -143,7 +145,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.block_tokens = impl_->options.block_tokens;
   config.windows = impl_->options.windows;
   config.runs_ahead = impl_->options.runs_ahead;
-  // Stages of a pipeline may be of different sizes: a chunk needs a slot in every rank's pool.
+  // A chunk needs a slot in every rank's pool, and stages of a pipeline may differ in size.
   config.num_slots = workers[0].num_slots;
   for (const WorkerHello& worker : workers) config.num_slots = std::min(config.num_slots, worker.num_slots);
   config.first_lease = impl_->incarnation.value;
@@ -178,12 +180,12 @@ std::uint32_t SchedulerNode::num_tokens(const RequestId& id) const {
 Answer SchedulerNode::lookup(const RequestId& id, std::uint32_t num_local) {
   Impl& impl = *impl_;
   std::unique_lock lock(impl.shared.mutex);
-  KVFERRY_CHECK(impl.shared.core, "a request came before the workers were attached");
+  KVFERRY_CHECK(impl.shared.core, "a request before the workers were attached");
   while (true) {
     const Answer answer = impl.shared.core->lookup(id, num_local, impl.clock.now());
-    if (impl.links->leave(impl.shared.core->take_actions())) impl.links->wake();
+    if (impl.links->enqueue(impl.shared.core->take_actions())) impl.links->wake();
     if (!answer.pending || impl.patience_left <= std::chrono::steady_clock::duration::zero()) return answer;
-    // A round trip costs less than a step: waiting a moment saves the request a step, and costs the others little.
+    // A round trip takes less time than a step: a short wait saves the request a step and delays the others little.
     const auto began = std::chrono::steady_clock::now();
     impl.shared.changed.wait_for(lock, impl.patience_left);
     impl.patience_left -= std::chrono::steady_clock::now() - began;
@@ -241,11 +243,13 @@ std::optional<std::map<std::string, double>> SchedulerNode::take_metrics() {
   const TimeNs now = impl_->clock.now();
   const std::lock_guard lock(impl_->shared.mutex);
   const SchedulerCore& core = *impl_->shared.core;
-  const Impl::Told state{core.counters(),    core.pool().num_ready(), core.pool().num_pinned(), core.num_controller_pinned(),
-                         core.num_fetches(), core.num_pushes(),       core.num_reservations()};
-  if (state == impl_->told || (core.num_requests() > 0 && now < impl_->told_at + kMetricsInterval)) return std::nullopt;
-  impl_->told = state;
-  impl_->told_at = now;
+  const Impl::Reported state{
+      core.counters(),    core.pool().num_ready(), core.pool().num_pinned(), core.num_controller_pinned(),
+      core.num_fetches(), core.num_pushes(),       core.num_reservations()};
+  if (state == impl_->reported || (core.num_requests() > 0 && now < impl_->reported_at + kMetricsInterval))
+    return std::nullopt;
+  impl_->reported = state;
+  impl_->reported_at = now;
   return metrics_of(core);
 }
 

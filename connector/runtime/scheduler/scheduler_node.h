@@ -1,5 +1,5 @@
-// One engine's scheduler node: the scheduler core behind a lock, and a thread that carries its actions to the
-// controller, to other nodes and to this engine's workers, and brings back what they answer.
+// One engine's scheduler node: the scheduler core behind a lock, and a thread that exchanges messages with the
+// controller, other nodes and this engine's workers.
 #pragma once
 
 #include <cstdint>
@@ -20,27 +20,29 @@ namespace kvferry {
 struct SchedulerOptions {
   ConnectorConfig config;
   EngineId engine_id;
-  std::string role;         // kv_role
-  std::string fingerprint;  // readable; see controller::NodeInfo
+  std::string role;         // vLLM's kv_role
+  std::string fingerprint;  // the model as text, see controller::NodeInfo
   std::uint32_t block_tokens = 16;
-  std::vector<std::uint32_t> windows = {0};  // as in CoreConfig
-  bool runs_ahead = false;                   // as in CoreConfig
+  std::vector<std::uint32_t> windows = {0};  // see CoreConfig
+  bool runs_ahead = false;                   // see CoreConfig
   std::int64_t start_timeout_ms = 10'000;
 };
 
-/// Threads: the engine's methods belong to the engine's scheduler thread. None of them blocks on the network, except
-/// lookup(), which waits up to 2 ms per step for an answer that is on its way.
+/// Threads: the engine's scheduler thread. No method blocks on the network, except lookup(), which waits up to 2 ms per
+/// step for an answer.
 class SchedulerNode {
  public:
-  /// kInvalidArgument: chunk_tokens is no multiple of block_tokens. kUnavailable: no port, or the controller was not
-  /// reachable within start_timeout_ms. kRefused: the controller said no, e.g. another model in this namespace.
+  /// kInvalidArgument: chunk_tokens is no multiple of block_tokens. kUnavailable: no free port, or the controller was
+  /// not reachable within start_timeout_ms. kRefused: by the controller, e.g. because of another model in this
+  /// namespace.
   static Result<std::unique_ptr<SchedulerNode>> start(SchedulerOptions options);
   ~SchedulerNode();
 
-  /// The workers' handshakes, in rank order; before the first request. kInvalidArgument: they don't fit together.
+  /// Takes the workers' handshakes in rank order, before the first request. kInvalidArgument: they contradict each
+  /// other.
   Result<void> attach_workers(const std::vector<std::string>& hellos);
 
-  /// Where other nodes ask for leases: host and port of kv_transfer_params' remote_host and remote_port.
+  /// Where other nodes ask for leases; remote_host and remote_port in kv_transfer_params.
   const std::string& host() const;
   std::uint16_t port() const;
 
@@ -51,20 +53,20 @@ class SchedulerNode {
   void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks);
   std::string build_step(const StepInput& input, const TokenSource& tokens = {});
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted);
-  /// kCorrupt: not a report.
+  /// kCorrupt: the bytes are not a report.
   Result<void> worker_report(std::string_view report);
-  /// Whether a worker was told to save something and has not reported it. The engine then has to go on stepping, even
-  /// with nothing to compute: reports come with steps.
+  /// Whether a worker has not yet reported a save. The engine then has to go on stepping, even with nothing to compute,
+  /// because reports come with steps.
   bool has_unreported_saves() const;
   void reset_cache();
 
-  /// Monotone counters and momentary gauges by metric name, without the kvferry_ prefix.
+  /// Counters and gauges by metric name, without the kvferry_ prefix.
   std::map<std::string, double> metrics() const;
-  /// The same when they have changed since the last call; while requests are served at most ten times a second, since
-  /// it is asked in every step.
+  /// The same, but nullopt if nothing has changed since the last call; at most ten times a second while there are
+  /// requests, because every step calls it.
   std::optional<std::map<std::string, double>> take_metrics();
 
-  /// Says goodbye to the controller and joins the thread. Idempotent.
+  /// Deregisters from the controller and joins the thread. Idempotent.
   void shutdown();
 
  private:

@@ -1,4 +1,4 @@
-// Where one rank's chunks lie: in the pool's slots, which other nodes read, and perhaps in a GPU above them. Moves them
+// Where one rank's chunks are: in the pool's slots, which other nodes read, and perhaps also in GPU memory. Copies them
 // between there and the engine's blocks, in the order of the engine's stream.
 #pragma once
 
@@ -17,53 +17,52 @@
 
 namespace kvferry {
 
-/// Threads: any. Nothing throws and nothing is dropped: what a device refuses is a save, load or landing that failed.
+/// Threads: any. Never throws. Work that a device refuses is reported as a failed save, load or landing.
 class ChunkStore {
  public:
   virtual ~ChunkStore() = default;
-  /// For the log: what lies above the slots; empty: nothing does.
+  /// The memory above the slots, for the log; empty if there is none.
   virtual std::string describe() const = 0;
 
-  // ---- steps, by one thread ----
-  /// Packs what the stream has computed so far; what the engine gives it later may overwrite the blocks. Each item is
-  /// told once by take_saved(), in this step or a later one.
+  // ---- steps, on one thread ----
+  /// Packs the KV that the stream has computed so far; later work in the stream may overwrite the blocks. take_saved()
+  /// reports each item once, in this step or a later one.
   virtual void save(const std::vector<SaveJob>& jobs, DeviceStream stream) = 0;
-  /// Packs one layer of a save whose other layers follow in order, and save() after the last: what has been packed so
-  /// is not packed again. Returns the chunk_checksum() of the layer's run of the slot. kUnavailable: this store packs
-  /// all layers at once.
+  /// Packs one layer of a save. The other layers follow in order, and then save(), which does not pack them again.
+  /// Returns the chunk_checksum() of the layer's bytes in the slot. kUnavailable: this store packs all layers at once.
   virtual Result<std::uint64_t> save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) {
     (void)job, (void)item, (void)layer;
-    return Error{ErrorCode::kUnavailable, "chunks are packed whole here"};
+    return Error{ErrorCode::kUnavailable, "this store packs whole chunks"};
   }
-  /// What has ended since the last call. ok: the slot is whole and anybody may read it.
+  /// The saves that have ended since the last call. ok: the slot is whole and other nodes may read it.
   virtual std::vector<SaveDone> take_saved() = 0;
   using IsReadable = std::function<bool(ChunkRef)>;
-  /// Unpacks; returns when the bytes are verified and in the blocks. One outcome for each job; each stops at the first
-  /// chunk that is not what the plan says, since what lies behind it can't be attended. Blocks behind that are
-  /// undefined.
+  /// Unpacks chunks into blocks and verifies them before it returns. Returns one outcome for each job. A job stops at
+  /// the first chunk that does not match the plan, because later tokens can't be used without it; the blocks from there
+  /// on are undefined.
   virtual std::vector<LoadOutcome> load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,
                                         DeviceStream stream) = 0;
 
-  // ---- chunks that come from other nodes ----
+  // ---- chunks from other nodes ----
   struct Place {
     RegionId region;
     std::uint64_t offset = 0;
   };
-  /// Where a transfer may write this chunk; landed() follows. kFull: something is still at the slot.
+  /// Where a transfer may write this chunk; landed() follows. kFull: the GPU still reads or writes the slot.
   virtual Result<Place> land(ChunkRef chunk, std::uint64_t bytes) = 0;
-  /// The same for a transfer in parts, whose checksum nobody knows before it is over: always the slot.
+  /// The same for a transfer in parts, whose checksum is unknown until all have arrived; returns the slot itself.
   virtual Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) { return land(chunk, bytes); }
   struct Landed {
     ChunkRef chunk;
     bool ok = false;
-    std::uint64_t checksum = 0;  // which the bytes were found to match
+    std::uint64_t checksum = 0;  // verified by the transport
   };
-  /// The transfers are over and their memory is quiet. Each chunk is told once by take_landed().
+  /// The transfers are over and no longer touch their memory. take_landed() reports each chunk once.
   virtual void landed(std::span<const Landed> chunks) = 0;
-  /// As take_saved().
+  /// The landings that have ended since the last call. ok: the slot is whole and other nodes may read it.
   virtual std::vector<Landed> take_landed() = 0;
 
-  /// Slots that nobody may use because a device that was given up may still be at them.
+  /// Slots that may not be reused because the device may still write them after their work has timed out.
   virtual std::size_t num_fenced() const = 0;
 };
 
@@ -72,23 +71,24 @@ struct ChunkStoreParts {
   KvLayout layout;
   std::uint32_t rank = 0;
   std::span<std::byte> pool;
-  std::uint64_t chunk_bytes = 0;  // of a slot
+  std::uint64_t chunk_bytes = 0;  // size of a slot
   RegionId pool_region;
 };
 
-/// Blocks and slots in host memory: all is done when a call returns, whatever the stream. Errors: make_host_packer()'s.
+/// Blocks and slots in host memory: all work is done when a call returns, and streams are ignored. Errors: those of
+/// make_host_packer().
 Result<std::unique_ptr<ChunkStore>> make_host_store(ChunkStoreParts parts);
 
 struct GpuTier {
   Gpu gpu;
-  std::uint64_t bytes = 0;  // of frames; 0: chunks are packed straight into the slots
+  std::uint64_t bytes = 0;  // size of all frames; 0: chunks are packed straight into the slots
   bool is_landing_place = false;
-  TimeNs timeout = 30 * kSecond;  // then a save counts as failed, and its slot is fenced
+  TimeNs timeout = 30 * kSecond;  // after which a save counts as failed and its slot is fenced
   const Clock& clock;
-  Transport& transport;  // shut down before the store goes
+  Transport& transport;  // shut down before the store is destroyed
 };
 
-/// Blocks in GPU memory. Errors: the packer's and the device's; kInvalidArgument: `bytes` holds no chunk.
+/// Blocks in GPU memory. Errors: those of the packer and the device; kInvalidArgument: `bytes` holds no chunk.
 Result<std::unique_ptr<ChunkStore>> make_gpu_store(ChunkStoreParts parts, GpuTier tier);
 
 }  // namespace kvferry

@@ -8,7 +8,7 @@
 namespace kvferry {
 namespace {
 
-constexpr std::uint64_t kFrameAlignment = 256;  // what the GPU's memory hands out in one piece
+constexpr std::uint64_t kFrameAlignment = 256;  // alignment of the GPU's memory accesses
 
 std::uint64_t aligned(std::uint64_t bytes) { return (bytes + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment; }
 
@@ -52,19 +52,19 @@ void GpuStore::register_frames() {
   if (region)
     region_ = *region;
   else
-    log().warn("chunks of other nodes land in host memory: {}", region.error().what);
+    log().warn("chunks from other nodes are written to host memory, not to the GPU: {}", region.error().what);
 }
 
 GpuStore::~GpuStore() {
   for (Work& work : works_) {
-    // What was refused an event is over when the device is done with everything, below.
+    // Work without an event is finished once the frames are released below, which waits for the whole device.
     if (is_over(work) || !work.event) continue;
     if (const Result<void> waited = work.event->wait(); !waited)
       log().error("waiting for the GPU: {}", waited.error().what);
   }
   works_.clear();
   if (region_) {
-    // Refused only where the transport is shut down already.
+    // The transport refuses only if it is already shut down.
     [[maybe_unused]] const Result<void> gone = tier_.transport.unregister_region(*region_);
   }
   if (frames_ != nullptr) device().release(MemoryKind::kDevice, frames_);
@@ -75,10 +75,10 @@ GpuStore::~GpuStore() {
 
 std::string GpuStore::describe() const {
   if (table_.num_frames() == 0)
-    return fmt::format("GPU tier: none, chunks are packed into host memory by {}", device().describe());
+    return fmt::format("GPU tier: none; {} packs chunks into host memory", device().describe());
   return fmt::format("GPU tier: {} frames of {:.1f} KiB on {}{}", table_.num_frames(),
                      static_cast<double>(frame_bytes_) / 1024, device().describe(),
-                     region_ ? ", where chunks of other nodes land" : "");
+                     region_ ? ", to which chunks from other nodes are written" : "");
 }
 
 std::size_t GpuStore::num_fenced() const {
@@ -88,7 +88,7 @@ std::size_t GpuStore::num_fenced() const {
   return fenced;
 }
 
-void GpuStore::hold_slot(Work& work, std::uint32_t slot) {
+void GpuStore::use_slot(Work& work, std::uint32_t slot) {
   slot_uses_[slot] += 1;
   work.slots.push_back(slot);
 }
@@ -111,17 +111,17 @@ void GpuStore::poll() {
       work = works_.erase(work);
       continue;
     }
-    if (!work->items.empty() && work->deadline <= now) give_up(*work, "the GPU did not end it in time");
+    if (!work->items.empty() && work->deadline <= now) give_up(*work, "the GPU did not finish in time");
     ++work;
   }
 }
 
-/// The device is through with it.
+/// The device has finished the work.
 void GpuStore::end(Work& work) {
   std::vector<std::uint64_t> checksums;
   bool ok = true;
   if (work.kind == Work::Kind::kSave && !work.items.empty()) {
-    Result<std::vector<std::uint64_t>> taken = work.passes.front()->wait();  // which has ended
+    Result<std::vector<std::uint64_t>> taken = work.passes.front()->wait();  // returns at once
     ok = taken && taken->size() == work.items.size();
     if (ok)
       checksums = std::move(*taken);
@@ -136,30 +136,30 @@ void GpuStore::end(Work& work) {
     } else if (item.frame) {
       table_.drop(*item.frame);
     }
-    tell(work, item, ok, checksum);
+    report(work, item, ok, checksum);
   }
-  let_go(work);
+  release(work);
 }
 
-void GpuStore::tell(const Work& work, const Work::Item& item, bool ok, std::uint64_t checksum) {
+void GpuStore::report(const Work& work, const Work::Item& item, bool ok, std::uint64_t checksum) {
   if (work.kind == Work::Kind::kLanding)
     landed_.push_back({item.chunk, ok, checksum});
   else
     saved_.push_back({item.chunk, ok, ok ? checksum : 0});
 }
 
-/// Nobody waits for it any longer; what the device may still touch stays fenced until it is over.
+/// Reports the work as failed. The frames and slots that the device may still touch stay fenced until it has finished.
 void GpuStore::give_up(Work& work, std::string_view why) {
-  log().error("{} {} chunks failed: {}; {} slots are fenced until it is through with them",
+  log().error("{} {} chunks failed: {}; {} slots are not reused until the GPU has finished",
               work.kind == Work::Kind::kLanding ? "landing" : "saving", work.items.size(), why, work.slots.size());
   for (const Work::Item& item : work.items) {
     if (item.frame) table_.drop(*item.frame);
-    tell(work, item, false, 0);
+    report(work, item, false, 0);
   }
   work.items.clear();
 }
 
-void GpuStore::let_go(Work& work) {
+void GpuStore::release(Work& work) {
   for (const FramePin pin : work.pins) table_.unpin(pin);
   for (const std::uint32_t slot : work.slots) slot_uses_[slot] -= 1;
   work.pins.clear();

@@ -1,7 +1,7 @@
-// Private to make_gpu_store().
+// Private to make_gpu_store(). The chunk store for blocks in GPU memory, with frames of GPU memory above the slots.
 //
-// What orders what (README, "Where chunks lie"): the engine's stream, `down_` and `up_` run beside each other, and an
-// event stands wherever bytes pass from one to the other. The host waits for a load and for nothing else.
+// The engine's stream, `down_` (frame to slot) and `up_` (slot to frame) run in parallel; an event orders them wherever
+// bytes pass from one stream to another. The host waits for loads only.
 #pragma once
 
 #include <list>
@@ -38,21 +38,21 @@ class GpuStore final : public ChunkStore {
   using FrameRef = FrameTable::FrameRef;
   using PassPtr = std::unique_ptr<StreamPacker::Pass>;
 
-  /// Work that the device was given, and all that may not be used until it is over.
+  /// Work submitted to the device, and the frames and slots that may not be reused until the device has finished it.
   struct Work {
     enum class Kind : std::uint8_t { kSave, kLanding, kLoad };
     Kind kind = Kind::kSave;
-    DeviceStream stream = nullptr;     // of its last piece
-    std::optional<DeviceEvent> event;  // of its end; empty: the device refused it, and is asked again
+    DeviceStream stream = nullptr;     // stream of the last piece
+    std::optional<DeviceEvent> event;  // recorded after the last piece; empty: to be retried, the device refused it
     std::vector<FramePin> pins;
     std::vector<std::uint32_t> slots;
     std::vector<PassPtr> passes;
     struct Item {
       ChunkRef chunk;
       std::optional<FrameRef> frame;
-      std::uint64_t checksum = 0;  // of a landing
+      std::uint64_t checksum = 0;  // set for a landing
     };
-    std::vector<Item> items;  // to be told of its end; empty: nobody waits for it any more
+    std::vector<Item> items;  // chunks to report at the end; empty after the work has been given up
     TimeNs deadline = 0;
   };
   struct SavePart {
@@ -65,7 +65,7 @@ class GpuStore final : public ChunkStore {
     const LoadItem* item = nullptr;
     State state = State::kUnderWay;
     std::byte* chunk = nullptr;
-    std::optional<FrameRef> brought;  // the frame that is filled for it
+    std::optional<FrameRef> filled;  // the frame that is filled from the slot for this load
     bool wants_checksum = true;
   };
   using LoadParts = std::vector<LoadPart*>;
@@ -81,23 +81,23 @@ class GpuStore final : public ChunkStore {
   Device& device() const { return *tier_.gpu.device; }
   void register_frames();
 
-  // All below with mutex_ held.
-  void hold_slot(Work& work, std::uint32_t slot);
+  // Called with mutex_ held.
+  void use_slot(Work& work, std::uint32_t slot);
   bool is_over(Work& work);
   void poll();
   void end(Work& work);
-  void tell(const Work& work, const Work::Item& item, bool ok, std::uint64_t checksum);
+  void report(const Work& work, const Work::Item& item, bool ok, std::uint64_t checksum);
   void give_up(Work& work, std::string_view why);
-  void let_go(Work& work);
+  void release(Work& work);
 
   void pack(std::span<const SavePart> parts, DeviceStream stream);
   Result<void> enqueue_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream);
-  Result<void> give_landing(Work& work, std::span<const DeviceCopy> down);
+  Result<void> enqueue_landing(Work& work, std::span<const DeviceCopy> down);
 
   void find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStream stream);
   struct LoadPass {
     LoadParts parts;
-    std::size_t index = 0;  // in Work::passes
+    std::size_t index = 0;  // position in Work::passes
   };
   void unpack(const std::vector<LoadJob>& jobs, const LoadParts& parts, bool wants_checksums, Work& work,
               DeviceStream stream, std::vector<LoadPass>& passes);
@@ -105,18 +105,18 @@ class GpuStore final : public ChunkStore {
 
   ChunkStoreParts parts_;
   GpuTier tier_;
-  std::unique_ptr<StreamPacker> packer_;  // goes before the device
+  std::unique_ptr<StreamPacker> packer_;  // destroyed before the device
   std::uint64_t frame_bytes_ = 0;
   std::byte* frames_ = nullptr;
   bool is_pinned_ = false;
   std::optional<DeviceStream> down_, up_;
-  std::optional<RegionId> region_;  // of the frames, where transfers may write to them
+  std::optional<RegionId> region_;  // the frames, if transfers may write to them
 
   mutable std::mutex mutex_;
   FrameTable table_;
-  std::vector<std::uint32_t> slot_uses_;  // [slot] works of the device that read or write it
+  std::vector<std::uint32_t> slot_uses_;  // [slot] number of works that read or write it
   std::list<Work> works_;
-  std::map<std::uint32_t, Landing> landings_;  // [slot] transfers into frames
+  std::map<std::uint32_t, Landing> landings_;  // keyed by slot: transfers into frames
   std::vector<SaveDone> saved_;
   std::vector<Landed> landed_;
 };

@@ -1,4 +1,4 @@
-// Slot -> frame -> block, or what is in a frame already -> block.
+// GpuStore's loads: frame -> block, after slot -> frame for chunks that are in no frame.
 #include <utility>
 
 #include "connector/runtime/store/gpu_store.h"
@@ -41,7 +41,7 @@ std::vector<LoadOutcome> GpuStore::load(const std::vector<LoadJob>& jobs, const 
   }
   bool is_over = work.passes.empty() && work.slots.empty();
   if (work.event) {
-    const Result<void> waited = work.event->wait();  // without the lock: landings go on
+    const Result<void> waited = work.event->wait();  // without the lock, so that landings go on
     if (!waited) log().error("waiting for a load: {}", waited.error().what);
     is_over = static_cast<bool>(waited);
   }
@@ -49,10 +49,10 @@ std::vector<LoadOutcome> GpuStore::load(const std::vector<LoadJob>& jobs, const 
   if (is_over) verify(passes, work);
   for (LoadPart& part : parts) {
     if (part.state == LoadPart::State::kUnderWay) part.state = LoadPart::State::kFailed;
-    if (part.brought && part.state != LoadPart::State::kLoaded) table_.drop(*part.brought);
+    if (part.filled && part.state != LoadPart::State::kLoaded) table_.drop(*part.filled);
   }
   if (is_over)
-    let_go(work);
+    release(work);
   else
     works_.push_back(std::move(work));
 
@@ -67,9 +67,9 @@ std::vector<LoadOutcome> GpuStore::load(const std::vector<LoadJob>& jobs, const 
   return outcomes;
 }
 
-/// Where each chunk is read: its frame, a frame that it is brought up to, or its slot.
+/// Chooses where each chunk is read from: its frame, a free frame that is filled from its slot, or the slot itself.
 void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStream stream) {
-  std::map<ChunkRef, FrameRef> brought;  // requests of one step may share a prefix
+  std::map<ChunkRef, FrameRef> filled;  // requests of one step may share a prefix
   std::vector<DeviceCopy> up;
   for (LoadPart& part : parts) {
     if (part.state != LoadPart::State::kUnderWay) continue;
@@ -87,20 +87,20 @@ void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStre
       table_.touch(*frame);
       continue;
     }
-    if (const auto shared = brought.find(chunk); shared != brought.end()) {
+    if (const auto shared = filled.find(chunk); shared != filled.end()) {
       part.chunk = frame_base(shared->second);
       continue;
     }
-    hold_slot(work, chunk.slot);
+    use_slot(work, chunk.slot);
     part.chunk = slot_base(chunk.slot);
-    table_.drop_slot(chunk.slot);  // an older chunk's
+    table_.drop_slot(chunk.slot);  // the frame of the slot's older chunk
     const auto claim =
-        table_.claim(chunk, FrameTable::State::kFillingFromSlot, "bringing up slot " + std::to_string(chunk.slot));
+        table_.claim(chunk, FrameTable::State::kFillingFromSlot, "filling from slot " + std::to_string(chunk.slot));
     if (!claim) continue;
     work.pins.push_back(claim->pin);
-    part.brought = claim->frame;
+    part.filled = claim->frame;
     part.chunk = frame_base(claim->frame);
-    brought.emplace(chunk, claim->frame);
+    filled.emplace(chunk, claim->frame);
     up.push_back({part.chunk, slot_base(chunk.slot), bytes_of(part.item->chunk_tokens)});
   }
   if (up.empty()) return;
@@ -115,13 +115,13 @@ void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStre
   Work stray;  // some of it may have been given to the device
   stray.kind = Work::Kind::kLoad;
   stray.stream = *up_;
-  for (const auto& [chunk, frame] : brought) {
-    stray.pins.push_back(table_.pin(frame, "bringing up slot " + std::to_string(chunk.slot)));
-    hold_slot(stray, chunk.slot);
+  for (const auto& [chunk, frame] : filled) {
+    stray.pins.push_back(table_.pin(frame, "filling from slot " + std::to_string(chunk.slot)));
+    use_slot(stray, chunk.slot);
   }
   works_.push_back(std::move(stray));
   for (LoadPart& part : parts)
-    if (part.state == LoadPart::State::kUnderWay && brought.contains(part.item->chunk))
+    if (part.state == LoadPart::State::kUnderWay && filled.contains(part.item->chunk))
       part.state = LoadPart::State::kFailed;
 }
 
@@ -155,7 +155,7 @@ void GpuStore::unpack(const std::vector<LoadJob>& jobs, const LoadParts& parts, 
   passes.push_back({parts, work.passes.size() - 1});
 }
 
-/// All passes have ended.
+/// Compares the checksums of passes that have all ended.
 void GpuStore::verify(const std::vector<LoadPass>& passes, Work& work) {
   for (const LoadPass& pass : passes) {
     const Result<std::vector<std::uint64_t>> checksums = work.passes[pass.index]->wait();
@@ -165,9 +165,9 @@ void GpuStore::verify(const std::vector<LoadPass>& passes, Work& work) {
       const std::uint64_t wanted = part.item->checksums[parts_.rank];
       const bool is_right = !part.wants_checksum || (i < checksums->size() && (*checksums)[i] == wanted);
       part.state = is_right ? LoadPart::State::kLoaded : LoadPart::State::kCorrupt;
-      if (!part.brought || !is_right) continue;
-      table_.filled(*part.brought);
-      table_.hashed(*part.brought, wanted);
+      if (!part.filled || !is_right) continue;
+      table_.filled(*part.filled);
+      table_.hashed(*part.filled, wanted);
     }
   }
 }

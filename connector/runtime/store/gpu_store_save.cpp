@@ -1,4 +1,4 @@
-// Block -> frame -> slot, and wire -> frame -> slot.
+// GpuStore's saves (block -> frame -> slot) and landings (transfer -> frame -> slot).
 #include <utility>
 
 #include "connector/runtime/store/gpu_store.h"
@@ -8,7 +8,7 @@ namespace kvferry {
 
 void GpuStore::save(const std::vector<SaveJob>& jobs, DeviceStream stream) {
   const std::lock_guard lock(mutex_);
-  poll();  // what has ended frees frames
+  poll();  // finished work frees frames
   std::vector<SavePart> parts;
   for (const SaveJob& job : jobs) {
     for (const SaveItem& item : job.items) {
@@ -18,7 +18,7 @@ void GpuStore::save(const std::vector<SaveJob>& jobs, DeviceStream stream) {
         parts.push_back({&job, &item});
         continue;
       }
-      log().error("saving {} tokens of request {}: the GPU is still at slot {}", item.num_tokens, job.request_id, slot);
+      log().error("saving {} tokens of request {}: the GPU still uses slot {}", item.num_tokens, job.request_id, slot);
       saved_.push_back({item.chunk, false, 0});
     }
   }
@@ -34,7 +34,7 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
   for (const auto& [job, item] : parts) {
     const std::uint32_t slot = item->chunk.slot;
     std::byte* target = slot_base(slot);
-    hold_slot(work, slot);
+    use_slot(work, slot);
     work.items.push_back({item->chunk, {}});
     if (auto claim = table_.claim(item->chunk, FrameTable::State::kGathering, "save of " + job->request_id)) {
       target = frame_base(claim->frame);
@@ -49,14 +49,14 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
                        0});
   }
   Result<PassPtr> pass = packer_->gather(gathers, stream, true);
-  if (!pass) {  // the device was given nothing
+  if (!pass) {  // nothing was submitted to the device
     const bool is_one_bad = pass.error().code == ErrorCode::kInvalidArgument && parts.size() > 1;
     if (!is_one_bad) log().error("saving {}: {}", parts.front().job->request_id, pass.error().what);
     for (const Work::Item& item : work.items) {
       if (item.frame) table_.drop(*item.frame);
-      if (!is_one_bad) tell(work, item, false, 0);
+      if (!is_one_bad) report(work, item, false, 0);
     }
-    let_go(work);
+    release(work);
     for (std::size_t i = 0; is_one_bad && i < parts.size(); ++i) pack(parts.subspan(i, 1), stream);
     return;
   }
@@ -110,7 +110,7 @@ Result<ChunkStore::Place> GpuStore::land_in_slot(ChunkRef chunk, std::uint64_t) 
   poll();
   table_.drop_slot(chunk.slot);
   if (slot_uses_[chunk.slot] > 0 || landings_.contains(chunk.slot))
-    return Error{ErrorCode::kFull, fmt::format("the GPU is still at slot {}", chunk.slot)};
+    return Error{ErrorCode::kFull, fmt::format("the GPU still uses slot {}", chunk.slot)};
   return Place{parts_.pool_region, chunk.slot * parts_.chunk_bytes};
 }
 
@@ -123,7 +123,7 @@ void GpuStore::landed(std::span<const Landed> chunks) {
   std::vector<DeviceCopy> down;
   for (const Landed& chunk : chunks) {
     const auto found = landings_.find(chunk.chunk.slot);
-    if (found == landings_.end() || found->second.chunk != chunk.chunk) {  // it went to the slot
+    if (found == landings_.end() || found->second.chunk != chunk.chunk) {  // the transfer wrote the slot itself
       landed_.push_back(chunk);
       continue;
     }
@@ -138,15 +138,15 @@ void GpuStore::landed(std::span<const Landed> chunks) {
     table_.filled(landing.claim.frame);
     work.pins.push_back(landing.claim.pin);
     work.items.push_back({chunk.chunk, landing.claim.frame, chunk.checksum});
-    hold_slot(work, chunk.chunk.slot);
+    use_slot(work, chunk.chunk.slot);
     down.push_back({slot_base(chunk.chunk.slot), frame_base(landing.claim.frame), landing.bytes});
   }
   if (work.items.empty()) return;
-  if (Result<void> given = give_landing(work, down); !given) give_up(work, given.error().what);
+  if (Result<void> given = enqueue_landing(work, down); !given) give_up(work, given.error().what);
   works_.push_back(std::move(work));
 }
 
-Result<void> GpuStore::give_landing(Work& work, std::span<const DeviceCopy> down) {
+Result<void> GpuStore::enqueue_landing(Work& work, std::span<const DeviceCopy> down) {
   for (const Work::Item& item : work.items) table_.write_back_started(*item.frame);
   if (auto ok = device().copy(down, *down_); !ok) return ok;
   Result<DeviceEvent> written = DeviceEvent::record(device(), *down_);

@@ -45,7 +45,7 @@ class HostStore final : public ChunkStore {
 
   ChunkStoreParts parts_;
   std::unique_ptr<Packer> packer_;
-  std::vector<std::unique_ptr<Packer>> layers_;  // one for each layer alone; made when they are needed first
+  std::vector<std::unique_ptr<Packer>> layers_;  // [layer] packers of one layer; made at the first save_layer()
   struct Layered {
     ChecksumStream checksum;
     std::uint32_t num_layers = 0;
@@ -86,7 +86,7 @@ Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& 
   Layered& layered = layered_[item.chunk];
   if (layer != layered.num_layers || layer >= layers_.size())
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("layer {} of a save comes after {} layers", layer, layered.num_layers)};
+                 fmt::format("layer {} of a save follows {} layers", layer, layered.num_layers)};
   const std::uint64_t bytes = item.num_tokens * layers_[layer]->chunk_bytes_per_token();
   const std::span<std::byte> run = slot_bytes(item.chunk, item.num_tokens).subspan(layer * bytes, bytes);
   Result<std::uint64_t> checksum = layers_[layer]->gather({item.first_token, item.num_tokens, job.block_ids}, run);

@@ -58,10 +58,10 @@ TEST(PeerLinks, AnIdleNodeIsForgottenWithAllThatItTold) {
   EXPECT_EQ(links.ranks_of(peer->endpoint()).all.size(), 1U);
 
   clock.advance(kIdlePeer);
-  links.forget_idle();
+  links.drop_idle();
   EXPECT_EQ(links.size(), 1U);
   clock.advance(1);
-  links.forget_idle();
+  links.drop_idle();
   EXPECT_EQ(links.size(), 0U);
   EXPECT_EQ(links.version_with(peer->endpoint()), kNodeWire.oldest);
   EXPECT_TRUE(links.ranks_of(peer->endpoint()).all.empty());
@@ -78,7 +78,7 @@ TEST(PeerLinks, WhoIsSpokenToOrHeardIsNotIdle) {
   ASSERT_TRUE(peer->send(asked.sender, "late"));
   eventually<PeerLinks::Received>([&] { return links.receive(); });
   clock.advance(kIdlePeer);
-  links.forget_idle();
+  links.drop_idle();
   EXPECT_EQ(links.size(), 1U);
 }
 
