@@ -162,7 +162,7 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
     const std::uint64_t id = holder.answers.empty() ? 1 : holder.answers.rbegin()->first + 1;
     holder.answers[id] = send_back;
     constexpr TimeNs kPatience = 600 * kMillisecond;
-    for (const auto& order : holder.run_checksums->begin("", id, 0, request, std::move(answer), now(), kPatience))
+    for (const auto& order : holder.run_checksums->begin({"", id, 0}, request, std::move(answer), now(), kPatience))
       hash_runs(to, order);
     for (const TimeNs when : {TimeNs{0}, kPatience})
       at(now() + when, [this, to, holder_incarnation = holder.incarnation] {
@@ -199,7 +199,7 @@ void World::tell_hashed(std::size_t index) {
     tally_.unlike_damaged += ready.damaged.size();
     tally_.unlike_late += ready.num_late;
     if (!ready.damaged.empty()) node.engine->core().evict_ordered(ready.damaged);
-    const auto answer = node.answers.extract(ready.id);
+    const auto answer = node.answers.extract(ready.asker.id);
     answer.mapped()(ready.answer);
   }
 }

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "connector/runtime/worker/shapes.h"
+#include "connector/runtime/links/shapes.h"
 #include "sim_options.h"
 #include "sim_push.h"
 

@@ -86,7 +86,7 @@ using GetEnv = std::function<const char*(const char*)>;  // returns nullptr if t
 struct SettingSources {
   std::optional<std::string> config_file;  // YAML
   GetEnv get_env;
-  std::vector<SettingEntry> given;  // by the caller
+  std::vector<SettingEntry> given;  // flags, or vLLM's extra config
 };
 
 /// Names of a row: its key, then its aliases.

@@ -7,43 +7,38 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "connector/core/scheduler/scheduler_core.h"
 #include "connector/runtime/links/node_wire.h"
 #include "connector/runtime/links/zmq_link.h"
 #include "controller/api/client.h"
-#include "transport/base/clock.h"
 
 namespace kvferry {
 
-/// What the thread shares with the engine's calls: the core behind its lock. `changed` is told whenever something came
-/// in that may turn a pending look-up into an answer.
+/// What the thread shares with the engine's calls: the core behind its lock.
 struct SharedCore {
   mutable std::mutex mutex;
-  std::condition_variable changed;
-  std::optional<SchedulerCore> core;  // there once the workers are attached
-  /// Chunks that the workers were told to save, and how many of these have not reported it yet: a GPU's saves end in a
-  /// later step.
+  std::condition_variable changed;    // notified after each event that may answer a pending lookup
+  std::optional<SchedulerCore> core;  // empty until the workers are attached
+  /// How many workers have not yet reported the save of a chunk. A GPU reports its saves in a later step.
   std::map<ChunkRef, std::uint32_t> saves;
 };
 
 class NodeLinks {
  public:
-  NodeLinks(SharedCore& shared, std::unique_ptr<controller::Client> directory, std::unique_ptr<ServerSocket> peers);
+  NodeLinks(SharedCore& shared, std::unique_ptr<controller::Client> directory, std::unique_ptr<ServerSocket> server);
   ~NodeLinks();
 
   /// Connects to the workers and starts the thread.
   Result<void> start(const std::vector<WorkerHello>& workers);
-  /// Leaves what take_actions() gives to the thread; call it with the lock held after each event. True: somebody waits
-  /// for it and the thread may be asleep, so wake() follows, best without the lock, for which it would only wait. To
-  /// wake a thread may take the engine's own thread longer than a whole step's plan: news for the controller lie until
-  /// the thread's next turn, which comes within 2 ms while requests are served,
-  /// else within 20 ms.
-  bool leave(std::vector<Action> actions);
+  /// Queues the core's actions for the thread; call it with the lock held after each event. Returns true if the caller
+  /// should call wake(), best after it has released the lock, because an action is urgent and the thread may be asleep.
+  /// Waking the thread may cost the engine's own thread more than a whole step's plan, so actions for the controller
+  /// wait for the thread's next turn, at most 2 ms while there are requests and at most 20 ms otherwise.
+  bool enqueue(std::vector<Action> actions);
   void wake();
-  /// Leaves the controller, joins the thread. Idempotent.
+  /// Leaves the controller and joins the thread. Idempotent.
   void shutdown();
 
  private:

@@ -1,9 +1,13 @@
-// Messages between nodes, and between a node's scheduler and its workers. One envelope; the version is checked first.
-// Structs only grow at their ends; whatever breaks that raises kNodeWire.newest.
+// Messages between nodes, and between a node's scheduler and its workers. All travel in one envelope, whose version is
+// checked first. Structs only grow at their ends; any other change raises kNodeWire.newest.
+//
+// A new message is a struct and its place in AnyMessage and in the variant of its direction; code that does not handle
+// it does not compile.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "connector/core/peer_wire.h"
@@ -13,51 +17,47 @@
 
 namespace kvferry {
 
-constexpr VersionRange kNodeWire{2, 2};                       // what this release speaks
+constexpr VersionRange kNodeWire{2, 2};                       // the versions that this release speaks
 constexpr std::uint32_t kNodeWireVersion = kNodeWire.newest;  // between processes of one node
-
-enum class NodeMessage : std::uint32_t {
-  kLeaseRequest = 1,
-  kLeaseAnswer = 2,
-  kLeaseRelease = 3,
-  kPullOrder = 4,
-  kPullOutcome = 5,
-  // of pushes (push_wire.h); between nodes
-  kPushOffer = 6,
-  kPushAnswer = 7,
-  kPushSettlement = 8,
-  // between a scheduler and its workers
-  kLendOrder = 9,
-  kLendOutcome = 10,
-  kReclaim = 11,
-  kReclaimed = 12,
-  kPushOrder = 13,
-  kPushStart = 14,
-  kPushDrop = 15,
-  kPushOutcome = 16,
-  // the same, of reads by nodes of another shape
-  kChecksumOrder = 17,
-  kChecksumOutcome = 18
-};
 
 struct Envelope {
   std::uint32_t version = kNodeWireVersion;
   std::uint32_t type = 0;
-  std::uint64_t id = 0;  // the asker's; an answer carries it back
+  std::uint64_t id = 0;  // chosen by the asker; an answer carries it back
   std::string body;
-  std::uint32_t oldest = 0, newest = 0;  // what the sender speaks; zeros, as older ones send: this version alone
-  std::string release{};                 // its kvferry version
+  std::uint32_t oldest = 0, newest = 0;  // versions that the sender speaks; zeros from older nodes: `version` alone
+  std::string release{};                 // the sender's kvferry version
   KVFERRY_FIELDS(version, type, id, body, oldest, newest, release);
 };
 
-/// Where one rank's pool can be reached.
+/// A node that waits for an answer.
+struct Asker {
+  std::string sender;  // as the server socket names it
+  std::uint64_t id = 0;
+  std::uint32_t version = 0;  // node protocol version of the request and its answer
+};
+
+/// Where the pool of one rank can be reached.
 struct RankEndpoint {
   std::string transport_address;
   std::string pool_region;
-  std::uint64_t chunk_bytes = 0;  // a slot's size
-  Shard shard = {};               // no layers: an older version, which doesn't say
+  std::uint64_t chunk_bytes = 0;  // size of a slot
+  Shard shard = {};               // no layers: an older version, which doesn't send it
   KVFERRY_FIELDS(transport_address, pool_region, chunk_bytes, shard);
 };
+
+/// A message that is a bare number instead of an array of fields.
+struct BareNumber {
+  std::uint64_t value = 0;
+  template <class Packer>
+  void msgpack_pack(Packer& packer) const {
+    packer.pack(value);
+  }
+  void msgpack_unpack(const msgpack::object& object) { object.convert(value); }
+};
+
+// ---- between nodes ----
+struct LeaseRelease : BareNumber {};  // the lease
 
 struct LeaseAnswer {
   LeaseReply reply;
@@ -65,54 +65,104 @@ struct LeaseAnswer {
   KVFERRY_FIELDS(reply, ranks);
 };
 
-/// What a node lends for a push, and where it lies.
+/// The memory that a node grants for a push.
 struct PushAnswer {
   PushReply reply;
   std::vector<RankEndpoint> ranks;               // [rank]
-  std::vector<std::vector<std::string>> grants;  // [rank][offered chunk]; empty: not lent
+  std::vector<std::vector<std::string>> grants;  // [rank][offered chunk]; empty: not granted
   KVFERRY_FIELDS(reply, ranks, grants);
 };
 
-/// To a worker whose chunks somebody of another shape wants to read: the checksums of their parts.
+// ---- between a scheduler and its workers ----
+/// Asks a worker for the checksums of parts of its chunks, which a node of another shape wants to read.
 struct ChecksumOrder {
   struct Item {
     ChunkRef chunk;
     std::uint32_t num_tokens = 0;
-    std::uint64_t checksum = 0;  // of the whole; a chunk that doesn't match is damaged
+    std::uint64_t checksum = 0;  // the whole chunk's; a chunk that doesn't match is damaged
     KVFERRY_FIELDS(chunk, num_tokens, checksum);
   };
   std::uint64_t order = 0;
-  std::uint64_t num_cells = 0;  // of this rank
-  std::vector<ShardRun> runs;   // by `source`; may overlap
+  std::uint64_t num_cells = 0;  // number of cells of this rank
+  std::vector<ShardRun> runs;   // sorted by `source`; may overlap
   std::vector<Item> items;
-  std::int64_t timeout_ms = 0;  // then nobody waits for it any longer
-  std::uint32_t rank = 0;       // the worker's, which the outcome repeats
+  std::int64_t timeout_ms = 0;  // after which the scheduler ignores the outcome
+  std::uint32_t rank = 0;       // the worker's; the outcome repeats it
   KVFERRY_FIELDS(order, num_cells, runs, items, timeout_ms, rank);
 };
 
-/// One for each item, as they are done.
+/// The outcome of one item of a ChecksumOrder.
 struct ChecksumOutcome {
   std::uint64_t order = 0;
   std::uint32_t rank = 0;
   std::uint32_t item = 0;
-  bool ok = false;                       // false: damaged, or no longer there
+  bool ok = false;                       // false: the chunk is damaged, or no longer in its slot
   std::vector<std::uint64_t> checksums;  // [run]
   KVFERRY_FIELDS(order, rank, item, ok, checksums);
 };
 
-/// What a worker tells its scheduler at start, as vLLM's handshake metadata.
+struct PushDrop : BareNumber {};  // the push
+
+/// A worker's answer to a Revocation.
+struct Revoked : Revocation {};
+
+/// What a worker sends its scheduler at start, as vLLM's handshake metadata.
 struct WorkerHello {
   std::uint32_t rank = 0;
-  std::string link_endpoint;  // where it takes PullOrders
+  std::string link_endpoint;  // where it takes orders
   std::uint32_t num_slots = 0;
   RankEndpoint endpoint;
   KVFERRY_FIELDS(rank, link_endpoint, num_slots, endpoint);
 };
 
-template <class Body>
-std::string seal(NodeMessage type, std::uint64_t id, const Body& body, std::uint32_t version = kNodeWireVersion) {
-  return encode(Envelope{version, static_cast<std::uint32_t>(type), id, encode(body), kNodeWire.oldest,
-                         kNodeWire.newest, std::string(kvferry_release())});
+// ---- all messages by direction ----
+using PeerRequest = std::variant<LeaseRequest, LeaseRelease, PushOffer, PushSettlement>;
+using PeerAnswer = std::variant<LeaseAnswer, PushAnswer>;
+using WorkerOrder = std::variant<PullOrder, ChecksumOrder, PushOrder, PushStart, PushDrop, GrantOrder, Revocation>;
+using WorkerOutcome = std::variant<PullOutcome, ChecksumOutcome, PushOutcome, GrantOutcome, Revoked>;
+
+/// In the order of their numbers on the wire, which start at 1. A new message goes to the end.
+using AnyMessage = std::variant<LeaseRequest, LeaseAnswer, LeaseRelease, PullOrder, PullOutcome, PushOffer, PushAnswer,
+                                PushSettlement, GrantOrder, GrantOutcome, Revocation, Revoked, PushOrder, PushStart,
+                                PushDrop, PushOutcome, ChecksumOrder, ChecksumOutcome>;
+
+template <class Body, std::uint32_t kNumber = 1>
+constexpr std::uint32_t message_type() {
+  if constexpr (std::is_same_v<Body, std::variant_alternative_t<kNumber - 1, AnyMessage>>)
+    return kNumber;
+  else
+    return message_type<Body, kNumber + 1>();
 }
+template <class Body>
+inline constexpr std::uint32_t kMessageType = message_type<Body>();
+
+template <class Body>
+std::string seal(std::uint64_t id, const Body& body, std::uint32_t version = kNodeWireVersion) {
+  return encode(Envelope{version, kMessageType<Body>, id, encode(body), kNodeWire.oldest, kNodeWire.newest,
+                         std::string(kvferry_release())});
+}
+
+/// The message in an envelope. kNotFound: its type is none of the variant's, for example a newer node's. kCorrupt: its
+/// body is malformed.
+template <class Message, std::size_t kIndex = 0>
+Result<Message> unseal(const Envelope& envelope) {
+  if constexpr (kIndex == std::variant_size_v<Message>) {
+    return Error{ErrorCode::kNotFound, fmt::format("node message of unknown type {}", envelope.type)};
+  } else {
+    using Body = std::variant_alternative_t<kIndex, Message>;
+    if (envelope.type != kMessageType<Body>) return unseal<Message, kIndex + 1>(envelope);
+    Result<Body> body = decode<Body>(envelope.body, fmt::format("node message of type {}", envelope.type));
+    if (!body) return std::move(body).error();
+    return Message(std::move(*body));
+  }
+}
+
+/// For std::visit: one handler for each alternative.
+template <class... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+template <class... Handlers>
+Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang 14 doesn't deduce aggregates
 
 }  // namespace kvferry

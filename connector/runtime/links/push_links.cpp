@@ -6,160 +6,129 @@
 namespace kvferry {
 namespace {
 
-bool is(const Envelope& envelope, NodeMessage type) { return envelope.type == static_cast<std::uint32_t>(type); }
+constexpr auto kDeclined = static_cast<std::uint8_t>(PushVerdict::kDeclined);
+constexpr auto kGranted = static_cast<std::uint8_t>(PushVerdict::kGranted);
 
 }  // namespace
 
-void PushLinks::execute(OfferPush& offered) {
-  offered.offer.shards = shards();
-  const std::string& endpoint = offered.target.endpoint;
-  if (parts_.send_node(endpoint,
-                       seal(NodeMessage::kPushOffer, offered.push, offered.offer, parts_.version_with(endpoint))))
-    return;
-  // Nobody there: the same as a node that lends nothing.
-  parts_.tell_core(
-      [&](SchedulerCore& core) { core.push_answered(offered.push, offered.target.endpoint, {}, parts_.clock.now()); });
+// ---- actions of the core ----
+
+void PushLinks::execute(OfferPush& wanted) {
+  wanted.offer.shards = parts_.shards();
+  const std::string& endpoint = wanted.target.endpoint;
+  if (parts_.send_node(endpoint, wanted.push, wanted.offer)) return;
+  // An endpoint that can't be reached counts as a node that grants nothing.
+  parts_.with_core([&](SchedulerCore& core) { core.push_answered(wanted.push, endpoint, {}, parts_.clock.now()); });
 }
 
-void PushLinks::execute(StartPush& started) {
+void PushLinks::execute(StartPush& wanted) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    if (parts_.send_worker(rank, seal(NodeMessage::kPushStart, started.start.push, started.start))) continue;
-    const PushOutcome lost{started.start.push, rank, started.start.index, false, "the worker takes no orders"};
-    parts_.tell_core([&](SchedulerCore& core) { core.chunk_push_ended(lost, parts_.clock.now()); });
+    if (!parts_.send_worker(rank, wanted.start.push, wanted.start))
+      ended({wanted.start.push, rank, wanted.start.index, false, "the worker takes no orders"});
   }
 }
 
-void PushLinks::execute(SettlePush& settled) {
-  // Where it is lost the other side's loan ends at its deadline.
-  parts_.send_node(settled.endpoint,
-                   seal(NodeMessage::kPushSettlement, 0, settled.settlement, parts_.version_with(settled.endpoint)));
+void PushLinks::execute(SettlePush& wanted) {
+  // If the settlement is lost, the other node's grants end at their deadline.
+  parts_.send_node(wanted.endpoint, 0, wanted.settlement);
 }
 
-void PushLinks::execute(DropPush& dropped) {
+void PushLinks::execute(DropPush& wanted) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank)
-    parts_.send_worker(rank, seal(NodeMessage::kPushDrop, dropped.push, dropped.push));
+    parts_.send_worker(rank, wanted.push, PushDrop{{wanted.push}});
 }
 
-void PushLinks::execute(GrantSlots& lent_slots) {
+void PushLinks::execute(GrantSlots& wanted) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    if (parts_.send_worker(rank, seal(NodeMessage::kLendOrder, lent_slots.order.ticket, lent_slots.order))) continue;
-    lent({lent_slots.order.ticket, rank, std::vector<std::string>(lent_slots.order.chunks.size())});
+    if (!parts_.send_worker(rank, wanted.order.ticket, wanted.order))
+      granted({wanted.order.ticket, rank, std::vector<std::string>(wanted.order.chunks.size())});
   }
 }
 
-void PushLinks::execute(RevokeSlots& reclaimed) {
+void PushLinks::execute(RevokeSlots& wanted) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    if (parts_.send_worker(rank, seal(NodeMessage::kReclaim, reclaimed.revocation.ticket, reclaimed.revocation))) continue;
-    Revocation lost = reclaimed.revocation;
+    if (parts_.send_worker(rank, wanted.revocation.ticket, wanted.revocation)) continue;
+    Revoked lost{wanted.revocation};
     lost.rank = rank;
     for (RevokedChunk& chunk : lost.chunks) chunk.ok = false;
-    parts_.tell_core([&](SchedulerCore& core) { core.push_revoked(lost, parts_.clock.now()); });
+    revoked(lost);
   }
 }
 
-bool PushLinks::take_request(const std::string& sender, const Envelope& envelope) {
-  if (is(envelope, NodeMessage::kPushOffer)) {
-    if (const auto offer = decode<PushOffer>(envelope.body, "push offer")) offered(sender, envelope, *offer);
-    return true;
-  }
-  if (is(envelope, NodeMessage::kPushSettlement)) {
-    if (const auto settlement = decode<PushSettlement>(envelope.body, "push settlement"))
-      parts_.tell_core([&](SchedulerCore& core) { core.push_settled(*settlement); });
-    return true;
-  }
-  return false;
-}
+// ---- messages of other nodes ----
 
-void PushLinks::offered(const std::string& sender, const Envelope& envelope, const PushOffer& offer) {
-  const std::uint64_t push = envelope.id;
-  Lending lending{sender, push, envelope.version, {}, {}, {}, static_cast<std::uint32_t>(parts_.ranks.size())};
-  lending.reply.verdicts.assign(offer.chunks.size(), static_cast<std::uint8_t>(PushVerdict::kDeclined));
-  if (offer.shards == shards()) {
-    parts_.tell_core([&](SchedulerCore& core) {
-      lending.reply = core.push_offered("offer " + std::to_string(push), offer, parts_.clock.now());
+void PushLinks::offered(Asker asker, const PushOffer& offer) {
+  Granting granting{std::move(asker), {}, {}, {}, static_cast<std::uint32_t>(parts_.ranks.size())};
+  PushReply& reply = granting.reply;
+  reply.verdicts.assign(offer.chunks.size(), kDeclined);
+  if (offer.shards == parts_.shards()) {
+    parts_.with_core([&](SchedulerCore& core) {
+      reply = core.push_offered("offer " + std::to_string(granting.asker.id), offer, parts_.clock.now());
     });
   }
-  if (lending.reply.ticket == 0) {
-    parts_.answer_node(sender,
-                       seal(NodeMessage::kPushAnswer, push, PushAnswer{lending.reply, {}, {}}, lending.version));
+  if (reply.ticket == 0) {
+    parts_.answer(granting.asker, PushAnswer{reply, {}, {}});
     return;
   }
-  for (std::uint32_t index = 0; index < lending.reply.verdicts.size(); ++index)
-    if (lending.reply.verdicts[index] == static_cast<std::uint8_t>(PushVerdict::kGranted)) lending.indices.push_back(index);
-  lending.grants.assign(parts_.ranks.size(), std::vector<std::string>(offer.chunks.size()));
-  lending_.emplace(lending.reply.ticket, std::move(lending));
+  for (std::uint32_t index = 0; index < reply.verdicts.size(); ++index)
+    if (reply.verdicts[index] == kGranted) granting.indices.push_back(index);
+  granting.grants.assign(parts_.ranks.size(), std::vector<std::string>(offer.chunks.size()));
+  granting_.emplace(reply.ticket, std::move(granting));
 }
 
-void PushLinks::lent(const GrantOutcome& outcome) {
-  const auto found = lending_.find(outcome.ticket);
-  if (found == lending_.end()) return;
-  Lending& lending = found->second;
-  if (outcome.rank >= lending.grants.size()) return;
-  for (std::size_t i = 0; i < std::min(lending.indices.size(), outcome.grants.size()); ++i)
-    lending.grants[outcome.rank][lending.indices[i]] = outcome.grants[i];
-  if (--lending.ranks_left > 0) return;
+void PushLinks::answered(const std::string& endpoint, std::uint64_t push, PushAnswer answer) {
+  std::vector<std::uint8_t>& verdicts = answer.reply.verdicts;
+  const auto is_short = [&](const std::vector<std::string>& grants) { return grants.size() != verdicts.size(); };
+  const bool fits = answer.ranks.size() == parts_.ranks.size() && answer.grants.size() == parts_.ranks.size() &&
+                    std::none_of(answer.grants.begin(), answer.grants.end(), is_short);
+  if (!fits) verdicts.assign(verdicts.size(), kDeclined);
+  for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
+    PushOrder order{push, {}, {}};
+    if (fits) {
+      order.remote_address = answer.ranks[rank].transport_address;
+      order.grants = std::move(answer.grants[rank]);
+      for (std::size_t index = 0; index < verdicts.size(); ++index)
+        if (verdicts[index] != kGranted) order.grants[index].clear();
+    }
+    parts_.send_worker(rank, push, order);
+  }
+  parts_.with_core([&](SchedulerCore& core) { core.push_answered(push, endpoint, answer.reply, parts_.clock.now()); });
+}
+
+void PushLinks::settled(const PushSettlement& settlement) {
+  parts_.with_core([&](SchedulerCore& core) { core.push_settled(settlement); });
+}
+
+// ---- outcomes of this engine's workers ----
+
+void PushLinks::granted(const GrantOutcome& outcome) {
+  const auto found = granting_.find(outcome.ticket);
+  if (found == granting_.end()) return;
+  Granting& granting = found->second;
+  if (outcome.rank >= granting.grants.size()) return;
+  for (std::size_t i = 0; i < std::min(granting.indices.size(), outcome.grants.size()); ++i)
+    granting.grants[outcome.rank][granting.indices[i]] = outcome.grants[i];
+  if (--granting.ranks_left > 0) return;
   std::vector<std::uint32_t> missing;
-  for (const std::uint32_t index : lending.indices) {
+  for (const std::uint32_t index : granting.indices) {
     const auto lacks = [&](const std::vector<std::string>& rank) { return rank[index].empty(); };
-    if (!std::any_of(lending.grants.begin(), lending.grants.end(), lacks)) continue;
+    if (std::none_of(granting.grants.begin(), granting.grants.end(), lacks)) continue;
     missing.push_back(index);
-    lending.reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kDeclined);
+    granting.reply.verdicts[index] = kDeclined;
   }
   if (!missing.empty()) {
-    parts_.tell_core([&](SchedulerCore& core) { core.push_grant_failed(outcome.ticket, missing); });
+    parts_.with_core([&](SchedulerCore& core) { core.push_grant_failed(outcome.ticket, missing); });
   }
-  const PushAnswer answer{lending.reply, parts_.ranks, std::move(lending.grants)};
-  parts_.answer_node(lending.sender, seal(NodeMessage::kPushAnswer, lending.push, answer, lending.version));
-  lending_.erase(found);
+  parts_.answer(granting.asker, PushAnswer{granting.reply, parts_.ranks, std::move(granting.grants)});
+  granting_.erase(found);
 }
 
-std::vector<Shard> PushLinks::shards() const {
-  std::vector<Shard> all;
-  for (const RankEndpoint& rank : parts_.ranks) all.push_back(rank.shard);
-  return all;
+void PushLinks::revoked(const Revoked& outcome) {
+  parts_.with_core([&](SchedulerCore& core) { core.push_revoked(outcome, parts_.clock.now()); });
 }
 
-bool PushLinks::take_answer(const std::string& endpoint, const Envelope& envelope) {
-  if (!is(envelope, NodeMessage::kPushAnswer)) return false;
-  Result<PushAnswer> answer = decode<PushAnswer>(envelope.body, "push answer");
-  if (!answer) return true;
-  const std::size_t num_chunks = answer->reply.verdicts.size();
-  const auto is_short = [&](const std::vector<std::string>& grants) { return grants.size() != num_chunks; };
-  const bool fits = answer->ranks.size() == parts_.ranks.size() && answer->grants.size() == parts_.ranks.size() &&
-                    !std::any_of(answer->grants.begin(), answer->grants.end(), is_short);
-  if (!fits) answer->reply.verdicts.assign(num_chunks, static_cast<std::uint8_t>(PushVerdict::kDeclined));
-  for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    PushOrder order{envelope.id, {}, {}};
-    if (fits) {
-      order.remote_address = answer->ranks[rank].transport_address;
-      order.grants = std::move(answer->grants[rank]);
-      for (std::size_t index = 0; index < num_chunks; ++index)
-        if (answer->reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kGranted)) order.grants[index].clear();
-    }
-    parts_.send_worker(rank, seal(NodeMessage::kPushOrder, envelope.id, order));
-  }
-  parts_.tell_core(
-      [&](SchedulerCore& core) { core.push_answered(envelope.id, endpoint, answer->reply, parts_.clock.now()); });
-  return true;
-}
-
-bool PushLinks::take_outcome(const Envelope& envelope) {
-  const TimeNs now = parts_.clock.now();
-  if (is(envelope, NodeMessage::kLendOutcome)) {
-    if (const auto outcome = decode<GrantOutcome>(envelope.body, "lend outcome")) lent(*outcome);
-    return true;
-  }
-  if (is(envelope, NodeMessage::kReclaimed)) {
-    if (const auto answer = decode<Revocation>(envelope.body, "reclaimed slots"))
-      parts_.tell_core([&](SchedulerCore& core) { core.push_revoked(*answer, now); });
-    return true;
-  }
-  if (is(envelope, NodeMessage::kPushOutcome)) {
-    if (const auto outcome = decode<PushOutcome>(envelope.body, "push outcome"))
-      parts_.tell_core([&](SchedulerCore& core) { core.chunk_push_ended(*outcome, now); });
-    return true;
-  }
-  return false;
+void PushLinks::ended(const PushOutcome& outcome) {
+  parts_.with_core([&](SchedulerCore& core) { core.chunk_push_ended(outcome, parts_.clock.now()); });
 }
 
 }  // namespace kvferry

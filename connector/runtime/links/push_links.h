@@ -1,64 +1,47 @@
-// Pushes on the scheduler node's thread: carries what the core wants to the other node and to this engine's workers,
-// and brings back what they answer. A part of NodeLinks, which owns the sockets.
+// Pushes on the scheduler node's thread: carries the core's push actions to the other node and to this engine's
+// workers, and their answers to the core. A part of NodeLinks, which owns the sockets.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "connector/core/scheduler/scheduler_core.h"
-#include "connector/runtime/links/node_wire.h"
-#include "transport/base/clock.h"
+#include "connector/runtime/links/link_parts.h"
 
 namespace kvferry {
-
-/// All of it outlives the links. The senders answer false when the message could not be left.
-struct PushLinksParts {
-  std::function<void(const std::function<void(SchedulerCore&)>&)> tell_core;
-  std::function<bool(const std::string& endpoint, const std::string& bytes)> send_node;
-  std::function<bool(const std::string& sender, const std::string& bytes)> answer_node;
-  std::function<std::uint32_t(const std::string& endpoint)> version_with;  // of the protocol between nodes
-  std::function<bool(std::uint32_t rank, const std::string& bytes)> send_worker;
-  const std::vector<RankEndpoint>& ranks;  // this node's own
-  const Clock& clock;
-};
 
 /// Threads: one owner.
 class PushLinks {
  public:
-  explicit PushLinks(PushLinksParts parts) : parts_(std::move(parts)) {}
+  explicit PushLinks(const LinkParts& parts) : parts_(parts) {}
 
-  void execute(OfferPush& offered);
-  void execute(StartPush& started);
-  void execute(SettlePush& settled);
-  void execute(DropPush& dropped);
-  void execute(GrantSlots& lent);
-  void execute(RevokeSlots& reclaimed);
+  void execute(OfferPush& wanted);
+  void execute(StartPush& wanted);
+  void execute(SettlePush& wanted);
+  void execute(DropPush& wanted);
+  void execute(GrantSlots& wanted);
+  void execute(RevokeSlots& wanted);
 
-  // Each takes a message of its kind and answers true, or leaves it.
-  bool take_request(const std::string& sender, const Envelope& envelope);
-  bool take_answer(const std::string& endpoint, const Envelope& envelope);
-  bool take_outcome(const Envelope& envelope);
+  void offered(Asker asker, const PushOffer& offer);
+  void answered(const std::string& endpoint, std::uint64_t push, PushAnswer answer);
+  void settled(const PushSettlement& settlement);
+  void granted(const GrantOutcome& outcome);
+  void revoked(const Revoked& outcome);
+  void ended(const PushOutcome& outcome);
 
  private:
-  /// An offer that is answered once every rank has lent its share.
-  struct Lending {
-    std::string sender;
-    std::uint64_t push = 0;
-    std::uint32_t version = 0;
+  /// An offer that is answered once every rank has granted its share.
+  struct Granting {
+    Asker asker;
     PushReply reply;
-    std::vector<std::uint32_t> indices;  // of the chunks that are lent
-    std::vector<std::vector<std::string>> grants;
+    std::vector<std::uint32_t> indices;            // offered chunks whose slots are granted
+    std::vector<std::vector<std::string>> grants;  // [rank][offered chunk]
     std::uint32_t ranks_left = 0;
   };
-  void offered(const std::string& sender, const Envelope& envelope, const PushOffer& offer);
-  void lent(const GrantOutcome& outcome);
-  std::vector<Shard> shards() const;
 
-  PushLinksParts parts_;
-  std::map<std::uint64_t, Lending> lending_;  // by ticket
+  const LinkParts& parts_;
+  std::map<std::uint64_t, Granting> granting_;  // keyed by ticket
 };
 
 }  // namespace kvferry

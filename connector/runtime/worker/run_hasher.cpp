@@ -1,38 +1,37 @@
 #include "connector/runtime/worker/run_hasher.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "transport/base/checksum.h"
 
 namespace kvferry {
 
-void RunHasher::take(const std::string& sender, const Envelope& envelope, TimeNs now) {
-  Result<ChecksumOrder> order = decode<ChecksumOrder>(envelope.body, "checksum order");
-  if (!order || order->num_cells == 0) return;
-  const TimeNs deadline = now + order->timeout_ms * kMillisecond;
-  jobs_.push_back({std::move(*order), sender, 0, deadline});
+void RunHasher::start(ChecksumOrder order) {
+  if (order.num_cells == 0) return;
+  const TimeNs deadline = parts_.clock.now() + order.timeout_ms * kMillisecond;
+  jobs_.push_back({std::move(order), deadline});
 }
 
-bool RunHasher::step(ServerSocket& socket, TimeNs now) {
+bool RunHasher::progress() {
+  const TimeNs now = parts_.clock.now();
   std::erase_if(jobs_, [&](const Job& job) { return job.next >= job.order.items.size() || job.deadline <= now; });
   if (jobs_.empty()) return false;
   Job& job = jobs_.front();
   const ChecksumOutcome outcome = hash(job);
   ++job.next;
-  socket.send(job.reply_to, seal(NodeMessage::kChecksumOutcome, job.order.order, outcome));
+  send_(seal(job.order.order, outcome));
   return true;
 }
 
 ChecksumOutcome RunHasher::hash(const Job& job) const {
   const ChecksumOrder::Item& item = job.order.items[job.next];
   ChecksumOutcome outcome{job.order.order, job.order.rank, job.next, false, {}};
-  const std::uint64_t bytes = item.num_tokens * bytes_per_token_;
-  if (!is_readable_(item.chunk) || bytes > slot_bytes_) return outcome;
-  const std::span<const std::byte> chunk = pool_.subspan(item.chunk.slot * slot_bytes_, bytes);
+  const std::uint64_t bytes = item.num_tokens * parts_.bytes_per_token;
+  if (!parts_.is_readable(item.chunk) || bytes > parts_.slot_bytes) return outcome;
+  const std::span<const std::byte> chunk = parts_.chunk_bytes(item.chunk, item.num_tokens);
   const std::uint64_t cell_bytes = bytes / job.order.num_cells;
-  // Each byte is hashed for its run first and for the whole right after, while it is in cache: what is damaged between
-  // the two is noticed by the reader.
+  // Each byte is hashed for its run and right after for the whole chunk, while it is in cache. The reader notices
+  // damage that happens between the two.
   ChecksumStream whole;
   std::uint64_t done = 0;
   for (const ShardRun& run : job.order.runs) {
@@ -44,7 +43,7 @@ ChecksumOutcome RunHasher::hash(const Job& job) const {
     done = end;
   }
   whole.update(chunk.subspan(done));
-  outcome.ok = whole.digest() == item.checksum && is_readable_(item.chunk);
+  outcome.ok = whole.digest() == item.checksum && parts_.is_readable(item.chunk);
   return outcome;
 }
 

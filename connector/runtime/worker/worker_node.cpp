@@ -7,10 +7,9 @@
 #include <utility>
 
 #include "connector/core/worker_core.h"
-#include "connector/runtime/store/chunk_store.h"
 #include "connector/runtime/links/node_wire.h"
-#include "connector/runtime/worker/pull_engine.h"
-#include "connector/runtime/worker/push_engine.h"
+#include "connector/runtime/store/chunk_store.h"
+#include "connector/runtime/worker/service_loop.h"
 #include "transport/base/huge_pages.h"
 #include "transport/base/log.h"
 #include "transport/make_transport.h"
@@ -34,15 +33,14 @@ struct WorkerNode::Impl {
   std::unique_ptr<Transport> transport;
   RegionId region;
   std::unique_ptr<ChunkStore> store;
-  std::mutex mutex;  // guards core; the pull thread and the step thread share it
+  std::mutex mutex;  // guards core, which the service thread and the step thread share
   WorkerCore core;
-  std::unique_ptr<PushEngine> pushes;
-  std::unique_ptr<PullEngine> pulls;
+  std::unique_ptr<ServiceLoop> service;
   std::string hello;
-  StepPlan plan;                        // of the step under way
-  bool wants_layers = false;            // of it
+  StepPlan plan;                        // plan of the step under way
+  bool wants_layers = false;            // whether this plan has saves that are pushed layer by layer
   std::set<ChunkRef> begun;             // saves of this step that save_layer() has begun
-  std::map<ChunkRef, SaveItem> pushed;  // saves under way that go to another node
+  std::map<ChunkRef, SaveItem> pushed;  // saves under way that are pushed to another node
   std::vector<BlockId> failed_blocks;
   std::vector<FinishedLoad> finished_loads;
 };
@@ -57,7 +55,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   if (options.shard.num_layers != num_layers || options.shard.num_heads != options.layout.num_kv_heads) {
     return Error{
         ErrorCode::kInvalidArgument,
-        fmt::format("rank {} is said to have {} layers of {} KV heads, but has memory for {} of {}", options.rank,
+        fmt::format("rank {} should have {} layers of {} KV heads, but its memory has {} layers of {}", options.rank,
                     options.shard.num_layers, options.shard.num_heads, num_layers, options.layout.num_kv_heads)};
   }
   const std::uint64_t chunk_bytes = options.layout.bytes_per_token() * options.config.chunk_tokens;
@@ -90,17 +88,14 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   auto store = impl->make_store();
   if (!store) return std::move(store).error();
   impl->store = std::move(*store);
-  const KvLayout& layout = impl->options.layout;
-  impl->pushes = std::make_unique<PushEngine>(PushEngineParts{
-      *impl->transport, *impl->store, impl->pool.span(), impl->region, chunk_bytes, layout.bytes_per_token(),
-      static_cast<std::uint32_t>(layout.layers.size()), impl->mutex, impl->core});
-  auto pulls = PullEngine::start({*impl->transport, *impl->store, impl->chunk_bytes, layout.bytes_per_token(),
-                                  impl->mutex, impl->core, *impl->pushes, impl->pool.span()});
-  if (!pulls) return std::move(pulls).error();
-  impl->pulls = std::move(*pulls);
+  auto service =
+      ServiceLoop::start({*impl->transport, *impl->store, impl->mutex, impl->core, impl->clock, impl->pool.span(),
+                          impl->region, chunk_bytes, impl->options.layout.bytes_per_token(), num_layers});
+  if (!service) return std::move(service).error();
+  impl->service = std::move(*service);
   impl->hello =
       encode(WorkerHello{impl->options.rank,
-                         impl->pulls->endpoint(),
+                         impl->service->endpoint(),
                          static_cast<std::uint32_t>(num_slots),
                          {impl->transport->address(), std::move(*exported), chunk_bytes, impl->options.shard}});
   return std::unique_ptr<WorkerNode>(new WorkerNode(std::move(impl)));
@@ -164,9 +159,9 @@ void WorkerNode::save_layer(std::uint32_t layer) {
         const std::lock_guard lock(impl_->mutex);
         impl_->core.begin_write(item.chunk);
       }
-      // What fails here save() does once more, for the whole chunk, and tells.
+      // If this fails, save() packs the whole chunk and reports the outcome.
       if (const auto checksum = impl_->store->save_layer(job, item, layer))
-        impl_->pushes->layer_saved(item, layer, *checksum);
+        impl_->service->pusher().layer_saved(item, layer, *checksum);
     }
   }
 }
@@ -194,7 +189,7 @@ void WorkerNode::Impl::take_saved() {
     for (const SaveDone& save : saved) core.saved(save.chunk, save.ok, save.checksum);
   }
   for (const SaveDone& save : saved)
-    if (const auto push = pushed.extract(save.chunk)) pushes->saved(push.mapped(), save.ok, save.checksum);
+    if (const auto push = pushed.extract(save.chunk)) service->pusher().saved(push.mapped(), save.ok, save.checksum);
 }
 
 void WorkerNode::Impl::loaded(const LoadJob& job, LoadOutcome outcome) {
@@ -202,7 +197,7 @@ void WorkerNode::Impl::loaded(const LoadJob& job, LoadOutcome outcome) {
   for (const LoadItem& item : job.items) wanted += item.num_tokens;
   const bool is_whole = outcome.tokens_loaded == wanted;
   if (!is_whole) {
-    log().warn("request {}: {} of {} tokens loaded, the rest is recomputed", job.request_id, outcome.tokens_loaded,
+    log().warn("request {}: loaded {} of {} tokens; the rest is recomputed", job.request_id, outcome.tokens_loaded,
                wanted);
   }
   if (job.is_async) {
@@ -231,7 +226,7 @@ std::vector<WorkerNode::FinishedLoad> WorkerNode::take_finished_loads() {
 std::vector<BlockId> WorkerNode::take_failed_blocks() { return std::exchange(impl_->failed_blocks, {}); }
 
 void WorkerNode::shutdown() {
-  if (impl_->pulls) impl_->pulls->shutdown();
+  if (impl_->service) impl_->service->shutdown();
   if (impl_->transport) impl_->transport->shutdown();
 }
 

@@ -1,5 +1,5 @@
-// One rank's node: owns the chunk pool's memory, copies between it and the engine's blocks inside the step, and pulls
-// chunks from other nodes' pools on a thread of its own.
+// One rank's node: owns the chunk pool's memory and copies between it and the engine's blocks during the step. A second
+// thread (ServiceLoop) exchanges chunks with other nodes' pools.
 #pragma once
 
 #include <cstdint>
@@ -29,44 +29,44 @@ struct WorkerOptions {
   TimeNs device_timeout = 30 * kSecond;  // after which work given to the GPU counts as failed
 };
 
-/// Threads: the step methods belong to the engine's worker thread; take_report() and handshake() may come from any.
+/// Threads: the engine's worker thread calls the step methods; any thread may call take_report() and handshake().
 class WorkerNode {
  public:
-  /// kUnavailable: no shared memory left, no transport. kInvalidArgument: a pool that holds less than two chunks, or a
-  /// layout that can't be right.
+  /// kUnavailable: no shared memory left, or no transport. kInvalidArgument: a pool that holds less than two chunks, or
+  /// an invalid layout.
   static Result<std::unique_ptr<WorkerNode>> start(WorkerOptions options);
   ~WorkerNode();
 
-  /// For the scheduler node: where this rank's pool lies.
+  /// An encoded WorkerHello for the scheduler node.
   std::string handshake() const;
-  /// One sentence for the log: pool size, slots, path.
+  /// One sentence for the log with the pool's size, its slots and the transport.
   std::string describe() const;
 
-  // `stream`: the engine's, that its work on the blocks is in.
-  /// First thing in a step: takes the plan and packs what would be overwritten. kCorrupt: the plan's bytes are not a
+  // `stream` is the engine's stream, in which it reads and writes the blocks.
+  /// Begins a step: takes its plan and packs the blocks that the step may overwrite. kCorrupt: the bytes are not a
   /// plan.
   Result<void> begin_step(std::string_view plan, DeviceStream stream = nullptr);
-  /// Before the forward: unpacks what the step's requests load.
+  /// Before the forward pass: unpacks the chunks that the step's requests load.
   void load(DeviceStream stream = nullptr);
-  /// Whether the step's plan has saves that go to another node layer by layer: then save_layer() is worth its call.
+  /// Whether the step's plan has saves that are pushed to another node layer by layer, so that save_layer() is useful.
   bool wants_layers() const;
-  /// In the forward, when a layer's KV is in its blocks; layers in order, as in the layout.
+  /// During the forward pass, when a layer's KV is in its blocks. The layers come in the order of the layout.
   void save_layer(std::uint32_t layer);
-  /// After the forward: packs the chunks that are full now. With a GPU they may be reported in a later step.
+  /// After the forward pass: packs the chunks that are full now. With a GPU a later step may report them.
   void save(DeviceStream stream = nullptr);
 
-  /// What the scheduler has to hear of; nullopt when nothing happened.
+  /// The report for the scheduler; nullopt if there is nothing to report.
   std::optional<std::string> take_report();
-  /// Blocks whose load failed since the last call; of loads that the engine doesn't wait for.
+  /// Blocks whose synchronous load has failed since the last call.
   std::vector<BlockId> take_failed_blocks();
   struct FinishedLoad {
     std::string request_id;
-    bool ok = false;  // false: none of it may be used
+    bool ok = false;  // false: no block of the load may be used
   };
-  /// Loads that the engine waits for and that ended since the last call, each once.
+  /// Asynchronous loads that have ended since the last call, each once.
   std::vector<FinishedLoad> take_finished_loads();
 
-  /// Ends the thread and the transport. Idempotent.
+  /// Ends the service thread and the transport. Idempotent.
   void shutdown();
 
  private:

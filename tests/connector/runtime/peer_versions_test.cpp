@@ -61,15 +61,28 @@ struct OldEnvelope {
   KVFERRY_FIELDS(version, type, id, body);
 };
 
+TEST(PeerVersions, MessagesKeepTheirNumbersOnTheWire) {
+  EXPECT_EQ(kMessageType<LeaseRequest>, 1u);
+  EXPECT_EQ(kMessageType<PullOrder>, 4u);
+  EXPECT_EQ(kMessageType<PushOffer>, 6u);
+  EXPECT_EQ(kMessageType<GrantOrder>, 9u);
+  EXPECT_EQ(kMessageType<Revoked>, 12u);
+  EXPECT_EQ(kMessageType<PushOutcome>, 16u);
+  EXPECT_EQ(kMessageType<ChecksumOutcome>, 18u);
+  EXPECT_EQ(encode(LeaseRelease{{5}}), encode(std::uint64_t{5}));
+  EXPECT_EQ(encode(Revoked{Revocation{3, 1, {}}}), encode(Revocation{3, 1, {}}));
+  EXPECT_EQ(unseal<PeerRequest>(Envelope{2, 99, 7, ""}).error().code, ErrorCode::kNotFound);
+}
+
 TEST(PeerVersions, AnOldNodesMessageIsReadAndOursCanBeReadByIt) {
   const Result<Envelope> envelope = decode<Envelope>(kOldRequest, "peer message");
   ASSERT_TRUE(envelope) << envelope.error().what;
-  EXPECT_EQ(envelope->type, static_cast<std::uint32_t>(NodeMessage::kLeaseRequest));
+  EXPECT_EQ(envelope->type, kMessageType<LeaseRequest>);
   PeerVersions versions;
   EXPECT_TRUE(versions.check(kPeer, *envelope));
   EXPECT_TRUE(versions.learn(kPeer, *envelope));
   EXPECT_EQ(versions.spoken_with(kPeer), 2u);
-  const auto read = decode<OldEnvelope>(seal(NodeMessage::kLeaseRequest, 9, LeaseRequest{}, 2), "peer message");
+  const auto read = decode<OldEnvelope>(seal(9, LeaseRequest{}, 2), "peer message");
   ASSERT_TRUE(read);
   EXPECT_EQ(read->version, 2u);
   EXPECT_EQ(read->id, 9u);

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <thread>
 
+#include "connector/runtime/links/node_wire.h"
+#include "connector/runtime/links/zmq_link.h"
 #include "tests/connector/runtime/test_node.h"
 
 namespace kvferry {
@@ -143,6 +145,27 @@ TEST_F(Pushes, OfAnotherModelAreRefused) {
   prefill(prefiller, "p", prompt(16), 7, endpoint(decoder));
   EXPECT_TRUE(eventually([&] { return prefiller.scheduler->metrics()["open_pushes"] == 0; }));
   EXPECT_EQ(decoder.scheduler->metrics()["received_chunks_total"], 0);
+}
+
+TEST_F(Pushes, OffersThatCantBeReadAreRefusedAtOnce) {
+  TestNode decoder(controller_.endpoint(), "decode");
+  const auto link = ClientSocket::connect(endpoint(decoder)).value();
+  const std::uint32_t type = kMessageType<PushOffer>, newer = kNodeWire.newest + 7;
+  const Envelope of_a_newer_version{newer, type, 5, encode(PushOffer{}), newer, newer, "7.7.7"};
+  const Envelope malformed{kNodeWireVersion, type, 5, "no offer", kNodeWire.oldest, kNodeWire.newest, "7.7.7"};
+  for (const Envelope& offer : {of_a_newer_version, malformed}) {
+    ASSERT_TRUE(link->send(encode(offer)));
+    std::optional<std::string> bytes;
+    ASSERT_TRUE(eventually([&] { return (bytes = link->receive()).has_value(); }));
+    const Envelope envelope = decode<Envelope>(*bytes, "answer").value();
+    EXPECT_EQ(envelope.type, kMessageType<PushAnswer>);
+    EXPECT_EQ(envelope.version, offer.version);
+    EXPECT_EQ(envelope.id, 5u);
+    const Result<PushAnswer> answer = decode<PushAnswer>(envelope.body, "push answer");
+    ASSERT_TRUE(answer) << answer.error().what;
+    EXPECT_FALSE(answer->reply.refused.empty());
+    EXPECT_EQ(answer->reply.ticket, 0u);
+  }
 }
 
 TEST_F(Pushes, ThatBreakOffAreOverSoonAfterTheRequestComes) {

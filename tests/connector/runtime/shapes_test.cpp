@@ -1,5 +1,5 @@
 // Nodes of unlike shapes by real UCX, ZeroMQ and a controller: each reads what the other computed.
-#include "connector/runtime/worker/shapes.h"
+#include "connector/runtime/links/shapes.h"
 
 #include <gtest/gtest.h>
 
@@ -150,7 +150,7 @@ TEST(RunChecksums, WaitForEveryRankAndLeaveOutWhatIsDamagedOrLate) {
   LeaseAnswer answer;
   answer.reply.lease = 7;
   for (std::uint32_t i = 0; i < 3; ++i) answer.reply.chunks.push_back({i, {i, 1}, 8, {10 + i, 20 + i}, 0, {}});
-  const auto orders = sums.begin("d", 5, 2, request, answer, 0, 100);
+  const auto orders = sums.begin({"d", 5, 2}, request, answer, 0, 100);
   ASSERT_EQ(orders.size(), 2u);
   ASSERT_EQ(orders[1].order.runs.size(), 2u);  // one head of each layer
   ASSERT_EQ(orders[1].order.items.size(), 3u);
@@ -166,8 +166,8 @@ TEST(RunChecksums, WaitForEveryRankAndLeaveOutWhatIsDamagedOrLate) {
   EXPECT_TRUE(sums.take_ready(99).empty());
   const auto ready = sums.take_ready(100);
   ASSERT_EQ(ready.size(), 1u);
-  EXPECT_EQ(ready[0].sender, "d");
-  EXPECT_EQ(ready[0].id, 5u);
+  EXPECT_EQ(ready[0].asker.sender, "d");
+  EXPECT_EQ(ready[0].asker.id, 5u);
   EXPECT_EQ(ready[0].answer.reply.lease, 7u);
   ASSERT_EQ(ready[0].answer.reply.chunks.size(), 1u);
   EXPECT_EQ(ready[0].answer.reply.chunks[0].run_checksums,
@@ -184,7 +184,7 @@ TEST(RunChecksums, WaitForEveryRankAndLeaveOutWhatIsDamagedOrLate) {
   // Whole chunks need no hashing: one rank reads two stages.
   RunChecksums of_stages(staged);
   ASSERT_TRUE(of_stages.check(request));
-  EXPECT_TRUE(of_stages.begin("d", 6, 2, request, answer, 0, 100).empty());
+  EXPECT_TRUE(of_stages.begin({"d", 6, 2}, request, answer, 0, 100).empty());
   const auto at_once = of_stages.take_ready(0);
   ASSERT_EQ(at_once.size(), 1u);
   EXPECT_EQ(at_once[0].answer.reply.chunks.at(2).run_checksums, (std::vector<std::vector<std::uint64_t>>{{12, 22}}));

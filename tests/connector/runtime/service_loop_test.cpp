@@ -1,5 +1,6 @@
-// The pull thread between a scheduler, a transport and a store that decides where chunks land and when they are there.
-#include "connector/runtime/worker/pull_engine.h"
+// The service thread between a scheduler, a transport and a store that decides where chunks land and when they are
+// there.
+#include "connector/runtime/worker/service_loop.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -67,13 +68,12 @@ class Pulls : public ::testing::Test {
     remote_ = holder_->export_region(pool).value();
     store_ = std::make_unique<TwoPlaces>(here_->register_region(even_.data(), even_.size()).value(),
                                          here_->register_region(odd_.data(), odd_.size()).value());
-    pushes_ = std::make_unique<PushEngine>(
-        PushEngineParts{*here_, *store_, {}, {}, kChunkBytes, kChunkBytes / kTokens, 1, mutex_, core_});
-    engine_ = PullEngine::start({*here_, *store_, kChunkBytes, kChunkBytes / kTokens, mutex_, core_, *pushes_, even_})
-                  .value();
-    link_ = ClientSocket::connect(engine_->endpoint()).value();
+    loop_ =
+        ServiceLoop::start({*here_, *store_, mutex_, core_, clock_, even_, {}, kChunkBytes, kChunkBytes / kTokens, 1})
+            .value();
+    link_ = ClientSocket::connect(loop_->endpoint()).value();
   }
-  ~Pulls() override { engine_->shutdown(); }
+  ~Pulls() override { loop_->shutdown(); }
 
   PullItem item(std::uint32_t from, std::uint32_t to) {
     const auto sum = chunk_checksum(std::span(theirs_).subspan(from * kChunkBytes, kChunkBytes));
@@ -91,11 +91,10 @@ class Pulls : public ::testing::Test {
     order.sources = {{holder_->address(), remote_, kChunkBytes / 2}, {second_address, remote_, kChunkBytes / 2}};
     order.runs = {{1, 0, 0, 1}, {0, 0, 1, 1}};
     order.num_cells = 2;
-    EXPECT_TRUE(link_->send(seal(NodeMessage::kPullOrder, 1, order)));
+    EXPECT_TRUE(link_->send(seal(1, order)));
   }
   void order(std::vector<PullItem> items) {
-    EXPECT_TRUE(link_->send(
-        seal(NodeMessage::kPullOrder, 1, PullOrder{1, holder_->address(), remote_, 5000, std::move(items)})));
+    EXPECT_TRUE(link_->send(seal(1, PullOrder{1, holder_->address(), remote_, 5000, std::move(items)})));
   }
   std::optional<PullOutcome> outcome(int patience_ms) {
     for (; patience_ms > 0; patience_ms -= 10) {
@@ -115,8 +114,8 @@ class Pulls : public ::testing::Test {
   std::mutex mutex_;
   WorkerCore core_{0, 8};
   std::unique_ptr<TwoPlaces> store_;
-  std::unique_ptr<PushEngine> pushes_;
-  std::unique_ptr<PullEngine> engine_;
+  SteadyClock clock_;
+  std::unique_ptr<ServiceLoop> loop_;
   std::unique_ptr<ClientSocket> link_;
 };
 
@@ -187,7 +186,7 @@ TEST_F(Pulls, RunsAreHashedForReadersOfOtherShapesAndDamageIsFound) {
   const ChecksumOrder order{
       7,    4, {{0, 0, 0, 1}, {0, 0, 0, 2}, {0, 3, 0, 1}}, {{{2, 1}, 8, right}, {{4, 1}, 8, 1}, {{2, 2}, 8, right}},
       5000, 0};
-  ASSERT_TRUE(link_->send(seal(NodeMessage::kChecksumOrder, 7, order)));
+  ASSERT_TRUE(link_->send(seal(7, order)));
   std::vector<ChecksumOutcome> outcomes;
   for (int patience = 0; patience < 1000 && outcomes.size() < 3; ++patience) {
     if (auto bytes = link_->receive())
@@ -202,6 +201,24 @@ TEST_F(Pulls, RunsAreHashedForReadersOfOtherShapesAndDamageIsFound) {
   EXPECT_FALSE(outcomes[1].ok);  // another checksum than it had
   EXPECT_EQ(outcomes[1].item, 1u);
   EXPECT_FALSE(outcomes[2].ok);  // another generation
+}
+
+TEST_F(Pulls, OutcomesOfPushesCarryTheirSendersVersions) {
+  ASSERT_TRUE(link_->send(seal(3, PushOrder{3, {}, {""}})));
+  ASSERT_TRUE(
+      link_->send(seal(3, PushStart{3, 0, {2, 1}, kTokens, {1}})));  // a chunk that the other node does not want
+  std::optional<std::string> bytes;
+  for (int patience = 0; patience < 1000 && !bytes; ++patience) {
+    bytes = link_->receive();
+    if (!bytes) ::poll(nullptr, 0, 10);
+  }
+  ASSERT_TRUE(bytes);
+  const Envelope envelope = decode<Envelope>(*bytes, "message").value();
+  EXPECT_EQ(envelope.type, kMessageType<PushOutcome>);
+  EXPECT_EQ(envelope.oldest, kNodeWire.oldest);
+  EXPECT_EQ(envelope.newest, kNodeWire.newest);
+  EXPECT_EQ(envelope.release, kvferry_release());
+  EXPECT_FALSE(decode<PushOutcome>(envelope.body, "outcome")->ok);
 }
 
 TEST_F(Pulls, ALostPeerFailsAllItsChunks) {

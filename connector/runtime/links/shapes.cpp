@@ -1,4 +1,4 @@
-#include "connector/runtime/worker/shapes.h"
+#include "connector/runtime/links/shapes.h"
 
 #include <algorithm>
 #include <utility>
@@ -14,14 +14,14 @@ std::vector<Shard> shards_of(const std::vector<RankEndpoint>& ranks) {
   return shards;
 }
 
-/// What a node was that tells no shape: nothing but tensor parallel.
+/// Whether a node is tensor parallel only, as all nodes are whose version sends no shape.
 bool is_one_stage(const std::vector<Shard>& shards) {
   return std::all_of(shards.begin(), shards.end(), [&](const Shard& shard) {
     return shard.first_layer == shards[0].first_layer && shard.num_layers == shards[0].num_layers;
   });
 }
 
-/// False: a peer says what can't be.
+/// Whether the cells of both ranks have one size; false also if a peer sends sizes that contradict each other.
 bool same_cell_bytes(const RankEndpoint& a, const RankEndpoint& b) {
   const std::uint64_t a_cells = a.shard.num_cells(), b_cells = b.shard.num_cells();
   return a.chunk_bytes % a_cells == 0 && b.chunk_bytes % b_cells == 0 &&
@@ -40,8 +40,9 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
   const std::vector<Shard> ours = shards_of(here), theirs = shards_of(there);
   if (!says_shape || ours == theirs) {
     if (!is_like || (!says_shape && !is_one_stage(ours)))
-      return refuse(fmt::format("it has {} ranks, here are {}, or its chunks have another size{}", there.size(),
-                                here.size(), says_shape ? "" : "; its version reads from its own shape only"));
+      return refuse(fmt::format("the holder has {} ranks and this node {}, or their chunks differ in size{}",
+                                there.size(), here.size(),
+                                says_shape ? "" : "; the holder's version serves only nodes of its own shape"));
     for (LeasedChunk& chunk : answer.reply.chunks) chunk.run_checksums.clear();
     return ShardMap{};
   }
@@ -49,12 +50,14 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
   if (!map) return refuse(map.error().what);
   for (const RankEndpoint& rank : there) {
     if (!same_cell_bytes(here[0], rank))
-      return refuse(fmt::format("a chunk of {} layers and {} heads has {} bytes there, one of {} and {} has {} here",
-                                rank.shard.num_layers, rank.shard.num_heads, rank.chunk_bytes, here[0].shard.num_layers,
-                                here[0].shard.num_heads, here[0].chunk_bytes));
+      return refuse(
+          fmt::format("a chunk of {} layers and {} heads has {} bytes there, one of {} layers and {} heads has "
+                      "{} bytes here",
+                      rank.shard.num_layers, rank.shard.num_heads, rank.chunk_bytes, here[0].shard.num_layers,
+                      here[0].shard.num_heads, here[0].chunk_bytes));
   }
   std::erase_if(answer.reply.chunks, [&](LeasedChunk& chunk) {
-    chunk.checksums.clear();  // of other ranks than ours
+    chunk.checksums.clear();  // those of the holder's ranks
     return !std::equal(map->begin(), map->end(), chunk.run_checksums.begin(), chunk.run_checksums.end(),
                        [](const auto& runs, const auto& checksums) { return runs.size() == checksums.size(); });
   });
@@ -78,7 +81,7 @@ PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vect
     if (is_new) order.sources.push_back({holder.transport_address, holder.pool_region, holder.chunk_bytes});
     run.holder = found->second;
   }
-  for (PullItem& item : order.items) {  // this rank's alone
+  for (PullItem& item : order.items) {  // keeps the checksums of this rank
     const bool is_there = rank < item.run_checksums.size();
     item.run_checksums = {is_there ? std::move(item.run_checksums[rank]) : std::vector<std::uint64_t>{}};
   }
@@ -95,17 +98,15 @@ std::shared_ptr<const ShardMap> RunChecksums::map_for(const std::vector<Shard>& 
 
 Result<void> RunChecksums::check(const LeaseRequest& request) {
   if (request.shards.empty() && !is_one_stage(here_))
-    return Error{ErrorCode::kRefused, "this node has pipeline stages, which the asker's version doesn't know"};
+    return Error{ErrorCode::kRefused, "this node has pipeline stages, which the reader's version can't read"};
   if (!is_needed(request) || map_for(request.shards) != nullptr) return {};
   const Result<ShardMap> map = map_shards(request.shards, here_);
   return Error{ErrorCode::kRefused, map ? "" : map.error().what};
 }
 
-std::vector<RunChecksums::RankOrder> RunChecksums::begin(std::string sender, std::uint64_t id, std::uint32_t version,
-                                                         const LeaseRequest& request, LeaseAnswer answer, TimeNs now,
-                                                         TimeNs patience) {
-  Waiting waiting{std::move(sender),       id, version, std::move(answer), {},
-                  map_for(request.shards), {}, {},      now + patience};
+std::vector<RunChecksums::RankOrder> RunChecksums::begin(Asker asker, const LeaseRequest& request, LeaseAnswer answer,
+                                                         TimeNs now, TimeNs patience) {
+  Waiting waiting{std::move(asker), std::move(answer), {}, map_for(request.shards), {}, {}, now + patience};
   for (const LeasedChunk& chunk : waiting.answer.reply.chunks) waiting.keys.push_back(request.keys.at(chunk.index));
   for (const std::vector<ShardRun>& runs : *waiting.map) {
     for (const ShardRun& run : runs)
@@ -130,7 +131,7 @@ std::vector<RunChecksums::RankOrder> RunChecksums::begin(std::string sender, std
 
 void RunChecksums::take(const ChecksumOutcome& outcome) {
   const auto found = waiting_.find(outcome.order);
-  if (found == waiting_.end()) return;  // too late
+  if (found == waiting_.end()) return;  // the outcome is late
   Waiting& waiting = found->second;
   const auto part = waiting.parts.find(outcome.rank);
   if (part == waiting.parts.end() || outcome.item >= waiting.keys.size()) return;
@@ -154,7 +155,7 @@ std::vector<RunChecksums::Ready> RunChecksums::take_ready(TimeNs now) {
 }
 
 RunChecksums::Ready RunChecksums::finish(Waiting waiting) const {
-  Ready ready{std::move(waiting.sender), waiting.id, waiting.version, {}, {}, 0};
+  Ready ready{std::move(waiting.asker), {}, {}, 0};
   std::vector<LeasedChunk> chunks = std::exchange(waiting.answer.reply.chunks, {});
   ready.answer = std::move(waiting.answer);
   for (std::uint32_t i = 0; i < chunks.size(); ++i) {

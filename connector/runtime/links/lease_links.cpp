@@ -1,0 +1,114 @@
+#include "connector/runtime/links/lease_links.h"
+
+#include <utility>
+
+#include "transport/base/log.h"
+
+namespace kvferry {
+namespace {
+
+// A prompt is handed over when its last step is done; the GPU may still be copying its last chunks then.
+constexpr TimeNs kSavePatience = 200 * kMillisecond;
+// A reader of another shape, for which the workers hash runs of chunks, gives up after a second.
+constexpr TimeNs kHashPatience = 600 * kMillisecond;
+
+}  // namespace
+
+void LeaseLinks::execute(RequestLease& wanted) {
+  wanted.request.shards = shards_;
+  if (parts_.send_node(wanted.endpoint, wanted.fetch, wanted.request)) return;
+  // An endpoint that can't be reached counts as a holder without the chunks.
+  parts_.with_core([&](SchedulerCore& core) {
+    core.lease_answered(wanted.fetch, wanted.endpoint, {}, parts_.clock.now());
+  });
+}
+
+void LeaseLinks::execute(ReleaseLease& released) {
+  parts_.send_node(released.endpoint, 0, LeaseRelease{{released.lease}});
+}
+
+void LeaseLinks::execute(StartPull& wanted) {
+  const PeerLinks::Ranks& remote = parts_.peers.ranks_of(wanted.endpoint);
+  for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
+    // The ranks are empty if the peer was dropped since its answer.
+    const bool is_sent =
+        !remote.all.empty() &&
+        parts_.send_worker(rank, wanted.pull,
+                           order_for(rank, wanted, parts_.ranks, remote.all, remote.map, parts_.clock.now()));
+    if (is_sent) continue;
+    const std::vector<bool> none(wanted.items.size(), false);
+    parts_.with_core([&](SchedulerCore& core) { core.pull_done(wanted.pull, rank, none, parts_.clock.now()); });
+  }
+}
+
+void LeaseLinks::requested(Asker asker, LeaseRequest request) {
+  waiting_.push_back({std::move(asker), std::move(request), parts_.clock.now() + kSavePatience});
+}
+
+void LeaseLinks::released(const LeaseRelease& lease) {
+  parts_.with_core([&](SchedulerCore& core) { core.lease_released(lease.value); });
+}
+
+bool LeaseLinks::progress() {
+  for (Request& request : std::exchange(waiting_, {})) answer(std::move(request));
+  const std::vector<RunChecksums::Ready> all = run_checksums_.take_ready(parts_.clock.now());
+  for (const RunChecksums::Ready& ready : all) {
+    if (!ready.damaged.empty() || ready.num_late > 0)
+      log().warn("a node of another shape gets no lease on {} damaged chunks, which are evicted, and {} that were not "
+                 "hashed in time",
+                 ready.damaged.size(), ready.num_late);
+    if (!ready.damaged.empty()) parts_.with_core([&](SchedulerCore& core) { core.evict_ordered(ready.damaged); });
+    parts_.answer(ready.asker, ready.answer);
+  }
+  return !all.empty();
+}
+
+void LeaseLinks::answer(Request request) {
+  if (const Result<void> fits = run_checksums_.check(request.request); !fits)
+    return answer_refused(request.asker, fits.error().what);
+  LeaseAnswer answer;
+  answer.ranks = parts_.ranks;
+  bool is_too_early = false;
+  parts_.with_core([&](SchedulerCore& core) {
+    const TimeNs now = parts_.clock.now();
+    is_too_early = now < request.deadline && is_being_saved_(core, request.request);
+    if (is_too_early) return;
+    answer.reply = core.lease_requested("fetch " + std::to_string(request.asker.id) + " of a node", request.request, now);
+  });
+  if (is_too_early) {
+    waiting_.push_back(std::move(request));
+  } else if (run_checksums_.is_needed(request.request)) {
+    for (const auto& [rank, order] : run_checksums_.begin(std::move(request.asker), request.request, std::move(answer),
+                                                          parts_.clock.now(), kHashPatience))
+      parts_.send_worker(rank, order.order, order);
+  } else {
+    parts_.answer(request.asker, answer);
+  }
+}
+
+void LeaseLinks::answer_refused(const Asker& asker, std::string why) {
+  LeaseAnswer answer;
+  answer.ranks = parts_.ranks;
+  answer.reply.refused = std::move(why);
+  parts_.answer(asker, answer);
+}
+
+void LeaseLinks::answered(const std::string& endpoint, std::uint64_t fetch, LeaseAnswer answer) {
+  Result<ShardMap> map = fit_answer(parts_.ranks, answer);
+  if (map) {
+    parts_.peers.set_ranks(endpoint, {std::move(answer.ranks), std::move(*map)});
+  } else {
+    if (answer.reply.refused.empty()) answer.reply.refused = map.error().what;
+    answer.reply.chunks.clear();
+  }
+  parts_.with_core(
+      [&](SchedulerCore& core) { core.lease_answered(fetch, endpoint, answer.reply, parts_.clock.now()); });
+}
+
+void LeaseLinks::pulled(const PullOutcome& outcome) {
+  parts_.with_core([&](SchedulerCore& core) {
+    core.pull_done(outcome.pull, outcome.rank, outcome.ok, parts_.clock.now(), outcome.checksums);
+  });
+}
+
+}  // namespace kvferry

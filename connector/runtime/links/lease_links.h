@@ -1,0 +1,53 @@
+// Leases and pulls on the scheduler node's thread: asks other nodes for leases, answers their requests, and orders this
+// engine's workers to pull. A part of NodeLinks, which owns the sockets.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "connector/runtime/links/link_parts.h"
+#include "connector/runtime/links/shapes.h"
+
+namespace kvferry {
+
+/// Threads: one owner.
+class LeaseLinks {
+ public:
+  /// Returns whether a part of a handed-over prompt is still being saved; called under the core's lock.
+  using IsBeingSaved = std::function<bool(const SchedulerCore&, const LeaseRequest&)>;
+  LeaseLinks(const LinkParts& parts, IsBeingSaved is_being_saved)
+      : parts_(parts), is_being_saved_(std::move(is_being_saved)), shards_(parts.shards()), run_checksums_(shards_) {}
+
+  void execute(RequestLease& wanted);
+  void execute(ReleaseLease& released);
+  void execute(StartPull& wanted);
+
+  void requested(Asker asker, LeaseRequest request);
+  void released(const LeaseRelease& lease);
+  void answered(const std::string& endpoint, std::uint64_t fetch, LeaseAnswer answer);
+  void pulled(const PullOutcome& outcome);
+  void hashed(const ChecksumOutcome& outcome) { run_checksums_.take(outcome); }
+
+  /// Answers the requests that can be answered now. Returns true if workers had been waited for.
+  bool progress();
+  /// Whether a request waits for chunks that are being saved.
+  bool is_waiting() const { return !waiting_.empty(); }
+
+ private:
+  struct Request {
+    Asker asker;
+    LeaseRequest request;
+    TimeNs deadline = 0;  // then it is answered without the chunks that are being saved
+  };
+  void answer(Request request);
+  void answer_refused(const Asker& asker, std::string why);
+
+  const LinkParts& parts_;
+  IsBeingSaved is_being_saved_;
+  std::vector<Shard> shards_;  // [rank]
+  RunChecksums run_checksums_;
+  std::vector<Request> waiting_;
+};
+
+}  // namespace kvferry

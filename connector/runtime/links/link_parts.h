@@ -1,0 +1,47 @@
+// What the parts of NodeLinks share: the core, and the sockets to other nodes and to this engine's workers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "connector/core/scheduler/scheduler_core.h"
+#include "connector/runtime/links/node_wire.h"
+#include "connector/runtime/links/peer_links.h"
+#include "connector/runtime/links/zmq_link.h"
+#include "transport/base/clock.h"
+
+namespace kvferry {
+
+/// All of it outlives the parts. The send functions return false if the message could not be queued.
+struct LinkParts {
+  /// Calls the core under its lock and queues the actions that follow.
+  std::function<void(const std::function<void(SchedulerCore&)>&)> with_core;
+  PeerLinks& peers;
+  ServerSocket& server;
+  const std::vector<std::unique_ptr<ClientSocket>>& workers;  // [rank]
+  const std::vector<RankEndpoint>& ranks;                     // [rank] of this node
+  const Clock& clock;
+
+  template <class Body>
+  bool send_node(const std::string& endpoint, std::uint64_t id, const Body& body) const {
+    return peers.send(endpoint, seal(id, body, peers.version_with(endpoint)));
+  }
+  template <class Body>
+  bool answer(const Asker& asker, const Body& body) const {
+    return server.send(asker.sender, seal(asker.id, body, asker.version));
+  }
+  template <class Body>
+  bool send_worker(std::uint32_t rank, std::uint64_t id, const Body& body) const {
+    return workers[rank]->send(seal(id, body));
+  }
+  std::vector<Shard> shards() const {
+    std::vector<Shard> all;
+    for (const RankEndpoint& rank : ranks) all.push_back(rank.shard);
+    return all;
+  }
+};
+
+}  // namespace kvferry

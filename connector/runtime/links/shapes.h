@@ -1,0 +1,83 @@
+// Reads between nodes of different shapes (tensor and pipeline parallelism): how the reader interprets the holder's
+// answer, and which checksums the holder has to send. Used by the scheduler node's thread alone.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "connector/core/scheduler/scheduler_core.h"
+#include "connector/runtime/links/node_wire.h"
+#include "transport/base/clock.h"
+#include "transport/base/shard_map.h"
+
+namespace kvferry {
+
+// ---- the reader ----
+/// How the ranks `here` read the chunks that `answer` leases; an empty map if both nodes have the same shape. Removes
+/// chunks without the right checksums from the answer. The error is a sentence that says why the shapes don't fit.
+Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& answer);
+
+/// The order to one rank for a pull. `map`: the result of fit_answer() for the holder with the ranks `there`.
+PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vector<RankEndpoint>& here,
+                    const std::vector<RankEndpoint>& there, const ShardMap& map, TimeNs now);
+
+// ---- the holder ----
+/// Lease answers that wait until the workers have hashed the runs that a reader of another shape will pull. Runs that
+/// are whole chunks need no hashing: their checksums are known.
+class RunChecksums {
+ public:
+  /// `here`: this node's shards.
+  explicit RunChecksums(std::vector<Shard> here) : here_(std::move(here)) {}
+
+  /// Whether the reader's shape is another, so that it needs checksums of runs.
+  bool is_needed(const LeaseRequest& request) const { return !request.shards.empty() && request.shards != here_; }
+  /// The error is a sentence for a reader that can't be served.
+  Result<void> check(const LeaseRequest& request);
+
+  struct RankOrder {
+    std::uint32_t rank = 0;
+    ChecksumOrder order;
+  };
+  /// Keeps the answer to a checked request and returns the orders for the workers, if any run has to be hashed.
+  std::vector<RankOrder> begin(Asker asker, const LeaseRequest& request, LeaseAnswer answer, TimeNs now,
+                               TimeNs patience);
+  void take(const ChecksumOutcome& outcome);
+
+  struct Ready {
+    Asker asker;
+    LeaseAnswer answer;             // without damaged chunks and those that a rank has not hashed in time
+    std::vector<ChunkKey> damaged;  // chunks left out because their bytes don't match their checksum
+    std::size_t num_late = 0;       // chunks left out because a rank was late
+  };
+  /// Answers that are complete, or whose patience is over.
+  std::vector<Ready> take_ready(TimeNs now);
+  std::size_t num_waiting() const { return waiting_.size(); }
+
+ private:
+  struct Part {  // the runs of one rank
+    std::vector<ShardRun> runs;
+    std::map<std::pair<std::uint64_t, std::uint64_t>, std::size_t> index;  // (source, cells) -> run
+  };
+  struct Waiting {
+    Asker asker;
+    LeaseAnswer answer;
+    std::vector<ChunkKey> keys;  // [chunk]
+    std::shared_ptr<const ShardMap> map;
+    std::map<std::uint32_t, Part> parts;                                          // keyed by rank
+    std::map<std::pair<std::uint32_t, std::uint32_t>, ChecksumOutcome> outcomes;  // keyed by rank and chunk
+    TimeNs deadline = 0;
+  };
+  std::shared_ptr<const ShardMap> map_for(const std::vector<Shard>& readers);
+  bool is_whole(const ShardRun& run) const { return run.cells == here_[run.holder].num_cells(); }
+  Ready finish(Waiting waiting) const;
+
+  std::vector<Shard> here_;
+  std::map<std::vector<Shard>, std::shared_ptr<const ShardMap>> maps_;  // keyed by the readers' shards
+  std::map<std::uint64_t, Waiting> waiting_;                            // keyed by order
+  std::uint64_t last_order_ = 0;
+};
+
+}  // namespace kvferry

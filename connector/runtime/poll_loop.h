@@ -1,0 +1,34 @@
+// The thread of a node: one loop that polls file descriptors and can be woken up.
+#pragma once
+
+#include <poll.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "transport/event_fd.h"
+
+namespace kvferry {
+
+class PollLoop {
+ public:
+  /// Does all the work there is, adds the file descriptors to wait for, and returns the longest time to wait for them
+  /// in milliseconds; 0: the loop calls it again at once.
+  using Turn = std::function<int(std::vector<pollfd>& fds)>;
+
+  ~PollLoop() { stop(); }
+  void start(Turn turn);
+  /// Ends the present wait, or the next one. Threads: any.
+  void wake() { wake_.set(); }
+  /// Joins the thread. Idempotent.
+  void stop();
+
+ private:
+  EventFd wake_;
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+}  // namespace kvferry

@@ -1,0 +1,167 @@
+#include "connector/runtime/worker/puller.h"
+
+#include "connector/runtime/links/node_wire.h"
+#include "transport/base/checksum.h"
+#include "transport/base/log.h"
+
+namespace kvferry {
+
+Puller::Pull::Pull(PullOrder from) : order(std::move(from)), num_left(order.items.size()) {
+  ok.resize(num_left, false);
+  checksums.resize(num_left, 0);
+  num_pieces.resize(num_left, 0);
+}
+
+/// Asks the store where each chunk lands, and starts a transfer for each region and source.
+void Puller::start(PullOrder order) {
+  {
+    const std::lock_guard lock(parts_.core_mutex);
+    parts_.core.pull_ordered(order, parts_.clock.now());
+  }
+  const auto pull = std::make_shared<Pull>(std::move(order));
+  if (pull->order.items.empty()) return end(*pull);
+  Pieces pieces;
+  for (std::size_t i = 0; i < pull->order.items.size(); ++i) {
+    if (const Result<void> planned = plan(pull, i, pieces); !planned) {
+      pull->what = planned.error().what;
+      settle(*pull, i, false);
+    }
+  }
+  for (auto& [place, piece] : pieces) submit(std::move(piece));
+}
+
+Result<void> Puller::plan(const PullPtr& pull, std::size_t index, Pieces& pieces) {
+  const PullOrder& order = pull->order;
+  const PullItem& item = order.items[index];
+  const std::uint32_t rank = parts_.core.rank();
+  const std::uint64_t bytes = item.num_tokens * parts_.bytes_per_token;
+  const PullSource only{order.remote_address, order.remote_region, parts_.slot_bytes};
+  const ShardRun all{0, 0, 0, 1};
+  const std::uint64_t cell_bytes = pull->has_runs() ? bytes / order.num_cells : bytes;
+  const std::span<const PullSource> sources = pull->has_runs() ? std::span(order.sources) : std::span(&only, 1);
+  const std::span<const ShardRun> runs = pull->has_runs() ? std::span(order.runs) : std::span(&all, 1);
+  std::vector<std::uint64_t> checksums;
+  if (!pull->has_runs() && rank < item.checksums.size()) checksums.push_back(item.checksums[rank]);
+  if (pull->has_runs() && !item.run_checksums.empty()) checksums = item.run_checksums[0];
+  if (checksums.size() != runs.size())
+    return Error{ErrorCode::kInvalidArgument, fmt::format("the order has no checksum of a chunk for rank {}", rank)};
+  const Result<ChunkStore::Place> place =
+      pull->has_runs() ? parts_.store.land_in_slot(item.local, bytes) : parts_.store.land(item.local, bytes);
+  if (!place) return place.error();
+  pull->ok[index] = true;
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    const ShardRun& run = runs[r];
+    const PullSource& source = sources[run.holder];
+    Piece& piece = pieces[{place->region, run.holder}];
+    if (piece.items.empty() || piece.items.back() != index) pull->num_pieces[index] += 1;
+    piece.pull = pull;
+    piece.address = source.address;
+    piece.remote_region = source.region;
+    piece.region = place->region;
+    piece.ranges.push_back({place->offset + run.target * cell_bytes,
+                            item.remote.slot * source.slot_bytes + run.source * cell_bytes, run.cells * cell_bytes});
+    piece.checksums.push_back(checksums[r]);
+    piece.items.push_back(index);
+  }
+  return {};
+}
+
+void Puller::submit(Piece piece) {
+  const Result<PeerId> peer = parts_.transport.connect(piece.address);
+  if (!peer) return fail(piece, peer.error().what);
+  PagedTransfer transfer{*peer, Direction::kPull, piece.region, piece.remote_region, piece.ranges, {}};
+  transfer.checksums = piece.checksums;
+  const Result<TransferId> id = parts_.transport.submit(std::move(transfer));
+  if (id) {
+    running_.emplace(*id, std::move(piece));
+  } else if (id.error().code == ErrorCode::kFull) {
+    waiting_.push_back(std::move(piece));
+  } else {
+    fail(piece, id.error().what);
+  }
+}
+
+void Puller::progress() {
+  for (Piece& piece : std::exchange(waiting_, {})) submit(std::move(piece));
+  std::vector<std::uint64_t> overdue;
+  {
+    const std::lock_guard lock(parts_.core_mutex);
+    overdue = parts_.core.overdue_pulls(parts_.clock.now());
+  }
+  for (const std::uint64_t pull : overdue) {
+    for (const auto& [id, piece] : running_)
+      if (piece.pull->order.pull == pull) parts_.transport.cancel(id);
+    for (Piece& piece : std::exchange(waiting_, {})) {
+      if (piece.pull->order.pull == pull)
+        fail(piece, "the transport stayed full until the deadline");
+      else
+        waiting_.push_back(std::move(piece));
+    }
+  }
+}
+
+bool Puller::completed(const Completion& completion) {
+  const auto found = running_.find(completion.id);
+  if (found == running_.end()) return false;
+  const Piece piece = std::move(found->second);
+  running_.erase(found);
+  // The transport has compared the checksum of each range, so the other ranges of a corrupt transfer are good.
+  const bool is_here = completion.code == ErrorCode::kOk || completion.code == ErrorCode::kCorrupt;
+  std::vector<bool> ok(piece.ranges.size(), is_here);
+  for (const std::uint32_t index : completion.corrupt_ranges) ok[index] = false;
+  close(piece, ok, completion.what);
+  return true;
+}
+
+/// The transfer of this piece is over. A chunk lands with its last piece.
+void Puller::close(const Piece& piece, const std::vector<bool>& ok, const std::string& what) {
+  Pull& pull = *piece.pull;
+  if (!what.empty()) pull.what = what;
+  std::vector<ChunkStore::Landed> landed;
+  for (std::size_t r = 0; r < piece.items.size(); ++r) {
+    const std::size_t index = piece.items[r];
+    if (!ok[r]) pull.ok[index] = false;
+    const bool is_last_range = r + 1 == piece.items.size() || piece.items[r + 1] != index;
+    if (!is_last_range || --pull.num_pieces[index] > 0) continue;
+    const ChunkRef chunk = pull.order.items[index].local;
+    if (pull.ok[index]) pull.checksums[index] = checksum_of(pull, index);
+    landing_[chunk] = {piece.pull, index};
+    landed.push_back({chunk, pull.ok[index], pull.checksums[index]});
+  }
+  if (!landed.empty()) parts_.store.landed(landed);
+}
+
+/// This rank's checksum of a chunk whose bytes have arrived and are verified.
+std::uint64_t Puller::checksum_of(const Pull& pull, std::size_t index) const {
+  const PullItem& item = pull.order.items[index];
+  if (!pull.has_runs()) return item.checksums[parts_.core.rank()];
+  if (pull.order.runs.size() == 1) return item.run_checksums[0][0];
+  return chunk_checksum(parts_.chunk_bytes(item.local, item.num_tokens));
+}
+
+bool Puller::landed(const ChunkStore::Landed& chunk) {
+  const auto found = landing_.find(chunk.chunk);
+  if (found == landing_.end()) return false;
+  const auto [pull, item] = std::move(found->second);
+  landing_.erase(found);
+  settle(*pull, item, chunk.ok);
+  return true;
+}
+
+void Puller::settle(Pull& pull, std::size_t item, bool ok) {
+  pull.ok[item] = ok;
+  if (--pull.num_left == 0) end(pull);
+}
+
+void Puller::end(Pull& pull) {
+  if (!pull.what.empty()) log().warn("pull of {} chunks failed: {}", pull.order.items.size(), pull.what);
+  PullOutcome outcome;
+  {
+    const std::lock_guard lock(parts_.core_mutex);
+    outcome = parts_.core.pull_ended(pull.order.pull, std::move(pull.ok), std::move(pull.what));
+  }
+  if (pull.has_runs()) outcome.checksums = std::move(pull.checksums);
+  send_(seal(pull.order.pull, outcome));
+}
+
+}  // namespace kvferry

@@ -1,0 +1,73 @@
+// A part of the service loop: carries out PullOrders. Moves the bytes into this rank's pool, verifies them, and reports
+// one outcome for each order.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "connector/runtime/worker/worker_parts.h"
+
+namespace kvferry {
+
+/// Threads: the service thread.
+class Puller {
+ public:
+  Puller(const WorkerParts& parts, const SendOutcome& send) : parts_(parts), send_(send) {}
+
+  void start(PullOrder order);
+  /// Both return false if the transfer or chunk belongs to no pull.
+  bool completed(const Completion& completion);
+  bool landed(const ChunkStore::Landed& chunk);
+  /// Submits what the transport had no room for, and cancels pulls whose deadline has passed.
+  void progress();
+  /// Whether a chunk has arrived that the store has not yet copied to where others may read it.
+  bool is_landing() const { return !landing_.empty(); }
+  bool is_busy() const { return !running_.empty() || !waiting_.empty(); }
+
+ private:
+  struct Pull {
+    explicit Pull(PullOrder from);
+    /// Whether the holder's shape is another, so that chunks are put together from runs.
+    bool has_runs() const { return !order.sources.empty(); }
+
+    PullOrder order;
+    std::size_t num_left = 0;               // items without an outcome
+    std::vector<bool> ok;                   // [item]; false after the first failed piece
+    std::vector<std::uint64_t> checksums;   // [item]
+    std::vector<std::uint32_t> num_pieces;  // [item] pieces under way
+    std::string what;                       // the last failure
+  };
+  using PullPtr = std::shared_ptr<Pull>;
+  /// One transfer: what a pull reads from one source into one region.
+  struct Piece {
+    PullPtr pull;
+    std::string address, remote_region;
+    RegionId region;
+    std::vector<CopyRange> ranges;
+    std::vector<std::uint64_t> checksums;  // [range]
+    std::vector<std::size_t> items;        // [range]
+  };
+  using Pieces = std::map<std::pair<RegionId, std::uint32_t>, Piece>;  // keyed by region and source
+
+  Result<void> plan(const PullPtr& pull, std::size_t item, Pieces& pieces);
+  void submit(Piece piece);
+  void close(const Piece& piece, const std::vector<bool>& ok, const std::string& what);  // ok: [range]
+  void fail(const Piece& piece, const std::string& what) {
+    close(piece, std::vector<bool>(piece.ranges.size(), false), what);
+  }
+  std::uint64_t checksum_of(const Pull& pull, std::size_t item) const;
+  void settle(Pull& pull, std::size_t item, bool ok);
+  void end(Pull& pull);
+
+  const WorkerParts& parts_;
+  const SendOutcome& send_;
+  std::map<TransferId, Piece> running_;
+  std::vector<Piece> waiting_;  // the transport was full
+  std::map<ChunkRef, std::pair<PullPtr, std::size_t>> landing_;
+};
+
+}  // namespace kvferry

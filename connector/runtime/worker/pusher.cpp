@@ -1,0 +1,212 @@
+#include "connector/runtime/worker/pusher.h"
+
+#include <algorithm>
+
+#include "connector/runtime/links/node_wire.h"
+#include "transport/base/checksum.h"
+#include "transport/base/log.h"
+
+namespace kvferry {
+namespace {
+
+constexpr std::size_t kDroppedMax = 4096;  // dropped pushes that are remembered
+
+}  // namespace
+
+void Pusher::set_target(PushOrder order) {
+  const std::lock_guard lock(mutex_);
+  if (dropped_.contains(order.push)) return;
+  const std::uint64_t id = order.push;
+  Push& push = pushes_[id];
+  push.order = std::move(order);
+  for (const auto& [index, item] : push.items) advance(id, index);
+}
+
+void Pusher::start(const PushStart& start) {
+  const std::lock_guard lock(mutex_);
+  Item& item = item_of(start.push, start.index, start.chunk, start.num_tokens);
+  const std::uint32_t rank = parts_.core.rank();
+  item.is_saved = item.is_whole = true;
+  item.failed = rank >= start.checksums.size();
+  if (!item.failed) item.checksum = start.checksums[rank];
+  advance(start.push, start.index);
+}
+
+void Pusher::drop(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  dropped_.insert(id);
+  if (dropped_.size() > kDroppedMax) dropped_.erase(dropped_.begin());
+  const auto found = pushes_.find(id);
+  if (found == pushes_.end()) return;
+  for (const auto& [index, item] : found->second.items) advance(id, index);
+}
+
+void Pusher::layer_saved(const SaveItem& save, std::uint32_t layer, std::uint64_t checksum) {
+  {
+    const std::lock_guard lock(mutex_);
+    Item& item = item_of(save.push, save.push_index, save.chunk, save.num_tokens);
+    if (item.layer_sums.size() != layer) return;  // an earlier layer is missing; the rest is sent after the save
+    item.layer_sums.push_back(checksum);
+    advance(save.push, save.push_index);
+  }
+  wake_();
+}
+
+void Pusher::saved(const SaveItem& save, bool ok, std::uint64_t checksum) {
+  {
+    const std::lock_guard lock(mutex_);
+    Item& item = item_of(save.push, save.push_index, save.chunk, save.num_tokens);
+    item.is_saved = true;
+    item.is_whole = ok;
+    item.failed |= !ok;
+    item.checksum = checksum;
+    advance(save.push, save.push_index);
+  }
+  wake_();
+}
+
+Pusher::Item& Pusher::item_of(std::uint64_t push, std::uint32_t index, ChunkRef chunk, std::uint32_t num_tokens) {
+  Item& item = pushes_[push].items[index];
+  item.chunk = chunk;
+  item.num_tokens = num_tokens;
+  return item;
+}
+
+CopyRange Pusher::layers(const Item& item, std::uint32_t first, std::uint32_t end) const {
+  const std::uint64_t layer_bytes = item.num_tokens * parts_.bytes_per_token / parts_.num_layers;
+  return {item.chunk.slot * parts_.slot_bytes + first * layer_bytes, first * layer_bytes, (end - first) * layer_bytes};
+}
+
+/// How many layers may be sent. The last layer waits for the end of the save, which also ends the transfer.
+std::uint32_t Pusher::layers_ready(const Item& item) const {
+  if (item.is_whole) return parts_.num_layers;
+  return std::min(static_cast<std::uint32_t>(item.layer_sums.size()), parts_.num_layers - 1);
+}
+
+/// Does what can be done now for one chunk.
+void Pusher::advance(std::uint64_t id, std::uint32_t index) {
+  Push& push = pushes_.at(id);
+  Item& item = push.items.at(index);
+  if (item.is_over) return;
+  if (dropped_.contains(id)) push.is_dropped = true;
+  const bool is_ended = push.is_dropped || item.failed;
+  if (item.transfer) {
+    if (is_ended)
+      parts_.transport.cancel(*item.transfer);
+    else
+      feed(item);
+    return;
+  }
+  if (is_ended) {
+    // While a save writes the slot the push stays open; saved() ends it.
+    if (item.is_saved) end(id, index, item, false, push.is_dropped || item.is_whole ? "" : "its save failed");
+    return;
+  }
+  if (!push.order) return;
+  if (index >= push.order->grants.size() || push.order->grants[index].empty()) {
+    if (item.is_saved) end(id, index, item, false, "");  // the other node does not want it
+    return;
+  }
+  begin(push, id, index, item);
+}
+
+void Pusher::begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item) {
+  const std::uint32_t num_layers = layers_ready(item);
+  if (num_layers == 0) return;
+  const auto fail = [&](const Error& why) {
+    item.failed = true;
+    if (item.is_saved) end(id, index, item, false, why.what);
+  };
+  const Result<PeerId> peer = parts_.transport.connect(push.order->remote_address);
+  if (!peer) return fail(peer.error());
+  PagedTransfer transfer{*peer, Direction::kPush, parts_.pool_region, push.order->grants[index], {}, {}};
+  if (item.is_whole) {
+    transfer.ranges.push_back(layers(item, 0, parts_.num_layers));
+    transfer.checksums.push_back(item.checksum);
+  } else {
+    transfer.is_fed = true;
+    for (std::uint32_t layer = 0; layer < num_layers; ++layer) {
+      transfer.ranges.push_back(layers(item, layer, layer + 1));
+      transfer.checksums.push_back(item.layer_sums[layer]);
+    }
+  }
+  const Result<TransferId> started = parts_.transport.submit(std::move(transfer));
+  if (started) {
+    item.transfer = *started;
+    item.is_fed_whole = item.is_whole;
+    item.layers_fed = num_layers;
+    running_[*started] = {id, index};
+    full_.erase({id, index});
+  } else if (started.error().code == ErrorCode::kFull) {
+    full_.insert({id, index});
+  } else {
+    fail(started.error());
+  }
+}
+
+/// Adds the layers that have been saved since the last call to the transfer.
+void Pusher::feed(Item& item) {
+  if (item.is_fed_whole) return;
+  const std::uint32_t ready = layers_ready(item);
+  if (ready == item.layers_fed) return;
+  std::vector<CopyRange> ranges;
+  std::vector<std::uint64_t> checksums;
+  for (std::uint32_t layer = item.layers_fed; layer < ready; ++layer) {
+    const CopyRange range = layers(item, layer, layer + 1);
+    ranges.push_back(range);
+    checksums.push_back(layer < item.layer_sums.size()
+                            ? item.layer_sums[layer]
+                            : chunk_checksum(parts_.pool.subspan(range.local_offset, range.bytes)));
+  }
+  item.layers_fed = ready;
+  item.is_fed_whole = item.is_whole;
+  if (parts_.transport.feed(*item.transfer, std::move(ranges), std::move(checksums), item.is_fed_whole)) return;
+  item.failed = true;  // the transfer's completion has the reason, or comes with the cancellation
+  parts_.transport.cancel(*item.transfer);
+}
+
+bool Pusher::completed(const Completion& completion) {
+  const std::lock_guard lock(mutex_);
+  const auto found = running_.find(completion.id);
+  if (found == running_.end()) return false;
+  const auto [id, index] = found->second;
+  running_.erase(found);
+  Item& item = pushes_.at(id).items.at(index);
+  item.transfer.reset();
+  const bool ok = completion.code == ErrorCode::kOk && item.is_fed_whole && !item.failed;
+  item.failed |= !ok;
+  if (!ok && !completion.what.empty())
+    log().warn("pushing a chunk of {} tokens failed: {}", item.num_tokens, completion.what);
+  if (item.is_saved) end(id, index, item, ok, {});
+  return true;
+}
+
+void Pusher::end(std::uint64_t id, std::uint32_t index, Item& item, bool ok, std::string what) {
+  if (!what.empty()) log().warn("pushing a chunk of {} tokens failed: {}", item.num_tokens, what);
+  item.is_over = true;
+  full_.erase({id, index});
+  outcomes_.push_back(seal(0, PushOutcome{id, parts_.core.rank(), index, ok, std::move(what)}));
+}
+
+bool Pusher::progress(const SendOutcome& send) {
+  std::vector<std::string> outcomes;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, index] : std::set(full_)) advance(id, index);
+    outcomes = std::exchange(outcomes_, {});
+    std::erase_if(pushes_, [&](const auto& entry) {
+      const auto is_over = [](const auto& item) { return item.second.is_over; };
+      return dropped_.contains(entry.first) &&
+             std::all_of(entry.second.items.begin(), entry.second.items.end(), is_over);
+    });
+  }
+  for (const std::string& outcome : outcomes) send(outcome);
+  return !outcomes.empty();
+}
+
+bool Pusher::is_waiting() const {
+  const std::lock_guard lock(mutex_);
+  return !full_.empty();
+}
+
+}  // namespace kvferry

@@ -1,0 +1,85 @@
+// A part of the service loop, on the sending side of pushes: writes chunks into slots that another node grants, layer
+// by layer while the model computes them, or whole.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "connector/core/push/push_wire.h"
+#include "connector/runtime/worker/worker_parts.h"
+
+namespace kvferry {
+
+/// Threads: the service thread and the step thread.
+class Pusher {
+ public:
+  /// `wake` is called on the step thread when there is work for the service thread.
+  Pusher(const WorkerParts& parts, std::function<void()> wake) : parts_(parts), wake_(std::move(wake)) {}
+
+  // ---- service thread ----
+  /// The slots that another node grants for a push.
+  void set_target(PushOrder order);
+  /// Pushes a chunk that is already whole in its slot.
+  void start(const PushStart& start);
+  /// Ends a push; transfers under way are cancelled.
+  void drop(std::uint64_t push);
+  /// Returns false if the transfer belongs to no push.
+  bool completed(const Completion& completion);
+  /// Retries what the transport had no room for, and sends the outcomes. Returns true if it sent one.
+  bool progress(const SendOutcome& send);
+  /// Whether something has to be retried without a wake-up.
+  bool is_waiting() const;
+
+  // ---- step thread ----
+  /// Layers [0, layer] of this save are in its slot. `checksum`: of this layer's bytes.
+  void layer_saved(const SaveItem& item, std::uint32_t layer, std::uint64_t checksum);
+  /// The save has ended; `ok`: the whole chunk is in its slot.
+  void saved(const SaveItem& item, bool ok, std::uint64_t checksum);
+
+ private:
+  struct Item {
+    ChunkRef chunk;
+    std::uint32_t num_tokens = 0;
+    std::vector<std::uint64_t> layer_sums;  // [layer] checksums of the layers in the slot
+    bool is_saved = false;                  // the save no longer writes the slot
+    bool is_whole = false;
+    bool failed = false;
+    std::uint64_t checksum = 0;
+    std::optional<TransferId> transfer;
+    std::uint32_t layers_fed = 0;
+    bool is_fed_whole = false;
+    bool is_over = false;
+  };
+  struct Push {
+    std::optional<PushOrder> order;
+    bool is_dropped = false;
+    std::map<std::uint32_t, Item> items;  // keyed by index
+  };
+
+  // All below with mutex_ held.
+  Item& item_of(std::uint64_t push, std::uint32_t index, ChunkRef chunk, std::uint32_t num_tokens);
+  void advance(std::uint64_t id, std::uint32_t index);
+  void begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item);
+  void feed(Item& item);
+  CopyRange layers(const Item& item, std::uint32_t first, std::uint32_t end) const;
+  std::uint32_t layers_ready(const Item& item) const;
+  void end(std::uint64_t id, std::uint32_t index, Item& item, bool ok, std::string what);
+
+  const WorkerParts& parts_;
+  std::function<void()> wake_;
+  mutable std::mutex mutex_;
+  std::map<std::uint64_t, Push> pushes_;
+  std::set<std::uint64_t> dropped_;  // the newest ones; the step thread may still save chunks for them
+  std::map<TransferId, std::pair<std::uint64_t, std::uint32_t>> running_;
+  std::set<std::pair<std::uint64_t, std::uint32_t>> full_;  // refused by the full transport, to be retried
+  std::vector<std::string> outcomes_;                       // sealed
+};
+
+}  // namespace kvferry

@@ -1,0 +1,52 @@
+// A part of the service loop, on the receiving side of pushes: grants other nodes access to slots of this rank's pool,
+// and revokes it, so that the slots are written no more.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "connector/core/push/push_wire.h"
+#include "connector/runtime/links/node_wire.h"
+#include "connector/runtime/worker/worker_parts.h"
+
+namespace kvferry {
+
+/// Threads: the service thread.
+class SlotGrants {
+ public:
+  SlotGrants(const WorkerParts& parts, const SendOutcome& send) : parts_(parts), send_(send) {}
+
+  void grant(const GrantOrder& order);
+  void revoke(const Revocation& order);
+  /// Returns false if no slot of the chunk was granted.
+  bool landed(const ChunkStore::Landed& chunk);
+  /// Retries revocations that had to wait for a copy, and sends the outcomes. Returns true if it sent one.
+  bool progress();
+  /// Whether something may change without a wake-up.
+  bool is_waiting() const { return !revoking_.empty() || !landing_.empty(); }
+
+ private:
+  struct GrantedSlot {
+    ChunkRef chunk;
+    std::uint32_t num_tokens = 0;
+    std::optional<GrantId> grant;          // the transport's
+    bool has_place = false;                // the store waits for landed()
+    std::optional<RevokedChunk> revoking;  // what revoke() ordered
+  };
+  using Key = std::pair<std::uint64_t, std::uint32_t>;  // ticket, index
+
+  void take_back(const Key& key, GrantedSlot& slot);
+  void end(const Key& key, bool ok);
+
+  const WorkerParts& parts_;
+  const SendOutcome& send_;
+  std::map<Key, GrantedSlot> slots_;
+  std::set<Key> revoking_;  // the transport is in the middle of a copy
+  std::map<ChunkRef, Key> landing_;
+  std::map<std::uint64_t, Revoked> outcomes_;  // keyed by ticket
+};
+
+}  // namespace kvferry
