@@ -48,14 +48,14 @@ struct NodeLinks::Impl {
 
   SharedCore& shared;
   SteadyClock clock;
-  std::unique_ptr<ServerSocket> server;                // other nodes ask here
-  PeerLinks peers{clock};                              // other nodes are asked there
+  std::unique_ptr<ServerSocket> server;                // receives the requests of other nodes
+  PeerLinks peers{clock};                              // sends requests to other nodes
   std::vector<std::unique_ptr<ClientSocket>> workers;  // [rank]
   std::vector<RankEndpoint> ranks;                     // [rank]
   LinkParts parts;
   DirectoryLink directory;
-  std::optional<LeaseLinks> leases;  // both: once the workers are known
-  std::optional<PushLinks> pushes;
+  std::optional<LeaseLinks> leases;  // empty until start() knows the workers
+  std::optional<PushLinks> pushes;   // empty until start() knows the workers
   TimeNs next_tick = 0;
   std::vector<Action> queue;  // guarded by shared.mutex
   PollLoop loop;
@@ -188,7 +188,8 @@ bool NodeLinks::Impl::take_answers() {
     if (!envelope) continue;
     const Result<void> is_readable = peers.versions().learn(endpoint, *envelope);
     Result<PeerAnswer> answer = is_readable ? unseal<PeerAnswer>(*envelope) : is_readable.error();
-    if (!answer && envelope->type == kMessageType<LeaseAnswer>) answer = PeerAnswer(refusal<LeaseAnswer>(answer.error()));
+    if (!answer && envelope->type == kMessageType<LeaseAnswer>)
+      answer = PeerAnswer(refusal<LeaseAnswer>(answer.error()));
     if (!answer && envelope->type == kMessageType<PushAnswer>) answer = PeerAnswer(refusal<PushAnswer>(answer.error()));
     if (!answer) continue;
     std::visit(Overloaded{
@@ -208,7 +209,7 @@ bool NodeLinks::Impl::take_outcomes() {
       const Result<Envelope> envelope = decode<Envelope>(*bytes, "worker message");
       Result<WorkerOutcome> outcome = envelope ? unseal<WorkerOutcome>(*envelope) : envelope.error();
       if (!outcome) {
-        log().error("a message of a worker is ignored: {}", outcome.error().what);
+        log().error("ignoring a message from a worker: {}", outcome.error().what);
         continue;
       }
       std::visit(Overloaded{

@@ -60,7 +60,7 @@ GpuStore::~GpuStore() {
     // Work without an event is finished once the frames are released below, which waits for the whole device.
     if (is_over(work) || !work.event) continue;
     if (const Result<void> waited = work.event->wait(); !waited)
-      log().error("waiting for the GPU: {}", waited.error().what);
+      log().error("waiting for the GPU to finish its work failed: {}", waited.error().what);
   }
   works_.clear();
   if (region_) {
@@ -126,7 +126,8 @@ void GpuStore::end(Work& work) {
     if (ok)
       checksums = std::move(*taken);
     else
-      log().error("saving {} chunks: {}", work.items.size(), taken ? "checksums are missing" : taken.error().what);
+      log().error("saving {} chunks failed: {}", work.items.size(),
+                  taken ? "checksums are missing" : taken.error().what);
   }
   for (std::size_t i = 0; i < work.items.size(); ++i) {
     const Work::Item& item = work.items[i];

@@ -42,7 +42,7 @@ std::vector<LoadOutcome> GpuStore::load(const std::vector<LoadJob>& jobs, const 
   bool is_over = work.passes.empty() && work.slots.empty();
   if (work.event) {
     const Result<void> waited = work.event->wait();  // without the lock, so that landings go on
-    if (!waited) log().error("waiting for a load: {}", waited.error().what);
+    if (!waited) log().error("waiting for the GPU to load chunks failed: {}", waited.error().what);
     is_over = static_cast<bool>(waited);
   }
   const std::lock_guard lock(mutex_);
@@ -111,8 +111,8 @@ void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStre
     return is_up->make_wait(stream);
   }();
   if (given) return;
-  log().error("bringing up {} chunks: {}", up.size(), given.error().what);
-  Work stray;  // some of it may have been given to the device
+  log().error("copying {} chunks from host to GPU memory failed: {}", up.size(), given.error().what);
+  Work stray;  // the device may have begun some of the copies
   stray.kind = Work::Kind::kLoad;
   stray.stream = *up_;
   for (const auto& [chunk, frame] : filled) {
@@ -138,7 +138,7 @@ void GpuStore::unpack(const std::vector<LoadJob>& jobs, const LoadParts& parts, 
   }
   const auto fail = [&](const Error& error) {
     const std::string& request = jobs[parts.front()->job].request_id;
-    log().error("loading {} chunks of request {} and others: {}", parts.size(), request, error.what);
+    log().error("loading {} chunks of request {} and others failed: {}", parts.size(), request, error.what);
     for (LoadPart* part : parts) part->state = LoadPart::State::kFailed;
   };
   Result<PassPtr> pass = packer_->scatter(scatters, stream, wants_checksums);
@@ -159,7 +159,7 @@ void GpuStore::unpack(const std::vector<LoadJob>& jobs, const LoadParts& parts, 
 void GpuStore::verify(const std::vector<LoadPass>& passes, Work& work) {
   for (const LoadPass& pass : passes) {
     const Result<std::vector<std::uint64_t>> checksums = work.passes[pass.index]->wait();
-    if (!checksums) log().error("verifying {} chunks: {}", pass.parts.size(), checksums.error().what);
+    if (!checksums) log().error("verifying {} chunks failed: {}", pass.parts.size(), checksums.error().what);
     for (std::size_t i = 0; checksums && i < pass.parts.size(); ++i) {
       LoadPart& part = *pass.parts[i];
       const std::uint64_t wanted = part.item->checksums[parts_.rank];

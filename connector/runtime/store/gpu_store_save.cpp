@@ -18,7 +18,8 @@ void GpuStore::save(const std::vector<SaveJob>& jobs, DeviceStream stream) {
         parts.push_back({&job, &item});
         continue;
       }
-      log().error("saving {} tokens of request {}: the GPU still uses slot {}", item.num_tokens, job.request_id, slot);
+      log().error("saving {} tokens of request {} failed: the GPU still uses slot {}", item.num_tokens, job.request_id,
+                  slot);
       saved_.push_back({item.chunk, false, 0});
     }
   }
@@ -51,7 +52,8 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
   Result<PassPtr> pass = packer_->gather(gathers, stream, true);
   if (!pass) {  // nothing was submitted to the device
     const bool is_one_bad = pass.error().code == ErrorCode::kInvalidArgument && parts.size() > 1;
-    if (!is_one_bad) log().error("saving {}: {}", parts.front().job->request_id, pass.error().what);
+    if (!is_one_bad)
+      log().error("saving chunks of request {} failed: {}", parts.front().job->request_id, pass.error().what);
     for (const Work::Item& item : work.items) {
       if (item.frame) table_.drop(*item.frame);
       if (!is_one_bad) report(work, item, false, 0);

@@ -61,7 +61,8 @@ void HostStore::save(const std::vector<SaveJob>& jobs, DeviceStream) {
     for (const SaveItem& item : job.items) {
       const Result<std::uint64_t> checksum = pack(job, item);
       if (!checksum)
-        log().error("saving {} tokens of request {}: {}", item.num_tokens, job.request_id, checksum.error().what);
+        log().error("saving {} tokens of request {} failed: {}", item.num_tokens, job.request_id,
+                    checksum.error().what);
       const std::lock_guard lock(mutex_);
       saved_.push_back({item.chunk, static_cast<bool>(checksum), checksum ? *checksum : 0});
     }
@@ -116,7 +117,7 @@ LoadOutcome HostStore::unpack(const LoadJob& job, const IsReadable& is_readable)
     const Result<void> done = packer_->scatter(bytes, item.chunk_tokens, item.skip_tokens,
                                                {item.first_token, item.num_tokens, job.block_ids});
     if (!done) {
-      log().error("loading {} tokens of request {}: {}", item.num_tokens, job.request_id, done.error().what);
+      log().error("loading {} tokens of request {} failed: {}", item.num_tokens, job.request_id, done.error().what);
       return outcome;
     }
     outcome.tokens_loaded += item.num_tokens;

@@ -79,7 +79,7 @@ bool ServiceLoop::Impl::take_orders() {
     if (!envelope || envelope->version != kNodeWireVersion) continue;
     Result<WorkerOrder> order = unseal<WorkerOrder>(*envelope);
     if (!order) {
-      log().error("an order of the scheduler node is ignored: {}", order.error().what);
+      log().error("ignoring an order from the scheduler node: {}", order.error().what);
       continue;
     }
     scheduler = std::move(message->sender);
