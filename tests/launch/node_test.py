@@ -86,7 +86,7 @@ def test_a_python_without_kvferry_gets_the_build_on_its_path(model: Path, cpu_vl
     (["--model", "/no/such"], "--model /no/such is not a folder"),
     (["--model", "."], "is a folder without a config.json"),
     (["--model", "MODEL", "--kv-role", "boss"], "'boss', not one of kv_producer, kv_consumer, kv_both"),
-    (["--model", "MODEL", "--controller", "b:2"], "'b:2', not tcp://HOST:PORT"),
+    (["--model", "MODEL", "--controller", "b:2"], "'b:2', not tcp://HOST:PORT, stream://HOST:PORT"),
     (["--model", "MODEL", "--port", "70000"], "70000, not one of 0 to 65535"),
     (["--model", "MODEL", "--extra", "chunk_tokens"], "'chunk_tokens', not KEY=VALUE"),
     (["--model", "MODEL", "surplus"], "'surplus' is not an option"),
@@ -133,9 +133,63 @@ def test_routers_are_told_an_address_that_they_can_reach(model: Path, words: lis
 def test_a_host_that_calls_itself_loopback_advertises_its_route(route: str | None, address: str, model: Path,
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [(2, 1, 6, "", ("127.0.1.1", 0))])
-    monkeypatch.setattr(node.serving, "own_address", lambda host, port: route or socket.gethostname())
+    monkeypatch.setattr(node.serving, "own_address", lambda host, port: route)
     config = config_of(command("decode", "--model", str(model), "--advertise-host", "gpu7")[0])
     assert config["kv_connector_extra_config"]["advertise_host"] == address
+
+
+@pytest.mark.parametrize("controller", [
+    "tcp://c:1", "stream://c:1", "ipc://relative/path", "unix:///run/kvferry", "tcp://[::1]:14600",
+    "tcp://a:1,stream://[fd00::2]:2,unix:///run/kvferry"])
+def test_every_endpoint_of_a_controller_is_accepted_and_handed_on(controller: str, model: Path) -> None:
+    config = config_of(command("prefill", "--model", str(model), "--controller", controller)[0])
+    assert config["kv_connector_extra_config"]["controller"] == controller
+
+
+@pytest.mark.parametrize("controller", [
+    "", "c:1", "tcp://c", "tcp://c:0", "tcp://c:65536", "tcp://:1", "tcp://::1:14600", "tcp://a/b:1", "http://c:1",
+    "unix://relative", "unix://", "ipc://" + "x" * 108, "tcp://a:1,", "tcp://a:1,b:2"])
+def test_what_is_not_an_endpoint_of_a_controller_is_refused(controller: str, model: Path) -> None:
+    with pytest.raises(NodeError, match="--controller is"):
+        command("prefill", "--model", str(model), "--controller", controller)
+
+
+@pytest.mark.parametrize(("controller", "serves"), [
+    ("tcp://far:1", "10.0.0.5"),
+    ("tcp://[fd00::2]:1", "[fd00::5]"),
+    ("unix:///run/kvferry", "10.0.0.9"),
+    ("unix:///run/kvferry,tcp://far:1", "10.0.0.5"),
+    ("tcp://127.0.0.1:1,stream://far:1", "10.0.0.5"),
+    ("tcp://unknown:1,tcp://far:1", "10.0.0.5"),
+    ("tcp://unknown:1", "10.0.0.9"),
+    ("tcp://127.0.0.1:1", "127.0.0.1"),
+    ("tcp://[::1]:1", "[::1]"),
+])
+def test_a_server_on_all_addresses_serves_at_a_routable_one(controller: str, serves: str, model: Path,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = {"far": "10.0.0.5", "fd00::2": "fd00::5", node.serving.TEST_NET: "10.0.0.9", "127.0.0.1": "127.0.0.1",
+              "::1": "::1"}
+    monkeypatch.setattr(node.serving, "own_address", lambda host, port: routes.get(host))
+    words, _ = command("decode", "--model", str(model), "--host", "0.0.0.0", "--controller", controller)
+    assert config_of(words)["kv_connector_extra_config"]["serves"] == f"http://{serves}:8200"
+
+
+def test_without_any_route_the_address_has_to_be_given(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.serving, "own_address", lambda host, port: None)
+    with pytest.raises(NodeError, match="--advertise-host"):
+        command("decode", "--model", str(model), "--host", "0.0.0.0", "--controller", "tcp://far:1")
+    words, _ = command("decode", "--model", str(model), "--host", "0.0.0.0", "--controller", "unix:///run/kvferry")
+    assert config_of(words)["kv_connector_extra_config"]["serves"] == "http://127.0.0.1:8200"
+
+
+def test_the_controller_script_binds_to_tcp_and_ipc(capsys: pytest.CaptureFixture[str], tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "KVFERRY", tmp_path)
+    for endpoint in ("tcp://[::]:0", f"ipc://{tmp_path}/socket"):
+        monkeypatch.setattr(sys, "argv", ["launch/controller", "--dry-run", "--bind", endpoint])
+        with pytest.raises(SystemExit):
+            node.controller_main()
+        assert f"--bind {shlex.quote(endpoint)}" in capsys.readouterr().out
 
 
 def test_another_server_command_takes_the_place_of_vllms(model: Path) -> None:
@@ -160,7 +214,7 @@ def test_the_printed_command_is_the_one_that_would_run(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(("script", "words", "status", "message"), [
     ("prefill", ["--model", "/no/such"], 1, "launch/prefill: --model /no/such is not a folder"),
-    ("controller", ["--bind", "nowhere"], 1, "launch/controller: --bind is 'nowhere', not tcp://HOST:PORT"),
+    ("controller", ["--bind", "nowhere"], 1, "launch/controller: --bind is 'nowhere', not tcp://HOST:PORT or ipc://PATH"),
     ("quickstart", ["--requests", "1"], 2, "--requests is 1, not 2 or more"),
     ("quickstart", ["--model", "/no/such"], 2, "--model /no/such is not a folder with a config.json"),
     ("quickstart", ["--json", "/no/such/file"], 2, "--json /no/such/file is in a folder that doesn't exist"),

@@ -11,6 +11,8 @@ import urllib.error
 import urllib.request
 
 ANY = ("0.0.0.0", "::", "*", "")
+LOOPBACK = "127.0.0.1"
+TEST_NET = "192.0.2.1"  # routed like any other address; nothing is sent to it
 POLL_EVERY_S = 0.5
 ANSWER_WITHIN_S = 5.0
 MISSES_UNTIL_TOLD = 3
@@ -42,29 +44,38 @@ def reserve_port(host: str) -> int:
     return int(holder.getsockname()[1])
 
 
-def own_address(host: str, port: int) -> str:
-    """This host's address on the route to that one; nothing is sent. Its name where there is no route."""
+def is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address in ("::1", "localhost")
+
+
+def own_address(host: str, port: int) -> str | None:
+    """This host's address on the route to another host; None if there is no route. Sends nothing."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
     except OSError:
-        return socket.gethostname()
+        return None
+
+
+def default_address() -> str | None:
+    """This host's address on its default route; None if it has none."""
+    return own_address(TEST_NET, 9)
 
 
 def resolved(host: str) -> str:
-    """An address of ours that a name of ours stands for: kvferry listens where it is told to advertise, and that is
-    an address only. Where this host's own name is a loopback address here, as Debian has it, it is the address
-    of the default route. A name that nobody knows stays as it is.
+    """The address of this host that a name stands for, because kvferry advertises addresses only.
+
+    Debian gives a host's own name a loopback address; the address of the default route takes its place. A name that
+    can't be resolved stays as it is.
     """
     try:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
         return host
-    if address.startswith("127.") and host not in (address, "localhost"):
-        outside = own_address("192.0.2.1", 9)  # TEST-NET-1: routed as any other, and nothing is sent
-        return address if outside == socket.gethostname() else outside
+    if is_loopback(address) and host not in (address, "localhost"):
+        return default_address() or address
     return address
 
 

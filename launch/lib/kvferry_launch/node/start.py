@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kvferry_launch.node import serving
+from kvferry_launch.node.endpoints import Endpoint, parse_endpoint, parse_endpoints
 from kvferry_launch.node.vllm import API_SERVER, CPU_ENV, KVFERRY_CONNECTOR, vllm_command
 from kvferry_launch.paths import KVFERRY, RELEASE, VENV_PYTHON
 
@@ -56,18 +57,21 @@ def controller_main() -> NoReturn:
     parser = argparse.ArgumentParser(
         prog="launch/controller", description="Start the kvferry controller on this host.",
         epilog="Everything after -- goes to 'kvferry controller' as it is.")
-    parser.add_argument("--bind", default=DEFAULT_CONTROLLER, metavar="tcp://HOST:PORT",
-                        help="where nodes reach it; port 0 takes any free one (default: %(default)s)")
+    parser.add_argument("--bind", default=DEFAULT_CONTROLLER, metavar="ENDPOINT",
+                        help="tcp://HOST:PORT or ipc://PATH at which nodes reach the controller; port 0 takes any free "
+                        "port (default: %(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     try:
         arguments = parser.parse_args()
-        host, port = parse_address("--bind", arguments.bind)
+        bind = parse_endpoint(arguments.bind, ("tcp://", "ipc://"))
+        if bind is None:
+            raise NodeError(f"--bind is '{arguments.bind}', not tcp://HOST:PORT or ipc://PATH")
         binary = str(KVFERRY) if KVFERRY.exists() else shutil.which("kvferry")
         if binary is None:
             raise NodeError("there is no kvferry binary here or on PATH; build it with launch/setup")
-        if not arguments.dry_run:
-            check_port(host, port)
+        if bind.host and not arguments.dry_run:
+            check_port(bind.host, bind.port)
         become([binary, "controller", "--bind", arguments.bind, *after_dashes(arguments.rest)], {}, arguments.dry_run)
     except NodeError as error:
         sys.exit(f"launch/controller: {error}")
@@ -79,7 +83,9 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
         epilog="Everything after -- goes to vLLM as it is and wins over what this script sets.")
     parser.add_argument("--model", required=True, help="a folder with config.json, or a name that vLLM can fetch")
     parser.add_argument("--controller", default=os.environ.get("KVFERRY_CONTROLLER", DEFAULT_CONTROLLER),
-                        metavar="tcp://HOST:PORT", help="default: KVFERRY_CONTROLLER, else %(default)s")
+                        metavar="ENDPOINT[,ENDPOINT...]",
+                        help="endpoints of the controller's replicas: tcp://HOST:PORT, stream://HOST:PORT, ipc://PATH "
+                        "or unix:///PATH (default: KVFERRY_CONTROLLER, else %(default)s)")
     parser.add_argument("--host", default="127.0.0.1",
                         help="address of the HTTP server; routers elsewhere need 0.0.0.0 (default: %(default)s)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT[kind],
@@ -105,7 +111,7 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
     """The command and the environment it needs beyond ours; --port 0 becomes the port. Errors: NodeError."""
     if arguments.kv_role not in ROLES:
         raise NodeError(f"--kv-role is '{arguments.kv_role}', not one of {', '.join(ROLES)}")
-    parse_address("--controller", arguments.controller)
+    controllers(arguments)
     if not 0 <= arguments.port <= 65535:
         raise NodeError(f"--port is {arguments.port}, not one of 0 to 65535")
     model = check_model(arguments.model)
@@ -137,14 +143,39 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
     return [*server, *command[len(API_SERVER) + 1:]] if server else command, env
 
 
+def controllers(arguments: argparse.Namespace) -> list[Endpoint]:
+    """The endpoints in --controller. Errors: NodeError."""
+    endpoints = parse_endpoints(arguments.controller)
+    if endpoints is None:
+        raise NodeError(f"--controller is '{arguments.controller}', not tcp://HOST:PORT, stream://HOST:PORT, "
+                        "ipc://PATH or unix:///PATH, or several of them with commas between")
+    return endpoints
+
+
 def serves_url(arguments: argparse.Namespace) -> str:
-    """Where routers on other hosts reach the HTTP server."""
+    """The URL at which routers on other hosts reach the HTTP server. Errors: NodeError if no address is routable."""
     host = arguments.advertise_host
     if host is None:
-        host = arguments.host
-        if serving.is_any(host):
-            host = serving.own_address(*parse_address("--controller", arguments.controller))
+        host = own_address(controllers(arguments)) if serving.is_any(arguments.host) else arguments.host
     return f"http://{serving.bracketed(host)}:{arguments.port}"
+
+
+def own_address(endpoints: list[Endpoint]) -> str:
+    """This host's address on the route to the first controller on another host, or else on the default route.
+
+    Loopback only if each controller is on this host. Errors: NodeError if there is a controller elsewhere and no route.
+    """
+    addresses = [serving.own_address(endpoint.host, endpoint.port) if endpoint.host else serving.LOOPBACK
+                 for endpoint in endpoints]
+    outside = next((address for address in addresses if address and not serving.is_loopback(address)), None)
+    if outside is None and (None in addresses or any(endpoint.path for endpoint in endpoints)):
+        outside = serving.default_address()
+    if outside is not None:
+        return outside
+    if None in addresses:
+        raise NodeError("this host has no route to the controller, so routers can't be told its address; give it with "
+                        "--advertise-host")
+    return addresses[0] or serving.LOOPBACK
 
 
 def local_host(host: str) -> str:
@@ -176,14 +207,6 @@ def check_model(model: str) -> str:
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise NodeError(f"--model {model} is not a folder")
     return model
-
-
-def parse_address(flag: str, address: str) -> tuple[str, int]:
-    """Host and port of tcp://HOST:PORT. Errors: NodeError."""
-    host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    if not address.startswith("tcp://") or not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise NodeError(f"{flag} is '{address}', not tcp://HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def check_port(host: str, port: int) -> None:
