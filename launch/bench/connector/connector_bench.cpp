@@ -2,17 +2,16 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "launch/bench/connector/connector_calls.h"
 #include "launch/bench/connector/connector_core.h"
+#include "launch/bench/harness/figures_file.h"
+#include "launch/bench/harness/flags.h"
 #include "launch/bench/harness/host_facts.h"
-#include "launch/bench/harness/median.h"
-#include "launch/bench/transfer/options.h"
 #include "launch/bench/harness/progress.h"
+#include "launch/bench/harness/statistics.h"
 
 namespace kvferry::bench {
 namespace {
@@ -31,39 +30,36 @@ std::string row(const std::string& name, const Json& figures, const std::string&
 }
 
 void put(Json& figures, const std::string& name, std::vector<double> times_us) {
-  std::sort(times_us.begin(), times_us.end());
-  figures[name + "_us_p50"] = median(times_us);
-  figures[name + "_us_p99"] = times_us[times_us.size() * 99 / 100];
+  figures[name + "_us_p50"] = percentile(times_us, 50);
+  figures[name + "_us_p99"] = percentile(times_us, 99);
 }
 
 }  // namespace
 
 Result<void> run_connector_bench(const ConnectorFlags& flags) {
-  const Result<std::uint64_t> tokens = parse_number("--tokens", flags.tokens, 256, 65536);
-  if (!tokens) return tokens.error();
-  const Result<std::uint64_t> running = parse_number("--running", flags.running, 1, 4096);
-  if (!running) return running.error();
-  const Result<std::uint64_t> repeat = parse_number("--repeat", flags.repeat, 10, 2000);
-  if (!repeat) return repeat.error();
-  if (Result<void> ok = check_file("--json", flags.json_file, ""); !ok) return ok;
-  Result<std::vector<std::string>> peers = parse_connector_peers(flags.peers);
-  if (!peers) return std::move(peers).error();
+  FlagReader reader;
+  const std::uint64_t tokens = reader.number("--tokens", flags.tokens, 256, 65536);
+  const std::uint64_t running = reader.number("--running", flags.running, 1, 4096);
+  const std::uint64_t repeat = reader.number("--repeat", flags.repeat, 10, 2000);
+  reader.output_files(flags.json_file, "");
+  std::vector<std::string> connectors = reader.peers(flags.peers, kConnectorPeers);
+  if (!reader.result()) return reader.result();
 
-  peers->insert(peers->begin(), "kvferry");
-  Progress progress(2 + peers->size());
-  const auto say = [&](const std::string& line) { progress.begin_step(line); };
-  const std::string step = fmt::format("step_{}", *running);
+  connectors.insert(connectors.begin(), "kvferry");
+  Progress progress(2 + connectors.size());
+  const Say say = [&](const std::string& line) { progress.begin_step(line); };
+  const std::string step = fmt::format("step_{}", running);
   Json core;
-  progress.begin_step("core: look-ups");
-  put(core, "lookup", time_core_lookups(static_cast<std::uint32_t>(*tokens), *repeat));
+  progress.begin_step("core: lookups");
+  put(core, "lookup", time_core_lookups(static_cast<std::uint32_t>(tokens), repeat));
   progress.end_step();
   progress.begin_step("core: steps");
-  put(core, step, time_core_steps(static_cast<std::uint32_t>(*running), *repeat));
+  put(core, step, time_core_steps(static_cast<std::uint32_t>(running), repeat));
   progress.end_step();
 
-  const ConnectorCalls calls{vllm_python(flags.python), *tokens, *running, *repeat};
+  const ConnectorCalls calls{vllm_python(flags.python), tokens, running, repeat};
   Json through_vllm = Json::object(), missing = Json::object();
-  for (const std::string& connector : *peers) {
+  for (const std::string& connector : connectors) {
     progress.begin_step(connector);
     const Result<Json> figures = measure_connector_calls(connector, calls, say);
     progress.end_step();
@@ -78,28 +74,24 @@ Result<void> run_connector_bench(const ConnectorFlags& flags) {
   }
   progress.make_room();
   std::string text =
-      fmt::format("\n{:<24} {:>12} {:>12} {:>12} {:>12}\n", "us", "look-up p50", "p99", fmt::format("step p50"), "p99");
+      fmt::format("\n{:<24} {:>12} {:>12} {:>12} {:>12}\n", "us", "lookup p50", "p99", "step p50", "p99");
   for (const auto& [connector, figures] : through_vllm.items()) text += row(connector, figures, step);
   text += row("kvferry, core alone", core, step);
   text += fmt::format(
-      "look-up: all that vLLM's scheduler calls for a request of {} tokens until it is answered, KV in the node's own "
-      "pool\nstep: all that it calls in a step in which {} requests decode a token each; median of {}\n",
-      *tokens, *running, *repeat);
+      "lookup: all calls of vLLM's scheduler for a request of {} tokens until it is answered, with KV in the node's "
+      "own "
+      "pool\nstep: all its calls in a step in which {} requests decode a token each; median of {}\n",
+      tokens, running, repeat);
   fmt::print("{}", text);
   std::fflush(stdout);
-  if (flags.json_file.empty()) return {};
   const bool has_vllm = through_vllm.contains("kvferry");
   Json all = has_vllm ? through_vllm["kvferry"] : core;
-  all["called_by"] = has_vllm ? "vLLM's scheduler" : "the benchmark: there is no vLLM here";
+  all["called_by"] = has_vllm ? "vLLM's scheduler" : "the benchmark, without vLLM";
   all["core"] = core;
   all["connectors"] = through_vllm;
   all["missing"] = missing;
   all["machine"] = host_facts();
-  std::ofstream file(flags.json_file);
-  file << all.dump(2) << '\n';
-  file.close();
-  if (!file) return Error{ErrorCode::kUnavailable, fmt::format("can't write {}", flags.json_file)};
-  return {};
+  return write_json(flags.json_file, all);
 }
 
 }  // namespace kvferry::bench

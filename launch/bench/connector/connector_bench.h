@@ -1,4 +1,4 @@
-// `kvferry bench connector`: what vLLM's scheduler pays for the connector's calls.
+// `kvferry bench connector`: the time that vLLM's scheduler spends in the connector's calls.
 #pragma once
 
 #include <string>
@@ -17,8 +17,9 @@ struct ConnectorFlags {
   std::string json_file{};
 };
 
-/// Progress on stderr, a table on stdout, the JSON file where asked for. kInvalidArgument: a flag's value;
-/// kUnavailable: the file can't be written. A Python without vLLM, or a peer that doesn't load, is a warning.
+/// Prints progress on stderr and a table on stdout; writes the JSON file that the flags name. kInvalidArgument: a
+/// flag's value; kUnavailable: the file can't be written. A Python without vLLM, or a peer that doesn't load, is a
+/// warning.
 Result<void> run_connector_bench(const ConnectorFlags& flags);
 
 }  // namespace kvferry::bench

@@ -1,17 +1,11 @@
 #include "launch/bench/connector/connector_calls.h"
 
-#include <fmt/ranges.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <climits>
 #include <cstdlib>
 #include <filesystem>
 #include <thread>
 
 #include "controller/server/server.h"
 #include "launch/bench/harness/bench_venv.h"
-#include "launch/bench/harness/byte_size.h"
 
 namespace kvferry::bench {
 namespace {
@@ -19,10 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr std::string_view kPeers[] = {"nixl", "lmcache"};
-constexpr TimeNs kPatience = 300 * kSecond;  // vLLM's import alone takes ten seconds
-
-/// On a thread of its own.
+/// A controller on a thread of this process.
 class OwnController {
  public:
   static Result<std::unique_ptr<OwnController>> start() {
@@ -49,48 +40,18 @@ class OwnController {
   std::thread thread_;
 };
 
-Result<Json> hear_figures(ChildProcess& child, const std::function<void(const std::string&)>& say) {
-  Json figures;
-  while (true) {
-    const Result<Json> line = checked(child.link().receive(kPatience));
-    if (!line) {
-      if (line.error().code != ErrorCode::kPeerLost) return line.error();
-      return Error{ErrorCode::kUnavailable, fmt::format("its program ended early: {}", child.last_words())};
-    }
-    if (line->contains("done")) return figures;
-    if (line->contains("step") && (*line)["step"].is_string()) say((*line)["step"].get<std::string>());
-    if (line->contains("figures") && (*line)["figures"].is_object()) figures = (*line)["figures"];
-  }
-}
-
 }  // namespace
-
-Result<std::vector<std::string>> parse_connector_peers(const std::string& text) {
-  std::vector<std::string> peers = text.empty() ? std::vector<std::string>{} : split_list(text);
-  for (auto peer = peers.begin(); peer != peers.end(); ++peer) {
-    if (std::find(std::begin(kPeers), std::end(kPeers), *peer) == std::end(kPeers) ||
-        std::find(peers.begin(), peer, *peer) != peer) {
-      return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("--peers is '{}'; allowed: one or more of {}, each once, with commas between", text,
-                               fmt::join(kPeers, ", "))};
-    }
-  }
-  return peers;
-}
 
 std::string vllm_python(const std::string& given) {
   if (!given.empty()) return given;
-  char self[PATH_MAX] = {};
-  const ssize_t length = ::readlink("/proc/self/exe", self, sizeof(self) - 1);
-  // REPOSITORY/build/release/bin/kvferry
-  const fs::path root = fs::path(length > 0 ? self : "/").parent_path().parent_path().parent_path().parent_path();
+  // The program is ROOT/build/release/bin/kvferry.
+  const fs::path root = own_program().parent_path().parent_path().parent_path().parent_path();
   std::error_code ignored;
   const fs::path python = root / ".venv" / "bin" / "python";
   return fs::exists(python, ignored) ? python.string() : "python3";
 }
 
-Result<Json> measure_connector_calls(const std::string& connector, const ConnectorCalls& calls,
-                                     const std::function<void(const std::string&)>& say) {
+Result<Json> measure_connector_calls(const std::string& connector, const ConnectorCalls& calls, const Say& say) {
   Json spec{{"connector", connector},
             {"controller", ""},
             {"prompt_tokens", calls.tokens},
@@ -112,12 +73,13 @@ Result<Json> measure_connector_calls(const std::string& connector, const Connect
   }
   const Result<std::string> script = script_path("connector_calls.py");
   if (!script) return script.error();
-  Result<ChildProcess> child = ChildProcess::start({{calls.python, *script}, environment});
-  if (!child) return std::move(child).error();
-  // A program that ended at once is better told of by its last words.
-  if (Result<void> sent = child->link().send(spec); !sent && sent.error().code != ErrorCode::kPeerLost)
-    return std::move(sent).error();
-  return hear_figures(*child, say);
+  Json figures;
+  Result<void> done = run_peer_program({{calls.python, *script}, environment}, spec, say, [&](const Json& line) {
+    figures = line.value("figures", Json::object());
+    return Result<void>();
+  });
+  if (!done) return std::move(done).error();
+  return figures;
 }
 
 }  // namespace kvferry::bench

@@ -1,30 +1,29 @@
-// The calls of a whole KV connector, made by vLLM's own scheduler in a Python that has it.
+// The calls of a whole KV connector, made by vLLM's scheduler in a Python that has vLLM.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
+#include <string_view>
 
+#include "launch/bench/harness/programs.h"
 #include "transport/base/result.h"
 
 namespace kvferry::bench {
 
 struct ConnectorCalls {
-  std::string python;  // has vLLM
+  std::string python;  // with vLLM
   std::uint64_t tokens = 0, running = 0, repeat = 0;
 };
 
-/// kInvalidArgument: the text names something else than connectors that can be measured beside kvferry's.
-Result<std::vector<std::string>> parse_connector_peers(const std::string& text);
+constexpr std::string_view kConnectorPeers[] = {"nixl", "lmcache"};
 
-/// The Python of `given`, else of the checkout that this program was built in, else python3.
+/// `given` unless it is empty, else the Python of the checkout that this program was built in, else python3.
 std::string vllm_python(const std::string& given);
 
-/// Figures by name: look-ups and steps, in microseconds. `connector`: kvferry or a peer; kvferry gets a controller of
-/// its own. kUnavailable: this Python has no vLLM, or the connector doesn't load there.
+/// Returns the times of lookups and steps by name, in microseconds. `connector`: kvferry or a peer; for kvferry a
+/// controller is started. kUnavailable: this Python has no vLLM, or the connector doesn't load there.
 Result<nlohmann::json> measure_connector_calls(const std::string& connector, const ConnectorCalls& calls,
-                                               const std::function<void(const std::string&)>& say);
+                                               const Say& say);
 
 }  // namespace kvferry::bench

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kChunkTokens = 256, kBlockTokens = 32;
 constexpr std::uint32_t kDistinctPrompts = 8;
-constexpr std::uint32_t kPromptTokens = 500;  // of the first running request; each further one has one more
+constexpr std::uint32_t kPromptTokens = 500;  // in the first running request; each further one has one more
 
 std::vector<std::int32_t> random_tokens(std::mt19937& random, std::uint32_t count) {
   std::vector<std::int32_t> tokens(count);
@@ -22,7 +22,7 @@ std::vector<std::int32_t> random_tokens(std::mt19937& random, std::uint32_t coun
 
 RequestId id_of(std::uint64_t number) { return RequestId{fmt::format("cmpl-{:032x}-0", number)}; }
 
-/// A core and the steps around it, in which workers do all that they are told.
+/// A scheduler core, and steps in which workers complete every job at once.
 class CoreDriver {
  public:
   explicit CoreDriver(std::uint32_t num_slots) : core_(config(num_slots)) { core_.set_directory_up(false); }

@@ -1,7 +1,6 @@
-// `kvferry bench controller`: what the controller does on one core, in this process and over its sockets.
+// `kvferry bench controller`: the controller's speed on one core, in this process and over its sockets.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "transport/base/result.h"
@@ -17,9 +16,9 @@ struct ControllerFlags {
   std::string peers{};
 };
 
-/// Progress on stderr, a table on stdout, the JSON file and the picture where asked for. Starts a server as a process
-/// of its own, so that no other thread may run. kInvalidArgument: a flag's value; kCorrupt: a look-up answered wrongly;
-/// kUnavailable: the file can't be written.
+/// Prints progress on stderr and a table on stdout; writes the JSON file and the picture that the flags name. Forks a
+/// server, so that no other thread may run. kInvalidArgument: a flag's value; kCorrupt: a lookup answered wrongly;
+/// kUnavailable: a file can't be written.
 Result<void> run_controller_bench(const ControllerFlags& flags);
 
 }  // namespace kvferry::bench

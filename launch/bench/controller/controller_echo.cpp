@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kTickMs = 100;  // as in the server's loop
 
-/// What its threads need to the end.
+/// The state of the echo's thread.
 struct ZmqEcho {
   zmq::context_t context{1};
   zmq::socket_t router{context, zmq::socket_type::router};

@@ -1,4 +1,4 @@
-// The floor under a remote look-up: what comes back as it went, over the same sockets and waited for in the same way.
+// The lower limit of a remote lookup: servers that return each message, over the same sockets and with the same waits.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// Each starts a thread that serves until the process ends, and returns where.
+/// Each starts a thread that serves until the process ends, and returns its endpoint.
 Result<std::string> start_zmq_echo();
 Result<std::string> start_stream_echo(const std::string& path);
 

@@ -1,16 +1,12 @@
-#include "launch/bench/controller/controller_events.h"
-
 #include <unistd.h>
 
-#include <fstream>
-#include <functional>
 #include <msgpack.hpp>
 #include <string>
 #include <vector>
 
 #include "controller/engines/engine_directory.h"
-#include "launch/bench/controller/controller_load.h"
-#include "launch/bench/harness/median.h"
+#include "launch/bench/controller/controller_steps.h"
+#include "launch/bench/harness/programs.h"
 #include "transport/base/clock.h"
 
 namespace kvferry::bench {
@@ -20,7 +16,7 @@ using controller::EngineDirectory;
 
 constexpr std::uint32_t kBlockTokens = 16;
 constexpr std::uint32_t kVocabulary = 151'936;
-constexpr std::uint64_t kChurnPrefixes = 256;  // what one repetition brings and takes
+constexpr std::uint64_t kChurnPrefixes = 256;  // stored and removed in each repetition
 
 enum class Hashes { kIntegers, kBytes };
 
@@ -113,7 +109,8 @@ struct Batch {
   std::string payload;
 };
 
-class Nobody final : public controller::EngineEventSink {
+/// Counts the hashes and drops them.
+class CountingSink final : public controller::EngineEventSink {
  public:
   void stored(const controller::BlocksStored& blocks) override {
     num_hashes += blocks.hashes.size() + (blocks.tokens.empty() ? 0 : blocks.tokens.back() & 0);
@@ -122,13 +119,6 @@ class Nobody final : public controller::EngineEventSink {
   void all_cleared() override {}
   std::uint64_t num_hashes = 0;
 };
-
-double resident_bytes() {
-  std::ifstream statm("/proc/self/statm");
-  std::uint64_t size = 0, resident = 0;
-  statm >> size >> resident;
-  return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-}
 
 class EventsBench {
  public:
@@ -151,14 +141,14 @@ class EventsBench {
   }
 
   double fill() {
-    const double before = resident_bytes();
+    const double before = resident_bytes(::getpid());
     BatchWriter writer(Hashes::kIntegers);
     for_each_batch(0, num_prefixes_, [&](std::uint32_t worker, std::uint64_t prefix, std::uint64_t position) {
       take({worker, writer.stored(prefix, position)});
     });
     while (directory_.tidy(1024)) {
     }
-    return (resident_bytes() - before) / static_cast<double>(num_prefixes_ * kPrefixKeys);
+    return (resident_bytes(::getpid()) - before) / static_cast<double>(num_prefixes_ * kPrefixKeys);
   }
   std::vector<Batch> batches(bool is_store, Hashes hashes) const {
     std::vector<Batch> all;
@@ -173,7 +163,7 @@ class EventsBench {
   void take(const Batch& batch) {
     directory_.stream(engines_[batch.worker])->received(next_[batch.worker]++, batch.payload, 0);
   }
-  /// Hashes a second.
+  /// Returns hashes a second.
   template <class Take>
   double time(const std::vector<Batch>& all, const Take& take_one) {
     const TimeNs begun = clock_.now();
@@ -206,37 +196,46 @@ class EventsBench {
 
 }  // namespace
 
-Result<EngineEventRates> measure_engine_events(std::uint64_t num_hashes, std::uint64_t repeat) {
-  EventsBench bench(num_hashes);
-  EngineEventRates rates;
-  rates.bytes_per_hash = bench.fill();
+Result<void> measure_events(const ControllerLoad& load, ControllerReport& report) {
+  report.group("engines' events");
+  report.begin("vLLM's");
+  EventsBench bench(load.num_hashes);
+  const double bytes_per_hash = bench.fill();
   std::vector<double> stored, stored_bytes, removed, decoded;
   for (const Hashes hashes : {Hashes::kIntegers, Hashes::kBytes}) {
     const std::vector<Batch> stores = bench.batches(true, hashes);
     const std::vector<Batch> removals = bench.batches(false, hashes);
-    for (std::uint64_t i = 0; i < repeat; ++i) {
+    for (std::uint64_t i = 0; i < load.repeat; ++i) {
       const auto take = [&](const Batch& batch) { bench.take(batch); };
       (hashes == Hashes::kIntegers ? stored : stored_bytes).push_back(bench.time(stores, take));
-      if (!bench.holds_all(true)) return Error{ErrorCode::kCorrupt, "the index lost what it was told of"};
+      if (!bench.holds_all(true)) return Error{ErrorCode::kCorrupt, "the index lost blocks that an engine stored"};
       const double per_s = bench.time(removals, take);
-      if (!bench.holds_all(false)) return Error{ErrorCode::kCorrupt, "the index kept what it was told to be gone"};
+      if (!bench.holds_all(false)) return Error{ErrorCode::kCorrupt, "the index kept blocks that an engine removed"};
       if (hashes == Hashes::kBytes) continue;
       removed.push_back(per_s);
       controller::EngineEventDecoder decoder;
-      Nobody nobody;
+      CountingSink sink;
       bool is_right = true;
       decoded.push_back(bench.time(stores, [&](const Batch& batch) {
-        is_right = is_right && static_cast<bool>(decoder.decode(batch.payload, nobody));
+        is_right = is_right && static_cast<bool>(decoder.decode(batch.payload, sink));
       }));
-      if (!is_right || nobody.num_hashes != stores.size() * kBatchKeys)
+      if (!is_right || sink.num_hashes != stores.size() * kBatchKeys)
         return Error{ErrorCode::kCorrupt, "a batch was not decoded as it was encoded"};
     }
   }
-  rates.stored = median(stored);
-  rates.stored_bytes = median(stored_bytes);
-  rates.removed = median(removed);
-  rates.decoded = median(decoded);
-  return rates;
+  const auto row = [&](const char* what, double per_s, const char* figure) {
+    report.note(what, fmt::format("{:>9.1f} M hashes/s", per_s * 1e-6));
+    report.figure(figure, per_s);
+  };
+  report.row("vLLM's", fmt::format("{:>9.1f} M hashes/s decoded and indexed, {:.1f} M decoded alone",
+                                   median(stored) * 1e-6, median(decoded) * 1e-6));
+  report.figure("vllm_event_hashes_per_s", median(stored));
+  report.figure("vllm_event_decoded_per_s", median(decoded));
+  row("vLLM's, hashes of 32 bytes", median(stored_bytes), "vllm_event_hashes_per_s_bytes");
+  row("vLLM's, removals", median(removed), "vllm_event_removals_per_s");
+  report.note("memory, by hash and by tokens", fmt::format("{:>9.1f} bytes a hash", bytes_per_hash));
+  report.figure("bytes_per_engine_hash", bytes_per_hash);
+  return {};
 }
 
 }  // namespace kvferry::bench

@@ -6,13 +6,11 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdlib>
-#include <ctime>
-#include <filesystem>
 #include <vector>
 
 #include "controller/server/server.h"
 #include "launch/bench/controller/controller_echo.h"
+#include "launch/bench/controller/controller_nodes.h"
 #include "launch/bench/harness/line_link.h"
 #include "launch/bench/harness/pinned.h"
 #include "transport/base/log.h"
@@ -20,37 +18,24 @@
 namespace kvferry::bench {
 namespace {
 
-using controller::NodeId;
-using controller::SnapshotMark;
-
 constexpr TimeNs kPatience = 600 * kSecond;
 
-/// `now`: leases begin then, and the machine may have been up for longer than they last.
 void load_into(controller::Directory& directory, const ControllerLoad& load, TimeNs now) {
-  std::vector<NodeId> nodes;
-  for (std::uint32_t i = 0; i < kNumWorkers; ++i) {
-    const controller::NodeInfo info{
-        EngineId{fmt::format("worker{}", i)}, Incarnation{1}, "kv_both", "tcp://10.0.0.1:1", "", "model"};
-    nodes.push_back(directory.join(info, 0, now).value().id);
-    directory.publish(nodes.back(), 0, SnapshotMark::kReplaces, {}, now);
-  }
-  std::vector<ChunkKey> keys(kBatchKeys);
+  DirectoryWorkers workers(directory, now);
   std::vector<controller::ChunkEntry> chunks(kBatchKeys);
-  for_each_batch(
-      0, load.num_prefixes(), [&](controller::NodeIndex worker, std::uint64_t prefix, std::uint64_t position) {
-        fill_keys<ChunkKey>(prefix, position, keys);
-        for (std::size_t i = 0; i < kBatchKeys; ++i) chunks[i].key = keys[i];
-        directory.publish(nodes[worker], directory.repair(nodes[worker]).resend_from, SnapshotMark::kNone, chunks, now);
-      });
+  for_each_batch(0, load.num_prefixes(), [&](std::uint32_t worker, std::uint64_t prefix, std::uint64_t position) {
+    fill_chunks(prefix, position, chunks);
+    workers.publish(worker, chunks, now);
+  });
 }
 
-/// Of the child; ends with the process.
+/// Serves in the child until the process ends.
 Result<void> serve(const ControllerLoad& load, const std::string& folder, LineLink& link) {
   log().set_level(spdlog::level::err);
   const SteadyClock clock;
   controller::ServerOptions options{
       .bind = "tcp://127.0.0.1:0", .stream = "unix://" + folder + "/controller", .directory = {}};
-  options.directory.lease_ms = 24 * 3600 * 1000;  // its workers never say a word
+  options.directory.lease_ms = 24 * 3600 * 1000;  // the workers send no heartbeats
   options.directory.chunks_per_node_max = kControllerHashesMax;
   options.directory.chunks_max = 2 * kControllerHashesMax;
   options.directory.index.seed = 1;
@@ -73,18 +58,18 @@ Result<void> serve(const ControllerLoad& load, const std::string& folder, LineLi
 }  // namespace
 
 Result<std::unique_ptr<ControllerFarSide>> ControllerFarSide::start(const ControllerLoad& load) {
-  std::unique_ptr<ControllerFarSide> far(new ControllerFarSide);
-  char folder[] = "/tmp/kvferry-benchXXXXXX";
+  Result<TemporaryFolder> folder = TemporaryFolder::make();
+  if (!folder) return std::move(folder).error();
+  std::unique_ptr<ControllerFarSide> far(new ControllerFarSide(std::move(*folder)));
   int pipe[2];
-  if (::mkdtemp(folder) == nullptr || ::pipe(pipe) != 0)
-    return Error{ErrorCode::kUnavailable, "no folder or pipe left for the benchmark's controller"};
-  far->folder_ = folder;
+  if (::pipe(pipe) != 0) return Error{ErrorCode::kUnavailable, "no pipe left for the benchmark's controller"};
   far->pid_ = ::fork();
   if (far->pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    pin_calling_thread(1);  // the other side has core 0: where the two run decides the time of a round trip
+    pin_calling_thread(1);  // the client has core 0; the two cores decide the time of a round trip
     LineLink link(-1, pipe[1]);
-    if (const Result<void> served = serve(load, folder, link); !served) (void)link.send(to_json(served.error()));
+    if (const Result<void> served = serve(load, far->folder_.path(), link); !served)
+      (void)link.send(to_json(served.error()));
     ::_exit(0);
   }
   ::close(pipe[1]);
@@ -104,16 +89,6 @@ ControllerFarSide::~ControllerFarSide() {
     ::kill(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
   }
-  std::error_code ignored;
-  if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
-}
-
-double ControllerFarSide::cpu_s() const {
-  clockid_t clock{};
-  timespec time{};
-  ::clock_getcpuclockid(pid_, &clock);
-  ::clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
 }  // namespace kvferry::bench

@@ -1,15 +1,12 @@
-#include "launch/bench/controller/controller_local.h"
-
-#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <random>
 
-#include "controller/directory/directory.h"
-#include "launch/bench/controller/controller_load.h"
-#include "launch/bench/harness/median.h"
+#include "controller/index/placement_index.h"
+#include "launch/bench/controller/controller_nodes.h"
+#include "launch/bench/controller/controller_steps.h"
+#include "launch/bench/harness/programs.h"
 
 namespace kvferry::bench {
 namespace {
@@ -20,18 +17,10 @@ using controller::PrefixMatch;
 using controller::ShortKey;
 using controller::Tier;
 
-constexpr TimeNs kRunTime = kSecond / 2;              // of each repetition of a look-up
-constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // of the node that dies
+constexpr TimeNs kRunTime = kSecond / 2;              // of each repetition of a lookup
+constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // held by the node that dies
 constexpr std::size_t kTidyBucketsPerTurn = 1024;     // as the directory does in each turn of the server's loop
-constexpr std::uint64_t kChurnPrefixesMax = 1024;     // what one repetition of the events brings and takes
-
-double resident_bytes() {
-  ::malloc_trim(0);  // what was freed shall not be counted as still there, nor as there already
-  std::ifstream statm("/proc/self/statm");
-  std::uint64_t size = 0, resident = 0;
-  statm >> size >> resident;
-  return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-}
+constexpr std::uint64_t kChurnPrefixesMax = 1024;     // added and removed in each repetition of the events
 
 class LocalBench {
  public:
@@ -49,7 +38,7 @@ class LocalBench {
   }
 
  private:
-  /// `ask(prefix, position)` prepares, `answer()` is timed and says whether it was right.
+  /// `ask(prefix, position)` prepares a lookup; `answer()` is timed and returns whether the answer was right.
   template <class Ask, class Answer>
   Result<Speed> time(std::uint64_t num_keys, const Ask& ask, const Answer& answer) {
     std::vector<Speed> speeds;
@@ -61,7 +50,7 @@ class LocalBench {
         const TimeNs begun = clock_.now();
         const bool is_right = answer();
         const TimeNs took = clock_.now() - begun;
-        if (!is_right) return Error{ErrorCode::kCorrupt, "a look-up answered wrongly; no figure is worth anything"};
+        if (!is_right) return wrong_answer();
         times_us.push_back(static_cast<double>(took) * 1e-3);
         total += took;
       }
@@ -70,8 +59,8 @@ class LocalBench {
     return median_speed(speeds);
   }
 
-  /// The floor of any table where each key lies in a place of its own: as many random lines of a bare array that holds
-  /// the keys and 32 bits each, fetched ahead.
+  /// The lower limit of any table that has a place for each key: reads as many random cache lines of a bare array that
+  /// holds the keys and 32 bits each, with prefetching.
   Result<Speed> random_lines(std::uint64_t num_keys, std::size_t key_bytes) {
     const std::uint64_t num_lines = num_prefixes_ * kPrefixKeys * (key_bytes + 4) / 64;
     controller::PageMemory memory(num_lines * 64);
@@ -117,19 +106,19 @@ class LocalBench {
     constexpr bool is_short = sizeof(Key) == sizeof(ShortKey);
     const std::string suffix = is_short ? "" : "_" + bits + "bit";
     report_.begin("memory");
-    const double before_bytes = resident_bytes();
+    const double before_bytes = resident_bytes(::getpid());
     PlacementIndex<Key> index({.seed = 1});
     for (std::uint32_t i = 0; i < kNumWorkers; ++i) index.add_node();
     load(index, 0, num_prefixes_);
-    const double bytes_per_hash = (resident_bytes() - before_bytes) / static_cast<double>(index.num_keys());
+    const double bytes_per_hash = (resident_bytes(::getpid()) - before_bytes) / static_cast<double>(index.num_keys());
     report_.row("memory", fmt::format("{:>9.1f} bytes a hash", bytes_per_hash));
-    report_.figures()["bytes_per_hash_" + bits] = bytes_per_hash;
+    report_.figure("bytes_per_hash_" + bits, bytes_per_hash);
 
     for (const std::uint64_t num_keys : {std::uint64_t{128}, kPrefixKeys}) {
-      report_.begin(fmt::format("look-up of {} keys", num_keys));
+      report_.begin(fmt::format("lookup of {} keys", num_keys));
       const Result<Speed> speed = lookups(index, num_keys);
       if (!speed) return speed.error();
-      report_.speed_row(fmt::format("look-up of {} keys", num_keys), *speed,
+      report_.speed_row(fmt::format("lookup of {} keys", num_keys), *speed,
                         fmt::format("lookup_{}{}", num_keys, suffix));
       if (num_keys != 128) continue;
       report_.begin("128 random lines of a bare array");
@@ -140,15 +129,15 @@ class LocalBench {
     report_.begin("events");
     const double hashes_per_s = events(index);
     report_.row("events", fmt::format("{:>9.1f} M hashes/s", hashes_per_s * 1e-6));
-    report_.figures()["packed_event_hashes_per_s" + suffix] = hashes_per_s;
+    report_.figure("packed_event_hashes_per_s" + suffix, hashes_per_s);
     if constexpr (is_short) measure_death(index);
     return {};
   }
 
-  /// The worst load for sets that are kept once: 1024 nodes of four tiers, and each hash anywhere.
+  /// The worst case for an index that stores equal sets of holders once: random holders among 1024 nodes of four tiers.
   void measure_random_replicas() {
     report_.begin("memory, random replicas");
-    const double before_bytes = resident_bytes();
+    const double before_bytes = resident_bytes(::getpid());
     PlacementIndex<ShortKey> index({.seed = 1});
     for (std::uint32_t i = 0; i < 1024; ++i) index.add_node();
     std::vector<ShortKey> keys(kPrefixKeys);
@@ -159,10 +148,10 @@ class LocalBench {
           index.add(random_() % 1024, static_cast<Tier>(random_() % 4), std::span(keys).subspan(i, 1));
       }
     }
-    const double bytes_per_hash = (resident_bytes() - before_bytes) / static_cast<double>(index.num_keys());
+    const double bytes_per_hash = (resident_bytes(::getpid()) - before_bytes) / static_cast<double>(index.num_keys());
     report_.row("memory, random replicas on 1024 nodes x 4 tiers",
                 fmt::format("{:>9.1f} bytes a hash", bytes_per_hash));
-    report_.figures()["bytes_per_hash_64_random_replicas"] = bytes_per_hash;
+    report_.figure("bytes_per_hash_64_random_replicas", bytes_per_hash);
   }
 
   template <class Key>
@@ -176,14 +165,13 @@ class LocalBench {
     }
   }
 
-  /// New prefixes come and as many others go, batch by batch, so that the index keeps its size.
+  /// Adds new prefixes and removes them again, batch by batch, so that the index keeps its size.
   template <class Key>
   double events(PlacementIndex<Key>& index) {
     const std::uint64_t num_churned = std::min(kChurnPrefixesMax, num_prefixes_ / 2);
     std::vector<double> rates;
     std::vector<Key> keys;
     for (std::uint64_t i = 0; i < repeat_; ++i) {
-      // The same new ones come and go again in turns, so that the look-ups' prefixes stay.
       TimeNs took = 0;
       std::uint64_t num_handled = 0;
       for (const bool is_store : {true, false}) {
@@ -212,7 +200,8 @@ class LocalBench {
     return median(rates);
   }
 
-  /// A node dies again and again; between two look-ups the index tidies as in the server's loop, and the look-up waits.
+  /// Removes a node, once in each repetition. Between two lookups the index tidies as in the server's loop, and the
+  /// lookup waits for that.
   void measure_death(PlacementIndex<ShortKey>& index) {
     const std::uint64_t num_held = std::min(kDyingHashesMax / kPrefixKeys, num_prefixes_);
     report_.begin(fmt::format("a node of {} hashes dies", num_held * kPrefixKeys));
@@ -241,63 +230,50 @@ class LocalBench {
       ask(worst, [&] { return index.remove_node(node), true; });
       while (ask(worst, [&] { return index.tidy(kTidyBucketsPerTurn); })) {
       }
-      const TimeNs ended = clock_.now();  // as long again without a death: what the machine itself does
+      const TimeNs ended = clock_.now();  // then as long without a death, which shows the machine's own delays
       while (ask(usual, [&] { return clock_.now() < 2 * ended - begun; })) {
       }
       worst_us.push_back(static_cast<double>(worst) * 1e-3);
       usual_us.push_back(static_cast<double>(usual) * 1e-3);
     }
-    report_.row("worst look-up while a node dies",
+    report_.row("worst lookup while a node dies",
                 fmt::format("{:>9.1f} us   ({:.1f} us while none does)", median(worst_us), median(usual_us)));
-    report_.figures()["worst_lookup_us_node_dies"] = median(worst_us);
-    report_.figures()["worst_lookup_us_at_rest"] = median(usual_us);
+    report_.figure("worst_lookup_us_node_dies", median(worst_us));
+    report_.figure("worst_lookup_us_at_rest", median(usual_us));
   }
 
-  /// What an embedded controller's caller gets: nodes by name, best first, and chunks as nodes publish them.
+  /// Measures the directory as the caller of an embedded controller uses it.
   Result<void> measure_directory() {
     report_.begin("publishing");
     controller::Directory directory(
         {.chunks_per_node_max = kControllerHashesMax, .chunks_max = 2 * kControllerHashesMax, .index = {.seed = 1}});
-    const auto join = [&](const std::string& name) {
-      const controller::NodeInfo info{EngineId{name}, Incarnation{1}, "kv_both", "tcp://10.0.0.1:1", "", "model"};
-      const controller::NodeId node = directory.join(info, 0, 0).value().id;
-      directory.publish(node, 0, controller::SnapshotMark::kReplaces, {}, 0);
-      return node;
-    };
-    std::vector<controller::NodeId> nodes;
-    for (std::uint32_t i = 0; i < kNumWorkers; ++i) nodes.push_back(join(fmt::format("worker{}", i)));
-    const controller::NodeId asker = join("asker");
-    std::vector<ChunkKey> keys(kBatchKeys);
+    DirectoryWorkers workers(directory, 0);
+    const controller::NodeId asker = workers.join(node_info("asker"), 0);
     std::vector<controller::ChunkEntry> chunks(kBatchKeys);
     TimeNs took = 0;
     for_each_batch(0, num_prefixes_, [&](NodeIndex worker, std::uint64_t prefix, std::uint64_t position) {
-      fill_keys<ChunkKey>(prefix, position, keys);
-      for (std::size_t i = 0; i < kBatchKeys; ++i) chunks[i].key = keys[i];
-      const controller::NodeId node = nodes[worker];
+      fill_chunks(prefix, position, chunks);
       const TimeNs begun = clock_.now();
-      directory.publish(node, directory.repair(node).resend_from, controller::SnapshotMark::kNone, chunks, 0);
+      workers.publish(worker, chunks, 0);
       took += clock_.now() - begun;
     });
     const double chunks_per_s = static_cast<double>(directory.num_chunks()) * 1e9 / static_cast<double>(took);
     report_.row("publishing into an empty one, growth included",
                 fmt::format("{:>9.1f} M chunks/s", chunks_per_s * 1e-6));
-    report_.figures()["directory_publish_chunks_per_s"] = chunks_per_s;
+    report_.figure("directory_publish_chunks_per_s", chunks_per_s);
 
-    report_.begin("look-up of 128 chunks");
-    controller::LookupQuery query{.keys = std::vector<ChunkKey>(128), .tail_groups = {}, .exact_tails = {}};
-    std::size_t num_holders = 0;
+    report_.begin("lookup of 128 chunks");
+    controller::LookupQuery query;
+    std::uint64_t asked_prefix = 0;
     const Result<Speed> speed = time(
-        128,
-        [&](std::uint64_t prefix, std::uint64_t position) {
-          fill_keys<ChunkKey>(prefix, position, query.keys);
-          num_holders = has_second_worker(prefix) ? 2 : 1;
-        },
+        kLookupKeys,
+        [&](std::uint64_t prefix, std::uint64_t position) { query = query_of(asked_prefix = prefix, position); },
         [&] {
           const auto holders = directory.lookup(asker, query, 0);
-          return holders && holders->size() == num_holders && holders->back().num_full_chunks == 128;
+          return holders && names_all_workers(*holders, asked_prefix);
         });
     if (!speed) return speed.error();
-    report_.speed_row("look-up of 128 chunks", *speed, "directory_lookup_128");
+    report_.speed_row("lookup of 128 chunks", *speed, "directory_lookup_128");
     return {};
   }
 

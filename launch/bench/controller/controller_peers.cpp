@@ -1,22 +1,15 @@
 #include "launch/bench/controller/controller_peers.h"
 
-#include <fmt/ranges.h>
-
-#include <algorithm>
-
 #include "launch/bench/harness/bench_venv.h"
-#include "launch/bench/harness/byte_size.h"
 
 namespace kvferry::bench {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kPeers[] = {"dynamo", "lmcache", "mooncake", "redis"};
-constexpr TimeNs kPatience = 180 * kSecond;  // between two lines of a program
-constexpr double kRunSeconds = 0.5;          // of each repetition, as in controller_local.cpp
+constexpr double kRunSeconds = 0.5;  // of each repetition, as in controller_local.cpp
 
-/// A ratio or a figure that may not be there.
+/// Returns "-" if the figure is missing.
 std::string text_of(const Json& figures, const std::string& name, double unit, int digits) {
   if (!figures.contains(name) || !figures[name].is_number()) return "-";
   return fmt::format("{:.{}f}", figures[name].get<double>() / unit, digits);
@@ -34,50 +27,19 @@ bool is_peer(const Json& peer) {
          peer.contains("notes") && peer["notes"].is_string();
 }
 
-/// What one program tells until it is done. An error keeps what it told before.
-Result<void> hear_peer(ChildProcess& child, Json& peers, const Say& say) {
-  while (true) {
-    const Result<Json> line = checked(child.link().receive(kPatience));
-    if (!line) {
-      if (line.error().code != ErrorCode::kPeerLost) return line.error();
-      return Error{ErrorCode::kPeerLost, fmt::format("its program ended early: {}", child.last_words())};
-    }
-    if (line->contains("done")) return {};
-    if (line->contains("step") && (*line)["step"].is_string()) {
-      say((*line)["step"].get<std::string>());
-    } else if (line->contains("peer") && is_peer((*line)["peer"])) {
-      peers.push_back((*line)["peer"]);
-    } else {
-      return Error{ErrorCode::kCorrupt, fmt::format("its program told what nobody understands: {}", line->dump())};
-    }
-  }
-}
-
 Result<void> measure_peer(const std::string& peer, const Json& spec, const PeerProgram& program, Json& peers,
                           const Say& say) {
   const Result<Command> command = program(peer, say);
   if (!command) return command.error();
-  Result<ChildProcess> child = ChildProcess::start(*command);
-  if (!child) return std::move(child).error();
-  // A program that ended at once is better told of by its last words.
-  if (Result<void> sent = child->link().send(spec); !sent && sent.error().code != ErrorCode::kPeerLost) return sent;
-  return hear_peer(*child, peers, say);
+  return run_peer_program(*command, spec, say, [&](const Json& line) -> Result<void> {
+    if (!line.contains("peer") || !is_peer(line["peer"]))
+      return Error{ErrorCode::kCorrupt, fmt::format("its program wrote an unknown line: {}", line.dump())};
+    peers.push_back(line["peer"]);
+    return {};
+  });
 }
 
 }  // namespace
-
-Result<std::vector<std::string>> parse_controller_peers(const std::string& text) {
-  std::vector<std::string> peers = text.empty() ? std::vector<std::string>{} : split_list(text);
-  for (auto peer = peers.begin(); peer != peers.end(); ++peer) {
-    if (std::find(std::begin(kPeers), std::end(kPeers), *peer) == std::end(kPeers) ||
-        std::find(peers.begin(), peer, *peer) != peer) {
-      return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("--peers is '{}'; allowed: one or more of {}, each once, with commas between", text,
-                               fmt::join(kPeers, ", "))};
-    }
-  }
-  return peers;
-}
 
 Result<Command> controller_peer_program(const std::string& peer, const Say& say) {
   if (Result<void> ok = ensure_installed("controller_" + peer, say); !ok) return std::move(ok).error();
@@ -119,7 +81,7 @@ std::string controller_peers_table(const PeersFigures& figures, const Json& own)
     row(", remote", "remote_per_s_per_core", "remote_per_s_per_core", "remote", "remote_");
   }
   text +=
-      "remote: look-ups per second of the server's core with 16 in flight, next to kvferry's over its Unix socket; "
+      "remote: lookups per second of the server's core with 16 in flight, next to kvferry's over its Unix socket; "
       "p50 and p99 one at a time\n";
   for (const Json& peer : figures.peers) {
     const std::string notes = peer["notes"].get<std::string>();

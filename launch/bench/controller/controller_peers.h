@@ -1,40 +1,40 @@
-// Other projects' directories under the load of `kvferry bench controller`, by Python programs of launch/bench/peers.
+// Other projects' directories under the load of `kvferry bench controller`, measured by programs of launch/bench/peers.
 //
-// A program gets {"hashes", "repeat", "seconds"} as a line of JSON and tells {"step": what it is at}, {"peer":
-// figures},
-// {"error": why not}, and {"done": true} at its end. Rates are those of the server's core where there is a server.
+// A program reads {"hashes", "repeat", "seconds"} as a line of JSON. It writes lines of {"step": text} for the
+// progress,
+// {"peer": figures}, {"error": reason}, and {"done": true} at its end. A peer that is a server reports its rates for
+// each second of the server's processor time.
 #pragma once
 
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "launch/bench/harness/child_process.h"
+#include "launch/bench/harness/programs.h"
 
 namespace kvferry::bench {
 
 struct PeersFigures {
   nlohmann::json peers = nlohmann::json::array();     // {"engine", "version", "figures", "notes"} each
-  nlohmann::json missing = nlohmann::json::object();  // peer: why
+  nlohmann::json missing = nlohmann::json::object();  // the reason for each peer without figures
 };
 
-using Say = std::function<void(const std::string&)>;
-/// How to start a peer's program, once what it needs is there; an error leaves the peer out.
+constexpr std::string_view kControllerPeers[] = {"dynamo", "lmcache", "mooncake", "redis"};
+
+/// Returns the command of a peer's program after installing what the program needs; an error leaves the peer out.
 using PeerProgram = std::function<Result<Command>(const std::string& peer, const Say& say)>;
 
-/// Names with commas between them; none for an empty text. kInvalidArgument.
-Result<std::vector<std::string>> parse_controller_peers(const std::string& text);
-
-/// Installs from PyPI where needed.
+/// The PeerProgram that installs from PyPI.
 Result<Command> controller_peer_program(const std::string& peer, const Say& say);
 
-/// One after the other. A peer that can't be installed, started or measured is one warning. kCancelled alone is an
-/// error.
+/// Measures the peers one after the other. A peer that can't be installed, started or measured is one warning.
+/// Errors: kCancelled only.
 Result<PeersFigures> measure_controller_peers(const std::vector<std::string>& peers, std::uint64_t num_hashes,
                                               std::uint64_t repeat, const PeerProgram& program, const Say& say);
 
-/// `own` are kvferry's figures of the same run, "" where there is nothing to tell.
+/// `own`: kvferry's figures of the same run. Returns "" if no peer has figures.
 std::string controller_peers_table(const PeersFigures& figures, const nlohmann::json& own);
 
 }  // namespace kvferry::bench

@@ -1,31 +1,19 @@
-#include "launch/bench/controller/controller_recovery.h"
-
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "controller/client/publisher.h"
 #include "controller/directory/sessions.h"
-#include "controller/state/state_journal.h"
 #include "controller/protocol/wire.h"
-#include "launch/bench/harness/child_process.h"
-#include "launch/bench/controller/controller_load.h"
-#include "launch/bench/transfer/programs.h"
+#include "controller/state/state_journal.h"
+#include "launch/bench/controller/controller_nodes.h"
+#include "launch/bench/controller/controller_steps.h"
+#include "launch/bench/harness/programs.h"
 
 namespace kvferry::bench {
 namespace {
-
-struct RecoveryFigures {
-  double recovery_s = 0;     // from the start of a new process on the killed one's state to its first right answer
-  double cold_resync_s = 0;  // all workers' snapshots, as from the wire, into an empty controller
-  double worst_lookup_us_while_snapshot = 0;  // a look-up waits for what else the thread does in its turn
-  double snapshot_s = 0;
-  double state_bytes = 0;
-};
 
 namespace wire = controller::wire;
 using controller::ChunkEntry;
@@ -33,29 +21,11 @@ using controller::Directory;
 using controller::NodeId;
 using controller::StateJournal;
 
-constexpr std::uint64_t kLookupKeys = 128;
-constexpr std::uint64_t kBatchesPerTurn = 64;  // as the server takes in some messages before it hands over the log
+constexpr std::uint64_t kBatchesPerTurn = 64;  // as many as the server handles before it hands the log to the disk
 constexpr std::uint64_t kChurnedPrefixes = 10'000;
 constexpr TimeNs kPatience = 60 * kSecond;
 
-struct TemporaryFolder {
-  TemporaryFolder() : path(std::filesystem::temp_directory_path() / fmt::format("kvferry-bench-{}", ::getpid())) {
-    std::filesystem::create_directories(path);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  std::filesystem::path path;
-};
-
 double seconds(TimeNs took) { return static_cast<double>(took) * 1e-9; }
-
-controller::NodeInfo info_of(std::uint32_t worker) {
-  return {EngineId{fmt::format("worker{}", worker)}, Incarnation{1}, "kv_both", "tcp://10.0.0.1:1", "", "model"};
-}
 
 controller::DirectoryOptions directory_options() {
   return {.lease_ms = 1'000'000,
@@ -64,44 +34,27 @@ controller::DirectoryOptions directory_options() {
           .index = {.seed = 1}};
 }
 
-void fill_chunks(std::uint64_t prefix, std::uint64_t position, std::vector<ChunkEntry>& chunks) {
-  std::vector<ChunkKey> keys(chunks.size());
-  fill_keys<ChunkKey>(prefix, position, keys);
-  for (std::size_t i = 0; i < keys.size(); ++i) chunks[i].key = keys[i];
-}
+struct StateFigures {
+  double worst_lookup_us = 0;  // of a lookup that waits for the rest of the thread's turn, while a snapshot is made
+  double snapshot_s = 0;
+  double bytes = 0;
+};
 
-controller::LookupQuery query_of(std::uint64_t prefix) {
-  controller::LookupQuery query{.keys = std::vector<ChunkKey>(kLookupKeys), .tail_groups = {}, .exact_tails = {}};
-  fill_keys<ChunkKey>(prefix, 0, query.keys);
-  return query;
-}
-
-bool is_right(const std::vector<controller::Holder>& holders, std::uint64_t prefix) {
-  return holders.size() == (has_second_worker(prefix) ? 2U : 1U) && holders.back().num_full_chunks == kLookupKeys;
-}
-
-const Error kWrong{ErrorCode::kCorrupt, "a look-up answered wrongly; no figure is worth anything"};
-
-/// Leaves a state folder behind as a controller does that is killed at any moment, and looks up while it snapshots.
-Result<void> make_state(const std::string& folder, std::uint64_t num_prefixes, RecoveryFigures& figures) {
+/// Leaves a state folder as a controller leaves it that is killed, and measures lookups while it makes a snapshot.
+Result<StateFigures> make_state(const std::string& folder, std::uint64_t num_prefixes) {
   const SteadyClock clock;
   Directory directory(directory_options());
   Result<std::unique_ptr<StateJournal>> journal = StateJournal::open({.folder = folder}, directory, clock);
   if (!journal) return std::move(journal).error();
-  std::vector<NodeId> nodes;
-  for (std::uint32_t i = 0; i < kNumWorkers; ++i) {
-    nodes.push_back(directory.join(info_of(i), 0, clock.now()).value().id);
-    directory.publish(nodes[i], 0, controller::SnapshotMark::kReplaces, {}, clock.now());
-  }
+  DirectoryWorkers workers(directory, clock.now());
   std::vector<ChunkEntry> chunks(kBatchKeys);
   std::uint64_t num_batches = 0;
   for_each_batch(0, num_prefixes, [&](std::uint32_t worker, std::uint64_t prefix, std::uint64_t position) {
     fill_chunks(prefix, position, chunks);
-    const NodeId node = nodes[worker];
-    directory.publish(node, directory.repair(node).resend_from, controller::SnapshotMark::kNone, chunks, clock.now());
+    workers.publish(worker, chunks, clock.now());
     if (++num_batches % kBatchesPerTurn == 0) (*journal)->take(clock.now());
   });
-  const NodeId asker = directory.join(info_of(kNumWorkers), 0, clock.now()).value().id;
+  const NodeId asker = directory.join(worker_info(kNumWorkers), 0, clock.now()).value().id;
   std::uint64_t prefix = 0;
   while ((*journal)->is_making_snapshot()) (*journal)->take(clock.now());
   (*journal)->want_snapshot();
@@ -115,71 +68,70 @@ Result<void> make_state(const std::string& folder, std::uint64_t num_prefixes, R
     directory.expire(asked);
     const auto holders = directory.lookup(asker, query, asked);
     worst = std::max(worst, clock.now() - asked);
-    if (!holders || !is_right(*holders, prefix)) return kWrong;
+    if (!holders || !names_all_workers(*holders, prefix)) return wrong_answer();
   } while ((*journal)->is_making_snapshot());
-  figures.snapshot_s = seconds(clock.now() - begun);
-  figures.worst_lookup_us_while_snapshot = static_cast<double>(worst) * 1e-3;
-  // The worst moment to be killed at: the log is as long as it gets.
+  StateFigures figures{.worst_lookup_us = static_cast<double>(worst) * 1e-3,
+                       .snapshot_s = seconds(clock.now() - begun)};
+  // A long log is the worst case for recovery, so churn makes it almost as long as it can get.
   const std::uint64_t log_bytes_max = std::max<std::uint64_t>(controller::StateOptions{}.log_bytes_min,
                                                               (*journal)->status(clock.now()).snapshot_bytes / 2);
   std::vector<ChunkKey> keys(kBatchKeys);
   for (std::uint64_t i = 0; (*journal)->status(clock.now()).log_bytes < log_bytes_max / 20 * 19; ++i) {
-    const NodeId node = nodes[i % kNumWorkers];
+    const auto worker = static_cast<std::uint32_t>(i % kNumWorkers);
     fill_chunks(num_prefixes + i % kChurnedPrefixes, 0, chunks);
     for (std::size_t chunk = 0; chunk < chunks.size(); ++chunk) keys[chunk] = chunks[chunk].key;
-    directory.publish(node, directory.repair(node).resend_from, controller::SnapshotMark::kNone, chunks, clock.now());
-    directory.evict(node, directory.repair(node).resend_from, keys, clock.now());
+    workers.publish(worker, chunks, clock.now());
+    workers.evict(worker, keys, clock.now());
     if (i % kBatchesPerTurn != 0) continue;
     (*journal)->flush();
     (*journal)->drain();
   }
   (*journal)->drain();
   const controller::StateStatus state = (*journal)->status(clock.now());
-  figures.state_bytes = static_cast<double>(state.log_bytes + state.snapshot_bytes);
-  return {};
+  figures.bytes = static_cast<double>(state.log_bytes + state.snapshot_bytes);
+  return figures;
 }
 
-/// A new process on that state, and a client that asks it as soon as it listens.
-Result<void> recover(const TemporaryFolder& folder, std::uint64_t num_prefixes, RecoveryFigures& figures) {
+/// Starts a controller on that state. Returns the seconds until its first right answer.
+Result<double> recover(const std::string& folder, std::uint64_t num_prefixes) {
   const SteadyClock clock;
   const TimeNs begun = clock.now();
   const Result<std::string> program = kvferry_program();
   if (!program) return program.error();
-  Result<ChildProcess> process =
-      ChildProcess::start({{*program, "controller", "--bind", fmt::format("ipc://{}/socket", folder.path.string()),
-                            "--state", folder.path / "state"},
-                           {"KVFERRY_LOG=warn"}});
+  Result<ChildProcess> process = ChildProcess::start(
+      {{*program, "controller", "--bind", fmt::format("ipc://{}/socket", folder), "--state", folder + "/state"},
+       {"KVFERRY_LOG=warn"}});
   if (!process) return std::move(process).error();
   const Result<nlohmann::json> line = process->link().receive(kPatience);
-  const bool is_told = line || line.error().code == ErrorCode::kCorrupt;  // where it listens, which is no JSON
+  const bool is_told =
+      line || line.error().code == ErrorCode::kCorrupt;  // the line is not JSON, but names the endpoint
   if (!is_told) return Error{ErrorCode::kUnavailable, process->last_words()};
   Result<std::unique_ptr<controller::Client>> client = controller::make_client(
-      {.controller = fmt::format("ipc://{}/socket", folder.path.string()), .node = info_of(kNumWorkers + 1)});
+      {.controller = fmt::format("ipc://{}/socket", folder), .node = worker_info(kNumWorkers + 1)});
   if (!client) return std::move(client).error();
   if (Result<void> registered = wait_registered(**client, clock, kPatience / kMillisecond); !registered)
-    return registered;
+    return std::move(registered).error();
   const std::uint64_t prefix = num_prefixes - 1;
   if (Result<std::uint64_t> asked = (*client)->lookup(query_of(prefix)); !asked) return std::move(asked).error();
   while (clock.now() - begun < kPatience) {
     for (const controller::ClientEvent& event : (*client)->process(clock.now())) {
       const auto* reply = std::get_if<controller::LookupReply>(&event);
       if (reply == nullptr) continue;
-      if (!is_right(reply->holders, prefix)) return kWrong;
-      figures.recovery_s = seconds(clock.now() - begun);
-      return {};
+      if (!names_all_workers(reply->holders, prefix)) return wrong_answer();
+      return seconds(clock.now() - begun);
     }
     pollfd item{(*client)->fd(), POLLIN, 0};
     ::poll(&item, 1, 10);
   }
-  return Error{ErrorCode::kUnavailable, "a controller on a killed one's state did not answer"};
+  return Error{ErrorCode::kUnavailable, "a controller that was started on a killed one's state did not answer"};
 }
 
-/// What 64 workers send after SnapshotWanted, message by message in turns, taken in as from the wire.
-Result<void> resync(std::uint64_t num_prefixes, RecoveryFigures& figures) {
-  class Nowhere final : public controller::ReplySender {
+/// Feeds an empty controller the messages that all workers send after SnapshotWanted, in turns. Returns the seconds.
+Result<double> resync(std::uint64_t num_prefixes) {
+  class NoReplies final : public controller::ReplySender {
    public:
     bool send(controller::ConnectionId, std::string_view) override { return true; }
-  } nowhere;
+  } no_replies;
   std::vector<std::vector<std::string>> messages(kNumWorkers);
   for (std::uint32_t worker = 0; worker < kNumWorkers; ++worker) {
     controller::Publisher publisher(Incarnation{1}, 0,
@@ -201,7 +153,7 @@ Result<void> resync(std::uint64_t num_prefixes, RecoveryFigures& figures) {
   const TimeNs begun = clock.now();
   std::vector<controller::ConnectionId> connections;
   for (std::uint32_t worker = 0; worker < kNumWorkers; ++worker) {
-    const controller::NodeInfo info = info_of(worker);
+    const controller::NodeInfo info = worker_info(worker);
     connections.push_back(sessions.open());
     sessions.take(connections.back(),
                   encode(wire::Hello{.engine_id = info.engine_id.value,
@@ -209,49 +161,51 @@ Result<void> resync(std::uint64_t num_prefixes, RecoveryFigures& figures) {
                                      .role = info.role,
                                      .endpoint = info.endpoint,
                                      .fingerprint = info.fingerprint}),
-                  clock.now(), nowhere);
+                  clock.now(), no_replies);
   }
   for (std::size_t i = 0, num_taken = 1; num_taken > 0; ++i) {
     num_taken = 0;
     for (std::uint32_t worker = 0; worker < kNumWorkers; ++worker) {
       if (i >= messages[worker].size()) continue;
-      sessions.take(connections[worker], messages[worker][i], clock.now(), nowhere);
+      sessions.take(connections[worker], messages[worker][i], clock.now(), no_replies);
       sessions.expire(clock.now());
       ++num_taken;
     }
   }
-  figures.cold_resync_s = seconds(clock.now() - begun);
+  const double took_s = seconds(clock.now() - begun);
   Directory& directory = sessions.directory();
-  const NodeId asker = directory.join(info_of(kNumWorkers), 0, clock.now()).value().id;
+  const NodeId asker = directory.join(worker_info(kNumWorkers), 0, clock.now()).value().id;
   for (std::uint64_t prefix = 0; prefix < num_prefixes; prefix += 97) {
     const auto holders = directory.lookup(asker, query_of(prefix), clock.now());
-    if (!holders || !is_right(*holders, prefix)) return kWrong;
+    if (!holders || !names_all_workers(*holders, prefix)) return wrong_answer();
   }
-  return {};
+  return took_s;
 }
 
 }  // namespace
 
 Result<void> measure_recovery(const ControllerLoad& load, ControllerReport& report) {
-  const std::uint64_t num_prefixes = load.num_hashes / kPrefixKeys;
-  RecoveryFigures figures;
-  const TemporaryFolder folder;
+  const Result<TemporaryFolder> folder = TemporaryFolder::make();
+  if (!folder) return folder.error();
   report.group("state");
   report.begin("recovery");
-  if (Result<void> made = make_state(folder.path / "state", num_prefixes, figures); !made) return made;
-  if (Result<void> recovered = recover(folder, num_prefixes, figures); !recovered) return recovered;
-  if (Result<void> synced = resync(num_prefixes, figures); !synced) return synced;
-  report.row("recovery", fmt::format("{:>9.2f} s from a killed one's state, {:.2f} s from all workers, without state",
-                                     figures.recovery_s, figures.cold_resync_s));
-  report.note(
-      "worst look-up while a snapshot is made",
-      fmt::format("{:>9.1f} us   ({:.2f} s for it)", figures.worst_lookup_us_while_snapshot, figures.snapshot_s));
-  report.note("on disk", fmt::format("{:>9.1f} MB", figures.state_bytes * 1e-6));
-  report.figures()["recovery_s"] = figures.recovery_s;
-  report.figures()["cold_resync_s"] = figures.cold_resync_s;
-  report.figures()["worst_lookup_us_while_snapshot"] = figures.worst_lookup_us_while_snapshot;
-  report.figures()["snapshot_s"] = figures.snapshot_s;
-  report.figures()["state_bytes"] = figures.state_bytes;
+  const Result<StateFigures> state = make_state(folder->path() + "/state", load.num_prefixes());
+  if (!state) return state.error();
+  const Result<double> recovery_s = recover(folder->path(), load.num_prefixes());
+  if (!recovery_s) return recovery_s.error();
+  const Result<double> resync_s = resync(load.num_prefixes());
+  if (!resync_s) return resync_s.error();
+  report.row("recovery", fmt::format("{:>9.2f} s from a killed controller's state, {:.2f} s from all workers, without "
+                                     "state",
+                                     *recovery_s, *resync_s));
+  report.note("worst lookup while a snapshot is made",
+              fmt::format("{:>9.1f} us   ({:.2f} s for it)", state->worst_lookup_us, state->snapshot_s));
+  report.note("on disk", fmt::format("{:>9.1f} MB", state->bytes * 1e-6));
+  report.figure("recovery_s", *recovery_s);
+  report.figure("cold_resync_s", *resync_s);
+  report.figure("worst_lookup_us_while_snapshot", state->worst_lookup_us);
+  report.figure("snapshot_s", state->snapshot_s);
+  report.figure("state_bytes", state->bytes);
   return {};
 }
 

@@ -1,5 +1,3 @@
-#include "launch/bench/controller/controller_remote.h"
-
 #include <poll.h>
 
 #include <random>
@@ -7,8 +5,8 @@
 #include "controller/api/client.h"
 #include "controller/client/client_link.h"
 #include "controller/protocol/wire.h"
-#include "launch/bench/controller/controller_far_side.h"
-#include "launch/bench/controller/controller_visible.h"
+#include "launch/bench/controller/controller_nodes.h"
+#include "launch/bench/controller/controller_steps.h"
 #include "launch/bench/harness/pinned.h"
 
 namespace kvferry::bench {
@@ -17,24 +15,18 @@ namespace {
 using controller::ClientLink;
 namespace wire = controller::wire;
 
-constexpr std::uint64_t kKeys = 128;
-constexpr int kRoundTrips = 3000;  // of each repetition
+constexpr int kRoundTrips = 3000;  // in each repetition
 constexpr int kWarmUps = 200;
 constexpr std::size_t kInFlight = 16;
 constexpr TimeNs kRateTime = kSecond;
 constexpr int kPatienceMs = 10'000;
-constexpr std::size_t kQuestions = 4096;  // so many different look-ups, over and over
+constexpr std::size_t kQuestions = 4096;  // different lookups, sent in turns
 
-Error wrong_answer() { return {ErrorCode::kCorrupt, "a look-up answered wrongly; no figure is worth anything"}; }
 Error no_answer() { return {ErrorCode::kUnavailable, "the benchmark's controller does not answer"}; }
 
 void wait(int fd) {
   pollfd item{fd, POLLIN, 0};
   ::poll(&item, 1, kPatienceMs);
-}
-
-controller::NodeInfo asker(const std::string& name) {
-  return {EngineId{name}, Incarnation{1}, "kv_both", "tcp://10.0.0.2:1", "", "model"};
 }
 
 class RemoteBench {
@@ -50,27 +42,27 @@ class RemoteBench {
   }
 
  private:
-  /// Look-ups and empty messages in turns, so that both see the same machine.
+  /// Measures lookups and empty messages in turns, so that both see the same machine.
   Result<void> measure_latency(const std::string& over, const std::string& name, const std::string& endpoint,
                                const std::string& echo) {
     Result<std::unique_ptr<controller::Client>> client =
-        controller::make_client({.controller = endpoint, .node = asker("asker_" + name)});
+        controller::make_client({.controller = endpoint, .node = node_info("asker_" + name)});
     if (!client) return std::move(client).error();
     if (Result<void> up = controller::wait_registered(**client, clock_, kPatienceMs); !up) return up;
     Result<std::unique_ptr<ClientLink>> link = controller::make_link(echo);
     if (!link) return std::move(link).error();
-    report_.begin("look-ups over " + over);
+    report_.begin("lookups over " + over);
     std::vector<Speed> remote, empty;
     for (std::uint64_t i = 0; i < load_.repeat; ++i) {
       Result<Speed> speed = time_round_trips([&]() -> Result<TimeNs> { return echo_once(**link); });
       if (!speed) return std::move(speed).error();
       empty.push_back(*speed);
-      speed = time_round_trips([&]() -> Result<TimeNs> { return look_up_once(**client); });
+      speed = time_round_trips([&]() -> Result<TimeNs> { return lookup_once(**client); });
       if (!speed) return std::move(speed).error();
       remote.push_back(*speed);
     }
     (*client)->leave();
-    report_.speed_row(fmt::format("look-up of {} keys over {}, one at a time", kKeys, over), median_speed(remote),
+    report_.speed_row(fmt::format("lookup of {} keys over {}, one at a time", kLookupKeys, over), median_speed(remote),
                       "remote_" + name);
     report_.begin("empty messages over " + over);
     report_.speed_row("empty round trip over " + over, median_speed(empty), "empty_" + name);
@@ -88,9 +80,9 @@ class RemoteBench {
     return speed_of(times_us);
   }
 
-  Result<TimeNs> look_up_once(controller::Client& client) {
+  Result<TimeNs> lookup_once(controller::Client& client) {
     const std::uint64_t prefix = random_() % load_.num_prefixes();
-    fill_keys<ChunkKey>(prefix, random_() % (kPrefixKeys / kKeys) * kKeys, query_.keys);
+    fill_keys<ChunkKey>(prefix, random_() % (kPrefixKeys / kLookupKeys) * kLookupKeys, query_.keys);
     const TimeNs begun = clock_.now();
     const Result<std::uint64_t> token = client.lookup(query_);
     if (!token) return token.error();
@@ -101,10 +93,7 @@ class RemoteBench {
         const auto* reply = std::get_if<controller::LookupReply>(&event);
         if (reply == nullptr || reply->token != *token) continue;
         const TimeNs took = clock_.now() - begun;
-        if (reply->holders.size() != (has_second_worker(prefix) ? 2U : 1U)) return wrong_answer();
-        for (const controller::Holder& holder : reply->holders) {
-          if (holder.num_full_chunks != kKeys) return wrong_answer();
-        }
+        if (!names_all_workers(reply->holders, prefix)) return wrong_answer();
         return took;
       }
       if (now - begun > kPatienceMs * kMillisecond) return no_answer();
@@ -119,21 +108,21 @@ class RemoteBench {
       const TimeNs now = clock_.now();
       link.process(now);
       if (link.receive()) return clock_.now() - begun;
-      if (!is_sent) is_sent = link.send("an empty message");  // it was not connected yet
+      if (!is_sent) is_sent = link.send("an empty message");  // the link was not connected yet
       if (now - begun > kPatienceMs * kMillisecond) return no_answer();
     }
   }
 
-  /// Of the server's processor time alone, all its threads: the time to wait for the client costs nobody anything.
+  /// Measures the rate for each second of the server's processor time, in which waiting for the client does not count.
   Result<void> measure_rate(const std::string& over, const std::string& name, const std::string& endpoint) {
     Result<std::unique_ptr<ClientLink>> link = controller::make_link(endpoint);
     if (!link) return std::move(link).error();
-    report_.begin(fmt::format("{} look-ups in flight over {}", kInFlight, over));
+    report_.begin(fmt::format("{} lookups in flight over {}", kInFlight, over));
     if (Result<void> up = say_hello(**link, name); !up) return up;
     std::vector<std::string> questions(kQuestions);
     for (std::size_t i = 0; i < kQuestions; ++i) {
-      wire::Lookup lookup{.incarnation = 1, .token = i, .keys = {std::vector<ChunkKey>(kKeys)}};
-      fill_keys<ChunkKey>(prefix_of(i), i % (kPrefixKeys / kKeys) * kKeys, lookup.keys.keys);
+      wire::Lookup lookup{.incarnation = 1, .token = i, .keys = {std::vector<ChunkKey>(kLookupKeys)}};
+      fill_keys<ChunkKey>(prefix_of(i), i % (kPrefixKeys / kLookupKeys) * kLookupKeys, lookup.keys.keys);
       questions[i] = encode(lookup);
     }
     std::vector<double> per_core, per_s;
@@ -145,17 +134,17 @@ class RemoteBench {
       per_core.push_back(static_cast<double>(*num_answers) / (far_.cpu_s() - cpu_s));
       per_s.push_back(static_cast<double>(*num_answers) * 1e9 / static_cast<double>(clock_.now() - begun));
     }
-    report_.row(fmt::format("{} look-ups of {} keys in flight over {}", kInFlight, kKeys, over),
+    report_.row(fmt::format("{} lookups of {} keys in flight over {}", kInFlight, kLookupKeys, over),
                 fmt::format("{:>9.0f} /s and server core   {:>9.0f} /s", median(per_core), median(per_s)));
-    report_.figures()[name + "_per_s_per_core"] = median(per_core);
-    report_.figures()[name + "_per_s"] = median(per_s);
+    report_.figure(name + "_per_s_per_core", median(per_core));
+    report_.figure(name + "_per_s", median(per_s));
     return {};
   }
 
   std::uint64_t prefix_of(std::uint64_t question) const { return scramble(question) % load_.num_prefixes(); }
 
   Result<void> say_hello(ClientLink& link, const std::string& name) {
-    const controller::NodeInfo info = asker(name);
+    const controller::NodeInfo info = node_info(name);
     const std::string hello = encode(wire::Hello{.engine_id = info.engine_id.value,
                                                  .incarnation = 1,
                                                  .role = info.role,
@@ -189,7 +178,7 @@ class RemoteBench {
       wait(link.fd());
       now = clock_.now();
       link.process(now);
-      link.hold(true);  // who got some answers asks as many questions anew
+      link.hold(true);  // sends a new lookup for each answer, all at once
       while (const auto bytes = link.receive()) {
         if (num_answered++ % 64 == 0 && !is_right(*bytes)) return wrong_answer();
         if (now - begun < duration && !ask()) return no_answer();
@@ -202,8 +191,7 @@ class RemoteBench {
   bool is_right(std::string_view bytes) const {
     const Result<wire::Message> message = wire::parse(bytes);
     const auto* reply = message ? std::get_if<wire::LookupReply>(&*message) : nullptr;
-    return reply != nullptr && reply->holders.size() == (has_second_worker(prefix_of(reply->token)) ? 2U : 1U) &&
-           reply->holders.back().num_full_chunks == kKeys;
+    return reply != nullptr && names_all_workers(reply->holders, prefix_of(reply->token));
   }
 
   const ControllerLoad& load_;
@@ -211,17 +199,17 @@ class RemoteBench {
   const ControllerFarSide& far_;
   SteadyClock clock_;
   std::mt19937_64 random_{1};
-  controller::LookupQuery query_{.keys = std::vector<ChunkKey>(kKeys), .tail_groups = {}, .exact_tails = {}};
+  controller::LookupQuery query_{.keys = std::vector<ChunkKey>(kLookupKeys), .tail_groups = {}, .exact_tails = {}};
 };
 
 }  // namespace
 
 Result<void> measure_remote(const ControllerLoad& load, ControllerReport& report) {
   report.group("remote");
-  report.begin("a controller is filled");
+  report.begin("a controller's process is filled");
   const Result<std::unique_ptr<ControllerFarSide>> far = ControllerFarSide::start(load);
   if (!far) return far.error();
-  report.row("a controller of its own process, filled", "");
+  report.row("a controller's process, filled", "");
   const PinnedHere pinned(0);
   if (Result<void> ok = RemoteBench(load, report, **far).run(); !ok) return ok;
   return measure_visible(**far, report);

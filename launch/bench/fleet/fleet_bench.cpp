@@ -4,12 +4,11 @@
 
 #include <cstdio>
 
-#include "launch/bench/harness/byte_size.h"
-#include "launch/bench/harness/figures_file.h"
 #include "launch/bench/fleet/fleet_phases.h"
+#include "launch/bench/harness/figures_file.h"
+#include "launch/bench/harness/flags.h"
 #include "launch/bench/harness/host_facts.h"
 #include "launch/bench/harness/interrupt.h"
-#include "launch/bench/transfer/options.h"
 #include "launch/bench/harness/progress.h"
 
 namespace kvferry::bench {
@@ -21,47 +20,32 @@ constexpr std::uint64_t kSecondsMax = 600;
 constexpr std::uint64_t kRateMax = 10'000;
 constexpr std::uint64_t kStepsOfOneSize = 6;
 constexpr rlim_t kFilesMax = 200'000;
-constexpr std::uint64_t kFilesOfLink = 4;  // socket, ZeroMQ's mailbox, a wake-up, and what waits for them
+constexpr std::uint64_t kFilesOfLink = 4;  // a socket, ZeroMQ's mailbox, an event descriptor and an epoll descriptor
 constexpr std::uint64_t kFilesBeside = 200;
 
-Result<std::vector<std::uint64_t>> parse_numbers(const char* flag, const std::string& value, std::uint64_t least,
-                                                 std::uint64_t most) {
-  std::vector<std::uint64_t> numbers;
-  for (const std::string& word : split_list(value)) {
-    const Result<std::uint64_t> number = parse_number(flag, word, least, most);
-    if (!number) return number.error();
-    numbers.push_back(*number);
-  }
-  return numbers;
-}
-
-/// One for each size and rate of look-ups.
+/// Returns a step for each size of the fleet and each rate of lookups.
 Result<std::vector<FleetStep>> parse_steps(const FleetFlags& flags) {
-  const Result<std::vector<std::uint64_t>> nodes = parse_numbers("--nodes", flags.nodes, kNodesMin, kNodesMax);
-  if (!nodes) return nodes.error();
-  const Result<std::vector<std::uint64_t>> lookups = parse_numbers("--lookups", flags.lookups, 0, kRateMax);
-  if (!lookups) return lookups.error();
-  const Result<std::uint64_t> stores = parse_number("--stores", flags.stores, 0, kRateMax);
-  if (!stores) return stores.error();
-  const Result<std::uint64_t> duration = parse_number("--seconds", flags.seconds, 1, kSecondsMax);
-  if (!duration) return duration.error();
-  const Result<std::uint64_t> chunks =
-      parse_number("--chunks", flags.chunks, kConversationsMin * kConversationChunks, 1'000'000);
-  if (!chunks) return chunks.error();
-  if (flags.replicas != "1" && flags.replicas != "3")
-    return Error{ErrorCode::kInvalidArgument, fmt::format("--replicas is '{}'; allowed: 1, 3", flags.replicas)};
-  if (flags.over != "zmq" && flags.over != "stream")
-    return Error{ErrorCode::kInvalidArgument, fmt::format("--over is '{}'; allowed: zmq, stream", flags.over)};
+  FlagReader reader;
+  const std::vector<std::uint64_t> nodes = reader.numbers("--nodes", flags.nodes, kNodesMin, kNodesMax);
+  const std::vector<std::uint64_t> lookups = reader.numbers("--lookups", flags.lookups, 0, kRateMax);
+  const std::uint64_t stores = reader.number("--stores", flags.stores, 0, kRateMax);
+  const std::uint64_t duration = reader.number("--seconds", flags.seconds, 1, kSecondsMax);
+  const std::uint64_t chunks =
+      reader.number("--chunks", flags.chunks, kConversationsMin * kConversationChunks, 1'000'000);
+  if (flags.replicas != "1" && flags.replicas != "3") reader.fail(bad_flag("--replicas", flags.replicas, "1, 3"));
+  if (flags.over != "zmq" && flags.over != "stream") reader.fail(bad_flag("--over", flags.over, "zmq, stream"));
+  reader.output_files(flags.json_file, flags.plot_file);
+  if (!reader.result()) return reader.result().error();
   std::vector<FleetStep> steps;
-  for (const std::uint64_t num_nodes : *nodes) {
-    for (const std::uint64_t rate : *lookups)
+  for (const std::uint64_t num_nodes : nodes) {
+    for (const std::uint64_t rate : lookups)
       steps.push_back(
           {.load = {.num_nodes = static_cast<std::uint32_t>(num_nodes),
-                    .conversations_per_node = (*chunks - kSystemPrompts * kSystemChunks) / kOwnChunks,
-                    .stores_per_s = static_cast<double>(*stores),
+                    .conversations_per_node = (chunks - kSystemPrompts * kSystemChunks) / kOwnChunks,
+                    .stores_per_s = static_cast<double>(stores),
                     .lookups_per_s = static_cast<double>(rate)},
            .controllers = {.num_replicas = flags.replicas == "3" ? 3U : 1U, .over_streams = flags.over == "stream"},
-           .duration = static_cast<TimeNs>(*duration) * kSecond});
+           .duration = static_cast<TimeNs>(duration) * kSecond});
   }
   return steps;
 }
@@ -69,7 +53,7 @@ Result<std::vector<FleetStep>> parse_steps(const FleetFlags& flags) {
 Result<void> check_files(const std::vector<FleetStep>& steps) {
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
-  const rlimit more{kFilesMax, kFilesMax};  // where one may
+  const rlimit more{kFilesMax, kFilesMax};  // root may raise the hard limit
   if (files.rlim_max < kFilesMax && ::setrlimit(RLIMIT_NOFILE, &more) == 0) files.rlim_max = kFilesMax;
   files.rlim_cur = files.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &files);
@@ -89,9 +73,9 @@ std::string table(const nlohmann::json& rows) {
   std::string text = fmt::format(
       "{:>6} {:>8} {:>8} {:>8} {:>15} {:>9} {:>9} {:>6} {:>8} {:>7} {:>8} {:>9} {:>8}\n{:>6} {:>8} {:>8} {:>8} {:>15} "
       "{:>9} {:>9} {:>6} {:>8} {:>7} {:>8} {:>9} {:>8}\n",
-      "nodes", "look-ups", "all join", "and tell", "messages/s", "look-up", "look-up", "cores", "MiB", "dead",
-      "rolling", "restart/", "bench", "", "/s", "s", "s", "in / out", "p50 us", "p99 us", "", "", "seen s", "s",
-      "failover", "cores");
+      "nodes", "lookups", "all join", "publish", "messages/s", "lookup", "lookup", "cores", "MiB", "dead", "rolling",
+      "restart/", "bench", "", "/s", "s", "s", "in / out", "p50 us", "p99 us", "", "", "seen s", "s", "failover",
+      "cores");
   const auto number = [](const nlohmann::json& row, const char* name, const char* form) {
     return row.contains(name) ? fmt::format(fmt::runtime(form), row[name].get<double>()) : std::string("-");
   };
@@ -114,8 +98,6 @@ std::string table(const nlohmann::json& rows) {
 Result<void> run_fleet_bench(const FleetFlags& flags) {
   const Result<std::vector<FleetStep>> steps = parse_steps(flags);
   if (!steps) return steps.error();
-  if (Result<void> ok = check_file("--json", flags.json_file, ""); !ok) return ok;
-  if (Result<void> ok = check_file("--plot", flags.plot_file, ".png"); !ok) return ok;
   if (Result<void> ok = check_files(*steps); !ok) return ok;
   catch_interrupts();
   Progress progress(steps->size() * kStepsOfOneSize);
@@ -128,7 +110,7 @@ Result<void> run_fleet_bench(const FleetFlags& flags) {
       progress.begin_step(fmt::format("{} nodes: {}", step.load.num_nodes, what));
     });
     if (!row) measured = std::move(row).error();
-    if (!row) break;  // sizes that are done took minutes and are told
+    if (!row) break;  // the sizes that are done took minutes and are still reported
     for (; num_begun <= kStepsOfOneSize; ++num_begun) progress.end_step();
     rows.push_back(*row);
   }
@@ -140,7 +122,7 @@ Result<void> run_fleet_bench(const FleetFlags& flags) {
   const nlohmann::json figures = {{"rows", rows}, {"machine", host_facts()}};
   if (Result<void> ok = write_json(flags.json_file, figures); !ok) return ok;
   if (!measured) return measured;
-  return draw(flags.plot_file, "fleet_plot.py", figures, [&](const std::string& line) { progress.say(line); });
+  return draw(flags.plot_file, "fleet", figures, [&](const std::string& line) { progress.say(line); });
 }
 
 }  // namespace kvferry::bench

@@ -1,4 +1,4 @@
-// `kvferry bench fleet`: how many nodes a controller can have, and what breaks first.
+// `kvferry bench fleet`: how many nodes a controller can serve, and what fails first.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// As typed; numbers that go with each other are for one node.
+/// As typed. Rates and chunks are for one node.
 struct FleetFlags {
   std::string nodes = "1000";
   std::string replicas = "1";
@@ -20,9 +20,9 @@ struct FleetFlags {
   std::string plot_file{};
 };
 
-/// Progress on stderr, a table on stdout, the JSON file and the picture where asked for. A size that breaks the
-/// controller is a finding, not an error. kInvalidArgument: a flag's value; kUnavailable: this machine can't run so
-/// many nodes, or a program is missing.
+/// Prints progress on stderr and a table on stdout; writes the JSON file and the picture that the flags name. A size
+/// that overloads the controller is a result, not an error. kInvalidArgument: a flag's value; kUnavailable: this
+/// machine can't run so many nodes, or a program is missing.
 Result<void> run_fleet_bench(const FleetFlags& flags);
 
 }  // namespace kvferry::bench

@@ -1,17 +1,11 @@
 #include "launch/bench/fleet/fleet_controllers.h"
 
-#include <arpa/inet.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <cstdlib>
-#include <ctime>
 #include <filesystem>
-#include <fstream>
 
 #include "launch/bench/harness/pinned.h"
-#include "launch/bench/transfer/programs.h"
+#include "launch/bench/harness/tcp.h"
 #include "transport/base/owned_fd.h"
 
 namespace kvferry::bench {
@@ -19,46 +13,39 @@ namespace {
 
 constexpr TimeNs kStartTime = 30 * kSecond;
 
-sockaddr_in local_address(int port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  return address;
-}
+constexpr const char* kHost = "127.0.0.1";
 
-/// Each another one: the sockets are open until all ports are known.
-std::vector<int> free_ports(std::size_t num_ports) {
+/// The sockets stay open until all ports are known, so that the ports differ.
+Result<std::vector<std::uint16_t>> free_ports(std::size_t num_ports) {
   std::vector<OwnedFd> sockets;
-  std::vector<int> ports;
+  std::vector<std::uint16_t> ports;
   for (std::size_t i = 0; i < num_ports; ++i) {
-    sockets.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address = local_address(0);
-    socklen_t size = sizeof(address);
-    ::bind(sockets.back().get(), reinterpret_cast<sockaddr*>(&address), size);
-    ::getsockname(sockets.back().get(), reinterpret_cast<sockaddr*>(&address), &size);
-    ports.push_back(ntohs(address.sin_port));
+    Result<int> listening = tcp_listen(kHost, 0);
+    if (!listening) return std::move(listening).error();
+    sockets.emplace_back(*listening);
+    ports.push_back(tcp_port(*listening));
   }
   return ports;
 }
 
-bool is_open(int port) {
-  const OwnedFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const sockaddr_in address = local_address(port);
-  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+bool is_open(std::uint16_t port) {
+  const Result<int> connected = tcp_connect(kHost, port);
+  if (connected) ::close(*connected);
+  return static_cast<bool>(connected);
 }
 
-std::string local(const char* scheme, int port) { return fmt::format("{}://127.0.0.1:{}", scheme, port); }
+std::string local(const char* scheme, std::uint16_t port) { return fmt::format("{}://{}:{}", scheme, kHost, port); }
 
 }  // namespace
 
 Result<std::unique_ptr<FleetControllers>> FleetControllers::start(const FleetControllersOptions& options) {
-  std::unique_ptr<FleetControllers> all(new FleetControllers);
+  Result<TemporaryFolder> folder = TemporaryFolder::make();
+  if (!folder) return std::move(folder).error();
+  std::unique_ptr<FleetControllers> all(new FleetControllers(std::move(*folder)));
   all->options_ = options;
-  char folder[] = "/tmp/kvferry-fleetXXXXXX";
-  if (::mkdtemp(folder) == nullptr) return Error{ErrorCode::kUnavailable, "no folder can be made in /tmp"};
-  all->folder_ = folder;
-  all->ports_ = free_ports(2 * options.num_replicas);
+  Result<std::vector<std::uint16_t>> ports = free_ports(2 * options.num_replicas);
+  if (!ports) return std::move(ports).error();
+  all->ports_ = std::move(*ports);
   for (std::size_t i = 0; i < options.num_replicas; ++i) {
     all->addresses_.push_back(local("tcp", all->ports_[2 * i]));
     all->endpoints_.push_back(options.over_streams ? local("stream", all->ports_[2 * i + 1]) : all->addresses_[i]);
@@ -69,8 +56,8 @@ Result<std::unique_ptr<FleetControllers>> FleetControllers::start(const FleetCon
   all->controllers_.resize(options.num_replicas);
   for (std::size_t i = 0; i < options.num_replicas; ++i) {
     if (Result<void> started = all->start_again(i); !started) return std::move(started).error();
-    const int port = all->ports_[2 * i + (options.over_streams ? 1 : 0)];
-    if (Result<void> up = all->listens(*all->controllers_[i], port); !up) return std::move(up).error();
+    const std::uint16_t port = all->ports_[2 * i + (options.over_streams ? 1 : 0)];
+    if (Result<void> up = all->wait_listening(*all->controllers_[i], port); !up) return std::move(up).error();
   }
   return all;
 }
@@ -81,31 +68,31 @@ FleetControllers::~FleetControllers() {
       if (program) program->kill();
     }
   }
-  std::error_code ignored;
-  if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
 }
 
 Result<void> FleetControllers::start_services() {
-  const std::vector<int> ports = free_ports(3);
-  etcd_ = local("http", ports[0]);
-  redis_ = local("redis", ports[2]);
-  const std::string peer = local("http", ports[1]);
+  const Result<std::vector<std::uint16_t>> ports = free_ports(3);
+  if (!ports) return ports.error();
+  const std::uint16_t etcd_port = (*ports)[0], redis_port = (*ports)[2];
+  etcd_ = local("http", etcd_port);
+  redis_ = local("redis", redis_port);
+  const std::string peer = local("http", (*ports)[1]);
   std::error_code ignored;
-  std::filesystem::create_directory(folder_ + "/redis", ignored);
+  std::filesystem::create_directory(folder_.path() + "/redis", ignored);
   const Command commands[] = {
-      {{"etcd", "--data-dir", folder_ + "/etcd", "--listen-client-urls", etcd_, "--advertise-client-urls", etcd_,
+      {{"etcd", "--data-dir", folder_.path() + "/etcd", "--listen-client-urls", etcd_, "--advertise-client-urls", etcd_,
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default=" + peer,
         "--log-level", "error"},
        {}},
-      {{"redis-server", "--port", std::to_string(ports[2]), "--bind", "127.0.0.1", "--dir", folder_ + "/redis",
+      {{"redis-server", "--port", std::to_string(redis_port), "--bind", "127.0.0.1", "--dir", folder_.path() + "/redis",
         "--appendonly", "yes", "--save", "", "--logfile", "/dev/null"},
        {}}};
   for (const Command& command : commands) {
     Result<ChildProcess> program = ChildProcess::start(command);
     if (!program) return std::move(program).error();
     services_.emplace_back(std::move(*program));
-    const int port = &command == commands ? ports[0] : ports[2];
-    if (Result<void> up = listens(*services_.back(), port); !up) {
+    const std::uint16_t port = &command == commands ? etcd_port : redis_port;
+    if (Result<void> up = wait_listening(*services_.back(), port); !up) {
       return std::move(up).error().with(
           fmt::format("{}, which replicas need (Debian packages etcd-server and redis-server)", command.words[0]));
     }
@@ -113,13 +100,13 @@ Result<void> FleetControllers::start_services() {
   return {};
 }
 
-Result<void> FleetControllers::listens(ChildProcess& process, int port) const {
+Result<void> FleetControllers::wait_listening(ChildProcess& process, std::uint16_t port) const {
   const SteadyClock clock;
   for (const TimeNs end = clock.now() + kStartTime; clock.now() < end; ::usleep(5000)) {
     if (is_open(port)) return {};
     if (process.has_ended()) break;
   }
-  return Error{ErrorCode::kUnavailable, fmt::format("nobody listens on port {}: {}", port, process.last_words())};
+  return Error{ErrorCode::kUnavailable, fmt::format("no server listens on port {}: {}", port, process.last_words())};
 }
 
 void FleetControllers::kill(std::size_t replica) {
@@ -129,13 +116,13 @@ void FleetControllers::kill(std::size_t replica) {
 
 Result<void> FleetControllers::start_again(std::size_t replica) {
   std::vector<std::string> words = {"controller", "--bind", addresses_[replica], "--state",
-                                    fmt::format("{}/state{}", folder_, replica)};
+                                    fmt::format("{}/state{}", folder_.path(), replica)};
   if (options_.over_streams) words.insert(words.end(), {"--stream", endpoints_[replica]});
   if (!etcd_.empty())
     words.insert(words.end(), {"--etcd", etcd_, "--event-log", redis_, "--replica", fmt::format("r{}", replica)});
   Result<std::string> program = kvferry_program();
   if (!program) return std::move(program).error();
-  // With the files that shells and systemd give a program, whatever this one may have: it has to help itself.
+  // The controller starts with the file limit that shells and systemd give, so that it has to raise the limit itself.
   words.insert(words.begin(), {"sh", "-c", "ulimit -Sn 1024; exec \"$@\"", "sh", std::move(*program)});
   const PinnedHere pinned(1);
   Result<ChildProcess> process = ChildProcess::start({std::move(words), {"KVFERRY_LOG=error"}});
@@ -145,22 +132,11 @@ Result<void> FleetControllers::start_again(std::size_t replica) {
 }
 
 double FleetControllers::cpu_s(std::size_t replica) const {
-  if (!controllers_[replica]) return 0;
-  clockid_t clock{};
-  timespec time{};
-  if (::clock_getcpuclockid(controllers_[replica]->pid(), &clock) != 0) return 0;
-  ::clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+  return controllers_[replica] ? cpu_seconds(controllers_[replica]->pid()) : 0;
 }
 
 double FleetControllers::rss_mib(std::size_t replica) const {
-  if (!controllers_[replica]) return 0;
-  std::ifstream status(fmt::format("/proc/{}/status", controllers_[replica]->pid()));
-  for (std::string line; std::getline(status, line);) {
-    unsigned long kib = 0;
-    if (std::sscanf(line.c_str(), "VmRSS: %lu", &kib) == 1) return static_cast<double>(kib) / 1024;
-  }
-  return 0;
+  return controllers_[replica] ? resident_bytes(controllers_[replica]->pid()) / (1 << 20) : 0;
 }
 
 std::size_t FleetControllers::num_files(std::size_t replica) const {

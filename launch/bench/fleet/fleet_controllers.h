@@ -1,48 +1,51 @@
-// The controllers of `kvferry bench fleet`: processes of this very program, and what joins several of them.
+// The controllers of `kvferry bench fleet`: processes of this program, with etcd and Redis for several replicas.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "launch/bench/harness/child_process.h"
+#include "launch/bench/harness/programs.h"
 
 namespace kvferry::bench {
 
 struct FleetControllersOptions {
-  std::size_t num_replicas = 1;  // several: with etcd and Redis, which are started too
-  bool over_streams = false;     // else over ZeroMQ
+  std::size_t num_replicas = 1;  // more than one needs etcd and Redis, which are started too
+  bool over_streams = false;     // nodes connect by streams, not by ZeroMQ
 };
 
 class FleetControllers {
  public:
-  /// All of them listen. On core 1, where there is one. kUnavailable: a program is missing or does not come up.
+  /// Returns when all controllers listen. They run on core 1 if the machine has two. kUnavailable: a program is missing
+  /// or does not come up.
   static Result<std::unique_ptr<FleetControllers>> start(const FleetControllersOptions& options);
   FleetControllers(const FleetControllers&) = delete;
   FleetControllers& operator=(const FleetControllers&) = delete;
   ~FleetControllers();
 
-  /// Where nodes reach them.
+  /// Endpoints for nodes.
   const std::vector<std::string>& endpoints() const { return endpoints_; }
-  /// Over ZeroMQ, for questions.
+  /// A ZeroMQ endpoint, for status queries.
   const std::string& address(std::size_t replica) const { return addresses_[replica]; }
-  /// Without a word.
+  /// Ends the process with SIGKILL.
   void kill(std::size_t replica);
-  /// On its port, its state and its name. Does not wait for it.
+  /// Starts a controller with the same port, state and name, and does not wait until it listens.
   Result<void> start_again(std::size_t replica);
 
-  double cpu_s(std::size_t replica) const;    // since it began, all its threads
-  double rss_mib(std::size_t replica) const;  // now
+  double cpu_s(std::size_t replica) const;  // processor time of all its threads
+  double rss_mib(std::size_t replica) const;
   std::size_t num_files(std::size_t replica) const;
 
  private:
-  FleetControllers() = default;
+  explicit FleetControllers(TemporaryFolder folder) : folder_(std::move(folder)) {}
   Result<void> start_services();
-  Result<void> listens(ChildProcess& process, int port) const;
+  Result<void> wait_listening(ChildProcess& process, std::uint16_t port) const;
 
   FleetControllersOptions options_;
-  std::string folder_, etcd_, redis_;
-  std::vector<int> ports_;
+  TemporaryFolder folder_;
+  std::string etcd_, redis_;
+  std::vector<std::uint16_t> ports_;
   std::vector<std::string> addresses_, endpoints_;
   std::vector<std::optional<ChildProcess>> services_, controllers_;
 };

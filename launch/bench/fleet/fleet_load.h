@@ -1,9 +1,9 @@
-// The load of `kvferry bench fleet`: what each of many nodes holds, stores and evicts, and what is asked.
+// The load of `kvferry bench fleet`: the chunks that each of many nodes holds, stores, evicts and looks up.
 //
-// A node holds conversations of 128 chunks. The first 8 of each are one of 16 system prompts, which every node has; the
-// rest is the conversation's own, and every fourth conversation lies on two nodes. A node stores the next chunk of its
-// newest conversation and evicts the last chunk of its oldest, so that it goes on holding as many. Keys are computed,
-// so that thousands of nodes take no memory of their own.
+// A node holds conversations of 128 chunks. The first 8 chunks of each are one of 16 system prompts, which every node
+// holds; the other chunks are the conversation's own, and every fourth conversation lies on two nodes. A node stores
+// the next chunk of its newest conversation and evicts the last chunk of its oldest, so that it always holds as many.
+// Keys are computed, so that thousands of nodes need no memory for them.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "controller/api/client.h"
-#include "launch/bench/controller/controller_load.h"
+#include "launch/bench/harness/controller_load.h"
 
 namespace kvferry::bench {
 
@@ -21,13 +21,13 @@ constexpr std::size_t kConversationChunks = 128;
 constexpr std::size_t kSystemChunks = 8;
 constexpr std::uint64_t kSystemPrompts = 16;
 constexpr std::uint64_t kOwnChunks = kConversationChunks - kSystemChunks;
-constexpr std::uint64_t kConversationsMin = 4;  // one that is filled, one that is emptied, two that rest
+constexpr std::uint64_t kConversationsMin = 4;  // the oldest, the newest, and two whole ones
 
 struct Conversation {
   std::uint32_t node = 0;
-  std::uint64_t number = 0;  // among those of the node
+  std::uint64_t number = 0;  // on that node
 
-  /// Of two neighbours the first tells.
+  /// Two neighbouring nodes share the prefix of every fourth conversation.
   std::uint64_t prefix() const {
     const std::uint64_t owner = number % 4 == 0 ? node & ~std::uint32_t{1} : node;
     return owner << 24 | (number & 0xffffff);
@@ -41,7 +41,7 @@ struct Conversation {
     fill_keys<ChunkKey>(position < kSystemChunks ? system_prefix(number) : prefix(), position, std::span(&key, 1));
     return key;
   }
-  /// All of them, as a look-up names them.
+  /// Fills `keys` with all keys, in the order of a lookup.
   void keys(std::vector<ChunkKey>& keys) const {
     keys.resize(kConversationChunks);
     fill_keys<ChunkKey>(system_prefix(number), 0, std::span(keys).first(kSystemChunks));
@@ -49,7 +49,7 @@ struct Conversation {
   }
 };
 
-/// Of one node. It begins with whole conversations.
+/// The conversations that one node holds; all of them are whole at first.
 class HeldConversations {
  public:
   HeldConversations(std::uint32_t node, std::uint64_t num_conversations)
@@ -84,9 +84,9 @@ class HeldConversations {
     return Conversation{node_, oldest_}.key(--oldest_end_);
   }
 
-  /// One that is whole, and stays so for a while.
+  /// A conversation that is whole and will be for a while.
   Conversation whole(std::uint64_t random) const { return {node_, oldest_ + 1 + random % (newest_ - oldest_ - 2)}; }
-  /// One that no other node holds.
+  /// A conversation that no other node holds.
   Conversation lonely() const {
     const std::uint64_t middle = (oldest_ + newest_) / 2;
     return {node_, middle % 4 == 0 ? middle + 1 : middle};

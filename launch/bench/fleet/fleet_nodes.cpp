@@ -12,7 +12,7 @@ namespace {
 
 using controller::Client;
 
-constexpr std::uint64_t kBeatMs = 50;  // how often a node drives its client, see controller/api/client.h
+constexpr std::uint64_t kBeatMs = 50;  // between two calls of a node's client, see controller/api/client.h
 constexpr std::uint64_t kLateMs = 5;
 constexpr std::int64_t kLookupTimeoutMs = 1000;
 constexpr TimeNs kSlow = 50 * kMillisecond;
@@ -20,11 +20,11 @@ constexpr TimeNs kSlow = 50 * kMillisecond;
 }  // namespace
 
 struct Fleet::Node {
-  std::unique_ptr<Client> client;  // nullptr: it left
+  std::unique_ptr<Client> client;  // nullptr after leave()
   HeldConversations held;
   std::uint64_t incarnation = 0;
-  bool is_silent = false, is_registered = false, is_told = false;
-  std::uint64_t told_below = 0;  // the number after its snapshot
+  bool is_silent = false, is_registered = false, is_published = false;
+  std::uint64_t published_below = 0;  // the sequence number after its snapshot
   double stores_due = 0, lookups_due = 0;
   std::vector<Asked> asked;
   std::optional<TimeNs> seen_gone;
@@ -78,7 +78,7 @@ Result<void> Fleet::join(std::uint32_t index) {
   Result<std::unique_ptr<Client>> client = make_client(index);
   if (!client) return std::move(client).error().with(fmt::format("node {} of {}", index + 1, nodes_.size()));
   node.client = std::move(*client);
-  node.is_silent = node.is_registered = node.is_told = false;
+  node.is_silent = node.is_registered = node.is_published = false;
   node.asked.clear();
   epoll_event event{.events = EPOLLIN, .data = {.u32 = index}};
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, node.client->fd(), &event) != 0)
@@ -90,7 +90,7 @@ void Fleet::leave(std::uint32_t index) {
   Node& node = nodes_[index];
   node.client->leave();
   node.client.reset();
-  node.is_registered = node.is_told = false;
+  node.is_registered = node.is_published = false;
   node.asked.clear();
 }
 
@@ -98,19 +98,19 @@ void Fleet::fall_silent(std::uint32_t index) {
   Node& node = nodes_[index];
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, node.client->fd(), nullptr);
   node.is_silent = true;
-  node.is_registered = node.is_told = false;
+  node.is_registered = node.is_published = false;
   node.seen_gone.reset();
   node.asked.clear();
 }
 
 void Fleet::expect_all_again() {
-  for (Node& node : nodes_) node.is_registered = node.is_told = false;
+  for (Node& node : nodes_) node.is_registered = node.is_published = false;
 }
 
 void Fleet::turn() {
   const std::uint64_t ticks = static_cast<std::uint64_t>((clock_.now() - started_at_) / kMillisecond);
   if (ticks > num_ticks_ + kLateMs) num_late_ticks_ += ticks - num_ticks_ - kLateMs;
-  num_ticks_ = std::max(num_ticks_, ticks - std::min(ticks, kBeatMs));  // what is older was missed and stays so
+  num_ticks_ = std::max(num_ticks_, ticks - std::min(ticks, kBeatMs));  // work that is older than a beat is dropped
   for (; num_ticks_ < ticks; ++num_ticks_) {
     for (std::size_t node = num_ticks_ % kBeatMs; node < nodes_.size(); node += kBeatMs)
       beat(static_cast<std::uint32_t>(node), clock_.now());
@@ -166,21 +166,21 @@ void Fleet::process(std::uint32_t index) {
     } else if (std::holds_alternative<controller::Registered>(event)) {
       node.is_registered = true;
     } else if (std::holds_alternative<controller::SnapshotWanted>(event)) {
-      tell_all(node);
+      publish_snapshot(node);
     } else if (std::holds_alternative<controller::Lost>(event)) {
-      node.is_registered = node.is_told = false;
+      node.is_registered = node.is_published = false;
     } else if (const auto* refused = std::get_if<controller::Refused>(&event)) {
       refusal_ = refused->reason;
     }
   }
-  if (node.is_registered && !node.is_told) node.is_told = node.client->kept_below() >= node.told_below;
+  if (node.is_registered && !node.is_published) node.is_published = node.client->kept_below() >= node.published_below;
 }
 
-void Fleet::tell_all(Node& node) {
+void Fleet::publish_snapshot(Node& node) {
   node.held.all(chunks_);
   node.client->publish(chunks_);
   node.client->end_snapshot();
-  node.told_below = node.client->next_sequence();
+  node.published_below = node.client->next_sequence();
 }
 
 void Fleet::answered(Node& node, const controller::LookupReply& reply, TimeNs now) {
@@ -202,7 +202,7 @@ void Fleet::answered(Node& node, const controller::LookupReply& reply, TimeNs no
   node.asked.erase(asked);
 }
 
-bool Fleet::is_up(std::uint32_t node) const { return nodes_[node].is_registered && nodes_[node].is_told; }
+bool Fleet::is_up(std::uint32_t node) const { return nodes_[node].is_registered && nodes_[node].is_published; }
 
 std::uint32_t Fleet::num_registered() const {
   return static_cast<std::uint32_t>(
@@ -210,8 +210,8 @@ std::uint32_t Fleet::num_registered() const {
 }
 
 std::uint32_t Fleet::num_up() const {
-  return static_cast<std::uint32_t>(
-      std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.is_registered && node.is_told; }));
+  return static_cast<std::uint32_t>(std::count_if(
+      nodes_.begin(), nodes_.end(), [](const Node& node) { return node.is_registered && node.is_published; }));
 }
 
 LookupTimes Fleet::take_lookups() {

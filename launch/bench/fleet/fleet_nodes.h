@@ -1,4 +1,4 @@
-// Many nodes in one thread: each a real client of the controller with an identity and a load of its own.
+// Many nodes in one thread. Each is a real client of the controller, with its own identity and load.
 #pragma once
 
 #include <cstdint>
@@ -17,51 +17,54 @@ namespace kvferry::bench {
 struct FleetLoad {
   std::uint32_t num_nodes = 0;
   std::uint64_t conversations_per_node = 0;
-  double stores_per_s = 0, lookups_per_s = 0;  // of a node; it evicts as many as it stores
+  double stores_per_s = 0, lookups_per_s = 0;  // for one node, which evicts as many chunks as it stores
 };
 
-/// What look-ups took since the last time that somebody asked.
+/// Results of lookups since the last take_lookups().
 struct LookupTimes {
-  std::vector<double> us;       // from the call to the event
-  std::uint64_t num_wrong = 0;  // did not name the node that holds all of it
+  std::vector<double> us;       // from the call to the reply
+  std::uint64_t num_wrong = 0;  // replies that did not name the node that holds all the keys
   std::uint64_t num_failed = 0;
 };
 
-/// Threads: one owner, and one of ZeroMQ's under all clients.
+/// Threads: used by one; all clients share one ZeroMQ thread.
 class Fleet {
  public:
-  /// `controllers`: endpoints; with several, the nodes prefer them in turns. kUnavailable: no descriptors for so many.
+  /// `controllers`: endpoints of replicas, which the nodes prefer in turns. kUnavailable: no descriptors for so many
+  /// nodes.
   static Result<std::unique_ptr<Fleet>> make(std::vector<std::string> controllers, const FleetLoad& load);
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
   ~Fleet();
 
-  /// A new incarnation of a node; the one before is gone without a goodbye, unless leave() came first.
+  /// Starts a new incarnation of a node. Unless leave() came first, the previous one ends without notice.
   Result<void> join(std::uint32_t node);
   void leave(std::uint32_t node);
-  /// As when its machine loses power: its connection stays, and nobody answers any more.
+  /// Behaves like a node whose machine lost power: its connection stays open, and it neither sends nor reads.
   void fall_silent(std::uint32_t node);
   void set_traffic(bool is_on) { has_traffic_ = is_on; }
-  /// Nobody counts as registered or told before it says so again.
+  /// Treats all nodes as unregistered until they have registered and published again.
   void expect_all_again();
 
-  /// Does what is due, then waits for what comes, 1 ms at most.
+  /// Does the work that is due, then waits for messages, 1 ms at most.
   void turn();
   TimeNs now() const { return clock_.now(); }
 
-  bool is_up(std::uint32_t node) const;  // registered, and the controller has all that it held
+  bool is_up(std::uint32_t node) const;  // registered, and the controller has its whole snapshot
   std::uint32_t num_registered() const;
   std::uint32_t num_up() const;
   LookupTimes take_lookups();
-  std::size_t num_waiting() const;  // look-ups without an answer
-  /// Look-ups that are older than that when they are answered, or without an answer, since take_lookups().
+  std::size_t num_waiting() const;  // lookups without an answer
+  /// Returns when the last lookup since take_lookups() was answered that took at least so long.
   std::optional<TimeNs> last_slow(TimeNs older_than) const;
-  /// Asks for what only `node` holds. seen_gone(): when the first answer did not name it.
+  /// Looks up a conversation that only `node` holds.
   void probe(std::uint32_t node);
+  /// Returns when the first answer to a probe did not name the node.
   std::optional<TimeNs> seen_gone(std::uint32_t node) const;
-  /// For how long its own timers were more than 5 ms late since the last call: the bench itself is at its limit.
+  /// Returns for how long the nodes' timers were more than 5 ms late since the last call. If that is long, this process
+  /// is at its limit.
   TimeNs take_lateness();
-  const std::string& refusal() const { return refusal_; }  // of the node that was refused last
+  const std::string& refusal() const { return refusal_; }  // why the controller refused the last node
 
  private:
   struct Node;
@@ -76,7 +79,7 @@ class Fleet {
   Result<std::unique_ptr<controller::Client>> make_client(std::uint32_t node);
   void beat(std::uint32_t node, TimeNs now);
   void process(std::uint32_t node);
-  void tell_all(Node& node);
+  void publish_snapshot(Node& node);
   void ask(std::uint32_t asker, std::uint32_t holder, bool is_probe, TimeNs now);
   void answered(Node& node, const controller::LookupReply& reply, TimeNs now);
 
@@ -86,15 +89,15 @@ class Fleet {
   std::shared_ptr<controller::ZmqThreads> threads_;
   OwnedFd epoll_;
   std::vector<Node> nodes_;
-  std::vector<controller::ChunkEntry> chunks_;  // in hand
+  std::vector<controller::ChunkEntry> chunks_;  // scratch space
   controller::LookupQuery query_;
   std::mt19937_64 random_{1};
   bool has_traffic_ = false;
   TimeNs started_at_;
-  std::uint64_t num_ticks_ = 0;  // of 1 ms, that were attended
+  std::uint64_t num_ticks_ = 0;  // milliseconds for which the due work is done
   std::uint64_t num_late_ticks_ = 0;
   LookupTimes times_;
-  std::vector<std::pair<TimeNs, TimeNs>> slow_;  // asked and answered
+  std::vector<std::pair<TimeNs, TimeNs>> slow_;  // when slow lookups were sent and answered
   std::string refusal_;
 };
 

@@ -1,11 +1,15 @@
 #include "launch/bench/fleet/fleet_phases.h"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <ctime>
+#include <functional>
 
 #include "controller/api/status.h"
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/pinned.h"
+#include "launch/bench/harness/programs.h"
+#include "launch/bench/harness/statistics.h"
 
 namespace kvferry::bench {
 namespace {
@@ -13,8 +17,8 @@ namespace {
 using controller::Status;
 
 constexpr TimeNs kPatience = 60 * kSecond;
-constexpr TimeNs kRestartsTime = 180 * kSecond;  // of all groups together
-constexpr TimeNs kLeaseTime = 10 * kSecond;      // far beyond the lease of a dead node
+constexpr TimeNs kRestartsTime = 180 * kSecond;  // for all groups together
+constexpr TimeNs kLeaseTime = 10 * kSecond;      // four times the lease
 constexpr TimeNs kWarmUp = kSecond;
 constexpr TimeNs kSettle = 300 * kMillisecond;
 constexpr int kStatusMs = 10'000;
@@ -25,35 +29,22 @@ constexpr TimeNs kBetweenProbes = 20 * kMillisecond;
 
 double seconds(TimeNs time) { return static_cast<double>(time) * 1e-9; }
 
-/// Sorts them; of nothing: 0.
-double percentile(std::vector<double>& values, std::size_t percent) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1, values.size() * percent / 100)];
-}
-
-double own_cpu_s() {
-  timespec time{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
-
 class Phases {
  public:
   Phases(const FleetStep& step, FleetControllers& controllers, Fleet& fleet, nlohmann::json& row)
       : step_(step), controllers_(controllers), fleet_(fleet), row_(row), num_nodes_(step.load.num_nodes) {}
 
-  /// From the first socket to the last chunk.
+  /// Waits until all nodes are registered and the controller has all their chunks.
   Result<void> cold_start(TimeNs begun) {
     if (Result<bool> there =
             turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience, "nodes did not register");
         !there || !*there)
       return failure(there);
     row_["register_s"] = seconds(fleet_.now() - begun);
-    if (Result<bool> told =
-            turn_until([&] { return fleet_.num_up() == num_nodes_; }, kPatience, "nodes did not tell what they hold");
-        !told || !*told)
-      return failure(told);
+    if (Result<bool> published =
+            turn_until([&] { return fleet_.num_up() == num_nodes_; }, kPatience, "nodes did not publish their chunks");
+        !published || !*published)
+      return failure(published);
     row_["told_s"] = seconds(fleet_.now() - begun);
     return {};
   }
@@ -64,16 +55,16 @@ class Phases {
     const TimeNs counted_at = fleet_.now();
     const Result<Totals> before = totals();
     if (!before) return before.error();
-    // Asking took a while, in which nobody drove the nodes; what they owe comes as a burst that nodes of their own
-    // machines would not make.
+    // The nodes stood still while the status was fetched and now catch up in a burst, which nodes on their own machines
+    // would not send.
     if (Result<void> settled = turn_for(kSettle); !settled) return settled;
     fleet_.take_lookups();
     fleet_.take_lateness();
-    const double own_cpu = own_cpu_s();
+    const double own_cpu = cpu_seconds(::getpid());
     const TimeNs begun = fleet_.now();
     if (Result<void> over = turn_for(step_.duration); !over) return over;
     const double took = seconds(fleet_.now() - begun);
-    row_["bench_cores"] = (own_cpu_s() - own_cpu) / took;
+    row_["bench_cores"] = (cpu_seconds(::getpid()) - own_cpu) / took;
     row_["bench_late_share"] = seconds(fleet_.take_lateness()) / took;
     LookupTimes lookups = fleet_.take_lookups();
     const double counted = seconds(fleet_.now() - counted_at);
@@ -99,7 +90,7 @@ class Phases {
     return {};
   }
 
-  /// One in a hundred loses power; who asks for what only they have hears of them for how long?
+  /// One node in a hundred loses power. Measures for how long lookups of its chunks still name it.
   Result<void> dead_nodes() {
     const std::uint32_t num_dead = std::max<std::uint32_t>(1, num_nodes_ / 100);
     const TimeNs killed_at = fleet_.now();
@@ -116,8 +107,7 @@ class Phases {
       }
       return all;
     };
-    if (Result<bool> gone = turn_until(all_gone, kLeaseTime, "look-ups did not cease to name the dead");
-        !gone || !*gone)
+    if (Result<bool> gone = turn_until(all_gone, kLeaseTime, "lookups still named dead nodes"); !gone || !*gone)
       return failure(gone);
     std::vector<double> times;
     for (std::uint32_t i = 0; i < num_dead; ++i)
@@ -126,16 +116,16 @@ class Phases {
     row_["dead_noticed_s_max"] = times.back();
     std::vector<std::uint32_t> nodes;
     for (std::uint32_t i = 0; i < num_dead; ++i) nodes.push_back(dead(i, num_dead));
-    return restart(nodes, false, "nodes did not come back");
+    return restart(nodes, false, "dead nodes did not register again");
   }
 
-  /// One in ten leaves and comes back, eight at a time, under traffic.
+  /// One node in ten leaves and joins again, eight at a time, under traffic.
   Result<void> rolling_restart() {
     std::vector<std::uint32_t> nodes;
     for (std::uint32_t node = 5; node < num_nodes_; node += 10) nodes.push_back(node);
     fleet_.take_lookups();
     const TimeNs begun = fleet_.now();
-    if (Result<void> done = restart(nodes, true, "nodes did not restart one after the other"); !done) return done;
+    if (Result<void> done = restart(nodes, true, "restarting nodes did not register"); !done) return done;
     row_["rolling_s"] = seconds(fleet_.now() - begun);
     LookupTimes lookups = fleet_.take_lookups();
     row_["rolling_lookup_us_p99"] = percentile(lookups.us, 99);
@@ -143,7 +133,7 @@ class Phases {
     return {};
   }
 
-  /// The only one comes back on its state; of several, the others go on without it.
+  /// Kills a controller. A single one starts again with its state; with several, the others serve its nodes.
   Result<void> killed_controller() {
     const bool is_alone = step_.controllers.num_replicas == 1;
     fleet_.take_lookups();
@@ -178,12 +168,13 @@ class Phases {
       row_["broke"] = fmt::format("a controller has no processor time left ({:.2f} of a core)",
                                   row_["busiest_controller_cores"].get<double>());
     else if (row_["wrong_answers"] > 0 || row_["failed_lookups"] > 0)
-      row_["broke"] = "look-ups fail or miss what there is";
+      row_["broke"] = "lookups fail or miss holders";
     else if (row_["bench_late_share"] > kLateShare)
-      row_["broke"] = fmt::format("the bench itself is late for {:.0f} % of the time; figures are not the controller's",
-                                  row_["bench_late_share"].get<double>() * 100);
+      row_["broke"] = fmt::format(
+          "the benchmark's own process is late for {:.0f} % of the time; the figures are not the controller's",
+          row_["bench_late_share"].get<double>() * 100);
     else if (p99 > seconds(kSlowLookup) * 1e6)
-      row_["broke"] = fmt::format("one look-up in a hundred takes {:.0f} ms", p99 * 1e-3);
+      row_["broke"] = fmt::format("one lookup in a hundred takes {:.0f} ms", p99 * 1e-3);
   }
 
  private:
@@ -200,7 +191,7 @@ class Phases {
     }
   };
 
-  /// Of all controllers; chunks of the first.
+  /// Sums over all controllers; chunks are counted at the first one.
   Result<Totals> totals() const {
     Totals totals;
     for (std::size_t i = 0; i < step_.controllers.num_replicas; ++i) {
@@ -219,12 +210,12 @@ class Phases {
 
   std::uint32_t dead(std::uint32_t i, std::uint32_t num_dead) const { return i * (num_nodes_ / num_dead); }
 
-  Result<void> restart(const std::vector<std::uint32_t>& nodes, bool with_goodbye, const char* what) {
+  Result<void> restart(const std::vector<std::uint32_t>& nodes, bool leaves_first, const char* what) {
     const TimeNs end = fleet_.now() + kRestartsTime;
     for (std::size_t next = 0; next < nodes.size();) {
       std::vector<std::uint32_t> some;
       for (; next < nodes.size() && some.size() < kAtOnce; ++next) {
-        if (with_goodbye) fleet_.leave(nodes[next]);
+        if (leaves_first) fleet_.leave(nodes[next]);
         if (Result<void> joined = fleet_.join(nodes[next]); !joined) return joined;
         some.push_back(nodes[next]);
       }
@@ -242,7 +233,7 @@ class Phases {
     return turned ? Result<void>{} : turned.error();
   }
 
-  /// False: it did not come to that, which the row then says; `what`: nullptr: nobody waits for anything.
+  /// Returns false if the limit passed first; the row then says so with `what`, unless that is nullptr.
   template <class Reached>
   Result<bool> turn_until(const Reached& reached, TimeNs patience, const char* what) {
     for (const TimeNs end = fleet_.now() + patience; fleet_.now() < end;) {
@@ -268,7 +259,7 @@ class Phases {
 
 }  // namespace
 
-Result<nlohmann::json> run_fleet_step(const FleetStep& step, const std::function<void(const std::string&)>& begin) {
+Result<nlohmann::json> run_fleet_step(const FleetStep& step, const Say& begin) {
   nlohmann::json row = {{"nodes", step.load.num_nodes},
                         {"replicas", step.controllers.num_replicas},
                         {"over", step.controllers.over_streams ? "stream" : "zmq"},
@@ -293,7 +284,7 @@ Result<nlohmann::json> run_fleet_step(const FleetStep& step, const std::function
   for (const auto& [what, phase] : all) {
     begin(what);
     const Result<void> done = phase();
-    if (!done && done.error().code == ErrorCode::kTimeout) return row;  // it says so itself
+    if (!done && done.error().code == ErrorCode::kTimeout) return row;  // the row says what failed
     if (!done) return done.error();
   }
   phases.judge();

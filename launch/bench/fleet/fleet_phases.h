@@ -1,7 +1,6 @@
-// One size of fleet, from a cold start to a controller that is killed: what each step of it takes.
+// One size of fleet, from a cold start to a killed controller, with the time of each phase.
 #pragma once
 
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "launch/bench/fleet/fleet_controllers.h"
@@ -12,13 +11,13 @@ namespace kvferry::bench {
 struct FleetStep {
   FleetLoad load;
   FleetControllersOptions controllers;
-  TimeNs duration = 0;  // of the steady part
+  TimeNs duration = 0;  // of the steady traffic
 };
 
-constexpr TimeNs kSlowLookup = 10 * kMillisecond;  // a controller whose look-ups take longer is too small
+constexpr TimeNs kSlowLookup = 10 * kMillisecond;  // a p99 above this counts as an overloaded controller
 
-/// Names and numbers of one row. "broke": what did not work any more, or nothing. `begin` hears what is going on.
-/// kUnavailable: this machine can't run so many; kCancelled.
-Result<nlohmann::json> run_fleet_step(const FleetStep& step, const std::function<void(const std::string&)>& begin);
+/// Returns one row of figures by name. "broke" says what failed, or is empty. `begin` gets the name of each phase.
+/// kUnavailable: this machine can't run so many nodes; kCancelled.
+Result<nlohmann::json> run_fleet_step(const FleetStep& step, const Say& begin);
 
 }  // namespace kvferry::bench

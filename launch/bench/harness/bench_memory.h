@@ -1,4 +1,4 @@
-// The memory of a measurement: the kind kvferry allocates (a shared segment), or somebody else's (private, anonymous).
+// The memory of a measurement: a shared segment as kvferry allocates it, or private anonymous memory.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@
 namespace kvferry::bench {
 
 enum class MemoryKind : std::uint8_t { kKvferry, kForeign };
+inline const char* name_of(MemoryKind kind) { return kind == MemoryKind::kKvferry ? "kvferry" : "foreign"; }
 
-/// All pages are there from the start, huge ones where the system gives them (both kinds ask).
+/// All pages are populated by make(); both kinds ask the system for huge pages.
 class BenchMemory {
  public:
   /// kUnavailable: not enough memory.
@@ -22,7 +23,7 @@ class BenchMemory {
   ~BenchMemory();
 
   std::span<std::byte> span() const { return memory_; }
-  /// For Transport::register_region(): with the descriptor where it is kvferry's.
+  /// The argument of Transport::register_region(), with the file descriptor if the memory is shared.
   MemoryRegion region() const;
   const SharedMemory* shared() const { return shared_ ? &*shared_ : nullptr; }
 

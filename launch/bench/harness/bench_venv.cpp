@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <climits>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -17,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// numpy is all that nixl_cu13 needs for host memory; its torch would be gigabytes. Mooncake's engine needs nothing.
-// LMCache's controller needs neither its torch nor most of the rest.
+// --no-deps keeps torch away, which takes gigabytes: nixl_cu13 needs only numpy for host memory, Mooncake's engine
+// needs nothing, LMCache's controller needs the listed packages.
 const std::map<std::string, std::vector<std::string>>& packages() {
   static const std::map<std::string, std::vector<std::string>> all{
       {"nixl", {"--no-deps", "numpy", "nixl-cu13"}},
@@ -36,12 +35,10 @@ const std::map<std::string, std::vector<std::string>>& packages() {
   return all;
 }
 
-constexpr std::string_view kBesideVllm = "connector_lmcache";  // for vLLM's Python, in a folder of its own
+constexpr std::string_view kBesideVllm = "connector_lmcache";  // installed in a folder of its own, for vLLM's Python
 
 fs::path venv() {
-  char self[PATH_MAX] = {};
-  const ssize_t length = ::readlink("/proc/self/exe", self, sizeof(self) - 1);
-  const fs::path build = fs::path(length > 0 ? self : "/").parent_path().parent_path().parent_path();
+  const fs::path build = own_program().parent_path().parent_path().parent_path();
   std::error_code ignored;
   if (build.filename() == "build" && fs::exists(build.parent_path() / "launch" / "bench", ignored))
     return build / "bench-venv";
@@ -56,7 +53,7 @@ Result<void> write_scripts() {
   std::error_code failure;
   fs::create_directories(venv() / "scripts", failure);
   for (const Script& script : scripts()) {
-    // Renamed into place, since a worker may be reading the old one.
+    // A worker may be reading the old file, so the new one is renamed into place.
     const fs::path path = venv() / "scripts" / script.name;
     const fs::path fresh = path.string() + fmt::format(".{}", ::getpid());
     std::ofstream(fresh) << script.text;
@@ -69,7 +66,7 @@ Result<void> write_scripts() {
 
 }  // namespace
 
-Result<void> ensure_installed(const std::string& what, const std::function<void(const std::string&)>& say) {
+Result<void> ensure_installed(const std::string& what, const Say& say) {
   if (!packages().contains(what))
     return Error{ErrorCode::kInvalidArgument, fmt::format("there is nothing to install for '{}'", what)};
   const fs::path python = venv() / "bin" / "python";

@@ -1,31 +1,30 @@
-// The benchmark's own virtual environment: peers and matplotlib, from PyPI when they are first asked for. In a checkout
-// it is build/bench-venv, else $XDG_CACHE_HOME/kvferry/bench-venv (~/.cache by default).
+// The benchmark's virtual environment: peers and matplotlib, installed from PyPI when they are first asked for. In a
+// checkout it is build/bench-venv, else $XDG_CACHE_HOME/kvferry/bench-venv (~/.cache by default).
 #pragma once
 
-#include <functional>
 #include <string>
 
-#include "launch/bench/harness/child_process.h"
+#include "launch/bench/harness/programs.h"
 
 namespace kvferry::bench {
 
-/// "nixl", "mooncake", "ucx", "plot", "connector_lmcache", or "controller_" and one of the controller's peers. Installs
-/// what is missing; `say` gets a line for each step that takes a while. PYTHON names the interpreter (python3); pip's
-/// own settings are honoured. Errors: kUnavailable with the reason in one line, kCancelled.
-Result<void> ensure_installed(const std::string& what, const std::function<void(const std::string&)>& say);
+/// Installs what is missing for "nixl", "mooncake", "ucx", "plot", "connector_lmcache", or "controller_" and one of the
+/// controller's peers; `say` gets a line for each step that takes a while. PYTHON names the interpreter (python3 by
+/// default), and pip's own settings are honoured. Errors: kUnavailable with the reason in one line, kCancelled.
+Result<void> ensure_installed(const std::string& what, const Say& say);
 
-/// Python with one of the scripts; whoever runs it has made sure of the installation.
+/// Python with one of the scripts, after ensure_installed().
 Command script_command(const std::string& script, std::vector<std::string> words);
 
-/// Where a script lies, for another Python than the benchmark's own. kUnavailable: it can't be written.
+/// The file of a script, for another Python than the benchmark's. kUnavailable: it can't be written.
 Result<std::string> script_path(const std::string& script);
-/// What vLLM's Python finds LMCache in.
+/// The folder from which vLLM's Python imports LMCache.
 std::string beside_vllm_folder();
 
-/// Waits for a program's end, whatever it takes. kUnavailable with its last words, kCancelled.
+/// Waits for a program to end, without a limit. Errors: kUnavailable with its last words, kCancelled.
 Result<void> run_to_end(const Command& command);
 
-/// Of libucx-cu13's libraries; empty where it is not installed.
+/// The folder of libucx-cu13's libraries; empty if it is not installed.
 std::string newest_ucx_folder();
 
 }  // namespace kvferry::bench

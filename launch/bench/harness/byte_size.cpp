@@ -12,7 +12,7 @@ struct Unit {
   std::uint64_t bytes;
 };
 constexpr std::array<Unit, 3> kUnits{{{"GiB", 1ULL << 30}, {"MiB", 1ULL << 20}, {"KiB", 1ULL << 10}}};
-constexpr double kBytesMax = 1ULL << 50;  // more is a slip of the hand
+constexpr double kBytesMax = 1ULL << 50;  // a larger value is taken for a typing error
 
 }  // namespace
 

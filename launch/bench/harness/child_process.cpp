@@ -50,7 +50,7 @@ Result<ChildProcess> ChildProcess::start(const Command& command) {
     }
     return Error{ErrorCode::kUnavailable, fmt::format("can't start a process: {}", std::strerror(errno))};
   }
-  // All that allocates happens before the fork.
+  // The child must not allocate between fork and exec.
   std::vector<std::string> words = command.words;
   std::vector<std::string> environment = environment_with(command.environment);
   const std::vector<char*> argv = pointers(words);
@@ -60,7 +60,7 @@ Result<ChildProcess> ChildProcess::start(const Command& command) {
   if (pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(127);
-    ::setpgid(0, 0);  // Ctrl-C is for the parent, which then ends us
+    ::setpgid(0, 0);  // a terminal's Ctrl-C reaches the parent alone, which then ends this process
     ::dup2(to_child[0], STDIN_FILENO);
     ::dup2(from_child[1], STDOUT_FILENO);
     ::dup2(errors_fd, STDERR_FILENO);
@@ -121,7 +121,8 @@ bool ChildProcess::has_ended() const {
 
 std::string ChildProcess::last_words() const {
   char buffer[4096];
-  const off_t size = ::lseek(errors_fd_, 0, SEEK_END);  // shared with the child, which is where it writes on anyway
+  const off_t size =
+      ::lseek(errors_fd_, 0, SEEK_END);  // the offset is shared with the child, which appends here anyway
   const off_t begin = size > static_cast<off_t>(sizeof(buffer)) ? size - static_cast<off_t>(sizeof(buffer)) : 0;
   const ssize_t got = ::pread(errors_fd_, buffer, sizeof(buffer), begin);
   std::string text(buffer, got > 0 ? static_cast<std::size_t>(got) : 0);

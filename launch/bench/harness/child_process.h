@@ -1,4 +1,4 @@
-// A program that runs for us and ends with us.
+// A child process that ends with its parent.
 #pragma once
 
 #include <sys/types.h>
@@ -13,28 +13,29 @@ namespace kvferry::bench {
 
 struct Command {
   std::vector<std::string> words;
-  std::vector<std::string> environment;  // NAME=VALUE, over our own
+  std::vector<std::string> environment;  // NAME=VALUE, added to this process's own variables
 };
 
-/// Speaks lines over the program's stdin and stdout; keeps the end of its stderr. The kernel ends the program when the
-/// thread that started it dies; the destructor lets it end by itself, then asks (SIGTERM), then kills.
+/// Exchanges lines with the program over its stdin and stdout, and keeps its stderr. The kernel ends the program when
+/// the thread that started it dies. The destructor waits for the program to end, then sends SIGTERM, then SIGKILL.
 class ChildProcess {
  public:
-  /// kUnavailable: it can't be started.
+  /// kUnavailable: no process or pipe is left.
   static Result<ChildProcess> start(const Command& command);
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&&) = delete;
   ~ChildProcess();
 
   LineLink& link() { return *link_; }
-  /// The last line that it wrote to stderr so far.
+  /// The last line that the program has written to stderr.
   std::string last_words() const;
-  /// Ends its stdin and waits. The exit status, or 128 + the signal's number; -1: it still runs.
+  /// Closes the program's stdin and waits. Returns the exit status, 128 + the number of the signal that ended the
+  /// program, or -1 if it still runs.
   int wait(TimeNs patience_ns);
-  /// Ends it without a word to it.
+  /// Sends SIGKILL and waits.
   void kill();
   pid_t pid() const { return pid_; }
-  bool has_ended() const;  // nobody waited for it yet
+  bool has_ended() const;
 
  private:
   ChildProcess(pid_t pid, int errors_fd, LineLink link) : pid_(pid), errors_fd_(errors_fd), link_(std::move(link)) {}

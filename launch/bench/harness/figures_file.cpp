@@ -18,13 +18,12 @@ Result<void> write_json(const std::string& name, const nlohmann::json& figures) 
   return {};
 }
 
-Result<void> draw(const std::string& name, const std::string& script, const nlohmann::json& figures,
-                  const std::function<void(const std::string&)>& say) {
+Result<void> draw(const std::string& name, const std::string& kind, const nlohmann::json& figures, const Say& say) {
   if (name.empty()) return {};
   Result<void> done = ensure_installed("plot", say);
   const std::string file = name + ".json";
   if (done) done = write_json(file, figures);
-  if (done) done = run_to_end(script_command(script, {file, name}));
+  if (done) done = run_to_end(script_command("plots.py", {kind, file, name}));
   ::unlink(file.c_str());
   if (!done && done.error().code == ErrorCode::kCancelled) return done;
   if (!done) say(fmt::format("warning: no plot: {}", done.error().what));

@@ -1,4 +1,4 @@
-// Ctrl-C and SIGTERM as a flag that everything that waits looks at, so that memory and child processes are given back.
+// Ctrl-C and SIGTERM as a flag that every wait checks, so that memory and child processes are released.
 #pragma once
 
 #include "transport/base/clock.h"
@@ -6,15 +6,15 @@
 
 namespace kvferry::bench {
 
-/// From now on SIGINT and SIGTERM only set the flag. Whoever doesn't look at it is ended by the kernel 3 s later.
+/// From now on SIGINT and SIGTERM only set the flag. The kernel ends the process 3 s later if it still runs.
 void catch_interrupts();
 bool is_interrupted();
 
-/// What bounds a wait: now() + timeout, or the user's interrupt.
+/// The limit of a wait: a timeout or the user's interrupt, whichever comes first.
 class Deadline {
  public:
   explicit Deadline(TimeNs timeout_ns);
-  /// kTimeout or kCancelled, naming what was waited for.
+  /// Returns kTimeout, with a sentence that names `what`, or kCancelled.
   Result<void> check(const char* what) const;
   TimeNs left_ns() const;
 

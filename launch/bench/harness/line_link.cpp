@@ -11,14 +11,14 @@
 namespace kvferry::bench {
 namespace {
 
-constexpr std::size_t kLineBytesMax = 1 << 20;  // addresses are the longest thing said
+constexpr std::size_t kLineBytesMax = 1 << 20;  // an exported address is the longest field
 
 }  // namespace
 
 LineLink::LineLink(LineLink&& other) noexcept
     : in_fd_(std::exchange(other.in_fd_, -1)),
       out_fd_(std::exchange(other.out_fd_, -1)),
-      heard_(std::move(other.heard_)) {}
+      received_(std::move(other.received_)) {}
 
 LineLink::~LineLink() {
   if (out_fd_ >= 0) ::close(out_fd_);
@@ -30,7 +30,7 @@ Result<void> LineLink::send(const nlohmann::json& message) {
   for (std::size_t done = 0; done < line.size();) {
     const ssize_t written = ::write(out_fd_, line.data() + done, line.size() - done);
     if (written < 0 && errno == EINTR && !is_interrupted()) continue;
-    if (written < 0) return Error{ErrorCode::kPeerLost, "the other side no longer listens"};
+    if (written < 0) return Error{ErrorCode::kPeerLost, "the other side has closed the connection"};
     done += static_cast<std::size_t>(written);
   }
   return {};
@@ -39,13 +39,14 @@ Result<void> LineLink::send(const nlohmann::json& message) {
 Result<nlohmann::json> LineLink::receive(TimeNs timeout_ns) {
   const Deadline deadline(timeout_ns);
   while (true) {
-    if (const std::size_t end = heard_.find('\n'); end != std::string::npos) {
-      nlohmann::json message = nlohmann::json::parse(heard_.substr(0, end), nullptr, false);
-      heard_.erase(0, end + 1);
+    if (const std::size_t end = received_.find('\n'); end != std::string::npos) {
+      nlohmann::json message = nlohmann::json::parse(received_.substr(0, end), nullptr, false);
+      received_.erase(0, end + 1);
       if (message.is_object()) return message;
-      return Error{ErrorCode::kCorrupt, "the other side does not speak this protocol"};
+      return Error{ErrorCode::kCorrupt, "the other side sent a line that is not a JSON object"};
     }
-    if (heard_.size() > kLineBytesMax) return Error{ErrorCode::kCorrupt, "the other side sent a line without an end"};
+    if (received_.size() > kLineBytesMax)
+      return Error{ErrorCode::kCorrupt, fmt::format("the other side sent a line of more than {} bytes", kLineBytesMax)};
     if (Result<void> ok = deadline.check("an answer"); !ok) return std::move(ok).error();
     pollfd waiting{in_fd_, POLLIN, 0};
     if (::poll(&waiting, 1, 100) <= 0) continue;
@@ -53,7 +54,7 @@ Result<nlohmann::json> LineLink::receive(TimeNs timeout_ns) {
     const ssize_t got = ::read(in_fd_, buffer, sizeof(buffer));
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (got <= 0) return Error{ErrorCode::kPeerLost, "the other side has closed the connection"};
-    heard_.append(buffer, static_cast<std::size_t>(got));
+    received_.append(buffer, static_cast<std::size_t>(got));
   }
 }
 
@@ -66,7 +67,7 @@ Result<nlohmann::json> checked(Result<nlohmann::json> message) {
   const int number = code.is_number_integer() ? code.get<int>() : 0;
   const bool is_known = number > 0 && number <= static_cast<int>(ErrorCode::kInternal);
   return Error{is_known ? static_cast<ErrorCode>(number) : ErrorCode::kInternal,
-               what.is_string() ? what.get<std::string>() : "an error without words"};
+               what.is_string() ? what.get<std::string>() : "an error without a text"};
 }
 
 std::string to_hex(std::string_view bytes) {
@@ -77,7 +78,7 @@ std::string to_hex(std::string_view bytes) {
 
 Result<std::string> from_hex(std::string_view text) {
   constexpr std::string_view kDigits = "0123456789abcdef";
-  const Error bad{ErrorCode::kCorrupt, "the other side sent something that is not hexadecimal"};
+  const Error bad{ErrorCode::kCorrupt, "the other side sent an address that is not hexadecimal"};
   if (text.size() % 2 != 0) return bad;
   std::string bytes;
   for (std::size_t at = 0; at < text.size(); at += 2) {

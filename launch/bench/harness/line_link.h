@@ -1,4 +1,4 @@
-// JSON objects, one a line, over a socket or a pair of pipes: how driver, listener and workers talk.
+// JSON objects, one a line, over a socket or a pair of pipes, between driver, listener and workers.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -12,33 +12,33 @@ namespace kvferry::bench {
 /// Owns its descriptors. One thread.
 class LineLink {
  public:
-  LineLink(int in_fd, int out_fd) : in_fd_(in_fd), out_fd_(out_fd) {}  // the same one twice: a socket
+  LineLink(int in_fd, int out_fd) : in_fd_(in_fd), out_fd_(out_fd) {}  // a socket is given twice
   LineLink(LineLink&& other) noexcept;
   LineLink& operator=(LineLink&&) = delete;
   ~LineLink();
 
-  /// kPeerLost: nobody reads any more.
+  /// kPeerLost: the other side has closed.
   Result<void> send(const nlohmann::json& message);
   /// kTimeout, kCancelled (the user's interrupt), kPeerLost (the other side has closed), kCorrupt (no JSON object, or a
   /// line without an end).
   Result<nlohmann::json> receive(TimeNs timeout_ns);
 
   int in_fd() const { return in_fd_; }
-  bool has_line() const { return heard_.find('\n') != std::string::npos; }  // receive() would not wait
+  bool has_line() const { return received_.find('\n') != std::string::npos; }  // receive() returns at once
 
  private:
   int in_fd_;
   int out_fd_;
-  std::string heard_;
+  std::string received_;
 };
 
-/// An error as a message, and back: {"error": what, "code": number}.
+/// An error as a message: {"error": what, "code": number}.
 nlohmann::json to_json(const Error& error);
-/// The message itself, or the error that it tells of.
+/// The message itself, or the error that it carries.
 Result<nlohmann::json> checked(Result<nlohmann::json> message);
 
 std::string to_hex(std::string_view bytes);
-/// kCorrupt: an odd number of characters, or others than 0-9a-f.
+/// kCorrupt: an odd number of characters, or characters other than 0-9 and a-f.
 Result<std::string> from_hex(std::string_view text);
 
 }  // namespace kvferry::bench

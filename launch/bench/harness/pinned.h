@@ -1,4 +1,4 @@
-// Threads on cores of their own while something is measured.
+// Pins threads to cores while something is measured.
 #pragma once
 
 #include <sched.h>
@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// For good. A core that isn't there: the thread stays free.
+/// Pins the thread for good; a core that does not exist leaves it unpinned.
 inline void pin_calling_thread(int core) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -15,7 +15,7 @@ inline void pin_calling_thread(int core) {
   ::sched_setaffinity(0, sizeof cores, &cores);
 }
 
-/// This thread, and those that it starts meanwhile, until the end of the block.
+/// Pins this thread, and the threads that it starts meanwhile, until the destructor.
 class PinnedHere {
  public:
   explicit PinnedHere(int core) {

@@ -1,4 +1,4 @@
-// How far a long command is: a bar that redraws itself on a terminal, else a line a step. On stderr.
+// The progress of a long command on stderr: a bar that redraws itself on a terminal, else a line for each step.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,9 @@ class Progress {
 
   void begin_step(const std::string& what);
   void end_step() { ++num_done_; }
-  /// A line of its own that stays.
+  /// Prints a line above the bar.
   void say(const std::string& line);
-  /// So that somebody else may write a line.
+  /// Removes the bar, so that the caller can print.
   void make_room() { clear(); }
 
  private:

@@ -1,4 +1,4 @@
-// The Python programs of launch/bench/peers, as the build put them into the binary.
+// The Python programs of launch/bench/peers, which the build embeds in the binary.
 #pragma once
 
 #include <span>

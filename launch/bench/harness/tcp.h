@@ -1,4 +1,4 @@
-// The few socket calls that the benchmark's control connection and its raw-socket limit share.
+// The socket calls that the benchmark's control connection and its raw-socket engine share.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ struct HostPort {
   std::string host;
   std::uint16_t port = 0;
 };
-/// "HOST:PORT", "[::1]:PORT"; kInvalidArgument otherwise.
+/// Parses "HOST:PORT" or "[::1]:PORT"; kInvalidArgument for anything else.
 Result<HostPort> parse_host_port(std::string_view text);
 
-/// Each gives a descriptor that the caller closes. kUnavailable: no such host, port in use, nobody listens there.
+/// Each returns a descriptor that the caller closes. kUnavailable: unknown host, port in use, connection refused.
 Result<int> tcp_listen(const std::string& host, std::uint16_t port);
 Result<int> tcp_connect(const std::string& host, std::uint16_t port);
 /// kTimeout, kCancelled.
 Result<int> tcp_accept(int listening, const Deadline& deadline);
 
 std::uint16_t tcp_port(int fd);
-/// This side's address of a connected socket, as numbers.
+/// The numeric address of this side of a connected socket.
 std::string tcp_local_host(int fd);
 
 }  // namespace kvferry::bench

@@ -1,43 +1,32 @@
 """A peer's worker process of `kvferry bench transfer`: launch/bench/transfer/worker.h in Python.
 
-A peer gives an Engine. The pattern and the orders of the blocks are those of launch/bench/transfer/pattern.cpp.
+Each peer implements Engine. The pattern and the order of the blocks are those of launch/bench/transfer/pattern.cpp.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
-import os
 import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from json_lines import JsonLines
+from scramble import MASK, scramble, scramble_all
 
 GOLDEN = 0x9E3779B97F4A7C15
-MASK = (1 << 64) - 1
 PATIENCE_S = 60.0
 SIDES = ("initiator", "target")
 
 
-def mix(x: int) -> int:
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
 def pattern(seed: int, side: int, num_words: int) -> np.ndarray:
-    """Of a whole memory, a word for each 8 bytes."""
+    """The words of a whole memory, one for each 8 bytes."""
     with np.errstate(over="ignore"):
         x = np.arange(num_words, dtype=np.uint64) * np.uint64(8)
-        x += np.uint64(GOLDEN * (2 * seed + side + 1) & MASK)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+        return scramble_all(x + np.uint64(GOLDEN * (2 * seed + side + 1) & MASK))
 
 
 @dataclass
@@ -48,17 +37,17 @@ class Job:
     order_seed: int
 
     def blocks(self, side: int) -> np.ndarray:
-        """The side's order, as indices of blocks."""
+        """Returns the indices of the blocks in the side's order."""
         order = list(range(self.num_blocks))
         seed = GOLDEN * (2 * self.order_seed + side + 1)
         for i in range(self.num_blocks, 1, -1):
-            other = mix((seed + i) & MASK) % i
+            other = scramble((seed + i) & MASK) % i
             order[i - 1], order[other] = order[other], order[i - 1]
         return np.array(order, dtype=np.int32)
 
 
 class Engine:
-    """What a peer does; the names are those of launch/bench/transfer/engine.h."""
+    """A peer's engine, with the methods of launch/bench/transfer/engine.h."""
 
     is_round_trip = True
 
@@ -66,6 +55,7 @@ class Engine:
         self.spec = spec
         self.memory = memory
         self.side = SIDES.index(spec["side"])
+        self.num_notifications = 0
 
     def address(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -86,25 +76,35 @@ class Engine:
         """Moves the job's first blocks and notifies the other side."""
         raise NotImplementedError
 
-    def hear(self) -> None:
-        """Takes one notification, waiting for it."""
+    def new_notifications(self) -> int:
+        """Returns the number of notifications since the last call."""
         raise NotImplementedError
+
+    def wait_notified(self) -> None:
+        """Waits for one notification and takes it."""
+        def is_notified() -> bool:
+            if self.num_notifications == 0:
+                self.num_notifications += self.new_notifications()
+            return self.num_notifications > 0
+
+        poll_until(is_notified, "a notification")
+        self.num_notifications -= 1
 
     def transfer(self) -> None:
         self.move(len(self.own_order))
-        self.hear()
+        self.wait_notified()
 
     def ping(self) -> None:
         self.move(1)
-        self.hear()
+        self.wait_notified()
 
     def pong(self) -> None:
-        self.hear()
+        self.wait_notified()
         self.move(1)
 
 
 def poll_until(is_done: Callable[[], bool], what: str) -> None:
-    """Without sleeping: these engines move only while they are asked."""
+    """Polls without sleeping, because these engines make progress only when they are polled."""
     end = time.monotonic() + PATIENCE_S
     while not is_done():
         if time.monotonic() > end:
@@ -112,7 +112,7 @@ def poll_until(is_done: Callable[[], bool], what: str) -> None:
 
 
 def make_memory(num_bytes: int, kind: str) -> np.ndarray:
-    """As kvferry's side has it: shared for "kvferry", private for "foreign"; huge pages where the system gives them."""
+    """Memory as in harness/bench_memory.h: shared for "kvferry", private for "foreign", with huge pages requested."""
     sharing = mmap.MAP_SHARED if kind == "kvferry" else mmap.MAP_PRIVATE
     raw = mmap.mmap(-1, num_bytes, flags=sharing | mmap.MAP_ANONYMOUS)
     raw.madvise(mmap.MADV_HUGEPAGE)
@@ -142,24 +142,13 @@ def cpu_seconds() -> float:
 
 class Worker:
     def __init__(self, make_engine: Callable[[dict[str, Any], np.ndarray], Engine]) -> None:
-        self.lines = os.fdopen(os.dup(0), "r")
-        self.out = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # whatever a library prints must not get between the lines
+        self.lines = JsonLines()
         self.make_engine = make_engine
 
-    def say(self, message: dict[str, Any]) -> None:
-        print(json.dumps(message), file=self.out, flush=True)
-
     def run(self) -> None:
-        try:
-            self.say(self.start(json.loads(self.lines.readline())))
-            for line in self.lines:
-                message = json.loads(line)
-                self.say(getattr(self, "do_" + message["do"])(message))
-        except Exception as error:  # the driver wants to know of any
-            self.say({"error": f"{type(error).__name__}: {error}".splitlines()[0], "code": 10})
-        self.out.flush()
-        os._exit(0)  # some libraries hang or crash when they are torn down
+        self.lines.say(self.start(self.lines.first()))
+        for message in self.lines.rest():
+            self.lines.say(getattr(self, "do_" + message["do"])(message))
 
     def start(self, spec: dict[str, Any]) -> dict[str, Any]:
         self.memory = make_memory(spec["bytes"], spec["memory"])
@@ -192,7 +181,7 @@ class Worker:
         return {"seconds": seconds, "cpu_s": cpu_seconds() - cpu_begin}
 
     def do_answer(self, _message: dict[str, Any]) -> dict[str, Any]:
-        self.say({"ready": True})
+        self.lines.say({"ready": True})
         cpu_begin = cpu_seconds()
         self.engine.answer()
         return {"cpu_s": cpu_seconds() - cpu_begin}
@@ -208,7 +197,7 @@ class Worker:
         return {"p50_us": times[len(times) // 2] * factor, "p99_us": times[len(times) * 99 // 100] * factor}
 
     def do_pong(self, message: dict[str, Any]) -> dict[str, Any]:
-        self.say({"ready": True})
+        self.lines.say({"ready": True})
         for _ in range(message["rounds"]):
             self.engine.pong()
         return {}
@@ -226,10 +215,9 @@ def pin_calling_thread(core: int) -> None:
     libc = ctypes.CDLL(None)
     mask = (ctypes.c_uint64 * 16)()
     mask[core // 64] = 1 << core % 64
-    libc.sched_setaffinity(0, ctypes.sizeof(mask), mask)  # of this thread alone; a core that isn't there: stay free
+    libc.sched_setaffinity(0, ctypes.sizeof(mask), mask)  # fails on a core that does not exist
 
 
 def main(make_engine: Callable[[dict[str, Any], np.ndarray], Engine]) -> None:
-    if sys.stdin is None:
-        raise SystemExit("kvferry bench transfer starts this")
-    Worker(make_engine).run()
+    worker = Worker(make_engine)
+    worker.lines.run(worker.run)

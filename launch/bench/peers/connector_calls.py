@@ -1,8 +1,8 @@
-"""What vLLM's scheduler pays for a KV connector's calls: `kvferry bench connector` runs it once a connector.
+"""Measures the time that vLLM's scheduler spends in a KV connector's calls, for `kvferry bench connector`.
 
-vLLM's own Scheduler makes the calls, with no model: steps are answered with a token for each request at once. A clock
-is around each call of the connector's scheduler half. One JSON object comes in on stdin (connector, controller,
-prompt_tokens, running, repeat), lines of JSON go out: {"step": ...}, {"figures": {...}}, {"done": true}.
+vLLM's own Scheduler makes the calls without a model: each step is answered at once with a token for each request. A
+clock runs during each call of the connector's scheduler side. The program reads one JSON object from stdin (connector,
+controller, prompt_tokens, running, repeat) and writes lines of {"step": text}, {"figures": {...}} and {"done": true}.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import json
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from json_lines import JsonLines
+
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
-# Lines of JSON only on stdout, whatever libraries print.
-ANSWERS = os.fdopen(os.dup(1), "w", buffering=1)
-os.dup2(2, 1)
+LINES = JsonLines()  # before vLLM is imported, which prints
 
 import torch
 from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
@@ -55,7 +54,7 @@ CONNECTORS = {
 
 
 def make_model(folder: Path) -> Path:
-    """A model as far as a scheduler needs one; no weights."""
+    """Writes the configuration that a scheduler needs, without weights."""
     (folder / "config.json").write_text(json.dumps({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 32000,
         "hidden_size": HEADS * HEAD_SIZE, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -90,7 +89,7 @@ def num_blocks(spec: dict[str, Any]) -> int:
 
 
 def longest_running(spec: dict[str, Any]) -> int:
-    """Tokens, rounded up to blocks."""
+    """Returns the tokens of the longest running request, rounded up to blocks."""
     return RUNNING_PROMPT_TOKENS + spec["running"] + spec["repeat"] + 2 * BLOCK_TOKENS
 
 
@@ -103,7 +102,7 @@ def cache_config(blocks: int) -> KVCacheConfig:
 
 
 class NoLookup:
-    """Stands for LMCache's look-up client, whose server is in a worker half that needs a GPU: nothing is found."""
+    """Replaces LMCache's lookup client, whose server runs in a worker that needs a GPU; finds nothing."""
 
     def lookup_cache(self, lookup_id: str) -> int:
         del lookup_id
@@ -121,7 +120,7 @@ class NoLookup:
 
 
 class Engine:
-    """The real Scheduler with a clock around the connector's calls; steps are answered without a model."""
+    """vLLM's Scheduler with a clock around the connector's calls; steps are answered without a model."""
 
     def __init__(self, spec: dict[str, Any], config: VllmConfig) -> None:
         self._hasher = get_request_block_hasher(
@@ -170,11 +169,11 @@ class Engine:
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
 
-    def forget_prefixes(self) -> None:
+    def reset_prefixes(self) -> None:
         self.scheduler.kv_cache_manager.reset_prefix_cache()
 
     def step(self) -> int:
-        """How many requests it scheduled."""
+        """Returns the number of scheduled requests."""
         output = self.scheduler.schedule()
         done = KVConnectorOutput()
         if self.worker is not None:
@@ -200,8 +199,8 @@ def prompt_of(seed: int, tokens: int) -> list[int]:
 
 
 def measure_lookups(engine: Engine, spec: dict[str, Any]) -> list[float]:
-    """One request at a time, of prompts whose KV the connector has where it keeps KV: all that the scheduler calls
-    until it is admitted."""
+    """Measures all calls of the scheduler until a request is admitted, one request at a time, with prompts whose KV the
+    connector holds if it stores KV."""
     prompts = [prompt_of(seed, spec["prompt_tokens"]) for seed in range(DISTINCT_PROMPTS)]
     for prompt in prompts:
         engine.add(prompt, 1)
@@ -212,9 +211,9 @@ def measure_lookups(engine: Engine, spec: dict[str, Any]) -> list[float]:
               "tp_size": 1} if spec["connector"] == "nixl" else None
     times = []
     for turn in range(spec["repeat"]):
-        engine.forget_prefixes()
+        engine.reset_prefixes()
         engine.spent_us.clear()
-        # A list of its own, as a request that comes over the wire has.
+        # A new list of tokens, as a request from the network has.
         request_id = engine.add([token + 0 for token in prompts[turn % len(prompts)]], 1, params)
         engine.step()
         times.append(engine.spent_us["on_new_request"] + engine.spent_us["get_num_new_matched_tokens"])
@@ -225,8 +224,7 @@ def measure_lookups(engine: Engine, spec: dict[str, Any]) -> list[float]:
 
 
 def measure_steps(engine: Engine, spec: dict[str, Any]) -> list[float]:
-    """Steps in which all of the running requests decode a token and nothing else happens but what chunks that fill
-    and blocks that are given out bring along."""
+    """Measures steps in which each running request decodes one token; chunks fill and blocks are allocated as usual."""
     for index in range(spec["running"]):
         engine.add(prompt_of(1000 + index, RUNNING_PROMPT_TOKENS + index), 10_000)
     while len(engine.scheduler.running) < spec["running"] or engine.scheduler.waiting:
@@ -244,24 +242,18 @@ def figures_of(name: str, times: list[float]) -> dict[str, float]:
     return {f"{name}_us_p50": statistics.median(ordered), f"{name}_us_p99": ordered[len(ordered) * 99 // 100]}
 
 
-def say(message: dict[str, Any]) -> None:
-    print(json.dumps(message), file=ANSWERS, flush=True)
-
-
 def main() -> None:
-    spec = json.loads(sys.stdin.readline())
+    spec = LINES.first()
     with tempfile.TemporaryDirectory() as folder:
-        say({"step": f"{spec['connector']}: vLLM's scheduler starts"})
+        LINES.say({"step": f"{spec['connector']}: vLLM's scheduler starts"})
         engine = Engine(spec, configured(spec, make_model(Path(folder))))
-        say({"step": f"{spec['connector']}: look-ups"})
+        LINES.say({"step": f"{spec['connector']}: lookups"})
         figures = {} if spec["connector"] == "lmcache" else figures_of("lookup", measure_lookups(engine, spec))
-        say({"step": f"{spec['connector']}: steps"})
+        LINES.say({"step": f"{spec['connector']}: steps"})
         figures |= figures_of(f"step_{spec['running']}", measure_steps(engine, spec))
-        say({"figures": figures})
-        say({"done": True})
-        sys.stdout.flush()
-        os._exit(0)  # libraries of some connectors don't end by themselves
+        LINES.say({"figures": figures})
+        LINES.say({"done": True})
 
 
 if __name__ == "__main__":
-    main()
+    LINES.run(main)

@@ -1,6 +1,6 @@
-"""Dynamo's KV indexer: its radix tree in this process, and its stand-alone indexer, fed by ZeroMQ and asked over HTTP.
+"""Dynamo's KV indexer: its radix tree in this process, and its stand-alone indexer with ZeroMQ events and HTTP lookups.
 
-Hashes are chains from the root of a tree there, so look-ups start where a prefix starts.
+Its hashes are chains from the root of a tree, so lookups start where a prefix starts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Tree(Directory):
     def take(self, prepared: list[tuple[int, bytes]]) -> None:
         for worker, event in prepared:
             self.tree.apply_event(worker, event)
-        self.tree.find_matches([1])  # stands in the same queue
+        self.tree.find_matches([1])  # returns after the events, which are in the same queue
 
     def prepare_lookup(self, prefix: int, position: int) -> list[int]:
         return keys_at(prefix, position, LOOKUP_KEYS).tolist()
@@ -66,29 +66,29 @@ class Tree(Directory):
 
 
 class Http:
-    """A connection that stays, with requests made ahead of the clock."""
+    """A kept connection; requests are encoded before the clock starts."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.heard = b""
+        self.received = b""
 
-    def hear(self) -> tuple[int, bytes]:
+    def receive(self) -> tuple[int, bytes]:
         while True:
-            head, separator, body = self.heard.partition(b"\r\n\r\n")
+            head, separator, body = self.received.partition(b"\r\n\r\n")
             if separator:
                 length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
                 if len(body) >= length:
-                    self.heard = body[length:]
+                    self.received = body[length:]
                     return int(head.split()[1]), body[:length]
             data = self.socket.recv(1 << 16)
             if not data:
                 raise RuntimeError("the indexer has closed the connection")
-            self.heard += data
+            self.received += data
 
     def ask(self, request: bytes) -> bytes:
         self.socket.sendall(request)
-        status, body = self.hear()
+        status, body = self.receive()
         if status // 100 != 2:
             raise RuntimeError(f"the indexer answered {status}: {body[:200].decode(errors='replace')}")
         return body
@@ -106,7 +106,7 @@ class Indexer(Directory):
 
     def __init__(self) -> None:
         self.port = free_port()
-        # Its __main__ would ask for packages that it does not need.
+        # The package's __main__ would import packages that the indexer does not need.
         self.server = start([sys.executable, "-c", "import sys; from dynamo._core import run_kv_indexer\n"
                              "run_kv_indexer(sys.argv[1:])", "--port", str(self.port)])
         wait_until(lambda: answers_at(self.port), "the indexer")
@@ -115,7 +115,7 @@ class Indexer(Directory):
         self.workers = [self.worker(number) for number in range(NUM_WORKERS)]
 
     def worker(self, number: int) -> zmq.Socket[bytes]:
-        publisher = zmq.Context.instance().socket(zmq.XPUB)  # which hears of its subscriber
+        publisher = zmq.Context.instance().socket(zmq.XPUB)  # receives a message when the indexer subscribes
         publisher.setsockopt(zmq.SNDHWM, 0)
         publisher.setsockopt(zmq.LINGER, 0)
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
@@ -147,8 +147,8 @@ class Indexer(Directory):
         for told, message in prepared:
             self.workers[told[0]].send_multipart(message)
             last[told[0]] = told
-        for worker, prefix, position in last.values():  # each has a stream of its own
-            # Storing ends with a whole prefix, evicting with where it starts.
+        for worker, prefix, position in last.values():  # each worker has its own stream
+            # The last stored batch completes a prefix; the last evicted one is a prefix's first.
             depth = position + BATCH_KEYS if position else 0
             asked = query(keys_at(prefix, 0, max(depth, 1)))
             wait_until(lambda worker=worker, depth=depth, asked=asked:
@@ -179,7 +179,7 @@ class Indexer(Directory):
             ask(connection)
         while num_answered < num_asked:
             for key, _ in selector.select():
-                key.data.hear()
+                key.data.receive()
                 num_answered += 1
                 if time.perf_counter() < end:
                     ask(key.data)
@@ -204,11 +204,11 @@ def query(keys: np.ndarray) -> bytes:
 
 
 def scores(answer: bytes) -> dict[int, int]:
-    """In blocks; the indexer counts tokens."""
+    """Converts the indexer's counts of tokens to blocks."""
     return {int(worker): next(iter(ranks.values())) // BLOCK_TOKENS
             for worker, ranks in json.loads(answer)["scores"].items()}
 
 
 if __name__ == "__main__":
     main(lambda: version("ai-dynamo-runtime"), [
-        Layout("dynamo", [Tree, Indexer], "look-ups start where a prefix starts; remote: its HTTP indexer")])
+        Layout("dynamo", [Tree, Indexer], "lookups start where a prefix starts; remote: its HTTP indexer")])

@@ -1,7 +1,7 @@
 """LMCache's cache controller: its registry in this process, and its controller manager over ZeroMQ.
 
-The controller needs neither torch nor transformers, which its package imports: hollow modules stand for them, since the
-real ones are gigabytes.
+LMCache imports torch and transformers, but its controller does not use them. Hollow modules replace them, because the
+real ones take gigabytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ os.environ["LMCACHE_LOG_LEVEL"] = "ERROR"
 import msgspec
 import zmq
 from controller_load import LOOKUP_KEYS, NUM_WORKERS, Batch, keys_at
-from controller_peer import IN_FLIGHT, Directory, Layout, main
+from controller_peer import Directory, Layout, main, pipelined
 from controller_server import free_port, start, wait_until
 
 HOLLOW = ("torch", "transformers")
@@ -30,8 +30,8 @@ ASKER = "asker"
 
 
 def import_controller(name: str) -> Any:
-    """A part of LMCache's controller."""
-    importlib.import_module("lmcache")  # finds no torch and does without
+    """Imports a module of LMCache's controller."""
+    importlib.import_module("lmcache")  # works without torch
     while True:
         try:
             return importlib.import_module(f"lmcache.v1.cache_controller.{name}")
@@ -57,14 +57,14 @@ def name_of(worker: int) -> str:
     return f"worker{worker}"
 
 
-class Told:
-    """Events as LMCache's workers send them, each worker's with numbers of its own."""
+class Events:
+    """Events as LMCache's workers send them, with sequence numbers for each worker."""
 
     def __init__(self) -> None:
         self.next = [0] * NUM_WORKERS
 
-    def batch(self, is_store: bool, told: Batch, batch_keys: int) -> Any:
-        worker, prefix, position = told
+    def batch(self, is_store: bool, batch: Batch, batch_keys: int) -> Any:
+        worker, prefix, position = batch
         first = self.next[worker]
         self.next[worker] += batch_keys
         kind = message.OpType.ADMIT if is_store else message.OpType.EVICT
@@ -79,7 +79,7 @@ def asked_for(prefix: int, position: int, count: int = LOOKUP_KEYS, asker: str =
 
 
 def found_in(answer: Any) -> dict[int, int]:
-    """It names one instance, whoever else holds the keys."""
+    """The answer names one instance, also if others hold the keys."""
     return {int(name.removeprefix("worker")): depth for name, _, depth, _ in answer.layout_info if name}
 
 
@@ -91,10 +91,10 @@ class Registry(Directory):
         for worker in range(NUM_WORKERS):
             self.registry.register_worker(name_of(worker), 0, "127.0.0.1", 1, f"127.0.0.1:{worker + 1}", None,
                                           time.time())
-        self.told = Told()
+        self.encoder = Events()
 
     def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> list[Any]:
-        return [self.told.batch(is_store, told, batch_keys) for told in some]
+        return [self.encoder.batch(is_store, batch, batch_keys) for batch in some]
 
     def take(self, prepared: list[Any]) -> None:
         for batch in prepared:
@@ -104,11 +104,11 @@ class Registry(Directory):
         return asked_for(prefix, position)
 
     def lookup(self, prepared: Any) -> Any:
-        try:  # it never waits, so that no event loop is needed
+        try:  # the coroutine never waits, so that no event loop is needed
             self.controller.batched_p2p_lookup(prepared).send(None)
         except StopIteration as done:
             return done.value
-        raise RuntimeError("the look-up waits for something")
+        raise RuntimeError("the lookup waits for something")
 
     def found(self, answer: Any) -> dict[int, int]:
         return found_in(answer)
@@ -130,7 +130,7 @@ class Controller(Directory):
         for worker in range(NUM_WORKERS):
             self.ask(message.RegisterMsg(instance_id=name_of(worker), worker_id=0, ip="127.0.0.1", port=port,
                                          peer_init_url=f"127.0.0.1:{worker + 1}"))
-        self.told = Told()
+        self.encoder = Events()
 
     def holder(self) -> int:
         return self.server.pid
@@ -139,12 +139,13 @@ class Controller(Directory):
         return msgspec.msgpack.decode(self.lookup(msgspec.msgpack.encode(question)), type=message.Msg)
 
     def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> list[tuple[bool, Batch, bytes]]:
-        return [(is_store, told, msgspec.msgpack.encode(self.told.batch(is_store, told, batch_keys))) for told in some]
+        return [(is_store, batch, msgspec.msgpack.encode(self.encoder.batch(is_store, batch, batch_keys)))
+                for batch in some]
 
     def take(self, prepared: list[tuple[bool, Batch, bytes]]) -> None:
         for _, _, batch in prepared:
             self.events.send(batch)
-        is_store, (_, prefix, position), _ = prepared[-1]  # one stream brings all of them in order
+        is_store, (_, prefix, position), _ = prepared[-1]  # all events arrive in order over one socket
 
         def is_taken() -> bool:
             answer = self.ask(asked_for(prefix, position, 1))
@@ -168,16 +169,8 @@ class Controller(Directory):
         return found_in(msgspec.msgpack.decode(answer, type=message.Msg))
 
     def lookups_in_flight(self, prepared: Sequence[bytes], seconds: float) -> int:
-        end = time.perf_counter() + seconds
-        num_asked = num_answered = 0
-        while num_answered < num_asked or time.perf_counter() < end:
-            while num_asked < num_answered + IN_FLIGHT and time.perf_counter() < end:
-                self.lookups.send_multipart([b"", prepared[num_asked % len(prepared)]])
-                num_asked += 1
-            if num_answered < num_asked:
-                self.answer()
-                num_answered += 1
-        return num_answered
+        return pipelined(lambda number: self.lookups.send_multipart([b"", prepared[number % len(prepared)]]),
+                         lambda _: self.answer(), seconds)
 
     def close(self) -> None:
         self.events.close(0)
@@ -188,7 +181,7 @@ class Controller(Directory):
 
 
 def serve(pull: str, reply: str) -> None:
-    """As LMCache's own server does, without its HTTP front."""
+    """Serves as LMCache's own server does, without its HTTP API."""
     import uvloop
 
     manager = import_controller("controller_manager").LMCacheControllerManager

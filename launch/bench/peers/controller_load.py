@@ -1,33 +1,23 @@
-"""The load of `kvferry bench controller`: launch/bench/controller/controller_load.h in Python, with keys of 64 bits."""
+"""The load of `kvferry bench controller`: launch/bench/harness/controller_load.h in Python, with keys of 64 bits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
+from scramble import scramble, scramble_all
 
 NUM_WORKERS = 64
 PREFIX_KEYS = 1024
 BATCH_KEYS = 32
 LOOKUP_KEYS = 128
-MASK = (1 << 64) - 1
 
 Batch = tuple[int, int, int]  # worker, prefix, position
 
 
-def scramble(x: int) -> int:
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
 def keys_at(prefix: int, position: int, count: int) -> np.ndarray:
     first = prefix * PREFIX_KEYS + position + 1
-    with np.errstate(over="ignore"):
-        x = np.arange(first, first + count, dtype=np.uint64)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+    return scramble_all(np.arange(first, first + count, dtype=np.uint64))
 
 
 def workers_of(prefix: int) -> list[int]:
@@ -38,7 +28,7 @@ def workers_of(prefix: int) -> list[int]:
 
 
 def batches(begin: int, end: int, batch_keys: int = BATCH_KEYS) -> Iterator[Batch]:
-    """Prefixes [begin, end), 64 at a time in turns."""
+    """The batches of prefixes [begin, end), 64 prefixes at a time in turns."""
     for some in range(begin, end, NUM_WORKERS):
         for position in range(0, PREFIX_KEYS, batch_keys):
             for prefix in range(some, min(some + NUM_WORKERS, end)):

@@ -1,7 +1,7 @@
-"""Mooncake's master, with 64 store clients of this process as the workers; an object of one byte stands for a chunk.
+"""Mooncake's master, with 64 store clients in this process as the workers and an object of one byte for each chunk.
 
-Batch queries name the holders, batch exist only says that there is one. Its client's C++ and Python are in the times of
-look-ups one at a time, since there is no other way to ask.
+Batch queries name the holders; batch exist only reports that there is one. The times of single lookups include the
+client's C++ and Python, because the master has no other interface.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 SEGMENT_BYTES = 64 << 20
 BUFFER_BYTES = 1 << 20
-CLIENT_TTL_S = 600  # this process has other things to do than to beat in time
+CLIENT_TTL_S = 600  # this process is too busy to send heartbeats in time
 KEPT: list[Any] = []
 
 
@@ -70,7 +70,7 @@ class Master(Directory):
         return self.server.pid
 
     def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> list[Any]:
-        """Both replicas of an object are made at once, so that the second worker has nothing to tell."""
+        """Both replicas of an object are made at once, so that the second worker has no event of its own."""
         prepared = []
         for worker, prefix, position in some:
             workers = workers_of(prefix)
@@ -103,7 +103,7 @@ class Master(Directory):
                       for name in names)
 
     def lookups_in_flight(self, prepared: Sequence[list[str]], seconds: float) -> int:
-        """A client asks one thing at a time, so there are as many."""
+        """Uses 16 clients, because each has one lookup in flight."""
         counts = [0] * IN_FLIGHT
         end = time.perf_counter() + seconds
 
@@ -120,7 +120,7 @@ class Master(Directory):
         return sum(counts)
 
     def close(self) -> None:
-        """The clients stay, since each takes a minute to leave; the master ends with this process."""
+        """Keeps the clients, because each takes a minute to close; the master ends with this process."""
         KEPT.append(self)
 
 

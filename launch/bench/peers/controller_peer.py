@@ -1,16 +1,15 @@
-"""A peer's program of `kvferry bench controller --peers`: what it measures, of a Directory for each way to a peer's.
+"""The measurements of a peer's program of `kvferry bench controller --peers`.
 
-Lines of JSON on stdin and stdout, as launch/bench/controller/controller_peers.h tells them.
+A peer implements a Directory for each way to reach it. launch/bench/controller/controller_peers.h describes the lines
+of JSON on stdin and stdout.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,27 +18,28 @@ from typing import Any
 
 from controller_load import BATCH_KEYS, LOOKUP_KEYS, NUM_WORKERS, PREFIX_KEYS, Batch, batches, workers_of
 from controller_server import cpu_seconds, resident_bytes
+from json_lines import JsonLines
 
-CHURN_PREFIXES = 64  # what one repetition of the events brings and takes
+CHURN_PREFIXES = 64  # stored and evicted in each repetition of the events
 IN_FLIGHT = 16
 
 
 class Directory:
-    """One way to one peer's directory. What is prepared is not timed; what is timed does no more than it must."""
+    """One way to reach a peer's directory. The prepare methods are not timed."""
 
     way = "in process"  # or "remote"
-    load_keys = BATCH_KEYS  # in a batch of the load; the events are measured in batches of 32 whatever this is
-    any_position = True  # False: look-ups start where a prefix starts, since the directory knows no other beginning
+    load_keys = BATCH_KEYS  # in a batch of the load; the events are always measured in batches of 32
+    any_position = True  # False: lookups must start where a prefix starts
 
     def holder(self) -> int:
-        """The process whose memory grows."""
+        """The process that holds the directory."""
         return os.getpid()
 
     def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> Any:
         raise NotImplementedError
 
     def take(self, prepared: Any) -> None:
-        """Returns when all of it has been taken in."""
+        """Returns when the directory has handled all events."""
         raise NotImplementedError
 
     def prepare_lookup(self, prefix: int, position: int) -> Any:
@@ -49,23 +49,37 @@ class Directory:
         raise NotImplementedError
 
     def found(self, answer: Any) -> dict[int, int]:
-        """How many of the 128 keys the answer says that each worker holds, from the first on."""
+        """Returns for each worker how many of the 128 keys it holds, counted from the first one."""
         raise NotImplementedError
 
     def other_lookups(self) -> dict[str, Callable[[Any], Any]]:
-        """Further ways to ask the same, by the name of their figure; their answers are not looked at."""
+        """Returns further forms of a lookup by the names of their figures; their answers are not checked."""
         return {}
 
     def lookups_in_flight(self, prepared: Sequence[Any], seconds: float) -> int:
-        """How many were answered in about that time, 16 in flight."""
+        """Returns how many lookups were answered in about that time, with 16 in flight."""
         raise NotImplementedError
 
     def close(self) -> None:
         pass
 
 
+def pipelined(ask: Callable[[int], None], receive: Callable[[int], None], seconds: float) -> int:
+    """Calls ask(n) and receive(n) for lookups n = 0, 1, ... with 16 in flight; returns how many were answered."""
+    end = time.perf_counter() + seconds
+    num_asked = num_answered = 0
+    while num_answered < num_asked or time.perf_counter() < end:
+        while num_asked < num_answered + IN_FLIGHT and time.perf_counter() < end:
+            ask(num_asked)
+            num_asked += 1
+        if num_answered < num_asked:
+            receive(num_answered)
+            num_answered += 1
+    return num_answered
+
+
 def depths(holders: Iterable[Collection[int]]) -> dict[int, int]:
-    """How far each holder's keys go without a gap, from the holders of each key."""
+    """From the holders of each key: for each holder the number of keys before its first gap."""
     found: dict[int, int] = {}
     for depth, some in enumerate(holders):
         for worker in some:
@@ -76,7 +90,7 @@ def depths(holders: Iterable[Collection[int]]) -> dict[int, int]:
 
 @dataclass
 class Answers:
-    """What the answers were worth. A partial one is true but does not name every holder."""
+    """Counts right, wrong and partial answers. A partial answer is true but does not name every holder."""
 
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -107,7 +121,7 @@ class Measurement:
         self.load(directory)
         grown = resident_bytes(directory.holder()) - before
         figures = {"bytes_per_hash": grown / (self.num_prefixes * PREFIX_KEYS)}
-        self.step(directory, "look-up of 128 keys")
+        self.step(directory, "lookup of 128 keys")
         figures |= self.lookups(directory)
         for name, ask in directory.other_lookups().items():
             figures[f"{name}_us_p50"] = self.other_lookup(directory, ask)
@@ -122,7 +136,7 @@ class Measurement:
         self.say({"step": f"{self.peer}, {directory.way}: {what}"})
 
     def load(self, directory: Directory) -> None:
-        """64 prefixes at a time."""
+        """Loads 64 prefixes at a time."""
         for some in range(0, self.num_prefixes, NUM_WORKERS):
             if some % (NUM_WORKERS * 4) == 0:
                 self.step(directory, f"loading, {100 * some // self.num_prefixes} %")
@@ -178,7 +192,7 @@ class Measurement:
         return {"per_s": statistics.median(rates), "per_s_per_core": statistics.median(per_core)}
 
     def events(self, directory: Directory) -> float:
-        """New prefixes come and go again, so that the directory keeps its size."""
+        """Stores new prefixes and evicts them again, so that the directory keeps its size."""
         told = list(batches(self.num_prefixes, self.num_prefixes + CHURN_PREFIXES))
         rates = []
         for _ in range(self.repeat):
@@ -195,7 +209,7 @@ class Measurement:
 
 @dataclass
 class Layout:
-    """What becomes one entry of the figures: the peer's ways to be reached, one after the other."""
+    """One entry of the figures: the ways to reach a peer, which are measured one after the other."""
 
     engine: str
     ways: Sequence[Callable[[], Directory]]
@@ -203,50 +217,40 @@ class Layout:
 
 
 def main(version_of: Callable[[], str], layouts: Sequence[Layout], hashes_max: int = 1 << 20) -> None:
-    lines, out = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not get between the lines
+    lines = JsonLines()
+    gc.disable()  # a collection in the middle would distort the peer's times
 
-    def say(message: dict[str, Any]) -> None:
-        print(json.dumps(message), file=out, flush=True)
-
-    gc.disable()  # a collection in the middle would be the measurement's doing, not the peer's
-    spec = json.loads(lines.readline() or "null")
-    if spec is None:
-        raise SystemExit("kvferry bench controller starts this")
-    asked = spec["hashes"]
-    spec["hashes"] = min(asked, hashes_max) // PREFIX_KEYS * PREFIX_KEYS
-    try:
+    def measure() -> None:
+        spec = lines.first()
+        asked = spec["hashes"]
+        spec["hashes"] = min(asked, hashes_max) // PREFIX_KEYS * PREFIX_KEYS
         for layout in layouts:
-            say({"peer": measured(version_of, layout, spec, asked, say)})
-        say({"done": True})
-    except BaseException as error:  # the driver wants to know of any
-        say({"error": (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:300], "code": 10})
-    out.flush()
-    os._exit(0)  # some libraries hang or crash when they are torn down
+            lines.say({"peer": measured(version_of, layout, spec, asked, lines.say)})
+        lines.say({"done": True})
+
+    lines.run(measure)
 
 
 def measured(version_of: Callable[[], str], layout: Layout, spec: dict[str, Any], asked: int,
              say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """A way that fails is left out and told of in the notes, as long as another one works."""
+    """Measures each way. A way that fails is left out, with a note, as long as another one works."""
     measurement = Measurement(layout.engine, spec, say)
     figures: dict[str, float] = {}
     notes = [layout.notes] if layout.notes else []
     failures = []
     for make in layout.ways:
+        directory = None
         try:
             directory = make()
-        except Exception as error:
-            failures.append(error)
-            notes.append(f"{make.__name__} not measured: {type(error).__name__}: {error}".splitlines()[0])
-            continue
-        try:
             ours = measurement.run(directory)
         except Exception as error:
             failures.append(error)
-            notes.append(f"{directory.way} not measured: {type(error).__name__}: {error}".splitlines()[0])
+            name = directory.way if directory else make.__name__
+            notes.append(f"{name} not measured: {type(error).__name__}: {error}".splitlines()[0])
             continue
         finally:
-            directory.close()
+            if directory:
+                directory.close()
         figures |= {f"remote_{name}" if directory.way == "remote" else name: value for name, value in ours.items()}
     if not figures:
         raise failures[0]
@@ -258,6 +262,3 @@ def measured(version_of: Callable[[], str], layout: Layout, spec: dict[str, Any]
     figures |= {f"answers_{kind}": count for kind, count in measurement.answers.counts.items()}
     return {"engine": layout.engine, "version": version_of(), "figures": figures, "notes": "; ".join(notes)}
 
-
-if __name__ == "__main__":
-    sys.exit("a peer's program imports this")

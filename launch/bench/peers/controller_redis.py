@@ -1,22 +1,21 @@
-"""Redis as a directory: three layouts in a redis-server of its own, asked over loopback TCP.
+"""Redis as a directory: three layouts in a redis-server that this program starts, over loopback TCP.
 
-Requests are RESP made ahead of the clock, since a client library of Python would cost more than the server.
+Requests are encoded before the clock starts, because a Python client library would cost more time than the server.
 """
 
 from __future__ import annotations
 
 import shutil
 import socket
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import hiredis
 from controller_load import LOOKUP_KEYS, NUM_WORKERS, Batch, keys_at
-from controller_peer import IN_FLIGHT, Directory, Layout, depths, main
+from controller_peer import IN_FLIGHT, Directory, Layout, depths, main, pipelined
 from controller_server import answers_at, free_port, start, wait_until
 
-Prepared = tuple[bytes, int]  # a request, and how many replies it gets
+Prepared = tuple[bytes, int]  # a request and the number of its replies
 
 
 def command(*words: bytes) -> bytes:
@@ -60,14 +59,14 @@ class RedisDirectory(Directory):
         return info.split(b"redis_version:")[1].split()[0].decode()
 
     def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> list[Prepared]:
-        return [self.told(is_store, worker, keys_at(prefix, position, batch_keys).tolist())
+        return [self.request(is_store, worker, keys_at(prefix, position, batch_keys).tolist())
                 for worker, prefix, position in some]
 
-    def told(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
+    def request(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
         raise NotImplementedError
 
     def take(self, prepared: list[Prepared]) -> None:
-        """With a few batches in flight, as many workers have."""
+        """Keeps 16 batches in flight, as many workers would."""
         for begin in range(0, len(prepared), IN_FLIGHT):
             some = prepared[begin:begin + IN_FLIGHT]
             self.socket.sendall(b"".join(request for request, _ in some))
@@ -78,16 +77,8 @@ class RedisDirectory(Directory):
         return self.replies(prepared[1])
 
     def lookups_in_flight(self, prepared: Sequence[Prepared], seconds: float) -> int:
-        end = time.perf_counter() + seconds
-        num_asked = num_answered = 0
-        while num_answered < num_asked or time.perf_counter() < end:
-            while num_asked < num_answered + IN_FLIGHT and time.perf_counter() < end:
-                self.socket.sendall(prepared[num_asked % len(prepared)][0])
-                num_asked += 1
-            if num_answered < num_asked:
-                self.replies(prepared[num_answered % len(prepared)][1])
-                num_answered += 1
-        return num_answered
+        return pipelined(lambda number: self.socket.sendall(prepared[number % len(prepared)][0]),
+                         lambda number: self.replies(prepared[number % len(prepared)][1]), seconds)
 
     def close(self) -> None:
         self.socket.close()
@@ -98,7 +89,7 @@ class RedisDirectory(Directory):
 class Sets(RedisDirectory):
     """A set of workers for each hash."""
 
-    def told(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
+    def request(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
         verb, member = b"SADD" if is_store else b"SREM", b"%d" % worker
         return b"".join(command(verb, b"%016x" % key, member) for key in keys), len(keys)
 
@@ -111,9 +102,9 @@ class Sets(RedisDirectory):
 
 
 class Bitmaps(RedisDirectory):
-    """A bitmap of workers for each hash, so that one MGET asks for all."""
+    """A bitmap of workers for each hash, so that one MGET is a lookup."""
 
-    def told(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
+    def request(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
         number, bit = b"%d" % worker, b"1" if is_store else b"0"
         return b"".join(command(b"SETBIT", b"%016x" % key, number, bit) for key in keys), len(keys)
 
@@ -127,9 +118,9 @@ class Bitmaps(RedisDirectory):
 
 
 class Nodes(RedisDirectory):
-    """A hash for each worker with a field for each of its keys, so that a look-up asks all 64."""
+    """A hash for each worker with a field for each of its keys, so that a lookup queries all 64."""
 
-    def told(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
+    def request(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
         node = b"node%d" % worker
         if is_store:
             return command(b"HSET", node, *(word for key in keys for word in (b"%016x" % key, b"1"))), 1

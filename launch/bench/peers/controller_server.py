@@ -1,4 +1,4 @@
-"""Programs that hold a peer's directory: started and looked at by the peers' programs of `kvferry bench controller`."""
+"""Starts and observes servers that hold a peer's directory, for the peers' programs of `kvferry bench controller`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def start(words: Sequence[str], log: str = "/dev/null", **environment: str) -> subprocess.Popen[bytes]:
-    """A program that ends with this one."""
+    """Starts a program that ends with this one."""
     libc = ctypes.CDLL(None)
     with Path(log).open("wb") as out:
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out,

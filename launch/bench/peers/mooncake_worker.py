@@ -1,4 +1,4 @@
-"""Mooncake's transfer engine over TCP, peers found by address (P2PHANDSHAKE): one batch a request, with its notify."""
+"""Mooncake's transfer engine over TCP, with peers found by address (P2PHANDSHAKE): one batch and notify a request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from bench_worker import Engine, Job, main, make_memory, poll_until
+from bench_worker import Engine, Job, main, make_memory
 from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
 
 SCRATCH_BYTES = 4096
@@ -22,7 +22,6 @@ class MooncakeEngine(Engine):
         for part in (memory, self.scratch):
             if self.engine.register_memory(part.ctypes.data, part.nbytes) != 0:
                 raise RuntimeError("Mooncake does not register the memory")
-        self.num_heard = 0
 
     def address(self) -> dict[str, Any]:
         return {"name": f"{self.spec['host']}:{self.engine.get_rpc_port()}", "base": self.memory.ctypes.data,
@@ -47,17 +46,11 @@ class MooncakeEngine(Engine):
                                            TransferNotify("bench", "moved")) != 0:
             raise RuntimeError("the batch failed")
 
-    def hear(self) -> None:
-        def is_heard() -> bool:
-            if self.num_heard == 0:
-                self.num_heard += len(self.engine.get_notifies())
-            return self.num_heard > 0
-
-        poll_until(is_heard, "a notification")
-        self.num_heard -= 1
+    def new_notifications(self) -> int:
+        return len(self.engine.get_notifies())
 
     def answer(self) -> None:
-        self.hear()
+        self.wait_notified()
         if self.engine.transfer_sync(self.peer["name"], self.scratch.ctypes.data, self.peer["scratch"], 8,
                                      TransferOpcode.Write, TransferNotify("bench", "heard")) != 0:
             raise RuntimeError("the answer failed")

@@ -2,7 +2,7 @@
 
 Each side prepares the list of all blocks once; a request picks from both lists by index (make_prepped_xfer), is posted,
 and is polled until it is done; the far side polls for the notification. Setting "default" has NIXL's progress thread,
-as users run it; "best" does without.
+as users run it; "best" has none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ class NixlEngine(Engine):
         has_thread = spec["setting"] == "default"
         self.agent = nixl_agent(spec["side"], nixl_agent_config(enable_prog_thread=has_thread, backends=["UCX"]))
         self.agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
-        self.num_heard = 0
 
     def address(self) -> dict[str, Any]:
         return {"metadata": self.agent.get_agent_metadata().hex(), "base": self.memory.ctypes.data}
@@ -65,17 +64,11 @@ class NixlEngine(Engine):
             raise RuntimeError(f"the transfer ended as {state}")
         self.agent.release_xfer_handle(handle)
 
-    def hear(self) -> None:
-        def is_heard() -> bool:
-            if self.num_heard == 0:
-                self.num_heard += sum(len(notes) for notes in self.agent.get_new_notifs().values())
-            return self.num_heard > 0
-
-        poll_until(is_heard, "a notification")
-        self.num_heard -= 1
+    def new_notifications(self) -> int:
+        return sum(len(notes) for notes in self.agent.get_new_notifs().values())
 
     def answer(self) -> None:
-        self.hear()
+        self.wait_notified()
         self.agent.send_notif(self.peer, b"heard")
 
 

@@ -8,18 +8,18 @@
 
 #include "launch/bench/harness/bench_venv.h"
 #include "launch/bench/harness/byte_size.h"
-#include "launch/bench/transfer/far_side.h"
 #include "launch/bench/harness/figures_file.h"
 #include "launch/bench/harness/host_facts.h"
-#include "launch/bench/transfer/measure.h"
 #include "launch/bench/harness/progress.h"
+#include "launch/bench/transfer/far_side.h"
+#include "launch/bench/transfer/measure.h"
 
 namespace kvferry::bench {
 namespace {
 
 using Json = nlohmann::json;
 
-/// kvferry, the machine's limits on this path, and the peers.
+/// kvferry, then the machine's limits on this path, then the peers.
 std::vector<Contender> contenders(const std::string& path, const std::vector<std::string>& peers, bool is_same_host) {
   std::vector<Contender> all{{.engine = "kvferry", .setting = "default"}};
   if (is_same_host && path != "tcp") {
@@ -29,7 +29,7 @@ std::vector<Contender> contenders(const std::string& path, const std::vector<std
   if (!is_same_host || path == "tcp" || path == "ucx" || path == "auto")
     all.push_back({.engine = "socket", .setting = "best", .is_limit = true});
   for (const std::string& peer : peers) {
-    if (peer == "mooncake" && path != "tcp") continue;  // its TCP is all it has without RDMA
+    if (peer == "mooncake" && path != "tcp") continue;  // without RDMA it has TCP only
     all.push_back({.engine = peer, .setting = "default", .is_peer = true, .is_free = peer != "ucx"});
     if (peer != "mooncake") all.push_back({.engine = peer, .setting = "best", .is_peer = true});
   }
@@ -50,7 +50,7 @@ class Driver {
     fmt::print("{}", table_of(rows_));
     std::fflush(stdout);
     if (Result<void> ok = write_json(options_.json_file, figures()); !ok) return ok;
-    return draw(options_.plot_file, "plot.py", figures(), say);
+    return draw(options_.plot_file, "transfer", figures(), say);
   }
 
  private:
@@ -76,7 +76,7 @@ class Driver {
     Contender contender;
   };
 
-  /// All engines of one path, memory and block size stand next to each other, so that they see the same machine.
+  /// Measurements of one path, memory and block size follow each other, so that all engines see the same machine.
   std::vector<Point> points() const {
     std::vector<Point> all;
     for (const std::string& path : options_.paths)
@@ -93,8 +93,7 @@ class Driver {
     for (const Point& point : all) {
       const std::string name = point.contender.engine + " " + point.contender.setting;
       if (!missing_.contains(point.contender.engine)) {
-        progress.begin_step(fmt::format("{}, path {}, {} memory, {}", name, point.path,
-                                        point.memory == MemoryKind::kKvferry ? "kvferry" : "foreign",
+        progress.begin_step(fmt::format("{}, path {}, {} memory, {}", name, point.path, name_of(point.memory),
                                         byte_size_text(point.shape.block_bytes)));
         Result<Measured> measured = measure(point.contender, point.path, point.memory, point.shape, options_,
                                             far_.link(), far_.host(), far_.is_same_host());
@@ -119,7 +118,7 @@ class Driver {
       engines_[name] = measured.describe;
       progress.say(fmt::format("{}: {}", name, measured.describe));
     }
-    const std::string memory = point.memory == MemoryKind::kKvferry ? "kvferry" : "foreign";
+    const char* memory = name_of(point.memory);
     const double share = static_cast<double>(measured.huge_page_bytes) /
                          static_cast<double>(point.shape.block_bytes * point.shape.num_blocks);
     if (point.contender.engine == "kvferry" && !huge_shares_.contains(memory)) {
@@ -129,19 +128,16 @@ class Driver {
   }
 
   Json figures() const {
-    Json rows = Json::array();
-    for (const Row& row : rows_) rows.push_back(to_json(row));
     Json machine = host_facts();
     machine["huge_page_share"] = huge_shares_;
-    return {
-        {"rows", std::move(rows)}, {"machine", std::move(machine)}, {"engines", engines_}, {"peers_missing", missing_}};
+    return {{"rows", rows_}, {"machine", std::move(machine)}, {"engines", engines_}, {"peers_missing", missing_}};
   }
 
   const TransferOptions& options_;
   FarSide far_;
   std::vector<Row> rows_;
   std::map<std::string, std::string> engines_;
-  std::map<std::string, std::string> missing_;  // engine: why
+  std::map<std::string, std::string> missing_;  // the reason for each engine without rows
   std::map<std::string, double> huge_shares_;
 };
 

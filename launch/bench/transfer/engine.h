@@ -1,10 +1,11 @@
-// One way to carry bytes, as a benchmark's worker process drives it. A worker is one half of a measurement: the
-// initiator's moves the bytes, the target's owns the other memory and answers.
+// One way to carry bytes, driven by a benchmark's worker process. A measurement has two workers: the initiator moves
+// the bytes, the target owns the other memory and answers.
 #pragma once
 
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "launch/bench/harness/bench_memory.h"
 #include "launch/bench/transfer/pattern.h"
@@ -14,7 +15,7 @@ namespace kvferry::bench {
 
 constexpr TimeNs kPatience = 60 * kSecond;  // longer than any transfer or start may take
 
-/// What a worker is started with: the same fields in its first message (peers/worker.py reads them too).
+/// The configuration of a worker; its first message has the same fields (peers/bench_worker.py reads them too).
 struct WorkerSpec {
   std::string engine;
   std::string setting;
@@ -22,38 +23,47 @@ struct WorkerSpec {
   MemoryKind memory = MemoryKind::kKvferry;
   Side side = Side::kInitiator;
   std::uint64_t bytes = 0;
-  int core = -1;     // for the calling thread, not for an engine's own; -1: any
-  std::string host;  // this side's address on the route to the other one
+  int core = -1;     // of the calling thread, not of the engine's own threads; -1: any
+  std::string host;  // this side's address on the route to the other side
 };
 
 nlohmann::json to_json(const WorkerSpec& spec);
 /// kInvalidArgument: a field is missing or out of bounds.
 Result<WorkerSpec> worker_spec(const nlohmann::json& message);
 
-/// One thread. Every wait is bounded by kPatience and ends early with kCancelled on the user's interrupt.
+/// Used by one thread. Every wait is limited to kPatience and ends early with kCancelled on the user's interrupt.
 class Engine {
  public:
   virtual ~Engine() = default;
 
-  /// Gives what the other side's connect() needs. The memory outlives the engine.
+  /// Returns the argument of the other side's connect(). The memory outlives the engine.
   virtual Result<nlohmann::json> start(const WorkerSpec& spec, BenchMemory& memory) = 0;
   virtual Result<void> connect(const nlohmann::json& peer) = 0;
   virtual std::string describe() const { return ""; }
 
-  /// Not timed; `call_bytes` is for engines that have such a knob.
-  virtual void prepare(const Job& job, std::uint64_t call_bytes) = 0;
+  /// Computes the orders of the blocks; not timed. `call_bytes` is used by engines that limit the bytes of a call.
+  virtual void prepare(const Job& job, Side side, [[maybe_unused]] std::uint64_t call_bytes) {
+    job_ = job;
+    own_ = block_offsets(job, side);
+    others_ = block_offsets(job, side == Side::kInitiator ? Side::kTarget : Side::kInitiator);
+  }
   /// One request with all blocks of the job, from building its descriptors to the target's answer.
   virtual Result<void> transfer() = 0;
-  /// The target's half: sleeps until the notification is here, then answers.
+  /// The target's part of transfer(): waits for the notification, then answers.
   virtual Result<void> answer() { return {}; }
-  /// One block with notification to the other side, and back; the target's half.
+  /// Sends one block with a notification to the other side and waits for the same from there.
   virtual Result<void> ping() = 0;
+  /// The target's part of ping().
   virtual Result<void> pong() { return {}; }
-  /// Round trips count half. False: ping() is one way.
+  /// Whether ping() is a round trip, half of which is the latency, and not one way.
   virtual bool is_round_trip() const { return true; }
 
-  /// An engine that needs no other process has the target's memory here.
+  /// The target's memory, for an engine that needs no other process.
   virtual std::span<std::byte> target_memory() { return {}; }
+
+ protected:
+  Job job_;
+  std::vector<std::uint64_t> own_, others_;  // offsets of the job's blocks on this side and on the other one
 };
 
 std::unique_ptr<Engine> make_kvferry_engine();

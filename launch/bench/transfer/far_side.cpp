@@ -1,7 +1,7 @@
 #include "launch/bench/transfer/far_side.h"
 
 #include "launch/bench/harness/host_facts.h"
-#include "launch/bench/transfer/programs.h"
+#include "launch/bench/transfer/worker_command.h"
 
 namespace kvferry::bench {
 
@@ -28,7 +28,7 @@ Result<void> FarSide::greet() {
   const Json own = host_facts();
   if (Result<void> ok = link_->send({{"do", "hello"}, {"version", own["version"]}}); !ok) return ok;
   const Result<Json> hello = link_->receive(10 * kSecond);
-  if (!hello) return Error{hello.error().code, "no kvferry bench listener is there: " + hello.error().what};
+  if (!hello) return Error{hello.error().code, "no kvferry bench listener answers: " + hello.error().what};
   const Json version = hello->value("version", Json());
   if (version != own["version"])
     return Error{
@@ -40,7 +40,7 @@ Result<void> FarSide::greet() {
 }
 
 Result<void> FarSide::install(const std::string& what) {
-  if (child_) return {};  // shares our environment
+  if (child_) return {};  // the child shares this process's environment
   if (Result<void> ok = link_->send({{"do", "install"}, {"what", what}}); !ok) return ok;
   const Result<Json> done = checked(link_->receive(kInstallPatience));
   if (!done) return Error{done.error().code, "on the listener's host: " + done.error().what};

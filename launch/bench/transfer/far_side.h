@@ -1,4 +1,4 @@
-// The connection to the far side of the benchmark, which is our own child where nobody named one.
+// The connection to the far side of the benchmark: a listener, which is a child process unless --connect names one.
 #pragma once
 
 #include <optional>
@@ -9,16 +9,16 @@
 
 namespace kvferry::bench {
 
-/// Ends its child, if it has one, when it goes.
+/// The destructor ends the child process, if there is one.
 class FarSide {
  public:
-  /// kUnavailable: nobody listens there; kRefused: another version of kvferry.
+  /// kUnavailable: no listener at the address; kRefused: a listener of another version of kvferry.
   Result<void> open(const std::optional<HostPort>& address);
-  /// Makes sure that the far host has a peer, too (bench_venv.h).
+  /// Installs a peer on the far host too (bench_venv.h).
   Result<void> install(const std::string& what);
 
   LineLink& link() { return *link_; }
-  const std::string& host() const { return host_; }  // our own address on the route there
+  const std::string& host() const { return host_; }  // this side's address on the route to the listener
   bool is_same_host() const { return is_same_host_; }
 
  private:
@@ -27,7 +27,7 @@ class FarSide {
   Result<void> greet();
 
   std::optional<ChildProcess> child_;
-  std::optional<LineLink> link_;  // closed first: then the child ends by itself
+  std::optional<LineLink> link_;  // destroyed before child_, which ends when the link closes
   std::string host_;
   bool is_same_host_ = false;
 };

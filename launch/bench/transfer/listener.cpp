@@ -8,7 +8,7 @@
 #include "launch/bench/harness/bench_venv.h"
 #include "launch/bench/harness/host_facts.h"
 #include "launch/bench/harness/line_link.h"
-#include "launch/bench/transfer/programs.h"
+#include "launch/bench/transfer/worker_command.h"
 
 namespace kvferry::bench {
 namespace {
@@ -20,7 +20,7 @@ class Session {
  public:
   explicit Session(int fd) : host_(tcp_local_host(fd)), driver_(fd, fd) {}
 
-  /// Until the driver leaves or breaks the rules.
+  /// Returns when the driver has closed, or an error if the driver sent a wrong message.
   Result<void> run() {
     while (!is_interrupted()) {
       pollfd fds[] = {{driver_.in_fd(), POLLIN, 0}, {worker_ ? worker_->link().in_fd() : -1, POLLIN, 0}};
@@ -45,15 +45,15 @@ class Session {
       is_known_ = message.value("version", Json()) == host_facts()["version"];
       return {};
     }
-    if (!is_known_) return Error{ErrorCode::kCorrupt, "a driver of another version, or no driver at all"};
+    if (!is_known_) return Error{ErrorCode::kCorrupt, "its first message is not a Hello of this version of kvferry"};
     if (what == "install") return install(message.value("what", Json()));
     if (what == "start_worker") return start(message.value("spec", Json::object()));
     if (what == "stop_worker") {
       worker_.reset();
       return driver_.send(Json::object());
     }
-    if (!worker_) return driver_.send(to_json(Error{ErrorCode::kInvalidArgument, "no worker runs"}));
-    if (!worker_->link().send(message)) return tell_of_death();
+    if (!worker_) return driver_.send(to_json(Error{ErrorCode::kInvalidArgument, "no worker is running"}));
+    if (!worker_->link().send(message)) return report_death();
     return {};
   }
 
@@ -72,17 +72,17 @@ class Session {
     Result<ChildProcess> started = ChildProcess::start(*command);
     if (!started) return driver_.send(to_json(started.error()));
     worker_.emplace(std::move(*started));
-    if (!worker_->link().send(to_json(*spec))) return tell_of_death();
-    return {};  // its answer is relayed
+    if (!worker_->link().send(to_json(*spec))) return report_death();
+    return {};  // run() relays the worker's answer
   }
 
   Result<void> relay() {
     Result<Json> line = worker_->link().receive(kPatience);
-    if (!line) return tell_of_death();
+    if (!line) return report_death();
     return driver_.send(*line);
   }
 
-  Result<void> tell_of_death() {
+  Result<void> report_death() {
     const std::string words = worker_->last_words();
     worker_.reset();
     return driver_.send(to_json(Error{ErrorCode::kPeerLost, fmt::format("the target's program ended: {}", words)}));
@@ -115,7 +115,7 @@ Result<void> run_listener(const HostPort& address, bool is_child) {
     Session session(*accepted);
     const Result<void> served = session.run();
     if (is_child) return served;
-    fmt::print("{}\n", served ? "a driver has left" : "a driver was sent away: " + served.error().what);
+    fmt::print("{}\n", served ? "a driver has disconnected" : "disconnected a driver: " + served.error().what);
     std::fflush(stdout);
   }
   ::close(*listening);

@@ -1,5 +1,5 @@
-// The far half of the benchmark: waits for a driver and runs workers for it. No word of a driver is trusted, but there
-// is no password either: a listener is for a network of friends, for as long as a measurement takes.
+// The far side of the benchmark: waits for a driver and runs workers for it. A driver's messages are checked, but there
+// is no password: run a listener in a trusted network only, for as long as a measurement takes.
 #pragma once
 
 #include <string>
@@ -8,9 +8,8 @@
 
 namespace kvferry::bench {
 
-/// Serves one driver after the other until the user's interrupt; with `is_child` it prints its address as a JSON line,
-/// serves one, and ends.
-/// kUnavailable: can't listen there.
+/// Serves one driver after the other until the user's interrupt. With `is_child` it prints its port as a JSON line,
+/// serves one driver and returns. kUnavailable: it can't listen at the address.
 Result<void> run_listener(const HostPort& address, bool is_child);
 
 }  // namespace kvferry::bench

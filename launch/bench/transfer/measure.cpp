@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "launch/bench/harness/median.h"
+#include "launch/bench/harness/statistics.h"
 #include "launch/bench/transfer/worker.h"
 #include "launch/bench/transfer/worker_pair.h"
 
@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 constexpr std::uint64_t kRounds = 2000;
 constexpr std::uint64_t kRoundsMin = 100;
 constexpr std::uint64_t kRoundsFirst = 20;
-constexpr double kPingSecondsMax = 1;  // for blocks so large that kRounds of them take longer
+constexpr double kPingSecondsMax = 1;  // limits the rounds with large blocks
 constexpr std::uint64_t kCallBytes[] = {64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20};
 
 struct Timed {
@@ -30,7 +30,7 @@ Result<Timed> transfer_once(WorkerPair& pair) {
                done->initiator.value("cpu_s", 0.0) + done->target.value("cpu_s", 0.0)};
 }
 
-/// The call size that is fastest for this job; sockets only.
+/// Returns the number of bytes a call that is fastest for this job; sockets only.
 Result<std::uint64_t> tune(WorkerPair& pair, const Job& job) {
   std::uint64_t best = 0;
   double best_seconds = 0;
@@ -60,7 +60,7 @@ Result<void> ping(WorkerPair& pair, std::uint64_t rounds, Row& row) {
   return {};
 }
 
-/// As many rounds as there is time for, by a few first ones, which warm up as well.
+/// Measures as many rounds as fit into kPingSecondsMax, judged by a few first rounds, which also warm up.
 Result<void> measure_latency(WorkerPair& pair, Row& row) {
   if (Result<void> ok = ping(pair, kRoundsFirst, row); !ok) return ok;
   const double rounds = kPingSecondsMax * 1e6 / std::max(2 * row.latency_us_p50, 1e-3);
@@ -81,7 +81,7 @@ Result<std::string> measure_row(WorkerPair& pair, const Job& job, int repeat, Ro
   std::vector<double> seconds;
   std::vector<double> cpu_s;
   for (int i = 0; i <= repeat; ++i) {
-    if (i == repeat) {  // other bytes for the last one, so that it can't be right by an earlier one's work
+    if (i == repeat) {  // the last transfer moves other bytes, so that an earlier one can't have made it right
       if (Result<void> ok = pair.ask_both({{"do", "fill"}, {"seed", ++seed}}); !ok) return std::move(ok).error();
     }
     const Result<Timed> timed = transfer_once(pair);
@@ -124,7 +124,7 @@ Result<Measured> measure(const Contender& contender, const std::string& path, Me
     Row row{.engine = contender.engine,
             .setting = contender.setting,
             .path = path,
-            .memory = memory == MemoryKind::kKvferry ? "kvferry" : "foreign",
+            .memory = name_of(memory),
             .op = is_push ? "push" : "pull",
             .block_bytes = shape.block_bytes,
             .num_blocks = shape.num_blocks};

@@ -7,13 +7,13 @@
 
 namespace kvferry::bench {
 
-/// Who is to be measured on a path.
+/// An engine to measure on a path.
 struct Contender {
   std::string engine;
   std::string setting;
-  bool is_limit = false;  // of the machine: no row of it is kvferry's or a peer's
+  bool is_limit = false;  // a limit of the machine, neither kvferry nor a peer
   bool is_peer = false;
-  bool is_free = false;  // its own threads do the work: pinning the program's thread would harm it
+  bool is_free = false;  // not pinned, because the engine's own threads do the work
 };
 
 struct Measured {
@@ -22,7 +22,7 @@ struct Measured {
   std::uint64_t huge_page_bytes = 0;
 };
 
-/// `host`: our address on the route to the listener.
+/// `host`: this side's address on the route to the listener.
 Result<Measured> measure(const Contender& contender, const std::string& path, MemoryKind memory, const Shape& shape,
                          const TransferOptions& options, LineLink& listener, const std::string& host,
                          bool is_same_host);

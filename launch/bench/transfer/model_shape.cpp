@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "launch/bench/harness/byte_size.h"
+#include "launch/bench/harness/flags.h"
 
 namespace kvferry::bench {
 namespace {
@@ -26,19 +27,18 @@ Result<ModelShape> find_model(std::string_view name) {
     if (model.name == name) return model;
     names.push_back(model.name);
   }
-  return Error{ErrorCode::kInvalidArgument, fmt::format("--model is '{}'; allowed: {}", name, fmt::join(names, ", "))};
+  return bad_flag("--model", name, fmt::format("{}", fmt::join(names, ", ")));
 }
 
 Result<ModelBlocks> blocks_of(const ModelShape& model, std::string_view dtype, std::uint64_t tokens, std::uint64_t tp) {
   const std::uint64_t element_bytes = dtype == "bf16" ? 2 : dtype == "fp8" ? 1 : 0;
-  if (element_bytes == 0)
-    return Error{ErrorCode::kInvalidArgument, fmt::format("--dtype is '{}'; allowed: bf16, fp8", dtype)};
+  if (element_bytes == 0) return bad_flag("--dtype", dtype, "bf16, fp8");
   if (tokens == 0 || tokens > kTokensMax)
-    return Error{ErrorCode::kInvalidArgument, fmt::format("--tokens is {}; allowed: 1 to {}", tokens, kTokensMax)};
+    return bad_flag("--tokens", std::to_string(tokens), fmt::format("1 to {}", kTokensMax));
   const bool is_mla = model.kv_heads == 0;
   if (tp == 0 || (!is_mla && model.kv_heads % tp != 0))
-    return Error{ErrorCode::kInvalidArgument, fmt::format("--tp is {}; allowed: a divisor of the {} KV heads of {}", tp,
-                                                          model.kv_heads, model.name)};
+    return bad_flag("--tp", std::to_string(tp),
+                    fmt::format("a divisor of the {} KV heads of {}", model.kv_heads, model.name));
   const std::uint64_t heads = is_mla ? 1 : model.kv_heads / tp;
   const std::uint64_t parts = is_mla ? 1 : 2;
   const std::uint64_t block_bytes = kBlockTokens * heads * model.head_size * element_bytes;

@@ -1,5 +1,5 @@
-// The KV blocks of real models, from their published configurations: what one rank's blocks look like in an engine that
-// keeps K and V of each layer apart (vLLM's default layouts), or one latent a layer (MLA).
+// The KV blocks that one rank holds of real models, from their published configurations. K and V of each layer are
+// apart, as in vLLM's default layouts; MLA has one latent a layer.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,20 @@ struct ModelShape {
   std::string_view name;
   std::uint32_t layers;
   std::uint32_t kv_heads;   // 0: MLA
-  std::uint32_t head_size;  // MLA: of the latent and its rotary part together
+  std::uint32_t head_size;  // MLA: the sizes of the latent and of its rotary part together
 };
 
 struct ModelBlocks {
-  std::uint64_t block_bytes;  // one block of one layer: K or V, or the latent
+  std::uint64_t block_bytes;  // of K, V or the latent in one layer
   std::uint64_t num_blocks;   // of all layers, for all tokens
-  std::string derivation;     // one line for people
+  std::string derivation;     // one line that shows how the numbers follow from the model
 };
 
-/// kInvalidArgument: names the ones that are known.
+/// kInvalidArgument: an unknown model; the sentence names the known ones.
 Result<ModelShape> find_model(std::string_view name);
 
-/// dtype: "bf16" or "fp8". tokens: of one request. tp: tensor-parallel ranks, which share the KV heads out; MLA's
-/// latent is the same on each. kInvalidArgument: bad dtype, no tokens, or tp doesn't divide the heads.
+/// dtype: "bf16" or "fp8". tokens: the length of one request. tp: the number of tensor-parallel ranks, among which the
+/// KV heads are divided; MLA's latent is the same on each. kInvalidArgument: a value that is not allowed.
 Result<ModelBlocks> blocks_of(const ModelShape& model, std::string_view dtype, std::uint64_t tokens, std::uint64_t tp);
 
 }  // namespace kvferry::bench

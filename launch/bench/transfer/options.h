@@ -1,4 +1,4 @@
-// What `kvferry bench transfer` was asked for: the flags as words, and what they mean.
+// The flags of `kvferry bench transfer` as typed, and as parsed.
 #pragma once
 
 #include <optional>
@@ -6,12 +6,12 @@
 #include <string_view>
 #include <vector>
 
-#include "launch/bench/transfer/engine.h"
 #include "launch/bench/harness/tcp.h"
+#include "launch/bench/transfer/engine.h"
 
 namespace kvferry::bench {
 
-/// As typed; empty: not given.
+/// As typed; an empty text stands for a flag that is not given.
 struct TransferFlags {
   std::string path = "auto";
   std::string memory = "kvferry";
@@ -39,9 +39,9 @@ struct Shape {
 struct TransferOptions {
   std::vector<std::string> paths;
   std::vector<MemoryKind> memories;
-  std::vector<bool> pushes;  // true: push
+  std::vector<bool> pushes;  // true: push, false: pull
   std::vector<Shape> shapes;
-  std::string derivation;  // of the shapes, where a model gave them
+  std::string derivation;  // one line on how a model gives the shapes; empty without --model
   int repeat = 5;
   std::vector<std::string> peers;
   std::string json_file;
@@ -51,12 +51,7 @@ struct TransferOptions {
   bool pin = true;
 };
 
-/// kInvalidArgument: names the flag, its value and what is allowed.
+/// kInvalidArgument: the sentence names the flag, its value and what is allowed.
 Result<TransferOptions> parse_options(const TransferFlags& flags);
-
-/// For all benchmarks; the same errors. A file's name may be empty.
-Result<std::uint64_t> parse_number(std::string_view flag, std::string_view value, std::uint64_t least,
-                                   std::uint64_t most);
-Result<void> check_file(std::string_view flag, const std::string& file, std::string_view ending);
 
 }  // namespace kvferry::bench

@@ -4,22 +4,17 @@
 #include <numeric>
 #include <utility>
 
+#include "launch/bench/harness/scramble.h"
+
 namespace kvferry::bench {
 namespace {
-
-/// The finaliser of splitmix64.
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
 
 constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
 
 }  // namespace
 
 std::uint64_t pattern_word(std::uint64_t seed, Side side, std::uint64_t offset) {
-  return mix(offset + kGolden * (2 * seed + static_cast<std::uint64_t>(side) + 1));
+  return scramble(offset + kGolden * (2 * seed + static_cast<std::uint64_t>(side) + 1));
 }
 
 void fill_pattern(std::span<std::byte> memory, std::uint64_t seed, Side side) {
@@ -33,7 +28,7 @@ std::vector<std::uint64_t> block_offsets(const Job& job, Side side) {
   std::vector<std::uint64_t> offsets(job.num_blocks);
   for (std::uint64_t i = 0; i < job.num_blocks; ++i) offsets[i] = i * job.block_bytes;
   const std::uint64_t seed = kGolden * (2 * job.order_seed + static_cast<std::uint64_t>(side) + 1);
-  for (std::uint64_t i = job.num_blocks; i > 1; --i) std::swap(offsets[i - 1], offsets[mix(seed + i) % i]);
+  for (std::uint64_t i = job.num_blocks; i > 1; --i) std::swap(offsets[i - 1], offsets[scramble(seed + i) % i]);
   return offsets;
 }
 

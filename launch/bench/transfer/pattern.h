@@ -1,5 +1,5 @@
-// What is copied and in which order. Both sides of a measurement compute this for themselves, the Python peers too
-// (peers/worker.py), so that nothing but a seed has to be agreed upon.
+// The bytes of a transfer and the order of its blocks. Each side of a measurement computes both from a seed, the Python
+// peers (peers/bench_worker.py) too.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +26,10 @@ struct Job {
 std::uint64_t pattern_word(std::uint64_t seed, Side side, std::uint64_t offset);
 void fill_pattern(std::span<std::byte> memory, std::uint64_t seed, Side side);
 
-/// Offsets of the blocks, a random permutation for each side.
+/// The offsets of the blocks in a random order, another one for each side.
 std::vector<std::uint64_t> block_offsets(const Job& job, Side side);
 
-/// Whether `memory`, the destination's, holds the source's pattern in each block of the job.
+/// Whether the destination's `memory` holds the source's pattern in each block of the job.
 bool holds_pattern(std::span<const std::byte> memory, const Job& job, std::uint64_t seed);
 
 }  // namespace kvferry::bench

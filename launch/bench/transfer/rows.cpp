@@ -9,7 +9,7 @@
 namespace kvferry::bench {
 namespace {
 
-/// The row of kvferry that this one is to be compared with.
+/// kvferry's row of the same path, memory, direction and block size.
 const Row* kvferrys(const std::vector<Row>& rows, const Row& row) {
   const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& other) {
     return other.engine == "kvferry" && other.path == row.path && other.memory == row.memory && other.op == row.op &&
@@ -21,21 +21,6 @@ const Row* kvferrys(const std::vector<Row>& rows, const Row& row) {
 std::string group_of(const Row& row) { return fmt::format("{}, path {}, {} memory", row.op, row.path, row.memory); }
 
 }  // namespace
-
-nlohmann::json to_json(const Row& row) {
-  return {{"engine", row.engine},
-          {"setting", row.setting},
-          {"path", row.path},
-          {"memory", row.memory},
-          {"op", row.op},
-          {"block_bytes", row.block_bytes},
-          {"num_blocks", row.num_blocks},
-          {"gb_per_s", row.gb_per_s},
-          {"latency_us_p50", row.latency_us_p50},
-          {"latency_us_p99", row.latency_us_p99},
-          {"cpu_s_per_gib", row.cpu_s_per_gib},
-          {"verified", row.verified}};
-}
 
 std::string table_of(const std::vector<Row>& rows) {
   std::string text;

@@ -1,4 +1,4 @@
-// The result: one row for each engine, setting, path, kind of memory, direction and block size.
+// The result of a run: one row for each engine, setting, path, kind of memory, direction and block size.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -23,9 +23,11 @@ struct Row {
   bool verified = false;
 };
 
-nlohmann::json to_json(const Row& row);
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Row, engine, setting, path, memory, op, block_bytes, num_blocks, gb_per_s,
+                                   latency_us_p50, latency_us_p99, cpu_s_per_gib, verified)
 
-/// A table for each path, memory and direction: block sizes downwards, with how many times as fast kvferry is.
+/// A table for each path, memory and direction, with a row for each block size and engine. The column "kvferry/" is
+/// kvferry's rate divided by the row's.
 std::string table_of(const std::vector<Row>& rows);
 
 }  // namespace kvferry::bench

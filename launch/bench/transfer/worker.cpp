@@ -1,18 +1,18 @@
 #include "launch/bench/transfer/worker.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <optional>
 
-#include "launch/bench/transfer/engine.h"
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/line_link.h"
 #include "launch/bench/harness/pinned.h"
+#include "launch/bench/harness/programs.h"
+#include "launch/bench/harness/statistics.h"
+#include "launch/bench/transfer/engine.h"
 #include "transport/base/huge_pages.h"
 
 namespace kvferry::bench {
@@ -48,15 +48,6 @@ std::unique_ptr<Engine> make_worker_engine(const std::string& name) {
   return found == makers.end() ? nullptr : found->second();
 }
 
-double cpu_seconds() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
 class Worker {
  public:
   explicit Worker(LineLink& link) : link_(link) {}
@@ -72,7 +63,7 @@ class Worker {
     if (engine_ == nullptr) return bad_message("unknown engine");
     Result<Json> peer = engine_->start(spec_, *memory_);
     if (!peer) return peer;
-    if (spec_.core >= 0) pin_calling_thread(spec_.core);  // after the engine has made its own threads
+    if (spec_.core >= 0) pin_calling_thread(spec_.core);  // the engine's threads exist already and stay unpinned
     return Json{{"peer", std::move(*peer)}, {"huge_page_bytes", huge_page_bytes(memory_->span())}};
   }
 
@@ -104,9 +95,9 @@ class Worker {
                   number(message, "order_seed")};
     if (job.block_bytes == 0 || job.block_bytes % 8 != 0 || job.num_blocks == 0 ||
         job.num_blocks > spec_.bytes / job.block_bytes)
-      return bad_message("the job doesn't fit the memory");
+      return bad_message("the job does not fit the memory");
     job_ = job;
-    engine_->prepare(job, number(message, "call_bytes"));
+    engine_->prepare(job, spec_.side, number(message, "call_bytes"));
     return Json::object();
   }
 
@@ -120,36 +111,34 @@ class Worker {
     const std::span<std::byte> others = engine_->target_memory();
     const std::span<std::byte> destination = job_.is_push && !others.empty() ? others : memory_->span();
     if (std::getenv("KVFERRY_BENCH_DAMAGE") != nullptr)
-      destination[0] ^= std::byte{1};  // for the benchmark's own tests
+      destination[0] ^= std::byte{1};  // the benchmark's tests want a mismatch
     return Json{{"verified", holds_pattern(destination, job_, seed)}, {"describe", engine_->describe()}};
   }
 
   Result<Json> transfer() {
-    const double cpu_begin = cpu_seconds();
+    const double cpu_begin = cpu_seconds(::getpid());
     const TimeNs begin = clock_.now();
     if (Result<void> ok = engine_->transfer(); !ok) return std::move(ok).error();
     const TimeNs end = clock_.now();
-    return Json{{"seconds", static_cast<double>(end - begin) * 1e-9}, {"cpu_s", cpu_seconds() - cpu_begin}};
+    return Json{{"seconds", static_cast<double>(end - begin) * 1e-9}, {"cpu_s", cpu_seconds(::getpid()) - cpu_begin}};
   }
 
   Result<Json> answer() {
     if (Result<void> ok = link_.send({{"ready", true}}); !ok) return std::move(ok).error();
-    const double cpu_begin = cpu_seconds();
+    const double cpu_begin = cpu_seconds(::getpid());
     if (Result<void> ok = engine_->answer(); !ok) return std::move(ok).error();
-    return Json{{"cpu_s", cpu_seconds() - cpu_begin}};
+    return Json{{"cpu_s", cpu_seconds(::getpid()) - cpu_begin}};
   }
 
   Result<Json> ping(std::uint64_t rounds) {
-    std::vector<TimeNs> times(rounds);
-    for (TimeNs& time : times) {
+    std::vector<double> times_us(rounds);
+    const double us_per_ns = engine_->is_round_trip() ? 0.5e-3 : 1e-3;
+    for (double& time_us : times_us) {
       const TimeNs begin = clock_.now();
       if (Result<void> ok = engine_->ping(); !ok) return std::move(ok).error();
-      time = clock_.now() - begin;
+      time_us = static_cast<double>(clock_.now() - begin) * us_per_ns;
     }
-    std::sort(times.begin(), times.end());
-    const double us = engine_->is_round_trip() ? 0.5e-3 : 1e-3;
-    return Json{{"p50_us", static_cast<double>(times[rounds / 2]) * us},
-                {"p99_us", static_cast<double>(times[rounds * 99 / 100]) * us}};
+    return Json{{"p50_us", percentile(times_us, 50)}, {"p99_us", percentile(times_us, 99)}};
   }
 
   Result<Json> pong(std::uint64_t rounds) {
@@ -174,7 +163,7 @@ nlohmann::json to_json(const WorkerSpec& spec) {
   return {{"engine", spec.engine},
           {"setting", spec.setting},
           {"path", spec.path},
-          {"memory", spec.memory == MemoryKind::kKvferry ? "kvferry" : "foreign"},
+          {"memory", name_of(spec.memory)},
           {"side", spec.side == Side::kInitiator ? "initiator" : "target"},
           {"bytes", spec.bytes},
           {"core", spec.core},
@@ -205,7 +194,7 @@ nlohmann::json to_json(const Job& job, std::uint64_t call_bytes) {
 
 Result<void> run_worker() {
   catch_interrupts();
-  // Whatever a library prints must not get between the lines.
+  // Libraries that print to stdout must not mix their output with the answers.
   LineLink link(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3), ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3));
   ::dup2(STDERR_FILENO, STDOUT_FILENO);
   Worker worker(link);

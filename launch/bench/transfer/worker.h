@@ -1,4 +1,5 @@
-// A worker process: one half of a measurement, obeying JSON lines on stdin. peers/worker.py is the same in Python.
+// A worker process: one side of a measurement, which obeys JSON lines on stdin. peers/bench_worker.py is the same in
+// Python.
 //
 //   first line: the WorkerSpec              -> {"peer": {...}, "huge_page_bytes": n}
 //   {"do": "connect", "peer": {...}}        -> {}
@@ -10,7 +11,7 @@
 //   {"do": "pong", "rounds": n}             -> {"ready": true}, then {}
 //   {"do": "verify", "seed": n}             -> {"verified": bool, "describe": "..."}
 //
-// An error is {"error": what, "code": n} in place of an answer; the worker ends when stdin does.
+// In place of an answer, {"error": what, "code": n} reports an error. The worker ends when its stdin does.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -22,7 +23,7 @@ namespace kvferry::bench {
 
 nlohmann::json to_json(const Job& job, std::uint64_t call_bytes);
 
-/// Serves stdin and stdout until stdin ends. Errors only where nothing could be said to the driver.
+/// Serves stdin and stdout until stdin ends. Returns an error only if it could not be sent to the driver.
 Result<void> run_worker();
 
 }  // namespace kvferry::bench

@@ -2,13 +2,13 @@
 
 #include <utility>
 
-#include "launch/bench/transfer/programs.h"
+#include "launch/bench/transfer/worker_command.h"
 
 namespace kvferry::bench {
 namespace {
 
 using Json = nlohmann::json;
-constexpr TimeNs kPatienceWithWorker = kPatience + 10 * kSecond;  // so that its own words come first
+constexpr TimeNs kPatienceWithWorker = kPatience + 10 * kSecond;  // so that the worker's own error comes first
 
 }  // namespace
 
@@ -31,7 +31,7 @@ WorkerPair::WorkerPair(WorkerPair&& other) noexcept
 
 WorkerPair::~WorkerPair() {
   if (!has_target_ || !listener_->send({{"do", "stop_worker"}})) return;
-  // What the worker still said comes before the listener's own empty answer.
+  // Answers of the worker may still arrive before the listener's own empty one.
   while (true) {
     const Result<Json> answer = listener_->receive(kPatience);
     if (!answer || answer->empty()) return;
@@ -40,7 +40,7 @@ WorkerPair::~WorkerPair() {
 
 Result<void> WorkerPair::connect(const WorkerSpec& spec, int target_core) {
   if (Result<void> ok = initiator_.link().send(to_json(spec)); !ok) return ok;
-  Result<Json> own = hear_initiator();
+  Result<Json> own = receive_from_initiator();
   if (!own) return std::move(own).error();
   huge_page_bytes_ = own->value("huge_page_bytes", std::uint64_t{0});
   if (is_alone_) return {};
@@ -49,7 +49,7 @@ Result<void> WorkerPair::connect(const WorkerSpec& spec, int target_core) {
   target.core = target_core;
   if (Result<void> ok = listener_->send({{"do", "start_worker"}, {"spec", to_json(target)}}); !ok) return ok;
   has_target_ = true;
-  Result<Json> others = hear_target();
+  Result<Json> others = receive_from_target();
   if (!others) return std::move(others).error();
   if (Result<Json> ok = ask_target({{"do", "connect"}, {"peer", own->value("peer", Json::object())}}); !ok)
     return std::move(ok).error();
@@ -58,23 +58,23 @@ Result<void> WorkerPair::connect(const WorkerSpec& spec, int target_core) {
   return {};
 }
 
-Result<Json> WorkerPair::hear_initiator() {
+Result<Json> WorkerPair::receive_from_initiator() {
   Result<Json> answer = checked(initiator_.link().receive(kPatienceWithWorker));
   if (answer || answer.error().code != ErrorCode::kPeerLost) return answer;
   return Error{ErrorCode::kPeerLost, fmt::format("the initiator's program ended: {}", initiator_.last_words())};
 }
 
-Result<Json> WorkerPair::hear_target() { return checked(listener_->receive(kPatienceWithWorker)); }
+Result<Json> WorkerPair::receive_from_target() { return checked(listener_->receive(kPatienceWithWorker)); }
 
 Result<Json> WorkerPair::ask_initiator(const Json& message) {
-  if (!initiator_.link().send(message)) return hear_initiator();  // its last words
-  return hear_initiator();
+  (void)initiator_.link().send(message);  // if the program has ended, receiving gives the better error
+  return receive_from_initiator();
 }
 
 Result<Json> WorkerPair::ask_target(const Json& message) {
   if (is_alone_) return Json::object();
   if (Result<void> ok = listener_->send(message); !ok) return std::move(ok).error();
-  return hear_target();
+  return receive_from_target();
 }
 
 Result<void> WorkerPair::ask_both(const Json& message) {
@@ -84,7 +84,7 @@ Result<void> WorkerPair::ask_both(const Json& message) {
   const Result<Json> own = ask_initiator(message);
   if (!own) return own.error();
   if (is_alone_) return {};
-  const Result<Json> others = hear_target();
+  const Result<Json> others = receive_from_target();
   if (!others) return others.error();
   return {};
 }
@@ -93,7 +93,7 @@ Result<WorkerPair::Answers> WorkerPair::ask_together(const Json& initiator, cons
   if (Result<Json> ready = ask_target(target); !ready) return std::move(ready).error();
   Result<Json> own = ask_initiator(initiator);
   if (!own) return std::move(own).error();
-  Result<Json> others = is_alone_ ? Json::object() : hear_target();
+  Result<Json> others = is_alone_ ? Json::object() : receive_from_target();
   if (!others) return std::move(others).error();
   return Answers{std::move(*own), std::move(*others)};
 }

@@ -1,4 +1,4 @@
-// The two worker processes of one measurement: the initiator's is our child, the target's the listener's.
+// The two worker processes of one measurement: the initiator is a child of the driver, the target one of the listener.
 #pragma once
 
 #include <optional>
@@ -8,24 +8,25 @@
 
 namespace kvferry::bench {
 
-/// Starts both, connects them, and stops both when it goes.
+/// Starts both workers and connects them; the destructor stops both.
 class WorkerPair {
  public:
-  /// `listener` is borrowed. `is_alone`: the engine needs no target process.
+  /// `listener` outlives the pair. `is_alone`: the engine needs no target process.
   static Result<WorkerPair> start(LineLink& listener, WorkerSpec initiator, int target_core, bool is_alone);
   WorkerPair(WorkerPair&& other) noexcept;
   WorkerPair& operator=(WorkerPair&&) = delete;
   ~WorkerPair();
 
-  /// One command to both sides at a time, or to one; errors name the side.
+  /// Sends a command to one side and returns its answer; errors name the side.
   Result<nlohmann::json> ask_initiator(const nlohmann::json& message);
   Result<nlohmann::json> ask_target(const nlohmann::json& message);
+  /// Sends a command to both sides, which obey it at the same time.
   Result<void> ask_both(const nlohmann::json& message);
-  /// The target's command goes first and is waited for until it says ready; then the initiator's runs.
   struct Answers {
     nlohmann::json initiator;
     nlohmann::json target;
   };
+  /// Sends the target's command, waits until the target is ready, then sends the initiator's.
   Result<Answers> ask_together(const nlohmann::json& initiator, const nlohmann::json& target);
 
   bool is_alone() const { return is_alone_; }
@@ -35,10 +36,10 @@ class WorkerPair {
   WorkerPair(LineLink& listener, ChildProcess initiator, bool is_alone)
       : listener_(&listener), initiator_(std::move(initiator)), is_alone_(is_alone) {}
   Result<void> connect(const WorkerSpec& spec, int target_core);
-  Result<nlohmann::json> hear_initiator();
-  Result<nlohmann::json> hear_target();
+  Result<nlohmann::json> receive_from_initiator();
+  Result<nlohmann::json> receive_from_target();
 
-  LineLink* listener_;  // nullptr: moved away
+  LineLink* listener_;  // nullptr after a move
   ChildProcess initiator_;
   bool is_alone_;
   bool has_target_ = false;

@@ -1,10 +1,11 @@
-// `kvferry bench controller --peers`: what peers' programs tell, with programs of this test's own in their place.
+// `kvferry bench controller --peers`: the lines of peers' programs, with shell scripts in their place.
 #include "launch/bench/controller/controller_peers.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launch/bench/controller/controller_load.h"
+#include "launch/bench/harness/controller_load.h"
+#include "launch/bench/harness/flags.h"
 
 namespace kvferry::bench {
 namespace {
@@ -16,7 +17,7 @@ using Json = nlohmann::json;
 constexpr const char* kFigures = R"({"peer": {"engine": "fake", "version": "1.2", "notes": "made up",)"
                                  R"( "figures": {"lookup_128_per_s": 1000, "lookup_128_us_p50": 7.5}}})";
 
-struct Heard {
+struct Lines {
   std::vector<std::string> lines;
   Say say() {
     return [this](const std::string& line) { lines.push_back(line); };
@@ -28,29 +29,32 @@ PeerProgram shell(const std::string& text) {
 }
 
 TEST(ControllerPeers, NamesAreTheKnownOnes) {
-  EXPECT_TRUE(parse_controller_peers("").value().empty());
-  EXPECT_THAT(parse_controller_peers("redis,dynamo").value(), ElementsAre("redis", "dynamo"));
+  FlagReader good;
+  EXPECT_TRUE(good.peers("", kControllerPeers).empty());
+  EXPECT_THAT(good.peers("redis,dynamo", kControllerPeers), ElementsAre("redis", "dynamo"));
+  EXPECT_TRUE(good.result());
   for (const char* text : {"etcd", "redis,", ",", "redis,redis", "redis dynamo"}) {
-    const auto peers = parse_controller_peers(text);
-    ASSERT_FALSE(peers) << text;
-    EXPECT_EQ(peers.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_THAT(peers.error().what, HasSubstr("dynamo, lmcache, mooncake, redis")) << text;
+    FlagReader reader;
+    reader.peers(text, kControllerPeers);
+    ASSERT_FALSE(reader.result()) << text;
+    EXPECT_EQ(reader.result().error().code, ErrorCode::kInvalidArgument);
+    EXPECT_THAT(reader.result().error().what, HasSubstr("dynamo, lmcache, mooncake, redis")) << text;
   }
 }
 
 TEST(ControllerPeers, AProgramGetsTheLoadAndItsFiguresAreTaken) {
-  Heard heard;
+  Lines said;
   const auto figures = measure_controller_peers(
       {"redis"}, 65536, 3,
       shell(fmt::format(R"(read -r spec; echo "{{\"step\": \"got $(echo "$spec" | tr -d '"')\"}}"; echo '{}';)"
                         R"( echo '{{"done": true}}')",
                         kFigures)),
-      heard.say());
+      said.say());
   ASSERT_TRUE(figures) << figures.error().what;
   EXPECT_TRUE(figures->missing.empty()) << figures->missing;
   ASSERT_EQ(figures->peers.size(), 1u);
   EXPECT_EQ(figures->peers[0], Json::parse(kFigures)["peer"]);
-  EXPECT_THAT(heard.lines, ElementsAre("got {hashes:65536,repeat:3,seconds:0.5}"));
+  EXPECT_THAT(said.lines, ElementsAre("got {hashes:65536,repeat:3,seconds:0.5}"));
 }
 
 TEST(ControllerPeers, WhatCantBeMeasuredIsOneLineThatSaysWhyAndTheNextOneIsMeasured) {
@@ -60,34 +64,34 @@ TEST(ControllerPeers, WhatCantBeMeasuredIsOneLineThatSaysWhyAndTheNextOneIsMeasu
   } kCases[] = {
       {R"(read -r spec; echo '{"error": "no redis-server here", "code": 10}')", "no redis-server here"},
       {"echo 'Traceback' >&2; echo 'ModuleNotFoundError: hiredis' >&2; exit 1", "ModuleNotFoundError: hiredis"},
-      {R"(read -r spec; echo '{"peer": {"engine": "fake"}}')", "nobody understands"},
-      {"read -r spec; echo hello", "does not speak"},
+      {R"(read -r spec; echo '{"peer": {"engine": "fake"}}')", "unknown line"},
+      {"read -r spec; echo hello", "not a JSON object"},
   };
   for (const auto& [program, why] : kCases) {
-    Heard heard;
+    Lines said;
     const PeerProgram bad = shell(program);
     const PeerProgram good = shell(fmt::format("read -r spec; echo '{}'; echo '{{\"done\": true}}'", kFigures));
     const auto figures = measure_controller_peers(
         {"redis", "dynamo"}, 65536, 1,
         [&](const std::string& peer, const Say& say) { return (peer == "redis" ? bad : good)(peer, say); },
-        heard.say());
+        said.say());
     ASSERT_TRUE(figures);
     EXPECT_EQ(figures->peers.size(), 1u);
     EXPECT_THAT(figures->missing.value("redis", ""), HasSubstr(why));
-    ASSERT_EQ(heard.lines.size(), 1u);
-    EXPECT_THAT(heard.lines[0], ::testing::StartsWith("warning: redis is left out: "));
-    EXPECT_THAT(heard.lines[0], ::testing::Not(HasSubstr("\n")));
+    ASSERT_EQ(said.lines.size(), 1u);
+    EXPECT_THAT(said.lines[0], ::testing::StartsWith("warning: redis is left out: "));
+    EXPECT_THAT(said.lines[0], ::testing::Not(HasSubstr("\n")));
   }
 }
 
 TEST(ControllerPeers, APeerThatCantBeInstalledIsLeftOut) {
-  Heard heard;
+  Lines said;
   const auto figures = measure_controller_peers(
       {"lmcache"}, 65536, 1,
       [](const std::string&, const Say&) -> Result<Command> {
         return Error{ErrorCode::kUnavailable, "'pip install' failed: no network"};
       },
-      heard.say());
+      said.say());
   ASSERT_TRUE(figures);
   EXPECT_EQ(figures->missing["lmcache"], "'pip install' failed: no network");
   EXPECT_EQ(controller_peers_table(*figures, Json::object()), "") << "no heading over nothing";
@@ -105,9 +109,9 @@ TEST(ControllerPeers, TheTableTellsHowManyTimesAsFastKvferryIs) {
 /// The same number stands in tests/launch/controller_peers_test.py, over the same load in Python.
 TEST(ControllerPeers, TheLoadIsWhatThePeersGetToo) {
   std::uint64_t digest = 0;
-  std::vector<controller::ShortKey> keys(kBatchKeys);
-  for_each_batch(0, 200, [&](controller::NodeIndex worker, std::uint64_t prefix, std::uint64_t position) {
-    fill_keys<controller::ShortKey>(prefix, position, keys);
+  std::vector<std::uint64_t> keys(kBatchKeys);
+  for_each_batch(0, 200, [&](std::uint32_t worker, std::uint64_t prefix, std::uint64_t position) {
+    fill_keys<std::uint64_t>(prefix, position, keys);
     digest = scramble(digest ^ scramble(worker) ^ keys.front() ^ scramble(keys.back()));
   });
   EXPECT_EQ(digest, 4149750175108327567u);

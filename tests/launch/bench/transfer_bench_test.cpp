@@ -171,7 +171,7 @@ TEST(Rows, TheTableComparesWithKvferrysRowOfTheSameKind) {
   EXPECT_THAT(table, HasSubstr("push, path auto, kvferry memory"));
   EXPECT_THAT(table, HasSubstr("4.00x"));
   EXPECT_THAT(table, HasSubstr("NO"));
-  const nlohmann::json row = to_json(other);
+  const nlohmann::json row = other;
   EXPECT_EQ(row.size(), 12U);
   EXPECT_EQ(row.at("verified"), false);
 }

@@ -1,5 +1,5 @@
-// The kernel's own limit for memory that is not shared: process_vm_readv() and _writev() with as many ranges a call as
-// it takes. No notification.
+// The kernel's limit for memory that is not shared: process_vm_readv() and process_vm_writev() with as many ranges a
+// call as the kernel takes, without notifications.
 #include <sys/prctl.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -18,9 +18,9 @@ constexpr std::size_t kRangesMax = 1024;  // the kernel's UIO_MAXIOV
 class CmaEngine final : public Engine {
  public:
   Result<nlohmann::json> start(const WorkerSpec&, BenchMemory& memory) override {
-    own_ = memory.span();
-    ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // fails where no such limit is set
-    return nlohmann::json{{"pid", ::getpid()}, {"base", reinterpret_cast<std::uintptr_t>(own_.data())}};
+    memory_ = memory.span();
+    ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // fails on a kernel without Yama, where it is not needed
+    return nlohmann::json{{"pid", ::getpid()}, {"base", reinterpret_cast<std::uintptr_t>(memory_.data())}};
   }
 
   Result<void> connect(const nlohmann::json& peer) override {
@@ -29,13 +29,7 @@ class CmaEngine final : public Engine {
     return {};
   }
 
-  void prepare(const Job& job, std::uint64_t) override {
-    job_ = job;
-    own_offsets_ = block_offsets(job, Side::kInitiator);
-    others_offsets_ = block_offsets(job, Side::kTarget);
-  }
-
-  Result<void> transfer() override { return copy(own_offsets_.size()); }
+  Result<void> transfer() override { return copy(own_.size()); }
   Result<void> ping() override { return copy(1); }
   bool is_round_trip() const override { return false; }
 
@@ -44,24 +38,21 @@ class CmaEngine final : public Engine {
     for (std::size_t begin = 0; begin < num_blocks; begin += kRangesMax) {
       const std::size_t count = std::min(kRangesMax, num_blocks - begin);
       for (std::size_t i = 0; i < count; ++i) {
-        own_ranges_[i] = {own_.data() + own_offsets_[begin + i], job_.block_bytes};
-        others_ranges_[i] = {reinterpret_cast<void*>(base_ + others_offsets_[begin + i]), job_.block_bytes};
+        own_ranges_[i] = {memory_.data() + own_[begin + i], job_.block_bytes};
+        others_ranges_[i] = {reinterpret_cast<void*>(base_ + others_[begin + i]), job_.block_bytes};
       }
       const ssize_t moved = job_.is_push ? ::process_vm_writev(pid_, own_ranges_, count, others_ranges_, count, 0)
                                          : ::process_vm_readv(pid_, own_ranges_, count, others_ranges_, count, 0);
       if (moved != static_cast<ssize_t>(count * job_.block_bytes))
         return Error{ErrorCode::kUnavailable, fmt::format("the kernel refuses to copy between processes: {}",
-                                                          moved < 0 ? std::strerror(errno) : "it stopped half way")};
+                                                          moved < 0 ? std::strerror(errno) : "it copied a part only")};
     }
     return {};
   }
 
-  std::span<std::byte> own_;
+  std::span<std::byte> memory_;
   pid_t pid_ = 0;
   std::uintptr_t base_ = 0;
-  Job job_;
-  std::vector<std::uint64_t> own_offsets_;
-  std::vector<std::uint64_t> others_offsets_;
   iovec own_ranges_[kRangesMax];
   iovec others_ranges_[kRangesMax];
 };

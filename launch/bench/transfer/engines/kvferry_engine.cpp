@@ -1,7 +1,7 @@
-// kvferry's own transport, used as a worker node uses it: submit, wait, poll.
-#include "launch/bench/transfer/engine.h"
+// kvferry's transport, used as a worker node uses it: submit, wait, poll.
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/line_link.h"
+#include "launch/bench/transfer/engine.h"
 #include "transport/make_transport.h"
 
 namespace kvferry::bench {
@@ -10,7 +10,6 @@ namespace {
 class KvferryEngine final : public Engine {
  public:
   Result<nlohmann::json> start(const WorkerSpec& spec, BenchMemory& memory) override {
-    side_ = spec.side;
     const Result<Path> path = parse_path(spec.path);
     if (!path) return path.error();
     TransportOptions options;
@@ -39,12 +38,6 @@ class KvferryEngine final : public Engine {
   }
 
   std::string describe() const override { return transport_->describe(); }
-
-  void prepare(const Job& job, std::uint64_t) override {
-    job_ = job;
-    own_ = block_offsets(job, side_);
-    others_ = block_offsets(job, side_ == Side::kInitiator ? Side::kTarget : Side::kInitiator);
-  }
 
   Result<void> transfer() override {
     std::vector<CopyRange> ranges;
@@ -83,7 +76,7 @@ class KvferryEngine final : public Engine {
     return {};
   }
 
-  /// Takes so many of each from what came, waiting for what is not here yet.
+  /// Waits until so many notifications and completions have arrived, and takes them.
   Result<void> wait_for(int notifications, int completions) {
     const Deadline deadline(kPatience);
     notifications_ -= notifications;
@@ -100,15 +93,11 @@ class KvferryEngine final : public Engine {
     }
   }
 
-  Side side_ = Side::kInitiator;
   std::unique_ptr<Transport> transport_;
   RegionId region_;
   PeerId peer_;
   std::string remote_region_;
-  Job job_;
-  std::vector<std::uint64_t> own_;
-  std::vector<std::uint64_t> others_;
-  int notifications_ = 0;  // here and not yet waited for
+  int notifications_ = 0;  // arrived and not yet taken
   int completions_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// The memory's own limit: one thread of one process copies the blocks, into a second mapping of a shared segment or
-// between two private memories.
+// The memory's limit: one thread of one process copies the blocks, into a second mapping of a shared segment or between
+// two private memories.
 #include <cstring>
 
 #include "launch/bench/transfer/engine.h"
@@ -10,30 +10,24 @@ namespace {
 class MemcpyEngine final : public Engine {
  public:
   Result<nlohmann::json> start(const WorkerSpec& spec, BenchMemory& memory) override {
-    own_ = memory.span();
+    memory_ = memory.span();
     Result<BenchMemory> target = BenchMemory::make(spec.memory, spec.bytes);
     if (!target) return std::move(target).error();
     target_.emplace(std::move(*target));
-    others_ = target_->span();
+    target_span_ = target_->span();
     if (target_->shared() != nullptr) {
       Result<SharedMemory> mapped = SharedMemory::open(target_->shared()->name());
       if (!mapped) return std::move(mapped).error();
       mapped_.emplace(std::move(*mapped));
-      others_ = mapped_->span();
+      target_span_ = mapped_->span();
     }
     return nlohmann::json::object();
   }
 
   Result<void> connect(const nlohmann::json&) override { return {}; }
 
-  void prepare(const Job& job, std::uint64_t) override {
-    job_ = job;
-    own_offsets_ = block_offsets(job, Side::kInitiator);
-    others_offsets_ = block_offsets(job, Side::kTarget);
-  }
-
   Result<void> transfer() override {
-    for (std::size_t i = 0; i < own_offsets_.size(); ++i) copy(i);
+    for (std::size_t i = 0; i < own_.size(); ++i) copy(i);
     return {};
   }
 
@@ -42,22 +36,19 @@ class MemcpyEngine final : public Engine {
     return {};
   }
   bool is_round_trip() const override { return false; }
-  std::span<std::byte> target_memory() override { return others_; }
+  std::span<std::byte> target_memory() override { return target_span_; }
 
  private:
   void copy(std::size_t i) {
-    std::byte* own = own_.data() + own_offsets_[i];
-    std::byte* other = others_.data() + others_offsets_[i];
+    std::byte* own = memory_.data() + own_[i];
+    std::byte* other = target_span_.data() + others_[i];
     std::memcpy(job_.is_push ? other : own, job_.is_push ? own : other, job_.block_bytes);
   }
 
-  std::span<std::byte> own_;
-  std::span<std::byte> others_;
+  std::span<std::byte> memory_;
+  std::span<std::byte> target_span_;
   std::optional<BenchMemory> target_;
   std::optional<SharedMemory> mapped_;
-  Job job_;
-  std::vector<std::uint64_t> own_offsets_;
-  std::vector<std::uint64_t> others_offsets_;
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The sockets' own limit: one TCP stream, sendmsg() and recvmsg() over the blocks, so many bytes a call. Who receives
-// polls: a sleeping receiver halves the rate and makes a ping four times as long.
+// The limit of sockets: one TCP stream, sendmsg() and recvmsg() over the blocks, `call_bytes` a call. The receiver
+// polls, because a sleeping one halves the rate and makes a ping four times as long.
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -11,16 +11,16 @@
 #include <cstring>
 #include <utility>
 
-#include "launch/bench/transfer/engine.h"
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/tcp.h"
+#include "launch/bench/transfer/engine.h"
 
 namespace kvferry::bench {
 namespace {
 
 constexpr std::size_t kRangesMax = 1024;  // IOV_MAX
-constexpr int kPollsPerCheck = 10'000;    // of an empty socket, before the clock and an interrupt are looked at
-constexpr std::size_t kNoteBytes = 16;    // goes with a ping's block, as a notification would
+constexpr int kPollsPerCheck = 10'000;    // of an empty socket, between two looks at the deadline
+constexpr std::size_t kNoteBytes = 16;    // sent after a ping's block, in place of a notification
 
 class SocketEngine final : public Engine {
  public:
@@ -41,16 +41,15 @@ class SocketEngine final : public Engine {
   }
 
   Result<void> connect(const nlohmann::json& peer) override {
-    if (side_ == Side::kTarget) return {};  // accepts with the first request
+    if (side_ == Side::kTarget) return {};  // answer() and pong() accept the connection
     Result<int> connected = tcp_connect(peer.value("host", ""), peer.value("port", std::uint16_t{0}));
     if (!connected) return std::move(connected).error();
     return adopt(*connected);
   }
 
-  void prepare(const Job& job, std::uint64_t call_bytes) override {
-    job_ = job;
+  void prepare(const Job& job, Side side, std::uint64_t call_bytes) override {
+    Engine::prepare(job, side, call_bytes);
     call_bytes_ = std::max<std::uint64_t>(call_bytes, 1);
-    own_ = block_offsets(job, side_);
   }
 
   Result<void> transfer() override {
@@ -86,9 +85,9 @@ class SocketEngine final : public Engine {
   Result<void> adopt(int fd) {
     fd_ = fd;
     const int on = 1;
-    const timeval second{1, 0};  // so that a sender sees an interrupt
-    // The system's congestion control may pace what it sends (BBR: a quarter of the rate); this one every process may
-    // choose.
+    const timeval second{1, 0};  // so that a blocked sender sees an interrupt
+    // The system's congestion control may pace the sender (BBR: a quarter of the rate). Reno does not, and every
+    // process may choose it.
     constexpr std::string_view kSimplest = "reno";
     ::setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, kSimplest.data(), kSimplest.size());
     ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -122,7 +121,7 @@ class SocketEngine final : public Engine {
     const Deadline deadline(kPatience);
     int num_polls = 0;
     for (std::size_t begin = 0; begin < ranges_.size();) {
-      // As many ranges as one call may take; the last one is cut for the call and mended after it.
+      // As many ranges as one call may take; the last one is shortened for the call and restored after it.
       std::size_t end = begin;
       std::uint64_t bytes = 0;
       while (end < ranges_.size() && end - begin < kRangesMax && bytes < call_bytes_) bytes += ranges_[end++].iov_len;
@@ -133,12 +132,13 @@ class SocketEngine final : public Engine {
       message.msg_iovlen = end - begin;
       const ssize_t moved = is_send ? ::sendmsg(fd_, &message, MSG_NOSIGNAL) : ::recvmsg(fd_, &message, MSG_DONTWAIT);
       ranges_[end - 1].iov_len += cut;
-      if (moved == 0 && !is_send) return Error{ErrorCode::kPeerLost, "the raw socket's other side is gone"};
+      if (moved == 0 && !is_send)
+        return Error{ErrorCode::kPeerLost, "the raw socket's other side has closed the connection"};
       if (moved < 0 && errno != EINTR && errno != EAGAIN)
         return Error{ErrorCode::kPeerLost, fmt::format("the raw socket failed: {}", std::strerror(errno))};
       if (moved < 0) {
         if (!is_send && ++num_polls % kPollsPerCheck != 0) continue;
-        if (Result<void> ok = deadline.check("the raw socket's other side"); !ok) return ok;
+        if (Result<void> ok = deadline.check("data on the raw socket"); !ok) return ok;
         continue;
       }
       for (auto left = static_cast<std::uint64_t>(moved); left > 0;) {
@@ -156,9 +156,7 @@ class SocketEngine final : public Engine {
   Side side_ = Side::kInitiator;
   int listening_ = -1;
   int fd_ = -1;
-  Job job_;
   std::uint64_t call_bytes_ = 1;
-  std::vector<std::uint64_t> own_;
   std::vector<iovec> ranges_;
   char note_[kNoteBytes] = {};
 };

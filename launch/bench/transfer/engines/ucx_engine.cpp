@@ -1,19 +1,19 @@
-// UCX itself, as ucx_perftest uses it: a put or get a block, a flush, a message; no failure handling, and the program
-// spins. Runs with whichever UCX the loader finds, which the benchmark makes the newest one of PyPI.
+// UCX, used as ucx_perftest uses it: a put or get for each block, a flush, a message; no failure handling, and the
+// program spins. LD_LIBRARY_PATH makes the loader find PyPI's newest UCX (worker_command.cpp).
 #include <ucp/api/ucp.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "launch/bench/transfer/engine.h"
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/line_link.h"
+#include "launch/bench/transfer/engine.h"
 
 namespace kvferry::bench {
 namespace {
 
 constexpr unsigned kMessage = 1;
-constexpr std::size_t kWindow = 64;  // operations under way
+constexpr std::size_t kWindow = 64;  // operations in flight
 
 Error failed(const char* what, ucs_status_t status) {
   return {ErrorCode::kUnavailable, fmt::format("UCX: {}: {}", what, ucs_status_string(status))};
@@ -34,9 +34,8 @@ class UcxEngine final : public Engine {
     if (context_ != nullptr) ucp_cleanup(context_);
   }
 
-  Result<nlohmann::json> start(const WorkerSpec& spec, BenchMemory& memory) override {
+  Result<nlohmann::json> start(const WorkerSpec&, BenchMemory& memory) override {
     memory_ = memory.span();
-    side_ = spec.side;
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;
     params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM;
@@ -50,7 +49,7 @@ class UcxEngine final : public Engine {
     ucp_am_handler_param_t handler{};
     handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
     handler.id = kMessage;
-    handler.cb = &UcxEngine::hear;
+    handler.cb = &UcxEngine::on_message;
     handler.arg = this;
     if (const ucs_status_t status = ucp_worker_set_am_recv_handler(worker_, &handler); status != UCS_OK)
       return failed("no message handler", status);
@@ -75,12 +74,6 @@ class UcxEngine final : public Engine {
 
   std::string describe() const override { return fmt::format("UCX {}", ucp_get_version_string()); }
 
-  void prepare(const Job& job, std::uint64_t) override {
-    job_ = job;
-    own_ = block_offsets(job, side_);
-    others_ = block_offsets(job, side_ == Side::kInitiator ? Side::kTarget : Side::kInitiator);
-  }
-
   Result<void> transfer() override {
     if (Result<void> ok = move(own_.size()); !ok) return ok;
     return wait_for_message();
@@ -99,8 +92,8 @@ class UcxEngine final : public Engine {
   }
 
  private:
-  static ucs_status_t hear(void* arg, const void*, std::size_t, void*, std::size_t, const ucp_am_recv_param_t*) {
-    ++static_cast<UcxEngine*>(arg)->num_heard_;
+  static ucs_status_t on_message(void* arg, const void*, std::size_t, void*, std::size_t, const ucp_am_recv_param_t*) {
+    ++static_cast<UcxEngine*>(arg)->num_messages_;
     return UCS_OK;
   }
 
@@ -127,7 +120,7 @@ class UcxEngine final : public Engine {
         {"address", address_hex}, {"rkey", rkey_hex}, {"base", reinterpret_cast<std::uintptr_t>(memory_.data())}};
   }
 
-  /// Spins until a request is through and frees it.
+  /// Spins until a request has completed, and frees it.
   Result<void> finish(ucs_status_ptr_t request) {
     if (request == nullptr) return {};
     if (UCS_PTR_IS_ERR(request)) return failed("an operation was refused", UCS_PTR_STATUS(request));
@@ -170,26 +163,22 @@ class UcxEngine final : public Engine {
 
   Result<void> wait_for_message() {
     const Deadline deadline(kPatience);
-    while (num_heard_ == 0) {
+    while (num_messages_ == 0) {
       if (ucp_worker_progress(worker_) != 0) continue;
       if (Result<void> ok = deadline.check("UCX's message"); !ok) return ok;
     }
-    --num_heard_;
+    --num_messages_;
     return {};
   }
 
   std::span<std::byte> memory_;
-  Side side_ = Side::kInitiator;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_mem_h mapped_ = nullptr;
   ucp_ep_h endpoint_ = nullptr;
   ucp_rkey_h rkey_ = nullptr;
   std::uint64_t others_base_ = 0;
-  int num_heard_ = 0;
-  Job job_;
-  std::vector<std::uint64_t> own_;
-  std::vector<std::uint64_t> others_;
+  int num_messages_ = 0;
 };
 
 }  // namespace

@@ -1,16 +1,16 @@
-// The load of `kvferry bench controller`: prefixes that workers hold, and look-ups of them.
+// The load of `kvferry bench controller`: prefixes that workers hold, and lookups of them. `bench fleet` takes its keys
+// from here too, and peers/controller_load.py is the same in Python.
 //
-// Hashes come in prefixes of 1024 keys. Each lies on one worker; every other one on a second worker as well, which
-// makes 1.5 placements a hash. Workers tell of their prefixes in batches of 32 keys and take turns, as engines do. Keys
+// Keys come in prefixes of 1024. Each prefix lies on one worker and every other one on a second worker as well, which
+// makes 1.5 placements a hash. Workers publish their prefixes in batches of 32 keys and take turns, as engines do. Keys
 // are computed from (prefix, position), so that the load takes no memory of its own.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <span>
-#include <vector>
 
-#include "controller/index/placement_index.h"
+#include "launch/bench/harness/scramble.h"
 
 namespace kvferry::bench {
 
@@ -27,12 +27,6 @@ struct ControllerLoad {
   std::uint64_t num_prefixes() const { return num_hashes / kPrefixKeys; }
 };
 
-inline std::uint64_t scramble(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
 template <class Key>
 void fill_keys(std::uint64_t prefix, std::uint64_t position, std::span<Key> keys) {
   std::uint64_t number = prefix * kPrefixKeys + position + 1;
@@ -43,23 +37,23 @@ void fill_keys(std::uint64_t prefix, std::uint64_t position, std::span<Key> keys
   }
 }
 
-inline controller::NodeIndex first_worker(std::uint64_t prefix) {
+inline std::uint32_t first_worker(std::uint64_t prefix) {
   return static_cast<std::uint32_t>(scramble(prefix)) % kNumWorkers;
 }
 inline bool has_second_worker(std::uint64_t prefix) { return prefix % 2 == 1; }
-inline controller::NodeIndex second_worker(std::uint64_t prefix) {
+inline std::uint32_t second_worker(std::uint64_t prefix) {
   return (first_worker(prefix) + 1 + static_cast<std::uint32_t>(prefix / 2) % (kNumWorkers - 1)) % kNumWorkers;
 }
 
-/// Calls tell(worker, prefix, position) for each batch of prefixes [begin, end), 64 prefixes at a time in turns.
-template <class Tell>
-void for_each_batch(std::uint64_t begin, std::uint64_t end, const Tell& tell) {
+/// Calls handle(worker, prefix, position) for each batch of prefixes [begin, end), 64 prefixes at a time in turns.
+template <class Handle>
+void for_each_batch(std::uint64_t begin, std::uint64_t end, const Handle& handle) {
   for (std::uint64_t some = begin; some < end; some += kNumWorkers) {
     const std::uint64_t some_end = some + kNumWorkers < end ? some + kNumWorkers : end;
     for (std::uint64_t position = 0; position < kPrefixKeys; position += kBatchKeys) {
       for (std::uint64_t prefix = some; prefix < some_end; ++prefix) {
-        tell(first_worker(prefix), prefix, position);
-        if (has_second_worker(prefix)) tell(second_worker(prefix), prefix, position);
+        handle(first_worker(prefix), prefix, position);
+        if (has_second_worker(prefix)) handle(second_worker(prefix), prefix, position);
       }
     }
   }

@@ -1,10 +1,6 @@
-#include "launch/bench/transfer/programs.h"
-
-#include <unistd.h>
+#include "launch/bench/transfer/worker_command.h"
 
 #include <algorithm>
-#include <climits>
-#include <filesystem>
 #include <string_view>
 
 #include "launch/bench/harness/bench_venv.h"
@@ -17,7 +13,7 @@ Error unknown(const WorkerSpec& spec) {
           fmt::format("there is no engine '{}' with setting '{}' on path '{}'", spec.engine, spec.setting, spec.path)};
 }
 
-/// UCX chooses by itself what is fastest on the host, unless the path is TCP; "best" is what was found to be better.
+/// UCX chooses its transports unless the path is TCP; "best" names those that were measured to be faster.
 std::vector<std::string> ucx_environment(const WorkerSpec& spec) {
   if (spec.path != "tcp") {
     if (spec.engine == "ucx" && spec.setting == "best") return {"UCX_TLS=posix,self"};
@@ -30,22 +26,6 @@ std::vector<std::string> ucx_environment(const WorkerSpec& spec) {
 }
 
 }  // namespace
-
-Command self_command(std::vector<std::string> words) {
-  char path[PATH_MAX] = {};
-  const ssize_t length = ::readlink("/proc/self/exe", path, sizeof(path) - 1);
-  words.insert(words.begin(), length > 0 ? path : "kvferry");
-  return {std::move(words), {}};
-}
-
-Result<std::string> kvferry_program() {
-  std::error_code failure;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", failure);
-  const std::filesystem::path program = self.parent_path() / "kvferry";
-  if (failure || !std::filesystem::exists(program, failure))
-    return Error{ErrorCode::kUnavailable, fmt::format("there is no program {} to start", program.string())};
-  return program.string();
-}
 
 Result<Command> worker_command(const WorkerSpec& spec) {
   constexpr std::string_view kBuiltIn[] = {"kvferry", "memcpy", "cma", "socket"};

@@ -1,0 +1,72 @@
+// The nodes, chunks and queries that the parts of `kvferry bench controller` share.
+#pragma once
+
+#include <vector>
+
+#include "controller/api/client.h"
+#include "controller/directory/directory.h"
+#include "launch/bench/harness/controller_load.h"
+
+namespace kvferry::bench {
+
+constexpr std::uint64_t kLookupKeys = 128;
+
+inline Error wrong_answer() {
+  return {ErrorCode::kCorrupt, "a lookup answered wrongly; no figure of this run is worth anything"};
+}
+
+inline controller::NodeInfo node_info(const std::string& name) {
+  return {EngineId{name}, Incarnation{1}, "kv_both", "tcp://10.0.0.1:1", "", "model"};
+}
+inline controller::NodeInfo worker_info(std::uint32_t worker) { return node_info(fmt::format("worker{}", worker)); }
+
+inline void fill_chunks(std::uint64_t prefix, std::uint64_t position, std::vector<controller::ChunkEntry>& chunks) {
+  std::vector<ChunkKey> keys(chunks.size());
+  fill_keys<ChunkKey>(prefix, position, keys);
+  for (std::size_t i = 0; i < keys.size(); ++i) chunks[i].key = keys[i];
+}
+
+inline controller::LookupQuery query_of(std::uint64_t prefix, std::uint64_t position = 0) {
+  controller::LookupQuery query{.keys = std::vector<ChunkKey>(kLookupKeys), .tail_groups = {}, .exact_tails = {}};
+  fill_keys<ChunkKey>(prefix, position, query.keys);
+  return query;
+}
+
+/// Whether a lookup of kLookupKeys keys of a prefix names all its workers, with all the keys. `Holders`: of the client,
+/// the directory or the wire.
+template <class Holders>
+bool names_all_workers(const Holders& holders, std::uint64_t prefix) {
+  if (holders.size() != (has_second_worker(prefix) ? 2U : 1U)) return false;
+  for (const auto& holder : holders) {
+    if (holder.num_full_chunks != kLookupKeys) return false;
+  }
+  return true;
+}
+
+/// Workers that have joined a directory in this process and publish into it.
+class DirectoryWorkers {
+ public:
+  /// All workers join with an empty snapshot. Leases begin at `now`.
+  DirectoryWorkers(controller::Directory& directory, TimeNs now) : directory_(directory) {
+    for (std::uint32_t i = 0; i < kNumWorkers; ++i) ids_.push_back(join(worker_info(i), now));
+  }
+  controller::NodeId join(const controller::NodeInfo& info, TimeNs now) {
+    const controller::NodeId id = directory_.join(info, 0, now).value().id;
+    directory_.publish(id, 0, controller::SnapshotMark::kReplaces, {}, now);
+    return id;
+  }
+  void publish(std::uint32_t worker, const std::vector<controller::ChunkEntry>& chunks, TimeNs now) {
+    const controller::NodeId id = ids_[worker];
+    directory_.publish(id, directory_.repair(id).resend_from, controller::SnapshotMark::kNone, chunks, now);
+  }
+  void evict(std::uint32_t worker, const std::vector<ChunkKey>& keys, TimeNs now) {
+    const controller::NodeId id = ids_[worker];
+    directory_.evict(id, directory_.repair(id).resend_from, keys, now);
+  }
+
+ private:
+  controller::Directory& directory_;
+  std::vector<controller::NodeId> ids_;
+};
+
+}  // namespace kvferry::bench

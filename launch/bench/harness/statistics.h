@@ -1,0 +1,40 @@
+// Statistics of repeated measurements.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+namespace kvferry::bench {
+
+/// Sorts the values and returns the one below which `percent` of them lie; 0 without values.
+inline double percentile(std::vector<double>& values, std::size_t percent) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[std::min(values.size() - 1, values.size() * percent / 100)];
+}
+
+/// The upper one of the two values in the middle if their number is even.
+inline double median(std::vector<double> values) { return percentile(values, 50); }
+
+struct Speed {
+  double per_s = 0, us_p50 = 0, us_p99 = 0;
+};
+
+/// Sorts the times.
+inline Speed speed_of(std::vector<double>& times_us) {
+  double total_us = 0;
+  for (const double time_us : times_us) total_us += time_us;
+  return {static_cast<double>(times_us.size()) * 1e6 / total_us, percentile(times_us, 50), percentile(times_us, 99)};
+}
+
+inline Speed median_speed(const std::vector<Speed>& speeds) {
+  const auto median_of = [&](double Speed::*field) {
+    std::vector<double> values;
+    for (const Speed& speed : speeds) values.push_back(speed.*field);
+    return median(values);
+  };
+  return {median_of(&Speed::per_s), median_of(&Speed::us_p50), median_of(&Speed::us_p99)};
+}
+
+}  // namespace kvferry::bench

@@ -1,0 +1,43 @@
+"""Lines of JSON on stdin and stdout between `kvferry bench` and a peer's program."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Message = dict[str, Any]
+INTERNAL = 10  # kInternal of transport/base/result.h
+
+
+class JsonLines:
+    """Takes over stdout at once: libraries that print must not mix their output with the answers."""
+
+    def __init__(self) -> None:
+        self._lines = os.fdopen(os.dup(0), "r")
+        self._out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+
+    def say(self, message: Message) -> None:
+        print(json.dumps(message), file=self._out, flush=True)
+
+    def first(self) -> Message:
+        line = self._lines.readline()
+        if not line:
+            raise SystemExit("`kvferry bench` starts this program")
+        message: Message = json.loads(line)
+        return message
+
+    def rest(self) -> Iterator[Message]:
+        yield from map(json.loads, self._lines)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Runs `work`, reports its error as a line, and ends the process."""
+        try:
+            work()
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            self.say({"error": text, "code": INTERNAL})
+        self._out.flush()
+        os._exit(0)  # some libraries hang or crash when they are torn down
