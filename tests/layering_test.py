@@ -24,6 +24,12 @@ MAY_INCLUDE = {
     "controller/": ("transport/base/", "controller/"),
     "connector/core/": ("transport/base/", "connector/core/"),
     "connector/": ("transport/", "kernels/", "controller/", "connector/"),
+    "launch/bench/harness/": ("transport/", "launch/bench/harness/"),
+    "launch/bench/transfer/": ("transport/", "launch/bench/harness/", "launch/bench/transfer/"),
+    "launch/bench/controller/": ("transport/base/", "controller/", "launch/bench/harness/", "launch/bench/controller/"),
+    "launch/bench/fleet/": ("transport/base/", "controller/", "launch/bench/harness/", "launch/bench/fleet/"),
+    "launch/bench/connector/": ("transport/base/", "controller/", "connector/core/", "launch/bench/harness/",
+                                "launch/bench/connector/"),
     "launch/": ("transport/", "kernels/", "controller/", "connector/", "launch/"),
 }
 
@@ -216,6 +222,8 @@ def test_files_stay_small() -> None:
     ("controller/a.cpp", "connector/core/plan.h", wrong_directions),
     ("connector/core/a.h", "transport/transport.h", wrong_directions),
     ("connector/runtime/a.cpp", "launch/cli/commands.h", wrong_directions),
+    ("launch/bench/harness/a.h", "launch/bench/transfer/engine.h", wrong_directions),
+    ("launch/bench/fleet/a.cpp", "launch/bench/transfer/options.h", wrong_directions),
     ("connector/core/a.h", "mutex", impure_core),
     ("connector/core/a.cpp", "chrono", impure_core),
     ("connector/core/a.cpp", "sys/mman.h", impure_core),

@@ -44,8 +44,8 @@ def make_parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: Callable[[argparse.Namespace], int], about: str, file: bool = True
                 ) -> argparse.ArgumentParser:
-        # Without `help`, argparse leaves a command out of its list: those that only we call.
-        shown = {"help": about} if about else {}
+        # Without `help`, argparse leaves internal commands out of its list.
+        shown: dict[str, Any] = {"help": about} if about else {}
         made: argparse.ArgumentParser = commands.add_parser(name, description=about, **shown)
         made.set_defaults(run=run)
         if file:

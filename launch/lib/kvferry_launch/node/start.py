@@ -126,7 +126,7 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
                             ) from error
     elif not arguments.dry_run:
         check_port(arguments.host, arguments.port)
-    env = {}
+    env: dict[str, str] = {}
     if found["cpu"]:
         env |= {name: value for name, value in CPU_ENV.items() if name not in os.environ}
     if not found["kvferry"]:
