@@ -223,7 +223,7 @@ def test_a_controller_that_begins_anew_and_knows_nobody_yet_loses_no_server(monk
         c.door.nodes.failed(c.door.nodes.known["p0"])
         await c.door.nodes.refresh()
         assert set(c.door.nodes.known) == {"p1", "d0"}, "who failed and is not named is gone"
-        monkeypatch.setattr(nodes, "FORGET_S", 0.0)
+        monkeypatch.setattr(nodes, "DROP_AFTER_S", 0.0)
         await c.door.nodes.refresh()
         assert c.door.nodes.known == {}
         c.controller.servers = servers
@@ -232,7 +232,7 @@ def test_a_controller_that_begins_anew_and_knows_nobody_yet_loses_no_server(monk
 
 
 def test_draining_servers_get_nothing_new_and_new_ones_take_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "FORGET_S", 1.0)
+    monkeypatch.setattr(nodes, "DROP_AFTER_S", 1.0)
 
     async def test(c: Cluster) -> None:
         c.controller.draining = {"d0", "p0"}

@@ -17,7 +17,7 @@ using controller::PrefixMatch;
 using controller::ShortKey;
 using controller::Tier;
 
-constexpr TimeNs kRunTime = kSecond / 2;              // of each repetition of a lookup
+constexpr TimeNs kRunTime = kSecond / 2;              // time for each repetition of a lookup
 constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // held by the node that dies
 constexpr std::size_t kTidyBucketsPerTurn = 1024;     // as the directory does in each turn of the server's loop
 constexpr std::uint64_t kChurnPrefixesMax = 1024;     // added and removed in each repetition of the events

@@ -7,7 +7,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr double kRunSeconds = 0.5;  // of each repetition, as in controller_local.cpp
+constexpr double kRunSeconds = 0.5;  // time for each repetition, as in controller_local.cpp
 
 /// Returns "-" if the figure is missing.
 std::string text_of(const Json& figures, const std::string& name, double unit, int digits) {

@@ -35,7 +35,7 @@ controller::DirectoryOptions directory_options() {
 }
 
 struct StateFigures {
-  double worst_lookup_us = 0;  // of a lookup that waits for the rest of the thread's turn, while a snapshot is made
+  double worst_lookup_us = 0;  // the lookup waits for the rest of the thread's turn while a snapshot is made
   double snapshot_s = 0;
   double bytes = 0;
 };

@@ -29,7 +29,7 @@ class Directory:
 
     way = "in process"  # or "remote"
     load_keys = BATCH_KEYS  # in a batch of the load; the events are always measured in batches of 32
-    any_position = True  # False: lookups must start where a prefix starts
+    any_position = True  # whether lookups may start in the middle of a prefix
 
     def holder(self) -> int:
         """The process that holds the directory."""

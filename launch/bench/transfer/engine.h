@@ -23,7 +23,7 @@ struct WorkerSpec {
   MemoryKind memory = MemoryKind::kKvferry;
   Side side = Side::kInitiator;
   std::uint64_t bytes = 0;
-  int core = -1;     // of the calling thread, not of the engine's own threads; -1: any
+  int core = -1;     // for the calling thread, not for the engine's own threads; -1: any
   std::string host;  // this side's address on the route to the other side
 };
 

@@ -20,8 +20,8 @@ struct ModelShape {
 };
 
 struct ModelBlocks {
-  std::uint64_t block_bytes;  // of K, V or the latent in one layer
-  std::uint64_t num_blocks;   // of all layers, for all tokens
+  std::uint64_t block_bytes;  // K, V or the latent in one layer
+  std::uint64_t num_blocks;   // blocks of all layers, for all tokens
   std::string derivation;     // one line that shows how the numbers follow from the model
 };
 

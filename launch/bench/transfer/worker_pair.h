@@ -30,7 +30,7 @@ class WorkerPair {
   Result<Answers> ask_together(const nlohmann::json& initiator, const nlohmann::json& target);
 
   bool is_alone() const { return is_alone_; }
-  std::uint64_t huge_page_bytes() const { return huge_page_bytes_; }  // of the initiator's memory
+  std::uint64_t huge_page_bytes() const { return huge_page_bytes_; }  // in the initiator's memory
 
  private:
   WorkerPair(LineLink& listener, ChildProcess initiator, bool is_alone)

@@ -1,4 +1,4 @@
-"""Child processes that never outlive us: own process group, death signal, one way to stop them."""
+"""Child processes that end with this process: own process group, death signal, one way to stop them."""
 
 import contextlib
 import ctypes
@@ -16,7 +16,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ProcessError(Exception):
-    """A process that died or was not ready in time; the message holds the tail of its log."""
+    """A process died or was not ready in time; the message holds the tail of its log."""
 
 
 class ManagedProcess:
@@ -29,7 +29,7 @@ class ManagedProcess:
     def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path) -> None:
         self.name = name
         self.command = command
-        self.env = env  # what is added to our own environment
+        self.env = env  # added to this process's environment
         self.log = log
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -47,7 +47,7 @@ class ManagedProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs; negative for a signal."""
+        """None while the process runs; negative if a signal ended it."""
         return self._process.poll() if self._process else None
 
     @property
@@ -55,7 +55,7 @@ class ManagedProcess:
         return self._process is not None and self.exit_status is None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit status, or None if it still runs after `timeout_s`."""
+        """Returns the exit status, or None if the process still runs after `timeout_s`."""
         assert self._process is not None, f"{self.name} was not started"
         try:
             return self._process.wait(timeout_s)
@@ -71,7 +71,7 @@ class ManagedProcess:
         self.signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kills the whole group at once, as a crash of the host would."""
+        """Kills the whole process group at once, as a crash of the host would."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -96,7 +96,7 @@ class ManagedProcess:
 
 
 def stop_all(processes: Iterable[ManagedProcess], grace_s: float = STOP_GRACE_S) -> None:
-    """Stops several at once; together they get one grace period."""
+    """Stops several processes at once, with one grace period for all."""
     processes = list(processes)
     for process in processes:
         process.interrupt()
@@ -106,7 +106,7 @@ def stop_all(processes: Iterable[ManagedProcess], grace_s: float = STOP_GRACE_S)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on now. Another process may take it before it is used."""
+    """Returns a port that is free now. Another process may take it before it is used."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""One live line per long step: a bar with percent and elapsed time on a terminal, plain lines elsewhere."""
+"""The progress of a long step: a bar with percent and elapsed time on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -55,7 +55,7 @@ class Step:
                 self._print(f"{self._label}{share} {self.elapsed_s:.0f} s {self._note}".rstrip())
 
     def done(self, outcome: str = "done") -> None:
-        """Ends the line; called once, by the context manager unless the caller has a better word."""
+        """Ends the line; called once, by the caller or else by the context manager."""
         self._closed = True
         line = f"{self._label}: {outcome} ({self.elapsed_s:.1f} s)"
         self._print(f"\r\x1b[K{line}" if self._live else line)

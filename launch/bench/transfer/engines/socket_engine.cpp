@@ -19,7 +19,7 @@ namespace kvferry::bench {
 namespace {
 
 constexpr std::size_t kRangesMax = 1024;  // IOV_MAX
-constexpr int kPollsPerCheck = 10'000;    // of an empty socket, between two looks at the deadline
+constexpr int kPollsPerCheck = 10'000;    // polls of an empty socket between two looks at the deadline
 constexpr std::size_t kNoteBytes = 16;    // sent after a ping's block, in place of a notification
 
 class SocketEngine final : public Engine {

@@ -1,4 +1,4 @@
-"""One process of the deployment as the supervisor holds it: its lifeline, its log, what it said."""
+"""One process of the deployment as the supervisor sees it: its lifeline, its log, its new output."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Child(ManagedProcess):
-    """Runs behind guard.py: closing its stdin ends it, and all that descends from it, on whichever host.
+    """Runs behind guard.py: closing its stdin ends it and all its descendants, on any host.
 
     Its output is appended to the log; lines() are those of this start that were not given yet.
     """
@@ -42,13 +42,13 @@ class Child(ManagedProcess):
         return self._process is not None
 
     def tell(self, line: str) -> None:
-        """A line for the guard (".") or, where it was started so, for the command. Lost if nobody reads."""
+        """Sends a line to the guard (".") or, if the guard passes lines on, to the command; it may be lost."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(OSError):
                 os.write(self._process.stdin.fileno(), f"{line}\n".encode())
 
     def close(self) -> None:
-        """Asks it to end; exit_status says when it did."""
+        """Asks the process to end; exit_status tells when it has."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
             self._closed_at = time.monotonic()
             with contextlib.suppress(OSError):
@@ -56,11 +56,11 @@ class Child(ManagedProcess):
 
     @property
     def overdue(self) -> bool:
-        """Whether it has been asked to end for longer than its guard takes."""
+        """Whether more time has passed since the request to end than the guard takes."""
         return self._closed_at is not None and time.monotonic() - self._closed_at > GRACE_S + 5
 
     def end_now(self) -> None:
-        """What the guard does within its grace period, at once; it still takes all descendants along."""
+        """Ends the process without a grace period; its guard still ends all descendants."""
         self.close()
         self.signal(signal.SIGTERM)
 

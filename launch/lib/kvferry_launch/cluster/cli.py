@@ -50,21 +50,21 @@ def make_parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         if file:
             made.add_argument("file", type=Path, metavar="FILE", help="the deployment's YAML")
-            made.add_argument("--on", choices=BACKENDS, help="wins over the file's 'on'")
+            made.add_argument("--on", choices=BACKENDS, help="backend, in place of the file's 'on'")
         return made
 
-    made = command("up", up, "start everything and stay; Ctrl-C stops everything")
-    made.add_argument("--dry-run", action="store_true", help="print every command, host by host, and do nothing")
-    made.add_argument("--json", action="store_true", help="a JSON object for each change instead of lines")
+    made = command("up", up, "start a deployment and stay attached; Ctrl-C stops it")
+    made.add_argument("--dry-run", action="store_true", help="print every command, host by host, without running it")
+    made.add_argument("--json", action="store_true", help="print a JSON object for each change instead of lines")
     made.add_argument("--in-job", action="store_true", help=argparse.SUPPRESS)
     made = command("status", show_status, "one line for each node of a running deployment")
-    made.add_argument("--json", action="store_true", help="one JSON object")
-    made = command("scale", scale, "add nodes to, or drain nodes of and take them from, a running deployment")
-    made.add_argument("to", nargs="+", metavar="ROLE=N", help="prefill=N, decode=N")
-    made.add_argument("--no-wait", action="store_true", help="don't wait until it is done")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    made = command("scale", scale, "add nodes to a running deployment, or drain and remove nodes")
+    made.add_argument("to", nargs="+", metavar="ROLE=N", help="new number of nodes of a role: prefill=N, decode=N")
+    made.add_argument("--no-wait", action="store_true", help="return without waiting until all nodes are ready")
     command("down", down, "stop a running deployment")
-    command("render", render, "print what kubectl or sbatch would be given").add_argument(
-        "--output", type=Path, metavar="FILE", help="write it there")
+    command("render", render, "print the manifests or the sbatch file").add_argument(
+        "--output", type=Path, metavar="FILE", help="write them to a file instead")
 
     made = command("front", front.main, "", file=False)
     front.add_arguments(made)
@@ -87,7 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def after_dashes(words: list[str]) -> list[str]:
-    """Some argparse take the "--" away and some don't."""
+    """Removes a leading "--", which only some versions of argparse remove."""
     return words[1:] if words[:1] == ["--"] else words
 
 
@@ -175,7 +175,7 @@ def render(arguments: argparse.Namespace) -> int:
     if spec.on not in ("kubernetes", "slurm"):
         raise SpecError(f"'on' is {spec.on}; only kubernetes and slurm take files, so give --on one of them")
     if spec.on == "slurm":
-        spec.logs.mkdir(parents=True, exist_ok=True)  # sbatch doesn't make the folder of its output
+        spec.logs.mkdir(parents=True, exist_ok=True)  # sbatch does not create the folder of its output
     text = kubernetes.render(spec) if spec.on == "kubernetes" else slurm.sbatch_script(spec)
     if arguments.output is None:
         print(text, end="")
@@ -190,7 +190,7 @@ def leave(arguments: argparse.Namespace) -> int:
 
 
 def ask_here(arguments: argparse.Namespace) -> int:
-    """For those who are on another host than the Unix socket."""
+    """Passes on a request from another host, which does not see the Unix socket."""
     print(json.dumps(ask(arguments.folder, json.loads(arguments.what))))
     return 0
 
@@ -207,7 +207,7 @@ def mpi_rank(arguments: argparse.Namespace) -> int:
 
 
 def request(spec: Spec, what: dict[str, Any]) -> dict[str, Any]:
-    """The answer of the `up` that runs, also from within a Slurm job. Errors: SpecError."""
+    """Returns the answer of the running `up`, which may be inside a Slurm job. Errors: SpecError."""
     answer = ask(run_folder(spec), what)
     if answer is None and spec.on == "slurm":
         answer = job.ask_inside(spec, what)

@@ -1,4 +1,4 @@
-"""How `status`, `scale` and `down` speak with a running `up`: one JSON line each way over a Unix socket."""
+"""The connection of `status`, `scale` and `down` to a running `up`: one JSON line each way over a Unix socket."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ LINE_MAX = 65536
 
 @contextlib.contextmanager
 def short_path(folder: Path) -> Iterator[str]:
-    """The socket's path by way of a descriptor: a Unix socket's own path may have 107 letters only."""
+    """The socket's path through a descriptor of its folder, because a Unix socket's path may have 107 bytes only."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}/{SOCKET}"
@@ -40,7 +40,7 @@ class ControlServer:
         self._socket.listen(16)
 
     def serve(self, wait_s: float) -> None:
-        """Waits at most so long for a client, and answers it."""
+        """Waits for a client, at most so long, and answers it."""
         if not select.select([self._socket], [], [], wait_s)[0]:
             return
         client, _ = self._socket.accept()
@@ -65,7 +65,7 @@ class ControlServer:
 
 
 def ask(folder: Path, request: dict[str, Any]) -> dict[str, Any] | None:
-    """The running deployment's answer; None where nobody listens. Errors: SpecError is what it refused."""
+    """Returns the running deployment's answer, or None if no `up` listens. Errors: SpecError if it refuses."""
     try:
         with socket.socket(socket.AF_UNIX) as client, short_path(folder) as path:
             client.settimeout(ANSWER_WITHIN_S)

@@ -1,4 +1,4 @@
-"""What `up --dry-run` prints: every command exactly as it would be run, host by host. Nothing is started or written."""
+"""The output of `up --dry-run`: every command exactly as `up` would run it, host by host. Starts and writes nothing."""
 
 import shlex
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from kvferry_launch.cluster.up import RECOMPUTE
 
 
 def dry_run(planner: Planner) -> Iterator[str]:
-    """CONTROLLER_HOST is known; PORT and HTTP_PORT are chosen by the controller's host where the file says 0."""
+    """Returns the controller's addresses, with PORT and HTTP_PORT for ports that its host will choose."""
     starter = Starter(planner)
     nodes = planner.all()
     address = nodes[0].place.address

@@ -1,8 +1,8 @@
-"""The front door on its host: starts it, tells it the workers, says when it answers.
+"""Runs the router of a deployment on its host: starts it, announces the workers, reports when it answers.
 
-vllm-router 0.1.17 can lose a worker while it runs (POST /remove_worker) but gain none when it was given URLs; what it
-can is listen for workers that announce themselves (--vllm-discovery-address): each is known from its first message
-until 5 s after its last one. So we announce them all, once a second, from here.
+vllm-router 0.1.17 accepts POST /remove_worker while it runs, but no new worker if it was started with URLs. It can
+listen for workers that announce themselves (--vllm-discovery-address): it uses each from its first message until 5 s
+after the last one. So this program announces all workers once a second.
 """
 
 import argparse
@@ -22,16 +22,16 @@ from kvferry_launch.paths import REPO
 from kvferry_launch.process import _die_with_parent, free_port
 
 ANNOUNCE_EVERY_S = 1.0
-END_WITHIN_S = 3.0  # vllm-router waits for idle connections as well, and those don't end
+END_WITHIN_S = 3.0  # vllm-router would wait for idle connections to close
 LETTERS = {"prefill": "P", "decode": "D"}
-POLICY = ("--policy", "round_robin")  # any decode server can have any chunk
+POLICY = ("--policy", "round_robin")  # every decode server can pull every chunk
 
 
 class Announcer:
-    """Speaks for the workers to vllm-router, one ZeroMQ socket each, as workers of its discovery mode do."""
+    """Announces each worker to vllm-router over its own ZeroMQ socket, as vllm-router's discovery mode expects."""
 
     def __init__(self, address: str) -> None:
-        import zmq  # vLLM needs it too, so it is where vllm-router is
+        import zmq  # a requirement of vLLM, so every host of vllm-router has it
 
         self._context = zmq.Context()
         self._dealer = zmq.DEALER
@@ -46,16 +46,16 @@ class Announcer:
             for url in several:
                 if url not in self._sockets:
                     self._sockets[url] = self._context.socket(self._dealer)
-                    self._sockets[url].linger = 0  # or we would wait for a router that has ended
+                    self._sockets[url].linger = 0  # a router that has ended must not block the close
                     self._sockets[url].connect(f"tcp://{self._address}")
                 place = url.removeprefix("http://")
-                with contextlib.suppress(Exception):  # a full queue: it hears the next one
+                with contextlib.suppress(Exception):  # if the queue is full, the next announcement counts
                     self._sockets[url].send(packed({"type": LETTERS[role], "http_address": place,
                                                     "zmq_address": place}), flags=1)
 
 
 def packed(fields: dict[str, str]) -> bytes:
-    """MessagePack of a small map of short texts."""
+    """Encodes a small map of short texts as MessagePack."""
     def text(value: str) -> bytes:
         return b"\xd9" + bytes([len(value.encode())]) + value.encode()
 
@@ -129,7 +129,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 class Reporter:
-    """Says when the front door begins and ceases to answer for its workers."""
+    """Reports when the router begins and ceases to answer."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._url = f"http://{serving.bracketed(arguments.advertise_host)}:{arguments.port}"

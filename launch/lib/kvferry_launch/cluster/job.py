@@ -1,4 +1,4 @@
-"""Deployments that run elsewhere as one job: sbatch's and mpirun's. We follow it, and it ends when we do."""
+"""Deployments that run as one job of sbatch or mpirun. This process follows the job, which ends with it."""
 
 import json
 import select
@@ -38,7 +38,7 @@ def run_mpi(spec: Spec, token: str) -> int:
 
 
 def follow(spec: Spec, command: list[str]) -> int:
-    """Runs it behind a guard, which ends it when we die in whatever way, and prints what it says."""
+    """Runs mpirun behind a guard, which ends it when this process dies in any way, and prints its output."""
     interrupts: list[bool] = []
     death_signals(lambda: interrupts.append(True))
     guard = [sys.executable, script("lib/kvferry_launch/node/guard.py"), "--grace", str(STOP_GRACE_S), "--"]
@@ -62,7 +62,7 @@ def follow(spec: Spec, command: list[str]) -> int:
 
 
 def ask_inside(spec: Spec, what: dict[str, Any]) -> dict[str, Any] | None:
-    """Asks where the job runs: a Unix socket is seen on its own host only."""
+    """Asks on the job's host, because a Unix socket is visible on its own host only."""
     job = slurm.running_job(spec)
     try:
         host = json.loads((run_folder(spec) / "state.json").read_text())["host"]

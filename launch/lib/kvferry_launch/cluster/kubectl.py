@@ -1,4 +1,4 @@
-"""Kubernetes: hands the manifests to kubectl, shows the pods, and takes everything away again."""
+"""Kubernetes: applies the manifests with kubectl, shows the pods, and deletes everything at the end."""
 
 import json
 import shlex
@@ -24,7 +24,7 @@ def kubectl(spec: Spec, *words: str) -> list[str]:
 
 
 def call(spec: Spec, *words: str, text: str | None = None) -> str:
-    """What it prints. Errors: SpecError is what it complains of."""
+    """Runs kubectl and returns its output. Errors: SpecError with kubectl's message."""
     try:
         done = subprocess.run(kubectl(spec, *words), input=text, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -43,7 +43,7 @@ def dry_run(spec: Spec) -> list[str]:
 
 
 def up(spec: Spec, as_json: bool) -> int:
-    """Applies, follows, and deletes at Ctrl-C. The cluster keeps the deployment if we are killed; `down` ends it."""
+    """Applies the manifests, follows the pods, deletes all at Ctrl-C. After a kill of this process use `down`."""
     ends: list[bool] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ends.append(True))
@@ -76,7 +76,7 @@ def front_url(spec: Spec) -> str:
 
 
 def pods(spec: Spec) -> list[dict[str, Any]]:
-    """A row for each pod, as `status` shows nodes elsewhere."""
+    """Returns a row for each pod, as `status` has for nodes of other backends."""
     found = json.loads(call(spec, "get", "pods", "-l", selector(spec), "-o", "json"))
     return [row(pod) for pod in found["items"]]
 
@@ -101,7 +101,7 @@ def status(spec: Spec) -> int:
 
 
 def scale(spec: Spec, wanted: dict[str, int]) -> int:
-    """A pod that goes is drained by its own preStop hook."""
+    """Scales the sets; a pod that is removed is drained by its preStop hook."""
     for role in ENGINE_ROLES:
         if role in wanted:
             kind = "statefulset" if spec.roles[role].hosts_per_replica == 1 else "leaderworkerset"

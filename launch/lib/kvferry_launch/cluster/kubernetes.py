@@ -15,9 +15,9 @@ from kvferry_launch.node.vllm import API_SERVER, KVFERRY_CONNECTOR
 
 CONTROLLER_PORT = 14600
 CONTROLLER_HTTP = 14680
-ENGINE_PORT = 8100  # of both sides: pods have addresses of their own, and vllm-router looks for one port
+ENGINE_PORT = 8100  # equal for both roles, because pods have their own addresses and vllm-router takes one port
 ROUTER_PORT = 8000
-GRACE_S = 120  # beyond the drain, for the last requests
+GRACE_S = 120  # added to the drain's limit, for the last requests
 Object = dict[str, Any]
 
 
@@ -29,8 +29,8 @@ def manifests(spec: Spec) -> list[Object]:
 
 
 def render(spec: Spec) -> str:
-    """One YAML stream."""
-    import yaml  # not needed where only JSON is read
+    """Returns all manifests as one YAML stream."""
+    import yaml  # other commands that read only JSON work without it
 
     text = "---\n".join(yaml.safe_dump(one, sort_keys=False, width=1000) for one in manifests(spec))
     return f"# {RECOMPUTE}\n{text}"
@@ -87,7 +87,7 @@ def leader_flags(role: Role) -> list[str]:
 
 
 def drain_script(role: Role, drain: list[str]) -> str:
-    """The name is the shell's to fill in; data-parallel ranks are nodes of their own."""
+    """Drains the pod's nodes; the shell fills in the pod's name. Each data-parallel rank is a node."""
     line = " ".join(f'"{word}"' if "$" in word else word for word in drain)
     if role.data_parallel == 1:
         return line
@@ -96,7 +96,7 @@ def drain_script(role: Role, drain: list[str]) -> str:
 
 
 def leader_worker_set(spec: Spec, role: Role, leader: Object) -> Object:
-    """A replica over several hosts: vLLM's own nodes, of which the first serves."""
+    """A replica over several hosts: vLLM's multi-node mode, in which the first node serves."""
     pod = json.loads(json.dumps(leader))
     worker = pod["containers"][0]
     worker["command"] = engine_command(spec, role, role.port or ENGINE_PORT, [
@@ -145,7 +145,7 @@ def router(spec: Spec) -> list[Object]:
 
 
 def watching_account(spec: Spec) -> list[Object]:
-    """What lets the router see pods come and go, in its namespace only."""
+    """The role that lets the router list and watch the pods of its namespace."""
     about = metadata(spec, "router")
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},

@@ -1,4 +1,4 @@
-"""How a node leaves while traffic runs: the front door forgets it, the controller drains it, its last request ends."""
+"""Removes a node under traffic: the router drops it, the controller drains it, its last request ends."""
 
 import time
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from pathlib import Path
 from kvferry_launch.cluster.child import Child
 from kvferry_launch.cluster.member import DRAINING, STOPPING, Member
 
-SETTLE_S = 6.0  # vllm-router forgets a worker 5 s after the last time it was told of it
+SETTLE_S = 6.0  # vllm-router drops a worker 5 s after its last announcement
 
 
 class Leaving:
-    """One node's way out. step() is called again and again; the member's state tells when it is over.
+    """The removal of one node. step() is called repeatedly; the member's state tells when the removal is complete.
 
     `drain` is the command that ends when it may go; if that fails, it is told and doesn't keep the node.
     """
@@ -42,6 +42,6 @@ class Leaving:
             self.member.child.close()
 
     def abandon(self) -> None:
-        """The whole deployment stops."""
+        """Ends the drain, because the whole deployment stops."""
         if self._task is not None and self._task.started:
             self._task.end_now()

@@ -1,4 +1,4 @@
-"""One node of a running deployment: its state, what it said, when to start it again."""
+"""One node of a running deployment: its state, its reports, the time of its next restart."""
 
 import re
 import time
@@ -13,10 +13,10 @@ SERVES = re.compile(r"kvferry \w+ node serves at (\S+)")
 SILENT = re.compile(r"kvferry \w+ node does not answer at ")
 LISTENS = re.compile(r"kvferry controller listening on (tcp://\S+)")
 HTTP = re.compile(r"\bHTTP on (\S+)$")
-COMPLAINT = re.compile(r"^(?!.*warning|srun: |slurmstepd: )"  # Slurm says what we see anyway
+COMPLAINT = re.compile(r"^(?!.*warning|srun: |slurmstepd: )"  # lines of Slurm and warnings do not explain a node's end
                        r"(.*(error\b|exception\b|refused|denied|can't|cannot)|kvferry.*: |launch/\w+: )", re.IGNORECASE)
 BACK_OFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-FORGIVEN_AFTER_S = 300.0  # of being ready: then its restarts count from 0 again
+FORGIVEN_AFTER_S = 300.0  # seconds of being ready after which its restarts count from 0 again
 
 WAITING = "waiting"
 STARTING = "starting"
@@ -41,7 +41,7 @@ class Member:
     since: float = field(default_factory=time.time)
     restarts: int = 0
     leaving: bool = False
-    address: str = ""  # of the controller's sockets
+    address: str = ""  # endpoint of the controller's nodes
     _due: float = 0.0
     _ready_at: float = 0.0
     _started_at: float = 0.0
@@ -55,14 +55,14 @@ class Member:
 
     @property
     def wants_start(self) -> bool:
-        """Also a restart that is due."""
+        """Starts the node, for the first time or again."""
         running = self.child is not None and self.child.running
         return (not running and not self.leaving and self.state in (WAITING, RESTARTING)
                 and time.monotonic() >= self._due)
 
     @property
     def port(self) -> int | None:
-        """What it had when it served last; a restart tries to have it again."""
+        """The port at which the node served last; a restart asks for the same."""
         found = re.search(r":(\d+)/?$", self.address or self.url)
         return int(found[1]) if found else None
 
@@ -74,7 +74,7 @@ class Member:
         self.child.start()
 
     def read(self) -> None:
-        """Takes in what it said since."""
+        """Reads the node's new output."""
         if self.child is None:
             return
         for line in self.child.lines():
@@ -89,7 +89,7 @@ class Member:
                 self.become(UNREADY, "its server does not answer")
 
     def look(self) -> None:
-        """Notices its end, and what takes too long."""
+        """Updates the state if the node has ended or takes too long."""
         if self.child is None or self.child.exit_status is None:
             late = time.monotonic() - self._started_at > self.ready_timeout_s
             if self.state == STARTING and late and self.child is not None:
@@ -110,7 +110,7 @@ class Member:
         served = self._ready_at > 0.0
         self._ready_at = 0.0
         if not served:
-            self.url = self.address = ""  # perhaps somebody has its port by now
+            self.url = self.address = ""  # another process may have taken its port
         if self.restarts >= self.restarts_max:
             self.become(FAILED, why)
             return
@@ -119,7 +119,7 @@ class Member:
         self.become(RESTARTING, f"restart {self.restarts} of {self.restarts_max}: {why}")
 
     def found(self) -> Found:
-        """Of the controller."""
+        """The HTTP address, if this node is the controller."""
         return Found(self.address, self.url)
 
     def row(self) -> dict[str, Any]:

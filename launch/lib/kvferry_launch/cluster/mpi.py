@@ -35,7 +35,7 @@ def ranks_of(spec: Spec) -> int:
 
 
 def command(spec: Spec, run: str) -> list[str]:
-    """The mpirun."""
+    """Returns the command of mpirun."""
     names = list(spec.hosts)
     each = -(-ranks_of(spec) // len(names)) if names else 0
     hosts = ["--host", ",".join(f"{name}:{each}" for name in names)] if names else []
@@ -55,14 +55,14 @@ def rank_folder(spec: Spec, run: str, rank: int) -> Path:
 
 
 def write(file: Path, text: str) -> None:
-    """In one rename, so that nobody reads half of it."""
+    """Writes by one rename, so that no reader sees a part."""
     scratch = file.with_name(f".{file.name}.partial")
     scratch.write_text(text)
     scratch.rename(file)
 
 
 def gather(spec: Spec, run: str, size: int) -> dict[str, str]:
-    """Rank 0 waits for all; each rank's name to its host's, which the hosts must know. Errors: SpecError."""
+    """Rank 0 waits for all ranks; returns the host name of each, which all hosts must resolve. Errors: SpecError."""
     deadline = time.monotonic() + GATHER_WITHIN_S
     hosts = {FIRST_RANK: socket.gethostname()}
     for rank in range(1, size):
@@ -76,7 +76,7 @@ def gather(spec: Spec, run: str, size: int) -> dict[str, str]:
 
 
 def end_ranks(spec: Spec, run: str) -> None:
-    """Rank 0 ends; the others see it."""
+    """Rank 0 announces its end to the other ranks."""
     with contextlib.suppress(OSError):
         (run_folder(spec) / f"ranks-{run}" / "end").touch()
 
@@ -86,8 +86,8 @@ def forget(spec: Spec, run: str) -> None:
 
 
 def serve_rank(spec: Spec, run: str, rank: int) -> int:
-    """A rank other than 0: runs what it is ordered to, one command at a time, until rank 0 ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # mpirun, or its daemon on this host, is our parent
+    """Runs the orders of rank 0 on another rank, one command at a time, until rank 0 ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the parent is mpirun or its daemon on this host
     folder = rank_folder(spec, run, rank)
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "here.json", json.dumps({"host": socket.gethostname()}))
@@ -102,7 +102,7 @@ def serve_rank(spec: Spec, run: str, rank: int) -> int:
 
 
 def obey(folder: Path, serial: int, words: list[str]) -> None:
-    """One command from its start to its end. The guard ends it when we are gone."""
+    """Runs one command to its end. Its guard ends it if this process dies."""
     guard = [sys.executable, str(Path(script("cluster")).parent / "lib/kvferry_launch/node/guard.py"), "--grace",
              str(GRACE_S), "--"]
     with (folder / f"out-{serial}").open("wb") as out:
@@ -119,7 +119,7 @@ def obey(folder: Path, serial: int, words: list[str]) -> None:
 
 
 def relay(folder: Path, words: list[str]) -> int:
-    """Rank 0's local stand-in for a command on another rank: its output, its end, its exit status."""
+    """Represents on rank 0 a command on another rank: its output, its end, its exit status."""
     wants_end: list[bool] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: wants_end.append(True))

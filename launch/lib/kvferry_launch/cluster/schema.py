@@ -1,4 +1,4 @@
-"""What a deployment's YAML may say: every key, what is allowed and its default; one sentence for each mistake."""
+"""The schema of a deployment's YAML: every key with its allowed values and default; one sentence for each mistake."""
 
 import difflib
 import re
@@ -9,17 +9,17 @@ from typing import Any
 BACKENDS = ("local", "ssh", "slurm", "mpi", "kubernetes")
 ROUTERS = ("vllm-router", "proxy", "none")
 KV_ROLES = ("kv_producer", "kv_consumer", "kv_both")
-NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # also a Kubernetes name and a Slurm job's
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # valid as a Kubernetes name and as a Slurm job's name
 REPLICAS_MAX = 1024
 
 
 class SpecError(Exception):
-    """What is wrong with the file, in one sentence that names key, value and what is allowed."""
+    """A mistake in the file, in one sentence that names the key, its value and what is allowed."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """One value: `allowed` says in words what `check` lets pass. `default` None is "not given"."""
+    """One value: `allowed` describes what `check` accepts. A default of None stands for "not given"."""
 
     allowed: str
     check: Callable[[Any], bool]
@@ -134,7 +134,7 @@ SCHEMA: Section = {
 
 
 def check(document: Any, section: Section = SCHEMA, path: str = "") -> dict[str, Any]:
-    """The document with every default filled in. Errors: SpecError."""
+    """Returns the document with every default filled in. Errors: SpecError."""
     if document is None:
         document = {}
     if not isinstance(document, dict):

@@ -1,4 +1,4 @@
-"""Slurm: the sbatch file, and what submits and follows the job. Inside the job `up` starts each node by srun."""
+"""Slurm: the sbatch file, and the submission of the job. Inside the job `up` starts each node by srun."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ def sbatch_script(spec: Spec) -> str:
     replicas = sum(role.replicas for role in spec.roles.values())
     lines = [f"--job-name=kvferry-{spec.name}", f"--nodes={raw['nodes'] or max(1, replicas)}",
              f"--output={output_of(spec)}", "--open-mode=truncate",
-             f"--signal=B:TERM@{STOP_BEFORE_LIMIT_S}",  # before the time limit, so that it can stop in order
+             f"--signal=B:TERM@{STOP_BEFORE_LIMIT_S}",  # a signal before the time limit, for an orderly stop
              *(f"--{name}={raw[name]}" for name in ("partition", "account", "time") if raw[name]),
              *map(str, raw["options"])]
     inside = [sys.executable, script("cluster"), "up", str(spec.file), "--on", "slurm", "--in-job"]
@@ -41,7 +41,7 @@ def output_of(spec: Spec) -> Path:
 
 
 def job_hosts() -> dict[str, str]:
-    """Of the job that we are in. Errors: SpecError."""
+    """Returns the hosts of the job that this process is part of. Errors: SpecError."""
     listed = os.environ.get("SLURM_JOB_NODELIST")
     if not listed:
         raise SpecError("this is not inside a Slurm job; launch/cluster up --on slurm submits one")
@@ -52,7 +52,7 @@ def job_hosts() -> dict[str, str]:
 
 
 def dry_run(spec: Spec) -> list[str]:
-    """The file, and what it starts, on hosts that only the job will know."""
+    """Returns the sbatch file and the commands of the job, with placeholders for its hosts."""
     nodes = spec.raw["slurm"]["nodes"] or max(1, sum(role.replicas for role in spec.roles.values()))
     planner = Planner(spec, {f"HOST{index}": f"HOST{index}" for index in range(nodes)})
 
@@ -66,7 +66,7 @@ def sbatch_file(spec: Spec) -> Path:
 
 
 def submit_and_follow(spec: Spec) -> int:
-    """Prints what the job prints until it is over; SIGTERM cancels it. The exit status is whether it went well."""
+    """Prints the job's output until it ends; SIGTERM cancels it. Returns 0 if the job succeeded, else 1."""
     wants_end = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: wants_end.append(True))
@@ -101,7 +101,7 @@ def job_file(spec: Spec) -> Path:
 
 
 def running_job(spec: Spec) -> str | None:
-    """The job that this deployment was submitted as, if Slurm still has it."""
+    """Returns the id of this deployment's job if Slurm still knows it."""
     try:
         job = job_file(spec).read_text()
     except OSError:
@@ -115,7 +115,7 @@ def cancel(job: str) -> bool:
 
 
 def job_state(job: str) -> str:
-    """As squeue has it; a job that Slurm has forgotten is COMPLETED."""
+    """Returns the state from squeue; a job that squeue no longer lists is COMPLETED."""
     done = subprocess.run(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"],
                           capture_output=True, text=True, check=False)
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
@@ -136,5 +136,5 @@ def copy_from(file: Path, offset: int) -> int:
 
 
 def inside(planner: Planner, host: str, job: str) -> list[str]:
-    """What runs a command on the job's host where its `up` listens."""
+    """Returns the words that run a command on the host of the job's `up`."""
     return [*Starter(planner).srun(Place(host, host), "control"), f"--jobid={job}"]

@@ -31,7 +31,7 @@ class Role:
     extra: dict[str, Any]
 
     def vllm_flags(self) -> list[str]:
-        """The user's own come last, so that they win."""
+        """Returns the role's flags; the user's flags come last, so that vLLM takes them."""
         sizes = (("--tensor-parallel-size", self.tensor_parallel),
                  ("--pipeline-parallel-size", self.pipeline_parallel),
                  ("--data-parallel-size", self.data_parallel))
@@ -40,14 +40,14 @@ class Role:
 
 @dataclass(frozen=True)
 class Spec:
-    """The whole file. `raw` is the checked document, for what only one backend reads."""
+    """The whole file. `raw` is the checked document, with the keys that only one backend reads."""
 
     file: Path
     name: str
     model: str
     namespace: str
     on: str
-    hosts: dict[str, str]  # name to the address that the others reach it at
+    hosts: dict[str, str]  # each host's name and the address that other hosts reach
     restart: int
     ready_timeout_s: int
     drain_timeout_s: int
@@ -66,12 +66,12 @@ class Spec:
         return self.resolve(self.raw["logs"]) if self.raw["logs"] else run_folder(self) / "logs"
 
     def resolve(self, path: str) -> Path:
-        """A path in the file is relative to the file."""
+        """Resolves a path of the file relative to the file's folder."""
         return (self.file.parent / Path(path).expanduser()).resolve()
 
 
 def load(file: Path, on: str | None = None) -> Spec:
-    """Reads and checks the file; `on` wins over what it says. Errors: SpecError."""
+    """Reads and checks the file; `on` replaces the file's backend. Errors: SpecError."""
     try:
         document = parse(file)
     except OSError as error:
@@ -130,7 +130,7 @@ def role(name: str, raw: dict[str, Any]) -> Role:
 
 
 def check_role(one: Role, backend: str) -> None:
-    """What no single key can say. Errors: SpecError."""
+    """Checks the rules that involve several keys. Errors: SpecError."""
     if one.cores and len(one.cores) < one.replicas:
         raise SpecError(f"{one.name}.cores has {len(one.cores)} entries, not one for each of {one.replicas} replicas")
     if one.port and one.replicas > 1 and backend == "local":
@@ -144,7 +144,7 @@ def check_role(one: Role, backend: str) -> None:
 
 
 def model_of(model: str, file: Path) -> str:
-    """An absolute folder where there is one, seen from the file or from the checkout; else the name as it is."""
+    """Returns the model's absolute folder, relative to the file or the checkout, or else the name unchanged."""
     for base in (file.resolve().parent, REPO):
         folder = base / Path(model).expanduser()
         if (folder / "config.json").exists():
@@ -167,5 +167,5 @@ def text_map(values: dict[str, Any]) -> dict[str, str]:
 
 
 def run_folder(spec: Spec) -> Path:
-    """Where a running deployment keeps its socket, its state and its logs."""
+    """The folder of a running deployment's socket, state and logs."""
     return Path(os.environ.get("KVFERRY_DEPLOYMENTS") or BUILD / "deployments") / spec.name

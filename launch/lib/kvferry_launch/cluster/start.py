@@ -1,4 +1,4 @@
-"""How a host's command is started from here: as it is, over ssh, by srun, or by an MPI rank. Nothing is run here."""
+"""Turns a host's command into one that starts it from here: unchanged, over ssh, by srun, or by an MPI rank. No I/O."""
 
 import shlex
 import sys
@@ -16,17 +16,17 @@ SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "Se
 
 @dataclass(frozen=True)
 class Starter:
-    """Turns a host's command into the one that we run; the backend is the spec's."""
+    """Turns a host's command into the command to run here; the backend comes from the spec."""
 
     planner: Planner
-    run: str = "RUN"  # of MPI
+    run: str = "RUN"  # token of the MPI run
 
     @property
     def spec(self) -> Spec:
         return self.planner.spec
 
     def start(self, place: Place, name: str, command: list[str], with_stdin: bool = False) -> list[str]:
-        """The whole command. Its stdin is the lifeline of guard.py, wherever that runs."""
+        """Returns the whole command. Its stdin is the lifeline of guard.py on the node's host."""
         if self.spec.on == "local":
             return [*self.guard(0, with_stdin), *command]
         if self.spec.on == "ssh":
@@ -51,11 +51,11 @@ class Starter:
         return ["ssh", *SSH_OPTIONS, *map(str, raw["options"]), *user, "--", place.name]
 
     def remote(self, words: list[str]) -> str:
-        """One word for ssh, which gives it to the user's shell there."""
+        """Returns one word for ssh, which hands it to the user's shell on the host."""
         return f"cd {shlex.quote(self.planner.tools.path)} && exec {shlex.join(words)}"
 
     def srun(self, place: Place, name: str) -> list[str]:
-        """A step of one task on one host; steps share what the job has."""
+        """Returns the srun words for a step of one task on one host; steps share the job's resources."""
         return ["srun", f"--job-name={name}", "--nodes=1", "--ntasks=1", f"--nodelist={place.name}", "--overlap",
                 "--cpu-bind=none", "--mem=0", "--unbuffered", "--kill-on-bad-exit=1",
                 *map(str, self.spec.raw["slurm"]["srun_options"])]

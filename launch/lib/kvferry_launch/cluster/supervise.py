@@ -1,4 +1,4 @@
-"""A running deployment: starts what is missing, starts again what died, adds and takes nodes, stops everything."""
+"""A running deployment: starts its nodes, restarts dead ones, adds and removes nodes, stops all of them."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ STOP_LATE_S = 20.0
 
 
 class Supervisor:
-    """Call tick() a few times a second, from the main thread. `tell` gets lines for people.
+    """Call tick() a few times a second, from the main thread. `tell` gets lines for users.
 
     One thread: the processes' death signal is tied to the thread that starts them.
     """
@@ -56,7 +56,7 @@ class Supervisor:
 
     @property
     def hopeless(self) -> bool:
-        """Whether nothing will ever come up, or all that was up has failed."""
+        """Whether no node will come up, or all nodes have failed."""
         return all(member.state in (FAILED, WAITING) for member in self.members)
 
     def tick(self) -> None:
@@ -79,7 +79,7 @@ class Supervisor:
                     member.child.tell(".")
 
     def scale(self, wanted: dict[str, int]) -> str:
-        """Begins it; the rows tell when it is done. Errors: SpecError."""
+        """Begins to add or remove nodes; the rows tell when that is complete. Errors: SpecError."""
         for role, number in wanted.items():
             if role not in ENGINE_ROLES or not 0 <= number <= REPLICAS_MAX:
                 raise SpecError(f"{role}={number} is not prefill=N or decode=N with N from 0 to {REPLICAS_MAX}")
@@ -94,7 +94,7 @@ class Supervisor:
         return "; ".join(said)
 
     def stop(self, tick: Callable[[], None], shorten_deadline: Callable[[], bool]) -> None:
-        """The front door first, then the servers, the controller last, so that they can say goodbye."""
+        """Stops the router first, then the servers, then the controller, so that servers can still deregister."""
         self.stopping = True
         for leaving in self.leavings:
             leaving.abandon()
@@ -128,9 +128,9 @@ class Supervisor:
     def _start(self, member: Member) -> None:
         found = self.controller.found()
         own = self.planner.command(member.node, found, member.port)
-        is_front = member.node.role == "router"
-        member.start(self.starter.start(member.node.place, member.node.name, own, is_front), self.log_of(member.node))
-        if is_front:
+        is_router = member.node.role == "router"
+        member.start(self.starter.start(member.node.place, member.node.name, own, is_router), self.log_of(member.node))
+        if is_router:
             self._told_workers = ""
 
     def _add(self, role: str) -> str:
@@ -150,7 +150,7 @@ class Supervisor:
         return node.name
 
     def _tell_workers(self) -> None:
-        """The front door hears of each change, and of all when it was started again."""
+        """Sends the router the list of workers when it changes, and again after a restart of the router."""
         workers = {role: [member.url for member in self.member(role) if member.state == READY and not member.leaving]
                    for role in ENGINE_ROLES}
         line = "workers " + json.dumps(workers)
@@ -160,7 +160,7 @@ class Supervisor:
                 self._told_workers = line
 
     def tell_ready(self) -> None:
-        """Says so whenever all nodes have become ready."""
+        """Prints a line whenever all nodes have become ready."""
         if self.ready != self._told_ready:
             self._told_ready = self.ready
             if self.ready:

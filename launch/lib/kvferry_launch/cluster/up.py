@@ -1,4 +1,4 @@
-"""`launch/cluster up` where nodes are processes that we start: on this host, over ssh, in a Slurm job, by MPI ranks."""
+"""`launch/cluster up` for nodes that are child processes: on this host, over ssh, in a Slurm job, on MPI ranks."""
 
 import fcntl
 import json
@@ -22,7 +22,7 @@ RECOMPUTE = "KV that fails to load is computed again: kv_load_failure_policy is 
 
 
 def locked(folder: Path) -> TextIO:
-    """Keeps a second `up` of the same name out for as long as the file is open. Errors: SpecError."""
+    """Locks the deployment's name while the returned file is open. Errors: SpecError if another `up` holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = (folder / "lock").open("a+")
     try:
@@ -38,12 +38,12 @@ def locked(folder: Path) -> TextIO:
 
 
 class Deployment:
-    """One `up` from its first process to its last. run() gives the exit status."""
+    """One `up`, from its first process to its last. run() returns the exit status."""
 
     def __init__(self, spec: Spec, as_json: bool, hosts: dict[str, str] | None = None, run: str = "") -> None:
         self.spec = spec
         self.folder = run_folder(spec)
-        # Ranks have a terminal as their output, but it is mpirun's; a job's is a file.
+        # The terminal of an MPI rank is mpirun's, and a job's output is a file: only a local `up` redraws lines.
         self._view = StatusView(as_json, live=spec.on in ("local", "ssh"))
         self._interrupts = 0
         self._down = False
@@ -65,7 +65,7 @@ class Deployment:
         return 1 if failed else 0
 
     def _loop(self, server: ControlServer) -> bool:
-        """Until somebody wants it to end; whether it ends because nothing works."""
+        """Runs until a signal or `down` ends it. Returns whether it ended because no node works."""
         while not self._interrupts and not self._down:
             self.supervisor.tick()
             self._show()
@@ -115,7 +115,7 @@ class Deployment:
 
 
 def wait_until_gone(folder: Path, timeout_s: float) -> bool:
-    """Whether no `up` holds the folder any more."""
+    """Waits until no `up` holds the folder's lock; returns False if the limit passes first."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:

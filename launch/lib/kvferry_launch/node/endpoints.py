@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-PATH_BYTES_MAX = 107  # of a Unix socket's address, without the final zero
+PATH_BYTES_MAX = 107  # the limit of a Unix socket's address, without the final zero
 NETWORK_SCHEMES = ("tcp://", "stream://")
 PATH_SCHEMES = ("ipc://", "unix://")
 

@@ -1,9 +1,9 @@
-"""Runs one command and never leaves any of its processes behind: the host's end of a node that somebody else started.
+"""Runs one command on a node's host and leaves none of its processes behind.
 
-Run as a script, also through ssh or srun; standard library only, no other file of ours. Its stdin is the lifeline: when
-that ends (the starter died, the connection broke, or the starter wants it to stop) or is silent for longer than
---silence, the command gets SIGTERM, and after --grace seconds everything that descends from it gets SIGKILL.
-A line "." says that the starter lives; other lines go to the command's stdin where --stdin is given.
+A script, also run through ssh or srun; it uses the standard library and no other file of kvferry. Its stdin is the
+lifeline. If stdin ends (the launcher died, the connection broke, or the launcher stops the node) or is silent for
+longer than --silence, the command gets SIGTERM, and after --grace seconds all its descendants get SIGKILL. A line "."
+reports that the launcher lives; with --stdin other lines go to the command's stdin.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def descendants(of: int) -> list[int]:
-    """Every process below `of`; orphans among them are there too, since we adopt them."""
+    """Returns all descendants of process `of`, with orphans, because the guard adopts them."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -58,7 +58,7 @@ def reap() -> None:
 
 
 class Guard:
-    """The command's life. run() gives the exit status of the command, or 128 + the signal that ended it."""
+    """One run of the command. run() returns its exit status, or 128 + the signal that ended it."""
 
     def __init__(self, command: list[str], grace_s: float, silence_s: float, with_stdin: bool) -> None:
         self._grace_s = grace_s
@@ -71,7 +71,8 @@ class Guard:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        # Its own session, so that a Ctrl-C at a terminal reaches it through us alone; if we are killed, it hears of it.
+        # The command has its own session, so that only the guard passes a terminal's Ctrl-C on. If the guard is killed,
+        # the kernel sends SIGTERM to the command.
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE if with_stdin else subprocess.DEVNULL,
                                        start_new_session=True,
                                        preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
@@ -99,7 +100,7 @@ class Guard:
             for line in lines:
                 self._pass_on(line)
         if self._silence_s and time.monotonic() - self._heard_at > self._silence_s:
-            print(f"kvferry guard: nothing heard from the launcher for {self._silence_s:.0f} s", flush=True)
+            print(f"kvferry guard: no line from the launcher for {self._silence_s:.0f} s", flush=True)
             self._wants_stop = True
 
     def _pass_on(self, line: bytes) -> None:
@@ -108,10 +109,10 @@ class Guard:
                 self._child.stdin.write(line + b"\n")
                 self._child.stdin.flush()
             except OSError:
-                pass  # it is about to be seen as dead
+                pass  # the command has ended, which poll() will report
 
     def _stop(self) -> int:
-        """Whoever the command started may end in its own way; what hangs is killed."""
+        """Asks the command to end, and kills it after the grace period."""
         self._child.terminate()
         deadline = time.monotonic() + self._grace_s
         while time.monotonic() < deadline:
@@ -122,7 +123,7 @@ class Guard:
         return self._child.wait()
 
     def _kill_the_rest(self) -> None:
-        """What a command leaves behind when it ended gets a moment, since it is often just ending as well."""
+        """Ends the processes that the command has left, with a short delay, because most are about to end."""
         deadline = time.monotonic() + min(1.0, self._grace_s)
         first = True
         while left := descendants(os.getpid()):
@@ -138,7 +139,7 @@ class Guard:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="guard.py", description=__doc__)
     parser.add_argument("--grace", type=float, default=10.0)
-    parser.add_argument("--silence", type=float, default=0.0, help="0: silence is fine")
+    parser.add_argument("--silence", type=float, default=0.0, help="limit of seconds without input")
     parser.add_argument("--stdin", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()

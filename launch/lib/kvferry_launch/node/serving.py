@@ -1,4 +1,4 @@
-"""A node's HTTP server seen from its own host: a port that nobody else takes, its address, and whether it answers.
+"""The HTTP server of a node, seen from its host: its reserved port, its address, its health.
 
 Standard library only.
 """
@@ -15,9 +15,9 @@ LOOPBACK = "127.0.0.1"
 TEST_NET = "192.0.2.1"  # routed like any other address; nothing is sent to it
 POLL_EVERY_S = 0.5
 ANSWER_WITHIN_S = 5.0
-MISSES_UNTIL_TOLD = 3
+MISSES_UNTIL_REPORTED = 3
 
-_reserved: list[socket.socket] = []  # kept open until exec, and by it beyond
+_reserved: list[socket.socket] = []  # kept open, also across exec
 
 
 def is_any(host: str) -> bool:
@@ -29,9 +29,10 @@ def bracketed(host: str) -> str:
 
 
 def reserve_port(host: str) -> int:
-    """A free port that stays ours: a socket is bound to it, and doesn't listen, until this process and what it
-    becomes by exec end. vLLM binds with SO_REUSEPORT, so it can share it; nobody else's bind gets in between.
-    Errors: OSError where the host isn't one of ours.
+    """Returns a free port and keeps a socket bound to it, without listening, also across exec.
+
+    vLLM binds with SO_REUSEPORT and can share the port; other programs can't. Errors: OSError if the host has no such
+    address.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(None if is_any(host) and host != "::" else host, 0,
                                                             type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -80,7 +81,7 @@ def resolved(host: str) -> str:
 
 
 def answers(url: str, any_status: bool = False) -> bool:
-    """Whether it answers 200, or at all."""
+    """Whether a GET is answered with 200, or with any status if `any_status`."""
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_WITHIN_S) as answer:
             return any_status or bool(answer.status == 200)
@@ -91,15 +92,17 @@ def answers(url: str, any_status: bool = False) -> bool:
 
 
 def report_health(role: str, url: str, local_url: str) -> None:
-    """Starts a process that prints "kvferry ROLE node serves at URL" when /health answers and "... node does not
-    answer at URL" when it has ceased to, as long as this process lives, whatever it becomes by exec.
+    """Starts a process that reports the health of this node's server as lines on stdout.
+
+    It prints "kvferry ROLE node serves at URL" when /health begins to answer and "... node does not answer at URL" when
+    it has ceased to, until this process ends, also after exec.
     """
     us = os.pidfd_open(os.getpid())
     if (child := os.fork()) != 0:
         os.close(us)
         os.waitpid(child, 0)
         return
-    # A grandchild: a server that waits for its own children must not meet one that it doesn't know.
+    # The watcher is a grandchild, so that the server, which waits for its own children, has no unknown child.
     if os.fork() != 0:
         os._exit(0)
     for holder in _reserved:
@@ -111,7 +114,7 @@ def report_health(role: str, url: str, local_url: str) -> None:
 
 
 def watch(pidfd: int, role: str, url: str, local_url: str) -> None:
-    """Until the process of `pidfd` ends."""
+    """Reports changes of health until the process of `pidfd` ends."""
     up, misses = False, 0
     while not select.select([pidfd], [], [], POLL_EVERY_S if not up else 2.0)[0]:
         if answers(f"{local_url}/health"):
@@ -119,13 +122,16 @@ def watch(pidfd: int, role: str, url: str, local_url: str) -> None:
             if not up:
                 up = True
                 print(f"kvferry {role} node serves at {url}", flush=True)
-        elif up and (misses := misses + 1) >= MISSES_UNTIL_TOLD:
+        elif up and (misses := misses + 1) >= MISSES_UNTIL_REPORTED:
             up = False
             print(f"kvferry {role} node does not answer at {url}", flush=True)
 
 
 def wait_idle(url: str, timeout_s: float) -> bool:
-    """Until a vLLM server has no request, twice in a row; True as well when it tells no number, or is gone."""
+    """Waits until a vLLM server has reported no requests twice in a row; returns False if the limit passes first.
+
+    Also returns True if the server reports no number or does not answer.
+    """
     deadline, idle = time.monotonic() + timeout_s, 0
     while time.monotonic() < deadline:
         try:

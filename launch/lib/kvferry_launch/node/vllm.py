@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
-CPU_FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32")  # CPU attention wants multiples of 32
+CPU_FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32")  # CPU attention needs multiples of 32
 CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 @dataclass(frozen=True)
 class KvConnector:
-    """A KV connector by the name and module that vLLM loads it with.
+    """A KV connector, with the name and module by which vLLM loads it.
 
     port_env: an environment variable in which each server must get a free port of its own.
     """
@@ -23,7 +23,7 @@ class KvConnector:
 
     def config(self, role: str, controller: str | None = None, engine_id: str | None = None,
                extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The value of --kv-transfer-config. A load that fails is recomputed; vLLM's own default is `fail`."""
+        """Returns the value of --kv-transfer-config. Failed loads are recomputed; vLLM's default is `fail`."""
         extra = dict(extra or {})
         if self.needs_controller and controller is not None:
             extra = {"controller": controller} | extra
@@ -44,7 +44,7 @@ NIXL_CONNECTOR = KvConnector("NixlConnector", port_env="VLLM_NIXL_SIDE_CHANNEL_P
 
 def vllm_command(python: str, model: str, host: str, port: int, kv_config: dict[str, Any] | None = None,
                  flags: tuple[str, ...] = (), cpu: bool = True) -> list[str]:
-    """The command of one server. `flags` come last, so that they win."""
+    """Returns the command of one server. `flags` come last, so that they override the others."""
     command = [python, *API_SERVER, "--model", model, "--host", host, "--port", str(port), *(CPU_FLAGS if cpu else ())]
     if kv_config is not None:
         command += ["--kv-transfer-config", json.dumps(kv_config)]

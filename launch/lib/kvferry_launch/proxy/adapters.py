@@ -1,4 +1,4 @@
-"""Which models are LoRA adapters: the KV of their prompts is their own, and keyed by the adapter's name and path."""
+"""The models that are LoRA adapters. The KV of their prompts is keyed by the adapter's name and path."""
 
 import asyncio
 import time
@@ -7,24 +7,24 @@ from typing import Any
 
 import aiohttp
 
-KEPT_S = 60.0  # an adapter may come from elsewhere then; until it is seen, only the choice of servers is worse
-ASK_INTERVAL_S = 5.0  # for names that nobody knows
+KEPT_S = 60.0  # a change of an adapter that is seen late only makes the choice of servers worse
+ASK_INTERVAL_S = 5.0  # between two queries for unknown names
 TIMEOUT_S = 1.0
 
 
 class Adapters:
-    """What servers tell at /v1/models, asked when a request names a model that was not seen lately."""
+    """The adapters at a server's /v1/models, queried when a request names a model that was not seen lately."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._known: dict[str, dict[str, str]] = {}  # by the model's name
+        self._known: dict[str, dict[str, str]] = {}  # key: the model's name
         self._asked_at = float("-inf")
         self._is_asking = False
 
     async def extras(self, model: Any, url: str, headers: Mapping[str, str]) -> dict[str, str]:
-        """What `POST /pair` has to know of a request to `model`; nothing, where it is no adapter.
+        """Returns the fields of `POST /pair` that describe an adapter; none if `model` is not an adapter.
 
-        `url`, `headers`: a server to ask, and how. While one request waits for it others go on with what is known."""
+        `url`, `headers`: the server to query. While one request waits for the answer, others use the last one."""
         if not isinstance(model, str) or not model:
             return {}
         age = time.monotonic() - self._asked_at
@@ -47,5 +47,5 @@ class Adapters:
 
 
 def _extras(card: dict[str, Any]) -> dict[str, str]:
-    """vLLM tells of an adapter which model it belongs to, and of both where they lie."""
+    """Returns the fields of each adapter in vLLM's list, which names its base model and both paths."""
     return {"lora_name": str(card["id"]), "lora_path": str(card["root"])} if card.get("parent") else {}

@@ -1,4 +1,4 @@
-"""The front door's HTTP side: takes requests, sends them through a pair, sends them again where a server failed."""
+"""The HTTP server of the proxy: sends requests through a pair, and to another pair if a server fails."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ logger = logging.getLogger("kvferry.proxy")
 BODY_BYTES_MAX = 64 << 20
 CONNECT_TIMEOUT_S = 5.0
 TOKENIZE_TIMEOUT_S = 10.0
-# Of this hop alone, or set anew.
+# Headers of this hop only, or set anew.
 _OWN_HEADERS = frozenset(("host", "content-length", "content-type", "connection", "keep-alive", "transfer-encoding",
                           "te", "trailer", "upgrade", "expect", "accept-encoding", "x-request-id"))
 
@@ -34,21 +34,21 @@ _OWN_HEADERS = frozenset(("host", "content-length", "content-type", "connection"
 class Options:
     controller: str
     name_space: str = "default"
-    tries: int = 3  # pairs, for one request
+    tries: int = 3  # pairs that one request may use
     needs_prefill: bool = False
-    request_timeout_s: float = 600.0  # between two bytes of a server
+    request_timeout_s: float = 600.0  # limit between two bytes of a server
 
 
 class ServerError(Exception):
-    """A server that did not answer, or with an error of its own, or not to the end."""
+    """A server did not answer, answered with an error of its own, or broke off."""
 
-    def __init__(self, node: Node, kind: str, story: str, answer: web.Response | None = None) -> None:
-        super().__init__(f"{kind} server {node.engine_id} at {node.serves}: {story}")
+    def __init__(self, node: Node, kind: str, reason: str, answer: web.Response | None = None) -> None:
+        super().__init__(f"{kind} server {node.engine_id} at {node.serves}: {reason}")
         self.node, self.kind, self.answer = node, kind, answer
 
 
 class _ClientGoneError(Exception):
-    """It went away in the middle of its answer."""
+    """The client closed its connection before the end of its answer."""
 
 
 class FrontDoor:
@@ -62,8 +62,8 @@ class FrontDoor:
         self.app.cleanup_ctx.append(self._live)
 
     async def _live(self, _: web.Application) -> AsyncIterator[None]:
-        # A connection for each request: vLLM's server closes idle ones after seconds, perhaps just when one is used
-        # again. It costs a third of a millisecond, and no request is ever sent twice for it.
+        # Each request has its own connection, because vLLM's server closes idle ones after seconds and would lose a
+        # request that meets the closing. That costs a third of a millisecond.
         timeout = aiohttp.ClientTimeout(None, sock_connect=CONNECT_TIMEOUT_S,
                                         sock_read=self._options.request_timeout_s)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -79,7 +79,7 @@ class FrontDoor:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    # ---- what it serves ----
+    # ---- requests of clients ----
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         status = "cancelled"
         self.metrics.in_flight.inc()
@@ -93,7 +93,7 @@ class FrontDoor:
             raise
         except _ClientGoneError:
             self.metrics.cancelled.inc()
-            return web.Response()  # for nobody
+            return web.Response()  # the client has closed its connection
         finally:
             self.metrics.in_flight.dec()
             self.metrics.requests.labels(request.path, status).inc()
@@ -158,7 +158,7 @@ class FrontDoor:
             return await self._streamed(choice.decode, one, body, attempt)
 
     async def _hand_on(self, one: "_Request") -> web.Response:
-        """What is no JSON object any server refuses better than we do."""
+        """Passes on a body that is not a JSON object, because servers refuse it with a better message."""
         servers = self.nodes.usable("decode", set()) or self.nodes.usable("prefill", set())
         if not servers:
             return _error(503, "no server takes requests")
@@ -170,18 +170,18 @@ class FrontDoor:
             return _error(502, f"{type(error).__name__}: {error}")
 
     async def _models(self, request: web.Request) -> web.Response:
-        story = "no server takes requests"
+        reason = "no server takes requests"
         for node in self.nodes.usable("decode", set()) + self.nodes.usable("prefill", set()):
             try:
                 async with self._session.get(f"{node.serves}/v1/models", headers=_forwarded(request.headers)) as answer:
                     return await _copied(answer)
             except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-                story = f"{type(error).__name__}: {error}"
+                reason = f"{type(error).__name__}: {error}"
                 self.nodes.failed(node)
-        return _error(503, story)
+        return _error(503, reason)
 
     async def _health(self, _: web.Request) -> web.Response:
-        """Healthy is who can serve a request."""
+        """Answers 200 if a decode server is ready."""
         missing = [kind for kind in ("prefill", "decode") if not self.nodes.usable(kind, set())]
         if "decode" in missing or (missing and self._options.needs_prefill):
             return _error(503, f"no {' and no '.join(missing)} server takes requests")
@@ -190,10 +190,10 @@ class FrontDoor:
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
-    # ---- what it asks ----
+    # ---- requests to servers and the controller ----
     async def _tokens(self, one: "_Request") -> list[int] | None:
-        """The prompt's tokens; None where nobody tells them: then load alone decides, and the servers tell what is
-        wrong with the request."""
+        """Returns the prompt's tokens, or None if no server tokenizes it. Then the load alone decides, and the servers
+        report what is wrong with the request."""
         assert one.body is not None
         tokens = bodies.token_ids(one.path, one.body)
         question = bodies.tokenize_body(one.path, one.body)
@@ -216,7 +216,7 @@ class FrontDoor:
         return None
 
     async def _extras(self, one: "_Request") -> dict[str, str]:
-        """What decides the prompt's KV besides its tokens."""
+        """Returns the fields that decide the prompt's KV besides its tokens."""
         assert one.body is not None
         extras: dict[str, str] = {}
         if servers := self.nodes.usable("decode", set()):
@@ -226,12 +226,12 @@ class FrontDoor:
         return extras
 
     async def _whole(self, node: Node, kind: str, one: "_Request", body: Body, attempt: int) -> web.Response:
-        """The whole answer, whatever its status below 500. Errors: ServerError."""
+        """Returns the whole answer if its status is below 500. Errors: ServerError."""
         async with self._asked(node, kind, one, body, attempt) as answer:
             return await _copied(answer)
 
     async def _streamed(self, node: Node, one: "_Request", body: Body, attempt: int) -> web.StreamResponse:
-        """Passes events on as they come; where the client has some already, what it lacks. Errors: ServerError."""
+        """Passes events on as they arrive, without those that the client has already. Errors: ServerError."""
         begin = time.monotonic()
         async with self._asked(node, "decode", one, body, attempt) as answer:
             if answer.content_type != "text/event-stream":
@@ -259,7 +259,7 @@ class FrontDoor:
 
     async def _pass_on(self, node: Node, answer: aiohttp.ClientResponse, piece: bytes, stream: Stream,
                        response: web.StreamResponse) -> None:
-        story = "no end was sent"
+        reason = "no end was sent"
         try:
             while piece:
                 if ready := stream.feed(piece):
@@ -267,15 +267,15 @@ class FrontDoor:
                         await response.write(ready)
                 piece = await answer.content.readany()
         except BrokenStreamError as error:
-            story = str(error)
+            reason = str(error)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            story = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
         if not stream.done:
-            raise ServerError(node, "decode", f"it ended in the middle of the answer ({story})")
+            raise ServerError(node, "decode", f"it ended in the middle of the answer ({reason})")
 
     async def _broken_off(self, one: "_Request", response: web.StreamResponse, failure: ServerError
                           ) -> web.StreamResponse:
-        """The client has the beginning of an answer that nobody goes on with."""
+        """Ends an answer that no server continues, after the client has its beginning."""
         self.metrics.broken_streams.inc()
         separator = b"" if one.stream.ends_an_event else b"\n\n"
         event = json.dumps({"error": _error_fields(502, f"the answer breaks off: {failure}")})
@@ -298,7 +298,7 @@ class FrontDoor:
 
 @dataclass
 class _Request:
-    """One of a client's."""
+    """One request of a client."""
 
     request: web.Request
     body: Body | None
@@ -308,10 +308,10 @@ class _Request:
         self.path = self.request.path
         self.request_id = self.request.headers.get("X-Request-Id") or uuid.uuid4().hex
         self.stream = Stream(self.path, self.body or {})
-        self.response: web.StreamResponse | None = None  # to a client that has a part of its answer
+        self.response: web.StreamResponse | None = None  # set once the client has a part of its answer
 
     def headers(self, attempt: int, keep_type: bool = False) -> dict[str, str]:
-        """Each attempt has a name of its own: a server may still have the one before."""
+        """Each attempt has its own request id, because a server may still run the previous one."""
         made = _forwarded(self.request.headers)
         made["X-Request-Id"] = f"{self.request_id}-{attempt}" if attempt else self.request_id
         if keep_type and "Content-Type" in self.request.headers:
@@ -321,7 +321,7 @@ class _Request:
 
 @contextmanager
 def _to_client() -> Iterator[None]:
-    """What fails here is the client's doing, though aiohttp calls it by the names of a server's failures."""
+    """Marks errors in this block as the client's, because aiohttp raises the same types for servers."""
     try:
         yield
     except (ConnectionError, aiohttp.ClientError) as error:

@@ -1,4 +1,4 @@
-"""What the front door reads of a request and makes of it for the two servers. Pure."""
+"""Reads a client's request and makes the requests to the two servers of it. Pure."""
 
 from typing import Any
 
@@ -19,16 +19,16 @@ CHAT = "/v1/chat/completions"
 GENERATE = "/inference/v1/generate"
 PATHS = (COMPLETIONS, CHAT, GENERATE)
 
-# What of a chat decides its tokens, and is called the same by /tokenize.
+# Fields of a chat that decide its tokens; /tokenize has the same names.
 _CHAT_FIELDS = ("model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens",
                 "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "tools")
-# What asks for more than one token, or for a shape that one token can't have. None of it changes the prompt's KV.
+# Fields that need more than one token of output. None of them changes the prompt's KV.
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs", "prompt_logprobs",
                     "response_format", "structured_outputs", "echo", "kvferry_report")
 
 
 def token_ids(path: str, body: Body) -> list[int] | None:
-    """The prompt's tokens where the request has them itself."""
+    """Returns the prompt's tokens if the request has them."""
     ids = body.get("token_ids") if path == GENERATE else body.get("prompt") if path == COMPLETIONS else None
     if isinstance(ids, list) and ids and all(type(token) is int and token >= 0 for token in ids):
         return ids
@@ -36,13 +36,13 @@ def token_ids(path: str, body: Body) -> list[int] | None:
 
 
 def is_batch(path: str, body: Body) -> bool:
-    """Several prompts in one request: one hand-over can't speak for all of them."""
+    """Whether the request has several prompts, which one hand-over can't serve."""
     prompt = body.get("prompt")
     return path == COMPLETIONS and isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
 
 
 def tokenize_body(path: str, body: Body) -> Body | None:
-    """What to ask /tokenize; None where it makes no sense."""
+    """Returns the body for /tokenize, or None if the request has no text to tokenize."""
     if path == CHAT and isinstance(body.get("messages"), list):
         return {name: body[name] for name in _CHAT_FIELDS if name in body}
     if path == COMPLETIONS and isinstance(body.get("prompt"), str):
@@ -51,14 +51,14 @@ def tokenize_body(path: str, body: Body) -> Body | None:
 
 
 def with_tokens(path: str, body: Body, tokens: list[int] | None) -> Body:
-    """The request with its tokens instead of its text, so that no other server has to tokenize it again."""
+    """Returns the request with its tokens instead of its text, so that no server tokenizes it again."""
     if path != COMPLETIONS or tokens is None or not isinstance(body.get("prompt"), str) or body.get("echo"):
         return body
     return {**body, "prompt": tokens}
 
 
 def prefill_body(path: str, body: Body, push_to: Body | None) -> Body:
-    """The same prompt with one token of output, kept for a decode server."""
+    """Returns the request to the prefill server: the same prompt with one token of output."""
     params = {**_params(body), **REMOTE_DECODE}
     params.pop("kvferry_report", None)
     if push_to is not None:
@@ -79,7 +79,7 @@ def prefill_body(path: str, body: Body, push_to: Body | None) -> Body:
 
 
 def decode_body(body: Body, handed_over: Body | None) -> Body:
-    """The request with where its prompt lies. None: nobody prefilled it."""
+    """Returns the request to the decode server; `params` name the prompt's KV, or are None without a prefill."""
     params = {**_params(body), **(handed_over or {})}
     return {**body, "kv_transfer_params": params} if params else body
 

@@ -44,7 +44,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 async def serve(arguments: argparse.Namespace) -> None:
     door = FrontDoor(Options(arguments.controller.rstrip("/"), arguments.namespace, arguments.tries,
                              arguments.without_prefill == "refuse", arguments.request_timeout))
-    # A handler whose client went away is cancelled, and with it what it asked of servers.
+    # aiohttp cancels the handler of a client that closes, and with it the requests to servers.
     runner = web.AppRunner(door.app, handler_cancellation=True, access_log=None, shutdown_timeout=arguments.grace)
     await runner.setup()
     try:

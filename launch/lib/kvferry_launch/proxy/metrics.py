@@ -1,4 +1,4 @@
-"""What the front door tells Prometheus."""
+"""The proxy's metrics for Prometheus."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ STAGES = ("tokenize", "pair", "prefill", "first_byte", "rest", "total")
 
 
 class Metrics:
-    """One per front door."""
+    """The metrics of one proxy."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -36,7 +36,7 @@ class Metrics:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Counts the time of a stage that came to its end."""
+        """Records the time of a stage that has ended."""
         begin = time.monotonic()
         yield
         self.observe(name, time.monotonic() - begin)

@@ -1,4 +1,4 @@
-"""Which servers there are, as the controller tells, and which pair a request goes to."""
+"""The servers that the controller lists, and the choice of a pair for each request."""
 
 import asyncio
 import contextlib
@@ -18,13 +18,13 @@ POLL_INTERVAL_S = 1.0
 HEALTH_INTERVAL_S = 0.5
 CONTROLLER_TIMEOUT_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
-FORGET_S = 10.0  # a controller that was started again knows nobody before nodes have told it of themselves
+DROP_AFTER_S = 10.0  # a restarted controller lists no node until nodes have registered again
 _PREFILL_ROLES = ("kv_producer", "kv_both")
 _DECODE_ROLES = ("kv_consumer", "kv_both")
 
 
 class NoPairError(Exception):
-    """There is nobody to send a request to; the message is a sentence."""
+    """No server can take the request; the message is a sentence."""
 
 
 @dataclass
@@ -34,9 +34,9 @@ class Node:
     endpoint: str
     role: str
     draining: bool = False
-    ready: bool = False  # its server answers; nodes are there before their servers listen
+    ready: bool = False  # its server answers; nodes register before their servers listen
     in_flight: int = 0
-    missed_at: float | None = None  # since when the controller does not name it
+    missed_at: float | None = None  # when the controller first did not list it
 
     @property
     def push_to(self) -> dict[str, str]:
@@ -45,21 +45,21 @@ class Node:
 
 @dataclass(frozen=True)
 class Choice:
-    prefill: Node | None  # None: the decode server does it alone
+    prefill: Node | None  # None: the decode server computes the prompt
     decode: Node
     reason: str = ""  # why there is no prefill
 
 
 @dataclass
 class Nodes:
-    """Follows the controller; run() inside the event loop. What was known last counts while the controller is away."""
+    """Polls the controller; run() runs in the event loop. While the controller is down, the last list counts."""
 
     session: aiohttp.ClientSession
     controller: str
     name_space: str
     metrics: Metrics
     needs_prefill: bool = False
-    known: dict[str, Node] = field(default_factory=dict)  # by engine id
+    known: dict[str, Node] = field(default_factory=dict)  # key: engine id
     controller_up: bool = False
     _turn: int = 0
 
@@ -72,7 +72,7 @@ class Nodes:
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def refresh(self) -> None:
-        """Takes in what the controller tells now."""
+        """Updates the nodes from the controller's list."""
         try:
             answer = await self._ask("GET", "/nodes", None)
         except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
@@ -111,14 +111,14 @@ class Nodes:
 
     @staticmethod
     def _may_come_back(node: Node) -> bool:
-        """Whether a server that the controller has ceased to name is worth a request: perhaps the controller is new."""
+        """Whether an unlisted server still gets requests, since the controller may have restarted."""
         now = time.monotonic()
         node.missed_at = node.missed_at or now
-        return node.ready and not node.draining and now - node.missed_at < FORGET_S
+        return node.ready and not node.draining and now - node.missed_at < DROP_AFTER_S
 
     async def _check_health(self) -> None:
-        """Each on its own: a host that is gone keeps its check waiting, and nobody else's."""
-        checks: dict[str, asyncio.Task[None]] = {}  # by URL
+        """Checks each server in its own task, so that a dead host delays only its own check."""
+        checks: dict[str, asyncio.Task[None]] = {}  # key: URL
         try:
             while True:
                 checks = {url: check for url, check in checks.items() if not check.done()}
@@ -140,19 +140,19 @@ class Nodes:
         self._count()
 
     def failed(self, node: Node) -> None:
-        """Its server did not do what it was asked: it gets nothing new before it is healthy again."""
+        """Marks a node whose server failed; the node gets no new request until it is healthy again."""
         if node.ready:
             logger.warning("%s at %s failed", node.engine_id, node.serves)
         node.ready = False
 
     def usable(self, kind: str, exclude: set[str]) -> list[Node]:
-        """Who takes new requests of a kind, "prefill" or "decode"."""
+        """Returns the nodes that take new requests of a kind, "prefill" or "decode"."""
         roles = _PREFILL_ROLES if kind == "prefill" else _DECODE_ROLES
         return [node for node in self.known.values()
                 if node.role in roles and node.ready and not node.draining and node.engine_id not in exclude]
 
     async def choose(self, tokens: list[int] | None, exclude: set[str], extras: dict[str, str]) -> Choice:
-        """The best pair as the controller sees it, else the next in turn. Errors: NoPairError."""
+        """Returns the controller's best pair or, without a controller, the next one in turn. Errors: NoPairError."""
         decodes = self.usable("decode", exclude)
         if not decodes:
             raise NoPairError(self._nobody("decode", exclude))
@@ -178,13 +178,13 @@ class Nodes:
             answer = await self._ask("POST", "/pair", question)
         except aiohttp.ClientResponseError as error:
             logger.warning("the controller pairs nobody: %s", error.message)
-            return None  # it sees the nodes otherwise than this side; what is known here decides
+            return None  # the controller's list differs from this one, which decides
         except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
             self._lose_controller(error)
             return None
         prefill = self.known.get(str(answer["prefill"]["engine_id"]))
         decode = self.known.get(str(answer["decode"]["engine_id"]))
-        if decode is None or prefill is None:  # it joined since the last poll
+        if decode is None or prefill is None:  # a node that joined after the last poll
             return None
         return Choice(None, decode, "cached") if answer["skip_prefill"] else Choice(prefill, decode)
 

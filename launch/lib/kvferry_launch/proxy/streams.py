@@ -12,12 +12,12 @@ from kvferry_launch.proxy.bodies import CHAT, COMPLETIONS, Body
 _DONE = b"[DONE]"
 _EVENT_END = b"\n\n"
 _TAIL_BYTES = 64
-# What an event would have to be cut into parts for, beside its text.
+# Fields that can't be cut together with the text of an event.
 _PER_TOKEN = ("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "tools", "echo")
 
 
 class BrokenStreamError(Exception):
-    """A server's stream that can't be passed on; the message says why."""
+    """A server's stream can't be passed on; the message says why."""
 
 
 def gives_the_same_again(path: str, body: Body) -> bool:
@@ -27,16 +27,16 @@ def gives_the_same_again(path: str, body: Body) -> bool:
 
 
 class Stream:
-    """feed() turns what a server sends into what the client gets next; begin() before each server's."""
+    """feed() turns a server's bytes into the client's next ones; begin() is called before each server's stream."""
 
     def __init__(self, path: str, body: Body) -> None:
         self.can_go_on = gives_the_same_again(path, body)
         self.done = False
         self._is_chat = path == CHAT
-        self._text = ""  # that the client has
-        self._again = 0  # how much of it the present server has sent
+        self._text = ""  # sent to the client
+        self._again = 0  # number of characters of it that the present server has repeated
         self._servers = 0
-        self._names: Body = {}  # of the answer, as the first server called it
+        self._names: Body = {}  # the answer's id, creation time and model from the first server
         self._pending = b""
         self._tail = _EVENT_END
 
@@ -59,7 +59,7 @@ class Stream:
         return b"".join(event + _EVENT_END for event in taken if event is not None)
 
     def _taken(self, event: bytes) -> bytes | None:
-        """The event as the client gets it; None: it has that already."""
+        """Returns the event for the client, or None if the client has its text already."""
         data = event.partition(b"data: ")[2].strip()
         if data == _DONE:
             self.done = True

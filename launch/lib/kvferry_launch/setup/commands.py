@@ -19,7 +19,7 @@ TAIL_LINES = 25
 
 
 class SetupError(Exception):
-    """A step that could not be done, in one sentence for the user; `tail` is what the failing command said last."""
+    """A step failed; the message is one sentence for the user, `tail` the end of the failing command's output."""
 
     def __init__(self, message: str, tail: str = "") -> None:
         super().__init__(message)
@@ -79,7 +79,7 @@ def _lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
 
 @contextmanager
 def stamped(stamp: Path, *inputs: Path) -> Iterator[bool]:
-    """Yields whether the stamp differs from its inputs' hash; writes it when the block ends well."""
+    """Yields whether the stamp differs from its inputs' hash; writes the stamp if the block raises no error."""
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
     stale = not stamp.exists() or stamp.read_text() != digest
     yield stale

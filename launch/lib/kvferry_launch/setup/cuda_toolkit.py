@@ -1,4 +1,4 @@
-"""What the preset cuda needs, from NVIDIA's packages on PyPI, into build/cuda-toolkit. Needs no GPU and no driver."""
+"""Installs the toolkit of the preset cuda from NVIDIA's packages on PyPI into build/cuda-toolkit, without a GPU."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ UCX = TOOLKIT / "libucx"
 
 
 def ensure_toolkit() -> None:
-    """nvcc (an own one goes first: CUDACXX, or on the PATH), NCCL's header and a UCX with CUDA. Errors: SetupError."""
+    """Installs nvcc (unless CUDACXX or PATH has one), NCCL's header and a UCX with CUDA. Errors: SetupError."""
     TOOLKIT.mkdir(parents=True, exist_ok=True)
     with stamped(TOOLKIT / ".kvferry", REQUIREMENTS) as stale:
         if not stale:
@@ -25,7 +25,7 @@ def ensure_toolkit() -> None:
                        "--target", str(TOOLKIT), "-r", str(REQUIREMENTS)]
             run_logged("pip install of the CUDA toolkit", command, LOGS / "pip.log",
                        lambda line: step.update(note=line.strip()[:60]), tick=step.update)
-            # The packages leave out what a compiler driver and CMake look for: lib64, and libraries without a version.
+            # Compiler drivers and CMake look for lib64 and unversioned libraries, which the packages lack.
             for home in TOOLKIT.glob("nvidia/cu*"):
                 _link(home / "lib64", "lib")
                 for library in (home / "lib").glob("lib*.so.*"):
@@ -38,7 +38,7 @@ def _link(link: Path, target: str) -> None:
 
 
 def ensure_build() -> None:
-    """build/cuda: the kernels, the GPU tests and benchmarks. Errors: SetupError."""
+    """Builds the kernels, the GPU tests and benchmarks in build/cuda. Errors: SetupError."""
     ensure_toolkit()
     # The distribution's UCX has no CUDA.
     ucx = os.environ.get("KVFERRY_UCX_ROOT", str(UCX))

@@ -11,7 +11,7 @@ from kvferry_launch.setup.commands import SetupError, run_logged
 
 
 def debian_packages(tests: bool) -> list[str]:
-    """The names in launch/debian-packages.txt, with those only tests need if `tests`."""
+    """Returns the names in launch/debian-packages.txt, those for tests only if `tests`."""
     names = []
     for line in (LAUNCH / "debian-packages.txt").read_text().splitlines():
         name, _, comment = line.partition("#")
@@ -25,7 +25,7 @@ def ensure_debian_packages(tests: bool) -> None:
     wanted = debian_packages(tests)
     if shutil.which("dpkg-query") is None or shutil.which("apt-get") is None:
         if shutil.which("cmake") and shutil.which("ninja"):
-            return  # another distribution: CMake says by name what it misses
+            return  # on another distribution CMake reports what is missing
         raise SetupError("this host has no apt-get; install the equivalents of launch/debian-packages.txt by hand")
     listed = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *wanted],
                             capture_output=True, text=True, check=False).stdout

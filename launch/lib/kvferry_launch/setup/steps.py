@@ -18,7 +18,7 @@ from kvferry_launch.setup.venv import ensure_venv
 
 
 def ensure_toy_model(name: str = "toy") -> Path:
-    """Makes build/models/<name> unless it is there and of this maker's version."""
+    """Makes build/models/<name> unless this version of the maker has made it already."""
     folder = MODELS / name
     maker = REPO / "launch/lib/kvferry_launch/testbed/toy_model.py"
     digest = hashlib.sha256(maker.read_bytes()).hexdigest()
@@ -32,7 +32,7 @@ def ensure_toy_model(name: str = "toy") -> Path:
 
 
 def ensure(*, vllm: bool, tests: bool = False, build: bool = True, only: Sequence[str] = ()) -> None:
-    """Does every step that is not already done; one process at a time per checkout. `only`: the targets to build.
+    """Runs every step whose result is missing, one process at a time in a checkout. `only`: the targets to build.
 
     Errors: SetupError. Ctrl-C leaves each step either done or to be done again.
     """
@@ -53,7 +53,7 @@ def ensure(*, vllm: bool, tests: bool = False, build: bool = True, only: Sequenc
 
 
 def ensure_or_exit(**steps: Any) -> None:
-    """`ensure()` for commands: prints the failing command's tail and one clear line, and exits 1."""
+    """Calls ensure(); on an error prints the tail of the failing command and one line, and exits 1."""
     try:
         ensure(**steps)
     except SetupError as error:

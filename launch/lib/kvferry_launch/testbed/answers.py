@@ -1,4 +1,4 @@
-"""What came back: tokens, the connector's report, and the comparison with a reference. Standard library only."""
+"""Answers of servers: tokens, the connector's report, and the comparison with a reference. Standard library only."""
 
 import re
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Admission:
-    """One admission of a request, as the connector saw it; counts in tokens.
+    """One admission of a request, as reported by the connector; counts are in tokens.
 
     hit: tokens the connector holds; local: of the engine's prefix cache; to_load, loaded: what was asked for and
     what arrived; resumed: whether a preemption came before; tokens: that the request had then.
@@ -36,7 +36,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Report:
-    """What KvFerryConnector adds to an answer when the request asks with `kvferry_report`."""
+    """The report that KvFerryConnector adds to the answer of a request with `kvferry_report`."""
 
     admissions: list[Admission]
     preemptions: int
@@ -44,7 +44,7 @@ class Report:
 
     @staticmethod
     def of(generation: Generation) -> "Report | None":
-        """None when the server sent no report. Errors: KeyError when it sent one of another form."""
+        """Returns None if the server sent no report. Errors: KeyError if the report has another form."""
         raw = (generation.kv_transfer_params or {}).get("kvferry_report")
         if raw is None:
             return None
@@ -67,7 +67,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first position at which two generations part; `margin` is the reference's lead there, in logprob."""
+    """The first position at which two generations differ; `margin` is the reference's lead there, in logprob."""
 
     position: int
     expected: int | None
@@ -81,7 +81,7 @@ class Mismatch:
 
 
 def first_mismatch(reference: Generation, got: Generation) -> Mismatch | None:
-    """None when all tokens are equal, lengths included."""
+    """Returns None if all tokens and the lengths are equal."""
     for position, (expected, token) in enumerate(zip(reference.tokens, got.tokens, strict=False)):
         if expected != token:
             return Mismatch(position, expected, token, reference.margins[position])
@@ -95,7 +95,7 @@ def first_mismatch(reference: Generation, got: Generation) -> Mismatch | None:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """A load's answers against their references, and what the decode server's counters grew by meanwhile."""
+    """A load's answers, their references, and the growth of the decode server's counters meanwhile."""
 
     answers: list[Answer]
     references: list[Generation]
@@ -103,7 +103,7 @@ class LoadResult:
 
     @property
     def mismatches(self) -> dict[int, Mismatch]:
-        """Request index to where it went wrong."""
+        """The first mismatch of each wrong request, by the request's index."""
         found = {}
         for index, (answer, reference) in enumerate(zip(self.answers, self.references, strict=True)):
             mismatch = first_mismatch(reference, answer.generation) if answer.generation else None
@@ -120,7 +120,7 @@ class LoadResult:
 
     @property
     def errors(self) -> dict[int, str]:
-        """Request index to what the server said."""
+        """The error of each failed request, by the request's index."""
         return {index: answer.error for index, answer in enumerate(self.answers) if answer.error is not None}
 
     @property
@@ -133,12 +133,12 @@ class LoadResult:
 
     @property
     def resumed_loaded_tokens(self) -> int:
-        """Tokens that kvferry brought back to requests after a preemption."""
+        """Number of tokens that kvferry loaded for requests after a preemption."""
         return sum(admission.loaded for report in self.reports if report
                    for admission in report.admissions if admission.resumed)
 
     def complaints(self) -> list[str]:
-        """Every answer that is wrong, failed or slow, one line each; empty when all is well."""
+        """Returns a line for every answer that is wrong, failed or slow."""
         lines = [f"request {index}: {mismatch}" for index, mismatch in self.mismatches.items()]
         lines += [f"request {index}: {error}" for index, error in self.errors.items()]
         lines += [f"request {index}: took {answer.seconds:.1f} s, more than {SLOW_S:.0f} s"
@@ -151,7 +151,7 @@ class LoadResult:
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Prometheus text to sample name -> value, summed over labels."""
+    """Parses Prometheus text into the value of each sample, summed over its labels."""
     values: dict[str, float] = {}
     for line in text.splitlines():
         sample = re.match(r"([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", line)
@@ -161,5 +161,5 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 def growth(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """What each sample grew by; samples that appeared count from 0."""
+    """Returns the growth of each sample; a new sample counts from 0."""
     return {name: value - before.get(name, 0.0) for name, value in after.items()}

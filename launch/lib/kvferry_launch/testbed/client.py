@@ -15,11 +15,11 @@ FREQUENCY_PENALTY = 1.5  # greedy sampling of a random model repeats itself with
 
 
 class RequestError(Exception):
-    """A request that was not answered with tokens; the message is what the server said."""
+    """A request was not answered with tokens; the message is the server's."""
 
 
 class VllmClient:
-    """One server. Use inside `async with`; any number of requests at once."""
+    """A client of one server, for use inside `async with`; it sends any number of requests at once."""
 
     def __init__(self, url: str, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self.url = url
@@ -27,8 +27,8 @@ class VllmClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "VllmClient":
-        # A connection for each request: vLLM's server closes idle ones after seconds, perhaps just when one is used
-        # again, and then nobody knows whether the request was taken.
+        # Each request has its own connection, because vLLM's server closes idle ones after seconds. A request that
+        # meets the closing would have an unknown outcome.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout_s), connector=connector)
         return self
@@ -39,7 +39,7 @@ class VllmClient:
 
     async def generate(self, prompt: Sequence[int], max_tokens: int,
                        kv_transfer_params: dict[str, Any] | None = None) -> Generation:
-        """Greedy generation of exactly `max_tokens` tokens. Errors: RequestError."""
+        """Generates exactly `max_tokens` tokens greedily. Errors: RequestError."""
         body: dict[str, Any] = {
             "token_ids": list(prompt),
             "sampling_params": {
@@ -60,12 +60,12 @@ class VllmClient:
                           answer.get("kv_transfer_params"))
 
     async def complete_text(self, prompt: str, max_tokens: int) -> str:
-        """The same through /v1/completions, as routers forward it. Errors: RequestError."""
+        """Generates through /v1/completions, as routers forward requests. Errors: RequestError."""
         answer = await self._post("/v1/completions", completion_body(prompt, max_tokens))
         return str(answer["choices"][0]["text"])
 
     async def metrics(self) -> dict[str, float]:
-        """/metrics, each sample's value summed over its labels."""
+        """Returns the samples of /metrics, each summed over its labels."""
         assert self._session is not None, "use the client inside 'async with'"
         async with self._session.get(f"{self.url}/metrics") as answer:
             return parse_metrics(await answer.text())
@@ -91,13 +91,13 @@ def completion_body(prompt: str, max_tokens: int) -> dict[str, Any]:
 
 
 def text_of(tokens: Sequence[int]) -> str:
-    """The text that the toy model's tokenizer reads as these tokens."""
+    """Returns the text that the toy model's tokenizer turns into these tokens."""
     return " ".join(f"w{token}" for token in tokens)
 
 
 async def prefill_then_decode(prefill: VllmClient, decode: VllmClient, prompt: list[int], max_tokens: int,
                               extra: dict[str, Any] | None = None) -> Answer:
-    """One request the way routers send it: prefill with one token, its kv_transfer_params on to decode.
+    """Sends one request as routers do: to prefill for one token, then with its kv_transfer_params to decode.
 
     `extra` is added to what the decode server gets. Errors are in the answer.
     """
@@ -115,7 +115,7 @@ async def prefill_then_decode(prefill: VllmClient, decode: VllmClient, prompt: l
 
 
 async def plain(server: VllmClient, prompt: list[int], max_tokens: int) -> Answer:
-    """One request to one server. Errors are in the answer."""
+    """Sends one request to one server. Errors are in the answer."""
     start = time.monotonic()
     try:
         generation = await server.generate(prompt, max_tokens)
@@ -126,7 +126,7 @@ async def plain(server: VllmClient, prompt: list[int], max_tokens: int) -> Answe
 
 async def run_load(prompts: Sequence[list[int]], send: Callable[[list[int]], Awaitable[Answer]], concurrency: int,
                    on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> list[Answer]:
-    """Sends every prompt, `concurrency` at a time, in order; answers in the prompts' order."""
+    """Sends every prompt in order, `concurrency` at a time; returns the answers in the same order."""
     gate = asyncio.Semaphore(concurrency)
 
     async def one(index: int, prompt: list[int]) -> Answer:
@@ -141,7 +141,7 @@ async def run_load(prompts: Sequence[list[int]], send: Callable[[list[int]], Awa
 async def judged_load(counters: VllmClient, prompts: Sequence[list[int]], references: list[Generation],
                       send: Callable[[list[int]], Awaitable[Answer]], concurrency: int,
                       on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> LoadResult:
-    """`run_load` judged against `references`; `counters` is the server whose metrics tell of preemptions."""
+    """Runs `run_load` and adds `references`; `counters` is the server whose metrics count preemptions."""
     before = await counters.metrics()
     answers = await run_load(prompts, send, concurrency, on_answer)
     return LoadResult(answers, references, growth(before, await counters.metrics()))

@@ -20,7 +20,7 @@ DECODE_FLAGS = ("--num-gpu-blocks-override", str(DECODE_BLOCKS), "--max-model-le
 
 @dataclass(frozen=True)
 class PairSetup:
-    """How a pair is configured. No connector means two plain servers, to try the tests themselves out."""
+    """The configuration of a pair. Without a connector the pair is two plain servers, to test the tests."""
 
     name: str
     connector: KvConnector | None
@@ -32,13 +32,13 @@ class PairSetup:
 
 
 def own_cores() -> tuple[str, str]:
-    """One core for prefill and one for decode; the same twice where there is only one."""
+    """Returns a core for prefill and one for decode; both are the same on a machine with one core."""
     cores = sorted(os.sched_getaffinity(0))
     return str(cores[0]), str(cores[1 % len(cores)])
 
 
 class Pair:
-    """The processes of one setup. ensure_running() starts what isn't there, also after a test killed some."""
+    """The processes of one setup. ensure_running() also restarts those that a test has killed."""
 
     def __init__(self, setup: PairSetup, model: Path, log_folder: Path = LOGS) -> None:
         self.setup = setup
@@ -55,7 +55,7 @@ class Pair:
         return [*own, self.controller.process] if self.controller else own
 
     def start(self) -> None:
-        """Starts what isn't running; returns before it is ready."""
+        """Starts the processes that don't run, and returns before they are ready."""
         if self.controller and not self.controller.process.running:
             self.controller.start()
             self.controller.wait_ready()
@@ -64,13 +64,13 @@ class Pair:
                 server.start()
 
     def ensure_running(self) -> None:
-        """Errors: ProcessError when one of them doesn't come up."""
+        """Starts the processes and waits for them. Errors: ProcessError if one does not come up."""
         self.start()
         for server in (self.prefill, self.decode):
             server.wait_ready()
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """The servers first, the controller after them, so that they can say goodbye."""
+        """Stops the servers before the controller, so that they can deregister."""
         stop_all([self.decode.process, self.prefill.process], grace_s)
         if self.controller:
             self.controller.process.stop(grace_s)

@@ -1,4 +1,4 @@
-"""Prompt sets from a seed: token ids only, so that no tokenizer can come between."""
+"""Prompt sets from a seed, as token ids, so that no tokenizer is involved."""
 
 import random
 from dataclasses import dataclass

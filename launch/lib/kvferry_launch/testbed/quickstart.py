@@ -1,4 +1,4 @@
-"""launch/quickstart's front: arguments and set-up with any Python, then the job with .venv's."""
+"""launch/quickstart: reads arguments and sets up with any Python, then runs the job with .venv's."""
 
 import argparse
 import os
@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def arguments() -> argparse.Namespace:
-    """Parsed and checked; exits 2 with one line otherwise."""
+    """Parses and checks the arguments; exits 2 with one line if one is wrong."""
     made = parser()
     parsed = made.parse_args()
     if parsed.requests < REQUESTS_MIN:
@@ -51,7 +51,7 @@ def main() -> NoReturn:
 
 
 def job() -> NoReturn:
-    """What main() becomes, in .venv. Every way of being stopped ends quietly, with no process left."""
+    """Runs in .venv after main(). A signal ends it without a traceback and without leftover processes."""
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.default_int_handler)
     try:

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace, connector: KvConnector | None = KVFERRY_C
         result = LoadResult(result.answers, _plain(reference, prompts), result.grown)
     finally:
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(name, signal.SIG_IGN)  # nothing interrupts the stopping
+            signal.signal(name, signal.SIG_IGN)  # the stopping must not be interrupted
         stop_all([*pair.processes, reference.process], STOP_GRACE_S)
     rows = [_row(index, result) for index in range(len(prompts))]
     totals = _totals(result)
@@ -89,7 +89,7 @@ def _plain(reference: Reference, prompts: list[list[int]]) -> list[Generation]:
 
 
 def _counter(step: Step, total: int) -> Callable[[int, Answer], None]:
-    """Moves the step's bar with each answer."""
+    """Returns a callback that moves the step's bar with each answer."""
     done = 0
 
     def count(*_: object) -> None:
@@ -102,7 +102,7 @@ def _counter(step: Step, total: int) -> Callable[[int, Answer], None]:
 
 
 def _row(index: int, result: LoadResult) -> dict[str, Any]:
-    """One request. Hits are tokens per admission: the first one, then one after each preemption."""
+    """Returns the row of one request. Hits are tokens for each admission: the first, then one after each preemption."""
     answer, report = result.answers[index], result.reports[index]
     admissions = report.admissions if report else None
     mismatch = result.mismatches.get(index)
@@ -135,7 +135,7 @@ def _totals(result: LoadResult) -> dict[str, int]:
 
 
 def _missing(totals: dict[str, int]) -> list[str]:
-    """What the run was to show and didn't."""
+    """Returns a line for each thing that the run should have shown and did not."""
     lines = []
     if totals["preemptions"] == 0:
         lines.append("no request was preempted, so this run proved nothing")

@@ -33,7 +33,7 @@ class Reference:
     def generations(self, prompts: list[list[int]], max_tokens: int,
                     on_answer: Callable[[int, Answer], None] = lambda index, answer: None,
                     tick: Callable[[], None] = lambda: None) -> list[Generation]:
-        """The reference of each prompt; `tick` is called while the server starts.
+        """Returns the reference of each prompt; calls `tick` while the server starts.
 
         Errors: ProcessError when it doesn't start or fails a request.
         """
@@ -73,7 +73,7 @@ class Reference:
 
 
 def _model_digest(model: Path) -> str:
-    """Of the config's bytes and the weight files' names, sizes and dates: reading an 8B model takes too long."""
+    """Hashes the config and the weight files' names, sizes and dates: reading an 8B model takes too long."""
     digest = hashlib.sha256((model / "config.json").read_bytes())
     for path in sorted(model.glob("*.safetensors")):
         status = path.stat()

@@ -52,7 +52,7 @@ class VllmServer:
         self.process.start()
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S, tick: Callable[[], None] = lambda: None) -> None:
-        """`tick` is called while it waits. Errors: ProcessError when the server died or is not healthy in time."""
+        """Calls `tick` while it waits. Errors: ProcessError if the server died or is not healthy in time."""
         wait_healthy(self.process, f"{self.url}/health", timeout_s, tick)
 
     def healthy(self) -> bool:
@@ -109,7 +109,7 @@ class Controller:
         self.process.start()
 
     def wait_ready(self, timeout_s: float = 20.0) -> None:
-        """Errors: ProcessError when it died or does not listen in time."""
+        """Waits until the controller listens. Errors: ProcessError if it died or does not listen in time."""
         deadline = time.monotonic() + timeout_s
         while not re.search(r"^kvferry controller listening on ", self.process.log_text(), re.MULTILINE):
             self.process.fail_if_dead()

@@ -20,7 +20,7 @@ from kvferry_launch.paths import MODELS
 
 VOCAB = 512
 ATTENTION_STD = 0.6
-UNNORMED_STD = 0.12  # of queries and keys where no norm follows: more of it and each token attends to one other only
+UNNORMED_STD = 0.12  # for queries and keys without a norm; with more, each token attends to a single other token
 OTHER_STD = 0.05
 EMBEDDING_STD = 1.0
 
@@ -35,7 +35,7 @@ class Shape:
     kv_heads: int
     head_size: int
     intermediate: int
-    window: int = 0  # every other layer attends to so many tokens only: a model of two KV cache groups
+    window: int = 0  # attention window of every other layer, which makes two KV cache groups
 
 
 KINDS = {
@@ -47,7 +47,7 @@ KINDS = {
 
 
 def config(shape: Shape) -> dict[str, object]:
-    """config.json of a Qwen3, with windows a Llama, of this shape; float32, untied embeddings, 4096 positions."""
+    """Returns config.json of a Qwen3, or of a Llama if the shape has windows, in float32 with 4096 positions."""
     kind: dict[str, object] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     if shape.window:
         kind = {
@@ -77,7 +77,7 @@ def config(shape: Shape) -> dict[str, object]:
 
 
 def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
-    """Every tensor of the model by its name in vLLM, float32, the same for the same seed."""
+    """Returns every tensor of the model by its name in vLLM, in float32, equal for equal seeds."""
     rng = np.random.default_rng(seed)
 
     def normal(rows: int, columns: int, std: float) -> np.ndarray:
@@ -112,7 +112,7 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A word-level tokenizer over "w0" ... "w511", so that text endpoints and routers work."""
+    """Writes a word-level tokenizer over "w0" ... "w511", so that text endpoints and routers work."""
     tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(VOCAB)}, unk_token="w0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -127,13 +127,13 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def kept(kind: str) -> Path:
-    """build/models/KIND, made where it is not there yet."""
+    """Returns build/models/KIND, and makes the model if it is missing."""
     folder = MODELS / kind
     return folder if (folder / "config.json").exists() else make(folder, kind)
 
 
 def make(folder: Path, kind: str = "toy", seed: int = 0, maker: str = "") -> Path:
-    """Writes the model folder in one rename; `maker` (the maker's version) is kept beside it for set-up."""
+    """Writes the model folder by one rename; set-up reads `maker`, the version of this file, from it."""
     shape = KINDS[kind]
     scratch = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
