@@ -177,7 +177,7 @@ class SchedulerConnector:
         return StepPlan(plan)
 
     def _tokens_of(self, req_id: str, known: int) -> list[int]:
-        tokens = self._requests[req_id].all_token_ids
+        tokens: list[int] = self._requests[req_id].all_token_ids
         self._known_tokens[req_id] = max(known, len(tokens))
         return tokens[known:]
 

@@ -44,7 +44,7 @@ class KvFerryStats(KVConnectorStats):
     """`data` has the growth of counters since the last report, and the values of gauges."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def is_empty(self) -> bool:
         return not self.data

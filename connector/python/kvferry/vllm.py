@@ -47,7 +47,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        self._scheduler.attach_workers(metadata)  # type: ignore[arg-type]
+        self._scheduler.attach_workers(metadata)
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         self._scheduler.bind_kv_cache_manager(kv_cache_manager)

@@ -28,6 +28,12 @@ namespace {
 
 using namespace kvferry;
 
+using Dict = nb::typed<nb::dict, nb::str, nb::any>;
+using Integers = nb::typed<nb::list, nb::int_>;
+using Strings = nb::typed<nb::list, nb::str>;
+using TokensOf = nb::typed<nb::callable, Integers(nb::str, nb::int_)>;
+using NewBlocks = nb::typed<nb::list, std::optional<nb::typed<nb::sequence, Integers>>>;
+
 ConnectorConfig config_from(const std::string& extra_json) {
   ConnectorConfig config = unwrap(load_config(extra_json, [](const char* name) { return std::getenv(name); }));
   if (!config.advertise_host.empty()) {
@@ -41,9 +47,9 @@ ConnectorConfig config_from(const std::string& extra_json) {
 std::string_view view(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
-nb::dict config_dict(const std::string& extra_json) {
+Dict config_dict(const std::string& extra_json) {
   const ConnectorConfig config = config_from(extra_json);
-  nb::dict dict;
+  Dict dict;
   for (const Setting<ConnectorConfig>& row : connector_settings())
     dict[nb::str(row.key.data(), row.key.size())] =
         std::visit([](const auto& value) { return nb::cast(value); }, row.get(config));
@@ -82,7 +88,7 @@ struct PyScheduler {
     unwrap(node->attach_workers(copies));
   }
 
-  void add_request(const std::string& id, const nb::list& token_ids, std::uint32_t num_prompt_tokens,
+  void add_request(const std::string& id, const Integers& token_ids, std::uint32_t num_prompt_tokens,
                    std::string extras, const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items,
                    bool cacheable, bool handoff,
                    const std::optional<std::tuple<std::string, std::string, std::string, std::uint32_t>>& source,
@@ -112,8 +118,9 @@ struct PyScheduler {
 
   nb::bytes build_step(
       const std::vector<std::tuple<std::string, std::uint32_t, std::uint32_t, std::optional<BlockTable>>>& admitted,
-      const nb::list& ids, const nb::list& computed, const nb::list& blocks, const nb::set& resumed,
-      const nb::dict& scheduled, const std::vector<std::string>& preempted, const nb::callable& tokens_of) {
+      const Strings& ids, const Integers& computed, const NewBlocks& blocks, const nb::typed<nb::set, nb::str>& resumed,
+      const nb::typed<nb::dict, nb::str, nb::int_>& scheduled, const std::vector<std::string>& preempted,
+      const TokensOf& tokens_of) {
     const RunningRequests running{ids, computed, blocks, resumed, scheduled};
     // Running requests come first, so that admissions do not change their places.
     step.scheduled.resize(running.size() + admitted.size());
@@ -131,9 +138,9 @@ struct PyScheduler {
     return plan;
   }
 
-  nb::dict finished(const std::string& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted) {
+  Dict finished(const std::string& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted) {
     const FinishedRequest done = node->finished(RequestId{id}, num_computed, blocks, aborted);
-    nb::dict dict;
+    Dict dict;
     dict["handoff_tokens"] = done.handoff ? nb::cast(done.handoff_tokens) : nb::none();
     dict["preemptions"] = done.preemptions;
     dict["transfer_ms"] = static_cast<double>(done.fetch_ns) / 1e6;
@@ -218,12 +225,14 @@ NB_MODULE(_core, m) {
            "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none(), "push_to"_a.none() = nb::none())
       .def(
           "update_tokens",
-          [](PyScheduler& self, const std::string& id, std::uint32_t keep, const nb::list& tokens) {
+          [](PyScheduler& self, const std::string& id, std::uint32_t keep, const Integers& tokens) {
             self.node->update_tokens(RequestId{id}, keep, integers(tokens));
           },
           "request_id"_a, "keep"_a, "new_tokens"_a)
-      .def("num_tokens",
-           [](const PyScheduler& self, const std::string& id) { return self.node->num_tokens(RequestId{id}); })
+      .def(
+          "num_tokens",
+          [](const PyScheduler& self, const std::string& id) { return self.node->num_tokens(RequestId{id}); },
+          "request_id"_a)
       .def("lookup", &PyScheduler::lookup, "request_id"_a, "num_local"_a,
            "The number of tokens after num_local that can be loaded, or None if the lookup is pending; and whether the "
            "load is asynchronous.")
