@@ -69,5 +69,5 @@ def test_a_latent_cache_has_one_plane(layout: KVCacheLayout) -> None:
 @pytest.mark.parametrize(
     "shape", [(BLOCKS, HEADS, TOKENS, 3 * DIM), (BLOCKS, HEADS, TOKENS + 1, 2 * DIM), (BLOCKS, 64)])
 def test_what_lies_in_another_way_is_refused_by_name_and_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(KvFerryError, match=r"layer model\.7 keeps its KV in a tensor of shape \(5, "):
+    with pytest.raises(KvFerryError, match=r"the KV tensor of layer model\.7 has shape \(5, "):
         gpu_planes("model.7", torch.zeros(shape), spec())

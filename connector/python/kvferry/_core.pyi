@@ -1,6 +1,8 @@
 """kvferry's scheduler and worker nodes"""
 
 from collections.abc import Callable, Sequence
+import enum
+from typing import Any
 
 
 class KvFerryError(RuntimeError):
@@ -9,28 +11,149 @@ class KvFerryError(RuntimeError):
 class ControllerClient:
     def __init__(self, *, controller: str, engine_id: str, namespace: str, fingerprint: str, endpoint: str, incarnation: int) -> None: ...
 
-    def publish(self, keys: Sequence[bytes]) -> None: ...
+    def publish(self, keys: Sequence[bytes]) -> None:
+        """
+        This node has these chunks. They are sent later if no controller is reachable now.
+        """
 
-    def evict(self, keys: Sequence[bytes]) -> None: ...
+    def evict(self, keys: Sequence[bytes]) -> None:
+        """This node no longer has these chunks."""
 
-    def lookup(self, keys: Sequence[bytes], timeout_s: float) -> list[tuple[str, int, str, int, str, bool]]: ...
+    def lookup_holders(self, keys: Sequence[bytes], timeout: float) -> list[tuple[str, int, str, int, str, bool]]:
+        """As kvferry.controller.Client.lookup()."""
 
-    def wait_registered(self, timeout_s: float) -> bool: ...
+    def wait_registered(self, timeout: float = 5.0) -> bool:
+        """
+        Returns False if no controller has accepted this node within `timeout` seconds.
+        """
 
-    def status(self) -> str: ...
+    def status(self) -> str:
+        """Returns connecting, registered, closed, or "refused: " and the reason."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Unregisters this node. A second call does nothing."""
+
+class Direction(enum.Enum):
+    PULL = 0
+    """From the peer's memory to this side's."""
+
+    PUSH = 1
+    """From this side's memory to the peer's."""
+
+class Region:
+    """Registered memory."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def exported(self) -> bytes:
+        """Opaque bytes with which peers name this region in submit()."""
+
+class Completion:
+    """The outcome of one transfer, whose memory is no longer touched."""
+
+    @property
+    def transfer(self) -> int:
+        """What submit() returned."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all bytes were moved."""
+
+    @property
+    def code(self) -> str:
+        """The kind of outcome."""
+
+    @property
+    def what(self) -> str:
+        """A sentence that explains a failure; empty if ok."""
+
+class Notification:
+    """A peer's transfer has ended; its bytes are visible."""
+
+    @property
+    def sender(self) -> bytes:
+        """The peer's address()."""
+
+    @property
+    def body(self) -> bytes:
+        """The transfer's notification."""
+
+class Transport:
+    """
+    Moves byte ranges between registered memory of two processes. Threads: any. Errors are KvFerryError with one sentence.
+    """
+
+    def __init__(self, *, path: str = 'auto', listen_host: str = '', gpu: int | None = None) -> None:
+        """
+        path: auto, shm, cma, ucx, tcp, nccl or gpu_ipc. listen_host: host name or address for other hosts; empty: every interface. gpu: the GPU whose memory is registered as well.
+        """
+
+    def address(self) -> bytes:
+        """Opaque bytes with which a peer can connect() to this transport."""
+
+    def describe(self) -> str:
+        """One sentence: which path and library moves the bytes."""
+
+    def register(self, buffer: object) -> Region:
+        """
+        Registers a writable buffer (bytearray, mmap, numpy array, ...), which stays alive until unregister() or close().
+        """
+
+    def register_memory(self, address: int, size: int, *, gpu: bool = False) -> Region:
+        """
+        Registers memory by its address, for example tensor.data_ptr(). The caller keeps the memory until unregister() or close().
+        """
+
+    def unregister(self, region: Region) -> None:
+        """
+        Raises KvFerryError if a transfer still uses the region; it can be called again later.
+        """
+
+    def connect(self, address: bytes) -> int:
+        """
+        Returns the peer's number. The connection is made by the first transfer.
+        """
+
+    def disconnect(self, peer: int) -> None: ...
+
+    def submit(self, peer: int, direction: Direction, region: Region, remote: bytes, ranges: Sequence[tuple[int, int, int]], *, notification: bytes = ...) -> int:
+        """
+        Starts a transfer between `region` and the peer's region whose `exported` is `remote`. A range is (local offset, remote offset, bytes). Returns the transfer's number; exactly one Completion follows. The peer receives a non-empty notification after the last byte.
+        """
+
+    def cancel(self, transfer: int) -> None:
+        """Asks for the transfer's end. Its Completion still follows."""
+
+    def poll(self) -> list[Completion | Notification]:
+        """Returns what has completed or arrived since the last call."""
+
+    def wait(self, timeout: float) -> list[Completion | Notification]:
+        """
+        As poll(), but waits until there is something to return or `timeout` seconds have passed.
+        """
+
+    def close(self) -> None:
+        """
+        Ends all transfers and releases the registered buffers. A second call does nothing.
+        """
+
+    def __enter__(self) -> Transport: ...
+
+    def __exit__(self, *args: object) -> None: ...
 
 def fingerprint_difference(here: str, there: str) -> str:
     """
-    What differs, field by field, as the end of a sentence; empty for equal ones.
+    Describes the difference of two fingerprints, field by field; empty if they are equal.
     """
 
 def settings_markdown() -> str:
     """The settings as a Markdown table."""
 
-def check_config(extra_json: str) -> dict:
-    """The settings in force; KvFerryError names what is wrong."""
+def check_config(extra_json: str) -> dict[str, Any]:
+    """Returns the settings in effect. KvFerryError names a bad key or value."""
 
 class SchedulerNode:
     def __init__(self, *, extra_json: str, engine_id: str, role: str, fingerprint: str, block_tokens: int, windows: Sequence[int], runs_ahead: bool, start_timeout_ms: int) -> None: ...
@@ -43,25 +166,25 @@ class SchedulerNode:
 
     def attach_workers(self, hellos: Sequence[bytes]) -> None: ...
 
-    def add_request(self, *, request_id: str, tokens: list, num_prompt_tokens: int, extras: str, items: Sequence[tuple[int, int, str]], cacheable: bool, handoff: bool, source: tuple[str, str, str, int] | None, push_to: tuple[str, str] | None = None) -> None: ...
+    def add_request(self, *, request_id: str, tokens: list[int], num_prompt_tokens: int, extras: str, items: Sequence[tuple[int, int, str]], cacheable: bool, handoff: bool, source: tuple[str, str, str, int] | None, push_to: tuple[str, str] | None = None) -> None: ...
 
-    def update_tokens(self, request_id: str, keep: int, new_tokens: list) -> None: ...
+    def update_tokens(self, request_id: str, keep: int, new_tokens: list[int]) -> None: ...
 
-    def num_tokens(self, arg: str, /) -> int: ...
+    def num_tokens(self, request_id: str) -> int: ...
 
     def lookup(self, request_id: str, num_local: int) -> tuple[int | None, bool]:
         """
-        Tokens after num_local that can be loaded, None: ask again later; whether the engine has to wait for it.
+        The number of tokens after num_local that can be loaded, or None if the lookup is pending; and whether the load is asynchronous.
         """
 
     def allocated(self, request_id: str, num_external: int, block_ids: Sequence[Sequence[int]]) -> None: ...
 
-    def build_step(self, admitted: Sequence[tuple[str, int, int, Sequence[Sequence[int]] | None]], running_ids: list, running_computed: list, running_blocks: list, resumed: set, num_scheduled: dict, preempted: Sequence[str], tokens_of: Callable) -> bytes:
+    def build_step(self, admitted: Sequence[tuple[str, int, int, Sequence[Sequence[int]] | None]], running_ids: list[str], running_computed: list[int], running_blocks: list[Sequence[list[int]] | None], resumed: set[str], num_scheduled: dict[str, int], preempted: Sequence[str], tokens_of: Callable[[str, int], list[int]]) -> bytes:
         """
-        The running ones as in vLLM's CachedRequestData; tokens_of(id, known) gives a scheduled request's tokens from `known` on.
+        Returns the step's plan. Running requests are passed as in vLLM's CachedRequestData; tokens_of(id, known) returns a scheduled request's tokens from `known` on.
         """
 
-    def finished(self, request_id: str, num_computed: int, block_ids: Sequence[Sequence[int]], aborted: bool) -> dict: ...
+    def finished(self, request_id: str, num_computed: int, block_ids: Sequence[Sequence[int]], aborted: bool) -> dict[str, Any]: ...
 
     def worker_report(self, report: bytes) -> None: ...
 

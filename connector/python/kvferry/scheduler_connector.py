@@ -111,7 +111,7 @@ class SchedulerConnector:
         theirs = params.get("kvferry_fingerprint")
         if theirs is not None and theirs != self._fingerprint:
             logger.error(
-                "kvferry: request %s is recomputed, since the prefill node has a different model: %s",
+                "kvferry: request %s is recomputed: different models on the two sides: %s",
                 request_id, fingerprint_difference(self._fingerprint, str(theirs)),
             )  # fmt: skip
             return None

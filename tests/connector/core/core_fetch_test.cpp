@@ -140,7 +140,7 @@ TEST_F(Fetching, ARefusalIsToldInTheLogAndEndsTheWaiting) {
   const std::vector<LogLine> lines = take<LogLine>();
   ASSERT_THAT(lines, SizeIs(1));
   EXPECT_TRUE(lines[0].warning);
-  EXPECT_THAT(lines[0].text, HasSubstr("tcp://far refuses KV for request a: different models"));
+  EXPECT_THAT(lines[0].text, HasSubstr("tcp://far refuses to lease KV for request a: different models"));
   EXPECT_FALSE(lookup("a").pending);
 }
 

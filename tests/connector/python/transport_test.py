@@ -17,7 +17,7 @@ from kvferry.transport import Completion, Direction, KvFerryError, Notification,
 REPO = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(params=["auto", "shm", "tcp"])
+@pytest.fixture(params=["auto", "tcp"])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Transport, Transport]]:
     with Transport(path=request.param) as near, Transport(path=request.param) as far:
         yield near, far
