@@ -34,7 +34,7 @@ def run_mpi(spec: Spec, token: str) -> int:
     try:
         return follow(spec, mpi.command(spec, token))
     finally:
-        mpi.forget(spec, token)
+        mpi.remove_orders(spec, token)
 
 
 def follow(spec: Spec, command: list[str]) -> int:

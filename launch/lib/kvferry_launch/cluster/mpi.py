@@ -81,7 +81,7 @@ def end_ranks(spec: Spec, run: str) -> None:
         (run_folder(spec) / f"ranks-{run}" / "end").touch()
 
 
-def forget(spec: Spec, run: str) -> None:
+def remove_orders(spec: Spec, run: str) -> None:
     shutil.rmtree(run_folder(spec) / f"ranks-{run}", ignore_errors=True)
 
 

@@ -15,7 +15,7 @@ from kvferry_launch.paths import REPO
 ANY_HOST = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
 ENGINE_ROLES = ("prefill", "decode")
-FIRST_RANK = "rank-0"  # of an MPI run: it supervises, and has controller and router
+FIRST_RANK = "rank-0"  # the rank of an MPI run that supervises and has the controller and the router
 
 
 @dataclass(frozen=True)
