@@ -19,20 +19,21 @@ Error bad(std::string what) { return Error{ErrorCode::kInvalidArgument, std::mov
 Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
   for (const ElementType type : {format.cache_type, format.chunk_type})
     if (static_cast<std::size_t>(type) >= kTypes.size())
-      return bad(fmt::format("element type {} is none", static_cast<int>(type)));
+      return bad(fmt::format("unknown element type {}", static_cast<int>(type)));
   if (const std::uint32_t bytes = bytes_of(format.cache_type); bytes != 0 && bytes != layout.element_bytes)
-    return bad(fmt::format("the cache's elements have {} bytes, {} has {}", layout.element_bytes,
+    return bad(fmt::format("the cache's elements have {} bytes, but an element of type {} has {}", layout.element_bytes,
                            name_of(format.cache_type), bytes));
   if (format.cache_type == format.chunk_type) return {};
   if (bytes_of(format.cache_type) < 2 || bytes_of(format.chunk_type) != 1)
-    return bad(fmt::format("no conversion of {} in the cache to {} in chunks: bf16, fp16 and fp32 to fp8 there is",
+    return bad(fmt::format("cannot convert {} in the cache to {} in chunks; allowed: bf16, fp16 and fp32 to fp8",
                            name_of(format.cache_type), name_of(format.chunk_type)));
   const std::size_t num_planes = layout.layers.size() * layout.planes;
   if (!format.scales.empty() && format.scales.size() != num_planes)
-    return bad(fmt::format("{} scales for {} K and V planes", format.scales.size(), num_planes));
+    return bad(fmt::format("got {} scales for {} K and V planes", format.scales.size(), num_planes));
   for (const float scale : format.scales)
     if (!std::isnormal(scale) || !std::isnormal(1 / scale) || scale < 0)
-      return bad(fmt::format("a scale of {}: it must be positive, and its reciprocal a normal number", scale));
+      return bad(
+          fmt::format("scale {} is not allowed: it must be positive, and its reciprocal a normal number", scale));
   return {};
 }
 
@@ -47,10 +48,10 @@ Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format) {
   ChunkShape shape{layout.num_kv_heads, 0, 0, layout.num_kv_heads, layout.element_bytes, 0, false};
   if (heads.chunk_heads != 0) {
     if (heads.count == 0 || heads.count > heads.chunk_heads || heads.first_in_chunk > heads.chunk_heads - heads.count)
-      return bad(fmt::format("heads {} to {} of a chunk that has {}", heads.first_in_chunk,
+      return bad(fmt::format("heads [{}, {}) are out of range: the chunk has {}", heads.first_in_chunk,
                              std::uint64_t{heads.first_in_chunk} + heads.count, heads.chunk_heads));
     if (heads.count > layout.num_kv_heads || heads.first_in_cache > layout.num_kv_heads - heads.count)
-      return bad(fmt::format("heads {} to {} of a cache that has {}", heads.first_in_cache,
+      return bad(fmt::format("heads [{}, {}) are out of range: the cache has {}", heads.first_in_cache,
                              std::uint64_t{heads.first_in_cache} + heads.count, layout.num_kv_heads));
     shape.chunk_heads = heads.chunk_heads;
     shape.first_in_chunk = heads.first_in_chunk;
@@ -62,7 +63,7 @@ Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format) {
   const std::uint64_t row_bytes = std::uint64_t{layout.head_dim} * shape.chunk_element_bytes;
   if (__builtin_mul_overflow(row_bytes * layout.planes, layout.layers.size(), &shape.bytes_per_token) ||
       __builtin_mul_overflow(shape.bytes_per_token, shape.chunk_heads, &shape.bytes_per_token))
-    return bad(fmt::format("a chunk of {} heads: its bytes per token don't fit 64 bits", shape.chunk_heads));
+    return bad(fmt::format("bytes per token of a chunk of {} heads don't fit 64 bits", shape.chunk_heads));
   return shape;
 }
 

@@ -1,4 +1,4 @@
-// A ChunkFormat held against its layout: all numbers filled in, all of them allowed.
+// A ChunkFormat checked against its layout, with all defaults filled in.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@ namespace kvferry {
 struct ChunkShape {
   std::uint32_t chunk_heads = 0, first_in_chunk = 0, first_in_cache = 0, num_heads = 0;
   std::uint32_t chunk_element_bytes = 0;
-  std::uint64_t bytes_per_token = 0;  // of a chunk
+  std::uint64_t bytes_per_token = 0;  // size of a token in a chunk
   bool converts = false;
 
-  /// Whether the copied heads are all that a chunk has.
+  /// Returns true if the copied heads are all heads of the chunk.
   bool is_whole() const { return num_heads == chunk_heads; }
 };
 
-/// kInvalidArgument: heads that are not there, a conversion that there is not, types whose size is not the layout's,
-/// scales that are not one for each K and V or not positive. `layout` passed check_layout().
+/// Errors: kInvalidArgument if heads are out of range, the conversion is not supported, an element type's size differs
+/// from the layout's, or there is not one positive scale for each K and V. `layout` must have passed check_layout().
 Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format);
 
 std::string_view name_of(ElementType type);
-/// 0 for kBytes.
+/// Size of an element; 0 for kBytes.
 std::uint32_t bytes_of(ElementType type);
 
 }  // namespace kvferry

@@ -34,7 +34,7 @@ KVFERRY_DEVICE void to_cache(std::byte* __restrict cache, std::int64_t stride_by
   }
 }
 
-// Side by side they are done many at a time, with what the processor has: the same source for each instruction set.
+// Contiguous rows are vectorised by the compiler: the same source is compiled for each instruction set.
 template <class Storage>
 using Unaligned __attribute__((aligned(1), may_alias)) = Storage;
 
@@ -77,7 +77,7 @@ KVFERRY_AVX512 void to_cache_avx512(std::byte* cache, const std::byte* chunk, st
 }
 #endif
 
-/// Calls convert(Cache{}, Chunk{}) with the types' conversions.
+/// Calls convert(Cache{}, Chunk{}) with the classes that convert the two types.
 template <class Convert>
 void with_types(ElementType cache_type, ElementType chunk_type, Convert convert) {
   const auto with_cache = [&](auto cache) {

@@ -1,4 +1,4 @@
-// Copies of one head's tokens between a block of the cache and rows of a chunk, one function for each kind of strides.
+// Copies one head's tokens between a block of the cache and rows of a chunk; one function for each kind of strides.
 // Private to this folder.
 #pragma once
 
@@ -12,7 +12,7 @@
 namespace kvferry {
 
 /// Copies `tokens` tokens of one head between a block (cache: the first token's first element, `strides` its plane) and
-/// chunk rows of row_bytes bytes each, the first at `chunk`. element_bytes: of the cache.
+/// chunk rows of row_bytes bytes each, the first at `chunk`. element_bytes is the size of an element in the cache.
 using CopyRows = void (*)(const PlaneLayout& strides, std::byte* cache, std::byte* chunk, std::size_t tokens,
                           std::size_t row_bytes, std::size_t element_bytes);
 
@@ -26,14 +26,14 @@ void copy_bytes(std::byte* cache, std::byte* chunk, std::size_t size) {
     std::memcpy(cache, chunk, size);
 }
 
-/// Tokens follow each other without a gap.
+/// For planes whose tokens are contiguous.
 template <CopyDirection direction>
 void copy_run(const PlaneLayout&, std::byte* cache, std::byte* chunk, std::size_t tokens, std::size_t row_bytes,
               std::size_t) {
   copy_bytes<direction>(cache, chunk, tokens * row_bytes);
 }
 
-/// A token's elements follow each other, tokens lie apart.
+/// For planes whose elements are contiguous within a token only.
 template <CopyDirection direction>
 void copy_each_row(const PlaneLayout& strides, std::byte* cache, std::byte* chunk, std::size_t tokens,
                    std::size_t row_bytes, std::size_t) {
@@ -41,7 +41,7 @@ void copy_each_row(const PlaneLayout& strides, std::byte* cache, std::byte* chun
     copy_bytes<direction>(cache, chunk, row_bytes);
 }
 
-/// Tokens of one dim follow each other, dims lie apart.
+/// For planes in which the tokens of one dim are contiguous, and dims are apart.
 template <CopyDirection direction, class T>
 void copy_transposed(const PlaneLayout& strides, std::byte* cache, std::byte* chunk, std::size_t tokens,
                      std::size_t row_bytes, std::size_t) {
@@ -91,7 +91,7 @@ CopyRows pick_copy(const KvLayout& layout, const PlaneLayout& plane) {
   return copy_elements<direction>;
 }
 
-/// One K or V of one layer, with the copies that fit its strides.
+/// K or V of one layer, with the copy functions for its strides.
 struct PlanePlan {
   PlaneLayout strides;
   std::uint32_t group;

@@ -9,15 +9,15 @@
 
 namespace kvferry::device {
 
-/// A plan whose `planes` points to this object's own list, until the list is somewhere the device can read it.
+/// A plan whose `planes` points to this object's own list, until the caller has copied that list to the device.
 struct HostPlan {
   std::vector<PlaneView> planes;
   PackPlan plan{};
 };
 HostPlan make_plan(const KvLayout& layout, const ChunkFormat& format, const ChunkShape& shape);
 
-/// Whether 16 bytes of a chunk are always side by side in the cache too, at addresses that are multiples of 16: what
-/// copy_segment.h asks for. Otherwise elements are copied one at a time.
+/// Returns true if each 16 bytes of a chunk are contiguous in the cache too, at addresses that are multiples of 16.
+/// Only then copy_segment.h can be used; otherwise elements are copied one at a time.
 bool is_vectorisable(const HostPlan& plan);
 
 }  // namespace kvferry::device

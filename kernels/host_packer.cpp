@@ -14,10 +14,10 @@ namespace {
 
 class HostPacker final : public Packer {
  public:
-  HostPacker(KvLayout layout, const ChunkFormat& format, const ChunkShape& shape)
-      : layout_(std::move(layout)), cache_type_(format.cache_type), chunk_type_(format.chunk_type), shape_(shape) {
+  HostPacker(KvLayout layout, ChunkFormat format, const ChunkShape& shape)
+      : layout_(std::move(layout)), format_(std::move(format)), shape_(shape) {
     const auto add = [&](const LayerLayout& layer, const PlaneLayout& plane) {
-      planes_.push_back({plane, layer.group, format.scales.empty() ? 1 : format.scales[planes_.size()],
+      planes_.push_back({plane, layer.group, format_.scales.empty() ? 1 : format_.scales[planes_.size()],
                          pick_copy<CopyDirection::kGather>(layout_, plane),
                          pick_copy<CopyDirection::kScatter>(layout_, plane)});
     };
@@ -37,7 +37,7 @@ class HostPacker final : public Packer {
     const std::size_t head_bytes = run.num_tokens * row_bytes();
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
       copy_head<CopyDirection::kGather>(plane, head, run, rows);
-      checksum.update({rows, head_bytes});  // while they are in this core's cache
+      checksum.update({rows, head_bytes});  // while the rows are in this core's cache
       rows += head_bytes;
     });
     return checksum.digest();
@@ -53,7 +53,7 @@ class HostPacker final : public Packer {
     // CopyRows has one signature for both directions; the scattering ones only read through this pointer.
     std::byte* const first = const_cast<std::byte*>(chunk.data()) + skip_tokens * row_bytes();
     const std::size_t head_bytes = chunk_tokens * row_bytes();
-    std::size_t row = 0;  // of K or V of a head of the chunk
+    std::size_t row = 0;  // number of K and V rows of heads copied so far
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
       const std::size_t copied_before = row / (std::size_t{shape_.num_heads} * layout_.planes);
       const std::size_t skipped =
@@ -65,11 +65,10 @@ class HostPacker final : public Packer {
   }
 
  private:
-  HostStream streamed() const { return {layout_, cache_type_, chunk_type_, shape_, planes_}; }
-  /// Of a chunk's row.
+  HostStream streamed() const { return {layout_, format_.cache_type, format_.chunk_type, shape_, planes_}; }
   std::size_t row_bytes() const { return std::size_t{layout_.head_dim} * shape_.chunk_element_bytes; }
 
-  /// Calls visit(plane, head of those that are copied) in the order of canonical chunk bytes.
+  /// Calls visit(plane, index of the copied head) in the order of canonical chunk bytes.
   template <class Visit>
   void for_each_head(Visit visit) const {
     for (std::size_t first = 0; first < planes_.size(); first += layout_.planes)
@@ -77,10 +76,10 @@ class HostPacker final : public Packer {
         for (std::size_t plane = first; plane < first + layout_.planes; ++plane) visit(planes_[plane], head);
   }
 
-  /// Copies one head's tokens of the run, block by block; `rows` is their first row in the chunk.
+  /// Copies one head's tokens of the run, block by block; `rows` is the address of their first row in the chunk.
   template <CopyDirection direction>
   void copy_head(const PlanePlan& plane, std::uint32_t head, const TokenRun& run, std::byte* rows) const {
-    if (run.num_tokens == 0) return;  // it needs no block table either
+    if (run.num_tokens == 0) return;  // an empty run may come without a block table
     const PlaneLayout& strides = plane.strides;
     const std::vector<BlockId>& table = run.block_ids[plane.group];
     std::size_t block_index = run.first_token / layout_.block_tokens;
@@ -101,7 +100,7 @@ class HostPacker final : public Packer {
     }
   }
 
-  /// Some tokens of one block.
+  /// Copies tokens that lie in one block.
   template <CopyDirection direction>
   void copy_tokens(const PlanePlan& plane, std::byte* cache, std::byte* rows, std::size_t tokens) const {
     constexpr bool gathers = direction == CopyDirection::kGather;
@@ -111,14 +110,16 @@ class HostPacker final : public Packer {
     const std::int64_t dim_stride = plane.strides.dim_stride_bytes;
     for (std::size_t t = 0; t < tokens; ++t, cache += plane.strides.token_stride_bytes, rows += row_bytes()) {
       if constexpr (gathers)
-        convert_to_chunk(cache_type_, chunk_type_, cache, dim_stride, rows, layout_.head_dim, 1 / plane.scale);
+        convert_to_chunk(format_.cache_type, format_.chunk_type, cache, dim_stride, rows, layout_.head_dim,
+                         1 / plane.scale);
       else
-        convert_to_cache(cache_type_, chunk_type_, cache, dim_stride, rows, layout_.head_dim, plane.scale);
+        convert_to_cache(format_.cache_type, format_.chunk_type, cache, dim_stride, rows, layout_.head_dim,
+                         plane.scale);
     }
   }
 
   const KvLayout layout_;
-  const ElementType cache_type_, chunk_type_;
+  const ChunkFormat format_;
   const ChunkShape shape_;
   std::vector<PlanePlan> planes_;  // K, V, K, V, ... or one latent plane a layer
 };
@@ -129,7 +130,7 @@ Result<std::unique_ptr<Packer>> make_host_packer(KvLayout layout, ChunkFormat fo
   if (Result<void> ok = check_layout(layout); !ok) return std::move(ok).error();
   const Result<ChunkShape> shape = resolve(layout, format);
   if (!shape) return shape.error();
-  return std::unique_ptr<Packer>(std::make_unique<HostPacker>(std::move(layout), format, *shape));
+  return std::unique_ptr<Packer>(std::make_unique<HostPacker>(std::move(layout), std::move(format), *shape));
 }
 
 }  // namespace kvferry

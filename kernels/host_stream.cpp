@@ -11,18 +11,18 @@ namespace kvferry {
 namespace {
 
 constexpr std::size_t kStreamBytesMin = 4 << 20;
-constexpr std::size_t kStageBytes = 16 << 10;  // rows on their way: a part of the first-level cache
+constexpr std::size_t kStageBytes = 16 << 10;  // buffer for rows; fits the first-level cache
 
 }  // namespace
 
 /// The tokens of one head in one block.
 struct HostStream::Piece {
   const PlanePlan& plane;
-  std::size_t canonical_row = 0;  // which K or V of a head, of those that are copied
-  std::uint32_t first = 0;        // of the run's tokens
+  std::size_t canonical_row = 0;  // index among the copied K and V rows of heads
+  std::uint32_t first = 0;        // index of the first token in the run
   std::uint32_t tokens = 0;
-  std::byte* cache = nullptr;  // the first element; nullptr: there is no block
-  // What is needed soon, as many bytes as this piece has; nullptr: nothing.
+  std::byte* cache = nullptr;  // the first element; nullptr if the block is kNoBlock
+  // Bytes to prefetch, as many as this piece has; nullptr: none.
   const std::byte* ahead = nullptr;
 };
 
@@ -56,7 +56,7 @@ void HostStream::for_each_piece(const TokenRun& run, Visit visit) const {
     for (std::uint32_t token = run.first_token; token < end;) {
       const std::uint32_t tokens = std::min(end - token, layout.block_tokens - token % layout.block_tokens);
       const std::uint32_t next = token + tokens;
-      // Heads of a block lie side by side or interleaved: either way the next one is fetched from front to back.
+      // Heads of a block are contiguous or interleaved; in both cases the next block is prefetched from front to back.
       const std::byte* const next_block = next < end ? address_of(next, 0) : nullptr;
       for (std::uint32_t head = 0; head < shape.num_heads; ++head) {
         const std::byte* const ahead =
@@ -73,7 +73,7 @@ bool HostStream::is_plain(const PlanePlan& plane) const {
   return !shape.converts && plane.gather == CopyRows{copy_run<CopyDirection::kGather>};
 }
 
-/// Rows of a chunk: those in the cache where they are alike, else made in the stage.
+/// Returns the piece's rows as a chunk has them: in place if the cache's bytes are the same, else built in `stage`.
 const std::byte* HostStream::collect(const Piece& piece, std::byte* stage) const {
   const PlaneLayout& strides = piece.plane.strides;
   if (piece.cache == nullptr) {
@@ -106,7 +106,7 @@ std::uint64_t HostStream::gather(const TokenRun& run, std::byte* chunk) const {
     const std::size_t bytes = piece.tokens * row_bytes();
     const std::byte* const rows = collect(piece, stage);
     stream_copy(chunk + at, rows, bytes, piece.ahead);
-    for (std::size_t byte = 0; byte < bytes; byte += kSegmentBytes)  // while they are in this core's cache
+    for (std::size_t byte = 0; byte < bytes; byte += kSegmentBytes)  // while the rows are in this core's cache
       segments[(at + byte) / kSegmentBytes] =
           segment_checksum(std::span<const std::byte, kSegmentBytes>(rows + byte, kSegmentBytes));
   });
@@ -146,7 +146,7 @@ void HostStream::scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std
         piece.canonical_row / rows_of_layer * (shape.chunk_heads - shape.num_heads) + shape.first_in_chunk;
     const std::size_t row = piece.canonical_row + skipped_heads * layout.planes;
     const std::byte* const rows = chunk + row * head_bytes + (skip_tokens + piece.first) * row_bytes();
-    expect(rows + layout.planes * head_bytes, 8 * 64);  // the next head's
+    expect(rows + layout.planes * head_bytes, 8 * 64);  // rows of the next head
     put(piece, rows, stage);
   });
   finish_streams();

@@ -1,5 +1,5 @@
-// Gather and scatter of more bytes than a core's cache holds: block after block as they lie in memory, not in a chunk's
-// order, with stores past the caches. Private to this folder.
+// Gathers and scatters more bytes than a core's cache holds: in the order of blocks in memory, not in the chunk's
+// order, with stores that bypass the caches. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -12,17 +12,18 @@
 
 namespace kvferry {
 
-/// A view of a packer's plan: it owns nothing.
+/// A view of a packer's plan. Owns nothing.
 struct HostStream {
   const KvLayout& layout;
   ElementType cache_type, chunk_type;
   const ChunkShape& shape;
   std::span<const PlanePlan> planes;
 
-  /// Whether it is worth it; for a gather also whether each block's rows of a head are whole checksum segments.
+  /// Returns true if the run is large enough, and, for a gather, if a head's rows in each block are whole checksum
+  /// segments.
   bool suits_gather(const TokenRun& run) const;
   bool suits_scatter(const TokenRun& run) const;
-  /// As Packer's, whose checks have passed.
+  /// Same as Packer's functions, for arguments that have passed their checks.
   std::uint64_t gather(const TokenRun& run, std::byte* chunk) const;
   void scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
                const TokenRun& run) const;

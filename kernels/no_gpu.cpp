@@ -3,7 +3,7 @@
 namespace kvferry {
 
 Result<Gpu> open_gpu(int) {
-  return Error{ErrorCode::kUnavailable, "this build of kvferry has no CUDA: build it with -DKVFERRY_CUDA=ON"};
+  return Error{ErrorCode::kUnavailable, "this build of kvferry has no CUDA; build it with -DKVFERRY_CUDA=ON"};
 }
 
 }  // namespace kvferry

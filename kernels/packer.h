@@ -1,4 +1,4 @@
-// Gather and scatter between one rank's paged KV blocks and canonical chunk bytes.
+// Copies KV between one rank's paged blocks and canonical chunk bytes.
 #pragma once
 
 #include <cstddef>
@@ -16,16 +16,16 @@
 namespace kvferry {
 
 /// Tokens [first_token, first_token + num_tokens) of a sequence whose block table (one per KV group) is `block_ids`:
-/// token t lies in block block_ids[group][t / block_tokens] at row t % block_tokens. Where that is kNoBlock, gather
-/// writes zeros and scatter leaves the token out, in that group's layers.
+/// token t lies in block block_ids[group][t / block_tokens] at row t % block_tokens. If the block is kNoBlock, gather
+/// writes zeros for that group's layers and scatter skips the token there.
 struct TokenRun {
   std::uint32_t first_token = 0;
   std::uint32_t num_tokens = 0;
   std::span<const std::vector<BlockId>> block_ids;
 };
 
-/// Which heads of a chunk are which of the cache: who packs and who unpacks may be split over different numbers of
-/// ranks.
+/// Maps heads of the cache to heads of the chunk. The node that packs and the node that unpacks may have different
+/// numbers of ranks.
 struct HeadSlice {
   std::uint32_t chunk_heads = 0;  // 0: the chunk has the cache's heads, and all are copied
   std::uint32_t first_in_chunk = 0;
@@ -33,14 +33,14 @@ struct HeadSlice {
   std::uint32_t count = 0;
 };
 
-/// How chunks differ from the cache that they are packed from and unpacked to.
+/// How a chunk's heads and elements differ from the cache's.
 struct ChunkFormat {
   HeadSlice heads;
-  // Equal, or an fp8 type in the chunk and a wider one in the cache: x is kept as fp8(x / scale), rounded to nearest
+  // Both equal, or fp8 in the chunk and a wider type in the cache: x is stored as fp8(x / scale), rounded to nearest
   // even, at most the largest finite fp8.
   ElementType cache_type = ElementType::kBytes;
   ElementType chunk_type = ElementType::kBytes;
-  std::vector<float> scales;  // [layer][K or V], for conversions; empty: all are 1
+  std::vector<float> scales;  // scales of conversions, [layer][K or V]; empty: all are 1
 };
 
 /// Threads: any, as long as no two calls write the same bytes. Errors: kInvalidArgument with nothing copied: a block id
@@ -49,12 +49,12 @@ class Packer {
  public:
   virtual ~Packer() = default;
   virtual const KvLayout& layout() const = 0;
-  /// Of a chunk, which may have other heads and elements than the cache.
+  /// Size of a token in a chunk, whose heads and elements may differ from the cache's.
   virtual std::uint64_t chunk_bytes_per_token() const = 0;
 
   /// Copies run.num_tokens tokens into chunk as canonical bytes of a chunk of exactly that many tokens, and returns
-  /// their chunk_checksum(). chunk.size() >= run.num_tokens * chunk_bytes_per_token(). A chunk is gathered whole: the
-  /// format's heads are all that it has.
+  /// their chunk_checksum(). chunk.size() >= run.num_tokens * chunk_bytes_per_token(). The format must select all heads
+  /// of the chunk, since the checksum covers all of them.
   virtual Result<std::uint64_t> gather(const TokenRun& run, std::span<std::byte> chunk) const = 0;
 
   /// Copies tokens [skip_tokens, skip_tokens + run.num_tokens) of a canonical chunk of `chunk_tokens` tokens into the
@@ -63,9 +63,10 @@ class Packer {
                                const TokenRun& run) const = 0;
 };
 
-/// The plain loop, element by element: slow, obviously right, the reference for tests.
+/// Makes a packer that loops over elements: slow, and the reference for tests.
 Result<std::unique_ptr<Packer>> make_reference_packer(KvLayout layout, ChunkFormat format = {});
-/// Contiguous runs by memcpy, transposed planes by a blocked loop; same results as the reference, bit by bit.
+/// Makes the packer for host memory: memcpy for contiguous runs, tiles for transposed planes. Its results equal the
+/// reference's bit by bit.
 Result<std::unique_ptr<Packer>> make_host_packer(KvLayout layout, ChunkFormat format = {});
 
 }  // namespace kvferry

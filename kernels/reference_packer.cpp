@@ -46,8 +46,7 @@ class ReferencePacker final : public Packer {
   }
 
  private:
-  /// Calls visit(element in the cache, or nullptr, its offset in a chunk of chunk_tokens tokens, scale) for each
-  /// element.
+  /// Calls visit(address in the cache or nullptr, offset in a chunk of chunk_tokens tokens, scale) for each element.
   template <class Visit>
   void for_each_element(const TokenRun& run, std::uint64_t chunk_tokens, std::uint64_t skip_tokens, Visit visit) const {
     for (std::uint64_t layer = 0; layer < layout_.layers.size(); ++layer)

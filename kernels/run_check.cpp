@@ -17,7 +17,7 @@ struct Axis {
   std::uint32_t count;
   std::int64_t stride_bytes;
   Wide step() const { return stride_bytes < 0 ? -Wide{stride_bytes} : Wide{stride_bytes}; }
-  Wide reach() const { return Wide{count - 1} * stride_bytes; }  // from the axis' first element to its last
+  Wide reach() const { return Wide{count - 1} * stride_bytes; }  // distance from the first element to the last
 };
 
 Result<void> check_plane(const KvLayout& layout, const PlaneLayout& plane, const std::string& who) {
@@ -28,11 +28,11 @@ Result<void> check_plane(const KvLayout& layout, const PlaneLayout& plane, const
   Wide lowest = plane.base;
   Wide end = Wide{plane.base} + layout.element_bytes;
   for (const Axis& axis : axes) (axis.stride_bytes < 0 ? lowest : end) += axis.reach();
-  if (lowest < 0 || end > Wide{INT64_MAX})  // so every offset within the plane fits 64 signed bits too
+  if (lowest < 0 || end > Wide{INT64_MAX})  // then every offset within the plane fits std::int64_t
     return bad(fmt::format("{}: its strides reach beyond the 63-bit address space", who));
 
   std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.step() < b.step(); });
-  Wide inner_bytes = layout.element_bytes;  // from the first to the last byte of what one step of the axis skips
+  Wide inner_bytes = layout.element_bytes;  // bytes that one step of the axis must at least skip
   for (const Axis& axis : axes) {
     if (axis.count == 1) continue;
     if (axis.step() < inner_bytes)
@@ -71,7 +71,7 @@ Result<void> check_run(const KvLayout& layout, const TokenRun& run) {
 Result<void> check_chunk(const ChunkShape& shape, std::size_t chunk_bytes, std::uint32_t num_tokens) {
   const Wide needed = Wide{shape.bytes_per_token} * num_tokens;
   if (Wide{chunk_bytes} >= needed) return {};
-  return bad(fmt::format("chunk buffer has {} bytes, but {} tokens of {} bytes each don't fit", chunk_bytes, num_tokens,
+  return bad(fmt::format("chunk buffer of {} bytes is too small for {} tokens of {} bytes", chunk_bytes, num_tokens,
                          shape.bytes_per_token));
 }
 
@@ -95,7 +95,7 @@ Result<void> check_layout(const KvLayout& layout) {
 Result<void> check_gather(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
                           std::size_t chunk_bytes) {
   if (!shape.is_whole())
-    return bad(fmt::format("{} heads of a chunk of {} can't be gathered: its checksum is that of all", shape.num_heads,
+    return bad(fmt::format("cannot gather {} of a chunk's {} heads: the checksum covers all of them", shape.num_heads,
                            shape.chunk_heads));
   if (Result<void> ok = check_run(layout, run); !ok) return ok;
   return check_chunk(shape, chunk_bytes, run.num_tokens);
@@ -104,8 +104,8 @@ Result<void> check_gather(const KvLayout& layout, const ChunkShape& shape, const
 Result<void> check_scatter(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
                            std::size_t chunk_bytes, std::uint32_t chunk_tokens, std::uint32_t skip_tokens) {
   if (skip_tokens > chunk_tokens || run.num_tokens > chunk_tokens - skip_tokens)
-    return bad(fmt::format("{} tokens from token {} on are not all in a chunk of {} tokens", run.num_tokens,
-                           skip_tokens, chunk_tokens));
+    return bad(fmt::format("{} tokens from token {} on exceed the chunk's {} tokens", run.num_tokens, skip_tokens,
+                           chunk_tokens));
   if (Result<void> ok = check_run(layout, run); !ok) return ok;
   return check_chunk(shape, chunk_bytes, chunk_tokens);
 }

@@ -1,4 +1,4 @@
-// Gather and scatter of KV that lies in GPU memory: many chunks, all layers and all blocks in one launch.
+// Gathers and scatters KV in GPU memory: many chunks, all layers and all blocks in one launch.
 #pragma once
 
 #include <cstddef>
@@ -13,30 +13,30 @@
 
 namespace kvferry {
 
-/// Some tokens of one chunk, as in Packer's calls. The block ids are read before a call returns.
+/// Tokens of one chunk, as in Packer's functions. The block ids are read before the call returns.
 struct PackerJob {
   TokenRun run;
-  std::byte* chunk = nullptr;  // device memory or pinned
+  std::byte* chunk = nullptr;  // in device memory or pinned host memory
   std::size_t chunk_bytes = 0;
-  std::uint32_t chunk_tokens = 0;  // for a gather: run.num_tokens
-  std::uint32_t skip_tokens = 0;   // for a gather: 0
+  std::uint32_t chunk_tokens = 0;  // run.num_tokens for a gather
+  std::uint32_t skip_tokens = 0;   // 0 for a gather
 };
 
-/// Threads: one at a time. All work of a pass goes to its stream, in order; nothing waits on the host but where it says
-/// so.
+/// Threads: one at a time. All work of a pass is enqueued on its stream, in order; only wait() blocks the host.
 class StreamPacker {
  public:
-  /// Some jobs on their way through the layers, of one direction.
+  /// Jobs of one direction whose layers are being copied.
   class Pass {
    public:
     virtual ~Pass() = default;
-    /// Copies these layers; a gather's layers come in order, each once. kUnavailable: the device refused the launch.
+    /// Enqueues the copy of layers [first, end). The layers of a pass are copied in order, each once. Errors:
+    /// kUnavailable if the device rejects the launch.
     virtual Result<void> copy_layers(std::uint32_t first, std::uint32_t end) = 0;
-    /// After the last layer: asks for the checksums of the chunks, where they are wanted. Returns at once.
+    /// Enqueues the checksums, if the pass has any. Call it after the last layer. Returns at once.
     virtual Result<void> finish() = 0;
-    /// Whether all work of the pass has ended on the device.
+    /// Returns true if the device has finished all work of the pass.
     virtual Result<bool> is_done() const = 0;
-    /// Waits for that. One checksum for each job; empty where none are wanted.
+    /// Waits until the device has finished. Returns one checksum for each job, or none if the pass has no checksums.
     virtual Result<std::vector<std::uint64_t>> wait() = 0;
   };
 
@@ -44,22 +44,23 @@ class StreamPacker {
   virtual const KvLayout& layout() const = 0;
   virtual std::uint64_t chunk_bytes_per_token() const = 0;
 
-  /// kInvalidArgument: a job that Packer::gather() would refuse; nothing is copied. kFull: no memory for the pass.
+  /// Starts a pass. Errors: kInvalidArgument if Packer::gather() would reject a job, kFull if there is no memory for
+  /// the pass; nothing is copied then.
   virtual Result<std::unique_ptr<Pass>> gather(std::span<const PackerJob> jobs, DeviceStream stream,
                                                bool wants_checksums) = 0;
-  /// As gather(). The checksums are those of the whole chunks, as they were read, whatever part of them is scattered.
+  /// Same as gather(). The checksums cover the whole chunks as read, even if only a part of each is scattered.
   virtual Result<std::unique_ptr<Pass>> scatter(std::span<const PackerJob> jobs, DeviceStream stream,
                                                 bool wants_checksums) = 0;
 };
 
-/// What a build with CUDA has to offer; what takes one works on any.
+/// A GPU and its packers.
 struct Gpu {
   std::shared_ptr<Device> device;
-  /// kInvalidArgument: as make_host_packer(). The packer must not outlive the device.
+  /// Errors: those of make_host_packer(). The packer must not outlive the device.
   std::function<Result<std::unique_ptr<StreamPacker>>(KvLayout, ChunkFormat)> make_packer;
 };
 
-/// The GPU with this number. kUnavailable: this build has no CUDA, or there is no such GPU, and why.
+/// Opens the GPU with this number. Errors: kUnavailable if this build has no CUDA or there is no such GPU.
 Result<Gpu> open_gpu(int ordinal);
 
 }  // namespace kvferry

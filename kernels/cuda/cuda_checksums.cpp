@@ -21,11 +21,11 @@ class CudaChecksums final : public Device::Checksums {
   CudaChecksums(PinnedPool& pinned, int ordinal) : pinned_(pinned), ordinal_(ordinal) {}
   ~CudaChecksums() override {
     const CurrentDevice current(ordinal_);
-    if (host_.data() != nullptr) cudaStreamSynchronize(stream_);  // it may still read and write the host's buffer
+    if (host_.data() != nullptr) cudaStreamSynchronize(stream_);  // the device may still access the host's buffer
     pinned_.give_back(std::move(host_));
   }
 
-  /// One buffer, alike on the host and on the device: jobs, then the segments of all ranges.
+  /// Host and device have the same buffer: jobs, then the segments of all ranges.
   Result<void> start(std::span<const std::span<const std::byte>> ranges, cudaStream_t stream) {
     stream_ = stream;
     std::uint64_t segments = 0, segments_max = 0;
@@ -44,14 +44,14 @@ class CudaChecksums final : public Device::Checksums {
       host_ = std::move(*host);
       if (Result<void> ok = launch(ranges, bytes, segments_max); !ok) return ok;
     }
-    return cuda_result(cudaEventRecord(done_.get(), stream), "marking the end of checksums");
+    return cuda_result(cudaEventRecord(done_.get(), stream), "recording the end of checksums");
   }
 
   Result<bool> is_done() override {
     const CurrentDevice current(ordinal_);
     const cudaError_t code = cudaEventQuery(done_.get());
     if (code == cudaErrorNotReady) return false;
-    if (Result<void> ok = cuda_result(code, "asking for checksums"); !ok) return std::move(ok).error();
+    if (Result<void> ok = cuda_result(code, "querying checksums"); !ok) return std::move(ok).error();
     return true;
   }
 

@@ -1,4 +1,4 @@
-// chunk_checksum() of ranges of GPU memory. Private to this folder.
+// Computes chunk_checksum() of ranges of GPU memory. Private to this folder.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +12,7 @@
 
 namespace kvferry {
 
-/// The device with this number is current; `pinned` outlives what is returned.
+/// The device with this number must be current; `pinned` must outlive the returned object.
 Result<std::unique_ptr<Device::Checksums>> start_cuda_checksums(PinnedPool& pinned, int ordinal,
                                                                 std::span<const std::span<const std::byte>> ranges,
                                                                 cudaStream_t stream);

@@ -21,8 +21,8 @@
 namespace kvferry {
 namespace {
 
-// A copy engine takes a few microseconds to start and then leaves the processors to the model; one launch serves any
-// number of small ranges.
+// From this size on a range is copied by a copy engine, which takes microseconds to start but leaves the GPU's
+// processors to the model. One kernel launch copies all smaller ranges.
 constexpr std::uint64_t kCopyEngineBytes = 256 << 10;
 
 class CudaDevice final : public Device {
@@ -38,13 +38,13 @@ class CudaDevice final : public Device {
     const bool is_device = kind == MemoryKind::kDevice;
     const cudaError_t code =
         is_device ? cudaMalloc(&memory, bytes) : cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
-    if (Result<void> ok = cuda_result(code, is_device ? "memory of the GPU" : "pinned host memory"); !ok)
+    if (Result<void> ok = cuda_result(code, is_device ? "allocating GPU memory" : "allocating pinned host memory"); !ok)
       return std::move(ok).error();
     return static_cast<std::byte*>(memory);
   }
   void release(MemoryKind kind, std::byte* base) override {
     const CurrentDevice current(ordinal_);
-    complain(kind == MemoryKind::kDevice ? cudaFree(base) : cudaFreeHost(base), "giving memory back");
+    complain(kind == MemoryKind::kDevice ? cudaFree(base) : cudaFreeHost(base), "freeing memory");
   }
   Result<void> pin(std::span<std::byte> memory) override {
     const CurrentDevice current(ordinal_);
@@ -71,20 +71,20 @@ class CudaDevice final : public Device {
   Result<DeviceStream> make_stream() override {
     const CurrentDevice current(ordinal_);
     cudaStream_t stream = nullptr;
-    if (Result<void> ok = cuda_result(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream of CUDA");
+    if (Result<void> ok = cuda_result(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
         !ok)
       return std::move(ok).error();
     return DeviceStream{stream};
   }
   void drop_stream(DeviceStream stream) override {
     const CurrentDevice current(ordinal_);
-    complain(cudaStreamDestroy(stream_of(stream)), "dropping a stream");
+    complain(cudaStreamDestroy(stream_of(stream)), "destroying a stream");
   }
 
   Result<EventHandle> record(DeviceStream stream) override {
     const CurrentDevice current(ordinal_);
     cudaEvent_t event = nullptr;
-    if (Result<void> ok = cuda_result(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event of CUDA");
+    if (Result<void> ok = cuda_result(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
         !ok)
       return std::move(ok).error();
     if (Result<void> ok = cuda_result(cudaEventRecord(event, stream_of(stream)), "recording an event"); !ok) {
@@ -95,13 +95,13 @@ class CudaDevice final : public Device {
   }
   void drop_event(EventHandle event) override {
     const CurrentDevice current(ordinal_);
-    complain(cudaEventDestroy(event_of(event)), "dropping an event");
+    complain(cudaEventDestroy(event_of(event)), "destroying an event");
   }
   Result<bool> is_reached(EventHandle event) override {
     const CurrentDevice current(ordinal_);
     const cudaError_t code = cudaEventQuery(event_of(event));
     if (code == cudaErrorNotReady) return false;
-    if (Result<void> ok = cuda_result(code, "asking for an event"); !ok) return std::move(ok).error();
+    if (Result<void> ok = cuda_result(code, "querying an event"); !ok) return std::move(ok).error();
     return true;
   }
   Result<void> wait(EventHandle event) override {
@@ -124,7 +124,7 @@ class CudaDevice final : public Device {
         continue;
       }
       const cudaError_t code = cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDefault, stream_of(stream));
-      if (Result<void> ok = cuda_result(code, "a copy"); !ok) return ok;
+      if (Result<void> ok = cuda_result(code, "copying memory"); !ok) return ok;
     }
     for (std::size_t first = 0; first < small.size(); first += cuda::kJobsMax) {
       const std::size_t count = std::min<std::size_t>(small.size() - first, cuda::kJobsMax);
@@ -135,7 +135,7 @@ class CudaDevice final : public Device {
 
   Result<std::string> export_memory(std::span<const std::byte> memory) override {
     const CurrentDevice current(ordinal_);
-    return shared_.lend(memory);
+    return shared_.export_memory(memory);
   }
   Result<std::byte*> open_memory(const std::string& exported, std::uint64_t bytes) override {
     const CurrentDevice current(ordinal_);
@@ -160,25 +160,25 @@ class CudaDevice final : public Device {
     if (const Result<void> ok = cuda_result(code, what); !ok) log().error("GPU: {}", ok.error().what);
   }
 
-  /// What a network card wrote is visible to work that is launched after this.
+  /// Makes what a network card wrote visible to work that is launched afterwards.
   Result<void> flush_arrivals() const {
     if (!flushes_) return {};
     return cuda_result(cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTargetCurrentDevice,
                                                           cudaFlushGPUDirectRDMAWritesToOwner),
-                       "flushing what the network wrote");
+                       "flushing GPUDirect writes");
   }
 
   Result<void> copy_small(std::span<const cuda::RangeJob> jobs, cudaStream_t stream) {
     const std::size_t bytes = jobs.size_bytes();
     StreamBuffer on_device;
     if (Result<void> ok = on_device.allocate(bytes, stream); !ok) return ok;
-    // Pinned: a copy from pageable memory may wait for all that the stream has to do.
+    // The source is pinned, because a copy from pageable memory may wait for the whole stream.
     Result<PinnedBuffer> host = pinned_.take(bytes);
     if (!host) return std::move(host).error();
     std::memcpy(host->data(), jobs.data(), bytes);
     if (Result<void> ok =
             cuda_result(cudaMemcpyAsync(on_device.data(), host->data(), bytes, cudaMemcpyHostToDevice, stream),
-                        "sending copies to the GPU");
+                        "sending copy jobs to the GPU");
         !ok)
       return ok;
     if (Result<void> ok = keep_until_sent(std::move(*host), stream); !ok) return ok;
@@ -189,7 +189,7 @@ class CudaDevice final : public Device {
                        "launching copies");
   }
 
-  /// Gives those back that the device has read by now.
+  /// Holds the buffer until the device has read it, and returns buffers that it has read to the pool.
   Result<void> keep_until_sent(PinnedBuffer host, cudaStream_t stream) {
     auto event = std::make_unique<Event>();
     if (Result<void> ok = event->create(); !ok) return ok;
@@ -214,20 +214,20 @@ class CudaDevice final : public Device {
   };
   std::mutex mutex_;
   std::map<std::byte*, Pin> pins_;
-  std::deque<std::pair<std::unique_ptr<Event>, PinnedBuffer>> unsent_;  // the oldest first
+  std::deque<std::pair<std::unique_ptr<Event>, PinnedBuffer>> unsent_;  // oldest first
 };
 
 }  // namespace
 
 Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
   int num_devices = 0;
-  if (Result<void> ok = cuda_result(cudaGetDeviceCount(&num_devices), "no GPU for CUDA"); !ok)
+  if (Result<void> ok = cuda_result(cudaGetDeviceCount(&num_devices), "counting GPUs"); !ok)
     return std::move(ok).error();
   if (ordinal < 0 || ordinal >= num_devices)
     return Error{ErrorCode::kUnavailable,
-                 fmt::format("there is no GPU {}: CUDA sees {}, numbered from 0", ordinal, num_devices)};
+                 fmt::format("GPU {} does not exist: CUDA has {}, numbered from 0", ordinal, num_devices)};
   cudaDeviceProp properties{};
-  if (Result<void> ok = cuda_result(cudaGetDeviceProperties(&properties, ordinal), "asking for the GPU's properties");
+  if (Result<void> ok = cuda_result(cudaGetDeviceProperties(&properties, ordinal), "querying the GPU's properties");
       !ok)
     return std::move(ok).error();
   int is_supported = 0, ordering = cudaGPUDirectRDMAWritesOrderingNone;

@@ -1,4 +1,4 @@
-// A CUDA GPU as a Device.
+// Device for a CUDA GPU.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace kvferry {
 
-/// kUnavailable: there is no GPU of this number that CUDA can use, and why.
+/// Errors: kUnavailable if CUDA has no GPU with this number.
 Result<std::shared_ptr<Device>> make_cuda_device(int ordinal);
 
 }  // namespace kvferry

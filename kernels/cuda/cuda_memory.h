@@ -14,7 +14,7 @@
 
 namespace kvferry {
 
-/// Device memory for as long as its owner lives.
+/// Owns device memory.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -22,8 +22,8 @@ class DeviceBuffer {
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
   ~DeviceBuffer() { cudaFree(data_); }
   Result<void> upload(const void* from, std::size_t bytes) {
-    if (Result<void> ok = cuda_result(cudaMalloc(&data_, bytes), "memory of the GPU"); !ok) return ok;
-    return cuda_result(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice), "a copy to the GPU");
+    if (Result<void> ok = cuda_result(cudaMalloc(&data_, bytes), "allocating GPU memory"); !ok) return ok;
+    return cuda_result(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice), "copying to the GPU");
   }
   const std::byte* data() const { return static_cast<const std::byte*>(data_); }
 
@@ -31,7 +31,7 @@ class DeviceBuffer {
   void* data_ = nullptr;
 };
 
-/// Device memory of a stream's pool, given back in the stream's order: nothing waits.
+/// Owns device memory of a stream's pool, which is freed in the order of the stream, without waiting.
 class StreamBuffer {
  public:
   StreamBuffer() = default;
@@ -42,7 +42,7 @@ class StreamBuffer {
   }
   Result<void> allocate(std::size_t bytes, cudaStream_t stream) {
     stream_ = stream;
-    return cuda_result(cudaMallocAsync(&data_, bytes, stream), "memory of the GPU");
+    return cuda_result(cudaMallocAsync(&data_, bytes, stream), "allocating GPU memory");
   }
   std::byte* data() const { return static_cast<std::byte*>(data_); }
 
@@ -51,7 +51,7 @@ class StreamBuffer {
   cudaStream_t stream_ = nullptr;
 };
 
-/// Host memory that the device copies from and to without a stop on the way.
+/// Owns pinned host memory, which the device copies from and to directly.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
@@ -65,7 +65,7 @@ class PinnedBuffer {
   ~PinnedBuffer() { cudaFreeHost(data_); }
   Result<void> allocate(std::size_t bytes) {
     bytes_ = bytes;
-    return cuda_result(cudaMallocHost(&data_, bytes), "pinned host memory");
+    return cuda_result(cudaMallocHost(&data_, bytes), "allocating pinned host memory");
   }
   std::byte* data() const { return static_cast<std::byte*>(data_); }
   std::size_t size() const { return bytes_; }
@@ -75,7 +75,7 @@ class PinnedBuffer {
   std::size_t bytes_ = 0;
 };
 
-/// Pinned memory takes longer to make than a transfer, so it is kept. Threads: any.
+/// Reuses pinned buffers, since allocating one takes longer than a transfer. Threads: any.
 class PinnedPool {
  public:
   Result<PinnedBuffer> take(std::size_t bytes) {
@@ -113,7 +113,7 @@ class Event {
     if (event_ != nullptr) cudaEventDestroy(event_);
   }
   Result<void> create() {
-    return cuda_result(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "an event of CUDA");
+    return cuda_result(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "creating an event");
   }
   cudaEvent_t get() const { return event_; }
 

@@ -20,20 +20,20 @@ namespace {
 
 using device::kVecBytes;
 
-/// What all passes of a packer share.
+/// State that all passes of a packer share.
 struct PackerState {
-  int ordinal = 0;  // of the GPU
+  int ordinal = 0;  // number of the GPU
   KvLayout layout;
   ChunkFormat format;
   ChunkShape shape;
   device::HostPlan host_plan;
   bool is_vectorisable = false;
-  DeviceBuffer planes;  // host_plan.planes, where kernels read them
+  DeviceBuffer planes;  // copy of host_plan.planes for the kernels
   device::SegmentSecret secret{};
   mutable PinnedPool pinned;
 };
 
-/// Where the parts of a pass lie in its one buffer, which is the same on the host and on the device.
+/// Offsets of a pass's data in its buffer, the same on the host and on the device.
 struct PassLayout {
   std::size_t jobs = 0, hash_jobs = 0, tables = 0, segments = 0, end = 0;
 };
@@ -46,7 +46,7 @@ class CudaPass final : public StreamPacker::Pass {
       : state_(std::move(state)), stream_(stream), gathers_(gathers), wants_checksums_(wants_checksums) {}
   ~CudaPass() override {
     const CurrentDevice current(state_->ordinal);
-    // The device may still read the host's buffer; its own goes back in the stream's order.
+    // The device may still read the host's buffer; the device's buffer is freed in the order of the stream.
     if (is_finished_)
       cudaEventSynchronize(done_.get());
     else if (host_.data() != nullptr)
@@ -73,7 +73,8 @@ class CudaPass final : public StreamPacker::Pass {
     const CurrentDevice current(state_->ordinal);
     if (first != next_layer_ || end <= first || end > launch_.plan.num_layers)
       return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("layers [{}, {}) after {} of {}", first, end, next_layer_, launch_.plan.num_layers)};
+                   fmt::format("layers [{}, {}) are out of order: {} of {} layers are copied", first, end, next_layer_,
+                               launch_.plan.num_layers)};
     next_layer_ = end;
     launch_.layers = {first, end};
     const ElementType cache = state_->format.cache_type, chunk = state_->format.chunk_type;
@@ -92,7 +93,7 @@ class CudaPass final : public StreamPacker::Pass {
     const CurrentDevice current(state_->ordinal);
     if (next_layer_ != launch_.plan.num_layers)
       return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("only {} of {} layers are copied", next_layer_, launch_.plan.num_layers)};
+                   fmt::format("finish() after {} of {} layers", next_layer_, launch_.plan.num_layers)};
     if (wants_checksums_) {
       const bool are_hashed = gathers_ ? by_segments_ : are_hashed_;
       if (!are_hashed) {
@@ -106,7 +107,7 @@ class CudaPass final : public StreamPacker::Pass {
       if (Result<void> ok = cuda_result(code, "fetching checksums"); !ok) return ok;
     }
     is_finished_ = true;
-    return cuda_result(cudaEventRecord(done_.get(), stream_), "marking the end of a pass");
+    return cuda_result(cudaEventRecord(done_.get(), stream_), "recording the end of a pass");
   }
 
   Result<bool> is_done() const override {
@@ -114,13 +115,13 @@ class CudaPass final : public StreamPacker::Pass {
     if (!is_finished_) return false;
     const cudaError_t code = cudaEventQuery(done_.get());
     if (code == cudaErrorNotReady) return false;
-    if (Result<void> ok = cuda_result(code, "asking for the end of a pass"); !ok) return std::move(ok).error();
+    if (Result<void> ok = cuda_result(code, "querying the end of a pass"); !ok) return std::move(ok).error();
     return true;
   }
 
   Result<std::vector<std::uint64_t>> wait() override {
     const CurrentDevice current(state_->ordinal);
-    if (!is_finished_) return Error{ErrorCode::kInvalidArgument, "a pass is waited for before its end"};
+    if (!is_finished_) return Error{ErrorCode::kInvalidArgument, "wait() before finish()"};
     if (Result<void> ok = cuda_result(cudaEventSynchronize(done_.get()), "waiting for a pass"); !ok)
       return std::move(ok).error();
     std::vector<std::uint64_t> checksums;
@@ -229,7 +230,7 @@ class CudaPackerImpl final : public StreamPacker {
     for (const PackerJob& job : jobs) {
       if (job.chunk_tokens != job.run.num_tokens || job.skip_tokens != 0)
         return Error{ErrorCode::kInvalidArgument,
-                     fmt::format("a chunk of {} tokens is gathered whole, not {} from {} on", job.chunk_tokens,
+                     fmt::format("a gather copies all {} tokens of a chunk, not {} from token {} on", job.chunk_tokens,
                                  job.run.num_tokens, job.skip_tokens)};
       if (Result<void> ok = check_gather(state_->layout, state_->shape, job.run, job.chunk_bytes); !ok)
         return std::move(ok).error();
@@ -253,7 +254,7 @@ class CudaPackerImpl final : public StreamPacker {
                                       bool wants_checksums) {
     if (jobs.empty() || jobs.size() > cuda::kJobsMax)
       return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("a pass of {} jobs; 1 to {} are possible", jobs.size(), cuda::kJobsMax)};
+                   fmt::format("a pass of {} jobs; allowed: 1 to {}", jobs.size(), cuda::kJobsMax)};
     auto pass = std::make_unique<CudaPass>(state_, static_cast<cudaStream_t>(stream), gathers, wants_checksums);
     if (Result<void> ok = pass->start(jobs); !ok) return std::move(ok).error();
     return std::unique_ptr<Pass>(std::move(pass));
@@ -269,7 +270,7 @@ Result<std::unique_ptr<StreamPacker>> make_cuda_packer(int ordinal, KvLayout lay
   const Result<ChunkShape> shape = resolve(layout, format);
   if (!shape) return shape.error();
   int num_devices = 0;
-  if (Result<void> ok = cuda_result(cudaGetDeviceCount(&num_devices), "no GPU for CUDA"); !ok)
+  if (Result<void> ok = cuda_result(cudaGetDeviceCount(&num_devices), "counting GPUs"); !ok)
     return std::move(ok).error();
   const CurrentDevice current(ordinal);
   auto state = std::make_shared<PackerState>();

@@ -1,4 +1,4 @@
-// The packer of CUDA GPUs.
+// The packer for CUDA GPUs.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace kvferry {
 
-/// For a cache in the memory of the GPU with this number. kInvalidArgument: as make_host_packer(). kUnavailable: there
-/// is no GPU that CUDA can use, and why.
+/// Makes a packer for a cache in the memory of the GPU with this number. Errors: those of make_host_packer(), and
+/// kUnavailable if CUDA has no such GPU.
 Result<std::unique_ptr<StreamPacker>> make_cuda_packer(int ordinal, KvLayout layout, ChunkFormat format = {});
 
 }  // namespace kvferry

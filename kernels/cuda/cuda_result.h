@@ -7,7 +7,7 @@
 
 namespace kvferry {
 
-/// kFull for memory that there is not, kUnavailable for all else.
+/// Returns kFull if memory is exhausted, kUnavailable for any other error of CUDA.
 inline Result<void> cuda_result(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return {};
   const ErrorCode error = code == cudaErrorMemoryAllocation ? ErrorCode::kFull : ErrorCode::kUnavailable;

@@ -1,11 +1,11 @@
-// Which GPU the calling thread's CUDA calls go to.
+// Selects the GPU of the calling thread's CUDA calls.
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace kvferry {
 
-/// Makes a device current for as long as it lives: an engine's thread may have another one.
+/// Makes a device current during its lifetime, and restores the device that the thread had before.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int ordinal) {

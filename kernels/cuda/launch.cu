@@ -19,7 +19,7 @@ __device__ std::uint64_t sum_of_lanes(std::uint64_t part) {
   return part + __shfl_xor_sync(group, part, 2);
 }
 
-/// To shared memory, where the four lanes' different words cost one access.
+/// Copies the secret to shared memory, where four lanes read different words in one access.
 __device__ void share_secret(SegmentSecret& shared, const SegmentSecret& secret) {
   constexpr std::uint32_t kWords = sizeof(SegmentSecret) / sizeof(std::uint64_t);
   for (std::uint32_t i = threadIdx.x; i < kWords; i += kThreads)
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
   const std::uint64_t layer_bytes = launch.plan.layer_bytes(job.num_tokens);
   const std::uint64_t first = launch.layers.first * layer_bytes / kSegment;
   const std::uint64_t segment = first + std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kHashLanes;
-  if (segment * kSegment >= launch.layers.end * layer_bytes) return;  // the four lanes of a segment together
+  if (segment * kSegment >= launch.layers.end * layer_bytes) return;  // all four lanes of a segment return
   const std::uint32_t lane = threadIdx.x % kHashLanes;
   LanePart part;
   if constexpr (kGathers)
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) job.segments[segment] = SegmentLane::finish(sum);
 }
 
-constexpr std::uint32_t kTileVecs = 4;  // that a thread copies
+constexpr std::uint32_t kTileVecs = 4;  // vectors that a thread copies
 constexpr std::uint64_t kTileBytes = kThreads * kTileVecs * kVecBytes;
 
 __global__ void __launch_bounds__(kThreads) range_kernel(const RangeJob* jobs) {
@@ -86,7 +86,7 @@ constexpr std::uint32_t blocks_for(std::uint64_t segments) {
   return static_cast<std::uint32_t>((segments + kSegmentsPerBlock - 1) / kSegmentsPerBlock);
 }
 
-/// Calls call(Format{}, Element{}) for the types.
+/// Calls call(Format{}, Element{}) with the classes that convert the two types.
 template <class Call>
 void with_format(ElementType cache_type, ElementType chunk_type, Call call) {
   const auto with_cache = [&]<class Cache>(Cache) {
@@ -108,7 +108,7 @@ void with_format(ElementType cache_type, ElementType chunk_type, Call call) {
 template <bool kGathers>
 cudaError_t launch_copy(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
                         cudaStream_t stream) {
-  // One more segment than the layers have may be touched: they begin and end inside of one.
+  // The layers may begin and end inside a segment, so two more than their size may be touched.
   const std::uint64_t layers = launch.layers.end - launch.layers.first;
   const std::uint64_t segments = launch.run_segments_max * layers / launch.plan.num_layers + 2;
   const dim3 grid(blocks_for(segments), launch.num_jobs);

@@ -1,4 +1,4 @@
-// The kernels, as functions that a C++ compiler can call.
+// Launches of the kernels, callable from plain C++.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,29 +11,29 @@
 
 namespace kvferry::cuda {
 
-/// All of it by value or in device memory.
+/// Arguments of a launch; pointers are to device memory.
 struct Launch {
   device::PackPlan plan;
   const device::PackJob* jobs;
   std::uint32_t num_jobs;
-  std::uint64_t run_segments_max;  // of the jobs' runs, all layers
+  std::uint64_t run_segments_max;  // largest number of segments of a job's run, all layers
   std::uint64_t run_elements_max;
   device::LayerRange layers;
   device::SegmentSecret secret;
 };
 
-/// By 16 bytes a lane, for plans that is_vectorisable() allows and chunks at multiples of 16. hashes: into each job's
-/// segments; for a scatter only if all runs are whole chunks and `layers` are all.
+/// Copies 16 bytes a lane, for plans that are is_vectorisable() and chunks at multiples of 16. With `hashes` it also
+/// fills each job's segments; a scatter can only if all runs are whole chunks and `layers` are all layers.
 cudaError_t launch_gather(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
                           cudaStream_t stream);
 cudaError_t launch_scatter(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
                            cudaStream_t stream);
 
-/// An element a thread, whatever the layout.
+/// Copies one element a thread, for any layout.
 cudaError_t launch_elements(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool gathers,
                             cudaStream_t stream);
 
-/// The segments of chunks that lie in device memory.
+/// A chunk in device memory whose segments are to be hashed.
 struct HashJob {
   const std::byte* bytes;
   std::uint64_t num_bytes;
@@ -42,7 +42,7 @@ struct HashJob {
 cudaError_t launch_hash(const HashJob* jobs, std::uint32_t num_jobs, std::uint64_t segments_max,
                         const device::SegmentSecret& secret, cudaStream_t stream);
 
-/// Some bytes from one place to another, both of which the device reaches.
+/// Bytes to copy between two addresses that the device can access.
 struct RangeJob {
   std::byte* to;
   const std::byte* from;
@@ -50,7 +50,7 @@ struct RangeJob {
 };
 cudaError_t launch_ranges(const RangeJob* jobs, std::uint32_t num_jobs, std::uint64_t bytes_max, cudaStream_t stream);
 
-/// CUDA's limit of a grid's height, which is a launch's number of jobs.
+/// Jobs in a launch at most: CUDA's limit for the height of a grid.
 constexpr std::uint32_t kJobsMax = 65535;
 
 }  // namespace kvferry::cuda

@@ -16,10 +16,10 @@
 namespace kvferry {
 namespace {
 
-struct Lent {
-  std::uint64_t process = 0;  // whose it is: process ids may come again, and differ between containers
-  std::uint64_t address = 0;  // there
-  std::string handle;         // of the allocation
+struct Exported {
+  std::uint64_t process = 0;  // random number of the owner; process ids recur and differ between containers
+  std::uint64_t address = 0;  // address in the owner
+  std::string handle;         // CUDA's handle of the allocation
   std::uint64_t allocation_bytes = 0;
   std::uint64_t offset = 0;
   KVFERRY_FIELDS(process, address, handle, allocation_bytes, offset);
@@ -35,7 +35,7 @@ struct Allocation {
   std::uint64_t bytes = 0;
 };
 
-/// Only the driver tells it, which is loaded by now.
+/// Asks the driver, since CUDA's runtime has no function for this.
 Result<Allocation> allocation_of(const std::byte* memory) {
   constexpr unsigned kSince = 3020;
   using AddressRange = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
@@ -43,7 +43,7 @@ Result<Allocation> allocation_of(const std::byte* memory) {
   cudaDriverEntryPointQueryResult state = cudaDriverEntryPointSymbolNotFound;
   if (Result<void> ok = cuda_result(
           cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, kSince, cudaEnableDefault, &state),
-          "looking for cuMemGetAddressRange");
+          "loading cuMemGetAddressRange");
       !ok)
     return std::move(ok).error();
   if (found == nullptr) return Error{ErrorCode::kUnavailable, "the driver has no cuMemGetAddressRange"};
@@ -51,13 +51,13 @@ Result<Allocation> allocation_of(const std::byte* memory) {
   std::size_t bytes = 0;
   const CUresult code = reinterpret_cast<AddressRange>(found)(&base, &bytes, reinterpret_cast<std::uintptr_t>(memory));
   if (code != CUDA_SUCCESS)
-    return Error{ErrorCode::kUnavailable, fmt::format("{} is no memory of a GPU ({})", fmt::ptr(memory), int{code})};
+    return Error{ErrorCode::kUnavailable, fmt::format("{} is not GPU memory ({})", fmt::ptr(memory), int{code})};
   return Allocation{base, bytes};
 }
 
 }  // namespace
 
-Result<std::string> SharedAllocations::lend(std::span<const std::byte> memory) {
+Result<std::string> SharedAllocations::export_memory(std::span<const std::byte> memory) {
   const Result<Allocation> allocation = allocation_of(memory.data());
   if (!allocation) return allocation.error();
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
@@ -66,29 +66,29 @@ Result<std::string> SharedAllocations::lend(std::span<const std::byte> memory) {
     return Error{ErrorCode::kUnavailable,
                  fmt::format("{} bytes at {} are not within one allocation", memory.size(), fmt::ptr(memory.data()))};
   cudaIpcMemHandle_t handle;
-  if (Result<void> ok = cuda_result(cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(allocation->base)),
-                                    "a handle of GPU memory for other processes");
+  if (Result<void> ok =
+          cuda_result(cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(allocation->base)), "exporting GPU memory");
       !ok)
     return std::move(ok).error();
   const std::lock_guard lock(mutex_);
-  std::uint64_t& bytes = lent_[address];
+  std::uint64_t& bytes = exported_[address];
   bytes = std::max<std::uint64_t>(bytes, memory.size());
-  return encode(
-      Lent{this_process(), address, std::string(handle.reserved, sizeof(handle.reserved)), allocation->bytes, offset});
+  return encode(Exported{this_process(), address, std::string(handle.reserved, sizeof(handle.reserved)),
+                         allocation->bytes, offset});
 }
 
-Result<std::byte*> SharedAllocations::own(std::uint64_t address, std::uint64_t bytes) {
+Result<std::byte*> SharedAllocations::own_memory(std::uint64_t address, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  const auto found = lent_.find(address);
-  if (found == lent_.end() || found->second < bytes)
-    return Error{ErrorCode::kCorrupt, "the handle names memory of this process that was not lent"};
+  const auto found = exported_.find(address);
+  if (found == exported_.end() || found->second < bytes)
+    return Error{ErrorCode::kCorrupt, "the handle names memory of this process that was not exported"};
   return reinterpret_cast<std::byte*>(address);
 }
 
-Result<std::byte*> SharedAllocations::open(const std::string& lent, std::uint64_t bytes) {
-  Result<Lent> parsed = decode<Lent>(lent, "handle of GPU memory");
+Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uint64_t bytes) {
+  Result<Exported> parsed = decode<Exported>(exported, "handle of GPU memory");
   if (!parsed) return std::move(parsed).error();
-  if (parsed->process == this_process()) return own(parsed->address, bytes);
+  if (parsed->process == this_process()) return own_memory(parsed->address, bytes);
   cudaIpcMemHandle_t handle;
   if (parsed->handle.size() != sizeof(handle.reserved) || parsed->offset > parsed->allocation_bytes ||
       bytes > parsed->allocation_bytes - parsed->offset)
@@ -98,7 +98,7 @@ Result<std::byte*> SharedAllocations::open(const std::string& lent, std::uint64_
                                   [&](const auto& entry) { return entry.second.handle == parsed->handle; });
   if (found != opened_.end()) {
     if (parsed->allocation_bytes > found->second.bytes)
-      return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more than there is"};
+      return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more bytes than the allocation has"};
     ++found->second.num_users;
     return found->first + parsed->offset;
   }
@@ -111,10 +111,10 @@ Result<std::byte*> SharedAllocations::open(const std::string& lent, std::uint64_
   const Result<Allocation> truth = allocation_of(static_cast<std::byte*>(base));
   if (!truth || truth->bytes < parsed->allocation_bytes) {
     cudaIpcCloseMemHandle(base);
-    return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more than there is"};
+    return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more bytes than the allocation has"};
   }
   auto& opened = opened_[static_cast<std::byte*>(base)];
-  if (opened.num_users > 0) cudaIpcCloseMemHandle(base);  // CUDA counts too, and here it is counted once
+  if (opened.num_users > 0) cudaIpcCloseMemHandle(base);  // CUDA counts each open; num_users counts them here
   ++opened.num_users;
   opened.handle = std::move(parsed->handle);
   opened.bytes = parsed->allocation_bytes;
@@ -124,7 +124,7 @@ Result<std::byte*> SharedAllocations::open(const std::string& lent, std::uint64_
 void SharedAllocations::close(std::byte* memory) {
   const std::lock_guard lock(mutex_);
   auto found = opened_.upper_bound(memory);
-  if (found == opened_.begin()) return;  // this process's own
+  if (found == opened_.begin()) return;  // memory of this process
   found = std::prev(found);
   if (memory >= found->first + found->second.bytes || --found->second.num_users > 0) return;
   if (const Result<void> ok = cuda_result(cudaIpcCloseMemHandle(found->first), "closing another process's GPU memory");

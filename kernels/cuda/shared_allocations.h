@@ -1,4 +1,4 @@
-// GPU memory that processes of one host lend each other by CUDA's handles. Private to this folder.
+// GPU memory that processes of one host share by CUDA's IPC handles. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -12,29 +12,30 @@
 
 namespace kvferry {
 
-/// Threads: any; the device must be current.
+/// Threads: any. The device must be current.
 class SharedAllocations {
  public:
-  /// kUnavailable: it is no memory of cudaMalloc() (expandable segments, for one), or not in one allocation.
-  Result<std::string> lend(std::span<const std::byte> memory);
-  /// Memory of this process lies where it always did: CUDA opens only other processes'. kCorrupt: nobody lent that, or
-  /// not so many bytes.
-  Result<std::byte*> open(const std::string& lent, std::uint64_t bytes);
+  /// Returns a handle for open() in other processes. Errors: kUnavailable if the memory is not from cudaMalloc()
+  /// (expandable segments, for example), or not in one allocation.
+  Result<std::string> export_memory(std::span<const std::byte> memory);
+  /// Maps memory of another process; a handle of this process gives the memory's own address, since CUDA opens only
+  /// other processes' handles. Errors: kCorrupt if the handle is malformed, was not exported, or covers fewer bytes.
+  Result<std::byte*> open(const std::string& exported, std::uint64_t bytes);
   void close(std::byte* memory);
 
  private:
-  /// A handle names a whole allocation, in which several regions may lie.
+  /// A mapped allocation of another process, in which several regions may lie.
   struct Opened {
     std::string handle;
     std::uint64_t bytes = 0;
     std::uint32_t num_users = 0;
   };
 
-  Result<std::byte*> own(std::uint64_t address, std::uint64_t bytes);
+  Result<std::byte*> own_memory(std::uint64_t address, std::uint64_t bytes);
 
   std::mutex mutex_;
-  std::map<std::uint64_t, std::uint64_t> lent_;  // by address: bytes, the most of it
-  std::map<std::byte*, Opened> opened_;          // by where it begins here
+  std::map<std::uint64_t, std::uint64_t> exported_;  // most bytes exported, for each address
+  std::map<std::byte*, Opened> opened_;              // mapped allocations, for each address in this process
 };
 
 }  // namespace kvferry

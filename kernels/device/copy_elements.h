@@ -1,4 +1,4 @@
-// For caches that copy_segment.h can't take: one thread an element, whatever its size and strides.
+// Copies elements of any size and strides, one thread for each; for caches that copy_segment.h does not support.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ KVFERRY_DEVICE void copy_bytes(std::byte* to, const std::byte* from, std::uint32
   for (std::uint32_t i = 0; i < count; ++i) to[i] = from[i];
 }
 
-/// Element types whose addresses may be anything.
+/// Reads an element at an address that may be unaligned.
 template <class Type>
 KVFERRY_DEVICE float read_element(const std::byte* from) {
   std::uint32_t bits = 0;
@@ -28,7 +28,7 @@ KVFERRY_DEVICE void write_element(std::byte* to, float value) {
   for (std::uint32_t i = 0; i < sizeof(typename Type::Storage); ++i) to[i] = static_cast<std::byte>(bits >> 8 * i);
 }
 
-/// The elements of the two sides, for Format as in vec_format.h.
+/// How an element is copied between chunk and cache; the counterparts of vec_format.h's classes for single elements.
 struct SameElement {
   KVFERRY_DEVICE static void to_chunk(std::byte* chunk, const std::byte* cache, std::uint32_t bytes, float) {
     copy_bytes(chunk, cache, bytes);
@@ -47,7 +47,7 @@ struct ConvertedElement {
   }
 };
 
-/// Element `index` of the run, in canonical order.
+/// Copies element `index` of the run, in canonical order.
 template <class Element, bool kGathers>
 KVFERRY_DEVICE void copy_element(const PackPlan& plan, const PackJob& job, std::uint64_t index) {
   const RowCursor cursor(plan, job, index * plan.chunk_element_bytes);
@@ -66,7 +66,7 @@ KVFERRY_DEVICE void copy_element(const PackPlan& plan, const PackJob& job, std::
   }
 }
 
-/// A lane's part of the hash of segment `segment` of `num_bytes` bytes at any address.
+/// Returns a lane's part of the hash of segment `segment` of `num_bytes` bytes; `bytes` may be unaligned.
 KVFERRY_DEVICE std::uint64_t hash_segment(const std::byte* bytes, std::uint64_t num_bytes, const SegmentSecret& secret,
                                           std::uint64_t segment, std::uint32_t lane) {
   SegmentLane hash(lane);

@@ -1,4 +1,4 @@
-// Bytes from any address to any other, by threads side by side.
+// Copies bytes between any two addresses with many threads.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 namespace kvferry::device {
 
 /// Thread `thread` of `threads` copies its part of the `vecs` * `threads` vectors from byte `first` on; `first` is a
-/// multiple of kVecBytes. By 16 bytes where both addresses allow it, else byte by byte.
+/// multiple of kVecBytes. Copies 16 bytes at a time if both addresses are aligned, else single bytes.
 KVFERRY_DEVICE void copy_tile(std::byte* to, const std::byte* from, std::uint64_t num_bytes, std::uint64_t first,
                               std::uint32_t vecs, std::uint32_t thread, std::uint32_t threads) {
   const bool is_aligned =

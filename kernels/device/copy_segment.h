@@ -1,7 +1,7 @@
-// The bodies of the kernels: what four lanes do with one segment of a job's run.
+// Bodies of the copy kernels: four lanes copy one segment of a job's run.
 //
-// A lane holds 16 bytes of every 64-byte stripe, which is what XXH3 wants of it (segment_hash.h); four lanes read and
-// write 64 bytes side by side. Rows are multiples of 16 bytes at multiples of 16 here: all of vLLM's GPU layouts.
+// A lane copies 16 bytes of every 64-byte stripe, the bytes that it also hashes (segment_hash.h); four lanes read and
+// write 64 contiguous bytes. Rows must be multiples of 16 bytes at multiples of 16, as in all of vLLM's GPU layouts.
 #pragma once
 
 #include <cstddef>
@@ -14,26 +14,26 @@
 namespace kvferry::device {
 
 constexpr std::uint32_t kSegment = kSegmentStripes * kStripeBytes;
-constexpr std::uint32_t kBatch = 8;  // stripes that are on their way at a time: as many reads hide memory's delay
+constexpr std::uint32_t kBatch = 8;  // stripes read at a time: enough to hide the latency of memory
 
 KVFERRY_DEVICE Vec16 load(const std::byte* from) { return *reinterpret_cast<const Vec16*>(from); }
 KVFERRY_DEVICE void store(std::byte* to, const Vec16& value) { *reinterpret_cast<Vec16*>(to) = value; }
 
-/// What a lane has hashed of its segment.
+/// A lane's part of its segment's hash.
 struct LanePart {
   std::uint64_t part = 0;  // the four lanes' sum goes to SegmentLane::finish()
-  bool is_whole = false;   // the segment ends in these layers, so that the sum is its hash
+  bool is_whole = false;   // the segment ends in these layers, so the sum is its hash
 };
 
-/// How many of a lane's stripes, the first at byte `first`, begin before byte `end`.
+/// Returns how many of a lane's stripes, the first at byte `first`, begin before byte `end`.
 KVFERRY_DEVICE std::uint32_t stripes_before(std::uint64_t end, std::uint64_t first) {
   if (end <= first) return 0;
   const std::uint64_t count = (end - first + kStripeBytes - 1) / kStripeBytes;
   return count < kSegmentStripes ? static_cast<std::uint32_t>(count) : kSegmentStripes;
 }
 
-/// Gathers the bytes of segment `segment` that lie in `layers`. Those of earlier layers in the same segment are taken
-/// from the chunk, where an earlier call on the same stream has put them.
+/// Gathers the bytes of segment `segment` that lie in `layers`. Bytes of earlier layers in the same segment are read
+/// from the chunk, where an earlier launch on the same stream has written them.
 template <class Format, bool kHashes>
 KVFERRY_DEVICE LanePart gather_segment(const PackPlan& plan, const PackJob& job, const LayerRange& layers,
                                        const SegmentSecret& secret, std::uint64_t segment, std::uint32_t lane) {
@@ -75,8 +75,8 @@ KVFERRY_DEVICE LanePart gather_segment(const PackPlan& plan, const PackJob& job,
   return {kHashes ? hash.part(secret) : 0, is_whole};
 }
 
-/// Scatters the bytes of segment `segment` of the run that lie in `layers`. With kHashes the run is the whole chunk and
-/// `layers` are all: then the part is that of the chunk's segment.
+/// Scatters the bytes of segment `segment` of the run that lie in `layers`. kHashes requires that the run is the whole
+/// chunk and that `layers` are all layers; the part then belongs to the chunk's segment.
 template <class Format, bool kHashes>
 KVFERRY_DEVICE LanePart scatter_segment(const PackPlan& plan, const PackJob& job, const LayerRange& layers,
                                         const SegmentSecret& secret, std::uint64_t segment, std::uint32_t lane) {

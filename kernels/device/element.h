@@ -1,9 +1,8 @@
-// Conversions between KV element types, the same bits on every device.
+// Conversions between KV element types, with the same bits on every device.
 //
-// fp8 is rounded to nearest even and saturates at its largest finite number; NaN has no sign (as CUDA's conversions
-// with
-// __NV_SATFINITE, and so vLLM's). A bf16, fp16 or fp32 element x is kept as fp8(x * inverse_scale) and comes back as
-// fp8 * scale, rounded to nearest even.
+// fp8 is rounded to nearest even and saturates at its largest finite number; NaN has no sign. CUDA's conversions with
+// __NV_SATFINITE, which vLLM uses, do the same. A bf16, fp16 or fp32 element x is stored as fp8(x * inverse_scale) and
+// restored as fp8 * scale, rounded to nearest even.
 #pragma once
 
 #include <bit>
@@ -28,7 +27,7 @@ KVFERRY_DEVICE float float_of(std::uint32_t bits) {
 #endif
 }
 
-/// A float of fewer bits than 32 and a narrower exponent. kTooLarge: what all beyond kLargest becomes.
+/// A float of fewer than 32 bits with a narrower exponent. kTooLarge replaces every value above kLargest.
 template <class StorageT, int kMantissaBits, int kBias, std::uint32_t kLargest, std::uint32_t kTooLarge,
           std::uint32_t kInfinity, std::uint32_t kNan>
 struct SmallFloat {
@@ -37,13 +36,13 @@ struct SmallFloat {
   KVFERRY_DEVICE static Storage from_float(float value) {
     const std::uint32_t bits = bits_of(value), magnitude = bits & 0x7FFFFFFF;
     const std::uint32_t sign = bits >> 31 << kSignBit;
-    // No branches: a processor does these four or sixteen at a time.
-    // Drops mantissa bits with round to nearest even; a carry runs into the exponent, as it has to.
+    // The code has no branches, so that compilers can vectorise it.
+    // Drops mantissa bits with round to nearest even; a carry correctly runs into the exponent.
     constexpr int kDropped = 23 - kMantissaBits;
     constexpr std::uint32_t kFirstNormal = 127 + 1 - kBias;  // the float's exponent of the smallest normal number
     const std::uint32_t normal = ((magnitude + (1U << (kDropped - 1)) - 1 + (magnitude >> kDropped & 1)) >> kDropped) -
                                  ((kFirstNormal - 1) << kMantissaBits);
-    // Subnormal numbers are multiples of one quantum, which is what a float's last bit is worth after this addition.
+    // Subnormal numbers are multiples of one quantum; this addition makes it the weight of the float's last bit.
     constexpr std::uint32_t kMagic = (kFirstNormal + 23 - kMantissaBits) << 23;
     const std::uint32_t subnormal = bits_of(float_of(magnitude) + float_of(kMagic)) - kMagic;
     const std::uint32_t rounded = magnitude >> 23 >= kFirstNormal ? normal : subnormal;
@@ -51,11 +50,11 @@ struct SmallFloat {
     return static_cast<Storage>(magnitude > 0x7F800000 ? kNan : finite);
   }
 
-  /// Exact.
+  /// Converts without rounding.
   KVFERRY_DEVICE static float to_float(Storage stored) {
     const std::uint32_t magnitude = stored & ((1U << kSignBit) - 1);
     const std::uint32_t sign = static_cast<std::uint32_t>(stored >> kSignBit) << 31;
-    // The bits in a float's places, times the power of two by which the exponents differ: right for subnormals as well.
+    // Moves the bits to a float's places and multiplies by the difference of the exponents; holds for subnormals too.
     const float misplaced = float_of(sign | magnitude << (23 - kMantissaBits));
     const float finite = misplaced * float_of(static_cast<std::uint32_t>(127 + 127 - kBias) << 23);
     const std::uint32_t special = sign | (magnitude == kInfinity ? 0x7F800000U : 0x7FC00000U);

@@ -1,4 +1,4 @@
-// What lets one source be device code for nvcc and plain C++ for the tests that run it without a GPU.
+// Macros that make one source device code for nvcc, and plain C++ for tests without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace kvferry::device {
 
-/// What one thread moves at a time.
+/// Unit in which a thread copies.
 struct alignas(16) Vec16 {
   std::uint32_t word[4];
 };
@@ -25,7 +25,7 @@ constexpr std::uint32_t kVecBytes = 16;
 KVFERRY_DEVICE std::uint64_t low64(const Vec16& v) { return v.word[0] | std::uint64_t{v.word[1]} << 32; }
 KVFERRY_DEVICE std::uint64_t high64(const Vec16& v) { return v.word[2] | std::uint64_t{v.word[3]} << 32; }
 
-/// The two halves of a product of 128 bits, folded together.
+/// Returns the exclusive or of the upper and the lower 64 bits of a * b.
 KVFERRY_DEVICE std::uint64_t multiply_fold(std::uint64_t a, std::uint64_t b) {
 #ifdef __CUDA_ARCH__
   return (a * b) ^ __umul64hi(a, b);

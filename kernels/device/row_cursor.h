@@ -10,7 +10,7 @@ namespace kvferry::device {
 
 class RowCursor {
  public:
-  /// At byte `offset` of the run, which is inside of it.
+  /// Starts at byte `offset` of the run, which must be inside the run.
   KVFERRY_DEVICE RowCursor(const PackPlan& plan, const PackJob& job, std::uint64_t offset) : plan_(plan), job_(job) {
     const std::uint32_t row_bytes = plan.row_bytes();
     std::uint64_t row = offset / row_bytes;
@@ -25,7 +25,7 @@ class RowCursor {
     locate();
   }
 
-  /// To a byte of the run that comes later, or to its end, where nothing may be asked.
+  /// Moves on by num_bytes, at most to the end of the run, where the functions below must not be called.
   KVFERRY_DEVICE void advance(std::uint32_t num_bytes) {
     column_ += num_bytes;
     if (column_ < plan_.row_bytes()) return;
@@ -42,10 +42,10 @@ class RowCursor {
     if (layer_ < plan_.num_layers) locate();
   }
 
-  /// Of the row in the chunk, in bytes.
+  /// Position within the row of the chunk, in bytes.
   KVFERRY_DEVICE std::uint32_t column() const { return column_; }
   KVFERRY_DEVICE std::byte* in_chunk() const { return chunk_row_ + column_; }
-  /// The row's first element in the cache; nullptr where the engine keeps no block.
+  /// The row's first element in the cache; nullptr if the block is -1.
   KVFERRY_DEVICE std::byte* cache_row() const { return cache_row_; }
   KVFERRY_DEVICE const PlaneView& view() const { return plan_.planes[layer_ * plan_.planes_per_layer + plane_]; }
 

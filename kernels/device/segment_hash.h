@@ -1,8 +1,8 @@
-// XXH3-64 of one checksum segment (transport/base/checksum.h) by four lanes, each with 16 bytes of every 64-byte
-// stripe.
+// Computes XXH3-64 of one checksum segment (transport/base/checksum.h) with four lanes, each of which hashes 16 bytes
+// of every 64-byte stripe.
 //
-// Lane j keeps accumulators 2j and 2j + 1, which XXH3 mixes with each other alone: lanes meet once, at the end, in a
-// sum. Constants and order are XXH3's (its specification: doc/xxhash_spec.md of xxHash 0.8) for 4096 bytes, no seed and
+// Lane j holds accumulators 2j and 2j + 1, which XXH3 mixes only with each other; the lanes' results are added at the
+// end. Constants and order are XXH3's (its specification: doc/xxhash_spec.md of xxHash 0.8) for 4096 bytes, no seed and
 // the default secret.
 #pragma once
 
@@ -14,10 +14,10 @@ namespace kvferry::device {
 
 constexpr std::uint32_t kHashLanes = 4;
 constexpr std::uint32_t kStripeBytes = 64;
-constexpr std::uint32_t kSegmentStripes = 64;  // of a segment; the last one has a key of its own
-constexpr std::uint32_t kBlockStripes = 16;    // between two scrambles
+constexpr std::uint32_t kSegmentStripes = 64;  // stripes in a segment; the last one has its own key
+constexpr std::uint32_t kBlockStripes = 16;    // stripes between two scrambles
 
-/// XXH3's default secret, as the words that its steps read.
+/// The words of XXH3's default secret that its steps read.
 struct SegmentSecret {
   std::uint64_t stripe[kBlockStripes + 7];  // stripe s of a block takes eight words from s on
   std::uint64_t last_stripe[8];
@@ -25,7 +25,7 @@ struct SegmentSecret {
   std::uint64_t merge[8];
 };
 
-/// From libxxhash's headers.
+/// Returns the words from libxxhash's headers.
 SegmentSecret segment_secret();
 
 class SegmentLane {
@@ -42,7 +42,7 @@ class SegmentLane {
     odd_ = lane == 0 ? kPrime64[1] : lane == 1 ? kPrime64[3] : lane == 2 ? kPrime32[2] : kPrime32[1];
   }
 
-  /// This lane's 16 bytes of stripe `stripe` of the segment; stripes in order.
+  /// Hashes this lane's 16 bytes of stripe `stripe` of the segment. Call it for all stripes in order.
   KVFERRY_DEVICE void add(const SegmentSecret& secret, std::uint32_t stripe, const Vec16& bytes) {
     const bool is_last = stripe == kSegmentStripes - 1;
     const std::uint64_t* const key =
@@ -56,7 +56,7 @@ class SegmentLane {
     }
   }
 
-  /// The sum of all four lanes' parts goes to finish().
+  /// Returns this lane's part; the sum of all four parts is the argument of finish().
   KVFERRY_DEVICE std::uint64_t part(const SegmentSecret& secret) const {
     return multiply_fold(even_ ^ secret.merge[2 * lane_], odd_ ^ secret.merge[2 * lane_ + 1]);
   }

@@ -1,6 +1,6 @@
 #include "kernels/device/segment_hash.h"
 
-#define XXH_INLINE_ALL  // for the secret, which the library's entry points don't hand out
+#define XXH_INLINE_ALL  // for the secret, which no function of the library returns
 #include <xxhash.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// How 16 bytes of a chunk lie in the cache: as they are, or as elements of another type.
+// How 16 bytes of a chunk are stored in the cache: unchanged, or as elements of another type.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace kvferry::device {
 
-/// Bytes are copied as they are.
+/// Copies bytes unchanged.
 struct SameBytes {
-  static constexpr std::uint32_t kCacheVecs = 1;  // that hold what 16 bytes of a chunk do
+  static constexpr std::uint32_t kCacheVecs = 1;  // vectors in the cache for 16 bytes of a chunk
   KVFERRY_DEVICE static Vec16 to_chunk(const Vec16* cache, float) { return cache[0]; }
   KVFERRY_DEVICE static void to_cache(const Vec16& chunk, float, Vec16* cache) { cache[0] = chunk; }
 };
@@ -22,7 +22,7 @@ KVFERRY_DEVICE Storage element_at(const Vec16* vecs, std::uint32_t index) {
   return static_cast<Storage>(word >> (index % kPerWord * 8 * sizeof(Storage)));
 }
 
-/// Adds an element to vectors that were zero.
+/// Stores an element into vectors that must be zero there.
 template <class Storage>
 KVFERRY_DEVICE void put_element(Vec16* vecs, std::uint32_t index, Storage value) {
   constexpr std::uint32_t kPerWord = 4 / sizeof(Storage);
@@ -30,7 +30,7 @@ KVFERRY_DEVICE void put_element(Vec16* vecs, std::uint32_t index, Storage value)
                                                              << (index % kPerWord * 8 * sizeof(Storage));
 }
 
-/// fp8 in the chunk, a wider type in the cache.
+/// Converts between fp8 in the chunk and a wider type in the cache.
 template <class Cache, class Chunk>
 struct Converted {
   static_assert(sizeof(typename Chunk::Storage) == 1);

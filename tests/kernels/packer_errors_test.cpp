@@ -121,18 +121,18 @@ TEST_P(PackerErrors, AMissingGroupIsRefused) {
 
 TEST_P(PackerErrors, AChunkBufferOneByteTooShortIsRefused) {
   std::vector<std::byte> chunk(5 * 256 - 1, std::byte{1});
-  const std::string story = "chunk buffer has 1279 bytes, but 5 tokens of 256 bytes each don't fit";
+  const std::string story = "chunk buffer of 1279 bytes is too small for 5 tokens of 256 bytes";
   expect_refused(packer_->gather({0, 5, tables_}, chunk), story);
   EXPECT_EQ(chunk, std::vector<std::byte>(chunk.size(), std::byte{1}));
   expect_refused(packer_->scatter(chunk, 5, 1, {0, 2, tables_}), story);
   EXPECT_EQ(cache_.memory(), before_);
-  expect_refused(packer_->scatter(chunk, UINT32_MAX, 0, {0, 2, tables_}), "4294967295 tokens of 256 bytes each");
+  expect_refused(packer_->scatter(chunk, UINT32_MAX, 0, {0, 2, tables_}), "4294967295 tokens of 256 bytes");
 }
 
 TEST_P(PackerErrors, TokensThatTheChunkDoesNotHaveAreRefused) {
   const std::vector<std::byte> chunk(8 * 256);
   expect_refused(packer_->scatter(chunk, 8, 6, {0, 3, tables_}),
-                 "3 tokens from token 6 on are not all in a chunk of 8 tokens");
+                 "3 tokens from token 6 on exceed the chunk's 8 tokens");
   expect_refused(packer_->scatter(chunk, 8, 9, {0, 0, tables_}), "0 tokens from token 9 on");
   expect_refused(packer_->scatter(chunk, 8, UINT32_MAX, {0, 2, tables_}), "2 tokens from token 4294967295 on");
   EXPECT_EQ(cache_.memory(), before_);

@@ -18,13 +18,14 @@ std::string from_elsewhere(std::string lent) {
 TEST(SharedAllocations, OneIsOpenedOnceAndClosedWithItsLastRegion) {
   std::byte* const memory = host_gpu().allocate(MemoryKind::kDevice, 64).value();  // not CUDA's
   SharedAllocations shared;
-  EXPECT_EQ(shared.lend({memory, 64}).error().code, ErrorCode::kUnavailable);
+  EXPECT_EQ(shared.export_memory({memory, 64}).error().code, ErrorCode::kUnavailable);
   host_gpu().release(MemoryKind::kDevice, memory);
 
   void* allocated = nullptr;
   ASSERT_EQ(cudaMalloc(&allocated, 1000), cudaSuccess);
   std::byte* const base = static_cast<std::byte*>(allocated);
-  const std::string whole = shared.lend({base, 1000}).value(), part = shared.lend({base + 500, 100}).value();
+  const std::string whole = shared.export_memory({base, 1000}).value(),
+                    part = shared.export_memory({base + 500, 100}).value();
   EXPECT_EQ(shared.open(part, 100).value(), base + 500);
   EXPECT_EQ(host_gpu_opened(), 0) << "a process's own needs no opening";
   shared.close(base + 500);
