@@ -1,5 +1,10 @@
 #include "transport/completion_queue.h"
 
+#include <poll.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
 #include <utility>
 
 namespace kvferry {
@@ -51,6 +56,14 @@ bool CompletionQueue::is_full_of_notifications() const {
 std::size_t CompletionQueue::num_completions() const {
   const std::lock_guard lock(mutex_);
   return completions_.size();
+}
+
+bool CompletionQueue::wait(TimeNs timeout_ns, int interrupt_fd) const {
+  constexpr TimeNs kPollMax = std::numeric_limits<int>::max();
+  const TimeNs timeout_ms = std::clamp<TimeNs>((timeout_ns + kMillisecond - 1) / kMillisecond, 0, kPollMax);
+  pollfd waiting[] = {{event_fd(), POLLIN, 0}, {interrupt_fd, POLLIN, 0}};  // poll() ignores a negative descriptor
+  ::poll(waiting, std::size(waiting), static_cast<int>(timeout_ms));
+  return has_something();
 }
 
 }  // namespace kvferry

@@ -1,4 +1,5 @@
-// What a transport has to tell its owner: completions and notifications, with the descriptor that says so.
+// What a transport delivers to its caller: completions and notifications, and a descriptor that is readable while there
+// are any.
 #pragma once
 
 #include <atomic>
@@ -11,19 +12,22 @@
 
 namespace kvferry {
 
-/// Threads: any. The descriptor is readable exactly while something waits, also between two calls of different threads.
+/// Threads: any. The descriptor is readable exactly while something is unread, also between two calls.
 class CompletionQueue {
  public:
   void complete(Completion completion);
-  /// False: kNotificationsMax unread ones wait already and this one was dropped.
+  /// Returns false, and drops it, if kNotificationsMax are unread.
   bool notify(Notification notification);
   std::vector<Completion> take_completions();
   std::vector<Notification> take_notifications();
   std::size_t num_completions() const;
   bool is_full_of_notifications() const;
-  /// Cheap, without the lock: whether a take would give something.
+  /// Returns whether something is unread, without taking the lock.
   bool has_something() const { return has_something_.load(std::memory_order_acquire); }
   int event_fd() const { return event_.fd(); }
+  /// Sleeps until something is unread (returns true), `interrupt_fd` is readable or the time has passed. -1: no such
+  /// descriptor.
+  bool wait(TimeNs timeout_ns, int interrupt_fd) const;
 
   static constexpr std::size_t kNotificationsMax = 65536;
 

@@ -1,4 +1,4 @@
-// From the ranges a caller names to the copies a backend posts: checked on both sides, joined where they touch.
+// Turns a caller's ranges into copies: checked against both sides' bounds, joined where they touch.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ inline bool is_inside(std::uint64_t offset, std::uint64_t bytes, std::uint64_t r
   return offset <= region_bytes && bytes <= region_bytes - offset;
 }
 
-/// Keeps the order, drops empty ranges and joins a range with the one before it where both its offsets go on from there
-/// (a paged cache names many small neighbours, and every operation costs a fixed time).
-/// Errors: kInvalidArgument names the first range that leaves a region of local_bytes or remote_bytes.
+/// Keeps the order, drops empty ranges and joins neighbours whose offsets continue on both sides, since every operation
+/// costs a fixed time. kInvalidArgument: a range is outside of a region of local_bytes or remote_bytes; names the
+/// first.
 Result<std::vector<CopyRange>> plan_copies(std::span<const CopyRange> ranges, std::uint64_t local_bytes,
                                            std::uint64_t remote_bytes);
 

@@ -1,10 +1,11 @@
-// How to get a Transport that crosses processes, without seeing what carries it.
+// How to make a Transport that crosses processes.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "transport/base/clock.h"
 #include "transport/base/result.h"
@@ -12,67 +13,66 @@
 
 namespace kvferry {
 
-/// What every backend takes alike. The defaults suit a worker node.
+/// Options of every backend. The defaults suit a worker node.
 struct CommonOptions {
-  std::uint32_t transfers_max = 1024;  // accepted and not yet polled; more is kFull
-  TimeNs spin_ns = 20'000;             // whoever waits looks this long for work before it sleeps
-  TimeNs silence_ns = 2 * kSecond;     // a peer that owes an answer and says nothing for this long is dead
+  std::uint32_t transfers_max = 1024;  // accepted and not polled; beyond that submit() is kFull
+  TimeNs spin_ns = 20'000;             // a waiting thread polls this long before it sleeps
+  TimeNs silence_ns = 2 * kSecond;     // a peer that owes an answer and is silent for this long is lost
 };
 
-/// UCX itself is set by its own variables (UCX_TLS, UCX_NET_DEVICES).
+/// UCX is configured by its own variables (UCX_TLS, UCX_NET_DEVICES).
 struct UcxOptions : CommonOptions {
   std::uint32_t operations_per_transfer_max = 32;  // posted to UCX at a time
   std::uint32_t operations_per_peer_max = 64;      // the same, all transfers with one peer together
-  std::uint64_t operation_bytes_max = 1 << 20;     // longer ranges are cut, so that cancel() need not wait for them
-  // Where one-sided operations are emulated by messages anyway (TCP), ranges of up to this many bytes travel many in a
-  // message that the other side unpacks; 0: never but by grants, whose owner must be able to take them back.
+  std::uint64_t operation_bytes_max = 1 << 20;     // longer ranges are cut; cancel() waits for posted operations
+  // Where UCX emulates one-sided operations by messages (TCP), ranges of up to this many bytes are packed into messages
+  // that the peer unpacks. 0: only for grants, which the owner must be able to revoke.
   std::uint64_t packed_bytes_max = 64 << 10;
-  TimeNs stuck_ns = kSecond;  // a cancelled transfer without any progress for this long takes its connection down
+  TimeNs stuck_ns = kSecond;  // a cancelled transfer without progress for this long ends its connection
 };
 
-/// Same host: one copy by the side that submits, through a mapping of the peer's shared memory or by CMA.
+/// Same host: the submitting side copies, through a mapping of the peer's shared memory or by CMA.
 struct ShmOptions : CommonOptions {
-  bool use_mappings = true;             // of memory that was registered with a descriptor
+  bool use_mappings = true;             // for memory that was registered with a descriptor
   bool use_cma = true;                  // for all other memory
-  std::uint64_t inline_bytes = 65'536;  // up to this many are copied within submit()
-  std::uint32_t copy_threads = 0;  // that share large copies, the submitter's included; 0: two, or four of 16 cores
+  std::uint64_t inline_bytes = 65'536;  // transfers of up to this many bytes are copied within submit()
+  std::uint32_t copy_threads = 0;       // threads that share large copies; 0: two, or four if there are 16 cores
 };
 
 /// Sockets between any two hosts.
 struct TcpOptions : CommonOptions {
-  std::string listen_host;  // also what peers are told; empty: every interface, and the addresses of all of them
+  std::string listen_host;  // also in the address for peers; empty: all interfaces
   std::uint16_t listen_port = 0;
-  std::uint32_t connections = 4;            // to a peer on another host, sharing its transfers
-  std::uint32_t local_connections = 1;      // to one on this host: no delay to hide, and one stays in the cache
-  std::uint64_t segment_bytes = 512 << 10;  // of one transfer on one connection at a time
-  std::uint64_t window_bytes = 16 << 20;    // asked for and not yet here, one connection
+  std::uint32_t connections = 4;            // to a peer on another host; they share its transfers
+  std::uint32_t local_connections = 1;      // to a peer on this host
+  std::uint64_t segment_bytes = 512 << 10;  // size of the parts of a transfer that are given to connections
+  std::uint64_t window_bytes = 16 << 20;    // pulled bytes on their way, for each connection
 };
 
-/// NCCL's point-to-point: memory of one GPU, and host memory, which it pins. Two communicators for the transfers to a
-/// peer, pulls and pushes, made when they are first wanted.
+/// NCCL's point-to-point: memory of one GPU, and host memory, which it pins. Each peer has two communicators, for pulls
+/// and for pushes, made when they are first needed.
 struct NcclOptions : CommonOptions {
-  Device* device = nullptr;                   // whose memory it reaches; outlives the transport
-  TcpOptions control;                         // the link for all but the bytes; its CommonOptions are not read
+  Device* device = nullptr;                   // the GPU; outlives the transport
+  TcpOptions control;                         // the control link; its CommonOptions are not read
   std::string library;                        // libnccl.so.2; empty: KVFERRY_NCCL_LIBRARY, or where the loader finds it
-  std::uint64_t packed_bytes_max = 64 << 10;  // ranges of up to this many bytes are gathered and travel as one
-  std::uint64_t piece_bytes = 8 << 20;        // of one transfer at a time: cancel() and revoke() wait for no more
-  std::uint32_t pieces_per_peer_max = 8;      // asked for or under way
-  TimeNs stuck_ns = kSecond;      // a cancelled transfer without any progress for this long takes its session down
-  TimeNs hung_ns = 30 * kSecond;  // so does a communicator without any, although its peer is alive
+  std::uint64_t packed_bytes_max = 64 << 10;  // ranges of up to this many bytes are gathered and sent as one
+  std::uint64_t piece_bytes = 8 << 20;        // size of a piece; cancel() and revoke() wait for a piece
+  std::uint32_t pieces_per_peer_max = 8;      // requested or under way
+  TimeNs stuck_ns = kSecond;                  // a cancelled transfer without progress for this long ends its session
+  TimeNs hung_ns = 30 * kSecond;              // so does a communicator without progress, although its peer is alive
 };
 
-/// GPU memory of two processes of one host: the peer's is mapped and copied by this side's device. The two device
-/// objects of a connection are of one kind, of the same GPU or of GPUs that reach each other.
+/// GPU memory of two processes of one host: this side's device maps the peer's memory and copies. Both devices must be
+/// the same GPU, or GPUs that reach each other.
 struct GpuIpcOptions : CommonOptions {
-  Device* device = nullptr;                  // whose memory is registered, and which copies; outlives the transport
-  std::uint64_t piece_bytes = 16 << 20;      // of a transfer in one launch
-  std::uint64_t in_flight_bytes = 64 << 20;  // given to the device: cancel() and urgent transfers wait for no more
+  Device* device = nullptr;                  // the GPU that copies; outlives the transport
+  std::uint64_t piece_bytes = 16 << 20;      // copied in one launch
+  std::uint64_t in_flight_bytes = 64 << 20;  // given to the device; cancel() and urgent transfers wait for these
 };
 
-/// Host memory over UCP. Starts the progress thread.
-/// Errors: kUnavailable: UCX found no usable transport here; kInvalidArgument: an option is zero or negative.
+/// Each of these starts a progress thread. kInvalidArgument: an option is out of range.
+/// kUnavailable: UCX found no usable transport here.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
-/// Errors as above.
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
 /// kUnavailable: the address can't be bound.
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options);
@@ -83,20 +83,22 @@ Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& option
 /// kUnavailable: the device gives no stream.
 Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options);
 
-/// What may carry bytes. kAuto: what is fastest, measured for each peer when it is connected.
+/// What carries bytes. kAuto: the fastest path, measured for each peer when it is connected.
 enum class Path : std::uint8_t { kAuto, kShm, kCma, kUcx, kTcp, kNccl, kGpuIpc };
-/// kInvalidArgument: names the ones that are allowed.
+/// kInvalidArgument: no such path; the message names the allowed ones.
 Result<Path> parse_path(std::string_view name);
 std::string_view name_of(Path path);
+/// What parse_path() takes. `has_gpu`: also the paths that only move GPU memory or need a GPU.
+std::vector<std::string_view> path_names(bool has_gpu = true);
 
 struct TransportOptions {
   Path path = Path::kAuto;
   CommonOptions common;
   TcpOptions tcp;            // its CommonOptions are not read
-  Device* device = nullptr;  // whose memory is registered as well; outlives the transport
+  Device* device = nullptr;  // the GPU whose memory is registered too; outlives the transport
 };
 
-/// All of the above behind one address, with a planner in front.
+/// All backends that `path` allows behind one address; a planner chooses for each peer.
 Result<std::unique_ptr<Transport>> make_transport(const TransportOptions& options);
 
 }  // namespace kvferry

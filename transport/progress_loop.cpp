@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <future>
 #include <utility>
 
 #include "transport/base/check.h"
@@ -18,8 +17,8 @@ namespace kvferry {
 namespace {
 
 constexpr std::uint64_t kWakeTag = 0;
-// A caller that comes back to drive() within this time finds the progress thread still parked: handing the loop back
-// and forth costs two context switches, more than a whole round trip.
+// The progress thread stays parked for this long after a drive(), for a caller that soon comes back: handing the loop
+// over and back costs two context switches, more than a whole round trip.
 constexpr TimeNs kHandBackNs = 300'000;
 
 int milliseconds_until(TimeNs deadline, TimeNs now) {
@@ -35,14 +34,14 @@ ProgressLoop::ProgressLoop(Owner& owner, const char* thread_name, TimeNs spin_ns
       spin_ns_(spin_ns),
       look_ns_(look_ns),
       epoll_fd_(::epoll_create1(EPOLL_CLOEXEC)),
-      guests_fd_(::epoll_create1(EPOLL_CLOEXEC)) {
-  KVFERRY_CHECK(epoll_fd_ >= 0 && guests_fd_ >= 0, "no file descriptor left for epoll: {}", std::strerror(errno));
-  watch(wake_.fd(), EPOLLIN, kWakeTag);
+      wakeup_fd_(::epoll_create1(EPOLL_CLOEXEC)) {
+  KVFERRY_CHECK(epoll_fd_ >= 0 && wakeup_fd_ >= 0, "no file descriptor left for epoll: {}", std::strerror(errno));
+  watch(inbox_.wake().fd(), EPOLLIN, kWakeTag);
 }
 
 ProgressLoop::~ProgressLoop() {
   stop();
-  ::close(guests_fd_);
+  ::close(wakeup_fd_);
   ::close(epoll_fd_);
 }
 
@@ -53,13 +52,13 @@ void ProgressLoop::start() {
 
 void ProgressLoop::stop() {
   is_stopping_ = true;
-  wake_.set();
+  inbox_.wake().set();
   {
     const std::lock_guard parked(park_mutex_);
     unpark_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
-  const std::lock_guard no_driver(driver_mutex_);  // a driver has left the loop
+  const std::lock_guard no_driver(driver_mutex_);  // waits until a driver has left the loop
   run_leftovers();
 }
 
@@ -76,66 +75,41 @@ void ProgressLoop::rewatch(int fd, std::uint32_t epoll_events, std::uint64_t tag
 }
 
 void ProgressLoop::add_wakeup_fd(int fd) {
-  if (!has_guests_.exchange(true)) {
+  if (!has_wakeup_fds_.exchange(true)) {
     epoll_event own{EPOLLIN, {.fd = epoll_fd_}};
-    ::epoll_ctl(guests_fd_, EPOLL_CTL_ADD, epoll_fd_, &own);
+    ::epoll_ctl(wakeup_fd_, EPOLL_CTL_ADD, epoll_fd_, &own);
   }
   epoll_event event{EPOLLIN, {.fd = fd}};
-  const int code = ::epoll_ctl(guests_fd_, EPOLL_CTL_ADD, fd, &event);
+  const int code = ::epoll_ctl(wakeup_fd_, EPOLL_CTL_ADD, fd, &event);
   KVFERRY_CHECK(code == 0, "cannot watch descriptor {}: {}", fd, std::strerror(errno));
 }
 
-bool ProgressLoop::sleep_with_guests(int timeout_ms) const {
+bool ProgressLoop::sleep_with_wakeup_fds(int timeout_ms) const {
   std::array<epoll_event, 8> events;
-  const int num_events = ::epoll_wait(guests_fd_, events.data(), static_cast<int>(events.size()), timeout_ms);
+  const int num_events = ::epoll_wait(wakeup_fd_, events.data(), static_cast<int>(events.size()), timeout_ms);
   return std::any_of(events.begin(), events.begin() + std::max(num_events, 0),
                      [this](const epoll_event& event) { return event.data.fd != epoll_fd_; });
 }
 
 void ProgressLoop::unwatch(int fd) { ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr); }
 
-void ProgressLoop::call(std::function<void()> task) {
+void ProgressLoop::call(TaskInbox::Task task) {
   if (std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
-    run_inbox();
+    inbox_.run();
     task();
-    if (is_driving_) wake_.set();  // the driver may sleep, and what it waits for may be here now
+    // A driver may sleep although the task has completed what it waits for.
+    if (is_driving_ || owner_.needs_advance()) kick();
   } else {
-    {
-      const std::lock_guard posting(inbox_mutex_);
-      inbox_.push_back(std::move(task));
-      has_inbox_ = true;
-    }
-    wake_.set();
+    inbox_.post(std::move(task));
   }
   run_leftovers();
 }
 
 void ProgressLoop::run_leftovers() {
-  while (is_stopping_ && has_inbox_) {
+  while (is_stopping_ && inbox_.has_tasks()) {
     const std::lock_guard lock(mutex_);
-    run_inbox();
+    inbox_.run();
   }
-}
-
-void ProgressLoop::call_and_wait(const std::function<void()>& task) {
-  std::promise<void> done;
-  std::future<void> waiting = done.get_future();
-  call([&] {
-    task();
-    done.set_value();
-  });
-  waiting.get();
-}
-
-void ProgressLoop::run_inbox() {
-  if (!has_inbox_) return;
-  std::vector<std::function<void()>> tasks;
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    has_inbox_ = false;
-    tasks = std::exchange(inbox_, {});
-  }
-  for (const std::function<void()>& task : tasks) task();
 }
 
 bool ProgressLoop::look(int timeout_ms, bool is_driver) {
@@ -146,9 +120,9 @@ bool ProgressLoop::look(int timeout_ms, bool is_driver) {
   for (int index = 0; index < num_events; ++index) {
     const epoll_event& event = events[static_cast<std::size_t>(index)];
     if (event.data.u64 == kWakeTag) {
-      if (is_driver && !is_parked_) continue;  // it is for the thread, which is on its way
-      wake_.clear();
-      if (is_stopping_) wake_.set();  // for all who sleep
+      if (is_driver && !is_parked_) continue;  // meant for the thread, which is about to park
+      inbox_.wake().clear();
+      if (is_stopping_) inbox_.wake().set();  // the thread and the driver must both see it
     } else {
       owner_.on_ready(event.data.u64, event.events);
     }
@@ -166,7 +140,7 @@ void ProgressLoop::park() {
   if (is_stopping_) return;
   is_parked_ = true;
   if (has_driver_slept_) {
-    unpark_.wait(parked);  // the driver will say when it leaves
+    unpark_.wait(parked);  // the driver notifies it when it leaves
   } else {
     unpark_.wait_for(parked, std::chrono::nanoseconds(kHandBackNs));
   }
@@ -184,30 +158,30 @@ void ProgressLoop::thread_main() {
     TimeNs deadline;
     {
       const std::lock_guard lock(mutex_);
-      run_inbox();
+      inbox_.run();
       has_more = owner_.advance(clock_.now());
       deadline = owner_.next_deadline();
     }
     if (is_driven()) continue;
-    const bool has_seen = look(has_more || has_inbox_ ? 0 : milliseconds_until(deadline, clock_.now()), false);
-    // Who drives since may sleep: what we have just taken from its sight is for it to go on with.
-    if (has_seen && is_driving_) wake_.set();
+    const bool has_seen = look(has_more || inbox_.has_tasks() ? 0 : milliseconds_until(deadline, clock_.now()), false);
+    // A driver that came meanwhile may sleep: it must go on with the events that this thread has received.
+    if (has_seen && is_driving_) inbox_.wake().set();
   }
 }
 
 std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<bool()>& is_over) {
   const std::unique_lock driving(driver_mutex_, std::try_to_lock);
   if (!driving.owns_lock()) return std::nullopt;
-  const auto end_with_what_was_posted = [&] {  // before stop(), whoever has taken it
+  const auto end_with_posted_tasks = [&] {  // those that were posted before stop()
     const std::lock_guard lock(mutex_);
-    run_inbox();
+    inbox_.run();
     return is_over();
   };
-  if (is_stopping_) return end_with_what_was_posted();
+  if (is_stopping_) return end_with_posted_tasks();
   const TimeNs started_at = clock_.now();
   const TimeNs ends_at = timeout_ns < kNever - started_at ? started_at + timeout_ns : kNever;
   is_driving_ = true;
-  if (!is_parked_) wake_.set();
+  if (!is_parked_) inbox_.wake().set();
   const auto set_spinning = [this](bool is_spinning) {
     const std::lock_guard lock(mutex_);
     owner_.set_spinning(is_spinning);
@@ -222,7 +196,7 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
     TimeNs deadline;
     {
       const std::lock_guard lock(mutex_);
-      run_inbox();
+      inbox_.run();
       has_more = owner_.advance(clock_.now());
       deadline = owner_.next_deadline();
     }
@@ -237,12 +211,12 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
         if (look(0, true)) busy_at = clock_.now();
       }
     } else if (is_spinning) {
-      set_spinning(is_spinning = false);  // and round once more: who came before that woke nobody
+      set_spinning(is_spinning = false);  // one more round: a peer that wrote before this has not woken us
     } else {
       has_driver_slept_ = true;
       const int sleep_ms = milliseconds_until(std::min(deadline, ends_at), now);
-      if (has_guests_ && sleep_with_guests(sleep_ms)) break;
-      if (look(has_guests_ ? 0 : sleep_ms, true)) busy_at = clock_.now();
+      if (has_wakeup_fds_ && sleep_with_wakeup_fds(sleep_ms)) break;
+      if (look(has_wakeup_fds_ ? 0 : sleep_ms, true)) busy_at = clock_.now();
     }
   }
   if (is_spinning) {
@@ -257,7 +231,7 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
     has_driver_slept_ = false;
     unpark_.notify_one();
   }
-  return over || (is_stopping_ ? end_with_what_was_posted() : is_over());
+  return over || (is_stopping_ ? end_with_posted_tasks() : is_over());
 }
 
 }  // namespace kvferry

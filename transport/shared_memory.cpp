@@ -26,7 +26,7 @@ bool is_valid_label(std::string_view label) {
 
 std::string system_error_text() { return std::strerror(errno); }
 
-/// What one of the kernel's files says; none where it says nothing or "max".
+/// Returns the number in one of the kernel's files, or `otherwise` if it holds none or "max".
 std::uint64_t number_in(const char* path, std::uint64_t otherwise) {
   std::uint64_t number = 0;
   return std::ifstream(path) >> number ? number : otherwise;
@@ -43,7 +43,7 @@ std::uint64_t available_on_the_machine() {
   return std::numeric_limits<std::uint64_t>::max();
 }
 
-/// A process that reserves more than its container may have is killed, not refused: so it is asked before.
+/// Checked before reserving, because a process that exceeds its container's limit is killed.
 std::uint64_t available_bytes() {
   constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
   constexpr const char* kLimits[][2] = {
@@ -59,13 +59,13 @@ std::uint64_t available_bytes() {
 }
 
 Error not_enough(std::uint64_t wanted_bytes, std::uint64_t available) {
-  return Error{ErrorCode::kUnavailable,
-               fmt::format("pool_bytes asks for {} bytes of memory but only {} bytes are free; lower pool_bytes",
-                           wanted_bytes, available)};
+  return Error{
+      ErrorCode::kUnavailable,
+      fmt::format("pool_bytes is {}, but only {} bytes are free; lower pool_bytes", wanted_bytes, available)};
 }
 
-/// Takes the pages without writing, huge ones where the mapping's advice is followed: fallocate() alone takes small
-/// ones. In steps, because a signal interrupts the call. What fails here is found out by reserve().
+/// Allocates the pages, huge ones if the mapping's advice is followed: fallocate() alone would give small ones. In
+/// steps, because a signal interrupts the call. Errors are left to reserve().
 void populate(std::span<std::byte> memory) {
   constexpr std::size_t kStepBytes = std::size_t{256} << 20;
   for (std::size_t done = 0; done < memory.size(); done += kStepBytes) {
@@ -97,7 +97,7 @@ Result<SharedMemory> SharedMemory::create(std::string_view label, std::uint64_t 
                              std::numeric_limits<off_t>::max())};
   const std::string name = fmt::format("kvferry-{}", label);
   if (bytes >= kHugePageBytes && bytes <= reserved_huge_page_bytes()) {
-    // Somebody else may be faster; then ordinary pages must do.
+    // Another process may take the huge pages first; then ordinary pages are used.
     Result<SharedMemory> huge = create_of(name, bytes, MFD_HUGETLB | MFD_HUGE_2MB);
     if (huge) return huge;
   }
@@ -139,7 +139,7 @@ Result<void> SharedMemory::map(std::uint64_t bytes) {
   if (data == MAP_FAILED)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("cannot map {} bytes of shared memory: {}", bytes, system_error_text())};
-  ::madvise(data, mapped_bytes, MADV_HUGEPAGE);  // a wish; refused where the system has none
+  ::madvise(data, mapped_bytes, MADV_HUGEPAGE);  // may be refused
   data_ = static_cast<std::byte*>(data);
   bytes_ = bytes;
   mapped_bytes_ = mapped_bytes;

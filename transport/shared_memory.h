@@ -1,4 +1,4 @@
-// Shared memory without a file: the chunk pool's memory, which its creator owns and processes on the same host may map.
+// The chunk pool's memory: shared, without a name in the file system; processes of the same host may map it.
 #pragma once
 
 #include <cstddef>
@@ -13,18 +13,16 @@
 
 namespace kvferry {
 
-/// One mapping. The kernel frees the memory when its last mapping and descriptor are gone, in whatever way the
-/// processes died. It can't shrink, so no access through a mapping ever fails.
-/// Threads: any; the object itself is not synchronised.
+/// One mapping. The kernel frees the memory with its last mapping and descriptor, also if processes die. It can't
+/// shrink, so no access through a mapping fails. Threads: any; the object itself is not synchronised.
 class SharedMemory {
  public:
-  /// Zeroed memory with all its pages reserved; huge ones where enough are set aside (vm.nr_hugepages) or the system
-  /// makes them (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or more). label: 1 to 64 of
-  /// [A-Za-z0-9_.], seen in /proc/PID/maps.
-  /// Errors: kInvalidArgument: bad label or bytes == 0; kUnavailable: not enough memory, names `pool_bytes`.
+  /// Zeroed memory with all pages reserved: huge pages if enough are set aside (vm.nr_hugepages) or the system makes
+  /// them
+  /// (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or more). `label`: 1 to 64 of [A-Za-z0-9_.], shown
+  /// in /proc/PID/maps. kInvalidArgument: bad label or no bytes; kUnavailable: not enough memory, names `pool_bytes`.
   static Result<SharedMemory> create(std::string_view label, std::uint64_t bytes);
-  /// Maps what create() made in a process of the same user that still has it, in whole pages where they are huge.
-  /// kNotFound: no such memory.
+  /// Maps memory that another process of the same user has created, by its name(). kNotFound: no such memory.
   static Result<SharedMemory> open(const std::string& name);
 
   SharedMemory(SharedMemory&& other) noexcept;
@@ -36,7 +34,7 @@ class SharedMemory {
   std::byte* data() const { return data_; }
   std::uint64_t bytes() const { return bytes_; }
   std::span<std::byte> span() const { return {data_, bytes_}; }
-  /// To register all of it, so that peers on this host map it as well.
+  /// All of it, to be registered so that peers on this host can map it.
   MemoryRegion region() const { return {data_, bytes_, fd_.get(), 0}; }
 
  private:

@@ -1,6 +1,7 @@
-// Tasks of any thread for the one thread that owns things.
+// A queue of tasks from any thread to the one thread that owns the state they touch.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <mutex>
 #include <utility>
@@ -10,32 +11,45 @@
 
 namespace kvferry {
 
-/// Threads: post() any, the rest the owner's. Bounded by its users: the transfer_table limits transfers.
+/// Threads: post() any, the other methods the owner's. Not bounded itself: the transfer table limits the transfers, and
+/// callers that register memory wait for the outcome.
 class TaskInbox {
  public:
-  void post(std::function<void()> task) {
+  using Task = std::function<void()>;
+
+  void post(Task task) {
     {
       const std::lock_guard lock(mutex_);
       tasks_.push_back(std::move(task));
+      has_tasks_.store(true, std::memory_order_release);
     }
     wake_.set();
   }
-  /// Runs what was posted, in order. False: nothing was.
+  /// Runs the posted tasks in their order. Returns whether there were any.
   bool run() {
-    std::vector<std::function<void()>> tasks;
+    if (!has_tasks()) return false;
+    std::vector<Task> tasks;
     {
       const std::lock_guard lock(mutex_);
+      has_tasks_.store(false, std::memory_order_relaxed);
       tasks = std::exchange(tasks_, {});
     }
-    for (const std::function<void()>& task : tasks) task();
-    return !tasks.empty();
+    for (const Task& task : tasks) task();
+    return true;
   }
-  /// Readable after a post() until cleared; clear before run(), so that no post is slept through.
+  bool has_tasks() const { return has_tasks_.load(std::memory_order_acquire); }
+  /// Returns whether the owner may sleep until wake() is readable: no task was posted since the last run().
+  bool prepare_to_sleep() {
+    wake_.clear();
+    return !has_tasks();
+  }
+  /// Readable after a post() until it is cleared.
   EventFd& wake() { return wake_; }
 
  private:
   std::mutex mutex_;
-  std::vector<std::function<void()>> tasks_;
+  std::vector<Task> tasks_;
+  std::atomic<bool> has_tasks_{false};
   EventFd wake_;
 };
 

@@ -1,7 +1,6 @@
 #include "transport/transfer_table.h"
 
 #include <limits>
-#include <random>
 #include <utility>
 
 #include "transport/base/check.h"
@@ -12,22 +11,16 @@ namespace kvferry {
 Result<void> TransferTable::check_region(const void* base, std::uint64_t bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(base);
   if (base == nullptr || bytes == 0 || bytes > std::numeric_limits<std::uintptr_t>::max() - first)
-    return Error{
-        ErrorCode::kInvalidArgument,
-        fmt::format("cannot register {} bytes at {}: a mapped, non-empty range is needed", bytes, fmt::ptr(base))};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("cannot register {} bytes at {}: not a mapped, non-empty range", bytes, fmt::ptr(base))};
   return {};
 }
 
 Result<void> TransferTable::check_host_region(const MemoryRegion& memory, std::string_view backend) {
   if (memory.device != nullptr)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("{} can't reach memory of {}: it moves host memory", backend, memory.device->describe())};
+    return Error{ErrorCode::kUnavailable, fmt::format("{} moves host memory only and can't reach memory of {}", backend,
+                                                      memory.device->describe())};
   return check_region(memory.base, memory.bytes);
-}
-
-std::uint64_t TransferTable::random_incarnation() {
-  std::random_device random;
-  return (std::uint64_t{random()} << 32) | random();
 }
 
 RegionId TransferTable::new_region_id() {
@@ -57,9 +50,9 @@ Result<void> TransferTable::remove_region(RegionId region) {
     return Error{ErrorCode::kFull,
                  fmt::format("{} transfers still use region {}; unregister it after their completions",
                              found->second.num_users, region)};
-  if (found->second.num_borrowers > 0)
-    return Error{ErrorCode::kFull, fmt::format("{} peers are in the middle of a copy with region {}; try again",
-                                               found->second.num_borrowers, region)};
+  if (found->second.num_accesses > 0)
+    return Error{ErrorCode::kFull,
+                 fmt::format("{} copies of peers still use region {}; try again", found->second.num_accesses, region)};
   std::erase_if(grants_, [&](const auto& entry) { return entry.second.region == region; });
   regions_.erase(found);
   return {};
@@ -74,7 +67,7 @@ Result<GrantId> TransferTable::add_grant(RegionId region, std::uint64_t offset, 
     return Error{ErrorCode::kInvalidArgument, fmt::format("a grant of [{}, +{}) does not fit region {} of {} bytes",
                                                           offset, bytes, region, found->second.bytes)};
   if (grants_.size() >= kGrantsMax)
-    return Error{ErrorCode::kFull, fmt::format("{} grants are out, which is the limit; revoke one first", kGrantsMax)};
+    return Error{ErrorCode::kFull, fmt::format("the limit of {} grants is reached; revoke one first", kGrantsMax)};
   RegionDescriptor descriptor = decode<RegionDescriptor>(found->second.exported, "own descriptor").value();
   const GrantId id{++num_grants_made_};
   descriptor.base += offset;
@@ -89,22 +82,23 @@ Result<std::string> TransferTable::exported(GrantId grant) const {
   const std::lock_guard lock(mutex_);
   const auto found = grants_.find(grant);
   if (found == grants_.end() || found->second.is_revoked)
-    return Error{ErrorCode::kInvalidArgument, fmt::format("grant {} is not out", grant)};
+    return Error{ErrorCode::kInvalidArgument, fmt::format("grant {} is not known", grant)};
   return found->second.exported;
 }
 
 Result<void> TransferTable::remove_grant(GrantId grant) {
   const std::lock_guard lock(mutex_);
   const auto found = grants_.find(grant);
-  if (found == grants_.end()) return Error{ErrorCode::kInvalidArgument, fmt::format("grant {} is not out", grant)};
+  if (found == grants_.end()) return Error{ErrorCode::kInvalidArgument, fmt::format("grant {} is not known", grant)};
   found->second.is_revoked = true;
-  if (found->second.num_borrowers > 0)
-    return Error{ErrorCode::kFull, fmt::format("a peer is in the middle of a copy by grant {}; ask again", grant)};
+  if (found->second.num_accesses > 0)
+    return Error{ErrorCode::kFull, fmt::format("a peer's copy still uses grant {}; ask again", grant)};
   grants_.erase(found);
   return {};
 }
 
-Result<std::byte*> TransferTable::borrow(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes) {
+Result<std::byte*> TransferTable::begin_access(RegionId region, GrantId grant, std::uint64_t offset,
+                                               std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(region);
   if (found == regions_.end())
@@ -113,23 +107,23 @@ Result<std::byte*> TransferTable::borrow(RegionId region, GrantId grant, std::ui
     if (!is_inside(offset, bytes, found->second.bytes))
       return Error{ErrorCode::kRefused,
                    fmt::format("[{}, +{}) is not inside the peer's region {}", offset, bytes, region)};
-    ++found->second.num_borrowers;
+    ++found->second.num_accesses;
     return found->second.base + offset;
   }
-  const auto lent = grants_.find(grant);
-  if (lent == grants_.end() || lent->second.region != region || lent->second.is_revoked)
-    return Error{ErrorCode::kRefused, fmt::format("the peer has taken grant {} back", grant)};
-  if (!is_inside(offset, bytes, lent->second.bytes))
+  const auto granted = grants_.find(grant);
+  if (granted == grants_.end() || granted->second.region != region || granted->second.is_revoked)
+    return Error{ErrorCode::kRefused, fmt::format("the peer has revoked grant {}", grant)};
+  if (!is_inside(offset, bytes, granted->second.bytes))
     return Error{ErrorCode::kRefused, fmt::format("[{}, +{}) is not inside the peer's grant {}", offset, bytes, grant)};
-  ++found->second.num_borrowers;
-  ++lent->second.num_borrowers;
-  return found->second.base + lent->second.offset + offset;
+  ++found->second.num_accesses;
+  ++granted->second.num_accesses;
+  return found->second.base + granted->second.offset + offset;
 }
 
-void TransferTable::give_back(RegionId region, GrantId grant) {
+void TransferTable::end_access(RegionId region, GrantId grant) {
   const std::lock_guard lock(mutex_);
-  --regions_.at(region).num_borrowers;
-  if (grant.value != 0) --grants_.at(grant).num_borrowers;
+  --regions_.at(region).num_accesses;
+  if (grant.value != 0) --grants_.at(grant).num_accesses;
 }
 
 TransferTable::Connected TransferTable::connect(const std::string& address, std::uint64_t incarnation) {
@@ -141,7 +135,7 @@ TransferTable::Connected TransferTable::connect(const std::string& address, std:
   return {id, true};
 }
 
-bool TransferTable::forget_peer(PeerId peer) {
+bool TransferTable::remove_peer(PeerId peer) {
   lose_peer(peer);
   const std::lock_guard lock(mutex_);
   return peers_.erase(peer) > 0;
@@ -173,12 +167,14 @@ Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
   if (remote->incarnation != peer->second.incarnation)
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("the remote region belongs to another incarnation than peer {}", transfer.peer)};
-  // Unread completions count as well, so that an owner who never polls can't make the completion_queue grow without limit.
+  // Unread completions count too, so that the completion queue of a caller that never polls stays bounded.
   if (open_.size() + completion_queue_.num_completions() >= transfers_max_)
     return Error{
         ErrorCode::kFull,
-        fmt::format("{} transfers are in flight or unread, which is the limit; poll and try again", transfers_max_)};
+        fmt::format("the limit of {} transfers, pending or with an unread completion, is reached; poll and try again",
+                    transfers_max_)};
   Open open;
+  open.peer = transfer.peer;
   open.region = transfer.local;
   open.remote_bytes = remote->bytes;
   open.is_complete = !transfer.is_fed;
@@ -204,40 +200,44 @@ Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
 }
 
 Result<std::vector<CopyRange>> TransferTable::plan(const Open& open, const std::vector<CopyRange>& ranges,
-                                            std::size_t num_checksums) const {
+                                                   std::size_t num_checksums) const {
   if (num_checksums != 0 && num_checksums != ranges.size())
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("{} checksums for {} ranges: one each or none is allowed", num_checksums, ranges.size())};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} checksums for {} ranges: one for each range or none is allowed", num_checksums, ranges.size())};
   Result<std::vector<CopyRange>> copies = plan_copies(ranges, regions_.at(open.region).bytes, open.remote_bytes);
   if (copies && num_checksums != 0) return ranges;
   return copies;
 }
 
 Result<FedCopies> TransferTable::feed(TransferId id, const std::vector<CopyRange>& ranges,
-                               std::vector<std::uint64_t> checksums, bool is_last) {
+                                      std::vector<std::uint64_t> checksums, bool is_last) {
   const std::lock_guard lock(mutex_);
   const auto found = open_.find(id);
   if (found == open_.end() || found->second.is_complete)
     return Error{ErrorCode::kInvalidArgument, fmt::format("transfer {} takes no more ranges", id)};
   Open& open = found->second;
   if (open.has_ranges && !ranges.empty() && open.has_checksums == checksums.empty())
-    return Error{ErrorCode::kInvalidArgument, fmt::format("transfer {} was begun {} checksums and must go on so", id,
-                                                          open.has_checksums ? "with" : "without")};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("transfer {} was submitted {} checksums, and so must its further ranges be", id,
+                             open.has_checksums ? "with" : "without")};
   Result<std::vector<CopyRange>> copies = plan(open, ranges, checksums.size());
   if (!copies) return std::move(copies).error();
   open.has_checksums |= !checksums.empty();
   open.has_ranges |= !ranges.empty();
   open.is_complete = is_last;
-  return FedCopies{std::move(*copies), std::move(checksums), is_last};
+  return FedCopies{id, open.peer, std::move(*copies), std::move(checksums), is_last};
 }
 
-bool TransferTable::request_cancel(TransferId id) {
+std::optional<PeerId> TransferTable::request_cancel(TransferId id) {
   const std::lock_guard lock(mutex_);
   const auto found = open_.find(id);
-  return found != open_.end() && !std::exchange(found->second.cancel_requested, true);
+  if (found == open_.end() || std::exchange(found->second.cancel_requested, true)) return std::nullopt;
+  return found->second.peer;
 }
 
-void TransferTable::complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges) {
+void TransferTable::complete(TransferId id, ErrorCode code, std::string what,
+                             std::vector<std::uint32_t> corrupt_ranges) {
   const std::lock_guard lock(mutex_);
   const auto found = open_.find(id);
   KVFERRY_CHECK(found != open_.end(), "transfer {} completed twice", id);

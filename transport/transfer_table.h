@@ -1,9 +1,10 @@
-// The books that every backend keeps alike: regions and who uses them, peers, and transfers that owe a Completion.
+// Bookkeeping shared by all backends: regions and grants with the copies that use them, peers, pending transfers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -15,6 +16,15 @@
 
 namespace kvferry {
 
+/// More ranges of a fed transfer, checked.
+struct FedCopies {
+  TransferId id;
+  PeerId peer;
+  std::vector<CopyRange> copies;
+  std::vector<std::uint64_t> checksums;
+  bool is_last = false;
+};
+
 /// A transfer whose every field was checked; a backend only has to move it.
 struct AcceptedTransfer {
   TransferId id;
@@ -23,67 +33,68 @@ struct AcceptedTransfer {
   RegionId local;
   std::byte* local_base = nullptr;
   RegionDescriptor remote;
-  std::vector<CopyRange> copies;  // with checksums: exactly the ranges that were given, else joined where they touch
-  std::vector<std::uint64_t> checksums;  // one a copy, or empty
+  std::vector<CopyRange> copies;         // with checksums exactly the given ranges, else joined where they touch
+  std::vector<std::uint64_t> checksums;  // one for each copy, or empty
   std::string notification;
   Priority priority = Priority::kNormal;
-  bool is_complete = true;  // false: more is fed
+  bool is_complete = true;  // false: more ranges are fed
+
+  bool is_pull() const { return direction == Direction::kPull; }
+  bool has_checksums() const { return !checksums.empty(); }
+  void append(const FedCopies& more) {
+    copies.insert(copies.end(), more.copies.begin(), more.copies.end());
+    checksums.insert(checksums.end(), more.checksums.begin(), more.checksums.end());
+    is_complete = more.is_last;
+  }
 };
 
-/// What feed() adds to one of them.
-struct FedCopies {
-  std::vector<CopyRange> copies;
-  std::vector<std::uint64_t> checksums;
-  bool is_last = false;
-};
-
-/// Threads: any; holds its own lock and calls nothing but the completion_queue under it.
+/// Threads: any. Under its own lock it calls only the completion queue.
 class TransferTable {
  public:
   explicit TransferTable(std::uint32_t transfers_max) : transfers_max_(transfers_max) {}
 
-  /// Of a transport that begins: no two ever have the same.
-  static std::uint64_t random_incarnation();
-  /// What a transport answers afterwards.
+  /// The error of calls after a transport's shutdown.
   static Error is_shut_down() { return Error{ErrorCode::kCancelled, "the transport is shut down"}; }
-  /// kInvalidArgument: null, empty or wrapping around the address space.
+  /// kInvalidArgument: the memory is null, empty or wraps around the address space.
   static Result<void> check_region(const void* base, std::uint64_t bytes);
-  /// The same for backends whose processors copy. kUnavailable: GPU memory.
+  /// For backends whose processors copy. kUnavailable: GPU memory.
   static Result<void> check_host_region(const MemoryRegion& memory, std::string_view backend);
-  /// Two steps, so that a backend can register the memory under the id before anybody may use it.
+  /// Registering takes two steps, so that a backend can register the memory under the id before a transfer may use it.
   RegionId new_region_id();
   void add_region(RegionId id, void* base, std::uint64_t bytes, std::string exported);
   Result<std::string> exported(RegionId region) const;
+  /// kFull: own transfers or peers' copies still use it; ask again.
   Result<void> remove_region(RegionId region);
 
-  /// `rkey` goes into the grant's descriptor as it is.
+  /// `rkey` is copied into the grant's descriptor.
   Result<GrantId> add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, std::string rkey);
   Result<std::string> exported(GrantId grant) const;
-  /// Nobody can borrow by it from here on; kFull while somebody has borrowed: ask again.
+  /// No access by the grant begins from here on. kFull: one has not ended yet; ask again.
   Result<void> remove_grant(GrantId grant);
-  /// For a peer that names its bytes: memory that stays registered until it is given back. `grant` 0 names the region.
-  /// kRefused: the region or the grant was taken back, or never covered these bytes.
-  Result<std::byte*> borrow(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes);
-  void give_back(RegionId region, GrantId grant);
+  /// Returns the address of the bytes that a peer's copy names, which stay registered until end_access(). `grant` 0:
+  /// offsets count from the region's start. kRefused: the region was unregistered, the grant was revoked, or it does
+  /// not cover these bytes.
+  Result<std::byte*> begin_access(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes);
+  void end_access(RegionId region, GrantId grant);
 
   struct Connected {
     PeerId peer;
     bool is_new = false;
   };
   Connected connect(const std::string& address, std::uint64_t incarnation);
-  /// False when the peer is not known (any more). Afterwards transfers with it are refused.
-  bool forget_peer(PeerId peer);
-  /// The connection broke: the id lives on until forget_peer(), but its address gets a new id at the next connect().
+  /// Returns whether the peer was known. Transfers with it are refused afterwards.
+  bool remove_peer(PeerId peer);
+  /// The connection broke: the id stays valid until remove_peer(), but connect() to its address gives a new id.
   void lose_peer(PeerId peer);
 
   Result<AcceptedTransfer> accept(PagedTransfer transfer);
   Result<FedCopies> feed(TransferId id, const std::vector<CopyRange>& ranges, std::vector<std::uint64_t> checksums,
                          bool is_last);
-  /// True at the first request for a transfer that still owes its Completion.
-  bool request_cancel(TransferId id);
-  /// Pays the Completion: frees the region, then tells the completion_queue.
+  /// Returns the transfer's peer at the first request for a transfer that is still pending.
+  std::optional<PeerId> request_cancel(TransferId id);
+  /// Delivers the Completion; the transfer's region may be unregistered from here on.
   void complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges = {});
-  /// Transfers that owe a Completion.
+  /// Number of pending transfers: accepted, and not completed.
   std::size_t num_open() const;
 
   CompletionQueue& completion_queue() { return completion_queue_; }
@@ -97,15 +108,15 @@ class TransferTable {
     std::byte* base = nullptr;
     std::uint64_t bytes = 0;
     std::string exported;
-    std::uint32_t num_users = 0;      // own transfers that owe a Completion
-    std::uint32_t num_borrowers = 0;  // peers' copies under way
+    std::uint32_t num_users = 0;     // own pending transfers
+    std::uint32_t num_accesses = 0;  // peers' copies under way
   };
   struct Grant {
     RegionId region;
     std::uint64_t offset = 0;
     std::uint64_t bytes = 0;
     std::string exported;
-    std::uint32_t num_borrowers = 0;
+    std::uint32_t num_accesses = 0;
     bool is_revoked = false;
   };
   struct Peer {
@@ -113,6 +124,7 @@ class TransferTable {
     std::uint64_t incarnation = 0;
   };
   struct Open {
+    PeerId peer;
     RegionId region;
     std::uint64_t remote_bytes = 0;
     bool cancel_requested = false;
@@ -133,7 +145,7 @@ class TransferTable {
   std::unordered_map<RegionId, Region> regions_;
   std::unordered_map<GrantId, Grant> grants_;
   std::unordered_map<PeerId, Peer> peers_;
-  std::unordered_map<std::string, PeerId> connected_;  // address to the peer that is not lost
+  std::unordered_map<std::string, PeerId> connected_;  // key: address; peers that are not lost
   std::unordered_map<TransferId, Open> open_;
   CompletionQueue completion_queue_;
 };

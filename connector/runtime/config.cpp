@@ -51,7 +51,7 @@ std::vector<Row> make_settings() {
       setting("save_partial_chunks", &C::save_partial_chunks, boolean,
               "Whether tails are saved: the last, shorter chunk of a request")
           .with_alias("save_unfull_chunk"),
-      setting<C, std::string>("path", &C::path, "auto, shm, cma, ucx, tcp, nccl or gpu_ipc",
+      setting<C, std::string>("path", &C::path, fmt::format("one of {}", fmt::join(path_names(), ", ")),
                               "What carries chunks; auto measures what is fastest to each peer",
                               [](const std::string& name) { return static_cast<bool>(parse_path(name)); }),
       setting<C, std::int64_t>("load_timeout_ms", &C::load_timeout_ms, "an integer from 1 to 600000",

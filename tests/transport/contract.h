@@ -1,5 +1,5 @@
 // The typed fixture of the contract suite: the promises of transport/transport.h, written once for all backends and
-// spread by theme over the contract_*_test.cpp files. A backend adds its fixture to Fixtures.
+// spread by theme over the contract_*_test.cpp files. A new backend is a struct in backends.h.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -17,8 +17,9 @@
 
 namespace kvferry {
 
-using Fixtures = ::testing::Types<LoopbackFixture, ShmFixture, CmaFixture, TcpFixture, UcxFixture, UcxPackedFixture,
-                                  UcxDeviceFixture, GpuIpcFixture, NcclFixture, AutoFixture>;
+template <class... Backends>
+::testing::Types<LoopbackFixture, ProcessFixture<Backends>...> fixtures_of(std::tuple<Backends...>);
+using Fixtures = decltype(fixtures_of(ProcessBackends()));
 struct FixtureNames {
   template <class Backend>
   static std::string GetName(int) {

@@ -149,10 +149,10 @@ TYPED_TEST(TransportFailures, AStoppedPeerThatOwesAnAnswerIsLostAndMayComeBack) 
 
 TYPED_TEST(TransportFailures, APauseOfBothSidesLosesNobody) {
   if (!this->fixture_.notices_silence()) GTEST_SKIP() << "silence is not noticed here";
-  const auto known = this->fixture_.make_remote(kBytes), stranger = this->fixture_.make_remote(kBytes);
+  const auto known = this->fixture_.make_remote(kBytes), other = this->fixture_.make_remote(kBytes);
   this->connect_and_pull(*known);
   std::map<TransferId, int> num_completions;
-  for (const auto& remote : {known.get(), stranger.get()}) {
+  for (const auto& remote : {known.get(), other.get()}) {
     remote->stop();
     const PeerId peer = this->transport_->connect(remote->address()).value();
     num_completions[this->transport_->submit(this->pull(*remote, peer, {{0, 0, kBytes}})).value()] = 0;
@@ -160,7 +160,7 @@ TYPED_TEST(TransportFailures, APauseOfBothSidesLosesNobody) {
   wait_until_posted(*this->transport_);
   pause_this_process(std::chrono::milliseconds(2500));          // a stopped peer would be lost in that time
   std::this_thread::sleep_for(std::chrono::milliseconds(200));  // and be it that the peers come later
-  for (const auto& remote : {known.get(), stranger.get()}) remote->go_on();
+  for (const auto& remote : {known.get(), other.get()}) remote->go_on();
   for (const Completion& completion : wait_completions(*this->transport_, 2)) {
     EXPECT_EQ(completion.code, ErrorCode::kOk) << completion.what;
     ++num_completions[completion.id];
@@ -208,9 +208,11 @@ TYPED_TEST(TransportFailures, ShutdownCancelsWhatIsInFlight) {
   }
   EXPECT_THAT(completed, ::testing::UnorderedElementsAreArray(ids));
   EXPECT_FALSE(this->transport_->submit(this->pull(*remote, peer)));
+  EXPECT_FALSE(this->transport_->feed(ids[0], {}, {}, true));
   EXPECT_FALSE(this->transport_->connect(remote->address()));
   EXPECT_FALSE(this->transport_->register_region(this->memory_.data(), 1));
   this->transport_->disconnect(peer);
+  EXPECT_TRUE(this->transport_->unregister_region(this->region_)) << "its memory may be unmapped";
   this->expect_nothing_more();
 }
 

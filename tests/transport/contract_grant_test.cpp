@@ -1,4 +1,4 @@
-// Grants: a part of a region lent to peers, taken back for good.
+// Grants: a part of a region that peers may access until it is revoked.
 #include "tests/transport/contract.h"
 #include "transport/transfer_table.h"
 
@@ -6,14 +6,14 @@ namespace kvferry {
 namespace {
 
 constexpr std::uint64_t kOffset = 10'000;
-constexpr std::uint64_t kLent = 50'000;
+constexpr std::uint64_t kGrantedBytes = 50'000;
 
 template <class Backend>
 class TransportGrants : public TransportContract<Backend> {
  protected:
   void SetUp() override {
     TransportContract<Backend>::SetUp();
-    if (!this->fixture_.lends_grants()) {
+    if (!this->fixture_.has_grants()) {
       EXPECT_EQ(this->transport_->grant(this->region_, 0, 1).error().code, ErrorCode::kUnavailable);
       GTEST_SKIP() << "it lends none";
     }
@@ -22,20 +22,20 @@ class TransportGrants : public TransportContract<Backend> {
     fill(remote_->memory(), 71);
     fill(this->memory_, 72);
   }
-  PagedTransfer by(const Lent& lent, Direction direction, std::vector<CopyRange> ranges) {
-    return {peer_, direction, this->region_, lent.exported, std::move(ranges), "by a grant"};
+  PagedTransfer by(const RemoteGrant& granted, Direction direction, std::vector<CopyRange> ranges) {
+    return {peer_, direction, this->region_, granted.exported, std::move(ranges), "by a grant"};
   }
   void take_back(GrantId grant) {
     ErrorCode code = remote_->revoke(grant);
     while (code == ErrorCode::kFull) code = remote_->revoke(grant);  // the test's own time limit ends this
     EXPECT_EQ(code, ErrorCode::kOk);
   }
-  /// Nothing is read or written any more by whoever still has the descriptor.
-  void expect_refused(const Lent& lent) {
+  /// Transfers that name the revoked descriptor move nothing.
+  void expect_refused(const RemoteGrant& granted) {
     for (const Direction direction : {Direction::kPull, Direction::kPush}) {
       const std::vector<std::byte> here = this->memory_;
       const std::vector<std::byte> there(remote_->memory().begin(), remote_->memory().end());
-      const TransferId id = this->transport_->submit(by(lent, direction, {{7, 0, 100}, {500, 300, 20'000}})).value();
+      const TransferId id = this->transport_->submit(by(granted, direction, {{7, 0, 100}, {500, 300, 20'000}})).value();
       this->expect_one(id, ErrorCode::kRefused);
       this->expect_only_note(*remote_, peer_, "after the refused one");
       EXPECT_TRUE(here == this->memory_);
@@ -48,15 +48,15 @@ class TransportGrants : public TransportContract<Backend> {
 TYPED_TEST_SUITE(TransportGrants, Fixtures, FixtureNames);
 
 TYPED_TEST(TransportGrants, OffsetsCountFromTheStartOfTheGrant) {
-  const Lent lent = this->remote_->grant(kOffset, kLent);
-  const std::vector<CopyRange> ranges = {{1, 0, 100}, {5000, kLent - 300, 300}, {200, 1000, 4000}};
+  const RemoteGrant granted = this->remote_->grant(kOffset, kGrantedBytes);
+  const std::vector<CopyRange> ranges = {{1, 0, 100}, {5000, kGrantedBytes - 300, 300}, {200, 1000, 4000}};
   std::vector<CopyRange> absolute = ranges;
   for (CopyRange& range : absolute) range.remote_offset += kOffset;
   for (const Direction direction : {Direction::kPull, Direction::kPush}) {
     PagedTransfer same = this->pull(*this->remote_, this->peer_, absolute);
     same.direction = direction;
     const std::vector<std::byte> expected = this->expected_after(same, *this->remote_);
-    const TransferId id = this->transport_->submit(this->by(lent, direction, ranges)).value();
+    const TransferId id = this->transport_->submit(this->by(granted, direction, ranges)).value();
     EXPECT_EQ(this->remote_->wait_notifications(1).size(), 1U);
     this->expect_one(id, ErrorCode::kOk);
     const std::span<const std::byte> got = direction == Direction::kPull ? this->memory_ : this->remote_->memory();
@@ -67,25 +67,27 @@ TYPED_TEST(TransportGrants, OffsetsCountFromTheStartOfTheGrant) {
 }
 
 TYPED_TEST(TransportGrants, NothingBeyondItsEndIsAccepted) {
-  const Lent lent = this->remote_->grant(kOffset, kLent);
-  for (const CopyRange& range : std::vector<CopyRange>{
-           {0, kLent, 1}, {0, kLent - 1, 2}, {0, 0, kLent + 1}, {0, ~std::uint64_t{0} - kOffset + 1, 1}}) {
-    const Result<TransferId> refused = this->transport_->submit(this->by(lent, Direction::kPush, {range}));
+  const RemoteGrant granted = this->remote_->grant(kOffset, kGrantedBytes);
+  for (const CopyRange& range : std::vector<CopyRange>{{0, kGrantedBytes, 1},
+                                                       {0, kGrantedBytes - 1, 2},
+                                                       {0, 0, kGrantedBytes + 1},
+                                                       {0, ~std::uint64_t{0} - kOffset + 1, 1}}) {
+    const Result<TransferId> refused = this->transport_->submit(this->by(granted, Direction::kPush, {range}));
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
   }
-  PagedTransfer fed = this->by(lent, Direction::kPush, {});
+  PagedTransfer fed = this->by(granted, Direction::kPush, {});
   fed.is_fed = true;
   const TransferId id = this->transport_->submit(fed).value();
-  EXPECT_EQ(code_of(this->transport_->feed(id, {{0, kLent, 1}}, {}, true)), ErrorCode::kInvalidArgument);
-  EXPECT_EQ(code_of(this->transport_->feed(id, {{0, kLent - 1, 1}}, {}, true)), ErrorCode::kOk);
+  EXPECT_EQ(code_of(this->transport_->feed(id, {{0, kGrantedBytes, 1}}, {}, true)), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(this->transport_->feed(id, {{0, kGrantedBytes - 1, 1}}, {}, true)), ErrorCode::kOk);
   this->expect_one(id, ErrorCode::kOk);
   this->expect_nothing_more();
 }
 
 TYPED_TEST(TransportGrants, OneThatWasTakenBackIsRefused) {
-  const Lent first = this->remote_->grant(kOffset, kLent);
-  const Lent second = this->remote_->grant(kOffset, kLent);
+  const RemoteGrant first = this->remote_->grant(kOffset, kGrantedBytes);
+  const RemoteGrant second = this->remote_->grant(kOffset, kGrantedBytes);
   this->take_back(first.id);
   this->expect_refused(first);
   const TransferId id = this->transport_->submit(this->by(second, Direction::kPush, {{0, 0, 100}})).value();
@@ -97,10 +99,10 @@ TYPED_TEST(TransportGrants, OneThatWasTakenBackIsRefused) {
 }
 
 TYPED_TEST(TransportGrants, TheyDieWithTheirRegion) {
-  const Lent lent = this->remote_->grant(kOffset, kLent);
+  const RemoteGrant granted = this->remote_->grant(kOffset, kGrantedBytes);
   EXPECT_EQ(this->remote_->unregister(), ErrorCode::kOk);
-  EXPECT_EQ(this->remote_->revoke(lent.id), ErrorCode::kInvalidArgument);
-  this->expect_refused(lent);
+  EXPECT_EQ(this->remote_->revoke(granted.id), ErrorCode::kInvalidArgument);
+  this->expect_refused(granted);
   if (this->fixture_.enforces_unregister()) this->expect_refused({GrantId{}, this->remote_->region()});
   this->expect_nothing_more();
 }
@@ -135,7 +137,8 @@ TYPED_TEST(TransportGrants, BadOnesAreNotGiven) {
 TYPED_TEST(TransportGrants, TooManyAtATimeAreRefusedUntilOneComesBack) {
   Transport& transport = *this->transport_;
   const GrantId first = transport.grant(this->region_, 0, 1).value();
-  for (std::size_t count = 1; count < TransferTable::kGrantsMax; ++count) ASSERT_TRUE(transport.grant(this->region_, 0, 1));
+  for (std::size_t count = 1; count < TransferTable::kGrantsMax; ++count)
+    ASSERT_TRUE(transport.grant(this->region_, 0, 1));
   EXPECT_EQ(transport.grant(this->region_, 0, 1).error().code, ErrorCode::kFull);
   EXPECT_TRUE(transport.revoke(first));
   EXPECT_TRUE(transport.grant(this->region_, 0, 1));

@@ -67,6 +67,24 @@ TYPED_TEST(TransportTransfers, APullNotifiesThePeerToo) {
   this->expect_one(id, ErrorCode::kOk);
 }
 
+TYPED_TEST(TransportTransfers, NotificationsComeFromTheSourceAddress) {
+  this->transport_->set_source_address("another name");
+  const auto remote = this->fixture_.make_remote(kBytes);
+  const PeerId peer = this->transport_->connect(remote->address()).value();
+  for (const Direction direction : {Direction::kPull, Direction::kPush}) {
+    for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{100}, kBytes}) {
+      PagedTransfer transfer = this->pull(*remote, peer, {{0, 0, bytes}});
+      transfer.direction = direction;
+      transfer.notification = "who?";
+      const TransferId id = this->transport_->submit(transfer).value();
+      const std::vector<Notification> notes = remote->wait_notifications(1);
+      ASSERT_EQ(notes.size(), 1U);
+      EXPECT_EQ(notes[0].from, "another name");
+      this->expect_one(id, ErrorCode::kOk);
+    }
+  }
+}
+
 TYPED_TEST(TransportTransfers, TwoTransportsPullFromEachOtherAndNotify) {
   const std::unique_ptr<Transport> other = this->fixture_.make_transport(1024);
   std::vector<std::byte> other_memory(kBytes);

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "tests/transport/contract.h"
+#include "transport/event_fd.h"
 
 namespace kvferry {
 namespace {
@@ -114,6 +115,26 @@ TYPED_TEST(TransportWaiting, TwoThreadsMayWaitAtOnce) {
   submitter.join();
   other.join();
   EXPECT_EQ(this->transport_->poll().size(), 1U);
+}
+
+TYPED_TEST(TransportWaiting, AReadableInterruptDescriptorEndsTheWait) {
+  const auto remote = this->fixture_.make_remote(kBytes);
+  EventFd interrupt;
+  this->transport_->set_wait_interrupt_fd(interrupt.fd());
+  const PeerId peer = this->connect_and_pull(*remote);
+  EXPECT_FALSE(this->wait(std::chrono::milliseconds(1)));
+  std::thread interrupter([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    interrupt.set();
+  });
+  const auto began_at = std::chrono::steady_clock::now();
+  EXPECT_FALSE(this->wait(kPatience));
+  EXPECT_FALSE(this->wait(kPatience)) << "it is still readable";
+  EXPECT_LT(std::chrono::steady_clock::now() - began_at, kPatience / 2);
+  interrupter.join();
+  interrupt.clear();
+  ASSERT_TRUE(this->transport_->submit(this->pull(*remote, peer)));
+  EXPECT_TRUE(this->wait(kPatience));
 }
 
 TYPED_TEST(TransportWaiting, ShutdownEndsTheWaitWithWhatItCancels) {

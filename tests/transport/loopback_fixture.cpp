@@ -16,7 +16,7 @@ class LoopbackRemote final : public Remote {
   std::vector<Notification> wait_notifications(std::size_t num_notifications) override {
     return kvferry::wait_notifications(*transport_, num_notifications);
   }
-  Lent grant(std::uint64_t offset, std::uint64_t bytes) override {
+  RemoteGrant grant(std::uint64_t offset, std::uint64_t bytes) override {
     const GrantId id = transport_->grant(registered_, offset, bytes).value();
     return {id, transport_->export_grant(id).value()};
   }

@@ -11,7 +11,7 @@
 #include "tests/transport/transport_fixture.h"
 #include "transport/base/checksum.h"
 #include "transport/nccl/control_plane.h"
-#include "transport/nccl/nccl_transport.h"
+#include "transport/nccl/make_over.h"
 
 namespace kvferry {
 namespace {

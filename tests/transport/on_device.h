@@ -48,7 +48,7 @@ class OnDevice final : public Transport {
   std::vector<Notification> poll_notifications() override { return transport_->poll_notifications(); }
   int event_fd() const override { return transport_->event_fd(); }
   bool wait(TimeNs timeout_ns) override { return transport_->wait(timeout_ns); }
-  bool set_wait_interrupt_fd(int fd) override { return transport_->set_wait_interrupt_fd(fd); }
+  void set_wait_interrupt_fd(int fd) override { transport_->set_wait_interrupt_fd(fd); }
   void set_source_address(const std::string& address) override { transport_->set_source_address(address); }
   void shutdown() override { transport_->shutdown(); }
 

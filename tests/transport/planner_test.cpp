@@ -8,6 +8,7 @@
 #include "tests/device/sim_device.h"
 #include "tests/transport/backends.h"
 #include "tests/transport/transport_fixture.h"
+#include "transport/planner/plan_address.h"
 
 namespace kvferry {
 namespace {
@@ -66,6 +67,37 @@ TEST(Planner, MovesGpuMemoryByPathsThatReachIt) {
   device.release(MemoryKind::kDevice, here);
   device.release(MemoryKind::kDevice, there);
   EXPECT_EQ(device.num_alive(), 0U);
+}
+
+TEST(Planner, DisconnectKeepsTheConnectionsOfAnotherPeer) {
+  constexpr std::uint64_t kBytes = 1 << 20;
+  std::vector<std::byte> here(kBytes), there(kBytes, std::byte{5});
+  const std::unique_ptr<Transport> transport = make_backend("auto"), remote = make_backend("auto");
+  const RegionId local = transport->register_region(here.data(), kBytes).value();
+  const std::string region = remote->export_region(remote->register_region(there.data(), kBytes).value()).value();
+  // Another address with the same backends' addresses in it: after a lost connection two peers share the others.
+  planner::Address address = decode<planner::Address>(remote->address(), "address").value();
+  address.probes.clear();
+  const PeerId first = transport->connect(remote->address()).value();
+  const PeerId second = transport->connect(encode(address)).value();
+  ASSERT_NE(first, second);
+  transport->disconnect(first);
+  EXPECT_EQ(transport->submit({first, Direction::kPull, local, region, {{0, 0, 1}}, ""}).error().code,
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(pull_all(*transport, second, local, region, kBytes).code, ErrorCode::kOk);
+  EXPECT_TRUE(here == there);
+  transport->disconnect(second);
+  EXPECT_EQ(transport->describe().find("; peer "), std::string::npos) << transport->describe();
+  const PeerId third = transport->connect(remote->address()).value();
+  EXPECT_EQ(pull_all(*transport, third, local, region, kBytes).code, ErrorCode::kOk);
+}
+
+TEST(Planner, KnowsEveryPathByItsName) {
+  for (const std::string_view name : path_names()) EXPECT_EQ(name_of(parse_path(name).value()), name);
+  EXPECT_EQ(path_names(false).size() + 2, path_names().size()) << "gpu_ipc and nccl need a GPU";
+  const Result<Path> unknown = parse_path("pigeon");
+  ASSERT_FALSE(unknown);
+  for (const std::string_view name : path_names()) EXPECT_NE(unknown.error().what.find(name), std::string::npos);
 }
 
 TEST(Planner, SaysWhyNoPathMovesGpuMemory) {

@@ -66,13 +66,13 @@ class RemoteProcess final : public Remote {
     return taken;
   }
 
-  Lent grant(std::uint64_t offset, std::uint64_t bytes) override {
+  RemoteGrant grant(std::uint64_t offset, std::uint64_t bytes) override {
     std::istringstream words(ask(fmt::format("grant {} {}", offset, bytes)));
-    Lent lent;
+    RemoteGrant granted;
     std::string exported;
-    words >> lent.id.value >> exported;
-    lent.exported = from_hex(exported);
-    return lent;
+    words >> granted.id.value >> exported;
+    granted.exported = from_hex(exported);
+    return granted;
   }
   ErrorCode revoke(GrantId grant) override { return code_from(ask(fmt::format("revoke {}", grant))); }
   ErrorCode unregister() override { return code_from(ask("unregister")); }

@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <random>
@@ -51,6 +52,15 @@ class Recorder final : public ProgressLoop::Owner {
   std::thread::id ready_by;
 };
 
+void call_and_wait(ProgressLoop& loop, const std::function<void()>& task) {
+  std::promise<void> done;
+  loop.call([&] {
+    task();
+    done.set_value();
+  });
+  done.get_future().wait();
+}
+
 class ProgressLoopTest : public ::testing::Test {
  protected:
   /// Replaces the loop by one that spins for so long.
@@ -62,7 +72,7 @@ class ProgressLoopTest : public ::testing::Test {
   template <class T>
   T read(const T& field) {
     T value{};
-    loop_->call_and_wait([&] { value = field; });
+    call_and_wait(*loop_, [&] { value = field; });
     return value;
   }
   template <class Condition>
@@ -109,7 +119,7 @@ TEST_F(ProgressLoopTest, TheThreadSeesDescriptorsAndDeadlinesByItself) {
   owner_.event.set();
   EXPECT_TRUE(comes_true([&] { return read(owner_.num_ready) == 1; }));
   int num_due = 0;
-  loop_->call_and_wait([&] {
+  call_and_wait(*loop_, [&] {
     owner_.deadline = SteadyClock().now() + kMillisecond;
     owner_.on_advance = [&](TimeNs now) {
       if (now < owner_.deadline) return false;
@@ -199,7 +209,7 @@ TEST_F(ProgressLoopTest, ADriverWithWorkLeftNeitherSleepsNorWaitsForADescriptor)
 TEST_F(ProgressLoopTest, ASleepingDriverIsWokenByADescriptorAndByAKick) {
   start(0);
   const auto expect_woken_by = [&](const std::function<void()>& wake, const std::function<bool()>& is_over) {
-    loop_->call_and_wait([&] { owner_.log.clear(); });
+    call_and_wait(*loop_, [&] { owner_.log.clear(); });
     std::thread waker([&] {
       EXPECT_TRUE(comes_true([&] { return read(owner_.log).find("FA") != std::string::npos; }));
       std::this_thread::sleep_for(std::chrono::milliseconds(2));  // it sleeps by now, or must not mind
@@ -209,7 +219,7 @@ TEST_F(ProgressLoopTest, ASleepingDriverIsWokenByADescriptorAndByAKick) {
     waker.join();
   };
   std::atomic<int> num_ready = 0;
-  loop_->call_and_wait([&] {
+  call_and_wait(*loop_, [&] {
     owner_.on_advance = [&](TimeNs) {
       num_ready = owner_.num_ready;
       return false;
@@ -230,7 +240,7 @@ TEST_F(ProgressLoopTest, ASleepingDriverIsWokenByADescriptorAndByAKick) {
 TEST_F(ProgressLoopTest, NoWakeUpIsLostBetweenTheThreadAndADriver) {
   start(0);
   std::atomic<int> num_ready = 0;
-  loop_->call_and_wait([&] {
+  call_and_wait(*loop_, [&] {
     owner_.on_advance = [&](TimeNs) {
       num_ready = owner_.num_ready;
       return false;
@@ -329,7 +339,7 @@ TEST_F(ProgressLoopTest, CallsAfterStopAllRun) {
   std::vector<std::thread> threads;
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&] {
-      for (int index = 0; index < 2000; ++index) loop_->call_and_wait([&] { ++num_run; });
+      for (int index = 0; index < 2000; ++index) call_and_wait(*loop_, [&] { ++num_run; });
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -50,7 +50,7 @@ class Soak {
     std::uint32_t damaged_range = 0;
     std::vector<std::uint64_t> checksums;
     std::vector<std::byte> expected;  // the destination's extent afterwards, if it is verified
-    std::optional<Lent> grant;
+    std::optional<RemoteGrant> grant;
     bool is_revoked = false;
     std::vector<std::byte> at_revoke;  // what its remote destination held when revoke() had said ok
     std::set<ErrorCode> allowed = {ErrorCode::kOk};

@@ -11,7 +11,7 @@
 #include "transport/base/checksum.h"
 #include "transport/make_transport.h"
 #include "transport/region_descriptor.h"
-#include "transport/tcp/frames.h"
+#include "transport/tcp/messages.h"
 
 namespace kvferry {
 namespace {
@@ -54,7 +54,7 @@ class RawSocket {
     return bytes;
   }
   struct Frame {
-    tcp::FrameHeader header;
+    tcp::MessageHeader header;
     std::string rest;  // entries, checksums and text
   };
   Frame receive_frame() {
@@ -71,9 +71,9 @@ class RawSocket {
   int fd_;
 };
 
-std::string frame(const tcp::FrameHeader& header, std::string_view text = {}) {
+std::string frame(const tcp::MessageHeader& header, std::string_view text = {}) {
   std::string bytes;
-  tcp::append_frame(bytes, header, text);
+  tcp::append_message(bytes, header, text);
   return bytes;
 }
 
@@ -98,7 +98,7 @@ class TcpTarget : public ::testing::Test {
   }
   std::string hello() const {
     const tcp::Hello said{tcp::kProtocolVersion, address_.incarnation, address_.secret, "a test", 77};
-    return frame({.kind = tcp::FrameKind::kHello, .id = tcp::kMagic}, encode(said));
+    return frame({.kind = tcp::MessageKind::kHello, .id = tcp::kMagic}, encode(said));
   }
   std::uint16_t port() const { return address_.endpoints.front().port; }
   /// Returns what it said, once it has closed the connection.
@@ -126,7 +126,7 @@ class TcpTarget : public ::testing::Test {
 
 TEST_F(TcpTarget, SendsStrangersAwayWithOneSentence) {
   const auto hello_of = [](const tcp::Hello& said) {
-    return frame({.kind = tcp::FrameKind::kHello, .id = tcp::kMagic}, encode(said));
+    return frame({.kind = tcp::MessageKind::kHello, .id = tcp::kMagic}, encode(said));
   };
   tcp::Hello said{tcp::kProtocolVersion, address_.incarnation, std::string(16, 'x'), "a test", 1};
   EXPECT_THAT(sent_away(hello_of(said)), HasSubstr("secret"));
@@ -137,8 +137,8 @@ TEST_F(TcpTarget, SendsStrangersAwayWithOneSentence) {
   ++said.protocol_version;
   EXPECT_THAT(sent_away(hello_of(said)), HasSubstr("protocol"));
   EXPECT_THAT(sent_away("GET / HTTP/1.1\r\nHost: somebody\r\n\r\n\r\n\r\n\r\n"), HasSubstr("allowed"));
-  EXPECT_THAT(sent_away(frame({.kind = tcp::FrameKind::kPull, .id = 1})), HasSubstr("not its hello"));
-  EXPECT_THAT(sent_away(frame({.kind = tcp::FrameKind::kHello, .id = tcp::kMagic}, "garbage")),
+  EXPECT_THAT(sent_away(frame({.kind = tcp::MessageKind::kPull, .id = 1})), HasSubstr("expects a hello first"));
+  EXPECT_THAT(sent_away(frame({.kind = tcp::MessageKind::kHello, .id = tcp::kMagic}, "garbage")),
               HasSubstr("malformed hello"));
   expect_alive();
 }
@@ -161,42 +161,42 @@ TEST_F(TcpTarget, SendsAwayWhoDoesNotFinishTheHello) {
 }
 
 TEST_F(TcpTarget, EndsLinksThatBreakTheRules) {
-  const auto with_entry = [](tcp::FrameHeader header, tcp::Entry entry) {
+  const auto with_entry = [](tcp::MessageHeader header, tcp::Entry entry) {
     header.num_entries = 1;
     std::string bytes;
     tcp::append_bytes(bytes, &header, sizeof(header));
     tcp::append_bytes(bytes, &entry, sizeof(entry));
     return bytes;
   };
-  const tcp::FrameHeader push{.kind = tcp::FrameKind::kPush, .id = 1, .region = region_.value};
+  const tcp::MessageHeader push{.kind = tcp::MessageKind::kPush, .id = 1, .region = region_.value};
   const std::vector<std::string> bad = {
-      frame({.kind = tcp::FrameKind{99}}),
-      frame({.kind = tcp::FrameKind::kAnswer}),
-      frame({.kind = tcp::FrameKind::kPing, .payload_bytes = 1}),
-      frame({.kind = tcp::FrameKind::kPing, .priority = 3}),
-      frame({.kind = tcp::FrameKind::kPush, .num_entries = ~0U}),
-      frame({.kind = tcp::FrameKind::kPush, .payload_bytes = ~0U}),
-      frame({.kind = tcp::FrameKind::kPull, .id = 1}),
+      frame({.kind = tcp::MessageKind{99}}),
+      frame({.kind = tcp::MessageKind::kAnswer}),
+      frame({.kind = tcp::MessageKind::kPing, .payload_bytes = 1}),
+      frame({.kind = tcp::MessageKind::kPing, .priority = 3}),
+      frame({.kind = tcp::MessageKind::kPush, .num_entries = ~0U}),
+      frame({.kind = tcp::MessageKind::kPush, .payload_bytes = ~0U}),
+      frame({.kind = tcp::MessageKind::kPull, .id = 1}),
       with_entry(push, {0, 8, 0}),
       with_entry(push, {~std::uint64_t{0}, 8, 0}),
-      with_entry({.kind = tcp::FrameKind::kPull, .id = 1}, {0, ~0U, 0}),
-      frame({.kind = tcp::FrameKind::kPush, .flags = tcp::kFinal, .id = 1, .num_segments = 1}) +
-          frame({.kind = tcp::FrameKind::kPush, .flags = tcp::kFinal, .id = 1, .num_segments = 1}),
+      with_entry({.kind = tcp::MessageKind::kPull, .id = 1}, {0, ~0U, 0}),
+      frame({.kind = tcp::MessageKind::kPush, .flags = tcp::kFinal, .id = 1, .num_segments = 1}) +
+          frame({.kind = tcp::MessageKind::kPush, .flags = tcp::kFinal, .id = 1, .num_segments = 1}),
   };
   for (std::size_t index = 0; index < bad.size(); ++index) {
     RawSocket peer(RawSocket::connected_to(port()));
     peer.send(hello());
-    EXPECT_EQ(peer.receive_frame().header.kind, tcp::FrameKind::kWelcome);
+    EXPECT_EQ(peer.receive_frame().header.kind, tcp::MessageKind::kWelcome);
     peer.send(bad[index]);
     EXPECT_EQ(peer.receive(1), "") << "case " << index;
   }
   // A text that claims more than there may be is never waited for.
-  std::string long_text = frame({.kind = tcp::FrameKind::kNotify});
+  std::string long_text = frame({.kind = tcp::MessageKind::kNotify});
   const std::uint32_t text_bytes = ~0U;
-  std::memcpy(long_text.data() + offsetof(tcp::FrameHeader, text_bytes), &text_bytes, sizeof(text_bytes));
+  std::memcpy(long_text.data() + offsetof(tcp::MessageHeader, text_bytes), &text_bytes, sizeof(text_bytes));
   RawSocket peer(RawSocket::connected_to(port()));
   peer.send(hello());
-  EXPECT_EQ(peer.receive_frame().header.kind, tcp::FrameKind::kWelcome);
+  EXPECT_EQ(peer.receive_frame().header.kind, tcp::MessageKind::kWelcome);
   peer.send(long_text);
   EXPECT_EQ(peer.receive(1), "");
   EXPECT_THAT(transport_->poll_notifications(), IsEmpty());
@@ -206,17 +206,17 @@ TEST_F(TcpTarget, EndsLinksThatBreakTheRules) {
 TEST_F(TcpTarget, NamesTheRangeThatChangedOnTheWayAndAnnouncesNothing) {
   RawSocket peer(RawSocket::connected_to(port()));
   peer.send(hello());
-  EXPECT_EQ(peer.receive_frame().header.kind, tcp::FrameKind::kWelcome);
+  EXPECT_EQ(peer.receive_frame().header.kind, tcp::MessageKind::kWelcome);
   const std::string payload(64, 'p');
   const std::uint64_t checksum = chunk_checksum(std::as_bytes(std::span(payload)));
-  tcp::FrameHeader header{.kind = tcp::FrameKind::kPush,
-                          .flags = tcp::kFinal | tcp::kChecksums,
-                          .num_entries = 1,
-                          .id = 9,
-                          .region = region_.value,
-                          .num_segments = 1,
-                          .text_bytes = 4,
-                          .payload_bytes = 64};
+  tcp::MessageHeader header{.kind = tcp::MessageKind::kPush,
+                            .flags = tcp::kFinal | tcp::kChecksums,
+                            .num_entries = 1,
+                            .id = 9,
+                            .region = region_.value,
+                            .num_segments = 1,
+                            .text_bytes = 4,
+                            .payload_bytes = 64};
   const tcp::Entry entry{128, 64, 5 | tcp::kEndsRange};
   for (const bool is_changed : {true, false}) {
     std::string bytes;
@@ -227,7 +227,7 @@ TEST_F(TcpTarget, NamesTheRangeThatChangedOnTheWayAndAnnouncesNothing) {
     if (is_changed) bytes.back() = 'q';
     peer.send(bytes);
     const RawSocket::Frame answer = peer.receive_frame();
-    EXPECT_EQ(answer.header.kind, tcp::FrameKind::kAnswer);
+    EXPECT_EQ(answer.header.kind, tcp::MessageKind::kAnswer);
     EXPECT_EQ(answer.header.id, 9U);
     EXPECT_EQ(static_cast<ErrorCode>(answer.header.code), is_changed ? ErrorCode::kCorrupt : ErrorCode::kOk);
     EXPECT_EQ(transport_->poll_notifications().size(), is_changed ? 0U : 1U);
@@ -256,7 +256,7 @@ class TcpInitiator : public ::testing::Test {
                     tcp::kProtocolVersion, 1234, std::string(16, 's'), {{"127.0.0.1", ntohs(any.sin_port)}}}))
                 .value();
     target_ = std::make_unique<RawSocket>(::accept(listener_, nullptr, nullptr));
-    EXPECT_EQ(target_->receive_frame().header.kind, tcp::FrameKind::kHello);
+    EXPECT_EQ(target_->receive_frame().header.kind, tcp::MessageKind::kHello);
   }
   void TearDown() override { ::close(listener_); }
 
@@ -280,7 +280,7 @@ class TcpInitiator : public ::testing::Test {
 };
 
 TEST_F(TcpInitiator, LosesAPeerThatStopsReading) {
-  target_->send(frame({.kind = tcp::FrameKind::kWelcome}));
+  target_->send(frame({.kind = tcp::MessageKind::kWelcome}));
   const TransferId id = transport_->submit(transfer(Direction::kPush, kBytes * 16)).value();
   expect_end(id, ErrorCode::kPeerLost, "said nothing for");
 }
@@ -291,26 +291,26 @@ TEST_F(TcpInitiator, LosesAPeerThatNeverAnswersTheHello) {
 }
 
 TEST_F(TcpInitiator, KeepsAPeerThatIsSlowButAlive) {
-  target_->send(frame({.kind = tcp::FrameKind::kWelcome}));
+  target_->send(frame({.kind = tcp::MessageKind::kWelcome}));
   const TransferId id = transport_->submit(transfer(Direction::kPull, 100)).value();
-  EXPECT_EQ(target_->receive_frame().header.kind, tcp::FrameKind::kPull);
+  EXPECT_EQ(target_->receive_frame().header.kind, tcp::MessageKind::kPull);
   for (int round = 0; round < 6; ++round) {  // longer than silence_ns in all
-    EXPECT_EQ(target_->receive_frame().header.kind, tcp::FrameKind::kPing);
-    target_->send(frame({.kind = tcp::FrameKind::kPong}));
+    EXPECT_EQ(target_->receive_frame().header.kind, tcp::MessageKind::kPing);
+    target_->send(frame({.kind = tcp::MessageKind::kPong}));
   }
-  target_->send(frame({.kind = tcp::FrameKind::kData, .request = 1, .payload_bytes = 100}) + std::string(100, 'd'));
+  target_->send(frame({.kind = tcp::MessageKind::kData, .request = 1, .payload_bytes = 100}) + std::string(100, 'd'));
   EXPECT_THAT(wait_completions(*transport_, 1), ElementsAre(Completion{id, ErrorCode::kOk, ""}));
   EXPECT_EQ(memory_[99], std::byte{'d'});
 }
 
 TEST_F(TcpInitiator, NamesTheRangeThatChangedOnTheWay) {
-  target_->send(frame({.kind = tcp::FrameKind::kWelcome}));
+  target_->send(frame({.kind = tcp::MessageKind::kWelcome}));
   PagedTransfer pull = transfer(Direction::kPull, 100);
   const std::string right(100, 'd');
   pull.checksums = {chunk_checksum(std::as_bytes(std::span(right)))};
   const TransferId id = transport_->submit(pull).value();
   EXPECT_EQ(target_->receive_frame().header.request, 1U);
-  target_->send(frame({.kind = tcp::FrameKind::kData, .request = 1, .payload_bytes = 100}) + std::string(99, 'd') +
+  target_->send(frame({.kind = tcp::MessageKind::kData, .request = 1, .payload_bytes = 100}) + std::string(99, 'd') +
                 'e');
   const std::vector<Completion> completions = wait_completions(*transport_, 1);
   ASSERT_EQ(completions.size(), 1U);
@@ -320,10 +320,10 @@ TEST_F(TcpInitiator, NamesTheRangeThatChangedOnTheWay) {
 }
 
 TEST_F(TcpInitiator, LosesAPeerThatSendsWhatNobodyAskedFor) {
-  target_->send(frame({.kind = tcp::FrameKind::kWelcome}));
+  target_->send(frame({.kind = tcp::MessageKind::kWelcome}));
   const TransferId id = transport_->submit(transfer(Direction::kPull, 100)).value();
   EXPECT_EQ(target_->receive_frame().header.request, 1U);
-  target_->send(frame({.kind = tcp::FrameKind::kData, .request = 1, .payload_bytes = 101}));
+  target_->send(frame({.kind = tcp::MessageKind::kData, .request = 1, .payload_bytes = 101}));
   expect_end(id, ErrorCode::kPeerLost, "101 bytes");
 }
 

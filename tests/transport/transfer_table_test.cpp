@@ -1,4 +1,4 @@
-// The books' own promises: what peers borrow, what is lent, what is fed.
+// The transfer table's promises: accesses, grants, fed ranges.
 #include "transport/transfer_table.h"
 
 #include <gmock/gmock.h>
@@ -19,16 +19,16 @@ ErrorCode code_of(const Result<T>& result) {
   return result ? ErrorCode::kOk : result.error().code;
 }
 
-class LedgerTest : public ::testing::Test {
+class TransferTableTest : public ::testing::Test {
  protected:
-  LedgerTest() {
+  TransferTableTest() {
     peer_ = table_.connect("somewhere", kIncarnation).peer;
     region_ = add_region();
   }
   RegionId add_region() {
     const RegionId id = table_.new_region_id();
     table_.add_region(id, memory_.data(), kBytes,
-                       encode(RegionDescriptor{kIncarnation, 4096, kBytes, "key", id.value}));
+                      encode(RegionDescriptor{kIncarnation, 4096, kBytes, "key", id.value}));
     return id;
   }
   GrantId grant(std::uint64_t offset, std::uint64_t bytes) {
@@ -44,56 +44,56 @@ class LedgerTest : public ::testing::Test {
   RegionId region_;
 };
 
-TEST_F(LedgerTest, AGrantsDescriptorNamesItsOwnBounds) {
+TEST_F(TransferTableTest, AGrantsDescriptorNamesItsOwnBounds) {
   const GrantId id = grant(100, 50);
-  const RegionDescriptor lent = decode<RegionDescriptor>(table_.exported(id).value(), "grant").value();
-  EXPECT_EQ(lent.base, 4096U + 100);
-  EXPECT_EQ(lent.bytes, 50U);
-  EXPECT_EQ(lent.region, region_.value);
-  EXPECT_EQ(lent.grant, id.value);
-  EXPECT_EQ(lent.rkey, "k");
-  EXPECT_EQ(lent.incarnation, kIncarnation);
+  const RegionDescriptor granted = decode<RegionDescriptor>(table_.exported(id).value(), "grant").value();
+  EXPECT_EQ(granted.base, 4096U + 100);
+  EXPECT_EQ(granted.bytes, 50U);
+  EXPECT_EQ(granted.region, region_.value);
+  EXPECT_EQ(granted.grant, id.value);
+  EXPECT_EQ(granted.rkey, "k");
+  EXPECT_EQ(granted.incarnation, kIncarnation);
 }
 
-TEST_F(LedgerTest, WhatIsBorrowedStaysUntilItIsGivenBack) {
-  EXPECT_EQ(table_.borrow(region_, GrantId{}, 100, 900).value(), memory_.data() + 100);
-  EXPECT_EQ(table_.borrow(region_, GrantId{}, 0, 1).value(), memory_.data());
+TEST_F(TransferTableTest, WhatIsBorrowedStaysUntilItIsGivenBack) {
+  EXPECT_EQ(table_.begin_access(region_, GrantId{}, 100, 900).value(), memory_.data() + 100);
+  EXPECT_EQ(table_.begin_access(region_, GrantId{}, 0, 1).value(), memory_.data());
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kFull);
-  table_.give_back(region_, GrantId{});
+  table_.end_access(region_, GrantId{});
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kFull);
-  table_.give_back(region_, GrantId{});
+  table_.end_access(region_, GrantId{});
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk);
-  EXPECT_EQ(code_of(table_.borrow(region_, GrantId{}, 0, 1)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.begin_access(region_, GrantId{}, 0, 1)), ErrorCode::kRefused);
 }
 
-TEST_F(LedgerTest, NobodyBorrowsWhatWasNeverOffered) {
+TEST_F(TransferTableTest, NobodyBorrowsWhatWasNeverOffered) {
   for (const auto& [offset, bytes] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
            {kBytes, 1}, {0, kBytes + 1}, {1, kBytes}, {~std::uint64_t{0}, 1}, {1, ~std::uint64_t{0}}})
-    EXPECT_EQ(code_of(table_.borrow(region_, GrantId{}, offset, bytes)), ErrorCode::kRefused);
+    EXPECT_EQ(code_of(table_.begin_access(region_, GrantId{}, offset, bytes)), ErrorCode::kRefused);
   const GrantId id = grant(100, 50);
   for (const auto& [offset, bytes] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
            {50, 1}, {0, 51}, {49, 2}, {~std::uint64_t{0} - 99, 1}, {1, ~std::uint64_t{0}}})
-    EXPECT_EQ(code_of(table_.borrow(region_, id, offset, bytes)), ErrorCode::kRefused);
-  EXPECT_EQ(code_of(table_.borrow(region_, GrantId{99}, 0, 1)), ErrorCode::kRefused);
-  EXPECT_EQ(code_of(table_.borrow(RegionId{99}, GrantId{}, 0, 1)), ErrorCode::kRefused);
-  EXPECT_EQ(code_of(table_.borrow(add_region(), id, 0, 1)), ErrorCode::kRefused) << "a grant of another region";
-  EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk) << "a refusal left something borrowed";
+    EXPECT_EQ(code_of(table_.begin_access(region_, id, offset, bytes)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.begin_access(region_, GrantId{99}, 0, 1)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.begin_access(RegionId{99}, GrantId{}, 0, 1)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.begin_access(add_region(), id, 0, 1)), ErrorCode::kRefused) << "a grant of another region";
+  EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk) << "a refusal left an access open";
 }
 
-TEST_F(LedgerTest, AGrantThatIsTakenBackInMidCopyTakesNoNewOnesAndEndsWithTheLast) {
+TEST_F(TransferTableTest, AGrantThatIsTakenBackInMidCopyTakesNoNewOnesAndEndsWithTheLast) {
   const GrantId id = grant(100, 50);
-  EXPECT_EQ(table_.borrow(region_, id, 10, 40).value(), memory_.data() + 110);
+  EXPECT_EQ(table_.begin_access(region_, id, 10, 40).value(), memory_.data() + 110);
   EXPECT_EQ(code_of(table_.remove_grant(id)), ErrorCode::kFull);
-  EXPECT_EQ(code_of(table_.borrow(region_, id, 0, 1)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.begin_access(region_, id, 0, 1)), ErrorCode::kRefused);
   EXPECT_EQ(code_of(table_.exported(id)), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kFull);
-  table_.give_back(region_, id);
+  table_.end_access(region_, id);
   EXPECT_EQ(code_of(table_.remove_grant(id)), ErrorCode::kOk);
   EXPECT_EQ(code_of(table_.remove_grant(id)), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk);
 }
 
-TEST_F(LedgerTest, ARegionTakesItsGrantsAlongAndNoOthers) {
+TEST_F(TransferTableTest, ARegionTakesItsGrantsAlongAndNoOthers) {
   const GrantId id = grant(100, 50);
   const GrantId other = table_.add_grant(add_region(), 0, 1, "").value();
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk);
@@ -102,7 +102,7 @@ TEST_F(LedgerTest, ARegionTakesItsGrantsAlongAndNoOthers) {
   EXPECT_EQ(code_of(table_.exported(other)), ErrorCode::kOk);
 }
 
-TEST_F(LedgerTest, ATransferByAGrantIsCheckedAgainstTheGrant) {
+TEST_F(TransferTableTest, ATransferByAGrantIsCheckedAgainstTheGrant) {
   PagedTransfer by_grant = transfer();
   by_grant.remote_region = table_.exported(grant(100, 15)).value();
   EXPECT_EQ(code_of(table_.accept(by_grant)), ErrorCode::kInvalidArgument);
@@ -110,7 +110,7 @@ TEST_F(LedgerTest, ATransferByAGrantIsCheckedAgainstTheGrant) {
   EXPECT_EQ(table_.accept(by_grant).value().remote.base, 4096U + 100);
 }
 
-TEST_F(LedgerTest, ChecksumsKeepTheRangesAsTheyWereGiven) {
+TEST_F(TransferTableTest, ChecksumsKeepTheRangesAsTheyWereGiven) {
   PagedTransfer checked = transfer();
   checked.ranges.push_back({30, 40, 0});
   EXPECT_EQ(table_.accept(checked).value().copies.size(), 1U) << "joined, and nothing of the empty one";
@@ -120,7 +120,7 @@ TEST_F(LedgerTest, ChecksumsKeepTheRangesAsTheyWereGiven) {
   EXPECT_THAT(accepted.checksums, ElementsAre(1, 2, 3));
 }
 
-TEST_F(LedgerTest, FeedingEndsWithTheLast) {
+TEST_F(TransferTableTest, FeedingEndsWithTheLast) {
   PagedTransfer fed = transfer();
   fed.is_fed = true;
   const AcceptedTransfer accepted = table_.accept(fed).value();
@@ -136,7 +136,7 @@ TEST_F(LedgerTest, FeedingEndsWithTheLast) {
   EXPECT_EQ(code_of(table_.feed(whole, {}, {}, true)), ErrorCode::kInvalidArgument);
 }
 
-TEST_F(LedgerTest, ChecksumsAreFedForAllRangesOrForNone) {
+TEST_F(TransferTableTest, ChecksumsAreFedForAllRangesOrForNone) {
   PagedTransfer fed = transfer();
   fed.is_fed = true;
   const TransferId without = table_.accept(fed).value().id;
@@ -154,11 +154,12 @@ TEST_F(LedgerTest, ChecksumsAreFedForAllRangesOrForNone) {
   EXPECT_EQ(code_of(table_.feed(undecided, {{0, 0, 1}}, {}, false)), ErrorCode::kInvalidArgument);
 }
 
-TEST_F(LedgerTest, ACompletionNamesCorruptRangesAndFreesTheRegion) {
+TEST_F(TransferTableTest, ACompletionNamesCorruptRangesAndFreesTheRegion) {
   const TransferId id = table_.accept(transfer()).value().id;
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kFull);
   table_.complete(id, ErrorCode::kCorrupt, "differs", {0, 1});
-  EXPECT_THAT(table_.completion_queue().take_completions(), ElementsAre(Completion{id, ErrorCode::kCorrupt, "differs", {0, 1}}));
+  EXPECT_THAT(table_.completion_queue().take_completions(),
+              ElementsAre(Completion{id, ErrorCode::kCorrupt, "differs", {0, 1}}));
   EXPECT_EQ(code_of(table_.feed(id, {}, {}, true)), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk);
   EXPECT_THAT(table_.completion_queue().take_completions(), IsEmpty());

@@ -17,7 +17,7 @@
 
 namespace kvferry {
 
-struct Lent {
+struct RemoteGrant {
   GrantId id;
   std::string exported;
 };
@@ -31,8 +31,8 @@ class Remote {
   virtual std::span<std::byte> memory() = 0;
   /// Waits until the remote process has polled this many notifications (in all calls together), or for too long.
   virtual std::vector<Notification> wait_notifications(std::size_t num_notifications) = 0;
-  /// What its owner would do: lend a part of its region, take it back, unregister the region.
-  virtual Lent grant(std::uint64_t offset, std::uint64_t bytes) = 0;
+  /// What its owner would do: grant a part of its region, revoke that, unregister the region.
+  virtual RemoteGrant grant(std::uint64_t offset, std::uint64_t bytes) = 0;
   virtual ErrorCode revoke(GrantId grant) = 0;
   virtual ErrorCode unregister() = 0;
   virtual void shut_down() = 0;
@@ -50,13 +50,12 @@ class Fixture {
   virtual ~Fixture() = default;
   virtual std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) = 0;
   virtual std::unique_ptr<Remote> make_remote(std::uint64_t bytes) = 0;
-  /// Transfers need the remote's process to run: one that is stopped stops them.
+  /// Returns whether a stopped remote process stops transfers with it.
   virtual bool needs_running_remote() const { return true; }
-  /// A region's owner can keep a peer that still has its descriptor away from the memory.
+  /// Returns whether peers can't use a descriptor after unregister_region().
   virtual bool enforces_unregister() const { return true; }
-  /// Parts of its regions can be lent, and taken back.
-  virtual bool lends_grants() const { return true; }
-  /// A stopped peer that owes an answer is given up by itself.
+  virtual bool has_grants() const { return true; }
+  /// Returns whether a stopped peer that owes an answer is lost after a while.
   virtual bool notices_silence() const { return true; }
 };
 

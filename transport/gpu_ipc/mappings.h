@@ -1,4 +1,4 @@
-// Where a peer's memory lies in this process. Private to this folder.
+// A peer's regions as they are mapped in this process. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace kvferry::gpu_ipc {
 
-/// Opened once for each region of a peer, which takes milliseconds, and closed with the last transfer that uses them.
+/// Opens each region of a peer once, which takes milliseconds. Closed with the last transfer that uses one of them.
 class Mappings {
  public:
   explicit Mappings(Device& device) : device_(device) {}
@@ -21,7 +21,7 @@ class Mappings {
   Mappings(const Mappings&) = delete;
   Mappings& operator=(const Mappings&) = delete;
 
-  /// `bytes`: what the region is said to have.
+  /// Returns where the region is mapped. `bytes`: its size by the peer's descriptor.
   Result<std::byte*> open(const std::string& handle, std::uint64_t bytes) {
     const std::pair key(handle, bytes);
     if (const auto found = opened_.find(key); found != opened_.end()) return found->second;
@@ -32,7 +32,7 @@ class Mappings {
 
  private:
   Device& device_;
-  std::map<std::pair<std::string, std::uint64_t>, std::byte*> opened_;  // by what export_memory() gave
+  std::map<std::pair<std::string, std::uint64_t>, std::byte*> opened_;  // key: exported handle and size
 };
 
 }  // namespace kvferry::gpu_ipc

@@ -17,20 +17,18 @@ std::shared_ptr<LoopbackNode> LoopbackCore::add_node(std::uint32_t transfers_max
   const std::lock_guard lock(mutex_);
   auto node = std::make_shared<LoopbackNode>(transfers_max);
   node->incarnation = ++num_nodes_made_;
-  node->address = fmt::format("loopback:{}", node->incarnation);
+  node->address = node->source_address = fmt::format("loopback:{}", node->incarnation);
   nodes_.emplace(node->address, node);
   return node;
 }
 
 Result<PeerId> LoopbackCore::connect(LoopbackNode& node, const std::string& address) {
   const std::lock_guard lock(mutex_);
-  if (!node.alive) return Error{ErrorCode::kCancelled, "the transport is shut down"};
+  if (!node.alive) return TransferTable::is_shut_down();
   const auto found = nodes_.find(address);
   if (found == nodes_.end())
-    return Error{
-        ErrorCode::kInvalidArgument,
-        fmt::format("malformed peer address of {} bytes: it must be what address() of a transport of this fabric gave",
-                    address.size())};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("malformed peer address of {} bytes: it is no address of this fabric", address.size())};
   const TransferTable::Connected connected = node.transfer_table.connect(address, found->second->incarnation);
   node.peers.try_emplace(connected.peer, LoopbackPeer{address, false});
   return connected.peer;
@@ -38,14 +36,14 @@ Result<PeerId> LoopbackCore::connect(LoopbackNode& node, const std::string& addr
 
 void LoopbackCore::disconnect(LoopbackNode& node, PeerId peer) {
   const std::lock_guard lock(mutex_);
-  if (!node.transfer_table.forget_peer(peer)) return;
+  if (!node.transfer_table.remove_peer(peer)) return;
   lose_locked(node, peer, "disconnected");
   node.peers.erase(peer);
 }
 
 Result<TransferId> LoopbackCore::submit(LoopbackNode& node, PagedTransfer transfer) {
   const std::lock_guard lock(mutex_);
-  if (!node.alive) return Error{ErrorCode::kCancelled, "the transport is shut down"};
+  if (!node.alive) return TransferTable::is_shut_down();
   Result<AcceptedTransfer> accepted = node.transfer_table.accept(std::move(transfer));
   if (!accepted) return std::move(accepted).error();
   const TransferId id = accepted->id;
@@ -71,9 +69,7 @@ Result<void> LoopbackCore::feed(LoopbackNode& node, TransferId id, const std::ve
   if (!fed) return std::move(fed).error();
   const auto is_it = [&](const Moving& moving) { return moving.owner == &node && moving.transfer.id == id; };
   AcceptedTransfer& transfer = std::find_if(moving_.begin(), moving_.end(), is_it)->transfer;
-  transfer.copies.insert(transfer.copies.end(), fed->copies.begin(), fed->copies.end());
-  transfer.checksums.insert(transfer.checksums.end(), fed->checksums.begin(), fed->checksums.end());
-  transfer.is_complete = fed->is_last;
+  transfer.append(*fed);
   if (!held_) run_locked();
   return {};
 }
@@ -85,6 +81,11 @@ void LoopbackCore::cancel(LoopbackNode& node, TransferId id) {
     if (moving_[index].owner == &node && moving_[index].transfer.id == id)
       finish_locked(index, ErrorCode::kCancelled, "cancelled");
   }
+}
+
+void LoopbackCore::set_source_address(LoopbackNode& node, const std::string& address) {
+  const std::lock_guard lock(mutex_);
+  node.source_address = address;
 }
 
 bool LoopbackCore::is_alive(const LoopbackNode& node) {
@@ -176,7 +177,7 @@ bool LoopbackCore::step_locked() {
     finish_locked(index, ErrorCode::kCorrupt, "a checksum differs");
   } else {
     if (!transfer.notification.empty())
-      moving.target->transfer_table.completion_queue().notify({moving.owner->address, transfer.notification});
+      moving.target->transfer_table.completion_queue().notify({moving.owner->source_address, transfer.notification});
     finish_locked(index, ErrorCode::kOk, "");
   }
   return true;
@@ -187,7 +188,7 @@ Result<void> LoopbackCore::copy_locked(Moving& moving) {
   const CopyRange& copy = transfer.copies[moving.num_copied];
   const RegionId region{transfer.remote.region};
   const GrantId grant{transfer.remote.grant};
-  Result<std::byte*> remote = moving.target->transfer_table.borrow(region, grant, copy.remote_offset, copy.bytes);
+  Result<std::byte*> remote = moving.target->transfer_table.begin_access(region, grant, copy.remote_offset, copy.bytes);
   if (!remote) return std::move(remote).error();
   std::byte* local = transfer.local_base + copy.local_offset;
   const bool is_pull = transfer.direction == Direction::kPull;
@@ -195,7 +196,7 @@ Result<void> LoopbackCore::copy_locked(Moving& moving) {
   std::memmove(to, is_pull ? *remote : local, copy.bytes);
   if (!transfer.checksums.empty() && chunk_checksum({to, copy.bytes}) != transfer.checksums[moving.num_copied])
     moving.corrupt_ranges.push_back(static_cast<std::uint32_t>(moving.num_copied));
-  moving.target->transfer_table.give_back(region, grant);
+  moving.target->transfer_table.end_access(region, grant);
   ++moving.num_copied;
   return {};
 }
@@ -214,7 +215,8 @@ void LoopbackCore::finish_locked(std::size_t index, ErrorCode code, std::string 
   moving_[index] = std::move(moving_.back());
   moving_.pop_back();
   if (code != ErrorCode::kCorrupt) finished.corrupt_ranges.clear();
-  finished.owner->transfer_table.complete(finished.transfer.id, code, std::move(what), std::move(finished.corrupt_ranges));
+  finished.owner->transfer_table.complete(finished.transfer.id, code, std::move(what),
+                                          std::move(finished.corrupt_ranges));
 }
 
 }  // namespace kvferry

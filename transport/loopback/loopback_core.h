@@ -1,4 +1,4 @@
-// The state behind a LoopbackFabric and its transports. Private to this folder.
+// The state shared by a LoopbackFabric and its transports. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -11,28 +11,29 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/transfer_table.h"
 #include "transport/loopback/loopback_fabric.h"
+#include "transport/transfer_table.h"
 
 namespace kvferry {
 
 struct LoopbackPeer {
   std::string address;
-  bool lost = false;  // every transfer with it ends in kPeerLost, as after a broken connection
+  bool lost = false;  // every transfer with it ends with kPeerLost, as after a broken connection
 };
 
-/// One transport's side of the fabric. alive and peers are guarded by the core's lock, the transfer_table has its own.
+/// One transport's side of the fabric. The core's lock guards all but the transfer table, which has its own.
 struct LoopbackNode {
   explicit LoopbackNode(std::uint32_t transfers_max) : transfer_table(transfers_max) {}
   std::uint64_t incarnation = 0;
   std::string address;
+  std::string source_address;
   bool alive = true;
   TransferTable transfer_table;
   std::unordered_map<PeerId, LoopbackPeer> peers;
 };
 
-/// Threads: any; one lock around everything, copies included, so that a killed node's memory is quiet when kill()
-/// returns.
+/// Threads: any. One lock guards everything, copies included, so that a killed node's memory is no longer touched when
+/// kill() returns.
 class LoopbackCore {
  public:
   explicit LoopbackCore(LoopbackOptions options);
@@ -44,6 +45,7 @@ class LoopbackCore {
   Result<void> feed(LoopbackNode& node, TransferId id, const std::vector<CopyRange>& ranges,
                     std::vector<std::uint64_t> checksums, bool is_last);
   void cancel(LoopbackNode& node, TransferId id);
+  void set_source_address(LoopbackNode& node, const std::string& address);
   bool is_alive(const LoopbackNode& node);
   void end(LoopbackNode& node);
 
@@ -60,13 +62,13 @@ class LoopbackCore {
     AcceptedTransfer transfer;
     std::size_t num_copied;
     std::uint32_t delay_steps;
-    std::optional<std::size_t> lost_at;  // fails when this many copies are done
+    std::optional<std::size_t> lost_at;  // the connection breaks when this many copies are done
     std::vector<std::uint32_t> corrupt_ranges;
   };
 
-  /// Indices of those that have something to do and no more urgent one before them at the same peer.
+  /// Indices of the transfers that have something to do and of which none more urgent waits for the same peer.
   std::vector<std::size_t> movable_locked() const;
-  /// kRefused: the memory was taken back.
+  /// kRefused: the region was unregistered or the grant revoked.
   Result<void> copy_locked(Moving& moving);
 
   bool step_locked();
@@ -82,7 +84,7 @@ class LoopbackCore {
   bool held_;
   std::uint32_t fail_next_ = 0;
   std::uint64_t num_nodes_made_ = 0;
-  std::unordered_map<std::string, std::shared_ptr<LoopbackNode>> nodes_;  // by address, the dead too
+  std::unordered_map<std::string, std::shared_ptr<LoopbackNode>> nodes_;  // key: address; ended nodes stay
   std::vector<Moving> moving_;
 };
 

@@ -1,5 +1,6 @@
 #include "transport/loopback/loopback_fabric.h"
 
+#include <atomic>
 #include <utility>
 
 #include "transport/loopback/loopback_core.h"
@@ -18,7 +19,7 @@ class LoopbackTransport final : public Transport {
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
     if (Result<void> ok = TransferTable::check_host_region(memory, "the loopback"); !ok) return std::move(ok).error();
-    if (!core_->is_alive(*node_)) return Error{ErrorCode::kCancelled, "the transport is shut down"};
+    if (!core_->is_alive(*node_)) return TransferTable::is_shut_down();
     const RegionId id = node_->transfer_table.new_region_id();
     const RegionDescriptor descriptor{node_->incarnation, reinterpret_cast<std::uintptr_t>(memory.base), memory.bytes,
                                       "", id.value};
@@ -43,13 +44,21 @@ class LoopbackTransport final : public Transport {
   void cancel(TransferId id) override { core_->cancel(*node_, id); }
 
   std::vector<Completion> poll() override { return node_->transfer_table.completion_queue().take_completions(); }
-  std::vector<Notification> poll_notifications() override { return node_->transfer_table.completion_queue().take_notifications(); }
+  std::vector<Notification> poll_notifications() override {
+    return node_->transfer_table.completion_queue().take_notifications();
+  }
   int event_fd() const override { return node_->transfer_table.completion_queue().event_fd(); }
+  bool wait(TimeNs timeout_ns) override {
+    return node_->transfer_table.completion_queue().wait(timeout_ns, interrupt_fd_);
+  }
+  void set_wait_interrupt_fd(int fd) override { interrupt_fd_ = fd; }
+  void set_source_address(const std::string& address) override { core_->set_source_address(*node_, address); }
   void shutdown() override { core_->end(*node_); }
 
  private:
   std::shared_ptr<LoopbackCore> core_;
   std::shared_ptr<LoopbackNode> node_;
+  std::atomic<int> interrupt_fd_{-1};
 };
 
 }  // namespace

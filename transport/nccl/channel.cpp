@@ -10,29 +10,29 @@
 namespace kvferry::nccl {
 namespace {
 
-constexpr TimeNs kSettleNs = kSecond;  // for a device that refuses even an event: nothing runs there any more
+constexpr TimeNs kSettleNs = kSecond;  // a device that refuses events for this long counts as dead
 
-/// What one group moves, from the same sizes on both sides.
+/// What one group moves; both sides compute it from the same sizes.
 struct Layout {
   std::vector<std::span<std::byte>> operations;
-  std::vector<std::pair<std::byte*, std::span<std::byte>>> staged;  // in the staging buffer, where it belongs
+  std::vector<std::pair<std::byte*, std::span<std::byte>>> staged;  // place in the staging buffer, part
 };
 
-Layout lay_out(const PieceTransfer& flight, std::byte* staging) {
+Layout lay_out(const PieceTransfer& piece, std::byte* staging) {
   Layout layout;
-  const auto is_small = [&](const auto& part) { return part.size() <= flight.packed_bytes_max; };
-  const bool packs = std::count_if(flight.parts.begin(), flight.parts.end(), is_small) > 1;
+  const auto is_small = [&](const auto& part) { return part.size() <= piece.packed_bytes_max; };
+  const bool packs = std::count_if(piece.parts.begin(), piece.parts.end(), is_small) > 1;
   std::byte* end = staging;
-  for (const std::span<std::byte>& part : flight.parts) {
+  for (const std::span<std::byte>& part : piece.parts) {
     if (!packs || !is_small(part)) continue;
     layout.staged.emplace_back(end, part);
     end += part.size();
   }
   if (end != staging) layout.operations.push_back({staging, end});
-  for (const std::span<std::byte>& part : flight.parts) {
+  for (const std::span<std::byte>& part : piece.parts) {
     if (packs && is_small(part)) continue;
-    layout.operations.push_back(flight.is_drained ? std::span<std::byte>(end, part.size()) : part);
-    end += flight.is_drained ? part.size() : 0;
+    layout.operations.push_back(piece.is_drained ? std::span<std::byte>(end, part.size()) : part);
+    end += piece.is_drained ? part.size() : 0;
   }
   KVFERRY_CHECK(end <= staging + kPieceBytesMax, "a piece is larger than the staging buffer");
   return layout;
@@ -54,7 +54,7 @@ Result<std::unique_ptr<Channel>> Channel::open(Device& device, StagingPool& stag
 }
 
 Channel::~Channel() {
-  KVFERRY_CHECK(communicator_ == nullptr || is_quiet_, "a channel ends that may still touch memory");
+  KVFERRY_CHECK(communicator_ == nullptr || is_quiet_, "a channel was destroyed that may still touch memory");
   if (stream_ != nullptr) device_.drop_stream(stream_);
   if (staging_ != nullptr) pool_.give_back(staging_);
 }
@@ -70,7 +70,8 @@ bool Channel::has_staging() {
 
 bool Channel::withdraw(std::uint64_t token) {
   const auto first = queue_.begin() + (is_posting_ ? 1 : 0);
-  const auto found = std::find_if(first, queue_.end(), [&](const PieceTransfer& flight) { return flight.token == token; });
+  const auto found =
+      std::find_if(first, queue_.end(), [&](const PieceTransfer& piece) { return piece.token == token; });
   if (found == queue_.end()) return false;
   queue_.erase(found);
   return true;
@@ -101,19 +102,19 @@ void Channel::advance(TimeNs now, std::vector<Report>& reports) {
   reap(now, reports);
 }
 
-bool Channel::begin(PieceTransfer& flight, std::vector<Report>& reports) {
-  const Layout layout = lay_out(flight, staging_);
+bool Channel::begin(PieceTransfer& piece, std::vector<Report>& reports) {
+  const Layout layout = lay_out(piece, staging_);
   copies_.clear();
   for (const auto& [buffer, part] : layout.staged) {
     if (role_ == Role::kSender) {
       copies_.push_back({buffer, part.data(), part.size()});
-    } else if (!flight.is_drained) {
+    } else if (!piece.is_drained) {
       copies_.push_back({part.data(), buffer, part.size()});
     }
   }
   if (role_ == Role::kSender && !copies_.empty()) {
     if (Result<void> ok = device_.copy(copies_, stream_); !ok) {
-      reports.push_back({false, flight.token, std::move(ok)});
+      reports.push_back({false, piece.token, std::move(ok)});
       return false;
     }
   }
@@ -121,31 +122,31 @@ bool Channel::begin(PieceTransfer& flight, std::vector<Report>& reports) {
                                            : communicator_->receive(layout.operations, stream_);
   if (!ok) fail(ok.error());
   is_posting_ = true;
-  if (ok && role_ == Role::kSender) reports.push_back({true, flight.token, {}});
+  if (ok && role_ == Role::kSender) reports.push_back({true, piece.token, {}});
   return true;
 }
 
 void Channel::end_posting() {
-  InFlight flight{queue_.front().token, {}, {}};
+  InFlight piece{queue_.front().token, {}, {}};
   queue_.pop_front();
-  if (role_ == Role::kReceiver && !copies_.empty()) flight.outcome = device_.copy(copies_, stream_);
+  if (role_ == Role::kReceiver && !copies_.empty()) piece.outcome = device_.copy(copies_, stream_);
   Result<DeviceEvent> end = DeviceEvent::record(device_, stream_);
-  if (!end) return fail(end.error());  // nobody could tell when its memory is quiet
-  flight.end = std::move(*end);
-  in_flight_.push_back(std::move(flight));
+  if (!end) return fail(end.error());  // without an event the end of its memory's use would be unknown
+  piece.end = std::move(*end);
+  in_flight_.push_back(std::move(piece));
 }
 
 void Channel::reap(TimeNs now, std::vector<Report>& reports) {
   while (!is_failed() && !in_flight_.empty()) {
-    InFlight& flight = in_flight_.front();
-    const Result<bool> is_reached = flight.end.is_reached();
+    InFlight& piece = in_flight_.front();
+    const Result<bool> is_reached = piece.end.is_reached();
     if (!is_reached) return fail(is_reached.error());
     if (!*is_reached) break;
     progressed_at_ = now;
-    reports.push_back({false, flight.token, std::move(flight.outcome)});
+    reports.push_back({false, piece.token, std::move(piece.outcome)});
     in_flight_.pop_front();
   }
-  // An idle communicator fails too: when its peer dies, for one.
+  // An idle communicator also fails, for example when its peer dies: only one with work counts.
   if (!is_failed() && !in_flight_.empty() && communicator_->state() == Communicator::State::kFailed)
     fail({ErrorCode::kPeerLost, communicator_->why()});
 }
@@ -170,7 +171,7 @@ void Channel::settle(TimeNs now) {
     }
   }
   if (!is_reached && now >= settle_until_) {
-    log().error("nccl: the device fails: {}", is_reached.error().what);
+    log().error("nccl: the device fails and counts as dead: {}", is_reached.error().what);
     is_quiet_ = true;
   }
   if (!is_reached || !*is_reached) return;

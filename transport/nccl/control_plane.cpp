@@ -9,11 +9,11 @@
 namespace kvferry::nccl {
 namespace {
 
-constexpr std::size_t kSentMax = 64;               // on their way to one peer
-constexpr std::size_t kPartBytes = 48 << 10;       // of a message in one notification
-constexpr std::size_t kMessageBytesMax = 1 << 20;  // of an honest peer's
+constexpr std::size_t kSentMax = 64;               // submitted and not completed, for each peer
+constexpr std::size_t kPartBytes = 48 << 10;       // longer messages go in several notifications
+constexpr std::size_t kMessageBytesMax = 1 << 20;  // longer ones are dropped
 constexpr std::size_t kStreamBytes = 8;
-constexpr std::size_t kHeadBytes = kStreamBytes + 1;  // and whether more parts follow
+constexpr std::size_t kHeadBytes = kStreamBytes + 1;  // the stream, and whether more parts follow
 
 std::string random_stream() {
   std::random_device random;
@@ -26,8 +26,8 @@ std::string random_stream() {
 
 Result<std::unique_ptr<ControlPlane>> ControlPlane::open(const TcpOptions& options) {
   TcpOptions own = options;
-  own.connections = own.local_connections = 1;  // so that messages keep their order
-  own.transfers_max = 1 << 20;                  // kSentMax for each peer is the limit
+  own.connections = own.local_connections = 1;  // one connection keeps the messages in order
+  own.transfers_max = 1 << 20;                  // kSentMax for each peer is the real limit
   Result<std::unique_ptr<Transport>> inner = make_tcp_transport(own);
   if (!inner) return std::move(inner).error();
   std::unique_ptr<ControlPlane> plane(new ControlPlane(std::move(*inner)));
@@ -48,7 +48,7 @@ ControlPeerPtr ControlPlane::reach(const ControlAddress& address, TimeNs now) {
   auto peer = std::make_shared<ControlPeer>();
   peer->address_ = address;
   peer->stream_ = random_stream();
-  peer->heard_at_ = now;
+  peer->alive_at_ = now;
   if (Result<PeerId> id = inner_->connect(address.address)) {
     peer->id_ = *id;
   } else {
@@ -69,10 +69,10 @@ void ControlPlane::send(ControlPeer& peer, std::string message) {
     peer.queue_.push_back(std::move(part));
   } while (!left.empty());
   const auto found = std::find_if(peers_.begin(), peers_.end(), [&](const auto& one) { return one.get() == &peer; });
-  if (found != peers_.end()) hand_over(ControlPeerPtr(*found));
+  if (found != peers_.end()) submit_queued(ControlPeerPtr(*found));
 }
 
-void ControlPlane::hand_over(const ControlPeerPtr& peer) {
+void ControlPlane::submit_queued(const ControlPeerPtr& peer) {
   while (!peer->is_lost_ && !peer->queue_.empty() && peer->num_sent_ < kSentMax) {
     PagedTransfer transfer{peer->id_, Direction::kPush, region_, peer->address_.region, {}, peer->queue_.front()};
     transfer.priority = Priority::kUrgent;
@@ -89,7 +89,7 @@ void ControlPlane::lose(ControlPeer& peer, const std::string& why) {
   if (std::exchange(peer.is_lost_, true)) return;
   peer.why_ = why;
   peer.queue_.clear();
-  inner_->disconnect(peer.id_);  // so that the next connect() makes another
+  inner_->disconnect(peer.id_);  // the next connect() makes a new connection
 }
 
 std::vector<ControlPlane::Incoming> ControlPlane::advance(TimeNs now) {
@@ -99,14 +99,14 @@ std::vector<ControlPlane::Incoming> ControlPlane::advance(TimeNs now) {
     ControlPeer& peer = *sent.mapped();
     --peer.num_sent_;
     if (completion.code == ErrorCode::kOk) {
-      peer.heard_at_ = now;
+      peer.alive_at_ = now;
     } else {
       lose(peer, completion.what);
     }
   }
   std::vector<Incoming> incoming;
   for (Notification& note : inner_->poll_notifications()) receive(std::move(note), incoming);
-  for (const ControlPeerPtr& peer : peers_) hand_over(peer);
+  for (const ControlPeerPtr& peer : peers_) submit_queued(peer);
   std::erase_if(peers_, [this](const ControlPeerPtr& peer) {
     if (peer.use_count() > 1 || !(peer->is_lost_ || peer->is_flushed())) return false;
     if (!peer->is_lost_) inner_->disconnect(peer->id_);
@@ -126,10 +126,10 @@ void ControlPlane::receive(Notification note, std::vector<Incoming>& incoming) {
     return;
   }
   Partial& partial = partial_[note.from];
-  if (partial.stream != stream) partial = {stream, {}};  // the rest of what an earlier way had begun never comes
+  if (partial.stream != stream) partial = {stream, {}};  // the rest of an earlier connection's message never comes
   partial.bytes.append(bytes);
   if (partial.bytes.size() > kMessageBytesMax) {
-    log().warn("nccl: a peer's message of more than {} bytes was dropped", kMessageBytesMax);
+    log().warn("nccl: dropped a peer's message of more than {} bytes", kMessageBytesMax);
   } else if (has_more) {
     return;
   } else {

@@ -1,5 +1,5 @@
-// The control link: messages to and from other NCCL transports, over a transport of its own that carries no bytes of
-// memory. Reliable and in order; a dead peer is seen. Private to this folder.
+// The control link: messages between NCCL transports, as notifications of an inner TCP transport. Reliable and in
+// order; it detects dead peers. Private to this folder.
 #pragma once
 
 #include <array>
@@ -17,32 +17,32 @@
 
 namespace kvferry::nccl {
 
-/// One way to a peer, shared by all sessions with it. Once lost it stays so.
+/// The connection to one peer, shared by all sessions with it. A lost one stays lost.
 class ControlPeer {
  public:
   bool is_lost() const { return is_lost_; }
   const std::string& why() const { return why_; }
-  /// When it last took a message, or was first reached.
-  TimeNs heard_at() const { return heard_at_; }
+  /// When the peer last acknowledged a message, or the connection was made.
+  TimeNs alive_at() const { return alive_at_; }
   bool is_flushed() const { return queue_.empty() && num_sent_ == 0; }
 
  private:
   friend class ControlPlane;
   ControlAddress address_;
   PeerId id_;
-  std::string stream_;             // tells the messages of this way from those of an earlier one
-  std::deque<std::string> queue_;  // what is not handed over yet
-  std::size_t num_sent_ = 0;       // handed over and not known to be there
-  TimeNs heard_at_ = 0;
+  std::string stream_;             // distinguishes its messages from those of an earlier connection
+  std::deque<std::string> queue_;  // not submitted to the inner transport yet
+  std::size_t num_sent_ = 0;       // submitted and not completed
+  TimeNs alive_at_ = 0;
   bool is_lost_ = false;
   std::string why_;
 };
 using ControlPeerPtr = std::shared_ptr<ControlPeer>;
 
-/// Progress thread only, but for open().
+/// Threads: open() any, the other methods the progress thread.
 class ControlPlane {
  public:
-  /// kUnavailable: as make_tcp_transport().
+  /// Errors: those of make_tcp_transport().
   static Result<std::unique_ptr<ControlPlane>> open(const TcpOptions& options);
 
   const ControlAddress& address() const { return address_; }
@@ -50,8 +50,8 @@ class ControlPlane {
   /// Readable while advance() has something to read.
   int event_fd() const { return inner_->event_fd(); }
 
-  /// The way to this address; a new one if the last was lost. It closes when nobody else holds it and all is sent. A
-  /// malformed address gives one that is lost.
+  /// Returns the connection to this address, a new one if the last is lost. It is closed when no other reference is
+  /// left and all is sent. For a malformed address it is lost from the start.
   ControlPeerPtr reach(const ControlAddress& address, TimeNs now);
   void send(ControlPeer& peer, std::string message);
 
@@ -65,11 +65,11 @@ class ControlPlane {
 
  private:
   explicit ControlPlane(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
-  void hand_over(const ControlPeerPtr& peer);
+  void submit_queued(const ControlPeerPtr& peer);
   void lose(ControlPeer& peer, const std::string& why);
   void receive(Notification note, std::vector<Incoming>& incoming);
 
-  std::array<std::byte, 64> memory_{};  // of the region that stands in all transfers; never read or written
+  std::array<std::byte, 64> memory_{};  // the region that all inner transfers name; never read or written
   std::unique_ptr<Transport> inner_;
   RegionId region_;
   ControlAddress address_;
@@ -79,7 +79,7 @@ class ControlPlane {
     std::string stream;
     std::string bytes;
   };
-  std::unordered_map<std::string, Partial> partial_;  // by sender: the message that is on its way in parts
+  std::unordered_map<std::string, Partial> partial_;  // key: sender; a message of which parts are missing
 };
 
 }  // namespace kvferry::nccl

@@ -9,22 +9,23 @@
 namespace kvferry::nccl {
 namespace {
 
-Error broken_rules(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
-Error fine() { return Error{ErrorCode::kOk, ""}; }
+Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
+Error success() { return Error{ErrorCode::kOk, ""}; }
 
-/// From the first to the last byte of all extents; an Error when no honest peer asks so.
+/// Returns the first byte of all extents and the end of the last. An error: no correct peer requests this.
 Result<std::pair<std::uint64_t, std::uint64_t>> span_of(const Ask& ask) {
   const bool is_hash = ask.purpose == static_cast<std::uint8_t>(Purpose::kHash);
   if (ask.extents.empty() || ask.extents.size() % 2 != 0 || ask.extents.size() > 2 * kExtentsMax)
-    return broken_rules("it asked for a bad number of extents");
+    return protocol_error("the peer requested a bad number of extents");
   std::uint64_t first = UINT64_MAX;
   std::uint64_t end = 0;
   std::uint64_t total = 0;
   for (std::size_t index = 0; index < ask.extents.size(); index += 2) {
     const std::uint64_t offset = ask.extents[index];
     const std::uint64_t bytes = ask.extents[index + 1];
-    if (bytes == 0 || !is_inside(offset, bytes, UINT64_MAX)) return broken_rules("it asked for a bad extent");
-    if (!is_hash && bytes > kPieceBytesMax - total) return broken_rules("it asked for too many bytes at a time");
+    if (bytes == 0 || !is_inside(offset, bytes, UINT64_MAX)) return protocol_error("the peer requested a bad extent");
+    if (!is_hash && bytes > kPieceBytesMax - total)
+      return protocol_error("the peer requested too many bytes at a time");
     total += bytes;
     first = std::min(first, offset);
     end = std::max(end, offset + bytes);
@@ -55,36 +56,39 @@ Result<void> InboundLink::on_message(const Message& message) {
       return {};
     }
     default:
-      return broken_rules("it sent a message that only targets send");
+      return protocol_error("the peer sent a message that only targets send");
   }
 }
 
 Result<void> InboundLink::on_open(const Open& open) {
-  if (channel(open.is_pull) != nullptr) return broken_rules("it opened a channel twice");
+  if (channel(open.is_pull) != nullptr) return protocol_error("the peer opened a channel twice");
   return open_channel(open.is_pull, open.id, 1, open.is_pull ? Role::kSender : Role::kReceiver);
 }
 
 Result<void> InboundLink::on_ask(const Ask& ask) {
-  if (ask.purpose > static_cast<std::uint8_t>(Purpose::kHash)) return broken_rules("it asked for something unknown");
+  if (ask.purpose > static_cast<std::uint8_t>(Purpose::kHash))
+    return protocol_error("the peer's request has an unknown purpose");
   const auto purpose = static_cast<Purpose>(ask.purpose);
-  if (served_.size() >= kServedMax || served_.contains(ask.token)) return broken_rules("it asked for too much at once");
+  if (served_.size() >= kServedMax || served_.contains(ask.token))
+    return protocol_error("the peer made too many requests at a time");
   Channel* const through = channel(purpose == Purpose::kPull);
-  if (through == nullptr) return broken_rules("it asked before it opened a channel");
+  if (through == nullptr) return protocol_error("the peer made a request before it opened a channel");
   const auto span = span_of(ask);
   if (!span) return span.error();
 
   const RegionId region{ask.region};
   const GrantId grant{ask.grant};
-  Result<std::byte*> memory = context_.transfer_table.borrow(region, grant, span->first, span->second - span->first);
+  Result<std::byte*> memory =
+      context_.transfer_table.begin_access(region, grant, span->first, span->second - span->first);
   Served served;
   served.purpose = purpose;
-  PieceTransfer flight{ask.token, {}, ask.packed_bytes_max, !memory};
+  PieceTransfer piece{ask.token, {}, ask.packed_bytes_max, !memory};
   for (std::size_t index = 0; index < ask.extents.size(); index += 2) {
     std::byte* const base = memory ? *memory + (ask.extents[index] - span->first) : nullptr;
-    flight.parts.emplace_back(base, ask.extents[index + 1]);
+    piece.parts.emplace_back(base, ask.extents[index + 1]);
   }
   if (memory) {
-    served.loan = Loan(context_.transfer_table, region, grant);
+    served.access = MemoryAccess(context_.transfer_table, region, grant);
   } else if (purpose == Purpose::kPush) {
     served.refusal = memory.error();
   } else {
@@ -92,11 +96,11 @@ Result<void> InboundLink::on_ask(const Ask& ask) {
     return {};
   }
   if (purpose == Purpose::kHash) {
-    hash(ask.token, std::move(served), flight.parts);
+    hash(ask.token, std::move(served), piece.parts);
     return {};
   }
   served_.emplace(ask.token, std::move(served));
-  through->post(std::move(flight));
+  through->post(std::move(piece));
   return {};
 }
 
@@ -110,8 +114,9 @@ void InboundLink::hash(std::uint64_t token, Served served, const std::vector<std
 }
 
 void InboundLink::on_notify(Notify notify) {
-  const bool is_taken = context_.transfer_table.completion_queue().notify({std::move(notify.from), std::move(notify.body)});
-  answer(notify.token, is_taken ? fine() : Error{ErrorCode::kRefused, "the peer has too many unread notifications"});
+  const bool is_taken =
+      context_.transfer_table.completion_queue().notify({std::move(notify.from), std::move(notify.body)});
+  answer(notify.token, is_taken ? success() : Error{ErrorCode::kRefused, "the peer has too many unread notifications"});
 }
 
 void InboundLink::answer(std::uint64_t token, const Error& outcome, std::vector<std::uint64_t> checksums) {
@@ -121,7 +126,7 @@ void InboundLink::answer(std::uint64_t token, const Error& outcome, std::vector<
 void InboundLink::on_report(bool is_pull, Channel::Report& report) {
   if (report.is_started) return send(Kind::kData, Data{report.token});
   auto served = served_.extract(report.token);
-  served.mapped().loan.give_back();  // first, so that whoever hears the answer may take the memory back
+  served.mapped().access.end();  // before the answer, after which the owner may revoke the grant
   if (!report.outcome) {
     answer(report.token, report.outcome.error());
   } else if (!is_pull) {
@@ -144,14 +149,14 @@ void InboundLink::advance_work() {
       continue;
     }
     Result<std::vector<std::uint64_t>> checksums = served.checksums->take();
-    served.loan.give_back();
-    answer(it->first, checksums ? fine() : checksums.error(),
+    served.access.end();
+    answer(it->first, checksums ? success() : checksums.error(),
            checksums ? std::move(*checksums) : std::vector<std::uint64_t>{});
     --num_hashing_;
     it = served_.erase(it);
   }
 }
 
-void InboundLink::on_lost(const std::string& why) { log().debug("nccl: a peer's session is over: {}", why); }
+void InboundLink::on_lost(const std::string& why) { log().debug("nccl: a peer's session ended: {}", why); }
 
 }  // namespace kvferry::nccl

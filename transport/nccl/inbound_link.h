@@ -1,4 +1,4 @@
-// The target's end of a session: lends memory to what the initiator asks, piece by piece. Private to this folder.
+// The target's end of a session: serves the initiator's requests, piece by piece. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/loan.h"
+#include "transport/memory_access.h"
 #include "transport/nccl/link.h"
 
 namespace kvferry::nccl {
@@ -21,8 +21,8 @@ class InboundLink final : public Link {
  private:
   struct Served {
     Purpose purpose{};
-    Loan loan;
-    Error refusal{ErrorCode::kOk, ""};  // to be told when the bytes, which come in any case, have been dropped
+    MemoryAccess access;
+    Error refusal{ErrorCode::kOk, ""};  // the answer once the pushed bytes, which come in any case, are dropped
     std::unique_ptr<Device::Checksums> checksums;
   };
 
@@ -38,7 +38,7 @@ class InboundLink final : public Link {
   void answer(std::uint64_t token, const Error& outcome, std::vector<std::uint64_t> checksums = {});
 
   std::unordered_map<std::uint64_t, Served> served_;
-  std::uint32_t num_hashing_ = 0;  // of served_
+  std::uint32_t num_hashing_ = 0;  // number of served_ with checksums
 };
 
 }  // namespace kvferry::nccl

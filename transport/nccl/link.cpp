@@ -5,7 +5,7 @@
 namespace kvferry::nccl {
 namespace {
 
-constexpr TimeNs kIdlePings = 20;  // as many times rarer than where something is owed
+constexpr TimeNs kIdlePings = 20;  // an idle peer is pinged this many times more rarely
 
 }  // namespace
 
@@ -44,14 +44,14 @@ void Link::watch() {
 
 TimeNs Link::ping_at() const {
   const TimeNs period = context_.options.silence_ns / 4 * (is_owed() ? 1 : kIdlePings);
-  return std::max(peer_->heard_at(), pinged_at_) + period;
+  return std::max(peer_->alive_at(), pinged_at_) + period;
 }
 
 TimeNs Link::next_deadline() const { return is_lost_ ? INT64_MAX : ping_at(); }
 
-void Link::lose(const std::string& why, bool tells_peer) {
+void Link::lose(const std::string& why, bool notify_peer) {
   if (std::exchange(is_lost_, true)) return;
-  if (tells_peer) send(Kind::kBye, Bye{why});
+  if (notify_peer) send(Kind::kBye, Bye{why});
   for (const std::unique_ptr<Channel>& one : channels_) {
     if (one != nullptr) one->abort();
   }

@@ -1,4 +1,4 @@
-// What both ends of a session have: its way to the peer, its two channels, and how it ends. Private to this folder.
+// Base of both ends of a session: the way to the peer, two channels, and how it ends. Private to this folder.
 #pragma once
 
 #include <array>
@@ -8,15 +8,15 @@
 #include <string_view>
 #include <vector>
 
-#include "transport/transfer_table.h"
 #include "transport/make_transport.h"
 #include "transport/nccl/channel.h"
 #include "transport/nccl/control_plane.h"
 #include "transport/nccl/messages.h"
+#include "transport/transfer_table.h"
 
 namespace kvferry::nccl {
 
-/// What links need of their transport.
+/// What links need of their backend.
 struct Context {
   const NcclOptions& options;
   Device& device;
@@ -24,12 +24,12 @@ struct Context {
   Communicators& communicators;
   ControlPlane& control;
   TransferTable& transfer_table;
-  std::string signature;  // who notifications are from
-  TimeNs now = 0;         // of this round
+  std::string source_address;  // the `from` of this side's notifications
+  TimeNs now = 0;              // at the begin of this round
 };
 
-/// A session is made by the initiator of transfers and carries its transfers alone: pulls through one channel, pushes
-/// through another, each opened when it is first wanted. Progress thread only.
+/// A session is opened by the initiator of transfers and carries only its transfers: pulls through one channel, pushes
+/// through another, each opened when it is first needed. Progress thread only.
 class Link {
  public:
   Link(Context& context, std::uint64_t session, ControlPeerPtr peer)
@@ -39,26 +39,26 @@ class Link {
   Link& operator=(const Link&) = delete;
 
   std::uint64_t session() const { return session_; }
-  /// Of this session. An Error: the peer breaks the rules.
+  /// Handles a message of this session. An error: the peer violates the protocol.
   virtual Result<void> on_message(const Message& message) = 0;
-  /// A round of work.
+  /// Does a round of work.
   void advance();
-  /// Ends it; what is under way is aborted.
-  void lose(const std::string& why, bool tells_peer = true);
+  /// Ends the session and aborts what is under way.
+  void lose(const std::string& why, bool notify_peer = true);
   bool is_lost() const { return is_lost_; }
-  /// Lost, and nothing of it touches memory any more.
+  /// Returns whether it is lost and no longer touches memory.
   bool is_quiet() const;
-  /// The device does something for it, which announces itself to nobody.
+  /// Returns whether the device works for it, whose progress must be polled.
   virtual bool needs_polling() const;
-  /// When advance() is wanted although nothing happens.
+  /// When advance() must be called although nothing happens.
   TimeNs next_deadline() const;
 
  protected:
-  /// The rest of a round; `is_pull` says of which channel the reports are.
+  /// `is_pull`: the report is of the channel for pulls.
   virtual void on_report(bool is_pull, Channel::Report& report) = 0;
   virtual void advance_work() = 0;
   virtual void on_lost(const std::string& why) = 0;
-  /// The peer owes something, or may leave something of ours waiting.
+  /// Returns whether the peer owes an answer, or this side waits for it.
   virtual bool is_owed() const = 0;
 
   template <class Body>

@@ -1,4 +1,4 @@
-// What two NCCL transports say to each other on the control link, and what an address is made of.
+// The messages between two NCCL transports on the control link, and the content of an address.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,14 @@ namespace kvferry::nccl {
 
 constexpr std::uint32_t kProtocolVersion = 1;
 
-/// Where a transport's control link is reached: its address, and an exported region that stands in transfers of no
-/// bytes.
+/// How to reach a transport's control link: its address, and the exported region that transfers without bytes name.
 struct ControlAddress {
   std::string address;
   std::string region;
   KVFERRY_FIELDS(address, region);
 };
 
-/// What address() gives.
+/// What Transport::address() returns.
 struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
@@ -32,13 +31,13 @@ struct Address {
 
 enum class Kind : std::uint8_t {
   kHello = 1,  // the first of a session
-  kOpen,       // here is the communicator of one direction: begin it too
-  kAsk,        // one piece of work with the target's memory
-  kData,       // the pull `token` comes next in its communicator
-  kAnswer,     // how an ask or a notification ended
+  kOpen,       // names the communicator of one direction, for the target to begin it too
+  kAsk,        // requests one piece of work with the target's memory
+  kData,       // the bytes of pull `token` are next in its communicator
+  kAnswer,     // the outcome of a kAsk or kNotify
   kNotify,
-  kPing,  // is this session still known?
-  kBye,   // it is over
+  kPing,  // asks whether the session is still known
+  kBye,   // ends the session
 };
 
 struct Hello {
@@ -55,14 +54,14 @@ struct Open {
 
 enum class Purpose : std::uint8_t {
   kPull,
-  kPush,  // its bytes come next in the communicator
-  kHash   // of each extent, once what was pushed before has landed
+  kPush,  // the bytes are next in the communicator
+  kHash   // the checksum of each extent, after the bytes that were pushed before
 };
 
-/// Bytes and extents of one piece at most. With pieces so small cancel() and revoke() need not wait for long.
+/// Limits of one piece: cancel() and revoke() wait for a piece.
 constexpr std::uint64_t kPieceBytesMax = 8 << 20;
 constexpr std::size_t kExtentsMax = 512;
-/// Asked by one peer and not answered yet.
+/// One peer's unanswered requests.
 constexpr std::size_t kServedMax = 128;
 
 struct Ask {
@@ -70,7 +69,7 @@ struct Ask {
   std::uint8_t purpose = 0;
   std::uint32_t region = 0;
   std::uint32_t grant = 0;             // 0: none, offsets count from the region's start
-  std::uint64_t packed_bytes_max = 0;  // extents of up to this many travel as one
+  std::uint64_t packed_bytes_max = 0;  // extents of up to this many bytes travel as one
   std::vector<std::uint64_t> extents;  // offset, bytes, offset, bytes, ...
   KVFERRY_FIELDS(token, purpose, region, grant, packed_bytes_max, extents);
 };
@@ -96,13 +95,13 @@ struct Notify {
 };
 
 struct Bye {
-  std::string why;  // one clause for people
+  std::string why;  // for logs
   KVFERRY_FIELDS(why);
 };
 
-/// A message's head; the body is one of the structs above.
+/// A message; the body is one of the structs above, encoded.
 struct Message {
-  std::uint64_t session = 0;  // the initiator's, random
+  std::uint64_t session = 0;  // chosen by the initiator, random
   Kind kind{};
   std::string_view body;
 };

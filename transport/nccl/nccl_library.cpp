@@ -1,4 +1,4 @@
-// The only file that sees NCCL's header and, for what NCCL asks of its caller, CUDA's.
+// The only file that includes NCCL's header, and CUDA's for what NCCL requires of its caller.
 #include "transport/nccl/nccl_library.h"
 
 #include <cuda_runtime_api.h>
@@ -16,14 +16,14 @@
 namespace kvferry::nccl {
 namespace {
 
-// The first whose point-to-point never blocks the caller of a communicator that was made so.
+// The first version whose point-to-point calls never block on a non-blocking communicator.
 constexpr int kVersionMin = NCCL_VERSION(2, 20, 3);
 
 std::string version_name(int version) {
   return fmt::format("{}.{}.{}", version / 10'000, version / 100 % 100, version % 100);
 }
 
-/// The functions that are called, found in the library when it is loaded. It stays loaded: NCCL has threads of its own.
+/// NCCL's functions. The library stays loaded, since NCCL has threads of its own.
 struct Api {
   decltype(&::ncclGetVersion) get_version = nullptr;
   decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
@@ -111,7 +111,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  /// It may take as long as it likes: NCCL waits for kernels to end and for threads of its own.
+  /// On a thread of its own, because NCCL waits for kernels and for its own threads.
   void abort() override {
     if (aborter_.joinable()) return;
     aborter_ = std::thread([this] {
@@ -160,14 +160,14 @@ class NcclCommunicators final : public Communicators {
     ncclUniqueId id;
     const ncclResult_t result = api_.get_unique_id(&id);
     if (result != ncclSuccess)
-      return Error{ErrorCode::kUnavailable, fmt::format("NCCL makes no id: {}", api_.error_string(result))};
+      return Error{ErrorCode::kUnavailable, fmt::format("NCCL cannot create an id: {}", api_.error_string(result))};
     return std::string(id.internal, sizeof(id.internal));
   }
 
   Result<std::unique_ptr<Communicator>> begin(const std::string& id, int rank) override {
     ncclUniqueId unique;
     if (id.size() != sizeof(unique.internal))
-      return Error{ErrorCode::kCorrupt, fmt::format("an NCCL id of {} bytes came from the peer", id.size())};
+      return Error{ErrorCode::kCorrupt, fmt::format("the peer sent an NCCL id of {} bytes", id.size())};
     std::memcpy(unique.internal, id.data(), id.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
@@ -175,7 +175,8 @@ class NcclCommunicators final : public Communicators {
     ncclComm_t communicator = nullptr;
     const ncclResult_t result = api_.init_rank(&communicator, 2, unique, rank, &config);
     if (communicator == nullptr)
-      return Error{ErrorCode::kUnavailable, fmt::format("NCCL begins no communicator: {}", api_.error_string(result))};
+      return Error{ErrorCode::kUnavailable,
+                   fmt::format("NCCL cannot begin a communicator: {}", api_.error_string(result))};
     return std::unique_ptr<Communicator>(std::make_unique<NcclCommunicator>(api_, device_, communicator, rank));
   }
 
@@ -184,7 +185,7 @@ class NcclCommunicators final : public Communicators {
   const int device_;
 };
 
-/// CUDA's number of the device: that of its memory.
+/// Returns CUDA's ordinal of the device, which it asks of memory allocated there.
 Result<int> ordinal_of(Device& device) {
   Result<std::byte*> memory = device.allocate(MemoryKind::kDevice, 1);
   if (!memory) return std::move(memory).error();
@@ -192,7 +193,7 @@ Result<int> ordinal_of(Device& device) {
   const cudaError_t result = ::cudaPointerGetAttributes(&attributes, *memory);
   device.release(MemoryKind::kDevice, *memory);
   if (result != cudaSuccess || attributes.type != cudaMemoryTypeDevice)
-    return Error{ErrorCode::kUnavailable, fmt::format("{} is no CUDA device, which NCCL needs: {}", device.describe(),
+    return Error{ErrorCode::kUnavailable, fmt::format("NCCL needs a CUDA device, and {} is none: {}", device.describe(),
                                                       ::cudaGetErrorString(result))};
   return attributes.device;
 }
@@ -205,7 +206,7 @@ Result<std::unique_ptr<Communicators>> open_nccl(const std::string& path, Device
   Result<int> ordinal = ordinal_of(device);
   if (!ordinal) return std::move(ordinal).error();
   auto communicators = std::make_unique<NcclCommunicators>(*api, *ordinal);
-  // NCCL sets itself up at the first id, which may take a while: here and not on the progress thread.
+  // NCCL initialises itself with the first id, which may take long: here, and not on the progress thread.
   if (Result<std::string> id = communicators->make_id(); !id) return std::move(id).error();
   return std::unique_ptr<Communicators>(std::move(communicators));
 }

@@ -2,30 +2,22 @@
 
 #include <algorithm>
 
-#include "transport/base/checksum.h"
-
 namespace kvferry::nccl {
 
 OutTransfer::OutTransfer(AcceptedTransfer accepted) : what_(std::move(accepted)) {
-  std::vector<CopyRange> copies = std::exchange(what_.copies, {});
-  std::vector<std::uint64_t> checksums = std::exchange(what_.checksums, {});
-  feed({std::move(copies), std::move(checksums), what_.is_complete});
+  FedCopies first{what_.id, what_.peer, std::exchange(what_.copies, {}), std::exchange(what_.checksums, {}),
+                  what_.is_complete};
+  feed(first);
 }
 
-void OutTransfer::feed(FedCopies more) {
+void OutTransfer::feed(const FedCopies& more) {
   const std::size_t first = what_.copies.size();
-  what_.copies.insert(what_.copies.end(), more.copies.begin(), more.copies.end());
-  what_.checksums.insert(what_.checksums.end(), more.checksums.begin(), more.checksums.end());
-  what_.is_complete = more.is_last;
+  what_.append(more);
   for (std::size_t index = first; index < what_.copies.size(); ++index) {
-    const std::uint64_t bytes = what_.copies[index].bytes;
-    missing_bytes_ += bytes;
-    if (!has_checksums()) continue;
-    missing_of_copy_.push_back(bytes);
-    if (bytes == 0 && what_.checksums[index] != chunk_checksum({}))
-      corrupt_.push_back(static_cast<std::uint32_t>(index));
+    missing_bytes_ += what_.copies[index].bytes;
+    if (what_.has_checksums() && what_.copies[index].bytes == 0) verifier_.compare_local(index);
   }
-  skip_empty_copies();
+  cursor_.skip_empty_copies(what_.copies);
 }
 
 void OutTransfer::end(ErrorCode code, std::string what) {
@@ -34,24 +26,15 @@ void OutTransfer::end(ErrorCode code, std::string what) {
   why_ = std::move(what);
 }
 
-void OutTransfer::skip_empty_copies() {
-  while (next_copy_ < what_.copies.size() && what_.copies[next_copy_].bytes == 0) ++next_copy_;
-}
-
 std::vector<Part> OutTransfer::take_piece(std::uint64_t bytes_max) {
   std::vector<Part> parts;
-  std::uint64_t left = bytes_max;
-  while (next_copy_ < what_.copies.size() && parts.size() < kExtentsMax && left > 0) {
-    const CopyRange& copy = what_.copies[next_copy_];
-    const std::uint64_t bytes = std::min(left, copy.bytes - next_at_);
+  while (!cursor_.is_at_end(what_.copies) && parts.size() < kExtentsMax && bytes_max > 0) {
+    const Piece piece = cursor_.take(what_.copies, bytes_max);
+    const CopyRange& copy = what_.copies[piece.copy];
     parts.push_back(
-        {next_copy_, what_.local_base + copy.local_offset + next_at_, copy.remote_offset + next_at_, bytes});
-    left -= bytes;
-    next_at_ += bytes;
-    if (next_at_ < copy.bytes) continue;
-    next_at_ = 0;
-    ++next_copy_;
-    skip_empty_copies();
+        {piece.copy, what_.local_base + copy.local_offset + piece.at, copy.remote_offset + piece.at, piece.bytes});
+    bytes_max -= piece.bytes;
+    cursor_.skip_empty_copies(what_.copies);
   }
   return parts;
 }
@@ -59,7 +42,7 @@ std::vector<Part> OutTransfer::take_piece(std::uint64_t bytes_max) {
 void OutTransfer::arrived(std::span<const Part> parts) {
   for (const Part& part : parts) {
     missing_bytes_ -= part.bytes;
-    if (has_checksums() && (missing_of_copy_[part.copy] -= part.bytes) == 0) to_hash_.push_back(part.copy);
+    if (what_.has_checksums() && verifier_.has_arrived(part.copy, part.bytes)) to_hash_.push_back(part.copy);
   }
 }
 
@@ -77,23 +60,17 @@ std::vector<Part> OutTransfer::take_hashable() {
 
 void OutTransfer::hashed(std::span<const Part> copies, std::span<const std::uint64_t> checksums) {
   num_hashing_ -= copies.size();
-  for (std::size_t index = 0; index < copies.size(); ++index) {
-    if (checksums[index] != what_.checksums[copies[index].copy])
-      corrupt_.push_back(static_cast<std::uint32_t>(copies[index].copy));
-  }
+  for (std::size_t index = 0; index < copies.size(); ++index) verifier_.compare(copies[index].copy, checksums[index]);
 }
 
 bool OutTransfer::is_all_here() const {
   return what_.is_complete && missing_bytes_ == 0 && to_hash_.empty() && num_hashing_ == 0;
 }
 
-bool OutTransfer::is_delivered() const { return !is_ended() && is_all_here() && corrupt_.empty(); }
+bool OutTransfer::is_delivered() const { return !is_ended() && is_all_here() && !verifier_.has_corrupt(); }
 
 void OutTransfer::end_if_corrupt() {
-  if (is_ended() || corrupt_.empty() || !is_all_here()) return;
-  std::sort(corrupt_.begin(), corrupt_.end());
-  end(ErrorCode::kCorrupt,
-      fmt::format("{} of {} ranges differ from their checksums", corrupt_.size(), what_.copies.size()));
+  if (!is_ended() && verifier_.has_corrupt() && is_all_here()) end(ErrorCode::kCorrupt, verifier_.what());
 }
 
 }  // namespace kvferry::nccl

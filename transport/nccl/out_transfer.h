@@ -1,5 +1,5 @@
-// One accepted transfer: how it is cut into pieces, what is still missing of it, and how it ends. Pure: it touches no
-// memory and sends nothing. Private to this folder.
+// One accepted transfer: cuts it into pieces, counts what is missing, and knows how it ends. Touches no memory and
+// sends nothing, but hashes empty ranges. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,14 @@
 #include <vector>
 
 #include "transport/base/device.h"
-#include "transport/transfer_table.h"
 #include "transport/nccl/messages.h"
+#include "transport/piece_cursor.h"
+#include "transport/range_verifier.h"
+#include "transport/transfer_table.h"
 
 namespace kvferry::nccl {
 
-/// Some bytes of one copy.
+/// Bytes of one copy.
 struct Part {
   std::size_t copy = 0;
   std::byte* local = nullptr;
@@ -30,52 +32,47 @@ class OutTransfer {
   explicit OutTransfer(AcceptedTransfer accepted);
 
   const AcceptedTransfer& what() const { return what_; }
-  bool is_pull() const { return what_.direction == Direction::kPull; }
-  bool has_checksums() const { return !what_.checksums.empty(); }
-  void feed(FedCopies more);
+  bool is_pull() const { return what_.is_pull(); }
+  void feed(const FedCopies& more);
 
-  /// Nothing is to begin for it any more; the first reason stays.
+  /// Lets no further work begin for it; the first reason stays.
   void end(ErrorCode code, std::string what);
   bool is_ended() const { return code_ != ErrorCode::kOk; }
   ErrorCode code() const { return code_; }
   const std::string& why() const { return why_; }
 
-  /// Bytes that nobody has taken yet.
-  bool has_piece() const { return !is_ended() && next_copy_ < what_.copies.size(); }
-  /// The next of them, over as many copies as fit.
+  /// Returns whether bytes are left for take_piece().
+  bool has_piece() const { return !is_ended() && !cursor_.is_at_end(what_.copies); }
+  /// Takes the next bytes, of as many copies as fit.
   std::vector<Part> take_piece(std::uint64_t bytes_max);
-  /// All bytes of a piece are where they belong.
+  /// All bytes of a piece have arrived.
   void arrived(std::span<const Part> parts);
 
-  /// Whole copies that arrived and were not compared yet.
+  /// Returns whether whole copies have arrived that take_hashable() has not returned yet.
   bool has_hashable() const { return !is_ended() && !to_hash_.empty(); }
   std::vector<Part> take_hashable();
-  /// What they hash to.
+  /// The checksums of such copies are known.
   void hashed(std::span<const Part> copies, std::span<const std::uint64_t> checksums);
 
-  /// Every byte has arrived and was found right, and no more follow: what is left is to notify the peer, if asked to.
+  /// Returns whether all bytes have arrived and have their checksums, so that only the notification is left.
   bool is_delivered() const;
-  /// Every byte arrived and was compared, and some were wrong. In order.
-  const std::vector<std::uint32_t>& corrupt() const { return corrupt_; }
+  std::vector<std::uint32_t> corrupt_ranges() const { return verifier_.corrupt_ranges(); }
   void end_if_corrupt();
 
-  std::uint32_t num_touching = 0;  // pieces and hashes under way that touch local memory, or may begin to
+  std::uint32_t num_touching = 0;  // pieces and hashes under way that may touch local memory
   bool is_notifying = false;
   bool is_notified = false;
   TimeNs ended_at = 0;
 
  private:
-  void skip_empty_copies();
   bool is_all_here() const;
 
   AcceptedTransfer what_;
-  std::size_t next_copy_ = 0;
-  std::uint64_t next_at_ = 0;
+  RangeVerifier verifier_{what_};
+  PieceCursor cursor_;
   std::uint64_t missing_bytes_ = 0;
-  std::vector<std::uint64_t> missing_of_copy_;  // with checksums
   std::vector<std::size_t> to_hash_;
   std::size_t num_hashing_ = 0;
-  std::vector<std::uint32_t> corrupt_;
   ErrorCode code_ = ErrorCode::kOk;
   std::string why_;
 };

@@ -8,10 +8,10 @@
 namespace kvferry::nccl {
 namespace {
 
-// An urgent transfer waits for what is posted: background ones get this share of it.
+// Background transfers get this share of pieces_per_peer_max, because an urgent transfer waits for posted pieces.
 constexpr std::uint32_t kBackgroundShare = 4;
 
-Error broken_rules(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
+Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
 
 std::vector<std::span<std::byte>> memory_of(const std::vector<Part>& parts) {
   std::vector<std::span<std::byte>> memory;
@@ -26,7 +26,7 @@ void OutboundLink::submit(AcceptedTransfer accepted) {
   auto transfer = std::make_unique<OutTransfer>(std::move(accepted));
   if (is_lost()) {
     end_transfer(*transfer, lost_code_, lost_why_);
-  } else if (!std::exchange(has_greeted_, true)) {
+  } else if (!std::exchange(has_sent_hello_, true)) {
     send(Kind::kHello, Hello{kProtocolVersion, context_.control.address()});
   }
   const auto goes_after = [](Priority priority, const auto& other) { return priority < other->what().priority; };
@@ -34,22 +34,16 @@ void OutboundLink::submit(AcceptedTransfer accepted) {
   transfers_.insert(place, std::move(transfer));
 }
 
-bool OutboundLink::feed(TransferId id, FedCopies& more) {
+void OutboundLink::feed(const FedCopies& more) {
   for (const auto& transfer : transfers_) {
-    if (transfer->what().id != id) continue;
-    transfer->feed(std::move(more));
-    return true;
+    if (transfer->what().id == more.id) return transfer->feed(more);
   }
-  return false;
 }
 
-bool OutboundLink::cancel(TransferId id) {
+void OutboundLink::cancel(TransferId id) {
   for (const auto& transfer : transfers_) {
-    if (transfer->what().id != id) continue;
-    end_transfer(*transfer, ErrorCode::kCancelled, "cancelled by its owner");
-    return true;
+    if (transfer->what().id == id) return end_transfer(*transfer, ErrorCode::kCancelled, "cancelled");
   }
-  return false;
 }
 
 void OutboundLink::end(ErrorCode code, const std::string& why) {
@@ -61,7 +55,7 @@ void OutboundLink::end(ErrorCode code, const std::string& why) {
 
 void OutboundLink::on_lost(const std::string& why) {
   lost_why_ = why;
-  if (!is_ended_) log().warn("transport: lost peer {}: {}", id_, why);
+  if (!is_ended_) log().warn("nccl: lost peer {}: {}", id_, why);
   context_.transfer_table.lose_peer(id_);
   for (const auto& transfer : transfers_) end_transfer(*transfer, lost_code_, why);
 }
@@ -86,21 +80,21 @@ void OutboundLink::post_piece(OutTransfer& transfer) {
   if (Result<void> ok = ensure_channel(is_pull); !ok)
     return end_transfer(transfer, ErrorCode::kInternal, ok.error().what);
   const std::uint64_t token = ++num_tokens_;
-  Asked& asked = asked_[token];
-  asked = {is_pull ? Wants::kPull : Wants::kPush, &transfer, transfer.take_piece(context_.options.piece_bytes)};
+  Request& request = requests_[token];
+  request = {is_pull ? Wants::kPull : Wants::kPush, &transfer, transfer.take_piece(context_.options.piece_bytes)};
   ++num_pieces_;
-  if (is_pull) return ask(token, asked);
-  asked.is_touching = true;  // the peer is asked when the bytes are on their way
+  if (is_pull) return send_request(token, request);
+  request.is_touching = true;  // the request is sent when the bytes are on their way
   ++transfer.num_touching;
-  channel(is_pull)->post({token, memory_of(asked.parts), context_.options.packed_bytes_max});
+  channel(is_pull)->post({token, memory_of(request.parts), context_.options.packed_bytes_max});
 }
 
-void OutboundLink::ask(std::uint64_t token, const Asked& asked) {
-  const RegionDescriptor& remote = asked.transfer->what().remote;
-  const auto purpose = static_cast<std::uint8_t>(asked.wants);  // the first three are the same
+void OutboundLink::send_request(std::uint64_t token, const Request& request) {
+  const RegionDescriptor& remote = request.transfer->what().remote;
+  const auto purpose = static_cast<std::uint8_t>(request.wants);  // Purpose has the same values
   Ask message{token, purpose, remote.region, remote.grant, context_.options.packed_bytes_max, {}};
-  message.extents.reserve(asked.parts.size() * 2);
-  for (const Part& part : asked.parts) {
+  message.extents.reserve(request.parts.size() * 2);
+  for (const Part& part : request.parts) {
     message.extents.push_back(part.remote_offset);
     message.extents.push_back(part.bytes);
   }
@@ -111,9 +105,9 @@ void OutboundLink::post_hash(OutTransfer& transfer) {
   std::vector<Part> copies = transfer.take_hashable();
   if (!transfer.is_pull()) {
     const std::uint64_t token = ++num_tokens_;
-    Asked& asked = asked_[token];
-    asked = {Wants::kHash, &transfer, std::move(copies)};
-    return ask(token, asked);
+    Request& request = requests_[token];
+    request = {Wants::kHash, &transfer, std::move(copies)};
+    return send_request(token, request);
   }
   const std::vector<std::span<std::byte>> memory = memory_of(copies);
   const std::vector<std::span<const std::byte>> ranges(memory.begin(), memory.end());
@@ -126,8 +120,8 @@ void OutboundLink::post_hash(OutTransfer& transfer) {
 void OutboundLink::post_notification(OutTransfer& transfer) {
   transfer.is_notifying = true;
   const std::uint64_t token = ++num_tokens_;
-  asked_[token] = {Wants::kNotify, &transfer, {}};
-  send(Kind::kNotify, Notify{token, context_.signature, transfer.what().notification});
+  requests_[token] = {Wants::kNotify, &transfer, {}};
+  send(Kind::kNotify, Notify{token, context_.source_address, transfer.what().notification});
 }
 
 Result<void> OutboundLink::on_message(const Message& message) {
@@ -137,67 +131,69 @@ Result<void> OutboundLink::on_message(const Message& message) {
     if (!data) return std::move(data).error();
     return on_data(data->token);
   }
-  if (message.kind != Kind::kAnswer) return broken_rules("it sent a message that only initiators send");
+  if (message.kind != Kind::kAnswer) return protocol_error("the peer sent a message that only initiators send");
   Result<Answer> answer = decode<Answer>(message.body, "answer");
   if (!answer) return std::move(answer).error();
   return on_answer(*answer);
 }
 
 Result<void> OutboundLink::on_data(std::uint64_t token) {
-  const auto found = asked_.find(token);
-  if (found == asked_.end() || found->second.wants != Wants::kPull || std::exchange(found->second.is_touching, true))
-    return broken_rules("it announced what nobody had asked for");
-  Asked& asked = found->second;
-  // The bytes come in any case; what nobody wants any more goes nowhere.
-  if (asked.transfer != nullptr && asked.transfer->is_ended()) asked.transfer = nullptr;
-  if (asked.transfer != nullptr) ++asked.transfer->num_touching;
-  channel(true)->post({token, memory_of(asked.parts), context_.options.packed_bytes_max, asked.transfer == nullptr});
+  const auto found = requests_.find(token);
+  if (found == requests_.end() || found->second.wants != Wants::kPull || std::exchange(found->second.is_touching, true))
+    return protocol_error("the peer announced bytes that were not requested");
+  Request& request = found->second;
+  // The bytes come in any case; those of an ended transfer are dropped.
+  if (request.transfer != nullptr && request.transfer->is_ended()) request.transfer = nullptr;
+  if (request.transfer != nullptr) ++request.transfer->num_touching;
+  channel(true)->post(
+      {token, memory_of(request.parts), context_.options.packed_bytes_max, request.transfer == nullptr});
   return {};
 }
 
 Result<void> OutboundLink::on_answer(const Answer& answer) {
-  const auto found = asked_.find(answer.token);
+  const auto found = requests_.find(answer.token);
   const bool is_ok = answer.code == static_cast<std::int32_t>(ErrorCode::kOk);
-  if (found == asked_.end() || found->second.is_answered ||
+  if (found == requests_.end() || found->second.is_answered ||
       (found->second.wants == Wants::kPull && (is_ok || found->second.is_touching)))
-    return broken_rules("it answered what nobody had asked for");
-  Asked& asked = found->second;
-  OutTransfer* const transfer = asked.transfer;
+    return protocol_error("the peer answered a request that was not made");
+  Request& request = found->second;
+  OutTransfer* const transfer = request.transfer;
   if (transfer != nullptr && !is_ok) {
     const bool is_refusal = answer.code == static_cast<std::int32_t>(ErrorCode::kRefused);
-    const std::string why = answer.what.empty() ? "the peer refused" : answer.what;
+    const std::string why = answer.what.empty() ? "the peer refused the transfer" : answer.what;
     end_transfer(*transfer, is_refusal ? ErrorCode::kRefused : ErrorCode::kInternal, why);
-  } else if (transfer != nullptr && asked.wants == Wants::kHash) {
-    if (answer.checksums.size() != asked.parts.size()) return broken_rules("its checksums are not those asked for");
-    transfer->hashed(asked.parts, answer.checksums);
-  } else if (transfer != nullptr && asked.wants == Wants::kNotify) {
+  } else if (transfer != nullptr && request.wants == Wants::kHash) {
+    if (answer.checksums.size() != request.parts.size())
+      return protocol_error("the peer sent another number of checksums than were requested");
+    transfer->hashed(request.parts, answer.checksums);
+  } else if (transfer != nullptr && request.wants == Wants::kNotify) {
     transfer->is_notified = true;
-  } else if (transfer != nullptr && !asked.is_touching) {
-    transfer->arrived(asked.parts);
+  } else if (transfer != nullptr && !request.is_touching) {
+    transfer->arrived(request.parts);
   }
-  asked.is_answered = true;
-  if (asked.is_touching) return {};  // our side of the push is not through: on_report() goes on
-  if (asked.wants == Wants::kPull || asked.wants == Wants::kPush) --num_pieces_;
-  asked_.erase(found);
+  request.is_answered = true;
+  if (request.is_touching) return {};  // this side still sends the push: on_report() goes on
+  if (request.wants == Wants::kPull || request.wants == Wants::kPush) --num_pieces_;
+  requests_.erase(found);
   return {};
 }
 
 void OutboundLink::on_report(bool, Channel::Report& report) {
-  const auto found = asked_.find(report.token);
-  Asked& asked = found->second;
-  if (report.is_started) return ask(report.token, asked);
-  OutTransfer* const transfer = asked.transfer;
-  asked.is_touching = false;
+  const auto found = requests_.find(report.token);
+  Request& request = found->second;
+  if (report.is_started) return send_request(report.token, request);
+  OutTransfer* const transfer = request.transfer;
+  request.is_touching = false;
   if (transfer != nullptr) --transfer->num_touching;
   if (!report.outcome) {
     if (transfer != nullptr) end_transfer(*transfer, ErrorCode::kInternal, report.outcome.error().what);
-  } else if (asked.wants == Wants::kPush && !asked.is_answered) {
+  } else if (request.wants == Wants::kPush && !request.is_answered) {
     return;
   } else if (transfer != nullptr) {
-    transfer->arrived(asked.parts);
+    transfer->arrived(request.parts);
   }
   --num_pieces_;
-  asked_.erase(found);
+  requests_.erase(found);
 }
 
 void OutboundLink::poll_hashes() {
@@ -239,9 +235,9 @@ void OutboundLink::advance_work() {
     });
     if (is_stuck) lose("a cancelled transfer made no progress");
   }
-  if (is_quiet() && !(asked_.empty() && hashing_.empty())) {
+  if (is_quiet() && !(requests_.empty() && hashing_.empty())) {
     hashing_.clear();
-    asked_.clear();
+    requests_.clear();
     num_pieces_ = 0;
     for (const auto& transfer : transfers_) transfer->num_touching = 0;
   }
@@ -261,15 +257,15 @@ void OutboundLink::end_transfer(OutTransfer& transfer, ErrorCode code, const std
   if (transfer.is_ended()) return;
   transfer.end(code, why);
   transfer.ended_at = context_.now;
-  for (auto it = asked_.begin(); it != asked_.end();) {
-    Asked& asked = it->second;
-    const bool is_withdrawn = asked.transfer == &transfer && asked.wants == Wants::kPush && asked.is_touching &&
+  for (auto it = requests_.begin(); it != requests_.end();) {
+    Request& request = it->second;
+    const bool is_withdrawn = request.transfer == &transfer && request.wants == Wants::kPush && request.is_touching &&
                               channel(false)->withdraw(it->first);
     if (is_withdrawn) {
       --transfer.num_touching;
       --num_pieces_;
     }
-    it = is_withdrawn ? asked_.erase(it) : std::next(it);
+    it = is_withdrawn ? requests_.erase(it) : std::next(it);
   }
 }
 
@@ -279,12 +275,12 @@ bool OutboundLink::is_over(const OutTransfer& transfer) const {
 }
 
 void OutboundLink::complete(OutTransfer& transfer) {
-  for (auto& [token, asked] : asked_) {
-    if (asked.transfer == &transfer) asked.transfer = nullptr;
+  for (auto& [token, request] : requests_) {
+    if (request.transfer == &transfer) request.transfer = nullptr;
   }
   const bool is_corrupt = transfer.code() == ErrorCode::kCorrupt;
   context_.transfer_table.complete(transfer.what().id, transfer.code(), transfer.why(),
-                           is_corrupt ? transfer.corrupt() : std::vector<std::uint32_t>{});
+                                   is_corrupt ? transfer.corrupt_ranges() : std::vector<std::uint32_t>{});
 }
 
 }  // namespace kvferry::nccl

@@ -1,5 +1,5 @@
-// The initiator's end of a session: cuts transfers into pieces, asks for them and completes them. Private to this
-// folder.
+// The initiator's end of a session: cuts transfers into pieces, requests them and completes the transfers. Private to
+// this folder.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@
 
 namespace kvferry::nccl {
 
-/// Promise: each transfer reaches transfer_table.complete() exactly once, and by then nothing of this link touches its memory.
+/// Promise: each transfer reaches TransferTable::complete() exactly once, and by then this link no longer touches its
+/// memory.
 class OutboundLink final : public Link {
  public:
   OutboundLink(Context& context, PeerId id, std::uint64_t session, ControlPeerPtr peer)
       : Link(context, session, std::move(peer)), id_(id) {}
 
   void submit(AcceptedTransfer transfer);
-  /// False: it is not one of this link's.
-  bool feed(TransferId id, FedCopies& more);
-  bool cancel(TransferId id);
-  /// Ends the session and all its transfers with this code.
+  void feed(const FedCopies& more);
+  void cancel(TransferId id);
+  /// Ends the session, and all its transfers with this code.
   void end(ErrorCode code, const std::string& why);
   bool is_empty() const { return transfers_.empty(); }
 
@@ -31,11 +31,11 @@ class OutboundLink final : public Link {
   bool needs_polling() const override { return Link::needs_polling() || !hashing_.empty() || has_stuck(); }
 
  private:
-  enum class Wants : std::uint8_t { kPull, kPush, kHash, kNotify };
-  /// What the peer was asked, or will be when the channel is ready.
-  struct Asked {
+  enum class Wants : std::uint8_t { kPull, kPush, kHash, kNotify };  // the first three as in Purpose
+  /// A request to the peer, made or waiting for its channel.
+  struct Request {
     Wants wants{};
-    OutTransfer* transfer = nullptr;  // nullptr: it is over and does not care
+    OutTransfer* transfer = nullptr;  // nullptr: the transfer has ended
     std::vector<Part> parts;
     bool is_touching = false;  // in a channel
     bool is_answered = false;
@@ -49,14 +49,14 @@ class OutboundLink final : public Link {
   void on_report(bool is_pull, Channel::Report& report) override;
   void advance_work() override;
   void on_lost(const std::string& why) override;
-  bool is_owed() const override { return !asked_.empty() || !transfers_.empty(); }
+  bool is_owed() const override { return !requests_.empty() || !transfers_.empty(); }
 
   Result<void> on_data(std::uint64_t token);
   Result<void> on_answer(const Answer& answer);
   Result<void> ensure_channel(bool is_pull);
   bool has_room(Priority priority) const;
   void post_piece(OutTransfer& transfer);
-  void ask(std::uint64_t token, const Asked& asked);
+  void send_request(std::uint64_t token, const Request& request);
   void post_hash(OutTransfer& transfer);
   void post_notification(OutTransfer& transfer);
   void poll_hashes();
@@ -68,11 +68,11 @@ class OutboundLink final : public Link {
   const PeerId id_;
   std::vector<std::unique_ptr<OutTransfer>> transfers_;  // most urgent first, then oldest
   std::uint64_t num_tokens_ = 0;
-  std::uint32_t num_pieces_ = 0;  // of asked_
-  std::unordered_map<std::uint64_t, Asked> asked_;
+  std::uint32_t num_pieces_ = 0;  // number of pulls and pushes in requests_
+  std::unordered_map<std::uint64_t, Request> requests_;
   std::vector<Hashing> hashing_;
-  bool has_greeted_ = false;
-  bool is_ended_ = false;  // by its owner
+  bool has_sent_hello_ = false;
+  bool is_ended_ = false;  // end() was called
   ErrorCode lost_code_ = ErrorCode::kPeerLost;
   std::string lost_why_;
 };

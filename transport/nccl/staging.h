@@ -1,5 +1,5 @@
-// Device memory through which small ranges go, one buffer a channel. Kept until the transport ends, because giving
-// device memory back waits for all that the device does. Private to this folder.
+// Device buffers through which small ranges go, one for each channel. Kept until the transport ends, because releasing
+// device memory waits for all work of the device. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,8 @@ class StagingPool {
     for (std::byte* const buffer : free_) device_.release(MemoryKind::kDevice, buffer);
   }
 
-  /// Of kPieceBytesMax. On a thread of its own where memory has to be allocated, because that may wait for all that the
-  /// device does, and a communicator for this thread.
+  /// Returns a buffer of kPieceBytesMax. A new one is allocated on another thread, because that may wait for the
+  /// device's work, and so for a communicator of this thread.
   std::future<Result<std::byte*>> take() {
     if (free_.empty())
       return std::async(std::launch::async, [this] { return device_.allocate(MemoryKind::kDevice, kPieceBytesMax); });

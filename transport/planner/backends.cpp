@@ -1,99 +1,127 @@
 #include "transport/planner/backends.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
 #include <utility>
 
+#include "transport/base/check.h"
 #include "transport/base/log.h"
-
-namespace kvferry {
-namespace {
-
-constexpr std::pair<Path, std::string_view> kPaths[] = {
-    {Path::kAuto, "auto"}, {Path::kShm, "shm"},   {Path::kCma, "cma"},       {Path::kUcx, "ucx"},
-    {Path::kTcp, "tcp"},   {Path::kNccl, "nccl"}, {Path::kGpuIpc, "gpu_ipc"}};
-
-}  // namespace
-
-Result<Path> parse_path(std::string_view name) {
-  for (const auto& [path, path_name] : kPaths) {
-    if (path_name == name) return path;
-  }
-  return Error{ErrorCode::kInvalidArgument,
-               fmt::format("unknown path '{}'; allowed: auto, shm, cma, ucx, tcp, nccl, gpu_ipc", name)};
-}
-
-std::string_view name_of(Path path) {
-  for (const auto& [known, name] : kPaths) {
-    if (known == path) return name;
-  }
-  return "?";
-}
-
-}  // namespace kvferry
 
 namespace kvferry::planner {
 namespace {
 
-/// UCX takes seconds of start-up and a thread, and is slower than plain sockets and mapped memory: it is for networks
-/// and GPU memory that only it can drive, or for who asks for it by its variables.
-bool ucx_is_worth_it() {
+/// UCX takes seconds to start and a thread, and is slower than plain sockets and mapped memory. It is for networks that
+/// only UCX can drive, for GPU memory, or for users who configure it by its variables.
+bool is_ucx_useful(const TransportOptions& options) {
   std::error_code failure;
   const std::filesystem::directory_iterator devices("/sys/class/infiniband", failure);
-  return std::getenv("UCX_TLS") != nullptr || (!failure && devices != std::filesystem::directory_iterator{});
+  return options.device != nullptr || std::getenv("UCX_TLS") != nullptr ||
+         (!failure && devices != std::filesystem::directory_iterator{});
 }
+
+bool is_always_useful(const TransportOptions&) { return true; }
+bool has_gpu(const TransportOptions& options) { return options.device != nullptr; }
+
+template <class Options>
+Options with_common(Options own, const TransportOptions& options) {
+  static_cast<CommonOptions&>(own) = options.common;
+  return own;
+}
+
+Result<std::unique_ptr<Transport>> make_shm(const TransportOptions& options) {
+  ShmOptions shm = with_common(ShmOptions{}, options);
+  shm.use_mappings = options.path != Path::kCma;
+  shm.use_cma = options.path != Path::kShm;
+  return make_shm_transport(shm);
+}
+Result<std::unique_ptr<Transport>> make_ucx(const TransportOptions& options) {
+  return make_ucx_transport(with_common(UcxOptions{}, options));
+}
+Result<std::unique_ptr<Transport>> make_tcp(const TransportOptions& options) {
+  return make_tcp_transport(with_common(options.tcp, options));
+}
+Result<std::unique_ptr<Transport>> make_gpu_ipc(const TransportOptions& options) {
+  GpuIpcOptions gpu_ipc = with_common(GpuIpcOptions{}, options);
+  gpu_ipc.device = options.device;
+  return make_gpu_ipc_transport(gpu_ipc);
+}
+Result<std::unique_ptr<Transport>> make_nccl(const TransportOptions& options) {
+  NcclOptions nccl = with_common(NcclOptions{}, options);
+  nccl.device = options.device;
+  nccl.control.listen_host = options.tcp.listen_host;
+  return make_nccl_transport(nccl);
+}
+
+constexpr std::uint32_t kShared = PathInfo::bit_of(MemoryClass::kShared);
+constexpr std::uint32_t kOther = PathInfo::bit_of(MemoryClass::kOther);
+constexpr std::uint32_t kHost = kShared | kOther;
+constexpr std::uint32_t kDevice = PathInfo::bit_of(MemoryClass::kDevice);
+
+// In the order of preference until the paths to a peer are measured.
+constexpr PathInfo kPaths[] = {
+    {Path::kShm, "shm", "shm", kShared, false, is_always_useful, make_shm},
+    {Path::kCma, "cma", "shm", kOther, false, is_always_useful, make_shm},
+    {Path::kUcx, "ucx", "ucx", kHost | kDevice, false, is_ucx_useful, make_ucx},
+    {Path::kTcp, "tcp", "tcp", kHost, false, is_always_useful, make_tcp},
+    {Path::kGpuIpc, "gpu_ipc", "gpu_ipc", kDevice, true, has_gpu, make_gpu_ipc},
+    {Path::kNccl, "nccl", "nccl", kHost | kDevice, true, has_gpu, make_nccl},
+};
+constexpr std::string_view kAutoName = "auto";
 
 }  // namespace
 
-Result<std::vector<Backend>> make_backends(const TransportOptions& options) {
-  const Path path = options.path;
-  const bool is_auto = path == Path::kAuto;
-  using Make = std::function<Result<std::unique_ptr<Transport>>()>;
-  std::vector<std::pair<std::string_view, Make>> wanted;
-  if (is_auto || path == Path::kShm || path == Path::kCma) {
-    ShmOptions shm{options.common};
-    shm.use_mappings = path != Path::kCma;
-    shm.use_cma = path != Path::kShm;
-    wanted.emplace_back("shm", [shm] { return make_shm_transport(shm); });
-  }
-  if (path == Path::kUcx || (is_auto && (options.device != nullptr || ucx_is_worth_it()))) {
-    UcxOptions ucx;
-    static_cast<CommonOptions&>(ucx) = options.common;
-    wanted.emplace_back("ucx", [ucx] { return make_ucx_transport(ucx); });
-  }
-  if (is_auto || path == Path::kTcp) {
-    TcpOptions tcp = options.tcp;
-    static_cast<CommonOptions&>(tcp) = options.common;
-    wanted.emplace_back("tcp", [tcp] { return make_tcp_transport(tcp); });
-  }
-  const bool has_gpu = options.device != nullptr;
-  if (path == Path::kGpuIpc || (is_auto && has_gpu)) {
-    GpuIpcOptions gpu_ipc;
-    static_cast<CommonOptions&>(gpu_ipc) = options.common;
-    gpu_ipc.device = options.device;
-    wanted.emplace_back("gpu_ipc", [gpu_ipc] { return make_gpu_ipc_transport(gpu_ipc); });
-  }
-  if (path == Path::kNccl || (is_auto && has_gpu)) {
-    NcclOptions nccl;
-    static_cast<CommonOptions&>(nccl) = options.common;
-    nccl.device = options.device;
-    nccl.control.listen_host = options.tcp.listen_host;
-    wanted.emplace_back("nccl", [nccl] { return make_nccl_transport(nccl); });
-  }
-  std::vector<Backend> backends;
-  for (const auto& [name, make] : wanted) {
-    Result<std::unique_ptr<Transport>> made = make();
+std::span<const PathInfo> all_paths() { return kPaths; }
+
+const PathInfo& info_of(Path path) {
+  const auto info =
+      std::find_if(std::begin(kPaths), std::end(kPaths), [&](const auto& one) { return one.path == path; });
+  KVFERRY_CHECK(info != std::end(kPaths), "path {} has no row in the table of paths", static_cast<int>(path));
+  return *info;
+}
+
+Result<Backends> make_backends(const TransportOptions& options) {
+  const bool is_auto = options.path == Path::kAuto;
+  Backends backends;
+  std::vector<std::string_view> tried;
+  for (const PathInfo& info : kPaths) {
+    if (!(is_auto ? info.is_useful(options) : info.path == options.path)) continue;
+    if (std::find(tried.begin(), tried.end(), info.backend) != tried.end()) continue;
+    tried.push_back(info.backend);
+    Result<std::unique_ptr<Transport>> made = info.make(options);
     if (made) {
-      backends.push_back({name, std::move(*made), name != "gpu_ipc"});
+      backends.push_back({info.backend, std::move(*made), (info.reaches & kHost) != 0});
     } else if (is_auto && made.error().code == ErrorCode::kUnavailable) {
-      log().warn("transport: {} is left out: {}", name, made.error().what);
+      log().warn("transport: backend {} is not used: {}", info.backend, made.error().what);
     } else {
       return std::move(made).error();
     }
   }
-  if (backends.empty()) return Error{ErrorCode::kUnavailable, "no way to move bytes is available on this machine"};
+  if (backends.empty()) return Error{ErrorCode::kUnavailable, "no transport backend is available on this machine"};
   return backends;
 }
 
 }  // namespace kvferry::planner
+
+namespace kvferry {
+
+std::vector<std::string_view> path_names(bool has_gpu) {
+  std::vector<std::string_view> names = {planner::kAutoName};
+  for (const planner::PathInfo& info : planner::all_paths()) {
+    if (has_gpu || !info.needs_gpu) names.push_back(info.name);
+  }
+  return names;
+}
+
+Result<Path> parse_path(std::string_view name) {
+  if (name == planner::kAutoName) return Path::kAuto;
+  for (const planner::PathInfo& info : planner::all_paths()) {
+    if (info.name == name) return info.path;
+  }
+  return Error{ErrorCode::kInvalidArgument,
+               fmt::format("unknown path '{}'; allowed: {}", name, fmt::join(path_names(), ", "))};
+}
+
+std::string_view name_of(Path path) { return path == Path::kAuto ? planner::kAutoName : planner::info_of(path).name; }
+
+}  // namespace kvferry

@@ -1,22 +1,42 @@
-// The transports that a planner can choose from. Private to this folder.
+// The registry of backends, and those that a planner has opened. Private to this folder.
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "transport/make_transport.h"
+#include "transport/planner/plan_address.h"
 
 namespace kvferry::planner {
 
-struct Backend {
-  std::string_view name;  // a path's, or "shm" for both paths of one host
+using Backends = std::vector<struct OpenBackend>;
+
+/// One way to move bytes. A new backend adds its value to Path and its row to the table in backends.cpp.
+struct PathInfo {
+  Path path;
+  std::string_view name;      // in settings and logs
+  std::string_view backend;   // in addresses and descriptors; paths of one transport have the same
+  std::uint32_t reaches = 0;  // one bit for each MemoryClass: bit_of()
+  bool needs_gpu = false;
+  bool (*is_useful)(const TransportOptions& options) = nullptr;  // kAuto leaves it out otherwise
+  Result<std::unique_ptr<Transport>> (*make)(const TransportOptions& options) = nullptr;
+
+  bool reaches_class(MemoryClass kind) const { return (reaches & bit_of(kind)) != 0; }
+  static constexpr std::uint32_t bit_of(MemoryClass kind) { return 1U << static_cast<unsigned>(kind); }
+};
+std::span<const PathInfo> all_paths();
+const PathInfo& info_of(Path path);
+
+struct OpenBackend {
+  std::string_view name;  // PathInfo::backend
   std::unique_ptr<Transport> transport;
   bool moves_host_memory = true;
 };
 
-/// Those that options.path allows, the one first that is tried first.
-/// Errors: those of the backends; kAuto leaves out, with a warning, what this machine doesn't have.
-Result<std::vector<Backend>> make_backends(const TransportOptions& options);
+/// Opens the backends that options.path allows, in the order of preference until they are measured.
+/// Errors: those of the backends; kAuto leaves out, with a warning, those that this machine doesn't have.
+Result<Backends> make_backends(const TransportOptions& options);
 
 }  // namespace kvferry::planner

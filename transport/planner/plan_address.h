@@ -1,4 +1,4 @@
-// What the planner's addresses and descriptors are made of: one of each path. Private to this folder.
+// The planner's addresses and descriptors: one part for each backend. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@ namespace kvferry::planner {
 
 constexpr std::uint32_t kProtocolVersion = 2;
 
-/// Paths differ by the memory at either end; each class has a route of its own.
+/// Which paths reach memory, and which is fastest, depends on its class.
 enum class MemoryClass : std::uint8_t {
   kShared,  // peers on this host can map it
-  kOther,   // of the host, of any other kind
-  kDevice   // of a GPU
+  kOther,   // other host memory
+  kDevice   // GPU memory
 };
 constexpr std::size_t kMemoryClasses = 3;
 
-/// One path's own address or descriptor.
+/// One backend's address or descriptor.
 struct Part {
-  std::string backend;  // as in backend_name()
+  std::string backend;  // PathInfo::backend
   std::string bytes;
   KVFERRY_FIELDS(backend, bytes);
 };
@@ -29,7 +29,7 @@ using Parts = std::vector<Part>;
 
 struct RegionParts {
   std::uint8_t kind = 0;  // a MemoryClass
-  Parts parts;            // of the backends that reach it
+  Parts parts;            // one for each backend that reaches it
   MemoryClass memory_class() const {
     return kind < kMemoryClasses ? static_cast<MemoryClass>(kind) : MemoryClass::kOther;
   }
@@ -39,7 +39,7 @@ struct RegionParts {
 struct Address {
   std::uint32_t protocol_version = 0;
   Parts parts;
-  std::vector<RegionParts> probes;  // kProbeBytes of each class of memory here, that anybody may pull to measure
+  std::vector<RegionParts> probes;  // kProbeBytes of each class of memory, which peers pull to measure the paths
   KVFERRY_FIELDS(protocol_version, parts, probes);
 };
 

@@ -1,4 +1,5 @@
-// The planner: a transport made of transports, that sends each transfer the way which is fastest to its peer.
+// The planner: a transport that consists of one for each backend, and gives each transfer to the fastest for its peer.
+#include <poll.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -12,50 +13,48 @@
 #include <unordered_map>
 #include <utility>
 
+#include "transport/backend.h"
 #include "transport/base/check.h"
 #include "transport/base/log.h"
 #include "transport/base/owned_fd.h"
 #include "transport/planner/backends.h"
 #include "transport/planner/plan_address.h"
+#include "transport/planner/planned_regions.h"
 #include "transport/planner/prober.h"
-#include "transport/planner/region_book.h"
 #include "transport/shared_memory.h"
 
 namespace kvferry {
 namespace {
 
-using planner::Backend;
+using planner::Backends;
 using planner::kMemoryClasses;
 using planner::Measurements;
 using planner::MemoryClass;
+using planner::OpenBackend;
 
-constexpr TimeNs kSliceNs = 20 * kMillisecond;  // of a wait in a backend that can't be interrupted
-
-/// Threads: any. A transfer's id carries its backend, so nothing about transfers is kept here.
+/// Threads: any. A transfer's id names its backend, so the planner keeps no state of transfers.
 class PlannedTransport final : public Transport {
  public:
-  PlannedTransport(const TransportOptions& options, std::vector<Backend> backends)
+  PlannedTransport(const TransportOptions& options, Backends backends)
       : options_(options),
         backends_(std::move(backends)),
         events_(::epoll_create1(EPOLL_CLOEXEC)),
+        interrupts_(::epoll_create1(EPOLL_CLOEXEC)),
         private_probe_(planner::kProbeBytes),
         regions_(backends_),
         prober_(options) {
-    KVFERRY_CHECK(events_, "no file descriptor left for epoll: {}", std::strerror(errno));
-    for (const Backend& backend : backends_) {
-      epoll_event event{EPOLLIN, {}};
-      ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, backend.transport->event_fd(), &event);
-      for (const Backend& other : backends_) {
-        if (&other != &backend) is_interruptible_ &= backend.transport->set_wait_interrupt_fd(other.transport->event_fd());
-      }
+    for (const OpenBackend& backend : backends_) {
+      watch(events_, backend.transport->event_fd());
+      backend.transport->set_wait_interrupt_fd(interrupts_.get());
     }
+    watch(interrupts_, events_.get());
   }
   ~PlannedTransport() override {
     shutdown();
     if (device_probe_ != nullptr) options_.device->release(MemoryKind::kDevice, device_probe_);
   }
 
-  /// Registers what peers measure with.
+  /// Registers the memory that peers pull to measure the paths.
   Result<void> open() {
     Result<SharedMemory> memory = SharedMemory::create("probe", planner::kProbeBytes);
     if (!memory) return std::move(memory).error();
@@ -72,16 +71,16 @@ class PlannedTransport final : public Transport {
     for (const MemoryRegion& probe : probes) {
       const Result<RegionId> id = register_region(probe);
       if (!id && id.error().code == ErrorCode::kUnavailable) {
-        log().warn("transport: {} stays on this side: {}",
+        log().warn("transport: peers can't measure paths to {}: {}",
                    probe.device != nullptr ? "memory of " + probe.device->describe() : "host memory", id.error().what);
         continue;
       }
       if (!id) return id.error();
       address_.probes.push_back(regions_.parts_of(*id).value());
     }
-    for (const Backend& backend : backends_)
+    for (const OpenBackend& backend : backends_)
       address_.parts.push_back({std::string(backend.name), backend.transport->address()});
-    for (const Backend& backend : backends_) backend.transport->set_source_address(encode(address_));
+    for (const OpenBackend& backend : backends_) backend.transport->set_source_address(encode(address_));
     return {};
   }
 
@@ -89,7 +88,7 @@ class PlannedTransport final : public Transport {
 
   std::string describe() const override {
     std::string text = fmt::format("path {}", name_of(options_.path));
-    for (const Backend& backend : backends_) text += fmt::format("; {}", backend.transport->describe());
+    for (const OpenBackend& backend : backends_) text += fmt::format("; {}", backend.transport->describe());
     const std::lock_guard lock(mutex_);
     for (const auto& [id, peer] : peers_) text += fmt::format("; peer {}: {}", id, peer.measured);
     return text;
@@ -105,16 +104,12 @@ class PlannedTransport final : public Transport {
   Result<void> revoke(GrantId id) override { return regions_.revoke(id); }
 
   Result<PeerId> connect(const std::string& bytes) override {
-    Result<planner::Address> address = decode<planner::Address>(bytes, "peer address");
-    if (!address) return Error{ErrorCode::kInvalidArgument, std::move(address.error().what)};
-    if (address->protocol_version != planner::kProtocolVersion)
-      return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("the peer address is of planner protocol {}; this side speaks {}",
-                               address->protocol_version, planner::kProtocolVersion)};
+    Result<planner::Address> address = read_address<planner::Address>(bytes, planner::kProtocolVersion, "planner");
+    if (!address) return std::move(address).error();
     Peer peer;
     std::vector<std::string> reached;
     std::string problems;
-    for (const Backend& backend : backends_) {
+    for (const OpenBackend& backend : backends_) {
       const std::string* part = planner::find_part(address->parts, backend.name);
       Result<PeerId> inner = part == nullptr ? Error{ErrorCode::kInvalidArgument, "the peer does not offer it"}
                                              : backend.transport->connect(*part);
@@ -128,7 +123,7 @@ class PlannedTransport final : public Transport {
                    fmt::format("no path to the peer with path {}: {}", name_of(options_.path), problems)};
     const std::lock_guard lock(mutex_);
     if (const auto known = connected_.find(bytes); known != connected_.end()) {
-      if (peers_.at(known->second).ids == peer.ids) return known->second;  // else lost in between
+      if (peers_.at(known->second).ids == peer.ids) return known->second;  // else it was lost
       connected_.erase(known);
     }
     peer.address = bytes;
@@ -139,21 +134,25 @@ class PlannedTransport final : public Transport {
     const PeerId id{++num_peers_made_};
     peers_.emplace(id, std::move(peer));
     connected_.emplace(bytes, id);
-    prober_.probe(std::move(*address), std::move(reached), [this, id](const Measurements& found) { take(id, found); });
+    prober_.probe(std::move(*address), std::move(reached),
+                  [this, id](const Measurements& found) { choose_routes(id, found); });
     return id;
   }
 
   void disconnect(PeerId id) override {
     const std::lock_guard lock(mutex_);
-    const auto peer = peers_.find(id);
-    if (peer == peers_.end()) return;
-    const auto known = connected_.find(peer->second.address);
-    const bool is_current = known != connected_.end() && known->second == id;
+    const auto found = peers_.find(id);
+    if (found == peers_.end()) return;
+    const Peer peer = std::move(found->second);
+    peers_.erase(found);
+    if (const auto known = connected_.find(peer.address); known != connected_.end() && known->second == id)
+      connected_.erase(known);
     for (std::size_t index = 0; index < backends_.size(); ++index) {
-      if (peer->second.ids[index]) backends_[index].transport->disconnect(*peer->second.ids[index]);
+      // A newer peer of the same address shares the connections that were not lost.
+      const bool is_shared = std::any_of(peers_.begin(), peers_.end(),
+                                         [&](const auto& other) { return other.second.ids[index] == peer.ids[index]; });
+      if (peer.ids[index] && !is_shared) backends_[index].transport->disconnect(*peer.ids[index]);
     }
-    if (is_current) connected_.erase(known);
-    peers_.erase(peer);
   }
 
   Result<TransferId> submit(PagedTransfer transfer) override {
@@ -166,7 +165,7 @@ class PlannedTransport final : public Transport {
       const auto peer = peers_.find(transfer.peer);
       if (peer == peers_.end())
         return Error{ErrorCode::kInvalidArgument, fmt::format("peer {} is not connected", transfer.peer)};
-      const std::optional<planner::RegionBook::Found> region = regions_.find(transfer.local);
+      const std::optional<planner::PlannedRegions::Found> region = regions_.find(transfer.local);
       if (!region) return planner::unknown("region", transfer.local);
       const MemoryClass kind = region->kind == MemoryClass::kDevice ? region->kind : remote->memory_class();
       const std::vector<std::size_t>& routes = peer->second.routes[static_cast<std::size_t>(kind)];
@@ -176,8 +175,8 @@ class PlannedTransport final : public Transport {
       const auto chosen = std::find_if(routes.begin(), routes.end(), reaches_both);
       if (chosen == routes.end())
         return Error{ErrorCode::kInvalidArgument,
-                     fmt::format("no path to peer {} reaches memory like that of region {} "
-                                 "on this side and the region on that side",
+                     fmt::format("no path to peer {} reaches both region {} on this side and "
+                                 "the remote region",
                                  transfer.peer, transfer.local)};
       route = *chosen;
       transfer.peer = *peer->second.ids[route];
@@ -224,30 +223,33 @@ class PlannedTransport final : public Transport {
   int event_fd() const override { return events_.get(); }
 
   bool wait(TimeNs timeout_ns) override {
-    const SteadyClock clock;
-    const TimeNs deadline = clock.now() + timeout_ns;
-    Transport& busiest = *backends_[busiest_.load(std::memory_order_relaxed)].transport;
-    while (true) {
-      const TimeNs left_ns = std::max<TimeNs>(deadline - clock.now(), 0);
-      if (busiest.wait(is_interruptible_ ? left_ns : std::min(left_ns, kSliceNs))) return true;
-      if (backends_.size() == 1) return false;
-      if (Transport::wait(0)) return true;
-      if (left_ns == 0) return false;
-    }
+    // Returns before the time is over if another backend or the interrupt descriptor has something.
+    if (backends_[busiest_.load(std::memory_order_relaxed)].transport->wait(timeout_ns)) return true;
+    pollfd waiting{events_.get(), POLLIN, 0};
+    return ::poll(&waiting, 1, 0) == 1;
+  }
+  void set_wait_interrupt_fd(int fd) override { watch(interrupts_, fd); }
+  void set_source_address(const std::string& address) override {
+    for (const OpenBackend& backend : backends_) backend.transport->set_source_address(address);
   }
 
   void shutdown() override {
-    for (const Backend& backend : backends_) backend.transport->shutdown();
+    for (const OpenBackend& backend : backends_) backend.transport->shutdown();
   }
 
  private:
   struct Peer {
-    std::vector<std::optional<PeerId>> ids;  // one a backend; none: it doesn't reach the peer
+    std::vector<std::optional<PeerId>> ids;  // [backend]; none: it doesn't reach the peer
     std::string address;
-    std::array<std::vector<std::size_t>, kMemoryClasses> routes;  // indexes of backends, the best first
-    std::string measured;                                         // for people
+    std::array<std::vector<std::size_t>, kMemoryClasses> routes;  // indexes of backends, the fastest first
+    std::string measured;                                         // for logs
   };
 
+  static void watch(const OwnedFd& epoll, int fd) {
+    epoll_event event{EPOLLIN, {}};
+    KVFERRY_CHECK(::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) == 0, "cannot watch descriptor {}: {}", fd,
+                  std::strerror(errno));
+  }
   static Result<std::string> encoded(Result<planner::RegionParts> parts) {
     if (!parts) return std::move(parts).error();
     return encode(*parts);
@@ -264,23 +266,24 @@ class PlannedTransport final : public Transport {
     return index;
   }
 
-  void take(PeerId id, const Measurements& found) {
+  void choose_routes(PeerId id, const Measurements& found) {
     const std::lock_guard lock(mutex_);
     const auto peer = peers_.find(id);
     if (peer == peers_.end()) return;
-    for (std::size_t kind = 0; kind < kMemoryClasses; ++kind) choose(found.by_class[kind], peer->second.routes[kind]);
+    for (std::size_t kind = 0; kind < kMemoryClasses; ++kind)
+      sort_routes(found.by_class[kind], peer->second.routes[kind]);
     peer->second.measured =
         fmt::format("pools by {}; other memory by {}", Measurements::describe(found.of(MemoryClass::kShared)),
                     Measurements::describe(found.of(MemoryClass::kOther)));
     if (const auto& on_device = found.of(MemoryClass::kDevice); !on_device.empty())
       peer->second.measured += fmt::format("; GPU memory by {}", Measurements::describe(on_device));
-    log().info("transport: peer {}, the first is used: {}", id, peer->second.measured);
+    log().info("transport: peer {}, the fastest path is used: {}", id, peer->second.measured);
   }
-  /// The fastest first; those that don't work or weren't measured stay behind them, for memory that only they reach.
-  void choose(const std::vector<planner::Measured>& measured, std::vector<std::size_t>& routes) const {
+  /// Puts the fastest first. Backends that do not work or were not measured come last, for memory that only they reach.
+  void sort_routes(const std::vector<planner::Measured>& measured, std::vector<std::size_t>& routes) const {
     std::vector<std::size_t> chosen;
     for (const planner::Measured& one : measured) {
-      if (one.gb_per_s > 0) chosen.push_back(index_of(one.path == Path::kCma ? "shm" : name_of(one.path)));
+      if (one.gb_per_s > 0) chosen.push_back(index_of(planner::info_of(one.path).backend));
     }
     for (const std::size_t index : routes) {
       if (std::find(chosen.begin(), chosen.end(), index) == chosen.end()) chosen.push_back(index);
@@ -289,26 +292,26 @@ class PlannedTransport final : public Transport {
   }
 
   const TransportOptions options_;
-  const std::vector<Backend> backends_;
-  const OwnedFd events_;  // readable while a backend's own descriptor is
-  bool is_interruptible_ = true;
-  std::atomic<std::size_t> busiest_{0};  // the backend to wait in
+  const Backends backends_;
+  const OwnedFd events_;                 // readable while a backend's event_fd() is
+  const OwnedFd interrupts_;             // readable while events_ or the descriptor that interrupts wait() is
+  std::atomic<std::size_t> busiest_{0};  // the backend whose wait() is called
   std::optional<SharedMemory> shared_probe_;
   std::vector<std::byte> private_probe_;
   std::byte* device_probe_ = nullptr;
-  planner::RegionBook regions_;
+  planner::PlannedRegions regions_;
   planner::Address address_;
   mutable std::mutex mutex_;
   std::map<PeerId, Peer> peers_;
   std::unordered_map<std::string, PeerId> connected_;
   std::uint32_t num_peers_made_ = 0;
-  planner::Prober prober_;  // last: its thread calls take()
+  planner::Prober prober_;  // last: its thread calls choose_routes()
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Transport>> make_transport(const TransportOptions& options) {
-  Result<std::vector<Backend>> backends = planner::make_backends(options);
+  Result<Backends> backends = planner::make_backends(options);
   if (!backends) return std::move(backends).error();
   auto transport = std::make_unique<PlannedTransport>(options, std::move(*backends));
   if (Result<void> ok = transport->open(); !ok) return std::move(ok).error();

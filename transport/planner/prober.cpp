@@ -9,13 +9,9 @@
 namespace kvferry::planner {
 namespace {
 
-constexpr std::uint64_t kBlockBytes = 64 << 10;  // what paged caches are made of
-constexpr int kRounds = 3;                       // the first one connects and warms up
-constexpr TimeNs kPatience = kSecond;            // a slower path than 1 MB/s is not worth knowing exactly
-
-std::string backend_of(Path path) { return path == Path::kCma ? "shm" : std::string(name_of(path)); }
-
-Path path_of(std::string_view backend) { return parse_path(backend).value(); }
+constexpr std::uint64_t kBlockBytes = 64 << 10;  // typical of paged caches
+constexpr int kRounds = 3;                       // the first connects and warms up
+constexpr TimeNs kPatience = kSecond;            // below 1 MB/s the speed does not matter
 
 }  // namespace
 
@@ -62,15 +58,17 @@ void Prober::thread_main() {
 
 Measurements Prober::measure(const Job& job) const {
   Measurements found;
-  for (const std::string& backend : job.backends) {
+  for (const PathInfo& info : all_paths()) {
+    if (std::find(job.backends.begin(), job.backends.end(), info.backend) == job.backends.end()) continue;
+    if (options_.path != Path::kAuto && options_.path != info.path) continue;
     for (const RegionParts& probe : job.address.probes) {
       const MemoryClass kind = probe.memory_class();
-      if (find_part(probe.parts, backend) == nullptr) continue;  // it doesn't reach memory of this class
-      if (kind == MemoryClass::kDevice && options_.device == nullptr) continue;
-      Path path = kind == MemoryClass::kShared ? Path::kShm : Path::kCma;  // of the backend that has both
-      if (backend == "shm" && options_.path != Path::kAuto && options_.path != path) continue;
-      if (backend != "shm") path = path_of(backend);
-      found.of(kind).push_back(measure(path, job, kind));
+      if (!info.reaches_class(kind) || (kind == MemoryClass::kDevice && options_.device == nullptr)) continue;
+      const std::string* address = find_part(job.address.parts, info.backend);
+      const std::string* region = find_part(probe.parts, info.backend);
+      if (address == nullptr || region == nullptr) continue;  // the peer does not offer it
+      const Result<double> speed = pull(info.path, *address, *region, kind == MemoryClass::kDevice);
+      found.of(kind).push_back(speed ? Measured{info.path, *speed, ""} : Measured{info.path, 0, speed.error().what});
     }
   }
   if (options_.path == Path::kCma) found.of(MemoryClass::kShared) = found.of(MemoryClass::kOther);
@@ -80,19 +78,9 @@ Measurements Prober::measure(const Job& job) const {
   return found;
 }
 
-Measured Prober::measure(Path path, const Job& job, MemoryClass kind) const {
-  const std::string backend = backend_of(path);
-  const std::string* address = find_part(job.address.parts, backend);
-  const RegionParts* probe = find_probe(job.address, kind);
-  const std::string* region = probe == nullptr ? nullptr : find_part(probe->parts, backend);
-  if (address == nullptr || region == nullptr) return {path, 0, "the peer does not offer it"};
-  const Result<double> speed = pull(path, *address, *region, kind == MemoryClass::kDevice);
-  return speed ? Measured{path, *speed, ""} : Measured{path, 0, speed.error().what};
-}
-
 Result<double> Prober::pull(Path path, const std::string& address, const std::string& region, bool is_device) const {
   if (!is_device) {
-    std::vector<std::byte> memory(kProbeBytes);  // outlives the backends, which may be copying when this gives up
+    std::vector<std::byte> memory(kProbeBytes);  // outlives the backends, which may still be copying after a timeout
     return pull(path, address, region, MemoryRegion{memory.data(), memory.size()});
   }
   const Result<std::byte*> memory = options_.device->allocate(MemoryKind::kDevice, kProbeBytes);
@@ -108,8 +96,8 @@ Result<double> Prober::pull(Path path, const std::string& address, const std::st
                             const MemoryRegion& into) const {
   TransportOptions options = options_;
   options.path = path;
-  options.tcp.listen_port = 0;  // the configured one is the owner's
-  Result<std::vector<Backend>> backends = make_backends(options);
+  options.tcp.listen_port = 0;  // the configured one is in use
+  Result<Backends> backends = make_backends(options);
   if (!backends) return std::move(backends).error();
   Transport& transport = *backends->front().transport;
   const Result<RegionId> local = transport.register_region(into);
@@ -121,7 +109,7 @@ Result<double> Prober::pull(Path path, const std::string& address, const std::st
   TimeNs best_ns = kPatience;
   for (int round = 0; round < kRounds; ++round) {
     PagedTransfer transfer{*peer, Direction::kPull, *local, region, {}, ""};
-    // Every other block first, so that neighbours are not joined: a paged cache has none.
+    // Every other block first, so that no neighbours are joined, as in a paged cache.
     for (const std::uint64_t first : {std::uint64_t{0}, kBlockBytes}) {
       for (std::uint64_t at = first; at < kProbeBytes; at += 2 * kBlockBytes)
         transfer.ranges.push_back({at, at, kBlockBytes});

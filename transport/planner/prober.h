@@ -1,5 +1,4 @@
-// Measures how fast each path to a peer is, with transports of its own, so that the owner's never see it. Private to
-// this folder.
+// Measures how fast each path to a peer is, with transports of its own. Private to this folder.
 #pragma once
 
 #include <array>
@@ -20,26 +19,26 @@ namespace kvferry::planner {
 struct Measured {
   Path path = Path::kAuto;
   double gb_per_s = 0;  // 0: the path does not work
-  std::string problem;  // why not
+  std::string problem;  // the reason, if it does not work
 };
 
-/// Speed of pulls from the peer's memory of each class; the fastest first. GPU memory is pulled into GPU memory.
+/// Speeds of pulls from the peer's memory of each class, the fastest first. GPU memory is pulled into GPU memory.
 struct Measurements {
   std::array<std::vector<Measured>, kMemoryClasses> by_class;
   std::vector<Measured>& of(MemoryClass kind) { return by_class[static_cast<std::size_t>(kind)]; }
   const std::vector<Measured>& of(MemoryClass kind) const { return by_class[static_cast<std::size_t>(kind)]; }
-  /// One line for people: "shm 9.8 GB/s, tcp 2.1 GB/s".
+  /// For logs, like "shm 9.8 GB/s, tcp 2.1 GB/s".
   static std::string describe(const std::vector<Measured>& measured);
 };
 
-/// Threads: probe() any; `done` is called in the prober's thread.
+/// Threads: probe() any; `done` is called on the prober's thread.
 class Prober {
  public:
   using Done = std::function<void(const Measurements&)>;
   explicit Prober(const TransportOptions& options) : options_(options) {}
   ~Prober();
 
-  /// Later, one peer after another, a few milliseconds each. `backends`: those that reach the peer.
+  /// Measures the peer soon, which takes milliseconds; one peer after another. `backends`: those that reach the peer.
   void probe(Address address, std::vector<std::string> backends, Done done);
 
  private:
@@ -51,7 +50,6 @@ class Prober {
 
   void thread_main();
   Measurements measure(const Job& job) const;
-  Measured measure(Path path, const Job& job, MemoryClass kind) const;
   Result<double> pull(Path path, const std::string& address, const std::string& region, bool is_device) const;
   Result<double> pull(Path path, const std::string& address, const std::string& region, const MemoryRegion& into) const;
 

@@ -16,8 +16,8 @@ Error cma_failed(int code, int pid) {
   if (code == ESRCH) return Error{ErrorCode::kPeerLost, fmt::format("process {} is gone", pid)};
   if (code == EPERM || code == ENOSYS)
     return Error{ErrorCode::kUnavailable,
-                 fmt::format("the system forbids CMA with process {} ({}): allow ptrace between the two, or register "
-                             "shared memory",
+                 fmt::format("the system forbids CMA with process {} ({}): allow ptrace between the two processes, or "
+                             "register shared memory",
                              pid, std::strerror(code))};
   return Error{ErrorCode::kRefused,
                fmt::format("memory of process {} can't be reached by CMA: {}", pid, std::strerror(code))};
@@ -48,11 +48,11 @@ void copy_mapped(std::span<const CopyRange> ranges, std::byte* local_base, std::
 
 Result<void> copy_by_cma(std::span<const CopyRange> ranges, std::byte* local_base, std::uint64_t remote_base,
                          Direction direction, int pid) {
-  constexpr std::size_t kRangesMax = 512;  // a call; the kernel takes 1024, and gains nothing from more than this
+  constexpr std::size_t kRangesMax = 512;  // for each call; the kernel takes 1024, which is not faster
   std::array<iovec, kRangesMax> local;
   std::array<iovec, kRangesMax> remote;
   std::size_t index = 0;
-  std::uint64_t done_bytes = 0;  // of ranges[index]
+  std::uint64_t done_bytes = 0;  // copied bytes of ranges[index]
   while (index < ranges.size()) {
     std::size_t count = 0;
     for (std::size_t next = index; next < ranges.size() && count < kRangesMax; ++next) {

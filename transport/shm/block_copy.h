@@ -10,13 +10,14 @@
 
 namespace kvferry::shm {
 
-/// One thread's copy of ranges within mapped memory. `bypass_cache`: for amounts that would only push other data out of
-/// the cache; stores then go past it, which is a third to a half faster for them.
+/// Copies ranges within mapped memory, on this thread. `bypass_cache`: stores go past the cache, which is a third to a
+/// half faster for amounts that exceed it.
 void copy_mapped(std::span<const CopyRange> ranges, std::byte* local_base, std::byte* remote_base, Direction direction,
                  bool bypass_cache);
 
-/// The same by CMA (process_vm_readv and its twin), many ranges a system call. Addresses in process `pid`.
-/// kPeerLost: it is gone; kRefused: memory that is not mapped there (any more); kUnavailable: the system forbids it.
+/// The same by CMA (process_vm_readv() and process_vm_writev()), many ranges for each system call. `remote_base` is an
+/// address in process `pid`. kPeerLost: the process is gone; kRefused: the memory is not mapped there; kUnavailable:
+/// the system forbids it.
 Result<void> copy_by_cma(std::span<const CopyRange> ranges, std::byte* local_base, std::uint64_t remote_base,
                          Direction direction, int pid);
 

@@ -15,7 +15,7 @@ namespace kvferry::shm {
 namespace {
 
 constexpr TimeNs kSpinNs = 50'000;
-constexpr int kLooksPerClock = 64;  // reading the clock costs more than a look
+constexpr int kLooksPerClock = 64;  // reading the clock costs more than reading round_
 
 void relax() {
 #if defined(__x86_64__)
@@ -23,7 +23,7 @@ void relax() {
 #endif
 }
 
-/// Memory is the limit with more, and the engine wants processors, too.
+/// More threads gain nothing, since memory is the limit, and vLLM needs processors as well.
 std::uint32_t threads_for_this_machine() {
   cpu_set_t allowed;
   if (::sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;

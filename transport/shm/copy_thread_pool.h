@@ -1,4 +1,4 @@
-// Threads that help whoever copies a large piece. Private to this folder.
+// Threads that share large copies with the thread that moves the transfer. Private to this folder.
 #pragma once
 
 #include <atomic>
@@ -10,20 +10,20 @@
 
 namespace kvferry::shm {
 
-/// One thread's copy is bound by the misses it can have on their way at a time, far below what memory gives: two copy
-/// twice as fast, for the same processor time. Helpers spin for a moment after each piece, since the next one follows
-/// at once within a transfer, and then sleep.
+/// One thread's copy is limited by its outstanding cache misses, far below the memory's bandwidth: two threads copy
+/// twice as fast, for the same processor time. Helpers spin for a moment after each piece, since a transfer's next
+/// piece soon follows, and then sleep.
 class CopyThreadPool {
  public:
-  /// `num_threads`: the caller of share() included; 0: by the number of processors this process may use.
+  /// `num_threads` includes the caller of share(); 0: chosen by the number of processors this process may use.
   explicit CopyThreadPool(std::uint32_t num_threads);
   ~CopyThreadPool();
   CopyThreadPool(const CopyThreadPool&) = delete;
   CopyThreadPool& operator=(const CopyThreadPool&) = delete;
 
   std::size_t num_threads() const { return helpers_.size() + 1; }
-  /// Runs task(0) to task(num_parts - 1), each once, here and in the helpers that come in time; all are through when it
-  /// returns. One caller at a time. The task must not throw.
+  /// Runs task(0) to task(num_parts - 1), each once, on this thread and on helpers; returns when all have ended. One
+  /// caller at a time. The task must not throw.
   void share(std::size_t num_parts, const std::function<void(std::size_t)>& task);
 
  private:
@@ -34,8 +34,8 @@ class CopyThreadPool {
   std::size_t num_parts_ = 0;
   const std::function<void(std::size_t)>* task_ = nullptr;
   std::atomic<std::size_t> next_part_{0};
-  // Odd while there is work. A helper says that it is inside and then looks whether its round is still open; the caller
-  // closes the round and then looks who is inside.
+  // Odd while there is work. A helper counts itself inside and then looks whether its round is still open; the caller
+  // closes the round and then waits until no helper is inside.
   std::atomic<std::uint32_t> round_{0};
   std::atomic<std::uint32_t> num_inside_{0};
   std::atomic<std::uint32_t> num_asleep_{0};

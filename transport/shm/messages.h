@@ -1,4 +1,4 @@
-// What two transports of one host say to each other over their Unix socket. Private to this folder.
+// The packets between two transports of one host over their Unix socket. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -10,39 +10,39 @@ namespace kvferry::shm {
 
 constexpr std::uint32_t kProtocolVersion = 1;
 
-/// What address() gives.
+/// What Transport::address() returns.
 struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
-  std::uint64_t host = 0;   // of this boot and network namespace: who differs in it can't reach the socket
+  std::uint64_t host = 0;   // host_identity(): of this boot and network namespace
   std::string socket_name;  // in the abstract namespace
-  std::string secret;       // who shows it was given the address
+  std::string secret;       // proves that a peer has been given the address
   KVFERRY_FIELDS(protocol_version, incarnation, host, socket_name, secret);
 };
 
-/// A packet is one byte of type and the message of that type.
+/// A packet is its type, one byte, and the message of that type.
 enum class Type : char {
-  kHello = 'H',       // Hello, first of all
+  kHello = 'H',       // Hello; the first packet
   kWelcome = 'W',     // Welcome; with the notification ring and the control page as descriptors, unless refused
   kMapRequest = 'm',  // MapRequest
   kMapReply = 'M',    // MapReply; with the region's descriptor, unless refused
-  kUnmap = 'u',       // MapRequest, from the owner: the region is gone, let go of its memory
-  kWake = 'w',        // nothing: the ring has something
-  kPing = 'p',        // nothing
-  kPong = 'P',        // nothing
+  kUnmap = 'u',       // MapRequest, from the owner: the region is unregistered, unmap it
+  kWake = 'w',        // empty: the ring has notes
+  kPing = 'p',        // empty
+  kPong = 'P',        // empty
 };
 
 struct Hello {
   std::uint32_t protocol_version = 0;
   std::uint64_t to_incarnation = 0;
   std::string secret;
-  std::string from;  // the sender's address(), which signs its notifications
+  std::string from;  // the sender's source address
   KVFERRY_FIELDS(protocol_version, to_incarnation, secret, from);
 };
 
 struct Welcome {
-  std::string refusal;      // one clause for people; empty: welcome
-  std::uint64_t probe = 0;  // an address there that may be read, to find out whether CMA is allowed
+  std::string refusal;      // the reason; empty: welcome
+  std::uint64_t probe = 0;  // an address there that the peer may read, to try CMA
   KVFERRY_FIELDS(refusal, probe);
 };
 
@@ -59,11 +59,11 @@ struct MapReply {
   KVFERRY_FIELDS(region, refusal, fd_offset, bytes);
 };
 
-/// The rkey of this backend.
-struct RegionKey {
-  bool is_shared = false;         // it can be mapped; else only CMA reaches it
+/// The rkey in this backend's region descriptors.
+struct RegionMemoryKey {
+  bool is_shared = false;         // the region can be mapped; else only CMA reaches it
   std::uint64_t region_base = 0;  // a grant's descriptor counts from the grant's start
-  std::uint32_t slot = 0;         // in the owner's control page, of the grant or the region
+  std::uint32_t slot = 0;         // the grant's or the region's, on the owner's control page
   KVFERRY_FIELDS(is_shared, region_base, slot);
 };
 

@@ -39,11 +39,11 @@ Result<SharedPages> SharedPages::map(OwnedFd fd, std::uint64_t offset, std::uint
       bytes > static_cast<std::uint64_t>(stats.st_size) - offset)
     return Error{ErrorCode::kRefused, fmt::format("the peer's shared memory does not hold [{}, +{})", offset, bytes)};
   if (is_sealed && (::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0)
-    return Error{ErrorCode::kRefused, "the peer's shared memory is not sealed"};
+    return Error{ErrorCode::kRefused, "the peer's shared memory is not sealed against shrinking"};
   const std::uint64_t mapped_bytes = whole_pages(fd.get(), bytes);
   void* data = ::mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), static_cast<off_t>(offset));
   if (data == MAP_FAILED) return no_pages("map", bytes);
-  ::madvise(data, mapped_bytes, MADV_HUGEPAGE);  // a wish
+  ::madvise(data, mapped_bytes, MADV_HUGEPAGE);  // may be refused
   SharedPages pages;
   pages.fd_ = std::move(fd);
   pages.data_ = static_cast<std::byte*>(data);

@@ -10,11 +10,11 @@
 namespace kvferry::shm {
 namespace {
 
-constexpr TimeNs kRetryNs = kMillisecond;  // a full ring
+constexpr TimeNs kRetryNs = kMillisecond;  // until the next attempt when the ring is full
 
 }  // namespace
 
-bool ShmLink::connect(const std::string& own_address, TimeNs now) {
+bool ShmLink::connect(const std::string& source_address, TimeNs now) {
   if (socket_ || is_failed_) return false;
   Result<OwnedFd> socket = connect_to(address_.socket_name);
   if (!socket) {
@@ -24,7 +24,7 @@ bool ShmLink::connect(const std::string& own_address, TimeNs now) {
   socket_ = std::move(*socket);
   pid_ = peer_process(socket_.get());
   send_message(socket_.get(), Type::kHello,
-               Hello{kProtocolVersion, address_.incarnation, address_.secret, own_address});
+               Hello{kProtocolVersion, address_.incarnation, address_.secret, source_address});
   expect_answer(now);
   return true;
 }
@@ -38,7 +38,7 @@ void ShmLink::on_readable(TimeNs now) {
     Received received = receive_packet(socket_.get());
     if (received.is_closed) return fail("the peer is gone");
     if (!received.packet) return;
-    heard_at_ = now;
+    received_at_ = now;
     owed_since_ = 0;
     on_packet(std::move(*received.packet), now);
   }
@@ -56,17 +56,17 @@ void ShmLink::on_packet(Packet packet, TimeNs now) {
       if (const Result<MapRequest> gone = decode<MapRequest>(packet.body, "unmap message"); gone)
         regions_.erase(gone->region);
       break;
-    default:  // a pong: that it came is what counts
+    default:  // a pong has nothing to handle: it was counted as life
       break;
   }
-  const auto is_waiting = [](const auto& entry) { return entry.second.is_asked; };
+  const auto is_waiting = [](const auto& entry) { return entry.second.is_requested; };
   if (std::any_of(regions_.begin(), regions_.end(), is_waiting)) expect_answer(now);
 }
 
 void ShmLink::on_welcome(Packet packet) {
   const Result<Welcome> welcome = decode<Welcome>(packet.body, "welcome");
   if (!welcome) return fail(welcome.error().what);
-  if (!welcome->refusal.empty()) return fail("the peer refused: " + welcome->refusal);
+  if (!welcome->refusal.empty()) return fail("the peer refused the hello: " + welcome->refusal);
   if (packet.fds.size() != 2 || control_) return fail("the peer's welcome is malformed");
   Result<SharedPages> ring = SharedPages::map(std::move(packet.fds[0]), 0, NoteRing::kPageBytes, true);
   if (!ring) return fail(ring.error().what);
@@ -80,12 +80,11 @@ void ShmLink::on_welcome(Packet packet) {
     std::byte probe[8];
     const CopyRange range{0, 0, sizeof(probe)};
     if (const Result<void> ok = copy_by_cma({&range, 1}, probe, welcome->probe, Direction::kPull, pid_); !ok) {
-      if (ok.error().code == ErrorCode::kPeerLost || control_->is_closed())
-        return fail("the peer has gone since it said welcome");
+      if (ok.error().code == ErrorCode::kPeerLost || control_->is_closed()) return fail("the peer is gone");
       cma_refusal_ = ok.error().what;
     }
   }
-  log().info("transport: connected to peer {} on this host: {}", peer_, describe());
+  log().info("shm: connected to peer {}: {}", peer_, describe());
 }
 
 std::string ShmLink::describe() const {
@@ -97,8 +96,8 @@ void ShmLink::on_map_reply(Packet packet) {
   const Result<MapReply> reply = decode<MapReply>(packet.body, "map reply");
   if (!reply) return fail(reply.error().what);
   const auto region = regions_.find(reply->region);
-  if (region == regions_.end() || !region->second.is_asked) return;
-  region->second.is_asked = false;
+  if (region == regions_.end() || !region->second.is_requested) return;
+  region->second.is_requested = false;
   region->second.refusal = reply->refusal;
   if (!reply->refusal.empty()) return;
   if (packet.fds.size() != 1) return fail("the peer's map reply is malformed");
@@ -113,10 +112,10 @@ void ShmLink::on_map_reply(Packet packet) {
 void ShmLink::submit(AcceptedTransfer accepted, TimeNs now) {
   const TransferId id = accepted.id;
   if (is_failed_) return table_.complete(id, ErrorCode::kPeerLost, why_);
-  Result<RegionKey> key = decode<RegionKey>(accepted.remote.rkey, "region key");
+  Result<RegionMemoryKey> key = decode<RegionMemoryKey>(accepted.remote.rkey, "region key");
   if (!key) return table_.complete(id, ErrorCode::kInternal, key.error().what);
   transfers_.push_back(std::make_unique<ShmTransfer>(std::move(accepted), *key));
-  // Alone and small: done here and now, in the thread that asked.
+  // The only transfer, if small, is copied by the calling thread now.
   if (transfers_.size() != 1 || !is_ready() || transfers_.front()->bytes_left() > options_.inline_bytes) return;
   while (!transfers_.empty() && advance(transfers_.begin(), now)) continue;
 }
@@ -125,19 +124,17 @@ ShmLink::Transfers::iterator ShmLink::find(TransferId id) {
   return std::find_if(transfers_.begin(), transfers_.end(), [id](const auto& one) { return one->id() == id; });
 }
 
-bool ShmLink::feed(TransferId id, FedCopies& more) {
-  const auto transfer = find(id);
+bool ShmLink::feed(const FedCopies& more) {
+  const auto transfer = find(more.id);
   if (transfer == transfers_.end()) return false;
-  (*transfer)->feed(std::move(more));
+  (*transfer)->feed(more);
   is_blocked_ = false;
   return true;
 }
 
-bool ShmLink::cancel(TransferId id) {
+void ShmLink::cancel(TransferId id) {
   const auto transfer = find(id);
-  if (transfer == transfers_.end()) return false;
-  finish(transfer, ErrorCode::kCancelled, "cancelled");
-  return true;
+  if (transfer != transfers_.end()) finish(transfer, ErrorCode::kCancelled, "cancelled");
 }
 
 void ShmLink::cancel_all(const std::string& what) {
@@ -148,7 +145,7 @@ void ShmLink::finish(Transfers::iterator transfer, ErrorCode code, std::string w
   const std::unique_ptr<ShmTransfer> finished = std::move(*transfer);
   transfers_.erase(transfer);
   table_.complete(finished->id(), code, std::move(what),
-                   code == ErrorCode::kCorrupt ? finished->corrupt_ranges() : std::vector<std::uint32_t>{});
+                  code == ErrorCode::kCorrupt ? finished->verifier().corrupt_ranges() : std::vector<std::uint32_t>{});
 }
 
 void ShmLink::fail(const std::string& why) {
@@ -174,10 +171,10 @@ ShmLink::Transfers::iterator ShmLink::most_urgent() {
 
 bool ShmLink::advance(TimeNs now) {
   if (is_failed_ || !socket_) return false;
-  // A peer is silent only while this thread listens: a host that paused has paused the peer on it as well.
+  // Only time in which this process ran counts as silence.
   if (now - std::exchange(advanced_at_, now) >= options_.silence_ns / 2 && owed_since_ != 0) owed_since_ = now;
-  if (owed_since_ != 0 && now - std::max(owed_since_, heard_at_) >= options_.silence_ns) {
-    fail(fmt::format("the peer has given no sign of life for {} ms", options_.silence_ns / kMillisecond));
+  if (owed_since_ != 0 && now - std::max(owed_since_, received_at_) >= options_.silence_ns) {
+    fail(fmt::format("the peer was silent for {} ms", options_.silence_ns / kMillisecond));
     return true;
   }
   if (!is_ready()) return false;
@@ -186,7 +183,7 @@ bool ShmLink::advance(TimeNs now) {
   if (transfer == transfers_.end()) return false;
   is_blocked_ = !advance(transfer, now);
   if (!is_blocked_) return true;
-  // Waiting for the peer: to map a region, to empty its ring. Is it alive?
+  // The peer has to send a region's descriptor or to empty its ring: ping it, so that its silence is noticed.
   tried_at_ = now;
   if (owed_since_ == 0) send_packet(socket_.get(), Type::kPing);
   expect_answer(now);
@@ -206,11 +203,11 @@ Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) 
     if (region.pages)
       return std::optional(RemoteMemory{region.pages->span().data(), region.pages->span().size(), pid_});
     if (!region.refusal.empty()) return Error{ErrorCode::kRefused, region.refusal};
-    if (!std::exchange(region.is_asked, true))
+    if (!std::exchange(region.is_requested, true))
       send_message(socket_.get(), Type::kMapRequest, MapRequest{remote.region});
     return std::optional<RemoteMemory>();
   }
-  if (!cma_refusal_.empty()) return Error{ErrorCode::kRefused, "the peer's memory is not shared and " + cma_refusal_};
+  if (!cma_refusal_.empty()) return Error{ErrorCode::kRefused, "the peer's memory is not shared, and " + cma_refusal_};
   return std::optional(RemoteMemory{nullptr, 0, pid_});
 }
 
@@ -227,13 +224,13 @@ bool ShmLink::advance(Transfers::iterator transfer, TimeNs) {
   const std::uint32_t slot = moving.key().slot;
   ring_->enter(slot);
   const bool is_open = control_->is_open(slot, ControlPage::pass(descriptor.region, descriptor.grant));
-  const Result<void> copied = is_open ? moving.copy_piece(**remote, crew_) : Result<void>();
-  ring_->leave();
+  const Result<void> copied = is_open ? moving.copy_piece(**remote, threads_) : Result<void>();
+  ring_->exit();
   if (!is_open) {
     if (control_->is_closed()) {
       fail("the peer is shutting down");
     } else if (descriptor.grant != 0) {
-      finish(transfer, ErrorCode::kRefused, fmt::format("the peer has taken grant {} back", descriptor.grant));
+      finish(transfer, ErrorCode::kRefused, fmt::format("the peer has revoked grant {}", descriptor.grant));
     } else {
       finish(transfer, ErrorCode::kRefused, fmt::format("the peer has unregistered region {}", descriptor.region));
     }
@@ -251,10 +248,8 @@ bool ShmLink::advance(Transfers::iterator transfer, TimeNs) {
 
 bool ShmLink::notify_and_finish(Transfers::iterator transfer) {
   const ShmTransfer& done = **transfer;
-  if (!done.corrupt_ranges().empty()) {
-    finish(transfer, ErrorCode::kCorrupt,
-           fmt::format("{} of {} ranges differ from their checksums", done.corrupt_ranges().size(),
-                       done.accepted().checksums.size()));
+  if (done.verifier().has_corrupt()) {
+    finish(transfer, ErrorCode::kCorrupt, done.verifier().what());
     return true;
   }
   if (!done.accepted().notification.empty()) {

@@ -1,5 +1,4 @@
-// This side's connection to one peer: its socket, its mapped regions and the transfers on their way. Private to this
-// folder.
+// This side's connection to one peer: its socket, its mapped regions and the pending transfers. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -9,35 +8,36 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/transfer_table.h"
 #include "transport/make_transport.h"
 #include "transport/shm/copy_thread_pool.h"
 #include "transport/shm/messages.h"
 #include "transport/shm/shared_page.h"
 #include "transport/shm/shm_transfer.h"
 #include "transport/shm/unix_socket.h"
+#include "transport/transfer_table.h"
 
 namespace kvferry::shm {
 
-/// The loop only. A link fails once and for good; its transfers then end with kPeerLost.
+/// Under the loop's lock only. A link that has failed stays so; its transfers end with kPeerLost.
 class ShmLink {
  public:
-  ShmLink(PeerId peer, Address address, const ShmOptions& options, TransferTable& transfer_table, CopyThreadPool& crew)
-      : peer_(peer), address_(std::move(address)), options_(options), table_(transfer_table), crew_(crew) {}
+  ShmLink(PeerId peer, Address address, const ShmOptions& options, TransferTable& transfer_table,
+          CopyThreadPool& threads)
+      : peer_(peer), address_(std::move(address)), options_(options), table_(transfer_table), threads_(threads) {}
   ~ShmLink() { fail("disconnected"); }
   ShmLink(const ShmLink&) = delete;
   ShmLink& operator=(const ShmLink&) = delete;
 
-  /// Connects and says hello, once. True: the socket wants to be watched.
-  bool connect(const std::string& own_address, TimeNs now);
+  /// Connects and sends the hello. Returns whether there is a socket to watch.
+  bool connect(const std::string& source_address, TimeNs now);
   void on_readable(TimeNs now);
   void submit(AcceptedTransfer accepted, TimeNs now);
-  /// False: not a transfer of this link.
-  bool feed(TransferId id, FedCopies& more);
-  bool cancel(TransferId id);
+  /// Returns false if the transfer has ended.
+  bool feed(const FedCopies& more);
+  void cancel(TransferId id);
   void cancel_all(const std::string& what);
-  /// Copies the next piece of what is most urgent, tells the peer what is done, and asks after it when it is silent.
-  /// True: call again soon.
+  /// Copies the next piece of the most urgent transfer, notifies the peer of ended ones and pings it when it is silent.
+  /// Returns whether to call again soon.
   bool advance(TimeNs now);
   TimeNs next_deadline() const;
   void fail(const std::string& why);
@@ -47,14 +47,14 @@ class ShmLink {
   bool is_idle() const { return transfers_.empty(); }
   int socket() const { return socket_.get(); }
   PeerId peer() const { return peer_; }
-  /// One clause for logs.
+  /// For logs.
   std::string describe() const;
 
  private:
   struct Region {
     std::optional<SharedPages> pages;
     std::string refusal;
-    bool is_asked = false;
+    bool is_requested = false;  // from the peer, which has not answered yet
   };
   using Transfers = std::vector<std::unique_ptr<ShmTransfer>>;
 
@@ -63,10 +63,10 @@ class ShmLink {
   void on_map_reply(Packet packet);
   Transfers::iterator find(TransferId id);
   Transfers::iterator most_urgent();
-  /// True: something was done for it. It may be over afterwards.
+  /// Returns whether something was done for the transfer, which may have ended by that.
   bool advance(Transfers::iterator transfer, TimeNs now);
   bool notify_and_finish(Transfers::iterator transfer);
-  /// None: not yet, or an error that ends the transfer.
+  /// Returns nothing while the peer has not answered a map request. An error ends the transfer.
   Result<std::optional<RemoteMemory>> reach(const ShmTransfer& transfer);
   void finish(Transfers::iterator transfer, ErrorCode code, std::string what);
   void expect_answer(TimeNs now);
@@ -75,7 +75,7 @@ class ShmLink {
   const Address address_;
   const ShmOptions& options_;
   TransferTable& table_;
-  CopyThreadPool& crew_;
+  CopyThreadPool& threads_;
   OwnedFd socket_;
   std::optional<NoteRing> ring_;
   std::optional<ControlPage> control_;
@@ -85,11 +85,11 @@ class ShmLink {
   Transfers transfers_;  // oldest first
   bool is_failed_ = false;
   std::string why_;
-  bool is_blocked_ = false;  // the last piece could not be done: wait for the peer
-  TimeNs heard_at_ = 0;
-  TimeNs owed_since_ = 0;   // the peer has to answer; 0: nothing
-  TimeNs advanced_at_ = 0;  // when this thread looked last
-  TimeNs tried_at_ = 0;     // the blocked piece, last
+  bool is_blocked_ = false;  // the last piece has to wait for the peer
+  TimeNs received_at_ = 0;   // the last packet
+  TimeNs owed_since_ = 0;    // the oldest request without an answer; 0: none
+  TimeNs advanced_at_ = 0;   // the last call of advance()
+  TimeNs tried_at_ = 0;      // the last attempt at the blocked piece
 };
 
 }  // namespace kvferry::shm

@@ -10,60 +10,49 @@
 namespace kvferry::shm {
 namespace {
 
-constexpr std::uint64_t kCacheBytes = std::uint64_t{1} << 20;  // more than this at once doesn't stay in a core's cache
-constexpr std::uint64_t kPieceBytes = std::uint64_t{2} << 20;  // a thread
-// A slice with a checksum is still in the cache when it is hashed, and who is done first does not wait long.
+constexpr std::uint64_t kCacheBytes = std::uint64_t{1} << 20;  // more than this does not stay in a core's cache
+constexpr std::uint64_t kPieceBytes = std::uint64_t{2} << 20;  // for each thread
+// Small enough that a slice is still in the cache when it is hashed, and that the first thread to end waits briefly.
 constexpr std::uint64_t kPartBytes = std::uint64_t{128} << 10;
 
 }  // namespace
 
-void ShmTransfer::feed(FedCopies more) {
-  accepted_.copies.insert(accepted_.copies.end(), more.copies.begin(), more.copies.end());
-  accepted_.checksums.insert(accepted_.checksums.end(), more.checksums.begin(), more.checksums.end());
-  accepted_.is_complete = more.is_last;
-}
-
 std::uint64_t ShmTransfer::bytes_left() const {
   const auto add = [](std::uint64_t sum, const CopyRange& copy) { return sum + copy.bytes; };
-  return std::accumulate(accepted_.copies.begin() + static_cast<std::ptrdiff_t>(next_), accepted_.copies.end(),
+  return std::accumulate(accepted_.copies.begin() + static_cast<std::ptrdiff_t>(cursor_.copy()), accepted_.copies.end(),
                          std::uint64_t{0}, add) -
-         next_bytes_;
+         cursor_.at();
 }
 
 void ShmTransfer::cut_piece(std::uint64_t bytes_max) {
   slices_.clear();
   parts_.clear();
   std::uint64_t part_bytes = 0;
-  while (bytes_max > 0 && next_ < accepted_.copies.size()) {
-    const CopyRange& copy = accepted_.copies[next_];
-    const bool may_begin_part = next_bytes_ == 0 || !has_checksums();  // a range is hashed by one thread
+  while (bytes_max > 0 && has_copies()) {
+    const bool may_begin_part = !cursor_.is_inside_copy() || !has_checksums();  // one thread hashes a range
     if (parts_.empty() || (part_bytes >= kPartBytes && may_begin_part)) {
-      parts_.push_back({slices_.size(), 0, static_cast<std::uint32_t>(next_), {}, {}});
+      parts_.push_back({slices_.size(), 0, static_cast<std::uint32_t>(cursor_.copy()), {}, {}});
       part_bytes = 0;
     }
-    const std::uint64_t bytes = std::min({copy.bytes - next_bytes_, bytes_max, kPartBytes});
-    slices_.push_back({copy.local_offset + next_bytes_, copy.remote_offset + next_bytes_, bytes});
+    const Piece piece = cursor_.take(accepted_.copies, std::min(bytes_max, kPartBytes));
+    const CopyRange& copy = accepted_.copies[piece.copy];
+    slices_.push_back({copy.local_offset + piece.at, copy.remote_offset + piece.at, piece.bytes});
     parts_.back().end = slices_.size();
-    part_bytes += bytes;
-    bytes_max -= bytes;
-    next_bytes_ += bytes;
-    if (next_bytes_ == copy.bytes) {
-      ++next_;
-      next_bytes_ = 0;
-    }
+    part_bytes += piece.bytes;
+    bytes_max -= piece.bytes;
   }
 }
 
-Result<void> ShmTransfer::copy_piece(const RemoteMemory& remote, CopyThreadPool& crew) {
-  const std::uint64_t offset = accepted_.remote.base - key_.region_base;  // of the grant in its region
+Result<void> ShmTransfer::copy_piece(const RemoteMemory& remote, CopyThreadPool& threads) {
+  const std::uint64_t offset = accepted_.remote.base - key_.region_base;  // where the grant begins in its region
   if (remote.mapped_region != nullptr && !is_inside(offset, accepted_.remote.bytes, remote.mapped_bytes))
     return Error{ErrorCode::kRefused, "the peer's mapping is shorter than its descriptor says"};
-  if (next_ == 0 && next_bytes_ == 0) bypass_cache_ = !has_checksums() && bytes_left() > kCacheBytes;
-  cut_piece(kPieceBytes * crew.num_threads());
-  crew.share(parts_.size(), [&](std::size_t part) { copy_part(parts_[part], remote); });
+  if (cursor_.is_at_begin()) bypass_cache_ = !has_checksums() && bytes_left() > kCacheBytes;
+  cut_piece(kPieceBytes * threads.num_threads());
+  threads.share(parts_.size(), [&](std::size_t part) { copy_part(parts_[part], remote); });
   for (Part& part : parts_) {
     if (!part.result) return std::move(part.result);
-    corrupt_ranges_.insert(corrupt_ranges_.end(), part.corrupt_ranges.begin(), part.corrupt_ranges.end());
+    for (const std::uint32_t range : part.corrupt_ranges) verifier_.mark_corrupt(range);
   }
   return {};
 }
@@ -74,8 +63,8 @@ void ShmTransfer::copy_part(Part& part, const RemoteMemory& remote) {
     part.result = copy(slices, remote);
     return;
   }
-  std::optional<ChecksumStream> unfinished;
-  if (part.begin == 0) unfinished = std::exchange(unfinished_, std::nullopt);
+  RangeDigest digest;
+  if (part.begin == 0) digest = std::exchange(unfinished_, {});
   std::uint32_t range = part.first_range;
   std::size_t at = 0;
   while (at < slices.size() && part.result) {
@@ -83,10 +72,10 @@ void ShmTransfer::copy_part(Part& part, const RemoteMemory& remote) {
     for (std::uint64_t bytes = 0; end < slices.size() && bytes < kPartBytes; ++end) bytes += slices[end].bytes;
     const std::span<const CopyRange> hot = slices.subspan(at, end - at);
     part.result = copy(hot, remote);
-    if (part.result) check(hot, range, unfinished, part.corrupt_ranges);
+    if (part.result) check(hot, range, digest, part.corrupt_ranges);
     at = end;
   }
-  if (part.end == slices_.size()) unfinished_ = std::move(unfinished);
+  if (part.end == slices_.size()) unfinished_ = std::move(digest);
 }
 
 Result<void> ShmTransfer::copy(std::span<const CopyRange> slices, const RemoteMemory& remote) const {
@@ -97,17 +86,16 @@ Result<void> ShmTransfer::copy(std::span<const CopyRange> slices, const RemoteMe
   return {};
 }
 
-void ShmTransfer::check(std::span<const CopyRange> slices, std::uint32_t& range,
-                        std::optional<ChecksumStream>& unfinished, std::vector<std::uint32_t>& corrupt_ranges) const {
-  // A pull's bytes are hashed where they arrived. A push's are hashed at their source: reading back what was just
-  // written there would prove no more.
+void ShmTransfer::check(std::span<const CopyRange> slices, std::uint32_t& range, RangeDigest& digest,
+                        std::vector<std::uint32_t>& corrupt_ranges) const {
+  // A pull's bytes are hashed where they arrived, a push's at their source: reading back what was just written to the
+  // peer would prove no more.
   for (const CopyRange& slice : slices) {
-    if (!unfinished) unfinished.emplace();
-    unfinished->update({accepted_.local_base + slice.local_offset, slice.bytes});
     const CopyRange& whole = accepted_.copies[range];
-    if (slice.local_offset + slice.bytes != whole.local_offset + whole.bytes) continue;
-    if (unfinished->digest() != accepted_.checksums[range]) corrupt_ranges.push_back(range);
-    unfinished.reset();
+    const bool ends_range = slice.local_offset + slice.bytes == whole.local_offset + whole.bytes;
+    const auto checksum = digest.add({accepted_.local_base + slice.local_offset, slice.bytes}, ends_range);
+    if (!ends_range) continue;
+    if (*checksum != accepted_.checksums[range]) corrupt_ranges.push_back(range);
     ++range;
   }
 }

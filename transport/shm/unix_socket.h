@@ -21,29 +21,29 @@ struct Packet {
 };
 
 struct Received {
-  std::optional<Packet> packet;  // none: nothing there now, or the other side is gone
+  std::optional<Packet> packet;  // none: no packet now, or is_closed
   bool is_closed = false;
 };
 
 Result<OwnedFd> listen_on(const std::string& name);
-/// kPeerLost: nobody listens there (any more).
+/// kPeerLost: no socket listens there.
 Result<OwnedFd> connect_to(const std::string& name);
-/// None: nobody waits to be accepted, or a process of another user did.
+/// Returns no socket if none waits to be accepted, or if it is of another user's process.
 OwnedFd accept_from(int listener);
 
-/// False: the other side is gone or so far behind that its queue is full.
+/// Returns false if the other side is gone or its queue is full.
 bool send_packet(int socket, Type type, std::string_view body = {}, std::span<const int> fds = {});
 template <class Message>
 bool send_message(int socket, Type type, const Message& message, std::span<const int> fds = {}) {
   return send_packet(socket, type, encode(message), fds);
 }
 Received receive_packet(int socket);
-/// The other side is gone, whatever it has still left to be received.
+/// Returns whether the other side is gone, even if packets are left to be received.
 bool is_hung_up(int socket);
 
-/// Of the process at the other end; 0 when it is not visible from here.
+/// Returns the pid of the process at the other end; 0 if it is not visible from here.
 int peer_process(int socket);
-/// Equal for processes that can reach each other's abstract sockets.
+/// A number that is equal for processes that reach each other's abstract sockets.
 std::uint64_t host_identity();
 
 }  // namespace kvferry::shm

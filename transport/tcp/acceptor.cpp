@@ -7,7 +7,7 @@
 namespace kvferry::tcp {
 namespace {
 
-/// Takes as long for a wrong secret as for a right one.
+/// Takes as long for a wrong secret as for the right one.
 bool is_same_secret(const std::string& said, const std::string& own) {
   if (said.size() != own.size()) return false;
   unsigned difference = 0;
@@ -21,52 +21,51 @@ bool is_same_secret(const std::string& said, const std::string& own) {
 Acceptor::Acceptor(LinkHost& host, std::uint64_t incarnation, std::string secret, Welcome welcome)
     : host_(host), incarnation_(incarnation), secret_(std::move(secret)), welcome_(std::move(welcome)) {}
 
-void Acceptor::greet(OwnedFd socket) {
-  if (newcomers_.size() >= kNewcomersMax) on_broken(*newcomers_.front().connection, "too many others came after it");
-  newcomers_.push_back({&host_.adopt(std::move(socket), *this, false), host_.now()});
-  host_.arm();
+void Acceptor::accept(OwnedFd socket) {
+  if (pending_.size() >= kPendingMax) on_broken(*pending_.front().connection, "too many newer connections");
+  pending_.push_back({&host_.adopt(std::move(socket), *this, false), host_.now()});
+  host_.arm_silence_check();
 }
 
 bool Acceptor::check(TimeNs now) {
-  while (!newcomers_.empty() && now - newcomers_.front().since >= host_.options().silence_ns)
-    on_broken(*newcomers_.front().connection, "it did not introduce itself in time");
-  return !newcomers_.empty();
+  while (!pending_.empty() && now - pending_.front().since >= host_.options().silence_ns)
+    on_broken(*pending_.front().connection, "it sent no hello in time");
+  return !pending_.empty();
 }
 
-std::string Acceptor::refusal(const FrameHead& head, Hello& hello) const {
-  if (head.header.kind != FrameKind::kHello || head.header.id != kMagic || head.header.payload_bytes != 0)
-    return "this is a kvferry transport, and what you sent is not its hello";
+std::string Acceptor::refusal(const MessageHead& head, Hello& hello) const {
+  if (head.header.kind != MessageKind::kHello || head.header.id != kMagic || head.header.payload_bytes != 0)
+    return "this port is a kvferry transport's, which expects a hello first";
   Result<Hello> said = decode<Hello>(head.text(), "hello");
   if (!said) return said.error().what;
   hello = std::move(*said);
   if (hello.protocol_version != kProtocolVersion)
-    return fmt::format("you speak transport protocol {}, and this side speaks {}", hello.protocol_version,
-                       kProtocolVersion);
-  if (hello.to_incarnation != incarnation_) return "another process has this address now, not the one you want";
-  if (!is_same_secret(hello.secret, secret_)) return "your hello does not hold the secret of this side's address";
+    return fmt::format("your protocol is {}, this side's is {}", hello.protocol_version, kProtocolVersion);
+  if (hello.to_incarnation != incarnation_) return "another process has this address now";
+  if (!is_same_secret(hello.secret, secret_)) return "your hello does not hold the secret of this address";
   return "";
 }
 
-Result<void> Acceptor::on_head(Connection& connection, const FrameHead& head) {
+Result<void> Acceptor::on_head(Connection& connection, const MessageHead& head) {
   Hello hello;
   if (std::string why = refusal(head, hello); !why.empty()) return Error{ErrorCode::kRefused, std::move(why)};
-  forget(connection);
+  remove(connection);
   connection.trust();
   welcome_(connection, hello);
   return {};
 }
 
 void Acceptor::on_broken(Connection& connection, const std::string& why) {
-  // Not a newcomer any more: this is the farewell itself that could not be sent.
-  if (!forget(connection)) return host_.close(connection);
-  log().warn("tcp: a stranger's connection was closed: {}", why);
-  connection.send({.kind = FrameKind::kWelcome}, why);
+  // Not pending any more: the refusal below could not be sent.
+  if (!remove(connection)) return host_.close(connection);
+  log().warn("tcp: closed a connection before its hello was accepted: {}", why);
+  connection.send({.kind = MessageKind::kWelcome}, why);
   connection.flush(1);
   host_.close(connection);
 }
 
-bool Acceptor::forget(const Connection& connection) {
-  return std::erase_if(newcomers_, [&](const PendingPeer& one) { return one.connection == &connection; }) > 0;
+bool Acceptor::remove(const Connection& connection) {
+  return std::erase_if(pending_, [&](const PendingPeer& one) { return one.connection == &connection; }) > 0;
 }
 
 }  // namespace kvferry::tcp

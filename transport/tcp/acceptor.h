@@ -1,4 +1,4 @@
-// Newcomers: who does not say at once whom it wants and that it was told the address is sent away.
+// Accepts connections; drops a client that has not sent a valid Hello with this address's secret in time.
 #pragma once
 
 #include <cstdint>
@@ -11,41 +11,41 @@
 
 namespace kvferry::tcp {
 
-class Acceptor final : public FrameHandler {
+class Acceptor final : public MessageHandler {
  public:
-  /// `welcome` gets a connection whose hello was right, and gives it another handler.
+  /// `welcome` gets each connection whose Hello is valid, and gives it another handler.
   using Welcome = std::function<void(Connection&, const Hello&)>;
   Acceptor(LinkHost& host, std::uint64_t incarnation, std::string secret, Welcome welcome);
 
-  /// The oldest newcomer makes room when there are too many.
-  void greet(OwnedFd socket);
-  /// Sends away who has said nothing for too long; true: somebody is still to be heard.
+  /// Waits for the socket's Hello. If kPendingMax others are waited for, the oldest of them is dropped.
+  void accept(OwnedFd socket);
+  /// Drops peers that have been silent for too long. Returns whether a Hello is still waited for.
   bool check(TimeNs now);
 
   void on_connected(Connection&) override {}
-  Result<void> on_head(Connection& connection, const FrameHead& head) override;
+  Result<void> on_head(Connection& connection, const MessageHead& head) override;
   void on_piece(Connection&, std::size_t, std::span<const std::byte>, bool) override {}
-  Result<void> on_frame(Connection&) override { return {}; }
-  bool next_frame(Connection&, OutFrame&) override { return false; }
+  Result<void> on_message_end(Connection&) override { return {}; }
+  bool next_message(Connection&, OutMessage&) override { return false; }
   void on_broken(Connection& connection, const std::string& why) override;
 
-  static constexpr std::size_t kNewcomersMax = 256;
+  static constexpr std::size_t kPendingMax = 256;
 
  private:
   struct PendingPeer {
     Connection* connection;
     TimeNs since;
   };
-  /// Empty when it may come in.
-  std::string refusal(const FrameHead& head, Hello& hello) const;
-  /// False: it is not one of the newcomers.
-  bool forget(const Connection& connection);
+  /// Returns why the peer is refused; empty if its Hello is valid.
+  std::string refusal(const MessageHead& head, Hello& hello) const;
+  /// Returns whether the connection was a pending peer's.
+  bool remove(const Connection& connection);
 
   LinkHost& host_;
   const std::uint64_t incarnation_;
   const std::string secret_;
   const Welcome welcome_;
-  std::deque<PendingPeer> newcomers_;  // oldest first
+  std::deque<PendingPeer> pending_;  // oldest first
 };
 
 }  // namespace kvferry::tcp

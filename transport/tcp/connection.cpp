@@ -12,24 +12,26 @@
 namespace kvferry::tcp {
 namespace {
 
-constexpr std::uint64_t kTurnBytes = 2 << 20;      // of one connection before another has its turn
-constexpr std::size_t kReadAheadBytes = 6 << 10;   // a small frame comes whole in one call; more would be copied twice
-constexpr std::size_t kHeadsBytes = 64 << 10;      // heads without payload that are sent together
-constexpr std::size_t kControlBytesMax = 4 << 20;  // answers that the peer does not fetch; then it is not heard either
-constexpr std::uint64_t kSignOfLifeBytes = 4 << 10;  // acknowledged: more than our pings, which a stopped process acks
-constexpr std::size_t kScrapBytes = 256 << 10;
+constexpr std::uint64_t kTurnBytes = 2 << 20;     // moved by one connection before the next one has its turn
+constexpr std::size_t kReadAheadBytes = 6 << 10;  // a small message comes whole in one call; more would be copied twice
+constexpr std::size_t kHeadsBytes = 64 << 10;     // heads without payload that are sent together
+// Answers that the peer does not read; beyond that nothing is read from it either.
+constexpr std::size_t kControlBytesMax = 4 << 20;
+// Acknowledged bytes that count as life: more than pings, which the kernel of a stopped process acknowledges.
+constexpr std::uint64_t kSignOfLifeBytes = 4 << 10;
+constexpr std::size_t kScratchBytes = 256 << 10;
 
-/// Where unwanted payload goes. Threads write it at the same time, and nobody reads it.
-std::byte* scrap() {
-  static thread_local std::vector<std::byte> memory(kScrapBytes);
+/// Where dropped payload is written; never read.
+std::byte* scratch() {
+  static thread_local std::vector<std::byte> memory(kScratchBytes);
   return memory.data();
 }
 std::byte* zeros() {
-  static std::vector<std::byte> memory(kScrapBytes);
+  static std::vector<std::byte> memory(kScratchBytes);
   return memory.data();
 }
 
-/// Drops the first `bytes` of parts[at...], each of which shrinks in place.
+/// Removes the first `bytes` of parts[at...], whose entries shrink in place.
 void skip(std::vector<iovec>& parts, std::size_t& at, std::uint64_t bytes) {
   while (bytes > 0) {
     iovec& part = parts[at];
@@ -46,7 +48,7 @@ void skip(std::vector<iovec>& parts, std::size_t& at, std::uint64_t bytes) {
 
 }  // namespace
 
-Connection::Connection(std::uint64_t id, OwnedFd socket, FrameHandler& handler, bool is_connecting, TimeNs now)
+Connection::Connection(std::uint64_t id, OwnedFd socket, MessageHandler& handler, bool is_connecting, TimeNs now)
     : id_(id), socket_(std::move(socket)), handler_(&handler), is_connecting_(is_connecting), alive_at_(now) {
   if (is_connecting) is_readable_ = is_writable_ = false;
 }
@@ -82,12 +84,12 @@ void Connection::receive(TimeNs now) {
     }
     const std::size_t room = std::max(wanted_, end_) + kReadAheadBytes;
     if (buffer_.size() < room) buffer_.resize(room);
-    // The payload, and behind it whatever follows, so that small frames cost one call.
+    // One call reads the payload and what follows it, so that small messages cost one call.
     msghdr message{};
     std::array<iovec, 2> drop;
     std::uint64_t asked = 0;
     if (is_dropping_ && payload_left_ > 0) {
-      drop[0] = {scrap(), std::min<std::uint64_t>(payload_left_, kScrapBytes)};
+      drop[0] = {scratch(), std::min<std::uint64_t>(payload_left_, kScratchBytes)};
       drop[1] = {buffer_.data(), room};
       message.msg_iov = drop.data();
       message.msg_iovlen = drop[0].iov_len == payload_left_ ? 2 : 1;
@@ -112,16 +114,16 @@ void Connection::receive(TimeNs now) {
     const auto bytes = static_cast<std::uint64_t>(got);
     alive_at_ = now;
     budget -= std::min(budget, bytes);
-    // A short read has emptied the socket; if the peer has hung up, its end is still to be seen.
+    // A short read has emptied the socket, unless the peer has hung up: then the end of the stream is still to be read.
     if (bytes < asked && !is_hung_up_) is_readable_ = false;
     const std::uint64_t to_payload = std::min(bytes, payload_left_);
     end_ += bytes - to_payload;
-    if (to_payload > 0) take(to_payload);
+    if (to_payload > 0) accept_payload(to_payload);
     parse();
   }
 }
 
-void Connection::take(std::uint64_t bytes) {
+void Connection::accept_payload(std::uint64_t bytes) {
   payload_left_ -= bytes;
   if (is_dropping_) return;
   if (!wants_pieces_) return skip(sink_, sink_at_, bytes);
@@ -146,14 +148,14 @@ void Connection::parse() {
         if (!is_dropping_) std::memcpy(sink_[sink_at_].iov_base, buffer_.data() + begin_, length);
         begin_ += length;
         ready -= length;
-        take(length);
+        accept_payload(length);
       }
       if (payload_left_ > 0 || is_closed()) return;
     }
-    if (is_in_frame_) {
-      is_in_frame_ = false;
-      in_loan_.give_back();
-      if (Result<void> ok = handler_->on_frame(*this); !ok) return fail(ok.error().what);
+    if (is_in_message_) {
+      is_in_message_ = false;
+      in_access_.end();
+      if (Result<void> ok = handler_->on_message_end(*this); !ok) return fail(ok.error().what);
       continue;
     }
     if (!parse_head()) return;
@@ -161,25 +163,25 @@ void Connection::parse() {
 }
 
 bool Connection::parse_head() {
-  wanted_ = sizeof(FrameHeader);
+  wanted_ = sizeof(MessageHeader);
   if (end_ - begin_ < wanted_) return false;
-  FrameHead head;
-  std::memcpy(&head.header, buffer_.data() + begin_, sizeof(FrameHeader));
-  const FrameHeader& header = head.header;
+  MessageHead head;
+  std::memcpy(&head.header, buffer_.data() + begin_, sizeof(MessageHeader));
+  const MessageHeader& header = head.header;
   if (header.num_entries > kEntriesMax || header.text_bytes > text_bytes_max_ || header.payload_bytes > kPayloadMax ||
       header.priority > 2) {
-    fail(
-        fmt::format("it sent a frame of kind {} with {} entries, {} bytes of text, {} of payload and priority {}; at "
-                    "most {}, {}, {} and 2 are allowed",
-                    static_cast<int>(header.kind), header.num_entries, header.text_bytes, header.payload_bytes,
-                    header.priority, kEntriesMax, text_bytes_max_, kPayloadMax));
+    fail(fmt::format(
+        "the peer sent a message of kind {} with {} entries, {} bytes of text, {} of payload and priority {}; "
+        "at most {}, {}, {} and 2 are allowed",
+        static_cast<int>(header.kind), header.num_entries, header.text_bytes, header.payload_bytes, header.priority,
+        kEntriesMax, text_bytes_max_, kPayloadMax));
     return false;
   }
   wanted_ = head_bytes(header);
   if (end_ - begin_ < wanted_) return false;
-  head.entries = buffer_.data() + begin_ + sizeof(FrameHeader);
-  begin_ += std::exchange(wanted_, sizeof(FrameHeader));
-  is_in_frame_ = true;
+  head.entries = buffer_.data() + begin_ + sizeof(MessageHeader);
+  begin_ += std::exchange(wanted_, sizeof(MessageHeader));
+  is_in_message_ = true;
   is_dropping_ = wants_pieces_ = false;
   payload_left_ = header.payload_bytes;
   sink_.clear();
@@ -193,12 +195,12 @@ bool Connection::parse_head() {
 
 void Connection::drop_payload() {
   is_dropping_ = true;
-  in_loan_.give_back();
+  in_access_.end();
   sink_.clear();
   sink_at_ = 0;
 }
 
-bool Connection::load_frame() {
+bool Connection::load_message() {
   out_.head.clear();
   out_.parts.assign(1, iovec{});
   out_.transfer = 0;
@@ -206,8 +208,8 @@ bool Connection::load_frame() {
   do {
     out_.head += std::exchange(control_, {});
   } while (out_.parts.size() == 1 && out_.head.size() < kHeadsBytes && !is_closed() &&
-           handler_->next_frame(*this, out_));
-  if (out_.parts.size() == 1) out_.head += std::exchange(control_, {});  // else the payload comes right after the head
+           handler_->next_message(*this, out_));
+  if (out_.parts.size() == 1) out_.head += std::exchange(control_, {});  // else the payload follows its head directly
   out_.parts[0] = {out_.head.data(), out_.head.size()};
   out_left_ = 0;
   for (const iovec& part : out_.parts) out_left_ += part.iov_len;
@@ -219,7 +221,7 @@ bool Connection::flush(std::uint64_t bytes_max) {
   while (!is_closed() && is_writable_ && !is_connecting_) {
     if (out_left_ == 0) {
       if (sent >= bytes_max && control_.empty()) return true;
-      if (!load_frame() || is_closed()) return false;
+      if (!load_message() || is_closed()) return false;
     }
     msghdr message{};
     message.msg_iov = out_.parts.data() + out_at_;
@@ -241,22 +243,22 @@ bool Connection::flush(std::uint64_t bytes_max) {
     skip(out_.parts, out_at_, bytes);
     if (out_left_ == 0) {
       out_.transfer = 0;
-      out_.loan.give_back();
+      out_.access.end();
     }
   }
   return false;
 }
 
-void Connection::scrap_payload(std::uint64_t transfer) {
+void Connection::send_zeros_for(std::uint64_t transfer) {
   if (out_left_ == 0 || out_.transfer != transfer) return;
   out_.transfer = 0;
-  out_.loan.give_back();
+  out_.access.end();
   std::uint64_t payload = 0;
   for (std::size_t part = std::max<std::size_t>(out_at_, 1); part < out_.parts.size(); ++part)
     payload += out_.parts[part].iov_len;
   out_.parts.resize(1);  // the head, sent or not
   for (; payload > 0; payload -= out_.parts.back().iov_len)
-    out_.parts.push_back({zeros(), std::min<std::uint64_t>(payload, kScrapBytes)});
+    out_.parts.push_back({zeros(), std::min<std::uint64_t>(payload, kScratchBytes)});
   if (out_at_ > 1) out_at_ = 1;
 }
 
@@ -266,8 +268,8 @@ void Connection::fail(const std::string& why) {
 
 void Connection::close() {
   socket_ = OwnedFd();
-  in_loan_.give_back();
-  out_.loan.give_back();
+  in_access_.end();
+  out_.access.end();
   payload_left_ = out_left_ = 0;
   begin_ = end_ = 0;
   control_.clear();

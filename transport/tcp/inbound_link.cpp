@@ -9,7 +9,7 @@
 namespace kvferry::tcp {
 namespace {
 
-Error broken_rules(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
+Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
 
 }  // namespace
 
@@ -25,38 +25,39 @@ bool InboundLink::add(Connection& connection) {
   return true;
 }
 
-Result<void> InboundLink::on_head(Connection& connection, const FrameHead& head) {
+Result<void> InboundLink::on_head(Connection& connection, const MessageHead& head) {
   Lane& lane = *lanes_[connection.lane()];
-  const FrameHeader& header = head.header;
+  const MessageHeader& header = head.header;
   lane.current = header;
   if (header.text_bytes > TransferTable::kNotificationBytesMax)
-    return broken_rules(fmt::format("it sent a text of {} bytes", header.text_bytes));
-  if (header.kind != FrameKind::kPush && header.payload_bytes != 0)
-    return broken_rules(fmt::format("it sent {} bytes with a frame that has none", header.payload_bytes));
+    return protocol_error(fmt::format("the peer sent a text of {} bytes", header.text_bytes));
+  if (header.kind != MessageKind::kPush && header.payload_bytes != 0)
+    return protocol_error(
+        fmt::format("the peer sent {} bytes of payload with a message that has none", header.payload_bytes));
   switch (header.kind) {
-    case FrameKind::kPush:
+    case MessageKind::kPush:
       return begin_push(connection, head);
-    case FrameKind::kPull:
+    case MessageKind::kPull:
       return queue_pull(lane, head);
-    case FrameKind::kNotify:
+    case MessageKind::kNotify:
       if (!host_.transfer_table().completion_queue().notify({from_, std::string(head.text())}))
-        log().warn("tcp: a notification was dropped: too many are unread");
-      connection.send({.kind = FrameKind::kAnswer, .id = header.id});
+        log().warn("tcp: dropped a notification: too many are unread");
+      connection.send({.kind = MessageKind::kAnswer, .id = header.id});
       return {};
-    case FrameKind::kCancel:
+    case MessageKind::kCancel:
       cancel_pull(lane, header.id);
       return {};
-    case FrameKind::kPing:
-      connection.send({.kind = FrameKind::kPong});
+    case MessageKind::kPing:
+      connection.send({.kind = MessageKind::kPong});
       return {};
     default:
-      return broken_rules(fmt::format("it sent a frame of kind {}", static_cast<int>(header.kind)));
+      return protocol_error(fmt::format("the peer sent a message of kind {}", static_cast<int>(header.kind)));
   }
 }
 
 namespace {
 
-/// Of entries that a peer names: what they span; an error when no memory can be meant.
+/// Returns the first byte of all entries and the end of the last. An error: no registered memory can be meant.
 template <class EntryAt>
 Result<std::pair<std::uint64_t, std::uint64_t>> span_of(std::size_t num_entries, std::uint64_t expected_bytes,
                                                         EntryAt entry_at) {
@@ -66,33 +67,37 @@ Result<std::pair<std::uint64_t, std::uint64_t>> span_of(std::size_t num_entries,
   for (std::size_t index = 0; index < num_entries; ++index) {
     const Entry entry = entry_at(index);
     if (entry.bytes == 0 || entry.bytes > std::numeric_limits<std::uint64_t>::max() - entry.offset)
-      return broken_rules(fmt::format("it named {} bytes at {}", entry.bytes, entry.offset));
+      return protocol_error(fmt::format("the peer named {} bytes at {}", entry.bytes, entry.offset));
     first = std::min(first, entry.offset);
     end = std::max(end, entry.offset + entry.bytes);
     bytes += entry.bytes;
   }
   if (bytes != expected_bytes)
-    return broken_rules(fmt::format("it named ranges of {} bytes and said {}", bytes, expected_bytes));
+    return protocol_error(
+        fmt::format("the peer named ranges of {} bytes in all and announced {}", bytes, expected_bytes));
   return std::pair{first, end};
 }
 
 }  // namespace
 
-Result<void> InboundLink::begin_push(Connection& connection, const FrameHead& head) {
-  const FrameHeader& header = head.header;
+Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& head) {
+  const MessageHeader& header = head.header;
   const auto [found, is_new] = pushes_.try_emplace(header.id);
   Push& push = found->second;
-  if (is_new && pushes_.size() > kPushesMax) return broken_rules(fmt::format("it began {} pushes", pushes_.size()));
+  if (is_new && pushes_.size() > kPushesMax)
+    return protocol_error(fmt::format("the peer began {} pushes", pushes_.size()));
   if ((header.flags & kFinal) != 0) {
-    if (std::exchange(push.is_final, true)) return broken_rules("it ended a push twice");
+    if (std::exchange(push.is_final, true)) return protocol_error("the peer ended a push twice");
     push.is_aborted = (header.flags & kAborted) != 0;
     push.is_unsound = (header.flags & kUnsound) != 0;
     push.num_segments = header.num_segments;
     push.notification = head.text();
-    held_text_bytes_ += push.notification.size();
-    if (held_text_bytes_ > kHeldTextBytesMax) return broken_rules("its unfinished pushes hold too much text");
+    pending_text_bytes_ += push.notification.size();
+    if (pending_text_bytes_ > kPendingTextBytesMax)
+      return protocol_error("the peer's unfinished pushes have too long notifications");
   }
-  if (header.num_entries == 0) return header.payload_bytes == 0 ? Result<void>{} : broken_rules("payload for no range");
+  if (header.num_entries == 0)
+    return header.payload_bytes == 0 ? Result<void>{} : protocol_error("the peer sent payload without a range");
   const auto span = span_of(header.num_entries, header.payload_bytes, [&](auto index) { return head.entry(index); });
   if (!span) return span.error();
   if (push.code != ErrorCode::kOk) {
@@ -102,15 +107,15 @@ Result<void> InboundLink::begin_push(Connection& connection, const FrameHead& he
   TransferTable& transfer_table = host_.transfer_table();
   const RegionId region{header.region};
   const GrantId grant{header.grant};
-  Result<std::byte*> memory = transfer_table.borrow(region, grant, span->first, span->second - span->first);
+  Result<std::byte*> memory = transfer_table.begin_access(region, grant, span->first, span->second - span->first);
   if (!memory) {
-    // The initiator is told at once and ends its push; what is on the way is dropped.
+    // The initiator ends its push when it gets this answer; bytes that are on their way are dropped.
     push.code = ErrorCode::kRefused;
     connection.drop_payload();
     answer(connection, header.id, ErrorCode::kRefused, std::move(memory.error().what), {});
     return {};
   }
-  connection.hold(Loan(transfer_table, region, grant));
+  connection.set_access(MemoryAccess(transfer_table, region, grant));
   Lane& lane = *lanes_[connection.lane()];
   const bool is_checked = (header.flags & kChecksums) != 0;
   if (is_checked) {
@@ -132,44 +137,47 @@ void InboundLink::on_piece(Connection& connection, std::size_t part, std::span<c
   const Lane& lane = *lanes_[connection.lane()];
   Push& push = pushes_.at(lane.current.id);
   const std::uint32_t index = lane.expected[part].index;
-  const auto digest = push.checkers[connection.lane()].add(bytes, ends && (index & kEndsRange) != 0);
+  const auto digest = push.digests[connection.lane()].add(bytes, ends && (index & kEndsRange) != 0);
   if (digest && *digest != lane.checksums[part] && push.corrupt.size() < kCorruptMax)
     push.corrupt.push_back(index & ~kEndsRange);
 }
 
-Result<void> InboundLink::on_frame(Connection& connection) {
-  const FrameHeader& header = lanes_[connection.lane()]->current;
-  if (header.kind != FrameKind::kPush) return {};
+Result<void> InboundLink::on_message_end(Connection& connection) {
+  const MessageHeader& header = lanes_[connection.lane()]->current;
+  if (header.kind != MessageKind::kPush) return {};
   const auto found = pushes_.find(header.id);
   if (header.num_entries > 0) ++found->second.num_segments_in;
   if (!found->second.is_final || found->second.num_segments_in < found->second.num_segments) return {};
-  if (found->second.num_segments_in > found->second.num_segments) return broken_rules("its push has too many segments");
+  if (found->second.num_segments_in > found->second.num_segments)
+    return protocol_error("the peer's push has too many segments");
   return end_push(connection, header.id);
 }
 
 Result<void> InboundLink::end_push(Connection& connection, std::uint64_t id) {
   Push push = std::move(pushes_.extract(id).mapped());
-  held_text_bytes_ -= push.notification.size();
+  pending_text_bytes_ -= push.notification.size();
   if (push.is_aborted || push.code != ErrorCode::kOk) return {};
   if (push.is_unsound || !push.corrupt.empty()) {
     std::sort(push.corrupt.begin(), push.corrupt.end());
     answer(connection, id, ErrorCode::kCorrupt, "", std::move(push.corrupt));
-  } else if (!push.notification.empty() && !host_.transfer_table().completion_queue().notify({from_, std::move(push.notification)})) {
+  } else if (!push.notification.empty() &&
+             !host_.transfer_table().completion_queue().notify({from_, std::move(push.notification)})) {
     answer(connection, id, ErrorCode::kRefused, "the peer has too many unread notifications", {});
   } else {
-    connection.send({.kind = FrameKind::kAnswer, .id = id});
+    connection.send({.kind = MessageKind::kAnswer, .id = id});
   }
   return {};
 }
 
 void InboundLink::answer(Connection& connection, std::uint64_t id, ErrorCode code, std::string what,
                          std::vector<std::uint32_t> corrupt) {
-  connection.send({.kind = FrameKind::kAnswer, .code = static_cast<std::uint8_t>(code), .id = id},
+  connection.send({.kind = MessageKind::kAnswer, .code = static_cast<std::uint8_t>(code), .id = id},
                   encode(AnswerBody{std::move(what), std::move(corrupt)}));
 }
 
-Result<void> InboundLink::queue_pull(Lane& lane, const FrameHead& head) {
-  if (++lane.num_pulls > kRequestsMax) return broken_rules(fmt::format("it asked for {} segments", lane.num_pulls));
+Result<void> InboundLink::queue_pull(Lane& lane, const MessageHead& head) {
+  if (++lane.num_pulls > kRequestsMax)
+    return protocol_error(fmt::format("the peer requested {} segments", lane.num_pulls));
   Pull pull{head.header, {}};
   pull.entries.reserve(head.header.num_entries);
   std::uint64_t bytes = 0;
@@ -177,14 +185,15 @@ Result<void> InboundLink::queue_pull(Lane& lane, const FrameHead& head) {
     pull.entries.push_back(head.entry(index));
     bytes += pull.entries.back().bytes;
   }
-  if (bytes > kPayloadMax || bytes == 0) return broken_rules(fmt::format("it asked for {} bytes at a time", bytes));
+  if (bytes > kPayloadMax || bytes == 0)
+    return protocol_error(fmt::format("the peer requested {} bytes at a time", bytes));
   lane.pulls[head.header.priority].push_back(std::move(pull));
   return {};
 }
 
-void InboundLink::refuse_pull(Connection& connection, const FrameHeader& pull, const std::string& why) {
+void InboundLink::refuse_pull(Connection& connection, const MessageHeader& pull, const std::string& why) {
   --lanes_[connection.lane()]->num_pulls;
-  connection.send({.kind = FrameKind::kData, .flags = kRefused, .id = pull.id, .request = pull.request}, why);
+  connection.send({.kind = MessageKind::kData, .flags = kRefused, .id = pull.id, .request = pull.request}, why);
 }
 
 void InboundLink::cancel_pull(Lane& lane, std::uint64_t transfer) {
@@ -197,32 +206,32 @@ void InboundLink::cancel_pull(Lane& lane, std::uint64_t transfer) {
   }
 }
 
-bool InboundLink::next_frame(Connection& connection, OutFrame& out) {
+bool InboundLink::next_message(Connection& connection, OutMessage& out) {
   Lane& lane = *lanes_[connection.lane()];
   const auto queue = std::find_if(lane.pulls.begin(), lane.pulls.end(), [](const auto& one) { return !one.empty(); });
   if (queue == lane.pulls.end()) return false;
   const Pull pull = std::move(queue->front());
   queue->pop_front();
-  const FrameHeader& asked = pull.header;
+  const MessageHeader& asked = pull.header;
   std::uint64_t bytes = 0;
   for (const Entry& entry : pull.entries) bytes += entry.bytes;
   const auto span = span_of(pull.entries.size(), bytes, [&](auto index) { return pull.entries[index]; });
   TransferTable& transfer_table = host_.transfer_table();
   const RegionId region{asked.region};
   const GrantId grant{asked.grant};
-  Result<std::byte*> memory =
-      span ? transfer_table.borrow(region, grant, span->first, span->second - span->first) : Result<std::byte*>(span.error());
+  Result<std::byte*> memory = span ? transfer_table.begin_access(region, grant, span->first, span->second - span->first)
+                                   : Result<std::byte*>(span.error());
   if (!memory) {
     refuse_pull(connection, asked, memory.error().what);
     return true;
   }
   --lane.num_pulls;
-  out.loan = Loan(transfer_table, region, grant);
-  const FrameHeader header{.kind = FrameKind::kData,
-                           .id = asked.id,
-                           .request = asked.request,
-                           .payload_bytes = static_cast<std::uint32_t>(bytes)};
-  append_frame(out.head, header);
+  out.access = MemoryAccess(transfer_table, region, grant);
+  const MessageHeader header{.kind = MessageKind::kData,
+                             .id = asked.id,
+                             .request = asked.request,
+                             .payload_bytes = static_cast<std::uint32_t>(bytes)};
+  append_message(out.head, header);
   for (const Entry& entry : pull.entries) out.parts.push_back({*memory + (entry.offset - span->first), entry.bytes});
   return true;
 }
@@ -234,13 +243,13 @@ bool InboundLink::check(TimeNs now) {
     if (!lane->connection->is_in_the_middle()) continue;
     is_owed = true;
     if (now - lane->connection->alive_at(now) >= host_.options().silence_ns)
-      on_broken(*lane->connection, "the peer was silent in the middle of a frame");
+      on_broken(*lane->connection, "the peer was silent in the middle of a message");
   }
   return is_owed && !is_closed_;
 }
 
 void InboundLink::on_broken(Connection&, const std::string& why) {
-  log().debug("tcp: a peer's link is over: {}", why);
+  log().debug("tcp: a peer's link ended: {}", why);
   close();
 }
 

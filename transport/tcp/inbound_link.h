@@ -1,4 +1,4 @@
-// The target's end of a link: puts what is pushed into lent memory, sends what is pulled, tells each outcome.
+// The target's end of a link: writes pushed bytes into registered memory, sends pulled ones, answers with each outcome.
 #pragma once
 
 #include <array>
@@ -10,63 +10,63 @@
 #include <unordered_map>
 #include <vector>
 
+#include "transport/range_verifier.h"
 #include "transport/tcp/connection.h"
 #include "transport/tcp/link_host.h"
-#include "transport/tcp/range_checker.h"
 
 namespace kvferry::tcp {
 
-class InboundLink final : public FrameHandler {
+class InboundLink final : public MessageHandler {
  public:
-  /// `over` is called once, when a connection broke and all the others were closed.
+  /// `over` is called once, when a connection has broken and all the others are closed.
   InboundLink(LinkHost& host, std::string from, std::function<void()> over);
 
-  /// False: it has kLanesMax already.
+  /// Returns false if the link has kLanesMax connections already.
   bool add(Connection& connection);
-  /// Ends connections that are silent in the middle of something; true: something is.
+  /// Ends connections that are silent in the middle of a message. Returns whether one is in the middle of a message.
   bool check(TimeNs now);
   void close();
 
   void on_connected(Connection&) override {}
-  Result<void> on_head(Connection& connection, const FrameHead& head) override;
+  Result<void> on_head(Connection& connection, const MessageHead& head) override;
   void on_piece(Connection& connection, std::size_t part, std::span<const std::byte> bytes, bool ends) override;
-  Result<void> on_frame(Connection& connection) override;
-  bool next_frame(Connection& connection, OutFrame& out) override;
+  Result<void> on_message_end(Connection& connection) override;
+  bool next_message(Connection& connection, OutMessage& out) override;
   void on_broken(Connection& connection, const std::string& why) override;
 
   static constexpr std::size_t kLanesMax = 64;
-  static constexpr std::size_t kPushesMax = 65'536;           // begun and not over
-  static constexpr std::size_t kHeldTextBytesMax = 64 << 20;  // their notifications
+  static constexpr std::size_t kPushesMax = 65'536;              // begun and not ended
+  static constexpr std::size_t kPendingTextBytesMax = 64 << 20;  // their notifications
 
  private:
   struct Push {
     std::uint32_t num_segments_in = 0;
-    std::uint32_t num_segments = 0;  // known with the final one
+    std::uint32_t num_segments = 0;  // known from the final message on
     bool is_final = false;
     bool is_aborted = false;
     bool is_unsound = false;
     ErrorCode code = ErrorCode::kOk;
     std::string notification;
     std::vector<std::uint32_t> corrupt;
-    std::unordered_map<std::size_t, RangeChecker> checkers;  // by lane
+    std::unordered_map<std::size_t, RangeDigest> digests;  // key: lane
   };
   struct Pull {
-    FrameHeader header;
+    MessageHeader header;
     std::vector<Entry> entries;
   };
   struct Lane {
     Connection* connection = nullptr;
-    std::array<std::deque<Pull>, 3> pulls;  // by priority
+    std::array<std::deque<Pull>, 3> pulls;  // [priority]
     std::size_t num_pulls = 0;
-    FrameHeader current;          // the frame that comes in
-    std::vector<Entry> expected;  // of it, when it is checked, and their checksums
+    MessageHeader current;        // the incoming message's
+    std::vector<Entry> expected;  // its entries, if it has checksums
     std::vector<std::uint64_t> checksums;
   };
 
-  Result<void> begin_push(Connection& connection, const FrameHead& head);
-  Result<void> queue_pull(Lane& lane, const FrameHead& head);
+  Result<void> begin_push(Connection& connection, const MessageHead& head);
+  Result<void> queue_pull(Lane& lane, const MessageHead& head);
   void cancel_pull(Lane& lane, std::uint64_t transfer);
-  void refuse_pull(Connection& connection, const FrameHeader& pull, const std::string& why);
+  void refuse_pull(Connection& connection, const MessageHeader& pull, const std::string& why);
   Result<void> end_push(Connection& connection, std::uint64_t id);
   void answer(Connection& connection, std::uint64_t id, ErrorCode code, std::string what,
               std::vector<std::uint32_t> corrupt);
@@ -76,7 +76,7 @@ class InboundLink final : public FrameHandler {
   const std::function<void()> over_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::unordered_map<std::uint64_t, Push> pushes_;
-  std::size_t held_text_bytes_ = 0;
+  std::size_t pending_text_bytes_ = 0;
   bool is_closed_ = false;
 };
 

@@ -1,4 +1,4 @@
-// A transfer of this side, cut into segments that its link deals to connections.
+// A transfer of this side, cut into segments that its link hands to connections (lanes).
 #pragma once
 
 #include <cstddef>
@@ -7,17 +7,18 @@
 #include <unordered_map>
 #include <vector>
 
+#include "transport/piece_cursor.h"
+#include "transport/range_verifier.h"
 #include "transport/transfer_table.h"
-#include "transport/tcp/range_checker.h"
 
 namespace kvferry::tcp {
 
-/// `bytes` from copy `copy`, byte `at` of it, on; over the following copies too.
+/// `bytes` bytes from byte `at` of copy `copy` on, which may go over into the following copies.
 struct Segment {
   std::size_t copy = 0;
   std::uint64_t at = 0;
   std::uint64_t bytes = 0;
-  std::uint32_t num_pieces = 0;
+  std::uint32_t num_pieces = 0;  // copies that have bytes in it
 };
 
 class OutTransfer {
@@ -25,50 +26,43 @@ class OutTransfer {
   explicit OutTransfer(AcceptedTransfer accepted);
 
   const AcceptedTransfer& what() const { return what_; }
-  bool has_checksums() const { return !what_.checksums.empty(); }
-  void feed(FedCopies more);
+  bool has_checksums() const { return what_.has_checksums(); }
+  void feed(const FedCopies& more);
 
-  /// The next segment for lane `lane`. A range with a checksum that doesn't fit stays with its lane, in order, so that
-  /// it can be checked as it comes. False: nothing for this lane.
+  /// Gives lane `lane` its next segment. A range with a checksum that does not fit into one stays with its lane, so
+  /// that its bytes come in order and can be hashed as they come. Returns false if there is nothing for this lane.
   bool take(std::size_t lane, std::uint64_t bytes_max, Segment& segment);
-  /// No bytes are left to be taken, by any lane.
-  bool is_dealt() const { return next_copy_ == what_.copies.size() && carries_.empty(); }
+  /// Returns whether all bytes that were submitted and fed were given to lanes.
+  bool is_dealt() const { return cursor_.is_at_end(what_.copies) && carries_.empty(); }
   std::uint64_t bytes_left() const { return bytes_left_; }
 
-  /// Calls with (index of the copy, offset in it, bytes, whether the copy ends there) for each part of a copy.
+  /// Calls `call` with each Piece of the segment.
   template <class Call>
   void for_each_piece(const Segment& segment, Call call) const {
-    std::uint64_t left = segment.bytes;
-    std::uint64_t at = segment.at;
-    for (std::size_t copy = segment.copy; left > 0; ++copy, at = 0) {
-      const std::uint64_t bytes = std::min(left, what_.copies[copy].bytes - at);
-      if (bytes == 0) continue;
-      call(copy, at, bytes, at + bytes == what_.copies[copy].bytes);
-      left -= bytes;
+    PieceCursor cursor(segment.copy, segment.at);
+    for (std::uint64_t left = segment.bytes; left > 0;) {
+      const Piece piece = cursor.take(what_.copies, left);
+      left -= piece.bytes;
+      if (piece.bytes > 0) call(piece);
     }
   }
 
-  /// A piece of copy `copy` has come by this lane; a wrong one is noted in `corrupt`.
-  void check(std::size_t lane, std::size_t copy, std::span<const std::byte> bytes, bool ends);
+  /// Bytes of copy `copy` have come by this lane, up to its end if `ends_copy`.
+  void check(std::size_t lane, std::size_t copy, std::span<const std::byte> bytes, bool ends_copy);
 
-  std::uint32_t num_segments = 0;  // of a push: handed to connections
-  std::uint32_t num_requests = 0;  // of a pull: asked for and not here
+  RangeVerifier verifier{what_};
+  std::uint32_t num_segments = 0;  // given to connections, if it is a push
+  std::uint32_t num_requests = 0;  // requested and not yet here, if it is a pull
   bool is_final_sent = false;
-  std::vector<std::uint32_t> corrupt;
 
  private:
-  struct Carry {
-    std::size_t copy = 0;
-    std::uint64_t at = 0;
-  };
-  void note_empty_ranges(std::size_t from);
+  void add_bytes(std::size_t first_copy);
 
   AcceptedTransfer what_;
-  std::size_t next_copy_ = 0;
-  std::uint64_t next_at_ = 0;
-  std::uint64_t bytes_left_ = 0;
-  std::unordered_map<std::size_t, Carry> carries_;  // by lane
-  std::unordered_map<std::size_t, RangeChecker> checkers_;
+  PieceCursor cursor_;
+  std::uint64_t bytes_left_ = 0;                          // not given to lanes
+  std::unordered_map<std::size_t, PieceCursor> carries_;  // key: lane; the rest of a range that stays with the lane
+  std::unordered_map<std::size_t, RangeDigest> digests_;  // key: lane
 };
 
 }  // namespace kvferry::tcp

@@ -8,7 +8,7 @@
 namespace kvferry::tcp {
 namespace {
 
-Error broken_rules(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
+Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
 
 }  // namespace
 
@@ -21,9 +21,9 @@ void OutboundLink::try_endpoint() {
   for (; endpoint_ < address_.endpoints.size(); ++endpoint_) {
     Result<OwnedFd> socket = begin_connect(address_.endpoints[endpoint_]);
     if (socket) return begin_lane(0, std::move(*socket));
-    tried_ += fmt::format("; {}: {}", address_.endpoints[endpoint_].host, socket.error().what);
+    failures_ += fmt::format("; {}: {}", address_.endpoints[endpoint_].host, socket.error().what);
   }
-  lose(fmt::format("no connection to the peer{}", tried_));
+  lose(fmt::format("no connection to the peer{}", failures_));
 }
 
 void OutboundLink::begin_lane(std::size_t index, OwnedFd socket) {
@@ -31,10 +31,10 @@ void OutboundLink::begin_lane(std::size_t index, OwnedFd socket) {
   lane.is_tried = true;
   lane.connection = &host_.adopt(std::move(socket), *this, true);
   lane.connection->set_lane(index);
-  host_.arm();
+  host_.arm_silence_check();
 }
 
-void OutboundLink::open_more() {
+void OutboundLink::open_more_lanes() {
   if (!lanes_[0].is_open) return;
   const TcpOptions& options = host_.options();
   lanes_.resize(is_same_host(lanes_[0].connection->fd()) ? options.local_connections : options.connections);
@@ -48,8 +48,8 @@ void OutboundLink::open_more() {
 
 void OutboundLink::on_connected(Connection& connection) {
   skip_congestion_control_within_host(connection.fd());
-  const Hello hello{kProtocolVersion, address_.incarnation, address_.secret, host_.signature(), token_};
-  connection.send({.kind = FrameKind::kHello, .id = kMagic}, encode(hello));
+  const Hello hello{kProtocolVersion, address_.incarnation, address_.secret, host_.source_address(), token_};
+  connection.send({.kind = MessageKind::kHello, .id = kMagic}, encode(hello));
 }
 
 void OutboundLink::on_broken(Connection& connection, const std::string& why) {
@@ -58,44 +58,43 @@ void OutboundLink::on_broken(Connection& connection, const std::string& why) {
   lane.connection = nullptr;
   host_.close(connection);
   if (connection.lane() != 0) {
-    log().info("tcp: going on with fewer connections to a peer: {}", why);
+    log().info("tcp: one connection to a peer failed, the others go on: {}", why);
     return;
   }
-  tried_ += fmt::format("; {}: {}", address_.endpoints[endpoint_].host, why);
+  failures_ += fmt::format("; {}: {}", address_.endpoints[endpoint_].host, why);
   ++endpoint_;
   try_endpoint();
 }
 
 void OutboundLink::submit(AcceptedTransfer accepted) {
   const TransferId id = accepted.id;
-  if (is_over_) return host_.transfer_table().complete(id, ErrorCode::kPeerLost, over_why_);
+  if (is_over_) return host_.transfer_table().complete(id, ErrorCode::kPeerLost, why_over_);
   if (transfers_.empty()) {
-    // Nothing was owed, so silence meant nothing.
+    // Before this transfer the peer owed no answer, so its silence does not count.
     for (const Lane& lane : lanes_) {
-      if (lane.connection != nullptr) lane.connection->forgive(host_.now());
+      if (lane.connection != nullptr) lane.connection->reset_silence(host_.now());
     }
-    host_.arm();
+    host_.arm_silence_check();
   }
   OutTransfer& transfer = *transfers_.emplace(id, std::make_unique<OutTransfer>(std::move(accepted))).first->second;
-  queue(transfer);
+  enqueue(transfer);
 }
 
-bool OutboundLink::feed(TransferId id, FedCopies& more) {
-  const auto found = transfers_.find(id);
-  if (found == transfers_.end()) return false;
-  found->second->feed(std::move(more));
-  queue(*found->second);
-  return true;
+void OutboundLink::feed(const FedCopies& more) {
+  const auto found = transfers_.find(more.id);
+  if (found == transfers_.end()) return;
+  found->second->feed(more);
+  enqueue(*found->second);
 }
 
-void OutboundLink::queue(OutTransfer& transfer) {
+void OutboundLink::enqueue(OutTransfer& transfer) {
   std::vector<OutTransfer*>& waiting = queues_[static_cast<std::size_t>(transfer.what().priority)];
   if (std::find(waiting.begin(), waiting.end(), &transfer) == waiting.end()) waiting.push_back(&transfer);
-  if (transfer.bytes_left() > host_.options().segment_bytes) open_more();
-  deal();
+  if (transfer.bytes_left() > host_.options().segment_bytes) open_more_lanes();
+  distribute();
 }
 
-void OutboundLink::deal() {
+void OutboundLink::distribute() {
   const auto has_work = [this] {
     return std::any_of(queues_.begin(), queues_.end(), [](auto& q) { return !q.empty(); });
   };
@@ -108,7 +107,7 @@ void OutboundLink::deal() {
   }
 }
 
-bool OutboundLink::next_frame(Connection& connection, OutFrame& out) {
+bool OutboundLink::next_message(Connection& connection, OutMessage& out) {
   Lane& lane = lanes_[connection.lane()];
   if (!lane.is_open) return false;
   const TcpOptions& options = host_.options();
@@ -119,16 +118,16 @@ bool OutboundLink::next_frame(Connection& connection, OutFrame& out) {
       if (is_pull && !has_window(lane, transfer.what().priority)) continue;
       Segment segment;
       const bool took = transfer.take(connection.lane(), options.segment_bytes, segment);
-      if (!took && !transfer.is_dealt()) continue;  // the rest is other lanes'
+      if (!took && !transfer.is_dealt()) continue;  // the rest stays with other lanes
       if (transfer.is_dealt()) waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(index));
       if (is_pull) {
         if (took) {
-          pull_frame(transfer, segment, lane, out);
+          append_pull(transfer, segment, lane, out);
         } else {
           end_pull(transfer, connection);
         }
       } else if (took || transfer.what().is_complete) {
-        push_frame(transfer, segment, out);
+        append_push(transfer, segment, out);
       }
       return true;
     }
@@ -137,116 +136,116 @@ bool OutboundLink::next_frame(Connection& connection, OutFrame& out) {
 }
 
 bool OutboundLink::has_window(const Lane& lane, Priority priority) const {
-  // An urgent one may still be asked for behind a full window: the peer answers it before the others.
+  // Urgent pulls have a window of their own behind the full one: the peer serves them before the others.
   const std::uint64_t share = priority == Priority::kUrgent ? 2 : 1;
-  return lane.asked_bytes < share * host_.options().window_bytes && lane.requests.size() < share * (kRequestsMax / 2);
+  return lane.requested_bytes < share * host_.options().window_bytes &&
+         lane.requests.size() < share * (kRequestsMax / 2);
 }
 
-void OutboundLink::push_frame(OutTransfer& transfer, const Segment& segment, OutFrame& out) {
+void OutboundLink::append_push(OutTransfer& transfer, const Segment& segment, OutMessage& out) {
   const AcceptedTransfer& what = transfer.what();
   const bool is_final = transfer.is_dealt() && what.is_complete;
-  FrameHeader header{.kind = FrameKind::kPush,
-                     .num_entries = segment.num_pieces,
-                     .id = what.id.value,
-                     .region = what.remote.region,
-                     .grant = what.remote.grant,
-                     .payload_bytes = static_cast<std::uint32_t>(segment.bytes)};
+  MessageHeader header{.kind = MessageKind::kPush,
+                       .num_entries = segment.num_pieces,
+                       .id = what.id.value,
+                       .region = what.remote.region,
+                       .grant = what.remote.grant,
+                       .payload_bytes = static_cast<std::uint32_t>(segment.bytes)};
   if (segment.num_pieces > 0) ++transfer.num_segments;
   if (is_final) {
     transfer.is_final_sent = true;
-    header.flags |= transfer.corrupt.empty() ? kFinal : kFinal | kUnsound;
+    header.flags |= !transfer.verifier.has_corrupt() ? kFinal : kFinal | kUnsound;
     header.num_segments = transfer.num_segments;
     header.text_bytes = static_cast<std::uint32_t>(what.notification.size());
   }
   if (transfer.has_checksums()) header.flags |= kChecksums;
   append_bytes(out.head, &header, sizeof(header));
   out.transfer = segment.bytes > 0 ? what.id.value : 0;
-  transfer.for_each_piece(segment, [&](std::size_t copy, std::uint64_t at, std::uint64_t bytes, bool ends) {
-    const CopyRange& range = what.copies[copy];
-    const Entry entry{range.remote_offset + at, static_cast<std::uint32_t>(bytes),
-                      static_cast<std::uint32_t>(copy) | (ends ? kEndsRange : 0)};
+  transfer.for_each_piece(segment, [&](const Piece& piece) {
+    const CopyRange& range = what.copies[piece.copy];
+    const Entry entry{range.remote_offset + piece.at, static_cast<std::uint32_t>(piece.bytes),
+                      static_cast<std::uint32_t>(piece.copy) | (piece.ends_copy ? kEndsRange : 0)};
     append_bytes(out.head, &entry, sizeof(entry));
-    out.parts.push_back({what.local_base + range.local_offset + at, bytes});
+    out.parts.push_back({what.local_base + range.local_offset + piece.at, piece.bytes});
   });
   if (transfer.has_checksums()) {
-    transfer.for_each_piece(segment, [&](std::size_t copy, std::uint64_t, std::uint64_t, bool) {
-      append_bytes(out.head, &what.checksums[copy], sizeof(std::uint64_t));
+    transfer.for_each_piece(segment, [&](const Piece& piece) {
+      append_bytes(out.head, &what.checksums[piece.copy], sizeof(std::uint64_t));
     });
   }
   if (is_final) out.head += what.notification;
 }
 
-void OutboundLink::pull_frame(OutTransfer& transfer, const Segment& segment, Lane& lane, OutFrame& out) {
+void OutboundLink::append_pull(OutTransfer& transfer, const Segment& segment, Lane& lane, OutMessage& out) {
   const AcceptedTransfer& what = transfer.what();
-  const FrameHeader header{.kind = FrameKind::kPull,
-                           .priority = static_cast<std::uint8_t>(what.priority),
-                           .num_entries = segment.num_pieces,
-                           .id = what.id.value,
-                           .request = ++lane.num_requests_made,
-                           .region = what.remote.region,
-                           .grant = what.remote.grant};
+  const MessageHeader header{.kind = MessageKind::kPull,
+                             .priority = static_cast<std::uint8_t>(what.priority),
+                             .num_entries = segment.num_pieces,
+                             .id = what.id.value,
+                             .request = ++lane.num_requests_made,
+                             .region = what.remote.region,
+                             .grant = what.remote.grant};
   append_bytes(out.head, &header, sizeof(header));
-  transfer.for_each_piece(segment, [&](std::size_t copy, std::uint64_t at, std::uint64_t bytes, bool) {
-    const Entry entry{what.copies[copy].remote_offset + at, static_cast<std::uint32_t>(bytes), 0};
+  transfer.for_each_piece(segment, [&](const Piece& piece) {
+    const Entry entry{what.copies[piece.copy].remote_offset + piece.at, static_cast<std::uint32_t>(piece.bytes), 0};
     append_bytes(out.head, &entry, sizeof(entry));
   });
   lane.requests.push_back({header.request, &transfer, segment});
-  lane.asked_bytes += segment.bytes;
+  lane.requested_bytes += segment.bytes;
   ++transfer.num_requests;
 }
 
 void OutboundLink::end_pull(OutTransfer& transfer, Connection& connection) {
   if (!transfer.is_dealt() || !transfer.what().is_complete || transfer.num_requests > 0 || transfer.is_final_sent)
     return;
-  if (!transfer.corrupt.empty()) return finish_corrupt(transfer);
+  if (transfer.verifier.has_corrupt()) return finish_corrupt(transfer);
   const std::string& notification = transfer.what().notification;
   if (notification.empty()) return finish(transfer, ErrorCode::kOk, "");
-  // Over when the peer has it: a connection that is closed with bytes unread takes back what it sent before.
+  // The transfer ends with the answer: closing a connection with unread bytes discards what it has sent before.
   transfer.is_final_sent = true;
-  connection.send({.kind = FrameKind::kNotify, .id = transfer.what().id.value}, notification);
+  connection.send({.kind = MessageKind::kNotify, .id = transfer.what().id.value}, notification);
 }
 
 void OutboundLink::finish_corrupt(OutTransfer& transfer) {
-  std::sort(transfer.corrupt.begin(), transfer.corrupt.end());
-  const std::string what = fmt::format("{} ranges do not have their checksums", transfer.corrupt.size());
-  finish(transfer, ErrorCode::kCorrupt, what, std::move(transfer.corrupt));
+  finish(transfer, ErrorCode::kCorrupt, transfer.verifier.what(), transfer.verifier.corrupt_ranges());
 }
 
-Result<void> OutboundLink::on_head(Connection& connection, const FrameHead& head) {
+Result<void> OutboundLink::on_head(Connection& connection, const MessageHead& head) {
   Lane& lane = lanes_[connection.lane()];
-  if (head.header.kind != FrameKind::kData && head.header.payload_bytes != 0)
-    return broken_rules("the peer sent bytes that nobody asked for");
+  if (head.header.kind != MessageKind::kData && head.header.payload_bytes != 0)
+    return protocol_error("the peer sent payload with a message that has none");
   if (!lane.is_open) {
-    if (head.header.kind != FrameKind::kWelcome) return broken_rules("the peer did not answer the hello");
-    if (head.header.text_bytes > 0) return Error{ErrorCode::kRefused, fmt::format("it said: {}", head.text())};
+    if (head.header.kind != MessageKind::kWelcome) return protocol_error("the peer did not answer the hello");
+    if (head.header.text_bytes > 0)
+      return Error{ErrorCode::kRefused, fmt::format("the peer refused the hello: {}", head.text())};
     lane.is_open = true;
     connection.trust();
     if (connection.lane() == 0 && std::any_of(transfers_.begin(), transfers_.end(), [&](const auto& one) {
           return one.second->bytes_left() > host_.options().segment_bytes;
         }))
-      open_more();
+      open_more_lanes();
     return {};
   }
   switch (head.header.kind) {
-    case FrameKind::kData:
+    case MessageKind::kData:
       return on_data(connection, head);
-    case FrameKind::kAnswer:
+    case MessageKind::kAnswer:
       return on_answer(head);
-    case FrameKind::kPong:
+    case MessageKind::kPong:
       return {};
     default:
-      return broken_rules(fmt::format("the peer sent a frame of kind {}", static_cast<int>(head.header.kind)));
+      return protocol_error(fmt::format("the peer sent a message of kind {}", static_cast<int>(head.header.kind)));
   }
 }
 
-Result<void> OutboundLink::on_data(Connection& connection, const FrameHead& head) {
+Result<void> OutboundLink::on_data(Connection& connection, const MessageHead& head) {
   Lane& lane = lanes_[connection.lane()];
   const auto found = std::find_if(lane.requests.begin(), lane.requests.end(),
                                   [&](const Request& one) { return one.number == head.header.request; });
-  if (found == lane.requests.end()) return broken_rules("the peer answered what nobody asked");
+  if (found == lane.requests.end()) return protocol_error("the peer answered a request that was not made");
   lane.current = *found;
   lane.requests.erase(found);
-  lane.asked_bytes -= lane.current.segment.bytes;
+  lane.requested_bytes -= lane.current.segment.bytes;
   OutTransfer* transfer = lane.current.transfer;
   if ((head.header.flags & kRefused) != 0 && head.header.payload_bytes == 0) {
     lane.current.transfer = nullptr;
@@ -254,8 +253,8 @@ Result<void> OutboundLink::on_data(Connection& connection, const FrameHead& head
     return {};
   }
   if (head.header.payload_bytes != lane.current.segment.bytes)
-    return broken_rules(fmt::format("the peer sent {} bytes where {} were asked for", head.header.payload_bytes,
-                                    lane.current.segment.bytes));
+    return protocol_error(fmt::format("the peer sent {} bytes where {} were requested", head.header.payload_bytes,
+                                      lane.current.segment.bytes));
   if (transfer == nullptr) {
     connection.drop_payload();
     return {};
@@ -263,21 +262,20 @@ Result<void> OutboundLink::on_data(Connection& connection, const FrameHead& head
   const AcceptedTransfer& what = transfer->what();
   lane.current_copies.clear();
   if (transfer->has_checksums()) connection.want_pieces();
-  transfer->for_each_piece(lane.current.segment,
-                           [&](std::size_t copy, std::uint64_t at, std::uint64_t bytes, bool ends) {
-                             connection.add_sink(what.local_base + what.copies[copy].local_offset + at, bytes);
-                             if (transfer->has_checksums()) lane.current_copies.push_back(copy * 2 + (ends ? 1 : 0));
-                           });
+  transfer->for_each_piece(lane.current.segment, [&](const Piece& piece) {
+    connection.add_sink(what.local_base + what.copies[piece.copy].local_offset + piece.at, piece.bytes);
+    if (transfer->has_checksums()) lane.current_copies.emplace_back(piece.copy, piece.ends_copy);
+  });
   return {};
 }
 
 void OutboundLink::on_piece(Connection& connection, std::size_t part, std::span<const std::byte> bytes, bool ends) {
   const Lane& lane = lanes_[connection.lane()];
-  const std::size_t copy = lane.current_copies[part];
-  lane.current.transfer->check(connection.lane(), copy / 2, bytes, ends && copy % 2 == 1);
+  const auto [copy, ends_copy] = lane.current_copies[part];
+  lane.current.transfer->check(connection.lane(), copy, bytes, ends && ends_copy);
 }
 
-Result<void> OutboundLink::on_frame(Connection& connection) {
+Result<void> OutboundLink::on_message_end(Connection& connection) {
   OutTransfer* transfer = std::exchange(lanes_[connection.lane()].current.transfer, nullptr);
   if (transfer == nullptr) return {};
   --transfer->num_requests;
@@ -285,15 +283,15 @@ Result<void> OutboundLink::on_frame(Connection& connection) {
   return {};
 }
 
-Result<void> OutboundLink::on_answer(const FrameHead& head) {
+Result<void> OutboundLink::on_answer(const MessageHead& head) {
   const auto found = transfers_.find(TransferId{head.header.id});
-  if (found == transfers_.end()) return {};  // cancelled meanwhile
+  if (found == transfers_.end()) return {};  // it was cancelled meanwhile
   OutTransfer& transfer = *found->second;
   const auto code = static_cast<ErrorCode>(head.header.code);
   if (transfer.what().direction == Direction::kPull && (code != ErrorCode::kOk || !transfer.is_final_sent))
-    return broken_rules("the peer answered a pull");
+    return protocol_error("the peer answered a pull");
   if (code == ErrorCode::kOk) {
-    if (!transfer.is_final_sent) return broken_rules("the peer answered before it had everything");
+    if (!transfer.is_final_sent) return protocol_error("the peer answered a push before its end");
     finish(transfer, ErrorCode::kOk, "");
     return {};
   }
@@ -304,22 +302,20 @@ Result<void> OutboundLink::on_answer(const FrameHead& head) {
     body = std::move(*decoded);
   }
   for (const std::uint32_t index : body.corrupt_ranges) {
-    if (index >= transfer.what().copies.size()) return broken_rules("the peer named a range that does not exist");
+    if (index >= transfer.what().copies.size()) return protocol_error("the peer named a range that does not exist");
   }
   if (code == ErrorCode::kCorrupt) {
-    transfer.corrupt.insert(transfer.corrupt.end(), body.corrupt_ranges.begin(), body.corrupt_ranges.end());
+    for (const std::uint32_t index : body.corrupt_ranges) transfer.verifier.mark_corrupt(index);
     finish_corrupt(transfer);
   } else {
-    finish(transfer, ErrorCode::kRefused, body.what.empty() ? "the peer refused it" : body.what);
+    finish(transfer, ErrorCode::kRefused, body.what.empty() ? "the peer refused the transfer" : body.what);
   }
   return {};
 }
 
-bool OutboundLink::cancel(TransferId id) {
+void OutboundLink::cancel(TransferId id) {
   const auto found = transfers_.find(id);
-  if (found == transfers_.end()) return false;
-  finish(*found->second, ErrorCode::kCancelled, "cancelled");
-  return true;
+  if (found != transfers_.end()) finish(*found->second, ErrorCode::kCancelled, "cancelled");
 }
 
 void OutboundLink::finish(OutTransfer& transfer, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt) {
@@ -329,9 +325,9 @@ void OutboundLink::finish(OutTransfer& transfer, ErrorCode code, std::string wha
   bool is_aborted = transfer.num_segments > 0 && !transfer.is_final_sent;
   for (Lane& lane : lanes_) {
     if (!lane.is_open || code == ErrorCode::kOk) continue;
-    lane.connection->scrap_payload(id.value);
+    lane.connection->send_zeros_for(id.value);
     if (std::exchange(is_aborted, false)) {
-      lane.connection->send({.kind = FrameKind::kPush,
+      lane.connection->send({.kind = MessageKind::kPush,
                              .flags = kFinal | kAborted,
                              .id = id.value,
                              .num_segments = transfer.num_segments});
@@ -346,7 +342,7 @@ void OutboundLink::finish(OutTransfer& transfer, ErrorCode code, std::string wha
       if (request.transfer == &transfer) request.transfer = nullptr, is_asked = true;
     }
     if (!is_asked) continue;
-    lane.connection->send({.kind = FrameKind::kCancel, .id = id.value});
+    lane.connection->send({.kind = MessageKind::kCancel, .id = id.value});
     host_.wake(*lane.connection);
   }
   transfers_.erase(id);
@@ -355,7 +351,7 @@ void OutboundLink::finish(OutTransfer& transfer, ErrorCode code, std::string wha
 
 void OutboundLink::end(ErrorCode code, const std::string& why) {
   if (std::exchange(is_over_, true)) return;
-  over_why_ = why;
+  why_over_ = why;
   host_.transfer_table().lose_peer(peer_);
   for (Lane& lane : lanes_) {
     if (lane.connection != nullptr) host_.close(*std::exchange(lane.connection, nullptr));
@@ -373,11 +369,11 @@ bool OutboundLink::check(TimeNs now) {
     is_owed = true;
     const TimeNs alive_at = lane.connection->alive_at(now);
     if (now - alive_at >= silence_ns) {
-      on_broken(*lane.connection, fmt::format("the peer said nothing for {} ms", (now - alive_at) / kMillisecond));
+      on_broken(*lane.connection, fmt::format("the peer was silent for {} ms", (now - alive_at) / kMillisecond));
       if (is_over_) return false;
     } else if (lane.is_open && now - alive_at >= silence_ns / 8 && lane.pinged_at <= alive_at) {
       lane.pinged_at = now;
-      lane.connection->send({.kind = FrameKind::kPing});
+      lane.connection->send({.kind = MessageKind::kPing});
       host_.wake(*lane.connection);
     }
   }

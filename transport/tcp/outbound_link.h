@@ -1,4 +1,5 @@
-// The initiator's end of a link: deals the segments of its transfers to its connections and completes them.
+// The initiator's end of a link: distributes the segments of its transfers over its connections (lanes), completes
+// them.
 #pragma once
 
 #include <array>
@@ -14,57 +15,57 @@
 
 namespace kvferry::tcp {
 
-/// Promise: each submitted transfer reaches transfer_table.complete() once, and by then its memory is no longer touched.
-class OutboundLink final : public FrameHandler {
+/// Promise: each submitted transfer reaches TransferTable::complete() once, and by then its memory is no longer
+/// touched.
+class OutboundLink final : public MessageHandler {
  public:
   OutboundLink(LinkHost& host, PeerId peer, Address address, std::uint64_t token);
 
-  /// Begins the first connection; the others follow when a transfer is long enough for them.
+  /// Begins the first connection. The others are opened for the first transfer that is longer than a segment.
   void start();
   void submit(AcceptedTransfer accepted);
-  /// False: not one of this link's.
-  bool feed(TransferId id, FedCopies& more);
-  bool cancel(TransferId id);
-  /// Completes everything with `code` and closes the connections; what is submitted later ends with kPeerLost.
+  void feed(const FedCopies& more);
+  void cancel(TransferId id);
+  /// Completes all transfers with `code` and closes the connections; later transfers end with kPeerLost.
   void end(ErrorCode code, const std::string& why);
-  /// Asks silent peers for a sign of life and gives up the dead; true: something is owed.
+  /// Pings a silent peer, and ends the link after silence_ns. Returns whether the peer owes an answer.
   bool check(TimeNs now);
 
   void on_connected(Connection& connection) override;
-  Result<void> on_head(Connection& connection, const FrameHead& head) override;
+  Result<void> on_head(Connection& connection, const MessageHead& head) override;
   void on_piece(Connection& connection, std::size_t part, std::span<const std::byte> bytes, bool ends) override;
-  Result<void> on_frame(Connection& connection) override;
-  bool next_frame(Connection& connection, OutFrame& out) override;
+  Result<void> on_message_end(Connection& connection) override;
+  bool next_message(Connection& connection, OutMessage& out) override;
   void on_broken(Connection& connection, const std::string& why) override;
 
  private:
   struct Request {
     std::uint32_t number = 0;
-    OutTransfer* transfer = nullptr;  // null: over before its bytes came
+    OutTransfer* transfer = nullptr;  // null: it ended before its bytes came
     Segment segment;
   };
   struct Lane {
-    Connection* connection = nullptr;  // null: not begun, or it came to nothing
-    bool is_open = false;              // welcome
+    Connection* connection = nullptr;  // null: not begun, or failed
+    bool is_open = false;              // welcomed by the peer
     bool is_tried = false;
-    std::uint64_t asked_bytes = 0;
+    std::uint64_t requested_bytes = 0;
     std::uint32_t num_requests_made = 0;
     std::vector<Request> requests;
-    Request current;                          // whose payload comes in
-    std::vector<std::size_t> current_copies;  // of its parts, when they are checked
+    Request current;                                           // the one whose payload comes in
+    std::vector<std::pair<std::size_t, bool>> current_copies;  // copy of each sink, and whether the sink ends it
     TimeNs pinged_at = 0;
   };
 
   void try_endpoint();
   void begin_lane(std::size_t index, OwnedFd socket);
-  void open_more();
-  void deal();
-  void queue(OutTransfer& transfer);
-  Result<void> on_data(Connection& connection, const FrameHead& head);
-  Result<void> on_answer(const FrameHead& head);
+  void open_more_lanes();
+  void distribute();
+  void enqueue(OutTransfer& transfer);
+  Result<void> on_data(Connection& connection, const MessageHead& head);
+  Result<void> on_answer(const MessageHead& head);
   bool has_window(const Lane& lane, Priority priority) const;
-  void push_frame(OutTransfer& transfer, const Segment& segment, OutFrame& out);
-  void pull_frame(OutTransfer& transfer, const Segment& segment, Lane& lane, OutFrame& out);
+  void append_push(OutTransfer& transfer, const Segment& segment, OutMessage& out);
+  void append_pull(OutTransfer& transfer, const Segment& segment, Lane& lane, OutMessage& out);
   void end_pull(OutTransfer& transfer, Connection& connection);
   void finish_corrupt(OutTransfer& transfer);
   void finish(OutTransfer& transfer, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt = {});
@@ -75,12 +76,12 @@ class OutboundLink final : public FrameHandler {
   const Address address_;
   const std::uint64_t token_;
   std::size_t endpoint_ = 0;
-  std::string tried_;  // the endpoints that failed, and why
+  std::string failures_;  // the endpoints that failed, and why
   std::vector<Lane> lanes_;
   std::unordered_map<TransferId, std::unique_ptr<OutTransfer>> transfers_;
-  std::array<std::vector<OutTransfer*>, 3> queues_;  // with something to deal, by priority
+  std::array<std::vector<OutTransfer*>, 3> queues_;  // [priority]: transfers with bytes to distribute
   bool is_over_ = false;
-  std::string over_why_;
+  std::string why_over_;
 };
 
 }  // namespace kvferry::tcp

@@ -7,7 +7,7 @@
 
 #include "transport/base/owned_fd.h"
 #include "transport/base/result.h"
-#include "transport/tcp/frames.h"
+#include "transport/tcp/messages.h"
 
 namespace kvferry::tcp {
 

@@ -1,4 +1,4 @@
-// What two UCX transports say to each other besides the bytes they move, and what an address is made of.
+// The active messages between two UCX transports, and the content of an address.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace kvferry::ucx {
 
 constexpr std::uint32_t kProtocolVersion = 2;
 
-/// What address() gives.
+/// What Transport::address() returns.
 struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
@@ -29,8 +29,8 @@ enum AmId : unsigned {
   kAnswerAm = 7
 };
 
-/// First on every new endpoint: ports and host names are reused, and one-sided reads that reach a stranger would read
-/// whatever lies at these addresses there. Nothing else is posted before the Welcome.
+/// The first message on every endpoint. Ports are reused, and a one-sided operation that reached another process would
+/// touch that process's memory: nothing else is posted before the Welcome.
 struct Hello {
   std::uint32_t protocol_version = 0;
   std::uint64_t to_incarnation = 0;
@@ -40,31 +40,31 @@ struct Hello {
 
 struct Welcome {
   std::uint32_t token = 0;
-  std::string refusal;  // one clause for people; empty: welcome
+  std::string refusal;  // the reason; empty: welcome
   KVFERRY_FIELDS(token, refusal);
 };
 
-/// Asks for a sign of life and is sent back as it is.
+/// Asks whether the peer is alive; the pong is the same message.
 struct Ping {
   std::uint32_t token = 0;
   KVFERRY_FIELDS(token);
 };
 
-/// The bytes of one BlocksMessage at most. With what stands before them they still fit one segment of TCP
-/// (ucp_worker.cpp), so that the receiver unpacks them from where the socket put them.
+/// Limit of the bytes of one BlocksMessage. With its head it fits into one segment of UCX's TCP (ucp_worker.cpp), so
+/// that the receiver unpacks it without another copy.
 constexpr std::uint64_t kMessageBytesMax = 240 << 10;
 constexpr std::size_t kMessageExtentsMax = 512;
 
-/// Many blocks in one message, which the receiver's progress thread copies to or from where they belong. The bytes of a
-/// push follow the message, those of a pull the answer; see packed.h.
+/// Many blocks in one message; the receiver's progress thread copies them from or to its memory. The bytes of a push
+/// follow the message, those of a pull follow the answer (packed.h).
 struct BlocksMessage {
   std::uint64_t token = 0;  // comes back in the answer
   bool is_pull = false;
   std::uint32_t region = 0;
   std::uint32_t grant = 0;             // 0: none, offsets count from the region's start
   std::vector<std::uint64_t> extents;  // offset, bytes, offset, bytes, ...
-  std::string from;                    // of the notification
-  std::string notification;            // delivered if nothing was refused
+  std::string from;                    // the notification's source address
+  std::string notification;            // delivered unless the message is refused
   KVFERRY_FIELDS(token, is_pull, region, grant, extents, from, notification);
 };
 

@@ -5,7 +5,7 @@
 namespace kvferry::ucx {
 namespace {
 
-/// Bytes of all extents; nothing when the message is not one that an honest peer sends.
+/// Returns the bytes of all extents, or nothing for a message that no correct peer sends.
 std::optional<std::uint64_t> total_of(const BlocksMessage& message, std::string_view payload) {
   if (message.extents.size() % 2 != 0 || message.extents.size() > 2 * kMessageExtentsMax) return std::nullopt;
   std::uint64_t total = 0;
@@ -23,16 +23,17 @@ std::string refuse(const BlocksMessage& message, ErrorCode code, std::string wha
   return begin_packed(BlocksAnswer{message.token, static_cast<std::int32_t>(code), std::move(what)}, 0);
 }
 
-std::string serve(TransferTable& transfer_table, const BlocksMessage& message, std::string_view payload, bool& is_served) {
+std::string serve(TransferTable& transfer_table, const BlocksMessage& message, std::string_view payload,
+                  bool& is_served) {
   is_served = false;
   const std::optional<std::uint64_t> total = total_of(message, payload);
-  if (!total) return refuse(message, ErrorCode::kInvalidArgument, "the peer found the message malformed");
+  if (!total) return refuse(message, ErrorCode::kInvalidArgument, "the peer received a malformed message");
   const RegionId region{message.region};
   const GrantId grant{message.grant};
   std::string answer = begin_packed(BlocksAnswer{message.token, 0, ""}, message.is_pull ? *total : 0);
   for (std::size_t index = 0; index < message.extents.size(); index += 2) {
     const std::uint64_t bytes = message.extents[index + 1];
-    Result<std::byte*> memory = transfer_table.borrow(region, grant, message.extents[index], bytes);
+    Result<std::byte*> memory = transfer_table.begin_access(region, grant, message.extents[index], bytes);
     if (!memory) return refuse(message, memory.error().code, std::move(memory.error().what));
     if (message.is_pull) {
       answer.append(reinterpret_cast<const char*>(*memory), bytes);
@@ -40,7 +41,7 @@ std::string serve(TransferTable& transfer_table, const BlocksMessage& message, s
       std::memcpy(*memory, payload.data(), bytes);
       payload.remove_prefix(bytes);
     }
-    transfer_table.give_back(region, grant);
+    transfer_table.end_access(region, grant);
   }
   is_served = true;
   return answer;

@@ -1,5 +1,5 @@
-// Many small blocks in one message: how it is laid out, what was asked in them, and how the other side serves it.
-// Private to this folder.
+// Many small blocks in one message: its layout, the pending ones, and how the other side serves it. Private to this
+// folder.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace kvferry::ucx {
 
-/// A message with bytes behind it: the length of the encoded message, the message, the bytes.
+/// Begins a message with payload: the length of the encoded message, the message; the payload is to be appended.
 template <class Message>
 std::string begin_packed(const Message& message, std::uint64_t payload_bytes) {
   const std::string head = encode(message);
@@ -26,10 +26,6 @@ std::string begin_packed(const Message& message, std::uint64_t payload_bytes) {
   packed.reserve(sizeof(head_bytes) + head.size() + payload_bytes);
   packed.append(reinterpret_cast<const char*>(&head_bytes), sizeof(head_bytes));
   return packed.append(head);
-}
-
-inline std::span<const std::byte> as_bytes(std::string_view text) {
-  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
 }
 
 template <class Message>
@@ -44,41 +40,42 @@ Result<std::pair<Message, std::string_view>> read_packed(std::string_view packed
   return std::pair(std::move(*message), packed.substr(head_bytes));
 }
 
-/// Does what a peer asks with our memory; the answer is a BlocksAnswer with its bytes, ready to be sent.
-std::string serve(TransferTable& transfer_table, const BlocksMessage& message, std::string_view payload, bool& is_served);
-/// The answer to one that was not served.
+/// Copies what a peer requests to or from this side's memory. Returns the packed BlocksAnswer.
+std::string serve(TransferTable& transfer_table, const BlocksMessage& message, std::string_view payload,
+                  bool& is_served);
+/// Returns the packed answer to a message that is not served.
 std::string refuse(const BlocksMessage& message, ErrorCode code, std::string what);
 
-/// One run of bytes of a message, at the initiator.
-struct Piece {
-  std::size_t copy = 0;  // of the transfer's copies
+/// Bytes of one copy of a transfer, at the initiator.
+struct LocalPiece {
+  std::size_t copy = 0;
   std::byte* local = nullptr;
   std::uint64_t bytes = 0;
 };
 
 class UcxTransfer;
 
-/// What transfers have asked and not heard back about, by token. Progress thread only.
-class AskedBook {
+/// BlocksMessages without an answer, by token. Progress thread only.
+class PendingMessages {
  public:
-  struct Asked {
+  struct Pending {
     UcxTransfer* transfer = nullptr;
-    std::vector<Piece> pieces;
+    std::vector<LocalPiece> pieces;
   };
   std::uint64_t next_token() { return ++num_tokens_; }
-  void add(std::uint64_t token, Asked asked) { asked_.emplace(token, std::move(asked)); }
-  /// Nothing when nobody waits for it any more.
-  std::optional<Asked> take(std::uint64_t token) {
-    auto found = asked_.extract(token);
+  void add(std::uint64_t token, Pending message) { pending_.emplace(token, std::move(message)); }
+  /// Returns nothing if the transfer has ended.
+  std::optional<Pending> take(std::uint64_t token) {
+    auto found = pending_.extract(token);
     return found ? std::optional(std::move(found.mapped())) : std::nullopt;
   }
-  void forget(const UcxTransfer* transfer) {
-    std::erase_if(asked_, [&](const auto& entry) { return entry.second.transfer == transfer; });
+  void remove(const UcxTransfer* transfer) {
+    std::erase_if(pending_, [&](const auto& entry) { return entry.second.transfer == transfer; });
   }
 
  private:
   std::uint64_t num_tokens_ = 0;
-  std::unordered_map<std::uint64_t, Asked> asked_;
+  std::unordered_map<std::uint64_t, Pending> pending_;
 };
 
 }  // namespace kvferry::ucx

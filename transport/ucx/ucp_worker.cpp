@@ -26,29 +26,29 @@ void warn_if_headers_and_library_differ() {
                UCP_API_MAJOR, UCP_API_MINOR, major, minor, release);
 }
 
-/// UCX writes its messages to stdout, which is a command's own output. UCX_LOG_FILE still sends them where the user
-/// wants.
-ucs_log_func_rc_t log_like_us(const char*, unsigned, const char*, ucs_log_level_t level,
-                              const ucs_log_component_config_t*, const char* format, va_list arguments) {
+/// UCX writes its messages to stdout, where a command's own output goes; this redirects them to kvferry's log.
+/// UCX_LOG_FILE is honoured.
+ucs_log_func_rc_t write_to_own_log(const char*, unsigned, const char*, ucs_log_level_t level,
+                                   const ucs_log_component_config_t*, const char* format, va_list arguments) {
   std::array<char, 1024> text{};
   static_cast<void>(std::vsnprintf(text.data(), text.size(), format, arguments));
-  const auto our_level = level <= UCS_LOG_LEVEL_ERROR  ? spdlog::level::err
+  const auto own_level = level <= UCS_LOG_LEVEL_ERROR  ? spdlog::level::err
                          : level <= UCS_LOG_LEVEL_WARN ? spdlog::level::warn
                          : level <= UCS_LOG_LEVEL_INFO ? spdlog::level::info
                                                        : spdlog::level::debug;
-  log().log(our_level, "UCX: {}", text.data());
+  log().log(own_level, "UCX: {}", text.data());
   return UCS_LOG_FUNC_RC_STOP;
 }
 
-void take_over_ucx_log() {
+void redirect_ucx_log() {
   static std::once_flag once;
-  if (std::getenv("UCX_LOG_FILE") == nullptr) std::call_once(once, [] { ucs_log_push_handler(log_like_us); });
+  if (std::getenv("UCX_LOG_FILE") == nullptr) std::call_once(once, [] { ucs_log_push_handler(write_to_own_log); });
 }
 
-/// TCP emulates gets and puts by copies of 8 KiB at a time, which costs two to three times the processor time of these.
-/// What the user has set stays; setenv() would reach into the whole process.
+/// UCX's TCP emulates gets and puts by copies of 8 KiB, at two to three times the processor time of larger ones. The
+/// user's variables take precedence. (setenv() would change the whole process.)
 void set_tcp_segments(ucp_config_t* config) {
-#if UCP_API_VERSION < UCP_VERSION(1, 14)  // how a transport's option is named here was only tried with 1.13
+#if UCP_API_VERSION < UCP_VERSION(1, 14)  // the option's name was tested with 1.13 only
   for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
     if (std::getenv(fmt::format("UCX_TCP_{}", name).c_str()) != nullptr) continue;
     if (const ucs_status_t status = ucp_config_modify(config, name, "256k"); status != UCS_OK)
@@ -73,7 +73,7 @@ std::string describe_status(const char* doing, ucs_status_t status) {
 
 Result<std::unique_ptr<UcpWorker>> UcpWorker::create() {
   warn_if_headers_and_library_differ();
-  take_over_ucx_log();
+  redirect_ucx_log();
   std::unique_ptr<UcpWorker> made(new UcpWorker());
 
   ucp_config_t* config = nullptr;
@@ -139,16 +139,16 @@ ucs_status_t UcpWorker::send(ucp_ep_h ep, unsigned am_id, std::string bytes, boo
   param.cb.send = [](void* request, ucs_status_t, void* user_data) {
     ucp_request_free(request);
     auto* sent = static_cast<Unsent*>(user_data);
-    sent->worker->forget(sent->self);
+    sent->worker->erase(sent->self);
   };
   const ucs_status_ptr_t posted =
       ucp_am_send_nbx(ep, am_id, nullptr, 0, unsent->bytes.data(), unsent->bytes.size(), &param);
   if (UCS_PTR_IS_PTR(posted)) return UCS_OK;
-  forget(unsent);
+  erase(unsent);
   return UCS_PTR_STATUS(posted);
 }
 
-void UcpWorker::forget(std::list<Unsent>::iterator unsent) {
+void UcpWorker::erase(std::list<Unsent>::iterator unsent) {
   const auto found = unsent_bytes_.find(unsent->ep);
   if ((found->second -= unsent->bytes.size()) == 0) unsent_bytes_.erase(found);
   unsent_.erase(unsent);
@@ -162,12 +162,12 @@ std::uint64_t UcpWorker::unsent_bytes(ucp_ep_h ep) const {
 bool UcpWorker::arm() { return ucp_worker_arm(worker_) == UCS_OK; }
 
 Result<UcpWorker::Memory> UcpWorker::map_memory(void* base, std::uint64_t bytes, ucs_memory_type_t type) {
-  // UCX itself takes memory of any type and finds out at the first copy that nothing reaches it.
+  // ucp_mem_map() accepts memory of any type, and the first copy fails if no transport reaches it.
   ucp_context_attr_t known{};
   known.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
   if (ucp_context_query(context_, &known) != UCS_OK || (known.memory_types & UCS_BIT(type)) == 0)
     return Error{ErrorCode::kUnavailable,
-                 fmt::format("UCX {} knows no {} memory here; one with CUDA's transports is needed, and the driver",
+                 fmt::format("UCX {} does not support {} memory here: it needs CUDA's transports and the driver",
                              ucp_get_version_string(), ucs_memory_type_names[type])};
   ucp_mem_map_params_t params{};
   params.field_mask =

@@ -1,4 +1,4 @@
-// The UCP context and worker of one transport, with what belongs to them alone. Private to this folder.
+// The UCP context and worker of one transport. Private to this folder.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -13,11 +13,11 @@
 
 namespace kvferry::ucx {
 
-/// One status as an Error's story: "<doing>: <UCX's text>".
+/// Returns "<doing>: <UCX's text>".
 std::string describe_status(const char* doing, ucs_status_t status);
 
-/// Threads: the progress thread alone, from create() to the destructor. Everything made with the worker (endpoints,
-/// memory handles, rkeys) must be gone before it.
+/// Threads: the progress thread alone, from create() to the destructor. Endpoints, memory handles and rkeys must be
+/// gone before the worker.
 class UcpWorker {
  public:
   /// kUnavailable: UCX can't start with this machine and these variables.
@@ -27,16 +27,16 @@ class UcpWorker {
   ~UcpWorker();
 
   Result<std::string> address() const;
-  /// handler gets `arg`; it runs inside progress().
+  /// `handler` gets `arg`; it runs inside progress().
   Result<void> on_active_message(unsigned am_id, ucp_am_recv_callback_t handler, void* arg);
-  /// Sends a message whose bytes the worker keeps until UCX is through with them. A send that fails later means a
-  /// broken connection, which whoever waits for an answer sees by other means.
+  /// Sends a message and keeps its bytes until UCX no longer needs them. A later failure means a broken connection,
+  /// which is reported for the endpoint.
   ucs_status_t send(ucp_ep_h ep, unsigned am_id, std::string bytes, bool wants_answer);
-  /// Not yet through, on that endpoint.
+  /// Bytes of messages that UCX has not sent yet on this endpoint.
   std::uint64_t unsent_bytes(ucp_ep_h ep) const;
-  /// False: nothing was there to do.
+  /// Returns whether there was something to do.
   bool progress() { return ucp_worker_progress(worker_) != 0; }
-  /// True: event_fd() becomes readable with the next event, so the thread may sleep on it.
+  /// Returns whether the thread may sleep until event_fd() is readable.
   bool arm();
   int event_fd() const { return event_fd_; }
   ucp_worker_h handle() const { return worker_; }
@@ -45,7 +45,7 @@ class UcpWorker {
     ucp_mem_h handle = nullptr;
     std::string rkey;  // packed, for peers
   };
-  /// kUnavailable: UCX refuses, or it knows no memory of this type.
+  /// kUnavailable: UCX refuses, or does not support memory of this type.
   Result<Memory> map_memory(void* base, std::uint64_t bytes, ucs_memory_type_t type);
   void unmap_memory(ucp_mem_h handle);
 
@@ -58,7 +58,7 @@ class UcpWorker {
   };
 
   UcpWorker() = default;
-  void forget(std::list<Unsent>::iterator unsent);
+  void erase(std::list<Unsent>::iterator unsent);
 
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;

@@ -11,9 +11,9 @@
 namespace kvferry::ucx {
 namespace {
 
-constexpr std::size_t kRkeysMax = 64;  // keys kept per peer without a transfer that uses them
+constexpr std::size_t kRkeysMax = 64;  // unpacked keys of a peer; beyond that unused ones are destroyed
 
-/// True when there is nothing (more) to wait for; frees the request then.
+/// Returns whether the request has ended, and frees it then.
 bool is_over(ucs_status_ptr_t& request) {
   if (UCS_PTR_IS_PTR(request)) {
     if (ucp_request_check_status(request) == UCS_INPROGRESS) return false;
@@ -50,12 +50,12 @@ void UcxPeer::connect() {
   request.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   request.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
   hello_request_ = ucp_am_send_nbx(ep_, kHelloAm, nullptr, 0, hello_.data(), hello_.size(), &request);
-  if (UCS_PTR_IS_ERR(hello_request_)) fail(describe_status("cannot greet the peer", UCS_PTR_STATUS(hello_request_)));
+  if (UCS_PTR_IS_ERR(hello_request_)) fail(describe_status("cannot send the hello", UCS_PTR_STATUS(hello_request_)));
 }
 
 void UcxPeer::on_welcome(const Welcome& welcome) {
   if (state_ != State::kConnecting) return;
-  if (!welcome.refusal.empty()) return fail(fmt::format("the peer refused: {}", welcome.refusal));
+  if (!welcome.refusal.empty()) return fail(fmt::format("the peer refused the hello: {}", welcome.refusal));
   state_ = State::kReady;
   const std::set<std::string> names = lanes();
   prefers_packing_ =
@@ -63,15 +63,14 @@ void UcxPeer::on_welcome(const Welcome& welcome) {
 }
 
 void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
-  const bool owes = !is_failed() && (state_ == State::kConnecting || num_posted > 0 || num_asked > 0);
-  // A peer is silent only while this thread listens: who was paused asks anew.
+  const bool owes = !is_failed() && (state_ == State::kConnecting || num_posted > 0 || num_unanswered > 0);
+  // Only time in which this process ran counts as silence.
   const bool was_away = now - std::exchange(watched_at_, now) >= silence_ns / 2;
-  if ((!std::exchange(owed_, owes) || was_away) && owes) heard_at_ = pinged_at_ = now;
-  if (!owes || now < verdict_at(silence_ns)) return;
-  // A connection that is being made, or one that was asked: only then is it the peer that was silent, and not this
-  // thread that had no time to listen.
-  if (state_ == State::kConnecting || pinged_at_ > heard_at_)
-    return fail(fmt::format("it owes an answer and gave no sign of life for {} ms", (now - heard_at_) / kMillisecond));
+  if ((!std::exchange(owed_, owes) || was_away) && owes) alive_at_ = pinged_at_ = now;
+  if (!owes || now < silence_deadline(silence_ns)) return;
+  // Without a ping it may be this thread that had no time to receive.
+  if (state_ == State::kConnecting || pinged_at_ > alive_at_)
+    return fail(fmt::format("the peer owes an answer and was silent for {} ms", (now - alive_at_) / kMillisecond));
   pinged_at_ = now;
   if (const ucs_status_t status = worker_.send(ep_, kPingAm, encode(Ping{id_.value}), true); status != UCS_OK)
     fail(describe_status("the connection refused a message", status));
@@ -79,12 +78,12 @@ void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
 
 TimeNs UcxPeer::watch_deadline(TimeNs silence_ns) const {
   if (!owed_ || is_failed()) return 0;
-  return std::min(verdict_at(silence_ns), watched_at_ + silence_ns / 4);
+  return std::min(silence_deadline(silence_ns), watched_at_ + silence_ns / 4);
 }
 
-TimeNs UcxPeer::verdict_at(TimeNs silence_ns) const {
-  if (state_ == State::kConnecting) return heard_at_ + silence_ns;
-  return pinged_at_ > heard_at_ ? pinged_at_ + silence_ns - silence_ns / 4 : heard_at_ + silence_ns / 4;
+TimeNs UcxPeer::silence_deadline(TimeNs silence_ns) const {
+  if (state_ == State::kConnecting) return alive_at_ + silence_ns;
+  return pinged_at_ > alive_at_ ? pinged_at_ + silence_ns - silence_ns / 4 : alive_at_ + silence_ns / 4;
 }
 
 void UcxPeer::fail(std::string why) {
@@ -133,7 +132,7 @@ std::string UcxPeer::transports() const {
 }
 
 std::set<std::string> UcxPeer::lanes() const {
-  // UCX 1.13 has no query for it, but its dump of the endpoint names each lane: "lane[0]:  2:tcp/eth0.0 md[1] ...".
+  // UCX 1.13 has no query for the lanes, but its dump of the endpoint names each: "lane[0]:  2:tcp/eth0.0 md[1] ...".
   char* text = nullptr;
   std::size_t bytes = 0;
   std::FILE* stream = ::open_memstream(&text, &bytes);

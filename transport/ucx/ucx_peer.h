@@ -1,4 +1,4 @@
-// One connection of the progress thread: its endpoint from the first hello to the close. Private to this folder.
+// One connection: its endpoint from the hello to the close. Private to this folder.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -18,7 +18,7 @@ namespace kvferry::ucx {
 using RkeyPtr = std::shared_ptr<ucp_rkey>;
 
 /// Not movable: UCX holds `this` as the error callback's argument. Progress thread only.
-/// Closing takes several progress() calls: the engine calls advance_close() until is_closed(); nobody waits.
+/// Closing takes several progress() calls: the backend calls advance_close() until is_closed(), and waits for nothing.
 class UcxPeer {
  public:
   UcxPeer(UcpWorker& worker, PeerId id, Address address) : worker_(worker), id_(id), address_(std::move(address)) {}
@@ -26,50 +26,51 @@ class UcxPeer {
   UcxPeer& operator=(const UcxPeer&) = delete;
   ~UcxPeer();
 
-  /// Makes the endpoint and says hello; does nothing from the second call on.
+  /// Creates the endpoint and sends the hello; does nothing from the second call on.
   void connect();
   /// The answer to the hello.
   void on_welcome(const Welcome& welcome);
-  /// Hello is answered and nothing has failed since: transfers may be posted.
+  /// Returns whether transfers may be posted: the peer has answered the hello, and nothing has failed since.
   bool is_ready() const { return state_ == State::kReady; }
   bool is_failed() const { return state_ == State::kFailed || state_ == State::kClosed; }
-  /// No endpoint is left, so nothing of UCX touches memory for this peer any more.
+  /// Returns whether the endpoint is gone, so that UCX no longer touches memory for this peer.
   bool is_closed() const { return state_ == State::kClosed; }
 
-  /// Any sign of life: an answer, a finished operation.
-  void heard(TimeNs now) { heard_at_ = now; }
-  /// Asks a peer that owes something and says nothing for a sign of life, and gives it up after `silence_ns`.
+  /// The peer has answered, or an operation has finished.
+  void note_life(TimeNs now) { alive_at_ = now; }
+  /// Pings a peer that owes an answer and is silent; fails the connection after `silence_ns`.
   void watch(TimeNs now, TimeNs silence_ns);
-  /// When watch() is wanted next; 0: not by itself.
+  /// When watch() must be called next; 0: never.
   TimeNs watch_deadline(TimeNs silence_ns) const;
 
-  /// Ends the connection; later calls keep the first story. What is posted is cancelled by UCX.
+  /// Ends the connection; the first reason stays. UCX cancels the posted operations.
   void fail(std::string why);
-  /// Flushes what was posted first, notifications included, and fails the connection at `deadline` at the latest.
+  /// Flushes what is posted, notifications included, then fails the connection; at `deadline` at the latest.
   void drain(TimeNs deadline);
   void advance_close(TimeNs now);
   bool is_draining() const { return drain_deadline_ != 0 && !is_closed(); }
   TimeNs drain_deadline() const { return drain_deadline_; }
 
-  /// The key stays valid while somebody holds it. Must be ready.
+  /// Unpacks a remote key, which may outlive this connection. is_ready() only.
   Result<RkeyPtr> rkey(const std::string& packed);
-  /// Small blocks are better sent in packed messages: one-sided operations are emulated, each at the cost of a message.
+  /// Returns whether small blocks are better sent in packed messages, since UCX emulates each one-sided operation by a
+  /// message.
   bool prefers_packing() const { return prefers_packing_; }
-  /// "tcp/eth0"-like names of what carries the bytes, comma-separated.
+  /// What carries the bytes: names like "tcp/eth0", comma-separated.
   std::string transports() const;
 
   PeerId id() const { return id_; }
   ucp_ep_h ep() const { return ep_; }
   const std::string& why() const { return why_; }
-  std::uint32_t num_transfers = 0;  // that refer to this peer
-  std::uint32_t num_posted = 0;     // operations of all transfers with this peer that UCX has not finished
-  std::uint32_t num_asked = 0;      // BlocksMessages of all transfers with this peer without an answer
+  std::uint32_t num_transfers = 0;   // with this peer
+  std::uint32_t num_posted = 0;      // their operations that UCX has not finished
+  std::uint32_t num_unanswered = 0;  // their BlocksMessages
 
  private:
   enum class State { kIdle, kConnecting, kReady, kFailed, kClosed };
   std::set<std::string> lanes() const;
-  /// When a peer that owes something and stays silent is asked, or given up.
-  TimeNs verdict_at(TimeNs silence_ns) const;
+  /// When a silent peer is pinged, or its connection failed.
+  TimeNs silence_deadline(TimeNs silence_ns) const;
 
   UcpWorker& worker_;
   const PeerId id_;
@@ -79,9 +80,9 @@ class UcxPeer {
   std::string why_;
   std::string hello_;  // read by UCX until hello_request_ is done
   TimeNs drain_deadline_ = 0;
-  TimeNs heard_at_ = 0;  // or began to owe something
+  TimeNs alive_at_ = 0;  // or when it began to owe an answer
   TimeNs pinged_at_ = 0;
-  TimeNs watched_at_ = 0;  // when watch() was called last
+  TimeNs watched_at_ = 0;  // the last call of watch()
   bool owed_ = false;
   bool prefers_packing_ = false;
   ucs_status_ptr_t hello_request_ = nullptr;

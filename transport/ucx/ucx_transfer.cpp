@@ -11,61 +11,59 @@
 namespace kvferry::ucx {
 namespace {
 
-constexpr std::uint32_t kMessagesPerPeerMax = 8;  // asked and not answered; 2 MiB
-// Background operations, long as they may be, get this share of what a peer may have posted: an urgent one waits for
-// it.
+constexpr std::uint32_t kMessagesPerPeerMax = 8;  // unanswered; 2 MiB
+// Background operations get this share of operations_per_peer_max, because an urgent transfer waits for those posted.
 constexpr std::uint32_t kBackgroundShare = 8;
 
-/// A get of a checked pull.
+/// A posted get of a checked pull.
 struct CheckedGet {
   UcxTransfer* transfer;
-  Piece piece;
+  LocalPiece piece;
 };
 
 }  // namespace
 
-UcxTransfer::UcxTransfer(const UcxOptions& options, UcxPeer& peer, AskedBook& asked, AcceptedTransfer accepted,
+UcxTransfer::UcxTransfer(const UcxOptions& options, UcxPeer& peer, PendingMessages& pending, AcceptedTransfer accepted,
                          const LocalMemory& local_memory)
-    : options_(options), peer_(peer), asked_(asked), accepted_(std::move(accepted)), local_memory_(local_memory) {
+    : options_(options),
+      peer_(peer),
+      pending_messages_(pending),
+      accepted_(std::move(accepted)),
+      local_memory_(local_memory) {
   ++peer_.num_transfers;
 }
 
 UcxTransfer::~UcxTransfer() {
   KVFERRY_CHECK(num_posted_ == 0, "transfer {} dropped with {} operations posted", accepted_.id, num_posted_);
-  KVFERRY_CHECK(hashes_ == nullptr, "transfer {} dropped while a GPU reads its memory", accepted_.id);
-  asked_.forget(this);
-  peer_.num_asked -= num_asked_;
+  KVFERRY_CHECK(!verifier_.is_hashing(), "transfer {} dropped while a GPU reads its memory", accepted_.id);
+  pending_messages_.remove(this);
+  peer_.num_unanswered -= num_unanswered_;
   --peer_.num_transfers;
 }
 
-void UcxTransfer::feed(FedCopies fed) {
-  accepted_.copies.insert(accepted_.copies.end(), fed.copies.begin(), fed.copies.end());
-  accepted_.checksums.insert(accepted_.checksums.end(), fed.checksums.begin(), fed.checksums.end());
-  accepted_.is_complete = fed.is_last;
-}
-
-void UcxTransfer::advance(TimeNs now, UcpWorker& worker, const std::string& own_address) {
-  if (hashes_ != nullptr && !check_device()) return;
+void UcxTransfer::advance(TimeNs now, UcpWorker& worker, const std::string& from) {
+  if (verifier_.is_hashing() && !verify_on_device()) return;
   if (std::exchange(has_retired_, false)) {
     progressed_at_ = now;
-    peer_.heard(now);
+    peer_.note_life(now);
   }
   if (may_post() && phase_ == Phase::kCopying) {
     if (mode_ == Mode::kUndecided) mode_ = choose_mode();
     if (mode_ == Mode::kPacked) {
-      post_messages(worker, own_address);
+      post_messages(worker, from);
     } else {
       post_operations();
     }
     if (may_post() && is_all_posted()) post_flush();
   }
-  if (phase_ != Phase::kFlushing || num_posted_ > 0 || num_asked_ > 0 || peer_.is_failed() || !failure_.empty()) return;
-  if (cancelled_at_ != 0 || !check_device() || !failure_.empty()) return;
-  const bool is_to_announce = !accepted_.notification.empty() && !has_announced_ && corrupt_.empty();
-  if (!is_to_announce) {
+  if (phase_ != Phase::kFlushing || num_posted_ > 0 || num_unanswered_ > 0 || peer_.is_failed() || !failure_.empty())
+    return;
+  if (cancelled_at_ != 0 || !verify_on_device() || !failure_.empty()) return;
+  const bool is_to_notify = !accepted_.notification.empty() && !has_notified_ && !verifier_.has_corrupt();
+  if (!is_to_notify) {
     phase_ = Phase::kDone;
   } else if (may_post()) {
-    post_notification(worker, own_address);
+    post_notification(worker, from);
   }
 }
 
@@ -83,10 +81,10 @@ UcxTransfer::Mode UcxTransfer::choose_mode() const {
 }
 
 bool UcxTransfer::is_over() const {
-  if (num_posted_ > 0 || hashes_ != nullptr) return false;
-  // A broken endpoint is closed first: only then is UCX known to be through with the memory.
+  if (num_posted_ > 0 || verifier_.is_hashing()) return false;
+  // UCX may touch the memory until a broken endpoint is closed.
   if (peer_.is_failed()) return peer_.is_closed();
-  return phase_ == Phase::kDone || cancelled_at_ != 0 || (!failure_.empty() && num_asked_ == 0);
+  return phase_ == Phase::kDone || cancelled_at_ != 0 || (!failure_.empty() && num_unanswered_ == 0);
 }
 
 void UcxTransfer::cancel(TimeNs now) {
@@ -99,7 +97,7 @@ TimeNs UcxTransfer::stuck_deadline() const {
 }
 
 ErrorCode UcxTransfer::code() const {
-  if (phase_ == Phase::kDone) return corrupt_.empty() ? ErrorCode::kOk : ErrorCode::kCorrupt;
+  if (phase_ == Phase::kDone) return !verifier_.has_corrupt() ? ErrorCode::kOk : ErrorCode::kCorrupt;
   if (cancelled_at_ != 0) return ErrorCode::kCancelled;
   return peer_.is_failed() ? ErrorCode::kPeerLost : failure_code_;
 }
@@ -109,7 +107,7 @@ std::string UcxTransfer::what() const {
     case ErrorCode::kOk:
       return "";
     case ErrorCode::kCorrupt:
-      return fmt::format("the bytes of {} ranges differ from their checksums", corrupt_.size());
+      return verifier_.what();
     case ErrorCode::kCancelled:
       return "cancelled";
     case ErrorCode::kPeerLost:
@@ -120,31 +118,13 @@ std::string UcxTransfer::what() const {
 }
 
 std::vector<std::uint32_t> UcxTransfer::corrupt_ranges() const {
-  if (code() != ErrorCode::kCorrupt) return {};
-  std::vector<std::uint32_t> sorted = corrupt_;
-  std::sort(sorted.begin(), sorted.end());
-  return sorted;
+  return code() == ErrorCode::kCorrupt ? verifier_.corrupt_ranges() : std::vector<std::uint32_t>{};
 }
 
-Piece UcxTransfer::take_piece(std::uint64_t bytes_max) {
-  const CopyRange& copy = accepted_.copies[next_copy_];
-  const bool is_first = next_copy_done_bytes_ == 0;
-  const Piece piece{next_copy_, accepted_.local_base + copy.local_offset + next_copy_done_bytes_,
-                    std::min(copy.bytes - next_copy_done_bytes_, bytes_max)};
-  if (is_first && !accepted_.checksums.empty() && local_memory_.device == nullptr) {
-    if (is_pull()) {
-      missing_bytes_.resize(accepted_.copies.size());
-      missing_bytes_[next_copy_] = copy.bytes;
-    } else {
-      check(next_copy_);
-    }
-  }
-  next_copy_done_bytes_ += piece.bytes;
-  if (next_copy_done_bytes_ == copy.bytes) {
-    ++next_copy_;
-    next_copy_done_bytes_ = 0;
-  }
-  return piece;
+LocalPiece UcxTransfer::take_piece(std::uint64_t bytes_max) {
+  const Piece piece = cursor_.take(accepted_.copies, bytes_max);
+  if (piece.at == 0 && !is_pull() && is_hashed_here()) verifier_.compare_local(piece.copy);
+  return {piece.copy, accepted_.local_base + accepted_.copies[piece.copy].local_offset + piece.at, piece.bytes};
 }
 
 void UcxTransfer::post_operations() {
@@ -158,12 +138,11 @@ void UcxTransfer::post_operations() {
   }
   const std::uint32_t share = accepted_.priority == Priority::kBackground ? kBackgroundShare : 1;
   const std::uint32_t posted_max = std::max(options_.operations_per_peer_max / share, 1U);
-  const bool is_checked = is_pull() && !accepted_.checksums.empty() && local_memory_.device == nullptr;
-  while (next_copy_ < accepted_.copies.size() && num_posted_ < options_.operations_per_transfer_max &&
+  const bool is_checked = is_pull() && is_hashed_here();
+  while (!cursor_.is_at_end(accepted_.copies) && num_posted_ < options_.operations_per_transfer_max &&
          peer_.num_posted < posted_max && peer_.is_ready()) {
-    const std::uint64_t remote =
-        accepted_.remote.base + accepted_.copies[next_copy_].remote_offset + next_copy_done_bytes_;
-    const Piece piece = take_piece(options_.operation_bytes_max);
+    const std::uint64_t remote = accepted_.remote.base + accepted_.copies[cursor_.copy()].remote_offset + cursor_.at();
+    const LocalPiece piece = take_piece(options_.operation_bytes_max);
     if (piece.bytes == 0) {
       if (is_checked) arrived(piece);
       continue;
@@ -192,109 +171,96 @@ void UcxTransfer::post_operations() {
   }
 }
 
-void UcxTransfer::post_messages(UcpWorker& worker, const std::string& own_address) {
-  while (next_copy_ < accepted_.copies.size() && peer_.num_asked < kMessagesPerPeerMax && peer_.is_ready()) {
-    const bool is_first = next_copy_ == 0 && next_copy_done_bytes_ == 0;
-    BlocksMessage message{asked_.next_token(), is_pull(), accepted_.remote.region, accepted_.remote.grant, {}, "", ""};
-    std::vector<Piece> pieces;
+void UcxTransfer::post_messages(UcpWorker& worker, const std::string& from) {
+  while (!cursor_.is_at_end(accepted_.copies) && peer_.num_unanswered < kMessagesPerPeerMax && peer_.is_ready()) {
+    const bool is_first = cursor_.is_at_begin();
+    BlocksMessage message{
+        pending_messages_.next_token(), is_pull(), accepted_.remote.region, accepted_.remote.grant, {}, "", ""};
+    std::vector<LocalPiece> pieces;
     std::uint64_t bytes = 0;
-    while (next_copy_ < accepted_.copies.size() && pieces.size() < kMessageExtentsMax && bytes < kMessageBytesMax) {
-      message.extents.push_back(accepted_.copies[next_copy_].remote_offset + next_copy_done_bytes_);
+    while (!cursor_.is_at_end(accepted_.copies) && pieces.size() < kMessageExtentsMax && bytes < kMessageBytesMax) {
+      message.extents.push_back(accepted_.copies[cursor_.copy()].remote_offset + cursor_.at());
       pieces.push_back(take_piece(kMessageBytesMax - bytes));
       message.extents.push_back(pieces.back().bytes);
       bytes += pieces.back().bytes;
     }
-    // One message that is all of it needs no second one for the notification.
-    const bool is_checked_later = is_pull() && !accepted_.checksums.empty();
-    if (is_first && is_all_posted() && corrupt_.empty() && !is_checked_later && !accepted_.notification.empty()) {
-      message.from = own_address;
+    // The only message of a transfer carries the notification as well.
+    const bool is_checked_later = is_pull() && accepted_.has_checksums();
+    if (is_first && is_all_posted() && !verifier_.has_corrupt() && !is_checked_later &&
+        !accepted_.notification.empty()) {
+      message.from = from;
       message.notification = accepted_.notification;
-      has_announced_ = true;
+      has_notified_ = true;
     }
     std::string packed = begin_packed(message, is_pull() ? 0 : bytes);
     if (!is_pull()) {
-      for (const Piece& piece : pieces) packed.append(reinterpret_cast<const char*>(piece.local), piece.bytes);
+      for (const LocalPiece& piece : pieces) packed.append(reinterpret_cast<const char*>(piece.local), piece.bytes);
     }
-    asked_.add(message.token, {this, std::move(pieces)});
-    ++num_asked_;
-    ++peer_.num_asked;
+    pending_messages_.add(message.token, {this, std::move(pieces)});
+    ++num_unanswered_;
+    ++peer_.num_unanswered;
     if (const ucs_status_t status = worker.send(peer_.ep(), kBlocksAm, std::move(packed), true); status != UCS_OK)
       peer_.fail(describe_status("the connection refused a message", status));
   }
 }
 
-void UcxTransfer::on_answer(const std::vector<Piece>& pieces, const BlocksAnswer& answer, std::string_view payload) {
-  --num_asked_;
-  --peer_.num_asked;
+void UcxTransfer::on_answer(const std::vector<LocalPiece>& pieces, const BlocksAnswer& answer,
+                            std::string_view payload) {
+  --num_unanswered_;
+  --peer_.num_unanswered;
   has_retired_ = true;
   if (answer.code != static_cast<std::int32_t>(ErrorCode::kOk)) {
     const bool is_refusal = answer.code == static_cast<std::int32_t>(ErrorCode::kRefused);
     failure_code_ = is_refusal ? ErrorCode::kRefused : ErrorCode::kInternal;
-    failure_ = answer.what.empty() ? "the peer refused" : answer.what;
+    failure_ = answer.what.empty() ? "the peer refused the transfer" : answer.what;
     return;
   }
-  // Whoever waits to be cancelled or closed wants no more bytes.
+  // A transfer that is cancelled, or whose connection is closed, must not be written to.
   if (!is_pull() || cancelled_at_ != 0 || peer_.is_failed()) return;
   std::uint64_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
-  if (bytes != payload.size()) return peer_.fail("it answered with another number of bytes than it was asked for");
-  for (const Piece& piece : pieces) {
+  for (const LocalPiece& piece : pieces) bytes += piece.bytes;
+  if (bytes != payload.size()) return peer_.fail("it answered with another number of bytes than were requested");
+  for (const LocalPiece& piece : pieces) {
     std::memcpy(piece.local, payload.data(), piece.bytes);
     payload.remove_prefix(piece.bytes);
-    if (!accepted_.checksums.empty()) arrived(piece);
+    if (accepted_.has_checksums()) arrived(piece);
   }
 }
 
-void UcxTransfer::arrived(const Piece& piece) {
-  missing_bytes_[piece.copy] -= piece.bytes;
-  if (missing_bytes_[piece.copy] == 0) check(piece.copy);
+void UcxTransfer::arrived(const LocalPiece& piece) {
+  if (verifier_.has_arrived(piece.copy, piece.bytes)) verifier_.compare_local(piece.copy);
 }
 
-void UcxTransfer::check(std::size_t copy) {
-  const CopyRange& range = accepted_.copies[copy];
-  if (chunk_checksum({accepted_.local_base + range.local_offset, range.bytes}) != accepted_.checksums[copy])
-    corrupt_.push_back(static_cast<std::uint32_t>(copy));
-}
-
-bool UcxTransfer::check_device() {
-  if (local_memory_.device == nullptr || accepted_.checksums.empty() || is_device_checked_) return true;
+bool UcxTransfer::verify_on_device() {
+  if (local_memory_.device == nullptr || !accepted_.has_checksums() || is_verified_on_device_) return true;
   const auto fail = [this](const Error& error) {
     failure_ = error.what;
-    hashes_.reset();
-    return is_device_checked_ = true;
+    verifier_.drop_device();
+    return is_verified_on_device_ = true;
   };
-  if (hashes_ == nullptr) {
-    std::vector<std::span<const std::byte>> ranges;
-    for (const CopyRange& copy : accepted_.copies)
-      ranges.emplace_back(accepted_.local_base + copy.local_offset, copy.bytes);
-    Result<std::unique_ptr<Device::Checksums>> started = local_memory_.device->checksums(ranges, local_memory_.stream);
-    if (!started) return fail(started.error());
-    hashes_ = std::move(*started);
+  if (!verifier_.is_hashing()) {
+    if (Result<void> ok = verifier_.start_on_device(*local_memory_.device, local_memory_.stream); !ok)
+      return fail(ok.error());
   }
-  const Result<bool> is_done = hashes_->is_done();
+  const Result<bool> is_done = verifier_.is_device_done();
   if (!is_done) return fail(is_done.error());
   if (!*is_done) return false;
-  const Result<std::vector<std::uint64_t>> found = hashes_->take();
-  if (!found) return fail(found.error());
-  for (std::size_t copy = 0; copy < found->size(); ++copy) {
-    if ((*found)[copy] != accepted_.checksums[copy]) corrupt_.push_back(static_cast<std::uint32_t>(copy));
-  }
-  hashes_.reset();
-  return is_device_checked_ = true;
+  if (Result<void> ok = verifier_.compare_device(); !ok) return fail(ok.error());
+  return is_verified_on_device_ = true;
 }
 
 void UcxTransfer::post_flush() {
   phase_ = Phase::kFlushing;
-  // A finished get has its bytes here; a finished put has only left. The flush ends when all puts are visible there.
+  // A finished get has its bytes here, a finished put may still be on its way: the flush ends when all have arrived.
   if (mode_ == Mode::kPacked || is_pull() || accepted_.copies.empty()) return;
   ucp_request_param_t param = request_param();
   param.op_attr_mask &= ~static_cast<std::uint32_t>(UCP_OP_ATTR_FIELD_MEMH);
   account(ucp_ep_flush_nbx(peer_.ep(), &param));
 }
 
-void UcxTransfer::post_notification(UcpWorker& worker, const std::string& own_address) {
+void UcxTransfer::post_notification(UcpWorker& worker, const std::string& from) {
   phase_ = Phase::kDone;
-  std::string message = encode(NotificationMessage{own_address, accepted_.notification});
+  std::string message = encode(NotificationMessage{from, accepted_.notification});
   if (const ucs_status_t status = worker.send(peer_.ep(), kNotificationAm, std::move(message), false); status != UCS_OK)
     peer_.fail(describe_status("the connection refused a message", status));
 }
@@ -312,7 +278,7 @@ void UcxTransfer::retire(ucs_status_t status) {
   --num_posted_;
   --peer_.num_posted;
   has_retired_ = true;
-  // UCX fails operations before it calls the endpoint's error handler, and none of them fails on a sound connection.
+  // On a sound connection no operation fails. UCX fails them before it calls the endpoint's error handler.
   if (status != UCS_OK) peer_.fail(describe_status("the connection failed an operation", status));
 }
 

@@ -7,6 +7,7 @@
 #include "launch/bench/harness/byte_size.h"
 #include "launch/bench/harness/flags.h"
 #include "launch/bench/transfer/model_shape.h"
+#include "transport/make_transport.h"
 
 namespace kvferry::bench {
 namespace {
@@ -19,7 +20,6 @@ constexpr std::uint64_t kRepeatMax = 1000;
 constexpr std::uint64_t kTokensMax = 16 << 20;
 constexpr std::uint64_t kRanksMax = 1024;
 
-constexpr std::string_view kPaths[] = {"auto", "shm", "cma", "ucx", "tcp"};
 constexpr std::string_view kMemories[] = {"kvferry", "foreign"};
 constexpr std::string_view kOps[] = {"push", "pull"};
 constexpr std::string_view kPeers[] = {"nixl", "mooncake", "ucx"};
@@ -89,7 +89,7 @@ Result<TransferOptions> parse_options(const TransferFlags& flags) {
   options.pin = flags.pin;
   options.json_file = flags.json_file;
   options.plot_file = flags.plot_file;
-  options.paths = reader.words("--path", flags.path, kPaths);
+  options.paths = reader.words("--path", flags.path, path_names(false));
   for (const std::string& word : reader.words("--memory", flags.memory, kMemories))
     options.memories.push_back(word == "kvferry" ? MemoryKind::kKvferry : MemoryKind::kForeign);
   for (const std::string& word : reader.words("--op", flags.op, kOps)) options.pushes.push_back(word == "push");

@@ -43,6 +43,9 @@ class StillTransport final : public Transport {
   std::vector<Completion> poll() override { return {}; }
   std::vector<Notification> poll_notifications() override { return {}; }
   int event_fd() const override { return -1; }
+  bool wait(TimeNs) override { return false; }
+  void set_wait_interrupt_fd(int) override {}
+  void set_source_address(const std::string&) override {}
   void shutdown() override {}
 
  private:

@@ -1,4 +1,4 @@
-// Regions and grants of a planner: each is one of every backend that can carry it. Private to this folder.
+// Regions and grants of a planner: each stands for one in every backend that reaches it. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,15 @@
 namespace kvferry::planner {
 
 /// Threads: any.
-class RegionBook {
+class PlannedRegions {
  public:
-  /// The backends outlive the book.
-  explicit RegionBook(const std::vector<Backend>& backends) : backends_(backends) {}
+  /// The backends outlive it.
+  explicit PlannedRegions(const Backends& backends) : backends_(backends) {}
 
-  /// With all backends, or none. GPU memory: with those that reach it, kUnavailable with their reasons if none does.
+  /// Registers host memory with all backends that move it, or none; GPU memory with those that reach it. kUnavailable:
+  /// no backend reaches it, with their reasons.
   Result<RegionId> register_region(const MemoryRegion& memory);
-  /// kFull may leave it half unregistered: nobody can use it any more, and what worked is not tried again.
+  /// After kFull the region can't be used any more, and the next call goes on where this one stopped.
   Result<void> unregister_region(RegionId id);
   Result<RegionParts> parts_of(RegionId id) const;
 
@@ -31,7 +32,7 @@ class RegionBook {
 
   struct Found {
     MemoryClass kind = MemoryClass::kOther;
-    std::vector<std::optional<RegionId>> ids;  // one a backend; none: it can't reach it, or it is unregistered there
+    std::vector<std::optional<RegionId>> ids;  // [backend]; none: not registered there
   };
   std::optional<Found> find(RegionId id) const;
 
@@ -39,16 +40,19 @@ class RegionBook {
   struct Grant {
     RegionId region;
     MemoryClass kind = MemoryClass::kOther;
-    std::vector<std::optional<GrantId>> ids;
-    bool is_revoked = false;  // in part, so far
+    std::vector<std::optional<GrantId>> ids;  // [backend]
+    bool is_revoked = false;                  // in some of the backends
   };
   struct Region : Found {
-    bool is_unregistered = false;  // in part, so far
+    bool is_unregistered = false;  // in some of the backends
   };
 
   Result<void> unregister(Region& region) const;
+  /// Appends one part for each backend that has the id.
+  template <class Id, class Export>
+  Result<RegionParts> parts_of(MemoryClass kind, const std::vector<std::optional<Id>>& ids, Export exported) const;
 
-  const std::vector<Backend>& backends_;
+  const Backends& backends_;
   mutable std::mutex mutex_;
   std::map<RegionId, Region> regions_;
   std::map<GrantId, Grant> grants_;
@@ -56,7 +60,7 @@ class RegionBook {
   std::uint32_t num_grants_made_ = 0;
 };
 
-/// The error for an id that nobody knows.
+/// The error for an unknown id.
 template <class Id>
 Error unknown(std::string_view what, Id id) {
   return Error{ErrorCode::kInvalidArgument, fmt::format("{} {} is not known", what, id)};

@@ -1,17 +1,17 @@
-// The progress engine's active messages.
+// The UCX backend's active messages.
 #include <optional>
 #include <utility>
 
 #include "transport/base/log.h"
-#include "transport/ucx/progress_engine.h"
+#include "transport/ucx/ucx_backend.h"
 
 namespace kvferry::ucx {
 namespace {
 
-/// What one peer may have us keep for it until it reads: several times what an honest one asks for at a time.
+/// Answers that one peer has not read: several times what a correct peer requests at a time.
 constexpr std::uint64_t kUnsentBytesMax = 8 << 20;
 
-/// Nothing for a message that none of our own sends: it is logged and dropped.
+/// Logs and drops a message that no correct peer sends.
 template <class Message>
 std::optional<Message> checked(Result<Message> message, std::string_view what) {
   if (message) return std::move(*message);
@@ -21,13 +21,14 @@ std::optional<Message> checked(Result<Message> message, std::string_view what) {
 
 }  // namespace
 
-Result<void> ProgressEngine::set_up() {
+Result<void> UcxBackend::set_up() {
   Result<std::unique_ptr<UcpWorker>> worker = UcpWorker::create();
   if (!worker) return std::move(worker).error();
   worker_ = std::move(*worker);
   Result<std::string> worker_address = worker_->address();
   if (!worker_address) return std::move(worker_address).error();
   address_ = encode(Address{kProtocolVersion, incarnation_, std::move(*worker_address)});
+  source_address_ = address_;
   for (const AmId id : {kHelloAm, kWelcomeAm, kNotificationAm, kPingAm, kPongAm, kBlocksAm, kAnswerAm})
     handlers_.push_back({this, id});
   const ucp_am_recv_callback_t receive = [](void* arg, const void*, std::size_t, void* data, std::size_t bytes,
@@ -35,10 +36,10 @@ Result<void> ProgressEngine::set_up() {
     const auto* handler = static_cast<const Handler*>(arg);
     const bool has_reply_ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
-      log().warn("transport: dropped a message of {} bytes, which is too long", bytes);
+      log().warn("transport: dropped a message of {} bytes: too long", bytes);
     } else {
-      handler->engine->on_message(handler->id, {static_cast<const char*>(data), bytes},
-                                  has_reply_ep ? param->reply_ep : nullptr);
+      handler->backend->on_message(handler->id, {static_cast<const char*>(data), bytes},
+                                   has_reply_ep ? param->reply_ep : nullptr);
     }
     return UCS_OK;
   };
@@ -48,7 +49,7 @@ Result<void> ProgressEngine::set_up() {
   return {};
 }
 
-void ProgressEngine::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep) {
+void UcxBackend::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep) {
   switch (id) {
     case kHelloAm:
       if (auto hello = checked(decode<Hello>(bytes, "hello"), "hello"); hello && reply_ep != nullptr)
@@ -67,7 +68,7 @@ void ProgressEngine::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_
     case kPongAm:
       if (auto pong = checked(decode<Ping>(bytes, "pong"), "pong")) {
         if (const auto entry = peers_.find(PeerId{pong->token}); entry != peers_.end())
-          entry->second.peer->heard(clock_.now());
+          entry->second.peer->note_life(clock_.now());
       }
       break;
     case kBlocksAm:
@@ -79,37 +80,36 @@ void ProgressEngine::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_
   }
 }
 
-void ProgressEngine::on_hello(const Hello& hello, ucp_ep_h reply_ep) {
+void UcxBackend::on_hello(const Hello& hello, ucp_ep_h reply_ep) {
   Welcome welcome{hello.token, ""};
   if (hello.protocol_version != kProtocolVersion)
-    welcome.refusal =
-        fmt::format("it speaks transport protocol {}, this side {}", kProtocolVersion, hello.protocol_version);
+    welcome.refusal = fmt::format("its UCX protocol is {}, not {}", kProtocolVersion, hello.protocol_version);
   else if (hello.to_incarnation != incarnation_)
     welcome.refusal = "another process answers at its address";
   static_cast<void>(worker_->send(reply_ep, kWelcomeAm, encode(welcome), false));
 }
 
-void ProgressEngine::on_welcome(const Welcome& welcome) {
+void UcxBackend::on_welcome(const Welcome& welcome) {
   if (const auto entry = peers_.find(PeerId{welcome.token}); entry != peers_.end())
     entry->second.peer->on_welcome(welcome);
 }
 
-void ProgressEngine::on_notification(NotificationMessage message) {
+void UcxBackend::on_notification(NotificationMessage message) {
   if (!table_.completion_queue().notify({std::move(message.from), std::move(message.body)}))
     log().error("transport: dropped a notification because {} are unread", CompletionQueue::kNotificationsMax);
 }
 
-void ProgressEngine::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
+void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
   auto read = checked(read_packed<BlocksMessage>(packed, "message of blocks"), "message of blocks");
   if (!read) return;
   auto& [message, payload] = *read;
-  // Who asks and does not read gets no more; it has broken the limits that our own peers keep.
+  // A peer that requests and does not read is beyond the limits that a correct peer keeps: no answer.
   if (worker_->unsent_bytes(reply_ep) > kUnsentBytesMax) return;
   const auto memory = memories_.find(RegionId{message.region});
   if (memory != memories_.end() && memory->second.device != nullptr) {
-    static_cast<void>(
-        worker_->send(reply_ep, kAnswerAm,
-                      refuse(message, ErrorCode::kRefused, "the region is GPU memory: no messages for it"), false));
+    static_cast<void>(worker_->send(
+        reply_ep, kAnswerAm,
+        refuse(message, ErrorCode::kRefused, "the region is GPU memory, which no message can carry"), false));
     return;
   }
   bool is_served = false;
@@ -119,12 +119,12 @@ void ProgressEngine::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
   static_cast<void>(worker_->send(reply_ep, kAnswerAm, std::move(answer), false));
 }
 
-void ProgressEngine::on_answer(std::string_view packed) {
+void UcxBackend::on_answer(std::string_view packed) {
   auto read = checked(read_packed<BlocksAnswer>(packed, "answer"), "answer");
   if (!read) return;
-  // Nobody waits for the answers to a transfer that was cancelled.
-  if (const auto asked = asked_.take(read->first.token))
-    asked->transfer->on_answer(asked->pieces, read->first, read->second);
+  // A cancelled transfer has removed its messages: their answers are dropped.
+  if (const auto message = pending_messages_.take(read->first.token))
+    message->transfer->on_answer(message->pieces, read->first, read->second);
 }
 
 }  // namespace kvferry::ucx

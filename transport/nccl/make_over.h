@@ -1,4 +1,4 @@
-// The NCCL transport over whatever gives it communicators: NCCL, or a simulation of it.
+// The NCCL transport over any source of communicators: NCCL itself, or a simulation of it.
 #pragma once
 
 #include <memory>

@@ -1,17 +1,17 @@
-#include "transport/planner/region_book.h"
+#include "transport/planner/planned_regions.h"
 
 #include <utility>
 
 namespace kvferry::planner {
 
-Result<RegionId> RegionBook::register_region(const MemoryRegion& memory) {
+Result<RegionId> PlannedRegions::register_region(const MemoryRegion& memory) {
   Region region;
   region.kind = memory.device != nullptr ? MemoryClass::kDevice
                 : memory.fd >= 0         ? MemoryClass::kShared
                                          : MemoryClass::kOther;
   std::string problems;
   bool is_reached = false;
-  for (const Backend& backend : backends_) {
+  for (const OpenBackend& backend : backends_) {
     if (region.kind != MemoryClass::kDevice && !backend.moves_host_memory) {
       region.ids.emplace_back();
       continue;
@@ -28,15 +28,14 @@ Result<RegionId> RegionBook::register_region(const MemoryRegion& memory) {
       return id;
     }
   }
-  if (!is_reached)
-    return Error{ErrorCode::kUnavailable, fmt::format("no path moves memory of this kind: {}", problems)};
+  if (!is_reached) return Error{ErrorCode::kUnavailable, fmt::format("no path reaches this memory: {}", problems)};
   const std::lock_guard lock(mutex_);
   const RegionId id{++num_regions_made_};
   regions_.emplace(id, std::move(region));
   return id;
 }
 
-Result<void> RegionBook::unregister_region(RegionId id) {
+Result<void> PlannedRegions::unregister_region(RegionId id) {
   const std::lock_guard lock(mutex_);
   const auto region = regions_.find(id);
   if (region == regions_.end()) return unknown("region", id);
@@ -46,7 +45,7 @@ Result<void> RegionBook::unregister_region(RegionId id) {
   return {};
 }
 
-Result<void> RegionBook::unregister(Region& region) const {
+Result<void> PlannedRegions::unregister(Region& region) const {
   for (std::size_t index = 0; index < region.ids.size(); ++index) {
     if (!region.ids[index]) continue;
     if (Result<void> ok = backends_[index].transport->unregister_region(*region.ids[index]); !ok) return ok;
@@ -56,32 +55,47 @@ Result<void> RegionBook::unregister(Region& region) const {
   return {};
 }
 
-std::optional<RegionBook::Found> RegionBook::find(RegionId id) const {
+std::optional<PlannedRegions::Found> PlannedRegions::find(RegionId id) const {
   const std::lock_guard lock(mutex_);
   const auto region = regions_.find(id);
   if (region == regions_.end() || region->second.is_unregistered) return std::nullopt;
   return region->second;
 }
 
-Result<RegionParts> RegionBook::parts_of(RegionId id) const {
-  const std::optional<Found> region = find(id);
-  if (!region) return unknown("region", id);
-  RegionParts parts{static_cast<std::uint8_t>(region->kind), {}};
+template <class Id, class Export>
+Result<RegionParts> PlannedRegions::parts_of(MemoryClass kind, const std::vector<std::optional<Id>>& ids,
+                                             Export exported) const {
+  RegionParts parts{static_cast<std::uint8_t>(kind), {}};
   for (std::size_t index = 0; index < backends_.size(); ++index) {
-    if (!region->ids[index]) continue;
-    Result<std::string> exported = backends_[index].transport->export_region(*region->ids[index]);
-    if (!exported) return std::move(exported).error();
-    parts.parts.push_back({std::string(backends_[index].name), std::move(*exported)});
+    if (!ids[index]) continue;
+    Result<std::string> part = exported(*backends_[index].transport, *ids[index]);
+    if (!part) return std::move(part).error();
+    parts.parts.push_back({std::string(backends_[index].name), std::move(*part)});
   }
   return parts;
 }
 
-Result<GrantId> RegionBook::grant(RegionId id, std::uint64_t offset, std::uint64_t bytes) {
+Result<RegionParts> PlannedRegions::parts_of(RegionId id) const {
+  const std::optional<Found> region = find(id);
+  if (!region) return unknown("region", id);
+  return parts_of(region->kind, region->ids,
+                  [](const Transport& transport, RegionId inner) { return transport.export_region(inner); });
+}
+
+Result<RegionParts> PlannedRegions::parts_of(GrantId id) const {
+  const std::lock_guard lock(mutex_);
+  const auto grant = grants_.find(id);
+  if (grant == grants_.end() || grant->second.is_revoked) return unknown("grant", id);
+  return parts_of(grant->second.kind, grant->second.ids,
+                  [](const Transport& transport, GrantId inner) { return transport.export_grant(inner); });
+}
+
+Result<GrantId> PlannedRegions::grant(RegionId id, std::uint64_t offset, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto region = regions_.find(id);
   if (region == regions_.end() || region->second.is_unregistered) return unknown("region", id);
   Grant grant{id, region->second.kind, {}};
-  std::optional<Error> refusal;  // of GPU memory, of which some backends lend no parts
+  std::optional<Error> refusal;  // some backends grant no parts of GPU memory
   bool is_given = false;
   for (std::size_t index = 0; index < backends_.size(); ++index) {
     const std::optional<RegionId> inner = region->second.ids[index];
@@ -109,26 +123,12 @@ Result<GrantId> RegionBook::grant(RegionId id, std::uint64_t offset, std::uint64
   return outer;
 }
 
-Result<RegionParts> RegionBook::parts_of(GrantId id) const {
-  const std::lock_guard lock(mutex_);
-  const auto grant = grants_.find(id);
-  if (grant == grants_.end() || grant->second.is_revoked) return unknown("grant", id);
-  RegionParts parts{static_cast<std::uint8_t>(grant->second.kind), {}};
-  for (std::size_t index = 0; index < backends_.size(); ++index) {
-    if (!grant->second.ids[index]) continue;
-    Result<std::string> exported = backends_[index].transport->export_grant(*grant->second.ids[index]);
-    if (!exported) return std::move(exported).error();
-    parts.parts.push_back({std::string(backends_[index].name), std::move(*exported)});
-  }
-  return parts;
-}
-
-Result<void> RegionBook::revoke(GrantId id) {
+Result<void> PlannedRegions::revoke(GrantId id) {
   const std::lock_guard lock(mutex_);
   const auto grant = grants_.find(id);
   if (grant == grants_.end()) return unknown("grant", id);
   grant->second.is_revoked = true;
-  // All of them at once, so that nobody enters elsewhere while one is waited for.
+  // In all backends with each call, so that no peer's copy begins in one while another is busy.
   Result<void> outcome;
   for (std::size_t index = 0; index < backends_.size(); ++index) {
     std::optional<GrantId>& inner = grant->second.ids[index];

@@ -1,0 +1,99 @@
+// What a transport implementation adds to the part that all of them share (backend_transport.h).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "transport/base/wire.h"
+#include "transport/transfer_table.h"
+#include "transport/transport.h"
+
+namespace kvferry {
+
+/// One implementation: it owns the connections and the progress thread. BackendTransport checks every call against the
+/// transfer table, keeps the tasks in the order of the calls, and calls the methods below.
+class Backend {
+ public:
+  using Task = std::function<void()>;
+
+  explicit Backend(std::uint32_t transfers_max) : table_(transfers_max), incarnation_(random_number()) {}
+  virtual ~Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  TransferTable& table() { return table_; }
+  const TransferTable& table() const { return table_; }
+  std::uint64_t incarnation() const { return incarnation_; }
+
+  // ---- Any thread, also after join(). ----
+
+  virtual std::string address() const = 0;
+  virtual std::string describe() const = 0;
+  /// Returns the incarnation in a peer's address. kInvalidArgument: the address is malformed, of another protocol
+  /// version, or of a peer that this backend can't reach.
+  virtual Result<std::uint64_t> check_address(const std::string& address) = 0;
+
+  /// Runs the task soon, in the order of calls, where it may touch the progress thread's state. Never blocks.
+  virtual void post(Task task) = 0;
+  /// The same, and returns when the task has run.
+  void post_and_wait(const Task& task);
+  /// After a task that called stop(): returns when the progress thread has ended and every posted task has run.
+  virtual void join() = 0;
+
+  /// As Transport::wait(); these sleep on the descriptors.
+  virtual bool wait(TimeNs timeout_ns) { return table_.completion_queue().wait(timeout_ns, interrupt_fd_); }
+  virtual void set_wait_interrupt_fd(int fd) { interrupt_fd_ = fd; }
+
+  // ---- Any thread, one call at a time. ----
+
+  struct RegionKey {
+    std::string rkey;        // opaque, for RegionDescriptor
+    bool is_device = false;  // GPU memory
+  };
+  /// Makes memory reachable as region `id`. kUnavailable: this backend can't reach memory of this kind.
+  virtual Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) = 0;
+  /// As Transport::unregister_region(). `is_stopped`: the progress thread has ended.
+  virtual Result<void> close_region(RegionId id, bool is_stopped);
+  virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes);
+  virtual Result<void> revoke(GrantId grant) { return table_.remove_grant(grant); }
+
+  // ---- Posted tasks only. ----
+
+  /// `address` has passed check_address().
+  virtual void add_peer(PeerId peer, const std::string& address) = 0;
+  /// Ends the peer's transfers with kPeerLost, or kOk if they were faster.
+  virtual void drop_peer(PeerId peer) = 0;
+  virtual void submit(AcceptedTransfer transfer) = 0;
+  /// Does nothing if the transfer has ended.
+  virtual void feed(FedCopies more) = 0;
+  virtual void cancel(PeerId peer, TransferId id) = 0;
+  virtual void set_source_address(const std::string& address) { source_address_ = address; }
+  /// Ends all transfers with kCancelled, and the progress thread. No task follows.
+  virtual void stop() = 0;
+
+ protected:
+  static std::uint64_t random_number();
+
+  TransferTable table_;
+  const std::uint64_t incarnation_;
+  std::string source_address_;  // the `from` of this side's notifications
+
+ private:
+  std::atomic<int> interrupt_fd_{-1};
+};
+
+/// Decodes a peer's address, whose first field is its protocol version. kInvalidArgument: it is malformed or of another
+/// version than `protocol_version`.
+template <class Address>
+Result<Address> read_address(const std::string& bytes, std::uint32_t protocol_version, std::string_view protocol) {
+  Result<Address> address = decode<Address>(bytes, "peer address");
+  if (!address) return Error{ErrorCode::kInvalidArgument, std::move(address.error().what)};
+  if (address->protocol_version != protocol_version)
+    return Error{ErrorCode::kInvalidArgument, fmt::format("the peer's address is of {} protocol {}; this side has {}",
+                                                          protocol, address->protocol_version, protocol_version)};
+  return address;
+}
+
+}  // namespace kvferry

@@ -1,0 +1,122 @@
+#include "transport/backend_transport.h"
+
+#include <future>
+#include <random>
+#include <utility>
+
+#include "transport/base/check.h"
+
+namespace kvferry {
+
+std::uint64_t Backend::random_number() {
+  std::random_device random;
+  return (std::uint64_t{random()} << 32) | random();
+}
+
+void Backend::post_and_wait(const Task& task) {
+  std::promise<void> done;
+  post([&] {
+    task();
+    done.set_value();
+  });
+  done.get_future().wait();
+}
+
+Result<void> Backend::close_region(RegionId id, bool) { return table_.remove_region(id); }
+
+Result<GrantId> Backend::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
+  return table_.add_grant(region, offset, bytes, "");
+}
+
+Result<RegionId> BackendTransport::register_region(const MemoryRegion& memory) {
+  if (Result<void> ok = TransferTable::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
+  const std::lock_guard lock(memory_mutex_);
+  if (is_stopped_) return TransferTable::is_shut_down();
+  const RegionId id = table().new_region_id();
+  Result<Backend::RegionKey> key = backend_->open_region(id, memory);
+  if (!key) return std::move(key).error();
+  const RegionDescriptor descriptor{.incarnation = backend_->incarnation(),
+                                    .base = reinterpret_cast<std::uintptr_t>(memory.base),
+                                    .bytes = memory.bytes,
+                                    .rkey = std::move(key->rkey),
+                                    .region = id.value,
+                                    .is_device = key->is_device};
+  table().add_region(id, memory.base, memory.bytes, encode(descriptor));
+  return id;
+}
+
+Result<void> BackendTransport::unregister_region(RegionId region) {
+  const std::lock_guard lock(memory_mutex_);
+  return backend_->close_region(region, is_stopped_);
+}
+
+Result<GrantId> BackendTransport::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
+  const std::lock_guard lock(memory_mutex_);
+  return backend_->grant(region, offset, bytes);
+}
+
+Result<void> BackendTransport::revoke(GrantId grant) {
+  const std::lock_guard lock(memory_mutex_);
+  return backend_->revoke(grant);
+}
+
+Result<PeerId> BackendTransport::connect(const std::string& address) {
+  const std::lock_guard lock(order_mutex_);
+  if (is_stopped_) return TransferTable::is_shut_down();
+  const Result<std::uint64_t> incarnation = backend_->check_address(address);
+  if (!incarnation) return incarnation.error();
+  const TransferTable::Connected connected = table().connect(address, *incarnation);
+  if (connected.is_new) backend_->post([this, peer = connected.peer, address] { backend_->add_peer(peer, address); });
+  return connected.peer;
+}
+
+void BackendTransport::disconnect(PeerId peer) {
+  const std::lock_guard lock(order_mutex_);
+  if (!is_stopped_ && table().remove_peer(peer)) backend_->post([this, peer] { backend_->drop_peer(peer); });
+}
+
+Result<TransferId> BackendTransport::submit(PagedTransfer transfer) {
+  const std::lock_guard lock(order_mutex_);
+  if (is_stopped_) return TransferTable::is_shut_down();
+  Result<AcceptedTransfer> accepted = table().accept(std::move(transfer));
+  if (!accepted) return std::move(accepted).error();
+  const TransferId id = accepted->id;
+  backend_->post([this, one = std::move(*accepted)]() mutable { backend_->submit(std::move(one)); });
+  return id;
+}
+
+Result<void> BackendTransport::feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
+                                    bool is_last) {
+  const std::lock_guard lock(order_mutex_);
+  if (is_stopped_) return TransferTable::is_shut_down();
+  Result<FedCopies> fed = table().feed(id, ranges, std::move(checksums), is_last);
+  if (!fed) return std::move(fed).error();
+  backend_->post([this, more = std::move(*fed)]() mutable { backend_->feed(std::move(more)); });
+  return {};
+}
+
+void BackendTransport::cancel(TransferId id) {
+  const std::lock_guard lock(order_mutex_);
+  if (is_stopped_) return;
+  if (const std::optional<PeerId> peer = table().request_cancel(id))
+    backend_->post([this, peer = *peer, id] { backend_->cancel(peer, id); });
+}
+
+void BackendTransport::set_source_address(const std::string& address) {
+  const std::lock_guard lock(order_mutex_);
+  if (!is_stopped_) backend_->post([this, address] { backend_->set_source_address(address); });
+}
+
+void BackendTransport::shutdown() {
+  const std::lock_guard lock(
+      memory_mutex_);  // until the end: a second caller, too, returns only when the thread has ended
+  {
+    const std::lock_guard order(order_mutex_);
+    if (std::exchange(is_stopped_, true)) return;
+    backend_->post([this] { backend_->stop(); });
+  }
+  backend_->join();
+  KVFERRY_CHECK(table().num_open() == 0, "{} transfers were shut down without a completion", table().num_open());
+}
+
+}  // namespace kvferry

@@ -1,0 +1,321 @@
+#include "transport/gpu_ipc/gpu_ipc_backend.h"
+
+#include <poll.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/backend_transport.h"
+#include "transport/base/check.h"
+#include "transport/base/log.h"
+
+namespace kvferry::gpu_ipc {
+namespace {
+
+constexpr std::uint32_t kProtocolVersion = 1;
+constexpr TimeNs kPollNs = 50'000;  // how often a device is polled that has been busy for longer than spin_ns
+constexpr TimeNs kBacklogNs = 10 * kMillisecond;  // until the caller has perhaps read notifications
+constexpr TimeNs kIdleNs = 60 * kSecond;
+
+}  // namespace
+
+GpuIpcBackend::GpuIpcBackend(const GpuIpcOptions& options, DeviceStream stream, std::unique_ptr<Transport> control)
+    : Backend(options.transfers_max),
+      options_(options),
+      device_(*options.device),
+      stream_(stream),
+      control_(std::move(control)),
+      control_region_(control_->register_region(&control_memory_, sizeof(control_memory_)).value()),
+      address_(encode(Address{kProtocolVersion, incarnation_, control_->address(),
+                              control_->export_region(control_region_).value()})) {
+  control_->set_wait_interrupt_fd(inbox_.wake().fd());
+  control_->set_source_address(address_);
+  thread_ = std::thread(&GpuIpcBackend::run, this);
+}
+
+GpuIpcBackend::~GpuIpcBackend() {
+  join();
+  device_.drop_stream(stream_);
+}
+
+void GpuIpcBackend::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+std::string GpuIpcBackend::describe() const {
+  return fmt::format("mapped GPU memory of other processes, copied by {}; control link: {}", device_.describe(),
+                     control_->describe());
+}
+
+Result<std::uint64_t> GpuIpcBackend::check_address(const std::string& address) {
+  const Result<Address> parsed = read_address<Address>(address, kProtocolVersion, "GPU memory");
+  if (!parsed) return parsed.error();
+  const Result<PeerId> control = control_->connect(parsed->control);
+  if (!control) return control.error();  // for example: the peer is on another host
+  return parsed->incarnation;
+}
+
+Result<Backend::RegionKey> GpuIpcBackend::open_region(RegionId, const MemoryRegion& memory) {
+  if (memory.device == nullptr)
+    return Error{ErrorCode::kUnavailable, "the backend of mapped GPU memory can't reach host memory"};
+  if (memory.device != &device_)
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("{} can't reach memory of {}", device_.describe(), memory.device->describe())};
+  Result<std::string> handle = device_.export_memory({static_cast<const std::byte*>(memory.base), memory.bytes});
+  if (!handle) return std::move(handle).error().with("exporting GPU memory to other processes");
+  return RegionKey{std::move(*handle), true};
+}
+
+Result<GrantId> GpuIpcBackend::grant(RegionId region, std::uint64_t, std::uint64_t) {
+  if (Result<std::string> known = table_.exported(region); !known) return std::move(known).error();
+  return Error{
+      ErrorCode::kUnavailable,
+      fmt::format("no part of region {} can be granted: peers map its GPU memory, so that a grant could not be "
+                  "revoked",
+                  region)};
+}
+
+void GpuIpcBackend::run() {
+  ::pthread_setname_np(::pthread_self(), "kvferry-gpu-ipc");
+  TimeNs busy_at = clock_.now();
+  const auto is_notifying = [](const auto& entry) { return entry.second->notification.value != 0; };
+  const auto only_waits_for_control = [&](const auto& ones) {
+    return std::all_of(ones.begin(), ones.end(), is_notifying);
+  };
+  while (true) {
+    bool is_busy = inbox_.run();
+    is_busy |= drain_control();
+    is_busy |= advance_all();
+    // The control link's own thread would send the requests as well, but this one is awake.
+    if (std::exchange(has_control_requests_to_push_, false)) control_->wait(0);
+    if (is_stopping_ && std::all_of(std::begin(transfers_), std::end(transfers_), only_waits_for_control)) break;
+    const TimeNs now = clock_.now();
+    if (is_busy) busy_at = now;
+    if (!is_busy) sleep(now - busy_at);
+  }
+  control_->shutdown();  // completes all its transfers
+  drain_control();
+  advance_all();
+  peers_.clear();
+  control_requests_.clear();
+}
+
+void GpuIpcBackend::sleep(TimeNs idle_ns) {
+  if ((is_polling_ && idle_ns < options_.spin_ns) || !inbox_.prepare_to_sleep()) return;
+  if (!is_polling_ && !has_backlog_) {
+    control_->wait(kIdleNs);  // or until a task is posted
+    return;
+  }
+  const TimeNs wait_ns = is_polling_ ? kPollNs : kBacklogNs;
+  const timespec timeout{wait_ns / kSecond, wait_ns % kSecond};
+  pollfd fds[] = {{inbox_.wake().fd(), POLLIN, 0}, {control_->event_fd(), POLLIN, 0}};
+  ::ppoll(fds, has_backlog_ ? 1 : 2, &timeout, nullptr);
+}
+
+bool GpuIpcBackend::drain_control() {
+  const std::vector<Completion> completions = control_->poll();
+  for (const Completion& completion : completions) {
+    const auto found = control_requests_.find(completion.id);
+    KVFERRY_CHECK(found != control_requests_.end(), "the control link completed the unknown transfer {}",
+                  completion.id);
+    const ControlRequest request = std::move(found->second);
+    control_requests_.erase(found);
+    on_control_request(request, completion);
+  }
+  has_backlog_ = table_.completion_queue().is_full_of_notifications();
+  if (has_backlog_) return !completions.empty();
+  std::vector<Notification> notes = control_->poll_notifications();
+  for (Notification& note : notes) table_.completion_queue().notify(std::move(note));
+  return !completions.empty() || !notes.empty();
+}
+
+bool GpuIpcBackend::advance_all() {
+  bool is_busy = false;
+  is_polling_ = false;
+  for (auto& ones : transfers_) {
+    for (auto& [id, transfer] : ones) is_busy |= advance(*transfer);
+  }
+  for (auto& ones : transfers_) {
+    for (const TransferId id : over_) ones.erase(id);
+  }
+  over_.clear();
+  return is_busy;
+}
+
+bool GpuIpcBackend::advance(Transfer& transfer) {
+  if (transfer.notification.value != 0) return false;
+  DeviceTransfer& device = transfer.device;
+  const std::uint64_t through = device.reap(clock_.now());
+  bytes_in_flight_ -= through;
+  if (!device.has_ended() && !transfer.peer->why_lost.empty())
+    device.end(ErrorCode::kPeerLost, transfer.peer->why_lost);
+  bool is_busy = through > 0;
+  while (!device.has_ended() && transfer.peer->is_verified && device.has_more() &&
+         bytes_in_flight_ < options_.in_flight_bytes)
+    is_busy |= post_piece(transfer);
+  if (!device.is_quiet()) is_polling_ = true;
+  if (device.has_ended() && device.is_quiet()) {
+    if (device.was_given_up()) given_up_.push_back(transfer.mappings);
+    complete(device.accepted().id, device.code(), device.what(), device.corrupt_ranges());
+    return true;
+  }
+  // Also for a transfer that waits to be fed, so that the peer's death is noticed.
+  if (!transfer.peer->has_hello) send_hello(transfer.peer);
+  if (!transfer.peer->is_verified || !device.is_through()) return is_busy;
+  return notify(transfer) || is_busy;
+}
+
+bool GpuIpcBackend::post_piece(Transfer& transfer) {
+  DeviceTransfer& device = transfer.device;
+  if (transfer.mappings == nullptr) transfer.mappings = transfer.peer->mappings;
+  const Result<std::byte*> remote =
+      transfer.mappings->open(device.accepted().remote.rkey, device.accepted().remote.bytes);
+  if (!remote) {
+    device.end(ErrorCode::kInternal, "cannot open the peer's memory: " + remote.error().what);
+    return true;
+  }
+  const std::uint64_t room = options_.in_flight_bytes - bytes_in_flight_;
+  bytes_in_flight_ += device.post(*remote, std::min(room, options_.piece_bytes));
+  return true;
+}
+
+bool GpuIpcBackend::notify(Transfer& transfer) {
+  const AcceptedTransfer& accepted = transfer.device.accepted();
+  const Result<TransferId> sent = control_->submit({transfer.peer->control,
+                                                    Direction::kPush,
+                                                    control_region_,
+                                                    transfer.peer->control_region,
+                                                    {},
+                                                    accepted.notification,
+                                                    accepted.priority});
+  if (!sent && sent.error().code == ErrorCode::kFull) {
+    is_polling_ = true;
+    return false;
+  }
+  if (!sent) {
+    complete(accepted.id, ErrorCode::kPeerLost, sent.error().what);
+    return true;
+  }
+  transfer.notification = *sent;
+  transfer.mappings.reset();
+  control_requests_.emplace(*sent, ControlRequest{ControlRequest::Kind::kNotification, transfer.peer, accepted.id});
+  return has_control_requests_to_push_ = true;
+}
+
+void GpuIpcBackend::send_hello(const PeerPtr& peer) {
+  peer->has_hello = true;
+  // The hello completes when the peer has proved that it has this address, the watch when the peer is gone.
+  for (const ControlRequest::Kind kind : {ControlRequest::Kind::kHello, ControlRequest::Kind::kWatch}) {
+    PagedTransfer nothing{peer->control, Direction::kPush, control_region_, peer->control_region, {}, ""};
+    nothing.is_fed = kind == ControlRequest::Kind::kWatch;
+    const Result<TransferId> sent = control_->submit(nothing);
+    if (!sent) return lose(*peer, sent.error().what);
+    control_requests_.emplace(*sent, ControlRequest{kind, peer, TransferId{}});
+  }
+  has_control_requests_to_push_ = true;
+}
+
+void GpuIpcBackend::on_control_request(const ControlRequest& request, const Completion& completion) {
+  const bool is_ok = completion.code == ErrorCode::kOk;
+  if (!is_ok && !is_stopping_ && completion.code != ErrorCode::kCancelled) lose(*request.peer, completion.what);
+  if (request.kind == ControlRequest::Kind::kHello && is_ok) request.peer->is_verified = true;
+  if (request.kind == ControlRequest::Kind::kNotification) complete(request.transfer, completion.code, completion.what);
+}
+
+void GpuIpcBackend::lose(Peer& peer, const std::string& why) {
+  if (!peer.why_lost.empty()) return;
+  peer.why_lost = why.empty() ? "the peer is gone" : why;
+  peer.mappings.reset();
+  control_->disconnect(peer.control);
+  table_.lose_peer(peer.id);
+}
+
+void GpuIpcBackend::complete(TransferId id, ErrorCode code, std::string what,
+                             std::vector<std::uint32_t> corrupt_ranges) {
+  over_.push_back(id);
+  table_.complete(id, code, std::move(what), std::move(corrupt_ranges));
+}
+
+GpuIpcBackend::Transfer* GpuIpcBackend::find(TransferId id) {
+  for (auto& ones : transfers_) {
+    if (const auto found = ones.find(id); found != ones.end()) return found->second.get();
+  }
+  return nullptr;
+}
+
+void GpuIpcBackend::add_peer(PeerId peer, const std::string& bytes) {
+  Address address = decode<Address>(bytes, "peer address").value();
+  const Result<PeerId> control = control_->connect(address.control);
+  peers_.emplace(peer, std::make_shared<Peer>(Peer{.id = peer,
+                                                   .control = control ? *control : PeerId{},
+                                                   .control_region = std::move(address.control_region),
+                                                   .mappings = std::make_shared<Mappings>(device_),
+                                                   .has_hello = false,
+                                                   .is_verified = false,
+                                                   .why_lost = control ? "" : control.error().what}));
+}
+
+void GpuIpcBackend::drop_peer(PeerId peer) {
+  const PeerPtr dropped = std::move(peers_.extract(peer).mapped());
+  control_->disconnect(dropped->control);
+  if (dropped->why_lost.empty()) dropped->why_lost = "the peer was disconnected";
+  dropped->mappings.reset();
+}
+
+void GpuIpcBackend::submit(AcceptedTransfer accepted) {
+  const PeerPtr& peer = peers_.at(accepted.peer);
+  const TransferId id = accepted.id;
+  auto& ones = transfers_[static_cast<std::size_t>(accepted.priority)];
+  ones.emplace(id, new Transfer{DeviceTransfer(std::move(accepted), device_, stream_), peer, nullptr, {}});
+}
+
+void GpuIpcBackend::feed(FedCopies more) {
+  if (Transfer* const transfer = find(more.id)) transfer->device.feed(more);
+}
+
+void GpuIpcBackend::cancel(PeerId, TransferId id) {
+  Transfer* const transfer = find(id);
+  if (transfer == nullptr) return;
+  if (transfer->notification.value != 0) return control_->cancel(transfer->notification);
+  transfer->device.end(ErrorCode::kCancelled, "cancelled");
+}
+
+void GpuIpcBackend::stop() {
+  is_stopping_ = true;
+  for (auto& ones : transfers_) {
+    for (auto& [id, transfer] : ones) transfer->device.end(ErrorCode::kCancelled, "the transport was shut down");
+  }
+}
+
+namespace {
+
+Result<void> check_options(const GpuIpcOptions& options) {
+  const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, "bad GpuIpcOptions: " + what}; };
+  if (options.device == nullptr) return bad("a device is needed");
+  if (options.transfers_max == 0 || options.piece_bytes == 0 || options.in_flight_bytes == 0)
+    return bad("transfers_max, piece_bytes and in_flight_bytes must be at least 1");
+  if (options.spin_ns < 0 || options.silence_ns <= 0) return bad("spin_ns must be at least 0, silence_ns at least 1");
+  return {};
+}
+
+}  // namespace
+}  // namespace kvferry::gpu_ipc
+
+namespace kvferry {
+
+Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options) {
+  if (Result<void> ok = gpu_ipc::check_options(options); !ok) return std::move(ok).error();
+  ShmOptions link;
+  link.spin_ns = options.spin_ns;
+  link.silence_ns = options.silence_ns;
+  link.transfers_max = 1 << 20;  // the transport's own, and two for each peer
+  Result<std::unique_ptr<Transport>> control = make_shm_transport(link);
+  if (!control) return std::move(control).error();
+  Result<DeviceStream> stream = options.device->make_stream();
+  if (!stream) return std::move(stream).error();
+  auto backend = std::make_unique<gpu_ipc::GpuIpcBackend>(options, *stream, std::move(*control));
+  return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));
+}
+
+}  // namespace kvferry

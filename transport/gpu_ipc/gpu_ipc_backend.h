@@ -1,0 +1,118 @@
+// The backend of mapped GPU memory: its progress thread owns the stream, the peers' mappings and the control link.
+// Private to this folder.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "transport/backend.h"
+#include "transport/gpu_ipc/device_transfer.h"
+#include "transport/gpu_ipc/mappings.h"
+#include "transport/make_transport.h"
+#include "transport/task_inbox.h"
+
+namespace kvferry::gpu_ipc {
+
+/// What Transport::address() returns.
+struct Address {
+  std::uint32_t protocol_version = 0;
+  std::uint64_t incarnation = 0;
+  std::string control;         // the control link's address
+  std::string control_region;  // the region that its transfers without ranges name
+  KVFERRY_FIELDS(protocol_version, incarnation, control, control_region);
+};
+
+/// Threads: as Backend; everything private belongs to the progress thread.
+class GpuIpcBackend final : public Backend {
+ public:
+  /// Starts the progress thread. `stream` is the backend's own, which it drops. `control` carries notifications and
+  /// reports dead peers.
+  GpuIpcBackend(const GpuIpcOptions& options, DeviceStream stream, std::unique_ptr<Transport> control);
+  ~GpuIpcBackend() override;
+
+  std::string address() const override { return address_; }
+  std::string describe() const override;
+  Result<std::uint64_t> check_address(const std::string& address) override;
+  void post(Task task) override { inbox_.post(std::move(task)); }
+  void join() override;
+  Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) override;
+  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override;
+  void add_peer(PeerId peer, const std::string& address) override;
+  void drop_peer(PeerId peer) override;
+  void submit(AcceptedTransfer accepted) override;
+  void feed(FedCopies more) override;
+  void cancel(PeerId peer, TransferId id) override;
+  void set_source_address(const std::string& address) override { control_->set_source_address(address); }
+  void stop() override;
+
+ private:
+  struct Peer {
+    PeerId id;
+    PeerId control;  // the same peer on the control link
+    std::string control_region;
+    std::shared_ptr<Mappings> mappings;
+    bool has_hello = false;    // the hello was sent
+    bool is_verified = false;  // the hello has arrived: the peer is alive and has this address
+    std::string why_lost;      // empty: not lost
+  };
+  using PeerPtr = std::shared_ptr<Peer>;
+  struct Transfer {
+    DeviceTransfer device;
+    PeerPtr peer;
+    std::shared_ptr<Mappings> mappings;  // set with the first piece
+    TransferId notification;             // its transfer on the control link; 0: not sent yet
+  };
+  using TransferPtr = std::unique_ptr<Transfer>;
+  /// The purpose of a transfer on the control link.
+  struct ControlRequest {
+    enum class Kind { kHello, kWatch, kNotification } kind;
+    PeerPtr peer;
+    TransferId transfer;  // whose notification it is
+  };
+
+  void run();
+  bool drain_control();
+  void sleep(TimeNs idle_ns);
+  /// Returns whether it did something.
+  bool advance_all();
+  bool advance(Transfer& transfer);
+  bool post_piece(Transfer& transfer);
+  /// All bytes are copied: sends the notification, which also shows that the peer lives. Returns false to try again.
+  bool notify(Transfer& transfer);
+  void send_hello(const PeerPtr& peer);
+  void on_control_request(const ControlRequest& request, const Completion& completion);
+  void lose(Peer& peer, const std::string& why);
+  Transfer* find(TransferId id);
+  void complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges = {});
+
+  const GpuIpcOptions options_;
+  Device& device_;
+  const DeviceStream stream_;
+  std::uint64_t control_memory_ = 0;  // memory of control_region_, never accessed
+  const std::unique_ptr<Transport> control_;
+  const RegionId control_region_;
+  const std::string address_;
+  const SteadyClock clock_;
+
+  TaskInbox inbox_;
+
+  std::unordered_map<PeerId, PeerPtr> peers_;
+  std::map<TransferId, TransferPtr> transfers_[3];  // [priority], the oldest first
+  std::vector<TransferId> over_;                    // to be erased from transfers_
+  std::unordered_map<TransferId, ControlRequest> control_requests_;
+  std::vector<std::shared_ptr<Mappings>> given_up_;  // never closed: a device that failed may still copy there
+  std::uint64_t bytes_in_flight_ = 0;
+  bool is_polling_ = false;   // the device's progress must be polled
+  bool has_backlog_ = false;  // the completion queue has no room for notifications
+  bool has_control_requests_to_push_ = false;
+  bool is_stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace kvferry::gpu_ipc

@@ -1,0 +1,243 @@
+#include "transport/nccl/nccl_backend.h"
+
+#include <poll.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/backend_transport.h"
+#include "transport/nccl/make_over.h"
+#include "transport/nccl/nccl_library.h"
+
+namespace kvferry::nccl {
+namespace {
+
+constexpr std::size_t kInboundMax = 4096;
+// The device's progress has no descriptor to wait for: it is polled, the more rarely the longer nothing has happened.
+constexpr TimeNs kPollMinNs = 20'000;
+constexpr TimeNs kPollMaxNs = kMillisecond;
+constexpr TimeNs kPollShare = 8;
+constexpr TimeNs kFlushNs = 200 * kMillisecond;  // for sending the last messages at shutdown
+
+}  // namespace
+
+NcclBackend::NcclBackend(const NcclOptions& options, std::unique_ptr<Communicators> communicators,
+                         std::unique_ptr<ControlPlane> control)
+    : Backend(options.transfers_max),
+      options_(options),
+      communicators_(std::move(communicators)),
+      control_(std::move(control)),
+      staging_(*options.device),
+      context_{options_, *options.device, staging_, *communicators_, *control_, table_, "", clock_.now()},
+      address_(encode(Address{kProtocolVersion, incarnation_, control_->address()})) {
+  context_.source_address = address_;
+  thread_ = std::thread(&NcclBackend::run, this);
+}
+
+NcclBackend::~NcclBackend() {
+  join();
+  for (const auto& [region, memory] : pinned_) context_.device.unpin(memory);
+}
+
+void NcclBackend::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+std::string NcclBackend::describe() const {
+  return fmt::format("{} from and to {}; control link: {}", communicators_->describe(), context_.device.describe(),
+                     control_->describe());
+}
+
+Result<std::uint64_t> NcclBackend::check_address(const std::string& address) {
+  const Result<Address> parsed = read_address<Address>(address, kProtocolVersion, "NCCL");
+  if (!parsed) return parsed.error();
+  return parsed->incarnation;
+}
+
+Result<Backend::RegionKey> NcclBackend::open_region(RegionId id, const MemoryRegion& memory) {
+  Device& device = context_.device;
+  if (memory.device != nullptr && memory.device != &device)
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("{} can't reach memory of {}", device.describe(), memory.device->describe())};
+  if (memory.device == nullptr) {
+    const std::span<std::byte> host(static_cast<std::byte*>(memory.base), memory.bytes);
+    if (Result<void> ok = device.pin(host); !ok) return std::move(ok).error().with("pinning memory for NCCL");
+    pinned_.emplace(id, host);
+  }
+  return RegionKey{};
+}
+
+Result<void> NcclBackend::close_region(RegionId id, bool) {
+  if (Result<void> ok = table_.remove_region(id); !ok) return ok;
+  if (const auto pinned = pinned_.extract(id)) context_.device.unpin(pinned.mapped());
+  return {};
+}
+
+void NcclBackend::run() {
+  ::pthread_setname_np(::pthread_self(), "kvferry-nccl");
+  TimeNs busy_at = clock_.now();
+  while (true) {
+    context_.now = clock_.now();
+    bool is_busy = inbox_.run();
+    for (const ControlPlane::Incoming& incoming : control_->advance(context_.now)) {
+      dispatch(incoming);
+      is_busy = true;
+    }
+    advance_links();
+    if (is_stopping_ && is_quiet(context_.now)) break;
+    if (is_busy) busy_at = context_.now;
+    const bool polls = needs_polling();
+    if (!is_busy && (!polls || context_.now - busy_at >= options_.spin_ns)) sleep(context_.now, busy_at, polls);
+  }
+  control_->shut_down();
+}
+
+void NcclBackend::advance_links() {
+  for (const auto& [peer, link] : outbound_) link->advance();
+  for (const auto& link : dropped_) link->advance();
+  for (const auto& link : inbound_) link->advance();
+  const auto is_over = [this](const auto& link) {
+    if (!link->is_quiet()) return false;
+    sessions_.erase(link->session());
+    return true;
+  };
+  std::erase_if(dropped_, [&](const auto& link) { return link->is_empty() && is_over(link); });
+  std::erase_if(inbound_, is_over);
+}
+
+bool NcclBackend::needs_polling() const {
+  const auto needs = [](const auto& link) { return link->needs_polling(); };
+  return std::any_of(outbound_.begin(), outbound_.end(), [&](const auto& entry) { return needs(entry.second); }) ||
+         std::any_of(dropped_.begin(), dropped_.end(), needs) || std::any_of(inbound_.begin(), inbound_.end(), needs);
+}
+
+bool NcclBackend::is_quiet(TimeNs now) const {
+  const bool is_over =
+      dropped_.empty() && inbound_.empty() && std::all_of(outbound_.begin(), outbound_.end(), [](const auto& entry) {
+        return entry.second->is_quiet() && entry.second->is_empty();
+      });
+  return is_over && (control_->is_flushed() || now >= stop_until_);
+}
+
+void NcclBackend::sleep(TimeNs now, TimeNs busy_at, bool polls) {
+  if (!inbox_.prepare_to_sleep()) return;
+  TimeNs deadline = is_stopping_ ? now + kMillisecond : INT64_MAX;
+  for (const auto& [peer, link] : outbound_) deadline = std::min(deadline, link->next_deadline());
+  for (const auto& link : inbound_) deadline = std::min(deadline, link->next_deadline());
+  if (polls) deadline = std::min(deadline, now + std::clamp((now - busy_at) / kPollShare, kPollMinNs, kPollMaxNs));
+  const TimeNs wait_ns = std::clamp<TimeNs>(deadline - now, 0, 60 * kSecond);
+  const timespec timeout{wait_ns / kSecond, wait_ns % kSecond};
+  pollfd fds[] = {{inbox_.wake().fd(), POLLIN, 0}, {control_->event_fd(), POLLIN, 0}};
+  ::ppoll(fds, std::size(fds), &timeout, nullptr);
+}
+
+void NcclBackend::dispatch(const ControlPlane::Incoming& incoming) {
+  const std::optional<Message> message = read_message(incoming.message);
+  if (!message) return;
+  const auto found = sessions_.find(message->session);
+  if (found == sessions_.end()) {
+    if (message->kind == Kind::kHello || message->kind == Kind::kPing) welcome(*message, incoming.from);
+    return;
+  }
+  Link& link = *found->second.link;
+  if (found->second.from != incoming.from || link.is_lost()) return;
+  if (message->kind == Kind::kBye) {
+    const Result<Bye> bye = decode<Bye>(message->body, "bye");
+    return link.lose("the peer ended the session: " + (bye ? bye->why : bye.error().what), false);
+  }
+  if (Result<void> ok = link.on_message(*message); !ok) link.lose(ok.error().what);
+}
+
+void NcclBackend::welcome(const Message& message, const std::string& from) {
+  const bool is_hello = message.kind == Kind::kHello;
+  Result<Hello> hello = decode<Hello>(message.body, "hello");
+  Result<ControlAddress> address =
+      is_hello && hello ? Result<ControlAddress>(hello->from) : decode<ControlAddress>(message.body, "control address");
+  if (!address || address->address != from) return;
+  ControlPeerPtr peer = control_->reach(*address, context_.now);
+  const auto refuse = [&](const std::string& why) {
+    control_->send(*peer, pack_message(message.session, Kind::kBye, encode(Bye{why})));
+  };
+  if (!is_hello) return refuse("the session is not known here any more");
+  if (hello->protocol_version != kProtocolVersion)
+    return refuse(fmt::format("the peer's NCCL protocol is {}, not {}", kProtocolVersion, hello->protocol_version));
+  if (is_stopping_) return refuse("the transport was shut down");
+  if (inbound_.size() >= kInboundMax) return refuse("the peer has too many sessions");
+  inbound_.push_back(std::make_unique<InboundLink>(context_, message.session, std::move(peer)));
+  sessions_[message.session] = {inbound_.back().get(), from};
+}
+
+void NcclBackend::add_peer(PeerId peer, const std::string& bytes) {
+  const Address address = decode<Address>(bytes, "peer address").value();
+  const std::uint64_t session = random_number();
+  auto link = std::make_unique<OutboundLink>(context_, peer, session, control_->reach(address.control, context_.now));
+  sessions_[session] = {link.get(), address.control.address};
+  outbound_.emplace(peer, std::move(link));
+}
+
+void NcclBackend::drop_peer(PeerId peer) {
+  auto link = std::move(outbound_.extract(peer).mapped());
+  link->end(ErrorCode::kPeerLost, "the peer was disconnected");
+  dropped_.push_back(std::move(link));
+}
+
+void NcclBackend::submit(AcceptedTransfer transfer) { outbound_.at(transfer.peer)->submit(std::move(transfer)); }
+
+void NcclBackend::feed(FedCopies more) {
+  if (const auto link = outbound_.find(more.peer); link != outbound_.end()) link->second->feed(more);
+}
+
+void NcclBackend::cancel(PeerId peer, TransferId id) {
+  if (const auto link = outbound_.find(peer); link != outbound_.end()) link->second->cancel(id);
+}
+
+void NcclBackend::stop() {
+  is_stopping_ = true;
+  stop_until_ = context_.now + kFlushNs;
+  for (const auto& [peer, link] : outbound_) link->end(ErrorCode::kCancelled, "the transport was shut down");
+  for (const auto& link : inbound_) link->lose("the transport was shut down");
+}
+
+namespace {
+
+Result<void> check_options(const NcclOptions& options) {
+  const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, "bad NcclOptions: " + what}; };
+  constexpr std::uint32_t kPiecesMax = kServedMax / 2;
+  if (options.device == nullptr) return bad("a device is needed");
+  if (options.transfers_max == 0) return bad("transfers_max must be at least 1");
+  if (options.piece_bytes == 0 || options.piece_bytes > kPieceBytesMax)
+    return bad(fmt::format("piece_bytes is {}; 1 to {} are allowed", options.piece_bytes, kPieceBytesMax));
+  if (options.pieces_per_peer_max == 0 || options.pieces_per_peer_max > kPiecesMax)
+    return bad(fmt::format("pieces_per_peer_max is {}; 1 to {} are allowed", options.pieces_per_peer_max, kPiecesMax));
+  if (options.spin_ns < 0 || options.silence_ns < kMillisecond || options.stuck_ns <= 0 || options.hung_ns <= 0)
+    return bad("spin_ns must be at least 0, silence_ns at least one millisecond, stuck_ns and hung_ns at least 1");
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> make_transport_over(std::unique_ptr<Communicators> communicators,
+                                                       const NcclOptions& options) {
+  if (Result<void> ok = check_options(options); !ok) return std::move(ok).error();
+  TcpOptions control = options.control;
+  control.silence_ns = options.silence_ns;
+  control.spin_ns = options.spin_ns;
+  Result<std::unique_ptr<ControlPlane>> plane = ControlPlane::open(control);
+  if (!plane) return std::move(plane).error();
+  auto backend = std::make_unique<NcclBackend>(options, std::move(communicators), std::move(*plane));
+  return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));
+}
+
+}  // namespace kvferry::nccl
+
+namespace kvferry {
+
+Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& options) {
+  if (Result<void> ok = nccl::check_options(options); !ok) return std::move(ok).error();
+  Result<std::unique_ptr<nccl::Communicators>> communicators = nccl::open_nccl(options.library, *options.device);
+  if (!communicators) return std::move(communicators).error();
+  return nccl::make_transport_over(std::move(*communicators), options);
+}
+
+}  // namespace kvferry

@@ -1,0 +1,78 @@
+// The NCCL backend: its progress thread owns all sessions, channels and the control link of one transport. Private to
+// this folder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "transport/backend.h"
+#include "transport/nccl/inbound_link.h"
+#include "transport/nccl/outbound_link.h"
+#include "transport/task_inbox.h"
+
+namespace kvferry::nccl {
+
+/// Threads: as Backend; everything private belongs to the progress thread.
+class NcclBackend final : public Backend {
+ public:
+  /// Starts the progress thread.
+  NcclBackend(const NcclOptions& options, std::unique_ptr<Communicators> communicators,
+              std::unique_ptr<ControlPlane> control);
+  ~NcclBackend() override;
+
+  std::string address() const override { return address_; }
+  std::string describe() const override;
+  Result<std::uint64_t> check_address(const std::string& address) override;
+  void post(Task task) override { inbox_.post(std::move(task)); }
+  void join() override;
+  Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) override;
+  Result<void> close_region(RegionId id, bool is_stopped) override;
+  void add_peer(PeerId peer, const std::string& address) override;
+  void drop_peer(PeerId peer) override;
+  void submit(AcceptedTransfer transfer) override;
+  void feed(FedCopies more) override;
+  void cancel(PeerId peer, TransferId id) override;
+  void set_source_address(const std::string& address) override { context_.source_address = address; }
+  void stop() override;
+
+ private:
+  struct Session {
+    Link* link = nullptr;
+    std::string from;  // the only sender of its messages
+  };
+
+  void run();
+  void advance_links();
+  void dispatch(const ControlPlane::Incoming& incoming);
+  void welcome(const Message& message, const std::string& from);
+  bool needs_polling() const;
+  bool is_quiet(TimeNs now) const;
+  void sleep(TimeNs now, TimeNs busy_at, bool polls);
+
+  const NcclOptions options_;
+  const std::unique_ptr<Communicators> communicators_;
+  const std::unique_ptr<ControlPlane> control_;
+  const SteadyClock clock_;
+  StagingPool staging_;
+  Context context_;
+  const std::string address_;
+  std::unordered_map<RegionId, std::span<std::byte>> pinned_;  // any thread, one call at a time
+
+  TaskInbox inbox_;
+
+  std::unordered_map<PeerId, std::unique_ptr<OutboundLink>> outbound_;
+  std::vector<std::unique_ptr<OutboundLink>> dropped_;  // disconnected, and perhaps still touching memory
+  std::vector<std::unique_ptr<InboundLink>> inbound_;
+  std::unordered_map<std::uint64_t, Session> sessions_;
+  bool is_stopping_ = false;
+  TimeNs stop_until_ = 0;
+
+  std::thread thread_;
+};
+
+}  // namespace kvferry::nccl

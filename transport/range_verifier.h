@@ -1,0 +1,80 @@
+// Checksums of a transfer's ranges: computed as the bytes come, compared with those that the submitter gave.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/base/checksum.h"
+#include "transport/base/device.h"
+#include "transport/transfer_table.h"
+
+namespace kvferry {
+
+/// The checksum of one range after the other, whose bytes come in order in pieces of any size.
+class RangeDigest {
+ public:
+  /// Returns the range's checksum if the piece `ends_range`; the next piece begins another range.
+  std::optional<std::uint64_t> add(std::span<const std::byte> bytes, bool ends_range) {
+    if (ends_range && !stream_) return chunk_checksum(bytes);
+    if (!stream_) stream_.emplace();
+    stream_->update(bytes);
+    if (!ends_range) return std::nullopt;
+    const std::uint64_t digest = stream_->digest();
+    stream_.reset();
+    return digest;
+  }
+
+ private:
+  std::optional<ChecksumStream> stream_;
+};
+
+/// Finds the corrupt ranges of one transfer. With checksums, a copy is a range.
+class RangeVerifier {
+ public:
+  /// `transfer` outlives the verifier, and may be fed.
+  explicit RangeVerifier(const AcceptedTransfer& transfer) : transfer_(transfer) {}
+  RangeVerifier(const RangeVerifier&) = delete;
+  RangeVerifier& operator=(const RangeVerifier&) = delete;
+
+  void compare(std::size_t range, std::uint64_t digest) {
+    if (digest != transfer_.checksums[range]) mark_corrupt(static_cast<std::uint32_t>(range));
+  }
+  void mark_corrupt(std::uint32_t range) { corrupt_.push_back(range); }
+  /// Hashes the range's local bytes on this processor.
+  void compare_local(std::size_t range) {
+    const CopyRange& copy = transfer_.copies[range];
+    compare(range, chunk_checksum({transfer_.local_base + copy.local_offset, copy.bytes}));
+  }
+  /// Counts bytes that arrived in any order. Returns whether they complete the range; call once for an empty one.
+  bool has_arrived(std::size_t range, std::uint64_t bytes);
+
+  bool has_corrupt() const { return !corrupt_.empty(); }
+  /// In ascending order.
+  std::vector<std::uint32_t> corrupt_ranges() const;
+  /// For the Completion.
+  std::string what() const;
+
+  /// Starts hashing all ranges' local bytes on their GPU, in the stream's order.
+  Result<void> start_on_device(Device& device, DeviceStream stream);
+  /// Returns whether a GPU may read the local bytes.
+  bool is_hashing() const { return hashes_ != nullptr; }
+  /// Returns whether the GPU has hashed all ranges.
+  Result<bool> is_device_done() const { return hashes_->is_done(); }
+  /// Waits for the GPU and compares. It is not hashing any more, also after an error.
+  Result<void> compare_device();
+  /// Drops the checksums, which the GPU may still compute.
+  void drop_device() { hashes_.reset(); }
+
+ private:
+  const AcceptedTransfer& transfer_;
+  std::vector<std::uint32_t> corrupt_;
+  std::vector<std::uint64_t> arrived_bytes_;  // [range]
+  std::unique_ptr<Device::Checksums> hashes_;
+};
+
+}  // namespace kvferry

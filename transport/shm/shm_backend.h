@@ -1,0 +1,112 @@
+// The shared memory backend: all links to other processes of this host, and what those request. Private to this folder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/backend.h"
+#include "transport/make_transport.h"
+#include "transport/progress_loop.h"
+#include "transport/shm/copy_thread_pool.h"
+#include "transport/shm/messages.h"
+#include "transport/shm/shared_page.h"
+#include "transport/shm/shm_link.h"
+#include "transport/shm/unix_socket.h"
+
+namespace kvferry::shm {
+
+/// Threads: as Backend; ProgressLoop::Owner's methods and what is private run under the loop's lock.
+class ShmBackend final : public Backend, public ProgressLoop::Owner {
+ public:
+  explicit ShmBackend(const ShmOptions& options);
+  /// Listens and starts the loop's thread.
+  Result<void> start();
+
+  // Backend
+  std::string address() const override { return encode(address_); }
+  std::string describe() const override;
+  Result<std::uint64_t> check_address(const std::string& address) override;
+  void post(Task task) override { loop_.call(std::move(task)); }
+  void join() override { loop_.stop(); }
+  bool wait(TimeNs timeout_ns) override;
+  void set_wait_interrupt_fd(int fd) override;
+  Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) override;
+  Result<void> close_region(RegionId id, bool is_stopped) override;
+  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override;
+  Result<void> revoke(GrantId grant) override;
+  void add_peer(PeerId peer, const std::string& address) override;
+  void drop_peer(PeerId peer) override { links_.erase(peer); }
+  void submit(AcceptedTransfer accepted) override;
+  void feed(FedCopies more) override;
+  void cancel(PeerId peer, TransferId id) override;
+  /// Waits for peers that are in the middle of a copy, `silence_ns` at most.
+  void stop() override;
+
+  // ProgressLoop::Owner
+  void on_ready(std::uint64_t tag, std::uint32_t events) override;
+  bool advance(TimeNs now) override;
+  TimeNs next_deadline() const override;
+  void set_spinning(bool is_spinning) override;
+
+ private:
+  /// A peer's connection to this side.
+  struct Inbound {
+    OwnedFd socket;
+    std::string from;              // the peer's source address
+    std::optional<NoteRing> ring;  // none before the peer's hello
+    TimeNs accepted_at = 0;
+  };
+  /// A region that peers can map.
+  struct SharedRegion {
+    OwnedFd fd;
+    std::uint64_t fd_offset = 0;
+    std::uint64_t bytes = 0;
+  };
+  struct Granted {
+    RegionId region;
+    std::uint32_t slot = 0;
+  };
+
+  void accept_all();
+  /// Handles what the peer has sent. Returns false if the connection is to be closed, as do the next three.
+  bool serve(Inbound& inbound);
+  bool on_packet(Inbound& inbound, const Packet& packet);
+  bool on_hello(Inbound& inbound, const Packet& packet);
+  bool deliver_notes(Inbound& inbound);
+  void on_map_request(const Inbound& inbound, const Packet& packet) const;
+  void close_inbound(std::uint32_t number);
+  void drop_pending_handshakes(TimeNs now);
+  void await_copies() const;
+
+  // Regions and grants: any thread, one call at a time (shm_backend_regions.cpp).
+  Result<std::uint32_t> reserve_slot();
+  /// No peer begins a copy there any more. Returns false while a peer is in the middle of one; ask again.
+  bool close_slot(std::uint32_t slot);
+
+  const ShmOptions options_;
+  CopyThreadPool copy_threads_;
+  const SteadyClock clock_;
+  Address address_;
+  OwnedFd listener_;
+  std::optional<ControlPage> control_;
+  std::uint64_t probe_ = 0;  // peers read it to try CMA
+  std::unordered_map<PeerId, std::unique_ptr<ShmLink>> links_;
+  std::unordered_map<std::uint32_t, Inbound> inbound_;  // key: number of the connection
+  std::uint32_t num_inbound_made_ = 0;
+  std::size_t num_pending_handshakes_ = 0;
+  bool has_backlog_ = false;  // notes wait in rings, because the completion queue is full
+  std::unordered_map<RegionId, SharedRegion> shared_regions_;
+  bool is_spinning_ = false;
+
+  std::unordered_map<GrantId, Granted> grants_;
+  std::vector<std::uint32_t> free_slots_;
+  std::uint32_t num_slots_made_ = 0;
+
+  ProgressLoop loop_;  // last: its thread uses all of the above
+};
+
+}  // namespace kvferry::shm

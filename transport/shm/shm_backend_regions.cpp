@@ -1,0 +1,116 @@
+// The shared memory backend's regions and grants: each has a slot on the control page, which peers look at before they
+// copy.
+#include <fcntl.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "transport/shm/shm_backend.h"
+
+namespace kvferry::shm {
+namespace {
+
+RegionMemoryKey key_of(const std::string& descriptor) {
+  const std::string rkey = decode<RegionDescriptor>(descriptor, "own descriptor").value().rkey;
+  return decode<RegionMemoryKey>(rkey, "own key").value();
+}
+
+Error is_busy(GrantId grant) {
+  return Error{ErrorCode::kFull, fmt::format("a peer's copy still uses grant {}; ask again", grant)};
+}
+
+}  // namespace
+
+Result<Backend::RegionKey> ShmBackend::open_region(RegionId id, const MemoryRegion& memory) {
+  if (Result<void> ok = TransferTable::check_host_region(memory, "shared memory"); !ok) return std::move(ok).error();
+  OwnedFd fd;
+  if (memory.fd >= 0) {
+    fd = OwnedFd(::fcntl(memory.fd, F_DUPFD_CLOEXEC, 0));
+    if (!fd)
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("cannot duplicate descriptor {} of the memory to register", memory.fd)};
+  }
+  const Result<std::uint32_t> slot = reserve_slot();
+  if (!slot) return slot.error();
+  const RegionMemoryKey key{bool{fd}, reinterpret_cast<std::uintptr_t>(memory.base), *slot};
+  post_and_wait([&] {
+    if (fd) shared_regions_.insert_or_assign(id, SharedRegion{std::move(fd), memory.fd_offset, memory.bytes});
+    control_->open(*slot, ControlPage::pass(id.value, 0));
+  });
+  return RegionKey{encode(key)};
+}
+
+Result<void> ShmBackend::close_region(RegionId id, bool) {
+  for (auto granted = grants_.begin(); granted != grants_.end();) {
+    const bool is_of_region = granted->second.region == id;
+    if (is_of_region && !close_slot(granted->second.slot)) return is_busy(granted->first);
+    if (is_of_region) free_slots_.push_back(granted->second.slot);
+    granted = is_of_region ? grants_.erase(granted) : std::next(granted);
+  }
+  const Result<std::string> exported = table_.exported(id);
+  if (!exported) return exported.error();
+  const std::uint32_t slot = key_of(*exported).slot;
+  if (!close_slot(slot))
+    return Error{ErrorCode::kFull, fmt::format("a peer's copy still uses region {}; try again", id)};
+  if (Result<void> ok = table_.remove_region(id); !ok) return ok;
+  free_slots_.push_back(slot);
+  post_and_wait([&] {
+    if (shared_regions_.erase(id) == 0) return;
+    for (const auto& [number, inbound] : inbound_) {
+      if (inbound.ring) send_message(inbound.socket.get(), Type::kUnmap, MapRequest{id.value});
+    }
+  });
+  return {};
+}
+
+Result<GrantId> ShmBackend::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
+  const Result<std::string> exported = table_.exported(region);
+  if (!exported) return exported.error();
+  const Result<std::uint32_t> slot = reserve_slot();
+  if (!slot) return slot.error();
+  RegionMemoryKey key = key_of(*exported);
+  key.slot = *slot;
+  Result<GrantId> id = table_.add_grant(region, offset, bytes, encode(key));
+  if (id) {
+    control_->open(*slot, ControlPage::pass(region.value, id->value));
+    grants_.emplace(*id, Granted{region, *slot});
+  } else {
+    free_slots_.push_back(*slot);
+  }
+  return id;
+}
+
+Result<void> ShmBackend::revoke(GrantId grant) {
+  const auto granted = grants_.find(grant);
+  if (granted == grants_.end()) return Error{ErrorCode::kInvalidArgument, fmt::format("grant {} is not known", grant)};
+  if (!close_slot(granted->second.slot)) return is_busy(grant);
+  free_slots_.push_back(granted->second.slot);
+  grants_.erase(granted);
+  return table_.remove_grant(grant);
+}
+
+Result<std::uint32_t> ShmBackend::reserve_slot() {
+  if (!free_slots_.empty()) {
+    const std::uint32_t slot = free_slots_.back();
+    free_slots_.pop_back();
+    return slot;
+  }
+  if (num_slots_made_ == ControlPage::kSlots)
+    return Error{ErrorCode::kFull,
+                 fmt::format("the limit of {} regions and grants is reached; revoke a grant first", num_slots_made_)};
+  return num_slots_made_++;
+}
+
+bool ShmBackend::close_slot(std::uint32_t slot) {
+  bool is_quiet = false;
+  post_and_wait([&] {
+    control_->close(slot);
+    is_quiet = std::none_of(inbound_.begin(), inbound_.end(), [slot](const auto& entry) {
+      return entry.second.ring && entry.second.ring->is_inside(slot);  // a dead peer has no Inbound
+    });
+  });
+  return is_quiet;
+}
+
+}  // namespace kvferry::shm

@@ -1,0 +1,253 @@
+#include "transport/tcp/tcp_backend.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <random>
+
+#include "transport/backend_transport.h"
+#include "transport/base/log.h"
+
+namespace kvferry::tcp {
+namespace {
+
+constexpr std::uint64_t kListenerTag = 1;  // connections count from 2
+constexpr std::size_t kConnectionsMax = 4096;
+constexpr int kAcceptsAtOnce = 32;
+
+std::string random_secret() {
+  std::random_device random;
+  std::string secret;
+  for (int word = 0; word < 4; ++word) {
+    const std::uint32_t number = random();
+    append_bytes(secret, &number, sizeof(number));
+  }
+  return secret;
+}
+
+}  // namespace
+
+TcpBackend::TcpBackend(const TcpOptions& options)
+    : Backend(options.transfers_max),
+      options_(options),
+      secret_(random_secret()),
+      acceptor_(*this, incarnation_, secret_, [this](Connection& one, const Hello& hello) { welcome(one, hello); }),
+      loop_(*this, "kvferry-tcp", options.spin_ns, 0) {}
+
+Result<void> TcpBackend::start() {
+  Result<Listening> listening = listen_on(options_.listen_host, options_.listen_port);
+  if (!listening) return std::move(listening).error();
+  listener_ = std::move(listening->socket);
+  spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  endpoints_ = std::move(listening->endpoints);
+  address_ = encode(Address{kProtocolVersion, incarnation_, secret_, endpoints_});
+  source_address_ = address_;
+  loop_.watch(listener_.get(), EPOLLIN, kListenerTag);
+  loop_.start();
+  return {};
+}
+
+std::string TcpBackend::describe() const {
+  const Endpoint& first = endpoints_.front();
+  return fmt::format("TCP sockets, up to {} to a peer on another host; listening on {} port {}", options_.connections,
+                     first.host, first.port);
+}
+
+Result<std::uint64_t> TcpBackend::check_address(const std::string& address) {
+  const Result<Address> parsed = read_address<Address>(address, kProtocolVersion, "TCP");
+  if (!parsed) return parsed.error();
+  return parsed->incarnation;
+}
+
+bool TcpBackend::wait(TimeNs timeout_ns) {
+  const std::optional<bool> driven =
+      loop_.drive(timeout_ns, [this] { return table_.completion_queue().has_something(); });
+  return driven ? *driven : Backend::wait(timeout_ns);
+}
+
+void TcpBackend::set_wait_interrupt_fd(int fd) {
+  Backend::set_wait_interrupt_fd(fd);
+  loop_.add_wakeup_fd(fd);
+}
+
+Result<Backend::RegionKey> TcpBackend::open_region(RegionId, const MemoryRegion& memory) {
+  if (Result<void> ok = TransferTable::check_host_region(memory, "TCP"); !ok) return std::move(ok).error();
+  return RegionKey{};
+}
+
+void TcpBackend::accept_all() {
+  for (int count = 0; count < kAcceptsAtOnce; ++count) {
+    OwnedFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket.get() < 0) {
+      if (errno != EMFILE && errno != ENFILE) return;
+      log().error("tcp: refused a peer's connection: no file descriptor is left");
+      spare_ = OwnedFd();
+      OwnedFd(::accept(listener_.get(), nullptr, nullptr));  // closed at once
+      spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+      continue;
+    }
+    if (connections_.size() >= kConnectionsMax) {
+      log().error("tcp: refused a peer's connection: the limit of {} is reached", kConnectionsMax);
+      continue;
+    }
+    set_connection_options(socket.get());
+    skip_congestion_control_within_host(socket.get());
+    acceptor_.accept(std::move(socket));
+  }
+}
+
+Connection& TcpBackend::adopt(OwnedFd socket, MessageHandler& handler, bool is_connecting) {
+  const std::uint64_t id = kListenerTag + ++num_connections_made_;
+  const int fd = socket.get();
+  auto& connection =
+      *connections_.emplace(id, std::make_unique<Connection>(id, std::move(socket), handler, is_connecting, now()))
+           .first->second;
+  loop_.watch(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, id);
+  return connection;
+}
+
+void TcpBackend::wake(Connection& connection) {
+  if (connection.mark_queued(true)) ready_.push_back(connection.id());
+}
+
+void TcpBackend::close(Connection& connection) {
+  if (connection.is_closed()) return;
+  loop_.unwatch(connection.fd());
+  connection.close();
+  const auto found = connections_.find(connection.id());
+  closed_connections_.push_back(std::move(found->second));
+  connections_.erase(found);
+}
+
+void TcpBackend::arm_silence_check() {
+  if (check_at_ != ProgressLoop::kNever) return;
+  check_at_ = now() + options_.silence_ns / 4;
+  is_timer_new_ = true;
+}
+
+void TcpBackend::welcome(Connection& connection, const Hello& hello) {
+  auto& link = inbound_[hello.link];
+  if (link == nullptr)
+    link = std::make_unique<InboundLink>(*this, hello.from, [this, id = hello.link] { drop_inbound(id); });
+  const bool is_added = link->add(connection);
+  connection.send({.kind = MessageKind::kWelcome}, is_added ? "" : "the link has too many connections");
+  if (is_added) return;
+  connection.flush(1);
+  close(connection);
+}
+
+void TcpBackend::drop_inbound(std::uint64_t link) {
+  const auto found = inbound_.find(link);
+  closed_links_.push_back(std::move(found->second));
+  inbound_.erase(found);
+}
+
+void TcpBackend::on_ready(std::uint64_t tag, std::uint32_t events) {
+  if (tag == kListenerTag) return accept_all();
+  const auto found = connections_.find(tag);
+  if (found == connections_.end()) return;
+  found->second->on_ready(events);
+  wake(*found->second);
+}
+
+bool TcpBackend::advance(TimeNs now) {
+  closed_connections_.clear();
+  closed_links_.clear();
+  turn_.clear();
+  std::swap(turn_, ready_);
+  for (const std::uint64_t id : turn_) {
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) continue;
+    Connection& connection = *found->second;
+    connection.mark_queued(false);
+    if (connection.advance(now)) wake(connection);
+    if (!connection.is_closed() && connection.is_in_the_middle()) arm_silence_check();
+  }
+  if (now >= check_at_) check(now);
+  is_timer_new_ = false;  // the loop asks for next_deadline() after this
+  return !ready_.empty();
+}
+
+void TcpBackend::check(TimeNs now) {
+  // Only time in which this process ran counts as a peer's silence: after a pause all connections start anew.
+  if (now - check_at_ >= options_.silence_ns / 4) {
+    for (const auto& [id, connection] : connections_) connection->reset_silence(now);
+  }
+  bool is_owed = acceptor_.check(now);
+  for (const auto& [peer, link] : outbound_) is_owed |= link->check(now);
+  std::vector<InboundLink*> inbound;
+  for (const auto& [token, link] : inbound_) inbound.push_back(link.get());
+  for (InboundLink* link : inbound) is_owed |= link->check(now);
+  check_at_ = is_owed ? now + options_.silence_ns / 4 : ProgressLoop::kNever;
+}
+
+void TcpBackend::add_peer(PeerId peer, const std::string& address) {
+  auto link =
+      std::make_unique<OutboundLink>(*this, peer, decode<Address>(address, "peer address").value(), random_number());
+  outbound_.emplace(peer, std::move(link)).first->second->start();
+}
+
+void TcpBackend::drop_peer(PeerId peer) {
+  const auto found = outbound_.find(peer);
+  found->second->end(ErrorCode::kPeerLost, "the peer was disconnected");
+  closed_links_.push_back(std::move(found->second));
+  outbound_.erase(found);
+}
+
+void TcpBackend::submit(AcceptedTransfer transfer) { outbound_.at(transfer.peer)->submit(std::move(transfer)); }
+
+void TcpBackend::feed(FedCopies more) {
+  if (const auto link = outbound_.find(more.peer); link != outbound_.end()) link->second->feed(more);
+}
+
+void TcpBackend::cancel(PeerId peer, TransferId id) {
+  if (const auto link = outbound_.find(peer); link != outbound_.end()) link->second->cancel(id);
+}
+
+void TcpBackend::stop() {
+  for (const auto& [peer, link] : outbound_) link->end(ErrorCode::kCancelled, "the transport was shut down");
+  std::vector<InboundLink*> inbound;
+  for (const auto& [token, link] : inbound_) inbound.push_back(link.get());
+  for (InboundLink* link : inbound) link->close();
+  std::vector<Connection*> rest;
+  for (const auto& [id, connection] : connections_) rest.push_back(connection.get());
+  for (Connection* connection : rest) close(*connection);
+  loop_.unwatch(listener_.get());
+  listener_ = OwnedFd();
+  ready_.clear();
+  check_at_ = ProgressLoop::kNever;
+}
+
+namespace {
+
+Result<void> check_options(const TcpOptions& options) {
+  const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, "bad TcpOptions: " + what}; };
+  if (options.transfers_max == 0) return bad("transfers_max must be at least 1");
+  for (const std::uint32_t count : {options.connections, options.local_connections}) {
+    if (count == 0 || count > InboundLink::kLanesMax)
+      return bad(fmt::format("connections is {}; 1 to {} are allowed", count, InboundLink::kLanesMax));
+  }
+  if (options.segment_bytes < 4096 || options.segment_bytes > kPayloadMax)
+    return bad(fmt::format("segment_bytes is {}; 4096 to {} are allowed", options.segment_bytes, kPayloadMax));
+  if (options.window_bytes == 0) return bad("window_bytes must be at least 1");
+  if (options.spin_ns < 0 || options.silence_ns < kMillisecond)
+    return bad("spin_ns must be at least 0 and silence_ns at least one millisecond");
+  return {};
+}
+
+}  // namespace
+}  // namespace kvferry::tcp
+
+namespace kvferry {
+
+Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options) {
+  if (Result<void> ok = tcp::check_options(options); !ok) return std::move(ok).error();
+  auto backend = std::make_unique<tcp::TcpBackend>(options);
+  if (Result<void> ok = backend->start(); !ok) return std::move(ok).error();
+  return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));
+}
+
+}  // namespace kvferry

@@ -1,0 +1,94 @@
+// The TCP backend: listens, and owns all connections and links of one transport.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/backend.h"
+#include "transport/base/clock.h"
+#include "transport/make_transport.h"
+#include "transport/progress_loop.h"
+#include "transport/tcp/acceptor.h"
+#include "transport/tcp/connection.h"
+#include "transport/tcp/inbound_link.h"
+#include "transport/tcp/outbound_link.h"
+
+namespace kvferry::tcp {
+
+/// Threads: as Backend; what it does not declare runs under the loop's lock, but for start().
+class TcpBackend final : public Backend, public ProgressLoop::Owner, public LinkHost {
+ public:
+  explicit TcpBackend(const TcpOptions& options);
+  /// Listens and starts the loop's thread. kUnavailable: the address can't be bound.
+  Result<void> start();
+
+  // Backend
+  std::string address() const override { return address_; }
+  std::string describe() const override;
+  Result<std::uint64_t> check_address(const std::string& address) override;
+  void post(Task task) override { loop_.call(std::move(task)); }
+  void join() override { loop_.stop(); }
+  bool wait(TimeNs timeout_ns) override;
+  void set_wait_interrupt_fd(int fd) override;
+  Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) override;
+  void add_peer(PeerId peer, const std::string& address) override;
+  void drop_peer(PeerId peer) override;
+  void submit(AcceptedTransfer transfer) override;
+  void feed(FedCopies more) override;
+  void cancel(PeerId peer, TransferId id) override;
+  void stop() override;
+
+  // LinkHost
+  TransferTable& transfer_table() override { return table_; }
+  const TcpOptions& options() const override { return options_; }
+  const std::string& source_address() const override { return source_address_; }
+  TimeNs now() const override { return clock_.now(); }
+  Connection& adopt(OwnedFd socket, MessageHandler& handler, bool is_connecting) override;
+  void wake(Connection& connection) override;
+  void close(Connection& connection) override;
+  void arm_silence_check() override;
+
+  // ProgressLoop::Owner
+  void on_ready(std::uint64_t tag, std::uint32_t events) override;
+  bool advance(TimeNs now) override;
+  TimeNs next_deadline() const override { return check_at_; }
+  void set_spinning(bool) override {}
+  bool needs_advance() const override { return !ready_.empty() || is_timer_new_; }
+
+ private:
+  void accept_all();
+  /// Adds an accepted connection to the link that its hello names.
+  void welcome(Connection& connection, const Hello& hello);
+  /// The link is over and has no open connection.
+  void drop_inbound(std::uint64_t link);
+  /// Ends what has been silent for too long.
+  void check(TimeNs now);
+
+  const TcpOptions options_;
+  const SteadyClock clock_;
+  const std::string secret_;
+  std::string address_;
+  std::vector<Endpoint> endpoints_;
+  OwnedFd listener_;
+  OwnedFd spare_;  // closed for a moment to refuse a connection when no file descriptor is left
+
+  std::uint64_t num_connections_made_ = 0;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
+  std::unordered_map<PeerId, std::unique_ptr<OutboundLink>> outbound_;
+  std::unordered_map<std::uint64_t, std::unique_ptr<InboundLink>> inbound_;
+  Acceptor acceptor_;
+  // Closed, but perhaps still in the middle of a call: freed by the next advance().
+  std::vector<std::unique_ptr<Connection>> closed_connections_;
+  std::vector<std::unique_ptr<MessageHandler>> closed_links_;
+
+  std::vector<std::uint64_t> ready_;  // connections that have something to do
+  std::vector<std::uint64_t> turn_;   // those of the current advance()
+  TimeNs check_at_ = ProgressLoop::kNever;
+  bool is_timer_new_ = false;  // check_at_ changed since the last advance()
+  ProgressLoop loop_;          // last: its thread uses all of the above
+};
+
+}  // namespace kvferry::tcp

@@ -1,0 +1,247 @@
+#include "transport/ucx/ucx_backend.h"
+
+#include <poll.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <utility>
+
+#include "transport/backend_transport.h"
+#include "transport/base/check.h"
+#include "transport/base/log.h"
+
+namespace kvferry::ucx {
+
+Result<void> UcxBackend::start() {
+  std::promise<Result<void>> started;
+  std::future<Result<void>> outcome = started.get_future();
+  thread_ = std::thread(&UcxBackend::thread_main, this, std::move(started));
+  return outcome.get();
+}
+
+void UcxBackend::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+std::string UcxBackend::describe() const {
+  const std::lock_guard lock(path_mutex_);
+  return fmt::format("UCX {} over {}", ucp_get_version_string(),
+                     path_.empty() ? "a transport that it chooses at the first connection" : path_);
+}
+
+Result<std::uint64_t> UcxBackend::check_address(const std::string& address) {
+  const Result<Address> parsed = read_address<Address>(address, kProtocolVersion, "UCX");
+  if (!parsed) return parsed.error();
+  return parsed->incarnation;
+}
+
+void UcxBackend::thread_main(std::promise<Result<void>> started) {
+  ::pthread_setname_np(::pthread_self(), "kvferry-ucx");
+  Result<void> ready = set_up();
+  const bool is_up = static_cast<bool>(ready);
+  started.set_value(std::move(ready));
+  if (is_up) run();
+  tear_down();
+}
+
+void UcxBackend::run() {
+  TimeNs busy_at = clock_.now();
+  const auto is_quiet = [this] {
+    return is_stopping_ && transfers_.empty() &&
+           std::all_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second.peer->is_closed(); });
+  };
+  while (true) {
+    const bool has_run_tasks = inbox_.run();
+    const bool has_progressed = worker_->progress();
+    const TimeNs now = clock_.now();
+    advance_transfers(now);
+    advance_peers(now);
+    complete_finished();
+    if (is_quiet()) return;  // before sleeping, since no event would follow
+    if (has_run_tasks || has_progressed || !may_sleep()) busy_at = now;
+    if (now - busy_at >= options_.spin_ns) wait_for_work(now);
+  }
+}
+
+void UcxBackend::tear_down() {
+  peers_.clear();
+  for (const auto& [region, memory] : memories_) worker_->unmap_memory(memory.handle);
+  for (const auto& [device, stream] : hash_streams_) device->drop_stream(stream);
+  worker_.reset();
+}
+
+UcxBackend::Transfers::iterator UcxBackend::find(TransferId id) {
+  return std::find_if(transfers_.begin(), transfers_.end(), [id](const auto& one) { return one->id() == id; });
+}
+
+void UcxBackend::submit(AcceptedTransfer accepted) {
+  UcxPeer& peer = *peers_.at(accepted.peer).peer;
+  peer.connect();
+  const LocalMemory& memory = memories_.at(accepted.local);
+  auto transfer = std::make_unique<UcxTransfer>(options_, peer, pending_messages_, std::move(accepted), memory);
+  const auto goes_after = [](Priority priority, const auto& other) { return priority < other->priority(); };
+  const auto place = std::upper_bound(transfers_.begin(), transfers_.end(), transfer->priority(), goes_after);
+  transfers_.insert(place, std::move(transfer));
+}
+
+void UcxBackend::feed(FedCopies more) {
+  if (const auto transfer = find(more.id); transfer != transfers_.end()) (*transfer)->feed(more);
+}
+
+void UcxBackend::cancel(PeerId, TransferId id) {
+  if (const auto transfer = find(id); transfer != transfers_.end()) (*transfer)->cancel(clock_.now());
+}
+
+void UcxBackend::add_peer(PeerId peer, const std::string& address) {
+  peers_[peer].peer = std::make_unique<UcxPeer>(*worker_, peer, decode<Address>(address, "peer address").value());
+}
+
+void UcxBackend::drop_peer(PeerId peer) {
+  PeerEntry& entry = peers_.at(peer);
+  entry.is_dropped = true;
+  entry.peer->drain(clock_.now() + options_.stuck_ns);
+}
+
+Result<Backend::RegionKey> UcxBackend::open_region(RegionId id, const MemoryRegion& memory) {
+  Result<std::string> rkey = std::string();
+  post_and_wait([&] { rkey = map_memory(id, memory); });
+  if (!rkey) return std::move(rkey).error();
+  return RegionKey{std::move(*rkey), memory.device != nullptr};
+}
+
+Result<std::string> UcxBackend::map_memory(RegionId id, const MemoryRegion& memory) {
+  const bool is_host = memory.device == nullptr || memory.device->is_host();
+  const ucs_memory_type_t type = is_host ? UCS_MEMORY_TYPE_HOST : UCS_MEMORY_TYPE_CUDA;
+  Result<UcpWorker::Memory> mapped = worker_->map_memory(memory.base, memory.bytes, type);
+  if (!mapped) return std::move(mapped).error();
+  LocalMemory local{mapped->handle, type, memory.device, nullptr};
+  if (memory.device != nullptr) {
+    auto stream = hash_streams_.find(memory.device);
+    if (stream == hash_streams_.end()) {
+      Result<DeviceStream> made = memory.device->make_stream();
+      if (!made) {
+        worker_->unmap_memory(mapped->handle);
+        return std::move(made).error();
+      }
+      stream = hash_streams_.emplace(memory.device, *made).first;
+    }
+    local.stream = stream->second;
+  }
+  memories_.emplace(id, local);
+  return std::move(mapped->rkey);
+}
+
+Result<void> UcxBackend::close_region(RegionId id, bool is_stopped) {
+  if (Result<void> ok = table_.remove_region(id); !ok || is_stopped) return ok;  // a stopped thread has unmapped all
+  post_and_wait([&] { worker_->unmap_memory(memories_.extract(id).mapped().handle); });
+  return {};
+}
+
+Result<GrantId> UcxBackend::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
+  if (const Result<std::string> known = table_.exported(region);
+      known && decode<RegionDescriptor>(*known, "own descriptor").value().is_device)
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("UCX grants no part of GPU memory (region {}): it could not be revoked", region)};
+  return Backend::grant(region, offset, bytes);  // without an rkey: this side copies every byte of a grant
+}
+
+void UcxBackend::stop() {
+  const TimeNs now = clock_.now();
+  is_stopping_ = true;
+  for (const auto& transfer : transfers_) transfer->cancel(now);
+  for (auto& [id, entry] : peers_) entry.peer->drain(now + options_.stuck_ns);
+}
+
+void UcxBackend::advance_transfers(TimeNs now) {
+  for (const auto& transfer : transfers_) {
+    transfer->advance(now, *worker_, source_address_);
+    const TimeNs deadline = transfer->stuck_deadline();
+    if (deadline != 0 && now >= deadline) transfer->peer().fail("a cancelled transfer made no progress");
+  }
+}
+
+void UcxBackend::advance_peers(TimeNs now) {
+  for (auto it = peers_.begin(); it != peers_.end();) {
+    auto& [id, entry] = *it;
+    entry.peer->watch(now, options_.silence_ns);
+    entry.peer->advance_close(now);
+    if (entry.peer->is_ready() && !std::exchange(entry.reported_ready, true)) {
+      const std::string transports = entry.peer->transports();
+      log().info("transport: connected to peer {} over UCX {}", id, transports);
+      const std::lock_guard lock(path_mutex_);
+      path_ = transports;
+    }
+    if (entry.peer->is_failed() && !std::exchange(entry.reported_lost, true)) {
+      table_.lose_peer(id);
+      if (!entry.is_dropped && !is_stopping_) log().warn("transport: lost peer {}: {}", id, entry.peer->why());
+    }
+    const bool is_done = entry.is_dropped && entry.peer->is_closed() && entry.peer->num_transfers == 0;
+    it = is_done ? peers_.erase(it) : std::next(it);
+  }
+}
+
+void UcxBackend::complete_finished() {
+  std::erase_if(transfers_, [this](const std::unique_ptr<UcxTransfer>& transfer) {
+    if (!transfer->is_over()) return false;
+    table_.complete(transfer->id(), transfer->code(), transfer->what(), transfer->corrupt_ranges());
+    return true;
+  });
+}
+
+bool UcxBackend::may_sleep() const {
+  return std::none_of(transfers_.begin(), transfers_.end(), [](const auto& one) { return one->is_hashing(); });
+}
+
+void UcxBackend::wait_for_work(TimeNs now) {
+  if (!inbox_.prepare_to_sleep() || !worker_->arm()) return;
+  const TimeNs deadline = next_deadline(now);
+  const TimeNs wait_ms = (std::max<TimeNs>(deadline - now, 0) + kMillisecond - 1) / kMillisecond;
+  const int timeout_ms = deadline == 0 ? -1 : static_cast<int>(std::min<TimeNs>(wait_ms, 60'000));
+  pollfd fds[] = {{worker_->event_fd(), POLLIN, 0}, {inbox_.wake().fd(), POLLIN, 0}};
+  const int count = ::poll(fds, std::size(fds), timeout_ms);
+  KVFERRY_CHECK(count >= 0 || errno == EINTR, "the progress thread cannot wait: errno {}", errno);
+}
+
+TimeNs UcxBackend::next_deadline(TimeNs now) const {
+  TimeNs earliest = std::numeric_limits<TimeNs>::max();
+  for (const auto& transfer : transfers_) {
+    if (const TimeNs deadline = transfer->stuck_deadline(); deadline != 0) earliest = std::min(earliest, deadline);
+  }
+  for (const auto& [id, entry] : peers_) {
+    if (const TimeNs deadline = entry.peer->watch_deadline(options_.silence_ns); deadline != 0)
+      earliest = std::min(earliest, deadline);
+    if (entry.peer->is_draining() && !entry.peer->is_failed())
+      earliest = std::min(earliest, entry.peer->drain_deadline());
+    // UCX closes endpoints within ucp_worker_progress(), and no event says when to call it.
+    if (entry.peer->is_failed() && !entry.peer->is_closed()) earliest = std::min(earliest, now + kMillisecond);
+  }
+  return earliest == std::numeric_limits<TimeNs>::max() ? 0 : earliest;
+}
+
+namespace {
+
+Result<void> check_options(const UcxOptions& options) {
+  if (options.transfers_max == 0 || options.operations_per_transfer_max == 0 || options.operations_per_peer_max == 0 ||
+      options.operation_bytes_max == 0)
+    return Error{ErrorCode::kInvalidArgument, "bad UcxOptions: every ..._max must be at least 1"};
+  if (options.spin_ns < 0 || options.stuck_ns <= 0 || options.silence_ns <= 0)
+    return Error{ErrorCode::kInvalidArgument,
+                 "bad UcxOptions: spin_ns must be at least 0, stuck_ns and silence_ns at least 1"};
+  return {};
+}
+
+}  // namespace
+}  // namespace kvferry::ucx
+
+namespace kvferry {
+
+Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options) {
+  if (Result<void> ok = ucx::check_options(options); !ok) return std::move(ok).error();
+  auto backend = std::make_unique<ucx::UcxBackend>(options);
+  if (Result<void> ok = backend->start(); !ok) return std::move(ok).error();
+  return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));
+}
+
+}  // namespace kvferry

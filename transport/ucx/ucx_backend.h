@@ -1,0 +1,104 @@
+// The UCX backend: its progress thread owns every UCX object of one transport. Private to this folder.
+#pragma once
+
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/backend.h"
+#include "transport/make_transport.h"
+#include "transport/task_inbox.h"
+#include "transport/ucx/packed.h"
+#include "transport/ucx/ucp_worker.h"
+#include "transport/ucx/ucx_peer.h"
+#include "transport/ucx/ucx_transfer.h"
+
+namespace kvferry::ucx {
+
+/// Promise: each submitted transfer reaches TransferTable::complete() exactly once, also when its peer dies or the
+/// backend stops, and by then UCX touches its memory no more.
+/// Threads: as Backend; everything private belongs to the progress thread.
+class UcxBackend final : public Backend {
+ public:
+  explicit UcxBackend(const UcxOptions& options) : Backend(options.transfers_max), options_(options) {}
+  ~UcxBackend() override { join(); }
+  /// Starts the thread; returns when its worker is up, or why it is not.
+  Result<void> start();
+
+  std::string address() const override { return address_; }
+  std::string describe() const override;
+  Result<std::uint64_t> check_address(const std::string& address) override;
+  void post(Task task) override { inbox_.post(std::move(task)); }
+  void join() override;
+  Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) override;
+  Result<void> close_region(RegionId id, bool is_stopped) override;
+  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override;
+  void add_peer(PeerId peer, const std::string& address) override;
+  void drop_peer(PeerId peer) override;
+  void submit(AcceptedTransfer transfer) override;
+  void feed(FedCopies more) override;
+  void cancel(PeerId peer, TransferId id) override;
+  void stop() override;
+
+ private:
+  struct PeerEntry {
+    std::unique_ptr<UcxPeer> peer;
+    bool reported_ready = false;
+    bool reported_lost = false;
+    bool is_dropped = false;  // erased when it is closed
+  };
+  using Transfers = std::vector<std::unique_ptr<UcxTransfer>>;
+
+  void thread_main(std::promise<Result<void>> started);
+  Result<void> set_up();
+  void run();
+  void tear_down();
+
+  Result<std::string> map_memory(RegionId id, const MemoryRegion& memory);
+  Transfers::iterator find(TransferId id);
+  void advance_transfers(TimeNs now);
+  void advance_peers(TimeNs now);
+  void complete_finished();
+  /// Returns false while a transfer waits for its GPU, which has no event to sleep on.
+  bool may_sleep() const;
+  void wait_for_work(TimeNs now);
+  TimeNs next_deadline(TimeNs now) const;
+
+  /// `reply_ep`: the sender's endpoint, or null.
+  void on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep);
+  void on_hello(const Hello& hello, ucp_ep_h reply_ep);
+  void on_welcome(const Welcome& welcome);
+  void on_notification(NotificationMessage message);
+  void on_blocks(std::string_view packed, ucp_ep_h reply_ep);
+  void on_answer(std::string_view packed);
+
+  const UcxOptions options_;
+  const SteadyClock clock_;
+  TaskInbox inbox_;
+  std::string address_;  // written before start() returns
+  mutable std::mutex path_mutex_;
+  std::string path_;  // the transports that UCX has chosen; empty before the first connection
+
+  struct Handler {
+    UcxBackend* backend;
+    AmId id;
+  };
+  std::vector<Handler> handlers_;  // filled once: UCX holds their addresses
+  std::unique_ptr<UcpWorker> worker_;
+  std::unordered_map<PeerId, PeerEntry> peers_;
+  PendingMessages pending_messages_;
+  Transfers transfers_;  // most urgent first, then oldest
+  std::unordered_map<RegionId, LocalMemory> memories_;
+  std::map<Device*, DeviceStream> hash_streams_;  // for checksums of a GPU's memory
+  bool is_stopping_ = false;
+
+  std::thread thread_;
+};
+
+}  // namespace kvferry::ucx
