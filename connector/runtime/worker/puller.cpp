@@ -67,11 +67,9 @@ Result<void> Puller::plan(const PullPtr& pull, std::size_t index, Pieces& pieces
 }
 
 void Puller::submit(Piece piece) {
-  const Result<PeerId> peer = parts_.transport.connect(piece.address);
-  if (!peer) return fail(piece, peer.error().what);
-  PagedTransfer transfer{*peer, Direction::kPull, piece.region, piece.remote_region, piece.ranges, {}};
+  PagedTransfer transfer{{}, Direction::kPull, piece.region, piece.remote_region, piece.ranges, {}};
   transfer.checksums = piece.checksums;
-  const Result<TransferId> id = parts_.transport.submit(std::move(transfer));
+  const Result<TransferId> id = peers_.submit(piece.address, std::move(transfer));
   if (id) {
     running_.emplace(*id, std::move(piece));
   } else if (id.error().code == ErrorCode::kFull) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "connector/runtime/worker/transport_peers.h"
 #include "connector/runtime/worker/worker_parts.h"
 
 namespace kvferry {
@@ -16,7 +17,8 @@ namespace kvferry {
 /// Threads: the service thread.
 class Puller {
  public:
-  Puller(const WorkerParts& parts, const SendOutcome& send) : parts_(parts), send_(send) {}
+  Puller(const WorkerParts& parts, TransportPeers& peers, const SendOutcome& send)
+      : parts_(parts), peers_(peers), send_(send) {}
 
   void start(PullOrder order);
   /// Both return false if the transfer or chunk belongs to no pull.
@@ -64,6 +66,7 @@ class Puller {
   void end(Pull& pull);
 
   const WorkerParts& parts_;
+  TransportPeers& peers_;
   const SendOutcome& send_;
   std::map<TransferId, Piece> running_;
   std::vector<Piece> waiting_;  // the transport was full

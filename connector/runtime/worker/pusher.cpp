@@ -113,13 +113,7 @@ void Pusher::advance(std::uint64_t id, std::uint32_t index) {
 void Pusher::begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item) {
   const std::uint32_t num_layers = layers_ready(item);
   if (num_layers == 0) return;
-  const auto fail = [&](const Error& why) {
-    item.failed = true;
-    if (item.is_saved) end(id, index, item, false, why.what);
-  };
-  const Result<PeerId> peer = parts_.transport.connect(push.order->remote_address);
-  if (!peer) return fail(peer.error());
-  PagedTransfer transfer{*peer, Direction::kPush, parts_.pool_region, push.order->grants[index], {}, {}};
+  PagedTransfer transfer{{}, Direction::kPush, parts_.pool_region, push.order->grants[index], {}, {}};
   if (item.is_whole) {
     transfer.ranges.push_back(layers(item, 0, parts_.num_layers));
     transfer.checksums.push_back(item.checksum);
@@ -130,7 +124,7 @@ void Pusher::begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item
       transfer.checksums.push_back(item.layer_sums[layer]);
     }
   }
-  const Result<TransferId> started = parts_.transport.submit(std::move(transfer));
+  const Result<TransferId> started = peers_.submit(push.order->remote_address, std::move(transfer));
   if (started) {
     item.transfer = *started;
     item.is_fed_whole = item.is_whole;
@@ -140,7 +134,8 @@ void Pusher::begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item
   } else if (started.error().code == ErrorCode::kFull) {
     full_.insert({id, index});
   } else {
-    fail(started.error());
+    item.failed = true;
+    if (item.is_saved) end(id, index, item, false, started.error().what);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "connector/core/push/push_wire.h"
+#include "connector/runtime/worker/transport_peers.h"
 #include "connector/runtime/worker/worker_parts.h"
 
 namespace kvferry {
@@ -21,7 +22,8 @@ namespace kvferry {
 class Pusher {
  public:
   /// `wake` is called on the step thread when there is work for the service thread.
-  Pusher(const WorkerParts& parts, std::function<void()> wake) : parts_(parts), wake_(std::move(wake)) {}
+  Pusher(const WorkerParts& parts, TransportPeers& peers, std::function<void()> wake)
+      : parts_(parts), peers_(peers), wake_(std::move(wake)) {}
 
   // ---- service thread ----
   /// The slots that another node grants for a push.
@@ -73,6 +75,7 @@ class Pusher {
   void end(std::uint64_t id, std::uint32_t index, Item& item, bool ok, std::string what);
 
   const WorkerParts& parts_;
+  TransportPeers& peers_;
   std::function<void()> wake_;
   mutable std::mutex mutex_;
   std::map<std::uint64_t, Push> pushes_;

@@ -18,10 +18,11 @@ namespace kvferry {
 struct ServiceLoop::Impl {
   Impl(const WorkerParts& from, std::unique_ptr<ServerSocket> bound)
       : parts(from),
+        peers(parts.transport, parts.clock),
         socket(std::move(bound)),
         send([this](const std::string& bytes) { socket->send(scheduler, bytes); }),
-        puller(parts, send),
-        pusher(parts, [this] { loop.wake(); }),
+        puller(parts, peers, send),
+        pusher(parts, peers, [this] { loop.wake(); }),
         slots(parts, send),
         hasher(parts, send) {}
 
@@ -31,6 +32,7 @@ struct ServiceLoop::Impl {
   bool take_landed();
 
   WorkerParts parts;
+  TransportPeers peers;
   std::unique_ptr<ServerSocket> socket;
   std::string scheduler;  // sender of the last order; gets the outcomes
   SendOutcome send;
@@ -64,6 +66,7 @@ int ServiceLoop::Impl::turn(std::vector<pollfd>& fds) {
   busy |= slots.progress();
   busy |= hasher.progress();
   puller.progress();
+  peers.expire();
   if (busy) return 0;
   fds.push_back({socket->fd(), POLLIN, 0});
   fds.push_back({parts.transport.event_fd(), POLLIN, 0});
@@ -99,8 +102,10 @@ bool ServiceLoop::Impl::take_orders() {
 
 bool ServiceLoop::Impl::take_completions() {
   const std::vector<Completion> completions = parts.transport.poll();
-  for (const Completion& completion : completions)
+  for (const Completion& completion : completions) {
+    peers.completed(completion);
     if (!puller.completed(completion)) pusher.completed(completion);
+  }
   return !completions.empty();
 }
 

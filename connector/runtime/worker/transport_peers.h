@@ -1,0 +1,48 @@
+// The transport's peers of a worker: disconnects those that are lost or idle, so that ended processes leave nothing
+// behind in the transport.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "transport/base/clock.h"
+#include "transport/transport.h"
+
+namespace kvferry {
+
+/// Threads: any.
+class TransportPeers {
+ public:
+  static constexpr TimeNs kIdlePeerNs = 600 * kSecond;
+
+  TransportPeers(Transport& transport, const Clock& clock) : transport_(transport), clock_(clock) {}
+
+  /// Connects to the transport with this address, where needed, and submits the transfer; its `peer` is set here.
+  /// Errors: those of Transport::connect() and submit().
+  Result<TransferId> submit(const std::string& address, PagedTransfer transfer);
+  /// To be called with every completion of the transport.
+  void completed(const Completion& completion);
+  /// Disconnects peers without a transfer for kIdlePeerNs. Cheap enough for every turn of a loop.
+  void expire();
+  std::size_t size() const;
+
+ private:
+  struct Peer {
+    std::size_t num_running = 0;  // its transfers without a completion
+    TimeNs used_at = 0;
+    bool is_lost = false;
+  };
+  using Peers = std::map<PeerId, Peer>;
+  Peers::iterator disconnect(Peers::iterator peer);
+
+  Transport& transport_;
+  const Clock& clock_;
+  mutable std::mutex mutex_;
+  Peers peers_;
+  std::map<TransferId, PeerId> running_;
+  TimeNs expired_at_ = 0;
+};
+
+}  // namespace kvferry

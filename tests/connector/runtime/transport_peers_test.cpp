@@ -1,0 +1,84 @@
+// Peers of ended processes, and idle ones, are disconnected; peers with running transfers are not.
+#include "connector/runtime/worker/transport_peers.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "transport/loopback/loopback_fabric.h"
+
+namespace kvferry {
+namespace {
+
+class TransportPeersTest : public ::testing::Test {
+ protected:
+  TransportPeersTest() {
+    region_ = transport_->register_region(memory_.data(), memory_.size()).value();
+    start_remote();
+  }
+  void start_remote() {
+    remote_ = fabric_.make_transport();
+    remote_region_ = remote_->export_region(remote_->register_region(there_.data(), there_.size()).value()).value();
+  }
+  Result<TransferId> submit() {
+    return peers_.submit(remote_->address(), {{}, Direction::kPull, region_, remote_region_, {{0, 0, 64}}, ""});
+  }
+  ErrorCode complete_one() {
+    const std::vector<Completion> completions = transport_->poll();
+    EXPECT_EQ(completions.size(), 1U);
+    for (const Completion& one : completions) peers_.completed(one);
+    return completions.empty() ? ErrorCode::kInternal : completions[0].code;
+  }
+
+  LoopbackFabric fabric_;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(64), there_ = std::vector<std::byte>(64);
+  std::unique_ptr<Transport> transport_ = fabric_.make_transport(), remote_;
+  RegionId region_;
+  std::string remote_region_;
+  ManualClock clock_;
+  TransportPeers peers_{*transport_, clock_};
+};
+
+TEST_F(TransportPeersTest, ALostPeerIsDisconnectedWithItsLastTransfer) {
+  for (int incarnation = 0; incarnation < 3; ++incarnation) {
+    ASSERT_TRUE(submit());
+    EXPECT_EQ(complete_one(), ErrorCode::kOk);
+    EXPECT_EQ(peers_.size(), 1U);
+    fabric_.hold();
+    ASSERT_TRUE(submit());
+    ASSERT_TRUE(submit());
+    fabric_.kill(remote_->address());
+    std::vector<Completion> completions = transport_->poll();
+    ASSERT_EQ(completions.size(), 2U);
+    peers_.completed(completions[0]);
+    EXPECT_EQ(peers_.size(), 1U);
+    peers_.completed(completions[1]);
+    EXPECT_EQ(peers_.size(), 0U);
+    fabric_.release();
+    start_remote();
+  }
+  const PeerId next = transport_->connect(remote_->address()).value();
+  for (std::uint32_t old = 1; old < next.value; ++old)
+    EXPECT_EQ(transport_->submit({PeerId{old}, Direction::kPull, region_, remote_region_, {}, ""}).error().code,
+              ErrorCode::kInvalidArgument)
+        << "peer " << old << " is still known to the transport";
+}
+
+TEST_F(TransportPeersTest, AnIdlePeerIsDisconnectedAndABusyOneIsNot) {
+  ASSERT_TRUE(submit());
+  clock_.advance(TransportPeers::kIdlePeerNs);
+  peers_.expire();
+  EXPECT_EQ(peers_.size(), 1U) << "its transfer has no completion yet";
+  EXPECT_EQ(complete_one(), ErrorCode::kOk);
+  clock_.advance(TransportPeers::kIdlePeerNs - 1);
+  peers_.expire();
+  EXPECT_EQ(peers_.size(), 1U);
+  clock_.advance(TransportPeers::kIdlePeerNs / 16);
+  peers_.expire();
+  EXPECT_EQ(peers_.size(), 0U);
+  ASSERT_TRUE(submit());
+  EXPECT_EQ(complete_one(), ErrorCode::kOk);
+}
+
+}  // namespace
+}  // namespace kvferry
