@@ -16,10 +16,18 @@ REPO = Path(__file__).resolve().parents[1]
 ROOMS = ("transport", "kernels", "controller", "connector", "launch")
 SOURCES = (".h", ".hpp", ".cuh", ".cpp", ".cc", ".cu")
 
+# What the backends of the transport share.
+TRANSPORT = ("transport/base/", *(f"transport/{name}.h" for name in (
+    "backend", "backend_transport", "completion_queue", "copy_plan", "event_fd", "make_transport", "memory_access",
+    "piece_cursor", "progress_loop", "range_verifier", "region_descriptor", "shared_memory", "task_inbox",
+    "transfer_table", "transport")))
+TRANSPORT_PARTS = ("gpu_ipc", "loopback", "nccl", "planner", "shm", "tcp", "ucx")
+
 # A file lies in the first part that its path starts with; it may include project headers from that part's folders.
 MAY_INCLUDE = {
     "transport/base/": ("transport/base/",),
-    "transport/": ("transport/",),
+    **{f"transport/{part}/": (*TRANSPORT, f"transport/{part}/") for part in TRANSPORT_PARTS},
+    "transport/": TRANSPORT,
     "kernels/": ("transport/base/", "kernels/"),
     "controller/": ("transport/base/", "controller/"),
     "connector/core/": ("transport/base/", "connector/core/"),
