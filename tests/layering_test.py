@@ -85,7 +85,8 @@ WRAPPED = {
     "ZeroMQ": (re.compile(r"zmq"),
                re.compile(r"transport/base/net/|controller/(.*\.cpp|protocol/zmq_[a-z_]*\.h)$|connector/runtime/"
                           r"|launch/bench/controller/controller_echo\.cpp$")),
-    "cpp-httplib": (re.compile(r"httplib"), re.compile(r"controller/(http/.*|scale/etcd)\.cpp$")),
+    "cpp-httplib": (re.compile(r"httplib"),
+                    re.compile(r"controller/(http/(.*\.cpp|timed_server\.h)|scale/etcd(\.cpp|_gateway\.h))$")),
     "hiredis": (re.compile(r"hiredis"), re.compile(r"controller/scale/redis_stream\.cpp$")),
 }
 

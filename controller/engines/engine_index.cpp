@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kOwnKeysMax = 1 << 16;      // limit on own keys of a holder
 constexpr std::size_t kRemovalsTogetherMax = 64;  // flush() runs at this many removals
-constexpr std::size_t kTidyPerChange = 1;         // cache lines of keys_of_; enough to finish a resize in time
+constexpr std::size_t kSlotsPerChange = 8;        // slots of keys_of_ that each removal tidies
 constexpr std::size_t kLeftBehindMin = 4096;
 
 }  // namespace
@@ -76,11 +76,11 @@ bool EngineIndex::counts(HolderIndex holder, const BlocksStored& blocks) {
 }
 
 /// Returns nullptr if `hash` is unknown.
-ShortKey* EngineIndex::key_of(Holder& holder, ShortKey hash, HashMap::Cursor& cursor) {
+ShortKey* EngineIndex::key_of(Holder& holder, ShortKey hash) {
   if (!holder.own_keys.empty()) {
     if (const auto own = holder.own_keys.find(hash); own != holder.own_keys.end()) return &own->second;
   }
-  return keys_of_.find_place(hash, cursor);
+  return keys_of_.find(hash);
 }
 
 /// The key of a block of which only the engine's hash is known.
@@ -97,8 +97,7 @@ bool EngineIndex::chain(Holder& holder, const BlocksStored& blocks) {
       blocks.lora_name.empty() && !blocks.lora_id ? std::string_view(holder.lora_name) : blocks.lora_name;
   ShortKey key = 0;
   if (blocks.parent) {
-    HashMap::Cursor cursor;
-    const ShortKey* parent = key_of(holder, *blocks.parent, cursor);
+    const ShortKey* parent = key_of(holder, *blocks.parent);
     if (parent == nullptr || *parent == unplaced_key(*blocks.parent)) return false;
     key = *parent;
   } else {
@@ -129,11 +128,10 @@ void EngineIndex::move_placements(ShortKey from, ShortKey to) {
 
 /// Maps `hash` to `key`. If `hash` has another key already, a key made from tokens wins over an unplaced one; then
 /// `key` or the stored key changes.
-void EngineIndex::bind(Holder& holder, ShortKey hash, ShortKey& key, HashMap::Cursor& cursor) {
-  ShortKey* known = key_of(holder, hash, cursor);
+void EngineIndex::bind(Holder& holder, ShortKey hash, ShortKey& key) {
+  ShortKey* known = key_of(holder, hash);
   if (known == nullptr) {
-    keys_of_.insert(hash, key);
-    cursor = {};
+    if (!keys_of_.insert(hash, key)) ++counters_.hashes_ambiguous;
     return;
   }
   if (*known == key) return;
@@ -176,13 +174,11 @@ void EngineIndex::stored(HolderIndex holder, const BlocksStored& blocks) {
     counters_.blocks_unplaced += blocks.hashes.size();
     for (std::size_t i = 0; i < blocks.hashes.size(); ++i) chain_[i] = unplaced_key(blocks.hashes[i]);
   }
-  HashMap::Cursor cursor;
-  for (std::size_t i = 0; i < blocks.hashes.size(); ++i) bind(by, blocks.hashes[i], chain_[i], cursor);
+  for (std::size_t i = 0; i < blocks.hashes.size(); ++i) bind(by, blocks.hashes[i], chain_[i]);
   const std::span<const ShortKey> keys(chain_.data(), blocks.hashes.size());
   num_blocks_ += index_.add(by.node, blocks.tier, keys, room, [&](std::size_t, auto outcome) {
     if (outcome == PlacementIndex<ShortKey>::Outcome::kNoRoom) ++counters_.blocks_dropped;
   });
-  if (keys_of_.is_crowded()) tidy_hashes(blocks.hashes.size() * kTidyPerChange);
 }
 
 void EngineIndex::removed(HolderIndex holder, const BlocksRemoved& blocks) {
@@ -206,26 +202,23 @@ void EngineIndex::flush() {
   Holder& by = holders_[removed_holder_];
   chain_.resize(std::max(chain_.size(), kRemovalsTogetherMax));
   std::size_t num_known = 0;
-  HashMap::Cursor cursor;
   for (const ShortKey hash : removed_hashes_) {
-    if (const ShortKey* key = key_of(by, hash, cursor)) {
+    if (const ShortKey* key = key_of(by, hash)) {
       removed_hashes_[num_known] = hash;
       chain_[num_known++] = *key;
     }
   }
   num_blocks_ -= index_.remove(by.node, removed_tier_, std::span<const ShortKey>(chain_.data(), num_known));
-  cursor = {};
   for (std::size_t i = 0; i < num_known; ++i) {
     const bool has_holder = by.own_keys.empty() ? !index_.holders_of(chain_[i]).empty() : is_held(chain_[i]);
     if (has_holder) {
       ++num_left_behind_;  // if the other holders use another hash, only a sweep erases this one
-    } else if (by.own_keys.erase(removed_hashes_[i]) == 0 && keys_of_.find(removed_hashes_[i], cursor) != 0) {
-      keys_of_.erase(cursor);
+    } else if (by.own_keys.erase(removed_hashes_[i]) == 0) {
+      keys_of_.erase(removed_hashes_[i]);
     }
   }
-  keys_of_.finish_erasing();
   removed_hashes_.clear();
-  tidy_hashes(num_known * kTidyPerChange);
+  tidy_hashes(num_known * kSlotsPerChange);
 }
 
 bool EngineIndex::tidy(std::size_t num_lines) {
@@ -235,12 +228,11 @@ bool EngineIndex::tidy(std::size_t num_lines) {
     num_left_behind_ = 0;
     keys_of_.begin_sweep();
   }
-  return tidy_hashes(std::max<std::size_t>(1, num_lines / 64)) ||
-         index_is_busy;  // a swept entry costs a search in index_
+  return tidy_hashes(num_lines / 8) || index_is_busy;  // a swept slot costs a search in index_
 }
 
-bool EngineIndex::tidy_hashes(std::size_t num_lines) {
-  return keys_of_.tidy(num_lines, [this](ShortKey key) { return is_held(key) ? key : 0; });
+bool EngineIndex::tidy_hashes(std::size_t num_slots) {
+  return keys_of_.tidy(num_slots, [this](ShortKey key) { return is_held(key); });
 }
 
 }  // namespace kvferry::controller

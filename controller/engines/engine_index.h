@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "controller/engines/engine_events.h"
+#include "controller/index/hash_map64.h"
 #include "controller/index/placement_index.h"
 
 namespace kvferry::controller {
@@ -98,22 +99,21 @@ class EngineIndex {
     /// Hashes that stand for other tokens here than in keys_of_.
     std::unordered_map<ShortKey, ShortKey> own_keys;
   };
-  using HashMap = KeyMap<ShortKey, ShortKey>;
 
   void give_node(HolderIndex holder);
   bool counts(HolderIndex holder, const BlocksStored& blocks);
-  ShortKey* key_of(Holder& holder, ShortKey hash, HashMap::Cursor& cursor);
+  ShortKey* key_of(Holder& holder, ShortKey hash);
   bool chain(Holder& holder, const BlocksStored& blocks);
-  void bind(Holder& holder, ShortKey hash, ShortKey& key, HashMap::Cursor& cursor);
+  void bind(Holder& holder, ShortKey hash, ShortKey& key);
   void move_placements(ShortKey from, ShortKey to);
   bool is_held(ShortKey key) const;
-  bool tidy_hashes(std::size_t num_lines);
+  bool tidy_hashes(std::size_t num_slots);
   void match(std::vector<EngineMatch>& matches);
   ShortKey unplaced_key(ShortKey hash) const;
 
   EngineIndexOptions options_;
   PlacementIndex<ShortKey> index_;  // uses our keys
-  HashMap keys_of_;                 // engines' hashes to our keys; a sweep erases those of blocks without a holder
+  HashMap64 keys_of_;               // engines' hashes to our keys; a sweep erases those of blocks without a holder
   std::vector<Holder> holders_;
   std::vector<HolderIndex> free_holders_;
   std::vector<HolderIndex> holder_of_node_;

@@ -67,11 +67,10 @@ void EngineIndex::match_tokens(std::span<const std::uint32_t> tokens, const Prom
 void EngineIndex::match_hashes(std::span<const ShortKey> hashes, std::vector<EngineMatch>& matches) {
   flush();
   chain_.clear();
-  HashMap::Cursor cursor;
   for (const ShortKey hash : hashes) {
-    const ShortKey key = keys_of_.find(hash, cursor);
-    if (key == 0) break;
-    chain_.push_back(key);
+    const ShortKey* key = keys_of_.find(hash);
+    if (key == nullptr) break;
+    chain_.push_back(*key);
   }
   match(matches);
 }

@@ -8,7 +8,11 @@
 
 namespace kvferry::controller {
 
-std::size_t HolderSets::ContentHash::operator()(std::span<const Placement> members) const {
+namespace {
+
+constexpr std::size_t kSharedTableMin = 64;
+
+std::uint64_t hash(std::span<const Placement> members) {
   std::uint64_t h = members.size();
   for (const Placement placement : members) {
     h = (h ^ placement.bits) * 0x9e3779b97f4a7c15;
@@ -16,6 +20,8 @@ std::size_t HolderSets::ContentHash::operator()(std::span<const Placement> membe
   }
   return h;
 }
+
+}  // namespace
 
 bool HolderSets::repeats(const Change& last, Id& set, Placement placement) {
   if (last.to == 0 || last.from != set || last.placement != placement) return false;
@@ -56,15 +62,19 @@ bool HolderSets::remove(Id& set, Placement placement) {
 }
 
 HolderSets::Id HolderSets::make(std::span<const Placement> members) {
-  if (const auto known = shared_.find(members); known != shared_.end()) {
-    ++record_of(*known)->num_references;
-    return *known;
+  if (!shared_.empty()) {
+    for (std::size_t i = bucket_of(members); shared_[i] != 0; i = (i + 1) & (shared_.size() - 1)) {
+      const std::span<const Placement> known = this->members(shared_[i]);
+      if (!std::equal(known.begin(), known.end(), members.begin(), members.end())) continue;
+      ++record_of(shared_[i])->num_references;
+      return shared_[i];
+    }
   }
   // Sets with one member are few, and most chunks have one of these.
-  const bool is_shared = members.size() == 1 || shared_.size() < shared_max_;
+  const bool is_shared = members.size() == 1 || num_shared_ < shared_max_;
   const Id set = allocate(members, is_shared);
   if (is_shared)
-    shared_.insert(set);
+    add_to_shared(set);
   else
     ++num_single_;
   return set;
@@ -108,7 +118,7 @@ void HolderSets::release(Id set) {
   Record* record = record_of(set);
   if (--record->num_references > 0) return;
   if (record->is_shared != 0)
-    shared_.erase(set);
+    remove_from_shared(set);
   else
     --num_single_;
   SizeClass& home = classes_[set >> kIndexBits];
@@ -116,6 +126,40 @@ void HolderSets::release(Id set) {
   for (Change* last : {&last_add_, &last_remove_}) {
     if (last->from == set || last->to == set) *last = {};
   }
+}
+
+std::size_t HolderSets::bucket_of(std::span<const Placement> members) const {
+  return hash(members) & (shared_.size() - 1);
+}
+
+void HolderSets::add_to_shared(Id set) {
+  if ((num_shared_ + 1) * 2 > shared_.size()) {
+    std::vector<Id> old(std::max(kSharedTableMin, shared_.size() * 2));
+    old.swap(shared_);
+    num_shared_ = 0;
+    for (const Id moved : old) {
+      if (moved != 0) add_to_shared(moved);
+    }
+  }
+  std::size_t i = bucket_of(members(set));
+  while (shared_[i] != 0) i = (i + 1) & (shared_.size() - 1);
+  shared_[i] = set;
+  ++num_shared_;
+}
+
+/// Moves the following sets up where their buckets allow, so that no tombstone is needed.
+void HolderSets::remove_from_shared(Id set) {
+  const std::size_t mask = shared_.size() - 1;
+  std::size_t hole = bucket_of(members(set));
+  while (shared_[hole] != set) hole = (hole + 1) & mask;
+  for (std::size_t i = (hole + 1) & mask; shared_[i] != 0; i = (i + 1) & mask) {
+    const std::size_t distance = (i - bucket_of(members(shared_[i]))) & mask;
+    if (distance < ((i - hole) & mask)) continue;
+    shared_[hole] = shared_[i];
+    hole = i;
+  }
+  shared_[hole] = 0;
+  --num_shared_;
 }
 
 }  // namespace kvferry::controller

@@ -2,13 +2,11 @@
 // chunk only needs the number of its set.
 #pragma once
 
-#include <algorithm>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <unordered_set>
 #include <vector>
 
 #include "controller/api/tier.h"
@@ -35,8 +33,6 @@ class HolderSets {
   using Id = std::uint32_t;  // 0: the empty set
 
   explicit HolderSets(std::size_t shared_max) : shared_max_(shared_max) {}
-  HolderSets(const HolderSets&) = delete;
-  HolderSets& operator=(const HolderSets&) = delete;
 
   /// Changes the set of one reference; other references keep the old set. Returns false if nothing changes.
   bool add(Id& set, Placement placement);
@@ -61,7 +57,7 @@ class HolderSets {
     return {record->members, record->num_members};
   }
 
-  std::size_t num_shared() const { return shared_.size(); }
+  std::size_t num_shared() const { return num_shared_; }
   std::size_t num_single() const { return num_single_; }  // sets that are private to one reference
 
  private:
@@ -85,20 +81,6 @@ class HolderSets {
     Id from = 0, to = 0;  // to == 0: none
     Placement placement;
   };
-  struct ContentHash {
-    using is_transparent = void;
-    const HolderSets* sets;
-    std::size_t operator()(std::span<const Placement> members) const;
-    std::size_t operator()(Id set) const { return (*this)(sets->members(set)); }
-  };
-  struct SameContent {
-    using is_transparent = void;
-    const HolderSets* sets;
-    bool operator()(Id a, Id b) const { return a == b; }
-    bool operator()(std::span<const Placement> members, Id set) const {
-      return std::ranges::equal(members, sets->members(set));
-    }
-  };
   static unsigned block_log(unsigned size_class) {
     return size_class < kBlockRecordsLog ? kBlockRecordsLog - size_class : 0;
   }
@@ -115,10 +97,14 @@ class HolderSets {
   bool repeats(const Change& last, Id& set, Placement placement);
   Id allocate_again(Id set);
   Id allocate(std::span<const Placement> members, bool is_shared);
+  std::size_t bucket_of(std::span<const Placement> members) const;
+  void add_to_shared(Id set);
+  void remove_from_shared(Id set);
 
   std::size_t shared_max_;
   SizeClass classes_[kNumClasses];
-  std::unordered_set<Id, ContentHash, SameContent> shared_{0, ContentHash{this}, SameContent{this}};
+  std::vector<Id> shared_;  // open addressing by contents, at most half full: 8 bytes for each set
+  std::size_t num_shared_ = 0;
   std::size_t num_single_ = 0;
   std::vector<Placement> scratch_;
   Change last_add_, last_remove_;  // most batches repeat one change for all their keys

@@ -4,8 +4,8 @@
 
 namespace kvferry::controller {
 
-template <class Key, class Value>
-typename KeyLog<Key, Value>::Position KeyLog<Key, Value>::append(const Key& key, Value value) {
+template <class Key>
+typename KeyLog<Key>::Position KeyLog<Key>::append(const Key& key, Value value) {
   if (segments_.empty() || segments_[head_].keys == nullptr || segments_[head_].num_used == kCapacity) open_segment();
   Segment& segment = segments_[head_];
   const std::uint32_t offset = segment.num_used++;
@@ -17,8 +17,8 @@ typename KeyLog<Key, Value>::Position KeyLog<Key, Value>::append(const Key& key,
   return static_cast<Position>(head_ << kOffsetBits) + offset;
 }
 
-template <class Key, class Value>
-void KeyLog<Key, Value>::free(Position position) {
+template <class Key>
+void KeyLog<Key>::free(Position position) {
   Segment& segment = segment_of(position);
   KVFERRY_CHECK(segment.num_live > 0, "an entry is freed twice");
   segment.values[offset_of(position)] = 0;
@@ -27,8 +27,8 @@ void KeyLog<Key, Value>::free(Position position) {
   if (segment.num_live == 0 && segment.num_used == kCapacity) close_segment(segment);
 }
 
-template <class Key, class Value>
-void KeyLog<Key, Value>::open_segment() {
+template <class Key>
+void KeyLog<Key>::open_segment() {
   if (free_segments_.empty()) {
     KVFERRY_CHECK(segments_.size() < std::size_t{1} << (32 - kOffsetBits), "more keys than positions");
     segments_.emplace_back();
@@ -50,16 +50,16 @@ void KeyLog<Key, Value>::open_segment() {
   num_used_ += segment.num_used;
 }
 
-template <class Key, class Value>
-void KeyLog<Key, Value>::close_segment(Segment& segment) {
+template <class Key>
+void KeyLog<Key>::close_segment(Segment& segment) {
   num_used_ -= segment.num_used;
   free_segments_.push_back(static_cast<std::uint32_t>(&segment - segments_.data()));
   segment = Segment{};
   ++num_closed_;
 }
 
-template <class Key, class Value>
-std::size_t KeyLog<Key, Value>::sparse_segment() const {
+template <class Key>
+std::size_t KeyLog<Key>::sparse_segment() const {
   if (!is_sparse()) return num_segments();
   std::size_t best = num_segments();
   std::uint32_t fewest = kCapacity / 8 * 7;
@@ -73,7 +73,6 @@ std::size_t KeyLog<Key, Value>::sparse_segment() const {
 }
 
 template class KeyLog<ShortKey>;
-template class KeyLog<ShortKey, std::uint64_t>;
 template class KeyLog<ChunkKey>;
 
 }  // namespace kvferry::controller

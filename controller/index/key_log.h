@@ -28,10 +28,11 @@ inline bool equal_keys(const Key& a, const Key& b) {
 
 /// An entry keeps its position for life. Value 0 marks a free entry, which is reused only after its whole segment is
 /// free. A segment fills one huge page. Threads: one at a time.
-template <class Key, class Value = std::uint32_t>
+template <class Key>
 class KeyLog {
  public:
   using Position = std::uint32_t;  // 0: none
+  using Value = std::uint32_t;
 
   /// Points at the entry `position`. The entry behind it is always readable.
   struct Cursor {
@@ -136,7 +137,6 @@ class KeyLog {
 };
 
 extern template class KeyLog<ShortKey>;
-extern template class KeyLog<ShortKey, std::uint64_t>;
 extern template class KeyLog<ChunkKey>;
 
 }  // namespace kvferry::controller

@@ -23,24 +23,24 @@ unsigned matching(const T (&slots)[kSlots], T wanted) {
 
 }  // namespace
 
-template <class Key, class Value>
-KeyMap<Key, Value>::KeyMap(std::uint64_t seed) : seed_(seed), now_(make_table(kBucketsMin)) {}
+template <class Key>
+KeyMap<Key>::KeyMap(std::uint64_t seed) : seed_(seed), now_(make_table(kBucketsMin)) {}
 
-template <class Key, class Value>
-typename KeyMap<Key, Value>::Table KeyMap<Key, Value>::make_table(std::uint64_t num_buckets) {
+template <class Key>
+typename KeyMap<Key>::Table KeyMap<Key>::make_table(std::uint64_t num_buckets) {
   Table table{PageMemory((num_buckets + kBucketsPerKeyMax - 1) * sizeof(Bucket)), nullptr, num_buckets};
   table.buckets = static_cast<Bucket*>(table.memory.data());  // all zeros: every slot is free
   return table;
 }
 
-template <class Key, class Value>
-void KeyMap<Key, Value>::reserve(std::size_t num_keys) {
+template <class Key>
+void KeyMap<Key>::reserve(std::size_t num_keys) {
   KVFERRY_CHECK(num_keys_ == 0 && !is_resizing(), "reserve() on a table of {} keys", num_keys_);
   now_ = make_table(std::max<std::uint64_t>(kBucketsMin, num_keys * 7 / (4 * Bucket::kSlots)));
 }
 
-template <class Key, class Value>
-typename KeyMap<Key, Value>::Position KeyMap<Key, Value>::position_of(const Key& key) const {
+template <class Key>
+typename KeyMap<Key>::Position KeyMap<Key>::position_of(const Key& key) const {
   const std::uint64_t h = hash(key);
   const auto tag = static_cast<std::uint16_t>(h);
   const Bucket* bucket = home_of(h);
@@ -57,8 +57,8 @@ typename KeyMap<Key, Value>::Position KeyMap<Key, Value>::position_of(const Key&
 }
 
 /// Finds a key that does not lie right behind the cursor.
-template <class Key, class Value>
-Value KeyMap<Key, Value>::find_off(const Key& key, Cursor& cursor) {
+template <class Key>
+typename KeyMap<Key>::Value KeyMap<Key>::find_off(const Key& key, Cursor& cursor) {
   const Position before = cursor.position;
   Position position = log_.follower(before);
   if (position == 0 || !log_.is_at(position, key)) {
@@ -70,8 +70,8 @@ Value KeyMap<Key, Value>::find_off(const Key& key, Cursor& cursor) {
   return *cursor.value;
 }
 
-template <class Key, class Value>
-void KeyMap<Key, Value>::add_to_table(Bucket* home, std::uint64_t h, Position position) {
+template <class Key>
+void KeyMap<Key>::add_to_table(Bucket* home, std::uint64_t h, Position position) {
   for (Bucket* bucket = home; bucket != home + kBucketsPerKeyMax; ++bucket) {
     if (const unsigned matches = matching(bucket->positions, Position{0}); matches != 0) {
       const int slot = std::countr_zero(matches);
@@ -84,8 +84,8 @@ void KeyMap<Key, Value>::add_to_table(Bucket* home, std::uint64_t h, Position po
   overflow_.emplace(log_.key(position), position);
 }
 
-template <class Key, class Value>
-void KeyMap<Key, Value>::remove_from_table(Position position) {
+template <class Key>
+void KeyMap<Key>::remove_from_table(Position position) {
   const Key& key = log_.key(position);
   Bucket* home = home_of(hash(key));
   for (Bucket* bucket = home; bucket != home + kBucketsPerKeyMax; ++bucket) {
@@ -99,43 +99,43 @@ void KeyMap<Key, Value>::remove_from_table(Position position) {
   KVFERRY_CHECK(overflow_.erase(key) == 1, "a key of the log has no place in the table");
 }
 
-template <class Key, class Value>
-void KeyMap<Key, Value>::insert(const Key& key, Value value) {
+template <class Key>
+void KeyMap<Key>::insert(const Key& key, Value value) {
   const std::uint64_t h = hash(key);
   add_to_table(home_of(h), h, log_.append(key, value));
   ++num_keys_;
 }
 
-template <class Key, class Value>
-void KeyMap<Key, Value>::erase_at(Position position) {
+template <class Key>
+void KeyMap<Key>::erase_at(Position position) {
   remove_from_table(position);
   log_.free(position);
   --num_keys_;
 }
 
-template <class Key, class Value>
-void KeyMap<Key, Value>::erase(const Cursor& cursor) {
+template <class Key>
+void KeyMap<Key>::erase(const Cursor& cursor) {
   prefetch(*cursor.key);
   log_.value(cursor.position) = 0;
   erased_.push_back(cursor.position);
 }
 
-template <class Key, class Value>
-void KeyMap<Key, Value>::finish_erasing() {
+template <class Key>
+void KeyMap<Key>::finish_erasing() {
   for (const Position position : erased_) erase_at(position);
   erased_.clear();
 }
 
 /// In a fuller table keys lie too far from home; an emptier one wastes memory. A table that has just grown is 57 %
 /// full.
-template <class Key, class Value>
-bool KeyMap<Key, Value>::wants_resize() const {
+template <class Key>
+bool KeyMap<Key>::wants_resize() const {
   const std::uint64_t num_slots = now_.num_buckets * Bucket::kSlots;
   return num_keys_ * 5 > num_slots * 4 || (num_keys_ * 4 < num_slots && now_.num_buckets > kBucketsMin);
 }
 
-template <class Key, class Value>
-void KeyMap<Key, Value>::resize(std::size_t num_buckets) {
+template <class Key>
+void KeyMap<Key>::resize(std::size_t num_buckets) {
   if (!is_resizing()) {
     const bool grows = num_keys_ * 2 > now_.num_buckets * Bucket::kSlots;
     next_ = make_table(grows ? now_.num_buckets * 7 / 5
@@ -163,8 +163,8 @@ void KeyMap<Key, Value>::resize(std::size_t num_buckets) {
   if (resize_at_ == last) now_ = std::exchange(next_, Table{});
 }
 
-template <class Key, class Value>
-void KeyMap<Key, Value>::clean_at(Position position, const Clean& clean) {
+template <class Key>
+void KeyMap<Key>::clean_at(Position position, const Clean& clean) {
   const Value value = log_.value(position);
   const Value kept = clean ? clean(value) : value;
   if (kept == 0)
@@ -173,8 +173,8 @@ void KeyMap<Key, Value>::clean_at(Position position, const Clean& clean) {
     log_.value(position) = kept;
 }
 
-template <class Key, class Value>
-void KeyMap<Key, Value>::compact(std::size_t num_entries, const Clean& clean) {
+template <class Key>
+void KeyMap<Key>::compact(std::size_t num_entries, const Clean& clean) {
   if (compact_at_ == compact_end_) {
     const std::size_t segment = log_.sparse_segment();
     if (segment == log_.num_segments()) return;
@@ -198,15 +198,15 @@ void KeyMap<Key, Value>::compact(std::size_t num_entries, const Clean& clean) {
   }
 }
 
-template <class Key, class Value>
-void KeyMap<Key, Value>::begin_sweep() {
+template <class Key>
+void KeyMap<Key>::begin_sweep() {
   in_sweep_ = true;
   sweep_segment_ = 0;
   sweep_position_ = 0;
 }
 
-template <class Key, class Value>
-void KeyMap<Key, Value>::sweep(std::size_t num_entries, const Clean& clean) {
+template <class Key>
+void KeyMap<Key>::sweep(std::size_t num_entries, const Clean& clean) {
   for (; sweep_segment_ < log_.num_segments(); ++sweep_segment_) {
     sweep_position_ = std::max(sweep_position_, log_.first_position(sweep_segment_));
     for (; sweep_position_ < log_.end_position(sweep_segment_); ++sweep_position_, --num_entries) {
@@ -217,8 +217,8 @@ void KeyMap<Key, Value>::sweep(std::size_t num_entries, const Clean& clean) {
   in_sweep_ = false;
 }
 
-template <class Key, class Value>
-bool KeyMap<Key, Value>::tidy(std::size_t num_lines, const Clean& clean) {
+template <class Key>
+bool KeyMap<Key>::tidy(std::size_t num_lines, const Clean& clean) {
   const bool resizes = is_resizing() || wants_resize();
   if (resizes) resize(num_lines);
   const bool moves = !is_pinned_ && (compact_at_ != compact_end_ || log_.is_sparse());
@@ -230,7 +230,6 @@ bool KeyMap<Key, Value>::tidy(std::size_t num_lines, const Clean& clean) {
 }
 
 template class KeyMap<ShortKey>;
-template class KeyMap<ShortKey, std::uint64_t>;
 template class KeyMap<ChunkKey>;
 
 }  // namespace kvferry::controller

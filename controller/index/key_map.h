@@ -23,11 +23,11 @@ namespace kvferry::controller {
 /// Key: ShortKey or ChunkKey. Values are never 0. Threads: one at a time.
 /// Cost: insert and erase touch at most kBucketsPerKeyMax buckets, whatever the keys. tidy() resizes the table and
 /// compacts a sparse log; it may run late, because a key that finds no bucket goes to an overflow map.
-template <class Key, class ValueType = std::uint32_t>
+template <class Key>
 class KeyMap {
  public:
-  using Value = ValueType;
-  using Log = KeyLog<Key, Value>;
+  using Log = KeyLog<Key>;
+  using Value = typename Log::Value;
   using Clean = std::function<Value(Value)>;
   using Cursor = typename Log::Cursor;
 
@@ -167,7 +167,6 @@ class KeyMap {
 };
 
 extern template class KeyMap<ShortKey>;
-extern template class KeyMap<ShortKey, std::uint64_t>;
 extern template class KeyMap<ChunkKey>;
 
 }  // namespace kvferry::controller

@@ -1,113 +1,18 @@
 #include "controller/scale/etcd.h"
 
-#include <httplib.h>
-
 #include <atomic>
 #include <deque>
 #include <thread>
 
+#include "controller/scale/etcd_gateway.h"
 #include "controller/scale/etcd_json.h"
 #include "controller/scale/owner_queue.h"
 
 namespace kvferry::controller::scale {
 namespace {
 
-using Milliseconds = std::chrono::milliseconds;
-
 constexpr std::size_t kEventsMax = 1024;  // limit on events waiting for the owner
 constexpr std::int64_t kRetryMsMin = 100;
-
-/// One thread's connection to etcd, to one member at a time.
-class Gateway {
- public:
-  explicit Gateway(const EtcdOptions& options) : options_(options) {}
-
-  /// Sends a request to the current member. kUnavailable: no reply; the request may have been executed.
-  Result<std::string> post(const HttpPost& what, std::int64_t timeout_ms) {
-    std::string body;
-    const Result<void> done = stream(what, timeout_ms, [&](std::string_view bytes) {
-      body += bytes;
-      return body.size() <= options_.bytes_max;
-    });
-    // A complete body is enough: httplib fails on the trailers that the gateway sends after its errors.
-    if (body.empty() || body.size() > options_.bytes_max) {
-      if (!done) return done.error();
-      return Error{ErrorCode::kUnavailable, fmt::format("etcd at {}: empty reply", name())};
-    }
-    return body;
-  }
-
-  /// Passes the body on as it arrives, until `receive` returns false.
-  Result<void> stream(const HttpPost& what, std::int64_t quiet_ms,
-                      const std::function<bool(std::string_view)>& receive) {
-    const std::shared_ptr<httplib::Client> client = connected();
-    if (!client) return Error{ErrorCode::kCancelled, "the etcd client is stopping"};
-    client->set_read_timeout(Milliseconds(quiet_ms));
-    httplib::Request request;
-    request.method = "POST";
-    request.path = what.path;
-    request.body = what.body;
-    request.headers = {{"Content-Type", "application/json"}, {"Grpc-Metadata-Hasleader", "true"}};
-    if (!token_.empty()) request.headers.emplace("Authorization", token_);
-    request.content_receiver = [&](const char* bytes, std::size_t size, std::uint64_t, std::uint64_t) {
-      return receive({bytes, size});
-    };
-    const httplib::Result result = client->send(request);
-    if (result) return {};
-    return Error{ErrorCode::kUnavailable, fmt::format("etcd at {}: {}", name(), httplib::to_string(result.error()))};
-  }
-
-  /// Logs in if the URL has a user and there is no token yet.
-  Result<void> log_in() {
-    const ServiceUrl& url = options_.url.members[member_];
-    if (url.user.empty() || !token_.empty()) return {};
-    const Result<std::string> body = post(login_of(url.user, url.password), options_.request_ms);
-    if (!body) return body.error();
-    Result<std::string> token = token_of(*body);
-    if (!token) return std::move(token).error().with(fmt::format("logging in to etcd at {}", name()));
-    token_ = std::move(*token);
-    return {};
-  }
-  void log_out() { token_.clear(); }
-
-  void next_member() {
-    const std::lock_guard lock(mutex_);
-    member_ = (member_ + 1) % options_.url.members.size();
-    client_.reset();
-    token_.clear();
-  }
-
-  /// Interrupts the current request and fails later ones. Threads: any.
-  void stop() {
-    const std::lock_guard lock(mutex_);
-    is_stopped_ = true;
-    if (client_) client_->stop();
-  }
-
- private:
-  std::string name() const { return options_.url.members[member_].host_port(); }
-
-  std::shared_ptr<httplib::Client> connected() {
-    const std::lock_guard lock(mutex_);
-    if (is_stopped_) return nullptr;
-    if (!client_) {
-      const ServiceUrl& url = options_.url.members[member_];
-      client_ = std::make_shared<httplib::Client>(url.host, url.port);
-      client_->set_keep_alive(true);
-      client_->set_tcp_nodelay(true);
-      client_->set_connection_timeout(Milliseconds(options_.connect_ms));
-      client_->set_write_timeout(Milliseconds(options_.request_ms));
-    }
-    return client_;
-  }
-
-  const EtcdOptions& options_;
-  std::size_t member_ = 0;
-  std::string token_;
-  std::mutex mutex_;  // guards client_ and is_stopped_
-  std::shared_ptr<httplib::Client> client_;
-  bool is_stopped_ = false;
-};
 
 class HttpEtcd final : public Etcd {
  public:
@@ -288,8 +193,8 @@ class HttpEtcd final : public Etcd {
   bool stopping_ = false;
   std::deque<std::pair<std::uint64_t, EtcdRequest>> requests_;
   std::vector<std::uint64_t> refused_;
-  Gateway request_gateway_{options_};
-  Gateway watch_gateway_{options_};
+  EtcdGateway request_gateway_{options_};
+  EtcdGateway watch_gateway_{options_};
   std::atomic<int> num_running_{2};
   std::thread requester_;
   std::thread watcher_;

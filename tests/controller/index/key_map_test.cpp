@@ -25,27 +25,20 @@ ChunkKey make_key<ChunkKey>(std::uint64_t number) {
   return key;
 }
 
-template <class Map>
-struct KeyOf;
-template <class Key, class Value>
-struct KeyOf<KeyMap<Key, Value>> {
-  using Type = Key;
-};
-
-template <class Map>
+template <class Key>
 class KeyMapTest : public ::testing::Test {
  protected:
-  void expect_equal(const Map& map, const std::map<typename KeyOf<Map>::Type, typename Map::Value>& model) {
+  void expect_equal(const KeyMap<Key>& map, const std::map<Key, std::uint32_t>& model) {
     ASSERT_EQ(map.size(), model.size());
     for (const auto& [key, value] : model) ASSERT_EQ(map.find(key), value);
   }
 };
-using Maps = ::testing::Types<KeyMap<ShortKey>, KeyMap<ShortKey, std::uint64_t>, KeyMap<ChunkKey>>;
-TYPED_TEST_SUITE(KeyMapTest, Maps);
+using Keys = ::testing::Types<ShortKey, ChunkKey>;
+TYPED_TEST_SUITE(KeyMapTest, Keys);
 
-template <class Map, class Key>
-void erase(Map& map, const Key& key) {
-  typename Map::Cursor cursor;
+template <class Key>
+void erase(KeyMap<Key>& map, const Key& key) {
+  typename KeyMap<Key>::Cursor cursor;
   ASSERT_NE(map.find(key, cursor), 0U);
   map.erase(cursor);
   ASSERT_EQ(map.find(key), 0U);
@@ -53,34 +46,33 @@ void erase(Map& map, const Key& key) {
 }
 
 TYPED_TEST(KeyMapTest, AnswersAsAMapDoesWhileItIsTidied) {
-  using Key = typename KeyOf<TypeParam>::Type;
-  using Value = typename TypeParam::Value;
+  using Map = KeyMap<TypeParam>;
   std::size_t num_sizes = 0;
   std::size_t num_cleaned = 0;
   for (unsigned seed = 1; seed <= 12; ++seed) {
     std::mt19937_64 random(seed);
-    TypeParam map(random());
-    std::map<Key, Value> model;
+    Map map(random());
+    std::map<TypeParam, std::uint32_t> model;
     const std::uint64_t num_numbers = std::uint64_t{1} << (4 + random() % 11);
-    Value doomed = 0;    // sweeps drop keys with this value
-    std::set<Key> late;  // may keep a doomed value: changed while the sweep went on
-    const auto clean = [&](Value value) { return value == doomed ? Value{0} : value; };
+    std::uint32_t doomed = 0;  // sweeps drop keys with this value
+    std::set<TypeParam> late;  // may keep a doomed value: changed while the sweep went on
+    const auto clean = [&](std::uint32_t value) { return value == doomed ? 0 : value; };
     for (int step = 0; step < 40'000; ++step) {
       // Phases of growth and of decline, so that tables move both ways.
       const bool growing = step / 8'000 % 2 == 0;
       const std::uint64_t number = random() % num_numbers;
-      const Key key = make_key<Key>(number);
-      typename TypeParam::Cursor run;
+      const TypeParam key = make_key<TypeParam>(number);
+      typename Map::Cursor run;
       for (std::uint64_t next = number; next < number + 4; ++next) {
-        const auto known = model.find(make_key<Key>(next));
-        ASSERT_EQ(map.find(make_key<Key>(next), run), known == model.end() ? Value{0} : known->second)
+        const auto known = model.find(make_key<TypeParam>(next));
+        ASSERT_EQ(map.find(make_key<TypeParam>(next), run), known == model.end() ? 0 : known->second)
             << "seed " << seed << " step " << step;
       }
       const auto known = model.find(key);
       const std::uint64_t dice = random() % 10;
       if (known == model.end()) {
         if (growing || dice < 2) {
-          const auto value = static_cast<Value>(1 + random() % 50);
+          const auto value = static_cast<std::uint32_t>(1 + random() % 50);
           map.insert(key, value);
           model[key] = value;
           if (map.in_sweep()) late.insert(key);
@@ -89,12 +81,12 @@ TYPED_TEST(KeyMapTest, AnswersAsAMapDoesWhileItIsTidied) {
         erase(map, key);
         model.erase(known);
       } else if (dice == 9) {
-        typename TypeParam::Cursor cursor;
-        *map.find_place(key, cursor) = known->second = static_cast<Value>(1 + random() % 50);
+        typename Map::Cursor cursor;
+        *map.find_place(key, cursor) = known->second = static_cast<std::uint32_t>(1 + random() % 50);
         if (map.in_sweep()) late.insert(key);
       }
       if (!map.in_sweep() && random() % 2'000 == 0) {
-        doomed = static_cast<Value>(random() % 50);
+        doomed = static_cast<std::uint32_t>(random() % 50);
         late.clear();
         map.begin_sweep();
       }
@@ -117,15 +109,13 @@ TYPED_TEST(KeyMapTest, AnswersAsAMapDoesWhileItIsTidied) {
 }
 
 TYPED_TEST(KeyMapTest, KeysThatAllFallOnOnePlaceAreKeptAside) {
-  using Key = typename KeyOf<TypeParam>::Type;
-  using Value = typename TypeParam::Value;
   constexpr std::uint64_t kSeed = 42;
-  TypeParam map(kSeed);
-  std::map<Key, Value> model;
+  KeyMap<TypeParam> map(kSeed);
+  std::map<TypeParam, std::uint32_t> model;
   for (std::uint64_t number = 1; model.size() < 1'500; ++number) {
-    const Key key = make_key<Key>(number);
+    const TypeParam key = make_key<TypeParam>(number);
     if (map.hash(key) >> 54 != 0) continue;  // the first of 1024 parts
-    const auto value = static_cast<Value>(number);
+    const auto value = static_cast<std::uint32_t>(number);
     map.insert(key, value);
     model[key] = value;
     map.tidy(1, {});
@@ -134,7 +124,7 @@ TYPED_TEST(KeyMapTest, KeysThatAllFallOnOnePlaceAreKeptAside) {
   }
   this->expect_equal(map, model);
   map.begin_sweep();  // reaches what lies aside
-  while (map.tidy(100, [](Value value) { return value % 2 == 0 ? Value{0} : value; })) {
+  while (map.tidy(100, [](std::uint32_t value) { return value % 2 == 0 ? 0 : value; })) {
   }
   std::erase_if(model, [](const auto& entry) { return entry.second % 2 == 0; });
   this->expect_equal(map, model);
@@ -143,36 +133,33 @@ TYPED_TEST(KeyMapTest, KeysThatAllFallOnOnePlaceAreKeptAside) {
 }
 
 TYPED_TEST(KeyMapTest, GrowsAndShrinksInSmallSteps) {
-  using Key = typename KeyOf<TypeParam>::Type;
-  TypeParam map(7);
+  KeyMap<TypeParam> map(7);
   for (std::uint64_t number = 0; number < 100'000; ++number) {
-    map.insert(make_key<Key>(number), 1);
+    map.insert(make_key<TypeParam>(number), 1);
     map.tidy(4, {});
   }
   EXPECT_LT(map.num_buckets() * 10, 100'000U * 2);
   EXPECT_GT(map.num_buckets() * 9, 100'000U) << "four lines a key do not keep up";
   for (std::uint64_t number = 0; number < 99'990; ++number) {
-    erase(map, make_key<Key>(number));
+    erase(map, make_key<TypeParam>(number));
     map.tidy(4, {});
   }
   EXPECT_LT(map.num_buckets(), 200U);
-  for (std::uint64_t number = 99'990; number < 100'000; ++number) EXPECT_EQ(map.find(make_key<Key>(number)), 1U);
+  for (std::uint64_t number = 99'990; number < 100'000; ++number) EXPECT_EQ(map.find(make_key<TypeParam>(number)), 1U);
 }
 
 TYPED_TEST(KeyMapTest, MovesEntriesTogetherWhereTheLogGrowsThinAndSweepsMissNoneOfThem) {
-  using Key = typename KeyOf<TypeParam>::Type;
-  using Value = typename TypeParam::Value;
   constexpr std::uint64_t kNumKept = 300'000;
-  TypeParam map(7);
+  KeyMap<TypeParam> map(7);
   std::mt19937_64 random(1);
   std::vector<std::uint64_t> held;  // also what sweeps have taken
   std::uint64_t last = 0;
   std::uint64_t doomed = 16;        // sweeps take the numbers that have this remainder ...
   std::uint64_t last_at_begin = 0;  // ... at least those that were there when they began
-  const auto clean = [&](Value value) { return value % 16 == doomed ? Value{0} : value; };
+  const auto clean = [&](std::uint32_t value) { return value % 16 == doomed ? 0 : value; };
   const auto insert = [&] {
     ++last;
-    map.insert(make_key<Key>(last), static_cast<Value>(last));
+    map.insert(make_key<TypeParam>(last), static_cast<std::uint32_t>(last));
     held.push_back(last);
   };
   while (last < kNumKept) {
@@ -183,7 +170,7 @@ TYPED_TEST(KeyMapTest, MovesEntriesTogetherWhereTheLogGrowsThinAndSweepsMissNone
   std::size_t num_sweeps = 0;
   for (std::uint64_t i = 0; i < 4 * kNumKept; ++i) {
     std::uint64_t& victim = held[random() % held.size()];
-    if (map.find(make_key<Key>(victim)) != 0) erase(map, make_key<Key>(victim));
+    if (map.find(make_key<TypeParam>(victim)) != 0) erase(map, make_key<TypeParam>(victim));
     victim = held.back();
     held.pop_back();
     insert();
@@ -199,7 +186,7 @@ TYPED_TEST(KeyMapTest, MovesEntriesTogetherWhereTheLogGrowsThinAndSweepsMissNone
     ++num_sweeps;
     std::size_t num_left = 0;
     for (const std::uint64_t number : held) {
-      const Value value = map.find(make_key<Key>(number));
+      const std::uint32_t value = map.find(make_key<TypeParam>(number));
       num_left += value != 0;
       ASSERT_TRUE(value == 0 || value == number);
       ASSERT_FALSE(value != 0 && number % 16 == doomed && number <= last_at_begin) << "the sweep left a key out";
@@ -211,7 +198,7 @@ TYPED_TEST(KeyMapTest, MovesEntriesTogetherWhereTheLogGrowsThinAndSweepsMissNone
   EXPECT_GT(map.log().num_closed(), 3U);
   EXPECT_LT(num_used_max, kNumKept * 2) << "four lines a change do not keep up";
   for (const std::uint64_t number : held) {
-    if (map.find(make_key<Key>(number)) != 0) erase(map, make_key<Key>(number));
+    if (map.find(make_key<TypeParam>(number)) != 0) erase(map, make_key<TypeParam>(number));
   }
   EXPECT_EQ(map.size(), 0U);
 }
