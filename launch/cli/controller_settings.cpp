@@ -45,10 +45,10 @@ std::vector<Setting<ControllerConfig>> make_controller_settings() {
       setting("etcd", &C::etcd, "http://HOST:PORT[,...][/PREFIX]",
               "Be one of several replicas that agree through etcd; every etcd member with commas between, then "
               "perhaps a prefix of all keys")
-          .with_shown_default("/kvferry"),
+          .with_shown_default("none; the prefix is /kvferry"),
       setting("event-log", &C::event_log, "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N]",
               "Stream of Redis or Valkey from which later replicas read what nodes published before")
-          .with_shown_default("?stream=kvferry:events&bytes=268435456"),
+          .with_shown_default("none; the stream is kvferry:events, of 268435456 bytes"),
       setting<C, std::string>("replica", &C::replica, "a name of up to 128 printable letters",
                               "Name of this replica; the same after a restart", is_replica_name)
           .with_shown_default("HOST:PORT of --advertise"),

@@ -132,9 +132,9 @@ template <class Options>
 std::string settings_markdown(std::span<const Setting<Options>> table) {
   std::string page = "| key | default | allowed | meaning |\n|---|---|---|---|\n";
   for (const Setting<Options>& row : table) {
-    const std::string shown = default_text(row);
-    page += fmt::format("| `{}` | {} | {} | {} |\n", row.key, shown.empty() ? "" : "`" + shown + "`", row.allowed,
-                        row.help);
+    const std::string text = default_text(row);
+    const std::string shown = text.empty() || !row.shown_default.empty() ? text : "`" + text + "`";
+    page += fmt::format("| `{}` | {} | {} | {} |\n", row.key, shown, row.allowed, row.help);
   }
   return page;
 }

@@ -1,0 +1,27 @@
+// The settings of `kvferry controller`; tests of the binary are in check_cli.py.
+#include "launch/cli/controller_settings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/settings_page.h"
+
+namespace kvferry::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ControllerSettings, AreAllInTheDocumentation) {
+  EXPECT_THAT(settings_page(), HasSubstr(settings_markdown(controller_settings())));
+}
+
+TEST(ControllerSettings, AnEntryWithAnUnknownKeyOrABadValueIsNamed) {
+  const auto what = [](SettingEntry entry) {
+    return read_controller_settings({std::move(entry)}, std::nullopt).error().what;
+  };
+  EXPECT_THAT(what({"bnd", {"x"}, "--bnd"}), HasSubstr("--bnd: unknown key 'bnd' (value x); allowed: bind, "));
+  EXPECT_THAT(what({"http", {"x"}, "--http"}), HasSubstr("http is 'x' (--http); allowed: none, or HOST:PORT"));
+}
+
+}  // namespace
+}  // namespace kvferry::cli
