@@ -17,12 +17,12 @@ from typing import Any
 from cluster_namespaces import PREFIX
 from cluster_traffic import CLIENTS, CROWD, PAUSE_S, Bench, Tally, Traffic, environment
 from deployment import Deployment, marked
+from kvferry_launch.node import serving
 from kvferry_launch.node.guard import descendants
 from kvferry_launch.paths import KVFERRY
 from kvferry_launch.testbed.answers import growth
 from kvferry_launch.testbed.client import RequestError, VllmClient
 from kvferry_launch.testbed.pair import own_cores
-from kvferry_launch.testbed.servers import is_healthy
 
 FIRST = "all is well"
 HOSTS = ("front", "p0", "p1", "d0", "d1", "d2")
@@ -194,7 +194,7 @@ class Cluster:
             self._until(is_named, f"{name} told the controller of itself", READY_WITHIN_S)
         url = nodes[name]["serves"]
         with self._crowd():
-            self._until(lambda: is_healthy(f"{url}/health"), f"{name} is healthy", READY_WITHIN_S)
+            self._until(lambda: serving.answers(f"{url}/health"), f"{name} is healthy", READY_WITHIN_S)
             ready_at = time.monotonic()
             self._until(lambda: metrics(url).get("vllm:prompt_tokens_total", 0.0) > 0, f"{name} got a request", 60.0)
             taken_s = time.monotonic() - ready_at

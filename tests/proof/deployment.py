@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 
 from configurations import Configuration, Part
+from kvferry_launch.node import serving
 from kvferry_launch.node.vllm import KVFERRY_CONNECTOR
 from kvferry_launch.process import ManagedProcess, stop_all
 from kvferry_launch.testbed.client import RequestError, VllmClient
 from kvferry_launch.testbed.pair import own_cores
-from kvferry_launch.testbed.servers import Controller, VllmServer, is_healthy
+from kvferry_launch.testbed.servers import Controller, VllmServer
 
 READY_TIMEOUT_S = 300.0
 IDLE_TIMEOUT_S = 80.0  # a hand-off that nobody came for is held for 60 s
@@ -41,7 +42,7 @@ class Server:
 
     async def wait_ready(self) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
-        while not await asyncio.to_thread(is_healthy, f"{self.server.url}/health"):
+        while not await asyncio.to_thread(serving.answers, f"{self.server.url}/health"):
             self.server.process.fail_if_dead()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.name} is not healthy after {READY_TIMEOUT_S:.0f} s")

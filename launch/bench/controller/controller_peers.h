@@ -1,9 +1,8 @@
 // Other projects' directories under the load of `kvferry bench controller`, measured by programs of launch/bench/peers.
 //
-// A program reads {"hashes", "repeat", "seconds"} as a line of JSON. It writes lines of {"step": text} for the
-// progress,
-// {"peer": figures}, {"error": reason}, and {"done": true} at its end. A peer that is a server reports its rates for
-// each second of the server's processor time.
+// A program reads {"hashes", "repeat", "seconds"} as a line of JSON. It writes lines: {"step": text} for the progress,
+// {"peer": figures} or {"error": reason}, and {"done": true} at its end. A server's rates are for each second of its
+// processor time.
 #pragma once
 
 #include <functional>

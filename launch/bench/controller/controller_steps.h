@@ -8,7 +8,7 @@
 
 namespace kvferry::bench {
 
-constexpr std::size_t kNumSteps = 25;  // steps of the progress bar in all parts together
+constexpr std::size_t kNumSteps = 24;  // steps of the progress bar in all parts together
 
 // Every part returns kCorrupt if a lookup answered wrongly, since no figure of such a run is worth anything.
 

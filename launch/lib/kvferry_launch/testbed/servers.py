@@ -3,13 +3,12 @@
 import re
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvferry_launch.node import serving
 from kvferry_launch.node.vllm import CPU_ENV, vllm_command
 from kvferry_launch.paths import KVFERRY, LOGS
 from kvferry_launch.process import ManagedProcess, ProcessError, free_port
@@ -56,29 +55,25 @@ class VllmServer:
         wait_healthy(self.process, f"{self.url}/health", timeout_s, tick)
 
     def healthy(self) -> bool:
-        return is_healthy(f"{self.url}/health")
+        return serving.answers(f"{self.url}/health")
 
     def stop(self) -> None:
         self.process.stop()
 
 
-def is_healthy(url: str) -> bool:
-    """Whether a health page answers 200."""
-    try:
-        with urllib.request.urlopen(url, timeout=5.0) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
-
-
 def wait_healthy(process: ManagedProcess, url: str, timeout_s: float,
                  tick: Callable[[], None] = lambda: None) -> None:
     """Waits for a health page. Errors: ProcessError when the process died or isn't healthy in time."""
+    _wait(process, lambda: serving.answers(url), "healthy", timeout_s, tick)
+
+
+def _wait(process: ManagedProcess, is_ready: Callable[[], bool], what: str, timeout_s: float,
+          tick: Callable[[], None] = lambda: None) -> None:
     deadline = time.monotonic() + timeout_s
-    while not is_healthy(url):
+    while not is_ready():
         process.fail_if_dead()
         if time.monotonic() > deadline:
-            raise ProcessError(f"{process.name} is not healthy after {timeout_s:.0f} s; its log is {process.log}:\n"
+            raise ProcessError(f"{process.name} is not {what} after {timeout_s:.0f} s; its log is {process.log}:\n"
                                f"{process.tail()}")
         tick()
         time.sleep(POLL_INTERVAL_S)
@@ -110,12 +105,8 @@ class Controller:
 
     def wait_ready(self, timeout_s: float = 20.0) -> None:
         """Waits until the controller listens. Errors: ProcessError if it died or does not listen in time."""
-        deadline = time.monotonic() + timeout_s
-        while not re.search(r"^kvferry controller listening on ", self.process.log_text(), re.MULTILINE):
-            self.process.fail_if_dead()
-            if time.monotonic() > deadline:
-                raise ProcessError(f"{self.name} does not listen after {timeout_s:.0f} s:\n{self.process.tail()}")
-            time.sleep(POLL_INTERVAL_S)
+        listening = re.compile(r"^kvferry controller listening on ", re.MULTILINE)
+        _wait(self.process, lambda: listening.search(self.process.log_text()) is not None, "listening", timeout_s)
 
     def stop(self) -> None:
         self.process.stop()
