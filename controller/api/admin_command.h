@@ -1,4 +1,4 @@
-// What an operator may ask of a controller: which chunks stay, which go where, who leaves.
+// Commands of operators to a controller: pin or replicate chunks, drain nodes, set quotas.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace kvferry::controller {
 
-/// README.md lists the verbs and which fields each reads.
+/// PROTOCOL.md lists the verbs and the fields that each of them reads.
 struct AdminCommand {
   std::string verb;  // pin, unpin, drain, undrain, move, clear, quota
   std::string name_space{};
@@ -25,12 +25,13 @@ constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
 
 struct AdminResult {
   std::string text;          // a sentence
-  std::uint64_t number = 0;  // of the hold, or of the nodes or keys concerned
+  std::uint64_t number = 0;  // id of the pin, or number of affected nodes or keys
 };
 
 /// Blocks up to `timeout_ms`. Threads: any.
 /// Errors: kInvalidArgument: not an endpoint; kUnavailable: no answer in time; kRefused: another protocol version, or
-/// the controller says no, and why.
-Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCommand& rule, std::int64_t timeout_ms);
+/// the controller refused the command; the message has the reason.
+Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCommand& command,
+                                      std::int64_t timeout_ms);
 
 }  // namespace kvferry::controller

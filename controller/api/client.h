@@ -1,5 +1,5 @@
-// The controller's client: registers this node, tells what it holds, asks who holds what. Everything is a message; no
-// call blocks, and the owner's poll loop drives it, so it runs on whichever one thread owns it.
+// The controller's client: registers a node, reports which chunks it holds, looks up who holds others. All calls are
+// asynchronous messages; the owner's poll loop drives the client on one thread.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "controller/api/node_info.h"
 #include "controller/api/tier.h"
 #include "transport/base/chunk_key.h"
 #include "transport/base/clock.h"
@@ -18,18 +19,6 @@
 
 namespace kvferry::controller {
 
-/// What a node says of itself when it registers.
-struct NodeInfo {
-  EngineId engine_id;
-  Incarnation incarnation;
-  std::string role;         // vLLM's kv_role
-  std::string endpoint;     // where peers ask this node for leases, e.g. "tcp://10.0.0.7:41234"
-  std::string name_space;   // nodes of one namespace must have equal fingerprints
-  std::string fingerprint;  // readable: model, KV dtype, layers, heads, head size, chunk_tokens, format version
-  std::string serves{};     // URL under which routers reach this node's server; empty: it tells none
-  std::string version{};    // of its kvferry; empty: this one's, or an older that tells none
-};
-
 /// One chunk that a node holds. A tail names its group so that others can discover it (chunk_key.h).
 struct ChunkEntry {
   ChunkKey key;
@@ -38,15 +27,13 @@ struct ChunkEntry {
   ChunkKey tail_group;  // meaningful only where is_tail and num_tokens >= kTailGroupTokens
 };
 
-/// Keys of full chunks in prefix order; tail_groups[i] is the group of a tail that would follow i full chunks
-/// (so one more than keys, or fewer where the tokens end); exact_tails are keys of tails worth asking for by name.
 struct LookupQuery {
-  std::vector<ChunkKey> keys;
-  std::vector<ChunkKey> tail_groups;
-  std::vector<ChunkKey> exact_tails;
+  std::vector<ChunkKey> keys;         // full chunks in prefix order
+  std::vector<ChunkKey> tail_groups;  // tail_groups[i]: group of a tail that would follow i full chunks; may be shorter
+  std::vector<ChunkKey> exact_tails;  // tails to find by key
 };
 
-/// The same where the keys lie elsewhere.
+/// A LookupQuery whose keys are stored elsewhere.
 struct LookupView {
   std::span<const ChunkKey> keys, tail_groups, exact_tails;
 
@@ -61,104 +48,108 @@ struct Holder {
   Incarnation incarnation;
   std::string endpoint;
   std::uint32_t num_full_chunks = 0;  // this node holds keys[0 .. num_full_chunks)
-  // Tails it holds that could follow those chunks, at most 16: first those asked for by name, then deepest group first,
-  // then newest first.
+  // At most 16 tails that could follow those chunks: exact_tails first, then the deepest group first, then the newest.
   std::vector<ChunkEntry> tails;
-  Tier tier = Tier::kHost;  // the slowest that one of the full chunks lies in
-  bool confirmed = true;    // false: word of this holder was lost and not yet made good; it may have more, or less
+  Tier tier = Tier::kHost;  // slowest tier among the full chunks
+  bool confirmed = true;  // false: a message of this node was lost and is not yet repaired, so it may hold more or less
 };
 
 struct LookupReply {
-  std::uint64_t token = 0;      // of the lookup() it answers
-  std::vector<Holder> holders;  // best first: most full chunks, then most recently heard of; never the asker; <= 64
-  // Grows with each change of what this controller may answer, over restarts too; without state it starts anew.
+  std::uint64_t token = 0;      // returned by the lookup() that this answers
+  std::vector<Holder> holders;  // most full chunks first, then the newest heartbeat; without the caller; at most 64
+  // Increases with each change of the index, over restarts too; a controller without state starts again at 0.
   std::uint64_t index_version = 0;
 };
-struct Registered {};  // at first, and again after each loss
+struct Registered {};  // after the first registration, and after each recovery from Lost
+/// The registration was refused, e.g. for another fingerprint in this namespace. Final.
 struct Refused {
   std::string reason;
-};  // e.g. another fingerprint in this namespace; final
+};
+/// The controller was silent for `lost_after_ms`, or the connection broke. The client keeps trying to register.
 struct Lost {
   std::string reason;
-};  // no word for `lost_after_ms`; the client keeps trying on its own
-// The controller knows nothing of this incarnation, or misses more of it than can be sent again: publish() everything,
-// in one call or many, then end_snapshot(). Until then the controller goes by what it heard before.
+};
+/// The controller lacks state of this incarnation that can't be sent again: publish() everything, in one call or many,
+/// then call end_snapshot(). Until then the controller serves what it had.
 struct SnapshotWanted {};
-/// Only where lookup_timeout_ms is set: it ended without an answer.
+/// A lookup had no answer within lookup_timeout_ms. Never sent where that is 0.
 struct LookupFailed {
   std::uint64_t token = 0;
   std::string reason;
 };
-// The controller's wishes. A node may refuse any of them; what it does shows in what it publishes and evicts.
-struct PinChunks {  // those of these that it has, for so long; the numbers are the controller's and of one life of it
-  std::uint64_t hold = 0;
+// Requests of the controller. A node may ignore any of them; the controller sees the outcome in what it publishes and
+// evicts.
+/// Pin those of `keys` that this node holds. Ids are unique within one life of the controller.
+struct PinChunks {
+  std::uint64_t pin_id = 0;
   std::vector<ChunkKey> keys;
   TimeNs ttl = 0;
 };
 struct UnpinChunks {
-  std::uint64_t hold = 0;
+  std::uint64_t pin_id = 0;
 };
-struct ReplicateChunks {  // from that node; num_tokens of full chunks is 0
+/// Replicate `chunks` from the named node.
+struct ReplicateChunks {
   EngineId engine_id;
   std::string endpoint;
-  std::vector<ChunkEntry> chunks;
+  std::vector<ChunkEntry> chunks;  // num_tokens of full chunks is 0
   TimeNs ttl = 0;
 };
 struct EvictChunks {
   bool all = false;
-  std::vector<ChunkKey> keys;  // or these
+  std::vector<ChunkKey> keys;  // ignored where `all` is set
 };
 using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, SnapshotWanted, PinChunks, UnpinChunks,
                                  ReplicateChunks, EvictChunks, LookupFailed>;
 
 struct ClientOptions {
-  // tcp://, ipc://, unix:// or stream://; several with commas: replicas, the preferred one first (replica_client.h).
+  // tcp://, ipc://, unix:// or stream://; several separated by commas are replicas, the preferred one first.
   std::string controller = "tcp://127.0.0.1:14600";
   NodeInfo node;
   std::int64_t heartbeat_ms = 500;
   std::int64_t lost_after_ms = 2000;
-  // Each look-up ends in LookupReply or LookupFailed within so long of the process() that follows it, and may be asked
-  // again meanwhile. 0: the caller keeps its own deadline.
+  // Bound on the time from the process() after lookup() to LookupReply or LookupFailed; a lookup may be sent again
+  // meanwhile. 0: the caller enforces its own deadline.
   std::int64_t lookup_timeout_ms = 0;
-  VersionRange protocol{};  // that it speaks; none: what this release does
+  VersionRange protocol{};  // protocol versions that this client speaks; empty: those of this release
 };
 
-/// Threads: one owner. Poll fd() for reading, then call process(); call process() at least every heartbeat_ms as well.
-/// Whoever calls it every 50 ms has a lost last message seen within 150 ms, by a heartbeat that follows news.
+/// Threads: one owner. It polls fd() for reading and calls process(), at least every heartbeat_ms. With a call every
+/// 50 ms the controller notices the loss of a message within 150 ms, from the heartbeat that follows it.
 class Client {
  public:
   virtual ~Client() = default;
-  virtual int fd() const = 0;  // readable until process() has taken in what waits; poll it, don't read it
+  virtual int fd() const = 0;  // readable while process() has work to do; for polling only
   virtual std::vector<ClientEvent> process(TimeNs now) = 0;
   virtual bool registered() const = 0;
   virtual const std::string& controller() const = 0;  // the endpoint, for messages
-  /// What publish(), evict() and end_snapshot() send is numbered: the next one's number, and the controller's word that
-  /// all below kept_below() outlives the end of its process, or, where it keeps no state, was applied.
+  /// Sequence number of the next message of publish(), evict() or end_snapshot().
   virtual std::uint64_t next_sequence() const = 0;
+  /// Sequence numbers below this one are on the controller's disk or, where it keeps no state, applied.
   virtual std::uint64_t kept_below() const = 0;
-  /// How many requests this node has: heartbeats tell it, the next one within 200 ms of a change.
+  /// Number of requests on this node. Reported by heartbeats, at the latest 200 ms after a change.
   virtual void set_load(std::uint64_t num_requests) = 0;
 
-  /// While not registered, or not connected, they are kept and sent later, up to 16 MiB; beyond that a SnapshotWanted
-  /// follows registration.
+  /// While the client is not registered, up to 16 MiB of changes are stored and sent after registration; beyond that a
+  /// SnapshotWanted follows it.
   virtual void publish(const std::vector<ChunkEntry>& chunks) = 0;
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
-  /// After a SnapshotWanted: everything that this node holds was published since.
+  /// Answers SnapshotWanted: everything that this node holds was published since.
   virtual void end_snapshot() = 0;
-  /// kUnavailable while not registered or not connected, without lookup_timeout_ms; kInvalidArgument: more than 65536
-  /// keys. The reply comes as an event, or never: the caller keeps its own deadline, or sets lookup_timeout_ms.
+  /// kUnavailable: not registered, and lookup_timeout_ms is 0; kInvalidArgument: more than 65536 keys. The reply is an
+  /// event; without lookup_timeout_ms it may never come.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
-  /// Says goodbye, so that the controller forgets this node at once. Best effort: the destructor waits up to 150 ms for
-  /// it to get out. Nothing is sent or reported afterwards.
+  /// Unregisters, so that the controller removes this node at once. Best effort: the destructor waits up to 150 ms for
+  /// the message to be sent. The client does nothing afterwards.
   virtual void leave() = 0;
 };
 
-/// kInvalidArgument: an endpoint is not of one of the forms, or there twice.
+/// kInvalidArgument: an endpoint is malformed or repeated.
 Result<std::unique_ptr<Client>> make_client(ClientOptions options);
 
-/// Takes the events on the way, and answers the first SnapshotWanted with nothing held: a node that already holds
-/// chunks publishes them after it.
-/// Blocks until registered, refused (kRefused) or the deadline passed (kUnavailable: "controller ... not reachable").
+/// Blocks until the client is registered. Drops all events, and answers the first SnapshotWanted with an empty
+/// snapshot: a node that already holds chunks publishes them afterwards.
+/// kRefused: the controller refused the node; kUnavailable: not registered after `timeout_ms`.
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms);
 
 }  // namespace kvferry::controller

@@ -1,5 +1,4 @@
-// The forms of endpoint that kvferry accepts, checked before anything is done with them: ZeroMQ's own message is just
-// "Invalid argument".
+// The endpoints that kvferry accepts. They are checked before use, because ZeroMQ's error is just "Invalid argument".
 #pragma once
 
 #include <cstdint>
@@ -17,15 +16,15 @@ enum class EndpointUse {
   kConnect,     // all four, with a port that isn't 0
 };
 
-/// For people.
+/// A description for error messages.
 std::string_view allowed_endpoints(EndpointUse use);
-/// kInvalidArgument: not one of the forms; the sentence tells what is allowed.
+/// kInvalidArgument: `endpoint` has none of the allowed forms, which the message lists.
 Result<void> check_endpoint(std::string_view endpoint, EndpointUse use);
 
-/// Of controllers to connect to, with commas between. kInvalidArgument: one is none, or there twice.
+/// Splits a list of controllers at its commas. kInvalidArgument: one is not an endpoint, or is repeated.
 Result<std::vector<std::string>> split_endpoints(std::string_view list);
 
-/// What an endpoint of a stream says: a path, or a host and a port.
+/// The address in a stream's endpoint: a path, or a host and a port.
 struct StreamAddress {
   std::string path{};
   std::string host{};  // without brackets
@@ -34,7 +33,7 @@ struct StreamAddress {
   bool is_unix() const { return !path.empty(); }
 };
 bool is_stream(std::string_view endpoint);
-/// Of one that check_endpoint() let pass and is_stream().
+/// `endpoint` must have passed check_endpoint() and be a stream's.
 StreamAddress stream_address(std::string_view endpoint);
 
 }  // namespace kvferry::controller

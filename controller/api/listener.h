@@ -1,23 +1,23 @@
-// A way in to the controller: ZeroMQ, a stream, HTTP, engines' own events. The server's one thread drives them all.
+// A way in to the controller (ZeroMQ, stream, HTTP, engine events), driven by the server's one thread.
 #pragma once
 
 #include "transport/base/clock.h"
 
 namespace kvferry::controller {
 
-/// Threads: the owner thread of the directory, which is the server's. What a front does elsewhere (a library's threads)
-/// it hands over behind fd().
+/// Threads: the directory's owner thread, which is the server's. A listener that uses threads of its own hands their
+/// results over behind fd().
 class Listener {
  public:
   virtual ~Listener() = default;
 
-  /// Readable when take() has something to do; may be edge-triggered, as ZeroMQ's is. Negative: nothing to wait for.
+  /// Readable while serve() has work to do; may be edge-triggered, as ZeroMQ's is. Negative: there is no descriptor.
   virtual int fd() const = 0;
 
-  /// Does what waits, up to a bound, so that no front starves another or puts off the leases. Never blocks, never
-  /// throws, whatever a peer sent. Called in every turn of the server's loop, at least every 100 ms, also if fd() says
-  /// nothing. True: more waits, and the loop comes back without sleeping.
-  virtual bool take(TimeNs now) = 0;
+  /// Handles waiting input up to a bound, so that no listener starves the others or delays lease checks. Never blocks
+  /// or throws, whatever a peer sent. The server calls it in each turn of its loop, at least every 100 ms, whether or
+  /// not fd() is readable. Returns true if input is left, so that the loop continues without sleeping.
+  virtual bool serve(TimeNs now) = 0;
 };
 
 }  // namespace kvferry::controller

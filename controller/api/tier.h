@@ -1,4 +1,4 @@
-// Where in a node a chunk lies.
+// Storage tiers of a chunk within a node.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace kvferry::controller {
 
-/// Fastest first. The numbers travel on the wire.
+/// Fastest first. The numbers are part of the protocol.
 enum class Tier : std::uint8_t { kGpu = 0, kHost = 1, kDisk = 2, kRemote = 3 };
 constexpr std::size_t kNumTiers = 4;
 

@@ -9,24 +9,24 @@
 
 namespace kvferry::controller {
 
-Result<wire::Message> ask(const std::string& endpoint, std::string_view question, std::int64_t timeout_ms) {
-  // Thousands of nodes fill more than a message may have otherwise; the user chose whom to ask.
+Result<wire::FromController> ask(const std::string& endpoint, std::string_view request, std::int64_t timeout_ms) {
+  // The status of thousands of nodes exceeds kMessageBytesMax, and the user chose this controller.
   Result<std::unique_ptr<ClientLink>> made = make_link(endpoint, {.is_bounded = false});
   if (!made) return std::move(made).error();
   ClientLink& link = **made;
   const SteadyClock clock;
   const TimeNs deadline = clock.now() + timeout_ms * kMillisecond;
-  bool has_asked = false;
+  bool is_sent = false;
   for (;;) {
     link.process(clock.now());
-    if (!has_asked) has_asked = link.send(question);
+    if (!is_sent) is_sent = link.send(request);
     if (const auto bytes = link.receive()) {
-      Result<wire::Message> message = wire::parse(*bytes);
+      Result<wire::FromController> message = wire::parse<wire::FromController>(*bytes);
       if (!message) return message;
       if (auto* refused = std::get_if<wire::Refused>(&*message)) return Error{ErrorCode::kRefused, refused->reason};
       return message;
     }
-    if (link.has_broken()) has_asked = false;
+    if (link.has_broken()) is_sent = false;
     const TimeNs left = deadline - clock.now();
     if (left <= 0) {
       return Error{ErrorCode::kUnavailable,

@@ -1,4 +1,4 @@
-// One question to a controller and its answer, for whoever asks seldom. Private to controller/*.cpp.
+// One request to a controller and its reply, over a connection of its own. For status and admin commands.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@ namespace kvferry::controller {
 
 /// Blocks up to `timeout_ms`. Threads: any.
 /// Errors: kInvalidArgument: not an endpoint; kUnavailable: no answer in time; kRefused: another protocol version.
-Result<wire::Message> ask(const std::string& endpoint, std::string_view question, std::int64_t timeout_ms);
+Result<wire::FromController> ask(const std::string& endpoint, std::string_view request, std::int64_t timeout_ms);
 
-/// kCorrupt: it answers with something else.
-template <class Reply, class Question>
-Result<Reply> ask_for(const std::string& endpoint, const Question& question, std::int64_t timeout_ms) {
-  Question in_oldest = question;  // which controllers of other releases read, too
+/// kCorrupt: the reply is of another type.
+template <class Reply, class Request>
+Result<Reply> ask_for(const std::string& endpoint, const Request& request, std::int64_t timeout_ms) {
+  Request in_oldest = request;  // controllers of other releases can read it, too
   in_oldest.header.version = wire::kProtocol.oldest;
-  Result<wire::Message> message = ask(endpoint, encode(in_oldest), timeout_ms);
+  Result<wire::FromController> message = ask(endpoint, encode(in_oldest), timeout_ms);
   if (!message) return std::move(message).error();
   if (auto* reply = std::get_if<Reply>(&*message)) return std::move(*reply);
-  return Error{ErrorCode::kCorrupt, fmt::format("controller {} answered with another kind of message", endpoint)};
+  return Error{ErrorCode::kCorrupt, fmt::format("controller {} sent a reply of another type", endpoint)};
 }
 
 }  // namespace kvferry::controller

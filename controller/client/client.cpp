@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "controller/api/endpoint.h"
 #include "controller/client/client_link.h"
 #include "controller/client/client_session.h"
-#include "controller/api/endpoint.h"
 #include "controller/client/replica_client.h"
 
 namespace kvferry::controller {
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kLeaveLingerMs = 150;
 
-/// Of one controller.
+/// A client of one controller.
 class SingleClient final : public Client {
  public:
   SingleClient(ClientOptions options, std::unique_ptr<ClientLink> link)
@@ -30,10 +30,10 @@ class SingleClient final : public Client {
   std::vector<ClientEvent> process(TimeNs now) override {
     std::vector<ClientEvent> events;
     link_->process(now);
-    while (const auto message = link_->receive()) session_.take(*message, events);
+    while (const auto message = link_->receive()) session_.receive(*message, events);
     if (link_->has_broken()) session_.broken(events);
     if (session_.check_silence(now, events)) link_->reconnect();
-    session_.speak(now);
+    session_.send_due(now);
     return events;
   }
 
@@ -64,12 +64,12 @@ Result<std::unique_ptr<Client>> make_client(ClientOptions options) {
   for (const std::string& endpoint : *endpoints) {
     Result<std::unique_ptr<ClientLink>> link = make_link(endpoint);
     if (!link) return std::move(link).error();
-    ClientOptions its_own = options;
-    its_own.controller = endpoint;
-    clients.push_back(make_client_over(std::move(*link), std::move(its_own)));
+    ClientOptions replica_options = options;
+    replica_options.controller = endpoint;
+    clients.push_back(make_client_over(std::move(*link), std::move(replica_options)));
   }
   if (clients.size() == 1 && options.lookup_timeout_ms == 0) return std::move(clients[0]);
-  return make_replica_client(std::move(clients), options);
+  return make_replica_client(std::move(clients), options);  // it also enforces lookup_timeout_ms
 }
 
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms) {

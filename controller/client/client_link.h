@@ -1,4 +1,4 @@
-// A connection to one controller that carries whole messages and comes back by itself.
+// A connection to one controller that carries whole messages and reconnects by itself.
 #pragma once
 
 #include <memory>
@@ -12,47 +12,47 @@
 
 namespace kvferry::controller {
 
-/// What is sent without a connection is gone, never kept for the next one: it would reach a restarted controller as old
-/// news. Threads: one owner.
+/// Messages sent without a connection are dropped, never stored for the next one: they would reach a restarted
+/// controller out of date. Threads: one owner.
 class ClientLink {
  public:
   virtual ~ClientLink() = default;
 
-  /// Readable until process() and receive() have taken in what waits; poll it, don't read it.
+  /// Readable while process() or receive() has work to do; for polling only.
   virtual int fd() const = 0;
-  /// Goes on with connecting and sending. Once in each turn of the owner, also if fd() says nothing.
+  /// Continues connecting and sending. Called once in each turn of the owner, whether or not fd() is readable.
   virtual void process(TimeNs now) = 0;
-  /// The next message, valid until the next call of any kind. None: nothing waits.
+  /// The next message, valid until the next call of any function. Returns nullopt if none is waiting.
   virtual std::optional<std::string_view> receive() = 0;
-  /// False: no connection, or no room.
+  /// Returns false if there is no connection or no room.
   virtual bool send(std::string_view message) = 0;
-  /// While held, what is sent may wait for the end of it, so that many small messages go out as one.
-  virtual void hold(bool is_held) = 0;
-  /// Gives up a connection that is silent for a new one.
+  /// While corked, messages may be delayed, so that many small ones leave in one write.
+  virtual void set_corked(bool is_corked) = 0;
+  /// Replaces a silent connection by a new one.
   virtual void reconnect() = 0;
-  /// True once for each connection that broke and was seen to.
+  /// Returns true once for each connection that was seen to break.
   virtual bool has_broken() = 0;
-  /// How long the destructor waits for what was sent to get out.
+  /// Time that the destructor waits for sent messages to leave.
   virtual void linger(int ms) = 0;
 };
 
-/// What ZeroMQ's links of a process may share, so that a thousand of them don't take two thousand threads. Threads:
-/// any.
+/// Threads that the ZeroMQ links of a process may share: a thousand links would otherwise start two thousand.
+/// Threads: any.
 class ZmqThreads;
-/// `sockets_max`: links that may share it.
+/// `sockets_max`: number of links that may share it.
 std::shared_ptr<ZmqThreads> make_zmq_threads(int sockets_max);
 
 struct LinkOptions {
-  bool is_bounded = true;                     // no message of more than kMessageBytesMax is taken
-  std::shared_ptr<ZmqThreads> zmq_threads{};  // none: of its own
+  bool is_bounded = true;                     // refuse messages of more than kMessageBytesMax
+  std::shared_ptr<ZmqThreads> zmq_threads{};  // nullptr: threads of its own
 };
 /// kInvalidArgument: not an endpoint; kUnavailable: no file descriptor is left.
 Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, LinkOptions options = {});
 
-/// A client of the one controller that `link` leads to.
+/// A client of the controller that `link` connects to.
 std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, ClientOptions options);
 
-/// The two kinds of it that are sockets. The endpoint was checked.
+/// `endpoint` must have passed check_endpoint().
 Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, LinkOptions options);
 Result<std::unique_ptr<ClientLink>> make_stream_link(const std::string& endpoint, LinkOptions options);
 

@@ -39,7 +39,7 @@ void Publisher::evict(std::span<const ChunkKey> keys) {
 }
 
 void Publisher::begin_snapshot() {
-  kept_.clear();  // the begin makes good whatever was lost before it
+  kept_.clear();  // the snapshot repairs all earlier losses
   kept_bytes_ = 0;
   tiers_of_.clear();
   digests_ = TierDigests{};
@@ -56,7 +56,7 @@ Publisher::Answer Publisher::answer(const wire::SnapshotWanted& wanted) {
   const bool has_begun = snapshot_begun_at_.has_value();
   if (has_begun && *snapshot_begun_at_ >= wanted.next_sequence) return Answer::kOnItsWay;
   const std::uint64_t first_kept = next_sequence_ - kept_.size();
-  // A begin that the controller has not seen makes good everything before it; one that it has seen did not help.
+  // A begin that the controller has not seen repairs everything before it; one that it has seen did not help.
   const bool begin_is_missing = has_begun && *snapshot_begun_at_ >= wanted.resend_from;
   const std::uint64_t from = begin_is_missing ? *snapshot_begun_at_ : wanted.resend_from;
   if ((!wanted.resend_will_do && !begin_is_missing) || from < first_kept || from >= next_sequence_) {

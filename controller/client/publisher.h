@@ -1,4 +1,4 @@
-// What a node told the controller, and may have to tell again: the client's memory, without its socket.
+// Numbers what a node publishes and stores it for sending again.
 #pragma once
 
 #include <algorithm>
@@ -17,38 +17,37 @@
 
 namespace kvferry::controller {
 
-/// Numbers each message, keeps the newest ones for sending again, and knows the digest of what it published.
+/// Stores the newest messages for sending again, and the digests of all published keys.
 /// Pure: no I/O and no clock. Threads: one at a time.
 class Publisher {
  public:
-  /// Called within the calls below; what does not arrive is a gap that the controller asks about.
+  /// Called by the functions below. If a message is lost, the controller sees a gap and asks for it.
   using Send = std::function<void(std::string_view bytes)>;
 
-  /// `resend_bytes_max`: of messages that are kept.
+  /// `resend_bytes_max`: bound on the stored messages.
   Publisher(Incarnation incarnation, std::size_t resend_bytes_max, Send send)
       : incarnation_(incarnation), resend_bytes_max_(resend_bytes_max), send_(std::move(send)) {}
 
-  /// Long lists become several messages.
+  /// Splits long lists into several messages.
   void publish(std::span<const ChunkEntry> chunks, Tier tier = Tier::kHost);
-  /// From all tiers.
+  /// Evicts from all tiers.
   void evict(std::span<const ChunkKey> keys);
 
-  /// Everything published before counts no more once the snapshot that begins here has ended.
+  /// When the snapshot ends, it replaces everything published before its begin.
   void begin_snapshot();
   void end_snapshot();
 
   enum class Answer {
-    kOnItsWay,       // the controller asked before it saw what makes good its loss
-    kSentAgain,      // what it misses
-    kSnapshotBegun,  // too old for that: everything has to be published, and the snapshot ended
+    kOnItsWay,       // the repair was sent before this request arrived
+    kSentAgain,      // the missing messages were sent again
+    kSnapshotBegun,  // they are no longer stored: the caller publishes everything and ends the snapshot
   };
   Answer answer(const wire::SnapshotWanted& wanted);
 
-  std::uint64_t next_sequence() const { return next_sequence_; }  // of the next message
-  const TierDigests& digests() const { return digests_; }         // of what was published up to here
+  std::uint64_t next_sequence() const { return next_sequence_; }
+  const TierDigests& digests() const { return digests_; }
   std::size_t num_kept() const { return kept_.size(); }
 
-  /// The controller's word: messages below outlive its process.
   void set_kept_below(std::uint64_t sequence) { kept_below_ = std::max(kept_below_, sequence); }
   std::uint64_t kept_below() const { return kept_below_; }
 
@@ -61,10 +60,10 @@ class Publisher {
   Send send_;
   std::uint64_t next_sequence_ = 0;
   std::optional<std::uint64_t> snapshot_begun_at_;
-  std::deque<std::string> kept_;  // the newest messages, without a gap; none from before the last snapshot's begin
+  std::deque<std::string> kept_;  // the newest messages without a gap; none before the begin of the last snapshot
   std::size_t kept_bytes_ = 0;
   std::uint64_t kept_below_ = 0;
-  std::unordered_map<ChunkKey, std::uint8_t> tiers_of_;  // of each key published: a bit for each
+  std::unordered_map<ChunkKey, std::uint8_t> tiers_of_;  // a bit for each tier of a published key
   TierDigests digests_;
 };
 

@@ -14,8 +14,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kPendingMax = 16'384;  // look-ups without a reply that are remembered; the oldest fall out
-constexpr std::int64_t kAsksPerTimeout = 3;  // of one look-up, where no answer comes
+constexpr std::size_t kPendingMax = 16'384;  // the oldest unanswered lookups are dropped beyond this
+constexpr std::int64_t kAsksPerTimeout = 3;  // how often an unanswered lookup is sent
 
 class ReplicaClient final : public Client {
  public:
@@ -34,7 +34,7 @@ class ReplicaClient final : public Client {
   int fd() const override { return epoll_.get(); }
   bool registered() const override { return first_registered(0) != nullptr; }
   const std::string& controller() const override { return options_.controller; }
-  /// Of the one that is asked; each controller's series is its own.
+  /// Each controller has its own series of numbers; these are those of the controller that lookups go to.
   std::uint64_t next_sequence() const override { return preferred().next_sequence(); }
   std::uint64_t kept_below() const override { return preferred().kept_below(); }
 
@@ -47,13 +47,13 @@ class ReplicaClient final : public Client {
     if (registered() != was_registered_) {
       was_registered_ = registered();
       if (was_registered_)
-        events.insert(events.begin(), Registered{});  // before what it makes owed
+        events.insert(events.begin(), Registered{});  // before the SnapshotWanted that it caused
       else
         events.emplace_back(Lost{lost_reason_});
     }
     for (auto pending = pending_.begin(); pending != pending_.end();) {
       const auto current = pending++;
-      attend(current, now, events);
+      advance(current, now, events);
     }
     return events;
   }
@@ -80,8 +80,8 @@ class ReplicaClient final : public Client {
     Pending pending{.query = query, .replica = nullptr, .ends_at = {}, .asked_at = {}};
     const std::uint64_t token = ++last_token_;
     const Result<void> asked = ask(token, pending, 0);
-    if (!asked && timeout_ == 0) return asked.error();  // else somebody may be there in time
-    if (pending_.size() == kPendingMax) forget(pending_.begin()->first);
+    if (!asked && timeout_ == 0) return asked.error();  // else a controller may register in time
+    if (pending_.size() == kPendingMax) drop(pending_.begin()->first);
     pending_.emplace(token, std::move(pending));
     return token;
   }
@@ -89,17 +89,17 @@ class ReplicaClient final : public Client {
  private:
   struct Replica {
     std::unique_ptr<Client> client;
-    std::map<std::uint64_t, std::uint64_t> asked;  // its tokens, and ours
+    std::map<std::uint64_t, std::uint64_t> asked;  // its tokens to tokens of this client
     bool has_refused = false;
   };
   struct Pending {
     LookupQuery query;
-    Replica* replica = nullptr;  // the last that was asked; none: nobody was there
+    Replica* replica = nullptr;  // the last that was asked; nullptr: none was registered
     std::optional<TimeNs> ends_at, asked_at;
   };
   using PendingMap = std::map<std::uint64_t, Pending>;
 
-  /// From the `begin`-th on, and around.
+  /// Searches from the `begin`-th on and wraps around.
   Replica* first_registered(std::size_t begin) const {
     for (std::size_t i = 0; i < replicas_.size(); ++i) {
       const Replica& replica = replicas_[(begin + i) % replicas_.size()];
@@ -126,17 +126,17 @@ class ReplicaClient final : public Client {
     return {};
   }
 
-  void attend(PendingMap::iterator current, TimeNs now, std::vector<ClientEvent>& events) {
+  void advance(PendingMap::iterator current, TimeNs now, std::vector<ClientEvent>& events) {
     auto& [token, pending] = *current;
     if (timeout_ == 0) {
-      if (pending.replica == nullptr && !ask(token, pending, 0)) forget(token);
+      if (pending.replica == nullptr && !ask(token, pending, 0)) drop(token);
       return;
     }
     if (!pending.ends_at) pending.ends_at = now + timeout_;
     if (now >= *pending.ends_at) {
       events.emplace_back(LookupFailed{token, fmt::format("no answer from controller {} within {} ms",
                                                           options_.controller, options_.lookup_timeout_ms)});
-      return forget(token);
+      return drop(token);
     }
     if (pending.replica == nullptr) {
       (void)ask(token, pending, 0);  // else in the next turn, up to the deadline
@@ -146,12 +146,12 @@ class ReplicaClient final : public Client {
     if (pending.replica != nullptr && !pending.asked_at) pending.asked_at = now;
   }
 
-  void forget(std::uint64_t token) {
+  void drop(std::uint64_t token) {
     for (Replica& replica : replicas_)
       std::erase_if(replica.asked, [&](const auto& ask) { return ask.second == token; });
     pending_.erase(token);
   }
-  /// Its answers will not come.
+  /// Lookups sent to `replica` are unanswered from here on.
   void give_up(Replica& replica) {
     replica.asked.clear();
     for (auto& [token, pending] : pending_) {
@@ -163,10 +163,10 @@ class ReplicaClient final : public Client {
     const auto asked = replica.asked.find(reply.token);
     if (asked == replica.asked.end()) return;
     reply.token = asked->second;
-    forget(reply.token);
+    drop(reply.token);
     events.emplace_back(std::move(reply));
   }
-  void on(Replica&, Registered&, std::vector<ClientEvent>&) {}  // process() tells of the first
+  void on(Replica&, Registered&, std::vector<ClientEvent>&) {}  // process() reports the first one
   void on(Replica& replica, Lost& lost, std::vector<ClientEvent>&) {
     lost_reason_ = std::move(lost.reason);
     give_up(replica);
@@ -176,27 +176,29 @@ class ReplicaClient final : public Client {
     give_up(replica);
     lost_reason_ = fmt::format("controller {} refused this node: {}", replica.client->controller(), refused.reason);
     if (std::all_of(replicas_.begin(), replicas_.end(), [](const Replica& r) { return r.has_refused; })) {
-      was_registered_ = false;  // that says it all
+      was_registered_ = false;  // Refused replaces Lost
       events.emplace_back(std::move(refused));
     } else {
       log().warn("{}", lost_reason_);
     }
   }
   void on(Replica&, SnapshotWanted&, std::vector<ClientEvent>& events) { events.emplace_back(SnapshotWanted{}); }
-  /// Each controller numbers its holds on its own.
+  /// Each controller numbers its pins on its own; the result is unique over all.
   void on(Replica& replica, PinChunks& wanted, std::vector<ClientEvent>& events) {
-    wanted.hold = hold_of(replica, wanted.hold);
+    wanted.pin_id = unique_pin_id(replica, wanted.pin_id);
     events.emplace_back(std::move(wanted));
   }
   void on(Replica& replica, UnpinChunks& wanted, std::vector<ClientEvent>& events) {
-    events.emplace_back(UnpinChunks{hold_of(replica, wanted.hold)});
+    events.emplace_back(UnpinChunks{unique_pin_id(replica, wanted.pin_id)});
   }
-  void on(Replica&, ReplicateChunks& wanted, std::vector<ClientEvent>& events) { events.emplace_back(std::move(wanted)); }
+  void on(Replica&, ReplicateChunks& wanted, std::vector<ClientEvent>& events) {
+    events.emplace_back(std::move(wanted));
+  }
   void on(Replica&, EvictChunks& wanted, std::vector<ClientEvent>& events) { events.emplace_back(std::move(wanted)); }
-  std::uint64_t hold_of(const Replica& replica, std::uint64_t hold) const {
-    return hold * replicas_.size() + static_cast<std::uint64_t>(&replica - replicas_.data());
+  std::uint64_t unique_pin_id(const Replica& replica, std::uint64_t pin_id) const {
+    return pin_id * replicas_.size() + static_cast<std::uint64_t>(&replica - replicas_.data());
   }
-  void on(Replica&, LookupFailed&, std::vector<ClientEvent>&) {}  // clients of one controller don't say so
+  void on(Replica&, LookupFailed&, std::vector<ClientEvent>&) {}  // the replicas' clients have no timeout
 
   ClientOptions options_;
   TimeNs timeout_;

@@ -1,4 +1,4 @@
-// One node and several controllers that each follow it: a client made of clients.
+// A client of several controllers (replicas), made of one client for each.
 #pragma once
 
 #include <memory>
@@ -8,12 +8,12 @@
 
 namespace kvferry::controller {
 
-/// Every controller is told everything, and registers the node on its own; look-ups go to the first that did. When that
-/// one is lost, those without an answer are asked again at the next. Registered and Lost tell of the first that is
-/// there and the last that went; Refused comes when nobody is left who did not refuse. What one of them misses
-/// (SnapshotWanted) is published to all, which changes nothing at the others.
-/// With lookup_timeout_ms each look-up ends in an answer or in LookupFailed, also where nobody is registered at first
-/// or an answer gets lost. `clients`: in order of preference, at least one.
+/// The node registers with each controller and publishes everything to each. Lookups go to the first controller that
+/// it is registered with; when that one is lost, unanswered lookups are sent to the next. Registered is reported for
+/// the first controller, Lost for the last one, Refused when all have refused. A SnapshotWanted of one is answered to
+/// all, which changes nothing for the others.
+/// With lookup_timeout_ms each lookup ends in LookupReply or LookupFailed, even if no controller is registered at first
+/// or an answer is lost. `clients`: in order of preference, at least one.
 Result<std::unique_ptr<Client>> make_replica_client(std::vector<std::unique_ptr<Client>> clients,
                                                     const ClientOptions& options);
 

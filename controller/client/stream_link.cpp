@@ -17,17 +17,17 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
-constexpr std::size_t kUnsentBytesMax = std::size_t{64} << 20;  // a node's snapshot of four million chunks
+constexpr std::size_t kUnsentBytesMax = std::size_t{64} << 20;  // a snapshot of four million chunks
 constexpr TimeNs kBackOffMin = 100 * kMillisecond;
 constexpr TimeNs kBackOffMax = kSecond;
 constexpr TimeNs kConnectTime = 2 * kSecond;
 
 bool is_for_later(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
-/// A name server may take seconds, and its library call can't be ended: it gets a thread that nobody waits for.
-struct Lookup {
+/// A name server may take seconds, and getaddrinfo() can't be cancelled, so a detached thread calls it.
+struct HostLookup {
   std::string host;
-  std::string number;  // empty: none was found
+  std::string number;  // empty: not found
   std::atomic<bool> is_done{false};
   WakeUp wake_up;
 };
@@ -51,10 +51,10 @@ class StreamLink final : public ClientLink {
   void process(TimeNs now) override {
     is_drained_ = false;
     if (is_connected_) return flush();
-    if (lookup_) return end_lookup(now);
+    if (host_lookup_) return end_lookup(now);
     if (!socket_) {
       if (now < retry_at_) return;
-      retry_at_ = now + back_off_;  // at least, also if this one works for a moment
+      retry_at_ = now + back_off_;  // also if this connection lasts only a moment
       return begin(now);
     }
     pollfd item{socket_.get(), POLLOUT, 0};
@@ -97,17 +97,17 @@ class StreamLink final : public ClientLink {
   bool send(std::string_view message) override {
     if (!is_connected_ || out_.size() - num_sent_ + message.size() > kUnsentBytesMax) return false;
     append_frame(out_, message);
-    if (!is_held_) flush();
+    if (!is_corked_) flush();
     return is_connected_;
   }
-  void hold(bool is_held) override {
-    is_held_ = is_held;
-    if (!is_held && is_connected_) flush();
+  void set_corked(bool is_corked) override {
+    is_corked_ = is_corked;
+    if (!is_corked && is_connected_) flush();
   }
 
   void reconnect() override {
     close();
-    has_broken_ = false;  // its owner knows
+    has_broken_ = false;  // the owner asked for it
     retry_at_ = 0;
   }
   bool has_broken() override { return std::exchange(has_broken_, false); }
@@ -116,21 +116,21 @@ class StreamLink final : public ClientLink {
  private:
   void begin(TimeNs now) {
     if (address_.is_unix() || is_numeric(address_.host)) return begin_connect_to(address_, now);
-    lookup_ = std::make_shared<Lookup>();
-    lookup_->host = address_.host;
-    watch(EPOLL_CTL_ADD, lookup_->wake_up.fd(), EPOLLIN);
-    std::thread([lookup = lookup_] {
+    host_lookup_ = std::make_shared<HostLookup>();
+    host_lookup_->host = address_.host;
+    watch(EPOLL_CTL_ADD, host_lookup_->wake_up.fd(), EPOLLIN);
+    std::thread([lookup = host_lookup_] {
       if (Result<std::string> number = resolve(lookup->host)) lookup->number = std::move(*number);
       lookup->is_done.store(true, std::memory_order_release);
       lookup->wake_up.raise();
     }).detach();
   }
   void end_lookup(TimeNs now) {
-    if (!lookup_->is_done.load(std::memory_order_acquire)) return;
+    if (!host_lookup_->is_done.load(std::memory_order_acquire)) return;
     StreamAddress address = address_;
-    address.host = lookup_->number;
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, lookup_->wake_up.fd(), nullptr);
-    lookup_.reset();
+    address.host = host_lookup_->number;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, host_lookup_->wake_up.fd(), nullptr);
+    host_lookup_.reset();
     if (address.host.empty()) return fail(now);
     begin_connect_to(address, now);
   }
@@ -140,7 +140,7 @@ class StreamLink final : public ClientLink {
     socket_ = std::move(*socket);
     give_up_at_ = now + kConnectTime;
     watch(EPOLL_CTL_ADD, socket_.get(), EPOLLOUT);
-    if (address.is_unix()) process(now);  // that one is up at once
+    if (address.is_unix()) process(now);  // it is connected at once
   }
 
   void fail(TimeNs now) {
@@ -186,7 +186,7 @@ class StreamLink final : public ClientLink {
 
   void watch(int how, int fd, std::uint32_t events) const {
     epoll_event event{.events = events, .data = {}};
-    ::epoll_ctl(epoll_.get(), how, fd, &event);  // without it the owner's next turn looks all the same
+    ::epoll_ctl(epoll_.get(), how, fd, &event);  // on failure the owner's next turn checks all the same
   }
 
   std::string endpoint_;
@@ -194,8 +194,8 @@ class StreamLink final : public ClientLink {
   StreamAddress address_;
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
   OwnedFd socket_;
-  std::shared_ptr<Lookup> lookup_;
-  bool is_connected_ = false, has_broken_ = false, waits_for_room_ = false, is_held_ = false;
+  std::shared_ptr<HostLookup> host_lookup_;
+  bool is_connected_ = false, has_broken_ = false, waits_for_room_ = false, is_corked_ = false;
   bool is_drained_ = false;  // in this turn
   TimeNs retry_at_ = 0, back_off_ = kBackOffMin, give_up_at_ = 0, linger_ = 0;
   std::string scratch_ = std::string(kReadBytes, '\0');

@@ -1,7 +1,7 @@
 #include <sys/epoll.h>
 
-#include "controller/client/client_link.h"
 #include "controller/api/endpoint.h"
+#include "controller/client/client_link.h"
 #include "controller/protocol/wake_up.h"
 #include "controller/protocol/zmq_io.h"
 #include "transport/base/log.h"
@@ -22,7 +22,7 @@ std::shared_ptr<ZmqThreads> make_zmq_threads(int sockets_max) {
 
 namespace {
 
-constexpr int kSendQueueMax = 10'000;  // publishes of a whole snapshot fit: 160 million chunks
+constexpr int kSendQueueMax = 10'000;  // room for a snapshot of 160 million chunks
 
 class ZmqLink final : public ClientLink {
  public:
@@ -33,7 +33,7 @@ class ZmqLink final : public ClientLink {
     try {
       set_common_options(socket_, endpoint_);
       if (!options.is_bounded) socket_.set(zmq::sockopt::maxmsgsize, std::int64_t{-1});
-      // Only send on a live connection: what is queued for a dead controller would reach the next one as old news.
+      // Messages queued for a dead controller would reach its successor out of date.
       socket_.set(zmq::sockopt::immediate, true);
       socket_.set(zmq::sockopt::sndhwm, kSendQueueMax);
       socket_.set(zmq::sockopt::reconnect_ivl, 100);
@@ -60,12 +60,12 @@ class ZmqLink final : public ClientLink {
 
   bool send(std::string_view message) override {
     const bool sent = try_send(socket_, message);
-    // Sending may have swallowed the edge that tells of a waiting message, so fd() is raised by hand.
+    // Sending may consume the edge that signals a waiting message.
     if ((socket_.get(zmq::sockopt::events) & ZMQ_POLLIN) != 0) wake_up_.raise();
     return sent;
   }
 
-  void hold(bool) override {}  // its own thread does so
+  void set_corked(bool) override {}  // ZeroMQ's thread batches messages
 
   void reconnect() override {
     try {
@@ -75,7 +75,7 @@ class ZmqLink final : public ClientLink {
       log().error("can't connect to {} again: {}", endpoint_, failure.what());
     }
   }
-  bool has_broken() override { return false; }  // ZeroMQ doesn't tell
+  bool has_broken() override { return false; }  // ZeroMQ does not report it
   void linger(int ms) override { socket_.set(zmq::sockopt::linger, ms); }
 
  private:
@@ -88,7 +88,7 @@ class ZmqLink final : public ClientLink {
   zmq::message_t frame_;
   WakeUp wake_up_;
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
-  std::shared_ptr<ZmqThreads> threads_;  // outlive the socket
+  std::shared_ptr<ZmqThreads> threads_;  // must outlive the socket
   zmq::socket_t socket_{threads_->context, zmq::socket_type::dealer};
 };
 

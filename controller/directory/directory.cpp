@@ -7,7 +7,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines, up to 200 us
+constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines; up to 200 us
 
 Result<void> check_text(std::string_view field, std::string_view text, std::size_t size_max, bool may_be_empty) {
   const auto printable = [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; };
@@ -54,7 +54,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
       joined.id = known->second;
       old = find(known->second);
     }
-    // A namespace whose only node is the one being replaced may change its fingerprint with it.
+    // A namespace may change its fingerprint if its only node is replaced.
     const bool others_alive = home->nodes.size() > (old != nullptr ? 1U : 0U);
     const bool same_incarnation = old != nullptr && old->info.incarnation == info.incarnation;
     if (old != nullptr && old->info.incarnation > info.incarnation) {
@@ -65,14 +65,14 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
     if (home->fingerprint != info.fingerprint && (others_alive || same_incarnation)) {
       return Error{
           ErrorCode::kRefused,
-          fmt::format("node '{}' can't join namespace '{}': {} (here: the namespace, there: the node); use the "
+          fmt::format("node '{}' cannot join namespace '{}': {} (here: the namespace, there: the node); use the "
                       "same model and KV settings, or another namespace",
                       info.engine_id, info.name_space, fingerprint_difference(home->fingerprint, info.fingerprint))};
     }
     if (same_incarnation) {
       old->info = info;
       old->heard_at = now;
-      if (next_sequence < old->next_sequence) {  // it counts anew, so what it sends is news
+      if (next_sequence < old->next_sequence) {  // the node restarted its numbers
         drop_snapshot(*old);
         old->owes_snapshot = true;
         old->next_sequence = old->heard_below = next_sequence;
@@ -87,17 +87,17 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
   }
   if (old == nullptr && nodes_.size() >= options_.nodes_max) {
     return Error{ErrorCode::kFull,
-                 fmt::format("{} nodes are registered, which is as many as this controller allows", nodes_.size())};
+                 fmt::format("{} nodes are registered, the maximum of this controller", nodes_.size())};
   }
   if (old != nullptr) {
     joined.fenced = joined.id;
-    forget(joined.id);
+    remove(joined.id);
   }
   std::unique_ptr<Namespace>& slot = namespaces_[info.name_space];
   if (slot == nullptr) {
     slot.reset(new Namespace{info.fingerprint, ChunkTable(options_.tails_per_group_max, options_.index), {}, {}, 0});
   }
-  slot->fingerprint = info.fingerprint;  // nobody else is left where it is another one
+  slot->fingerprint = info.fingerprint;  // changes only where no other node is left
   joined.id = NodeId{++last_node_id_};
   joined.snapshot_wanted = true;
   auto node = std::make_unique<Node>(Node{.info = info,
@@ -116,7 +116,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
 
 bool Directory::leave(NodeId id) {
   if (find(id) == nullptr) return false;
-  forget(id);
+  remove(id);
   return true;
 }
 
@@ -124,7 +124,7 @@ Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& q
   if (!find_holders(asker, query, now, found_)) return Error{ErrorCode::kNotFound, "the asking node is not registered"};
   std::vector<Holder> holders;
   holders.reserve(found_.size());
-  for (const FoundHolder& found : found_) {
+  for (const HolderView& found : found_) {
     holders.push_back({found.info->engine_id,
                        found.info->incarnation,
                        found.info->endpoint,
@@ -136,7 +136,7 @@ Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& q
   return holders;
 }
 
-bool Directory::find_holders(NodeId asker, const LookupView& query, TimeNs now, std::vector<FoundHolder>& found) {
+bool Directory::find_holders(NodeId asker, const LookupView& query, TimeNs now, std::vector<HolderView>& found) {
   found.clear();
   Node* node = find(asker);
   if (node == nullptr) return false;
@@ -145,25 +145,25 @@ bool Directory::find_holders(NodeId asker, const LookupView& query, TimeNs now, 
   return true;
 }
 
-void Directory::find_holders(const std::string& name_space, const LookupView& query, std::vector<FoundHolder>& found) {
+void Directory::find_holders(const std::string& name_space, const LookupView& query, std::vector<HolderView>& found) {
   found.clear();
   const auto home = namespaces_.find(name_space);
   if (home != namespaces_.end()) find_holders(*home->second, query, std::nullopt, found);
 }
 
 void Directory::find_holders(Namespace& home, const LookupView& query, std::optional<ChunkTable::HolderIndex> asker,
-                             std::vector<FoundHolder>& found) {
+                             std::vector<HolderView>& found) {
   home.table.lookup(query, asker, matches_);
   for (const ChunkTable::Match& match : matches_) {
     const Node& holder = *home.by_index.at(match.holder);
     found.push_back({&holder.info, match.num_full_chunks, match.tails, match.tier, holder.is_confirmed(),
                      holder.heard_at, holder.is_leaving});
   }
-  const auto better = [](const FoundHolder& a, const FoundHolder& b) {
+  const auto better = [](const HolderView& a, const HolderView& b) {
     if (a.is_leaving != b.is_leaving) return b.is_leaving;
     if (a.num_full_chunks != b.num_full_chunks) return a.num_full_chunks > b.num_full_chunks;
     if (a.heard_at != b.heard_at) return a.heard_at > b.heard_at;
-    return a.info->engine_id < b.info->engine_id;  // the same answer on every run
+    return a.info->engine_id < b.info->engine_id;  // a fixed order among equals
   };
   const std::size_t num_kept = std::min(found.size(), options_.holders_per_reply_max);
   std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(num_kept), found.end(), better);
@@ -183,7 +183,7 @@ std::vector<NodeId> Directory::expire(TimeNs now) {
     }
     if (now - node->heard_at > lease) expired.push_back(id);
   }
-  for (const NodeId id : expired) forget(id);
+  for (const NodeId id : expired) remove(id);
   tidy();
   return expired;
 }
@@ -194,19 +194,12 @@ std::vector<NodeStatus> Directory::status(TimeNs now) const {
   for (const auto& [name_space, home] : namespaces_) {
     for (const auto& [engine_id, id] : home->nodes) {
       const Node& node = *nodes_.at(id);
-      const TimeNs age = std::max<TimeNs>(0, now - node.heard_at);
-      result.push_back({.name_space = name_space,
-                        .engine_id = engine_id,
-                        .incarnation = node.info.incarnation.value,
-                        .role = node.info.role,
-                        .endpoint = node.info.endpoint,
-                        .num_chunks = home->table.num_chunks(node.seen.index),
-                        .num_tails = home->table.num_tails(node.seen.index),
-                        .heartbeat_age_ms = static_cast<std::uint64_t>(age / kMillisecond),
-                        .serves = node.info.serves,
-                        .load = node.load.num_requests,
-                        .fingerprint = node.info.fingerprint,
-                        .version = node.info.version});
+      NodeStatus status{node.info};
+      status.num_chunks = home->table.num_chunks(node.seen.index);
+      status.num_tails = home->table.num_tails(node.seen.index);
+      status.heartbeat_age_ms = static_cast<std::uint64_t>(std::max<TimeNs>(0, now - node.heard_at) / kMillisecond);
+      status.load = node.load.num_requests;
+      result.push_back(std::move(status));
     }
   }
   return result;
@@ -230,7 +223,7 @@ Directory::Node* Directory::find(NodeId id) {
   return it == nodes_.end() ? nullptr : it->second.get();
 }
 
-void Directory::forget(NodeId id) {
+void Directory::remove(NodeId id) {
   Node& node = *nodes_.at(id);
   Namespace& home = *node.home;
   drop_snapshot(node);
@@ -244,8 +237,8 @@ void Directory::forget(NodeId id) {
   if (journal_ != nullptr) journal_->gone(id);
 }
 
-/// One namespace's work a call, and each its turn. One that nobody is left in goes when its table is empty: to free a
-/// full one at once would take too long.
+/// Each call works on one namespace, in turns. A namespace without nodes is erased when its table is empty: freeing a
+/// full table at once would take too long.
 void Directory::tidy() {
   for (std::size_t i = namespaces_.size(); i > 0; --i) {
     auto it = namespaces_.upper_bound(tidied_last_);

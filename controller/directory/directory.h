@@ -1,4 +1,4 @@
-// The directory: which node is alive, and which of them holds which chunks. Pure: no I/O and no clock of its own.
+// The directory of live nodes and the chunks that each holds. Pure: no I/O and no clock.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "controller/index/chunk_table.h"
 #include "controller/api/client.h"
+#include "controller/api/status.h"
 #include "controller/directory/journal.h"
+#include "controller/index/chunk_table.h"
+#include "controller/protocol/holder_view.h"
 #include "controller/protocol/node_id.h"
 #include "controller/protocol/snapshot_mark.h"
-#include "controller/api/status.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
 #include "transport/base/result.h"
@@ -24,173 +25,165 @@
 namespace kvferry::controller {
 
 struct DirectoryOptions {
-  std::int64_t lease_ms = 2500;        // a node without a word for so long is forgotten; five heartbeats
-  std::int64_t grace_ms = 1000;        // what every node gets after expire() itself was late: two heartbeats
-  std::int64_t snapshot_ms = 10'000;   // one that takes longer from its begin to its end is dropped
-  std::int64_t repair_retry_ms = 200;  // at least, between two wishes to the same node
+  std::int64_t lease_ms = 2500;        // a node that is silent for this long is removed; five heartbeats
+  std::int64_t grace_ms = 1000;        // extension of all leases after expire() was called late; two heartbeats
+  std::int64_t snapshot_ms = 10'000;   // an unfinished snapshot is dropped after this time
+  std::int64_t repair_retry_ms = 200;  // shortest time between two repair requests to a node
   std::size_t nodes_max = 4096;
   std::size_t chunks_per_node_max = std::size_t{1} << 20;
   std::size_t chunks_max = std::size_t{1} << 24;  // (node, tier, chunk) over all nodes
   std::size_t tails_per_group_max = 256;
   std::size_t holders_per_reply_max = 64;
-  IndexOptions index{};  // of each namespace's table; `seed` should come from the system's randomness
+  IndexOptions index{};  // for each namespace's table; `seed` should be random
 };
 
 enum class Update {
-  kApplied,       // or dropped: it is old, or comes after a loss that was asked about already
-  kUnknownNode,   // nothing happened: the sender must register
-  kRepairWanted,  // something of this node is missing: ask it as repair() says
+  kApplied,       // or dropped, because the message is old or follows a loss whose repair was already requested
+  kUnknownNode,   // the sender is not registered; nothing changed
+  kRepairWanted,  // messages of this node are missing: request what repair() returns
 };
 
-/// What to ask of a node.
+/// What to request from a node.
 struct Repair {
-  std::uint64_t heard_below = 0;  // the controller heard of all lower numbers
-  std::uint64_t resend_from = 0;  // the first of them that is missing
-  bool resend_will_do = false;    // false: only a snapshot helps that begins at resend_from or later
+  std::uint64_t heard_below = 0;  // the controller knows of all lower numbers
+  std::uint64_t resend_from = 0;  // first missing number
+  bool resend_will_do = false;    // false: only a snapshot begun at resend_from or later helps
 };
 
 struct Joined {
   NodeId id;
   bool snapshot_wanted = false;
-  bool resend_wanted = false;    // not both: ask it as repair() says
-  std::optional<NodeId> fenced;  // the older incarnation that this one replaced
+  bool resend_wanted = false;    // never both; request what repair() returns
+  std::optional<NodeId> fenced;  // older incarnation that this one replaced
 };
 
-/// A Holder where the directory has it, until its next call that isn't const.
-struct FoundHolder {
-  const NodeInfo* info = nullptr;
-  std::uint32_t num_full_chunks = 0;
-  std::span<const ChunkEntry> tails;
-  Tier tier = Tier::kHost;
-  bool confirmed = true;
-  TimeNs heard_at = 0;
-  bool is_leaving = false;
-};
-
-/// What is known of a node is what it told up to some number, whole and in order: its messages are numbered from the
-/// number it joins with, a lower number than expected is an old message, and a higher one shows a loss and waits for
-/// being sent again, because an eviction applied before a publish that was lost would be undone by it. A snapshot's
-/// begin voids all before it, so it may come after a loss. It is filled in unseen and takes the place of the older
-/// knowledge at its end, in one step; what is told meanwhile counts in both. One that ends too late, or is begun anew,
-/// leaves nothing behind. A node that dies or leaves is invisible at once; no call takes longer for what it held.
-/// Threads: one at a time. `now` must never go back.
+/// Registered nodes, their leases and their chunks.
+/// Messages of a node are numbered from the number it joins with and applied completely and in order. A number below
+/// the expected one is a repetition and is dropped; a higher one shows a loss, and later messages wait for the repair,
+/// because a publish repaired after a later eviction would undo that eviction. The begin of a snapshot voids everything
+/// before it, so it is applied after a loss too. A snapshot is filled into a generation of its own, which lookups don't
+/// see, and replaces the former generation at its end in one step; messages meanwhile apply to both generations. A
+/// snapshot that takes too long or is begun again is dropped. A node that dies or leaves is invisible at once; the time
+/// of a call does not depend on how many chunks a node had.
+/// Threads: one at a time. `now` must never decrease.
 class Directory {
  public:
   explicit Directory(DirectoryOptions options = {}) : options_(options) {}
-  /// Is told of each change from here on, until it is unset; nullptr: nobody.
+  /// `journal` receives each change from here on; nullptr: none.
   void set_journal(Journal* journal) { journal_ = journal; }
   const Journal* journal() const { return journal_; }
 
-  /// A node is known by (namespace, engine id). The same incarnation again keeps what it held (its connection broke); a
-  /// newer one replaces the older at once.
-  /// kRefused: another fingerprint than the namespace's living nodes, or a newer incarnation is registered.
+  /// A node is identified by (namespace, engine id). The same incarnation again keeps its chunks, because only its
+  /// connection broke; a newer one replaces the older at once.
+  /// kRefused: another fingerprint than the namespace's live nodes, or a newer incarnation is registered.
   /// kInvalidArgument: a field is empty, too long or not printable. kFull: nodes_max.
   Result<Joined> join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now);
 
-  /// `next_sequence`: the number that the node's next publish or evict will have; shows that its last one was lost.
-  /// `digests`: of what it holds then, by tier; if they are another number's than kNumTiers, they are not compared. A
-  /// difference where nothing is missing is a loss that nobody saw: the node owes a snapshot. If that does not help,
-  /// the wait before the next doubles, up to about a minute.
+  /// `next_sequence`: number of the node's next publish or evict, which shows whether its last one was lost.
+  /// `digests`: what it holds at that number, by tier; not compared unless there are kNumTiers. If they differ although
+  /// no number is missing, the node must send a snapshot. If that does not help, the wait before the next one doubles,
+  /// up to about a minute.
   Update heartbeat(NodeId node, std::uint64_t next_sequence, TimeNs now, std::span<const TierDigest> digests = {});
   Update publish(NodeId node, std::uint64_t sequence, SnapshotMark mark, std::span<const ChunkEntry> chunks, TimeNs now,
                  Tier tier = Tier::kHost);
-  /// From all tiers.
+  /// Evicts from all tiers.
   Update evict(NodeId node, std::uint64_t sequence, std::span<const ChunkKey> keys, TimeNs now);
-  /// False: no such node.
+  /// Returns false for an unknown node.
   bool leave(NodeId node);
 
-  /// Best first: most full chunks, then most recently heard of; at most holders_per_reply_max; never the asker.
+  /// Most full chunks first, then the newest message; at most holders_per_reply_max; without the asker.
   /// kNotFound: the asker is not registered.
   Result<std::vector<Holder>> lookup(NodeId asker, const LookupQuery& query, TimeNs now);
-  /// The same without copies, into `found`. False: the asker is not registered.
-  bool find_holders(NodeId asker, const LookupView& query, TimeNs now, std::vector<FoundHolder>& found);
+  /// The same without copies. `found` is valid until the next non-const call. Returns false if the asker is not
+  /// registered.
+  bool find_holders(NodeId asker, const LookupView& query, TimeNs now, std::vector<HolderView>& found);
+  /// The same for unregistered callers; unknown namespaces yield no holders.
+  void find_holders(const std::string& name_space, const LookupView& query, std::vector<HolderView>& found);
 
-  /// Forgets nodes whose lease ran out and returns them. To be called much more often than lease_ms, with all waiting
-  /// messages taken in before: a call that comes later than half a lease after the one before gives all nodes
-  /// grace_ms, because then nobody knows whether they or the caller were silent. Also tidies a bit: of what the dead
-  /// left behind, and of growing tables; well below a millisecond.
+  /// Removes the nodes whose lease expired and returns them. To be called much more often than lease_ms, after all
+  /// waiting messages: a call more than half a lease after the previous one extends all leases by grace_ms, because
+  /// then the nodes may have sent heartbeats that nothing has read yet. Also frees a bit of what dead nodes left and
+  /// resizes tables; well below a millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
-  /// The same for one who is no node; nobody is in a namespace that isn't there.
-  void find_holders(const std::string& name_space, const LookupView& query, std::vector<FoundHolder>& found);
-  /// Of the living nodes of a namespace; empty: there are none.
+  /// Fingerprint of the live nodes of a namespace; empty: there are none.
   std::string fingerprint_of(const std::string& name_space) const;
 
-  // ---- what admin commands need to know and to set; directory_rules.cpp ----
-  /// nullopt: no such node is registered.
+  // ---- for admin commands; directory_admin.cpp ----
+  /// Returns nullopt if no such node is registered.
   std::optional<NodeId> find_node(const std::string& name_space, const std::string& engine_id) const;
-  /// nullptr: it is gone. Valid until nodes change.
+  /// Returns nullptr for an unknown node. Valid until nodes change.
   const NodeInfo* info(NodeId node) const;
   std::vector<NodeId> nodes_of(const std::string& name_space) const;
-  /// Who can be asked for it; in no particular order.
+  /// Nodes that hold the key, in no particular order.
   std::vector<NodeId> holders_of(const std::string& name_space, const ChunkKey& key) const;
-  /// Those of `keys` that `node` holds, with what a tail's message must say.
+  /// Those of `keys` that `node` holds.
   std::vector<ChunkEntry> entries_of(NodeId node, std::span<const ChunkKey> keys) const;
   std::size_t num_chunks_of(NodeId node) const;
-  /// Nothing that it told is missing.
+  /// Returns true if no message of the node is missing.
   bool is_confirmed(NodeId node) const;
-  /// The node owes a snapshot: all that it holds, told again.
+  /// Requests a snapshot from the node.
   void want_snapshot(NodeId node);
-  /// A leaving node comes last in look-ups' answers, until it is gone or said to stay.
+  /// Lookups rank a leaving node last.
   void set_leaving(NodeId node, bool is_leaving);
   bool is_leaving(NodeId node) const;
-  /// A namespace keeps at most so many chunks; what is beyond at the time stays. nullopt: as many as all may.
+  /// Bounds the chunks of a namespace; existing ones are not removed. With nullopt only chunks_max applies.
   void set_quota(const std::string& name_space, std::optional<std::size_t> chunks_max);
   const std::map<std::string, std::size_t>& quotas() const { return quotas_; }
 
-  /// What it told last, and when; of a node that is not known, or told none yet: zeros.
   struct Load {
     std::uint64_t num_requests = 0;
-    TimeNs told_at = 0;
+    TimeNs reported_at = 0;
   };
+  /// The last reported load; zeros for an unknown node and before its first report.
   Load load(NodeId node) const;
   void set_load(NodeId node, std::uint64_t num_requests, TimeNs now);
 
-  /// Of a node that is not known: zeros.
+  /// Zeros for an unknown node.
   Repair repair(NodeId node) const;
   std::vector<NodeStatus> status(TimeNs now) const;
   /// Valid until nodes change.
   std::vector<std::pair<NodeId, const NodeInfo*>> nodes() const;
-  /// The node's messages below this number outlive the process, or, where there is no journal, were applied; see
-  /// Journal. Of a node that is not known: 0.
+  /// The node's messages below this number outlive the process (see Journal) or, without a journal, were applied. 0 for
+  /// an unknown node.
   std::uint64_t kept_below(NodeId node) const;
   std::size_t num_nodes() const { return nodes_.size(); }
-  /// Of a node with a snapshot under way, the larger of what it held and what came so far.
+  /// A node with an unfinished snapshot counts with the larger of its two generations.
   std::size_t num_chunks() const { return num_chunks_; }
   std::uint64_t num_chunks_dropped() const { return num_chunks_dropped_; }
   std::uint64_t num_digests_differed() const { return num_digests_differed_; }
-  /// Grows with each change of what a look-up may answer.
+  /// Increases with each change of a possible lookup result.
   std::uint64_t index_version() const { return index_version_; }
 
  private:
-  friend class DirectoryState;  // what outlives a process
+  friend class DirectoryState;  // saves and reloads a directory
   struct Node;
   struct Namespace {
     std::string fingerprint;
     ChunkTable table;
-    std::map<std::string, NodeId> nodes;                                // by engine id
-    std::unordered_map<ChunkTable::HolderIndex, const Node*> by_index;  // of `table`
-    std::size_t num_chunks = 0;                                         // as num_chunks_, of its nodes
+    std::map<std::string, NodeId> nodes;                                // ids by engine id
+    std::unordered_map<ChunkTable::HolderIndex, const Node*> by_index;  // holders of `table`
+    std::size_t num_chunks = 0;                                         // share of num_chunks_
   };
-  /// What a node held since some snapshot of it.
+  /// The chunks of a node since one of its snapshots.
   struct Generation {
-    ChunkTable::HolderIndex index = 0;  // in home->table
-    bool is_partial = false;            // there was no room for all, so its digest is another one
+    ChunkTable::HolderIndex index = 0;  // holder in home->table
+    bool is_partial = false;            // chunks were dropped for lack of room, so the digest differs
   };
   struct Node {
     NodeInfo info;
     Namespace* home = nullptr;
-    Generation seen;                   // by look-ups
-    std::optional<Generation> next{};  // of a snapshot under way; the seen one where that began empty
-    TimeNs snapshot_begun_at = 0;      // of `next`
+    Generation seen;                   // visible to lookups
+    std::optional<Generation> next{};  // unfinished snapshot; shares the index of `seen` if that was empty
+    TimeNs snapshot_begun_at = 0;      // begin of `next`
     TimeNs heard_at = 0;
-    std::uint64_t next_sequence = 0;   // all before it was applied
-    std::uint64_t heard_below = 0;     // never less; if more, messages are missing
-    bool owes_snapshot = true;         // until one ends
-    bool is_reloaded = false;          // known from before a restart, and not yet heard to be still so
-    std::optional<TimeNs> asked_at{};  // for what is missing; also when a part of it came
-    unsigned num_differed = 0;         // comparisons of digests in a row
-    std::size_t num_counted = 0;       // in num_chunks_
+    std::uint64_t next_sequence = 0;   // all lower numbers were applied
+    std::uint64_t heard_below = 0;     // at least next_sequence; if more, messages are missing
+    bool owes_snapshot = true;         // until a snapshot ends
+    bool is_reloaded = false;          // reloaded after a restart and not yet confirmed by a heartbeat
+    std::optional<TimeNs> asked_at{};  // time of the last repair request, or of its partial answer
+    unsigned num_differed = 0;         // consecutive digest mismatches
+    std::size_t num_counted = 0;       // share of num_chunks_
     bool is_leaving = false;
     Load load{};
 
@@ -202,24 +195,25 @@ class Directory {
   Node* find(NodeId id);
   const Node* find(NodeId id) const;
   std::size_t room_for(const Node& node, std::size_t num_held) const;
+  /// Returns false for an old message and for one after a loss.
   bool accept(Node& node, std::uint64_t sequence, bool voids_before);
   Update ask(Node& node, TimeNs now);
   template <class Change>
   void change(Node& node, const Change& change_generation);
-  void tell_published(const Node& node, NodeId id, std::uint64_t sequence, SnapshotMark mark, Tier tier,
-                      std::span<const ChunkEntry> chunks, bool is_partial);
+  void record_published(const Node& node, NodeId id, std::uint64_t sequence, SnapshotMark mark, Tier tier,
+                        std::span<const ChunkEntry> chunks, bool is_partial);
   void begin_snapshot(Node& node, TimeNs now);
   void end_snapshot(Node& node);
   void drop_snapshot(Node& node);
-  void count_again(Node& node);
-  void forget(NodeId id);
+  void recount(Node& node);
+  void remove(NodeId id);
   void tidy();
   void find_holders(Namespace& home, const LookupView& query, std::optional<ChunkTable::HolderIndex> asker,
-                    std::vector<FoundHolder>& found);
+                    std::vector<HolderView>& found);
 
   DirectoryOptions options_;
   Journal* journal_ = nullptr;
-  bool is_reloading_ = false;  // what was kept once has room
+  bool is_reloading_ = false;  // reloaded chunks are not bounded
   std::map<std::string, std::unique_ptr<Namespace>> namespaces_;
   std::unordered_map<NodeId, std::unique_ptr<Node>> nodes_;
   std::uint64_t last_node_id_ = 0;
@@ -227,10 +221,10 @@ class Directory {
   std::uint64_t num_chunks_dropped_ = 0;
   std::uint64_t num_digests_differed_ = 0;
   std::uint64_t index_version_ = 0;
-  std::map<std::string, std::size_t> quotas_;  // by namespace, also of one that has no nodes
-  std::string tidied_last_;                    // a namespace
-  std::vector<ChunkTable::Match> matches_;     // of the last look-up
-  std::vector<FoundHolder> found_;             // of the last one that was copied
+  std::map<std::string, std::size_t> quotas_;  // quotas by namespace, also without nodes
+  std::string tidied_last_;                    // namespace that tidy() worked on last
+  std::vector<ChunkTable::Match> matches_;     // matches of the last lookup
+  std::vector<HolderView> found_;              // holders found by the last lookup()
   std::optional<TimeNs> expire_called_at_;
 };
 

@@ -1,4 +1,4 @@
-// What admin commands need to know of nodes and chunks, and what they set: who leaves, and how much a namespace may keep.
+// The part of Directory that admin commands use: queries about nodes and chunks, drains, quotas.
 #include <algorithm>
 
 #include "controller/directory/directory.h"
@@ -6,7 +6,7 @@
 namespace kvferry::controller {
 namespace {
 
-std::size_t left(std::size_t max, std::size_t used) { return max > used ? max - used : 0; }
+std::size_t remaining(std::size_t max, std::size_t used) { return max > used ? max - used : 0; }
 
 }  // namespace
 
@@ -94,14 +94,14 @@ void Directory::set_quota(const std::string& name_space, std::optional<std::size
     quotas_.erase(name_space);
 }
 
-/// How many new chunks a generation of `node` that has `num_held` may take. What the node's larger generation has is
-/// counted already.
+/// Returns how many new chunks a generation of `node` with `num_held` chunks may take. The chunks of the node's larger
+/// generation are already counted.
 std::size_t Directory::room_for(const Node& node, std::size_t num_held) const {
-  const std::size_t num_free = left(node.num_counted, num_held);
-  std::size_t room =
-      std::min(left(options_.chunks_max, num_chunks_) + num_free, left(options_.chunks_per_node_max, num_held));
+  const std::size_t num_free = remaining(node.num_counted, num_held);
+  std::size_t room = std::min(remaining(options_.chunks_max, num_chunks_) + num_free,
+                              remaining(options_.chunks_per_node_max, num_held));
   if (const auto quota = quotas_.find(node.info.name_space); quota != quotas_.end())
-    room = std::min(room, left(quota->second, node.home->num_chunks) + num_free);
+    room = std::min(room, remaining(quota->second, node.home->num_chunks) + num_free);
   return room;
 }
 

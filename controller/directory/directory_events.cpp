@@ -1,4 +1,4 @@
-// What nodes tell of what they hold: in order, made good where it was lost, and compared.
+// The part of Directory that applies the nodes' messages: ordering, repair of losses, comparison of digests.
 #include <algorithm>
 
 #include "controller/directory/directory.h"
@@ -6,7 +6,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr unsigned kDoublingsMax = 8;  // of repair_retry_ms
+constexpr unsigned kDoublingsMax = 8;  // bound on the growth of repair_retry_ms
 
 }  // namespace
 
@@ -47,7 +47,7 @@ Update Directory::publish(NodeId id, std::uint64_t sequence, SnapshotMark mark, 
     if (added.num_dropped > 0) generation.is_partial = true;
   });
   num_chunks_dropped_ += num_dropped;
-  if (journal_ != nullptr) tell_published(*node, id, sequence, mark, tier, chunks, num_dropped > 0);
+  if (journal_ != nullptr) record_published(*node, id, sequence, mark, tier, chunks, num_dropped > 0);
   if (mark == SnapshotMark::kEnds && node->next) end_snapshot(*node);
   return Update::kApplied;
 }
@@ -62,8 +62,8 @@ Update Directory::evict(NodeId id, std::uint64_t sequence, std::span<const Chunk
   return Update::kApplied;
 }
 
-void Directory::tell_published(const Node& node, NodeId id, std::uint64_t sequence, SnapshotMark mark, Tier tier,
-                               std::span<const ChunkEntry> chunks, bool is_partial) {
+void Directory::record_published(const Node& node, NodeId id, std::uint64_t sequence, SnapshotMark mark, Tier tier,
+                                 std::span<const ChunkEntry> chunks, bool is_partial) {
   if (!is_partial) return journal_->published(id, sequence, mark, tier, chunks, false);
   std::vector<ChunkEntry> kept;
   const ChunkTable& table = node.home->table;
@@ -81,13 +81,12 @@ Repair Directory::repair(NodeId id) const {
   return {node.heard_below, node.next_sequence, !node.needs_snapshot()};
 }
 
-/// False: an old message, or one after a loss.
 bool Directory::accept(Node& node, std::uint64_t sequence, bool voids_before) {
   if (sequence < node.next_sequence) return false;
   node.heard_below = std::max(node.heard_below, sequence + 1);
   if (sequence > node.next_sequence && !voids_before) return false;
   node.next_sequence = sequence + 1;
-  if (node.asked_at) node.asked_at = node.heard_at;  // the rest is on its way
+  if (node.asked_at) node.asked_at = node.heard_at;  // the rest of the repair is coming
   if (!node.has_gap()) node.asked_at.reset();
   return true;
 }
@@ -96,7 +95,7 @@ Update Directory::ask(Node& node, TimeNs now) {
   const TimeNs retry = options_.repair_retry_ms * kMillisecond;
   if (!node.has_gap() && !node.needs_snapshot()) return Update::kApplied;
   if (node.asked_at && now - *node.asked_at < retry) return Update::kApplied;
-  // A node whose snapshots don't help must not do nothing but send them.
+  // Where snapshots don't help, the node must not spend all its time on sending them.
   const bool is_hopeless = node.num_differed > 1 && !node.has_gap();
   if (is_hopeless && now - node.snapshot_begun_at < retry << std::min(node.num_differed, kDoublingsMax))
     return Update::kApplied;
@@ -104,17 +103,17 @@ Update Directory::ask(Node& node, TimeNs now) {
   return Update::kRepairWanted;
 }
 
-/// In both generations: what the node tells is true of either.
+/// Changes both generations, because the node's message applies to either.
 template <class Change>
 void Directory::change(Node& node, const Change& change_generation) {
   if (node.next && node.next->index == node.seen.index) {
     change_generation(*node.next);
   } else {
     change_generation(node.seen);
-    count_again(node);
+    recount(node);
     if (node.next) change_generation(*node.next);
   }
-  count_again(node);
+  recount(node);
   ++index_version_;
 }
 
@@ -139,7 +138,7 @@ void Directory::end_snapshot(Node& node) {
   node.next.reset();
   node.owes_snapshot = false;
   node.is_reloaded = false;
-  count_again(node);
+  recount(node);
   ++index_version_;
 }
 
@@ -147,10 +146,10 @@ void Directory::drop_snapshot(Node& node) {
   if (!node.next) return;
   if (node.next->index != node.seen.index) node.home->table.remove_holder(node.next->index);
   node.next.reset();
-  count_again(node);
+  recount(node);
 }
 
-void Directory::count_again(Node& node) {
+void Directory::recount(Node& node) {
   const ChunkTable& table = node.home->table;
   const std::size_t num_seen = table.num_chunks(node.seen.index);
   const std::size_t num_held = node.next ? std::max(num_seen, table.num_chunks(node.next->index)) : num_seen;

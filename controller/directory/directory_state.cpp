@@ -6,7 +6,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kKeysPerBlock = 4096;  // 64 KiB, some 50 us
-constexpr unsigned kRestartBits = 32;        // of the index's version: what is above them counts restarts
+constexpr unsigned kRestartBits = 32;        // the index version's upper bits count restarts
 
 }  // namespace
 
@@ -17,24 +17,17 @@ DirectoryImage DirectoryState::image() const {
     image.num_keys[name] = home->table.num_keys();
     for (const auto& [engine_id, id] : home->nodes) {
       const Directory::Node& node = *directory_.nodes_.at(id);
-      NodeImage of_node{id.value,
-                        name,
-                        engine_id,
-                        node.info.incarnation.value,
-                        node.info.role,
-                        node.info.endpoint,
-                        home->fingerprint,
-                        node.next_sequence,
-                        home->table.life(node.seen.index)};
+      NodeImage node_image{.id = id,
+                           .info = node.info,
+                           .next_sequence = node.next_sequence,
+                           .seen = home->table.life(node.seen.index),
+                           .owes_snapshot = node.owes_snapshot,
+                           .seen_is_partial = node.seen.is_partial};
       if (node.next) {
-        of_node.next = home->table.life(node.next->index);
-        of_node.next_is_partial = node.next->is_partial;
+        node_image.next = home->table.life(node.next->index);
+        node_image.next_is_partial = node.next->is_partial;
       }
-      of_node.owes_snapshot = node.owes_snapshot;
-      of_node.seen_is_partial = node.seen.is_partial;
-      of_node.serves = node.info.serves;
-      of_node.version = node.info.version;
-      image.nodes.push_back(std::move(of_node));
+      image.nodes.push_back(std::move(node_image));
     }
   }
   return image;
@@ -47,7 +40,7 @@ void DirectoryState::begin_walk() {
 
 bool DirectoryState::walk(TableBlock& block, std::string& name_space) {
   const auto& spaces = directory_.namespaces_;
-  // One that went meanwhile had no node left, and one that came is told by the journal.
+  // A namespace that was removed meanwhile had no node left; a new one is in the journal.
   auto it = walked_ ? spaces.find(*walked_) : spaces.begin();
   if (it == spaces.end() && walked_) {
     it = spaces.upper_bound(*walked_);
@@ -72,41 +65,40 @@ void DirectoryState::begin_reload(const DirectoryImage& image) {
   directory_.is_reloading_ = true;
   directory_.last_node_id_ = image.last_node_id;
   at_least_version(image.index_version);
-  for (const NodeImage& of_node : image.nodes) {
-    auto& home = directory_.namespaces_[of_node.name_space];
+  for (const NodeImage& node_image : image.nodes) {
+    const NodeInfo& info = node_image.info;
+    auto& home = directory_.namespaces_[info.name_space];
     if (home == nullptr) {
       home.reset(new Directory::Namespace{
-          of_node.fingerprint, ChunkTable(directory_.options_.tails_per_group_max, directory_.options_.index), {}, {}});
-      const auto num_keys = image.num_keys.find(of_node.name_space);
+          info.fingerprint, ChunkTable(directory_.options_.tails_per_group_max, directory_.options_.index), {}, {}});
+      const auto num_keys = image.num_keys.find(info.name_space);
       if (num_keys != image.num_keys.end() && num_keys->second <= directory_.options_.chunks_max)
         home->table.reserve(num_keys->second);
     }
-    const NodeId id{of_node.id};
-    auto node = std::make_unique<Directory::Node>(Directory::Node{
-        .info = {EngineId{of_node.engine_id}, Incarnation{of_node.incarnation}, of_node.role, of_node.endpoint,
-                 of_node.name_space, of_node.fingerprint, of_node.serves, of_node.version},
-        .home = home.get(),
-        .seen = {.index = home->table.add_holder(), .is_partial = of_node.seen_is_partial},
-        .next_sequence = of_node.next_sequence,
-        .heard_below = of_node.next_sequence,
-        .owes_snapshot = of_node.owes_snapshot});
-    auto& holders = holders_[of_node.name_space];
-    holders[of_node.seen] = node->seen.index;
-    if (of_node.next != 0) {
-      const bool is_seen = of_node.next == of_node.seen;
+    auto node = std::make_unique<Directory::Node>(
+        Directory::Node{.info = info,
+                        .home = home.get(),
+                        .seen = {.index = home->table.add_holder(), .is_partial = node_image.seen_is_partial},
+                        .next_sequence = node_image.next_sequence,
+                        .heard_below = node_image.next_sequence,
+                        .owes_snapshot = node_image.owes_snapshot});
+    auto& holders = holders_[info.name_space];
+    holders[node_image.seen] = node->seen.index;
+    if (node_image.next != 0) {
+      const bool is_seen = node_image.next == node_image.seen;
       node->next = Directory::Generation{.index = is_seen ? node->seen.index : home->table.add_hidden_holder(),
-                                         .is_partial = of_node.next_is_partial};
-      holders[of_node.next] = node->next->index;
+                                         .is_partial = node_image.next_is_partial};
+      holders[node_image.next] = node->next->index;
     }
-    home->nodes[of_node.engine_id] = id;
+    home->nodes[info.engine_id.value] = node_image.id;
     home->by_index[node->seen.index] = node.get();
-    directory_.nodes_[id] = std::move(node);
+    directory_.nodes_[node_image.id] = std::move(node);
   }
 }
 
 void DirectoryState::reload(const std::string& name_space, const TableBlock& block) {
   const auto home = directory_.namespaces_.find(name_space);
-  if (home == directory_.namespaces_.end()) return;  // it came after the image, so the journal has all of it
+  if (home == directory_.namespaces_.end()) return;  // created after the image, so the journal has all of it
   const auto& holders = holders_[name_space];
   ChunkTable& table = home->second->table;
   table.restore(block, holders);
@@ -121,15 +113,15 @@ void DirectoryState::end_blocks() {
   for (const LoadedTail& loaded : tails_) loaded.table->restore_tail(loaded.holder, loaded.tail);
   tails_ = {};
   holders_.clear();
-  for (auto& [id, node] : directory_.nodes_) directory_.count_again(*node);
+  for (auto& [id, node] : directory_.nodes_) directory_.recount(*node);
 }
 
 void DirectoryState::replay_joined(NodeId id, const NodeInfo& info, std::uint64_t next_sequence) {
   directory_.is_reloading_ = true;
   const bool is_known = directory_.find(id) != nullptr;
   const std::uint64_t last = directory_.last_node_id_;
-  if (!is_known) directory_.last_node_id_ = id.value - 1;  // join() gives it the next
-  // Refused: there is less room than before the restart.
+  if (!is_known) directory_.last_node_id_ = id.value - 1;  // join() uses the next
+  // Refused where there is less room than before the restart.
   const Result<Joined> joined = directory_.join(info, next_sequence, 0);
   directory_.last_node_id_ = std::max({last, directory_.last_node_id_, id.value});
   if (!joined) return;

@@ -1,4 +1,4 @@
-// A directory as it outlives its process: what is written of it while it goes on, and how another one gets it back.
+// Saving a directory while it is in use, and reloading it in the controller's next process.
 #pragma once
 
 #include <map>
@@ -14,19 +14,25 @@
 
 namespace kvferry::controller {
 
-/// A node as it is at one moment, without its chunks.
+/// A node at one moment, without its chunks.
 struct NodeImage {
-  std::uint64_t id = 0;
-  std::string name_space, engine_id;
-  std::uint64_t incarnation = 0;
-  std::string role, endpoint, fingerprint;
+  NodeId id;
+  NodeInfo info{};
   std::uint64_t next_sequence = 0;
-  Life seen = 0;  // what its chunks go by in blocks
-  Life next = 0;  // of a snapshot under way; 0: none
+  Life seen = 0;  // id of its chunks in blocks
+  Life next = 0;  // the same for an unfinished snapshot; 0: none
   bool owes_snapshot = true, seen_is_partial = false, next_is_partial = false;
-  std::string serves{}, version{};
-  KVFERRY_FIELDS(id, name_space, engine_id, incarnation, role, endpoint, fingerprint, next_sequence, seen, next,
-                 owes_snapshot, seen_is_partial, next_is_partial, serves, version);
+  KVFERRY_FIELDS(id, info.name_space, info.engine_id, info.incarnation, info.role, info.endpoint, info.fingerprint,
+                 next_sequence, seen, next, owes_snapshot, seen_is_partial, next_is_partial, info.serves, info.version);
+};
+
+/// A registration as a record of the log.
+struct JoinedRecord {
+  NodeId id;
+  NodeInfo info{};
+  std::uint64_t next_sequence = 0;
+  KVFERRY_FIELDS(id, info.name_space, info.engine_id, info.incarnation, info.role, info.endpoint, info.fingerprint,
+                 next_sequence, info.serves, info.version);
 };
 
 /// All nodes at one moment.
@@ -34,26 +40,26 @@ struct DirectoryImage {
   std::uint64_t last_node_id = 0;
   std::uint64_t index_version = 0;
   std::vector<NodeImage> nodes;
-  std::map<std::string, std::uint64_t> num_keys;  // by namespace
+  std::map<std::string, std::uint64_t> num_keys;  // number of keys by namespace
   KVFERRY_FIELDS(last_node_id, index_version, nodes, num_keys);
 };
 
-/// A snapshot that stops nobody is an image and a walk that begins at the same moment, and the journal from then on:
-/// what the walk saw late the journal tells again, and what it tells is true whatever was seen.
-/// Threads: the directory's. No call takes longer than a look-up or two, but image(), which is linear in the nodes.
+/// A snapshot that blocks no lookups consists of an image, a walk through the tables that begins at the same moment,
+/// and the journal from then on. Changes during the walk are in the journal too, whose records are idempotent. Threads:
+/// the directory's. A call takes as long as a lookup or two, except image(), which is linear in the nodes.
 class DirectoryState {
  public:
   explicit DirectoryState(Directory& directory) : directory_(directory) {}
 
   DirectoryImage image() const;
-  /// From here to end_walk() tables don't move their entries together.
+  /// Until end_walk() tables don't compact their entries.
   void begin_walk();
-  /// Fills the next block, which may be empty, and names its namespace. False: the walk has seen everything.
+  /// Fills the next block, which may be empty, and its namespace. Returns false if the walk is complete.
   bool walk(TableBlock& block, std::string& name_space);
   void end_walk();
 
-  // To reload, into a directory that is empty and has no journal: the image, the blocks in any order, end_blocks(), the
-  // journal by replay_...(), and finish(). All that is told twice, or of nodes that are unknown, does nothing.
+  // Reloading needs an empty directory without a journal: first the image, then the blocks in any order, end_blocks(),
+  // the journal by replay_...(), and finish(). Repetitions and unknown nodes have no effect.
   void begin_reload(const DirectoryImage& image);
   void reload(const std::string& name_space, const TableBlock& block);
   void end_blocks();
@@ -65,11 +71,11 @@ class DirectoryState {
     directory_.evict(node, sequence, keys, 0);
   }
   void replay_snapshot_dropped(NodeId node);
-  /// Nobody is confirmed, everybody's lease begins now, and the version of the index is one that was never told.
+  /// All nodes are unconfirmed, all leases begin now, and the index version is higher than any that was reported.
   void finish(TimeNs now);
 
   std::uint64_t index_version() const { return directory_.index_version_; }
-  /// One that was told before the restart.
+  /// `version` was reported before the restart.
   void at_least_version(std::uint64_t version) {
     directory_.index_version_ = std::max(directory_.index_version_, version);
   }
@@ -82,10 +88,10 @@ class DirectoryState {
   };
 
   Directory& directory_;
-  std::optional<std::string> walked_;  // the namespace that the walk is in
+  std::optional<std::string> walked_;  // namespace of the walk's next block
   ChunkTable::Walk walk_;
   std::map<std::string, std::unordered_map<Life, ChunkTable::HolderIndex>> holders_;  // while reloading
-  std::vector<LoadedTail> tails_;                                                     // likewise
+  std::vector<LoadedTail> tails_;                                                     // while reloading
 };
 
 }  // namespace kvferry::controller

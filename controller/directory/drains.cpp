@@ -6,39 +6,39 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kLooksPerTurn = 4096;  // at chunks that wait, so that a turn stays short
+constexpr std::size_t kChecksPerTurn = 4096;  // waiting chunks that are checked, so that a turn stays short
 
 }  // namespace
 
-void Drains::told(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark) {
+void Drains::published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark) {
   const auto found = drains_.find(node);
   if (found == drains_.end()) return;
   Drain& drain = found->second;
   for (const ChunkEntry& chunk : chunks) drain.waiting.push_back({chunk});
-  drain.is_telling |= mark == SnapshotMark::kBegins || mark == SnapshotMark::kReplaces;
-  // The end of one that began before the drain is not the end of all.
-  drain.is_told |= drain.is_telling && (mark == SnapshotMark::kEnds || mark == SnapshotMark::kReplaces);
+  drain.is_listing |= mark == SnapshotMark::kBegins || mark == SnapshotMark::kReplaces;
+  // A snapshot that began before the drain does not list everything since.
+  drain.is_listed |= drain.is_listing && (mark == SnapshotMark::kEnds || mark == SnapshotMark::kReplaces);
 }
 
-std::vector<Drains::Copy> Drains::advance(const Cluster& cluster, TimeNs now) {
-  std::vector<Copy> copies;
+std::vector<Drains::Replication> Drains::advance(const Cluster& cluster, TimeNs now) {
+  std::vector<Replication> replications;
   for (auto& [node, drain] : drains_) {
     check_running(node, drain, cluster, now);
-    while (!drain.waiting.empty() && drain.running.size() < options_.copies_at_a_time) {
-      Copy copy = next_copy(node, drain, cluster, now);
-      if (copy.chunks.empty()) break;
-      copies.push_back(std::move(copy));
+    while (!drain.waiting.empty() && drain.running.size() < options_.replications_max) {
+      Replication replication = next_replication(node, drain, cluster, now);
+      if (replication.chunks.empty()) break;
+      replications.push_back(std::move(replication));
     }
   }
-  return copies;
+  return replications;
 }
 
-/// Copies that have come end; of those that are late, what is missing goes to another target.
+/// Ends replications whose chunks have arrived; chunks that are late will go to another target.
 void Drains::check_running(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now) {
   std::erase_if(drain.running, [&](Running& running) {
     std::erase_if(running.chunks, [&](const ChunkEntry& chunk) {
       const Place place = cluster.place_of(node, chunk.key);
-      drain.num_moved += place == Place::kElsewhere ? 1 : 0;
+      drain.num_replicated += place == Place::kElsewhere ? 1 : 0;
       return place != Place::kOnlyThere;
     });
     if (!running.chunks.empty() && now < running.deadline) return false;
@@ -52,33 +52,34 @@ void Drains::check_running(NodeId node, Drain& drain, const Cluster& cluster, Ti
   });
 }
 
-/// Neighbours stay together: they are mostly one prefix's. Empty: nothing to copy for now, or nobody to copy to.
-Drains::Copy Drains::next_copy(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now) {
-  Copy copy{node, {}, {}, options_.copy_ttl};
+/// Chunks keep their order, because neighbours mostly belong to one prefix. Returns no chunks if none need replication
+/// now or there is no target.
+Drains::Replication Drains::next_replication(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now) {
+  Replication replication{node, {}, {}, options_.replication_ttl};
   const std::vector<NodeId> targets = cluster.targets(node);
   unsigned num_tries = 0;
-  for (std::size_t i = 0; i < kLooksPerTurn && !drain.waiting.empty(); ++i) {
+  for (std::size_t i = 0; i < kChecksPerTurn && !drain.waiting.empty(); ++i) {
     const Waiting& next = drain.waiting.front();
-    if (!copy.chunks.empty() && next.num_tries != num_tries) break;
+    if (!replication.chunks.empty() && next.num_tries != num_tries) break;
     if (cluster.place_of(node, next.chunk.key) == Place::kOnlyThere) {
-      if (targets.empty()) return {};  // they wait for somebody to come
+      if (targets.empty()) return {};  // the chunks wait for a target to register
       num_tries = next.num_tries;
-      copy.chunks.push_back(next.chunk);
+      replication.chunks.push_back(next.chunk);
     }
     drain.waiting.pop_front();
-    if (copy.chunks.size() == options_.chunks_per_copy) break;
+    if (replication.chunks.size() == options_.chunks_per_replication) break;
   }
-  if (copy.chunks.empty()) return copy;
-  copy.to = targets[drain.next_target++ % targets.size()];
-  drain.running.push_back({now + options_.copy_ttl, num_tries + 1, copy.chunks});
-  return copy;
+  if (replication.chunks.empty()) return replication;
+  replication.to = targets[drain.next_target++ % targets.size()];
+  drain.running.push_back({now + options_.replication_ttl, num_tries + 1, replication.chunks});
+  return replication;
 }
 
 Drains::Progress Drains::progress(NodeId node) const {
   const auto found = drains_.find(node);
   if (found == drains_.end()) return {};
   const Drain& drain = found->second;
-  Progress progress{drain.waiting.size(), drain.num_moved, drain.num_lost, drain.is_told};
+  Progress progress{drain.waiting.size(), drain.num_replicated, drain.num_lost, drain.is_listed};
   for (const Running& running : drain.running) progress.num_left += running.chunks.size();
   return progress;
 }

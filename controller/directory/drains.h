@@ -1,4 +1,4 @@
-// Emptying nodes that are to go: what only they hold is copied to others first.
+// Drains: chunks that only a leaving node holds are replicated to other nodes.
 #pragma once
 
 #include <cstddef>
@@ -16,52 +16,52 @@
 namespace kvferry::controller {
 
 struct DrainOptions {
-  std::size_t chunks_per_copy = 128;
-  std::size_t copies_at_a_time = 4;  // of one drain
-  TimeNs copy_ttl = 10 * kSecond;    // a target that has not brought it by then is not the right one
-  unsigned tries_max = 3;            // targets that are tried for a chunk
+  std::size_t chunks_per_replication = 128;
+  std::size_t replications_max = 4;       // concurrent ones of one drain
+  TimeNs replication_ttl = 10 * kSecond;  // after this time another target is tried
+  unsigned tries_max = 3;                 // targets that are tried for a chunk
 };
 
-/// A drain is asked for with begin(); the caller then has the node tell all that it holds, again. What comes new while
-/// it drains is copied as well. Whether a copy has come is seen by where the chunks are, so that no answer can be lost.
-/// Pure; time is handed in. Threads: one at a time.
+/// After begin() the caller requests a snapshot from the node, which lists all that it holds. Chunks that the node
+/// publishes during the drain are replicated as well. Success is seen in the index, so no acknowledgement can be lost.
+/// Pure: time is an argument. Threads: one at a time.
 class Drains {
  public:
   enum class Place { kNowhere, kOnlyThere, kElsewhere };
-  /// What a drain has to know of the others.
+  /// What a drain needs to know about all nodes.
   class Cluster {
    public:
     virtual ~Cluster() = default;
-    /// Where, seen from `leaving`, a chunk is that it held.
+    /// Where a chunk is that `leaving` published.
     virtual Place place_of(NodeId leaving, const ChunkKey& key) const = 0;
-    /// Nodes that may take its chunks, the emptiest first.
+    /// Nodes that may receive its chunks, the one with the fewest chunks first.
     virtual std::vector<NodeId> targets(NodeId leaving) const = 0;
   };
-  /// `to` shall bring these from `from`.
-  struct Copy {
+  /// An order for `to`.
+  struct Replication {
     NodeId from, to;
     std::vector<ChunkEntry> chunks;
     TimeNs ttl = 0;
   };
   struct Progress {
-    std::uint64_t num_left = 0;   // to be copied, or being copied
-    std::uint64_t num_moved = 0;  // were only there and are elsewhere now
-    std::uint64_t num_lost = 0;   // no target brought them
-    bool is_told = false;         // the node has told all that it holds since begin()
-    bool is_done() const { return is_told && num_left == 0; }
+    std::uint64_t num_left = 0;        // waiting or being replicated
+    std::uint64_t num_replicated = 0;  // were only on the node and are elsewhere now
+    std::uint64_t num_lost = 0;        // all targets failed
+    bool is_listed = false;            // the snapshot requested by begin() has ended
+    bool is_done() const { return is_listed && num_left == 0; }
   };
 
   explicit Drains(DrainOptions options = {}) : options_(options) {}
 
-  /// False: it is being drained already.
+  /// Returns false if the node is already being drained.
   bool begin(NodeId node) { return drains_.try_emplace(node).second; }
-  /// False: it is not being drained.
+  /// Returns false if the node is not being drained.
   bool end(NodeId node) { return drains_.erase(node) > 0; }
   bool is_draining(NodeId node) const { return drains_.contains(node); }
-  /// Of a node that is not being drained: nothing happens.
-  void told(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark);
-  /// Looks at what has come and says what to copy next. To be called every 100 ms or so.
-  std::vector<Copy> advance(const Cluster& cluster, TimeNs now);
+  /// Ignored for a node that is not being drained.
+  void published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark);
+  /// Checks running replications and returns the next ones. To be called about every 100 ms.
+  std::vector<Replication> advance(const Cluster& cluster, TimeNs now);
   Progress progress(NodeId node) const;
   bool empty() const { return drains_.empty(); }
 
@@ -78,14 +78,14 @@ class Drains {
   struct Drain {
     std::deque<Waiting> waiting;
     std::vector<Running> running;
-    std::uint64_t num_moved = 0, num_lost = 0;
+    std::uint64_t num_replicated = 0, num_lost = 0;
     std::size_t next_target = 0;
-    bool is_telling = false;
-    bool is_told = false;
+    bool is_listing = false;  // a snapshot has begun since begin()
+    bool is_listed = false;
   };
 
   void check_running(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now);
-  Copy next_copy(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now);
+  Replication next_replication(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now);
 
   DrainOptions options_;
   std::map<NodeId, Drain> drains_;

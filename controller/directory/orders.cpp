@@ -11,8 +11,8 @@ namespace kvferry::controller {
 namespace {
 
 constexpr TimeNs kAdvanceEvery = 50 * kMillisecond;
-constexpr std::size_t kMovesMax = 1024;  // under way
-constexpr std::size_t kKeysPerRuleMax = 65'536;
+constexpr std::size_t kMovesMax = 1024;  // at a time
+constexpr std::size_t kKeysPerCommandMax = 65'536;
 
 wire::AdminReply done(const wire::AdminRequest& request, std::string text, std::uint64_t number = 0) {
   return {.token = request.token, .is_done = true, .text = std::move(text), .number = number};
@@ -21,12 +21,17 @@ wire::AdminReply refused(const wire::AdminRequest& request, std::string text) {
   return {.token = request.token, .is_done = false, .text = std::move(text)};
 }
 
+/// Owner of a node's read leases.
+std::string reader_name(const NodeInfo& info) {
+  return fmt::format("node '{}' of namespace '{}', incarnation {}", info.engine_id, info.name_space, info.incarnation);
+}
+
 }  // namespace
 
-wire::AdminReply Orders::take(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now) {
-  if (request.keys.keys.size() > kKeysPerRuleMax) {
+wire::AdminReply Orders::execute(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now) {
+  if (request.keys.keys.size() > kKeysPerCommandMax) {
     return refused(request, fmt::format("{} names {} keys; at most {} are allowed", request.verb,
-                                        request.keys.keys.size(), kKeysPerRuleMax));
+                                        request.keys.keys.size(), kKeysPerCommandMax));
   }
   if (request.verb == "pin") return pin(request, asker, now);
   if (request.verb == "unpin") return unpin(request);
@@ -35,41 +40,42 @@ wire::AdminReply Orders::take(const wire::AdminRequest& request, std::optional<N
   if (request.verb == "move") return move(request, now);
   if (request.verb == "clear") return clear(request);
   if (request.verb == "quota") return quota(request);
-  return refused(request, fmt::format("there is no rule '{}'; allowed: pin, unpin, drain, undrain, move, clear, quota",
-                                      request.verb.substr(0, 64)));
+  return refused(request,
+                 fmt::format("there is no command '{}'; allowed: pin, unpin, drain, undrain, move, clear, quota",
+                             request.verb.substr(0, 64)));
 }
 
 wire::AdminReply Orders::pin(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now) {
   const NodeInfo* reader = asker && request.owner.empty() ? directory_.info(*asker) : nullptr;
   const std::string& name_space = reader != nullptr ? reader->name_space : request.name_space;
   const std::string owner = reader != nullptr ? reader_name(*reader) : request.owner;
-  // A reader's name begins as no operator's may, or one could end the other's holds.
+  // No operator's name may look like a reader's: either could end the other's pins.
   if (reader == nullptr && owner.starts_with("node "))
-    return refused(request, "an owner's name can't begin with 'node '");
+    return refused(request, "an owner's name cannot begin with 'node '");
   const auto ttl = static_cast<TimeNs>(std::min<std::uint64_t>(request.ttl_ms, 1'000'000'000)) * kMillisecond;
-  const Result<ControllerPinId> hold = holds_.add(name_space, owner, request.keys.keys, now, ttl);
-  if (!hold) return refused(request, hold.error().what);
+  const Result<ControllerPinId> id = pins_.add(name_space, owner, request.keys.keys, now, ttl);
+  if (!id) return refused(request, id.error().what);
   if (reader != nullptr) readers_[*asker] = owner;
   std::map<NodeId, std::vector<ChunkKey>> by_node;
   std::size_t num_found = 0;
-  for (const ChunkKey& key : holds_.find(*hold)->keys) {
+  for (const ChunkKey& key : pins_.find(*id)->keys) {
     const std::vector<NodeId> holders = directory_.holders_of(name_space, key);
     num_found += holders.empty() ? 0 : 1;
     for (const NodeId node : holders) by_node[node].push_back(key);
   }
-  for (const auto& [node, keys] : by_node) keep(node, keys, now);
+  for (const auto& [node, keys] : by_node) order_pins(node, keys, now);
   return done(request,
-              fmt::format("{} of {} chunks are held on {} nodes and kept there", num_found,
-                          holds_.find(*hold)->keys.size(), by_node.size()),
-              hold->value);
+              fmt::format("{} of {} chunks were found on {} nodes and are pinned there", num_found,
+                          pins_.find(*id)->keys.size(), by_node.size()),
+              id->value);
 }
 
 wire::AdminReply Orders::unpin(const wire::AdminRequest& request) {
-  const ControllerPinId hold{request.number};
-  const Result<std::set<NodeId>> asked = holds_.release(hold);
-  if (!asked) return refused(request, asked.error().what);
-  unkeep(hold, *asked);
-  return done(request, fmt::format("hold {} is over", request.number), asked->size());
+  const ControllerPinId id{request.number};
+  const Result<std::set<NodeId>> nodes = pins_.release(id);
+  if (!nodes) return refused(request, nodes.error().what);
+  order_unpin(id, *nodes);
+  return done(request, fmt::format("pin {} has ended", request.number), nodes->size());
 }
 
 wire::AdminReply Orders::drain(const wire::AdminRequest& request, bool is_to_leave) {
@@ -77,10 +83,10 @@ wire::AdminReply Orders::drain(const wire::AdminRequest& request, bool is_to_lea
   if (!node) return refused(request, node.error().what);
   directory_.set_leaving(*node, is_to_leave);
   if (!is_to_leave) {
-    return drains_.end(*node) ? done(request, fmt::format("node '{}' stays", request.engine_id))
+    return drains_.end(*node) ? done(request, fmt::format("the drain of node '{}' is cancelled", request.engine_id))
                               : refused(request, fmt::format("node '{}' is not being drained", request.engine_id));
   }
-  if (!drains_.begin(*node)) return done(request, fmt::format("node '{}' is being drained already", request.engine_id));
+  if (!drains_.begin(*node)) return done(request, fmt::format("node '{}' is already being drained", request.engine_id));
   snapshots_wanted_.push_back(*node);
   return done(request, fmt::format("node '{}' is being drained", request.engine_id));
 }
@@ -91,20 +97,20 @@ wire::AdminReply Orders::move(const wire::AdminRequest& request, TimeNs now) {
   const Result<NodeId> to = node_of(request.name_space, request.other_engine_id);
   if (!to) return refused(request, to.error().what);
   if (*from == *to) return refused(request, "a move needs two nodes");
-  if (moves_.size() >= kMovesMax) return refused(request, fmt::format("{} moves are under way already", kMovesMax));
+  if (moves_.size() >= kMovesMax) return refused(request, fmt::format("{} moves are already in progress", kMovesMax));
   const std::uint64_t ttl_ms = request.ttl_ms == 0 ? 60'000 : request.ttl_ms;
-  if (ttl_ms > 3'600'000) return refused(request, fmt::format("a move of {} ms; up to 3600000 are allowed", ttl_ms));
+  if (ttl_ms > 3'600'000) return refused(request, fmt::format("a move of {} ms; at most 3600000 are allowed", ttl_ms));
   const std::vector<ChunkEntry> chunks = directory_.entries_of(*from, request.keys.keys);
   if (chunks.empty()) {
     return refused(request,
-                   fmt::format("node '{}' holds none of these {} chunks", request.engine_id, request.keys.keys.size()));
+                   fmt::format("node '{}' pins none of these {} chunks", request.engine_id, request.keys.keys.size()));
   }
   Move move{*from, *to, {}, now + static_cast<TimeNs>(ttl_ms) * kMillisecond};
   for (const ChunkEntry& chunk : chunks) move.keys.push_back(chunk.key);
-  bring(*to, *from, chunks, move.deadline - now);
+  order_replication(*to, *from, chunks, move.deadline - now);
   moves_.push_back(std::move(move));
   return done(request,
-              fmt::format("{} of {} chunks go from '{}' to '{}'", chunks.size(), request.keys.keys.size(),
+              fmt::format("{} of {} chunks are being moved from '{}' to '{}'", chunks.size(), request.keys.keys.size(),
                           request.engine_id, request.other_engine_id),
               chunks.size());
 }
@@ -120,7 +126,7 @@ wire::AdminReply Orders::clear(const wire::AdminRequest& request) {
     if (nodes.empty()) return refused(request, fmt::format("namespace '{}' has no nodes", request.name_space));
   }
   for (const NodeId node : nodes) order(node, wire::EvictOrder{.all = true});
-  return done(request, fmt::format("{} nodes are asked to forget their chunks", nodes.size()), nodes.size());
+  return done(request, fmt::format("{} nodes were ordered to evict their chunks", nodes.size()), nodes.size());
 }
 
 wire::AdminReply Orders::quota(const wire::AdminRequest& request) {
@@ -128,11 +134,12 @@ wire::AdminReply Orders::quota(const wire::AdminRequest& request) {
   if (request.name_space.size() > 256) return refused(request, "a namespace's name has at most 256 bytes");
   const bool is_new = !directory_.quotas().contains(request.name_space);
   if (request.number != kNoQuota && is_new && directory_.quotas().size() >= kQuotasMax)
-    return refused(request, fmt::format("{} namespaces have a quota already", kQuotasMax));
+    return refused(request, fmt::format("{} namespaces already have a quota", kQuotasMax));
   directory_.set_quota(request.name_space,
                        request.number == kNoQuota ? std::nullopt : std::optional<std::size_t>(request.number));
   if (request.number == kNoQuota) return done(request, fmt::format("namespace '{}' has no quota", request.name_space));
-  return done(request, fmt::format("namespace '{}' keeps at most {} chunks", request.name_space, request.number),
+  return done(request,
+              fmt::format("namespace '{}' may have at most {} chunks in the index", request.name_space, request.number),
               request.number);
 }
 
@@ -152,33 +159,35 @@ Result<NodeId> Orders::node_of(const std::string& name_space, const std::string&
 }
 
 void Orders::published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark, TimeNs now) {
-  drains_.told(node, chunks, mark);
-  if (holds_.size() == 0) return;
+  drains_.published(node, chunks, mark);
+  if (pins_.size() == 0) return;
   std::vector<ChunkKey> keys;
   for (const ChunkEntry& chunk : chunks) keys.push_back(chunk.key);
-  keep(node, keys, now);
+  order_pins(node, keys, now);
 }
 
 void Orders::gone(NodeId node) {
   drains_.end(node);
   std::erase_if(moves_, [&](const Move& move) { return move.from == node || move.to == node; });
-  holds_.forget(node);
+  pins_.remove(node);
   const auto reader = readers_.find(node);
   if (reader == readers_.end()) return;
-  for (const auto& [hold, asked] : holds_.release_owner(reader->second)) unkeep(hold, asked);
+  for (const auto& [id, nodes] : pins_.release_owner(reader->second)) order_unpin(id, nodes);
   readers_.erase(reader);
 }
 
 void Orders::advance(TimeNs now) {
   if (now - advanced_at_ < kAdvanceEvery) return;
   advanced_at_ = now;
-  holds_.expire(now);
-  if (!drains_.empty())
-    for (const Drains::Copy& copy : drains_.advance(*this, now)) bring(copy.to, copy.from, copy.chunks, copy.ttl);
+  pins_.expire(now);
+  if (!drains_.empty()) {
+    for (const Drains::Replication& next : drains_.advance(*this, now))
+      order_replication(next.to, next.from, next.chunks, next.ttl);
+  }
   advance_moves(now);
 }
 
-/// What has arrived is forgotten where it came from.
+/// Evicts chunks at their source once they have arrived.
 void Orders::advance_moves(TimeNs now) {
   std::erase_if(moves_, [&](Move& move) {
     std::vector<ChunkKey> arrived;
@@ -187,37 +196,35 @@ void Orders::advance_moves(TimeNs now) {
       std::sort(arrived.begin(), arrived.end());
       std::erase_if(move.keys,
                     [&](const ChunkKey& key) { return std::binary_search(arrived.begin(), arrived.end(), key); });
-      forget(move.from, std::move(arrived));
+      order(move.from, wire::EvictOrder{.keys = {std::move(arrived)}});
     }
     return move.keys.empty() || now >= move.deadline;
   });
 }
 
-void Orders::keep(NodeId node, std::span<const ChunkKey> keys, TimeNs now) {
+void Orders::order_pins(NodeId node, std::span<const ChunkKey> keys, TimeNs now) {
   const NodeInfo* info = directory_.info(node);
   if (info == nullptr) return;
-  for (Pins::Wish& wish : holds_.wishes(info->name_space, node, keys, now)) {
-    order(node, wire::Pin{.hold = wish.hold.value,
-                           .ttl_ms = static_cast<std::uint64_t>(wish.ttl / kMillisecond),
-                           .keys = {std::move(wish.keys)}});
+  for (Pins::Order& pin : pins_.orders_for(info->name_space, node, keys, now)) {
+    order(node, wire::Pin{.pin_id = pin.id.value,
+                          .ttl_ms = static_cast<std::uint64_t>(pin.ttl / kMillisecond),
+                          .keys = {std::move(pin.keys)}});
   }
 }
 
-void Orders::unkeep(ControllerPinId hold, const std::set<NodeId>& nodes) {
-  for (const NodeId node : nodes) order(node, wire::Unpin{.hold = hold.value});
+void Orders::order_unpin(ControllerPinId id, const std::set<NodeId>& nodes) {
+  for (const NodeId node : nodes) order(node, wire::Unpin{.pin_id = id.value});
 }
 
-void Orders::bring(NodeId to, NodeId from, std::span<const ChunkEntry> chunks, TimeNs ttl) {
+void Orders::order_replication(NodeId to, NodeId from, std::span<const ChunkEntry> chunks, TimeNs ttl) {
   const NodeInfo* source = directory_.info(from);
   if (source == nullptr) return;
   wire::Replicate message{.engine_id = source->engine_id.value,
-                      .endpoint = source->endpoint,
-                      .ttl_ms = static_cast<std::uint64_t>(ttl / kMillisecond)};
+                          .endpoint = source->endpoint,
+                          .ttl_ms = static_cast<std::uint64_t>(ttl / kMillisecond)};
   wire::split_entries(chunks, message.full, message.tails);
   order(to, std::move(message));
 }
-
-void Orders::forget(NodeId node, std::vector<ChunkKey> keys) { order(node, wire::EvictOrder{.keys = {std::move(keys)}}); }
 
 template <class Message>
 void Orders::order(NodeId to, Message message) {
@@ -232,7 +239,7 @@ Drains::Place Orders::place_of(NodeId leaving, const ChunkKey& key) const {
   if (info == nullptr) return Drains::Place::kNowhere;
   bool is_there = false;
   for (const NodeId holder : directory_.holders_of(info->name_space, key)) {
-    // Two that leave at the same time don't save each other's chunks.
+    // A node that leaves too does not save the chunk.
     if (holder != leaving && !directory_.is_leaving(holder)) return Drains::Place::kElsewhere;
     is_there |= holder == leaving;
   }
@@ -250,22 +257,18 @@ std::vector<NodeId> Orders::targets(NodeId leaving) const {
 }
 
 void Orders::add_to(Status& status) const {
-  status.num_holds = holds_.size();
-  status.num_held_keys = holds_.num_keys();
+  status.num_pins = pins_.size();
+  status.num_pinned_keys = pins_.num_keys();
   for (NodeStatus& node : status.nodes) {
-    const auto id = directory_.find_node(node.name_space, node.engine_id);
+    const auto id = directory_.find_node(node.name_space, node.engine_id.value);
     if (!id || !drains_.is_draining(*id)) continue;
     const Drains::Progress progress = drains_.progress(*id);
     node.is_leaving = true;
     node.is_drained = progress.is_done() && directory_.is_confirmed(*id);
-    node.num_to_move = progress.num_left;
-    node.num_moved = progress.num_moved;
+    node.num_to_replicate = progress.num_left;
+    node.num_replicated = progress.num_replicated;
     node.num_lost = progress.num_lost;
   }
-}
-
-std::string Orders::reader_name(const NodeInfo& info) {
-  return fmt::format("node '{}' of namespace '{}', incarnation {}", info.engine_id, info.name_space, info.incarnation);
 }
 
 }  // namespace kvferry::controller

@@ -1,4 +1,4 @@
-// What the controller asks of nodes' pools, and why: pins and read leases, drains, moves, clearing.
+// Orders to nodes' pools, and their causes: pins, read leases, drains, moves, clearing.
 #pragma once
 
 #include <cstdint>
@@ -17,38 +17,38 @@ struct AdminRequest;
 struct AdminReply;
 }  // namespace wire
 
-/// An order is a wish that a node may refuse and that ends by itself; what came of it is seen by what nodes tell of
-/// their chunks. Pure; time is handed in. Threads: the directory's owner.
+/// A node may ignore an order, and each order ends by itself at its deadline; its effect is seen in what nodes publish
+/// and evict. Pure: time is an argument. Threads: the directory's owner.
 class Orders final : private Drains::Cluster {
  public:
-  explicit Orders(Directory& directory, HoldOptions holds = {}, DrainOptions drains = {})
-      : directory_(directory), holds_(holds), drains_(drains) {}
+  explicit Orders(Directory& directory, PinOptions pins = {}, DrainOptions drains = {})
+      : directory_(directory), pins_(pins), drains_(drains) {}
 
-  /// One message to a node that is registered now.
+  /// One encoded message to a registered node.
   struct Order {
     NodeId to;
     std::string bytes;
   };
 
-  /// Verbs: pin, unpin, drain, undrain, move, clear, quota. `asker`: the registered node that asks, if one does.
-  wire::AdminReply take(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now);
-  /// `node` has told that it has these.
+  /// Verbs: pin, unpin, drain, undrain, move, clear, quota. `asker`: the registered node that sent the request, if any.
+  wire::AdminReply execute(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now);
   void published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark, TimeNs now);
-  /// It is gone from the directory.
+  /// The node was removed from the directory.
   void gone(NodeId node);
-  /// Deadlines, and drains' and moves' next steps; cheap when called in every turn.
+  /// Checks deadlines and advances drains and moves. Cheap enough for each turn of the server's loop.
   void advance(TimeNs now);
 
-  /// In this order. Whoever gets an order for a node without a connection drops it.
+  /// To be sent in this order. Orders to nodes without a connection are dropped.
   std::vector<Order> take_orders() { return std::exchange(orders_, {}); }
-  /// Nodes that shall tell all that they hold, again.
+  /// Nodes that must send a snapshot.
   std::vector<NodeId> take_snapshots_wanted() { return std::exchange(snapshots_wanted_, {}); }
   void add_to(Status& status) const;
 
  private:
+  /// Replicates chunks and evicts each at its source once it has arrived.
   struct Move {
     NodeId from, to;
-    std::vector<ChunkKey> keys;  // not there yet
+    std::vector<ChunkKey> keys;  // keys that have not arrived
     TimeNs deadline = 0;
   };
 
@@ -63,19 +63,17 @@ class Orders final : private Drains::Cluster {
   wire::AdminReply quota(const wire::AdminRequest& request);
 
   Result<NodeId> node_of(const std::string& name_space, const std::string& engine_id) const;
-  void keep(NodeId node, std::span<const ChunkKey> keys, TimeNs now);
-  void unkeep(ControllerPinId hold, const std::set<NodeId>& nodes);
-  void bring(NodeId to, NodeId from, std::span<const ChunkEntry> chunks, TimeNs ttl);
-  void forget(NodeId node, std::vector<ChunkKey> keys);
+  void order_pins(NodeId node, std::span<const ChunkKey> keys, TimeNs now);
+  void order_unpin(ControllerPinId id, const std::set<NodeId>& nodes);
+  void order_replication(NodeId to, NodeId from, std::span<const ChunkEntry> chunks, TimeNs ttl);
   void advance_moves(TimeNs now);
   template <class Message>
   void order(NodeId to, Message message);
-  static std::string reader_name(const NodeInfo& info);
 
   Directory& directory_;
-  Pins holds_;
+  Pins pins_;
   Drains drains_;
-  std::map<NodeId, std::string> readers_;  // nodes with holds of their own, by the name in them
+  std::map<NodeId, std::string> readers_;  // nodes with read leases, and the owner's name in these
   std::vector<Move> moves_;
   std::vector<Order> orders_;
   std::vector<NodeId> snapshots_wanted_;

@@ -12,24 +12,25 @@ constexpr std::size_t kChosenMax = 65'536;
 bool may_prefill(const PairNode& node) { return node.role == "kv_producer" || node.role == "kv_both"; }
 bool may_decode(const PairNode& node) { return node.role == "kv_consumer" || node.role == "kv_both"; }
 
-Error nobody(std::string_view kind, std::string_view roles, const PairQuery& query, const std::vector<PairNode>& nodes,
-             bool (*may)(const PairNode&)) {
-  std::size_t num_there = 0, num_leaving = 0, num_excluded = 0, num_silent = 0;
+Error unavailable(std::string_view kind, std::string_view roles, const PairQuery& query,
+                  const std::vector<PairNode>& nodes, bool (*may)(const PairNode&)) {
+  std::size_t num_registered = 0, num_leaving = 0, num_excluded = 0, num_without_url = 0;
   for (const PairNode& node : nodes) {
     if (!may(node)) continue;
-    ++num_there;
+    ++num_registered;
     if (node.is_leaving)
       ++num_leaving;
     else if (query.exclude.contains(node.engine_id))
       ++num_excluded;
     else if (node.serves.empty())
-      ++num_silent;
+      ++num_without_url;
   }
-  std::string text = fmt::format("no {} node ({}) of namespace '{}' takes requests: {} registered", kind, roles,
-                                 query.name_space, num_there);
+  std::string text = fmt::format("no {} node ({}) of namespace '{}' accepts requests: {} registered", kind, roles,
+                                 query.name_space, num_registered);
   if (num_leaving > 0) text += fmt::format(", {} draining", num_leaving);
-  if (num_excluded > 0) text += fmt::format(", {} excluded by the asker", num_excluded);
-  if (num_silent > 0) text += fmt::format(", {} without the key 'serves', which tells routers their URL", num_silent);
+  if (num_excluded > 0) text += fmt::format(", {} excluded by the caller", num_excluded);
+  if (num_without_url > 0)
+    text += fmt::format(", {} without the setting 'serves', the URL for routers", num_without_url);
   return Error{ErrorCode::kUnavailable, text};
 }
 
@@ -50,7 +51,7 @@ Result<Pair> Pairing::choose(const PairQuery& query, std::vector<PairNode>& node
     if (is_open(nodes[i]) && may_prefill(nodes[i]))
       prefills.emplace_back(left(nodes[i]) + kPrefillTokensPerRequest * nodes[i].load, i);
   }
-  if (prefills.empty()) return nobody("prefill", "kv_producer or kv_both", query, nodes, may_prefill);
+  if (prefills.empty()) return unavailable("prefill", "kv_producer or kv_both", query, nodes, may_prefill);
   const std::uint64_t prefill_cost = std::ranges::min(prefills).first;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     if (!is_open(nodes[i]) || !may_decode(nodes[i])) continue;
@@ -58,10 +59,10 @@ Result<Pair> Pairing::choose(const PairQuery& query, std::vector<PairNode>& node
         can_skip(nodes[i]) ? left(nodes[i]) : prefill_cost + left(nodes[i]) / kTokensMovedPerComputed;
     decodes.emplace_back(work + kDecodeTokensPerRequest * nodes[i].load, i);
   }
-  if (decodes.empty()) return nobody("decode", "kv_consumer or kv_both", query, nodes, may_decode);
+  if (decodes.empty()) return unavailable("decode", "kv_consumer or kv_both", query, nodes, may_decode);
 
   Pair pair{.decode = best(decodes)};
-  // A node of both kinds does the whole request alone only where no other can prefill.
+  // A kv_both node handles the whole request alone only if no other node can prefill.
   if (prefills.size() > 1) std::erase_if(prefills, [&](const auto& cost) { return cost.second == pair.decode; });
   pair.prefill = best(prefills);
   pair.skip_prefill = can_skip(nodes[pair.decode]) || pair.prefill == pair.decode;
@@ -74,12 +75,13 @@ Result<Pair> Pairing::choose(const PairQuery& query, std::vector<PairNode>& node
 std::uint64_t Pairing::load_of(const PairQuery& query, const PairNode& node) {
   std::uint64_t load = node.load;
   const auto chosen = chosen_.find({query.name_space, node.engine_id});
-  if (chosen != chosen_.end() && chosen->second.load_told_at == node.load_told_at) load += chosen->second.num_requests;
+  if (chosen != chosen_.end() && chosen->second.load_reported_at == node.load_reported_at)
+    load += chosen->second.num_requests;
   const auto known = query.loads.find(node.engine_id);
   return known == query.loads.end() ? load : std::max(load, known->second);
 }
 
-/// The cheapest; among equals each has its turn.
+/// Returns the cheapest node, in rotation among equals.
 std::size_t Pairing::best(const std::vector<std::pair<std::uint64_t, std::size_t>>& costs) {
   const std::uint64_t least = std::ranges::min(costs).first;
   std::vector<std::size_t> equals;
@@ -89,9 +91,9 @@ std::size_t Pairing::best(const std::vector<std::pair<std::uint64_t, std::size_t
 }
 
 void Pairing::count(const PairQuery& query, const PairNode& node) {
-  if (chosen_.size() >= kChosenMax) chosen_.clear();  // of nodes that are long gone, mostly
+  if (chosen_.size() >= kChosenMax) chosen_.clear();  // most entries are of dead nodes
   Chosen& chosen = chosen_[{query.name_space, node.engine_id}];
-  if (chosen.load_told_at != node.load_told_at) chosen = {node.load_told_at, 0};
+  if (chosen.load_reported_at != node.load_reported_at) chosen = {node.load_reported_at, 0};
   ++chosen.num_requests;
 }
 

@@ -1,4 +1,4 @@
-// Which prefill and which decode node a prompt goes to: what they hold of it against how busy they are.
+// Chooses a prefill and a decode node for a prompt, by the cached tokens and the load of each node.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,17 @@
 
 namespace kvferry::controller {
 
-/// What a request in a node's queue costs the next one, in tokens to compute; what it costs to move a token's KV; up to
-/// how many tokens a decode node computes by itself.
-constexpr std::uint64_t kPrefillTokensPerRequest = 512;
-constexpr std::uint64_t kDecodeTokensPerRequest = 128;
-constexpr std::uint64_t kTokensMovedPerComputed = 4;
-constexpr std::uint64_t kSkipTokensMax = 64;
+// Costs, in tokens to compute.
+constexpr std::uint64_t kPrefillTokensPerRequest = 512;  // delay by each request on a prefill node
+constexpr std::uint64_t kDecodeTokensPerRequest = 128;   // delay by each request on a decode node
+constexpr std::uint64_t kTokensMovedPerComputed = 4;     // tokens whose KV is transferred in the time to compute one
+constexpr std::uint64_t kSkipTokensMax = 64;             // a decode node computes up to this many tokens itself
 
 struct PairNode {
   std::string engine_id, role, serves, endpoint;
-  std::uint64_t load = 0;        // requests that it has, as it told
-  TimeNs load_told_at = 0;       // another time: it counts what was chosen before
-  std::uint64_t num_cached = 0;  // tokens of the prompt, from its begin
+  std::uint64_t load = 0;        // requests on the node, as it reported
+  TimeNs load_reported_at = 0;   // a new report includes the requests chosen before it
+  std::uint64_t num_cached = 0;  // length of the prompt's cached prefix, in tokens
   bool is_leaving = false;
 };
 
@@ -34,43 +33,44 @@ struct PairQuery {
   std::string name_space;
   std::uint64_t num_tokens = 0;
   std::set<std::string> exclude{};               // engine ids
-  std::map<std::string, std::uint64_t> loads{};  // by engine id: what the asker knows to be there at least
+  std::map<std::string, std::uint64_t> loads{};  // least number of requests by engine id, known to the caller
 };
 
 struct Pair {
-  std::size_t prefill = 0, decode = 0;  // of the nodes
-  bool skip_prefill = false;            // the decode node computes what it lacks faster than another and a transfer
+  std::size_t prefill = 0, decode = 0;  // indexes into the nodes
+  bool skip_prefill = false;            // the decode node computes the missing tokens itself
 };
 
-/// Counts what it chose until a node tells its load again, so that a burst between two heartbeats is shared.
-/// Pure: time is in the nodes. Threads: one at a time.
+/// Adds its own choices to a node's load until the node reports again, so that a burst between two heartbeats is
+/// spread. Pure: the times are in the nodes. Threads: one at a time.
 class Pairing {
  public:
-  /// kUnavailable: nobody is there for one of the two, in a sentence.
+  /// kUnavailable: there is no prefill or no decode node; the sentence has the reasons.
   Result<Pair> choose(const PairQuery& query, std::vector<PairNode>& nodes);
 
  private:
   struct Chosen {
-    TimeNs load_told_at = 0;
+    TimeNs load_reported_at = 0;
     std::uint64_t num_requests = 0;
   };
   std::uint64_t load_of(const PairQuery& query, const PairNode& node);
   std::size_t best(const std::vector<std::pair<std::uint64_t, std::size_t>>& costs);
   void count(const PairQuery& query, const PairNode& node);
 
-  std::map<std::pair<std::string, std::string>, Chosen> chosen_;  // by namespace and engine id
-  std::uint64_t turn_ = 0;                                        // whose it is among equals
+  std::map<std::pair<std::string, std::string>, Chosen> chosen_;  // choices by namespace and engine id
+  std::uint64_t turn_ = 0;                                        // rotates the choice among equals
 };
 
-/// A prompt as the connector keys it.
+/// Keys of a prompt, as the connector computes them.
 struct PromptKeys {
-  std::vector<ChunkKey> keys;         // of its full chunks
-  std::vector<ChunkKey> tail_groups;  // of what could follow each; see LookupQuery
-  ChunkKey rest_parent;               // of the tokens behind the last full chunk
+  std::vector<ChunkKey> keys;         // keys of full chunks
+  std::vector<ChunkKey> tail_groups;  // as in LookupQuery
+  ChunkKey rest_parent;               // parent of the tokens after the last full chunk
 };
 PromptKeys keys_of_prompt(const ChunkKey& root, std::uint32_t chunk_tokens, std::span<const std::int32_t> tokens);
 
-/// What changes all of a request's KV besides its tokens, as kvferry.scheduler_half spells it.
+/// Everything besides the tokens that a request's KV depends on, in the connector's spelling
+/// (kvferry/scheduler_connector.py).
 std::string request_extras(const std::string& lora_name, const std::string& lora_path, const std::string& cache_salt);
 
 }  // namespace kvferry::controller

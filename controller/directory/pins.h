@@ -1,4 +1,4 @@
-// What nodes are asked to keep for a while: read leases of nodes and pins of operators.
+// Pins of operators and read leases of nodes: which chunks nodes must not evict, until when.
 #pragma once
 
 #include <cstddef>
@@ -18,54 +18,53 @@
 
 namespace kvferry::controller {
 
-using ControllerPinId = StrongId<struct HoldIdTag, std::uint64_t>;  // 0: none
+using ControllerPinId = StrongId<struct ControllerPinIdTag, std::uint64_t>;  // 0: none
 
-struct HoldOptions {
+struct PinOptions {
   TimeNs ttl_max = 24 * 3600 * kSecond;
-  std::size_t keys_per_hold_max = 65'536;
-  std::size_t keys_max = std::size_t{1} << 20;            // over all holds
-  std::size_t keys_per_owner_max = std::size_t{1} << 18;  // one tenant can't take it all
+  std::size_t keys_per_pin_max = 65'536;
+  std::size_t keys_max = std::size_t{1} << 20;            // sum over all pins
+  std::size_t keys_per_owner_max = std::size_t{1} << 18;  // one tenant can't use up keys_max
 };
 
-/// Some keys of one namespace, by one owner, until a deadline. A hold does not say where its keys are: whoever has one
-/// of them is asked to keep it, also who gets it later. Pure; time is handed in. Threads: one at a time.
+/// A pin covers keys of one namespace for one owner until a deadline. It does not fix where the chunks are: every node
+/// that holds one of the keys, now or later, is ordered to pin it. Pure: time is an argument. Threads: one at a time.
 class Pins {
  public:
-  struct Hold {
+  struct Pin {
     std::string name_space;
     std::string owner;
     std::vector<ChunkKey> keys;
     TimeNs deadline = 0;
-    std::set<NodeId> asked;  // nodes that may keep something for it
+    std::set<NodeId> nodes;  // nodes that were ordered to pin some of the keys
   };
-  /// Of one hold, what one node shall keep.
-  struct Wish {
-    ControllerPinId hold;
+  /// The keys of one pin that one node has to pin.
+  struct Order {
+    ControllerPinId id;
     std::vector<ChunkKey> keys;
     TimeNs ttl = 0;
   };
 
-  explicit Pins(HoldOptions options = {}) : options_(options) {}
+  explicit Pins(PinOptions options = {}) : options_(options) {}
 
-  /// kInvalidArgument: no owner, no keys, or a `ttl` that is not in (0, ttl_max]. kFull: more keys than are allowed,
-  /// for the owner or over all.
-  Result<ControllerPinId> add(const std::string& name_space, const std::string& owner, std::vector<ChunkKey> keys, TimeNs now,
-                     TimeNs ttl);
-  /// Nodes that were asked to keep something for it; to be told that it is over. kNotFound: it ended before, or never
-  /// was.
-  Result<std::set<NodeId>> release(ControllerPinId hold);
-  /// All of an owner's; by hold, the nodes that were asked.
+  /// kInvalidArgument: no owner, no keys, or a `ttl` outside of (0, ttl_max]. kFull: more keys than are allowed for the
+  /// owner or over all.
+  Result<ControllerPinId> add(const std::string& name_space, const std::string& owner, std::vector<ChunkKey> keys,
+                              TimeNs now, TimeNs ttl);
+  /// Ends a pin and returns the nodes that have to unpin it. kNotFound: there is no such pin, perhaps no longer.
+  Result<std::set<NodeId>> release(ControllerPinId id);
+  /// Ends all pins of an owner and returns the nodes that have to unpin each.
   std::map<ControllerPinId, std::set<NodeId>> release_owner(const std::string& owner);
-  /// Pins whose deadline has passed end; nodes need not be told, they have the deadline too.
+  /// Ends pins whose deadline has passed and returns their number. Nodes know the deadline, so they get no order.
   std::size_t expire(TimeNs now);
 
-  /// What `node` shall keep of these keys, of which it has told just now; it counts as asked.
-  std::vector<Wish> wishes(const std::string& name_space, NodeId node, std::span<const ChunkKey> keys, TimeNs now);
+  /// Orders for `node`, which has just published `keys`.
+  std::vector<Order> orders_for(const std::string& name_space, NodeId node, std::span<const ChunkKey> keys, TimeNs now);
   /// The node is gone.
-  void forget(NodeId node);
+  void remove(NodeId node);
 
-  const Hold* find(ControllerPinId hold) const;
-  std::size_t size() const { return holds_.size(); }
+  const Pin* find(ControllerPinId id) const;
+  std::size_t size() const { return pins_.size(); }
   std::size_t num_keys() const { return num_keys_; }
 
  private:
@@ -79,14 +78,14 @@ class Pins {
       return std::hash<ChunkKey>()(place.key) ^ std::hash<std::string>()(place.name_space);
     }
   };
-  using ById = std::map<ControllerPinId, Hold>;
+  using ById = std::map<ControllerPinId, Pin>;
 
-  ById::iterator end(ById::iterator hold);
+  ById::iterator end(ById::iterator pin);
 
-  HoldOptions options_;
-  ById holds_;
+  PinOptions options_;
+  ById pins_;
   std::unordered_map<Place, std::vector<ControllerPinId>, PlaceHash> by_key_;
-  std::map<std::string, std::size_t> num_keys_of_;  // by owner
+  std::map<std::string, std::size_t> num_keys_of_;  // number of keys by owner
   std::size_t num_keys_ = 0;
   std::uint64_t last_id_ = 0;
 };

@@ -1,4 +1,4 @@
-// Who hears what nodes say to this controller, and has a word in who may join: what joins replicas together.
+// Observer of the nodes' messages, which joins replicas together. It may also refuse registrations.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "controller/directory/directory.h"
 #include "controller/api/status.h"
+#include "controller/directory/directory.h"
 
 namespace kvferry::controller {
 
@@ -21,19 +21,19 @@ class SessionObserver {
  public:
   virtual ~SessionObserver() = default;
 
-  /// Why it may not join, as a sentence; nullopt: it may.
+  /// Returns why the node may not register, as a sentence, or nullopt if it may.
   virtual std::optional<std::string> refusal(const NodeInfo& info) const = 0;
-  /// It said Hello, perhaps again.
+  /// A node registered, perhaps again.
   virtual void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) = 0;
-  /// A Publish or Evict of it, as it came, whatever the directory made of it.
-  virtual void told(NodeId node, std::uint64_t sequence, std::string_view message, TimeNs now) = 0;
-  /// It left, expired or was fenced; also one that never said Hello here.
+  /// A Publish or Evict of `node` arrived, also if the directory dropped it.
+  virtual void received(NodeId node, std::uint64_t sequence, std::string_view message, TimeNs now) = 0;
+  /// A node left, expired or was fenced; also one that never registered here itself.
   virtual void gone(NodeId node, TimeNs now) = 0;
 
-  /// It was asked for here, and holds.
-  virtual void ruled(const wire::AdminRequest& request, TimeNs now) = 0;
+  /// An admin command of a client of this replica succeeded.
+  virtual void executed(const wire::AdminRequest& request, TimeNs now) = 0;
 
-  /// Where the living replicas are reached, this one too; `version` grows with each change, from 1.
+  /// Endpoints of the live replicas, this one included; `version` increases from 1 with each change.
   virtual const std::vector<std::string>& replicas() const = 0;
   virtual std::uint64_t replicas_version() const = 0;
   virtual ScaleStatus status(TimeNs now) const = 0;

@@ -89,7 +89,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
   std::uint64_t num_malformed() const override { return num_malformed_; }
   int fd() const override { return epoll_.get(); }
 
-  bool take(TimeNs now) override {
+  bool serve(TimeNs now) override {
     const bool is_round = now - last_round_ >= kRound;
     if (is_round) {
       last_round_ = now;

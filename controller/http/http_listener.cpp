@@ -56,7 +56,7 @@ class HttplibListener final : public HttpListener {
 
   const std::string& address() const override { return address_; }
   int fd() const override { return calls_.fd(); }
-  bool take(TimeNs now) override { return calls_.take(now); }
+  bool serve(TimeNs now) override { return calls_.take(now); }
 
  private:
   OwnerCalls calls_;

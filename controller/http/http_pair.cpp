@@ -92,7 +92,7 @@ Result<PairRequest> parse_pair_request(const HttpRequest& request) {
 
 /// Number of the prompt's tokens that a holder has: its full chunks, and the longest tail that matches the following
 /// tokens.
-std::uint64_t cached_tokens(const FoundHolder& holder, const PairRequest& asked, const PromptKeys& prompt,
+std::uint64_t cached_tokens(const HolderView& holder, const PairRequest& asked, const PromptKeys& prompt,
                             std::uint32_t chunk_tokens) {
   std::uint64_t num_cached = std::uint64_t{holder.num_full_chunks} * chunk_tokens;
   if (asked.has_keys || holder.num_full_chunks < prompt.keys.size()) return num_cached;
@@ -119,12 +119,12 @@ Result<json> choose(const HttpBackend& backend, const PairRequest& asked, const 
   Directory& directory = *backend.directory;
   std::unordered_map<std::string, std::uint64_t> cached;  // key: engine id
   if (!prompt.keys.empty() || !prompt.tail_groups.empty()) {
-    std::vector<FoundHolder> found;
+    std::vector<HolderView> found;
     LookupView view;
     view.keys = prompt.keys;
     view.tail_groups = prompt.tail_groups;
     directory.find_holders(asked.query.name_space, view, found);
-    for (const FoundHolder& holder : found)
+    for (const HolderView& holder : found)
       cached[holder.info->engine_id.value] = cached_tokens(holder, asked, prompt, chunk_tokens);
   }
   std::vector<PairNode> nodes;
@@ -137,7 +137,7 @@ Result<json> choose(const HttpBackend& backend, const PairRequest& asked, const 
                      .serves = info.serves,
                      .endpoint = info.endpoint,
                      .load = load.num_requests,
-                     .load_told_at = load.told_at,
+                     .load_reported_at = load.reported_at,
                      .num_cached = held == cached.end() ? 0 : held->second,
                      .is_leaving = directory.is_leaving(id)});
   }

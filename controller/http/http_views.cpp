@@ -118,7 +118,8 @@ std::string metrics_text(const ControllerView& view) {
     metrics.add(name + "_total", "counter", value.get<double>());
   metrics.add("nodes", "gauge", static_cast<double>(view.status.nodes.size()));
   for (const NodeStatus& node : view.status.nodes) {
-    const Metrics::Labels labels = {{"namespace", node.name_space}, {"node", node.engine_id}, {"role", node.role}};
+    const Metrics::Labels labels = {
+        {"namespace", node.name_space}, {"node", node.engine_id.value}, {"role", node.role}};
     metrics.add("node_chunks", "gauge", static_cast<double>(node.num_chunks), labels);
     metrics.add("node_tails", "gauge", static_cast<double>(node.num_tails), labels);
     metrics.add("node_load", "gauge", static_cast<double>(node.load), labels);
@@ -126,12 +127,12 @@ std::string metrics_text(const ControllerView& view) {
   }
   for (const NodeStatus& node : view.status.nodes) {
     if (!node.is_leaving) continue;
-    const Metrics::Labels labels = {{"namespace", node.name_space}, {"node", node.engine_id}};
-    metrics.add("drain_chunks_left", "gauge", static_cast<double>(node.num_to_move), labels);
+    const Metrics::Labels labels = {{"namespace", node.name_space}, {"node", node.engine_id.value}};
+    metrics.add("drain_chunks_left", "gauge", static_cast<double>(node.num_to_replicate), labels);
     metrics.add("drain_chunks_lost", "gauge", static_cast<double>(node.num_lost), labels);
   }
-  metrics.add("pinned_keys", "gauge", static_cast<double>(view.status.num_held_keys));
-  metrics.add("held_keys", "gauge", static_cast<double>(view.status.num_held_keys));  // old name of pinned_keys
+  metrics.add("pinned_keys", "gauge", static_cast<double>(view.status.num_pinned_keys));
+  metrics.add("held_keys", "gauge", static_cast<double>(view.status.num_pinned_keys));  // old name of pinned_keys
   const StateStatus& state = view.status.state;
   metrics.add("state_durable", "gauge", state.durable ? 1 : 0);
   metrics.add("state_log_bytes", "gauge", static_cast<double>(state.log_bytes));

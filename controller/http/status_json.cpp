@@ -21,7 +21,7 @@ nlohmann::json nodes_json(const Status& status) {
   nlohmann::json nodes = nlohmann::json::array();
   for (const NodeStatus& node : status.nodes) {
     nodes.push_back({{"namespace", node.name_space},
-                     {"engine_id", node.engine_id},
+                     {"engine_id", node.engine_id.value},
                      {"role", node.role},
                      {"serves", node.serves},
                      {"endpoint", node.endpoint},
@@ -38,8 +38,8 @@ nlohmann::json status_json(const Status& status, const std::string& endpoint) {
   nlohmann::json nodes = nlohmann::json::array();
   for (const NodeStatus& node : status.nodes) {
     nodes.push_back({{"namespace", node.name_space},
-                     {"engine_id", node.engine_id},
-                     {"incarnation", node.incarnation},
+                     {"engine_id", node.engine_id.value},
+                     {"incarnation", node.incarnation.value},
                      {"role", node.role},
                      {"endpoint", node.endpoint},
                      {"chunks", node.num_chunks},
@@ -47,8 +47,8 @@ nlohmann::json status_json(const Status& status, const std::string& endpoint) {
                      {"heartbeat_age_ms", node.heartbeat_age_ms},
                      {"leaving", node.is_leaving},
                      {"drained", node.is_drained},
-                     {"to_move", node.num_to_move},
-                     {"moved", node.num_moved},
+                     {"to_move", node.num_to_replicate},
+                     {"moved", node.num_replicated},
                      {"lost", node.num_lost},
                      {"serves", node.serves},
                      {"load", node.load},
@@ -60,8 +60,8 @@ nlohmann::json status_json(const Status& status, const std::string& endpoint) {
           {"uptime_ms", status.uptime_ms},
           {"nodes", std::move(nodes)},
           {"replica", status.scale},
-          {"holds", status.num_holds},
-          {"held_keys", status.num_held_keys},
+          {"holds", status.num_pins},
+          {"held_keys", status.num_pinned_keys},
           {"state", status.state},
           {"counters", status.counters}};
 }

@@ -1,4 +1,4 @@
-// One registered node.
+// The controller's id of a registered node.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace kvferry::controller {
 
-/// One registered (namespace, engine id, incarnation). Never used again, so whatever comes late for an expired node or
-/// a fenced incarnation finds nobody.
+/// One registered (namespace, engine id, incarnation). Never reused, so late messages of an expired node or a fenced
+/// incarnation match no node.
 using NodeId = StrongId<struct NodeIdTag, std::uint64_t>;
 
 }  // namespace kvferry::controller

@@ -1,14 +1,14 @@
-// What a publish is to a snapshot.
+// The role of a Publish in a snapshot.
 #pragma once
 
 namespace kvferry::controller {
 
-/// What a publish is to a snapshot, which is all that its node holds.
+/// A snapshot lists everything that a node holds.
 enum class SnapshotMark {
   kNone,
-  kReplaces,  // all that was held before is void from here on
-  kBegins,    // what was held before counts until the end; what is told from here on counts after it as well
-  kEnds,      // the last of it
+  kReplaces,  // voids at once all that the node held before
+  kBegins,    // what the node held before counts until the end; what it publishes from here on counts after it too
+  kEnds,      // last message of the snapshot
 };
 
 }  // namespace kvferry::controller

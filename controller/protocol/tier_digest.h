@@ -1,4 +1,4 @@
-// What a node holds in one tier, in short: two sides that saw the same changes have the same digest.
+// A digest of the keys that a node holds in one tier. Two sides that applied the same changes have equal digests.
 #pragma once
 
 #include <array>
@@ -10,11 +10,11 @@
 
 namespace kvferry::controller {
 
-/// In whatever order the changes came. Keys are hashes, so that sets that differ have the same digest by a chance of
+/// Does not depend on the order of changes. Keys are hashes, so different sets have equal digests with a probability of
 /// 2^-64.
 struct TierDigest {
   std::uint64_t num_keys = 0;
-  std::uint64_t xor_of_keys = 0;  // of the first eight bytes of each
+  std::uint64_t xor_of_keys = 0;  // XOR of the keys' first eight bytes
 
   template <class Key>
   void add(const Key& key) {

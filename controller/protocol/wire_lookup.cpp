@@ -3,14 +3,15 @@
 namespace kvferry::controller::wire {
 namespace {
 
-/// Takes msgpack elements off the front of some bytes. After the first that isn't as expected, nothing is.
+/// Reads msgpack elements from the front of some bytes. After the first unexpected element all further reads fail.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
 
   bool is_at_end() const { return is_good_ && rest_.empty(); }
 
-  void array_of(std::size_t size) { expect(byte() == (0x90U | size)); }  // of up to 15
+  /// `size`: up to 15.
+  void array_of(unsigned size) { expect(byte() == (0x90U | size)); }
 
   std::uint64_t number() {
     const unsigned kind = byte();
@@ -24,7 +25,7 @@ class Reader {
     if (kind < 0xc4 || kind > 0xc6) return expect(false), std::span<const ChunkKey>{};
     const std::uint64_t size = big_endian(std::size_t{1} << (kind - 0xc4));
     if (size > rest_.size() || size % sizeof(ChunkKey) != 0) return expect(false), std::span<const ChunkKey>{};
-    static_assert(alignof(ChunkKey) == 1 && sizeof(ChunkKey) == 16, "keys are read wherever they lie");
+    static_assert(alignof(ChunkKey) == 1 && sizeof(ChunkKey) == 16, "keys are read at any address");
     const std::span found(reinterpret_cast<const ChunkKey*>(rest_.data()), size / sizeof(ChunkKey));
     rest_.remove_prefix(size);
     return found;
@@ -54,7 +55,7 @@ void write_tails(msgpack::packer<msgpack::sbuffer>& packer, std::span<const Chun
     packer.pack(to_columns(tails));
     return;
   }
-  packer.pack_array(3);
+  packer.pack_array(3);  // to_columns() would allocate
   packer.pack_bin(0);
   packer.pack_bin(0);
   packer.pack_array(0);
@@ -80,14 +81,14 @@ std::optional<LookupFields> read_lookup(std::string_view bytes, VersionRange ver
 }
 
 void write_reply(msgpack::sbuffer& buffer, std::uint32_t version, std::uint64_t token,
-                 std::span<const FoundHolder> holders, std::uint64_t index_version) {
+                 std::span<const HolderView> holders, std::uint64_t index_version) {
   buffer.clear();
   msgpack::packer packer(buffer);
   packer.pack_array(4);
   packer.pack(Header{version, LookupReply{}.header.type});
   packer.pack(token);
   packer.pack_array(static_cast<std::uint32_t>(holders.size()));
-  for (const FoundHolder& holder : holders) {
+  for (const HolderView& holder : holders) {
     packer.pack_array(7);
     packer.pack(holder.info->engine_id.value);
     packer.pack(holder.info->incarnation.value);

@@ -1,6 +1,5 @@
 #include "controller/scale/log_reader.h"
 
-#include "controller/protocol/publish_parts.h"
 #include "controller/protocol/wire.h"
 
 namespace kvferry::controller::scale {
@@ -43,38 +42,31 @@ void LogReader::apply(const std::string& writer, const LogRecord& record, TimeNs
 }
 
 void LogReader::hello(const std::string& writer, const LogRecord& record, TimeNs now) {
-  Result<wire::Message> message = wire::parse(record.bytes);
+  Result<wire::FromNode> message = wire::parse<wire::FromNode>(record.bytes);
   const auto* hello = message ? std::get_if<wire::Hello>(&*message) : nullptr;
   if (hello == nullptr) {
     ++num_malformed_;
     return;
   }
-  const NodeName name{hello->name_space, hello->engine_id};
+  const NodeInfo& info = hello->node;
+  const NodeName name{info.name_space, info.engine_id.value};
   const auto known = nodes_.find(name);
   if (known == nodes_.end() && directory_.find_node(name.name_space, name.engine_id))
     return;  // the node sent its own Hello to this replica
-  if (known != nodes_.end() && known->second.incarnation == hello->incarnation) {
+  if (known != nodes_.end() && known->second.incarnation == info.incarnation.value) {
     known->second.writer = writer;
     known->second.expected = hello->next_sequence;
     return;
   }
-  const NodeInfo info{EngineId{hello->engine_id},
-                      Incarnation{hello->incarnation},
-                      hello->role,
-                      hello->endpoint,
-                      hello->name_space,
-                      hello->fingerprint,
-                      hello->serves,
-                      hello->version};
   if (!may_join_(info)) return;
   const Result<Joined> joined = directory_.join(info, kFirstSequence, now);
   if (!joined) return;  // a newer incarnation is registered, or the directory is full
-  nodes_[name] = {joined->id, hello->incarnation, writer, hello->next_sequence, kFirstSequence};
+  nodes_[name] = {joined->id, info.incarnation.value, writer, hello->next_sequence, kFirstSequence};
 }
 
 void LogReader::update(Node& node, const LogRecord& record, TimeNs now) {
   if (record.sequence < node.expected) return;
-  Result<wire::Message> message = wire::parse(record.bytes);
+  Result<wire::FromNode> message = wire::parse<wire::FromNode>(record.bytes);
   const auto* publish = message ? std::get_if<wire::Publish>(&*message) : nullptr;
   const auto* evict = message ? std::get_if<wire::Evict>(&*message) : nullptr;
   if (publish == nullptr && evict == nullptr) {
@@ -89,10 +81,10 @@ void LogReader::update(Node& node, const LogRecord& record, TimeNs now) {
     directory_.evict(node.id, node.applied++, evict->keys.keys, now);
     return;
   }
-  Result<std::vector<ChunkEntry>> chunks = chunks_of(*publish);
+  Result<std::vector<ChunkEntry>> chunks = wire::chunks_of(*publish);
   if (!chunks) chunks = std::vector<ChunkEntry>{};
   const Tier tier = wire::tier_of(publish->tier).value_or(Tier::kHost);
-  directory_.publish(node.id, node.applied++, mark_of(*publish), *chunks, now, tier);
+  directory_.publish(node.id, node.applied++, wire::mark_of(*publish), *chunks, now, tier);
   directory_.want_snapshot(node.id);
 }
 

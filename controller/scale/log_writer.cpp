@@ -19,15 +19,7 @@ std::size_t size_of(const LogRecord& record) {
 }
 
 std::string hello_of(const NodeInfo& info, std::uint64_t next_sequence) {
-  return encode(wire::Hello{.name_space = info.name_space,
-                            .engine_id = info.engine_id.value,
-                            .incarnation = info.incarnation.value,
-                            .role = info.role,
-                            .endpoint = info.endpoint,
-                            .fingerprint = info.fingerprint,
-                            .next_sequence = next_sequence,
-                            .serves = info.serves,
-                            .version = info.version});
+  return encode(wire::Hello{.node = info, .next_sequence = next_sequence});
 }
 
 }  // namespace

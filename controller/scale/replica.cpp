@@ -63,7 +63,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
 
   int fd() const override { return epoll_.get(); }
 
-  bool take(TimeNs now) override {
+  bool serve(TimeNs now) override {
     bool has_more = false;
     if (etcd_) {
       const std::vector<EtcdEvent> events = etcd_->take(kEventsPerTurn);
@@ -99,7 +99,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
     here_[node] = name_of(info);
     if (log_) writer_.joined(node, info, next_sequence, now);
   }
-  void told(NodeId node, std::uint64_t sequence, std::string_view message, TimeNs now) override {
+  void received(NodeId node, std::uint64_t sequence, std::string_view message, TimeNs now) override {
     if (log_) writer_.updated(node, sequence, sessions_.directory().repair(node).resend_from, message, now);
   }
   void gone(NodeId node, TimeNs now) override {
@@ -110,7 +110,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
     shared_.left(name->second, now);
     here_.erase(name);
   }
-  void ruled(const wire::AdminRequest& command, TimeNs now) override {
+  void executed(const wire::AdminRequest& command, TimeNs now) override {
     // Any one replica can order nodes to drain, move or pin; a quota must be known to all replicas.
     if (!etcd_ || command.verb != "quota") return;
     const Result<void> set = shared_.set({.kind = "quotas",
@@ -161,15 +161,15 @@ class ReplicaListener final : public Listener, private SessionObserver {
   void watch(int fd) {
     epoll_event event{.events = EPOLLIN, .data = {}};
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd,
-                &event);  // if this fails, the loop's periodic take() still finds the events
+                &event);  // if this fails, the loop's periodic serve() still finds the events
   }
 
   void apply(const SharedNews& news, TimeNs now) {
     if (std::holds_alternative<ReplicasChanged>(news)) return list_replicas();
     if (const auto* set = std::get_if<RecordSet>(&news); set != nullptr && set->record.kind == "quotas") {
-      Result<wire::Message> command = wire::parse(set->record.value);
+      Result<wire::FromNode> command = wire::parse<wire::FromNode>(set->record.value);
       const auto* quota = command ? std::get_if<wire::AdminRequest>(&*command) : nullptr;
-      if (quota != nullptr && quota->verb == "quota") sessions_.obey(*quota, now);
+      if (quota != nullptr && quota->verb == "quota") sessions_.execute(*quota, now);
       return;
     }
     const auto* fenced = std::get_if<NodeFenced>(&news);

@@ -25,10 +25,10 @@ class SharedSessions final : public EmbeddedController,
     return sessions_.status(clock_.now());
   }
 
-  /// What waits for one connection.
+  /// Messages to one client.
   struct Mailbox {
     std::deque<std::string> messages;
-    WakeUp wake_up;  // raised while there are some
+    WakeUp wake_up;  // raised while `messages` is not empty
   };
 
   ConnectionId open(Mailbox* mailbox) {
@@ -42,15 +42,15 @@ class SharedSessions final : public EmbeddedController,
     mailboxes_.erase(id);
     sessions_.disconnected(id);
   }
-  void take(ConnectionId from, std::string_view bytes) {
+  void receive(ConnectionId from, std::string_view bytes) {
     const std::lock_guard lock(mutex_);
-    sessions_.take(from, bytes, clock_.now(), *this);
+    sessions_.receive(from, bytes, clock_.now(), *this);
   }
   void expire() {
     const std::lock_guard lock(mutex_);
     sessions_.expire(clock_.now());
   }
-  std::optional<std::string> receive(Mailbox& mailbox) {
+  std::optional<std::string> next_message(Mailbox& mailbox) {
     const std::lock_guard lock(mutex_);
     mailbox.wake_up.clear();
     if (mailbox.messages.empty()) return std::nullopt;
@@ -61,7 +61,7 @@ class SharedSessions final : public EmbeddedController,
   }
 
  private:
-  static constexpr std::size_t kMessagesMax = 16'384;  // to an owner that doesn't take them
+  static constexpr std::size_t kMessagesMax = 16'384;  // bound for a client whose owner does not call process()
 
   bool send(ConnectionId to, std::string_view bytes) override {
     const auto mailbox = mailboxes_.find(to);
@@ -77,7 +77,7 @@ class SharedSessions final : public EmbeddedController,
   std::unordered_map<ConnectionId, Mailbox*> mailboxes_;
 };
 
-/// A connection that is a call.
+/// A connection whose messages are function calls.
 class EmbeddedLink final : public ClientLink {
  public:
   explicit EmbeddedLink(std::shared_ptr<SharedSessions> controller)
@@ -87,10 +87,9 @@ class EmbeddedLink final : public ClientLink {
   int fd() const override { return mailbox_.wake_up.fd(); }
   void process(TimeNs) override {}
   std::optional<std::string_view> receive() override {
-    std::optional<std::string> message = controller_->receive(mailbox_);
+    std::optional<std::string> message = controller_->next_message(mailbox_);
     if (!message) {
-      controller_
-          ->expire();  // after the messages of this turn: words of life are heard before the silent are forgotten
+      controller_->expire();  // after this turn's messages, so that heartbeats count before leases expire
       return std::nullopt;
     }
     message_ = std::move(*message);
@@ -98,10 +97,10 @@ class EmbeddedLink final : public ClientLink {
   }
   bool send(std::string_view message) override {
     if (message.size() > wire::kMessageBytesMax) return false;
-    controller_->take(connection_, message);
+    controller_->receive(connection_, message);
     return true;
   }
-  void hold(bool) override {}
+  void set_corked(bool) override {}
   void reconnect() override {
     controller_->close(connection_);
     connection_ = controller_->open(&mailbox_);

@@ -2,15 +2,15 @@
 
 #include <sys/epoll.h>
 
-#include "controller/state/state_journal.h"
 #include "controller/server/stream_listener.h"
 #include "controller/server/zmq_listener.h"
+#include "controller/state/state_journal.h"
 
 namespace kvferry::controller {
 namespace {
 
-constexpr int kTickMs = 100;                  // how often leases are looked at, at least
-constexpr TimeNs kExpireTime = kMillisecond;  // and at most: thousands of them take a while, and a look-up waits
+constexpr int kTickMs = 100;                  // longest time between two checks of the leases
+constexpr TimeNs kExpireTime = kMillisecond;  // shortest: checking thousands of leases delays lookups
 
 }  // namespace
 
@@ -19,32 +19,32 @@ Result<std::unique_ptr<Server>> Server::bind(const ServerOptions& options, const
   Result<std::unique_ptr<ZmqListener>> zmq = ZmqListener::bind(options.bind, server->sessions());
   if (!zmq) return std::move(zmq).error();
   server->endpoint_ = (*zmq)->endpoint();
-  if (Result<void> added = server->add_front(std::move(*zmq)); !added) return std::move(added).error();
+  if (Result<void> added = server->add_listener(std::move(*zmq)); !added) return std::move(added).error();
   if (!options.state.empty()) {
-    if (Result<void> kept = server->keep_state(options.state); !kept) return std::move(kept).error();
+    if (Result<void> opened = server->open_state(options.state); !opened) return std::move(opened).error();
   }
   if (!options.stream.empty()) {
     Result<std::unique_ptr<StreamListener>> stream = StreamListener::bind(options.stream, server->sessions());
     if (!stream) return std::move(stream).error();
     server->stream_endpoint_ = (*stream)->endpoint();
-    if (Result<void> added = server->add_front(std::move(*stream)); !added) return std::move(added).error();
+    if (Result<void> added = server->add_listener(std::move(*stream)); !added) return std::move(added).error();
   }
   return server;
 }
 
-Result<void> Server::keep_state(const std::string& folder) {
+Result<void> Server::open_state(const std::string& folder) {
   Result<std::unique_ptr<StateJournal>> journal = StateJournal::open({.folder = folder}, directory(), clock_);
   if (!journal) return std::move(journal).error();
   sessions_.adopt_nodes();
   at_turn_end([kept = journal->get()](TimeNs) { kept->flush(); });
-  return add_front(std::move(*journal));
+  return add_listener(std::move(*journal));
 }
 
-Result<void> Server::add_front(std::unique_ptr<Listener> front) {
-  const int fd = front->fd();
+Result<void> Server::add_listener(std::unique_ptr<Listener> listener) {
+  const int fd = listener->fd();
   if (!can_be_woken_ || (fd >= 0 && !watch(fd)))
-    return Error{ErrorCode::kUnavailable, "no file descriptor left for one more way in to the controller"};
-  fronts_.push_back(std::move(front));
+    return Error{ErrorCode::kUnavailable, "no file descriptor left for another listener of the controller"};
+  listeners_.push_back(std::move(listener));
   return {};
 }
 
@@ -53,12 +53,13 @@ void Server::run() {
   TimeNs expired_at = clock_.now() - kExpireTime;
   while (!stopping_.load(std::memory_order_acquire)) {
     epoll_event event{};
-    ::epoll_wait(epoll_.get(), &event, 1, more_waits ? 0 : kTickMs);  // 1. sleep until a word, stop() or the next tick
+    ::epoll_wait(epoll_.get(), &event, 1, more_waits ? 0 : kTickMs);  // 1. sleep until input, stop() or the next tick
     const TimeNs now = clock_.now();
     more_waits = false;
-    for (const std::unique_ptr<Listener>& front : fronts_) more_waits |= front->take(now);  // 2. words of life are heard
+    for (const std::unique_ptr<Listener>& listener : listeners_)
+      more_waits |= listener->serve(now);  // 2. process heartbeats ...
     if (now - expired_at >= kExpireTime) {
-      sessions_.expire(now);  // 3. ... before the silent are forgotten
+      sessions_.expire(now);  // 3. ... before expiring leases
       expired_at = now;
     }
     for (const auto& then : turn_ends_) then(now);
@@ -71,7 +72,7 @@ void Server::stop() {
 }
 
 bool Server::watch(int fd) const {
-  // Edge-triggered fronts are none the worse for it: take() is called in every turn, whatever is readable.
+  // Level-triggered also for edge-triggered descriptors: each turn calls serve() of every listener.
   epoll_event event{.events = EPOLLIN, .data = {}};
   return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
 }

@@ -8,13 +8,13 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kUnsentBytesMax = std::size_t{8} << 20;  // two of the longest messages
-constexpr std::size_t kBufferKeptMax = std::size_t{64} << 10;  // of a connection at rest
+constexpr std::size_t kBufferKeptMax = std::size_t{64} << 10;  // memory of an idle connection
 
 bool is_for_later(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
 
-/// 0: the connection is over; negative: nothing waits.
+/// Returns 0 if the connection is over, a negative number if no input waits.
 long StreamConnection::read_some(std::string& scratch) const {
   const ssize_t num_read = ::recv(socket_.get(), scratch.data(), scratch.size(), 0);
   return num_read < 0 && !is_for_later(errno) ? 0 : num_read;

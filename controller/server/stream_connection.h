@@ -1,4 +1,4 @@
-// One connection of the stream at the controller: what came in and isn't whole yet, what is still to go out.
+// One stream connection of the controller, with incomplete input and unsent output.
 #pragma once
 
 #include <optional>
@@ -23,26 +23,26 @@ class StreamConnection {
   TimeNs heard_at() const { return heard_at_; }
 
   enum class Received { kMore, kNothing, kEnded };
-  /// Takes in what waits, at most `scratch.size()` bytes of it, and calls `take(message)` for each message that is
-  /// whole. `num_claimed`: set where a length is beyond what is allowed; nothing that follows can be read.
+  /// Reads at most `scratch.size()` waiting bytes and calls `take(message)` for each complete message. Sets
+  /// `num_claimed` to the length of a message that is too long; nothing after it can be read.
   template <class Take>
   Received receive(std::string& scratch, TimeNs now, const Take& take, std::optional<std::uint32_t>& num_claimed);
 
-  /// False: its peer doesn't read; the message is dropped. It goes out with flush().
+  /// Returns false if the message was dropped because the peer does not read. flush() sends it.
   bool send(std::string_view message);
-  /// One write. False: the connection is over.
+  /// Writes once. Returns false if the connection is over.
   bool flush();
   bool has_unsent() const { return !out_.empty(); }
 
-  /// After a last word nothing is heard any more, until the peer hangs up or `ends_at` comes: what a closed socket
-  /// still finds unread would take the last word with it.
+  /// Sends what is unsent and ignores input until the peer closes or `ends_at` is reached: closing a socket with unread
+  /// input would discard the output.
   void end(TimeNs ends_at);
   bool is_ending() const { return ends_at_.has_value(); }
   bool is_over(TimeNs now) const { return ends_at_ && now >= *ends_at_; }
 
-  // The owner's notes.
-  bool waits_for_room = false;  // to be told when the peer reads
-  bool is_given_up = false;     // to be closed at the end of the turn
+  // State of the owner.
+  bool waits_for_room = false;  // epoll reports when the socket is writable
+  bool is_given_up = false;     // closed at the end of the turn
 
  private:
   long read_some(std::string& scratch) const;
@@ -50,8 +50,8 @@ class StreamConnection {
   ConnectionId id_;
   TimeNs heard_at_;
   OwnedFd socket_;
-  std::string in_;   // begins with a length; a message that is not whole
-  std::string out_;  // from num_sent_ on
+  std::string in_;   // an incomplete message with its length in front
+  std::string out_;  // unsent from num_sent_ on
   std::size_t num_sent_ = 0;
   std::optional<TimeNs> ends_at_;
 };
@@ -78,7 +78,7 @@ StreamConnection::Received StreamConnection::receive(std::string& scratch, TimeN
     rest.remove_prefix(kLengthBytes + length);
   }
   if (rest.empty() && in_.capacity() > scratch.size())
-    in_ = std::string();  // a large message's memory
+    in_ = std::string();  // frees the memory of a large message
   else if (in_.empty())
     in_.assign(rest);
   else

@@ -16,12 +16,12 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // a connection and turn
-constexpr std::size_t kMessagesPerTurnMax = 1024;             // so that a flood can't put off the leases
+constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // bound for one connection in one turn
+constexpr std::size_t kMessagesPerTurnMax = 1024;             // so that a flood does not delay lease checks
 constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
 constexpr std::size_t kConnectionsMax = 8192;
-constexpr TimeNs kLastWordTime = kSecond;
+constexpr TimeNs kRefusalTime = kSecond;  // for a peer to read why it was refused
 
 std::size_t connections_max() {
   rlimit limit{};
@@ -49,14 +49,14 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
   const std::string& endpoint() const override { return listener_.endpoint; }
   int fd() const override { return epoll_.get(); }
 
-  bool take(TimeNs now) override {
+  bool serve(TimeNs now) override {
     std::array<epoll_event, 64> events;
     const int num_events = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
     bool more_waits = num_events == static_cast<int>(events.size());
-    num_taken_ = 0;
+    num_received_ = 0;
     for (int i = 0; i < num_events; ++i) {
-      // What is left is readable still, and epoll hands out what it has not handed out for longest.
-      if (num_taken_ >= kMessagesPerTurnMax) {
+      // The remaining connections stay readable, and epoll reports the longest unreported first.
+      if (num_received_ >= kMessagesPerTurnMax) {
         more_waits = true;
         break;
       }
@@ -65,19 +65,19 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
       else
         more_waits |= turn(*static_cast<StreamConnection*>(events[i].data.ptr), now);
     }
-    end_those_that_are_over(now);
+    close_finished(now);
     return more_waits;
   }
 
  private:
   bool turn(StreamConnection& connection, TimeNs now) {
     std::optional<std::uint32_t> num_claimed;
-    const auto take = [&](std::string_view message) {
-      ++num_taken_;
-      sessions_.take(connection.id(), message, now, *this);
+    const auto receive = [&](std::string_view message) {
+      ++num_received_;
+      sessions_.receive(connection.id(), message, now, *this);
     };
     current_ = &connection;
-    const StreamConnection::Received received = connection.receive(scratch_, now, take, num_claimed);
+    const StreamConnection::Received received = connection.receive(scratch_, now, receive, num_claimed);
     current_ = nullptr;
     if (received == StreamConnection::Received::kEnded) return over_.push_back(connection.id()), false;
     if (num_claimed) refuse(connection, *num_claimed, now);
@@ -86,11 +86,11 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
   }
 
   void refuse(StreamConnection& connection, std::uint32_t num_claimed, TimeNs now) {
-    const std::string story =
+    const std::string reason =
         fmt::format("a message of {} bytes; at most {} are allowed", num_claimed, wire::kMessageBytesMax);
-    sessions_.count_malformed(story);
-    connection.send(encode(wire::Refused{.reason = story}));
-    connection.end(now + kLastWordTime);
+    sessions_.count_malformed(reason);
+    connection.send(encode(wire::Refused{.reason = reason}));
+    connection.end(now + kRefusalTime);
     ending_.push_back(connection.id());
   }
 
@@ -112,9 +112,9 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
     for (std::size_t i = 0; i < kAcceptedPerTurnMax; ++i) {
       OwnedFd socket = accept_from(listener_.socket.get());
       if (!socket && (errno == EMFILE || errno == ENFILE) && spare_) {
-        // Somebody who waits for ever would keep the loop awake for ever.
+        // A connection left in the backlog would keep the listener readable and the loop busy.
         spare_ = OwnedFd();
-        OwnedFd(::accept(listener_.socket.get(), nullptr, nullptr));  // and closes it
+        OwnedFd(::accept(listener_.socket.get(), nullptr, nullptr));  // the temporary closes it
         spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
         continue;
       }
@@ -127,7 +127,7 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
     }
   }
 
-  /// False: each of them speaks for a node.
+  /// Returns false if every connection has a registered node.
   bool make_room() {
     StreamConnection* silent = nullptr;
     for (const auto& [id, connection] : connections_) {
@@ -135,12 +135,12 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
       if (silent == nullptr || connection->heard_at() < silent->heard_at()) silent = connection.get();
     }
     if (silent == nullptr) return false;
-    silent->is_given_up = true;  // only then: its event may be among those in hand
+    silent->is_given_up = true;  // closed at the end of the turn: one of the current events may refer to it
     over_.push_back(silent->id());
     return true;
   }
 
-  void end_those_that_are_over(TimeNs now) {
+  void close_finished(TimeNs now) {
     std::erase_if(ending_, [&](ConnectionId id) {
       const StreamConnection* connection = find(id);
       if (connection != nullptr && !connection->is_over(now)) return false;
@@ -158,23 +158,23 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
     return found == connections_.end() ? nullptr : found->second.get();
   }
 
-  bool watch(int how, int fd, std::uint32_t events, void* whom) {
-    epoll_event event{.events = events, .data = {.ptr = whom}};
+  bool watch(int how, int fd, std::uint32_t events, StreamConnection* connection) {
+    epoll_event event{.events = events, .data = {.ptr = connection}};
     return ::epoll_ctl(epoll_.get(), how, fd, &event) == 0;
   }
 
   Sessions& sessions_;
   const std::size_t connections_max_ = connections_max();
   BoundSocket listener_;
-  std::string path_;  // of a Unix socket
+  std::string path_;  // path of a Unix socket
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
   OwnedFd spare_{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
   std::unordered_map<ConnectionId, std::unique_ptr<StreamConnection>> connections_;
-  std::vector<ConnectionId> ending_;  // after a last word
-  std::vector<ConnectionId> over_;    // by the end of this turn
+  std::vector<ConnectionId> ending_;  // refused, waiting for the peer to read it
+  std::vector<ConnectionId> over_;    // to be closed at the end of this turn
   std::string scratch_ = std::string(kReadBytesMax, '\0');
-  StreamConnection* current_ = nullptr;  // whose messages are being taken
-  std::size_t num_taken_ = 0;
+  StreamConnection* current_ = nullptr;  // whose messages are being received
+  std::size_t num_received_ = 0;
 };
 
 }  // namespace
@@ -182,9 +182,10 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
 Result<std::unique_ptr<StreamListener>> StreamListener::bind(const std::string& endpoint, Sessions& sessions) {
   if (Result<void> checked = check_endpoint(endpoint, EndpointUse::kBindStream); !checked)
     return std::move(checked).error();
-  auto front = std::make_unique<StreamSocketListener>(sessions);
-  if (Result<void> listening = front->listen(stream_address(endpoint)); !listening) return std::move(listening).error();
-  return std::unique_ptr<StreamListener>(std::move(front));
+  auto listener = std::make_unique<StreamSocketListener>(sessions);
+  if (Result<void> listening = listener->listen(stream_address(endpoint)); !listening)
+    return std::move(listening).error();
+  return std::unique_ptr<StreamListener>(std::move(listener));
 }
 
 }  // namespace kvferry::controller

@@ -1,4 +1,4 @@
-// The way in over ZeroMQ: a ROUTER.
+// The listener for ZeroMQ, with a ROUTER socket.
 #pragma once
 
 #include <memory>
@@ -13,10 +13,10 @@ namespace kvferry::controller {
 class ZmqListener : public Listener {
  public:
   /// Listens from here on. `sessions` must outlive it.
-  /// kInvalidArgument: not an endpoint; kUnavailable: the address can't be listened on, e.g. port in use.
+  /// kInvalidArgument: not an endpoint; kUnavailable: cannot listen on the address, e.g. port in use.
   static Result<std::unique_ptr<ZmqListener>> bind(const std::string& endpoint, Sessions& sessions);
 
-  /// Where it listens in fact, e.g. "tcp://127.0.0.1:41234".
+  /// The actual endpoint, e.g. "tcp://127.0.0.1:41234".
   virtual const std::string& endpoint() const = 0;
 };
 

@@ -18,15 +18,6 @@ enum class Type : std::uint8_t {
   kEnd = 9,
 };
 
-struct JoinedFields {
-  std::uint64_t id = 0;
-  std::string name_space, engine_id;
-  std::uint64_t incarnation = 0;
-  std::string role, endpoint, fingerprint;
-  std::uint64_t next_sequence = 0;
-  std::string serves{}, version{};
-  KVFERRY_FIELDS(id, name_space, engine_id, incarnation, role, endpoint, fingerprint, next_sequence, serves, version);
-};
 struct PublishedHead {
   std::uint64_t node = 0, sequence = 0;
   std::uint32_t num_full = 0, num_tails = 0;
@@ -125,8 +116,7 @@ void append_head(std::string& out, const FileHead& head) {
 
 void append_joined(std::string& out, NodeId node, const NodeInfo& info, std::uint64_t next_sequence) {
   const Record record(out, Type::kJoined);
-  out += encode(JoinedFields{node.value, info.name_space, info.engine_id.value, info.incarnation.value, info.role,
-                             info.endpoint, info.fingerprint, next_sequence, info.serves, info.version});
+  out += encode(JoinedRecord{node, info, next_sequence});
 }
 
 void append_gone(std::string& out, NodeId node) {
@@ -219,17 +209,9 @@ bool Replayer::replay(std::uint8_t type, std::string_view record) {
       return static_cast<bool>(head);
     }
     case Type::kJoined: {
-      const Result<JoinedFields> joined = decode<JoinedFields>(record, "joined node");
-      if (!joined || joined->id == 0) return false;
-      const NodeInfo info{EngineId{joined->engine_id},
-                          Incarnation{joined->incarnation},
-                          joined->role,
-                          joined->endpoint,
-                          joined->name_space,
-                          joined->fingerprint,
-                          joined->serves,
-                          joined->version};
-      state_.replay_joined(NodeId{joined->id}, info, joined->next_sequence);
+      const Result<JoinedRecord> joined = decode<JoinedRecord>(record, "joined node");
+      if (!joined || joined->id == NodeId{}) return false;
+      state_.replay_joined(joined->id, joined->info, joined->next_sequence);
       return true;
     }
     case Type::kGone:

@@ -256,7 +256,7 @@ void StateJournal::finished(TimeNs now) {
 
 int StateJournal::fd() const { return wake_up_.fd(); }
 
-bool StateJournal::take(TimeNs now) {
+bool StateJournal::serve(TimeNs now) {
   wake_up_.clear();
   flush();
   check_failures(now);

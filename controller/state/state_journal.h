@@ -53,9 +53,9 @@ class StateJournal final : public Journal, public Listener {
   void flush();
 
   int fd() const override;
-  bool take(TimeNs now) override;
+  bool serve(TimeNs now) override;
 
-  /// Begins a snapshot at the next take(); for tests and benchmarks.
+  /// Begins a snapshot at the next serve(); for tests and benchmarks.
   void want_snapshot() { wants_snapshot_ = true; }
   bool is_making_snapshot() const { return phase_ != Phase::kIdle; }
   /// Waits until all recorded changes are written.

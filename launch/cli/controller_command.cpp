@@ -42,11 +42,11 @@ Result<std::string> add_http(controller::Server& server, controller::EngineDirec
                                   .engines = &engines,
                                   .events = events.get(),
                                   .directory = &server.directory()};
-  if (Result<void> added = server.add_front(std::move(events)); !added) return std::move(added).error();
+  if (Result<void> added = server.add_listener(std::move(events)); !added) return std::move(added).error();
   Result<std::unique_ptr<controller::HttpListener>> http = controller::HttpListener::bind(*options, std::move(backend));
   if (!http) return std::move(http).error();
   std::string listening = (*http)->address();
-  if (Result<void> added = server.add_front(*std::move(http)); !added) return std::move(added).error();
+  if (Result<void> added = server.add_listener(*std::move(http)); !added) return std::move(added).error();
   return listening;
 }
 
@@ -54,7 +54,7 @@ Result<void> add_replica(controller::Server& server, const ControllerConfig& con
   Result<std::optional<controller::scale::ReplicaOptions>> options = replica_options(config, server.endpoint());
   if (!options) return std::move(options).error();
   if (!*options) return {};
-  return server.add_front(controller::scale::make_replica(std::move(**options), server.sessions(), clock.now()));
+  return server.add_listener(controller::scale::make_replica(std::move(**options), server.sessions(), clock.now()));
 }
 
 Result<void> run(const SettingFlags& flags, const std::optional<std::string>& config_file) {

@@ -21,19 +21,21 @@ void print_replica(const controller::ScaleStatus& scale) {
   for (const controller::ReplicaStatus& replica : scale.replicas) {
     if (replica.name != scale.name) others.push_back(replica.name);
   }
-  fmt::print("replica {}, beside {}\n", scale.name,
-             others.empty() ? "no other" : fmt::format("{}", fmt::join(others, ", ")));
-  if (scale.name_taken) fmt::print("  another replica of this name began later; give each its own by --replica\n");
+  fmt::print("replica {}, others: {}\n", scale.name,
+             others.empty() ? "none" : fmt::format("{}", fmt::join(others, ", ")));
+  if (scale.name_taken)
+    fmt::print("  another replica with this name started later; give each its own with --replica\n");
   const auto trouble = [](const std::string& what) { return what.empty() ? what : ": " + what; };
   if (!scale.etcd.empty() && scale.etcd_ok)
     fmt::print("  etcd {}: ok{}\n", scale.etcd, trouble(scale.etcd_trouble));
   else if (!scale.etcd.empty())
-    fmt::print("  etcd {}: gone for {:.1f} s{}\n", scale.etcd, static_cast<double>(scale.etcd_gone_ms) / 1000,
+    fmt::print("  etcd {}: unreachable for {:.1f} s{}\n", scale.etcd, static_cast<double>(scale.etcd_gone_ms) / 1000,
                trouble(scale.etcd_trouble));
   if (!scale.event_log.empty())
-    fmt::print("  event log {}: {}, {}, {} bytes behind, {} holes{}\n", scale.event_log, scale.log_ok ? "ok" : "gone",
-               scale.log_writer ? "written here" : "written by another", scale.log_lag_bytes, scale.log_holes,
-               trouble(scale.log_trouble));
+    fmt::print("  event log {}: {}, {}, {} bytes unconfirmed, {} gaps{}\n", scale.event_log,
+               scale.log_ok ? "ok" : "unreachable",
+               scale.log_writer ? "written by this replica" : "written by another replica", scale.log_lag_bytes,
+               scale.log_holes, trouble(scale.log_trouble));
 }
 
 void print_table(const Status& status, const std::string& endpoint) {
@@ -41,12 +43,13 @@ void print_table(const Status& status, const std::string& endpoint) {
   std::vector<Row> rows{
       {"NAMESPACE", "ENGINE", "INCARNATION", "ROLE", "VERSION", "ENDPOINT", "SERVES", "LOAD", "CHUNKS", "LAST HEARD"}};
   for (const controller::NodeStatus& node : status.nodes) {
-    rows.push_back({node.name_space.empty() ? "-" : node.name_space, node.engine_id, std::to_string(node.incarnation),
-                    node.role.empty() ? "-" : node.role, node.version.empty() ? "-" : node.version, node.endpoint,
-                    node.serves.empty() ? "-" : node.serves, std::to_string(node.load), std::to_string(node.num_chunks),
+    rows.push_back({node.name_space.empty() ? "-" : node.name_space, node.engine_id.value,
+                    std::to_string(node.incarnation.value), node.role.empty() ? "-" : node.role,
+                    node.version.empty() ? "-" : node.version, node.endpoint, node.serves.empty() ? "-" : node.serves,
+                    std::to_string(node.load), std::to_string(node.num_chunks),
                     fmt::format("{:.1f} s ago{}", static_cast<double>(node.heartbeat_age_ms) / 1000,
                                 node.is_drained   ? ", drained"
-                                : node.is_leaving ? fmt::format(", leaving ({} to move)", node.num_to_move)
+                                : node.is_leaving ? fmt::format(", draining ({} chunks left)", node.num_to_replicate)
                                                   : "")});
   }
   std::array<std::size_t, std::tuple_size_v<Row>> widths{};
@@ -55,15 +58,15 @@ void print_table(const Status& status, const std::string& endpoint) {
   }
   fmt::print("controller {}, version {}, up {:.1f} s\n", endpoint, status.version,
              static_cast<double>(status.uptime_ms) / 1000);
-  fmt::print("look-ups served: {} ({} with a holder); nodes: {}\n", status.counters.lookups,
-             status.counters.lookup_hits, status.nodes.size());
+  fmt::print("lookups: {} ({} with a holder); nodes: {}\n", status.counters.lookups, status.counters.lookup_hits,
+             status.nodes.size());
   const controller::StateStatus& state = status.state;
   if (state.folder.empty())
-    fmt::print("state: not kept\n");
+    fmt::print("state: none\n");
   else if (state.durable)
-    fmt::print("state: kept in {}\n", state.folder);
+    fmt::print("state: {}\n", state.folder);
   else
-    fmt::print("state: NOT kept: {}\n", state.why_not);
+    fmt::print("state: NOT durable: {}\n", state.why_not);
   print_replica(status.scale);
   if (status.nodes.empty()) return;
   for (const Row& row : rows) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "transport/base/chunk_key.h"
+#include "transport/base/ids.h"
 #include "transport/base/result.h"
 
 /// The fields of a wire struct, in wire order. Ends like a statement, which msgpack's own macro doesn't.
@@ -58,6 +59,21 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
       o.pack_bin(static_cast<std::uint32_t>(key.bytes.size()));
       o.pack_bin_body(reinterpret_cast<const char*>(key.bytes.data()), static_cast<std::uint32_t>(key.bytes.size()));
       return o;
+    }
+  };
+
+  /// An id travels as its value.
+  template <class Tag, class Value>
+  struct convert<kvferry::StrongId<Tag, Value>> {
+    const msgpack::object& operator()(const msgpack::object& o, kvferry::StrongId<Tag, Value>& id) const {
+      return o >> id.value;
+    }
+  };
+  template <class Tag, class Value>
+  struct pack<kvferry::StrongId<Tag, Value>> {
+    template <class Stream>
+    packer<Stream>& operator()(msgpack::packer<Stream>& o, const kvferry::StrongId<Tag, Value>& id) const {
+      return o << id.value;
     }
   };
 

@@ -90,12 +90,12 @@ void DirectoryLink::take(controller::SnapshotWanted&) {
 }
 
 void DirectoryLink::take(controller::PinChunks& wanted) {
-  const PinOrder order{wanted.hold, std::move(wanted.keys), wanted.ttl};
+  const PinOrder order{wanted.pin_id, std::move(wanted.keys), wanted.ttl};
   with_core_([&](SchedulerCore& core) { core.pin_ordered(order, clock_.now()); });
 }
 
 void DirectoryLink::take(controller::UnpinChunks& wanted) {
-  with_core_([&](SchedulerCore& core) { core.unpin_ordered(wanted.hold); });
+  with_core_([&](SchedulerCore& core) { core.unpin_ordered(wanted.pin_id); });
 }
 
 void DirectoryLink::take(controller::ReplicateChunks& wanted) {

@@ -52,11 +52,11 @@ Result<StateFigures> make_state(const std::string& folder, std::uint64_t num_pre
   for_each_batch(0, num_prefixes, [&](std::uint32_t worker, std::uint64_t prefix, std::uint64_t position) {
     fill_chunks(prefix, position, chunks);
     workers.publish(worker, chunks, clock.now());
-    if (++num_batches % kBatchesPerTurn == 0) (*journal)->take(clock.now());
+    if (++num_batches % kBatchesPerTurn == 0) (*journal)->serve(clock.now());
   });
   const NodeId asker = directory.join(worker_info(kNumWorkers), 0, clock.now()).value().id;
   std::uint64_t prefix = 0;
-  while ((*journal)->is_making_snapshot()) (*journal)->take(clock.now());
+  while ((*journal)->is_making_snapshot()) (*journal)->serve(clock.now());
   (*journal)->want_snapshot();
   const TimeNs begun = clock.now();
   TimeNs worst = 0;
@@ -64,7 +64,7 @@ Result<StateFigures> make_state(const std::string& folder, std::uint64_t num_pre
     prefix = scramble(prefix + 1) % num_prefixes;
     const controller::LookupQuery query = query_of(prefix);
     const TimeNs asked = clock.now();
-    (*journal)->take(asked);
+    (*journal)->serve(asked);
     directory.expire(asked);
     const auto holders = directory.lookup(asker, query, asked);
     worst = std::max(worst, clock.now() - asked);
@@ -153,21 +153,14 @@ Result<double> resync(std::uint64_t num_prefixes) {
   const TimeNs begun = clock.now();
   std::vector<controller::ConnectionId> connections;
   for (std::uint32_t worker = 0; worker < kNumWorkers; ++worker) {
-    const controller::NodeInfo info = worker_info(worker);
     connections.push_back(sessions.open());
-    sessions.take(connections.back(),
-                  encode(wire::Hello{.engine_id = info.engine_id.value,
-                                     .incarnation = 1,
-                                     .role = info.role,
-                                     .endpoint = info.endpoint,
-                                     .fingerprint = info.fingerprint}),
-                  clock.now(), no_replies);
+    sessions.receive(connections.back(), encode(wire::Hello{.node = worker_info(worker)}), clock.now(), no_replies);
   }
   for (std::size_t i = 0, num_taken = 1; num_taken > 0; ++i) {
     num_taken = 0;
     for (std::uint32_t worker = 0; worker < kNumWorkers; ++worker) {
       if (i >= messages[worker].size()) continue;
-      sessions.take(connections[worker], messages[worker][i], clock.now(), no_replies);
+      sessions.receive(connections[worker], messages[worker][i], clock.now(), no_replies);
       sessions.expire(clock.now());
       ++num_taken;
     }

@@ -144,18 +144,13 @@ class RemoteBench {
   std::uint64_t prefix_of(std::uint64_t question) const { return scramble(question) % load_.num_prefixes(); }
 
   Result<void> say_hello(ClientLink& link, const std::string& name) {
-    const controller::NodeInfo info = node_info(name);
-    const std::string hello = encode(wire::Hello{.engine_id = info.engine_id.value,
-                                                 .incarnation = 1,
-                                                 .role = info.role,
-                                                 .endpoint = info.endpoint,
-                                                 .fingerprint = info.fingerprint});
+    const std::string hello = encode(wire::Hello{.node = node_info(name)});
     const TimeNs deadline = clock_.now() + kPatienceMs * kMillisecond;
     for (bool is_sent = false; clock_.now() < deadline;) {
       link.process(clock_.now());
       if (!is_sent) is_sent = link.send(hello);
       if (const auto bytes = link.receive()) {
-        const Result<wire::Message> message = wire::parse(*bytes);
+        const Result<wire::FromController> message = wire::parse<wire::FromController>(*bytes);
         if (message && std::holds_alternative<wire::Registered>(*message)) return {};
       }
       pollfd item{link.fd(), POLLIN, 0};
@@ -169,27 +164,27 @@ class RemoteBench {
     const TimeNs begun = clock_.now();
     TimeNs now = begun;
     const auto ask = [&] { return link.send(questions[num_asked++ % questions.size()]); };
-    link.hold(true);
+    link.set_corked(true);
     for (std::size_t i = 0; i < kInFlight; ++i) {
       if (!ask()) return no_answer();
     }
-    link.hold(false);
+    link.set_corked(false);
     while (num_answered < num_asked) {
       wait(link.fd());
       now = clock_.now();
       link.process(now);
-      link.hold(true);  // sends a new lookup for each answer, all at once
+      link.set_corked(true);  // sends a new lookup for each answer, all at once
       while (const auto bytes = link.receive()) {
         if (num_answered++ % 64 == 0 && !is_right(*bytes)) return wrong_answer();
         if (now - begun < duration && !ask()) return no_answer();
       }
-      link.hold(false);
+      link.set_corked(false);
       if (now - begun > duration + kPatienceMs * kMillisecond) return no_answer();
     }
     return num_answered;
   }
   bool is_right(std::string_view bytes) const {
-    const Result<wire::Message> message = wire::parse(bytes);
+    const Result<wire::FromController> message = wire::parse<wire::FromController>(bytes);
     const auto* reply = message ? std::get_if<wire::LookupReply>(&*message) : nullptr;
     return reply != nullptr && names_all_workers(reply->holders, prefix_of(reply->token));
   }

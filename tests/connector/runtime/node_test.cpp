@@ -152,7 +152,7 @@ TEST(Nodes, ADrainedNodesChunksAreOnAnotherBeforeItGoes) {
   const controller::AdminCommand rule{.verb = "drain", .name_space = "default", .engine_id = "leaving"};
   ASSERT_TRUE(controller::run_admin_command(controller.endpoint(), rule, 2000));
   for (Patience patience; !node("leaving").is_drained && patience.left();) std::this_thread::sleep_for(20ms);
-  EXPECT_EQ(node("leaving").num_moved, 4u);
+  EXPECT_EQ(node("leaving").num_replicated, 4u);
   EXPECT_EQ(node("other").num_chunks, 4u);
   leaving.scheduler->shutdown();
   EXPECT_EQ(load(other, request("d-1", tokens(26)), 2), 24u);  // a tail of two tokens is too short to be found

@@ -18,11 +18,11 @@ class Silence {
     std::vector<std::int64_t> times;
     for (const std::int64_t end = now_ms_ + ms; now_ms_ < end; ++now_ms_) {
       if (client_.check_silence(now_ms_ * kMillisecond, events_)) times.push_back(now_ms_);
-      client_.speak(now_ms_ * kMillisecond);
+      client_.send_due(now_ms_ * kMillisecond);
     }
     return times;
   }
-  void hear_registered() { client_.take(encode(wire::Registered{.incarnation = 5}), events_); }
+  void hear_registered() { client_.receive(encode(wire::Registered{.incarnation = 5}), events_); }
   bool is_registered() const { return client_.is_registered(); }
 
  private:

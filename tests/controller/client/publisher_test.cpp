@@ -18,7 +18,7 @@ class PublisherTest : public ::testing::Test {
   std::vector<std::string> sent() {
     std::vector<std::string> story;
     for (const std::string& bytes : std::exchange(sent_, {})) {
-      const wire::Message message = wire::parse(bytes).value();
+      const wire::FromNode message = wire::parse<wire::FromNode>(bytes).value();
       if (const auto* evict = std::get_if<wire::Evict>(&message)) {
         story.push_back(fmt::format("-{}", evict->sequence));
         continue;

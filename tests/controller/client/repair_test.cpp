@@ -220,7 +220,7 @@ class Cluster final : private ReplySender {
 
   void turn(Node& node) {
     std::vector<ClientEvent> events;
-    while (const auto letter = node.down.receive(now_)) node.session->take(letter->bytes, events);
+    while (const auto letter = node.down.receive(now_)) node.session->receive(letter->bytes, events);
     node.session->check_silence(now_, events);
     for (const ClientEvent& event : events) {
       ASSERT_FALSE(std::holds_alternative<Refused>(event)) << "seed " << seed_;
@@ -228,7 +228,7 @@ class Cluster final : private ReplySender {
       node.note();
       node.publish_all();
     }
-    node.session->speak(now_);
+    node.session->send_due(now_);
   }
 
   void serve(Node& node, ConnectionId connection, std::string bytes) {
@@ -237,7 +237,7 @@ class Cluster final : private ReplySender {
       node.connection = sessions_->open();
     }
     if (is_faulty_ && dice_.percent(3)) change(connection, bytes);
-    sessions_->take(connection, bytes, now_, *this);
+    sessions_->receive(connection, bytes, now_, *this);
     // An older incarnation's late Hello finds the newer one registered, so whoever speaks is the newest.
     if (const Sessions::Session* session = sessions_->session(connection)) node.id = session->node;
     ASSERT_EQ(sessions_->counters().messages_malformed, 0U) << "seed " << seed_;
@@ -246,7 +246,7 @@ class Cluster final : private ReplySender {
   void change(ConnectionId connection, std::string& bytes) {
     const Sessions::Session* session = sessions_->session(connection);
     if (session == nullptr) return;
-    wire::Message message = wire::parse(bytes).value();
+    wire::FromNode message = wire::parse<wire::FromNode>(bytes).value();
     if (auto* publish = std::get_if<wire::Publish>(&message); publish != nullptr && !publish->full.keys.empty()) {
       publish->full.keys[0] = key_of(dice_.draw(kNumKeys));
       bytes = encode(*publish);
@@ -261,7 +261,7 @@ class Cluster final : private ReplySender {
   bool send(ConnectionId to, std::string_view bytes) override {
     const auto node = std::find_if(nodes_.begin(), nodes_.end(), [&](const Node& n) { return n.connection == to; });
     if (node == nodes_.end()) return false;
-    const wire::Message message = wire::parse(bytes).value();
+    const wire::FromController message = wire::parse<wire::FromController>(bytes).value();
     if (const auto* registered = std::get_if<wire::Registered>(&message))
       num_snapshots_ += registered->snapshot_wanted ? 1 : 0;
     if (const auto* wanted = std::get_if<wire::SnapshotWanted>(&message))
@@ -294,7 +294,8 @@ class Cluster final : private ReplySender {
 
   void check() {
     std::map<std::string, std::uint64_t> registered;
-    for (const NodeStatus& node : sessions_->directory().status(now_)) registered[node.engine_id] = node.incarnation;
+    for (const NodeStatus& node : sessions_->directory().status(now_))
+      registered[node.engine_id.value] = node.incarnation.value;
     for (const auto& [name, credit] : credits()) {
       Node& node = nodes_[name.back() - '0'];
       ASSERT_TRUE(registered.contains(name)) << name << " is credited, and nobody is registered, seed " << seed_;

@@ -551,8 +551,8 @@ TEST_F(DirectoryTest, StatusTellsEachNode) {
   publish(a, {tail_chunk(10, 50)});
   const std::vector<NodeStatus> status = directory_.status(now_ + 40 * kMillisecond);
   ASSERT_EQ(status.size(), 1U);
-  EXPECT_EQ(status[0].engine_id, "a");
-  EXPECT_EQ(status[0].incarnation, 5U);
+  EXPECT_EQ(status[0].engine_id.value, "a");
+  EXPECT_EQ(status[0].incarnation.value, 5U);
   EXPECT_EQ(status[0].num_chunks, 3U);
   EXPECT_EQ(status[0].num_tails, 1U);
   EXPECT_EQ(status[0].heartbeat_age_ms, 40U);

@@ -30,25 +30,25 @@ class Draining : public ::testing::Test, public Drains::Cluster {
     for (const ChunkKey& key : keys_of(from, to)) held[node].insert(key);
     return full_chunks(from, to);
   }
-  void bring(const Drains::Copy& copy) {
-    for (const ChunkEntry& chunk : copy.chunks) held[copy.to].insert(chunk.key);
+  void replicate(const Drains::Replication& replication) {
+    for (const ChunkEntry& chunk : replication.chunks) held[replication.to].insert(chunk.key);
   }
   /// Calls advance() until nothing is copied any more; `serve` says what the target does. How many copies there were.
   template <class Serve>
   std::size_t run(const Serve& serve) {
-    std::size_t num_copies = 0;
+    std::size_t num_replications = 0;
     for (int i = 0; i < 1000 && !drains.progress(kLeaving).is_done(); ++i, now += 100 * kMillisecond) {
-      for (const Drains::Copy& copy : drains.advance(*this, now)) {
-        ++num_copies;
-        serve(copy);
+      for (const Drains::Replication& replication : drains.advance(*this, now)) {
+        ++num_replications;
+        serve(replication);
       }
     }
-    return num_copies;
+    return num_replications;
   }
 
   std::map<NodeId, std::set<ChunkKey>> held;
   std::vector<NodeId> others{kA, kB};
-  Drains drains{{.chunks_per_copy = 10, .copies_at_a_time = 2}};
+  Drains drains{{.chunks_per_replication = 10, .replications_max = 2}};
   TimeNs now = 0;
 };
 
@@ -57,19 +57,19 @@ TEST_F(Draining, OnlyWhatOnlyItHoldsIsCopiedAndTheTargetsTakeTurns) {
   hold(kB, 0, 50);
   ASSERT_TRUE(drains.begin(kLeaving));
   EXPECT_FALSE(drains.begin(kLeaving));
-  drains.told(kLeaving, chunks, SnapshotMark::kReplaces);
-  EXPECT_EQ(run([&](const Drains::Copy& copy) { bring(copy); }), 5u);
+  drains.published(kLeaving, chunks, SnapshotMark::kReplaces);
+  EXPECT_EQ(run([&](const Drains::Replication& replication) { replicate(replication); }), 5u);
   for (const ChunkEntry& chunk : chunks) EXPECT_EQ(place_of(kLeaving, chunk.key), Drains::Place::kElsewhere);
   const Drains::Progress progress = drains.progress(kLeaving);
   EXPECT_TRUE(progress.is_done());
-  EXPECT_EQ(progress.num_moved, 50u);
+  EXPECT_EQ(progress.num_replicated, 50u);
   EXPECT_EQ(progress.num_lost, 0u);
   EXPECT_EQ(held[kA].size(), 30u);
 }
 
 TEST_F(Draining, NotMoreAtATimeThanAllowed) {
   drains.begin(kLeaving);
-  drains.told(kLeaving, hold(kLeaving, 0, 100), SnapshotMark::kReplaces);
+  drains.published(kLeaving, hold(kLeaving, 0, 100), SnapshotMark::kReplaces);
   EXPECT_THAT(drains.advance(*this, now), SizeIs(2));
   EXPECT_THAT(drains.advance(*this, now), IsEmpty());
   EXPECT_EQ(drains.progress(kLeaving).num_left, 100u);
@@ -77,58 +77,59 @@ TEST_F(Draining, NotMoreAtATimeThanAllowed) {
 
 TEST_F(Draining, ATargetThatBringsNothingIsReplacedAndWhatNobodyBringsIsLost) {
   drains.begin(kLeaving);
-  drains.told(kLeaving, hold(kLeaving, 0, 20), SnapshotMark::kReplaces);
-  run([&](const Drains::Copy& copy) {
-    if (copy.to == kB) bring(copy);
+  drains.published(kLeaving, hold(kLeaving, 0, 20), SnapshotMark::kReplaces);
+  run([&](const Drains::Replication& replication) {
+    if (replication.to == kB) replicate(replication);
   });
-  EXPECT_EQ(drains.progress(kLeaving).num_moved, 20u);
+  EXPECT_EQ(drains.progress(kLeaving).num_replicated, 20u);
 
-  drains.told(kLeaving, hold(kLeaving, 200, 220), SnapshotMark::kReplaces);
+  drains.published(kLeaving, hold(kLeaving, 200, 220), SnapshotMark::kReplaces);
   std::map<NodeId, int> asked;
-  EXPECT_EQ(run([&](const Drains::Copy& copy) { asked[copy.to] += 1; }), 6u);  // two copies, three times
+  EXPECT_EQ(run([&](const Drains::Replication& replication) { asked[replication.to] += 1; }),
+            6u);  // two copies, three times
   EXPECT_EQ(drains.progress(kLeaving).num_lost, 20u);
   EXPECT_TRUE(drains.progress(kLeaving).is_done());
 }
 
 TEST_F(Draining, AnEvictedChunkIsNeitherMovedNorLost) {
   drains.begin(kLeaving);
-  drains.told(kLeaving, hold(kLeaving, 0, 20), SnapshotMark::kReplaces);
+  drains.published(kLeaving, hold(kLeaving, 0, 20), SnapshotMark::kReplaces);
   drains.advance(*this, now);
   held[kLeaving].clear();
-  EXPECT_EQ(run([](const Drains::Copy&) {}), 0u);
-  EXPECT_EQ(drains.progress(kLeaving).num_moved, 0u);
+  EXPECT_EQ(run([](const Drains::Replication&) {}), 0u);
+  EXPECT_EQ(drains.progress(kLeaving).num_replicated, 0u);
   EXPECT_EQ(drains.progress(kLeaving).num_lost, 0u);
 }
 
 TEST_F(Draining, WithoutAnybodyElseItWaits) {
   others.clear();
   drains.begin(kLeaving);
-  drains.told(kLeaving, hold(kLeaving, 0, 20), SnapshotMark::kReplaces);
+  drains.published(kLeaving, hold(kLeaving, 0, 20), SnapshotMark::kReplaces);
   for (int i = 0; i < 100; ++i) EXPECT_THAT(drains.advance(*this, now += kSecond), IsEmpty());
   EXPECT_EQ(drains.progress(kLeaving).num_left, 20u);
   others = {kB};
-  run([&](const Drains::Copy& copy) { bring(copy); });
-  EXPECT_EQ(drains.progress(kLeaving).num_moved, 20u);
+  run([&](const Drains::Replication& replication) { replicate(replication); });
+  EXPECT_EQ(drains.progress(kLeaving).num_replicated, 20u);
 }
 
 TEST_F(Draining, ItIsNotDoneBeforeTheNodeHasToldAll) {
   drains.begin(kLeaving);
   EXPECT_FALSE(drains.progress(kLeaving).is_done());
-  drains.told(kLeaving, {}, SnapshotMark::kEnds);  // of one that began before
-  drains.told(kLeaving, hold(kLeaving, 0, 5), SnapshotMark::kBegins);
-  run([&](const Drains::Copy& copy) { bring(copy); });
+  drains.published(kLeaving, {}, SnapshotMark::kEnds);  // of one that began before
+  drains.published(kLeaving, hold(kLeaving, 0, 5), SnapshotMark::kBegins);
+  run([&](const Drains::Replication& replication) { replicate(replication); });
   EXPECT_FALSE(drains.progress(kLeaving).is_done());
-  drains.told(kLeaving, {}, SnapshotMark::kEnds);
+  drains.published(kLeaving, {}, SnapshotMark::kEnds);
   EXPECT_TRUE(drains.progress(kLeaving).is_done());
 }
 
 TEST_F(Draining, OneThatIsStoppedCopiesNothing) {
   drains.begin(kLeaving);
-  drains.told(kLeaving, hold(kLeaving, 0, 5), SnapshotMark::kReplaces);
+  drains.published(kLeaving, hold(kLeaving, 0, 5), SnapshotMark::kReplaces);
   EXPECT_TRUE(drains.end(kLeaving));
   EXPECT_FALSE(drains.end(kLeaving));
   EXPECT_THAT(drains.advance(*this, now), IsEmpty());
-  drains.told(kLeaving, hold(kLeaving, 0, 5), SnapshotMark::kReplaces);
+  drains.published(kLeaving, hold(kLeaving, 0, 5), SnapshotMark::kReplaces);
   EXPECT_TRUE(drains.empty());
 }
 

@@ -21,28 +21,27 @@ using ::testing::UnorderedElementsAreArray;
 class OrdersTest : public ::testing::Test, protected ReplySender {
  protected:
   bool send(ConnectionId to, std::string_view bytes) override {
-    heard_[to].push_back(wire::parse(bytes).value());
+    heard_[to].push_back(wire::parse<wire::FromController>(bytes).value());
     return true;
   }
   template <class T>
   void say(ConnectionId from, const T& message) {
-    sessions_.take(from, encode(message), now_, *this);
+    sessions_.receive(from, encode(message), now_, *this);
   }
   /// All messages of one kind to `to` since the last call; others to it are dropped.
   template <class T>
   std::vector<T> heard(ConnectionId to) {
     std::vector<T> found;
-    for (wire::Message& message : heard_[to])
+    for (wire::FromController& message : heard_[to])
       if (auto* wanted = std::get_if<T>(&message)) found.push_back(std::move(*wanted));
     heard_[to].clear();
     return found;
   }
   ConnectionId join(const std::string& name, std::uint64_t incarnation = 1) {
     const ConnectionId connection = sessions_.open();
-    say(connection, wire::Hello{.engine_id = name,
-                                .incarnation = incarnation,
-                                .endpoint = "tcp://" + name + ":1",
-                                .fingerprint = "model=a"});
+    NodeInfo info = node_info(name, incarnation);
+    info.endpoint = "tcp://" + name + ":1";
+    say(connection, wire::Hello{.node = info});
     say(connection, wire::Publish{.incarnation = incarnation, .sequence = 0, .begins_snapshot = true});
     sequence_[connection] = 1;
     heard_[connection].clear();
@@ -54,7 +53,7 @@ class OrdersTest : public ::testing::Test, protected ReplySender {
   wire::AdminReply rule(const wire::AdminRequest& request, std::optional<ConnectionId> asker = std::nullopt) {
     const ConnectionId from = asker ? *asker : sessions_.open();
     say(from, request);
-    for (wire::Message& message : heard_[from])
+    for (wire::FromController& message : heard_[from])
       if (auto* reply = std::get_if<wire::AdminReply>(&message)) return *reply;
     ADD_FAILURE() << "no answer";
     return {};
@@ -68,13 +67,13 @@ class OrdersTest : public ::testing::Test, protected ReplySender {
   }
   NodeStatus status_of(const std::string& name) {
     for (const NodeStatus& node : sessions_.status(now_).nodes)
-      if (node.engine_id == name) return node;
+      if (node.engine_id.value == name) return node;
     return {};
   }
 
   Sessions sessions_{DirectoryOptions{}, 0};
   TimeNs now_ = kSecond;
-  std::map<ConnectionId, std::vector<wire::Message>> heard_;
+  std::map<ConnectionId, std::vector<wire::FromController>> heard_;
   std::map<ConnectionId, std::uint64_t> sequence_;
 };
 
@@ -83,10 +82,10 @@ TEST_F(OrdersTest, APinIsKeptByWhoeverHasItAndByWhoGetsItLater) {
   publish(a, keys_of(0, 4));
   const auto reply = rule({.verb = "pin", .owner = "ops", .keys = {keys_of(2, 6)}, .ttl_ms = 10'000});
   ASSERT_TRUE(reply.is_done) << reply.text;
-  EXPECT_EQ(reply.text, "2 of 4 chunks are held on 1 nodes and kept there");
+  EXPECT_EQ(reply.text, "2 of 4 chunks were found on 1 nodes and are pinned there");
   const auto kept = heard<wire::Pin>(a);
   ASSERT_THAT(kept, SizeIs(1));
-  EXPECT_EQ(kept[0].hold, reply.number);
+  EXPECT_EQ(kept[0].pin_id, reply.number);
   EXPECT_EQ(kept[0].ttl_ms, 10'000u);
   EXPECT_THAT(kept[0].keys.keys, UnorderedElementsAreArray(keys_of(2, 4)));
   EXPECT_THAT(heard<wire::Pin>(b), IsEmpty());
@@ -100,7 +99,7 @@ TEST_F(OrdersTest, APinIsKeptByWhoeverHasItAndByWhoGetsItLater) {
   EXPECT_TRUE(rule({.verb = "unpin", .number = reply.number}).is_done);
   EXPECT_THAT(heard<wire::Unpin>(a), SizeIs(1));
   EXPECT_THAT(heard<wire::Unpin>(b), SizeIs(1));
-  EXPECT_THAT(rule({.verb = "unpin", .number = reply.number}).text, HasSubstr("there is no hold"));
+  EXPECT_THAT(rule({.verb = "unpin", .number = reply.number}).text, HasSubstr("there is no pin"));
 }
 
 TEST_F(OrdersTest, AReadersLeaseEndsWithTheReader) {
@@ -108,20 +107,20 @@ TEST_F(OrdersTest, AReadersLeaseEndsWithTheReader) {
   publish(holder, keys_of(0, 4));
   const auto reply = rule({.verb = "pin", .keys = {keys_of(0, 4)}, .ttl_ms = 60'000}, reader);
   ASSERT_TRUE(reply.is_done) << reply.text;
-  EXPECT_EQ(sessions_.status(now_).num_held_keys, 4u);
+  EXPECT_EQ(sessions_.status(now_).num_pinned_keys, 4u);
   heard_[holder].clear();
   say(reader, wire::Leave{.incarnation = 1});
   const auto over = heard<wire::Unpin>(holder);
   ASSERT_THAT(over, SizeIs(1));
-  EXPECT_EQ(over[0].hold, reply.number);
-  EXPECT_EQ(sessions_.status(now_).num_holds, 0u);
+  EXPECT_EQ(over[0].pin_id, reply.number);
+  EXPECT_EQ(sessions_.status(now_).num_pins, 0u);
 }
 
 TEST_F(OrdersTest, NobodyEndsAReadersLeasesByTakingItsName) {
   const ConnectionId reader = join("reader");
   rule({.verb = "pin", .keys = {keys_of(0, 4)}, .ttl_ms = 60'000}, reader);
   EXPECT_THAT(rule({.verb = "pin", .owner = "node 'reader'", .keys = {keys_of(0, 1)}, .ttl_ms = 60'000}).text,
-              HasSubstr("can't begin with 'node '"));
+              HasSubstr("cannot begin with 'node '"));
   EXPECT_THAT(rule({.verb = "pin", .keys = {keys_of(0, 1)}, .ttl_ms = 60'000}).text, HasSubstr("needs an owner"));
 }
 
@@ -129,9 +128,9 @@ TEST_F(OrdersTest, APinEndsAtItsDeadline) {
   const ConnectionId a = join("a");
   rule({.verb = "pin", .owner = "ops", .keys = {keys_of(0, 4)}, .ttl_ms = 1000});
   pass(kSecond / 2);
-  EXPECT_EQ(sessions_.status(now_).num_holds, 1u);
+  EXPECT_EQ(sessions_.status(now_).num_pins, 1u);
   pass(kSecond);
-  EXPECT_EQ(sessions_.status(now_).num_holds, 0u);
+  EXPECT_EQ(sessions_.status(now_).num_pins, 0u);
   publish(a, keys_of(0, 4));
   EXPECT_THAT(heard<wire::Pin>(a), IsEmpty());
 }
@@ -156,11 +155,11 @@ TEST_F(OrdersTest, ADrainedNodeTellsAllAndWhatOnlyItHasGoesToOthers) {
   EXPECT_EQ(brought[0].engine_id, "leaving");
   EXPECT_EQ(brought[0].endpoint, "tcp://leaving:1");
   EXPECT_THAT(brought[0].full.keys, UnorderedElementsAreArray(keys_of(4, 10)));
-  EXPECT_EQ(status_of("leaving").num_to_move, 6u);
+  EXPECT_EQ(status_of("leaving").num_to_replicate, 6u);
   publish(other, keys_of(4, 10));
   pass(100 * kMillisecond);
   EXPECT_TRUE(status_of("leaving").is_drained);
-  EXPECT_EQ(status_of("leaving").num_moved, 6u);
+  EXPECT_EQ(status_of("leaving").num_replicated, 6u);
   EXPECT_TRUE(rule({.verb = "undrain", .engine_id = "leaving"}).is_done);
   EXPECT_FALSE(status_of("leaving").is_leaving);
   EXPECT_FALSE(rule({.verb = "undrain", .engine_id = "leaving"}).is_done);
@@ -172,7 +171,7 @@ TEST_F(OrdersTest, ALeavingNodeComesLastInLookups) {
   publish(b, keys_of(0, 4));
   const auto first = [&] {
     say(asker, wire::Lookup{.incarnation = 1, .keys = {keys_of(0, 10)}});
-    return heard<wire::LookupReply>(asker).at(0).holders.at(0).engine_id;
+    return heard<wire::LookupReply>(asker).at(0).holders.at(0).engine_id.value;
   };
   EXPECT_EQ(first(), "a");
   rule({.verb = "drain", .engine_id = "a"});
@@ -249,7 +248,7 @@ TEST_F(OrdersTest, NonsenseIsRefusedWithASentence) {
   EXPECT_THAT(text({.verb = "drain", .engine_id = "b"}), HasSubstr("has no node 'b'; it has a"));
   EXPECT_THAT(text({.verb = "drain", .name_space = "x", .engine_id = "b"}), HasSubstr("it has none"));
   EXPECT_THAT(text({.verb = "move", .engine_id = "a", .other_engine_id = "a"}), HasSubstr("needs two nodes"));
-  EXPECT_THAT(text({.verb = "pin", .owner = "o", .keys = {keys_of(0, 1)}}), HasSubstr("a hold of 0 ms"));
+  EXPECT_THAT(text({.verb = "pin", .owner = "o", .keys = {keys_of(0, 1)}}), HasSubstr("a pin of 0 ms"));
   EXPECT_THAT(text({.verb = "pin", .owner = "o", .keys = {keys_of(0, 1)}, .ttl_ms = ~std::uint64_t{0}}),
               HasSubstr("are allowed"));
 }

@@ -43,7 +43,7 @@ class PairingTest : public ::testing::Test {
   }
   /// News of the loads: what was chosen before counts no more.
   void tell_loads() {
-    for (PairNode& each : nodes_) ++each.load_told_at;
+    for (PairNode& each : nodes_) ++each.load_reported_at;
   }
 
   Pairing pairing_;
@@ -118,9 +118,10 @@ TEST_F(PairingTest, DrainingExcludedAndSilentNodesGetNothing) {
   query_.exclude = {"p3"};
   EXPECT_EQ(names().first, "p0");
   nodes_.erase(nodes_.begin());
-  EXPECT_EQ(refusal(),
-            "no prefill node (kv_producer or kv_both) of namespace 'default' takes requests: 3 registered, 1 draining, "
-            "1 excluded by the asker, 1 without the key 'serves', which tells routers their URL");
+  EXPECT_EQ(
+      refusal(),
+      "no prefill node (kv_producer or kv_both) of namespace 'default' accepts requests: 3 registered, 1 draining, "
+      "1 excluded by the caller, 1 without the setting 'serves', the URL for routers");
   nodes_ = {node("p0", "kv_producer")};
   EXPECT_THAT(refusal(), HasSubstr("no decode node (kv_consumer or kv_both) of namespace 'default'"));
   nodes_.clear();
@@ -172,7 +173,7 @@ TEST(DirectoryForRouters, HoldersAreFoundWithoutBeingANode) {
   Directory directory;
   const NodeId a = directory.join(node_info("a", 1, "default"), 0, 0)->id;
   directory.publish(a, 0, SnapshotMark::kNone, full_chunks(0, 3), 0);
-  std::vector<FoundHolder> found;
+  std::vector<HolderView> found;
   const LookupQuery query{keys_of(0, 4), {}, {}};
   directory.find_holders("default", query, found);
   ASSERT_EQ(found.size(), 1u);
@@ -189,7 +190,7 @@ TEST(DirectoryForRouters, LoadsAreKnownUntilTheNodeGoes) {
   EXPECT_EQ(directory.load(a).num_requests, 0u);
   directory.set_load(a, 7, 3);
   EXPECT_EQ(directory.load(a).num_requests, 7u);
-  EXPECT_EQ(directory.load(a).told_at, 3);
+  EXPECT_EQ(directory.load(a).reported_at, 3);
   EXPECT_EQ(directory.status(5)[0].load, 7u);
   directory.leave(a);
   EXPECT_EQ(directory.load(a).num_requests, 0u);

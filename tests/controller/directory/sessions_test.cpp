@@ -18,15 +18,15 @@ class SessionsTest : public ::testing::Test, protected ReplySender {
  protected:
   bool send(ConnectionId to, std::string_view bytes) override {
     if (!does_read_) return false;
-    answers_.emplace_back(to, wire::parse(bytes).value());
+    answers_.emplace_back(to, wire::parse<wire::FromController>(bytes).value());
     return true;
   }
   template <class T>
   void say(ConnectionId from, const T& message) {
-    sessions_.take(from, encode(message), now_, *this);
+    sessions_.receive(from, encode(message), now_, *this);
   }
   static wire::Hello hello(const std::string& name, std::uint64_t incarnation = 1) {
-    return {.engine_id = name, .incarnation = incarnation, .endpoint = "tcp://h:1", .fingerprint = "model=a"};
+    return {.node = node_info(name, incarnation)};
   }
   /// The one answer since the last call, of this kind and to `to`.
   template <class T>
@@ -41,7 +41,7 @@ class SessionsTest : public ::testing::Test, protected ReplySender {
   Sessions sessions_{DirectoryOptions{}, 0};
   TimeNs now_ = kSecond;
   bool does_read_ = true;
-  std::vector<std::pair<ConnectionId, wire::Message>> answers_;
+  std::vector<std::pair<ConnectionId, wire::FromController>> answers_;
 };
 
 class FakeObserver final : public SessionObserver {
@@ -52,11 +52,11 @@ class FakeObserver final : public SessionObserver {
   void joined(NodeId, const NodeInfo& info, std::uint64_t next_sequence, TimeNs) override {
     heard.push_back(fmt::format("hello {} {}", info.engine_id, next_sequence));
   }
-  void told(NodeId, std::uint64_t sequence, std::string_view message, TimeNs) override {
-    heard.push_back(fmt::format("told {} {}", sequence, wire::parse(message).value().index()));
+  void received(NodeId, std::uint64_t sequence, std::string_view message, TimeNs) override {
+    heard.push_back(fmt::format("told {} {}", sequence, wire::parse<wire::FromNode>(message).value().index()));
   }
   void gone(NodeId, TimeNs) override { heard.emplace_back("gone"); }
-  void ruled(const wire::AdminRequest& request, TimeNs) override { heard.push_back(request.verb); }
+  void executed(const wire::AdminRequest& request, TimeNs) override { heard.push_back(request.verb); }
   const std::vector<std::string>& replicas() const override { return list; }
   std::uint64_t replicas_version() const override { return version; }
   ScaleStatus status(TimeNs) const override { return {}; }
@@ -67,12 +67,12 @@ class FakeObserver final : public SessionObserver {
 };
 
 TEST_F(SessionsTest, ATapHearsAllAndDecidesWhoMayJoin) {
-  FakeObserver tap;
-  sessions_.set_observer(&tap);
+  FakeObserver observer;
+  sessions_.set_observer(&observer);
   const ConnectionId connection = sessions_.open();
   say(connection, hello("a", 4));
   EXPECT_EQ(answer<wire::Refused>(connection).reason, "too old");
-  EXPECT_THAT(tap.heard, IsEmpty());
+  EXPECT_THAT(observer.heard, IsEmpty());
   say(connection, hello("a", 5));
   answer<wire::Registered>(connection);
   say(connection, wire::Publish{.incarnation = 5, .begins_snapshot = true, .full = {keys_of(0, 3)}});
@@ -81,9 +81,9 @@ TEST_F(SessionsTest, ATapHearsAllAndDecidesWhoMayJoin) {
   say(other, hello("a", 6));
   answer<wire::Registered>(other);
   say(other, wire::Leave{.incarnation = 6});
-  const std::size_t publish = wire::Message(wire::Publish{}).index(), evict = wire::Message(wire::Evict{}).index();
-  EXPECT_THAT(tap.heard, ::testing::ElementsAre("hello a 0", fmt::format("told 0 {}", publish),
-                                                fmt::format("told 1 {}", evict), "gone", "hello a 0", "gone"));
+  const std::size_t publish = wire::FromNode(wire::Publish{}).index(), evict = wire::FromNode(wire::Evict{}).index();
+  EXPECT_THAT(observer.heard, ::testing::ElementsAre("hello a 0", fmt::format("told 0 {}", publish),
+                                                     fmt::format("told 1 {}", evict), "gone", "hello a 0", "gone"));
   say(other, hello("b", 5));
   answer<wire::Registered>(other);
   sessions_.fence(*sessions_.directory().find_node("", "b"), now_);
@@ -93,17 +93,17 @@ TEST_F(SessionsTest, ATapHearsAllAndDecidesWhoMayJoin) {
 }
 
 TEST_F(SessionsTest, NodesAreToldOfReplicasAtFirstAndWhenTheyChanged) {
-  FakeObserver tap;
-  sessions_.set_observer(&tap);
+  FakeObserver observer;
+  sessions_.set_observer(&observer);
   const ConnectionId connection = sessions_.open();
   say(connection, hello("a", 5));
-  EXPECT_EQ(answer<wire::Registered>(connection).replicas, tap.list);
+  EXPECT_EQ(answer<wire::Registered>(connection).replicas, observer.list);
   say(connection, wire::Heartbeat{.incarnation = 5});
   EXPECT_THAT(answer<wire::HeartbeatAck>(connection).replicas, IsEmpty());
-  tap.list.emplace_back("tcp://r1:1");
-  ++tap.version;
+  observer.list.emplace_back("tcp://r1:1");
+  ++observer.version;
   say(connection, wire::Heartbeat{.incarnation = 5});
-  EXPECT_EQ(answer<wire::HeartbeatAck>(connection).replicas, tap.list);
+  EXPECT_EQ(answer<wire::HeartbeatAck>(connection).replicas, observer.list);
   say(connection, wire::Heartbeat{.incarnation = 5});
   EXPECT_THAT(answer<wire::HeartbeatAck>(connection).replicas, IsEmpty());
   sessions_.set_observer(nullptr);
@@ -142,7 +142,7 @@ TEST_F(SessionsTest, AConnectionThatTurnsIntoAnotherNodeLeavesTheFirstToItsLease
     sessions_.expire(now_);
   }
   ASSERT_THAT(sessions_.status(now_).nodes, SizeIs(1));
-  EXPECT_EQ(sessions_.status(now_).nodes[0].engine_id, "a");
+  EXPECT_EQ(sessions_.status(now_).nodes[0].engine_id.value, "a");
   EXPECT_EQ(sessions_.counters().nodes_expired, 1U);
 }
 

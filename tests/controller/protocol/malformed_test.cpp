@@ -28,10 +28,10 @@ class RawPeer {
   void send(std::string_view bytes, bool more = false) {
     socket_.send(zmq::buffer(bytes), more ? zmq::send_flags::sndmore : zmq::send_flags::none);
   }
-  wire::Message receive() {
+  wire::FromController receive() {
     zmq::message_t bytes;
     if (!socket_.recv(bytes)) throw std::runtime_error("no answer");
-    return wire::parse(bytes.to_string_view()).value();
+    return wire::parse<wire::FromController>(bytes.to_string_view()).value();
   }
   zmq::socket_t& socket() { return socket_; }
 
@@ -55,7 +55,7 @@ class Relay {
     thread_.join();
   }
   const std::string& endpoint() const { return endpoint_; }
-  void set_drop(std::function<bool(wire::Message&)> drop) {
+  void set_drop(std::function<bool(wire::FromNode&)> drop) {
     const std::lock_guard lock(mutex_);
     drop_ = std::move(drop);
   }
@@ -70,7 +70,7 @@ class Relay {
       zmq::message_t body;
       if ((items[0].revents & ZMQ_POLLIN) != 0 && front_.recv(client) && front_.recv(body)) {
         const std::lock_guard lock(mutex_);
-        wire::Message message = wire::parse(body.to_string_view()).value();
+        wire::FromNode message = wire::parse<wire::FromNode>(body.to_string_view()).value();
         if (drop_ && drop_(message))
           ++num_dropped_;
         else
@@ -88,7 +88,7 @@ class Relay {
   zmq::socket_t back_{context_, zmq::socket_type::dealer};
   std::string endpoint_;
   std::mutex mutex_;
-  std::function<bool(wire::Message&)> drop_;
+  std::function<bool(wire::FromNode&)> drop_;
   std::atomic<int> num_dropped_{0};
   std::atomic<bool> stopping_{false};
   std::thread thread_;
@@ -105,7 +105,7 @@ TEST_F(BadPeers, ALostPublishIsSentAgain) {
   Relay relay(server_.endpoint());
   LiveNode node(relay.endpoint(), node_info("b"));
   ASSERT_TRUE(node.wait_for<SnapshotWanted>());
-  relay.set_drop([](const wire::Message& message) {
+  relay.set_drop([](const wire::FromNode& message) {
     const auto* publish = std::get_if<wire::Publish>(&message);
     return publish != nullptr && !publish->full.keys.empty();  // not the snapshot's begin and end
   });
@@ -127,7 +127,7 @@ TEST_F(BadPeers, WhatIsPublishedWhileTheControllerIsLostArrivesAfterwards) {
   ASSERT_TRUE(node.wait_for<SnapshotWanted>());
   node.client().publish(full_chunks(0, 2));
   ASSERT_TRUE(asker_.wait_to_see(ask_for(0, 3), {"b:2"}));
-  relay.set_drop([](const wire::Message&) { return true; });
+  relay.set_drop([](const wire::FromNode&) { return true; });
   ASSERT_TRUE(node.wait_for<Lost>());
   node.client().publish(full_chunks(2, 3));
   node.client().evict(keys_of(0, 1));
@@ -148,7 +148,7 @@ TEST_F(BadPeers, AMessageThatSaysSomethingElseThanWasSentIsFoundByAHeartbeat) {
   Relay relay(server_.endpoint());
   LiveNode node(relay.endpoint(), node_info("b"));
   ASSERT_TRUE(node.wait_for<SnapshotWanted>());
-  relay.set_drop([is_first = true](wire::Message& message) mutable {
+  relay.set_drop([is_first = true](wire::FromNode& message) mutable {
     auto* publish = std::get_if<wire::Publish>(&message);
     if (publish != nullptr && !publish->full.keys.empty() && std::exchange(is_first, false))
       publish->full.keys = keys_of(5, 8);
@@ -170,7 +170,7 @@ TEST_F(BadPeers, ALostLastEvictIsRepairedWithoutAnyFurtherNews) {
   ASSERT_TRUE(node.wait_for<SnapshotWanted>());
   node.client().publish(full_chunks(0, 2));
   ASSERT_TRUE(asker_.wait_to_see(ask_for(0, 2), {"b:2"}));
-  relay.set_drop([n = 0](const wire::Message& message) mutable {
+  relay.set_drop([n = 0](const wire::FromNode& message) mutable {
     return std::holds_alternative<wire::Evict>(message) && n++ < 2;  // the first time it is sent again as well
   });
   node.client().evict(keys_of(0, 2));
@@ -186,7 +186,7 @@ TEST_F(BadPeers, ALostLastMessageIsSeenWithoutWaitingForTheNextHeartbeat) {
   Relay relay(server_.endpoint());
   LiveNode node(relay.endpoint(), node_info("b"), /*heartbeat_ms=*/10 * kDeadlineMs);
   ASSERT_TRUE(node.wait_for<SnapshotWanted>());
-  relay.set_drop([is_first = true](const wire::Message& message) mutable {
+  relay.set_drop([is_first = true](const wire::FromNode& message) mutable {
     const auto* publish = std::get_if<wire::Publish>(&message);
     return publish != nullptr && !publish->full.keys.empty() && std::exchange(is_first, false);
   });
@@ -200,7 +200,7 @@ TEST_F(BadPeers, ALostLastMessageIsSeenWithoutWaitingForTheNextHeartbeat) {
 
 TEST_F(BadPeers, ALostSnapshotIsAskedForAgain) {
   Relay relay(server_.endpoint());
-  relay.set_drop([](const wire::Message& message) { return std::holds_alternative<wire::Publish>(message); });
+  relay.set_drop([](const wire::FromNode& message) { return std::holds_alternative<wire::Publish>(message); });
   LiveNode node(relay.endpoint(), node_info("b"));
   node.hold(full_chunks(0, 2));  // before registration: it goes with the snapshot
   ASSERT_TRUE(node.wait_until([&] { return relay.num_dropped() >= 9; })) << "begin, chunks and end, three times";
@@ -221,8 +221,7 @@ TEST_F(BadPeers, ALostSnapshotIsAskedForAgain) {
 
 TEST_F(BadPeers, AnOlderNodeThatKnowsNoEndsOfSnapshotsIsServedAsBefore) {
   RawPeer peer(server_.endpoint());
-  peer.send(
-      encode(wire::Hello{.engine_id = "raw", .incarnation = 1, .endpoint = "tcp://h:1", .fingerprint = "model=a"}));
+  peer.send(encode(wire::Hello{.node = node_info("raw")}));
   ASSERT_TRUE(std::get<wire::Registered>(peer.receive()).snapshot_wanted);
   const auto publish = [&](std::uint64_t sequence, bool begins_snapshot, std::uint32_t from, std::uint32_t to) {
     peer.send(encode(wire::Publish{
@@ -277,7 +276,7 @@ TEST_F(BadPeers, AnotherVersionIsRefusedInASentence) {
   wire::Hello hello;
   hello.header.version = 77;
   peer.send(encode(hello));
-  const wire::Message answer = peer.receive();
+  const wire::FromController answer = peer.receive();
   ASSERT_TRUE(std::holds_alternative<wire::Refused>(answer));
   EXPECT_THAT(std::get<wire::Refused>(answer).reason, HasSubstr("version 77"));
 }
@@ -285,15 +284,14 @@ TEST_F(BadPeers, AnotherVersionIsRefusedInASentence) {
 TEST_F(BadPeers, ANodeNobodyKnowsIsToldToSayHello) {
   RawPeer peer(server_.endpoint());
   peer.send(encode(wire::Heartbeat{.incarnation = 42}));
-  const wire::Message answer = peer.receive();
+  const wire::FromController answer = peer.receive();
   ASSERT_TRUE(std::holds_alternative<wire::Unregistered>(answer));
   EXPECT_EQ(std::get<wire::Unregistered>(answer).incarnation, 42U);
 }
 
 TEST_F(BadPeers, ATailWithoutItsColumnsIsDropped) {
   RawPeer peer(server_.endpoint());
-  peer.send(
-      encode(wire::Hello{.engine_id = "raw", .incarnation = 1, .endpoint = "tcp://h:1", .fingerprint = "model=a"}));
+  peer.send(encode(wire::Hello{.node = node_info("raw")}));
   ASSERT_TRUE(std::holds_alternative<wire::Registered>(peer.receive()));
   wire::Publish publish{.incarnation = 1, .tails = wire::to_columns(std::vector{tail_chunk(1, 2)})};
   publish.tails.num_tokens.clear();
@@ -306,8 +304,7 @@ TEST_F(BadPeers, ATailWithoutItsColumnsIsDropped) {
 
 TEST_F(BadPeers, ATierThatDoesNotExistIsDropped) {
   RawPeer peer(server_.endpoint());
-  peer.send(
-      encode(wire::Hello{.engine_id = "raw", .incarnation = 1, .endpoint = "tcp://h:1", .fingerprint = "model=a"}));
+  peer.send(encode(wire::Hello{.node = node_info("raw")}));
   ASSERT_TRUE(std::holds_alternative<wire::Registered>(peer.receive()));
   peer.send(encode(wire::Publish{.incarnation = 1, .full = {keys_of(0, 2)}, .tier = 3}));
   peer.send(encode(wire::Publish{.incarnation = 1, .sequence = 1, .full = {keys_of(2, 9)}, .tier = 4}));

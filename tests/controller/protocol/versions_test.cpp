@@ -25,15 +25,15 @@ class TwoReleases : protected ReplySender {
     options.protocol = node;
     client_.emplace(std::move(options), [this](std::string_view bytes) {
       versions_said_.push_back(wire::version_of(bytes));
-      sessions_.take(connection_, bytes, now_, *this);
+      sessions_.receive(connection_, bytes, now_, *this);
       return true;
     });
   }
   std::vector<ClientEvent> turn() {
     now_ += kSecond;
     std::vector<ClientEvent> events;
-    client_->speak(now_);
-    for (const std::string& bytes : std::exchange(answers_, {})) client_->take(bytes, events);
+    client_->send_due(now_);
+    for (const std::string& bytes : std::exchange(answers_, {})) client_->receive(bytes, events);
     return events;
   }
   std::optional<std::string> refusal() {
@@ -93,14 +93,14 @@ TEST(ControllerVersions, OrdersAreInTheVersionOfTheNode) {
   both.client_->publish(full_chunks(0, 3));
   both.client_->end_snapshot();
   both.versions_answered_.clear();
-  both.sessions_.obey({.verb = "clear", .name_space = "default"}, 2 * kSecond);
+  both.sessions_.execute({.verb = "clear", .name_space = "default"}, 2 * kSecond);
   both.turn();
   ASSERT_GT(both.versions_answered_.size(), 1u);
   for (const std::uint32_t version : both.versions_answered_) EXPECT_EQ(version, 2u);
 }
 
 TEST(ControllerVersions, AReleaseOutOfReachOfAMessageIsRefusedWithBothVersions) {
-  const auto parsed = wire::parse(encode(wire::StatusRequest{.header = {9, 13}}), {2, 4});
+  const auto parsed = wire::parse<wire::FromNode>(encode(wire::StatusRequest{.header = {9, 13}}), {2, 4});
   ASSERT_FALSE(parsed);
   EXPECT_EQ(parsed.error().code, ErrorCode::kRefused);
   EXPECT_THAT(parsed.error().what, HasSubstr("versions 2 to 4"));
@@ -125,7 +125,7 @@ class OldNode : public ::testing::Test, protected ReplySender {
   }
   std::string said(const std::string& bytes) {
     answers_.clear();
-    sessions_.take(connection_, bytes, kSecond, *this);
+    sessions_.receive(connection_, bytes, kSecond, *this);
     return answers_.size() == 1 ? answers_[0] : fmt::format("{} answers", answers_.size());
   }
   Sessions sessions_{DirectoryOptions{}, 0};
@@ -145,9 +145,9 @@ TEST_F(OldNode, RegistersAndIsAnsweredAsBefore) {
 
 TEST_F(OldNode, IsRefusedByASuccessorThatDroppedItsVersion) {
   Sessions later(DirectoryOptions{}, 0, {2, 3});
-  later.take(later.open(), kOldHello, kSecond, *this);
+  later.receive(later.open(), kOldHello, kSecond, *this);
   ASSERT_THAT(answers_, SizeIs(1));
-  const auto refused = std::get<wire::Refused>(wire::parse(answers_[0]).value());
+  const auto refused = std::get<wire::Refused>(wire::parse<wire::FromController>(answers_[0]).value());
   EXPECT_THAT(refused.reason, HasSubstr("speaks versions 2 to 3"));
   EXPECT_THAT(refused.reason, HasSubstr("node 'a' (of an older kvferry) speaks version 1"));
 }
@@ -161,13 +161,13 @@ TEST(OldController, AnswersANewNodeWhichThenSpeaksItsVersion) {
     said.emplace_back(bytes);
     return true;
   });
-  client.speak(kSecond);
+  client.send_due(kSecond);
   ASSERT_THAT(said, SizeIs(1));
   EXPECT_EQ(said[0].substr(1, 3), "\x92\x01\x01") << "an old controller reads the header of its own version";
   std::vector<ClientEvent> events;
-  client.take(kOldRegistered, events);
+  client.receive(kOldRegistered, events);
   EXPECT_TRUE(client.is_registered());
-  client.speak(3 * kSecond);
+  client.send_due(3 * kSecond);
   EXPECT_EQ(wire::version_of(said.back()), 1u);
 }
 
@@ -191,20 +191,20 @@ TEST(NewFields, AChangedLoadIsToldWithinAFifthOfASecond) {
   ClientOptions options;
   options.node = node_info("a", 5);
   ClientSession client(std::move(options), [&](std::string_view) { return ++num_said > 0; });
-  client.speak(0);
+  client.send_due(0);
   std::vector<ClientEvent> events;
-  client.take(encode(wire::Registered{.incarnation = 5}), events);
-  client.speak(500 * kMillisecond);
+  client.receive(encode(wire::Registered{.incarnation = 5}), events);
+  client.send_due(500 * kMillisecond);
   num_said = 0;
-  client.speak(701 * kMillisecond);
+  client.send_due(701 * kMillisecond);
   EXPECT_EQ(num_said, 0) << "nothing is new";
   client.set_load(2);
-  client.speak(702 * kMillisecond);
+  client.send_due(702 * kMillisecond);
   EXPECT_EQ(num_said, 1);
   client.set_load(3);
-  client.speak(850 * kMillisecond);
+  client.send_due(850 * kMillisecond);
   EXPECT_EQ(num_said, 1) << "not more often than that";
-  client.speak(905 * kMillisecond);
+  client.send_due(905 * kMillisecond);
   EXPECT_EQ(num_said, 2);
 }
 
@@ -214,7 +214,7 @@ TEST(NewFields, AnotherModelIsRefusedWithTheFieldAndBothValues) {
   const auto joined = directory.join(node_info("b", 1, "", "model=x kv_dtype=float32 layers=4"), 0, 0);
   ASSERT_FALSE(joined);
   EXPECT_EQ(joined.error().what,
-            "node 'b' can't join namespace '': kv_dtype (the KV cache's data type) is 'bfloat16' here and 'float32' "
+            "node 'b' cannot join namespace '': kv_dtype (the KV cache's data type) is 'bfloat16' here and 'float32' "
             "there (here: the namespace, there: the node); use the same model and KV settings, or another namespace");
 }
 

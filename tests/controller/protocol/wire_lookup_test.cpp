@@ -43,7 +43,7 @@ bool agrees(std::string_view bytes, std::uint64_t seed) {
   std::memcpy(memory.get(), exact.data(), exact.size());
   const std::optional<LookupFields> fast = read_lookup({memory.get(), exact.size()});
   if (!fast) return false;
-  const Result<Message> slow = parse(bytes);
+  const Result<FromNode> slow = parse<FromNode>(bytes);
   const auto* lookup = slow ? std::get_if<Lookup>(&*slow) : nullptr;
   EXPECT_NE(lookup, nullptr) << "only the fast reader takes it, seed " << seed;
   if (lookup == nullptr) return true;
@@ -109,13 +109,16 @@ TEST(ControllerWireLookup, OtherMessagesAndOtherShapesAreLeftToTheOtherReader) {
 TEST(ControllerWireLookup, AnAnswerIsTheSameBytesAsAMessageMadeOfIt) {
   const NodeInfo a = node_info("a", 7), b = node_info(std::string(300, 'b'), ~std::uint64_t{0});
   const std::vector<ChunkEntry> tails{tail_chunk(1, 2, 40), tail_chunk(3, 4, 3)};
-  const std::vector<FoundHolder> found{{&a, 200, {}, Tier::kGpu, true, 0},
-                                       {&b, 70'000, tails, Tier::kRemote, false, 0}};
+  const std::vector<HolderView> found{{&a, 200, {}, Tier::kGpu, true, 0}, {&b, 70'000, tails, Tier::kRemote, false, 0}};
   LookupReply message{.token = 1ULL << 40, .holders = {}, .index_version = 300};
-  for (const FoundHolder& holder : found) {
-    message.holders.push_back({holder.info->engine_id.value, holder.info->incarnation.value, holder.info->endpoint,
-                               holder.num_full_chunks, to_columns(holder.tails),
-                               static_cast<std::uint32_t>(holder.tier), holder.confirmed});
+  for (const HolderView& holder : found) {
+    message.holders.push_back({holder.info->engine_id,
+                               holder.info->incarnation,
+                               holder.info->endpoint,
+                               holder.num_full_chunks,
+                               {holder.tails.begin(), holder.tails.end()},
+                               holder.tier,
+                               holder.confirmed});
   }
   msgpack::sbuffer buffer;
   for (int i = 0; i < 2; ++i) {

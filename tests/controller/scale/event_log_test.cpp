@@ -5,7 +5,6 @@
 #include <random>
 #include <set>
 
-#include "controller/protocol/publish_parts.h"
 #include "controller/protocol/wire.h"
 #include "controller/scale/log_reader.h"
 #include "controller/scale/log_writer.h"

@@ -108,7 +108,7 @@ TEST_F(Replicas, ALookUpUnderWayWhenItsControllerDiesIsAnsweredByTheNext) {
   while (names.empty() && steady_clock().now() < deadline) {
     zmq::message_t who, said;
     if (mute.recv(who, zmq::recv_flags::dontwait) && mute.recv(said)) {
-      const wire::Message message = wire::parse(said.to_string_view()).value();
+      const wire::FromNode message = wire::parse<wire::FromNode>(said.to_string_view()).value();
       if (std::holds_alternative<wire::Hello>(message)) {
         mute.send(who, zmq::send_flags::sndmore);
         mute.send(zmq::buffer(encode(wire::Registered{.incarnation = 1})), zmq::send_flags::none);

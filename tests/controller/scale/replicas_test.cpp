@@ -319,7 +319,7 @@ TEST_F(Replicas, StatusTellsPeopleAndMachines) {
   };
   ASSERT_TRUE(wait_until([&] { return replicas[1]->status().log_ok && !replicas[1]->status().log_writer; }));
   const std::string table = output_of("--controller " + replicas[1]->endpoint());
-  EXPECT_THAT(table, HasSubstr("replica r1, beside r0\n"));
+  EXPECT_THAT(table, HasSubstr("replica r1, others: r0\n"));
   EXPECT_THAT(table, ::testing::ContainsRegex("etcd 127.0.0.1:[0-9]+: ok\n"));
   EXPECT_THAT(table, ::testing::ContainsRegex("event log 127.0.0.1:[0-9]+: ok, written by another, 0 bytes behind"));
   const std::string json = output_of("--json --controller " + replicas[0]->endpoint());

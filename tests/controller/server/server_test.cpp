@@ -260,7 +260,7 @@ class BusyListener final : public Listener {
  public:
   explicit BusyListener(int* num_turns) : num_turns_(num_turns) {}
   int fd() const override { return -1; }
-  bool take(TimeNs) override { return ++*num_turns_ < 1000; }
+  bool serve(TimeNs) override { return ++*num_turns_ < 1000; }
 
  private:
   int* num_turns_;
@@ -269,7 +269,7 @@ class BusyListener final : public Listener {
 TEST(ControllerServer, AFrontThatHasMoreIsNotWaitedForAndEachTurnEndsWithItsHooks) {
   const auto server = Server::bind({.bind = "tcp://127.0.0.1:0", .directory = {}}, steady_clock()).value();
   int num_turns = 0, num_ends = 0;
-  ASSERT_TRUE(server->add_front(std::make_unique<BusyListener>(&num_turns)));
+  ASSERT_TRUE(server->add_listener(std::make_unique<BusyListener>(&num_turns)));
   server->at_turn_end([&](TimeNs) {
     EXPECT_EQ(++num_ends, num_turns) << "after the fronts";
     if (num_ends == 1000) server->stop();
@@ -294,7 +294,7 @@ TEST(ControllerServer, StatusCountsWhatHappened) {
   EXPECT_GE(status.counters.lookup_hits, 1U);
   EXPECT_EQ(status.counters.chunks_published, 5U);
   ASSERT_EQ(status.nodes.size(), 2U);
-  EXPECT_EQ(status.nodes[0].incarnation, 3U);
+  EXPECT_EQ(status.nodes[0].incarnation.value, 3U);
   EXPECT_EQ(status.nodes[1].num_chunks, 5U);
 }
 

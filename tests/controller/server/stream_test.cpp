@@ -8,9 +8,9 @@
 #include <fstream>
 #include <random>
 
-#include "controller/server/stream_listener.h"
 #include "controller/protocol/stream_socket.h"
 #include "controller/protocol/wire.h"
+#include "controller/server/stream_listener.h"
 #include "tests/controller/live.h"
 
 namespace kvferry::controller {
@@ -44,12 +44,12 @@ class RawStream {
     return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
            static_cast<ssize_t>(bytes.size());
   }
-  std::optional<wire::Message> receive() {
+  std::optional<wire::FromController> receive() {
     for (;;) {
       if (in_.size() >= kLengthBytes && in_.size() - kLengthBytes >= frame_length(in_)) {
         const std::string message = in_.substr(kLengthBytes, frame_length(in_));
         in_.erase(0, kLengthBytes + message.size());
-        return wire::parse(message).value();
+        return wire::parse<wire::FromController>(message).value();
       }
       if (!read_some()) return std::nullopt;
     }
@@ -106,8 +106,7 @@ TEST_F(StreamPeers, AMessageMayComeInPiecesAndManyInOne) {
 
 TEST_F(StreamPeers, ALongMessageArrivesWhole) {
   RawStream peer(server_.endpoint());
-  peer.send(framed(
-      encode(wire::Hello{.engine_id = "raw", .incarnation = 1, .endpoint = "tcp://h:1", .fingerprint = "model=a"})));
+  peer.send(framed(encode(wire::Hello{.node = node_info("raw")})));
   ASSERT_TRUE(std::holds_alternative<wire::Registered>(peer.receive().value()));
   wire::Publish publish{.incarnation = 1, .begins_snapshot = true, .full = {keys_of(0, 200'000)}};
   const std::string bytes = framed(encode(publish));
@@ -170,8 +169,7 @@ TEST_F(StreamPeers, APeerThatNeverReadsHoldsUpNobodyAndItsAnswersAreDropped) {
 TEST_F(StreamPeers, ANodeWhoseConnectionEndsStaysUntilItsLeaseDoes) {
   {
     RawStream peer(server_.endpoint());
-    peer.send(framed(
-        encode(wire::Hello{.engine_id = "raw", .incarnation = 1, .endpoint = "tcp://h:1", .fingerprint = "model=a"})));
+    peer.send(framed(encode(wire::Hello{.node = node_info("raw")})));
     ASSERT_TRUE(std::holds_alternative<wire::Registered>(peer.receive().value()));
     peer.send(framed(encode(wire::Publish{.incarnation = 1, .begins_snapshot = true, .full = {keys_of(0, 2)}})));
   }

@@ -54,7 +54,7 @@ class Life {
     return holders.empty() ? 0 : holders[0].num_full_chunks;
   }
   void turn() {
-    journal_->take(clock.now());
+    journal_->serve(clock.now());
     journal_->drain();
   }
   bool turn_until(const std::function<bool()>& reached) {

@@ -273,7 +273,7 @@ class StateModel : public ::testing::TestWithParam<unsigned> {
       for (const auto& [name, node] : script.nodes()) {
         shared_->kept_below[node.id.value] = directory.kept_below(node.id);
       }
-      if (random() % 3 != 0) (*journal)->take(script.now());
+      if (random() % 3 != 0) (*journal)->serve(script.now());
       if (random() % 16 != 0) continue;
       (*journal)->drain();
       if ((*journal)->status(script.now()).durable) shared_->acknowledged = i;

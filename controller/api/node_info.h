@@ -1,0 +1,23 @@
+// The identity of a node: what it registers with, and what messages, records and status reports carry.
+#pragma once
+
+#include <string>
+
+#include "transport/base/ids.h"
+
+namespace kvferry::controller {
+
+/// To add a field, append it to KVFERRY_FIELDS of wire::Hello, NodeStatus, NodeImage and JoinedRecord: those formats
+/// grow only at their ends, so each lists the fields in the order in which it got them.
+struct NodeInfo {
+  EngineId engine_id{};
+  Incarnation incarnation{};
+  std::string role{};         // vLLM's kv_role
+  std::string endpoint{};     // where peers ask this node for leases, e.g. "tcp://10.0.0.7:41234"
+  std::string name_space{};   // nodes of one namespace must have equal fingerprints
+  std::string fingerprint{};  // readable: model, KV dtype, layers, heads, head size, chunk_tokens, format version
+  std::string serves{};       // URL under which routers reach this node's server; empty: not announced
+  std::string version{};  // kvferry release; empty: the client fills in its own, or the node is older than the field
+};
+
+}  // namespace kvferry::controller

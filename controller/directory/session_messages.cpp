@@ -1,0 +1,204 @@
+// The controller's reaction to each message of a node.
+#include <algorithm>
+
+#include "controller/directory/session_observer.h"
+#include "controller/directory/sessions.h"
+#include "controller/protocol/wire.h"
+#include "controller/protocol/wire_lookup.h"
+#include "transport/base/log.h"
+
+namespace kvferry::controller {
+namespace {
+
+/// The node's range; an older node speaks only the version in the header.
+VersionRange spoken_by(const wire::Hello& hello) {
+  if (hello.newest_protocol == 0) return {hello.header.version, hello.header.version};
+  return {hello.oldest_protocol, hello.newest_protocol};
+}
+
+}  // namespace
+
+struct Sessions::Receiver {
+  Sessions& self;
+  Turn turn;
+
+  void operator()(const wire::Hello& hello) {
+    turn.version = std::min(self.protocol_.newest, spoken_by(hello).newest);
+    const NodeInfo& info = hello.node;
+    const std::optional<std::string> why_not = refusal(hello);
+    const Result<Joined> joined = why_not ? Result<Joined>(Error{ErrorCode::kRefused, *why_not})
+                                          : self.directory_.join(info, hello.next_sequence, turn.now);
+    if (!joined) {
+      ++self.counters_.nodes_refused;
+      log().warn("refused a node: {}", joined.error().what);
+      return self.reply(turn, wire::Refused{.reason = joined.error().what});
+    }
+    if (joined->fenced) {
+      ++self.counters_.nodes_fenced;
+      log().info("node {} is replaced by incarnation {}", self.name_of(*joined->fenced), info.incarnation);
+      self.end_session(*joined->fenced, turn.now);
+    }
+    self.begin_session(turn, joined->id, info);
+    wire::Registered registered{.incarnation = info.incarnation.value, .snapshot_wanted = joined->snapshot_wanted};
+    if (self.observer_ != nullptr) {
+      self.observer_->joined(joined->id, info, hello.next_sequence, turn.now);
+      registered.replicas = new_replicas();
+    }
+    self.reply(turn, registered);
+    if (joined->resend_wanted) self.request_repair(turn, self.sessions_.at(turn.from));
+  }
+
+  void operator()(const wire::Heartbeat& heartbeat) {
+    ++self.counters_.heartbeats;
+    const Session* session = session_of(heartbeat.incarnation);
+    if (session == nullptr) return send_unregistered(heartbeat.incarnation);
+    const std::uint64_t num_differed = self.directory_.num_digests_differed();
+    request_repair_if(self.directory_.heartbeat(session->node, heartbeat.next_sequence, turn.now, heartbeat.digests),
+                      *session);
+    if (self.directory_.num_digests_differed() != num_differed) {
+      log().warn("node {}: its chunks differ from the index; requesting a full snapshot", self.name_of(session->node));
+    }
+    self.directory_.set_load(session->node, heartbeat.load, turn.now);
+    self.reply(turn, wire::HeartbeatAck{.incarnation = heartbeat.incarnation,
+                                        .kept_below = self.directory_.kept_below(session->node),
+                                        .replicas = new_replicas()});
+  }
+
+  void operator()(const wire::Publish& publish) {
+    const Session* session = session_of(publish.incarnation);
+    if (session == nullptr) return;  // the reply to its next heartbeat is Unregistered
+    Result<std::vector<ChunkEntry>> chunks = wire::chunks_of(publish);
+    if (!chunks) {
+      self.count_malformed(chunks.error().what);
+      // The sequence number counts all the same: the message would be malformed again if it were requested again.
+      chunks = std::vector<ChunkEntry>{};
+    }
+    self.counters_.chunks_published += chunks->size();
+    const Tier tier = wire::tier_of(publish.tier).value_or(Tier::kHost);
+    const SnapshotMark mark = wire::mark_of(publish);
+    const Update update = self.directory_.publish(session->node, publish.sequence, mark, *chunks, turn.now, tier);
+    if (self.observer_ != nullptr) self.observer_->received(session->node, publish.sequence, turn.bytes, turn.now);
+    request_repair_if(update, *session);
+    self.orders_.published(session->node, *chunks, mark, turn.now);
+  }
+
+  void operator()(const wire::Evict& evict) {
+    const Session* session = session_of(evict.incarnation);
+    if (session == nullptr) return;
+    self.counters_.chunks_evicted += evict.keys.keys.size();
+    const Update update = self.directory_.evict(session->node, evict.sequence, evict.keys.keys, turn.now);
+    if (self.observer_ != nullptr) self.observer_->received(session->node, evict.sequence, turn.bytes, turn.now);
+    request_repair_if(update, *session);
+  }
+
+  void operator()(const wire::Lookup& lookup) {
+    wire::LookupFields fields{.incarnation = lookup.incarnation, .token = lookup.token, .query = {}};
+    fields.query.keys = lookup.keys.keys;
+    fields.query.tail_groups = lookup.tail_groups.keys;
+    fields.query.exact_tails = lookup.exact_tails.keys;
+    (*this)(fields);
+  }
+  void operator()(const wire::LookupFields& lookup) {
+    const Session* session = session_of(lookup.incarnation);
+    if (session == nullptr) return send_unregistered(lookup.incarnation);
+    if (lookup.query.num_keys() > wire::kKeysPerLookupMax)
+      return self.count_malformed(fmt::format("a lookup of more than {} keys", wire::kKeysPerLookupMax));
+    if (!self.directory_.find_holders(session->node, lookup.query, turn.now, self.found_))
+      return send_unregistered(lookup.incarnation);
+    ++self.counters_.lookups;
+    self.counters_.lookup_keys += lookup.query.keys.size();
+    if (!self.found_.empty()) ++self.counters_.lookup_hits;
+    wire::write_reply(self.reply_buffer_, turn.version, lookup.token, self.found_, self.directory_.index_version());
+    self.count_reply(turn.replies.send(turn.from, {self.reply_buffer_.data(), self.reply_buffer_.size()}));
+  }
+
+  void operator()(const wire::Leave& leave) {
+    const Session* session = session_of(leave.incarnation);
+    if (session == nullptr) return;
+    const NodeId node = session->node;
+    log().info("node {} left", self.name_of(node));
+    self.directory_.leave(node);
+    self.end_session(node, turn.now);
+  }
+
+  void operator()(const wire::AdminRequest& request) {
+    const Session* asker = self.session(turn.from);
+    const wire::AdminReply answer =
+        self.orders_.execute(request, asker == nullptr ? std::nullopt : std::optional(asker->node), turn.now);
+    if (self.observer_ != nullptr && answer.is_done) self.observer_->executed(request, turn.now);
+    self.reply(turn, answer);
+  }
+
+  void operator()(const wire::StatusRequest&) { self.reply(turn, wire::StatusReply{.status = self.status(turn.now)}); }
+
+ private:
+  std::optional<std::string> refusal(const wire::Hello& hello) const {
+    const std::string name = fmt::format("node '{}'", hello.node.engine_id);
+    const Result<std::uint32_t> common =
+        common_version("controller protocol", {"this controller", KVFERRY_VERSION, self.protocol_},
+                       {name, hello.node.version, spoken_by(hello)});
+    if (!common) return common.error().what;
+    return self.observer_ == nullptr ? std::nullopt : self.observer_->refusal(hello.node);
+  }
+
+  /// Returns nullptr if the sender must register first. Valid until sessions change.
+  const Session* session_of(std::uint64_t incarnation) {
+    const Session* found = self.session(turn.from);
+    if (found != nullptr && found->incarnation.value == incarnation) return found;
+    ++self.counters_.messages_unregistered;
+    return nullptr;
+  }
+
+  void send_unregistered(std::uint64_t incarnation) {
+    self.reply(turn, wire::Unregistered{.incarnation = incarnation});
+  }
+
+  void request_repair_if(Update update, const Session& session) {
+    if (update == Update::kRepairWanted) self.request_repair(turn, session);
+  }
+
+  /// The endpoints of the replicas if the node does not have the newest list, else none.
+  std::vector<std::string> new_replicas() {
+    if (self.observer_ == nullptr) return {};
+    const std::uint64_t version = self.observer_->replicas_version();
+    if (std::exchange(self.sessions_.at(turn.from).replicas_version, version) == version) return {};
+    return self.observer_->replicas();
+  }
+};
+
+void Sessions::receive(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies) {
+  Receiver receiver{*this, {from, now, replies, bytes, protocol_.newest}};
+  ++counters_.messages_taken;
+  if (const auto lookup = wire::read_lookup(bytes, protocol_)) {
+    receiver.turn.version = lookup->version;
+    return receiver(*lookup);
+  }
+  Result<wire::FromNode> message = wire::parse<wire::FromNode>(bytes, protocol_);
+  if (message) {
+    receiver.turn.version = std::visit([](const auto& body) { return body.header.version; }, *message);
+    std::visit(receiver, *message);
+  } else if (message.error().code == ErrorCode::kRefused) {
+    ++counters_.nodes_refused;
+    reply(receiver.turn, wire::Refused{.reason = message.error().what});
+  } else {
+    count_malformed(message.error().what);
+  }
+  send_orders();
+}
+
+void Sessions::request_repair(const Turn& turn, const Session& session) {
+  const Repair repair = directory_.repair(session.node);
+  ++(repair.resend_will_do ? counters_.resends_wanted : counters_.snapshots_wanted);
+  reply(turn, wire::SnapshotWanted{.incarnation = session.incarnation.value,
+                                   .next_sequence = repair.heard_below,
+                                   .resend_will_do = repair.resend_will_do,
+                                   .resend_from = repair.resend_from});
+}
+
+template <class Message>
+void Sessions::reply(const Turn& turn, Message message) {
+  message.header.version = turn.version;
+  count_reply(turn.replies.send(turn.from, encode(message)));
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,189 @@
+// The messages between nodes and the controller. Each is a msgpack array whose first element is the header. A struct
+// grows only at its end: an old reader ignores new fields, a new reader keeps the defaults of missing ones. Any other
+// change raises kProtocol.newest. Header, Hello and Refused never change otherwise, so that any two releases can agree
+// on a version or refuse each other. PROTOCOL.md has the table.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "controller/api/client.h"
+#include "controller/api/status.h"
+#include "controller/protocol/columns.h"
+#include "controller/protocol/tier_digest.h"
+#include "transport/base/versions.h"
+#include "transport/base/wire.h"
+
+namespace kvferry::controller::wire {
+
+constexpr VersionRange kProtocol{1, 1};  // versions that this release speaks
+constexpr std::uint32_t kProtocolVersion = kProtocol.newest;
+
+struct Header {
+  std::uint32_t version = kProtocolVersion;
+  std::uint32_t type = 0;
+  KVFERRY_FIELDS(version, type);
+};
+
+// Node to controller.
+struct Hello {
+  Header header{kProtocolVersion, 1};
+  NodeInfo node{};
+  std::uint64_t next_sequence = 0;  // number of the next Publish or Evict
+  // Versions that the node speaks. The header has the oldest, so that older controllers can read this. 0: the header's.
+  std::uint32_t oldest_protocol = 0, newest_protocol = 0;
+  KVFERRY_FIELDS(header, node.name_space, node.engine_id, node.incarnation, node.role, node.endpoint, node.fingerprint,
+                 next_sequence, node.serves, node.version, oldest_protocol, newest_protocol);
+};
+struct Heartbeat {
+  Header header{kProtocolVersion, 4};
+  std::uint64_t incarnation = 0;
+  std::uint64_t next_sequence = 0;    // shows the controller that the last Publish or Evict was lost
+  std::vector<TierDigest> digests{};  // digests by tier of what the node holds at next_sequence; empty: not compared
+  std::uint64_t load = 0;             // requests on the node
+  KVFERRY_FIELDS(header, incarnation, next_sequence, digests, load);
+};
+struct Publish {
+  Header header{kProtocolVersion, 6};
+  std::uint64_t incarnation = 0;
+  std::uint64_t sequence = 0;    // Publish and Evict are numbered in one series without gaps
+  bool begins_snapshot = false;  // voids what this node held before: at once or, with has_end, at the end
+  KeyBlob full{};
+  TailColumns tails{};
+  std::uint32_t tier = static_cast<std::uint32_t>(Tier::kHost);  // tier of all entries
+  bool has_end = false;        // with begins_snapshot: a message with ends_snapshot follows; older nodes send none
+  bool ends_snapshot = false;  // everything that the node holds was published since the begin
+  KVFERRY_FIELDS(header, incarnation, sequence, begins_snapshot, full, tails, tier, has_end, ends_snapshot);
+};
+struct Evict {
+  Header header{kProtocolVersion, 7};
+  std::uint64_t incarnation = 0;
+  std::uint64_t sequence = 0;
+  KeyBlob keys{};
+  KVFERRY_FIELDS(header, incarnation, sequence, keys);
+};
+struct Lookup {
+  Header header{kProtocolVersion, 8};
+  std::uint64_t incarnation = 0;
+  std::uint64_t token = 0;
+  KeyBlob keys{}, tail_groups{}, exact_tails{};
+  KVFERRY_FIELDS(header, incarnation, token, keys, tail_groups, exact_tails);
+};
+struct Leave {
+  Header header{kProtocolVersion, 10};
+  std::uint64_t incarnation = 0;
+  KVFERRY_FIELDS(header, incarnation);
+};
+/// A command of an operator or a node; PROTOCOL.md lists the verbs and which fields each reads. No registration is
+/// needed. Pins of a registered node that names no owner are read leases and end with that node.
+struct AdminRequest {
+  Header header{kProtocolVersion, 15};
+  std::uint64_t token = 0;
+  std::string verb{}, name_space{}, engine_id{}, other_engine_id{}, owner{};
+  KeyBlob keys{};
+  std::uint64_t ttl_ms = 0;
+  std::uint64_t number = 0;
+  KVFERRY_FIELDS(header, token, verb, name_space, engine_id, other_engine_id, owner, keys, ttl_ms, number);
+};
+/// No registration is needed.
+struct StatusRequest {
+  Header header{kProtocolVersion, 13};
+  KVFERRY_FIELDS(header);
+};
+
+// Controller to node.
+/// Its header has the version that both sides use from here on.
+struct Registered {
+  Header header{kProtocolVersion, 2};
+  std::uint64_t incarnation = 0;
+  bool snapshot_wanted = false;
+  std::vector<std::string> replicas{};  // endpoints of all live replicas, the sender included; empty: it runs alone
+  KVFERRY_FIELDS(header, incarnation, snapshot_wanted, replicas);
+};
+struct Refused {
+  Header header{kProtocolVersion, 3};
+  std::string reason{};
+  KVFERRY_FIELDS(header, reason);
+};
+struct HeartbeatAck {
+  Header header{kProtocolVersion, 5};
+  std::uint64_t incarnation = 0;
+  std::uint64_t kept_below = 0;         // see Client::kept_below()
+  std::vector<std::string> replicas{};  // as in Registered; empty: unchanged since the last list
+  KVFERRY_FIELDS(header, incarnation, kept_below, replicas);
+};
+struct LookupReply {
+  Header header{kProtocolVersion, 9};
+  std::uint64_t token = 0;
+  std::vector<Holder> holders{};
+  std::uint64_t index_version = 0;
+  KVFERRY_FIELDS(header, token, holders, index_version);
+};
+struct SnapshotWanted {
+  Header header{kProtocolVersion, 11};
+  std::uint64_t incarnation = 0;
+  std::uint64_t next_sequence = 0;  // the controller knows of all lower numbers: a snapshot begun from here on suffices
+  bool resend_will_do = false;      // no snapshot is needed if all from resend_from on is sent again
+  std::uint64_t resend_from = ~std::uint64_t{0};  // first missing number; older controllers don't send it
+  KVFERRY_FIELDS(header, incarnation, next_sequence, resend_will_do, resend_from);
+};
+/// No registered node uses this connection, because the controller restarted or the lease expired: send Hello.
+struct Unregistered {
+  Header header{kProtocolVersion, 12};
+  std::uint64_t incarnation = 0;  // copied from the message that this answers
+  KVFERRY_FIELDS(header, incarnation);
+};
+struct AdminReply {
+  Header header{kProtocolVersion, 16};
+  std::uint64_t token = 0;
+  bool is_done = false;
+  std::string text{};        // outcome or reason of the refusal, as a sentence
+  std::uint64_t number = 0;  // id of the pin, or number of affected nodes or keys
+  KVFERRY_FIELDS(header, token, is_done, text, number);
+};
+/// Orders the node to pin those of `keys` that it holds.
+struct Pin {
+  Header header{kProtocolVersion, 17};
+  std::uint64_t incarnation = 0;
+  std::uint64_t pin_id = 0;
+  std::uint64_t ttl_ms = 0;
+  KeyBlob keys{};
+  KVFERRY_FIELDS(header, incarnation, pin_id, ttl_ms, keys);
+};
+struct Unpin {
+  Header header{kProtocolVersion, 18};
+  std::uint64_t incarnation = 0;
+  std::uint64_t pin_id = 0;
+  KVFERRY_FIELDS(header, incarnation, pin_id);
+};
+/// Orders the node to replicate chunks from the named node into its pool.
+struct Replicate {
+  Header header{kProtocolVersion, 19};
+  std::uint64_t incarnation = 0;
+  std::string engine_id{}, endpoint{};
+  std::uint64_t ttl_ms = 0;
+  KeyBlob full{};
+  TailColumns tails{};
+  KVFERRY_FIELDS(header, incarnation, engine_id, endpoint, ttl_ms, full, tails);
+};
+struct EvictOrder {
+  Header header{kProtocolVersion, 20};
+  std::uint64_t incarnation = 0;
+  bool all = false;
+  KeyBlob keys{};  // ignored where `all` is set
+  KVFERRY_FIELDS(header, incarnation, all, keys);
+};
+struct StatusReply {
+  Header header{kProtocolVersion, 14};
+  Status status{};
+  KVFERRY_FIELDS(header, status);
+};
+
+// Receivers visit them with one overload for each message, so that a message without one does not compile.
+using FromNode = std::variant<Hello, Heartbeat, Publish, Evict, Lookup, Leave, AdminRequest, StatusRequest>;
+using FromController = std::variant<Registered, Refused, HeartbeatAck, LookupReply, SnapshotWanted, Unregistered,
+                                    AdminReply, Pin, Unpin, Replicate, EvictOrder, StatusReply>;
+
+}  // namespace kvferry::controller::wire
