@@ -134,7 +134,8 @@ MUTANTS = [Mutant(*row) for row in (
      "return source.complete && !source.writing && source.generation == chunk.generation;",
      "return source.complete && !source.writing;"),
     ("a-tail-longer-than-its-slot", "verified-only", ORDERS,
-     "std::erase_if(replication.remaining, [&](const ChunkMeta& chunk) { return chunk.num_tokens > config_.chunk_tokens; });", ""),
+     "std::erase_if(replication.remaining, "
+     "[&](const ChunkMeta& chunk) { return chunk.num_tokens > config_.chunk_tokens; });", ""),
     ("keys-of-tokens-taken-back", "verified-only", CHAIN,
      "if (keys_.size() > num_full_chunks()) keys_.resize(num_full_chunks());", ""),
     # no-engine-death

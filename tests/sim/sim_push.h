@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "connector/core/push/push_wire.h"
+#include "connector/core/push_wire.h"
 
 namespace kvferry::sim {
 

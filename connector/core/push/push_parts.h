@@ -3,9 +3,9 @@
 
 #include <vector>
 
+#include "connector/core/actions.h"
 #include "connector/core/chunk_pool.h"
 #include "connector/core/counters.h"
-#include "connector/core/scheduler/actions.h"
 
 namespace kvferry {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "connector/core/scheduler/actions.h"
+#include "connector/core/actions.h"
 #include "connector/core/token_chain.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"

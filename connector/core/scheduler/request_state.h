@@ -1,13 +1,15 @@
-// The scheduler core's state of one request.
+// The scheduler core's state of requests, and of its loads, pulls, leases and pins.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "connector/core/chunk_pool.h"
+#include "connector/core/peer_wire.h"
 #include "connector/core/scheduler/events.h"
 #include "connector/core/token_chain.h"
 #include "transport/base/clock.h"
@@ -93,6 +95,34 @@ struct RequestState {
   bool skip_external_until_admitted = false;  // recompute instead of loading, since the load would never get blocks
   std::uint64_t yield_in_step = 0;  // the step in which the lookup stays pending, so that vLLM tries other requests
   std::vector<Admission> admissions;
+};
+
+/// A load that some rank has not reported.
+struct PendingLoad {
+  PinId pin;
+  std::set<std::uint32_t> ranks_done;
+  Admission admission;  // `loaded` is the minimum over the ranks so far
+  bool found_corrupt = false;
+};
+
+/// A pull of a fetch or of a replication.
+struct FetchPull {
+  RequestId request;  // empty for a replication
+  std::string endpoint;
+  std::uint64_t lease = 0;
+  std::vector<PullItem> items;
+  std::uint32_t ranks_done = 0;
+};
+
+/// A lease of another node.
+struct GrantedLease {
+  PinId pin;
+  std::string handoff;  // the request whose handoff pin ends with this lease; empty: none
+};
+
+struct ControllerPin {
+  PinId pin;
+  std::size_t num_chunks = 0;
 };
 
 }  // namespace kvferry

@@ -177,7 +177,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   if (num_external > 0) {
     LoadJob job = plan_load(request, num_external, blocks);
     const PinId pin = pool_.pin(request.open_lookup->chunks, "load for " + id.value, now, now + config_.pin_ttl);
-    Load& load = loads_[{id.value, job.attempt}] = Load{pin, {}, admission, false};
+    PendingLoad& load = loads_[{id.value, job.attempt}] = PendingLoad{pin, {}, admission, false};
     load.admission.loaded = num_external;
     loads_next_.push_back(std::move(job));
     counters_.loads += 1;

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "connector/core/actions.h"
 #include "connector/core/chunk_pool.h"
 #include "connector/core/counters.h"
 #include "connector/core/orders.h"
@@ -26,7 +27,6 @@
 #include "connector/core/plan.h"
 #include "connector/core/push/push_receiver.h"
 #include "connector/core/push/push_sender.h"
-#include "connector/core/scheduler/actions.h"
 #include "connector/core/scheduler/core_config.h"
 #include "connector/core/scheduler/events.h"
 #include "connector/core/scheduler/request_state.h"
@@ -113,28 +113,6 @@ class SchedulerCore {
   std::size_t num_reserved_chunks() const { return receiver_.num_reserved_chunks(); }
 
  private:
-  struct Pull {
-    RequestId request;  // empty for a replication
-    std::string endpoint;
-    std::uint64_t lease = 0;
-    std::vector<PullItem> items;
-    std::uint32_t ranks_done = 0;
-  };
-  struct Lease {
-    PinId pin;
-    std::string handoff;  // the request whose handoff pin ends with this lease; empty: none
-  };
-  struct ControllerPin {
-    PinId pin;
-    std::size_t num_chunks = 0;
-  };
-  struct Load {
-    PinId pin;
-    std::set<std::uint32_t> ranks_done;
-    Admission admission;  // `loaded` is the minimum over the ranks so far
-    bool found_corrupt = false;
-  };
-
   // scheduler_core.cpp
   RequestState* find(const RequestId& id);
   void pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now);
@@ -151,7 +129,7 @@ class SchedulerCore {
   // scheduler_steps.cpp
   RequestState* find_scheduled(const ScheduledRequest& scheduled, std::size_t place);
   void release_blocks(RequestState& request);
-  static void load_ended(RequestState& request, const Load& load);
+  static void load_ended(RequestState& request, const PendingLoad& load);
   void invalidate_planned_saves();
   // scheduler_saves.cpp
   std::uint32_t plan_full_chunks(RequestState& request, std::vector<SaveJob>& jobs);
@@ -189,10 +167,10 @@ class SchedulerCore {
   std::set<RequestId> open_lookups_;       // answered in this step and not allocated yet
   std::set<RequestId> fetching_;
   std::map<std::uint64_t, RequestId> fetches_;  // [fetch id]
-  std::map<std::uint64_t, Pull> pulls_;
-  std::map<std::pair<std::string, std::uint32_t>, Load> loads_;          // [request, attempt]
+  std::map<std::uint64_t, FetchPull> pulls_;
+  std::map<std::pair<std::string, std::uint32_t>, PendingLoad> loads_;   // [request, attempt]
   std::map<std::string, PinId> handoffs_;                                // [request] pin on its prompt's chunks
-  std::map<std::uint64_t, Lease> leases_;                                // [lease number] granted to other nodes
+  std::map<std::uint64_t, GrantedLease> leases_;                         // [lease number] granted to other nodes
   std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;  // [PinOrder::id]
   std::size_t num_controller_pinned_ = 0;        // number of chunks; a chunk with two such pins counts twice
   std::deque<Replication> replications_;         // only the first one is in progress

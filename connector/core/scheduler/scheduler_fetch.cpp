@@ -160,7 +160,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
 const StartPull* SchedulerCore::start_pull(const RequestId& request, const EngineId& engine_id,
                                            const std::string& endpoint, std::span<const ChunkMeta> wanted,
                                            const LeaseReply& reply, TimeNs now) {
-  Pull pull{request, endpoint, reply.lease, {}, 0};
+  FetchPull pull{request, endpoint, reply.lease, {}, 0};
   for (const LeasedChunk& leased : reply.chunks) {
     if (leased.index >= wanted.size()) continue;
     ChunkMeta meta = wanted[leased.index];
@@ -192,7 +192,7 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
   now_ = now;
   const auto found = pulls_.find(id);
   promise::exactly_once(found != pulls_.end() && ok.size() == found->second.items.size(), fmt::format("pull {}", id));
-  Pull& pull = found->second;
+  FetchPull& pull = found->second;
   for (std::size_t i = 0; i < ok.size(); ++i) {
     const PullItem& item = pull.items[i];  // ok[i]: the bytes match the holder's checksums
     const bool has_checksums = !item.checksums.empty();

@@ -22,7 +22,7 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
   pool_.touch(chunks);
   reply.lease = next_lease_++;
   const PinId pin = pool_.pin(std::move(chunks), "lease of " + from, now, now + config_.lease_ttl);
-  leases_[reply.lease] = Lease{pin, request.handoff_request};
+  leases_[reply.lease] = GrantedLease{pin, request.handoff_request};
   counters_.leases_granted += 1;
   return reply;
 }

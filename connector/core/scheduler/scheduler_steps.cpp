@@ -86,7 +86,7 @@ void SchedulerCore::release_blocks(RequestState& request) {
   end_attempt(request);
 }
 
-void SchedulerCore::load_ended(RequestState& request, const Load& load) {
+void SchedulerCore::load_ended(RequestState& request, const PendingLoad& load) {
   constexpr std::uint32_t kMaxFailedLoads = 3;
   const bool is_complete = load.admission.loaded == load.admission.to_load;
   if (request.async_load == RequestState::AsyncLoad::kInProgress && request.attempt.value == load.admission.attempt)
@@ -114,7 +114,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     promise::exactly_once(
         found != loads_.end() && report.rank < config_.num_ranks && found->second.ranks_done.insert(report.rank).second,
         fmt::format("the load of request {}", done.request_id));
-    Load& load = found->second;
+    PendingLoad& load = found->second;
     Admission& admission = load.admission;
     admission.loaded = std::min(admission.loaded, done.tokens_loaded);
     load.found_corrupt |= !done.corrupt.empty();

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "connector/core/peer_wire.h"
-#include "connector/core/push/push_wire.h"
+#include "connector/core/push_wire.h"
 #include "connector/core/worker_core.h"
 #include "transport/base/versions.h"
 

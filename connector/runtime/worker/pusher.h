@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "connector/core/push/push_wire.h"
+#include "connector/core/push_wire.h"
 #include "connector/runtime/worker/transport_peers.h"
 #include "connector/runtime/worker/worker_parts.h"
 

@@ -8,7 +8,7 @@
 #include <set>
 #include <utility>
 
-#include "connector/core/push/push_wire.h"
+#include "connector/core/push_wire.h"
 #include "connector/runtime/links/node_wire.h"
 #include "connector/runtime/worker/worker_parts.h"
 

@@ -9,7 +9,7 @@
 
 #include "connector/core/chunk_pool.h"
 #include "connector/core/peer_wire.h"
-#include "connector/core/push/push_wire.h"
+#include "connector/core/push_wire.h"
 #include "transport/base/ids.h"
 
 namespace kvferry {
