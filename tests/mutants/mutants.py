@@ -71,7 +71,7 @@ def link_command(target: str) -> list[str]:
 
 
 def build(mutant: Mutant, scratch: Path) -> None:
-    source = scratch / mutant.file
+    source = scratch / Path(mutant.file).name
     source.write_text(broken_source(mutant))
     broken = scratch / "broken.o"
     made = subprocess.run([*compile_command(mutant.file), "-c", str(source), "-o", str(broken)], cwd=RELEASE,

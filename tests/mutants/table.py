@@ -14,11 +14,12 @@ class Mutant(NamedTuple):
     broken: str
 
 
-ADMISSION, CORE, STEPS = "scheduler_admission.cpp", "scheduler_core.cpp", "scheduler_steps.cpp"
-SAVES = "scheduler_saves.cpp"
-FETCH, HOLDER, ORDERS = "scheduler_fetch.cpp", "scheduler_holder.cpp", "scheduler_orders.cpp"
+ADMISSION, CORE = "scheduler/scheduler_admission.cpp", "scheduler/scheduler_core.cpp"
+STEPS, SAVES = "scheduler/scheduler_steps.cpp", "scheduler/scheduler_saves.cpp"
+FETCH, HOLDER = "scheduler/scheduler_fetch.cpp", "scheduler/scheduler_holder.cpp"
+ORDERS = "scheduler/scheduler_orders.cpp"
 POOL, WORKER, CHAIN = "chunk_pool.cpp", "worker_core.cpp", "token_chain.cpp"
-SENDER, RECEIVER, PUSH = "push_sender.cpp", "push_receiver.cpp", "scheduler_push.cpp"
+SENDER, RECEIVER, PUSH = "push/push_sender.cpp", "push/push_receiver.cpp", "scheduler/scheduler_push.cpp"
 
 MUTANTS = [Mutant(*row) for row in (
     # idempotent-lookup
