@@ -11,8 +11,8 @@ std::atomic<CheckHandler> g_handler{nullptr};
 
 CheckHandler set_check_handler(CheckHandler handler) { return g_handler.exchange(handler); }
 
-void check_failed(const char* condition, const char* file, int line, const std::string& story) {
-  const std::string message = fmt::format("kvferry: broken promise: {} ({}) [{}:{}]", story, condition, file, line);
+void check_failed(const char* condition, const char* file, int line, const std::string& reason) {
+  const std::string message = fmt::format("kvferry: broken promise: {} ({}) [{}:{}]", reason, condition, file, line);
   if (CheckHandler handler = g_handler.load()) handler(message);
   std::fprintf(stderr, "%s\n", message.c_str());
   std::abort();

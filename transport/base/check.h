@@ -1,4 +1,4 @@
-// KVFERRY_CHECK: a promise of our own code, kept in release builds too. Operational errors are Result's business.
+// KVFERRY_CHECK asserts an invariant of kvferry's own code, in release builds too. Operational errors are Results.
 #pragma once
 
 #include <fmt/format.h>
@@ -7,13 +7,13 @@
 
 namespace kvferry {
 
-/// Called with the whole message when a check fails; must not return. Tests install one that throws.
+/// Receives the whole message when a check fails, and must not return. Tests install a handler that throws.
 using CheckHandler = void (*)(const std::string& message);
 
 /// Returns the handler that was installed before. nullptr restores the default: print to stderr and abort.
 CheckHandler set_check_handler(CheckHandler handler);
 
-[[noreturn]] void check_failed(const char* condition, const char* file, int line, const std::string& story);
+[[noreturn]] void check_failed(const char* condition, const char* file, int line, const std::string& reason);
 
 }  // namespace kvferry
 

@@ -25,7 +25,7 @@ class Sha256 {
   void update(const void* data, std::size_t size) {
     KVFERRY_CHECK(EVP_DigestUpdate(ctx_, data, size) == 1, "SHA-256 update failed");
   }
-  /// With its length in front, so that two neighbouring strings can't be told apart only by luck.
+  /// Hashes the length first, so that ("ab", "c") and ("a", "bc") differ.
   void update_string(std::string_view text) {
     const std::uint64_t size = text.size();
     update(&size, sizeof size);

@@ -1,4 +1,4 @@
-// Time is handed in. Pure code takes TimeNs arguments; runtime code takes a Clock, and tests hand in a ManualClock.
+// Time is an argument: pure code takes a TimeNs, runtime code a Clock, for which tests pass a ManualClock.
 #pragma once
 
 #include <chrono>
@@ -6,7 +6,7 @@
 
 namespace kvferry {
 
-using TimeNs = std::int64_t;  // monotonic; the zero point means nothing
+using TimeNs = std::int64_t;  // monotonic, with an arbitrary zero point
 constexpr TimeNs kMillisecond = 1'000'000;
 constexpr TimeNs kSecond = 1'000 * kMillisecond;
 

@@ -1,7 +1,7 @@
-// A GPU as the rooms see it: memory, streams, events, and copies in a stream's order, without a header of its maker.
+// Interface to a GPU: memory, streams, events, and copies in the order of a stream, without headers of its vendor.
 //
-// Work given to a stream runs later, in the stream's order, beside other streams' work. What orders work of different
-// streams, or of a stream and of a network card, is an event and nothing else.
+// Work enqueued on a stream runs later, in the stream's order, concurrently with other streams. Only events order the
+// work of different streams, or of a stream and a network card.
 #pragma once
 
 #include <cstddef>
@@ -16,72 +16,73 @@
 
 namespace kvferry {
 
-/// A queue of work: CUDA's cudaStream_t. nullptr: the default stream, that of an engine that says nothing.
+/// A queue of work: CUDA's cudaStream_t. nullptr: the default stream.
 using DeviceStream = void*;
 
 enum class MemoryKind : std::uint8_t {
-  kDevice,  // the GPU's own: the host can't read it
-  kPinned,  // the host's, which the GPU and its copy engines reach without a stop on the way
+  kDevice,  // GPU memory, which the host can't read
+  kPinned,  // host memory that the GPU and its copy engines access directly
 };
 
-/// `bytes` bytes from `from` to `to`: of the device, or pinned.
+/// Copies `bytes` bytes between device memory or pinned memory.
 struct DeviceCopy {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
   std::uint64_t bytes = 0;
 };
 
-/// Threads: any. Errors of all: kUnavailable when the device refuses, with its reason; kFull: no memory is left.
+/// Threads: any. All functions return kUnavailable with the device's reason if a call fails, kFull if memory is
+/// exhausted.
 class Device {
  public:
   virtual ~Device() = default;
-  /// "NVIDIA H200 (cuda:0)".
+  /// Returns a name for logs, such as "NVIDIA H200 (cuda:0)".
   virtual std::string describe() const = 0;
-  /// Its memory is the host's as well: a simulated GPU.
+  /// Returns true if the host can access the device's memory: a simulated GPU.
   virtual bool is_host() const { return false; }
 
   virtual Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) = 0;
-  /// What allocate() gave. Waits for the device's work.
+  /// Frees memory of allocate(). Waits for the device's work.
   virtual void release(MemoryKind kind, std::byte* base) = 0;
-  /// Makes host memory that exists already pinned memory, until it was unpinned as often as pinned: a pool may be a
-  /// store's and a transport's. Other memory that overlaps is refused.
+  /// Pins existing host memory until it was unpinned as often as pinned, since a store and a transport may both pin the
+  /// same pool. Memory that overlaps in any other way is refused.
   virtual Result<void> pin(std::span<std::byte> memory) = 0;
   virtual void unpin(std::span<std::byte> memory) = 0;
 
-  /// A stream that does not wait for the default one.
+  /// Makes a stream that does not synchronise with the default stream.
   virtual Result<DeviceStream> make_stream() = 0;
-  /// What it was given still runs.
+  /// Destroys the stream; work that is enqueued on it still runs.
   virtual void drop_stream(DeviceStream stream) = 0;
 
   using EventHandle = void*;
-  /// Marks the end of what the stream was given so far.
+  /// Makes an event that is reached when all work enqueued on the stream so far has ended.
   virtual Result<EventHandle> record(DeviceStream stream) = 0;
   virtual void drop_event(EventHandle event) = 0;
-  /// Whether it was reached.
+  /// Returns true if the event was reached.
   virtual Result<bool> is_reached(EventHandle event) = 0;
-  /// The host waits until it is.
+  /// Blocks the host until the event is reached.
   virtual Result<void> wait(EventHandle event) = 0;
-  /// What the stream is given from now on starts after it.
+  /// Work enqueued on the stream from now on starts after the event.
   virtual Result<void> wait_on(DeviceStream stream, EventHandle event) = 0;
 
-  /// All copies beside each other, in the stream's order. They must not overlap. `copies` is read before it returns.
+  /// Enqueues the copies, which may run concurrently and must not overlap. `copies` is read before the call returns.
   virtual Result<void> copy(std::span<const DeviceCopy> copies, DeviceStream stream) = 0;
 
-  /// Opaque bytes with which other processes of this host can open this memory of the device.
+  /// Returns a handle with which other processes of this host can open this device memory.
   virtual Result<std::string> export_memory(std::span<const std::byte> memory);
-  /// Where in this process the bytes lie that some process exported, `bytes` of them: what comes from a peer is not
-  /// believed, since an access beyond an allocation is the end of a GPU's process. One's own are where they always
-  /// were. As often as it was opened, close_memory() it again; the device must be through with it by then. kCorrupt:
-  /// these are no such bytes, or not so many.
+  /// Maps `bytes` bytes that a process exported; memory of this process is returned at its own address. The handle is
+  /// checked, because it comes from a peer and an access outside an allocation ends the process. Each open_memory()
+  /// needs a close_memory(), after the device's last access. Errors: kCorrupt if the handle is malformed or covers
+  /// fewer bytes.
   virtual Result<std::byte*> open_memory(const std::string& exported, std::uint64_t bytes);
   virtual void close_memory(std::byte*) {}
 
-  /// chunk_checksum() of each of them, taken in the stream's order. Owns what the device writes to.
+  /// chunk_checksum() of several ranges, computed in the order of a stream. Owns the memory that the device writes.
   class Checksums {
    public:
     virtual ~Checksums() = default;
     virtual Result<bool> is_done() = 0;
-    /// Waits. One for each range.
+    /// Waits until the device is done. Returns one checksum for each range.
     virtual Result<std::vector<std::uint64_t>> take() = 0;
   };
   virtual Result<std::unique_ptr<Checksums>> checksums(std::span<const std::span<const std::byte>> ranges,
@@ -89,13 +90,13 @@ class Device {
 };
 
 inline Result<std::string> Device::export_memory(std::span<const std::byte>) {
-  return Error{ErrorCode::kUnavailable, describe() + " can't lend memory to other processes"};
+  return Error{ErrorCode::kUnavailable, describe() + " can't export memory to other processes"};
 }
 inline Result<std::byte*> Device::open_memory(const std::string&, std::uint64_t) {
   return Error{ErrorCode::kUnavailable, describe() + " can't open memory of other processes"};
 }
 
-/// Owns one event of a device; empty: nothing to wait for.
+/// Owns one event of a device, or none, which counts as reached.
 class DeviceEvent {
  public:
   DeviceEvent() = default;

@@ -29,7 +29,7 @@ std::string_view meaning_of(std::string_view name) {
 
 bool is_name(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; }
 
-/// Where the name of the next field begins, from `from` on, and its '='; npos: there is none.
+/// Returns where the next field's name begins, from `from` on, and where its '=' is; npos if there is no field.
 std::pair<std::size_t, std::size_t> next_field(std::string_view text, std::size_t from) {
   while (from < text.size()) {
     std::size_t end = from;
@@ -50,7 +50,7 @@ std::map<std::string, std::string> fingerprint_fields(std::string_view fingerpri
   while (begin != std::string_view::npos) {
     const auto [next, next_equals] = next_field(fingerprint, equals + 1);
     const std::size_t end = next == std::string_view::npos ? fingerprint.size() : next - 1;
-    // A value that is empty leaves no space between it and the next name.
+    // An empty value has no space between it and the next name.
     const std::size_t size = end > equals ? end - equals - 1 : 0;
     fields[std::string(fingerprint.substr(begin, equals - begin))] = fingerprint.substr(equals + 1, size);
     begin = next;
@@ -67,7 +67,7 @@ std::string fingerprint_difference(std::string_view here, std::string_view there
   for (const auto& entry : theirs) names.insert(entry.first);
   const auto value_in = [](const auto& fields, const std::string& name) {
     const auto found = fields.find(name);
-    return found == fields.end() ? std::string("not told") : "'" + found->second + "'";
+    return found == fields.end() ? std::string("missing") : "'" + found->second + "'";
   };
   std::string text;
   for (const std::string& name : names) {

@@ -1,5 +1,5 @@
 // The readable fingerprint of a model and its KV: "model=NAME kv_dtype=bfloat16 layers=32 ...". Nodes share chunks only
-// where all of it is equal; what differs is told field by field.
+// if all fields are equal; a refusal lists the fields that differ.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 
 namespace kvferry {
 
-/// Fields by name. A value may hold spaces; what stands before the first field is dropped.
+/// Returns the fields by name. A value may contain spaces; text before the first field is ignored.
 std::map<std::string, std::string> fingerprint_fields(std::string_view fingerprint);
 
-/// What differs, as the end of a sentence: "kv_heads (KV heads) is 8 here and 4 there". Equal ones: empty.
+/// Returns the differences as the end of a sentence: "kv_heads (KV heads) is 8 here and 4 there"; empty if there are
+/// none.
 std::string fingerprint_difference(std::string_view here, std::string_view there);
 
-/// The field chunk_tokens; nullopt: it isn't there, or no number from 1 to 65536.
+/// Returns the field chunk_tokens, or nullopt if it is missing or not a number from 1 to 65536.
 std::optional<std::uint32_t> chunk_tokens_of(std::string_view fingerprint);
 
 }  // namespace kvferry

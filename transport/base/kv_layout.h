@@ -1,4 +1,4 @@
-// How one rank's paged KV cache lies in memory, told in strides; nothing is guessed from tensor shapes.
+// Layout of one rank's paged KV cache in memory, as strides; nothing is derived from tensor shapes.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct PlaneLayout {
   std::int64_t head_stride_bytes = 0;
   std::int64_t token_stride_bytes = 0;
   std::int64_t dim_stride_bytes =
-      0;  // equals element_bytes where a token's row is contiguous; CPU attention keeps K transposed
+      0;  // equals element_bytes if a token's row is contiguous; CPU attention stores K transposed
 };
 
 /// One attention layer of one rank. MLA has a single latent plane: one head, `value` unused (planes == 1).
@@ -32,7 +32,7 @@ struct LayerLayout {
 /// chunk's own number of tokens, so a chunk of t tokens has t * bytes_per_token() bytes.
 struct KvLayout {
   std::vector<LayerLayout> layers;
-  std::uint32_t num_kv_heads = 0;  // of this rank
+  std::uint32_t num_kv_heads = 0;  // heads on this rank
   std::uint32_t head_dim = 0;      // in elements
   std::uint32_t element_bytes = 0;
   std::uint32_t planes = 2;        // K and V, or 1 for a latent cache
@@ -42,7 +42,7 @@ struct KvLayout {
   std::uint64_t bytes_per_token() const {
     return std::uint64_t{num_kv_heads} * head_dim * element_bytes * planes * layers.size();
   }
-  /// kInvalidArgument names the first field that can't be right.
+  /// Returns kInvalidArgument with the name of the first wrong field.
   Result<void> validate() const;
 };
 

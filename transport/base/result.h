@@ -1,5 +1,5 @@
-// Result<T>: an operational failure (peer lost, timed out, full, bad input) is a value with a code and a story.
-// A promise that our own code broke is KVFERRY_CHECK's business (check.h), never a Result.
+// Result<T>: an operational failure (peer lost, timed out, full, bad input) is a value with a code and a message.
+// A broken invariant of kvferry's own code fails a KVFERRY_CHECK (check.h) instead.
 #pragma once
 
 #include <fmt/format.h>
@@ -18,17 +18,17 @@ enum class ErrorCode : int {
   kNotFound,
   kFull,         // a bounded queue, pool or table has no room now
   kTimeout,      // a deadline passed
-  kCancelled,    // the owner asked for it
+  kCancelled,    // the owner cancelled the operation
   kPeerLost,     // the other side is gone or restarted
   kCorrupt,      // a checksum, generation or format did not match
-  kRefused,      // the other side understood and said no
+  kRefused,      // the other side understood the request and refused it
   kUnavailable,  // a resource of this machine is missing: port in use, no shared memory left
   kInternal,     // a library failed in a way that has no better name
 };
 
 std::string_view name_of(ErrorCode code);
 
-/// Of the line that made an Error. std::source_location where clang 14 on libstdc++ 12 has none.
+/// The line that made an Error. Stands in for std::source_location, which clang 14 lacks on libstdc++ 12.
 struct SourceLine {
   const char* file;
   int line;
@@ -42,12 +42,12 @@ struct [[nodiscard]] Error {
   std::string what;
   SourceLine where = SourceLine::current();
 
-  /// Puts what the caller was doing in front: "pulling 4 chunks: peer lost".
-  Error&& with(std::string_view story) && {
-    what = fmt::format("{}: {}", story, what);
+  /// Prepends what the caller was doing: "pulling 4 chunks: peer lost".
+  Error&& with(std::string_view context) && {
+    what = fmt::format("{}: {}", context, what);
     return std::move(*this);
   }
-  /// For logs: the story and the place. Users of commands see `what` alone.
+  /// Returns the message and the source line, for logs. Users of commands see `what` alone.
   std::string str() const;
 };
 

@@ -7,10 +7,10 @@
 namespace kvferry {
 namespace {
 
-// What a peer says decides how long this takes: no model has more.
+// Limits, since a peer's message decides how long the computation takes; no model exceeds them.
 constexpr std::uint32_t kMaxLayers = 4096, kMaxHeads = 4096;
 constexpr std::size_t kMaxRanks = 4096;
-constexpr std::uint64_t kMaxCells = 1ULL << 20;  // of the whole, and that all ranks of a node have together
+constexpr std::uint64_t kMaxCells = 1ULL << 20;  // cells of the model, and of all ranks of a node together
 constexpr std::uint64_t kMaxWork = 1ULL << 28;   // cells of readers times holders
 
 struct Size {
@@ -31,25 +31,25 @@ std::uint64_t cell_of(const Shard& shard, std::uint32_t layer, std::uint32_t hea
   return std::uint64_t{layer - shard.first_layer} * shard.num_heads + (head - shard.first_head);
 }
 
-/// How many cells from this one on lie one after the other in both chunks.
+/// Returns how many cells, from this one on, are consecutive in both chunks.
 std::uint64_t run_length(const Shard& reader, const Shard& holder, std::uint32_t layer, std::uint32_t head) {
   const std::uint32_t reader_end = reader.first_head + reader.num_heads;
   const std::uint32_t holder_end = holder.first_head + holder.num_heads;
   const std::uint32_t in_layer = std::min(reader_end, holder_end) - head;
-  // Into the next layer only where both go on with the same head there.
+  // A run extends into the next layer only if both chunks continue with the same head there.
   if (reader_end != holder_end || reader.first_head != holder.first_head) return in_layer;
   const std::uint32_t end =
       std::min(reader.first_layer + reader.num_layers, holder.first_layer + holder.num_layers) - 1;
   return in_layer + std::uint64_t{end - layer} * reader.num_heads;
 }
 
-/// `turn`: which of the holders that would do equally well is taken.
+/// `turn` selects among holders that are equally good.
 std::vector<ShardRun> runs_of(const Shard& reader, std::size_t turn, std::span<const Shard> holders) {
   std::vector<ShardRun> runs;
   for (std::uint64_t cell = 0; cell < reader.num_cells(); cell += runs.back().cells) {
     const auto layer = static_cast<std::uint32_t>(reader.first_layer + cell / reader.num_heads);
     const auto head = static_cast<std::uint32_t>(reader.first_head + cell % reader.num_heads);
-    // The one that goes on longest: no choice leads to fewer runs, since what it leaves out another could only start.
+    // Take the holder with the longest run; this greedy choice gives the fewest runs.
     std::uint64_t longest = 0;
     std::vector<std::uint32_t> best;
     for (std::uint32_t rank = 0; rank < holders.size(); ++rank) {
@@ -69,19 +69,19 @@ std::vector<ShardRun> runs_of(const Shard& reader, std::size_t turn, std::span<c
 
 Result<void> check_shards(std::span<const Shard> shards) {
   const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, std::move(what)}; };
-  if (shards.empty() || shards.size() > kMaxRanks) return bad(fmt::format("a node of {} ranks", shards.size()));
+  if (shards.empty() || shards.size() > kMaxRanks) return bad(fmt::format("a node can't have {} ranks", shards.size()));
   for (const Shard& shard : shards) {
     const bool is_sane = shard.num_layers > 0 && shard.num_heads > 0 && shard.first_layer < kMaxLayers &&
                          shard.num_layers <= kMaxLayers && shard.first_head < kMaxHeads && shard.num_heads <= kMaxHeads;
     if (!is_sane)
-      return bad(fmt::format("a rank of {} layers from {} on and {} heads from {} on", shard.num_layers,
+      return bad(fmt::format("bad rank: {} layers from {} on and {} heads from {} on", shard.num_layers,
                              shard.first_layer, shard.num_heads, shard.first_head));
   }
   const Size size = whole_of(shards);
   std::uint64_t num_cells = 0;
   for (const Shard& shard : shards) num_cells += shard.num_cells();
   if (std::max(num_cells, std::uint64_t{size.layers} * size.heads) > kMaxCells)
-    return bad(fmt::format("{} ranks of {} layers and {} heads", shards.size(), size.layers, size.heads));
+    return bad(fmt::format("{} ranks of {} layers and {} heads are too many", shards.size(), size.layers, size.heads));
   std::vector<bool> is_there(std::size_t{size.layers} * size.heads, false);
   for (const Shard& shard : std::set<Shard>(shards.begin(), shards.end()))
     for (std::uint32_t layer = shard.first_layer; layer < shard.first_layer + shard.num_layers; ++layer)
@@ -110,7 +110,8 @@ Result<ShardMap> map_shards(std::span<const Shard> readers, std::span<const Shar
   std::uint64_t num_cells = 0;
   for (const Shard& reader : readers) num_cells += reader.num_cells();
   if (num_cells * holders.size() > kMaxWork)
-    return Error{ErrorCode::kInvalidArgument, fmt::format("{} ranks read from {}", readers.size(), holders.size())};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{} ranks that read from {} are too many", readers.size(), holders.size())};
   ShardMap map;
   std::map<Shard, std::size_t> turns;
   for (const Shard& reader : readers) map.push_back(runs_of(reader, turns[reader]++, holders));

@@ -31,30 +31,30 @@ struct Shard {
   KVFERRY_FIELDS(first_layer, num_layers, first_head, num_heads);
 };
 
-/// All but `holder` in cells.
+/// A run of cells to read; all fields but `holder` count cells.
 struct ShardRun {
   std::uint32_t holder = 0;  // rank
-  std::uint64_t source = 0;  // in the holder's chunk
-  std::uint64_t target = 0;  // in the reader's chunk
+  std::uint64_t source = 0;  // offset in the holder's chunk
+  std::uint64_t target = 0;  // offset in the reader's chunk
   std::uint64_t cells = 0;
   auto operator<=>(const ShardRun&) const = default;
   KVFERRY_FIELDS(holder, source, target, cells);
 };
 
-/// kInvalidArgument: a shard is empty or absurdly large, or together they leave a cell of the whole out.
+/// Returns kInvalidArgument if a shard is empty or too large, or if no shard has some cell of the model.
 Result<void> check_shards(std::span<const Shard> shards);
 
-/// The share of rank (stage, tensor rank): all heads in equal parts, or, where there are more ranks than heads, each
-/// head on several neighbours, as vLLM does it.
+/// Returns the shard of rank (stage, tensor rank): heads are split equally or, if there are more ranks than heads, each
+/// head is on several neighbouring ranks, as in vLLM.
 Shard shard_of(std::uint32_t first_layer, std::uint32_t num_layers, std::uint32_t num_heads, std::uint32_t tp_rank,
                std::uint32_t tp_size);
 
 using ShardMap = std::vector<std::vector<ShardRun>>;  // [reader's rank][run]
 
-/// Where each cell of each reader's chunk is read, in the order of that chunk, in as few runs as can be. Readers of
-/// the same cells spread over the ranks that hold them. The same shards on both sides: each rank reads all of its own
-/// number's chunk. Both sides compute it, so every node has to come to the same answer. kInvalidArgument: a side is not
-/// as check_shards() wants it, or the two are of different sizes.
+/// Computes where each cell of each reader's chunk is read, in the order of that chunk, in as few runs as possible.
+/// Readers of the same cells are spread over the ranks that hold them. With equal shards on both sides each rank reads
+/// from the rank of its own number. Both nodes compute the map, so the result must depend on the arguments only.
+/// Errors: kInvalidArgument if check_shards() rejects a side, or if the models differ in size.
 Result<ShardMap> map_shards(std::span<const Shard> readers, std::span<const Shard> holders);
 
 }  // namespace kvferry

@@ -19,14 +19,14 @@ void copy_cached(std::byte* to, const std::byte* from, std::size_t bytes, const 
 }
 
 #if defined(__x86_64__)
-/// Into the second-level cache, which keeps more fetches under way than the first.
+/// Prefetches into the second-level cache, which allows more outstanding fetches than the first.
 template <std::size_t kLines>
 inline void fetch_lines(const std::byte* from) {
   for (std::size_t line = 0; line < kLines; ++line)
     _mm_prefetch(reinterpret_cast<const char*>(from) + line * kLine, _MM_HINT_T1);
 }
 
-/// Up to the first whole cache line of `to`; streaming stores want them aligned and whole.
+/// Copies up to the first whole cache line of `to`, because streaming stores need aligned whole lines.
 std::size_t unaligned_head(const std::byte* to, std::size_t bytes) {
   const std::size_t past = reinterpret_cast<std::uintptr_t>(to) % kLine;
   return past == 0 ? 0 : std::min(bytes, kLine - past);

@@ -1,5 +1,5 @@
-// Two kvferry releases side by side: each side of a protocol says which versions of it it speaks, and both use the
-// newest that they have in common.
+// Compatibility of kvferry releases: each side of a protocol reports which versions it speaks, and both use the newest
+// that they have in common.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,21 @@ struct VersionRange {
   bool operator==(const VersionRange&) const = default;
 };
 
-/// One side of a protocol: what it speaks, and what to call it in a refusal.
+/// One side of a protocol: the versions that it speaks, and its name in a refusal.
 struct Speaker {
   std::string_view name;     // e.g. "this controller"
-  std::string_view release;  // its kvferry version; empty: it tells none
+  std::string_view release;  // its kvferry version; empty: unknown
   VersionRange versions;
 };
 
-/// The newest version that both speak. kRefused: there is none; the sentence names both sides' versions and releases.
+/// Returns the newest version that both speak. Errors: kRefused if there is none, with both sides' versions and
+/// releases.
 Result<std::uint32_t> common_version(std::string_view protocol, const Speaker& ours, const Speaker& theirs);
 
-/// This kvferry's version.
+/// Returns the version of this build of kvferry.
 std::string_view kvferry_release();
 
-/// "version 2", or "versions 2 to 4".
+/// Returns "version 2" or "versions 2 to 4".
 std::string to_text(const VersionRange& versions);
 
 }  // namespace kvferry

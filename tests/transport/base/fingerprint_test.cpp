@@ -51,7 +51,7 @@ TEST(Fingerprint, EachFieldThatDiffersIsNamedWithBothValues) {
 }
 
 TEST(Fingerprint, MissingFieldsAndOtherTextsAreToldToo) {
-  EXPECT_EQ(fingerprint_difference("model=a", "model=a rope=1"), "rope is not told here and '1' there");
+  EXPECT_EQ(fingerprint_difference("model=a", "model=a rope=1"), "rope is missing here and '1' there");
   EXPECT_EQ(fingerprint_difference("one", "another"), "the fingerprint is 'one' here and 'another' there");
 }
 

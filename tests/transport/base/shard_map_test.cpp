@@ -183,7 +183,7 @@ TEST(ShardMap, WhatCantBeRightIsRefused) {
   };
   EXPECT_EQ(refusal({{0, 2, 0, 4}, {3, 1, 0, 4}}), "no rank has layer 2, head 0");
   EXPECT_EQ(refusal({{0, 3, 0, 4}}), "4 layers of 4 KV heads on one side, 3 of 4 on the other");
-  EXPECT_EQ(refusal({}), "a node of 0 ranks");
+  EXPECT_EQ(refusal({}), "a node can't have 0 ranks");
   EXPECT_NE(refusal({{0, 4, 0, 4}, {0, 0, 0, 4}}), "");
   EXPECT_NE(refusal({{0, 4, 0, 4}, {0, 4, 0, 0}}), "");
   EXPECT_NE(refusal({{0xffffffff, 4, 0, 4}}), "");
