@@ -72,10 +72,10 @@ def test_flags_of_parallelism_come_before_the_users_own() -> None:
      "decode.port is 9, not prefill's 0; vllm-router finds pods of one port only"),
     ({"hosts": ["a"]}, "hosts is given, but 'on' is local; use one of ssh, slurm, mpi"),
     ({"on": "ssh", "hosts": "a"}, "hosts is 'a', not a list of host names, or a map of host name to the address that "
-                                  "the others reach it at"),
+                                  "other hosts reach"),
     ({"on": "ssh", "hosts": ["-oProxyCommand=x"]}, "hosts is ['-oProxyCommand=x'], not a list of host names, or a map "
-                                                   "of host name to the address that the others reach it at"),
-    ({"on": "mpi", "decode": {"hosts": ["a"]}}, "decode.hosts is given, but on mpi it is not ours to choose them"),
+                                                   "of host name to the address that other hosts reach"),
+    ({"on": "mpi", "decode": {"hosts": ["a"]}}, "decode.hosts is given, but on mpi the job chooses its hosts"),
     ({"router": {"kind": "nginx"}}, "router.kind is 'nginx', not one of vllm-router, proxy, none"),
     ({"router": {"prot": 1}}, "'prot' is not a key in router; did you mean 'port'?"),
     ({"controller": {"http": -1}}, "controller.http is -1, not a port from 0 to 65535 (0: any free one)"),

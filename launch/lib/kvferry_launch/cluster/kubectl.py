@@ -70,7 +70,7 @@ def front_url(spec: Spec) -> str:
     routers = [one for one in manifests(spec) if one["kind"] == "Service"
                and one["metadata"]["name"] == f"{spec.name}-router"]
     if not routers:
-        return "no front door"
+        return "no router"
     name, space = routers[0]["metadata"]["name"], routers[0]["metadata"]["namespace"]
     return f"http://{name}.{space}:{routers[0]['spec']['ports'][0]['port']} inside the cluster"
 

@@ -36,7 +36,7 @@ class Leaving:
             if self._task.exit_status is None:
                 return
             if self._task.exit_status != 0:
-                self._tell(f"{self.member.node.name} leaves all the same: {self._task.last_line}")
+                self._tell(f"{self.member.node.name} is removed all the same: {self._task.last_line}")
         self.member.become(STOPPING)
         if self.member.child is not None:
             self.member.child.close()

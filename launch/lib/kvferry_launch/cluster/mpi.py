@@ -69,7 +69,7 @@ def gather(spec: Spec, run: str, size: int) -> dict[str, str]:
         here = rank_folder(spec, run, rank) / "here.json"
         while not here.exists():
             if time.monotonic() > deadline:
-                raise SpecError(f"rank {rank} of {size} did not come; do all hosts see {here.parent.parent}?")
+                raise SpecError(f"rank {rank} of {size} did not start in time; do all hosts see {here.parent.parent}?")
             time.sleep(POLL_S)
         hosts[f"rank-{rank}"] = json.loads(here.read_text())["host"]
     return hosts

@@ -57,7 +57,7 @@ class Tools:
 
 
 def tools_of(spec: Spec) -> Tools:
-    """Hosts reached by ssh may have it elsewhere; the others see the same files as we do."""
+    """Hosts reached by ssh may have another checkout; the others see this host's files."""
     if spec.on == "ssh":
         return Tools(spec.raw["ssh"]["python"], spec.raw["ssh"]["path"] or str(REPO))
     return Tools(sys.executable, str(REPO))

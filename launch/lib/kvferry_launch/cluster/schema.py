@@ -83,7 +83,7 @@ def port() -> Key:
 
 
 HOST = Key("a host's name or address", is_host)
-HOSTS = Key("a list of host names, or a map of host name to the address that the others reach it at", is_hosts)
+HOSTS = Key("a list of host names, or a map of host name to the address that other hosts reach", is_hosts)
 ENV = Key("a map of environment variables to texts or numbers", is_env, {})
 
 

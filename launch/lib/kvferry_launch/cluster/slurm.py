@@ -47,7 +47,7 @@ def job_hosts() -> dict[str, str]:
         raise SpecError("this is not inside a Slurm job; launch/cluster up --on slurm submits one")
     done = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise SpecError(f"scontrol can't tell the job's hosts: {done.stderr.strip()}")
+        raise SpecError(f"scontrol does not list the job's hosts: {done.stderr.strip()}")
     return {name: name for name in done.stdout.split()}
 
 

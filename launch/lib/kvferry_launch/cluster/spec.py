@@ -105,7 +105,7 @@ def make(document: Any, file: Path, on: str | None = None) -> Spec:
     if backend in ("mpi", "kubernetes"):
         for one in roles.values():
             if one.hosts:
-                raise SpecError(f"{one.name}.hosts is given, but on {backend} it is not ours to choose them")
+                raise SpecError(f"{one.name}.hosts is given, but on {backend} the job chooses its hosts")
     if backend == "local":
         if hosts or any(one.hosts for one in roles.values()):
             raise SpecError("hosts is given, but 'on' is local; use one of ssh, slurm, mpi")

@@ -38,7 +38,7 @@ class Starter:
                 return [*self.guard(0, with_stdin), *command]
             rank = run_folder(self.spec) / f"ranks-{self.run}" / place.name
             return [sys.executable, script("cluster"), "mpi-relay", str(rank), "--", *command]
-        raise AssertionError(f"no nodes are started one by one on {self.spec.on}")
+        raise AssertionError(f"nodes can't be started one by one on {self.spec.on}")
 
     def guard(self, silence_s: int, with_stdin: bool) -> list[str]:
         tools = self.planner.tools

@@ -164,7 +164,7 @@ class Supervisor:
         if self.ready != self._told_ready:
             self._told_ready = self.ready
             if self.ready:
-                self._tell(f"ready: {self.front_url or 'no front door; see each node for its URL'}")
+                self._tell(f"ready: {self.front_url or 'no router; each node has its own URL'}")
 
 
 def death_signals(on_signal: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ from kvferry_launch.cluster.status import StatusView
 from kvferry_launch.cluster.supervise import Supervisor, death_signals
 
 LOOP_S = 0.1
-RECOMPUTE = "KV that fails to load is computed again: kv_load_failure_policy is recompute (vLLM's own default is fail)"
+RECOMPUTE = "KV that fails to load is recomputed: kv_load_failure_policy is recompute (vLLM's own default is fail)"
 
 
 def locked(folder: Path) -> TextIO:
@@ -71,7 +71,7 @@ class Deployment:
             self._show()
             self.supervisor.tell_ready()
             if self.supervisor.hopeless:
-                self._view.say("nothing is left that could run; see the lines above and the logs")
+                self._view.say("no node runs any more; the lines above and the logs say why")
                 return True
             server.serve(LOOP_S)
         return False

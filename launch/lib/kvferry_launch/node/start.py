@@ -43,7 +43,7 @@ def engine_main(kind: str) -> NoReturn:
     try:
         arguments = engine_parser(kind).parse_args()
         command, env = engine_command(arguments)
-        print(f"# {kind} node. KV that fails to load is computed again: kv_load_failure_policy is recompute, "
+        print(f"# {kind} node. KV that fails to load is recomputed: kv_load_failure_policy is recompute, "
               "vLLM's own default is fail.")
         if arguments.report and not arguments.dry_run:
             serving.report_health(kind, serves_url(arguments), f"http://{local_host(arguments.host)}:{arguments.port}")
@@ -56,7 +56,7 @@ def controller_main() -> NoReturn:
     """launch/controller."""
     parser = argparse.ArgumentParser(
         prog="launch/controller", description="Start the kvferry controller on this host.",
-        epilog="Everything after -- goes to 'kvferry controller' as it is.")
+        epilog="Everything after -- goes to 'kvferry controller' unchanged.")
     parser.add_argument("--bind", default=DEFAULT_CONTROLLER, metavar="ENDPOINT",
                         help="tcp://HOST:PORT or ipc://PATH at which nodes reach the controller; port 0 takes any free "
                         "port (default: %(default)s)")
@@ -80,7 +80,7 @@ def controller_main() -> NoReturn:
 def engine_parser(kind: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"launch/{kind}", description=f"Start one vLLM {kind} server with kvferry on this host.",
-        epilog="Everything after -- goes to vLLM as it is and wins over what this script sets.")
+        epilog="Everything after -- goes to vLLM unchanged and overrides the flags of this script.")
     parser.add_argument("--model", required=True, help="a folder with config.json, or a name that vLLM can fetch")
     parser.add_argument("--controller", default=os.environ.get("KVFERRY_CONTROLLER", DEFAULT_CONTROLLER),
                         metavar="ENDPOINT[,ENDPOINT...]",
@@ -92,16 +92,16 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
                         help="port of the HTTP server; 0 takes any free one (default: %(default)s)")
     parser.add_argument("--kv-role", default=DEFAULT_ROLE[kind],
                         help=f"one of {', '.join(ROLES)} (default: %(default)s)")
-    parser.add_argument("--engine-id", help="Id of the engine (default: vLLM draws one)")
+    parser.add_argument("--engine-id", help="id of the engine (default: vLLM draws one)")
     parser.add_argument("--advertise-host", metavar="HOST",
                         help="address under which other hosts reach this node's KV (default: this host's address on "
                         "the route to the controller)")
     parser.add_argument("--extra", action="append", default=[], metavar="KEY=VALUE",
                         help="a key of kv_connector_extra_config; VALUE is JSON, or else a string; repeatable")
     parser.add_argument("--server", metavar="WORDS",
-                        help="what starts vLLM's API server (default: vLLM of .venv, else of python3)")
+                        help="command words that start vLLM's API server (default: vLLM of .venv, else of python3)")
     parser.add_argument("--report", action="store_true",
-                        help="print a line when the server begins or ceases to answer, for launch/cluster")
+                        help="print a line when the server begins or ceases to answer; used by launch/cluster")
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -238,7 +238,7 @@ def parse_extra(pairs: list[str]) -> dict[str, Any]:
 def after_dashes(rest: list[str]) -> list[str]:
     """Returns the words after "--". Errors: NodeError if a word comes before it."""
     if rest and rest[0] != "--":
-        raise NodeError(f"'{rest[0]}' is not an option; what vLLM or the controller should get goes after --")
+        raise NodeError(f"'{rest[0]}' is not an option; words for vLLM or the controller go after --")
     return rest[1:]
 
 

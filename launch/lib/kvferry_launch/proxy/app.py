@@ -112,11 +112,11 @@ class FrontDoor:
             try:
                 with self.metrics.stage("pair"):
                     choice = await self.nodes.choose(tokens, failed, extras)
-            except NoPairError as nobody:
+            except NoPairError as error:
                 if failure is not None:
                     break
                 self.metrics.unpaired.inc()
-                return _error(503, str(nobody))
+                return _error(503, str(error))
             if bodies.is_batch(one.path, one.body):
                 choice = Choice(None, choice.decode, "batch")
             try:
@@ -240,7 +240,7 @@ class FrontDoor:
                 return await _copied(answer)
             first = await answer.content.readany()
             if not first:
-                raise ServerError(node, "decode", "its stream ended before it began")
+                raise ServerError(node, "decode", "its stream ended before the first event")
             if one.response is None:
                 self.metrics.observe("first_byte", time.monotonic() - begin)
                 one.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8",
@@ -271,7 +271,7 @@ class FrontDoor:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             reason = f"{type(error).__name__}: {error}"
         if not stream.done:
-            raise ServerError(node, "decode", f"it ended in the middle of the answer ({reason})")
+            raise ServerError(node, "decode", f"the server ended in the middle of the answer ({reason})")
 
     async def _broken_off(self, one: "_Request", response: web.StreamResponse, failure: ServerError
                           ) -> web.StreamResponse:

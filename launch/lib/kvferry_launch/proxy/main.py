@@ -19,18 +19,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         description="One OpenAI URL for all prefill and decode servers that a kvferry controller knows. Each request "
                     "goes to the pair that the controller names, and the prefill server pushes to the decode server "
                     "while it computes. Servers need the connector's key `serves`; the controller needs --http.")
-    parser.add_argument("--host", default="127.0.0.1", help="where it listens")
-    parser.add_argument("--port", type=int, default=8000, help="0: a free one, which is printed")
+    parser.add_argument("--host", default="127.0.0.1", help="address of the HTTP server")
+    parser.add_argument("--port", type=int, default=8000, help="port of the HTTP server; 0: any free one")
     parser.add_argument("--controller", default=DEFAULT_CONTROLLER, metavar="http://HOST:PORT",
-                        help="what `kvferry controller --http` listens on")
+                        help="HTTP address of the controller, given to it as --http")
     parser.add_argument("--namespace", default="default", help="of the servers")
-    parser.add_argument("--tries", type=int, default=3, help="pairs that are tried for a request whose server fails")
+    parser.add_argument("--tries", type=int, default=3, help="number of pairs tried for a request whose servers fail")
     parser.add_argument("--without-prefill", choices=("decode", "refuse"), default="decode",
-                        help="where no prefill server is left: decode servers compute prompts, or requests get 503")
+                        help="behaviour without a prefill server: decode servers compute prompts, or requests get 503")
     parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS",
-                        help="that a server may be silent in the middle of a request")
+                        help="limit of a server's silence in the middle of a request")
     parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS",
-                        help="for running requests after SIGTERM or SIGINT; a second signal ends them")
+                        help="time for running requests after SIGTERM or SIGINT; a second signal ends them")
     parsed = parser.parse_args(arguments)
     if not parsed.controller.startswith(("http://", "https://")):
         parser.error(f"--controller is '{parsed.controller}', not http://HOST:PORT")
@@ -66,7 +66,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
     await ending.wait()
-    logging.getLogger("kvferry.proxy").info("ending; running requests have %.0f s", arguments.grace)
+    logging.getLogger("kvferry.proxy").info("shutting down; running requests have %.0f s", arguments.grace)
     await runner.cleanup()
 
 

@@ -17,19 +17,19 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "Requests by path and status that the client got", "path", "status")
         self.retries = self._counter("retries", "Requests sent again, by the kind of server that failed", "role")
-        self.cancelled = self._counter("cancelled", "Requests whose client went away")
+        self.cancelled = self._counter("cancelled", "Requests whose client closed the connection")
         self.skipped_prefills = self._counter("skipped_prefills", "Requests sent straight to decode, by reason",
                                               "reason")
-        self.continued_streams = self._counter("continued_streams", "Streams that another decode server went on with")
+        self.continued_streams = self._counter("continued_streams", "Streams that another decode server continued")
         self.broken_streams = self._counter("broken_streams", "Answers that ended in an error event")
         self.unpaired = self._counter("unpaired", "Requests for which there was no pair")
-        self.controller_errors = self._counter("controller_errors", "Questions to the controller without an answer")
+        self.controller_errors = self._counter("controller_errors", "Requests to the controller without an answer")
         self.in_flight = Gauge("kvferry_proxy_in_flight", "Requests under way", registry=self.registry)
         self.nodes = Gauge("kvferry_proxy_nodes", "Servers by role and state", ["role", "state"],
                            registry=self.registry)
         self.controller_up = Gauge("kvferry_proxy_controller_up", "Whether the controller answers",
                                    registry=self.registry)
-        self._seconds = Histogram("kvferry_proxy_stage_seconds", "Where the time of requests went", ["stage"],
+        self._seconds = Histogram("kvferry_proxy_stage_seconds", "Time of requests by stage", ["stage"],
                                   buckets=_BUCKETS, registry=self.registry)
         for stage in STAGES:
             self._seconds.labels(stage)

@@ -97,7 +97,7 @@ class Nodes:
             node.endpoint, node.role = str(entry.get("endpoint", "")), str(entry.get("role", ""))
             if node.draining != bool(entry.get("draining")):
                 node.draining = bool(entry.get("draining"))
-                logger.info("%s %s", engine_id, "is drained and gets nothing new" if node.draining else "stays")
+                logger.info("%s %s", engine_id, "is drained and gets no new request" if node.draining else "stays")
             node.missed_at = None
             there[engine_id] = node
         served = {node.serves for node in there.values()}
@@ -155,10 +155,10 @@ class Nodes:
         """Returns the controller's best pair or, without a controller, the next one in turn. Errors: NoPairError."""
         decodes = self.usable("decode", exclude)
         if not decodes:
-            raise NoPairError(self._nobody("decode", exclude))
+            raise NoPairError(self._no_server("decode", exclude))
         prefills = self.usable("prefill", exclude)
         if not prefills and self.needs_prefill:
-            raise NoPairError(self._nobody("prefill", exclude))
+            raise NoPairError(self._no_server("prefill", exclude))
         if not prefills:
             return Choice(None, min(decodes, key=lambda node: node.in_flight), "no prefill server")
         if self.controller_up:
@@ -177,7 +177,7 @@ class Nodes:
         try:
             answer = await self._ask("POST", "/pair", question)
         except aiohttp.ClientResponseError as error:
-            logger.warning("the controller pairs nobody: %s", error.message)
+            logger.warning("the controller names no pair: %s", error.message)
             return None  # the controller's list differs from this one, which decides
         except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
             self._lose_controller(error)
@@ -201,20 +201,20 @@ class Nodes:
     def _lose_controller(self, error: Exception) -> None:
         self.metrics.controller_errors.inc()
         if self.controller_up:
-            logger.warning("the controller at %s is away (%s: %s); going on with %d known servers", self.controller,
+            logger.warning("the controller at %s does not answer (%s: %s); using the %d known servers", self.controller,
                            type(error).__name__, error, len(self.known))
         self.controller_up = False
         self._count()
 
-    def _nobody(self, kind: str, exclude: set[str]) -> str:
+    def _no_server(self, kind: str, exclude: set[str]) -> str:
         roles = _PREFILL_ROLES if kind == "prefill" else _DECODE_ROLES
         there = [node for node in self.known.values() if node.role in roles]
         states = Counter("draining" if node.draining else "failed for this request" if node.engine_id in exclude
                          else "not ready" for node in there)
         known = ", ".join(f"{count} {state}" for state, count in states.items())
-        away = "" if self.controller_up else f"; the controller at {self.controller} is away"
+        away = "" if self.controller_up else f"; the controller at {self.controller} does not answer"
         return (f"no {kind} server takes requests in namespace '{self.name_space}': "
-                f"{known or 'none has told where it serves'}{away}")
+                f"{known or 'none has reported its URL'}{away}")
 
     def _count(self) -> None:
         self.metrics.controller_up.set(self.controller_up)

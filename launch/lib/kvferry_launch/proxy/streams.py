@@ -86,7 +86,7 @@ class Stream:
             return event
         known = self._text[self._again : self._again + len(text)]
         if not text.startswith(known):
-            raise BrokenStreamError("another server answers the same request with other text")
+            raise BrokenStreamError("another server answers the same request with a different text")
         self._again += len(text)
         self._text += text[len(known) :]
         if len(known) == len(text) and not choice.get("finish_reason"):

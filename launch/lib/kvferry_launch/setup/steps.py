@@ -67,7 +67,7 @@ def ensure_or_exit(**steps: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="launch/setup", description="Install what is missing and build kvferry.")
     parser.add_argument("--quick", action="store_true", help="leave out vLLM and the toy model")
-    parser.add_argument("--tests", action="store_true", help="also what only tests/run needs")
+    parser.add_argument("--tests", action="store_true", help="install the packages that only tests/run needs too")
     arguments = parser.parse_args()
     start = time.monotonic()
     ensure_or_exit(vllm=not arguments.quick, tests=arguments.tests)

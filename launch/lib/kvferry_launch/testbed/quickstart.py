@@ -20,10 +20,11 @@ def parser() -> argparse.ArgumentParser:
         description="Install what is missing, build kvferry, run requests through a vLLM prefill server and a vLLM "
         "decode server that is short of memory, and compare every token with one plain vLLM server.")
     made.add_argument("--prepare-only", action="store_true", help="stop when everything is installed and built")
-    made.add_argument("--requests", type=int, default=8, metavar="N", help="how many, 8 at a time (default: 8)")
+    made.add_argument("--requests", type=int, default=8, metavar="N",
+                      help="number of requests, 8 at a time (default: 8)")
     made.add_argument("--model", type=Path, default=MODELS / "toy", metavar="PATH",
                       help="a model folder (default: a small random model, made here)")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the table and the totals there")
+    made.add_argument("--json", type=Path, metavar="FILE", help="file for the table and the totals")
     return made
 
 

@@ -138,7 +138,7 @@ def _missing(totals: dict[str, int]) -> list[str]:
     """Returns a line for each thing that the run should have shown and did not."""
     lines = []
     if totals["preemptions"] == 0:
-        lines.append("no request was preempted, so this run proved nothing")
+        lines.append("no request was preempted, so this run shows nothing about preemption")
     elif totals["resumed_loaded_tokens"] == 0:
         lines.append("no preempted request got its KV back through kvferry")
     return lines
