@@ -2,8 +2,8 @@
 
 #include "launch/bench/connector/connector_bench.h"
 #include "launch/bench/controller/controller_bench.h"
-#include "launch/bench/transfer/driver.h"
 #include "launch/bench/fleet/fleet_bench.h"
+#include "launch/bench/transfer/driver.h"
 #include "launch/bench/transfer/listener.h"
 #include "launch/bench/transfer/worker.h"
 #include "launch/cli/commands.h"
@@ -49,7 +49,7 @@ Run add_transfer(CLI::App& bench_app, CLI::App*& command) {
 Run add_controller(CLI::App& bench_app, CLI::App*& command) {
   command = bench_app.add_subcommand(
       "controller",
-      "Look up, index and forget chunks on one core, in this process and over the controller's sockets: rates, "
+      "Look up, index and evict chunks on one core, in this process and over the controller's sockets: rates, "
       "latencies, bytes a hash, and what this machine's memory and empty messages take in the same run.");
   auto flags = std::make_shared<bench::ControllerFlags>();
   command->add_option("--hashes", flags->hashes, "Hashes in the index")->capture_default_str();
@@ -64,7 +64,7 @@ Run add_controller(CLI::App& bench_app, CLI::App*& command) {
 Run add_connector(CLI::App& bench_app, CLI::App*& command) {
   command = bench_app.add_subcommand(
       "connector",
-      "Time what vLLM's scheduler pays for a KV connector's calls: look-ups and steps, by vLLM's own scheduler where "
+      "Time what vLLM's scheduler pays for a KV connector's calls: lookups and steps, by vLLM's own scheduler where "
       "a Python with vLLM is found, and of the C++ core alone. Microseconds.");
   auto flags = std::make_shared<bench::ConnectorFlags>();
   const auto text = [&](const char* name, std::string& value, const char* help) {
@@ -72,7 +72,7 @@ Run add_connector(CLI::App& bench_app, CLI::App*& command) {
   };
   text("--tokens", flags->tokens, "Of a request that is looked up");
   text("--running", flags->running, "Requests that decode in a step");
-  text("--repeat", flags->repeat, "Look-ups and steps; the median counts");
+  text("--repeat", flags->repeat, "Lookups and steps; the median counts");
   text("--peers", flags->peers, "Also measure vLLM's connectors for these: nixl, lmcache");
   text("--python", flags->python, "A Python that has vLLM [the checkout's .venv, else python3]");
   text("--json", flags->json_file, "Write all figures there");
@@ -83,7 +83,7 @@ Run add_fleet(CLI::App& bench_app, CLI::App*& command) {
   command = bench_app.add_subcommand(
       "fleet",
       "Let thousands of simulated nodes join a controller, or three that share etcd and Redis: messages a second, "
-      "look-up latency, memory, dead nodes, restarts. The nodes are real clients; numbers are for one node.");
+      "lookup latency, memory, dead nodes, restarts. The nodes are real clients; numbers are for one node.");
   auto flags = std::make_shared<bench::FleetFlags>();
   const auto text = [&](const char* name, std::string& value, const char* help) {
     command->add_option(name, value, help)->capture_default_str();
@@ -94,7 +94,7 @@ Run add_fleet(CLI::App& bench_app, CLI::App*& command) {
   text("--seconds", flags->seconds, "How long the traffic is measured");
   text("--chunks", flags->chunks, "Chunks that a node holds");
   text("--stores", flags->stores, "Chunks that a node stores a second; it evicts as many");
-  text("--lookups", flags->lookups, "Look-ups of 128 keys a second; several rates with commas");
+  text("--lookups", flags->lookups, "Lookups of 128 keys a second; several rates with commas");
   text("--json", flags->json_file, "Write all figures there");
   text("--plot", flags->plot_file, "Draw them there (.png); installs matplotlib on demand");
   return [flags] { return bench::run_fleet_bench(*flags); };

@@ -52,7 +52,7 @@ std::uint16_t bound_port(int fd) {
                                              : reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 
-/// Of all interfaces that are up; the loopback comes last, for it reaches this host only.
+/// Returns the addresses of all interfaces that are up; the loopback comes last, since only this host reaches it.
 std::vector<Endpoint> interface_endpoints(int family, std::uint16_t port) {
   std::vector<Endpoint> endpoints;
   ifaddrs* all = nullptr;
@@ -77,7 +77,7 @@ std::vector<Endpoint> interface_endpoints(int family, std::uint16_t port) {
 Result<Listening> listen_on(const std::string& host, std::uint16_t port) {
   const bool is_everywhere = host.empty() || host == "::" || host == "0.0.0.0";
   std::string last = "no address";
-  // "::" hears IPv4 as well, where the host has IPv6 at all.
+  // A socket on "::" accepts IPv4 as well, if the host has IPv6.
   const std::vector<std::string> hosts = host.empty() ? std::vector<std::string>{"::", "0.0.0.0"} : std::vector{host};
   for (const std::string& one : hosts) {
     Result<Resolved> resolved = resolve(one, port, AI_PASSIVE);
