@@ -12,7 +12,7 @@
 
 namespace kvferry {
 
-/// Threads: any. The descriptor is readable exactly while something is unread, also between two calls.
+/// Threads: any. The descriptor is readable as long as a completion or notification is unread.
 class CompletionQueue {
  public:
   void complete(Completion completion);

@@ -148,7 +148,8 @@ class Directory {
   /// an unknown node.
   std::uint64_t kept_below(NodeId node) const;
   std::size_t num_nodes() const { return nodes_.size(); }
-  /// A node with an unfinished snapshot counts with the larger of its two generations.
+  /// Chunks of all nodes. For a node with an unfinished snapshot, the larger of its old and new number of chunks
+  /// counts.
   std::size_t num_chunks() const { return num_chunks_; }
   std::uint64_t num_chunks_dropped() const { return num_chunks_dropped_; }
   std::uint64_t num_digests_differed() const { return num_digests_differed_; }

@@ -15,7 +15,7 @@
 
 namespace kvferry::controller {
 
-// Costs, in tokens to compute.
+// Costs of a pair of servers, in units of the time to compute one token.
 constexpr std::uint64_t kPrefillTokensPerRequest = 512;  // delay by each request on a prefill node
 constexpr std::uint64_t kDecodeTokensPerRequest = 128;   // delay by each request on a decode node
 constexpr std::uint64_t kTokensMovedPerComputed = 4;     // tokens whose KV is transferred in the time to compute one

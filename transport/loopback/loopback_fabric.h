@@ -34,7 +34,8 @@ class LoopbackFabric {
   /// Does one copy, one waiting step or one completion of a transfer that the seed chooses among the most urgent of
   /// each peer. Returns whether there was one.
   bool step();
-  /// Like kill -9: its own transfers end with kCancelled, those of its peers with it with kPeerLost, also later ones.
+  /// Ends the transport at this address like kill -9: its own transfers end with kCancelled, present and later
+  /// transfers of its peers with kPeerLost.
   void kill(const std::string& address);
   /// The next `num_transfers` accepted transfers lose their peer before the first copy (kPeerLost).
   void fail_next(std::uint32_t num_transfers);

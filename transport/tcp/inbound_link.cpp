@@ -67,7 +67,8 @@ Result<std::pair<std::uint64_t, std::uint64_t>> span_of(std::size_t num_entries,
   for (std::size_t index = 0; index < num_entries; ++index) {
     const Entry entry = entry_at(index);
     if (entry.bytes == 0 || entry.bytes > std::numeric_limits<std::uint64_t>::max() - entry.offset)
-      return protocol_error(fmt::format("the peer named {} bytes at {}", entry.bytes, entry.offset));
+      return protocol_error(
+          fmt::format("the peer requested {} bytes at offset {}, which is no valid range", entry.bytes, entry.offset));
     first = std::min(first, entry.offset);
     end = std::max(end, entry.offset + entry.bytes);
     bytes += entry.bytes;

@@ -25,7 +25,7 @@ class SlotGrants {
   bool landed(const ChunkStore::Landed& chunk);
   /// Retries revocations that had to wait for a copy, and sends the outcomes. Returns true if it sent one.
   bool progress();
-  /// Whether something may change without a wake-up.
+  /// Returns true if a revocation or a landing is pending, whose progress() needs polling.
   bool is_waiting() const { return !revoking_.empty() || !landing_.empty(); }
 
  private:
