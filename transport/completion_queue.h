@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "transport/event_fd.h"
+#include "transport/base/net/event_fd.h"
 #include "transport/transport.h"
 
 namespace kvferry {

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "transport/base/clock.h"
+#include "transport/base/net/event_fd.h"
 #include "transport/task_inbox.h"
 
 namespace kvferry {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/event_fd.h"
+#include "transport/base/net/event_fd.h"
 
 namespace kvferry {
 

@@ -1,77 +1,88 @@
 #include "connector/runtime/net_address.h"
 
-#include <arpa/inet.h>
-#include <fmt/format.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <algorithm>
+#include <string_view>
+#include <thread>
 
-#include <charconv>
+#include "transport/base/net/host_port.h"
+#include "transport/base/net/tcp_socket.h"
 
 namespace kvferry {
 namespace {
 
-std::string to_text(const in_addr& address) {
-  char text[INET_ADDRSTRLEN] = "";
-  ::inet_ntop(AF_INET, &address, text, sizeof text);
-  return text;
+constexpr std::chrono::milliseconds kRetryPause{250};
+constexpr const char* kLoopback = "127.0.0.1";
+constexpr std::string_view kSetHost = "set advertise_host to an address of this host that the other nodes can reach";
+
+/// The result of looking for routes to all controllers once.
+struct Route {
+  std::string source;    // a local address, not loopback
+  std::string loopback;  // the local address towards a controller on loopback
+  std::string failure;   // why a controller has no route
+};
+
+Route find_route(std::string_view controllers) {
+  Route route;
+  while (!controllers.empty() && route.source.empty()) {
+    const std::string_view endpoint = controllers.substr(0, controllers.find(','));
+    controllers.remove_prefix(std::min(endpoint.size() + 1, controllers.size()));
+    const std::optional<net::HostPort> controller = net::address_of_endpoint(endpoint);
+    if (!controller) continue;
+    Result<std::string> source = net::source_address_towards(controller->host);
+    if (!source)
+      route.failure = std::move(source).error().what;
+    else
+      (net::is_loopback(*source) ? route.loopback : route.source) = std::move(*source);
+  }
+  return route;
 }
 
-bool is_address(const std::string& name) {
-  in_addr v4{};
-  in6_addr v6{};
-  return ::inet_pton(AF_INET, name.c_str(), &v4) == 1 || ::inet_pton(AF_INET6, name.c_str(), &v6) == 1;
+/// Returns the source address of packets to other networks, else any address that is not loopback, else "".
+std::string primary_address() {
+  for (const char* documentation_address : {"192.0.2.1", "2001:db8::1"}) {
+    const Result<std::string> source = net::source_address_towards(documentation_address);
+    if (source && !net::is_loopback(*source)) return *source;
+  }
+  const std::vector<std::string> addresses = net::interface_addresses();
+  return addresses.empty() ? "" : addresses.front();
 }
 
 }  // namespace
 
-std::uint16_t port_of(const std::string& endpoint) {
-  const std::size_t colon = endpoint.rfind(':');
-  if (colon == std::string::npos) return 0;
-  std::uint16_t port = 0;
-  std::from_chars(endpoint.data() + colon + 1, endpoint.data() + endpoint.size(), port);
-  return port;
+AdvertisedHost select_advertised_host(const std::string& controllers, std::chrono::milliseconds resolve_for) {
+  const auto give_up_at = std::chrono::steady_clock::now() + resolve_for;
+  Route route = find_route(controllers);
+  while (route.source.empty() && !route.failure.empty() && std::chrono::steady_clock::now() < give_up_at) {
+    std::this_thread::sleep_for(kRetryPause);
+    route = find_route(controllers);
+  }
+  if (!route.source.empty()) return {route.source, ""};
+  if (route.failure.empty() && !route.loopback.empty()) return {route.loopback, ""};
+  const std::string primary = primary_address();
+  if (primary.empty()) {
+    return {kLoopback,
+            fmt::format("this host has no address but loopback, so that nodes on other hosts cannot pull from "
+                        "this node; {}",
+                        kSetHost)};
+  }
+  if (route.failure.empty()) return {primary, ""};
+  return {primary, fmt::format("no route to the controllers '{}' is known ({}), so that this node advertises {}; if "
+                               "nodes on other hosts cannot reach it, {}",
+                               controllers, route.failure, primary, kSetHost)};
 }
 
-std::string local_address_towards(const std::string& endpoints) {
-  const std::string endpoint = endpoints.substr(0, endpoints.find(','));
-  constexpr const char* kLoopback = "127.0.0.1";
-  const std::size_t scheme = endpoint.find("://"), colon = endpoint.rfind(':');
-  if (scheme == std::string::npos || colon <= scheme + 3) return kLoopback;
-  const std::string host = endpoint.substr(scheme + 3, colon - scheme - 3);
-  addrinfo hints{};
-  hints.ai_family = AF_INET;
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return kLoopback;
-  std::string address = kLoopback;
-  if (const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0); fd >= 0) {
-    sockaddr_in local{};
-    socklen_t size = sizeof local;
-    if (::connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
-        ::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0)
-      address = to_text(local.sin_addr);
-    ::close(fd);
+Result<std::string> address_of_this_host(std::string name, const std::string& controllers) {
+  if (name.starts_with('[') && name.ends_with(']')) name = name.substr(1, name.size() - 2);
+  const Result<std::vector<std::string>> resolved = net::resolve(name);
+  if (!resolved) {
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{}; allowed: a name or an address of this host that the other nodes can reach",
+                             resolved.error().what)};
   }
-  ::freeaddrinfo(found);
-  return address;
-}
-
-Result<std::string> address_of_this_host(const std::string& name, const std::string& endpoints) {
-  if (is_address(name)) return name;
-  addrinfo hints{};
-  hints.ai_family = AF_INET;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (const int code = ::getaddrinfo(name.c_str(), nullptr, &hints, &found); code != 0) {
-    return Error{ErrorCode::kInvalidArgument, fmt::format("'{}' is no host that is known here ({}); allowed: a name or "
-                                                          "an address of this host, that the other nodes reach",
-                                                          name, ::gai_strerror(code))};
-  }
-  const std::string address = to_text(reinterpret_cast<const sockaddr_in*>(found->ai_addr)->sin_addr);
-  ::freeaddrinfo(found);
-  const bool is_inward = address.starts_with("127.") && name != "localhost";
-  return is_inward ? local_address_towards(endpoints) : address;
+  const auto ipv4 = std::ranges::find_if(*resolved, [](const auto& one) { return one.find(':') == std::string::npos; });
+  const std::string& address = ipv4 == resolved->end() ? resolved->front() : *ipv4;
+  const bool is_misleading = net::is_loopback(address) && !net::is_numeric(name) && name != "localhost";
+  return is_misleading ? select_advertised_host(controllers).host : address;
 }
 
 }  // namespace kvferry

@@ -1,23 +1,28 @@
-// Which address of this host others can reach.
+// Selects the address of this host that a node advertises to other nodes.
 #pragma once
 
-#include <cstdint>
+#include <chrono>
 #include <string>
 
 #include "transport/base/result.h"
 
 namespace kvferry {
 
-/// The local address that the system would use to reach the first of `endpoints` (tcp://HOST:PORT, with commas
-/// between); 127.0.0.1 when there is no route. Asks the routing table only: nothing is sent.
-std::string local_address_towards(const std::string& endpoints);
+struct AdvertisedHost {
+  std::string host;     // numeric
+  std::string warning;  // why other hosts may not reach it; empty if there is no reason to doubt
+};
 
-/// The address of this host that `name` stands for; an address stays as it is. A name that means this host to itself
-/// only, as Debian's 127.0.1.1 does, is the address towards `endpoints`. Blocks for as long as the system looks the
-/// name up. kInvalidArgument: nobody knows it.
-Result<std::string> address_of_this_host(const std::string& name, const std::string& endpoints);
+/// Returns the local address on the route to the first of `controllers` (endpoints separated by commas) that is not on
+/// this host's loopback. If they have no route, because all are Unix sockets or no name can be resolved within
+/// `resolve_for`, returns this host's primary address, or loopback if this host has no other. If all controllers are on
+/// loopback, returns loopback. Sends no packets except to name servers.
+AdvertisedHost select_advertised_host(const std::string& controllers,
+                                      std::chrono::milliseconds resolve_for = std::chrono::seconds(5));
 
-/// The port of tcp://HOST:PORT; 0 when there is none.
-std::uint16_t port_of(const std::string& endpoint);
+/// Resolves the setting advertise_host, a name or an address of this host, to a number, preferably IPv4. A name that
+/// means loopback (Debian: 127.0.1.1), except "localhost", is replaced as select_advertised_host() does.
+/// kInvalidArgument: the name cannot be resolved.
+Result<std::string> address_of_this_host(std::string name, const std::string& controllers);
 
 }  // namespace kvferry

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "transport/event_fd.h"
+#include "transport/base/net/event_fd.h"
 
 namespace kvferry {
 

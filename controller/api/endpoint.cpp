@@ -1,28 +1,20 @@
 #include "controller/api/endpoint.h"
 
 #include <algorithm>
-#include <charconv>
 
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kPathBytesMax = 107;  // sockaddr_un, less its final zero; the sentences name it
+constexpr std::size_t kPathBytesMax =
+    107;  // sizeof(sockaddr_un::sun_path) without the final zero; allowed_endpoints() names it
 constexpr std::string_view kTcp = "tcp://";
 constexpr std::string_view kIpc = "ipc://";
 constexpr std::string_view kUnix = "unix://";
 constexpr std::string_view kStream = "stream://";
 
-bool is_host_and_port(std::string_view address, int port_min) {
-  const std::size_t colon = address.rfind(':');
-  if (colon == std::string_view::npos || colon == 0) return false;
-  const std::string_view host = address.substr(0, colon);
-  const std::string_view port = address.substr(colon + 1);
-  const bool bracketed = host.front() == '[' && host.back() == ']' && host.size() > 2;
-  const auto bad = [&](char c) { return c <= ' ' || c == '/' || c == ';' || c == 0x7f || (c == ':' && !bracketed); };
-  if (std::any_of(host.begin(), host.end(), bad)) return false;
-  int number = 0;
-  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
-  return error == std::errc{} && end == port.data() + port.size() && number >= port_min && number <= 65'535;
+bool is_host_and_port(std::string_view text, int port_min) {
+  const Result<net::HostPort> address = net::parse_host_port(text);
+  return address && address->port >= port_min;
 }
 
 bool is_path(std::string_view path) { return !path.empty() && path.size() <= kPathBytesMax; }
@@ -73,7 +65,7 @@ Result<std::vector<std::string>> split_endpoints(std::string_view list) {
     if (std::find(endpoints.begin(), endpoints.end(), endpoint) != endpoints.end()) {
       return Error{
           ErrorCode::kInvalidArgument,
-          fmt::format("'{}' names {} twice; allowed: each controller once, with commas between", list, endpoint)};
+          fmt::format("'{}' names {} twice; allowed: each controller once, separated by commas", list, endpoint)};
     }
     endpoints.emplace_back(endpoint);
     begin = end + 1;
@@ -89,11 +81,7 @@ StreamAddress stream_address(std::string_view endpoint) {
     address.path = endpoint.substr(kUnix.size());
     return address;
   }
-  const std::size_t colon = endpoint.rfind(':');
-  std::string_view host = endpoint.substr(kStream.size(), colon - kStream.size());
-  if (host.front() == '[') host = host.substr(1, host.size() - 2);
-  address.host = host;
-  std::from_chars(endpoint.data() + colon + 1, endpoint.data() + endpoint.size(), address.port);
+  address.tcp = net::parse_host_port(endpoint.substr(kStream.size())).value();
   return address;
 }
 

@@ -1,11 +1,11 @@
 // The endpoints that kvferry accepts. They are checked before use, because ZeroMQ's error is just "Invalid argument".
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "transport/base/net/host_port.h"
 #include "transport/base/result.h"
 
 namespace kvferry::controller {
@@ -26,9 +26,8 @@ Result<std::vector<std::string>> split_endpoints(std::string_view list);
 
 /// The address in a stream's endpoint: a path, or a host and a port.
 struct StreamAddress {
-  std::string path{};
-  std::string host{};  // without brackets
-  std::uint16_t port = 0;
+  std::string path{};  // of a Unix socket; empty for TCP
+  net::HostPort tcp{};
 
   bool is_unix() const { return !path.empty(); }
 };

@@ -8,6 +8,7 @@
 
 #include "controller/api/client.h"
 #include "transport/base/clock.h"
+#include "transport/base/net/zmq_socket.h"
 #include "transport/base/result.h"
 
 namespace kvferry::controller {
@@ -36,15 +37,10 @@ class ClientLink {
   virtual void linger(int ms) = 0;
 };
 
-/// Threads that the ZeroMQ links of a process may share: a thousand links would otherwise start two thousand.
-/// Threads: any.
-class ZmqThreads;
-/// `sockets_max`: number of links that may share it.
-std::shared_ptr<ZmqThreads> make_zmq_threads(int sockets_max);
-
 struct LinkOptions {
-  bool is_bounded = true;                     // refuse messages of more than kMessageBytesMax
-  std::shared_ptr<ZmqThreads> zmq_threads{};  // nullptr: threads of its own
+  bool is_bounded = true;  // refuse messages of more than kMessageBytesMax
+  // Shared by many ZeroMQ links to save threads; nullptr: a context of its own.
+  std::shared_ptr<net::ZmqContext> zmq_context{};
 };
 /// kInvalidArgument: not an endpoint; kUnavailable: no file descriptor is left.
 Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, LinkOptions options = {});

@@ -86,7 +86,7 @@ ClientSession::ClientSession(ClientOptions options, Send send, std::size_t resen
       publisher_(options_.node.incarnation, resend_bytes_max, [this](std::string_view bytes) {
         if (is_registered()) this->send(bytes);
       }) {
-  if (options_.node.version.empty()) options_.node.version = KVFERRY_VERSION;
+  if (options_.node.version.empty()) options_.node.version = kvferry::version();
   if (options_.protocol.newest == 0) options_.protocol = wire::kProtocol;
   version_ = options_.protocol.oldest;
 }

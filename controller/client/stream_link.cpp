@@ -9,9 +9,10 @@
 
 #include "controller/client/client_link.h"
 #include "controller/protocol/stream_socket.h"
-#include "controller/protocol/wake_up.h"
 #include "controller/protocol/wire.h"
 #include "transport/base/log.h"
+#include "transport/base/net/event_fd.h"
+#include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::controller {
 namespace {
@@ -29,7 +30,7 @@ struct HostLookup {
   std::string host;
   std::string number;  // empty: not found
   std::atomic<bool> is_done{false};
-  WakeUp wake_up;
+  EventFd wake_up{std::nothrow};
 };
 
 class StreamLink final : public ClientLink {
@@ -62,10 +63,7 @@ class StreamLink final : public ClientLink {
       if (now >= give_up_at_) fail(now);
       return;
     }
-    int error = 0;
-    socklen_t bytes = sizeof(error);
-    ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &bytes);
-    if (error != 0) return fail(now);
+    if (!net::connect_error(socket_.get()).empty()) return fail(now);
     is_connected_ = true;
     back_off_ = kBackOffMin;
     watch(EPOLL_CTL_MOD, socket_.get(), EPOLLIN);
@@ -115,23 +113,23 @@ class StreamLink final : public ClientLink {
 
  private:
   void begin(TimeNs now) {
-    if (address_.is_unix() || is_numeric(address_.host)) return begin_connect_to(address_, now);
+    if (address_.is_unix() || net::is_numeric(address_.tcp.host)) return begin_connect_to(address_, now);
     host_lookup_ = std::make_shared<HostLookup>();
-    host_lookup_->host = address_.host;
+    host_lookup_->host = address_.tcp.host;
     watch(EPOLL_CTL_ADD, host_lookup_->wake_up.fd(), EPOLLIN);
     std::thread([lookup = host_lookup_] {
-      if (Result<std::string> number = resolve(lookup->host)) lookup->number = std::move(*number);
+      if (auto addresses = net::resolve(lookup->host)) lookup->number = std::move(addresses->front());
       lookup->is_done.store(true, std::memory_order_release);
-      lookup->wake_up.raise();
+      lookup->wake_up.set();
     }).detach();
   }
   void end_lookup(TimeNs now) {
     if (!host_lookup_->is_done.load(std::memory_order_acquire)) return;
     StreamAddress address = address_;
-    address.host = host_lookup_->number;
+    address.tcp.host = host_lookup_->number;
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, host_lookup_->wake_up.fd(), nullptr);
     host_lookup_.reset();
-    if (address.host.empty()) return fail(now);
+    if (address.tcp.host.empty()) return fail(now);
     begin_connect_to(address, now);
   }
   void begin_connect_to(const StreamAddress& address, TimeNs now) {

@@ -1,103 +1,57 @@
-#include <sys/epoll.h>
-
 #include "controller/api/endpoint.h"
 #include "controller/client/client_link.h"
-#include "controller/protocol/wake_up.h"
-#include "controller/protocol/zmq_io.h"
+#include "controller/protocol/wire.h"
 #include "transport/base/log.h"
-#include "transport/base/owned_fd.h"
+#include "transport/base/net/zmq_socket.h"
 
 namespace kvferry::controller {
-
-class ZmqThreads {
- public:
-  zmq::context_t context{1};
-};
-
-std::shared_ptr<ZmqThreads> make_zmq_threads(int sockets_max) {
-  auto threads = std::make_shared<ZmqThreads>();
-  threads->context.set(zmq::ctxopt::max_sockets, sockets_max);
-  return threads;
-}
-
 namespace {
 
-constexpr int kSendQueueMax = 10'000;  // room for a snapshot of 160 million chunks
+constexpr int kSendQueueMax = 10'000;  // enough for a whole snapshot: 160 million chunks
+constexpr int kConnectTimeoutMs = 2000;
 
 class ZmqLink final : public ClientLink {
  public:
-  ZmqLink(const std::string& endpoint, std::shared_ptr<ZmqThreads> threads)
-      : endpoint_(endpoint), threads_(threads ? std::move(threads) : std::make_shared<ZmqThreads>()) {}
+  explicit ZmqLink(std::unique_ptr<net::ZmqSocket> socket) : socket_(std::move(socket)) {}
 
-  Result<void> connect(LinkOptions options) {
-    try {
-      set_common_options(socket_, endpoint_);
-      if (!options.is_bounded) socket_.set(zmq::sockopt::maxmsgsize, std::int64_t{-1});
-      // Messages queued for a dead controller would reach its successor out of date.
-      socket_.set(zmq::sockopt::immediate, true);
-      socket_.set(zmq::sockopt::sndhwm, kSendQueueMax);
-      socket_.set(zmq::sockopt::reconnect_ivl, 100);
-      socket_.set(zmq::sockopt::reconnect_ivl_max, 1000);
-      socket_.set(zmq::sockopt::connect_timeout, 2000);
-      socket_.connect(endpoint_);
-      return watch(socket_.get(zmq::sockopt::fd)) && watch(wake_up_.fd())
-                 ? Result<void>{}
-                 : Error{ErrorCode::kUnavailable, "no file descriptor left for the controller's client"};
-    } catch (const zmq::error_t& failure) {
-      return Error{ErrorCode::kInvalidArgument, fmt::format("can't connect to {}: {}", endpoint_, failure.what())};
-    }
-  }
-
-  int fd() const override { return epoll_.get(); }
-  void process(TimeNs) override { wake_up_.clear(); }
+  int fd() const override { return socket_->fd(); }
+  void process(TimeNs) override {}
 
   std::optional<std::string_view> receive() override {
-    for (std::size_t num_frames = 0; (num_frames = try_receive(socket_, &frame_, 1)) > 0;) {
-      if (num_frames == 1) return frame_.to_string_view();
+    for (std::size_t num_parts = 0; (num_parts = socket_->receive(std::span(&part_, 1))) > 0;) {
+      if (num_parts == 1) return part_.bytes();
     }
     return std::nullopt;
   }
 
-  bool send(std::string_view message) override {
-    const bool sent = try_send(socket_, message);
-    // Sending may consume the edge that signals a waiting message.
-    if ((socket_.get(zmq::sockopt::events) & ZMQ_POLLIN) != 0) wake_up_.raise();
-    return sent;
-  }
-
-  void set_corked(bool) override {}  // ZeroMQ's thread batches messages
+  bool send(std::string_view message) override { return socket_->send(message); }
+  void set_corked(bool) override {}  // ZeroMQ's I/O thread batches messages
 
   void reconnect() override {
-    try {
-      socket_.disconnect(endpoint_);
-      socket_.connect(endpoint_);
-    } catch (const zmq::error_t& failure) {
-      log().error("can't connect to {} again: {}", endpoint_, failure.what());
-    }
+    if (Result<void> connected = socket_->reconnect(); !connected) log().error("{}", connected.error().what);
   }
   bool has_broken() override { return false; }  // ZeroMQ does not report it
-  void linger(int ms) override { socket_.set(zmq::sockopt::linger, ms); }
+  void linger(int ms) override { socket_->set_linger(ms); }
 
  private:
-  bool watch(int fd) {
-    epoll_event event{.events = EPOLLIN, .data = {}};
-    return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
-  }
-
-  std::string endpoint_;
-  zmq::message_t frame_;
-  WakeUp wake_up_;
-  OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
-  std::shared_ptr<ZmqThreads> threads_;  // must outlive the socket
-  zmq::socket_t socket_{threads_->context, zmq::socket_type::dealer};
+  net::ZmqPart part_;
+  std::unique_ptr<net::ZmqSocket> socket_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, LinkOptions options) {
-  auto link = std::make_unique<ZmqLink>(endpoint, options.zmq_threads);
-  if (Result<void> connected = link->connect(options); !connected) return std::move(connected).error();
-  return std::unique_ptr<ClientLink>(std::move(link));
+  if (!options.zmq_context) options.zmq_context = std::make_shared<net::ZmqContext>();
+  auto socket =
+      net::ZmqSocket::make(std::move(options.zmq_context), net::ZmqKind::kDealer,
+                           {.message_bytes_max = options.is_bounded ? std::int64_t{wire::kMessageBytesMax} : -1,
+                            .send_queue_max = kSendQueueMax,
+                            .connect_timeout_ms = kConnectTimeoutMs,
+                            // A restarted controller must not receive messages meant for the earlier one.
+                            .queues_unconnected = false});
+  if (!socket) return std::move(socket).error();
+  if (Result<void> connected = (*socket)->connect(endpoint); !connected) return std::move(connected).error();
+  return std::unique_ptr<ClientLink>(std::make_unique<ZmqLink>(std::move(*socket)));
 }
 
 Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, LinkOptions options) {

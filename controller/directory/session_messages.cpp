@@ -135,7 +135,7 @@ struct Sessions::Receiver {
   std::optional<std::string> refusal(const wire::Hello& hello) const {
     const std::string name = fmt::format("node '{}'", hello.node.engine_id);
     const Result<std::uint32_t> common =
-        common_version("controller protocol", {"this controller", KVFERRY_VERSION, self.protocol_},
+        common_version("controller protocol", {"this controller", kvferry::version(), self.protocol_},
                        {name, hello.node.version, spoken_by(hello)});
     if (!common) return common.error().what;
     return self.observer_ == nullptr ? std::nullopt : self.observer_->refusal(hello.node);

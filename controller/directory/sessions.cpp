@@ -37,7 +37,7 @@ void Sessions::expire(TimeNs now) {
 }
 
 Status Sessions::status(TimeNs now) const {
-  Status status{KVFERRY_VERSION, static_cast<std::uint64_t>((now - started_at_) / kMillisecond), counters_,
+  Status status{std::string(kvferry::version()), static_cast<std::uint64_t>((now - started_at_) / kMillisecond), counters_,
                 directory_.status(now)};
   if (const Journal* journal = directory_.journal(); journal != nullptr) status.state = journal->status(now);
   if (observer_ != nullptr) status.scale = observer_->status(now);

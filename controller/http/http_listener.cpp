@@ -1,11 +1,11 @@
 #include "controller/http/http_listener.h"
 
-#include <charconv>
 #include <thread>
 #include <utility>
 
 #include "controller/http/owner_calls.h"
 #include "controller/http/timed_server.h"
+#include "transport/base/net/host_port.h"
 
 namespace kvferry::controller {
 namespace {
@@ -45,9 +45,9 @@ class HttplibListener final : public HttpListener {
     else if (!server_.bind_to_port(options.host, port))
       port = -1;
     if (port < 0)
-      return Error{ErrorCode::kUnavailable,
-                   fmt::format("cannot listen on {}:{}: port in use or address not local", options.host, options.port)};
-    address_ = fmt::format("{}:{}", options.host, port);
+      return Error{ErrorCode::kUnavailable, fmt::format("cannot listen on {}: port in use or address not local",
+                                                        net::to_text({options.host, options.port}))};
+    address_ = net::to_text({options.host, static_cast<std::uint16_t>(port)});
     accept_thread_ = std::thread([this] { server_.listen_after_bind(); });
     while (!server_.is_running())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));  // stop() has no effect before
@@ -74,22 +74,12 @@ Result<std::unique_ptr<HttpListener>> HttpListener::bind(const HttpOptions& opti
   return std::unique_ptr<HttpListener>(std::move(listener));
 }
 
-Result<HttpOptions> parse_http_address(const std::string& address) {
+Result<HttpOptions> parse_http_address(const std::string& text) {
+  const Result<net::HostPort> address = net::parse_host_port(text);
+  if (!address) return address.error();
   HttpOptions options;
-  const std::size_t colon = address.rfind(':');
-  const char* end = address.data() + address.size();
-  bool is_right = colon != std::string::npos && colon > 0;
-  if (is_right) {
-    const auto [parsed, failure] = std::from_chars(address.data() + colon + 1, end, options.port);
-    is_right = failure == std::errc{} && parsed == end && options.port >= 0 && options.port <= 65535;
-    options.host = address.substr(0, colon);
-    if (options.host.front() == '[' && options.host.back() == ']')
-      options.host = options.host.substr(1, options.host.size() - 2);
-    is_right = is_right && !options.host.empty() && options.host.find_first_of(" /") == std::string::npos;
-  }
-  if (!is_right)
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("'{}' is not an address; allowed: HOST:PORT with a port of 0 to 65535", address)};
+  options.host = address->host;
+  options.port = address->port;
   return options;
 }
 

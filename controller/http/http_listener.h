@@ -11,7 +11,7 @@ namespace kvferry::controller {
 
 struct HttpOptions {
   std::string host = "127.0.0.1";
-  int port = 0;                  // 0: any free port
+  std::uint16_t port = 0;        // 0: any free port
   std::size_t num_threads = 16;  // concurrent requests
   std::size_t waiting_max = 64;  // connections waiting for a thread; further ones get a 503
   std::size_t body_bytes_max = std::size_t{16} << 20;
@@ -31,7 +31,7 @@ class HttpListener : public Listener {
   virtual const std::string& address() const = 0;
 };
 
-/// kInvalidArgument: not HOST:PORT with a port of 0 to 65535.
-Result<HttpOptions> parse_http_address(const std::string& address);
+/// Parses HOST:PORT. kInvalidArgument: `text` has another form.
+Result<HttpOptions> parse_http_address(const std::string& text);
 
 }  // namespace kvferry::controller

@@ -8,8 +8,8 @@
 #include <memory>
 #include <mutex>
 
-#include "controller/protocol/wake_up.h"
 #include "transport/base/clock.h"
+#include "transport/base/net/event_fd.h"
 #include "transport/base/result.h"
 
 namespace kvferry::controller {
@@ -26,7 +26,7 @@ class OwnerCalls {
     std::unique_lock lock(mutex_);
     if (!is_closed_ && calls_.size() < kCallsMax) {
       calls_.push_back(call);
-      wake_up_.raise();
+      wake_up_.set();
       done_.wait_for(lock, std::chrono::nanoseconds(timeout),
                      [&] { return call->state == State::kDone || is_closed_; });
       // A started call must finish: `work` refers to this thread's stack.
@@ -73,7 +73,7 @@ class OwnerCalls {
     const std::function<void(TimeNs)>* work = nullptr;
     State state = State::kWaiting;
   };
-  WakeUp wake_up_;
+  EventFd wake_up_{std::nothrow};
   std::mutex mutex_;
   std::condition_variable done_;
   std::deque<std::shared_ptr<Call>> calls_;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "controller/http/http_listener.h"
+#include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::controller {
 
@@ -135,7 +136,10 @@ class TimedServer final : public httplib::Server {
  public:
   explicit TimedServer(const HttpOptions& options) : options_(options) {
     set_payload_max_length(options.body_bytes_max);
-    set_tcp_nodelay(true);
+    set_socket_options([](socket_t listener) {
+      httplib::default_socket_options(listener);
+      net::set_tcp_options(listener);  // accepted connections inherit them
+    });
     set_keep_alive_max_count(1U << 30);
     new_task_queue = [this] { return new BoundedThreads(options_.num_threads, options_.waiting_max, num_waiting_); };
   }

@@ -34,7 +34,7 @@ Result<Message> parse(std::string_view bytes, VersionRange versions) {
     const auto header = object.via.array.ptr[0].as<Header>();
     const bool is_of_all_versions = header.type == Refused{}.header.type || header.type == Hello{}.header.type;
     if (!versions.has(header.version) && !is_of_all_versions) {
-      const auto refused = common_version("controller protocol", {"this side", KVFERRY_VERSION, versions},
+      const auto refused = common_version("controller protocol", {"this side", kvferry::version(), versions},
                                           {"the other", "", {header.version, header.version}});
       return refused.error();
     }

@@ -11,6 +11,7 @@
 
 #include "controller/scale/etcd.h"
 #include "controller/scale/etcd_json.h"
+#include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::controller::scale {
 
@@ -91,9 +92,9 @@ class EtcdGateway {
     if (is_stopped_) return nullptr;
     if (!client_) {
       const ServiceUrl& url = options_.url.members[member_];
-      client_ = std::make_shared<httplib::Client>(url.host, url.port);
+      client_ = std::make_shared<httplib::Client>(url.address.host, url.address.port);
+      client_->set_socket_options([](socket_t socket) { net::set_tcp_options(socket); });
       client_->set_keep_alive(true);
-      client_->set_tcp_nodelay(true);
       client_->set_connection_timeout(Milliseconds(options_.connect_ms));
       client_->set_write_timeout(Milliseconds(options_.request_ms));
     }

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "controller/protocol/wake_up.h"
+#include "transport/base/net/event_fd.h"
 
 namespace kvferry::controller::scale {
 
@@ -33,7 +33,7 @@ class OwnerQueue {
     room_.wait(lock, [&] { return is_closed_ || items_.size() < items_max_; });
     if (is_closed_) return false;
     items_.push_back(std::move(item));
-    wake_up_.raise();
+    wake_up_.set();
     return true;
   }
 
@@ -62,7 +62,7 @@ class OwnerQueue {
 
  private:
   std::size_t items_max_;
-  WakeUp wake_up_;
+  EventFd wake_up_{std::nothrow};
   std::mutex mutex_;
   std::condition_variable room_;
   std::vector<T> items_;

@@ -178,7 +178,7 @@ class HiredisStream final : public RedisStream {
   Result<void> connect() {
     const ServiceUrl& server = options_.url.server;
     redisContext* context =
-        ::redisConnectWithTimeout(server.host.c_str(), server.port, to_timeval(options_.connect_ms));
+        ::redisConnectWithTimeout(server.address.host.c_str(), server.address.port, to_timeval(options_.connect_ms));
     if (context == nullptr) return Error{ErrorCode::kUnavailable, "out of memory for a connection to Redis"};
     {
       const std::lock_guard lock(mutex_);

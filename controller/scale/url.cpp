@@ -43,8 +43,8 @@ std::optional<std::string> unescaped(std::string_view text) {
   return plain;
 }
 
-/// Parses [USER[:PASSWORD]@]HOST[:PORT]; without a port, it is 0.
-std::optional<ServiceUrl> authority(std::string_view text) {
+/// Parses [USER[:PASSWORD]@]HOST[:PORT]. PORT may be missing only if there is a default.
+std::optional<ServiceUrl> authority(std::string_view text, std::optional<std::uint16_t> default_port) {
   ServiceUrl url;
   if (const std::size_t at = text.rfind('@'); at != std::string_view::npos) {
     const std::string_view login = text.substr(0, at);
@@ -56,26 +56,9 @@ std::optional<ServiceUrl> authority(std::string_view text) {
     url.password = *password;
     text.remove_prefix(at + 1);
   }
-  std::string_view port;
-  if (text.starts_with('[')) {
-    const std::size_t end = text.find(']');
-    if (end == std::string_view::npos) return std::nullopt;
-    url.host = text.substr(1, end - 1);
-    text.remove_prefix(end + 1);
-    if (!text.empty() && text.front() != ':') return std::nullopt;
-    port = text;
-  } else {
-    const std::size_t colon = text.find(':');
-    url.host = text.substr(0, colon);
-    port = colon == std::string_view::npos ? "" : text.substr(colon);
-  }
-  const auto stray = [](char c) { return c <= ' ' || c == 0x7f || c == '/' || c == '@' || c == '%'; };
-  if (url.host.empty() || std::any_of(url.host.begin(), url.host.end(), stray)) return std::nullopt;
-  if (!port.empty()) {
-    const auto number = number_of<int>(port.substr(1));
-    if (!number || *number < 1 || *number > 65'535) return std::nullopt;
-    url.port = *number;
-  }
+  Result<net::HostPort> address = net::parse_host_port(text, default_port);
+  if (!address || address->port == 0 || address->host.find('%') != std::string::npos) return std::nullopt;
+  url.address = std::move(*address);
   return url;
 }
 
@@ -85,10 +68,6 @@ bool is_name(std::string_view text) {
 }
 
 }  // namespace
-
-std::string ServiceUrl::host_port() const {
-  return host.find(':') == std::string::npos ? fmt::format("{}:{}", host, port) : fmt::format("[{}]:{}", host, port);
-}
 
 Result<EtcdUrl> parse_etcd_url(std::string_view text) {
   constexpr std::string_view kHttp = "http://";
@@ -112,9 +91,8 @@ Result<EtcdUrl> parse_etcd_url(std::string_view text) {
       while (url.prefix.ends_with('/')) url.prefix.pop_back();
       one = one.substr(0, slash);
     }
-    std::optional<ServiceUrl> member = authority(one);
-    if (!member || member->port == 0)
-      return bad(fmt::format("member {} of etcd is malformed", url.members.size() + 1), kEtcdAllowed);
+    std::optional<ServiceUrl> member = authority(one, std::nullopt);
+    if (!member) return bad(fmt::format("member {} of etcd is malformed", url.members.size() + 1), kEtcdAllowed);
     url.members.push_back(std::move(*member));
   }
   if (url.members.empty()) return bad("the list of etcd's members is empty", kEtcdAllowed);
@@ -124,6 +102,7 @@ Result<EtcdUrl> parse_etcd_url(std::string_view text) {
 
 Result<RedisUrl> parse_redis_url(std::string_view text) {
   constexpr std::string_view kRedis = "redis://";
+  constexpr std::uint16_t kRedisPort = 6379;
   if (text.starts_with("rediss://"))
     return bad("TLS to Redis (rediss) is not supported; use a local proxy, e.g. stunnel", kRedisAllowed);
   if (!text.starts_with(kRedis)) return bad("the event log's address does not begin with redis://", kRedisAllowed);
@@ -152,10 +131,9 @@ Result<RedisUrl> parse_redis_url(std::string_view text) {
     url.database = database.value_or(0);
     text = text.substr(0, slash);
   }
-  std::optional<ServiceUrl> server = authority(text);
+  std::optional<ServiceUrl> server = authority(text, kRedisPort);
   if (!server) return bad("the event log's HOST or PORT is malformed", kRedisAllowed);
   url.server = std::move(*server);
-  if (url.server.port == 0) url.server.port = 6379;
   return url;
 }
 

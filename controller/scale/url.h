@@ -5,18 +5,18 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/base/net/host_port.h"
 #include "transport/base/result.h"
 
 namespace kvferry::controller::scale {
 
 /// Print only host_port(): the password must not appear in logs.
 struct ServiceUrl {
-  std::string host;
-  int port = 0;
+  net::HostPort address;
   std::string user;
   std::string password;
 
-  std::string host_port() const;  // [HOST]:PORT for an IPv6 address
+  std::string host_port() const { return net::to_text(address); }
 };
 
 /// http://[USER:PASSWORD@]HOST:PORT[,...][/PREFIX]: the members of an etcd cluster, and the prefix of all keys.

@@ -6,7 +6,7 @@
 
 #include "controller/client/client_link.h"
 #include "controller/directory/sessions.h"
-#include "controller/protocol/wake_up.h"
+#include "transport/base/net/event_fd.h"
 #include "controller/protocol/wire.h"
 
 namespace kvferry::controller {
@@ -28,7 +28,7 @@ class SharedSessions final : public EmbeddedController,
   /// Messages to one client.
   struct Mailbox {
     std::deque<std::string> messages;
-    WakeUp wake_up;  // raised while `messages` is not empty
+    EventFd wake_up{std::nothrow};  // raised while `messages` is not empty
   };
 
   ConnectionId open(Mailbox* mailbox) {
@@ -56,7 +56,7 @@ class SharedSessions final : public EmbeddedController,
     if (mailbox.messages.empty()) return std::nullopt;
     std::string message = std::move(mailbox.messages.front());
     mailbox.messages.pop_front();
-    if (!mailbox.messages.empty()) mailbox.wake_up.raise();
+    if (!mailbox.messages.empty()) mailbox.wake_up.set();
     return message;
   }
 
@@ -67,7 +67,7 @@ class SharedSessions final : public EmbeddedController,
     const auto mailbox = mailboxes_.find(to);
     if (mailbox == mailboxes_.end() || mailbox->second->messages.size() >= kMessagesMax) return false;
     mailbox->second->messages.emplace_back(bytes);
-    mailbox->second->wake_up.raise();
+    mailbox->second->wake_up.set();
     return true;
   }
 

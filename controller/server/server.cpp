@@ -68,7 +68,7 @@ void Server::run() {
 
 void Server::stop() {
   stopping_.store(true, std::memory_order_release);
-  wake_up_.raise();
+  wake_up_.set();
 }
 
 bool Server::watch(int fd) const {

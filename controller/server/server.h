@@ -11,8 +11,8 @@
 
 #include "controller/api/listener.h"
 #include "controller/directory/sessions.h"
-#include "controller/protocol/wake_up.h"
 #include "transport/base/clock.h"
+#include "transport/base/net/event_fd.h"
 #include "transport/base/owned_fd.h"
 #include "transport/base/result.h"
 
@@ -66,7 +66,7 @@ class Server {
   std::vector<std::function<void(TimeNs)>> turn_ends_;
   std::string endpoint_, stream_endpoint_;
   std::atomic<bool> stopping_{false};
-  WakeUp wake_up_;
+  EventFd wake_up_{std::nothrow};
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
   bool can_be_woken_ = watch(wake_up_.fd());
 };

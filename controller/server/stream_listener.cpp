@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "controller/server/stream_connection.h"
+#include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::controller {
 namespace {
@@ -110,7 +111,7 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
 
   void accept(TimeNs now) {
     for (std::size_t i = 0; i < kAcceptedPerTurnMax; ++i) {
-      OwnedFd socket = accept_from(listener_.socket.get());
+      OwnedFd socket = net::accept_tcp(listener_.socket.get());
       if (!socket && (errno == EMFILE || errno == ENFILE) && spare_) {
         // A connection left in the backlog would keep the listener readable and the loop busy.
         spare_ = OwnedFd();

@@ -1,14 +1,13 @@
 #include "controller/server/zmq_listener.h"
 
-#include <sys/epoll.h>
-
 #include <algorithm>
+#include <array>
+#include <unordered_map>
 #include <utility>
 
 #include "controller/api/endpoint.h"
-#include "controller/protocol/wake_up.h"
-#include "controller/protocol/zmq_io.h"
-#include "transport/base/owned_fd.h"
+#include "controller/protocol/wire.h"
+#include "transport/base/net/zmq_socket.h"
 
 namespace kvferry::controller {
 namespace {
@@ -16,7 +15,6 @@ namespace {
 constexpr int kMessagesPerTurnMax = 1024;  // so that a flood does not delay lease checks
 constexpr int kReceiveQueueMax = 32;       // messages of a peer; times kMessageBytesMax bounds its memory
 constexpr int kSendQueueMax = 256;         // replies to a peer
-constexpr int kBacklog = 4096;             // simultaneous connects, as after a restart; beyond it a peer waits a second
 constexpr std::size_t kConnectionsKeptMin = 1024;
 
 /// Maps routing ids to connection ids. A ROUTER does not report closed connections, so connections without a session
@@ -55,79 +53,47 @@ class RouterListener final : public ZmqListener, private ReplySender {
  public:
   explicit RouterListener(Sessions& sessions) : sessions_(sessions), connections_(sessions) {}
 
-  Result<void> listen(std::string bind) {
-    // ZeroMQ listens on addresses and interfaces, not on host names; localhost is the one name with a fixed meaning.
-    constexpr std::string_view kLocalhost = "tcp://localhost:";
-    if (bind.starts_with(kLocalhost)) bind.replace(0, kLocalhost.size(), "tcp://127.0.0.1:");
-    try {
-      set_common_options(router_, bind);
-      router_.set(zmq::sockopt::router_mandatory,
-                  true);  // a reply to a closed connection is an error, which is counted
-      router_.set(zmq::sockopt::rcvhwm, kReceiveQueueMax);
-      router_.set(zmq::sockopt::sndhwm, kSendQueueMax);
-      router_.set(zmq::sockopt::backlog, kBacklog);
-      router_.bind(bind);
-      endpoint_ = router_.get(zmq::sockopt::last_endpoint);
-      return watch(router_.get(zmq::sockopt::fd)) && watch(wake_up_.fd())
-                 ? Result<void>{}
-                 : Error{ErrorCode::kUnavailable, "no file descriptor left to listen with"};
-    } catch (const zmq::error_t& failure) {
-      const bool not_ours = failure.num() == ENODEV || failure.num() == EADDRNOTAVAIL;
-      return Error{ErrorCode::kUnavailable,
-                   fmt::format("cannot listen on {}: {}{}", bind, failure.what(),
-                               not_ours ? "; HOST must be *, or an address or interface of this machine" : "")};
-    }
+  Result<void> listen(const std::string& bind) {
+    auto router = net::ZmqSocket::make(std::make_shared<net::ZmqContext>(), net::ZmqKind::kRouter,
+                                       {.message_bytes_max = wire::kMessageBytesMax,
+                                        .receive_queue_max = kReceiveQueueMax,
+                                        .send_queue_max = kSendQueueMax});
+    if (!router) return std::move(router).error();
+    router_ = std::move(*router);
+    return router_->bind(bind);
   }
 
-  const std::string& endpoint() const override { return endpoint_; }
-  int fd() const override { return epoll_.get(); }
+  const std::string& endpoint() const override { return router_->endpoint(); }
+  int fd() const override { return router_->fd(); }
 
   bool serve(TimeNs now) override {
-    if (std::exchange(is_woken_, false)) wake_up_.clear();
-    // The loop ends with a receive that finds nothing, which arms ZeroMQ's edge-triggered descriptor again.
-    is_serving_ = true;
-    int num_received = 0;
-    while (num_received < kMessagesPerTurnMax && receive_one(now)) ++num_received;
-    is_serving_ = false;
-    return num_received == kMessagesPerTurnMax;
+    for (int num_received = 0; num_received < kMessagesPerTurnMax; ++num_received) {
+      if (!receive_one(now)) return false;
+    }
+    return true;
   }
 
  private:
   bool receive_one(TimeNs now) {
-    zmq::message_t parts[2];  // routing id, payload
-    const std::size_t num_parts = try_receive(router_, parts, std::size(parts));
+    net::ZmqPart parts[2];  // routing id, payload
+    const std::size_t num_parts = router_->receive(parts);
     if (num_parts == 0) return false;
     if (num_parts != std::size(parts)) {
       sessions_.count_malformed(fmt::format("{} message parts instead of one", num_parts - 1));
       return true;
     }
-    sessions_.receive(connections_.id_of(parts[0].to_string()), parts[1].to_string_view(), now, *this);
+    sessions_.receive(connections_.id_of(std::string(parts[0].bytes())), parts[1].bytes(), now, *this);
     return true;
   }
 
   bool send(ConnectionId to, std::string_view bytes) override {
     const std::string* routing_id = connections_.routing_id(to);
-    const bool sent =
-        routing_id != nullptr && try_send(router_, *routing_id, zmq::send_flags::sndmore) && try_send(router_, bytes);
-    // Sending may consume the edge that signals a waiting message; inside serve() the receive loop finds it anyway.
-    if (!is_serving_ && !std::exchange(is_woken_, true)) wake_up_.raise();
-    return sent;
-  }
-
-  bool watch(int fd) {
-    epoll_event event{.events = EPOLLIN, .data = {}};
-    return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+    return routing_id != nullptr && router_->send(std::array<std::string_view, 2>{*routing_id, bytes});
   }
 
   Sessions& sessions_;
   Connections connections_;
-  std::string endpoint_;
-  bool is_serving_ = false;
-  bool is_woken_ = false;
-  WakeUp wake_up_;
-  OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
-  zmq::context_t context_{1};
-  zmq::socket_t router_{context_, zmq::socket_type::router};
+  std::unique_ptr<net::ZmqSocket> router_;
 };
 
 }  // namespace

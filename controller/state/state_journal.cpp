@@ -41,7 +41,7 @@ StateJournal::StateJournal(StateOptions options, StateFolder folder, Directory& 
 
 /// Threads: those of the files.
 void StateJournal::wake_up() {
-  if (wants_wake_up_.load(std::memory_order_relaxed)) wake_up_.raise();
+  if (wants_wake_up_.load(std::memory_order_relaxed)) wake_up_.set();
 }
 
 StateJournal::~StateJournal() {

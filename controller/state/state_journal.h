@@ -17,10 +17,10 @@
 
 #include "controller/api/listener.h"
 #include "controller/directory/directory_state.h"
-#include "controller/protocol/wake_up.h"
 #include "controller/state/background_file.h"
 #include "controller/state/load_state.h"
 #include "controller/state/state_folder.h"
+#include "transport/base/net/event_fd.h"
 
 namespace kvferry::controller {
 
@@ -88,7 +88,7 @@ class StateJournal final : public Journal, public Listener {
   Directory& directory_;
   const Clock& clock_;
   DirectoryState state_;
-  WakeUp wake_up_;
+  EventFd wake_up_{std::nothrow};
   std::atomic<bool> wants_wake_up_{false};  // the next step of the snapshot waits for a file
   BackgroundFile log_, snapshot_;
 

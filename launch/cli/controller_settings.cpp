@@ -6,6 +6,7 @@
 
 #include "controller/api/endpoint.h"
 #include "controller/http/http_listener.h"
+#include "transport/base/net/host_port.h"
 
 namespace kvferry::cli {
 namespace {
@@ -92,8 +93,9 @@ std::string state_folder(const ControllerConfig& config) {
   if (config.state == "none") return {};
   if (!config.state.empty()) return config.state;
   // The state belongs to a port: a controller on any free port would not find it again.
-  const std::string port = config.bind.substr(config.bind.rfind(':') + 1);
-  if (!config.bind.starts_with("tcp://") || port.find_first_not_of('0') == std::string::npos) return {};
+  const std::optional<net::HostPort> bind = net::address_of_endpoint(config.bind);
+  if (!bind || bind->port == 0) return {};
+  const std::uint16_t port = bind->port;
   const char* state_home = std::getenv("XDG_STATE_HOME");
   const char* home = std::getenv("HOME");
   if (state_home != nullptr && *state_home == '/') return fmt::format("{}/kvferry/controller-{}", state_home, port);

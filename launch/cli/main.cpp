@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "launch/cli/commands.h"
+#include "transport/base/versions.h"
 
 namespace kvferry::cli {
 namespace {
@@ -17,7 +18,7 @@ int fail(int exit_status, const std::string& what) {
 
 int run(int argc, const char* const* argv) {
   CLI::App app("kvferry moves KV cache between the machines of an LLM serving cluster.", "kvferry");
-  app.set_version_flag("--version", "kvferry " KVFERRY_VERSION);
+  app.set_version_flag("--version", fmt::format("kvferry {}", kvferry::version()));
   const std::pair<std::string, Run> commands[] = {
       {"bench", add_bench_command(app)}, {"clear", add_clear_command(app)}, {"controller", add_controller_command(app)},
       {"drain", add_drain_command(app)}, {"quota", add_quota_command(app)}, {"status", add_status_command(app)},

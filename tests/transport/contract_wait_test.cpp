@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "tests/transport/contract.h"
-#include "transport/event_fd.h"
+#include "transport/base/net/event_fd.h"
 
 namespace kvferry {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "transport/event_fd.h"
+#include "transport/base/net/event_fd.h"
 
 namespace kvferry {
 namespace {

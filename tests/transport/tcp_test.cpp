@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tests/transport/base/net/ipv6.h"
 #include "tests/transport/transport_fixture.h"
 #include "transport/base/checksum.h"
 #include "transport/make_transport.h"
@@ -78,9 +79,9 @@ std::string frame(const tcp::MessageHeader& header, std::string_view text = {}) 
 }
 
 std::unique_ptr<Transport> make_tcp(TimeNs silence_ns = 2 * kSecond, std::uint32_t connections = 4,
-                                    std::uint64_t segment_bytes = 512 << 10) {
+                                    std::uint64_t segment_bytes = 512 << 10, const char* listen_host = "127.0.0.1") {
   TcpOptions options;
-  options.listen_host = "127.0.0.1";
+  options.listen_host = listen_host;
   options.silence_ns = silence_ns;
   options.connections = connections;
   options.segment_bytes = segment_bytes;
@@ -107,8 +108,8 @@ class TcpTarget : public ::testing::Test {
     stranger.send(bytes);
     return stranger.receive(1 << 16);
   }
-  void expect_alive() {
-    const std::unique_ptr<Transport> other = make_tcp();
+  void expect_alive(const char* listen_host = "127.0.0.1") {
+    const std::unique_ptr<Transport> other = make_tcp(2 * kSecond, 4, 512 << 10, listen_host);
     std::vector<std::byte> memory(kBytes);
     const RegionId region = other->register_region(memory.data(), memory.size()).value();
     const PeerId peer = other->connect(transport_->address()).value();
@@ -123,6 +124,15 @@ class TcpTarget : public ::testing::Test {
   tcp::Address address_;
   RegionId region_;
 };
+
+TEST_F(TcpTarget, IsReachedOverIpv6) {
+  SKIP_WITHOUT_IPV6();
+  for (const char* listen_host : {"::1", "::", ""}) {
+    transport_ = make_tcp(2 * kSecond, 4, 512 << 10, listen_host);
+    region_ = transport_->register_region(memory_.data(), memory_.size()).value();
+    expect_alive("::1");
+  }
+}
 
 TEST_F(TcpTarget, SendsStrangersAwayWithOneSentence) {
   const auto hello_of = [](const tcp::Hello& said) {

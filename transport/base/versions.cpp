@@ -23,7 +23,7 @@ Result<std::uint32_t> common_version(std::string_view protocol, const Speaker& o
                            described(ours), described(theirs))};
 }
 
-std::string_view kvferry_release() { return KVFERRY_VERSION; }
+std::string_view version() { return KVFERRY_VERSION; }
 
 std::string to_text(const VersionRange& versions) {
   return versions.oldest == versions.newest ? fmt::format("version {}", versions.oldest)

@@ -28,7 +28,7 @@ struct Speaker {
 Result<std::uint32_t> common_version(std::string_view protocol, const Speaker& ours, const Speaker& theirs);
 
 /// Returns the version of this build of kvferry.
-std::string_view kvferry_release();
+std::string_view version();
 
 /// Returns "version 2" or "versions 2 to 4".
 std::string to_text(const VersionRange& versions);

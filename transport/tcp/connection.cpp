@@ -62,7 +62,7 @@ void Connection::on_ready(std::uint32_t epoll_events) {
 bool Connection::advance(TimeNs now) {
   if (is_connecting_) {
     if (!is_writable_) return false;
-    if (const std::string error = connect_error(fd()); !error.empty()) {
+    if (const std::string error = net::connect_error(fd()); !error.empty()) {
       fail(error);
       return false;
     }

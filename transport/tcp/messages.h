@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/base/net/host_port.h"
 #include "transport/base/result.h"
 #include "transport/base/wire.h"
 
@@ -72,11 +73,7 @@ constexpr std::uint32_t kHelloBytesMax = 8192;
 constexpr std::uint32_t kAnswerBytesMax = 1 << 20;
 constexpr std::size_t kCorruptMax = 100'000;  // ranges named in one answer
 
-struct Endpoint {
-  std::string host;  // numeric
-  std::uint16_t port = 0;
-  KVFERRY_FIELDS(host, port);
-};
+using Endpoint = net::HostPort;  // with a numeric host
 
 /// What Transport::address() returns.
 struct Address {

@@ -19,7 +19,7 @@ void OutboundLink::start() { try_endpoint(); }
 
 void OutboundLink::try_endpoint() {
   for (; endpoint_ < address_.endpoints.size(); ++endpoint_) {
-    Result<OwnedFd> socket = begin_connect(address_.endpoints[endpoint_]);
+    Result<OwnedFd> socket = net::begin_connect_tcp(address_.endpoints[endpoint_]);
     if (socket) return begin_lane(0, std::move(*socket));
     failures_ += fmt::format("; {}: {}", address_.endpoints[endpoint_].host, socket.error().what);
   }
@@ -40,7 +40,7 @@ void OutboundLink::open_more_lanes() {
   lanes_.resize(is_same_host(lanes_[0].connection->fd()) ? options.local_connections : options.connections);
   for (std::size_t index = 1; index < lanes_.size(); ++index) {
     if (lanes_[index].is_tried) continue;
-    Result<OwnedFd> socket = begin_connect(address_.endpoints[endpoint_]);
+    Result<OwnedFd> socket = net::begin_connect_tcp(address_.endpoints[endpoint_]);
     if (socket) begin_lane(index, std::move(*socket));
     lanes_[index].is_tried = true;
   }

@@ -1,38 +1,23 @@
-// Sockets as this backend wants them: non-blocking, without Nagle's delay, and hosts as numbers.
+// Socket operations that only the TCP backend needs; the others are in transport/base/net/tcp_socket.h.
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "transport/base/owned_fd.h"
-#include "transport/base/result.h"
-#include "transport/tcp/messages.h"
+#include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::tcp {
 
-struct Listening {
-  OwnedFd socket;
-  std::vector<Endpoint> endpoints;  // how peers may reach it, the most useful first
-};
+/// Returns the addresses at which peers can reach the listener, the most useful first. A listener on all interfaces has
+/// all addresses of this host; loopback is the last one, because it reaches this host only.
+std::vector<net::HostPort> reachable_addresses(const net::HostPort& listening_on);
 
-/// May ask the resolver, so it may block. `host` empty, "0.0.0.0" or "::": every interface.
-/// kInvalidArgument: no such host; kUnavailable: it can't be bound.
-Result<Listening> listen_on(const std::string& host, std::uint16_t port);
-
-/// Begins to connect; the socket is writable when that is decided, and connect_error() says how.
-Result<OwnedFd> begin_connect(const Endpoint& endpoint);
-/// Empty: connected.
-std::string connect_error(int fd);
-
-/// What every connection gets, on both sides.
-void set_connection_options(int fd);
-/// Both ends of a connection have the same address.
+/// Returns true if both ends of the connection have the same address.
 bool is_same_host(int fd);
-/// For an open connection: within one host nothing is ever congested, but the system's algorithm may take the order in
-/// which two processors deliver for losses, or pace what it sends (BBR: a quarter of the rate).
+/// Selects a simple congestion control algorithm for a connection within one host, where congestion cannot occur. Other
+/// algorithms may take reordering by two processors for losses, or pace the sender (BBR: a quarter of the rate).
 void skip_congestion_control_within_host(int fd);
-/// Bytes that were written and have not been acknowledged by the peer's host.
+/// Returns the number of sent bytes that the peer's host has not acknowledged.
 std::uint64_t unacknowledged_bytes(int fd);
 
 }  // namespace kvferry::tcp

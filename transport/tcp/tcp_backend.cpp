@@ -38,11 +38,11 @@ TcpBackend::TcpBackend(const TcpOptions& options)
       loop_(*this, "kvferry-tcp", options.spin_ns, 0) {}
 
 Result<void> TcpBackend::start() {
-  Result<Listening> listening = listen_on(options_.listen_host, options_.listen_port);
+  Result<net::TcpListener> listening = net::listen_tcp(options_.listen_host, options_.listen_port);
   if (!listening) return std::move(listening).error();
   listener_ = std::move(listening->socket);
   spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  endpoints_ = std::move(listening->endpoints);
+  endpoints_ = reachable_addresses(listening->address);
   address_ = encode(Address{kProtocolVersion, incarnation_, secret_, endpoints_});
   source_address_ = address_;
   loop_.watch(listener_.get(), EPOLLIN, kListenerTag);
@@ -51,9 +51,8 @@ Result<void> TcpBackend::start() {
 }
 
 std::string TcpBackend::describe() const {
-  const Endpoint& first = endpoints_.front();
-  return fmt::format("TCP sockets, up to {} to a peer on another host; listening on {} port {}", options_.connections,
-                     first.host, first.port);
+  return fmt::format("TCP sockets, up to {} to a peer on another host; listening on {}", options_.connections,
+                     net::to_text(endpoints_.front()));
 }
 
 Result<std::uint64_t> TcpBackend::check_address(const std::string& address) {
@@ -80,7 +79,7 @@ Result<Backend::RegionKey> TcpBackend::open_region(RegionId, const MemoryRegion&
 
 void TcpBackend::accept_all() {
   for (int count = 0; count < kAcceptsAtOnce; ++count) {
-    OwnedFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    OwnedFd socket = net::accept_tcp(listener_.get());
     if (socket.get() < 0) {
       if (errno != EMFILE && errno != ENFILE) return;
       log().error("tcp: refused a peer's connection: no file descriptor is left");
@@ -93,7 +92,6 @@ void TcpBackend::accept_all() {
       log().error("tcp: refused a peer's connection: the limit of {} is reached", kConnectionsMax);
       continue;
     }
-    set_connection_options(socket.get());
     skip_congestion_control_within_host(socket.get());
     acceptor_.accept(std::move(socket));
   }

@@ -1,3 +1,9 @@
 """kvferry: moves KV cache between the vLLM servers of a disaggregated deployment."""
 
-__version__ = "0.1.0"
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        from kvferry._core import version
+
+        return version()
+    raise AttributeError(name)

@@ -126,7 +126,8 @@ class SchedulerConnector:
             )  # fmt: skip
             return None
         remote_id = str(params.get("remote_request_id") or "")
-        return str(params.get("remote_engine_id") or ""), f"tcp://{host}:{port}", remote_id, min(count, num_tokens)
+        place = f"[{host}]" if ":" in host else host
+        return str(params.get("remote_engine_id") or ""), f"tcp://{place}:{port}", remote_id, min(count, num_tokens)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         if request.request_id not in self._known_tokens:

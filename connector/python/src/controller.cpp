@@ -15,8 +15,8 @@
 
 #include "connector/python/src/python_error.h"
 #include "controller/api/client.h"
-#include "controller/protocol/wake_up.h"
 #include "transport/base/log.h"
+#include "transport/base/net/event_fd.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -132,7 +132,7 @@ class PyClient {
       if (is_closed_) return;
       is_closed_ = true;
       changed_.notify_all();
-      wake_up_.raise();
+      wake_up_.set();
     }
     thread_.join();
     client_->leave();
@@ -183,7 +183,7 @@ class PyClient {
 
   const SteadyClock clock_;
   std::unique_ptr<controller::Client> client_;
-  controller::WakeUp wake_up_;
+  EventFd wake_up_{std::nothrow};
   std::mutex mutex_;
   std::condition_variable changed_;
   bool is_closed_ = false;

@@ -20,6 +20,7 @@
 #include "connector/runtime/scheduler/scheduler_node.h"
 #include "connector/runtime/worker/worker_node.h"
 #include "transport/base/fingerprint.h"
+#include "transport/base/versions.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -210,6 +211,8 @@ NB_MODULE(_core, m) {
         "Describes the difference of two fingerprints, field by field; empty if they are equal.");
   m.def(
       "settings_markdown", [] { return settings_markdown(connector_settings()); }, "The settings as a Markdown table.");
+  m.def(
+      "version", [] { return std::string(version()); }, "Returns the version of this kvferry.");
   m.def("check_config", &config_dict, "extra_json"_a,
         "Returns the settings in effect. KvFerryError names a bad key or value.");
 

@@ -139,7 +139,7 @@ inline constexpr std::uint32_t kMessageType = message_type<Body>();
 template <class Body>
 std::string seal(std::uint64_t id, const Body& body, std::uint32_t version = kNodeWireVersion) {
   return encode(Envelope{version, kMessageType<Body>, id, encode(body), kNodeWire.oldest, kNodeWire.newest,
-                         std::string(kvferry_release())});
+                         std::string(kvferry::version())});
 }
 
 /// The message in an envelope. kNotFound: its type is none of the variant's, for example a newer node's. kCorrupt: its

@@ -28,7 +28,7 @@ Result<void> PeerVersions::check(const std::string& who, const Envelope& envelop
 Result<std::uint32_t> PeerVersions::common(const std::string& who, const Envelope& envelope) const {
   const VersionRange theirs = envelope.newest == 0 ? VersionRange{envelope.version, envelope.version}
                                                    : VersionRange{envelope.oldest, envelope.newest};
-  return common_version("node protocol", {"this node", kvferry_release(), ours_}, {who, envelope.release, theirs});
+  return common_version("node protocol", {"this node", version(), ours_}, {who, envelope.release, theirs});
 }
 
 }  // namespace kvferry

@@ -1,4 +1,4 @@
-// ZeroMQ sockets as the runtime needs them: bytes in, bytes out, nothing blocks, nothing throws.
+// The ZeroMQ sockets between nodes, and between a node's scheduler and its workers. They share one ZeroMQ context.
 #pragma once
 
 #include <memory>
@@ -6,46 +6,42 @@
 #include <string>
 #include <string_view>
 
-#include "transport/base/result.h"
+#include "transport/base/net/zmq_socket.h"
 
 namespace kvferry {
 
-/// Threads: one owner per socket. fd() is edge-triggered: after it fires, receive until nullopt.
+/// Threads: one owner per socket. When fd() becomes readable, call receive() until it returns nullopt.
 class ServerSocket {
  public:
-  /// kUnavailable: the address can't be bound ("port in use"). Port 0 takes a free one.
+  /// Port 0 or "*" selects a free port. kUnavailable: the address cannot be bound ("Address already in use").
   static Result<std::unique_ptr<ServerSocket>> bind(const std::string& endpoint);
-  ~ServerSocket();
-  const std::string& endpoint() const { return endpoint_; }  // as bound
-  int fd() const;
+  const std::string& endpoint() const { return socket_->endpoint(); }  // with the port in use
+  int fd() const { return socket_->fd(); }
   struct Message {
     std::string sender;
     std::string bytes;
   };
+  /// Returns the next message; skips malformed ones.
   std::optional<Message> receive();
-  /// False: the sender is gone or its queue is full; the message is dropped.
+  /// Returns false, and drops the message, if the receiver has disconnected or its queue is full.
   bool send(const std::string& to, std::string_view bytes);
 
  private:
-  struct Impl;
-  explicit ServerSocket(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
-  std::string endpoint_;
+  explicit ServerSocket(std::unique_ptr<net::ZmqSocket> socket) : socket_(std::move(socket)) {}
+  std::unique_ptr<net::ZmqSocket> socket_;
 };
 
 class ClientSocket {
  public:
-  /// kInvalidArgument: not an address. Connects in the background, again and again.
+  /// Connects and reconnects in the background. kInvalidArgument: `endpoint` is malformed.
   static Result<std::unique_ptr<ClientSocket>> connect(const std::string& endpoint);
-  ~ClientSocket();
-  int fd() const;
+  int fd() const { return socket_->fd(); }
   std::optional<std::string> receive();
-  bool send(std::string_view bytes);
+  bool send(std::string_view bytes) { return socket_->send(bytes); }
 
  private:
-  struct Impl;
-  explicit ClientSocket(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit ClientSocket(std::unique_ptr<net::ZmqSocket> socket) : socket_(std::move(socket)) {}
+  std::unique_ptr<net::ZmqSocket> socket_;
 };
 
 }  // namespace kvferry

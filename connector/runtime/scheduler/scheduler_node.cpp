@@ -7,6 +7,8 @@
 #include "connector/runtime/links/node_links.h"
 #include "connector/runtime/net_address.h"
 #include "transport/base/check.h"
+#include "transport/base/log.h"
+#include "transport/base/net/host_port.h"
 
 namespace kvferry {
 namespace {
@@ -104,16 +106,22 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
                              options.block_tokens)};
   }
   auto impl = std::make_unique<Impl>();
-  impl->host = config.advertise_host.empty() ? local_address_towards(config.controller) : config.advertise_host;
-  auto peers = ServerSocket::bind(fmt::format("tcp://{}:*", impl->host));
+  impl->host = config.advertise_host;
+  if (impl->host.empty()) {
+    AdvertisedHost selected = select_advertised_host(config.controller);
+    if (!selected.warning.empty()) log().warn("{}", selected.warning);
+    impl->host = std::move(selected.host);
+  }
+  auto peers = ServerSocket::bind("tcp://" + net::to_text({impl->host, 0}));
   if (!peers) return std::move(peers).error().with(fmt::format("advertise_host '{}'", impl->host));
-  impl->port = port_of((*peers)->endpoint());
+  impl->port = net::address_of_endpoint((*peers)->endpoint()).value().port;
+  const std::string endpoint = "tcp://" + net::to_text({impl->host, impl->port});
+  log().info("other nodes reach this node at {}", endpoint);
   controller::ClientOptions client;
   client.controller = config.controller;
   impl->incarnation = {static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
-  client.node = {
-      options.engine_id, impl->incarnation,   options.role, fmt::format("tcp://{}:{}", impl->host, impl->port),
-      config.name_space, options.fingerprint, config.serves};
+  client.node = {options.engine_id, impl->incarnation,   options.role, endpoint,
+                 config.name_space, options.fingerprint, config.serves};
   auto directory = controller::make_client(std::move(client));
   if (!directory) return std::move(directory).error();
   if (auto registered = controller::wait_registered(**directory, impl->clock, options.start_timeout_ms); !registered)

@@ -1,14 +1,16 @@
 #include "launch/bench/controller/controller_echo.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <array>
 #include <memory>
 #include <thread>
-#include <zmq.hpp>
 
 #include "controller/protocol/stream_socket.h"
+#include "transport/base/net/tcp_socket.h"
+#include "transport/base/net/zmq_socket.h"
 #include "transport/base/owned_fd.h"
 
 namespace kvferry::bench {
@@ -16,25 +18,15 @@ namespace {
 
 constexpr int kTickMs = 100;  // as in the server's loop
 
-/// The state of the echo's thread.
-struct ZmqEcho {
-  zmq::context_t context{1};
-  zmq::socket_t router{context, zmq::socket_type::router};
-  OwnedFd epoll{::epoll_create1(EPOLL_CLOEXEC)};
-
-  void run() {
-    epoll_event event{.events = EPOLLIN, .data = {}};
-    ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, router.get(zmq::sockopt::fd), &event);
-    for (;;) {
-      ::epoll_wait(epoll.get(), &event, 1, kTickMs);
-      zmq::message_t frame;
-      while (router.recv(frame, zmq::recv_flags::dontwait)) {
-        const bool has_more = frame.more();
-        router.send(frame, has_more ? zmq::send_flags::sndmore : zmq::send_flags::none);
-      }
-    }
+void echo_messages(net::ZmqSocket& router) {
+  std::array<net::ZmqPart, 2> parts;  // sender, bytes
+  for (;;) {
+    pollfd waiting{router.fd(), POLLIN, 0};
+    ::poll(&waiting, 1, kTickMs);
+    while (router.receive(parts) == parts.size())
+      router.send(std::array<std::string_view, 2>{parts[0].bytes(), parts[1].bytes()});
   }
-};
+}
 
 void echo_streams(const controller::BoundSocket& listener) {
   const OwnedFd epoll(::epoll_create1(EPOLL_CLOEXEC));
@@ -48,7 +40,7 @@ void echo_streams(const controller::BoundSocket& listener) {
     epoll_event event{};
     if (::epoll_wait(epoll.get(), &event, 1, kTickMs) != 1) continue;
     if (event.data.fd == listener.socket.get()) {
-      if (OwnedFd socket = controller::accept_from(listener.socket.get())) watch(socket.release());
+      if (OwnedFd socket = net::accept_tcp(listener.socket.get())) watch(socket.release());
       continue;
     }
     const ssize_t num_read = ::recv(event.data.fd, bytes.data(), bytes.size(), 0);
@@ -62,15 +54,12 @@ void echo_streams(const controller::BoundSocket& listener) {
 }  // namespace
 
 Result<std::string> start_zmq_echo() {
-  try {
-    auto echo = std::make_unique<ZmqEcho>();
-    echo->router.bind("tcp://127.0.0.1:0");
-    std::string endpoint = echo->router.get(zmq::sockopt::last_endpoint);
-    std::thread([echo = std::move(echo)] { echo->run(); }).detach();
-    return endpoint;
-  } catch (const zmq::error_t& failure) {
-    return Error{ErrorCode::kUnavailable, fmt::format("no ZeroMQ echo: {}", failure.what())};
-  }
+  auto router = net::ZmqSocket::make(std::make_shared<net::ZmqContext>(), net::ZmqKind::kRouter);
+  if (!router) return std::move(router).error();
+  if (Result<void> bound = (*router)->bind("tcp://127.0.0.1:0"); !bound) return std::move(bound).error();
+  std::string endpoint = (*router)->endpoint();
+  std::thread([router = std::move(*router)] { echo_messages(*router); }).detach();
+  return endpoint;
 }
 
 Result<std::string> start_stream_echo(const std::string& path) {

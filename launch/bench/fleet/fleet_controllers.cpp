@@ -5,8 +5,7 @@
 #include <filesystem>
 
 #include "launch/bench/harness/pinned.h"
-#include "launch/bench/harness/tcp.h"
-#include "transport/base/owned_fd.h"
+#include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::bench {
 namespace {
@@ -17,22 +16,18 @@ constexpr const char* kHost = "127.0.0.1";
 
 /// The sockets stay open until all ports are known, so that the ports differ.
 Result<std::vector<std::uint16_t>> free_ports(std::size_t num_ports) {
-  std::vector<OwnedFd> sockets;
+  std::vector<net::TcpListener> listeners;
   std::vector<std::uint16_t> ports;
   for (std::size_t i = 0; i < num_ports; ++i) {
-    Result<int> listening = tcp_listen(kHost, 0);
-    if (!listening) return std::move(listening).error();
-    sockets.emplace_back(*listening);
-    ports.push_back(tcp_port(*listening));
+    Result<net::TcpListener> listener = net::listen_tcp(kHost, 0);
+    if (!listener) return std::move(listener).error();
+    ports.push_back(listener->address.port);
+    listeners.push_back(std::move(*listener));
   }
   return ports;
 }
 
-bool is_open(std::uint16_t port) {
-  const Result<int> connected = tcp_connect(kHost, port);
-  if (connected) ::close(*connected);
-  return static_cast<bool>(connected);
-}
+bool is_open(std::uint16_t port) { return static_cast<bool>(net::connect_tcp({kHost, port})); }
 
 std::string local(const char* scheme, std::uint16_t port) { return fmt::format("{}://{}:{}", scheme, kHost, port); }
 

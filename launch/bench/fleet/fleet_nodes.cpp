@@ -41,7 +41,7 @@ Result<std::unique_ptr<Fleet>> Fleet::make(std::vector<std::string> controllers,
 Fleet::Fleet(std::vector<std::string> controllers, const FleetLoad& load)
     : controllers_(std::move(controllers)),
       load_(load),
-      threads_(controller::make_zmq_threads(static_cast<int>(load.num_nodes * controllers_.size() * 2 + 16))),
+      zmq_context_(std::make_shared<net::ZmqContext>(static_cast<int>(load.num_nodes * controllers_.size() * 2 + 16))),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       started_at_(clock_.now()) {
   for (std::uint32_t node = 0; node < load.num_nodes; ++node) {
@@ -64,7 +64,7 @@ Result<std::unique_ptr<Client>> Fleet::make_client(std::uint32_t node) {
   for (std::size_t i = 0; i < controllers_.size(); ++i) {
     options.controller = controllers_[(node + i) % controllers_.size()];
     Result<std::unique_ptr<controller::ClientLink>> link =
-        controller::make_link(options.controller, {.zmq_threads = threads_});
+        controller::make_link(options.controller, {.zmq_context = zmq_context_});
     if (!link) return std::move(link).error();
     clients.push_back(controller::make_client_over(std::move(*link), options));
   }

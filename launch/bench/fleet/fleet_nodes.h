@@ -86,7 +86,7 @@ class Fleet {
   SteadyClock clock_;
   std::vector<std::string> controllers_;
   FleetLoad load_;
-  std::shared_ptr<controller::ZmqThreads> threads_;
+  std::shared_ptr<net::ZmqContext> zmq_context_;
   OwnedFd epoll_;
   std::vector<Node> nodes_;
   std::vector<controller::ChunkEntry> chunks_;  // scratch space

@@ -7,6 +7,8 @@
 #include <string>
 #include <thread>
 
+#include "transport/base/versions.h"
+
 namespace kvferry::bench {
 namespace {
 
@@ -41,7 +43,7 @@ nlohmann::json host_facts() {
   char date[32] = {};
   std::tm utc{};
   std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", ::gmtime_r(&now, &utc));
-  return {{"version", KVFERRY_VERSION},
+  return {{"version", version()},
           {"boot_id", first_line("/proc/sys/kernel/random/boot_id")},
           {"cores", std::thread::hardware_concurrency()},
           {"cpu", cpu_model()},

@@ -17,10 +17,11 @@ Result<void> FarSide::open(const std::optional<HostPort>& address) {
     if (!said) return Error{said.error().code, "the listener did not start: " + child_->last_words()};
     where.port = said->value("port", std::uint16_t{0});
   }
-  Result<int> fd = tcp_connect(where.host, where.port);
-  if (!fd) return std::move(fd).error();
-  host_ = tcp_local_host(*fd);
-  link_.emplace(*fd, *fd);
+  Result<OwnedFd> socket = net::connect_tcp(where);
+  if (!socket) return std::move(socket).error();
+  host_ = net::local_address(socket->get()).host;
+  const int fd = socket->release();
+  link_.emplace(fd, fd);
   return greet();
 }
 

@@ -1,7 +1,6 @@
 #include "launch/bench/transfer/listener.h"
 
 #include <poll.h>
-#include <unistd.h>
 
 #include <optional>
 
@@ -18,7 +17,7 @@ constexpr TimeNs kDay = 24 * 3600 * kSecond;
 
 class Session {
  public:
-  explicit Session(int fd) : host_(tcp_local_host(fd)), driver_(fd, fd) {}
+  explicit Session(int fd) : host_(net::local_address(fd).host), driver_(fd, fd) {}
 
   /// Returns when the driver has closed, or an error if the driver sent a wrong message.
   Result<void> run() {
@@ -98,27 +97,27 @@ class Session {
 
 Result<void> run_listener(const HostPort& address, bool is_child) {
   catch_interrupts();
-  Result<int> listening = tcp_listen(address.host, address.port);
+  Result<net::TcpListener> listening = net::listen_tcp(address.host, address.port);
   if (!listening) return std::move(listening).error();
   if (is_child)
-    fmt::print("{}\n", Json{{"port", tcp_port(*listening)}}.dump());
+    fmt::print("{}\n", Json{{"port", listening->address.port}}.dump());
   else
-    fmt::print("kvferry bench transfer listening on {}:{}; ends with Ctrl-C\n", address.host, tcp_port(*listening));
+    fmt::print("kvferry bench transfer listening on {}; ends with Ctrl-C\n",
+               net::to_text({address.host, listening->address.port}));
   std::fflush(stdout);
   while (!is_interrupted()) {
-    Result<int> accepted = tcp_accept(*listening, Deadline(is_child ? kPatience : kDay));
+    Result<OwnedFd> accepted = tcp_accept(*listening, Deadline(is_child ? kPatience : kDay));
     if (!accepted) {
       if (accepted.error().code == ErrorCode::kTimeout && !is_child) continue;
       break;
     }
-    if (is_child) ::close(*listening);
-    Session session(*accepted);
+    if (is_child) listening->socket = OwnedFd();
+    Session session(accepted->release());
     const Result<void> served = session.run();
     if (is_child) return served;
     fmt::print("{}\n", served ? "a driver has disconnected" : "disconnected a driver: " + served.error().what);
     std::fflush(stdout);
   }
-  ::close(*listening);
   return {};
 }
 

@@ -75,7 +75,7 @@ void parse_shapes(const TransferFlags& flags, FlagReader& reader, TransferOption
 
 std::optional<HostPort> parse_address(std::string_view flag, const std::string& value, FlagReader& reader) {
   if (value.empty()) return std::nullopt;
-  Result<HostPort> address = parse_host_port(value);
+  Result<HostPort> address = net::parse_host_port(value);
   if (address) return std::move(*address);
   reader.fail(std::move(address).error().with(flag));
   return std::nullopt;

@@ -8,6 +8,7 @@
 #include "controller/api/admin_command.h"
 #include "controller/api/status.h"
 #include "tests/connector/runtime/test_node.h"
+#include "tests/transport/base/net/ipv6.h"
 
 namespace kvferry {
 namespace {
@@ -52,19 +53,25 @@ FinishedRequest prefill(TestNode& node, const std::string& id, const std::vector
   return node.scheduler->finished(made.id, n, {kSomeBlocks}, false);
 }
 
-TEST(Nodes, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
-  TestController controller;
+void expect_handover(const TestController& controller) {
   TestNode prefiller(controller.endpoint(), "prefill"), decoder(controller.endpoint(), "decode");
   const auto prompt = tokens(21);
   const FinishedRequest done = prefill(prefiller, "p-1", prompt, 1);
   ASSERT_TRUE(done.handoff);
   EXPECT_EQ(done.handoff_tokens, 21u);
   NewRequest made = request("d-1", prompt);
-  made.source = HandoffSource{
-      EngineId{"prefill"}, "tcp://" + prefiller.scheduler->host() + ":" + std::to_string(prefiller.scheduler->port()),
-      "p-1", done.handoff_tokens};
+  made.source = HandoffSource{EngineId{"prefill"},
+                              "tcp://" + net::to_text({prefiller.scheduler->host(), prefiller.scheduler->port()}),
+                              "p-1", done.handoff_tokens};
   EXPECT_EQ(load(decoder, made, 1), 20u);  // all but the last token, which is computed
   EXPECT_EQ(decoder.scheduler->metrics()["pulled_chunks_total"], 3);
+}
+
+TEST(Nodes, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) { expect_handover(TestController()); }
+
+TEST(Nodes, ADecodeNodeLoadsWhatAPrefillNodeHandedOverOverIpv6) {
+  SKIP_WITHOUT_IPV6();
+  expect_handover(TestController("tcp://[::1]:0"));
 }
 
 TEST(Nodes, TheControllerLeadsToAHolderWhenNobodyNamedIt) {
@@ -167,7 +174,8 @@ TEST(Nodes, APinnedPrefixOutlivesAFloodAndAClearedPoolIsEmpty) {
   TokenChain chain(root_key("toy", ""), 8, {});
   chain.append(tokens(16));
   const std::vector<ChunkKey> keys(chain.keys().begin(), chain.keys().end());
-  const controller::AdminCommand pin{.verb = "pin", .name_space = "default", .owner = "ops", .keys = keys, .ttl_ms = 60'000};
+  const controller::AdminCommand pin{
+      .verb = "pin", .name_space = "default", .owner = "ops", .keys = keys, .ttl_ms = 60'000};
   std::string last;
   for (Patience patience; metric("pool_controller_pinned_chunks") < 2 && patience.left();) {
     const auto done = controller::run_admin_command(controller.endpoint(), pin, 2000);

@@ -217,7 +217,7 @@ TEST_F(Pulls, OutcomesOfPushesCarryTheirSendersVersions) {
   EXPECT_EQ(envelope.type, kMessageType<PushOutcome>);
   EXPECT_EQ(envelope.oldest, kNodeWire.oldest);
   EXPECT_EQ(envelope.newest, kNodeWire.newest);
-  EXPECT_EQ(envelope.release, kvferry_release());
+  EXPECT_EQ(envelope.release, version());
   EXPECT_FALSE(decode<PushOutcome>(envelope.body, "outcome")->ok);
 }
 

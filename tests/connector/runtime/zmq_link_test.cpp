@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include "tests/transport/base/net/ipv6.h"
 #include "transport/base/clock.h"
 
 namespace kvferry {
@@ -21,8 +22,8 @@ auto wait_for(Socket& socket) {
   return message;
 }
 
-TEST(ZmqLink, CarriesBytesThereAndBack) {
-  auto server = ServerSocket::bind("tcp://127.0.0.1:*");
+void make_round_trip(const std::string& bind) {
+  auto server = ServerSocket::bind(bind);
   ASSERT_TRUE(server) << server.error().what;
   auto client = ClientSocket::connect((*server)->endpoint());
   ASSERT_TRUE(client);
@@ -32,6 +33,13 @@ TEST(ZmqLink, CarriesBytesThereAndBack) {
   EXPECT_EQ(question->bytes, "question");
   ASSERT_TRUE((*server)->send(question->sender, "answer"));
   EXPECT_EQ(wait_for(**client), "answer");
+}
+
+TEST(ZmqLink, CarriesBytesThereAndBack) { make_round_trip("tcp://127.0.0.1:*"); }
+
+TEST(ZmqLink, CarriesBytesThereAndBackOverIpv6) {
+  SKIP_WITHOUT_IPV6();
+  make_round_trip("tcp://[::1]:*");
 }
 
 TEST(ZmqLink, APortInUseIsOneSentence) {

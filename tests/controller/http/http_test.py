@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import re
 import socket
@@ -16,9 +18,9 @@ import pytest
 KVFERRY = Path(__file__).resolve().parents[2] / "build" / "release" / "bin" / "kvferry"
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with subprocess.Popen([KVFERRY, "controller", "--bind", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0"],
+@contextlib.contextmanager
+def controller(host: str) -> Iterator[str]:
+    with subprocess.Popen([KVFERRY, "controller", "--bind", f"tcp://{host}:0", "--http", f"{host}:0"],
                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
@@ -30,6 +32,24 @@ def address() -> Iterator[str]:
             yield found[1]
         finally:
             process.terminate()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with controller("127.0.0.1") as found:
+        yield found
+
+
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        return probe.connect_ex(("::1", 9)) == errno.ECONNREFUSED
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
+def test_it_answers_over_ipv6() -> None:
+    with controller("[::1]") as found:
+        assert found.startswith("[::1]:")
+        assert ask(found, "/healthz") == (200, "ok\n")
 
 
 def ask(address: str, path: str, body: bytes | None = None, method: str | None = None) -> tuple[int, str]:

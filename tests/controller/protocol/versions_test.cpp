@@ -181,7 +181,7 @@ TEST(NewFields, ServesVersionAndLoadReachTheStatus) {
   const auto nodes = both.sessions_.directory().status(kSecond);
   ASSERT_THAT(nodes, SizeIs(1));
   EXPECT_EQ(nodes[0].serves, "http://a:8000");
-  EXPECT_EQ(nodes[0].version, KVFERRY_VERSION);
+  EXPECT_EQ(nodes[0].version, version());
   EXPECT_EQ(nodes[0].load, 7u);
   EXPECT_EQ(nodes[0].fingerprint, "model=a");
 }

@@ -226,11 +226,11 @@ TEST(ScaleUrls, GoodOnesAreUnderstood) {
   ASSERT_EQ(etcd.members.size(), 3U);
   EXPECT_EQ(etcd.members[1].host_port(), "[::1]:2");
   EXPECT_EQ(etcd.members[1].password, "p@");
-  EXPECT_EQ(etcd.members[2].host, "c");
+  EXPECT_EQ(etcd.members[2].address.host, "c");
   EXPECT_EQ(etcd.prefix, "x/y");
   EXPECT_EQ(parse_etcd_url("http://a:1").value().prefix, "kvferry");
   const RedisUrl redis = parse_redis_url("redis://u:p@h/3?stream=s&bytes=2000000").value();
-  EXPECT_EQ(redis.server.port, 6379);
+  EXPECT_EQ(redis.server.address.port, 6379);
   EXPECT_EQ(redis.database, 3);
   EXPECT_EQ(redis.stream, "s");
   EXPECT_EQ(redis.bytes_max, 2'000'000U);

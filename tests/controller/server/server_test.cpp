@@ -7,6 +7,7 @@
 #include <zmq.hpp>
 
 #include "tests/controller/live.h"
+#include "tests/transport/base/net/ipv6.h"
 
 namespace kvferry::controller {
 namespace {
@@ -25,8 +26,11 @@ class OverSockets : public ::testing::TestWithParam<const char*> {
       directory_ = ::mkdtemp(path);
       bind_ = kind + "://" + directory_ + "/socket";
     } else {
-      bind_ = kind + "://127.0.0.1:0";
+      bind_ = kind == "tcp6" ? "tcp://[::1]:0" : kind == "stream6" ? "stream://[::1]:0" : kind + "://127.0.0.1:0";
     }
+  }
+  void SetUp() override {
+    if (bind_.find('[') != std::string::npos) SKIP_WITHOUT_IPV6();
     start();
   }
   ~OverSockets() override {
@@ -51,7 +55,7 @@ class OverSockets : public ::testing::TestWithParam<const char*> {
   std::unique_ptr<LiveServer> server_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Sockets, OverSockets, ::testing::Values("tcp", "ipc", "stream", "unix"),
+INSTANTIATE_TEST_SUITE_P(Sockets, OverSockets, ::testing::Values("tcp", "tcp6", "ipc", "stream", "stream6", "unix"),
                          [](const auto& suite) { return std::string(suite.param); });
 
 TEST_P(OverSockets, ANodeRegistersAndIsToldOfOthersChunks) {

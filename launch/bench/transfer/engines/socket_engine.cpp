@@ -1,6 +1,5 @@
 // The limit of sockets: one TCP stream, sendmsg() and recvmsg() over the blocks, `call_bytes` a call. The receiver
 // polls, because a sleeping one halves the rate and makes a ping four times as long.
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -24,27 +23,22 @@ constexpr std::size_t kNoteBytes = 16;    // sent after a ping's block, in place
 
 class SocketEngine final : public Engine {
  public:
-  ~SocketEngine() override {
-    for (const int fd : {fd_, listening_}) {
-      if (fd >= 0) ::close(fd);
-    }
-  }
-
   Result<nlohmann::json> start(const WorkerSpec& spec, BenchMemory& memory) override {
     memory_ = memory.span();
     side_ = spec.side;
     if (side_ == Side::kInitiator) return nlohmann::json::object();
-    Result<int> listening = tcp_listen(spec.host, 0);
+    Result<net::TcpListener> listening = net::listen_tcp(spec.host, 0);
     if (!listening) return std::move(listening).error();
-    listening_ = *listening;
-    return nlohmann::json{{"host", spec.host}, {"port", tcp_port(listening_)}};
+    listening_ = std::move(*listening);
+    return nlohmann::json{{"host", spec.host}, {"port", listening_.address.port}};
   }
 
   Result<void> connect(const nlohmann::json& peer) override {
     if (side_ == Side::kTarget) return {};  // answer() and pong() accept the connection
-    Result<int> connected = tcp_connect(peer.value("host", ""), peer.value("port", std::uint16_t{0}));
+    Result<OwnedFd> connected = net::connect_tcp({peer.value("host", ""), peer.value("port", std::uint16_t{0})});
     if (!connected) return std::move(connected).error();
-    return adopt(*connected);
+    adopt(std::move(*connected));
+    return {};
   }
 
   void prepare(const Job& job, Side side, std::uint64_t call_bytes) override {
@@ -82,25 +76,23 @@ class SocketEngine final : public Engine {
   }
 
  private:
-  Result<void> adopt(int fd) {
-    fd_ = fd;
-    const int on = 1;
+  void adopt(OwnedFd socket) {
+    socket_ = std::move(socket);
     const timeval second{1, 0};  // so that a blocked sender sees an interrupt
     // The system's congestion control may pace the sender (BBR: a quarter of the rate). Reno does not, and every
     // process may choose it.
     constexpr std::string_view kSimplest = "reno";
-    ::setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, kSimplest.data(), kSimplest.size());
-    ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    ::setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &second, sizeof(second));
-    return {};
+    ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_CONGESTION, kSimplest.data(), kSimplest.size());
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &second, sizeof(second));
   }
 
   Result<void> accept_once() {
-    if (fd_ >= 0) return {};
+    if (socket_) return {};
     const Deadline deadline(kPatience);
-    Result<int> accepted = tcp_accept(listening_, deadline);
+    Result<OwnedFd> accepted = tcp_accept(listening_, deadline);
     if (!accepted) return std::move(accepted).error();
-    return adopt(*accepted);
+    adopt(std::move(*accepted));
+    return {};
   }
 
   Result<void> move_blocks(bool is_send) {
@@ -130,7 +122,8 @@ class SocketEngine final : public Engine {
       msghdr message{};
       message.msg_iov = ranges_.data() + begin;
       message.msg_iovlen = end - begin;
-      const ssize_t moved = is_send ? ::sendmsg(fd_, &message, MSG_NOSIGNAL) : ::recvmsg(fd_, &message, MSG_DONTWAIT);
+      const ssize_t moved =
+          is_send ? ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
       ranges_[end - 1].iov_len += cut;
       if (moved == 0 && !is_send)
         return Error{ErrorCode::kPeerLost, "the raw socket's other side has closed the connection"};
@@ -154,8 +147,8 @@ class SocketEngine final : public Engine {
 
   std::span<std::byte> memory_;
   Side side_ = Side::kInitiator;
-  int listening_ = -1;
-  int fd_ = -1;
+  net::TcpListener listening_;
+  OwnedFd socket_;
   std::uint64_t call_bytes_ = 1;
   std::vector<iovec> ranges_;
   char note_[kNoteBytes] = {};

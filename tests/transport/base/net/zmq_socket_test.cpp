@@ -1,0 +1,160 @@
+#include "transport/base/net/zmq_socket.h"
+
+#include <gmock/gmock.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "tests/transport/base/net/ipv6.h"
+
+namespace kvferry::net {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const std::shared_ptr<ZmqContext>& context() {
+  static const auto made = std::make_shared<ZmqContext>();
+  return made;
+}
+
+std::unique_ptr<ZmqSocket> make(ZmqKind kind, ZmqOptions options = {}) {
+  return ZmqSocket::make(context(), kind, options).value();
+}
+
+std::unique_ptr<ZmqSocket> bound(const std::string& endpoint) {
+  auto router = make(ZmqKind::kRouter);
+  const Result<void> done = router->bind(endpoint);
+  EXPECT_TRUE(done) << done.error().what;
+  return router;
+}
+
+/// Sleeps on fd(), as users do. Returns an empty message after 10 s.
+std::vector<std::string> wait_message(ZmqSocket& socket) {
+  for (int i = 0; i < 1000; ++i) {
+    std::array<ZmqPart, 4> parts;
+    if (const std::size_t num_parts = socket.receive(parts)) {
+      std::vector<std::string> message;
+      for (std::size_t at = 0; at < num_parts; ++at) message.emplace_back(parts[at].bytes());
+      return message;
+    }
+    pollfd waiting{socket.fd(), POLLIN, 0};
+    if (::poll(&waiting, 1, 10'000) != 1) break;
+  }
+  return {};
+}
+
+void make_round_trip(const std::string& bind, const std::string& connect_host) {
+  const auto server = bound(bind);
+  const HostPort address = address_of_endpoint(server->endpoint()).value();
+  const auto client = make(ZmqKind::kDealer);
+  ASSERT_TRUE(client->connect("tcp://" + to_text({connect_host, address.port})));
+  ASSERT_TRUE(client->send("question"));
+  const std::vector<std::string> question = wait_message(*server);
+  ASSERT_EQ(question.size(), 2U);
+  EXPECT_EQ(question[1], "question");
+  ASSERT_TRUE(server->send(std::array<std::string_view, 2>{question[0], "answer"}));
+  EXPECT_THAT(wait_message(*client), ElementsAre("answer"));
+}
+
+TEST(ZmqSocket, CarriesMessagesOverIpv4) { make_round_trip("tcp://127.0.0.1:0", "127.0.0.1"); }
+
+TEST(ZmqSocket, CarriesMessagesOverIpv6) {
+  SKIP_WITHOUT_IPV6();
+  make_round_trip("tcp://[::1]:0", "::1");
+}
+
+TEST(ZmqSocket, AListenerOnAllInterfacesAcceptsBothFamilies) {
+  make_round_trip("tcp://*:0", "127.0.0.1");
+  SKIP_WITHOUT_IPV6();
+  make_round_trip("tcp://*:0", "::1");
+}
+
+TEST(ZmqSocket, AHostNameIsTriedOverIpv4AndThenOverIpv6) {
+  make_round_trip("tcp://localhost:0", "localhost");
+  SKIP_WITHOUT_IPV6();
+  const auto server = bound("tcp://[::1]:0");
+  const auto client = make(ZmqKind::kDealer);
+  const HostPort address = address_of_endpoint(server->endpoint()).value();
+  ASSERT_TRUE(client->connect("tcp://" + to_text({"localhost", address.port})));
+  const Result<std::vector<std::string>> addresses = resolve("localhost");
+  if (std::ranges::count(*addresses, "::1") == 0) GTEST_SKIP() << "localhost is not ::1 here";
+  ASSERT_TRUE(client->reconnect());
+  ASSERT_TRUE(client->send("question"));
+  EXPECT_EQ(wait_message(*server).size(), 2U);
+}
+
+TEST(ZmqSocket, FailuresNameTheEndpoint) {
+  const auto server = bound("tcp://127.0.0.1:0");
+  const Result<void> second = make(ZmqKind::kRouter)->bind(server->endpoint());
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, ErrorCode::kUnavailable);
+  EXPECT_THAT(second.error().what, HasSubstr(server->endpoint()));
+  EXPECT_THAT(second.error().what, HasSubstr("Address already in use"));
+  const Result<void> malformed = make(ZmqKind::kDealer)->connect("not an endpoint");
+  ASSERT_FALSE(malformed);
+  EXPECT_EQ(malformed.error().code, ErrorCode::kInvalidArgument);
+}
+
+TEST(ZmqSocket, SendingWithoutAConnectionFails) {
+  EXPECT_FALSE(bound("tcp://127.0.0.1:0")->send(std::array<std::string_view, 2>{"unknown", "hello"}));
+  const auto client = make(ZmqKind::kDealer, {.queues_unconnected = false});
+  ASSERT_TRUE(client->connect("tcp://127.0.0.1:1"));
+  EXPECT_FALSE(client->send("hello"));
+}
+
+TEST(ZmqSocket, PartsThatDoNotFitAreCountedAndDropped) {
+  const auto server = bound("tcp://127.0.0.1:0");
+  const auto client = make(ZmqKind::kDealer);
+  ASSERT_TRUE(client->connect(server->endpoint()));
+  ASSERT_TRUE(client->send(std::array<std::string_view, 5>{"1", "2", "3", "4", "5"}));
+  ASSERT_TRUE(client->send("next"));
+  std::array<ZmqPart, 2> parts;
+  std::size_t num_parts = 0;
+  while ((num_parts = server->receive(parts)) == 0) {
+    pollfd waiting{server->fd(), POLLIN, 0};
+    ASSERT_EQ(::poll(&waiting, 1, 10'000), 1);
+  }
+  EXPECT_EQ(num_parts, 6U);
+  EXPECT_EQ(parts[1].bytes(), "1");
+  EXPECT_EQ(wait_message(*server).back(), "next");
+}
+
+TEST(ZmqSocket, NoMessageIsMissedByAnOwnerThatSendsBetweenReceives) {
+  const auto server = bound("tcp://127.0.0.1:0");
+  const auto client = make(ZmqKind::kDealer);
+  ASSERT_TRUE(client->connect(server->endpoint()));
+  for (int i = 0; i < 2000; ++i) {
+    ASSERT_TRUE(client->send("one"));
+    const std::vector<std::string> message = wait_message(*server);
+    ASSERT_EQ(message.size(), 2U);
+    ASSERT_TRUE(server->send(std::array<std::string_view, 2>{message[0], "answer"}));
+    // The answer may arrive while the client sends, which consumes ZeroMQ's event.
+    ASSERT_TRUE(client->send("two"));
+    ASSERT_THAT(wait_message(*client), ElementsAre("answer"));
+    ASSERT_EQ(wait_message(*server).back(), "two");
+  }
+}
+
+TEST(ZmqSocket, AMonitorReportsConnectsAndDisconnects) {
+  auto server = bound("tcp://127.0.0.1:0");
+  const auto client = make(ZmqKind::kDealer);
+  const auto monitor = client->make_monitor().value();
+  const auto next_change = [&] {
+    for (;;) {
+      const ZmqSocket::Change change = monitor->next_change();
+      pollfd waiting{monitor->fd(), POLLIN, 0};
+      if (change != ZmqSocket::Change::kNone || ::poll(&waiting, 1, 10'000) != 1) return change;
+    }
+  };
+  EXPECT_EQ(monitor->next_change(), ZmqSocket::Change::kNone);
+  ASSERT_TRUE(client->connect(server->endpoint()));
+  EXPECT_EQ(next_change(), ZmqSocket::Change::kConnected);
+  server.reset();
+  EXPECT_EQ(next_change(), ZmqSocket::Change::kDisconnected);
+}
+
+}  // namespace
+}  // namespace kvferry::net

@@ -1,0 +1,24 @@
+#include "transport/base/net/event_fd.h"
+
+#include <sys/eventfd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "transport/base/check.h"
+
+namespace kvferry {
+
+EventFd::EventFd(std::nothrow_t) : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+EventFd::EventFd() : EventFd(std::nothrow) { KVFERRY_CHECK(fd_, "cannot create an eventfd: {}", std::strerror(errno)); }
+
+// Both can fail only in ways that do not matter: if the counter is at its maximum, or already zero.
+void EventFd::set() const { ::eventfd_write(fd_.get(), 1); }
+
+void EventFd::clear() const {
+  eventfd_t count = 0;
+  ::eventfd_read(fd_.get(), &count);
+}
+
+}  // namespace kvferry

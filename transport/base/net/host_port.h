@@ -1,0 +1,31 @@
+// HOST:PORT as text. All addresses that kvferry reads or prints pass through these functions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "transport/base/result.h"
+#include "transport/base/wire.h"
+
+namespace kvferry::net {
+
+struct HostPort {
+  std::string host;  // a name or a numeric address; an IPv6 address has no brackets here
+  std::uint16_t port = 0;
+  bool operator==(const HostPort&) const = default;
+  KVFERRY_FIELDS(host, port);
+};
+
+/// Parses "HOST:PORT" or "[IPV6]:PORT" with a port of 0 to 65535. With `default_port`, ":PORT" may be missing.
+/// kInvalidArgument: `text` has another form.
+Result<HostPort> parse_host_port(std::string_view text, std::optional<std::uint16_t> default_port = std::nullopt);
+
+/// Returns "HOST:PORT" or "[IPV6]:PORT".
+std::string to_text(const HostPort& address);
+
+/// Returns the address in "tcp://HOST:PORT" or "stream://HOST:PORT"; nullopt for other endpoints, e.g. Unix sockets.
+std::optional<HostPort> address_of_endpoint(std::string_view endpoint);
+
+}  // namespace kvferry::net

@@ -1,0 +1,208 @@
+#include "transport/base/net/zmq_socket.h"
+
+#include <sys/epoll.h>
+#include <zmq.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "transport/base/check.h"
+#include "transport/base/net/tcp_socket.h"
+
+namespace kvferry::net {
+namespace {
+
+static_assert(sizeof(zmq_msg_t) == 64);
+
+zmq_msg_t* message(std::byte* storage) { return reinterpret_cast<zmq_msg_t*>(storage); }
+
+std::string last_error() { return ::zmq_strerror(::zmq_errno()); }
+
+template <class Value>
+bool set(void* socket, int option, Value value) {
+  return ::zmq_setsockopt(socket, option, &value, sizeof(value)) == 0;
+}
+
+template <class Value>
+Value get(void* socket, int option) {
+  Value value{};
+  std::size_t bytes = sizeof(value);
+  ::zmq_getsockopt(socket, option, &value, &bytes);
+  return value;
+}
+
+int type_of(ZmqKind kind) {
+  return kind == ZmqKind::kRouter ? ZMQ_ROUTER : kind == ZmqKind::kDealer ? ZMQ_DEALER : ZMQ_SUB;
+}
+
+/// Returns true for tcp://NAME:PORT, where the family of the address is unknown.
+bool has_host_name(const std::string& endpoint) {
+  const std::optional<HostPort> address = address_of_endpoint(endpoint);
+  return address && !is_numeric(address->host);
+}
+
+}  // namespace
+
+ZmqContext::ZmqContext(int sockets_max) : handle_(::zmq_ctx_new()) {
+  KVFERRY_CHECK(handle_ != nullptr, "cannot create a ZeroMQ context: {}", last_error());
+  ::zmq_ctx_set(handle_, ZMQ_MAX_SOCKETS, sockets_max);
+}
+
+ZmqContext::~ZmqContext() {
+  while (::zmq_ctx_term(handle_) != 0 && ::zmq_errno() == EINTR) continue;
+}
+
+ZmqPart::ZmqPart() { ::zmq_msg_init(message(message_)); }
+ZmqPart::~ZmqPart() { ::zmq_msg_close(message(message_)); }
+
+std::string_view ZmqPart::bytes() const {
+  return {static_cast<const char*>(::zmq_msg_data(message(message_))), ::zmq_msg_size(message(message_))};
+}
+
+ZmqSocket::ZmqSocket(std::shared_ptr<ZmqContext> context, int type)
+    : context_(std::move(context)), handle_(::zmq_socket(context_->handle(), type)) {}
+
+ZmqSocket::~ZmqSocket() {
+  if (handle_ == nullptr) return;
+  ::zmq_socket_monitor(handle_, nullptr, 0);
+  ::zmq_close(handle_);
+}
+
+Result<std::unique_ptr<ZmqSocket>> ZmqSocket::make(std::shared_ptr<ZmqContext> context, ZmqKind kind,
+                                                   ZmqOptions options) {
+  std::unique_ptr<ZmqSocket> socket(new ZmqSocket(std::move(context), type_of(kind)));
+  if (Result<void> ready = socket->set_up(kind, options); !ready) return std::move(ready).error();
+  return socket;
+}
+
+Result<void> ZmqSocket::set_up(ZmqKind kind, const ZmqOptions& options) {
+  if (handle_ == nullptr) return Error{ErrorCode::kUnavailable, "cannot create a ZeroMQ socket: " + last_error()};
+  constexpr int kReconnectMs = 100, kReconnectMaxMs = 1000, kBacklog = 4096;
+  set(handle_, ZMQ_LINGER, 0);
+  set(handle_, ZMQ_MAXMSGSIZE, options.message_bytes_max);
+  set(handle_, ZMQ_RCVHWM, options.receive_queue_max);
+  set(handle_, ZMQ_SNDHWM, options.send_queue_max);
+  set(handle_, ZMQ_BACKLOG, kBacklog);
+  set(handle_, ZMQ_CONNECT_TIMEOUT, options.connect_timeout_ms);
+  set(handle_, ZMQ_RECONNECT_IVL, kReconnectMs);
+  set(handle_, ZMQ_RECONNECT_IVL_MAX, kReconnectMaxMs);
+  set(handle_, ZMQ_IMMEDIATE, options.queues_unconnected ? 0 : 1);
+  // ZMQ_HEARTBEAT_IVL stays off: with a full receive queue, a lost connection then ends the process by an assertion
+  // (libzmq issues 3937, 4364, 4767). Keepalive closes dead connections; the protocols above have heartbeats.
+  set(handle_, ZMQ_TCP_KEEPALIVE, 1);
+  set(handle_, ZMQ_TCP_KEEPALIVE_IDLE, kKeepaliveIdleSeconds);
+  set(handle_, ZMQ_TCP_KEEPALIVE_INTVL, kKeepaliveIntervalSeconds);
+  set(handle_, ZMQ_TCP_KEEPALIVE_CNT, kKeepaliveProbes);
+  if (kind == ZmqKind::kSubscriber) {
+    ::zmq_setsockopt(handle_, ZMQ_SUBSCRIBE, "", 0);
+    return {};
+  }
+  if (kind == ZmqKind::kRouter) set(handle_, ZMQ_ROUTER_MANDATORY, 1);
+  pending_.emplace(std::nothrow);
+  epoll_ = OwnedFd(::epoll_create1(EPOLL_CLOEXEC));
+  for (const int fd : {get<int>(handle_, ZMQ_FD), pending_->fd()}) {
+    epoll_event event{.events = EPOLLIN, .data = {}};
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
+      return Error{ErrorCode::kUnavailable, "no file descriptor left for a ZeroMQ socket"};
+  }
+  return {};
+}
+
+Result<void> ZmqSocket::bind(std::string endpoint) {
+  // ZeroMQ binds addresses and interfaces, not host names.
+  constexpr std::string_view kLocalhost = "tcp://localhost:";
+  if (endpoint.starts_with(kLocalhost)) endpoint.replace(0, kLocalhost.size(), "tcp://127.0.0.1:");
+  set(handle_, ZMQ_IPV6, endpoint.starts_with("tcp://[") || endpoint.starts_with("tcp://*:") ? 1 : 0);
+  if (::zmq_bind(handle_, endpoint.c_str()) != 0) {
+    const bool is_foreign = ::zmq_errno() == ENODEV || ::zmq_errno() == EADDRNOTAVAIL;
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("cannot listen on {}: {}{}", endpoint, last_error(),
+                             is_foreign ? "; HOST must be *, or an address or interface of this machine" : "")};
+  }
+  char bound[256] = "";
+  std::size_t bytes = sizeof(bound);
+  ::zmq_getsockopt(handle_, ZMQ_LAST_ENDPOINT, bound, &bytes);
+  endpoint_ = bound;
+  return {};
+}
+
+Result<void> ZmqSocket::connect(const std::string& endpoint) {
+  endpoint_ = endpoint;
+  is_ipv6_ = endpoint.starts_with("tcp://[");
+  set(handle_, ZMQ_IPV6, is_ipv6_ ? 1 : 0);
+  if (::zmq_connect(handle_, endpoint.c_str()) == 0) return {};
+  return Error{ErrorCode::kInvalidArgument, fmt::format("cannot connect to {}: {}", endpoint, last_error())};
+}
+
+Result<void> ZmqSocket::reconnect() {
+  ::zmq_disconnect(handle_, endpoint_.c_str());
+  if (has_host_name(endpoint_)) is_ipv6_ = !is_ipv6_;
+  set(handle_, ZMQ_IPV6, is_ipv6_ ? 1 : 0);
+  const bool is_connecting = ::zmq_connect(handle_, endpoint_.c_str()) == 0;
+  report_pending();
+  if (is_connecting) return {};
+  return Error{ErrorCode::kUnavailable, fmt::format("cannot connect to {}: {}", endpoint_, last_error())};
+}
+
+int ZmqSocket::fd() const { return epoll_ ? epoll_.get() : get<int>(handle_, ZMQ_FD); }
+
+bool ZmqSocket::send(std::span<const std::string_view> parts) {
+  bool is_sent = true;
+  for (std::size_t i = 0; i < parts.size() && is_sent; ++i) {
+    const int more = i + 1 < parts.size() ? ZMQ_SNDMORE : 0;
+    is_sent = ::zmq_send(handle_, parts[i].data(), parts[i].size(), ZMQ_DONTWAIT | more) >= 0;
+  }
+  report_pending();
+  return is_sent;
+}
+
+void ZmqSocket::report_pending() {
+  if (!is_drained_ || is_pending_ || !pending_ || (get<int>(handle_, ZMQ_EVENTS) & ZMQ_POLLIN) == 0) return;
+  is_pending_ = true;
+  pending_->set();
+}
+
+std::size_t ZmqSocket::receive(std::span<ZmqPart> parts) {
+  ZmqPart dropped;
+  for (std::size_t num_parts = 0;; ++num_parts) {
+    zmq_msg_t* const part = message((num_parts < parts.size() ? parts[num_parts] : dropped).message_);
+    if (::zmq_msg_recv(part, handle_, ZMQ_DONTWAIT) < 0) break;
+    if (::zmq_msg_more(part) != 0) continue;
+    is_drained_ = false;
+    return num_parts + 1;
+  }
+  is_drained_ = true;
+  if (std::exchange(is_pending_, false)) pending_->clear();
+  return 0;
+}
+
+void ZmqSocket::set_linger(int ms) { set(handle_, ZMQ_LINGER, ms); }
+
+Result<std::unique_ptr<ZmqSocket>> ZmqSocket::make_monitor() {
+  static std::atomic<std::uint64_t> num_monitors{0};
+  const std::string name = fmt::format("inproc://kvferry-monitor-{}", ++num_monitors);
+  std::unique_ptr<ZmqSocket> monitor(new ZmqSocket(context_, ZMQ_PAIR));
+  constexpr int kEvents = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
+  if (monitor->handle_ == nullptr || ::zmq_socket_monitor(handle_, name.c_str(), kEvents) != 0 ||
+      ::zmq_connect(monitor->handle_, name.c_str()) != 0)
+    return Error{ErrorCode::kUnavailable, "cannot monitor a ZeroMQ socket: " + last_error()};
+  set(monitor->handle_, ZMQ_LINGER, 0);
+  return monitor;
+}
+
+ZmqSocket::Change ZmqSocket::next_change() {
+  ZmqPart parts[2];  // event and value, address
+  while (receive(parts) > 0) {
+    std::uint16_t event = 0;
+    const std::string_view bytes = parts[0].bytes();
+    std::memcpy(&event, bytes.data(), std::min(bytes.size(), sizeof event));
+    if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) return Change::kConnected;
+    if (event == ZMQ_EVENT_DISCONNECTED) return Change::kDisconnected;
+  }
+  return Change::kNone;
+}
+
+}  // namespace kvferry::net

@@ -1,0 +1,121 @@
+// ZeroMQ sockets. ZeroMQ's own headers are included only by zmq_socket.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "transport/base/net/event_fd.h"
+#include "transport/base/owned_fd.h"
+#include "transport/base/result.h"
+
+namespace kvferry::net {
+
+/// The I/O thread that sockets of one process can share. Threads: any.
+class ZmqContext {
+ public:
+  static constexpr int kSocketsMaxDefault = 1023;
+  explicit ZmqContext(int sockets_max = kSocketsMaxDefault);
+  ~ZmqContext();  // waits until all sockets are closed
+  ZmqContext(const ZmqContext&) = delete;
+  ZmqContext& operator=(const ZmqContext&) = delete;
+  void* handle() const { return handle_; }
+
+ private:
+  void* handle_;
+};
+
+/// One part of a message. The bytes belong to ZeroMQ.
+class ZmqPart {
+ public:
+  ZmqPart();
+  ~ZmqPart();
+  ZmqPart(const ZmqPart&) = delete;
+  ZmqPart& operator=(const ZmqPart&) = delete;
+  std::string_view bytes() const;
+
+ private:
+  friend class ZmqSocket;
+  alignas(void*) mutable std::byte message_[64];  // zmq_msg_t
+};
+
+enum class ZmqKind {
+  kRouter,      // a server; the first part of a message is the peer's routing id; send() fails if the peer is gone
+  kDealer,      // a client
+  kSubscriber,  // receives all topics
+};
+
+struct ZmqOptions {
+  std::int64_t message_bytes_max = std::int64_t{64} << 20;  // a peer that sends more is disconnected; -1: unlimited
+  int receive_queue_max = 1000;                             // messages per peer
+  int send_queue_max = 1000;                                // messages per peer
+  int connect_timeout_ms = 0;                               // 0: the kernel's
+  bool queues_unconnected = true;  // whether send() accepts messages while there is no connection
+};
+
+/// Supports IPv4 and IPv6, has keepalive, and closes without waiting for unsent messages. No call blocks or throws.
+/// Threads: one owner.
+class ZmqSocket {
+ public:
+  /// kUnavailable: no file descriptor is left, or the context has too many sockets.
+  static Result<std::unique_ptr<ZmqSocket>> make(std::shared_ptr<ZmqContext> context, ZmqKind kind,
+                                                 ZmqOptions options = {});
+  ~ZmqSocket();
+  ZmqSocket(const ZmqSocket&) = delete;
+  ZmqSocket& operator=(const ZmqSocket&) = delete;
+
+  /// Listens on tcp://HOST:PORT or ipc://PATH. HOST is "*" (all interfaces, IPv6 and IPv4), a numeric address, an
+  /// interface or "localhost"; port 0 selects a free port. kUnavailable: the address cannot be bound.
+  Result<void> bind(std::string endpoint);
+  /// Connects in the background, and again whenever the connection breaks. A host name is resolved to an IPv4 address.
+  /// kInvalidArgument: not an endpoint.
+  Result<void> connect(const std::string& endpoint);
+  /// Drops the connection that connect() made and starts a new one. A host name is resolved to IPv6 and IPv4 addresses
+  /// in turn, because ZeroMQ asks for one kind only.
+  Result<void> reconnect();
+  /// Returns the endpoint that bind() opened or connect() received, e.g. "tcp://127.0.0.1:41234".
+  const std::string& endpoint() const { return endpoint_; }
+
+  /// Readable when a message has arrived since receive() returned 0. It may stay unreadable before that, although
+  /// messages wait.
+  int fd() const;
+
+  /// Sends one message of one or more parts. Returns false, and drops the message, if there is no connection or no
+  /// room in the queue.
+  bool send(std::string_view part) { return send(std::span(&part, 1)); }
+  bool send(std::span<const std::string_view> parts);
+
+  /// Receives one message into `parts` and returns its number of parts, or 0 if no message waits. Parts that exceed
+  /// `parts.size()` are dropped.
+  std::size_t receive(std::span<ZmqPart> parts);
+
+  /// Sets how long closing waits for unsent messages.
+  void set_linger(int ms);
+
+  /// Returns a socket that receives a message for each connect and disconnect of this one. Destroy it first.
+  Result<std::unique_ptr<ZmqSocket>> make_monitor();
+  enum class Change { kNone, kConnected, kDisconnected };
+  /// Returns the next change that a monitor reports; kNone if no message waits.
+  Change next_change();
+
+ private:
+  ZmqSocket(std::shared_ptr<ZmqContext> context, int type);
+  Result<void> set_up(ZmqKind kind, const ZmqOptions& options);
+  void report_pending();
+
+  std::shared_ptr<ZmqContext> context_;  // outlives the socket
+  void* handle_;
+  std::string endpoint_;
+  bool is_ipv6_ = false;
+  bool is_drained_ = true;  // receive() found no message, so fd() has to report the next one
+  // Sending may consume the event that makes ZeroMQ's descriptor readable, so a socket that sends has a second one.
+  std::optional<EventFd> pending_;
+  bool is_pending_ = false;
+  OwnedFd epoll_;  // waits for both descriptors
+};
+
+}  // namespace kvferry::net
