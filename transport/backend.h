@@ -1,10 +1,10 @@
 // What a transport implementation adds to the part that all of them share (backend_transport.h).
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "transport/base/wire.h"
 #include "transport/transfer_table.h"
@@ -43,8 +43,8 @@ class Backend {
   virtual void join() = 0;
 
   /// As Transport::wait(); these sleep on the descriptors.
-  virtual bool wait(TimeNs timeout_ns) { return table_.completion_queue().wait(timeout_ns, interrupt_fd_); }
-  virtual void set_wait_interrupt_fd(int fd) { interrupt_fd_ = fd; }
+  virtual bool wait(TimeNs timeout_ns) { return table_.completion_queue().wait(timeout_ns, interrupt_fds_); }
+  virtual void set_wait_interrupt_fd(int fd) { interrupt_fds_.push_back(fd); }
 
   // ---- Any thread, one call at a time. ----
 
@@ -81,7 +81,7 @@ class Backend {
   std::string source_address_;  // the `from` of this side's notifications
 
  private:
-  std::atomic<int> interrupt_fd_{-1};
+  std::vector<int> interrupt_fds_;  // complete before the first wait()
 };
 
 /// Decodes a peer's address, whose first field is its protocol version. kInvalidArgument: it is malformed or of another

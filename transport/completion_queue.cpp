@@ -3,7 +3,6 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -58,11 +57,12 @@ std::size_t CompletionQueue::num_completions() const {
   return completions_.size();
 }
 
-bool CompletionQueue::wait(TimeNs timeout_ns, int interrupt_fd) const {
+bool CompletionQueue::wait(TimeNs timeout_ns, std::span<const int> interrupt_fds) const {
   constexpr TimeNs kPollMax = std::numeric_limits<int>::max();
   const TimeNs timeout_ms = std::clamp<TimeNs>((timeout_ns + kMillisecond - 1) / kMillisecond, 0, kPollMax);
-  pollfd waiting[] = {{event_fd(), POLLIN, 0}, {interrupt_fd, POLLIN, 0}};  // poll() ignores a negative descriptor
-  ::poll(waiting, std::size(waiting), static_cast<int>(timeout_ms));
+  std::vector<pollfd> waiting = {{event_fd(), POLLIN, 0}};
+  for (const int fd : interrupt_fds) waiting.push_back({fd, POLLIN, 0});
+  ::poll(waiting.data(), waiting.size(), static_cast<int>(timeout_ms));
   return has_something();
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "transport/base/net/event_fd.h"
@@ -25,9 +26,8 @@ class CompletionQueue {
   /// Returns whether something is unread, without taking the lock.
   bool has_something() const { return has_something_.load(std::memory_order_acquire); }
   int event_fd() const { return event_.fd(); }
-  /// Sleeps until something is unread (returns true), `interrupt_fd` is readable or the time has passed. -1: no such
-  /// descriptor.
-  bool wait(TimeNs timeout_ns, int interrupt_fd) const;
+  /// Sleeps until something is unread (returns true), one of `interrupt_fds` is readable or the time has passed.
+  bool wait(TimeNs timeout_ns, std::span<const int> interrupt_fds) const;
 
   static constexpr std::size_t kNotificationsMax = 65536;
 

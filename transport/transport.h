@@ -137,7 +137,8 @@ class Transport {
   /// a backend can, the calling thread does the progress thread's work meanwhile, which saves waking another thread:
   /// the fastest way to wait. One thread at a time gains by that; others wait on the descriptor.
   virtual bool wait(TimeNs timeout_ns) = 0;
-  /// From now on wait() also returns, with false, while `fd` is readable. Call once, before the first wait().
+  /// From now on wait() also returns, with false, while `fd` is readable. Further calls add descriptors. Call before
+  /// the first wait().
   virtual void set_wait_interrupt_fd(int fd) = 0;
   /// Peers get `address` as the sender of this side's notifications, instead of address(): for a transport that is part
   /// of another one. Call before the first connect().

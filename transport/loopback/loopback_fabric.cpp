@@ -1,7 +1,7 @@
 #include "transport/loopback/loopback_fabric.h"
 
-#include <atomic>
 #include <utility>
+#include <vector>
 
 #include "transport/loopback/loopback_core.h"
 
@@ -49,16 +49,16 @@ class LoopbackTransport final : public Transport {
   }
   int event_fd() const override { return node_->transfer_table.completion_queue().event_fd(); }
   bool wait(TimeNs timeout_ns) override {
-    return node_->transfer_table.completion_queue().wait(timeout_ns, interrupt_fd_);
+    return node_->transfer_table.completion_queue().wait(timeout_ns, interrupt_fds_);
   }
-  void set_wait_interrupt_fd(int fd) override { interrupt_fd_ = fd; }
+  void set_wait_interrupt_fd(int fd) override { interrupt_fds_.push_back(fd); }
   void set_source_address(const std::string& address) override { core_->set_source_address(*node_, address); }
   void shutdown() override { core_->end(*node_); }
 
  private:
   std::shared_ptr<LoopbackCore> core_;
   std::shared_ptr<LoopbackNode> node_;
-  std::atomic<int> interrupt_fd_{-1};
+  std::vector<int> interrupt_fds_;
 };
 
 }  // namespace

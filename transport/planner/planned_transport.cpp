@@ -39,15 +39,17 @@ class PlannedTransport final : public Transport {
       : options_(options),
         backends_(std::move(backends)),
         events_(::epoll_create1(EPOLL_CLOEXEC)),
-        interrupts_(::epoll_create1(EPOLL_CLOEXEC)),
         private_probe_(planner::kProbeBytes),
         regions_(backends_),
         prober_(options) {
+    KVFERRY_CHECK(events_, "no file descriptor left for epoll: {}", std::strerror(errno));
     for (const OpenBackend& backend : backends_) {
-      watch(events_, backend.transport->event_fd());
-      backend.transport->set_wait_interrupt_fd(interrupts_.get());
+      epoll_event event{EPOLLIN, {}};
+      ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, backend.transport->event_fd(), &event);
+      for (const OpenBackend& other : backends_) {
+        if (&other != &backend) backend.transport->set_wait_interrupt_fd(other.transport->event_fd());
+      }
     }
-    watch(interrupts_, events_.get());
   }
   ~PlannedTransport() override {
     shutdown();
@@ -228,7 +230,9 @@ class PlannedTransport final : public Transport {
     pollfd waiting{events_.get(), POLLIN, 0};
     return ::poll(&waiting, 1, 0) == 1;
   }
-  void set_wait_interrupt_fd(int fd) override { watch(interrupts_, fd); }
+  void set_wait_interrupt_fd(int fd) override {
+    for (const OpenBackend& backend : backends_) backend.transport->set_wait_interrupt_fd(fd);
+  }
   void set_source_address(const std::string& address) override {
     for (const OpenBackend& backend : backends_) backend.transport->set_source_address(address);
   }
@@ -245,11 +249,6 @@ class PlannedTransport final : public Transport {
     std::string measured;                                         // for logs
   };
 
-  static void watch(const OwnedFd& epoll, int fd) {
-    epoll_event event{EPOLLIN, {}};
-    KVFERRY_CHECK(::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) == 0, "cannot watch descriptor {}: {}", fd,
-                  std::strerror(errno));
-  }
   static Result<std::string> encoded(Result<planner::RegionParts> parts) {
     if (!parts) return std::move(parts).error();
     return encode(*parts);
@@ -294,7 +293,6 @@ class PlannedTransport final : public Transport {
   const TransportOptions options_;
   const Backends backends_;
   const OwnedFd events_;                 // readable while a backend's event_fd() is
-  const OwnedFd interrupts_;             // readable while events_ or the descriptor that interrupts wait() is
   std::atomic<std::size_t> busiest_{0};  // the backend whose wait() is called
   std::optional<SharedMemory> shared_probe_;
   std::vector<std::byte> private_probe_;
