@@ -59,9 +59,8 @@ std::uint64_t available_bytes() {
 }
 
 Error not_enough(std::uint64_t wanted_bytes, std::uint64_t available) {
-  return Error{
-      ErrorCode::kUnavailable,
-      fmt::format("pool_bytes is {}, but only {} bytes are free; lower pool_bytes", wanted_bytes, available)};
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("pool_bytes is {}, but only {} bytes are free; lower pool_bytes", wanted_bytes, available)};
 }
 
 /// Allocates the pages, huge ones if the mapping's advice is followed: fallocate() alone would give small ones. In

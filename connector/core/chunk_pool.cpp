@@ -137,7 +137,7 @@ void ChunkPool::demote(ChunkRef chunk) {
 }
 
 PinId ChunkPool::pin(std::vector<ChunkRef> chunks, std::string owner, TimeNs now, TimeNs deadline) {
-  promise::bounded_pin(now, deadline, owner);
+  promise::bounded_hold(now, deadline, owner);
   for (ChunkRef chunk : chunks) {
     Slot& slot = checked(chunk);
     KVFERRY_CHECK(slot.state == State::kWriting || slot.state == State::kReady, "slot {} is empty and cannot be pinned",

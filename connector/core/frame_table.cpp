@@ -49,7 +49,7 @@ const FrameTable::Frame& FrameTable::frame(FrameRef ref) const {
 FramePin FrameTable::pin(FrameRef ref, std::string owner) {
   Frame* const frame = current(ref);
   KVFERRY_CHECK(frame != nullptr, "frame {} belongs to no chunk and cannot be pinned", ref.frame);
-  KVFERRY_CHECK(!owner.empty(), "bounded-pin: a pin of frame {} has no owner", ref.frame);
+  KVFERRY_CHECK(!owner.empty(), "bounded-hold: a pin of frame {} has no owner", ref.frame);
   frame->pins += 1;
   pins_.emplace(++last_pin_, Pin{ref, std::move(owner)});
   return FramePin{last_pin_};

@@ -33,8 +33,8 @@ void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, 
                 std::span<const std::uint32_t> needed_from);
 
 /// A lookup whose allocation failed leaves no state when the step is planned.
-inline void no_stale_lookup(std::size_t specs_left, std::uint64_t step) {
-  KVFERRY_CHECK(specs_left == 0, "no-stale-lookup: {} lookups are still open after step {}", specs_left, step);
+inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
+  KVFERRY_CHECK(specs_left == 0, "no-stale-spec: {} lookups are still open after step {}", specs_left, step);
 }
 
 /// A save covers only computed and known tokens, and its blocks contain them.
@@ -53,8 +53,8 @@ inline void exactly_once(bool expected, const std::string& what) {
 }
 
 /// Every pin has an owner, and a deadline in the future when it is made.
-inline void bounded_pin(TimeNs now, TimeNs deadline, const std::string& owner) {
-  KVFERRY_CHECK(deadline > now && !owner.empty(), "bounded-pin: the pin of '{}' ends at {}, and now is {}", owner,
+inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) {
+  KVFERRY_CHECK(deadline > now && !owner.empty(), "bounded-hold: the pin of '{}' ends at {}, and now is {}", owner,
                 deadline, now);
 }
 

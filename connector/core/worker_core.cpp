@@ -56,7 +56,7 @@ void WorkerCore::pull_ordered(const PullOrder& order, TimeNs now) {
   promise::exactly_once(!pulls_.contains(order.pull), fmt::format("pull {}", order.pull));
   Pull pull;
   pull.deadline = now + order.timeout_ms * kMillisecond;
-  promise::bounded_pin(now, pull.deadline, fmt::format("pull {}", order.pull));
+  promise::bounded_hold(now, pull.deadline, fmt::format("pull {}", order.pull));
   for (const PullItem& item : order.items) {
     begin_write(item.local);
     pull.chunks.push_back(item.local);

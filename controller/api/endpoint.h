@@ -26,7 +26,7 @@ Result<std::vector<std::string>> split_endpoints(std::string_view list);
 
 /// The address in a stream's endpoint: a path, or a host and a port.
 struct StreamAddress {
-  std::string path{};  // of a Unix socket; empty for TCP
+  std::string path{};  // the Unix socket's; empty for TCP
   net::HostPort tcp{};
 
   bool is_unix() const { return !path.empty(); }

@@ -37,8 +37,8 @@ void Sessions::expire(TimeNs now) {
 }
 
 Status Sessions::status(TimeNs now) const {
-  Status status{std::string(kvferry::version()), static_cast<std::uint64_t>((now - started_at_) / kMillisecond), counters_,
-                directory_.status(now)};
+  Status status{std::string(kvferry::version()), static_cast<std::uint64_t>((now - started_at_) / kMillisecond),
+                counters_, directory_.status(now)};
   if (const Journal* journal = directory_.journal(); journal != nullptr) status.state = journal->status(now);
   if (observer_ != nullptr) status.scale = observer_->status(now);
   status.counters.chunks_dropped = directory_.num_chunks_dropped();

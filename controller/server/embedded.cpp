@@ -6,8 +6,8 @@
 
 #include "controller/client/client_link.h"
 #include "controller/directory/sessions.h"
-#include "transport/base/net/event_fd.h"
 #include "controller/protocol/wire.h"
+#include "transport/base/net/event_fd.h"
 
 namespace kvferry::controller {
 namespace {

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import mutants
 from table import MUTANTS, Mutant
 
-PROMISES = {"idempotent-lookup", "exact-load", "no-stale-lookup", "saved-is-computed", "fenced-reuse", "exactly-once",
-            "bounded-pin", "sane-counts", "verified-only", "no-engine-death"}
+PROMISES = {"idempotent-lookup", "exact-load", "no-stale-spec", "saved-is-computed", "fenced-reuse", "exactly-once",
+            "bounded-hold", "sane-counts", "verified-only", "no-engine-death"}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -289,7 +289,7 @@ void MiniEngine::check_idle() const {
   if (!held_back_.empty())
     throw Broken(fmt::format("exactly-once: {} aborted loads are never heard of", held_back_.size()));
   if (blocks_.num_free() != blocks_.num_usable())
-    throw Broken(fmt::format("bounded-pin: idle with {} of {} blocks free", blocks_.num_free(), blocks_.num_usable()));
+    throw Broken(fmt::format("bounded-hold: idle with {} of {} blocks free", blocks_.num_free(), blocks_.num_usable()));
 }
 
 }  // namespace kvferry::sim

@@ -32,7 +32,7 @@ void PromisesCheck::lookup_answered(const std::string& id, std::uint32_t num_loc
   expect(answer.num_external == 0 || num_local + answer.num_external < num_tokens,
          "sane-counts: lookup of {}: {} local + {} external leave nothing of {} to compute", id, num_local,
          answer.num_external, num_tokens);
-  expect(!answer.pending || pending_for < config_.load_timeout, "bounded-pin: lookup of {} pends for {} ms", id,
+  expect(!answer.pending || pending_for < config_.load_timeout, "bounded-hold: lookup of {} pends for {} ms", id,
          pending_for / kMillisecond);
 }
 
@@ -57,7 +57,7 @@ void PromisesCheck::check_load(const SchedulerCore& core, const AdmittedLoad& ad
     next += item.num_tokens;
     num += item.num_tokens;
     const ChunkPool::Slot& slot = core.pool().slot(item.chunk.slot);
-    expect(slot.ref == item.chunk && slot.pins > 0, "bounded-pin: the load of {} reads slot {}, which is not pinned",
+    expect(slot.ref == item.chunk && slot.pins > 0, "bounded-hold: the load of {} reads slot {}, which is not pinned",
            job.request_id, item.chunk.slot);
     expect(slot.state == ChunkPool::State::kReady || slot.state == ChunkPool::State::kRetired,
            "verified-only: the load of {} reads slot {} before it is whole", job.request_id, item.chunk.slot);
@@ -82,7 +82,7 @@ void PromisesCheck::check_load(const SchedulerCore& core, const AdmittedLoad& ad
 void PromisesCheck::plan_built(const SchedulerCore& core, std::span<const AdmittedLoad> admitted,
                                std::span<const StepPlan* const> in_flight) const {
   const StepPlan& plan = *in_flight.back();
-  expect(core.num_open_lookups() == 0, "no-stale-lookup: {} lookups are still open after step {}",
+  expect(core.num_open_lookups() == 0, "no-stale-spec: {} lookups are still open after step {}",
          core.num_open_lookups(), plan.step);
   for (const AdmittedLoad& load : admitted) {
     const auto is_its = [&](const LoadJob& job) { return job.request_id == load.id; };
@@ -94,7 +94,7 @@ void PromisesCheck::plan_built(const SchedulerCore& core, std::span<const Admitt
   expect(plan.loads.size() == admitted.size(), "exact-load: step {} loads for {} requests, {} were admitted to load",
          plan.step, plan.loads.size(), admitted.size());
   for (const auto& [id, pin] : core.pool().pins())
-    expect(!pin.owner.starts_with("lookup of "), "no-stale-lookup: the {} still pins chunks in step {}", pin.owner,
+    expect(!pin.owner.starts_with("lookup of "), "no-stale-spec: the {} still pins chunks in step {}", pin.owner,
            plan.step);
   // Whatever a save is said to write is in a plan whose report is still to come.
   std::size_t num_saves = 0;
@@ -113,7 +113,7 @@ void PromisesCheck::plan_built(const SchedulerCore& core, std::span<const Admitt
   std::size_t num_writers = 0;
   for (std::uint32_t i = 0; core.pool().num_writing() > 0 && i < core.pool().num_slots(); ++i)
     num_writers += core.pool().slot(i).writer.starts_with("save of ");
-  expect(num_writers == num_saves, "bounded-pin: {} slots wait for a save, {} saves are under way", num_writers,
+  expect(num_writers == num_saves, "bounded-hold: {} slots wait for a save, {} saves are under way", num_writers,
          num_saves);
 }
 
@@ -153,14 +153,15 @@ void PromisesCheck::after_step(const SchedulerCore& core, std::size_t loads_in_f
     if (pin.owner.starts_with("push of ")) most = config_.push_ttl + config_.push_grace;
     num_loads += pin.owner.starts_with("load for ");
     expect(!pin.owner.empty() && pin.deadline > now && pin.deadline - now <= most,
-           "bounded-pin: the {} ends in {} ms, allowed are {}", pin.owner.empty() ? "pin without an owner" : pin.owner,
+           "bounded-hold: the {} ends in {} ms, allowed are {}", pin.owner.empty() ? "pin without an owner" : pin.owner,
            (pin.deadline - now) / kMillisecond, most / kMillisecond);
   }
-  expect(num_loads <= loads_in_flight, "bounded-pin: {} loads hold chunks, {} are under way", num_loads,
+  expect(num_loads <= loads_in_flight, "bounded-hold: {} loads hold chunks, {} are under way", num_loads,
          loads_in_flight);
   expect(core.num_controller_pinned() <= config_.num_slots / 2 || core.num_controller_pinned() <= 1,
-         "bounded-pin: {} of {} chunks are pinned for the controller", core.num_controller_pinned(), config_.num_slots);
-  expect(core.num_reserved_chunks() <= config_.num_slots / 2, "bounded-pin: {} of {} slots are reserved",
+         "bounded-hold: {} of {} chunks are pinned for the controller", core.num_controller_pinned(),
+         config_.num_slots);
+  expect(core.num_reserved_chunks() <= config_.num_slots / 2, "bounded-hold: {} of {} slots are reserved",
          core.num_reserved_chunks(), config_.num_slots);
 
   const CoreCounters& counters = core.counters();
@@ -215,7 +216,7 @@ void PromisesCheck::ended(const std::string& id, const FinishedRequest& done, bo
 }
 
 void PromisesCheck::offered(const SchedulerCore& core, const LeaseReply& reply, std::size_t num_keys) {
-  expect(reply.chunks.empty() || reply.lease != 0, "bounded-pin: {} chunks are leased without a lease",
+  expect(reply.chunks.empty() || reply.lease != 0, "bounded-hold: {} chunks are leased without a lease",
          reply.chunks.size());
   for (const LeasedChunk& chunk : reply.chunks) {
     const ChunkPool::Slot& slot = core.pool().slot(chunk.chunk.slot);
@@ -227,19 +228,19 @@ void PromisesCheck::offered(const SchedulerCore& core, const LeaseReply& reply, 
 
 void PromisesCheck::idle(const SchedulerCore& core) {
   expect(core.num_requests() + core.num_fetches() + core.num_open_lookups() + core.num_replications() == 0,
-         "bounded-pin: idle with {} requests, {} fetches, {} lookups, {} replications", core.num_requests(),
+         "bounded-hold: idle with {} requests, {} fetches, {} lookups, {} replications", core.num_requests(),
          core.num_fetches(), core.num_open_lookups(), core.num_replications());
-  expect(core.num_pushes() + core.num_reservations() == 0, "bounded-pin: idle with {} pushes and {} reservations",
+  expect(core.num_pushes() + core.num_reservations() == 0, "bounded-hold: idle with {} pushes and {} reservations",
          core.num_pushes(), core.num_reservations());
   expect(core.pool().num_pins() + core.pool().num_pinned() + core.pool().num_writing() == 0,
-         "bounded-pin: idle with {} holds on {} slots, {} slots being written", core.pool().num_pins(),
+         "bounded-hold: idle with {} holds on {} slots, {} slots being written", core.pool().num_pins(),
          core.pool().num_pinned(), core.pool().num_writing());
 }
 
 std::string promise_of(const std::string& message) {
   constexpr std::array<std::string_view, 10> kNames = {
-      "idempotent-lookup", "exact-load",  "no-stale-lookup", "saved-is-computed", "fenced-reuse",
-      "exactly-once",      "bounded-pin", "sane-counts",     "verified-only",     "no-engine-death"};
+      "idempotent-lookup", "exact-load",   "no-stale-spec", "saved-is-computed", "fenced-reuse",
+      "exactly-once",      "bounded-hold", "sane-counts",   "verified-only",     "no-engine-death"};
   std::size_t first = std::string::npos;
   std::string promise = "no-engine-death";
   for (const std::string_view name : kNames) {

@@ -3,8 +3,8 @@
 // and by the network (sim_network.cpp: reads under a lease, doubled answers).
 //
 // idempotent-lookup  asked_again()       exactly-once   ended(), and the core's own checks of reports
-// exact-load         plan_built()        bounded-pin   lookup_answered(), plan_built(), after_step()
-// no-stale-lookup      plan_built()        sane-counts    lookup_answered(), after_step(), ended()
+// exact-load         plan_built()        bounded-hold   lookup_answered(), plan_built(), after_step()
+// no-stale-spec      plan_built()        sane-counts    lookup_answered(), after_step(), ended()
 // saved-is-computed  save_planned()      verified-only  offered()
 // fenced-reuse       plan_built()        no-engine-death  promise_of(): any other exception out of the core
 #pragma once

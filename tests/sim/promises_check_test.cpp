@@ -37,7 +37,7 @@ TEST_F(Checks, AnAnswerLeavesATokenToComputeAndDoesNotPendForEver) {
   check_.lookup_answered("a", 4, {false, 3}, 8, 0);
   expect_broken("sane-counts", [&] { check_.lookup_answered("a", 4, {false, 4}, 8, 0); });
   expect_broken("sane-counts", [&] { check_.lookup_answered("a", 4, {true, 1}, 8, 0); });
-  expect_broken("bounded-pin", [&] { check_.lookup_answered("a", 0, {true, 0}, 8, config().load_timeout); });
+  expect_broken("bounded-hold", [&] { check_.lookup_answered("a", 0, {true, 0}, 8, config().load_timeout); });
 }
 
 TEST_F(Checks, AskedAgainNothingChanges) {
@@ -84,7 +84,7 @@ TEST_F(Checks, ARequestEndsOnceWithCountsThatFit) {
 TEST_F(Checks, ALeaseNamesWhatIsThere) {
   LeaseReply reply;
   reply.chunks.push_back({0, {0, 0}, 4, {}});
-  expect_broken("bounded-pin", [&] { PromisesCheck::offered(core_, reply, 1); });
+  expect_broken("bounded-hold", [&] { PromisesCheck::offered(core_, reply, 1); });
   reply.lease = 1;
   expect_broken("verified-only", [&] { PromisesCheck::offered(core_, reply, 1); });
 }
@@ -96,7 +96,7 @@ TEST_F(Checks, WhoeverIsIdleHoldsNothing) {
   request.id = RequestId{"a"};
   request.tokens = tokens;
   core_.add_request(request, kSecond);
-  expect_broken("bounded-pin", [&] { PromisesCheck::idle(core_); });
+  expect_broken("bounded-hold", [&] { PromisesCheck::idle(core_); });
 }
 
 TEST(PromiseOf, TheFirstNameCountsAndWithoutOneTheCoreGaveUp) {

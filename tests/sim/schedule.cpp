@@ -164,7 +164,7 @@ Tally run_schedule(std::uint64_t seed) {
   for (int steps = 0; !clients.all_served(); ++steps) {
     if (steps == kStepsOfTrouble) world.calm_down();
     if (steps > kStepsOfTrouble + kStepsOfCalm)
-      throw Broken(fmt::format("bounded-pin: {} requests make no progress", world.num_unfinished()));
+      throw Broken(fmt::format("bounded-hold: {} requests make no progress", world.num_unfinished()));
     clients.step();
     world.step();
   }

@@ -223,7 +223,7 @@ void World::pull(std::size_t node, const StartPull& wanted) {
   if (!is_new) throw Broken(fmt::format("exactly-once: pull {} is asked for twice", wanted.pull));
   if (wanted.deadline <= now() || wanted.deadline > now() + options_.core.pull_timeout)
     throw Broken(
-        fmt::format("bounded-pin: pull {} ends in {} ms", wanted.pull, (wanted.deadline - now()) / kMillisecond));
+        fmt::format("bounded-hold: pull {} ends in {} ms", wanted.pull, (wanted.deadline - now()) / kMillisecond));
   for (const PullItem& item : wanted.items)
     if (item.num_tokens > options_.core.chunk_tokens)
       throw Broken(fmt::format("verified-only: pull {} brings {} tokens into a slot", wanted.pull, item.num_tokens));
@@ -330,7 +330,7 @@ void World::check_pulls(std::size_t index) const {
                    !pool.slot(i).writer.starts_with("push of ");
   if (num_items != num_writers)
     throw Broken(
-        fmt::format("bounded-pin: {} slots wait for a pull, {} chunks are on their way", num_writers, num_items));
+        fmt::format("bounded-hold: {} slots wait for a pull, {} chunks are on their way", num_writers, num_items));
 }
 
 }  // namespace kvferry::sim

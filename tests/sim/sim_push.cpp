@@ -67,7 +67,7 @@ void World::push_grant(std::size_t node, const GrantOrder& order) {
   NodePushes& pushes = nodes_[node].pushes;
   const auto found = pushes.pending_grants.find(order.ticket);
   if (found == pushes.pending_grants.end())
-    throw Broken(fmt::format("bounded-pin: no push waits for reservation {}", order.ticket));
+    throw Broken(fmt::format("bounded-hold: no push waits for reservation {}", order.ticket));
   NodePushes::PendingGrant grant = std::move(found->second);
   pushes.pending_grants.erase(found);
   tally_.reservations += 1;

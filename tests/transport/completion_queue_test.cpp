@@ -24,7 +24,8 @@ TEST(CompletionQueue, IsReadableUntilBothKindsAreTaken) {
 
 TEST(CompletionQueue, RefusesNotificationsThatNobodyReads) {
   CompletionQueue completion_queue;
-  for (std::size_t index = 0; index < CompletionQueue::kNotificationsMax; ++index) ASSERT_TRUE(completion_queue.notify({"", ""}));
+  for (std::size_t index = 0; index < CompletionQueue::kNotificationsMax; ++index)
+    ASSERT_TRUE(completion_queue.notify({"", ""}));
   EXPECT_FALSE(completion_queue.notify({"", ""}));
   EXPECT_EQ(completion_queue.take_notifications().size(), CompletionQueue::kNotificationsMax);
   EXPECT_TRUE(completion_queue.notify({"", ""}));

@@ -40,7 +40,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   if (reservation.chunks.empty()) return reply;
   reply.ticket = order.ticket = next_ticket_++;
   reservation.deadline = now + config_.ttl;
-  promise::bounded_pin(now, reservation.deadline, writer);
+  promise::bounded_hold(now, reservation.deadline, writer);
   reservations_.emplace(reply.ticket, std::move(reservation));
   parts_.actions.push_back(GrantSlots{std::move(order)});
   return reply;

@@ -13,7 +13,7 @@ void PushSender::offer(const RequestId& request, PushTarget target, std::span<co
   push.request = request;
   push.target = target;
   push.deadline = now + config_.ttl;
-  promise::bounded_pin(now, push.deadline, "push of " + request.value);
+  promise::bounded_hold(now, push.deadline, "push of " + request.value);
   PushOffer offer{config_.fingerprint, config_.num_ranks, {}, {}};
   for (const ChunkMeta& meta : chunks) {
     waiting_[meta.key].insert({id, static_cast<std::uint32_t>(push.items.size())});

@@ -28,7 +28,7 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
     }
   }
   for (const RequestId& id : refused) end_attempt(requests_.at(id));
-  promise::no_stale_lookup(open_lookups_.size(), step_ + 1);
+  promise::no_stale_spec(open_lookups_.size(), step_ + 1);
 
   StepPlan plan;
   plan.step = ++step_;

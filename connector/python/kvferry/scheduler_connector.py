@@ -126,7 +126,7 @@ class SchedulerConnector:
             )  # fmt: skip
             return None
         remote_id = str(params.get("remote_request_id") or "")
-        place = f"[{host}]" if ":" in host else host
+        place = f"[{host}]" if ":" in str(host) else host
         return str(params.get("remote_engine_id") or ""), f"tcp://{place}:{port}", remote_id, min(count, num_tokens)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:

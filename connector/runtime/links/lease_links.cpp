@@ -18,9 +18,8 @@ void LeaseLinks::execute(RequestLease& wanted) {
   wanted.request.shards = shards_;
   if (parts_.send_node(wanted.endpoint, wanted.fetch, wanted.request)) return;
   // An endpoint that can't be reached counts as a holder without the chunks.
-  parts_.with_core([&](SchedulerCore& core) {
-    core.lease_answered(wanted.fetch, wanted.endpoint, {}, parts_.clock.now());
-  });
+  parts_.with_core(
+      [&](SchedulerCore& core) { core.lease_answered(wanted.fetch, wanted.endpoint, {}, parts_.clock.now()); });
 }
 
 void LeaseLinks::execute(ReleaseLease& released) {
@@ -31,10 +30,9 @@ void LeaseLinks::execute(StartPull& wanted) {
   const PeerLinks::Ranks& remote = parts_.peers.ranks_of(wanted.endpoint);
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
     // The ranks are empty if the peer was dropped since its answer.
-    const bool is_sent =
-        !remote.all.empty() &&
-        parts_.send_worker(rank, wanted.pull,
-                           order_for(rank, wanted, parts_.ranks, remote.all, remote.map, parts_.clock.now()));
+    const bool is_sent = !remote.all.empty() && parts_.send_worker(rank, wanted.pull,
+                                                                   order_for(rank, wanted, parts_.ranks, remote.all,
+                                                                             remote.map, parts_.clock.now()));
     if (is_sent) continue;
     const std::vector<bool> none(wanted.items.size(), false);
     parts_.with_core([&](SchedulerCore& core) { core.pull_done(wanted.pull, rank, none, parts_.clock.now()); });
@@ -54,9 +52,10 @@ bool LeaseLinks::progress() {
   const std::vector<RunChecksums::Ready> all = run_checksums_.take_ready(parts_.clock.now());
   for (const RunChecksums::Ready& ready : all) {
     if (!ready.damaged.empty() || ready.num_late > 0)
-      log().warn("a node of another shape gets no lease on {} damaged chunks, which are evicted, and {} that were not "
-                 "hashed in time",
-                 ready.damaged.size(), ready.num_late);
+      log().warn(
+          "a node of another shape gets no lease on {} damaged chunks, which are evicted, and {} that were not "
+          "hashed in time",
+          ready.damaged.size(), ready.num_late);
     if (!ready.damaged.empty()) parts_.with_core([&](SchedulerCore& core) { core.evict_ordered(ready.damaged); });
     parts_.answer(ready.asker, ready.answer);
   }
@@ -73,7 +72,8 @@ void LeaseLinks::answer(Request request) {
     const TimeNs now = parts_.clock.now();
     is_too_early = now < request.deadline && is_being_saved_(core, request.request);
     if (is_too_early) return;
-    answer.reply = core.lease_requested("fetch " + std::to_string(request.asker.id) + " of a node", request.request, now);
+    answer.reply =
+        core.lease_requested("fetch " + std::to_string(request.asker.id) + " of a node", request.request, now);
   });
   if (is_too_early) {
     waiting_.push_back(std::move(request));

@@ -173,8 +173,8 @@ TEST_F(Pool, BreaksItsPromisesLoudly) {
   const ChunkRef ref = ready(pool, chunk(1));
   EXPECT_BREAKS(pool.rank_written(ref, 0, true, 7), "exactly-once");
   EXPECT_BREAKS(pool.reserve(chunk(1), "test"), "written twice");
-  EXPECT_BREAKS(pin(pool, {ref}, 0), "bounded-pin");
-  EXPECT_BREAKS(pool.pin({ref}, "", 0, 100), "bounded-pin");
+  EXPECT_BREAKS(pin(pool, {ref}, 0), "bounded-hold");
+  EXPECT_BREAKS(pool.pin({ref}, "", 0, 100), "bounded-hold");
   EXPECT_BREAKS(pool.fail_write(ref), "is not being written");
 }
 

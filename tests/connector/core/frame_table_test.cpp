@@ -75,7 +75,7 @@ TEST_F(Frames, BrokenPromisesAreFound) {
   const auto claim = table.claim({1, 1}, State::kGathering, "save").value();
   EXPECT_BREAKS(table.claim({1, 2}, State::kGathering, "save"), "fenced-reuse");
   EXPECT_BREAKS(table.claim({2, 1}, State::kClean, "save"), "without a purpose");
-  EXPECT_BREAKS(table.claim({2, 1}, State::kLanding, ""), "bounded-pin");
+  EXPECT_BREAKS(table.claim({2, 1}, State::kLanding, ""), "bounded-hold");
   EXPECT_BREAKS(table.written_back(claim.frame), "in state");
   EXPECT_BREAKS(table.write_back_started(claim.frame), "in state");
   table.unpin(claim.pin);

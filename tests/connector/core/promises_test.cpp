@@ -55,8 +55,8 @@ TEST_F(Promises, ExactLoad) {
 }
 
 TEST_F(Promises, NoStaleSpec) {
-  promise::no_stale_lookup(0, 3);
-  EXPECT_BREAKS(promise::no_stale_lookup(1, 3), "no-stale-lookup");
+  promise::no_stale_spec(0, 3);
+  EXPECT_BREAKS(promise::no_stale_spec(1, 3), "no-stale-spec");
 }
 
 TEST_F(Promises, SavedIsComputed) {
@@ -80,9 +80,9 @@ TEST_F(Promises, ExactlyOnce) {
 }
 
 TEST_F(Promises, BoundedHold) {
-  promise::bounded_pin(5, 6, "r");
-  EXPECT_BREAKS(promise::bounded_pin(5, 5, "r"), "bounded-pin");
-  EXPECT_BREAKS(promise::bounded_pin(5, 6, ""), "bounded-pin");
+  promise::bounded_hold(5, 6, "r");
+  EXPECT_BREAKS(promise::bounded_hold(5, 5, "r"), "bounded-hold");
+  EXPECT_BREAKS(promise::bounded_hold(5, 6, ""), "bounded-hold");
 }
 
 TEST_F(Promises, VerifiedOnly) {

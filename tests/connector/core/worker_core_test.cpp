@@ -96,7 +96,7 @@ TEST_F(Worker, AnOverduePullIsNamedOnceAndStillHoldsItsSlots) {
 }
 
 TEST_F(Worker, APullWithoutTimeIsABrokenPromise) {
-  EXPECT_BREAKS(core_.pull_ordered(order(11, {{0, 1}}, 0), kNow), "bounded-pin");
+  EXPECT_BREAKS(core_.pull_ordered(order(11, {{0, 1}}, 0), kNow), "bounded-hold");
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 #include "connector/runtime/scheduler/scheduler_node.h"
 #include "connector/runtime/worker/worker_node.h"
 #include "controller/server/server.h"
-#include "tests/device/sim_packer.h"
 #include "tests/connector/runtime/or_throw.h"
+#include "tests/device/sim_packer.h"
 
 namespace kvferry {
 

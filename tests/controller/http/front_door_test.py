@@ -178,7 +178,8 @@ def test_a_pair_is_who_holds_the_prompt_and_is_not_too_busy(cluster: Cluster) ->
 def test_who_is_missing_is_told(cluster: Cluster) -> None:
     status, answer = cluster.pair(token_ids=PROMPT)
     assert status == 503
-    assert answer["error"].startswith("no prefill node (kv_producer or kv_both) of namespace 'default' accepts requests")
+    no_prefill = "no prefill node (kv_producer or kv_both) of namespace 'default' accepts requests"
+    assert answer["error"].startswith(no_prefill)
     cluster.join("p", "kv_producer")
     assert "no decode node" in cluster.pair(token_ids=PROMPT)[1]["error"]
     cluster.join("d", "kv_consumer", None)

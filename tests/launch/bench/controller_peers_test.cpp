@@ -73,8 +73,7 @@ TEST(ControllerPeers, WhatCantBeMeasuredIsOneLineThatSaysWhyAndTheNextOneIsMeasu
     const PeerProgram good = shell(fmt::format("read -r spec; echo '{}'; echo '{{\"done\": true}}'", kFigures));
     const auto figures = measure_controller_peers(
         {"redis", "dynamo"}, 65536, 1,
-        [&](const std::string& peer, const Say& say) { return (peer == "redis" ? bad : good)(peer, say); },
-        said.say());
+        [&](const std::string& peer, const Say& say) { return (peer == "redis" ? bad : good)(peer, say); }, said.say());
     ASSERT_TRUE(figures);
     EXPECT_EQ(figures->peers.size(), 1u);
     EXPECT_THAT(figures->missing.value("redis", ""), HasSubstr(why));
