@@ -83,11 +83,11 @@ void SchedulerCore::advance_replications(TimeNs now) {
     const bool has_ended = now >= replication.deadline || suspect_until_.contains(replication.endpoint);
     RequestLease lease{0, replication.engine_id, replication.endpoint, {config_.fingerprint, {}, {}}};
     while (!has_ended && !replication.remaining.empty() && replication.piece.size() < kChunksPerPiece) {
-      ChunkMeta chunk = std::move(replication.remaining.front());
+      const ChunkMeta chunk = replication.remaining.front();
       replication.remaining.pop_front();
       if (pool_.find(chunk.key) != nullptr) continue;
       lease.request.keys.push_back(chunk.key);
-      replication.piece.push_back(std::move(chunk));
+      replication.piece.push_back(chunk);
     }
     if (replication.piece.empty()) {
       replications_.pop_front();

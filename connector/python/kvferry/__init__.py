@@ -5,5 +5,5 @@ def __getattr__(name: str) -> str:
     if name == "__version__":
         from kvferry._core import version
 
-        return version()
+        return str(version())
     raise AttributeError(name)

@@ -151,7 +151,7 @@ TEST(Nodes, ADrainedNodesChunksAreOnAnotherBeforeItGoes) {
   const auto node = [&](const std::string& name) {
     const controller::Status all = controller::fetch_status(controller.endpoint(), 2000).value();
     for (const controller::NodeStatus& status : all.nodes)
-      if (status.engine_id == name) return status;
+      if (status.engine_id == EngineId{name}) return status;
     return controller::NodeStatus{};
   };
   for (Patience patience; node("leaving").num_chunks < 4 && patience.left();) std::this_thread::sleep_for(20ms);
