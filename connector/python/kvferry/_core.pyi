@@ -152,6 +152,9 @@ def fingerprint_difference(here: str, there: str) -> str:
 def settings_markdown() -> str:
     """The settings as a Markdown table."""
 
+def version() -> str:
+    """Returns the version of this kvferry."""
+
 def check_config(extra_json: str) -> dict[str, Any]:
     """Returns the settings in effect. KvFerryError names a bad key or value."""
 
