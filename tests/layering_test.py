@@ -25,6 +25,7 @@ TRANSPORT_PARTS = ("gpu_ipc", "loopback", "nccl", "planner", "shm", "tcp", "ucx"
 
 # A file lies in the first part that its path starts with; it may include project headers from that part's folders.
 MAY_INCLUDE = {
+    "transport/base/net/": ("transport/base/",),
     "transport/base/": ("transport/base/",),
     **{f"transport/{part}/": (*TRANSPORT, f"transport/{part}/") for part in TRANSPORT_PARTS},
     "transport/": TRANSPORT,
