@@ -60,7 +60,9 @@ Result<BoundSocket> listen_on_path(const std::string& path) {
 Result<BoundSocket> listen_on(const StreamAddress& address) {
   if (address.is_unix()) return listen_on_path(address.path);
   Result<net::TcpListener> listener = net::listen_tcp(address.tcp.host, address.tcp.port);
-  if (!listener) return Error{ErrorCode::kUnavailable, listener.error().what};
+  if (!listener)
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("stream://{}: {}", net::to_text(address.tcp), listener.error().what)};
   return BoundSocket{std::move(listener->socket), OwnedFd(), "stream://" + net::to_text(listener->address)};
 }
 

@@ -292,12 +292,12 @@ class TcpInitiator : public ::testing::Test {
 TEST_F(TcpInitiator, LosesAPeerThatStopsReading) {
   target_->send(frame({.kind = tcp::MessageKind::kWelcome}));
   const TransferId id = transport_->submit(transfer(Direction::kPush, kBytes * 16)).value();
-  expect_end(id, ErrorCode::kPeerLost, "said nothing for");
+  expect_end(id, ErrorCode::kPeerLost, "was silent for");
 }
 
 TEST_F(TcpInitiator, LosesAPeerThatNeverAnswersTheHello) {
   const TransferId id = transport_->submit(transfer(Direction::kPull, 100)).value();
-  expect_end(id, ErrorCode::kPeerLost, "said nothing for");
+  expect_end(id, ErrorCode::kPeerLost, "was silent for");
 }
 
 TEST_F(TcpInitiator, KeepsAPeerThatIsSlowButAlive) {

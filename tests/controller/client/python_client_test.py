@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-RELEASE = Path(__file__).resolve().parents[2] / "build" / "release"
+RELEASE = Path(__file__).resolve().parents[3] / "build" / "release"
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-KVFERRY = Path(__file__).resolve().parents[2] / "build" / "release" / "bin" / "kvferry"
+KVFERRY = Path(__file__).resolve().parents[3] / "build" / "release" / "bin" / "kvferry"
 CHUNK = 32
 FINGERPRINT = f"model=toy kv_dtype=float32 layers=4 kv_heads=2 head_dim=32 chunk_tokens={CHUNK} format=1"
 JSON = {"Content-Type": "application/json"}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-KVFERRY = Path(__file__).resolve().parents[2] / "build" / "release" / "bin" / "kvferry"
+KVFERRY = Path(__file__).resolve().parents[3] / "build" / "release" / "bin" / "kvferry"
 
 
 @contextlib.contextmanager

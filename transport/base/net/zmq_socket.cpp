@@ -100,7 +100,8 @@ Result<void> ZmqSocket::set_up(ZmqKind kind, const ZmqOptions& options) {
     ::zmq_setsockopt(handle_, ZMQ_SUBSCRIBE, "", 0);
     return {};
   }
-  if (kind == ZmqKind::kRouter) set(handle_, ZMQ_ROUTER_MANDATORY, 1);
+  is_router_ = kind == ZmqKind::kRouter;
+  if (is_router_) set(handle_, ZMQ_ROUTER_MANDATORY, 1);
   pending_.emplace(std::nothrow);
   epoll_ = OwnedFd(::epoll_create1(EPOLL_CLOEXEC));
   for (const int fd : {get<int>(handle_, ZMQ_FD), pending_->fd()}) {
@@ -160,7 +161,7 @@ bool ZmqSocket::send(std::span<const std::string_view> parts) {
 }
 
 void ZmqSocket::report_pending() {
-  if (!is_drained_ || is_pending_ || !pending_ || (get<int>(handle_, ZMQ_EVENTS) & ZMQ_POLLIN) == 0) return;
+  if ((is_router_ && !is_drained_) || is_pending_ || !pending_ || (get<int>(handle_, ZMQ_EVENTS) & ZMQ_POLLIN) == 0) return;
   is_pending_ = true;
   pending_->set();
 }

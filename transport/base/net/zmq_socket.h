@@ -80,8 +80,8 @@ class ZmqSocket {
   /// Returns the endpoint that bind() opened or connect() received, e.g. "tcp://127.0.0.1:41234".
   const std::string& endpoint() const { return endpoint_; }
 
-  /// Readable when a message has arrived since receive() returned 0. It may stay unreadable before that, although
-  /// messages wait.
+  /// Readable when a message has arrived since receive() returned 0. Before that a router's may stay unreadable although
+  /// messages wait; a dealer's does not.
   int fd() const;
 
   /// Sends one message of one or more parts. Returns false, and drops the message, if there is no connection or no
@@ -111,6 +111,7 @@ class ZmqSocket {
   void* handle_;
   std::string endpoint_;
   bool is_ipv6_ = false;
+  bool is_router_ = false;
   bool is_drained_ = true;  // receive() found no message, so fd() has to report the next one
   // Sending may consume the event that makes ZeroMQ's descriptor readable, so a socket that sends has a second one.
   std::optional<EventFd> pending_;
