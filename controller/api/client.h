@@ -145,7 +145,7 @@ class Client {
 };
 
 /// kInvalidArgument: an endpoint is malformed or repeated.
-Result<std::unique_ptr<Client>> make_client(ClientOptions options);
+Result<std::unique_ptr<Client>> make_client(const ClientOptions& options);
 
 /// Blocks until the client is registered. Drops all events, and answers the first SnapshotWanted with an empty
 /// snapshot: a node that already holds chunks publishes them afterwards.

@@ -57,7 +57,7 @@ std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, Clien
   return std::make_unique<SingleClient>(std::move(options), std::move(link));
 }
 
-Result<std::unique_ptr<Client>> make_client(ClientOptions options) {
+Result<std::unique_ptr<Client>> make_client(const ClientOptions& options) {
   const Result<std::vector<std::string>> endpoints = split_endpoints(options.controller);
   if (!endpoints) return endpoints.error();
   std::vector<std::unique_ptr<Client>> clients;

@@ -43,13 +43,13 @@ struct LinkOptions {
   std::shared_ptr<net::ZmqContext> zmq_context{};
 };
 /// kInvalidArgument: not an endpoint; kUnavailable: no file descriptor is left.
-Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, LinkOptions options = {});
+Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const LinkOptions& options = {});
 
 /// A client of the controller that `link` connects to.
 std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, ClientOptions options);
 
 /// `endpoint` must have passed check_endpoint().
-Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, LinkOptions options);
-Result<std::unique_ptr<ClientLink>> make_stream_link(const std::string& endpoint, LinkOptions options);
+Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, const LinkOptions& options);
+Result<std::unique_ptr<ClientLink>> make_stream_link(const std::string& endpoint, const LinkOptions& options);
 
 }  // namespace kvferry::controller

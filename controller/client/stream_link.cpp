@@ -35,7 +35,7 @@ struct HostLookup {
 
 class StreamLink final : public ClientLink {
  public:
-  StreamLink(const std::string& endpoint, LinkOptions options)
+  StreamLink(const std::string& endpoint, const LinkOptions& options)
       : endpoint_(endpoint), options_(options), address_(stream_address(endpoint)) {}
   ~StreamLink() override {
     const SteadyClock clock;
@@ -203,7 +203,7 @@ class StreamLink final : public ClientLink {
 
 }  // namespace
 
-Result<std::unique_ptr<ClientLink>> make_stream_link(const std::string& endpoint, LinkOptions options) {
+Result<std::unique_ptr<ClientLink>> make_stream_link(const std::string& endpoint, const LinkOptions& options) {
   auto link = std::make_unique<StreamLink>(endpoint, options);
   if (link->fd() < 0) return Error{ErrorCode::kUnavailable, "no file descriptor left for the controller's client"};
   return std::unique_ptr<ClientLink>(std::move(link));

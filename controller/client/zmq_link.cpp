@@ -40,10 +40,10 @@ class ZmqLink final : public ClientLink {
 
 }  // namespace
 
-Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, LinkOptions options) {
-  if (!options.zmq_context) options.zmq_context = std::make_shared<net::ZmqContext>();
+Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, const LinkOptions& options) {
+  auto context = options.zmq_context ? options.zmq_context : std::make_shared<net::ZmqContext>();
   auto socket =
-      net::ZmqSocket::make(std::move(options.zmq_context), net::ZmqKind::kDealer,
+      net::ZmqSocket::make(std::move(context), net::ZmqKind::kDealer,
                            {.message_bytes_max = options.is_bounded ? std::int64_t{wire::kMessageBytesMax} : -1,
                             .send_queue_max = kSendQueueMax,
                             .connect_timeout_ms = kConnectTimeoutMs,
@@ -54,7 +54,7 @@ Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, L
   return std::unique_ptr<ClientLink>(std::make_unique<ZmqLink>(std::move(*socket)));
 }
 
-Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, LinkOptions options) {
+Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const LinkOptions& options) {
   if (Result<void> checked = check_endpoint(endpoint, EndpointUse::kConnect); !checked)
     return std::move(checked).error();
   return is_stream(endpoint) ? make_stream_link(endpoint, options) : make_zmq_link(endpoint, options);

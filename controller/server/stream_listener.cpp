@@ -115,7 +115,7 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
       if (!socket && (errno == EMFILE || errno == ENFILE) && spare_) {
         // A connection left in the backlog would keep the listener readable and the loop busy.
         spare_ = OwnedFd();
-        OwnedFd(::accept(listener_.socket.get(), nullptr, nullptr));  // the temporary closes it
+        if (const int refused = ::accept(listener_.socket.get(), nullptr, nullptr); refused >= 0) ::close(refused);
         spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
         continue;
       }

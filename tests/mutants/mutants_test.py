@@ -45,7 +45,7 @@ def test_a_mutant_is_caught(name: str, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_one_that_nothing_catches_fails_the_run(monkeypatch: pytest.MonkeyPatch,
                                                 capsys: pytest.CaptureFixture[str]) -> None:
-    line = "a pool of {} slots and {} ranks"
+    line = "a pool needs slots and ranks, not {} and {}"
     assert line in (REPO / "connector" / "core" / "chunk_pool.cpp").read_text()
     harmless = Mutant("another-wording", "exact-load", "chunk_pool.cpp", line, line + ".")
     monkeypatch.setattr(mutants, "MUTANTS", [harmless])

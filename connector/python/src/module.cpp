@@ -204,7 +204,7 @@ void bind_transport(nb::module_& m);   // transport.cpp
 
 NB_MODULE(_core, m) {
   m.doc() = "kvferry's scheduler and worker nodes";
-  nb::exception<PythonError>(m, "KvFerryError", PyExc_RuntimeError);
+  const nb::exception<PythonError> error(m, "KvFerryError", PyExc_RuntimeError);
   bind_controller(m);
   bind_transport(m);
   m.def("fingerprint_difference", &fingerprint_difference, "here"_a, "there"_a,

@@ -11,7 +11,7 @@ Result<TransferId> TransportPeers::submit(const std::string& address, PagedTrans
   Peer& peer = peers_[*id];
   peer.used_at = clock_.now();
   transfer.peer = *id;
-  const Result<TransferId> submitted = transport_.submit(std::move(transfer));
+  Result<TransferId> submitted = transport_.submit(std::move(transfer));
   if (submitted) {
     running_.emplace(*submitted, *id);
     ++peer.num_running;
