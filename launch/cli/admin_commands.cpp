@@ -86,7 +86,7 @@ Result<void> drain(const Flags& flags) {
   auto idle_since = std::chrono::steady_clock::now();
   {
     ProgressLine line;
-    const Result<void> waited =
+    Result<void> waited =
         wait_until(*endpoint, flags.timeout_s, [&](const std::vector<NodeStatus>& nodes) -> Result<bool> {
           for (const NodeStatus& node : nodes) {
             if (node.engine_id.value != flags.node || node.name_space != flags.name_space) continue;

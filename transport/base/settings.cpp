@@ -85,7 +85,8 @@ Result<std::vector<SettingEntry>> collect_settings(const std::vector<SettingName
                                                    const SettingSources& sources) {
   std::vector<SettingEntry> all;
   const auto add = [&](std::vector<SettingEntry> source) {
-    std::ranges::stable_partition(source, [&](const SettingEntry& entry) { return is_alias(rows, entry.key); });
+    std::stable_partition(source.begin(), source.end(),
+                          [&](const SettingEntry& entry) { return is_alias(rows, entry.key); });
     all.insert(all.end(), source.begin(), source.end());
   };
   if (sources.config_file) {

@@ -291,7 +291,9 @@ void GpuIpcBackend::stop() {
 namespace {
 
 Result<void> check_options(const GpuIpcOptions& options) {
-  const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, "bad GpuIpcOptions: " + what}; };
+  const auto bad = [](const std::string& what) {
+    return Error{ErrorCode::kInvalidArgument, "bad GpuIpcOptions: " + what};
+  };
   if (options.device == nullptr) return bad("a device is needed");
   if (options.transfers_max == 0 || options.piece_bytes == 0 || options.in_flight_bytes == 0)
     return bad("transfers_max, piece_bytes and in_flight_bytes must be at least 1");

@@ -58,7 +58,7 @@ ControlPeerPtr ControlPlane::reach(const ControlAddress& address, TimeNs now) {
   return peer;
 }
 
-void ControlPlane::send(ControlPeer& peer, std::string message) {
+void ControlPlane::send(ControlPeer& peer, const std::string& message) {
   if (peer.is_lost_) return;
   std::string_view left = message;
   do {

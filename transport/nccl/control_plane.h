@@ -53,7 +53,7 @@ class ControlPlane {
   /// Returns the connection to this address, a new one if the last is lost. It is closed when no other reference is
   /// left and all is sent. For a malformed address it is lost from the start.
   ControlPeerPtr reach(const ControlAddress& address, TimeNs now);
-  void send(ControlPeer& peer, std::string message);
+  void send(ControlPeer& peer, const std::string& message);
 
   struct Incoming {
     std::string from;  // the sender's ControlAddress::address

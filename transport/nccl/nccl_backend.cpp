@@ -182,7 +182,10 @@ void NcclBackend::drop_peer(PeerId peer) {
   dropped_.push_back(std::move(link));
 }
 
-void NcclBackend::submit(AcceptedTransfer transfer) { outbound_.at(transfer.peer)->submit(std::move(transfer)); }
+void NcclBackend::submit(AcceptedTransfer transfer) {
+  const auto& link = outbound_.at(transfer.peer);
+  link->submit(std::move(transfer));
+}
 
 void NcclBackend::feed(FedCopies more) {
   if (const auto link = outbound_.find(more.peer); link != outbound_.end()) link->second->feed(more);
@@ -202,7 +205,9 @@ void NcclBackend::stop() {
 namespace {
 
 Result<void> check_options(const NcclOptions& options) {
-  const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, "bad NcclOptions: " + what}; };
+  const auto bad = [](const std::string& what) {
+    return Error{ErrorCode::kInvalidArgument, "bad NcclOptions: " + what};
+  };
   constexpr std::uint32_t kPiecesMax = kServedMax / 2;
   if (options.device == nullptr) return bad("a device is needed");
   if (options.transfers_max == 0) return bad("transfers_max must be at least 1");

@@ -186,7 +186,7 @@ class PlannedTransport final : public Transport {
     }
     transfer.remote_region = *planner::find_part(remote->parts, backends_[route].name);
     busiest_.store(route, std::memory_order_relaxed);
-    const Result<TransferId> inner = backends_[route].transport->submit(std::move(transfer));
+    Result<TransferId> inner = backends_[route].transport->submit(std::move(transfer));
     if (!inner) return inner;
     return outer_id(route, *inner);
   }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -84,7 +85,7 @@ void TcpBackend::accept_all() {
       if (errno != EMFILE && errno != ENFILE) return;
       log().error("tcp: refused a peer's connection: no file descriptor is left");
       spare_ = OwnedFd();
-      OwnedFd(::accept(listener_.get(), nullptr, nullptr));  // closed at once
+      if (const int refused = ::accept(listener_.get(), nullptr, nullptr); refused >= 0) ::close(refused);
       spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
       continue;
     }
@@ -195,7 +196,10 @@ void TcpBackend::drop_peer(PeerId peer) {
   outbound_.erase(found);
 }
 
-void TcpBackend::submit(AcceptedTransfer transfer) { outbound_.at(transfer.peer)->submit(std::move(transfer)); }
+void TcpBackend::submit(AcceptedTransfer transfer) {
+  const auto& link = outbound_.at(transfer.peer);
+  link->submit(std::move(transfer));
+}
 
 void TcpBackend::feed(FedCopies more) {
   if (const auto link = outbound_.find(more.peer); link != outbound_.end()) link->second->feed(more);
@@ -222,7 +226,9 @@ void TcpBackend::stop() {
 namespace {
 
 Result<void> check_options(const TcpOptions& options) {
-  const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, "bad TcpOptions: " + what}; };
+  const auto bad = [](const std::string& what) {
+    return Error{ErrorCode::kInvalidArgument, "bad TcpOptions: " + what};
+  };
   if (options.transfers_max == 0) return bad("transfers_max must be at least 1");
   for (const std::uint32_t count : {options.connections, options.local_connections}) {
     if (count == 0 || count > InboundLink::kLanesMax)

@@ -109,8 +109,10 @@ Result<void> run_fleet_bench(const FleetFlags& flags) {
       if (num_begun++ > 0) progress.end_step();
       progress.begin_step(fmt::format("{} nodes: {}", step.load.num_nodes, what));
     });
-    if (!row) measured = std::move(row).error();
-    if (!row) break;  // the sizes that are done took minutes and are still reported
+    if (!row) {
+      measured = std::move(row).error();
+      break;  // the sizes that are done took minutes and are still reported
+    }
     for (; num_begun <= kStepsOfOneSize; ++num_begun) progress.end_step();
     rows.push_back(*row);
   }

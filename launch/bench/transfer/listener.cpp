@@ -113,7 +113,7 @@ Result<void> run_listener(const HostPort& address, bool is_child) {
     }
     if (is_child) listening->socket = OwnedFd();
     Session session(accepted->release());
-    const Result<void> served = session.run();
+    Result<void> served = session.run();
     if (is_child) return served;
     fmt::print("{}\n", served ? "a driver has disconnected" : "disconnected a driver: " + served.error().what);
     std::fflush(stdout);

@@ -12,7 +12,7 @@ constexpr TimeNs kPatienceWithWorker = kPatience + 10 * kSecond;  // so that the
 
 }  // namespace
 
-Result<WorkerPair> WorkerPair::start(LineLink& listener, WorkerSpec initiator, int target_core, bool is_alone) {
+Result<WorkerPair> WorkerPair::start(LineLink& listener, const WorkerSpec& initiator, int target_core, bool is_alone) {
   Result<Command> command = worker_command(initiator);
   if (!command) return std::move(command).error();
   Result<ChildProcess> child = ChildProcess::start(*command);

@@ -12,7 +12,7 @@ namespace kvferry::bench {
 class WorkerPair {
  public:
   /// `listener` outlives the pair. `is_alone`: the engine needs no target process.
-  static Result<WorkerPair> start(LineLink& listener, WorkerSpec initiator, int target_core, bool is_alone);
+  static Result<WorkerPair> start(LineLink& listener, const WorkerSpec& initiator, int target_core, bool is_alone);
   WorkerPair(WorkerPair&& other) noexcept;
   WorkerPair& operator=(WorkerPair&&) = delete;
   ~WorkerPair();
