@@ -183,7 +183,8 @@ class CliTest(unittest.TestCase):
             self.assert_fails(run("drain", "n1", *there), 1, "namespace 'default' has no node 'n1'; it has none")
             self.assert_fails(run("drain", "--undo", "n1", "--namespace", "x", *there), 1, "namespace 'x'")
             self.assert_fails(run("clear", *there), 1, "namespace 'default' has no nodes")
-            self.assertEqual(run("quota", "1000", *there).stdout, "namespace 'default' may have at most 1000 chunks in the index\n")
+            self.assertEqual(run("quota", "1000", *there).stdout,
+                             "namespace 'default' may have at most 1000 chunks in the index\n")
             answer = json.loads(run("quota", "--none", "--json", *there).stdout)
             self.assertEqual(answer["text"], "namespace 'default' has no quota")
         self.assert_fails(run("drain"), 2, "NODE is required")

@@ -161,7 +161,8 @@ bool ZmqSocket::send(std::span<const std::string_view> parts) {
 }
 
 void ZmqSocket::report_pending() {
-  if ((is_router_ && !is_drained_) || is_pending_ || !pending_ || (get<int>(handle_, ZMQ_EVENTS) & ZMQ_POLLIN) == 0) return;
+  if ((is_router_ && !is_drained_) || is_pending_ || !pending_ || (get<int>(handle_, ZMQ_EVENTS) & ZMQ_POLLIN) == 0)
+    return;
   is_pending_ = true;
   pending_->set();
 }

@@ -80,8 +80,8 @@ class ZmqSocket {
   /// Returns the endpoint that bind() opened or connect() received, e.g. "tcp://127.0.0.1:41234".
   const std::string& endpoint() const { return endpoint_; }
 
-  /// Readable when a message has arrived since receive() returned 0. Before that a router's may stay unreadable although
-  /// messages wait; a dealer's does not.
+  /// Readable when a message has arrived since receive() returned 0. Before that a router's may stay unreadable
+  /// although messages wait; a dealer's does not.
   int fd() const;
 
   /// Sends one message of one or more parts. Returns false, and drops the message, if there is no connection or no
