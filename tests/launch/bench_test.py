@@ -100,7 +100,7 @@ def test_bad_input_is_one_clear_line(args: tuple[str, ...], words: str) -> None:
 def test_no_listener_is_one_clear_line() -> None:
     done = bench(*TINY, "--connect", "127.0.0.1:1")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("kvferry: can't connect to 127.0.0.1:1")
+    assert done.stderr.splitlines()[-1].startswith("kvferry: cannot connect to 127.0.0.1:1")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
