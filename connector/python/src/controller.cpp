@@ -24,7 +24,6 @@ using namespace nb::literals;
 namespace {
 
 using namespace kvferry;
-using controller::Tier;
 
 constexpr int kTurnMs = 50;  // longest wait of the thread
 constexpr const char* kTierNames[] = {"gpu", "host", "disk", "remote"};
@@ -51,7 +50,7 @@ class PyClient {
     options.controller = controller;
     options.node = {EngineId{std::move(engine_id)}, Incarnation{incarnation}, "kv_both", std::move(endpoint),
                     std::move(name_space),          std::move(fingerprint)};
-    client_ = unwrap(controller::make_client(std::move(options)));
+    client_ = unwrap(controller::make_client(options));
     thread_ = std::thread([this] { run(); });
   }
   ~PyClient() { close(); }
