@@ -122,7 +122,7 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   impl->incarnation = {static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
   client.node = {options.engine_id, impl->incarnation,   options.role, endpoint,
                  config.name_space, options.fingerprint, config.serves};
-  auto directory = controller::make_client(std::move(client));
+  auto directory = controller::make_client(client);
   if (!directory) return std::move(directory).error();
   if (auto registered = controller::wait_registered(**directory, impl->clock, options.start_timeout_ms); !registered)
     return std::move(registered).error();
