@@ -19,6 +19,10 @@ constexpr bool kHasSanitizer = false;
 
 namespace {
 
+constexpr char kUsage[] =
+    "usage: transport_soak --backend NAME [--transfers N] [--seed S] "
+    "[--without feeds,checksums,grants,restarts,stops,disconnects,cancels]";
+
 kvferry::soak::Options parse(int argc, char** argv) {
   kvferry::soak::Options options;
   options.has_sanitizer = kHasSanitizer;
@@ -46,13 +50,14 @@ kvferry::soak::Options parse(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 2 && std::string_view(argv[1]) == "--help") {
+    std::puts(kUsage);
+    return 0;
+  }
   try {
     return kvferry::soak::Soak(parse(argc, argv)).run() ? 0 : 1;
   } catch (const std::logic_error& error) {
-    std::fprintf(stderr,
-                 "%s; usage: transport_soak --backend NAME [--transfers N] [--seed S] "
-                 "[--without feeds,checksums,grants,restarts,stops,disconnects,cancels]\n",
-                 error.what());
+    std::fprintf(stderr, "%s; %s\n", error.what(), kUsage);
     return 2;
   }
 }
