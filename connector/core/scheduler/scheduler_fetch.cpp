@@ -62,11 +62,12 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   }
   fetch.stage = Fetch::Stage::kDirectory;
   const bool late = now >= fetch.started + config_.load_timeout;
+  bool is_source_next = !fetch.asked_source;
   while (!late) {
     HolderOffer offer;
     std::string handoff_request;
-    if (!fetch.asked_source) {
-      fetch.asked_source = true;
+    const bool is_source = std::exchange(is_source_next, false);
+    if (is_source) {
       const HandoffSource& source = *request.source;
       const std::uint32_t tokens = std::min(source.num_tokens, request.chain.size());
       offer = {source.engine_id, source.endpoint, tokens / config_.chunk_tokens, {}};
@@ -86,6 +87,9 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
     if (suspect_until_.contains(offer.endpoint)) continue;
     std::vector<ChunkMeta> wanted = missing_from(request, offer);
     if (wanted.empty()) continue;
+    // If a push from the source is still on its way, nothing is wanted yet. It may fail, and the directory does not
+    // find short tails, so the source counts as asked only when it gets a lease request.
+    fetch.asked_source |= is_source;
     RequestLease lease{fetch.id, offer.engine_id, offer.endpoint, {config_.fingerprint, {}, handoff_request}};
     for (const ChunkMeta& chunk : wanted) lease.request.keys.push_back(chunk.key);
     fetch.stage = Fetch::Stage::kLease;

@@ -212,6 +212,29 @@ TEST_F(Fetching, TheHandOffsNodeIsAskedFirstAndAloneWithoutADirectory) {
   EXPECT_EQ(lookup("a").num_external, 39u);
 }
 
+TEST_F(Fetching, TheHandOffsNodeIsAskedLaterIfWhatWasOnItsWayDidNotArrive) {
+  const auto handed_over = [&](const std::string& id) {
+    NewRequest added = request(id, 40);
+    added.source = HandoffSource{EngineId{"prefill"}, "tcp://prefill", "p-" + id, 40};
+    core_->add_request(added, now_);
+  };
+  handed_over("a");
+  const RequestLease first = take<RequestLease>().at(0);
+  LeaseReply reply = grant(first, 9);
+  reply.chunks[2].num_tokens = 8;
+  core_->lease_answered(first.fetch, first.endpoint, reply, now_);
+  const StartPull pulling = take<StartPull>().at(0);
+  handed_over("b");  // its chunks are being written
+  const QueryDirectory query = take<QueryDirectory>().at(0);
+  core_->pull_done(pulling.pull, 0, {false, false, false}, now_);
+  take<RequestLease>();
+  core_->directory_answered(query.fetch, {}, now_);
+  const std::vector<RequestLease> leases = take<RequestLease>();
+  ASSERT_THAT(leases, SizeIs(1));
+  EXPECT_EQ(leases[0].request.handoff_request, "p-b");
+  EXPECT_THAT(leases[0].request.keys, SizeIs(3));  // the directory does not know the tail of 8
+}
+
 TEST_F(Fetching, AGrantThatDoesNotFitIsNotPulled) {
   const RequestLease wanted = ask("a", "far");
   LeaseReply reply = grant(wanted, 9);
