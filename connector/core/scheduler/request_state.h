@@ -79,7 +79,8 @@ struct RequestState {
   TimeNs wait_deadline = 0;
   std::optional<OpenLookup> open_lookup;
   std::optional<Fetch> fetch;
-  bool fetched = false;  // a fetch was started in this attempt
+  bool fetched = false;      // a fetch was started in this attempt
+  bool source_left = false;  // the source was not asked, since chunks were on their way
   TimeNs next_fetch_at = 0;
   TimeNs fetch_ns = 0;
 

@@ -105,7 +105,9 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
   if (request.yield_in_step == step_ + 1) return {true, 0};
   Coverage coverage = cover(request);
   const bool more_could_help = std::max(coverage.tokens, num_local) + 1 < request.chain.size();
-  if (!request.fetch && !request.fetched && more_could_help && now >= request.next_fetch_at) start_fetch(request, now);
+  const bool is_first = !request.fetched && now >= request.next_fetch_at;
+  const bool is_source_next = request.source_left && !coverage.growing;
+  if (!request.fetch && more_could_help && (is_first || is_source_next)) start_fetch(request, now);
   if ((request.fetch || coverage.growing) && more_could_help) {
     if (now < request.wait_deadline) return {true, 0};
     counters_.fetch_timeouts += 1;
@@ -144,6 +146,7 @@ void SchedulerCore::end_attempt(RequestState& request) {
   open_lookups_.erase(request.id);
   request.attempt_open = false;
   request.fetched = false;
+  request.source_left = false;
 }
 
 void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks, TimeNs now) {

@@ -10,6 +10,7 @@ namespace kvferry {
 
 void SchedulerCore::start_fetch(RequestState& request, TimeNs now) {
   request.fetched = true;
+  request.source_left = false;
   Fetch fetch;
   fetch.id = ++last_id_;
   fetch.started = now;
@@ -23,6 +24,7 @@ void SchedulerCore::start_fetch(RequestState& request, TimeNs now) {
 void SchedulerCore::end_fetch(RequestState& request, TimeNs now) {
   request.fetch_ns += now - request.fetch->started;
   request.next_fetch_at = now + config_.refetch_after;
+  request.source_left = !request.fetch->asked_source;
   fetches_.erase(request.fetch->id);
   fetching_.erase(request.id);
   request.fetch.reset();
@@ -84,12 +86,12 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
     } else {
       break;
     }
-    if (suspect_until_.contains(offer.endpoint)) continue;
-    std::vector<ChunkMeta> wanted = missing_from(request, offer);
+    std::vector<ChunkMeta> wanted;
+    if (!suspect_until_.contains(offer.endpoint)) wanted = missing_from(request, offer);
+    // While a push is on its way, nothing is wanted of the source. The push may fail, and only the source can name
+    // short tails, so the source is asked again then.
+    if (is_source) fetch.asked_source = !wanted.empty() || !cover(request).growing;
     if (wanted.empty()) continue;
-    // If a push from the source is still on its way, nothing is wanted yet. It may fail, and the directory does not
-    // find short tails, so the source counts as asked only when it gets a lease request.
-    fetch.asked_source |= is_source;
     RequestLease lease{fetch.id, offer.engine_id, offer.endpoint, {config_.fingerprint, {}, handoff_request}};
     for (const ChunkMeta& chunk : wanted) lease.request.keys.push_back(chunk.key);
     fetch.stage = Fetch::Stage::kLease;

@@ -225,10 +225,15 @@ TEST_F(Fetching, TheHandOffsNodeIsAskedLaterIfWhatWasOnItsWayDidNotArrive) {
   core_->lease_answered(first.fetch, first.endpoint, reply, now_);
   const StartPull pulling = take<StartPull>().at(0);
   handed_over("b");  // its chunks are being written
-  const QueryDirectory query = take<QueryDirectory>().at(0);
+  handed_over("c");
+  const std::vector<QueryDirectory> queries = take<QueryDirectory>();
+  ASSERT_THAT(queries, SizeIs(2));
+  core_->directory_answered(queries[1].fetch, {}, now_);  // the fetch for c ends before it is known what arrives
   core_->pull_done(pulling.pull, 0, {false, false, false}, now_);
   take<RequestLease>();
-  core_->directory_answered(query.fetch, {}, now_);
+  EXPECT_TRUE(lookup("c").pending);
+  EXPECT_EQ(take<RequestLease>().at(0).request.handoff_request, "p-c");
+  core_->directory_answered(queries[0].fetch, {}, now_);
   const std::vector<RequestLease> leases = take<RequestLease>();
   ASSERT_THAT(leases, SizeIs(1));
   EXPECT_EQ(leases[0].request.handoff_request, "p-b");
