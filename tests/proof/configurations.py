@@ -22,7 +22,7 @@ class Configuration:
     """One deployment. Decode servers are short of blocks, so that they preempt.
 
     num_prefill 0: the decode servers are their own prefill side. recovers: the pool keeps what preempted requests
-    had computed, so that nearly all of it must come back.
+    had computed, so that nearly all of it must come back. evicts: the pool is so small that chunks are evicted.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Configuration:
     shared_prefixes: int = 0
     kills: tuple[Kill, ...] = ()
     recovers: bool = True
+    evicts: bool = False
 
 
 CONFIGURATIONS = (
@@ -55,7 +56,8 @@ CONFIGURATIONS = (
     Configuration("one server alone", num_prefill=0, decode_role="kv_both", extra={"chunk_tokens": 64}),
     Configuration("no decode cache, no tails", extra={"save_decode_cache": False, "save_partial_chunks": False,
                                                       "chunk_tokens": 64}, recovers=False),
-    Configuration("a pool that is always full", extra={"pool_bytes": "3MiB", "chunk_tokens": 64}, recovers=False),
+    Configuration("a pool that is always full", extra={"pool_bytes": "3MiB", "chunk_tokens": 64}, recovers=False,
+                  evicts=True),
     Configuration("sliding windows", model="windowed", decode_blocks=56, extra={"chunk_tokens": 64}),
     Configuration("sliding windows, chunked prefill, prefill killed", model="windowed", decode_blocks=56,
                   flags=("--max-num-batched-tokens", "128"), extra={"chunk_tokens": 128}, shared_prefixes=5,

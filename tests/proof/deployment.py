@@ -18,6 +18,10 @@ IDLE_TIMEOUT_S = 80.0  # a hand-off that nobody came for is held for 60 s
 SAMPLE_INTERVAL_S = 0.5
 LOG_ALARMS = re.compile(r"broken promise|EngineDeadError|AssertionError|Traceback \(most recent call last\)")
 
+LOG_PATHS = re.compile(r"kvferry\[\d+\] info rank \d+: pool of .*; path ")
+GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+          "kvferry_pool_pinned_chunks")
+
 
 class Server:
     """One vLLM server that may be killed and started again; `life` counts its starts."""
@@ -28,6 +32,8 @@ class Server:
         self.life = 0
         self.ready = False
         self.alarms: list[str] = []
+        self.paths: list[str] = []  # log lines that name the path to a peer
+        self.earlier: dict[str, float] = {}  # counters of lives that were killed
         self._last: dict[str, float] = {}
 
     @property
@@ -37,6 +43,8 @@ class Server:
     def start(self) -> None:
         self.life += 1
         self.ready = False
+        for name, value in self._last.items():
+            self.earlier[name] = self.earlier.get(name, 0.0) + value
         self._last = {}
         self.server.start()
 
@@ -59,6 +67,8 @@ class Server:
         for line in self.server.process.log_text().splitlines():
             if LOG_ALARMS.search(line):
                 self.alarms.append(f"{self.name} says: {line.strip()[:200]}")
+            if LOG_PATHS.search(line):
+                self.paths.append(f"{self.name} says: {line.strip()[:200]}")
 
     def check_counters(self, now: dict[str, float]) -> None:
         """Counters that shrank since the last look, and counts below 0."""
@@ -75,9 +85,15 @@ class Server:
         await self.client.generate([int(time.time() * 1000) % 500 + 1 for _ in range(5)], 2)
         metrics = await self.client.metrics()
         self.check_counters(metrics)
-        gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
-                  "kvferry_pool_pinned_chunks")
-        return {name: metrics[name] for name in gauges if metrics.get(name, 0.0) != 0}
+        missing = [name for name in GAUGES if name not in metrics]
+        if missing:
+            raise RequestError(f"/metrics lacks {', '.join(missing)}")
+        return {name: metrics[name] for name in GAUGES if metrics[name] != 0}
+
+    def counters(self) -> dict[str, float]:
+        """kvferry's counters, summed over all lives; those of a life that was killed as of the last look."""
+        names = {name for name in (*self.earlier, *self._last) if re.fullmatch(r"kvferry_\w+_total", name)}
+        return {name: self.earlier.get(name, 0.0) + self._last.get(name, 0.0) for name in names}
 
 
 class Deployment:
@@ -164,6 +180,14 @@ class Deployment:
             server.read_log()
             complaints += server.alarms
         return complaints
+
+    def counters(self) -> dict[str, float]:
+        """kvferry's counters, summed over all servers."""
+        found: dict[str, float] = {}
+        for server in self.servers:
+            for name, value in server.counters().items():
+                found[name] = found.get(name, 0.0) + value
+        return found
 
     async def stop(self) -> None:
         for task in self.returns:

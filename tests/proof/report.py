@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from load import Outcome
+from judge import Outcome
 
 COLUMNS = ("configuration", "requests", "right", "given up", "sent again", "kills", "preemptions", "resumed",
            "chunks back", "slowest s", "complaints")

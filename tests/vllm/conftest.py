@@ -24,6 +24,7 @@ TEST_LOGS = LOGS / "tests"
 REQUESTS = 24
 MAX_TOKENS = 100
 SHARED_PREFIXES = 3
+UNSEEN = PromptSet(seed=97, count=6)  # prompts that no test sends before the one that asks for them
 
 
 def setups(connector: KvConnector | None) -> dict[str, PairSetup]:
@@ -108,11 +109,17 @@ def reference(toy: Path) -> Iterator[Reference]:
 def references(request: pytest.FixtureRequest, reference: Reference) -> dict[PromptSet, list[Generation]]:
     """What the plain server answers to every prompt set that tests on a pair use."""
     sets = {PromptSet(seed, REQUESTS, shared_prefixes=shared)
-            for shared, seeds in stress_cases(request.config).values() for seed in seeds}
+            for shared, seeds in stress_cases(request.config).values() for seed in seeds} | {UNSEEN}
     found = {prompt_set: reference.generations(prompt_set.prompts(), MAX_TOKENS)
              for prompt_set in sorted(sets, key=str)}
     reference.stop()
     return found
+
+
+@pytest.fixture(scope="session")
+def unseen() -> PromptSet:
+    """Prompts of which no server has KV; its references are in `references`."""
+    return UNSEEN
 
 
 class _Pairs:

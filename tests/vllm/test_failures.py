@@ -45,9 +45,11 @@ def test_a_controller_that_dies_and_returns_costs_no_request(
 
 
 def test_a_prefill_server_that_dies_before_its_kv_is_read_costs_a_recompute(
-        kvferry_connector: KvConnector, pair: Pair, references: dict[PromptSet, list[Generation]]) -> None:
+        kvferry_connector: KvConnector, pair: Pair, references: dict[PromptSet, list[Generation]],
+        unseen: PromptSet) -> None:
+    """The decode server has nothing of these prompts, and nobody else is left who has."""
     del kvferry_connector
-    prompts = PROMPT_SET.prompts()
+    prompts = unseen.prompts()
 
     async def prefill_all() -> list[Generation]:
         async with VllmClient(pair.prefill.url) as prefill:
@@ -58,17 +60,22 @@ def test_a_prefill_server_that_dies_before_its_kv_is_read_costs_a_recompute(
 
             async def send(prompt: list[int]) -> Answer:
                 start = asyncio.get_running_loop().time()
-                generation = await decode.generate(prompt, MAX_TOKENS, handed_over[tuple(prompt)])
+                params = (handed_over[tuple(prompt)] or {}) | {"kvferry_report": True}
+                generation = await decode.generate(prompt, MAX_TOKENS, params)
                 return Answer(prompt, asyncio.get_running_loop().time() - start, generation)
 
-            return await judged_load(decode, prompts, references[PROMPT_SET], send, CONCURRENCY)
+            return await judged_load(decode, prompts, references[unseen], send, CONCURRENCY)
 
     first = asyncio.run(prefill_all())
+    assert all(generation.kv_transfer_params for generation in first), "the prefill server handed nothing over"
     pair.prefill.process.kill()
     params = {tuple(prompt): generation.kv_transfer_params for prompt, generation in zip(prompts, first, strict=True)}
     result = asyncio.run(decode_all(params))
 
     assert result.complaints() == []
+    reports = [report for report in result.reports if report]
+    assert len(reports) == len(prompts)
+    assert all(report.admissions[0].loaded == 0 for report in reports), reports
     assert pair.decode.healthy()
 
 
