@@ -7,7 +7,7 @@ from pathlib import Path
 from kvferry_launch.paths import BUILD, LAUNCH, LOGS, VENV_PYTHON
 from kvferry_launch.progress import Step
 from kvferry_launch.setup.build import build_preset
-from kvferry_launch.setup.commands import run_logged, stamped
+from kvferry_launch.setup.commands import SetupError, run_logged, stamped
 
 TOOLKIT = BUILD / "cuda-toolkit"
 REQUIREMENTS = LAUNCH / "requirements-cuda.txt"
@@ -43,3 +43,10 @@ def ensure_build() -> None:
     # The distribution's UCX has no CUDA.
     ucx = os.environ.get("KVFERRY_UCX_ROOT", str(UCX))
     build_preset("cuda", ["gpu_tests"], [f"-DPython_EXECUTABLE={sys.executable}", f"-DUCX_ROOT={ucx}"])
+
+
+if __name__ == "__main__":
+    try:
+        ensure_build()
+    except SetupError as error:
+        sys.exit(f"{error.tail}\n{error}")
