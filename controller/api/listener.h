@@ -1,6 +1,8 @@
 // A way in to the controller (ZeroMQ, stream, HTTP, engine events), driven by the server's one thread.
 #pragma once
 
+#include <string>
+
 #include "transport/base/clock.h"
 
 namespace kvferry::controller {
@@ -18,6 +20,13 @@ class Listener {
   /// or throws, whatever a peer sent. The server calls it in each turn of its loop, at least every 100 ms, whether or
   /// not fd() is readable. Returns true if input is left, so that the loop continues without sleeping.
   virtual bool serve(TimeNs now) = 0;
+};
+
+/// A listener with an address of its own.
+class BoundListener : public Listener {
+ public:
+  /// The actual address, with the port in use.
+  virtual const std::string& address() const = 0;
 };
 
 }  // namespace kvferry::controller

@@ -1,13 +1,16 @@
-#include "controller/client/ask.h"
-
+// One request to a controller and its reply, over a connection of its own: status and admin commands.
 #include <poll.h>
 
 #include <algorithm>
 
+#include "controller/api/admin_command.h"
+#include "controller/api/status.h"
 #include "controller/client/client_link.h"
+#include "controller/protocol/wire.h"
 #include "transport/base/clock.h"
 
 namespace kvferry::controller {
+namespace {
 
 Result<wire::FromController> ask(const std::string& endpoint, std::string_view request, std::int64_t timeout_ms) {
   // The status of thousands of nodes exceeds kMessageBytesMax, and the user chose this controller.
@@ -35,6 +38,40 @@ Result<wire::FromController> ask(const std::string& endpoint, std::string_view r
     pollfd item{link.fd(), POLLIN, 0};
     ::poll(&item, 1, static_cast<int>(std::min<TimeNs>(left / kMillisecond + 1, 50)));
   }
+}
+
+/// kCorrupt: the reply is of another type.
+template <class Reply, class Request>
+Result<Reply> ask_for(const std::string& endpoint, Request request, std::int64_t timeout_ms) {
+  request.header.version = wire::kProtocol.oldest;  // controllers of other releases can read it, too
+  Result<wire::FromController> message = ask(endpoint, encode(request), timeout_ms);
+  if (!message) return std::move(message).error();
+  if (auto* reply = std::get_if<Reply>(&*message)) return std::move(*reply);
+  return Error{ErrorCode::kCorrupt, fmt::format("controller {} sent a reply of another type", endpoint)};
+}
+
+}  // namespace
+
+Result<Status> fetch_status(const std::string& endpoint, std::int64_t timeout_ms) {
+  Result<wire::StatusReply> reply = ask_for<wire::StatusReply>(endpoint, wire::StatusRequest{}, timeout_ms);
+  if (!reply) return std::move(reply).error();
+  return std::move(reply->status);
+}
+
+Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCommand& command,
+                                      std::int64_t timeout_ms) {
+  const wire::AdminRequest request{.verb = command.verb,
+                                   .name_space = command.name_space,
+                                   .engine_id = command.engine_id,
+                                   .other_engine_id = command.other_engine_id,
+                                   .owner = command.owner,
+                                   .keys = {command.keys},
+                                   .ttl_ms = command.ttl_ms,
+                                   .number = command.number};
+  Result<wire::AdminReply> reply = ask_for<wire::AdminReply>(endpoint, request, timeout_ms);
+  if (!reply) return std::move(reply).error();
+  if (!reply->is_done) return Error{ErrorCode::kRefused, std::move(reply->text)};
+  return AdminResult{std::move(reply->text), reply->number};
 }
 
 }  // namespace kvferry::controller

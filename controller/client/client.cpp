@@ -7,7 +7,6 @@
 #include "controller/api/endpoint.h"
 #include "controller/client/client_link.h"
 #include "controller/client/client_session.h"
-#include "controller/client/replica_client.h"
 
 namespace kvferry::controller {
 namespace {

@@ -1,10 +1,11 @@
-// A connection to one controller that carries whole messages and reconnects by itself.
+// Connections to controllers that carry whole messages and reconnect by themselves, and the clients made of them.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "controller/api/client.h"
 #include "transport/base/clock.h"
@@ -47,6 +48,16 @@ Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const
 
 /// A client of the controller that `link` connects to.
 std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, ClientOptions options);
+
+/// A client of several controllers (replicas), made of one client for each, in order of preference; at least one.
+/// The node registers with each controller and publishes everything to each. Lookups go to the first controller that
+/// it is registered with; when that one is lost, unanswered lookups are sent to the next. Registered is reported for
+/// the first controller, Lost for the last one, Refused when all have refused. A SnapshotWanted of one is answered to
+/// all, which changes nothing for the others.
+/// With lookup_timeout_ms each lookup ends in LookupReply or LookupFailed, even if no controller is registered at first
+/// or an answer is lost.
+Result<std::unique_ptr<Client>> make_replica_client(std::vector<std::unique_ptr<Client>> clients,
+                                                    const ClientOptions& options);
 
 /// `endpoint` must have passed check_endpoint().
 Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, const LinkOptions& options);

@@ -1,5 +1,3 @@
-#include "controller/client/replica_client.h"
-
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "controller/client/client_link.h"
 #include "controller/client/client_session.h"
 #include "transport/base/log.h"
 #include "transport/base/owned_fd.h"

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <thread>
 
 #include "controller/client/client_link.h"
@@ -22,8 +21,6 @@ constexpr std::size_t kUnsentBytesMax = std::size_t{64} << 20;  // a snapshot of
 constexpr TimeNs kBackOffMin = 100 * kMillisecond;
 constexpr TimeNs kBackOffMax = kSecond;
 constexpr TimeNs kConnectTime = 2 * kSecond;
-
-bool is_for_later(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 /// A name server may take seconds, and getaddrinfo() can't be cancelled, so a detached thread calls it.
 struct HostLookup {
@@ -93,8 +90,7 @@ class StreamLink final : public ClientLink {
   }
 
   bool send(std::string_view message) override {
-    if (!is_connected_ || out_.size() - num_sent_ + message.size() > kUnsentBytesMax) return false;
-    append_frame(out_, message);
+    if (!is_connected_ || !out_.add(message)) return false;
     if (!is_corked_) flush();
     return is_connected_;
   }
@@ -151,31 +147,19 @@ class StreamLink final : public ClientLink {
     is_connected_ = false;
     socket_ = OwnedFd();
     in_.clear();
-    out_.clear();
-    num_taken_ = num_sent_ = 0;
+    out_ = UnsentMessages(kUnsentBytesMax);
+    num_taken_ = 0;
   }
 
   void read_some() {
-    const ssize_t num_read = ::recv(socket_.get(), scratch_.data(), scratch_.size(), 0);
-    is_drained_ = num_read < static_cast<ssize_t>(scratch_.size());
-    if (num_read > 0)
-      in_.append(scratch_, 0, static_cast<std::size_t>(num_read));
-    else if (num_read == 0 || !is_for_later(errno))
-      close();
+    const long num_read = controller::read_some(socket_.get(), scratch_);
+    is_drained_ = num_read < static_cast<long>(scratch_.size());
+    if (num_read == 0) return close();
+    if (num_read > 0) in_.append(scratch_, 0, static_cast<std::size_t>(num_read));
   }
 
   void flush() {
-    if (out_.empty()) return;
-    const ssize_t sent = ::send(socket_.get(), out_.data() + num_sent_, out_.size() - num_sent_, MSG_NOSIGNAL);
-    if (sent < 0 && !is_for_later(errno)) return close();
-    num_sent_ += static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
-    if (num_sent_ == out_.size()) {
-      out_.clear();
-      num_sent_ = 0;
-    } else if (num_sent_ > kUnsentBytesMax / 2) {
-      out_.erase(0, num_sent_);
-      num_sent_ = 0;
-    }
+    if (!out_.write_to(socket_.get())) return close();
     if (out_.empty() == waits_for_room_) {
       waits_for_room_ = !waits_for_room_;
       watch(EPOLL_CTL_MOD, socket_.get(), waits_for_room_ ? EPOLLIN | EPOLLOUT : EPOLLIN);
@@ -197,8 +181,9 @@ class StreamLink final : public ClientLink {
   bool is_drained_ = false;  // in this turn
   TimeNs retry_at_ = 0, back_off_ = kBackOffMin, give_up_at_ = 0, linger_ = 0;
   std::string scratch_ = std::string(kReadBytes, '\0');
-  std::string in_, out_;
-  std::size_t num_taken_ = 0, num_sent_ = 0;
+  std::string in_;
+  std::size_t num_taken_ = 0;
+  UnsentMessages out_{kUnsentBytesMax};
 };
 
 }  // namespace

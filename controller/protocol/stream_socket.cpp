@@ -16,6 +16,9 @@ namespace kvferry::controller {
 namespace {
 
 constexpr int kBacklog = 4096;  // connections that may arrive at once, e.g. after a restart
+constexpr std::size_t kBufferKeptMax = std::size_t{64} << 10;  // memory of an idle connection
+
+bool is_for_later(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 sockaddr_un unix_address(const std::string& path) {
   sockaddr_un address{};
@@ -86,6 +89,33 @@ std::uint32_t frame_length(std::string_view bytes) {
   for (std::size_t i = 0; i < kLengthBytes; ++i)
     length |= std::uint32_t{static_cast<unsigned char>(bytes[i])} << (8 * i);
   return length;
+}
+
+long read_some(int socket, std::string& to) {
+  const ssize_t num_read = ::recv(socket, to.data(), to.size(), 0);
+  return num_read < 0 && !is_for_later(errno) ? 0 : num_read;
+}
+
+bool UnsentMessages::add(std::string_view message) {
+  if (bytes_.size() - num_sent_ + message.size() > bytes_max_) return false;
+  append_frame(bytes_, message);
+  return true;
+}
+
+bool UnsentMessages::write_to(int socket) {
+  if (bytes_.empty()) return true;
+  const ssize_t sent = ::send(socket, bytes_.data() + num_sent_, bytes_.size() - num_sent_, MSG_NOSIGNAL);
+  if (sent < 0) return is_for_later(errno);
+  num_sent_ += static_cast<std::size_t>(sent);
+  if (num_sent_ == bytes_.size()) {
+    num_sent_ = 0;
+    bytes_.clear();
+    if (bytes_.capacity() > kBufferKeptMax) bytes_.shrink_to_fit();
+  } else if (num_sent_ > bytes_max_ / 2) {
+    bytes_.erase(0, num_sent_);
+    num_sent_ = 0;
+  }
+  return true;
 }
 
 }  // namespace kvferry::controller

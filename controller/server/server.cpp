@@ -2,8 +2,7 @@
 
 #include <sys/epoll.h>
 
-#include "controller/server/stream_listener.h"
-#include "controller/server/zmq_listener.h"
+#include "controller/server/node_listeners.h"
 #include "controller/state/state_journal.h"
 
 namespace kvferry::controller {
@@ -16,19 +15,16 @@ constexpr TimeNs kExpireTime = kMillisecond;  // shortest: checking thousands of
 
 Result<std::unique_ptr<Server>> Server::bind(const ServerOptions& options, const Clock& clock) {
   auto server = std::make_unique<Server>(options.directory, clock);
-  Result<std::unique_ptr<ZmqListener>> zmq = ZmqListener::bind(options.bind, server->sessions());
-  if (!zmq) return std::move(zmq).error();
-  server->endpoint_ = (*zmq)->endpoint();
-  if (Result<void> added = server->add_listener(std::move(*zmq)); !added) return std::move(added).error();
+  Result<std::string> endpoint = server->add_bound(listen_zmq(options.bind, server->sessions()));
+  if (!endpoint) return std::move(endpoint).error();
+  server->endpoint_ = *std::move(endpoint);
   if (!options.state.empty()) {
     if (Result<void> opened = server->open_state(options.state); !opened) return std::move(opened).error();
   }
-  if (!options.stream.empty()) {
-    Result<std::unique_ptr<StreamListener>> stream = StreamListener::bind(options.stream, server->sessions());
-    if (!stream) return std::move(stream).error();
-    server->stream_endpoint_ = (*stream)->endpoint();
-    if (Result<void> added = server->add_listener(std::move(*stream)); !added) return std::move(added).error();
-  }
+  if (options.stream.empty()) return server;
+  endpoint = server->add_bound(listen_stream(options.stream, server->sessions()));
+  if (!endpoint) return std::move(endpoint).error();
+  server->stream_endpoint_ = *std::move(endpoint);
   return server;
 }
 
@@ -46,6 +42,13 @@ Result<void> Server::add_listener(std::unique_ptr<Listener> listener) {
     return Error{ErrorCode::kUnavailable, "no file descriptor left for another listener of the controller"};
   listeners_.push_back(std::move(listener));
   return {};
+}
+
+Result<std::string> Server::add_bound(Result<std::unique_ptr<BoundListener>> listener) {
+  if (!listener) return std::move(listener).error();
+  std::string address = (*listener)->address();
+  if (Result<void> added = add_listener(*std::move(listener)); !added) return std::move(added).error();
+  return address;
 }
 
 void Server::run() {

@@ -39,6 +39,8 @@ class Server {
 
   /// To be called before run(). kUnavailable: no file descriptor is left to wait for it.
   Result<void> add_listener(std::unique_ptr<Listener> listener);
+  /// The same, unless `listener` is an error already. Returns the actual address.
+  Result<std::string> add_bound(Result<std::unique_ptr<BoundListener>> listener);
   /// Adds a function that is called at the end of each turn of the loop, after messages and expired leases. It must not
   /// block for long. To be called before run().
   void at_turn_end(std::function<void(TimeNs now)> then) { turn_ends_.push_back(std::move(then)); }

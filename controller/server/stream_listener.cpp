@@ -1,5 +1,3 @@
-#include "controller/server/stream_listener.h"
-
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -8,10 +6,13 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
-#include "controller/server/stream_connection.h"
+#include "controller/protocol/stream_socket.h"
+#include "controller/protocol/wire.h"
+#include "controller/server/node_listeners.h"
 #include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::controller {
@@ -22,7 +23,8 @@ constexpr std::size_t kMessagesPerTurnMax = 1024;             // so that a flood
 constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
 constexpr std::size_t kConnectionsMax = 8192;
-constexpr TimeNs kRefusalTime = kSecond;  // for a peer to read why it was refused
+constexpr std::size_t kUnsentBytesMax = std::size_t{8} << 20;  // two of the longest messages
+constexpr TimeNs kRefusalTime = kSecond;                       // for a peer to read why it was refused
 
 std::size_t connections_max() {
   rlimit limit{};
@@ -30,10 +32,23 @@ std::size_t connections_max() {
   return std::clamp<std::size_t>(limit.rlim_cur / 2, kConnectionsMin, kConnectionsMax);
 }
 
-class StreamSocketListener final : public StreamListener, private ReplySender {
+struct StreamConnection {
+  ConnectionId id;
+  OwnedFd socket;
+  TimeNs heard_at;
+  std::string in{};  // an incomplete message with its length in front
+  UnsentMessages out{kUnsentBytesMax};
+  bool waits_for_room = false;  // epoll reports when the socket is writable
+  bool is_given_up = false;     // closed at the end of the turn
+  /// The connection was refused. Its input is ignored until the peer closes it or this time: closing a socket with
+  /// unread input would discard the output.
+  std::optional<TimeNs> ends_at{};
+};
+
+class StreamListener final : public BoundListener, private ReplySender {
  public:
-  explicit StreamSocketListener(Sessions& sessions) : sessions_(sessions) {}
-  ~StreamSocketListener() override {
+  explicit StreamListener(Sessions& sessions) : sessions_(sessions) {}
+  ~StreamListener() override {
     if (!path_.empty()) ::unlink(path_.c_str());
   }
 
@@ -47,7 +62,7 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
                : Error{ErrorCode::kUnavailable, "no file descriptor left to listen with"};
   }
 
-  const std::string& endpoint() const override { return listener_.endpoint; }
+  const std::string& address() const override { return listener_.endpoint; }
   int fd() const override { return epoll_.get(); }
 
   bool serve(TimeNs now) override {
@@ -71,42 +86,64 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
   }
 
  private:
+  /// Returns true if more input waits.
   bool turn(StreamConnection& connection, TimeNs now) {
-    std::optional<std::uint32_t> num_claimed;
-    const auto receive = [&](std::string_view message) {
-      ++num_received_;
-      sessions_.receive(connection.id(), message, now, *this);
-    };
-    current_ = &connection;
-    const StreamConnection::Received received = connection.receive(scratch_, now, receive, num_claimed);
-    current_ = nullptr;
-    if (received == StreamConnection::Received::kEnded) return over_.push_back(connection.id()), false;
-    if (num_claimed) refuse(connection, *num_claimed, now);
+    const long num_read = read_some(connection.socket.get(), scratch_);
+    if (num_read == 0) return over_.push_back(connection.id), false;
+    if (num_read > 0 && !connection.ends_at) {
+      connection.heard_at = now;
+      current_ = &connection;
+      receive(connection, std::string_view(scratch_).substr(0, static_cast<std::size_t>(num_read)), now);
+      current_ = nullptr;
+    }
     flush(connection);
-    return received == StreamConnection::Received::kMore;
+    return num_read == static_cast<long>(scratch_.size());
   }
 
+  void receive(StreamConnection& connection, std::string_view rest, TimeNs now) {
+    std::string& in = connection.in;
+    if (!in.empty()) rest = in.append(rest);
+    while (rest.size() >= kLengthBytes) {
+      const std::uint32_t length = frame_length(rest);
+      if (length > wire::kMessageBytesMax) return refuse(connection, length, now);
+      if (rest.size() - kLengthBytes < length) break;
+      ++num_received_;
+      sessions_.receive(connection.id, rest.substr(kLengthBytes, length), now, *this);
+      rest.remove_prefix(kLengthBytes + length);
+    }
+    if (rest.empty() && in.capacity() > scratch_.size())
+      in = std::string();  // frees the memory of a large message
+    else if (in.empty())
+      in.assign(rest);
+    else
+      in.erase(0, in.size() - rest.size());
+  }
+
+  /// Nothing can be read after a message that is too long.
   void refuse(StreamConnection& connection, std::uint32_t num_claimed, TimeNs now) {
     const std::string reason =
         fmt::format("a message of {} bytes; at most {} are allowed", num_claimed, wire::kMessageBytesMax);
     sessions_.count_malformed(reason);
-    connection.send(encode(wire::Refused{.reason = reason}));
-    connection.end(now + kRefusalTime);
-    ending_.push_back(connection.id());
+    connection.out.add(encode(wire::Refused{.reason = reason}));
+    connection.out.write_to(connection.socket.get());
+    connection.ends_at = now + kRefusalTime;
+    ::shutdown(connection.socket.get(), SHUT_WR);
+    ending_.push_back(connection.id);
   }
 
   bool send(ConnectionId to, std::string_view bytes) override {
-    StreamConnection* connection = current_ != nullptr && current_->id() == to ? current_ : find(to);
-    if (connection == nullptr || !connection->send(bytes)) return false;
+    StreamConnection* connection = current_ != nullptr && current_->id == to ? current_ : find(to);
+    if (connection == nullptr || connection->ends_at || !connection->out.add(bytes)) return false;
     if (connection != current_) flush(*connection);
     return true;
   }
 
   void flush(StreamConnection& connection) {
-    if (!connection.flush()) return over_.push_back(connection.id());
-    if (connection.has_unsent() == connection.waits_for_room) return;
-    connection.waits_for_room = connection.has_unsent();
-    watch(EPOLL_CTL_MOD, connection.fd(), connection.waits_for_room ? EPOLLIN | EPOLLOUT : EPOLLIN, &connection);
+    if (!connection.out.write_to(connection.socket.get())) return over_.push_back(connection.id);
+    if (connection.out.empty() != connection.waits_for_room) return;
+    connection.waits_for_room = !connection.waits_for_room;
+    watch(EPOLL_CTL_MOD, connection.socket.get(), connection.waits_for_room ? EPOLLIN | EPOLLOUT : EPOLLIN,
+          &connection);
   }
 
   void accept(TimeNs now) {
@@ -122,8 +159,8 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
       if (!socket) return;
       if (connections_.size() >= connections_max_ && !make_room()) continue;
       const ConnectionId id = sessions_.open();
-      auto connection = std::make_unique<StreamConnection>(id, std::move(socket), now);
-      if (watch(EPOLL_CTL_ADD, connection->fd(), EPOLLIN, connection.get()))
+      std::unique_ptr<StreamConnection> connection(new StreamConnection{id, std::move(socket), now});
+      if (watch(EPOLL_CTL_ADD, connection->socket.get(), EPOLLIN, connection.get()))
         connections_.emplace(id, std::move(connection));
     }
   }
@@ -133,18 +170,18 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
     StreamConnection* silent = nullptr;
     for (const auto& [id, connection] : connections_) {
       if (connection->is_given_up || sessions_.session(id) != nullptr) continue;
-      if (silent == nullptr || connection->heard_at() < silent->heard_at()) silent = connection.get();
+      if (silent == nullptr || connection->heard_at < silent->heard_at) silent = connection.get();
     }
     if (silent == nullptr) return false;
     silent->is_given_up = true;  // closed at the end of the turn: one of the current events may refer to it
-    over_.push_back(silent->id());
+    over_.push_back(silent->id);
     return true;
   }
 
   void close_finished(TimeNs now) {
     std::erase_if(ending_, [&](ConnectionId id) {
       const StreamConnection* connection = find(id);
-      if (connection != nullptr && !connection->is_over(now)) return false;
+      if (connection != nullptr && now < connection->ends_at) return false;
       if (connection != nullptr) over_.push_back(id);
       return true;
     });
@@ -180,13 +217,13 @@ class StreamSocketListener final : public StreamListener, private ReplySender {
 
 }  // namespace
 
-Result<std::unique_ptr<StreamListener>> StreamListener::bind(const std::string& endpoint, Sessions& sessions) {
+Result<std::unique_ptr<BoundListener>> listen_stream(const std::string& endpoint, Sessions& sessions) {
   if (Result<void> checked = check_endpoint(endpoint, EndpointUse::kBindStream); !checked)
     return std::move(checked).error();
-  auto listener = std::make_unique<StreamSocketListener>(sessions);
+  auto listener = std::make_unique<StreamListener>(sessions);
   if (Result<void> listening = listener->listen(stream_address(endpoint)); !listening)
     return std::move(listening).error();
-  return std::unique_ptr<StreamListener>(std::move(listener));
+  return std::unique_ptr<BoundListener>(std::move(listener));
 }
 
 }  // namespace kvferry::controller

@@ -1,5 +1,3 @@
-#include "controller/server/zmq_listener.h"
-
 #include <algorithm>
 #include <array>
 #include <unordered_map>
@@ -7,6 +5,7 @@
 
 #include "controller/api/endpoint.h"
 #include "controller/protocol/wire.h"
+#include "controller/server/node_listeners.h"
 #include "transport/base/net/zmq_socket.h"
 
 namespace kvferry::controller {
@@ -49,9 +48,9 @@ class Connections {
   std::unordered_map<ConnectionId, std::string> routing_ids_;
 };
 
-class RouterListener final : public ZmqListener, private ReplySender {
+class ZmqListener final : public BoundListener, private ReplySender {
  public:
-  explicit RouterListener(Sessions& sessions) : sessions_(sessions), connections_(sessions) {}
+  explicit ZmqListener(Sessions& sessions) : sessions_(sessions), connections_(sessions) {}
 
   Result<void> listen(const std::string& bind) {
     auto router = net::ZmqSocket::make(std::make_shared<net::ZmqContext>(), net::ZmqKind::kRouter,
@@ -63,7 +62,7 @@ class RouterListener final : public ZmqListener, private ReplySender {
     return router_->bind(bind);
   }
 
-  const std::string& endpoint() const override { return router_->endpoint(); }
+  const std::string& address() const override { return router_->endpoint(); }
   int fd() const override { return router_->fd(); }
 
   bool serve(TimeNs now) override {
@@ -98,11 +97,11 @@ class RouterListener final : public ZmqListener, private ReplySender {
 
 }  // namespace
 
-Result<std::unique_ptr<ZmqListener>> ZmqListener::bind(const std::string& endpoint, Sessions& sessions) {
+Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions) {
   if (Result<void> checked = check_endpoint(endpoint, EndpointUse::kBind); !checked) return std::move(checked).error();
-  auto listener = std::make_unique<RouterListener>(sessions);
+  auto listener = std::make_unique<ZmqListener>(sessions);
   if (Result<void> listening = listener->listen(endpoint); !listening) return std::move(listening).error();
-  return std::unique_ptr<ZmqListener>(std::move(listener));
+  return std::unique_ptr<BoundListener>(std::move(listener));
 }
 
 }  // namespace kvferry::controller

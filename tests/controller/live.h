@@ -63,7 +63,6 @@ class LiveNode {
       : client_(
             make_client({.controller = controller, .node = info, .heartbeat_ms = heartbeat_ms, .lost_after_ms = 1000})
                 .value()) {}
-  explicit LiveNode(std::unique_ptr<Client> client) : client_(std::move(client)) {}
 
   Client& client() { return *client_; }
   void hold(const std::vector<ChunkEntry>& chunks) {

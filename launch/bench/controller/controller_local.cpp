@@ -242,7 +242,7 @@ class LocalBench {
     report_.figure("worst_lookup_us_at_rest", median(usual_us));
   }
 
-  /// Measures the directory as the caller of an embedded controller uses it.
+  /// Measures the directory without a server.
   Result<void> measure_directory() {
     report_.begin("publishing");
     controller::Directory directory(

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <array>
 
-#include "controller/client/replica_client.h"
-
 namespace kvferry::bench {
 namespace {
 

@@ -10,7 +10,6 @@
 
 #include "controller/protocol/stream_socket.h"
 #include "controller/protocol/wire.h"
-#include "controller/server/stream_listener.h"
 #include "tests/controller/live.h"
 
 namespace kvferry::controller {
