@@ -198,7 +198,7 @@ std::vector<NodeStatus> Directory::status(TimeNs now) const {
       status.num_chunks = home->table.num_chunks(node.seen.index);
       status.num_tails = home->table.num_tails(node.seen.index);
       status.heartbeat_age_ms = static_cast<std::uint64_t>(std::max<TimeNs>(0, now - node.heard_at) / kMillisecond);
-      status.load = node.load.num_requests;
+      status.load = node.load;
       result.push_back(std::move(status));
     }
   }
@@ -212,16 +212,12 @@ std::vector<std::pair<NodeId, const NodeInfo*>> Directory::nodes() const {
 }
 
 std::uint64_t Directory::kept_below(NodeId id) const {
-  const auto it = nodes_.find(id);
-  if (it == nodes_.end()) return 0;
-  const std::uint64_t next_sequence = it->second->next_sequence;
-  return journal_ == nullptr ? next_sequence : journal_->kept_below(id, next_sequence);
+  const Node* known = node(id);
+  if (known == nullptr) return 0;
+  return journal_ == nullptr ? known->next_sequence : journal_->kept_below(id, known->next_sequence);
 }
 
-Directory::Node* Directory::find(NodeId id) {
-  const auto it = nodes_.find(id);
-  return it == nodes_.end() ? nullptr : it->second.get();
-}
+Directory::Node* Directory::find(NodeId id) { return const_cast<Node*>(node(id)); }
 
 void Directory::remove(NodeId id) {
   Node& node = *nodes_.at(id);

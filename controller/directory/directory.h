@@ -67,7 +67,38 @@ struct Joined {
 /// of a call does not depend on how many chunks a node had.
 /// Threads: one at a time. `now` must never decrease.
 class Directory {
+  struct Namespace;
+
  public:
+  /// The chunks of a node since one of its snapshots.
+  struct Generation {
+    ChunkTable::HolderIndex index = 0;  // holder in home->table
+    bool is_partial = false;            // chunks were dropped for lack of room, so the digest differs
+  };
+  struct Node {
+    NodeInfo info;
+    Namespace* home = nullptr;
+    Generation seen;                   // visible to lookups
+    std::optional<Generation> next{};  // unfinished snapshot; shares the index of `seen` if that was empty
+    TimeNs snapshot_begun_at = 0;      // begin of `next`
+    TimeNs heard_at = 0;
+    std::uint64_t next_sequence = 0;   // all lower numbers were applied
+    std::uint64_t heard_below = 0;     // at least next_sequence; if more, messages are missing
+    bool owes_snapshot = true;         // until a snapshot ends
+    bool is_reloaded = false;          // reloaded after a restart and not yet confirmed by a heartbeat
+    std::optional<TimeNs> asked_at{};  // time of the last repair request, or of its partial answer
+    unsigned num_differed = 0;         // consecutive digest mismatches
+    std::size_t num_counted = 0;       // share of num_chunks_
+    bool is_leaving = false;
+    std::uint64_t load = 0;  // requests on the node, as it last reported
+    TimeNs load_reported_at = 0;
+
+    bool has_gap() const { return heard_below > next_sequence; }
+    /// Returns true if no message of the node is missing.
+    bool is_confirmed() const { return !owes_snapshot && !has_gap() && !is_reloaded; }
+    bool needs_snapshot() const { return owes_snapshot && !next; }
+  };
+
   explicit Directory(DirectoryOptions options = {}) : options_(options) {}
   /// `journal` receives each change from here on; nullptr: none.
   void set_journal(Journal* journal) { journal_ = journal; }
@@ -106,37 +137,27 @@ class Directory {
   /// resizes tables; well below a millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
+  /// Returns nullptr for an unknown node. Valid until nodes change.
+  const Node* node(NodeId id) const;
   /// Fingerprint of the live nodes of a namespace; empty: there are none.
   std::string fingerprint_of(const std::string& name_space) const;
 
   // ---- for admin commands; directory_admin.cpp ----
   /// Returns nullopt if no such node is registered.
   std::optional<NodeId> find_node(const std::string& name_space, const std::string& engine_id) const;
-  /// Returns nullptr for an unknown node. Valid until nodes change.
-  const NodeInfo* info(NodeId node) const;
   std::vector<NodeId> nodes_of(const std::string& name_space) const;
   /// Nodes that hold the key, in no particular order.
   std::vector<NodeId> holders_of(const std::string& name_space, const ChunkKey& key) const;
   /// Those of `keys` that `node` holds.
   std::vector<ChunkEntry> entries_of(NodeId node, std::span<const ChunkKey> keys) const;
-  std::size_t num_chunks_of(NodeId node) const;
-  /// Returns true if no message of the node is missing.
-  bool is_confirmed(NodeId node) const;
   /// Requests a snapshot from the node.
   void want_snapshot(NodeId node);
   /// Lookups rank a leaving node last.
   void set_leaving(NodeId node, bool is_leaving);
-  bool is_leaving(NodeId node) const;
   /// Bounds the chunks of a namespace; existing ones are not removed. With nullopt only chunks_max applies.
   void set_quota(const std::string& name_space, std::optional<std::size_t> chunks_max);
   const std::map<std::string, std::size_t>& quotas() const { return quotas_; }
 
-  struct Load {
-    std::uint64_t num_requests = 0;
-    TimeNs reported_at = 0;
-  };
-  /// The last reported load; zeros for an unknown node and before its first report.
-  Load load(NodeId node) const;
   void set_load(NodeId node, std::uint64_t num_requests, TimeNs now);
 
   /// Zeros for an unknown node.
@@ -158,7 +179,6 @@ class Directory {
 
  private:
   friend class DirectoryState;  // saves and reloads a directory
-  struct Node;
   struct Namespace {
     std::string fingerprint;
     ChunkTable table;
@@ -166,35 +186,8 @@ class Directory {
     std::unordered_map<ChunkTable::HolderIndex, const Node*> by_index;  // holders of `table`
     std::size_t num_chunks = 0;                                         // share of num_chunks_
   };
-  /// The chunks of a node since one of its snapshots.
-  struct Generation {
-    ChunkTable::HolderIndex index = 0;  // holder in home->table
-    bool is_partial = false;            // chunks were dropped for lack of room, so the digest differs
-  };
-  struct Node {
-    NodeInfo info;
-    Namespace* home = nullptr;
-    Generation seen;                   // visible to lookups
-    std::optional<Generation> next{};  // unfinished snapshot; shares the index of `seen` if that was empty
-    TimeNs snapshot_begun_at = 0;      // begin of `next`
-    TimeNs heard_at = 0;
-    std::uint64_t next_sequence = 0;   // all lower numbers were applied
-    std::uint64_t heard_below = 0;     // at least next_sequence; if more, messages are missing
-    bool owes_snapshot = true;         // until a snapshot ends
-    bool is_reloaded = false;          // reloaded after a restart and not yet confirmed by a heartbeat
-    std::optional<TimeNs> asked_at{};  // time of the last repair request, or of its partial answer
-    unsigned num_differed = 0;         // consecutive digest mismatches
-    std::size_t num_counted = 0;       // share of num_chunks_
-    bool is_leaving = false;
-    Load load{};
-
-    bool has_gap() const { return heard_below > next_sequence; }
-    bool is_confirmed() const { return !owes_snapshot && !has_gap() && !is_reloaded; }
-    bool needs_snapshot() const { return owes_snapshot && !next; }
-  };
 
   Node* find(NodeId id);
-  const Node* find(NodeId id) const;
   std::size_t room_for(const Node& node, std::size_t num_held) const;
   /// Returns false for an old message and for one after a loss.
   bool accept(Node& node, std::uint64_t sequence, bool voids_before);

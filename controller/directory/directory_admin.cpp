@@ -17,9 +17,9 @@ std::optional<NodeId> Directory::find_node(const std::string& name_space, const 
   return node == home->second->nodes.end() ? std::nullopt : std::optional(node->second);
 }
 
-const NodeInfo* Directory::info(NodeId id) const {
-  const Node* node = find(id);
-  return node == nullptr ? nullptr : &node->info;
+const Directory::Node* Directory::node(NodeId id) const {
+  const auto it = nodes_.find(id);
+  return it == nodes_.end() ? nullptr : it->second.get();
 }
 
 std::vector<NodeId> Directory::nodes_of(const std::string& name_space) const {
@@ -47,21 +47,11 @@ std::vector<NodeId> Directory::holders_of(const std::string& name_space, const C
 
 std::vector<ChunkEntry> Directory::entries_of(NodeId id, std::span<const ChunkKey> keys) const {
   std::vector<ChunkEntry> entries;
-  const Node* node = find(id);
-  if (node == nullptr) return entries;
+  const Node* holder = node(id);
+  if (holder == nullptr) return entries;
   for (const ChunkKey& key : keys)
-    if (const auto entry = node->home->table.find(node->seen.index, key)) entries.push_back(*entry);
+    if (const auto entry = holder->home->table.find(holder->seen.index, key)) entries.push_back(*entry);
   return entries;
-}
-
-std::size_t Directory::num_chunks_of(NodeId id) const {
-  const Node* node = find(id);
-  return node == nullptr ? 0 : node->num_counted;
-}
-
-bool Directory::is_confirmed(NodeId id) const {
-  const Node* node = find(id);
-  return node != nullptr && node->is_confirmed();
 }
 
 void Directory::want_snapshot(NodeId id) {
@@ -73,18 +63,11 @@ void Directory::set_leaving(NodeId id, bool is_leaving) {
   ++index_version_;
 }
 
-bool Directory::is_leaving(NodeId id) const {
-  const Node* node = find(id);
-  return node != nullptr && node->is_leaving;
-}
-
-Directory::Load Directory::load(NodeId id) const {
-  const Node* node = find(id);
-  return node == nullptr ? Load{} : node->load;
-}
-
 void Directory::set_load(NodeId id, std::uint64_t num_requests, TimeNs now) {
-  if (Node* node = find(id)) node->load = {num_requests, now};
+  Node* node = find(id);
+  if (node == nullptr) return;
+  node->load = num_requests;
+  node->load_reported_at = now;
 }
 
 void Directory::set_quota(const std::string& name_space, std::optional<std::size_t> chunks_max) {
@@ -103,11 +86,6 @@ std::size_t Directory::room_for(const Node& node, std::size_t num_held) const {
   if (const auto quota = quotas_.find(node.info.name_space); quota != quotas_.end())
     room = std::min(room, remaining(quota->second, node.home->num_chunks) + num_free);
   return room;
-}
-
-const Directory::Node* Directory::find(NodeId id) const {
-  const auto it = nodes_.find(id);
-  return it == nodes_.end() ? nullptr : it->second.get();
 }
 
 }  // namespace kvferry::controller

@@ -75,10 +75,9 @@ void Directory::record_published(const Node& node, NodeId id, std::uint64_t sequ
 }
 
 Repair Directory::repair(NodeId id) const {
-  const auto it = nodes_.find(id);
-  if (it == nodes_.end()) return {};
-  const Node& node = *it->second;
-  return {node.heard_below, node.next_sequence, !node.needs_snapshot()};
+  const Node* known = node(id);
+  if (known == nullptr) return {};
+  return {known->heard_below, known->next_sequence, !known->needs_snapshot()};
 }
 
 bool Directory::accept(Node& node, std::uint64_t sequence, bool voids_before) {

@@ -46,9 +46,9 @@ wire::AdminReply Orders::execute(const wire::AdminRequest& request, std::optiona
 }
 
 wire::AdminReply Orders::pin(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now) {
-  const NodeInfo* reader = asker && request.owner.empty() ? directory_.info(*asker) : nullptr;
-  const std::string& name_space = reader != nullptr ? reader->name_space : request.name_space;
-  const std::string owner = reader != nullptr ? reader_name(*reader) : request.owner;
+  const Directory::Node* reader = asker && request.owner.empty() ? directory_.node(*asker) : nullptr;
+  const std::string& name_space = reader != nullptr ? reader->info.name_space : request.name_space;
+  const std::string owner = reader != nullptr ? reader_name(reader->info) : request.owner;
   // No operator's name may look like a reader's: either could end the other's pins.
   if (reader == nullptr && owner.starts_with("node "))
     return refused(request, "an owner's name cannot begin with 'node '");
@@ -151,7 +151,7 @@ Result<NodeId> Orders::node_of(const std::string& name_space, const std::string&
       names.push_back("...");
       break;
     }
-    names.push_back(directory_.info(node)->engine_id.value);
+    names.push_back(directory_.node(node)->info.engine_id.value);
   }
   return Error{ErrorCode::kNotFound,
                fmt::format("namespace '{}' has no node '{}'; it has {}", name_space, engine_id.substr(0, 256),
@@ -203,9 +203,9 @@ void Orders::advance_moves(TimeNs now) {
 }
 
 void Orders::order_pins(NodeId node, std::span<const ChunkKey> keys, TimeNs now) {
-  const NodeInfo* info = directory_.info(node);
-  if (info == nullptr) return;
-  for (Pins::Order& pin : pins_.orders_for(info->name_space, node, keys, now)) {
+  const Directory::Node* holder = directory_.node(node);
+  if (holder == nullptr) return;
+  for (Pins::Order& pin : pins_.orders_for(holder->info.name_space, node, keys, now)) {
     order(node, wire::Pin{.pin_id = pin.id.value,
                           .ttl_ms = static_cast<std::uint64_t>(pin.ttl / kMillisecond),
                           .keys = {std::move(pin.keys)}});
@@ -217,10 +217,10 @@ void Orders::order_unpin(ControllerPinId id, const std::set<NodeId>& nodes) {
 }
 
 void Orders::order_replication(NodeId to, NodeId from, std::span<const ChunkEntry> chunks, TimeNs ttl) {
-  const NodeInfo* source = directory_.info(from);
+  const Directory::Node* source = directory_.node(from);
   if (source == nullptr) return;
-  wire::Replicate message{.engine_id = source->engine_id.value,
-                          .endpoint = source->endpoint,
+  wire::Replicate message{.engine_id = source->info.engine_id.value,
+                          .endpoint = source->info.endpoint,
                           .ttl_ms = static_cast<std::uint64_t>(ttl / kMillisecond)};
   wire::split_entries(chunks, message.full, message.tails);
   order(to, std::move(message));
@@ -228,31 +228,30 @@ void Orders::order_replication(NodeId to, NodeId from, std::span<const ChunkEntr
 
 template <class Message>
 void Orders::order(NodeId to, Message message) {
-  const NodeInfo* info = directory_.info(to);
-  if (info == nullptr) return;
-  message.incarnation = info->incarnation.value;
+  const Directory::Node* node = directory_.node(to);
+  if (node == nullptr) return;
+  message.incarnation = node->info.incarnation.value;
   orders_.push_back({to, encode(message)});
 }
 
 Drains::Place Orders::place_of(NodeId leaving, const ChunkKey& key) const {
-  const NodeInfo* info = directory_.info(leaving);
-  if (info == nullptr) return Drains::Place::kNowhere;
+  const Directory::Node* node = directory_.node(leaving);
+  if (node == nullptr) return Drains::Place::kNowhere;
   bool is_there = false;
-  for (const NodeId holder : directory_.holders_of(info->name_space, key)) {
+  for (const NodeId holder : directory_.holders_of(node->info.name_space, key)) {
     // A node that leaves too does not save the chunk.
-    if (holder != leaving && !directory_.is_leaving(holder)) return Drains::Place::kElsewhere;
+    if (holder != leaving && !directory_.node(holder)->is_leaving) return Drains::Place::kElsewhere;
     is_there |= holder == leaving;
   }
   return is_there ? Drains::Place::kOnlyThere : Drains::Place::kNowhere;
 }
 
 std::vector<NodeId> Orders::targets(NodeId leaving) const {
-  const NodeInfo* info = directory_.info(leaving);
-  if (info == nullptr) return {};
-  std::vector<NodeId> nodes = directory_.nodes_of(info->name_space);
-  std::erase_if(nodes, [&](NodeId node) { return node == leaving || directory_.is_leaving(node); });
-  std::stable_sort(nodes.begin(), nodes.end(),
-                   [&](NodeId a, NodeId b) { return directory_.num_chunks_of(a) < directory_.num_chunks_of(b); });
+  const Directory::Node* node = directory_.node(leaving);
+  if (node == nullptr) return {};
+  std::vector<NodeId> nodes = directory_.nodes_of(node->info.name_space);
+  std::erase_if(nodes, [&](NodeId id) { return id == leaving || directory_.node(id)->is_leaving; });
+  std::ranges::stable_sort(nodes, {}, [&](NodeId id) { return directory_.node(id)->num_counted; });
   return nodes;
 }
 
@@ -264,7 +263,7 @@ void Orders::add_to(Status& status) const {
     if (!id || !drains_.is_draining(*id)) continue;
     const Drains::Progress progress = drains_.progress(*id);
     node.is_leaving = true;
-    node.is_drained = progress.is_done() && directory_.is_confirmed(*id);
+    node.is_drained = progress.is_done() && directory_.node(*id)->is_confirmed();
     node.num_to_replicate = progress.num_left;
     node.num_replicated = progress.num_replicated;
     node.num_lost = progress.num_lost;

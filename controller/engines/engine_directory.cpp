@@ -201,7 +201,8 @@ void EngineDirectory::match_in(Space& space, const PromptQuery& query, std::stri
     const auto& [engine, rank] = space.owners[holder];
     if (engine == nullptr || !engine->stream().is_live()) continue;
     if (query.instance_id && engine->info().instance_id != *query.instance_id) continue;
-    RankMatch& match = found.emplace_back(RankMatch{.engine = &engine->info(),
+    RankMatch& match = found.emplace_back(RankMatch{.instance_id = engine->info().instance_id,
+                                                    .block_size = engine->info().block_size,
                                                     .rank = rank,
                                                     .in_tier = {},
                                                     .up_to_tier = {},

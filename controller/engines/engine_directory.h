@@ -63,7 +63,8 @@ struct NamespaceStatus {
 
 /// How much of a prompt one rank has, in tokens; see EngineMatch.
 struct RankMatch {
-  const EngineInfo* engine = nullptr;  // valid until the directory changes
+  std::string instance_id;
+  std::uint32_t block_size = 0;
   std::uint32_t rank = 0;
   std::uint32_t in_tier[kNumTiers] = {};
   std::uint32_t up_to_tier[kNumTiers] = {};

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "controller/http/http_handlers.h"
 #include "controller/http/http_views.h"
 #include "controller/http/status_json.h"
 
@@ -23,21 +22,17 @@ constexpr struct {
 
 HttpAnswer ok(const json& value) { return {.body = value.dump(-1, ' ', false, json::error_handler_t::replace)}; }
 
-HttpAnswer failed(const Error& error) {
-  const bool is_temporary = error.code == ErrorCode::kFull || error.code == ErrorCode::kUnavailable;
-  return http_error(error.code == ErrorCode::kNotFound ? 404 : is_temporary ? 503 : 400, error.what);
+HttpAnswer failed(const HttpFailure& failure) {
+  const bool is_temporary = failure.code == ErrorCode::kFull || failure.code == ErrorCode::kUnavailable;
+  return http_error(failure.code == ErrorCode::kNotFound ? 404 : is_temporary ? 503 : 400, failure.what());
 }
 
-HttpAnswer view(const HttpBackend& backend, const OnOwner& on_owner, const std::string& path) {
-  ControllerView all;
-  const Result<void> done = on_owner([&](TimeNs now) {
-    all.status = backend.status(now);
-    all.endpoint = backend.endpoint;
-    all.engines = backend.engines->engines(now);
-    all.namespaces = backend.engines->namespaces();
-    all.messages_malformed = backend.events->num_malformed();
+HttpAnswer view(const HttpApi& api, const std::string& path) {
+  const HttpBackend& backend = api.backend;
+  const ControllerView all = api.ask_owner([&](TimeNs now) {
+    return ControllerView{backend.sessions.status(now), backend.endpoint, backend.engines.engines(now),
+                          backend.engines.namespaces(), backend.events.num_malformed()};
   });
-  if (!done) return failed(done.error());
   if (path == "/metrics") return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(all)};
   if (path == "/nodes") return ok(nodes_json(all.status));
   if (path == "/workers") return ok(workers_json(all));
@@ -46,24 +41,21 @@ HttpAnswer view(const HttpBackend& backend, const OnOwner& on_owner, const std::
 
 }  // namespace
 
-HttpAnswer HttpApi::answer(const std::string& method, const std::string& path, const std::string& body) const {
+HttpAnswer HttpApi::answer(const std::string& method, const std::string& path, const std::string& body) {
   try {
     const bool is_get = method == "GET" || method == "HEAD";
     if (is_get && path == "/") return {200, "text/html; charset=utf-8", std::string(status_page())};
     if (is_get && path == "/healthz") {
-      const Result<void> alive = on_owner_([](TimeNs) {});
-      return alive ? HttpAnswer{200, "text/plain; charset=utf-8", "ok\n"} : failed(alive.error());
+      ask_owner([](TimeNs) { return true; });
+      return {200, "text/plain; charset=utf-8", "ok\n"};
     }
     if (is_get && (path == "/metrics" || path == "/nodes" || path == "/status" || path == "/workers"))
-      return view(backend_, on_owner_, path);
+      return view(*this, path);
     const auto* handler = std::ranges::find(kHandlers, path, [](const auto& entry) { return entry.path; });
-    if (method == "POST" && handler != std::end(kHandlers)) {
-      const Result<HttpRequest> request = HttpRequest::parse(body);
-      if (!request) return failed(request.error());
-      const Result<json> answer = handler->handler(backend_, on_owner_, *request);
-      return answer ? ok(*answer) : failed(answer.error());
-    }
+    if (method == "POST" && handler != std::end(kHandlers)) return ok(handler->handler(*this, HttpRequest(body)));
     return http_error(404, fmt::format("{} {} does not exist; allowed: {}", method, path.substr(0, 100), kPaths));
+  } catch (const HttpFailure& failure) {
+    return failed(failure);
   } catch (const std::exception& failure) {
     return http_error(500, failure.what());
   }

@@ -5,15 +5,20 @@
 #pragma once
 
 #include <functional>
-#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <utility>
 
-#include "controller/api/status.h"
-#include "controller/directory/directory.h"
 #include "controller/directory/pairing.h"
-#include "controller/engines/engine_events_listener.h"
+#include "controller/http/http_listener.h"
+#include "controller/http/http_request.h"
 
 namespace kvferry::controller {
+
+constexpr std::uint64_t kBlockSizeMax = 65536;
+constexpr std::uint64_t kRankMax = 65535;
+constexpr const char* kTierNames[kNumTiers] = {"gpu", "cpu", "disk", "remote"};
 
 struct HttpAnswer {
   int status = 200;
@@ -21,33 +26,43 @@ struct HttpAnswer {
   std::string body;
 };
 
-/// Runs `work` on the owner thread and waits for it. kUnavailable: it did not run in time, and never will.
-using OnOwner = std::function<Result<void>(const std::function<void(TimeNs now)>& work)>;
-
-/// The parts of the server that the API uses, on the owner thread only.
-struct HttpBackend {
-  std::function<Status(TimeNs now)> status;
-  std::string endpoint;  // address of the ZeroMQ listener; only displayed
-  EngineDirectory* engines = nullptr;
-  EngineEventsListener* events = nullptr;
-  Directory* directory = nullptr;  // nullptr: /pair is off
-  std::shared_ptr<Pairing> pairing = std::make_shared<Pairing>();
-};
-
+/// Threads: any number. Parses and formats on the calling thread, and enters the owner thread in between.
 class HttpApi {
  public:
-  HttpApi(HttpBackend backend, OnOwner on_owner) : backend_(std::move(backend)), on_owner_(std::move(on_owner)) {}
+  /// Runs `work` on the owner thread and waits for it. kUnavailable: it did not run in time, and never will.
+  using OnOwner = std::function<Result<void>(const std::function<void(TimeNs now)>& work)>;
 
-  /// Threads: any number. Parses and formats on the calling thread, and enters the owner thread in between. Never
-  /// throws.
-  HttpAnswer answer(const std::string& method, const std::string& path, const std::string& body) const;
+  HttpApi(const HttpBackend& server, OnOwner on_owner) : backend(server), on_owner_(std::move(on_owner)) {}
+
+  /// Never throws.
+  HttpAnswer answer(const std::string& method, const std::string& path, const std::string& body);
+
+  /// Returns the result of work(now) on the owner thread, which must not throw. Throws HttpFailure if it did not run.
+  template <class Work>
+  auto ask_owner(const Work& work) const {
+    std::optional<decltype(work(TimeNs{}))> result;
+    check(on_owner_([&](TimeNs now) { result.emplace(work(now)); }));
+    return *std::move(result);
+  }
+
+  HttpBackend backend;
+  Pairing pairing;  // used on the owner thread
 
  private:
-  HttpBackend backend_;
   OnOwner on_owner_;
 };
 
 /// An answer with {"error": sentence}.
 HttpAnswer http_error(int status, const std::string& sentence);
+
+/// A POST request. Throws HttpFailure; its code becomes the HTTP status in http_api.cpp.
+using HttpHandler = nlohmann::json(HttpApi&, const HttpRequest&);
+
+// http_engines.cpp
+HttpHandler handle_register, handle_unregister;
+// http_prompts.cpp: how much of a prompt each engine has
+HttpHandler handle_query, handle_query_by_hash, handle_score;
+// http_pair.cpp: which prefill and which decode node to send a prompt to
+HttpHandler handle_pair;
 
 }  // namespace kvferry::controller

@@ -1,60 +1,48 @@
 // POST /register and /unregister: the engines whose KV events the controller follows.
 #include <optional>
 
-#include "controller/http/http_handlers.h"
+#include "controller/http/http_api.h"
 
 namespace kvferry::controller {
 
 using nlohmann::json;
 
-Result<json> handle_register(const HttpBackend& backend, const OnOwner& on_owner, const HttpRequest& request) {
+json handle_register(HttpApi& api, const HttpRequest& request) {
   EngineInfo info;
-  std::optional<std::uint64_t> block_size, rank;
-  FirstError first_error;
-  first_error.set(info.instance_id, request.name({"instance_id"}, {}));
-  first_error.set(info.endpoint, request.text({"endpoint"}, {}));
-  first_error.set(info.model, request.text({"modelname", "model_name", "model"}, {}));
-  first_error.set(info.replay_endpoint, request.text({"replay_endpoint"}, ""));
-  first_error.set(info.kind, request.text({"type"}, "vLLM"));
-  first_error.set(info.tenant, request.text({"tenant_id"}, "default"));
-  first_error.set(info.salt, request.text({"additionalsalt", "additional_salt"}, ""));
-  first_error.set(info.lora_name, request.text({"lora_name"}, ""));
-  first_error.set(block_size, request.number({"block_size"}, 1, kBlockSizeMax, true));
-  first_error.set(rank, request.number({"dp_rank"}, 0, kRankMax, false));
-  if (first_error.error) return *first_error.error;
-  info.block_size = static_cast<std::uint32_t>(*block_size);
-  if (rank) info.dp_rank = static_cast<std::uint32_t>(*rank);
-
-  Result<EngineDirectory::Added> added = EngineDirectory::Added{};
-  if (Result<void> done = on_owner([&](TimeNs now) { added = backend.events->add(info, now); }); !done)
-    return std::move(done).error();
-  if (!added) return std::move(added).error();
-  return json{{"status", "registered successfully"}, {"instance_id", info.instance_id}};
+  info.instance_id = request.name({"instance_id"}, {});
+  info.endpoint = request.text({"endpoint"}, {});
+  info.model = request.text({"modelname", "model_name", "model"}, {});
+  info.replay_endpoint = request.text({"replay_endpoint"}, "");
+  info.kind = request.text({"type"}, "vLLM");
+  info.tenant = request.text({"tenant_id"}, "default");
+  info.salt = request.text({"additionalsalt", "additional_salt"}, "");
+  info.lora_name = request.text({"lora_name"}, "");
+  info.block_size = static_cast<std::uint32_t>(*request.number({"block_size"}, 1, kBlockSizeMax, true));
+  if (const auto rank = request.number({"dp_rank"}, 0, kRankMax, false))
+    info.dp_rank = static_cast<std::uint32_t>(*rank);
+  checked(api.ask_owner([&](TimeNs now) { return api.backend.events.add(info, now); }));
+  return {{"status", "registered successfully"}, {"instance_id", info.instance_id}};
 }
 
-Result<json> handle_unregister(const HttpBackend& backend, const OnOwner& on_owner, const HttpRequest& request) {
-  std::string instance, model, tenant;
-  std::optional<std::uint64_t> rank;
-  FirstError first_error;
-  first_error.set(instance, request.name({"instance_id"}, {}));
-  first_error.set(model, request.text({"modelname", "model_name", "model"}, ""));
-  first_error.set(tenant, request.text({"tenant_id"}, ""));
-  first_error.set(rank, request.number({"dp_rank"}, 0, kRankMax, false));
-  if (first_error.error) return *first_error.error;
-
-  std::vector<std::string> removed;
-  Result<void> done = on_owner([&](TimeNs) {
-    const auto wanted = rank ? std::optional(static_cast<std::uint32_t>(*rank)) : std::nullopt;
-    for (const EngineNumber engine : backend.engines->find(instance, model, tenant, wanted)) {
-      const EngineInfo* info = backend.engines->info(engine);
-      removed.push_back(fmt::format("{}|{}|{}", info->instance_id, info->tenant, info->dp_rank.value_or(0)));
-      backend.events->remove(engine);
+json handle_unregister(HttpApi& api, const HttpRequest& request) {
+  const std::string instance = request.name({"instance_id"}, {});
+  const std::string model = request.text({"modelname", "model_name", "model"}, "");
+  const std::string tenant = request.text({"tenant_id"}, "");
+  std::optional<std::uint32_t> rank;
+  if (const auto number = request.number({"dp_rank"}, 0, kRankMax, false)) rank = static_cast<std::uint32_t>(*number);
+  const auto removed = api.ask_owner([&](TimeNs) {
+    std::vector<std::string> names;
+    for (const EngineNumber engine : api.backend.engines.find(instance, model, tenant, rank)) {
+      const EngineInfo* info = api.backend.engines.info(engine);
+      names.push_back(fmt::format("{}|{}|{}", info->instance_id, info->tenant, info->dp_rank.value_or(0)));
+      api.backend.events.remove(engine);
     }
+    return names;
   });
-  if (!done) return std::move(done).error();
   if (removed.empty())
-    return Error{ErrorCode::kNotFound, fmt::format("instance_id is '{}'; no such engine is registered", instance)};
-  return json{{"status", "unregistered successfully"}, {"removed_instances", removed}};
+    throw HttpFailure(
+        {ErrorCode::kNotFound, fmt::format("instance_id is '{}'; no such engine is registered", instance)});
+  return {{"status", "unregistered successfully"}, {"removed_instances", removed}};
 }
 
 }  // namespace kvferry::controller

@@ -3,6 +3,7 @@
 #include <thread>
 #include <utility>
 
+#include "controller/http/http_api.h"
 #include "controller/http/owner_calls.h"
 #include "controller/http/timed_server.h"
 #include "transport/base/net/host_port.h"
@@ -10,11 +11,11 @@
 namespace kvferry::controller {
 namespace {
 
-class HttplibListener final : public HttpListener {
+class HttpListener final : public BoundListener {
  public:
-  HttplibListener(const HttpOptions& options, HttpBackend backend)
-      : api_(std::move(backend), [this, timeout = options.owner_max](
-                                     const std::function<void(TimeNs)>& work) { return calls_.call(work, timeout); }),
+  HttpListener(const HttpOptions& options, const HttpBackend& backend)
+      : api_(backend, [this, timeout = options.owner_max](
+                          const std::function<void(TimeNs)>& work) { return calls_.call(work, timeout); }),
         server_(options) {
     const auto handler = [this](const httplib::Request& request, httplib::Response& response) {
       const HttpAnswer answer = api_.answer(request.method, request.path, request.body);
@@ -32,7 +33,7 @@ class HttplibListener final : public HttpListener {
       response.set_content(answer.body, answer.content_type);
     });
   }
-  ~HttplibListener() override {
+  ~HttpListener() override {
     calls_.close();
     server_.end();
     if (accept_thread_.joinable()) accept_thread_.join();
@@ -68,10 +69,10 @@ class HttplibListener final : public HttpListener {
 
 }  // namespace
 
-Result<std::unique_ptr<HttpListener>> HttpListener::bind(const HttpOptions& options, HttpBackend backend) {
-  auto listener = std::make_unique<HttplibListener>(options, std::move(backend));
+Result<std::unique_ptr<BoundListener>> listen_http(const HttpOptions& options, const HttpBackend& backend) {
+  auto listener = std::make_unique<HttpListener>(options, backend);
   if (Result<void> listening = listener->listen(options); !listening) return std::move(listening).error();
-  return std::unique_ptr<HttpListener>(std::move(listener));
+  return std::unique_ptr<BoundListener>(std::move(listener));
 }
 
 Result<HttpOptions> parse_http_address(const std::string& text) {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include "controller/http/http_handlers.h"
+#include "controller/http/http_api.h"
 #include "transport/base/fingerprint.h"
 
 namespace kvferry::controller {
@@ -35,57 +35,49 @@ std::optional<ChunkKey> key_of_hex(const std::string& text) {
   return key;
 }
 
-Result<void> parse_keys(const json& value, PairRequest& asked) {
+void parse_keys(const json& value, PairRequest& asked) {
   const std::string allowed = fmt::format("an array of at most {} texts of 32 hexadecimal digits", kKeysMax);
-  if (!value.is_array() || value.size() > kKeysMax) return bad_field("keys", &value, allowed);
+  if (!value.is_array() || value.size() > kKeysMax) bad_field("keys", &value, allowed);
   for (const json& text : value) {
     const auto key = text.is_string() ? key_of_hex(text.get_ref<const std::string&>()) : std::nullopt;
-    if (!key) return bad_field(fmt::format("keys[{}]", asked.keys.size()), &text, "32 hexadecimal digits");
+    if (!key) bad_field(fmt::format("keys[{}]", asked.keys.size()), &text, "32 hexadecimal digits");
     asked.keys.push_back(*key);
   }
   asked.has_keys = true;
-  return {};
 }
 
-Result<void> parse_nodes(const HttpRequest& request, PairQuery& query) {
+void parse_nodes(const HttpRequest& request, PairQuery& query) {
   if (const json* exclude = request.find({"exclude"}); exclude != nullptr) {
     if (!exclude->is_array() || exclude->size() > kNodesMax)
-      return bad_field("exclude", exclude, fmt::format("an array of at most {} engine ids", kNodesMax));
+      bad_field("exclude", exclude, fmt::format("an array of at most {} engine ids", kNodesMax));
     for (const json& id : *exclude) {
-      if (!id.is_string()) return bad_field("exclude", exclude, "an array of engine ids, each a text");
+      if (!id.is_string()) bad_field("exclude", exclude, "an array of engine ids, each a text");
       query.exclude.insert(id.get<std::string>());
     }
   }
   if (const json* loads = request.find({"loads"}); loads != nullptr) {
     const std::string allowed = "an object of numbers of requests by engine id";
-    if (!loads->is_object() || loads->size() > kNodesMax) return bad_field("loads", loads, allowed);
+    if (!loads->is_object() || loads->size() > kNodesMax) bad_field("loads", loads, allowed);
     for (const auto& [id, load] : loads->items()) {
-      if (!load.is_number_unsigned() || load.get<std::uint64_t>() > 1'000'000)
-        return bad_field("loads", loads, allowed);
+      if (!load.is_number_unsigned() || load.get<std::uint64_t>() > 1'000'000) bad_field("loads", loads, allowed);
       query.loads[id] = load.get<std::uint64_t>();
     }
   }
-  return {};
 }
 
-Result<PairRequest> parse_pair_request(const HttpRequest& request) {
+PairRequest parse_pair_request(const HttpRequest& request) {
   PairRequest asked;
-  std::string lora_name, lora_path, cache_salt;
-  FirstError first_error;
-  first_error.set(asked.query.name_space, request.text({"namespace"}, "default"));
-  first_error.set(lora_name, request.text({"lora_name"}, ""));
-  first_error.set(lora_path, request.text({"lora_path"}, ""));
-  first_error.set(cache_salt, request.text({"cache_salt"}, ""));
-  if (first_error.error) return *first_error.error;
-  asked.extras = request_extras(lora_name, lora_path, cache_salt);
-  if (Result<void> taken = parse_nodes(request, asked.query); !taken) return taken.error();
+  asked.query.name_space = request.text({"namespace"}, "default");
+  const std::string lora_name = request.text({"lora_name"}, "");
+  const std::string lora_path = request.text({"lora_path"}, "");
+  asked.extras = request_extras(lora_name, lora_path, request.text({"cache_salt"}, ""));
+  parse_nodes(request, asked.query);
   if (const json* keys = request.find({"keys"}); keys != nullptr) {
-    if (Result<void> taken = parse_keys(*keys, asked); !taken) return taken.error();
+    parse_keys(*keys, asked);
     return asked;
   }
-  const Result<std::vector<std::uint32_t>> tokens = request.tokens();
-  if (!tokens) return tokens.error();
-  asked.tokens.assign(tokens->begin(), tokens->end());
+  const std::vector<std::uint32_t> tokens = request.tokens();
+  asked.tokens.assign(tokens.begin(), tokens.end());
   asked.query.num_tokens = asked.tokens.size();
   return asked;
 }
@@ -114,9 +106,8 @@ json node_json(const PairNode& node) {
 }
 
 /// Threads: the owner thread.
-Result<json> choose(const HttpBackend& backend, const PairRequest& asked, const PromptKeys& prompt,
-                    std::uint32_t chunk_tokens) {
-  Directory& directory = *backend.directory;
+Result<json> choose(HttpApi& api, const PairRequest& asked, const PromptKeys& prompt, std::uint32_t chunk_tokens) {
+  Directory& directory = api.backend.sessions.directory();
   std::unordered_map<std::string, std::uint64_t> cached;  // key: engine id
   if (!prompt.keys.empty() || !prompt.tail_groups.empty()) {
     std::vector<HolderView> found;
@@ -129,19 +120,19 @@ Result<json> choose(const HttpBackend& backend, const PairRequest& asked, const 
   }
   std::vector<PairNode> nodes;
   for (const NodeId id : directory.nodes_of(asked.query.name_space)) {
-    const NodeInfo& info = *directory.info(id);
-    const Directory::Load load = directory.load(id);
+    const Directory::Node& node = *directory.node(id);
+    const NodeInfo& info = node.info;
     const auto held = cached.find(info.engine_id.value);
     nodes.push_back({.engine_id = info.engine_id.value,
                      .role = info.role,
                      .serves = info.serves,
                      .endpoint = info.endpoint,
-                     .load = load.num_requests,
-                     .load_reported_at = load.reported_at,
+                     .load = node.load,
+                     .load_reported_at = node.load_reported_at,
                      .num_cached = held == cached.end() ? 0 : held->second,
-                     .is_leaving = directory.is_leaving(id)});
+                     .is_leaving = node.is_leaving});
   }
-  const Result<Pair> pair = backend.pairing->choose(asked.query, nodes);
+  const Result<Pair> pair = api.pairing.choose(asked.query, nodes);
   if (!pair) return pair.error();
   return json{{"prefill", node_json(nodes[pair->prefill])},
               {"decode", node_json(nodes[pair->decode])},
@@ -150,26 +141,19 @@ Result<json> choose(const HttpBackend& backend, const PairRequest& asked, const 
 
 }  // namespace
 
-Result<json> handle_pair(const HttpBackend& backend, const OnOwner& on_owner, const HttpRequest& request) {
-  if (backend.directory == nullptr) return Error{ErrorCode::kNotFound, "this controller does not pair nodes"};
-  Result<PairRequest> asked = parse_pair_request(request);
-  if (!asked) return std::move(asked).error();
-  std::string fingerprint;
-  Result<void> done =
-      on_owner([&](TimeNs) { fingerprint = backend.directory->fingerprint_of(asked->query.name_space); });
-  if (!done) return std::move(done).error();
+json handle_pair(HttpApi& api, const HttpRequest& request) {
+  PairRequest asked = parse_pair_request(request);
+  const std::string fingerprint =
+      api.ask_owner([&](TimeNs) { return api.backend.sessions.directory().fingerprint_of(asked.query.name_space); });
   const std::uint32_t chunk_tokens = chunk_tokens_of(fingerprint).value_or(0);
   PromptKeys prompt;
-  if (asked->has_keys) {
-    prompt.keys = asked->keys;
-    asked->query.num_tokens = prompt.keys.size() * chunk_tokens;
+  if (asked.has_keys) {
+    prompt.keys = asked.keys;
+    asked.query.num_tokens = prompt.keys.size() * chunk_tokens;
   } else if (chunk_tokens > 0) {
-    prompt = keys_of_prompt(root_key(fingerprint, asked->extras), chunk_tokens, asked->tokens);
+    prompt = keys_of_prompt(root_key(fingerprint, asked.extras), chunk_tokens, asked.tokens);
   }
-  Result<json> chosen = json();
-  done = on_owner([&](TimeNs) { chosen = choose(backend, *asked, prompt, chunk_tokens); });
-  if (!done) return std::move(done).error();
-  return chosen;
+  return checked(api.ask_owner([&](TimeNs) { return choose(api, asked, prompt, chunk_tokens); }));
 }
 
 }  // namespace kvferry::controller

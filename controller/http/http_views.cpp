@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "controller/http/http_handlers.h"
+#include "controller/http/http_api.h"
 #include "controller/http/status_json.h"
 
 namespace kvferry::controller {

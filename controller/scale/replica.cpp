@@ -176,8 +176,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
     if (fenced == nullptr) return;
     Directory& directory = sessions_.directory();
     const auto node = directory.find_node(fenced->node.name_space, fenced->node.engine_id);
-    const NodeInfo* info = node ? directory.info(*node) : nullptr;
-    if (info != nullptr && info->incarnation < fenced->incarnation) sessions_.fence(*node, now);
+    if (node && directory.node(*node)->info.incarnation < fenced->incarnation) sessions_.fence(*node, now);
   }
 
   void list_replicas() {

@@ -37,17 +37,9 @@ Result<std::string> add_http(controller::Server& server, controller::EngineDirec
   Result<controller::HttpOptions> options = controller::parse_http_address(address);
   if (!options) return std::move(options).error();
   std::unique_ptr<controller::EngineEventsListener> events = controller::EngineEventsListener::make(engines);
-  controller::HttpBackend backend{.status = [&server](TimeNs now) { return server.sessions().status(now); },
-                                  .endpoint = server.endpoint(),
-                                  .engines = &engines,
-                                  .events = events.get(),
-                                  .directory = &server.directory()};
+  const controller::HttpBackend backend{server.sessions(), engines, *events, server.endpoint()};
   if (Result<void> added = server.add_listener(std::move(events)); !added) return std::move(added).error();
-  Result<std::unique_ptr<controller::HttpListener>> http = controller::HttpListener::bind(*options, std::move(backend));
-  if (!http) return std::move(http).error();
-  std::string listening = (*http)->address();
-  if (Result<void> added = server.add_listener(*std::move(http)); !added) return std::move(added).error();
-  return listening;
+  return server.add_bound(controller::listen_http(*options, backend));
 }
 
 Result<void> add_replica(controller::Server& server, const ControllerConfig& config, const Clock& clock) {

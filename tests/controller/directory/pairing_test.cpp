@@ -187,13 +187,13 @@ TEST(DirectoryForRouters, HoldersAreFoundWithoutBeingANode) {
 TEST(DirectoryForRouters, LoadsAreKnownUntilTheNodeGoes) {
   Directory directory;
   const NodeId a = directory.join(node_info("a"), 0, 0)->id;
-  EXPECT_EQ(directory.load(a).num_requests, 0u);
+  EXPECT_EQ(directory.node(a)->load, 0u);
   directory.set_load(a, 7, 3);
-  EXPECT_EQ(directory.load(a).num_requests, 7u);
-  EXPECT_EQ(directory.load(a).reported_at, 3);
+  EXPECT_EQ(directory.node(a)->load, 7u);
+  EXPECT_EQ(directory.node(a)->load_reported_at, 3);
   EXPECT_EQ(directory.status(5)[0].load, 7u);
   directory.leave(a);
-  EXPECT_EQ(directory.load(a).num_requests, 0u);
+  EXPECT_EQ(directory.node(a), nullptr);
 }
 
 }  // namespace
