@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "controller/api/client.h"
-#include "controller/protocol/node_id.h"
-#include "controller/protocol/snapshot_mark.h"
+#include "controller/protocol/values.h"
 #include "transport/base/clock.h"
 
 namespace kvferry::controller {

@@ -7,8 +7,7 @@
 #include "controller/api/client.h"
 #include "controller/api/status.h"
 #include "controller/api/tier.h"
-#include "controller/protocol/node_id.h"
-#include "controller/protocol/snapshot_mark.h"
+#include "controller/protocol/values.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
 

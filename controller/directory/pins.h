@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "controller/protocol/node_id.h"
+#include "controller/protocol/values.h"
 #include "transport/base/chunk_key.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"

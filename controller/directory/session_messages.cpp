@@ -4,7 +4,6 @@
 #include "controller/directory/session_observer.h"
 #include "controller/directory/sessions.h"
 #include "controller/protocol/wire.h"
-#include "controller/protocol/wire_lookup.h"
 #include "transport/base/log.h"
 
 namespace kvferry::controller {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "controller/engines/msgpack_reader.h"
+#include "controller/protocol/msgpack_reader.h"
 
 namespace kvferry::controller {
 namespace {

@@ -8,7 +8,7 @@
 #include <iterator>
 #include <utility>
 
-#include "controller/engines/msgpack_reader.h"
+#include "controller/protocol/msgpack_reader.h"
 
 namespace kvferry::controller {
 namespace {

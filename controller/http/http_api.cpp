@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "controller/http/http_views.h"
-#include "controller/http/status_json.h"
 
 namespace kvferry::controller {
 namespace {

@@ -58,10 +58,8 @@ HttpAnswer http_error(int status, const std::string& sentence);
 /// A POST request. Throws HttpFailure; its code becomes the HTTP status in http_api.cpp.
 using HttpHandler = nlohmann::json(HttpApi&, const HttpRequest&);
 
-// http_engines.cpp
-HttpHandler handle_register, handle_unregister;
-// http_prompts.cpp: how much of a prompt each engine has
-HttpHandler handle_query, handle_query_by_hash, handle_score;
+// http_engines.cpp: which engines are followed, and how much of a prompt each of them has
+HttpHandler handle_register, handle_unregister, handle_query, handle_query_by_hash, handle_score;
 // http_pair.cpp: which prefill and which decode node to send a prompt to
 HttpHandler handle_pair;
 

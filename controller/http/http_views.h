@@ -1,4 +1,4 @@
-// What the GET requests return: status, engines, metrics and the status page.
+// What the GET requests return: status, engines, metrics and the status page. `kvferry status` prints the same JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -19,6 +19,9 @@ struct ControllerView {
   std::uint64_t messages_malformed = 0;  // from engines
 };
 
+/// The nodes with what a router needs to know of them (GET /nodes).
+nlohmann::json nodes_json(const Status& status);
+nlohmann::json status_json(const Status& status, const std::string& endpoint);
 /// The output of `kvferry status --json`, plus the engines (GET /status).
 nlohmann::json view_json(const ControllerView& view);
 /// The engines by instance, in the form of other indexers (GET /workers).

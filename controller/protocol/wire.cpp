@@ -1,5 +1,6 @@
 #include "controller/protocol/wire.h"
 
+#include "controller/protocol/msgpack_reader.h"
 #include "transport/base/check.h"
 
 namespace kvferry::controller::wire {
@@ -81,6 +82,64 @@ SnapshotMark mark_of(const Publish& publish) {
 Result<std::vector<ChunkEntry>> chunks_of(const Publish& publish) {
   if (tier_of(publish.tier)) return join_entries(publish.full, publish.tails);
   return Error{ErrorCode::kCorrupt, fmt::format("tier {}; 0 to {} are allowed", publish.tier, kNumTiers - 1)};
+}
+
+std::optional<LookupFields> read_lookup(std::string_view bytes, VersionRange versions) {
+  MsgpackReader reader(bytes);
+  LookupFields lookup;
+  std::uint32_t num_fields = 0, num_header_fields = 0;
+  std::uint64_t version = 0, type = 0;
+  const auto read_keys = [&](std::span<const ChunkKey>& keys) {
+    static_assert(alignof(ChunkKey) == 1 && sizeof(ChunkKey) == 16, "keys are read at any address");
+    std::string_view blob;
+    if (!reader.read_bytes(blob) || blob.size() % sizeof(ChunkKey) != 0) return false;
+    keys = {reinterpret_cast<const ChunkKey*>(blob.data()), blob.size() / sizeof(ChunkKey)};
+    return true;
+  };
+  const bool is_read = reader.read_array(num_fields) && num_fields == 6 && reader.read_array(num_header_fields) &&
+                       num_header_fields == 2 && reader.read_unsigned(version) && version >= versions.oldest &&
+                       version <= versions.newest && reader.read_unsigned(type) && type == Lookup{}.header.type &&
+                       reader.read_unsigned(lookup.incarnation) && reader.read_unsigned(lookup.token) &&
+                       read_keys(lookup.query.keys) && read_keys(lookup.query.tail_groups) &&
+                       read_keys(lookup.query.exact_tails) && reader.num_left() == 0;
+  lookup.version = static_cast<std::uint32_t>(version);
+  return is_read ? std::optional(lookup) : std::nullopt;
+}
+
+namespace {
+
+void write_tails(msgpack::packer<msgpack::sbuffer>& packer, std::span<const ChunkEntry> tails) {
+  if (!tails.empty()) {
+    packer.pack(to_columns(tails));
+    return;
+  }
+  packer.pack_array(3);  // to_columns() would allocate
+  packer.pack_bin(0);
+  packer.pack_bin(0);
+  packer.pack_array(0);
+}
+
+}  // namespace
+
+void write_reply(msgpack::sbuffer& buffer, std::uint32_t version, std::uint64_t token,
+                 std::span<const HolderView> holders, std::uint64_t index_version) {
+  buffer.clear();
+  msgpack::packer packer(buffer);
+  packer.pack_array(4);
+  packer.pack(Header{version, LookupReply{}.header.type});
+  packer.pack(token);
+  packer.pack_array(static_cast<std::uint32_t>(holders.size()));
+  for (const HolderView& holder : holders) {
+    packer.pack_array(7);
+    packer.pack(holder.info->engine_id.value);
+    packer.pack(holder.info->incarnation.value);
+    packer.pack(holder.info->endpoint);
+    packer.pack(holder.num_full_chunks);
+    write_tails(packer, holder.tails);
+    packer.pack(static_cast<std::uint32_t>(holder.tier));
+    packer.pack(holder.confirmed);
+  }
+  packer.pack(index_version);
 }
 
 }  // namespace kvferry::controller::wire

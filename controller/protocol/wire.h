@@ -2,13 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <msgpack.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "controller/protocol/messages.h"
-#include "controller/protocol/snapshot_mark.h"
+#include "controller/protocol/values.h"
 #include "transport/base/result.h"
 #include "transport/base/versions.h"
 
@@ -38,5 +40,23 @@ std::optional<Tier> tier_of(std::uint32_t number);
 SnapshotMark mark_of(const Publish& publish);
 /// kCorrupt: columns of unequal length, or a tier that this release doesn't know.
 Result<std::vector<ChunkEntry>> chunks_of(const Publish& publish);
+
+// The critical path of the protocol: lookups are read in place and answered without intermediate objects. All other
+// messages, and lookups of another shape, go through parse().
+
+/// A Lookup whose keys are views of the message's bytes.
+struct LookupFields {
+  std::uint32_t version = kProtocolVersion;
+  std::uint64_t incarnation = 0;
+  std::uint64_t token = 0;
+  LookupView query;
+};
+/// Returns nullopt unless `bytes` are a Lookup of one of the versions, encoded as this release encodes it; parse() then
+/// decides. Where it returns fields, parse() would return the same.
+std::optional<LookupFields> read_lookup(std::string_view bytes, VersionRange versions = kProtocol);
+
+/// Replaces the contents of `buffer` by the bytes of a LookupReply, as encode() would write them.
+void write_reply(msgpack::sbuffer& buffer, std::uint32_t version, std::uint64_t token,
+                 std::span<const HolderView> holders, std::uint64_t index_version);
 
 }  // namespace kvferry::controller::wire

@@ -1,5 +1,4 @@
-#include "controller/state/load_state.h"
-
+// Loads a controller's state at its start: the newest snapshot, and the logs from its number on.
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +6,7 @@
 
 #include "controller/state/batches.h"
 #include "controller/state/records.h"
+#include "controller/state/state_folder.h"
 #include "transport/base/log.h"
 
 namespace kvferry::controller {

@@ -16,6 +16,8 @@
 
 namespace kvferry::controller {
 
+class DirectoryState;
+
 /// One process at a time has the folder, from open() to the destructor. Threads: one at a time; const calls from any.
 class StateFolder {
  public:
@@ -42,6 +44,21 @@ class StateFolder {
   std::string path_;
   OwnedFd lock_;
 };
+
+struct LoadedState {
+  std::uint64_t next_number = 1;  // for the next log
+  std::uint64_t num_logs = 0;
+  std::uint64_t log_bytes = 0;
+  std::uint64_t snapshot_bytes = 0;  // 0: there is no snapshot
+  std::uint64_t num_records = 0;
+  std::string damage;                  // a sentence; empty: everything was read
+  std::vector<std::string> set_aside;  // paths of damaged files, to be renamed
+};
+
+/// Fills an empty directory. Truncates a torn end of the last log. If a file is damaged, loads the data before the
+/// damage; the nodes publish the rest again. kInvalidArgument: a file has another format. kUnavailable: a file cannot
+/// be read.
+Result<LoadedState> load_state(const StateFolder& folder, DirectoryState& state);
 
 /// Syncs a folder, so that its file names survive a loss of power.
 void sync_folder(const std::string& path);

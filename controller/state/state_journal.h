@@ -18,7 +18,6 @@
 #include "controller/api/listener.h"
 #include "controller/directory/directory_state.h"
 #include "controller/state/background_file.h"
-#include "controller/state/load_state.h"
 #include "controller/state/state_folder.h"
 #include "transport/base/net/event_fd.h"
 

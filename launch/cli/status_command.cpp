@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "controller/api/status.h"
-#include "controller/http/status_json.h"
+#include "controller/http/http_views.h"
 #include "launch/cli/commands.h"
 #include "launch/cli/controller_settings.h"
 

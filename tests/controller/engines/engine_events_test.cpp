@@ -6,7 +6,7 @@
 #include <random>
 
 #include "controller/engines/block_chain.h"
-#include "controller/engines/msgpack_reader.h"
+#include "controller/protocol/msgpack_reader.h"
 #include "tests/controller/engines/engine_test_kit.h"
 
 namespace kvferry::controller {

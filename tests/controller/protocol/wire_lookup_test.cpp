@@ -1,6 +1,4 @@
 // The reader of look-ups against the reader of everything: the same verdict and the same fields, whatever the bytes.
-#include "controller/protocol/wire_lookup.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -1,4 +1,6 @@
 // What is written into the event log brings a late replica what the writers' directories knew.
+#include "controller/scale/event_log.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,8 +8,6 @@
 #include <set>
 
 #include "controller/protocol/wire.h"
-#include "controller/scale/log_reader.h"
-#include "controller/scale/log_writer.h"
 #include "tests/controller/fixtures.h"
 
 namespace kvferry::controller::scale {

@@ -1,4 +1,4 @@
-#include "controller/engines/msgpack_reader.h"
+#include "controller/protocol/msgpack_reader.h"
 
 #include <array>
 

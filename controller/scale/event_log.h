@@ -1,18 +1,46 @@
-// Decides which messages of nodes go into the event log, and when. Pure.
+// The event log: its format, what of the nodes' messages goes into it, and its replay into the directory of a replica
+// that started late. An entry has records; a record is one message or event of one node. Pure.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "controller/directory/directory.h"
-#include "controller/scale/log_format.h"
+#include "controller/scale/replicated_state.h"
 #include "transport/base/clock.h"
+#include "transport/base/wire.h"
 
 namespace kvferry::controller::scale {
+
+enum class LogKind : std::uint32_t {
+  kHello = 1,   // `bytes`: wire::Hello; later messages count from its next_sequence
+  kUpdate = 2,  // `bytes`: wire::Publish or wire::Evict
+  kGone = 3,
+  kHole = 4,  // has no node; records before it are missing
+};
+
+struct LogRecord {
+  std::uint32_t kind = 0;
+  std::string name_space{}, engine_id{};
+  std::uint64_t incarnation = 0;
+  std::uint64_t sequence = 0;  // used by kUpdate
+  std::string bytes{};
+  KVFERRY_FIELDS(kind, name_space, engine_id, incarnation, sequence, bytes);
+};
+
+/// A node numbers its messages to each replica separately, so a sequence number belongs to the writer of the entry.
+struct LogEntry {
+  std::uint32_t version = 1;
+  std::string writer{};  // name and run of a replica
+  std::vector<LogRecord> records{};
+  KVFERRY_FIELDS(version, writer, records);
+};
 
 struct LogWriterOptions {
   std::string writer{};  // name and run of this replica
@@ -81,6 +109,46 @@ class LogWriter {
   std::size_t entry_bytes_ = 0;
   std::size_t since_checkpoint_ = 0;
   std::uint64_t num_holes_ = 0;
+};
+
+/// Nodes from the log are unconfirmed and expire as usual. When such a node sends Hello to this replica, the directory
+/// requests a snapshot from it, and the log no longer applies to it.
+/// After a gap in a node's sequence numbers, the node's later log entries are ignored; a kHole record removes all
+/// nodes. Threads: the directory's owner. `now` must not decrease.
+class LogReader {
+ public:
+  /// `may_join` returns false for an outdated incarnation.
+  LogReader(Directory& directory, std::function<bool(const NodeInfo&)> may_join)
+      : directory_(directory), may_join_(std::move(may_join)) {}
+
+  /// Applies one entry; call in log order. Counts malformed entries.
+  void apply(std::string_view entry, TimeNs now);
+  /// The node sent Hello to this replica.
+  void claimed(NodeId node);
+  /// The node was removed from the directory.
+  void gone(NodeId node) { claimed(node); }
+
+  /// Number of nodes that are known from the log only.
+  std::size_t num_nodes() const { return nodes_.size(); }
+  std::uint64_t num_malformed() const { return num_malformed_; }
+
+ private:
+  struct Node {
+    NodeId id;
+    std::uint64_t incarnation = 0;
+    std::string writer;
+    std::uint64_t expected = 0;  // next sequence number by the writer's count
+    std::uint64_t applied = 0;   // next sequence number in the directory
+  };
+
+  void apply(const std::string& writer, const LogRecord& record, TimeNs now);
+  void hello(const std::string& writer, const LogRecord& record, TimeNs now);
+  void update(Node& node, const LogRecord& record, TimeNs now);
+
+  Directory& directory_;
+  std::function<bool(const NodeInfo&)> may_join_;
+  std::map<NodeName, Node> nodes_;
+  std::uint64_t num_malformed_ = 0;
 };
 
 }  // namespace kvferry::controller::scale

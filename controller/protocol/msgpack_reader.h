@@ -45,6 +45,10 @@ class MsgpackReader {
     at_ += 1 + size;
     return true;
   }
+  /// Fails for a negative number, and for one in a signed form.
+  bool read_unsigned(std::uint64_t& value) {
+    return at_ < end_ && (*at_ < 0x80 || (*at_ & 0xfc) == 0xcc) && read_integer(value);
+  }
   bool read_string(std::string_view& text) {
     if (at_ < end_ && (*at_ & 0xe0) == 0xa0) return read_body(1, *at_ & 0x1f, text);
     return read_sized(0xd9, text);
