@@ -12,7 +12,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "controller/protocol/tier_digest.h"
+#include "controller/protocol/values.h"
 #include "controller/protocol/wire.h"
 
 namespace kvferry::controller {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "controller/directory/directory.h"
-#include "controller/index/table_block.h"
 #include "transport/base/wire.h"
 
 namespace kvferry::controller {

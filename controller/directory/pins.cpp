@@ -55,14 +55,8 @@ std::map<ControllerPinId, std::set<NodeId>> Pins::release_owner(const std::strin
   return released;
 }
 
-std::size_t Pins::expire(TimeNs now) {
-  std::size_t num_expired = 0;
-  for (auto it = pins_.begin(); it != pins_.end();) {
-    const bool is_over = it->second.deadline <= now;
-    num_expired += is_over ? 1 : 0;
-    it = is_over ? end(it) : std::next(it);
-  }
-  return num_expired;
+void Pins::expire(TimeNs now) {
+  for (auto it = pins_.begin(); it != pins_.end();) it = it->second.deadline <= now ? end(it) : std::next(it);
 }
 
 std::vector<Pins::Order> Pins::orders_for(const std::string& name_space, NodeId node, std::span<const ChunkKey> keys,

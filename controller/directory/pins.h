@@ -55,8 +55,8 @@ class Pins {
   Result<std::set<NodeId>> release(ControllerPinId id);
   /// Ends all pins of an owner and returns the nodes that have to unpin each.
   std::map<ControllerPinId, std::set<NodeId>> release_owner(const std::string& owner);
-  /// Ends pins whose deadline has passed and returns their number. Nodes know the deadline, so they get no order.
-  std::size_t expire(TimeNs now);
+  /// Ends pins whose deadline has passed. Nodes know the deadline, so they get no order.
+  void expire(TimeNs now);
 
   /// Orders for `node`, which has just published `keys`.
   std::vector<Order> orders_for(const std::string& name_space, NodeId node, std::span<const ChunkKey> keys, TimeNs now);

@@ -1,7 +1,6 @@
 // The controller's reaction to each message of a node.
 #include <algorithm>
 
-#include "controller/directory/session_observer.h"
 #include "controller/directory/sessions.h"
 #include "controller/protocol/wire.h"
 #include "transport/base/log.h"

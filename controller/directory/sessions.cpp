@@ -2,7 +2,6 @@
 
 #include <bit>
 
-#include "controller/directory/session_observer.h"
 #include "controller/protocol/wire.h"
 #include "transport/base/log.h"
 

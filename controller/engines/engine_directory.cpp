@@ -8,6 +8,12 @@
 #include "transport/base/log.h"
 
 namespace kvferry::controller {
+namespace {
+
+constexpr std::size_t kEnginesMax = 1024;
+constexpr std::size_t kRanksMax = 64;  // limit on ranks of an engine
+
+}  // namespace
 
 /// The engines of one model, tenant, salt and block size.
 struct EngineDirectory::Space {
@@ -23,8 +29,8 @@ struct EngineDirectory::Space {
 
 class EngineDirectory::Engine final : public EngineStreamSink, public EngineEventSink {
  public:
-  Engine(const EngineInfo& info, const EngineDirectoryOptions& options, Space& space, TimeNs now)
-      : info_(info), ranks_max_(options.ranks_max), space_(space), stream_(options_of(info, options), *this, now) {
+  Engine(const EngineInfo& info, Space& space, TimeNs now)
+      : info_(info), space_(space), stream_({.has_replay = !info.replay_endpoint.empty()}, *this, now) {
     ++space_.num_engines;
     if (info_.dp_rank) holder_of(*info_.dp_rank);  // so that the rank is listed before its first batch
   }
@@ -86,14 +92,9 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
   const std::map<std::uint32_t, HolderIndex>& holders() const { return holders_; }
 
  private:
-  static EngineStreamOptions options_of(const EngineInfo& info, const EngineDirectoryOptions& options) {
-    EngineStreamOptions stream = options.stream;
-    stream.has_replay = !info.replay_endpoint.empty();
-    return stream;
-  }
   std::optional<HolderIndex> holder_of(std::uint32_t rank) {
     if (const auto known = holders_.find(rank); known != holders_.end()) return known->second;
-    if (holders_.size() >= ranks_max_) return std::nullopt;
+    if (holders_.size() >= kRanksMax) return std::nullopt;
     const HolderIndex holder = space_.index.add_holder(info_.lora_name);
     space_.owners.resize(std::max<std::size_t>(space_.owners.size(), holder + std::size_t{1}));
     space_.owners[holder] = {this, rank};
@@ -102,7 +103,6 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
   }
 
   EngineInfo info_;
-  std::uint32_t ranks_max_;
   Space& space_;
   EngineStream stream_;
   EngineEventDecoder decoder_;
@@ -111,13 +111,13 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
   HolderIndex holder_ = 0;  // rank of the current batch
 };
 
-EngineDirectory::EngineDirectory(EngineDirectoryOptions options) : options_(std::move(options)) {}
+EngineDirectory::EngineDirectory(const EngineIndexOptions& options) : options_(options) {}
 EngineDirectory::~EngineDirectory() { engines_.clear(); }  // engines refer to their spaces
 
 EngineDirectory::Space& EngineDirectory::space_of(const EngineInfo& info) {
   std::unique_ptr<Space>& space = spaces_[{info.model, info.tenant, info.salt, info.block_size}];
   if (!space) {
-    EngineIndexOptions options = options_.index;
+    EngineIndexOptions options = options_;
     options.block_size = info.block_size;
     space = std::make_unique<Space>(options);
   }
@@ -134,11 +134,11 @@ Result<EngineDirectory::Added> EngineDirectory::add(const EngineInfo& info, Time
       return Added{.id = other, .replaced = {}, .is_known = true};
     added.replaced = other;
   }
-  if (!added.replaced && engines_.size() >= options_.engines_max)
+  if (!added.replaced && engines_.size() >= kEnginesMax)
     return Error{ErrorCode::kFull, fmt::format("{} engines are registered, which is the limit", engines_.size())};
   if (added.replaced) remove(*added.replaced);
   added.id = next_id_++;
-  engines_[added.id] = std::make_unique<Engine>(info, options_, space_of(info), now);
+  engines_[added.id] = std::make_unique<Engine>(info, space_of(info), now);
   return added;
 }
 

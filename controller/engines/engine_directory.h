@@ -30,13 +30,6 @@ struct EngineInfo {
 
 using EngineNumber = std::uint32_t;  // never reused
 
-struct EngineDirectoryOptions {
-  std::size_t engines_max = 1024;
-  std::uint32_t ranks_max = 64;  // limit on ranks of an engine
-  EngineStreamOptions stream;
-  EngineIndexOptions index;  // block_size comes from each engine's registration
-};
-
 struct EngineBatchCounters {
   std::uint64_t events = 0;
   std::uint64_t events_unknown = 0;
@@ -86,7 +79,8 @@ struct PromptQuery {
 /// Threads: one at a time.
 class EngineDirectory {
  public:
-  explicit EngineDirectory(EngineDirectoryOptions options);
+  /// The block size comes from each engine's registration.
+  explicit EngineDirectory(const EngineIndexOptions& options);
   ~EngineDirectory();
 
   struct Added {
@@ -94,7 +88,7 @@ class EngineDirectory {
     std::optional<EngineNumber> replaced;  // removed: it had the same instance, tenant, model and rank
     bool is_known = false;                 // an identical engine was registered before; `id` is its number
   };
-  /// kFull: engines_max is reached.
+  /// kFull: too many engines.
   Result<Added> add(const EngineInfo& info, TimeNs now);
   void remove(EngineNumber id);
   /// Returns the engines of an instance. An empty model or tenant and a missing rank match all.
@@ -113,7 +107,6 @@ class EngineDirectory {
   /// block size is registered.
   Result<std::vector<RankMatch>> match(const PromptQuery& query);
 
-  std::size_t num_engines() const { return engines_.size(); }
   std::vector<EngineStatus> engines(TimeNs now) const;
   std::vector<NamespaceStatus> namespaces() const;
 
@@ -124,7 +117,7 @@ class EngineDirectory {
   Space& space_of(const EngineInfo& info);
   void match_in(Space& space, const PromptQuery& query, std::string_view cache_salt, std::vector<RankMatch>& found);
 
-  EngineDirectoryOptions options_;
+  EngineIndexOptions options_;
   std::map<SpaceKey, std::unique_ptr<Space>> spaces_;
   std::map<EngineNumber, std::unique_ptr<Engine>> engines_;
   EngineNumber next_id_ = 1;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cctype>
 #include <iterator>
 #include <utility>
@@ -260,15 +259,7 @@ Result<EngineBatch> EngineEventDecoder::decode(std::string_view payload, EngineE
   std::uint32_t num_fields = 0, num_events = 0;
   if (!reader.read_array(num_fields) || num_fields < 2)
     return broken(reader, payload, "an array of at least two fields");
-  if (reader.num_left() < 9 || *reader.position() != 0xcb) {
-    if (!reader.skip()) return broken(reader, payload, "a timestamp");
-  } else {
-    std::uint64_t bits = 0;
-    std::memcpy(&bits, reader.position() + 1, 8);
-    if constexpr (std::endian::native == std::endian::little) bits = __builtin_bswap64(bits);
-    batch.ts = std::bit_cast<double>(bits);
-    reader.skip();
-  }
+  if (!reader.skip()) return broken(reader, payload, "a timestamp");
   if (!reader.read_array(num_events)) return broken(reader, payload, "an array of events");
   for (std::uint32_t i = 0; i < num_events; ++i) {
     if (!read_event(reader, sink, batch)) return broken(reader, payload, "an event");

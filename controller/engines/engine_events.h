@@ -45,7 +45,6 @@ class EngineEventSink {
 };
 
 struct EngineBatch {
-  double ts = 0;                         // seconds, by the engine's clock
   std::optional<std::uint32_t> dp_rank;  // data-parallel rank of the sender
   std::uint32_t num_events = 0;          // passed to the sink
   std::uint32_t num_unknown = 0;         // skipped: unknown kind

@@ -147,22 +147,20 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
     // Connection events come first: batches after a disconnect belong to the new connection.
     bool has_more = read_monitor(sockets, *stream, now);
     net::ZmqPart parts[kPartsMax];
-    int num_messages = 0;
-    for (; num_messages < kMessagesPerTurnMax && num_bytes < kBytesPerTakeMax; ++num_messages) {
-      const std::size_t num_parts = sockets.events->receive(parts);
-      if (num_parts == 0) break;
-      pass_batch(*stream, parts, num_parts, false, now, num_bytes);
-    }
-    has_more = has_more || num_messages == kMessagesPerTurnMax || num_bytes >= kBytesPerTakeMax;
+    const auto drain = [&](net::ZmqSocket& socket, bool is_replay) {
+      for (int i = 0; i < kMessagesPerTurnMax && num_bytes < kBytesPerTakeMax; ++i) {
+        const std::size_t num_parts = socket.receive(parts);
+        if (num_parts == 0) return;
+        pass_batch(*stream, parts, num_parts, is_replay, now, num_bytes);
+      }
+      has_more = true;
+    };
+    drain(*sockets.events, false);
     send_replay_request(engine, sockets);
     if (!sockets.replay) return has_more;
-    for (num_messages = 0; num_messages < kMessagesPerTurnMax && num_bytes < kBytesPerTakeMax; ++num_messages) {
-      const std::size_t num_parts = sockets.replay->receive(parts);
-      if (num_parts == 0) break;
-      pass_batch(*stream, parts, num_parts, true, now, num_bytes);
-    }
+    drain(*sockets.replay, true);
     send_replay_request(engine, sockets);
-    return has_more || num_messages == kMessagesPerTurnMax || num_bytes >= kBytesPerTakeMax;
+    return has_more;
   }
 
   bool read_monitor(EngineSockets& sockets, EngineStream& stream, TimeNs now) {

@@ -21,9 +21,9 @@ constexpr struct {
 
 HttpAnswer ok(const json& value) { return {.body = value.dump(-1, ' ', false, json::error_handler_t::replace)}; }
 
-HttpAnswer failed(const HttpFailure& failure) {
-  const bool is_temporary = failure.code == ErrorCode::kFull || failure.code == ErrorCode::kUnavailable;
-  return http_error(failure.code == ErrorCode::kNotFound ? 404 : is_temporary ? 503 : 400, failure.what());
+HttpAnswer failed(const Error& error) {
+  const bool is_temporary = error.code == ErrorCode::kFull || error.code == ErrorCode::kUnavailable;
+  return http_error(error.code == ErrorCode::kNotFound ? 404 : is_temporary ? 503 : 400, error.what);
 }
 
 HttpAnswer view(const HttpApi& api, const std::string& path) {
@@ -54,7 +54,7 @@ HttpAnswer HttpApi::answer(const std::string& method, const std::string& path, c
     if (method == "POST" && handler != std::end(kHandlers)) return ok(handler->handler(*this, HttpRequest(body)));
     return http_error(404, fmt::format("{} {} does not exist; allowed: {}", method, path.substr(0, 100), kPaths));
   } catch (const HttpFailure& failure) {
-    return failed(failure);
+    return failed(failure.error);
   } catch (const std::exception& failure) {
     return http_error(500, failure.what());
   }

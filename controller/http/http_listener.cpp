@@ -1,22 +1,94 @@
 #include "controller/http/http_listener.h"
 
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "controller/http/http_api.h"
-#include "controller/http/owner_calls.h"
 #include "controller/http/timed_server.h"
-#include "transport/base/net/host_port.h"
+#include "transport/base/net/event_fd.h"
 
 namespace kvferry::controller {
 namespace {
 
+constexpr TimeNs kOwnerMax = 2 * kSecond;  // until the owner thread starts a call
+
+/// Lets other threads run work on the owner thread and wait for it.
+class OwnerCalls {
+ public:
+  /// Readable while calls wait.
+  int fd() const { return wake_up_.fd(); }
+
+  /// Threads: any but the owner thread. kUnavailable: `work` did not start within `timeout`, and never will.
+  Result<void> call(const std::function<void(TimeNs)>& work, TimeNs timeout) {
+    const auto call = std::make_shared<Call>();
+    call->work = &work;
+    std::unique_lock lock(mutex_);
+    if (!is_closed_ && calls_.size() < kCallsMax) {
+      calls_.push_back(call);
+      wake_up_.set();
+      done_.wait_for(lock, std::chrono::nanoseconds(timeout),
+                     [&] { return call->state == State::kDone || is_closed_; });
+      // A started call must finish: `work` refers to this thread's stack.
+      if (call->state == State::kRunning) done_.wait(lock, [&] { return call->state == State::kDone; });
+      if (call->state == State::kDone) return {};
+      call->state = State::kGivenUp;
+    }
+    return Error{ErrorCode::kUnavailable, "the controller is busy and did not answer in time; try again"};
+  }
+
+  /// Threads: the owner thread. Returns true if more calls wait.
+  bool take(TimeNs now) {
+    wake_up_.clear();
+    for (std::size_t i = 0; i < kCallsPerTakeMax; ++i) {
+      std::shared_ptr<Call> call;
+      {
+        const std::lock_guard lock(mutex_);
+        if (calls_.empty()) return false;
+        call = std::move(calls_.front());
+        calls_.pop_front();
+        if (call->state == State::kGivenUp) continue;
+        call->state = State::kRunning;
+      }
+      (*call->work)(now);
+      const std::lock_guard lock(mutex_);
+      call->state = State::kDone;
+      done_.notify_all();
+    }
+    return true;
+  }
+
+  /// Fails all waiting and later calls.
+  void close() {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+    done_.notify_all();
+  }
+
+ private:
+  static constexpr std::size_t kCallsMax = 256;  // limit on waiting calls
+  static constexpr std::size_t kCallsPerTakeMax = 32;
+  enum class State { kWaiting, kRunning, kDone, kGivenUp };
+  struct Call {
+    const std::function<void(TimeNs)>* work = nullptr;
+    State state = State::kWaiting;
+  };
+  EventFd wake_up_{std::nothrow};
+  std::mutex mutex_;
+  std::condition_variable done_;
+  std::deque<std::shared_ptr<Call>> calls_;
+  bool is_closed_ = false;
+};
+
 class HttpListener final : public BoundListener {
  public:
-  HttpListener(const HttpOptions& options, const HttpBackend& backend)
-      : api_(backend, [this, timeout = options.owner_max](
-                          const std::function<void(TimeNs)>& work) { return calls_.call(work, timeout); }),
-        server_(options) {
+  explicit HttpListener(const HttpBackend& backend)
+      : api_(backend, [this](const std::function<void(TimeNs)>& work) { return calls_.call(work, kOwnerMax); }) {
     const auto handler = [this](const httplib::Request& request, httplib::Response& response) {
       const HttpAnswer answer = api_.answer(request.method, request.path, request.body);
       response.status = answer.status;
@@ -39,16 +111,16 @@ class HttpListener final : public BoundListener {
     if (accept_thread_.joinable()) accept_thread_.join();
   }
 
-  Result<void> listen(const HttpOptions& options) {
-    int port = options.port;
+  Result<void> listen(const net::HostPort& address) {
+    int port = address.port;
     if (port == 0)
-      port = server_.bind_to_any_port(options.host);
-    else if (!server_.bind_to_port(options.host, port))
+      port = server_.bind_to_any_port(address.host);
+    else if (!server_.bind_to_port(address.host, port))
       port = -1;
     if (port < 0)
-      return Error{ErrorCode::kUnavailable, fmt::format("cannot listen on {}: port in use or address not local",
-                                                        net::to_text({options.host, options.port}))};
-    address_ = net::to_text({options.host, static_cast<std::uint16_t>(port)});
+      return Error{ErrorCode::kUnavailable,
+                   fmt::format("cannot listen on {}: port in use or address not local", net::to_text(address))};
+    address_ = net::to_text({address.host, static_cast<std::uint16_t>(port)});
     accept_thread_ = std::thread([this] { server_.listen_after_bind(); });
     while (!server_.is_running())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));  // stop() has no effect before
@@ -69,19 +141,10 @@ class HttpListener final : public BoundListener {
 
 }  // namespace
 
-Result<std::unique_ptr<BoundListener>> listen_http(const HttpOptions& options, const HttpBackend& backend) {
-  auto listener = std::make_unique<HttpListener>(options, backend);
-  if (Result<void> listening = listener->listen(options); !listening) return std::move(listening).error();
+Result<std::unique_ptr<BoundListener>> listen_http(const net::HostPort& address, const HttpBackend& backend) {
+  auto listener = std::make_unique<HttpListener>(backend);
+  if (Result<void> listening = listener->listen(address); !listening) return std::move(listening).error();
   return std::unique_ptr<BoundListener>(std::move(listener));
-}
-
-Result<HttpOptions> parse_http_address(const std::string& text) {
-  const Result<net::HostPort> address = net::parse_host_port(text);
-  if (!address) return address.error();
-  HttpOptions options;
-  options.host = address->host;
-  options.port = address->port;
-  return options;
 }
 
 }  // namespace kvferry::controller

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,9 +15,9 @@
 namespace kvferry::controller {
 
 /// Ends a request: HttpApi::answer() catches it. Thrown on the calling thread only, never on the owner's.
-struct HttpFailure : std::runtime_error {
-  explicit HttpFailure(const Error& error) : std::runtime_error(error.what), code(error.code) {}
-  ErrorCode code;
+struct HttpFailure : std::exception {
+  explicit HttpFailure(Error why) : error(std::move(why)) {}
+  Error error;
 };
 
 inline void check(const Result<void>& result) {
@@ -25,7 +25,7 @@ inline void check(const Result<void>& result) {
 }
 template <class T>
 T checked(Result<T> result) {
-  if (!result) throw HttpFailure(result.error());
+  if (!result) throw HttpFailure(std::move(result).error());
   return *std::move(result);
 }
 

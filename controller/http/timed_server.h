@@ -10,14 +10,22 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "controller/http/http_listener.h"
+#include "transport/base/clock.h"
 #include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::controller {
+
+constexpr std::size_t kHttpThreads = 16;     // concurrent requests
+constexpr std::size_t kHttpWaitingMax = 64;  // connections waiting for a thread; further ones get a 503
+constexpr std::size_t kHttpBodyBytesMax = std::size_t{16} << 20;
+constexpr TimeNs kHttpRequestMax = 10 * kSecond;  // from the first byte of a request to its last
+constexpr TimeNs kHttpAnswerMax = 10 * kSecond;   // for the client to read the answer
+constexpr TimeNs kHttpIdleMax = 5 * kSecond;      // between two requests on a connection
 
 /// A connection with deadlines for all reads and all writes of a request, however slowly bytes arrive.
 class TimedStream final : public httplib::Stream {
@@ -49,15 +57,11 @@ class TimedStream final : public httplib::Stream {
     write_deadline_ = 0;  // set by the first write
   }
   bool has_buffered() const { return begin_ != end_; }
-  void get_remote_ip_and_port(std::string& ip, int& port) const override { unknown(ip, port); }
-  void get_local_ip_and_port(std::string& ip, int& port) const override { unknown(ip, port); }
+  void get_remote_ip_and_port(std::string&, int&) const override {}
+  void get_local_ip_and_port(std::string&, int&) const override {}
   socket_t socket() const override { return fd_; }
 
  private:
-  static void unknown(std::string& ip, int& port) {
-    ip.clear();
-    port = 0;
-  }
   bool wait(short events, TimeNs deadline) const {
     pollfd item{fd_, events, 0};
     for (;;) {
@@ -134,14 +138,14 @@ class BoundedThreads final : public httplib::TaskQueue {
 /// httplib's server with one deadline for a whole request; httplib has one for each read.
 class TimedServer final : public httplib::Server {
  public:
-  explicit TimedServer(const HttpOptions& options) : options_(options) {
-    set_payload_max_length(options.body_bytes_max);
+  TimedServer() {
+    set_payload_max_length(kHttpBodyBytesMax);
     set_socket_options([](socket_t listener) {
       httplib::default_socket_options(listener);
       net::set_tcp_options(listener);  // accepted connections inherit them
     });
     set_keep_alive_max_count(1U << 30);
-    new_task_queue = [this] { return new BoundedThreads(options_.num_threads, options_.waiting_max, num_waiting_); };
+    new_task_queue = [this] { return new BoundedThreads(kHttpThreads, kHttpWaitingMax, num_waiting_); };
   }
   void end() {
     is_ending_ = true;
@@ -164,8 +168,8 @@ class TimedServer final : public httplib::Server {
   void serve(int fd) {
     TimedStream stream(fd, clock_);
     for (bool is_closing = false; !is_closing && wait_for_request(fd, stream);) {
-      stream.read_until(clock_.now() + options_.request_max);
-      stream.write_within(options_.answer_max);
+      stream.read_until(clock_.now() + kHttpRequestMax);
+      stream.write_within(kHttpAnswerMax);
       bool is_closed = false;
       if (!process_request(stream, false, is_closed, nullptr)) return;
       is_closing = is_closed;
@@ -174,7 +178,7 @@ class TimedServer final : public httplib::Server {
   /// Waits for a request. Returns false if the connection should close: idle for too long, or others wait for a thread.
   bool wait_for_request(int fd, const TimedStream& stream) const {
     constexpr int kStepMs = 20;
-    const TimeNs deadline = clock_.now() + options_.idle_max;
+    const TimeNs deadline = clock_.now() + kHttpIdleMax;
     for (bool is_first = true; !is_ending_; is_first = false) {
       if (stream.has_buffered()) return true;
       pollfd item{fd, POLLIN, 0};
@@ -186,7 +190,6 @@ class TimedServer final : public httplib::Server {
     return false;
   }
 
-  HttpOptions options_;
   SteadyClock clock_;
   std::atomic<std::size_t> num_waiting_{0};
   std::atomic<bool> is_ending_{false};

@@ -10,7 +10,7 @@
 
 #include "controller/index/holder_sets.h"
 #include "controller/index/key_map.h"
-#include "controller/protocol/tier_digest.h"
+#include "controller/protocol/values.h"
 
 namespace kvferry::controller {
 

@@ -12,7 +12,7 @@
 #include "controller/api/client.h"
 #include "controller/api/status.h"
 #include "controller/protocol/columns.h"
-#include "controller/protocol/tier_digest.h"
+#include "controller/protocol/values.h"
 #include "transport/base/versions.h"
 #include "transport/base/wire.h"
 

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "controller/scale/etcd_gateway.h"
-#include "controller/scale/etcd_json.h"
+#include "controller/scale/etcd_messages.h"
 #include "controller/scale/owner_queue.h"
 
 namespace kvferry::controller::scale {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "controller/scale/etcd.h"
-#include "controller/scale/etcd_json.h"
+#include "controller/scale/etcd_messages.h"
 #include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::controller::scale {

@@ -1,9 +1,10 @@
-// Requests to etcd and its events, as values.
+// Requests to etcd and its events, as values and as bodies of etcd v3's JSON gateway. Pure.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -68,5 +69,29 @@ struct EtcdLost {
   std::string reason;
 };
 using EtcdEvent = std::variant<EtcdReply, EtcdAll, EtcdChanges, EtcdLost>;
+
+struct HttpPost {
+  std::string path;
+  std::string body;
+};
+
+HttpPost post_of(const EtcdRequest& request);
+/// Reads all keys that begin with `prefix`, or with `count_only` their number. Fails if the member has no leader.
+HttpPost range_of(std::string_view prefix, bool count_only);
+HttpPost watch_of(std::string_view prefix, std::int64_t from_revision);
+HttpPost login_of(std::string_view user, std::string_view password);
+
+/// Parses the body of a reply. kNotFound: no such lease; kRefused: not allowed, or malformed; kUnavailable: malformed
+/// reply, or another member or a later attempt may succeed; kCancelled: the login has expired.
+Result<EtcdReply> reply_of(const EtcdRequest& request, std::string_view body);
+Result<EtcdAll> all_of(std::string_view body);
+Result<std::string> token_of(std::string_view body);
+
+struct WatchLine {
+  bool is_cancelled = false;  // the member lost its leader, or the revision is compacted
+  bool is_compacted = false;  // the revision is compacted: read everything again
+  EtcdChanges changes{};
+};
+Result<WatchLine> watch_line_of(std::string_view line);
 
 }  // namespace kvferry::controller::scale

@@ -1,5 +1,7 @@
 #include "controller/scale/event_log.h"
 
+#include <utility>
+
 #include "controller/protocol/wire.h"
 
 namespace kvferry::controller::scale {
@@ -20,18 +22,18 @@ std::size_t size_of(const LogRecord& record) {
   return kRecordBytes + record.name_space.size() + record.engine_id.size() + record.bytes.size();
 }
 
-std::string hello_of(const NodeInfo& info, std::uint64_t next_sequence) {
-  return encode(wire::Hello{.node = info, .next_sequence = next_sequence});
+LogRecord hello_of(const NodeInfo& info, std::uint64_t next_sequence) {
+  LogRecord record = record_of(LogKind::kHello, info);
+  record.sequence = next_sequence;
+  record.bytes = encode(wire::Hello{.node = info, .next_sequence = next_sequence});
+  return record;
 }
 
 }  // namespace
 
 void LogWriter::joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) {
   infos_[node] = info;
-  LogRecord record = record_of(LogKind::kHello, info);
-  record.sequence = next_sequence;
-  record.bytes = hello_of(info, next_sequence);
-  add({now, node, std::move(record), next_sequence});
+  add({now, node, hello_of(info, next_sequence), next_sequence});
 }
 
 void LogWriter::updated(NodeId node, std::uint64_t sequence, std::uint64_t applied_below, std::string_view message,
@@ -94,14 +96,7 @@ void LogWriter::set_writing(bool is_writing) {
 }
 
 void LogWriter::write_all_hellos() {
-  for (const auto& [node, known] : nodes_) write_hello(known);
-}
-
-void LogWriter::write_hello(const Known& known) {
-  LogRecord record = record_of(LogKind::kHello, known.info);
-  record.sequence = known.next_sequence;
-  record.bytes = hello_of(known.info, known.next_sequence);
-  write(std::move(record));
+  for (const auto& [node, known] : nodes_) write(hello_of(known.info, known.next_sequence));
 }
 
 void LogWriter::write(LogRecord record) {
@@ -156,11 +151,7 @@ void LogReader::apply(std::string_view bytes, TimeNs now) {
 void LogReader::apply(const std::string& writer, const LogRecord& record, TimeNs now) {
   if (static_cast<LogKind>(record.kind) == LogKind::kHole) {
     // The nodes' missing messages are unknown; wait for the nodes' own Hellos.
-    while (!nodes_.empty()) {
-      const NodeId id = nodes_.begin()->second.id;
-      nodes_.erase(nodes_.begin());
-      directory_.leave(id);
-    }
+    for (const auto& [name, node] : std::exchange(nodes_, {})) directory_.leave(node.id);
     return;
   }
   if (static_cast<LogKind>(record.kind) == LogKind::kHello) return hello(writer, record, now);
@@ -221,7 +212,7 @@ void LogReader::update(Node& node, const LogRecord& record, TimeNs now) {
   directory_.want_snapshot(node.id);
 }
 
-void LogReader::claimed(NodeId node) {
+void LogReader::remove(NodeId node) {
   std::erase_if(nodes_, [&](const auto& entry) { return entry.second.id == node; });
 }
 

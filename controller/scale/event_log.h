@@ -92,7 +92,6 @@ class LogWriter {
 
   void add(Remembered record);
   void write(LogRecord record);
-  void write_hello(const Known& known);
   void write_all_hellos();
   void settle(const Remembered& record);
   void finish_entry();
@@ -123,10 +122,8 @@ class LogReader {
 
   /// Applies one entry; call in log order. Counts malformed entries.
   void apply(std::string_view entry, TimeNs now);
-  /// The node sent Hello to this replica.
-  void claimed(NodeId node);
-  /// The node was removed from the directory.
-  void gone(NodeId node) { claimed(node); }
+  /// The node sent Hello to this replica, or was removed from the directory.
+  void remove(NodeId node);
 
   /// Number of nodes that are known from the log only.
   std::size_t num_nodes() const { return nodes_.size(); }

@@ -8,7 +8,6 @@
 #include <thread>
 #include <utility>
 
-#include "controller/directory/session_observer.h"
 #include "controller/protocol/wire.h"
 #include "controller/scale/etcd.h"
 #include "controller/scale/event_log.h"
@@ -93,7 +92,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
         info.engine_id, *newest, info.incarnation);
   }
   void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) override {
-    reader_.claimed(node);
+    reader_.remove(node);
     if (etcd_) shared_.joined(name_of(info), info.incarnation, now);
     here_[node] = name_of(info);
     if (log_) writer_.joined(node, info, next_sequence, now);
@@ -102,7 +101,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
     if (log_) writer_.updated(node, sequence, sessions_.directory().repair(node).resend_from, message, now);
   }
   void gone(NodeId node, TimeNs now) override {
-    reader_.gone(node);
+    reader_.remove(node);
     if (log_) writer_.gone(node, now);
     const auto name = here_.find(node);
     if (name == here_.end()) return;

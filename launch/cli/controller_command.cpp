@@ -34,12 +34,12 @@ void raise_file_limit() {
 /// Adds the HTTP listener and the one for the engines registered over HTTP. Returns HTTP's actual address.
 Result<std::string> add_http(controller::Server& server, controller::EngineDirectory& engines,
                              const std::string& address) {
-  Result<controller::HttpOptions> options = controller::parse_http_address(address);
-  if (!options) return std::move(options).error();
+  const Result<net::HostPort> host_port = net::parse_host_port(address);
+  if (!host_port) return host_port.error();
   std::unique_ptr<controller::EngineEventsListener> events = controller::EngineEventsListener::make(engines);
   const controller::HttpBackend backend{server.sessions(), engines, *events, server.endpoint()};
   if (Result<void> added = server.add_listener(std::move(events)); !added) return std::move(added).error();
-  return server.add_bound(controller::listen_http(*options, backend));
+  return server.add_bound(controller::listen_http(*host_port, backend));
 }
 
 Result<void> add_replica(controller::Server& server, const ControllerConfig& config, const Clock& clock) {
@@ -58,9 +58,8 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
   if (config->stream != "none") options.stream = config->stream;
   std::random_device random;  // clients must not be able to choose keys that collide
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();
-  controller::EngineDirectoryOptions engine_options;
-  engine_options.index.index = options.directory.index;
-  controller::EngineDirectory engines(engine_options);  // outlives the server's listeners, which refer to it
+  // Outlives the server's listeners, which refer to it.
+  controller::EngineDirectory engines({.index = options.directory.index});
   Result<std::unique_ptr<controller::Server>> server = controller::Server::bind(options, clock);
   if (!server) return std::move(server).error();
   if (config->http != "none") {

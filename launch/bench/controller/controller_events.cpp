@@ -124,10 +124,8 @@ class EventsBench {
  public:
   explicit EventsBench(std::uint64_t num_hashes)
       : num_prefixes_(num_hashes / kPrefixKeys),
-        directory_({.stream = {.has_replay = false},
-                    .index = {.blocks_per_holder_max = num_hashes,
-                              .blocks_max = 4 * num_hashes + (1 << 22),
-                              .index = {.seed = 1}}}),
+        directory_(
+            {.blocks_per_holder_max = num_hashes, .blocks_max = 4 * num_hashes + (1 << 22), .index = {.seed = 1}}),
         next_(kNumWorkers) {
     for (std::uint32_t i = 0; i < kNumWorkers; ++i) {
       controller::EngineInfo info;

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controller/directory/session_observer.h"
 #include "controller/protocol/wire.h"
 #include "tests/controller/fixtures.h"
 

@@ -149,7 +149,7 @@ TEST(EventLog, ANodeThatSpeaksItselfIsAskedForAllAndTheLogHasNoSayInItAnyMore) {
   Late late;
   late.read(log);
   const Joined joined = late.directory.join(node_info("a"), 0, late.now).value();
-  late.reader.claimed(joined.id);
+  late.reader.remove(joined.id);
   EXPECT_TRUE(joined.snapshot_wanted);
   EXPECT_EQ(holders_of(late.directory, 3, late.now).size(), 3U) << "served meanwhile";
   late.directory.publish(joined.id, 0, SnapshotMark::kBegins, full_chunks(1, 3), late.now);

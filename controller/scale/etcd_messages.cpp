@@ -1,4 +1,4 @@
-#include "controller/scale/etcd_json.h"
+#include "controller/scale/etcd_messages.h"
 
 #include <openssl/evp.h>
 
