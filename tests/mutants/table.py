@@ -16,10 +16,10 @@ class Mutant(NamedTuple):
 
 ADMISSION, CORE = "scheduler/scheduler_admission.cpp", "scheduler/scheduler_core.cpp"
 STEPS, SAVES = "scheduler/scheduler_steps.cpp", "scheduler/scheduler_saves.cpp"
-FETCH, HOLDER = "scheduler/scheduler_fetch.cpp", "scheduler/scheduler_holder.cpp"
+FETCH, PEERS = "scheduler/scheduler_fetch.cpp", "scheduler/scheduler_peers.cpp"
 ORDERS = "scheduler/scheduler_orders.cpp"
 POOL, WORKER, CHAIN = "chunk_pool.cpp", "worker_core.cpp", "token_chain.cpp"
-SENDER, RECEIVER, PUSH = "push/push_sender.cpp", "push/push_receiver.cpp", "scheduler/scheduler_push.cpp"
+SENDER, RECEIVER = "push/push_sender.cpp", "push/push_receiver.cpp"
 
 MUTANTS = [Mutant(*row) for row in (
     # idempotent-lookup
@@ -86,7 +86,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-rank-reports-its-write-twice", "exactly-once", POOL,
      "rank < num_ranks_ && !slot.written[rank],", "rank < num_ranks_,"),
     ("a-pull-is-answered-twice", "exactly-once", WORKER, "pulls_.erase(found);", ""),
-    ("an-unknown-lease-ends-a-pin", "exactly-once", HOLDER,
+    ("an-unknown-lease-ends-a-pin", "exactly-once", PEERS,
      "if (found == leases_.end()) return;", "if (found == leases_.end()) return void(pool_.unpin(PinId{lease}));"),
     ("saves-of-the-gone-are-never-sent", "exactly-once", STEPS,
      "plan.saves_before = std::exchange(saves_before_next_, {});", "saves_before_next_.clear();"),
@@ -96,10 +96,10 @@ MUTANTS = [Mutant(*row) for row in (
     ("deadlines-are-not-checked", "bounded-hold", CORE,
      "counters_.pins_expired += pool_.expire_pins(now).size();", ""),
     ("a-load-keeps-its-pin", "bounded-hold", STEPS, "pool_.unpin(load.pin);", ""),
-    ("a-lease-is-too-long", "bounded-hold", HOLDER, "now + config_.lease_ttl);", "now + 3 * config_.lease_ttl);"),
+    ("a-lease-is-too-long", "bounded-hold", PEERS, "now + config_.lease_ttl);", "now + 3 * config_.lease_ttl);"),
     ("a-lease-is-not-given-back", "bounded-hold", FETCH,
      "if (pull.lease != 0) actions_.push_back(ReleaseLease{pull.endpoint, pull.lease});", ""),
-    ("fetches-have-no-end", "bounded-hold", CORE, "if (request.fetch->try_deadline > now) continue;", "continue;"),
+    ("fetches-have-no-end", "bounded-hold", CORE, "request.fetch->try_deadline <= now) overdue", "false) overdue"),
     ("lookups-wait-for-ever", "bounded-hold", ADMISSION,
      "if (now < request.wait_deadline) return {true, 0};", "return {true, 0};"),
     ("the-whole-pool-may-be-pinned", "bounded-hold", ORDERS,
@@ -118,9 +118,9 @@ MUTANTS = [Mutant(*row) for row in (
     ("two-admissions-with-one-number", "sane-counts", ADMISSION,
      "if (!request.attempt_open) request.attempt.value += 1;", ""),
     # verified-only
-    ("offers-what-is-not-ready", "verified-only", HOLDER,
+    ("offers-what-is-not-ready", "verified-only", PEERS,
      "if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;", "if (slot == nullptr) continue;"),
-    ("other-models-are-served", "verified-only", HOLDER,
+    ("other-models-are-served", "verified-only", PEERS,
      "if (request.fingerprint != config_.fingerprint) {", "if (false) {"),
     ("pulled-bytes-are-taken-as-they-are", "verified-only", FETCH,
      "pool_.rank_written(item.local, rank, is_ok, checksum)", "pool_.rank_written(item.local, rank, true, checksum)"),
@@ -157,7 +157,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("an-invalidated-chunk-is-pushed", "verified-only", SENDER,
      " && slot.state == ChunkPool::State::kReady;\n  if (push.is_answered)", ";\n  if (push.is_answered)"),
     ("one-rank-pushes-for-all", "verified-only", SENDER,
-     "if (item.ranks_done.size() < config_.num_ranks) return;", "if (item.ranks_done.empty()) return;"),
+     "if (item.ranks_done.size() < parts_.config.num_ranks) return;", "if (item.ranks_done.empty()) return;"),
     ("a-slot-is-pushed-unpinned", "fenced-reuse", SENDER,
      "if (item.state == State::kTransferring) parts_.pool.unpin(item.pin);", ""),
     ("a-dropped-push-is-never-erased", "bounded-hold", SENDER,

@@ -84,8 +84,10 @@ void World::garbage(std::size_t index) {
       return PromisesCheck::offered(core, core.lease_requested("", request, now()), request.keys.size());
     case 4:
       return core.lease_released(1'000'000'000'000ULL + some_number());
-    case 5:
-      return core.pin_ordered({some_number(), request.keys, some_time()}, now());
+    case 5: {
+      const auto id = some_number();  // the draws come in this order
+      return core.pin_ordered(id, request.keys, some_time(), now());
+    }
     case 6:
       return core.evict_ordered(request.keys);
     default: {

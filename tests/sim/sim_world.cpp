@@ -202,7 +202,7 @@ void World::order(std::size_t index) {
   const std::uint64_t pin = dice_.between(1, 3);
   switch (dice_.between(0, 4)) {
     case 0:
-      return core.pin_ordered({pin, keys, ttl}, now());
+      return core.pin_ordered(pin, keys, ttl, now());
     case 1:
       return core.unpin_ordered(pin);
     case 2:

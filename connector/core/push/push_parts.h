@@ -5,11 +5,13 @@
 
 #include "connector/core/actions.h"
 #include "connector/core/chunk_pool.h"
+#include "connector/core/core_config.h"
 #include "connector/core/counters.h"
 
 namespace kvferry {
 
 struct PushParts {
+  const CoreConfig& config;
   ChunkPool& pool;
   std::vector<Action>& actions;
   CoreCounters& counters;

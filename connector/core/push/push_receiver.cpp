@@ -10,36 +10,36 @@ namespace kvferry {
 PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer, TimeNs now) {
   PushReply reply;
   reply.verdicts.assign(offer.chunks.size(), static_cast<std::uint8_t>(PushVerdict::kDeclined));
-  if (offer.fingerprint != config_.fingerprint) {
+  if (offer.fingerprint != parts_.config.fingerprint) {
     reply.refused =
-        "different models on the two sides: " + fingerprint_difference(config_.fingerprint, offer.fingerprint);
+        "different models on the two sides: " + fingerprint_difference(parts_.config.fingerprint, offer.fingerprint);
     return reply;
   }
-  if (offer.num_ranks != config_.num_ranks) return reply;  // another shape: the decode side pulls
+  if (offer.num_ranks != parts_.config.num_ranks) return reply;  // another shape: the decode side pulls
   Reservation reservation;
   GrantOrder order;
   const std::string writer = "push of " + from;
   for (std::uint32_t index = 0; index < offer.chunks.size(); ++index) {
     const OfferedChunk& offered = offer.chunks[index];
-    if (offered.num_tokens == 0 || offered.num_tokens > config_.chunk_tokens) continue;
+    if (offered.num_tokens == 0 || offered.num_tokens > parts_.config.chunk_tokens) continue;
     if (const ChunkPool::Slot* slot = parts_.pool.find(offered.key)) {
       reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kPresent);
       parts_.pool.touch({&slot->ref, 1});
       continue;
     }
     if (ticket_of_.size() >= parts_.pool.num_slots() / 2) continue;
-    ChunkMeta meta{offered.key, offered.num_tokens, offered.num_tokens < config_.chunk_tokens, {}};
+    ChunkMeta meta{offered.key, offered.num_tokens, offered.num_tokens < parts_.config.chunk_tokens, {}};
     if (meta.is_tail && offered.tail_group != ChunkKey{}) meta.tail_group = offered.tail_group;
     const auto slot = parts_.pool.reserve(meta, writer);
     if (!slot) continue;
     reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kGranted);
-    reservation.chunks.emplace(index, Chunk{offered.key, *slot, offered.num_tokens, true, config_.num_ranks});
+    reservation.chunks.emplace(index, Chunk{offered.key, *slot, offered.num_tokens, true, parts_.config.num_ranks});
     ticket_of_.emplace(offered.key, next_ticket_);
     order.chunks.push_back({index, *slot, offered.num_tokens});
   }
   if (reservation.chunks.empty()) return reply;
   reply.ticket = order.ticket = next_ticket_++;
-  reservation.deadline = now + config_.ttl;
+  reservation.deadline = now + parts_.config.push_ttl;
   promise::bounded_hold(now, reservation.deadline, writer);
   reservations_.emplace(reply.ticket, std::move(reservation));
   parts_.actions.push_back(GrantSlots{std::move(order)});
@@ -54,7 +54,7 @@ void PushReceiver::revoke(std::uint64_t ticket, Reservation& reservation, std::s
     if (found == reservation.chunks.end() || !found->second.is_granted) continue;
     Chunk& chunk = found->second;
     const bool ok =
-        settled.ok && settled.checksums.size() == config_.num_ranks && settled.window_from <= chunk.num_tokens;
+        settled.ok && settled.checksums.size() == parts_.config.num_ranks && settled.window_from <= chunk.num_tokens;
     chunk.is_granted = false;
     if (ok) parts_.pool.set_window_from(chunk.slot, settled.window_from);
     revocation.chunks.push_back({settled.index, chunk.slot, ok, ok ? settled.checksums : std::vector<std::uint64_t>{}});
@@ -78,7 +78,7 @@ void PushReceiver::settled(const PushSettlement& settlement) {
 std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
   std::vector<ChunkRef> ready;
   const auto found = reservations_.find(answer.ticket);
-  promise::exactly_once(found != reservations_.end() && answer.rank < config_.num_ranks,
+  promise::exactly_once(found != reservations_.end() && answer.rank < parts_.config.num_ranks,
                         fmt::format("the end of reservation {}", answer.ticket));
   Reservation& reservation = found->second;
   for (const RevokedChunk& back : answer.chunks) {
@@ -87,7 +87,7 @@ std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
         entry != reservation.chunks.end() && !entry->second.is_granted && entry->second.slot == back.chunk,
         fmt::format("the end of reservation {}, chunk {}", answer.ticket, back.index));
     Chunk& chunk = entry->second;
-    const bool ok = back.ok && back.checksums.size() == config_.num_ranks;
+    const bool ok = back.ok && back.checksums.size() == parts_.config.num_ranks;
     if (parts_.pool.rank_written(back.chunk, answer.rank, ok, ok ? back.checksums[answer.rank] : 0)) {
       parts_.counters.received_chunks += 1;
       ready.push_back(back.chunk);
@@ -106,7 +106,7 @@ void PushReceiver::shorten_deadline(std::span<const ChunkMeta> chunks, TimeNs no
     const auto found = ticket_of_.find(chunk.key);
     if (found == ticket_of_.end()) continue;
     Reservation& reservation = reservations_.at(found->second);
-    reservation.deadline = std::min(reservation.deadline, now + config_.arrived_ttl);
+    reservation.deadline = std::min(reservation.deadline, now + parts_.config.try_timeout);
   }
 }
 

@@ -19,19 +19,9 @@
 
 namespace kvferry {
 
-struct PushReceiverConfig {
-  std::string fingerprint;
-  std::uint32_t chunk_tokens = 256;
-  std::uint32_t num_ranks = 1;
-  TimeNs ttl = 60 * kSecond;         // time to live of a reservation
-  TimeNs arrived_ttl = 1 * kSecond;  // the same once the request has arrived; missing chunks are then pulled
-  std::uint64_t first_ticket = 1;    // differs at each start: settlements of an earlier incarnation are ignored
-};
-
 class PushReceiver {
  public:
-  PushReceiver(PushReceiverConfig config, PushParts parts)
-      : config_(std::move(config)), parts_(parts), next_ticket_(config_.first_ticket) {}
+  explicit PushReceiver(PushParts parts) : parts_(parts) {}
 
   /// Reserves slots in the order of the offer, for at most half of the pool over all reservations. `from` names the
   /// prefill node in messages.
@@ -42,7 +32,8 @@ class PushReceiver {
   void settled(const PushSettlement& settlement);
   /// One rank has revoked its grants. Returns the chunks that became ready.
   std::vector<ChunkRef> revoked(const Revocation& answer);
-  /// A request for these chunks has arrived: shortens the deadlines of their reservations.
+  /// A request for these chunks has arrived: shortens the deadlines of their reservations. What is missing then is
+  /// pulled.
   void shorten_deadline(std::span<const ChunkMeta> chunks, TimeNs now);
   /// Makes every reserved chunk fail, however it is settled.
   void invalidate();
@@ -65,11 +56,10 @@ class PushReceiver {
   };
   void revoke(std::uint64_t ticket, Reservation& reservation, std::span<const SettledChunk> chunks);
 
-  PushReceiverConfig config_;
   PushParts parts_;
   std::map<std::uint64_t, Reservation> reservations_;  // [ticket]
   std::unordered_map<ChunkKey, std::uint64_t> ticket_of_;
-  std::uint64_t next_ticket_;
+  std::uint64_t next_ticket_ = parts_.config.first_lease;
 };
 
 }  // namespace kvferry

@@ -12,9 +12,9 @@ void PushSender::offer(const RequestId& request, PushTarget target, std::span<co
   Push push;
   push.request = request;
   push.target = target;
-  push.deadline = now + config_.ttl;
+  push.deadline = now + parts_.config.push_ttl;
   promise::bounded_hold(now, push.deadline, "push of " + request.value);
-  PushOffer offer{config_.fingerprint, config_.num_ranks, {}, {}};
+  PushOffer offer{parts_.config.fingerprint, parts_.config.num_ranks, {}, {}};
   for (const ChunkMeta& meta : chunks) {
     waiting_[meta.key].insert({id, static_cast<std::uint32_t>(push.items.size())});
     push.items.push_back({});
@@ -63,7 +63,7 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
     if (push.is_dropped || (item.state != State::kOffered && item.state != State::kAccepted)) continue;
     item.state = State::kTransferring;
     item.chunk = chunk;
-    item.pin = parts_.pool.pin({chunk}, "push of " + push.request.value, now, push.deadline + config_.grace);
+    item.pin = parts_.pool.pin({chunk}, "push of " + push.request.value, now, push.deadline + parts_.config.push_grace);
     return place;
   }
   return std::nullopt;
@@ -77,7 +77,8 @@ void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t inde
   item.chunk = slot.ref;
   item.is_ready = true;
   item.meta.window_from = slot.meta.window_from;
-  item.pin = parts_.pool.pin({slot.ref}, "push of " + push.request.value, now, push.deadline + config_.grace);
+  item.pin =
+      parts_.pool.pin({slot.ref}, "push of " + push.request.value, now, push.deadline + parts_.config.push_grace);
   parts_.actions.push_back(StartPush{{id, index, slot.ref, slot.meta.num_tokens, slot.checksums}});
 }
 
@@ -120,7 +121,7 @@ void PushSender::chunk_push_ended(const PushOutcome& outcome) {
   const auto found = pushes_.find(outcome.push);
   if (found == pushes_.end()) return;  // erased after its grace period
   Push& push = found->second;
-  const bool is_known = outcome.index < push.items.size() && outcome.rank < config_.num_ranks &&
+  const bool is_known = outcome.index < push.items.size() && outcome.rank < parts_.config.num_ranks &&
                         push.items[outcome.index].state == State::kTransferring &&
                         push.items[outcome.index].ranks_done.insert(outcome.rank).second;
   promise::exactly_once(is_known,
@@ -133,8 +134,8 @@ void PushSender::chunk_push_ended(const PushOutcome& outcome) {
 /// Settles the item once its outcome is final.
 void PushSender::advance(std::uint64_t id, Push& push, std::uint32_t index) {
   Item& item = push.items[index];
-  if (item.ranks_done.size() < config_.num_ranks) return;  // the other ranks still read the slot
-  if (!item.failed && !item.is_ready) return;              // the save is not reported yet
+  if (item.ranks_done.size() < parts_.config.num_ranks) return;  // the other ranks still read the slot
+  if (!item.failed && !item.is_ready) return;                    // the save is not reported yet
   // The chunk may have been invalidated since.
   const ChunkPool::Slot& slot = parts_.pool.slot(item.chunk.slot);
   const bool is_good = !item.failed && !push.is_dropped && slot.state == ChunkPool::State::kReady;
@@ -151,8 +152,8 @@ void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
   SettledChunk settled{index, ok, item.meta.window_from, {}};
   if (ok) {
     const ChunkPool::Slot& slot = parts_.pool.slot(item.chunk.slot);
-    promise::verified_only(slot.ref == item.chunk && slot.checksums.size() == config_.num_ranks, slot.checksums.size(),
-                           config_.num_ranks, item.chunk.slot);
+    promise::verified_only(slot.ref == item.chunk && slot.checksums.size() == parts_.config.num_ranks,
+                           slot.checksums.size(), parts_.config.num_ranks, item.chunk.slot);
     settled.checksums = slot.checksums;
   }
   parts_.actions.push_back(SettlePush{push.target.endpoint, {push.ticket, {std::move(settled)}}});
@@ -191,7 +192,7 @@ void PushSender::request_finished(const RequestId& request) {
 
 void PushSender::drop(std::uint64_t id, Push& push, TimeNs now) {
   push.is_dropped = true;
-  push.erase_at = now + config_.grace;
+  push.erase_at = now + parts_.config.push_grace;
   for (std::uint32_t index = 0; index < push.items.size(); ++index) {
     const State state = push.items[index].state;
     if (state == State::kOffered || state == State::kAccepted) fail(id, push, index);

@@ -23,19 +23,11 @@
 
 namespace kvferry {
 
-struct PushSenderConfig {
-  std::string fingerprint;
-  std::uint32_t num_ranks = 1;
-  TimeNs ttl = 60 * kSecond;     // from the offer to the last settlement
-  TimeNs grace = 30 * kSecond;   // after a drop, for the workers to end their transfers before slots are unpinned
-  std::uint64_t first_push = 1;  // differs at each start, so that answers to an earlier incarnation are unknown
-};
-
 class PushSender {
  public:
   /// `delivered` is called with each request whose whole prompt the decode node has.
-  PushSender(PushSenderConfig config, PushParts parts, std::function<void(const RequestId&)> delivered)
-      : config_(std::move(config)), parts_(parts), delivered_(std::move(delivered)), next_push_(config_.first_push) {}
+  PushSender(PushParts parts, std::function<void(const RequestId&)> delivered)
+      : parts_(parts), delivered_(std::move(delivered)) {}
 
   /// Offers a prompt's chunks, in order.
   void offer(const RequestId& request, PushTarget target, std::span<const ChunkMeta> chunks, TimeNs now);
@@ -98,12 +90,11 @@ class PushSender {
   void erase_if_finished(std::uint64_t id);
   void finish(std::uint64_t id, Push& push, std::uint32_t index);
 
-  PushSenderConfig config_;
   PushParts parts_;
   std::function<void(const RequestId&)> delivered_;
   std::map<std::uint64_t, Push> pushes_;
   std::unordered_map<ChunkKey, std::set<Tag>> waiting_;  // chunks that are not finished
-  std::uint64_t next_push_;
+  std::uint64_t next_push_ = parts_.config.first_lease;
 };
 
 }  // namespace kvferry

@@ -80,6 +80,14 @@ struct FinishedRequest {
   std::vector<Admission> admissions;
 };
 
+/// The controller's order to copy these chunks from the node at `endpoint` into this pool, in this order, within `ttl`.
+struct ReplicateOrder {
+  EngineId engine_id;
+  std::string endpoint;
+  std::vector<ChunkMeta> chunks;  // num_tokens of full chunks is ignored
+  TimeNs ttl = 0;
+};
+
 /// What the directory, or a handoff source, says that a node holds of a request's prefix.
 struct HolderOffer {
   EngineId engine_id;

@@ -1,7 +1,8 @@
-// The scheduler core's state of requests, and of its loads, pulls, leases and pins.
+// The scheduler core's state of requests, and of its loads, pulls, leases, pins and replications.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <set>
 #include <string>
@@ -124,6 +125,18 @@ struct GrantedLease {
 struct ControllerPin {
   PinId pin;
   std::size_t num_chunks = 0;
+};
+
+/// A ReplicateOrder in progress: one lease and one pull for each piece, one piece at a time.
+struct Replication {
+  EngineId engine_id;
+  std::string endpoint;
+  std::deque<ChunkMeta> remaining;
+  TimeNs deadline = 0;
+  std::vector<ChunkMeta> piece;  // the chunks requested now; empty if no request is in progress
+  std::uint64_t fetch = 0;       // the piece's RequestLease::fetch
+  std::uint64_t pull = 0;        // the piece's StartPull::pull; 0 until the lease is answered
+  TimeNs try_deadline = 0;
 };
 
 }  // namespace kvferry

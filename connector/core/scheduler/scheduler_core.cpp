@@ -13,15 +13,12 @@ namespace kvferry {
 SchedulerCore::SchedulerCore(CoreConfig config)
     : config_(std::move(config)),
       pool_(config_.num_slots, config_.num_ranks),
-      sender_({config_.fingerprint, config_.num_ranks, config_.push_ttl, config_.push_grace, config_.first_lease},
-              {pool_, actions_, counters_},
+      sender_({config_, pool_, actions_, counters_},
               [this](const RequestId& id) {
                 if (RequestState* request = find(id)) request->is_delivered = true;
                 unpin_handoff(id.value);
               }),
-      receiver_({config_.fingerprint, config_.chunk_tokens, config_.num_ranks, config_.push_ttl, config_.try_timeout,
-                 config_.first_lease},
-                {pool_, actions_, counters_}),
+      receiver_({config_, pool_, actions_, counters_}),
       next_lease_(config_.first_lease) {
   KVFERRY_CHECK(next_lease_ > 0, "first_lease is 0, which means no lease");
   KVFERRY_CHECK(!config_.windows.empty(), "the engine has no KV groups");
@@ -94,10 +91,8 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
   sender_.request_finished(id);
   result.admissions = std::move(request.admissions);
   end_attempt(request);
-  if (request.fetch) {
+  if (request.fetch)
     fetches_.erase(request.fetch->id);  // a pull in progress still fills the pool; a late lease is released
-    fetching_.erase(id);
-  }
   std::replace(last_order_.begin(), last_order_.end(), &request, static_cast<RequestState*>(nullptr));
   requests_.erase(id);
   return result;
@@ -156,13 +151,13 @@ void SchedulerCore::tick(TimeNs now) {
   std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second); });
   std::erase_if(leases_, [&](const auto& entry) { return !pool_.pinned(entry.second.pin); });
   std::erase_if(suspect_until_, [&](const auto& entry) { return entry.second <= now; });
-  const std::vector<RequestId> waiting(fetching_.begin(), fetching_.end());
-  for (const RequestId& id : waiting) {
-    RequestState& request = requests_.at(id);
-    if (request.fetch->try_deadline > now) continue;
+  std::vector<RequestState*> overdue;  // advance_fetch() changes fetches_
+  for (const auto& [fetch, id] : fetches_)
+    if (RequestState& request = requests_.at(id); request.fetch->try_deadline <= now) overdue.push_back(&request);
+  for (RequestState* request : overdue) {
     counters_.fetch_timeouts += 1;
-    if (request.fetch->stage == Fetch::Stage::kLease) suspect_until_[request.fetch->endpoint] = now + 5 * kSecond;
-    advance_fetch(request, now);
+    if (request->fetch->stage == Fetch::Stage::kLease) suspect_until_[request->fetch->endpoint] = now + 5 * kSecond;
+    advance_fetch(*request, now);
   }
   tick_orders(now);
 }

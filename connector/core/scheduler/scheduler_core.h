@@ -21,13 +21,12 @@
 
 #include "connector/core/actions.h"
 #include "connector/core/chunk_pool.h"
+#include "connector/core/core_config.h"
 #include "connector/core/counters.h"
-#include "connector/core/orders.h"
 #include "connector/core/peer_wire.h"
 #include "connector/core/plan.h"
 #include "connector/core/push/push_receiver.h"
 #include "connector/core/push/push_sender.h"
-#include "connector/core/scheduler/core_config.h"
 #include "connector/core/scheduler/events.h"
 #include "connector/core/scheduler/request_state.h"
 #include "transport/base/clock.h"
@@ -85,8 +84,10 @@ class SchedulerCore {
   void push_settled(const PushSettlement& settlement) { receiver_.settled(settlement); }
   void push_revoked(const Revocation& answer, TimeNs now);
 
-  // ---- orders of the controller (orders.h) ----
-  void pin_ordered(const PinOrder& order, TimeNs now);
+  // ---- orders of the controller; they are advisory: none can corrupt an answer, fill the pool with pinned chunks, or
+  // outlast its deadline ----
+  /// Pins those of `keys` that are in the pool, for at most `ttl`. Orders with the same id add up.
+  void pin_ordered(std::uint64_t id, std::span<const ChunkKey> keys, TimeNs ttl, TimeNs now);
   void unpin_ordered(std::uint64_t id);
   /// Pinned chunks are freed when their last pin ends.
   void evict_ordered(std::span<const ChunkKey> keys);
@@ -104,7 +105,7 @@ class SchedulerCore {
   const CoreCounters& counters() const { return counters_; }
   const ChunkPool& pool() const { return pool_; }
   std::size_t num_requests() const { return requests_.size(); }
-  std::size_t num_fetches() const { return fetching_.size(); }
+  std::size_t num_fetches() const { return fetches_.size(); }
   std::size_t num_open_lookups() const { return open_lookups_.size(); }
   std::size_t num_replications() const { return replications_.size(); }
   std::size_t num_controller_pinned() const { return num_controller_pinned_; }
@@ -163,15 +164,14 @@ class SchedulerCore {
   PushReceiver receiver_;
   TimeNs now_ = 0;  // time of the event that is being handled
   std::unordered_map<RequestId, RequestState> requests_;
-  std::vector<RequestState*> last_order_;  // requests of the previous step; the next step's are nearly the same
-  std::set<RequestId> open_lookups_;       // answered in this step and not allocated yet
-  std::set<RequestId> fetching_;
-  std::map<std::uint64_t, RequestId> fetches_;  // [fetch id]
+  std::vector<RequestState*> last_order_;       // requests of the previous step; the next step's are nearly the same
+  std::set<RequestId> open_lookups_;            // answered in this step and not allocated yet
+  std::map<std::uint64_t, RequestId> fetches_;  // [fetch id] requests with a fetch
   std::map<std::uint64_t, FetchPull> pulls_;
   std::map<std::pair<std::string, std::uint32_t>, PendingLoad> loads_;   // [request, attempt]
   std::map<std::string, PinId> handoffs_;                                // [request] pin on its prompt's chunks
   std::map<std::uint64_t, GrantedLease> leases_;                         // [lease number] granted to other nodes
-  std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;  // [PinOrder::id]
+  std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;  // [id of the order]
   std::size_t num_controller_pinned_ = 0;        // number of chunks; a chunk with two such pins counts twice
   std::deque<Replication> replications_;         // only the first one is in progress
   std::map<std::string, TimeNs> suspect_until_;  // [endpoint] nodes that did not answer in time

@@ -17,7 +17,6 @@ void SchedulerCore::start_fetch(RequestState& request, TimeNs now) {
   fetch.asked_source = !request.source;
   request.fetch = std::move(fetch);
   fetches_[request.fetch->id] = request.id;
-  fetching_.insert(request.id);
   advance_fetch(request, now);
 }
 
@@ -26,7 +25,6 @@ void SchedulerCore::end_fetch(RequestState& request, TimeNs now) {
   request.next_fetch_at = now + config_.refetch_after;
   request.source_left = !request.fetch->asked_source;
   fetches_.erase(request.fetch->id);
-  fetching_.erase(request.id);
   request.fetch.reset();
 }
 

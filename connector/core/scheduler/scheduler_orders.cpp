@@ -11,13 +11,13 @@ constexpr std::size_t kChunksPerPiece = 32;  // small, so that a replication doe
 
 }  // namespace
 
-void SchedulerCore::pin_ordered(const PinOrder& order, TimeNs now) {
-  if (order.ttl <= 0) return;
+void SchedulerCore::pin_ordered(std::uint64_t id, std::span<const ChunkKey> keys, TimeNs ttl, TimeNs now) {
+  if (ttl <= 0) return;
   // The rest of the pool is left for requests.
   const std::size_t num_allowed = config_.num_slots / 2;
   std::vector<ChunkRef> chunks;
   std::size_t num_refused = 0;
-  for (const ChunkKey& key : order.keys) {
+  for (const ChunkKey& key : keys) {
     const ChunkPool::Slot* slot = pool_.find(key);
     if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;
     if (num_controller_pinned_ + chunks.size() < num_allowed)
@@ -30,15 +30,15 @@ void SchedulerCore::pin_ordered(const PinOrder& order, TimeNs now) {
     actions_.push_back(
         LogLine{fmt::format("{} of {} chunks that the controller asked for are not pinned: at most half of "
                             "the pool's {} chunks can be pinned for it",
-                            num_refused, order.keys.size(), config_.num_slots),
+                            num_refused, keys.size(), config_.num_slots),
                 true});
   }
   if (chunks.empty()) return;
   num_controller_pinned_ += chunks.size();
   const std::size_t num_chunks = chunks.size();
-  const TimeNs ttl = std::min(order.ttl, config_.order_ttl_max);
-  const PinId pin = pool_.pin(std::move(chunks), fmt::format("pin {} of the controller", order.id), now, now + ttl);
-  controller_pins_[order.id].push_back({pin, num_chunks});
+  const TimeNs deadline = now + std::min(ttl, config_.order_ttl_max);
+  const PinId pin = pool_.pin(std::move(chunks), fmt::format("pin {} of the controller", id), now, deadline);
+  controller_pins_[id].push_back({pin, num_chunks});
 }
 
 void SchedulerCore::unpin_ordered(std::uint64_t id) {

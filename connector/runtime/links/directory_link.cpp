@@ -90,8 +90,7 @@ void DirectoryLink::take(controller::SnapshotWanted&) {
 }
 
 void DirectoryLink::take(controller::PinChunks& wanted) {
-  const PinOrder order{wanted.pin_id, std::move(wanted.keys), wanted.ttl};
-  with_core_([&](SchedulerCore& core) { core.pin_ordered(order, clock_.now()); });
+  with_core_([&](SchedulerCore& core) { core.pin_ordered(wanted.pin_id, wanted.keys, wanted.ttl, clock_.now()); });
 }
 
 void DirectoryLink::take(controller::UnpinChunks& wanted) {

@@ -57,7 +57,7 @@ class Orders : public CoreBench {
 
 TEST_F(Orders, WhatIsKeptOutlivesAFloodAndGoesWithItsOrder) {
   cache(32);
-  core_->pin_ordered({kHold, keys(3), kSecond * 60}, now_);  // the third isn't here
+  core_->pin_ordered(kHold, keys(3), kSecond * 60, now_);  // the third isn't here
   EXPECT_EQ(core_->pool().num_pinned(), 2u);
   for (int i = 0; i < 3; ++i) {  // as many other chunks as the pool has, and more
     std::iota(tokens_.begin(), tokens_.end(), 1000 * (i + 1));
@@ -73,8 +73,8 @@ TEST_F(Orders, WhatIsKeptOutlivesAFloodAndGoesWithItsOrder) {
 
 TEST_F(Orders, KeepingEndsAtItsDeadline) {
   cache(32);
-  core_->pin_ordered({kHold, keys(1), kSecond}, now_);
-  core_->pin_ordered({kHold, keys(2), 3 * kSecond}, now_);  // adds to it
+  core_->pin_ordered(kHold, keys(1), kSecond, now_);
+  core_->pin_ordered(kHold, keys(2), 3 * kSecond, now_);  // adds to it
   EXPECT_EQ(core_->num_controller_pinned(), 3u);
   core_->tick(now_ += kSecond);
   EXPECT_EQ(core_->num_controller_pinned(), 2u);
@@ -86,20 +86,20 @@ TEST_F(Orders, KeepingEndsAtItsDeadline) {
 TEST_F(Orders, HalfOfThePoolStaysFreeWhateverIsAsked) {
   cache(6 * 16);
   core_->take_actions();
-  core_->pin_ordered({kHold, keys(6), kSecond * 60}, now_);
+  core_->pin_ordered(kHold, keys(6), kSecond * 60, now_);
   EXPECT_EQ(core_->pool().num_pinned(), 4u);  // of 8
   EXPECT_EQ(core_->counters().pins_refused, 2u);
   const std::vector<LogLine> lines = take<LogLine>();
   ASSERT_THAT(lines, SizeIs(1));
   EXPECT_THAT(lines[0].text, HasSubstr("2 of 6 chunks that the controller asked for are not pinned"));
-  core_->pin_ordered({kHold + 1, keys(1), kSecond * 60}, now_);
+  core_->pin_ordered(kHold + 1, keys(1), kSecond * 60, now_);
   EXPECT_EQ(core_->num_controller_pinned(), 4u);
 }
 
 TEST_F(Orders, AKeepOfNoTimeIsNone) {
   cache(32);
-  core_->pin_ordered({kHold, keys(2), 0}, now_);
-  core_->pin_ordered({kHold, keys(2), -1}, now_);
+  core_->pin_ordered(kHold, keys(2), 0, now_);
+  core_->pin_ordered(kHold, keys(2), -1, now_);
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
 }
 

@@ -1,4 +1,6 @@
-// Leases for other nodes that read from this node's pool.
+// What other nodes ask of this one: leases on chunks of its pool, and pushes (push_sender.h, push_receiver.h).
+#include <utility>
+
 #include "connector/core/scheduler/scheduler_core.h"
 #include "transport/base/fingerprint.h"
 
@@ -33,6 +35,26 @@ void SchedulerCore::lease_released(std::uint64_t lease) {
   unpin_handoff(found->second.handoff);  // the decode worker has the prompt
   pool_.unpin(found->second.pin);
   leases_.erase(found);
+}
+
+// ---- pushes ----
+void SchedulerCore::push_answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now) {
+  now_ = now;
+  if (!reply.refused.empty())
+    actions_.push_back(LogLine{fmt::format("{} refuses pushes: {}", endpoint, reply.refused), true});
+  sender_.answered(push, endpoint, reply, now);
+}
+
+PushReply SchedulerCore::push_offered(const std::string& from, const PushOffer& offer, TimeNs now) {
+  now_ = now;
+  PushReply reply = receiver_.offered(from, offer, now);
+  announce_evictions();
+  return reply;
+}
+
+void SchedulerCore::push_revoked(const Revocation& answer, TimeNs now) {
+  now_ = now;
+  for (const ChunkRef chunk : receiver_.revoked(answer)) publish(chunk);
 }
 
 }  // namespace kvferry
