@@ -3,16 +3,23 @@
 
 #include <cstdint>
 
+// clang-format off
+/// Counters only grow. Each is a field of CoreCounters, and the metric NAME_total of the node's report.
+#define KVFERRY_CORE_COUNTERS(COUNTER)                                                                      \
+  COUNTER(lookups) COUNTER(lookup_hits) COUNTER(hit_tokens) COUNTER(loads) COUNTER(loaded_tokens)           \
+  COUNTER(load_failures) COUNTER(resumed) COUNTER(resumed_hit_tokens) COUNTER(saved_chunks)                 \
+  COUNTER(saved_tokens) COUNTER(save_failures) COUNTER(pool_full) COUNTER(pulls) COUNTER(pulled_chunks)     \
+  COUNTER(pull_failures) COUNTER(fetch_timeouts) COUNTER(leases_granted) COUNTER(pins_expired)              \
+  COUNTER(evicted_chunks) COUNTER(pins_refused) COUNTER(pushed_chunks) COUNTER(push_failures)               \
+  COUNTER(received_chunks)
+// clang-format on
+
 namespace kvferry {
 
-/// Counters only grow; their names are those of the metrics.
 struct CoreCounters {
-  std::uint64_t lookups = 0, lookup_hits = 0, hit_tokens = 0, loads = 0, loaded_tokens = 0, load_failures = 0,
-                resumed = 0, resumed_hit_tokens = 0, saved_chunks = 0, saved_tokens = 0, save_failures = 0,
-                pool_full = 0, pulls = 0, pulled_chunks = 0, pull_failures = 0, fetch_timeouts = 0, leases_granted = 0,
-                pins_expired = 0, evicted_chunks = 0, pins_refused = 0, pushed_chunks = 0, push_failures = 0,
-                received_chunks = 0;
-  bool operator==(const CoreCounters&) const = default;
+#define KVFERRY_FIELD(name) std::uint64_t name = 0;
+  KVFERRY_CORE_COUNTERS(KVFERRY_FIELD)
+#undef KVFERRY_FIELD
 };
 
 }  // namespace kvferry

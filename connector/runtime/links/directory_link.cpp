@@ -34,7 +34,7 @@ HolderOffer offer_of(const controller::Holder& holder) {
 void DirectoryLink::execute(QueryDirectory& query) {
   const auto token = directory_->lookup({std::move(query.keys), std::move(query.tail_groups), {}});
   if (!token) {
-    with_core_([&](SchedulerCore& core) { core.directory_answered(query.fetch, {}, clock_.now()); });
+    parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.directory_answered(query.fetch, {}, now); });
     return;
   }
   fetch_of_lookup_[*token] = query.fetch;
@@ -43,75 +43,81 @@ void DirectoryLink::execute(QueryDirectory& query) {
 
 void DirectoryLink::execute(PublishChunks& published) { directory_->publish(entries_of(published.chunks)); }
 
-void DirectoryLink::take_events() {
-  for (controller::ClientEvent& event : directory_->process(clock_.now()))
-    std::visit([this](auto& one) { take(one); }, event);
-}
-
 void DirectoryLink::leave() {
   if (directory_) directory_->leave();
   directory_.reset();
 }
 
-void DirectoryLink::take(controller::LookupReply& reply) {
+void DirectoryLink::take_events() {
+  for (controller::ClientEvent& event : directory_->process(parts_.clock.now())) take(event);
+}
+
+void DirectoryLink::take(controller::ClientEvent& event) {
+  std::visit(
+      Overloaded{
+          [&](controller::LookupReply& reply) { take_answer(reply); },
+          // The core has its own deadline for the answer.
+          [&](controller::LookupFailed& failed) { fetch_of_lookup_.erase(failed.token); },
+          [&](controller::Registered&) {
+            log().info("registered with the controller");
+            set_up(true);
+          },
+          [&](controller::Refused& refused) {
+            log().error("the controller refuses this node: {}", refused.reason);
+            set_up(false);
+          },
+          [&](controller::Lost& lost) {
+            log().warn("lost the controller ({}); requests go on without it", lost.reason);
+            set_up(false);
+          },
+          [&](controller::SnapshotWanted&) { publish_snapshot(); },
+          [&](controller::PinChunks& wanted) {
+            parts_.with_core([&](SchedulerCore& core, TimeNs now) {
+              core.pin_ordered(wanted.pin_id, wanted.keys, wanted.ttl, now);
+            });
+          },
+          [&](controller::UnpinChunks& wanted) {
+            parts_.with_core([&](SchedulerCore& core, TimeNs) { core.unpin_ordered(wanted.pin_id); });
+          },
+          [&](controller::ReplicateChunks& wanted) {
+            ReplicateOrder order{std::move(wanted.engine_id), std::move(wanted.endpoint), {}, wanted.ttl};
+            for (const controller::ChunkEntry& chunk : wanted.chunks) order.chunks.push_back(meta_of(chunk));
+            parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.replicate_ordered(std::move(order), now); });
+          },
+          [&](controller::EvictChunks& wanted) {
+            parts_.with_core([&](SchedulerCore& core, TimeNs) {
+              if (wanted.all)
+                core.reset_cache();
+              else
+                core.evict_ordered(wanted.keys);
+            });
+            log().info("evicted {} on the controller's order",
+                       wanted.all ? "all chunks" : fmt::format("{} chunks", wanted.keys.size()));
+          },
+      },
+      event);
+}
+
+void DirectoryLink::take_answer(controller::LookupReply& reply) {
   const auto found = fetch_of_lookup_.find(reply.token);
   if (found == fetch_of_lookup_.end()) return;
   std::vector<HolderOffer> offers;
   for (const controller::Holder& holder : reply.holders) offers.push_back(offer_of(holder));
-  with_core_([&](SchedulerCore& core) { core.directory_answered(found->second, std::move(offers), clock_.now()); });
+  parts_.with_core(
+      [&](SchedulerCore& core, TimeNs now) { core.directory_answered(found->second, std::move(offers), now); });
   fetch_of_lookup_.erase(found);
 }
 
-void DirectoryLink::take(controller::LookupFailed& failed) {
-  fetch_of_lookup_.erase(failed.token);  // the core has its own deadline for the answer
-}
-
-void DirectoryLink::take(controller::Registered&) {
-  log().info("registered with the controller");
-  with_core_([](SchedulerCore& core) { core.set_directory_up(true); });
-}
-
-void DirectoryLink::take(controller::Refused& refused) {
-  log().error("the controller refuses this node: {}", refused.reason);
-  with_core_([](SchedulerCore& core) { core.set_directory_up(false); });
-}
-
-void DirectoryLink::take(controller::Lost& lost) {
-  log().warn("lost the controller ({}); requests go on without it", lost.reason);
-  with_core_([](SchedulerCore& core) { core.set_directory_up(false); });
-}
-
-void DirectoryLink::take(controller::SnapshotWanted&) {
+void DirectoryLink::publish_snapshot() {
   std::vector<controller::ChunkEntry> entries;
-  with_core_([&](SchedulerCore& core) { entries = entries_of(core.snapshot()); });
+  parts_.with_core([&](SchedulerCore& core, TimeNs) { entries = entries_of(core.snapshot()); });
   directory_->publish(entries);
   directory_->end_snapshot();
   log().info("published a snapshot of {} chunks to the controller", entries.size());
 }
 
-void DirectoryLink::take(controller::PinChunks& wanted) {
-  with_core_([&](SchedulerCore& core) { core.pin_ordered(wanted.pin_id, wanted.keys, wanted.ttl, clock_.now()); });
-}
-
-void DirectoryLink::take(controller::UnpinChunks& wanted) {
-  with_core_([&](SchedulerCore& core) { core.unpin_ordered(wanted.pin_id); });
-}
-
-void DirectoryLink::take(controller::ReplicateChunks& wanted) {
-  ReplicateOrder order{std::move(wanted.engine_id), std::move(wanted.endpoint), {}, wanted.ttl};
-  for (const controller::ChunkEntry& chunk : wanted.chunks) order.chunks.push_back(meta_of(chunk));
-  with_core_([&](SchedulerCore& core) { core.replicate_ordered(std::move(order), clock_.now()); });
-}
-
-void DirectoryLink::take(controller::EvictChunks& wanted) {
-  with_core_([&](SchedulerCore& core) {
-    if (wanted.all)
-      core.reset_cache();
-    else
-      core.evict_ordered(wanted.keys);
-  });
-  log().info("evicted {} on the controller's order",
-             wanted.all ? "all chunks" : fmt::format("{} chunks", wanted.keys.size()));
+void DirectoryLink::set_up(bool is_up) {
+  parts_.with_core([&](SchedulerCore& core, TimeNs) { core.set_directory_up(is_up); });
 }
 
 }  // namespace kvferry

@@ -4,24 +4,20 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
 
-#include "connector/core/scheduler/scheduler_core.h"
+#include "connector/runtime/links/link_parts.h"
 #include "controller/api/client.h"
-#include "transport/base/clock.h"
 
 namespace kvferry {
 
 /// Threads: one owner.
 class DirectoryLink {
  public:
-  /// Calls the core under its lock and queues the actions that follow.
-  using WithCore = std::function<void(const std::function<void(SchedulerCore&)>&)>;
-  DirectoryLink(std::unique_ptr<controller::Client> directory, WithCore with_core, const Clock& clock)
-      : directory_(std::move(directory)), with_core_(std::move(with_core)), clock_(clock) {}
+  DirectoryLink(const LinkParts& parts, std::unique_ptr<controller::Client> directory)
+      : parts_(parts), directory_(std::move(directory)) {}
 
   int fd() const { return directory_->fd(); }
   void set_load(std::size_t num_requests) { directory_->set_load(num_requests); }
@@ -35,20 +31,13 @@ class DirectoryLink {
   void leave();
 
  private:
-  void take(controller::LookupReply& reply);
-  void take(controller::LookupFailed& failed);
-  void take(controller::Registered& registered);
-  void take(controller::Refused& refused);
-  void take(controller::Lost& lost);
-  void take(controller::SnapshotWanted& wanted);
-  void take(controller::PinChunks& wanted);
-  void take(controller::UnpinChunks& wanted);
-  void take(controller::ReplicateChunks& wanted);
-  void take(controller::EvictChunks& wanted);
+  void take(controller::ClientEvent& event);
+  void take_answer(controller::LookupReply& reply);
+  void publish_snapshot();
+  void set_up(bool is_up);
 
+  const LinkParts& parts_;
   std::unique_ptr<controller::Client> directory_;
-  WithCore with_core_;
-  const Clock& clock_;
   std::map<std::uint64_t, std::uint64_t> fetch_of_lookup_;  // keyed by the controller's token
 };
 

@@ -1,5 +1,6 @@
 #include "connector/runtime/links/lease_links.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "transport/base/log.h"
@@ -19,7 +20,7 @@ void LeaseLinks::execute(RequestLease& wanted) {
   if (parts_.send_node(wanted.endpoint, wanted.fetch, wanted.request)) return;
   // An endpoint that can't be reached counts as a holder without the chunks.
   parts_.with_core(
-      [&](SchedulerCore& core) { core.lease_answered(wanted.fetch, wanted.endpoint, {}, parts_.clock.now()); });
+      [&](SchedulerCore& core, TimeNs now) { core.lease_answered(wanted.fetch, wanted.endpoint, {}, now); });
 }
 
 void LeaseLinks::execute(ReleaseLease& released) {
@@ -35,7 +36,7 @@ void LeaseLinks::execute(StartPull& wanted) {
                                                                              remote.map, parts_.clock.now()));
     if (is_sent) continue;
     const std::vector<bool> none(wanted.items.size(), false);
-    parts_.with_core([&](SchedulerCore& core) { core.pull_done(wanted.pull, rank, none, parts_.clock.now()); });
+    parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.pull_done(wanted.pull, rank, none, now); });
   }
 }
 
@@ -44,7 +45,7 @@ void LeaseLinks::requested(Asker asker, LeaseRequest request) {
 }
 
 void LeaseLinks::released(const LeaseRelease& lease) {
-  parts_.with_core([&](SchedulerCore& core) { core.lease_released(lease.value); });
+  parts_.with_core([&](SchedulerCore& core, TimeNs) { core.lease_released(lease.value); });
 }
 
 bool LeaseLinks::progress() {
@@ -56,10 +57,19 @@ bool LeaseLinks::progress() {
           "a node of another shape gets no lease on {} damaged chunks, which are evicted, and {} that were not "
           "hashed in time",
           ready.damaged.size(), ready.num_late);
-    if (!ready.damaged.empty()) parts_.with_core([&](SchedulerCore& core) { core.evict_ordered(ready.damaged); });
+    if (!ready.damaged.empty())
+      parts_.with_core([&](SchedulerCore& core, TimeNs) { core.evict_ordered(ready.damaged); });
     parts_.answer(ready.asker, ready.answer);
   }
   return !all.empty();
+}
+
+bool LeaseLinks::is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const {
+  if (request.handoff_request.empty()) return false;
+  return std::ranges::any_of(request.keys, [&](const ChunkKey& key) {
+    const ChunkPool::Slot* const slot = core.pool().find(key);
+    return slot != nullptr && parts_.saves.contains(slot->ref);
+  });
 }
 
 void LeaseLinks::answer(Request request) {
@@ -68,9 +78,8 @@ void LeaseLinks::answer(Request request) {
   LeaseAnswer answer;
   answer.ranks = parts_.ranks;
   bool is_too_early = false;
-  parts_.with_core([&](SchedulerCore& core) {
-    const TimeNs now = parts_.clock.now();
-    is_too_early = now < request.deadline && is_being_saved_(core, request.request);
+  parts_.with_core([&](SchedulerCore& core, TimeNs now) {
+    is_too_early = now < request.deadline && is_being_saved(core, request.request);
     if (is_too_early) return;
     answer.reply =
         core.lease_requested("fetch " + std::to_string(request.asker.id) + " of a node", request.request, now);
@@ -101,13 +110,12 @@ void LeaseLinks::answered(const std::string& endpoint, std::uint64_t fetch, Leas
     if (answer.reply.refused.empty()) answer.reply.refused = map.error().what;
     answer.reply.chunks.clear();
   }
-  parts_.with_core(
-      [&](SchedulerCore& core) { core.lease_answered(fetch, endpoint, answer.reply, parts_.clock.now()); });
+  parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.lease_answered(fetch, endpoint, answer.reply, now); });
 }
 
 void LeaseLinks::pulled(const PullOutcome& outcome) {
-  parts_.with_core([&](SchedulerCore& core) {
-    core.pull_done(outcome.pull, outcome.rank, outcome.ok, parts_.clock.now(), outcome.checksums);
+  parts_.with_core([&](SchedulerCore& core, TimeNs now) {
+    core.pull_done(outcome.pull, outcome.rank, outcome.ok, now, outcome.checksums);
   });
 }
 

@@ -2,7 +2,6 @@
 // engine's workers to pull. A part of NodeLinks, which owns the sockets.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,10 +13,7 @@ namespace kvferry {
 /// Threads: one owner.
 class LeaseLinks {
  public:
-  /// Returns whether a part of a handed-over prompt is still being saved; called under the core's lock.
-  using IsBeingSaved = std::function<bool(const SchedulerCore&, const LeaseRequest&)>;
-  LeaseLinks(const LinkParts& parts, IsBeingSaved is_being_saved)
-      : parts_(parts), is_being_saved_(std::move(is_being_saved)), shards_(parts.shards()), run_checksums_(shards_) {}
+  explicit LeaseLinks(const LinkParts& parts) : parts_(parts) {}
 
   void execute(RequestLease& wanted);
   void execute(ReleaseLease& released);
@@ -40,13 +36,14 @@ class LeaseLinks {
     LeaseRequest request;
     TimeNs deadline = 0;  // then it is answered without the chunks that are being saved
   };
+  /// Whether a part of a handed-over prompt will be in the pool in a moment; called under the core's lock.
+  bool is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const;
   void answer(Request request);
   void answer_refused(const Asker& asker, std::string why);
 
   const LinkParts& parts_;
-  IsBeingSaved is_being_saved_;
-  std::vector<Shard> shards_;  // [rank]
-  RunChecksums run_checksums_;
+  std::vector<Shard> shards_ = shards_of(parts_.ranks);  // [rank]
+  RunChecksums run_checksums_{shards_};
   std::vector<Request> waiting_;
 };
 

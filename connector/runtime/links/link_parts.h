@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,14 +16,19 @@
 
 namespace kvferry {
 
+/// How many workers have not yet reported the save of a chunk. A GPU reports its saves in a later step.
+using UnreportedSaves = std::map<ChunkRef, std::uint32_t>;
+
 /// All of it outlives the parts. The send functions return false if the message could not be queued.
 struct LinkParts {
-  /// Calls the core under its lock and queues the actions that follow.
-  std::function<void(const std::function<void(SchedulerCore&)>&)> with_core;
+  /// Passes an event and its time to the core, under its lock, and queues the actions that follow.
+  using Event = std::function<void(SchedulerCore& core, TimeNs now)>;
+  std::function<void(const Event&)> with_core;
   PeerLinks& peers;
   ServerSocket& server;
   const std::vector<std::unique_ptr<ClientSocket>>& workers;  // [rank]
   const std::vector<RankEndpoint>& ranks;                     // [rank] of this node
+  const UnreportedSaves& saves;                               // guarded by the core's lock
   const Clock& clock;
 
   template <class Body>
@@ -36,11 +42,6 @@ struct LinkParts {
   template <class Body>
   bool send_worker(std::uint32_t rank, std::uint64_t id, const Body& body) const {
     return workers[rank]->send(seal(id, body));
-  }
-  std::vector<Shard> shards() const {
-    std::vector<Shard> all;
-    for (const RankEndpoint& rank : ranks) all.push_back(rank.shard);
-    return all;
   }
 };
 

@@ -3,16 +3,15 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
-#include "connector/core/scheduler/scheduler_core.h"
-#include "connector/runtime/links/node_wire.h"
-#include "connector/runtime/links/zmq_link.h"
-#include "controller/api/client.h"
+#include "connector/runtime/links/directory_link.h"
+#include "connector/runtime/links/lease_links.h"
+#include "connector/runtime/links/push_links.h"
+#include "connector/runtime/poll_loop.h"
 
 namespace kvferry {
 
@@ -21,14 +20,13 @@ struct SharedCore {
   mutable std::mutex mutex;
   std::condition_variable changed;    // notified after each event that may answer a pending lookup
   std::optional<SchedulerCore> core;  // empty until the workers are attached
-  /// How many workers have not yet reported the save of a chunk. A GPU reports its saves in a later step.
-  std::map<ChunkRef, std::uint32_t> saves;
+  UnreportedSaves saves;
 };
 
 class NodeLinks {
  public:
   NodeLinks(SharedCore& shared, std::unique_ptr<controller::Client> directory, std::unique_ptr<ServerSocket> server);
-  ~NodeLinks();
+  ~NodeLinks() { shutdown(); }
 
   /// Connects to the workers and starts the thread.
   Result<void> start(const std::vector<WorkerHello>& workers);
@@ -37,13 +35,33 @@ class NodeLinks {
   /// Waking the thread may cost the engine's own thread more than a whole step's plan, so actions for the controller
   /// wait for the thread's next turn, at most 2 ms while there are requests and at most 20 ms otherwise.
   bool enqueue(std::vector<Action> actions);
-  void wake();
+  void wake() { loop_.wake(); }
   /// Leaves the controller and joins the thread. Idempotent.
   void shutdown();
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  // All on the thread.
+  int turn(std::vector<pollfd>& fds);
+  void execute(Action action);
+  bool take_requests();
+  void refuse(const Asker& asker, std::uint32_t type, const Error& why);
+  bool take_answers();
+  bool take_outcomes();
+  void with_core(const LinkParts::Event& event);
+
+  SharedCore& shared_;
+  SteadyClock clock_;
+  std::unique_ptr<ServerSocket> server_;                // receives the requests of other nodes
+  PeerLinks peers_{clock_};                             // sends requests to other nodes
+  std::vector<std::unique_ptr<ClientSocket>> workers_;  // [rank]
+  std::vector<RankEndpoint> ranks_;                     // [rank]
+  LinkParts parts_;
+  DirectoryLink directory_;
+  std::optional<LeaseLinks> leases_;  // empty until start() knows the workers
+  PushLinks pushes_{parts_};
+  TimeNs next_tick_ = 0;
+  std::vector<Action> queue_;  // guarded by shared_.mutex
+  PollLoop loop_;
 };
 
 }  // namespace kvferry

@@ -14,11 +14,11 @@ constexpr auto kGranted = static_cast<std::uint8_t>(PushVerdict::kGranted);
 // ---- actions of the core ----
 
 void PushLinks::execute(OfferPush& wanted) {
-  wanted.offer.shards = parts_.shards();
+  wanted.offer.shards = shards_of(parts_.ranks);
   const std::string& endpoint = wanted.target.endpoint;
   if (parts_.send_node(endpoint, wanted.push, wanted.offer)) return;
   // An endpoint that can't be reached counts as a node that grants nothing.
-  parts_.with_core([&](SchedulerCore& core) { core.push_answered(wanted.push, endpoint, {}, parts_.clock.now()); });
+  parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.push_answered(wanted.push, endpoint, {}, now); });
 }
 
 void PushLinks::execute(StartPush& wanted) {
@@ -61,9 +61,9 @@ void PushLinks::offered(Asker asker, const PushOffer& offer) {
   Granting granting{std::move(asker), {}, {}, {}, static_cast<std::uint32_t>(parts_.ranks.size())};
   PushReply& reply = granting.reply;
   reply.verdicts.assign(offer.chunks.size(), kDeclined);
-  if (offer.shards == parts_.shards()) {
-    parts_.with_core([&](SchedulerCore& core) {
-      reply = core.push_offered("offer " + std::to_string(granting.asker.id), offer, parts_.clock.now());
+  if (offer.shards == shards_of(parts_.ranks)) {
+    parts_.with_core([&](SchedulerCore& core, TimeNs now) {
+      reply = core.push_offered("offer " + std::to_string(granting.asker.id), offer, now);
     });
   }
   if (reply.ticket == 0) {
@@ -92,11 +92,11 @@ void PushLinks::answered(const std::string& endpoint, std::uint64_t push, PushAn
     }
     parts_.send_worker(rank, push, order);
   }
-  parts_.with_core([&](SchedulerCore& core) { core.push_answered(push, endpoint, answer.reply, parts_.clock.now()); });
+  parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.push_answered(push, endpoint, answer.reply, now); });
 }
 
 void PushLinks::settled(const PushSettlement& settlement) {
-  parts_.with_core([&](SchedulerCore& core) { core.push_settled(settlement); });
+  parts_.with_core([&](SchedulerCore& core, TimeNs) { core.push_settled(settlement); });
 }
 
 // ---- outcomes of this engine's workers ----
@@ -116,19 +116,18 @@ void PushLinks::granted(const GrantOutcome& outcome) {
     missing.push_back(index);
     granting.reply.verdicts[index] = kDeclined;
   }
-  if (!missing.empty()) {
-    parts_.with_core([&](SchedulerCore& core) { core.push_grant_failed(outcome.ticket, missing); });
-  }
+  if (!missing.empty())
+    parts_.with_core([&](SchedulerCore& core, TimeNs) { core.push_grant_failed(outcome.ticket, missing); });
   parts_.answer(granting.asker, PushAnswer{granting.reply, parts_.ranks, std::move(granting.grants)});
   granting_.erase(found);
 }
 
 void PushLinks::revoked(const Revoked& outcome) {
-  parts_.with_core([&](SchedulerCore& core) { core.push_revoked(outcome, parts_.clock.now()); });
+  parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.push_revoked(outcome, now); });
 }
 
 void PushLinks::ended(const PushOutcome& outcome) {
-  parts_.with_core([&](SchedulerCore& core) { core.chunk_push_ended(outcome, parts_.clock.now()); });
+  parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.chunk_push_ended(outcome, now); });
 }
 
 }  // namespace kvferry

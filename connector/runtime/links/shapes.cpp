@@ -8,12 +8,6 @@ namespace {
 
 constexpr std::size_t kMapsKept = 64;
 
-std::vector<Shard> shards_of(const std::vector<RankEndpoint>& ranks) {
-  std::vector<Shard> shards;
-  for (const RankEndpoint& rank : ranks) shards.push_back(rank.shard);
-  return shards;
-}
-
 /// Whether a node is tensor parallel only, as all nodes are whose version sends no shape.
 bool is_one_stage(const std::vector<Shard>& shards) {
   return std::all_of(shards.begin(), shards.end(), [&](const Shard& shard) {
@@ -29,6 +23,12 @@ bool same_cell_bytes(const RankEndpoint& a, const RankEndpoint& b) {
 }
 
 }  // namespace
+
+std::vector<Shard> shards_of(const std::vector<RankEndpoint>& ranks) {
+  std::vector<Shard> shards;
+  for (const RankEndpoint& rank : ranks) shards.push_back(rank.shard);
+  return shards;
+}
 
 Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& answer) {
   const std::vector<RankEndpoint>& there = answer.ranks;
@@ -88,10 +88,10 @@ PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vect
   return order;
 }
 
-std::shared_ptr<const ShardMap> RunChecksums::map_for(const std::vector<Shard>& readers) {
+Result<std::shared_ptr<const ShardMap>> RunChecksums::map_for(const std::vector<Shard>& readers) {
   if (const auto found = maps_.find(readers); found != maps_.end()) return found->second;
   Result<ShardMap> map = map_shards(readers, here_);
-  if (!map) return nullptr;
+  if (!map) return Error{ErrorCode::kRefused, map.error().what};
   if (maps_.size() >= kMapsKept) maps_.clear();
   return maps_[readers] = std::make_shared<const ShardMap>(std::move(*map));
 }
@@ -99,14 +99,14 @@ std::shared_ptr<const ShardMap> RunChecksums::map_for(const std::vector<Shard>& 
 Result<void> RunChecksums::check(const LeaseRequest& request) {
   if (request.shards.empty() && !is_one_stage(here_))
     return Error{ErrorCode::kRefused, "this node has pipeline stages, which the reader's version can't read"};
-  if (!is_needed(request) || map_for(request.shards) != nullptr) return {};
-  const Result<ShardMap> map = map_shards(request.shards, here_);
-  return Error{ErrorCode::kRefused, map ? "" : map.error().what};
+  if (!is_needed(request)) return {};
+  if (auto map = map_for(request.shards); !map) return std::move(map).error();
+  return {};
 }
 
 std::vector<RunChecksums::RankOrder> RunChecksums::begin(Asker asker, const LeaseRequest& request, LeaseAnswer answer,
                                                          TimeNs now, TimeNs patience) {
-  Waiting waiting{std::move(asker), std::move(answer), {}, map_for(request.shards), {}, {}, now + patience};
+  Waiting waiting{std::move(asker), std::move(answer), {}, map_for(request.shards).value(), {}, {}, now + patience};
   for (const LeasedChunk& chunk : waiting.answer.reply.chunks) waiting.keys.push_back(request.keys.at(chunk.index));
   for (const std::vector<ShardRun>& runs : *waiting.map) {
     for (const ShardRun& run : runs)

@@ -15,6 +15,8 @@
 
 namespace kvferry {
 
+std::vector<Shard> shards_of(const std::vector<RankEndpoint>& ranks);
+
 // ---- the reader ----
 /// How the ranks `here` read the chunks that `answer` leases; an empty map if both nodes have the same shape. Removes
 /// chunks without the right checksums from the answer. The error is a sentence that says why the shapes don't fit.
@@ -70,7 +72,7 @@ class RunChecksums {
     std::map<std::pair<std::uint32_t, std::uint32_t>, ChecksumOutcome> outcomes;  // keyed by rank and chunk
     TimeNs deadline = 0;
   };
-  std::shared_ptr<const ShardMap> map_for(const std::vector<Shard>& readers);
+  Result<std::shared_ptr<const ShardMap>> map_for(const std::vector<Shard>& readers);
   bool is_whole(const ShardRun& run) const { return run.cells == here_[run.holder].num_cells(); }
   Ready finish(Waiting waiting) const;
 

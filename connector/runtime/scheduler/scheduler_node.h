@@ -2,18 +2,19 @@
 // controller, other nodes and this engine's workers.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "connector/core/scheduler/scheduler_core.h"
 #include "connector/runtime/config.h"
-#include "transport/base/ids.h"
-#include "transport/base/result.h"
+#include "connector/runtime/links/node_links.h"
+#include "transport/base/net/host_port.h"
 
 namespace kvferry {
 
@@ -36,19 +37,18 @@ class SchedulerNode {
   /// not reachable within start_timeout_ms. kRefused: by the controller, e.g. because of another model in this
   /// namespace.
   static Result<std::unique_ptr<SchedulerNode>> start(SchedulerOptions options);
-  ~SchedulerNode();
 
   /// Takes the workers' handshakes in rank order, before the first request. kInvalidArgument: they contradict each
   /// other.
   Result<void> attach_workers(const std::vector<std::string>& hellos);
 
   /// Where other nodes ask for leases; remote_host and remote_port in kv_transfer_params.
-  const std::string& host() const;
-  std::uint16_t port() const;
+  const std::string& host() const { return address_.host; }
+  std::uint16_t port() const { return address_.port; }
 
   void add_request(const NewRequest& request);
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
-  std::uint32_t num_tokens(const RequestId& id) const;
+  std::uint32_t num_tokens(const RequestId& id);
   Answer lookup(const RequestId& id, std::uint32_t num_local);
   void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks);
   std::string build_step(const StepInput& input, const TokenSource& tokens = {});
@@ -61,18 +61,33 @@ class SchedulerNode {
   void reset_cache();
 
   /// Counters and gauges by metric name, without the kvferry_ prefix.
-  std::map<std::string, double> metrics() const;
+  std::map<std::string, double> metrics();
   /// The same, but nullopt if nothing has changed since the last call; at most ten times a second while there are
   /// requests, because every step calls it.
   std::optional<std::map<std::string, double>> take_metrics();
 
   /// Deregisters from the controller and joins the thread. Idempotent.
-  void shutdown();
+  void shutdown() { links_.shutdown(); }
 
  private:
-  struct Impl;
-  explicit SchedulerNode(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  using Metrics = std::vector<std::pair<std::string_view, double>>;
+  SchedulerNode(SchedulerOptions options, net::HostPort address, Incarnation incarnation,
+                std::unique_ptr<controller::Client> directory, std::unique_ptr<ServerSocket> peers);
+  static Metrics metrics_of(const SchedulerCore& core);
+  /// Runs an engine call on the core under its lock, then hands its actions to the links.
+  template <class Call>
+  auto with_core(Call call);
+
+  SchedulerOptions options_;
+  SteadyClock clock_;
+  net::HostPort address_;
+  Incarnation incarnation_;
+  SharedCore shared_;
+  NodeLinks links_;
+  std::chrono::steady_clock::duration patience_left_;
+  Metrics reported_;  // at the last take_metrics()
+  TimeNs reported_at_ = 0;
+  std::uint32_t num_ranks_ = 0;
 };
 
 }  // namespace kvferry

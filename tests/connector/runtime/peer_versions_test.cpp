@@ -1,5 +1,5 @@
 // Nodes of two releases: what one speaks with the other, and exactly what older ones say.
-#include "connector/runtime/links/peer_versions.h"
+#include "connector/runtime/links/peer_links.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
