@@ -92,7 +92,7 @@ class GpuStore final : public ChunkStore {
 
   void pack(std::span<const SavePart> parts, DeviceStream stream);
   Result<void> enqueue_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream);
-  Result<void> enqueue_landing(Work& work, std::span<const DeviceCopy> down);
+  Result<void> write_back(Work& work, std::span<const DeviceCopy> down);
 
   void find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStream stream);
   struct LoadPass {

@@ -79,12 +79,16 @@ Result<void> GpuStore::enqueue_save(Work& work, std::span<const DeviceCopy> down
   }
   if (auto ok = gathered->make_wait(*down_); !ok) return ok;
   work.stream = *down_;
+  for (const Work::Item& item : work.items)
+    if (item.frame) table_.filled(*item.frame);
+  return write_back(work, down);
+}
+
+/// Copies the work's frames, which are complete, to their slots.
+Result<void> GpuStore::write_back(Work& work, std::span<const DeviceCopy> down) {
   if (auto ok = device().copy(down, *down_); !ok) return ok;
-  for (const Work::Item& item : work.items) {
-    if (!item.frame) continue;
-    table_.filled(*item.frame);
-    table_.write_back_started(*item.frame);
-  }
+  for (const Work::Item& item : work.items)
+    if (item.frame) table_.write_back_started(*item.frame);
   Result<DeviceEvent> written = DeviceEvent::record(device(), *down_);
   if (!written) return std::move(written).error();
   work.event = std::move(*written);
@@ -144,17 +148,8 @@ void GpuStore::landed(std::span<const Landed> chunks) {
     down.push_back({slot_base(chunk.chunk.slot), frame_base(landing.claim.frame), landing.bytes});
   }
   if (work.items.empty()) return;
-  if (Result<void> given = enqueue_landing(work, down); !given) give_up(work, given.error().what);
+  if (Result<void> given = write_back(work, down); !given) give_up(work, given.error().what);
   works_.push_back(std::move(work));
-}
-
-Result<void> GpuStore::enqueue_landing(Work& work, std::span<const DeviceCopy> down) {
-  for (const Work::Item& item : work.items) table_.write_back_started(*item.frame);
-  if (auto ok = device().copy(down, *down_); !ok) return ok;
-  Result<DeviceEvent> written = DeviceEvent::record(device(), *down_);
-  if (!written) return std::move(written).error();
-  work.event = std::move(*written);
-  return {};
 }
 
 std::vector<ChunkStore::Landed> GpuStore::take_landed() {

@@ -14,10 +14,7 @@ Puller::Pull::Pull(PullOrder from) : order(std::move(from)), num_left(order.item
 
 /// Asks the store where each chunk lands, and starts a transfer for each region and source.
 void Puller::start(PullOrder order) {
-  {
-    const std::lock_guard lock(parts_.core_mutex);
-    parts_.core.pull_ordered(order, parts_.clock.now());
-  }
+  parts_.core.locked([&](WorkerCore& core) { core.pull_ordered(order, parts_.clock.now()); });
   const auto pull = std::make_shared<Pull>(std::move(order));
   if (pull->order.items.empty()) return end(*pull);
   Pieces pieces;
@@ -81,11 +78,8 @@ void Puller::submit(Piece piece) {
 
 void Puller::progress() {
   for (Piece& piece : std::exchange(waiting_, {})) submit(std::move(piece));
-  std::vector<std::uint64_t> overdue;
-  {
-    const std::lock_guard lock(parts_.core_mutex);
-    overdue = parts_.core.overdue_pulls(parts_.clock.now());
-  }
+  const std::vector<std::uint64_t> overdue =
+      parts_.core.locked([&](WorkerCore& core) { return core.overdue_pulls(parts_.clock.now()); });
   for (const std::uint64_t pull : overdue) {
     for (const auto& [id, piece] : running_)
       if (piece.pull->order.pull == pull) parts_.transport.cancel(id);
@@ -153,11 +147,8 @@ void Puller::settle(Pull& pull, std::size_t item, bool ok) {
 
 void Puller::end(Pull& pull) {
   if (!pull.what.empty()) log().warn("pull of {} chunks failed: {}", pull.order.items.size(), pull.what);
-  PullOutcome outcome;
-  {
-    const std::lock_guard lock(parts_.core_mutex);
-    outcome = parts_.core.pull_ended(pull.order.pull, std::move(pull.ok), std::move(pull.what));
-  }
+  PullOutcome outcome = parts_.core.locked(
+      [&](WorkerCore& core) { return core.pull_ended(pull.order.pull, std::move(pull.ok), std::move(pull.what)); });
   if (pull.has_runs()) outcome.checksums = std::move(pull.checksums);
   send_(seal(pull.order.pull, outcome));
 }

@@ -27,7 +27,7 @@ ChecksumOutcome RunHasher::hash(const Job& job) const {
   const ChecksumOrder::Item& item = job.order.items[job.next];
   ChecksumOutcome outcome{job.order.order, job.order.rank, job.next, false, {}};
   const std::uint64_t bytes = item.num_tokens * parts_.bytes_per_token;
-  if (!parts_.is_readable(item.chunk) || bytes > parts_.slot_bytes) return outcome;
+  if (!parts_.core.readable(item.chunk) || bytes > parts_.slot_bytes) return outcome;
   const std::span<const std::byte> chunk = parts_.chunk_bytes(item.chunk, item.num_tokens);
   const std::uint64_t cell_bytes = bytes / job.order.num_cells;
   // Each byte is hashed for its run and right after for the whole chunk, while it is in cache. The reader notices
@@ -43,7 +43,7 @@ ChecksumOutcome RunHasher::hash(const Job& job) const {
     done = end;
   }
   whole.update(chunk.subspan(done));
-  outcome.ok = whole.digest() == item.checksum && parts_.is_readable(item.chunk);
+  outcome.ok = whole.digest() == item.checksum && parts_.core.readable(item.chunk);
   return outcome;
 }
 

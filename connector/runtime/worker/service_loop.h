@@ -4,10 +4,15 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "connector/runtime/links/zmq_link.h"
+#include "connector/runtime/poll_loop.h"
+#include "connector/runtime/worker/puller.h"
 #include "connector/runtime/worker/pusher.h"
-#include "connector/runtime/worker/worker_parts.h"
-#include "transport/base/result.h"
+#include "connector/runtime/worker/run_hasher.h"
+#include "connector/runtime/worker/slot_grants.h"
 
 namespace kvferry {
 
@@ -15,18 +20,31 @@ class ServiceLoop {
  public:
   /// Starts the thread. kUnavailable: no local socket.
   static Result<std::unique_ptr<ServiceLoop>> start(const WorkerParts& parts);
-  ~ServiceLoop();
   /// Where the scheduler node sends its orders; reachable on this machine only.
-  const std::string& endpoint() const;
+  const std::string& endpoint() const { return socket_->endpoint(); }
   /// The part that the step thread reports its saves to.
-  Pusher& pusher();
+  Pusher& pusher() { return pusher_; }
   /// Joins the thread; ending the transfers under way is up to the transport. Idempotent.
-  void shutdown();
+  void shutdown() { loop_.stop(); }
 
  private:
-  struct Impl;
-  explicit ServiceLoop(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  ServiceLoop(const WorkerParts& parts, std::unique_ptr<ServerSocket> socket)
+      : parts_(parts), socket_(std::move(socket)) {}
+  int turn(std::vector<pollfd>& fds);
+  bool take_orders();
+  bool take_completions();
+  bool take_landed();
+
+  WorkerParts parts_;
+  TransportPeers peers_{parts_.transport, parts_.clock};
+  std::unique_ptr<ServerSocket> socket_;
+  std::string scheduler_;  // sender of the last order; gets the outcomes
+  SendOutcome send_ = [this](const std::string& bytes) { socket_->send(scheduler_, bytes); };
+  Puller puller_{parts_, peers_, send_};
+  Pusher pusher_{parts_, peers_, [this] { loop_.wake(); }};
+  SlotGrants slots_{parts_, send_};
+  RunHasher hasher_{parts_, send_};
+  PollLoop loop_;
 };
 
 }  // namespace kvferry

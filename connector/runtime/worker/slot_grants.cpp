@@ -8,10 +8,7 @@ namespace kvferry {
 void SlotGrants::grant(const GrantOrder& order) {
   GrantOutcome outcome{order.ticket, parts_.core.rank(), {}};
   for (const GrantedChunk& wanted : order.chunks) {
-    {
-      const std::lock_guard lock(parts_.core_mutex);
-      parts_.core.begin_write(wanted.chunk);
-    }
+    parts_.core.locked([&](WorkerCore& core) { core.begin_write(wanted.chunk); });
     GrantedSlot slot{wanted.chunk, wanted.num_tokens, {}, false, {}};
     const std::uint64_t bytes = wanted.num_tokens * parts_.bytes_per_token;
     std::string name;  // stays empty if the memory can't be granted
@@ -73,10 +70,7 @@ void SlotGrants::end(const Key& key, bool ok) {
   const auto slot = slots_.find(key);
   RevokedChunk& chunk = *slot->second.revoking;
   chunk.ok = chunk.ok && ok;
-  {
-    const std::lock_guard lock(parts_.core_mutex);
-    parts_.core.end_write(chunk.chunk, chunk.ok);
-  }
+  parts_.core.locked([&](WorkerCore& core) { core.end_write(chunk.chunk, chunk.ok); });
   Revoked& outcome = outcomes_[key.first];
   outcome.ticket = key.first;
   outcome.rank = parts_.core.rank();

@@ -3,19 +3,18 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "connector/runtime/config.h"
-#include "kernels/stream_packer.h"
-#include "transport/base/clock.h"
-#include "transport/base/ids.h"
-#include "transport/base/kv_layout.h"
-#include "transport/base/result.h"
-#include "transport/base/shard_map.h"
+#include "connector/runtime/worker/service_loop.h"
+#include "transport/shared_memory.h"
 
 namespace kvferry {
 
@@ -35,10 +34,10 @@ class WorkerNode {
   /// kUnavailable: no shared memory left, or no transport. kInvalidArgument: a pool that holds less than two chunks, or
   /// an invalid layout.
   static Result<std::unique_ptr<WorkerNode>> start(WorkerOptions options);
-  ~WorkerNode();
+  ~WorkerNode() { shutdown(); }
 
   /// An encoded WorkerHello for the scheduler node.
-  std::string handshake() const;
+  const std::string& handshake() const { return hello_; }
   /// One sentence for the log with the pool's size, its slots and the transport.
   std::string describe() const;
 
@@ -49,30 +48,48 @@ class WorkerNode {
   /// Before the forward pass: unpacks the chunks that the step's requests load.
   void load(DeviceStream stream = nullptr);
   /// Whether the step's plan has saves that are pushed to another node layer by layer, so that save_layer() is useful.
-  bool wants_layers() const;
+  bool wants_layers() const { return wants_layers_; }
   /// During the forward pass, when a layer's KV is in its blocks. The layers come in the order of the layout.
   void save_layer(std::uint32_t layer);
   /// After the forward pass: packs the chunks that are full now. With a GPU a later step may report them.
-  void save(DeviceStream stream = nullptr);
+  void save(DeviceStream stream = nullptr) { save_all(std::exchange(plan_.saves_after, {}), stream); }
 
   /// The report for the scheduler; nullopt if there is nothing to report.
   std::optional<std::string> take_report();
   /// Blocks whose synchronous load has failed since the last call.
-  std::vector<BlockId> take_failed_blocks();
-  struct FinishedLoad {
-    std::string request_id;
-    bool ok = false;  // false: no block of the load may be used
-  };
-  /// Asynchronous loads that have ended since the last call, each once.
-  std::vector<FinishedLoad> take_finished_loads();
+  std::vector<BlockId> take_failed_blocks() { return std::exchange(failed_blocks_, {}); }
+  /// Asynchronous loads that have ended since the last call, each once: the request, and whether its blocks are good;
+  /// if not, none of them may be used.
+  using FinishedLoad = std::pair<std::string, bool>;
+  std::vector<FinishedLoad> take_finished_loads() { return std::exchange(finished_loads_, {}); }
 
   /// Ends the service thread and the transport. Idempotent.
   void shutdown();
 
  private:
-  struct Impl;
-  explicit WorkerNode(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  WorkerNode(WorkerOptions options, SharedMemory pool, std::uint32_t num_slots)
+      : options_(std::move(options)), pool_(std::move(pool)), core_(options_.rank, num_slots) {}
+  Result<std::unique_ptr<ChunkStore>> make_store();
+  void save_all(const std::vector<SaveJob>& jobs, DeviceStream stream);
+  void take_saved();
+  void loaded(const LoadJob& job, LoadOutcome outcome);
+
+  WorkerOptions options_;
+  std::uint64_t chunk_bytes_ = 0;
+  SteadyClock clock_;
+  SharedMemory pool_;
+  std::unique_ptr<Transport> transport_;
+  RegionId region_;
+  std::unique_ptr<ChunkStore> store_;
+  SharedWorkerCore core_;
+  std::unique_ptr<ServiceLoop> service_;
+  std::string hello_;
+  StepPlan plan_;                        // plan of the step under way
+  bool wants_layers_ = false;            // whether this plan has saves that are pushed layer by layer
+  std::set<ChunkRef> begun_;             // saves of this step that save_layer() has begun
+  std::map<ChunkRef, SaveItem> pushed_;  // saves under way that are pushed to another node
+  std::vector<BlockId> failed_blocks_;
+  std::vector<FinishedLoad> finished_loads_;
 };
 
 }  // namespace kvferry

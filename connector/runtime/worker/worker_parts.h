@@ -15,12 +15,32 @@
 
 namespace kvferry {
 
+/// The worker core, which the service thread shares with the step thread.
+class SharedWorkerCore {
+ public:
+  SharedWorkerCore(std::uint32_t rank, std::uint32_t num_slots) : core_(rank, num_slots) {}
+
+  std::uint32_t rank() const { return core_.rank(); }
+  /// Calls `call` with the core, under its lock.
+  template <class Call>
+  auto locked(Call call) {
+    const std::lock_guard lock(mutex_);
+    return call(core_);
+  }
+  bool readable(ChunkRef chunk) {
+    return locked([&](const WorkerCore& core) { return core.readable(chunk); });
+  }
+
+ private:
+  std::mutex mutex_;
+  WorkerCore core_;
+};
+
 /// All of it outlives the parts.
 struct WorkerParts {
   Transport& transport;
   ChunkStore& store;
-  std::mutex& core_mutex;  // guards `core`, which the service thread shares with the step thread
-  WorkerCore& core;
+  SharedWorkerCore& core;
   const Clock& clock;
   std::span<const std::byte> pool;  // all slots
   RegionId pool_region;
@@ -30,10 +50,6 @@ struct WorkerParts {
 
   std::span<const std::byte> chunk_bytes(ChunkRef chunk, std::uint32_t num_tokens) const {
     return pool.subspan(chunk.slot * slot_bytes, num_tokens * bytes_per_token);
-  }
-  bool is_readable(ChunkRef chunk) const {
-    const std::lock_guard lock(core_mutex);
-    return core.readable(chunk);
   }
 };
 

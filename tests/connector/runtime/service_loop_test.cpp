@@ -69,8 +69,7 @@ class Pulls : public ::testing::Test {
     store_ = std::make_unique<TwoPlaces>(here_->register_region(even_.data(), even_.size()).value(),
                                          here_->register_region(odd_.data(), odd_.size()).value());
     loop_ =
-        ServiceLoop::start({*here_, *store_, mutex_, core_, clock_, even_, {}, kChunkBytes, kChunkBytes / kTokens, 1})
-            .value();
+        ServiceLoop::start({*here_, *store_, core_, clock_, even_, {}, kChunkBytes, kChunkBytes / kTokens, 1}).value();
     link_ = ClientSocket::connect(loop_->endpoint()).value();
   }
   ~Pulls() override { loop_->shutdown(); }
@@ -111,8 +110,7 @@ class Pulls : public ::testing::Test {
   LoopbackFabric fabric_;
   std::unique_ptr<Transport> holder_, here_;
   std::string remote_;
-  std::mutex mutex_;
-  WorkerCore core_{0, 8};
+  SharedWorkerCore core_{0, 8};
   std::unique_ptr<TwoPlaces> store_;
   SteadyClock clock_;
   std::unique_ptr<ServiceLoop> loop_;
@@ -174,13 +172,12 @@ TEST_F(Pulls, AChunkOfSeveralSourcesFailsWithOneOfThem) {
 }
 
 TEST_F(Pulls, RunsAreHashedForReadersOfOtherShapesAndDamageIsFound) {
-  {
-    const std::lock_guard lock(mutex_);
+  core_.locked([](WorkerCore& core) {
     for (const std::uint32_t slot : {2u, 4u}) {
-      core_.begin_write({slot, 1});
-      core_.end_write({slot, 1}, true);
+      core.begin_write({slot, 1});
+      core.end_write({slot, 1}, true);
     }
-  }
+  });
   const auto chunk = [&](std::uint32_t slot) { return std::span(even_).subspan(slot * kChunkBytes, kChunkBytes); };
   const auto right = chunk_checksum(chunk(2));
   const ChecksumOrder order{
