@@ -26,7 +26,7 @@ class PollLoop {
   void stop();
 
  private:
-  EventFd wake_;
+  EventFd wake_{std::nothrow};  // without a descriptor left, the loop goes on when a wait ends
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };

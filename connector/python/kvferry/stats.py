@@ -83,20 +83,15 @@ class KvFerryPromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._counters: dict[str, dict[int, Any]] = {}
-        self._gauges: dict[str, dict[int, Any]] = {}
-        for name, text in COUNTERS.items():
-            counter = self._counter_cls(
-                name=f"kvferry_{name.removesuffix('_total')}", documentation=text, labelnames=labelnames
-            )
-            self._counters[name] = {i: counter.labels(*values) for i, values in per_engine_labelvalues.items()}
-        for name, text in GAUGES.items():
-            gauge = self._gauge_cls(name=f"kvferry_{name}", documentation=text, labelnames=labelnames)
-            self._gauges[name] = {i: gauge.labels(*values) for i, values in per_engine_labelvalues.items()}
+        self._metrics: dict[str, dict[int, Any]] = {}
+        for name, text in (COUNTERS | GAUGES).items():
+            make = self._gauge_cls if name in GAUGES else self._counter_cls
+            metric = make(name=f"kvferry_{name.removesuffix('_total')}", documentation=text, labelnames=labelnames)
+            self._metrics[name] = {i: metric.labels(*values) for i, values in per_engine_labelvalues.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, value in transfer_stats_data.items():
-            if name in self._counters:
-                self._counters[name][engine_idx].inc(max(0, value))
-            elif name in self._gauges:
-                self._gauges[name][engine_idx].set(value)
+            if name in COUNTERS:
+                self._metrics[name][engine_idx].inc(max(0, value))
+            elif name in GAUGES:
+                self._metrics[name][engine_idx].set(value)

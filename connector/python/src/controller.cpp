@@ -3,20 +3,18 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <poll.h>
 
 #include <condition_variable>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <unordered_map>
 
 #include "connector/python/src/python_error.h"
+#include "connector/runtime/poll_loop.h"
 #include "controller/api/client.h"
 #include "transport/base/log.h"
-#include "transport/base/net/event_fd.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -51,7 +49,7 @@ class PyClient {
     options.node = {EngineId{std::move(engine_id)}, Incarnation{incarnation}, "kv_both", std::move(endpoint),
                     std::move(name_space),          std::move(fingerprint)};
     client_ = unwrap(controller::make_client(options));
-    thread_ = std::thread([this] { run(); });
+    loop_.start([this](std::vector<pollfd>& fds) { return turn(fds); });
   }
   ~PyClient() { close(); }
 
@@ -131,25 +129,18 @@ class PyClient {
       if (is_closed_) return;
       is_closed_ = true;
       changed_.notify_all();
-      wake_up_.set();
     }
-    thread_.join();
+    loop_.stop();
     client_->leave();
     client_.reset();
   }
 
  private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (!is_closed_) {
-      const int fd = client_->fd();
-      lock.unlock();
-      pollfd items[] = {{fd, POLLIN, 0}, {wake_up_.fd(), POLLIN, 0}};
-      ::poll(items, 2, kTurnMs);
-      lock.lock();
-      if (is_closed_) return;
-      for (controller::ClientEvent& event : client_->process(clock_.now())) handle(event);
-    }
+  int turn(std::vector<pollfd>& fds) {
+    const std::lock_guard lock(mutex_);
+    for (controller::ClientEvent& event : client_->process(clock_.now())) handle(event);
+    fds.push_back({client_->fd(), POLLIN, 0});
+    return kTurnMs;
   }
 
   void handle(controller::ClientEvent& event) {
@@ -182,7 +173,6 @@ class PyClient {
 
   const SteadyClock clock_;
   std::unique_ptr<controller::Client> client_;
-  EventFd wake_up_{std::nothrow};
   std::mutex mutex_;
   std::condition_variable changed_;
   bool is_closed_ = false;
@@ -191,7 +181,7 @@ class PyClient {
   std::unordered_map<ChunkKey, controller::ChunkEntry> held_;
   std::unordered_map<std::uint64_t, std::optional<std::vector<HolderTuple>>>
       answers_;  // [token] answers that a caller waits for
-  std::thread thread_;
+  PollLoop loop_;
 };
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include <span>
 #include <utility>
 
-#include "connector/python/src/integers.h"
 #include "connector/python/src/python_error.h"
 #include "connector/python/src/running_reader.h"
 #include "connector/runtime/config.h"
@@ -162,20 +161,6 @@ struct PyScheduler {
 };
 
 using Layers = std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>;
-KvLayout layout_from(const Layers& layers, std::uint32_t num_kv_heads, std::uint32_t head_dim,
-                     std::uint32_t element_bytes, std::uint32_t planes, std::uint32_t block_tokens,
-                     std::uint32_t num_blocks) {
-  KvLayout layout;
-  for (const auto& [name, group, key, value] : layers)
-    layout.layers.push_back({name, group, plane_from(key), plane_from(value)});
-  layout.num_kv_heads = num_kv_heads;
-  layout.head_dim = head_dim;
-  layout.element_bytes = element_bytes;
-  layout.planes = planes;
-  layout.block_tokens = block_tokens;
-  layout.num_blocks = num_blocks;
-  return layout;
-}
 
 struct PyWorker {
   std::unique_ptr<WorkerNode> node;
@@ -258,18 +243,18 @@ NB_MODULE(_core, m) {
       .def("reset_cache", [](PyScheduler& self) { self.node->reset_cache(); })
       .def("metrics", [](const PyScheduler& self) { return self.node->metrics(); })
       .def("take_metrics", [](PyScheduler& self) { return self.node->take_metrics(); })
-      .def("shutdown", [](PyScheduler& self) {
-        const nb::gil_scoped_release unlocked;
-        self.node->shutdown();
-      });
+      .def(
+          "shutdown", [](PyScheduler& self) { self.node->shutdown(); }, WithoutLock());
 
   nb::class_<KvLayout>(m, "KvLayout")
       .def(
           "__init__",
           [](KvLayout* self, const Layers& layers, std::uint32_t num_kv_heads, std::uint32_t head_dim,
              std::uint32_t element_bytes, std::uint32_t planes, std::uint32_t block_tokens, std::uint32_t num_blocks) {
-            new (self)
-                KvLayout(layout_from(layers, num_kv_heads, head_dim, element_bytes, planes, block_tokens, num_blocks));
+            KvLayout layout{{}, num_kv_heads, head_dim, element_bytes, planes, block_tokens, num_blocks};
+            for (const auto& [name, group, key, value] : layers)
+              layout.layers.push_back({name, group, plane_from(key), plane_from(value)});
+            new (self) KvLayout(std::move(layout));
           },
           nb::kw_only(), "layers"_a, "num_kv_heads"_a, "head_dim"_a, "element_bytes"_a, "planes"_a, "block_tokens"_a,
           "num_blocks"_a);
@@ -305,14 +290,7 @@ NB_MODULE(_core, m) {
              return to_bytes(*report);
            })
       .def("take_failed_blocks", [](PyWorker& self) { return self.node->take_failed_blocks(); })
-      .def("take_finished_loads",
-           [](PyWorker& self) {
-             std::vector<std::pair<std::string, bool>> loads;
-             for (auto& [id, ok] : self.node->take_finished_loads()) loads.emplace_back(id, ok);
-             return loads;
-           })
-      .def("shutdown", [](PyWorker& self) {
-        const nb::gil_scoped_release unlocked;
-        self.node->shutdown();
-      });
+      .def("take_finished_loads", [](PyWorker& self) { return self.node->take_finished_loads(); })
+      .def(
+          "shutdown", [](PyWorker& self) { self.node->shutdown(); }, WithoutLock());
 }
