@@ -73,10 +73,13 @@ bool LeaseLinks::is_being_saved(const SchedulerCore& core, const LeaseRequest& r
 }
 
 void LeaseLinks::answer(Request request) {
-  if (const Result<void> fits = run_checksums_.check(request.request); !fits)
-    return answer_refused(request.asker, fits.error().what);
   LeaseAnswer answer;
   answer.ranks = parts_.ranks;
+  if (const Result<void> fits = run_checksums_.check(request.request); !fits) {
+    answer.reply.refused = fits.error().what;
+    parts_.answer(request.asker, answer);
+    return;
+  }
   bool is_too_early = false;
   parts_.with_core([&](SchedulerCore& core, TimeNs now) {
     is_too_early = now < request.deadline && is_being_saved(core, request.request);
@@ -93,13 +96,6 @@ void LeaseLinks::answer(Request request) {
   } else {
     parts_.answer(request.asker, answer);
   }
-}
-
-void LeaseLinks::answer_refused(const Asker& asker, std::string why) {
-  LeaseAnswer answer;
-  answer.ranks = parts_.ranks;
-  answer.reply.refused = std::move(why);
-  parts_.answer(asker, answer);
 }
 
 void LeaseLinks::answered(const std::string& endpoint, std::uint64_t fetch, LeaseAnswer answer) {

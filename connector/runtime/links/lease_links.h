@@ -39,7 +39,6 @@ class LeaseLinks {
   /// Whether a part of a handed-over prompt will be in the pool in a moment; called under the core's lock.
   bool is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const;
   void answer(Request request);
-  void answer_refused(const Asker& asker, std::string why);
 
   const LinkParts& parts_;
   std::vector<Shard> shards_ = shards_of(parts_.ranks);  // [rank]
