@@ -28,7 +28,6 @@ class TokenChain {
   void truncate(std::uint32_t num_tokens);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(tokens_.size()); }
-  std::span<const std::int32_t> tokens() const { return tokens_; }
   std::uint32_t chunk_tokens() const { return chunk_tokens_; }
   std::uint32_t num_full_chunks() const { return size() / chunk_tokens_; }
 

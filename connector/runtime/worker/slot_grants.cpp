@@ -9,7 +9,7 @@ void SlotGrants::grant(const GrantOrder& order) {
   GrantOutcome outcome{order.ticket, parts_.core.rank(), {}};
   for (const GrantedChunk& wanted : order.chunks) {
     parts_.core.locked([&](WorkerCore& core) { core.begin_write(wanted.chunk); });
-    GrantedSlot slot{wanted.chunk, wanted.num_tokens, {}, false, {}};
+    GrantedSlot slot{wanted.chunk, {}, false, {}};
     const std::uint64_t bytes = wanted.num_tokens * parts_.bytes_per_token;
     std::string name;  // stays empty if the memory can't be granted
     if (const auto place = parts_.store.land(wanted.chunk, bytes)) {

@@ -31,7 +31,6 @@ class SlotGrants {
  private:
   struct GrantedSlot {
     ChunkRef chunk;
-    std::uint32_t num_tokens = 0;
     std::optional<GrantId> grant;          // the transport's
     bool has_place = false;                // the store waits for landed()
     std::optional<RevokedChunk> revoking;  // what revoke() ordered
