@@ -22,7 +22,6 @@ struct QueryDirectory {
 };
 struct RequestLease {
   std::uint64_t fetch = 0;
-  EngineId engine_id;
   std::string endpoint;
   LeaseRequest request;
 };
@@ -32,7 +31,6 @@ struct ReleaseLease {
 };
 struct StartPull {
   std::uint64_t pull = 0;
-  EngineId engine_id;
   std::string endpoint;
   std::uint64_t lease = 0;
   TimeNs deadline = 0;
@@ -48,21 +46,14 @@ struct AnnounceEvictions {
 };
 
 // ---- pushes, prefill side ----
-/// The decode node that a router chose before the prefill (kv_transfer_params.kvferry_push_to).
-struct PushTarget {
-  EngineId engine_id;
-  std::string endpoint;  // the scheduler node that answers offers
-};
 /// To the decode node.
 struct OfferPush {
   std::uint64_t push = 0;
-  PushTarget target;
+  std::string endpoint;
   PushOffer offer;
 };
 /// To all workers.
-struct StartPush {
-  PushStart start;
-};
+using StartPush = PushStart;
 /// To the decode node.
 struct SettlePush {
   std::string endpoint;
@@ -74,12 +65,8 @@ struct DropPush {
 };
 
 // ---- pushes, decode side: to all workers ----
-struct GrantSlots {
-  GrantOrder order;
-};
-struct RevokeSlots {
-  Revocation revocation;
-};
+using GrantSlots = GrantOrder;
+using RevokeSlots = Revocation;
 
 /// A sentence for the log; `warning` if an operator should read it.
 struct LogLine {

@@ -47,7 +47,7 @@ struct RequestSpec {
   std::string extras;
   bool handoff = false;
   std::optional<HandoffSource> source;
-  std::optional<PushTarget> push_to;
+  std::optional<std::string> push_to;
 };
 
 /// What vLLM's scheduler may do with a request between its lookup and its allocation, none of which it tells.

@@ -35,7 +35,6 @@ std::vector<HolderOffer> World::garbage_offers() {
   for (std::uint32_t n = dice_.between(0, 4); n > 0; --n) {
     HolderOffer& offer = offers.emplace_back();
     const std::size_t node = dice_.between(0, num_nodes() - 1);
-    offer.engine_id = nodes_[node].engine_id;
     offer.endpoint = dice_.chance(0.3) ? "" : dice_.chance(0.3) ? "tcp://nobody:1" : nodes_[node].endpoint;
     offer.num_full_chunks = some_number();
     for (std::uint32_t t = dice_.between(0, 3); t > 0; --t)
@@ -91,8 +90,7 @@ void World::garbage(std::size_t index) {
     case 6:
       return core.evict_ordered(request.keys);
     default: {
-      ReplicateOrder order{
-          EngineId{"?"}, dice_.chance(0.5) ? "tcp://nobody:1" : nodes_[other(index)].endpoint, {}, some_time()};
+      ReplicateOrder order{dice_.chance(0.5) ? "tcp://nobody:1" : nodes_[other(index)].endpoint, {}, some_time()};
       for (const ChunkKey& key : request.keys) order.chunks.push_back({key, some_number(), dice_.chance(0.5), {}});
       return core.replicate_ordered(std::move(order), now());
     }

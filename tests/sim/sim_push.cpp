@@ -10,10 +10,10 @@ namespace kvferry::sim {
 
 void World::carry_out_push(std::size_t node, const Action& action) {
   if (const auto* offered = std::get_if<OfferPush>(&action)) return push_offer(node, *offered);
-  if (const auto* granted = std::get_if<GrantSlots>(&action)) return push_grant(node, granted->order);
-  if (const auto* revoked = std::get_if<RevokeSlots>(&action)) return push_revoke(node, revoked->revocation);
+  if (const auto* granted = std::get_if<GrantSlots>(&action)) return push_grant(node, *granted);
+  if (const auto* revoked = std::get_if<RevokeSlots>(&action)) return push_revoke(node, *revoked);
   if (const auto* started = std::get_if<StartPush>(&action)) {
-    const PushStart& start = started->start;
+    const PushStart& start = *started;
     for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank)
       push_saved(node, rank, {start.push, start.index}, start.chunk, {true, start.checksums.at(rank)});
   } else if (const auto* settled = std::get_if<SettlePush>(&action)) {
@@ -37,9 +37,9 @@ std::vector<Shard> World::shards_of(std::size_t node) const {
 }
 
 void World::push_offer(std::size_t node, const OfferPush& offered) {
-  const std::optional<std::size_t> to = node_at(offered.target.endpoint);
+  const std::optional<std::size_t> to = node_at(offered.endpoint);
   if (!to) {
-    nodes_[node].engine->core().push_answered(offered.push, offered.target.endpoint, {}, now());
+    nodes_[node].engine->core().push_answered(offered.push, offered.endpoint, {}, now());
     return;
   }
   tell("node {} offers {} chunks to node {} (push {})", node, offered.offer.chunks.size(), *to, offered.push);

@@ -111,7 +111,7 @@ const FinishedRequest* World::finished(std::size_t node, const std::string& id) 
 }
 
 HandoffSource World::source(std::size_t node, const std::string& prefill_id, std::uint32_t num_tokens) const {
-  return {nodes_[node].engine_id, nodes_[node].endpoint, prefill_id, num_tokens};
+  return {nodes_[node].endpoint, prefill_id, num_tokens};
 }
 
 void World::deliver() {
@@ -210,7 +210,7 @@ void World::order(std::size_t index) {
     case 3:
       return core.reset_cache();
     default:
-      return core.replicate_ordered({nodes_[from].engine_id, nodes_[from].endpoint, std::move(chunks), ttl}, now());
+      return core.replicate_ordered({nodes_[from].endpoint, std::move(chunks), ttl}, now());
   }
 }
 

@@ -42,7 +42,7 @@ class World {
   /// Where a decode node finds the prompt of a prefill's finished request.
   HandoffSource source(std::size_t node, const std::string& prefill_id, std::uint32_t num_tokens) const;
   /// Where a prefill pushes to.
-  PushTarget push_target(std::size_t node) const { return {nodes_[node].engine_id, nodes_[node].endpoint}; }
+  std::string push_target(std::size_t node) const { return nodes_[node].endpoint; }
   /// What happened; call once, at the end.
   Tally tally();
 

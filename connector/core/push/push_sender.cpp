@@ -6,12 +6,13 @@
 
 namespace kvferry {
 
-void PushSender::offer(const RequestId& request, PushTarget target, std::span<const ChunkMeta> chunks, TimeNs now) {
+void PushSender::offer(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> chunks,
+                       TimeNs now) {
   if (chunks.empty()) return;
   const std::uint64_t id = next_push_++;
   Push push;
   push.request = request;
-  push.target = target;
+  push.endpoint = endpoint;
   push.deadline = now + parts_.config.push_ttl;
   promise::bounded_hold(now, push.deadline, "push of " + request.value);
   PushOffer offer{parts_.config.fingerprint, parts_.config.num_ranks, {}, {}};
@@ -22,12 +23,12 @@ void PushSender::offer(const RequestId& request, PushTarget target, std::span<co
     offer.chunks.push_back({meta.key, meta.num_tokens, meta.tail_group.value_or(ChunkKey{})});
   }
   pushes_.emplace(id, std::move(push));
-  parts_.actions.push_back(OfferPush{id, std::move(target), std::move(offer)});
+  parts_.actions.push_back(OfferPush{id, endpoint, std::move(offer)});
 }
 
 void PushSender::answered(std::uint64_t id, const std::string& endpoint, const PushReply& reply, TimeNs now) {
   const auto found = pushes_.find(id);
-  if (found == pushes_.end() || found->second.is_answered || found->second.target.endpoint != endpoint) return;
+  if (found == pushes_.end() || found->second.is_answered || found->second.endpoint != endpoint) return;
   Push& push = found->second;
   push.is_answered = true;
   push.ticket = reply.ticket;
@@ -79,7 +80,7 @@ void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t inde
   item.meta.window_from = slot.meta.window_from;
   item.pin =
       parts_.pool.pin({slot.ref}, "push of " + push.request.value, now, push.deadline + parts_.config.push_grace);
-  parts_.actions.push_back(StartPush{{id, index, slot.ref, slot.meta.num_tokens, slot.checksums}});
+  parts_.actions.push_back(StartPush{id, index, slot.ref, slot.meta.num_tokens, slot.checksums});
 }
 
 void PushSender::chunk_ready(const ChunkPool::Slot& slot, TimeNs now) {
@@ -156,7 +157,7 @@ void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
                            slot.checksums.size(), parts_.config.num_ranks, item.chunk.slot);
     settled.checksums = slot.checksums;
   }
-  parts_.actions.push_back(SettlePush{push.target.endpoint, {push.ticket, {std::move(settled)}}});
+  parts_.actions.push_back(SettlePush{push.endpoint, {push.ticket, {std::move(settled)}}});
 }
 
 void PushSender::finish(std::uint64_t id, Push& push, std::uint32_t index) {

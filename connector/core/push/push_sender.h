@@ -29,8 +29,8 @@ class PushSender {
   PushSender(PushParts parts, std::function<void(const RequestId&)> delivered)
       : parts_(parts), delivered_(std::move(delivered)) {}
 
-  /// Offers a prompt's chunks, in order.
-  void offer(const RequestId& request, PushTarget target, std::span<const ChunkMeta> chunks, TimeNs now);
+  /// Offers a prompt's chunks, in order, to the node at `endpoint`.
+  void offer(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> chunks, TimeNs now);
   /// Ignores late and unknown answers.
   void answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now);
   /// A place in a push: the push that a chunk belongs to, and its index in the offer.
@@ -72,7 +72,7 @@ class PushSender {
   };
   struct Push {
     RequestId request;
-    PushTarget target;
+    std::string endpoint;
     std::uint64_t ticket = 0;
     bool is_answered = false;
     bool is_dropped = false;

@@ -20,7 +20,6 @@ constexpr BlockId kNullBlock = 0;                      // vLLM's placeholder for
 
 /// Where a prefill node left this request's prompt (kv_transfer_params with do_remote_prefill).
 struct HandoffSource {
-  EngineId engine_id;
   std::string endpoint;
   std::string request_id;  // the prefill node's id of the request
   std::uint32_t num_tokens = 0;
@@ -35,7 +34,9 @@ struct NewRequest {
   bool cacheable = true;          // false for prompt embeddings, or if the prefix cache must not be read
   bool handoff = false;           // do_remote_decode: a decode worker will read the prompt from this node
   std::optional<HandoffSource> source;
-  std::optional<PushTarget> push_to;  // with `handoff`: the node that receives the prompt while it is computed
+  /// With `handoff`: the endpoint of the decode node that receives the prompt while it is computed
+  /// (kv_transfer_params.kvferry_push_to).
+  std::optional<std::string> push_to;
 };
 
 struct ScheduledRequest {
@@ -82,7 +83,6 @@ struct FinishedRequest {
 
 /// The controller's order to copy these chunks from the node at `endpoint` into this pool, in this order, within `ttl`.
 struct ReplicateOrder {
-  EngineId engine_id;
   std::string endpoint;
   std::vector<ChunkMeta> chunks;  // num_tokens of full chunks is ignored
   TimeNs ttl = 0;
@@ -90,7 +90,6 @@ struct ReplicateOrder {
 
 /// What the directory, or a handoff source, says that a node holds of a request's prefix.
 struct HolderOffer {
-  EngineId engine_id;
   std::string endpoint;
   std::uint32_t num_full_chunks = 0;
   std::vector<ChunkMeta> tails;  // tails that follow those chunks

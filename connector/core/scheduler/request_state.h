@@ -43,8 +43,7 @@ struct Fetch {
   bool asked_source = false;
   bool asked_directory = false;
   std::vector<HolderOffer> offers;  // holders that were not asked yet
-  EngineId engine_id;               // the holder that is being asked
-  std::string endpoint;             // that holder's endpoint
+  std::string endpoint;             // the holder that is being asked
   std::vector<ChunkMeta> wanted;    // chunks requested from that holder
   std::uint64_t pull = 0;
 };
@@ -129,7 +128,6 @@ struct ControllerPin {
 
 /// A ReplicateOrder in progress: one lease and one pull for each piece, one piece at a time.
 struct Replication {
-  EngineId engine_id;
   std::string endpoint;
   std::deque<ChunkMeta> remaining;
   TimeNs deadline = 0;

@@ -148,8 +148,8 @@ class SchedulerCore {
   bool ask_directory(RequestState& request, TimeNs now);
   std::vector<ChunkMeta> missing_from(RequestState& request, const HolderOffer& offer);
   void end_fetch(RequestState& request, TimeNs now);
-  const StartPull* start_pull(const RequestId& request, const EngineId& engine_id, const std::string& endpoint,
-                              std::span<const ChunkMeta> wanted, const LeaseReply& reply, TimeNs now);
+  const StartPull* start_pull(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> wanted,
+                              const LeaseReply& reply, TimeNs now);
   // scheduler_orders.cpp
   void advance_replications(TimeNs now);
   bool replication_lease_answered(std::uint64_t fetch, const LeaseReply& reply, TimeNs now);

@@ -70,7 +70,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
     if (is_source) {
       const HandoffSource& source = *request.source;
       const std::uint32_t tokens = std::min(source.num_tokens, request.chain.size());
-      offer = {source.engine_id, source.endpoint, tokens / config_.chunk_tokens, {}};
+      offer = {source.endpoint, tokens / config_.chunk_tokens, {}};
       if (const std::uint32_t rest = tokens % config_.chunk_tokens; rest > 0)
         offer.tails.push_back(request.chain.meta(offer.num_full_chunks, rest));
       handoff_request = source.request_id;
@@ -90,11 +90,10 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
     // short tails, so the source is asked again then.
     if (is_source) fetch.asked_source = !wanted.empty() || !cover(request).growing;
     if (wanted.empty()) continue;
-    RequestLease lease{fetch.id, offer.engine_id, offer.endpoint, {config_.fingerprint, {}, handoff_request}};
+    RequestLease lease{fetch.id, offer.endpoint, {config_.fingerprint, {}, handoff_request}};
     for (const ChunkMeta& chunk : wanted) lease.request.keys.push_back(chunk.key);
     fetch.stage = Fetch::Stage::kLease;
     fetch.try_deadline = now + config_.try_timeout;
-    fetch.engine_id = offer.engine_id;
     fetch.endpoint = offer.endpoint;
     fetch.wanted = std::move(wanted);
     actions_.push_back(std::move(lease));
@@ -149,7 +148,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
     actions_.push_back(
         LogLine{fmt::format("{} refuses to lease KV for request {}: {}", endpoint, request.id, reply.refused), true});
   }
-  const StartPull* pull = start_pull(request.id, current.engine_id, endpoint, current.wanted, reply, now);
+  const StartPull* pull = start_pull(request.id, endpoint, current.wanted, reply, now);
   if (pull == nullptr) {
     release();
     return advance_fetch(request, now);
@@ -161,9 +160,8 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
 
 /// Reserves slots for the leased chunks of `wanted` that are not in the pool, and starts their pull. Returns nullptr if
 /// there is nothing to pull; the caller then releases the lease.
-const StartPull* SchedulerCore::start_pull(const RequestId& request, const EngineId& engine_id,
-                                           const std::string& endpoint, std::span<const ChunkMeta> wanted,
-                                           const LeaseReply& reply, TimeNs now) {
+const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::string& endpoint,
+                                           std::span<const ChunkMeta> wanted, const LeaseReply& reply, TimeNs now) {
   FetchPull pull{request, endpoint, reply.lease, {}, 0};
   for (const LeasedChunk& leased : reply.chunks) {
     if (leased.index >= wanted.size()) continue;
@@ -185,7 +183,7 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const Engin
   announce_evictions();
   if (pull.items.empty()) return nullptr;
   counters_.pulls += 1;
-  StartPull action{++last_id_, engine_id, endpoint, reply.lease, now + config_.pull_timeout, pull.items};
+  StartPull action{++last_id_, endpoint, reply.lease, now + config_.pull_timeout, pull.items};
   pulls_.emplace(action.pull, std::move(pull));
   actions_.push_back(std::move(action));
   return &std::get<StartPull>(actions_.back());

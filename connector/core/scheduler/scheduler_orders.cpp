@@ -62,7 +62,6 @@ void SchedulerCore::evict_ordered(std::span<const ChunkKey> keys) {
 void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
   if (order.ttl <= 0 || order.chunks.empty()) return;
   Replication replication{
-      .engine_id = std::move(order.engine_id),
       .endpoint = std::move(order.endpoint),
       .remaining = {std::make_move_iterator(order.chunks.begin()), std::make_move_iterator(order.chunks.end())},
       .deadline = now + std::min(order.ttl, config_.order_ttl_max),
@@ -81,7 +80,7 @@ void SchedulerCore::advance_replications(TimeNs now) {
   while (!replications_.empty() && replications_.front().piece.empty()) {
     Replication& replication = replications_.front();
     const bool has_ended = now >= replication.deadline || suspect_until_.contains(replication.endpoint);
-    RequestLease lease{0, replication.engine_id, replication.endpoint, {config_.fingerprint, {}, {}}};
+    RequestLease lease{0, replication.endpoint, {config_.fingerprint, {}, {}}};
     while (!has_ended && !replication.remaining.empty() && replication.piece.size() < kChunksPerPiece) {
       const ChunkMeta chunk = replication.remaining.front();
       replication.remaining.pop_front();
@@ -105,7 +104,7 @@ bool SchedulerCore::replication_lease_answered(std::uint64_t fetch, const LeaseR
   if (replications_.empty()) return false;
   Replication& replication = replications_.front();
   if (replication.piece.empty() || replication.fetch != fetch || replication.pull != 0) return false;
-  const StartPull* pull = start_pull({}, replication.engine_id, replication.endpoint, replication.piece, reply, now);
+  const StartPull* pull = start_pull({}, replication.endpoint, replication.piece, reply, now);
   if (pull == nullptr) {
     if (reply.lease != 0) actions_.push_back(ReleaseLease{replication.endpoint, reply.lease});
     end_replication_piece(now);

@@ -101,8 +101,8 @@ class SchedulerConnector:
 
     def _handoff_source(
         self, request_id: str, params: dict[str, Any], num_tokens: int
-    ) -> tuple[str, str, str, int] | None:
-        """Returns where the prefill node left the prompt: engine id, endpoint, request id, number of tokens.
+    ) -> tuple[str, str, int] | None:
+        """Returns where the prefill node left the prompt: endpoint, request id, number of tokens.
 
         None if there was no prefill, or if the router's parameters are unusable.
         """
@@ -127,7 +127,7 @@ class SchedulerConnector:
             return None
         remote_id = str(params.get("remote_request_id") or "")
         place = f"[{host}]" if ":" in str(host) else host
-        return str(params.get("remote_engine_id") or ""), f"tcp://{place}:{port}", remote_id, min(count, num_tokens)
+        return f"tcp://{place}:{port}", remote_id, min(count, num_tokens)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         if request.request_id not in self._known_tokens:
@@ -257,14 +257,12 @@ class SchedulerConnector:
         self._node.shutdown()
 
 
-def _push_target(request_id: str, params: dict[str, Any]) -> tuple[str, str] | None:
-    """Returns the decode node (engine id, endpoint) that the router chose before the prefill, if any."""
+def _push_target(request_id: str, params: dict[str, Any]) -> str | None:
+    """Returns the endpoint of the decode node that the router chose before the prefill, if any."""
     target = params.get("kvferry_push_to")
     if target is None:
         return None
-    if isinstance(target, str):
-        target = {"endpoint": target}
-    endpoint = target.get("endpoint") if isinstance(target, dict) else None
+    endpoint = target.get("endpoint") if isinstance(target, dict) else target
     if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
         logger.warning(
             "kvferry: request %s: kvferry_push_to is %r, not \"tcp://HOST:PORT\" or "
@@ -272,7 +270,7 @@ def _push_target(request_id: str, params: dict[str, Any]) -> tuple[str, str] | N
             request_id, params["kvferry_push_to"],
         )  # fmt: skip
         return None
-    return str(target.get("engine_id") or ""), endpoint
+    return endpoint
 
 
 def _extras(request: "Request") -> str:

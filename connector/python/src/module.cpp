@@ -91,8 +91,8 @@ struct PyScheduler {
   void add_request(const std::string& id, const Integers& token_ids, std::uint32_t num_prompt_tokens,
                    std::string extras, const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items,
                    bool cacheable, bool handoff,
-                   const std::optional<std::tuple<std::string, std::string, std::string, std::uint32_t>>& source,
-                   const std::optional<std::pair<std::string, std::string>>& push_to) {
+                   const std::optional<std::tuple<std::string, std::string, std::uint32_t>>& source,
+                   const std::optional<std::string>& push_to) {
     const std::vector<std::int32_t> tokens = integers(token_ids);
     NewRequest request;
     request.id = RequestId{id};
@@ -103,10 +103,10 @@ struct PyScheduler {
     request.cacheable = cacheable;
     request.handoff = handoff;
     if (source) {
-      const auto& [engine_id, endpoint, request_id, num_tokens] = *source;
-      request.source = HandoffSource{EngineId{engine_id}, endpoint, request_id, num_tokens};
+      const auto& [endpoint, request_id, num_tokens] = *source;
+      request.source = HandoffSource{endpoint, request_id, num_tokens};
     }
-    if (push_to) request.push_to = PushTarget{EngineId{push_to->first}, push_to->second};
+    request.push_to = push_to;
     node->add_request(request);
   }
 

@@ -24,7 +24,7 @@ ChunkMeta meta_of(const controller::ChunkEntry& chunk) {
 }
 
 HolderOffer offer_of(const controller::Holder& holder) {
-  HolderOffer offer{holder.engine_id, holder.endpoint, holder.num_full_chunks, {}};
+  HolderOffer offer{holder.endpoint, holder.num_full_chunks, {}};
   for (const controller::ChunkEntry& tail : holder.tails) offer.tails.push_back({tail.key, tail.num_tokens, true, {}});
   return offer;
 }
@@ -80,7 +80,7 @@ void DirectoryLink::take(controller::ClientEvent& event) {
             parts_.with_core([&](SchedulerCore& core, TimeNs) { core.unpin_ordered(wanted.pin_id); });
           },
           [&](controller::ReplicateChunks& wanted) {
-            ReplicateOrder order{std::move(wanted.engine_id), std::move(wanted.endpoint), {}, wanted.ttl};
+            ReplicateOrder order{std::move(wanted.endpoint), {}, wanted.ttl};
             for (const controller::ChunkEntry& chunk : wanted.chunks) order.chunks.push_back(meta_of(chunk));
             parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.replicate_ordered(std::move(order), now); });
           },

@@ -15,16 +15,15 @@ constexpr auto kGranted = static_cast<std::uint8_t>(PushVerdict::kGranted);
 
 void PushLinks::execute(OfferPush& wanted) {
   wanted.offer.shards = shards_of(parts_.ranks);
-  const std::string& endpoint = wanted.target.endpoint;
-  if (parts_.send_node(endpoint, wanted.push, wanted.offer)) return;
+  if (parts_.send_node(wanted.endpoint, wanted.push, wanted.offer)) return;
   // An endpoint that can't be reached counts as a node that grants nothing.
-  parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.push_answered(wanted.push, endpoint, {}, now); });
+  parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.push_answered(wanted.push, wanted.endpoint, {}, now); });
 }
 
 void PushLinks::execute(StartPush& wanted) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    if (!parts_.send_worker(rank, wanted.start.push, wanted.start))
-      ended({wanted.start.push, rank, wanted.start.index, false, "the worker takes no orders"});
+    if (!parts_.send_worker(rank, wanted.push, wanted))
+      ended({wanted.push, rank, wanted.index, false, "the worker takes no orders"});
   }
 }
 
@@ -40,15 +39,15 @@ void PushLinks::execute(DropPush& wanted) {
 
 void PushLinks::execute(GrantSlots& wanted) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    if (!parts_.send_worker(rank, wanted.order.ticket, wanted.order))
-      granted({wanted.order.ticket, rank, std::vector<std::string>(wanted.order.chunks.size())});
+    if (!parts_.send_worker(rank, wanted.ticket, wanted))
+      granted({wanted.ticket, rank, std::vector<std::string>(wanted.chunks.size())});
   }
 }
 
 void PushLinks::execute(RevokeSlots& wanted) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    if (parts_.send_worker(rank, wanted.revocation.ticket, wanted.revocation)) continue;
-    Revoked lost{wanted.revocation};
+    if (parts_.send_worker(rank, wanted.ticket, wanted)) continue;
+    Revoked lost{wanted};
     lost.rank = rank;
     for (RevokedChunk& chunk : lost.chunks) chunk.ok = false;
     revoked(lost);

@@ -16,7 +16,7 @@ class Fetching : public CoreBench {
   explicit Fetching(const CoreConfig& config) : CoreBench(config) { core_->set_directory_up(true); }
 
   static HolderOffer offer(const std::string& name, std::uint32_t num_full_chunks) {
-    return {EngineId{name}, "tcp://" + name, num_full_chunks, {}};
+    return {"tcp://" + name, num_full_chunks, {}};
   }
   /// What a holder that has all of it grants.
   static LeaseReply grant(const RequestLease& wanted, std::uint64_t lease, std::uint32_t num_tokens = 16) {
@@ -198,7 +198,7 @@ TEST_F(Fetching, WhatNobodyHadIsNotAskedForAgainAtOnce) {
 TEST_F(Fetching, TheHandOffsNodeIsAskedFirstAndAloneWithoutADirectory) {
   core_->set_directory_up(false);
   NewRequest from_prefill = request("a", 40);
-  from_prefill.source = HandoffSource{EngineId{"prefill"}, "tcp://prefill", "p-1", 40};
+  from_prefill.source = HandoffSource{"tcp://prefill", "p-1", 40};
   core_->add_request(from_prefill, now_);
   const std::vector<RequestLease> leases = take<RequestLease>();
   ASSERT_THAT(leases, SizeIs(1));

@@ -24,7 +24,7 @@ class Orders : public CoreBench {
     return {chain.keys().begin(), chain.keys().end()};
   }
   ReplicateOrder fetch_of(std::size_t num_chunks, TimeNs ttl = 10 * kSecond) {
-    ReplicateOrder order{EngineId{"far"}, "tcp://far", {}, ttl};
+    ReplicateOrder order{"tcp://far", {}, ttl};
     for (const ChunkKey& key : keys(num_chunks)) order.chunks.push_back({key, 0, false, {}});
     return order;
   }

@@ -23,7 +23,7 @@ class Sending : public CoreBench {
   OfferPush offer(const std::string& id, std::uint32_t num_tokens) {
     NewRequest added = request(id, num_tokens);
     added.handoff = true;
-    added.push_to = PushTarget{EngineId{"decode"}, "tcp://decode:1"};
+    added.push_to = "tcp://decode:1";
     core_->add_request(added, now_);
     const auto offers = take<OfferPush>();
     EXPECT_THAT(offers, SizeIs(1));
@@ -57,7 +57,7 @@ TEST_F(Sending, OffersThePromptAndItsTailWhenTheRequestComes) {
   EXPECT_EQ(offered.offer.chunks[0].num_tokens, 16u);
   EXPECT_EQ(offered.offer.chunks[2].num_tokens, 8u);
   EXPECT_EQ(offered.offer.fingerprint, "model");
-  EXPECT_EQ(offered.target.endpoint, "tcp://decode:1");
+  EXPECT_EQ(offered.endpoint, "tcp://decode:1");
 }
 
 TEST_F(Sending, SettlesAChunkWhenItIsMovedAndVerifiedHere) {
@@ -113,8 +113,8 @@ TEST_F(Sending, MovesFromThePoolWhatWasThereBeforeTheAnswer) {
   answer(again, {kGranted, kPresent, kGranted});
   const auto started = take<StartPush>();
   ASSERT_THAT(started, SizeIs(1));
-  EXPECT_EQ(started[0].start.index, 0u);
-  EXPECT_THAT(started[0].start.checksums, ElementsAre(1u));
+  EXPECT_EQ(started[0].index, 0u);
+  EXPECT_THAT(started[0].checksums, ElementsAre(1u));
   EXPECT_EQ(core_->pool().num_pinned(), 1u);
 }
 
@@ -211,7 +211,7 @@ class Granting : public CoreBench {
   std::vector<RevokedChunk> reclaim_all(std::uint32_t rank = 0) {
     std::vector<RevokedChunk> all;
     for (const RevokeSlots& one : take<RevokeSlots>()) {
-      Revocation answer = one.revocation;
+      Revocation answer = one;
       answer.rank = rank;
       all.insert(all.end(), answer.chunks.begin(), answer.chunks.end());
       core_->push_revoked(answer, now_);
@@ -284,7 +284,7 @@ TEST_F(Granting, AReservationEndsByItself) {
 TEST_F(Granting, AReservationEndsSoonAfterItsRequestHasArrived) {
   core_->push_offered("p", prompt(20), now_);
   NewRequest added = request("r", 20);
-  added.source = HandoffSource{EngineId{"p"}, "tcp://p:1", "r", 20};
+  added.source = HandoffSource{"tcp://p:1", "r", 20};
   core_->add_request(added, now_);
   EXPECT_TRUE(lookup("r").pending) << "it may come yet";
   core_->tick(now_ += 1100 * kMillisecond);
@@ -312,8 +312,8 @@ TEST_F(Granting, ASlotTakenBackTwiceIsABrokenPromise) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});
   const auto ordered = take<RevokeSlots>();
-  core_->push_revoked(ordered.at(0).revocation, now_);
-  EXPECT_BREAKS(core_->push_revoked(ordered.at(0).revocation, now_), "exactly-once");
+  core_->push_revoked(ordered.at(0), now_);
+  EXPECT_BREAKS(core_->push_revoked(ordered.at(0), now_), "exactly-once");
 }
 
 }  // namespace

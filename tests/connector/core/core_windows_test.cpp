@@ -90,7 +90,7 @@ TEST_F(Windows, AHolderThatLacksMoreOfTheWindowGivesAShorterHit) {
   core_->set_directory_up(true);
   add("a", 140);
   const auto query = std::get<QueryDirectory>(core_->take_actions().at(0));
-  core_->directory_answered(query.fetch, {{EngineId{"e"}, "tcp://e:1", 2, {}}}, now_);
+  core_->directory_answered(query.fetch, {{"tcp://e:1", 2, {}}}, now_);
   const auto wanted = std::get<RequestLease>(core_->take_actions().at(0));
   LeaseReply reply{7, "", {{0, {0, 1}, kChunk, {5}}, {1, {1, 1}, kChunk, {5}, 48}}};
   core_->lease_answered(wanted.fetch, wanted.endpoint, reply, now_);

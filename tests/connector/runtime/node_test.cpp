@@ -60,8 +60,7 @@ void expect_handover(const TestController& controller) {
   ASSERT_TRUE(done.handoff);
   EXPECT_EQ(done.handoff_tokens, 21u);
   NewRequest made = request("d-1", prompt);
-  made.source = HandoffSource{EngineId{"prefill"},
-                              "tcp://" + net::to_text({prefiller.scheduler->host(), prefiller.scheduler->port()}),
+  made.source = HandoffSource{"tcp://" + net::to_text({prefiller.scheduler->host(), prefiller.scheduler->port()}),
                               "p-1", done.handoff_tokens};
   EXPECT_EQ(load(decoder, made, 1), 20u);  // all but the last token, which is computed
   EXPECT_EQ(decoder.scheduler->metrics()["pulled_chunks_total"], 3);
@@ -121,8 +120,7 @@ TEST(Nodes, AHolderThatDiedCostsATimeoutNotARequest) {
   const auto prompt = tokens(16);
   const FinishedRequest done = prefill(*holder, "p-1", prompt, 4);
   NewRequest made = request("a", prompt);
-  made.source = HandoffSource{EngineId{"holder"},
-                              "tcp://" + holder->scheduler->host() + ":" + std::to_string(holder->scheduler->port()),
+  made.source = HandoffSource{"tcp://" + holder->scheduler->host() + ":" + std::to_string(holder->scheduler->port()),
                               "p-1", done.handoff_tokens};
   holder.reset();
   EXPECT_EQ(load(asker, made, 4), 0u);
@@ -212,9 +210,9 @@ TEST_P(NodesWithGpus, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
       prefiller.settle();
     });
     NewRequest made = request("d-1", prompt);
-    made.source = HandoffSource{
-        EngineId{"prefill"}, "tcp://" + prefiller.scheduler->host() + ":" + std::to_string(prefiller.scheduler->port()),
-        "p-1", done.handoff_tokens};
+    made.source =
+        HandoffSource{"tcp://" + prefiller.scheduler->host() + ":" + std::to_string(prefiller.scheduler->port()), "p-1",
+                      done.handoff_tokens};
     EXPECT_EQ(load(decoder, made, 1), 20u);
     steps.join();
     // From its own frames, or from the slots; the tail is too short to be found.

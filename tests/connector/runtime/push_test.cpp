@@ -36,7 +36,7 @@ class Pushes : public ::testing::Test {
                           const std::string& push_to, bool by_layer = true, std::uint32_t per_step = 1000) {
     NewRequest made = request(id, tokens);
     made.handoff = true;
-    made.push_to = PushTarget{EngineId{"decode"}, push_to};
+    made.push_to = push_to;
     node.scheduler->add_request(made);
     const std::uint32_t n = made.num_prompt_tokens;
     const std::uint32_t have = node.lookup(id);
@@ -59,7 +59,7 @@ class Pushes : public ::testing::Test {
   /// As a router sends it on when the prefill is over.
   static NewRequest handed_over(const std::string& id, const std::vector<std::int32_t>& tokens, const TestNode& from) {
     NewRequest made = request(id, tokens);
-    made.source = HandoffSource{EngineId{"prefill"}, endpoint(from), "p", made.num_prompt_tokens};
+    made.source = HandoffSource{endpoint(from), "p", made.num_prompt_tokens};
     return made;
   }
   static bool eventually(const std::function<bool()>& is_true) {
@@ -177,12 +177,12 @@ TEST_F(Pushes, ThatBreakOffAreOverSoonAfterTheRequestComes) {
     source = endpoint(prefiller);
     NewRequest made = request("p", tokens);
     made.handoff = true;
-    made.push_to = PushTarget{EngineId{"decode"}, endpoint(decoder)};
+    made.push_to = endpoint(decoder);
     prefiller.scheduler->add_request(made);
     ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["open_push_reservations"] == 1; }));
   }  // it dies
   NewRequest made = request("d", tokens);
-  made.source = HandoffSource{EngineId{"prefill"}, source, "p", 24};
+  made.source = HandoffSource{source, "p", 24};
   EXPECT_EQ(load(decoder, made, 8), 0u);
   EXPECT_TRUE(eventually([&] {
     decoder.step();

@@ -127,7 +127,7 @@ HandoffSource ShapedNode::prefill(const std::string& id, const std::vector<std::
   step({{{made.id, 0, made.num_prompt_tokens, BlockTable{blocks_}}}, {}});
   const FinishedRequest done = scheduler->finished(made.id, made.num_prompt_tokens, {blocks_}, false);
   step();  // saves the tail
-  return {EngineId{}, endpoint_, id, done.handoff_tokens};
+  return {endpoint_, id, done.handoff_tokens};
 }
 
 ShapedNode::Loaded ShapedNode::load(const std::string& id, const std::vector<std::int32_t>& prompt,

@@ -46,8 +46,8 @@ void check_all_pairs(std::vector<NodeShape> shapes) {
       EXPECT_EQ(decoder.metric("pull_failures_total"), 0);
       // What came in parts is as good as one's own: a third node of the first's shape reads it from here.
       ShapedNode third(controller.endpoint(), "third", shapes[i]);
-      HandoffSource second{
-          EngineId{}, "tcp://" + decoder.scheduler->host() + ":" + std::to_string(decoder.scheduler->port()), "d", 21};
+      HandoffSource second{"tcp://" + decoder.scheduler->host() + ":" + std::to_string(decoder.scheduler->port()), "d",
+                           21};
       const ShapedNode::Loaded again = third.load("t", prompt, second, 1);
       EXPECT_EQ(again.tokens, 20u) << shapes[i].name() << " from " << shape.name();
       EXPECT_EQ(again.wrong, 0u) << shapes[i].name() << " from " << shape.name();
