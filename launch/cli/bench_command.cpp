@@ -3,9 +3,7 @@
 #include "launch/bench/connector/connector_bench.h"
 #include "launch/bench/controller/controller_bench.h"
 #include "launch/bench/fleet/fleet_bench.h"
-#include "launch/bench/transfer/driver.h"
-#include "launch/bench/transfer/listener.h"
-#include "launch/bench/transfer/worker.h"
+#include "launch/bench/transfer/transfer_bench.h"
 #include "launch/cli/commands.h"
 
 namespace kvferry::cli {

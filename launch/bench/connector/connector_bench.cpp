@@ -7,6 +7,7 @@
 
 #include "launch/bench/connector/connector_calls.h"
 #include "launch/bench/connector/connector_core.h"
+#include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/figures_file.h"
 #include "launch/bench/harness/flags.h"
 #include "launch/bench/harness/host_facts.h"
@@ -61,7 +62,7 @@ Result<void> run_connector_bench(const ConnectorFlags& flags) {
   Json through_vllm = Json::object(), missing = Json::object();
   for (const std::string& connector : connectors) {
     progress.begin_step(connector);
-    const Result<Json> figures = measure_connector_calls(connector, calls, say);
+    const Result<Json> figures = attempt([&] { return measure_connector_calls(connector, calls, say); });
     progress.end_step();
     if (figures) {
       through_vllm[connector] = *figures;
@@ -91,7 +92,7 @@ Result<void> run_connector_bench(const ConnectorFlags& flags) {
   all["connectors"] = through_vllm;
   all["missing"] = missing;
   all["machine"] = host_facts();
-  return write_json(flags.json_file, all);
+  return attempt([&] { write_json(flags.json_file, all); });
 }
 
 }  // namespace kvferry::bench

@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "launch/bench/harness/programs.h"
-#include "transport/base/result.h"
 
 namespace kvferry::bench {
 
@@ -22,8 +21,7 @@ constexpr std::string_view kConnectorPeers[] = {"nixl", "lmcache"};
 std::string vllm_python(const std::string& given);
 
 /// Returns the times of lookups and steps by name, in microseconds. `connector`: kvferry or a peer; for kvferry a
-/// controller is started. kUnavailable: this Python has no vLLM, or the connector doesn't load there.
-Result<nlohmann::json> measure_connector_calls(const std::string& connector, const ConnectorCalls& calls,
-                                               const Say& say);
+/// controller is started. Failure kUnavailable: this Python has no vLLM, or the connector doesn't load there.
+nlohmann::json measure_connector_calls(const std::string& connector, const ConnectorCalls& calls, const Say& say);
 
 }  // namespace kvferry::bench

@@ -6,6 +6,7 @@
 
 #include "controller/engines/engine_directory.h"
 #include "launch/bench/controller/controller_steps.h"
+#include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/programs.h"
 #include "transport/base/clock.h"
 
@@ -194,7 +195,7 @@ class EventsBench {
 
 }  // namespace
 
-Result<void> measure_events(const ControllerLoad& load, ControllerReport& report) {
+void measure_events(const ControllerLoad& load, ControllerReport& report) {
   report.group("engines' events");
   report.begin("vLLM's");
   EventsBench bench(load.num_hashes);
@@ -206,9 +207,9 @@ Result<void> measure_events(const ControllerLoad& load, ControllerReport& report
     for (std::uint64_t i = 0; i < load.repeat; ++i) {
       const auto take = [&](const Batch& batch) { bench.take(batch); };
       (hashes == Hashes::kIntegers ? stored : stored_bytes).push_back(bench.time(stores, take));
-      if (!bench.holds_all(true)) return Error{ErrorCode::kCorrupt, "the index lost blocks that an engine stored"};
+      if (!bench.holds_all(true)) throw Failure({ErrorCode::kCorrupt, "the index lost blocks that an engine stored"});
       const double per_s = bench.time(removals, take);
-      if (!bench.holds_all(false)) return Error{ErrorCode::kCorrupt, "the index kept blocks that an engine removed"};
+      if (!bench.holds_all(false)) throw Failure({ErrorCode::kCorrupt, "the index kept blocks that an engine removed"});
       if (hashes == Hashes::kBytes) continue;
       removed.push_back(per_s);
       controller::EngineEventDecoder decoder;
@@ -218,7 +219,7 @@ Result<void> measure_events(const ControllerLoad& load, ControllerReport& report
         is_right = is_right && static_cast<bool>(decoder.decode(batch.payload, sink));
       }));
       if (!is_right || sink.num_hashes != stores.size() * kBatchKeys)
-        return Error{ErrorCode::kCorrupt, "a batch was not decoded as it was encoded"};
+        throw Failure({ErrorCode::kCorrupt, "a batch was not decoded as it was encoded"});
     }
   }
   const auto row = [&](const char* what, double per_s, const char* figure) {
@@ -233,7 +234,6 @@ Result<void> measure_events(const ControllerLoad& load, ControllerReport& report
   row("vLLM's, removals", median(removed), "vllm_event_removals_per_s");
   report.note("memory, by hash and by tokens", fmt::format("{:>9.1f} bytes a hash", bytes_per_hash));
   report.figure("bytes_per_engine_hash", bytes_per_hash);
-  return {};
 }
 
 }  // namespace kvferry::bench

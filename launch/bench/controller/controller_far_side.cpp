@@ -1,24 +1,82 @@
 #include "launch/bench/controller/controller_far_side.h"
 
-#include <fmt/format.h>
+#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
+#include <memory>
+#include <thread>
 #include <vector>
 
+#include "controller/protocol/stream_socket.h"
 #include "controller/server/server.h"
-#include "launch/bench/controller/controller_echo.h"
 #include "launch/bench/controller/controller_nodes.h"
-#include "launch/bench/harness/line_link.h"
 #include "launch/bench/harness/pinned.h"
 #include "transport/base/log.h"
+#include "transport/base/net/tcp_socket.h"
+#include "transport/base/net/zmq_socket.h"
 
 namespace kvferry::bench {
 namespace {
 
 constexpr TimeNs kPatience = 600 * kSecond;
+constexpr int kTickMs = 100;  // as in the server's loop
+
+void echo_messages(net::ZmqSocket& router) {
+  std::array<net::ZmqPart, 2> parts;  // sender, bytes
+  for (;;) {
+    pollfd waiting{router.fd(), POLLIN, 0};
+    ::poll(&waiting, 1, kTickMs);
+    while (router.receive(parts) == parts.size())
+      router.send(std::array<std::string_view, 2>{parts[0].bytes(), parts[1].bytes()});
+  }
+}
+
+void echo_streams(const controller::BoundSocket& listener) {
+  const OwnedFd epoll(::epoll_create1(EPOLL_CLOEXEC));
+  const auto watch = [&](int fd) {
+    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+    ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event);
+  };
+  watch(listener.socket.get());
+  std::array<char, 4096> bytes;
+  for (;;) {
+    epoll_event event{};
+    if (::epoll_wait(epoll.get(), &event, 1, kTickMs) != 1) continue;
+    if (event.data.fd == listener.socket.get()) {
+      if (OwnedFd socket = net::accept_tcp(listener.socket.get())) watch(socket.release());
+      continue;
+    }
+    const ssize_t num_read = ::recv(event.data.fd, bytes.data(), bytes.size(), 0);
+    if (num_read <= 0)
+      ::close(event.data.fd);
+    else
+      ::send(event.data.fd, bytes.data(), static_cast<std::size_t>(num_read), MSG_NOSIGNAL);
+  }
+}
+
+// The echo servers, which return each message over the same sockets and with the same waits, are the lower limit of a
+// remote lookup. Each serves on a thread until the process ends.
+
+std::string start_zmq_echo() {
+  auto router = need(net::ZmqSocket::make(std::make_shared<net::ZmqContext>(), net::ZmqKind::kRouter));
+  need(router->bind("tcp://127.0.0.1:0"));
+  std::string endpoint = router->endpoint();
+  std::thread([router = std::move(router)] { echo_messages(*router); }).detach();
+  return endpoint;
+}
+
+std::string start_stream_echo(const std::string& path) {
+  controller::BoundSocket listener = need(controller::listen_on({.path = path}));
+  std::string endpoint = listener.endpoint;
+  std::thread([listener = std::move(listener)] { echo_streams(listener); }).detach();
+  return endpoint;
+}
 
 void load_into(controller::Directory& directory, const ControllerLoad& load, TimeNs now) {
   DirectoryWorkers workers(directory, now);
@@ -30,7 +88,7 @@ void load_into(controller::Directory& directory, const ControllerLoad& load, Tim
 }
 
 /// Serves in the child until the process ends.
-Result<void> serve(const ControllerLoad& load, const std::string& folder, LineLink& link) {
+void serve(const ControllerLoad& load, const std::string& folder, LineLink& link) {
   log().set_level(spdlog::level::err);
   const SteadyClock clock;
   controller::ServerOptions options{
@@ -39,56 +97,46 @@ Result<void> serve(const ControllerLoad& load, const std::string& folder, LineLi
   options.directory.chunks_per_node_max = kControllerHashesMax;
   options.directory.chunks_max = 2 * kControllerHashesMax;
   options.directory.index.seed = 1;
-  Result<std::unique_ptr<controller::Server>> server = controller::Server::bind(options, clock);
-  if (!server) return std::move(server).error();
-  load_into((*server)->directory(), load, clock.now());
-  const Result<std::string> zmq_echo = start_zmq_echo();
-  if (!zmq_echo) return zmq_echo.error();
-  const Result<std::string> stream_echo = start_stream_echo(folder + "/echo");
-  if (!stream_echo) return stream_echo.error();
-  Result<void> told = link.send({{"zmq", (*server)->endpoint()},
-                                 {"stream", (*server)->stream_endpoint()},
-                                 {"zmq_echo", *zmq_echo},
-                                 {"stream_echo", *stream_echo}});
-  if (!told) return told;
-  (*server)->run();
-  return {};
+  const std::unique_ptr<controller::Server> server = need(controller::Server::bind(options, clock));
+  load_into(server->directory(), load, clock.now());
+  need(link.send({{"zmq", server->endpoint()},
+                  {"stream", server->stream_endpoint()},
+                  {"zmq_echo", start_zmq_echo()},
+                  {"stream_echo", start_stream_echo(folder + "/echo")}}));
+  server->run();
 }
 
 }  // namespace
 
-Result<std::unique_ptr<ControllerFarSide>> ControllerFarSide::start(const ControllerLoad& load) {
-  Result<TemporaryFolder> folder = TemporaryFolder::make();
-  if (!folder) return std::move(folder).error();
-  std::unique_ptr<ControllerFarSide> far(new ControllerFarSide(std::move(*folder)));
+ControllerFarSide::ControllerFarSide(const ControllerLoad& load) {
   int pipe[2];
-  if (::pipe(pipe) != 0) return Error{ErrorCode::kUnavailable, "no pipe left for the benchmark's controller"};
-  far->pid_ = ::fork();
-  if (far->pid_ == 0) {
+  if (::pipe(pipe) != 0) throw Failure({ErrorCode::kUnavailable, "no pipe left for the benchmark's controller"});
+  child_.emplace(OwnedFd(pipe[0]));
+  OwnedFd to_parent(pipe[1]);
+  pid_ = ::fork();
+  if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     pin_calling_thread(1);  // the client has core 0; the two cores decide the time of a round trip
-    LineLink link(-1, pipe[1]);
-    if (const Result<void> served = serve(load, far->folder_.path(), link); !served)
+    LineLink link({}, std::move(to_parent));
+    if (const Result<void> served = attempt([&] { serve(load, folder_.path(), link); }); !served)
       (void)link.send(to_json(served.error()));
     ::_exit(0);
   }
-  ::close(pipe[1]);
-  LineLink link(pipe[0], -1);
-  if (far->pid_ < 0) return Error{ErrorCode::kUnavailable, "no process left for the benchmark's controller"};
-  const Result<nlohmann::json> up = checked(link.receive(kPatience));
-  if (!up) return Error{up.error()}.with("the benchmark's controller");
-  far->zmq = up->at("zmq");
-  far->stream = up->at("stream");
-  far->zmq_echo = up->at("zmq_echo");
-  far->stream_echo = up->at("stream_echo");
-  return far;
+  if (pid_ < 0) throw Failure({ErrorCode::kUnavailable, "no process left for the benchmark's controller"});
+}
+
+void ControllerFarSide::wait_filled() {
+  Result<nlohmann::json> up = checked(child_->receive(kPatience));
+  if (!up) throw Failure(std::move(up).error().with("the benchmark's controller"));
+  zmq = up->at("zmq");
+  stream = up->at("stream");
+  zmq_echo = up->at("zmq_echo");
+  stream_echo = up->at("stream_echo");
 }
 
 ControllerFarSide::~ControllerFarSide() {
-  if (pid_ > 0) {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
+  ::kill(pid_, SIGKILL);
+  ::waitpid(pid_, nullptr, 0);
 }
 
 }  // namespace kvferry::bench

@@ -3,24 +3,24 @@
 
 #include <sys/types.h>
 
-#include <memory>
+#include <optional>
 #include <string>
 
 #include "launch/bench/harness/controller_load.h"
 #include "launch/bench/harness/programs.h"
-#include "transport/base/result.h"
 
 namespace kvferry::bench {
 
 class ControllerFarSide {
  public:
-  /// Forks, so that no other thread may run in this process. Returns when the load is in the directory. kUnavailable:
-  /// the child does not come up.
-  static Result<std::unique_ptr<ControllerFarSide>> start(const ControllerLoad& load);
+  /// Forks, so that no other thread may run in this process.
+  explicit ControllerFarSide(const ControllerLoad& load);
   ControllerFarSide(const ControllerFarSide&) = delete;
   ControllerFarSide& operator=(const ControllerFarSide&) = delete;
   ~ControllerFarSide();
 
+  /// Returns when the load is in the directory. Failure kUnavailable: the child does not come up.
+  void wait_filled();
   std::string zmq, stream;            // endpoints of the controller
   std::string zmq_echo, stream_echo;  // endpoints of the echo servers
 
@@ -28,10 +28,9 @@ class ControllerFarSide {
   double cpu_s() const { return cpu_seconds(pid_); }
 
  private:
-  explicit ControllerFarSide(TemporaryFolder folder) : folder_(std::move(folder)) {}
-
-  pid_t pid_ = -1;
   TemporaryFolder folder_;
+  pid_t pid_ = -1;
+  std::optional<LineLink> child_;
 };
 
 }  // namespace kvferry::bench

@@ -27,20 +27,20 @@ class LocalBench {
   LocalBench(const ControllerLoad& load, ControllerReport& report)
       : num_prefixes_(load.num_prefixes()), repeat_(load.repeat), report_(report) {}
 
-  Result<void> run() {
+  void run() {
     report_.group("64-bit keys");
-    if (Result<void> ok = measure_index<ShortKey>("64"); !ok) return ok;
+    measure_index<ShortKey>("64");
     measure_random_replicas();
     report_.group("128-bit keys");
-    if (Result<void> ok = measure_index<ChunkKey>("128"); !ok) return ok;
+    measure_index<ChunkKey>("128");
     report_.group("directory");
-    return measure_directory();
+    measure_directory();
   }
 
  private:
   /// `ask(prefix, position)` prepares a lookup; `answer()` is timed and returns whether the answer was right.
   template <class Ask, class Answer>
-  Result<Speed> time(std::uint64_t num_keys, const Ask& ask, const Answer& answer) {
+  Speed time(std::uint64_t num_keys, const Ask& ask, const Answer& answer) {
     std::vector<Speed> speeds;
     for (std::uint64_t i = 0; i < repeat_; ++i) {
       std::vector<double> times_us;
@@ -50,7 +50,7 @@ class LocalBench {
         const TimeNs begun = clock_.now();
         const bool is_right = answer();
         const TimeNs took = clock_.now() - begun;
-        if (!is_right) return wrong_answer();
+        if (!is_right) throw wrong_answer();
         times_us.push_back(static_cast<double>(took) * 1e-3);
         total += took;
       }
@@ -61,7 +61,7 @@ class LocalBench {
 
   /// The lower limit of any table that has a place for each key: reads as many random cache lines of a bare array that
   /// holds the keys and 32 bits each, with prefetching.
-  Result<Speed> random_lines(std::uint64_t num_keys, std::size_t key_bytes) {
+  Speed random_lines(std::uint64_t num_keys, std::size_t key_bytes) {
     const std::uint64_t num_lines = num_prefixes_ * kPrefixKeys * (key_bytes + 4) / 64;
     controller::PageMemory memory(num_lines * 64);
     auto* lines = static_cast<std::uint64_t*>(memory.data());
@@ -83,7 +83,7 @@ class LocalBench {
   }
 
   template <class Key>
-  Result<Speed> lookups(PlacementIndex<Key>& index, std::uint64_t num_keys) {
+  Speed lookups(PlacementIndex<Key>& index, std::uint64_t num_keys) {
     std::vector<Key> keys(num_keys);
     std::vector<PrefixMatch> matches;
     std::size_t num_holders = 0;
@@ -102,7 +102,7 @@ class LocalBench {
   }
 
   template <class Key>
-  Result<void> measure_index(const std::string& bits) {
+  void measure_index(const std::string& bits) {
     constexpr bool is_short = sizeof(Key) == sizeof(ShortKey);
     const std::string suffix = is_short ? "" : "_" + bits + "bit";
     report_.begin("memory");
@@ -116,22 +116,18 @@ class LocalBench {
 
     for (const std::uint64_t num_keys : {std::uint64_t{128}, kPrefixKeys}) {
       report_.begin(fmt::format("lookup of {} keys", num_keys));
-      const Result<Speed> speed = lookups(index, num_keys);
-      if (!speed) return speed.error();
-      report_.speed_row(fmt::format("lookup of {} keys", num_keys), *speed,
+      report_.speed_row(fmt::format("lookup of {} keys", num_keys), lookups(index, num_keys),
                         fmt::format("lookup_{}{}", num_keys, suffix));
       if (num_keys != 128) continue;
       report_.begin("128 random lines of a bare array");
-      const Result<Speed> bare = random_lines(num_keys, sizeof(Key));
-      if (!bare) return bare.error();
-      report_.speed_row("128 random lines of a bare array", *bare, "random_lines_128" + suffix);
+      report_.speed_row("128 random lines of a bare array", random_lines(num_keys, sizeof(Key)),
+                        "random_lines_128" + suffix);
     }
     report_.begin("events");
     const double hashes_per_s = events(index);
     report_.row("events", fmt::format("{:>9.1f} M hashes/s", hashes_per_s * 1e-6));
     report_.figure("packed_event_hashes_per_s" + suffix, hashes_per_s);
     if constexpr (is_short) measure_death(index);
-    return {};
   }
 
   /// The worst case for an index that stores equal sets of holders once: random holders among 1024 nodes of four tiers.
@@ -243,7 +239,7 @@ class LocalBench {
   }
 
   /// Measures the directory without a server.
-  Result<void> measure_directory() {
+  void measure_directory() {
     report_.begin("publishing");
     controller::Directory directory(
         {.chunks_per_node_max = kControllerHashesMax, .chunks_max = 2 * kControllerHashesMax, .index = {.seed = 1}});
@@ -265,16 +261,14 @@ class LocalBench {
     report_.begin("lookup of 128 chunks");
     controller::LookupQuery query;
     std::uint64_t asked_prefix = 0;
-    const Result<Speed> speed = time(
+    const Speed speed = time(
         kLookupKeys,
         [&](std::uint64_t prefix, std::uint64_t position) { query = query_of(asked_prefix = prefix, position); },
         [&] {
           const auto holders = directory.lookup(asker, query, 0);
           return holders && names_all_workers(*holders, asked_prefix);
         });
-    if (!speed) return speed.error();
-    report_.speed_row("lookup of 128 chunks", *speed, "directory_lookup_128");
-    return {};
+    report_.speed_row("lookup of 128 chunks", speed, "directory_lookup_128");
   }
 
   std::uint64_t num_prefixes_;
@@ -286,8 +280,6 @@ class LocalBench {
 
 }  // namespace
 
-Result<void> measure_local(const ControllerLoad& load, ControllerReport& report) {
-  return LocalBench(load, report).run();
-}
+void measure_local(const ControllerLoad& load, ControllerReport& report) { LocalBench(load, report).run(); }
 
 }  // namespace kvferry::bench

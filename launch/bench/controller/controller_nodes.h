@@ -6,14 +6,16 @@
 #include "controller/api/client.h"
 #include "controller/directory/directory.h"
 #include "launch/bench/harness/controller_load.h"
+#include "launch/bench/harness/failure.h"
 
 namespace kvferry::bench {
 
 constexpr std::uint64_t kLookupKeys = 128;
 
-inline Error wrong_answer() {
-  return {ErrorCode::kCorrupt, "a lookup answered wrongly; no figure of this run is worth anything"};
+inline Failure wrong_answer() {
+  return Failure({ErrorCode::kCorrupt, "a lookup answered wrongly; no figure of this run is worth anything"});
 }
+inline Failure no_answer() { return Failure({ErrorCode::kUnavailable, "the benchmark's controller does not answer"}); }
 
 inline controller::NodeInfo node_info(const std::string& name) {
   return {EngineId{name}, Incarnation{1}, "kv_both", "tcp://10.0.0.1:1", "", "model"};
@@ -41,6 +43,15 @@ bool names_all_workers(const Holders& holders, std::uint64_t prefix) {
     if (holder.num_full_chunks != kLookupKeys) return false;
   }
   return true;
+}
+
+constexpr int kPatienceMs = 10'000;  // for an answer of the controller in the other process
+
+/// A client that the controller has registered under this name. Failures: those of the client.
+inline std::unique_ptr<controller::Client> registered(const std::string& controller, const std::string& name) {
+  auto client = need(controller::make_client({.controller = controller, .node = node_info(name)}));
+  need(controller::wait_registered(*client, SteadyClock(), kPatienceMs));
+  return client;
 }
 
 /// Workers that have joined a directory in this process and publish into it.

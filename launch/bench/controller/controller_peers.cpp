@@ -1,6 +1,7 @@
 #include "launch/bench/controller/controller_peers.h"
 
 #include "launch/bench/harness/bench_venv.h"
+#include "launch/bench/harness/failure.h"
 
 namespace kvferry::bench {
 namespace {
@@ -27,23 +28,21 @@ bool is_peer(const Json& peer) {
          peer.contains("notes") && peer["notes"].is_string();
 }
 
-Result<void> measure_peer(const std::string& peer, const Json& spec, const PeerProgram& program, Json& peers,
-                          const Say& say) {
-  const Result<Command> command = program(peer, say);
-  if (!command) return command.error();
-  return run_peer_program(*command, spec, say, [&](const Json& line) -> Result<void> {
+void measure_peer(const std::string& peer, const Json& spec, const PeerProgram& program, Json& peers, const Say& say) {
+  run_peer_program(need(program(peer, say)), spec, say, [&](const Json& line) {
     if (!line.contains("peer") || !is_peer(line["peer"]))
-      return Error{ErrorCode::kCorrupt, fmt::format("its program wrote an unknown line: {}", line.dump())};
+      throw Failure({ErrorCode::kCorrupt, fmt::format("its program wrote an unknown line: {}", line.dump())});
     peers.push_back(line["peer"]);
-    return {};
   });
 }
 
 }  // namespace
 
 Result<Command> controller_peer_program(const std::string& peer, const Say& say) {
-  if (Result<void> ok = ensure_installed("controller_" + peer, say); !ok) return std::move(ok).error();
-  return script_command("controller_" + peer + ".py", {});
+  return attempt([&] {
+    ensure_installed("controller_" + peer, say);
+    return script_command("controller_" + peer + ".py", {});
+  });
 }
 
 Result<PeersFigures> measure_controller_peers(const std::vector<std::string>& peers, std::uint64_t num_hashes,
@@ -51,7 +50,7 @@ Result<PeersFigures> measure_controller_peers(const std::vector<std::string>& pe
   PeersFigures figures;
   const Json spec{{"hashes", num_hashes}, {"repeat", repeat}, {"seconds", kRunSeconds}};
   for (const std::string& peer : peers) {
-    const Result<void> done = measure_peer(peer, spec, program, figures.peers, say);
+    const Result<void> done = attempt([&] { measure_peer(peer, spec, program, figures.peers, say); });
     if (done) continue;
     if (done.error().code == ErrorCode::kCancelled) return done.error();
     figures.missing[peer] = done.error().what;

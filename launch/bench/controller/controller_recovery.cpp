@@ -41,93 +41,87 @@ struct StateFigures {
 };
 
 /// Leaves a state folder as a controller leaves it that is killed, and measures lookups while it makes a snapshot.
-Result<StateFigures> make_state(const std::string& folder, std::uint64_t num_prefixes) {
+StateFigures make_state(const std::string& folder, std::uint64_t num_prefixes) {
   const SteadyClock clock;
   Directory directory(directory_options());
-  Result<std::unique_ptr<StateJournal>> journal = StateJournal::open({.folder = folder}, directory, clock);
-  if (!journal) return std::move(journal).error();
+  const std::unique_ptr<StateJournal> journal = need(StateJournal::open({.folder = folder}, directory, clock));
   DirectoryWorkers workers(directory, clock.now());
   std::vector<ChunkEntry> chunks(kBatchKeys);
   std::uint64_t num_batches = 0;
   for_each_batch(0, num_prefixes, [&](std::uint32_t worker, std::uint64_t prefix, std::uint64_t position) {
     fill_chunks(prefix, position, chunks);
     workers.publish(worker, chunks, clock.now());
-    if (++num_batches % kBatchesPerTurn == 0) (*journal)->serve(clock.now());
+    if (++num_batches % kBatchesPerTurn == 0) journal->serve(clock.now());
   });
   const NodeId asker = directory.join(worker_info(kNumWorkers), 0, clock.now()).value().id;
   std::uint64_t prefix = 0;
-  while ((*journal)->is_making_snapshot()) (*journal)->serve(clock.now());
-  (*journal)->want_snapshot();
+  while (journal->is_making_snapshot()) journal->serve(clock.now());
+  journal->want_snapshot();
   const TimeNs begun = clock.now();
   TimeNs worst = 0;
   do {
     prefix = scramble(prefix + 1) % num_prefixes;
     const controller::LookupQuery query = query_of(prefix);
     const TimeNs asked = clock.now();
-    (*journal)->serve(asked);
+    journal->serve(asked);
     directory.expire(asked);
     const auto holders = directory.lookup(asker, query, asked);
     worst = std::max(worst, clock.now() - asked);
-    if (!holders || !names_all_workers(*holders, prefix)) return wrong_answer();
-  } while ((*journal)->is_making_snapshot());
+    if (!holders || !names_all_workers(*holders, prefix)) throw wrong_answer();
+  } while (journal->is_making_snapshot());
   StateFigures figures{.worst_lookup_us = static_cast<double>(worst) * 1e-3,
                        .snapshot_s = seconds(clock.now() - begun)};
   // A long log is the worst case for recovery, so churn makes it almost as long as it can get.
   const std::uint64_t log_bytes_max = std::max<std::uint64_t>(controller::StateOptions{}.log_bytes_min,
-                                                              (*journal)->status(clock.now()).snapshot_bytes / 2);
+                                                              journal->status(clock.now()).snapshot_bytes / 2);
   std::vector<ChunkKey> keys(kBatchKeys);
-  for (std::uint64_t i = 0; (*journal)->status(clock.now()).log_bytes < log_bytes_max / 20 * 19; ++i) {
+  for (std::uint64_t i = 0; journal->status(clock.now()).log_bytes < log_bytes_max / 20 * 19; ++i) {
     const auto worker = static_cast<std::uint32_t>(i % kNumWorkers);
     fill_chunks(num_prefixes + i % kChurnedPrefixes, 0, chunks);
     for (std::size_t chunk = 0; chunk < chunks.size(); ++chunk) keys[chunk] = chunks[chunk].key;
     workers.publish(worker, chunks, clock.now());
     workers.evict(worker, keys, clock.now());
     if (i % kBatchesPerTurn != 0) continue;
-    (*journal)->flush();
-    (*journal)->drain();
+    journal->flush();
+    journal->drain();
   }
-  (*journal)->drain();
-  const controller::StateStatus state = (*journal)->status(clock.now());
+  journal->drain();
+  const controller::StateStatus state = journal->status(clock.now());
   figures.bytes = static_cast<double>(state.log_bytes + state.snapshot_bytes);
   return figures;
 }
 
 /// Starts a controller on that state. Returns the seconds until its first right answer.
-Result<double> recover(const std::string& folder, std::uint64_t num_prefixes) {
+double recover(const std::string& folder, std::uint64_t num_prefixes) {
   const SteadyClock clock;
   const TimeNs begun = clock.now();
-  const Result<std::string> program = kvferry_program();
-  if (!program) return program.error();
-  Result<ChildProcess> process = ChildProcess::start(
-      {{*program, "controller", "--bind", fmt::format("ipc://{}/socket", folder), "--state", folder + "/state"},
-       {"KVFERRY_LOG=warn"}});
-  if (!process) return std::move(process).error();
-  const Result<nlohmann::json> line = process->link().receive(kPatience);
+  const std::string endpoint = fmt::format("ipc://{}/socket", folder);
+  ChildProcess process(
+      {{kvferry_program(), "controller", "--bind", endpoint, "--state", folder + "/state"}, {"KVFERRY_LOG=warn"}});
+  const Result<nlohmann::json> line = process.link().receive(kPatience);
   const bool is_told =
       line || line.error().code == ErrorCode::kCorrupt;  // the line is not JSON, but names the endpoint
-  if (!is_told) return Error{ErrorCode::kUnavailable, process->last_words()};
-  Result<std::unique_ptr<controller::Client>> client = controller::make_client(
-      {.controller = fmt::format("ipc://{}/socket", folder), .node = worker_info(kNumWorkers + 1)});
-  if (!client) return std::move(client).error();
-  if (Result<void> registered = wait_registered(**client, clock, kPatience / kMillisecond); !registered)
-    return std::move(registered).error();
+  if (!is_told) throw Failure({ErrorCode::kUnavailable, process.last_words()});
+  const std::unique_ptr<controller::Client> client =
+      need(controller::make_client({.controller = endpoint, .node = worker_info(kNumWorkers + 1)}));
+  need(wait_registered(*client, clock, kPatience / kMillisecond));
   const std::uint64_t prefix = num_prefixes - 1;
-  if (Result<std::uint64_t> asked = (*client)->lookup(query_of(prefix)); !asked) return std::move(asked).error();
+  need(client->lookup(query_of(prefix)));
   while (clock.now() - begun < kPatience) {
-    for (const controller::ClientEvent& event : (*client)->process(clock.now())) {
+    for (const controller::ClientEvent& event : client->process(clock.now())) {
       const auto* reply = std::get_if<controller::LookupReply>(&event);
       if (reply == nullptr) continue;
-      if (!names_all_workers(reply->holders, prefix)) return wrong_answer();
+      if (!names_all_workers(reply->holders, prefix)) throw wrong_answer();
       return seconds(clock.now() - begun);
     }
-    pollfd item{(*client)->fd(), POLLIN, 0};
+    pollfd item{client->fd(), POLLIN, 0};
     ::poll(&item, 1, 10);
   }
-  return Error{ErrorCode::kUnavailable, "a controller that was started on a killed one's state did not answer"};
+  throw Failure({ErrorCode::kUnavailable, "a controller that was started on a killed one's state did not answer"});
 }
 
 /// Feeds an empty controller the messages that all workers send after SnapshotWanted, in turns. Returns the seconds.
-Result<double> resync(std::uint64_t num_prefixes) {
+double resync(std::uint64_t num_prefixes) {
   class NoReplies final : public controller::ReplySender {
    public:
     bool send(controller::ConnectionId, std::string_view) override { return true; }
@@ -170,36 +164,31 @@ Result<double> resync(std::uint64_t num_prefixes) {
   const NodeId asker = directory.join(worker_info(kNumWorkers), 0, clock.now()).value().id;
   for (std::uint64_t prefix = 0; prefix < num_prefixes; prefix += 97) {
     const auto holders = directory.lookup(asker, query_of(prefix), clock.now());
-    if (!holders || !names_all_workers(*holders, prefix)) return wrong_answer();
+    if (!holders || !names_all_workers(*holders, prefix)) throw wrong_answer();
   }
   return took_s;
 }
 
 }  // namespace
 
-Result<void> measure_recovery(const ControllerLoad& load, ControllerReport& report) {
-  const Result<TemporaryFolder> folder = TemporaryFolder::make();
-  if (!folder) return folder.error();
+void measure_recovery(const ControllerLoad& load, ControllerReport& report) {
+  const TemporaryFolder folder;
   report.group("state");
   report.begin("recovery");
-  const Result<StateFigures> state = make_state(folder->path() + "/state", load.num_prefixes());
-  if (!state) return state.error();
-  const Result<double> recovery_s = recover(folder->path(), load.num_prefixes());
-  if (!recovery_s) return recovery_s.error();
-  const Result<double> resync_s = resync(load.num_prefixes());
-  if (!resync_s) return resync_s.error();
+  const StateFigures state = make_state(folder.path() + "/state", load.num_prefixes());
+  const double recovery_s = recover(folder.path(), load.num_prefixes());
+  const double resync_s = resync(load.num_prefixes());
   report.row("recovery", fmt::format("{:>9.2f} s from a killed controller's state, {:.2f} s from all workers, without "
                                      "state",
-                                     *recovery_s, *resync_s));
+                                     recovery_s, resync_s));
   report.note("worst lookup while a snapshot is made",
-              fmt::format("{:>9.1f} us   ({:.2f} s for it)", state->worst_lookup_us, state->snapshot_s));
-  report.note("on disk", fmt::format("{:>9.1f} MB", state->bytes * 1e-6));
-  report.figure("recovery_s", *recovery_s);
-  report.figure("cold_resync_s", *resync_s);
-  report.figure("worst_lookup_us_while_snapshot", state->worst_lookup_us);
-  report.figure("snapshot_s", state->snapshot_s);
-  report.figure("state_bytes", state->bytes);
-  return {};
+              fmt::format("{:>9.1f} us   ({:.2f} s for it)", state.worst_lookup_us, state.snapshot_s));
+  report.note("on disk", fmt::format("{:>9.1f} MB", state.bytes * 1e-6));
+  report.figure("recovery_s", recovery_s);
+  report.figure("cold_resync_s", resync_s);
+  report.figure("worst_lookup_us_while_snapshot", state.worst_lookup_us);
+  report.figure("snapshot_s", state.snapshot_s);
+  report.figure("state_bytes", state.bytes);
 }
 
 }  // namespace kvferry::bench

@@ -19,10 +19,7 @@ constexpr int kRoundTrips = 3000;  // in each repetition
 constexpr int kWarmUps = 200;
 constexpr std::size_t kInFlight = 16;
 constexpr TimeNs kRateTime = kSecond;
-constexpr int kPatienceMs = 10'000;
 constexpr std::size_t kQuestions = 4096;  // different lookups, sent in turns
-
-Error no_answer() { return {ErrorCode::kUnavailable, "the benchmark's controller does not answer"}; }
 
 void wait(int fd) {
   pollfd item{fd, POLLIN, 0};
@@ -34,73 +31,62 @@ class RemoteBench {
   RemoteBench(const ControllerLoad& load, ControllerReport& report, const ControllerFarSide& far)
       : load_(load), report_(report), far_(far) {}
 
-  Result<void> run() {
-    if (Result<void> ok = measure_latency("ZeroMQ", "zmq", far_.zmq, far_.zmq_echo); !ok) return ok;
-    if (Result<void> ok = measure_latency("a Unix socket", "stream", far_.stream, far_.stream_echo); !ok) return ok;
-    if (Result<void> ok = measure_rate("ZeroMQ", "remote_zmq", far_.zmq); !ok) return ok;
-    return measure_rate("a Unix socket", "remote", far_.stream);
+  void run() {
+    measure_latency("ZeroMQ", "zmq", far_.zmq, far_.zmq_echo);
+    measure_latency("a Unix socket", "stream", far_.stream, far_.stream_echo);
+    measure_rate("ZeroMQ", "remote_zmq", far_.zmq);
+    measure_rate("a Unix socket", "remote", far_.stream);
   }
 
  private:
   /// Measures lookups and empty messages in turns, so that both see the same machine.
-  Result<void> measure_latency(const std::string& over, const std::string& name, const std::string& endpoint,
-                               const std::string& echo) {
-    Result<std::unique_ptr<controller::Client>> client =
-        controller::make_client({.controller = endpoint, .node = node_info("asker_" + name)});
-    if (!client) return std::move(client).error();
-    if (Result<void> up = controller::wait_registered(**client, clock_, kPatienceMs); !up) return up;
-    Result<std::unique_ptr<ClientLink>> link = controller::make_link(echo);
-    if (!link) return std::move(link).error();
+  void measure_latency(const std::string& over, const std::string& name, const std::string& endpoint,
+                       const std::string& echo) {
+    const std::unique_ptr<controller::Client> client = registered(endpoint, "asker_" + name);
+    const std::unique_ptr<ClientLink> link = need(controller::make_link(echo));
     report_.begin("lookups over " + over);
     std::vector<Speed> remote, empty;
     for (std::uint64_t i = 0; i < load_.repeat; ++i) {
-      Result<Speed> speed = time_round_trips([&]() -> Result<TimeNs> { return echo_once(**link); });
-      if (!speed) return std::move(speed).error();
-      empty.push_back(*speed);
-      speed = time_round_trips([&]() -> Result<TimeNs> { return lookup_once(**client); });
-      if (!speed) return std::move(speed).error();
-      remote.push_back(*speed);
+      empty.push_back(time_round_trips([&] { return echo_once(*link); }));
+      remote.push_back(time_round_trips([&] { return lookup_once(*client); }));
     }
-    (*client)->leave();
+    client->leave();
     report_.speed_row(fmt::format("lookup of {} keys over {}, one at a time", kLookupKeys, over), median_speed(remote),
                       "remote_" + name);
     report_.begin("empty messages over " + over);
     report_.speed_row("empty round trip over " + over, median_speed(empty), "empty_" + name);
-    return {};
   }
 
   template <class RoundTrip>
-  Result<Speed> time_round_trips(const RoundTrip& round_trip) {
+  Speed time_round_trips(const RoundTrip& round_trip) {
     std::vector<double> times_us;
     for (int i = -kWarmUps; i < kRoundTrips; ++i) {
-      const Result<TimeNs> took = round_trip();
-      if (!took) return took.error();
-      if (i >= 0) times_us.push_back(static_cast<double>(*took) * 1e-3);
+      const TimeNs took = round_trip();
+      if (i >= 0) times_us.push_back(static_cast<double>(took) * 1e-3);
     }
     return speed_of(times_us);
   }
 
-  Result<TimeNs> lookup_once(controller::Client& client) {
+  TimeNs lookup_once(controller::Client& client) {
     const std::uint64_t prefix = random_() % load_.num_prefixes();
     fill_keys<ChunkKey>(prefix, random_() % (kPrefixKeys / kLookupKeys) * kLookupKeys, query_.keys);
     const TimeNs begun = clock_.now();
-    const Result<std::uint64_t> token = client.lookup(query_);
-    if (!token) return token.error();
+    const std::uint64_t token = need(client.lookup(query_));
     for (;;) {
       wait(client.fd());
       const TimeNs now = clock_.now();
       for (const controller::ClientEvent& event : client.process(now)) {
         const auto* reply = std::get_if<controller::LookupReply>(&event);
-        if (reply == nullptr || reply->token != *token) continue;
+        if (reply == nullptr || reply->token != token) continue;
         const TimeNs took = clock_.now() - begun;
-        if (!names_all_workers(reply->holders, prefix)) return wrong_answer();
+        if (!names_all_workers(reply->holders, prefix)) throw wrong_answer();
         return took;
       }
-      if (now - begun > kPatienceMs * kMillisecond) return no_answer();
+      if (now - begun > kPatienceMs * kMillisecond) throw no_answer();
     }
   }
 
-  Result<TimeNs> echo_once(ClientLink& link) {
+  TimeNs echo_once(ClientLink& link) {
     const TimeNs begun = clock_.now();
     bool is_sent = link.send("an empty message");
     for (;;) {
@@ -109,16 +95,15 @@ class RemoteBench {
       link.process(now);
       if (link.receive()) return clock_.now() - begun;
       if (!is_sent) is_sent = link.send("an empty message");  // the link was not connected yet
-      if (now - begun > kPatienceMs * kMillisecond) return no_answer();
+      if (now - begun > kPatienceMs * kMillisecond) throw no_answer();
     }
   }
 
   /// Measures the rate for each second of the server's processor time, in which waiting for the client does not count.
-  Result<void> measure_rate(const std::string& over, const std::string& name, const std::string& endpoint) {
-    Result<std::unique_ptr<ClientLink>> link = controller::make_link(endpoint);
-    if (!link) return std::move(link).error();
+  void measure_rate(const std::string& over, const std::string& name, const std::string& endpoint) {
+    const std::unique_ptr<ClientLink> link = need(controller::make_link(endpoint));
     report_.begin(fmt::format("{} lookups in flight over {}", kInFlight, over));
-    if (Result<void> up = say_hello(**link, name); !up) return up;
+    say_hello(*link, name);
     std::vector<std::string> questions(kQuestions);
     for (std::size_t i = 0; i < kQuestions; ++i) {
       wire::Lookup lookup{.incarnation = 1, .token = i, .keys = {std::vector<ChunkKey>(kLookupKeys)}};
@@ -129,21 +114,19 @@ class RemoteBench {
     for (std::uint64_t i = 0; i < load_.repeat; ++i) {
       const double cpu_s = far_.cpu_s();
       const TimeNs begun = clock_.now();
-      const Result<std::uint64_t> num_answers = ask_for(kRateTime, **link, questions);
-      if (!num_answers) return num_answers.error();
-      per_core.push_back(static_cast<double>(*num_answers) / (far_.cpu_s() - cpu_s));
-      per_s.push_back(static_cast<double>(*num_answers) * 1e9 / static_cast<double>(clock_.now() - begun));
+      const auto num_answers = static_cast<double>(ask_for(kRateTime, *link, questions));
+      per_core.push_back(num_answers / (far_.cpu_s() - cpu_s));
+      per_s.push_back(num_answers * 1e9 / static_cast<double>(clock_.now() - begun));
     }
     report_.row(fmt::format("{} lookups of {} keys in flight over {}", kInFlight, kLookupKeys, over),
                 fmt::format("{:>9.0f} /s and server core   {:>9.0f} /s", median(per_core), median(per_s)));
     report_.figure(name + "_per_s_per_core", median(per_core));
     report_.figure(name + "_per_s", median(per_s));
-    return {};
   }
 
   std::uint64_t prefix_of(std::uint64_t question) const { return scramble(question) % load_.num_prefixes(); }
 
-  Result<void> say_hello(ClientLink& link, const std::string& name) {
+  void say_hello(ClientLink& link, const std::string& name) {
     const std::string hello = encode(wire::Hello{.node = node_info(name)});
     const TimeNs deadline = clock_.now() + kPatienceMs * kMillisecond;
     for (bool is_sent = false; clock_.now() < deadline;) {
@@ -151,22 +134,22 @@ class RemoteBench {
       if (!is_sent) is_sent = link.send(hello);
       if (const auto bytes = link.receive()) {
         const Result<wire::FromController> message = wire::parse<wire::FromController>(*bytes);
-        if (message && std::holds_alternative<wire::Registered>(*message)) return {};
+        if (message && std::holds_alternative<wire::Registered>(*message)) return;
       }
       pollfd item{link.fd(), POLLIN, 0};
       ::poll(&item, 1, 10);
     }
-    return no_answer();
+    throw no_answer();
   }
 
-  Result<std::uint64_t> ask_for(TimeNs duration, ClientLink& link, const std::vector<std::string>& questions) {
+  std::uint64_t ask_for(TimeNs duration, ClientLink& link, const std::vector<std::string>& questions) {
     std::uint64_t num_asked = 0, num_answered = 0;
     const TimeNs begun = clock_.now();
     TimeNs now = begun;
     const auto ask = [&] { return link.send(questions[num_asked++ % questions.size()]); };
     link.set_corked(true);
     for (std::size_t i = 0; i < kInFlight; ++i) {
-      if (!ask()) return no_answer();
+      if (!ask()) throw no_answer();
     }
     link.set_corked(false);
     while (num_answered < num_asked) {
@@ -175,11 +158,11 @@ class RemoteBench {
       link.process(now);
       link.set_corked(true);  // sends a new lookup for each answer, all at once
       while (const auto bytes = link.receive()) {
-        if (num_answered++ % 64 == 0 && !is_right(*bytes)) return wrong_answer();
-        if (now - begun < duration && !ask()) return no_answer();
+        if (num_answered++ % 64 == 0 && !is_right(*bytes)) throw wrong_answer();
+        if (now - begun < duration && !ask()) throw no_answer();
       }
       link.set_corked(false);
-      if (now - begun > duration + kPatienceMs * kMillisecond) return no_answer();
+      if (now - begun > duration + kPatienceMs * kMillisecond) throw no_answer();
     }
     return num_answered;
   }
@@ -199,15 +182,15 @@ class RemoteBench {
 
 }  // namespace
 
-Result<void> measure_remote(const ControllerLoad& load, ControllerReport& report) {
+void measure_remote(const ControllerLoad& load, ControllerReport& report) {
   report.group("remote");
   report.begin("a controller's process is filled");
-  const Result<std::unique_ptr<ControllerFarSide>> far = ControllerFarSide::start(load);
-  if (!far) return far.error();
+  ControllerFarSide far(load);
+  far.wait_filled();
   report.row("a controller's process, filled", "");
   const PinnedHere pinned(0);
-  if (Result<void> ok = RemoteBench(load, report, **far).run(); !ok) return ok;
-  return measure_visible(**far, report);
+  RemoteBench(load, report, far).run();
+  measure_visible(far, report);
 }
 
 }  // namespace kvferry::bench

@@ -9,60 +9,37 @@
 namespace kvferry::bench {
 namespace {
 
-constexpr int kPatienceMs = 10'000;
 constexpr TimeNs kTurn = kMillisecond;
 constexpr std::uint64_t kBatchesPerTurn = 32;       // with kBatchKeys keys each: a million hashes a second
 constexpr std::uint64_t kTurns = 4000;              // publishing and evicting turns together
 constexpr std::uint64_t kFirstPrefix = 1ULL << 40;  // these prefixes are held by no other node
 
-Error no_answer() { return {ErrorCode::kUnavailable, "the benchmark's controller does not answer"}; }
-
-class Node {
- public:
-  static Result<Node> make(const std::string& controller, const std::string& name) {
-    Result<std::unique_ptr<controller::Client>> client =
-        controller::make_client({.controller = controller, .node = node_info(name)});
-    if (!client) return std::move(client).error();
-    const SteadyClock clock;
-    if (Result<void> up = controller::wait_registered(**client, clock, kPatienceMs); !up) return std::move(up).error();
-    return Node(*std::move(client));
-  }
-  controller::Client& client() { return *client_; }
-
-  /// Repeats a lookup until it finds the key.
-  Result<void> wait_for(const ChunkKey& key) {
-    const TimeNs begun = clock_.now();
-    while (clock_.now() - begun < kPatienceMs * kMillisecond) {
-      const Result<std::uint64_t> token = client_->lookup({{key}, {}, {}});
-      if (!token) return token.error();
-      for (bool is_answered = false; !is_answered && clock_.now() - begun < kPatienceMs * kMillisecond;) {
-        pollfd item{client_->fd(), POLLIN, 0};
-        ::poll(&item, 1, 100);
-        for (const controller::ClientEvent& event : client_->process(clock_.now())) {
-          const auto* reply = std::get_if<controller::LookupReply>(&event);
-          if (reply == nullptr || reply->token != *token) continue;
-          if (!reply->holders.empty()) return {};
-          is_answered = true;
-        }
+/// Repeats a lookup until it finds the key.
+void wait_for(const ChunkKey& key, controller::Client& client, const Clock& clock) {
+  const TimeNs begun = clock.now();
+  const auto is_in_time = [&] { return clock.now() - begun < kPatienceMs * kMillisecond; };
+  while (is_in_time()) {
+    const std::uint64_t token = need(client.lookup({{key}, {}, {}}));
+    for (bool is_answered = false; !is_answered && is_in_time();) {
+      pollfd item{client.fd(), POLLIN, 0};
+      ::poll(&item, 1, 100);
+      for (const controller::ClientEvent& event : client.process(clock.now())) {
+        const auto* reply = std::get_if<controller::LookupReply>(&event);
+        if (reply == nullptr || reply->token != token) continue;
+        if (!reply->holders.empty()) return;
+        is_answered = true;
       }
     }
-    return no_answer();
   }
-
- private:
-  explicit Node(std::unique_ptr<controller::Client> client) : client_(std::move(client)) {}
-  std::unique_ptr<controller::Client> client_;
-  SteadyClock clock_;
-};
+  throw no_answer();
+}
 
 }  // namespace
 
-Result<void> measure_visible(const ControllerFarSide& far, ControllerReport& report) {
+void measure_visible(const ControllerFarSide& far, ControllerReport& report) {
   report.begin("published chunks become visible");
-  Result<Node> publisher = Node::make(far.zmq, "publisher");
-  if (!publisher) return std::move(publisher).error();
-  Result<Node> asker = Node::make(far.stream, "asker_visible");
-  if (!asker) return std::move(asker).error();
+  const std::unique_ptr<controller::Client> publisher = registered(far.zmq, "publisher");
+  const std::unique_ptr<controller::Client> asker = registered(far.stream, "asker_visible");
   const SteadyClock clock;
   std::vector<double> times_us;
   std::vector<ChunkKey> keys(kBatchKeys);
@@ -76,13 +53,13 @@ Result<void> measure_visible(const ControllerFarSide& far, ControllerReport& rep
       fill_keys<ChunkKey>(prefix, batch * kBatchKeys, keys);
       for (std::size_t i = 0; i < keys.size(); ++i) chunks[i] = {keys[i], 256, false, {}};
       if (turn % 2 == 0)
-        publisher->client().publish(chunks);
+        publisher->publish(chunks);
       else
-        publisher->client().evict(keys);
+        publisher->evict(keys);
     }
-    (void)publisher->client().process(published);
+    (void)publisher->process(published);
     if (turn % 2 == 0) {
-      if (Result<void> found = asker->wait_for(keys.back()); !found) return found;
+      wait_for(keys.back(), *asker, clock);
       times_us.push_back(static_cast<double>(clock.now() - published) * 1e-3);
     }
     const TimeNs next = begun + static_cast<TimeNs>(turn + 1) * kTurn;
@@ -97,9 +74,8 @@ Result<void> measure_visible(const ControllerFarSide& far, ControllerReport& rep
   report.figure("visible_us_p50", speed.us_p50);
   report.figure("visible_us_p99", speed.us_p99);
   report.figure("visible_hashes_per_s", hashes_per_s);
-  publisher->client().leave();
-  asker->client().leave();
-  return {};
+  publisher->leave();
+  asker->leave();
 }
 
 }  // namespace kvferry::bench

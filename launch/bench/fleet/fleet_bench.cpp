@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "launch/bench/fleet/fleet_phases.h"
+#include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/figures_file.h"
 #include "launch/bench/harness/flags.h"
 #include "launch/bench/harness/host_facts.h"
@@ -105,16 +106,14 @@ Result<void> run_fleet_bench(const FleetFlags& flags) {
   Result<void> measured;
   for (const FleetStep& step : *steps) {
     std::size_t num_begun = 0;
-    Result<nlohmann::json> row = run_fleet_step(step, [&](const std::string& what) {
-      if (num_begun++ > 0) progress.end_step();
-      progress.begin_step(fmt::format("{} nodes: {}", step.load.num_nodes, what));
+    measured = attempt([&] {
+      rows.push_back(run_fleet_step(step, [&](const std::string& what) {
+        if (num_begun++ > 0) progress.end_step();
+        progress.begin_step(fmt::format("{} nodes: {}", step.load.num_nodes, what));
+      }));
     });
-    if (!row) {
-      measured = std::move(row).error();
-      break;  // the sizes that are done took minutes and are still reported
-    }
+    if (!measured) break;  // the sizes that are done took minutes and are still reported
     for (; num_begun <= kStepsOfOneSize; ++num_begun) progress.end_step();
-    rows.push_back(*row);
   }
   if (rows.empty()) return measured;
   progress.make_room();
@@ -122,9 +121,11 @@ Result<void> run_fleet_bench(const FleetFlags& flags) {
              flags.replicas == "1" ? "" : "s", flags.over, flags.chunks, flags.stores, table(rows));
   std::fflush(stdout);
   const nlohmann::json figures = {{"rows", rows}, {"machine", host_facts()}};
-  if (Result<void> ok = write_json(flags.json_file, figures); !ok) return ok;
-  if (!measured) return measured;
-  return draw(flags.plot_file, "fleet", figures, [&](const std::string& line) { progress.say(line); });
+  return attempt([&] {
+    write_json(flags.json_file, figures);
+    need(measured);
+    draw(flags.plot_file, "fleet", figures, [&](const std::string& line) { progress.say(line); });
+  });
 }
 
 }  // namespace kvferry::bench

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/pinned.h"
 #include "transport/base/net/tcp_socket.h"
 
@@ -15,14 +16,12 @@ constexpr TimeNs kStartTime = 30 * kSecond;
 constexpr const char* kHost = "127.0.0.1";
 
 /// The sockets stay open until all ports are known, so that the ports differ.
-Result<std::vector<std::uint16_t>> free_ports(std::size_t num_ports) {
+std::vector<std::uint16_t> free_ports(std::size_t num_ports) {
   std::vector<net::TcpListener> listeners;
   std::vector<std::uint16_t> ports;
   for (std::size_t i = 0; i < num_ports; ++i) {
-    Result<net::TcpListener> listener = net::listen_tcp(kHost, 0);
-    if (!listener) return std::move(listener).error();
-    ports.push_back(listener->address.port);
-    listeners.push_back(std::move(*listener));
+    listeners.push_back(need(net::listen_tcp(kHost, 0)));
+    ports.push_back(listeners.back().address.port);
   }
   return ports;
 }
@@ -31,47 +30,45 @@ bool is_open(std::uint16_t port) { return static_cast<bool>(net::connect_tcp({kH
 
 std::string local(const char* scheme, std::uint16_t port) { return fmt::format("{}://{}:{}", scheme, kHost, port); }
 
+void wait_listening(ChildProcess& process, std::uint16_t port) {
+  const SteadyClock clock;
+  for (const TimeNs end = clock.now() + kStartTime; clock.now() < end; ::usleep(5000)) {
+    if (is_open(port)) return;
+    if (process.has_ended()) break;
+  }
+  throw Failure({ErrorCode::kUnavailable, fmt::format("no server listens on port {}: {}", port, process.last_words())});
+}
+
 }  // namespace
 
-Result<std::unique_ptr<FleetControllers>> FleetControllers::start(const FleetControllersOptions& options) {
-  Result<TemporaryFolder> folder = TemporaryFolder::make();
-  if (!folder) return std::move(folder).error();
-  std::unique_ptr<FleetControllers> all(new FleetControllers(std::move(*folder)));
-  all->options_ = options;
-  Result<std::vector<std::uint16_t>> ports = free_ports(2 * options.num_replicas);
-  if (!ports) return std::move(ports).error();
-  all->ports_ = std::move(*ports);
-  for (std::size_t i = 0; i < options.num_replicas; ++i) {
-    all->addresses_.push_back(local("tcp", all->ports_[2 * i]));
-    all->endpoints_.push_back(options.over_streams ? local("stream", all->ports_[2 * i + 1]) : all->addresses_[i]);
+void FleetControllers::start() {
+  ports_ = free_ports(2 * options_.num_replicas);
+  for (std::size_t i = 0; i < options_.num_replicas; ++i) {
+    addresses_.push_back(local("tcp", ports_[2 * i]));
+    endpoints_.push_back(options_.over_streams ? local("stream", ports_[2 * i + 1]) : addresses_[i]);
   }
-  if (options.num_replicas > 1) {
-    if (Result<void> started = all->start_services(); !started) return std::move(started).error();
+  if (options_.num_replicas > 1) start_services();
+  controllers_.resize(options_.num_replicas);
+  for (std::size_t i = 0; i < options_.num_replicas; ++i) {
+    start_again(i);
+    wait_listening(*controllers_[i], ports_[2 * i + (options_.over_streams ? 1 : 0)]);
   }
-  all->controllers_.resize(options.num_replicas);
-  for (std::size_t i = 0; i < options.num_replicas; ++i) {
-    if (Result<void> started = all->start_again(i); !started) return std::move(started).error();
-    const std::uint16_t port = all->ports_[2 * i + (options.over_streams ? 1 : 0)];
-    if (Result<void> up = all->wait_listening(*all->controllers_[i], port); !up) return std::move(up).error();
-  }
-  return all;
 }
 
 FleetControllers::~FleetControllers() {
   for (auto* programs : {&controllers_, &services_}) {
-    for (std::optional<ChildProcess>& program : *programs) {
+    for (const std::unique_ptr<ChildProcess>& program : *programs) {
       if (program) program->kill();
     }
   }
 }
 
-Result<void> FleetControllers::start_services() {
-  const Result<std::vector<std::uint16_t>> ports = free_ports(3);
-  if (!ports) return ports.error();
-  const std::uint16_t etcd_port = (*ports)[0], redis_port = (*ports)[2];
+void FleetControllers::start_services() {
+  const std::vector<std::uint16_t> ports = free_ports(3);
+  const std::uint16_t etcd_port = ports[0], redis_port = ports[2];
   etcd_ = local("http", etcd_port);
   redis_ = local("redis", redis_port);
-  const std::string peer = local("http", (*ports)[1]);
+  const std::string peer = local("http", ports[1]);
   std::error_code ignored;
   std::filesystem::create_directory(folder_.path() + "/redis", ignored);
   const Command commands[] = {
@@ -83,25 +80,13 @@ Result<void> FleetControllers::start_services() {
         "--appendonly", "yes", "--save", "", "--logfile", "/dev/null"},
        {}}};
   for (const Command& command : commands) {
-    Result<ChildProcess> program = ChildProcess::start(command);
-    if (!program) return std::move(program).error();
-    services_.emplace_back(std::move(*program));
+    services_.push_back(std::make_unique<ChildProcess>(command));
     const std::uint16_t port = &command == commands ? etcd_port : redis_port;
-    if (Result<void> up = wait_listening(*services_.back(), port); !up) {
-      return std::move(up).error().with(
-          fmt::format("{}, which replicas need (Debian packages etcd-server and redis-server)", command.words[0]));
-    }
+    Result<void> up = attempt([&] { wait_listening(*services_.back(), port); });
+    if (!up)
+      throw Failure(std::move(up).error().with(
+          fmt::format("{}, which replicas need (Debian packages etcd-server and redis-server)", command.words[0])));
   }
-  return {};
-}
-
-Result<void> FleetControllers::wait_listening(ChildProcess& process, std::uint16_t port) const {
-  const SteadyClock clock;
-  for (const TimeNs end = clock.now() + kStartTime; clock.now() < end; ::usleep(5000)) {
-    if (is_open(port)) return {};
-    if (process.has_ended()) break;
-  }
-  return Error{ErrorCode::kUnavailable, fmt::format("no server listens on port {}: {}", port, process.last_words())};
 }
 
 void FleetControllers::kill(std::size_t replica) {
@@ -109,21 +94,16 @@ void FleetControllers::kill(std::size_t replica) {
   controllers_[replica].reset();
 }
 
-Result<void> FleetControllers::start_again(std::size_t replica) {
+void FleetControllers::start_again(std::size_t replica) {
   std::vector<std::string> words = {"controller", "--bind", addresses_[replica], "--state",
                                     fmt::format("{}/state{}", folder_.path(), replica)};
   if (options_.over_streams) words.insert(words.end(), {"--stream", endpoints_[replica]});
   if (!etcd_.empty())
     words.insert(words.end(), {"--etcd", etcd_, "--event-log", redis_, "--replica", fmt::format("r{}", replica)});
-  Result<std::string> program = kvferry_program();
-  if (!program) return std::move(program).error();
   // The controller starts with the file limit that shells and systemd give, so that it has to raise the limit itself.
-  words.insert(words.begin(), {"sh", "-c", "ulimit -Sn 1024; exec \"$@\"", "sh", std::move(*program)});
+  words.insert(words.begin(), {"sh", "-c", "ulimit -Sn 1024; exec \"$@\"", "sh", kvferry_program()});
   const PinnedHere pinned(1);
-  Result<ChildProcess> process = ChildProcess::start({std::move(words), {"KVFERRY_LOG=error"}});
-  if (!process) return std::move(process).error();
-  controllers_[replica].emplace(std::move(*process));
-  return {};
+  controllers_[replica] = std::make_unique<ChildProcess>(Command{std::move(words), {"KVFERRY_LOG=error"}});
 }
 
 double FleetControllers::cpu_s(std::size_t replica) const {

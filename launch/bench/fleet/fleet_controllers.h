@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,12 +16,13 @@ struct FleetControllersOptions {
 
 class FleetControllers {
  public:
-  /// Returns when all controllers listen. They run on core 1 if the machine has two. kUnavailable: a program is missing
-  /// or does not come up.
-  static Result<std::unique_ptr<FleetControllers>> start(const FleetControllersOptions& options);
+  explicit FleetControllers(const FleetControllersOptions& options) : options_(options) {}
   FleetControllers(const FleetControllers&) = delete;
   FleetControllers& operator=(const FleetControllers&) = delete;
   ~FleetControllers();
+  /// Returns when all controllers listen. They run on core 1 if the machine has two. Failure kUnavailable: a program is
+  /// missing or does not come up.
+  void start();
 
   /// Endpoints for nodes.
   const std::vector<std::string>& endpoints() const { return endpoints_; }
@@ -31,23 +31,21 @@ class FleetControllers {
   /// Ends the process with SIGKILL.
   void kill(std::size_t replica);
   /// Starts a controller with the same port, state and name, and does not wait until it listens.
-  Result<void> start_again(std::size_t replica);
+  void start_again(std::size_t replica);
 
   double cpu_s(std::size_t replica) const;  // processor time of all its threads
   double rss_mib(std::size_t replica) const;
   std::size_t num_files(std::size_t replica) const;
 
  private:
-  explicit FleetControllers(TemporaryFolder folder) : folder_(std::move(folder)) {}
-  Result<void> start_services();
-  Result<void> wait_listening(ChildProcess& process, std::uint16_t port) const;
+  void start_services();
 
-  FleetControllersOptions options_;
+  const FleetControllersOptions options_;
   TemporaryFolder folder_;
   std::string etcd_, redis_;
   std::vector<std::uint16_t> ports_;
   std::vector<std::string> addresses_, endpoints_;
-  std::vector<std::optional<ChildProcess>> services_, controllers_;
+  std::vector<std::unique_ptr<ChildProcess>> services_, controllers_;
 };
 
 }  // namespace kvferry::bench

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "launch/bench/harness/failure.h"
+
 namespace kvferry::bench {
 namespace {
 
@@ -28,14 +30,6 @@ struct Fleet::Node {
   std::optional<TimeNs> seen_gone;
 };
 
-Result<std::unique_ptr<Fleet>> Fleet::make(std::vector<std::string> controllers, const FleetLoad& load) {
-  std::unique_ptr<Fleet> fleet(new Fleet(std::move(controllers), load));
-  for (std::uint32_t node = 0; node < load.num_nodes; ++node) {
-    if (Result<void> joined = fleet->join(node); !joined) return std::move(joined).error();
-  }
-  return fleet;
-}
-
 Fleet::Fleet(std::vector<std::string> controllers, const FleetLoad& load)
     : controllers_(std::move(controllers)),
       load_(load),
@@ -47,11 +41,12 @@ Fleet::Fleet(std::vector<std::string> controllers, const FleetLoad& load)
     nodes_.back().stores_due = static_cast<double>(random_() % 1000) * 1e-3;
     nodes_.back().lookups_due = static_cast<double>(random_() % 1000) * 1e-3;
   }
+  for (std::uint32_t node = 0; node < load.num_nodes; ++node) join(node);
 }
 
 Fleet::~Fleet() = default;
 
-Result<std::unique_ptr<Client>> Fleet::make_client(std::uint32_t node) {
+std::unique_ptr<Client> Fleet::make_client(std::uint32_t node) {
   controller::ClientOptions options{
       .controller = {},
       .node = {EngineId{fmt::format("node{}", node)}, Incarnation{nodes_[node].incarnation}, "kv_both",
@@ -61,27 +56,24 @@ Result<std::unique_ptr<Client>> Fleet::make_client(std::uint32_t node) {
   std::vector<std::unique_ptr<Client>> clients;
   for (std::size_t i = 0; i < controllers_.size(); ++i) {
     options.controller = controllers_[(node + i) % controllers_.size()];
-    Result<std::unique_ptr<controller::ClientLink>> link =
-        controller::make_link(options.controller, {.zmq_context = zmq_context_});
-    if (!link) return std::move(link).error();
-    clients.push_back(controller::make_client_over(std::move(*link), options));
+    clients.push_back(controller::make_client_over(
+        need(controller::make_link(options.controller, {.zmq_context = zmq_context_})), options));
   }
-  return controller::make_replica_client(std::move(clients), options);
+  return need(controller::make_replica_client(std::move(clients), options));
 }
 
-Result<void> Fleet::join(std::uint32_t index) {
+void Fleet::join(std::uint32_t index) {
   Node& node = nodes_[index];
   node.client.reset();
   ++node.incarnation;
-  Result<std::unique_ptr<Client>> client = make_client(index);
-  if (!client) return std::move(client).error().with(fmt::format("node {} of {}", index + 1, nodes_.size()));
-  node.client = std::move(*client);
+  Result<std::unique_ptr<Client>> client = attempt([&] { return make_client(index); });
+  if (!client) throw Failure(std::move(client).error().with(fmt::format("node {} of {}", index + 1, nodes_.size())));
+  node.client = *std::move(client);
   node.is_silent = node.is_registered = node.is_published = false;
   node.asked.clear();
   epoll_event event{.events = EPOLLIN, .data = {.u32 = index}};
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, node.client->fd(), &event) != 0)
-    return Error{ErrorCode::kUnavailable, fmt::format("no descriptor left for node {}", index)};
-  return {};
+    throw Failure({ErrorCode::kUnavailable, fmt::format("no descriptor left for node {}", index)});
 }
 
 void Fleet::leave(std::uint32_t index) {

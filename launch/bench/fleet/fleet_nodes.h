@@ -30,15 +30,15 @@ struct LookupTimes {
 /// Threads: used by one; all clients share one ZeroMQ thread.
 class Fleet {
  public:
-  /// `controllers`: endpoints of replicas, which the nodes prefer in turns. kUnavailable: no descriptors for so many
-  /// nodes.
-  static Result<std::unique_ptr<Fleet>> make(std::vector<std::string> controllers, const FleetLoad& load);
+  /// `controllers`: endpoints of replicas, which the nodes prefer in turns. Failure kUnavailable: no descriptors for so
+  /// many nodes.
+  Fleet(std::vector<std::string> controllers, const FleetLoad& load);
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
   ~Fleet();
 
   /// Starts a new incarnation of a node. Unless leave() came first, the previous one ends without notice.
-  Result<void> join(std::uint32_t node);
+  void join(std::uint32_t node);
   void leave(std::uint32_t node);
   /// Behaves like a node whose machine lost power: its connection stays open, and it neither sends nor reads.
   void fall_silent(std::uint32_t node);
@@ -75,8 +75,7 @@ class Fleet {
     bool is_probe = false;
   };
 
-  Fleet(std::vector<std::string> controllers, const FleetLoad& load);
-  Result<std::unique_ptr<controller::Client>> make_client(std::uint32_t node);
+  std::unique_ptr<controller::Client> make_client(std::uint32_t node);
   void beat(std::uint32_t node, TimeNs now);
   void process(std::uint32_t node);
   void publish_snapshot(Node& node);

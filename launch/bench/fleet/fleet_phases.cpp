@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "controller/api/status.h"
+#include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/pinned.h"
 #include "launch/bench/harness/programs.h"
@@ -35,45 +36,36 @@ class Phases {
       : step_(step), controllers_(controllers), fleet_(fleet), row_(row), num_nodes_(step.load.num_nodes) {}
 
   /// Waits until all nodes are registered and the controller has all their chunks.
-  Result<void> cold_start(TimeNs begun) {
-    if (Result<bool> there =
-            turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience, "nodes did not register");
-        !there || !*there)
-      return failure(there);
+  void cold_start(TimeNs begun) {
+    turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience, "nodes did not register");
     row_["register_s"] = seconds(fleet_.now() - begun);
-    if (Result<bool> published =
-            turn_until([&] { return fleet_.num_up() == num_nodes_; }, kPatience, "nodes did not publish their chunks");
-        !published || !*published)
-      return failure(published);
+    turn_until([&] { return fleet_.num_up() == num_nodes_; }, kPatience, "nodes did not publish their chunks");
     row_["told_s"] = seconds(fleet_.now() - begun);
-    return {};
   }
 
-  Result<void> steady() {
+  void steady() {
     fleet_.set_traffic(true);
-    if (Result<void> warm = turn_for(kWarmUp); !warm) return warm;
+    turn_for(kWarmUp);
     const TimeNs counted_at = fleet_.now();
-    const Result<Totals> before = totals();
-    if (!before) return before.error();
+    const Totals before = totals();
     // The nodes stood still while the status was fetched and now catch up in a burst, which nodes on their own machines
     // would not send.
-    if (Result<void> settled = turn_for(kSettle); !settled) return settled;
+    turn_for(kSettle);
     fleet_.take_lookups();
     fleet_.take_lateness();
     const double own_cpu = cpu_seconds(::getpid());
     const TimeNs begun = fleet_.now();
-    if (Result<void> over = turn_for(step_.duration); !over) return over;
+    turn_for(step_.duration);
     const double took = seconds(fleet_.now() - begun);
     row_["bench_cores"] = (cpu_seconds(::getpid()) - own_cpu) / took;
     row_["bench_late_share"] = seconds(fleet_.take_lateness()) / took;
     LookupTimes lookups = fleet_.take_lookups();
     const double counted = seconds(fleet_.now() - counted_at);
-    const Result<Totals> after = totals();
-    if (!after) return after.error();
-    row_["messages_in_per_s"] = (after->messages_in - before->messages_in) / counted;
-    row_["messages_out_per_s"] = (after->messages_out - before->messages_out) / counted;
-    row_["replies_dropped"] = after->dropped - before->dropped;
-    row_["nodes_expired"] = after->expired;
+    const Totals after = totals();
+    row_["messages_in_per_s"] = (after.messages_in - before.messages_in) / counted;
+    row_["messages_out_per_s"] = (after.messages_out - before.messages_out) / counted;
+    row_["replies_dropped"] = after.dropped - before.dropped;
+    row_["nodes_expired"] = after.expired;
     row_["lookups_per_s"] = static_cast<double>(lookups.us.size()) / took;
     row_["lookup_us_p50"] = percentile(lookups.us, 50);
     row_["lookup_us_p99"] = percentile(lookups.us, 99);
@@ -82,16 +74,15 @@ class Phases {
     double rss_mib = 0;
     for (std::size_t i = 0; i < step_.controllers.num_replicas; ++i)
       rss_mib = std::max(rss_mib, controllers_.rss_mib(i));
-    row_["controller_cores"] = (after->cpu_s - before->cpu_s) / counted;
-    row_["busiest_controller_cores"] = after->busiest_since(*before) / counted;
+    row_["controller_cores"] = (after.cpu_s - before.cpu_s) / counted;
+    row_["busiest_controller_cores"] = after.busiest_since(before) / counted;
     row_["controller_rss_mib"] = rss_mib;
     row_["controller_files"] = controllers_.num_files(0);
-    row_["chunks"] = after->chunks;
-    return {};
+    row_["chunks"] = after.chunks;
   }
 
   /// One node in a hundred loses power. Measures for how long lookups of its chunks still name it.
-  Result<void> dead_nodes() {
+  void dead_nodes() {
     const std::uint32_t num_dead = std::max<std::uint32_t>(1, num_nodes_ / 100);
     const TimeNs killed_at = fleet_.now();
     for (std::uint32_t i = 0; i < num_dead; ++i) fleet_.fall_silent(dead(i, num_dead));
@@ -107,8 +98,7 @@ class Phases {
       }
       return all;
     };
-    if (Result<bool> gone = turn_until(all_gone, kLeaseTime, "lookups still named dead nodes"); !gone || !*gone)
-      return failure(gone);
+    turn_until(all_gone, kLeaseTime, "lookups still named dead nodes");
     std::vector<double> times;
     for (std::uint32_t i = 0; i < num_dead; ++i)
       times.push_back(seconds(*fleet_.seen_gone(dead(i, num_dead)) - killed_at));
@@ -116,49 +106,43 @@ class Phases {
     row_["dead_noticed_s_max"] = times.back();
     std::vector<std::uint32_t> nodes;
     for (std::uint32_t i = 0; i < num_dead; ++i) nodes.push_back(dead(i, num_dead));
-    return restart(nodes, false, "dead nodes did not register again");
+    restart(nodes, false, "dead nodes did not register again");
   }
 
   /// One node in ten leaves and joins again, eight at a time, under traffic.
-  Result<void> rolling_restart() {
+  void rolling_restart() {
     std::vector<std::uint32_t> nodes;
     for (std::uint32_t node = 5; node < num_nodes_; node += 10) nodes.push_back(node);
     fleet_.take_lookups();
     const TimeNs begun = fleet_.now();
-    if (Result<void> done = restart(nodes, true, "restarting nodes did not register"); !done) return done;
+    restart(nodes, true, "restarting nodes did not register");
     row_["rolling_s"] = seconds(fleet_.now() - begun);
     LookupTimes lookups = fleet_.take_lookups();
     row_["rolling_lookup_us_p99"] = percentile(lookups.us, 99);
     row_["rolling_failed_lookups"] = lookups.num_failed;
-    return {};
   }
 
   /// Kills a controller. A single one starts again with its state; with several, the others serve its nodes.
-  Result<void> killed_controller() {
+  void killed_controller() {
     const bool is_alone = step_.controllers.num_replicas == 1;
     fleet_.take_lookups();
     const TimeNs killed_at = fleet_.now();
     controllers_.kill(0);
     if (!is_alone) {
-      if (Result<void> over = turn_for(5 * kSecond); !over) return over;
-      if (Result<bool> answered = turn_until([&] { return fleet_.num_waiting() < num_nodes_ / 10 + 5; }, kPatience,
-                                             "nodes did not get answers without one replica");
-          !answered || !*answered)
-        return failure(answered);
+      turn_for(5 * kSecond);
+      turn_until([&] { return fleet_.num_waiting() < num_nodes_ / 10 + 5; }, kPatience,
+                 "nodes did not get answers without one replica");
       const std::optional<TimeNs> last = fleet_.last_slow(100 * kMillisecond);
       row_["failover_s"] = last ? seconds(*last - killed_at) : 0.0;
       row_["failover_failed_lookups"] = fleet_.take_lookups().num_failed;
     }
     fleet_.expect_all_again();
     const TimeNs begun = fleet_.now();
-    if (Result<void> started = controllers_.start_again(0); !started) return started;
+    controllers_.start_again(0);
     if (!is_alone) return turn_for(kWarmUp);
-    if (Result<bool> there = turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience,
-                                        "nodes did not register after a restart");
-        !there || !*there)
-      return failure(there);
+    turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience,
+               "nodes did not register after a restart");
     row_["restart_register_s"] = seconds(fleet_.now() - begun);
-    return {};
   }
 
   void judge() {
@@ -192,62 +176,58 @@ class Phases {
   };
 
   /// Sums over all controllers; chunks are counted at the first one.
-  Result<Totals> totals() const {
+  Totals totals() const {
     Totals totals;
     for (std::size_t i = 0; i < step_.controllers.num_replicas; ++i) {
-      const Result<Status> status = controller::fetch_status(controllers_.address(i), kStatusMs);
-      if (!status) return status.error();
+      const Status status = need(controller::fetch_status(controllers_.address(i), kStatusMs));
       totals.each_cpu_s.push_back(controllers_.cpu_s(i));
       totals.cpu_s += totals.each_cpu_s.back();
-      totals.messages_in += static_cast<double>(status->counters.messages_taken);
-      totals.messages_out += static_cast<double>(status->counters.messages_sent);
-      totals.dropped += status->counters.replies_dropped;
-      totals.expired += status->counters.nodes_expired;
-      for (const controller::NodeStatus& node : status->nodes) totals.chunks += i == 0 ? node.num_chunks : 0;
+      totals.messages_in += static_cast<double>(status.counters.messages_taken);
+      totals.messages_out += static_cast<double>(status.counters.messages_sent);
+      totals.dropped += status.counters.replies_dropped;
+      totals.expired += status.counters.nodes_expired;
+      for (const controller::NodeStatus& node : status.nodes) totals.chunks += i == 0 ? node.num_chunks : 0;
     }
     return totals;
   }
 
   std::uint32_t dead(std::uint32_t i, std::uint32_t num_dead) const { return i * (num_nodes_ / num_dead); }
 
-  Result<void> restart(const std::vector<std::uint32_t>& nodes, bool leaves_first, const char* what) {
+  void restart(const std::vector<std::uint32_t>& nodes, bool leaves_first, const char* what) {
     const TimeNs end = fleet_.now() + kRestartsTime;
     for (std::size_t next = 0; next < nodes.size();) {
       std::vector<std::uint32_t> some;
       for (; next < nodes.size() && some.size() < kAtOnce; ++next) {
         if (leaves_first) fleet_.leave(nodes[next]);
-        if (Result<void> joined = fleet_.join(nodes[next]); !joined) return joined;
+        fleet_.join(nodes[next]);
         some.push_back(nodes[next]);
       }
       const auto are_up = [&] {
         return std::all_of(some.begin(), some.end(), [&](std::uint32_t node) { return fleet_.is_up(node); });
       };
-      if (Result<bool> up = turn_until(are_up, std::min(kPatience, end - fleet_.now()), what); !up || !*up)
-        return failure(up);
+      turn_until(are_up, std::min(kPatience, end - fleet_.now()), what);
     }
-    return {};
   }
 
-  Result<void> turn_for(TimeNs time) {
-    const Result<bool> turned = turn_until([] { return false; }, time, nullptr);
-    return turned ? Result<void>{} : turned.error();
+  void turn_for(TimeNs time) {
+    turn_within(time, [] { return false; });
   }
-
-  /// Returns false if the limit passed first; the row then says so with `what`, unless that is nullptr.
+  /// Failure kTimeout: the limit passed first; the row then says so with `what`.
   template <class Reached>
-  Result<bool> turn_until(const Reached& reached, TimeNs patience, const char* what) {
-    for (const TimeNs end = fleet_.now() + patience; fleet_.now() < end;) {
+  void turn_until(const Reached& reached, TimeNs patience, const char* what) {
+    if (turn_within(patience, reached)) return;
+    row_["broke"] = fmt::format("{} within {:.0f} s ({} of {} are up){}", what, seconds(patience), fleet_.num_up(),
+                                num_nodes_, fleet_.refusal().empty() ? "" : ": " + fleet_.refusal());
+    throw Failure({ErrorCode::kTimeout, ""});
+  }
+  template <class Reached>
+  bool turn_within(TimeNs time, const Reached& reached) {
+    for (const TimeNs end = fleet_.now() + time; fleet_.now() < end;) {
       if (reached()) return true;
-      if (is_interrupted()) return Error{ErrorCode::kCancelled, "interrupted"};
+      if (is_interrupted()) throw Failure({ErrorCode::kCancelled, "interrupted"});
       fleet_.turn();
     }
-    if (what != nullptr)
-      row_["broke"] = fmt::format("{} within {:.0f} s ({} of {} are up){}", what, seconds(patience), fleet_.num_up(),
-                                  num_nodes_, fleet_.refusal().empty() ? "" : ": " + fleet_.refusal());
     return false;
-  }
-  static Result<void> failure(const Result<bool>& reached) {
-    return reached ? Error{ErrorCode::kTimeout, ""} : reached.error();
   }
 
   const FleetStep& step_;
@@ -259,7 +239,7 @@ class Phases {
 
 }  // namespace
 
-Result<nlohmann::json> run_fleet_step(const FleetStep& step, const Say& begin) {
+nlohmann::json run_fleet_step(const FleetStep& step, const Say& begin) {
   nlohmann::json row = {{"nodes", step.load.num_nodes},
                         {"replicas", step.controllers.num_replicas},
                         {"over", step.controllers.over_streams ? "stream" : "zmq"},
@@ -267,25 +247,24 @@ Result<nlohmann::json> run_fleet_step(const FleetStep& step, const Say& begin) {
                         {"lookups_per_s_and_node", step.load.lookups_per_s},
                         {"broke", ""}};
   begin("controllers start");
-  Result<std::unique_ptr<FleetControllers>> controllers = FleetControllers::start(step.controllers);
-  if (!controllers) return std::move(controllers).error();
+  FleetControllers controllers(step.controllers);
+  controllers.start();
   const PinnedHere pinned(0);
   const SteadyClock clock;
   const TimeNs begun = clock.now();
-  Result<std::unique_ptr<Fleet>> fleet = Fleet::make((*controllers)->endpoints(), step.load);
-  if (!fleet) return std::move(fleet).error();
-  Phases phases(step, **controllers, **fleet, row);
-  const std::pair<const char*, std::function<Result<void>()>> all[] = {
-      {"all nodes join", [&] { return phases.cold_start(begun); }},
-      {"traffic", [&] { return phases.steady(); }},
-      {"one node in a hundred dies", [&] { return phases.dead_nodes(); }},
-      {"one node in ten restarts", [&] { return phases.rolling_restart(); }},
-      {"a controller is killed", [&] { return phases.killed_controller(); }}};
+  Fleet fleet(controllers.endpoints(), step.load);
+  Phases phases(step, controllers, fleet, row);
+  const std::pair<const char*, std::function<void()>> all[] = {
+      {"all nodes join", [&] { phases.cold_start(begun); }},
+      {"traffic", [&] { phases.steady(); }},
+      {"one node in a hundred dies", [&] { phases.dead_nodes(); }},
+      {"one node in ten restarts", [&] { phases.rolling_restart(); }},
+      {"a controller is killed", [&] { phases.killed_controller(); }}};
   for (const auto& [what, phase] : all) {
     begin(what);
-    const Result<void> done = phase();
+    const Result<void> done = attempt(phase);
     if (!done && done.error().code == ErrorCode::kTimeout) return row;  // the row says what failed
-    if (!done) return done.error();
+    need(done);
   }
   phases.judge();
   return row;

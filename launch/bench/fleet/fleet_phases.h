@@ -17,7 +17,7 @@ struct FleetStep {
 constexpr TimeNs kSlowLookup = 10 * kMillisecond;  // a p99 above this counts as an overloaded controller
 
 /// Returns one row of figures by name. "broke" says what failed, or is empty. `begin` gets the name of each phase.
-/// kUnavailable: this machine can't run so many nodes; kCancelled.
-Result<nlohmann::json> run_fleet_step(const FleetStep& step, const Say& begin);
+/// Failures: kUnavailable (this machine can't run so many nodes), kCancelled.
+nlohmann::json run_fleet_step(const FleetStep& step, const Say& begin);
 
 }  // namespace kvferry::bench

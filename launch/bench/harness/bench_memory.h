@@ -5,7 +5,6 @@
 #include <optional>
 #include <span>
 
-#include "transport/base/result.h"
 #include "transport/shared_memory.h"
 
 namespace kvferry::bench {
@@ -13,13 +12,13 @@ namespace kvferry::bench {
 enum class MemoryKind : std::uint8_t { kKvferry, kForeign };
 inline const char* name_of(MemoryKind kind) { return kind == MemoryKind::kKvferry ? "kvferry" : "foreign"; }
 
-/// All pages are populated by make(); both kinds ask the system for huge pages.
+/// All pages are populated; both kinds ask the system for huge pages.
 class BenchMemory {
  public:
-  /// kUnavailable: not enough memory.
-  static Result<BenchMemory> make(MemoryKind kind, std::uint64_t bytes);
-  BenchMemory(BenchMemory&& other) noexcept;
-  BenchMemory& operator=(BenchMemory&&) = delete;
+  /// Failure kUnavailable: not enough memory.
+  BenchMemory(MemoryKind kind, std::uint64_t bytes);
+  BenchMemory(const BenchMemory&) = delete;
+  BenchMemory& operator=(const BenchMemory&) = delete;
   ~BenchMemory();
 
   std::span<std::byte> span() const { return memory_; }
@@ -28,8 +27,6 @@ class BenchMemory {
   const SharedMemory* shared() const { return shared_ ? &*shared_ : nullptr; }
 
  private:
-  BenchMemory() = default;
-
   std::optional<SharedMemory> shared_;
   std::span<std::byte> memory_;
 };

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <map>
 
+#include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/scripts.h"
 
@@ -49,7 +50,7 @@ fs::path venv() {
   return base / "kvferry" / "bench-venv";
 }
 
-Result<void> write_scripts() {
+void write_scripts() {
   std::error_code failure;
   fs::create_directories(venv() / "scripts", failure);
   for (const Script& script : scripts()) {
@@ -59,16 +60,15 @@ Result<void> write_scripts() {
     std::ofstream(fresh) << script.text;
     fs::rename(fresh, path, failure);
     if (failure)
-      return Error{ErrorCode::kUnavailable, fmt::format("can't write {}: {}", path.string(), failure.message())};
+      throw Failure({ErrorCode::kUnavailable, fmt::format("can't write {}: {}", path.string(), failure.message())});
   }
-  return {};
 }
 
 }  // namespace
 
-Result<void> ensure_installed(const std::string& what, const Say& say) {
+void ensure_installed(const std::string& what, const Say& say) {
   if (!packages().contains(what))
-    return Error{ErrorCode::kInvalidArgument, fmt::format("there is nothing to install for '{}'", what)};
+    throw Failure({ErrorCode::kInvalidArgument, fmt::format("there is nothing to install for '{}'", what)});
   const fs::path python = venv() / "bin" / "python";
   const fs::path stamp = venv() / fmt::format(".kvferry-{}", what);
   std::error_code ignored;
@@ -76,38 +76,35 @@ Result<void> ensure_installed(const std::string& what, const Say& say) {
     if (!fs::exists(venv() / "bin" / "pip", ignored)) {
       const char* chosen = std::getenv("PYTHON");
       say(fmt::format("making {}", venv().string()));
-      if (Result<void> ok = run_to_end({{chosen != nullptr ? chosen : "python3", "-m", "venv", venv().string()}, {}});
-          !ok)
-        return ok;
+      run_to_end({{chosen != nullptr ? chosen : "python3", "-m", "venv", venv().string()}, {}});
     }
     std::vector<std::string> words{python.string(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"};
     const std::vector<std::string>& wanted = packages().at(what);
     words.insert(words.end(), wanted.begin(), wanted.end());
     if (what == kBesideVllm) words.insert(words.end(), {"--target", beside_vllm_folder()});
     say(fmt::format("installing {} from PyPI", wanted.back()));
-    if (Result<void> ok = run_to_end({std::move(words), {}}); !ok) return ok;
+    run_to_end({std::move(words), {}});
     std::ofstream(stamp) << "installed\n";
   }
-  return write_scripts();
+  write_scripts();
 }
 
 std::string beside_vllm_folder() { return venv() / "beside-vllm"; }
 
-Result<std::string> script_path(const std::string& script) {
-  if (Result<void> ok = write_scripts(); !ok) return std::move(ok).error();
+std::string script_path(const std::string& script) {
+  write_scripts();
   return (venv() / "scripts" / script).string();
 }
 
-Result<void> run_to_end(const Command& command) {
-  Result<ChildProcess> child = ChildProcess::start(command);
-  if (!child) return std::move(child).error();
+void run_to_end(const Command& command) {
+  ChildProcess child(command);
   int status = -1;
-  while ((status = child->wait(100 * kMillisecond)) < 0) {
-    if (is_interrupted()) return Error{ErrorCode::kCancelled, "interrupted"};
+  while ((status = child.wait(100 * kMillisecond)) < 0) {
+    if (is_interrupted()) throw Failure({ErrorCode::kCancelled, "interrupted"});
   }
-  if (status == 0) return {};
-  return Error{ErrorCode::kUnavailable,
-               fmt::format("'{}' failed: {}", fmt::join(command.words, " "), child->last_words())};
+  if (status != 0)
+    throw Failure(
+        {ErrorCode::kUnavailable, fmt::format("'{}' failed: {}", fmt::join(command.words, " "), child.last_words())});
 }
 
 Command script_command(const std::string& script, std::vector<std::string> words) {

@@ -10,19 +10,19 @@ namespace kvferry::bench {
 
 /// Installs what is missing for "nixl", "mooncake", "ucx", "plot", "connector_lmcache", or "controller_" and one of the
 /// controller's peers; `say` gets a line for each step that takes a while. PYTHON names the interpreter (python3 by
-/// default), and pip's own settings are honoured. Errors: kUnavailable with the reason in one line, kCancelled.
-Result<void> ensure_installed(const std::string& what, const Say& say);
+/// default), and pip's own settings are honoured. Failures: kUnavailable with the reason in one line, kCancelled.
+void ensure_installed(const std::string& what, const Say& say);
 
 /// Python with one of the scripts, after ensure_installed().
 Command script_command(const std::string& script, std::vector<std::string> words);
 
-/// The file of a script, for another Python than the benchmark's. kUnavailable: it can't be written.
-Result<std::string> script_path(const std::string& script);
+/// The file of a script, for another Python than the benchmark's. Failure kUnavailable: it can't be written.
+std::string script_path(const std::string& script);
 /// The folder from which vLLM's Python imports LMCache.
 std::string beside_vllm_folder();
 
-/// Waits for a program to end, without a limit. Errors: kUnavailable with its last words, kCancelled.
-Result<void> run_to_end(const Command& command);
+/// Waits for a program to end, without a limit. Failures: kUnavailable with its last words, kCancelled.
+void run_to_end(const Command& command);
 
 /// The folder of libucx-cu13's libraries; empty if it is not installed.
 std::string newest_ucx_folder();

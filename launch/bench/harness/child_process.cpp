@@ -7,11 +7,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/interrupt.h"
 
 extern char** environ;
@@ -40,47 +40,37 @@ std::vector<std::string> environment_with(const std::vector<std::string>& extra)
 
 }  // namespace
 
-Result<ChildProcess> ChildProcess::start(const Command& command) {
-  std::array<int, 2> to_child{-1, -1};
-  std::array<int, 2> from_child{-1, -1};
-  const int errors_fd = ::memfd_create("stderr", MFD_CLOEXEC);
-  if (::pipe2(to_child.data(), O_CLOEXEC) != 0 || ::pipe2(from_child.data(), O_CLOEXEC) != 0 || errors_fd < 0) {
-    for (const int fd : {to_child[0], to_child[1], from_child[0], from_child[1], errors_fd}) {
-      if (fd >= 0) ::close(fd);
-    }
-    return Error{ErrorCode::kUnavailable, fmt::format("can't start a process: {}", std::strerror(errno))};
-  }
+ChildProcess::ChildProcess(const Command& command) : errors_(::memfd_create("stderr", MFD_CLOEXEC)) {
+  const auto failure = [] {
+    return Failure({ErrorCode::kUnavailable, fmt::format("can't start a process: {}", std::strerror(errno))});
+  };
+  int to_child[2] = {-1, -1}, from_child[2] = {-1, -1};
+  if (!errors_ || ::pipe2(to_child, O_CLOEXEC) != 0) throw failure();
+  const OwnedFd childs_stdin(to_child[0]);
+  OwnedFd commands(to_child[1]);
+  if (::pipe2(from_child, O_CLOEXEC) != 0) throw failure();
+  const OwnedFd childs_stdout(from_child[1]);
+  link_.emplace(OwnedFd(from_child[0]), std::move(commands));
   // The child must not allocate between fork and exec.
   std::vector<std::string> words = command.words;
   std::vector<std::string> environment = environment_with(command.environment);
   const std::vector<char*> argv = pointers(words);
   const std::vector<char*> envp = pointers(environment);
   const pid_t parent = ::getpid();
-  const pid_t pid = ::fork();
-  if (pid == 0) {
+  pid_ = ::fork();
+  if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(127);
     ::setpgid(0, 0);  // a terminal's Ctrl-C reaches the parent alone, which then ends this process
-    ::dup2(to_child[0], STDIN_FILENO);
-    ::dup2(from_child[1], STDOUT_FILENO);
-    ::dup2(errors_fd, STDERR_FILENO);
+    ::dup2(childs_stdin.get(), STDIN_FILENO);
+    ::dup2(childs_stdout.get(), STDOUT_FILENO);
+    ::dup2(errors_.get(), STDERR_FILENO);
     ::execvpe(argv[0], argv.data(), envp.data());
     const char* why = std::strerror(errno);
     if (::write(STDERR_FILENO, why, std::strlen(why)) < 0) ::_exit(126);
     ::_exit(127);
   }
-  ::close(to_child[0]);
-  ::close(from_child[1]);
-  ChildProcess child(pid, errors_fd, LineLink(from_child[0], to_child[1]));
-  if (pid < 0) return Error{ErrorCode::kUnavailable, fmt::format("can't start a process: {}", std::strerror(errno))};
-  return child;
-}
-
-ChildProcess::ChildProcess(ChildProcess&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)),
-      errors_fd_(std::exchange(other.errors_fd_, -1)),
-      link_(std::move(other.link_)) {
-  other.link_.reset();
+  if (pid_ < 0) throw failure();
 }
 
 ChildProcess::~ChildProcess() {
@@ -89,7 +79,6 @@ ChildProcess::~ChildProcess() {
     if (wait(4 * kSecond) < 0) ::kill(pid_, SIGKILL);
     wait(10 * kSecond);
   }
-  if (errors_fd_ >= 0) ::close(errors_fd_);
 }
 
 int ChildProcess::wait(TimeNs patience_ns) {
@@ -122,9 +111,9 @@ bool ChildProcess::has_ended() const {
 std::string ChildProcess::last_words() const {
   char buffer[4096];
   const off_t size =
-      ::lseek(errors_fd_, 0, SEEK_END);  // the offset is shared with the child, which appends here anyway
+      ::lseek(errors_.get(), 0, SEEK_END);  // the offset is shared with the child, which appends here anyway
   const off_t begin = size > static_cast<off_t>(sizeof(buffer)) ? size - static_cast<off_t>(sizeof(buffer)) : 0;
-  const ssize_t got = ::pread(errors_fd_, buffer, sizeof(buffer), begin);
+  const ssize_t got = ::pread(errors_.get(), buffer, sizeof(buffer), begin);
   std::string text(buffer, got > 0 ? static_cast<std::size_t>(got) : 0);
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
   const std::size_t line = text.rfind('\n');

@@ -20,10 +20,10 @@ struct Command {
 /// the thread that started it dies. The destructor waits for the program to end, then sends SIGTERM, then SIGKILL.
 class ChildProcess {
  public:
-  /// kUnavailable: no process or pipe is left.
-  static Result<ChildProcess> start(const Command& command);
-  ChildProcess(ChildProcess&& other) noexcept;
-  ChildProcess& operator=(ChildProcess&&) = delete;
+  /// Failure kUnavailable: no process or pipe is left.
+  explicit ChildProcess(const Command& command);
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
   ~ChildProcess();
 
   LineLink& link() { return *link_; }
@@ -38,10 +38,8 @@ class ChildProcess {
   bool has_ended() const;
 
  private:
-  ChildProcess(pid_t pid, int errors_fd, LineLink link) : pid_(pid), errors_fd_(errors_fd), link_(std::move(link)) {}
-
-  pid_t pid_;
-  int errors_fd_;
+  pid_t pid_ = -1;
+  OwnedFd errors_;
   std::optional<LineLink> link_;
 };
 

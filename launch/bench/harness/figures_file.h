@@ -8,11 +8,11 @@
 
 namespace kvferry::bench {
 
-/// Writes the figures into `name`, or nothing if `name` is empty. kUnavailable: the file can't be written.
-Result<void> write_json(const std::string& name, const nlohmann::json& figures);
+/// Writes the figures into `name`, or nothing if `name` is empty. Failure kUnavailable: the file can't be written.
+void write_json(const std::string& name, const nlohmann::json& figures);
 
 /// Draws the figures into `name` (.png) with peers/plots.py's drawing `kind`, or nothing if `name` is empty; installs
-/// matplotlib on demand. A picture that can't be drawn is a warning to `say`. Errors: kCancelled.
-Result<void> draw(const std::string& name, const std::string& kind, const nlohmann::json& figures, const Say& say);
+/// matplotlib on demand. A picture that can't be drawn is a warning to `say`. Failure: kCancelled.
+void draw(const std::string& name, const std::string& kind, const nlohmann::json& figures, const Say& say);
 
 }  // namespace kvferry::bench

@@ -1,9 +1,11 @@
 #include "launch/bench/harness/interrupt.h"
 
+#include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include "launch/bench/harness/failure.h"
 
 namespace kvferry::bench {
 namespace {
@@ -29,10 +31,20 @@ Deadline::Deadline(TimeNs timeout_ns) : end_(SteadyClock().now() + timeout_ns) {
 
 Result<void> Deadline::check(const char* what) const {
   if (is_interrupted()) return Error{ErrorCode::kCancelled, "interrupted"};
-  if (left_ns() == 0) return Error{ErrorCode::kTimeout, fmt::format("{} did not come in time", what)};
+  if (SteadyClock().now() >= end_) return Error{ErrorCode::kTimeout, fmt::format("{} did not come in time", what)};
   return {};
 }
 
-TimeNs Deadline::left_ns() const { return std::max<TimeNs>(0, end_ - SteadyClock().now()); }
+OwnedFd tcp_accept(const net::TcpListener& listener, const Deadline& deadline) {
+  while (true) {
+    need(deadline.check("a connection"));
+    pollfd waiting{listener.socket.get(), POLLIN, 0};
+    if (::poll(&waiting, 1, 100) != 1) continue;
+    OwnedFd socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket) continue;
+    net::set_tcp_options(socket.get());
+    return socket;
+  }
+}
 
 }  // namespace kvferry::bench

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "transport/base/clock.h"
+#include "transport/base/net/tcp_socket.h"
 #include "transport/base/result.h"
 
 namespace kvferry::bench {
@@ -16,10 +17,12 @@ class Deadline {
   explicit Deadline(TimeNs timeout_ns);
   /// Returns kTimeout, with a sentence that names `what`, or kCancelled.
   Result<void> check(const char* what) const;
-  TimeNs left_ns() const;
 
  private:
   TimeNs end_;
 };
+
+/// Waits for a connection and returns its blocking socket. Failures: as Deadline::check().
+OwnedFd tcp_accept(const net::TcpListener& listener, const Deadline& deadline);
 
 }  // namespace kvferry::bench

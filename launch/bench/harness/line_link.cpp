@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <utility>
 
 #include "launch/bench/harness/interrupt.h"
 
@@ -15,20 +14,10 @@ constexpr std::size_t kLineBytesMax = 1 << 20;  // an exported address is the lo
 
 }  // namespace
 
-LineLink::LineLink(LineLink&& other) noexcept
-    : in_fd_(std::exchange(other.in_fd_, -1)),
-      out_fd_(std::exchange(other.out_fd_, -1)),
-      received_(std::move(other.received_)) {}
-
-LineLink::~LineLink() {
-  if (out_fd_ >= 0) ::close(out_fd_);
-  if (in_fd_ >= 0 && in_fd_ != out_fd_) ::close(in_fd_);
-}
-
 Result<void> LineLink::send(const nlohmann::json& message) {
   const std::string line = message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
   for (std::size_t done = 0; done < line.size();) {
-    const ssize_t written = ::write(out_fd_, line.data() + done, line.size() - done);
+    const ssize_t written = ::write(out_ ? out_.get() : in_.get(), line.data() + done, line.size() - done);
     if (written < 0 && errno == EINTR && !is_interrupted()) continue;
     if (written < 0) return Error{ErrorCode::kPeerLost, "the other side has closed the connection"};
     done += static_cast<std::size_t>(written);
@@ -48,10 +37,10 @@ Result<nlohmann::json> LineLink::receive(TimeNs timeout_ns) {
     if (received_.size() > kLineBytesMax)
       return Error{ErrorCode::kCorrupt, fmt::format("the other side sent a line of more than {} bytes", kLineBytesMax)};
     if (Result<void> ok = deadline.check("an answer"); !ok) return std::move(ok).error();
-    pollfd waiting{in_fd_, POLLIN, 0};
+    pollfd waiting{in_.get(), POLLIN, 0};
     if (::poll(&waiting, 1, 100) <= 0) continue;
     char buffer[16384];
-    const ssize_t got = ::read(in_fd_, buffer, sizeof(buffer));
+    const ssize_t got = ::read(in_.get(), buffer, sizeof(buffer));
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (got <= 0) return Error{ErrorCode::kPeerLost, "the other side has closed the connection"};
     received_.append(buffer, static_cast<std::size_t>(got));

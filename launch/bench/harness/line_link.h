@@ -5,17 +5,16 @@
 #include <string>
 
 #include "transport/base/clock.h"
+#include "transport/base/owned_fd.h"
 #include "transport/base/result.h"
 
 namespace kvferry::bench {
 
-/// Owns its descriptors. One thread.
+/// One thread.
 class LineLink {
  public:
-  LineLink(int in_fd, int out_fd) : in_fd_(in_fd), out_fd_(out_fd) {}  // a socket is given twice
-  LineLink(LineLink&& other) noexcept;
-  LineLink& operator=(LineLink&&) = delete;
-  ~LineLink();
+  /// Without `out`, `in` is a socket.
+  explicit LineLink(OwnedFd in, OwnedFd out = {}) : in_(std::move(in)), out_(std::move(out)) {}
 
   /// kPeerLost: the other side has closed.
   Result<void> send(const nlohmann::json& message);
@@ -23,12 +22,11 @@ class LineLink {
   /// line without an end).
   Result<nlohmann::json> receive(TimeNs timeout_ns);
 
-  int in_fd() const { return in_fd_; }
+  int in_fd() const { return in_.get(); }
   bool has_line() const { return received_.find('\n') != std::string::npos; }  // receive() returns at once
 
  private:
-  int in_fd_;
-  int out_fd_;
+  OwnedFd in_, out_;
   std::string received_;
 };
 

@@ -7,6 +7,8 @@
 #include <ctime>
 #include <fstream>
 
+#include "launch/bench/harness/failure.h"
+
 namespace kvferry::bench {
 namespace {
 
@@ -22,11 +24,11 @@ fs::path own_program() {
   return fs::read_symlink("/proc/self/exe", failure);
 }
 
-Result<std::string> kvferry_program() {
+std::string kvferry_program() {
   std::error_code failure;
   const fs::path program = own_program().parent_path() / "kvferry";
   if (!fs::exists(program, failure))
-    return Error{ErrorCode::kUnavailable, fmt::format("there is no program {} to start", program.string())};
+    throw Failure({ErrorCode::kUnavailable, fmt::format("there is no program {} to start", program.string())});
   return program.string();
 }
 
@@ -35,38 +37,33 @@ Command self_command(std::vector<std::string> words) {
   return {std::move(words), {}};
 }
 
-Result<void> run_peer_program(const Command& command, const Json& spec, const Say& say,
-                              const std::function<Result<void>(const Json&)>& take) {
-  Result<ChildProcess> child = ChildProcess::start(command);
-  if (!child) return std::move(child).error();
-  // If the program has ended already, its last words are the better error.
-  if (Result<void> sent = child->link().send(spec); !sent && sent.error().code != ErrorCode::kPeerLost) return sent;
+void run_peer_program(const Command& command, const Json& spec, const Say& say,
+                      const std::function<void(const Json&)>& take) {
+  ChildProcess child(command);
+  (void)child.link().send(spec);  // if the program has ended already, its last words are the better error
   while (true) {
-    const Result<Json> line = checked(child->link().receive(kPatience));
-    if (!line) {
-      if (line.error().code != ErrorCode::kPeerLost) return line.error();
-      return Error{ErrorCode::kUnavailable, fmt::format("its program ended early: {}", child->last_words())};
-    }
-    if (line->contains("done")) return {};
-    if (line->contains("step") && (*line)["step"].is_string()) {
-      say((*line)["step"].get<std::string>());
-    } else if (Result<void> taken = take(*line); !taken) {
-      return taken;
-    }
+    const Result<Json> received = checked(child.link().receive(kPatience));
+    if (!received && received.error().code == ErrorCode::kPeerLost)
+      throw Failure({ErrorCode::kUnavailable, fmt::format("its program ended early: {}", child.last_words())});
+    const Json line = need(received);
+    if (line.contains("done")) return;
+    if (line.contains("step") && line["step"].is_string())
+      say(line["step"].get<std::string>());
+    else
+      take(line);
   }
 }
 
-Result<TemporaryFolder> TemporaryFolder::make() {
+TemporaryFolder::TemporaryFolder() {
   std::error_code failure;
-  std::string path = fs::temp_directory_path(failure) / "kvferry-benchXXXXXX";
-  if (failure || ::mkdtemp(path.data()) == nullptr)
-    return Error{ErrorCode::kUnavailable, "no folder for temporary files can be made"};
-  return TemporaryFolder(std::move(path));
+  path_ = fs::temp_directory_path(failure) / "kvferry-benchXXXXXX";
+  if (failure || ::mkdtemp(path_.data()) == nullptr)
+    throw Failure({ErrorCode::kUnavailable, "no folder for temporary files can be made"});
 }
 
 TemporaryFolder::~TemporaryFolder() {
   std::error_code ignored;
-  if (!path_.empty()) fs::remove_all(path_, ignored);
+  fs::remove_all(path_, ignored);
 }
 
 double cpu_seconds(pid_t pid) {

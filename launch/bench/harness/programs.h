@@ -7,7 +7,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "launch/bench/harness/child_process.h"
@@ -17,8 +16,8 @@ namespace kvferry::bench {
 /// This program's file.
 std::filesystem::path own_program();
 
-/// This program's file or, in a test, the `kvferry` beside it. kUnavailable: there is none.
-Result<std::string> kvferry_program();
+/// This program's file or, in a test, the `kvferry` beside it. Failure kUnavailable: there is none.
+std::string kvferry_program();
 
 /// This program with other arguments.
 Command self_command(std::vector<std::string> words);
@@ -26,22 +25,21 @@ Command self_command(std::vector<std::string> words);
 using Say = std::function<void(const std::string&)>;
 
 /// Runs a peer's program: sends `spec`, hands {"step": text} to `say` and every other line to `take` until
-/// {"done": true}. Errors: those of the program, of `take`, and kUnavailable if the program ends too early.
-Result<void> run_peer_program(const Command& command, const nlohmann::json& spec, const Say& say,
-                              const std::function<Result<void>(const nlohmann::json&)>& take);
+/// {"done": true}. Failures: those of the program, of `take`, and kUnavailable if the program ends too early.
+void run_peer_program(const Command& command, const nlohmann::json& spec, const Say& say,
+                      const std::function<void(const nlohmann::json&)>& take);
 
 /// A new folder below the system's folder for temporary files; the destructor removes it.
 class TemporaryFolder {
  public:
-  /// kUnavailable: it can't be made.
-  static Result<TemporaryFolder> make();
-  TemporaryFolder(TemporaryFolder&& other) noexcept : path_(std::exchange(other.path_, "")) {}
-  TemporaryFolder& operator=(TemporaryFolder&&) = delete;
+  /// Failure kUnavailable: it can't be made.
+  TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
   ~TemporaryFolder();
   const std::string& path() const { return path_; }
 
  private:
-  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
   std::string path_;
 };
 

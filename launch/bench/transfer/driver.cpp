@@ -1,5 +1,3 @@
-#include "launch/bench/transfer/driver.h"
-
 #include <fmt/ranges.h>
 
 #include <cstdio>
@@ -8,11 +6,13 @@
 
 #include "launch/bench/harness/bench_venv.h"
 #include "launch/bench/harness/byte_size.h"
+#include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/figures_file.h"
 #include "launch/bench/harness/host_facts.h"
+#include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/progress.h"
-#include "launch/bench/transfer/far_side.h"
 #include "launch/bench/transfer/measure.h"
+#include "launch/bench/transfer/transfer_bench.h"
 
 namespace kvferry::bench {
 namespace {
@@ -42,15 +42,15 @@ class Driver {
  public:
   explicit Driver(const TransferOptions& options) : options_(options) {}
 
-  Result<void> run() {
+  void run() {
     if (!options_.derivation.empty()) fmt::print("{}\n", options_.derivation);
-    if (Result<void> ok = far_.open(options_.connect); !ok) return ok;
-    if (Result<void> ok = install_peers(); !ok) return ok;
-    if (Result<void> ok = measure_all(); !ok) return ok;
+    far_.open(options_.connect);
+    install_peers();
+    measure_all();
     fmt::print("{}", table_of(rows_));
     std::fflush(stdout);
-    if (Result<void> ok = write_json(options_.json_file, figures()); !ok) return ok;
-    return draw(options_.plot_file, "transfer", figures(), say);
+    write_json(options_.json_file, figures());
+    draw(options_.plot_file, "transfer", figures(), say);
   }
 
  private:
@@ -59,22 +59,16 @@ class Driver {
     say(fmt::format("warning: {} is left out: {}", engine, why));
   }
 
-  Result<void> install_peers() {
+  void install_peers() {
     for (const std::string& peer : options_.peers) {
-      Result<void> done = ensure_installed(peer, say);
-      if (done) done = far_.install(peer);
-      if (!done && done.error().code == ErrorCode::kCancelled) return done;
+      const Result<void> done = attempt([&] {
+        ensure_installed(peer, say);
+        far_.install(peer);
+      });
+      if (!done && done.error().code == ErrorCode::kCancelled) need(done);
       if (!done) leave_out(peer, done.error().what);
     }
-    return {};
   }
-
-  struct Point {
-    std::string path;
-    MemoryKind memory;
-    Shape shape;
-    Contender contender;
-  };
 
   /// Measurements of one path, memory and block size follow each other, so that all engines see the same machine.
   std::vector<Point> points() const {
@@ -87,7 +81,7 @@ class Driver {
     return all;
   }
 
-  Result<void> measure_all() {
+  void measure_all() {
     const std::vector<Point> all = points();
     Progress progress(all.size());
     for (const Point& point : all) {
@@ -95,23 +89,20 @@ class Driver {
       if (!missing_.contains(point.contender.engine)) {
         progress.begin_step(fmt::format("{}, path {}, {} memory, {}", name, point.path, name_of(point.memory),
                                         byte_size_text(point.shape.block_bytes)));
-        Result<Measured> measured = measure(point.contender, point.path, point.memory, point.shape, options_,
-                                            far_.link(), far_.host(), far_.is_same_host());
-        if (!measured && (point.contender.engine == "kvferry" || measured.error().code == ErrorCode::kCancelled))
-          return std::move(measured).error();
+        const Result<Measured> measured = attempt([&] { return measure(point, options_, far_); });
         if (measured) {
-          take(point, std::move(*measured), progress);
+          take(point, *measured, progress);
         } else {
+          if (point.contender.engine == "kvferry" || measured.error().code == ErrorCode::kCancelled) need(measured);
           progress.make_room();
           leave_out(point.contender.engine, measured.error().what);
         }
       }
       progress.end_step();
     }
-    return {};
   }
 
-  void take(const Point& point, Measured measured, Progress& progress) {
+  void take(const Point& point, const Measured& measured, Progress& progress) {
     rows_.insert(rows_.end(), measured.rows.begin(), measured.rows.end());
     const std::string name = fmt::format("{} {}, path {}", point.contender.engine, point.contender.setting, point.path);
     if (!measured.describe.empty() && engines_[name] != measured.describe) {
@@ -145,7 +136,7 @@ class Driver {
 
 Result<void> run_driver(const TransferOptions& options) {
   catch_interrupts();
-  return Driver(options).run();
+  return attempt([&] { Driver(options).run(); });
 }
 
 }  // namespace kvferry::bench

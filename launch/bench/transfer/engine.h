@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "launch/bench/harness/bench_memory.h"
+#include "launch/bench/harness/failure.h"
 #include "launch/bench/transfer/pattern.h"
-#include "transport/base/result.h"
 
 namespace kvferry::bench {
 
@@ -28,17 +28,18 @@ struct WorkerSpec {
 };
 
 nlohmann::json to_json(const WorkerSpec& spec);
-/// kInvalidArgument: a field is missing or out of bounds.
-Result<WorkerSpec> worker_spec(const nlohmann::json& message);
+/// Failure kInvalidArgument: a field is missing or out of bounds.
+WorkerSpec worker_spec(const nlohmann::json& message);
 
-/// Used by one thread. Every wait is limited to kPatience and ends early with kCancelled on the user's interrupt.
+/// Used by one thread. Errors are thrown as a Failure. Every wait is limited to kPatience and ends early with
+/// kCancelled on the user's interrupt.
 class Engine {
  public:
   virtual ~Engine() = default;
 
   /// Returns the argument of the other side's connect(). The memory outlives the engine.
-  virtual Result<nlohmann::json> start(const WorkerSpec& spec, BenchMemory& memory) = 0;
-  virtual Result<void> connect(const nlohmann::json& peer) = 0;
+  virtual nlohmann::json start(const WorkerSpec& spec, BenchMemory& memory) = 0;
+  virtual void connect(const nlohmann::json& peer) = 0;
   virtual std::string describe() const { return ""; }
 
   /// Computes the orders of the blocks; not timed. `call_bytes` is used by engines that limit the bytes of a call.
@@ -48,13 +49,13 @@ class Engine {
     others_ = block_offsets(job, side == Side::kInitiator ? Side::kTarget : Side::kInitiator);
   }
   /// One request with all blocks of the job, from building its descriptors to the target's answer.
-  virtual Result<void> transfer() = 0;
+  virtual void transfer() = 0;
   /// The target's part of transfer(): waits for the notification, then answers.
-  virtual Result<void> answer() { return {}; }
+  virtual void answer() {}
   /// Sends one block with a notification to the other side and waits for the same from there.
-  virtual Result<void> ping() = 0;
+  virtual void ping() = 0;
   /// The target's part of ping().
-  virtual Result<void> pong() { return {}; }
+  virtual void pong() {}
   /// Whether ping() is a round trip, half of which is the latency, and not one way.
   virtual bool is_round_trip() const { return true; }
 

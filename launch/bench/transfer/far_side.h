@@ -5,17 +5,19 @@
 #include <string>
 
 #include "launch/bench/harness/child_process.h"
-#include "launch/bench/harness/tcp.h"
+#include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::bench {
+
+using net::HostPort;
 
 /// The destructor ends the child process, if there is one.
 class FarSide {
  public:
-  /// kUnavailable: no listener at the address; kRefused: a listener of another version of kvferry.
-  Result<void> open(const std::optional<HostPort>& address);
+  /// Failures: kUnavailable (no listener at the address), kRefused (a listener of another version of kvferry).
+  void open(const std::optional<HostPort>& address);
   /// Installs a peer on the far host too (bench_venv.h).
-  Result<void> install(const std::string& what);
+  void install(const std::string& what);
 
   LineLink& link() { return *link_; }
   const std::string& host() const { return host_; }  // this side's address on the route to the listener
@@ -24,7 +26,7 @@ class FarSide {
  private:
   static constexpr TimeNs kInstallPatience = 900 * kSecond;
 
-  Result<void> greet();
+  void greet();
 
   std::optional<ChildProcess> child_;
   std::optional<LineLink> link_;  // destroyed before child_, which ends when the link closes

@@ -1,7 +1,7 @@
 // One engine, setting, path, kind of memory and shape, measured in each direction.
 #pragma once
 
-#include "launch/bench/harness/line_link.h"
+#include "launch/bench/transfer/far_side.h"
 #include "launch/bench/transfer/options.h"
 #include "launch/bench/transfer/rows.h"
 
@@ -16,15 +16,19 @@ struct Contender {
   bool is_free = false;  // not pinned, because the engine's own threads do the work
 };
 
+struct Point {
+  std::string path;
+  MemoryKind memory;
+  Shape shape;
+  Contender contender;
+};
+
 struct Measured {
   std::vector<Row> rows;
   std::string describe;
   std::uint64_t huge_page_bytes = 0;
 };
 
-/// `host`: this side's address on the route to the listener.
-Result<Measured> measure(const Contender& contender, const std::string& path, MemoryKind memory, const Shape& shape,
-                         const TransferOptions& options, LineLink& listener, const std::string& host,
-                         bool is_same_host);
+Measured measure(const Point& point, const TransferOptions& options, FarSide& far);
 
 }  // namespace kvferry::bench

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "launch/bench/harness/tcp.h"
 #include "launch/bench/transfer/engine.h"
+#include "transport/base/net/host_port.h"
 
 namespace kvferry::bench {
 
@@ -30,6 +30,8 @@ struct TransferFlags {
   std::string connect;
   bool pin = true;
 };
+
+using net::HostPort;
 
 struct Shape {
   std::uint64_t block_bytes = 0;

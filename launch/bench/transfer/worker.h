@@ -17,13 +17,9 @@
 #include <nlohmann/json.hpp>
 
 #include "launch/bench/transfer/pattern.h"
-#include "transport/base/result.h"
 
 namespace kvferry::bench {
 
 nlohmann::json to_json(const Job& job, std::uint64_t call_bytes);
-
-/// Serves stdin and stdout until stdin ends. Returns an error only if it could not be sent to the driver.
-Result<void> run_worker();
 
 }  // namespace kvferry::bench

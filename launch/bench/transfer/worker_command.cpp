@@ -8,9 +8,9 @@
 namespace kvferry::bench {
 namespace {
 
-Error unknown(const WorkerSpec& spec) {
-  return {ErrorCode::kInvalidArgument,
-          fmt::format("there is no engine '{}' with setting '{}' on path '{}'", spec.engine, spec.setting, spec.path)};
+Failure unknown(const WorkerSpec& spec) {
+  return Failure({ErrorCode::kInvalidArgument, fmt::format("there is no engine '{}' with setting '{}' on path '{}'",
+                                                           spec.engine, spec.setting, spec.path)});
 }
 
 /// UCX chooses its transports unless the path is TCP; "best" names those that were measured to be faster.
@@ -27,21 +27,21 @@ std::vector<std::string> ucx_environment(const WorkerSpec& spec) {
 
 }  // namespace
 
-Result<Command> worker_command(const WorkerSpec& spec) {
+Command worker_command(const WorkerSpec& spec) {
   constexpr std::string_view kBuiltIn[] = {"kvferry", "memcpy", "cma", "socket"};
   if (std::find(std::begin(kBuiltIn), std::end(kBuiltIn), spec.engine) != std::end(kBuiltIn))
     return self_command({"bench", "worker"});
-  if (spec.setting != "default" && spec.setting != "best") return unknown(spec);
+  if (spec.setting != "default" && spec.setting != "best") throw unknown(spec);
   Command command;
   if (spec.engine == "ucx") {
     const std::string folder = newest_ucx_folder();
-    if (folder.empty()) return Error{ErrorCode::kUnavailable, "libucx-cu13 is not installed"};
+    if (folder.empty()) throw Failure({ErrorCode::kUnavailable, "libucx-cu13 is not installed"});
     command = self_command({"bench", "worker"});
     command.environment.push_back("LD_LIBRARY_PATH=" + folder);
   } else if (spec.engine == "nixl" || spec.engine == "mooncake") {
     command = script_command(spec.engine + "_worker.py", {});
   } else {
-    return unknown(spec);
+    throw unknown(spec);
   }
   const std::vector<std::string> more = ucx_environment(spec);
   command.environment.insert(command.environment.end(), more.begin(), more.end());

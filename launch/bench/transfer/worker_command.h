@@ -6,7 +6,7 @@
 
 namespace kvferry::bench {
 
-/// kInvalidArgument: no such engine, setting or path; kUnavailable: the peer is not installed on this host.
-Result<Command> worker_command(const WorkerSpec& spec);
+/// Failures: kInvalidArgument (no such engine, setting or path), kUnavailable (the peer is not installed on this host).
+Command worker_command(const WorkerSpec& spec);
 
 }  // namespace kvferry::bench

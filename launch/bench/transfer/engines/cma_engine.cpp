@@ -17,24 +17,23 @@ constexpr std::size_t kRangesMax = 1024;  // the kernel's UIO_MAXIOV
 
 class CmaEngine final : public Engine {
  public:
-  Result<nlohmann::json> start(const WorkerSpec&, BenchMemory& memory) override {
+  nlohmann::json start(const WorkerSpec&, BenchMemory& memory) override {
     memory_ = memory.span();
     ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // fails on a kernel without Yama, where it is not needed
-    return nlohmann::json{{"pid", ::getpid()}, {"base", reinterpret_cast<std::uintptr_t>(memory_.data())}};
+    return {{"pid", ::getpid()}, {"base", reinterpret_cast<std::uintptr_t>(memory_.data())}};
   }
 
-  Result<void> connect(const nlohmann::json& peer) override {
+  void connect(const nlohmann::json& peer) override {
     pid_ = peer.value("pid", 0);
     base_ = peer.value("base", std::uintptr_t{0});
-    return {};
   }
 
-  Result<void> transfer() override { return copy(own_.size()); }
-  Result<void> ping() override { return copy(1); }
+  void transfer() override { copy(own_.size()); }
+  void ping() override { copy(1); }
   bool is_round_trip() const override { return false; }
 
  private:
-  Result<void> copy(std::size_t num_blocks) {
+  void copy(std::size_t num_blocks) {
     for (std::size_t begin = 0; begin < num_blocks; begin += kRangesMax) {
       const std::size_t count = std::min(kRangesMax, num_blocks - begin);
       for (std::size_t i = 0; i < count; ++i) {
@@ -44,10 +43,10 @@ class CmaEngine final : public Engine {
       const ssize_t moved = job_.is_push ? ::process_vm_writev(pid_, own_ranges_, count, others_ranges_, count, 0)
                                          : ::process_vm_readv(pid_, own_ranges_, count, others_ranges_, count, 0);
       if (moved != static_cast<ssize_t>(count * job_.block_bytes))
-        return Error{ErrorCode::kUnavailable, fmt::format("the kernel refuses to copy between processes: {}",
-                                                          moved < 0 ? std::strerror(errno) : "it copied a part only")};
+        throw Failure(
+            {ErrorCode::kUnavailable, fmt::format("the kernel refuses to copy between processes: {}",
+                                                  moved < 0 ? std::strerror(errno) : "it copied a part only")});
     }
-    return {};
   }
 
   std::span<std::byte> memory_;

@@ -9,86 +9,67 @@ namespace {
 
 class KvferryEngine final : public Engine {
  public:
-  Result<nlohmann::json> start(const WorkerSpec& spec, BenchMemory& memory) override {
-    const Result<Path> path = parse_path(spec.path);
-    if (!path) return path.error();
+  nlohmann::json start(const WorkerSpec& spec, BenchMemory& memory) override {
     TransportOptions options;
-    options.path = *path;
-    Result<std::unique_ptr<Transport>> made = make_transport(options);
-    if (!made) return std::move(made).error();
-    transport_ = std::move(*made);
-    const Result<RegionId> region = transport_->register_region(memory.region());
-    if (!region) return region.error();
-    region_ = *region;
-    const Result<std::string> exported = transport_->export_region(region_);
-    if (!exported) return exported.error();
-    return nlohmann::json{{"address", to_hex(transport_->address())}, {"region", to_hex(*exported)}};
+    options.path = need(parse_path(spec.path));
+    transport_ = need(make_transport(options));
+    region_ = need(transport_->register_region(memory.region()));
+    const std::string exported = need(transport_->export_region(region_));
+    return {{"address", to_hex(transport_->address())}, {"region", to_hex(exported)}};
   }
 
-  Result<void> connect(const nlohmann::json& peer) override {
-    const Result<std::string> address = from_hex(peer.value("address", ""));
-    Result<std::string> region = from_hex(peer.value("region", ""));
-    if (!address) return address.error();
-    if (!region) return region.error();
-    remote_region_ = std::move(*region);
-    const Result<PeerId> id = transport_->connect(*address);
-    if (!id) return id.error();
-    peer_ = *id;
-    return {};
+  void connect(const nlohmann::json& peer) override {
+    remote_region_ = need(from_hex(peer.value("region", "")));
+    peer_ = need(transport_->connect(need(from_hex(peer.value("address", "")))));
   }
 
   std::string describe() const override { return transport_->describe(); }
 
-  Result<void> transfer() override {
+  void transfer() override {
     std::vector<CopyRange> ranges;
     ranges.reserve(own_.size());
     for (std::size_t i = 0; i < own_.size(); ++i) ranges.push_back({own_[i], others_[i], job_.block_bytes});
-    if (Result<void> ok = submit(std::move(ranges)); !ok) return ok;
-    return wait_for(1, 1);
+    submit(std::move(ranges));
+    wait_for(1, 1);
   }
-
-  Result<void> answer() override {
-    if (Result<void> ok = wait_for(1, 0); !ok) return ok;
-    if (Result<void> ok = submit({}); !ok) return ok;
-    return wait_for(0, 1);
+  void answer() override {
+    wait_for(1, 0);
+    submit({});
+    wait_for(0, 1);
   }
-
-  Result<void> ping() override {
-    if (Result<void> ok = submit({{own_[0], others_[0], job_.block_bytes}}); !ok) return ok;
-    return wait_for(1, 1);
+  void ping() override {
+    submit({{own_[0], others_[0], job_.block_bytes}});
+    wait_for(1, 1);
   }
-
-  Result<void> pong() override {
-    if (Result<void> ok = wait_for(1, 0); !ok) return ok;
-    if (Result<void> ok = submit({{own_[0], others_[0], job_.block_bytes}}); !ok) return ok;
-    return wait_for(0, 1);
+  void pong() override {
+    wait_for(1, 0);
+    submit({{own_[0], others_[0], job_.block_bytes}});
+    wait_for(0, 1);
   }
 
  private:
-  Result<void> submit(std::vector<CopyRange> ranges) {
-    const Result<TransferId> id = transport_->submit({.peer = peer_,
-                                                      .direction = job_.is_push ? Direction::kPush : Direction::kPull,
-                                                      .local = region_,
-                                                      .remote_region = remote_region_,
-                                                      .ranges = std::move(ranges),
-                                                      .notification = "moved"});
-    if (!id) return id.error();
-    return {};
+  void submit(std::vector<CopyRange> ranges) {
+    need(transport_->submit({.peer = peer_,
+                             .direction = job_.is_push ? Direction::kPush : Direction::kPull,
+                             .local = region_,
+                             .remote_region = remote_region_,
+                             .ranges = std::move(ranges),
+                             .notification = "moved"}));
   }
 
   /// Waits until so many notifications and completions have arrived, and takes them.
-  Result<void> wait_for(int notifications, int completions) {
+  void wait_for(int notifications, int completions) {
     const Deadline deadline(kPatience);
     notifications_ -= notifications;
     completions_ -= completions;
     while (true) {
       for (const Completion& done : transport_->poll()) {
-        if (done.code != ErrorCode::kOk) return Error{done.code, done.what};
+        if (done.code != ErrorCode::kOk) throw Failure({done.code, done.what});
         ++completions_;
       }
       notifications_ += static_cast<int>(transport_->poll_notifications().size());
-      if (notifications_ >= 0 && completions_ >= 0) return {};
-      if (Result<void> ok = deadline.check("a completion or notification"); !ok) return ok;
+      if (notifications_ >= 0 && completions_ >= 0) return;
+      need(deadline.check("a completion or notification"));
       transport_->wait(100 * kMillisecond);
     }
   }

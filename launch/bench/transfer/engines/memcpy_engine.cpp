@@ -9,32 +9,23 @@ namespace {
 
 class MemcpyEngine final : public Engine {
  public:
-  Result<nlohmann::json> start(const WorkerSpec& spec, BenchMemory& memory) override {
+  nlohmann::json start(const WorkerSpec& spec, BenchMemory& memory) override {
     memory_ = memory.span();
-    Result<BenchMemory> target = BenchMemory::make(spec.memory, spec.bytes);
-    if (!target) return std::move(target).error();
-    target_.emplace(std::move(*target));
+    target_.emplace(spec.memory, spec.bytes);
     target_span_ = target_->span();
     if (target_->shared() != nullptr) {
-      Result<SharedMemory> mapped = SharedMemory::open(target_->shared()->name());
-      if (!mapped) return std::move(mapped).error();
-      mapped_.emplace(std::move(*mapped));
+      mapped_.emplace(need(SharedMemory::open(target_->shared()->name())));
       target_span_ = mapped_->span();
     }
     return nlohmann::json::object();
   }
 
-  Result<void> connect(const nlohmann::json&) override { return {}; }
+  void connect(const nlohmann::json&) override {}
 
-  Result<void> transfer() override {
+  void transfer() override {
     for (std::size_t i = 0; i < own_.size(); ++i) copy(i);
-    return {};
   }
-
-  Result<void> ping() override {
-    copy(0);
-    return {};
-  }
+  void ping() override { copy(0); }
   bool is_round_trip() const override { return false; }
   std::span<std::byte> target_memory() override { return target_span_; }
 

@@ -8,10 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 #include "launch/bench/harness/interrupt.h"
-#include "launch/bench/harness/tcp.h"
 #include "launch/bench/transfer/engine.h"
 
 namespace kvferry::bench {
@@ -23,22 +21,17 @@ constexpr std::size_t kNoteBytes = 16;    // sent after a ping's block, in place
 
 class SocketEngine final : public Engine {
  public:
-  Result<nlohmann::json> start(const WorkerSpec& spec, BenchMemory& memory) override {
+  nlohmann::json start(const WorkerSpec& spec, BenchMemory& memory) override {
     memory_ = memory.span();
     side_ = spec.side;
     if (side_ == Side::kInitiator) return nlohmann::json::object();
-    Result<net::TcpListener> listening = net::listen_tcp(spec.host, 0);
-    if (!listening) return std::move(listening).error();
-    listening_ = std::move(*listening);
-    return nlohmann::json{{"host", spec.host}, {"port", listening_.address.port}};
+    listening_ = need(net::listen_tcp(spec.host, 0));
+    return {{"host", spec.host}, {"port", listening_.address.port}};
   }
 
-  Result<void> connect(const nlohmann::json& peer) override {
-    if (side_ == Side::kTarget) return {};  // answer() and pong() accept the connection
-    Result<OwnedFd> connected = net::connect_tcp({peer.value("host", ""), peer.value("port", std::uint16_t{0})});
-    if (!connected) return std::move(connected).error();
-    adopt(std::move(*connected));
-    return {};
+  void connect(const nlohmann::json& peer) override {
+    if (side_ == Side::kTarget) return;  // answer() and pong() accept the connection
+    adopt(need(net::connect_tcp({peer.value("host", ""), peer.value("port", std::uint16_t{0})})));
   }
 
   void prepare(const Job& job, Side side, std::uint64_t call_bytes) override {
@@ -46,33 +39,35 @@ class SocketEngine final : public Engine {
     call_bytes_ = std::max<std::uint64_t>(call_bytes, 1);
   }
 
-  Result<void> transfer() override {
+  void transfer() override {
     if (job_.is_push) {
-      if (Result<void> ok = move_blocks(true); !ok) return ok;
-      return move_note(false, 1);
+      move_blocks(true);
+      move_note(false);
+    } else {
+      move_note(true);
+      move_blocks(false);
     }
-    if (Result<void> ok = move_note(true, 1); !ok) return ok;
-    return move_blocks(false);
   }
 
-  Result<void> answer() override {
-    if (Result<void> ok = accept_once(); !ok) return ok;
+  void answer() override {
+    accept_once();
     if (job_.is_push) {
-      if (Result<void> ok = move_blocks(false); !ok) return ok;
-      return move_note(true, 1);
+      move_blocks(false);
+      move_note(true);
+    } else {
+      move_note(false);
+      move_blocks(true);
     }
-    if (Result<void> ok = move_note(false, 1); !ok) return ok;
-    return move_blocks(true);
   }
 
-  Result<void> ping() override {
-    if (Result<void> ok = move_block_and_note(true); !ok) return ok;
-    return move_block_and_note(false);
+  void ping() override {
+    move_block_and_note(true);
+    move_block_and_note(false);
   }
-  Result<void> pong() override {
-    if (Result<void> ok = accept_once(); !ok) return ok;
-    if (Result<void> ok = move_block_and_note(false); !ok) return ok;
-    return move_block_and_note(true);
+  void pong() override {
+    accept_once();
+    move_block_and_note(false);
+    move_block_and_note(true);
   }
 
  private:
@@ -86,30 +81,25 @@ class SocketEngine final : public Engine {
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &second, sizeof(second));
   }
 
-  Result<void> accept_once() {
-    if (socket_) return {};
-    const Deadline deadline(kPatience);
-    Result<OwnedFd> accepted = tcp_accept(listening_, deadline);
-    if (!accepted) return std::move(accepted).error();
-    adopt(std::move(*accepted));
-    return {};
+  void accept_once() {
+    if (!socket_) adopt(tcp_accept(listening_, Deadline(kPatience)));
   }
 
-  Result<void> move_blocks(bool is_send) {
+  void move_blocks(bool is_send) {
     ranges_.clear();
     for (const std::uint64_t offset : own_) ranges_.push_back({memory_.data() + offset, job_.block_bytes});
-    return move_ranges(is_send);
+    move_ranges(is_send);
   }
-  Result<void> move_note(bool is_send, std::size_t bytes) {
-    ranges_.assign(1, {note_, bytes});
-    return move_ranges(is_send);
+  void move_note(bool is_send) {
+    ranges_.assign(1, {note_, 1});
+    move_ranges(is_send);
   }
-  Result<void> move_block_and_note(bool is_send) {
+  void move_block_and_note(bool is_send) {
     ranges_.assign({{memory_.data() + own_[0], job_.block_bytes}, {note_, kNoteBytes}});
-    return move_ranges(is_send);
+    move_ranges(is_send);
   }
 
-  Result<void> move_ranges(bool is_send) {
+  void move_ranges(bool is_send) {
     const Deadline deadline(kPatience);
     int num_polls = 0;
     for (std::size_t begin = 0; begin < ranges_.size();) {
@@ -126,12 +116,12 @@ class SocketEngine final : public Engine {
           is_send ? ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
       ranges_[end - 1].iov_len += cut;
       if (moved == 0 && !is_send)
-        return Error{ErrorCode::kPeerLost, "the raw socket's other side has closed the connection"};
+        throw Failure({ErrorCode::kPeerLost, "the raw socket's other side has closed the connection"});
       if (moved < 0 && errno != EINTR && errno != EAGAIN)
-        return Error{ErrorCode::kPeerLost, fmt::format("the raw socket failed: {}", std::strerror(errno))};
+        throw Failure({ErrorCode::kPeerLost, fmt::format("the raw socket failed: {}", std::strerror(errno))});
       if (moved < 0) {
         if (!is_send && ++num_polls % kPollsPerCheck != 0) continue;
-        if (Result<void> ok = deadline.check("data on the raw socket"); !ok) return ok;
+        need(deadline.check("data on the raw socket"));
         continue;
       }
       for (auto left = static_cast<std::uint64_t>(moved); left > 0;) {
@@ -142,7 +132,6 @@ class SocketEngine final : public Engine {
         if (range.iov_len == 0) ++begin;
       }
     }
-    return {};
   }
 
   std::span<std::byte> memory_;
