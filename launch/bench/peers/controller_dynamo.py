@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import zmq
 from controller_load import BATCH_KEYS, LOOKUP_KEYS, NUM_WORKERS, Batch, keys_at
-from controller_peer import IN_FLIGHT, Directory, Layout, main
+from controller_peer import IN_FLIGHT, Directory, Layout, RemoteDirectory, main
 from controller_server import answers_at, free_port, start, wait_until
 from dynamo._core import RadixTree, compute_block_hash_for_seq
 
@@ -100,8 +100,7 @@ def post(path: str, body: dict[str, Any]) -> bytes:
             f"Content-Length: {len(data)}\r\n\r\n").encode() + data
 
 
-class Indexer(Directory):
-    way = "remote"
+class Indexer(RemoteDirectory):
     any_position = False
 
     def __init__(self) -> None:
@@ -125,9 +124,6 @@ class Indexer(Directory):
             raise TimeoutError("the indexer does not subscribe")
         publisher.recv()
         return publisher
-
-    def holder(self) -> int:
-        return self.server.pid
 
     def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> list[tuple[Batch, list[bytes]]]:
         return [(told, self.event(is_store, told, batch_keys)) for told in some]
@@ -190,8 +186,7 @@ class Indexer(Directory):
     def close(self) -> None:
         for publisher in self.workers:
             publisher.close()
-        self.server.kill()
-        self.server.wait()
+        super().close()
 
 
 def tokens_of(keys: np.ndarray) -> list[int]:

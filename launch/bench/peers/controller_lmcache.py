@@ -21,7 +21,7 @@ os.environ["LMCACHE_LOG_LEVEL"] = "ERROR"
 import msgspec
 import zmq
 from controller_load import LOOKUP_KEYS, NUM_WORKERS, Batch, keys_at
-from controller_peer import Directory, Layout, main, pipelined
+from controller_peer import Directory, Layout, RemoteDirectory, main, pipelined
 from controller_server import free_port, start, wait_until
 
 HOLLOW = ("torch", "transformers")
@@ -114,9 +114,7 @@ class Registry(Directory):
         return found_in(answer)
 
 
-class Controller(Directory):
-    way = "remote"
-
+class Controller(RemoteDirectory):
     def __init__(self) -> None:
         pull, reply = free_port(), free_port()
         self.server = start([sys.executable, __file__, "serve", str(pull), str(reply)])
@@ -131,9 +129,6 @@ class Controller(Directory):
             self.ask(message.RegisterMsg(instance_id=name_of(worker), worker_id=0, ip="127.0.0.1", port=port,
                                          peer_init_url=f"127.0.0.1:{worker + 1}"))
         self.encoder = Events()
-
-    def holder(self) -> int:
-        return self.server.pid
 
     def ask(self, question: Any) -> Any:
         return msgspec.msgpack.decode(self.lookup(msgspec.msgpack.encode(question)), type=message.Msg)
@@ -176,8 +171,7 @@ class Controller(Directory):
         self.events.close(0)
         self.lookups.close(0)
         self.worker.close(0)
-        self.server.kill()
-        self.server.wait()
+        super().close()
 
 
 def serve(pull: str, reply: str) -> None:

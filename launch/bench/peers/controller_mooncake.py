@@ -15,7 +15,7 @@ from typing import Any
 
 import mooncake
 from controller_load import LOOKUP_KEYS, NUM_WORKERS, PREFIX_KEYS, Batch, keys_at, workers_of
-from controller_peer import IN_FLIGHT, Directory, Layout, depths, main
+from controller_peer import IN_FLIGHT, Layout, RemoteDirectory, depths, main
 from controller_server import answers_at, free_port, start, wait_until
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
@@ -33,8 +33,7 @@ def endpoints(replicas: Sequence[Any]) -> list[str]:
     return [replica.get_memory_descriptor().buffer_descriptor.transport_endpoint for replica in replicas]
 
 
-class Master(Directory):
-    way = "remote"
+class Master(RemoteDirectory):
     load_keys = PREFIX_KEYS  # 32 at a time would take minutes
 
     def __init__(self) -> None:
@@ -65,9 +64,6 @@ class Master(Directory):
         config.replica_num = len(workers)
         config.preferred_segments = [self.names[worker] for worker in workers]
         return config
-
-    def holder(self) -> int:
-        return self.server.pid
 
     def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> list[Any]:
         """Both replicas of an object are made at once, so that the second worker has no event of its own."""

@@ -10,6 +10,7 @@ import gc
 import os
 import random
 import statistics
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -62,6 +63,20 @@ class Directory:
 
     def close(self) -> None:
         pass
+
+
+class RemoteDirectory(Directory):
+    """A directory in a server that is started for it."""
+
+    way = "remote"
+    server: subprocess.Popen[bytes]
+
+    def holder(self) -> int:
+        return self.server.pid
+
+    def close(self) -> None:
+        self.server.kill()
+        self.server.wait()
 
 
 def pipelined(ask: Callable[[int], None], receive: Callable[[int], None], seconds: float) -> int:

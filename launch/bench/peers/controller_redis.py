@@ -12,7 +12,7 @@ from typing import Any
 
 import hiredis
 from controller_load import LOOKUP_KEYS, NUM_WORKERS, Batch, keys_at
-from controller_peer import IN_FLIGHT, Directory, Layout, depths, main, pipelined
+from controller_peer import IN_FLIGHT, Directory, Layout, RemoteDirectory, depths, main, pipelined
 from controller_server import answers_at, free_port, start, wait_until
 
 Prepared = tuple[bytes, int]  # a request and the number of its replies
@@ -22,9 +22,7 @@ def command(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
-class RedisDirectory(Directory):
-    way = "remote"
-
+class RedisDirectory(RemoteDirectory):
     def __init__(self) -> None:
         binary = shutil.which("redis-server")
         if binary is None:
@@ -35,9 +33,6 @@ class RedisDirectory(Directory):
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.reader = hiredis.Reader()
-
-    def holder(self) -> int:
-        return self.server.pid
 
     def replies(self, count: int) -> list[Any]:
         got: list[Any] = []
@@ -82,8 +77,7 @@ class RedisDirectory(Directory):
 
     def close(self) -> None:
         self.socket.close()
-        self.server.kill()
-        self.server.wait()
+        super().close()
 
 
 class Sets(RedisDirectory):

@@ -6,12 +6,14 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 STOP_GRACE_S = 10.0
+DEATH_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -110,6 +112,32 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def noted_signals(*numbers: signal.Signals) -> list[int]:
+    """From now on these signals only add their numbers to the returned list."""
+    noted: list[int] = []
+    for number in numbers:
+        signal.signal(number, lambda got, _: noted.append(got))
+    return noted
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Writes by one rename, so that no reader sees a part."""
+    scratch = file.with_name(f".{file.name}.{os.getpid()}")
+    scratch.write_text(text)
+    scratch.rename(file)
+
+
+def copy_from(file: Path, offset: int) -> int:
+    """Copies to stdout what is in the file from `offset`, if the file is there; returns the new offset."""
+    with contextlib.suppress(OSError), file.open("rb") as text:
+        text.seek(offset)
+        piece = text.read()
+        offset += len(piece)
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    return offset
 
 
 def _die_with_parent() -> None:

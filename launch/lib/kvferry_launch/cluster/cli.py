@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 import time
 import uuid
@@ -9,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvferry_launch.cluster import dryrun, front, job, kubectl, kubernetes, leave_node, mpi, slurm, status
+from kvferry_launch.cluster import front, job, kubectl, kubernetes, leaving, mpi, slurm, status
 from kvferry_launch.cluster.control import ask
 from kvferry_launch.cluster.plan import ENGINE_ROLES, Planner
 from kvferry_launch.cluster.schema import BACKENDS, SpecError
 from kvferry_launch.cluster.spec import Spec, load, run_folder
+from kvferry_launch.cluster.start import dry_run_of
 from kvferry_launch.cluster.up import Deployment, wait_until_gone
 
 STOP_WITHIN_S = 120.0
@@ -68,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     made = command("front", front.main, "", file=False)
     front.add_arguments(made)
-    made = command("drain-node", leave, "", file=False)
+    made = command("drain-node", leaving.drain_node, "", file=False)
     made.add_argument("names", nargs="+")
     for name in ("--url", "--controller", "--namespace"):
         made.add_argument(name, required=True)
@@ -114,9 +116,9 @@ def dry_run(spec: Spec) -> list[str]:
         return slurm.dry_run(spec)
     if spec.on == "mpi":
         ranks = {f"rank-{rank}": f"RANK_{rank}_HOST" for rank in range(mpi.ranks_of(spec))}
-        return [job.shown(mpi.command(spec, "RUN")), "# by rank 0, on the ranks' hosts:",
-                *dryrun.dry_run(Planner(spec, ranks))]
-    return list(dryrun.dry_run(Planner(spec)))
+        return [shlex.join(mpi.command(spec, "RUN")), "# by rank 0, on the ranks' hosts:",
+                *dry_run_of(Planner(spec, ranks))]
+    return list(dry_run_of(Planner(spec)))
 
 
 def show_status(arguments: argparse.Namespace) -> int:
@@ -182,11 +184,6 @@ def render(arguments: argparse.Namespace) -> int:
     else:
         arguments.output.write_text(text)
     return 0
-
-
-def leave(arguments: argparse.Namespace) -> int:
-    return leave_node.drain_node(arguments.names, arguments.url, arguments.controller, arguments.namespace,
-                                 arguments.timeout)
 
 
 def ask_here(arguments: argparse.Namespace) -> int:

@@ -14,14 +14,10 @@ from kvferry_launch.cluster.control import ask
 from kvferry_launch.cluster.plan import Planner
 from kvferry_launch.cluster.spec import Spec, run_folder
 from kvferry_launch.cluster.start import script
-from kvferry_launch.cluster.supervise import death_signals
+from kvferry_launch.process import DEATH_SIGNALS, noted_signals
 
 STOP_GRACE_S = 60.0
 FOLLOW_S = 0.2
-
-
-def shown(words: list[str]) -> str:
-    return shlex.join(words)
 
 
 def run(spec: Spec, command: str) -> int:
@@ -39,11 +35,10 @@ def run_mpi(spec: Spec, token: str) -> int:
 
 def follow(spec: Spec, command: list[str]) -> int:
     """Runs mpirun behind a guard, which ends it when this process dies in any way, and prints its output."""
-    interrupts: list[bool] = []
-    death_signals(lambda: interrupts.append(True))
+    interrupts = noted_signals(*DEATH_SIGNALS)
     guard = [sys.executable, script("lib/kvferry_launch/node/guard.py"), "--grace", str(STOP_GRACE_S), "--"]
     child = Child(f"{spec.on}-job", [*guard, *command], spec.logs / f"{spec.on}-job.log")
-    print(shown(command), flush=True)
+    print(shlex.join(command), flush=True)
     child.start()
     asked_at = 0.0
     while True:

@@ -13,6 +13,7 @@ from kvferry_launch.cluster.kubernetes import manifests, render
 from kvferry_launch.cluster.plan import ENGINE_ROLES
 from kvferry_launch.cluster.schema import SpecError
 from kvferry_launch.cluster.spec import Spec
+from kvferry_launch.process import noted_signals
 
 POLL_S = 2.0
 
@@ -44,9 +45,7 @@ def dry_run(spec: Spec) -> list[str]:
 
 def up(spec: Spec, as_json: bool) -> int:
     """Applies the manifests, follows the pods, deletes all at Ctrl-C. After a kill of this process use `down`."""
-    ends: list[bool] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ends.append(True))
+    ends = noted_signals(signal.SIGINT, signal.SIGTERM)
     view = status_lines.StatusView(as_json)
     is_told = False
     try:

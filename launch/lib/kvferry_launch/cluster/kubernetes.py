@@ -8,9 +8,8 @@ their labels, the proxy by the controller.
 import json
 from typing import Any
 
-from kvferry_launch.cluster.plan import ENGINE_ROLES
+from kvferry_launch.cluster.plan import ENGINE_ROLES, RECOMPUTE
 from kvferry_launch.cluster.spec import Role, Spec
-from kvferry_launch.cluster.up import RECOMPUTE
 from kvferry_launch.node.vllm import API_SERVER, KVFERRY_CONNECTOR
 
 CONTROLLER_PORT = 14600

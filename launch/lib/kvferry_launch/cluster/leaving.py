@@ -1,11 +1,16 @@
 """Removes a node under traffic: the router drops it, the controller drains it, its last request ends."""
 
+import argparse
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from kvferry_launch.cluster.child import Child
 from kvferry_launch.cluster.member import DRAINING, STOPPING, Member
+from kvferry_launch.node import serving
+from kvferry_launch.paths import KVFERRY
 
 SETTLE_S = 6.0  # vllm-router drops a worker 5 s after its last announcement
 
@@ -45,3 +50,22 @@ class Leaving:
         """Ends the drain, because the whole deployment stops."""
         if self._task is not None and self._task.started:
             self._task.end_now()
+
+
+def drain_node(arguments: argparse.Namespace) -> int:
+    """What the controller's host runs before a node is stopped: `kvferry drain`, then a wait for its last request.
+
+    Returns 1 where something went wrong; it is printed.
+    """
+    binary = str(KVFERRY) if KVFERRY.exists() else shutil.which("kvferry")
+    if binary is None:
+        print("there is no kvferry binary here or on PATH; build it with launch/setup", flush=True)
+        return 1
+    status = 0
+    for name in arguments.names:
+        status |= subprocess.run([binary, "drain", name, "--controller", arguments.controller, "--namespace",
+                                  arguments.namespace, "--timeout", str(arguments.timeout)], check=False).returncode
+    if not serving.wait_idle(arguments.url, arguments.timeout):
+        print(f"requests still run at {arguments.url} after {arguments.timeout:.0f} s", flush=True)
+        status = 1
+    return min(status, 1)

@@ -22,7 +22,7 @@ from kvferry_launch.cluster.plan import FIRST_RANK
 from kvferry_launch.cluster.schema import SpecError
 from kvferry_launch.cluster.spec import Spec, run_folder
 from kvferry_launch.cluster.start import GRACE_S, script
-from kvferry_launch.process import PR_SET_PDEATHSIG, _die_with_parent
+from kvferry_launch.process import PR_SET_PDEATHSIG, _die_with_parent, copy_from, noted_signals, write_whole
 
 RANK_NAMES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 SIZE_NAMES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -54,13 +54,6 @@ def rank_folder(spec: Spec, run: str, rank: int) -> Path:
     return run_folder(spec) / f"ranks-{run}" / f"rank-{rank}"
 
 
-def write(file: Path, text: str) -> None:
-    """Writes by one rename, so that no reader sees a part."""
-    scratch = file.with_name(f".{file.name}.partial")
-    scratch.write_text(text)
-    scratch.rename(file)
-
-
 def gather(spec: Spec, run: str, size: int) -> dict[str, str]:
     """Rank 0 waits for all ranks; returns the host name of each, which all hosts must resolve. Errors: SpecError."""
     deadline = time.monotonic() + GATHER_WITHIN_S
@@ -90,7 +83,7 @@ def serve_rank(spec: Spec, run: str, rank: int) -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the parent is mpirun or its daemon on this host
     folder = rank_folder(spec, run, rank)
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder / "here.json", json.dumps({"host": socket.gethostname()}))
+    write_whole(folder / "here.json", json.dumps({"host": socket.gethostname()}))
     serial = 1
     while not (folder.parent / "end").exists():
         order = folder / f"order-{serial}.json"
@@ -115,28 +108,21 @@ def obey(folder: Path, serial: int, words: list[str]) -> None:
             process.wait()
             break
         time.sleep(POLL_S)
-    write(folder / f"exit-{serial}", str(process.returncode))
+    write_whole(folder / f"exit-{serial}", str(process.returncode))
 
 
 def relay(folder: Path, words: list[str]) -> int:
     """Represents on rank 0 a command on another rank: its output, its end, its exit status."""
-    wants_end: list[bool] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: wants_end.append(True))
+    wants_end = noted_signals(signal.SIGTERM, signal.SIGINT)
     serial = 1
     while (folder / f"order-{serial}.json").exists():
         serial += 1
-    write(folder / f"order-{serial}.json", json.dumps(words))
+    write_whole(folder / f"order-{serial}.json", json.dumps(words))
     out, is_open, offset = folder / f"out-{serial}", True, 0
     done = folder / f"exit-{serial}"
     while True:
         is_over = done.exists()
-        with contextlib.suppress(OSError), out.open("rb") as text:
-            text.seek(offset)
-            piece = text.read()
-            offset += len(piece)
-            sys.stdout.buffer.write(piece)
-            sys.stdout.buffer.flush()
+        offset = copy_from(out, offset)
         if is_over:
             return max(int(done.read_text()), 0)
         if select.select([0] if is_open else [], [], [], POLL_S)[0]:

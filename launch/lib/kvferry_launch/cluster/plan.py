@@ -15,6 +15,7 @@ from kvferry_launch.paths import REPO
 ANY_HOST = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
 ENGINE_ROLES = ("prefill", "decode")
+RECOMPUTE = "KV that fails to load is recomputed: kv_load_failure_policy is recompute (vLLM's own default is fail)"
 FIRST_RANK = "rank-0"  # the rank of an MPI run that supervises and has the controller and the router
 
 
@@ -168,7 +169,7 @@ class Planner:
         extra = {"namespace": self.spec.namespace} | role.extra
         words += [word for key, value in extra.items() for word in ("--extra", f"{key}={as_json(value)}")]
         if self.spec.vllm:
-            words += ["--server", shell(list(self.spec.vllm))]
+            words += ["--server", shlex.join(self.spec.vllm)]
         flags = role.vllm_flags()
         return [*words, "--", *flags] if flags else words
 
@@ -178,7 +179,7 @@ class Planner:
                  self.bind_host(), "--port", str(port or raw["port"]), "--advertise-host", node.place.address,
                  "--controller", found.http, "--namespace", self.spec.namespace]
         if raw["command"]:
-            words += ["--command", shell([str(word) for word in raw["command"]])]
+            words += ["--command", shlex.join(map(str, raw["command"]))]
         return [*words, "--", *map(str, raw["flags"])] if raw["flags"] else words
 
 
@@ -188,10 +189,6 @@ def environment(env: dict[str, str]) -> list[str]:
 
 def as_json(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def shell(words: list[str]) -> str:
-    return shlex.join(words)
 
 
 def placements(nodes: list[Node]) -> Iterator[tuple[Place, list[Node]]]:

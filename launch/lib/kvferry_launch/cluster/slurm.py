@@ -8,13 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-from kvferry_launch.cluster import dryrun
-from kvferry_launch.cluster.plan import Place, Planner
+from kvferry_launch.cluster.plan import RECOMPUTE, Place, Planner
 from kvferry_launch.cluster.schema import SpecError
 from kvferry_launch.cluster.spec import Spec, run_folder
-from kvferry_launch.cluster.start import Starter, script
-from kvferry_launch.cluster.up import RECOMPUTE
+from kvferry_launch.cluster.start import Starter, dry_run_of, script
 from kvferry_launch.paths import REPO
+from kvferry_launch.process import copy_from, noted_signals
 
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL",
          "DEADLINE"}
@@ -58,7 +57,7 @@ def dry_run(spec: Spec) -> list[str]:
 
 
     return [f"# sbatch {sbatch_file(spec)}, which is:", *sbatch_script(spec).splitlines(), "# inside the job:",
-            *dryrun.dry_run(planner)]
+            *dry_run_of(planner)]
 
 
 def sbatch_file(spec: Spec) -> Path:
@@ -67,9 +66,7 @@ def sbatch_file(spec: Spec) -> Path:
 
 def submit_and_follow(spec: Spec) -> int:
     """Prints the job's output until it ends; SIGTERM cancels it. Returns 0 if the job succeeded, else 1."""
-    wants_end = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: wants_end.append(True))
+    wants_end = noted_signals(signal.SIGTERM, signal.SIGINT)
     output = output_of(spec)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)
@@ -121,18 +118,6 @@ def job_state(job: str) -> str:
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
         return "UNKNOWN"
     return done.stdout.strip() or "COMPLETED"
-
-
-def copy_from(file: Path, offset: int) -> int:
-    try:
-        with file.open("rb") as text:
-            text.seek(offset)
-            piece = text.read()
-    except OSError:
-        return offset
-    sys.stdout.write(piece.decode(errors="replace"))
-    sys.stdout.flush()
-    return offset + len(piece)
 
 
 def inside(planner: Planner, host: str, job: str) -> list[str]:

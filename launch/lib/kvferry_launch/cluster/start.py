@@ -2,10 +2,11 @@
 
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvferry_launch.cluster.plan import FIRST_RANK, Place, Planner
+from kvferry_launch.cluster.plan import FIRST_RANK, RECOMPUTE, Found, Place, Planner, placements
 from kvferry_launch.cluster.spec import Spec, run_folder
 
 GRACE_S = 10
@@ -59,6 +60,25 @@ class Starter:
         return ["srun", f"--job-name={name}", "--nodes=1", "--ntasks=1", f"--nodelist={place.name}", "--overlap",
                 "--cpu-bind=none", "--mem=0", "--unbuffered", "--kill-on-bad-exit=1",
                 *map(str, self.spec.raw["slurm"]["srun_options"])]
+
+
+def dry_run_of(planner: Planner) -> Iterator[str]:
+    """Every command exactly as `up` would run it, host by host, with PORT and HTTP_PORT for ports that the controller's
+    host will choose.
+    """
+    starter = Starter(planner)
+    nodes = planner.all()
+    address = nodes[0].place.address
+    raw = planner.spec.raw["controller"]
+    found = Found(f"tcp://{address}:{raw['port'] or 'PORT'}", f"http://{address}:{raw['http'] or 'HTTP_PORT'}")
+    yield f"# deployment {planner.spec.name} on {planner.spec.on}: {len(nodes)} nodes"
+    yield f"# {RECOMPUTE}"
+    for place, here in placements(nodes):
+        yield f"# {place.name} ({place.address})" if place.name != place.address else f"# {place.name}"
+        for node in here:
+            command = planner.command(node, found)
+            yield f"# {node.name}"
+            yield shlex.join(starter.start(place, node.name, command, node.role == "router"))
 
 
 def script(name: str) -> str:

@@ -1,7 +1,6 @@
 """A running deployment: starts its nodes, restarts dead ones, adds and removes nodes, stops all of them."""
 
 import json
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -165,8 +164,3 @@ class Supervisor:
             self._told_ready = self.ready
             if self.ready:
                 self._tell(f"ready: {self.front_url or 'no router; each node has its own URL'}")
-
-
-def death_signals(on_signal: Callable[[], None]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: on_signal())

@@ -10,15 +10,15 @@ from typing import Any, TextIO
 
 from kvferry_launch.cluster.control import ControlServer
 from kvferry_launch.cluster.member import FAILED
-from kvferry_launch.cluster.plan import Planner
+from kvferry_launch.cluster.plan import RECOMPUTE, Planner
 from kvferry_launch.cluster.schema import SpecError
 from kvferry_launch.cluster.spec import Spec, run_folder
 from kvferry_launch.cluster.start import Starter
 from kvferry_launch.cluster.status import StatusView
-from kvferry_launch.cluster.supervise import Supervisor, death_signals
+from kvferry_launch.cluster.supervise import Supervisor
+from kvferry_launch.process import DEATH_SIGNALS, noted_signals, write_whole
 
 LOOP_S = 0.1
-RECOMPUTE = "KV that fails to load is recomputed: kv_load_failure_policy is recompute (vLLM's own default is fail)"
 
 
 def locked(folder: Path) -> TextIO:
@@ -45,14 +45,14 @@ class Deployment:
         self.folder = run_folder(spec)
         # The terminal of an MPI rank is mpirun's, and a job's output is a file: only a local `up` redraws lines.
         self._view = StatusView(as_json, live=spec.on in ("local", "ssh"))
-        self._interrupts = 0
+        self._interrupts: list[int] = []
         self._down = False
         self._state = ""
         self.supervisor = Supervisor(Starter(Planner(spec, hosts), run), self._view.say)
 
     def run(self) -> int:
         with locked(self.folder):
-            death_signals(self._interrupt)
+            self._interrupts = noted_signals(*DEATH_SIGNALS)
             server = ControlServer(self.folder, self._answer)
             self._view.say(f"# {RECOMPUTE}")
             self._view.say(f"# logs are in {self.spec.logs}")
@@ -78,12 +78,9 @@ class Deployment:
 
     def _stop(self) -> None:
         self._view.say("stopping")
-        self.supervisor.stop(self._show, lambda: self._interrupts > 1)
+        self.supervisor.stop(self._show, lambda: len(self._interrupts) > 1)
         self._show()
         self._view.say("stopped")
-
-    def _interrupt(self) -> None:
-        self._interrupts += 1
 
     def _show(self) -> None:
         rows = self.supervisor.rows()
@@ -91,9 +88,7 @@ class Deployment:
         state = json.dumps(self._status(rows))
         if state != self._state:
             self._state = state
-            scratch = self.folder / ".state.json"
-            scratch.write_text(state)
-            scratch.replace(self.folder / "state.json")
+            write_whole(self.folder / "state.json", state)
 
     def _status(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {"name": self.spec.name, "on": self.spec.on, "ready": self.supervisor.ready,

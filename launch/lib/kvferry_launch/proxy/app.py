@@ -8,7 +8,6 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -100,7 +99,7 @@ class FrontDoor:
 
     async def _through_pairs(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
-        one = _Request(request, _json_object(raw), raw)
+        one = _Request(request, bodies.json_object(raw), raw)
         if one.body is None:
             return await self._hand_on(one)
         tokens = await self._tokens(one)
@@ -148,7 +147,7 @@ class FrontDoor:
                     if one.response is not None:
                         raise ServerError(choice.prefill, "prefill", f"status {answer.status}")
                     return answer
-                handed_over = (_json_object(answer.body) or {}).get("kv_transfer_params")
+                handed_over = (bodies.json_object(answer.body) or {}).get("kv_transfer_params")
                 if not isinstance(handed_over, dict):
                     handed_over = None
             body = bodies.decode_body(one.body, handed_over)
@@ -338,14 +337,6 @@ def _counted(choice: Choice) -> Iterator[None]:
     finally:
         for node in nodes:
             node.in_flight -= 1
-
-
-def _json_object(raw: Any) -> Body | None:
-    try:
-        body = json.loads(raw)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return body if isinstance(body, dict) else None
 
 
 def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Reads a client's request and makes the requests to the two servers of it. Pure."""
 
+import json
 from typing import Any
 
 Body = dict[str, Any]
@@ -25,6 +26,14 @@ _CHAT_FIELDS = ("model", "messages", "add_generation_prompt", "continue_final_me
 # Fields that need more than one token of output. None of them changes the prompt's KV.
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs", "prompt_logprobs",
                     "response_format", "structured_outputs", "echo", "kvferry_report")
+
+
+def json_object(raw: Any) -> Body | None:
+    try:
+        body = json.loads(raw)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
 
 
 def token_ids(path: str, body: Body) -> list[int] | None:

@@ -5,9 +5,8 @@ stream goes on only where the same request gives the same text again: greedily, 
 """
 
 import json
-from typing import Any
 
-from kvferry_launch.proxy.bodies import CHAT, COMPLETIONS, Body
+from kvferry_launch.proxy.bodies import CHAT, COMPLETIONS, Body, json_object
 
 _DONE = b"[DONE]"
 _EVENT_END = b"\n\n"
@@ -64,7 +63,7 @@ class Stream:
         if data == _DONE:
             self.done = True
             return event
-        content = _json_object(data)
+        content = json_object(data)
         if content is None:
             return event if self._servers == 1 else None
         if "error" in content:
@@ -101,11 +100,3 @@ def _has_more(delta: Body) -> bool:
 
 def _event_of(content: Body) -> bytes:
     return b"data: " + json.dumps(content).encode()
-
-
-def _json_object(raw: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from kvferry_launch.node.vllm import CPU_FLAGS
 from kvferry_launch.paths import BUILD
-from kvferry_launch.process import ManagedProcess, ProcessError
+from kvferry_launch.process import ManagedProcess, ProcessError, write_whole
 from kvferry_launch.testbed.answers import Answer, Generation
 from kvferry_launch.testbed.client import FREQUENCY_PENALTY, VllmClient, plain, run_load
 from kvferry_launch.testbed.servers import VllmServer
@@ -50,9 +49,7 @@ class Reference:
                 raise ProcessError(f"the plain server failed a request: {answer.error}")
             found.append(Generation(answer.generation.tokens, answer.generation.margins))
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps([asdict(generation) for generation in found]))
-        scratch.rename(path)
+        write_whole(path, json.dumps([asdict(generation) for generation in found]))
         return found
 
     @property
