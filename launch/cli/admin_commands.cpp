@@ -1,6 +1,7 @@
 // The commands drain, clear and quota.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -18,6 +19,7 @@ namespace {
 
 using controller::AdminCommand;
 using controller::NodeStatus;
+using Time = std::chrono::steady_clock;
 
 constexpr std::int64_t kTimeoutMs = 2000;
 constexpr std::chrono::milliseconds kPollEvery{200};
@@ -32,10 +34,17 @@ struct Flags {
   bool undo = false, no_wait = false, as_json = false, no_quota = false;
 };
 
-void tell(const Flags& flags, const std::string& text, nlohmann::json object) {
-  if (!flags.as_json) return fmt::print("{}\n", text);
+Result<controller::AdminResult> ask(const Flags& flags, AdminCommand command) {
+  const Result<std::string> endpoint = controller_of(flags.values);
+  if (!endpoint) return endpoint.error();
+  command.name_space = flags.name_space;
+  return controller::run_admin_command(*endpoint, command, kTimeoutMs);
+}
+
+Result<void> tell(const Flags& flags, const std::string& text, nlohmann::json object) {
   object["text"] = text;
-  fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  fmt::print("{}\n", flags.as_json ? object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) : text);
+  return {};
 }
 
 /// A progress bar on a terminal; prints nothing elsewhere.
@@ -57,77 +66,58 @@ class ProgressLine {
   bool has_shown_ = false;
 };
 
-/// Polls the controller's status until `is_over(nodes)` returns true. kUnavailable: the time is up.
-template <class IsOver>
-Result<void> wait_until(const std::string& endpoint, double timeout_s, const IsOver& is_over) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+/// Waits until the node can be stopped, and returns its last status. kUnavailable: the time is up.
+Result<NodeStatus> wait_drained(const Flags& flags) {
+  const Result<std::string> endpoint = controller_of(flags.values);
+  if (!endpoint) return endpoint.error();
+  const auto deadline = Time::now() + std::chrono::duration<double>(flags.timeout_s);
+  auto idle_since = Time::now();
+  ProgressLine line;
   for (;;) {
-    const Result<controller::Status> status = controller::fetch_status(endpoint, kTimeoutMs);
+    const Result<controller::Status> status = controller::fetch_status(*endpoint, kTimeoutMs);
     if (!status) return status.error();
-    const Result<bool> over = is_over(status->nodes);
-    if (!over) return over.error();
-    if (*over) return {};
-    if (std::chrono::steady_clock::now() > deadline)
+    const auto node = std::find_if(status->nodes.begin(), status->nodes.end(), [&](const NodeStatus& one) {
+      return one.engine_id.value == flags.node && one.name_space == flags.name_space;
+    });
+    if (node == status->nodes.end())
+      return Error{ErrorCode::kUnavailable, fmt::format("node '{}' left before it was drained", flags.node)};
+    if (!node->is_leaving) return Error{ErrorCode::kRefused, "the drain was cancelled by another client"};
+    const std::uint64_t done = node->num_replicated + node->num_lost;
+    line.show(done, done + node->num_to_replicate, fmt::format("chunks, {} requests left", node->load));
+    if (node->load > 0) idle_since = Time::now();
+    if (node->is_drained && Time::now() - idle_since >= kIdleFor) return *node;
+    if (Time::now() > deadline)
       return Error{ErrorCode::kUnavailable,
-                   fmt::format("the drain has not ended within {} s; it continues", timeout_s)};
+                   fmt::format("the drain has not ended within {} s; it continues", flags.timeout_s)};
     std::this_thread::sleep_for(kPollEvery);
   }
 }
 
 Result<void> drain(const Flags& flags) {
-  const Result<std::string> endpoint = controller_of(flags.values);
-  if (!endpoint) return endpoint.error();
-  const AdminCommand command{
-      .verb = flags.undo ? "undrain" : "drain", .name_space = flags.name_space, .engine_id = flags.node};
-  const Result<controller::AdminResult> done = controller::run_admin_command(*endpoint, command, kTimeoutMs);
+  const Result<controller::AdminResult> done =
+      ask(flags, {.verb = flags.undo ? "undrain" : "drain", .engine_id = flags.node});
   if (!done) return done.error();
-  if (flags.undo || flags.no_wait) return tell(flags, done->text, {{"node", flags.node}}), Result<void>{};
-  NodeStatus last;
-  auto idle_since = std::chrono::steady_clock::now();
-  {
-    ProgressLine line;
-    Result<void> waited =
-        wait_until(*endpoint, flags.timeout_s, [&](const std::vector<NodeStatus>& nodes) -> Result<bool> {
-          for (const NodeStatus& node : nodes) {
-            if (node.engine_id.value != flags.node || node.name_space != flags.name_space) continue;
-            if (!node.is_leaving) return Error{ErrorCode::kRefused, "the drain was cancelled by another client"};
-            last = node;
-            line.show(node.num_replicated + node.num_lost, node.num_replicated + node.num_lost + node.num_to_replicate,
-                      fmt::format("chunks, {} requests left", node.load));
-            const auto now = std::chrono::steady_clock::now();
-            if (node.load > 0) idle_since = now;
-            return node.is_drained && now - idle_since >= kIdleFor;
-          }
-          return Error{ErrorCode::kUnavailable, fmt::format("node '{}' left before it was drained", flags.node)};
-        });
-    if (!waited) return waited;
-  }
+  if (flags.undo || flags.no_wait) return tell(flags, done->text, {{"node", flags.node}});
+  const Result<NodeStatus> last = wait_drained(flags);
+  if (!last) return last.error();
   const std::string lost =
-      last.num_lost == 0 ? "" : fmt::format(", {} could not be copied and are only there", last.num_lost);
-  tell(flags, fmt::format("node '{}' can be stopped: {} chunks copied{}", flags.node, last.num_replicated, lost),
-       {{"node", flags.node}, {"moved", last.num_replicated}, {"lost", last.num_lost}});
-  return {};
+      last->num_lost == 0 ? "" : fmt::format(", {} could not be copied and are only there", last->num_lost);
+  return tell(flags,
+              fmt::format("node '{}' can be stopped: {} chunks copied{}", flags.node, last->num_replicated, lost),
+              {{"node", flags.node}, {"moved", last->num_replicated}, {"lost", last->num_lost}});
 }
 
 Result<void> clear(const Flags& flags) {
-  const Result<std::string> endpoint = controller_of(flags.values);
-  if (!endpoint) return endpoint.error();
-  const AdminCommand command{.verb = "clear", .name_space = flags.name_space, .engine_id = flags.node};
-  const Result<controller::AdminResult> done = controller::run_admin_command(*endpoint, command, kTimeoutMs);
+  const Result<controller::AdminResult> done = ask(flags, {.verb = "clear", .engine_id = flags.node});
   if (!done) return done.error();
-  tell(flags, done->text, {{"nodes", done->number}});
-  return {};
+  return tell(flags, done->text, {{"nodes", done->number}});
 }
 
 Result<void> quota(const Flags& flags) {
-  const Result<std::string> endpoint = controller_of(flags.values);
-  if (!endpoint) return endpoint.error();
-  const AdminCommand command{
-      .verb = "quota", .name_space = flags.name_space, .number = flags.no_quota ? controller::kNoQuota : flags.number};
-  const Result<controller::AdminResult> done = controller::run_admin_command(*endpoint, command, kTimeoutMs);
+  const Result<controller::AdminResult> done =
+      ask(flags, {.verb = "quota", .number = flags.no_quota ? controller::kNoQuota : flags.number});
   if (!done) return done.error();
-  tell(flags, done->text, {{"namespace", flags.name_space}});
-  return {};
+  return tell(flags, done->text, {{"namespace", flags.name_space}});
 }
 
 CLI::App* add(CLI::App& app, const char* name, const char* help, const std::shared_ptr<Flags>& flags) {

@@ -8,7 +8,6 @@
 #include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/figures_file.h"
 #include "launch/bench/harness/flags.h"
-#include "launch/bench/harness/host_facts.h"
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/progress.h"
 

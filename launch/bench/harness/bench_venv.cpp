@@ -10,7 +10,6 @@
 
 #include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/interrupt.h"
-#include "launch/bench/harness/scripts.h"
 
 namespace kvferry::bench {
 namespace {

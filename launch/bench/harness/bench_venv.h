@@ -2,7 +2,9 @@
 // checkout it is build/bench-venv, else $XDG_CACHE_HOME/kvferry/bench-venv (~/.cache by default).
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "launch/bench/harness/programs.h"
 
@@ -26,5 +28,12 @@ void run_to_end(const Command& command);
 
 /// The folder of libucx-cu13's libraries; empty if it is not installed.
 std::string newest_ucx_folder();
+
+/// The Python programs of launch/bench/peers, which the build embeds in the binary.
+struct Script {
+  std::string_view name;
+  std::string_view text;
+};
+std::span<const Script> scripts();
 
 }  // namespace kvferry::bench

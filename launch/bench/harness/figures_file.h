@@ -1,4 +1,4 @@
-// The outputs of a benchmark: a file of JSON figures and the picture that a script draws of them.
+// The outputs of a benchmark: a file of JSON figures, with the machine's facts, and the picture that a script draws.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,6 +7,9 @@
 #include "launch/bench/harness/programs.h"
 
 namespace kvferry::bench {
+
+/// {"version", "boot_id", "cores", "cpu", "kernel", "huge_pages", "date"}; a fact that can't be read is empty.
+nlohmann::json host_facts();
 
 /// Writes the figures into `name`, or nothing if `name` is empty. Failure kUnavailable: the file can't be written.
 void write_json(const std::string& name, const nlohmann::json& figures);

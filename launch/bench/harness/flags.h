@@ -1,4 +1,4 @@
-// The flags of a benchmark, which arrive as typed.
+// The flags of a benchmark, which arrive as typed: numbers, byte sizes (4096, 4KiB, 1.5MiB), lists with commas.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,16 @@
 #include "transport/base/result.h"
 
 namespace kvferry::bench {
+
+/// Parses a number of bytes, optionally followed by B, KiB, MiB or GiB. kInvalidArgument: anything else, or not a whole
+/// number of bytes.
+Result<std::uint64_t> parse_byte_size(std::string_view text);
+
+/// The size in the largest unit that divides it: "4KiB", "4097".
+std::string byte_size_text(std::uint64_t bytes);
+
+/// The words between commas, empty ones included.
+std::vector<std::string> split_list(std::string_view text);
 
 /// kInvalidArgument with a sentence that names the flag, its value and what is allowed.
 Error bad_flag(std::string_view flag, std::string_view value, std::string_view allowed);

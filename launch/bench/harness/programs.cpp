@@ -1,13 +1,24 @@
 #include "launch/bench/harness/programs.h"
 
+#include <fcntl.h>
 #include <malloc.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <fstream>
+#include <utility>
 
 #include "launch/bench/harness/failure.h"
+#include "launch/bench/harness/interrupt.h"
+
+extern char** environ;
 
 namespace kvferry::bench {
 namespace {
@@ -17,7 +28,106 @@ using Json = nlohmann::json;
 
 constexpr TimeNs kPatience = 300 * kSecond;  // between two lines; importing vLLM alone takes ten seconds
 
+std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> result;
+  for (std::string& word : words) result.push_back(word.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+std::vector<std::string> environment_with(const std::vector<std::string>& extra) {
+  std::vector<std::string> all;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view name = std::string_view(*entry).substr(0, std::string_view(*entry).find('=') + 1);
+    bool is_covered = false;
+    for (const std::string& word : extra) is_covered |= word.starts_with(name);
+    if (!is_covered) all.emplace_back(*entry);
+  }
+  all.insert(all.end(), extra.begin(), extra.end());
+  return all;
+}
+
 }  // namespace
+
+ChildProcess::ChildProcess(const Command& command) : errors_(::memfd_create("stderr", MFD_CLOEXEC)) {
+  const auto failure = [] {
+    return Failure({ErrorCode::kUnavailable, fmt::format("can't start a process: {}", std::strerror(errno))});
+  };
+  int to_child[2] = {-1, -1}, from_child[2] = {-1, -1};
+  if (!errors_ || ::pipe2(to_child, O_CLOEXEC) != 0) throw failure();
+  const OwnedFd childs_stdin(to_child[0]);
+  OwnedFd commands(to_child[1]);
+  if (::pipe2(from_child, O_CLOEXEC) != 0) throw failure();
+  const OwnedFd childs_stdout(from_child[1]);
+  link_.emplace(OwnedFd(from_child[0]), std::move(commands));
+  // The child must not allocate between fork and exec.
+  std::vector<std::string> words = command.words;
+  std::vector<std::string> environment = environment_with(command.environment);
+  const std::vector<char*> argv = pointers(words);
+  const std::vector<char*> envp = pointers(environment);
+  const pid_t parent = ::getpid();
+  pid_ = ::fork();
+  if (pid_ == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(127);
+    ::setpgid(0, 0);  // a terminal's Ctrl-C reaches the parent alone, which then ends this process
+    ::dup2(childs_stdin.get(), STDIN_FILENO);
+    ::dup2(childs_stdout.get(), STDOUT_FILENO);
+    ::dup2(errors_.get(), STDERR_FILENO);
+    ::execvpe(argv[0], argv.data(), envp.data());
+    const char* why = std::strerror(errno);
+    if (::write(STDERR_FILENO, why, std::strlen(why)) < 0) ::_exit(126);
+    ::_exit(127);
+  }
+  if (pid_ < 0) throw failure();
+}
+
+ChildProcess::~ChildProcess() {
+  if (pid_ > 0 && (is_interrupted() || wait(2 * kSecond) < 0)) {
+    ::kill(pid_, SIGTERM);
+    if (wait(4 * kSecond) < 0) ::kill(pid_, SIGKILL);
+    wait(10 * kSecond);
+  }
+}
+
+int ChildProcess::wait(TimeNs patience_ns) {
+  link_.reset();
+  const SteadyClock clock;
+  const TimeNs end = clock.now() + patience_ns;
+  while (pid_ > 0) {
+    int status = 0;
+    if (::waitpid(pid_, &status, WNOHANG) == pid_) {
+      pid_ = -1;
+      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+    if (clock.now() > end) return -1;
+    ::usleep(1000);
+  }
+  return 0;
+}
+
+void ChildProcess::kill() {
+  if (pid_ > 0) ::kill(pid_, SIGKILL);
+  wait(10 * kSecond);
+}
+
+bool ChildProcess::has_ended() const {
+  siginfo_t ended{};
+  return pid_ <= 0 ||
+         (::waitid(P_PID, static_cast<id_t>(pid_), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == pid_);
+}
+
+std::string ChildProcess::last_words() const {
+  char buffer[4096];
+  const off_t size =
+      ::lseek(errors_.get(), 0, SEEK_END);  // the offset is shared with the child, which appends here anyway
+  const off_t begin = size > static_cast<off_t>(sizeof(buffer)) ? size - static_cast<off_t>(sizeof(buffer)) : 0;
+  const ssize_t got = ::pread(errors_.get(), buffer, sizeof(buffer), begin);
+  std::string text(buffer, got > 0 ? static_cast<std::size_t>(got) : 0);
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  const std::size_t line = text.rfind('\n');
+  return line == std::string::npos ? text : text.substr(line + 1);
+}
 
 fs::path own_program() {
   std::error_code failure;

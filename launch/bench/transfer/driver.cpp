@@ -5,10 +5,9 @@
 #include <optional>
 
 #include "launch/bench/harness/bench_venv.h"
-#include "launch/bench/harness/byte_size.h"
 #include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/figures_file.h"
-#include "launch/bench/harness/host_facts.h"
+#include "launch/bench/harness/flags.h"
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/progress.h"
 #include "launch/bench/transfer/measure.h"

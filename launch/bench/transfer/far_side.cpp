@@ -1,8 +1,8 @@
 #include "launch/bench/transfer/far_side.h"
 
 #include "launch/bench/harness/failure.h"
-#include "launch/bench/harness/host_facts.h"
-#include "launch/bench/transfer/worker_command.h"
+#include "launch/bench/harness/figures_file.h"
+#include "launch/bench/transfer/worker.h"
 
 namespace kvferry::bench {
 

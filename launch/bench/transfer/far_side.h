@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "launch/bench/harness/child_process.h"
+#include "launch/bench/harness/programs.h"
 #include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::bench {

@@ -4,11 +4,11 @@
 
 #include "launch/bench/harness/bench_venv.h"
 #include "launch/bench/harness/failure.h"
-#include "launch/bench/harness/host_facts.h"
+#include "launch/bench/harness/figures_file.h"
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/line_link.h"
 #include "launch/bench/transfer/transfer_bench.h"
-#include "launch/bench/transfer/worker_command.h"
+#include "launch/bench/transfer/worker.h"
 
 namespace kvferry::bench {
 namespace {

@@ -4,7 +4,6 @@
 
 #include <vector>
 
-#include "launch/bench/harness/byte_size.h"
 #include "launch/bench/harness/flags.h"
 
 namespace kvferry::bench {

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <fstream>
 
-#include "launch/bench/harness/byte_size.h"
 #include "launch/bench/harness/flags.h"
 #include "launch/bench/transfer/model_shape.h"
 #include "transport/make_transport.h"

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "launch/bench/harness/byte_size.h"
+#include "launch/bench/harness/flags.h"
 
 namespace kvferry::bench {
 namespace {

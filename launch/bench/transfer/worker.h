@@ -16,10 +16,15 @@
 
 #include <nlohmann/json.hpp>
 
-#include "launch/bench/transfer/pattern.h"
+#include "launch/bench/harness/programs.h"
+#include "launch/bench/transfer/engine.h"
 
 namespace kvferry::bench {
 
 nlohmann::json to_json(const Job& job, std::uint64_t call_bytes);
+
+/// The program that is an engine's worker on this host.
+/// Failures: kInvalidArgument (no such engine, setting or path), kUnavailable (the peer is not installed on this host).
+Command worker_command(const WorkerSpec& spec);
 
 }  // namespace kvferry::bench

@@ -1,9 +1,8 @@
-#include "launch/bench/transfer/worker_command.h"
-
 #include <algorithm>
 #include <string_view>
 
 #include "launch/bench/harness/bench_venv.h"
+#include "launch/bench/transfer/worker.h"
 
 namespace kvferry::bench {
 namespace {

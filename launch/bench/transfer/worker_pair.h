@@ -1,9 +1,9 @@
 // The two worker processes of one measurement: the initiator is a child of the driver, the target one of the listener.
 #pragma once
 
-#include "launch/bench/harness/child_process.h"
+#include "launch/bench/harness/programs.h"
 #include "launch/bench/transfer/engine.h"
-#include "launch/bench/transfer/worker_command.h"
+#include "launch/bench/transfer/worker.h"
 
 namespace kvferry::bench {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "launch/bench/harness/byte_size.h"
+#include "launch/bench/harness/flags.h"
 #include "launch/bench/harness/line_link.h"
 #include "launch/bench/transfer/model_shape.h"
 #include "launch/bench/transfer/options.h"
