@@ -2,6 +2,7 @@
 
 #include "launch/bench/harness/bench_venv.h"
 #include "launch/bench/harness/failure.h"
+#include "launch/bench/harness/figures_file.h"
 
 namespace kvferry::bench {
 namespace {
@@ -9,12 +10,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr double kRunSeconds = 0.5;  // time for each repetition, as in controller_local.cpp
-
-/// Returns "-" if the figure is missing.
-std::string text_of(const Json& figures, const std::string& name, double unit, int digits) {
-  if (!figures.contains(name) || !figures[name].is_number()) return "-";
-  return fmt::format("{:.{}f}", figures[name].get<double>() / unit, digits);
-}
 
 std::string ratio(const Json& own, const std::string& own_name, const Json& figures, const std::string& name) {
   if (!own.contains(own_name) || !figures.contains(name)) return "-";
@@ -49,14 +44,11 @@ Result<PeersFigures> measure_controller_peers(const std::vector<std::string>& pe
                                               std::uint64_t repeat, const PeerProgram& program, const Say& say) {
   PeersFigures figures;
   const Json spec{{"hashes", num_hashes}, {"repeat", repeat}, {"seconds", kRunSeconds}};
-  for (const std::string& peer : peers) {
-    const Result<void> done = attempt([&] { measure_peer(peer, spec, program, figures.peers, say); });
-    if (done) continue;
-    if (done.error().code == ErrorCode::kCancelled) return done.error();
-    figures.missing[peer] = done.error().what;
-    say(fmt::format("warning: {} is left out: {}", peer, done.error().what));
-  }
-  return figures;
+  return attempt([&] {
+    for (const std::string& peer : peers)
+      try_part(peer, figures.missing, say, [&] { measure_peer(peer, spec, program, figures.peers, say); });
+    return figures;
+  });
 }
 
 std::string controller_peers_table(const PeersFigures& figures, const Json& own) {
@@ -70,11 +62,11 @@ std::string controller_peers_table(const PeersFigures& figures, const Json& own)
     const auto row = [&](const char* way, const std::string& rate, const std::string& own_rate, const std::string& time,
                          const std::string& prefix) {
       if (!theirs.contains(rate)) return;
-      text +=
-          fmt::format("{:<32} {:>10} {:>10} {:>9} {:>9} {:>10} {:>9}\n", name + way, text_of(theirs, rate, 1, 0),
-                      ratio(own, own_rate, theirs, rate), text_of(theirs, time + "_us_p50", 1, 1),
-                      text_of(theirs, time + "_us_p99", 1, 1), text_of(theirs, prefix + "event_hashes_per_s", 1e6, 2),
-                      text_of(theirs, prefix + "bytes_per_hash", 1, 1));
+      text += fmt::format("{:<32} {:>10} {:>10} {:>9} {:>9} {:>10} {:>9}\n", name + way, number_text(theirs, rate, 0),
+                          ratio(own, own_rate, theirs, rate), number_text(theirs, time + "_us_p50", 1),
+                          number_text(theirs, time + "_us_p99", 1),
+                          number_text(theirs, prefix + "event_hashes_per_s", 2, 1e6),
+                          number_text(theirs, prefix + "bytes_per_hash", 1));
     };
     row(", in process", "lookup_128_per_s", "lookup_128_per_s", "lookup_128", "");
     row(", remote", "remote_per_s_per_core", "remote_per_s_per_core", "remote", "remote_");

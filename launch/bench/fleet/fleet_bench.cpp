@@ -76,19 +76,16 @@ std::string table(const nlohmann::json& rows) {
       "nodes", "lookups", "all join", "publish", "messages/s", "lookup", "lookup", "cores", "MiB", "dead", "rolling",
       "restart/", "bench", "", "/s", "s", "s", "in / out", "p50 us", "p99 us", "", "", "seen s", "s", "failover",
       "cores");
-  const auto number = [](const nlohmann::json& row, const char* name, const char* form) {
-    return row.contains(name) ? fmt::format(fmt::runtime(form), row[name].get<double>()) : std::string("-");
-  };
   for (const nlohmann::json& row : rows) {
     const char* back = row["replicas"] == 1 ? "restart_register_s" : "failover_s";
-    text += fmt::format(
-        "{:>6} {:>8} {:>8} {:>8} {:>15} {:>9} {:>9} {:>6} {:>8} {:>7} {:>8} {:>9} {:>8}  {}\n", row["nodes"].get<int>(),
-        number(row, "lookups_per_s", "{:.0f}"), number(row, "register_s", "{:.2f}"), number(row, "told_s", "{:.2f}"),
-        number(row, "messages_in_per_s", "{:.0f}") + " / " + number(row, "messages_out_per_s", "{:.0f}"),
-        number(row, "lookup_us_p50", "{:.0f}"), number(row, "lookup_us_p99", "{:.0f}"),
-        number(row, "controller_cores", "{:.2f}"), number(row, "controller_rss_mib", "{:.0f}"),
-        number(row, "dead_noticed_s_max", "{:.2f}"), number(row, "rolling_s", "{:.2f}"), number(row, back, "{:.2f}"),
-        number(row, "bench_cores", "{:.2f}"), row["broke"].get<std::string>());
+    text += fmt::format("{:>6} {:>8} {:>8} {:>8} {:>15} {:>9} {:>9} {:>6} {:>8} {:>7} {:>8} {:>9} {:>8}  {}\n",
+                        row["nodes"].get<int>(), number_text(row, "lookups_per_s", 0),
+                        number_text(row, "register_s", 2), number_text(row, "told_s", 2),
+                        number_text(row, "messages_in_per_s", 0) + " / " + number_text(row, "messages_out_per_s", 0),
+                        number_text(row, "lookup_us_p50", 0), number_text(row, "lookup_us_p99", 0),
+                        number_text(row, "controller_cores", 2), number_text(row, "controller_rss_mib", 0),
+                        number_text(row, "dead_noticed_s_max", 2), number_text(row, "rolling_s", 2),
+                        number_text(row, back, 2), number_text(row, "bench_cores", 2), row["broke"].get<std::string>());
   }
   return text;
 }

@@ -66,6 +66,19 @@ void write_json(const std::string& name, const nlohmann::json& figures) {
   if (!file) throw Failure({ErrorCode::kUnavailable, fmt::format("can't write {}", name)});
 }
 
+std::string number_text(const nlohmann::json& figures, const std::string& name, int digits, double unit) {
+  if (!figures.contains(name) || !figures[name].is_number()) return "-";
+  return fmt::format("{:.{}f}", figures[name].get<double>() / unit, digits);
+}
+
+void try_part(const std::string& name, nlohmann::json& missing, const Say& say, const std::function<void()>& part) {
+  const Result<void> done = attempt(part);
+  if (done) return;
+  if (done.error().code == ErrorCode::kCancelled) need(done);
+  missing[name] = done.error().what;
+  say(fmt::format("warning: {} is left out: {}", name, done.error().what));
+}
+
 void draw(const std::string& name, const std::string& kind, const nlohmann::json& figures, const Say& say) {
   if (name.empty()) return;
   const std::string file = name + ".json";

@@ -24,12 +24,12 @@ void Progress::begin_step(const std::string& what) {
 }
 
 void Progress::say(const std::string& line) {
-  clear();
+  make_room();
   fmt::print(stderr, "{}\n", line);
   if (is_terminal_) draw();
 }
 
-void Progress::clear() {
+void Progress::make_room() {
   if (is_terminal_) fmt::print(stderr, "\r\033[K");
 }
 

@@ -11,7 +11,7 @@ namespace kvferry::bench {
 class Progress {
  public:
   explicit Progress(std::size_t num_steps);
-  ~Progress() { clear(); }
+  ~Progress() { make_room(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
@@ -20,10 +20,9 @@ class Progress {
   /// Prints a line above the bar.
   void say(const std::string& line);
   /// Removes the bar, so that the caller can print.
-  void make_room() { clear(); }
+  void make_room();
 
  private:
-  void clear();
   void draw();
 
   const bool is_terminal_;

@@ -53,19 +53,12 @@ class Driver {
   }
 
  private:
-  void leave_out(const std::string& engine, const std::string& why) {
-    missing_[engine] = why;
-    say(fmt::format("warning: {} is left out: {}", engine, why));
-  }
-
   void install_peers() {
     for (const std::string& peer : options_.peers) {
-      const Result<void> done = attempt([&] {
+      try_part(peer, missing_, say, [&] {
         ensure_installed(peer, say);
         far_.install(peer);
       });
-      if (!done && done.error().code == ErrorCode::kCancelled) need(done);
-      if (!done) leave_out(peer, done.error().what);
     }
   }
 
@@ -88,14 +81,15 @@ class Driver {
       if (!missing_.contains(point.contender.engine)) {
         progress.begin_step(fmt::format("{}, path {}, {} memory, {}", name, point.path, name_of(point.memory),
                                         byte_size_text(point.shape.block_bytes)));
-        const Result<Measured> measured = attempt([&] { return measure(point, options_, far_); });
-        if (measured) {
-          take(point, *measured, progress);
-        } else {
-          if (point.contender.engine == "kvferry" || measured.error().code == ErrorCode::kCancelled) need(measured);
+        const auto measure_point = [&] { take(point, measure(point, options_, far_), progress); };
+        const Say warn = [&](const std::string& line) {
           progress.make_room();
-          leave_out(point.contender.engine, measured.error().what);
-        }
+          say(line);
+        };
+        if (point.contender.engine == "kvferry")
+          measure_point();  // without its rows there is nothing to compare with
+        else
+          try_part(point.contender.engine, missing_, warn, measure_point);
       }
       progress.end_step();
     }
@@ -127,7 +121,7 @@ class Driver {
   FarSide far_;
   std::vector<Row> rows_;
   std::map<std::string, std::string> engines_;
-  std::map<std::string, std::string> missing_;  // the reason for each engine without rows
+  Json missing_ = Json::object();  // the reason for each engine without rows
   std::map<std::string, double> huge_shares_;
 };
 
