@@ -43,7 +43,7 @@ std::string_view name_of(ElementType type) { return kTypes[static_cast<std::size
 std::uint32_t bytes_of(ElementType type) { return kTypes[static_cast<std::size_t>(type)].bytes; }
 
 Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format) {
-  if (Result<void> ok = check_types(layout, format); !ok) return std::move(ok).error();
+  KVFERRY_TRY(check_types(layout, format));
   const HeadSlice& heads = format.heads;
   ChunkShape shape{layout.num_kv_heads, 0, 0, layout.num_kv_heads, layout.element_bytes, 0, false};
   if (heads.chunk_heads != 0) {

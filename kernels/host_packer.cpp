@@ -30,7 +30,7 @@ class HostPacker final : public Packer {
   std::uint64_t chunk_bytes_per_token() const override { return shape_.bytes_per_token; }
 
   Result<std::uint64_t> gather(const TokenRun& run, std::span<std::byte> chunk) const override {
-    if (Result<void> ok = check_gather(layout_, shape_, run, chunk.size()); !ok) return std::move(ok).error();
+    KVFERRY_TRY(check_gather(layout_, shape_, run, chunk.size()));
     if (const HostStream stream = streamed(); stream.suits_gather(run)) return stream.gather(run, chunk.data());
     ChecksumStream checksum;
     std::byte* rows = chunk.data();
@@ -45,7 +45,7 @@ class HostPacker final : public Packer {
 
   Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
                        const TokenRun& run) const override {
-    if (Result<void> ok = check_scatter(layout_, shape_, run, chunk.size(), chunk_tokens, skip_tokens); !ok) return ok;
+    KVFERRY_TRY(check_scatter(layout_, shape_, run, chunk.size(), chunk_tokens, skip_tokens));
     if (const HostStream stream = streamed(); stream.suits_scatter(run)) {
       stream.scatter(chunk.data(), chunk_tokens, skip_tokens, run);
       return {};
@@ -127,10 +127,9 @@ class HostPacker final : public Packer {
 }  // namespace
 
 Result<std::unique_ptr<Packer>> make_host_packer(KvLayout layout, ChunkFormat format) {
-  if (Result<void> ok = check_layout(layout); !ok) return std::move(ok).error();
-  const Result<ChunkShape> shape = resolve(layout, format);
-  if (!shape) return shape.error();
-  return std::unique_ptr<Packer>(std::make_unique<HostPacker>(std::move(layout), std::move(format), *shape));
+  KVFERRY_TRY(check_layout(layout));
+  const ChunkShape shape = KVFERRY_TRY(resolve(layout, format));
+  return std::unique_ptr<Packer>(std::make_unique<HostPacker>(std::move(layout), std::move(format), shape));
 }
 
 }  // namespace kvferry

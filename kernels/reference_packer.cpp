@@ -18,7 +18,7 @@ class ReferencePacker final : public Packer {
   std::uint64_t chunk_bytes_per_token() const override { return shape_.bytes_per_token; }
 
   Result<std::uint64_t> gather(const TokenRun& run, std::span<std::byte> chunk) const override {
-    if (Result<void> ok = check_gather(layout_, shape_, run, chunk.size()); !ok) return std::move(ok).error();
+    KVFERRY_TRY(check_gather(layout_, shape_, run, chunk.size()));
     for_each_element(run, run.num_tokens, 0, [&](std::byte* cached, std::uint64_t offset, float scale) {
       std::byte* const kept = chunk.data() + offset;
       if (cached == nullptr)
@@ -33,7 +33,7 @@ class ReferencePacker final : public Packer {
 
   Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
                        const TokenRun& run) const override {
-    if (Result<void> ok = check_scatter(layout_, shape_, run, chunk.size(), chunk_tokens, skip_tokens); !ok) return ok;
+    KVFERRY_TRY(check_scatter(layout_, shape_, run, chunk.size(), chunk_tokens, skip_tokens));
     for_each_element(run, chunk_tokens, skip_tokens, [&](std::byte* cached, std::uint64_t offset, float scale) {
       const std::byte* const kept = chunk.data() + offset;
       if (cached == nullptr) return;
@@ -84,10 +84,9 @@ class ReferencePacker final : public Packer {
 }  // namespace
 
 Result<std::unique_ptr<Packer>> make_reference_packer(KvLayout layout, ChunkFormat format) {
-  if (Result<void> ok = check_layout(layout); !ok) return std::move(ok).error();
-  const Result<ChunkShape> shape = resolve(layout, format);
-  if (!shape) return shape.error();
-  return std::unique_ptr<Packer>(std::make_unique<ReferencePacker>(std::move(layout), std::move(format), *shape));
+  KVFERRY_TRY(check_layout(layout));
+  const ChunkShape shape = KVFERRY_TRY(resolve(layout, format));
+  return std::unique_ptr<Packer>(std::make_unique<ReferencePacker>(std::move(layout), std::move(format), shape));
 }
 
 }  // namespace kvferry

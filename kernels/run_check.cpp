@@ -78,16 +78,16 @@ Result<void> check_chunk(const ChunkShape& shape, std::size_t chunk_bytes, std::
 }  // namespace
 
 Result<void> check_layout(const KvLayout& layout) {
-  if (Result<void> valid = layout.validate(); !valid) return valid;
+  KVFERRY_TRY(layout.validate());
   const Wide row_bytes = Wide{layout.head_dim} * layout.element_bytes;
   const Wide rows = Wide{layout.num_kv_heads} * layout.planes * layout.layers.size();
   if (row_bytes > Wide{UINT64_MAX} / rows)
     return bad(fmt::format("KV layout's bytes per token don't fit 64 bits: {} heads, head_dim {}, element bytes {}",
                            layout.num_kv_heads, layout.head_dim, layout.element_bytes));
   for (const LayerLayout& layer : layout.layers) {
-    if (Result<void> ok = check_plane(layout, layer.key, fmt::format("K of layer '{}'", layer.name)); !ok) return ok;
+    KVFERRY_TRY(check_plane(layout, layer.key, fmt::format("K of layer '{}'", layer.name)));
     if (layout.planes == 1) continue;
-    if (Result<void> ok = check_plane(layout, layer.value, fmt::format("V of layer '{}'", layer.name)); !ok) return ok;
+    KVFERRY_TRY(check_plane(layout, layer.value, fmt::format("V of layer '{}'", layer.name)));
   }
   return {};
 }
@@ -97,7 +97,7 @@ Result<void> check_gather(const KvLayout& layout, const ChunkShape& shape, const
   if (!shape.is_whole())
     return bad(fmt::format("cannot gather {} of a chunk's {} heads: the checksum covers all of them", shape.num_heads,
                            shape.chunk_heads));
-  if (Result<void> ok = check_run(layout, run); !ok) return ok;
+  KVFERRY_TRY(check_run(layout, run));
   return check_chunk(shape, chunk_bytes, run.num_tokens);
 }
 
@@ -106,7 +106,7 @@ Result<void> check_scatter(const KvLayout& layout, const ChunkShape& shape, cons
   if (skip_tokens > chunk_tokens || run.num_tokens > chunk_tokens - skip_tokens)
     return bad(fmt::format("{} tokens from token {} on exceed the chunk's {} tokens", run.num_tokens, skip_tokens,
                            chunk_tokens));
-  if (Result<void> ok = check_run(layout, run); !ok) return ok;
+  KVFERRY_TRY(check_run(layout, run));
   return check_chunk(shape, chunk_bytes, chunk_tokens);
 }
 

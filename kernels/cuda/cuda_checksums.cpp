@@ -6,15 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/cuda_result.h"
-#include "kernels/cuda/current_device.h"
 #include "kernels/cuda/launch.h"
-#include "transport/base/checksum.h"
 
 namespace kvferry {
 namespace {
-
-std::uint64_t num_segments(std::uint64_t bytes) { return (bytes + kSegmentBytes - 1) / kSegmentBytes; }
 
 class CudaChecksums final : public Device::Checksums {
  public:
@@ -36,36 +31,25 @@ class CudaChecksums final : public Device::Checksums {
     }
     segments_at_ = ranges.size() * sizeof(cuda::HashJob);
     const std::size_t bytes = segments_at_ + segments * sizeof(std::uint64_t);
-    if (Result<void> ok = done_.create(); !ok) return ok;
+    done_ = KVFERRY_TRY(make_event());
     if (segments > 0) {
-      Result<PinnedBuffer> host = pinned_.take(bytes);
-      if (!host) return std::move(host).error();
-      if (Result<void> ok = device_.allocate(bytes, stream); !ok) return ok;
-      host_ = std::move(*host);
-      if (Result<void> ok = launch(ranges, bytes, segments_max); !ok) return ok;
+      PinnedBuffer host = KVFERRY_TRY(pinned_.take(bytes));
+      KVFERRY_TRY(device_.allocate(bytes, stream));
+      host_ = std::move(host);
+      KVFERRY_TRY(launch(ranges, bytes, segments_max));
     }
     return cuda_result(cudaEventRecord(done_.get(), stream), "recording the end of checksums");
   }
 
   Result<bool> is_done() override {
     const CurrentDevice current(ordinal_);
-    const cudaError_t code = cudaEventQuery(done_.get());
-    if (code == cudaErrorNotReady) return false;
-    if (Result<void> ok = cuda_result(code, "querying checksums"); !ok) return std::move(ok).error();
-    return true;
+    return is_event_reached(done_.get(), "querying checksums");
   }
 
   Result<std::vector<std::uint64_t>> take() override {
     const CurrentDevice current(ordinal_);
-    if (Result<void> ok = cuda_result(cudaEventSynchronize(done_.get()), "waiting for checksums"); !ok)
-      return std::move(ok).error();
-    std::vector<std::uint64_t> checksums;
-    const auto* segments = reinterpret_cast<const std::uint64_t*>(host_.data() + segments_at_);
-    for (const std::uint64_t bytes : range_bytes_) {
-      checksums.push_back(checksum_of_segments({segments, num_segments(bytes)}, bytes));
-      segments += num_segments(bytes);
-    }
-    return checksums;
+    KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "waiting for checksums"));
+    return checksums_of(range_bytes_, host_.data() + segments_at_);
   }
 
  private:
@@ -85,7 +69,7 @@ class CudaChecksums final : public Device::Checksums {
       const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(ranges.size() - first, cuda::kJobsMax));
       code = cuda::launch_hash(jobs + first, count, segments_max, device::segment_secret(), stream_);
     }
-    if (Result<void> ok = cuda_result(code, "launching checksums"); !ok) return ok;
+    KVFERRY_TRY(cuda_result(code, "launching checksums"));
     return cuda_result(cudaMemcpyAsync(host_.data() + segments_at_, device_.data() + segments_at_, bytes - segments_at_,
                                        cudaMemcpyDeviceToHost, stream_),
                        "fetching checksums");
@@ -107,8 +91,18 @@ Result<std::unique_ptr<Device::Checksums>> start_cuda_checksums(PinnedPool& pinn
                                                                 std::span<const std::span<const std::byte>> ranges,
                                                                 cudaStream_t stream) {
   auto checksums = std::make_unique<CudaChecksums>(pinned, ordinal);
-  if (Result<void> ok = checksums->start(ranges, stream); !ok) return std::move(ok).error();
+  KVFERRY_TRY(checksums->start(ranges, stream));
   return std::unique_ptr<Device::Checksums>(std::move(checksums));
+}
+
+std::vector<std::uint64_t> checksums_of(std::span<const std::uint64_t> range_bytes, const std::byte* segments) {
+  std::vector<std::uint64_t> checksums;
+  const auto* segment = reinterpret_cast<const std::uint64_t*>(segments);
+  for (const std::uint64_t bytes : range_bytes) {
+    checksums.push_back(checksum_of_segments({segment, num_segments(bytes)}, bytes));
+    segment += num_segments(bytes);
+  }
+  return checksums;
 }
 
 }  // namespace kvferry

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "kernels/cuda/cuda_memory.h"
+#include "transport/base/checksum.h"
 #include "transport/base/device.h"
 
 namespace kvferry {
@@ -16,5 +18,9 @@ namespace kvferry {
 Result<std::unique_ptr<Device::Checksums>> start_cuda_checksums(PinnedPool& pinned, int ordinal,
                                                                 std::span<const std::span<const std::byte>> ranges,
                                                                 cudaStream_t stream);
+
+inline std::uint64_t num_segments(std::uint64_t bytes) { return (bytes + kSegmentBytes - 1) / kSegmentBytes; }
+/// Returns the checksum of each range of range_bytes[i] bytes. `segments`: the hashes of all ranges' segments in order.
+std::vector<std::uint64_t> checksums_of(std::span<const std::uint64_t> range_bytes, const std::byte* segments);
 
 }  // namespace kvferry

@@ -12,8 +12,6 @@
 
 #include "kernels/cuda/cuda_checksums.h"
 #include "kernels/cuda/cuda_memory.h"
-#include "kernels/cuda/cuda_result.h"
-#include "kernels/cuda/current_device.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/shared_allocations.h"
 #include "transport/base/log.h"
@@ -38,8 +36,7 @@ class CudaDevice final : public Device {
     const bool is_device = kind == MemoryKind::kDevice;
     const cudaError_t code =
         is_device ? cudaMalloc(&memory, bytes) : cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
-    if (Result<void> ok = cuda_result(code, is_device ? "allocating GPU memory" : "allocating pinned host memory"); !ok)
-      return std::move(ok).error();
+    KVFERRY_TRY(cuda_result(code, is_device ? "allocating GPU memory" : "allocating pinned host memory"));
     return static_cast<std::byte*>(memory);
   }
   void release(MemoryKind kind, std::byte* base) override {
@@ -71,9 +68,7 @@ class CudaDevice final : public Device {
   Result<DeviceStream> make_stream() override {
     const CurrentDevice current(ordinal_);
     cudaStream_t stream = nullptr;
-    if (Result<void> ok = cuda_result(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
-        !ok)
-      return std::move(ok).error();
+    KVFERRY_TRY(cuda_result(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream"));
     return DeviceStream{stream};
   }
   void drop_stream(DeviceStream stream) override {
@@ -83,15 +78,9 @@ class CudaDevice final : public Device {
 
   Result<EventHandle> record(DeviceStream stream) override {
     const CurrentDevice current(ordinal_);
-    cudaEvent_t event = nullptr;
-    if (Result<void> ok = cuda_result(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
-        !ok)
-      return std::move(ok).error();
-    if (Result<void> ok = cuda_result(cudaEventRecord(event, stream_of(stream)), "recording an event"); !ok) {
-      cudaEventDestroy(event);
-      return std::move(ok).error();
-    }
-    return EventHandle{event};
+    Event event = KVFERRY_TRY(make_event());
+    KVFERRY_TRY(cuda_result(cudaEventRecord(event.get(), stream_of(stream)), "recording an event"));
+    return EventHandle{event.release()};
   }
   void drop_event(EventHandle event) override {
     const CurrentDevice current(ordinal_);
@@ -99,10 +88,7 @@ class CudaDevice final : public Device {
   }
   Result<bool> is_reached(EventHandle event) override {
     const CurrentDevice current(ordinal_);
-    const cudaError_t code = cudaEventQuery(event_of(event));
-    if (code == cudaErrorNotReady) return false;
-    if (Result<void> ok = cuda_result(code, "querying an event"); !ok) return std::move(ok).error();
-    return true;
+    return is_event_reached(event_of(event), "querying an event");
   }
   Result<void> wait(EventHandle event) override {
     const CurrentDevice current(ordinal_);
@@ -115,7 +101,7 @@ class CudaDevice final : public Device {
 
   Result<void> copy(std::span<const DeviceCopy> copies, DeviceStream stream) override {
     const CurrentDevice current(ordinal_);
-    if (Result<void> ok = flush_arrivals(); !ok) return ok;
+    KVFERRY_TRY(flush_arrivals());
     std::vector<cuda::RangeJob> small;
     for (const DeviceCopy& copy : copies) {
       if (copy.bytes == 0) continue;
@@ -124,11 +110,11 @@ class CudaDevice final : public Device {
         continue;
       }
       const cudaError_t code = cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDefault, stream_of(stream));
-      if (Result<void> ok = cuda_result(code, "copying memory"); !ok) return ok;
+      KVFERRY_TRY(cuda_result(code, "copying memory"));
     }
     for (std::size_t first = 0; first < small.size(); first += cuda::kJobsMax) {
       const std::size_t count = std::min<std::size_t>(small.size() - first, cuda::kJobsMax);
-      if (Result<void> ok = copy_small(std::span(small).subspan(first, count), stream_of(stream)); !ok) return ok;
+      KVFERRY_TRY(copy_small(std::span(small).subspan(first, count), stream_of(stream)));
     }
     return {};
   }
@@ -149,7 +135,7 @@ class CudaDevice final : public Device {
   Result<std::unique_ptr<Checksums>> checksums(std::span<const std::span<const std::byte>> ranges,
                                                DeviceStream stream) override {
     const CurrentDevice current(ordinal_);
-    if (Result<void> ok = flush_arrivals(); !ok) return std::move(ok).error();
+    KVFERRY_TRY(flush_arrivals());
     return start_cuda_checksums(pinned_, ordinal_, ranges, stream_of(stream));
   }
 
@@ -171,17 +157,13 @@ class CudaDevice final : public Device {
   Result<void> copy_small(std::span<const cuda::RangeJob> jobs, cudaStream_t stream) {
     const std::size_t bytes = jobs.size_bytes();
     StreamBuffer on_device;
-    if (Result<void> ok = on_device.allocate(bytes, stream); !ok) return ok;
+    KVFERRY_TRY(on_device.allocate(bytes, stream));
     // The source is pinned, because a copy from pageable memory may wait for the whole stream.
-    Result<PinnedBuffer> host = pinned_.take(bytes);
-    if (!host) return std::move(host).error();
-    std::memcpy(host->data(), jobs.data(), bytes);
-    if (Result<void> ok =
-            cuda_result(cudaMemcpyAsync(on_device.data(), host->data(), bytes, cudaMemcpyHostToDevice, stream),
-                        "sending copy jobs to the GPU");
-        !ok)
-      return ok;
-    if (Result<void> ok = keep_until_sent(std::move(*host), stream); !ok) return ok;
+    PinnedBuffer host = KVFERRY_TRY(pinned_.take(bytes));
+    std::memcpy(host.data(), jobs.data(), bytes);
+    KVFERRY_TRY(cuda_result(cudaMemcpyAsync(on_device.data(), host.data(), bytes, cudaMemcpyHostToDevice, stream),
+                            "sending copy jobs to the GPU"));
+    KVFERRY_TRY(keep_until_sent(std::move(host), stream));
     std::uint64_t bytes_max = 0;
     for (const cuda::RangeJob& job : jobs) bytes_max = std::max(bytes_max, job.num_bytes);
     return cuda_result(cuda::launch_ranges(reinterpret_cast<const cuda::RangeJob*>(on_device.data()),
@@ -191,12 +173,11 @@ class CudaDevice final : public Device {
 
   /// Holds the buffer until the device has read it, and returns buffers that it has read to the pool.
   Result<void> keep_until_sent(PinnedBuffer host, cudaStream_t stream) {
-    auto event = std::make_unique<Event>();
-    if (Result<void> ok = event->create(); !ok) return ok;
-    if (Result<void> ok = cuda_result(cudaEventRecord(event->get(), stream), "recording an event"); !ok) return ok;
+    Event event = KVFERRY_TRY(make_event());
+    KVFERRY_TRY(cuda_result(cudaEventRecord(event.get(), stream), "recording an event"));
     const std::lock_guard lock(mutex_);
     unsent_.emplace_back(std::move(event), std::move(host));
-    while (!unsent_.empty() && cudaEventQuery(unsent_.front().first->get()) == cudaSuccess) {
+    while (!unsent_.empty() && cudaEventQuery(unsent_.front().first.get()) == cudaSuccess) {
       pinned_.give_back(std::move(unsent_.front().second));
       unsent_.pop_front();
     }
@@ -214,28 +195,32 @@ class CudaDevice final : public Device {
   };
   std::mutex mutex_;
   std::map<std::byte*, Pin> pins_;
-  std::deque<std::pair<std::unique_ptr<Event>, PinnedBuffer>> unsent_;  // oldest first
+  std::deque<std::pair<Event, PinnedBuffer>> unsent_;  // oldest first
 };
 
 }  // namespace
 
 Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
   int num_devices = 0;
-  if (Result<void> ok = cuda_result(cudaGetDeviceCount(&num_devices), "counting GPUs"); !ok)
-    return std::move(ok).error();
+  KVFERRY_TRY(cuda_result(cudaGetDeviceCount(&num_devices), "counting GPUs"));
   if (ordinal < 0 || ordinal >= num_devices)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("GPU {} does not exist: CUDA has {}, numbered from 0", ordinal, num_devices)};
   cudaDeviceProp properties{};
-  if (Result<void> ok = cuda_result(cudaGetDeviceProperties(&properties, ordinal), "querying the GPU's properties");
-      !ok)
-    return std::move(ok).error();
+  KVFERRY_TRY(cuda_result(cudaGetDeviceProperties(&properties, ordinal), "querying the GPU's properties"));
   int is_supported = 0, ordering = cudaGPUDirectRDMAWritesOrderingNone;
   cudaDeviceGetAttribute(&is_supported, cudaDevAttrGPUDirectRDMASupported, ordinal);
   cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, ordinal);
   const bool flushes = is_supported != 0 && ordering == cudaGPUDirectRDMAWritesOrderingNone;
   return std::shared_ptr<Device>(
       std::make_shared<CudaDevice>(ordinal, fmt::format("{} (cuda:{})", properties.name, ordinal), flushes));
+}
+
+Result<Gpu> open_gpu(int ordinal) {
+  std::shared_ptr<Device> device = KVFERRY_TRY(make_cuda_device(ordinal));
+  return Gpu{std::move(device), [ordinal](KvLayout layout, ChunkFormat format) {
+               return make_cuda_packer(ordinal, std::move(layout), std::move(format));
+             }};
 }
 
 }  // namespace kvferry

@@ -1,13 +1,18 @@
-// Device for a CUDA GPU.
+// Device and packer for a CUDA GPU.
 #pragma once
 
 #include <memory>
 
+#include "kernels/stream_packer.h"
 #include "transport/base/device.h"
 
 namespace kvferry {
 
 /// Errors: kUnavailable if CUDA has no GPU with this number.
 Result<std::shared_ptr<Device>> make_cuda_device(int ordinal);
+
+/// Makes a packer for a cache in the memory of the GPU with this number. Errors: those of make_host_packer(), and
+/// kUnavailable if CUDA has no such GPU.
+Result<std::unique_ptr<StreamPacker>> make_cuda_packer(int ordinal, KvLayout layout, ChunkFormat format = {});
 
 }  // namespace kvferry

@@ -1,4 +1,4 @@
-// Owners of CUDA's memory and events.
+// CUDA's calls as Results, the current device, and owners of memory and events.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -6,29 +6,48 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/cuda_result.h"
+#include "transport/base/result.h"
 
 namespace kvferry {
 
-/// Owns device memory.
-class DeviceBuffer {
+/// Returns kFull if memory is exhausted, kUnavailable for any other error of CUDA.
+inline Result<void> cuda_result(cudaError_t code, const char* what) {
+  if (code == cudaSuccess) return {};
+  const ErrorCode error = code == cudaErrorMemoryAllocation ? ErrorCode::kFull : ErrorCode::kUnavailable;
+  return Error{error, fmt::format("{}: {} ({})", what, cudaGetErrorString(code), cudaGetErrorName(code))};
+}
+
+/// Makes a device current during its lifetime, and restores the device that the thread had before.
+class CurrentDevice {
  public:
-  DeviceBuffer() = default;
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
-  ~DeviceBuffer() { cudaFree(data_); }
-  Result<void> upload(const void* from, std::size_t bytes) {
-    if (Result<void> ok = cuda_result(cudaMalloc(&data_, bytes), "allocating GPU memory"); !ok) return ok;
-    return cuda_result(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice), "copying to the GPU");
+  explicit CurrentDevice(int ordinal) {
+    cudaGetDevice(&before_);
+    if (before_ != ordinal) cudaSetDevice(ordinal);
+    is_changed_ = before_ != ordinal;
   }
-  const std::byte* data() const { return static_cast<const std::byte*>(data_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  ~CurrentDevice() {
+    if (is_changed_) cudaSetDevice(before_);
+  }
 
  private:
-  void* data_ = nullptr;
+  int before_ = 0;
+  bool is_changed_ = false;
+};
+
+/// For std::unique_ptr: frees by one of CUDA's functions.
+template <auto free>
+struct FreeBy {
+  template <class Value>
+  void operator()(Value* value) const {
+    free(value);
+  }
 };
 
 /// Owns device memory of a stream's pool, which is freed in the order of the stream, without waiting.
@@ -51,28 +70,11 @@ class StreamBuffer {
   cudaStream_t stream_ = nullptr;
 };
 
-/// Owns pinned host memory, which the device copies from and to directly.
-class PinnedBuffer {
- public:
-  PinnedBuffer() = default;
-  PinnedBuffer(PinnedBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~PinnedBuffer() { cudaFreeHost(data_); }
-  Result<void> allocate(std::size_t bytes) {
-    bytes_ = bytes;
-    return cuda_result(cudaMallocHost(&data_, bytes), "allocating pinned host memory");
-  }
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  std::size_t size() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
+/// Pinned host memory, which the device copies from and to directly.
+struct PinnedBuffer {
+  std::unique_ptr<std::byte, FreeBy<cudaFreeHost>> memory;
+  std::size_t bytes = 0;
+  std::byte* data() const { return memory.get(); }
 };
 
 /// Reuses pinned buffers, since allocating one takes longer than a transfer. Threads: any.
@@ -82,16 +84,20 @@ class PinnedPool {
     {
       const std::lock_guard lock(mutex_);
       const auto fits =
-          std::find_if(free_.begin(), free_.end(), [&](const auto& buffer) { return buffer.size() >= bytes; });
+          std::find_if(free_.begin(), free_.end(), [&](const auto& buffer) { return buffer.bytes >= bytes; });
       if (fits != free_.end()) {
         PinnedBuffer taken = std::move(*fits);
         free_.erase(fits);
         return taken;
       }
     }
-    PinnedBuffer made;
-    if (Result<void> ok = made.allocate(std::bit_ceil(std::max(bytes, kSmallest))); !ok) return std::move(ok).error();
-    return made;
+    const std::size_t rounded = std::bit_ceil(std::max(bytes, kSmallest));
+    void* made = nullptr;
+    KVFERRY_TRY(cuda_result(cudaMallocHost(&made, rounded), "allocating pinned host memory"));
+    PinnedBuffer buffer;
+    buffer.memory.reset(static_cast<std::byte*>(made));
+    buffer.bytes = rounded;
+    return buffer;
   }
   void give_back(PinnedBuffer buffer) {
     const std::lock_guard lock(mutex_);
@@ -104,21 +110,17 @@ class PinnedPool {
   std::vector<PinnedBuffer> free_;
 };
 
-class Event {
- public:
-  Event() = default;
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  ~Event() {
-    if (event_ != nullptr) cudaEventDestroy(event_);
-  }
-  Result<void> create() {
-    return cuda_result(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "creating an event");
-  }
-  cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
+using Event = std::unique_ptr<CUevent_st, FreeBy<cudaEventDestroy>>;
+inline Result<Event> make_event() {
+  cudaEvent_t event = nullptr;
+  KVFERRY_TRY(cuda_result(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"));
+  return Event(event);
+}
+inline Result<bool> is_event_reached(cudaEvent_t event, const char* what) {
+  const cudaError_t code = cudaEventQuery(event);
+  if (code == cudaErrorNotReady) return false;
+  KVFERRY_TRY(cuda_result(code, what));
+  return true;
+}
 
 }  // namespace kvferry

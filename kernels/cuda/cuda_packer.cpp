@@ -1,5 +1,3 @@
-#include "kernels/cuda/cuda_packer.h"
-
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -7,13 +5,12 @@
 #include <utility>
 
 #include "kernels/chunk_shape.h"
+#include "kernels/cuda/cuda_checksums.h"
+#include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_memory.h"
-#include "kernels/cuda/cuda_result.h"
-#include "kernels/cuda/current_device.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/device_plan.h"
 #include "kernels/run_check.h"
-#include "transport/base/checksum.h"
 
 namespace kvferry {
 namespace {
@@ -28,7 +25,7 @@ struct PackerState {
   ChunkShape shape;
   device::HostPlan host_plan;
   bool is_vectorisable = false;
-  DeviceBuffer planes;  // copy of host_plan.planes for the kernels
+  std::unique_ptr<device::PlaneView, FreeBy<cudaFree>> planes;  // host_plan.planes in GPU memory, for the kernels
   device::SegmentSecret secret{};
   mutable PinnedPool pinned;
 };
@@ -37,8 +34,6 @@ struct PackerState {
 struct PassLayout {
   std::size_t jobs = 0, hash_jobs = 0, tables = 0, segments = 0, end = 0;
 };
-
-std::uint64_t num_segments(std::uint64_t bytes) { return (bytes + kSegmentBytes - 1) / kSegmentBytes; }
 
 class CudaPass final : public StreamPacker::Pass {
  public:
@@ -58,11 +53,9 @@ class CudaPass final : public StreamPacker::Pass {
   Result<void> start(std::span<const PackerJob> jobs) {
     const CurrentDevice current(state_->ordinal);
     const PassLayout layout = lay_out(jobs);
-    Result<PinnedBuffer> host = state_->pinned.take(layout.end);
-    if (!host) return std::move(host).error();
-    host_ = std::move(*host);
-    if (Result<void> ok = device_.allocate(layout.end, stream_); !ok) return ok;
-    if (Result<void> ok = done_.create(); !ok) return ok;
+    host_ = KVFERRY_TRY(state_->pinned.take(layout.end));
+    KVFERRY_TRY(device_.allocate(layout.end, stream_));
+    done_ = KVFERRY_TRY(make_event());
     layout_ = layout;
     fill(jobs);
     return cuda_result(cudaMemcpyAsync(device_.data(), host_.data(), layout_.segments, cudaMemcpyHostToDevice, stream_),
@@ -100,11 +93,11 @@ class CudaPass final : public StreamPacker::Pass {
         const auto* const jobs = reinterpret_cast<const cuda::HashJob*>(device_.data() + layout_.hash_jobs);
         const cudaError_t code =
             cuda::launch_hash(jobs, launch_.num_jobs, chunk_segments_max_, state_->secret, stream_);
-        if (Result<void> ok = cuda_result(code, "launching a checksum"); !ok) return ok;
+        KVFERRY_TRY(cuda_result(code, "launching a checksum"));
       }
       const cudaError_t code = cudaMemcpyAsync(host_.data() + layout_.segments, device_.data() + layout_.segments,
                                                layout_.end - layout_.segments, cudaMemcpyDeviceToHost, stream_);
-      if (Result<void> ok = cuda_result(code, "fetching checksums"); !ok) return ok;
+      KVFERRY_TRY(cuda_result(code, "fetching checksums"));
     }
     is_finished_ = true;
     return cuda_result(cudaEventRecord(done_.get(), stream_), "recording the end of a pass");
@@ -113,25 +106,15 @@ class CudaPass final : public StreamPacker::Pass {
   Result<bool> is_done() const override {
     const CurrentDevice current(state_->ordinal);
     if (!is_finished_) return false;
-    const cudaError_t code = cudaEventQuery(done_.get());
-    if (code == cudaErrorNotReady) return false;
-    if (Result<void> ok = cuda_result(code, "querying the end of a pass"); !ok) return std::move(ok).error();
-    return true;
+    return is_event_reached(done_.get(), "querying the end of a pass");
   }
 
   Result<std::vector<std::uint64_t>> wait() override {
     const CurrentDevice current(state_->ordinal);
     if (!is_finished_) return Error{ErrorCode::kInvalidArgument, "wait() before finish()"};
-    if (Result<void> ok = cuda_result(cudaEventSynchronize(done_.get()), "waiting for a pass"); !ok)
-      return std::move(ok).error();
-    std::vector<std::uint64_t> checksums;
-    if (!wants_checksums_) return checksums;
-    const auto* segments = reinterpret_cast<const std::uint64_t*>(host_.data() + layout_.segments);
-    for (const std::uint64_t bytes : chunk_bytes_) {
-      checksums.push_back(checksum_of_segments({segments, num_segments(bytes)}, bytes));
-      segments += num_segments(bytes);
-    }
-    return checksums;
+    KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "waiting for a pass"));
+    if (!wants_checksums_) return std::vector<std::uint64_t>{};
+    return checksums_of(chunk_bytes_, host_.data() + layout_.segments);
   }
 
  private:
@@ -163,7 +146,7 @@ class CudaPass final : public StreamPacker::Pass {
   void fill(std::span<const PackerJob> jobs) {
     const device::PackPlan& plan = state_->host_plan.plan;
     launch_.plan = plan;
-    launch_.plan.planes = reinterpret_cast<const device::PlaneView*>(state_->planes.data());
+    launch_.plan.planes = state_->planes.get();
     launch_.jobs = reinterpret_cast<const device::PackJob*>(device_.data() + layout_.jobs);
     launch_.num_jobs = static_cast<std::uint32_t>(jobs.size());
     launch_.secret = state_->secret;
@@ -232,8 +215,7 @@ class CudaPackerImpl final : public StreamPacker {
         return Error{ErrorCode::kInvalidArgument,
                      fmt::format("a gather copies all {} tokens of a chunk, not {} from token {} on", job.chunk_tokens,
                                  job.run.num_tokens, job.skip_tokens)};
-      if (Result<void> ok = check_gather(state_->layout, state_->shape, job.run, job.chunk_bytes); !ok)
-        return std::move(ok).error();
+      KVFERRY_TRY(check_gather(state_->layout, state_->shape, job.run, job.chunk_bytes));
     }
     return start(jobs, stream, true, wants_checksums);
   }
@@ -241,10 +223,8 @@ class CudaPackerImpl final : public StreamPacker {
   Result<std::unique_ptr<Pass>> scatter(std::span<const PackerJob> jobs, DeviceStream stream,
                                         bool wants_checksums) override {
     for (const PackerJob& job : jobs) {
-      if (Result<void> ok =
-              check_scatter(state_->layout, state_->shape, job.run, job.chunk_bytes, job.chunk_tokens, job.skip_tokens);
-          !ok)
-        return std::move(ok).error();
+      KVFERRY_TRY(
+          check_scatter(state_->layout, state_->shape, job.run, job.chunk_bytes, job.chunk_tokens, job.skip_tokens));
     }
     return start(jobs, stream, false, wants_checksums);
   }
@@ -256,7 +236,7 @@ class CudaPackerImpl final : public StreamPacker {
       return Error{ErrorCode::kInvalidArgument,
                    fmt::format("a pass of {} jobs; allowed: 1 to {}", jobs.size(), cuda::kJobsMax)};
     auto pass = std::make_unique<CudaPass>(state_, static_cast<cudaStream_t>(stream), gathers, wants_checksums);
-    if (Result<void> ok = pass->start(jobs); !ok) return std::move(ok).error();
+    KVFERRY_TRY(pass->start(jobs));
     return std::unique_ptr<Pass>(std::move(pass));
   }
 
@@ -266,24 +246,25 @@ class CudaPackerImpl final : public StreamPacker {
 }  // namespace
 
 Result<std::unique_ptr<StreamPacker>> make_cuda_packer(int ordinal, KvLayout layout, ChunkFormat format) {
-  if (Result<void> ok = check_layout(layout); !ok) return std::move(ok).error();
-  const Result<ChunkShape> shape = resolve(layout, format);
-  if (!shape) return shape.error();
+  KVFERRY_TRY(check_layout(layout));
+  const ChunkShape shape = KVFERRY_TRY(resolve(layout, format));
   int num_devices = 0;
-  if (Result<void> ok = cuda_result(cudaGetDeviceCount(&num_devices), "counting GPUs"); !ok)
-    return std::move(ok).error();
+  KVFERRY_TRY(cuda_result(cudaGetDeviceCount(&num_devices), "counting GPUs"));
   const CurrentDevice current(ordinal);
   auto state = std::make_shared<PackerState>();
   state->ordinal = ordinal;
   state->layout = std::move(layout);
   state->format = std::move(format);
-  state->shape = *shape;
+  state->shape = shape;
   state->host_plan = device::make_plan(state->layout, state->format, state->shape);
   state->is_vectorisable = device::is_vectorisable(state->host_plan);
   state->secret = device::segment_secret();
   const std::vector<device::PlaneView>& planes = state->host_plan.planes;
-  if (Result<void> ok = state->planes.upload(planes.data(), planes.size() * sizeof planes[0]); !ok)
-    return std::move(ok).error();
+  const std::size_t bytes = planes.size() * sizeof planes[0];
+  void* on_device = nullptr;
+  KVFERRY_TRY(cuda_result(cudaMalloc(&on_device, bytes), "allocating GPU memory"));
+  state->planes.reset(static_cast<device::PlaneView*>(on_device));
+  KVFERRY_TRY(cuda_result(cudaMemcpy(on_device, planes.data(), bytes, cudaMemcpyHostToDevice), "copying to the GPU"));
   return std::unique_ptr<StreamPacker>(std::make_unique<CudaPackerImpl>(std::move(state)));
 }
 

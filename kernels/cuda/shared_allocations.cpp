@@ -9,7 +9,7 @@
 #include <random>
 #include <utility>
 
-#include "kernels/cuda/cuda_result.h"
+#include "kernels/cuda/cuda_memory.h"
 #include "transport/base/log.h"
 #include "transport/base/wire.h"
 
@@ -41,11 +41,9 @@ Result<Allocation> allocation_of(const std::byte* memory) {
   using AddressRange = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
   void* found = nullptr;
   cudaDriverEntryPointQueryResult state = cudaDriverEntryPointSymbolNotFound;
-  if (Result<void> ok = cuda_result(
-          cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, kSince, cudaEnableDefault, &state),
-          "loading cuMemGetAddressRange");
-      !ok)
-    return std::move(ok).error();
+  KVFERRY_TRY(
+      cuda_result(cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, kSince, cudaEnableDefault, &state),
+                  "loading cuMemGetAddressRange"));
   if (found == nullptr) return Error{ErrorCode::kUnavailable, "the driver has no cuMemGetAddressRange"};
   CUdeviceptr base = 0;
   std::size_t bytes = 0;
@@ -58,23 +56,20 @@ Result<Allocation> allocation_of(const std::byte* memory) {
 }  // namespace
 
 Result<std::string> SharedAllocations::export_memory(std::span<const std::byte> memory) {
-  const Result<Allocation> allocation = allocation_of(memory.data());
-  if (!allocation) return allocation.error();
+  const Allocation allocation = KVFERRY_TRY(allocation_of(memory.data()));
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
-  const std::uint64_t offset = address - allocation->base;
-  if (offset + memory.size() > allocation->bytes)
+  const std::uint64_t offset = address - allocation.base;
+  if (offset + memory.size() > allocation.bytes)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("{} bytes at {} are not within one allocation", memory.size(), fmt::ptr(memory.data()))};
   cudaIpcMemHandle_t handle;
-  if (Result<void> ok =
-          cuda_result(cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(allocation->base)), "exporting GPU memory");
-      !ok)
-    return std::move(ok).error();
+  KVFERRY_TRY(
+      cuda_result(cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(allocation.base)), "exporting GPU memory"));
   const std::lock_guard lock(mutex_);
   std::uint64_t& bytes = exported_[address];
   bytes = std::max<std::uint64_t>(bytes, memory.size());
   return encode(Exported{this_process(), address, std::string(handle.reserved, sizeof(handle.reserved)),
-                         allocation->bytes, offset});
+                         allocation.bytes, offset});
 }
 
 Result<std::byte*> SharedAllocations::own_memory(std::uint64_t address, std::uint64_t bytes) {
@@ -86,39 +81,36 @@ Result<std::byte*> SharedAllocations::own_memory(std::uint64_t address, std::uin
 }
 
 Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uint64_t bytes) {
-  Result<Exported> parsed = decode<Exported>(exported, "handle of GPU memory");
-  if (!parsed) return std::move(parsed).error();
-  if (parsed->process == this_process()) return own_memory(parsed->address, bytes);
+  Exported parsed = KVFERRY_TRY(decode<Exported>(exported, "handle of GPU memory"));
+  if (parsed.process == this_process()) return own_memory(parsed.address, bytes);
   cudaIpcMemHandle_t handle;
-  if (parsed->handle.size() != sizeof(handle.reserved) || parsed->offset > parsed->allocation_bytes ||
-      bytes > parsed->allocation_bytes - parsed->offset)
+  if (parsed.handle.size() != sizeof(handle.reserved) || parsed.offset > parsed.allocation_bytes ||
+      bytes > parsed.allocation_bytes - parsed.offset)
     return Error{ErrorCode::kCorrupt, "malformed handle of GPU memory"};
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(opened_.begin(), opened_.end(),
-                                  [&](const auto& entry) { return entry.second.handle == parsed->handle; });
+                                  [&](const auto& entry) { return entry.second.handle == parsed.handle; });
   if (found != opened_.end()) {
-    if (parsed->allocation_bytes > found->second.bytes)
+    if (parsed.allocation_bytes > found->second.bytes)
       return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more bytes than the allocation has"};
     ++found->second.num_users;
-    return found->first + parsed->offset;
+    return found->first + parsed.offset;
   }
-  std::memcpy(handle.reserved, parsed->handle.data(), sizeof(handle.reserved));
+  std::memcpy(handle.reserved, parsed.handle.data(), sizeof(handle.reserved));
   void* base = nullptr;
-  if (Result<void> ok = cuda_result(cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess),
-                                    "opening another process's GPU memory");
-      !ok)
-    return std::move(ok).error();
+  KVFERRY_TRY(cuda_result(cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess),
+                          "opening another process's GPU memory"));
   const Result<Allocation> truth = allocation_of(static_cast<std::byte*>(base));
-  if (!truth || truth->bytes < parsed->allocation_bytes) {
+  if (!truth || truth->bytes < parsed.allocation_bytes) {
     cudaIpcCloseMemHandle(base);
     return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more bytes than the allocation has"};
   }
   auto& opened = opened_[static_cast<std::byte*>(base)];
   if (opened.num_users > 0) cudaIpcCloseMemHandle(base);  // CUDA counts each open; num_users counts them here
   ++opened.num_users;
-  opened.handle = std::move(parsed->handle);
-  opened.bytes = parsed->allocation_bytes;
-  return static_cast<std::byte*>(base) + parsed->offset;
+  opened.handle = std::move(parsed.handle);
+  opened.bytes = parsed.allocation_bytes;
+  return static_cast<std::byte*>(base) + parsed.offset;
 }
 
 void SharedAllocations::close(std::byte* memory) {

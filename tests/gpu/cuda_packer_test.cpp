@@ -1,9 +1,8 @@
 // The kernels on a GPU against the plain loop, bit by bit.
-#include "kernels/cuda/cuda_packer.h"
-
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include "kernels/cuda/cuda_device.h"
 #include "tests/gpu/device_cache.h"
 #include "tests/kernels/random_cache.h"
 

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/cuda_packer.h"
+#include "kernels/cuda/cuda_device.h"
 #include "tests/gpu/device_cache.h"
 #include "transport/base/check.h"
 

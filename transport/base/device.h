@@ -101,9 +101,8 @@ class DeviceEvent {
  public:
   DeviceEvent() = default;
   static Result<DeviceEvent> record(Device& device, DeviceStream stream) {
-    Result<Device::EventHandle> made = device.record(stream);
-    if (!made) return std::move(made).error();
-    return DeviceEvent(device, *made);
+    const Device::EventHandle made = KVFERRY_TRY(device.record(stream));
+    return DeviceEvent(device, made);
   }
   DeviceEvent(DeviceEvent&& other) noexcept : device_(other.device_), handle_(std::exchange(other.handle_, nullptr)) {}
   DeviceEvent& operator=(DeviceEvent&& other) noexcept {

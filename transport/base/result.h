@@ -88,4 +88,19 @@ class [[nodiscard]] Result<void> {
   std::optional<Error> error_;
 };
 
+template <class T>
+T value_of(Result<T>&& result) {
+  return *std::move(result);
+}
+inline void value_of(Result<void>&&) {}
+
 }  // namespace kvferry
+
+/// The value of a Result; an error is returned from the function around it. Stands at the begin of a statement, as an
+/// initializer or as the only argument of a call, so that no half-made object is left behind.
+#define KVFERRY_TRY(...)                                         \
+  __extension__({                                                \
+    auto&& result_of_try = (__VA_ARGS__);                        \
+    if (!result_of_try) return std::move(result_of_try).error(); \
+    ::kvferry::value_of(std::move(result_of_try));               \
+  })

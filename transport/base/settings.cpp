@@ -90,9 +90,7 @@ Result<std::vector<SettingEntry>> collect_settings(const std::vector<SettingName
     all.insert(all.end(), source.begin(), source.end());
   };
   if (sources.config_file) {
-    Result<std::vector<SettingEntry>> from_file = read_file(*sources.config_file);
-    if (!from_file) return std::move(from_file).error();
-    add(std::move(*from_file));
+    add(KVFERRY_TRY(read_file(*sources.config_file)));
   }
   std::vector<SettingEntry> from_environment;
   for (const SettingNames& names : rows) {

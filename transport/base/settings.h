@@ -109,10 +109,9 @@ Result<Options> read_settings(std::span<const Setting<Options>> table, const Set
     names.push_back({row.key});
     names.back().insert(names.back().end(), row.aliases.begin(), row.aliases.end());
   }
-  Result<std::vector<SettingEntry>> entries = collect_settings(names, sources);
-  if (!entries) return std::move(entries).error();
+  std::vector<SettingEntry> entries = KVFERRY_TRY(collect_settings(names, sources));
   Options options;
-  for (const SettingEntry& entry : *entries) {
+  for (const SettingEntry& entry : entries) {
     for (std::size_t i = 0; i < table.size(); ++i) {
       if (std::find(names[i].begin(), names[i].end(), entry.key) == names[i].end()) continue;
       if (!table[i].set(options, entry.value)) return bad_setting(entry, table[i].allowed);

@@ -100,8 +100,8 @@ Shard shard_of(std::uint32_t first_layer, std::uint32_t num_layers, std::uint32_
 }
 
 Result<ShardMap> map_shards(std::span<const Shard> readers, std::span<const Shard> holders) {
-  if (auto ok = check_shards(readers); !ok) return std::move(ok).error();
-  if (auto ok = check_shards(holders); !ok) return std::move(ok).error();
+  KVFERRY_TRY(check_shards(readers));
+  KVFERRY_TRY(check_shards(holders));
   const Size here = whole_of(readers), there = whole_of(holders);
   if (here != there) {
     return Error{ErrorCode::kInvalidArgument, fmt::format("{} layers of {} KV heads on one side, {} of {} on the other",

@@ -61,9 +61,8 @@ Result<TcpListener> listen_tcp(const std::string& host, std::uint16_t port) {
   const bool is_any = host.empty() || host == "*";
   std::string why = "no address";
   for (const std::string& one : is_any ? std::vector<std::string>{"::", "0.0.0.0"} : std::vector{host}) {
-    const Result<Resolved> resolved = resolve({one, port}, AI_PASSIVE);
-    if (!resolved) return resolved.error();
-    for (const addrinfo* info = resolved->get(); info != nullptr; info = info->ai_next) {
+    const Resolved resolved = KVFERRY_TRY(resolve({one, port}, AI_PASSIVE));
+    for (const addrinfo* info = resolved.get(); info != nullptr; info = info->ai_next) {
       OwnedFd socket(::socket(info->ai_family, SOCK_STREAM | kNonBlocking, 0));
       set(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1);
       if (info->ai_family == AF_INET6) set(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);  // "::" accepts IPv4 too
@@ -87,9 +86,8 @@ OwnedFd accept_tcp(int listener) {
 }
 
 Result<OwnedFd> begin_connect_tcp(const HostPort& address) {
-  const Result<Resolved> resolved = resolve(address, AI_NUMERICHOST);
-  if (!resolved) return resolved.error();
-  const addrinfo& info = **resolved;
+  const Resolved resolved = KVFERRY_TRY(resolve(address, AI_NUMERICHOST));
+  const addrinfo& info = *resolved;
   OwnedFd socket(::socket(info.ai_family, SOCK_STREAM | kNonBlocking, 0));
   if (!socket) return Error{ErrorCode::kUnavailable, fmt::format("cannot create a socket: {}", std::strerror(errno))};
   set_tcp_options(socket.get());
@@ -106,10 +104,9 @@ std::string connect_error(int fd) {
 }
 
 Result<OwnedFd> connect_tcp(const HostPort& address) {
-  const Result<Resolved> resolved = resolve(address, 0);
-  if (!resolved) return resolved.error();
+  const Resolved resolved = KVFERRY_TRY(resolve(address, 0));
   std::string why;
-  for (const addrinfo* info = resolved->get(); info != nullptr; info = info->ai_next) {
+  for (const addrinfo* info = resolved.get(); info != nullptr; info = info->ai_next) {
     OwnedFd socket(::socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     set_tcp_options(socket.get());
     if (socket && ::connect(socket.get(), info->ai_addr, info->ai_addrlen) == 0) return socket;
@@ -131,10 +128,9 @@ HostPort local_address(int fd) { return address_of(fd, ::getsockname); }
 HostPort peer_address(int fd) { return address_of(fd, ::getpeername); }
 
 Result<std::vector<std::string>> resolve(const std::string& host) {
-  const Result<Resolved> resolved = resolve({host, 0}, 0);
-  if (!resolved) return resolved.error();
+  const Resolved resolved = KVFERRY_TRY(resolve({host, 0}, 0));
   std::vector<std::string> addresses;
-  for (const addrinfo* info = resolved->get(); info != nullptr; info = info->ai_next)
+  for (const addrinfo* info = resolved.get(); info != nullptr; info = info->ai_next)
     addresses.push_back(numeric(info->ai_addr, info->ai_addrlen).host);
   return addresses;
 }
@@ -164,10 +160,9 @@ std::vector<std::string> interface_addresses() {
 
 Result<std::string> source_address_towards(const std::string& host) {
   constexpr std::uint16_t kAnyPort = 9;
-  const Result<Resolved> resolved = resolve({host, kAnyPort}, 0);
-  if (!resolved) return resolved.error();
+  const Resolved resolved = KVFERRY_TRY(resolve({host, kAnyPort}, 0));
   for (const int family : {AF_INET, AF_INET6}) {
-    for (const addrinfo* info = resolved->get(); info != nullptr; info = info->ai_next) {
+    for (const addrinfo* info = resolved.get(); info != nullptr; info = info->ai_next) {
       if (info->ai_family != family) continue;
       const OwnedFd socket(::socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
       if (socket && ::connect(socket.get(), info->ai_addr, info->ai_addrlen) == 0)

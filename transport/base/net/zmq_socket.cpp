@@ -74,7 +74,7 @@ ZmqSocket::~ZmqSocket() {
 Result<std::unique_ptr<ZmqSocket>> ZmqSocket::make(std::shared_ptr<ZmqContext> context, ZmqKind kind,
                                                    ZmqOptions options) {
   std::unique_ptr<ZmqSocket> socket(new ZmqSocket(std::move(context), type_of(kind)));
-  if (Result<void> ready = socket->set_up(kind, options); !ready) return std::move(ready).error();
+  KVFERRY_TRY(socket->set_up(kind, options));
   return socket;
 }
 
