@@ -18,7 +18,7 @@ SOURCES = (".h", ".hpp", ".cuh", ".cpp", ".cc", ".cu")
 
 # What the backends of the transport share.
 TRANSPORT = ("transport/base/", *(f"transport/{name}.h" for name in (
-    "backend", "backend_transport", "completion_queue", "copy_plan", "event_fd", "make_transport", "memory_access",
+    "backend", "backend_transport", "completion_queue", "copy_plan", "make_transport", "memory_access",
     "piece_cursor", "progress_loop", "range_verifier", "region_descriptor", "shared_memory", "task_inbox",
     "transfer_table", "transport")))
 TRANSPORT_PARTS = ("gpu_ipc", "loopback", "nccl", "planner", "shm", "tcp", "ucx")

@@ -84,6 +84,17 @@ class Backend {
   std::vector<int> interrupt_fds_;  // complete before the first wait()
 };
 
+/// Returns bytes that no peer can guess.
+std::string random_bytes(std::size_t num_bytes);
+
+/// One demand on a backend's options, and what the error says if it is not met.
+struct OptionCheck {
+  bool is_met = false;
+  std::string what;
+};
+/// kInvalidArgument: names the first demand that is not met. `options`: the name of the struct.
+Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks);
+
 /// Decodes a peer's address, whose first field is its protocol version. kInvalidArgument: it is malformed or of another
 /// version than `protocol_version`.
 template <class Address>

@@ -13,6 +13,20 @@ std::uint64_t Backend::random_number() {
   return (std::uint64_t{random()} << 32) | random();
 }
 
+std::string random_bytes(std::size_t num_bytes) {
+  std::random_device random;
+  std::string bytes(num_bytes, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks) {
+  for (const OptionCheck& check : checks) {
+    if (!check.is_met) return Error{ErrorCode::kInvalidArgument, fmt::format("bad {}: {}", options, check.what)};
+  }
+  return {};
+}
+
 void Backend::post_and_wait(const Task& task) {
   std::promise<void> done;
   post([&] {
@@ -29,18 +43,17 @@ Result<GrantId> Backend::grant(RegionId region, std::uint64_t offset, std::uint6
 }
 
 Result<RegionId> BackendTransport::register_region(const MemoryRegion& memory) {
-  if (Result<void> ok = TransferTable::check_region(memory.base, memory.bytes); !ok) return std::move(ok).error();
+  KVFERRY_TRY(TransferTable::check_region(memory.base, memory.bytes));
   const std::lock_guard lock(memory_mutex_);
   if (is_stopped_) return TransferTable::is_shut_down();
   const RegionId id = table().new_region_id();
-  Result<Backend::RegionKey> key = backend_->open_region(id, memory);
-  if (!key) return std::move(key).error();
+  Backend::RegionKey key = KVFERRY_TRY(backend_->open_region(id, memory));
   const RegionDescriptor descriptor{.incarnation = backend_->incarnation(),
                                     .base = reinterpret_cast<std::uintptr_t>(memory.base),
                                     .bytes = memory.bytes,
-                                    .rkey = std::move(key->rkey),
+                                    .rkey = std::move(key.rkey),
                                     .region = id.value,
-                                    .is_device = key->is_device};
+                                    .is_device = key.is_device};
   table().add_region(id, memory.base, memory.bytes, encode(descriptor));
   return id;
 }
@@ -63,9 +76,8 @@ Result<void> BackendTransport::revoke(GrantId grant) {
 Result<PeerId> BackendTransport::connect(const std::string& address) {
   const std::lock_guard lock(order_mutex_);
   if (is_stopped_) return TransferTable::is_shut_down();
-  const Result<std::uint64_t> incarnation = backend_->check_address(address);
-  if (!incarnation) return incarnation.error();
-  const TransferTable::Connected connected = table().connect(address, *incarnation);
+  const std::uint64_t incarnation = KVFERRY_TRY(backend_->check_address(address));
+  const TransferTable::Connected connected = table().connect(address, incarnation);
   if (connected.is_new) backend_->post([this, peer = connected.peer, address] { backend_->add_peer(peer, address); });
   return connected.peer;
 }
@@ -78,10 +90,9 @@ void BackendTransport::disconnect(PeerId peer) {
 Result<TransferId> BackendTransport::submit(PagedTransfer transfer) {
   const std::lock_guard lock(order_mutex_);
   if (is_stopped_) return TransferTable::is_shut_down();
-  Result<AcceptedTransfer> accepted = table().accept(std::move(transfer));
-  if (!accepted) return std::move(accepted).error();
-  const TransferId id = accepted->id;
-  backend_->post([this, one = std::move(*accepted)]() mutable { backend_->submit(std::move(one)); });
+  AcceptedTransfer accepted = KVFERRY_TRY(table().accept(std::move(transfer)));
+  const TransferId id = accepted.id;
+  backend_->post([this, one = std::move(accepted)]() mutable { backend_->submit(std::move(one)); });
   return id;
 }
 
@@ -89,9 +100,8 @@ Result<void> BackendTransport::feed(TransferId id, std::vector<CopyRange> ranges
                                     bool is_last) {
   const std::lock_guard lock(order_mutex_);
   if (is_stopped_) return TransferTable::is_shut_down();
-  Result<FedCopies> fed = table().feed(id, ranges, std::move(checksums), is_last);
-  if (!fed) return std::move(fed).error();
-  backend_->post([this, more = std::move(*fed)]() mutable { backend_->feed(std::move(more)); });
+  FedCopies fed = KVFERRY_TRY(table().feed(id, ranges, std::move(checksums), is_last));
+  backend_->post([this, more = std::move(fed)]() mutable { backend_->feed(std::move(more)); });
   return {};
 }
 

@@ -8,42 +8,38 @@
 
 namespace kvferry {
 
-void CompletionQueue::signal_change(bool was_empty) {
-  const bool is_empty = completions_.empty() && notifications_.empty();
-  has_something_.store(!is_empty, std::memory_order_release);
-  if (was_empty && !is_empty) event_.set();
-  if (!was_empty && is_empty) event_.clear();
+void CompletionQueue::signal_change() {
+  const bool has_something = !completions_.empty() || !notifications_.empty();
+  if (has_something_.load(std::memory_order_relaxed) == has_something) return;
+  has_something_.store(has_something, std::memory_order_release);
+  has_something ? event_.set() : event_.clear();
 }
 
 void CompletionQueue::complete(Completion completion) {
   const std::lock_guard lock(mutex_);
-  const bool was_empty = completions_.empty() && notifications_.empty();
   completions_.push_back(std::move(completion));
-  signal_change(was_empty);
+  signal_change();
 }
 
 bool CompletionQueue::notify(Notification notification) {
   const std::lock_guard lock(mutex_);
   if (notifications_.size() >= kNotificationsMax) return false;
-  const bool was_empty = completions_.empty() && notifications_.empty();
   notifications_.push_back(std::move(notification));
-  signal_change(was_empty);
+  signal_change();
   return true;
 }
 
 std::vector<Completion> CompletionQueue::take_completions() {
   const std::lock_guard lock(mutex_);
-  const bool was_empty = completions_.empty() && notifications_.empty();
   std::vector<Completion> taken = std::exchange(completions_, {});
-  signal_change(was_empty);
+  signal_change();
   return taken;
 }
 
 std::vector<Notification> CompletionQueue::take_notifications() {
   const std::lock_guard lock(mutex_);
-  const bool was_empty = completions_.empty() && notifications_.empty();
   std::vector<Notification> taken = std::exchange(notifications_, {});
-  signal_change(was_empty);
+  signal_change();
   return taken;
 }
 

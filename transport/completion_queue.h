@@ -32,7 +32,7 @@ class CompletionQueue {
   static constexpr std::size_t kNotificationsMax = 65536;
 
  private:
-  void signal_change(bool was_empty);
+  void signal_change();
 
   mutable std::mutex mutex_;
   std::vector<Completion> completions_;

@@ -21,6 +21,11 @@ constexpr std::uint64_t kWakeTag = 0;
 // over and back costs two context switches, more than a whole round trip.
 constexpr TimeNs kHandBackNs = 300'000;
 
+void add_to(int epoll_fd, int fd, epoll_event event) {
+  const int code = ::epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
+  KVFERRY_CHECK(code == 0, "cannot watch descriptor {}: {}", fd, std::strerror(errno));
+}
+
 int milliseconds_until(TimeNs deadline, TimeNs now) {
   if (deadline == ProgressLoop::kNever) return -1;
   return static_cast<int>(std::clamp<TimeNs>((deadline - now + kMillisecond - 1) / kMillisecond, 0, 60'000));
@@ -63,25 +68,12 @@ void ProgressLoop::stop() {
 }
 
 void ProgressLoop::watch(int fd, std::uint32_t epoll_events, std::uint64_t tag) {
-  epoll_event event{epoll_events, {.u64 = tag}};
-  const int code = ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event);
-  KVFERRY_CHECK(code == 0, "cannot watch descriptor {}: {}", fd, std::strerror(errno));
-}
-
-void ProgressLoop::rewatch(int fd, std::uint32_t epoll_events, std::uint64_t tag) {
-  epoll_event event{epoll_events, {.u64 = tag}};
-  const int code = ::epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, fd, &event);
-  KVFERRY_CHECK(code == 0, "cannot watch descriptor {}: {}", fd, std::strerror(errno));
+  add_to(epoll_fd_, fd, {epoll_events, {.u64 = tag}});
 }
 
 void ProgressLoop::add_wakeup_fd(int fd) {
-  if (!has_wakeup_fds_.exchange(true)) {
-    epoll_event own{EPOLLIN, {.fd = epoll_fd_}};
-    ::epoll_ctl(wakeup_fd_, EPOLL_CTL_ADD, epoll_fd_, &own);
-  }
-  epoll_event event{EPOLLIN, {.fd = fd}};
-  const int code = ::epoll_ctl(wakeup_fd_, EPOLL_CTL_ADD, fd, &event);
-  KVFERRY_CHECK(code == 0, "cannot watch descriptor {}: {}", fd, std::strerror(errno));
+  if (!has_wakeup_fds_.exchange(true)) add_to(wakeup_fd_, epoll_fd_, {EPOLLIN, {.fd = epoll_fd_}});
+  add_to(wakeup_fd_, fd, {EPOLLIN, {.fd = fd}});
 }
 
 bool ProgressLoop::sleep_with_wakeup_fds(int timeout_ms) const {

@@ -51,7 +51,6 @@ class ProgressLoop {
 
   /// Under the loop's lock only. `tag` must not be 0.
   void watch(int fd, std::uint32_t epoll_events, std::uint64_t tag);
-  void rewatch(int fd, std::uint32_t epoll_events, std::uint64_t tag);
   void unwatch(int fd);
   /// Any thread: drive() also returns while `fd` is readable. The progress thread ignores it.
   void add_wakeup_fd(int fd);

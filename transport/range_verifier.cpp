@@ -26,17 +26,14 @@ Result<void> RangeVerifier::start_on_device(Device& device, DeviceStream stream)
   ranges.reserve(transfer_.copies.size());
   for (const CopyRange& copy : transfer_.copies)
     ranges.emplace_back(transfer_.local_base + copy.local_offset, copy.bytes);
-  Result<std::unique_ptr<Device::Checksums>> started = device.checksums(ranges, stream);
-  if (!started) return std::move(started).error();
-  hashes_ = std::move(*started);
+  hashes_ = KVFERRY_TRY(device.checksums(ranges, stream));
   return {};
 }
 
 Result<void> RangeVerifier::compare_device() {
   const std::unique_ptr<Device::Checksums> hashes = std::move(hashes_);
-  const Result<std::vector<std::uint64_t>> digests = hashes->take();
-  if (!digests) return digests.error();
-  for (std::size_t range = 0; range < digests->size(); ++range) compare(range, (*digests)[range]);
+  const std::vector<std::uint64_t> digests = KVFERRY_TRY(hashes->take());
+  for (std::size_t range = 0; range < digests.size(); ++range) compare(range, digests[range]);
   return {};
 }
 

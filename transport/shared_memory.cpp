@@ -24,8 +24,6 @@ bool is_valid_label(std::string_view label) {
   return !label.empty() && label.size() <= 64 && label.find_first_not_of(kAllowed) == std::string_view::npos;
 }
 
-std::string system_error_text() { return std::strerror(errno); }
-
 /// Returns the number in one of the kernel's files, or `otherwise` if it holds none or "max".
 std::uint64_t number_in(const char* path, std::uint64_t otherwise) {
   std::uint64_t number = 0;
@@ -56,6 +54,11 @@ std::uint64_t available_bytes() {
     if (limit != kNoLimit) available = std::min(available, limit > usage ? limit - usage : 0);
   }
   return available;
+}
+
+Error no_memory(std::string_view what, std::uint64_t bytes) {
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("cannot {} {} bytes of shared memory: {}", what, bytes, std::strerror(errno))};
 }
 
 Error not_enough(std::uint64_t wanted_bytes, std::uint64_t available) {
@@ -105,16 +108,10 @@ Result<SharedMemory> SharedMemory::create(std::string_view label, std::uint64_t 
 }
 
 Result<SharedMemory> SharedMemory::create_of(const std::string& name, std::uint64_t bytes, unsigned page_flags) {
-  SharedMemory memory;
-  memory.fd_ = OwnedFd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | page_flags));
-  const std::uint64_t file_bytes = page_flags == 0 ? bytes : whole_pages(memory.fd_.get(), bytes);
-  if (!memory.fd_ || ::ftruncate(memory.fd_.get(), static_cast<off_t>(file_bytes)) != 0 ||
-      ::fcntl(memory.fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("cannot make {} bytes of shared memory: {}", bytes, system_error_text())};
-  if (Result<void> ok = memory.map(bytes); !ok) return std::move(ok).error();
+  SharedMemory memory(KVFERRY_TRY(SharedMapping::create(name, bytes, page_flags)));
   populate(memory.span());
-  if (const int code = reserve(memory.fd_.get(), file_bytes); code != 0) {
+  const std::uint64_t file_bytes = page_flags == 0 ? bytes : whole_pages(memory.mapping_.fd(), bytes);
+  if (const int code = reserve(memory.mapping_.fd(), file_bytes); code != 0) {
     if (code == ENOSPC || code == ENOMEM) return not_enough(bytes, available_bytes());
     return Error{ErrorCode::kUnavailable,
                  fmt::format("cannot reserve pool_bytes = {} bytes of shared memory: {}", bytes, std::strerror(code))};
@@ -123,46 +120,37 @@ Result<SharedMemory> SharedMemory::create_of(const std::string& name, std::uint6
 }
 
 Result<SharedMemory> SharedMemory::open(const std::string& name) {
-  SharedMemory memory;
-  memory.fd_ = OwnedFd(::open(name.c_str(), O_RDWR | O_CLOEXEC));
+  OwnedFd fd(::open(name.c_str(), O_RDWR | O_CLOEXEC));
   struct stat stats {};
-  if (!memory.fd_ || ::fstat(memory.fd_.get(), &stats) != 0 || stats.st_size == 0)
-    return Error{ErrorCode::kNotFound, fmt::format("cannot open shared memory {}: {}", name, system_error_text())};
-  if (Result<void> ok = memory.map(static_cast<std::uint64_t>(stats.st_size)); !ok) return std::move(ok).error();
-  return memory;
+  if (!fd || ::fstat(fd.get(), &stats) != 0 || stats.st_size == 0)
+    return Error{ErrorCode::kNotFound, fmt::format("cannot open shared memory {}: {}", name, std::strerror(errno))};
+  return SharedMemory(KVFERRY_TRY(SharedMapping::map(std::move(fd), 0, static_cast<std::uint64_t>(stats.st_size))));
 }
 
-Result<void> SharedMemory::map(std::uint64_t bytes) {
-  const std::uint64_t mapped_bytes = whole_pages(fd_.get(), bytes);
-  void* data = ::mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
-  if (data == MAP_FAILED)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("cannot map {} bytes of shared memory: {}", bytes, system_error_text())};
-  ::madvise(data, mapped_bytes, MADV_HUGEPAGE);  // may be refused
-  data_ = static_cast<std::byte*>(data);
-  bytes_ = bytes;
-  mapped_bytes_ = mapped_bytes;
-  return {};
+std::string SharedMemory::name() const { return fmt::format("/proc/{}/fd/{}", ::getpid(), mapping_.fd()); }
+
+Result<SharedMapping> SharedMapping::create(const std::string& name, std::uint64_t bytes, unsigned page_flags) {
+  OwnedFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | page_flags));
+  const std::uint64_t file_bytes = page_flags == 0 ? bytes : whole_pages(fd.get(), bytes);
+  if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(file_bytes)) != 0 ||
+      ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    return no_memory("make", bytes);
+  return map(std::move(fd), 0, bytes);
 }
 
-SharedMemory::SharedMemory(SharedMemory&& other) noexcept
-    : fd_(std::move(other.fd_)),
-      data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)),
-      mapped_bytes_(std::exchange(other.mapped_bytes_, 0)) {}
-
-SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(mapped_bytes_, other.mapped_bytes_);
-  return *this;
+Result<SharedMapping> SharedMapping::map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes) {
+  const std::uint64_t mapped_bytes = whole_pages(fd.get(), bytes);
+  void* memory =
+      ::mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), static_cast<off_t>(offset));
+  if (memory == MAP_FAILED) return no_memory("map", bytes);
+  ::madvise(memory, mapped_bytes, MADV_HUGEPAGE);  // may be refused
+  SharedMapping mapping;
+  mapping.fd_ = std::move(fd);
+  mapping.memory_ = {static_cast<std::byte*>(memory), Unmap{mapped_bytes}};
+  mapping.bytes_ = bytes;
+  return mapping;
 }
 
-SharedMemory::~SharedMemory() {
-  if (data_ != nullptr) ::munmap(data_, mapped_bytes_);
-}
-
-std::string SharedMemory::name() const { return fmt::format("/proc/{}/fd/{}", ::getpid(), fd_.get()); }
+void SharedMapping::Unmap::operator()(std::byte* memory) const { ::munmap(memory, bytes); }
 
 }  // namespace kvferry

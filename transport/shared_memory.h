@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "transport/base/owned_fd.h"
 #include "transport/base/result.h"
@@ -13,39 +15,53 @@
 
 namespace kvferry {
 
-/// One mapping. The kernel frees the memory with its last mapping and descriptor, also if processes die. It can't
-/// shrink, so no access through a mapping fails. Threads: any; the object itself is not synchronised.
+/// A shared file and its mapping. Threads: any; the object itself is not synchronised.
+class SharedMapping {
+ public:
+  /// Makes a file of `bytes` bytes without a name, which can't shrink or grow, and maps it. `page_flags`: MFD_HUGETLB
+  /// and such. kUnavailable: not enough memory or descriptors.
+  static Result<SharedMapping> create(const std::string& name, std::uint64_t bytes, unsigned page_flags = 0);
+  /// Maps [offset, +bytes) of the file, which has them.
+  static Result<SharedMapping> map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes);
+
+  std::span<std::byte> span() const { return {memory_.get(), bytes_}; }
+  int fd() const { return fd_.get(); }
+
+ private:
+  struct Unmap {
+    std::uint64_t bytes;  // whole pages
+    void operator()(std::byte* memory) const;
+  };
+  OwnedFd fd_;
+  std::unique_ptr<std::byte[], Unmap> memory_;
+  std::uint64_t bytes_ = 0;
+};
+
+/// The kernel frees the memory with its last mapping and descriptor, also if processes die. It can't shrink, so no
+/// access through a mapping fails. Threads: any; the object itself is not synchronised.
 class SharedMemory {
  public:
   /// Zeroed memory with all pages reserved: huge pages if enough are set aside (vm.nr_hugepages) or the system makes
-  /// them
-  /// (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or more). `label`: 1 to 64 of [A-Za-z0-9_.], shown
-  /// in /proc/PID/maps. kInvalidArgument: bad label or no bytes; kUnavailable: not enough memory, names `pool_bytes`.
+  /// them (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or more). `label`: 1 to 64 of [A-Za-z0-9_.],
+  /// shown in /proc/PID/maps. kInvalidArgument: bad label or no bytes; kUnavailable: not enough memory, names
+  /// `pool_bytes`.
   static Result<SharedMemory> create(std::string_view label, std::uint64_t bytes);
   /// Maps memory that another process of the same user has created, by its name(). kNotFound: no such memory.
   static Result<SharedMemory> open(const std::string& name);
 
-  SharedMemory(SharedMemory&& other) noexcept;
-  SharedMemory& operator=(SharedMemory&& other) noexcept;
-  ~SharedMemory();
-
   /// "/proc/PID/fd/N" of this process.
   std::string name() const;
-  std::byte* data() const { return data_; }
-  std::uint64_t bytes() const { return bytes_; }
-  std::span<std::byte> span() const { return {data_, bytes_}; }
+  std::byte* data() const { return span().data(); }
+  std::uint64_t bytes() const { return span().size(); }
+  std::span<std::byte> span() const { return mapping_.span(); }
   /// All of it, to be registered so that peers on this host can map it.
-  MemoryRegion region() const { return {data_, bytes_, fd_.get(), 0}; }
+  MemoryRegion region() const { return {data(), bytes(), mapping_.fd(), 0}; }
 
  private:
-  SharedMemory() = default;
+  explicit SharedMemory(SharedMapping mapping) : mapping_(std::move(mapping)) {}
   static Result<SharedMemory> create_of(const std::string& name, std::uint64_t bytes, unsigned page_flags);
-  Result<void> map(std::uint64_t bytes);
 
-  OwnedFd fd_;
-  std::byte* data_ = nullptr;
-  std::uint64_t bytes_ = 0;
-  std::uint64_t mapped_bytes_ = 0;  // whole pages
+  SharedMapping mapping_;
 };
 
 }  // namespace kvferry

@@ -180,8 +180,7 @@ Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
   open.is_complete = !transfer.is_fed;
   open.has_checksums = !transfer.checksums.empty();
   open.has_ranges = !transfer.ranges.empty();
-  Result<std::vector<CopyRange>> copies = plan(open, transfer.ranges, transfer.checksums.size());
-  if (!copies) return std::move(copies).error();
+  std::vector<CopyRange> copies = KVFERRY_TRY(plan(open, transfer.ranges, transfer.checksums.size()));
 
   const TransferId id{++num_transfers_made_};
   open_.emplace(id, open);
@@ -192,7 +191,7 @@ Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
                           transfer.local,
                           region->second.base,
                           std::move(*remote),
-                          std::move(*copies),
+                          std::move(copies),
                           std::move(transfer.checksums),
                           std::move(transfer.notification),
                           transfer.priority,
@@ -221,12 +220,11 @@ Result<FedCopies> TransferTable::feed(TransferId id, const std::vector<CopyRange
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("transfer {} was submitted {} checksums, and so must its further ranges be", id,
                              open.has_checksums ? "with" : "without")};
-  Result<std::vector<CopyRange>> copies = plan(open, ranges, checksums.size());
-  if (!copies) return std::move(copies).error();
+  std::vector<CopyRange> copies = KVFERRY_TRY(plan(open, ranges, checksums.size()));
   open.has_checksums |= !checksums.empty();
   open.has_ranges |= !ranges.empty();
   open.is_complete = is_last;
-  return FedCopies{id, open.peer, std::move(*copies), std::move(checksums), is_last};
+  return FedCopies{id, open.peer, std::move(copies), std::move(checksums), is_last};
 }
 
 std::optional<PeerId> TransferTable::request_cancel(TransferId id) {

@@ -9,7 +9,7 @@
 #include "tests/transport/sim_communicators.h"
 #include "transport/base/check.h"
 #include "transport/make_transport.h"
-#include "transport/nccl/make_over.h"
+#include "transport/nccl/communicators.h"
 
 namespace kvferry {
 

@@ -1,11 +1,10 @@
 // NCCL's library, as far as it can be used without a GPU. Built with the transports' tests and, where the build has
 // NCCL's header, with the GPU's.
-#include "transport/nccl/nccl_library.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/device/sim_device.h"
+#include "transport/nccl/communicators.h"
 
 #ifndef KVFERRY_TEST_NCCL
 #define KVFERRY_TEST_NCCL ""  // where the loader finds it

@@ -10,8 +10,8 @@
 #include "tests/transport/sim_communicators.h"
 #include "tests/transport/transport_fixture.h"
 #include "transport/base/checksum.h"
+#include "transport/nccl/communicators.h"
 #include "transport/nccl/control_plane.h"
-#include "transport/nccl/make_over.h"
 
 namespace kvferry {
 namespace {

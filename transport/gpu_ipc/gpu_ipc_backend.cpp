@@ -49,11 +49,10 @@ std::string GpuIpcBackend::describe() const {
 }
 
 Result<std::uint64_t> GpuIpcBackend::check_address(const std::string& address) {
-  const Result<Address> parsed = read_address<Address>(address, kProtocolVersion, "GPU memory");
-  if (!parsed) return parsed.error();
-  const Result<PeerId> control = control_->connect(parsed->control);
+  const Address parsed = KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "GPU memory"));
+  const Result<PeerId> control = control_->connect(parsed.control);
   if (!control) return control.error();  // for example: the peer is on another host
-  return parsed->incarnation;
+  return parsed.incarnation;
 }
 
 Result<Backend::RegionKey> GpuIpcBackend::open_region(RegionId, const MemoryRegion& memory) {
@@ -288,35 +287,24 @@ void GpuIpcBackend::stop() {
   }
 }
 
-namespace {
-
-Result<void> check_options(const GpuIpcOptions& options) {
-  const auto bad = [](const std::string& what) {
-    return Error{ErrorCode::kInvalidArgument, "bad GpuIpcOptions: " + what};
-  };
-  if (options.device == nullptr) return bad("a device is needed");
-  if (options.transfers_max == 0 || options.piece_bytes == 0 || options.in_flight_bytes == 0)
-    return bad("transfers_max, piece_bytes and in_flight_bytes must be at least 1");
-  if (options.spin_ns < 0 || options.silence_ns <= 0) return bad("spin_ns must be at least 0, silence_ns at least 1");
-  return {};
-}
-
-}  // namespace
 }  // namespace kvferry::gpu_ipc
 
 namespace kvferry {
 
 Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options) {
-  if (Result<void> ok = gpu_ipc::check_options(options); !ok) return std::move(ok).error();
+  KVFERRY_TRY(check_options(
+      "GpuIpcOptions",
+      {{options.device != nullptr, "a device is needed"},
+       {options.transfers_max > 0 && options.piece_bytes > 0 && options.in_flight_bytes > 0,
+        "transfers_max, piece_bytes and in_flight_bytes must be at least 1"},
+       {options.spin_ns >= 0 && options.silence_ns > 0, "spin_ns must be at least 0, silence_ns at least 1"}}));
   ShmOptions link;
   link.spin_ns = options.spin_ns;
   link.silence_ns = options.silence_ns;
   link.transfers_max = 1 << 20;  // the transport's own, and two for each peer
-  Result<std::unique_ptr<Transport>> control = make_shm_transport(link);
-  if (!control) return std::move(control).error();
-  Result<DeviceStream> stream = options.device->make_stream();
-  if (!stream) return std::move(stream).error();
-  auto backend = std::make_unique<gpu_ipc::GpuIpcBackend>(options, *stream, std::move(*control));
+  std::unique_ptr<Transport> control = KVFERRY_TRY(make_shm_transport(link));
+  DeviceStream stream = KVFERRY_TRY(options.device->make_stream());
+  auto backend = std::make_unique<gpu_ipc::GpuIpcBackend>(options, stream, std::move(control));
   return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));
 }
 

@@ -44,11 +44,10 @@ void LoopbackCore::disconnect(LoopbackNode& node, PeerId peer) {
 Result<TransferId> LoopbackCore::submit(LoopbackNode& node, PagedTransfer transfer) {
   const std::lock_guard lock(mutex_);
   if (!node.alive) return TransferTable::is_shut_down();
-  Result<AcceptedTransfer> accepted = node.transfer_table.accept(std::move(transfer));
-  if (!accepted) return std::move(accepted).error();
-  const TransferId id = accepted->id;
-  const std::size_t num_copies = accepted->copies.size();
-  Moving moving{&node, nodes_.at(node.peers.at(accepted->peer).address), std::move(*accepted), 0, 0, std::nullopt, {}};
+  AcceptedTransfer accepted = KVFERRY_TRY(node.transfer_table.accept(std::move(transfer)));
+  const TransferId id = accepted.id;
+  const std::size_t num_copies = accepted.copies.size();
+  Moving moving{&node, nodes_.at(node.peers.at(accepted.peer).address), std::move(accepted), 0, 0, std::nullopt, {}};
   if (options_.delay_steps_max > 0)
     moving.delay_steps = static_cast<std::uint32_t>(random_below(std::uint64_t{options_.delay_steps_max} + 1));
   if (options_.loss_rate > 0 && std::bernoulli_distribution(options_.loss_rate)(random_))
@@ -65,11 +64,10 @@ Result<TransferId> LoopbackCore::submit(LoopbackNode& node, PagedTransfer transf
 Result<void> LoopbackCore::feed(LoopbackNode& node, TransferId id, const std::vector<CopyRange>& ranges,
                                 std::vector<std::uint64_t> checksums, bool is_last) {
   const std::lock_guard lock(mutex_);
-  Result<FedCopies> fed = node.transfer_table.feed(id, ranges, std::move(checksums), is_last);
-  if (!fed) return std::move(fed).error();
+  FedCopies fed = KVFERRY_TRY(node.transfer_table.feed(id, ranges, std::move(checksums), is_last));
   const auto is_it = [&](const Moving& moving) { return moving.owner == &node && moving.transfer.id == id; };
   AcceptedTransfer& transfer = std::find_if(moving_.begin(), moving_.end(), is_it)->transfer;
-  transfer.append(*fed);
+  transfer.append(fed);
   if (!held_) run_locked();
   return {};
 }
@@ -188,12 +186,12 @@ Result<void> LoopbackCore::copy_locked(Moving& moving) {
   const CopyRange& copy = transfer.copies[moving.num_copied];
   const RegionId region{transfer.remote.region};
   const GrantId grant{transfer.remote.grant};
-  Result<std::byte*> remote = moving.target->transfer_table.begin_access(region, grant, copy.remote_offset, copy.bytes);
-  if (!remote) return std::move(remote).error();
+  std::byte* remote =
+      KVFERRY_TRY(moving.target->transfer_table.begin_access(region, grant, copy.remote_offset, copy.bytes));
   std::byte* local = transfer.local_base + copy.local_offset;
   const bool is_pull = transfer.direction == Direction::kPull;
-  std::byte* to = is_pull ? local : *remote;
-  std::memmove(to, is_pull ? *remote : local, copy.bytes);
+  std::byte* to = is_pull ? local : remote;
+  std::memmove(to, is_pull ? remote : local, copy.bytes);
   if (!transfer.checksums.empty() && chunk_checksum({to, copy.bytes}) != transfer.checksums[moving.num_copied])
     moving.corrupt_ranges.push_back(static_cast<std::uint32_t>(moving.num_copied));
   moving.target->transfer_table.end_access(region, grant);

@@ -18,7 +18,7 @@ class LoopbackTransport final : public Transport {
   std::string describe() const override { return "loopback: copies within this process"; }
 
   Result<RegionId> register_region(const MemoryRegion& memory) override {
-    if (Result<void> ok = TransferTable::check_host_region(memory, "the loopback"); !ok) return std::move(ok).error();
+    KVFERRY_TRY(TransferTable::check_host_region(memory, "the loopback"));
     if (!core_->is_alive(*node_)) return TransferTable::is_shut_down();
     const RegionId id = node_->transfer_table.new_region_id();
     const RegionDescriptor descriptor{node_->incarnation, reinterpret_cast<std::uintptr_t>(memory.base), memory.bytes,

@@ -43,12 +43,8 @@ Layout lay_out(const PieceTransfer& piece, std::byte* staging) {
 Result<std::unique_ptr<Channel>> Channel::open(Device& device, StagingPool& staging, Communicators& communicators,
                                                const std::string& id, int rank, Role role) {
   std::unique_ptr<Channel> channel(new Channel(device, staging, role));
-  Result<DeviceStream> stream = device.make_stream();
-  if (!stream) return std::move(stream).error();
-  channel->stream_ = *stream;
-  Result<std::unique_ptr<Communicator>> communicator = communicators.begin(id, rank);
-  if (!communicator) return std::move(communicator).error();
-  channel->communicator_ = std::move(*communicator);
+  channel->stream_ = KVFERRY_TRY(device.make_stream());
+  channel->communicator_ = KVFERRY_TRY(communicators.begin(id, rank));
   channel->allocation_ = staging.take();
   return channel;
 }

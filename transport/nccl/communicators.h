@@ -9,6 +9,7 @@
 
 #include "transport/base/device.h"
 #include "transport/base/result.h"
+#include "transport/make_transport.h"
 
 namespace kvferry::nccl {
 
@@ -46,5 +47,15 @@ class Communicators {
   /// Begins to set up a communicator. The other rank may begin later, or never.
   virtual Result<std::unique_ptr<Communicator>> begin(const std::string& id, int rank) = 0;
 };
+
+/// Loads NCCL for the memory of `device`. `path`: of libnccl.so.2; empty: KVFERRY_NCCL_LIBRARY, or the loader's search.
+/// kUnavailable: this build has no CUDA, or the library is missing or too old; the message says what to install.
+Result<std::unique_ptr<Communicators>> open_nccl(const std::string& path, Device& device);
+/// Returns the version, like "NCCL 2.32.3". Needs no GPU. Errors: as above.
+Result<std::string> find_nccl(const std::string& path);
+
+/// The NCCL transport over any source of communicators. Errors: as make_nccl_transport().
+Result<std::unique_ptr<Transport>> make_transport_over(std::unique_ptr<Communicators> communicators,
+                                                       const NcclOptions& options);
 
 }  // namespace kvferry::nccl

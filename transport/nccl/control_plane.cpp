@@ -1,9 +1,9 @@
 #include "transport/nccl/control_plane.h"
 
 #include <algorithm>
-#include <random>
 #include <utility>
 
+#include "transport/backend.h"
 #include "transport/base/log.h"
 
 namespace kvferry::nccl {
@@ -15,28 +15,17 @@ constexpr std::size_t kMessageBytesMax = 1 << 20;  // longer ones are dropped
 constexpr std::size_t kStreamBytes = 8;
 constexpr std::size_t kHeadBytes = kStreamBytes + 1;  // the stream, and whether more parts follow
 
-std::string random_stream() {
-  std::random_device random;
-  std::string stream;
-  while (stream.size() < kStreamBytes) stream.push_back(static_cast<char>(random()));
-  return stream;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ControlPlane>> ControlPlane::open(const TcpOptions& options) {
   TcpOptions own = options;
   own.connections = own.local_connections = 1;  // one connection keeps the messages in order
   own.transfers_max = 1 << 20;                  // kSentMax for each peer is the real limit
-  Result<std::unique_ptr<Transport>> inner = make_tcp_transport(own);
-  if (!inner) return std::move(inner).error();
-  std::unique_ptr<ControlPlane> plane(new ControlPlane(std::move(*inner)));
-  Result<RegionId> region = plane->inner_->register_region(plane->memory_.data(), plane->memory_.size());
-  if (!region) return std::move(region).error();
-  plane->region_ = *region;
-  Result<std::string> exported = plane->inner_->export_region(*region);
-  if (!exported) return std::move(exported).error();
-  plane->address_ = {plane->inner_->address(), std::move(*exported)};
+  std::unique_ptr<Transport> inner = KVFERRY_TRY(make_tcp_transport(own));
+  std::unique_ptr<ControlPlane> plane(new ControlPlane(std::move(inner)));
+  plane->region_ = KVFERRY_TRY(plane->inner_->register_region(plane->memory_.data(), plane->memory_.size()));
+  plane->address_.address = plane->inner_->address();
+  plane->address_.region = KVFERRY_TRY(plane->inner_->export_region(plane->region_));
   return plane;
 }
 
@@ -47,7 +36,7 @@ ControlPeerPtr ControlPlane::reach(const ControlAddress& address, TimeNs now) {
   if (found != peers_.end()) return *found;
   auto peer = std::make_shared<ControlPeer>();
   peer->address_ = address;
-  peer->stream_ = random_stream();
+  peer->stream_ = random_bytes(kStreamBytes);
   peer->alive_at_ = now;
   if (Result<PeerId> id = inner_->connect(address.address)) {
     peer->id_ = *id;

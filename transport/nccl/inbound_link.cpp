@@ -40,19 +40,13 @@ Result<void> InboundLink::on_message(const Message& message) {
     case Kind::kPing:
       return {};
     case Kind::kOpen: {
-      Result<Open> open = decode<Open>(message.body, "offer of a communicator");
-      if (!open) return std::move(open).error();
-      return on_open(*open);
+      return on_open(KVFERRY_TRY(decode<Open>(message.body, "offer of a communicator")));
     }
     case Kind::kAsk: {
-      Result<Ask> ask = decode<Ask>(message.body, "request");
-      if (!ask) return std::move(ask).error();
-      return on_ask(*ask);
+      return on_ask(KVFERRY_TRY(decode<Ask>(message.body, "request")));
     }
     case Kind::kNotify: {
-      Result<Notify> notify = decode<Notify>(message.body, "notification");
-      if (!notify) return std::move(notify).error();
-      on_notify(std::move(*notify));
+      on_notify(KVFERRY_TRY(decode<Notify>(message.body, "notification")));
       return {};
     }
     default:
@@ -73,18 +67,16 @@ Result<void> InboundLink::on_ask(const Ask& ask) {
     return protocol_error("the peer made too many requests at a time");
   Channel* const through = channel(purpose == Purpose::kPull);
   if (through == nullptr) return protocol_error("the peer made a request before it opened a channel");
-  const auto span = span_of(ask);
-  if (!span) return span.error();
+  const auto span = KVFERRY_TRY(span_of(ask));
 
   const RegionId region{ask.region};
   const GrantId grant{ask.grant};
-  Result<std::byte*> memory =
-      context_.transfer_table.begin_access(region, grant, span->first, span->second - span->first);
+  Result<std::byte*> memory = context_.transfer_table.begin_access(region, grant, span.first, span.second - span.first);
   Served served;
   served.purpose = purpose;
   PieceTransfer piece{ask.token, {}, ask.packed_bytes_max, !memory};
   for (std::size_t index = 0; index < ask.extents.size(); index += 2) {
-    std::byte* const base = memory ? *memory + (ask.extents[index] - span->first) : nullptr;
+    std::byte* const base = memory ? *memory + (ask.extents[index] - span.first) : nullptr;
     piece.parts.emplace_back(base, ask.extents[index + 1]);
   }
   if (memory) {

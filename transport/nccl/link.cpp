@@ -10,10 +10,8 @@ constexpr TimeNs kIdlePings = 20;  // an idle peer is pinged this many times mor
 }  // namespace
 
 Result<void> Link::open_channel(bool is_pull, const std::string& id, int rank, Role role) {
-  Result<std::unique_ptr<Channel>> made =
-      Channel::open(context_.device, context_.staging, context_.communicators, id, rank, role);
-  if (!made) return std::move(made).error();
-  channels_[is_pull ? 0 : 1] = std::move(*made);
+  channels_[is_pull ? 0 : 1] =
+      KVFERRY_TRY(Channel::open(context_.device, context_.staging, context_.communicators, id, rank, role));
   return {};
 }
 

@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "transport/backend_transport.h"
-#include "transport/nccl/make_over.h"
-#include "transport/nccl/nccl_library.h"
+#include "transport/nccl/communicators.h"
 
 namespace kvferry::nccl {
 namespace {
@@ -50,9 +49,7 @@ std::string NcclBackend::describe() const {
 }
 
 Result<std::uint64_t> NcclBackend::check_address(const std::string& address) {
-  const Result<Address> parsed = read_address<Address>(address, kProtocolVersion, "NCCL");
-  if (!parsed) return parsed.error();
-  return parsed->incarnation;
+  return KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "NCCL")).incarnation;
 }
 
 Result<Backend::RegionKey> NcclBackend::open_region(RegionId id, const MemoryRegion& memory) {
@@ -69,7 +66,7 @@ Result<Backend::RegionKey> NcclBackend::open_region(RegionId id, const MemoryReg
 }
 
 Result<void> NcclBackend::close_region(RegionId id, bool) {
-  if (Result<void> ok = table_.remove_region(id); !ok) return ok;
+  KVFERRY_TRY(table_.remove_region(id));
   if (const auto pinned = pinned_.extract(id)) context_.device.unpin(pinned.mapped());
   return {};
 }
@@ -204,33 +201,30 @@ void NcclBackend::stop() {
 
 namespace {
 
-Result<void> check_options(const NcclOptions& options) {
-  const auto bad = [](const std::string& what) {
-    return Error{ErrorCode::kInvalidArgument, "bad NcclOptions: " + what};
-  };
+Result<void> check(const NcclOptions& options) {
   constexpr std::uint32_t kPiecesMax = kServedMax / 2;
-  if (options.device == nullptr) return bad("a device is needed");
-  if (options.transfers_max == 0) return bad("transfers_max must be at least 1");
-  if (options.piece_bytes == 0 || options.piece_bytes > kPieceBytesMax)
-    return bad(fmt::format("piece_bytes is {}; 1 to {} are allowed", options.piece_bytes, kPieceBytesMax));
-  if (options.pieces_per_peer_max == 0 || options.pieces_per_peer_max > kPiecesMax)
-    return bad(fmt::format("pieces_per_peer_max is {}; 1 to {} are allowed", options.pieces_per_peer_max, kPiecesMax));
-  if (options.spin_ns < 0 || options.silence_ns < kMillisecond || options.stuck_ns <= 0 || options.hung_ns <= 0)
-    return bad("spin_ns must be at least 0, silence_ns at least one millisecond, stuck_ns and hung_ns at least 1");
-  return {};
+  return check_options(
+      "NcclOptions",
+      {{options.device != nullptr, "a device is needed"},
+       {options.transfers_max > 0, "transfers_max must be at least 1"},
+       {options.piece_bytes > 0 && options.piece_bytes <= kPieceBytesMax,
+        fmt::format("piece_bytes is {}; 1 to {} are allowed", options.piece_bytes, kPieceBytesMax)},
+       {options.pieces_per_peer_max > 0 && options.pieces_per_peer_max <= kPiecesMax,
+        fmt::format("pieces_per_peer_max is {}; 1 to {} are allowed", options.pieces_per_peer_max, kPiecesMax)},
+       {options.spin_ns >= 0 && options.silence_ns >= kMillisecond && options.stuck_ns > 0 && options.hung_ns > 0,
+        "spin_ns must be at least 0, silence_ns at least one millisecond, stuck_ns and hung_ns at least 1"}});
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Transport>> make_transport_over(std::unique_ptr<Communicators> communicators,
                                                        const NcclOptions& options) {
-  if (Result<void> ok = check_options(options); !ok) return std::move(ok).error();
+  KVFERRY_TRY(check(options));
   TcpOptions control = options.control;
   control.silence_ns = options.silence_ns;
   control.spin_ns = options.spin_ns;
-  Result<std::unique_ptr<ControlPlane>> plane = ControlPlane::open(control);
-  if (!plane) return std::move(plane).error();
-  auto backend = std::make_unique<NcclBackend>(options, std::move(communicators), std::move(*plane));
+  std::unique_ptr<ControlPlane> plane = KVFERRY_TRY(ControlPlane::open(control));
+  auto backend = std::make_unique<NcclBackend>(options, std::move(communicators), std::move(plane));
   return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));
 }
 
@@ -239,10 +233,9 @@ Result<std::unique_ptr<Transport>> make_transport_over(std::unique_ptr<Communica
 namespace kvferry {
 
 Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& options) {
-  if (Result<void> ok = nccl::check_options(options); !ok) return std::move(ok).error();
-  Result<std::unique_ptr<nccl::Communicators>> communicators = nccl::open_nccl(options.library, *options.device);
-  if (!communicators) return std::move(communicators).error();
-  return nccl::make_transport_over(std::move(*communicators), options);
+  KVFERRY_TRY(nccl::check(options));
+  std::unique_ptr<nccl::Communicators> communicators = KVFERRY_TRY(nccl::open_nccl(options.library, *options.device));
+  return nccl::make_transport_over(std::move(communicators), options);
 }
 
 }  // namespace kvferry

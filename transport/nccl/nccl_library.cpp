@@ -1,6 +1,4 @@
 // The only file that includes NCCL's header, and CUDA's for what NCCL requires of its caller.
-#include "transport/nccl/nccl_library.h"
-
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <nccl.h>
@@ -12,6 +10,7 @@
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/nccl/communicators.h"
 
 namespace kvferry::nccl {
 namespace {
@@ -187,11 +186,10 @@ class NcclCommunicators final : public Communicators {
 
 /// Returns CUDA's ordinal of the device, which it asks of memory allocated there.
 Result<int> ordinal_of(Device& device) {
-  Result<std::byte*> memory = device.allocate(MemoryKind::kDevice, 1);
-  if (!memory) return std::move(memory).error();
+  std::byte* const memory = KVFERRY_TRY(device.allocate(MemoryKind::kDevice, 1));
   cudaPointerAttributes attributes{};
-  const cudaError_t result = ::cudaPointerGetAttributes(&attributes, *memory);
-  device.release(MemoryKind::kDevice, *memory);
+  const cudaError_t result = ::cudaPointerGetAttributes(&attributes, memory);
+  device.release(MemoryKind::kDevice, memory);
   if (result != cudaSuccess || attributes.type != cudaMemoryTypeDevice)
     return Error{ErrorCode::kUnavailable, fmt::format("NCCL needs a CUDA device, and {} is none: {}", device.describe(),
                                                       ::cudaGetErrorString(result))};
@@ -201,20 +199,16 @@ Result<int> ordinal_of(Device& device) {
 }  // namespace
 
 Result<std::unique_ptr<Communicators>> open_nccl(const std::string& path, Device& device) {
-  Result<Api> api = load(path);
-  if (!api) return std::move(api).error();
-  Result<int> ordinal = ordinal_of(device);
-  if (!ordinal) return std::move(ordinal).error();
-  auto communicators = std::make_unique<NcclCommunicators>(*api, *ordinal);
+  const Api api = KVFERRY_TRY(load(path));
+  const int ordinal = KVFERRY_TRY(ordinal_of(device));
+  auto communicators = std::make_unique<NcclCommunicators>(api, ordinal);
   // NCCL initialises itself with the first id, which may take long: here, and not on the progress thread.
   if (Result<std::string> id = communicators->make_id(); !id) return std::move(id).error();
   return std::unique_ptr<Communicators>(std::move(communicators));
 }
 
 Result<std::string> find_nccl(const std::string& path) {
-  Result<Api> api = load(path);
-  if (!api) return std::move(api).error();
-  return "NCCL " + version_name(api->version);
+  return "NCCL " + version_name(KVFERRY_TRY(load(path)).version);
 }
 
 }  // namespace kvferry::nccl

@@ -1,4 +1,4 @@
-#include "transport/nccl/nccl_library.h"
+#include "transport/nccl/communicators.h"
 
 namespace kvferry::nccl {
 namespace {

@@ -62,10 +62,9 @@ void OutboundLink::on_lost(const std::string& why) {
 
 Result<void> OutboundLink::ensure_channel(bool is_pull) {
   if (channel(is_pull) != nullptr) return {};
-  Result<std::string> id = context_.communicators.make_id();
-  if (!id) return std::move(id).error();
-  if (Result<void> ok = open_channel(is_pull, *id, 0, is_pull ? Role::kReceiver : Role::kSender); !ok) return ok;
-  send(Kind::kOpen, Open{is_pull, std::move(*id)});
+  std::string id = KVFERRY_TRY(context_.communicators.make_id());
+  KVFERRY_TRY(open_channel(is_pull, id, 0, is_pull ? Role::kReceiver : Role::kSender));
+  send(Kind::kOpen, Open{is_pull, std::move(id)});
   return {};
 }
 
@@ -127,14 +126,11 @@ void OutboundLink::post_notification(OutTransfer& transfer) {
 Result<void> OutboundLink::on_message(const Message& message) {
   if (message.kind == Kind::kPing) return {};
   if (message.kind == Kind::kData) {
-    Result<Data> data = decode<Data>(message.body, "announcement");
-    if (!data) return std::move(data).error();
-    return on_data(data->token);
+    Data data = KVFERRY_TRY(decode<Data>(message.body, "announcement"));
+    return on_data(data.token);
   }
   if (message.kind != Kind::kAnswer) return protocol_error("the peer sent a message that only initiators send");
-  Result<Answer> answer = decode<Answer>(message.body, "answer");
-  if (!answer) return std::move(answer).error();
-  return on_answer(*answer);
+  return on_answer(KVFERRY_TRY(decode<Answer>(message.body, "answer")));
 }
 
 Result<void> OutboundLink::on_data(std::uint64_t token) {

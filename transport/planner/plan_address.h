@@ -52,11 +52,4 @@ inline const std::string* find_part(const Parts& parts, std::string_view backend
   return nullptr;
 }
 
-inline const RegionParts* find_probe(const Address& address, MemoryClass kind) {
-  for (const RegionParts& probe : address.probes) {
-    if (probe.memory_class() == kind) return &probe;
-  }
-  return nullptr;
-}
-
 }  // namespace kvferry::planner

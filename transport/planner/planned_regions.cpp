@@ -39,7 +39,7 @@ Result<void> PlannedRegions::unregister_region(RegionId id) {
   const std::lock_guard lock(mutex_);
   const auto region = regions_.find(id);
   if (region == regions_.end()) return unknown("region", id);
-  if (Result<void> ok = unregister(region->second); !ok) return ok;
+  KVFERRY_TRY(unregister(region->second));
   std::erase_if(grants_, [id](const auto& grant) { return grant.second.region == id; });
   regions_.erase(region);
   return {};
@@ -48,7 +48,7 @@ Result<void> PlannedRegions::unregister_region(RegionId id) {
 Result<void> PlannedRegions::unregister(Region& region) const {
   for (std::size_t index = 0; index < region.ids.size(); ++index) {
     if (!region.ids[index]) continue;
-    if (Result<void> ok = backends_[index].transport->unregister_region(*region.ids[index]); !ok) return ok;
+    KVFERRY_TRY(backends_[index].transport->unregister_region(*region.ids[index]));
     region.ids[index].reset();
     region.is_unregistered = true;
   }
@@ -68,9 +68,8 @@ Result<RegionParts> PlannedRegions::parts_of(MemoryClass kind, const std::vector
   RegionParts parts{static_cast<std::uint8_t>(kind), {}};
   for (std::size_t index = 0; index < backends_.size(); ++index) {
     if (!ids[index]) continue;
-    Result<std::string> part = exported(*backends_[index].transport, *ids[index]);
-    if (!part) return std::move(part).error();
-    parts.parts.push_back({std::string(backends_[index].name), std::move(*part)});
+    std::string part = KVFERRY_TRY(exported(*backends_[index].transport, *ids[index]));
+    parts.parts.push_back({std::string(backends_[index].name), std::move(part)});
   }
   return parts;
 }

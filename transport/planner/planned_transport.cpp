@@ -58,15 +58,11 @@ class PlannedTransport final : public Transport {
 
   /// Registers the memory that peers pull to measure the paths.
   Result<void> open() {
-    Result<SharedMemory> memory = SharedMemory::create("probe", planner::kProbeBytes);
-    if (!memory) return std::move(memory).error();
-    shared_probe_.emplace(std::move(*memory));
+    shared_probe_.emplace(KVFERRY_TRY(SharedMemory::create("probe", planner::kProbeBytes)));
     address_.protocol_version = planner::kProtocolVersion;
     std::vector<MemoryRegion> probes = {shared_probe_->region(), {private_probe_.data(), private_probe_.size()}};
     if (options_.device != nullptr) {
-      const Result<std::byte*> on_device = options_.device->allocate(MemoryKind::kDevice, planner::kProbeBytes);
-      if (!on_device) return on_device.error();
-      device_probe_ = *on_device;
+      device_probe_ = KVFERRY_TRY(options_.device->allocate(MemoryKind::kDevice, planner::kProbeBytes));
       probes.push_back({device_probe_, planner::kProbeBytes});
       probes.back().device = options_.device;
     }
@@ -106,13 +102,12 @@ class PlannedTransport final : public Transport {
   Result<void> revoke(GrantId id) override { return regions_.revoke(id); }
 
   Result<PeerId> connect(const std::string& bytes) override {
-    Result<planner::Address> address = read_address<planner::Address>(bytes, planner::kProtocolVersion, "planner");
-    if (!address) return std::move(address).error();
+    planner::Address address = KVFERRY_TRY(read_address<planner::Address>(bytes, planner::kProtocolVersion, "planner"));
     Peer peer;
     std::vector<std::string> reached;
     std::string problems;
     for (const OpenBackend& backend : backends_) {
-      const std::string* part = planner::find_part(address->parts, backend.name);
+      const std::string* part = planner::find_part(address.parts, backend.name);
       Result<PeerId> inner = part == nullptr ? Error{ErrorCode::kInvalidArgument, "the peer does not offer it"}
                                              : backend.transport->connect(*part);
       if (!inner && inner.error().code == ErrorCode::kCancelled) return inner;
@@ -136,7 +131,7 @@ class PlannedTransport final : public Transport {
     const PeerId id{++num_peers_made_};
     peers_.emplace(id, std::move(peer));
     connected_.emplace(bytes, id);
-    prober_.probe(std::move(*address), std::move(reached),
+    prober_.probe(std::move(address), std::move(reached),
                   [this, id](const Measurements& found) { choose_routes(id, found); });
     return id;
   }
@@ -186,9 +181,8 @@ class PlannedTransport final : public Transport {
     }
     transfer.remote_region = *planner::find_part(remote->parts, backends_[route].name);
     busiest_.store(route, std::memory_order_relaxed);
-    Result<TransferId> inner = backends_[route].transport->submit(std::move(transfer));
-    if (!inner) return inner;
-    return outer_id(route, *inner);
+    const TransferId inner = KVFERRY_TRY(backends_[route].transport->submit(std::move(transfer)));
+    return outer_id(route, inner);
   }
 
   Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
@@ -309,10 +303,9 @@ class PlannedTransport final : public Transport {
 }  // namespace
 
 Result<std::unique_ptr<Transport>> make_transport(const TransportOptions& options) {
-  Result<Backends> backends = planner::make_backends(options);
-  if (!backends) return std::move(backends).error();
-  auto transport = std::make_unique<PlannedTransport>(options, std::move(*backends));
-  if (Result<void> ok = transport->open(); !ok) return std::move(ok).error();
+  Backends backends = KVFERRY_TRY(planner::make_backends(options));
+  auto transport = std::make_unique<PlannedTransport>(options, std::move(backends));
+  KVFERRY_TRY(transport->open());
   return std::unique_ptr<Transport>(std::move(transport));
 }
 

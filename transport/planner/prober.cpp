@@ -83,12 +83,11 @@ Result<double> Prober::pull(Path path, const std::string& address, const std::st
     std::vector<std::byte> memory(kProbeBytes);  // outlives the backends, which may still be copying after a timeout
     return pull(path, address, region, MemoryRegion{memory.data(), memory.size()});
   }
-  const Result<std::byte*> memory = options_.device->allocate(MemoryKind::kDevice, kProbeBytes);
-  if (!memory) return memory.error();
-  MemoryRegion into{*memory, kProbeBytes};
+  std::byte* const memory = KVFERRY_TRY(options_.device->allocate(MemoryKind::kDevice, kProbeBytes));
+  MemoryRegion into{memory, kProbeBytes};
   into.device = options_.device;
   Result<double> speed = pull(path, address, region, into);
-  options_.device->release(MemoryKind::kDevice, *memory);
+  options_.device->release(MemoryKind::kDevice, memory);
   return speed;
 }
 
@@ -97,18 +96,15 @@ Result<double> Prober::pull(Path path, const std::string& address, const std::st
   TransportOptions options = options_;
   options.path = path;
   options.tcp.listen_port = 0;  // the configured one is in use
-  Result<Backends> backends = make_backends(options);
-  if (!backends) return std::move(backends).error();
-  Transport& transport = *backends->front().transport;
-  const Result<RegionId> local = transport.register_region(into);
-  if (!local) return Error{local.error().code, local.error().what};
-  const Result<PeerId> peer = transport.connect(address);
-  if (!peer) return Error{peer.error().code, peer.error().what};
+  Backends backends = KVFERRY_TRY(make_backends(options));
+  Transport& transport = *backends.front().transport;
+  const RegionId local = KVFERRY_TRY(transport.register_region(into));
+  const PeerId peer = KVFERRY_TRY(transport.connect(address));
   const SteadyClock clock;
   const TimeNs deadline = clock.now() + kPatience;
   TimeNs best_ns = kPatience;
   for (int round = 0; round < kRounds; ++round) {
-    PagedTransfer transfer{*peer, Direction::kPull, *local, region, {}, ""};
+    PagedTransfer transfer{peer, Direction::kPull, local, region, {}, ""};
     // Every other block first, so that no neighbours are joined, as in a paged cache.
     for (const std::uint64_t first : {std::uint64_t{0}, kBlockBytes}) {
       for (std::uint64_t at = first; at < kProbeBytes; at += 2 * kBlockBytes)

@@ -1,76 +1,28 @@
 #include "transport/shm/shared_page.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <limits>
 #include <utility>
-
-#include "transport/base/huge_pages.h"
 
 namespace kvferry::shm {
 namespace {
 
 constexpr std::uint64_t kDataOffset = 4096;
 
-Error no_pages(std::string_view what, std::uint64_t bytes) {
-  return Error{ErrorCode::kUnavailable,
-               fmt::format("cannot {} {} bytes of shared memory: {}", what, bytes, std::strerror(errno))};
-}
-
 }  // namespace
 
-Result<SharedPages> SharedPages::create(std::uint64_t bytes) {
-  SharedPages pages;
-  pages.fd_ = OwnedFd(::memfd_create("kvferry", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!pages.fd_ || ::ftruncate(pages.fd_.get(), static_cast<off_t>(bytes)) != 0 ||
-      ::fcntl(pages.fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-    return no_pages("make", bytes);
-  return map(std::move(pages.fd_), 0, bytes, true);
-}
-
-Result<SharedPages> SharedPages::map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_sealed) {
+Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_sealed) {
   struct stat stats {};
   if (::fstat(fd.get(), &stats) != 0 || bytes == 0 || offset > static_cast<std::uint64_t>(stats.st_size) ||
       bytes > static_cast<std::uint64_t>(stats.st_size) - offset)
     return Error{ErrorCode::kRefused, fmt::format("the peer's shared memory does not hold [{}, +{})", offset, bytes)};
   if (is_sealed && (::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0)
     return Error{ErrorCode::kRefused, "the peer's shared memory is not sealed against shrinking"};
-  const std::uint64_t mapped_bytes = whole_pages(fd.get(), bytes);
-  void* data = ::mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), static_cast<off_t>(offset));
-  if (data == MAP_FAILED) return no_pages("map", bytes);
-  ::madvise(data, mapped_bytes, MADV_HUGEPAGE);  // may be refused
-  SharedPages pages;
-  pages.fd_ = std::move(fd);
-  pages.data_ = static_cast<std::byte*>(data);
-  pages.bytes_ = bytes;
-  pages.mapped_bytes_ = mapped_bytes;
-  return pages;
+  return SharedMapping::map(std::move(fd), offset, bytes);
 }
-
-SharedPages::SharedPages(SharedPages&& other) noexcept
-    : fd_(std::move(other.fd_)),
-      data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)),
-      mapped_bytes_(std::exchange(other.mapped_bytes_, 0)) {}
-
-SharedPages& SharedPages::operator=(SharedPages&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(mapped_bytes_, other.mapped_bytes_);
-  return *this;
-}
-
-SharedPages::~SharedPages() {
-  if (data_ != nullptr) ::munmap(data_, mapped_bytes_);
-}
-
-NoteRing::NoteRing(SharedPages pages) : pages_(std::move(pages)) {}
 
 void NoteRing::copy_in(std::uint64_t at, const void* from, std::size_t bytes) {
   std::byte* data = pages_.span().data() + kDataOffset;

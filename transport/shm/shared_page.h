@@ -6,35 +6,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 
-#include "transport/base/owned_fd.h"
-#include "transport/base/result.h"
+#include "transport/shared_memory.h"
 
 namespace kvferry::shm {
 
-/// An anonymous shared file that can't shrink, and its mapping.
-class SharedPages {
- public:
-  static Result<SharedPages> create(std::uint64_t bytes);
-  /// Maps a peer's file. kRefused: it does not hold these bytes, or it must be sealed against shrinking and is not.
-  static Result<SharedPages> map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_sealed);
-  SharedPages(SharedPages&& other) noexcept;
-  SharedPages& operator=(SharedPages&& other) noexcept;
-  ~SharedPages();
-
-  std::span<std::byte> span() const { return {data_, bytes_}; }
-  int fd() const { return fd_.get(); }
-
- private:
-  SharedPages() = default;
-  OwnedFd fd_;
-  std::byte* data_ = nullptr;
-  std::uint64_t bytes_ = 0;
-  std::uint64_t mapped_bytes_ = 0;  // whole pages
-};
+/// Maps a peer's file. kRefused: it does not hold these bytes, or it must be sealed against shrinking and is not.
+Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_sealed);
 
 /// One producer process, one consumer process; each side calls from one thread at a time. The producer also writes here
 /// where it copies, since the consumer owns that memory.
@@ -43,7 +23,7 @@ class NoteRing {
   static constexpr std::uint64_t kCapacity = std::uint64_t{256} << 10;  // bytes of notes with 4 of length each
   static constexpr std::uint64_t kPageBytes = kCapacity + 4096;
 
-  explicit NoteRing(SharedPages pages);
+  explicit NoteRing(SharedMapping pages) : pages_(std::move(pages)) {}
 
   /// Returns false if there is no room now. Sets `must_wake` if the consumer may sleep: the first push since it asked.
   bool push(std::string_view note, bool& must_wake);
@@ -73,7 +53,7 @@ class NoteRing {
   void copy_in(std::uint64_t at, const void* from, std::size_t bytes);
   void copy_out(std::uint64_t at, void* to, std::size_t bytes) const;
 
-  SharedPages pages_;
+  SharedMapping pages_;
   std::uint64_t head_ = 0;  // the consumer's own, which the producer can't change
   std::uint64_t tail_ = 0;  // the producer's own
   bool is_broken_ = false;
@@ -87,7 +67,7 @@ class ControlPage {
   static constexpr std::uint32_t kSlots = 131072;  // for grants (TransferTable::kGrantsMax) and regions
   static constexpr std::uint64_t kPageBytes = 4096 + std::uint64_t{kSlots} * 8;
 
-  explicit ControlPage(SharedPages pages) : pages_(std::move(pages)) {}
+  explicit ControlPage(SharedMapping pages) : pages_(std::move(pages)) {}
   int fd() const { return pages_.fd(); }
 
   void set_spinning(bool is_spinning) { header().is_spinning.store(is_spinning ? 1 : 0, std::memory_order_seq_cst); }
@@ -114,7 +94,7 @@ class ControlPage {
   Header& header() const { return *reinterpret_cast<Header*>(pages_.span().data()); }
   std::atomic<std::uint64_t>& state(std::uint32_t slot) const;
 
-  SharedPages pages_;
+  SharedMapping pages_;
 };
 
 }  // namespace kvferry::shm

@@ -40,12 +40,8 @@ ShmBackend::ShmBackend(const ShmOptions& options)
 }
 
 Result<void> ShmBackend::start() {
-  Result<SharedPages> control = SharedPages::create(ControlPage::kPageBytes);
-  if (!control) return std::move(control).error();
-  control_.emplace(std::move(*control));
-  Result<OwnedFd> listener = listen_on(address_.socket_name);
-  if (!listener) return std::move(listener).error();
-  listener_ = std::move(*listener);
+  control_.emplace(KVFERRY_TRY(SharedMapping::create("kvferry", ControlPage::kPageBytes)));
+  listener_ = KVFERRY_TRY(listen_on(address_.socket_name));
   loop_.watch(listener_.get(), EPOLLIN, kListenerTag);
   loop_.start();
   return {};
@@ -60,11 +56,10 @@ std::string ShmBackend::describe() const {
 }
 
 Result<std::uint64_t> ShmBackend::check_address(const std::string& address) {
-  const Result<Address> parsed = read_address<Address>(address, kProtocolVersion, "shared memory");
-  if (!parsed) return parsed.error();
-  if (parsed->host != address_.host)
+  const Address parsed = KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "shared memory"));
+  if (parsed.host != address_.host)
     return Error{ErrorCode::kInvalidArgument, "the peer is on another host or in another network namespace"};
-  return parsed->incarnation;
+  return parsed.incarnation;
 }
 
 bool ShmBackend::wait(TimeNs timeout_ns) {
@@ -89,7 +84,7 @@ void ShmBackend::add_peer(PeerId peer, const std::string& address) {
 
 void ShmBackend::submit(AcceptedTransfer accepted) {
   ShmLink& link = *links_.at(accepted.peer);
-  link.submit(std::move(accepted), clock_.now());
+  link.submit(std::move(accepted));
   if (!link.is_idle()) loop_.kick();
 }
 
@@ -184,7 +179,7 @@ bool ShmBackend::on_hello(Inbound& inbound, const Packet& packet) {
     return refuse(fmt::format("its shared memory protocol is {}, not {}", kProtocolVersion, hello->protocol_version));
   if (hello->to_incarnation != address_.incarnation || hello->secret != address_.secret)
     return refuse("another transport has this address now");
-  Result<SharedPages> pages = SharedPages::create(NoteRing::kPageBytes);
+  Result<SharedMapping> pages = SharedMapping::create("kvferry", NoteRing::kPageBytes);
   if (!pages) return refuse(pages.error().what);
   inbound.ring.emplace(std::move(*pages));
   inbound.from = hello->from;
@@ -282,11 +277,10 @@ void ShmBackend::set_spinning(bool is_spinning) {
 namespace kvferry {
 
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options) {
-  if (options.transfers_max == 0 || options.spin_ns < 0 || options.silence_ns <= 0)
-    return Error{ErrorCode::kInvalidArgument,
-                 "bad ShmOptions: transfers_max and silence_ns must be at least 1, spin_ns at least 0"};
+  KVFERRY_TRY(check_options("ShmOptions", {{options.transfers_max > 0 && options.spin_ns >= 0 && options.silence_ns > 0,
+                                            "transfers_max and silence_ns must be at least 1, spin_ns at least 0"}}));
   auto backend = std::make_unique<shm::ShmBackend>(options);
-  if (Result<void> ok = backend->start(); !ok) return std::move(ok).error();
+  KVFERRY_TRY(backend->start());
   return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));
 }
 

@@ -23,7 +23,7 @@ Error is_busy(GrantId grant) {
 }  // namespace
 
 Result<Backend::RegionKey> ShmBackend::open_region(RegionId id, const MemoryRegion& memory) {
-  if (Result<void> ok = TransferTable::check_host_region(memory, "shared memory"); !ok) return std::move(ok).error();
+  KVFERRY_TRY(TransferTable::check_host_region(memory, "shared memory"));
   OwnedFd fd;
   if (memory.fd >= 0) {
     fd = OwnedFd(::fcntl(memory.fd, F_DUPFD_CLOEXEC, 0));
@@ -31,12 +31,11 @@ Result<Backend::RegionKey> ShmBackend::open_region(RegionId id, const MemoryRegi
       return Error{ErrorCode::kInvalidArgument,
                    fmt::format("cannot duplicate descriptor {} of the memory to register", memory.fd)};
   }
-  const Result<std::uint32_t> slot = reserve_slot();
-  if (!slot) return slot.error();
-  const RegionMemoryKey key{bool{fd}, reinterpret_cast<std::uintptr_t>(memory.base), *slot};
+  const std::uint32_t slot = KVFERRY_TRY(reserve_slot());
+  const RegionMemoryKey key{bool{fd}, reinterpret_cast<std::uintptr_t>(memory.base), slot};
   post_and_wait([&] {
     if (fd) shared_regions_.insert_or_assign(id, SharedRegion{std::move(fd), memory.fd_offset, memory.bytes});
-    control_->open(*slot, ControlPage::pass(id.value, 0));
+    control_->open(slot, ControlPage::pass(id.value, 0));
   });
   return RegionKey{encode(key)};
 }
@@ -48,12 +47,11 @@ Result<void> ShmBackend::close_region(RegionId id, bool) {
     if (is_of_region) free_slots_.push_back(granted->second.slot);
     granted = is_of_region ? grants_.erase(granted) : std::next(granted);
   }
-  const Result<std::string> exported = table_.exported(id);
-  if (!exported) return exported.error();
-  const std::uint32_t slot = key_of(*exported).slot;
+  const std::string exported = KVFERRY_TRY(table_.exported(id));
+  const std::uint32_t slot = key_of(exported).slot;
   if (!close_slot(slot))
     return Error{ErrorCode::kFull, fmt::format("a peer's copy still uses region {}; try again", id)};
-  if (Result<void> ok = table_.remove_region(id); !ok) return ok;
+  KVFERRY_TRY(table_.remove_region(id));
   free_slots_.push_back(slot);
   post_and_wait([&] {
     if (shared_regions_.erase(id) == 0) return;
@@ -65,18 +63,16 @@ Result<void> ShmBackend::close_region(RegionId id, bool) {
 }
 
 Result<GrantId> ShmBackend::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
-  const Result<std::string> exported = table_.exported(region);
-  if (!exported) return exported.error();
-  const Result<std::uint32_t> slot = reserve_slot();
-  if (!slot) return slot.error();
-  RegionMemoryKey key = key_of(*exported);
-  key.slot = *slot;
+  const std::string exported = KVFERRY_TRY(table_.exported(region));
+  const std::uint32_t slot = KVFERRY_TRY(reserve_slot());
+  RegionMemoryKey key = key_of(exported);
+  key.slot = slot;
   Result<GrantId> id = table_.add_grant(region, offset, bytes, encode(key));
   if (id) {
-    control_->open(*slot, ControlPage::pass(region.value, id->value));
-    grants_.emplace(*id, Granted{region, *slot});
+    control_->open(slot, ControlPage::pass(region.value, id->value));
+    grants_.emplace(*id, Granted{region, slot});
   } else {
-    free_slots_.push_back(*slot);
+    free_slots_.push_back(slot);
   }
   return id;
 }

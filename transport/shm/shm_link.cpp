@@ -68,9 +68,9 @@ void ShmLink::on_welcome(Packet packet) {
   if (!welcome) return fail(welcome.error().what);
   if (!welcome->refusal.empty()) return fail("the peer refused the hello: " + welcome->refusal);
   if (packet.fds.size() != 2 || control_) return fail("the peer's welcome is malformed");
-  Result<SharedPages> ring = SharedPages::map(std::move(packet.fds[0]), 0, NoteRing::kPageBytes, true);
+  Result<SharedMapping> ring = map_peers_file(std::move(packet.fds[0]), 0, NoteRing::kPageBytes, true);
   if (!ring) return fail(ring.error().what);
-  Result<SharedPages> control = SharedPages::map(std::move(packet.fds[1]), 0, ControlPage::kPageBytes, true);
+  Result<SharedMapping> control = map_peers_file(std::move(packet.fds[1]), 0, ControlPage::kPageBytes, true);
   if (!control) return fail(control.error().what);
   ring_.emplace(std::move(*ring));
   control_.emplace(std::move(*control));
@@ -101,7 +101,7 @@ void ShmLink::on_map_reply(Packet packet) {
   region->second.refusal = reply->refusal;
   if (!reply->refusal.empty()) return;
   if (packet.fds.size() != 1) return fail("the peer's map reply is malformed");
-  Result<SharedPages> pages = SharedPages::map(std::move(packet.fds[0]), reply->fd_offset, reply->bytes, false);
+  Result<SharedMapping> pages = map_peers_file(std::move(packet.fds[0]), reply->fd_offset, reply->bytes, false);
   if (pages) {
     region->second.pages.emplace(std::move(*pages));
   } else {
@@ -109,7 +109,7 @@ void ShmLink::on_map_reply(Packet packet) {
   }
 }
 
-void ShmLink::submit(AcceptedTransfer accepted, TimeNs now) {
+void ShmLink::submit(AcceptedTransfer accepted) {
   const TransferId id = accepted.id;
   if (is_failed_) return table_.complete(id, ErrorCode::kPeerLost, why_);
   Result<RegionMemoryKey> key = decode<RegionMemoryKey>(accepted.remote.rkey, "region key");
@@ -117,7 +117,7 @@ void ShmLink::submit(AcceptedTransfer accepted, TimeNs now) {
   transfers_.push_back(std::make_unique<ShmTransfer>(std::move(accepted), *key));
   // The only transfer, if small, is copied by the calling thread now.
   if (transfers_.size() != 1 || !is_ready() || transfers_.front()->bytes_left() > options_.inline_bytes) return;
-  while (!transfers_.empty() && advance(transfers_.begin(), now)) continue;
+  while (!transfers_.empty() && advance(transfers_.begin())) continue;
 }
 
 ShmLink::Transfers::iterator ShmLink::find(TransferId id) {
@@ -181,7 +181,7 @@ bool ShmLink::advance(TimeNs now) {
   if (is_blocked_ && now - tried_at_ < kRetryNs) return false;
   const auto transfer = most_urgent();
   if (transfer == transfers_.end()) return false;
-  is_blocked_ = !advance(transfer, now);
+  is_blocked_ = !advance(transfer);
   if (!is_blocked_) return true;
   // The peer has to send a region's descriptor or to empty its ring: ping it, so that its silence is noticed.
   tried_at_ = now;
@@ -211,7 +211,7 @@ Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) 
   return std::optional(RemoteMemory{nullptr, 0, pid_});
 }
 
-bool ShmLink::advance(Transfers::iterator transfer, TimeNs) {
+bool ShmLink::advance(Transfers::iterator transfer) {
   ShmTransfer& moving = **transfer;
   if (!moving.has_copies()) return moving.is_copied() && notify_and_finish(transfer);
   const Result<std::optional<RemoteMemory>> remote = reach(moving);

@@ -31,7 +31,7 @@ class ShmLink {
   /// Connects and sends the hello. Returns whether there is a socket to watch.
   bool connect(const std::string& source_address, TimeNs now);
   void on_readable(TimeNs now);
-  void submit(AcceptedTransfer accepted, TimeNs now);
+  void submit(AcceptedTransfer accepted);
   /// Returns false if the transfer has ended.
   bool feed(const FedCopies& more);
   void cancel(TransferId id);
@@ -52,7 +52,7 @@ class ShmLink {
 
  private:
   struct Region {
-    std::optional<SharedPages> pages;
+    std::optional<SharedMapping> pages;
     std::string refusal;
     bool is_requested = false;  // from the peer, which has not answered yet
   };
@@ -64,7 +64,7 @@ class ShmLink {
   Transfers::iterator find(TransferId id);
   Transfers::iterator most_urgent();
   /// Returns whether something was done for the transfer, which may have ended by that.
-  bool advance(Transfers::iterator transfer, TimeNs now);
+  bool advance(Transfers::iterator transfer);
   bool notify_and_finish(Transfers::iterator transfer);
   /// Returns nothing while the peer has not answered a map request. An error ends the transfer.
   Result<std::optional<RemoteMemory>> reach(const ShmTransfer& transfer);

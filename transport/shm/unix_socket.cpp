@@ -46,23 +46,21 @@ std::optional<ucred> credentials(int socket) {
 }  // namespace
 
 Result<OwnedFd> listen_on(const std::string& name) {
-  const Result<Name> address = abstract_name(name);
-  if (!address) return Error{address.error().code, address.error().what};
+  const Name address = KVFERRY_TRY(abstract_name(name));
   OwnedFd socket = new_socket();
-  if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address->address), address->bytes) != 0 ||
+  if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.bytes) != 0 ||
       ::listen(socket.get(), 1024) != 0)
     return Error{ErrorCode::kUnavailable, fmt::format("cannot listen on a Unix socket: {}", std::strerror(errno))};
   return socket;
 }
 
 Result<OwnedFd> connect_to(const std::string& name) {
-  const Result<Name> address = abstract_name(name);
-  if (!address) return Error{address.error().code, address.error().what};
+  const Name address = KVFERRY_TRY(abstract_name(name));
   OwnedFd socket = new_socket();
   if (!socket)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("no file descriptor left for a socket: {}", std::strerror(errno))};
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address->address), address->bytes) != 0)
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.bytes) != 0)
     return Error{ErrorCode::kPeerLost, fmt::format("the peer's Unix socket does not answer: {}", std::strerror(errno))};
   return socket;
 }

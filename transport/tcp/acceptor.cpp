@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/tcp/tcp_backend.h"
 
 namespace kvferry::tcp {
 namespace {
@@ -18,7 +19,7 @@ bool is_same_secret(const std::string& said, const std::string& own) {
 
 }  // namespace
 
-Acceptor::Acceptor(LinkHost& host, std::uint64_t incarnation, std::string secret, Welcome welcome)
+Acceptor::Acceptor(TcpBackend& host, std::uint64_t incarnation, std::string secret, Welcome welcome)
     : host_(host), incarnation_(incarnation), secret_(std::move(secret)), welcome_(std::move(welcome)) {}
 
 void Acceptor::accept(OwnedFd socket) {

@@ -7,26 +7,23 @@
 #include <string>
 
 #include "transport/tcp/connection.h"
-#include "transport/tcp/link_host.h"
 
 namespace kvferry::tcp {
+
+class TcpBackend;
 
 class Acceptor final : public MessageHandler {
  public:
   /// `welcome` gets each connection whose Hello is valid, and gives it another handler.
   using Welcome = std::function<void(Connection&, const Hello&)>;
-  Acceptor(LinkHost& host, std::uint64_t incarnation, std::string secret, Welcome welcome);
+  Acceptor(TcpBackend& host, std::uint64_t incarnation, std::string secret, Welcome welcome);
 
   /// Waits for the socket's Hello. If kPendingMax others are waited for, the oldest of them is dropped.
   void accept(OwnedFd socket);
   /// Drops peers that have been silent for too long. Returns whether a Hello is still waited for.
   bool check(TimeNs now);
 
-  void on_connected(Connection&) override {}
   Result<void> on_head(Connection& connection, const MessageHead& head) override;
-  void on_piece(Connection&, std::size_t, std::span<const std::byte>, bool) override {}
-  Result<void> on_message_end(Connection&) override { return {}; }
-  bool next_message(Connection&, OutMessage&) override { return false; }
   void on_broken(Connection& connection, const std::string& why) override;
 
   static constexpr std::size_t kPendingMax = 256;
@@ -41,7 +38,7 @@ class Acceptor final : public MessageHandler {
   /// Returns whether the connection was a pending peer's.
   bool remove(const Connection& connection);
 
-  LinkHost& host_;
+  TcpBackend& host_;
   const std::uint64_t incarnation_;
   const std::string secret_;
   const Welcome welcome_;

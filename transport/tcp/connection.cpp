@@ -1,6 +1,9 @@
 #include "transport/tcp/connection.h"
 
+#include <linux/sockios.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -31,6 +34,12 @@ std::byte* zeros() {
   return memory.data();
 }
 
+/// Returns the number of sent bytes that the peer's host has not acknowledged.
+std::uint64_t unacknowledged_bytes(int fd) {
+  int bytes = 0;
+  return ::ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0 ? static_cast<std::uint64_t>(bytes) : 0;
+}
+
 /// Removes the first `bytes` of parts[at...], whose entries shrink in place.
 void skip(std::vector<iovec>& parts, std::size_t& at, std::uint64_t bytes) {
   while (bytes > 0) {
@@ -47,6 +56,13 @@ void skip(std::vector<iovec>& parts, std::size_t& at, std::uint64_t bytes) {
 }
 
 }  // namespace
+
+bool is_same_host(int fd) { return net::local_address(fd).host == net::peer_address(fd).host; }
+
+void skip_congestion_control_within_host(int fd) {
+  constexpr std::string_view kSimplest = "reno";  // needs no privilege
+  if (is_same_host(fd)) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kSimplest.data(), kSimplest.size());
+}
 
 Connection::Connection(std::uint64_t id, OwnedFd socket, MessageHandler& handler, bool is_connecting, TimeNs now)
     : id_(id), socket_(std::move(socket)), handler_(&handler), is_connecting_(is_connecting), alive_at_(now) {

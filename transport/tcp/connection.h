@@ -11,11 +11,17 @@
 #include <vector>
 
 #include "transport/base/clock.h"
+#include "transport/base/net/tcp_socket.h"
 #include "transport/memory_access.h"
 #include "transport/tcp/messages.h"
-#include "transport/tcp/socket.h"
 
 namespace kvferry::tcp {
+
+/// Returns true if both ends of the connection have the same address.
+bool is_same_host(int fd);
+/// Selects a simple congestion control algorithm for a connection within one host, where congestion cannot occur. Other
+/// algorithms may take reordering by two processors for losses, or pace the sender (BBR: a quarter of the rate).
+void skip_congestion_control_within_host(int fd);
 
 class Connection;
 
@@ -32,16 +38,17 @@ struct OutMessage {
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
-  virtual void on_connected(Connection& connection) = 0;
+  virtual void on_connected(Connection&) {}
   /// Says where the payload is to go: calls add_sink() for all of it, or drop_payload(). An error breaks the
   /// connection.
   virtual Result<void> on_head(Connection& connection, const MessageHead& head) = 0;
   /// Only after want_pieces(): bytes of sink `part` have come, the last of them if `ends`.
-  virtual void on_piece(Connection& connection, std::size_t part, std::span<const std::byte> bytes, bool ends) = 0;
+  virtual void on_piece(Connection& /*connection*/, std::size_t /*part*/, std::span<const std::byte> /*bytes*/,
+                        bool /*ends*/) {}
   /// The whole message has come, payload included.
-  virtual Result<void> on_message_end(Connection& connection) = 0;
+  virtual Result<void> on_message_end(Connection&) { return {}; }
   /// Appends a message's head and its payload's parts. Returns false if there is nothing to send now.
-  virtual bool next_message(Connection& connection, OutMessage& out) = 0;
+  virtual bool next_message(Connection& /*connection*/, OutMessage& /*out*/) { return false; }
   virtual void on_broken(Connection& connection, const std::string& why) = 0;
 };
 

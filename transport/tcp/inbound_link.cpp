@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/tcp/tcp_backend.h"
 
 namespace kvferry::tcp {
 namespace {
@@ -13,7 +14,7 @@ Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::
 
 }  // namespace
 
-InboundLink::InboundLink(LinkHost& host, std::string from, std::function<void()> over)
+InboundLink::InboundLink(TcpBackend& host, std::string from, std::function<void()> over)
     : host_(host), from_(std::move(from)), over_(std::move(over)) {}
 
 bool InboundLink::add(Connection& connection) {
@@ -99,8 +100,8 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
   }
   if (header.num_entries == 0)
     return header.payload_bytes == 0 ? Result<void>{} : protocol_error("the peer sent payload without a range");
-  const auto span = span_of(header.num_entries, header.payload_bytes, [&](auto index) { return head.entry(index); });
-  if (!span) return span.error();
+  const auto span =
+      KVFERRY_TRY(span_of(header.num_entries, header.payload_bytes, [&](auto index) { return head.entry(index); }));
   if (push.code != ErrorCode::kOk) {
     connection.drop_payload();
     return {};
@@ -108,7 +109,7 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
   TransferTable& transfer_table = host_.transfer_table();
   const RegionId region{header.region};
   const GrantId grant{header.grant};
-  Result<std::byte*> memory = transfer_table.begin_access(region, grant, span->first, span->second - span->first);
+  Result<std::byte*> memory = transfer_table.begin_access(region, grant, span.first, span.second - span.first);
   if (!memory) {
     // The initiator ends its push when it gets this answer; bytes that are on their way are dropped.
     push.code = ErrorCode::kRefused;
@@ -126,7 +127,7 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
   }
   for (std::size_t index = 0; index < header.num_entries; ++index) {
     const Entry entry = head.entry(index);
-    connection.add_sink(*memory + (entry.offset - span->first), entry.bytes);
+    connection.add_sink(*memory + (entry.offset - span.first), entry.bytes);
     if (!is_checked) continue;
     lane.expected.push_back(entry);
     lane.checksums.push_back(head.checksum(index));

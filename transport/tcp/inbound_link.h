@@ -12,14 +12,15 @@
 
 #include "transport/range_verifier.h"
 #include "transport/tcp/connection.h"
-#include "transport/tcp/link_host.h"
 
 namespace kvferry::tcp {
+
+class TcpBackend;
 
 class InboundLink final : public MessageHandler {
  public:
   /// `over` is called once, when a connection has broken and all the others are closed.
-  InboundLink(LinkHost& host, std::string from, std::function<void()> over);
+  InboundLink(TcpBackend& host, std::string from, std::function<void()> over);
 
   /// Returns false if the link has kLanesMax connections already.
   bool add(Connection& connection);
@@ -27,7 +28,6 @@ class InboundLink final : public MessageHandler {
   bool check(TimeNs now);
   void close();
 
-  void on_connected(Connection&) override {}
   Result<void> on_head(Connection& connection, const MessageHead& head) override;
   void on_piece(Connection& connection, std::size_t part, std::span<const std::byte> bytes, bool ends) override;
   Result<void> on_message_end(Connection& connection) override;
@@ -71,7 +71,7 @@ class InboundLink final : public MessageHandler {
   void answer(Connection& connection, std::uint64_t id, ErrorCode code, std::string what,
               std::vector<std::uint32_t> corrupt);
 
-  LinkHost& host_;
+  TcpBackend& host_;
   const std::string from_;
   const std::function<void()> over_;
   std::vector<std::unique_ptr<Lane>> lanes_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/tcp/tcp_backend.h"
 
 namespace kvferry::tcp {
 namespace {
@@ -12,7 +13,7 @@ Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::
 
 }  // namespace
 
-OutboundLink::OutboundLink(LinkHost& host, PeerId peer, Address address, std::uint64_t token)
+OutboundLink::OutboundLink(TcpBackend& host, PeerId peer, Address address, std::uint64_t token)
     : host_(host), peer_(peer), address_(std::move(address)), token_(token), lanes_(1) {}
 
 void OutboundLink::start() { try_endpoint(); }
@@ -297,9 +298,7 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
   }
   AnswerBody body;
   if (head.header.text_bytes > 0) {
-    Result<AnswerBody> decoded = decode<AnswerBody>(head.text(), "answer");
-    if (!decoded) return std::move(decoded).error();
-    body = std::move(*decoded);
+    body = KVFERRY_TRY(decode<AnswerBody>(head.text(), "answer"));
   }
   for (const std::uint32_t index : body.corrupt_ranges) {
     if (index >= transfer.what().copies.size()) return protocol_error("the peer named a range that does not exist");

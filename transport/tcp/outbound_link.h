@@ -10,16 +10,17 @@
 #include <vector>
 
 #include "transport/tcp/connection.h"
-#include "transport/tcp/link_host.h"
 #include "transport/tcp/out_transfer.h"
 
 namespace kvferry::tcp {
+
+class TcpBackend;
 
 /// Promise: each submitted transfer reaches TransferTable::complete() once, and by then its memory is no longer
 /// touched.
 class OutboundLink final : public MessageHandler {
  public:
-  OutboundLink(LinkHost& host, PeerId peer, Address address, std::uint64_t token);
+  OutboundLink(TcpBackend& host, PeerId peer, Address address, std::uint64_t token);
 
   /// Begins the first connection. The others are opened for the first transfer that is longer than a segment.
   void start();
@@ -71,7 +72,7 @@ class OutboundLink final : public MessageHandler {
   void finish(OutTransfer& transfer, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt = {});
   void lose(const std::string& why) { end(ErrorCode::kPeerLost, why); }
 
-  LinkHost& host_;
+  TcpBackend& host_;
   const PeerId peer_;
   const Address address_;
   const std::uint64_t token_;

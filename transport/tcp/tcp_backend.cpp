@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <random>
 
 #include "transport/backend_transport.h"
 #include "transport/base/log.h"
@@ -19,14 +18,20 @@ constexpr std::uint64_t kListenerTag = 1;  // connections count from 2
 constexpr std::size_t kConnectionsMax = 4096;
 constexpr int kAcceptsAtOnce = 32;
 
-std::string random_secret() {
-  std::random_device random;
-  std::string secret;
-  for (int word = 0; word < 4; ++word) {
-    const std::uint32_t number = random();
-    append_bytes(secret, &number, sizeof(number));
+/// Returns the addresses at which peers can reach the listener, the most useful first. A listener on all interfaces has
+/// all addresses of this host; loopback is the last one, because it reaches this host only.
+std::vector<net::HostPort> reachable_addresses(const net::HostPort& listening_on) {
+  constexpr std::size_t kAddressesMax = 16;
+  const bool is_any_ipv4 = listening_on.host == "0.0.0.0";
+  if (listening_on.host != "::" && !is_any_ipv4) return {listening_on};
+  std::vector<net::HostPort> reachable;
+  for (const std::string& host : net::interface_addresses()) {
+    const bool is_ipv6 = host.find(':') != std::string::npos;
+    if (reachable.size() + 1 < kAddressesMax && !(is_ipv6 && is_any_ipv4))
+      reachable.push_back({host, listening_on.port});
   }
-  return secret;
+  reachable.push_back({"127.0.0.1", listening_on.port});
+  return reachable;
 }
 
 }  // namespace
@@ -34,16 +39,15 @@ std::string random_secret() {
 TcpBackend::TcpBackend(const TcpOptions& options)
     : Backend(options.transfers_max),
       options_(options),
-      secret_(random_secret()),
+      secret_(random_bytes(16)),
       acceptor_(*this, incarnation_, secret_, [this](Connection& one, const Hello& hello) { welcome(one, hello); }),
       loop_(*this, "kvferry-tcp", options.spin_ns, 0) {}
 
 Result<void> TcpBackend::start() {
-  Result<net::TcpListener> listening = net::listen_tcp(options_.listen_host, options_.listen_port);
-  if (!listening) return std::move(listening).error();
-  listener_ = std::move(listening->socket);
+  net::TcpListener listening = KVFERRY_TRY(net::listen_tcp(options_.listen_host, options_.listen_port));
+  listener_ = std::move(listening.socket);
   spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  endpoints_ = reachable_addresses(listening->address);
+  endpoints_ = reachable_addresses(listening.address);
   address_ = encode(Address{kProtocolVersion, incarnation_, secret_, endpoints_});
   source_address_ = address_;
   loop_.watch(listener_.get(), EPOLLIN, kListenerTag);
@@ -57,9 +61,7 @@ std::string TcpBackend::describe() const {
 }
 
 Result<std::uint64_t> TcpBackend::check_address(const std::string& address) {
-  const Result<Address> parsed = read_address<Address>(address, kProtocolVersion, "TCP");
-  if (!parsed) return parsed.error();
-  return parsed->incarnation;
+  return KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "TCP")).incarnation;
 }
 
 bool TcpBackend::wait(TimeNs timeout_ns) {
@@ -74,7 +76,7 @@ void TcpBackend::set_wait_interrupt_fd(int fd) {
 }
 
 Result<Backend::RegionKey> TcpBackend::open_region(RegionId, const MemoryRegion& memory) {
-  if (Result<void> ok = TransferTable::check_host_region(memory, "TCP"); !ok) return std::move(ok).error();
+  KVFERRY_TRY(TransferTable::check_host_region(memory, "TCP"));
   return RegionKey{};
 }
 
@@ -223,34 +225,25 @@ void TcpBackend::stop() {
   check_at_ = ProgressLoop::kNever;
 }
 
-namespace {
-
-Result<void> check_options(const TcpOptions& options) {
-  const auto bad = [](const std::string& what) {
-    return Error{ErrorCode::kInvalidArgument, "bad TcpOptions: " + what};
-  };
-  if (options.transfers_max == 0) return bad("transfers_max must be at least 1");
-  for (const std::uint32_t count : {options.connections, options.local_connections}) {
-    if (count == 0 || count > InboundLink::kLanesMax)
-      return bad(fmt::format("connections is {}; 1 to {} are allowed", count, InboundLink::kLanesMax));
-  }
-  if (options.segment_bytes < 4096 || options.segment_bytes > kPayloadMax)
-    return bad(fmt::format("segment_bytes is {}; 4096 to {} are allowed", options.segment_bytes, kPayloadMax));
-  if (options.window_bytes == 0) return bad("window_bytes must be at least 1");
-  if (options.spin_ns < 0 || options.silence_ns < kMillisecond)
-    return bad("spin_ns must be at least 0 and silence_ns at least one millisecond");
-  return {};
-}
-
-}  // namespace
 }  // namespace kvferry::tcp
 
 namespace kvferry {
 
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options) {
-  if (Result<void> ok = tcp::check_options(options); !ok) return std::move(ok).error();
+  constexpr std::size_t kLanesMax = tcp::InboundLink::kLanesMax;
+  std::vector<OptionCheck> checks = {{options.transfers_max > 0, "transfers_max must be at least 1"}};
+  for (const std::uint32_t count : {options.connections, options.local_connections})
+    checks.push_back(
+        {count > 0 && count <= kLanesMax, fmt::format("connections is {}; 1 to {} are allowed", count, kLanesMax)});
+  checks.push_back(
+      {options.segment_bytes >= 4096 && options.segment_bytes <= tcp::kPayloadMax,
+       fmt::format("segment_bytes is {}; 4096 to {} are allowed", options.segment_bytes, tcp::kPayloadMax)});
+  checks.push_back({options.window_bytes > 0, "window_bytes must be at least 1"});
+  checks.push_back({options.spin_ns >= 0 && options.silence_ns >= kMillisecond,
+                    "spin_ns must be at least 0 and silence_ns at least one millisecond"});
+  KVFERRY_TRY(check_options("TcpOptions", checks));
   auto backend = std::make_unique<tcp::TcpBackend>(options);
-  if (Result<void> ok = backend->start(); !ok) return std::move(ok).error();
+  KVFERRY_TRY(backend->start());
   return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));
 }
 

@@ -19,7 +19,7 @@
 namespace kvferry::tcp {
 
 /// Threads: as Backend; what it does not declare runs under the loop's lock, but for start().
-class TcpBackend final : public Backend, public ProgressLoop::Owner, public LinkHost {
+class TcpBackend final : public Backend, public ProgressLoop::Owner {
  public:
   explicit TcpBackend(const TcpOptions& options);
   /// Listens and starts the loop's thread. kUnavailable: the address can't be bound.
@@ -41,15 +41,20 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner, public Link
   void cancel(PeerId peer, TransferId id) override;
   void stop() override;
 
-  // LinkHost
-  TransferTable& transfer_table() override { return table_; }
-  const TcpOptions& options() const override { return options_; }
-  const std::string& source_address() const override { return source_address_; }
-  TimeNs now() const override { return clock_.now(); }
-  Connection& adopt(OwnedFd socket, MessageHandler& handler, bool is_connecting) override;
-  void wake(Connection& connection) override;
-  void close(Connection& connection) override;
-  void arm_silence_check() override;
+  // For the acceptor and the links
+  TransferTable& transfer_table() { return table_; }
+  const TcpOptions& options() const { return options_; }
+  /// The `from` of this side's notifications.
+  const std::string& source_address() const { return source_address_; }
+  TimeNs now() const { return clock_.now(); }
+  /// Watches the socket from here on.
+  Connection& adopt(OwnedFd socket, MessageHandler& handler, bool is_connecting);
+  /// Lets the connection advance soon.
+  void wake(Connection& connection);
+  /// The object stays valid until the current call has returned.
+  void close(Connection& connection);
+  /// The peer owes an answer: check the links for silence in a while.
+  void arm_silence_check();
 
   // ProgressLoop::Owner
   void on_ready(std::uint64_t tag, std::uint32_t events) override;

@@ -35,9 +35,8 @@ Result<std::pair<Message, std::string_view>> read_packed(std::string_view packed
   packed.copy(reinterpret_cast<char*>(&head_bytes), sizeof(head_bytes));
   packed.remove_prefix(sizeof(head_bytes));
   if (head_bytes > packed.size()) return Error{ErrorCode::kCorrupt, "malformed message: too short"};
-  Result<Message> message = decode<Message>(packed.substr(0, head_bytes), what_it_is);
-  if (!message) return std::move(message).error();
-  return std::pair(std::move(*message), packed.substr(head_bytes));
+  Message message = KVFERRY_TRY(decode<Message>(packed.substr(0, head_bytes), what_it_is));
+  return std::pair(std::move(message), packed.substr(head_bytes));
 }
 
 /// Copies what a peer requests to or from this side's memory. Returns the packed BlocksAnswer.

@@ -32,9 +32,7 @@ std::string UcxBackend::describe() const {
 }
 
 Result<std::uint64_t> UcxBackend::check_address(const std::string& address) {
-  const Result<Address> parsed = read_address<Address>(address, kProtocolVersion, "UCX");
-  if (!parsed) return parsed.error();
-  return parsed->incarnation;
+  return KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "UCX")).incarnation;
 }
 
 void UcxBackend::thread_main(std::promise<Result<void>> started) {
@@ -114,15 +112,14 @@ Result<Backend::RegionKey> UcxBackend::open_region(RegionId id, const MemoryRegi
 Result<std::string> UcxBackend::map_memory(RegionId id, const MemoryRegion& memory) {
   const bool is_host = memory.device == nullptr || memory.device->is_host();
   const ucs_memory_type_t type = is_host ? UCS_MEMORY_TYPE_HOST : UCS_MEMORY_TYPE_CUDA;
-  Result<UcpWorker::Memory> mapped = worker_->map_memory(memory.base, memory.bytes, type);
-  if (!mapped) return std::move(mapped).error();
-  LocalMemory local{mapped->handle, type, memory.device, nullptr};
+  UcpWorker::Memory mapped = KVFERRY_TRY(worker_->map_memory(memory.base, memory.bytes, type));
+  LocalMemory local{mapped.handle, type, memory.device, nullptr};
   if (memory.device != nullptr) {
     auto stream = hash_streams_.find(memory.device);
     if (stream == hash_streams_.end()) {
       Result<DeviceStream> made = memory.device->make_stream();
       if (!made) {
-        worker_->unmap_memory(mapped->handle);
+        worker_->unmap_memory(mapped.handle);
         return std::move(made).error();
       }
       stream = hash_streams_.emplace(memory.device, *made).first;
@@ -130,7 +127,7 @@ Result<std::string> UcxBackend::map_memory(RegionId id, const MemoryRegion& memo
     local.stream = stream->second;
   }
   memories_.emplace(id, local);
-  return std::move(mapped->rkey);
+  return std::move(mapped.rkey);
 }
 
 Result<void> UcxBackend::close_region(RegionId id, bool is_stopped) {
@@ -220,27 +217,18 @@ TimeNs UcxBackend::next_deadline(TimeNs now) const {
   return earliest == std::numeric_limits<TimeNs>::max() ? 0 : earliest;
 }
 
-namespace {
-
-Result<void> check_options(const UcxOptions& options) {
-  if (options.transfers_max == 0 || options.operations_per_transfer_max == 0 || options.operations_per_peer_max == 0 ||
-      options.operation_bytes_max == 0)
-    return Error{ErrorCode::kInvalidArgument, "bad UcxOptions: every ..._max must be at least 1"};
-  if (options.spin_ns < 0 || options.stuck_ns <= 0 || options.silence_ns <= 0)
-    return Error{ErrorCode::kInvalidArgument,
-                 "bad UcxOptions: spin_ns must be at least 0, stuck_ns and silence_ns at least 1"};
-  return {};
-}
-
-}  // namespace
 }  // namespace kvferry::ucx
 
 namespace kvferry {
 
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options) {
-  if (Result<void> ok = ucx::check_options(options); !ok) return std::move(ok).error();
+  KVFERRY_TRY(check_options("UcxOptions", {{options.transfers_max > 0 && options.operations_per_transfer_max > 0 &&
+                                                options.operations_per_peer_max > 0 && options.operation_bytes_max > 0,
+                                            "every ..._max must be at least 1"},
+                                           {options.spin_ns >= 0 && options.stuck_ns > 0 && options.silence_ns > 0,
+                                            "spin_ns must be at least 0, stuck_ns and silence_ns at least 1"}}));
   auto backend = std::make_unique<ucx::UcxBackend>(options);
-  if (Result<void> ok = backend->start(); !ok) return std::move(ok).error();
+  KVFERRY_TRY(backend->start());
   return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));
 }
 

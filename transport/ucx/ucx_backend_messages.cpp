@@ -22,12 +22,9 @@ std::optional<Message> checked(Result<Message> message, std::string_view what) {
 }  // namespace
 
 Result<void> UcxBackend::set_up() {
-  Result<std::unique_ptr<UcpWorker>> worker = UcpWorker::create();
-  if (!worker) return std::move(worker).error();
-  worker_ = std::move(*worker);
-  Result<std::string> worker_address = worker_->address();
-  if (!worker_address) return std::move(worker_address).error();
-  address_ = encode(Address{kProtocolVersion, incarnation_, std::move(*worker_address)});
+  worker_ = KVFERRY_TRY(UcpWorker::create());
+  std::string worker_address = KVFERRY_TRY(worker_->address());
+  address_ = encode(Address{kProtocolVersion, incarnation_, std::move(worker_address)});
   source_address_ = address_;
   for (const AmId id : {kHelloAm, kWelcomeAm, kNotificationAm, kPingAm, kPongAm, kBlocksAm, kAnswerAm})
     handlers_.push_back({this, id});
@@ -44,7 +41,7 @@ Result<void> UcxBackend::set_up() {
     return UCS_OK;
   };
   for (Handler& handler : handlers_) {
-    if (Result<void> ok = worker_->on_active_message(handler.id, receive, &handler); !ok) return ok;
+    KVFERRY_TRY(worker_->on_active_message(handler.id, receive, &handler));
   }
   return {};
 }
