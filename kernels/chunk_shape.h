@@ -1,12 +1,16 @@
-// A ChunkFormat checked against its layout, with all defaults filled in.
+// Checks that every packer makes: of its layout and format once, of its arguments at each call before it copies the
+// first byte.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "kernels/packer.h"
 
 namespace kvferry {
 
+/// A ChunkFormat checked against its layout, with all defaults filled in.
 struct ChunkShape {
   std::uint32_t chunk_heads = 0, first_in_chunk = 0, first_in_cache = 0, num_heads = 0;
   std::uint32_t chunk_element_bytes = 0;
@@ -24,5 +28,20 @@ Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format);
 std::string_view name_of(ElementType type);
 /// Size of an element; 0 for kBytes.
 std::uint32_t bytes_of(ElementType type);
+
+/// Returns kInvalidArgument unless the layout is valid, its sizes and addresses fit 64 bits, and no two elements of a
+/// plane share a byte (a stride left at zero would make scatter lose tokens silently).
+Result<void> check_layout(const KvLayout& layout);
+
+/// Returns kInvalidArgument unless each layer's block table names a valid block for every token of the run, the chunk
+/// buffer has room for run.num_tokens tokens, and all heads of the chunk are copied. `layout` must have passed
+/// check_layout().
+Result<void> check_gather(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
+                          std::size_t chunk_bytes);
+
+/// Same as check_gather(), but the chunk has chunk_tokens tokens, of which the run's are those from skip_tokens on, and
+/// only some of its heads may be copied.
+Result<void> check_scatter(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
+                           std::size_t chunk_bytes, std::uint32_t chunk_tokens, std::uint32_t skip_tokens);
 
 }  // namespace kvferry

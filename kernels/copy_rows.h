@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/kv_layout.h"
 #include "kernels/transpose.h"
-#include "transport/base/kv_layout.h"
 
 namespace kvferry {
 

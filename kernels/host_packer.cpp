@@ -6,7 +6,6 @@
 #include "kernels/copy_rows.h"
 #include "kernels/host_stream.h"
 #include "kernels/packer.h"
-#include "kernels/run_check.h"
 #include "transport/base/checksum.h"
 
 namespace kvferry {

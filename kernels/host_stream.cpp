@@ -5,7 +5,7 @@
 
 #include "kernels/convert_rows.h"
 #include "transport/base/checksum.h"
-#include "transport/base/stream_copy.h"
+#include "transport/base/large_memory.h"
 
 namespace kvferry {
 namespace {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "kernels/element_type.h"
+#include "kernels/kv_layout.h"
 #include "transport/base/checksum.h"
 #include "transport/base/ids.h"
-#include "transport/base/kv_layout.h"
 #include "transport/base/result.h"
 
 namespace kvferry {

@@ -4,7 +4,6 @@
 #include "kernels/chunk_shape.h"
 #include "kernels/convert_rows.h"
 #include "kernels/packer.h"
-#include "kernels/run_check.h"
 #include "transport/base/checksum.h"
 
 namespace kvferry {

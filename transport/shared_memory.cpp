@@ -14,7 +14,7 @@
 #include <sstream>
 #include <utility>
 
-#include "transport/base/huge_pages.h"
+#include "transport/base/large_memory.h"
 
 namespace kvferry {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <new>
 
-#include "transport/base/huge_pages.h"
+#include "transport/base/large_memory.h"
 
 namespace kvferry::controller {
 namespace {

@@ -10,7 +10,6 @@
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/device_plan.h"
-#include "kernels/run_check.h"
 
 namespace kvferry {
 namespace {

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <utility>
 
-#include "kernels/run_check.h"
+#include "kernels/chunk_shape.h"
 #include "transport/base/check.h"
 
 namespace kvferry {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/run_check.h"
+#include "kernels/chunk_shape.h"
 #include "tests/kernels/emulated_launch.h"
 #include "transport/base/checksum.h"
 

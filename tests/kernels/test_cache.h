@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/kv_layout.h"
 #include "transport/base/ids.h"
-#include "transport/base/kv_layout.h"
 
 namespace kvferry {
 

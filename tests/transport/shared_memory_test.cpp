@@ -7,7 +7,7 @@
 #include <fstream>
 #include <memory>
 
-#include "transport/base/huge_pages.h"
+#include "transport/base/large_memory.h"
 
 namespace kvferry {
 namespace {

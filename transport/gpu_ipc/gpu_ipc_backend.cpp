@@ -7,8 +7,6 @@
 #include <utility>
 
 #include "transport/backend_transport.h"
-#include "transport/base/check.h"
-#include "transport/base/log.h"
 
 namespace kvferry::gpu_ipc {
 namespace {
@@ -78,9 +76,8 @@ Result<GrantId> GpuIpcBackend::grant(RegionId region, std::uint64_t, std::uint64
 void GpuIpcBackend::run() {
   ::pthread_setname_np(::pthread_self(), "kvferry-gpu-ipc");
   TimeNs busy_at = clock_.now();
-  const auto is_notifying = [](const auto& entry) { return entry.second->notification.value != 0; };
-  const auto only_waits_for_control = [&](const auto& ones) {
-    return std::all_of(ones.begin(), ones.end(), is_notifying);
+  const auto only_waits_for_control = [](const auto& ones) {
+    return std::ranges::all_of(ones, [](const auto& entry) { return entry.second->notification.value != 0; });
   };
   while (true) {
     bool is_busy = inbox_.run();
@@ -88,7 +85,7 @@ void GpuIpcBackend::run() {
     is_busy |= advance_all();
     // The control link's own thread would send the requests as well, but this one is awake.
     if (std::exchange(has_control_requests_to_push_, false)) control_->wait(0);
-    if (is_stopping_ && std::all_of(std::begin(transfers_), std::end(transfers_), only_waits_for_control)) break;
+    if (is_stopping_ && std::ranges::all_of(transfers_, only_waits_for_control)) break;
     const TimeNs now = clock_.now();
     if (is_busy) busy_at = now;
     if (!is_busy) sleep(now - busy_at);
@@ -110,23 +107,6 @@ void GpuIpcBackend::sleep(TimeNs idle_ns) {
   const timespec timeout{wait_ns / kSecond, wait_ns % kSecond};
   pollfd fds[] = {{inbox_.wake().fd(), POLLIN, 0}, {control_->event_fd(), POLLIN, 0}};
   ::ppoll(fds, has_backlog_ ? 1 : 2, &timeout, nullptr);
-}
-
-bool GpuIpcBackend::drain_control() {
-  const std::vector<Completion> completions = control_->poll();
-  for (const Completion& completion : completions) {
-    const auto found = control_requests_.find(completion.id);
-    KVFERRY_CHECK(found != control_requests_.end(), "the control link completed the unknown transfer {}",
-                  completion.id);
-    const ControlRequest request = std::move(found->second);
-    control_requests_.erase(found);
-    on_control_request(request, completion);
-  }
-  has_backlog_ = table_.completion_queue().is_full_of_notifications();
-  if (has_backlog_) return !completions.empty();
-  std::vector<Notification> notes = control_->poll_notifications();
-  for (Notification& note : notes) table_.completion_queue().notify(std::move(note));
-  return !completions.empty() || !notes.empty();
 }
 
 bool GpuIpcBackend::advance_all() {
@@ -179,49 +159,6 @@ bool GpuIpcBackend::post_piece(Transfer& transfer) {
   return true;
 }
 
-bool GpuIpcBackend::notify(Transfer& transfer) {
-  const AcceptedTransfer& accepted = transfer.device.accepted();
-  const Result<TransferId> sent = control_->submit({transfer.peer->control,
-                                                    Direction::kPush,
-                                                    control_region_,
-                                                    transfer.peer->control_region,
-                                                    {},
-                                                    accepted.notification,
-                                                    accepted.priority});
-  if (!sent && sent.error().code == ErrorCode::kFull) {
-    is_polling_ = true;
-    return false;
-  }
-  if (!sent) {
-    complete(accepted.id, ErrorCode::kPeerLost, sent.error().what);
-    return true;
-  }
-  transfer.notification = *sent;
-  transfer.mappings.reset();
-  control_requests_.emplace(*sent, ControlRequest{ControlRequest::Kind::kNotification, transfer.peer, accepted.id});
-  return has_control_requests_to_push_ = true;
-}
-
-void GpuIpcBackend::send_hello(const PeerPtr& peer) {
-  peer->has_hello = true;
-  // The hello completes when the peer has proved that it has this address, the watch when the peer is gone.
-  for (const ControlRequest::Kind kind : {ControlRequest::Kind::kHello, ControlRequest::Kind::kWatch}) {
-    PagedTransfer nothing{peer->control, Direction::kPush, control_region_, peer->control_region, {}, ""};
-    nothing.is_fed = kind == ControlRequest::Kind::kWatch;
-    const Result<TransferId> sent = control_->submit(nothing);
-    if (!sent) return lose(*peer, sent.error().what);
-    control_requests_.emplace(*sent, ControlRequest{kind, peer, TransferId{}});
-  }
-  has_control_requests_to_push_ = true;
-}
-
-void GpuIpcBackend::on_control_request(const ControlRequest& request, const Completion& completion) {
-  const bool is_ok = completion.code == ErrorCode::kOk;
-  if (!is_ok && !is_stopping_ && completion.code != ErrorCode::kCancelled) lose(*request.peer, completion.what);
-  if (request.kind == ControlRequest::Kind::kHello && is_ok) request.peer->is_verified = true;
-  if (request.kind == ControlRequest::Kind::kNotification) complete(request.transfer, completion.code, completion.what);
-}
-
 void GpuIpcBackend::lose(Peer& peer, const std::string& why) {
   if (!peer.why_lost.empty()) return;
   peer.why_lost = why.empty() ? "the peer is gone" : why;
@@ -246,13 +183,13 @@ GpuIpcBackend::Transfer* GpuIpcBackend::find(TransferId id) {
 void GpuIpcBackend::add_peer(PeerId peer, const std::string& bytes) {
   Address address = decode<Address>(bytes, "peer address").value();
   const Result<PeerId> control = control_->connect(address.control);
-  peers_.emplace(peer, std::make_shared<Peer>(Peer{.id = peer,
-                                                   .control = control ? *control : PeerId{},
-                                                   .control_region = std::move(address.control_region),
-                                                   .mappings = std::make_shared<Mappings>(device_),
-                                                   .has_hello = false,
-                                                   .is_verified = false,
-                                                   .why_lost = control ? "" : control.error().what}));
+  const auto added = std::make_shared<Peer>();
+  added->id = peer;
+  added->control_region = std::move(address.control_region);
+  added->mappings = std::make_shared<Mappings>(device_);
+  if (control) added->control = *control;
+  if (!control) added->why_lost = control.error().what;
+  peers_.emplace(peer, added);
 }
 
 void GpuIpcBackend::drop_peer(PeerId peer) {

@@ -109,6 +109,8 @@ class GpuIpcBackend final : public Backend {
   bool post_piece(Transfer& transfer);
   /// All bytes are copied: sends the notification, which also shows that the peer lives. Returns false to try again.
   bool notify(Transfer& transfer);
+  /// A transfer on the control link.
+  PagedTransfer without_ranges(const Peer& peer) const;
   void send_hello(const PeerPtr& peer);
   void on_control_request(const ControlRequest& request, const Completion& completion);
   void lose(Peer& peer, const std::string& why);

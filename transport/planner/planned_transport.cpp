@@ -63,8 +63,7 @@ class PlannedTransport final : public Transport {
     std::vector<MemoryRegion> probes = {shared_probe_->region(), {private_probe_.data(), private_probe_.size()}};
     if (options_.device != nullptr) {
       device_probe_ = KVFERRY_TRY(options_.device->allocate(MemoryKind::kDevice, planner::kProbeBytes));
-      probes.push_back({device_probe_, planner::kProbeBytes});
-      probes.back().device = options_.device;
+      probes.push_back({device_probe_, planner::kProbeBytes, -1, 0, options_.device});
     }
     for (const MemoryRegion& probe : probes) {
       const Result<RegionId> id = register_region(probe);
@@ -93,18 +92,19 @@ class PlannedTransport final : public Transport {
   }
 
   Result<RegionId> register_region(const MemoryRegion& memory) override { return regions_.register_region(memory); }
-  Result<std::string> export_region(RegionId id) const override { return encoded(regions_.parts_of(id)); }
+  Result<std::string> export_region(RegionId id) const override { return encode(KVFERRY_TRY(regions_.parts_of(id))); }
   Result<void> unregister_region(RegionId id) override { return regions_.unregister_region(id); }
   Result<GrantId> grant(RegionId id, std::uint64_t offset, std::uint64_t bytes) override {
     return regions_.grant(id, offset, bytes);
   }
-  Result<std::string> export_grant(GrantId id) const override { return encoded(regions_.parts_of(id)); }
+  Result<std::string> export_grant(GrantId id) const override { return encode(KVFERRY_TRY(regions_.parts_of(id))); }
   Result<void> revoke(GrantId id) override { return regions_.revoke(id); }
 
   Result<PeerId> connect(const std::string& bytes) override {
     planner::Address address = KVFERRY_TRY(read_address<planner::Address>(bytes, planner::kProtocolVersion, "planner"));
     Peer peer;
     std::vector<std::string> reached;
+    std::vector<std::size_t> order;  // indexes of the same backends
     std::string problems;
     for (const OpenBackend& backend : backends_) {
       const std::string* part = planner::find_part(address.parts, backend.name);
@@ -112,6 +112,7 @@ class PlannedTransport final : public Transport {
                                              : backend.transport->connect(*part);
       if (!inner && inner.error().code == ErrorCode::kCancelled) return inner;
       if (inner) reached.emplace_back(backend.name);
+      if (inner) order.push_back(peer.ids.size());
       if (!inner) problems += fmt::format("{}{}: {}", problems.empty() ? "" : "; ", backend.name, inner.error().what);
       peer.ids.push_back(inner ? std::optional(*inner) : std::nullopt);
     }
@@ -124,10 +125,7 @@ class PlannedTransport final : public Transport {
       connected_.erase(known);
     }
     peer.address = bytes;
-    for (std::vector<std::size_t>& routes : peer.routes) {
-      for (const std::string& name : reached) routes.push_back(index_of(name));
-    }
-    peer.measured = "not measured yet";
+    peer.routes.fill(order);
     const PeerId id{++num_peers_made_};
     peers_.emplace(id, std::move(peer));
     connected_.emplace(bytes, id);
@@ -172,8 +170,7 @@ class PlannedTransport final : public Transport {
       const auto chosen = std::find_if(routes.begin(), routes.end(), reaches_both);
       if (chosen == routes.end())
         return Error{ErrorCode::kInvalidArgument,
-                     fmt::format("no path to peer {} reaches both region {} on this side and "
-                                 "the remote region",
+                     fmt::format("no path to peer {} reaches both region {} on this side and the remote region",
                                  transfer.peer, transfer.local)};
       route = *chosen;
       transfer.peer = *peer->second.ids[route];
@@ -240,13 +237,8 @@ class PlannedTransport final : public Transport {
     std::vector<std::optional<PeerId>> ids;  // [backend]; none: it doesn't reach the peer
     std::string address;
     std::array<std::vector<std::size_t>, kMemoryClasses> routes;  // indexes of backends, the fastest first
-    std::string measured;                                         // for logs
+    std::string measured = "not measured yet";                    // for logs
   };
-
-  static Result<std::string> encoded(Result<planner::RegionParts> parts) {
-    if (!parts) return std::move(parts).error();
-    return encode(*parts);
-  }
 
   TransferId outer_id(std::size_t route, TransferId inner) const {
     return TransferId{inner.value * backends_.size() + route};
@@ -254,9 +246,7 @@ class PlannedTransport final : public Transport {
   TransferId inner_id(TransferId outer) const { return TransferId{outer.value / backends_.size()}; }
   Transport& route_of(TransferId outer) const { return *backends_[outer.value % backends_.size()].transport; }
   std::size_t index_of(std::string_view name) const {
-    std::size_t index = 0;
-    while (index < backends_.size() && backends_[index].name != name) ++index;
-    return index;
+    return static_cast<std::size_t>(std::ranges::find(backends_, name, &OpenBackend::name) - backends_.begin());
   }
 
   void choose_routes(PeerId id, const Measurements& found) {

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "transport/base/stream_copy.h"
+#include "transport/base/large_memory.h"
 
 namespace kvferry::shm {
 namespace {

@@ -57,8 +57,6 @@ void skip(std::vector<iovec>& parts, std::size_t& at, std::uint64_t bytes) {
 
 }  // namespace
 
-bool is_same_host(int fd) { return net::local_address(fd).host == net::peer_address(fd).host; }
-
 void skip_congestion_control_within_host(int fd) {
   constexpr std::string_view kSimplest = "reno";  // needs no privilege
   if (is_same_host(fd)) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kSimplest.data(), kSimplest.size());

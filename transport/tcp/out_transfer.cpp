@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "transport/tcp/messages.h"
-
 namespace kvferry::tcp {
 
 OutTransfer::OutTransfer(AcceptedTransfer accepted) : what_(std::move(accepted)) { add_bytes(0); }
@@ -49,6 +47,54 @@ bool OutTransfer::take(std::size_t lane, std::uint64_t bytes_max, Segment& segme
 
 void OutTransfer::check(std::size_t lane, std::size_t copy, std::span<const std::byte> bytes, bool ends_copy) {
   if (const auto digest = digests_[lane].add(bytes, ends_copy)) verifier.compare(copy, *digest);
+}
+
+void OutTransfer::append_push(const Segment& segment, OutMessage& out) {
+  const bool is_final = is_dealt() && what_.is_complete;
+  MessageHeader header{.kind = MessageKind::kPush,
+                       .num_entries = segment.num_pieces,
+                       .id = what_.id.value,
+                       .region = what_.remote.region,
+                       .grant = what_.remote.grant,
+                       .payload_bytes = static_cast<std::uint32_t>(segment.bytes)};
+  if (segment.num_pieces > 0) ++num_segments;
+  if (is_final) {
+    is_final_sent = true;
+    header.flags |= !verifier.has_corrupt() ? kFinal : kFinal | kUnsound;
+    header.num_segments = num_segments;
+    header.text_bytes = static_cast<std::uint32_t>(what_.notification.size());
+  }
+  if (has_checksums()) header.flags |= kChecksums;
+  append_bytes(out.head, &header, sizeof(header));
+  out.transfer = segment.bytes > 0 ? what_.id.value : 0;
+  for_each_piece(segment, [&](const Piece& piece) {
+    const CopyRange& range = what_.copies[piece.copy];
+    const Entry entry{range.remote_offset + piece.at, static_cast<std::uint32_t>(piece.bytes),
+                      static_cast<std::uint32_t>(piece.copy) | (piece.ends_copy ? kEndsRange : 0)};
+    append_bytes(out.head, &entry, sizeof(entry));
+    out.parts.push_back({what_.local_base + range.local_offset + piece.at, piece.bytes});
+  });
+  if (has_checksums()) {
+    for_each_piece(segment, [&](const Piece& piece) {
+      append_bytes(out.head, &what_.checksums[piece.copy], sizeof(std::uint64_t));
+    });
+  }
+  if (is_final) out.head += what_.notification;
+}
+
+void OutTransfer::append_pull(const Segment& segment, std::uint32_t request, OutMessage& out) const {
+  const MessageHeader header{.kind = MessageKind::kPull,
+                             .priority = static_cast<std::uint8_t>(what_.priority),
+                             .num_entries = segment.num_pieces,
+                             .id = what_.id.value,
+                             .request = request,
+                             .region = what_.remote.region,
+                             .grant = what_.remote.grant};
+  append_bytes(out.head, &header, sizeof(header));
+  for_each_piece(segment, [&](const Piece& piece) {
+    const Entry entry{what_.copies[piece.copy].remote_offset + piece.at, static_cast<std::uint32_t>(piece.bytes), 0};
+    append_bytes(out.head, &entry, sizeof(entry));
+  });
 }
 
 }  // namespace kvferry::tcp

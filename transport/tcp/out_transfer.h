@@ -9,6 +9,7 @@
 
 #include "transport/piece_cursor.h"
 #include "transport/range_verifier.h"
+#include "transport/tcp/connection.h"
 #include "transport/transfer_table.h"
 
 namespace kvferry::tcp {
@@ -49,6 +50,11 @@ class OutTransfer {
 
   /// Bytes of copy `copy` have come by this lane, up to its end if `ends_copy`.
   void check(std::size_t lane, std::size_t copy, std::span<const std::byte> bytes, bool ends_copy);
+
+  /// Appends the message that pushes a segment and, if it is the last one, ends the push.
+  void append_push(const Segment& segment, OutMessage& out);
+  /// Appends the request for a segment.
+  void append_pull(const Segment& segment, std::uint32_t request, OutMessage& out) const;
 
   RangeVerifier verifier{what_};
   std::uint32_t num_segments = 0;  // given to connections, if it is a push

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "transport/base/log.h"
 #include "transport/tcp/tcp_backend.h"
 
 namespace kvferry::tcp {
@@ -17,55 +16,6 @@ OutboundLink::OutboundLink(TcpBackend& host, PeerId peer, Address address, std::
     : host_(host), peer_(peer), address_(std::move(address)), token_(token), lanes_(1) {}
 
 void OutboundLink::start() { try_endpoint(); }
-
-void OutboundLink::try_endpoint() {
-  for (; endpoint_ < address_.endpoints.size(); ++endpoint_) {
-    Result<OwnedFd> socket = net::begin_connect_tcp(address_.endpoints[endpoint_]);
-    if (socket) return begin_lane(0, std::move(*socket));
-    failures_ += fmt::format("; {}: {}", address_.endpoints[endpoint_].host, socket.error().what);
-  }
-  lose(fmt::format("no connection to the peer{}", failures_));
-}
-
-void OutboundLink::begin_lane(std::size_t index, OwnedFd socket) {
-  Lane& lane = lanes_[index];
-  lane.is_tried = true;
-  lane.connection = &host_.adopt(std::move(socket), *this, true);
-  lane.connection->set_lane(index);
-  host_.arm_silence_check();
-}
-
-void OutboundLink::open_more_lanes() {
-  if (!lanes_[0].is_open) return;
-  const TcpOptions& options = host_.options();
-  lanes_.resize(is_same_host(lanes_[0].connection->fd()) ? options.local_connections : options.connections);
-  for (std::size_t index = 1; index < lanes_.size(); ++index) {
-    if (lanes_[index].is_tried) continue;
-    Result<OwnedFd> socket = net::begin_connect_tcp(address_.endpoints[endpoint_]);
-    if (socket) begin_lane(index, std::move(*socket));
-    lanes_[index].is_tried = true;
-  }
-}
-
-void OutboundLink::on_connected(Connection& connection) {
-  skip_congestion_control_within_host(connection.fd());
-  const Hello hello{kProtocolVersion, address_.incarnation, address_.secret, host_.source_address(), token_};
-  connection.send({.kind = MessageKind::kHello, .id = kMagic}, encode(hello));
-}
-
-void OutboundLink::on_broken(Connection& connection, const std::string& why) {
-  Lane& lane = lanes_[connection.lane()];
-  if (lane.is_open) return lose(why);
-  lane.connection = nullptr;
-  host_.close(connection);
-  if (connection.lane() != 0) {
-    log().info("tcp: one connection to a peer failed, the others go on: {}", why);
-    return;
-  }
-  failures_ += fmt::format("; {}: {}", address_.endpoints[endpoint_].host, why);
-  ++endpoint_;
-  try_endpoint();
-}
 
 void OutboundLink::submit(AcceptedTransfer accepted) {
   const TransferId id = accepted.id;
@@ -121,14 +71,12 @@ bool OutboundLink::next_message(Connection& connection, OutMessage& out) {
       const bool took = transfer.take(connection.lane(), options.segment_bytes, segment);
       if (!took && !transfer.is_dealt()) continue;  // the rest stays with other lanes
       if (transfer.is_dealt()) waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(index));
-      if (is_pull) {
-        if (took) {
-          append_pull(transfer, segment, lane, out);
-        } else {
-          end_pull(transfer, connection);
-        }
+      if (is_pull && took) {
+        request(transfer, segment, lane, out);
+      } else if (is_pull) {
+        end_pull(transfer, connection);
       } else if (took || transfer.what().is_complete) {
-        append_push(transfer, segment, out);
+        transfer.append_push(segment, out);
       }
       return true;
     }
@@ -143,55 +91,10 @@ bool OutboundLink::has_window(const Lane& lane, Priority priority) const {
          lane.requests.size() < share * (kRequestsMax / 2);
 }
 
-void OutboundLink::append_push(OutTransfer& transfer, const Segment& segment, OutMessage& out) {
-  const AcceptedTransfer& what = transfer.what();
-  const bool is_final = transfer.is_dealt() && what.is_complete;
-  MessageHeader header{.kind = MessageKind::kPush,
-                       .num_entries = segment.num_pieces,
-                       .id = what.id.value,
-                       .region = what.remote.region,
-                       .grant = what.remote.grant,
-                       .payload_bytes = static_cast<std::uint32_t>(segment.bytes)};
-  if (segment.num_pieces > 0) ++transfer.num_segments;
-  if (is_final) {
-    transfer.is_final_sent = true;
-    header.flags |= !transfer.verifier.has_corrupt() ? kFinal : kFinal | kUnsound;
-    header.num_segments = transfer.num_segments;
-    header.text_bytes = static_cast<std::uint32_t>(what.notification.size());
-  }
-  if (transfer.has_checksums()) header.flags |= kChecksums;
-  append_bytes(out.head, &header, sizeof(header));
-  out.transfer = segment.bytes > 0 ? what.id.value : 0;
-  transfer.for_each_piece(segment, [&](const Piece& piece) {
-    const CopyRange& range = what.copies[piece.copy];
-    const Entry entry{range.remote_offset + piece.at, static_cast<std::uint32_t>(piece.bytes),
-                      static_cast<std::uint32_t>(piece.copy) | (piece.ends_copy ? kEndsRange : 0)};
-    append_bytes(out.head, &entry, sizeof(entry));
-    out.parts.push_back({what.local_base + range.local_offset + piece.at, piece.bytes});
-  });
-  if (transfer.has_checksums()) {
-    transfer.for_each_piece(segment, [&](const Piece& piece) {
-      append_bytes(out.head, &what.checksums[piece.copy], sizeof(std::uint64_t));
-    });
-  }
-  if (is_final) out.head += what.notification;
-}
-
-void OutboundLink::append_pull(OutTransfer& transfer, const Segment& segment, Lane& lane, OutMessage& out) {
-  const AcceptedTransfer& what = transfer.what();
-  const MessageHeader header{.kind = MessageKind::kPull,
-                             .priority = static_cast<std::uint8_t>(what.priority),
-                             .num_entries = segment.num_pieces,
-                             .id = what.id.value,
-                             .request = ++lane.num_requests_made,
-                             .region = what.remote.region,
-                             .grant = what.remote.grant};
-  append_bytes(out.head, &header, sizeof(header));
-  transfer.for_each_piece(segment, [&](const Piece& piece) {
-    const Entry entry{what.copies[piece.copy].remote_offset + piece.at, static_cast<std::uint32_t>(piece.bytes), 0};
-    append_bytes(out.head, &entry, sizeof(entry));
-  });
-  lane.requests.push_back({header.request, &transfer, segment});
+void OutboundLink::request(OutTransfer& transfer, const Segment& segment, Lane& lane, OutMessage& out) {
+  const std::uint32_t number = ++lane.num_requests_made;
+  transfer.append_pull(segment, number, out);
+  lane.requests.push_back({number, &transfer, segment});
   lane.requested_bytes += segment.bytes;
   ++transfer.num_requests;
 }

@@ -65,8 +65,7 @@ class OutboundLink final : public MessageHandler {
   Result<void> on_data(Connection& connection, const MessageHead& head);
   Result<void> on_answer(const MessageHead& head);
   bool has_window(const Lane& lane, Priority priority) const;
-  void append_push(OutTransfer& transfer, const Segment& segment, OutMessage& out);
-  void append_pull(OutTransfer& transfer, const Segment& segment, Lane& lane, OutMessage& out);
+  void request(OutTransfer& transfer, const Segment& segment, Lane& lane, OutMessage& out);
   void end_pull(OutTransfer& transfer, Connection& connection);
   void finish_corrupt(OutTransfer& transfer);
   void finish(OutTransfer& transfer, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt = {});

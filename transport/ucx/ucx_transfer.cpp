@@ -103,18 +103,11 @@ ErrorCode UcxTransfer::code() const {
 }
 
 std::string UcxTransfer::what() const {
-  switch (code()) {
-    case ErrorCode::kOk:
-      return "";
-    case ErrorCode::kCorrupt:
-      return verifier_.what();
-    case ErrorCode::kCancelled:
-      return "cancelled";
-    case ErrorCode::kPeerLost:
-      return peer_.why();
-    default:
-      return failure_;
-  }
+  const ErrorCode outcome = code();
+  if (outcome == ErrorCode::kOk) return "";
+  if (outcome == ErrorCode::kCorrupt) return verifier_.what();
+  if (outcome == ErrorCode::kCancelled) return "cancelled";
+  return outcome == ErrorCode::kPeerLost ? peer_.why() : failure_;
 }
 
 std::vector<std::uint32_t> UcxTransfer::corrupt_ranges() const {

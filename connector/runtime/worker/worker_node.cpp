@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "connector/runtime/links/node_wire.h"
-#include "transport/base/huge_pages.h"
+#include "transport/base/large_memory.h"
 #include "transport/base/log.h"
 #include "transport/make_transport.h"
 

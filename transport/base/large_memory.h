@@ -1,0 +1,30 @@
+// What large amounts of memory need: huge pages, and copies that bypass the caches.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace kvferry {
+
+constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
+
+/// Returns how many bytes of a mapping the kernel backs with huge pages now; 0 if /proc/self/smaps can't be read.
+std::uint64_t huge_page_bytes(std::span<const std::byte> memory);
+/// Rounds the size of a file's mapping up to whole pages of that file, as munmap() requires.
+std::uint64_t whole_pages(int fd, std::uint64_t bytes);
+/// Returns the number of reserved huge pages of kHugePageBytes (vm.nr_hugepages) that no process uses.
+std::uint64_t reserved_huge_page_bytes();
+
+/// memcpy for amounts larger than a cache: its stores bypass the caches, so that memory is not read before it is
+/// overwritten, and the start of the next source is prefetched during the copy.
+///
+/// Copies `bytes` bytes; uses ordinary stores if the processor has no streaming stores. Call finish_streams() before
+/// another thread reads `to`. `ahead` is the source of the next copy, which is prefetched meanwhile.
+void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes, const std::byte* ahead = nullptr);
+void finish_streams();
+
+/// Prefetches up to `lines_max` cache lines, because the hardware's own prefetch stops at the end of a page.
+void expect(const std::byte* from, std::size_t bytes, std::size_t lines_max = 8);
+
+}  // namespace kvferry
