@@ -24,7 +24,6 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
 
   TransferTable& table() { return table_; }
-  const TransferTable& table() const { return table_; }
   std::uint64_t incarnation() const { return incarnation_; }
 
   // ---- Any thread, also after join(). ----

@@ -120,15 +120,14 @@ class PlannedTransport final : public Transport {
       return Error{ErrorCode::kInvalidArgument,
                    fmt::format("no path to the peer with path {}: {}", name_of(options_.path), problems)};
     const std::lock_guard lock(mutex_);
-    if (const auto known = connected_.find(bytes); known != connected_.end()) {
-      if (peers_.at(known->second).ids == peer.ids) return known->second;  // else it was lost
-      connected_.erase(known);
-    }
+    const auto known = connected_.find(bytes);
+    if (known != connected_.end() && peers_.at(known->second).ids == peer.ids)
+      return known->second;  // else it was lost
     peer.address = bytes;
     peer.routes.fill(order);
     const PeerId id{++num_peers_made_};
     peers_.emplace(id, std::move(peer));
-    connected_.emplace(bytes, id);
+    connected_[bytes] = id;
     prober_.probe(std::move(address), std::move(reached),
                   [this, id](const Measurements& found) { choose_routes(id, found); });
     return id;
@@ -138,8 +137,7 @@ class PlannedTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     const auto found = peers_.find(id);
     if (found == peers_.end()) return;
-    const Peer peer = std::move(found->second);
-    peers_.erase(found);
+    const Peer peer = std::move(peers_.extract(found).mapped());
     if (const auto known = connected_.find(peer.address); known != connected_.end() && known->second == id)
       connected_.erase(known);
     for (std::size_t index = 0; index < backends_.size(); ++index) {
