@@ -90,9 +90,10 @@ void BackendTransport::disconnect(PeerId peer) {
 Result<TransferId> BackendTransport::submit(PagedTransfer transfer) {
   const std::lock_guard lock(order_mutex_);
   if (is_stopped_) return TransferTable::is_shut_down();
-  AcceptedTransfer accepted = KVFERRY_TRY(table().accept(std::move(transfer)));
-  const TransferId id = accepted.id;
-  backend_->post([this, one = std::move(accepted)]() mutable { backend_->submit(std::move(one)); });
+  Result<AcceptedTransfer> accepted = table().accept(std::move(transfer));
+  if (!accepted) return std::move(accepted).error();
+  const TransferId id = accepted->id;
+  backend_->post([this, one = std::move(*accepted)]() mutable { backend_->submit(std::move(one)); });
   return id;
 }
 
@@ -100,8 +101,9 @@ Result<void> BackendTransport::feed(TransferId id, std::vector<CopyRange> ranges
                                     bool is_last) {
   const std::lock_guard lock(order_mutex_);
   if (is_stopped_) return TransferTable::is_shut_down();
-  FedCopies fed = KVFERRY_TRY(table().feed(id, ranges, std::move(checksums), is_last));
-  backend_->post([this, more = std::move(fed)]() mutable { backend_->feed(std::move(more)); });
+  Result<FedCopies> fed = table().feed(id, ranges, std::move(checksums), is_last);
+  if (!fed) return std::move(fed).error();
+  backend_->post([this, more = std::move(*fed)]() mutable { backend_->feed(std::move(more)); });
   return {};
 }
 
