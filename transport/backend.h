@@ -41,7 +41,7 @@ class Backend {
   /// After a task that called stop(): returns when the progress thread has ended and every posted task has run.
   virtual void join() = 0;
 
-  /// As Transport::wait(); these sleep on the descriptors.
+  /// As Transport::wait(). This default implementation sleeps on the descriptors.
   virtual bool wait(TimeNs timeout_ns) { return table_.completion_queue().wait(timeout_ns, interrupt_fds_); }
   virtual void set_wait_interrupt_fd(int fd) { interrupt_fds_.push_back(fd); }
 

@@ -13,7 +13,7 @@ namespace kvferry {
 
 class BackendTransport final : public Transport {
  public:
-  /// The backend's progress thread is running.
+  /// The progress thread of `backend` must be running already.
   explicit BackendTransport(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
   ~BackendTransport() override { shutdown(); }
 
@@ -50,7 +50,7 @@ class BackendTransport final : public Transport {
 
   const std::unique_ptr<Backend> backend_;
   std::mutex memory_mutex_;  // regions, grants and shutdown(); taken before order_mutex_
-  std::mutex order_mutex_;   // keeps tasks in the order of the table's changes, and the task that stops the last
+  std::mutex order_mutex_;   // keeps tasks in the order of the table's changes; the task that calls stop() is the last
   bool is_stopped_ = false;  // changes under both
 };
 

@@ -15,7 +15,7 @@ namespace kvferry {
 
 /// Options of every backend. The defaults suit a worker node.
 struct CommonOptions {
-  std::uint32_t transfers_max = 1024;  // accepted and not polled; beyond that submit() is kFull
+  std::uint32_t transfers_max = 1024;  // transfers whose completion was not polled; beyond that submit() returns kFull
   TimeNs spin_ns = 20'000;             // a waiting thread polls this long before it sleeps
   TimeNs silence_ns = 2 * kSecond;     // a peer that owes an answer and is silent for this long is lost
 };
@@ -23,7 +23,7 @@ struct CommonOptions {
 /// UCX is configured by its own variables (UCX_TLS, UCX_NET_DEVICES).
 struct UcxOptions : CommonOptions {
   std::uint32_t operations_per_transfer_max = 32;  // posted to UCX at a time
-  std::uint32_t operations_per_peer_max = 64;      // the same, all transfers with one peer together
+  std::uint32_t operations_per_peer_max = 64;      // the same, for all transfers with one peer together
   std::uint64_t operation_bytes_max = 1 << 20;     // longer ranges are cut; cancel() waits for posted operations
   // Where UCX emulates one-sided operations by messages (TCP), ranges of up to this many bytes are packed into messages
   // that the peer unpacks. 0: only for grants, which the owner must be able to revoke.
@@ -31,12 +31,12 @@ struct UcxOptions : CommonOptions {
   TimeNs stuck_ns = kSecond;  // a cancelled transfer without progress for this long ends its connection
 };
 
-/// Same host: the submitting side copies, through a mapping of the peer's shared memory or by CMA.
+/// Transfers within one host: the submitting side copies, through a mapping of the peer's shared memory or by CMA.
 struct ShmOptions : CommonOptions {
   bool use_mappings = true;             // for memory that was registered with a descriptor
   bool use_cma = true;                  // for all other memory
   std::uint64_t inline_bytes = 65'536;  // transfers of up to this many bytes are copied within submit()
-  std::uint32_t copy_threads = 0;       // threads that share large copies; 0: two, or four if there are 16 cores
+  std::uint32_t copy_threads = 0;       // threads that share large copies; 0: one, two from 2 cores on, four from 16 on
 };
 
 /// Sockets between any two hosts.
@@ -46,11 +46,11 @@ struct TcpOptions : CommonOptions {
   std::uint32_t connections = 4;            // to a peer on another host; they share its transfers
   std::uint32_t local_connections = 1;      // to a peer on this host
   std::uint64_t segment_bytes = 512 << 10;  // size of the parts of a transfer that are given to connections
-  std::uint64_t window_bytes = 16 << 20;    // pulled bytes on their way, for each connection
+  std::uint64_t window_bytes = 16 << 20;    // requested and not yet received bytes of pulls, for each connection
 };
 
-/// NCCL's point-to-point: memory of one GPU, and host memory, which it pins. Each peer has two communicators, for pulls
-/// and for pushes, made when they are first needed.
+/// NCCL's send and receive for memory of one GPU and for host memory, which is pinned. Each peer has two communicators,
+/// one for pulls and one for pushes, made when they are first needed.
 struct NcclOptions : CommonOptions {
   Device* device = nullptr;                   // the GPU; outlives the transport
   TcpOptions control;                         // the control link; its CommonOptions are not read
@@ -59,7 +59,7 @@ struct NcclOptions : CommonOptions {
   std::uint64_t piece_bytes = 8 << 20;        // size of a piece; cancel() and revoke() wait for a piece
   std::uint32_t pieces_per_peer_max = 8;      // requested or under way
   TimeNs stuck_ns = kSecond;                  // a cancelled transfer without progress for this long ends its session
-  TimeNs hung_ns = 30 * kSecond;              // so does a communicator without progress, although its peer is alive
+  TimeNs hung_ns = 30 * kSecond;              // a communicator stuck for this long, with a live peer, ends its session
 };
 
 /// GPU memory of two processes of one host: this side's device maps the peer's memory and copies. Both devices must be
@@ -80,7 +80,7 @@ Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options)
 /// kUnavailable: this build has no CUDA, NCCL can't be loaded (and what to install), or the address can't be bound.
 Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& options);
 
-/// kUnavailable: the device gives no stream.
+/// kUnavailable: the device can't create a stream.
 Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options);
 
 /// What carries bytes. kAuto: the fastest path, measured for each peer when it is connected.

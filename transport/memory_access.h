@@ -7,7 +7,7 @@
 
 namespace kvferry {
 
-/// What TransferTable::begin_access() has allowed. Empty: nothing.
+/// One access that TransferTable::begin_access() has allowed; an empty object stands for no access.
 class MemoryAccess {
  public:
   MemoryAccess() = default;

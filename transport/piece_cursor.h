@@ -1,4 +1,4 @@
-// How far a transfer has been handed out: cuts its copies into pieces, in their order.
+// Cuts the copies of a transfer into pieces, in order, and keeps the position up to which they were handed out.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ class PieceCursor {
     if (piece.ends_copy) skip_copy();
     return piece;
   }
-  /// Goes on with the next copy.
+  /// Skips the rest of the current copy.
   void skip_copy() {
     ++copy_;
     at_ = 0;

@@ -112,7 +112,7 @@ bool ProgressLoop::look(int timeout_ms, bool is_driver) {
   for (int index = 0; index < num_events; ++index) {
     const epoll_event& event = events[static_cast<std::size_t>(index)];
     if (event.data.u64 == kWakeTag) {
-      if (is_driver && !is_parked_) continue;  // meant for the thread, which is about to park
+      if (is_driver && !is_parked_) continue;  // the wake-up is for the progress thread, which is about to park
       inbox_.wake().clear();
       if (is_stopping_) inbox_.wake().set();  // the thread and the driver must both see it
     } else {
@@ -156,7 +156,7 @@ void ProgressLoop::thread_main() {
     }
     if (is_driven()) continue;
     const bool has_seen = look(has_more || inbox_.has_tasks() ? 0 : milliseconds_until(deadline, clock_.now()), false);
-    // A driver that came meanwhile may sleep: it must go on with the events that this thread has received.
+    // A driver that started meanwhile may sleep: it must be woken to handle the events that this thread has received.
     if (has_seen && is_driving_) inbox_.wake().set();
   }
 }
@@ -164,7 +164,7 @@ void ProgressLoop::thread_main() {
 std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<bool()>& is_over) {
   const std::unique_lock driving(driver_mutex_, std::try_to_lock);
   if (!driving.owns_lock()) return std::nullopt;
-  const auto end_with_posted_tasks = [&] {  // those that were posted before stop()
+  const auto end_with_posted_tasks = [&] {  // runs the tasks that were posted before stop()
     const std::lock_guard lock(mutex_);
     inbox_.run();
     return is_over();

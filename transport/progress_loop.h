@@ -60,8 +60,8 @@ class ProgressLoop {
   /// Any thread that does not hold the loop's lock. Runs the task under the lock: now if the lock is free, else soon,
   /// in the order of calls. Never blocks for longer than a task takes.
   void call(TaskInbox::Task task);
-  /// Any thread: does the loop's work until `is_over`, which is asked often and without the lock, or until the time has
-  /// passed. Returns the last answer, or nothing at once if another thread drives already.
+  /// Any thread: does the loop's work until is_over(), which is called often and without the lock, returns true or the
+  /// time has passed. Returns its last result, or nullopt at once if another thread drives already.
   std::optional<bool> drive(TimeNs timeout_ns, const std::function<bool()>& is_over);
 
  private:
@@ -84,7 +84,7 @@ class ProgressLoop {
   std::atomic<bool> has_wakeup_fds_{false};
 
   std::mutex mutex_;  // the loop's lock
-  TaskInbox inbox_;   // its descriptor also stands for kick(), stop() and a driver that takes over
+  TaskInbox inbox_;   // its descriptor also signals kick(), stop() and a driver that takes over
   std::atomic<bool> is_stopping_{false};
 
   std::mutex driver_mutex_;
@@ -92,7 +92,7 @@ class ProgressLoop {
   // is_parked_, then reads is_driving_. So the two never sleep in epoll at the same time: each would miss the events
   // that the other receives.
   std::atomic<bool> is_driving_{false};
-  std::atomic<bool> is_parked_{true};  // until it is started
+  std::atomic<bool> is_parked_{true};  // true also before the thread is started
   std::atomic<TimeNs> driven_at_{0};
   std::atomic<bool> has_driver_slept_{false};  // in this drive(): the thread stays parked until the driver leaves
   std::mutex park_mutex_;

@@ -1,4 +1,4 @@
-// Checksums of a transfer's ranges: computed as the bytes come, compared with those that the submitter gave.
+// Computes the checksums of a transfer's ranges as the bytes arrive, and compares them with those of the submitter.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace kvferry {
 
-/// The checksum of one range after the other, whose bytes come in order in pieces of any size.
+/// Computes the checksums of consecutive ranges, whose bytes are added in order and in pieces of any size.
 class RangeDigest {
  public:
   /// Returns the range's checksum if the piece `ends_range`; the next piece begins another range.
@@ -65,9 +65,9 @@ class RangeVerifier {
   bool is_hashing() const { return hashes_ != nullptr; }
   /// Returns whether the GPU has hashed all ranges.
   Result<bool> is_device_done() const { return hashes_->is_done(); }
-  /// Waits for the GPU and compares. It is not hashing any more, also after an error.
+  /// Waits for the GPU and compares the checksums. Afterwards is_hashing() is false, also after an error.
   Result<void> compare_device();
-  /// Drops the checksums, which the GPU may still compute.
+  /// Drops the checksums, which the GPU may still be computing.
   void drop_device() { hashes_.reset(); }
 
  private:

@@ -92,7 +92,7 @@ Result<void> TransferTable::remove_grant(GrantId grant) {
   if (found == grants_.end()) return Error{ErrorCode::kInvalidArgument, fmt::format("grant {} is not known", grant)};
   found->second.is_revoked = true;
   if (found->second.num_accesses > 0)
-    return Error{ErrorCode::kFull, fmt::format("a peer's copy still uses grant {}; ask again", grant)};
+    return Error{ErrorCode::kFull, fmt::format("a peer's copy still uses grant {}; try again", grant)};
   grants_.erase(found);
   return {};
 }

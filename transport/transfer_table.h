@@ -33,11 +33,11 @@ struct AcceptedTransfer {
   RegionId local;
   std::byte* local_base = nullptr;
   RegionDescriptor remote;
-  std::vector<CopyRange> copies;         // with checksums exactly the given ranges, else joined where they touch
+  std::vector<CopyRange> copies;         // if there are checksums, the given ranges; else joined where they touch
   std::vector<std::uint64_t> checksums;  // one for each copy, or empty
   std::string notification;
   Priority priority = Priority::kNormal;
-  bool is_complete = true;  // false: more ranges are fed
+  bool is_complete = true;  // false: more ranges will be fed
 
   bool is_pull() const { return direction == Direction::kPull; }
   bool has_checksums() const { return !checksums.empty(); }
@@ -63,13 +63,13 @@ class TransferTable {
   RegionId new_region_id();
   void add_region(RegionId id, void* base, std::uint64_t bytes, std::string exported);
   Result<std::string> exported(RegionId region) const;
-  /// kFull: own transfers or peers' copies still use it; ask again.
+  /// kFull: own transfers or peers' copies still use it; call again.
   Result<void> remove_region(RegionId region);
 
   /// `rkey` is copied into the grant's descriptor.
   Result<GrantId> add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, std::string rkey);
   Result<std::string> exported(GrantId grant) const;
-  /// No access by the grant begins from here on. kFull: one has not ended yet; ask again.
+  /// No access by the grant begins from here on. kFull: an access has not ended yet; call again.
   Result<void> remove_grant(GrantId grant);
   /// Returns the address of the bytes that a peer's copy names, which stay registered until end_access(). `grant` 0:
   /// offsets count from the region's start. kRefused: the region was unregistered, the grant was revoked, or it does

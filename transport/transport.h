@@ -44,7 +44,7 @@ struct CopyRange {
 /// Among the transfers that wait for the same peer an urgent one goes first, also before the rest of a running one.
 enum class Priority : std::uint8_t { kUrgent, kNormal, kBackground };
 
-/// A description, not a handle: copies freely, owns nothing.
+/// A description, not a handle: it can be copied freely and owns nothing.
 struct PagedTransfer {
   PeerId peer;
   Direction direction = Direction::kPull;
@@ -55,7 +55,7 @@ struct PagedTransfer {
   Priority priority = Priority::kNormal;
   /// More ranges follow by feed(), layer by layer; the notification and the Completion come after the last of them.
   bool is_fed = false;
-  /// XXH3-64 of each range's bytes, in order; empty: not verified. Verified as the bytes arrive, in the same pass.
+  /// chunk_checksum() of each range's bytes, in order; empty: not verified. Compared as the bytes arrive, in one pass.
   std::vector<std::uint64_t> checksums = {};
 };
 
@@ -94,7 +94,7 @@ class Transport {
   }
   /// Opaque bytes naming the region for peers (base, size, rkey).
   virtual Result<std::string> export_region(RegionId region) const = 0;
-  /// kInvalidArgument: unknown region; kFull: own transfers or a peer's copy still use it, ask again. Peers may be
+  /// kInvalidArgument: unknown region; kFull: own transfers or a peer's copy still use it, call again. Peers may be
   /// refused from the first call on. Backends by which the network card accesses memory can't see what peers still do:
   /// the caller must agree with them before the memory is unmapped.
   virtual Result<void> unregister_region(RegionId region) = 0;
@@ -105,7 +105,7 @@ class Transport {
   virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) = 0;
   virtual Result<std::string> export_grant(GrantId grant) const = 0;
   /// Once it returns ok, no peer accesses the memory by this grant any more, and transfers that name it end with
-  /// kRefused. kFull: a peer's copy still uses the grant; ask again (a peer's death ends its copies). kInvalidArgument:
+  /// kRefused. kFull: a peer's copy still uses the grant; call again (a dead peer's copies end). kInvalidArgument:
   /// unknown, or revoked before.
   virtual Result<void> revoke(GrantId grant) = 0;
 

@@ -46,15 +46,15 @@ struct AnnounceEvictions {
 };
 
 // ---- pushes, prefill side ----
-/// To the decode node.
+/// A message to the decode node.
 struct OfferPush {
   std::uint64_t push = 0;
   std::string endpoint;
   PushOffer offer;
 };
-/// To all workers.
+/// A message to all workers.
 using StartPush = PushStart;
-/// To the decode node.
+/// A message to the decode node.
 struct SettlePush {
   std::string endpoint;
   PushSettlement settlement;

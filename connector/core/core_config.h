@@ -21,17 +21,17 @@ struct CoreConfig {
   std::uint32_t num_ranks = 1;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
-  TimeNs load_timeout = 5 * kSecond;           // the longest time that a lookup stays pending
-  TimeNs try_timeout = 1 * kSecond;            // for the answer of the directory or of one holder, and for the
-                                               // chunks of a push whose request has arrived
-  TimeNs pull_timeout = 4 * kSecond;           // for the bytes of one pull
-  TimeNs lease_ttl = 30 * kSecond;             // bounds the pins of a reader that died
-  TimeNs handoff_ttl = 60 * kSecond;           // a finished prompt stays pinned this long for its decode worker
-  TimeNs push_ttl = 60 * kSecond;              // from an offer to its last chunk, on both sides
-  TimeNs push_grace = 30 * kSecond;            // for the workers to end a dropped push, before slots are unpinned
+  TimeNs load_timeout = 5 * kSecond;  // the longest time that a lookup stays pending
+  TimeNs try_timeout = 1 * kSecond;   // limit on the wait for the directory's or one holder's answer, and for the
+                                      // chunks of a push whose request has arrived
+  TimeNs pull_timeout = 4 * kSecond;  // limit on the time of one pull
+  TimeNs lease_ttl = 30 * kSecond;    // bounds the pins of a reader that died
+  TimeNs handoff_ttl = 60 * kSecond;  // a finished prompt stays pinned this long for its decode worker
+  TimeNs push_ttl = 60 * kSecond;     // limit on the time from an offer to its last chunk, on both sides
+  TimeNs push_grace = 30 * kSecond;   // time for the workers to end a dropped push, before slots are unpinned
   TimeNs order_ttl_max = 24 * 3600 * kSecond;  // upper bound for every ttl in the controller's orders
-  TimeNs pin_ttl = 60 * kSecond;               // for lookups and loads; in practice the next step ends them
-  TimeNs refetch_after = 100 * kMillisecond;   // from a failed fetch to the next fetch of the same request
+  TimeNs pin_ttl = 60 * kSecond;               // limit for lookups and loads; in practice the next step ends their pins
+  TimeNs refetch_after = 100 * kMillisecond;   // pause between a failed fetch and the next one of the same request
   std::uint64_t first_lease = 1;  // differs at each start, so that an earlier incarnation's leases are unknown; the
                                   // numbers of pushes and reservations start there as well
 

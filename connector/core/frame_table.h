@@ -1,5 +1,5 @@
 // The frames of a rank's GPU memory: a write-back cache above the pool's slots. Each frame has a chunk, a state and
-// pins. The scheduler does not know the frames: a clean frame without pins can be reused, since its slot has the bytes.
+// pins. The scheduler deals with slots only: a clean frame without pins can be reused, since its slot has the bytes.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class FrameTable {
     std::uint64_t use = 0;
     ChunkRef chunk;
     std::uint32_t pins = 0;
-    std::optional<std::uint64_t> checksum;   // XXH3-64 of the frame's bytes, if known
+    std::optional<std::uint64_t> checksum;   // chunk_checksum() of the frame's bytes, if known
     std::list<std::uint32_t>::iterator lru;  // valid in kClean
   };
 

@@ -72,7 +72,7 @@ struct StepPlan {
 struct SaveDone {
   ChunkRef chunk;
   bool ok = false;
-  std::uint64_t checksum = 0;  // XXH3-64 of this rank's bytes
+  std::uint64_t checksum = 0;  // chunk_checksum() of this rank's bytes
   KVFERRY_FIELDS(chunk, ok, checksum);
 };
 

@@ -32,7 +32,7 @@ std::vector<Row> make_settings() {
           "controller", &C::controller,
           "tcp://HOST:PORT, ipc://PATH, unix:///ABSOLUTE/PATH or stream://HOST:PORT; several replicas with commas "
           "between",
-          "The controller, or its replicas; it must be reachable at start, and may end and return later",
+          "The controller, or its replicas; it must be reachable at start, and may stop and restart later",
           [](const std::string& endpoints) { return static_cast<bool>(controller::split_endpoints(endpoints)); }),
       setting<C, std::uint32_t>(
           "chunk_tokens", &C::chunk_tokens, "an integer from 1 to 65536, a multiple of the block size",
@@ -42,10 +42,10 @@ std::vector<Row> make_settings() {
                                 [](std::uint64_t n) { return n > 0; })
           .with_shown_default("1GiB"),
       setting("gpu_pool_bytes", &C::gpu_pool_bytes, bytes + "; 0: none",
-              "GPU memory for chunks above that pool, for each rank, if the model's KV cache is in GPU memory; with 0 "
+              "GPU memory for chunks above pool_bytes, for each rank, if the model's KV cache is in GPU memory; with 0 "
               "chunks are packed straight into pinned host memory"),
       setting("lands_in_gpu", &C::lands_in_gpu, boolean,
-              "Whether chunks from other nodes are written to that GPU memory first, if the transport can"),
+              "Whether chunks from other nodes are written to the GPU pool first, if the transport can"),
       setting("save_decode_cache", &C::save_decode_cache, boolean,
               "Whether KV of decoded tokens is saved, for preempted requests and the next turn"),
       setting("save_partial_chunks", &C::save_partial_chunks, boolean,
@@ -55,7 +55,7 @@ std::vector<Row> make_settings() {
                               "What carries chunks; auto measures what is fastest to each peer",
                               [](const std::string& name) { return static_cast<bool>(parse_path(name)); }),
       setting<C, std::int64_t>("load_timeout_ms", &C::load_timeout_ms, "an integer from 1 to 600000",
-                               "The longest that a request waits for other nodes before its tokens are computed here",
+                               "Longest time that a request waits for other nodes before its tokens are computed here",
                                [](std::int64_t ms) { return ms >= 1 && ms <= 600'000; }),
       setting<C, std::string>("advertise_host", &C::advertise_host,
                               "a host name or address at which other nodes reach this one",

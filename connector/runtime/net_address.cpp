@@ -61,12 +61,12 @@ AdvertisedHost select_advertised_host(const std::string& controllers, std::chron
   const std::string primary = primary_address();
   if (primary.empty()) {
     return {kLoopback,
-            fmt::format("this host has no address but loopback, so that nodes on other hosts cannot pull from "
+            fmt::format("this host has no address but loopback; therefore nodes on other hosts cannot pull from "
                         "this node; {}",
                         kSetHost)};
   }
   if (route.failure.empty()) return {primary, ""};
-  return {primary, fmt::format("no route to the controllers '{}' is known ({}), so that this node advertises {}; if "
+  return {primary, fmt::format("no route to the controllers '{}' is known ({}), so this node advertises {}; if "
                                "nodes on other hosts cannot reach it, {}",
                                controllers, route.failure, primary, kSetHost)};
 }

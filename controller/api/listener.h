@@ -8,7 +8,7 @@
 namespace kvferry::controller {
 
 /// Threads: the directory's owner thread, which is the server's. A listener that uses threads of its own hands their
-/// results over behind fd().
+/// results over to the owner thread, which fd() wakes.
 class Listener {
  public:
   virtual ~Listener() = default;

@@ -52,7 +52,7 @@ class StreamLink final : public ClientLink {
     if (host_lookup_) return end_lookup(now);
     if (!socket_) {
       if (now < retry_at_) return;
-      retry_at_ = now + back_off_;  // also if this connection lasts only a moment
+      retry_at_ = now + back_off_;  // the earliest next attempt, also if this connection lasts only a moment
       return begin(now);
     }
     pollfd item{socket_.get(), POLLOUT, 0};
@@ -101,7 +101,7 @@ class StreamLink final : public ClientLink {
 
   void reconnect() override {
     close();
-    has_broken_ = false;  // the owner asked for it
+    has_broken_ = false;  // the owner itself has ended the connection
     retry_at_ = 0;
   }
   bool has_broken() override { return std::exchange(has_broken_, false); }
@@ -168,7 +168,7 @@ class StreamLink final : public ClientLink {
 
   void watch(int how, int fd, std::uint32_t events) const {
     epoll_event event{.events = events, .data = {}};
-    ::epoll_ctl(epoll_.get(), how, fd, &event);  // on failure the owner's next turn checks all the same
+    ::epoll_ctl(epoll_.get(), how, fd, &event);  // if this fails, the owner's next turn still checks the socket
   }
 
   std::string endpoint_;
@@ -178,7 +178,7 @@ class StreamLink final : public ClientLink {
   OwnedFd socket_;
   std::shared_ptr<HostLookup> host_lookup_;
   bool is_connected_ = false, has_broken_ = false, waits_for_room_ = false, is_corked_ = false;
-  bool is_drained_ = false;  // in this turn
+  bool is_drained_ = false;  // the socket has no more input in this turn
   TimeNs retry_at_ = 0, back_off_ = kBackOffMin, give_up_at_ = 0, linger_ = 0;
   std::string scratch_ = std::string(kReadBytes, '\0');
   std::string in_;

@@ -29,7 +29,7 @@ struct DirectoryOptions {
   std::int64_t repair_retry_ms = 200;  // shortest time between two repair requests to a node
   std::size_t nodes_max = 4096;
   std::size_t chunks_per_node_max = std::size_t{1} << 20;
-  std::size_t chunks_max = std::size_t{1} << 24;  // (node, tier, chunk) over all nodes
+  std::size_t chunks_max = std::size_t{1} << 24;  // (node, tier, chunk) entries over all nodes
   std::size_t tails_per_group_max = 256;
   std::size_t holders_per_reply_max = 64;
   IndexOptions index{};  // for each namespace's table; `seed` should be random
@@ -82,7 +82,7 @@ class Directory {
     TimeNs heard_at = 0;
     std::uint64_t next_sequence = 0;   // all lower numbers were applied
     std::uint64_t heard_below = 0;     // at least next_sequence; if more, messages are missing
-    bool owes_snapshot = true;         // until a snapshot ends
+    bool owes_snapshot = true;         // true until a snapshot of the node has ended
     bool is_reloaded = false;          // reloaded after a restart and not yet confirmed by a heartbeat
     std::optional<TimeNs> asked_at{};  // time of the last repair request, or of its partial answer
     unsigned num_differed = 0;         // consecutive digest mismatches

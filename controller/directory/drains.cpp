@@ -33,7 +33,7 @@ std::vector<Drains::Replication> Drains::advance(const Cluster& cluster, TimeNs 
   return replications;
 }
 
-/// Ends replications whose chunks have arrived; chunks that are late will go to another target.
+/// Ends replications whose chunks have arrived; late chunks will be replicated to another target.
 void Drains::check_running(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now) {
   std::erase_if(drain.running, [&](Running& running) {
     std::erase_if(running.chunks, [&](const ChunkEntry& chunk) {

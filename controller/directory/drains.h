@@ -16,7 +16,7 @@ namespace kvferry::controller {
 
 struct DrainOptions {
   std::size_t chunks_per_replication = 128;
-  std::size_t replications_max = 4;       // concurrent ones of one drain
+  std::size_t replications_max = 4;       // concurrent replications of one drain
   TimeNs replication_ttl = 10 * kSecond;  // after this time another target is tried
   unsigned tries_max = 3;                 // targets that are tried for a chunk
 };

@@ -11,7 +11,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr TimeNs kAdvanceEvery = 50 * kMillisecond;
-constexpr std::size_t kMovesMax = 1024;  // at a time
+constexpr std::size_t kMovesMax = 1024;  // limit on moves in progress
 constexpr std::size_t kKeysPerCommandMax = 65'536;
 
 wire::AdminReply done(const wire::AdminRequest& request, std::string text, std::uint64_t number = 0) {

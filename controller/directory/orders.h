@@ -38,7 +38,7 @@ class Orders final : private Drains::Cluster {
   /// Checks deadlines and advances drains and moves. Cheap enough for each turn of the server's loop.
   void advance(TimeNs now);
 
-  /// To be sent in this order. Orders to nodes without a connection are dropped.
+  /// Returns the orders, to be sent in this order. The caller drops orders to nodes without a connection.
   std::vector<Order> take_orders() { return std::exchange(orders_, {}); }
   /// Nodes that must send a snapshot.
   std::vector<NodeId> take_snapshots_wanted() { return std::exchange(snapshots_wanted_, {}); }

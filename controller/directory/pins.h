@@ -51,7 +51,7 @@ class Pins {
   /// owner or over all.
   Result<ControllerPinId> add(const std::string& name_space, const std::string& owner, std::vector<ChunkKey> keys,
                               TimeNs now, TimeNs ttl);
-  /// Ends a pin and returns the nodes that have to unpin it. kNotFound: there is no such pin, perhaps no longer.
+  /// Ends a pin and returns the nodes that have to unpin it. kNotFound: the pin does not exist or has ended already.
   Result<std::set<NodeId>> release(ControllerPinId id);
   /// Ends all pins of an owner and returns the nodes that have to unpin each.
   std::map<ControllerPinId, std::set<NodeId>> release_owner(const std::string& owner);

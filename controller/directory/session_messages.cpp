@@ -68,7 +68,7 @@ struct Sessions::Receiver {
     Result<std::vector<ChunkEntry>> chunks = wire::chunks_of(publish);
     if (!chunks) {
       self.count_malformed(chunks.error().what);
-      // The sequence number counts all the same: the message would be malformed again if it were requested again.
+      // The sequence number still counts, because the message would be malformed again if it were requested again.
       chunks = std::vector<ChunkEntry>{};
     }
     self.counters_.chunks_published += chunks->size();

@@ -92,7 +92,7 @@ class Sessions {
 
   Directory& directory() { return directory_; }
   const Counters& counters() const { return counters_; }
-  /// Also for listeners, which count input that is no message. `reason`: what is wrong with it.
+  /// Counts a malformed message. Listeners call it too, for input that is no message. `reason`: what is wrong with it.
   void count_malformed(std::string_view reason);
 
  private:
@@ -131,7 +131,7 @@ class Sessions {
   std::unordered_map<ConnectionId, Session> sessions_;
   std::unordered_map<NodeId, Peer> peers_;
   std::vector<HolderView> found_;  // result of the current lookup
-  msgpack::sbuffer reply_buffer_;  // its reply
+  msgpack::sbuffer reply_buffer_;  // reply to the current lookup
 };
 
 }  // namespace kvferry::controller

@@ -72,7 +72,7 @@ struct PromptQuery {
   std::string lora_name;
   std::optional<std::uint64_t> lora_id;
   std::optional<std::string> instance_id;  // none: all instances
-  std::vector<std::uint32_t> tokens;       // or:
+  std::vector<std::uint32_t> tokens;       // either these or `hashes`
   std::vector<ShortKey> hashes;
 };
 
@@ -85,7 +85,7 @@ class EngineDirectory {
 
   struct Added {
     EngineNumber id;
-    std::optional<EngineNumber> replaced;  // removed: it had the same instance, tenant, model and rank
+    std::optional<EngineNumber> replaced;  // the removed engine with the same instance, tenant, model and rank, if any
     bool is_known = false;                 // an identical engine was registered before; `id` is its number
   };
   /// kFull: too many engines.

@@ -110,7 +110,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
  private:
   struct EngineSockets {
     std::unique_ptr<net::ZmqSocket> events, monitor, replay;
-    bool is_ready = false;  // in ready_
+    bool is_ready = false;  // whether ready_ contains the engine
   };
 
   Result<std::unique_ptr<net::ZmqSocket>> make_socket(net::ZmqKind kind) const {

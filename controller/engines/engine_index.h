@@ -72,7 +72,7 @@ class EngineIndex {
   void removed(HolderIndex holder, const BlocksRemoved& blocks);
   void flush();
 
-  /// Finds every holder that has the first block, in no particular order. Tokens behind the last whole block are
+  /// Finds every holder that has the first block, in no particular order. Tokens after the last whole block are
   /// ignored.
   void match_tokens(std::span<const std::uint32_t> tokens, const PromptSalt& salt, std::vector<EngineMatch>& matches);
   /// As match_tokens(), by the hashes that any engine gave to the prompt's blocks.

@@ -116,7 +116,7 @@ class EngineStream {
   std::size_t waiting_bytes_ = 0;
 
   bool is_connected_ = false;
-  bool has_ever_replayed_ = false;  // if not, its silence is no evidence of a loss
+  bool has_ever_replayed_ = false;  // until a replay was answered, the engine's silence is no evidence of a loss
   bool is_live_ = true;
   TimeNs last_received_at_;
   TimeNs disconnected_at_;

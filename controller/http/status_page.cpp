@@ -55,7 +55,7 @@ function show(s){const seconds=before?(s.uptime_ms-before.uptime_ms)/1000:0,was=
   d.append(cell("b",value),cell("span",name,"dim"));return d}));
  table("nodes",[["namespace"],["node"],["role"],["version"],["endpoint"],["serves"],["load",1],["state"],["chunks",1],["tails",1],["last message",1]],s.nodes.map(n=>
   [n.namespace||"-",n.engine_id,n.role||"-",n.version||"-",n.endpoint,n.serves||"-",num(n.load),
-   n.drained?["drained","good"]:n.leaving?[`leaving, ${num(n.to_move)} to move`,"warn"]:"-",num(n.chunks),num(n.tails),
+   n.drained?["drained","good"]:n.leaving?[`draining, ${num(n.to_move)} left`,"warn"]:"-",num(n.chunks),num(n.tails),
    [secs(n.heartbeat_age_ms)+" ago",n.heartbeat_age_ms>2000?"warn":""]]),"none registered");
  const rows=[];s.engines.forEach(e=>{const old=before&&before.engines.find(o=>o.instance_id===e.instance_id&&o.endpoint===e.endpoint);
   const ranks=Object.entries(e.blocks);(ranks.length?ranks:[["-",{gpu:0,cpu:0,disk:0,remote:0}]]).forEach(([rank,b])=>rows.push([

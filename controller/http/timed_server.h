@@ -23,9 +23,9 @@ namespace kvferry::controller {
 constexpr std::size_t kHttpThreads = 16;     // concurrent requests
 constexpr std::size_t kHttpWaitingMax = 64;  // connections waiting for a thread; further ones get a 503
 constexpr std::size_t kHttpBodyBytesMax = std::size_t{16} << 20;
-constexpr TimeNs kHttpRequestMax = 10 * kSecond;  // from the first byte of a request to its last
-constexpr TimeNs kHttpAnswerMax = 10 * kSecond;   // for the client to read the answer
-constexpr TimeNs kHttpIdleMax = 5 * kSecond;      // between two requests on a connection
+constexpr TimeNs kHttpRequestMax = 10 * kSecond;  // limit on the time from the first byte of a request to its last
+constexpr TimeNs kHttpAnswerMax = 10 * kSecond;   // limit on the time in which the client reads the answer
+constexpr TimeNs kHttpIdleMax = 5 * kSecond;      // limit on the time between two requests on a connection
 
 /// A connection with deadlines for all reads and all writes of a request, however slowly bytes arrive.
 class TimedStream final : public httplib::Stream {

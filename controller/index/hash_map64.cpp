@@ -7,7 +7,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kSlotsPerChange =
-    16;  // moved with each insertion, so that a resize ends before the new table fills
+    16;  // slots moved with each insertion, so that a resize ends before the new table fills
 
 bool is_full(std::size_t num_keys, std::uint64_t num_slots) { return num_keys > num_slots / 4 * 3; }
 
@@ -104,7 +104,7 @@ bool HashMap64::tidy(std::size_t num_slots, const Keep& keep) {
     move_some(num_slots);
     return true;
   }
-  // Not during a sweep: its remaining keys lie close together and would overfill a part of the smaller table.
+  // No shrinking during a sweep: keys not reached yet lie close together and would overfill a part of the new table.
   if (!in_sweep_ && now_.num_slots > kSlotsMin && num_keys_ < now_.num_slots / 5) {
     begin_resize(std::max(kSlotsMin, std::uint64_t{num_keys_} * 2));
     return true;

@@ -63,7 +63,7 @@ class HolderSets {
  private:
   static constexpr unsigned kIndexBits = 27;
   static constexpr unsigned kNumClasses = 32;
-  static constexpr unsigned kBlockRecordsLog = 8;  // minus one for each class, so that blocks have about one size
+  static constexpr unsigned kBlockRecordsLog = 8;  // log2 of a block's records in class 0; one less in each next class
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
   struct Record {

@@ -1,7 +1,7 @@
 // Keys and their values in insertion order.
 //
 // Keys of one prefix are inserted together and looked up together. A caller that found one key therefore compares the
-// entry right behind it first, which is already in the processor's cache. At the end of such a run, a `follower` hint
+// entry right after it first, which is already in the processor's cache. At the end of such a run, a `follower` hint
 // holds the position at which an earlier lookup continued.
 #pragma once
 
@@ -34,7 +34,7 @@ class KeyLog {
   using Position = std::uint32_t;  // 0: none
   using Value = std::uint32_t;
 
-  /// Points at the entry `position`. The entry behind it is always readable.
+  /// Points at the entry `position`. The entry after it is always readable.
   struct Cursor {
     Position position = 0;
     const Key* key = nullptr;
@@ -69,7 +69,7 @@ class KeyLog {
     if (++cursor.position % kGroup == 0) fetch_follower(cursor.position);
     return true;
   }
-  /// Where the last lookup continued that passed `position` and did not find the next key behind it. kGroup positions
+  /// Where the last lookup continued that passed `position` and did not find the next key after it. kGroup positions
   /// share one hint.
   Position follower(Position position) const { return segment_of(position).followers[offset_of(position) / kGroup]; }
   void set_follower(Position position, Position follower) {

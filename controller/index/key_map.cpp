@@ -56,7 +56,7 @@ typename KeyMap<Key>::Position KeyMap<Key>::position_of(const Key& key) const {
   return it == overflow_.end() ? 0 : it->second;
 }
 
-/// Finds a key that does not lie right behind the cursor.
+/// Finds a key that is not the entry right after the cursor.
 template <class Key>
 typename KeyMap<Key>::Value KeyMap<Key>::find_off(const Key& key, Cursor& cursor) {
   const Position before = cursor.position;
@@ -126,8 +126,8 @@ void KeyMap<Key>::finish_erasing() {
   erased_.clear();
 }
 
-/// In a fuller table keys lie too far from home; an emptier one wastes memory. A table that has just grown is 57 %
-/// full.
+/// Keys of an overfull table lie too far from home, and an underfull one wastes memory. A table that has just grown is
+/// 57 % full.
 template <class Key>
 bool KeyMap<Key>::wants_resize() const {
   const std::uint64_t num_slots = now_.num_buckets * Bucket::kSlots;
@@ -144,7 +144,7 @@ void KeyMap<Key>::resize(std::size_t num_buckets) {
   }
   const std::uint64_t last = now_.num_buckets + kBucketsPerKeyMax - 1;
   const std::uint64_t goal = num_buckets > last - resize_at_ ? last : resize_at_ + num_buckets;
-  // Stop only behind a bucket that no key passed: all keys with a home before that point lie before it.
+  // Stop only after a bucket that no key passed: then all keys with a home up to that bucket are stored up to it.
   for (std::uint64_t i = resize_at_;; ++i) {
     const Bucket& bucket = now_.buckets[i];
     for (const Position position : bucket.positions) {

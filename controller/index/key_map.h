@@ -2,7 +2,7 @@
 // shrinks a few cache lines at a time.
 //
 // A bucket is one cache line. A key's home bucket is the high half of hash * num_buckets, so the homes in two tables of
-// different sizes have the same order: a resize moves the buckets from first to last and releases the memory behind it.
+// different sizes have the same order: a resize moves the buckets from first to last and releases those it has moved.
 // A key that finds its home full goes to the next bucket. Each bucket counts the keys that passed it, so a lookup ends
 // at the first bucket that no key passed, and an erasure leaves no tombstone.
 #pragma once
@@ -115,7 +115,7 @@ class KeyMap {
     static constexpr unsigned kSlots = 10;
     Position positions[kSlots];  // 0: the slot is free
     std::uint16_t tags[kSlots];  // low bits of the hash: they rule out nearly all other keys without reading the log
-    std::uint32_t num_passed;    // keys that found this bucket full and lie further on
+    std::uint32_t num_passed;    // keys that found this bucket full and are stored in a later one
   };
   struct Table {
     PageMemory memory;
@@ -155,10 +155,10 @@ class KeyMap {
   Log log_;
   Table now_;
   Table next_;                   // during a resize: all keys whose home in now_ lies before resize_at_
-  std::uint64_t resize_at_ = 0;  // no key in a bucket at or behind it has a home before it
+  std::uint64_t resize_at_ = 0;  // keys stored in this bucket or a later one also have their home there
   std::unordered_map<Key, Position> overflow_;
   std::size_t num_keys_ = 0;
-  std::vector<Position> erased_;               // until finish_erasing()
+  std::vector<Position> erased_;               // positions that finish_erasing() will free
   Position compact_at_ = 0, compact_end_ = 0;  // rest of the segment that compact() empties
   bool is_pinned_ = false;
   bool in_sweep_ = false;

@@ -110,7 +110,7 @@ class PlacementIndex {
     std::size_t first, end;
   };
   static constexpr std::size_t kKeysFetchedFirst = 8;
-  static constexpr std::size_t kKeysPerPiece = 64;  // between two rounds of tidying
+  static constexpr std::size_t kKeysPerPiece = 64;  // keys that are changed between two rounds of tidying
   static constexpr std::size_t kTidyPerChange = 4;  // cache lines; enough to finish a resize before the table is full
 
   NodeIndex add_node(std::uint32_t num_reached);

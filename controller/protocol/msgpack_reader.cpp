@@ -22,7 +22,7 @@ constexpr std::array<SmallInteger, 256> kSmallIntegers = [] {
   return table;
 }();
 
-/// Bytes behind the tag of a value that carries no length.
+/// Number of bytes after the tag of a value that carries no length.
 constexpr std::size_t fixed_size(std::uint8_t tag) {
   switch (tag) {
     case 0xca:

@@ -25,7 +25,7 @@ Result<Message> convert_by_type(std::uint32_t type, const msgpack::object& objec
 template <class Message>
 Result<Message> parse(std::string_view bytes, VersionRange versions) {
   try {
-    // An element takes at least one byte, so a valid length never exceeds the message's. msgpack would allocate for it.
+    // An element takes at least one byte, so no valid length exceeds the message's. msgpack would allocate for any.
     const std::size_t limit = bytes.size();
     const msgpack::object_handle handle =
         msgpack::unpack(bytes.data(), bytes.size(), nullptr, nullptr,
@@ -51,7 +51,7 @@ template Result<FromController> parse(std::string_view bytes, VersionRange versi
 
 namespace {
 
-/// Position of the version: behind the first bytes of the message's array and of its header's.
+/// Returns the position of the version: after the first bytes of the message's array and of its header's.
 std::size_t version_at(std::string_view bytes) {
   const bool is_long = !bytes.empty() && static_cast<unsigned char>(bytes[0]) == 0xdc;  // an array of 16 fields or more
   const std::size_t at = is_long ? 4 : 2;

@@ -227,7 +227,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
       log().warn("the event log is unreachable ({}); this controller continues without it", state.trouble);
   }
 
-  /// Tells the other replicas at once that this one ends.
+  /// Revokes this replica's lease, so that the other replicas notice its end at once.
   void revoke_lease() {
     std::optional<EtcdRequest> request = shared_.final_request();
     if (!etcd_ || !request || shared_.etcd_gone_since()) return;

@@ -22,7 +22,7 @@ class DirectoryState;
 class StateFolder {
  public:
   struct Files {
-    std::set<std::uint64_t> logs, snapshots;  // their numbers
+    std::set<std::uint64_t> logs, snapshots;  // numbers of the files
   };
 
   /// Creates the folder if it does not exist, and removes unfinished snapshots.
@@ -46,7 +46,7 @@ class StateFolder {
 };
 
 struct LoadedState {
-  std::uint64_t next_number = 1;  // for the next log
+  std::uint64_t next_number = 1;  // number of the next log
   std::uint64_t num_logs = 0;
   std::uint64_t log_bytes = 0;
   std::uint64_t snapshot_bytes = 0;  // 0: there is no snapshot

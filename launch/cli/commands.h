@@ -1,7 +1,7 @@
 // The commands of the `kvferry` binary. Each adds itself to the command line and returns what main() runs if it is the
 // one that was asked for.
 //
-// Exit status: 0 done; 1 the world said no (port in use, controller not reachable); 2 the user's input is wrong. With 1
+// Exit status: 0 done; 1 a failure (port in use, controller unreachable); 2 the user's input is wrong. With 1
 // and 2 there is exactly one line "kvferry: ..." on stderr.
 #pragma once
 

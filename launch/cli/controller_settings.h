@@ -12,7 +12,7 @@
 
 namespace kvferry::cli {
 
-/// `kvferry controller`. Empty texts stand for defaults that follow from other settings.
+/// The settings of `kvferry controller`. Empty texts stand for defaults that follow from other settings.
 struct ControllerConfig {
   std::string bind = "tcp://127.0.0.1:14600";
   std::string stream = "none";

@@ -30,7 +30,7 @@ def run(one: Member, tmp_path: Path, code: str) -> None:
     (["launch/prefill: --model /x is not a folder", "bye"], "launch/prefill: --model /x is not a folder"),
     (["kvferry: key 'x' is unknown", "bye"], "kvferry: key 'x' is unknown"),
     (["\x1b[31mERROR\x1b[0m here", "srun: error: vm: task 0: Exited with exit code 1"], "ERROR here"),
-    ([], "it said nothing"),
+    ([], "it printed nothing"),
 ])
 def test_the_last_complaint_is_the_reason(lines: list[str], reason: str, tmp_path: Path) -> None:
     one = made("prefill")

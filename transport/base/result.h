@@ -23,7 +23,7 @@ enum class ErrorCode : int {
   kCorrupt,      // a checksum, generation or format did not match
   kRefused,      // the other side understood the request and refused it
   kUnavailable,  // a resource of this machine is missing: port in use, no shared memory left
-  kInternal,     // a library failed in a way that has no better name
+  kInternal,     // a library failed in a way that no other code describes
 };
 
 std::string_view name_of(ErrorCode code);

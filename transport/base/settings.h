@@ -26,8 +26,8 @@ struct SettingText {
   bool is_string = true;  // false: a JSON number, boolean or anything else that is not a string
 };
 
-/// How a row reads its value; returns false if the text is not one. Byte counts (std::uint64_t) may end in KiB, MiB,
-/// GiB or TiB.
+/// Parses a row's value; returns false if the text is not of this type. Byte counts (std::uint64_t) may end in KiB,
+/// MiB, GiB or TiB.
 bool parse_setting(const SettingText& from, bool& value);
 bool parse_setting(const SettingText& from, std::uint32_t& value);
 bool parse_setting(const SettingText& from, std::int64_t& value);

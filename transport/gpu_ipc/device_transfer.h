@@ -35,10 +35,10 @@ class DeviceTransfer {
   /// Polls the device. Returns the number of bytes that it has copied since the last call.
   std::uint64_t reap(TimeNs now);
 
-  /// Gives the device nothing more; the first reason stays.
+  /// Gives the device no more work for this transfer. After several calls the first code and reason count.
   void end(ErrorCode code, std::string what);
   bool has_ended() const { return code_ != ErrorCode::kOk; }
-  /// Returns whether the device no longer touches memory for it.
+  /// Returns whether the device no longer touches memory for this transfer.
   bool is_quiet() const { return launches_.empty() && !lacks_fence_; }
   /// Returns whether is_quiet() is only assumed, since the device has stopped answering.
   bool was_given_up() const { return was_given_up_; }

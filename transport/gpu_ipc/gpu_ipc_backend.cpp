@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint32_t kProtocolVersion = 1;
 constexpr TimeNs kPollNs = 50'000;  // how often a device is polled that has been busy for longer than spin_ns
-constexpr TimeNs kBacklogNs = 10 * kMillisecond;  // until the caller has perhaps read notifications
+constexpr TimeNs kBacklogNs = 10 * kMillisecond;  // between two looks at a completion queue full of notifications
 constexpr TimeNs kIdleNs = 60 * kSecond;
 
 }  // namespace
@@ -68,7 +68,7 @@ Result<GrantId> GpuIpcBackend::grant(RegionId region, std::uint64_t, std::uint64
   if (Result<std::string> known = table_.exported(region); !known) return std::move(known).error();
   return Error{
       ErrorCode::kUnavailable,
-      fmt::format("no part of region {} can be granted: peers map its GPU memory, so that a grant could not be "
+      fmt::format("no part of region {} can be granted: peers map its GPU memory; therefore a grant could not be "
                   "revoked",
                   region)};
 }
@@ -139,7 +139,7 @@ bool GpuIpcBackend::advance(Transfer& transfer) {
     complete(device.accepted().id, device.code(), device.what(), device.corrupt_ranges());
     return true;
   }
-  // Also for a transfer that waits to be fed, so that the peer's death is noticed.
+  // The hello is also sent for a transfer that waits to be fed, so that the peer's death is noticed.
   if (!transfer.peer->has_hello) send_hello(transfer.peer);
   if (!transfer.peer->is_verified || !device.is_through()) return is_busy;
   return notify(transfer) || is_busy;
@@ -238,7 +238,7 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
   ShmOptions link;
   link.spin_ns = options.spin_ns;
   link.silence_ns = options.silence_ns;
-  link.transfers_max = 1 << 20;  // the transport's own, and two for each peer
+  link.transfers_max = 1 << 20;  // one for each notification of this transport, and two for each peer
   std::unique_ptr<Transport> control = KVFERRY_TRY(make_shm_transport(link));
   DeviceStream stream = KVFERRY_TRY(options.device->make_stream());
   auto backend = std::make_unique<gpu_ipc::GpuIpcBackend>(options, stream, std::move(control));

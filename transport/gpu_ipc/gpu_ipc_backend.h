@@ -97,7 +97,7 @@ class GpuIpcBackend final : public Backend {
   struct ControlRequest {
     enum class Kind { kHello, kWatch, kNotification } kind;
     PeerPtr peer;
-    TransferId transfer;  // whose notification it is
+    TransferId transfer;  // the transfer to which a kNotification belongs
   };
 
   void run();

@@ -66,7 +66,7 @@ class LoopbackCore {
     std::vector<std::uint32_t> corrupt_ranges;
   };
 
-  /// Indices of the transfers that have something to do and of which none more urgent waits for the same peer.
+  /// Returns the indices of the most urgent transfers to each peer, out of those that have something to do.
   std::vector<std::size_t> movable_locked() const;
   /// kRefused: the region was unregistered or the grant revoked.
   Result<void> copy_locked(Moving& moving);

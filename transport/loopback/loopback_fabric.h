@@ -16,17 +16,17 @@ struct LoopbackOptions {
   std::uint64_t seed = 1;             // seed of all random choices; the same calls in the same order replay a run
   double loss_rate = 0.0;             // chance that a transfer loses its peer during its copies
   std::uint32_t delay_steps_max = 0;  // a transfer waits 0 to this many steps between its last copy and its completion
-  bool held = false;                  // start as after hold()
+  bool held = false;                  // whether the fabric starts in the state that hold() sets
 };
 
-/// A simulated network. Its transports may be destroyed later than it.
+/// A simulated network. Its transports may outlive it.
 /// Running: submit() moves all bytes before it returns. Held: only step() moves something, one thing at a time.
 /// Threads: any, but a replayable run needs a single one.
 class LoopbackFabric {
  public:
   explicit LoopbackFabric(LoopbackOptions options = {});
 
-  /// Stands for a new process: its address is unique. `transfers_max`: as in CommonOptions.
+  /// Makes a transport that stands for a new process: its address is unique. `transfers_max`: as in CommonOptions.
   std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max = 1024);
 
   void hold();

@@ -60,7 +60,7 @@ struct PieceTransfer {
 class Channel {
  public:
   struct Report {
-    bool is_started = false;  // a sender's bytes are next in the communicator; else the piece has ended
+    bool is_started = false;  // true: this sender's bytes are next in the communicator; false: the piece has ended
     std::uint64_t token = 0;
     Result<void> outcome;  // if ended: its memory is no longer touched; it may fail without having started
   };
@@ -105,7 +105,7 @@ class Channel {
   bool has_staging();
   /// Returns false if the device refused it; then there is a report.
   bool begin(PieceTransfer& piece, std::vector<Report>& reports);
-  /// Called when the group of the first in the queue is in the stream.
+  /// Called when the group of the queue's first piece is in the stream.
   void end_posting();
   void reap(TimeNs now, std::vector<Report>& reports);
   void settle(TimeNs now);
@@ -121,10 +121,10 @@ class Channel {
   std::byte* staging_ = nullptr;
   std::unique_ptr<Communicator> communicator_;
   std::deque<PieceTransfer> queue_;
-  std::vector<DeviceCopy> copies_;  // between the staging buffer and the parts of the first in the queue
+  std::vector<DeviceCopy> copies_;  // between the staging buffer and the parts of the queue's first piece
   std::deque<InFlight> in_flight_;
   bool is_set_up_ = false;
-  bool is_posting_ = false;  // the communicator has not finished posting the first in the queue
+  bool is_posting_ = false;  // the communicator has not finished posting the queue's first piece
   bool is_aborting_ = false;
   bool is_quiet_ = false;
   std::unique_ptr<DeviceEvent> last_;  // recorded after the abort: the end of the stream's work

@@ -24,7 +24,7 @@ class Communicator {
     kAborted  // no longer touches memory
   };
 
-  /// It is aborted, or was never given work.
+  /// Precondition: the communicator is aborted, or was never given work.
   virtual ~Communicator() = default;
   virtual State state() = 0;
   /// The reason, once it has failed.
@@ -48,7 +48,7 @@ class Communicators {
   virtual Result<std::unique_ptr<Communicator>> begin(const std::string& id, int rank) = 0;
 };
 
-/// Loads NCCL for the memory of `device`. `path`: of libnccl.so.2; empty: KVFERRY_NCCL_LIBRARY, or the loader's search.
+/// Loads NCCL for memory of `device`. `path`: a libnccl.so.2; empty: KVFERRY_NCCL_LIBRARY, or the loader's search path.
 /// kUnavailable: this build has no CUDA, or the library is missing or too old; the message says what to install.
 Result<std::unique_ptr<Communicators>> open_nccl(const std::string& path, Device& device);
 /// Returns the version, like "NCCL 2.32.3". Needs no GPU. Errors: as above.

@@ -9,8 +9,8 @@
 namespace kvferry::nccl {
 namespace {
 
-constexpr std::size_t kSentMax = 64;               // submitted and not completed, for each peer
-constexpr std::size_t kPartBytes = 48 << 10;       // longer messages go in several notifications
+constexpr std::size_t kSentMax = 64;               // transfers submitted and not completed, for each peer
+constexpr std::size_t kPartBytes = 48 << 10;       // longer messages are split into several notifications
 constexpr std::size_t kMessageBytesMax = 1 << 20;  // longer ones are dropped
 constexpr std::size_t kStreamBytes = 8;
 constexpr std::size_t kHeadBytes = kStreamBytes + 1;  // the stream, and whether more parts follow

@@ -12,7 +12,7 @@ namespace {
 Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
 Error success() { return Error{ErrorCode::kOk, ""}; }
 
-/// Returns the first byte of all extents and the end of the last. An error: no correct peer requests this.
+/// Returns the lowest offset and the highest end of all extents, or an error if no correct peer requests them.
 Result<std::pair<std::uint64_t, std::uint64_t>> span_of(const Ask& ask) {
   const bool is_hash = ask.purpose == static_cast<std::uint8_t>(Purpose::kHash);
   if (ask.extents.empty() || ask.extents.size() % 2 != 0 || ask.extents.size() > 2 * kExtentsMax)

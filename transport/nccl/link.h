@@ -25,7 +25,7 @@ struct Context {
   ControlPlane& control;
   TransferTable& transfer_table;
   std::string source_address;  // the `from` of this side's notifications
-  TimeNs now = 0;              // at the begin of this round
+  TimeNs now = 0;              // at the beginning of this round
 };
 
 /// A session is opened by the initiator of transfers and carries only its transfers: pulls through one channel, pushes
@@ -48,7 +48,7 @@ class Link {
   bool is_lost() const { return is_lost_; }
   /// Returns whether it is lost and no longer touches memory.
   bool is_quiet() const;
-  /// Returns whether the device works for it, whose progress must be polled.
+  /// Returns whether the device works for this link, so that its progress must be polled.
   virtual bool needs_polling() const;
   /// When advance() must be called although nothing happens.
   TimeNs next_deadline() const;

@@ -61,7 +61,7 @@ enum class Purpose : std::uint8_t {
 /// Limits of one piece: cancel() and revoke() wait for a piece.
 constexpr std::uint64_t kPieceBytesMax = 8 << 20;
 constexpr std::size_t kExtentsMax = 512;
-/// One peer's unanswered requests.
+/// Limit on one peer's unanswered requests.
 constexpr std::size_t kServedMax = 128;
 
 struct Ask {

@@ -17,7 +17,7 @@ constexpr std::size_t kInboundMax = 4096;
 constexpr TimeNs kPollMinNs = 20'000;
 constexpr TimeNs kPollMaxNs = kMillisecond;
 constexpr TimeNs kPollShare = 8;
-constexpr TimeNs kFlushNs = 200 * kMillisecond;  // for sending the last messages at shutdown
+constexpr TimeNs kFlushNs = 200 * kMillisecond;  // limit on the time for sending the last messages at shutdown
 
 }  // namespace
 

@@ -184,7 +184,7 @@ class NcclCommunicators final : public Communicators {
   const int device_;
 };
 
-/// Returns CUDA's ordinal of the device, which it asks of memory allocated there.
+/// Returns CUDA's ordinal of the device, read from the attributes of memory that is allocated there.
 Result<int> ordinal_of(Device& device) {
   std::byte* const memory = KVFERRY_TRY(device.allocate(MemoryKind::kDevice, 1));
   cudaPointerAttributes attributes{};

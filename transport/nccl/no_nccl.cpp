@@ -5,7 +5,7 @@ namespace {
 
 Error has_none() {
   return {ErrorCode::kUnavailable,
-          "this build has no NCCL: it needs the option KVFERRY_CUDA and NCCL's header, nccl.h, of nvidia-nccl-cu13"};
+          "this build has no NCCL: it needs the option KVFERRY_CUDA and the header nccl.h from nvidia-nccl-cu13"};
 }
 
 }  // namespace

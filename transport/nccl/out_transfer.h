@@ -1,4 +1,4 @@
-// One accepted transfer: cuts it into pieces, counts what is missing, and knows how it ends. Touches no memory and
+// One accepted transfer: its division into pieces, the bytes that are missing, and its outcome. Touches no memory and
 // sends nothing, but hashes empty ranges. Private to this folder.
 #pragma once
 
@@ -35,7 +35,7 @@ class OutTransfer {
   bool is_pull() const { return what_.is_pull(); }
   void feed(const FedCopies& more);
 
-  /// Lets no further work begin for it; the first reason stays.
+  /// Lets no further work begin for this transfer. After several calls the first code and reason count.
   void end(ErrorCode code, std::string what);
   bool is_ended() const { return code_ != ErrorCode::kOk; }
   ErrorCode code() const { return code_; }
@@ -45,13 +45,13 @@ class OutTransfer {
   bool has_piece() const { return !is_ended() && !cursor_.is_at_end(what_.copies); }
   /// Takes the next bytes, of as many copies as fit.
   std::vector<Part> take_piece(std::uint64_t bytes_max);
-  /// All bytes of a piece have arrived.
+  /// Records that all bytes of a piece have arrived.
   void arrived(std::span<const Part> parts);
 
   /// Returns whether whole copies have arrived that take_hashable() has not returned yet.
   bool has_hashable() const { return !is_ended() && !to_hash_.empty(); }
   std::vector<Part> take_hashable();
-  /// The checksums of such copies are known.
+  /// Handles the checksums of copies that take_hashable() returned.
   void hashed(std::span<const Part> copies, std::span<const std::uint64_t> checksums);
 
   /// Returns whether all bytes have arrived and have their checksums, so that only the notification is left.

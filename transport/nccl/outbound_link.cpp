@@ -160,7 +160,7 @@ Result<void> OutboundLink::on_answer(const Answer& answer) {
     end_transfer(*transfer, is_refusal ? ErrorCode::kRefused : ErrorCode::kInternal, why);
   } else if (transfer != nullptr && request.wants == Wants::kHash) {
     if (answer.checksums.size() != request.parts.size())
-      return protocol_error("the peer sent another number of checksums than were requested");
+      return protocol_error("the peer sent a different number of checksums than requested");
     transfer->hashed(request.parts, answer.checksums);
   } else if (transfer != nullptr && request.wants == Wants::kNotify) {
     transfer->is_notified = true;
@@ -168,7 +168,7 @@ Result<void> OutboundLink::on_answer(const Answer& answer) {
     transfer->arrived(request.parts);
   }
   request.is_answered = true;
-  if (request.is_touching) return {};  // this side still sends the push: on_report() goes on
+  if (request.is_touching) return {};  // this side still sends the push; on_report() will continue
   if (request.wants == Wants::kPull || request.wants == Wants::kPush) --num_pieces_;
   requests_.erase(found);
   return {};

@@ -37,7 +37,7 @@ class OutboundLink final : public Link {
     Wants wants{};
     OutTransfer* transfer = nullptr;  // nullptr: the transfer has ended
     std::vector<Part> parts;
-    bool is_touching = false;  // in a channel
+    bool is_touching = false;  // the piece is in a channel, which may touch local memory
     bool is_answered = false;
   };
   struct Hashing {

@@ -11,7 +11,7 @@
 namespace kvferry::planner {
 namespace {
 
-/// UCX takes seconds to start and a thread, and is slower than plain sockets and mapped memory. It is for networks that
+/// UCX takes seconds to start, needs a thread, and is slower than sockets and mapped memory. It is for networks that
 /// only UCX can drive, for GPU memory, or for users who configure it by its variables.
 bool is_ucx_useful(const TransportOptions& options) {
   std::error_code failure;

@@ -20,7 +20,7 @@ struct PathInfo {
   std::string_view backend;   // in addresses and descriptors; paths of one transport have the same
   std::uint32_t reaches = 0;  // one bit for each MemoryClass: bit_of()
   bool needs_gpu = false;
-  bool (*is_useful)(const TransportOptions& options) = nullptr;  // kAuto leaves it out otherwise
+  bool (*is_useful)(const TransportOptions& options) = nullptr;  // kAuto leaves the path out if this returns false
   Result<std::unique_ptr<Transport>> (*make)(const TransportOptions& options) = nullptr;
 
   bool reaches_class(MemoryClass kind) const { return (reaches & bit_of(kind)) != 0; }

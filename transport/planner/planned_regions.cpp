@@ -127,7 +127,7 @@ Result<void> PlannedRegions::revoke(GrantId id) {
   const auto grant = grants_.find(id);
   if (grant == grants_.end()) return unknown("grant", id);
   grant->second.is_revoked = true;
-  // In all backends with each call, so that no peer's copy begins in one while another is busy.
+  // Each call revokes in all backends, so that no peer's copy begins in one while another is busy.
   Result<void> outcome;
   for (std::size_t index = 0; index < backends_.size(); ++index) {
     std::optional<GrantId>& inner = grant->second.ids[index];

@@ -22,7 +22,7 @@ class PlannedRegions {
   /// Registers host memory with all backends that move it, or none; GPU memory with those that reach it. kUnavailable:
   /// no backend reaches it, with their reasons.
   Result<RegionId> register_region(const MemoryRegion& memory);
-  /// After kFull the region can't be used any more, and the next call goes on where this one stopped.
+  /// After kFull the region can't be used any more, and the next call continues where this one stopped.
   Result<void> unregister_region(RegionId id);
   Result<RegionParts> parts_of(RegionId id) const;
 
@@ -41,10 +41,10 @@ class PlannedRegions {
     RegionId region;
     MemoryClass kind = MemoryClass::kOther;
     std::vector<std::optional<GrantId>> ids;  // [backend]
-    bool is_revoked = false;                  // in some of the backends
+    bool is_revoked = false;                  // revoking has begun, perhaps not in every backend
   };
   struct Region : Found {
-    bool is_unregistered = false;  // in some of the backends
+    bool is_unregistered = false;  // unregistered in at least one backend
   };
 
   Result<void> unregister(Region& region) const;

@@ -258,7 +258,7 @@ class PlannedTransport final : public Transport {
                     Measurements::describe(found.of(MemoryClass::kOther)));
     if (const auto& on_device = found.of(MemoryClass::kDevice); !on_device.empty())
       peer->second.measured += fmt::format("; GPU memory by {}", Measurements::describe(on_device));
-    log().info("transport: peer {}, the fastest path is used: {}", id, peer->second.measured);
+    log().info("transport: measured the paths to peer {}, uses the fastest: {}", id, peer->second.measured);
   }
   /// Puts the fastest first. Backends that do not work or were not measured come last, for memory that only they reach.
   void sort_routes(const std::vector<planner::Measured>& measured, std::vector<std::size_t>& routes) const {

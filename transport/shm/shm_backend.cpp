@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kListenerTag = std::uint64_t{1} << 40;
 constexpr std::uint64_t kLinkTag = std::uint64_t{2} << 40;     // | PeerId
-constexpr std::uint64_t kInboundTag = std::uint64_t{3} << 40;  // | its number
+constexpr std::uint64_t kInboundTag = std::uint64_t{3} << 40;  // | number of the connection
 constexpr std::uint64_t kTagMask = std::uint64_t{0xff} << 40;
 constexpr std::size_t kPendingHandshakesMax = 64;  // connections without a hello so far
 constexpr TimeNs kBacklogRetryNs = 10 * kMillisecond;
@@ -79,7 +79,7 @@ void ShmBackend::add_peer(PeerId peer, const std::string& address) {
                                         copy_threads_);
   if (link->connect(source_address_, clock_.now())) loop_.watch(link->socket(), EPOLLIN, kLinkTag | peer.value);
   links_.emplace(peer, std::move(link));
-  loop_.kick();  // the thread must know the link's deadline
+  loop_.kick();  // the progress thread has to take the link's deadline into account
 }
 
 void ShmBackend::submit(AcceptedTransfer accepted) {
@@ -225,7 +225,7 @@ bool ShmBackend::deliver_notes(Inbound& inbound) {
 void ShmBackend::close_inbound(std::uint32_t number) {
   const auto inbound = inbound_.find(number);
   if (inbound->second.ring) {
-    deliver_notes(inbound->second);  // those that the peer wrote before it went
+    deliver_notes(inbound->second);  // notes that the peer wrote before it disconnected
   } else {
     --num_pending_handshakes_;
   }

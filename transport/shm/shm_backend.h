@@ -84,7 +84,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
 
   // Regions and grants: any thread, one call at a time (shm_backend_regions.cpp).
   Result<std::uint32_t> reserve_slot();
-  /// No peer begins a copy there any more. Returns false while a peer is in the middle of one; ask again.
+  /// No peer begins a copy there any more. Returns false while a peer is in the middle of one; then call again.
   bool close_slot(std::uint32_t slot);
 
   const ShmOptions options_;

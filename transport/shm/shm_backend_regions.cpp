@@ -17,7 +17,7 @@ RegionMemoryKey key_of(const std::string& descriptor) {
 }
 
 Error is_busy(GrantId grant) {
-  return Error{ErrorCode::kFull, fmt::format("a peer's copy still uses grant {}; ask again", grant)};
+  return Error{ErrorCode::kFull, fmt::format("a peer's copy still uses grant {}; try again", grant)};
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace kvferry::shm {
 namespace {
 
-constexpr TimeNs kRetryNs = kMillisecond;  // until the next attempt when the ring is full
+constexpr TimeNs kRetryNs = kMillisecond;  // time until the next attempt when the ring is full
 
 }  // namespace
 
@@ -56,7 +56,7 @@ void ShmLink::on_packet(Packet packet, TimeNs now) {
       if (const Result<MapRequest> gone = decode<MapRequest>(packet.body, "unmap message"); gone)
         regions_.erase(gone->region);
       break;
-    default:  // a pong has nothing to handle: it was counted as life
+    default:  // a pong needs no action: its arrival was recorded as a sign of life
       break;
   }
   const auto is_waiting = [](const auto& entry) { return entry.second.is_requested; };

@@ -54,7 +54,7 @@ class ShmLink {
   struct Region {
     std::optional<SharedMapping> pages;
     std::string refusal;
-    bool is_requested = false;  // from the peer, which has not answered yet
+    bool is_requested = false;  // a map request was sent, which the peer has not answered yet
   };
   using Transfers = std::vector<std::unique_ptr<ShmTransfer>>;
 

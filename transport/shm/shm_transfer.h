@@ -1,4 +1,4 @@
-// One accepted transfer on its way, piece by piece. Private to this folder.
+// One accepted transfer in progress, piece by piece. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +65,7 @@ class ShmTransfer {
   PieceCursor cursor_;
   std::vector<CopyRange> slices_;  // the current piece
   std::vector<Part> parts_;        // the slices of each thread
-  RangeDigest unfinished_;         // state of the range that goes over into the next piece
+  RangeDigest unfinished_;         // state of the range that continues in the next piece
   bool bypass_cache_ = false;
 };
 

@@ -28,7 +28,7 @@ struct Received {
 Result<OwnedFd> listen_on(const std::string& name);
 /// kPeerLost: no socket listens there.
 Result<OwnedFd> connect_to(const std::string& name);
-/// Returns no socket if none waits to be accepted, or if it is of another user's process.
+/// Returns an empty descriptor if no connection waits, or if it comes from another user's process.
 OwnedFd accept_from(int listener);
 
 /// Returns false if the other side is gone or its queue is full.

@@ -18,9 +18,9 @@ namespace {
 constexpr std::uint64_t kTurnBytes = 2 << 20;     // moved by one connection before the next one has its turn
 constexpr std::size_t kReadAheadBytes = 6 << 10;  // a small message comes whole in one call; more would be copied twice
 constexpr std::size_t kHeadsBytes = 64 << 10;     // heads without payload that are sent together
-// Answers that the peer does not read; beyond that nothing is read from it either.
+// Limit on bytes of answers that the peer has not read; beyond it nothing is read from the peer either.
 constexpr std::size_t kControlBytesMax = 4 << 20;
-// Acknowledged bytes that count as life: more than pings, which the kernel of a stopped process acknowledges.
+// Acknowledged bytes that count as a sign of life: more than pings, which a stopped process's kernel acknowledges too.
 constexpr std::uint64_t kSignOfLifeBytes = 4 << 10;
 constexpr std::size_t kScratchBytes = 256 << 10;
 

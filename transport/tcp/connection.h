@@ -30,7 +30,7 @@ struct OutMessage {
   std::string head;
   std::vector<iovec> parts;    // the first is reserved for the head, the others are the payload
   std::uint64_t transfer = 0;  // the initiator's TransferId, if the payload is its own memory
-  MemoryAccess access;         // to the payload, until it is sent
+  MemoryAccess access;         // access to the payload, held until it is sent
 };
 
 /// An end of a link, or the acceptor. All methods are called under the loop's lock. A handler may close the connection,
@@ -39,13 +39,13 @@ class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
   virtual void on_connected(Connection&) {}
-  /// Says where the payload is to go: calls add_sink() for all of it, or drop_payload(). An error breaks the
+  /// Chooses where the payload is written: calls add_sink() for all of it, or drop_payload(). An error breaks the
   /// connection.
   virtual Result<void> on_head(Connection& connection, const MessageHead& head) = 0;
-  /// Only after want_pieces(): bytes of sink `part` have come, the last of them if `ends`.
+  /// Called only after want_pieces(): bytes of sink `part` have arrived, the last of them if `ends`.
   virtual void on_piece(Connection& /*connection*/, std::size_t /*part*/, std::span<const std::byte> /*bytes*/,
                         bool /*ends*/) {}
-  /// The whole message has come, payload included.
+  /// The whole message has arrived, payload included.
   virtual Result<void> on_message_end(Connection&) { return {}; }
   /// Appends a message's head and its payload's parts. Returns false if there is nothing to send now.
   virtual bool next_message(Connection& /*connection*/, OutMessage& /*out*/) { return false; }
@@ -69,7 +69,7 @@ class Connection {
   /// The peer has shown the secret: its messages may hold longer texts.
   void trust() { text_bytes_max_ = kAnswerBytesMax; }
 
-  /// Marks whether it is in the backend's queue. Returns whether that is a change.
+  /// Records whether this connection is in the backend's queue. Returns whether that is a change.
   bool mark_queued(bool is_queued) { return std::exchange(is_queued_, is_queued) != is_queued; }
   void on_ready(std::uint32_t epoll_events);
   /// Does a bounded piece of work. Returns whether there is more to do now.
@@ -121,7 +121,7 @@ class Connection {
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
   std::size_t wanted_ = sizeof(MessageHeader);
-  std::vector<iovec> sink_;  // where the payload that is still to come goes
+  std::vector<iovec> sink_;  // where the rest of the incoming payload is written
   std::size_t sink_at_ = 0;
   std::uint64_t payload_left_ = 0;
   bool is_in_message_ = false;

@@ -31,7 +31,7 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
   const MessageHeader& header = head.header;
   lane.current = header;
   if (header.text_bytes > TransferTable::kNotificationBytesMax)
-    return protocol_error(fmt::format("the peer sent a text of {} bytes", header.text_bytes));
+    return protocol_error(fmt::format("the peer sent a text of {} bytes, which is too long", header.text_bytes));
   if (header.kind != MessageKind::kPush && header.payload_bytes != 0)
     return protocol_error(
         fmt::format("the peer sent {} bytes of payload with a message that has none", header.payload_bytes));
@@ -58,7 +58,7 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
 
 namespace {
 
-/// Returns the first byte of all entries and the end of the last. An error: no registered memory can be meant.
+/// Returns the lowest offset and the highest end of all entries, or an error if they can't be in registered memory.
 template <class EntryAt>
 Result<std::pair<std::uint64_t, std::uint64_t>> span_of(std::size_t num_entries, std::uint64_t expected_bytes,
                                                         EntryAt entry_at) {
@@ -87,7 +87,7 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
   const auto [found, is_new] = pushes_.try_emplace(header.id);
   Push& push = found->second;
   if (is_new && pushes_.size() > kPushesMax)
-    return protocol_error(fmt::format("the peer began {} pushes", pushes_.size()));
+    return protocol_error(fmt::format("the peer began {} pushes at a time, which is too many", pushes_.size()));
   if ((header.flags & kFinal) != 0) {
     if (std::exchange(push.is_final, true)) return protocol_error("the peer ended a push twice");
     push.is_aborted = (header.flags & kAborted) != 0;
@@ -179,7 +179,7 @@ void InboundLink::answer(Connection& connection, std::uint64_t id, ErrorCode cod
 
 Result<void> InboundLink::queue_pull(Lane& lane, const MessageHead& head) {
   if (++lane.num_pulls > kRequestsMax)
-    return protocol_error(fmt::format("the peer requested {} segments", lane.num_pulls));
+    return protocol_error(fmt::format("the peer requested {} segments at a time, which is too many", lane.num_pulls));
   Pull pull{head.header, {}};
   pull.entries.reserve(head.header.num_entries);
   std::uint64_t bytes = 0;

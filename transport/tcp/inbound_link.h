@@ -35,8 +35,8 @@ class InboundLink final : public MessageHandler {
   void on_broken(Connection& connection, const std::string& why) override;
 
   static constexpr std::size_t kLanesMax = 64;
-  static constexpr std::size_t kPushesMax = 65'536;              // begun and not ended
-  static constexpr std::size_t kPendingTextBytesMax = 64 << 20;  // their notifications
+  static constexpr std::size_t kPushesMax = 65'536;              // limit on pushes that are begun and not ended
+  static constexpr std::size_t kPendingTextBytesMax = 64 << 20;  // limit on the notifications of these pushes together
 
  private:
   struct Push {

@@ -36,7 +36,7 @@ enum class MessageKind : std::uint8_t {
 enum Flags : std::uint8_t {
   kFinal = 1,      // the last message of a push, which has num_segments in all
   kAborted = 2,    // with kFinal: no answer and no notification
-  kChecksums = 4,  // one for each entry, compared where the range ends
+  kChecksums = 4,  // the message has a checksum for each entry, compared where the range ends
   kRefused = 8,
   kUnsound = 16,  // with kFinal: the initiator has found a corrupt range itself; no notification
 };
@@ -61,7 +61,7 @@ static_assert(sizeof(MessageHeader) == 40);
 struct Entry {
   std::uint64_t offset = 0;  // in the target's region or grant
   std::uint32_t bytes = 0;
-  std::uint32_t index = 0;  // the range's index in its transfer, and kEndsRange
+  std::uint32_t index = 0;  // the range's index in its transfer, and the flag kEndsRange
 };
 static_assert(sizeof(Entry) == 16);
 constexpr std::uint32_t kEndsRange = std::uint32_t{1} << 31;

@@ -14,7 +14,7 @@
 
 namespace kvferry::tcp {
 
-/// `bytes` bytes from byte `at` of copy `copy` on, which may go over into the following copies.
+/// `bytes` bytes from byte `at` of copy `copy` on, which may continue in the following copies.
 struct Segment {
   std::size_t copy = 0;
   std::uint64_t at = 0;
@@ -48,7 +48,7 @@ class OutTransfer {
     }
   }
 
-  /// Bytes of copy `copy` have come by this lane, up to its end if `ends_copy`.
+  /// Hashes bytes of copy `copy` that have arrived on this lane, up to its end if `ends_copy`.
   void check(std::size_t lane, std::size_t copy, std::span<const std::byte> bytes, bool ends_copy);
 
   /// Appends the message that pushes a segment and, if it is the last one, ends the push.
@@ -58,7 +58,7 @@ class OutTransfer {
 
   RangeVerifier verifier{what_};
   std::uint32_t num_segments = 0;  // given to connections, if it is a push
-  std::uint32_t num_requests = 0;  // requested and not yet here, if it is a pull
+  std::uint32_t num_requests = 0;  // requested and not yet received, if it is a pull
   bool is_final_sent = false;
 
  private:

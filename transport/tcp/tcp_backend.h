@@ -18,7 +18,7 @@
 
 namespace kvferry::tcp {
 
-/// Threads: as Backend; what it does not declare runs under the loop's lock, but for start().
+/// Threads: as Backend. Methods that Backend does not declare run under the loop's lock, except start().
 class TcpBackend final : public Backend, public ProgressLoop::Owner {
  public:
   explicit TcpBackend(const TcpOptions& options);
@@ -90,7 +90,7 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   std::vector<std::unique_ptr<MessageHandler>> closed_links_;
 
   std::vector<std::uint64_t> ready_;  // connections that have something to do
-  std::vector<std::uint64_t> turn_;   // those of the current advance()
+  std::vector<std::uint64_t> turn_;   // connections that the current advance() serves
   TimeNs check_at_ = ProgressLoop::kNever;
   bool is_timer_new_ = false;  // check_at_ changed since the last advance()
   ProgressLoop loop_;          // last: its thread uses all of the above

@@ -8,7 +8,7 @@
 namespace kvferry::ucx {
 namespace {
 
-/// Answers that one peer has not read: several times what a correct peer requests at a time.
+/// Limit on bytes of answers that one peer has not read: several times what a correct peer requests at a time.
 constexpr std::uint64_t kUnsentBytesMax = 8 << 20;
 
 /// Logs and drops a message that no correct peer sends.

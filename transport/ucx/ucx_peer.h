@@ -63,8 +63,8 @@ class UcxPeer {
   ucp_ep_h ep() const { return ep_; }
   const std::string& why() const { return why_; }
   std::uint32_t num_transfers = 0;   // with this peer
-  std::uint32_t num_posted = 0;      // their operations that UCX has not finished
-  std::uint32_t num_unanswered = 0;  // their BlocksMessages
+  std::uint32_t num_posted = 0;      // operations of these transfers that UCX has not finished
+  std::uint32_t num_unanswered = 0;  // BlocksMessages of these transfers without an answer
 
  private:
   enum class State { kIdle, kConnecting, kReady, kFailed, kClosed };
@@ -80,7 +80,7 @@ class UcxPeer {
   std::string why_;
   std::string hello_;  // read by UCX until hello_request_ is done
   TimeNs drain_deadline_ = 0;
-  TimeNs alive_at_ = 0;  // or when it began to owe an answer
+  TimeNs alive_at_ = 0;  // the last sign of life, or when the peer began to owe an answer
   TimeNs pinged_at_ = 0;
   TimeNs watched_at_ = 0;  // the last call of watch()
   bool owed_ = false;

@@ -11,7 +11,7 @@
 namespace kvferry::ucx {
 namespace {
 
-constexpr std::uint32_t kMessagesPerPeerMax = 8;  // unanswered; 2 MiB
+constexpr std::uint32_t kMessagesPerPeerMax = 8;  // unanswered messages, of about 2 MiB together
 // Background operations get this share of operations_per_peer_max, because an urgent transfer waits for those posted.
 constexpr std::uint32_t kBackgroundShare = 8;
 
@@ -212,7 +212,7 @@ void UcxTransfer::on_answer(const std::vector<LocalPiece>& pieces, const BlocksA
   if (!is_pull() || cancelled_at_ != 0 || peer_.is_failed()) return;
   std::uint64_t bytes = 0;
   for (const LocalPiece& piece : pieces) bytes += piece.bytes;
-  if (bytes != payload.size()) return peer_.fail("it answered with another number of bytes than were requested");
+  if (bytes != payload.size()) return peer_.fail("it answered with a different number of bytes than requested");
   for (const LocalPiece& piece : pieces) {
     std::memcpy(piece.local, payload.data(), piece.bytes);
     payload.remove_prefix(piece.bytes);
@@ -272,7 +272,7 @@ void UcxTransfer::retire(ucs_status_t status) {
   --peer_.num_posted;
   has_retired_ = true;
   // On a sound connection no operation fails. UCX fails them before it calls the endpoint's error handler.
-  if (status != UCS_OK) peer_.fail(describe_status("the connection failed an operation", status));
+  if (status != UCS_OK) peer_.fail(describe_status("an operation on the connection failed", status));
 }
 
 ucp_request_param_t UcxTransfer::request_param() {

@@ -1,4 +1,4 @@
-// One accepted transfer on its way: copies, flush, notification, outcome. Private to this folder.
+// One accepted transfer in progress: copies, flush, notification, outcome. Private to this folder.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -26,7 +26,7 @@ struct LocalMemory {
   DeviceStream stream = nullptr;
 };
 
-/// Its bytes go by one-sided operations on the peer's memory, or packed in messages that the peer serves.
+/// A transfer's bytes are moved by one-sided operations on the peer's memory, or packed in messages that it serves.
 /// Not movable: UCX holds `this` as the callbacks' argument. Progress thread only. All references outlive it.
 class UcxTransfer {
  public:
@@ -75,7 +75,7 @@ class UcxTransfer {
   /// Counts a posted operation, or handles its outcome if UCX has it already.
   void account(ucs_status_ptr_t posted);
   void retire(ucs_status_t status);
-  /// Bytes of a checked pull have arrived: the last ones of a range have it compared.
+  /// Counts arrived bytes of a checked pull; the last ones of a range trigger the comparison of its checksum.
   void arrived(const LocalPiece& piece);
   /// Hashes GPU memory when all bytes have moved. Returns whether that is done, or not needed.
   bool verify_on_device();
@@ -90,10 +90,10 @@ class UcxTransfer {
   Mode mode_ = Mode::kUndecided;
   Phase phase_ = Phase::kCopying;
   RangeVerifier verifier_{accepted_};
-  PieceCursor cursor_;  // what is posted
+  PieceCursor cursor_;  // the end of what is posted
   std::uint32_t num_posted_ = 0;
   std::uint32_t num_unanswered_ = 0;  // BlocksMessages
-  bool has_notified_ = false;         // in the message that carried all bytes
+  bool has_notified_ = false;         // the message that carried all bytes also carried the notification
   bool is_verified_on_device_ = false;
   std::string failure_;  // ends this transfer alone; the connection is sound
   ErrorCode failure_code_ = ErrorCode::kInternal;

@@ -57,7 +57,7 @@ class PushSender {
   enum class State : std::uint8_t {
     kOffered,       // not answered yet
     kAccepted,      // the decode node reserved a slot
-    kTransferring,  // the workers have it
+    kTransferring,  // the workers were given the chunk
     kFinished       // settled, or nothing to settle
   };
   struct Item {
@@ -78,7 +78,7 @@ class PushSender {
     bool is_dropped = false;
     bool is_incomplete = false;  // the decode node lacks some chunk and will not receive it
     TimeNs deadline = 0;
-    TimeNs erase_at = 0;  // when is_dropped
+    TimeNs erase_at = 0;  // time at which the push is erased, if is_dropped
     std::vector<Item> items;
   };
 

@@ -63,7 +63,7 @@ struct RequestState {
   RequestId id;
   std::uint32_t computed = 0;    // number of tokens whose KV exists once the planned steps are done
   std::uint32_t saved = 0;       // full chunks that end at or before this token are in the pool or were tried
-  std::uint32_t window_end = 0;  // tokens before the one for which windows were last cut
+  std::uint32_t window_end = 0;  // number of computed tokens for which vLLM last dropped blocks before the windows
   std::uint32_t num_prompt_tokens;
   bool running = false;  // the request has blocks
   bool cacheable;

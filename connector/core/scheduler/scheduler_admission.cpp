@@ -65,7 +65,7 @@ std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::
     std::uint32_t chunk_start = 0;
     for (const ChunkRef chunk : chunks) {
       const ChunkMeta& meta = pool_.slot(chunk.slot).meta;
-      // If a chunk lacks needed tokens, every hit that ends inside of the chunk does: the hit must end before it.
+      // If a chunk lacks needed tokens, so does every hit that ends inside the chunk: the hit must end before it.
       if (chunk_start < hit && meta.window_from > 0 && needed_from < chunk_start + meta.window_from) fits = chunk_start;
       chunk_start += meta.num_tokens;
     }
@@ -80,7 +80,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
   RequestState* found = find(id);
   if (found == nullptr || !found->cacheable) return {};
   RequestState& request = *found;
-  if (request.running) release_blocks(request);  // preempted; build_step gets this later
+  if (request.running) release_blocks(request);  // preempted; build_step() is given the preemption only later
   request.async_load = RequestState::AsyncLoad::kNone;
   if (request.open_lookup) {
     // Second lookup in one step: the stored hit, minus what the engine has in its own cache now.

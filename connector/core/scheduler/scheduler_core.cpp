@@ -44,7 +44,7 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
   if (after != loads_.begin() && std::prev(after)->first.first == request.id.value)
     state.attempt.value = std::prev(after)->first.second;
-  // The prompt was handed over, so its push is nearly done: chunks that are missing soon will be pulled.
+  // The prompt was handed over, so its push is nearly done: chunks that do not arrive soon are pulled instead.
   if (state.source && receiver_.num_reserved_chunks() > 0)
     receiver_.shorten_deadline(state.chain.prefix(std::min(state.source->num_tokens, state.chain.size())), now);
   if (state.cacheable && cover(state).tokens + 1 < state.chain.size()) start_fetch(state, now);

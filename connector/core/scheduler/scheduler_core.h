@@ -60,7 +60,7 @@ class SchedulerCore {
   /// reset_cache, between two steps: later lookups find no chunk of this pool and no save planned so far.
   void reset_cache();
 
-  // ---- events of the network; late and unknown ids are ignored, except of pulls, which the workers end once ----
+  // ---- events of the network; late and unknown ids are ignored, except those of pulls, which workers end once ----
   void directory_answered(std::uint64_t fetch, std::vector<HolderOffer> offers, TimeNs now);
   void lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply, TimeNs now);
   /// One rank's outcome: ok[i] for item i of the pull. checksums[i]: of this rank's chunk, for an item without

@@ -45,7 +45,7 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
       request->blocks[group].insert(request->blocks[group].end(), added.begin(), added.end());
     }
     request->computed = scheduled.num_computed + scheduled.num_scheduled;
-    request->window_end = scheduled.num_computed;  // blocks of a later step are overwritten in that step, not before
+    request->window_end = scheduled.num_computed;  // blocks that a later step drops keep their KV until that step
     const bool fills_a_chunk = request->computed >= request->saved + config_.chunk_tokens;
     if (!request->cacheable || (!fills_a_chunk && !request->handoff)) continue;
     if (tokens && lacks_tokens(*request)) {

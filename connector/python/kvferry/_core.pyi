@@ -13,11 +13,11 @@ class ControllerClient:
 
     def publish(self, keys: Sequence[bytes]) -> None:
         """
-        This node has these chunks. They are sent later if no controller is reachable now.
+        Reports that this node has these chunks. The report is sent later if no controller is reachable now.
         """
 
     def evict(self, keys: Sequence[bytes]) -> None:
-        """This node no longer has these chunks."""
+        """Reports that this node no longer has these chunks."""
 
     def lookup_holders(self, keys: Sequence[bytes], timeout: float) -> list[tuple[str, int, str, int, str, bool]]:
         """As kvferry.controller.Client.lookup()."""

@@ -20,7 +20,7 @@ COUNTERS = {
     "pulls_total": "Pulls from other nodes' pools.",
     "pulled_chunks_total": "Chunks pulled and verified.",
     "pull_failures_total": "Chunks whose pull failed or did not match its checksum.",
-    "fetch_timeouts_total": "Requests to other nodes that were not answered in time.",
+    "fetch_timeouts_total": "Waits for KV, the controller or another node that ended at their deadline.",
     "leases_granted_total": "Leases given to other nodes.",
     "pins_expired_total": "Pins that ended at their deadline.",
     "evicted_chunks_total": "Chunks evicted from the pool.",

@@ -112,7 +112,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.save()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        del finished_req_ids  # sends copy from kvferry's pool, so no request's blocks wait for one
+        del finished_req_ids  # kvferry sends chunks from its own pool, so no request's blocks wait for a send
         loads = self._worker.take_finished_loads()
         return KVConnectorTransferResults(
             finished_sending=set(),

@@ -81,7 +81,7 @@ class WorkerConnector:
             self._node.load(self._stream())
 
     def save_layer(self, name: str) -> None:
-        """The layer's KV is in the blocks: sends it to the decode nodes of pushed chunks."""
+        """Sends the layer's KV, which is in the blocks now, to the decode nodes of pushed chunks."""
         if self._wants_layers and self._node is not None and name in self._layers:
             self._node.save_layer(self._layers[name])
 

@@ -191,8 +191,8 @@ void bind_controller(nb::module_& m) {
       .def(nb::init<const std::string&, std::string, std::string, std::string, std::string, std::uint64_t>(),
            nb::kw_only(), "controller"_a, "engine_id"_a, "namespace"_a, "fingerprint"_a, "endpoint"_a, "incarnation"_a)
       .def("publish", &PyClient::publish, "keys"_a,
-           "This node has these chunks. They are sent later if no controller is reachable now.")
-      .def("evict", &PyClient::evict, "keys"_a, "This node no longer has these chunks.")
+           "Reports that this node has these chunks. The report is sent later if no controller is reachable now.")
+      .def("evict", &PyClient::evict, "keys"_a, "Reports that this node no longer has these chunks.")
       .def("lookup_holders", &PyClient::lookup, "keys"_a, "timeout"_a, "As kvferry.controller.Client.lookup().")
       .def("wait_registered", &PyClient::wait_registered, "timeout"_a = 5.0,
            "Returns False if no controller has accepted this node within `timeout` seconds.")

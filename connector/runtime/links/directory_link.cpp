@@ -9,7 +9,7 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kLookupsMax = 10'000;  // pending ones; the oldest are dropped beyond that
+constexpr std::size_t kLookupsMax = 10'000;  // pending lookups; the oldest are dropped beyond that
 
 std::vector<controller::ChunkEntry> entries_of(const std::vector<ChunkMeta>& chunks) {
   std::vector<controller::ChunkEntry> entries;

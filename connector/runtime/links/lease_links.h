@@ -34,7 +34,7 @@ class LeaseLinks {
   struct Request {
     Asker asker;
     LeaseRequest request;
-    TimeNs deadline = 0;  // then it is answered without the chunks that are being saved
+    TimeNs deadline = 0;  // when the request is answered without the chunks that are still being saved
   };
   /// Whether a part of a handed-over prompt will be in the pool in a moment; called under the core's lock.
   bool is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const;

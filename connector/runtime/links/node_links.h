@@ -36,7 +36,7 @@ class NodeLinks {
   /// wait for the thread's next turn, at most 2 ms while there are requests and at most 20 ms otherwise.
   bool enqueue(std::vector<Action> actions);
   void wake() { loop_.wake(); }
-  /// Leaves the controller and joins the thread. Idempotent.
+  /// Deregisters from the controller and joins the thread. Idempotent.
   void shutdown();
 
  private:
@@ -57,7 +57,7 @@ class NodeLinks {
   std::vector<RankEndpoint> ranks_;                     // [rank]
   LinkParts parts_;
   DirectoryLink directory_;
-  std::optional<LeaseLinks> leases_;  // empty until start() knows the workers
+  std::optional<LeaseLinks> leases_;  // empty until start() is called with the workers
   PushLinks pushes_{parts_};
   TimeNs next_tick_ = 0;
   std::vector<Action> queue_;  // guarded by shared_.mutex

@@ -1,4 +1,4 @@
-// The scheduler node's connections to other nodes, and what each node's answers said about it.
+// The scheduler node's connections to other nodes, with the protocol version and the ranks that each node has reported.
 #pragma once
 
 #include <poll.h>
@@ -56,7 +56,7 @@ class PeerLinks {
   /// Returns false if `endpoint` is not an address or its queue is full.
   bool send(const std::string& endpoint, std::string_view bytes);
   struct Received {
-    std::string endpoint;  // that the socket was connected to
+    std::string endpoint;  // the endpoint that the socket was connected to
     std::string bytes;
   };
   std::optional<Received> receive();

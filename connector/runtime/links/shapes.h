@@ -54,7 +54,7 @@ class RunChecksums {
     std::vector<ChunkKey> damaged;  // chunks left out because their bytes don't match their checksum
     std::size_t num_late = 0;       // chunks left out because a rank was late
   };
-  /// Answers that are complete, or whose patience is over.
+  /// Returns the answers that are complete, or whose deadline has passed.
   std::vector<Ready> take_ready(TimeNs now);
   std::size_t num_waiting() const { return waiting_.size(); }
 

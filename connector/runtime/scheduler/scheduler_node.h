@@ -55,7 +55,7 @@ class SchedulerNode {
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted);
   /// kCorrupt: the bytes are not a report.
   Result<void> worker_report(std::string_view report);
-  /// Whether a worker has not yet reported a save. The engine then has to go on stepping, even with nothing to compute,
+  /// Whether a worker has not yet reported a save. The engine then has to run more steps, even with nothing to compute,
   /// because reports come with steps.
   bool has_unreported_saves() const;
   void reset_cache();

@@ -83,7 +83,7 @@ struct GpuTier {
   Gpu gpu;
   std::uint64_t bytes = 0;  // size of all frames; 0: chunks are packed straight into the slots
   bool is_landing_place = false;
-  TimeNs timeout = 30 * kSecond;  // after which a save counts as failed and its slot is fenced
+  TimeNs timeout = 30 * kSecond;  // time after which a save counts as failed and its slot is fenced
   const Clock& clock;
   Transport& transport;  // shut down before the store is destroyed
 };

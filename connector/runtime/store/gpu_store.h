@@ -114,7 +114,7 @@ class GpuStore final : public ChunkStore {
 
   mutable std::mutex mutex_;
   FrameTable table_;
-  std::vector<std::uint32_t> slot_uses_;  // [slot] number of works that read or write it
+  std::vector<std::uint32_t> slot_uses_;  // [slot] number of Work objects that read or write it
   std::list<Work> works_;
   std::map<std::uint32_t, Landing> landings_;  // keyed by slot: transfers into frames
   std::vector<SaveDone> saved_;

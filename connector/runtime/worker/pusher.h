@@ -82,7 +82,7 @@ class Pusher {
   std::set<std::uint64_t> dropped_;  // the newest ones; the step thread may still save chunks for them
   std::map<TransferId, std::pair<std::uint64_t, std::uint32_t>> running_;
   std::set<std::pair<std::uint64_t, std::uint32_t>> full_;  // refused by the full transport, to be retried
-  std::vector<std::string> outcomes_;                       // sealed
+  std::vector<std::string> outcomes_;                       // sealed in envelopes, not sent yet
 };
 
 }  // namespace kvferry

@@ -23,7 +23,7 @@ class RunHasher {
   struct Job {
     ChecksumOrder order;
     TimeNs deadline = 0;
-    std::uint32_t next = 0;  // item
+    std::uint32_t next = 0;  // index of the item to hash next
   };
   ChecksumOutcome hash(const Job& job) const;
 

@@ -1,5 +1,5 @@
 // A part of the service loop, on the receiving side of pushes: grants other nodes access to slots of this rank's pool,
-// and revokes it, so that the slots are written no more.
+// and revokes it, so that the slots are no longer written.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class SlotGrants {
     ChunkRef chunk;
     std::optional<GrantId> grant;          // the transport's
     bool has_place = false;                // the store waits for landed()
-    std::optional<RevokedChunk> revoking;  // what revoke() ordered
+    std::optional<RevokedChunk> revoking;  // the revoked chunk, as revoke() was given it; empty: not revoked yet
   };
   using Key = std::pair<std::uint64_t, std::uint32_t>;  // ticket, index
 
@@ -43,7 +43,7 @@ class SlotGrants {
   const WorkerParts& parts_;
   const SendOutcome& send_;
   std::map<Key, GrantedSlot> slots_;
-  std::set<Key> revoking_;  // the transport is in the middle of a copy
+  std::set<Key> revoking_;  // slots whose revocation waits for the end of a peer's copy
   std::map<ChunkRef, Key> landing_;
   std::map<std::uint64_t, Revoked> outcomes_;  // keyed by ticket
 };

@@ -25,7 +25,7 @@ struct WorkerOptions {
   KvLayout layout;
   Shard shard = {};                      // layers and heads of the model in the layout; no layers: all of them
   std::optional<Gpu> gpu = {};           // where the engine's blocks are; empty: in host memory
-  TimeNs device_timeout = 30 * kSecond;  // after which work given to the GPU counts as failed
+  TimeNs device_timeout = 30 * kSecond;  // time after which work given to the GPU counts as failed
 };
 
 /// Threads: the engine's worker thread calls the step methods; any thread may call take_report() and handshake().

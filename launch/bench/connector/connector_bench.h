@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// As typed.
+/// The values of the flags as typed.
 struct ConnectorFlags {
   std::string tokens = "4096";
   std::string running = "256";

@@ -11,7 +11,7 @@
 namespace kvferry::bench {
 
 struct ConnectorCalls {
-  std::string python;  // with vLLM
+  std::string python;  // a Python that has vLLM
   std::uint64_t tokens = 0, running = 0, repeat = 0;
 };
 

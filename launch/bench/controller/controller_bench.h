@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// As typed.
+/// The values of the flags as typed.
 struct ControllerFlags {
   std::string hashes = "1000000";
   std::string repeat = "5";
@@ -17,7 +17,7 @@ struct ControllerFlags {
 };
 
 /// Prints progress on stderr and a table on stdout; writes the JSON file and the picture that the flags name. Forks a
-/// server, so that no other thread may run. kInvalidArgument: a flag's value; kCorrupt: a lookup answered wrongly;
+/// server, so no other thread may be running. kInvalidArgument: a flag's value; kCorrupt: a lookup answered wrongly;
 /// kUnavailable: a file can't be written.
 Result<void> run_controller_bench(const ControllerFlags& flags);
 

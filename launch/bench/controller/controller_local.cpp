@@ -226,7 +226,7 @@ class LocalBench {
       ask(worst, [&] { return index.remove_node(node), true; });
       while (ask(worst, [&] { return index.tidy(kTidyBucketsPerTurn); })) {
       }
-      const TimeNs ended = clock_.now();  // then as long without a death, which shows the machine's own delays
+      const TimeNs ended = clock_.now();  // the same time without a death follows, which shows the machine's own delays
       while (ask(usual, [&] { return clock_.now() < 2 * ended - begun; })) {
       }
       worst_us.push_back(static_cast<double>(worst) * 1e-3);
@@ -254,7 +254,7 @@ class LocalBench {
       took += clock_.now() - begun;
     });
     const double chunks_per_s = static_cast<double>(directory.num_chunks()) * 1e9 / static_cast<double>(took);
-    report_.row("publishing into an empty one, growth included",
+    report_.row("publishing into an empty directory, growth included",
                 fmt::format("{:>9.1f} M chunks/s", chunks_per_s * 1e-6));
     report_.figure("directory_publish_chunks_per_s", chunks_per_s);
 

@@ -13,7 +13,7 @@ namespace kvferry::bench {
 constexpr std::uint64_t kLookupKeys = 128;
 
 inline Failure wrong_answer() {
-  return Failure({ErrorCode::kCorrupt, "a lookup answered wrongly; no figure of this run is worth anything"});
+  return Failure({ErrorCode::kCorrupt, "a lookup answered wrongly; all figures of this run are invalid"});
 }
 inline Failure no_answer() { return Failure({ErrorCode::kUnavailable, "the benchmark's controller does not answer"}); }
 
@@ -34,8 +34,8 @@ inline controller::LookupQuery query_of(std::uint64_t prefix, std::uint64_t posi
   return query;
 }
 
-/// Whether a lookup of kLookupKeys keys of a prefix names all its workers, with all the keys. `Holders`: of the client,
-/// the directory or the wire.
+/// Whether a lookup of kLookupKeys keys of a prefix names all its workers, with all the keys. `Holders`: the type that
+/// the client, the directory or the wire has for them.
 template <class Holders>
 bool names_all_workers(const Holders& holders, std::uint64_t prefix) {
   if (holders.size() != (has_second_worker(prefix) ? 2U : 1U)) return false;

@@ -21,7 +21,7 @@ using controller::Directory;
 using controller::NodeId;
 using controller::StateJournal;
 
-constexpr std::uint64_t kBatchesPerTurn = 64;  // as many as the server handles before it hands the log to the disk
+constexpr std::uint64_t kBatchesPerTurn = 64;  // batches that the server handles before it hands the log to the disk
 constexpr std::uint64_t kChurnedPrefixes = 10'000;
 constexpr TimeNs kPatience = 60 * kSecond;
 

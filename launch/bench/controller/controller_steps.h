@@ -60,7 +60,7 @@ constexpr std::size_t kNumSteps = 24;  // steps of the progress bar in all parts
 // Every part fails with kCorrupt if a lookup answered wrongly, since no figure of such a run is worth anything.
 
 /// Lookups over the controller's sockets, next to an empty message over the same kind of socket. kUnavailable: the
-/// server's process does not come up. Forks, so that no other thread may run; see ControllerFarSide.
+/// server's process does not come up. Forks, so no other thread may be running; see ControllerFarSide.
 void measure_remote(const ControllerLoad& load, ControllerReport& report);
 
 /// The time until other nodes find what a node publishes while it publishes a lot. kUnavailable: no answer.

@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// As typed. Rates and chunks are for one node.
+/// The values of the flags as typed. Rates and chunks are for one node.
 struct FleetFlags {
   std::string nodes = "1000";
   std::string replicas = "1";

@@ -25,7 +25,7 @@ constexpr std::uint64_t kConversationsMin = 4;  // the oldest, the newest, and t
 
 struct Conversation {
   std::uint32_t node = 0;
-  std::uint64_t number = 0;  // on that node
+  std::uint64_t number = 0;  // number of the conversation on that node
 
   /// Two neighbouring nodes share the prefix of every fourth conversation.
   std::uint64_t prefix() const {

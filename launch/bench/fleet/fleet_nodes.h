@@ -55,7 +55,7 @@ class Fleet {
   std::uint32_t num_up() const;
   LookupTimes take_lookups();
   std::size_t num_waiting() const;  // lookups without an answer
-  /// Returns when the last lookup since take_lookups() was answered that took at least so long.
+  /// Returns when the last lookup that took at least `older_than` was answered, of those since take_lookups().
   std::optional<TimeNs> last_slow(TimeNs older_than) const;
   /// Looks up a conversation that only `node` holds.
   void probe(std::uint32_t node);

@@ -18,7 +18,7 @@ namespace {
 using controller::Status;
 
 constexpr TimeNs kPatience = 60 * kSecond;
-constexpr TimeNs kRestartsTime = 180 * kSecond;  // for all groups together
+constexpr TimeNs kRestartsTime = 180 * kSecond;  // limit for all groups of restarts together
 constexpr TimeNs kLeaseTime = 10 * kSecond;      // four times the lease
 constexpr TimeNs kWarmUp = kSecond;
 constexpr TimeNs kSettle = 300 * kMillisecond;

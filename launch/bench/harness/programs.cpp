@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr TimeNs kPatience = 300 * kSecond;  // between two lines; importing vLLM alone takes ten seconds
+constexpr TimeNs kPatience = 300 * kSecond;  // longest wait for a line; importing vLLM alone takes ten seconds
 
 std::vector<char*> pointers(std::vector<std::string>& words) {
   std::vector<char*> result;

@@ -66,7 +66,7 @@ class Tree(Directory):
 
 
 class Http:
-    """A kept connection; requests are encoded before the clock starts."""
+    """A persistent connection; requests are encoded before the clock starts."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))

@@ -104,7 +104,7 @@ class Registry(Directory):
         return asked_for(prefix, position)
 
     def lookup(self, prepared: Any) -> Any:
-        try:  # the coroutine never waits, so that no event loop is needed
+        try:  # the coroutine never waits, so no event loop is needed
             self.controller.batched_p2p_lookup(prepared).send(None)
         except StopIteration as done:
             return done.value

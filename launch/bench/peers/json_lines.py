@@ -25,7 +25,7 @@ class JsonLines:
     def first(self) -> Message:
         line = self._lines.readline()
         if not line:
-            raise SystemExit("`kvferry bench` starts this program")
+            raise SystemExit("this program is started by `kvferry bench` and is not for direct use")
         message: Message = json.loads(line)
         return message
 

@@ -1,4 +1,4 @@
-"""Mooncake's transfer engine over TCP, with peers found by address (P2PHANDSHAKE): one batch and notify a request."""
+"""Mooncake's transfer engine over TCP, with peers found by address (P2PHANDSHAKE); a batch with notify per request."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Driver {
                          static_cast<double>(point.shape.block_bytes * point.shape.num_blocks);
     if (point.contender.engine == "kvferry" && !huge_shares_.contains(memory)) {
       huge_shares_[memory] = share;
-      progress.say(fmt::format("{} memory is backed by huge pages to {:.0f} %", memory, 100 * share));
+      progress.say(fmt::format("{1:.0f} % of {0} memory is backed by huge pages", memory, 100 * share));
     }
   }
 

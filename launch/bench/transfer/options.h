@@ -11,7 +11,7 @@
 
 namespace kvferry::bench {
 
-/// As typed; an empty text stands for a flag that is not given.
+/// The values of the flags as typed; an empty text stands for a flag that is not given.
 struct TransferFlags {
   std::string path = "auto";
   std::string memory = "kvferry";

@@ -76,8 +76,8 @@ class Worker {
     if (job_.num_blocks == 0) throw bad_message("nothing is prepared");
     if (what == "transfer") return transfer();
     if (what == "answer") return answer();
-    const std::uint64_t rounds = number(message, "rounds");
-    if (rounds == 0 || rounds > kRoundsMax) throw bad_message("rounds");
+    const std::uint64_t rounds = number(message, "rounds is out of range");
+    if (rounds == 0 || rounds > kRoundsMax) throw bad_message("rounds is out of range");
     if (what == "ping") return ping(rounds);
     if (what == "pong") return pong(rounds);
     throw bad_message("unknown command");
@@ -173,7 +173,7 @@ WorkerSpec worker_spec(const nlohmann::json& message) {
                         number(message, "bytes"),
                         core != message.end() && core->is_number_integer() ? core->get<int>() : -1,
                         text(message, "host")};
-  if (spec.bytes == 0 || spec.bytes > kBytesMax || spec.core >= CPU_SETSIZE) throw bad_message("worker out of bounds");
+  if (spec.bytes == 0 || spec.bytes > kBytesMax || spec.core >= CPU_SETSIZE) throw bad_message("wrong bytes or core");
   return spec;
 }
 

@@ -22,7 +22,7 @@ class WorkerPair {
   /// Sends a command to one side and returns its answer; errors name the side.
   nlohmann::json ask_initiator(const nlohmann::json& message);
   nlohmann::json ask_target(const nlohmann::json& message);
-  /// Sends a command to both sides, which obey it at the same time.
+  /// Sends a command to both sides, which execute it at the same time.
   void ask_both(const nlohmann::json& message);
   struct Answers {
     nlohmann::json initiator;

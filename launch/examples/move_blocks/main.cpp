@@ -21,7 +21,7 @@ T need(Result<T> result) {
 }
 
 int main() {
-  int channel[2];  // the child tells the parent where it is; any channel does
+  int channel[2];  // carries the child's address to the parent; any other channel works too
   if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, channel) != 0) return 1;
   const pid_t child = fork();
   std::string cache;
@@ -37,7 +37,7 @@ int main() {
     for (int num_notes = 0; num_notes < 2 && transport->wait(10 * kSecond);)
       for (const Notification& note : transport->poll_notifications())
         ++num_notes, std::printf("the parent says: %s\n", note.body.c_str());
-    recv(channel[1], channel, 1, 0);  // it is through
+    recv(channel[1], channel, 1, 0);  // waits until the parent is done
     return holds(5, 'A' + 40) && holds(33, 'A' + 41) && holds(6, 6) ? 0 : 1;
   }
   std::string address(65536, '\0'), remote(65536, '\0');

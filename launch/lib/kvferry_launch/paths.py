@@ -1,4 +1,4 @@
-"""Where things lie in a checkout. Nothing here creates anything."""
+"""Paths of the files and folders in a checkout. Nothing here creates anything."""
 
 from pathlib import Path
 

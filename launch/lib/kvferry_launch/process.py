@@ -25,7 +25,7 @@ class ManagedProcess:
     """One child with its output in a log file. Start it from the main thread: the death signal is tied to it.
 
     stop() interrupts the child, waits STOP_GRACE_S and kills what is left of its process group, so its own
-    children go too. When we are killed ourselves the kernel sends the child SIGTERM.
+    children end too. If this process is killed, the kernel sends SIGTERM to the child.
     """
 
     def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path) -> None:

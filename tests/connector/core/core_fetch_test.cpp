@@ -215,7 +215,7 @@ TEST_F(Fetching, TheHandOffsNodeIsAskedFirstAndAloneWithoutADirectory) {
 TEST_F(Fetching, TheHandOffsNodeIsAskedLaterIfWhatWasOnItsWayDidNotArrive) {
   const auto handed_over = [&](const std::string& id) {
     NewRequest added = request(id, 40);
-    added.source = HandoffSource{EngineId{"prefill"}, "tcp://prefill", "p-" + id, 40};
+    added.source = HandoffSource{"tcp://prefill", "p-" + id, 40};
     core_->add_request(added, now_);
   };
   handed_over("a");

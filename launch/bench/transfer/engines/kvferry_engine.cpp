@@ -57,7 +57,7 @@ class KvferryEngine final : public Engine {
                              .notification = "moved"}));
   }
 
-  /// Waits until so many notifications and completions have arrived, and takes them.
+  /// Waits until this many notifications and completions have arrived, and takes them.
   void wait_for(int notifications, int completions) {
     const Deadline deadline(kPatience);
     notifications_ -= notifications;

@@ -18,7 +18,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 class Child(ManagedProcess):
     """Runs behind guard.py: closing its stdin ends it and all its descendants, on any host.
 
-    Its output is appended to the log; lines() are those of this start that were not given yet.
+    Its output is appended to the log; lines() returns those of this start that it has not returned yet.
     """
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
@@ -48,7 +48,7 @@ class Child(ManagedProcess):
                 os.write(self._process.stdin.fileno(), f"{line}\n".encode())
 
     def close(self) -> None:
-        """Asks the process to end; exit_status tells when it has."""
+        """Asks the process to end; exit_status shows when it has ended."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
             self._closed_at = time.monotonic()
             with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ class Child(ManagedProcess):
 
     @property
     def overdue(self) -> bool:
-        """Whether more time has passed since the request to end than the guard takes."""
+        """Whether close() was called longer ago than the guard takes to end the process."""
         return self._closed_at is not None and time.monotonic() - self._closed_at > GRACE_S + 5
 
     def end_now(self) -> None:

@@ -40,7 +40,7 @@ class ControlServer:
         self._socket.listen(16)
 
     def serve(self, wait_s: float) -> None:
-        """Waits for a client, at most so long, and answers it."""
+        """Waits up to `wait_s` for a client, and answers it."""
         if not select.select([self._socket], [], [], wait_s)[0]:
             return
         client, _ = self._socket.accept()

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--advertise-host", required=True)
-    parser.add_argument("--controller", required=True, help="its HTTP address")
+    parser.add_argument("--controller", required=True, help="HTTP address of the controller")
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--command")
     parser.add_argument("rest", nargs=argparse.REMAINDER)

@@ -16,9 +16,9 @@ SETTLE_S = 6.0  # vllm-router drops a worker 5 s after its last announcement
 
 
 class Leaving:
-    """The removal of one node. step() is called repeatedly; the member's state tells when the removal is complete.
+    """The removal of one node. step() is called repeatedly; the member's state shows when the removal is complete.
 
-    `drain` is the command that ends when it may go; if that fails, it is told and doesn't keep the node.
+    `drain` is a command that ends when the node may be stopped; its failure is reported, but does not keep the node.
     """
 
     def __init__(self, member: Member, drain: list[str], log: Path, tell: Callable[[str], None]) -> None:
@@ -41,7 +41,7 @@ class Leaving:
             if self._task.exit_status is None:
                 return
             if self._task.exit_status != 0:
-                self._tell(f"{self.member.node.name} is removed all the same: {self._task.last_line}")
+                self._tell(f"{self.member.node.name} is removed although its drain failed: {self._task.last_line}")
         self.member.become(STOPPING)
         if self.member.child is not None:
             self.member.child.close()

@@ -55,7 +55,7 @@ class Member:
 
     @property
     def wants_start(self) -> bool:
-        """Starts the node, for the first time or again."""
+        """Whether the node has to be started now, for the first time or again."""
         running = self.child is not None and self.child.running
         return (not running and not self.leaving and self.state in (WAITING, RESTARTING)
                 and time.monotonic() >= self._due)
@@ -101,7 +101,7 @@ class Member:
                 self.child.end_now()
             return
         status = self.child.exit_status
-        reason = self._complaint or self.child.last_line or "it said nothing"
+        reason = self._complaint or self.child.last_line or "it printed nothing"
         self.child = None
         if self.leaving:
             self.become(STOPPED)
@@ -119,7 +119,7 @@ class Member:
         self.become(RESTARTING, f"restart {self.restarts} of {self.restarts_max}: {why}")
 
     def found(self) -> Found:
-        """The HTTP address, if this node is the controller."""
+        """The addresses of the controller, if this node is the controller."""
         return Found(self.address, self.url)
 
     def row(self) -> dict[str, Any]:

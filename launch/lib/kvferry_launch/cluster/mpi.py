@@ -1,8 +1,8 @@
 """MPI: one mpirun, a rank for each node. Rank 0 supervises and has controller and router, the others wait for orders.
 
-Ranks find each other in a folder that all hosts see: the run folder. A rank's own folder there holds `here.json` (who
-it is), `order-N.json` (the N-th command it is to run), `out-N` (what that said), `stop-N` (it is to end), `exit-N`.
-Nothing of MPI is used but that it starts ranks on hosts and kills them together.
+Ranks find each other in a folder that all hosts see: the run folder. A rank's own folder there holds `here.json` (its
+host), and for its N-th command `order-N.json`, `out-N` (the output), `stop-N` (a request to end it), `exit-N`.
+MPI is used only to start the ranks on the hosts and to kill them together.
 """
 
 import contextlib

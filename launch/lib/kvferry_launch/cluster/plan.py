@@ -48,7 +48,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Tools:
-    """Where a host has kvferry."""
+    """The Python and the checkout of kvferry that a host uses."""
 
     python: str
     path: str
@@ -85,24 +85,24 @@ class Planner:
         return Node("router", "router", self._named(self.spec.router["host"]))
 
     def engine(self, role: str, present: Sequence[Node]) -> Node:
-        """The next node of that role, beside those of both roles that are there. Errors: SpecError."""
+        """Returns the next node of a role. `present`: the engine nodes of both roles that exist. Errors: SpecError."""
         own = self.spec.roles[role]
         number = next(self._numbers[role])
         # Both sides go round the same hosts, one after the other, so that decode starts where prefill ended.
         shift = self.spec.roles["prefill"].replicas if role == "decode" and own.hosts is None else 0
         places = list((own.hosts or self._hosts).items())
         if not places:
-            raise SpecError(f"{role}.hosts is missing, and there are no hosts of the whole deployment")
+            raise SpecError(f"{role}.hosts is missing, and so is hosts, which applies to all roles")
         if self.spec.on == "mpi":  # a rank is one node
             taken = {node.place.name for node in present}
             places = [place for place in places if place[0] not in taken and place[0] != FIRST_RANK]
             if not places:
-                raise SpecError(f"there is no free MPI rank for another {role} node; mpi.ranks gives more of them")
+                raise SpecError(f"there is no free MPI rank for another {role} node; raise mpi.ranks")
             number_of_place = 0
         else:
             number_of_place = (number + shift) % len(places)
         name, address = places[number_of_place]
-        free = list(own.cores)  # an entry may be there twice
+        free = list(own.cores)  # the same entry may occur twice
         for node in present:
             if node.role == role and node.cores in free:
                 free.remove(node.cores)
@@ -135,7 +135,7 @@ class Planner:
         return LOOPBACK if self.spec.on == "local" else ANY_HOST
 
     def command(self, node: Node, found: Found, port: int | None = None) -> list[str]:
-        """`port`: what the node had before a restart, so that the others need not learn another one."""
+        """Returns the node's command. `port`: its port before a restart, so that others need not learn a new one."""
         if node.role == "controller":
             return self._controller(found if port else None)
         if node.role == "router":
@@ -143,7 +143,7 @@ class Planner:
         return self._engine(node, self.spec.roles[node.role], found, port)
 
     def drain(self, node: Node, found: Found, url: str) -> list[str]:
-        """What the controller's host runs to empty a node that is to go."""
+        """Returns the command, for the controller's host, that drains a node before it is removed."""
         spec = self.spec
         size = spec.roles[node.role].data_parallel
         names = [node.name] if size == 1 else [f"{node.name}_dp{rank}" for rank in range(size)]

@@ -78,7 +78,7 @@ class Supervisor:
                     member.child.tell(".")
 
     def scale(self, wanted: dict[str, int]) -> str:
-        """Begins to add or remove nodes; the rows tell when that is complete. Errors: SpecError."""
+        """Begins to add or remove nodes; the status rows show when that is complete. Errors: SpecError."""
         for role, number in wanted.items():
             if role not in ENGINE_ROLES or not 0 <= number <= REPLICAS_MAX:
                 raise SpecError(f"{role}={number} is not prefill=N or decode=N with N from 0 to {REPLICAS_MAX}")

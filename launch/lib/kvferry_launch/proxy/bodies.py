@@ -1,4 +1,4 @@
-"""Reads a client's request and makes the requests to the two servers of it. Pure."""
+"""Reads a client's request, and makes the requests for its prefill and its decode server. Pure."""
 
 import json
 from typing import Any

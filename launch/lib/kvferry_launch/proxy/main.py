@@ -23,7 +23,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000, help="port of the HTTP server; 0: any free one")
     parser.add_argument("--controller", default=DEFAULT_CONTROLLER, metavar="http://HOST:PORT",
                         help="HTTP address of the controller, given to it as --http")
-    parser.add_argument("--namespace", default="default", help="of the servers")
+    parser.add_argument("--namespace", default="default", help="namespace of the servers")
     parser.add_argument("--tries", type=int, default=3, help="number of pairs tried for a request whose servers fail")
     parser.add_argument("--without-prefill", choices=("decode", "refuse"), default="decode",
                         help="behaviour without a prefill server: decode servers compute prompts, or requests get 503")

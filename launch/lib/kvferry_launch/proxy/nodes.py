@@ -97,7 +97,7 @@ class Nodes:
             node.endpoint, node.role = str(entry.get("endpoint", "")), str(entry.get("role", ""))
             if node.draining != bool(entry.get("draining")):
                 node.draining = bool(entry.get("draining"))
-                logger.info("%s %s", engine_id, "is drained and gets no new request" if node.draining else "stays")
+                logger.info("%s %s", engine_id, "is being drained" if node.draining else "is no longer being drained")
             node.missed_at = None
             there[engine_id] = node
         served = {node.serves for node in there.values()}

@@ -1,7 +1,7 @@
-"""A streamed answer that another server goes on with when the first one dies: what the client has of it. Pure.
+"""What the client has of a streamed answer, so that another server can continue it if the first one fails. Pure.
 
-The other server answers the request from its beginning. What the client has by now is compared and left out, so a
-stream goes on only where the same request gives the same text again: greedily, or with a seed.
+The other server answers the request from its beginning. The part that the client has is compared and left out, so a
+stream continues only if the same request gives the same text again: with greedy sampling, or with a seed.
 """
 
 import json

@@ -17,7 +17,7 @@ def ensure_build(tests: bool, only: Sequence[str] = ()) -> None:
 
 def build_preset(preset: str, targets: Sequence[str], settings: Sequence[str]) -> None:
     """Configures build/<preset> with these settings unless that was done, and builds the targets, or all if there are
-    none. Ninja knows what is already right. Errors: SetupError.
+    none. Ninja skips what is up to date. Errors: SetupError.
     """
     log, folder = LOGS / "build.log", BUILD / preset
     cache = folder / "CMakeCache.txt"

@@ -99,7 +99,7 @@ def _vllm_wheel(requirement: str, step: Step) -> Path:
 def _pip_step(label: str, arguments: list[str], expected: int) -> None:
     """Runs `pip install` with a bar: the first half counts packages found, the second those in site-packages.
 
-    pip tells no total while it resolves, so `expected` only scales the first half.
+    pip reports no total while it resolves, so `expected` only scales the first half.
     """
     site = _site_packages()
     found = 0

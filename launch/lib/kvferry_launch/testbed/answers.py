@@ -23,7 +23,7 @@ class Admission:
     """One admission of a request, as reported by the connector; counts are in tokens.
 
     hit: tokens the connector holds; local: of the engine's prefix cache; to_load, loaded: what was asked for and
-    what arrived; resumed: whether a preemption came before; tokens: that the request had then.
+    what arrived; resumed: whether a preemption came before; tokens: number that the request had then.
     """
 
     hit: int

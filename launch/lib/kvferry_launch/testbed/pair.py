@@ -14,7 +14,7 @@ from kvferry_launch.testbed.client import VllmClient, judged_load, prefill_then_
 from kvferry_launch.testbed.servers import Controller, VllmServer
 
 CONCURRENCY = 8
-DECODE_BLOCKS = 40  # 8 requests of 500 tokens in blocks of 32 want 128: the decode server must preempt
+DECODE_BLOCKS = 40  # 8 requests of 500 tokens in blocks of 32 need 128, so the decode server must preempt
 DECODE_FLAGS = ("--num-gpu-blocks-override", str(DECODE_BLOCKS), "--max-model-len", "1024")
 
 

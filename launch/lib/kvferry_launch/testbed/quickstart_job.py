@@ -27,9 +27,9 @@ COLUMNS = ("request", "prompt", "output", "local hit", "external hit", "preempte
 
 
 def run(arguments: argparse.Namespace, connector: KvConnector | None = KVFERRY_CONNECTOR) -> int:
-    """Exit status: 0 if all tokens are equal, nothing failed and a preempted request got its KV back by kvferry.
+    """Returns 0 if all tokens are equal, nothing failed and a preempted request got its KV back from kvferry, else 1.
 
-    `connector` is for trying other ones out. Errors: ProcessError when a server doesn't start.
+    `connector`: kvferry's, or another one for comparison. Errors: ProcessError when a server doesn't start.
     """
     prompts = PromptSet(seed=1, count=arguments.requests, tokens_min=PROMPT_TOKENS, tokens_max=PROMPT_TOKENS).prompts()
     pair = Pair(_setup(arguments.requests, connector), arguments.model.resolve())
