@@ -60,8 +60,7 @@ Result<std::vector<std::string>> split_endpoints(std::string_view list) {
   for (std::size_t begin = 0; begin <= list.size();) {
     const std::size_t end = std::min(list.find(',', begin), list.size());
     const std::string_view endpoint = list.substr(begin, end - begin);
-    if (Result<void> checked = check_endpoint(endpoint, EndpointUse::kConnect); !checked)
-      return std::move(checked).error();
+    KVFERRY_TRY(check_endpoint(endpoint, EndpointUse::kConnect));
     if (std::find(endpoints.begin(), endpoints.end(), endpoint) != endpoints.end()) {
       return Error{
           ErrorCode::kInvalidArgument,

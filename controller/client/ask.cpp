@@ -14,9 +14,8 @@ namespace {
 
 Result<wire::FromController> ask(const std::string& endpoint, std::string_view request, std::int64_t timeout_ms) {
   // The status of thousands of nodes exceeds kMessageBytesMax, and the user chose this controller.
-  Result<std::unique_ptr<ClientLink>> made = make_link(endpoint, {.is_bounded = false});
-  if (!made) return std::move(made).error();
-  ClientLink& link = **made;
+  std::unique_ptr<ClientLink> made = KVFERRY_TRY(make_link(endpoint, {.is_bounded = false}));
+  ClientLink& link = *made;
   const SteadyClock clock;
   const TimeNs deadline = clock.now() + timeout_ms * kMillisecond;
   bool is_sent = false;
@@ -24,9 +23,8 @@ Result<wire::FromController> ask(const std::string& endpoint, std::string_view r
     link.process(clock.now());
     if (!is_sent) is_sent = link.send(request);
     if (const auto bytes = link.receive()) {
-      Result<wire::FromController> message = wire::parse<wire::FromController>(*bytes);
-      if (!message) return message;
-      if (auto* refused = std::get_if<wire::Refused>(&*message)) return Error{ErrorCode::kRefused, refused->reason};
+      wire::FromController message = KVFERRY_TRY(wire::parse<wire::FromController>(*bytes));
+      if (auto* refused = std::get_if<wire::Refused>(&message)) return Error{ErrorCode::kRefused, refused->reason};
       return message;
     }
     if (link.has_broken()) is_sent = false;
@@ -44,18 +42,16 @@ Result<wire::FromController> ask(const std::string& endpoint, std::string_view r
 template <class Reply, class Request>
 Result<Reply> ask_for(const std::string& endpoint, Request request, std::int64_t timeout_ms) {
   request.header.version = wire::kProtocol.oldest;  // controllers of other releases can read it, too
-  Result<wire::FromController> message = ask(endpoint, encode(request), timeout_ms);
-  if (!message) return std::move(message).error();
-  if (auto* reply = std::get_if<Reply>(&*message)) return std::move(*reply);
+  wire::FromController message = KVFERRY_TRY(ask(endpoint, encode(request), timeout_ms));
+  if (auto* reply = std::get_if<Reply>(&message)) return std::move(*reply);
   return Error{ErrorCode::kCorrupt, fmt::format("controller {} sent a reply of another type", endpoint)};
 }
 
 }  // namespace
 
 Result<Status> fetch_status(const std::string& endpoint, std::int64_t timeout_ms) {
-  Result<wire::StatusReply> reply = ask_for<wire::StatusReply>(endpoint, wire::StatusRequest{}, timeout_ms);
-  if (!reply) return std::move(reply).error();
-  return std::move(reply->status);
+  wire::StatusReply reply = KVFERRY_TRY(ask_for<wire::StatusReply>(endpoint, wire::StatusRequest{}, timeout_ms));
+  return std::move(reply.status);
 }
 
 Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCommand& command,
@@ -68,10 +64,9 @@ Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCo
                                    .keys = {command.keys},
                                    .ttl_ms = command.ttl_ms,
                                    .number = command.number};
-  Result<wire::AdminReply> reply = ask_for<wire::AdminReply>(endpoint, request, timeout_ms);
-  if (!reply) return std::move(reply).error();
-  if (!reply->is_done) return Error{ErrorCode::kRefused, std::move(reply->text)};
-  return AdminResult{std::move(reply->text), reply->number};
+  wire::AdminReply reply = KVFERRY_TRY(ask_for<wire::AdminReply>(endpoint, request, timeout_ms));
+  if (!reply.is_done) return Error{ErrorCode::kRefused, std::move(reply.text)};
+  return AdminResult{std::move(reply.text), reply.number};
 }
 
 }  // namespace kvferry::controller

@@ -57,15 +57,13 @@ std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, Clien
 }
 
 Result<std::unique_ptr<Client>> make_client(const ClientOptions& options) {
-  const Result<std::vector<std::string>> endpoints = split_endpoints(options.controller);
-  if (!endpoints) return endpoints.error();
+  const std::vector<std::string> endpoints = KVFERRY_TRY(split_endpoints(options.controller));
   std::vector<std::unique_ptr<Client>> clients;
-  for (const std::string& endpoint : *endpoints) {
-    Result<std::unique_ptr<ClientLink>> link = make_link(endpoint);
-    if (!link) return std::move(link).error();
+  for (const std::string& endpoint : endpoints) {
+    std::unique_ptr<ClientLink> link = KVFERRY_TRY(make_link(endpoint));
     ClientOptions replica_options = options;
     replica_options.controller = endpoint;
-    clients.push_back(make_client_over(std::move(*link), std::move(replica_options)));
+    clients.push_back(make_client_over(std::move(link), std::move(replica_options)));
   }
   if (clients.size() == 1 && options.lookup_timeout_ms == 0) return std::move(clients[0]);
   return make_replica_client(std::move(clients), options);  // it also enforces lookup_timeout_ms

@@ -162,7 +162,7 @@ Result<void> check_lookup(const LookupQuery& query) {
 }
 
 Result<std::uint64_t> ClientSession::lookup(const LookupQuery& query) {
-  if (Result<void> checked = check_lookup(query); !checked) return std::move(checked).error();
+  KVFERRY_TRY(check_lookup(query));
   if (!is_registered())
     return Error{ErrorCode::kUnavailable, fmt::format("not registered with controller {}", options_.controller)};
   const std::uint64_t token = ++last_token_;

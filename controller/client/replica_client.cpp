@@ -33,7 +33,7 @@ class ReplicaClient final : public Client {
   int fd() const override { return epoll_.get(); }
   bool registered() const override { return first_registered(0) != nullptr; }
   const std::string& controller() const override { return options_.controller; }
-  /// Each controller has its own series of numbers; these are those of the controller that lookups go to.
+  /// Each controller has its own series of numbers; both functions refer to the controller that lookups are sent to.
   std::uint64_t next_sequence() const override { return preferred().next_sequence(); }
   std::uint64_t kept_below() const override { return preferred().kept_below(); }
 
@@ -75,7 +75,7 @@ class ReplicaClient final : public Client {
   }
 
   Result<std::uint64_t> lookup(const LookupQuery& query) override {
-    if (Result<void> checked = check_lookup(query); !checked) return std::move(checked).error();
+    KVFERRY_TRY(check_lookup(query));
     Pending pending{.query = query, .replica = nullptr, .ends_at = {}, .asked_at = {}};
     const std::uint64_t token = ++last_token_;
     const Result<void> asked = ask(token, pending, 0);
@@ -88,7 +88,7 @@ class ReplicaClient final : public Client {
  private:
   struct Replica {
     std::unique_ptr<Client> client;
-    std::map<std::uint64_t, std::uint64_t> asked;  // its tokens to tokens of this client
+    std::map<std::uint64_t, std::uint64_t> asked;  // from tokens of the replica's client to tokens of this client
     bool has_refused = false;
   };
   struct Pending {
@@ -118,9 +118,8 @@ class ReplicaClient final : public Client {
     Replica* replica = first_registered(begin);
     if (replica == nullptr)
       return Error{ErrorCode::kUnavailable, fmt::format("not registered with controller {}", options_.controller)};
-    const Result<std::uint64_t> asked = replica->client->lookup(pending.query);
-    if (!asked) return asked.error();
-    replica->asked[*asked] = token;
+    const std::uint64_t asked = KVFERRY_TRY(replica->client->lookup(pending.query));
+    replica->asked[asked] = token;
     pending.replica = replica;
     return {};
   }
@@ -138,7 +137,7 @@ class ReplicaClient final : public Client {
       return drop(token);
     }
     if (pending.replica == nullptr) {
-      (void)ask(token, pending, 0);  // else in the next turn, up to the deadline
+      (void)ask(token, pending, 0);  // if it fails, the next turn tries again, up to the deadline
     } else if (pending.asked_at && now - *pending.asked_at >= timeout_ / kAsksPerTimeout) {
       (void)ask(token, pending, static_cast<std::size_t>(pending.replica - replicas_.data()) + 1);
     }

@@ -35,7 +35,7 @@ Result<void> check_info(const NodeInfo& info) {
                       {"serves", info.serves, 512, true},
                       {"version", info.version, 64, true}};
   for (const auto& [field, text, size_max, may_be_empty] : fields) {
-    if (Result<void> checked = check_text(field, text, size_max, may_be_empty); !checked) return checked;
+    KVFERRY_TRY(check_text(field, text, size_max, may_be_empty));
   }
   return {};
 }
@@ -43,7 +43,7 @@ Result<void> check_info(const NodeInfo& info) {
 }  // namespace
 
 Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) {
-  if (Result<void> checked = check_info(info); !checked) return std::move(checked).error();
+  KVFERRY_TRY(check_info(info));
   const auto home_it = namespaces_.find(info.name_space);
   Namespace* home = home_it == namespaces_.end() ? nullptr : home_it->second.get();
   Joined joined;

@@ -16,7 +16,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr TimeNs kOwnerMax = 2 * kSecond;  // until the owner thread starts a call
+constexpr TimeNs kOwnerMax = 2 * kSecond;  // limit on the time until the owner thread starts a call
 
 /// Lets other threads run work on the owner thread and wait for it.
 class OwnerCalls {
@@ -123,7 +123,7 @@ class HttpListener final : public BoundListener {
     address_ = net::to_text({address.host, static_cast<std::uint16_t>(port)});
     accept_thread_ = std::thread([this] { server_.listen_after_bind(); });
     while (!server_.is_running())
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // stop() has no effect before
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // stop() has no effect before the server runs
     return {};
   }
 
@@ -143,7 +143,7 @@ class HttpListener final : public BoundListener {
 
 Result<std::unique_ptr<BoundListener>> listen_http(const net::HostPort& address, const HttpBackend& backend) {
   auto listener = std::make_unique<HttpListener>(backend);
-  if (Result<void> listening = listener->listen(address); !listening) return std::move(listening).error();
+  KVFERRY_TRY(listener->listen(address));
   return std::unique_ptr<BoundListener>(std::move(listener));
 }
 

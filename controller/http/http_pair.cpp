@@ -132,11 +132,10 @@ Result<json> choose(HttpApi& api, const PairRequest& asked, const PromptKeys& pr
                      .num_cached = held == cached.end() ? 0 : held->second,
                      .is_leaving = node.is_leaving});
   }
-  const Result<Pair> pair = api.pairing.choose(asked.query, nodes);
-  if (!pair) return pair.error();
-  return json{{"prefill", node_json(nodes[pair->prefill])},
-              {"decode", node_json(nodes[pair->decode])},
-              {"skip_prefill", pair->skip_prefill}};
+  const Pair pair = KVFERRY_TRY(api.pairing.choose(asked.query, nodes));
+  return json{{"prefill", node_json(nodes[pair.prefill])},
+              {"decode", node_json(nodes[pair.decode])},
+              {"skip_prefill", pair.skip_prefill}};
 }
 
 }  // namespace

@@ -98,10 +98,9 @@ class HttpEtcd final : public Etcd {
   }
 
   Result<EtcdReply> execute(const EtcdRequest& request) {
-    if (Result<void> ready = request_gateway_.log_in(); !ready) return std::move(ready).error();
-    const Result<std::string> body = request_gateway_.post(post_of(request), options_.request_ms);
-    if (!body) return body.error();
-    Result<EtcdReply> reply = reply_of(request, *body);
+    KVFERRY_TRY(request_gateway_.log_in());
+    const std::string body = KVFERRY_TRY(request_gateway_.post(post_of(request), options_.request_ms));
+    Result<EtcdReply> reply = reply_of(request, body);
     if (!reply && reply.error().code == ErrorCode::kCancelled) request_gateway_.log_out();
     return reply;
   }
@@ -128,12 +127,11 @@ class HttpEtcd final : public Etcd {
   /// Watches until there was no change for quiet_ms, or an error. Begins with a read, which also shows that the member
   /// has a leader.
   Result<void> watch(std::optional<std::int64_t>& next_revision, bool& is_lost, std::int64_t& retry_ms) {
-    if (Result<void> ready = watch_gateway_.log_in(); !ready) return ready;
+    KVFERRY_TRY(watch_gateway_.log_in());
     const bool wants_all = !next_revision.has_value();
-    const Result<std::string> body =
-        watch_gateway_.post(range_of(options_.watched_prefix, !wants_all), options_.request_ms);
-    if (!body) return body.error();
-    Result<EtcdAll> all = all_of(*body);
+    const std::string body =
+        KVFERRY_TRY(watch_gateway_.post(range_of(options_.watched_prefix, !wants_all), options_.request_ms));
+    Result<EtcdAll> all = all_of(body);
     if (!all) {
       if (all.error().code == ErrorCode::kCancelled) watch_gateway_.log_out();
       return std::move(all).error();

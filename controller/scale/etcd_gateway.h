@@ -61,9 +61,8 @@ class EtcdGateway {
   Result<void> log_in() {
     const ServiceUrl& url = options_.url.members[member_];
     if (url.user.empty() || !token_.empty()) return {};
-    const Result<std::string> body = post(login_of(url.user, url.password), options_.request_ms);
-    if (!body) return body.error();
-    Result<std::string> token = token_of(*body);
+    const std::string body = KVFERRY_TRY(post(login_of(url.user, url.password), options_.request_ms));
+    Result<std::string> token = token_of(body);
     if (!token) return std::move(token).error().with(fmt::format("logging in to etcd at {}", name()));
     token_ = std::move(*token);
     return {};

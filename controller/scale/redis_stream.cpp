@@ -105,9 +105,9 @@ class HiredisStream final : public RedisStream {
       const std::size_t num = std::min(waiting_.size(), kPipelinedMax);
       batch.assign(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(num));
     }
-    if (Result<void> done = append_all(batch); !done) return done;
+    KVFERRY_TRY(append_all(batch));
     if (is_reading && std::chrono::steady_clock::now() >= read_at_) {
-      if (Result<void> done = read_part(); !done) return done;
+      KVFERRY_TRY(read_part());
     }
     if (now < trim_at_) return {};
     trim_at_ = now + Milliseconds(options_.trim_ms);
@@ -127,7 +127,7 @@ class HiredisStream final : public RedisStream {
       void* raw = nullptr;
       const int status = ::redisGetReply(context_, &raw);
       const Reply reply(static_cast<redisReply*>(raw));
-      if (Result<void> good = check(status == REDIS_OK ? reply.get() : nullptr); !good) return good;
+      KVFERRY_TRY(check(status == REDIS_OK ? reply.get() : nullptr));
       const std::lock_guard lock(mutex_);
       state_.buffered_bytes -= waiting_.front().size();
       waiting_.pop_front();
@@ -139,7 +139,7 @@ class HiredisStream final : public RedisStream {
   Result<void> read_part() {
     const Reply reply =
         ask({"XREAD", "COUNT", std::to_string(options_.entries_per_read), "STREAMS", options_.url.stream, read_below_});
-    if (Result<void> good = check(reply.get()); !good) return good;
+    KVFERRY_TRY(check(reply.get()));
     LogPart part;
     // [[stream, [[id, [field, value, ...]], ...]]], or nil at the end.
     if (reply->type == REDIS_REPLY_ARRAY && reply->elements == 1 && reply->element[0]->elements == 2) {
@@ -163,12 +163,12 @@ class HiredisStream final : public RedisStream {
   /// memory.
   Result<void> trim() {
     const Reply used = ask({"MEMORY", "USAGE", options_.url.stream});
-    if (Result<void> good = check(used.get()); !good) return good;
+    KVFERRY_TRY(check(used.get()));
     if (used->type != REDIS_REPLY_INTEGER || used->integer <= 0) return {};  // nil: no stream yet
     const auto bytes = static_cast<std::size_t>(used->integer);
     if (bytes <= options_.url.bytes_max) return {};
     const Reply length = ask({"XLEN", options_.url.stream});
-    if (Result<void> good = check(length.get()); !good) return good;
+    KVFERRY_TRY(check(length.get()));
     const double share = 0.9 * static_cast<double>(options_.url.bytes_max) / static_cast<double>(bytes);
     const auto num_kept = static_cast<std::uint64_t>(static_cast<double>(length->integer) * share);
     const Reply trimmed = ask({"XTRIM", options_.url.stream, "MAXLEN", "~", std::to_string(num_kept)});
@@ -190,10 +190,10 @@ class HiredisStream final : public RedisStream {
     if (!server.password.empty()) {
       const Reply reply =
           server.user.empty() ? ask({"AUTH", server.password}) : ask({"AUTH", server.user, server.password});
-      if (Result<void> good = check(reply.get()); !good) return good;
+      KVFERRY_TRY(check(reply.get()));
     }
     const Reply selected = ask({"SELECT", std::to_string(options_.url.database)});
-    if (Result<void> good = check(selected.get()); !good) return good;
+    KVFERRY_TRY(check(selected.get()));
     const std::lock_guard lock(mutex_);
     if (stopping_) ::shutdown(context->fd, SHUT_RDWR);
     state_.is_connected = true;

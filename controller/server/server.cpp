@@ -9,31 +9,24 @@ namespace kvferry::controller {
 namespace {
 
 constexpr int kTickMs = 100;                  // longest time between two checks of the leases
-constexpr TimeNs kExpireTime = kMillisecond;  // shortest: checking thousands of leases delays lookups
+constexpr TimeNs kExpireTime = kMillisecond;  // shortest time, because checking thousands of leases delays lookups
 
 }  // namespace
 
 Result<std::unique_ptr<Server>> Server::bind(const ServerOptions& options, const Clock& clock) {
   auto server = std::make_unique<Server>(options.directory, clock);
-  Result<std::string> endpoint = server->add_bound(listen_zmq(options.bind, server->sessions()));
-  if (!endpoint) return std::move(endpoint).error();
-  server->endpoint_ = *std::move(endpoint);
-  if (!options.state.empty()) {
-    if (Result<void> opened = server->open_state(options.state); !opened) return std::move(opened).error();
-  }
-  if (options.stream.empty()) return server;
-  endpoint = server->add_bound(listen_stream(options.stream, server->sessions()));
-  if (!endpoint) return std::move(endpoint).error();
-  server->stream_endpoint_ = *std::move(endpoint);
+  server->endpoint_ = KVFERRY_TRY(server->add_bound(listen_zmq(options.bind, server->sessions())));
+  if (!options.state.empty()) KVFERRY_TRY(server->open_state(options.state));
+  if (!options.stream.empty())
+    server->stream_endpoint_ = KVFERRY_TRY(server->add_bound(listen_stream(options.stream, server->sessions())));
   return server;
 }
 
 Result<void> Server::open_state(const std::string& folder) {
-  Result<std::unique_ptr<StateJournal>> journal = StateJournal::open({.folder = folder}, directory(), clock_);
-  if (!journal) return std::move(journal).error();
+  std::unique_ptr<StateJournal> journal = KVFERRY_TRY(StateJournal::open({.folder = folder}, directory(), clock_));
   sessions_.adopt_nodes();
-  at_turn_end([kept = journal->get()](TimeNs) { kept->flush(); });
-  return add_listener(std::move(*journal));
+  at_turn_end([kept = journal.get()](TimeNs) { kept->flush(); });
+  return add_listener(std::move(journal));
 }
 
 Result<void> Server::add_listener(std::unique_ptr<Listener> listener) {
@@ -47,7 +40,7 @@ Result<void> Server::add_listener(std::unique_ptr<Listener> listener) {
 Result<std::string> Server::add_bound(Result<std::unique_ptr<BoundListener>> listener) {
   if (!listener) return std::move(listener).error();
   std::string address = (*listener)->address();
-  if (Result<void> added = add_listener(*std::move(listener)); !added) return std::move(added).error();
+  KVFERRY_TRY(add_listener(*std::move(listener)));
   return address;
 }
 

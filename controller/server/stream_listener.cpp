@@ -24,7 +24,7 @@ constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
 constexpr std::size_t kConnectionsMax = 8192;
 constexpr std::size_t kUnsentBytesMax = std::size_t{8} << 20;  // two of the longest messages
-constexpr TimeNs kRefusalTime = kSecond;                       // for a peer to read why it was refused
+constexpr TimeNs kRefusalTime = kSecond;                       // time for a peer to read why it was refused
 
 std::size_t connections_max() {
   rlimit limit{};
@@ -53,9 +53,7 @@ class StreamListener final : public BoundListener, private ReplySender {
   }
 
   Result<void> listen(const StreamAddress& address) {
-    Result<BoundSocket> listener = listen_on(address);
-    if (!listener) return std::move(listener).error();
-    listener_ = std::move(*listener);
+    listener_ = KVFERRY_TRY(listen_on(address));
     path_ = address.path;
     return watch(EPOLL_CTL_ADD, listener_.socket.get(), EPOLLIN, nullptr)
                ? Result<void>{}
@@ -208,21 +206,19 @@ class StreamListener final : public BoundListener, private ReplySender {
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
   OwnedFd spare_{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
   std::unordered_map<ConnectionId, std::unique_ptr<StreamConnection>> connections_;
-  std::vector<ConnectionId> ending_;  // refused, waiting for the peer to read it
+  std::vector<ConnectionId> ending_;  // refused connections whose peer has not read the refusal yet
   std::vector<ConnectionId> over_;    // to be closed at the end of this turn
   std::string scratch_ = std::string(kReadBytesMax, '\0');
-  StreamConnection* current_ = nullptr;  // whose messages are being received
+  StreamConnection* current_ = nullptr;  // the connection whose messages are being received
   std::size_t num_received_ = 0;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<BoundListener>> listen_stream(const std::string& endpoint, Sessions& sessions) {
-  if (Result<void> checked = check_endpoint(endpoint, EndpointUse::kBindStream); !checked)
-    return std::move(checked).error();
+  KVFERRY_TRY(check_endpoint(endpoint, EndpointUse::kBindStream));
   auto listener = std::make_unique<StreamListener>(sessions);
-  if (Result<void> listening = listener->listen(stream_address(endpoint)); !listening)
-    return std::move(listening).error();
+  KVFERRY_TRY(listener->listen(stream_address(endpoint)));
   return std::unique_ptr<BoundListener>(std::move(listener));
 }
 

@@ -53,12 +53,10 @@ class ZmqListener final : public BoundListener, private ReplySender {
   explicit ZmqListener(Sessions& sessions) : sessions_(sessions), connections_(sessions) {}
 
   Result<void> listen(const std::string& bind) {
-    auto router = net::ZmqSocket::make(std::make_shared<net::ZmqContext>(), net::ZmqKind::kRouter,
-                                       {.message_bytes_max = wire::kMessageBytesMax,
-                                        .receive_queue_max = kReceiveQueueMax,
-                                        .send_queue_max = kSendQueueMax});
-    if (!router) return std::move(router).error();
-    router_ = std::move(*router);
+    router_ = KVFERRY_TRY(net::ZmqSocket::make(std::make_shared<net::ZmqContext>(), net::ZmqKind::kRouter,
+                                               {.message_bytes_max = wire::kMessageBytesMax,
+                                                .receive_queue_max = kReceiveQueueMax,
+                                                .send_queue_max = kSendQueueMax}));
     return router_->bind(bind);
   }
 
@@ -98,9 +96,9 @@ class ZmqListener final : public BoundListener, private ReplySender {
 }  // namespace
 
 Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions) {
-  if (Result<void> checked = check_endpoint(endpoint, EndpointUse::kBind); !checked) return std::move(checked).error();
+  KVFERRY_TRY(check_endpoint(endpoint, EndpointUse::kBind));
   auto listener = std::make_unique<ZmqListener>(sessions);
-  if (Result<void> listening = listener->listen(endpoint); !listening) return std::move(listening).error();
+  KVFERRY_TRY(listener->listen(endpoint));
   return std::unique_ptr<BoundListener>(std::move(listener));
 }
 

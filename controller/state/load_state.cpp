@@ -21,9 +21,8 @@ struct StateFile {
 
 /// kInvalidArgument: the file has another format.
 Result<StateFile> open_file(const std::string& path) {
-  Result<MappedFile> mapped = MappedFile::open(path);
-  if (!mapped) return std::move(mapped).error();
-  StateFile file{path, std::move(*mapped), {}};
+  MappedFile mapped = KVFERRY_TRY(MappedFile::open(path));
+  StateFile file{path, std::move(mapped), {}};
   scan_batches(file.bytes(), [&](std::string_view body) {
     file.head = head_in(body);
     return false;  // the first batch has the head
@@ -40,17 +39,16 @@ class Loader {
   Loader(const StateFolder& folder, DirectoryState& state) : folder_(folder), state_(state), replayer_(state) {}
 
   Result<LoadedState> load() {
-    Result<StateFolder::Files> files = folder_.files();
-    if (!files) return std::move(files).error();
-    files_ = std::move(*files);
+    StateFolder::Files files = KVFERRY_TRY(folder_.files());
+    files_ = std::move(files);
     const std::uint64_t snapshot = files_.snapshots.empty() ? 0 : *files_.snapshots.rbegin();
     // Left over if the process ended between finishing the snapshot and removing older files.
     folder_.remove_below(snapshot);
     files_.logs.erase(files_.logs.begin(), files_.logs.lower_bound(snapshot));
     if (snapshot != 0) {
-      if (Result<void> read = read_snapshot(snapshot); !read) return std::move(read).error();
+      KVFERRY_TRY(read_snapshot(snapshot));
     }
-    if (Result<void> read = read_logs(std::max<std::uint64_t>(snapshot, 1)); !read) return std::move(read).error();
+    KVFERRY_TRY(read_logs(std::max<std::uint64_t>(snapshot, 1)));
     loaded_.num_records = replayer_.num_records();
     return std::move(loaded_);
   }
@@ -65,13 +63,12 @@ class Loader {
   }
 
   Result<void> read_snapshot(std::uint64_t number) {
-    const Result<StateFile> file = open_file(folder_.snapshot(number));
-    if (!file) return file.error();
-    const BatchScan scan = replay(*file);
+    const StateFile file = KVFERRY_TRY(open_file(folder_.snapshot(number)));
+    const BatchScan scan = replay(file);
     if (!replayer_.has_end()) state_.end_blocks();
-    if (scan.end != BatchScan::End::kWhole || !replayer_.has_end() || !file->head)
-      add_damage(file->path, fmt::format("is damaged at byte {} of {}", scan.good_bytes, file->bytes().size()));
-    loaded_.snapshot_bytes = file->bytes().size();
+    if (scan.end != BatchScan::End::kWhole || !replayer_.has_end() || !file.head)
+      add_damage(file.path, fmt::format("is damaged at byte {} of {}", scan.good_bytes, file.bytes().size()));
+    loaded_.snapshot_bytes = file.bytes().size();
     return {};
   }
 
@@ -80,18 +77,16 @@ class Loader {
       add_damage(folder_.log(first), "is missing");
     std::uint64_t number = first;
     for (; files_.logs.contains(number) && loaded_.damage.empty(); ++number) {
-      const Result<bool> is_read = read_log(number, number == first);
-      if (!is_read) return is_read.error();
-      if (!*is_read) break;
+      const bool is_read = KVFERRY_TRY(read_log(number, number == first));
+      if (!is_read) break;
     }
     for (auto rest = files_.logs.lower_bound(number); rest != files_.logs.end(); ++rest) {
-      const Result<StateFile> file = open_file(folder_.log(*rest));
-      if (!file) return file.error();
-      const bool is_needless = file->head ? file->head->begins_anew : file->bytes().size() < kBatchHeadBytes;
+      const StateFile file = KVFERRY_TRY(open_file(folder_.log(*rest)));
+      const bool is_needless = file.head ? file.head->begins_anew : file.bytes().size() < kBatchHeadBytes;
       if (is_needless)  // its snapshot was never finished
-        ::unlink(file->path.c_str());
+        ::unlink(file.path.c_str());
       else
-        add_damage(file->path, "cannot be used: the log before it is missing");
+        add_damage(file.path, "cannot be used: the log before it is missing");
     }
     const std::uint64_t last = files_.logs.empty() ? 0 : *files_.logs.rbegin();
     loaded_.next_number = std::max({first, number, loaded_.damage.empty() ? 0 : last + 1});
@@ -100,17 +95,16 @@ class Loader {
 
   /// Returns false if the log does not continue the one before.
   Result<bool> read_log(std::uint64_t number, bool is_first) {
-    const Result<StateFile> file = open_file(folder_.log(number));
-    if (!file) return file.error();
-    if (file->head && file->head->begins_anew && !is_first) return false;
-    const BatchScan scan = replay(*file);
+    const StateFile file = KVFERRY_TRY(open_file(folder_.log(number)));
+    if (file.head && file.head->begins_anew && !is_first) return false;
+    const BatchScan scan = replay(file);
     if (scan.end == BatchScan::End::kCorrupt || (scan.end == BatchScan::End::kTorn && is_continued_by(number + 1))) {
-      add_damage(file->path, fmt::format("is damaged at byte {} of {}", scan.good_bytes, file->bytes().size()));
+      add_damage(file.path, fmt::format("is damaged at byte {} of {}", scan.good_bytes, file.bytes().size()));
     } else if (scan.end == BatchScan::End::kTorn) {
-      log().info("{}: dropping {} bytes of an interrupted write at its end", file->path,
-                 file->bytes().size() - scan.good_bytes);
-      if (::truncate(file->path.c_str(), static_cast<off_t>(scan.good_bytes)) != 0)
-        return Error{ErrorCode::kUnavailable, fmt::format("{} cannot be written; check its permissions", file->path)};
+      log().info("{}: dropping {} bytes of an interrupted write at its end", file.path,
+                 file.bytes().size() - scan.good_bytes);
+      if (::truncate(file.path.c_str(), static_cast<off_t>(scan.good_bytes)) != 0)
+        return Error{ErrorCode::kUnavailable, fmt::format("{} cannot be written; check its permissions", file.path)};
     }
     loaded_.log_bytes += scan.good_bytes;
     ++loaded_.num_logs;

@@ -71,7 +71,7 @@ Result<StateFolder> StateFolder::open(const std::string& path) {
     return Error{ErrorCode::kRefused,
                  fmt::format("another controller uses the state folder {}; stop it, or {}", path, kAdvice)};
   }
-  if (Result<void> ours = check_or_mark(path, lock.get(), marker_path); !ours) return std::move(ours).error();
+  KVFERRY_TRY(check_or_mark(path, lock.get(), marker_path));
   if (::access(path.c_str(), R_OK | W_OK | X_OK) != 0) return unavailable(path, "cannot be written", errno);
   for (const fs::directory_entry& entry : fs::directory_iterator(path, failure)) {
     const std::string name = entry.path().filename();

@@ -21,12 +21,10 @@ constexpr std::int64_t kSnapshotRetryMs = 10'000;  // if the log is intact
 Result<std::unique_ptr<StateJournal>> StateJournal::open(StateOptions options, Directory& directory,
                                                          const Clock& clock) {
   const TimeNs begun = clock.now();
-  Result<StateFolder> folder = StateFolder::open(options.folder);
-  if (!folder) return std::move(folder).error();
-  std::unique_ptr<StateJournal> journal(new StateJournal(std::move(options), std::move(*folder), directory, clock));
-  Result<LoadedState> loaded = load_state(journal->folder_, journal->state_);
-  if (!loaded) return std::move(loaded).error();
-  journal->start(std::move(*loaded), begun);
+  StateFolder folder = KVFERRY_TRY(StateFolder::open(options.folder));
+  std::unique_ptr<StateJournal> journal(new StateJournal(std::move(options), std::move(folder), directory, clock));
+  LoadedState loaded = KVFERRY_TRY(load_state(journal->folder_, journal->state_));
+  journal->start(std::move(loaded), begun);
   return journal;
 }
 

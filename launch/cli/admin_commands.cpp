@@ -26,7 +26,7 @@ constexpr std::chrono::milliseconds kPollEvery{200};
 constexpr std::chrono::milliseconds kIdleFor{1500};  // a proxy may still send a request that it chose this node for
 
 struct Flags {
-  SettingFlags values;  // the controller
+  SettingFlags values;  // names the controller
   std::string node;
   std::string name_space = "default";  // the connector's default
   std::uint64_t number = 0;
@@ -35,10 +35,9 @@ struct Flags {
 };
 
 Result<controller::AdminResult> ask(const Flags& flags, AdminCommand command) {
-  const Result<std::string> endpoint = controller_of(flags.values);
-  if (!endpoint) return endpoint.error();
+  const std::string endpoint = KVFERRY_TRY(controller_of(flags.values));
   command.name_space = flags.name_space;
-  return controller::run_admin_command(*endpoint, command, kTimeoutMs);
+  return controller::run_admin_command(endpoint, command, kTimeoutMs);
 }
 
 Result<void> tell(const Flags& flags, const std::string& text, nlohmann::json object) {
@@ -68,18 +67,16 @@ class ProgressLine {
 
 /// Waits until the node can be stopped, and returns its last status. kUnavailable: the time is up.
 Result<NodeStatus> wait_drained(const Flags& flags) {
-  const Result<std::string> endpoint = controller_of(flags.values);
-  if (!endpoint) return endpoint.error();
+  const std::string endpoint = KVFERRY_TRY(controller_of(flags.values));
   const auto deadline = Time::now() + std::chrono::duration<double>(flags.timeout_s);
   auto idle_since = Time::now();
   ProgressLine line;
   for (;;) {
-    const Result<controller::Status> status = controller::fetch_status(*endpoint, kTimeoutMs);
-    if (!status) return status.error();
-    const auto node = std::find_if(status->nodes.begin(), status->nodes.end(), [&](const NodeStatus& one) {
+    const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kTimeoutMs));
+    const auto node = std::find_if(status.nodes.begin(), status.nodes.end(), [&](const NodeStatus& one) {
       return one.engine_id.value == flags.node && one.name_space == flags.name_space;
     });
-    if (node == status->nodes.end())
+    if (node == status.nodes.end())
       return Error{ErrorCode::kUnavailable, fmt::format("node '{}' left before it was drained", flags.node)};
     if (!node->is_leaving) return Error{ErrorCode::kRefused, "the drain was cancelled by another client"};
     const std::uint64_t done = node->num_replicated + node->num_lost;
@@ -94,30 +91,25 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
 }
 
 Result<void> drain(const Flags& flags) {
-  const Result<controller::AdminResult> done =
-      ask(flags, {.verb = flags.undo ? "undrain" : "drain", .engine_id = flags.node});
-  if (!done) return done.error();
-  if (flags.undo || flags.no_wait) return tell(flags, done->text, {{"node", flags.node}});
-  const Result<NodeStatus> last = wait_drained(flags);
-  if (!last) return last.error();
+  const controller::AdminResult done =
+      KVFERRY_TRY(ask(flags, {.verb = flags.undo ? "undrain" : "drain", .engine_id = flags.node}));
+  if (flags.undo || flags.no_wait) return tell(flags, done.text, {{"node", flags.node}});
+  const NodeStatus last = KVFERRY_TRY(wait_drained(flags));
   const std::string lost =
-      last->num_lost == 0 ? "" : fmt::format(", {} could not be copied and are only there", last->num_lost);
-  return tell(flags,
-              fmt::format("node '{}' can be stopped: {} chunks copied{}", flags.node, last->num_replicated, lost),
-              {{"node", flags.node}, {"moved", last->num_replicated}, {"lost", last->num_lost}});
+      last.num_lost == 0 ? "" : fmt::format(", {} could not be copied and remain only on it", last.num_lost);
+  return tell(flags, fmt::format("node '{}' can be stopped: {} chunks copied{}", flags.node, last.num_replicated, lost),
+              {{"node", flags.node}, {"moved", last.num_replicated}, {"lost", last.num_lost}});
 }
 
 Result<void> clear(const Flags& flags) {
-  const Result<controller::AdminResult> done = ask(flags, {.verb = "clear", .engine_id = flags.node});
-  if (!done) return done.error();
-  return tell(flags, done->text, {{"nodes", done->number}});
+  const controller::AdminResult done = KVFERRY_TRY(ask(flags, {.verb = "clear", .engine_id = flags.node}));
+  return tell(flags, done.text, {{"nodes", done.number}});
 }
 
 Result<void> quota(const Flags& flags) {
-  const Result<controller::AdminResult> done =
-      ask(flags, {.verb = "quota", .number = flags.no_quota ? controller::kNoQuota : flags.number});
-  if (!done) return done.error();
-  return tell(flags, done->text, {{"namespace", flags.name_space}});
+  const controller::AdminResult done =
+      KVFERRY_TRY(ask(flags, {.verb = "quota", .number = flags.no_quota ? controller::kNoQuota : flags.number}));
+  return tell(flags, done.text, {{"namespace", flags.name_space}});
 }
 
 CLI::App* add(CLI::App& app, const char* name, const char* help, const std::shared_ptr<Flags>& flags) {

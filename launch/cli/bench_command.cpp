@@ -21,10 +21,9 @@ void text(CLI::App* command, const char* name, std::string& value, const char* h
 }
 
 Result<void> run_transfer(const bench::TransferFlags& flags) {
-  const Result<bench::TransferOptions> options = bench::parse_options(flags);
-  if (!options) return options.error();
-  if (options->listen) return bench::run_listener(*options->listen, false);
-  return bench::run_driver(*options);
+  const bench::TransferOptions options = KVFERRY_TRY(bench::parse_options(flags));
+  if (options.listen) return bench::run_listener(*options.listen, false);
+  return bench::run_driver(options);
 }
 
 Bench add_transfer(CLI::App& bench_app) {
@@ -33,22 +32,26 @@ Bench add_transfer(CLI::App& bench_app) {
       "Move paged blocks in random order between two processes, of this host or of two, and compare with the "
       "machine's limits and with other engines. GB/s are medians, 10^9 bytes; latency is one block, one way.");
   auto flags = std::make_shared<bench::TransferFlags>();
-  text(command, "--peers", flags->peers, "Also measure these, installed from PyPI on demand: nixl, mooncake, ucx");
+  text(command, "--peers", flags->peers,
+       "Other engines to measure too, installed from PyPI on demand: nixl, mooncake, ucx");
   text(command, "--path", flags->path, "What carries the bytes: auto, shm, cma, ucx, tcp; several with commas");
-  text(command, "--memory", flags->memory, "Whose memory: kvferry (shared, as its pools), foreign (private); or both");
-  text(command, "--op", flags->op, "push, pull, or both");
-  text(command, "--block-bytes", flags->block_bytes, "Block sizes");
+  text(command, "--memory", flags->memory,
+       "Kinds of memory, with commas: kvferry (shared, like its pools), foreign (private)");
+  text(command, "--op", flags->op, "Directions of the transfers, with commas: push, pull");
+  text(command, "--block-bytes", flags->block_bytes, "Block sizes, such as 64KiB; several with commas");
   text(command, "--blocks", flags->blocks, "Blocks in one request [as many as make 64 MiB]");
   text(command, "--model", flags->model,
        "Block size and count of a model: llama-3.1-8b, llama-3.1-70b, qwen3-32b, deepseek-v3");
-  text(command, "--dtype", flags->dtype, "The model's KV cache: bf16, fp8");
-  text(command, "--tokens", flags->tokens, "The model's request");
-  text(command, "--tp", flags->tp, "Ranks that share the model's KV heads out");
-  text(command, "--repeat", flags->repeat, "Repetitions, after one that does not count");
-  text(command, "--json", flags->json_file, "Write all rows there");
-  text(command, "--plot", flags->plot_file, "Draw them there (.png); installs matplotlib on demand");
-  text(command, "--listen", flags->listen, "Be the far side for drivers: HOST:PORT");
-  text(command, "--connect", flags->connect, "Drive against the listener there: HOST:PORT [a process of this host]");
+  text(command, "--dtype", flags->dtype, "Data type of the model's KV cache (with --model): bf16, fp8");
+  text(command, "--tokens", flags->tokens, "Prompt length in tokens (with --model)");
+  text(command, "--tp", flags->tp, "Tensor parallel ranks that share the model's KV heads (with --model)");
+  text(command, "--repeat", flags->repeat, "Repetitions of each measurement, after one warm-up");
+  text(command, "--json", flags->json_file, "File for all rows as JSON");
+  text(command, "--plot", flags->plot_file, "File for a plot (.png); installs matplotlib on demand");
+  text(command, "--listen", flags->listen,
+       "Address at which to serve drivers on other hosts as their far side: HOST:PORT");
+  text(command, "--connect", flags->connect,
+       "Address of the listener on the far host: HOST:PORT [a process of this host]");
   command->add_flag("--pin,!--no-pin", flags->pin, "Pin the two programs' own threads to a core each [on]");
   return {command, [flags] { return run_transfer(*flags); }};
 }
@@ -60,26 +63,26 @@ Bench add_controller(CLI::App& bench_app) {
       "latencies, bytes a hash, and what this machine's memory and empty messages take in the same run.");
   auto flags = std::make_shared<bench::ControllerFlags>();
   text(command, "--hashes", flags->hashes, "Hashes in the index");
-  text(command, "--repeat", flags->repeat, "Repetitions; the median counts");
+  text(command, "--repeat", flags->repeat, "Repetitions; their median is reported");
   text(command, "--peers", flags->peers,
-       "Also measure these, installed from PyPI on demand: dynamo, lmcache, mooncake, redis");
-  text(command, "--json", flags->json_file, "Write all figures there");
-  text(command, "--plot", flags->plot_file, "Draw them there (.png); installs matplotlib on demand");
+       "Other directories to measure too, installed from PyPI: dynamo, lmcache, mooncake, redis");
+  text(command, "--json", flags->json_file, "File for all figures as JSON");
+  text(command, "--plot", flags->plot_file, "File for a plot (.png); installs matplotlib on demand");
   return {command, [flags] { return bench::run_controller_bench(*flags); }};
 }
 
 Bench add_connector(CLI::App& bench_app) {
   CLI::App* command = bench_app.add_subcommand(
       "connector",
-      "Time what vLLM's scheduler pays for a KV connector's calls: lookups and steps, by vLLM's own scheduler where "
-      "a Python with vLLM is found, and of the C++ core alone. Microseconds.");
+      "Measure the time that vLLM's scheduler spends in a KV connector's lookups and steps, in microseconds: called by "
+      "vLLM's own scheduler if a Python with vLLM is found, and for the C++ core alone.");
   auto flags = std::make_shared<bench::ConnectorFlags>();
-  text(command, "--tokens", flags->tokens, "Of a request that is looked up");
-  text(command, "--running", flags->running, "Requests that decode in a step");
-  text(command, "--repeat", flags->repeat, "Lookups and steps; the median counts");
-  text(command, "--peers", flags->peers, "Also measure vLLM's connectors for these: nixl, lmcache");
+  text(command, "--tokens", flags->tokens, "Prompt length in tokens of a request that is looked up");
+  text(command, "--running", flags->running, "Number of requests that decode in each step");
+  text(command, "--repeat", flags->repeat, "Number of lookups and of steps; their median is reported");
+  text(command, "--peers", flags->peers, "Other KV connectors of vLLM to measure too: nixl, lmcache");
   text(command, "--python", flags->python, "A Python that has vLLM [the checkout's .venv, else python3]");
-  text(command, "--json", flags->json_file, "Write all figures there");
+  text(command, "--json", flags->json_file, "File for all figures as JSON");
   return {command, [flags] { return bench::run_connector_bench(*flags); }};
 }
 
@@ -89,15 +92,16 @@ Bench add_fleet(CLI::App& bench_app) {
       "Let thousands of simulated nodes join a controller, or three that share etcd and Redis: messages a second, "
       "lookup latency, memory, dead nodes, restarts. The nodes are real clients; numbers are for one node.");
   auto flags = std::make_shared<bench::FleetFlags>();
-  text(command, "--nodes,--steps", flags->nodes, "Nodes; several sizes with commas");
-  text(command, "--replicas", flags->replicas, "Controllers: 1, or 3 with etcd and Redis, which are started too");
-  text(command, "--over", flags->over, "How nodes reach it: zmq, stream");
-  text(command, "--seconds", flags->seconds, "How long the traffic is measured");
+  text(command, "--nodes,--steps", flags->nodes, "Numbers of nodes, with commas");
+  text(command, "--replicas", flags->replicas,
+       "Number of controllers: 1, or 3 with etcd and Redis, which are started too");
+  text(command, "--over", flags->over, "Kind of connection between nodes and controller: zmq, stream");
+  text(command, "--seconds", flags->seconds, "Length of the measurement of steady traffic, in seconds");
   text(command, "--chunks", flags->chunks, "Chunks that a node holds");
   text(command, "--stores", flags->stores, "Chunks that a node stores a second; it evicts as many");
   text(command, "--lookups", flags->lookups, "Lookups of 128 keys a second; several rates with commas");
-  text(command, "--json", flags->json_file, "Write all figures there");
-  text(command, "--plot", flags->plot_file, "Draw them there (.png); installs matplotlib on demand");
+  text(command, "--json", flags->json_file, "File for all figures as JSON");
+  text(command, "--plot", flags->plot_file, "File for a plot (.png); installs matplotlib on demand");
   return {command, [flags] { return bench::run_fleet_bench(*flags); }};
 }
 
@@ -111,7 +115,7 @@ Run add_bench_command(CLI::App& app) {
       add_controller(*command),
       add_connector(*command),
       add_fleet(*command),
-      // What the benchmark starts itself as; not for people.
+      // Commands with which the benchmark starts this program again; --help does not show them.
       {command->add_subcommand("worker", "")->group(""), bench::run_worker},
       {command->add_subcommand("listener", "")->group(""),
        [] {

@@ -34,48 +34,43 @@ void raise_file_limit() {
 /// Adds the HTTP listener and the one for the engines registered over HTTP. Returns HTTP's actual address.
 Result<std::string> add_http(controller::Server& server, controller::EngineDirectory& engines,
                              const std::string& address) {
-  const Result<net::HostPort> host_port = net::parse_host_port(address);
-  if (!host_port) return host_port.error();
+  const net::HostPort host_port = KVFERRY_TRY(net::parse_host_port(address));
   std::unique_ptr<controller::EngineEventsListener> events = controller::EngineEventsListener::make(engines);
   const controller::HttpBackend backend{server.sessions(), engines, *events, server.endpoint()};
-  if (Result<void> added = server.add_listener(std::move(events)); !added) return std::move(added).error();
-  return server.add_bound(controller::listen_http(*host_port, backend));
+  KVFERRY_TRY(server.add_listener(std::move(events)));
+  return server.add_bound(controller::listen_http(host_port, backend));
 }
 
 Result<void> add_replica(controller::Server& server, const ControllerConfig& config, const Clock& clock) {
-  Result<std::optional<controller::scale::ReplicaOptions>> options = replica_options(config, server.endpoint());
-  if (!options) return std::move(options).error();
-  if (!*options) return {};
-  return server.add_listener(controller::scale::make_replica(std::move(**options), server.sessions(), clock.now()));
+  std::optional<controller::scale::ReplicaOptions> options = KVFERRY_TRY(replica_options(config, server.endpoint()));
+  if (!options) return {};
+  return server.add_listener(controller::scale::make_replica(std::move(*options), server.sessions(), clock.now()));
 }
 
 Result<void> run(const SettingFlags& flags, const std::optional<std::string>& config_file) {
-  const Result<ControllerConfig> config = read_controller_settings(flags, config_file);
-  if (!config) return config.error();
+  const ControllerConfig config = KVFERRY_TRY(read_controller_settings(flags, config_file));
   raise_file_limit();
   const SteadyClock clock;
-  controller::ServerOptions options{.bind = config->bind, .state = state_folder(*config), .directory = {}};
-  if (config->stream != "none") options.stream = config->stream;
+  controller::ServerOptions options{.bind = config.bind, .state = state_folder(config), .directory = {}};
+  if (config.stream != "none") options.stream = config.stream;
   std::random_device random;  // clients must not be able to choose keys that collide
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();
   // Outlives the server's listeners, which refer to it.
   controller::EngineDirectory engines({.index = options.directory.index});
-  Result<std::unique_ptr<controller::Server>> server = controller::Server::bind(options, clock);
-  if (!server) return std::move(server).error();
-  if (config->http != "none") {
-    const Result<std::string> listening = add_http(**server, engines, config->http);
-    if (!listening) return listening.error();
-    log().info("HTTP on {}", *listening);
+  std::unique_ptr<controller::Server> server = KVFERRY_TRY(controller::Server::bind(options, clock));
+  if (config.http != "none") {
+    const std::string listening = KVFERRY_TRY(add_http(*server, engines, config.http));
+    log().info("HTTP on {}", listening);
   }
-  if (Result<void> added = add_replica(**server, *config, clock); !added) return added;
-  g_server = server->get();
+  KVFERRY_TRY(add_replica(*server, config, clock));
+  g_server = server.get();
   struct sigaction action {};
   action.sa_handler = stop_server;
   for (const int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
-  fmt::print("kvferry controller listening on {}\n", (*server)->endpoint());
-  if (!options.stream.empty()) fmt::print("kvferry controller listening on {}\n", (*server)->stream_endpoint());
+  fmt::print("kvferry controller listening on {}\n", server->endpoint());
+  if (!options.stream.empty()) fmt::print("kvferry controller listening on {}\n", server->stream_endpoint());
   std::fflush(stdout);
-  (*server)->run();
+  server->run();
   g_server = nullptr;
   log().info("controller stopped");
   return {};

@@ -33,27 +33,27 @@ std::vector<Setting<ControllerConfig>> make_controller_settings() {
                               "Where to listen", is_endpoint(EndpointUse::kBind)),
       setting<C, std::string>(
           "stream", &C::stream, fmt::format("none, {}", controller::allowed_endpoints(EndpointUse::kBindStream)),
-          "Where to listen as well, with less latency than ZeroMQ", is_endpoint(EndpointUse::kBindStream, "none")),
+          "Second endpoint to listen at, with less latency than ZeroMQ", is_endpoint(EndpointUse::kBindStream, "none")),
       setting<C, std::string>("http", &C::http, "none, or HOST:PORT with a port of 0 to 65535 (0: any free one)",
                               "Where to serve metrics, a status page and routers' queries",
                               [](const std::string& value) { return value == "none" || net::parse_host_port(value); }),
       setting("state", &C::state, "a folder, or 'none'",
               "Folder of the state that survives a restart; with 'none' nodes publish their chunks again")
           .with_shown_default("${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc"),
-      // These two may hold passwords: their own parsers check them, with messages that leave the value out.
+      // etcd and event-log may hold passwords: their own parsers check them, with messages that leave the value out.
       setting("etcd", &C::etcd, "http://HOST:PORT[,...][/PREFIX]",
-              "Be one of several replicas that agree through etcd; every etcd member with commas between, then "
-              "perhaps a prefix of all keys")
+              "The etcd through which several replicas agree: all of its members with commas between, then "
+              "optionally a prefix of all keys")
           .with_shown_default("none; the prefix is /kvferry"),
       setting("event-log", &C::event_log, "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N]",
               "Stream of Redis or Valkey from which later replicas read what nodes published before")
           .with_shown_default("none; the stream is kvferry:events, of 268435456 bytes"),
       setting<C, std::string>("replica", &C::replica, "a name of up to 128 printable letters",
-                              "Name of this replica; the same after a restart", is_replica_name)
+                              "Name of this replica, which must stay the same over restarts", is_replica_name)
           .with_shown_default("HOST:PORT of --advertise"),
       setting<C, std::string>("advertise", &C::advertise, "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
                               "Where nodes reach this replica", is_endpoint(EndpointUse::kConnect, ""))
-          .with_shown_default("where it listens"),
+          .with_shown_default("the endpoint of --bind"),
   };
 }
 
@@ -82,9 +82,8 @@ void add_controller_option(CLI::App& command, SettingFlags& flags) {
 }
 
 Result<std::string> controller_of(const SettingFlags& flags) {
-  Result<ClientConfig> config = read_settings(client_settings(), {{}, ::getenv, flags});
-  if (!config) return std::move(config).error();
-  return std::move(config->controller);
+  ClientConfig config = KVFERRY_TRY(read_settings(client_settings(), {{}, ::getenv, flags}));
+  return std::move(config.controller);
 }
 
 std::string state_folder(const ControllerConfig& config) {

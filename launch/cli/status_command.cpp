@@ -77,17 +77,13 @@ void print_table(const Status& status, const std::string& endpoint) {
 }
 
 Result<void> run(const SettingFlags& flags, bool as_json) {
-  const Result<std::string> found = controller_of(flags);
-  if (!found) return found.error();
-  const std::string& endpoint = *found;
-  const Result<Status> status = controller::fetch_status(endpoint, kTimeoutMs);
-  if (!status) return status.error();
+  const std::string endpoint = KVFERRY_TRY(controller_of(flags));
+  const Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kTimeoutMs));
   if (as_json)
-    fmt::print(
-        "{}\n",
-        controller::status_json(*status, endpoint).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}\n",
+               controller::status_json(status, endpoint).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   else
-    print_table(*status, endpoint);
+    print_table(status, endpoint);
   return {};
 }
 

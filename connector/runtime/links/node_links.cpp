@@ -35,9 +35,7 @@ NodeLinks::NodeLinks(SharedCore& shared, std::unique_ptr<controller::Client> dir
 
 Result<void> NodeLinks::start(const std::vector<WorkerHello>& workers) {
   for (const WorkerHello& worker : workers) {
-    auto link = ClientSocket::connect(worker.link_endpoint);
-    if (!link) return std::move(link).error();
-    workers_.push_back(std::move(*link));
+    workers_.push_back(KVFERRY_TRY(ClientSocket::connect(worker.link_endpoint)));
     ranks_.push_back(worker.endpoint);
   }
   leases_.emplace(parts_);

@@ -86,7 +86,7 @@ struct ChecksumOrder {
   std::uint64_t num_cells = 0;  // number of cells of this rank
   std::vector<ShardRun> runs;   // sorted by `source`; may overlap
   std::vector<Item> items;
-  std::int64_t timeout_ms = 0;  // after which the scheduler ignores the outcome
+  std::int64_t timeout_ms = 0;  // time after which the scheduler ignores the outcome
   std::uint32_t rank = 0;       // the worker's; the outcome repeats it
   KVFERRY_FIELDS(order, num_cells, runs, items, timeout_ms, rank);
 };
@@ -109,7 +109,7 @@ struct Revoked : Revocation {};
 /// What a worker sends its scheduler at start, as vLLM's handshake metadata.
 struct WorkerHello {
   std::uint32_t rank = 0;
-  std::string link_endpoint;  // where it takes orders
+  std::string link_endpoint;  // endpoint at which the worker receives orders
   std::uint32_t num_slots = 0;
   RankEndpoint endpoint;
   KVFERRY_FIELDS(rank, link_endpoint, num_slots, endpoint);
@@ -151,9 +151,7 @@ Result<Message> unseal(const Envelope& envelope) {
   } else {
     using Body = std::variant_alternative_t<kIndex, Message>;
     if (envelope.type != kMessageType<Body>) return unseal<Message, kIndex + 1>(envelope);
-    Result<Body> body = decode<Body>(envelope.body, fmt::format("node message of type {}", envelope.type));
-    if (!body) return std::move(body).error();
-    return Message(std::move(*body));
+    return Message(KVFERRY_TRY(decode<Body>(envelope.body, fmt::format("node message of type {}", envelope.type))));
   }
 }
 

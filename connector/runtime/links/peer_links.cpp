@@ -12,21 +12,19 @@ std::uint32_t PeerVersions::spoken_with(const std::string& endpoint) const {
 }
 
 Result<void> PeerVersions::learn(const std::string& endpoint, const Envelope& envelope) {
-  const Result<std::uint32_t> version = common("the node at " + endpoint, envelope);
-  if (!version) return version.error();
-  spoken_[endpoint] = *version;
+  const std::uint32_t version = KVFERRY_TRY(common("the node at " + endpoint, envelope));
+  spoken_[endpoint] = version;
   if (ours_.has(envelope.version)) return {};
   return Error{ErrorCode::kRefused,
                fmt::format("the answer is in node protocol version {}; the next request will be in version {}",
-                           envelope.version, *version)};
+                           envelope.version, version)};
 }
 
 Result<void> PeerVersions::check(const std::string& who, const Envelope& envelope) const {
-  const Result<std::uint32_t> version = common(who, envelope);
-  if (!version) return version.error();
+  const std::uint32_t version = KVFERRY_TRY(common(who, envelope));
   if (ours_.has(envelope.version)) return {};
   return Error{ErrorCode::kRefused, fmt::format("this node does not speak node protocol version {}; ask in version {}",
-                                                envelope.version, *version)};
+                                                envelope.version, version)};
 }
 
 Result<std::uint32_t> PeerVersions::common(const std::string& who, const Envelope& envelope) const {

@@ -57,7 +57,7 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
                       here[0].shard.num_heads, here[0].chunk_bytes));
   }
   std::erase_if(answer.reply.chunks, [&](LeasedChunk& chunk) {
-    chunk.checksums.clear();  // those of the holder's ranks
+    chunk.checksums.clear();  // they are those of the holder's ranks, not of this node's
     return !std::equal(map->begin(), map->end(), chunk.run_checksums.begin(), chunk.run_checksums.end(),
                        [](const auto& runs, const auto& checksums) { return runs.size() == checksums.size(); });
   });
@@ -81,7 +81,7 @@ PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vect
     if (is_new) order.sources.push_back({holder.transport_address, holder.pool_region, holder.chunk_bytes});
     run.holder = found->second;
   }
-  for (PullItem& item : order.items) {  // keeps the checksums of this rank
+  for (PullItem& item : order.items) {  // keeps only the checksums of this rank
     const bool is_there = rank < item.run_checksums.size();
     item.run_checksums = {is_there ? std::move(item.run_checksums[rank]) : std::vector<std::uint64_t>{}};
   }
@@ -100,7 +100,7 @@ Result<void> RunChecksums::check(const LeaseRequest& request) {
   if (request.shards.empty() && !is_one_stage(here_))
     return Error{ErrorCode::kRefused, "this node has pipeline stages, which the reader's version can't read"};
   if (!is_needed(request)) return {};
-  if (auto map = map_for(request.shards); !map) return std::move(map).error();
+  KVFERRY_TRY(map_for(request.shards));
   return {};
 }
 

@@ -14,10 +14,9 @@ Result<std::unique_ptr<net::ZmqSocket>> make_socket(net::ZmqKind kind) {
 }  // namespace
 
 Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(const std::string& endpoint) {
-  auto socket = make_socket(net::ZmqKind::kRouter);
-  if (!socket) return std::move(socket).error();
-  if (Result<void> bound = (*socket)->bind(endpoint); !bound) return std::move(bound).error();
-  return std::unique_ptr<ServerSocket>(new ServerSocket(std::move(*socket)));
+  auto socket = KVFERRY_TRY(make_socket(net::ZmqKind::kRouter));
+  KVFERRY_TRY(socket->bind(endpoint));
+  return std::unique_ptr<ServerSocket>(new ServerSocket(std::move(socket)));
 }
 
 std::optional<ServerSocket::Message> ServerSocket::receive() {
@@ -33,10 +32,9 @@ bool ServerSocket::send(const std::string& to, std::string_view bytes) {
 }
 
 Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(const std::string& endpoint) {
-  auto socket = make_socket(net::ZmqKind::kDealer);
-  if (!socket) return std::move(socket).error();
-  if (Result<void> connected = (*socket)->connect(endpoint); !connected) return std::move(connected).error();
-  return std::unique_ptr<ClientSocket>(new ClientSocket(std::move(*socket)));
+  auto socket = KVFERRY_TRY(make_socket(net::ZmqKind::kDealer));
+  KVFERRY_TRY(socket->connect(endpoint));
+  return std::unique_ptr<ClientSocket>(new ClientSocket(std::move(socket)));
 }
 
 std::optional<std::string> ClientSocket::receive() {

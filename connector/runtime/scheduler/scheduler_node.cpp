@@ -70,24 +70,21 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
       static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
   client.node = {options.engine_id, incarnation,         options.role, endpoint,
                  config.name_space, options.fingerprint, config.serves};
-  auto directory = controller::make_client(client);
-  if (!directory) return std::move(directory).error();
-  if (auto registered = controller::wait_registered(**directory, SteadyClock(), options.start_timeout_ms); !registered)
-    return std::move(registered).error();
+  auto directory = KVFERRY_TRY(controller::make_client(client));
+  KVFERRY_TRY(controller::wait_registered(*directory, SteadyClock(), options.start_timeout_ms));
   return std::unique_ptr<SchedulerNode>(
-      new SchedulerNode(std::move(options), std::move(address), incarnation, std::move(*directory), std::move(*peers)));
+      new SchedulerNode(std::move(options), std::move(address), incarnation, std::move(directory), std::move(*peers)));
 }
 
 Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hellos) {
   std::vector<WorkerHello> workers;
   for (const std::string& bytes : hellos) {
-    Result<WorkerHello> hello = decode<WorkerHello>(bytes, "worker handshake");
-    if (!hello) return std::move(hello).error();
-    if (hello->rank != workers.size()) {
+    WorkerHello hello = KVFERRY_TRY(decode<WorkerHello>(bytes, "worker handshake"));
+    if (hello.rank != workers.size()) {
       return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("the handshake of worker {} has rank {}", workers.size(), hello->rank)};
+                   fmt::format("the handshake of worker {} has rank {}", workers.size(), hello.rank)};
     }
-    workers.push_back(std::move(*hello));
+    workers.push_back(std::move(hello));
   }
   if (workers.empty()) return Error{ErrorCode::kInvalidArgument, "no worker sent a handshake"};
   std::vector<Shard> shards;
@@ -164,11 +161,10 @@ FinishedRequest SchedulerNode::finished(const RequestId& id, std::uint32_t num_c
 }
 
 Result<void> SchedulerNode::worker_report(std::string_view bytes) {
-  const Result<WorkerReport> report = decode<WorkerReport>(bytes, "worker report");
-  if (!report) return report.error();
+  const WorkerReport report = KVFERRY_TRY(decode<WorkerReport>(bytes, "worker report"));
   with_core([&](SchedulerCore& core) {
-    core.worker_report(*report, clock_.now());
-    for (const SaveDone& save : report->saves) {
+    core.worker_report(report, clock_.now());
+    for (const SaveDone& save : report.saves) {
       const auto found = shared_.saves.find(save.chunk);
       if (found != shared_.saves.end() && --found->second == 0) shared_.saves.erase(found);
     }

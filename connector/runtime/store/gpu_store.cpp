@@ -26,16 +26,12 @@ Result<void> GpuStore::start() {
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("gpu_pool_bytes {} holds no chunk of {} bytes", tier_.bytes, frame_bytes_)};
   }
-  auto packer = tier_.gpu.make_packer(parts_.layout, {});
-  if (!packer) return std::move(packer).error();
-  packer_ = std::move(*packer);
+  packer_ = KVFERRY_TRY(tier_.gpu.make_packer(parts_.layout, {}));
   if (Result<void> pinned = device().pin(parts_.pool); !pinned)
     return std::move(pinned).error().with("pinning the chunk pool");
   is_pinned_ = true;
   for (std::optional<DeviceStream>* stream : {&down_, &up_}) {
-    auto made = device().make_stream();
-    if (!made) return std::move(made).error();
-    *stream = *made;
+    *stream = KVFERRY_TRY(device().make_stream());
   }
   if (table_.num_frames() == 0) return {};
   auto frames = device().allocate(MemoryKind::kDevice, table_.num_frames() * frame_bytes_);
@@ -169,7 +165,7 @@ void GpuStore::release(Work& work) {
 
 Result<std::unique_ptr<ChunkStore>> make_gpu_store(ChunkStoreParts parts, GpuTier tier) {
   auto store = std::make_unique<GpuStore>(std::move(parts), std::move(tier));
-  if (Result<void> started = store->start(); !started) return std::move(started).error();
+  KVFERRY_TRY(store->start());
   return std::unique_ptr<ChunkStore>(std::move(store));
 }
 

@@ -105,10 +105,9 @@ void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStre
   }
   if (up.empty()) return;
   const Result<void> given = [&]() -> Result<void> {
-    if (auto ok = device().copy(up, *up_); !ok) return ok;
-    Result<DeviceEvent> is_up = DeviceEvent::record(device(), *up_);
-    if (!is_up) return std::move(is_up).error();
-    return is_up->make_wait(stream);
+    KVFERRY_TRY(device().copy(up, *up_));
+    DeviceEvent is_up = KVFERRY_TRY(DeviceEvent::record(device(), *up_));
+    return is_up.make_wait(stream);
   }();
   if (given) return;
   log().error("copying {} chunks from host to GPU memory failed: {}", up.size(), given.error().what);

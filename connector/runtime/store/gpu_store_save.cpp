@@ -69,15 +69,14 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
 
 Result<void> GpuStore::enqueue_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream) {
   StreamPacker::Pass& pass = *work.passes.front();
-  if (auto ok = pass.copy_layers(0, static_cast<std::uint32_t>(parts_.layout.layers.size())); !ok) return ok;
-  if (auto ok = pass.finish(); !ok) return ok;
-  Result<DeviceEvent> gathered = DeviceEvent::record(device(), stream);
-  if (!gathered) return std::move(gathered).error();
+  KVFERRY_TRY(pass.copy_layers(0, static_cast<std::uint32_t>(parts_.layout.layers.size())));
+  KVFERRY_TRY(pass.finish());
+  DeviceEvent gathered = KVFERRY_TRY(DeviceEvent::record(device(), stream));
   if (down.empty()) {
-    work.event = std::move(*gathered);
+    work.event = std::move(gathered);
     return {};
   }
-  if (auto ok = gathered->make_wait(*down_); !ok) return ok;
+  KVFERRY_TRY(gathered.make_wait(*down_));
   work.stream = *down_;
   for (const Work::Item& item : work.items)
     if (item.frame) table_.filled(*item.frame);
@@ -86,12 +85,10 @@ Result<void> GpuStore::enqueue_save(Work& work, std::span<const DeviceCopy> down
 
 /// Copies the work's frames, which are complete, to their slots.
 Result<void> GpuStore::write_back(Work& work, std::span<const DeviceCopy> down) {
-  if (auto ok = device().copy(down, *down_); !ok) return ok;
+  KVFERRY_TRY(device().copy(down, *down_));
   for (const Work::Item& item : work.items)
     if (item.frame) table_.write_back_started(*item.frame);
-  Result<DeviceEvent> written = DeviceEvent::record(device(), *down_);
-  if (!written) return std::move(written).error();
-  work.event = std::move(*written);
+  work.event = KVFERRY_TRY(DeviceEvent::record(device(), *down_));
   return {};
 }
 

@@ -80,9 +80,7 @@ Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& 
   while (layers_.size() < whole.layers.size()) {
     KvLayout one = whole;
     one.layers = {whole.layers[layers_.size()]};
-    Result<std::unique_ptr<Packer>> packer = make_host_packer(std::move(one));
-    if (!packer) return std::move(packer).error();
-    layers_.push_back(std::move(*packer));
+    layers_.push_back(KVFERRY_TRY(make_host_packer(std::move(one))));
   }
   Layered& layered = layered_[item.chunk];
   if (layer != layered.num_layers || layer >= layers_.size())
@@ -90,8 +88,7 @@ Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& 
                  fmt::format("layer {} of a save follows {} layers", layer, layered.num_layers)};
   const std::uint64_t bytes = item.num_tokens * layers_[layer]->chunk_bytes_per_token();
   const std::span<std::byte> run = slot_bytes(item.chunk, item.num_tokens).subspan(layer * bytes, bytes);
-  Result<std::uint64_t> checksum = layers_[layer]->gather({item.first_token, item.num_tokens, job.block_ids}, run);
-  if (!checksum) return checksum;
+  std::uint64_t checksum = KVFERRY_TRY(layers_[layer]->gather({item.first_token, item.num_tokens, job.block_ids}, run));
   layered.checksum.update(run);
   layered.num_layers += 1;
   return checksum;
@@ -128,9 +125,8 @@ LoadOutcome HostStore::unpack(const LoadJob& job, const IsReadable& is_readable)
 }  // namespace
 
 Result<std::unique_ptr<ChunkStore>> make_host_store(ChunkStoreParts parts) {
-  Result<std::unique_ptr<Packer>> packer = make_host_packer(parts.layout);
-  if (!packer) return std::move(packer).error();
-  return std::unique_ptr<ChunkStore>(std::make_unique<HostStore>(std::move(parts), std::move(*packer)));
+  std::unique_ptr<Packer> packer = KVFERRY_TRY(make_host_packer(parts.layout));
+  return std::unique_ptr<ChunkStore>(std::make_unique<HostStore>(std::move(parts), std::move(packer)));
 }
 
 }  // namespace kvferry

@@ -42,20 +42,19 @@ Result<void> Puller::plan(const PullPtr& pull, std::size_t index, Pieces& pieces
   if (pull->has_runs() && !item.run_checksums.empty()) checksums = item.run_checksums[0];
   if (checksums.size() != runs.size())
     return Error{ErrorCode::kInvalidArgument, fmt::format("the order has no checksum of a chunk for rank {}", rank)};
-  const Result<ChunkStore::Place> place =
-      pull->has_runs() ? parts_.store.land_in_slot(item.local, bytes) : parts_.store.land(item.local, bytes);
-  if (!place) return place.error();
+  const ChunkStore::Place place = KVFERRY_TRY(pull->has_runs() ? parts_.store.land_in_slot(item.local, bytes)
+                                                               : parts_.store.land(item.local, bytes));
   pull->ok[index] = true;
   for (std::size_t r = 0; r < runs.size(); ++r) {
     const ShardRun& run = runs[r];
     const PullSource& source = sources[run.holder];
-    Piece& piece = pieces[{place->region, run.holder}];
+    Piece& piece = pieces[{place.region, run.holder}];
     if (piece.items.empty() || piece.items.back() != index) pull->num_pieces[index] += 1;
     piece.pull = pull;
     piece.address = source.address;
     piece.remote_region = source.region;
-    piece.region = place->region;
-    piece.ranges.push_back({place->offset + run.target * cell_bytes,
+    piece.region = place.region;
+    piece.ranges.push_back({place.offset + run.target * cell_bytes,
                             item.remote.slot * source.slot_bytes + run.source * cell_bytes, run.cells * cell_bytes});
     piece.checksums.push_back(checksums[r]);
     piece.items.push_back(index);

@@ -12,9 +12,9 @@ namespace kvferry {
 
 Result<std::unique_ptr<ServiceLoop>> ServiceLoop::start(const WorkerParts& parts) {
   // An abstract socket: a killed process leaves no file behind.
-  auto socket = ServerSocket::bind(fmt::format("ipc://@kvferry-{}-{:x}", ::getpid(), std::random_device{}()));
-  if (!socket) return std::move(socket).error();
-  std::unique_ptr<ServiceLoop> made(new ServiceLoop(parts, std::move(*socket)));
+  auto socket =
+      KVFERRY_TRY(ServerSocket::bind(fmt::format("ipc://@kvferry-{}-{:x}", ::getpid(), std::random_device{}())));
+  std::unique_ptr<ServiceLoop> made(new ServiceLoop(parts, std::move(socket)));
   made->loop_.start([self = made.get()](std::vector<pollfd>& fds) { return self->turn(fds); });
   return made;
 }

@@ -5,15 +5,14 @@
 namespace kvferry {
 
 Result<TransferId> TransportPeers::submit(const std::string& address, PagedTransfer transfer) {
-  const std::lock_guard lock(mutex_);  // also keeps completed() from coming before running_ has the transfer
-  const Result<PeerId> id = transport_.connect(address);
-  if (!id) return id.error();
-  Peer& peer = peers_[*id];
+  const std::lock_guard lock(mutex_);  // completed() must not run before running_ contains the transfer
+  const PeerId id = KVFERRY_TRY(transport_.connect(address));
+  Peer& peer = peers_[id];
   peer.used_at = clock_.now();
-  transfer.peer = *id;
+  transfer.peer = id;
   Result<TransferId> submitted = transport_.submit(std::move(transfer));
   if (submitted) {
-    running_.emplace(*submitted, *id);
+    running_.emplace(*submitted, id);
     ++peer.num_running;
   }
   return submitted;

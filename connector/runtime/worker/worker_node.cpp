@@ -11,7 +11,7 @@
 namespace kvferry {
 
 Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
-  if (auto valid = options.layout.validate(); !valid) return std::move(valid).error();
+  KVFERRY_TRY(options.layout.validate());
   const auto num_layers = static_cast<std::uint32_t>(options.layout.layers.size());
   if (options.shard.num_layers == 0) options.shard = {0, num_layers, 0, options.layout.num_kv_heads};
   if (options.shard.num_layers != num_layers || options.shard.num_heads != options.layout.num_kv_heads) {
@@ -27,39 +27,31 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
                  fmt::format("pool_bytes {} holds {} chunks of {} bytes ({} tokens); at least 2 must fit",
                              options.config.pool_bytes, num_slots, chunk_bytes, options.config.chunk_tokens)};
   }
-  Result<SharedMemory> memory =
-      SharedMemory::create(fmt::format("{}.{}", options.label, options.rank), num_slots * chunk_bytes);
-  if (!memory) return std::move(memory).error();
+  SharedMemory memory =
+      KVFERRY_TRY(SharedMemory::create(fmt::format("{}.{}", options.label, options.rank), num_slots * chunk_bytes));
   std::unique_ptr<WorkerNode> node(
-      new WorkerNode(std::move(options), std::move(*memory), static_cast<std::uint32_t>(num_slots)));
+      new WorkerNode(std::move(options), std::move(memory), static_cast<std::uint32_t>(num_slots)));
   node->chunk_bytes_ = chunk_bytes;
   const ConnectorConfig& config = node->options_.config;
   TransportOptions transport_options;
-  const Result<Path> path = parse_path(config.path);
-  if (!path) return path.error();
-  transport_options.path = *path;
+  const Path path = KVFERRY_TRY(parse_path(config.path));
+  transport_options.path = path;
   transport_options.tcp.listen_host = config.advertise_host;
   if (node->options_.gpu && config.lands_in_gpu) transport_options.device = node->options_.gpu->device.get();
-  auto transport = make_transport(transport_options);
-  if (!transport) return std::move(transport).error();
-  node->transport_ = std::move(*transport);
+  node->transport_ = KVFERRY_TRY(make_transport(transport_options));
   auto region = node->transport_->register_region(node->pool_.region());
   if (!region) return std::move(region).error().with("registering the chunk pool");
   node->region_ = *region;
-  auto exported = node->transport_->export_region(*region);
-  if (!exported) return std::move(exported).error();
-  auto store = node->make_store();
-  if (!store) return std::move(store).error();
-  node->store_ = std::move(*store);
-  auto service = ServiceLoop::start({*node->transport_, *node->store_, node->core_, node->clock_, node->pool_.span(),
-                                     node->region_, chunk_bytes, node->options_.layout.bytes_per_token(), num_layers});
-  if (!service) return std::move(service).error();
-  node->service_ = std::move(*service);
+  auto exported = KVFERRY_TRY(node->transport_->export_region(*region));
+  node->store_ = KVFERRY_TRY(node->make_store());
+  node->service_ = KVFERRY_TRY(
+      ServiceLoop::start({*node->transport_, *node->store_, node->core_, node->clock_, node->pool_.span(),
+                          node->region_, chunk_bytes, node->options_.layout.bytes_per_token(), num_layers}));
   node->hello_ =
       encode(WorkerHello{node->options_.rank,
                          node->service_->endpoint(),
                          static_cast<std::uint32_t>(num_slots),
-                         {node->transport_->address(), std::move(*exported), chunk_bytes, node->options_.shard}});
+                         {node->transport_->address(), std::move(exported), chunk_bytes, node->options_.shard}});
   return node;
 }
 
@@ -81,9 +73,7 @@ std::string WorkerNode::describe() const {
 }
 
 Result<void> WorkerNode::begin_step(std::string_view bytes, DeviceStream stream) {
-  Result<StepPlan> plan = decode<StepPlan>(bytes, "step plan");
-  if (!plan) return std::move(plan).error();
-  plan_ = std::move(*plan);
+  plan_ = KVFERRY_TRY(decode<StepPlan>(bytes, "step plan"));
   wants_layers_ = !options_.gpu;
   const auto has_push = [](const SaveJob& job) {
     return std::any_of(job.items.begin(), job.items.end(), [](const SaveItem& item) { return item.push != 0; });
