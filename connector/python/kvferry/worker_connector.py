@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-from vllm.logger import init_logger
 
 from kvferry._core import KvFerryError, KvLayout, WorkerNode, check_config
 from kvferry.errors import refuse_to_start
@@ -16,8 +15,6 @@ from kvferry.layout import attention_specs, cache_layout, shard_of
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
-
-logger = init_logger(__name__)
 
 
 class WorkerConnector:
@@ -62,7 +59,6 @@ class WorkerConnector:
             )
         except KvFerryError as error:
             refuse_to_start(str(error))
-        logger.info("kvferry: %s", self._node.describe())
 
     def handshake(self) -> WorkerHello | None:
         return None if self._node is None else WorkerHello(self._node.handshake())

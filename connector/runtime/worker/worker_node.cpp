@@ -52,6 +52,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
                          node->service_->endpoint(),
                          static_cast<std::uint32_t>(num_slots),
                          {node->transport_->address(), std::move(exported), chunk_bytes, node->options_.shard}});
+  log().info("{}", node->describe());
   return node;
 }
 

@@ -76,7 +76,7 @@ class Worker {
     if (job_.num_blocks == 0) throw bad_message("nothing is prepared");
     if (what == "transfer") return transfer();
     if (what == "answer") return answer();
-    const std::uint64_t rounds = number(message, "rounds is out of range");
+    const std::uint64_t rounds = number(message, "rounds");
     if (rounds == 0 || rounds > kRoundsMax) throw bad_message("rounds is out of range");
     if (what == "ping") return ping(rounds);
     if (what == "pong") return pong(rounds);

@@ -1,8 +1,8 @@
 // Nodes of two releases: what one speaks with the other, and exactly what older ones say.
-#include "connector/runtime/links/peer_links.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "connector/runtime/links/peer_links.h"
 
 namespace kvferry {
 namespace {
