@@ -4,8 +4,7 @@ import asyncio
 import json
 import logging
 import time
-import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -15,8 +14,17 @@ from aiohttp import web
 from kvferry_launch.proxy import bodies
 from kvferry_launch.proxy.adapters import Adapters
 from kvferry_launch.proxy.bodies import Body
+from kvferry_launch.proxy.client_request import (
+    ClientGoneError,
+    ClientRequest,
+    copied,
+    error_fields,
+    error_response,
+    forwarded,
+    to_client,
+)
 from kvferry_launch.proxy.metrics import Metrics
-from kvferry_launch.proxy.nodes import Choice, Node, Nodes, NoPairError
+from kvferry_launch.proxy.nodes import Choice, Node, Nodes, NoPairError, ServerError
 from kvferry_launch.proxy.streams import BrokenStreamError, Stream
 
 logger = logging.getLogger("kvferry.proxy")
@@ -24,9 +32,6 @@ logger = logging.getLogger("kvferry.proxy")
 BODY_BYTES_MAX = 64 << 20
 CONNECT_TIMEOUT_S = 5.0
 TOKENIZE_TIMEOUT_S = 10.0
-# Headers of this hop only, or set anew.
-_OWN_HEADERS = frozenset(("host", "content-length", "content-type", "connection", "keep-alive", "transfer-encoding",
-                          "te", "trailer", "upgrade", "expect", "accept-encoding", "x-request-id"))
 
 
 @dataclass(frozen=True)
@@ -36,18 +41,6 @@ class Options:
     tries: int = 3  # pairs that one request may use
     needs_prefill: bool = False
     request_timeout_s: float = 600.0  # limit between two bytes of a server
-
-
-class ServerError(Exception):
-    """A server did not answer, answered with an error of its own, or broke off."""
-
-    def __init__(self, node: Node, kind: str, reason: str, answer: web.Response | None = None) -> None:
-        super().__init__(f"{kind} server {node.engine_id} at {node.serves}: {reason}")
-        self.node, self.kind, self.answer = node, kind, answer
-
-
-class _ClientGoneError(Exception):
-    """The client closed its connection before the end of its answer."""
 
 
 class FrontDoor:
@@ -62,7 +55,7 @@ class FrontDoor:
 
     async def _live(self, _: web.Application) -> AsyncIterator[None]:
         # Each request has its own connection, because vLLM's server closes idle ones after seconds and would lose a
-        # request that meets the closing. That costs a third of a millisecond.
+        # request that meets the closing.
         timeout = aiohttp.ClientTimeout(None, sock_connect=CONNECT_TIMEOUT_S,
                                         sock_read=self._options.request_timeout_s)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -90,7 +83,7 @@ class FrontDoor:
         except asyncio.CancelledError:
             self.metrics.cancelled.inc()
             raise
-        except _ClientGoneError:
+        except ClientGoneError:
             self.metrics.cancelled.inc()
             return web.Response()  # the client has closed its connection
         finally:
@@ -99,7 +92,7 @@ class FrontDoor:
 
     async def _through_pairs(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
-        one = _Request(request, bodies.json_object(raw), raw)
+        one = ClientRequest(request, bodies.json_object(raw), raw)
         if one.body is None:
             return await self._hand_on(one)
         tokens = await self._tokens(one)
@@ -115,7 +108,7 @@ class FrontDoor:
                 if failure is not None:
                     break
                 self.metrics.unpaired.inc()
-                return _error(503, str(error))
+                return error_response(503, str(error))
             if bodies.is_batch(one.path, one.body):
                 choice = Choice(None, choice.decode, "batch")
             try:
@@ -131,9 +124,9 @@ class FrontDoor:
         assert failure is not None
         if one.response is not None:
             return await self._broken_off(one, one.response, failure)
-        return failure.answer or _error(502, f"no server answered; the last that was tried: {failure}")
+        return failure.answer or error_response(502, f"no server answered; the last that was tried: {failure}")
 
-    async def _through(self, one: "_Request", choice: Choice, attempt: int) -> web.StreamResponse:
+    async def _through(self, one: ClientRequest, choice: Choice, attempt: int) -> web.StreamResponse:
         assert one.body is not None
         handed_over = None
         with _counted(choice):
@@ -156,41 +149,41 @@ class FrontDoor:
                     return await self._whole(choice.decode, "decode", one, body, attempt)
             return await self._streamed(choice.decode, one, body, attempt)
 
-    async def _hand_on(self, one: "_Request") -> web.Response:
+    async def _hand_on(self, one: ClientRequest) -> web.Response:
         """Passes on a body that is not a JSON object, because servers refuse it with a better message."""
         servers = self.nodes.usable("decode", set()) or self.nodes.usable("prefill", set())
         if not servers:
-            return _error(503, "no server takes requests")
+            return error_response(503, "no server takes requests")
         try:
             async with self._session.post(servers[0].serves + one.path, data=one.raw,
                                           headers=one.headers(0, keep_type=True)) as answer:
-                return await _copied(answer)
+                return await copied(answer)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            return _error(502, f"{type(error).__name__}: {error}")
+            return error_response(502, f"{type(error).__name__}: {error}")
 
     async def _models(self, request: web.Request) -> web.Response:
         reason = "no server takes requests"
         for node in self.nodes.usable("decode", set()) + self.nodes.usable("prefill", set()):
             try:
-                async with self._session.get(f"{node.serves}/v1/models", headers=_forwarded(request.headers)) as answer:
-                    return await _copied(answer)
+                async with self._session.get(f"{node.serves}/v1/models", headers=forwarded(request.headers)) as answer:
+                    return await copied(answer)
             except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
                 reason = f"{type(error).__name__}: {error}"
                 self.nodes.failed(node)
-        return _error(503, reason)
+        return error_response(503, reason)
 
     async def _health(self, _: web.Request) -> web.Response:
         """Answers 200 if a decode server is ready."""
         missing = [kind for kind in ("prefill", "decode") if not self.nodes.usable(kind, set())]
         if "decode" in missing or (missing and self._options.needs_prefill):
-            return _error(503, f"no {' and no '.join(missing)} server takes requests")
+            return error_response(503, f"no {' and no '.join(missing)} server takes requests")
         return web.Response()
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     # ---- requests to servers and the controller ----
-    async def _tokens(self, one: "_Request") -> list[int] | None:
+    async def _tokens(self, one: ClientRequest) -> list[int] | None:
         """Returns the prompt's tokens, or None if no server tokenizes it. Then the load alone decides, and the servers
         report what is wrong with the request."""
         assert one.body is not None
@@ -214,7 +207,7 @@ class FrontDoor:
                     self.nodes.failed(node)
         return None
 
-    async def _extras(self, one: "_Request") -> dict[str, str]:
+    async def _extras(self, one: ClientRequest) -> dict[str, str]:
         """Returns the fields that decide the prompt's KV besides its tokens."""
         assert one.body is not None
         extras: dict[str, str] = {}
@@ -224,19 +217,19 @@ class FrontDoor:
             extras["cache_salt"] = salt
         return extras
 
-    async def _whole(self, node: Node, kind: str, one: "_Request", body: Body, attempt: int) -> web.Response:
+    async def _whole(self, node: Node, kind: str, one: ClientRequest, body: Body, attempt: int) -> web.Response:
         """Returns the whole answer if its status is below 500. Errors: ServerError."""
         async with self._asked(node, kind, one, body, attempt) as answer:
-            return await _copied(answer)
+            return await copied(answer)
 
-    async def _streamed(self, node: Node, one: "_Request", body: Body, attempt: int) -> web.StreamResponse:
+    async def _streamed(self, node: Node, one: ClientRequest, body: Body, attempt: int) -> web.StreamResponse:
         """Passes events on as they arrive, without those that the client has already. Errors: ServerError."""
         begin = time.monotonic()
         async with self._asked(node, "decode", one, body, attempt) as answer:
             if answer.content_type != "text/event-stream":
                 if one.response is not None:
                     raise ServerError(node, "decode", f"status {answer.status}")
-                return await _copied(answer)
+                return await copied(answer)
             first = await answer.content.readany()
             if not first:
                 raise ServerError(node, "decode", "its stream ended before the first event")
@@ -245,14 +238,14 @@ class FrontDoor:
                 one.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8",
                                                            "Cache-Control": "no-cache",
                                                            "X-Request-Id": one.request_id})
-                with _to_client():
+                with to_client():
                     await one.response.prepare(one.request)
             else:
                 self.metrics.continued_streams.inc()
             one.stream.begin()
             with self.metrics.stage("rest"):
                 await self._pass_on(node, answer, first, one.stream, one.response)
-            with _to_client():
+            with to_client():
                 await one.response.write_eof()
             return one.response
 
@@ -262,7 +255,7 @@ class FrontDoor:
         try:
             while piece:
                 if ready := stream.feed(piece):
-                    with _to_client():
+                    with to_client():
                         await response.write(ready)
                 piece = await answer.content.readany()
         except BrokenStreamError as error:
@@ -272,59 +265,27 @@ class FrontDoor:
         if not stream.done:
             raise ServerError(node, "decode", f"the server ended in the middle of the answer ({reason})")
 
-    async def _broken_off(self, one: "_Request", response: web.StreamResponse, failure: ServerError
+    async def _broken_off(self, one: ClientRequest, response: web.StreamResponse, failure: ServerError
                           ) -> web.StreamResponse:
         """Ends an answer that no server continues, after the client has its beginning."""
         self.metrics.broken_streams.inc()
         separator = b"" if one.stream.ends_an_event else b"\n\n"
-        event = json.dumps({"error": _error_fields(502, f"the answer breaks off: {failure}")})
-        with _to_client():
+        event = json.dumps({"error": error_fields(502, f"the answer breaks off: {failure}")})
+        with to_client():
             await response.write(separator + f"data: {event}\n\ndata: [DONE]\n\n".encode())
             await response.write_eof()
         return response
 
     @asynccontextmanager
-    async def _asked(self, node: Node, kind: str, one: "_Request", body: Body,
+    async def _asked(self, node: Node, kind: str, one: ClientRequest, body: Body,
                      attempt: int) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
             async with self._session.post(node.serves + one.path, json=body, headers=one.headers(attempt)) as answer:
                 if answer.status >= 500:
-                    raise ServerError(node, kind, f"status {answer.status}", await _copied(answer))
+                    raise ServerError(node, kind, f"status {answer.status}", await copied(answer))
                 yield answer
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             raise ServerError(node, kind, f"{type(error).__name__}: {error}") from error
-
-
-@dataclass
-class _Request:
-    """One request of a client."""
-
-    request: web.Request
-    body: Body | None
-    raw: bytes
-
-    def __post_init__(self) -> None:
-        self.path = self.request.path
-        self.request_id = self.request.headers.get("X-Request-Id") or uuid.uuid4().hex
-        self.stream = Stream(self.path, self.body or {})
-        self.response: web.StreamResponse | None = None  # set once the client has a part of its answer
-
-    def headers(self, attempt: int, keep_type: bool = False) -> dict[str, str]:
-        """Each attempt has its own request id, because a server may still run the previous one."""
-        made = _forwarded(self.request.headers)
-        made["X-Request-Id"] = f"{self.request_id}-{attempt}" if attempt else self.request_id
-        if keep_type and "Content-Type" in self.request.headers:
-            made["Content-Type"] = self.request.headers["Content-Type"]
-        return made
-
-
-@contextmanager
-def _to_client() -> Iterator[None]:
-    """Marks errors in this block as the client's, because aiohttp raises the same types for servers."""
-    try:
-        yield
-    except (ConnectionError, aiohttp.ClientError) as error:
-        raise _ClientGoneError from error
 
 
 @contextmanager
@@ -337,21 +298,3 @@ def _counted(choice: Choice) -> Iterator[None]:
     finally:
         for node in nodes:
             node.in_flight -= 1
-
-
-def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _OWN_HEADERS}
-
-
-async def _copied(answer: aiohttp.ClientResponse) -> web.Response:
-    headers = {name: answer.headers[name] for name in ("Content-Type", "X-Request-Id", "Retry-After")
-               if name in answer.headers}
-    return web.Response(status=answer.status, body=await answer.read(), headers=headers)
-
-
-def _error_fields(status: int, sentence: str) -> Body:
-    return {"message": sentence, "type": "kvferry_proxy_error", "param": None, "code": status}
-
-
-def _error(status: int, sentence: str) -> web.Response:
-    return web.json_response({"error": _error_fields(status, sentence)}, status=status)

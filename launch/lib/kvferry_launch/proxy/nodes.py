@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from aiohttp import web
 
 from kvferry_launch.proxy.metrics import Metrics
 
@@ -41,6 +42,14 @@ class Node:
     @property
     def push_to(self) -> dict[str, str]:
         return {"engine_id": self.engine_id, "endpoint": self.endpoint}
+
+
+class ServerError(Exception):
+    """A server did not answer, answered with an error of its own, or broke off."""
+
+    def __init__(self, node: Node, kind: str, reason: str, answer: web.Response | None = None) -> None:
+        super().__init__(f"{kind} server {node.engine_id} at {node.serves}: {reason}")
+        self.node, self.kind, self.answer = node, kind, answer
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,70 @@
+"""One request of a client as the proxy keeps it, and the answers that the proxy makes or passes on."""
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from kvferry_launch.proxy.bodies import Body
+from kvferry_launch.proxy.streams import Stream
+
+# Headers of this hop only, or set anew.
+_OWN_HEADERS = frozenset(("host", "content-length", "content-type", "connection", "keep-alive", "transfer-encoding",
+                          "te", "trailer", "upgrade", "expect", "accept-encoding", "x-request-id"))
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection before the end of its answer."""
+
+
+@dataclass
+class ClientRequest:
+    """One request of a client."""
+
+    request: web.Request
+    body: Body | None
+    raw: bytes
+
+    def __post_init__(self) -> None:
+        self.path = self.request.path
+        self.request_id = self.request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        self.stream = Stream(self.path, self.body or {})
+        self.response: web.StreamResponse | None = None  # set once the client has a part of its answer
+
+    def headers(self, attempt: int, keep_type: bool = False) -> dict[str, str]:
+        """Each attempt has its own request id, because a server may still run the previous one."""
+        made = forwarded(self.request.headers)
+        made["X-Request-Id"] = f"{self.request_id}-{attempt}" if attempt else self.request_id
+        if keep_type and "Content-Type" in self.request.headers:
+            made["Content-Type"] = self.request.headers["Content-Type"]
+        return made
+
+
+@contextmanager
+def to_client() -> Iterator[None]:
+    """Marks errors in this block as the client's, because aiohttp raises the same types for servers."""
+    try:
+        yield
+    except (ConnectionError, aiohttp.ClientError) as error:
+        raise ClientGoneError from error
+
+
+def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _OWN_HEADERS}
+
+
+async def copied(answer: aiohttp.ClientResponse) -> web.Response:
+    headers = {name: answer.headers[name] for name in ("Content-Type", "X-Request-Id", "Retry-After")
+               if name in answer.headers}
+    return web.Response(status=answer.status, body=await answer.read(), headers=headers)
+
+
+def error_fields(status: int, sentence: str) -> Body:
+    return {"message": sentence, "type": "kvferry_proxy_error", "param": None, "code": status}
+
+
+def error_response(status: int, sentence: str) -> web.Response:
+    return web.json_response({"error": error_fields(status, sentence)}, status=status)
