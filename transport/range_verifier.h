@@ -36,7 +36,7 @@ class RangeDigest {
 /// Finds the corrupt ranges of one transfer. With checksums, a copy is a range.
 class RangeVerifier {
  public:
-  /// `transfer` outlives the verifier, and may be fed.
+  /// `transfer` must outlive the verifier. Transport::feed() may add ranges to it meanwhile.
   explicit RangeVerifier(const AcceptedTransfer& transfer) : transfer_(transfer) {}
   RangeVerifier(const RangeVerifier&) = delete;
   RangeVerifier& operator=(const RangeVerifier&) = delete;

@@ -6,7 +6,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kPathBytesMax =
-    107;  // sizeof(sockaddr_un::sun_path) without the final zero; allowed_endpoints() names it
+    107;  // sizeof(sockaddr_un::sun_path) without the final zero; the texts of allowed_endpoints() state it too
 constexpr std::string_view kTcp = "tcp://";
 constexpr std::string_view kIpc = "ipc://";
 constexpr std::string_view kUnix = "unix://";

@@ -97,7 +97,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
   if (slot == nullptr) {
     slot.reset(new Namespace{info.fingerprint, ChunkTable(options_.tails_per_group_max, options_.index), {}, {}, 0});
   }
-  slot->fingerprint = info.fingerprint;  // changes only where no other node is left
+  slot->fingerprint = info.fingerprint;  // differs only if the namespace has no other node
   joined.id = NodeId{++last_node_id_};
   joined.snapshot_wanted = true;
   auto node = std::make_unique<Node>(Node{.info = info,

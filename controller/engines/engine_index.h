@@ -75,10 +75,10 @@ class EngineIndex {
   /// Finds every holder that has the first block, in no particular order. Tokens after the last whole block are
   /// ignored.
   void match_tokens(std::span<const std::uint32_t> tokens, const PromptSalt& salt, std::vector<EngineMatch>& matches);
-  /// As match_tokens(), by the hashes that any engine gave to the prompt's blocks.
+  /// Same as match_tokens(), but takes the hashes of the prompt's blocks, which may be those of any engine.
   void match_hashes(std::span<const ShortKey> hashes, std::vector<EngineMatch>& matches);
 
-  /// Spends about `num_lines` cache lines. Returns false if nothing is left to do.
+  /// Resizes, compacts and sweeps about `num_lines` cache lines. Returns false if nothing is left to do.
   bool tidy(std::size_t num_lines);
 
   std::uint32_t block_size() const { return options_.block_size; }

@@ -208,7 +208,7 @@ void EngineStream::lose(TimeNs now) {
 
 void EngineStream::tick(TimeNs now) {
   if (const TimeNs late = now - last_tick_; late > options_.lease / 2) {
-    // This controller did not receive in that time, so it is no evidence of a silent engine.
+    // This controller was late and received nothing meanwhile, so that time is no evidence of a silent engine.
     last_received_at_ += late;
     disconnected_at_ += late;
     replay_progress_at_ += late;

@@ -76,8 +76,8 @@ class KeyMap {
 
   /// Makes room for `num_keys` keys. The map must be empty.
   void reserve(std::size_t num_keys);
-  /// Returns true if there are more keys than there is room for, so that tidy() has to run. A reserved table that is
-  /// not full yet would be shrunk by tidy().
+  /// Returns true if tidy() has to run: the table is over 80 % full or is being resized. Code that inserts keys calls
+  /// tidy() only then, because tidy() would shrink a reserved table that is not full yet.
   bool is_crowded() const { return is_resizing() || num_keys_ * 5 > now_.num_buckets * Bucket::kSlots * 4; }
 
   struct Walk {

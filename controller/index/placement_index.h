@@ -91,7 +91,7 @@ class PlacementIndex {
   template <class See>
   void for_each_run(std::span<const Key> keys, const See& see);
 
-  /// Spends about `num_lines` cache lines. Returns false if nothing is left to do.
+  /// Resizes, compacts and sweeps, about `num_lines` cache lines each. Returns false if nothing is left to do.
   bool tidy(std::size_t num_lines);
 
   std::size_t num_keys() const { return map_.size(); }  // including keys of which only removed nodes are holders

@@ -45,7 +45,7 @@ class MsgpackReader {
     at_ += 1 + size;
     return true;
   }
-  /// Fails for a negative number, and for one in a signed form.
+  /// Fails for a negative number, and for any number in one of MessagePack's signed formats.
   bool read_unsigned(std::uint64_t& value) {
     return at_ < end_ && (*at_ < 0x80 || (*at_ & 0xfc) == 0xcc) && read_integer(value);
   }

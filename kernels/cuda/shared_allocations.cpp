@@ -49,7 +49,7 @@ Result<Allocation> allocation_of(const std::byte* memory) {
   std::size_t bytes = 0;
   const CUresult code = reinterpret_cast<AddressRange>(found)(&base, &bytes, reinterpret_cast<std::uintptr_t>(memory));
   if (code != CUDA_SUCCESS)
-    return Error{ErrorCode::kUnavailable, fmt::format("{} is not GPU memory ({})", fmt::ptr(memory), int{code})};
+    return Error{ErrorCode::kUnavailable, fmt::format("{} is not GPU memory (error {})", fmt::ptr(memory), int{code})};
   return Allocation{base, bytes};
 }
 

@@ -109,7 +109,7 @@ class GpuIpcBackend final : public Backend {
   bool post_piece(Transfer& transfer);
   /// All bytes are copied: sends the notification, which also shows that the peer lives. Returns false to try again.
   bool notify(Transfer& transfer);
-  /// A transfer on the control link.
+  /// Returns a push without ranges over the control link, to be submitted as a hello, a watch or a notification.
   PagedTransfer without_ranges(const Peer& peer) const;
   void send_hello(const PeerPtr& peer);
   void on_control_request(const ControlRequest& request, const Completion& completion);

@@ -18,7 +18,7 @@ Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint
   struct stat stats {};
   if (::fstat(fd.get(), &stats) != 0 || bytes == 0 || offset > static_cast<std::uint64_t>(stats.st_size) ||
       bytes > static_cast<std::uint64_t>(stats.st_size) - offset)
-    return Error{ErrorCode::kRefused, fmt::format("the peer's shared memory does not hold [{}, +{})", offset, bytes)};
+    return Error{ErrorCode::kRefused, fmt::format("the peer shares no {} bytes at offset {}", bytes, offset)};
   if (is_sealed && (::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0)
     return Error{ErrorCode::kRefused, "the peer's shared memory is not sealed against shrinking"};
   return SharedMapping::map(std::move(fd), offset, bytes);

@@ -90,7 +90,7 @@ class Connection {
 
   /// Reports the connection as broken to the handler.
   void fail(const std::string& why);
-  /// Ends its accesses to memory; the handler is not called.
+  /// Closes the socket and ends the connection's accesses to memory; the handler is not called.
   void close();
 
   /// Returns whether a message is partly received or something is not sent yet.

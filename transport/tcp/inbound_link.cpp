@@ -52,7 +52,7 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
       connection.send({.kind = MessageKind::kPong});
       return {};
     default:
-      return protocol_error(fmt::format("the peer sent a message of kind {}", static_cast<int>(header.kind)));
+      return protocol_error(fmt::format("the peer sent a wrong message kind: {}", static_cast<int>(header.kind)));
   }
 }
 

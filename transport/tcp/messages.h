@@ -34,7 +34,7 @@ enum class MessageKind : std::uint8_t {
 };
 
 enum Flags : std::uint8_t {
-  kFinal = 1,      // the last message of a push, which has num_segments in all
+  kFinal = 1,      // the last message of a push; its num_segments counts the segments of the whole push
   kAborted = 2,    // with kFinal: no answer and no notification
   kChecksums = 4,  // the message has a checksum for each entry, compared where the range ends
   kRefused = 8,

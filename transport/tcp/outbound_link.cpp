@@ -138,7 +138,7 @@ Result<void> OutboundLink::on_head(Connection& connection, const MessageHead& he
     case MessageKind::kPong:
       return {};
     default:
-      return protocol_error(fmt::format("the peer sent a message of kind {}", static_cast<int>(head.header.kind)));
+      return protocol_error(fmt::format("the peer sent a wrong message kind: {}", static_cast<int>(head.header.kind)));
   }
 }
 

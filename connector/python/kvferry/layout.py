@@ -20,7 +20,7 @@ class CacheLayout(NamedTuple):
 
 
 def attention_specs(kv_cache_config: "KVCacheConfig") -> "list[AttentionSpec]":
-    """Returns the spec of each KV cache group. Refuses unsupported kinds by name."""
+    """Returns the spec of each KV cache group. Errors: KvFerryError, which names the unsupported kinds."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
@@ -164,7 +164,7 @@ def shard_of(
 
 
 def _cpu_planes(tensor: torch.Tensor, page: tuple[tuple[int, int, int], ...]) -> tuple[Plane, Plane]:
-    """Returns K and V of one layer of the CPU backend: [num_blocks, num_kv_heads, block_size, 2 * head_size]."""
+    """Returns K and V of a CPU backend's tensor, which is [num_blocks, num_kv_heads, block_size, 2 * head_size]."""
     size = tensor.element_size()
     block_stride, head_stride = tensor.stride(0) * size, tensor.stride(1) * size
     key, value = (

@@ -59,8 +59,8 @@ class LocalBench {
     return median_speed(speeds);
   }
 
-  /// The lower limit of any table that has a place for each key: reads as many random cache lines of a bare array that
-  /// holds the keys and 32 bits each, with prefetching.
+  /// The least time that any table with a place for each key can need: reads one random cache line for each key, with
+  /// prefetching, from a bare array of the size that the keys and 32 bits each take.
   Speed random_lines(std::uint64_t num_keys, std::size_t key_bytes) {
     const std::uint64_t num_lines = num_prefixes_ * kPrefixKeys * (key_bytes + 4) / 64;
     controller::PageMemory memory(num_lines * 64);

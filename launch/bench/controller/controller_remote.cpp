@@ -39,7 +39,7 @@ class RemoteBench {
   }
 
  private:
-  /// Measures lookups and empty messages in turns, so that both see the same machine.
+  /// Measures lookups and empty messages in turns, so that changes in the machine's load affect both alike.
   void measure_latency(const std::string& over, const std::string& name, const std::string& endpoint,
                        const std::string& echo) {
     const std::unique_ptr<controller::Client> client = registered(endpoint, "asker_" + name);

@@ -23,7 +23,7 @@ std::string script_path(const std::string& script);
 /// The folder from which vLLM's Python imports LMCache.
 std::string beside_vllm_folder();
 
-/// Waits for a program to end, without a limit. Failures: kUnavailable with its last words, kCancelled.
+/// Runs a program to its end, without a time limit. Failures: kUnavailable with its last line of stderr, kCancelled.
 void run_to_end(const Command& command);
 
 /// The folder of libucx-cu13's libraries; empty if it is not installed.

@@ -36,7 +36,7 @@ class FlagReader {
                                  std::span<const std::string_view> allowed);
   /// As words(), but an empty value stands for no peers.
   std::vector<std::string> peers(std::string_view value, std::span<const std::string_view> allowed);
-  /// The names of the files for --json and --plot; an empty name stands for no file.
+  /// Checks the file names given with --json and --plot; an empty name stands for no file.
   void output_files(const std::string& json_file, const std::string& plot_file);
   void fail(Error error);
 

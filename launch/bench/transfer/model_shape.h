@@ -25,7 +25,7 @@ struct ModelBlocks {
   std::string derivation;     // one line that shows how the numbers follow from the model
 };
 
-/// kInvalidArgument: an unknown model; the sentence names the known ones.
+/// kInvalidArgument: the model is unknown; the error message lists the known models.
 Result<ModelShape> find_model(std::string_view name);
 
 /// dtype: "bf16" or "fp8". tokens: the length of one request. tp: the number of tensor-parallel ranks, among which the

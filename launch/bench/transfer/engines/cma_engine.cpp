@@ -44,8 +44,8 @@ class CmaEngine final : public Engine {
                                          : ::process_vm_readv(pid_, own_ranges_, count, others_ranges_, count, 0);
       if (moved != static_cast<ssize_t>(count * job_.block_bytes))
         throw Failure(
-            {ErrorCode::kUnavailable, fmt::format("the kernel refuses to copy between processes: {}",
-                                                  moved < 0 ? std::strerror(errno) : "it copied a part only")});
+            {ErrorCode::kUnavailable, fmt::format("copying between the processes failed: {}",
+                                                  moved < 0 ? std::strerror(errno) : "the kernel copied only a part")});
     }
   }
 

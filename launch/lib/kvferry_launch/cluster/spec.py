@@ -40,7 +40,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Spec:
-    """The whole file. `raw` is the checked document, with the keys that only one backend reads."""
+    """A whole deployment file. `raw` is the checked document, including the keys that only one value of `on` needs."""
 
     file: Path
     name: str

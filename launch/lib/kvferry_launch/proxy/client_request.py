@@ -11,7 +11,7 @@ from aiohttp import web
 from kvferry_launch.proxy.bodies import Body
 from kvferry_launch.proxy.streams import Stream
 
-# Headers of this hop only, or set anew.
+# Headers that the proxy does not forward: they belong to one hop, or are set anew for the next.
 _OWN_HEADERS = frozenset(("host", "content-length", "content-type", "connection", "keep-alive", "transfer-encoding",
                           "te", "trailer", "upgrade", "expect", "accept-encoding", "x-request-id"))
 

@@ -10,7 +10,7 @@ from kvferry_launch.setup.commands import run_logged
 
 
 def ensure_build(tests: bool, only: Sequence[str] = ()) -> None:
-    """Builds the release preset: the targets in `only`, or all for tests, or those that users run."""
+    """Builds targets of the release preset: those in `only`, else all if `tests`, else those that users run."""
     build_preset("release", [*only] if only else [] if tests else ["kvferry", "_core", "kvferry_package"],
                  [f"-DPython_EXECUTABLE={VENV_PYTHON}"])
 

@@ -27,8 +27,8 @@ class VllmClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "VllmClient":
-        # Each request has its own connection, because vLLM's server closes idle ones after seconds. A request that
-        # meets the closing would have an unknown outcome.
+        # Each request has its own connection, because vLLM's server closes idle ones after seconds. A request sent
+        # while the server closes its connection would have an unknown outcome.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout_s), connector=connector)
         return self
