@@ -21,7 +21,8 @@ TRANSPORT = ("transport/base/", *(f"transport/{name}.h" for name in (
     "backend", "backend_transport", "completion_queue", "copy_plan", "make_transport", "memory_access",
     "piece_cursor", "progress_loop", "range_verifier", "region_descriptor", "shared_memory", "task_inbox",
     "transfer_table", "transport")))
-TRANSPORT_PARTS = ("gpu_ipc", "loopback", "nccl", "planner", "shm", "tcp", "ucx")
+TRANSPORT_PARTS = tuple(sorted(path.name for path in (REPO / "transport").iterdir()
+                               if path.is_dir() and path.name != "base"))
 
 # A file lies in the first part that its path starts with; it may include project headers from that part's folders.
 MAY_INCLUDE = {

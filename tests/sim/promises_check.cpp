@@ -168,30 +168,8 @@ void PromisesCheck::after_step(const SchedulerCore& core, std::size_t loads_in_f
   const auto grows = [](const char* name, std::uint64_t before, std::uint64_t after) {
     expect(after >= before, "sane-counts: counter {} shrank from {} to {}", name, before, after);
   };
-#define KVFERRY_SIM_GROWS(name) grows(#name, last_.name, counters.name)
-  KVFERRY_SIM_GROWS(lookups);
-  KVFERRY_SIM_GROWS(lookup_hits);
-  KVFERRY_SIM_GROWS(hit_tokens);
-  KVFERRY_SIM_GROWS(loads);
-  KVFERRY_SIM_GROWS(loaded_tokens);
-  KVFERRY_SIM_GROWS(load_failures);
-  KVFERRY_SIM_GROWS(resumed);
-  KVFERRY_SIM_GROWS(resumed_hit_tokens);
-  KVFERRY_SIM_GROWS(saved_chunks);
-  KVFERRY_SIM_GROWS(saved_tokens);
-  KVFERRY_SIM_GROWS(save_failures);
-  KVFERRY_SIM_GROWS(pool_full);
-  KVFERRY_SIM_GROWS(pulls);
-  KVFERRY_SIM_GROWS(pulled_chunks);
-  KVFERRY_SIM_GROWS(pull_failures);
-  KVFERRY_SIM_GROWS(fetch_timeouts);
-  KVFERRY_SIM_GROWS(leases_granted);
-  KVFERRY_SIM_GROWS(pins_expired);
-  KVFERRY_SIM_GROWS(evicted_chunks);
-  KVFERRY_SIM_GROWS(pins_refused);
-  KVFERRY_SIM_GROWS(pushed_chunks);
-  KVFERRY_SIM_GROWS(push_failures);
-  KVFERRY_SIM_GROWS(received_chunks);
+#define KVFERRY_SIM_GROWS(name) grows(#name, last_.name, counters.name);
+  KVFERRY_CORE_COUNTERS(KVFERRY_SIM_GROWS)
 #undef KVFERRY_SIM_GROWS
   expect(counters.lookup_hits <= counters.lookups && counters.loaded_tokens <= counters.hit_tokens &&
              counters.resumed_hit_tokens <= counters.hit_tokens && counters.hit_tokens >= counters.loads,

@@ -84,8 +84,10 @@ class CliTest(unittest.TestCase):
         self.assertIn("or 'none'", run("controller", "--help").stdout)
 
     def test_unknown_words_are_one_clear_line(self) -> None:
-        self.assert_fails(run(), 2, "command is missing", "bench, clear, controller, drain, quota, status")
-        self.assert_fails(run("fly"), 2, "unknown command 'fly'", "bench, clear, controller, drain, quota, status")
+        commands = re.findall(r"^  ([a-z]+) ", run("--help").stdout.split("Subcommands:")[1], re.MULTILINE)
+        self.assertIn("status", commands)
+        self.assert_fails(run(), 2, "command is missing", ", ".join(commands))
+        self.assert_fails(run("fly"), 2, "unknown command 'fly'", ", ".join(commands))
         self.assert_fails(run("controller", "--bidn"), 2, "--bidn", "kvferry controller --help")
         self.assert_fails(run("status", "--bind"), 2, "--bind")
 
