@@ -38,7 +38,7 @@ Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
   return {};
 }
 
-__extension__ using Wide = __int128;  // holds (2^32 - 1) * any stride, four times over
+__extension__ using Wide = __int128;  // holds a sum of four products of a 32-bit count and a 64-bit stride
 
 struct Axis {
   const char* name;
@@ -56,7 +56,7 @@ Result<void> check_plane(const KvLayout& layout, const PlaneLayout& plane, const
   Wide lowest = plane.base;
   Wide end = Wide{plane.base} + layout.element_bytes;
   for (const Axis& axis : axes) (axis.stride_bytes < 0 ? lowest : end) += axis.reach();
-  if (lowest < 0 || end > Wide{INT64_MAX})  // then every offset within the plane fits std::int64_t
+  if (lowest < 0 || end > Wide{INT64_MAX})  // otherwise every offset within the plane fits std::int64_t
     return bad(fmt::format("{}: its strides reach beyond the 63-bit address space", who));
 
   std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.step() < b.step(); });

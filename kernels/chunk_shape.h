@@ -14,7 +14,7 @@ namespace kvferry {
 struct ChunkShape {
   std::uint32_t chunk_heads = 0, first_in_chunk = 0, first_in_cache = 0, num_heads = 0;
   std::uint32_t chunk_element_bytes = 0;
-  std::uint64_t bytes_per_token = 0;  // size of a token in a chunk
+  std::uint64_t bytes_per_token = 0;  // number of bytes of a token in a chunk
   bool converts = false;
 
   /// Returns true if the copied heads are all heads of the chunk.
@@ -22,11 +22,11 @@ struct ChunkShape {
 };
 
 /// Errors: kInvalidArgument if heads are out of range, the conversion is not supported, an element type's size differs
-/// from the layout's, or there is not one positive scale for each K and V. `layout` must have passed check_layout().
+/// from the layout's, or scales are given, but not a positive one for each K and V. Precondition: check_layout().
 Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format);
 
 std::string_view name_of(ElementType type);
-/// Size of an element; 0 for kBytes.
+/// Returns the size of an element in bytes; 0 for kBytes.
 std::uint32_t bytes_of(ElementType type);
 
 /// Returns kInvalidArgument unless the layout is valid, its sizes and addresses fit 64 bits, and no two elements of a

@@ -26,14 +26,14 @@ void copy_bytes(std::byte* cache, std::byte* chunk, std::size_t size) {
     std::memcpy(cache, chunk, size);
 }
 
-/// For planes whose tokens are contiguous.
+/// CopyRows for planes whose tokens are contiguous.
 template <CopyDirection direction>
 void copy_run(const PlaneLayout&, std::byte* cache, std::byte* chunk, std::size_t tokens, std::size_t row_bytes,
               std::size_t) {
   copy_bytes<direction>(cache, chunk, tokens * row_bytes);
 }
 
-/// For planes whose elements are contiguous within a token only.
+/// CopyRows for planes whose elements are contiguous within a token only.
 template <CopyDirection direction>
 void copy_each_row(const PlaneLayout& strides, std::byte* cache, std::byte* chunk, std::size_t tokens,
                    std::size_t row_bytes, std::size_t) {
@@ -41,7 +41,7 @@ void copy_each_row(const PlaneLayout& strides, std::byte* cache, std::byte* chun
     copy_bytes<direction>(cache, chunk, row_bytes);
 }
 
-/// For planes in which the tokens of one dim are contiguous, and dims are apart.
+/// CopyRows for planes in which the tokens of one dim are contiguous and the elements of one token are apart.
 template <CopyDirection direction, class T>
 void copy_transposed(const PlaneLayout& strides, std::byte* cache, std::byte* chunk, std::size_t tokens,
                      std::size_t row_bytes, std::size_t) {

@@ -36,7 +36,7 @@ class HostPacker final : public Packer {
     const std::size_t head_bytes = run.num_tokens * row_bytes();
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
       copy_head<CopyDirection::kGather>(plane, head, run, rows);
-      checksum.update({rows, head_bytes});  // while the rows are in this core's cache
+      checksum.update({rows, head_bytes});  // hashed while the rows are in this core's cache
       rows += head_bytes;
     });
     return checksum.digest();
@@ -49,14 +49,14 @@ class HostPacker final : public Packer {
       stream.scatter(chunk.data(), chunk_tokens, skip_tokens, run);
       return {};
     }
-    // CopyRows has one signature for both directions; the scattering ones only read through this pointer.
+    // CopyRows has one signature for both directions; functions that scatter only read through this pointer.
     std::byte* const first = const_cast<std::byte*>(chunk.data()) + skip_tokens * row_bytes();
     const std::size_t head_bytes = chunk_tokens * row_bytes();
     std::size_t row = 0;  // number of K and V rows of heads copied so far
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
       const std::size_t copied_before = row / (std::size_t{shape_.num_heads} * layout_.planes);
       const std::size_t skipped =
-          copied_before * (shape_.chunk_heads - shape_.num_heads) + shape_.first_in_chunk;  // heads of the chunk
+          copied_before * (shape_.chunk_heads - shape_.num_heads) + shape_.first_in_chunk;  // number of skipped heads
       copy_head<CopyDirection::kScatter>(plane, head, run, first + (row + skipped * layout_.planes) * head_bytes);
       ++row;
     });

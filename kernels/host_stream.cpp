@@ -21,7 +21,7 @@ struct HostStream::Piece {
   std::size_t canonical_row = 0;  // index among the copied K and V rows of heads
   std::uint32_t first = 0;        // index of the first token in the run
   std::uint32_t tokens = 0;
-  std::byte* cache = nullptr;  // the first element; nullptr if the block is kNoBlock
+  std::byte* cache = nullptr;  // address of the first element; nullptr if the block is kNoBlock
   // Bytes to prefetch, as many as this piece has; nullptr: none.
   const std::byte* ahead = nullptr;
 };
@@ -130,7 +130,7 @@ void HostStream::put(const Piece& piece, const std::byte* rows, std::byte* stage
       stream_copy(piece.cache + t * strides.token_stride_bytes, rows + t * cache_row_bytes(), cache_row_bytes());
     return;
   }
-  // CopyRows has one signature for both directions; the scattering ones only read through this pointer.
+  // CopyRows has one signature for both directions; functions that scatter only read through this pointer.
   plane.scatter(strides, piece.cache, const_cast<std::byte*>(rows), piece.tokens, cache_row_bytes(),
                 layout.element_bytes);
 }

@@ -42,7 +42,7 @@ struct KvLayout {
   std::uint64_t bytes_per_token() const {
     return std::uint64_t{num_kv_heads} * head_dim * element_bytes * planes * layers.size();
   }
-  /// Returns kInvalidArgument with the name of the first wrong field.
+  /// Returns kInvalidArgument if a size is 0, `planes` is not 1 or 2, or a layer has no address.
   Result<void> validate() const;
 };
 

@@ -36,8 +36,8 @@ struct HeadSlice {
 /// How a chunk's heads and elements differ from the cache's.
 struct ChunkFormat {
   HeadSlice heads;
-  // Both equal, or fp8 in the chunk and a wider type in the cache: x is stored as fp8(x / scale), rounded to nearest
-  // even, at most the largest finite fp8.
+  // Equal types, or fp8 in the chunk and a wider type in the cache: x is stored as fp8(x / scale), rounded to nearest
+  // even; larger magnitudes are stored as the largest finite fp8.
   ElementType cache_type = ElementType::kBytes;
   ElementType chunk_type = ElementType::kBytes;
   std::vector<float> scales;  // scales of conversions, [layer][K or V]; empty: all are 1
@@ -49,7 +49,7 @@ class Packer {
  public:
   virtual ~Packer() = default;
   virtual const KvLayout& layout() const = 0;
-  /// Size of a token in a chunk, whose heads and elements may differ from the cache's.
+  /// Returns the number of bytes of a token in a chunk, whose heads and elements may differ from the cache's.
   virtual std::uint64_t chunk_bytes_per_token() const = 0;
 
   /// Copies run.num_tokens tokens into chunk as canonical bytes of a chunk of exactly that many tokens, and returns

@@ -18,7 +18,7 @@ struct PackerJob {
   TokenRun run;
   std::byte* chunk = nullptr;  // in device memory or pinned host memory
   std::size_t chunk_bytes = 0;
-  std::uint32_t chunk_tokens = 0;  // run.num_tokens for a gather
+  std::uint32_t chunk_tokens = 0;  // equal to run.num_tokens for a gather
   std::uint32_t skip_tokens = 0;   // 0 for a gather
 };
 

@@ -1,4 +1,4 @@
-// Transposition of a matrix of 1-, 2-, 4- or 8-byte elements in 16-byte tiles, with nothing but baseline vectors.
+// Transposes a matrix of 1-, 2-, 4- or 8-byte elements in 16-byte tiles, with vectors that every CPU supports.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@ struct TileRow {
   using Type __attribute__((vector_size(kTileBytes))) = T;
 };
 
-/// {a[first], b[first], a[first + 1], b[first + 1], ...}, as many as a vector has elements.
+/// Returns {a[first], b[first], a[first + 1], b[first + 1], ...}, as many elements as a vector has.
 template <std::size_t first, class Vector, std::size_t... i>
 inline Vector interleave(Vector a, Vector b, std::index_sequence<i...>) {
   return __builtin_shufflevector(a, b, static_cast<int>(first + i / 2 + (i % 2) * sizeof...(i))...);
 }
 
-/// dst(c, r) = src(r, c) for a square tile of kTileBytes / sizeof(T) rows. Strides in bytes, between rows.
+/// Sets dst(c, r) = src(r, c) for a square tile of kTileBytes / sizeof(T) rows. Strides are in bytes, between rows.
 template <class T>
 inline void transpose_tile(const std::byte* src, std::int64_t src_stride, std::byte* dst, std::int64_t dst_stride) {
   constexpr std::size_t n = kTileBytes / sizeof(T);
@@ -43,7 +43,7 @@ inline void transpose_tile(const std::byte* src, std::int64_t src_stride, std::b
     std::memcpy(dst + static_cast<std::int64_t>(r) * dst_stride, &rows[r], kTileBytes);
 }
 
-/// dst(c, r) = src(r, c) for `rows` x `cols` elements, each matrix with contiguous rows. Strides in bytes, between
+/// Sets dst(c, r) = src(r, c) for `rows` x `cols` elements; rows are contiguous. Strides are in bytes, between
 /// rows. No address needs to be aligned; the matrices must not overlap.
 template <class T>
 inline void transpose(const std::byte* src, std::int64_t src_stride, std::byte* dst, std::int64_t dst_stride,

@@ -1,4 +1,4 @@
-// What a transport implementation adds to the part that all of them share (backend_transport.h).
+// Interface between a transport implementation and the part that all of them share (backend_transport.h).
 #pragma once
 
 #include <cstdint>
@@ -34,26 +34,26 @@ class Backend {
   /// version, or of a peer that this backend can't reach.
   virtual Result<std::uint64_t> check_address(const std::string& address) = 0;
 
-  /// Runs the task soon, in the order of calls, where it may touch the progress thread's state. Never blocks.
+  /// Queues a task, which runs soon, in the order of calls, and may touch the progress thread's state. Never blocks.
   virtual void post(Task task) = 0;
-  /// The same, and returns when the task has run.
+  /// Posts a task and returns when it has run.
   void post_and_wait(const Task& task);
-  /// After a task that called stop(): returns when the progress thread has ended and every posted task has run.
+  /// Returns when the progress thread has ended and every posted task has run; a task that calls stop() must be posted.
   virtual void join() = 0;
 
-  /// As Transport::wait(). This default implementation sleeps on the descriptors.
+  /// Implements Transport::wait(). This default sleeps until the queue's or an interrupt descriptor is readable.
   virtual bool wait(TimeNs timeout_ns) { return table_.completion_queue().wait(timeout_ns, interrupt_fds_); }
   virtual void set_wait_interrupt_fd(int fd) { interrupt_fds_.push_back(fd); }
 
   // ---- Any thread, one call at a time. ----
 
   struct RegionKey {
-    std::string rkey;        // opaque, for RegionDescriptor
+    std::string rkey;        // opaque key for RegionDescriptor
     bool is_device = false;  // GPU memory
   };
   /// Makes memory reachable as region `id`. kUnavailable: this backend can't reach memory of this kind.
   virtual Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) = 0;
-  /// As Transport::unregister_region(). `is_stopped`: the progress thread has ended.
+  /// Implements Transport::unregister_region(). `is_stopped`: whether the progress thread has ended.
   virtual Result<void> close_region(RegionId id, bool is_stopped);
   virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes);
   virtual Result<void> revoke(GrantId grant) { return table_.remove_grant(grant); }
@@ -62,14 +62,14 @@ class Backend {
 
   /// `address` has passed check_address().
   virtual void add_peer(PeerId peer, const std::string& address) = 0;
-  /// Ends the peer's transfers with kPeerLost, or kOk if they were faster.
+  /// Ends each of the peer's transfers with kPeerLost, or with kOk if it completes before.
   virtual void drop_peer(PeerId peer) = 0;
   virtual void submit(AcceptedTransfer transfer) = 0;
   /// Does nothing if the transfer has ended.
   virtual void feed(FedCopies more) = 0;
   virtual void cancel(PeerId peer, TransferId id) = 0;
   virtual void set_source_address(const std::string& address) { source_address_ = address; }
-  /// Ends all transfers with kCancelled, and the progress thread. No task follows.
+  /// Ends all transfers with kCancelled, and then the progress thread. The task that calls stop() is the last one.
   virtual void stop() = 0;
 
  protected:
@@ -77,10 +77,10 @@ class Backend {
 
   TransferTable table_;
   const std::uint64_t incarnation_;
-  std::string source_address_;  // the `from` of this side's notifications
+  std::string source_address_;  // `from` in the notifications that this node sends
 
  private:
-  std::vector<int> interrupt_fds_;  // complete before the first wait()
+  std::vector<int> interrupt_fds_;  // none is added after the first wait()
 };
 
 /// Returns bytes that no peer can guess.
@@ -91,7 +91,7 @@ struct OptionCheck {
   bool is_met = false;
   std::string what;
 };
-/// kInvalidArgument: names the first demand that is not met. `options`: the name of the struct.
+/// kInvalidArgument: the message names the first demand that is not met. `options`: name of the options' struct.
 Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks);
 
 /// Decodes a peer's address, whose first field is its protocol version. kInvalidArgument: it is malformed or of another

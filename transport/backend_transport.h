@@ -49,9 +49,9 @@ class BackendTransport final : public Transport {
   TransferTable& table() const { return backend_->table(); }
 
   const std::unique_ptr<Backend> backend_;
-  std::mutex memory_mutex_;  // regions, grants and shutdown(); taken before order_mutex_
+  std::mutex memory_mutex_;  // guards regions, grants and shutdown(); locked before order_mutex_
   std::mutex order_mutex_;   // keeps tasks in the order of the table's changes; the task that calls stop() is the last
-  bool is_stopped_ = false;  // changes under both
+  bool is_stopped_ = false;  // changes only while both mutexes are locked
 };
 
 }  // namespace kvferry

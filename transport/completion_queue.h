@@ -17,16 +17,16 @@ namespace kvferry {
 class CompletionQueue {
  public:
   void complete(Completion completion);
-  /// Returns false, and drops it, if kNotificationsMax are unread.
+  /// Returns false, and drops the notification, if kNotificationsMax of them are unread.
   bool notify(Notification notification);
   std::vector<Completion> take_completions();
   std::vector<Notification> take_notifications();
   std::size_t num_completions() const;
   bool is_full_of_notifications() const;
-  /// Returns whether something is unread, without taking the lock.
+  /// Returns true if a completion or notification is unread. Does not lock the mutex.
   bool has_something() const { return has_something_.load(std::memory_order_acquire); }
   int event_fd() const { return event_.fd(); }
-  /// Sleeps until something is unread (returns true), one of `interrupt_fds` is readable or the time has passed.
+  /// Sleeps until a completion or notification is unread, one of `interrupt_fds` is readable or the time has passed.
   bool wait(TimeNs timeout_ns, std::span<const int> interrupt_fds) const;
 
   static constexpr std::size_t kNotificationsMax = 65536;

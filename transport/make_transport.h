@@ -1,4 +1,4 @@
-// How to make a Transport that crosses processes.
+// Functions that make a Transport between processes, and their options.
 #pragma once
 
 #include <cstdint>
@@ -20,33 +20,33 @@ struct CommonOptions {
   TimeNs silence_ns = 2 * kSecond;     // a peer that owes an answer and is silent for this long is lost
 };
 
-/// UCX is configured by its own variables (UCX_TLS, UCX_NET_DEVICES).
+/// UCX itself is configured by its environment variables (UCX_TLS, UCX_NET_DEVICES).
 struct UcxOptions : CommonOptions {
-  std::uint32_t operations_per_transfer_max = 32;  // posted to UCX at a time
-  std::uint32_t operations_per_peer_max = 64;      // the same, for all transfers with one peer together
+  std::uint32_t operations_per_transfer_max = 32;  // operations of a transfer that are posted to UCX at a time
+  std::uint32_t operations_per_peer_max = 64;      // operations of all transfers with a peer, posted at a time
   std::uint64_t operation_bytes_max = 1 << 20;     // longer ranges are cut; cancel() waits for posted operations
   // Where UCX emulates one-sided operations by messages (TCP), ranges of up to this many bytes are packed into messages
-  // that the peer unpacks. 0: only for grants, which the owner must be able to revoke.
+  // that the peer unpacks. 0: only ranges in grants are packed, because their owner must be able to revoke them.
   std::uint64_t packed_bytes_max = 64 << 10;
   TimeNs stuck_ns = kSecond;  // a cancelled transfer without progress for this long ends its connection
 };
 
 /// Transfers within one host: the submitting side copies, through a mapping of the peer's shared memory or by CMA.
 struct ShmOptions : CommonOptions {
-  bool use_mappings = true;             // for memory that was registered with a descriptor
-  bool use_cma = true;                  // for all other memory
+  bool use_mappings = true;             // maps the peer's memory if it was registered with a descriptor
+  bool use_cma = true;                  // uses CMA for all other memory
   std::uint64_t inline_bytes = 65'536;  // transfers of up to this many bytes are copied within submit()
   std::uint32_t copy_threads = 0;       // threads that share large copies; 0: one, two from 2 cores on, four from 16 on
 };
 
 /// Sockets between any two hosts.
 struct TcpOptions : CommonOptions {
-  std::string listen_host;  // also in the address for peers; empty: all interfaces
+  std::string listen_host;  // host to listen on, which the address for peers names; empty: all interfaces
   std::uint16_t listen_port = 0;
-  std::uint32_t connections = 4;            // to a peer on another host; they share its transfers
-  std::uint32_t local_connections = 1;      // to a peer on this host
+  std::uint32_t connections = 4;            // connections to each peer on another host; they share its transfers
+  std::uint32_t local_connections = 1;      // connections to each peer on this host
   std::uint64_t segment_bytes = 512 << 10;  // size of the parts of a transfer that are given to connections
-  std::uint64_t window_bytes = 16 << 20;    // requested and not yet received bytes of pulls, for each connection
+  std::uint64_t window_bytes = 16 << 20;    // limit of pulled bytes requested and not yet received, for each connection
 };
 
 /// NCCL's send and receive for memory of one GPU and for host memory, which is pinned. Each peer has two communicators,
@@ -57,7 +57,7 @@ struct NcclOptions : CommonOptions {
   std::string library;                        // libnccl.so.2; empty: KVFERRY_NCCL_LIBRARY, or where the loader finds it
   std::uint64_t packed_bytes_max = 64 << 10;  // ranges of up to this many bytes are gathered and sent as one
   std::uint64_t piece_bytes = 8 << 20;        // size of a piece; cancel() and revoke() wait for a piece
-  std::uint32_t pieces_per_peer_max = 8;      // requested or under way
+  std::uint32_t pieces_per_peer_max = 8;      // maximum of pieces requested or under way
   TimeNs stuck_ns = kSecond;                  // a cancelled transfer without progress for this long ends its session
   TimeNs hung_ns = 30 * kSecond;              // a communicator stuck for this long, with a live peer, ends its session
 };
@@ -66,39 +66,39 @@ struct NcclOptions : CommonOptions {
 /// the same GPU, or GPUs that reach each other.
 struct GpuIpcOptions : CommonOptions {
   Device* device = nullptr;                  // the GPU that copies; outlives the transport
-  std::uint64_t piece_bytes = 16 << 20;      // copied in one launch
-  std::uint64_t in_flight_bytes = 64 << 20;  // given to the device; cancel() and urgent transfers wait for these
+  std::uint64_t piece_bytes = 16 << 20;      // maximum of bytes copied in one launch
+  std::uint64_t in_flight_bytes = 64 << 20;  // limit of enqueued bytes; cancel() and urgent transfers wait for these
 };
 
-/// Each of these starts a progress thread. kInvalidArgument: an option is out of range.
-/// kUnavailable: UCX found no usable transport here.
+/// Each of the functions below starts a progress thread. kInvalidArgument: an option is out of range.
+/// kUnavailable: UCX found no usable transport on this host.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
 /// kUnavailable: the address can't be bound.
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options);
 
-/// kUnavailable: this build has no CUDA, NCCL can't be loaded (and what to install), or the address can't be bound.
+/// kUnavailable: no CUDA in this build, NCCL can't be loaded (message: what to install), or the address can't be bound.
 Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& options);
 
 /// kUnavailable: the device can't create a stream.
 Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options);
 
-/// What carries bytes. kAuto: the fastest path, measured for each peer when it is connected.
+/// The way in which bytes are moved. kAuto: the fastest path, measured for each peer when it is connected.
 enum class Path : std::uint8_t { kAuto, kShm, kCma, kUcx, kTcp, kNccl, kGpuIpc };
-/// kInvalidArgument: no such path; the message names the allowed ones.
+/// kInvalidArgument: no path has this name; the message lists the allowed names.
 Result<Path> parse_path(std::string_view name);
 std::string_view name_of(Path path);
-/// What parse_path() takes. `has_gpu`: also the paths that only move GPU memory or need a GPU.
+/// Returns the names that parse_path() accepts; with `has_gpu` also the paths that only move GPU memory or need a GPU.
 std::vector<std::string_view> path_names(bool has_gpu = true);
 
 struct TransportOptions {
   Path path = Path::kAuto;
   CommonOptions common;
   TcpOptions tcp;            // its CommonOptions are not read
-  Device* device = nullptr;  // the GPU whose memory is registered too; outlives the transport
+  Device* device = nullptr;  // GPU whose memory can be registered; nullptr: host memory only; outlives the transport
 };
 
-/// All backends that `path` allows behind one address; a planner chooses for each peer.
+/// Makes a transport with all backends that `path` allows behind one address; a planner chooses one for each peer.
 Result<std::unique_ptr<Transport>> make_transport(const TransportOptions& options);
 
 }  // namespace kvferry

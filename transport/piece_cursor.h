@@ -1,4 +1,4 @@
-// Cuts the copies of a transfer into pieces, in order, and keeps the position up to which they were handed out.
+// Cuts the copies of a transfer into pieces, in order, and keeps the position up to which they were taken.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct Piece {
   bool ends_copy = false;
 };
 
-/// The copies are given with each call, since a fed transfer gets more of them.
+/// Each call has the copies as an argument, because feeding a transfer adds copies.
 class PieceCursor {
  public:
   PieceCursor() = default;
@@ -30,7 +30,7 @@ class PieceCursor {
   std::size_t copy() const { return copy_; }
   std::uint64_t at() const { return at_; }
 
-  /// Hands out the next bytes of the current copy, at most `bytes_max`. Not at the end.
+  /// Returns the next bytes of the current copy, at most `bytes_max`. Precondition: !is_at_end().
   Piece take(std::span<const CopyRange> copies, std::uint64_t bytes_max) {
     const std::uint64_t left = copies[copy_].bytes - at_;
     const Piece piece{copy_, at_, std::min(left, bytes_max), left <= bytes_max};
@@ -49,7 +49,7 @@ class PieceCursor {
 
  private:
   std::size_t copy_ = 0;
-  std::uint64_t at_ = 0;  // bytes of that copy that were handed out
+  std::uint64_t at_ = 0;  // number of bytes taken from the current copy
 };
 
 }  // namespace kvferry

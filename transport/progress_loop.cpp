@@ -17,7 +17,7 @@ namespace kvferry {
 namespace {
 
 constexpr std::uint64_t kWakeTag = 0;
-// The progress thread stays parked for this long after a drive(), for a caller that soon comes back: handing the loop
+// Time that the progress thread waits after a drive(), because the caller may soon drive again: handing the loop
 // over and back costs two context switches, more than a whole round trip.
 constexpr TimeNs kHandBackNs = 300'000;
 
@@ -114,7 +114,7 @@ bool ProgressLoop::look(int timeout_ms, bool is_driver) {
     if (event.data.u64 == kWakeTag) {
       if (is_driver && !is_parked_) continue;  // the wake-up is for the progress thread, which is about to park
       inbox_.wake().clear();
-      if (is_stopping_) inbox_.wake().set();  // the thread and the driver must both see it
+      if (is_stopping_) inbox_.wake().set();  // the thread and the driver must both see the wake-up
     } else {
       owner_.on_ready(event.data.u64, event.events);
     }
@@ -132,7 +132,7 @@ void ProgressLoop::park() {
   if (is_stopping_) return;
   is_parked_ = true;
   if (has_driver_slept_) {
-    unpark_.wait(parked);  // the driver notifies it when it leaves
+    unpark_.wait(parked);  // the driver notifies unpark_ when it leaves the loop
   } else {
     unpark_.wait_for(parked, std::chrono::nanoseconds(kHandBackNs));
   }
@@ -203,7 +203,7 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
         if (look(0, true)) busy_at = clock_.now();
       }
     } else if (is_spinning) {
-      set_spinning(is_spinning = false);  // one more round: a peer that wrote before this has not woken us
+      set_spinning(is_spinning = false);  // one more round: a peer that wrote before this did not wake this thread
     } else {
       has_driver_slept_ = true;
       const int sleep_ms = milliseconds_until(std::min(deadline, ends_at), now);

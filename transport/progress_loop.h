@@ -1,4 +1,4 @@
-// The progress thread of a backend that works on sockets; a caller that waits can do its work instead.
+// The progress thread of a backend that uses sockets. A thread that waits for completions can do its work instead.
 #pragma once
 
 #include <atomic>
@@ -24,21 +24,21 @@ class ProgressLoop {
   class Owner {
    public:
     virtual ~Owner() = default;
-    /// `tag` was given to watch(). One whose descriptor was unwatched a moment ago may still be reported.
+    /// `tag`: the argument of watch(). It may still be reported shortly after unwatch() of its descriptor.
     virtual void on_ready(std::uint64_t tag, std::uint32_t events) = 0;
-    /// Does a bounded piece of what is queued or due. Returns whether it should be called again soon.
+    /// Does a bounded amount of the work that is queued or due. Returns true if it should be called again soon.
     virtual bool advance(TimeNs now) = 0;
-    /// When advance() must be called although no descriptor becomes ready, or kNever.
+    /// Returns the time at which advance() must be called even if no descriptor becomes ready, or kNever.
     virtual TimeNs next_deadline() const = 0;
-    /// From now on the driver polls without sleeping (true), or peers must wake it (false).
+    /// Called before the driver polls without sleeping (true), or may sleep, so that peers must wake it (false).
     virtual void set_spinning(bool is_spinning) = 0;
     /// Returns whether the task of call() that has just run left work for advance().
     virtual bool needs_advance() const { return false; }
   };
   static constexpr TimeNs kNever = INT64_MAX;
 
-  /// `spin_ns`: how long a driver polls before it sleeps. `look_ns`: how often it looks at the descriptors meanwhile;
-  /// 0: every time.
+  /// `spin_ns`: how long a driver polls before it sleeps. `look_ns`: time between its checks of the descriptors
+  /// meanwhile; 0: it checks them in every round.
   ProgressLoop(Owner& owner, const char* thread_name, TimeNs spin_ns, TimeNs look_ns);
   ~ProgressLoop();
   ProgressLoop(const ProgressLoop&) = delete;
@@ -52,7 +52,7 @@ class ProgressLoop {
   /// Under the loop's lock only. `tag` must not be 0.
   void watch(int fd, std::uint32_t epoll_events, std::uint64_t tag);
   void unwatch(int fd);
-  /// Any thread: drive() also returns while `fd` is readable. The progress thread ignores it.
+  /// Any thread. Makes drive() return also while `fd` is readable. The progress thread ignores `fd`.
   void add_wakeup_fd(int fd);
   /// Under the loop's lock only: makes the progress thread call advance().
   void kick() { inbox_.wake().set(); }
@@ -61,7 +61,7 @@ class ProgressLoop {
   /// in the order of calls. Never blocks for longer than a task takes.
   void call(TaskInbox::Task task);
   /// Any thread: does the loop's work until is_over(), which is called often and without the lock, returns true or the
-  /// time has passed. Returns its last result, or nullopt at once if another thread drives already.
+  /// time has passed. Returns the last result of is_over(), or nullopt at once if another thread drives already.
   std::optional<bool> drive(TimeNs timeout_ns, const std::function<bool()>& is_over);
 
  private:
@@ -94,7 +94,7 @@ class ProgressLoop {
   std::atomic<bool> is_driving_{false};
   std::atomic<bool> is_parked_{true};  // true also before the thread is started
   std::atomic<TimeNs> driven_at_{0};
-  std::atomic<bool> has_driver_slept_{false};  // in this drive(): the thread stays parked until the driver leaves
+  std::atomic<bool> has_driver_slept_{false};  // if true, the thread stays parked until the driver leaves
   std::mutex park_mutex_;
   std::condition_variable unpark_;
   std::thread thread_;

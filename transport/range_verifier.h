@@ -33,7 +33,7 @@ class RangeDigest {
   std::optional<ChecksumStream> stream_;
 };
 
-/// Finds the corrupt ranges of one transfer. With checksums, a copy is a range.
+/// Finds the corrupt ranges of one transfer. A transfer with checksums has exactly one copy for each range.
 class RangeVerifier {
  public:
   /// `transfer` must outlive the verifier. Transport::feed() may add ranges to it meanwhile.
@@ -45,18 +45,18 @@ class RangeVerifier {
     if (digest != transfer_.checksums[range]) mark_corrupt(static_cast<std::uint32_t>(range));
   }
   void mark_corrupt(std::uint32_t range) { corrupt_.push_back(range); }
-  /// Hashes the range's local bytes on this processor.
+  /// Hashes the range's local bytes on the CPU and compares the checksum.
   void compare_local(std::size_t range) {
     const CopyRange& copy = transfer_.copies[range];
     compare(range, chunk_checksum({transfer_.local_base + copy.local_offset, copy.bytes}));
   }
-  /// Counts bytes that arrived in any order. Returns whether they complete the range; call once for an empty one.
+  /// Counts bytes that arrived, in any order. Returns true if they complete the range. Call once for an empty range.
   bool has_arrived(std::size_t range, std::uint64_t bytes);
 
   bool has_corrupt() const { return !corrupt_.empty(); }
-  /// In ascending order.
+  /// Returns the corrupt ranges in ascending order.
   std::vector<std::uint32_t> corrupt_ranges() const;
-  /// For the Completion.
+  /// Returns the text for Completion::what.
   std::string what() const;
 
   /// Starts hashing all ranges' local bytes on their GPU, in the stream's order.

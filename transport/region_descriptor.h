@@ -1,4 +1,4 @@
-// The bytes of export_region() and export_grant(): a peer checks bounds by them, and its backend accesses the memory.
+// The decoded form of export_region() and export_grant(), with which peers check bounds and access the memory.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 namespace kvferry {
 
 struct RegionDescriptor {
-  std::uint64_t incarnation = 0;  // the owner's; the memory of another incarnation is never touched
+  std::uint64_t incarnation = 0;  // incarnation of the owner; memory of another incarnation is never accessed
   std::uint64_t base = 0;         // address in the owner's process
   std::uint64_t bytes = 0;
   std::string rkey;          // opaque to all but the backend; may be empty
   std::uint32_t region = 0;  // the owner's RegionId
   std::uint32_t grant = 0;   // the owner's GrantId, if base and bytes are a grant's; 0: the whole region
-  bool is_device = false;    // GPU memory, which no processor accesses
+  bool is_device = false;    // GPU memory, which no CPU accesses
   KVFERRY_FIELDS(incarnation, base, bytes, rkey, region, grant, is_device);
 };
 

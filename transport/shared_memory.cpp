@@ -41,7 +41,7 @@ std::uint64_t available_on_the_machine() {
   return std::numeric_limits<std::uint64_t>::max();
 }
 
-/// Checked before reserving, because a process that exceeds its container's limit is killed.
+/// Returns the number of free bytes, which must not be exceeded: the kernel kills a process over its container's limit.
 std::uint64_t available_bytes() {
   constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
   constexpr const char* kLimits[][2] = {
@@ -143,7 +143,7 @@ Result<SharedMapping> SharedMapping::map(OwnedFd fd, std::uint64_t offset, std::
   void* memory =
       ::mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), static_cast<off_t>(offset));
   if (memory == MAP_FAILED) return no_memory("map", bytes);
-  ::madvise(memory, mapped_bytes, MADV_HUGEPAGE);  // may be refused
+  ::madvise(memory, mapped_bytes, MADV_HUGEPAGE);  // the kernel may refuse this advice
   SharedMapping mapping;
   mapping.fd_ = std::move(fd);
   mapping.memory_ = {static_cast<std::byte*>(memory), Unmap{mapped_bytes}};

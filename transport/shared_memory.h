@@ -21,7 +21,7 @@ class SharedMapping {
   /// Makes a file of `bytes` bytes without a name, which can't shrink or grow, and maps it. `page_flags`: MFD_HUGETLB
   /// and such. kUnavailable: not enough memory or descriptors.
   static Result<SharedMapping> create(const std::string& name, std::uint64_t bytes, unsigned page_flags = 0);
-  /// Maps [offset, +bytes) of the file, which has them.
+  /// Maps [offset, offset + bytes) of the file, which must be that long.
   static Result<SharedMapping> map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes);
 
   std::span<std::byte> span() const { return {memory_.get(), bytes_}; }
@@ -29,7 +29,7 @@ class SharedMapping {
 
  private:
   struct Unmap {
-    std::uint64_t bytes;  // whole pages
+    std::uint64_t bytes;  // a multiple of the page size
     void operator()(std::byte* memory) const;
   };
   OwnedFd fd_;
@@ -41,20 +41,20 @@ class SharedMapping {
 /// access through a mapping fails. Threads: any; the object itself is not synchronised.
 class SharedMemory {
  public:
-  /// Zeroed memory with all pages reserved: huge pages if enough are set aside (vm.nr_hugepages) or the system makes
+  /// Makes zeroed memory, all pages reserved: huge pages if enough are set aside (vm.nr_hugepages) or the system makes
   /// them (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or more). `label`: 1 to 64 of [A-Za-z0-9_.],
-  /// shown in /proc/PID/maps. kInvalidArgument: bad label or no bytes; kUnavailable: not enough memory, names
-  /// `pool_bytes`.
+  /// shown in /proc/PID/maps. kInvalidArgument: bad label or no bytes; kUnavailable: not enough memory; the message
+  /// names `pool_bytes`.
   static Result<SharedMemory> create(std::string_view label, std::uint64_t bytes);
   /// Maps memory that another process of the same user has created, by its name(). kNotFound: no such memory.
   static Result<SharedMemory> open(const std::string& name);
 
-  /// "/proc/PID/fd/N" of this process.
+  /// Returns "/proc/PID/fd/N" with the PID of this process.
   std::string name() const;
   std::byte* data() const { return span().data(); }
   std::uint64_t bytes() const { return span().size(); }
   std::span<std::byte> span() const { return mapping_.span(); }
-  /// All of it, to be registered so that peers on this host can map it.
+  /// Returns all of the memory as a region that peers on this host can map.
   MemoryRegion region() const { return {data(), bytes(), mapping_.fd(), 0}; }
 
  private:

@@ -11,7 +11,7 @@
 
 namespace kvferry {
 
-/// Threads: post() any, the other methods the owner's. Not bounded itself: the transfer table limits the transfers, and
+/// Threads: post() any, the other methods the owner's. The queue has no limit: the transfer table limits transfers, and
 /// callers that register memory wait for the outcome.
 class TaskInbox {
  public:

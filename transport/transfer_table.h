@@ -16,7 +16,7 @@
 
 namespace kvferry {
 
-/// More ranges of a fed transfer, checked.
+/// Ranges that feed() adds to a transfer, checked.
 struct FedCopies {
   TransferId id;
   PeerId peer;
@@ -25,7 +25,7 @@ struct FedCopies {
   bool is_last = false;
 };
 
-/// A transfer whose every field was checked; a backend only has to move it.
+/// A transfer whose every field was checked; a backend only has to move its bytes.
 struct AcceptedTransfer {
   TransferId id;
   PeerId peer;
@@ -33,7 +33,7 @@ struct AcceptedTransfer {
   RegionId local;
   std::byte* local_base = nullptr;
   RegionDescriptor remote;
-  std::vector<CopyRange> copies;         // if there are checksums, the given ranges; else joined where they touch
+  std::vector<CopyRange> copies;         // the given ranges; without checksums, joined where they touch
   std::vector<std::uint64_t> checksums;  // one for each copy, or empty
   std::string notification;
   Priority priority = Priority::kNormal;
@@ -53,23 +53,23 @@ class TransferTable {
  public:
   explicit TransferTable(std::uint32_t transfers_max) : transfers_max_(transfers_max) {}
 
-  /// The error of calls after a transport's shutdown.
+  /// Returns the error of calls after a transport's shutdown.
   static Error is_shut_down() { return Error{ErrorCode::kCancelled, "the transport is shut down"}; }
   /// kInvalidArgument: the memory is null, empty or wraps around the address space.
   static Result<void> check_region(const void* base, std::uint64_t bytes);
-  /// For backends whose processors copy. kUnavailable: GPU memory.
+  /// Same as check_region(), for backends that copy with the CPU. kUnavailable: GPU memory.
   static Result<void> check_host_region(const MemoryRegion& memory, std::string_view backend);
   /// Registering takes two steps, so that a backend can register the memory under the id before a transfer may use it.
   RegionId new_region_id();
   void add_region(RegionId id, void* base, std::uint64_t bytes, std::string exported);
   Result<std::string> exported(RegionId region) const;
-  /// kFull: own transfers or peers' copies still use it; call again.
+  /// kFull: own transfers or peers' copies still use the region; call again.
   Result<void> remove_region(RegionId region);
 
   /// `rkey` is copied into the grant's descriptor.
   Result<GrantId> add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, std::string rkey);
   Result<std::string> exported(GrantId grant) const;
-  /// No access by the grant begins from here on. kFull: an access has not ended yet; call again.
+  /// From the first call on, no access by the grant begins. kFull: an access has not ended yet; call again.
   Result<void> remove_grant(GrantId grant);
   /// Returns the address of the bytes that a peer's copy names, which stay registered until end_access(). `grant` 0:
   /// offsets count from the region's start. kRefused: the region was unregistered, the grant was revoked, or it does
@@ -84,13 +84,13 @@ class TransferTable {
   Connected connect(const std::string& address, std::uint64_t incarnation);
   /// Returns whether the peer was known. Transfers with it are refused afterwards.
   bool remove_peer(PeerId peer);
-  /// The connection broke: the id stays valid until remove_peer(), but connect() to its address gives a new id.
+  /// Records a broken connection: the id stays valid until remove_peer(), but connect() to its address makes a new id.
   void lose_peer(PeerId peer);
 
   Result<AcceptedTransfer> accept(PagedTransfer transfer);
   Result<FedCopies> feed(TransferId id, const std::vector<CopyRange>& ranges, std::vector<std::uint64_t> checksums,
                          bool is_last);
-  /// Returns the transfer's peer at the first request for a transfer that is still pending.
+  /// Returns the peer if the transfer is pending and this is the first request to cancel it, otherwise nullopt.
   std::optional<PeerId> request_cancel(TransferId id);
   /// Delivers the Completion; the transfer's region may be unregistered from here on.
   void complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges = {});
@@ -108,8 +108,8 @@ class TransferTable {
     std::byte* base = nullptr;
     std::uint64_t bytes = 0;
     std::string exported;
-    std::uint32_t num_users = 0;     // own pending transfers
-    std::uint32_t num_accesses = 0;  // peers' copies under way
+    std::uint32_t num_users = 0;     // number of own pending transfers
+    std::uint32_t num_accesses = 0;  // number of peers' copies under way
   };
   struct Grant {
     RegionId region;

@@ -17,13 +17,13 @@
 namespace kvferry {
 
 using RegionId = StrongId<struct RegionIdTag, std::uint32_t>;      // a local registered region
-using PeerId = StrongId<struct PeerIdTag, std::uint32_t>;          // a connected peer, from this side
+using PeerId = StrongId<struct PeerIdTag, std::uint32_t>;          // a peer to which this transport is connected
 using TransferId = StrongId<struct TransferIdTag, std::uint64_t>;  // an accepted transfer, unique per transport
 using GrantId = StrongId<struct GrantIdTag, std::uint32_t>;        // a peer's right to access a part of a region
 
 /// Memory to register. With `fd` it is a shared mapping of that file from `fd_offset` on, which peers on the same host
 /// can map too (SharedMemory::region()); -1: any other memory. With `device` it is that GPU's memory; the caller must
-/// submit a transfer only after the GPU's writes to what it reads.
+/// submit a transfer only after the GPU has written the bytes that the transfer reads.
 struct MemoryRegion {
   void* base = nullptr;
   std::uint64_t bytes = 0;
@@ -34,7 +34,7 @@ struct MemoryRegion {
 
 enum class Direction : std::uint8_t { kPull, kPush };
 
-/// One run of bytes: [local_offset, +bytes) of the local region against [remote_offset, +bytes) of the remote one.
+/// One run of bytes: [local_offset, +bytes) of the local region and [remote_offset, +bytes) of the remote one.
 struct CopyRange {
   std::uint64_t local_offset = 0;
   std::uint64_t remote_offset = 0;
@@ -65,7 +65,7 @@ struct Completion {
   TransferId id;
   ErrorCode code = ErrorCode::kOk;
   std::string what;                                // the reason; empty if kOk
-  std::vector<std::uint32_t> corrupt_ranges = {};  // indices of all submitted and fed ranges, with kCorrupt
+  std::vector<std::uint32_t> corrupt_ranges = {};  // with kCorrupt: indices among all submitted and fed ranges
   bool operator==(const Completion&) const = default;
 };
 
@@ -81,9 +81,9 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  /// Opaque bytes with which a peer can connect() to this transport; valid for this incarnation only.
+  /// Returns opaque bytes with which a peer can connect() to this transport; valid for this incarnation only.
   virtual std::string address() const = 0;
-  /// For logs: which path and library carries the bytes.
+  /// Returns text for logs: the path and library that move the bytes.
   virtual std::string describe() const = 0;
 
   /// Makes the memory reachable. It must stay mapped until unregister_region() or shutdown() has returned.
@@ -92,11 +92,11 @@ class Transport {
   Result<RegionId> register_region(void* base, std::uint64_t bytes) {
     return register_region(MemoryRegion{base, bytes});
   }
-  /// Opaque bytes naming the region for peers (base, size, rkey).
+  /// Returns opaque bytes that name the region to peers (base, size, rkey).
   virtual Result<std::string> export_region(RegionId region) const = 0;
   /// kInvalidArgument: unknown region; kFull: own transfers or a peer's copy still use it, call again. Peers may be
-  /// refused from the first call on. Backends by which the network card accesses memory can't see what peers still do:
-  /// the caller must agree with them before the memory is unmapped.
+  /// refused from the first call on. If the network card accesses the memory, the backend can't see peers' accesses:
+  /// the caller must agree with the peers before it unmaps the memory.
   virtual Result<void> unregister_region(RegionId region) = 0;
 
   /// Lets peers access [offset, +bytes) of a region until revoke(). A transfer that names export_grant() as its
@@ -106,11 +106,11 @@ class Transport {
   virtual Result<std::string> export_grant(GrantId grant) const = 0;
   /// Once it returns ok, no peer accesses the memory by this grant any more, and transfers that name it end with
   /// kRefused. kFull: a peer's copy still uses the grant; call again (a dead peer's copies end). kInvalidArgument:
-  /// unknown, or revoked before.
+  /// the grant is unknown, or was revoked before.
   virtual Result<void> revoke(GrantId grant) = 0;
 
   /// kInvalidArgument: malformed address, or of a peer that can't be reached. The connection is made later; a dead peer
-  /// shows as completions with kPeerLost. The same address gives the same PeerId until that is lost. A lost PeerId
+  /// shows as completions with kPeerLost. The same address gives the same PeerId until it is lost. A lost PeerId
   /// stays valid until disconnect(), and transfers with it complete with kPeerLost.
   virtual Result<PeerId> connect(const std::string& address) = 0;
   /// Frees what is kept for the peer. Its pending transfers complete with kPeerLost or kOk; the id is invalid
@@ -125,13 +125,13 @@ class Transport {
   /// kInvalidArgument: bad range, or the transfer takes no more; nothing was added. kCancelled: shut down.
   virtual Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                             bool is_last) = 0;
-  /// Ends the transfer soon. Its Completion (kCancelled, or kOk if it was faster) comes once its memory is not touched.
+  /// Ends the transfer soon. Its Completion (kCancelled, or kOk if already done) comes when its memory is not touched.
   virtual void cancel(TransferId id) = 0;
 
-  /// The completions and notifications since the last call.
+  /// These return the completions and the notifications since the last call.
   virtual std::vector<Completion> poll() = 0;
   virtual std::vector<Notification> poll_notifications() = 0;
-  /// A file descriptor that is readable while poll() or poll_notifications() would return something.
+  /// Returns a file descriptor that is readable while poll() or poll_notifications() would return something.
   virtual int event_fd() const = 0;
   /// Returns true once poll() or poll_notifications() would return something, false when `timeout_ns` has passed. Where
   /// a backend can, the calling thread does the progress thread's work meanwhile, which saves waking another thread:

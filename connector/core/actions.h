@@ -14,7 +14,7 @@
 
 namespace kvferry {
 
-// ---- fetches: to the controller, to another node, to all workers ----
+// ---- fetches: a query to the controller, leases of another node, orders to all workers ----
 struct QueryDirectory {
   std::uint64_t fetch = 0;
   std::vector<ChunkKey> keys;
@@ -37,7 +37,7 @@ struct StartPull {
   std::vector<PullItem> items;
 };
 
-// ---- to the controller ----
+// ---- reports to the controller ----
 struct PublishChunks {
   std::vector<ChunkMeta> chunks;
 };
@@ -59,16 +59,16 @@ struct SettlePush {
   std::string endpoint;
   PushSettlement settlement;
 };
-/// To all workers: cancel the transfers of this push and erase its state.
+/// A message to all workers, which cancel the transfers of this push and erase its state.
 struct DropPush {
   std::uint64_t push = 0;
 };
 
-// ---- pushes, decode side: to all workers ----
+// ---- pushes, decode side: messages to all workers ----
 using GrantSlots = GrantOrder;
 using RevokeSlots = Revocation;
 
-/// A sentence for the log; `warning` if an operator should read it.
+/// A sentence for the log; `warning` is true if an operator should read it.
 struct LogLine {
   std::string text;
   bool warning = false;

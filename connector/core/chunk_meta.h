@@ -1,4 +1,4 @@
-// What a node knows of a chunk besides its bytes.
+// A chunk's metadata: its key, its size, and for which of its tokens it has KV.
 #pragma once
 
 #include <cstdint>

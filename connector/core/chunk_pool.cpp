@@ -29,7 +29,7 @@ std::vector<const ChunkPool::Slot*> ChunkPool::tails(const ChunkKey& group) cons
 }
 
 ChunkPool::Slot& ChunkPool::checked(ChunkRef chunk) {
-  KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} of {}", chunk.slot, slots_.size());
+  KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} is not one of the pool's {}", chunk.slot, slots_.size());
   Slot& slot = slots_[chunk.slot];
   KVFERRY_CHECK(slot.ref == chunk, "slot {} has generation {}, not {}", chunk.slot, slot.ref.generation,
                 chunk.generation);

@@ -1,5 +1,5 @@
 // The slot table of a chunk pool: the chunk in each slot, its pins, and the order of eviction. Metadata only: the bytes
-// are in the workers' memory, each rank's share in the same slot. Pure: the caller passes the time.
+// are in the workers' pools, and each rank's share of a chunk is in the same slot. Pure: the caller passes the time.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +25,14 @@ class ChunkPool {
  public:
   ChunkPool(std::uint32_t num_slots, std::uint32_t num_ranks);
 
-  /// kRetired: the key was removed, but the slot is pinned; free when the last pin ends.
+  /// kRetired: the key was removed, but the slot is still pinned; the slot becomes free when its last pin ends.
   enum class State : std::uint8_t { kFree, kWriting, kReady, kRetired };
   struct Slot {
     State state = State::kFree;
     ChunkRef ref;
     ChunkMeta meta;
     std::vector<std::uint64_t> checksums;  // [rank]; valid in kReady
-    std::vector<bool> written;             // [rank]; ranks that reported this write
+    std::vector<bool> written;             // [rank]; true if the rank reported this write
     std::uint32_t ranks_done = 0;
     bool write_failed = false;
     std::uint32_t pins = 0;
@@ -40,7 +40,7 @@ class ChunkPool {
     std::list<std::uint32_t>::iterator lru;  // valid in kReady
   };
 
-  /// Returns the slot that contains `key` or is being written with it, nullptr if none.
+  /// Returns the slot that contains the chunk `key` or into which the chunk is being written, nullptr if there is none.
   const Slot* find(const ChunkKey& key) const;
   const Slot& slot(std::uint32_t index) const { return slots_[index]; }
   /// Returns the ready tails of a group, newest first.
@@ -49,8 +49,8 @@ class ChunkPool {
   /// Reserves a slot to write `meta`, which must not be in the pool: a free slot, or the least recently used one
   /// without pins, which is evicted. Returns nullopt if every slot is pinned or being written.
   std::optional<ChunkRef> reserve(const ChunkMeta& meta, const std::string& writer);
-  /// One rank has written its share. After the last rank, the slot is ready, or free if any rank failed. Returns true
-  /// if it became ready.
+  /// Records that a rank has written its share. After the last rank, the slot is ready, or free if any rank failed.
+  /// Returns true if the slot became ready.
   bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum);
   /// Sets ChunkMeta::window_from of a chunk that is being written.
   void set_window_from(ChunkRef chunk, std::uint32_t window_from);
@@ -60,7 +60,7 @@ class ChunkPool {
   /// not in the pool.
   void invalidate(ChunkRef chunk);
 
-  /// Marks the chunks as just used, the first one as the most recent: a prefix is evicted from its end.
+  /// Marks the chunks as just used, the first one as the most recent, so that a prefix is evicted from its end.
   void touch(std::span<const ChunkRef> chunks);
   /// Makes this chunk the next one to evict, because a newer chunk contains its tokens.
   void demote(ChunkRef chunk);
@@ -87,7 +87,7 @@ class ChunkPool {
     std::string owner;
     TimeNs deadline = 0;
   };
-  /// All pins, by number.
+  /// Returns all pins, keyed by PinId::value.
   const std::map<std::uint64_t, Pin>& pins() const { return pins_; }
   std::uint32_t num_writing() const { return writing_; }
 
@@ -103,7 +103,7 @@ class ChunkPool {
   std::uint32_t writing_ = 0;
   std::uint32_t pinned_ = 0;
   std::unordered_map<ChunkKey, std::uint32_t> by_key_;
-  std::unordered_map<ChunkKey, std::vector<std::uint32_t>> by_group_;  // oldest first
+  std::unordered_map<ChunkKey, std::vector<std::uint32_t>> by_group_;  // [tail group] slots, oldest first
   std::map<std::uint64_t, Pin> pins_;
   std::uint64_t last_pin_ = 0;
   std::vector<ChunkKey> evicted_;

@@ -25,19 +25,19 @@ struct CoreConfig {
   TimeNs try_timeout = 1 * kSecond;   // limit on the wait for the directory's or one holder's answer, and for the
                                       // chunks of a push whose request has arrived
   TimeNs pull_timeout = 4 * kSecond;  // limit on the time of one pull
-  TimeNs lease_ttl = 30 * kSecond;    // bounds the pins of a reader that died
+  TimeNs lease_ttl = 30 * kSecond;    // limit on a lease's pins, for readers that end without releasing it
   TimeNs handoff_ttl = 60 * kSecond;  // a finished prompt stays pinned this long for its decode worker
   TimeNs push_ttl = 60 * kSecond;     // limit on the time from an offer to its last chunk, on both sides
   TimeNs push_grace = 30 * kSecond;   // time for the workers to end a dropped push, before slots are unpinned
   TimeNs order_ttl_max = 24 * 3600 * kSecond;  // upper bound for every ttl in the controller's orders
   TimeNs pin_ttl = 60 * kSecond;               // limit for lookups and loads; in practice the next step ends their pins
   TimeNs refetch_after = 100 * kMillisecond;   // pause between a failed fetch and the next one of the same request
-  std::uint64_t first_lease = 1;  // differs at each start, so that an earlier incarnation's leases are unknown; the
-                                  // numbers of pushes and reservations start there as well
+  std::uint64_t first_lease = 1;  // number of the first lease; differs at each start, so that it identifies no lease of
+                                  // an earlier incarnation; the numbers of pushes and reservations start there as well
 
-  /// Returns true if a request waits outside the step for its load. A synchronous load is possible only where vLLM can
-  /// recover from a failed one: it restarts at the first bad block, which does not work with sliding windows (earlier
-  /// blocks are gone), nor if later steps were already planned on top of the failed load.
+  /// Returns true if a request is scheduled only after its load has ended. A load within a step is possible only where
+  /// vLLM can recover from its failure: vLLM restarts at the first bad block, which fails with sliding windows (earlier
+  /// blocks are gone), and if later steps were already planned on top of the failed load.
   bool loads_async() const { return runs_ahead || windows.size() > 1 || windows[0] > 0; }
 };
 

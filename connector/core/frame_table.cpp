@@ -42,7 +42,7 @@ std::optional<FrameTable::FrameRef> FrameTable::find(ChunkRef chunk) const {
 }
 
 const FrameTable::Frame& FrameTable::frame(FrameRef ref) const {
-  KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} of {}", ref.frame, frames_.size());
+  KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} is not one of {} frames", ref.frame, frames_.size());
   return frames_[ref.frame];
 }
 
@@ -105,7 +105,7 @@ void FrameTable::drop(FrameRef ref) {
 
 /// Returns nullptr if this use has ended.
 FrameTable::Frame* FrameTable::current(FrameRef ref) {
-  KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} of {}", ref.frame, frames_.size());
+  KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} is not one of {} frames", ref.frame, frames_.size());
   Frame& frame = frames_[ref.frame];
   const bool is_claimed = frame.state != State::kFree && frame.state != State::kRetired;
   return frame.use == ref.use && is_claimed ? &frame : nullptr;

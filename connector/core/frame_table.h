@@ -33,7 +33,7 @@ class FrameTable {
     kDirty,            // complete, but not in the slot
     kWritingBack,      // the frame is being copied to the slot
     kClean,            // complete, and the slot has the same bytes
-    kRetired,          // belongs to no chunk; free when the last pin ends
+    kRetired,          // belongs to no chunk; becomes free when its last pin ends
   };
 
   struct Frame {
@@ -55,15 +55,15 @@ class FrameTable {
   /// `purpose` is kGathering, kLanding or kFillingFromSlot. Returns nullopt if there is no such frame. The chunk's slot
   /// must not have a frame yet.
   std::optional<Claim> claim(ChunkRef chunk, State purpose, std::string owner);
-  /// Returns the clean frame with exactly this generation of the slot.
+  /// Returns the clean frame that has exactly this generation of the slot, nullopt if there is none.
   std::optional<FrameRef> find(ChunkRef chunk) const;
   const Frame& frame(FrameRef ref) const;
 
-  /// The frame's bytes stay until unpin().
+  /// Prevents the reuse of the frame until unpin().
   FramePin pin(FrameRef ref, std::string owner);
   void unpin(FramePin pin);
 
-  // Transitions, in this order. They return false if the chunk has lost the frame meanwhile.
+  // Transitions, in this order. They return false if the frame no longer belongs to the chunk.
   /// kGathering, kLanding -> kDirty; kFillingFromSlot -> kClean.
   bool filled(FrameRef ref);
   bool write_back_started(FrameRef ref);
@@ -73,8 +73,8 @@ class FrameTable {
 
   /// Marks the frame as just used.
   void touch(FrameRef ref);
-  /// Separates the frame from its chunk, because the slot gets other bytes or the frame's are invalid. The frame is
-  /// free when its last pin ends.
+  /// Separates a frame from its chunk: drop_slot() before the slot gets other bytes, drop() if the frame's bytes are
+  /// invalid. The frame becomes free when its last pin ends.
   void drop_slot(std::uint32_t slot);
   void drop(FrameRef ref);
 
@@ -85,7 +85,7 @@ class FrameTable {
     FrameRef frame;
     std::string owner;
   };
-  /// All pins, by number.
+  /// Returns all pins, keyed by FramePin::value.
   const std::map<std::uint64_t, Pin>& pins() const { return pins_; }
 
  private:

@@ -16,17 +16,17 @@ struct LeaseRequest {
   std::vector<ChunkKey> keys;
   std::string handoff_request;  // the holder's request whose handoff pin this lease ends; empty: none
   std::vector<Shard> shards =
-      {};  // [rank] of the reader; empty: an older version, which reads nodes of its own shape only
+      {};  // [rank] the reader's shards; empty from an older version, which reads only nodes of its own shape
   KVFERRY_FIELDS(fingerprint, keys, handoff_request, shards);
 };
 
 struct LeasedChunk {
-  std::uint32_t index = 0;  // in LeaseRequest::keys
-  ChunkRef chunk;           // in the holder's pool
+  std::uint32_t index = 0;  // the chunk's place in LeaseRequest::keys
+  ChunkRef chunk;           // slot in the holder's pool
   std::uint32_t num_tokens = 0;
   std::vector<std::uint64_t> checksums;                        // [rank]
-  std::uint32_t window_from = 0;                               // as in ChunkMeta
-  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [reader's rank][run], if its shape differs
+  std::uint32_t window_from = 0;                               // see ChunkMeta::window_from
+  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run] for a reader of another shape
   KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums);
 };
 
@@ -42,8 +42,8 @@ struct PullItem {
   ChunkRef remote;
   ChunkRef local;
   std::uint32_t num_tokens = 0;
-  std::vector<std::uint64_t> checksums;  // [rank]; empty if the holder has another shape: the ranks compute them
-  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run], in that case only
+  std::vector<std::uint64_t> checksums;  // [rank]; empty if the holder has another shape: this node computes them
+  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run]; empty if `checksums` is not
   KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums);
 };
 

@@ -1,7 +1,7 @@
 // The messages between the scheduler connector and the worker connectors: StepPlan with each step, WorkerReport back.
 //
 // Each rank executes a step in this order: saves_before (blocks of preempted and finished requests, before they are
-// overwritten), loads, the forward pass, saves_after. All of it ends with the step, so kvferry reads and writes an
+// overwritten), loads, the forward pass, saves_after. All four end within the step, so kvferry reads and writes an
 // engine block only in the step whose plan contains it: that is the promise fenced-reuse.
 #pragma once
 
@@ -40,10 +40,10 @@ struct SaveJob {
   KVFERRY_FIELDS(request_id, block_ids, items);
 };
 
-/// Unpacks tokens [skip_tokens, skip_tokens + num_tokens) of a chunk of chunk_tokens tokens to first_token.
+/// Unpacks tokens [skip_tokens, skip_tokens + num_tokens) of a chunk of chunk_tokens tokens into blocks at first_token.
 struct LoadItem {
   ChunkRef chunk;
-  std::vector<std::uint64_t> checksums;  // [rank], of the whole chunk
+  std::vector<std::uint64_t> checksums;  // [rank] checksum of the whole chunk
   std::uint32_t chunk_tokens = 0;
   std::uint32_t skip_tokens = 0;
   std::uint32_t first_token = 0;  // counted from the job's first block
@@ -54,7 +54,7 @@ struct LoadItem {
 struct LoadJob {
   std::string request_id;
   std::uint32_t attempt = 0;
-  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] from the block of the first loaded token on
+  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] blocks from that of the first loaded token on
   std::vector<LoadItem> items;
   bool is_async = false;  // the engine waits for the result and uses all of the load or none
   KVFERRY_FIELDS(request_id, attempt, block_ids, items, is_async);

@@ -12,13 +12,13 @@
 
 namespace kvferry::promise {
 
-/// A repeated lookup in one attempt gives the same hit.
+/// A repeated lookup in one attempt finds the same number of tokens.
 inline void idempotent_lookup(std::uint32_t first_hit, std::uint32_t hit_now, const std::string& request) {
   KVFERRY_CHECK(first_hit == hit_now, "idempotent-lookup: the lookup of request {} gave {} tokens, now {}", request,
                 first_hit, hit_now);
 }
 
-/// local + external < num_tokens: a load leaves one token to compute.
+/// local + external < num_tokens: a load leaves at least one token for the engine to compute.
 inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64_t num_tokens,
                         const std::string& request) {
   KVFERRY_CHECK(external == 0 || local + external < num_tokens,
@@ -27,12 +27,12 @@ inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64
 }
 
 /// After an allocation with n > 0 external tokens the plan loads exactly those n tokens, in order, into blocks of the
-/// job. `first_token` is the load's, needed_from[KV group] the first token that is attended to later; both count from
-/// the job's first block.
+/// job. `first_token` is the first token to load, needed_from[KV group] the first one that is attended to later; both
+/// are counted from the job's first block.
 void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::uint32_t block_tokens,
                 std::span<const std::uint32_t> needed_from);
 
-/// A lookup whose allocation failed leaves no state when the step is planned.
+/// When a step has been planned, no state is left of lookups whose allocation failed.
 inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
   KVFERRY_CHECK(specs_left == 0, "no-stale-spec: {} lookups are still open after step {}", specs_left, step);
 }
@@ -41,13 +41,13 @@ inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
 void saved_is_computed(const SaveJob& job, std::uint32_t first_block, std::uint32_t computed, std::uint32_t known,
                        std::uint32_t block_tokens);
 
-/// A slot is written only by one writer, and only without readers.
+/// A slot is written by one writer at a time, and only while it has no readers.
 inline void fenced_reuse(std::uint32_t pins, bool idle, std::uint32_t slot) {
   KVFERRY_CHECK(pins == 0 && idle, "fenced-reuse: slot {} is reused with {} readers{}", slot, pins,
                 idle ? "" : " and a writer");
 }
 
-/// Every job, pull and report ends exactly once.
+/// Every job, pull and pin that was requested ends exactly once, and nothing ends that was not requested.
 inline void exactly_once(bool expected, const std::string& what) {
   KVFERRY_CHECK(expected, "exactly-once: {} was reported twice or never requested", what);
 }

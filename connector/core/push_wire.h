@@ -24,7 +24,7 @@ struct OfferedChunk {
 struct PushOffer {
   std::string fingerprint;
   std::uint32_t num_ranks = 0;
-  std::vector<Shard> shards;  // [rank] of the prefill node, set by its runtime; a node of another shape declines
+  std::vector<Shard> shards;  // [rank] the prefill node's, set by its runtime; a node of another shape declines
   std::vector<OfferedChunk> chunks;
   KVFERRY_FIELDS(fingerprint, num_ranks, shards, chunks);
 };
@@ -44,7 +44,7 @@ struct PushReply {
 };
 
 struct SettledChunk {
-  std::uint32_t index = 0;  // in PushOffer::chunks
+  std::uint32_t index = 0;  // the chunk's place in PushOffer::chunks
   bool ok = false;          // false: the chunk is incomplete and nothing more will be written
   std::uint32_t window_from = 0;
   std::vector<std::uint64_t> checksums;  // [rank]
@@ -72,8 +72,8 @@ struct GrantOrder {
   KVFERRY_FIELDS(ticket, chunks);
 };
 
-/// One rank's answer to a GrantOrder: the transport's exported grants. An empty grant: the rank could not grant the
-/// slot.
+/// One rank's answer to a GrantOrder: the transport's exported grants. A grant is empty if the rank could not grant
+/// access to the slot.
 struct GrantOutcome {
   std::uint64_t ticket = 0;
   std::uint32_t rank = 0;
@@ -92,12 +92,12 @@ struct RevokedChunk {
 /// The order to revoke the grants of these slots, and a rank's answer once the prefill node cannot write them any more.
 struct Revocation {
   std::uint64_t ticket = 0;
-  std::uint32_t rank = 0;  // in an answer
+  std::uint32_t rank = 0;  // the rank that answers; 0 in an order
   std::vector<RevokedChunk> chunks;
   KVFERRY_FIELDS(ticket, rank, chunks);
 };
 
-/// The destinations of a push for one rank. An empty grant: the decode node does not want that chunk.
+/// The destinations of a push for one rank. A grant is empty if the decode node does not want that chunk.
 struct PushOrder {
   std::uint64_t push = 0;
   std::string remote_address;
@@ -115,7 +115,7 @@ struct PushStart {
   KVFERRY_FIELDS(push, index, chunk, num_tokens, checksums);
 };
 
-/// The outcome of a chunk that a rank was given to push; exactly once each.
+/// The outcome of one rank's push of one chunk; sent exactly once for each chunk that the rank was ordered to push.
 struct PushOutcome {
   std::uint64_t push = 0;
   std::uint32_t rank = 0;

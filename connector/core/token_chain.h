@@ -51,7 +51,7 @@ class TokenChain {
   std::uint32_t chunk_tokens_;
   std::vector<TokenExtra> extras_;
   std::vector<std::int32_t> tokens_;
-  std::vector<ChunkKey> keys_;  // full chunks that were hashed so far
+  std::vector<ChunkKey> keys_;  // keys of the full chunks that were hashed so far
 };
 
 }  // namespace kvferry

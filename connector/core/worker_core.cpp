@@ -7,7 +7,7 @@
 namespace kvferry {
 
 WorkerCore::Slot& WorkerCore::slot(ChunkRef chunk) {
-  KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} of {}", chunk.slot, slots_.size());
+  KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} is not one of the pool's {}", chunk.slot, slots_.size());
   return slots_[chunk.slot];
 }
 

@@ -28,13 +28,13 @@ struct PullSource {
 /// another shape, from runs of several ranks.
 struct PullOrder {
   std::uint64_t pull = 0;
-  std::string remote_address;  // the other rank's transport
-  std::string remote_region;   // that rank's pool
+  std::string remote_address;  // address of the other rank's transport
+  std::string remote_region;   // exported region of the other rank's pool
   std::int64_t timeout_ms = 0;
   std::vector<PullItem> items;
-  std::vector<PullSource> sources = {};  // if empty: remote_address only
-  std::vector<ShardRun> runs = {};       // in each chunk; ShardRun::holder is an index into `sources`
-  std::uint64_t num_cells = 0;           // per chunk of this rank
+  std::vector<PullSource> sources = {};  // empty: remote_address and remote_region alone
+  std::vector<ShardRun> runs = {};       // runs to read for each chunk; ShardRun::holder is an index into `sources`
+  std::uint64_t num_cells = 0;           // number of cells in a chunk of this rank
   KVFERRY_FIELDS(pull, remote_address, remote_region, timeout_ms, items, sources, runs, num_cells);
 };
 struct PullOutcome {
@@ -42,7 +42,7 @@ struct PullOutcome {
   std::uint32_t rank = 0;
   std::vector<bool> ok;                       // [item]
   std::string what;                           // the reason of a failure, for the log
-  std::vector<std::uint64_t> checksums = {};  // [item] of this rank's chunk, if the item had none
+  std::vector<std::uint64_t> checksums = {};  // [item] this rank's, for items ordered without checksums
   KVFERRY_FIELDS(pull, rank, ok, what, checksums);
 };
 
@@ -57,9 +57,9 @@ class WorkerCore {
   WorkerCore(std::uint32_t rank, std::uint32_t num_slots) : rank_(rank), slots_(num_slots) {}
 
   // ---- steps, in the order of plan.h ----
-  /// Called once for each plan, in order.
+  /// Begins the step of a plan. Called once for each plan, in order.
   void begin_step(std::uint64_t step);
-  /// The slot must not be in a write, and the generation must be newer than the slot's.
+  /// Begins a write of the slot, which must not have another write in progress or a newer generation.
   void begin_write(ChunkRef chunk);
   void end_write(ChunkRef chunk, bool ok);
   void saved(ChunkRef chunk, bool ok, std::uint64_t checksum);
@@ -72,7 +72,7 @@ class WorkerCore {
   // ---- pulls ----
   /// Begins the writes of the slots. The runtime then starts the transfer.
   void pull_ordered(const PullOrder& order, TimeNs now);
-  /// Called exactly once for each pull, when its transfer no longer touches memory.
+  /// Ends a pull. Called exactly once for each, when its transfer no longer touches memory.
   PullOutcome pull_ended(std::uint64_t pull, std::vector<bool> ok, std::string what);
   /// Returns the pulls whose deadline has passed since the last call. The runtime cancels them; pull_ended() follows.
   std::vector<std::uint64_t> overdue_pulls(TimeNs now);

@@ -52,7 +52,7 @@ std::vector<Row> make_settings() {
               "Whether tails are saved: the last, shorter chunk of a request")
           .with_alias("save_unfull_chunk"),
       setting<C, std::string>("path", &C::path, fmt::format("one of {}", fmt::join(path_names(), ", ")),
-                              "What carries chunks; auto measures what is fastest to each peer",
+                              "Backend that carries chunks; auto measures which one is fastest to each peer",
                               [](const std::string& name) { return static_cast<bool>(parse_path(name)); }),
       setting<C, std::int64_t>("load_timeout_ms", &C::load_timeout_ms, "an integer from 1 to 600000",
                                "Longest time that a request waits for other nodes before its tokens are computed here",

@@ -22,7 +22,7 @@ struct ConnectorConfig {
   std::int64_t load_timeout_ms = 5000;
   std::string advertise_host;  // empty: this host's address on the route to the controller
   std::string name_space = "default";
-  std::string serves;  // empty: the controller names no URL to routers
+  std::string serves;  // URL under which routers reach this vLLM server; empty: none
   std::string config;  // path of the YAML file; empty: none
 };
 

@@ -9,8 +9,8 @@
 namespace kvferry {
 
 struct AdvertisedHost {
-  std::string host;     // numeric
-  std::string warning;  // why other hosts may not reach it; empty if there is no reason to doubt
+  std::string host;     // a numeric address
+  std::string warning;  // why other hosts may be unable to reach `host`; empty if nothing suggests that
 };
 
 /// Returns the local address on the route to the first of `controllers` (endpoints separated by commas) that is not on
@@ -20,8 +20,8 @@ struct AdvertisedHost {
 AdvertisedHost select_advertised_host(const std::string& controllers,
                                       std::chrono::milliseconds resolve_for = std::chrono::seconds(5));
 
-/// Resolves the setting advertise_host, a name or an address of this host, to a number, preferably IPv4. A name that
-/// means loopback (Debian: 127.0.1.1), except "localhost", is replaced as select_advertised_host() does.
+/// Resolves the setting advertise_host, a name or an address of this host, to a numeric address, preferably IPv4. If a
+/// name other than "localhost" means loopback (Debian: 127.0.1.1), returns select_advertised_host() instead.
 /// kInvalidArgument: the name cannot be resolved.
 Result<std::string> address_of_this_host(std::string name, const std::string& controllers);
 

@@ -20,13 +20,13 @@ class PollLoop {
 
   ~PollLoop() { stop(); }
   void start(Turn turn);
-  /// Ends the present wait, or the next one. Threads: any.
+  /// Ends the wait in progress, or the next one at once. Threads: any.
   void wake() { wake_.set(); }
   /// Joins the thread. Idempotent.
   void stop();
 
  private:
-  EventFd wake_{std::nothrow};  // without a descriptor left, the loop goes on when a wait ends
+  EventFd wake_{std::nothrow};  // if the process has no descriptor left, wake() does nothing and waits end by timeout
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };

@@ -1,4 +1,4 @@
-// Commands of operators to a controller: pin or replicate chunks, drain nodes, set quotas.
+// Commands of operators to a controller: pin, move or evict chunks, drain nodes, set quotas.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,13 @@ struct AdminCommand {
 constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
 
 struct AdminResult {
-  std::string text;          // a sentence
+  std::string text;          // result as a sentence
   std::uint64_t number = 0;  // id of the pin, or number of affected nodes or keys
 };
 
-/// Blocks up to `timeout_ms`. Threads: any.
-/// Errors: kInvalidArgument: not an endpoint; kUnavailable: no answer in time; kRefused: another protocol version, or
-/// the controller refused the command; the message has the reason.
+/// Sends `command` to the controller at `endpoint` and waits for its answer, up to `timeout_ms`. Threads: any.
+/// Errors: kInvalidArgument: `endpoint` is malformed; kUnavailable: no answer in time; kRefused: the controller speaks
+/// another protocol version or refused the command; the message has the reason.
 Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCommand& command,
                                       std::int64_t timeout_ms);
 

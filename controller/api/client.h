@@ -1,4 +1,4 @@
-// The controller's client: registers a node, reports which chunks it holds, looks up who holds others. All calls are
+// The controller's client: registers a node, reports its chunks, and looks up the holders of others. All calls are
 // asynchronous messages; the owner's poll loop drives the client on one thread.
 #pragma once
 
@@ -29,7 +29,7 @@ struct ChunkEntry {
 
 struct LookupQuery {
   std::vector<ChunkKey> keys;         // full chunks in prefix order
-  std::vector<ChunkKey> tail_groups;  // tail_groups[i]: group of a tail that would follow i full chunks; may be shorter
+  std::vector<ChunkKey> tail_groups;  // tail_groups[i]: group of a tail that would follow i full chunks; may end early
   std::vector<ChunkKey> exact_tails;  // tails to find by key
 };
 
@@ -51,17 +51,17 @@ struct Holder {
   // At most 16 tails that could follow those chunks: exact_tails first, then the deepest group first, then the newest.
   std::vector<ChunkEntry> tails;
   Tier tier = Tier::kHost;  // slowest tier among the full chunks
-  bool confirmed = true;  // false: a message of this node was lost and is not yet repaired, so it may hold more or less
+  bool confirmed = true;  // false: the node may hold other chunks than stated, as a loss or restart is not repaired yet
 };
 
 struct LookupReply {
   std::uint64_t token = 0;      // returned by the lookup() that this answers
-  std::vector<Holder> holders;  // most full chunks first, then the newest heartbeat; without the caller; at most 64
-  // Increases with each change of the index, over restarts too; a controller without state starts again at 0.
+  std::vector<Holder> holders;  // at most 64, not the caller; draining last, most chunks first, newest message first
+  // Increases with each change of the index, also across restarts; without a state folder it starts again at 0.
   std::uint64_t index_version = 0;
 };
 struct Registered {};  // after the first registration, and after each recovery from Lost
-/// The registration was refused, e.g. for another fingerprint in this namespace. Final.
+/// The controller refused the node, e.g. because its namespace has another fingerprint. The client does not try again.
 struct Refused {
   std::string reason;
 };
@@ -69,17 +69,17 @@ struct Refused {
 struct Lost {
   std::string reason;
 };
-/// The controller lacks state of this incarnation that can't be sent again: publish() everything, in one call or many,
-/// then call end_snapshot(). Until then the controller serves what it had.
+/// The controller lacks messages that the client no longer stores: publish() everything, in one call or many,
+/// then call end_snapshot(). Until then the controller answers lookups from what it had.
 struct SnapshotWanted {};
-/// A lookup had no answer within lookup_timeout_ms. Never sent where that is 0.
+/// A lookup had no answer within lookup_timeout_ms. Never reported if lookup_timeout_ms is 0.
 struct LookupFailed {
   std::uint64_t token = 0;
   std::string reason;
 };
-// Requests of the controller. A node may ignore any of them; the controller sees the outcome in what it publishes and
-// evicts.
-/// Pin those of `keys` that this node holds. Ids are unique within one life of the controller.
+// Requests of the controller. A node may ignore any of them; the controller sees the outcome in what the node
+// publishes and evicts.
+/// Pin those of `keys` that this node holds. Ids are unique until the controller restarts.
 struct PinChunks {
   std::uint64_t pin_id = 0;
   std::vector<ChunkKey> keys;
@@ -115,14 +115,14 @@ struct ClientOptions {
 };
 
 /// Threads: one owner. It polls fd() for reading and calls process(), at least every heartbeat_ms. With a call every
-/// 50 ms the controller notices the loss of a message within 150 ms, from the heartbeat that follows it.
+/// 50 ms the controller notices the loss of a message within 150 ms, by the heartbeat that follows the message.
 class Client {
  public:
   virtual ~Client() = default;
   virtual int fd() const = 0;  // readable while process() has work to do; for polling only
   virtual std::vector<ClientEvent> process(TimeNs now) = 0;
   virtual bool registered() const = 0;
-  virtual const std::string& controller() const = 0;  // the endpoint, for messages
+  virtual const std::string& controller() const = 0;  // the controller's endpoint, for error messages
   /// Sequence number of the next message of publish(), evict() or end_snapshot().
   virtual std::uint64_t next_sequence() const = 0;
   /// Sequence numbers below this one are on the controller's disk or, where it keeps no state, applied.
@@ -130,11 +130,11 @@ class Client {
   /// Number of requests on this node. Reported by heartbeats, at the latest 200 ms after a change.
   virtual void set_load(std::uint64_t num_requests) = 0;
 
-  /// While the client is not registered, up to 16 MiB of changes are stored and sent after registration; beyond that a
-  /// SnapshotWanted follows it.
+  /// While the client is not registered, up to 16 MiB of changes are stored and sent after registration; if there are
+  /// more, SnapshotWanted follows the registration.
   virtual void publish(const std::vector<ChunkEntry>& chunks) = 0;
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
-  /// Answers SnapshotWanted: everything that this node holds was published since.
+  /// Completes the answer to SnapshotWanted: since then the caller has published everything that this node holds.
   virtual void end_snapshot() = 0;
   /// kUnavailable: not registered, and lookup_timeout_ms is 0; kInvalidArgument: more than 65536 keys. The reply is an
   /// event; without lookup_timeout_ms it may never come.

@@ -13,26 +13,26 @@ namespace kvferry::controller {
 enum class EndpointUse {
   kBind,        // over ZeroMQ: tcp://, ipc://; port 0: any free one
   kBindStream,  // unix://, stream://; port 0: any free one
-  kConnect,     // all four, with a port that isn't 0
+  kConnect,     // tcp://, ipc://, unix:// or stream://; port 0 is not allowed
 };
 
-/// A description for error messages.
+/// Returns the forms of an endpoint that are allowed for `use`, for error messages.
 std::string_view allowed_endpoints(EndpointUse use);
 /// kInvalidArgument: `endpoint` has none of the allowed forms, which the message lists.
 Result<void> check_endpoint(std::string_view endpoint, EndpointUse use);
 
-/// Splits a list of controllers at its commas. kInvalidArgument: one is not an endpoint, or is repeated.
+/// Splits a list of controllers at its commas. kInvalidArgument: an element is not an endpoint, or is repeated.
 Result<std::vector<std::string>> split_endpoints(std::string_view list);
 
 /// The address in a stream's endpoint: a path, or a host and a port.
 struct StreamAddress {
-  std::string path{};  // the Unix socket's; empty for TCP
+  std::string path{};  // path of the Unix socket; empty for TCP
   net::HostPort tcp{};
 
   bool is_unix() const { return !path.empty(); }
 };
 bool is_stream(std::string_view endpoint);
-/// `endpoint` must have passed check_endpoint() and be a stream's.
+/// `endpoint` must have passed check_endpoint() and is_stream().
 StreamAddress stream_address(std::string_view endpoint);
 
 }  // namespace kvferry::controller

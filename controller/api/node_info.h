@@ -15,9 +15,9 @@ struct NodeInfo {
   std::string role{};         // vLLM's kv_role
   std::string endpoint{};     // where peers ask this node for leases, e.g. "tcp://10.0.0.7:41234"
   std::string name_space{};   // nodes of one namespace must have equal fingerprints
-  std::string fingerprint{};  // readable: model, KV dtype, layers, heads, head size, chunk_tokens, format version
+  std::string fingerprint{};  // text with model, KV dtype, layers, heads, head size, chunk_tokens, format version
   std::string serves{};       // URL under which routers reach this node's server; empty: not announced
-  std::string version{};  // kvferry release; empty: the client fills in its own, or the node is older than the field
+  std::string version{};  // kvferry release; empty: the client fills in its own, or the node's release lacks the field
 };
 
 }  // namespace kvferry::controller

@@ -23,11 +23,11 @@ struct Counters {
   std::uint64_t nodes_registered = 0;
   std::uint64_t nodes_refused = 0;
   std::uint64_t nodes_expired = 0;
-  std::uint64_t nodes_fenced = 0;  // replaced by a newer incarnation
+  std::uint64_t nodes_fenced = 0;  // nodes replaced by a newer incarnation
   std::uint64_t snapshots_wanted = 0;
   std::uint64_t messages_malformed = 0;
-  std::uint64_t messages_unregistered = 0;  // from connections without a registered node
-  std::uint64_t replies_dropped = 0;        // the connection was gone, or its peer did not read
+  std::uint64_t messages_unregistered = 0;  // messages from connections without a registered node
+  std::uint64_t replies_dropped = 0;        // replies whose connection was gone or whose peer did not read
   std::uint64_t resends_wanted = 0;
   std::uint64_t digests_differed = 0;  // heartbeats whose digests contradicted the index
   std::uint64_t orders_sent = 0;       // Pin, Unpin, Replicate and EvictOrder messages
@@ -47,7 +47,7 @@ struct NodeStatus : NodeInfo {
   bool is_leaving = false;
   bool is_drained = false;  // no chunk is left to replicate
   std::uint64_t num_to_replicate = 0, num_replicated = 0, num_lost = 0;
-  std::uint64_t load = 0;  // requests on the node
+  std::uint64_t load = 0;  // number of requests on the node
   KVFERRY_FIELDS(name_space, engine_id, incarnation, role, endpoint, num_chunks, num_tails, heartbeat_age_ms,
                  is_leaving, is_drained, num_to_replicate, num_replicated, num_lost, serves, load, fingerprint,
                  version);
@@ -55,14 +55,14 @@ struct NodeStatus : NodeInfo {
 
 /// State that outlives the controller's process.
 struct StateStatus {
-  std::string folder;                   // empty: nothing is stored
+  std::string folder;                   // path of the state folder; empty: nothing is stored
   bool durable = false;                 // acknowledged messages outlive the process
   std::string why_not;                  // reason why it is not durable
-  std::uint64_t log_bytes = 0;          // what a restart would read besides the snapshot
+  std::uint64_t log_bytes = 0;          // size of the log that a restart would read after the snapshot
   std::uint64_t snapshot_bytes = 0;     // size of the newest snapshot; 0: none yet
-  std::uint64_t snapshot_age_ms = 0;    // time since its completion; at most since the restart
-  std::uint64_t snapshots_written = 0;  // since the start
-  std::uint64_t records_loaded = 0;     // at the start
+  std::uint64_t snapshot_age_ms = 0;    // time since the newest snapshot ended or, if shorter, since the start
+  std::uint64_t snapshots_written = 0;  // snapshots completed since the start
+  std::uint64_t records_loaded = 0;     // records read at the start
   std::uint64_t load_ms = 0;
   KVFERRY_FIELDS(folder, durable, why_not, log_bytes, snapshot_bytes, snapshot_age_ms, snapshots_written,
                  records_loaded, load_ms);
@@ -74,9 +74,9 @@ struct ReplicaStatus {
   KVFERRY_FIELDS(name, endpoint);
 };
 
-/// Connections of this controller to its replicas. Empty names: it runs alone.
+/// This controller's connections to other replicas, etcd and the event log. An empty name or address: not used.
 struct ScaleStatus {
-  std::string name;                     // this replica
+  std::string name;                     // name of this replica
   std::vector<ReplicaStatus> replicas;  // live replicas, this one included
   std::string etcd;                     // etcd members, without passwords; empty: none
   bool etcd_ok = false;
@@ -89,9 +89,9 @@ struct ScaleStatus {
   std::string log_trouble;
   bool log_writer = false;          // this replica writes the log
   std::uint64_t log_lag_bytes = 0;  // bytes sent to the log and not yet confirmed
-  std::uint64_t log_appended = 0;   // entries
+  std::uint64_t log_appended = 0;   // entries that this replica wrote to the log
   std::uint64_t log_holes = 0;      // gaps because the log could not accept entries in time
-  std::uint64_t log_read = 0;       // entries
+  std::uint64_t log_read = 0;       // entries that this replica read from the log
   bool log_reading = false;         // this replica started late and is still reading the log
   KVFERRY_FIELDS(name, replicas, etcd, etcd_ok, etcd_gone_ms, etcd_trouble, etcd_owed, name_taken, event_log, log_ok,
                  log_trouble, log_writer, log_lag_bytes, log_appended, log_holes, log_read, log_reading);
@@ -109,7 +109,7 @@ struct Status {
 };
 
 /// Asks the controller at `endpoint`; blocks up to `timeout_ms`. Threads: any.
-/// Errors: kInvalidArgument: not an endpoint; kUnavailable: no answer in time; kRefused: another protocol version.
+/// Errors: kInvalidArgument: malformed endpoint; kUnavailable: no answer in time; kRefused: another protocol version.
 Result<Status> fetch_status(const std::string& endpoint, std::int64_t timeout_ms);
 
 }  // namespace kvferry::controller

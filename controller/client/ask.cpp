@@ -13,7 +13,7 @@ namespace kvferry::controller {
 namespace {
 
 Result<wire::FromController> ask(const std::string& endpoint, std::string_view request, std::int64_t timeout_ms) {
-  // The status of thousands of nodes exceeds kMessageBytesMax, and the user chose this controller.
+  // Unbounded: the status of thousands of nodes exceeds kMessageBytesMax, and the user trusts this controller.
   std::unique_ptr<ClientLink> made = KVFERRY_TRY(make_link(endpoint, {.is_bounded = false}));
   ClientLink& link = *made;
   const SteadyClock clock;
@@ -41,7 +41,7 @@ Result<wire::FromController> ask(const std::string& endpoint, std::string_view r
 /// kCorrupt: the reply is of another type.
 template <class Reply, class Request>
 Result<Reply> ask_for(const std::string& endpoint, Request request, std::int64_t timeout_ms) {
-  request.header.version = wire::kProtocol.oldest;  // controllers of other releases can read it, too
+  request.header.version = wire::kProtocol.oldest;  // so that controllers of other releases can read it
   wire::FromController message = KVFERRY_TRY(ask(endpoint, encode(request), timeout_ms));
   if (auto* reply = std::get_if<Reply>(&message)) return std::move(*reply);
   return Error{ErrorCode::kCorrupt, fmt::format("controller {} sent a reply of another type", endpoint)};

@@ -66,7 +66,7 @@ Result<std::unique_ptr<Client>> make_client(const ClientOptions& options) {
     clients.push_back(make_client_over(std::move(link), std::move(replica_options)));
   }
   if (clients.size() == 1 && options.lookup_timeout_ms == 0) return std::move(clients[0]);
-  return make_replica_client(std::move(clients), options);  // it also enforces lookup_timeout_ms
+  return make_replica_client(std::move(clients), options);  // a replica client also enforces lookup_timeout_ms
 }
 
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms) {

@@ -26,7 +26,7 @@ class ClientLink {
   virtual void process(TimeNs now) = 0;
   /// The next message, valid until the next call of any function. Returns nullopt if none is waiting.
   virtual std::optional<std::string_view> receive() = 0;
-  /// Returns false if there is no connection or no room.
+  /// Returns false if the message was dropped: there is no connection, or the send queue is full.
   virtual bool send(std::string_view message) = 0;
   /// While corked, messages may be delayed, so that many small ones leave in one write.
   virtual void set_corked(bool is_corked) = 0;
@@ -43,7 +43,7 @@ struct LinkOptions {
   // Shared by many ZeroMQ links to save threads; nullptr: a context of its own.
   std::shared_ptr<net::ZmqContext> zmq_context{};
 };
-/// kInvalidArgument: not an endpoint; kUnavailable: no file descriptor is left.
+/// kInvalidArgument: `endpoint` is malformed; kUnavailable: no file descriptor is left.
 Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const LinkOptions& options = {});
 
 /// A client of the controller that `link` connects to.
@@ -52,8 +52,8 @@ std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, Clien
 /// A client of several controllers (replicas), made of one client for each, in order of preference; at least one.
 /// The node registers with each controller and publishes everything to each. Lookups go to the first controller that
 /// it is registered with; when that one is lost, unanswered lookups are sent to the next. Registered is reported for
-/// the first controller, Lost for the last one, Refused when all have refused. A SnapshotWanted of one is answered to
-/// all, which changes nothing for the others.
+/// the first controller, Lost for the last one, Refused when all have refused. The answer to a SnapshotWanted goes to
+/// all controllers, which changes nothing for those that did not ask for it.
 /// With lookup_timeout_ms each lookup ends in LookupReply or LookupFailed, even if no controller is registered at first
 /// or an answer is lost.
 Result<std::unique_ptr<Client>> make_replica_client(std::vector<std::unique_ptr<Client>> clients,

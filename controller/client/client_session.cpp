@@ -54,7 +54,7 @@ struct ClientSession::Receiver {
   }
   void operator()(const wire::Unregistered& message) const {
     if (!is_for_us(message.incarnation)) return;
-    session.lose(fmt::format("controller {} does not know this node any more: it restarted, or the lease expired",
+    session.lose(fmt::format("controller {} dropped this node's registration: it restarted, or the lease expired",
                              session.options_.controller),
                  events);
     session.sent_at_.reset();  // the controller is reachable, so the next Hello need not wait
@@ -75,7 +75,7 @@ struct ClientSession::Receiver {
   void operator()(wire::EvictOrder& message) const {
     if (is_for_us(message.incarnation)) events.emplace_back(EvictChunks{message.all, std::move(message.keys.keys)});
   }
-  // Answers to ask(), which has a connection of its own.
+  // Never received here: they answer ask(), which has a connection of its own.
   void operator()(const wire::AdminReply&) const {}
   void operator()(const wire::StatusReply&) const {}
 };
@@ -93,14 +93,14 @@ ClientSession::ClientSession(ClientOptions options, Send send, std::size_t resen
 
 void ClientSession::receive(std::string_view bytes, std::vector<ClientEvent>& events) {
   Result<wire::FromController> message = wire::parse<wire::FromController>(bytes, options_.protocol);
-  if (!message) return;  // a Refused could be read whatever the controller's version
+  if (!message) return;  // malformed or of another version; a Refused is readable in every version
   waiting_since_.reset();
   num_silences_ = 0;
   std::visit(Receiver{*this, events}, *message);
 }
 
 bool ClientSession::check_silence(TimeNs now, std::vector<ClientEvent>& events) {
-  // Where a thousand nodes register at once their Hellos queue up; repeated ones would make the queue longer.
+  // If many nodes register at once, their Hellos queue up. Repeated ones make the queue longer, so the wait doubles.
   const TimeNs patience = (options_.lost_after_ms * kMillisecond) << std::min(num_silences_, kDoublingsMax);
   if (!waiting_since_ || now - *waiting_since_ <= patience) return false;
   if (is_registered())
@@ -128,7 +128,7 @@ void ClientSession::send_due(TimeNs now) {
 
 bool ClientSession::send_hello() {
   version_ = options_.protocol.oldest;  // any controller with a common version can read it
-  beat_load_ = 0;                       // a controller that does not know the node does not know its load either
+  beat_load_ = 0;                       // a new registration has load 0, so a load that differs is reported soon
   return send(encode(wire::Hello{.node = options_.node,
                                  .next_sequence = publisher_.next_sequence(),
                                  .oldest_protocol = options_.protocol.oldest,

@@ -15,7 +15,7 @@
 
 namespace kvferry::controller {
 
-constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;  // a second of a million keys
+constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;  // messages of one second at a million keys per second
 
 /// kInvalidArgument: too many keys for one message.
 Result<void> check_lookup(const LookupQuery& query);
@@ -32,8 +32,8 @@ class ClientSession {
 
   /// One turn: receive() each message, then check_silence(), then send_due().
   void receive(std::string_view bytes, std::vector<ClientEvent>& events);
-  /// Returns true if the controller was silent for lost_after_ms, or up to four times as long where it has not answered
-  /// yet. The caller then reconnects: TCP takes minutes to notice that a peer died without closing.
+  /// Returns true if the controller was silent for lost_after_ms, or up to four times as long while a Hello has had no
+  /// answer. The caller then reconnects: TCP takes minutes to notice a peer that ended without closing the connection.
   bool check_silence(TimeNs now, std::vector<ClientEvent>& events);
   /// Sends Hello while not registered, else heartbeats. A heartbeat comes earlier after changes, because it shows the
   /// controller whether the last of them was lost.
@@ -52,7 +52,7 @@ class ClientSession {
   }
   void set_load(std::uint64_t num_requests) { load_ = num_requests; }
   Result<std::uint64_t> lookup(const LookupQuery& query);
-  /// Returns true if a Leave was sent, which takes the connection a moment.
+  /// Returns true if a Leave was handed to the connection, which needs a moment to send it.
   bool leave();
 
   bool is_registered() const { return state_ == State::kRegistered; }
@@ -75,11 +75,11 @@ class ClientSession {
   Send send_;
   State state_ = State::kConnecting;
   std::uint32_t version_;                   // agreed version of the protocol
-  std::optional<TimeNs> sent_at_;           // last Hello or Heartbeat that was sent
+  std::optional<TimeNs> sent_at_;           // time of the last Hello or Heartbeat that was sent
   std::uint64_t beat_sequence_ = 0;         // next_sequence in the last heartbeat
   std::uint64_t load_ = 0, beat_load_ = 0;  // current load, and the one in the last heartbeat
-  std::optional<TimeNs> waiting_since_;     // oldest Hello or Heartbeat since the controller's last message
-  std::uint32_t num_silences_ = 0;          // connections given up since the controller's last message
+  std::optional<TimeNs> waiting_since_;     // time of the first Hello or Heartbeat since the controller's last message
+  std::uint32_t num_silences_ = 0;          // number of connections given up since the controller's last message
   Publisher publisher_;
   std::uint64_t last_token_ = 0;
   std::set<std::uint64_t> pending_;  // tokens of unanswered lookups

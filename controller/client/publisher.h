@@ -1,4 +1,4 @@
-// Numbers what a node publishes and stores it for sending again.
+// Numbers a node's Publish and Evict messages, and stores them to send lost ones again.
 #pragma once
 
 #include <algorithm>
@@ -21,10 +21,10 @@ namespace kvferry::controller {
 /// Pure: no I/O and no clock. Threads: one at a time.
 class Publisher {
  public:
-  /// Called by the functions below. If a message is lost, the controller sees a gap and asks for it.
+  /// Sends one message. If the message is lost, the controller sees a gap in the numbers and requests it again.
   using Send = std::function<void(std::string_view bytes)>;
 
-  /// `resend_bytes_max`: bound on the stored messages.
+  /// `resend_bytes_max`: bound on the sum of the stored messages' sizes.
   Publisher(Incarnation incarnation, std::size_t resend_bytes_max, Send send)
       : incarnation_(incarnation), resend_bytes_max_(resend_bytes_max), send_(std::move(send)) {}
 
@@ -40,7 +40,7 @@ class Publisher {
   enum class Answer {
     kOnItsWay,       // the repair was sent before this request arrived
     kSentAgain,      // the missing messages were sent again
-    kSnapshotBegun,  // they are no longer stored: the caller publishes everything and ends the snapshot
+    kSnapshotBegun,  // missing messages are no longer stored: the caller publishes everything, then ends the snapshot
   };
   Answer answer(const wire::SnapshotWanted& wanted);
 

@@ -14,7 +14,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kPendingMax = 16'384;  // the oldest unanswered lookups are dropped beyond this
-constexpr std::int64_t kAsksPerTimeout = 3;  // how often an unanswered lookup is sent
+constexpr std::int64_t kAsksPerTimeout = 3;  // times that an unanswered lookup is sent within lookup_timeout_ms
 
 class ReplicaClient final : public Client {
  public:
@@ -79,7 +79,7 @@ class ReplicaClient final : public Client {
     Pending pending{.query = query, .replica = nullptr, .ends_at = {}, .asked_at = {}};
     const std::uint64_t token = ++last_token_;
     const Result<void> asked = ask(token, pending, 0);
-    if (!asked && timeout_ == 0) return asked.error();  // else a controller may register in time
+    if (!asked && timeout_ == 0) return asked.error();  // with a timeout, a controller may still register in time
     if (pending_.size() == kPendingMax) drop(pending_.begin()->first);
     pending_.emplace(token, std::move(pending));
     return token;
@@ -93,12 +93,12 @@ class ReplicaClient final : public Client {
   };
   struct Pending {
     LookupQuery query;
-    Replica* replica = nullptr;  // the last that was asked; nullptr: none was registered
+    Replica* replica = nullptr;  // controller that was asked last; nullptr: none was registered
     std::optional<TimeNs> ends_at, asked_at;
   };
   using PendingMap = std::map<std::uint64_t, Pending>;
 
-  /// Searches from the `begin`-th on and wraps around.
+  /// Searches the replicas from index `begin` on, wrapping around. Returns nullptr if none is registered.
   Replica* first_registered(std::size_t begin) const {
     for (std::size_t i = 0; i < replicas_.size(); ++i) {
       const Replica& replica = replicas_[(begin + i) % replicas_.size()];
@@ -149,7 +149,7 @@ class ReplicaClient final : public Client {
       std::erase_if(replica.asked, [&](const auto& ask) { return ask.second == token; });
     pending_.erase(token);
   }
-  /// Lookups sent to `replica` are unanswered from here on.
+  /// Marks the lookups sent to `replica` as not sent, so that process() sends them to another controller.
   void give_up(Replica& replica) {
     replica.asked.clear();
     for (auto& [token, pending] : pending_) {
@@ -174,14 +174,14 @@ class ReplicaClient final : public Client {
     give_up(replica);
     lost_reason_ = fmt::format("controller {} refused this node: {}", replica.client->controller(), refused.reason);
     if (std::all_of(replicas_.begin(), replicas_.end(), [](const Replica& r) { return r.has_refused; })) {
-      was_registered_ = false;  // Refused replaces Lost
+      was_registered_ = false;  // so that process() does not report Lost as well
       events.emplace_back(std::move(refused));
     } else {
       log().warn("{}", lost_reason_);
     }
   }
   void on(Replica&, SnapshotWanted&, std::vector<ClientEvent>& events) { events.emplace_back(SnapshotWanted{}); }
-  /// Each controller numbers its pins on its own; the result is unique over all.
+  /// Controllers number their pins independently; unique_pin_id() makes the ids unique over all controllers.
   void on(Replica& replica, PinChunks& wanted, std::vector<ClientEvent>& events) {
     wanted.pin_id = unique_pin_id(replica, wanted.pin_id);
     events.emplace_back(std::move(wanted));
@@ -196,7 +196,7 @@ class ReplicaClient final : public Client {
   std::uint64_t unique_pin_id(const Replica& replica, std::uint64_t pin_id) const {
     return pin_id * replicas_.size() + static_cast<std::uint64_t>(&replica - replicas_.data());
   }
-  void on(Replica&, LookupFailed&, std::vector<ClientEvent>&) {}  // the replicas' clients have no timeout
+  void on(Replica&, LookupFailed&, std::vector<ClientEvent>&) {}  // never called: the replicas' clients have no timeout
 
   ClientOptions options_;
   TimeNs timeout_;

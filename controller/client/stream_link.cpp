@@ -17,7 +17,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
-constexpr std::size_t kUnsentBytesMax = std::size_t{64} << 20;  // a snapshot of four million chunks
+constexpr std::size_t kUnsentBytesMax = std::size_t{64} << 20;  // enough for a snapshot of four million chunks
 constexpr TimeNs kBackOffMin = 100 * kMillisecond;
 constexpr TimeNs kBackOffMax = kSecond;
 constexpr TimeNs kConnectTime = 2 * kSecond;
@@ -25,7 +25,7 @@ constexpr TimeNs kConnectTime = 2 * kSecond;
 /// A name server may take seconds, and getaddrinfo() can't be cancelled, so a detached thread calls it.
 struct HostLookup {
   std::string host;
-  std::string number;  // empty: not found
+  std::string number;  // numeric address; empty: not found
   std::atomic<bool> is_done{false};
   EventFd wake_up{std::nothrow};
 };

@@ -72,7 +72,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
     if (same_incarnation) {
       old->info = info;
       old->heard_at = now;
-      if (next_sequence < old->next_sequence) {  // the node restarted its numbers
+      if (next_sequence < old->next_sequence) {  // the node restarted its sequence numbers
         drop_snapshot(*old);
         old->owes_snapshot = true;
         old->next_sequence = old->heard_below = next_sequence;

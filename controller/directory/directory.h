@@ -36,33 +36,33 @@ struct DirectoryOptions {
 };
 
 enum class Update {
-  kApplied,       // or dropped, because the message is old or follows a loss whose repair was already requested
+  kApplied,       // applied; or dropped, because it is old or follows a loss whose repair was already requested
   kUnknownNode,   // the sender is not registered; nothing changed
   kRepairWanted,  // messages of this node are missing: request what repair() returns
 };
 
 /// What to request from a node.
 struct Repair {
-  std::uint64_t heard_below = 0;  // the controller knows of all lower numbers
-  std::uint64_t resend_from = 0;  // first missing number
+  std::uint64_t heard_below = 0;  // the node has used all lower sequence numbers
+  std::uint64_t resend_from = 0;  // first missing sequence number
   bool resend_will_do = false;    // false: only a snapshot begun at resend_from or later helps
 };
 
 struct Joined {
   NodeId id;
   bool snapshot_wanted = false;
-  bool resend_wanted = false;    // never both; request what repair() returns
-  std::optional<NodeId> fenced;  // older incarnation that this one replaced
+  bool resend_wanted = false;    // never together with snapshot_wanted; request what repair() returns
+  std::optional<NodeId> fenced;  // node id of the older incarnation that this one replaced
 };
 
 /// Registered nodes, their leases and their chunks.
-/// Messages of a node are numbered from the number it joins with and applied completely and in order. A number below
-/// the expected one is a repetition and is dropped; a higher one shows a loss, and later messages wait for the repair,
-/// because a publish repaired after a later eviction would undo that eviction. The begin of a snapshot voids everything
-/// before it, so it is applied after a loss too. A snapshot is filled into a generation of its own, which lookups don't
-/// see, and replaces the former generation at its end in one step; messages meanwhile apply to both generations. A
-/// snapshot that takes too long or is begun again is dropped. A node that dies or leaves is invisible at once; the time
-/// of a call does not depend on how many chunks a node had.
+/// A node's messages are numbered, starting with the number that it joins with, and applied completely and in order. A
+/// number below the expected one is a repetition and is dropped. A higher one shows a loss: the message is dropped and
+/// sent again in order, because a lost publish applied after a later eviction would undo it. A snapshot's begin voids
+/// everything before, so it is applied after a loss too. A snapshot fills a generation of its own, which lookups don't
+/// see and which replaces the former generation when the snapshot ends. Messages meanwhile apply to both generations. A
+/// snapshot that takes too long or is begun again is dropped. Lookups skip a node as soon as it leaves or expires. The
+/// time of a call does not depend on how many chunks a node had.
 /// Threads: one at a time. `now` must never decrease.
 class Directory {
   struct Namespace;
@@ -84,9 +84,9 @@ class Directory {
     std::uint64_t heard_below = 0;     // at least next_sequence; if more, messages are missing
     bool owes_snapshot = true;         // true until a snapshot of the node has ended
     bool is_reloaded = false;          // reloaded after a restart and not yet confirmed by a heartbeat
-    std::optional<TimeNs> asked_at{};  // time of the last repair request, or of its partial answer
+    std::optional<TimeNs> asked_at{};  // time of the last repair request, or of the last message that answers it
     unsigned num_differed = 0;         // consecutive digest mismatches
-    std::size_t num_counted = 0;       // share of num_chunks_
+    std::size_t num_counted = 0;       // number of this node's chunks that are counted in num_chunks_
     bool is_leaving = false;
     std::uint64_t load = 0;  // requests on the node, as it last reported
     TimeNs load_reported_at = 0;
@@ -104,14 +104,14 @@ class Directory {
 
   /// A node is identified by (namespace, engine id). The same incarnation again keeps its chunks, because only its
   /// connection broke; a newer one replaces the older at once.
-  /// kRefused: another fingerprint than the namespace's live nodes, or a newer incarnation is registered.
-  /// kInvalidArgument: a field is empty, too long or not printable. kFull: nodes_max.
+  /// kRefused: the namespace's live nodes have another fingerprint, or a newer incarnation is registered.
+  /// kInvalidArgument: a field is empty, too long or not printable. kFull: nodes_max nodes are registered.
   Result<Joined> join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now);
 
   /// `next_sequence`: number of the node's next publish or evict, which shows whether its last one was lost.
-  /// `digests`: what it holds at that number, by tier; not compared unless there are kNumTiers. If they differ although
-  /// no number is missing, the node must send a snapshot. If that does not help, the wait before the next one doubles,
-  /// up to about a minute.
+  /// `digests`: digest of the node's chunks in each tier at that number; ignored unless there are kNumTiers. If they
+  /// differ though no number is missing, the node must send a snapshot. If that does not help, the wait before the next
+  /// one doubles, up to about a minute.
   Update heartbeat(NodeId node, std::uint64_t next_sequence, TimeNs now, std::span<const TierDigest> digests = {});
   Update publish(NodeId node, std::uint64_t sequence, SnapshotMark mark, std::span<const ChunkEntry> chunks, TimeNs now,
                  Tier tier = Tier::kHost);
@@ -120,19 +120,19 @@ class Directory {
   /// Returns false for an unknown node.
   bool leave(NodeId node);
 
-  /// Most full chunks first, then the newest message; at most holders_per_reply_max; without the asker.
-  /// kNotFound: the asker is not registered.
+  /// Returns holders without the asker, at most holders_per_reply_max: leaving nodes last, most full chunks first, then
+  /// the newest message first. kNotFound: the asker is not registered.
   Result<std::vector<Holder>> lookup(NodeId asker, const LookupQuery& query, TimeNs now);
-  /// The same without copies. `found` is valid until the next non-const call. Returns false if the asker is not
+  /// Same as lookup() without copies. `found` is valid until the next non-const call. Returns false if the asker is not
   /// registered.
   bool find_holders(NodeId asker, const LookupView& query, TimeNs now, std::vector<HolderView>& found);
-  /// The same for unregistered callers; unknown namespaces yield no holders.
+  /// Same as find_holders() above, for unregistered callers; unknown namespaces yield no holders.
   void find_holders(const std::string& name_space, const LookupView& query, std::vector<HolderView>& found);
 
   /// Removes the nodes whose lease expired and returns them. To be called much more often than lease_ms, after all
   /// waiting messages: a call more than half a lease after the previous one extends all leases by grace_ms, because
-  /// then the nodes may have sent heartbeats that nothing has read yet. Also frees a bit of what dead nodes left and
-  /// resizes tables; well below a millisecond.
+  /// then the nodes may have sent heartbeats that nothing has read yet. Also frees some memory of removed nodes and
+  /// resizes tables. Takes well below a millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
   /// Returns nullptr for an unknown node. Valid until nodes change.
@@ -146,22 +146,22 @@ class Directory {
   std::vector<NodeId> nodes_of(const std::string& name_space) const;
   /// Nodes that hold the key, in no particular order.
   std::vector<NodeId> holders_of(const std::string& name_space, const ChunkKey& key) const;
-  /// Those of `keys` that `node` holds.
+  /// Returns the entries of those `keys` that `node` holds.
   std::vector<ChunkEntry> entries_of(NodeId node, std::span<const ChunkKey> keys) const;
   /// Requests a snapshot from the node.
   void want_snapshot(NodeId node);
   /// Lookups rank a leaving node last.
   void set_leaving(NodeId node, bool is_leaving);
-  /// Bounds the chunks of a namespace; existing ones are not removed. With nullopt only chunks_max applies.
+  /// Bounds the chunks of a namespace; existing ones are not removed. With nullopt the namespace has no quota.
   void set_quota(const std::string& name_space, std::optional<std::size_t> chunks_max);
   const std::map<std::string, std::size_t>& quotas() const { return quotas_; }
 
   void set_load(NodeId node, std::uint64_t num_requests, TimeNs now);
 
-  /// Zeros for an unknown node.
+  /// Returns what to request from the node; zeros for an unknown node.
   Repair repair(NodeId node) const;
   std::vector<NodeStatus> status(TimeNs now) const;
-  /// Valid until nodes change.
+  /// The pointers are valid until nodes change.
   std::vector<std::pair<NodeId, const NodeInfo*>> nodes() const;
   /// The node's messages below this number outlive the process (see Journal) or, without a journal, were applied. 0 for
   /// an unknown node.
@@ -182,12 +182,12 @@ class Directory {
     ChunkTable table;
     std::map<std::string, NodeId> nodes;                                // ids by engine id
     std::unordered_map<ChunkTable::HolderIndex, const Node*> by_index;  // holders of `table`
-    std::size_t num_chunks = 0;                                         // share of num_chunks_
+    std::size_t num_chunks = 0;                                         // sum of its nodes' num_counted
   };
 
   Node* find(NodeId id);
   std::size_t room_for(const Node& node, std::size_t num_held) const;
-  /// Returns false for an old message and for one after a loss.
+  /// Returns true if the message is to be applied, false if it is old or follows a loss.
   bool accept(Node& node, std::uint64_t sequence, bool voids_before);
   Update ask(Node& node, TimeNs now);
   template <class Change>
@@ -205,7 +205,7 @@ class Directory {
 
   DirectoryOptions options_;
   Journal* journal_ = nullptr;
-  bool is_reloading_ = false;  // reloaded chunks are not bounded
+  bool is_reloading_ = false;  // true while a reload is running: reloaded chunks are not bounded
   std::map<std::string, std::unique_ptr<Namespace>> namespaces_;
   std::unordered_map<NodeId, std::unique_ptr<Node>> nodes_;
   std::uint64_t last_node_id_ = 0;
@@ -213,7 +213,7 @@ class Directory {
   std::uint64_t num_chunks_dropped_ = 0;
   std::uint64_t num_digests_differed_ = 0;
   std::uint64_t index_version_ = 0;
-  std::map<std::string, std::size_t> quotas_;  // quotas by namespace, also without nodes
+  std::map<std::string, std::size_t> quotas_;  // quotas by namespace, which may have no nodes
   std::string tidied_last_;                    // namespace that tidy() worked on last
   std::vector<ChunkTable::Match> matches_;     // matches of the last lookup
   std::vector<HolderView> found_;              // holders found by the last lookup()

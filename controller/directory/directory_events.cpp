@@ -85,7 +85,7 @@ bool Directory::accept(Node& node, std::uint64_t sequence, bool voids_before) {
   node.heard_below = std::max(node.heard_below, sequence + 1);
   if (sequence > node.next_sequence && !voids_before) return false;
   node.next_sequence = sequence + 1;
-  if (node.asked_at) node.asked_at = node.heard_at;  // the rest of the repair is coming
+  if (node.asked_at) node.asked_at = node.heard_at;  // do not request it again while the rest of the repair arrives
   if (!node.has_gap()) node.asked_at.reset();
   return true;
 }

@@ -5,7 +5,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kKeysPerBlock = 4096;  // 64 KiB, some 50 us
+constexpr std::size_t kKeysPerBlock = 4096;  // 64 KiB of keys; a walk takes some 50 us for them
 constexpr unsigned kRestartBits = 32;        // the index version's upper bits count restarts
 
 }  // namespace
@@ -40,7 +40,7 @@ void DirectoryState::begin_walk() {
 
 bool DirectoryState::walk(TableBlock& block, std::string& name_space) {
   const auto& spaces = directory_.namespaces_;
-  // A namespace that was removed meanwhile had no node left; a new one is in the journal.
+  // A namespace that was removed meanwhile had no node left; a namespace that was created meanwhile is in the journal.
   auto it = walked_ ? spaces.find(*walked_) : spaces.begin();
   if (it == spaces.end() && walked_) {
     it = spaces.upper_bound(*walked_);
@@ -120,8 +120,8 @@ void DirectoryState::replay_joined(NodeId id, const NodeInfo& info, std::uint64_
   directory_.is_reloading_ = true;
   const bool is_known = directory_.find(id) != nullptr;
   const std::uint64_t last = directory_.last_node_id_;
-  if (!is_known) directory_.last_node_id_ = id.value - 1;  // join() uses the next
-  // Refused where there is less room than before the restart.
+  if (!is_known) directory_.last_node_id_ = id.value - 1;  // join() assigns the next id
+  // join() refuses the node if fewer nodes are allowed than before the restart.
   const Result<Joined> joined = directory_.join(info, next_sequence, 0);
   directory_.last_node_id_ = std::max({last, directory_.last_node_id_, id.value});
   if (!joined) return;

@@ -18,8 +18,8 @@ struct NodeImage {
   NodeId id;
   NodeInfo info{};
   std::uint64_t next_sequence = 0;
-  Life seen = 0;  // id of its chunks in blocks
-  Life next = 0;  // the same for an unfinished snapshot; 0: none
+  Life seen = 0;  // id of the node's chunks in TableBlocks
+  Life next = 0;  // id of its unfinished snapshot's chunks in TableBlocks; 0: none
   bool owes_snapshot = true, seen_is_partial = false, next_is_partial = false;
   KVFERRY_FIELDS(id, info.name_space, info.engine_id, info.incarnation, info.role, info.endpoint, info.fingerprint,
                  next_sequence, seen, next, owes_snapshot, seen_is_partial, next_is_partial, info.serves, info.version);
@@ -51,9 +51,9 @@ class DirectoryState {
   explicit DirectoryState(Directory& directory) : directory_(directory) {}
 
   DirectoryImage image() const;
-  /// Until end_walk() tables don't compact their entries.
+  /// Begins a walk through all tables, which don't compact their entries until end_walk().
   void begin_walk();
-  /// Fills the next block, which may be empty, and its namespace. Returns false if the walk is complete.
+  /// Sets `block` to the next block, which may be empty, and `name_space` to its namespace. Returns false at the end.
   bool walk(TableBlock& block, std::string& name_space);
   void end_walk();
 
@@ -70,11 +70,11 @@ class DirectoryState {
     directory_.evict(node, sequence, keys, 0);
   }
   void replay_snapshot_dropped(NodeId node);
-  /// All nodes are unconfirmed, all leases begin now, and the index version is higher than any that was reported.
+  /// Ends the reload: all nodes are unconfirmed, all leases begin now, and the index version exceeds all reported ones.
   void finish(TimeNs now);
 
   std::uint64_t index_version() const { return directory_.index_version_; }
-  /// `version` was reported before the restart.
+  /// Raises the index version to at least `version`, which was reported before the restart.
   void at_least_version(std::uint64_t version) {
     directory_.index_version_ = std::max(directory_.index_version_, version);
   }
@@ -90,7 +90,7 @@ class DirectoryState {
   std::optional<std::string> walked_;  // namespace of the walk's next block
   ChunkTable::Walk walk_;
   std::map<std::string, std::unordered_map<Life, ChunkTable::HolderIndex>> holders_;  // while reloading
-  std::vector<LoadedTail> tails_;                                                     // while reloading
+  std::vector<LoadedTail> tails_;                                                     // only while reloading
 };
 
 }  // namespace kvferry::controller

@@ -6,7 +6,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kChecksPerTurn = 4096;  // waiting chunks that are checked, so that a turn stays short
+constexpr std::size_t kChecksPerTurn = 4096;  // bound on the waiting chunks checked in one call, so that it stays short
 
 }  // namespace
 
@@ -16,7 +16,7 @@ void Drains::published(NodeId node, std::span<const ChunkEntry> chunks, Snapshot
   Drain& drain = found->second;
   for (const ChunkEntry& chunk : chunks) drain.waiting.push_back({chunk});
   drain.is_listing |= mark == SnapshotMark::kBegins || mark == SnapshotMark::kReplaces;
-  // A snapshot that began before the drain does not list everything since.
+  // A snapshot that began before the drain does not count: its first chunks were not added to `waiting`.
   drain.is_listed |= drain.is_listing && (mark == SnapshotMark::kEnds || mark == SnapshotMark::kReplaces);
 }
 

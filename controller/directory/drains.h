@@ -17,7 +17,7 @@ namespace kvferry::controller {
 struct DrainOptions {
   std::size_t chunks_per_replication = 128;
   std::size_t replications_max = 4;       // concurrent replications of one drain
-  TimeNs replication_ttl = 10 * kSecond;  // after this time another target is tried
+  TimeNs replication_ttl = 10 * kSecond;  // time after which another target is tried
   unsigned tries_max = 3;                 // targets that are tried for a chunk
 };
 
@@ -31,21 +31,21 @@ class Drains {
   class Cluster {
    public:
     virtual ~Cluster() = default;
-    /// Where a chunk is that `leaving` published.
+    /// Returns whether a chunk of `leaving` is on a node that stays, else still on `leaving`, else nowhere.
     virtual Place place_of(NodeId leaving, const ChunkKey& key) const = 0;
-    /// Nodes that may receive its chunks, the one with the fewest chunks first.
+    /// Nodes that may receive the chunks of `leaving`, the one with the fewest chunks first.
     virtual std::vector<NodeId> targets(NodeId leaving) const = 0;
   };
-  /// An order for `to`.
+  /// An order to node `to`: replicate `chunks` from node `from`.
   struct Replication {
     NodeId from, to;
     std::vector<ChunkEntry> chunks;
     TimeNs ttl = 0;
   };
   struct Progress {
-    std::uint64_t num_left = 0;        // waiting or being replicated
-    std::uint64_t num_replicated = 0;  // were only on the node and are elsewhere now
-    std::uint64_t num_lost = 0;        // all targets failed
+    std::uint64_t num_left = 0;        // chunks that wait or are being replicated
+    std::uint64_t num_replicated = 0;  // chunks that were only on the node and are elsewhere now
+    std::uint64_t num_lost = 0;        // chunks that could not be replicated to any of tries_max targets
     bool is_listed = false;            // the snapshot requested by begin() has ended
     bool is_done() const { return is_listed && num_left == 0; }
   };

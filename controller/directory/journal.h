@@ -22,14 +22,14 @@ class Journal {
   /// A new node registered, or a known one registered again.
   virtual void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence) = 0;
   virtual void gone(NodeId node) = 0;
-  /// `chunks`: the stored ones; `is_partial`: others were dropped.
+  /// `chunks`: chunks that the directory stored; `is_partial`: it dropped others for lack of room.
   virtual void published(NodeId node, std::uint64_t sequence, SnapshotMark mark, Tier tier,
                          std::span<const ChunkEntry> chunks, bool is_partial) = 0;
   virtual void evicted(NodeId node, std::uint64_t sequence, std::span<const ChunkKey> keys) = 0;
   virtual void snapshot_dropped(NodeId node) = 0;
 
-  /// The node's messages below the returned number outlive the process. `next_sequence`: all below were applied. The
-  /// result lags by one call and never decreases while the node lives.
+  /// The node's messages below the returned number outlive the process. `next_sequence`: all lower ones were applied.
+  /// The result may lag behind by a call, and does not decrease before the node joins again or is gone.
   virtual std::uint64_t kept_below(NodeId node, std::uint64_t next_sequence) = 0;
   virtual StateStatus status(TimeNs now) const = 0;
 };

@@ -21,7 +21,7 @@ wire::AdminReply refused(const wire::AdminRequest& request, std::string text) {
   return {.token = request.token, .is_done = false, .text = std::move(text)};
 }
 
-/// Owner of a node's read leases.
+/// Returns the owner's name for the read leases of a node.
 std::string reader_name(const NodeInfo& info) {
   return fmt::format("node '{}' of namespace '{}', incarnation {}", info.engine_id, info.name_space, info.incarnation);
 }
@@ -49,7 +49,7 @@ wire::AdminReply Orders::pin(const wire::AdminRequest& request, std::optional<No
   const Directory::Node* reader = asker && request.owner.empty() ? directory_.node(*asker) : nullptr;
   const std::string& name_space = reader != nullptr ? reader->info.name_space : request.name_space;
   const std::string owner = reader != nullptr ? reader_name(reader->info) : request.owner;
-  // No operator's name may look like a reader's: either could end the other's pins.
+  // An operator must not use the name of a reader, because either could then end the other's pins.
   if (reader == nullptr && owner.starts_with("node "))
     return refused(request, "an owner's name cannot begin with 'node '");
   const auto ttl = static_cast<TimeNs>(std::min<std::uint64_t>(request.ttl_ms, 1'000'000'000)) * kMillisecond;
@@ -103,7 +103,7 @@ wire::AdminReply Orders::move(const wire::AdminRequest& request, TimeNs now) {
   const std::vector<ChunkEntry> chunks = directory_.entries_of(*from, request.keys.keys);
   if (chunks.empty()) {
     return refused(request,
-                   fmt::format("node '{}' pins none of these {} chunks", request.engine_id, request.keys.keys.size()));
+                   fmt::format("node '{}' holds none of these {} chunks", request.engine_id, request.keys.keys.size()));
   }
   Move move{*from, *to, {}, now + static_cast<TimeNs>(ttl_ms) * kMillisecond};
   for (const ChunkEntry& chunk : chunks) move.keys.push_back(chunk.key);
@@ -239,7 +239,7 @@ Drains::Place Orders::place_of(NodeId leaving, const ChunkKey& key) const {
   if (node == nullptr) return Drains::Place::kNowhere;
   bool is_there = false;
   for (const NodeId holder : directory_.holders_of(node->info.name_space, key)) {
-    // A node that leaves too does not save the chunk.
+    // A copy on another leaving node does not count, because that node may stop too.
     if (holder != leaving && !directory_.node(holder)->is_leaving) return Drains::Place::kElsewhere;
     is_there |= holder == leaving;
   }

@@ -33,7 +33,7 @@ class Orders final : private Drains::Cluster {
   /// Verbs: pin, unpin, drain, undrain, move, clear, quota. `asker`: the registered node that sent the request, if any.
   wire::AdminReply execute(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now);
   void published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark, TimeNs now);
-  /// The node was removed from the directory.
+  /// Ends the drain, moves and read leases of a node that was removed from the directory.
   void gone(NodeId node);
   /// Checks deadlines and advances drains and moves. Cheap enough for each turn of the server's loop.
   void advance(TimeNs now);
@@ -73,7 +73,7 @@ class Orders final : private Drains::Cluster {
   Directory& directory_;
   Pins pins_;
   Drains drains_;
-  std::map<NodeId, std::string> readers_;  // nodes with read leases, and the owner's name in these
+  std::map<NodeId, std::string> readers_;  // owner's name in the read leases, by node that has such leases
   std::vector<Move> moves_;
   std::vector<Order> orders_;
   std::vector<NodeId> snapshots_wanted_;

@@ -24,7 +24,7 @@ constexpr std::uint64_t kSkipTokensMax = 64;             // a decode node comput
 struct PairNode {
   std::string engine_id, role, serves, endpoint;
   std::uint64_t load = 0;        // requests on the node, as it reported
-  TimeNs load_reported_at = 0;   // a new report includes the requests chosen before it
+  TimeNs load_reported_at = 0;   // time of that report, which includes the requests chosen before
   std::uint64_t num_cached = 0;  // length of the prompt's cached prefix, in tokens
   bool is_leaving = false;
 };
@@ -32,7 +32,7 @@ struct PairNode {
 struct PairQuery {
   std::string name_space;
   std::uint64_t num_tokens = 0;
-  std::set<std::string> exclude{};               // engine ids
+  std::set<std::string> exclude{};               // engine ids of nodes that must not be chosen
   std::map<std::string, std::uint64_t> loads{};  // least number of requests by engine id, known to the caller
 };
 
@@ -45,7 +45,7 @@ struct Pair {
 /// spread. Pure: the times are in the nodes. Threads: one at a time.
 class Pairing {
  public:
-  /// kUnavailable: there is no prefill or no decode node; the sentence has the reasons.
+  /// kUnavailable: there is no prefill or no decode node; the error message has the reasons.
   Result<Pair> choose(const PairQuery& query, std::vector<PairNode>& nodes);
 
  private:
@@ -64,7 +64,7 @@ class Pairing {
 /// Keys of a prompt, as the connector computes them.
 struct PromptKeys {
   std::vector<ChunkKey> keys;         // keys of full chunks
-  std::vector<ChunkKey> tail_groups;  // as in LookupQuery
+  std::vector<ChunkKey> tail_groups;  // tail groups as in LookupQuery
   ChunkKey rest_parent;               // parent of the tokens after the last full chunk
 };
 PromptKeys keys_of_prompt(const ChunkKey& root, std::uint32_t chunk_tokens, std::span<const std::int32_t> tokens);

@@ -55,12 +55,12 @@ class Pins {
   Result<std::set<NodeId>> release(ControllerPinId id);
   /// Ends all pins of an owner and returns the nodes that have to unpin each.
   std::map<ControllerPinId, std::set<NodeId>> release_owner(const std::string& owner);
-  /// Ends pins whose deadline has passed. Nodes know the deadline, so they get no order.
+  /// Ends pins whose deadline has passed. Nodes get no order, because the order to pin had the deadline.
   void expire(TimeNs now);
 
   /// Orders for `node`, which has just published `keys`.
   std::vector<Order> orders_for(const std::string& name_space, NodeId node, std::span<const ChunkKey> keys, TimeNs now);
-  /// The node is gone.
+  /// Removes a node that is gone from all pins.
   void remove(NodeId node);
 
   const Pin* find(ControllerPinId id) const;

@@ -8,7 +8,7 @@
 namespace kvferry::controller {
 namespace {
 
-/// The node's range; an older node speaks only the version in the header.
+/// Protocol versions that the node speaks. An older node sends no range and speaks only the version in the header.
 VersionRange spoken_by(const wire::Hello& hello) {
   if (hello.newest_protocol == 0) return {hello.header.version, hello.header.version};
   return {hello.oldest_protocol, hello.newest_protocol};

@@ -67,7 +67,7 @@ void Sessions::fence(NodeId node, TimeNs now) {
 }
 
 void Sessions::begin_session(const Turn& turn, NodeId node, const NodeInfo& info) {
-  // A connection has one node. The one that used this connection before must register on another.
+  // A connection has one node: a node that used this connection before has to register on another one.
   if (const Session* other = session(turn.from); other != nullptr && other->node != node) disconnected(turn.from);
   if (const auto known = peers_.find(node); known == peers_.end()) {
     ++counters_.nodes_registered;

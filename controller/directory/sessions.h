@@ -22,7 +22,7 @@ namespace kvferry::controller {
 /// One connection of one listener. Never reused.
 using ConnectionId = StrongId<struct ConnectionIdTag, std::uint64_t>;
 
-/// Observes the nodes' messages, which joins replicas together. It may also refuse registrations.
+/// Observes the nodes' messages, so that replicas can share them. It may also refuse registrations.
 /// Threads: the directory's owner. No call blocks or throws.
 class SessionObserver {
  public:
@@ -34,7 +34,7 @@ class SessionObserver {
   virtual void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) = 0;
   /// A Publish or Evict of `node` arrived, also if the directory dropped it.
   virtual void received(NodeId node, std::uint64_t sequence, std::string_view message, TimeNs now) = 0;
-  /// A node left, expired or was fenced; also one that never registered here itself.
+  /// A node left, expired or was fenced; also reported for a node that never registered with this replica.
   virtual void gone(NodeId node, TimeNs now) = 0;
 
   /// An admin command of a client of this replica succeeded.
@@ -55,7 +55,7 @@ class ReplySender {
   virtual bool send(ConnectionId to, std::string_view bytes) = 0;
 };
 
-/// Sessions of all listeners, because a node may reconnect through another one. Malformed messages are counted and
+/// Sessions of all listeners, because a node may reconnect through another listener. Malformed messages are counted and
 /// dropped; messages of another protocol version are answered by Refused.
 /// Threads: the directory's owner. `now` must never decrease.
 class Sessions {
@@ -74,7 +74,7 @@ class Sessions {
   /// Removes nodes whose lease expired, see Directory::expire(), and sends due orders to nodes.
   void expire(TimeNs now);
   Status status(TimeNs now) const;
-  /// nullptr: none.
+  /// Sets the observer of all further messages; nullptr: none.
   void set_observer(SessionObserver* observer) { observer_ = observer; }
   /// Executes an admin command that another replica received.
   void execute(const wire::AdminRequest& request, TimeNs now);
@@ -99,7 +99,7 @@ class Sessions {
   struct Peer {
     std::optional<ConnectionId> connection;  // empty after it broke
     ReplySender* replies = nullptr;          // sender for `connection`
-    std::string name;                        // for logs
+    std::string name;                        // name of the node in log lines
     std::uint32_t version = 0;               // agreed version of the protocol
   };
   /// Context of the current message.

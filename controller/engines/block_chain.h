@@ -1,4 +1,4 @@
-// Our own keys for engines' blocks: XXH3 of a block's tokens, seeded with the key of the block before.
+// The controller's own keys for engines' blocks: XXH3 of a block's tokens, seeded with the key of the block before.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace kvferry::controller {
 /// The parent key of a prompt's first block. `seed` must be unknown to clients.
 ShortKey root_block_key(std::uint64_t seed, std::string_view lora_name, std::optional<std::uint64_t> lora_id);
 
-/// Never 0. `extras`: a hash of everything but tokens that the block depends on; 0: nothing.
+/// Returns a block's key, never 0. `extras`: hash of everything but tokens that the block depends on; 0: nothing.
 ShortKey next_block_key(ShortKey parent, std::span<const std::uint32_t> tokens, std::uint64_t extras);
 
-/// Hashes of the extra keys of successive blocks, without the adapter's name, which is part of the root key.
+/// Hashes of the extra keys of successive blocks, without the LoRA adapter's name, which is part of the root key.
 class ExtraKeys {
  public:
   /// `msgpack`: an array with nil or an array for each block, or empty. `lora_name` must outlive this object.
@@ -30,7 +30,7 @@ class ExtraKeys {
   std::string_view lora_name_;
 };
 
-/// The extras of a request's first block with this cache salt; 0 if it is empty.
+/// Returns `extras` for the first block of a request with this cache salt; 0 if the salt is empty.
 std::uint64_t salt_extras(std::string_view cache_salt);
 
 }  // namespace kvferry::controller

@@ -24,7 +24,7 @@ struct EngineDirectory::Space {
     const Engine* engine = nullptr;
     std::uint32_t rank = 0;
   };
-  std::vector<Owner> owners;  // index: holder
+  std::vector<Owner> owners;  // owner of each HolderIndex
 };
 
 class EngineDirectory::Engine final : public EngineStreamSink, public EngineEventSink {
@@ -108,11 +108,11 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
   EngineEventDecoder decoder_;
   EngineBatchCounters counters_;
   std::map<std::uint32_t, HolderIndex> holders_;
-  HolderIndex holder_ = 0;  // rank of the current batch
+  HolderIndex holder_ = 0;  // holder for the rank of the current batch
 };
 
 EngineDirectory::EngineDirectory(const EngineIndexOptions& options) : options_(options) {}
-EngineDirectory::~EngineDirectory() { engines_.clear(); }  // engines refer to their spaces
+EngineDirectory::~EngineDirectory() { engines_.clear(); }  // before spaces_, to which engines refer
 
 EngineDirectory::Space& EngineDirectory::space_of(const EngineInfo& info) {
   std::unique_ptr<Space>& space = spaces_[{info.model, info.tenant, info.salt, info.block_size}];
@@ -178,7 +178,7 @@ void EngineDirectory::tick(TimeNs now) {
     const bool was_live = engine->stream().is_live();
     engine->stream().tick(now);
     if (was_live && !engine->stream().is_live())
-      log().warn("engine '{}' at {} is lost: no message for too long; its blocks don't count until it is back",
+      log().warn("engine '{}' at {} is lost: no message for too long; queries ignore its blocks until it is back",
                  engine->info().instance_id, engine->info().endpoint);
   }
 }

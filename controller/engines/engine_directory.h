@@ -16,16 +16,16 @@
 namespace kvferry::controller {
 
 struct EngineInfo {
-  std::string instance_id;  // routers use this name
+  std::string instance_id;  // name that routers use
   std::string model;
   std::string tenant = "default";
   std::string salt;                      // separates models with the same name
-  std::string lora_name;                 // adapter of events that name none
+  std::string lora_name;                 // LoRA adapter of events that name none
   std::string kind;                      // vLLM, SGLang ...; only displayed
   std::string endpoint;                  // address of its event publisher
-  std::string replay_endpoint;           // may be empty
-  std::uint32_t block_size = 0;          // tokens
-  std::optional<std::uint32_t> dp_rank;  // none: each batch names its rank
+  std::string replay_endpoint;           // address of its replay socket; may be empty
+  std::uint32_t block_size = 0;          // number of tokens in a block
+  std::optional<std::uint32_t> dp_rank;  // data-parallel rank; none: each batch names its rank
 };
 
 using EngineNumber = std::uint32_t;  // never reused
@@ -44,7 +44,7 @@ struct EngineStatus {
   TimeNs silent_for = 0;
   EngineStreamCounters stream;
   EngineBatchCounters batches;
-  std::map<std::uint32_t, std::array<std::size_t, kNumTiers>> blocks;  // key: rank
+  std::map<std::uint32_t, std::array<std::size_t, kNumTiers>> blocks;  // number of blocks by rank and tier
 };
 
 struct NamespaceStatus {
@@ -67,19 +67,19 @@ struct RankMatch {
 struct PromptQuery {
   std::string model;
   std::string tenant = "default";
-  std::string salt;                         // as registered, or the request's cache salt
+  std::string salt;                         // salt that the engines registered, or the request's cache salt
   std::optional<std::uint32_t> block_size;  // none: all block sizes of the model's engines
   std::string lora_name;
   std::optional<std::uint64_t> lora_id;
   std::optional<std::string> instance_id;  // none: all instances
-  std::vector<std::uint32_t> tokens;       // either these or `hashes`
+  std::vector<std::uint32_t> tokens;       // tokens of the prompt; unused if `hashes` are given
   std::vector<ShortKey> hashes;
 };
 
 /// Threads: one at a time.
 class EngineDirectory {
  public:
-  /// The block size comes from each engine's registration.
+  /// `options.block_size` is ignored, because each engine registers its own block size.
   explicit EngineDirectory(const EngineIndexOptions& options);
   ~EngineDirectory();
 
@@ -100,7 +100,7 @@ class EngineDirectory {
   EngineStream* stream(EngineNumber id);
   /// Expires silent engines. Call at least every few 100 ms.
   void tick(TimeNs now);
-  /// Returns false if nothing is left to do.
+  /// Spends about `num_lines` cache lines on tidying each index. Returns false if nothing is left to do.
   bool tidy(std::size_t num_lines);
 
   /// Returns all live ranks, including those without a matching block. kNotFound: no engine of this model, tenant and

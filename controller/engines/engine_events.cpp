@@ -68,7 +68,7 @@ bool read_hash(MsgpackReader& reader, ShortKey& hash) {
   return true;
 }
 
-/// Leaves the default if the value is nil.
+/// Reads a field into `value`, which stays unchanged if the field is nil.
 template <class T>
 bool read_optional(MsgpackReader& reader, T& value) {
   if (reader.next_is_nil()) return reader.skip();
@@ -123,7 +123,7 @@ std::optional<std::uint32_t> rank_of_batch(std::string_view payload) {
   MsgpackReader reader(payload);
   std::uint32_t num_fields = 0;
   if (!reader.read_array(num_fields) || num_fields < 3) return std::nullopt;
-  // The rank is the last field, and a number below 128 is one byte; no engine has more ranks.
+  // The rank is the last of three fields. It takes one byte, because engines have fewer than 128 ranks.
   if (num_fields == 3 && static_cast<std::uint8_t>(payload.back()) < 0x80)
     return static_cast<std::uint8_t>(payload.back());
   std::optional<std::uint32_t> rank;
@@ -195,7 +195,7 @@ bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t 
   }
 }
 
-/// Returns false if the batch is truncated or this is not an event. Counts and skips an event with a wrong field.
+/// Returns false if the batch is truncated or its next value is no event. Counts and skips an event with a wrong field.
 bool EngineEventDecoder::read_event(MsgpackReader& reader, EngineEventSink& sink, EngineBatch& batch) {
   const MsgpackReader begun = reader;
   const bool is_map = reader.next_is_map();

@@ -21,7 +21,7 @@ struct BlocksStored {
   std::span<const ShortKey> hashes;
   std::optional<ShortKey> parent;         // none: the first block starts a prompt
   std::span<const std::uint32_t> tokens;  // empty: missing, or not plain integers
-  std::uint32_t block_size = 0;           // tokens a block
+  std::uint32_t block_size = 0;           // number of tokens in a block
   std::string_view lora_name;             // empty: none
   std::optional<std::uint64_t> lora_id;
   Tier tier = Tier::kGpu;
@@ -46,9 +46,9 @@ class EngineEventSink {
 
 struct EngineBatch {
   std::optional<std::uint32_t> dp_rank;  // data-parallel rank of the sender
-  std::uint32_t num_events = 0;          // passed to the sink
-  std::uint32_t num_unknown = 0;         // skipped: unknown kind
-  std::uint32_t num_malformed = 0;       // skipped: a field has the wrong type
+  std::uint32_t num_events = 0;          // events passed to the sink
+  std::uint32_t num_unknown = 0;         // events skipped because their kind is unknown
+  std::uint32_t num_malformed = 0;       // events skipped because a field has the wrong type
 };
 
 /// Reads both event forms, [tag, fields in order] and {"type": tag, name: field}, with hashes as integers or bytes, and

@@ -9,14 +9,14 @@
 
 namespace kvferry::controller {
 
-/// Threads: those of Listener, also for add() and remove().
+/// Threads: the owner thread, as for any Listener; also for add() and remove().
 class EngineEventsListener : public Listener {
  public:
-  /// `directory` must outlive the listener. Only the listener may add or remove its engines.
+  /// `directory` must outlive the listener. Only the listener may add engines to it and remove them.
   static std::unique_ptr<EngineEventsListener> make(EngineDirectory& directory);
 
   /// Subscribes to an engine, which need not run yet. Keeps the subscription if an identical engine is registered.
-  /// kInvalidArgument: not an endpoint; kFull: too many engines; kUnavailable: no file descriptors left.
+  /// kInvalidArgument: an endpoint is malformed; kFull: too many engines; kUnavailable: no file descriptors left.
   virtual Result<EngineDirectory::Added> add(const EngineInfo& info, TimeNs now) = 0;
   virtual void remove(EngineNumber engine) = 0;
 

@@ -9,7 +9,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kOwnKeysMax = 1 << 16;      // limit on own keys of a holder
+constexpr std::size_t kOwnKeysMax = 1 << 16;      // limit on entries of a holder's own_keys
 constexpr std::size_t kRemovalsTogetherMax = 64;  // flush() runs at this many removals
 constexpr std::size_t kSlotsPerChange = 8;        // slots of keys_of_ that each removal tidies
 constexpr std::size_t kLeftBehindMin = 4096;
@@ -83,7 +83,7 @@ ShortKey* EngineIndex::key_of(Holder& holder, ShortKey hash) {
   return keys_of_.find(hash);
 }
 
-/// The key of a block of which only the engine's hash is known.
+/// Returns the key of a block of which only the engine's hash is known.
 ShortKey EngineIndex::unplaced_key(ShortKey hash) const {
   const std::uint32_t halves[] = {static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(hash >> 32)};
   return next_block_key(options_.index.seed ^ 0x756e706c61636564, halves, 0);
@@ -228,7 +228,7 @@ bool EngineIndex::tidy(std::size_t num_lines) {
     num_left_behind_ = 0;
     keys_of_.begin_sweep();
   }
-  return tidy_hashes(num_lines / 8) || index_is_busy;  // a swept slot costs a search in index_
+  return tidy_hashes(num_lines / 8) || index_is_busy;  // fewer slots, because each costs a search in index_
 }
 
 bool EngineIndex::tidy_hashes(std::size_t num_slots) {

@@ -2,9 +2,9 @@
 // serves one model, tenant and block size.
 //
 // Engines choose their own block hashes; two engines may have different hashes for the same tokens. So each block gets
-// a key of ours, a hash chained over its tokens, and a map translates an engine's hashes, which alone name the parent
-// of a stored block and the removed blocks. A prompt is found by its tokens, whatever the engines' hashes are, or by
-// the hashes of any engine.
+// a key of its own, a hash chained over its tokens. A map translates engines' hashes to these keys, because events name
+// parents and removed blocks only by the engine's hashes. A prompt is found by its tokens, whatever the engines' hashes
+// are, or by the hashes of any engine.
 #pragma once
 
 #include <cstdint>
@@ -24,16 +24,16 @@ namespace kvferry::controller {
 
 struct EngineIndexOptions {
   std::uint32_t block_size = 16;                             // tokens
-  std::size_t blocks_per_holder_max = std::size_t{1} << 22;  // a block in two tiers counts twice
-  std::size_t blocks_max = std::size_t{1} << 25;             // over all holders
+  std::size_t blocks_per_holder_max = std::size_t{1} << 22;  // limit for a holder; a block in two tiers counts twice
+  std::size_t blocks_max = std::size_t{1} << 25;             // limit over all holders
   IndexOptions index = {};
 };
 
 struct EngineIndexCounters {
-  std::uint64_t blocks_stored = 0;     // in stored events, including blocks already known
-  std::uint64_t blocks_removed = 0;    // in removed events, including unknown blocks
-  std::uint64_t blocks_dropped = 0;    // not indexed, because a memory limit was reached
-  std::uint64_t blocks_unplaced = 0;   // without tokens or with an unknown parent: found by hash only
+  std::uint64_t blocks_stored = 0;     // blocks in stored events, including blocks already known
+  std::uint64_t blocks_removed = 0;    // blocks in removed events, including unknown blocks
+  std::uint64_t blocks_dropped = 0;    // blocks that were not indexed because a memory limit was reached
+  std::uint64_t blocks_unplaced = 0;   // blocks without tokens or with an unknown parent: found by hash only
   std::uint64_t other_group = 0;       // events of layer groups that don't decide whether a prefix is usable
   std::uint64_t other_block_size = 0;  // events whose block size is not the namespace's
   std::uint64_t hashes_ambiguous = 0;  // hashes that stand for other tokens than in another engine
@@ -61,7 +61,7 @@ class EngineIndex {
  public:
   explicit EngineIndex(EngineIndexOptions options);
 
-  /// `lora_name`: the adapter of events that name none; may be empty.
+  /// `lora_name`: LoRA adapter of events that name none; may be empty.
   HolderIndex add_holder(std::string lora_name);
   void remove_holder(HolderIndex holder);
   void clear(HolderIndex holder);
@@ -96,7 +96,7 @@ class EngineIndex {
     std::string lora_name;
     std::optional<std::uint32_t> group;  // layer group whose events count
     bool group_is_full = false;          // that group has full attention
-    /// Hashes that stand for other tokens here than in keys_of_.
+    /// Keys of the hashes that stand for other tokens in this engine than in keys_of_.
     std::unordered_map<ShortKey, ShortKey> own_keys;
   };
 
@@ -112,8 +112,8 @@ class EngineIndex {
   ShortKey unplaced_key(ShortKey hash) const;
 
   EngineIndexOptions options_;
-  PlacementIndex<ShortKey> index_;  // uses our keys
-  HashMap64 keys_of_;               // engines' hashes to our keys; a sweep erases those of blocks without a holder
+  PlacementIndex<ShortKey> index_;  // holders of each block, by the block's key
+  HashMap64 keys_of_;               // keys of blocks by engines' hashes; a sweep erases those of blocks with no holder
   std::vector<Holder> holders_;
   std::vector<HolderIndex> free_holders_;
   std::vector<HolderIndex> holder_of_node_;

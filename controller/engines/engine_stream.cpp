@@ -8,7 +8,7 @@
 namespace kvferry::controller {
 namespace {
 
-/// Above every sequence number of an engine, so that the replay is empty.
+/// First number of a replay that only checks that the engine is alive: no batch has a number this high.
 constexpr std::uint64_t kProbeSequence = (std::uint64_t{1} << 63) - 1;
 
 }  // namespace
@@ -21,7 +21,7 @@ void EngineStream::connected(TimeNs now) {
   last_received_at_ = now;
   last_received_sequence_.reset();
   last_replayed_sequence_.reset();
-  waiting_.clear();  // from the old connection, perhaps to another engine; the replay repeats what is still valid
+  waiting_.clear();  // these batches may be from another engine; the replay repeats those that are still valid
   waiting_bytes_ = 0;
   if (is_live_ && options_.has_replay && has_applied_) {
     is_live_ = false;  // until the replay shows that it is the same engine
@@ -56,7 +56,7 @@ void EngineStream::received(std::uint64_t sequence, std::string_view payload, Ti
   take_in_order(sequence, payload, now);
 }
 
-/// Takes a batch of the current engine.
+/// Applies a batch of the current engine, or queues it while earlier batches are requested again.
 void EngineStream::take_in_order(std::uint64_t sequence, std::string_view payload, TimeNs now) {
   if (next_ && sequence < *next_) {
     ++counters_.duplicates;
@@ -95,7 +95,7 @@ void EngineStream::drop_everything() {
   next_.reset();
 }
 
-/// Drops everything, including waiting batches: these may be from the old engine as well.
+/// Drops everything, including waiting batches: these may also be from before the engine's restart.
 void EngineStream::restart(TimeNs now) {
   ++counters_.restarts;
   drop_everything();
@@ -171,7 +171,7 @@ void EngineStream::replay_ended(TimeNs now) {
   const Replay ended = std::exchange(replay_, Replay::kNone);
   num_tries_ = 0;
   if (ended == Replay::kProbe) return;
-  if (ended == Replay::kVerify && !has_answered_) return restart(now);  // a restarted engine that has fewer batches
+  if (ended == Replay::kVerify && !has_answered_) return restart(now);  // the engine restarted and has fewer batches
   if (ended == Replay::kLater || (!has_answered_ && !next_)) {
     // The engine has published nothing yet.
     drop_everything();

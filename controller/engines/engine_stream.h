@@ -28,11 +28,11 @@ struct EngineStreamOptions {
   TimeNs lease = 3 * kSecond;               // the engine is lost after this time without a message or a connection
   TimeNs probe_after = kSecond;             // silence after which the engine is probed
   TimeNs replay_timeout = kSecond;          // pause in a replay after which it is requested again
-  unsigned replay_tries = 3;                // attempts; then the stream continues without a replay
+  unsigned replay_tries = 3;                // attempts at a replay; then the stream continues without one
   TimeNs retry_first = 200 * kMillisecond;  // pause before a failed replay is tried again; doubles up to retry_max
   TimeNs retry_max = 10 * kSecond;
-  TimeNs drop_after = 60 * kSecond;                       // a lost engine's blocks are dropped
-  std::size_t waiting_bytes_max = std::size_t{32} << 20;  // batches that wait for missing ones
+  TimeNs drop_after = 60 * kSecond;                       // time after which a lost engine's blocks are dropped
+  std::size_t waiting_bytes_max = std::size_t{32} << 20;  // bound on the batches that wait for missing ones
 };
 
 struct EngineStreamCounters {
@@ -42,7 +42,7 @@ struct EngineStreamCounters {
   std::uint64_t gaps_unrepaired = 0;  // gaps that no replay filled, so that everything was dropped
   std::uint64_t restarts = 0;
   std::uint64_t replays = 0;  // requested replays, including retries and probes
-  std::uint64_t losses = 0;   // times that the engine was silent for a lease
+  std::uint64_t losses = 0;   // times that the engine was silent or disconnected for a lease
 };
 
 /// Threads: one at a time.
@@ -74,7 +74,7 @@ class EngineStream {
   enum class Replay {
     kNone,
     kFromStart,  // everything available; the batches applied before are void
-    kVerify,     // from the last applied batch on
+    kVerify,     // from the last applied batch on, to check that the engine is the same
     kProbe,      // no batches: checks that the engine is alive
     kLater,      // replays failed; batches are applied as they arrive until the next attempt
   };
@@ -101,7 +101,7 @@ class EngineStream {
   std::optional<std::uint64_t> next_;                    // sequence number to apply next; none: any
   std::optional<std::uint64_t> last_received_sequence_;  // last received one on this connection
   std::optional<std::uint64_t>
-      last_replayed_sequence_;           // last replayed one; the subscription may deliver these batches again
+      last_replayed_sequence_;           // last one replayed; the subscription may deliver batches up to this one again
   std::uint64_t last_applied_hash_ = 0;  // hash of the batch before next_
   bool has_applied_ = false;
 

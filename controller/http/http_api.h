@@ -26,7 +26,7 @@ struct HttpAnswer {
   std::string body;
 };
 
-/// Threads: any number. Parses and formats on the calling thread, and enters the owner thread in between.
+/// Threads: any number. Parses and formats on the calling thread, and calls the directories on the owner thread.
 class HttpApi {
  public:
   /// Runs `work` on the owner thread and waits for it. kUnavailable: it did not run in time, and never will.
@@ -37,7 +37,7 @@ class HttpApi {
   /// Never throws.
   HttpAnswer answer(const std::string& method, const std::string& path, const std::string& body);
 
-  /// Returns the result of work(now) on the owner thread, which must not throw. Throws HttpFailure if it did not run.
+  /// Returns the result of work(now) on the owner thread; work() must not throw. Throws HttpFailure if it did not run.
   template <class Work>
   auto ask_owner(const Work& work) const {
     std::optional<decltype(work(TimeNs{}))> result;
@@ -55,10 +55,10 @@ class HttpApi {
 /// An answer with {"error": sentence}.
 HttpAnswer http_error(int status, const std::string& sentence);
 
-/// A POST request. Throws HttpFailure; its code becomes the HTTP status in http_api.cpp.
+/// Handles a POST request and returns the answer's JSON. Throws HttpFailure, whose code determines the HTTP status.
 using HttpHandler = nlohmann::json(HttpApi&, const HttpRequest&);
 
-// http_engines.cpp: which engines are followed, and how much of a prompt each of them has
+// http_engines.cpp: registers engines that publish KV events, and reports how much of a prompt each of them has
 HttpHandler handle_register, handle_unregister, handle_query, handle_query_by_hash, handle_score;
 // http_pair.cpp: which prefill and which decode node to send a prompt to
 HttpHandler handle_pair;

@@ -20,7 +20,7 @@ struct PairRequest {
   PairQuery query;
   std::string extras;
   std::vector<std::int32_t> tokens;
-  std::vector<ChunkKey> keys;  // instead of tokens
+  std::vector<ChunkKey> keys;  // keys of the prompt's full chunks, given instead of tokens
   bool has_keys = false;
 };
 

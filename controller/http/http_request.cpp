@@ -22,7 +22,7 @@ void bad_field(std::string_view name, const nlohmann::json* value, std::string_v
 }
 
 HttpRequest::HttpRequest(const std::string& body) {
-  // Valid requests have at most three levels; destroying a deep document would recurse deeply.
+  // Valid requests have at most three levels. Deep documents are refused, because destroying them recurses deeply.
   bool is_deep = false;
   body_ = nlohmann::json::parse(
       body,

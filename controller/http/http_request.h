@@ -14,7 +14,7 @@
 
 namespace kvferry::controller {
 
-/// Ends a request: HttpApi::answer() catches it. Thrown on the calling thread only, never on the owner's.
+/// Ends a request: HttpApi::answer() catches it. Thrown on the calling thread only, never on the owner thread.
 struct HttpFailure : std::exception {
   explicit HttpFailure(Error why) : error(std::move(why)) {}
   Error error;
@@ -29,7 +29,7 @@ T checked(Result<T> result) {
   return *std::move(result);
 }
 
-/// `value`: nullptr if the field is missing.
+/// Throws HttpFailure with the field's name, its value (nullptr: missing) and what is allowed.
 [[noreturn]] void bad_field(std::string_view name, const nlohmann::json* value, std::string_view allowed);
 
 /// All functions throw HttpFailure: kInvalidArgument.
@@ -38,10 +38,10 @@ class HttpRequest {
   /// Fails if `body` is not a JSON object.
   explicit HttpRequest(const std::string& body);
 
-  /// Returns the first of `names` that is present and not null (other indexers use other names for a field), else
+  /// Returns the first field of `names` that is present and not null (indexers use different names for a field), else
   /// `fallback`; fails if there is none.
   std::string text(std::initializer_list<const char*> names, std::optional<std::string> fallback) const;
-  /// As text(); an integer counts as its digits.
+  /// Same as text(), but also accepts an integer and returns its digits.
   std::string name(std::initializer_list<const char*> names, std::optional<std::string> fallback) const;
   /// Returns nullopt for a missing number, or fails if it `is_needed`.
   std::optional<std::uint64_t> number(std::initializer_list<const char*> names, std::uint64_t least, std::uint64_t most,

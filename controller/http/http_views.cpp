@@ -8,7 +8,7 @@ namespace kvferry::controller {
 
 using nlohmann::json;
 
-// The keys are the names of the fields.
+// The JSON keys are the names of the fields.
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Counters, lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted,
                                    chunks_dropped, heartbeats, nodes_registered, nodes_refused, nodes_expired,
                                    nodes_fenced, snapshots_wanted, messages_malformed, messages_unregistered,

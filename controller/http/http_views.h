@@ -16,7 +16,7 @@ struct ControllerView {
   std::string endpoint;
   std::vector<EngineStatus> engines;
   std::vector<NamespaceStatus> namespaces;
-  std::uint64_t messages_malformed = 0;  // from engines
+  std::uint64_t messages_malformed = 0;  // malformed messages from engines
 };
 
 /// The nodes with what a router needs to know of them (GET /nodes).
@@ -26,7 +26,7 @@ nlohmann::json status_json(const Status& status, const std::string& endpoint);
 nlohmann::json view_json(const ControllerView& view);
 /// The engines by instance, in the form of other indexers (GET /workers).
 nlohmann::json workers_json(const ControllerView& view);
-/// Prometheus' text format (GET /metrics).
+/// The metrics in Prometheus' text format (GET /metrics).
 std::string metrics_text(const ControllerView& view);
 /// A self-contained HTML page that fetches /status.
 std::string_view status_page();

@@ -6,8 +6,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kDeadTailsPerTail = 2;  // dropped with each new tail, so that dead_tails_ shrinks
-constexpr std::size_t kCostOfTail = 4;        // cost of a search relative to a step
+constexpr std::size_t kDeadTailsPerTail = 2;  // dead tails dropped with each new tail, so that dead_tails_ shrinks
+constexpr std::size_t kCostOfTail = 4;        // cost of the search for a tail in walk(), in visited keys
 constexpr std::uint32_t kNoSet = ~std::uint32_t{0};
 
 }  // namespace

@@ -96,7 +96,7 @@ class ChunkTable {
   using Walk = PlacementIndex<ChunkKey>::Walk;
   /// Writes the next keys of live holders, including hidden ones, to `block`: `budget` keys, or fewer if there are
   /// tails. With set_pinned(true), a walk sees every key that exists from its begin to its end, and may see a key twice
-  /// or miss a concurrent change. Returns false at the end.
+  /// or miss a concurrent change. Returns false at the end of the table.
   bool walk(Walk& at, std::size_t budget, TableBlock& block) const;
   void set_pinned(bool is_pinned) { index_.set_pinned(is_pinned); }
 
@@ -105,7 +105,7 @@ class ChunkTable {
   /// Adds the keys of a block. `holders` maps the block's lives to holders of this table; others are skipped. The
   /// caller passes the block's tails to restore_tail().
   void restore(const TableBlock& block, const std::unordered_map<Life, HolderIndex>& holders);
-  /// Call in order of age. Ignores a key that `holder` does not have.
+  /// Adds the details of a tail; call in order of age. Ignores a key that `holder` does not have.
   void restore_tail(HolderIndex holder, const TableBlock::Tail& tail);
 
   const TierDigests& digests(HolderIndex holder) const { return index_.digests(holder); }
@@ -131,7 +131,7 @@ class ChunkTable {
   using Tails = std::unordered_map<ChunkKey, TailInfo>;
   struct Holder {
     Tails tails;
-    Life life = 0;                  // differs for each holder that uses this index
+    Life life = 0;                  // a new one for each holder that reuses this HolderIndex
     std::uint32_t num_reached = 0;  // lookup in progress: the holder has keys[0 .. num_reached)
     std::int64_t match = -1;        // lookup in progress: index of its Match, or -1
   };
@@ -161,7 +161,7 @@ class ChunkTable {
   std::vector<Holder> holders_;  // index: HolderIndex
   std::uint64_t num_lives_ = 0;
   std::uint64_t num_tails_ever_ = 0;
-  std::unordered_map<ChunkKey, std::vector<GroupedTail>> groups_;  // oldest first
+  std::unordered_map<ChunkKey, std::vector<GroupedTail>> groups_;  // tails of each group, oldest first
   std::vector<DeadHolderTails> dead_tails_;
   std::vector<PrefixMatch> prefix_matches_;  // scratch of lookup()
   std::vector<ChunkKey> keys_;               // scratch of add()

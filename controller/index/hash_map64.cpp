@@ -61,7 +61,7 @@ bool HashMap64::erase(std::uint64_t key) {
   return true;
 }
 
-/// Moves the following keys up as far as their homes allow, so that no tombstone is needed.
+/// Fills the hole by moving the following keys up as far as their homes allow, so that no tombstone is needed.
 void HashMap64::erase_slot(Table& table, Slot* hole) {
   for (Slot* slot = hole + 1; slot->value != 0; ++slot) {
     if (table.slots + home(hash(slot->key), table) > hole) continue;

@@ -70,7 +70,7 @@ HolderSets::Id HolderSets::make(std::span<const Placement> members) {
       return shared_[i];
     }
   }
-  // Sets with one member are few, and most chunks have one of these.
+  // Sets with one member are always shared: they are few, and most chunks have one of them.
   const bool is_shared = members.size() == 1 || num_shared_ < shared_max_;
   const Id set = allocate(members, is_shared);
   if (is_shared)
@@ -147,7 +147,7 @@ void HolderSets::add_to_shared(Id set) {
   ++num_shared_;
 }
 
-/// Moves the following sets up where their buckets allow, so that no tombstone is needed.
+/// Moves the sets after the removed one up where their buckets allow, so that no tombstone is needed.
 void HolderSets::remove_from_shared(Id set) {
   const std::size_t mask = shared_.size() - 1;
   std::size_t hole = bucket_of(members(set));

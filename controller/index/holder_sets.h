@@ -93,7 +93,7 @@ class HolderSets {
     return reinterpret_cast<Record*>(block + (index & ((1U << log) - 1)) * record_bytes(size_class));
   }
 
-  /// Repeats the last change, if this is the same one, and returns true.
+  /// If this change equals the last one, reuses its result and returns true.
   bool repeats(const Change& last, Id& set, Placement placement);
   Id allocate_again(Id set);
   Id allocate(std::span<const Placement> members, bool is_shared);

@@ -26,7 +26,7 @@ inline bool equal_keys(const Key& a, const Key& b) {
   return x[0] == y[0];
 }
 
-/// An entry keeps its position for life. Value 0 marks a free entry, which is reused only after its whole segment is
+/// An entry's position never changes. Value 0 marks a free entry, which is reused only after its whole segment is
 /// free. A segment fills one huge page. Threads: one at a time.
 template <class Key>
 class KeyLog {
@@ -69,8 +69,8 @@ class KeyLog {
     if (++cursor.position % kGroup == 0) fetch_follower(cursor.position);
     return true;
   }
-  /// Where the last lookup continued that passed `position` and did not find the next key after it. kGroup positions
-  /// share one hint.
+  /// Returns where the last lookup continued that passed `position` and did not find its next key right after. kGroup
+  /// positions share one hint.
   Position follower(Position position) const { return segment_of(position).followers[offset_of(position) / kGroup]; }
   void set_follower(Position position, Position follower) {
     segment_of(position).followers[offset_of(position) / kGroup] = follower;
@@ -104,7 +104,7 @@ class KeyLog {
   struct Segment {
     PageMemory memory;
     Key* keys = nullptr;            // [kCapacity + 1]; the last one stays unused
-    Value* values = nullptr;        // likewise
+    Value* values = nullptr;        // same size as `keys`
     Position* followers = nullptr;  // [kCapacity / kGroup + 1]
     std::uint32_t num_used = 0;
     std::uint32_t num_live = 0;

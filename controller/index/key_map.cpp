@@ -126,8 +126,8 @@ void KeyMap<Key>::finish_erasing() {
   erased_.clear();
 }
 
-/// Keys of an overfull table lie too far from home, and an underfull one wastes memory. A table that has just grown is
-/// 57 % full.
+/// Keys of an overfull table lie too far from their homes; an underfull table wastes memory. A table that has just
+/// grown is 57 % full.
 template <class Key>
 bool KeyMap<Key>::wants_resize() const {
   const std::uint64_t num_slots = now_.num_buckets * Bucket::kSlots;
@@ -182,12 +182,12 @@ void KeyMap<Key>::compact(std::size_t num_entries, const Clean& clean) {
     compact_end_ = log_.end_position(segment);
   }
   for (; num_entries > 0 && compact_at_ != compact_end_; --num_entries, ++compact_at_) {
-    if (!log_.is_open(compact_at_)) {  // its last entry was erased
+    if (!log_.is_open(compact_at_)) {  // the segment is free, because its last entry was erased
       compact_at_ = compact_end_;
       break;
     }
     if (log_.value(compact_at_) == 0) continue;
-    clean_at(compact_at_, clean);  // the sweep may already be past its new position
+    clean_at(compact_at_, clean);  // because the sweep may already be past the entry's new position
     if (!log_.is_open(compact_at_) || log_.value(compact_at_) == 0) continue;
     const Key key = log_.key(compact_at_);
     const Value value = log_.value(compact_at_);

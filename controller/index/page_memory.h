@@ -22,7 +22,7 @@ class PageMemory {
   ~PageMemory();
 
   void* data() const { return data_; }
-  /// Returns the whole huge pages of [0, end_bytes) to the kernel, with their contents. `end_bytes` only grows.
+  /// Returns the whole huge pages of [0, end_bytes) to the kernel, with their contents. `end_bytes` must not decrease.
   void release_before(std::size_t end_bytes);
 
  private:

@@ -122,7 +122,7 @@ bool PlacementIndex<Key>::holds(NodeIndex node, Tier tier, const Key& key) const
 }
 
 /// A run is a series of keys with the same holders; nodes are visited only where a run begins or ends. Returns false if
-/// no node has all keys before `begin` and this one.
+/// no node has keys[0 .. begin].
 template <class Key>
 bool PlacementIndex<Key>::begin_run(HolderSets::Id set, std::uint32_t begin) {
   run_.clear();

@@ -28,7 +28,7 @@ struct IndexOptions {
 
 /// Key: ShortKey or ChunkKey. Threads: one at a time.
 /// A removed node is invisible at once. Later changes and tidy() reclaim its memory and resize the table in small
-/// steps, so that no call does more than a few times its own work.
+/// steps, so that a call takes at most a few times as long as its own change.
 template <class Key>
 class PlacementIndex {
  public:
@@ -62,7 +62,7 @@ class PlacementIndex {
   void restore(std::span<const Key> keys, std::span<const Placement> holders);
 
   using Walk = typename KeyMap<Key>::Walk;
-  /// As in KeyMap; the set that `see(key, set)` receives is valid in sets() until the next change.
+  /// Same as KeyMap's set_pinned() and walk(). The set that `see(key, set)` receives is valid until the next change.
   void set_pinned(bool is_pinned) { map_.set_pinned(is_pinned); }
   template <class See>
   bool walk(Walk& at, std::size_t budget, const See& see) const {
@@ -111,7 +111,7 @@ class PlacementIndex {
   };
   static constexpr std::size_t kKeysFetchedFirst = 8;
   static constexpr std::size_t kKeysPerPiece = 64;  // keys that are changed between two rounds of tidying
-  static constexpr std::size_t kTidyPerChange = 4;  // cache lines; enough to finish a resize before the table is full
+  static constexpr std::size_t kTidyPerChange = 4;  // cache lines to tidy; finishes a resize before the table is full
 
   NodeIndex add_node(std::uint32_t num_reached);
   bool add_one(NodeIndex node, Tier tier, const Key& key, Cursor& cursor, bool& is_known);
@@ -130,7 +130,7 @@ class PlacementIndex {
   std::vector<TierDigests> digests_;  // index: node; zero for a removed node
   std::vector<NodeIndex> free_;
   std::vector<NodeIndex> removed_;    // oldest first; sets may still contain them
-  std::size_t num_removed_seen_ = 0;  // first nodes of removed_, which the sweep in progress removes from all sets
+  std::size_t num_removed_seen_ = 0;  // number of first nodes in removed_ that the current sweep removes from all sets
   std::vector<NodeIndex> run_;        // nodes that hold all keys so far, in the lookup in progress
 };
 

@@ -46,7 +46,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
     packer<sbuffer>& operator()(packer<sbuffer>& o, const kvferry::controller::wire::KeyBlob& blob) const;
   };
 
-  /// The tails are columns. A tier that this release doesn't know becomes the slowest.
+  /// A Holder has its tails as columns. A tier that this release doesn't know becomes the slowest.
   template <>
   struct convert<kvferry::controller::Holder> {
     const msgpack::object& operator()(const msgpack::object& o, kvferry::controller::Holder& holder) const;

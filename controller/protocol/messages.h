@@ -32,7 +32,7 @@ struct Hello {
   Header header{kProtocolVersion, 1};
   NodeInfo node{};
   std::uint64_t next_sequence = 0;  // number of the next Publish or Evict
-  // Versions that the node speaks. The header has the oldest, so that older controllers can read this. 0: the header's.
+  // Versions that the node speaks. The header has the oldest, so that older controllers can read it. 0: only that one.
   std::uint32_t oldest_protocol = 0, newest_protocol = 0;
   KVFERRY_FIELDS(header, node.name_space, node.engine_id, node.incarnation, node.role, node.endpoint, node.fingerprint,
                  next_sequence, node.serves, node.version, oldest_protocol, newest_protocol);
@@ -40,9 +40,9 @@ struct Hello {
 struct Heartbeat {
   Header header{kProtocolVersion, 4};
   std::uint64_t incarnation = 0;
-  std::uint64_t next_sequence = 0;    // shows the controller that the last Publish or Evict was lost
-  std::vector<TierDigest> digests{};  // digests by tier of what the node holds at next_sequence; empty: not compared
-  std::uint64_t load = 0;             // requests on the node
+  std::uint64_t next_sequence = 0;    // number of the next Publish or Evict; shows whether the last one was lost
+  std::vector<TierDigest> digests{};  // digest of the node's chunks in each tier at next_sequence; empty: not compared
+  std::uint64_t load = 0;             // number of requests on the node
   KVFERRY_FIELDS(header, incarnation, next_sequence, digests, load);
 };
 struct Publish {
@@ -54,7 +54,7 @@ struct Publish {
   TailColumns tails{};
   std::uint32_t tier = static_cast<std::uint32_t>(Tier::kHost);  // tier of all entries
   bool has_end = false;        // with begins_snapshot: a message with ends_snapshot follows; older nodes send none
-  bool ends_snapshot = false;  // everything that the node holds was published since the begin
+  bool ends_snapshot = false;  // everything that the node holds was published since the snapshot's begin
   KVFERRY_FIELDS(header, incarnation, sequence, begins_snapshot, full, tails, tier, has_end, ends_snapshot);
 };
 struct Evict {
@@ -87,7 +87,7 @@ struct AdminRequest {
   std::uint64_t number = 0;
   KVFERRY_FIELDS(header, token, verb, name_space, engine_id, other_engine_id, owner, keys, ttl_ms, number);
 };
-/// No registration is needed.
+/// Requests a StatusReply; no registration is needed.
 struct StatusRequest {
   Header header{kProtocolVersion, 13};
   KVFERRY_FIELDS(header);
@@ -99,7 +99,7 @@ struct Registered {
   Header header{kProtocolVersion, 2};
   std::uint64_t incarnation = 0;
   bool snapshot_wanted = false;
-  std::vector<std::string> replicas{};  // endpoints of all live replicas, the sender included; empty: it runs alone
+  std::vector<std::string> replicas{};  // endpoints of all live replicas, the sender included; empty: no replicas
   KVFERRY_FIELDS(header, incarnation, snapshot_wanted, replicas);
 };
 struct Refused {
@@ -124,8 +124,8 @@ struct LookupReply {
 struct SnapshotWanted {
   Header header{kProtocolVersion, 11};
   std::uint64_t incarnation = 0;
-  std::uint64_t next_sequence = 0;  // the controller knows of all lower numbers: a snapshot begun from here on suffices
-  bool resend_will_do = false;      // no snapshot is needed if all from resend_from on is sent again
+  std::uint64_t next_sequence = 0;  // all lower numbers were used: a snapshot begun at this one or later suffices
+  bool resend_will_do = false;      // no snapshot is needed if all messages from resend_from on are sent again
   std::uint64_t resend_from = ~std::uint64_t{0};  // first missing number; older controllers don't send it
   KVFERRY_FIELDS(header, incarnation, next_sequence, resend_will_do, resend_from);
 };
@@ -181,7 +181,7 @@ struct StatusReply {
   KVFERRY_FIELDS(header, status);
 };
 
-// Receivers visit them with one overload for each message, so that a message without one does not compile.
+// Receivers visit these variants with one overload for each message, so that a message without one does not compile.
 using FromNode = std::variant<Hello, Heartbeat, Publish, Evict, Lookup, Leave, AdminRequest, StatusRequest>;
 using FromController = std::variant<Registered, Refused, HeartbeatAck, LookupReply, SnapshotWanted, Unregistered,
                                     AdminReply, Pin, Unpin, Replicate, EvictOrder, StatusReply>;

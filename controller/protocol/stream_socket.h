@@ -15,9 +15,9 @@ namespace kvferry::controller {
 struct BoundSocket {
   OwnedFd socket;
   OwnedFd lock;          // lock file of a Unix socket's path, held while this process listens there
-  std::string endpoint;  // with the port in use
+  std::string endpoint;  // endpoint with the actual port
 };
-/// Replaces the socket file of a dead listener, but not of a living one. Resolving a host name may block.
+/// Listens on `address`. Replaces the socket file of a process that has ended. Resolving a host name may block.
 /// kUnavailable: the address cannot be bound, e.g. because it is in use.
 Result<BoundSocket> listen_on(const StreamAddress& address);
 
@@ -47,7 +47,7 @@ class UnsentMessages {
 
  private:
   std::size_t bytes_max_;
-  std::string bytes_;  // unsent from num_sent_ on
+  std::string bytes_;  // messages with their lengths; the first num_sent_ bytes are sent
   std::size_t num_sent_ = 0;
 };
 

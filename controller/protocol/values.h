@@ -22,12 +22,12 @@ using NodeId = StrongId<struct NodeIdTag, std::uint64_t>;
 enum class SnapshotMark {
   kNone,
   kReplaces,  // voids at once all that the node held before
-  kBegins,    // what the node held before counts until the end; what it publishes from here on counts after it too
+  kBegins,    // what the node held before counts until kEnds; what it publishes from here on also counts afterwards
   kEnds,      // last message of the snapshot
 };
 
 /// A digest of the keys that a node holds in one tier. Two sides that applied the same changes have equal digests.
-/// Does not depend on the order of changes. Keys are hashes, so different sets have equal digests with a probability of
+/// The order of changes does not matter. Keys are hashes, so different sets have equal digests with a probability of
 /// 2^-64.
 struct TierDigest {
   std::uint64_t num_keys = 0;

@@ -25,7 +25,7 @@ Result<Message> convert_by_type(std::uint32_t type, const msgpack::object& objec
 template <class Message>
 Result<Message> parse(std::string_view bytes, VersionRange versions) {
   try {
-    // An element takes at least one byte, so no valid length exceeds the message's. msgpack would allocate for any.
+    // An element takes a byte or more, so no valid length exceeds the message's; msgpack would allocate any other, too.
     const std::size_t limit = bytes.size();
     const msgpack::object_handle handle =
         msgpack::unpack(bytes.data(), bytes.size(), nullptr, nullptr,
@@ -51,7 +51,7 @@ template Result<FromController> parse(std::string_view bytes, VersionRange versi
 
 namespace {
 
-/// Returns the position of the version: after the first bytes of the message's array and of its header's.
+/// Returns the position of the version: after the array tags of the message and of its header.
 std::size_t version_at(std::string_view bytes) {
   const bool is_long = !bytes.empty() && static_cast<unsigned char>(bytes[0]) == 0xdc;  // an array of 16 fields or more
   const std::size_t at = is_long ? 4 : 2;
@@ -113,7 +113,7 @@ void write_tails(msgpack::packer<msgpack::sbuffer>& packer, std::span<const Chun
     packer.pack(to_columns(tails));
     return;
   }
-  packer.pack_array(3);  // to_columns() would allocate
+  packer.pack_array(3);  // empty columns, written directly because to_columns() would allocate
   packer.pack_bin(0);
   packer.pack_bin(0);
   packer.pack_array(0);

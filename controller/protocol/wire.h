@@ -22,7 +22,7 @@ constexpr std::size_t kKeysPerLookupMax = 65'536;               // keys, groups 
 
 /// `Message`: FromNode or FromController. Never throws. Memory is bounded by a small multiple of bytes.size(), whatever
 /// lengths the bytes claim.
-/// Errors: kCorrupt: not one of these messages; kRefused: a version outside of `versions`; the sentence has both.
+/// Errors: kCorrupt: not one of these messages; kRefused: a version outside of `versions`; the error states both.
 /// Hello and Refused are accepted in any version.
 template <class Message>
 Result<Message> parse(std::string_view bytes, VersionRange versions = kProtocol);
@@ -41,7 +41,7 @@ SnapshotMark mark_of(const Publish& publish);
 /// kCorrupt: columns of unequal length, or a tier that this release doesn't know.
 Result<std::vector<ChunkEntry>> chunks_of(const Publish& publish);
 
-// The critical path of the protocol: lookups are read in place and answered without intermediate objects. All other
+// For speed, lookups are read in place and answered without intermediate objects. All other
 // messages, and lookups of another shape, go through parse().
 
 /// A Lookup whose keys are views of the message's bytes.
@@ -51,8 +51,8 @@ struct LookupFields {
   std::uint64_t token = 0;
   LookupView query;
 };
-/// Returns nullopt unless `bytes` are a Lookup of one of the versions, encoded as this release encodes it; parse() then
-/// decides. Where it returns fields, parse() would return the same.
+/// Returns nullopt unless `bytes` are a Lookup of one of the versions, encoded as this release encodes it; in that case
+/// call parse(). If it returns fields, parse() would return the same ones.
 std::optional<LookupFields> read_lookup(std::string_view bytes, VersionRange versions = kProtocol);
 
 /// Replaces the contents of `buffer` by the bytes of a LookupReply, as encode() would write them.

@@ -86,7 +86,7 @@ class HttpEtcd final : public Etcd {
       }
       Result<EtcdReply> reply = execute(next.second);
       if (!reply) {
-        // The member is down or has no leader; use the next one for later requests. Only the owner knows whether this
+        // The member is down or has no leader; use the next one for later requests. Only the owner decides whether this
         // request may be repeated.
         if (reply.error().code == ErrorCode::kUnavailable) request_gateway_.next_member();
         reply = EtcdReply{.error = std::move(reply).error()};
@@ -179,7 +179,7 @@ class HttpEtcd final : public Etcd {
       next_revision.reset();
       return {};
     }
-    // httplib reports a timeout and a broken connection alike.
+    // httplib reports a timeout and a broken connection alike, but only a timeout comes after quiet_ms without input.
     if (std::chrono::steady_clock::now() - received_at >= Milliseconds(options_.quiet_ms) * 9 / 10) return {};
     return ended ? Error{ErrorCode::kUnavailable, "etcd closed the watch"} : Result<void>(ended.error());
   }

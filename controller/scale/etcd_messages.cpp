@@ -19,7 +19,7 @@ std::string to_base64(std::string_view plain) {
   return text;
 }
 
-/// Throws if `text` is not base64, as json does.
+/// Throws if `text` is not base64, as nlohmann::json does for malformed JSON.
 std::string from_base64(std::string_view text) {
   std::string plain(text.size() / 4 * 3, '\0');
   const int size =
@@ -32,7 +32,7 @@ std::string from_base64(std::string_view text) {
   return plain;
 }
 
-/// The first key after all that begin with `prefix`.
+/// Returns the first key after all keys that begin with `prefix`.
 std::string end_of(std::string_view prefix) {
   std::string end(prefix);
   while (!end.empty() && end.back() == '\xff') end.pop_back();

@@ -27,7 +27,7 @@ struct EtcdGrant {
 struct EtcdKeepAlive {
   std::int64_t lease = 0;
 };
-/// Also erases all keys that were put with the lease.
+/// Revokes a lease, which also erases all keys that were put with it.
 struct EtcdRevoke {
   std::int64_t lease = 0;
 };
@@ -41,7 +41,7 @@ struct EtcdErase {
 };
 using EtcdRequest = std::variant<EtcdGrant, EtcdKeepAlive, EtcdRevoke, EtcdPut, EtcdErase>;
 
-/// The reply to the request with the token. kNotFound: no such lease; kRefused: rejected; kFull: not sent. After any
+/// The reply to one request. `error`: kNotFound: no such lease; kRefused: etcd refused it; kFull: not sent. After any
 /// other error, the request may or may not have been executed.
 struct EtcdReply {
   std::uint64_t token = 0;

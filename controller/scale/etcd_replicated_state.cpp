@@ -26,8 +26,8 @@ void ReplicatedState::on(const EtcdEvent& event, TimeNs now) {
     } else {
       const auto& erased = std::get<EtcdErased>(change);
       note_absent(erased.key, erased.revision, true);
-      // The replica that erased a node's key considered it long dead. If it is alive here, note_absent() restores the
-      // key.
+      // The replica that erased a node's key considered the node long dead. If the node is alive here, note_absent()
+      // restores the key.
       const std::optional<NodeName> name = node_of(erased.key);
       if (!name) continue;
       const auto node = nodes_.find(*name);
@@ -140,7 +140,7 @@ void ReplicatedState::note_absent(const std::string& key, std::int64_t revision,
     if (key == own_key()) is_name_taken_ = false;
     news_.emplace_back(ReplicasChanged{});
   } else if (!node_of(key)) {
-    // The record was erased, unless this replica has replaced it meanwhile. (EtcdAll reveals lost data.)
+    // The record was erased, unless this replica has replaced it meanwhile. note_all() handles records that etcd lost.
     const auto own = own_.find(key);
     if (own != own_.end() && is_by_watch && own->second.record.version <= version) own_.erase(own);
     if (!own_.contains(key)) records_.erase(key);

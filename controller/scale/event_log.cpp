@@ -8,7 +8,7 @@ namespace kvferry::controller::scale {
 namespace {
 
 constexpr std::size_t kRecordBytes = 64;  // approximate size of a record without its texts
-/// Above all sequence numbers of nodes, so that a node's own Hello restarts its count and triggers a snapshot.
+/// First sequence number of nodes from the log: above all real ones, so that a node's own Hello triggers a snapshot.
 constexpr std::uint64_t kFirstSequence = std::uint64_t{1} << 62;
 
 LogRecord record_of(LogKind kind, const NodeInfo& info) {
@@ -63,12 +63,12 @@ void LogWriter::add(Remembered added) {
   remembered_.push_back(std::move(added));
 }
 
-/// The record is written, or too old to be remembered: applies it to nodes_.
+/// Applies to nodes_ a record that is being written or is too old to be remembered.
 void LogWriter::settle(const Remembered& settled) {
   const auto known = nodes_.find(settled.node);
   switch (static_cast<LogKind>(settled.record.kind)) {
     case LogKind::kHello:
-      // Without an info, the node is gone again and its kGone record follows.
+      // If infos_ lacks the node, it is gone again and its kGone record follows.
       if (const auto info = infos_.find(settled.node); info != infos_.end())
         nodes_[settled.node] = {info->second, settled.applied_below};
       break;
@@ -150,7 +150,7 @@ void LogReader::apply(std::string_view bytes, TimeNs now) {
 
 void LogReader::apply(const std::string& writer, const LogRecord& record, TimeNs now) {
   if (static_cast<LogKind>(record.kind) == LogKind::kHole) {
-    // The nodes' missing messages are unknown; wait for the nodes' own Hellos.
+    // The nodes may have changed in the missing messages, so remove them until they send Hello to this replica.
     for (const auto& [name, node] : std::exchange(nodes_, {})) directory_.leave(node.id);
     return;
   }

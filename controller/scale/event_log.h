@@ -1,4 +1,4 @@
-// The event log: its format, what of the nodes' messages goes into it, and its replay into the directory of a replica
+// The event log: its format, the writer of nodes' messages into it, and its replay into the directory of a replica
 // that started late. An entry has records; a record is one message or event of one node. Pure.
 #pragma once
 
@@ -22,7 +22,7 @@ enum class LogKind : std::uint32_t {
   kHello = 1,   // `bytes`: wire::Hello; later messages count from its next_sequence
   kUpdate = 2,  // `bytes`: wire::Publish or wire::Evict
   kGone = 3,
-  kHole = 4,  // has no node; records before it are missing
+  kHole = 4,  // belongs to no node; records before it are missing
 };
 
 struct LogRecord {
@@ -45,9 +45,9 @@ struct LogEntry {
 struct LogWriterOptions {
   std::string writer{};  // name and run of this replica
   std::int64_t remember_ms =
-      15'000;  // age limit of remembered records: three leases of a replica, until a new writer takes over
-  std::size_t remember_bytes_max = 8U << 20;  // limit on remembered records
-  std::size_t entry_bytes_max = 64U << 10;    // a larger entry is split
+      15'000;  // age limit of remembered records: three leases of a replica, within which a new writer takes over
+  std::size_t remember_bytes_max = 8U << 20;  // limit on the size of all remembered records
+  std::size_t entry_bytes_max = 64U << 10;    // limit on the size of an entry; further records begin another one
   std::size_t checkpoint_bytes =
       32U << 20;  // all Hellos are repeated after this many bytes, because the log is trimmed
 };
@@ -122,7 +122,7 @@ class LogReader {
 
   /// Applies one entry; call in log order. Counts malformed entries.
   void apply(std::string_view entry, TimeNs now);
-  /// The node sent Hello to this replica, or was removed from the directory.
+  /// Stops applying the log to a node, which sent Hello to this replica or was removed from the directory.
   void remove(NodeId node);
 
   /// Number of nodes that are known from the log only.

@@ -19,7 +19,7 @@ constexpr std::int64_t kRetryMsMin = 100;
 constexpr std::int64_t kPollMs = 20;            // poll interval at the stream's end
 constexpr std::size_t kPartsMax = 4;            // limit on parts waiting for the owner
 constexpr std::size_t kPipelinedMax = 64;       // limit on entries in flight
-constexpr std::size_t kBytesPerEntryMin = 256;  // minimum size of an entry in Redis's memory; limits their number
+constexpr std::size_t kBytesPerEntryMin = 256;  // minimum memory of an entry in Redis; bounds the number of entries
 
 timeval to_timeval(std::int64_t ms) { return {ms / 1000, (ms % 1000) * 1000}; }
 

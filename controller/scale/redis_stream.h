@@ -28,7 +28,7 @@ struct LogPart {
 
 struct LogState {
   bool is_connected = false;
-  std::string trouble;  // the last failure since the connection was made; empty: none
+  std::string trouble;  // failure of the last connection or attempt; empty: connected, or none yet
   std::size_t buffered_bytes = 0;
   std::uint64_t num_appended = 0;  // entries confirmed by Redis
 };

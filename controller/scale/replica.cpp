@@ -19,10 +19,10 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kEventsPerTurn = 16;   // limit on etcd events
-constexpr std::size_t kEntriesPerTurn = 2;   // log entries, each at most 64 KiB: well below a millisecond
-constexpr std::int64_t kFollowMs = 10'000;   // how long to keep reading at the log's end, for nodes about to send Hello
-constexpr std::int64_t kReadMsMax = 60'000;  // stop reading the log: all live nodes have sent a message by then
+constexpr std::size_t kEventsPerTurn = 16;   // limit on etcd events in one turn
+constexpr std::size_t kEntriesPerTurn = 2;   // limit on log entries in one turn; they have at most 64 KiB each
+constexpr std::int64_t kFollowMs = 10'000;   // how long to read on at the log's end until its nodes send Hello here
+constexpr std::int64_t kReadMsMax = 60'000;  // limit on reading the log: all live nodes have sent Hello by then
 constexpr std::int64_t kShutdownMs = 300;
 constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // lifetime of a quota in etcd, for replicas that start later
 constexpr std::size_t kLogBufferMax = 16U << 20;
@@ -133,7 +133,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
       const std::optional<TimeNs> gone_since = shared_.etcd_gone_since();
       status.etcd = fmt::format("{}", fmt::join(members, ","));
       status.etcd_ok = !gone_since;
-      // If etcd was never reachable, it is gone since this replica's start.
+      // If etcd was never reachable, the time counts from this replica's start.
       if (gone_since)
         status.etcd_gone_ms = static_cast<std::uint64_t>((now - std::max(*gone_since, started_at_)) / kMillisecond);
       status.etcd_trouble = shared_.etcd_error();
@@ -256,7 +256,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
   bool is_etcd_gone_ = true;
   bool is_log_connected_ = false;
   bool is_reading_ = false;
-  std::deque<std::string> entries_;  // read but not applied
+  std::deque<std::string> entries_;  // entries that were read but not applied
   std::optional<TimeNs> at_end_since_;
   std::uint64_t num_read_ = 0;
   std::unique_ptr<Etcd> etcd_;

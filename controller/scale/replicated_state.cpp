@@ -133,7 +133,7 @@ const ReplicatedState::EtcdValue* ReplicatedState::value_in_etcd(const std::stri
   return it == in_etcd_.end() || it->second.is_gone ? nullptr : &it->second;
 }
 
-/// Returns nullopt if etcd has the right value.
+/// Returns nullopt if this replica need not change the key's value in etcd.
 std::optional<ReplicatedState::DesiredValue> ReplicatedState::desired(const std::string& key, TimeNs now) const {
   const EtcdValue* there = value_in_etcd(key);
   if (key == own_key()) {
@@ -158,7 +158,7 @@ std::optional<ReplicatedState::DesiredValue> ReplicatedState::desired(const std:
                       own->second.lease};
 }
 
-/// Returns the next request towards the desired value; nullopt if etcd has it.
+/// Returns the next request towards the desired value; nullopt if none is needed.
 std::optional<EtcdRequest> ReplicatedState::next_request(const std::string& key, TimeNs now) {
   std::optional<DesiredValue> wanted = desired(key, now);
   if (!wanted) return std::nullopt;
@@ -212,7 +212,7 @@ void ReplicatedState::send(std::vector<Request>& requests, const std::string& ke
   requests.push_back({token, std::move(request)});
 }
 
-/// Expires long-dead nodes, a few at a time, and records.
+/// Expires nodes that are long gone, a few in each call, and records whose deadline has passed.
 void ReplicatedState::sweep(TimeNs now) {
   auto it = nodes_.upper_bound(swept_last_);
   for (std::size_t n = std::min(nodes_.size(), kSweptPerTurn); n > 0; --n) {

@@ -17,7 +17,7 @@
 namespace kvferry::controller::scale {
 
 struct ReplicatedStateOptions {
-  std::string prefix = "kvferry/";  // common to all keys
+  std::string prefix = "kvferry/";  // prefix of all keys in etcd
   std::string name{};               // this replica's name
   std::string endpoint{};           // address of this replica's listener for nodes
   std::uint64_t run = 0;            // if two replicas have one name, the one with the higher run owns it
@@ -25,7 +25,7 @@ struct ReplicatedStateOptions {
   std::int64_t retry_ms_min = 100;  // pause after a failed request; it doubles with each failure
   std::int64_t retry_ms_max = 2000;
   std::int64_t keep_ms = 3'600'000;  // how long a node's incarnation is kept after the node was last alive
-  std::size_t nodes_max = 16'384;    // limit on known nodes; dead ones are dropped first
+  std::size_t nodes_max = 16'384;    // limit on known nodes; nodes that are gone are dropped first
   std::size_t records_max = 16'384;
   std::size_t in_flight_max = 16;
 };
@@ -45,11 +45,11 @@ struct Replica {
 /// A value with an owner and a deadline that all replicas must know, such as a quota. ReplicatedState does not
 /// interpret it.
 struct SharedRecord {
-  std::string kind;  // no '/'
+  std::string kind;  // must not contain '/'
   std::string id;
   std::string owner;
   std::string value;
-  std::uint64_t version = 0;  // the highest wins
+  std::uint64_t version = 0;  // the record with the highest version counts
   TimeNs deadline = 0;        // time on this replica's clock
 };
 
@@ -90,7 +90,7 @@ class ReplicatedState {
   /// Returns the requests to send to etcd now. Call it often.
   std::vector<Request> due(TimeNs now);
   std::vector<SharedNews> take_news();
-  /// Returns the request to send at shutdown: it revokes the lease, so that the others notice at once.
+  /// Returns the request to send at shutdown: it revokes the lease, so that the other replicas notice the end at once.
   std::optional<EtcdRequest> final_request() const;
 
   /// Returns this replica and those with a lease in etcd, by name; while etcd is unreachable, the last known ones.
@@ -123,7 +123,7 @@ class ReplicatedState {
   };
   /// The value that a key should have in etcd.
   struct DesiredValue {
-    std::optional<std::string> value{};  // none: erased
+    std::optional<std::string> value{};  // none: the key should not exist
     std::int64_t lease = 0;
   };
 
@@ -153,11 +153,11 @@ class ReplicatedState {
   ReplicatedStateOptions options_;
   std::map<std::string, EtcdValue> in_etcd_;  // the last known contents of etcd
   std::map<NodeName, Node> nodes_;
-  std::map<std::string, OwnRecord> own_;  // key: key in etcd
+  std::map<std::string, OwnRecord> own_;  // own records by their keys in etcd
   std::map<std::string, SharedRecord> records_;
   std::map<std::string, bool> dirty_;  // keys whose value in etcd may be wrong; true: a request is in flight
   std::map<std::uint64_t, std::pair<std::string, EtcdRequest>>
-      in_flight_;  // key: token; etcd key "": this replica's lease
+      in_flight_;  // requests by token, each with its key in etcd; key "": this replica's lease
   std::vector<SharedNews> news_;
   std::uint64_t last_token_ = 0;
   std::int64_t lease_ = 0;  // this replica's lease; 0: none

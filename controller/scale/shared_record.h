@@ -13,11 +13,11 @@ struct RecordFields {
   std::string owner{};
   std::string value{};
   std::uint64_t version = 0;
-  std::uint64_t left_ms = 0;  // time to the deadline when it was written
+  std::uint64_t left_ms = 0;  // time to the deadline when the record was written
   KVFERRY_FIELDS(owner, value, version, left_ms);
 };
 
-/// A malformed value has version 0, which any other replaces.
+/// Returns version 0, which any other version replaces, if the value is malformed.
 inline RecordFields record_fields_of(std::string_view bytes) {
   Result<RecordFields> fields = decode<RecordFields>(bytes, "shared record");
   return fields ? std::move(*fields) : RecordFields{};

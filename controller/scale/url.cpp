@@ -26,7 +26,7 @@ std::optional<Number> number_of(std::string_view text) {
   return number;
 }
 
-/// Decodes %40 and the like, which passwords need.
+/// Decodes escapes such as %40, which passwords may need.
 std::optional<std::string> unescaped(std::string_view text) {
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {

@@ -24,7 +24,7 @@ struct EtcdUrl {
   std::vector<ServiceUrl> members;
   std::string prefix = "kvferry";
 };
-/// kInvalidArgument: the message does not contain the password.
+/// kInvalidArgument: `text` is malformed; the message does not contain the password.
 Result<EtcdUrl> parse_etcd_url(std::string_view text);
 
 /// redis://[USER:PASSWORD@]HOST[:PORT][/DB][?stream=NAME&bytes=N].

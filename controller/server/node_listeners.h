@@ -11,9 +11,9 @@
 
 namespace kvferry::controller {
 
-/// Both listen from here on. Their addresses are endpoints, e.g. "tcp://127.0.0.1:41234" or "unix:///run/kvferry.sock".
-/// `sessions` must outlive them.
-/// kInvalidArgument: not an endpoint; kUnavailable: cannot listen on the address, e.g. port in use.
+/// The returned listener already listens. Its address is e.g. "tcp://127.0.0.1:41234" or "unix:///run/kvferry.sock".
+/// `sessions` must outlive the listener.
+/// kInvalidArgument: `endpoint` is malformed; kUnavailable: cannot listen on the address, e.g. port in use.
 Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions);
 
 /// The memory of a peer is bounded: a message of more than kMessageBytesMax is refused and ends its connection; replies

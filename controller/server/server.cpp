@@ -9,7 +9,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr int kTickMs = 100;                  // longest time between two checks of the leases
-constexpr TimeNs kExpireTime = kMillisecond;  // shortest time, because checking thousands of leases delays lookups
+constexpr TimeNs kExpireTime = kMillisecond;  // shortest time between two checks, which delay lookups
 
 }  // namespace
 
@@ -68,7 +68,7 @@ void Server::stop() {
 }
 
 bool Server::watch(int fd) const {
-  // Level-triggered also for edge-triggered descriptors: each turn calls serve() of every listener.
+  // Level-triggered even if `fd` itself is edge-triggered: no input is missed, as each turn calls every serve().
   epoll_event event{.events = EPOLLIN, .data = {}};
   return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
 }

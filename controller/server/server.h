@@ -19,8 +19,8 @@
 namespace kvferry::controller {
 
 struct ServerOptions {
-  std::string bind = "tcp://127.0.0.1:14600";  // over ZeroMQ; port 0: any free one
-  std::string stream{};                        // unix:// or stream://; empty: none
+  std::string bind = "tcp://127.0.0.1:14600";  // endpoint of the ZeroMQ listener; port 0: any free one
+  std::string stream{};                        // endpoint of the stream listener; empty: none
   std::string state{};                         // folder of the state that outlives the process; empty: none
   DirectoryOptions directory;
 };
@@ -29,23 +29,23 @@ struct ServerOptions {
 /// Threads: one owner sets it up and calls run(); stop() from any thread or signal handler.
 class Server {
  public:
-  /// Listens from here on, but answers only in run(). `clock` must outlive the server.
-  /// kInvalidArgument: not an endpoint; kUnavailable: cannot listen on the address, e.g. port in use; also the errors
+  /// Makes a server that listens at once, but answers only in run(). `clock` must outlive the server.
+  /// kInvalidArgument: an endpoint is malformed; kUnavailable: cannot listen, e.g. the port is in use; also the errors
   /// of StateJournal::open().
   static Result<std::unique_ptr<Server>> bind(const ServerOptions& options, const Clock& clock);
 
   /// A server without listeners.
   Server(const DirectoryOptions& options, const Clock& clock) : clock_(clock), sessions_(options, clock.now()) {}
 
-  /// To be called before run(). kUnavailable: no file descriptor is left to wait for it.
+  /// To be called before run(). kUnavailable: no file descriptor is left to wait for the listener.
   Result<void> add_listener(std::unique_ptr<Listener> listener);
-  /// The same, unless `listener` is an error already. Returns the actual address.
+  /// Same as add_listener(), but returns the error if `listener` is one, else the listener's actual address.
   Result<std::string> add_bound(Result<std::unique_ptr<BoundListener>> listener);
   /// Adds a function that is called at the end of each turn of the loop, after messages and expired leases. It must not
   /// block for long. To be called before run().
   void at_turn_end(std::function<void(TimeNs now)> then) { turn_ends_.push_back(std::move(then)); }
 
-  /// For listeners and at_turn_end(): on the thread of run(), or before it.
+  /// For listeners and functions of at_turn_end(). Use it only on the thread of run(), or before run().
   Sessions& sessions() { return sessions_; }
   Directory& directory() { return sessions_.directory(); }
 

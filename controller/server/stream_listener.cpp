@@ -18,12 +18,12 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // bound for one connection in one turn
+constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // bound on the input of one connection in one turn
 constexpr std::size_t kMessagesPerTurnMax = 1024;             // so that a flood does not delay lease checks
 constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
 constexpr std::size_t kConnectionsMax = 8192;
-constexpr std::size_t kUnsentBytesMax = std::size_t{8} << 20;  // two of the longest messages
+constexpr std::size_t kUnsentBytesMax = std::size_t{8} << 20;  // enough for two of the longest messages
 constexpr TimeNs kRefusalTime = kSecond;                       // time for a peer to read why it was refused
 
 std::size_t connections_max() {
@@ -117,7 +117,7 @@ class StreamListener final : public BoundListener, private ReplySender {
       in.erase(0, in.size() - rest.size());
   }
 
-  /// Nothing can be read after a message that is too long.
+  /// Ends a connection that announced too long a message, because nothing can be read after it.
   void refuse(StreamConnection& connection, std::uint32_t num_claimed, TimeNs now) {
     const std::string reason =
         fmt::format("a message of {} bytes; at most {} are allowed", num_claimed, wire::kMessageBytesMax);
@@ -148,7 +148,7 @@ class StreamListener final : public BoundListener, private ReplySender {
     for (std::size_t i = 0; i < kAcceptedPerTurnMax; ++i) {
       OwnedFd socket = net::accept_tcp(listener_.socket.get());
       if (!socket && (errno == EMFILE || errno == ENFILE) && spare_) {
-        // A connection left in the backlog would keep the listener readable and the loop busy.
+        // A connection left in the backlog would keep the listener readable and the loop busy, so accept and close it.
         spare_ = OwnedFd();
         if (const int refused = ::accept(listener_.socket.get(), nullptr, nullptr); refused >= 0) ::close(refused);
         spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -163,7 +163,7 @@ class StreamListener final : public BoundListener, private ReplySender {
     }
   }
 
-  /// Returns false if every connection has a registered node.
+  /// Gives up the longest silent connection without a registered node. Returns false if every connection has one.
   bool make_room() {
     StreamConnection* silent = nullptr;
     for (const auto& [id, connection] : connections_) {
@@ -207,7 +207,7 @@ class StreamListener final : public BoundListener, private ReplySender {
   OwnedFd spare_{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
   std::unordered_map<ConnectionId, std::unique_ptr<StreamConnection>> connections_;
   std::vector<ConnectionId> ending_;  // refused connections whose peer has not read the refusal yet
-  std::vector<ConnectionId> over_;    // to be closed at the end of this turn
+  std::vector<ConnectionId> over_;    // connections to close at the end of this turn
   std::string scratch_ = std::string(kReadBytesMax, '\0');
   StreamConnection* current_ = nullptr;  // the connection whose messages are being received
   std::size_t num_received_ = 0;

@@ -12,8 +12,8 @@ namespace kvferry::controller {
 namespace {
 
 constexpr int kMessagesPerTurnMax = 1024;  // so that a flood does not delay lease checks
-constexpr int kReceiveQueueMax = 32;       // messages of a peer; times kMessageBytesMax bounds its memory
-constexpr int kSendQueueMax = 256;         // replies to a peer
+constexpr int kReceiveQueueMax = 32;       // limit on a peer's waiting messages, each of up to kMessageBytesMax
+constexpr int kSendQueueMax = 256;         // limit on waiting replies to a peer
 constexpr std::size_t kConnectionsKeptMin = 1024;
 
 /// Maps routing ids to connection ids. A ROUTER does not report closed connections, so connections without a session

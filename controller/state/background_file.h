@@ -39,7 +39,7 @@ class BackgroundFile {
 
   /// Creates a file, after syncing and closing the previous one.
   void open(std::string path);
-  /// Writes `bytes` with one write(). `mark` must grow.
+  /// Queues `bytes` to be written. `mark` must grow; progress() reports it once they are written.
   void append(std::string bytes, std::uint64_t mark);
   void sync();
   /// Syncs the file and renames it to its final path; then the file's thread calls `after`, unless something failed.

@@ -15,7 +15,7 @@ namespace {
 struct StateFile {
   std::string path;
   MappedFile mapped;
-  std::optional<FileHead> head;  // none: unreadable
+  std::optional<FileHead> head;  // none: the head is unreadable
   std::string_view bytes() const { return mapped.bytes(); }
 };
 
@@ -25,7 +25,7 @@ Result<StateFile> open_file(const std::string& path) {
   StateFile file{path, std::move(mapped), {}};
   scan_batches(file.bytes(), [&](std::string_view body) {
     file.head = head_in(body);
-    return false;  // the first batch has the head
+    return false;  // stop: only the first batch has a head
   });
   if (!file.head || file.head->format == kStateFormat) return file;
   return Error{ErrorCode::kInvalidArgument,
@@ -42,7 +42,7 @@ class Loader {
     StateFolder::Files files = KVFERRY_TRY(folder_.files());
     files_ = std::move(files);
     const std::uint64_t snapshot = files_.snapshots.empty() ? 0 : *files_.snapshots.rbegin();
-    // Left over if the process ended between finishing the snapshot and removing older files.
+    // Older files remain if the process ended after it finished the snapshot and before it removed them.
     folder_.remove_below(snapshot);
     files_.logs.erase(files_.logs.begin(), files_.logs.lower_bound(snapshot));
     if (snapshot != 0) {
@@ -83,7 +83,7 @@ class Loader {
     for (auto rest = files_.logs.lower_bound(number); rest != files_.logs.end(); ++rest) {
       const StateFile file = KVFERRY_TRY(open_file(folder_.log(*rest)));
       const bool is_needless = file.head ? file.head->begins_anew : file.bytes().size() < kBatchHeadBytes;
-      if (is_needless)  // its snapshot was never finished
+      if (is_needless)  // the log is empty, or its snapshot was never finished
         ::unlink(file.path.c_str());
       else
         add_damage(file.path, "cannot be used: the log before it is missing");

@@ -26,7 +26,7 @@ struct PublishedHead {
 struct EvictedHead {
   std::uint64_t node = 0, sequence = 0;
 };
-struct TailFields {  // in a kPublished record
+struct TailFields {  // a tail in a kPublished record
   ChunkKey key, group;
   std::uint32_t num_tokens = 0;
 };
@@ -134,7 +134,7 @@ void append_published(std::string& out, NodeId node, std::uint64_t sequence, Sna
                      .is_partial = is_partial ? std::uint8_t{1} : std::uint8_t{0}};
   for (const ChunkEntry& chunk : chunks) ++(chunk.is_tail ? head.num_tails : head.num_full);
   put(out, head);
-  // Tails first, as in wire::Publish.
+  // Tails first, as wire::join_entries() returns them.
   if (head.num_tails > 0) {
     for (const ChunkEntry& chunk : chunks) {
       if (chunk.is_tail) put(out, TailFields{chunk.key, chunk.tail_group, chunk.num_tokens});

@@ -14,7 +14,7 @@ constexpr std::size_t kBatchBytesMax = std::size_t{1} << 20;
 constexpr std::size_t kSnapshotQueuedMax = std::size_t{8} << 20;
 constexpr std::uint64_t kLogsMax =
     8;  // a load of more logs is followed by a snapshot, so that restarts don't pile up files
-constexpr std::int64_t kSnapshotRetryMs = 10'000;  // if the log is intact
+constexpr std::int64_t kSnapshotRetryMs = 10'000;  // pause after a failed snapshot if the log is intact
 
 }  // namespace
 
@@ -37,7 +37,7 @@ StateJournal::StateJournal(StateOptions options, StateFolder folder, Directory& 
       log_(options_.write, [this] { wake_up(); }),
       snapshot_(options_.write, [this] { wake_up(); }) {}
 
-/// Threads: those of the files.
+/// Threads: those of log_ and snapshot_.
 void StateJournal::wake_up() {
   if (wants_wake_up_.load(std::memory_order_relaxed)) wake_up_.set();
 }
@@ -159,7 +159,7 @@ void StateJournal::fail(const std::string& why, TimeNs now) {
   is_durable_ = is_recording_ = false;
   why_not_ = why;
   batch_.clear();
-  // This log is useless without its snapshot, unless the snapshot's last step is already running.
+  // This log is useless without its snapshot. Keep it if the snapshot's last step is running and may still succeed.
   if (log_begins_anew_ && phase_ != Phase::kFinishing) log_.discard();
   if (phase_ != Phase::kIdle) abandon_snapshot();
   not_before_ = now + options_.retry_ms * kMillisecond;

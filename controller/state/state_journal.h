@@ -26,7 +26,7 @@ namespace kvferry::controller {
 struct StateOptions {
   std::string folder;
   std::size_t log_bytes_min = std::size_t{16} << 20;     // a snapshot begins only after a log of this size
-  std::size_t queued_bytes_max = std::size_t{64} << 20;  // limit on unwritten log; more counts as a failure
+  std::size_t queued_bytes_max = std::size_t{64} << 20;  // limit on unwritten bytes of the log; more count as a failure
   std::int64_t retry_ms = 1000;                          // pause between attempts after a failure
   WriteCall write = ::write;
 };
@@ -63,7 +63,7 @@ class StateJournal final : public Journal, public Listener {
  private:
   enum class Phase { kIdle, kWalking, kSyncing, kFinishing };
   struct Durable {
-    std::uint64_t below = 0;       // reported to the node
+    std::uint64_t below = 0;       // number that was last reported to the node
     std::uint64_t next_below = 0;  // can be reported once the batch `mark` is written
     std::uint64_t mark = 0;
   };
@@ -100,7 +100,7 @@ class StateJournal final : public Journal, public Listener {
   std::string why_not_;
   std::uint64_t number_ = 0;  // number of the current log
   std::uint64_t num_logs_opened_ = 0, num_snapshots_opened_ = 0;
-  std::uint64_t old_log_bytes_ = 0;  // logs before the current one
+  std::uint64_t old_log_bytes_ = 0;  // size of the logs before the current one
   std::vector<std::string> set_aside_;
 
   Phase phase_ = Phase::kIdle;

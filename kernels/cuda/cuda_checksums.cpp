@@ -20,7 +20,7 @@ class CudaChecksums final : public Device::Checksums {
     pinned_.give_back(std::move(host_));
   }
 
-  /// Host and device have the same buffer: jobs, then the segments of all ranges.
+  /// The host's and the device's buffer have the same layout: jobs, then the hashes of all ranges' segments.
   Result<void> start(std::span<const std::span<const std::byte>> ranges, cudaStream_t stream) {
     stream_ = stream;
     std::uint64_t segments = 0, segments_max = 0;

@@ -14,7 +14,7 @@
 
 namespace kvferry {
 
-/// The device with this number must be current; `pinned` must outlive the returned object.
+/// Enqueues the checksums of the ranges. Device `ordinal` must be current; `pinned` must outlive the returned object.
 Result<std::unique_ptr<Device::Checksums>> start_cuda_checksums(PinnedPool& pinned, int ordinal,
                                                                 std::span<const std::span<const std::byte>> ranges,
                                                                 cudaStream_t stream);

@@ -41,7 +41,7 @@ class CurrentDevice {
   bool is_changed_ = false;
 };
 
-/// For std::unique_ptr: frees by one of CUDA's functions.
+/// Deleter for std::unique_ptr, which calls one of CUDA's functions.
 template <auto free>
 struct FreeBy {
   template <class Value>

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) job.segments[segment] = SegmentLane::finish(sum);
 }
 
-constexpr std::uint32_t kTileVecs = 4;  // vectors that a thread copies
+constexpr std::uint32_t kTileVecs = 4;  // number of vectors that a thread copies in a tile
 constexpr std::uint64_t kTileBytes = kThreads * kTileVecs * kVecBytes;
 
 __global__ void __launch_bounds__(kThreads) range_kernel(const RangeJob* jobs) {
@@ -108,7 +108,7 @@ void with_format(ElementType cache_type, ElementType chunk_type, Call call) {
 template <bool kGathers>
 cudaError_t launch_copy(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
                         cudaStream_t stream) {
-  // The layers may begin and end inside a segment, so two more than their size may be touched.
+  // The layers may begin and end inside a segment, so up to two segments more than their size are touched.
   const std::uint64_t layers = launch.layers.end - launch.layers.first;
   const std::uint64_t segments = launch.run_segments_max * layers / launch.plan.num_layers + 2;
   const dim3 grid(blocks_for(segments), launch.num_jobs);

@@ -22,8 +22,8 @@ struct Launch {
   device::SegmentSecret secret;
 };
 
-/// Copies 16 bytes a lane, for plans that are is_vectorisable() and chunks at multiples of 16. With `hashes` it also
-/// fills each job's segments; a scatter can only if all runs are whole chunks and `layers` are all layers.
+/// Copies with 16 bytes a lane. The plan must be is_vectorisable(), chunks must be at multiples of 16. With `hashes` it
+/// also fills each job's segments; in a scatter, all runs must then be whole chunks and `layers` all layers.
 cudaError_t launch_gather(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
                           cudaStream_t stream);
 cudaError_t launch_scatter(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
@@ -50,7 +50,7 @@ struct RangeJob {
 };
 cudaError_t launch_ranges(const RangeJob* jobs, std::uint32_t num_jobs, std::uint64_t bytes_max, cudaStream_t stream);
 
-/// Jobs in a launch at most: CUDA's limit for the height of a grid.
+/// Maximum of jobs in a launch: CUDA's limit for the height of a grid.
 constexpr std::uint32_t kJobsMax = 65535;
 
 }  // namespace kvferry::cuda

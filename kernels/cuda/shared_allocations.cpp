@@ -18,7 +18,7 @@ namespace {
 
 struct Exported {
   std::uint64_t process = 0;  // random number of the owner; process ids recur and differ between containers
-  std::uint64_t address = 0;  // address in the owner
+  std::uint64_t address = 0;  // address in the owner's process
   std::string handle;         // CUDA's handle of the allocation
   std::uint64_t allocation_bytes = 0;
   std::uint64_t offset = 0;
@@ -35,7 +35,7 @@ struct Allocation {
   std::uint64_t bytes = 0;
 };
 
-/// Asks the driver, since CUDA's runtime has no function for this.
+/// Returns the allocation that contains `memory`. Asks the driver, since CUDA's runtime has no function for this.
 Result<Allocation> allocation_of(const std::byte* memory) {
   constexpr unsigned kSince = 3020;
   using AddressRange = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
@@ -106,7 +106,7 @@ Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uin
     return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more bytes than the allocation has"};
   }
   auto& opened = opened_[static_cast<std::byte*>(base)];
-  if (opened.num_users > 0) cudaIpcCloseMemHandle(base);  // CUDA counts each open; num_users counts them here
+  if (opened.num_users > 0) cudaIpcCloseMemHandle(base);  // undoes this second open: num_users counts the users
   ++opened.num_users;
   opened.handle = std::move(parsed.handle);
   opened.bytes = parsed.allocation_bytes;

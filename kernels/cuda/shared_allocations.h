@@ -34,8 +34,8 @@ class SharedAllocations {
   Result<std::byte*> own_memory(std::uint64_t address, std::uint64_t bytes);
 
   std::mutex mutex_;
-  std::map<std::uint64_t, std::uint64_t> exported_;  // most bytes exported, for each address
-  std::map<std::byte*, Opened> opened_;              // mapped allocations, for each address in this process
+  std::map<std::uint64_t, std::uint64_t> exported_;  // key: address; value: most bytes exported from there
+  std::map<std::byte*, Opened> opened_;              // key: address of the mapping in this process
 };
 
 }  // namespace kvferry

@@ -1,7 +1,7 @@
 // Bodies of the copy kernels: four lanes copy one segment of a job's run.
 //
 // A lane copies 16 bytes of every 64-byte stripe, the bytes that it also hashes (segment_hash.h); four lanes read and
-// write 64 contiguous bytes. Rows must be multiples of 16 bytes at multiples of 16, as in all of vLLM's GPU layouts.
+// write 64 contiguous bytes. Sizes and addresses of rows must be multiples of 16, as in all of vLLM's GPU layouts.
 #pragma once
 
 #include <cstddef>

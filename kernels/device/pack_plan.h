@@ -26,7 +26,7 @@ struct PackPlan {
   std::uint32_t cache_element_bytes, chunk_element_bytes;
 
   KVFERRY_DEVICE std::uint32_t row_bytes() const { return head_dim * chunk_element_bytes; }
-  /// Size of the copied heads of one layer of `num_tokens` tokens.
+  /// Returns the number of bytes that the copied heads of `num_tokens` tokens have in one layer.
   KVFERRY_DEVICE std::uint64_t layer_bytes(std::uint32_t num_tokens) const {
     return std::uint64_t{num_heads} * planes_per_layer * num_tokens * row_bytes();
   }
@@ -38,7 +38,7 @@ struct PackJob {
   std::byte* chunk;
   const std::int32_t* tables;  // block ids, [group][block of the sequence]; -1: no block
   std::uint32_t table_blocks;  // number of blocks in the table of each group
-  std::uint32_t first_token;   // position in the sequence
+  std::uint32_t first_token;   // position of the first token in the sequence
   std::uint32_t num_tokens;
   std::uint32_t chunk_tokens, skip_tokens;
   std::uint64_t* segments;  // receives the XXH3 of each checksum segment of the run; nullptr: none

@@ -42,10 +42,10 @@ class RowCursor {
     if (layer_ < plan_.num_layers) locate();
   }
 
-  /// Position within the row of the chunk, in bytes.
+  /// Returns the position within the row of the chunk, in bytes.
   KVFERRY_DEVICE std::uint32_t column() const { return column_; }
   KVFERRY_DEVICE std::byte* in_chunk() const { return chunk_row_ + column_; }
-  /// The row's first element in the cache; nullptr if the block is -1.
+  /// Returns the address of the row's first element in the cache, or nullptr if the block is -1.
   KVFERRY_DEVICE std::byte* cache_row() const { return cache_row_; }
   KVFERRY_DEVICE const PlaneView& view() const { return plan_.planes[layer_ * plan_.planes_per_layer + plane_]; }
 

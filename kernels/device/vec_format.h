@@ -10,7 +10,7 @@ namespace kvferry::device {
 
 /// Copies bytes unchanged.
 struct SameBytes {
-  static constexpr std::uint32_t kCacheVecs = 1;  // vectors in the cache for 16 bytes of a chunk
+  static constexpr std::uint32_t kCacheVecs = 1;  // number of vectors in the cache for 16 bytes of a chunk
   KVFERRY_DEVICE static Vec16 to_chunk(const Vec16* cache, float) { return cache[0]; }
   KVFERRY_DEVICE static void to_cache(const Vec16& chunk, float, Vec16* cache) { cache[0] = chunk; }
 };

@@ -23,10 +23,10 @@ using Time = std::chrono::steady_clock;
 
 constexpr std::int64_t kTimeoutMs = 2000;
 constexpr std::chrono::milliseconds kPollEvery{200};
-constexpr std::chrono::milliseconds kIdleFor{1500};  // a proxy may still send a request that it chose this node for
+constexpr std::chrono::milliseconds kIdleFor{1500};  // required idle time: proxies may still send requests to the node
 
 struct Flags {
-  SettingFlags values;  // names the controller
+  SettingFlags values;  // the setting `controller`
   std::string node;
   std::string name_space = "default";  // the connector's default
   std::uint64_t number = 0;
@@ -65,7 +65,7 @@ class ProgressLine {
   bool has_shown_ = false;
 };
 
-/// Waits until the node can be stopped, and returns its last status. kUnavailable: the time is up.
+/// Waits until the node can be stopped; returns its last status. kUnavailable: timeout, node left; kRefused: cancelled.
 Result<NodeStatus> wait_drained(const Flags& flags) {
   const std::string endpoint = KVFERRY_TRY(controller_of(flags.values));
   const auto deadline = Time::now() + std::chrono::duration<double>(flags.timeout_s);

@@ -29,19 +29,19 @@ Result<void> run_transfer(const bench::TransferFlags& flags) {
 Bench add_transfer(CLI::App& bench_app) {
   CLI::App* command = bench_app.add_subcommand(
       "transfer",
-      "Move paged blocks in random order between two processes, of this host or of two, and compare with the "
+      "Move paged blocks in random order between two processes, on this host or on two, and compare with the "
       "machine's limits and with other engines. GB/s are medians, 10^9 bytes; latency is one block, one way.");
   auto flags = std::make_shared<bench::TransferFlags>();
   text(command, "--peers", flags->peers,
        "Other engines to measure too, installed from PyPI on demand: nixl, mooncake, ucx");
-  text(command, "--path", flags->path, "What carries the bytes: auto, shm, cma, ucx, tcp; several with commas");
+  text(command, "--path", flags->path, "Transport paths to measure, with commas: auto, shm, cma, ucx, tcp");
   text(command, "--memory", flags->memory,
        "Kinds of memory, with commas: kvferry (shared, like its pools), foreign (private)");
   text(command, "--op", flags->op, "Directions of the transfers, with commas: push, pull");
   text(command, "--block-bytes", flags->block_bytes, "Block sizes, such as 64KiB; several with commas");
   text(command, "--blocks", flags->blocks, "Blocks in one request [as many as make 64 MiB]");
   text(command, "--model", flags->model,
-       "Block size and count of a model: llama-3.1-8b, llama-3.1-70b, qwen3-32b, deepseek-v3");
+       "Model whose block size and count to use: llama-3.1-8b, llama-3.1-70b, qwen3-32b, deepseek-v3");
   text(command, "--dtype", flags->dtype, "Data type of the model's KV cache (with --model): bf16, fp8");
   text(command, "--tokens", flags->tokens, "Prompt length in tokens (with --model)");
   text(command, "--tp", flags->tp, "Tensor parallel ranks that share the model's KV heads (with --model)");
@@ -52,7 +52,7 @@ Bench add_transfer(CLI::App& bench_app) {
        "Address at which to serve drivers on other hosts as their far side: HOST:PORT");
   text(command, "--connect", flags->connect,
        "Address of the listener on the far host: HOST:PORT [a process of this host]");
-  command->add_flag("--pin,!--no-pin", flags->pin, "Pin the two programs' own threads to a core each [on]");
+  command->add_flag("--pin,!--no-pin", flags->pin, "Pin the main threads of the two processes to a core each [on]");
   return {command, [flags] { return run_transfer(*flags); }};
 }
 
@@ -79,7 +79,7 @@ Bench add_connector(CLI::App& bench_app) {
   auto flags = std::make_shared<bench::ConnectorFlags>();
   text(command, "--tokens", flags->tokens, "Prompt length in tokens of a request that is looked up");
   text(command, "--running", flags->running, "Number of requests that decode in each step");
-  text(command, "--repeat", flags->repeat, "Number of lookups and of steps; their median is reported");
+  text(command, "--repeat", flags->repeat, "Number of lookups and of steps; p50 and p99 are reported");
   text(command, "--peers", flags->peers, "Other KV connectors of vLLM to measure too: nixl, lmcache");
   text(command, "--python", flags->python, "A Python that has vLLM [the checkout's .venv, else python3]");
   text(command, "--json", flags->json_file, "File for all figures as JSON");
@@ -90,7 +90,7 @@ Bench add_fleet(CLI::App& bench_app) {
   CLI::App* command = bench_app.add_subcommand(
       "fleet",
       "Let thousands of simulated nodes join a controller, or three that share etcd and Redis: messages a second, "
-      "lookup latency, memory, dead nodes, restarts. The nodes are real clients; numbers are for one node.");
+      "lookup latency, memory, dead nodes, restarts. The nodes are real clients; rates and chunks are for each node.");
   auto flags = std::make_shared<bench::FleetFlags>();
   text(command, "--nodes,--steps", flags->nodes, "Numbers of nodes, with commas");
   text(command, "--replicas", flags->replicas,

@@ -1,5 +1,5 @@
-// The commands of the `kvferry` binary. Each adds itself to the command line and returns what main() runs if it is the
-// one that was asked for.
+// The commands of the `kvferry` binary. Each function adds a command to the command line and returns the function that
+// main() calls if the user gave that command.
 //
 // Exit status: 0 done; 1 a failure (port in use, controller unreachable); 2 the user's input is wrong. With 1
 // and 2 there is exactly one line "kvferry: ..." on stderr.

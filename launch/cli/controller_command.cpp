@@ -22,7 +22,7 @@ extern "C" void stop_server(int) {
   if (controller::Server* server = g_server.load()) server->stop();
 }
 
-/// Raises the limit on open files to the maximum: shells often set 1024, but each node takes one and each engine
+/// Raises the limit on open files to the maximum: shells often set 1024, but each node takes one file and each engine
 /// several.
 void raise_file_limit() {
   rlimit files{};
@@ -55,7 +55,7 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
   if (config.stream != "none") options.stream = config.stream;
   std::random_device random;  // clients must not be able to choose keys that collide
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();
-  // Outlives the server's listeners, which refer to it.
+  // Declared before `server`, because the server's listeners refer to it.
   controller::EngineDirectory engines({.index = options.directory.index});
   std::unique_ptr<controller::Server> server = KVFERRY_TRY(controller::Server::bind(options, clock));
   if (config.http != "none") {

@@ -1,4 +1,4 @@
-// The settings of `kvferry controller`, and of the commands that talk to one.
+// The settings of `kvferry controller`, and of the commands that connect to a controller.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -25,7 +25,7 @@ struct ControllerConfig {
 };
 std::span<const Setting<ControllerConfig>> controller_settings();
 
-/// The flags of a command line, filled while it is parsed.
+/// The settings given as flags; parsing the command line fills them in.
 using SettingFlags = std::vector<SettingEntry>;
 
 /// Adds a flag for each row of the table.
@@ -42,19 +42,19 @@ void add_setting_options(CLI::App& command, std::span<const Setting<Options>> ta
   }
 }
 
-/// The settings in force: flags, then the environment, then the file, then the defaults.
+/// Returns each setting's value from the first that has one: the flags, the environment, the file, the defaults.
 Result<ControllerConfig> read_controller_settings(const SettingFlags& flags,
                                                   const std::optional<std::string>& config_file);
 
-/// Adds `--controller`, the controller that a command talks to; also KVFERRY_CONTROLLER.
+/// Adds `--controller`, the endpoint that a command connects to; KVFERRY_CONTROLLER also sets it.
 void add_controller_option(CLI::App& command, SettingFlags& flags);
-/// kInvalidArgument: the value is not an endpoint.
+/// Returns the value of `--controller`. kInvalidArgument: the value is not an endpoint.
 Result<std::string> controller_of(const SettingFlags& flags);
 
-/// The folder of the controller's state; empty: the controller keeps none.
+/// Returns the folder of the controller's state; empty: the controller keeps no state.
 std::string state_folder(const ControllerConfig& config);
-/// What makes the controller one of several replicas; nullopt if it is the only one. `endpoint`: where it listens.
-/// kInvalidArgument: an address that can't be parsed, or none at which others can reach the replica.
+/// Returns the options of a controller with replicas; nullopt if it has none. `endpoint`: where the controller listens.
+/// kInvalidArgument: an address can't be parsed, or there is none at which other machines reach this replica.
 Result<std::optional<controller::scale::ReplicaOptions>> replica_options(const ControllerConfig& config,
                                                                          const std::string& endpoint);
 

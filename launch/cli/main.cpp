@@ -54,7 +54,7 @@ int run(int argc, const char* const* argv) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is a failed write
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the file size limit then only fails
   try {
     return kvferry::cli::run(argc, argv);
   } catch (const std::exception& failure) {

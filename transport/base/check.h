@@ -10,7 +10,7 @@ namespace kvferry {
 /// Receives the whole message when a check fails, and must not return. Tests install a handler that throws.
 using CheckHandler = void (*)(const std::string& message);
 
-/// Returns the handler that was installed before. nullptr restores the default: print to stderr and abort.
+/// Installs `handler` and returns the previous one. nullptr restores the default: print to stderr and abort.
 CheckHandler set_check_handler(CheckHandler handler);
 
 [[noreturn]] void check_failed(const char* condition, const char* file, int line, const std::string& reason);

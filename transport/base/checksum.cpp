@@ -1,7 +1,7 @@
 #include "transport/base/checksum.h"
 
 #ifdef KVFERRY_XXHASH_DISPATCH
-#include <xxh_x86dispatch.h>  // turns the XXH3_ names below into those that pick the instruction set when they run
+#include <xxh_x86dispatch.h>  // redefines the XXH3_ names as functions that select the instruction set at run time
 #else
 #include <xxhash.h>
 #endif

@@ -21,7 +21,7 @@ namespace kvferry {
 
 constexpr std::size_t kSegmentBytes = 4096;
 
-/// Returns the same value on every node, whatever instruction set it has.
+/// Returns a chunk's checksum, which does not depend on the node's instruction set.
 std::uint64_t chunk_checksum(std::span<const std::byte> bytes);
 
 /// Returns the XXH3-64 of one whole segment.
@@ -44,7 +44,7 @@ class ChecksumStream {
   };
   std::vector<std::uint64_t> segments_;  // hashes of the full segments
   std::uint64_t num_bytes_ = 0;
-  std::unique_ptr<XXH3_state_s, Free> unfinished_;  // state of a partial last segment
+  std::unique_ptr<XXH3_state_s, Free> unfinished_;  // hash state of the partial last segment
 };
 
 }  // namespace kvferry

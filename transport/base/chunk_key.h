@@ -1,4 +1,4 @@
-// Chunk keys: which KV a chunk holds, named by what it was computed from.
+// Chunk keys: a key is derived from everything that a chunk's KV is computed from, so equal keys name equal KV.
 //
 // A key is the first 128 bits of SHA-256 over (parent key, extra keys, token ids as little-endian int32). The first
 // chunk's parent is the root key of (model fingerprint, request extras), so equal keys mean equal model, equal prefix
@@ -24,10 +24,10 @@ struct ChunkKey {
   std::string hex() const;
 };
 
-/// The key before the first chunk. `extras` holds what changes KV besides tokens (LoRA name, cache_salt); may be empty.
+/// Returns the first chunk's parent key. `extras`: what changes KV besides tokens (LoRA name, cache_salt), or empty.
 ChunkKey root_key(std::string_view fingerprint, std::string_view extras);
 
-/// The key of the chunk that follows `parent` and holds `tokens`, in order. `extras`: per-chunk extra keys
+/// Returns the key of the chunk that follows `parent` and holds `tokens`, in order. `extras`: per-chunk extra keys
 /// (multimodal).
 ChunkKey chunk_key(const ChunkKey& parent, std::span<const std::int32_t> tokens, std::string_view extras = {});
 

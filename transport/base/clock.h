@@ -6,7 +6,7 @@
 
 namespace kvferry {
 
-using TimeNs = std::int64_t;  // monotonic, with an arbitrary zero point
+using TimeNs = std::int64_t;  // nanoseconds of a monotonic clock with an arbitrary zero point
 constexpr TimeNs kMillisecond = 1'000'000;
 constexpr TimeNs kSecond = 1'000 * kMillisecond;
 

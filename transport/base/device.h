@@ -38,14 +38,14 @@ class Device {
   virtual ~Device() = default;
   /// Returns a name for logs, such as "NVIDIA H200 (cuda:0)".
   virtual std::string describe() const = 0;
-  /// Returns true if the host can access the device's memory: a simulated GPU.
+  /// Returns true if the host can access the device's memory, which only a simulated GPU allows.
   virtual bool is_host() const { return false; }
 
   virtual Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) = 0;
-  /// Frees memory of allocate(). Waits for the device's work.
+  /// Frees memory that allocate() returned. Blocks until the device's work has ended.
   virtual void release(MemoryKind kind, std::byte* base) = 0;
-  /// Pins existing host memory until it was unpinned as often as pinned, since a store and a transport may both pin the
-  /// same pool. Memory that overlaps in any other way is refused.
+  /// Pins existing host memory. Pins of the same memory are counted, because a store and a transport may both pin one
+  /// pool. Memory that overlaps pinned memory in any other way is refused.
   virtual Result<void> pin(std::span<std::byte> memory) = 0;
   virtual void unpin(std::span<std::byte> memory) = 0;
 
@@ -62,7 +62,7 @@ class Device {
   virtual Result<bool> is_reached(EventHandle event) = 0;
   /// Blocks the host until the event is reached.
   virtual Result<void> wait(EventHandle event) = 0;
-  /// Work enqueued on the stream from now on starts after the event.
+  /// Makes work that is enqueued on the stream from now on start after the event.
   virtual Result<void> wait_on(DeviceStream stream, EventHandle event) = 0;
 
   /// Enqueues the copies, which may run concurrently and must not overlap. `copies` is read before the call returns.
@@ -77,7 +77,7 @@ class Device {
   virtual Result<std::byte*> open_memory(const std::string& exported, std::uint64_t bytes);
   virtual void close_memory(std::byte*) {}
 
-  /// chunk_checksum() of several ranges, computed in the order of a stream. Owns the memory that the device writes.
+  /// Pending chunk_checksum() of several ranges, computed in a stream's order. Owns the memory that the device writes.
   class Checksums {
    public:
     virtual ~Checksums() = default;
@@ -96,7 +96,7 @@ inline Result<std::byte*> Device::open_memory(const std::string&, std::uint64_t)
   return Error{ErrorCode::kUnavailable, describe() + " can't open memory of other processes"};
 }
 
-/// Owns one event of a device, or none, which counts as reached.
+/// Owns one event of a device. An empty object counts as a reached event.
 class DeviceEvent {
  public:
   DeviceEvent() = default;

@@ -24,7 +24,7 @@ using SlotId = StrongId<struct SlotIdTag, std::uint32_t>;            // a chunk'
 using Generation = StrongId<struct GenerationTag, std::uint64_t>;    // counts the uses of a slot
 using BlockId = std::int32_t;                                        // vLLM's block id within its KV group
 
-constexpr BlockId kNoBlock = -1;  // stands in a block table for a block that the engine has dropped
+constexpr BlockId kNoBlock = -1;  // entry of a block table whose block the engine has dropped
 
 }  // namespace kvferry
 

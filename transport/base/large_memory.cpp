@@ -35,7 +35,7 @@ inline void fetch_lines(const std::byte* from) {
     _mm_prefetch(reinterpret_cast<const char*>(from) + line * kLine, _MM_HINT_T1);
 }
 
-/// Copies up to the first whole cache line of `to`, because streaming stores need aligned whole lines.
+/// Returns how many bytes precede the first whole cache line of `to`: streaming stores need aligned whole lines.
 std::size_t unaligned_head(const std::byte* to, std::size_t bytes) {
   const std::size_t past = reinterpret_cast<std::uintptr_t>(to) % kLine;
   return past == 0 ? 0 : std::min(bytes, kLine - past);

@@ -1,4 +1,4 @@
-// What large amounts of memory need: huge pages, and copies that bypass the caches.
+// Functions for large amounts of memory: huge pages, and copies that bypass the caches.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ std::uint64_t reserved_huge_page_bytes();
 void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes, const std::byte* ahead = nullptr);
 void finish_streams();
 
-/// Prefetches up to `lines_max` cache lines, because the hardware's own prefetch stops at the end of a page.
+/// Prefetches `bytes` bytes, but at most `lines_max` cache lines: the hardware's prefetcher stops at a page's end.
 void expect(const std::byte* from, std::size_t bytes, std::size_t lines_max = 8);
 
 }  // namespace kvferry

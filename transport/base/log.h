@@ -1,5 +1,5 @@
-// One log line format for all parts: "kvferry[<part>] message". spdlog underneath, level from KVFERRY_LOG (default
-// info).
+// The log of all parts, written with spdlog: "DATE TIME kvferry[PID] LEVEL MESSAGE". The environment variable
+// KVFERRY_LOG sets the lowest level that is logged (default: info).
 #pragma once
 
 #include <spdlog/spdlog.h>

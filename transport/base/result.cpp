@@ -5,7 +5,7 @@
 namespace kvferry {
 
 std::string_view name_of(ErrorCode code) {
-  // In the order of ErrorCode.
+  // The names are in the order of ErrorCode.
   constexpr std::array<std::string_view, 11> kNames = {"ok",        "invalid argument", "not found",     "full",
                                                        "timed out", "cancelled",        "peer lost",     "corrupt",
                                                        "refused",   "unavailable",      "internal error"};

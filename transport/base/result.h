@@ -19,16 +19,16 @@ enum class ErrorCode : int {
   kFull,         // a bounded queue, pool or table has no room now
   kTimeout,      // a deadline passed
   kCancelled,    // the owner cancelled the operation
-  kPeerLost,     // the other side is gone or restarted
+  kPeerLost,     // the peer is gone or was restarted
   kCorrupt,      // a checksum, generation or format did not match
-  kRefused,      // the other side understood the request and refused it
+  kRefused,      // the peer understood the request and refused it
   kUnavailable,  // a resource of this machine is missing: port in use, no shared memory left
   kInternal,     // a library failed in a way that no other code describes
 };
 
 std::string_view name_of(ErrorCode code);
 
-/// The line that made an Error. Stands in for std::source_location, which clang 14 lacks on libstdc++ 12.
+/// The source line that made an Error. Replaces std::source_location, which clang 14 lacks on libstdc++ 12.
 struct SourceLine {
   const char* file;
   int line;
@@ -47,11 +47,11 @@ struct [[nodiscard]] Error {
     what = fmt::format("{}: {}", context, what);
     return std::move(*this);
   }
-  /// Returns the message and the source line, for logs. Users of commands see `what` alone.
+  /// Returns the message and the source line, for logs. Commands show `what` only.
   std::string str() const;
 };
 
-/// Either a T or an Error. Branch on error().code; people read error().what.
+/// Either a T or an Error. Code branches on error().code; error().what is text for people.
 template <class T>
 class [[nodiscard]] Result {
  public:
@@ -96,8 +96,8 @@ inline void value_of(Result<void>&&) {}
 
 }  // namespace kvferry
 
-/// The value of a Result; an error is returned from the function around it. Stands at the begin of a statement, as an
-/// initializer or as the only argument of a call, so that no half-made object is left behind.
+/// Yields the value of a Result, or returns its error from the enclosing function. Use it only at the begin of a
+/// statement, as an initializer or as the only argument of a call, so that no half-made object is left behind.
 #define KVFERRY_TRY(...)                                         \
   __extension__({                                                \
     auto&& result_of_try = (__VA_ARGS__);                        \

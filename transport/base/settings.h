@@ -20,7 +20,7 @@ namespace kvferry {
 using SettingValue = std::variant<bool, std::int64_t, std::uint64_t, std::string>;
 std::string setting_text(const SettingValue& value);
 
-/// The value of one setting as its source has it.
+/// The text of one setting's value in its source.
 struct SettingText {
   std::string text;
   bool is_string = true;  // false: a JSON number, boolean or anything else that is not a string
@@ -38,12 +38,12 @@ bool parse_setting(const SettingText& from, std::string& value);
 template <class Options>
 struct Setting {
   std::string_view key;                                   // --key and KVFERRY_KEY derive from it
-  std::string allowed;                                    // completes "allowed: ..."
+  std::string allowed;                                    // text after "allowed: " in messages
   std::string help;                                       // one sentence, without its full stop
   std::function<bool(Options&, const SettingText&)> set;  // returns false if the value is not allowed
   std::function<SettingValue(const Options&)> get;
   std::vector<std::string_view> aliases = {};  // former names of the key, still accepted
-  std::string shown_default = {};              // in help texts; empty: the default itself
+  std::string shown_default = {};              // text of the default in help texts; empty: the default itself
 
   Setting&& with_alias(std::string_view alias) && {
     aliases.push_back(alias);
@@ -55,7 +55,7 @@ struct Setting {
   }
 };
 
-/// A row for `field`. `is_allowed` checks a value of the right type.
+/// Makes a table row for `field`. `is_allowed` checks a value that has the right type.
 template <class Options, class Value>
 Setting<Options> setting(std::string_view key, Value Options::*field, std::string allowed, std::string help,
                          std::function<bool(const Value&)> is_allowed = {}) {
@@ -84,7 +84,7 @@ struct SettingEntry {
 using GetEnv = std::function<const char*(const char*)>;  // returns nullptr if the variable is not set
 
 struct SettingSources {
-  std::optional<std::string> config_file;  // YAML
+  std::optional<std::string> config_file;  // path of a YAML file
   GetEnv get_env;
   std::vector<SettingEntry> given;  // flags, or vLLM's extra config
 };
@@ -92,16 +92,16 @@ struct SettingSources {
 /// Names of a row: its key, then its aliases.
 using SettingNames = std::vector<std::string_view>;
 
-/// All entries of the sources, from the weakest to the strongest; of one source, former names come first. The
-/// environment is asked for the rows' variables only. kInvalidArgument: an unreadable or malformed file, or an unknown
-/// key.
+/// Returns all entries, those of the weakest source first; within a source, aliases come first. The last entry of a
+/// setting wins. Of the environment, only the rows' variables are read. kInvalidArgument: the file is unreadable or
+/// malformed, or a key is unknown.
 Result<std::vector<SettingEntry>> collect_settings(const std::vector<SettingNames>& rows,
                                                    const SettingSources& sources);
 
 Error bad_setting(const SettingEntry& entry, std::string_view allowed);
 
 /// Fills `Options` from the sources. Every value is checked, also one that a stronger source overrides.
-/// kInvalidArgument: as above, or a bad value; one sentence with the key, the value, its place and what is allowed.
+/// kInvalidArgument: see collect_settings(), or a bad value; the message has key, value, place and what is allowed.
 template <class Options>
 Result<Options> read_settings(std::span<const Setting<Options>> table, const SettingSources& sources) {
   std::vector<SettingNames> names;
@@ -120,13 +120,13 @@ Result<Options> read_settings(std::span<const Setting<Options>> table, const Set
   return options;
 }
 
-/// The default of a row as help texts show it.
+/// Returns the default of a row as help texts show it.
 template <class Options>
 std::string default_text(const Setting<Options>& row) {
   return row.shown_default.empty() ? setting_text(row.get(Options{})) : row.shown_default;
 }
 
-/// The table as Markdown, for the generated page of settings.
+/// Returns the table as Markdown, for the generated page of settings.
 template <class Options>
 std::string settings_markdown(std::span<const Setting<Options>> table) {
   std::string page = "| key | default | allowed | meaning |\n|---|---|---|---|\n";

@@ -7,11 +7,11 @@
 namespace kvferry {
 namespace {
 
-// Limits, since a peer's message decides how long the computation takes; no model exceeds them.
+// Limits of the computation that a peer's message can cause; no model exceeds them.
 constexpr std::uint32_t kMaxLayers = 4096, kMaxHeads = 4096;
 constexpr std::size_t kMaxRanks = 4096;
 constexpr std::uint64_t kMaxCells = 1ULL << 20;  // cells of the model, and of all ranks of a node together
-constexpr std::uint64_t kMaxWork = 1ULL << 28;   // cells of readers times holders
+constexpr std::uint64_t kMaxWork = 1ULL << 28;   // number of the readers' cells times number of holders
 
 struct Size {
   std::uint32_t layers = 0, heads = 0;
@@ -31,7 +31,7 @@ std::uint64_t cell_of(const Shard& shard, std::uint32_t layer, std::uint32_t hea
   return std::uint64_t{layer - shard.first_layer} * shard.num_heads + (head - shard.first_head);
 }
 
-/// Returns how many cells, from this one on, are consecutive in both chunks.
+/// Returns how many cells, from (`layer`, `head`) on, are consecutive in both chunks.
 std::uint64_t run_length(const Shard& reader, const Shard& holder, std::uint32_t layer, std::uint32_t head) {
   const std::uint32_t reader_end = reader.first_head + reader.num_heads;
   const std::uint32_t holder_end = holder.first_head + holder.num_heads;
@@ -43,7 +43,7 @@ std::uint64_t run_length(const Shard& reader, const Shard& holder, std::uint32_t
   return in_layer + std::uint64_t{end - layer} * reader.num_heads;
 }
 
-/// `turn` selects among holders that are equally good.
+/// Returns the runs that fill the reader's chunk. `turn` selects among holders that are equally good.
 std::vector<ShardRun> runs_of(const Shard& reader, std::size_t turn, std::span<const Shard> holders) {
   std::vector<ShardRun> runs;
   for (std::uint64_t cell = 0; cell < reader.num_cells(); cell += runs.back().cells) {
@@ -111,7 +111,7 @@ Result<ShardMap> map_shards(std::span<const Shard> readers, std::span<const Shar
   for (const Shard& reader : readers) num_cells += reader.num_cells();
   if (num_cells * holders.size() > kMaxWork)
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("{} ranks that read from {} are too many", readers.size(), holders.size())};
+                 fmt::format("{} ranks can't read from {} ranks: that is too many", readers.size(), holders.size())};
   ShardMap map;
   std::map<Shard, std::size_t> turns;
   for (const Shard& reader : readers) map.push_back(runs_of(reader, turns[reader]++, holders));

@@ -1,9 +1,9 @@
 // Which part of a model's KV each rank of a node holds, and how a rank of one node reads its part from the ranks of
-// another, whatever tensor and pipeline parallelism the two have. Pure.
+// another, whatever tensor and pipeline parallelism the two have. All functions are pure.
 //
 // A cell is what a chunk has of one layer and one KV head: K and V of all its tokens, or the latent of MLA, which
 // counts as one head. A rank's chunk is its cells, layer by layer and head by head, so a run of cells is a run of
-// bytes: its size and place are those in cells times the bytes of a cell. Data parallel engines are nodes of their own.
+// bytes: its size and offset are those in cells times a cell's bytes. Data parallel engines are nodes of their own.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct Shard {
 
 /// A run of cells to read; all fields but `holder` count cells.
 struct ShardRun {
-  std::uint32_t holder = 0;  // rank
+  std::uint32_t holder = 0;  // rank of the node that is read
   std::uint64_t source = 0;  // offset in the holder's chunk
   std::uint64_t target = 0;  // offset in the reader's chunk
   std::uint64_t cells = 0;
@@ -41,7 +41,7 @@ struct ShardRun {
   KVFERRY_FIELDS(holder, source, target, cells);
 };
 
-/// Returns kInvalidArgument if a shard is empty or too large, or if no shard has some cell of the model.
+/// Returns kInvalidArgument if a shard is empty or too large, or if some cell of the model is in no shard.
 Result<void> check_shards(std::span<const Shard> shards);
 
 /// Returns the shard of rank (stage, tensor rank): heads are split equally or, if there are more ranks than heads, each

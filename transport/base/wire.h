@@ -1,4 +1,4 @@
-// The msgpack codec of everything that crosses a process: a struct lists its fields once with KVFERRY_FIELDS and grows
+// The msgpack codec of all data sent between processes: a struct lists its fields once with KVFERRY_FIELDS and grows
 // only at the end, so an old reader ignores what a newer writer added.
 #pragma once
 
@@ -10,7 +10,7 @@
 #include "transport/base/ids.h"
 #include "transport/base/result.h"
 
-/// The fields of a wire struct, in wire order. Ends like a statement, which msgpack's own macro doesn't.
+/// The fields of a wire struct, in wire order. Needs a semicolon at its end, unlike msgpack's own macro.
 #define KVFERRY_FIELDS(...) MSGPACK_DEFINE_ARRAY(__VA_ARGS__) static_assert(true)
 
 namespace kvferry {
@@ -22,13 +22,13 @@ std::string encode(const T& value) {
   return {buffer.data(), buffer.size()};
 }
 
-/// kCorrupt names `what_it_is` when the bytes are not a well-formed T. Never throws,
+/// Decodes a T. kCorrupt: the bytes are not a well-formed T; the message names `what_it_is`. Never throws,
 /// and allocates no more than a small multiple of the bytes.
 template <class T>
 Result<T> decode(std::string_view bytes, std::string_view what_it_is) {
   try {
-    // A header of a few bytes can claim an array of billions: no honest one has more elements than the message has
-    // bytes.
+    // A header of a few bytes can claim an array of billions of elements, but a well-formed message has no more
+    // elements than bytes.
     const msgpack::unpack_limit limit(bytes.size(), bytes.size(), bytes.size(), bytes.size(), bytes.size(), 64);
     const msgpack::object_handle handle = msgpack::unpack(bytes.data(), bytes.size(), nullptr, nullptr, limit);
     return handle.get().as<T>();
@@ -62,7 +62,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
     }
   };
 
-  /// An id travels as its value.
+  /// An id is encoded as its value.
   template <class Tag, class Value>
   struct convert<kvferry::StrongId<Tag, Value>> {
     const msgpack::object& operator()(const msgpack::object& o, kvferry::StrongId<Tag, Value>& id) const {

@@ -9,7 +9,7 @@
 namespace kvferry::gpu_ipc {
 namespace {
 
-constexpr TimeNs kSettleNs = kSecond;  // a device that refuses its events for this long counts as dead
+constexpr TimeNs kSettleNs = kSecond;  // a device whose events fail for this long counts as dead
 
 }  // namespace
 
@@ -26,7 +26,7 @@ std::uint64_t DeviceTransfer::post(std::byte* remote, std::uint64_t bytes_max) {
     posted += piece.bytes;
   }
   if (!copies.empty()) {
-    // A refused launch may have begun, so it is followed by an event all the same.
+    // Some copies of a failed launch may run, so an event follows it in any case.
     if (Result<void> ok = device_.copy(copies, stream_); !ok) end(ErrorCode::kInternal, ok.error().what);
     fence(posted);
   }
@@ -35,7 +35,7 @@ std::uint64_t DeviceTransfer::post(std::byte* remote, std::uint64_t bytes_max) {
 }
 
 void DeviceTransfer::start_checksums() {
-  // In the stream's order, so after the copies. A pull's bytes are hashed where they arrived, a push's at their source:
+  // The stream computes checksums after the copies. A pull's bytes are hashed at the target, a push's at the source:
   // reading back what was just written to the peer would prove no more.
   if (Result<void> ok = verifier_.start_on_device(device_, stream_); !ok) end(ErrorCode::kInternal, ok.error().what);
   fence(0);

@@ -25,24 +25,24 @@ class DeviceTransfer {
   const AcceptedTransfer& accepted() const { return accepted_; }
   void feed(const FedCopies& more) { accepted_.append(more); }
 
-  /// Returns whether copies or checksums are left that the device was not given.
+  /// Returns true if copies or checksums are left that are not enqueued on the device.
   bool has_more() const {
     return !cursor_.is_at_end(accepted_.copies) || (needs_checksums() && !verifier_.is_hashing());
   }
-  /// Gives the device up to `bytes_max` bytes of copies in one launch, and after the last of them the checksums.
-  /// `remote`: where the peer's region is mapped. Returns the number of bytes.
+  /// Enqueues up to `bytes_max` bytes of copies in one launch and, after the transfer's last copy, the checksums.
+  /// `remote`: where the peer's region is mapped. Returns the number of bytes in the launch.
   std::uint64_t post(std::byte* remote, std::uint64_t bytes_max);
   /// Polls the device. Returns the number of bytes that it has copied since the last call.
   std::uint64_t reap(TimeNs now);
 
-  /// Gives the device no more work for this transfer. After several calls the first code and reason count.
+  /// Enqueues no more work for this transfer. Only the first call's code and reason are kept.
   void end(ErrorCode code, std::string what);
   bool has_ended() const { return code_ != ErrorCode::kOk; }
   /// Returns whether the device no longer touches memory for this transfer.
   bool is_quiet() const { return launches_.empty() && !lacks_fence_; }
-  /// Returns whether is_quiet() is only assumed, since the device has stopped answering.
+  /// Returns true if is_quiet() is only assumed, because the device's events failed for too long.
   bool was_given_up() const { return was_given_up_; }
-  /// Returns whether every byte is copied and verified.
+  /// Returns true if every byte is copied and, if there are checksums, verified.
   bool is_through() const {
     return !has_ended() && is_quiet() && accepted_.is_complete && cursor_.is_at_end(accepted_.copies) &&
            !needs_checksums();
@@ -53,7 +53,7 @@ class DeviceTransfer {
   std::vector<std::uint32_t> corrupt_ranges() const { return verifier_.corrupt_ranges(); }
 
  private:
-  /// Copies that the device was given together.
+  /// Copies that were enqueued together.
   struct Launch {
     DeviceEvent end;
     std::uint64_t bytes = 0;
@@ -63,7 +63,7 @@ class DeviceTransfer {
   }
   void start_checksums();
   void finish_checksums();
-  /// Records an event after what was given so far.
+  /// Records an event after the work enqueued so far.
   void fence(std::uint64_t bytes);
   void settle(const Error& refusal, TimeNs now);
 
@@ -74,8 +74,8 @@ class DeviceTransfer {
   PieceCursor cursor_;
   std::deque<Launch> launches_;
   std::uint64_t unfenced_bytes_ = 0;
-  bool lacks_fence_ = false;  // the device refused an event
-  TimeNs refused_since_ = 0;  // since when the device refuses its events; 0: it does not
+  bool lacks_fence_ = false;  // whether recording the last event failed
+  TimeNs refused_since_ = 0;  // time since which the device's events fail; 0: they do not
   bool was_given_up_ = false;
   bool is_verified_ = false;
   ErrorCode code_ = ErrorCode::kOk;

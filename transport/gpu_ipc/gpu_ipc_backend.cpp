@@ -12,8 +12,8 @@ namespace kvferry::gpu_ipc {
 namespace {
 
 constexpr std::uint32_t kProtocolVersion = 1;
-constexpr TimeNs kPollNs = 50'000;  // how often a device is polled that has been busy for longer than spin_ns
-constexpr TimeNs kBacklogNs = 10 * kMillisecond;  // between two looks at a completion queue full of notifications
+constexpr TimeNs kPollNs = 50'000;  // time between polls of a device that has been busy for longer than spin_ns
+constexpr TimeNs kBacklogNs = 10 * kMillisecond;  // time between checks of a queue full of notifications
 constexpr TimeNs kIdleNs = 60 * kSecond;
 
 }  // namespace
@@ -83,7 +83,7 @@ void GpuIpcBackend::run() {
     bool is_busy = inbox_.run();
     is_busy |= drain_control();
     is_busy |= advance_all();
-    // The control link's own thread would send the requests as well, but this one is awake.
+    // This thread is awake, so it sends the requests sooner than the control link's own thread would.
     if (std::exchange(has_control_requests_to_push_, false)) control_->wait(0);
     if (is_stopping_ && std::ranges::all_of(transfers_, only_waits_for_control)) break;
     const TimeNs now = clock_.now();
@@ -100,7 +100,7 @@ void GpuIpcBackend::run() {
 void GpuIpcBackend::sleep(TimeNs idle_ns) {
   if ((is_polling_ && idle_ns < options_.spin_ns) || !inbox_.prepare_to_sleep()) return;
   if (!is_polling_ && !has_backlog_) {
-    control_->wait(kIdleNs);  // or until a task is posted
+    control_->wait(kIdleNs);  // returns early when a task is posted
     return;
   }
   const TimeNs wait_ns = is_polling_ ? kPollNs : kBacklogNs;

@@ -18,17 +18,17 @@
 
 namespace kvferry::gpu_ipc {
 
-/// What Transport::address() returns.
+/// The decoded form of Transport::address().
 struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
   std::string control;         // the control link's address
-  std::string control_region;  // the region that its transfers without ranges name
+  std::string control_region;  // the region that the control link's transfers name, which have no ranges
   KVFERRY_FIELDS(protocol_version, incarnation, control, control_region);
 };
 
-/// A peer's regions as they are mapped in this process. Opens each of them once, which takes milliseconds. Closed with
-/// the last transfer that uses one of them.
+/// A peer's regions, mapped into this process. Each is opened once, because that takes milliseconds. All are closed
+/// when the peer and the last transfer that uses one of them are gone.
 class Mappings {
  public:
   explicit Mappings(Device& device) : device_(device) {}
@@ -38,7 +38,7 @@ class Mappings {
   Mappings(const Mappings&) = delete;
   Mappings& operator=(const Mappings&) = delete;
 
-  /// Returns where the region is mapped. `bytes`: its size by the peer's descriptor.
+  /// Returns where the region is mapped. `bytes`: its size according to the peer's descriptor.
   Result<std::byte*> open(const std::string& handle, std::uint64_t bytes) {
     const std::pair key(handle, bytes);
     if (const auto found = opened_.find(key); found != opened_.end()) return found->second;
@@ -52,10 +52,10 @@ class Mappings {
   std::map<std::pair<std::string, std::uint64_t>, std::byte*> opened_;  // key: exported handle and size
 };
 
-/// Threads: as Backend; everything private belongs to the progress thread.
+/// Threads: the same as for Backend; all private members belong to the progress thread.
 class GpuIpcBackend final : public Backend {
  public:
-  /// Starts the progress thread. `stream` is the backend's own, which it drops. `control` carries notifications and
+  /// Starts the progress thread. The backend owns `stream` and drops it. `control` carries notifications and
   /// reports dead peers.
   GpuIpcBackend(const GpuIpcOptions& options, DeviceStream stream, std::unique_ptr<Transport> control);
   ~GpuIpcBackend() override;
@@ -78,7 +78,7 @@ class GpuIpcBackend final : public Backend {
  private:
   struct Peer {
     PeerId id;
-    PeerId control;  // the same peer on the control link
+    PeerId control;  // id of the same peer on the control link
     std::string control_region;
     std::shared_ptr<Mappings> mappings;
     bool has_hello = false;    // the hello was sent
@@ -89,8 +89,8 @@ class GpuIpcBackend final : public Backend {
   struct Transfer {
     DeviceTransfer device;
     PeerPtr peer;
-    std::shared_ptr<Mappings> mappings;  // set with the first piece
-    TransferId notification;             // its transfer on the control link; 0: not sent yet
+    std::shared_ptr<Mappings> mappings;  // null until the first piece is posted
+    TransferId notification;             // transfer of the notification on the control link; 0: not sent yet
   };
   using TransferPtr = std::unique_ptr<Transfer>;
   /// The purpose of a transfer on the control link.
@@ -103,11 +103,11 @@ class GpuIpcBackend final : public Backend {
   void run();
   bool drain_control();
   void sleep(TimeNs idle_ns);
-  /// Returns whether it did something.
+  /// Advances all transfers. Returns true if one of them made progress.
   bool advance_all();
   bool advance(Transfer& transfer);
   bool post_piece(Transfer& transfer);
-  /// All bytes are copied: sends the notification, which also shows that the peer lives. Returns false to try again.
+  /// Sends the notification after the last copy; its arrival also shows that the peer is alive. Returns false to retry.
   bool notify(Transfer& transfer);
   /// Returns a push without ranges over the control link, to be submitted as a hello, a watch or a notification.
   PagedTransfer without_ranges(const Peer& peer) const;
@@ -130,9 +130,9 @@ class GpuIpcBackend final : public Backend {
 
   std::unordered_map<PeerId, PeerPtr> peers_;
   std::map<TransferId, TransferPtr> transfers_[3];  // [priority], the oldest first
-  std::vector<TransferId> over_;                    // to be erased from transfers_
+  std::vector<TransferId> over_;                    // completed transfers, to be erased from transfers_
   std::unordered_map<TransferId, ControlRequest> control_requests_;
-  std::vector<std::shared_ptr<Mappings>> given_up_;  // never closed: a device that failed may still copy there
+  std::vector<std::shared_ptr<Mappings>> given_up_;  // kept open: a device that failed may still copy there
   std::uint64_t bytes_in_flight_ = 0;
   bool is_polling_ = false;   // the device's progress must be polled
   bool has_backlog_ = false;  // the completion queue has no room for notifications

@@ -18,10 +18,10 @@ namespace kvferry {
 
 struct LoopbackPeer {
   std::string address;
-  bool lost = false;  // every transfer with it ends with kPeerLost, as after a broken connection
+  bool lost = false;  // if true, transfers with this peer end with kPeerLost, as after a broken connection
 };
 
-/// One transport's side of the fabric. The core's lock guards all but the transfer table, which has its own.
+/// The state of one transport. The core's lock guards all of it but the transfer table, which has its own lock.
 struct LoopbackNode {
   explicit LoopbackNode(std::uint32_t transfers_max) : transfer_table(transfers_max) {}
   std::uint64_t incarnation = 0;
@@ -62,7 +62,7 @@ class LoopbackCore {
     AcceptedTransfer transfer;
     std::size_t num_copied;
     std::uint32_t delay_steps;
-    std::optional<std::size_t> lost_at;  // the connection breaks when this many copies are done
+    std::optional<std::size_t> lost_at;  // number of copies after which the connection breaks
     std::vector<std::uint32_t> corrupt_ranges;
   };
 

@@ -20,7 +20,7 @@ struct LoopbackOptions {
 };
 
 /// A simulated network. Its transports may outlive it.
-/// Running: submit() moves all bytes before it returns. Held: only step() moves something, one thing at a time.
+/// submit() moves all bytes before it returns; between hold() and release(), only step() moves bytes.
 /// Threads: any, but a replayable run needs a single one.
 class LoopbackFabric {
  public:
@@ -32,12 +32,12 @@ class LoopbackFabric {
   void hold();
   void release();
   /// Does one copy, one waiting step or one completion of a transfer that the seed chooses among the most urgent of
-  /// each peer. Returns whether there was one.
+  /// each peer. Returns false if there was none.
   bool step();
   /// Ends the transport at this address like kill -9: its own transfers end with kCancelled, present and later
   /// transfers of its peers with kPeerLost.
   void kill(const std::string& address);
-  /// The next `num_transfers` accepted transfers lose their peer before the first copy (kPeerLost).
+  /// Makes the next `num_transfers` accepted transfers lose their peer before the first copy (kPeerLost).
   void fail_next(std::uint32_t num_transfers);
 
  private:

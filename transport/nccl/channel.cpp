@@ -10,12 +10,12 @@
 namespace kvferry::nccl {
 namespace {
 
-constexpr TimeNs kSettleNs = kSecond;  // a device that refuses events for this long counts as dead
+constexpr TimeNs kSettleNs = kSecond;  // a device whose events fail for this long counts as dead
 
-/// What one group moves; both sides compute it from the same sizes.
+/// The operations of one NCCL group; both sides compute the same from the parts' sizes.
 struct Layout {
   std::vector<std::span<std::byte>> operations;
-  std::vector<std::pair<std::byte*, std::span<std::byte>>> staged;  // place in the staging buffer, part
+  std::vector<std::pair<std::byte*, std::span<std::byte>>> staged;  // (place in the staging buffer, part)
 };
 
 Layout lay_out(const PieceTransfer& piece, std::byte* staging) {
@@ -127,7 +127,7 @@ void Channel::end_posting() {
   queue_.pop_front();
   if (role_ == Role::kReceiver && !copies_.empty()) piece.outcome = device_.copy(copies_, stream_);
   Result<DeviceEvent> end = DeviceEvent::record(device_, stream_);
-  if (!end) return fail(end.error());  // without an event the end of its memory's use would be unknown
+  if (!end) return fail(end.error());  // without an event, the end of the piece's accesses to memory would be unknown
   piece.end = std::move(*end);
   in_flight_.push_back(std::move(piece));
 }
@@ -142,7 +142,7 @@ void Channel::reap(TimeNs now, std::vector<Report>& reports) {
     reports.push_back({false, piece.token, std::move(piece.outcome)});
     in_flight_.pop_front();
   }
-  // An idle communicator also fails, for example when its peer dies: only one with work counts.
+  // The state matters only while there is work, because an idle communicator fails too, e.g. when its peer ends.
   if (!is_failed() && !in_flight_.empty() && communicator_->state() == Communicator::State::kFailed)
     fail({ErrorCode::kPeerLost, communicator_->why()});
 }

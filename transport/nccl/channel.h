@@ -18,8 +18,8 @@
 
 namespace kvferry::nccl {
 
-/// Device buffers through which small ranges go, one for each channel. Kept until the transport ends, because releasing
-/// device memory waits for all work of the device. Progress thread only.
+/// Device buffers in which small ranges are gathered, one for each channel. They are kept until the transport ends,
+/// because releasing device memory waits for all work of the device. Progress thread only.
 class StagingPool {
  public:
   explicit StagingPool(Device& device) : device_(device) {}
@@ -29,8 +29,8 @@ class StagingPool {
     for (std::byte* const buffer : free_) device_.release(MemoryKind::kDevice, buffer);
   }
 
-  /// Returns a buffer of kPieceBytesMax. A new one is allocated on another thread, because that may wait for the
-  /// device's work, and so for a communicator of this thread.
+  /// Returns a buffer of kPieceBytesMax bytes. A new one is allocated on another thread, because allocating may wait
+  /// for the device's work, and that work for a communicator that this thread has to advance.
   std::future<Result<std::byte*>> take() {
     if (free_.empty())
       return std::async(std::launch::async, [this] { return device_.allocate(MemoryKind::kDevice, kPieceBytesMax); });
@@ -48,7 +48,7 @@ class StagingPool {
 
 enum class Role { kSender, kReceiver };
 
-/// One side's part in a piece. Both sides have the same number of parts, of the same sizes.
+/// A piece as the sender or the receiver sees it. Both have the same number of parts, of the same sizes.
 struct PieceTransfer {
   std::uint64_t token = 0;
   std::vector<std::span<std::byte>> parts;
@@ -62,7 +62,7 @@ class Channel {
   struct Report {
     bool is_started = false;  // true: this sender's bytes are next in the communicator; false: the piece has ended
     std::uint64_t token = 0;
-    Result<void> outcome;  // if ended: its memory is no longer touched; it may fail without having started
+    Result<void> outcome;  // outcome of an ended piece, whose memory is no longer touched; it may fail before it starts
   };
 
   static Result<std::unique_ptr<Channel>> open(Device& device, StagingPool& staging, Communicators& communicators,
@@ -72,22 +72,22 @@ class Channel {
   Channel& operator=(const Channel&) = delete;
 
   void post(PieceTransfer piece) { queue_.push_back(std::move(piece)); }
-  /// Removes a piece that has not begun; no report follows. Returns whether there was one.
+  /// Removes a piece that has not begun; no report follows. Returns false if the piece is unknown or has begun.
   bool withdraw(std::uint64_t token);
   /// Does what can be done now and appends to `reports`.
   void advance(TimeNs now, std::vector<Report>& reports);
 
-  /// The communicator or the device has failed; abort() is all that is left.
+  /// Returns true if the communicator or the device has failed; then only abort() is allowed.
   bool is_failed() const { return !why_.empty(); }
   const std::string& why() const { return why_; }
-  /// Returns whether advance() must be called to notice an end.
+  /// Returns true if advance() must be called to notice the end of work that is under way.
   bool is_busy() const { return is_aborting_ ? !is_quiet_ : !is_set_up_ || is_posting_ || !in_flight_.empty(); }
-  /// When the last piece began or ended; 0: none is under way.
+  /// Returns when the last piece began or ended, or 0 if no work is under way.
   TimeNs progressed_at() const { return is_busy() ? progressed_at_ : 0; }
 
   /// Drops queued pieces and aborts those under way. No reports follow.
   void abort();
-  /// After abort(). Returns whether neither the communicator nor the stream touches memory any more.
+  /// Returns true if, after abort(), neither the communicator nor the stream touches memory any more.
   bool is_quiet() const { return is_quiet_; }
 
   Device& device() const { return device_; }
@@ -103,7 +103,7 @@ class Channel {
 
   /// Returns whether the staging buffer is allocated by now.
   bool has_staging();
-  /// Returns false if the device refused it; then there is a report.
+  /// Starts a piece. Returns false, and reports the piece as ended, if the device refuses the copy for it.
   bool begin(PieceTransfer& piece, std::vector<Report>& reports);
   /// Called when the group of the queue's first piece is in the stream.
   void end_posting();
@@ -117,7 +117,7 @@ class Channel {
   StagingPool& pool_;
   const Role role_;
   DeviceStream stream_ = nullptr;
-  std::future<Result<std::byte*>> allocation_;  // pending for the staging buffer
+  std::future<Result<std::byte*>> allocation_;  // pending allocation of the staging buffer
   std::byte* staging_ = nullptr;
   std::unique_ptr<Communicator> communicator_;
   std::deque<PieceTransfer> queue_;
@@ -127,7 +127,7 @@ class Channel {
   bool is_posting_ = false;  // the communicator has not finished posting the queue's first piece
   bool is_aborting_ = false;
   bool is_quiet_ = false;
-  std::unique_ptr<DeviceEvent> last_;  // recorded after the abort: the end of the stream's work
+  std::unique_ptr<DeviceEvent> last_;  // event recorded after the abort; marks the end of the stream's work
   TimeNs settle_until_ = 0;
   TimeNs progressed_at_ = 0;
   std::string why_;

@@ -1,4 +1,4 @@
-// NCCL's point-to-point without NCCL's header: implemented by the library, and by a simulation in tests.
+// Interface to NCCL's point-to-point operations without NCCL's header; a simulation implements it in tests.
 #pragma once
 
 #include <cstddef>
@@ -13,34 +13,34 @@
 
 namespace kvferry::nccl {
 
-/// One of two ranks. No method blocks. Progress thread only. Bytes go in one direction: opposite sends of one
-/// communicator could wait for each other.
+/// One rank of a communicator of two. No method blocks. Progress thread only. Bytes go in one direction: opposite
+/// sends of one communicator could wait for each other.
 class Communicator {
  public:
   enum class State {
-    kBusy,    // being set up, or posting the last group: give neither it nor its stream any work
+    kBusy,    // being set up, or posting the last group: neither communicator nor stream may get work
     kReady,   // accepts work
-    kFailed,  // only abort() is left
+    kFailed,  // only abort() may be called
     kAborted  // no longer touches memory
   };
 
   /// Precondition: the communicator is aborted, or was never given work.
   virtual ~Communicator() = default;
   virtual State state() = 0;
-  /// The reason, once it has failed.
+  /// Returns the reason after the communicator has failed.
   virtual std::string why() const = 0;
   /// Posts all parts as one group, in the stream's order; the other rank calls receive() with the same sizes. The
-  /// stream waits for the other rank without a limit. After an error it has failed.
+  /// stream waits for the other rank without a limit. After an error the communicator has failed.
   virtual Result<void> send(std::span<const std::span<std::byte>> parts, DeviceStream stream) = 0;
   virtual Result<void> receive(std::span<const std::span<std::byte>> parts, DeviceStream stream) = 0;
-  /// Ends what its streams wait for, whatever state the other rank is in. Until kAborted it may still touch memory.
+  /// Ends the waits in its streams, whatever state the other rank is in. Memory may be touched until kAborted.
   virtual void abort() = 0;
 };
 
 class Communicators {
  public:
   virtual ~Communicators() = default;
-  /// For example "NCCL 2.32.3".
+  /// Returns the library's name and version, for example "NCCL 2.32.3".
   virtual std::string describe() const = 0;
   /// Returns a name for a communicator, which the other rank needs too.
   virtual Result<std::string> make_id() = 0;
@@ -51,10 +51,10 @@ class Communicators {
 /// Loads NCCL for memory of `device`. `path`: a libnccl.so.2; empty: KVFERRY_NCCL_LIBRARY, or the loader's search path.
 /// kUnavailable: this build has no CUDA, or the library is missing or too old; the message says what to install.
 Result<std::unique_ptr<Communicators>> open_nccl(const std::string& path, Device& device);
-/// Returns the version, like "NCCL 2.32.3". Needs no GPU. Errors: as above.
+/// Returns the version, like "NCCL 2.32.3". Needs no GPU. Errors: those of open_nccl().
 Result<std::string> find_nccl(const std::string& path);
 
-/// The NCCL transport over any source of communicators. Errors: as make_nccl_transport().
+/// Makes an NCCL transport over any source of communicators. Errors: those of make_nccl_transport().
 Result<std::unique_ptr<Transport>> make_transport_over(std::unique_ptr<Communicators> communicators,
                                                        const NcclOptions& options);
 

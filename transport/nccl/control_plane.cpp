@@ -9,11 +9,11 @@
 namespace kvferry::nccl {
 namespace {
 
-constexpr std::size_t kSentMax = 64;               // transfers submitted and not completed, for each peer
+constexpr std::size_t kSentMax = 64;               // maximum of transfers submitted and not completed, for each peer
 constexpr std::size_t kPartBytes = 48 << 10;       // longer messages are split into several notifications
-constexpr std::size_t kMessageBytesMax = 1 << 20;  // longer ones are dropped
+constexpr std::size_t kMessageBytesMax = 1 << 20;  // longer messages are dropped
 constexpr std::size_t kStreamBytes = 8;
-constexpr std::size_t kHeadBytes = kStreamBytes + 1;  // the stream, and whether more parts follow
+constexpr std::size_t kHeadBytes = kStreamBytes + 1;  // the stream, and a byte that is 1 if more parts follow
 
 }  // namespace
 

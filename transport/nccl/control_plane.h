@@ -17,12 +17,12 @@
 
 namespace kvferry::nccl {
 
-/// The connection to one peer, shared by all sessions with it. A lost one stays lost.
+/// The connection to one peer, shared by all sessions with it. A lost connection stays lost.
 class ControlPeer {
  public:
   bool is_lost() const { return is_lost_; }
   const std::string& why() const { return why_; }
-  /// When the peer last acknowledged a message, or the connection was made.
+  /// Returns when the peer last acknowledged a message or, before that, when the connection was made.
   TimeNs alive_at() const { return alive_at_; }
   bool is_flushed() const { return queue_.empty() && num_sent_ == 0; }
 
@@ -30,9 +30,9 @@ class ControlPeer {
   friend class ControlPlane;
   ControlAddress address_;
   PeerId id_;
-  std::string stream_;             // distinguishes its messages from those of an earlier connection
-  std::deque<std::string> queue_;  // not submitted to the inner transport yet
-  std::size_t num_sent_ = 0;       // submitted and not completed
+  std::string stream_;             // distinguishes the messages of this connection from those of an earlier one
+  std::deque<std::string> queue_;  // message parts not submitted to the inner transport yet
+  std::size_t num_sent_ = 0;       // number of message parts submitted and not completed
   TimeNs alive_at_ = 0;
   bool is_lost_ = false;
   std::string why_;
@@ -47,11 +47,11 @@ class ControlPlane {
 
   const ControlAddress& address() const { return address_; }
   std::string describe() const { return inner_->describe(); }
-  /// Readable while advance() has something to read.
+  /// Returns a descriptor that is readable while advance() has something to read.
   int event_fd() const { return inner_->event_fd(); }
 
   /// Returns the connection to this address, a new one if the last is lost. It is closed when no other reference is
-  /// left and all is sent. For a malformed address it is lost from the start.
+  /// left and all is sent. For a malformed address the connection is lost from the start.
   ControlPeerPtr reach(const ControlAddress& address, TimeNs now);
   void send(ControlPeer& peer, const std::string& message);
 
@@ -79,7 +79,7 @@ class ControlPlane {
     std::string stream;
     std::string bytes;
   };
-  std::unordered_map<std::string, Partial> partial_;  // key: sender; a message of which parts are missing
+  std::unordered_map<std::string, Partial> partial_;  // key: sender; value: message whose last parts are missing
 };
 
 }  // namespace kvferry::nccl

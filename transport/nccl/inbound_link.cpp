@@ -12,7 +12,7 @@ namespace {
 Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
 Error success() { return Error{ErrorCode::kOk, ""}; }
 
-/// Returns the lowest offset and the highest end of all extents, or an error if no correct peer requests them.
+/// Returns the lowest offset and the highest end of all extents, or an error if a correct peer would not send them.
 Result<std::pair<std::uint64_t, std::uint64_t>> span_of(const Ask& ask) {
   const bool is_hash = ask.purpose == static_cast<std::uint8_t>(Purpose::kHash);
   if (ask.extents.empty() || ask.extents.size() % 2 != 0 || ask.extents.size() > 2 * kExtentsMax)
@@ -118,7 +118,7 @@ void InboundLink::answer(std::uint64_t token, const Error& outcome, std::vector<
 void InboundLink::on_report(bool is_pull, Channel::Report& report) {
   if (report.is_started) return send(Kind::kData, Data{report.token});
   auto served = served_.extract(report.token);
-  served.mapped().access.end();  // before the answer, after which the owner may revoke the grant
+  served.mapped().access.end();  // ends before the answer is sent, because the owner may then revoke the grant
   if (!report.outcome) {
     answer(report.token, report.outcome.error());
   } else if (!is_pull) {

@@ -22,7 +22,7 @@ class InboundLink final : public Link {
   struct Served {
     Purpose purpose{};
     MemoryAccess access;
-    Error refusal{ErrorCode::kOk, ""};  // the answer once the pushed bytes, which come in any case, are dropped
+    Error refusal{ErrorCode::kOk, ""};  // answer to a refused push, sent when its bytes, which come anyway, are dropped
     std::unique_ptr<Device::Checksums> checksums;
   };
 

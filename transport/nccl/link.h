@@ -1,4 +1,4 @@
-// Base of both ends of a session: the way to the peer, two channels, and how it ends. Private to this folder.
+// Base class of both ends of a session: control connection, two channels, end of the session. Private to this folder.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 
 namespace kvferry::nccl {
 
-/// What links need of their backend.
+/// The objects of the backend that its links use.
 struct Context {
   const NcclOptions& options;
   Device& device;
@@ -24,8 +24,8 @@ struct Context {
   Communicators& communicators;
   ControlPlane& control;
   TransferTable& transfer_table;
-  std::string source_address;  // the `from` of this side's notifications
-  TimeNs now = 0;              // at the beginning of this round
+  std::string source_address;  // `from` in the notifications that this node sends
+  TimeNs now = 0;              // time at which the progress thread began this round
 };
 
 /// A session is opened by the initiator of transfers and carries only its transfers: pulls through one channel, pushes
@@ -39,26 +39,26 @@ class Link {
   Link& operator=(const Link&) = delete;
 
   std::uint64_t session() const { return session_; }
-  /// Handles a message of this session. An error: the peer violates the protocol.
+  /// Handles a message of this session. Returns an error if the peer violates the protocol.
   virtual Result<void> on_message(const Message& message) = 0;
   /// Does a round of work.
   void advance();
   /// Ends the session and aborts what is under way.
   void lose(const std::string& why, bool notify_peer = true);
   bool is_lost() const { return is_lost_; }
-  /// Returns whether it is lost and no longer touches memory.
+  /// Returns true if the session is lost and no longer touches memory.
   bool is_quiet() const;
   /// Returns whether the device works for this link, so that its progress must be polled.
   virtual bool needs_polling() const;
-  /// When advance() must be called although nothing happens.
+  /// Returns the time at which advance() must be called even if nothing happens before.
   TimeNs next_deadline() const;
 
  protected:
-  /// `is_pull`: the report is of the channel for pulls.
+  /// Handles a channel's report. `is_pull`: it is the channel for pulls.
   virtual void on_report(bool is_pull, Channel::Report& report) = 0;
   virtual void advance_work() = 0;
   virtual void on_lost(const std::string& why) = 0;
-  /// Returns whether the peer owes an answer, or this side waits for it.
+  /// Returns true if work is pending that needs a live peer; the peer is then pinged more often.
   virtual bool is_owed() const = 0;
 
   template <class Body>

@@ -21,7 +21,7 @@ struct ControlAddress {
   KVFERRY_FIELDS(address, region);
 };
 
-/// What Transport::address() returns.
+/// The decoded form of Transport::address().
 struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
@@ -30,13 +30,13 @@ struct Address {
 };
 
 enum class Kind : std::uint8_t {
-  kHello = 1,  // the first of a session
-  kOpen,       // names the communicator of one direction, for the target to begin it too
+  kHello = 1,  // the first message of a session
+  kOpen,       // names one direction's communicator, which the target then begins too
   kAsk,        // requests one piece of work with the target's memory
   kData,       // the bytes of pull `token` are next in its communicator
   kAnswer,     // the outcome of a kAsk or kNotify
   kNotify,
-  kPing,  // asks whether the session is still known
+  kPing,  // answered by kBye if the receiver does not have the session
   kBye,   // ends the session
 };
 
@@ -47,7 +47,7 @@ struct Hello {
 };
 
 struct Open {
-  bool is_pull = false;  // the target sends
+  bool is_pull = false;  // true: the target sends; false: it receives
   std::string id;
   KVFERRY_FIELDS(is_pull, id);
 };
@@ -55,10 +55,10 @@ struct Open {
 enum class Purpose : std::uint8_t {
   kPull,
   kPush,  // the bytes are next in the communicator
-  kHash   // the checksum of each extent, after the bytes that were pushed before
+  kHash   // checksum of each extent, computed after the bytes that were pushed before
 };
 
-/// Limits of one piece: cancel() and revoke() wait for a piece.
+/// Limits of one piece. They are low because cancel() and revoke() wait for a piece.
 constexpr std::uint64_t kPieceBytesMax = 8 << 20;
 constexpr std::size_t kExtentsMax = 512;
 /// Limit on one peer's unanswered requests.
@@ -69,7 +69,7 @@ struct Ask {
   std::uint8_t purpose = 0;
   std::uint32_t region = 0;
   std::uint32_t grant = 0;             // 0: none, offsets count from the region's start
-  std::uint64_t packed_bytes_max = 0;  // extents of up to this many bytes travel as one
+  std::uint64_t packed_bytes_max = 0;  // extents of up to this many bytes are sent as one
   std::vector<std::uint64_t> extents;  // offset, bytes, offset, bytes, ...
   KVFERRY_FIELDS(token, purpose, region, grant, packed_bytes_max, extents);
 };

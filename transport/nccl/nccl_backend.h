@@ -17,7 +17,7 @@
 
 namespace kvferry::nccl {
 
-/// Threads: as Backend; everything private belongs to the progress thread.
+/// Threads: the same as for Backend; all private members belong to the progress thread.
 class NcclBackend final : public Backend {
  public:
   /// Starts the progress thread.
@@ -43,7 +43,7 @@ class NcclBackend final : public Backend {
  private:
   struct Session {
     Link* link = nullptr;
-    std::string from;  // the only sender of its messages
+    std::string from;  // control address of the peer; others' messages are ignored
   };
 
   void run();
@@ -61,12 +61,12 @@ class NcclBackend final : public Backend {
   StagingPool staging_;
   Context context_;
   const std::string address_;
-  std::unordered_map<RegionId, std::span<std::byte>> pinned_;  // any thread, one call at a time
+  std::unordered_map<RegionId, std::span<std::byte>> pinned_;  // pinned host memory; any thread, one call at a time
 
   TaskInbox inbox_;
 
   std::unordered_map<PeerId, std::unique_ptr<OutboundLink>> outbound_;
-  std::vector<std::unique_ptr<OutboundLink>> dropped_;  // disconnected, and perhaps still touching memory
+  std::vector<std::unique_ptr<OutboundLink>> dropped_;  // links to disconnected peers, which may still touch memory
   std::vector<std::unique_ptr<InboundLink>> inbound_;
   std::unordered_map<std::uint64_t, Session> sessions_;
   bool is_stopping_ = false;

@@ -1,4 +1,4 @@
-// The only file that includes NCCL's header, and CUDA's for what NCCL requires of its caller.
+// The only file that includes NCCL's header. It also includes CUDA's, for what NCCL requires of its callers.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <nccl.h>
@@ -110,7 +110,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  /// On a thread of its own, because NCCL waits for kernels and for its own threads.
+  /// Runs on a thread of its own, because NCCL's abort waits for kernels and for NCCL's own threads.
   void abort() override {
     if (aborter_.joinable()) return;
     aborter_ = std::thread([this] {
@@ -202,7 +202,7 @@ Result<std::unique_ptr<Communicators>> open_nccl(const std::string& path, Device
   const Api api = KVFERRY_TRY(load(path));
   const int ordinal = KVFERRY_TRY(ordinal_of(device));
   auto communicators = std::make_unique<NcclCommunicators>(api, ordinal);
-  // NCCL initialises itself with the first id, which may take long: here, and not on the progress thread.
+  // Making the first id initialises NCCL, which may take long, so it is done here and not on the progress thread.
   if (Result<std::string> id = communicators->make_id(); !id) return std::move(id).error();
   return std::unique_ptr<Communicators>(std::move(communicators));
 }

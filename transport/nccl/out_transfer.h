@@ -19,7 +19,7 @@
 
 namespace kvferry::nccl {
 
-/// Bytes of one copy.
+/// Consecutive bytes of one copy.
 struct Part {
   std::size_t copy = 0;
   std::byte* local = nullptr;
@@ -35,7 +35,7 @@ class OutTransfer {
   bool is_pull() const { return what_.is_pull(); }
   void feed(const FedCopies& more);
 
-  /// Lets no further work begin for this transfer. After several calls the first code and reason count.
+  /// Begins no further work for this transfer. Only the first call's code and reason are kept.
   void end(ErrorCode code, std::string what);
   bool is_ended() const { return code_ != ErrorCode::kOk; }
   ErrorCode code() const { return code_; }
@@ -43,7 +43,7 @@ class OutTransfer {
 
   /// Returns whether bytes are left for take_piece().
   bool has_piece() const { return !is_ended() && !cursor_.is_at_end(what_.copies); }
-  /// Takes the next bytes, of as many copies as fit.
+  /// Takes up to `bytes_max` of the next bytes, of one or more copies.
   std::vector<Part> take_piece(std::uint64_t bytes_max);
   /// Records that all bytes of a piece have arrived.
   void arrived(std::span<const Part> parts);
@@ -54,7 +54,7 @@ class OutTransfer {
   /// Handles the checksums of copies that take_hashable() returned.
   void hashed(std::span<const Part> copies, std::span<const std::uint64_t> checksums);
 
-  /// Returns whether all bytes have arrived and have their checksums, so that only the notification is left.
+  /// Returns true if all bytes have arrived and match their checksums, so that only the notification is left.
   bool is_delivered() const;
   std::vector<std::uint32_t> corrupt_ranges() const { return verifier_.corrupt_ranges(); }
   void end_if_corrupt();

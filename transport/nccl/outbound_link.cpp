@@ -8,7 +8,7 @@
 namespace kvferry::nccl {
 namespace {
 
-// Background transfers get this share of pieces_per_peer_max, because an urgent transfer waits for posted pieces.
+// Background transfers get pieces_per_peer_max divided by this, because an urgent transfer waits for posted pieces.
 constexpr std::uint32_t kBackgroundShare = 4;
 
 Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }

@@ -31,8 +31,8 @@ class OutboundLink final : public Link {
   bool needs_polling() const override { return Link::needs_polling() || !hashing_.empty() || has_stuck(); }
 
  private:
-  enum class Wants : std::uint8_t { kPull, kPush, kHash, kNotify };  // the first three as in Purpose
-  /// A request to the peer, made or waiting for its channel.
+  enum class Wants : std::uint8_t { kPull, kPush, kHash, kNotify };  // the first three have Purpose's values
+  /// A request that was sent to the peer or waits for its channel.
   struct Request {
     Wants wants{};
     OutTransfer* transfer = nullptr;  // nullptr: the transfer has ended

@@ -58,7 +58,7 @@ constexpr std::uint32_t kOther = PathInfo::bit_of(MemoryClass::kOther);
 constexpr std::uint32_t kHost = kShared | kOther;
 constexpr std::uint32_t kDevice = PathInfo::bit_of(MemoryClass::kDevice);
 
-// In the order of preference until the paths to a peer are measured.
+// The rows are in the order of preference, which is used until the paths to a peer are measured.
 constexpr PathInfo kPaths[] = {
     {Path::kShm, "shm", "shm", kShared, false, is_always_useful, make_shm},
     {Path::kCma, "cma", "shm", kOther, false, is_always_useful, make_shm},

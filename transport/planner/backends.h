@@ -16,8 +16,8 @@ using Backends = std::vector<struct OpenBackend>;
 /// One way to move bytes. A new backend adds its value to Path and its row to the table in backends.cpp.
 struct PathInfo {
   Path path;
-  std::string_view name;      // in settings and logs
-  std::string_view backend;   // in addresses and descriptors; paths of one transport have the same
+  std::string_view name;      // name in settings and logs
+  std::string_view backend;   // name in addresses and descriptors; the same for all paths of a transport
   std::uint32_t reaches = 0;  // one bit for each MemoryClass: bit_of()
   bool needs_gpu = false;
   bool (*is_useful)(const TransportOptions& options) = nullptr;  // kAuto leaves the path out if this returns false
@@ -35,8 +35,8 @@ struct OpenBackend {
   bool moves_host_memory = true;
 };
 
-/// Opens the backends that options.path allows, in the order of preference until they are measured.
-/// Errors: those of the backends; kAuto leaves out, with a warning, those that this machine doesn't have.
+/// Opens the backends that options.path allows, in the order of preference that is used until they are measured.
+/// Errors: those of the backends; kAuto leaves out, with a warning, backends that are unavailable on this machine.
 Result<Backends> make_backends(const TransportOptions& options);
 
 }  // namespace kvferry::planner

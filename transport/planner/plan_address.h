@@ -11,7 +11,7 @@ namespace kvferry::planner {
 
 constexpr std::uint32_t kProtocolVersion = 2;
 
-/// Which paths reach memory, and which is fastest, depends on its class.
+/// Class of memory, which determines the paths that reach it and how fast they are.
 enum class MemoryClass : std::uint8_t {
   kShared,  // peers on this host can map it
   kOther,   // other host memory
@@ -29,7 +29,7 @@ using Parts = std::vector<Part>;
 
 struct RegionParts {
   std::uint8_t kind = 0;  // a MemoryClass
-  Parts parts;            // one for each backend that reaches it
+  Parts parts;            // one for each backend that reaches the region
   MemoryClass memory_class() const {
     return kind < kMemoryClasses ? static_cast<MemoryClass>(kind) : MemoryClass::kOther;
   }

@@ -1,4 +1,4 @@
-// Regions and grants of a planner: each stands for one in every backend that reaches it. Private to this folder.
+// Regions and grants of a planner: each stands for those of all backends that reach its memory. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace kvferry::planner {
 /// Threads: any.
 class PlannedRegions {
  public:
-  /// The backends outlive it.
+  /// `backends` must outlive this object.
   explicit PlannedRegions(const Backends& backends) : backends_(backends) {}
 
-  /// Registers host memory with all backends that move it, or none; GPU memory with those that reach it. kUnavailable:
-  /// no backend reaches it, with their reasons.
+  /// Registers host memory with all backends that move host memory, or with none; GPU memory with those that reach it.
+  /// kUnavailable: no backend reaches the memory; the message has their reasons.
   Result<RegionId> register_region(const MemoryRegion& memory);
-  /// After kFull the region can't be used any more, and the next call continues where this one stopped.
+  /// After kFull the region may be unusable; call again to unregister it from the remaining backends.
   Result<void> unregister_region(RegionId id);
   Result<RegionParts> parts_of(RegionId id) const;
 
@@ -48,7 +48,7 @@ class PlannedRegions {
   };
 
   Result<void> unregister(Region& region) const;
-  /// Appends one part for each backend that has the id.
+  /// Returns one part for each backend that has the id.
   template <class Id, class Export>
   Result<RegionParts> parts_of(MemoryClass kind, const std::vector<std::optional<Id>>& ids, Export exported) const;
 
@@ -60,7 +60,7 @@ class PlannedRegions {
   std::uint32_t num_grants_made_ = 0;
 };
 
-/// The error for an unknown id.
+/// Returns the error for an unknown id.
 template <class Id>
 Error unknown(std::string_view what, Id id) {
   return Error{ErrorCode::kInvalidArgument, fmt::format("{} {} is not known", what, id)};

@@ -1,4 +1,4 @@
-// The planner: a transport that consists of one for each backend, and gives each transfer to the fastest for its peer.
+// The planner: a transport made of one for each backend; each transfer is submitted to the fastest for its peer.
 #include <poll.h>
 #include <sys/epoll.h>
 
@@ -104,11 +104,11 @@ class PlannedTransport final : public Transport {
     planner::Address address = KVFERRY_TRY(read_address<planner::Address>(bytes, planner::kProtocolVersion, "planner"));
     Peer peer;
     std::vector<std::string> reached;
-    std::vector<std::size_t> order;  // indexes of the same backends
+    std::vector<std::size_t> order;  // indexes of the backends in `reached`
     std::string problems;
     for (const OpenBackend& backend : backends_) {
       const std::string* part = planner::find_part(address.parts, backend.name);
-      Result<PeerId> inner = part == nullptr ? Error{ErrorCode::kInvalidArgument, "the peer does not offer it"}
+      Result<PeerId> inner = part == nullptr ? Error{ErrorCode::kInvalidArgument, "the peer does not have this backend"}
                                              : backend.transport->connect(*part);
       if (!inner && inner.error().code == ErrorCode::kCancelled) return inner;
       if (inner) reached.emplace_back(backend.name);
@@ -118,11 +118,11 @@ class PlannedTransport final : public Transport {
     }
     if (reached.empty())
       return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("no path to the peer with path {}: {}", name_of(options_.path), problems)};
+                   fmt::format("no backend reaches the peer (path {}): {}", name_of(options_.path), problems)};
     const std::lock_guard lock(mutex_);
     const auto known = connected_.find(bytes);
     if (known != connected_.end() && peers_.at(known->second).ids == peer.ids)
-      return known->second;  // else it was lost
+      return known->second;  // with other ids, a connection was lost
     peer.address = bytes;
     peer.routes.fill(order);
     const PeerId id{++num_peers_made_};
@@ -214,7 +214,7 @@ class PlannedTransport final : public Transport {
   int event_fd() const override { return events_.get(); }
 
   bool wait(TimeNs timeout_ns) override {
-    // Returns before the time is over if another backend or the interrupt descriptor has something.
+    // Returns early if another backend has something to poll or the interrupt descriptor is readable.
     if (backends_[busiest_.load(std::memory_order_relaxed)].transport->wait(timeout_ns)) return true;
     pollfd waiting{events_.get(), POLLIN, 0};
     return ::poll(&waiting, 1, 0) == 1;
@@ -232,10 +232,10 @@ class PlannedTransport final : public Transport {
 
  private:
   struct Peer {
-    std::vector<std::optional<PeerId>> ids;  // [backend]; none: it doesn't reach the peer
+    std::vector<std::optional<PeerId>> ids;  // [backend]; none: the backend doesn't reach the peer
     std::string address;
     std::array<std::vector<std::size_t>, kMemoryClasses> routes;  // indexes of backends, the fastest first
-    std::string measured = "not measured yet";                    // for logs
+    std::string measured = "not measured yet";                    // text for logs
   };
 
   TransferId outer_id(std::size_t route, TransferId inner) const {
@@ -274,8 +274,8 @@ class PlannedTransport final : public Transport {
 
   const TransportOptions options_;
   const Backends backends_;
-  const OwnedFd events_;                 // readable while a backend's event_fd() is
-  std::atomic<std::size_t> busiest_{0};  // the backend whose wait() is called
+  const OwnedFd events_;                 // epoll descriptor, readable while a backend's event_fd() is readable
+  std::atomic<std::size_t> busiest_{0};  // index of the backend used last, whose wait() is called
   std::optional<SharedMemory> shared_probe_;
   std::vector<std::byte> private_probe_;
   std::byte* device_probe_ = nullptr;
@@ -285,7 +285,7 @@ class PlannedTransport final : public Transport {
   std::map<PeerId, Peer> peers_;
   std::unordered_map<std::string, PeerId> connected_;
   std::uint32_t num_peers_made_ = 0;
-  planner::Prober prober_;  // last: its thread calls choose_routes()
+  planner::Prober prober_;  // last member, so that its thread, which calls choose_routes(), ends first
 };
 
 }  // namespace

@@ -9,9 +9,9 @@
 namespace kvferry::planner {
 namespace {
 
-constexpr std::uint64_t kBlockBytes = 64 << 10;  // typical of paged caches
-constexpr int kRounds = 3;                       // the first connects and warms up
-constexpr TimeNs kPatience = kSecond;            // below 1 MB/s the speed does not matter
+constexpr std::uint64_t kBlockBytes = 64 << 10;  // typical block size of paged caches
+constexpr int kRounds = 3;                       // the first round connects and warms up
+constexpr TimeNs kPatience = kSecond;            // time limit: below 1 MB/s, a path's speed does not matter
 
 }  // namespace
 
@@ -95,7 +95,7 @@ Result<double> Prober::pull(Path path, const std::string& address, const std::st
                             const MemoryRegion& into) const {
   TransportOptions options = options_;
   options.path = path;
-  options.tcp.listen_port = 0;  // the configured one is in use
+  options.tcp.listen_port = 0;  // the configured port is in use
   Backends backends = KVFERRY_TRY(make_backends(options));
   Transport& transport = *backends.front().transport;
   const RegionId local = KVFERRY_TRY(transport.register_region(into));

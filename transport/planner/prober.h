@@ -27,7 +27,7 @@ struct Measurements {
   std::array<std::vector<Measured>, kMemoryClasses> by_class;
   std::vector<Measured>& of(MemoryClass kind) { return by_class[static_cast<std::size_t>(kind)]; }
   const std::vector<Measured>& of(MemoryClass kind) const { return by_class[static_cast<std::size_t>(kind)]; }
-  /// For logs, like "shm 9.8 GB/s, tcp 2.1 GB/s".
+  /// Returns text for logs, like "shm 9.8 GB/s, tcp 2.1 GB/s".
   static std::string describe(const std::vector<Measured>& measured);
 };
 
@@ -38,7 +38,7 @@ class Prober {
   explicit Prober(const TransportOptions& options) : options_(options) {}
   ~Prober();
 
-  /// Measures the peer soon, which takes milliseconds; one peer after another. `backends`: those that reach the peer.
+  /// Queues a measurement, which takes milliseconds; peers are measured in turn. `backends`: those that reach the peer.
   void probe(Address address, std::vector<std::string> backends, Done done);
 
  private:

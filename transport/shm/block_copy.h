@@ -15,7 +15,7 @@ namespace kvferry::shm {
 void copy_mapped(std::span<const CopyRange> ranges, std::byte* local_base, std::byte* remote_base, Direction direction,
                  bool bypass_cache);
 
-/// The same by CMA (process_vm_readv() and process_vm_writev()), many ranges for each system call. `remote_base` is an
+/// Copies by CMA (process_vm_readv() and process_vm_writev()), many ranges for each system call. `remote_base` is an
 /// address in process `pid`. kPeerLost: the process is gone; kRefused: the memory is not mapped there; kUnavailable:
 /// the system forbids it.
 Result<void> copy_by_cma(std::span<const CopyRange> ranges, std::byte* local_base, std::uint64_t remote_base,

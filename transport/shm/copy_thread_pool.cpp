@@ -23,7 +23,7 @@ void relax() {
 #endif
 }
 
-/// More threads gain nothing, since memory is the limit, and vLLM needs processors as well.
+/// Returns how many threads copy. More would gain nothing, since memory is the limit, and vLLM needs CPUs as well.
 std::uint32_t threads_for_this_machine() {
   cpu_set_t allowed;
   if (::sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;

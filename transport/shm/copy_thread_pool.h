@@ -34,8 +34,8 @@ class CopyThreadPool {
   std::size_t num_parts_ = 0;
   const std::function<void(std::size_t)>* task_ = nullptr;
   std::atomic<std::size_t> next_part_{0};
-  // Odd while there is work. A helper counts itself inside and then looks whether its round is still open; the caller
-  // closes the round and then waits until no helper is inside.
+  // round_ is odd while there is work. A helper increments num_inside_ and then checks that its round is still open;
+  // the caller of share() closes the round and then waits until num_inside_ is 0.
   std::atomic<std::uint32_t> round_{0};
   std::atomic<std::uint32_t> num_inside_{0};
   std::atomic<std::uint32_t> num_asleep_{0};

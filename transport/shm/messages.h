@@ -10,12 +10,12 @@ namespace kvferry::shm {
 
 constexpr std::uint32_t kProtocolVersion = 1;
 
-/// What Transport::address() returns.
+/// The decoded form of Transport::address().
 struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
-  std::uint64_t host = 0;   // host_identity(): of this boot and network namespace
-  std::string socket_name;  // in the abstract namespace
+  std::uint64_t host = 0;   // host_identity(), which differs by boot and network namespace
+  std::string socket_name;  // name in the namespace of abstract Unix sockets
   std::string secret;       // proves that a peer has been given the address
   KVFERRY_FIELDS(protocol_version, incarnation, host, socket_name, secret);
 };
@@ -27,9 +27,9 @@ enum class Type : char {
   kMapRequest = 'm',  // MapRequest
   kMapReply = 'M',    // MapReply; with the region's descriptor, unless refused
   kUnmap = 'u',       // MapRequest, from the owner: the region is unregistered, unmap it
-  kWake = 'w',        // empty: the ring has notes
-  kPing = 'p',        // empty
-  kPong = 'P',        // empty
+  kWake = 'w',        // no body; the ring has notes
+  kPing = 'p',        // no body
+  kPong = 'P',        // no body
 };
 
 struct Hello {
@@ -41,8 +41,8 @@ struct Hello {
 };
 
 struct Welcome {
-  std::string refusal;      // the reason; empty: welcome
-  std::uint64_t probe = 0;  // an address there that the peer may read, to try CMA
+  std::string refusal;      // reason for a refusal; empty: accepted
+  std::uint64_t probe = 0;  // address in the sender's process that the receiver may read, to try CMA
   KVFERRY_FIELDS(refusal, probe);
 };
 
@@ -62,8 +62,8 @@ struct MapReply {
 /// The rkey in this backend's region descriptors.
 struct RegionMemoryKey {
   bool is_shared = false;         // the region can be mapped; else only CMA reaches it
-  std::uint64_t region_base = 0;  // a grant's descriptor counts from the grant's start
-  std::uint32_t slot = 0;         // the grant's or the region's, on the owner's control page
+  std::uint64_t region_base = 0;  // start of the whole region; a grant's RegionDescriptor::base is the grant's start
+  std::uint32_t slot = 0;         // slot of the grant or region on the owner's control page
   KVFERRY_FIELDS(is_shared, region_base, slot);
 };
 

@@ -13,31 +13,31 @@
 
 namespace kvferry::shm {
 
-/// Maps a peer's file. kRefused: it does not hold these bytes, or it must be sealed against shrinking and is not.
+/// Maps a peer's file. kRefused: it lacks these bytes or, with `is_sealed`, is not sealed against shrinking.
 Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_sealed);
 
-/// One producer process, one consumer process; each side calls from one thread at a time. The producer also writes here
-/// where it copies, since the consumer owns that memory.
+/// One producer process, one consumer process; each calls from one thread at a time. The producer also records here in
+/// which slot's memory it copies, because the consumer owns that memory.
 class NoteRing {
  public:
-  static constexpr std::uint64_t kCapacity = std::uint64_t{256} << 10;  // bytes of notes with 4 of length each
+  static constexpr std::uint64_t kCapacity = std::uint64_t{256} << 10;  // bytes; each note takes 4 more for its length
   static constexpr std::uint64_t kPageBytes = kCapacity + 4096;
 
   explicit NoteRing(SharedMapping pages) : pages_(std::move(pages)) {}
 
-  /// Returns false if there is no room now. Sets `must_wake` if the consumer may sleep: the first push since it asked.
+  /// Returns false if there is no room now. Sets `must_wake` on the first push after ask_to_be_woken().
   bool push(std::string_view note, bool& must_wake);
-  /// Returns nothing if the ring is empty, or malformed: then is_broken().
+  /// Returns nullopt if the ring is empty or malformed; if malformed, is_broken() is true.
   std::optional<std::string> pop();
   bool has_notes() const { return header().tail.load(std::memory_order_acquire) != head_; }
-  /// Consumer, before its last look at the ring: from here on the producer wakes it.
+  /// The consumer calls this and then checks the ring once more before it sleeps; the next push() will wake it.
   void ask_to_be_woken() { header().is_woken.store(0, std::memory_order_seq_cst); }
   bool is_broken() const { return is_broken_; }
 
-  /// Producer, around each piece that it copies; enter() comes before ControlPage::is_open().
+  /// The producer calls these around each piece that it copies, enter() before ControlPage::is_open().
   void enter(std::uint32_t slot) { header().slot_inside.store(slot + 1, std::memory_order_seq_cst); }
   void exit() { header().slot_inside.store(0, std::memory_order_release); }
-  /// Consumer, after it has closed the slot. Returns whether the producer may still be copying there.
+  /// The consumer calls this after it has closed the slot. Returns true if the producer may still be copying there.
   bool is_inside(std::uint32_t slot) const { return header().slot_inside.load(std::memory_order_seq_cst) == slot + 1; }
   bool is_inside() const { return header().slot_inside.load(std::memory_order_seq_cst) != 0; }
   int fd() const { return pages_.fd(); }
@@ -47,21 +47,21 @@ class NoteRing {
     alignas(64) std::atomic<std::uint64_t> head;  // bytes consumed since the beginning
     alignas(64) std::atomic<std::uint64_t> tail;  // bytes produced since the beginning
     alignas(64) std::atomic<std::uint32_t> is_woken;
-    alignas(64) std::atomic<std::uint32_t> slot_inside;  // the slot + 1; 0: not copying
+    alignas(64) std::atomic<std::uint32_t> slot_inside;  // slot in which a copy runs, plus 1; 0: none
   };
   Header& header() const { return *reinterpret_cast<Header*>(pages_.span().data()); }
   void copy_in(std::uint64_t at, const void* from, std::size_t bytes);
   void copy_out(std::uint64_t at, void* to, std::size_t bytes) const;
 
   SharedMapping pages_;
-  std::uint64_t head_ = 0;  // the consumer's own, which the producer can't change
-  std::uint64_t tail_ = 0;  // the producer's own
+  std::uint64_t head_ = 0;  // the consumer's private head, which the producer can't change
+  std::uint64_t tail_ = 0;  // the producer's private tail
   bool is_broken_ = false;
 };
 
 /// Created by each transport and mapped by all its peers: whether the transport polls, and which memory peers may
 /// touch. A peer enters a slot (NoteRing) and then looks whether the slot is open; the owner closes the slot and then
-/// looks who is inside. One of the two stores comes first, so no copy goes unseen.
+/// checks which peers are inside. One of the two stores comes first, so no copy goes unseen.
 class ControlPage {
  public:
   static constexpr std::uint32_t kSlots = 131072;  // for grants (TransferTable::kGrantsMax) and regions
@@ -73,17 +73,17 @@ class ControlPage {
   void set_spinning(bool is_spinning) { header().is_spinning.store(is_spinning ? 1 : 0, std::memory_order_seq_cst); }
   bool is_spinning() const { return header().is_spinning.load(std::memory_order_seq_cst) != 0; }
 
-  /// The content of an open slot, unique to the grant or region. `grant` is 0 for a whole region.
+  /// Returns the content of an open slot, unique to the grant or region. `grant` is 0 for a whole region.
   static std::uint64_t pass(std::uint32_t region, std::uint32_t grant) { return std::uint64_t{region} << 32 | grant; }
-  /// Owner.
+  /// The owner calls these three.
   void open(std::uint32_t slot, std::uint64_t pass) { state(slot).store(pass, std::memory_order_release); }
   void close(std::uint32_t slot) { state(slot).store(0, std::memory_order_seq_cst); }
   void close_all() { header().is_closed.store(1, std::memory_order_seq_cst); }
-  /// Peer. Returns false once the owner has closed the slot.
+  /// Called by peers. Returns false after the owner has closed the slot.
   bool is_open(std::uint32_t slot, std::uint64_t pass) const {
     return state(slot).load(std::memory_order_seq_cst) == pass && !is_closed();
   }
-  /// Peer. Returns whether the owner shuts down.
+  /// Called by peers. Returns true if the owner is shutting down.
   bool is_closed() const { return header().is_closed.load(std::memory_order_seq_cst) != 0; }
 
  private:

@@ -14,10 +14,10 @@ namespace kvferry::shm {
 namespace {
 
 constexpr std::uint64_t kListenerTag = std::uint64_t{1} << 40;
-constexpr std::uint64_t kLinkTag = std::uint64_t{2} << 40;     // | PeerId
-constexpr std::uint64_t kInboundTag = std::uint64_t{3} << 40;  // | number of the connection
+constexpr std::uint64_t kLinkTag = std::uint64_t{2} << 40;     // combined with the PeerId
+constexpr std::uint64_t kInboundTag = std::uint64_t{3} << 40;  // combined with the number of the connection
 constexpr std::uint64_t kTagMask = std::uint64_t{0xff} << 40;
-constexpr std::size_t kPendingHandshakesMax = 64;  // connections without a hello so far
+constexpr std::size_t kPendingHandshakesMax = 64;  // limit of connections that have not sent a hello
 constexpr TimeNs kBacklogRetryNs = 10 * kMillisecond;
 constexpr TimeNs kLookNs =
     5'000;  // a spinning driver finds notes in memory, and needs to look at sockets only this often
@@ -137,7 +137,7 @@ void ShmBackend::accept_all() {
   while (listener_) {
     OwnedFd socket = accept_from(listener_.get());
     if (!socket) return;
-    if (num_pending_handshakes_ == kPendingHandshakesMax) continue;  // which closes the socket
+    if (num_pending_handshakes_ == kPendingHandshakesMax) continue;  // the destructor of `socket` closes it
     const std::uint32_t number = ++num_inbound_made_;
     loop_.watch(socket.get(), EPOLLIN, kInboundTag | number);
     inbound_.emplace(number, Inbound{std::move(socket), "", std::nullopt, clock_.now()});
@@ -248,7 +248,7 @@ bool ShmBackend::advance(TimeNs now) {
     std::vector<std::uint32_t> broken;
     for (auto& [number, inbound] : inbound_) {
       if (!inbound.ring) continue;
-      if (is_spinning_ && !inbound.ring->has_notes()) continue;  // deliver_notes() would ask the peer to wake us
+      if (is_spinning_ && !inbound.ring->has_notes()) continue;  // nothing to deliver, no wake-up to request
       has_more |= inbound.ring->has_notes();
       if (!deliver_notes(inbound)) broken.push_back(number);
     }
@@ -269,7 +269,7 @@ void ShmBackend::set_spinning(bool is_spinning) {
   is_spinning_ = is_spinning;
   if (!control_) return;
   control_->set_spinning(is_spinning);
-  if (!is_spinning) has_backlog_ = true;  // look at all rings once more: a peer that wrote before this has not woken us
+  if (!is_spinning) has_backlog_ = true;  // read all rings once more: a peer that wrote before this woke no thread
 }
 
 }  // namespace kvferry::shm

@@ -1,4 +1,4 @@
-// The shared memory backend: all links to other processes of this host, and what those request. Private to this folder.
+// The shared memory backend: all links to other processes of this host, and their requests. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace kvferry::shm {
 
-/// Threads: as Backend; ProgressLoop::Owner's methods and what is private run under the loop's lock.
+/// Threads: the same as for Backend; ProgressLoop::Owner's and private methods run under the loop's lock.
 class ShmBackend final : public Backend, public ProgressLoop::Owner {
  public:
   explicit ShmBackend(const ShmOptions& options);
@@ -53,7 +53,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   void set_spinning(bool is_spinning) override;
 
  private:
-  /// A peer's connection to this side.
+  /// A connection that a peer has made to this transport.
   struct Inbound {
     OwnedFd socket;
     std::string from;              // the peer's source address
@@ -72,7 +72,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   };
 
   void accept_all();
-  /// Handles what the peer has sent. Returns false if the connection is to be closed, as do the next three.
+  /// Handles what the peer has sent. Returns false, like the next three functions, if the connection must be closed.
   bool serve(Inbound& inbound);
   bool on_packet(Inbound& inbound, const Packet& packet);
   bool on_hello(Inbound& inbound, const Packet& packet);
@@ -84,7 +84,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
 
   // Regions and grants: any thread, one call at a time (shm_backend_regions.cpp).
   Result<std::uint32_t> reserve_slot();
-  /// No peer begins a copy there any more. Returns false while a peer is in the middle of one; then call again.
+  /// Closes a slot, so that no peer begins a copy there. Returns false while a peer still copies; then call again.
   bool close_slot(std::uint32_t slot);
 
   const ShmOptions options_;
@@ -106,7 +106,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   std::vector<std::uint32_t> free_slots_;
   std::uint32_t num_slots_made_ = 0;
 
-  ProgressLoop loop_;  // last: its thread uses all of the above
+  ProgressLoop loop_;  // last member, so that its thread, which uses all others, ends first
 };
 
 }  // namespace kvferry::shm

@@ -18,7 +18,7 @@
 
 namespace kvferry::shm {
 
-/// Under the loop's lock only. A link that has failed stays so; its transfers end with kPeerLost.
+/// Called under the loop's lock only. A link that has failed stays failed; its transfers end with kPeerLost.
 class ShmLink {
  public:
   ShmLink(PeerId peer, Address address, const ShmOptions& options, TransferTable& transfer_table,
@@ -36,8 +36,8 @@ class ShmLink {
   bool feed(const FedCopies& more);
   void cancel(TransferId id);
   void cancel_all(const std::string& what);
-  /// Copies the next piece of the most urgent transfer, notifies the peer of ended ones and pings it when it is silent.
-  /// Returns whether to call again soon.
+  /// Copies the next piece of the most urgent transfer, notifies the peer of ended transfers and pings a silent peer.
+  /// Returns true if it should be called again soon.
   bool advance(TimeNs now);
   TimeNs next_deadline() const;
   void fail(const std::string& why);
@@ -47,7 +47,7 @@ class ShmLink {
   bool is_idle() const { return transfers_.empty(); }
   int socket() const { return socket_.get(); }
   PeerId peer() const { return peer_; }
-  /// For logs.
+  /// Returns text for logs.
   std::string describe() const;
 
  private:
@@ -63,10 +63,10 @@ class ShmLink {
   void on_map_reply(Packet packet);
   Transfers::iterator find(TransferId id);
   Transfers::iterator most_urgent();
-  /// Returns whether something was done for the transfer, which may have ended by that.
+  /// Returns true if the transfer made progress; it may have ended.
   bool advance(Transfers::iterator transfer);
   bool notify_and_finish(Transfers::iterator transfer);
-  /// Returns nothing while the peer has not answered a map request. An error ends the transfer.
+  /// Returns nullopt while the peer has not answered a map request. An error ends the transfer.
   Result<std::optional<RemoteMemory>> reach(const ShmTransfer& transfer);
   void finish(Transfers::iterator transfer, ErrorCode code, std::string what);
   void expect_answer(TimeNs now);
@@ -80,16 +80,16 @@ class ShmLink {
   std::optional<NoteRing> ring_;
   std::optional<ControlPage> control_;
   int pid_ = 0;
-  std::string cma_refusal_;  // empty: CMA works
+  std::string cma_refusal_;  // reason why CMA does not work; empty: it works
   std::unordered_map<std::uint32_t, Region> regions_;
   Transfers transfers_;  // oldest first
   bool is_failed_ = false;
   std::string why_;
-  bool is_blocked_ = false;  // the last piece has to wait for the peer
-  TimeNs received_at_ = 0;   // the last packet
-  TimeNs owed_since_ = 0;    // the oldest request without an answer; 0: none
-  TimeNs advanced_at_ = 0;   // the last call of advance()
-  TimeNs tried_at_ = 0;      // the last attempt at the blocked piece
+  bool is_blocked_ = false;  // if true, the most urgent transfer has to wait for the peer
+  TimeNs received_at_ = 0;   // time of the last packet
+  TimeNs owed_since_ = 0;    // time of the oldest request without an answer; 0: none
+  TimeNs advanced_at_ = 0;   // time of the last call of advance()
+  TimeNs tried_at_ = 0;      // time of the last attempt at the blocked piece
 };
 
 }  // namespace kvferry::shm

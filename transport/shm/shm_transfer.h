@@ -42,7 +42,7 @@ class ShmTransfer {
   Result<void> copy_piece(const RemoteMemory& remote, CopyThreadPool& threads);
 
  private:
-  /// What one thread copies: slices_[begin, end). The first of them belongs to copies[first_range].
+  /// The slices that one thread copies: slices_[begin, end). The first slice belongs to copies[first_range].
   struct Part {
     std::size_t begin = 0;
     std::size_t end = 0;
@@ -55,7 +55,7 @@ class ShmTransfer {
   void cut_piece(std::uint64_t bytes_max);
   void copy_part(Part& part, const RemoteMemory& remote);
   Result<void> copy(std::span<const CopyRange> slices, const RemoteMemory& remote) const;
-  /// Hashes slices that have just been copied; `range` is the first one's, and afterwards the next one's.
+  /// Hashes slices that have just been copied. `range`: that of the first slice; on return, that of the next slice.
   void check(std::span<const CopyRange> slices, std::uint32_t& range, RangeDigest& digest,
              std::vector<std::uint32_t>& corrupt_ranges) const;
 
@@ -63,8 +63,8 @@ class ShmTransfer {
   RegionMemoryKey key_;
   RangeVerifier verifier_{accepted_};
   PieceCursor cursor_;
-  std::vector<CopyRange> slices_;  // the current piece
-  std::vector<Part> parts_;        // the slices of each thread
+  std::vector<CopyRange> slices_;  // slices of the current piece
+  std::vector<Part> parts_;        // division of the slices among threads
   RangeDigest unfinished_;         // state of the range that continues in the next piece
   bool bypass_cache_ = false;
 };

@@ -26,7 +26,7 @@ struct Received {
 };
 
 Result<OwnedFd> listen_on(const std::string& name);
-/// kPeerLost: no socket listens there.
+/// kPeerLost: no socket with this name listens.
 Result<OwnedFd> connect_to(const std::string& name);
 /// Returns an empty descriptor if no connection waits, or if it comes from another user's process.
 OwnedFd accept_from(int listener);
@@ -41,9 +41,9 @@ Received receive_packet(int socket);
 /// Returns whether the other side is gone, even if packets are left to be received.
 bool is_hung_up(int socket);
 
-/// Returns the pid of the process at the other end; 0 if it is not visible from here.
+/// Returns the pid of the process at the other end; 0 if it is not in this process's PID namespace.
 int peer_process(int socket);
-/// A number that is equal for processes that reach each other's abstract sockets.
+/// Returns a number that is equal for processes that reach each other's abstract sockets.
 std::uint64_t host_identity();
 
 }  // namespace kvferry::shm

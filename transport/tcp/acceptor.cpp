@@ -8,7 +8,7 @@
 namespace kvferry::tcp {
 namespace {
 
-/// Takes as long for a wrong secret as for the right one.
+/// Compares in constant time, so that the time does not reveal how much of a wrong secret is right.
 bool is_same_secret(const std::string& said, const std::string& own) {
   if (said.size() != own.size()) return false;
   unsigned difference = 0;
@@ -30,7 +30,7 @@ void Acceptor::accept(OwnedFd socket) {
 
 bool Acceptor::check(TimeNs now) {
   while (!pending_.empty() && now - pending_.front().since >= host_.options().silence_ns)
-    on_broken(*pending_.front().connection, "it sent no hello in time");
+    on_broken(*pending_.front().connection, "no hello arrived in time");
   return !pending_.empty();
 }
 
@@ -41,9 +41,9 @@ std::string Acceptor::refusal(const MessageHead& head, Hello& hello) const {
   if (!said) return said.error().what;
   hello = std::move(*said);
   if (hello.protocol_version != kProtocolVersion)
-    return fmt::format("your protocol is {}, this side's is {}", hello.protocol_version, kProtocolVersion);
+    return fmt::format("the hello's protocol is {}, the receiver's is {}", hello.protocol_version, kProtocolVersion);
   if (hello.to_incarnation != incarnation_) return "another process has this address now";
-  if (!is_same_secret(hello.secret, secret_)) return "your hello does not hold the secret of this address";
+  if (!is_same_secret(hello.secret, secret_)) return "the hello does not hold the secret of this address";
   return "";
 }
 
@@ -57,7 +57,7 @@ Result<void> Acceptor::on_head(Connection& connection, const MessageHead& head) 
 }
 
 void Acceptor::on_broken(Connection& connection, const std::string& why) {
-  // Not pending any more: the refusal below could not be sent.
+  // The flush() below calls this function again if it fails; then the connection is not pending any more.
   if (!remove(connection)) return host_.close(connection);
   log().warn("tcp: closed a connection before its hello was accepted: {}", why);
   connection.send({.kind = MessageKind::kWelcome}, why);

@@ -14,13 +14,13 @@ class TcpBackend;
 
 class Acceptor final : public MessageHandler {
  public:
-  /// `welcome` gets each connection whose Hello is valid, and gives it another handler.
+  /// `welcome` is called with each connection whose Hello is valid, and sets another handler for it.
   using Welcome = std::function<void(Connection&, const Hello&)>;
   Acceptor(TcpBackend& host, std::uint64_t incarnation, std::string secret, Welcome welcome);
 
-  /// Waits for the socket's Hello. If kPendingMax others are waited for, the oldest of them is dropped.
+  /// Adds a connection that has to send its Hello. If kPendingMax others are pending, the oldest of them is dropped.
   void accept(OwnedFd socket);
-  /// Drops peers that have been silent for too long. Returns whether a Hello is still waited for.
+  /// Drops peers that have been silent for too long. Returns true if a connection is still pending.
   bool check(TimeNs now);
 
   Result<void> on_head(Connection& connection, const MessageHead& head) override;

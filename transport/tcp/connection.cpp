@@ -15,7 +15,7 @@
 namespace kvferry::tcp {
 namespace {
 
-constexpr std::uint64_t kTurnBytes = 2 << 20;     // moved by one connection before the next one has its turn
+constexpr std::uint64_t kTurnBytes = 2 << 20;     // bytes that one connection moves before the next one's turn
 constexpr std::size_t kReadAheadBytes = 6 << 10;  // a small message comes whole in one call; more would be copied twice
 constexpr std::size_t kHeadsBytes = 64 << 10;     // heads without payload that are sent together
 // Limit on bytes of answers that the peer has not read; beyond it nothing is read from the peer either.
@@ -24,7 +24,7 @@ constexpr std::size_t kControlBytesMax = 4 << 20;
 constexpr std::uint64_t kSignOfLifeBytes = 4 << 10;
 constexpr std::size_t kScratchBytes = 256 << 10;
 
-/// Where dropped payload is written; never read.
+/// Returns memory for dropped payload, which is written there and never read.
 std::byte* scratch() {
   static thread_local std::vector<std::byte> memory(kScratchBytes);
   return memory.data();
@@ -58,7 +58,7 @@ void skip(std::vector<iovec>& parts, std::size_t& at, std::uint64_t bytes) {
 }  // namespace
 
 void skip_congestion_control_within_host(int fd) {
-  constexpr std::string_view kSimplest = "reno";  // needs no privilege
+  constexpr std::string_view kSimplest = "reno";  // selecting it needs no privilege
   if (is_same_host(fd)) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kSimplest.data(), kSimplest.size());
 }
 
@@ -270,7 +270,7 @@ void Connection::send_zeros_for(std::uint64_t transfer) {
   std::uint64_t payload = 0;
   for (std::size_t part = std::max<std::size_t>(out_at_, 1); part < out_.parts.size(); ++part)
     payload += out_.parts[part].iov_len;
-  out_.parts.resize(1);  // the head, sent or not
+  out_.parts.resize(1);  // keeps the head, sent or not
   for (; payload > 0; payload -= out_.parts.back().iov_len)
     out_.parts.push_back({zeros(), std::min<std::uint64_t>(payload, kScratchBytes)});
   if (out_at_ > 1) out_at_ = 1;

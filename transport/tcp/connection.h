@@ -29,12 +29,12 @@ class Connection;
 struct OutMessage {
   std::string head;
   std::vector<iovec> parts;    // the first is reserved for the head, the others are the payload
-  std::uint64_t transfer = 0;  // the initiator's TransferId, if the payload is its own memory
+  std::uint64_t transfer = 0;  // the transfer whose local memory the payload is; 0: none
   MemoryAccess access;         // access to the payload, held until it is sent
 };
 
-/// An end of a link, or the acceptor. All methods are called under the loop's lock. A handler may close the connection,
-/// or break it, within any of them.
+/// Handles a connection's messages: an end of a link, or the acceptor. All methods are called under the loop's lock.
+/// A handler may close the connection, or break it, within any of them.
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
@@ -45,7 +45,7 @@ class MessageHandler {
   /// Called only after want_pieces(): bytes of sink `part` have arrived, the last of them if `ends`.
   virtual void on_piece(Connection& /*connection*/, std::size_t /*part*/, std::span<const std::byte> /*bytes*/,
                         bool /*ends*/) {}
-  /// The whole message has arrived, payload included.
+  /// Called when the whole message, including its payload, has arrived.
   virtual Result<void> on_message_end(Connection&) { return {}; }
   /// Appends a message's head and its payload's parts. Returns false if there is nothing to send now.
   virtual bool next_message(Connection& /*connection*/, OutMessage& /*out*/) { return false; }
@@ -66,7 +66,7 @@ class Connection {
   /// The handler's number for this connection.
   std::size_t lane() const { return lane_; }
   void set_lane(std::size_t lane) { lane_ = lane; }
-  /// The peer has shown the secret: its messages may hold longer texts.
+  /// Called when the peer has shown the secret: from then on its messages may hold longer texts.
   void trust() { text_bytes_max_ = kAnswerBytesMax; }
 
   /// Records whether this connection is in the backend's queue. Returns whether that is a change.
@@ -74,12 +74,12 @@ class Connection {
   void on_ready(std::uint32_t epoll_events);
   /// Does a bounded piece of work. Returns whether there is more to do now.
   bool advance(TimeNs now);
-  /// Sends what there is, message by message. Returns whether it stopped because `bytes_max` were sent.
+  /// Sends the pending messages. Returns true if it stopped because `bytes_max` bytes were sent.
   bool flush(std::uint64_t bytes_max);
   /// Sends a message before the handler's next one.
   void send(const MessageHeader& header, std::string_view text = {}) { append_message(control_, header, text); }
 
-  /// Within MessageHandler::on_head().
+  /// The next three functions may be called within MessageHandler::on_head() only.
   void add_sink(std::byte* to, std::uint64_t bytes) { sink_.push_back({to, bytes}); }
   void want_pieces() { wants_pieces_ = true; }
   void set_access(MemoryAccess access) { in_access_ = std::move(access); }
@@ -95,7 +95,7 @@ class Connection {
 
   /// Returns whether a message is partly received or something is not sent yet.
   bool is_in_the_middle() const { return payload_left_ > 0 || begin_ < end_ || out_left_ > 0 || !control_.empty(); }
-  /// When the peer last sent or acknowledged something; asks the socket.
+  /// Returns when the peer last sent or acknowledged something. Queries the socket.
   TimeNs alive_at(TimeNs now);
   void reset_silence(TimeNs now) { alive_at_ = now; }
 

@@ -96,7 +96,7 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
     push.notification = head.text();
     pending_text_bytes_ += push.notification.size();
     if (pending_text_bytes_ > kPendingTextBytesMax)
-      return protocol_error("the peer's unfinished pushes have too long notifications");
+      return protocol_error("the notifications of the peer's unfinished pushes are too long in all");
   }
   if (header.num_entries == 0)
     return header.payload_bytes == 0 ? Result<void>{} : protocol_error("the peer sent payload without a range");
@@ -188,7 +188,7 @@ Result<void> InboundLink::queue_pull(Lane& lane, const MessageHead& head) {
     bytes += pull.entries.back().bytes;
   }
   if (bytes > kPayloadMax || bytes == 0)
-    return protocol_error(fmt::format("the peer requested {} bytes at a time", bytes));
+    return protocol_error(fmt::format("the peer requested {} bytes at a time; allowed: 1 to {}", bytes, kPayloadMax));
   lane.pulls[head.header.priority].push_back(std::move(pull));
   return {};
 }

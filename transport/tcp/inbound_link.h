@@ -58,8 +58,8 @@ class InboundLink final : public MessageHandler {
     Connection* connection = nullptr;
     std::array<std::deque<Pull>, 3> pulls;  // [priority]
     std::size_t num_pulls = 0;
-    MessageHeader current;        // the incoming message's
-    std::vector<Entry> expected;  // its entries, if it has checksums
+    MessageHeader current;        // header of the incoming message
+    std::vector<Entry> expected;  // entries of that message, if it has checksums
     std::vector<std::uint64_t> checksums;
   };
 

@@ -1,5 +1,5 @@
 // The messages between two TCP transports: a fixed little-endian header, then what the header announces, in this order:
-// entries, their checksums, a text, the payload. No number in them may be trusted.
+// entries, their checksums, a text, the payload. The receiver must check every number in them.
 #pragma once
 
 #include <bit>
@@ -75,7 +75,7 @@ constexpr std::size_t kCorruptMax = 100'000;  // ranges named in one answer
 
 using Endpoint = net::HostPort;  // with a numeric host
 
-/// What Transport::address() returns.
+/// The decoded form of Transport::address().
 struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
@@ -99,7 +99,7 @@ struct AnswerBody {
   KVFERRY_FIELDS(what, corrupt_ranges);
 };
 
-/// A message without its payload, where it lies in the connection's buffer; valid for one call.
+/// A message without its payload, in the connection's buffer; valid during one call of the handler.
 struct MessageHead {
   MessageHeader header;
   const std::byte* entries = nullptr;

@@ -16,7 +16,7 @@ void OutTransfer::feed(const FedCopies& more) {
 void OutTransfer::add_bytes(std::size_t first_copy) {
   for (std::size_t copy = first_copy; copy < what_.copies.size(); ++copy) {
     bytes_left_ += what_.copies[copy].bytes;
-    // No message will carry an empty range, so it is compared here.
+    // No message will carry an empty range, so its checksum is compared here.
     if (has_checksums() && what_.copies[copy].bytes == 0) verifier.compare_local(copy);
   }
   cursor_.skip_empty_copies(what_.copies);

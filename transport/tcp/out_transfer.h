@@ -1,4 +1,4 @@
-// A transfer of this side, cut into segments that its link hands to connections (lanes).
+// A transfer that this node has submitted, cut into segments that its link assigns to connections (lanes).
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct Segment {
   std::size_t copy = 0;
   std::uint64_t at = 0;
   std::uint64_t bytes = 0;
-  std::uint32_t num_pieces = 0;  // copies that have bytes in it
+  std::uint32_t num_pieces = 0;  // number of copies that have bytes in the segment
 };
 
 class OutTransfer {
@@ -30,10 +30,10 @@ class OutTransfer {
   bool has_checksums() const { return what_.has_checksums(); }
   void feed(const FedCopies& more);
 
-  /// Gives lane `lane` its next segment. A range with a checksum that does not fit into one stays with its lane, so
-  /// that its bytes come in order and can be hashed as they come. Returns false if there is nothing for this lane.
+  /// Assigns the next segment to lane `lane`. A range with a checksum that does not fit into a segment stays with its
+  /// lane, so that its bytes arrive in order and can be hashed then. Returns false if this lane gets nothing.
   bool take(std::size_t lane, std::uint64_t bytes_max, Segment& segment);
-  /// Returns whether all bytes that were submitted and fed were given to lanes.
+  /// Returns true if all bytes that were submitted and fed are assigned to lanes.
   bool is_dealt() const { return cursor_.is_at_end(what_.copies) && carries_.empty(); }
   std::uint64_t bytes_left() const { return bytes_left_; }
 
@@ -48,7 +48,7 @@ class OutTransfer {
     }
   }
 
-  /// Hashes bytes of copy `copy` that have arrived on this lane, up to its end if `ends_copy`.
+  /// Hashes bytes of copy `copy` that have arrived on this lane. `ends_copy`: they are the copy's last bytes.
   void check(std::size_t lane, std::size_t copy, std::span<const std::byte> bytes, bool ends_copy);
 
   /// Appends the message that pushes a segment and, if it is the last one, ends the push.
@@ -57,8 +57,8 @@ class OutTransfer {
   void append_pull(const Segment& segment, std::uint32_t request, OutMessage& out) const;
 
   RangeVerifier verifier{what_};
-  std::uint32_t num_segments = 0;  // given to connections, if it is a push
-  std::uint32_t num_requests = 0;  // requested and not yet received, if it is a pull
+  std::uint32_t num_segments = 0;  // number of segments given to connections, in a push
+  std::uint32_t num_requests = 0;  // number of segments requested and not yet received, in a pull
   bool is_final_sent = false;
 
  private:
@@ -66,7 +66,7 @@ class OutTransfer {
 
   AcceptedTransfer what_;
   PieceCursor cursor_;
-  std::uint64_t bytes_left_ = 0;                          // not given to lanes
+  std::uint64_t bytes_left_ = 0;                          // number of bytes not assigned to lanes
   std::unordered_map<std::size_t, PieceCursor> carries_;  // key: lane; the rest of a range that stays with the lane
   std::unordered_map<std::size_t, RangeDigest> digests_;  // key: lane
 };

@@ -85,7 +85,7 @@ bool OutboundLink::next_message(Connection& connection, OutMessage& out) {
 }
 
 bool OutboundLink::has_window(const Lane& lane, Priority priority) const {
-  // Urgent pulls have a window of their own behind the full one: the peer serves them before the others.
+  // Urgent pulls may exceed a full window by as much again, because the peer serves them before the others.
   const std::uint64_t share = priority == Priority::kUrgent ? 2 : 1;
   return lane.requested_bytes < share * host_.options().window_bytes &&
          lane.requests.size() < share * (kRequestsMax / 2);
@@ -105,7 +105,7 @@ void OutboundLink::end_pull(OutTransfer& transfer, Connection& connection) {
   if (transfer.verifier.has_corrupt()) return finish_corrupt(transfer);
   const std::string& notification = transfer.what().notification;
   if (notification.empty()) return finish(transfer, ErrorCode::kOk, "");
-  // The transfer ends with the answer: closing a connection with unread bytes discards what it has sent before.
+  // The transfer ends only with the answer: closing a connection that has unread bytes discards what was sent on it.
   transfer.is_final_sent = true;
   connection.send({.kind = MessageKind::kNotify, .id = transfer.what().id.value}, notification);
 }
@@ -189,7 +189,7 @@ Result<void> OutboundLink::on_message_end(Connection& connection) {
 
 Result<void> OutboundLink::on_answer(const MessageHead& head) {
   const auto found = transfers_.find(TransferId{head.header.id});
-  if (found == transfers_.end()) return {};  // it was cancelled meanwhile
+  if (found == transfers_.end()) return {};  // the transfer was cancelled meanwhile
   OutTransfer& transfer = *found->second;
   const auto code = static_cast<ErrorCode>(head.header.code);
   if (transfer.what().direction == Direction::kPull && (code != ErrorCode::kOk || !transfer.is_final_sent))

@@ -1,5 +1,5 @@
-// The initiator's end of a link: distributes the segments of its transfers over its connections (lanes), completes
-// them.
+// The initiator's end of a link: distributes the segments of transfers over its connections (lanes) and completes the
+// transfers.
 #pragma once
 
 #include <array>
@@ -42,7 +42,7 @@ class OutboundLink final : public MessageHandler {
  private:
   struct Request {
     std::uint32_t number = 0;
-    OutTransfer* transfer = nullptr;  // null: it ended before its bytes came
+    OutTransfer* transfer = nullptr;  // null: the transfer ended before its bytes came
     Segment segment;
   };
   struct Lane {
@@ -52,7 +52,7 @@ class OutboundLink final : public MessageHandler {
     std::uint64_t requested_bytes = 0;
     std::uint32_t num_requests_made = 0;
     std::vector<Request> requests;
-    Request current;                                           // the one whose payload comes in
+    Request current;                                           // the request whose payload is being received
     std::vector<std::pair<std::size_t, bool>> current_copies;  // copy of each sink, and whether the sink ends it
     TimeNs pinged_at = 0;
   };

@@ -14,7 +14,7 @@
 namespace kvferry::tcp {
 namespace {
 
-constexpr std::uint64_t kListenerTag = 1;  // connections count from 2
+constexpr std::uint64_t kListenerTag = 1;  // connections have the tags from 2 on
 constexpr std::size_t kConnectionsMax = 4096;
 constexpr int kAcceptsAtOnce = 32;
 
@@ -173,7 +173,7 @@ bool TcpBackend::advance(TimeNs now) {
 }
 
 void TcpBackend::check(TimeNs now) {
-  // Only time in which this process ran counts as a peer's silence: after a pause all connections start anew.
+  // Only time in which this process ran counts as a peer's silence: after a pause, silence counts from zero.
   if (now - check_at_ >= options_.silence_ns / 4) {
     for (const auto& [id, connection] : connections_) connection->reset_silence(now);
   }

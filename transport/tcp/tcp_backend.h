@@ -18,7 +18,7 @@
 
 namespace kvferry::tcp {
 
-/// Threads: as Backend. Methods that Backend does not declare run under the loop's lock, except start().
+/// Threads: the same as for Backend. Methods that Backend does not declare run under the loop's lock, except start().
 class TcpBackend final : public Backend, public ProgressLoop::Owner {
  public:
   explicit TcpBackend(const TcpOptions& options);
@@ -44,16 +44,16 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   // For the acceptor and the links
   TransferTable& transfer_table() { return table_; }
   const TcpOptions& options() const { return options_; }
-  /// The `from` of this side's notifications.
+  /// Returns `from` in the notifications that this node sends.
   const std::string& source_address() const { return source_address_; }
   TimeNs now() const { return clock_.now(); }
-  /// Watches the socket from here on.
+  /// Makes a connection of the socket and watches it.
   Connection& adopt(OwnedFd socket, MessageHandler& handler, bool is_connecting);
-  /// Lets the connection advance soon.
+  /// Queues the connection for the next advance().
   void wake(Connection& connection);
-  /// The object stays valid until the current call has returned.
+  /// Closes the connection. The object stays valid until the current call has returned.
   void close(Connection& connection);
-  /// The peer owes an answer: check the links for silence in a while.
+  /// Schedules a check of the links for silence. Called when a peer owes an answer.
   void arm_silence_check();
 
   // ProgressLoop::Owner
@@ -67,9 +67,9 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   void accept_all();
   /// Adds an accepted connection to the link that its hello names.
   void welcome(Connection& connection, const Hello& hello);
-  /// The link is over and has no open connection.
+  /// Removes a link that has ended and has no open connection.
   void drop_inbound(std::uint64_t link);
-  /// Ends what has been silent for too long.
+  /// Ends connections and links that have been silent for too long.
   void check(TimeNs now);
 
   const TcpOptions options_;
@@ -85,7 +85,7 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   std::unordered_map<PeerId, std::unique_ptr<OutboundLink>> outbound_;
   std::unordered_map<std::uint64_t, std::unique_ptr<InboundLink>> inbound_;
   Acceptor acceptor_;
-  // Closed, but perhaps still in the middle of a call: freed by the next advance().
+  // Closed objects, of which a method may still be running: the next advance() frees them.
   std::vector<std::unique_ptr<Connection>> closed_connections_;
   std::vector<std::unique_ptr<MessageHandler>> closed_links_;
 
@@ -93,7 +93,7 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   std::vector<std::uint64_t> turn_;   // connections that the current advance() serves
   TimeNs check_at_ = ProgressLoop::kNever;
   bool is_timer_new_ = false;  // check_at_ changed since the last advance()
-  ProgressLoop loop_;          // last: its thread uses all of the above
+  ProgressLoop loop_;          // last member, so that its thread, which uses all others, ends first
 };
 
 }  // namespace kvferry::tcp

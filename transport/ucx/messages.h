@@ -11,11 +11,11 @@ namespace kvferry::ucx {
 
 constexpr std::uint32_t kProtocolVersion = 2;
 
-/// What Transport::address() returns.
+/// The decoded form of Transport::address().
 struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
-  std::string worker_address;  // UCX's own
+  std::string worker_address;  // address of the UCX worker
   KVFERRY_FIELDS(protocol_version, incarnation, worker_address);
 };
 
@@ -40,7 +40,7 @@ struct Hello {
 
 struct Welcome {
   std::uint32_t token = 0;
-  std::string refusal;  // the reason; empty: welcome
+  std::string refusal;  // reason for a refusal; empty: accepted
   KVFERRY_FIELDS(token, refusal);
 };
 

@@ -5,7 +5,7 @@
 namespace kvferry::ucx {
 namespace {
 
-/// Returns the bytes of all extents, or nothing for a message that no correct peer sends.
+/// Returns the number of bytes of all extents, or nullopt for a message that no correct peer sends.
 std::optional<std::uint64_t> total_of(const BlocksMessage& message, std::string_view payload) {
   if (message.extents.size() % 2 != 0 || message.extents.size() > 2 * kMessageExtentsMax) return std::nullopt;
   std::uint64_t total = 0;

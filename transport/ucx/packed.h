@@ -1,4 +1,4 @@
-// Many small blocks in one message: its layout, the pending ones, and how the other side serves it. Private to this
+// Many small blocks in one message: the layout, the unanswered messages, and how a receiver serves one. Private to this
 // folder.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace kvferry::ucx {
 
-/// Begins a message with payload: the length of the encoded message, the message; the payload is to be appended.
+/// Returns the length of the encoded message, followed by the message; the caller appends the payload.
 template <class Message>
 std::string begin_packed(const Message& message, std::uint64_t payload_bytes) {
   const std::string head = encode(message);
@@ -45,7 +45,7 @@ std::string serve(TransferTable& transfer_table, const BlocksMessage& message, s
 /// Returns the packed answer to a message that is not served.
 std::string refuse(const BlocksMessage& message, ErrorCode code, std::string what);
 
-/// Bytes of one copy of a transfer, at the initiator.
+/// Consecutive bytes of one copy of a transfer, in the initiator's memory.
 struct LocalPiece {
   std::size_t copy = 0;
   std::byte* local = nullptr;
@@ -63,7 +63,7 @@ class PendingMessages {
   };
   std::uint64_t next_token() { return ++num_tokens_; }
   void add(std::uint64_t token, Pending message) { pending_.emplace(token, std::move(message)); }
-  /// Returns nothing if the transfer has ended.
+  /// Removes and returns a message, or returns nullopt if its transfer has ended.
   std::optional<Pending> take(std::uint64_t token) {
     auto found = pending_.extract(token);
     return found ? std::optional(std::move(found.mapped())) : std::nullopt;

@@ -20,19 +20,19 @@ std::string describe_status(const char* doing, ucs_status_t status);
 /// gone before the worker.
 class UcpWorker {
  public:
-  /// kUnavailable: UCX can't start with this machine and these variables.
+  /// kUnavailable: UCX can't start on this machine with the environment's UCX_* variables.
   static Result<std::unique_ptr<UcpWorker>> create();
   UcpWorker(const UcpWorker&) = delete;
   UcpWorker& operator=(const UcpWorker&) = delete;
   ~UcpWorker();
 
   Result<std::string> address() const;
-  /// `handler` gets `arg`; it runs inside progress().
+  /// Registers a handler, which is called with `arg` inside progress().
   Result<void> on_active_message(unsigned am_id, ucp_am_recv_callback_t handler, void* arg);
   /// Sends a message and keeps its bytes until UCX no longer needs them. A later failure means a broken connection,
   /// which is reported for the endpoint.
   ucs_status_t send(ucp_ep_h ep, unsigned am_id, std::string bytes, bool wants_answer);
-  /// Bytes of messages that UCX has not sent yet on this endpoint.
+  /// Returns the number of bytes of messages that UCX has not sent yet on this endpoint.
   std::uint64_t unsent_bytes(ucp_ep_h ep) const;
   /// Returns whether there was something to do.
   bool progress() { return ucp_worker_progress(worker_) != 0; }
@@ -43,7 +43,7 @@ class UcpWorker {
 
   struct Memory {
     ucp_mem_h handle = nullptr;
-    std::string rkey;  // packed, for peers
+    std::string rkey;  // packed remote key for peers
   };
   /// kUnavailable: UCX refuses, or does not support memory of this type.
   Result<Memory> map_memory(void* base, std::uint64_t bytes, ucs_memory_type_t type);

@@ -57,7 +57,7 @@ void UcxBackend::run() {
     advance_transfers(now);
     advance_peers(now);
     complete_finished();
-    if (is_quiet()) return;  // before sleeping, since no event would follow
+    if (is_quiet()) return;  // must be before sleeping, since no event would follow
     if (has_run_tasks || has_progressed || !may_sleep()) busy_at = now;
     if (now - busy_at >= options_.spin_ns) wait_for_work(now);
   }
@@ -131,7 +131,7 @@ Result<std::string> UcxBackend::map_memory(RegionId id, const MemoryRegion& memo
 }
 
 Result<void> UcxBackend::close_region(RegionId id, bool is_stopped) {
-  if (Result<void> ok = table_.remove_region(id); !ok || is_stopped) return ok;  // a stopped thread has unmapped all
+  if (Result<void> ok = table_.remove_region(id); !ok || is_stopped) return ok;  // the thread unmaps all when it stops
   post_and_wait([&] { worker_->unmap_memory(memories_.extract(id).mapped().handle); });
   return {};
 }
@@ -141,7 +141,7 @@ Result<GrantId> UcxBackend::grant(RegionId region, std::uint64_t offset, std::ui
       known && decode<RegionDescriptor>(*known, "own descriptor").value().is_device)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("UCX grants no part of GPU memory (region {}): it could not be revoked", region)};
-  return Backend::grant(region, offset, bytes);  // without an rkey: this side copies every byte of a grant
+  return Backend::grant(region, offset, bytes);  // without an rkey, because the owner copies every byte of a grant
 }
 
 void UcxBackend::stop() {

@@ -23,12 +23,12 @@ namespace kvferry::ucx {
 
 /// Promise: each submitted transfer reaches TransferTable::complete() exactly once, also when its peer dies or the
 /// backend stops, and by then UCX touches its memory no more.
-/// Threads: as Backend; everything private belongs to the progress thread.
+/// Threads: the same as for Backend; all private members belong to the progress thread.
 class UcxBackend final : public Backend {
  public:
   explicit UcxBackend(const UcxOptions& options) : Backend(options.transfers_max), options_(options) {}
   ~UcxBackend() override { join(); }
-  /// Starts the thread; returns when its worker is up, or why it is not.
+  /// Starts the progress thread. Returns when its UCX worker is up, or the reason why it is not.
   Result<void> start();
 
   std::string address() const override { return address_; }
@@ -51,7 +51,7 @@ class UcxBackend final : public Backend {
     std::unique_ptr<UcxPeer> peer;
     bool reported_ready = false;
     bool reported_lost = false;
-    bool is_dropped = false;  // erased when it is closed
+    bool is_dropped = false;  // if true, erased when the peer is closed
   };
   using Transfers = std::vector<std::unique_ptr<UcxTransfer>>;
 
@@ -89,13 +89,13 @@ class UcxBackend final : public Backend {
     UcxBackend* backend;
     AmId id;
   };
-  std::vector<Handler> handlers_;  // filled once: UCX holds their addresses
+  std::vector<Handler> handlers_;  // never changed after set_up(): UCX holds pointers to the elements
   std::unique_ptr<UcpWorker> worker_;
   std::unordered_map<PeerId, PeerEntry> peers_;
   PendingMessages pending_messages_;
   Transfers transfers_;  // most urgent first, then oldest
   std::unordered_map<RegionId, LocalMemory> memories_;
-  std::map<Device*, DeviceStream> hash_streams_;  // for checksums of a GPU's memory
+  std::map<Device*, DeviceStream> hash_streams_;  // streams for the checksums of each GPU's memory
   bool is_stopping_ = false;
 
   std::thread thread_;

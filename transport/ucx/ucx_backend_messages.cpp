@@ -82,7 +82,7 @@ void UcxBackend::on_hello(const Hello& hello, ucp_ep_h reply_ep) {
   if (hello.protocol_version != kProtocolVersion)
     welcome.refusal = fmt::format("its UCX protocol is {}, not {}", kProtocolVersion, hello.protocol_version);
   else if (hello.to_incarnation != incarnation_)
-    welcome.refusal = "another process answers at its address";
+    welcome.refusal = "another process has this address now";
   static_cast<void>(worker_->send(reply_ep, kWelcomeAm, encode(welcome), false));
 }
 
@@ -100,7 +100,7 @@ void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
   auto read = checked(read_packed<BlocksMessage>(packed, "message of blocks"), "message of blocks");
   if (!read) return;
   auto& [message, payload] = *read;
-  // A peer that requests and does not read is beyond the limits that a correct peer keeps: no answer.
+  // No correct peer requests this much without reading the answers, so this one gets no answer.
   if (worker_->unsent_bytes(reply_ep) > kUnsentBytesMax) return;
   const auto memory = memories_.find(RegionId{message.region});
   if (memory != memories_.end() && memory->second.device != nullptr) {

@@ -1,4 +1,4 @@
-// One connection: its endpoint from the hello to the close. Private to this folder.
+// The connection to one peer: its endpoint from the hello to the close. Private to this folder.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -28,7 +28,7 @@ class UcxPeer {
 
   /// Creates the endpoint and sends the hello; does nothing from the second call on.
   void connect();
-  /// The answer to the hello.
+  /// Handles the answer to the hello.
   void on_welcome(const Welcome& welcome);
   /// Returns whether transfers may be posted: the peer has answered the hello, and nothing has failed since.
   bool is_ready() const { return state_ == State::kReady; }
@@ -36,14 +36,14 @@ class UcxPeer {
   /// Returns whether the endpoint is gone, so that UCX no longer touches memory for this peer.
   bool is_closed() const { return state_ == State::kClosed; }
 
-  /// The peer has answered, or an operation has finished.
+  /// Records a sign of life: the peer has answered, or an operation has finished.
   void note_life(TimeNs now) { alive_at_ = now; }
   /// Pings a peer that owes an answer and is silent; fails the connection after `silence_ns`.
   void watch(TimeNs now, TimeNs silence_ns);
-  /// When watch() must be called next; 0: never.
+  /// Returns when watch() must be called next, or 0 for never.
   TimeNs watch_deadline(TimeNs silence_ns) const;
 
-  /// Ends the connection; the first reason stays. UCX cancels the posted operations.
+  /// Ends the connection; only the first call's reason is kept. UCX cancels the posted operations.
   void fail(std::string why);
   /// Flushes what is posted, notifications included, then fails the connection; at `deadline` at the latest.
   void drain(TimeNs deadline);
@@ -51,25 +51,25 @@ class UcxPeer {
   bool is_draining() const { return drain_deadline_ != 0 && !is_closed(); }
   TimeNs drain_deadline() const { return drain_deadline_; }
 
-  /// Unpacks a remote key, which may outlive this connection. is_ready() only.
+  /// Unpacks a remote key, which may outlive this connection. Precondition: is_ready().
   Result<RkeyPtr> rkey(const std::string& packed);
   /// Returns whether small blocks are better sent in packed messages, since UCX emulates each one-sided operation by a
   /// message.
   bool prefers_packing() const { return prefers_packing_; }
-  /// What carries the bytes: names like "tcp/eth0", comma-separated.
+  /// Returns the names of the UCX transports in use, comma-separated, such as "tcp/eth0".
   std::string transports() const;
 
   PeerId id() const { return id_; }
   ucp_ep_h ep() const { return ep_; }
   const std::string& why() const { return why_; }
-  std::uint32_t num_transfers = 0;   // with this peer
-  std::uint32_t num_posted = 0;      // operations of these transfers that UCX has not finished
-  std::uint32_t num_unanswered = 0;  // BlocksMessages of these transfers without an answer
+  std::uint32_t num_transfers = 0;   // number of transfers with this peer
+  std::uint32_t num_posted = 0;      // number of operations of these transfers that UCX has not finished
+  std::uint32_t num_unanswered = 0;  // number of BlocksMessages of these transfers without an answer
 
  private:
   enum class State { kIdle, kConnecting, kReady, kFailed, kClosed };
   std::set<std::string> lanes() const;
-  /// When a silent peer is pinged, or its connection failed.
+  /// Returns when a silent peer must be pinged, or its connection must be failed.
   TimeNs silence_deadline(TimeNs silence_ns) const;
 
   UcpWorker& worker_;
@@ -80,9 +80,9 @@ class UcxPeer {
   std::string why_;
   std::string hello_;  // read by UCX until hello_request_ is done
   TimeNs drain_deadline_ = 0;
-  TimeNs alive_at_ = 0;  // the last sign of life, or when the peer began to owe an answer
+  TimeNs alive_at_ = 0;  // time of the last sign of life, or at which the peer began to owe an answer
   TimeNs pinged_at_ = 0;
-  TimeNs watched_at_ = 0;  // the last call of watch()
+  TimeNs watched_at_ = 0;  // time of the last call of watch()
   bool owed_ = false;
   bool prefers_packing_ = false;
   ucs_status_ptr_t hello_request_ = nullptr;

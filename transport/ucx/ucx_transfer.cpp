@@ -12,10 +12,10 @@ namespace kvferry::ucx {
 namespace {
 
 constexpr std::uint32_t kMessagesPerPeerMax = 8;  // unanswered messages, of about 2 MiB together
-// Background operations get this share of operations_per_peer_max, because an urgent transfer waits for those posted.
+// Background operations get operations_per_peer_max divided by this, because an urgent transfer waits for those posted.
 constexpr std::uint32_t kBackgroundShare = 8;
 
-/// A posted get of a checked pull.
+/// A posted get of a pull with checksums.
 struct CheckedGet {
   UcxTransfer* transfer;
   LocalPiece piece;
@@ -177,7 +177,7 @@ void UcxTransfer::post_messages(UcpWorker& worker, const std::string& from) {
       message.extents.push_back(pieces.back().bytes);
       bytes += pieces.back().bytes;
     }
-    // The only message of a transfer carries the notification as well.
+    // If a transfer has only one message, that message carries the notification as well.
     const bool is_checked_later = is_pull() && accepted_.has_checksums();
     if (is_first && is_all_posted() && !verifier_.has_corrupt() && !is_checked_later &&
         !accepted_.notification.empty()) {
@@ -208,11 +208,11 @@ void UcxTransfer::on_answer(const std::vector<LocalPiece>& pieces, const BlocksA
     failure_ = answer.what.empty() ? "the peer refused the transfer" : answer.what;
     return;
   }
-  // A transfer that is cancelled, or whose connection is closed, must not be written to.
+  // If the transfer is cancelled, or its connection has failed, its memory must not be written.
   if (!is_pull() || cancelled_at_ != 0 || peer_.is_failed()) return;
   std::uint64_t bytes = 0;
   for (const LocalPiece& piece : pieces) bytes += piece.bytes;
-  if (bytes != payload.size()) return peer_.fail("it answered with a different number of bytes than requested");
+  if (bytes != payload.size()) return peer_.fail("the peer answered with a different number of bytes than requested");
   for (const LocalPiece& piece : pieces) {
     std::memcpy(piece.local, payload.data(), piece.bytes);
     payload.remove_prefix(piece.bytes);
@@ -271,7 +271,7 @@ void UcxTransfer::retire(ucs_status_t status) {
   --num_posted_;
   --peer_.num_posted;
   has_retired_ = true;
-  // On a sound connection no operation fails. UCX fails them before it calls the endpoint's error handler.
+  // An operation fails only if the connection is broken; UCX reports it before it calls the endpoint's error handler.
   if (status != UCS_OK) peer_.fail(describe_status("an operation on the connection failed", status));
 }
 

@@ -26,7 +26,7 @@ struct LocalMemory {
   DeviceStream stream = nullptr;
 };
 
-/// A transfer's bytes are moved by one-sided operations on the peer's memory, or packed in messages that it serves.
+/// A transfer's bytes are moved by one-sided operations on the peer's memory, or in messages that the peer serves.
 /// Not movable: UCX holds `this` as the callbacks' argument. Progress thread only. All references outlive it.
 class UcxTransfer {
  public:
@@ -39,20 +39,20 @@ class UcxTransfer {
   void feed(const FedCopies& more) { accepted_.append(more); }
   /// Posts what may be posted now. `from`: the source address of the notification.
   void advance(TimeNs now, UcpWorker& worker, const std::string& from);
-  /// The answer to a message of this transfer that named `pieces`.
+  /// Handles the answer to a message of this transfer that named `pieces`.
   void on_answer(const std::vector<LocalPiece>& pieces, const BlocksAnswer& answer, std::string_view payload);
   /// Returns whether nothing is posted any more and the outcome is known.
   bool is_over() const;
   /// Returns whether a GPU may read the local memory.
   bool is_hashing() const { return verifier_.is_hashing(); }
   void cancel(TimeNs now);
-  /// When this transfer, if cancelled and without progress, must end its connection; 0: never.
+  /// Returns when this transfer, if cancelled and without progress, must end its connection, or 0 for never.
   TimeNs stuck_deadline() const;
 
   TransferId id() const { return accepted_.id; }
   Priority priority() const { return accepted_.priority; }
   UcxPeer& peer() const { return peer_; }
-  /// The outcome; only when is_over().
+  /// These three return the outcome. Precondition: is_over().
   ErrorCode code() const;
   std::string what() const;
   std::vector<std::uint32_t> corrupt_ranges() const;
@@ -90,12 +90,12 @@ class UcxTransfer {
   Mode mode_ = Mode::kUndecided;
   Phase phase_ = Phase::kCopying;
   RangeVerifier verifier_{accepted_};
-  PieceCursor cursor_;  // the end of what is posted
+  PieceCursor cursor_;  // position up to which bytes are posted
   std::uint32_t num_posted_ = 0;
-  std::uint32_t num_unanswered_ = 0;  // BlocksMessages
+  std::uint32_t num_unanswered_ = 0;  // number of BlocksMessages without an answer
   bool has_notified_ = false;         // the message that carried all bytes also carried the notification
   bool is_verified_on_device_ = false;
-  std::string failure_;  // ends this transfer alone; the connection is sound
+  std::string failure_;  // reason why this transfer alone has failed; the connection works
   ErrorCode failure_code_ = ErrorCode::kInternal;
   TimeNs cancelled_at_ = 0;
   TimeNs progressed_at_ = 0;

@@ -26,14 +26,14 @@ class PushReceiver {
   /// Reserves slots in the order of the offer, for at most half of the pool over all reservations. `from` names the
   /// prefill node in messages.
   PushReply offered(const std::string& from, const PushOffer& offer, TimeNs now);
-  /// Workers could not grant access to these chunks: revokes them at once.
+  /// Revokes all grants of these chunks at once, because a worker could not grant access to them.
   void grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices);
-  /// Ignores unknown tickets, and chunks that are not granted or were settled before.
+  /// Revokes the grants of the settled chunks. Ignores unknown tickets, and chunks that are not granted any more.
   void settled(const PushSettlement& settlement);
-  /// One rank has revoked its grants. Returns the chunks that became ready.
+  /// Records that one rank has revoked its grants. Returns the chunks that became ready.
   std::vector<ChunkRef> revoked(const Revocation& answer);
-  /// A request for these chunks has arrived: shortens the deadlines of their reservations. What is missing then is
-  /// pulled.
+  /// Shortens the deadlines of these chunks' reservations, because a request for the chunks has arrived. Chunks that
+  /// are missing at the new deadline are pulled.
   void shorten_deadline(std::span<const ChunkMeta> chunks, TimeNs now);
   /// Makes every reserved chunk fail, however it is settled.
   void invalidate();

@@ -39,7 +39,7 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
     item.is_granted = is_granted;
     push.is_incomplete |= !is_granted && (index >= reply.verdicts.size() ||
                                           reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kPresent));
-    if (item.state == State::kFinished) {  // the request left before the answer came
+    if (item.state == State::kFinished) {  // the request finished before the answer arrived
       if (is_granted) settle(push, index, false);
     } else if (item.state == State::kTransferring) {
       if (!is_granted) item.failed = true;  // the workers have no grant and will report that
@@ -137,7 +137,7 @@ void PushSender::advance(std::uint64_t id, Push& push, std::uint32_t index) {
   Item& item = push.items[index];
   if (item.ranks_done.size() < parts_.config.num_ranks) return;  // the other ranks still read the slot
   if (!item.failed && !item.is_ready) return;                    // the save is not reported yet
-  // The chunk may have been invalidated since.
+  // The chunk may have been invalidated since it became ready.
   const ChunkPool::Slot& slot = parts_.pool.slot(item.chunk.slot);
   const bool is_good = !item.failed && !push.is_dropped && slot.state == ChunkPool::State::kReady;
   if (push.is_answered) settle(push, index, is_good);
@@ -170,7 +170,7 @@ void PushSender::finish(std::uint64_t id, Push& push, std::uint32_t index) {
   }
 }
 
-/// Ends an item that the workers do not have.
+/// Ends an item that the workers were not ordered to push.
 void PushSender::fail(std::uint64_t id, Push& push, std::uint32_t index) {
   settle(push, index, false);
   finish(id, push, index);
@@ -220,7 +220,7 @@ void PushSender::tick(TimeNs now) {
     Push& push = it->second;
     ++it;
     if (!push.is_dropped && push.deadline <= now) {
-      push.is_answered = true;  // the answer is overdue
+      push.is_answered = true;  // an overdue answer is not waited for any longer
       drop(id, push, now);
     } else if (push.is_dropped && push.erase_at <= now) {
       for (std::uint32_t index = 0; index < push.items.size(); ++index)

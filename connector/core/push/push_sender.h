@@ -1,5 +1,5 @@
 // The prefill side of pushes: which chunk of which prompt is pushed to which decode node, and what is settled. Pure: a
-// part of the scheduler core, which passes it the events and executes nothing itself.
+// part of the scheduler core, which passes the events on; the runtime executes the actions.
 //
 //   offer() -> kOffered -> answered() -> kAccepted -> saving() or chunk_ready() -> kTransferring -> kFinished: settled
 //
@@ -31,7 +31,7 @@ class PushSender {
 
   /// Offers a prompt's chunks, in order, to the node at `endpoint`.
   void offer(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> chunks, TimeNs now);
-  /// Ignores late and unknown answers.
+  /// Handles a decode node's answer to an offer; ignores late and unknown answers.
   void answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now);
   /// A place in a push: the push that a chunk belongs to, and its index in the offer.
   struct Tag {
@@ -39,15 +39,15 @@ class PushSender {
     std::uint32_t index = 0;
     auto operator<=>(const Tag&) const = default;
   };
-  /// A save of the chunk into this slot is planned. Returns the push that sends it layer by layer, nullopt if none
-  /// does.
+  /// Records that a save of the chunk into this slot is planned. Returns the push that sends the chunk layer by layer,
+  /// nullopt if there is none.
   std::optional<Tag> saving(const ChunkKey& key, ChunkRef chunk, TimeNs now);
-  /// The chunk is ready in the pool, saved or pulled.
+  /// Records that the chunk is ready in the pool: saved, pulled, or received by a push.
   void chunk_ready(const ChunkPool::Slot& slot, TimeNs now);
   void chunk_write_failed(ChunkRef chunk);
-  /// One rank's transfer of a chunk has ended; exactly once for each chunk that the workers were given.
+  /// Records the end of one rank's transfer of a chunk. Called exactly once for each rank and transferred chunk.
   void chunk_push_ended(const PushOutcome& outcome);
-  /// The request has left the engine: fails its chunks that are neither in the pool nor being written.
+  /// The engine has finished the request: fails its offered chunks that are neither in the pool nor being written.
   void request_finished(const RequestId& request);
   void tick(TimeNs now);
 
@@ -93,7 +93,7 @@ class PushSender {
   PushParts parts_;
   std::function<void(const RequestId&)> delivered_;
   std::map<std::uint64_t, Push> pushes_;
-  std::unordered_map<ChunkKey, std::set<Tag>> waiting_;  // chunks that are not finished
+  std::unordered_map<ChunkKey, std::set<Tag>> waiting_;  // items that are not finished
   std::uint64_t next_push_ = parts_.config.first_lease;
 };
 

@@ -30,8 +30,8 @@ struct NewRequest {
   std::span<const std::int32_t> tokens;
   std::uint32_t num_prompt_tokens = 0;
   std::string extras;             // LoRA name, cache_salt: everything that changes all of the KV
-  std::vector<TokenExtra> items;  // multimodal
-  bool cacheable = true;          // false for prompt embeddings, or if the prefix cache must not be read
+  std::vector<TokenExtra> items;  // multimodal items
+  bool cacheable = true;          // false for prompt embeddings, and for streamed sessions, which change past tokens
   bool handoff = false;           // do_remote_decode: a decode worker will read the prompt from this node
   std::optional<HandoffSource> source;
   /// With `handoff`: the endpoint of the decode node that receives the prompt while it is computed
@@ -41,8 +41,8 @@ struct NewRequest {
 
 struct ScheduledRequest {
   RequestId id;
-  std::uint32_t num_computed = 0;       // before this step
-  std::uint32_t num_scheduled = 0;      // in this step
+  std::uint32_t num_computed = 0;       // number of tokens computed before this step
+  std::uint32_t num_scheduled = 0;      // number of tokens to compute in this step
   std::optional<BlockTable> block_ids;  // the whole new table, if the request was given one
   BlockTable new_block_ids = {};        // otherwise the blocks added to each KV group
   bool same_place = false;  // the request had the same index in the previous step, so its id need not be compared
@@ -88,7 +88,7 @@ struct ReplicateOrder {
   TimeNs ttl = 0;
 };
 
-/// What the directory, or a handoff source, says that a node holds of a request's prefix.
+/// The part of a request's prefix that a node holds, as reported by the directory or named by a handoff source.
 struct HolderOffer {
   std::string endpoint;
   std::uint32_t num_full_chunks = 0;

@@ -62,7 +62,7 @@ struct RequestState {
   // Fields read in every step lie side by side: with hundreds of running requests they are not in the CPU cache.
   RequestId id;
   std::uint32_t computed = 0;    // number of tokens whose KV exists once the planned steps are done
-  std::uint32_t saved = 0;       // full chunks that end at or before this token are in the pool or were tried
+  std::uint32_t saved = 0;       // full chunks that end at or before this token are in the pool or their save was tried
   std::uint32_t window_end = 0;  // number of computed tokens for which vLLM last dropped blocks before the windows
   std::uint32_t num_prompt_tokens;
   bool running = false;  // the request has blocks
@@ -80,7 +80,7 @@ struct RequestState {
   std::optional<OpenLookup> open_lookup;
   std::optional<Fetch> fetch;
   bool fetched = false;      // a fetch was started in this attempt
-  bool source_left = false;  // the source was not asked, since chunks were on their way
+  bool source_left = false;  // the handoff source was not asked yet, since chunks were being written
   TimeNs next_fetch_at = 0;
   TimeNs fetch_ns = 0;
 
@@ -115,7 +115,7 @@ struct FetchPull {
   std::uint32_t ranks_done = 0;
 };
 
-/// A lease of another node.
+/// A lease that this node granted to another node.
 struct GrantedLease {
   PinId pin;
   std::string handoff;  // the request whose handoff pin ends with this lease; empty: none

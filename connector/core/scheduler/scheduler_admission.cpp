@@ -55,8 +55,8 @@ std::uint32_t SchedulerCore::window_start(std::uint32_t end) const {
   return first_attended - first_attended % config_.block_tokens;
 }
 
-/// Returns the longest part of a hit after which each token that a sliding window attends to is in the engine or in a
-/// chunk.
+/// Returns the longest prefix of a hit at whose end all tokens that a sliding window attends to are in the engine or in
+/// a chunk.
 std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit,
                                          std::uint32_t num_local) const {
   while (hit > num_local) {
@@ -83,7 +83,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
   if (request.running) release_blocks(request);  // preempted; build_step() is given the preemption only later
   request.async_load = RequestState::AsyncLoad::kNone;
   if (request.open_lookup) {
-    // Second lookup in one step: the stored hit, minus what the engine has in its own cache now.
+    // A second lookup in one step returns the stored hit, minus what the engine has in its own cache now.
     OpenLookup& open = *request.open_lookup;
     std::uint32_t pinned = 0;
     for (const ChunkRef chunk : open.chunks)
@@ -125,7 +125,7 @@ Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, st
   open.num_external = usable > num_local ? usable - num_local : 0;
   promise::sane_counts(num_local, open.num_external, request.chain.size(), request.id.value);
   if (hit > 0) {
-    // Pinned even if the engine needs none of it: at a second lookup in this step it may have lost its own blocks.
+    // Pinned even if the engine needs no chunk now: before a second lookup in this step it may evict its own blocks.
     open.chunks = coverage.chunks;
     open.pin = pool_.pin(coverage.chunks, "lookup of " + request.id.value, now, now + config_.pin_ttl);
     pool_.touch(coverage.chunks);
@@ -154,13 +154,13 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   RequestState* found = find(id);
   if (found == nullptr) return;
   RequestState& request = *found;
-  if (request.running) release_blocks(request);  // preempted, and not looked up since it is not cacheable
+  if (request.running) release_blocks(request);  // preempted; lookup() ignores requests that are not cacheable
   const bool continues = num_external == 0 && request.async_load == RequestState::AsyncLoad::kDone;
   request.async_load = RequestState::AsyncLoad::kNone;
   request.blocks = blocks;
   request.admitted_in = step_ + 1;
   request.skip_external_until_admitted = false;
-  if (continues) {  // the load of the same admission is done
+  if (continues) {  // its asynchronous load has ended; the admission is the same
     request.running = true;
     return;
   }
@@ -185,7 +185,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
     loads_next_.push_back(std::move(job));
     counters_.loads += 1;
   }
-  // Counted here, once per admission, because the engine may repeat a lookup.
+  // Hits are counted here, once per admission, because the engine may repeat a lookup.
   counters_.hit_tokens += num_external;
   if (admission.resumed) {
     counters_.resumed += 1;

@@ -1,4 +1,4 @@
-// The life of a request except its admission (scheduler_admission.cpp); deadlines.
+// The events of a request, except those of its admission (scheduler_admission.cpp), and deadlines.
 #include "connector/core/scheduler/scheduler_core.h"
 
 #include <algorithm>
@@ -40,7 +40,7 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   const ChunkKey root = root_key(config_.fingerprint, request.extras);
   RequestState& state =
       requests_.try_emplace(request.id, NewRequest(request), root, config_.chunk_tokens).first->second;
-  // vLLM may reuse an id while a load of the earlier request is in progress: attempts tell the two apart.
+  // vLLM may reuse an id while the earlier request's load is in progress: the attempt's number distinguishes them.
   const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
   if (after != loads_.begin() && std::prev(after)->first.first == request.id.value)
     state.attempt.value = std::prev(after)->first.second;

@@ -36,7 +36,7 @@ namespace kvferry {
 class SchedulerCore {
  public:
   explicit SchedulerCore(CoreConfig config);
-  SchedulerCore(const SchedulerCore&) = delete;  // its parts refer to each other
+  SchedulerCore(const SchedulerCore&) = delete;  // the parts of a core refer to each other
 
   // ---- events of the engine; unknown request ids are ignored, since vLLM may abort a request at any time ----
   void add_request(const NewRequest& request, TimeNs now);
@@ -44,10 +44,10 @@ class SchedulerCore {
   /// Truncates the request's tokens to `keep`, then appends the new ones.
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
   std::uint32_t num_tokens(const RequestId& id) const;
-  /// get_num_new_matched_tokens: the number of tokens after num_local that this node's pool can load.
+  /// get_num_new_matched_tokens: returns the number of tokens after num_local that this node's pool can load.
   Answer lookup(const RequestId& id, std::uint32_t num_local, TimeNs now);
-  /// update_state_after_alloc, with the request's whole block table; called again with 0 when an asynchronous load has
-  /// ended.
+  /// update_state_after_alloc, with the request's whole block table; called again with num_external = 0 when an
+  /// asynchronous load has ended.
   void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks, TimeNs now);
   /// build_connector_meta: ends lookups whose allocation failed, plans the step's saves and loads. The tokens of
   /// preempted requests must be up to date; those of scheduled requests are taken from `tokens`.
@@ -57,14 +57,14 @@ class SchedulerCore {
                            TimeNs now);
   void worker_report(const WorkerReport& report, TimeNs now);
   bool loads_async() const { return config_.loads_async(); }
-  /// reset_cache, between two steps: later lookups find no chunk of this pool and no save planned so far.
+  /// reset_cache, between two steps: later lookups find no chunk that is in the pool now or whose save is planned now.
   void reset_cache();
 
   // ---- events of the network; late and unknown ids are ignored, except those of pulls, which workers end once ----
   void directory_answered(std::uint64_t fetch, std::vector<HolderOffer> offers, TimeNs now);
   void lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply, TimeNs now);
-  /// One rank's outcome: ok[i] for item i of the pull. checksums[i]: of this rank's chunk, for an item without
-  /// checksums because the holder has another shape.
+  /// One rank's outcome: ok[i] belongs to item i of the pull. checksums[i] is the checksum of this rank's chunk for an
+  /// item that was ordered without checksums because the holder has another shape.
   void pull_done(std::uint64_t pull, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
                  const std::vector<std::uint64_t>& checksums = {});
   LeaseReply lease_requested(const std::string& from, const LeaseRequest& request, TimeNs now);
@@ -89,7 +89,7 @@ class SchedulerCore {
   /// Pins those of `keys` that are in the pool, for at most `ttl`. Orders with the same id add up.
   void pin_ordered(std::uint64_t id, std::span<const ChunkKey> keys, TimeNs ttl, TimeNs now);
   void unpin_ordered(std::uint64_t id);
-  /// Pinned chunks are freed when their last pin ends.
+  /// Evicts those of `keys` that are in the pool. The slot of a pinned chunk becomes free when its last pin ends.
   void evict_ordered(std::span<const ChunkKey> keys);
   void replicate_ordered(ReplicateOrder order, TimeNs now);
 
@@ -99,7 +99,7 @@ class SchedulerCore {
   /// Handles deadlines. Must be called at least every 100 ms.
   void tick(TimeNs now);
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
-  /// All chunks that other nodes may read, for the controller.
+  /// Returns all chunks that other nodes may read, to be published to the controller.
   std::vector<ChunkMeta> snapshot() const;
 
   const CoreCounters& counters() const { return counters_; }
@@ -165,16 +165,16 @@ class SchedulerCore {
   TimeNs now_ = 0;  // time of the event that is being handled
   std::unordered_map<RequestId, RequestState> requests_;
   std::vector<RequestState*> last_order_;       // requests of the previous step; the next step's are nearly the same
-  std::set<RequestId> open_lookups_;            // answered in this step and not allocated yet
+  std::set<RequestId> open_lookups_;            // requests with a lookup answered in this step and not allocated yet
   std::map<std::uint64_t, RequestId> fetches_;  // [fetch id] requests with a fetch
   std::map<std::uint64_t, FetchPull> pulls_;
   std::map<std::pair<std::string, std::uint32_t>, PendingLoad> loads_;   // [request, attempt]
   std::map<std::string, PinId> handoffs_;                                // [request] pin on its prompt's chunks
   std::map<std::uint64_t, GrantedLease> leases_;                         // [lease number] granted to other nodes
   std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;  // [id of the order]
-  std::size_t num_controller_pinned_ = 0;        // number of chunks; a chunk with two such pins counts twice
+  std::size_t num_controller_pinned_ = 0;        // chunks in controller_pins_; a chunk with two pins counts twice
   std::deque<Replication> replications_;         // only the first one is in progress
-  std::map<std::string, TimeNs> suspect_until_;  // [endpoint] nodes that did not answer in time
+  std::map<std::string, TimeNs> suspect_until_;  // [endpoint] when a node that did not answer may be asked again
   std::vector<SaveJob> saves_before_next_;       // saves of preempted and finished requests
   std::vector<LoadJob> loads_next_;
   std::set<ChunkRef> saving_;  // planned saves that some rank has not reported

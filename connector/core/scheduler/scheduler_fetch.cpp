@@ -86,8 +86,8 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
     }
     std::vector<ChunkMeta> wanted;
     if (!suspect_until_.contains(offer.endpoint)) wanted = missing_from(request, offer);
-    // While a push is on its way, nothing is wanted of the source. The push may fail, and only the source can name
-    // short tails, so the source is asked again then.
+    // While a push writes the chunks, none is requested from the source. If the push fails, the source has to be asked
+    // again, because only the source can name short tails.
     if (is_source) fetch.asked_source = !wanted.empty() || !cover(request).growing;
     if (wanted.empty()) continue;
     RequestLease lease{fetch.id, offer.endpoint, {config_.fingerprint, {}, handoff_request}};
@@ -102,7 +102,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   end_fetch(request, now);
 }
 
-/// Returns false if the controller is unreachable or the pool has the whole request.
+/// Returns false if the controller is unreachable, the pool has the whole request, or the request is too short.
 bool SchedulerCore::ask_directory(RequestState& request, TimeNs now) {
   TokenChain& chain = request.chain;
   if (!directory_up_ || cover(request).tokens + 1 >= chain.size()) return false;
@@ -131,7 +131,7 @@ void SchedulerCore::directory_answered(std::uint64_t fetch, std::vector<HolderOf
 
 void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply,
                                    TimeNs now) {
-  // A duplicate: the lease is in use and will be released after its pull.
+  // A duplicate answer names a lease that is in use and is released after its pull.
   const auto is_in_use = [&](const auto& entry) {
     return reply.lease != 0 && entry.second.endpoint == endpoint && entry.second.lease == reply.lease;
   };
@@ -172,7 +172,7 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
     if (!has_checksums && !has_runs) continue;
     if (leased.window_from > leased.num_tokens) continue;
     meta.window_from = leased.window_from;
-    if (pool_.find(meta.key) != nullptr) continue;  // already there, or another request fetches it
+    if (pool_.find(meta.key) != nullptr) continue;  // in the pool already, or being fetched for another request
     const auto slot = pool_.reserve(meta, request.value.empty() ? "a replication" : "fetch for " + request.value);
     if (!slot) {
       counters_.pool_full += 1;

@@ -13,7 +13,7 @@ constexpr std::size_t kChunksPerPiece = 32;  // small, so that a replication doe
 
 void SchedulerCore::pin_ordered(std::uint64_t id, std::span<const ChunkKey> keys, TimeNs ttl, TimeNs now) {
   if (ttl <= 0) return;
-  // The rest of the pool is left for requests.
+  // At most half of the pool is pinned for the controller; the rest is left for requests.
   const std::size_t num_allowed = config_.num_slots / 2;
   std::vector<ChunkRef> chunks;
   std::size_t num_refused = 0;
@@ -68,7 +68,7 @@ void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
       .piece = {}};
   for (ChunkMeta& chunk : replication.remaining)
     if (!chunk.is_tail) chunk.num_tokens = config_.chunk_tokens;
-  // A longer chunk does not fit into a slot.
+  // A chunk with more than chunk_tokens tokens does not fit into a slot.
   std::erase_if(replication.remaining, [&](const ChunkMeta& chunk) { return chunk.num_tokens > config_.chunk_tokens; });
   replications_.push_back(std::move(replication));
   advance_replications(now);

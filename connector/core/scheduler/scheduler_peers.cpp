@@ -1,4 +1,4 @@
-// What other nodes ask of this one: leases on chunks of its pool, and pushes (push_sender.h, push_receiver.h).
+// Requests of other nodes: leases on chunks of this node's pool, and pushes (push_sender.h, push_receiver.h).
 #include <utility>
 
 #include "connector/core/scheduler/scheduler_core.h"

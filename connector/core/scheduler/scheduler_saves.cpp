@@ -39,7 +39,7 @@ void SchedulerCore::plan_running_saves(RequestState& request, StepPlan& plan) {
   }
 }
 
-/// The request loses its blocks: saves what is computed and not in the pool at the start of the next step.
+/// The request loses its blocks: plans to save, at the start of the next step, what is computed and not in the pool.
 void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
   if (!request.cacheable) return;
   const std::uint32_t savable = plan_full_chunks(request, saves_before_next_);

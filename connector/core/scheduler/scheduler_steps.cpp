@@ -1,4 +1,4 @@
-// The plan of a step, and the workers' report of it.
+// The plan of a step, and the workers' reports on it.
 #include <algorithm>
 #include <utility>
 
@@ -60,9 +60,9 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
 }
 
 /// Returns the request at this place of the step. The engine keeps the order of the previous step except for requests
-/// that were added or left.
+/// that were added or removed.
 RequestState* SchedulerCore::find_scheduled(const ScheduledRequest& scheduled, std::size_t place) {
-  constexpr std::size_t kAhead = 8;  // requests to prefetch ahead: they have left the CPU cache since the last step
+  constexpr std::size_t kAhead = 8;  // number of requests to prefetch ahead, since they are no longer in the CPU cache
   if (place + kAhead < last_order_.size()) {
     __builtin_prefetch(last_order_[place + kAhead]);
     __builtin_prefetch(reinterpret_cast<const char*>(last_order_[place + kAhead]) + 64);
@@ -91,13 +91,13 @@ void SchedulerCore::load_ended(RequestState& request, const PendingLoad& load) {
   const bool is_complete = load.admission.loaded == load.admission.to_load;
   if (request.async_load == RequestState::AsyncLoad::kInProgress && request.attempt.value == load.admission.attempt)
     request.async_load = is_complete ? RequestState::AsyncLoad::kDone : RequestState::AsyncLoad::kNone;
-  // A damaged chunk was invalidated, so the next lookup differs. A load that failed without one, or repeatedly, would
-  // fail again.
+  // A damaged chunk was invalidated, so the next lookup differs. A load that failed for another reason, or repeatedly,
+  // would fail again.
   if (!is_complete && (!load.found_corrupt || ++request.failed_loads >= kMaxFailedLoads)) request.cacheable = false;
 }
 
-/// A load failed, or the cache is reset: fails every planned save. KV computed since then, by this request or by others
-/// that share its blocks, may depend on KV that was never loaded. vLLM computes it again.
+/// Fails every planned save, because a load failed or the cache is reset. KV computed since the load, by its request or
+/// by others that share its blocks, may depend on KV that was never loaded. vLLM computes that KV again.
 void SchedulerCore::invalidate_planned_saves() {
   counters_.save_failures += saving_.size();
   for (const ChunkRef chunk : saving_) pool_.fail_write(chunk);

@@ -20,7 +20,7 @@ class ControllerClient:
         """Reports that this node no longer has these chunks."""
 
     def lookup_holders(self, keys: Sequence[bytes], timeout: float) -> list[tuple[str, int, str, int, str, bool]]:
-        """As kvferry.controller.Client.lookup()."""
+        """Same as kvferry.controller.Client.lookup()."""
 
     def wait_registered(self, timeout: float = 5.0) -> bool:
         """
@@ -45,7 +45,7 @@ class Region:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
 
     @property
     def exported(self) -> bytes:
@@ -56,22 +56,22 @@ class Completion:
 
     @property
     def transfer(self) -> int:
-        """What submit() returned."""
+        """The number that submit() returned."""
 
     @property
     def ok(self) -> bool:
-        """Whether all bytes were moved."""
+        """True if all bytes were moved."""
 
     @property
     def code(self) -> str:
-        """The kind of outcome."""
+        """The kind of failure, or ok."""
 
     @property
     def what(self) -> str:
         """A sentence that explains a failure; empty if ok."""
 
 class Notification:
-    """A peer's transfer has ended; its bytes are visible."""
+    """Reports that a peer's transfer has ended and its bytes are visible."""
 
     @property
     def sender(self) -> bytes:
@@ -79,7 +79,7 @@ class Notification:
 
     @property
     def body(self) -> bytes:
-        """The transfer's notification."""
+        """The notification given to submit()."""
 
 class Transport:
     """
@@ -88,14 +88,14 @@ class Transport:
 
     def __init__(self, *, path: str = 'auto', listen_host: str = '', gpu: int | None = None) -> None:
         """
-        path: auto, shm, cma, ucx, tcp, nccl or gpu_ipc. listen_host: host name or address for other hosts; empty: every interface. gpu: the GPU whose memory is registered as well.
+        path: auto, shm, cma, ucx, tcp, nccl or gpu_ipc. listen_host: host name or address for other hosts; empty: every interface. gpu: number of the GPU whose memory can be registered as well.
         """
 
     def address(self) -> bytes:
-        """Opaque bytes with which a peer can connect() to this transport."""
+        """Returns opaque bytes with which a peer connects to this transport."""
 
     def describe(self) -> str:
-        """One sentence: which path and library moves the bytes."""
+        """Returns a sentence with the path and library that move the bytes."""
 
     def register(self, buffer: object) -> Region:
         """
@@ -109,7 +109,7 @@ class Transport:
 
     def unregister(self, region: Region) -> None:
         """
-        Raises KvFerryError if a transfer still uses the region; it can be called again later.
+        Raises KvFerryError if a transfer still uses the region; the caller can try again later.
         """
 
     def connect(self, address: bytes) -> int:
@@ -132,7 +132,7 @@ class Transport:
 
     def wait(self, timeout: float) -> list[Completion | Notification]:
         """
-        As poll(), but waits until there is something to return or `timeout` seconds have passed.
+        Same as poll(), but waits until there is something to return or `timeout` seconds have passed.
         """
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class SchedulerNode:
 
     def lookup(self, request_id: str, num_local: int) -> tuple[int | None, bool]:
         """
-        The number of tokens after num_local that can be loaded, or None if the lookup is pending; and whether the load is asynchronous.
+        Returns the number of tokens after num_local that can be loaded, None if the lookup is pending; and if the load would be asynchronous.
         """
 
     def allocated(self, request_id: str, num_external: int, block_ids: Sequence[Sequence[int]]) -> None: ...

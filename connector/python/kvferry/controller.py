@@ -1,4 +1,4 @@
-"""The controller's client: publishes the keys that this node has, looks up the holders of others."""
+"""A client of the controller: publishes the keys of this node's chunks, and looks up which nodes have given keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Holder(NamedTuple):
     incarnation: int
     endpoint: str
     num_full_chunks: int
-    tier: str  # the slowest of these chunks: gpu, host, disk or remote
+    tier: str  # slowest tier among these chunks: gpu, host, disk or remote
     confirmed: bool  # False if reports of this node were lost, until it has sent a new snapshot
 
 

@@ -24,7 +24,7 @@ class GpuPlanes(NamedTuple):
 
 
 def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> GpuPlanes:
-    """Returns the planes of one layer. Refuses a tensor of another layout by its name and shape."""
+    """Returns the planes of one layer. Errors: KvFerryError with name and shape of a tensor that has another layout."""
     shape = tuple(tensor.shape)
     if len(shape) != 4 or shape[2] != spec.block_size:
         refuse_to_start(

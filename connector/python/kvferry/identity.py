@@ -24,7 +24,7 @@ def model_identity(model: str, revision: str | None) -> str:
     digest = hashlib.sha256()
     config = folder / "config.json"
     if config.is_file():
-        # Without fields that tools rewrite in every copy.
+        # Fields that tools rewrite in every copy are left out of the digest.
         fields = json.loads(config.read_text())
         fields.pop("transformers_version", None)
         fields.pop("_name_or_path", None)

@@ -1,4 +1,4 @@
-"""The layout of vLLM's KV tensors, as strides for the C++ packer; the CPU backend's is measured."""
+"""The layout of vLLM's KV tensors, as strides for the C++ packer; for the CPU backend, the strides are measured."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,7 +66,7 @@ def _probe_cpu_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> tuple[t
         page = torch.zeros((1, 1, block * 2, dim), dtype=spec.dtype)
         key_cache, value_cache = page.chunk(2, dim=2)
         offsets = torch.zeros((block, dim), dtype=torch.int64)
-        # One bit of each element's number at a time, so that a dtype with few bits represents it exactly.
+        # Each pass writes one bit of each element's number, since a dtype with few bits cannot represent large numbers.
         numbers = torch.arange(1, block * dim + 1, dtype=torch.int64)
         where = torch.zeros(block * dim * 2, dtype=torch.int64)
         for bit in range((block * dim).bit_length()):
@@ -158,7 +158,7 @@ def shard_of(
         return first, len(layout.layers), 0, heads
     total = 1 if model.use_mla else model.get_total_num_kv_heads()
     if heads != max(1, total // tp_size):
-        refuse_to_start(f"this worker has {heads} of {total} KV heads at tensor parallel size {tp_size}")
+        refuse_to_start(f"this worker has {heads} KV heads, not its share of {total} at tensor parallel size {tp_size}")
     # If there are more ranks than heads, neighbouring ranks have the same head.
     return first, len(layout.layers), tp_rank * total // tp_size, heads
 

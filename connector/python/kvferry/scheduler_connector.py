@@ -38,7 +38,7 @@ class SchedulerConnector:
         self._saves_outlast_steps = vllm_config.device_config.device_type != "cpu"
         specs = attention_specs(kv_cache_config)
         num_layers = sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups)
-        if parallel.pipeline_parallel_size > 1:  # the groups have the layers of one stage
+        if parallel.pipeline_parallel_size > 1:  # kv_cache_config has the layers of one stage only
             num_layers = vllm_config.model_config.get_total_num_hidden_layers()
         try:
             config = check_config(extra_json)
@@ -62,7 +62,7 @@ class SchedulerConnector:
         self._requests: dict[str, Request] = {}
         self._wants_report: set[str] = set()
         self._kv_cache_manager: KVCacheManager | None = None
-        self._admitted: dict[str, list[int]] = {}  # [request id] blocks in the first KV group, current step
+        self._admitted: dict[str, list[int]] = {}  # [request id] blocks of the first KV group; admitted in this step
         self._stats = StatsSource()
         logger.info(
             "kvferry: engine %s serves %s as %s at %s:%d",
@@ -104,7 +104,7 @@ class SchedulerConnector:
     ) -> tuple[str, str, int] | None:
         """Returns where the prefill node left the prompt: endpoint, request id, number of tokens.
 
-        None if there was no prefill, or if the router's parameters are unusable.
+        Returns None if no other node computed the prompt, or if the router's parameters are unusable.
         """
         if not params.get("do_remote_prefill"):
             return None

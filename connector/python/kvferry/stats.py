@@ -59,7 +59,7 @@ class KvFerryStats(KVConnectorStats):
 
 
 class StatsSource:
-    """Computes the growth of the node's counters."""
+    """Computes the growth of the node's counters since the last report."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}

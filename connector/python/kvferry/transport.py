@@ -7,7 +7,7 @@
         for event in transport.wait(5.0):
             ...
 
-launch/examples/move_blocks.py is a complete program. What cannot be done raises KvFerryError.
+launch/examples/move_blocks.py is a complete program. Failures raise KvFerryError.
 """
 
 from kvferry._core import Completion, Direction, KvFerryError, Notification, Region, Transport

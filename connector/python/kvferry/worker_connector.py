@@ -25,7 +25,7 @@ class WorkerConnector:
         self._node: WorkerNode | None = None
         self._device = torch.device("cpu")
         self._layers: dict[str, int] = {}  # [layer name] index in the layout
-        self._wants_layers = False  # in the current step
+        self._wants_layers = False  # True if the current step has saves that are pushed layer by layer
         self._extra_json = json.dumps(vllm_config.kv_transfer_config.kv_connector_extra_config)
         try:
             check_config(self._extra_json)
@@ -33,7 +33,7 @@ class WorkerConnector:
             refuse_to_start(str(error))
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        self._kv_caches = kv_caches  # the node reads and writes their memory
+        self._kv_caches = kv_caches  # keeps the tensors alive: the node reads and writes their memory
         layout = cache_layout(kv_caches, self._kv_cache_config, self._vllm_config)
         self._layers = {name: place for place, (name, *_) in enumerate(layout.layers)}
         engine_id = self._vllm_config.kv_transfer_config.engine_id
@@ -44,7 +44,7 @@ class WorkerConnector:
             self._node = WorkerNode(
                 extra_json=self._extra_json,
                 rank=pp_rank * get_tp_group().world_size + tp_rank,  # the order in which the scheduler sorts handshakes
-                label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[-40:],  # data parallel ranks differ at the end
+                label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[-40:],  # ids of data parallel ranks differ at the end
                 layout=KvLayout(
                     layers=layout.layers,
                     num_kv_heads=layout.num_kv_heads,

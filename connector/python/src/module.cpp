@@ -64,7 +64,7 @@ PlaneLayout plane_from(const Plane& plane) {
 
 struct PyScheduler {
   std::unique_ptr<SchedulerNode> node;
-  StepInput step;  // reused for its memory and ids
+  StepInput step;  // kept from step to step, to reuse its memory and the ids in it
   RunningReader running_reader;
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
@@ -124,7 +124,7 @@ struct PyScheduler {
     const RunningRequests running{ids, computed, blocks, resumed, scheduled};
     // Running requests come first, so that admissions do not change their places.
     step.scheduled.resize(running.size() + admitted.size());
-    RunningReader reader = std::exchange(running_reader, {});  // empty if this step throws
+    RunningReader reader = std::exchange(running_reader, {});  // stays empty if this step throws
     reader.read(running, step.scheduled);
     for (std::size_t i = 0; i < admitted.size(); ++i) {
       const auto& [id, num_computed, count, table] = admitted[i];
@@ -222,8 +222,8 @@ NB_MODULE(_core, m) {
           [](const PyScheduler& self, const std::string& id) { return self.node->num_tokens(RequestId{id}); },
           "request_id"_a)
       .def("lookup", &PyScheduler::lookup, "request_id"_a, "num_local"_a,
-           "The number of tokens after num_local that can be loaded, or None if the lookup is pending; and whether the "
-           "load is asynchronous.")
+           "Returns the number of tokens after num_local that can be loaded, None if the lookup is pending; and if the "
+           "load would be asynchronous.")
       .def(
           "allocated",
           [](PyScheduler& self, const std::string& id, std::uint32_t num_external, const BlockTable& blocks) {

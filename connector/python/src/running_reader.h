@@ -13,8 +13,8 @@
 
 namespace kvferry {
 
-/// Reads an integer of one Python digit in place, as all token ids and counts are. Returns -1 with a Python error set
-/// if the object is not an integer that fits.
+/// Reads an integer in place if it has one Python digit, as all token ids and counts have. Returns -1 with a Python
+/// error set if the object is not an integer that fits.
 inline std::int64_t small_integer(PyObject* object) {
   if (PyLong_CheckExact(object)) {
 #if PY_VERSION_HEX >= 0x030C0000

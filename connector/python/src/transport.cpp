@@ -169,32 +169,32 @@ void bind_transport(nb::module_& m) {
       .value("PULL", Direction::kPull, "From the peer's memory to this side's.")
       .value("PUSH", Direction::kPush, "From this side's memory to the peer's.");
   nb::class_<PyRegion>(m, "Region", "Registered memory.")
-      .def_ro("size", &PyRegion::size, "Bytes.")
+      .def_ro("size", &PyRegion::size, "Size in bytes.")
       .def_prop_ro(
           "exported", [](const PyRegion& self) { return to_bytes(self.exported); },
           "Opaque bytes with which peers name this region in submit().");
   nb::class_<Completion>(m, "Completion", "The outcome of one transfer, whose memory is no longer touched.")
       .def_prop_ro(
-          "transfer", [](const Completion& self) { return self.id.value; }, "What submit() returned.")
+          "transfer", [](const Completion& self) { return self.id.value; }, "The number that submit() returned.")
       .def_prop_ro(
-          "ok", [](const Completion& self) { return self.code == ErrorCode::kOk; }, "Whether all bytes were moved.")
+          "ok", [](const Completion& self) { return self.code == ErrorCode::kOk; }, "True if all bytes were moved.")
       .def_prop_ro(
-          "code", [](const Completion& self) { return name_of(self.code); }, "The kind of outcome.")
+          "code", [](const Completion& self) { return name_of(self.code); }, "The kind of failure, or ok.")
       .def_ro("what", &Completion::what, "A sentence that explains a failure; empty if ok.");
-  nb::class_<Notification>(m, "Notification", "A peer's transfer has ended; its bytes are visible.")
+  nb::class_<Notification>(m, "Notification", "Reports that a peer's transfer has ended and its bytes are visible.")
       .def_prop_ro(
           "sender", [](const Notification& self) { return to_bytes(self.from); }, "The peer's address().")
       .def_prop_ro(
-          "body", [](const Notification& self) { return to_bytes(self.body); }, "The transfer's notification.");
+          "body", [](const Notification& self) { return to_bytes(self.body); }, "The notification given to submit().");
   nb::class_<PyTransport>(m, "Transport",
                           "Moves byte ranges between registered memory of two processes. Threads: any. Errors are "
                           "KvFerryError with one sentence.")
       .def(nb::init<std::string_view, std::string, std::optional<int>>(), nb::kw_only(), "path"_a = "auto",
            "listen_host"_a = "", "gpu"_a = nb::none(),
            "path: auto, shm, cma, ucx, tcp, nccl or gpu_ipc. listen_host: host name or address for other hosts; empty: "
-           "every interface. gpu: the GPU whose memory is registered as well.")
-      .def("address", &PyTransport::address, "Opaque bytes with which a peer can connect() to this transport.")
-      .def("describe", &PyTransport::describe, "One sentence: which path and library moves the bytes.")
+           "every interface. gpu: number of the GPU whose memory can be registered as well.")
+      .def("address", &PyTransport::address, "Returns opaque bytes with which a peer connects to this transport.")
+      .def("describe", &PyTransport::describe, "Returns a sentence with the path and library that move the bytes.")
       .def("register", &PyTransport::register_buffer, "buffer"_a,
            "Registers a writable buffer (bytearray, mmap, numpy array, ...), which stays alive until unregister() or "
            "close().")
@@ -202,7 +202,7 @@ void bind_transport(nb::module_& m) {
            "Registers memory by its address, for example tensor.data_ptr(). The caller keeps the memory until "
            "unregister() or close().")
       .def("unregister", &PyTransport::unregister, "region"_a,
-           "Raises KvFerryError if a transfer still uses the region; it can be called again later.")
+           "Raises KvFerryError if a transfer still uses the region; the caller can try again later.")
       .def("connect", &PyTransport::connect, "address"_a,
            "Returns the peer's number. The connection is made by the first transfer.")
       .def("disconnect", &PyTransport::disconnect, "peer"_a)
@@ -214,7 +214,7 @@ void bind_transport(nb::module_& m) {
       .def("cancel", &PyTransport::cancel, "transfer"_a, "Asks for the transfer's end. Its Completion still follows.")
       .def("poll", &PyTransport::poll, "Returns what has completed or arrived since the last call.")
       .def("wait", &PyTransport::wait, "timeout"_a,
-           "As poll(), but waits until there is something to return or `timeout` seconds have passed.")
+           "Same as poll(), but waits until there is something to return or `timeout` seconds have passed.")
       .def("close", &PyTransport::close,
            "Ends all transfers and releases the registered buffers. A second call does nothing.")
       .def(

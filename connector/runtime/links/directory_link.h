@@ -1,5 +1,5 @@
-// The controller on the scheduler node's thread: carries the core's actions to the controller, and its answers and
-// orders to the core. A part of NodeLinks.
+// The scheduler node's link to the controller: carries the core's actions to the controller, and the controller's
+// answers and orders to the core. A part of NodeLinks, on its thread.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ class DirectoryLink {
 
   const LinkParts& parts_;
   std::unique_ptr<controller::Client> directory_;
-  std::map<std::uint64_t, std::uint64_t> fetch_of_lookup_;  // keyed by the controller's token
+  std::map<std::uint64_t, std::uint64_t> fetch_of_lookup_;  // [token of the lookup] id of the fetch
 };
 
 }  // namespace kvferry

@@ -8,9 +8,9 @@
 namespace kvferry {
 namespace {
 
-// A prompt is handed over when its last step is done; the GPU may still be copying its last chunks then.
+// Longest wait for a save: a prompt is handed over after its last step, while the GPU may still copy its last chunks.
 constexpr TimeNs kSavePatience = 200 * kMillisecond;
-// A reader of another shape, for which the workers hash runs of chunks, gives up after a second.
+// Limit on hashing runs of chunks for a reader of another shape; shorter than the reader's own limit of one second.
 constexpr TimeNs kHashPatience = 600 * kMillisecond;
 
 }  // namespace

@@ -25,9 +25,9 @@ class LeaseLinks {
   void pulled(const PullOutcome& outcome);
   void hashed(const ChecksumOutcome& outcome) { run_checksums_.take(outcome); }
 
-  /// Answers the requests that can be answered now. Returns true if workers had been waited for.
+  /// Answers the requests that can be answered now. Returns true if one of the answers had waited for the workers.
   bool progress();
-  /// Whether a request waits for chunks that are being saved.
+  /// Returns true if a request waits for chunks that are being saved.
   bool is_waiting() const { return !waiting_.empty(); }
 
  private:
@@ -36,7 +36,7 @@ class LeaseLinks {
     LeaseRequest request;
     TimeNs deadline = 0;  // when the request is answered without the chunks that are still being saved
   };
-  /// Whether a part of a handed-over prompt will be in the pool in a moment; called under the core's lock.
+  /// Returns true if a chunk of a handed-over prompt is still being saved. Called under the core's lock.
   bool is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const;
   void answer(Request request);
 

@@ -16,10 +16,10 @@
 
 namespace kvferry {
 
-/// How many workers have not yet reported the save of a chunk. A GPU reports its saves in a later step.
+/// [chunk] Number of workers that have not yet reported its save. With a GPU, they report it in a later step.
 using UnreportedSaves = std::map<ChunkRef, std::uint32_t>;
 
-/// All of it outlives the parts. The send functions return false if the message could not be queued.
+/// All referenced objects outlive the parts. The send functions return false if the message could not be queued.
 struct LinkParts {
   /// Passes an event and its time to the core, under its lock, and queues the actions that follow.
   using Event = std::function<void(SchedulerCore& core, TimeNs now)>;
@@ -27,7 +27,7 @@ struct LinkParts {
   PeerLinks& peers;
   ServerSocket& server;
   const std::vector<std::unique_ptr<ClientSocket>>& workers;  // [rank]
-  const std::vector<RankEndpoint>& ranks;                     // [rank] of this node
+  const std::vector<RankEndpoint>& ranks;                     // [rank] this node's ranks
   const UnreportedSaves& saves;                               // guarded by the core's lock
   const Clock& clock;
 

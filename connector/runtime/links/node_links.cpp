@@ -8,7 +8,7 @@ namespace kvferry {
 namespace {
 
 constexpr TimeNs kTick = 50 * kMillisecond;
-// How long actions for the controller may wait: while the engine has requests, and otherwise.
+// Longest time that actions for the controller wait: while the engine has requests, and otherwise.
 constexpr int kBusyWaitMs = 2, kIdleWaitMs = 20;
 
 template <class Answer>

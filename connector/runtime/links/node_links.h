@@ -1,4 +1,4 @@
-// The scheduler node's thread: one loop over the controller, the other nodes and this engine's workers.
+// The scheduler node's thread: one loop that serves the controller, the other nodes and this engine's workers.
 #pragma once
 
 #include <condition_variable>
@@ -40,7 +40,7 @@ class NodeLinks {
   void shutdown();
 
  private:
-  // All on the thread.
+  // All methods below run on the thread.
   int turn(std::vector<pollfd>& fds);
   void execute(Action action);
   bool take_requests();

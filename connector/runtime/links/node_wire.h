@@ -1,4 +1,4 @@
-// Messages between nodes, and between a node's scheduler and its workers. All travel in one envelope, whose version is
+// Messages between nodes, and between a node's scheduler and its workers. Each is sent in an Envelope, whose version is
 // checked first. Structs only grow at their ends; any other change raises kNodeWire.newest.
 //
 // A new message is a struct and its place in AnyMessage and in the variant of its direction; code that does not handle
@@ -18,21 +18,21 @@
 namespace kvferry {
 
 constexpr VersionRange kNodeWire{2, 2};                       // the versions that this release speaks
-constexpr std::uint32_t kNodeWireVersion = kNodeWire.newest;  // between processes of one node
+constexpr std::uint32_t kNodeWireVersion = kNodeWire.newest;  // version used between processes of one node
 
 struct Envelope {
   std::uint32_t version = kNodeWireVersion;
   std::uint32_t type = 0;
   std::uint64_t id = 0;  // chosen by the asker; an answer carries it back
   std::string body;
-  std::uint32_t oldest = 0, newest = 0;  // versions that the sender speaks; zeros from older nodes: `version` alone
+  std::uint32_t oldest = 0, newest = 0;  // versions that the sender speaks; zeros from older nodes: only `version`
   std::string release{};                 // the sender's kvferry version
   KVFERRY_FIELDS(version, type, id, body, oldest, newest, release);
 };
 
 /// A node that waits for an answer.
 struct Asker {
-  std::string sender;  // as the server socket names it
+  std::string sender;  // the asker's identity at the server socket
   std::uint64_t id = 0;
   std::uint32_t version = 0;  // node protocol version of the request and its answer
 };
@@ -42,7 +42,7 @@ struct RankEndpoint {
   std::string transport_address;
   std::string pool_region;
   std::uint64_t chunk_bytes = 0;  // size of a slot
-  Shard shard = {};               // no layers: an older version, which doesn't send it
+  Shard shard = {};               // without layers if an older version sent no shard
   KVFERRY_FIELDS(transport_address, pool_region, chunk_bytes, shard);
 };
 
@@ -57,7 +57,7 @@ struct BareNumber {
 };
 
 // ---- between nodes ----
-struct LeaseRelease : BareNumber {};  // the lease
+struct LeaseRelease : BareNumber {};  // `value` is the number of the lease to release
 
 struct LeaseAnswer {
   LeaseReply reply;
@@ -65,7 +65,7 @@ struct LeaseAnswer {
   KVFERRY_FIELDS(reply, ranks);
 };
 
-/// The memory that a node grants for a push.
+/// The answer to a PushOffer, with the memory that the decode node grants.
 struct PushAnswer {
   PushReply reply;
   std::vector<RankEndpoint> ranks;               // [rank]
@@ -79,15 +79,15 @@ struct ChecksumOrder {
   struct Item {
     ChunkRef chunk;
     std::uint32_t num_tokens = 0;
-    std::uint64_t checksum = 0;  // the whole chunk's; a chunk that doesn't match is damaged
+    std::uint64_t checksum = 0;  // checksum of the whole chunk; a chunk that doesn't match it is damaged
     KVFERRY_FIELDS(chunk, num_tokens, checksum);
   };
   std::uint64_t order = 0;
-  std::uint64_t num_cells = 0;  // number of cells of this rank
+  std::uint64_t num_cells = 0;  // number of cells in a chunk of this rank
   std::vector<ShardRun> runs;   // sorted by `source`; may overlap
   std::vector<Item> items;
   std::int64_t timeout_ms = 0;  // time after which the scheduler ignores the outcome
-  std::uint32_t rank = 0;       // the worker's; the outcome repeats it
+  std::uint32_t rank = 0;       // the worker's rank; the outcome repeats it
   KVFERRY_FIELDS(order, num_cells, runs, items, timeout_ms, rank);
 };
 
@@ -101,7 +101,7 @@ struct ChecksumOutcome {
   KVFERRY_FIELDS(order, rank, item, ok, checksums);
 };
 
-struct PushDrop : BareNumber {};  // the push
+struct PushDrop : BareNumber {};  // `value` is the number of the push to drop
 
 /// A worker's answer to a Revocation.
 struct Revoked : Revocation {};
@@ -121,7 +121,7 @@ using PeerAnswer = std::variant<LeaseAnswer, PushAnswer>;
 using WorkerOrder = std::variant<PullOrder, ChecksumOrder, PushOrder, PushStart, PushDrop, GrantOrder, Revocation>;
 using WorkerOutcome = std::variant<PullOutcome, ChecksumOutcome, PushOutcome, GrantOutcome, Revoked>;
 
-/// In the order of their numbers on the wire, which start at 1. A new message goes to the end.
+/// All messages in the order of their numbers on the wire, which start at 1. A new message is added at the end.
 using AnyMessage = std::variant<LeaseRequest, LeaseAnswer, LeaseRelease, PullOrder, PullOutcome, PushOffer, PushAnswer,
                                 PushSettlement, GrantOrder, GrantOutcome, Revocation, Revoked, PushOrder, PushStart,
                                 PushDrop, PushOutcome, ChecksumOrder, ChecksumOutcome>;
@@ -142,8 +142,8 @@ std::string seal(std::uint64_t id, const Body& body, std::uint32_t version = kNo
                          std::string(kvferry::version())});
 }
 
-/// The message in an envelope. kNotFound: its type is none of the variant's, for example a newer node's. kCorrupt: its
-/// body is malformed.
+/// Returns the message in an envelope. kNotFound: the variant has no message of this type, for example because the
+/// sender is newer. kCorrupt: the body is malformed.
 template <class Message, std::size_t kIndex = 0>
 Result<Message> unseal(const Envelope& envelope) {
   if constexpr (kIndex == std::variant_size_v<Message>) {

@@ -21,7 +21,7 @@
 namespace kvferry {
 
 /// The first message to a node is in the oldest version that this node speaks. Each message names the versions of its
-/// sender; after the first answer both use the newest version that they share. Pure. Threads: one.
+/// sender; after the first answer both nodes use the newest version that they share. Pure. Threads: one.
 class PeerVersions {
  public:
   explicit PeerVersions(VersionRange ours = kNodeWire) : ours_(ours) {}
@@ -31,7 +31,7 @@ class PeerVersions {
   /// version that this node does not speak.
   Result<void> learn(const std::string& endpoint, const Envelope& envelope);
   void drop(const std::string& endpoint) { spoken_.erase(endpoint); }
-  /// Whether a request can be read. kRefused: as above; the sentence is for the node that asks.
+  /// Checks that a request can be read. kRefused: as for learn(), with a sentence for the node that asks.
   Result<void> check(const std::string& who, const Envelope& envelope) const;
 
  private:
@@ -41,9 +41,9 @@ class PeerVersions {
   std::map<std::string, std::uint32_t> spoken_;
 };
 
-/// Far longer than any lease or push lasts.
+/// Time without a message after which a peer is dropped; far longer than any lease or push lasts.
 constexpr TimeNs kIdlePeer = 10 * 60 * kSecond;
-/// About half of ZeroMQ's 1023 sockets, because ZeroMQ closes a dropped socket only a moment later.
+/// Limit on peers: about half of ZeroMQ's 1023 sockets, because ZeroMQ closes a dropped socket only a moment later.
 constexpr std::size_t kPeersMax = 512;
 
 /// The first message to a node opens the connection. A peer without a message in either direction for kIdlePeer is
@@ -61,11 +61,11 @@ class PeerLinks {
   };
   std::optional<Received> receive();
 
-  /// Versions of the node protocol.
+  /// Returns the versions of the node protocol that are spoken with each node.
   PeerVersions& versions() { return versions_; }
   std::uint32_t version_with(const std::string& endpoint) const { return versions_.spoken_with(endpoint); }
 
-  /// The ranks in a node's last lease answer, and how to read them; an empty map if its shape is this node's.
+  /// The ranks in a node's last lease answer, and how to read them; the map is empty if both nodes have the same shape.
   struct Ranks {
     std::vector<RankEndpoint> all;
     ShardMap map;

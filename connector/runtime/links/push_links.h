@@ -1,5 +1,5 @@
 // Pushes on the scheduler node's thread: carries the core's push actions to the other node and to this engine's
-// workers, and their answers to the core. A part of NodeLinks, which owns the sockets.
+// workers, and the answers of both to the core. A part of NodeLinks, which owns the sockets.
 #pragma once
 
 #include <cstdint>

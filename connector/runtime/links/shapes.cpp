@@ -8,14 +8,14 @@ namespace {
 
 constexpr std::size_t kMapsKept = 64;
 
-/// Whether a node is tensor parallel only, as all nodes are whose version sends no shape.
+/// Returns true if a node has one pipeline stage, as all nodes have whose version sends no shape.
 bool is_one_stage(const std::vector<Shard>& shards) {
   return std::all_of(shards.begin(), shards.end(), [&](const Shard& shard) {
     return shard.first_layer == shards[0].first_layer && shard.num_layers == shards[0].num_layers;
   });
 }
 
-/// Whether the cells of both ranks have one size; false also if a peer sends sizes that contradict each other.
+/// Returns true if the cells of both ranks have the same size; false also if a chunk does not divide into cells.
 bool same_cell_bytes(const RankEndpoint& a, const RankEndpoint& b) {
   const std::uint64_t a_cells = a.shard.num_cells(), b_cells = b.shard.num_cells();
   return a.chunk_bytes % a_cells == 0 && b.chunk_bytes % b_cells == 0 &&
@@ -40,7 +40,7 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
   const std::vector<Shard> ours = shards_of(here), theirs = shards_of(there);
   if (!says_shape || ours == theirs) {
     if (!is_like || (!says_shape && !is_one_stage(ours)))
-      return refuse(fmt::format("the holder has {} ranks and this node {}, or their chunks differ in size{}",
+      return refuse(fmt::format("the holder has {} ranks and this node has {}, or their chunks differ in size{}",
                                 there.size(), here.size(),
                                 says_shape ? "" : "; the holder's version serves only nodes of its own shape"));
     for (LeasedChunk& chunk : answer.reply.chunks) chunk.run_checksums.clear();
@@ -74,7 +74,7 @@ PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vect
   }
   order.num_cells = here[rank].shard.num_cells();
   order.runs = map[rank];
-  std::map<std::uint32_t, std::uint32_t> source_of;  // holder's rank -> number
+  std::map<std::uint32_t, std::uint32_t> source_of;  // [holder's rank] index in order.sources
   for (ShardRun& run : order.runs) {
     const RankEndpoint& holder = there[run.holder];
     const auto [found, is_new] = source_of.try_emplace(run.holder, static_cast<std::uint32_t>(order.sources.size()));

@@ -18,11 +18,11 @@ namespace kvferry {
 std::vector<Shard> shards_of(const std::vector<RankEndpoint>& ranks);
 
 // ---- the reader ----
-/// How the ranks `here` read the chunks that `answer` leases; an empty map if both nodes have the same shape. Removes
-/// chunks without the right checksums from the answer. The error is a sentence that says why the shapes don't fit.
+/// Returns how the ranks `here` read the chunks leased by `answer`; an empty map if both nodes have the same shape.
+/// Removes chunks without the right checksums from `answer`. The error says in a sentence why the shapes don't fit.
 Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& answer);
 
-/// The order to one rank for a pull. `map`: the result of fit_answer() for the holder with the ranks `there`.
+/// Returns the order to one rank for a pull. `map`: the result of fit_answer() for the holder with the ranks `there`.
 PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vector<RankEndpoint>& here,
                     const std::vector<RankEndpoint>& there, const ShardMap& map, TimeNs now);
 
@@ -34,9 +34,9 @@ class RunChecksums {
   /// `here`: this node's shards.
   explicit RunChecksums(std::vector<Shard> here) : here_(std::move(here)) {}
 
-  /// Whether the reader's shape is another, so that it needs checksums of runs.
+  /// Returns true if the reader has another shape than this node, so that it needs checksums of runs.
   bool is_needed(const LeaseRequest& request) const { return !request.shards.empty() && request.shards != here_; }
-  /// The error is a sentence for a reader that can't be served.
+  /// Checks that the reader can be served. The error is a sentence for the reader.
   Result<void> check(const LeaseRequest& request);
 
   struct RankOrder {
@@ -50,7 +50,7 @@ class RunChecksums {
 
   struct Ready {
     Asker asker;
-    LeaseAnswer answer;             // without damaged chunks and those that a rank has not hashed in time
+    LeaseAnswer answer;             // without the chunks that are damaged or were not hashed in time
     std::vector<ChunkKey> damaged;  // chunks left out because their bytes don't match their checksum
     std::size_t num_late = 0;       // chunks left out because a rank was late
   };
@@ -59,9 +59,9 @@ class RunChecksums {
   std::size_t num_waiting() const { return waiting_.size(); }
 
  private:
-  struct Part {  // the runs of one rank
+  struct Part {  // the runs that one rank hashes
     std::vector<ShardRun> runs;
-    std::map<std::pair<std::uint64_t, std::uint64_t>, std::size_t> index;  // (source, cells) -> run
+    std::map<std::pair<std::uint64_t, std::uint64_t>, std::size_t> index;  // (source, cells) -> place in `runs`
   };
   struct Waiting {
     Asker asker;
@@ -78,7 +78,7 @@ class RunChecksums {
 
   std::vector<Shard> here_;
   std::map<std::vector<Shard>, std::shared_ptr<const ShardMap>> maps_;  // keyed by the readers' shards
-  std::map<std::uint64_t, Waiting> waiting_;                            // keyed by order
+  std::map<std::uint64_t, Waiting> waiting_;                            // keyed by ChecksumOrder::order
   std::uint64_t last_order_ = 0;
 };
 

@@ -10,7 +10,7 @@
 namespace kvferry {
 namespace {
 
-constexpr std::chrono::milliseconds kLookupPatience{2};  // how long lookups may wait for answers, per step
+constexpr std::chrono::milliseconds kLookupPatience{2};  // limit on the time that lookups wait for answers, per step
 constexpr TimeNs kMetricsInterval = 100 * kMillisecond;
 
 std::map<std::string, double> by_name(const std::vector<std::pair<std::string_view, double>>& metrics) {
@@ -30,7 +30,7 @@ SchedulerNode::SchedulerNode(SchedulerOptions options, net::HostPort address, In
 template <class Call>
 auto SchedulerNode::with_core(Call call) {
   std::unique_lock lock(shared_.mutex);
-  KVFERRY_CHECK(shared_.core, "a request before the workers were attached");
+  KVFERRY_CHECK(shared_.core, "a request arrived before the workers were attached");
   const auto enqueue = [&] {
     const bool is_urgent = links_.enqueue(shared_.core->take_actions());
     lock.unlock();
@@ -97,7 +97,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.block_tokens = options_.block_tokens;
   config.windows = options_.windows;
   config.runs_ahead = options_.runs_ahead;
-  // A chunk needs a slot in every rank's pool, and stages of a pipeline may differ in size.
+  // A chunk needs a slot in every rank's pool. Pipeline stages may differ in size, so the smallest pool decides.
   config.num_slots = workers[0].num_slots;
   for (const WorkerHello& worker : workers) config.num_slots = std::min(config.num_slots, worker.num_slots);
   config.first_lease = incarnation_.value;
@@ -128,7 +128,7 @@ std::uint32_t SchedulerNode::num_tokens(const RequestId& id) {
 
 Answer SchedulerNode::lookup(const RequestId& id, std::uint32_t num_local) {
   std::unique_lock lock(shared_.mutex);
-  KVFERRY_CHECK(shared_.core, "a request before the workers were attached");
+  KVFERRY_CHECK(shared_.core, "a request arrived before the workers were attached");
   while (true) {
     const Answer answer = shared_.core->lookup(id, num_local, clock_.now());
     if (links_.enqueue(shared_.core->take_actions())) links_.wake();

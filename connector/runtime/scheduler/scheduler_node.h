@@ -34,15 +34,15 @@ struct SchedulerOptions {
 class SchedulerNode {
  public:
   /// kInvalidArgument: chunk_tokens is no multiple of block_tokens. kUnavailable: no free port, or the controller was
-  /// not reachable within start_timeout_ms. kRefused: by the controller, e.g. because of another model in this
-  /// namespace.
+  /// not reachable within start_timeout_ms. kRefused: the controller refused this node, for example because the
+  /// namespace has another model.
   static Result<std::unique_ptr<SchedulerNode>> start(SchedulerOptions options);
 
   /// Takes the workers' handshakes in rank order, before the first request. kInvalidArgument: they contradict each
   /// other.
   Result<void> attach_workers(const std::vector<std::string>& hellos);
 
-  /// Where other nodes ask for leases; remote_host and remote_port in kv_transfer_params.
+  /// The address at which other nodes ask for leases: remote_host and remote_port in kv_transfer_params.
   const std::string& host() const { return address_.host; }
   std::uint16_t port() const { return address_.port; }
 
@@ -55,15 +55,15 @@ class SchedulerNode {
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted);
   /// kCorrupt: the bytes are not a report.
   Result<void> worker_report(std::string_view report);
-  /// Whether a worker has not yet reported a save. The engine then has to run more steps, even with nothing to compute,
+  /// Returns true if a worker has not reported a save yet. The engine must then run more steps, even without requests,
   /// because reports come with steps.
   bool has_unreported_saves() const;
   void reset_cache();
 
-  /// Counters and gauges by metric name, without the kvferry_ prefix.
+  /// Returns counters and gauges by metric name, without the kvferry_ prefix.
   std::map<std::string, double> metrics();
-  /// The same, but nullopt if nothing has changed since the last call; at most ten times a second while there are
-  /// requests, because every step calls it.
+  /// Same as metrics(), but returns nullopt if nothing has changed since the last values, or if these are less than
+  /// 100 ms old and there are requests. Every step calls it, so it has to be cheap.
   std::optional<std::map<std::string, double>> take_metrics();
 
   /// Deregisters from the controller and joins the thread. Idempotent.
@@ -85,7 +85,7 @@ class SchedulerNode {
   SharedCore shared_;
   NodeLinks links_;
   std::chrono::steady_clock::duration patience_left_;
-  Metrics reported_;  // at the last take_metrics()
+  Metrics reported_;  // values that take_metrics() returned last
   TimeNs reported_at_ = 0;
   std::uint32_t num_ranks_ = 0;
 };

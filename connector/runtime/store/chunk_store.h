@@ -1,5 +1,5 @@
-// Where one rank's chunks are: in the pool's slots, which other nodes read, and perhaps also in GPU memory. Copies them
-// between there and the engine's blocks, in the order of the engine's stream.
+// The chunks of one rank: in the pool's slots, which other nodes read, and perhaps also in GPU memory. The store copies
+// them to and from the engine's blocks, in the order of the engine's stream.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace kvferry {
 class ChunkStore {
  public:
   virtual ~ChunkStore() = default;
-  /// The memory above the slots, for the log; empty if there is none.
+  /// Describes the store's use of a GPU, for the log; empty if it uses none.
   virtual std::string describe() const = 0;
 
   // ---- steps, on one thread ----
@@ -34,7 +34,7 @@ class ChunkStore {
     (void)job, (void)item, (void)layer;
     return Error{ErrorCode::kUnavailable, "this store packs whole chunks"};
   }
-  /// The saves that have ended since the last call. ok: the slot is whole and other nodes may read it.
+  /// Returns the saves that have ended since the last call. `ok`: the slot is whole and other nodes may read it.
   virtual std::vector<SaveDone> take_saved() = 0;
   using IsReadable = std::function<bool(ChunkRef)>;
   /// Unpacks chunks into blocks and verifies them before it returns. Returns one outcome for each job. A job stops at
@@ -48,25 +48,25 @@ class ChunkStore {
     RegionId region;
     std::uint64_t offset = 0;
   };
-  /// Where a transfer may write this chunk; landed() follows. kFull: the GPU still reads or writes the slot.
+  /// Returns where a transfer may write this chunk; landed() has to follow. kFull: the GPU still uses the slot.
   virtual Result<Place> land(ChunkRef chunk, std::uint64_t bytes) = 0;
-  /// The same for a transfer in parts, whose checksum is unknown until all have arrived; returns the slot itself.
+  /// Same as land(), but returns the slot itself, for chunks in parts, whose checksum is unknown until all arrived.
   virtual Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) { return land(chunk, bytes); }
   struct Landed {
     ChunkRef chunk;
     bool ok = false;
-    std::uint64_t checksum = 0;  // verified by the transport
+    std::uint64_t checksum = 0;  // chunk_checksum() of this rank's bytes, if ok
   };
-  /// The transfers are over and no longer touch their memory. take_landed() reports each chunk once.
+  /// Ends landings whose transfers no longer touch their memory. take_landed() reports each chunk once.
   virtual void landed(std::span<const Landed> chunks) = 0;
-  /// The landings that have ended since the last call. ok: the slot is whole and other nodes may read it.
+  /// Returns the landings that have ended since the last call. `ok`: the slot is whole and other nodes may read it.
   virtual std::vector<Landed> take_landed() = 0;
 
-  /// Slots that may not be reused because the device may still write them after their work has timed out.
+  /// Returns the number of slots that are not reused yet, because their work timed out and may still write them.
   virtual std::size_t num_fenced() const = 0;
 };
 
-/// All of it outlives the store.
+/// The pool outlives the store.
 struct ChunkStoreParts {
   KvLayout layout;
   std::uint32_t rank = 0;
@@ -75,7 +75,7 @@ struct ChunkStoreParts {
   RegionId pool_region;
 };
 
-/// Blocks and slots in host memory: all work is done when a call returns, and streams are ignored. Errors: those of
+/// Makes a store for blocks in host memory: all work is done when a call returns; streams are ignored. Errors: those of
 /// make_host_packer().
 Result<std::unique_ptr<ChunkStore>> make_host_store(ChunkStoreParts parts);
 
@@ -85,10 +85,10 @@ struct GpuTier {
   bool is_landing_place = false;
   TimeNs timeout = 30 * kSecond;  // time after which a save counts as failed and its slot is fenced
   const Clock& clock;
-  Transport& transport;  // shut down before the store is destroyed
+  Transport& transport;  // must be shut down before the store is destroyed
 };
 
-/// Blocks in GPU memory. Errors: those of the packer and the device; kInvalidArgument: `bytes` holds no chunk.
+/// Makes a store for blocks in GPU memory. Errors: those of packer and device; kInvalidArgument: `bytes` is too small.
 Result<std::unique_ptr<ChunkStore>> make_gpu_store(ChunkStoreParts parts, GpuTier tier);
 
 }  // namespace kvferry

@@ -112,7 +112,7 @@ void GpuStore::poll() {
   }
 }
 
-/// The device has finished the work.
+/// Reports work that the device has finished, and frees its frames and slots.
 void GpuStore::end(Work& work) {
   std::vector<std::uint64_t> checksums;
   bool ok = true;
@@ -148,7 +148,7 @@ void GpuStore::report(const Work& work, const Work::Item& item, bool ok, std::ui
 /// Reports the work as failed. The frames and slots that the device may still touch stay fenced until it has finished.
 void GpuStore::give_up(Work& work, std::string_view why) {
   log().error("{} {} chunks failed: {}; {} slots are not reused until the GPU has finished",
-              work.kind == Work::Kind::kLanding ? "landing" : "saving", work.items.size(), why, work.slots.size());
+              work.kind == Work::Kind::kLanding ? "receiving" : "saving", work.items.size(), why, work.slots.size());
   for (const Work::Item& item : work.items) {
     if (item.frame) table_.drop(*item.frame);
     report(work, item, false, 0);

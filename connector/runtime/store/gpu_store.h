@@ -43,14 +43,14 @@ class GpuStore final : public ChunkStore {
     enum class Kind : std::uint8_t { kSave, kLanding, kLoad };
     Kind kind = Kind::kSave;
     DeviceStream stream = nullptr;     // stream of the last piece
-    std::optional<DeviceEvent> event;  // recorded after the last piece; empty: to be retried, the device refused it
+    std::optional<DeviceEvent> event;  // recorded after the last piece; empty if the device refused, to be retried
     std::vector<FramePin> pins;
     std::vector<std::uint32_t> slots;
     std::vector<PassPtr> passes;
     struct Item {
       ChunkRef chunk;
       std::optional<FrameRef> frame;
-      std::uint64_t checksum = 0;  // set for a landing
+      std::uint64_t checksum = 0;  // set for a landing only; the checksum of a save comes from its pass
     };
     std::vector<Item> items;  // chunks to report at the end; empty after the work has been given up
     TimeNs deadline = 0;
@@ -81,7 +81,7 @@ class GpuStore final : public ChunkStore {
   Device& device() const { return *tier_.gpu.device; }
   void register_frames();
 
-  // Called with mutex_ held.
+  // All methods below are called with mutex_ held.
   void use_slot(Work& work, std::uint32_t slot);
   bool is_over(Work& work);
   void poll();
@@ -110,7 +110,7 @@ class GpuStore final : public ChunkStore {
   std::byte* frames_ = nullptr;
   bool is_pinned_ = false;
   std::optional<DeviceStream> down_, up_;
-  std::optional<RegionId> region_;  // the frames, if transfers may write to them
+  std::optional<RegionId> region_;  // region of the frames, if transfers may write to them
 
   mutable std::mutex mutex_;
   FrameTable table_;

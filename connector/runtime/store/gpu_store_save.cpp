@@ -126,7 +126,7 @@ void GpuStore::landed(std::span<const Landed> chunks) {
   std::vector<DeviceCopy> down;
   for (const Landed& chunk : chunks) {
     const auto found = landings_.find(chunk.chunk.slot);
-    if (found == landings_.end() || found->second.chunk != chunk.chunk) {  // the transfer wrote the slot itself
+    if (found == landings_.end() || found->second.chunk != chunk.chunk) {  // the transfer wrote directly into the slot
       landed_.push_back(chunk);
       continue;
     }

@@ -104,7 +104,7 @@ bool Puller::completed(const Completion& completion) {
   return true;
 }
 
-/// The transfer of this piece is over. A chunk lands with its last piece.
+/// Ends a piece whose transfer is over. A chunk is handed to the store with its last piece.
 void Puller::close(const Piece& piece, const std::vector<bool>& ok, const std::string& what) {
   Pull& pull = *piece.pull;
   if (!what.empty()) pull.what = what;
@@ -122,7 +122,7 @@ void Puller::close(const Piece& piece, const std::vector<bool>& ok, const std::s
   if (!landed.empty()) parts_.store.landed(landed);
 }
 
-/// This rank's checksum of a chunk whose bytes have arrived and are verified.
+/// Returns this rank's checksum of a chunk whose bytes have arrived and are verified.
 std::uint64_t Puller::checksum_of(const Pull& pull, std::size_t index) const {
   const PullItem& item = pull.order.items[index];
   if (!pull.has_runs()) return item.checksums[parts_.core.rank()];

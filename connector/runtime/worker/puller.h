@@ -21,27 +21,27 @@ class Puller {
       : parts_(parts), peers_(peers), send_(send) {}
 
   void start(PullOrder order);
-  /// Both return false if the transfer or chunk belongs to no pull.
+  /// completed() and landed() return false if the transfer or the chunk belongs to no pull.
   bool completed(const Completion& completion);
   bool landed(const ChunkStore::Landed& chunk);
   /// Submits what the transport had no room for, and cancels pulls whose deadline has passed.
   void progress();
-  /// Whether a chunk has arrived that the store has not yet copied to where others may read it.
+  /// Returns true if the store still has to copy an arrived chunk to where other nodes may read it.
   bool is_landing() const { return !landing_.empty(); }
   bool is_busy() const { return !running_.empty() || !waiting_.empty(); }
 
  private:
   struct Pull {
     explicit Pull(PullOrder from);
-    /// Whether the holder's shape is another, so that chunks are put together from runs.
+    /// Returns true if the holder has another shape, so that chunks are put together from runs.
     bool has_runs() const { return !order.sources.empty(); }
 
     PullOrder order;
     std::size_t num_left = 0;               // items without an outcome
     std::vector<bool> ok;                   // [item]; false after the first failed piece
-    std::vector<std::uint64_t> checksums;   // [item]
-    std::vector<std::uint32_t> num_pieces;  // [item] pieces under way
-    std::string what;                       // the last failure
+    std::vector<std::uint64_t> checksums;   // [item] checksum of this rank's chunk; 0 until all its bytes are verified
+    std::vector<std::uint32_t> num_pieces;  // [item] number of pieces under way
+    std::string what;                       // reason of the last failure; empty: none
   };
   using PullPtr = std::shared_ptr<Pull>;
   /// One transfer: what a pull reads from one source into one region.
@@ -57,7 +57,7 @@ class Puller {
 
   Result<void> plan(const PullPtr& pull, std::size_t item, Pieces& pieces);
   void submit(Piece piece);
-  void close(const Piece& piece, const std::vector<bool>& ok, const std::string& what);  // ok: [range]
+  void close(const Piece& piece, const std::vector<bool>& ok, const std::string& what);  // `ok` is indexed by range
   void fail(const Piece& piece, const std::string& what) {
     close(piece, std::vector<bool>(piece.ranges.size(), false), what);
   }
@@ -69,7 +69,7 @@ class Puller {
   TransportPeers& peers_;
   const SendOutcome& send_;
   std::map<TransferId, Piece> running_;
-  std::vector<Piece> waiting_;  // the transport was full
+  std::vector<Piece> waiting_;  // refused because the transport was full, to be retried
   std::map<ChunkRef, std::pair<PullPtr, std::size_t>> landing_;
 };
 

@@ -9,7 +9,7 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kDroppedMax = 4096;  // dropped pushes that are remembered
+constexpr std::size_t kDroppedMax = 4096;  // limit on the entries in dropped_
 
 }  // namespace
 
@@ -77,13 +77,13 @@ CopyRange Pusher::layers(const Item& item, std::uint32_t first, std::uint32_t en
   return {item.chunk.slot * parts_.slot_bytes + first * layer_bytes, first * layer_bytes, (end - first) * layer_bytes};
 }
 
-/// How many layers may be sent. The last layer waits for the end of the save, which also ends the transfer.
+/// Returns how many layers may be sent. The last one waits for the end of the save, which also ends the transfer.
 std::uint32_t Pusher::layers_ready(const Item& item) const {
   if (item.is_whole) return parts_.num_layers;
   return std::min(static_cast<std::uint32_t>(item.layer_sums.size()), parts_.num_layers - 1);
 }
 
-/// Does what can be done now for one chunk.
+/// Starts, feeds, cancels or ends the transfer of one chunk, as far as its state permits.
 void Pusher::advance(std::uint64_t id, std::uint32_t index) {
   Push& push = pushes_.at(id);
   Item& item = push.items.at(index);
@@ -104,7 +104,7 @@ void Pusher::advance(std::uint64_t id, std::uint32_t index) {
   }
   if (!push.order) return;
   if (index >= push.order->grants.size() || push.order->grants[index].empty()) {
-    if (item.is_saved) end(id, index, item, false, "");  // the other node does not want it
+    if (item.is_saved) end(id, index, item, false, "");  // the decode node does not want this chunk
     return;
   }
   begin(push, id, index, item);
@@ -156,7 +156,7 @@ void Pusher::feed(Item& item) {
   item.layers_fed = ready;
   item.is_fed_whole = item.is_whole;
   if (parts_.transport.feed(*item.transfer, std::move(ranges), std::move(checksums), item.is_fed_whole)) return;
-  item.failed = true;  // the transfer's completion has the reason, or comes with the cancellation
+  item.failed = true;  // the transfer has failed already, or is cancelled here; its Completion follows
   parts_.transport.cancel(*item.transfer);
 }
 

@@ -26,7 +26,7 @@ class Pusher {
       : parts_(parts), peers_(peers), wake_(std::move(wake)) {}
 
   // ---- service thread ----
-  /// The slots that another node grants for a push.
+  /// Sets the slots that another node grants for a push.
   void set_target(PushOrder order);
   /// Pushes a chunk that is already whole in its slot.
   void start(const PushStart& start);
@@ -36,13 +36,13 @@ class Pusher {
   bool completed(const Completion& completion);
   /// Retries what the transport had no room for, and sends the outcomes. Returns true if it sent one.
   bool progress(const SendOutcome& send);
-  /// Whether something has to be retried without a wake-up.
+  /// Returns true if a transfer has to be retried, for which the service thread gets no wake-up.
   bool is_waiting() const;
 
   // ---- step thread ----
-  /// Layers [0, layer] of this save are in its slot. `checksum`: of this layer's bytes.
+  /// Reports that layers [0, layer] of this save are in its slot. `checksum` is that of the last one's bytes.
   void layer_saved(const SaveItem& item, std::uint32_t layer, std::uint64_t checksum);
-  /// The save has ended; `ok`: the whole chunk is in its slot.
+  /// Reports the end of the save; `ok` is true if the whole chunk is in its slot.
   void saved(const SaveItem& item, bool ok, std::uint64_t checksum);
 
  private:
@@ -62,10 +62,10 @@ class Pusher {
   struct Push {
     std::optional<PushOrder> order;
     bool is_dropped = false;
-    std::map<std::uint32_t, Item> items;  // keyed by index
+    std::map<std::uint32_t, Item> items;  // keyed by the index in the offer
   };
 
-  // All below with mutex_ held.
+  // All methods below are called with mutex_ held.
   Item& item_of(std::uint64_t push, std::uint32_t index, ChunkRef chunk, std::uint32_t num_tokens);
   void advance(std::uint64_t id, std::uint32_t index);
   void begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item);
@@ -79,9 +79,9 @@ class Pusher {
   std::function<void()> wake_;
   mutable std::mutex mutex_;
   std::map<std::uint64_t, Push> pushes_;
-  std::set<std::uint64_t> dropped_;  // the newest ones; the step thread may still save chunks for them
+  std::set<std::uint64_t> dropped_;  // newest dropped pushes; the step thread may still save chunks for them
   std::map<TransferId, std::pair<std::uint64_t, std::uint32_t>> running_;
-  std::set<std::pair<std::uint64_t, std::uint32_t>> full_;  // refused by the full transport, to be retried
+  std::set<std::pair<std::uint64_t, std::uint32_t>> full_;  // chunks refused by the full transport, to be retried
   std::vector<std::string> outcomes_;                       // sealed in envelopes, not sent yet
 };
 

@@ -1,5 +1,5 @@
-// The worker's service thread: owns the socket of the scheduler node's orders and the transport's completions, and
-// hands both to the part that they belong to: Puller, Pusher, SlotGrants or RunHasher.
+// The worker's service thread: receives the scheduler node's orders and the transport's completions, and hands each to
+// the part that handles it: Puller, Pusher, SlotGrants or RunHasher.
 #pragma once
 
 #include <memory>
@@ -18,13 +18,13 @@ namespace kvferry {
 
 class ServiceLoop {
  public:
-  /// Starts the thread. kUnavailable: no local socket.
+  /// Starts the thread. kUnavailable: no local socket can be opened.
   static Result<std::unique_ptr<ServiceLoop>> start(const WorkerParts& parts);
-  /// Where the scheduler node sends its orders; reachable on this machine only.
+  /// The endpoint to which the scheduler node sends its orders; reachable on this machine only.
   const std::string& endpoint() const { return socket_->endpoint(); }
   /// The part that the step thread reports its saves to.
   Pusher& pusher() { return pusher_; }
-  /// Joins the thread; ending the transfers under way is up to the transport. Idempotent.
+  /// Joins the thread. Transfers under way go on until the transport is shut down. Idempotent.
   void shutdown() { loop_.stop(); }
 
  private:
@@ -38,7 +38,7 @@ class ServiceLoop {
   WorkerParts parts_;
   TransportPeers peers_{parts_.transport, parts_.clock};
   std::unique_ptr<ServerSocket> socket_;
-  std::string scheduler_;  // sender of the last order; gets the outcomes
+  std::string scheduler_;  // sender of the last order; receives the outcomes
   SendOutcome send_ = [this](const std::string& bytes) { socket_->send(scheduler_, bytes); };
   Puller puller_{parts_, peers_, send_};
   Pusher pusher_{parts_, peers_, [this] { loop_.wake(); }};

@@ -37,7 +37,7 @@ void SlotGrants::revoke(const Revocation& order) {
   }
 }
 
-/// Ends the writing of a slot; then the store may copy the chunk to where it is read.
+/// Revokes the grant of a slot; then the store may copy the chunk to where other nodes read it.
 void SlotGrants::take_back(const Key& key, GrantedSlot& slot) {
   if (slot.grant) {
     const Result<void> revoked = parts_.transport.revoke(*slot.grant);

@@ -21,21 +21,21 @@ class SlotGrants {
 
   void grant(const GrantOrder& order);
   void revoke(const Revocation& order);
-  /// Returns false if no slot of the chunk was granted.
+  /// Returns false if no revocation has passed this chunk to the store.
   bool landed(const ChunkStore::Landed& chunk);
-  /// Retries revocations that had to wait for a copy, and sends the outcomes. Returns true if it sent one.
+  /// Retries revocations that wait for the end of a peer's copy, and sends the outcomes. Returns true if it sent one.
   bool progress();
-  /// Returns true if a revocation or a landing is pending, whose progress() needs polling.
+  /// Returns true if a revocation or a landing is pending, so that progress() has to be called soon.
   bool is_waiting() const { return !revoking_.empty() || !landing_.empty(); }
 
  private:
   struct GrantedSlot {
     ChunkRef chunk;
-    std::optional<GrantId> grant;          // the transport's
+    std::optional<GrantId> grant;          // the transport's grant; empty: none, or revoked
     bool has_place = false;                // the store waits for landed()
     std::optional<RevokedChunk> revoking;  // the revoked chunk, as revoke() was given it; empty: not revoked yet
   };
-  using Key = std::pair<std::uint64_t, std::uint32_t>;  // ticket, index
+  using Key = std::pair<std::uint64_t, std::uint32_t>;  // ticket, index in the offer
 
   void take_back(const Key& key, GrantedSlot& slot);
   void end(const Key& key, bool ok);

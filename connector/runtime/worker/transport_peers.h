@@ -1,4 +1,4 @@
-// The transport's peers of a worker: disconnects those that are lost or idle, so that ended processes leave nothing
+// The peers of a worker's transport: disconnects those that are lost or idle, so that ended processes leave nothing
 // behind in the transport.
 #pragma once
 
@@ -30,7 +30,7 @@ class TransportPeers {
 
  private:
   struct Peer {
-    std::size_t num_running = 0;  // its transfers without a completion
+    std::size_t num_running = 0;  // number of its transfers without a completion
     TimeNs used_at = 0;
     bool is_lost = false;
   };

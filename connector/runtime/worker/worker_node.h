@@ -23,12 +23,12 @@ struct WorkerOptions {
   std::uint32_t rank = 0;
   std::string label;  // names the shared memory segment; unique per engine on this machine
   KvLayout layout;
-  Shard shard = {};                      // layers and heads of the model in the layout; no layers: all of them
-  std::optional<Gpu> gpu = {};           // where the engine's blocks are; empty: in host memory
+  Shard shard = {};                      // the model's layers and heads that the layout has; without layers: all
+  std::optional<Gpu> gpu = {};           // the GPU that has the engine's blocks; empty: host memory
   TimeNs device_timeout = 30 * kSecond;  // time after which work given to the GPU counts as failed
 };
 
-/// Threads: the engine's worker thread calls the step methods; any thread may call take_report() and handshake().
+/// Threads: the engine's worker thread; any thread may call handshake() and describe().
 class WorkerNode {
  public:
   /// kUnavailable: no shared memory left, or no transport. kInvalidArgument: a pool that holds less than two chunks, or
@@ -36,9 +36,9 @@ class WorkerNode {
   static Result<std::unique_ptr<WorkerNode>> start(WorkerOptions options);
   ~WorkerNode() { shutdown(); }
 
-  /// An encoded WorkerHello for the scheduler node.
+  /// Returns an encoded WorkerHello for the scheduler node.
   const std::string& handshake() const { return hello_; }
-  /// One sentence for the log with the pool's size, its slots and the transport.
+  /// Returns one sentence for the log with the pool's size, its slots and the transport.
   std::string describe() const;
 
   // `stream` is the engine's stream, in which it reads and writes the blocks.
@@ -47,18 +47,18 @@ class WorkerNode {
   Result<void> begin_step(std::string_view plan, DeviceStream stream = nullptr);
   /// Before the forward pass: unpacks the chunks that the step's requests load.
   void load(DeviceStream stream = nullptr);
-  /// Whether the step's plan has saves that are pushed to another node layer by layer, so that save_layer() is useful.
+  /// Returns true if the step's plan has saves that are pushed to another node layer by layer by save_layer().
   bool wants_layers() const { return wants_layers_; }
-  /// During the forward pass, when a layer's KV is in its blocks. The layers come in the order of the layout.
+  /// In the forward pass: packs a layer of pushed chunks when its KV is in its blocks. Called in the layout's order.
   void save_layer(std::uint32_t layer);
   /// After the forward pass: packs the chunks that are full now. With a GPU a later step may report them.
   void save(DeviceStream stream = nullptr) { save_all(std::exchange(plan_.saves_after, {}), stream); }
 
-  /// The report for the scheduler; nullopt if there is nothing to report.
+  /// Returns the report for the scheduler, nullopt if there is nothing to report.
   std::optional<std::string> take_report();
-  /// Blocks whose synchronous load has failed since the last call.
+  /// Returns the blocks whose synchronous load has failed since the last call.
   std::vector<BlockId> take_failed_blocks() { return std::exchange(failed_blocks_, {}); }
-  /// Asynchronous loads that have ended since the last call, each once: the request, and whether its blocks are good;
+  /// Returns the asynchronous loads that have ended since the last call: the request, and whether its blocks are good;
   /// if not, none of them may be used.
   using FinishedLoad = std::pair<std::string, bool>;
   std::vector<FinishedLoad> take_finished_loads() { return std::exchange(finished_loads_, {}); }

@@ -36,7 +36,7 @@ class SharedWorkerCore {
   WorkerCore core_;
 };
 
-/// All of it outlives the parts.
+/// All referenced objects and the pool outlive the parts.
 struct WorkerParts {
   Transport& transport;
   ChunkStore& store;

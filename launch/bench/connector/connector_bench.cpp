@@ -58,7 +58,7 @@ void run(const ConnectorCalls& calls, std::vector<std::string> connectors, const
   text += fmt::format(
       "lookup: all calls of vLLM's scheduler for a request of {} tokens until it is answered, with KV in the node's "
       "own "
-      "pool\nstep: all its calls in a step in which {} requests decode a token each; median of {}\n",
+      "pool\nstep: all its calls in a step in which {} requests decode a token each; {} repetitions\n",
       calls.tokens, calls.running, calls.repeat);
   fmt::print("{}", text);
   std::fflush(stdout);

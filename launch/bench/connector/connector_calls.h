@@ -1,4 +1,4 @@
-// The calls of a whole KV connector, made by vLLM's scheduler in a Python that has vLLM.
+// Measures vLLM's scheduler calling a whole KV connector, in a Python interpreter that has vLLM.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 namespace kvferry::bench {
 
 struct ConnectorCalls {
-  std::string python;  // a Python that has vLLM
+  std::string python;  // interpreter that has vLLM
   std::uint64_t tokens = 0, running = 0, repeat = 0;
 };
 
 constexpr std::string_view kConnectorPeers[] = {"nixl", "lmcache"};
 
-/// `given` unless it is empty, else the Python of the checkout that this program was built in, else python3.
+/// Returns `given` unless it is empty, else the Python of the checkout that this program was built in, else python3.
 std::string vllm_python(const std::string& given);
 
 /// Returns the times of lookups and steps by name, in microseconds. `connector`: kvferry or a peer; for kvferry a
-/// controller is started. Failure kUnavailable: this Python has no vLLM, or the connector doesn't load there.
+/// controller is started. Failure kUnavailable: calls.python has no vLLM, or the connector doesn't load there.
 nlohmann::json measure_connector_calls(const std::string& connector, const ConnectorCalls& calls, const Say& say);
 
 }  // namespace kvferry::bench

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kChunkTokens = 256, kBlockTokens = 32;
 constexpr std::uint32_t kDistinctPrompts = 8;
-constexpr std::uint32_t kPromptTokens = 500;  // in the first running request; each further one has one more
+constexpr std::uint32_t kPromptTokens = 500;  // length of the first prompt; each further one is one token longer
 
 std::vector<std::int32_t> random_tokens(std::mt19937& random, std::uint32_t count) {
   std::vector<std::int32_t> tokens(count);
@@ -22,7 +22,7 @@ std::vector<std::int32_t> random_tokens(std::mt19937& random, std::uint32_t coun
 
 RequestId id_of(std::uint64_t number) { return RequestId{fmt::format("cmpl-{:032x}-0", number)}; }
 
-/// A scheduler core, and steps in which workers complete every job at once.
+/// Drives a scheduler core with steps whose saves the workers complete at once.
 class CoreDriver {
  public:
   explicit CoreDriver(std::uint32_t num_slots) : core_(config(num_slots)) { core_.set_directory_up(false); }

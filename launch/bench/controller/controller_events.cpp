@@ -17,7 +17,7 @@ using controller::EngineDirectory;
 
 constexpr std::uint32_t kBlockTokens = 16;
 constexpr std::uint32_t kVocabulary = 151'936;
-constexpr std::uint64_t kChurnPrefixes = 256;  // stored and removed in each repetition
+constexpr std::uint64_t kChurnPrefixes = 256;  // number of prefixes stored and removed in each repetition
 
 enum class Hashes { kIntegers, kBytes };
 
@@ -25,7 +25,7 @@ std::uint64_t hash_of(std::uint64_t prefix, std::uint64_t position) {
   return scramble(prefix * kPrefixKeys + position + 1);
 }
 
-/// One batch of events of one engine, byte for byte as vLLM's encoder writes it.
+/// Writes batches of events of one engine, byte for byte as vLLM's encoder writes them.
 class BatchWriter {
  public:
   explicit BatchWriter(Hashes hashes) : hashes_(hashes) {}
@@ -162,7 +162,7 @@ class EventsBench {
   void take(const Batch& batch) {
     directory_.stream(engines_[batch.worker])->received(next_[batch.worker]++, batch.payload, 0);
   }
-  /// Returns hashes a second.
+  /// Returns the rate in hashes per second.
   template <class Take>
   double time(const std::vector<Batch>& all, const Take& take_one) {
     const TimeNs begun = clock_.now();

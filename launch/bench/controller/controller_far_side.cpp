@@ -60,8 +60,8 @@ void echo_streams(const controller::BoundSocket& listener) {
   }
 }
 
-// The echo servers, which return each message over the same sockets and with the same waits, are the lower limit of a
-// remote lookup. Each serves on a thread until the process ends.
+// A remote lookup cannot be faster than the echo servers, which return each message over the same kinds of sockets and
+// with the same waits. Each echo server runs on a thread until the process ends.
 
 std::string start_zmq_echo() {
   auto router = need(net::ZmqSocket::make(std::make_shared<net::ZmqContext>(), net::ZmqKind::kRouter));
@@ -87,7 +87,7 @@ void load_into(controller::Directory& directory, const ControllerLoad& load, Tim
   });
 }
 
-/// Serves in the child until the process ends.
+/// Runs the controller and the echo servers in the child process, until that process is killed.
 void serve(const ControllerLoad& load, const std::string& folder, LineLink& link) {
   log().set_level(spdlog::level::err);
   const SteadyClock clock;
@@ -116,7 +116,7 @@ ControllerFarSide::ControllerFarSide(const ControllerLoad& load) {
   pid_ = ::fork();
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    pin_calling_thread(1);  // the client has core 0; the two cores decide the time of a round trip
+    pin_calling_thread(1);  // the client is pinned to core 0: the choice of cores affects round trips
     LineLink link({}, std::move(to_parent));
     if (const Result<void> served = attempt([&] { serve(load, folder_.path(), link); }); !served)
       (void)link.send(to_json(served.error()));

@@ -13,7 +13,7 @@ namespace kvferry::bench {
 
 class ControllerFarSide {
  public:
-  /// Forks, so that no other thread may run in this process.
+  /// Forks, so no other thread may be running in this process.
   explicit ControllerFarSide(const ControllerLoad& load);
   ControllerFarSide(const ControllerFarSide&) = delete;
   ControllerFarSide& operator=(const ControllerFarSide&) = delete;
@@ -24,7 +24,7 @@ class ControllerFarSide {
   std::string zmq, stream;            // endpoints of the controller
   std::string zmq_echo, stream_echo;  // endpoints of the echo servers
 
-  /// Processor time of all threads of the child.
+  /// Returns the processor time of all threads of the child process.
   double cpu_s() const { return cpu_seconds(pid_); }
 
  private:

@@ -18,9 +18,9 @@ using controller::ShortKey;
 using controller::Tier;
 
 constexpr TimeNs kRunTime = kSecond / 2;              // time for each repetition of a lookup
-constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // held by the node that dies
-constexpr std::size_t kTidyBucketsPerTurn = 1024;     // as the directory does in each turn of the server's loop
-constexpr std::uint64_t kChurnPrefixesMax = 1024;     // added and removed in each repetition of the events
+constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // most hashes that the removed node holds
+constexpr std::size_t kTidyBucketsPerTurn = 1024;     // as many as in each turn of the server's loop
+constexpr std::uint64_t kChurnPrefixesMax = 1024;     // most prefixes added and removed in each repetition of events()
 
 class LocalBench {
  public:
@@ -196,8 +196,8 @@ class LocalBench {
     return median(rates);
   }
 
-  /// Removes a node, once in each repetition. Between two lookups the index tidies as in the server's loop, and the
-  /// lookup waits for that.
+  /// Measures the slowest lookup after the removal of a node. Before each lookup the index tidies as in the server's
+  /// loop, and that time counts too, because a real lookup would wait for it.
   void measure_death(PlacementIndex<ShortKey>& index) {
     const std::uint64_t num_held = std::min(kDyingHashesMax / kPrefixKeys, num_prefixes_);
     report_.begin(fmt::format("a node of {} hashes dies", num_held * kPrefixKeys));
@@ -226,7 +226,7 @@ class LocalBench {
       ask(worst, [&] { return index.remove_node(node), true; });
       while (ask(worst, [&] { return index.tidy(kTidyBucketsPerTurn); })) {
       }
-      const TimeNs ended = clock_.now();  // the same time without a death follows, which shows the machine's own delays
+      const TimeNs ended = clock_.now();  // next: as long without a removal, to show the machine's own delays
       while (ask(usual, [&] { return clock_.now() < 2 * ended - begun; })) {
       }
       worst_us.push_back(static_cast<double>(worst) * 1e-3);

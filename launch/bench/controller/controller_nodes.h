@@ -34,8 +34,8 @@ inline controller::LookupQuery query_of(std::uint64_t prefix, std::uint64_t posi
   return query;
 }
 
-/// Whether a lookup of kLookupKeys keys of a prefix names all its workers, with all the keys. `Holders`: the type that
-/// the client, the directory or the wire has for them.
+/// Returns true if `holders`, the answer for kLookupKeys keys of a prefix, names each worker that holds the prefix with
+/// all the keys. `Holders` is the client's, the directory's or the wire protocol's type.
 template <class Holders>
 bool names_all_workers(const Holders& holders, std::uint64_t prefix) {
   if (holders.size() != (has_second_worker(prefix) ? 2U : 1U)) return false;
@@ -45,9 +45,9 @@ bool names_all_workers(const Holders& holders, std::uint64_t prefix) {
   return true;
 }
 
-constexpr int kPatienceMs = 10'000;  // for an answer of the controller in the other process
+constexpr int kPatienceMs = 10'000;  // longest wait for an answer of the controller in the other process
 
-/// A client that the controller has registered under this name. Failures: those of the client.
+/// Returns a client that the controller has registered under this name. Failures: those of the client.
 inline std::unique_ptr<controller::Client> registered(const std::string& controller, const std::string& name) {
   auto client = need(controller::make_client({.controller = controller, .node = node_info(name)}));
   need(controller::wait_registered(*client, SteadyClock(), kPatienceMs));

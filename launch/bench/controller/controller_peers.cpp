@@ -72,8 +72,8 @@ std::string controller_peers_table(const PeersFigures& figures, const Json& own)
     row(", remote", "remote_per_s_per_core", "remote_per_s_per_core", "remote", "remote_");
   }
   text +=
-      "remote: lookups per second of the server's core with 16 in flight, next to kvferry's over its Unix socket; "
-      "p50 and p99 one at a time\n";
+      "remote: lookups per second of the server's core with 16 in flight; kvferry's are those over its Unix socket; "
+      "p50 and p99 are those of one lookup at a time\n";
   for (const Json& peer : figures.peers) {
     const std::string notes = peer["notes"].get<std::string>();
     if (!notes.empty()) text += fmt::format("{}: {}\n", peer["engine"].get<std::string>(), notes);

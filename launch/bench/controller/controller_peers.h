@@ -16,8 +16,8 @@
 namespace kvferry::bench {
 
 struct PeersFigures {
-  nlohmann::json peers = nlohmann::json::array();     // {"engine", "version", "figures", "notes"} each
-  nlohmann::json missing = nlohmann::json::object();  // the reason for each peer without figures
+  nlohmann::json peers = nlohmann::json::array();     // array of {"engine", "version", "figures", "notes"}
+  nlohmann::json missing = nlohmann::json::object();  // reason by peer, for each peer without figures
 };
 
 constexpr std::string_view kControllerPeers[] = {"dynamo", "lmcache", "mooncake", "redis"};
@@ -28,7 +28,7 @@ using PeerProgram = std::function<Result<Command>(const std::string& peer, const
 /// The PeerProgram that installs from PyPI.
 Result<Command> controller_peer_program(const std::string& peer, const Say& say);
 
-/// Measures the peers one after the other. A peer that can't be installed, started or measured is one warning.
+/// Measures the peers one after the other. A peer that can't be installed, started or measured only causes a warning.
 /// Errors: kCancelled only.
 Result<PeersFigures> measure_controller_peers(const std::vector<std::string>& peers, std::uint64_t num_hashes,
                                               std::uint64_t repeat, const PeerProgram& program, const Say& say);

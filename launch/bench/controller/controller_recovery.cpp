@@ -21,7 +21,7 @@ using controller::Directory;
 using controller::NodeId;
 using controller::StateJournal;
 
-constexpr std::uint64_t kBatchesPerTurn = 64;  // batches that the server handles before it hands the log to the disk
+constexpr std::uint64_t kBatchesPerTurn = 64;  // batches that the server handles before it writes the log to disk
 constexpr std::uint64_t kChurnedPrefixes = 10'000;
 constexpr TimeNs kPatience = 60 * kSecond;
 
@@ -35,12 +35,12 @@ controller::DirectoryOptions directory_options() {
 }
 
 struct StateFigures {
-  double worst_lookup_us = 0;  // the lookup waits for the rest of the thread's turn while a snapshot is made
+  double worst_lookup_us = 0;  // during a snapshot; includes the other work of the thread's turn
   double snapshot_s = 0;
   double bytes = 0;
 };
 
-/// Leaves a state folder as a controller leaves it that is killed, and measures lookups while it makes a snapshot.
+/// Writes a state folder like that of a killed controller, and measures lookups while a snapshot is made.
 StateFigures make_state(const std::string& folder, std::uint64_t num_prefixes) {
   const SteadyClock clock;
   Directory directory(directory_options());
@@ -91,7 +91,7 @@ StateFigures make_state(const std::string& folder, std::uint64_t num_prefixes) {
   return figures;
 }
 
-/// Starts a controller on that state. Returns the seconds until its first right answer.
+/// Starts a controller with the state that make_state() wrote. Returns the seconds until its first right answer.
 double recover(const std::string& folder, std::uint64_t num_prefixes) {
   const SteadyClock clock;
   const TimeNs begun = clock.now();
@@ -100,7 +100,7 @@ double recover(const std::string& folder, std::uint64_t num_prefixes) {
       {{kvferry_program(), "controller", "--bind", endpoint, "--state", folder + "/state"}, {"KVFERRY_LOG=warn"}});
   const Result<nlohmann::json> line = process.link().receive(kPatience);
   const bool is_told =
-      line || line.error().code == ErrorCode::kCorrupt;  // the line is not JSON, but names the endpoint
+      line || line.error().code == ErrorCode::kCorrupt;  // the line that names the endpoint is not JSON
   if (!is_told) throw Failure({ErrorCode::kUnavailable, process.last_words()});
   const std::unique_ptr<controller::Client> client =
       need(controller::make_client({.controller = endpoint, .node = worker_info(kNumWorkers + 1)}));
@@ -117,10 +117,10 @@ double recover(const std::string& folder, std::uint64_t num_prefixes) {
     pollfd item{client->fd(), POLLIN, 0};
     ::poll(&item, 1, 10);
   }
-  throw Failure({ErrorCode::kUnavailable, "a controller that was started on a killed one's state did not answer"});
+  throw Failure({ErrorCode::kUnavailable, "a controller started with the state of a killed one did not answer"});
 }
 
-/// Feeds an empty controller the messages that all workers send after SnapshotWanted, in turns. Returns the seconds.
+/// Sends an empty controller the messages of all workers after SnapshotWanted, in turns. Returns the seconds taken.
 double resync(std::uint64_t num_prefixes) {
   class NoReplies final : public controller::ReplySender {
    public:

@@ -19,7 +19,7 @@ constexpr int kRoundTrips = 3000;  // in each repetition
 constexpr int kWarmUps = 200;
 constexpr std::size_t kInFlight = 16;
 constexpr TimeNs kRateTime = kSecond;
-constexpr std::size_t kQuestions = 4096;  // different lookups, sent in turns
+constexpr std::size_t kQuestions = 4096;  // number of different lookups, which are sent in turns
 
 void wait(int fd) {
   pollfd item{fd, POLLIN, 0};
@@ -99,7 +99,7 @@ class RemoteBench {
     }
   }
 
-  /// Measures the rate for each second of the server's processor time, in which waiting for the client does not count.
+  /// Measures lookups per second of the server's processor time, which excludes its waits for the client.
   void measure_rate(const std::string& over, const std::string& name, const std::string& endpoint) {
     const std::unique_ptr<ClientLink> link = need(controller::make_link(endpoint));
     report_.begin(fmt::format("{} lookups in flight over {}", kInFlight, over));
@@ -156,7 +156,7 @@ class RemoteBench {
       wait(link.fd());
       now = clock_.now();
       link.process(now);
-      link.set_corked(true);  // sends a new lookup for each answer, all at once
+      link.set_corked(true);  // collects a new lookup for each answer, to send them all at once
       while (const auto bytes = link.receive()) {
         if (num_answered++ % 64 == 0 && !is_right(*bytes)) throw wrong_answer();
         if (now - begun < duration && !ask()) throw no_answer();

@@ -15,8 +15,8 @@
 
 namespace kvferry::bench {
 
-/// The figures: a table for readers, names and numbers for programs. To add one:
-/// begin() a step, then row() for the table and figure() for the JSON.
+/// Collects the figures: in a table for readers, by name in JSON for programs. To add a figure,
+/// call begin(), then row() for the table and figure() for the JSON.
 class ControllerReport {
  public:
   explicit ControllerReport(std::size_t num_steps) : progress_(num_steps) {}
@@ -57,23 +57,23 @@ class ControllerReport {
 
 constexpr std::size_t kNumSteps = 24;  // steps of the progress bar in all parts together
 
-// Every part fails with kCorrupt if a lookup answered wrongly, since no figure of such a run is worth anything.
+// Every part fails with kCorrupt if a lookup returned a wrong answer, since that makes all figures of a run invalid.
 
-/// Lookups over the controller's sockets, next to an empty message over the same kind of socket. kUnavailable: the
+/// Measures lookups over the controller's sockets and, to compare, empty messages over such sockets. kUnavailable: the
 /// server's process does not come up. Forks, so no other thread may be running; see ControllerFarSide.
 void measure_remote(const ControllerLoad& load, ControllerReport& report);
 
-/// The time until other nodes find what a node publishes while it publishes a lot. kUnavailable: no answer.
+/// Measures the time until other nodes find a chunk that a busy node has published. kUnavailable: no answer.
 void measure_visible(const ControllerFarSide& far, ControllerReport& report);
 
-/// The index and the directory on one core, in this process.
+/// Measures the index and the directory on one core, in this process.
 void measure_local(const ControllerLoad& load, ControllerReport& report);
 
-/// The rate at which the controller decodes and indexes vLLM's cache events, encoded as vLLM encodes them.
+/// Measures the rate at which the controller decodes and indexes cache events, encoded as vLLM encodes them.
 void measure_events(const ControllerLoad& load, ControllerReport& report);
 
-/// The time until a controller serves again after its process was killed, with its state and without. Starts this
-/// program as a controller in a temporary folder, and ends it.
+/// Measures the time until a killed controller serves again, with its state and without. Starts this
+/// program as a controller in a temporary folder, and ends that controller.
 void measure_recovery(const ControllerLoad& load, ControllerReport& report);
 
 }  // namespace kvferry::bench

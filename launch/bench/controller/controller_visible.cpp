@@ -11,8 +11,8 @@ namespace {
 
 constexpr TimeNs kTurn = kMillisecond;
 constexpr std::uint64_t kBatchesPerTurn = 32;       // with kBatchKeys keys each: a million hashes a second
-constexpr std::uint64_t kTurns = 4000;              // publishing and evicting turns together
-constexpr std::uint64_t kFirstPrefix = 1ULL << 40;  // these prefixes are held by no other node
+constexpr std::uint64_t kTurns = 4000;              // number of turns, publishing and evicting ones together
+constexpr std::uint64_t kFirstPrefix = 1ULL << 40;  // no other node holds this prefix or later ones
 
 /// Repeats a lookup until it finds the key.
 void wait_for(const ChunkKey& key, controller::Client& client, const Clock& clock) {

@@ -108,7 +108,7 @@ Result<void> run_fleet_bench(const FleetFlags& flags) {
         progress.begin_step(fmt::format("{} nodes: {}", step.load.num_nodes, what));
       }));
     });
-    if (!measured) break;  // the sizes that are done took minutes and are still reported
+    if (!measured) break;  // the finished sizes took minutes, so they are still reported
     for (; num_begun <= kStepsOfOneSize; ++num_begun) progress.end_step();
   }
   if (rows.empty()) return measured;

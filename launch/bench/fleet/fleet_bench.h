@@ -20,9 +20,9 @@ struct FleetFlags {
   std::string plot_file{};
 };
 
-/// Prints progress on stderr and a table on stdout; writes the JSON file and the picture that the flags name. A size
-/// that overloads the controller is a result, not an error. kInvalidArgument: a flag's value; kUnavailable: this
-/// machine can't run so many nodes, or a program is missing.
+/// Prints progress on stderr and a table on stdout; writes the JSON file and the picture that the flags name. A fleet
+/// that overloads the controller is a result, not an error. kInvalidArgument: a flag has an invalid value;
+/// kUnavailable: this machine can't run so many nodes, or a program is missing.
 Result<void> run_fleet_bench(const FleetFlags& flags);
 
 }  // namespace kvferry::bench

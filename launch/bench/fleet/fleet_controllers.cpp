@@ -100,7 +100,7 @@ void FleetControllers::start_again(std::size_t replica) {
   if (options_.over_streams) words.insert(words.end(), {"--stream", endpoints_[replica]});
   if (!etcd_.empty())
     words.insert(words.end(), {"--etcd", etcd_, "--event-log", redis_, "--replica", fmt::format("r{}", replica)});
-  // The controller starts with the file limit that shells and systemd give, so it has to raise the limit itself.
+  // The controller gets the file limit that shells and systemd set by default, so it has to raise the limit itself.
   words.insert(words.begin(), {"sh", "-c", "ulimit -Sn 1024; exec \"$@\"", "sh", kvferry_program()});
   const PinnedHere pinned(1);
   controllers_[replica] = std::make_unique<ChildProcess>(Command{std::move(words), {"KVFERRY_LOG=error"}});

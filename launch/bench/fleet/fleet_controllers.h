@@ -24,16 +24,16 @@ class FleetControllers {
   /// missing or does not come up.
   void start();
 
-  /// Endpoints for nodes.
+  /// Returns the endpoints to which nodes connect.
   const std::vector<std::string>& endpoints() const { return endpoints_; }
-  /// A ZeroMQ endpoint, for status queries.
+  /// Returns the replica's ZeroMQ endpoint, for status queries.
   const std::string& address(std::size_t replica) const { return addresses_[replica]; }
-  /// Ends the process with SIGKILL.
+  /// Ends the replica's process with SIGKILL.
   void kill(std::size_t replica);
   /// Starts a controller with the same port, state and name, and does not wait until it listens.
   void start_again(std::size_t replica);
 
-  double cpu_s(std::size_t replica) const;  // processor time of all its threads
+  double cpu_s(std::size_t replica) const;  // processor time of all threads of the replica
   double rss_mib(std::size_t replica) const;
   std::size_t num_files(std::size_t replica) const;
 

@@ -2,7 +2,7 @@
 //
 // A node holds conversations of 128 chunks. The first 8 chunks of each are one of 16 system prompts, which every node
 // holds; the other chunks are the conversation's own, and every fourth conversation lies on two nodes. A node stores
-// the next chunk of its newest conversation and evicts the last chunk of its oldest, so that it always holds as many.
+// the next chunk of its newest conversation and evicts the last of its oldest, so that it always holds equally many.
 // Keys are computed, so that thousands of nodes need no memory for them.
 #pragma once
 
@@ -84,9 +84,9 @@ class HeldConversations {
     return Conversation{node_, oldest_}.key(--oldest_end_);
   }
 
-  /// A conversation that is whole and will be for a while.
+  /// Returns a conversation of which all chunks are held and none will be evicted soon.
   Conversation whole(std::uint64_t random) const { return {node_, oldest_ + 1 + random % (newest_ - oldest_ - 2)}; }
-  /// A conversation that no other node holds.
+  /// Returns a conversation that no other node holds.
   Conversation lonely() const {
     const std::uint64_t middle = (oldest_ + newest_) / 2;
     return {node_, middle % 4 == 0 ? middle + 1 : middle};

@@ -12,7 +12,7 @@ namespace {
 
 using controller::Client;
 
-constexpr std::uint64_t kBeatMs = 50;  // between two calls of a node's client, see controller/api/client.h
+constexpr std::uint64_t kBeatMs = 50;  // time between two calls of a node's client, see controller/api/client.h
 constexpr std::uint64_t kLateMs = 5;
 constexpr std::int64_t kLookupTimeoutMs = 1000;
 constexpr TimeNs kSlow = 50 * kMillisecond;
@@ -24,7 +24,7 @@ struct Fleet::Node {
   HeldConversations held;
   std::uint64_t incarnation = 0;
   bool is_silent = false, is_registered = false, is_published = false;
-  std::uint64_t published_below = 0;  // the sequence number after its snapshot
+  std::uint64_t published_below = 0;  // sequence number that follows the node's snapshot
   double stores_due = 0, lookups_due = 0;
   std::vector<Asked> asked;
   std::optional<TimeNs> seen_gone;

@@ -27,20 +27,20 @@ struct LookupTimes {
   std::uint64_t num_failed = 0;
 };
 
-/// Threads: used by one; all clients share one ZeroMQ thread.
+/// Not thread-safe. All clients share one ZeroMQ thread.
 class Fleet {
  public:
-  /// `controllers`: endpoints of replicas, which the nodes prefer in turns. Failure kUnavailable: no descriptors for so
+  /// `controllers`: endpoints of replicas; nodes start with each in turn. Failure kUnavailable: no descriptors for so
   /// many nodes.
   Fleet(std::vector<std::string> controllers, const FleetLoad& load);
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
   ~Fleet();
 
-  /// Starts a new incarnation of a node. Unless leave() came first, the previous one ends without notice.
+  /// Starts a new incarnation of a node. Without leave() before, the controller is not told of the previous one's end.
   void join(std::uint32_t node);
   void leave(std::uint32_t node);
-  /// Behaves like a node whose machine lost power: its connection stays open, and it neither sends nor reads.
+  /// Makes a node behave as if its machine had lost power: it neither sends nor reads, and its connection stays open.
   void fall_silent(std::uint32_t node);
   void set_traffic(bool is_on) { has_traffic_ = is_on; }
   /// Treats all nodes as unregistered until they have registered and published again.
@@ -55,16 +55,16 @@ class Fleet {
   std::uint32_t num_up() const;
   LookupTimes take_lookups();
   std::size_t num_waiting() const;  // lookups without an answer
-  /// Returns when the last lookup that took at least `older_than` was answered, of those since take_lookups().
+  /// Returns when the last lookup since take_lookups() that took over 50 ms and at least `older_than` was answered.
   std::optional<TimeNs> last_slow(TimeNs older_than) const;
-  /// Looks up a conversation that only `node` holds.
+  /// Makes another node look up a conversation that only `node` holds.
   void probe(std::uint32_t node);
-  /// Returns when the first answer to a probe did not name the node.
+  /// Returns when an answer to probe() first did not name the node; nullopt if each one named it.
   std::optional<TimeNs> seen_gone(std::uint32_t node) const;
   /// Returns for how long the nodes' timers were more than 5 ms late since the last call. If that is long, this process
-  /// is at its limit.
+  /// is overloaded.
   TimeNs take_lateness();
-  const std::string& refusal() const { return refusal_; }  // why the controller refused the last node
+  const std::string& refusal() const { return refusal_; }  // reason of the controller's last refusal; empty: none
 
  private:
   struct Node;
@@ -93,7 +93,7 @@ class Fleet {
   std::mt19937_64 random_{1};
   bool has_traffic_ = false;
   TimeNs started_at_;
-  std::uint64_t num_ticks_ = 0;  // milliseconds for which the due work is done
+  std::uint64_t num_ticks_ = 0;  // milliseconds since started_at_ whose work is done
   std::uint64_t num_late_ticks_ = 0;
   LookupTimes times_;
   std::vector<std::pair<TimeNs, TimeNs>> slow_;  // when slow lookups were sent and answered

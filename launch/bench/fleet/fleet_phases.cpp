@@ -19,7 +19,7 @@ using controller::Status;
 
 constexpr TimeNs kPatience = 60 * kSecond;
 constexpr TimeNs kRestartsTime = 180 * kSecond;  // limit for all groups of restarts together
-constexpr TimeNs kLeaseTime = 10 * kSecond;      // four times the lease
+constexpr TimeNs kLeaseTime = 10 * kSecond;      // longest wait until dead nodes expire: four times the lease
 constexpr TimeNs kWarmUp = kSecond;
 constexpr TimeNs kSettle = 300 * kMillisecond;
 constexpr int kStatusMs = 10'000;
@@ -131,7 +131,7 @@ class Phases {
     if (!is_alone) {
       turn_for(5 * kSecond);
       turn_until([&] { return fleet_.num_waiting() < num_nodes_ / 10 + 5; }, kPatience,
-                 "nodes did not get answers without one replica");
+                 "nodes did not get answers after a replica was killed");
       const std::optional<TimeNs> last = fleet_.last_slow(100 * kMillisecond);
       row_["failover_s"] = last ? seconds(*last - killed_at) : 0.0;
       row_["failover_failed_lookups"] = fleet_.take_lookups().num_failed;
@@ -175,7 +175,7 @@ class Phases {
     }
   };
 
-  /// Sums over all controllers; chunks are counted at the first one.
+  /// Returns the sums over all controllers, except for chunks, which are those of the first controller.
   Totals totals() const {
     Totals totals;
     for (std::size_t i = 0; i < step_.controllers.num_replicas; ++i) {
@@ -212,7 +212,7 @@ class Phases {
   void turn_for(TimeNs time) {
     turn_within(time, [] { return false; });
   }
-  /// Failure kTimeout: the limit passed first; the row then says so with `what`.
+  /// Failure kTimeout: reached() did not return true within `patience`; row_["broke"] then begins with `what`.
   template <class Reached>
   void turn_until(const Reached& reached, TimeNs patience, const char* what) {
     if (turn_within(patience, reached)) return;

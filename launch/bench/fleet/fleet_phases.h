@@ -1,4 +1,4 @@
-// One size of fleet, from a cold start to a killed controller, with the time of each phase.
+// Measures one size of fleet, in phases from a cold start to a killed controller.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -16,7 +16,7 @@ struct FleetStep {
 
 constexpr TimeNs kSlowLookup = 10 * kMillisecond;  // a p99 above this counts as an overloaded controller
 
-/// Returns one row of figures by name. "broke" says what failed, or is empty. `begin` gets the name of each phase.
+/// Returns one row of figures by name. "broke" says what failed, or is empty. Calls begin() with each phase's name.
 /// Failures: kUnavailable (this machine can't run so many nodes), kCancelled.
 nlohmann::json run_fleet_step(const FleetStep& step, const Say& begin);
 

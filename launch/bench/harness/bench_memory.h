@@ -22,7 +22,7 @@ class BenchMemory {
   ~BenchMemory();
 
   std::span<std::byte> span() const { return memory_; }
-  /// The argument of Transport::register_region(), with the file descriptor if the memory is shared.
+  /// Returns the argument of Transport::register_region(), with the file descriptor if the memory is shared.
   MemoryRegion region() const;
   const SharedMemory* shared() const { return shared_ ? &*shared_ : nullptr; }
 

@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// --no-deps keeps torch away, which takes gigabytes: nixl_cu13 needs only numpy for host memory, Mooncake's engine
-// needs nothing, LMCache's controller needs the listed packages.
+// --no-deps avoids torch, which takes gigabytes: for host memory nixl-cu13 needs only numpy, Mooncake's engine needs
+// nothing else, and LMCache's controller needs only the listed packages.
 const std::map<std::string, std::vector<std::string>>& packages() {
   static const std::map<std::string, std::vector<std::string>> all{
       {"nixl", {"--no-deps", "numpy", "nixl-cu13"}},

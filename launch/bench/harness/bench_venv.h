@@ -15,18 +15,18 @@ namespace kvferry::bench {
 /// default), and pip's own settings are honoured. Failures: kUnavailable with the reason in one line, kCancelled.
 void ensure_installed(const std::string& what, const Say& say);
 
-/// Python with one of the scripts, after ensure_installed().
+/// Returns the command that runs a script with the virtual environment's Python. Call ensure_installed() first.
 Command script_command(const std::string& script, std::vector<std::string> words);
 
-/// The file of a script, for another Python than the benchmark's. Failure kUnavailable: it can't be written.
+/// Writes a script and returns its path, for a Python outside the virtual environment. kUnavailable: can't be written.
 std::string script_path(const std::string& script);
-/// The folder from which vLLM's Python imports LMCache.
+/// Returns the folder from which vLLM's Python imports LMCache.
 std::string beside_vllm_folder();
 
 /// Runs a program to its end, without a time limit. Failures: kUnavailable with its last line of stderr, kCancelled.
 void run_to_end(const Command& command);
 
-/// The folder of libucx-cu13's libraries; empty if it is not installed.
+/// Returns the folder of the libraries of the package libucx-cu13; empty if the package is not installed.
 std::string newest_ucx_folder();
 
 /// The Python programs of launch/bench/peers, which the build embeds in the binary.

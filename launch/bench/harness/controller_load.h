@@ -1,7 +1,7 @@
 // The load of `kvferry bench controller`: prefixes that workers hold, and lookups of them. `bench fleet` takes its keys
 // from here too, and peers/controller_load.py is the same in Python.
 //
-// Keys come in prefixes of 1024. Each prefix lies on one worker and every other one on a second worker as well, which
+// Keys come in prefixes of 1024. Each prefix has one worker, and every second prefix has another worker as well, which
 // makes 1.5 placements a hash. Workers publish their prefixes in batches of 32 keys and take turns, as engines do. Keys
 // are computed from (prefix, position), so that the load takes no memory of its own.
 #pragma once
@@ -21,7 +21,7 @@ constexpr std::uint64_t kBatchKeys = 32;
 constexpr std::uint64_t kControllerHashesMax = 100'000'000;
 
 struct ControllerLoad {
-  std::uint64_t num_hashes = 0;  // whole prefixes
+  std::uint64_t num_hashes = 0;  // a multiple of kPrefixKeys
   std::uint64_t repeat = 0;
 
   std::uint64_t num_prefixes() const { return num_hashes / kPrefixKeys; }
@@ -45,7 +45,7 @@ inline std::uint32_t second_worker(std::uint64_t prefix) {
   return (first_worker(prefix) + 1 + static_cast<std::uint32_t>(prefix / 2) % (kNumWorkers - 1)) % kNumWorkers;
 }
 
-/// Calls handle(worker, prefix, position) for each batch of prefixes [begin, end), 64 prefixes at a time in turns.
+/// Calls handle(worker, prefix, position) for each batch of prefixes [begin, end); 64 prefixes at a time take turns.
 template <class Handle>
 void for_each_batch(std::uint64_t begin, std::uint64_t end, const Handle& handle) {
   for (std::uint64_t some = begin; some < end; some += kNumWorkers) {

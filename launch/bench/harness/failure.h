@@ -1,5 +1,5 @@
-// Errors inside a benchmark are thrown, because almost each of them ends the run. A command of `kvferry bench`, and
-// whatever goes on without a part that failed, turns them back into a Result.
+// Errors inside a benchmark are thrown, because almost each of them ends the run. attempt() turns them back into a
+// Result: in each command of `kvferry bench`, and where the run continues without a failed part.
 #pragma once
 
 #include <stdexcept>

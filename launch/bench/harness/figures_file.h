@@ -8,21 +8,21 @@
 
 namespace kvferry::bench {
 
-/// {"version", "boot_id", "cores", "cpu", "kernel", "huge_pages", "date"}; a fact that can't be read is empty.
+/// Returns {"version", "boot_id", "cores", "cpu", "kernel", "huge_pages", "date"}; a fact that can't be read is empty.
 nlohmann::json host_facts();
 
 /// Writes the figures into `name`, or nothing if `name` is empty. Failure kUnavailable: the file can't be written.
 void write_json(const std::string& name, const nlohmann::json& figures);
 
-/// A figure with so many digits, in a unit; "-" if it is missing.
+/// Returns a figure divided by `unit`, with `digits` digits after the point; "-" if the figure is missing.
 std::string number_text(const nlohmann::json& figures, const std::string& name, int digits, double unit = 1);
 
-/// Does a part of the run that can be left out. An error, other than kCancelled, is a warning to `say` and the reason
-/// for `name` in `missing`.
+/// Runs a part of the benchmark that can be left out. If the part fails, `say` gets a warning and missing[name] the
+/// reason. Failure: kCancelled.
 void try_part(const std::string& name, nlohmann::json& missing, const Say& say, const std::function<void()>& part);
 
 /// Draws the figures into `name` (.png) with peers/plots.py's drawing `kind`, or nothing if `name` is empty; installs
-/// matplotlib on demand. A picture that can't be drawn is a warning to `say`. Failure: kCancelled.
+/// matplotlib on demand. If the picture can't be drawn, `say` gets a warning. Failure: kCancelled.
 void draw(const std::string& name, const std::string& kind, const nlohmann::json& figures, const Say& say);
 
 }  // namespace kvferry::bench

@@ -15,26 +15,26 @@ namespace kvferry::bench {
 /// number of bytes.
 Result<std::uint64_t> parse_byte_size(std::string_view text);
 
-/// The size in the largest unit that divides it: "4KiB", "4097".
+/// Returns the size in the largest unit that divides it without a remainder: "4KiB", "4097".
 std::string byte_size_text(std::uint64_t bytes);
 
-/// The words between commas, empty ones included.
+/// Returns the words between commas, empty ones included.
 std::vector<std::string> split_list(std::string_view text);
 
-/// kInvalidArgument with a sentence that names the flag, its value and what is allowed.
+/// Returns kInvalidArgument with a message that names the flag, its value and the allowed values.
 Error bad_flag(std::string_view flag, std::string_view value, std::string_view allowed);
 
-/// Reads the values of flags and keeps the first error; the values count only if result() is ok.
+/// Reads the values of flags and keeps the first error; the returned values are valid only if result() is ok.
 class FlagReader {
  public:
   std::uint64_t number(std::string_view flag, std::string_view value, std::uint64_t least, std::uint64_t most);
-  /// Numbers separated by commas.
+  /// Reads numbers separated by commas.
   std::vector<std::uint64_t> numbers(std::string_view flag, std::string_view value, std::uint64_t least,
                                      std::uint64_t most);
-  /// One or more of the allowed words, each at most once, separated by commas.
+  /// Reads one or more of the allowed words, each at most once, separated by commas.
   std::vector<std::string> words(std::string_view flag, std::string_view value,
                                  std::span<const std::string_view> allowed);
-  /// As words(), but an empty value stands for no peers.
+  /// Same as words() for --peers, but an empty value stands for no peers.
   std::vector<std::string> peers(std::string_view value, std::span<const std::string_view> allowed);
   /// Checks the file names given with --json and --plot; an empty name stands for no file.
   void output_files(const std::string& json_file, const std::string& plot_file);

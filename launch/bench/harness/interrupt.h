@@ -1,4 +1,4 @@
-// Ctrl-C and SIGTERM as a flag that every wait checks, so that memory and child processes are released.
+// Turns Ctrl-C and SIGTERM into a flag that every wait checks, so that memory and child processes are released.
 #pragma once
 
 #include "transport/base/clock.h"
@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// From now on SIGINT and SIGTERM only set the flag. The kernel ends the process 3 s later if it still runs.
+/// Makes SIGINT and SIGTERM set the flag. If the process still runs 3 s after the signal, SIGALRM ends it.
 void catch_interrupts();
 bool is_interrupted();
 
@@ -15,14 +15,14 @@ bool is_interrupted();
 class Deadline {
  public:
   explicit Deadline(TimeNs timeout_ns);
-  /// Returns kTimeout, with a sentence that names `what`, or kCancelled.
+  /// Errors: kTimeout with a message that names `what`; kCancelled after an interrupt.
   Result<void> check(const char* what) const;
 
  private:
   TimeNs end_;
 };
 
-/// Waits for a connection and returns its blocking socket. Failures: as Deadline::check().
+/// Waits for a connection and returns its blocking socket. Failures: those of Deadline::check().
 OwnedFd tcp_accept(const net::TcpListener& listener, const Deadline& deadline);
 
 }  // namespace kvferry::bench

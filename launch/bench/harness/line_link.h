@@ -1,4 +1,4 @@
-// JSON objects, one a line, over a socket or a pair of pipes, between driver, listener and workers.
+// Exchanges JSON objects, one per line, over a socket or a pair of pipes, between driver, listener and workers.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,29 +10,29 @@
 
 namespace kvferry::bench {
 
-/// One thread.
+/// Not thread-safe.
 class LineLink {
  public:
-  /// Without `out`, `in` is a socket.
+  /// Without `out`, `in` is a socket that is also written to.
   explicit LineLink(OwnedFd in, OwnedFd out = {}) : in_(std::move(in)), out_(std::move(out)) {}
 
-  /// kPeerLost: the other side has closed.
+  /// kPeerLost: the other side has closed the connection.
   Result<void> send(const nlohmann::json& message);
-  /// kTimeout, kCancelled (the user's interrupt), kPeerLost (the other side has closed), kCorrupt (no JSON object, or a
-  /// line without an end).
+  /// Errors: kTimeout, kCancelled (the user's interrupt), kPeerLost (the connection is closed), kCorrupt
+  /// (the line is no JSON object, or too long).
   Result<nlohmann::json> receive(TimeNs timeout_ns);
 
   int in_fd() const { return in_.get(); }
-  bool has_line() const { return received_.find('\n') != std::string::npos; }  // receive() returns at once
+  bool has_line() const { return received_.find('\n') != std::string::npos; }  // if true, receive() returns at once
 
  private:
   OwnedFd in_, out_;
   std::string received_;
 };
 
-/// An error as a message: {"error": what, "code": number}.
+/// Returns an error as a message: {"error": what, "code": number}.
 nlohmann::json to_json(const Error& error);
-/// The message itself, or the error that it carries.
+/// Returns the message, or the error that the message carries.
 Result<nlohmann::json> checked(Result<nlohmann::json> message);
 
 std::string to_hex(std::string_view bytes);

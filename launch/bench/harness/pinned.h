@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// Pins the thread for good; a core that does not exist leaves it unpinned.
+/// Pins the thread until it ends; a core that does not exist leaves the thread unpinned.
 inline void pin_calling_thread(int core) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -15,7 +15,7 @@ inline void pin_calling_thread(int core) {
   ::sched_setaffinity(0, sizeof cores, &cores);
 }
 
-/// Pins this thread, and the threads that it starts meanwhile, until the destructor.
+/// Pins this thread until the destructor. Threads and processes that it starts meanwhile stay pinned for good.
 class PinnedHere {
  public:
   explicit PinnedHere(int core) {

@@ -60,7 +60,7 @@ ChildProcess::ChildProcess(const Command& command) : errors_(::memfd_create("std
   if (::pipe2(from_child, O_CLOEXEC) != 0) throw failure();
   const OwnedFd childs_stdout(from_child[1]);
   link_.emplace(OwnedFd(from_child[0]), std::move(commands));
-  // The child must not allocate between fork and exec.
+  // Made before fork(), because the child must not allocate between fork() and exec().
   std::vector<std::string> words = command.words;
   std::vector<std::string> environment = environment_with(command.environment);
   const std::vector<char*> argv = pointers(words);
@@ -120,7 +120,7 @@ bool ChildProcess::has_ended() const {
 std::string ChildProcess::last_words() const {
   char buffer[4096];
   const off_t size =
-      ::lseek(errors_.get(), 0, SEEK_END);  // the offset is shared with the child, which appends here anyway
+      ::lseek(errors_.get(), 0, SEEK_END);  // this moves the child's offset too, but to where the child appends anyway
   const off_t begin = size > static_cast<off_t>(sizeof(buffer)) ? size - static_cast<off_t>(sizeof(buffer)) : 0;
   const ssize_t got = ::pread(errors_.get(), buffer, sizeof(buffer), begin);
   std::string text(buffer, got > 0 ? static_cast<std::size_t>(got) : 0);
@@ -150,7 +150,7 @@ Command self_command(std::vector<std::string> words) {
 void run_peer_program(const Command& command, const Json& spec, const Say& say,
                       const std::function<void(const Json&)>& take) {
   ChildProcess child(command);
-  (void)child.link().send(spec);  // if the program has ended already, its last words are the better error
+  (void)child.link().send(spec);  // if the program has already ended, its last line of stderr is the better error
   while (true) {
     const Result<Json> received = checked(child.link().receive(kPatience));
     if (!received && received.error().code == ErrorCode::kPeerLost)

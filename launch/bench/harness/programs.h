@@ -20,7 +20,7 @@ struct Command {
 };
 
 /// Exchanges lines with the program over its stdin and stdout, and keeps its stderr. The kernel ends the program when
-/// the thread that started it dies. The destructor waits for the program to end, then sends SIGTERM, then SIGKILL.
+/// the thread that started it ends. The destructor waits for the program to end, then sends SIGTERM, then SIGKILL.
 class ChildProcess {
  public:
   /// Failure kUnavailable: no process or pipe is left.
@@ -30,7 +30,7 @@ class ChildProcess {
   ~ChildProcess();
 
   LineLink& link() { return *link_; }
-  /// The last line that the program has written to stderr.
+  /// Returns the last line that the program has written to stderr.
   std::string last_words() const;
   /// Closes the program's stdin and waits. Returns the exit status, 128 + the number of the signal that ended the
   /// program, or -1 if it still runs.
@@ -46,13 +46,13 @@ class ChildProcess {
   std::optional<LineLink> link_;
 };
 
-/// This program's file.
+/// Returns the path of this program's file.
 std::filesystem::path own_program();
 
-/// This program's file or, in a test, the `kvferry` beside it. Failure kUnavailable: there is none.
+/// Returns the path of `kvferry` in this program's folder: this program, except in a test. kUnavailable: missing.
 std::string kvferry_program();
 
-/// This program with other arguments.
+/// Returns the command that runs this program with other arguments.
 Command self_command(std::vector<std::string> words);
 
 using Say = std::function<void(const std::string&)>;
@@ -65,7 +65,7 @@ void run_peer_program(const Command& command, const nlohmann::json& spec, const 
 /// A new folder below the system's folder for temporary files; the destructor removes it.
 class TemporaryFolder {
  public:
-  /// Failure kUnavailable: it can't be made.
+  /// Failure kUnavailable: the folder can't be made.
   TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
@@ -76,7 +76,7 @@ class TemporaryFolder {
   std::string path_;
 };
 
-/// Processor time of all threads of a process; 0 if there is no such process.
+/// Returns the processor time of all threads of a process; 0 if there is no such process.
 double cpu_seconds(pid_t pid);
 double resident_bytes(pid_t pid);
 

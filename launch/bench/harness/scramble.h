@@ -1,4 +1,4 @@
-// The finaliser of splitmix64: patterns, orders and keys that both sides of a measurement compute for themselves.
+// The finaliser of splitmix64, from which all processes of a benchmark compute the same patterns, orders and keys.
 #pragma once
 
 #include <cstdint>

@@ -23,7 +23,7 @@ SIDES = ("initiator", "target")
 
 
 def pattern(seed: int, side: int, num_words: int) -> np.ndarray:
-    """The words of a whole memory, one for each 8 bytes."""
+    """Returns the pattern of a whole memory: a 64-bit word for each 8 bytes."""
     with np.errstate(over="ignore"):
         x = np.arange(num_words, dtype=np.uint64) * np.uint64(8)
         return scramble_all(x + np.uint64(GOLDEN * (2 * seed + side + 1) & MASK))
@@ -73,7 +73,7 @@ class Engine:
         raise NotImplementedError
 
     def move(self, num_blocks: int) -> None:
-        """Moves the job's first blocks and notifies the other side."""
+        """Moves the job's first `num_blocks` blocks and notifies the other side."""
         raise NotImplementedError
 
     def new_notifications(self) -> int:
@@ -81,7 +81,7 @@ class Engine:
         raise NotImplementedError
 
     def wait_notified(self) -> None:
-        """Waits for one notification and takes it."""
+        """Waits for a notification and consumes it."""
         def is_notified() -> bool:
             if self.num_notifications == 0:
                 self.num_notifications += self.new_notifications()
@@ -112,7 +112,7 @@ def poll_until(is_done: Callable[[], bool], what: str) -> None:
 
 
 def make_memory(num_bytes: int, kind: str) -> np.ndarray:
-    """Memory as in harness/bench_memory.h: shared for "kvferry", private for "foreign", with huge pages requested."""
+    """Returns memory as in harness/bench_memory.h: shared for "kvferry", private for "foreign"; asks for huge pages."""
     sharing = mmap.MAP_SHARED if kind == "kvferry" else mmap.MAP_PRIVATE
     raw = mmap.mmap(-1, num_bytes, flags=sharing | mmap.MAP_ANONYMOUS)
     raw.madvise(mmap.MADV_HUGEPAGE)
@@ -215,7 +215,7 @@ def pin_calling_thread(core: int) -> None:
     libc = ctypes.CDLL(None)
     mask = (ctypes.c_uint64 * 16)()
     mask[core // 64] = 1 << core % 64
-    libc.sched_setaffinity(0, ctypes.sizeof(mask), mask)  # fails on a core that does not exist
+    libc.sched_setaffinity(0, ctypes.sizeof(mask), mask)  # has no effect if the core does not exist
 
 
 def main(make_engine: Callable[[dict[str, Any], np.ndarray], Engine]) -> None:

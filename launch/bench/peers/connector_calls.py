@@ -22,7 +22,7 @@ from json_lines import JsonLines
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
-LINES = JsonLines()  # before vLLM is imported, which prints
+LINES = JsonLines()  # made before vLLM is imported, because vLLM prints to stdout
 
 import torch
 from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
@@ -54,7 +54,7 @@ CONNECTORS = {
 
 
 def make_model(folder: Path) -> Path:
-    """Writes the configuration that a scheduler needs, without weights."""
+    """Writes the model configuration that a scheduler needs, without weights."""
     (folder / "config.json").write_text(json.dumps({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 32000,
         "hidden_size": HEADS * HEAD_SIZE, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -89,7 +89,7 @@ def num_blocks(spec: dict[str, Any]) -> int:
 
 
 def longest_running(spec: dict[str, Any]) -> int:
-    """Returns the tokens of the longest running request, rounded up to blocks."""
+    """Returns the tokens to reserve for the longest running request: prompt, a token per step, two blocks."""
     return RUNNING_PROMPT_TOKENS + spec["running"] + spec["repeat"] + 2 * BLOCK_TOKENS
 
 

@@ -1,6 +1,6 @@
 """Dynamo's KV indexer: its radix tree in this process, and its stand-alone indexer with ZeroMQ events and HTTP lookups.
 
-Its hashes are chains from the root of a tree, so lookups start where a prefix starts.
+The hash of a block depends on all blocks before it, so every lookup begins at the first key of a prefix.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Tree(Directory):
     def take(self, prepared: list[tuple[int, bytes]]) -> None:
         for worker, event in prepared:
             self.tree.apply_event(worker, event)
-        self.tree.find_matches([1])  # returns after the events, which are in the same queue
+        self.tree.find_matches([1])  # returns after the events are applied: they are in the same queue
 
     def prepare_lookup(self, prefix: int, position: int) -> list[int]:
         return keys_at(prefix, position, LOOKUP_KEYS).tolist()
@@ -143,7 +143,7 @@ class Indexer(RemoteDirectory):
         for told, message in prepared:
             self.workers[told[0]].send_multipart(message)
             last[told[0]] = told
-        for worker, prefix, position in last.values():  # each worker has its own stream
+        for worker, prefix, position in last.values():  # a worker's events arrive in order, so its last one is enough
             # The last stored batch completes a prefix; the last evicted one is a prefix's first.
             depth = position + BATCH_KEYS if position else 0
             asked = query(keys_at(prefix, 0, max(depth, 1)))

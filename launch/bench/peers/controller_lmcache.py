@@ -1,6 +1,6 @@
 """LMCache's cache controller: its registry in this process, and its controller manager over ZeroMQ.
 
-LMCache imports torch and transformers, but its controller does not use them. Hollow modules replace them, because the
+LMCache imports torch and transformers, but its controller does not use them. Mock modules replace them, because the
 real ones take gigabytes.
 """
 
@@ -58,7 +58,7 @@ def name_of(worker: int) -> str:
 
 
 class Events:
-    """Events as LMCache's workers send them, with sequence numbers for each worker."""
+    """Makes events as LMCache's workers send them, with sequence numbers for each worker."""
 
     def __init__(self) -> None:
         self.next = [0] * NUM_WORKERS
@@ -79,7 +79,7 @@ def asked_for(prefix: int, position: int, count: int = LOOKUP_KEYS, asker: str =
 
 
 def found_in(answer: Any) -> dict[int, int]:
-    """The answer names one instance, also if others hold the keys."""
+    """Returns the one holder that the answer names, even if others hold the keys too."""
     return {int(name.removeprefix("worker")): depth for name, _, depth, _ in answer.layout_info if name}
 
 
@@ -175,7 +175,7 @@ class Controller(RemoteDirectory):
 
 
 def serve(pull: str, reply: str) -> None:
-    """Serves as LMCache's own server does, without its HTTP API."""
+    """Runs the controller manager as LMCache's own server does, without the HTTP API."""
     import uvloop
 
     manager = import_controller("controller_manager").LMCacheControllerManager

@@ -21,7 +21,7 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 SEGMENT_BYTES = 64 << 20
 BUFFER_BYTES = 1 << 20
-CLIENT_TTL_S = 600  # this process is too busy to send heartbeats in time
+CLIENT_TTL_S = 600  # long, because this process is too busy to send heartbeats in time
 KEPT: list[Any] = []
 
 
@@ -34,7 +34,7 @@ def endpoints(replicas: Sequence[Any]) -> list[str]:
 
 
 class Master(RemoteDirectory):
-    load_keys = PREFIX_KEYS  # 32 at a time would take minutes
+    load_keys = PREFIX_KEYS  # loading 32 keys at a time would take minutes
 
     def __init__(self) -> None:
         port, metrics_port = free_port(), free_port()
@@ -99,7 +99,7 @@ class Master(RemoteDirectory):
                       for name in names)
 
     def lookups_in_flight(self, prepared: Sequence[list[str]], seconds: float) -> int:
-        """Uses 16 clients, because each has one lookup in flight."""
+        """Uses 16 clients, because a client can have only one lookup in flight."""
         counts = [0] * IN_FLIGHT
         end = time.perf_counter() + seconds
 

@@ -21,7 +21,7 @@ from controller_load import BATCH_KEYS, LOOKUP_KEYS, NUM_WORKERS, PREFIX_KEYS, B
 from controller_server import cpu_seconds, resident_bytes
 from json_lines import JsonLines
 
-CHURN_PREFIXES = 64  # stored and evicted in each repetition of the events
+CHURN_PREFIXES = 64  # number of prefixes stored and evicted in each repetition of events()
 IN_FLIGHT = 16
 
 
@@ -29,11 +29,11 @@ class Directory:
     """One way to reach a peer's directory. The prepare methods are not timed."""
 
     way = "in process"  # or "remote"
-    load_keys = BATCH_KEYS  # in a batch of the load; the events are always measured in batches of 32
+    load_keys = BATCH_KEYS  # keys in a batch of load(); events() always uses batches of 32
     any_position = True  # whether lookups may start in the middle of a prefix
 
     def holder(self) -> int:
-        """The process that holds the directory."""
+        """Returns the id of the process that holds the directory."""
         return os.getpid()
 
     def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> Any:
@@ -50,7 +50,7 @@ class Directory:
         raise NotImplementedError
 
     def found(self, answer: Any) -> dict[int, int]:
-        """Returns for each worker how many of the 128 keys it holds, counted from the first one."""
+        """Returns for each worker how many of the 128 keys it holds before the first missing one."""
         raise NotImplementedError
 
     def other_lookups(self) -> dict[str, Callable[[Any], Any]]:
@@ -58,7 +58,7 @@ class Directory:
         return {}
 
     def lookups_in_flight(self, prepared: Sequence[Any], seconds: float) -> int:
-        """Returns how many lookups were answered in about that time, with 16 in flight."""
+        """Returns how many lookups were answered in about `seconds`, with 16 in flight."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ def pipelined(ask: Callable[[int], None], receive: Callable[[int], None], second
 
 
 def depths(holders: Iterable[Collection[int]]) -> dict[int, int]:
-    """From the holders of each key: for each holder the number of keys before its first gap."""
+    """Takes the holders of each key; returns for each holder the number of keys before its first gap."""
     found: dict[int, int] = {}
     for depth, some in enumerate(holders):
         for worker in some:
@@ -105,7 +105,7 @@ def depths(holders: Iterable[Collection[int]]) -> dict[int, int]:
 
 @dataclass
 class Answers:
-    """Counts right, wrong and partial answers. A partial answer is true but does not name every holder."""
+    """Counts right, wrong and partial answers. A partial answer is correct but does not name every holder."""
 
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -233,7 +233,7 @@ class Layout:
 
 def main(version_of: Callable[[], str], layouts: Sequence[Layout], hashes_max: int = 1 << 20) -> None:
     lines = JsonLines()
-    gc.disable()  # a collection in the middle would distort the peer's times
+    gc.disable()  # a garbage collection during a measurement would distort the peer's times
 
     def measure() -> None:
         spec = lines.first()

@@ -112,7 +112,7 @@ class Bitmaps(RedisDirectory):
 
 
 class Nodes(RedisDirectory):
-    """A hash for each worker with a field for each of its keys, so that a lookup queries all 64."""
+    """A Redis hash for each worker with a field for each of its keys, so that a lookup queries all 64 workers."""
 
     def request(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
         node = b"node%d" % worker

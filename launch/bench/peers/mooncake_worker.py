@@ -1,4 +1,4 @@
-"""Mooncake's transfer engine over TCP, with peers found by address (P2PHANDSHAKE); a batch with notify per request."""
+"""Mooncake's transfer engine over TCP, peers found by address (P2PHANDSHAKE). A request is one batch with notify."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ CONTROLLER_PANELS: list[tuple[str, str, float, list[tuple[str, str, str]]]] = [
         ("vLLM's events", "vllm_event_hashes_per_s", OURS)]),
 ]
 
-# Title and unit; then the names of kvferry's figure and those of the peers', of which the first one present counts.
+# Title and unit; then names of kvferry's figure and names of the peers' figure: the first name that exists counts.
 PEER_PANELS = [
     ("lookups of 128 keys, in process", "a second", ["lookup_128_per_s"], ["lookup_128_per_s"]),
     ("lookups of 128 keys, remote, 16 in flight", "a second of the server's core", ["remote_per_s_per_core"],
@@ -133,7 +133,7 @@ def draw_fleet(figures: Figures) -> Any:
 
 
 def draw_transfer(figures: Figures) -> Any:
-    """Rates against the block size: solid lines for engines, dashed ones for the machine's limits."""
+    """Draws rates against the block size: solid lines for engines, dashed ones for the machine's limits."""
     rows = figures["rows"]
     across = list(dict.fromkeys((row["path"], row["memory"]) for row in rows))
     down = list(dict.fromkeys(row["op"] for row in rows))

@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// kvferry, then the machine's limits on this path, then the peers.
+/// Returns kvferry, then the machine's limits on this path, then the peers.
 std::vector<Contender> contenders(const std::string& path, const std::vector<std::string>& peers, bool is_same_host) {
   std::vector<Contender> all{{.engine = "kvferry", .setting = "default"}};
   if (is_same_host && path != "tcp") {
@@ -28,7 +28,7 @@ std::vector<Contender> contenders(const std::string& path, const std::vector<std
   if (!is_same_host || path == "tcp" || path == "ucx" || path == "auto")
     all.push_back({.engine = "socket", .setting = "best", .is_limit = true});
   for (const std::string& peer : peers) {
-    if (peer == "mooncake" && path != "tcp") continue;  // without RDMA it has TCP only
+    if (peer == "mooncake" && path != "tcp") continue;  // without RDMA Mooncake has TCP only
     all.push_back({.engine = peer, .setting = "default", .is_peer = true, .is_free = peer != "ucx"});
     if (peer != "mooncake") all.push_back({.engine = peer, .setting = "best", .is_peer = true});
   }
@@ -62,7 +62,7 @@ class Driver {
     }
   }
 
-  /// Measurements of one path, memory and block size follow each other, so that all engines see the same machine.
+  /// Returns all measurements; those of one path, memory and block size are adjacent, to see the same machine load.
   std::vector<Point> points() const {
     std::vector<Point> all;
     for (const std::string& path : options_.paths)
@@ -87,7 +87,7 @@ class Driver {
           say(line);
         };
         if (point.contender.engine == "kvferry")
-          measure_point();  // without its rows there is nothing to compare with
+          measure_point();  // may fail the run: without kvferry's rows there is nothing to compare with
         else
           try_part(point.contender.engine, missing_, warn, measure_point);
       }
@@ -121,7 +121,7 @@ class Driver {
   FarSide far_;
   std::vector<Row> rows_;
   std::map<std::string, std::string> engines_;
-  Json missing_ = Json::object();  // the reason for each engine without rows
+  Json missing_ = Json::object();  // reason by engine, for each engine without rows
   std::map<std::string, double> huge_shares_;
 };
 

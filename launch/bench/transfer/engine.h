@@ -1,4 +1,4 @@
-// One way to carry bytes, driven by a benchmark's worker process. A measurement has two workers: the initiator moves
+// One way to move bytes, run by a benchmark's worker process. A measurement has two workers: the initiator moves
 // the bytes, the target owns the other memory and answers.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace kvferry::bench {
 
 constexpr TimeNs kPatience = 60 * kSecond;  // longer than any transfer or start may take
 
-/// The configuration of a worker; its first message has the same fields (peers/bench_worker.py reads them too).
+/// The configuration of a worker; the first message to it has the same fields (peers/bench_worker.py reads them too).
 struct WorkerSpec {
   std::string engine;
   std::string setting;
@@ -23,7 +23,7 @@ struct WorkerSpec {
   MemoryKind memory = MemoryKind::kKvferry;
   Side side = Side::kInitiator;
   std::uint64_t bytes = 0;
-  int core = -1;     // for the calling thread, not for the engine's own threads; -1: any
+  int core = -1;     // core of the calling thread, not of the engine's own threads; -1: any
   std::string host;  // this side's address on the route to the other side
 };
 
@@ -37,18 +37,18 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  /// Returns the argument of the other side's connect(). The memory outlives the engine.
+  /// Returns the argument of the other side's connect(). `memory` must outlive the engine.
   virtual nlohmann::json start(const WorkerSpec& spec, BenchMemory& memory) = 0;
   virtual void connect(const nlohmann::json& peer) = 0;
   virtual std::string describe() const { return ""; }
 
-  /// Computes the orders of the blocks; not timed. `call_bytes` is used by engines that limit the bytes of a call.
+  /// Computes the orders of the blocks; not timed. `call_bytes` is for engines that limit the bytes of a system call.
   virtual void prepare(const Job& job, Side side, [[maybe_unused]] std::uint64_t call_bytes) {
     job_ = job;
     own_ = block_offsets(job, side);
     others_ = block_offsets(job, side == Side::kInitiator ? Side::kTarget : Side::kInitiator);
   }
-  /// One request with all blocks of the job, from building its descriptors to the target's answer.
+  /// Moves all blocks of the job with one request: from building its descriptors until the target's answer.
   virtual void transfer() = 0;
   /// The target's part of transfer(): waits for the notification, then answers.
   virtual void answer() {}
@@ -56,10 +56,10 @@ class Engine {
   virtual void ping() = 0;
   /// The target's part of ping().
   virtual void pong() {}
-  /// Whether ping() is a round trip, half of which is the latency, and not one way.
+  /// Returns true if ping() is a round trip, half of which is the latency; false if ping() goes one way.
   virtual bool is_round_trip() const { return true; }
 
-  /// The target's memory, for an engine that needs no other process.
+  /// Returns the target's memory if the engine holds it in this process; else empty.
   virtual std::span<std::byte> target_memory() { return {}; }
 
  protected:

@@ -20,7 +20,7 @@ class Session {
  public:
   explicit Session(OwnedFd socket) : host_(net::local_address(socket.get()).host), driver_(std::move(socket)) {}
 
-  /// Returns when the driver has closed. Failure: the driver sent a wrong message.
+  /// Returns when the driver has closed the connection. Failure: the driver sent a wrong message.
   void run() {
     while (!is_interrupted()) {
       pollfd fds[] = {{driver_.in_fd(), POLLIN, 0}, {worker_ ? worker_->link().in_fd() : -1, POLLIN, 0}};

@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 constexpr std::uint64_t kRounds = 2000;
 constexpr std::uint64_t kRoundsMin = 100;
 constexpr std::uint64_t kRoundsFirst = 20;
-constexpr double kPingSecondsMax = 1;  // limits the rounds with large blocks
+constexpr double kPingSecondsMax = 1;  // limits the number of rounds if the blocks are large
 constexpr std::uint64_t kCallBytes[] = {64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20};
 
 struct Timed {
@@ -28,7 +28,7 @@ Timed transfer_once(WorkerPair& pair) {
   return {std::max(initiator.value("seconds", 0.0), 1e-9), initiator.value("cpu_s", 0.0) + target.value("cpu_s", 0.0)};
 }
 
-/// Returns the number of bytes a call that is fastest for this job; sockets only.
+/// Returns the number of bytes per system call that is fastest for this job. Only for sockets.
 std::uint64_t tune(WorkerPair& pair, const Job& job) {
   std::uint64_t best = 0;
   double best_seconds = 0;
@@ -51,7 +51,7 @@ void ping(WorkerPair& pair, std::uint64_t rounds, Row& row) {
   row.latency_us_p99 = answer.value("p99_us", 0.0);
 }
 
-/// Measures as many rounds as fit into kPingSecondsMax, judged by a few first rounds, which also warm up.
+/// Measures as many rounds as fit into kPingSecondsMax, estimated from a few first rounds, which also warm up.
 void measure_latency(WorkerPair& pair, Row& row) {
   ping(pair, kRoundsFirst, row);
   const double rounds = kPingSecondsMax * 1e6 / std::max(2 * row.latency_us_p50, 1e-3);
@@ -66,7 +66,7 @@ std::string measure_row(WorkerPair& pair, const Job& job, int repeat, Row& row) 
   std::vector<double> seconds;
   std::vector<double> cpu_s;
   for (int i = 0; i <= repeat; ++i) {
-    // The last transfer moves other bytes, so that an earlier one can't have made it right.
+    // The last transfer moves other bytes, so that bytes of an earlier transfer can't pass the check.
     if (i == repeat) pair.ask_both({{"do", "fill"}, {"seed", ++seed}});
     const Timed timed = transfer_once(pair);
     if (i == 0) continue;  // warm-up

@@ -1,4 +1,4 @@
-// One engine, setting, path, kind of memory and shape, measured in each direction.
+// Measures one engine, setting, path, kind of memory and shape, in each direction.
 #pragma once
 
 #include "launch/bench/transfer/far_side.h"

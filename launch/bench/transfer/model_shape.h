@@ -1,5 +1,5 @@
-// The KV blocks that one rank holds of real models, from their published configurations. K and V of each layer are
-// apart, as in vLLM's default layouts; MLA has one latent a layer.
+// The KV blocks that one rank of a real model holds, from the model's published configuration. K and V of each layer
+// are in separate blocks, as in vLLM's default layouts; MLA has one latent per layer.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct ModelShape {
 };
 
 struct ModelBlocks {
-  std::uint64_t block_bytes;  // K, V or the latent in one layer
+  std::uint64_t block_bytes;  // size of a block of K, of V or of the latent in one layer
   std::uint64_t num_blocks;   // blocks of all layers, for all tokens
   std::string derivation;     // one line that shows how the numbers follow from the model
 };
@@ -29,7 +29,7 @@ struct ModelBlocks {
 Result<ModelShape> find_model(std::string_view name);
 
 /// dtype: "bf16" or "fp8". tokens: the length of one request. tp: the number of tensor-parallel ranks, among which the
-/// KV heads are divided; MLA's latent is the same on each. kInvalidArgument: a value that is not allowed.
+/// KV heads are divided; each rank has all of MLA's latent. kInvalidArgument: a value that is not allowed.
 Result<ModelBlocks> blocks_of(const ModelShape& model, std::string_view dtype, std::uint64_t tokens, std::uint64_t tp);
 
 }  // namespace kvferry::bench

@@ -1,5 +1,5 @@
-// The bytes of a transfer and the order of its blocks. Each side of a measurement computes both from a seed, the Python
-// peers (peers/bench_worker.py) too.
+// The bytes of a transfer and the order of its blocks. Each side of a measurement computes both from a seed, and so do
+// the Python peers (peers/bench_worker.py).
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ struct Job {
   Side source() const { return is_push ? Side::kInitiator : Side::kTarget; }
 };
 
-/// The word at this offset (a multiple of 8) of a side's memory before the transfer.
+/// Returns the 64-bit word at `offset` (a multiple of 8) in the memory of `side` before the transfer.
 std::uint64_t pattern_word(std::uint64_t seed, Side side, std::uint64_t offset);
 void fill_pattern(std::span<std::byte> memory, std::uint64_t seed, Side side);
 
-/// The offsets of the blocks in a random order, another one for each side.
+/// Returns the offsets of the blocks in a random order, which differs between the sides.
 std::vector<std::uint64_t> block_offsets(const Job& job, Side side);
 
-/// Whether the destination's `memory` holds the source's pattern in each block of the job.
+/// Returns true if the destination's `memory` holds the source's pattern in each block of the job.
 bool holds_pattern(std::span<const std::byte> memory, const Job& job, std::uint64_t seed);
 
 }  // namespace kvferry::bench

@@ -16,17 +16,17 @@ struct Row {
   std::string op;
   std::uint64_t block_bytes = 0;
   std::uint64_t num_blocks = 0;
-  double gb_per_s = 0;  // 10^9 bytes
+  double gb_per_s = 0;  // 10^9 bytes per second
   double latency_us_p50 = 0;
   double latency_us_p99 = 0;
-  double cpu_s_per_gib = 0;  // user + system, both sides together
+  double cpu_s_per_gib = 0;  // user and system time of both processes
   bool verified = false;
 };
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Row, engine, setting, path, memory, op, block_bytes, num_blocks, gb_per_s,
                                    latency_us_p50, latency_us_p99, cpu_s_per_gib, verified)
 
-/// A table for each path, memory and direction, with a row for each block size and engine. The column "kvferry/" is
+/// Returns a table per path, memory and direction, with a row per block size and engine. The column "kvferry/" is
 /// kvferry's rate divided by the row's.
 std::string table_of(const std::vector<Row>& rows);
 

@@ -6,17 +6,17 @@
 namespace kvferry::bench {
 
 /// Prints progress on stderr and the table on stdout; writes the JSON and the plot that the options name.
-/// Errors: kvferry could not be measured, no listener, the user's interrupt. Any other engine that fails is a warning.
+/// Errors: kvferry could not be measured, no listener, user's interrupt. Any other engine's failure is only a warning.
 Result<void> run_driver(const TransferOptions& options);
 
 /// The far side waits for a driver and runs workers for it. A driver's messages are checked, but there is no password:
 /// run a listener in a trusted network only, for as long as a measurement takes. Serves one driver after the other
 /// until the user's interrupt. With `is_child` it prints its port as a JSON line, serves one driver and returns.
-/// kUnavailable: it can't listen at the address.
+/// kUnavailable: listening at the address failed.
 Result<void> run_listener(const HostPort& address, bool is_child);
 
-/// Serves the messages of worker.h on stdin and stdout until stdin ends. Returns an error only if it could not be sent
-/// to the driver.
+/// Serves the messages of worker.h on stdin and stdout until stdin ends or a command fails; that error is sent to the
+/// driver. Returns an error only if reading stdin failed.
 Result<void> run_worker();
 
 }  // namespace kvferry::bench

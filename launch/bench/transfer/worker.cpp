@@ -106,7 +106,7 @@ class Worker {
     const std::span<std::byte> others = engine_->target_memory();
     const std::span<std::byte> destination = job_.is_push && !others.empty() ? others : memory_->span();
     if (std::getenv("KVFERRY_BENCH_DAMAGE") != nullptr)
-      destination[0] ^= std::byte{1};  // the benchmark's tests want a mismatch
+      destination[0] ^= std::byte{1};  // lets the benchmark's tests see a mismatch
     return {{"verified", holds_pattern(destination, job_, seed)}, {"describe", engine_->describe()}};
   }
 
@@ -146,7 +146,7 @@ class Worker {
   const SteadyClock clock_;
   WorkerSpec spec_;
   std::optional<BenchMemory> memory_;
-  std::unique_ptr<Engine> engine_;  // after the memory, which it uses
+  std::unique_ptr<Engine> engine_;  // declared after memory_, which the engine uses
   Job job_;
 };
 

@@ -4,7 +4,7 @@ namespace kvferry::bench {
 namespace {
 
 using Json = nlohmann::json;
-constexpr TimeNs kPatienceWithWorker = kPatience + 10 * kSecond;  // so that the worker's own error comes first
+constexpr TimeNs kPatienceWithWorker = kPatience + 10 * kSecond;  // lets the worker report its own timeout first
 
 }  // namespace
 

@@ -7,17 +7,17 @@
 
 namespace kvferry::bench {
 
-/// Starts the initiator; the destructor stops both.
+/// Starts the initiator; the destructor stops both workers.
 class WorkerPair {
  public:
-  /// `listener` outlives the pair. `is_alone`: the engine needs no target process.
+  /// `listener` must outlive the pair. `is_alone`: the engine needs no target process.
   WorkerPair(LineLink& listener, const WorkerSpec& initiator, bool is_alone)
       : listener_(listener), initiator_(worker_command(initiator)), is_alone_(is_alone) {}
   WorkerPair(const WorkerPair&) = delete;
   WorkerPair& operator=(const WorkerPair&) = delete;
   ~WorkerPair();
 
-  /// Starts the target, and connects both.
+  /// Starts the target and connects the two workers.
   void connect(const WorkerSpec& initiator, int target_core);
   /// Sends a command to one side and returns its answer; errors name the side.
   nlohmann::json ask_initiator(const nlohmann::json& message);

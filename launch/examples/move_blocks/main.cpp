@@ -9,7 +9,7 @@
 #include <cstdlib>
 
 using namespace kvferry;
-constexpr std::uint64_t kBytes = 16 << 10;  // in a block
+constexpr std::uint64_t kBytes = 16 << 10;  // size of a block
 
 CopyRange block(std::uint64_t mine, std::uint64_t its) { return {mine * kBytes, its * kBytes, kBytes}; }
 

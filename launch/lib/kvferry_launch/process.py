@@ -1,4 +1,4 @@
-"""Child processes that end with this process: own process group, death signal, one way to stop them."""
+"""Runs child processes that end with this process, each in a process group of its own."""
 
 import contextlib
 import ctypes
@@ -22,7 +22,7 @@ class ProcessError(Exception):
 
 
 class ManagedProcess:
-    """One child with its output in a log file. Start it from the main thread: the death signal is tied to it.
+    """One child with its output in a log file. Start it from the main thread: it ends with the thread that starts it.
 
     stop() interrupts the child, waits STOP_GRACE_S and kills what is left of its process group, so its own
     children end too. If this process is killed, the kernel sends SIGTERM to the child.
@@ -123,7 +123,7 @@ def noted_signals(*numbers: signal.Signals) -> list[int]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Writes by one rename, so that no reader sees a part."""
+    """Writes a temporary file and renames it, so that no reader sees a part of the text."""
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     scratch.write_text(text)
     scratch.rename(file)

@@ -12,9 +12,9 @@ PLAIN_INTERVAL_S = 15.0
 class Step:
     """A step with a known or unknown amount of work, used as a context manager.
 
-    `update()` may be called as often as the caller likes; drawing is rationed. On a pipe a line appears at the
+    `update()` may be called as often as the caller likes; it draws at most every 0.1 s. On a pipe a line appears at the
     start, every PLAIN_INTERVAL_S seconds and at the end, so that a log shows progress without thousands of lines.
-    One thread only.
+    Not thread-safe.
     """
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:

@@ -13,7 +13,7 @@ EventFd::EventFd(std::nothrow_t) : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))
 
 EventFd::EventFd() : EventFd(std::nothrow) { KVFERRY_CHECK(fd_, "cannot create an eventfd: {}", std::strerror(errno)); }
 
-// Both can fail only in ways that do not matter: if the counter is at its maximum, or already zero.
+// set() and clear() fail only in ways that do not matter: if the counter is at its maximum, or already zero.
 void EventFd::set() const { ::eventfd_write(fd_.get(), 1); }
 
 void EventFd::clear() const {

@@ -10,7 +10,7 @@ bool is_ipv6_digit(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F') || c == ':' || c == '.';
 }
 
-/// An IPv6 address, perhaps with a scope such as %eth0.
+/// Returns true if `host` has the form of an IPv6 address, with or without a scope such as %eth0.
 bool is_ipv6(std::string_view host) {
   const std::string_view digits = host.substr(0, host.find('%'));
   return digits.find(':') != std::string_view::npos && std::all_of(digits.begin(), digits.end(), is_ipv6_digit);

@@ -43,7 +43,7 @@ void set_tcp_options(int fd);
 HostPort local_address(int fd);
 HostPort peer_address(int fd);
 
-/// Returns the numeric addresses of a host, at least one. Blocks while name servers are asked.
+/// Returns the numeric addresses of a host, at least one. Blocks during the name lookup.
 /// kInvalidArgument: the name cannot be resolved.
 Result<std::vector<std::string>> resolve(const std::string& host);
 bool is_numeric(const std::string& host);

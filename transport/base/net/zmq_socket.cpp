@@ -196,7 +196,7 @@ Result<std::unique_ptr<ZmqSocket>> ZmqSocket::make_monitor() {
 }
 
 ZmqSocket::Change ZmqSocket::next_change() {
-  ZmqPart parts[2];  // event and value, address
+  ZmqPart parts[2];  // part 0: event and value; part 1: address
   while (receive(parts) > 0) {
     std::uint16_t event = 0;
     const std::string_view bytes = parts[0].bytes();

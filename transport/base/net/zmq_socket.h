@@ -53,7 +53,7 @@ struct ZmqOptions {
   std::int64_t message_bytes_max = std::int64_t{64} << 20;  // a peer that sends more is disconnected; -1: unlimited
   int receive_queue_max = 1000;                             // messages per peer
   int send_queue_max = 1000;                                // messages per peer
-  int connect_timeout_ms = 0;                               // 0: the kernel's
+  int connect_timeout_ms = 0;                               // 0: the kernel's timeout
   bool queues_unconnected = true;  // whether send() accepts messages while there is no connection
 };
 
@@ -72,16 +72,16 @@ class ZmqSocket {
   /// interface or "localhost"; port 0 selects a free port. kUnavailable: the address cannot be bound.
   Result<void> bind(std::string endpoint);
   /// Connects in the background, and again whenever the connection breaks. A host name is resolved to an IPv4 address.
-  /// kInvalidArgument: not an endpoint.
+  /// kInvalidArgument: `endpoint` is malformed.
   Result<void> connect(const std::string& endpoint);
   /// Drops the connection that connect() made and starts a new one. A host name is resolved to IPv6 and IPv4 addresses
-  /// in turn, because ZeroMQ asks for one kind only.
+  /// in turn, because ZeroMQ resolves to one kind at a time.
   Result<void> reconnect();
   /// Returns the endpoint that bind() opened or connect() received, e.g. "tcp://127.0.0.1:41234".
   const std::string& endpoint() const { return endpoint_; }
 
-  /// Readable when a message has arrived since receive() returned 0. Before that a router's may stay unreadable
-  /// although messages wait; a dealer's does not.
+  /// Returns a descriptor that is readable if a message has arrived since receive() returned 0. Until receive()
+  /// returns 0, a router's descriptor may be unreadable although messages wait; a dealer's is readable then.
   int fd() const;
 
   /// Sends one message of one or more parts. Returns false, and drops the message, if there is no connection or no
@@ -96,7 +96,7 @@ class ZmqSocket {
   /// Sets how long closing waits for unsent messages.
   void set_linger(int ms);
 
-  /// Returns a socket that receives a message for each connect and disconnect of this one. Destroy it first.
+  /// Returns a socket that receives a message for each connect and disconnect of this one; destroy it before this one.
   Result<std::unique_ptr<ZmqSocket>> make_monitor();
   enum class Change { kNone, kConnected, kDisconnected };
   /// Returns the next change that a monitor reports; kNone if no message waits.
@@ -107,7 +107,7 @@ class ZmqSocket {
   Result<void> set_up(ZmqKind kind, const ZmqOptions& options);
   void report_pending();
 
-  std::shared_ptr<ZmqContext> context_;  // outlives the socket
+  std::shared_ptr<ZmqContext> context_;  // shared, so that it outlives the socket
   void* handle_;
   std::string endpoint_;
   bool is_ipv6_ = false;
@@ -116,7 +116,7 @@ class ZmqSocket {
   // Sending may consume the event that makes ZeroMQ's descriptor readable, so a socket that sends has a second one.
   std::optional<EventFd> pending_;
   bool is_pending_ = false;
-  OwnedFd epoll_;  // waits for both descriptors
+  OwnedFd epoll_;  // waits for ZeroMQ's descriptor and pending_
 };
 
 }  // namespace kvferry::net

@@ -57,7 +57,7 @@ class KvferryEngine final : public Engine {
                              .notification = "moved"}));
   }
 
-  /// Waits until this many notifications and completions have arrived, and takes them.
+  /// Waits until this many notifications and completions have arrived, and consumes them.
   void wait_for(int notifications, int completions) {
     const Deadline deadline(kPatience);
     notifications_ -= notifications;
@@ -78,7 +78,7 @@ class KvferryEngine final : public Engine {
   RegionId region_;
   PeerId peer_;
   std::string remote_region_;
-  int notifications_ = 0;  // arrived and not yet taken
+  int notifications_ = 0;  // number received minus number consumed by wait_for()
   int completions_ = 0;
 };
 

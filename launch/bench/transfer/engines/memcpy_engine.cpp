@@ -1,5 +1,5 @@
-// The memory's limit: one thread of one process copies the blocks, into a second mapping of a shared segment or between
-// two private memories.
+// Measures the memory's limit: one thread of one process copies the blocks, into a second mapping of a shared segment
+// or between two private memories.
 #include <cstring>
 
 #include "launch/bench/transfer/engine.h"

@@ -1,5 +1,5 @@
-// The limit of sockets: one TCP stream, sendmsg() and recvmsg() over the blocks, `call_bytes` a call. The receiver
-// polls, because a sleeping one halves the rate and makes a ping four times as long.
+// Measures the limit of sockets: one TCP stream, sendmsg() and recvmsg() over the blocks, `call_bytes` a call. The
+// receiver polls, because a sleeping one halves the rate and makes a ping four times as long.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -16,7 +16,7 @@ namespace kvferry::bench {
 namespace {
 
 constexpr std::size_t kRangesMax = 1024;  // IOV_MAX
-constexpr int kPollsPerCheck = 10'000;    // polls of an empty socket between two looks at the deadline
+constexpr int kPollsPerCheck = 10'000;    // polls of an empty socket between two checks of the deadline
 constexpr std::size_t kNoteBytes = 16;    // sent after a ping's block, in place of a notification
 
 class SocketEngine final : public Engine {
@@ -103,7 +103,7 @@ class SocketEngine final : public Engine {
     const Deadline deadline(kPatience);
     int num_polls = 0;
     for (std::size_t begin = 0; begin < ranges_.size();) {
-      // As many ranges as one call may take; the last one is shortened for the call and restored after it.
+      // Takes as many ranges as one call may have; the last range is shortened for the call and restored after it.
       std::size_t end = begin;
       std::uint64_t bytes = 0;
       while (end < ranges_.size() && end - begin < kRangesMax && bytes < call_bytes_) bytes += ranges_[end++].iov_len;

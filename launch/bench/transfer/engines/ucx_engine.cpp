@@ -1,5 +1,5 @@
-// UCX, used as ucx_perftest uses it: a put or get for each block, a flush, a message; no failure handling, and the
-// program spins. LD_LIBRARY_PATH makes the loader find PyPI's newest UCX (worker_command.cpp).
+// Measures UCX, used as ucx_perftest uses it: a put or get for each block, a flush, a message; without failure handling
+// and without sleeping. LD_LIBRARY_PATH makes the loader find PyPI's newest UCX (worker_command.cpp).
 #include <ucp/api/ucp.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace kvferry::bench {
 namespace {
 
 constexpr unsigned kMessage = 1;
-constexpr std::size_t kWindow = 64;  // operations in flight
+constexpr std::size_t kWindow = 64;  // maximum number of operations in flight
 
 void check(ucs_status_t status, const char* what) {
   if (status == UCS_OK) return;
@@ -44,13 +44,13 @@ class UcxEngine final : public Engine {
     ucp_worker_params_t worker{};
     worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     worker.thread_mode = UCS_THREAD_MODE_SINGLE;
-    check(ucp_worker_create(context_, &worker, &worker_), "no worker");
+    check(ucp_worker_create(context_, &worker, &worker_), "cannot create a worker");
     ucp_am_handler_param_t handler{};
     handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
     handler.id = kMessage;
     handler.cb = &UcxEngine::on_message;
     handler.arg = this;
-    check(ucp_worker_set_am_recv_handler(worker_, &handler), "no message handler");
+    check(ucp_worker_set_am_recv_handler(worker_, &handler), "cannot set the message handler");
     return map_memory();
   }
 
@@ -61,7 +61,7 @@ class UcxEngine final : public Engine {
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
     params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-    check(ucp_ep_create(worker_, &params, &endpoint_), "no endpoint");
+    check(ucp_ep_create(worker_, &params, &endpoint_), "cannot create an endpoint");
     check(ucp_ep_rkey_unpack(endpoint_, rkey.data(), &rkey_), "bad rkey");
   }
 
@@ -98,7 +98,7 @@ class UcxEngine final : public Engine {
     check(ucp_mem_map(context_, &params, &mapped_), "cannot map the memory");
     void* rkey = nullptr;
     std::size_t rkey_bytes = 0;
-    check(ucp_rkey_pack(context_, mapped_, &rkey, &rkey_bytes), "no rkey");
+    check(ucp_rkey_pack(context_, mapped_, &rkey, &rkey_bytes), "cannot pack the rkey");
     const std::string rkey_hex = to_hex({static_cast<const char*>(rkey), rkey_bytes});
     ucp_rkey_buffer_release(rkey);
     ucp_address_t* address = nullptr;

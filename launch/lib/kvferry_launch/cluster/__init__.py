@@ -1,4 +1,4 @@
-"""launch/cluster: one YAML file to a running deployment on this host, ssh, Slurm, MPI or Kubernetes.
+"""launch/cluster: starts the deployment that a YAML file describes, on this host, ssh, Slurm, MPI or Kubernetes.
 
-Needs PyYAML. It may import `node` and the package's top level.
+Needs PyYAML. Its modules may import `node` and the package's top level.
 """

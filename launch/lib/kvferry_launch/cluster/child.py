@@ -1,4 +1,4 @@
-"""One process of the deployment as the supervisor sees it: its lifeline, its log, its new output."""
+"""One process of the deployment as the supervisor sees it: its stdin, its log, its new output."""
 
 import contextlib
 import os
@@ -16,9 +16,9 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Child(ManagedProcess):
-    """Runs behind guard.py: closing its stdin ends it and all its descendants, on any host.
+    """A command run by guard.py: closing the guard's stdin ends the command and all its descendants, on any host.
 
-    Its output is appended to the log; lines() returns those of this start that it has not returned yet.
+    The output is appended to the log; lines() returns the lines since start() that it has not returned yet.
     """
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
@@ -42,7 +42,7 @@ class Child(ManagedProcess):
         return self._process is not None
 
     def tell(self, line: str) -> None:
-        """Sends a line to the guard (".") or, if the guard passes lines on, to the command; it may be lost."""
+        """Sends a line to the guard (".") or, if the guard passes lines on, to the command; the line may be lost."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(OSError):
                 os.write(self._process.stdin.fileno(), f"{line}\n".encode())
@@ -56,7 +56,7 @@ class Child(ManagedProcess):
 
     @property
     def overdue(self) -> bool:
-        """Whether close() was called longer ago than the guard takes to end the process."""
+        """True if close() was called longer ago than the guard takes to end the process."""
         return self._closed_at is not None and time.monotonic() - self._closed_at > GRACE_S + 5
 
     def end_now(self) -> None:

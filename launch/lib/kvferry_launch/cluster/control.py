@@ -18,7 +18,7 @@ LINE_MAX = 65536
 
 @contextlib.contextmanager
 def short_path(folder: Path) -> Iterator[str]:
-    """The socket's path through a descriptor of its folder, because a Unix socket's path may have 107 bytes only."""
+    """Yields the socket's path through a descriptor of its folder, because such a path may have at most 107 bytes."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}/{SOCKET}"
@@ -65,7 +65,7 @@ class ControlServer:
 
 
 def ask(folder: Path, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the running deployment's answer, or None if no `up` listens. Errors: SpecError if it refuses."""
+    """Returns the running deployment's answer, or None if no `up` listens. Errors: SpecError if `up` refuses."""
     try:
         with socket.socket(socket.AF_UNIX) as client, short_path(folder) as path:
             client.settimeout(ANSWER_WITHIN_S)

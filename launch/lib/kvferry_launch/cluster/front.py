@@ -22,9 +22,9 @@ from kvferry_launch.paths import REPO
 from kvferry_launch.process import _die_with_parent, free_port
 
 ANNOUNCE_EVERY_S = 1.0
-END_WITHIN_S = 3.0  # vllm-router would wait for idle connections to close
+END_WITHIN_S = 3.0  # then the router is killed, because it waits for idle connections
 LETTERS = {"prefill": "P", "decode": "D"}
-POLICY = ("--policy", "round_robin")  # every decode server can pull every chunk
+POLICY = ("--policy", "round_robin")  # any server will do, because every decode server can pull every chunk
 
 
 class Announcer:
@@ -49,7 +49,7 @@ class Announcer:
                     self._sockets[url].linger = 0  # a router that has ended must not block the close
                     self._sockets[url].connect(f"tcp://{self._address}")
                 place = url.removeprefix("http://")
-                with contextlib.suppress(Exception):  # if the queue is full, the next announcement counts
+                with contextlib.suppress(Exception):  # a full queue loses only this announcement
                     self._sockets[url].send(packed({"type": LETTERS[role], "http_address": place,
                                                     "zmq_address": place}), flags=1)
 

@@ -1,4 +1,4 @@
-"""Deployments that run as one job of sbatch or mpirun. This process follows the job, which ends with it."""
+"""Runs a deployment as one job of sbatch or mpirun. This process follows the job; the job ends with this process."""
 
 import json
 import select
@@ -34,7 +34,7 @@ def run_mpi(spec: Spec, token: str) -> int:
 
 
 def follow(spec: Spec, command: list[str]) -> int:
-    """Runs mpirun behind a guard, which ends it when this process dies in any way, and prints its output."""
+    """Runs the job's command behind a guard, which ends it however this process ends, and prints its output."""
     interrupts = noted_signals(*DEATH_SIGNALS)
     guard = [sys.executable, script("lib/kvferry_launch/node/guard.py"), "--grace", str(STOP_GRACE_S), "--"]
     child = Child(f"{spec.on}-job", [*guard, *command], spec.logs / f"{spec.on}-job.log")

@@ -1,8 +1,8 @@
 """Kubernetes manifests of a deployment. No I/O; kubectl.py applies them.
 
-The controller is a StatefulSet of one behind a Service. Each side is a StatefulSet, whose pods' names are their engine
-ids; where a replica spans hosts it is a LeaderWorkerSet. Before a pod ends, it drains itself. vllm-router finds pods by
-their labels, the proxy by the controller.
+The controller is a StatefulSet of one pod behind a Service. Prefill and decode are a StatefulSet each, or a
+LeaderWorkerSet if a replica spans hosts; a pod's name is its engine id. A preStop hook drains each of these pods.
+vllm-router finds the pods by their labels, the proxy through the controller.
 """
 
 import json
@@ -144,7 +144,7 @@ def router(spec: Spec) -> list[Object]:
 
 
 def watching_account(spec: Spec) -> list[Object]:
-    """The role that lets the router list and watch the pods of its namespace."""
+    """Returns the account and the role that let the router list and watch the pods of its namespace."""
     about = metadata(spec, "router")
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},

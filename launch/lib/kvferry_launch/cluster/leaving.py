@@ -18,7 +18,7 @@ SETTLE_S = 6.0  # vllm-router drops a worker 5 s after its last announcement
 class Leaving:
     """The removal of one node. step() is called repeatedly; the member's state shows when the removal is complete.
 
-    `drain` is a command that ends when the node may be stopped; its failure is reported, but does not keep the node.
+    `drain` is a command that ends when the node may be stopped; if it fails, that is reported and the node is removed.
     """
 
     def __init__(self, member: Member, drain: list[str], log: Path, tell: Callable[[str], None]) -> None:
@@ -53,9 +53,9 @@ class Leaving:
 
 
 def drain_node(arguments: argparse.Namespace) -> int:
-    """What the controller's host runs before a node is stopped: `kvferry drain`, then a wait for its last request.
+    """Runs on the controller's host before a node is stopped: drains it, then waits until its last request has ended.
 
-    Returns 1 where something went wrong; it is printed.
+    Returns 1 after an error, which is printed; else 0.
     """
     binary = str(KVFERRY) if KVFERRY.exists() else shutil.which("kvferry")
     if binary is None:

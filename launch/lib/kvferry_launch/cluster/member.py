@@ -41,7 +41,7 @@ class Member:
     since: float = field(default_factory=time.time)
     restarts: int = 0
     leaving: bool = False
-    address: str = ""  # endpoint of the controller's nodes
+    address: str = ""  # endpoint for nodes, if this node is the controller
     _due: float = 0.0
     _ready_at: float = 0.0
     _started_at: float = 0.0
@@ -55,14 +55,14 @@ class Member:
 
     @property
     def wants_start(self) -> bool:
-        """Whether the node has to be started now, for the first time or again."""
+        """True if the node has to be started now, for the first time or again."""
         running = self.child is not None and self.child.running
         return (not running and not self.leaving and self.state in (WAITING, RESTARTING)
                 and time.monotonic() >= self._due)
 
     @property
     def port(self) -> int | None:
-        """The port at which the node served last; a restart asks for the same."""
+        """The port at which the node served last, and which it gets again after a restart."""
         found = re.search(r":(\d+)/?$", self.address or self.url)
         return int(found[1]) if found else None
 
@@ -89,7 +89,7 @@ class Member:
                 self.become(UNREADY, "its server does not answer")
 
     def look(self) -> None:
-        """Updates the state if the node has ended or takes too long."""
+        """Updates the state if the node has ended or has not become ready in time."""
         if self.child is None or self.child.exit_status is None:
             late = time.monotonic() - self._started_at > self.ready_timeout_s
             if self.state == STARTING and late and self.child is not None:
@@ -119,7 +119,7 @@ class Member:
         self.become(RESTARTING, f"restart {self.restarts} of {self.restarts_max}: {why}")
 
     def found(self) -> Found:
-        """The addresses of the controller, if this node is the controller."""
+        """Returns the controller's addresses, if this node is the controller."""
         return Found(self.address, self.url)
 
     def row(self) -> dict[str, Any]:

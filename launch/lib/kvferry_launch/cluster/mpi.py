@@ -1,4 +1,4 @@
-"""MPI: one mpirun, a rank for each node. Rank 0 supervises and has controller and router, the others wait for orders.
+"""MPI: one mpirun, a rank for each node. Rank 0 supervises and runs controller and router; the others run its orders.
 
 Ranks find each other in a folder that all hosts see: the run folder. A rank's own folder there holds `here.json` (its
 host), and for its N-th command `order-N.json`, `out-N` (the output), `stop-N` (a request to end it), `exit-N`.
@@ -55,7 +55,7 @@ def rank_folder(spec: Spec, run: str, rank: int) -> Path:
 
 
 def gather(spec: Spec, run: str, size: int) -> dict[str, str]:
-    """Rank 0 waits for all ranks; returns the host name of each, which all hosts must resolve. Errors: SpecError."""
+    """Waits in rank 0 for all ranks; returns their host names, which all hosts must resolve. Errors: SpecError."""
     deadline = time.monotonic() + GATHER_WITHIN_S
     hosts = {FIRST_RANK: socket.gethostname()}
     for rank in range(1, size):
@@ -80,7 +80,7 @@ def remove_orders(spec: Spec, run: str) -> None:
 
 def serve_rank(spec: Spec, run: str, rank: int) -> int:
     """Runs the orders of rank 0 on another rank, one command at a time, until rank 0 ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the parent is mpirun or its daemon on this host
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # end with the parent: mpirun or its daemon
     folder = rank_folder(spec, run, rank)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "here.json", json.dumps({"host": socket.gethostname()}))
@@ -95,7 +95,7 @@ def serve_rank(spec: Spec, run: str, rank: int) -> int:
 
 
 def obey(folder: Path, serial: int, words: list[str]) -> None:
-    """Runs one command to its end. Its guard ends it if this process dies."""
+    """Runs one command to its end. The command's guard ends the command if this process ends first."""
     guard = [sys.executable, str(Path(script("cluster")).parent / "lib/kvferry_launch/node/guard.py"), "--grace",
              str(GRACE_S), "--"]
     with (folder / f"out-{serial}").open("wb") as out:
@@ -112,7 +112,7 @@ def obey(folder: Path, serial: int, words: list[str]) -> None:
 
 
 def relay(folder: Path, words: list[str]) -> int:
-    """Represents on rank 0 a command on another rank: its output, its end, its exit status."""
+    """Runs on rank 0 for a command on another rank: prints its output, ends it on request, returns its exit status."""
     wants_end = noted_signals(signal.SIGTERM, signal.SIGINT)
     serial = 1
     while (folder / f"order-{serial}.json").exists():

@@ -1,4 +1,4 @@
-"""Which nodes a deployment has, on which host each is, and the command that the host runs for it. No I/O."""
+"""Plans which nodes a deployment has, on which host each runs, and with which command. No I/O."""
 
 import itertools
 import json
@@ -16,12 +16,12 @@ ANY_HOST = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
 ENGINE_ROLES = ("prefill", "decode")
 RECOMPUTE = "KV that fails to load is recomputed: kv_load_failure_policy is recompute (vLLM's own default is fail)"
-FIRST_RANK = "rank-0"  # the rank of an MPI run that supervises and has the controller and the router
+FIRST_RANK = "rank-0"  # the rank of an MPI run that supervises and runs the controller and the router
 
 
 @dataclass(frozen=True)
 class Place:
-    """A host: what its backend calls it, and the address that other nodes reach it at."""
+    """A host: its name in the backend, and the address at which other nodes reach it."""
 
     name: str
     address: str
@@ -40,7 +40,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Found:
-    """What is known only once the controller runs; dry runs show PORTs that will be chosen."""
+    """The controller's addresses, known only once it runs; the defaults are placeholders for dry runs."""
 
     controller: str = "tcp://CONTROLLER_HOST:PORT"
     http: str = "http://CONTROLLER_HOST:HTTP_PORT"
@@ -58,16 +58,16 @@ class Tools:
 
 
 def tools_of(spec: Spec) -> Tools:
-    """Hosts reached by ssh may have another checkout; the others see this host's files."""
+    """Returns the tools of all hosts: those reached by ssh may have another checkout, others share this host's."""
     if spec.on == "ssh":
         return Tools(spec.raw["ssh"]["python"], spec.raw["ssh"]["path"] or str(REPO))
     return Tools(sys.executable, str(REPO))
 
 
 class Planner:
-    """Names nodes and places them: round robin over the role's hosts, then over the deployment's.
+    """Names nodes and places them: round robin over the role's hosts, or the deployment's if the role has none.
 
-    `hosts` are those of the Slurm job or the MPI run, whatever the file says.
+    `hosts`, those of the Slurm job or the MPI run, take the place of the deployment's hosts.
     """
 
     def __init__(self, spec: Spec, hosts: dict[str, str] | None = None) -> None:
@@ -88,7 +88,7 @@ class Planner:
         """Returns the next node of a role. `present`: the engine nodes of both roles that exist. Errors: SpecError."""
         own = self.spec.roles[role]
         number = next(self._numbers[role])
-        # Both sides go round the same hosts, one after the other, so that decode starts where prefill ended.
+        # The two roles share one round robin over the hosts: decode starts at the host after prefill's last one.
         shift = self.spec.roles["prefill"].replicas if role == "decode" and own.hosts is None else 0
         places = list((own.hosts or self._hosts).items())
         if not places:
@@ -119,7 +119,7 @@ class Planner:
         return [*nodes, router] if router else nodes
 
     def _named(self, host: str | None) -> Place:
-        """The host of that name, or the first one."""
+        """Returns the host of that name, or the first host if `host` is None."""
         hosts = dict(self._hosts)
         for role in self.spec.roles.values():
             hosts |= role.hosts or {}
@@ -129,13 +129,13 @@ class Planner:
             raise SpecError("there is no host for the controller")
         return Place(host, hosts.get(host, host))
 
-    # --- the command of each, as its host runs it
+    # --- the command of each node, as the node's host runs it
 
     def bind_host(self) -> str:
         return LOOPBACK if self.spec.on == "local" else ANY_HOST
 
     def command(self, node: Node, found: Found, port: int | None = None) -> list[str]:
-        """Returns the node's command. `port`: its port before a restart, so that others need not learn a new one."""
+        """Returns the node's command. `port`: its port before a restart, to keep its address the same."""
         if node.role == "controller":
             return self._controller(found if port else None)
         if node.role == "router":
@@ -192,7 +192,7 @@ def as_json(value: object) -> str:
 
 
 def placements(nodes: list[Node]) -> Iterator[tuple[Place, list[Node]]]:
-    """The nodes of each host."""
+    """Yields each host with its nodes."""
     for name in dict.fromkeys(node.place.name for node in nodes):
         here = [node for node in nodes if node.place.name == name]
         yield here[0].place, here

@@ -22,7 +22,7 @@ STOP_BEFORE_LIMIT_S = 60
 
 
 def sbatch_script(spec: Spec) -> str:
-    """The job: one task a node on every host it gets, ended by scancel, the time limit or `launch/cluster down`."""
+    """Returns the sbatch file: the job runs `up` until scancel, the time limit or `launch/cluster down` ends it."""
     raw = spec.raw["slurm"]
     replicas = sum(role.replicas for role in spec.roles.values())
     lines = [f"--job-name=kvferry-{spec.name}", f"--nodes={raw['nodes'] or max(1, replicas)}",
@@ -65,7 +65,7 @@ def sbatch_file(spec: Spec) -> Path:
 
 
 def submit_and_follow(spec: Spec) -> int:
-    """Prints the job's output until it ends; SIGTERM cancels it. Returns 0 if the job succeeded, else 1."""
+    """Submits the job and prints its output until it ends; SIGTERM cancels it. Returns 1 if the job failed, else 0."""
     wants_end = noted_signals(signal.SIGTERM, signal.SIGINT)
     output = output_of(spec)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def job_file(spec: Spec) -> Path:
 
 
 def running_job(spec: Spec) -> str | None:
-    """Returns the id of this deployment's job if Slurm still knows it."""
+    """Returns the id of this deployment's job, or None if there is no job that has not ended."""
     try:
         job = job_file(spec).read_text()
     except OSError:

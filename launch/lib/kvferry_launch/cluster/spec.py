@@ -14,7 +14,7 @@ LOCAL_HOSTS = {"localhost": "127.0.0.1"}
 
 @dataclass(frozen=True)
 class Role:
-    """The prefill or the decode side."""
+    """The settings of the prefill or of the decode role."""
 
     name: str
     replicas: int
@@ -31,7 +31,7 @@ class Role:
     extra: dict[str, Any]
 
     def vllm_flags(self) -> list[str]:
-        """Returns the role's flags; the user's flags come last, so that vLLM takes them."""
+        """Returns the role's flags; the user's flags come last, so that they override the others."""
         sizes = (("--tensor-parallel-size", self.tensor_parallel),
                  ("--pipeline-parallel-size", self.pipeline_parallel),
                  ("--data-parallel-size", self.data_parallel))
@@ -90,7 +90,7 @@ def parse(file: Path) -> Any:
         document = yaml.safe_load(file.read_text())
     except yaml.YAMLError as error:
         raise SpecError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
-    if isinstance(document, dict) and True in document:  # YAML 1.1 reads the key `on` as the truth value
+    if isinstance(document, dict) and True in document:  # YAML 1.1 reads the key `on` as the boolean true
         document = {"on" if name is True else name: value for name, value in document.items()}
     return document
 
@@ -144,7 +144,7 @@ def check_role(one: Role, backend: str) -> None:
 
 
 def model_of(model: str, file: Path) -> str:
-    """Returns the model's absolute folder, relative to the file or the checkout, or else the name unchanged."""
+    """Returns the model's absolute folder, found relative to the file or the checkout, else the name unchanged."""
     for base in (file.resolve().parent, REPO):
         folder = base / Path(model).expanduser()
         if (folder / "config.json").exists():
@@ -167,5 +167,5 @@ def text_map(values: dict[str, Any]) -> dict[str, str]:
 
 
 def run_folder(spec: Spec) -> Path:
-    """The folder of a running deployment's socket, state and logs."""
+    """Returns the folder of a running deployment's socket, state and logs."""
     return Path(os.environ.get("KVFERRY_DEPLOYMENTS") or BUILD / "deployments") / spec.name

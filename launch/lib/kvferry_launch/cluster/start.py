@@ -1,4 +1,4 @@
-"""Turns a host's command into one that starts it from here: unchanged, over ssh, by srun, or by an MPI rank. No I/O."""
+"""Turns a node's command into one that starts it from this host: directly, over ssh, by srun or an MPI rank. No I/O."""
 
 import shlex
 import sys
@@ -17,7 +17,7 @@ SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "Se
 
 @dataclass(frozen=True)
 class Starter:
-    """Turns a host's command into the command to run here; the backend comes from the spec."""
+    """Turns a node's command into the command that this host runs; the backend comes from the spec."""
 
     planner: Planner
     run: str = "RUN"  # token of the MPI run
@@ -27,7 +27,7 @@ class Starter:
         return self.planner.spec
 
     def start(self, place: Place, name: str, command: list[str], with_stdin: bool = False) -> list[str]:
-        """Returns the whole command. Its stdin is the lifeline of guard.py on the node's host."""
+        """Returns the whole command. Closing its stdin stops the node, because guard.py on the node's host reads it."""
         if self.spec.on == "local":
             return [*self.guard(0, with_stdin), *command]
         if self.spec.on == "ssh":
@@ -63,7 +63,7 @@ class Starter:
 
 
 def dry_run_of(planner: Planner) -> Iterator[str]:
-    """Every command exactly as `up` would run it, host by host, with PORT and HTTP_PORT for ports that the controller's
+    """Yields every command as `up` would run it, host by host, with PORT and HTTP_PORT for ports that the controller's
     host will choose.
     """
     starter = Starter(planner)

@@ -19,7 +19,7 @@ STOP_LATE_S = 20.0
 class Supervisor:
     """Call tick() a few times a second, from the main thread. `tell` gets lines for users.
 
-    One thread: the processes' death signal is tied to the thread that starts them.
+    Use one thread only, because the kernel ends a process when the thread that started it ends.
     """
 
     def __init__(self, starter: Starter, tell: Callable[[str], None]) -> None:
@@ -55,7 +55,7 @@ class Supervisor:
 
     @property
     def hopeless(self) -> bool:
-        """Whether no node will come up, or all nodes have failed."""
+        """True if each node has failed or waits for a controller that has failed."""
         return all(member.state in (FAILED, WAITING) for member in self.members)
 
     def tick(self) -> None:

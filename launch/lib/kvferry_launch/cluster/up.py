@@ -65,7 +65,7 @@ class Deployment:
         return 1 if failed else 0
 
     def _loop(self, server: ControlServer) -> bool:
-        """Runs until a signal or `down` ends it. Returns whether it ended because no node works."""
+        """Runs until a signal or `down` arrives, and returns False; returns True as soon as no node can run."""
         while not self._interrupts and not self._down:
             self.supervisor.tick()
             self._show()

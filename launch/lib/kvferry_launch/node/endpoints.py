@@ -1,4 +1,4 @@
-"""The endpoints of controllers, checked as controller/api/endpoint.cpp checks them."""
+"""Parses the endpoints of controllers, by the same rules as controller/api/endpoint.cpp."""
 
 from dataclasses import dataclass
 

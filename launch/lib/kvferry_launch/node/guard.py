@@ -1,9 +1,9 @@
 """Runs one command on a node's host and leaves none of its processes behind.
 
-A script, also run through ssh or srun; it uses the standard library and no other file of kvferry. Its stdin is the
-lifeline. If stdin ends (the launcher died, the connection broke, or the launcher stops the node) or is silent for
+A script, also run through ssh or srun; it uses the standard library and no other file of kvferry. It watches its
+stdin. If stdin ends (the launcher died, the connection broke, or the launcher stops the node) or is silent for
 longer than --silence, the command gets SIGTERM, and after --grace seconds all its descendants get SIGKILL. A line "."
-reports that the launcher lives; with --stdin other lines go to the command's stdin.
+shows that the launcher still runs; with --stdin other lines go to the command's stdin.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def descendants(of: int) -> list[int]:
-    """Returns all descendants of process `of`, with orphans, because the guard adopts them."""
+    """Returns all descendants of process `of`, including orphans, which the kernel gives to the guard."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -123,7 +123,7 @@ class Guard:
         return self._child.wait()
 
     def _kill_the_rest(self) -> None:
-        """Ends the processes that the command has left, with a short delay, because most are about to end."""
+        """Ends what the command left running: SIGTERM first and, up to 1 s later, SIGKILL for what still runs."""
         deadline = time.monotonic() + min(1.0, self._grace_s)
         first = True
         while left := descendants(os.getpid()):
@@ -139,7 +139,7 @@ class Guard:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="guard.py", description=__doc__)
     parser.add_argument("--grace", type=float, default=10.0)
-    parser.add_argument("--silence", type=float, default=0.0, help="limit of seconds without input")
+    parser.add_argument("--silence", type=float, default=0.0, help="longest time without input, in s; 0: no limit")
     parser.add_argument("--stdin", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()

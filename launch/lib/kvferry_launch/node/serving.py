@@ -17,7 +17,7 @@ POLL_EVERY_S = 0.5
 ANSWER_WITHIN_S = 5.0
 MISSES_UNTIL_REPORTED = 3
 
-_reserved: list[socket.socket] = []  # kept open, also across exec
+_reserved: list[socket.socket] = []  # sockets of reserved ports, kept open, also across exec
 
 
 def is_any(host: str) -> bool:
@@ -50,7 +50,7 @@ def is_loopback(address: str) -> bool:
 
 
 def own_address(host: str, port: int) -> str | None:
-    """This host's address on the route to another host; None if there is no route. Sends nothing."""
+    """Returns this host's address on the route to another host; None if there is no route. Sends nothing."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -61,12 +61,12 @@ def own_address(host: str, port: int) -> str | None:
 
 
 def default_address() -> str | None:
-    """This host's address on its default route; None if it has none."""
+    """Returns this host's address on its default route; None if there is no such route."""
     return own_address(TEST_NET, 9)
 
 
 def resolved(host: str) -> str:
-    """The address of this host that a name stands for, because kvferry advertises addresses only.
+    """Returns the address for a name of this host, because kvferry advertises only addresses.
 
     Debian gives a host's own name a loopback address; the address of the default route takes its place. A name that
     can't be resolved stays as it is.
@@ -81,7 +81,7 @@ def resolved(host: str) -> str:
 
 
 def answers(url: str, any_status: bool = False) -> bool:
-    """Whether a GET is answered with 200, or with any status if `any_status`."""
+    """Returns True if a GET is answered with status 200, or with any status if `any_status`."""
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_WITHIN_S) as answer:
             return any_status or bool(answer.status == 200)
@@ -95,7 +95,7 @@ def report_health(role: str, url: str, local_url: str) -> None:
     """Starts a process that reports the health of this node's server as lines on stdout.
 
     It prints "kvferry ROLE node serves at URL" when /health begins to answer and "... node does not answer at URL" when
-    it has ceased to, until this process ends, also after exec.
+    /health no longer answers. It ends when the calling process ends; exec() in the calling process does not end it.
     """
     us = os.pidfd_open(os.getpid())
     if (child := os.fork()) != 0:

@@ -39,7 +39,7 @@ class NodeError(Exception):
 
 
 def engine_main(kind: str) -> NoReturn:
-    """launch/prefill (`kind` "prefill") and launch/decode ("decode")."""
+    """Runs launch/prefill (`kind` "prefill") or launch/decode (`kind` "decode")."""
     try:
         arguments = engine_parser(kind).parse_args()
         command, env = engine_command(arguments)
@@ -53,7 +53,7 @@ def engine_main(kind: str) -> NoReturn:
 
 
 def controller_main() -> NoReturn:
-    """launch/controller."""
+    """Runs launch/controller."""
     parser = argparse.ArgumentParser(
         prog="launch/controller", description="Start the kvferry controller on this host.",
         epilog="Everything after -- goes to 'kvferry controller' unchanged.")
@@ -153,7 +153,7 @@ def controllers(arguments: argparse.Namespace) -> list[Endpoint]:
 
 
 def serves_url(arguments: argparse.Namespace) -> str:
-    """The URL at which routers on other hosts reach the HTTP server. Errors: NodeError if no address is routable."""
+    """Returns the URL by which routers on other hosts reach the HTTP server. Errors: NodeError if there is no route."""
     host = arguments.advertise_host
     if host is None:
         host = own_address(controllers(arguments)) if serving.is_any(arguments.host) else arguments.host
@@ -161,7 +161,7 @@ def serves_url(arguments: argparse.Namespace) -> str:
 
 
 def own_address(endpoints: list[Endpoint]) -> str:
-    """This host's address on the route to the first controller on another host, or else on the default route.
+    """Returns this host's address on the route to the first controller on another host, else on the default route.
 
     Loopback only if each controller is on this host. Errors: NodeError if there is a controller elsewhere and no route.
     """
@@ -179,12 +179,12 @@ def own_address(endpoints: list[Endpoint]) -> str:
 
 
 def local_host(host: str) -> str:
-    """Returns the host name for processes on this host."""
+    """Returns the host name by which processes on this host reach a server that listens on `host`."""
     return serving.bracketed({"::": "::1"}.get(host, "127.0.0.1") if serving.is_any(host) else host)
 
 
 def probe(python: str) -> dict[str, Any]:
-    """Returns the versions of vLLM and kvferry in an interpreter. Errors: NodeError if one of them is missing."""
+    """Returns vLLM's versions in an interpreter and whether it has kvferry. Errors: NodeError if one is not found."""
     try:
         asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -198,7 +198,7 @@ def probe(python: str) -> dict[str, Any]:
 
 
 def check_model(model: str) -> str:
-    """Returns the absolute folder of a model, or an unchanged name that can't be a folder. Errors: NodeError."""
+    """Returns the absolute folder of a model, or its name if it is not a path. Errors: NodeError."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").exists():
@@ -236,7 +236,7 @@ def parse_extra(pairs: list[str]) -> dict[str, Any]:
 
 
 def after_dashes(rest: list[str]) -> list[str]:
-    """Returns the words after "--". Errors: NodeError if a word comes before it."""
+    """Returns the words after "--". Errors: NodeError if a word comes before "--"."""
     if rest and rest[0] != "--":
         raise NodeError(f"'{rest[0]}' is not an option; words for vLLM or the controller go after --")
     return rest[1:]

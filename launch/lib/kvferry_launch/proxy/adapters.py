@@ -1,4 +1,4 @@
-"""The models that are LoRA adapters. The KV of their prompts is keyed by the adapter's name and path."""
+"""Finds the models that are LoRA adapters, because their prompts' KV is keyed by the adapter's name and path."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ class Adapters:
     async def extras(self, model: Any, url: str, headers: Mapping[str, str]) -> dict[str, str]:
         """Returns the fields of `POST /pair` that describe an adapter; none if `model` is not an adapter.
 
-        `url`, `headers`: the server to query. While one request waits for the answer, others use the last one."""
+        `url`, `headers`: the server to query. While one request waits for an answer, others use the previous answer."""
         if not isinstance(model, str) or not model:
             return {}
         age = time.monotonic() - self._asked_at
@@ -47,5 +47,5 @@ class Adapters:
 
 
 def _extras(card: dict[str, Any]) -> dict[str, str]:
-    """Returns the fields of each adapter in vLLM's list, which names its base model and both paths."""
+    """Returns the adapter's name and path from an entry of /v1/models; none if the entry has no base model."""
     return {"lora_name": str(card["id"]), "lora_path": str(card["root"])} if card.get("parent") else {}

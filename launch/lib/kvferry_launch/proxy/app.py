@@ -1,4 +1,4 @@
-"""The HTTP server of the proxy: sends requests through a pair, and to another pair if a server fails."""
+"""The HTTP server of the proxy: sends requests to a prefill and a decode server, and to another pair if one fails."""
 
 import asyncio
 import json
@@ -38,9 +38,9 @@ TOKENIZE_TIMEOUT_S = 10.0
 class Options:
     controller: str
     name_space: str = "default"
-    tries: int = 3  # pairs that one request may use
+    tries: int = 3  # number of pairs that one request may use
     needs_prefill: bool = False
-    request_timeout_s: float = 600.0  # limit between two bytes of a server
+    request_timeout_s: float = 600.0  # longest wait for the next byte of a server
 
 
 class FrontDoor:
@@ -55,7 +55,7 @@ class FrontDoor:
 
     async def _live(self, _: web.Application) -> AsyncIterator[None]:
         # Each request has its own connection, because vLLM's server closes idle ones after seconds and would lose a
-        # request that meets the closing.
+        # request sent at that moment.
         timeout = aiohttp.ClientTimeout(None, sock_connect=CONNECT_TIMEOUT_S,
                                         sock_read=self._options.request_timeout_s)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -173,7 +173,7 @@ class FrontDoor:
         return error_response(503, reason)
 
     async def _health(self, _: web.Request) -> web.Response:
-        """Answers 200 if a decode server is ready."""
+        """Answers 200 if a decode server is ready, and a prefill server if Options.needs_prefill."""
         missing = [kind for kind in ("prefill", "decode") if not self.nodes.usable(kind, set())]
         if "decode" in missing or (missing and self._options.needs_prefill):
             return error_response(503, f"no {' and no '.join(missing)} server takes requests")
@@ -184,7 +184,7 @@ class FrontDoor:
 
     # ---- requests to servers and the controller ----
     async def _tokens(self, one: ClientRequest) -> list[int] | None:
-        """Returns the prompt's tokens, or None if no server tokenizes it. Then the load alone decides, and the servers
+        """Returns the prompt's tokens, or None if no server tokenizes it. Then load alone decides the pair, and servers
         report what is wrong with the request."""
         assert one.body is not None
         tokens = bodies.token_ids(one.path, one.body)
@@ -267,7 +267,7 @@ class FrontDoor:
 
     async def _broken_off(self, one: ClientRequest, response: web.StreamResponse, failure: ServerError
                           ) -> web.StreamResponse:
-        """Ends an answer that no server continues, after the client has its beginning."""
+        """Ends an answer of which the client has the beginning and which no server continues."""
         self.metrics.broken_streams.inc()
         separator = b"" if one.stream.ends_an_event else b"\n\n"
         event = json.dumps({"error": error_fields(502, f"the answer breaks off: {failure}")})

@@ -1,4 +1,4 @@
-"""Reads a client's request, and makes the requests for its prefill and its decode server. Pure."""
+"""Reads a client's request, and makes the requests for its prefill and its decode server. No I/O."""
 
 import json
 from typing import Any
@@ -45,7 +45,7 @@ def token_ids(path: str, body: Body) -> list[int] | None:
 
 
 def is_batch(path: str, body: Body) -> bool:
-    """Whether the request has several prompts, which one hand-over can't serve."""
+    """Returns True if the request has several prompts; a prefill server can hand over the KV of one prompt only."""
     prompt = body.get("prompt")
     return path == COMPLETIONS and isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
 
@@ -88,7 +88,7 @@ def prefill_body(path: str, body: Body, push_to: Body | None) -> Body:
 
 
 def decode_body(body: Body, handed_over: Body | None) -> Body:
-    """Returns the request to the decode server; `params` name the prompt's KV, or are None without a prefill."""
+    """Returns the request to the decode server; `handed_over` names the prompt's KV; None without a prefill."""
     params = {**_params(body), **(handed_over or {})}
     return {**body, "kv_transfer_params": params} if params else body
 

@@ -35,7 +35,7 @@ class ClientRequest:
         self.response: web.StreamResponse | None = None  # set once the client has a part of its answer
 
     def headers(self, attempt: int, keep_type: bool = False) -> dict[str, str]:
-        """Each attempt has its own request id, because a server may still run the previous one."""
+        """Each attempt has its own request id, because a server may still run the previous attempt."""
         made = forwarded(self.request.headers)
         made["X-Request-Id"] = f"{self.request_id}-{attempt}" if attempt else self.request_id
         if keep_type and "Content-Type" in self.request.headers:

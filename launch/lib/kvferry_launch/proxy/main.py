@@ -28,7 +28,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--without-prefill", choices=("decode", "refuse"), default="decode",
                         help="behaviour without a prefill server: decode servers compute prompts, or requests get 503")
     parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS",
-                        help="limit of a server's silence in the middle of a request")
+                        help="longest wait for the next byte of a server")
     parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS",
                         help="time for running requests after SIGTERM or SIGINT; a second signal ends them")
     parsed = parser.parse_args(arguments)
@@ -44,7 +44,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 async def serve(arguments: argparse.Namespace) -> None:
     door = FrontDoor(Options(arguments.controller.rstrip("/"), arguments.namespace, arguments.tries,
                              arguments.without_prefill == "refuse", arguments.request_timeout))
-    # aiohttp cancels the handler of a client that closes, and with it the requests to servers.
+    # If a client closes its connection, aiohttp cancels the handler, which ends the requests to servers too.
     runner = web.AppRunner(door.app, handler_cancellation=True, access_log=None, shutdown_timeout=arguments.grace)
     await runner.setup()
     try:

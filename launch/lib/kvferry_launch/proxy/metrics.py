@@ -36,7 +36,7 @@ class Metrics:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Records the time of a stage that has ended."""
+        """Records the time of the `with` block as that of a stage, unless the block raises an error."""
         begin = time.monotonic()
         yield
         self.observe(name, time.monotonic() - begin)

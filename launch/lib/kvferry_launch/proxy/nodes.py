@@ -1,4 +1,4 @@
-"""The servers that the controller lists, and the choice of a pair for each request."""
+"""The servers that the controller lists, and the choice of a prefill and a decode server for each request."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ class Node:
     draining: bool = False
     ready: bool = False  # its server answers; nodes register before their servers listen
     in_flight: int = 0
-    missed_at: float | None = None  # when the controller first did not list it
+    missed_at: float | None = None  # time of the controller's first list without the node; None: listed
 
     @property
     def push_to(self) -> dict[str, str]:
@@ -45,7 +45,7 @@ class Node:
 
 
 class ServerError(Exception):
-    """A server did not answer, answered with an error of its own, or broke off."""
+    """A server did not answer, answered with an error status, or broke off its answer."""
 
     def __init__(self, node: Node, kind: str, reason: str, answer: web.Response | None = None) -> None:
         super().__init__(f"{kind} server {node.engine_id} at {node.serves}: {reason}")
@@ -61,7 +61,7 @@ class Choice:
 
 @dataclass
 class Nodes:
-    """Polls the controller; run() runs in the event loop. While the controller is down, the last list counts."""
+    """Polls the controller; run() runs in the event loop. While the controller is down, its last list is used."""
 
     session: aiohttp.ClientSession
     controller: str
@@ -120,7 +120,7 @@ class Nodes:
 
     @staticmethod
     def _may_come_back(node: Node) -> bool:
-        """Whether an unlisted server still gets requests, since the controller may have restarted."""
+        """Returns True if an unlisted server still gets requests, because the controller may have restarted."""
         now = time.monotonic()
         node.missed_at = node.missed_at or now
         return node.ready and not node.draining and now - node.missed_at < DROP_AFTER_S
@@ -161,7 +161,7 @@ class Nodes:
                 if node.role in roles and node.ready and not node.draining and node.engine_id not in exclude]
 
     async def choose(self, tokens: list[int] | None, exclude: set[str], extras: dict[str, str]) -> Choice:
-        """Returns the controller's best pair or, without a controller, the next one in turn. Errors: NoPairError."""
+        """Returns the controller's best pair or, without a controller, the next pair in turn. Errors: NoPairError."""
         decodes = self.usable("decode", exclude)
         if not decodes:
             raise NoPairError(self._no_server("decode", exclude))
@@ -187,7 +187,7 @@ class Nodes:
             answer = await self._ask("POST", "/pair", question)
         except aiohttp.ClientResponseError as error:
             logger.warning("the controller names no pair: %s", error.message)
-            return None  # the controller's list differs from this one, which decides
+            return None  # the controller's list differs from `known`, from which choose() takes a pair
         except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
             self._lose_controller(error)
             return None

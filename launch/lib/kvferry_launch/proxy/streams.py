@@ -1,4 +1,4 @@
-"""What the client has of a streamed answer, so that another server can continue it if the first one fails. Pure.
+"""Keeps what the client has of a streamed answer, so that another server can continue it after a failure. No I/O.
 
 The other server answers the request from its beginning. The part that the client has is compared and left out, so a
 stream continues only if the same request gives the same text again: with greedy sampling, or with a seed.
@@ -11,7 +11,7 @@ from kvferry_launch.proxy.bodies import CHAT, COMPLETIONS, Body, json_object
 _DONE = b"[DONE]"
 _EVENT_END = b"\n\n"
 _TAIL_BYTES = 64
-# Fields that can't be cut together with the text of an event.
+# Request fields whose output can't be shortened together with the text of an event.
 _PER_TOKEN = ("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "tools", "echo")
 
 
@@ -26,16 +26,16 @@ def gives_the_same_again(path: str, body: Body) -> bool:
 
 
 class Stream:
-    """feed() turns a server's bytes into the client's next ones; begin() is called before each server's stream."""
+    """feed() turns a server's bytes into the client's next bytes; begin() is called before each server's stream."""
 
     def __init__(self, path: str, body: Body) -> None:
         self.can_go_on = gives_the_same_again(path, body)
         self.done = False
         self._is_chat = path == CHAT
         self._text = ""  # sent to the client
-        self._again = 0  # number of characters of it that the present server has repeated
+        self._again = 0  # number of characters of _text that the current server has repeated
         self._servers = 0
-        self._names: Body = {}  # the answer's id, creation time and model from the first server
+        self._names: Body = {}  # the answer's id and creation time, from the first server
         self._pending = b""
         self._tail = _EVENT_END
 
@@ -48,7 +48,7 @@ class Stream:
         return self._tail.endswith(_EVENT_END)
 
     def feed(self, piece: bytes) -> bytes:
-        """Errors: BrokenStreamError."""
+        """Returns the client's next bytes. Errors: BrokenStreamError."""
         if not self.can_go_on:
             self._tail = (self._tail + piece)[-_TAIL_BYTES:]
             self.done = _DONE in self._tail

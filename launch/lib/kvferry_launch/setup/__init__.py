@@ -1,6 +1,6 @@
 """Installs and builds what a checkout needs: Debian packages, .venv, vLLM, the build, the toy model.
 
-Standard library only, because it runs before anything is installed. It may import `paths` and `progress`.
+Standard library only: set-up runs before anything is installed. Its modules may import `paths` and `progress`.
 """
 
 from kvferry_launch.setup.commands import SetupError

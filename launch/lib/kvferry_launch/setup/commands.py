@@ -30,7 +30,7 @@ def run_logged(what: str, command: list[str], log: Path, on_line: Callable[[str]
                tick: Callable[[], None] = lambda: None) -> None:
     """Runs a command with its output in `log`; calls `on_line` for each line and `tick` at least twice a second.
 
-    Errors: SetupError that says `what` failed, with the tail of the output and a word on the network if that was it.
+    Errors: SetupError that says `what` failed, with the tail of the output, and whether the cause was the network.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8", errors="replace") as out:

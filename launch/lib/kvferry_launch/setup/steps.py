@@ -18,7 +18,7 @@ from kvferry_launch.setup.venv import ensure_venv
 
 
 def ensure_toy_model(name: str = "toy") -> Path:
-    """Makes build/models/<name> unless this version of the maker has made it already."""
+    """Makes build/models/<name> unless this version of toy_model.py has made it already."""
     folder = MODELS / name
     maker = REPO / "launch/lib/kvferry_launch/testbed/toy_model.py"
     digest = hashlib.sha256(maker.read_bytes()).hexdigest()

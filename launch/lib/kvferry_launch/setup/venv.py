@@ -12,7 +12,7 @@ from kvferry_launch.paths import BUILD, LAUNCH, LOGS, RELEASE, VENV, VENV_PYTHON
 from kvferry_launch.progress import Step
 from kvferry_launch.setup.commands import SetupError, run_logged, stamped
 
-SITE_PACKAGES_EXPECTED = 190  # distributions in a finished .venv with vLLM; only scales the bar
+SITE_PACKAGES_EXPECTED = 190  # number of distributions in a complete .venv with vLLM; only scales the bar
 NO_GPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
 
 
@@ -35,7 +35,7 @@ def ensure_venv(vllm: bool) -> None:
             if stale:
                 _check_python(str(VENV_PYTHON), (3, 11))
                 _install_vllm(requirements(listing))
-    link = _site_packages() / "kvferry-build.pth"  # makes `kvferry` and `kvferry_launch` importable there
+    link = _site_packages() / "kvferry-build.pth"  # makes `kvferry` and `kvferry_launch` importable in .venv
     target = f"{RELEASE / 'python'}\n{LAUNCH / 'lib'}\n"
     if not link.exists() or link.read_text() != target:
         link.write_text(target)

@@ -11,7 +11,7 @@ SLOW_S = 20.0
 
 @dataclass(frozen=True)
 class Generation:
-    """Tokens of one answer. margins[i] is how far, in logprob, the best token i was ahead of the second best."""
+    """Tokens of one answer. margins[i] is the lead, in logprob, of the best token over the second best for token i."""
 
     tokens: list[int]
     margins: list[float]
@@ -22,8 +22,8 @@ class Generation:
 class Admission:
     """One admission of a request, as reported by the connector; counts are in tokens.
 
-    hit: tokens the connector holds; local: of the engine's prefix cache; to_load, loaded: what was asked for and
-    what arrived; resumed: whether a preemption came before; tokens: number that the request had then.
+    hit: held by the connector; local: in the engine's prefix cache; to_load: requested from the connector; loaded:
+    arrived; resumed: True after a preemption; tokens: length of the request at the time of the admission.
     """
 
     hit: int
@@ -55,7 +55,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Answer:
-    """One request as its sender saw it; exactly one of `generation` and `error` is set."""
+    """One request and its outcome; exactly one of `generation` and `error` is set."""
 
     prompt: list[int]
     seconds: float
@@ -113,7 +113,7 @@ class LoadResult:
 
     @property
     def wrong_tokens(self) -> int:
-        """Positions at which a token differs from the reference's, or is missing."""
+        """Number of positions at which a token differs from the reference's, or is missing."""
         return sum(left != right for answer, reference in zip(self.answers, self.references, strict=True)
                    if answer.generation
                    for left, right in zip_longest(answer.generation.tokens, reference.tokens))

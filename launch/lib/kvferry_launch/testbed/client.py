@@ -11,11 +11,11 @@ from kvferry_launch.proxy.bodies import REMOTE_DECODE
 from kvferry_launch.testbed.answers import Answer, Generation, LoadResult, growth, parse_metrics
 
 REQUEST_TIMEOUT_S = 120.0
-FREQUENCY_PENALTY = 1.5  # greedy sampling of a random model repeats itself without it
+FREQUENCY_PENALTY = 1.5  # without a penalty, greedy sampling of a random model repeats itself
 
 
 class RequestError(Exception):
-    """A request was not answered with tokens; the message is the server's."""
+    """A request was not answered with tokens; the message is the server's answer or what failed."""
 
 
 class VllmClient:
@@ -85,7 +85,7 @@ class VllmClient:
 
 
 def completion_body(prompt: str, max_tokens: int) -> dict[str, Any]:
-    """A /v1/completions request with the same sampling as `VllmClient.generate`."""
+    """Returns the body of a /v1/completions request with the same sampling as `VllmClient.generate`."""
     return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "frequency_penalty": FREQUENCY_PENALTY,
             "ignore_eos": True, "skip_special_tokens": False}
 
@@ -99,7 +99,7 @@ async def prefill_then_decode(prefill: VllmClient, decode: VllmClient, prompt: l
                               extra: dict[str, Any] | None = None) -> Answer:
     """Sends one request as routers do: to prefill for one token, then with its kv_transfer_params to decode.
 
-    `extra` is added to what the decode server gets. Errors are in the answer.
+    `extra` is added to the decode request's kv_transfer_params. Errors are in the answer.
     """
     start = time.monotonic()
     handed_over = start

@@ -55,7 +55,7 @@ class Pair:
         return [*own, self.controller.process] if self.controller else own
 
     def start(self) -> None:
-        """Starts the processes that don't run, and returns before they are ready."""
+        """Starts the processes that don't run, and returns before the servers are ready."""
         if self.controller and not self.controller.process.running:
             self.controller.start()
             self.controller.wait_ready()

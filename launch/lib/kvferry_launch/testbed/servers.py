@@ -13,7 +13,7 @@ from kvferry_launch.node.vllm import CPU_ENV, vllm_command
 from kvferry_launch.paths import KVFERRY, LOGS
 from kvferry_launch.process import ManagedProcess, ProcessError, free_port
 
-READY_TIMEOUT_S = 300.0  # 15 to 40 s on an idle host
+READY_TIMEOUT_S = 300.0  # on an idle host a start takes 15 to 40 s
 POLL_INTERVAL_S = 0.2
 
 
@@ -22,7 +22,7 @@ class VllmServer:
     """One vLLM server on this host, of the CPU build, bound to `cores` ("0", "0-3", ...).
 
     It takes and returns token ids (--enable-scale-out) and gives processed logprobs, so that a wrong token can be
-    told from rounding. start() returns at once; wait_ready() waits for /health.
+    distinguished from a rounding error. start() returns at once; wait_ready() waits for /health.
     """
 
     name: str
@@ -51,7 +51,7 @@ class VllmServer:
         self.process.start()
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S, tick: Callable[[], None] = lambda: None) -> None:
-        """Calls `tick` while it waits. Errors: ProcessError if the server died or is not healthy in time."""
+        """Waits for /health, calling `tick`. Errors: ProcessError if the server died or is not healthy in time."""
         wait_healthy(self.process, f"{self.url}/health", timeout_s, tick)
 
     def healthy(self) -> bool:
@@ -63,7 +63,7 @@ class VllmServer:
 
 def wait_healthy(process: ManagedProcess, url: str, timeout_s: float,
                  tick: Callable[[], None] = lambda: None) -> None:
-    """Waits for a health page. Errors: ProcessError when the process died or isn't healthy in time."""
+    """Waits until `url` answers with 200. Errors: ProcessError when the process died or isn't healthy in time."""
     _wait(process, lambda: serving.answers(url), "healthy", timeout_s, tick)
 
 

@@ -35,7 +35,7 @@ class Shape:
     kv_heads: int
     head_size: int
     intermediate: int
-    window: int = 0  # attention window of every other layer, which makes two KV cache groups
+    window: int = 0  # window of every other layer, in tokens, which makes two KV cache groups; 0: none
 
 
 KINDS = {
@@ -133,7 +133,7 @@ def kept(kind: str) -> Path:
 
 
 def make(folder: Path, kind: str = "toy", seed: int = 0, maker: str = "") -> Path:
-    """Writes the model folder by one rename; set-up reads `maker`, the version of this file, from it."""
+    """Writes a temporary folder and renames it to `folder`; set-up finds `maker`, this file's version, in it."""
     shape = KINDS[kind]
     scratch = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
