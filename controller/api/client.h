@@ -56,7 +56,7 @@ struct Holder {
 
 struct LookupReply {
   std::uint64_t token = 0;      // returned by the lookup() that this answers
-  std::vector<Holder> holders;  // at most 64, not the caller; draining last, most chunks first, newest message first
+  std::vector<Holder> holders;  // without the caller, at most 64; draining nodes last, most chunks first, then newest
   // Increases with each change of the index, also across restarts; without a state folder it starts again at 0.
   std::uint64_t index_version = 0;
 };

@@ -42,7 +42,7 @@ struct EngineStreamCounters {
   std::uint64_t gaps_unrepaired = 0;  // gaps that no replay filled, so that everything was dropped
   std::uint64_t restarts = 0;
   std::uint64_t replays = 0;  // requested replays, including retries and probes
-  std::uint64_t losses = 0;   // times that the engine was silent or disconnected for a lease
+  std::uint64_t losses = 0;   // times that the engine was silent or disconnected for longer than its lease
 };
 
 /// Threads: one at a time.

@@ -199,7 +199,7 @@ void LogReader::update(Node& node, const LogRecord& record, TimeNs now) {
     return;
   }
   const bool voids_before = publish != nullptr && publish->begins_snapshot;
-  if (record.sequence > node.expected && !voids_before) return;  // a gap: ignore the rest
+  if (record.sequence > node.expected && !voids_before) return;  // after a gap, only a new snapshot is applied
   node.expected = record.sequence + 1;
   if (evict != nullptr) {
     directory_.evict(node.id, node.applied++, evict->keys.keys, now);

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kEventsPerTurn = 16;   // limit on etcd events in one turn
 constexpr std::size_t kEntriesPerTurn = 2;   // limit on log entries in one turn; they have at most 64 KiB each
-constexpr std::int64_t kFollowMs = 10'000;   // how long to read on at the log's end until its nodes send Hello here
+constexpr std::int64_t kFollowMs = 10'000;   // limit on reading past the log's end while its nodes owe a Hello here
 constexpr std::int64_t kReadMsMax = 60'000;  // limit on reading the log: all live nodes have sent Hello by then
 constexpr std::int64_t kShutdownMs = 300;
 constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // lifetime of a quota in etcd, for replicas that start later

@@ -16,7 +16,7 @@ struct Launch {
   device::PackPlan plan;
   const device::PackJob* jobs;
   std::uint32_t num_jobs;
-  std::uint64_t run_segments_max;  // largest number of segments of a job's run, all layers
+  std::uint64_t run_segments_max;  // largest number of segments that one job's run has in all layers together
   std::uint64_t run_elements_max;
   device::LayerRange layers;
   device::SegmentSecret secret;

@@ -47,7 +47,7 @@ std::vector<Setting<ControllerConfig>> make_controller_settings() {
           .with_shown_default("none; the prefix is /kvferry"),
       setting("event-log", &C::event_log, "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N]",
               "Stream of Redis or Valkey from which later replicas read what nodes published before")
-          .with_shown_default("none; the stream is kvferry:events, of 268435456 bytes"),
+          .with_shown_default("none; without ?stream and bytes: stream kvferry:events of 268435456 bytes"),
       setting<C, std::string>("replica", &C::replica, "a name of up to 128 printable letters",
                               "Name of this replica, which must stay the same over restarts", is_replica_name)
           .with_shown_default("HOST:PORT of --advertise"),

@@ -84,7 +84,7 @@ struct RequestState {
   TimeNs next_fetch_at = 0;
   TimeNs fetch_ns = 0;
 
-  // While the request has blocks.
+  // Valid while the request has blocks.
   enum class AsyncLoad : std::uint8_t { kNone, kInProgress, kDone } async_load = AsyncLoad::kNone;
   std::uint64_t admitted_in = 0;  // the step of the last admission
 

@@ -25,7 +25,7 @@ struct Envelope {
   std::uint32_t type = 0;
   std::uint64_t id = 0;  // chosen by the asker; an answer carries it back
   std::string body;
-  std::uint32_t oldest = 0, newest = 0;  // versions that the sender speaks; zeros from older nodes: only `version`
+  std::uint32_t oldest = 0, newest = 0;  // versions that the sender speaks; 0, 0: an older node speaks only `version`
   std::string release{};                 // the sender's kvferry version
   KVFERRY_FIELDS(version, type, id, body, oldest, newest, release);
 };

@@ -47,7 +47,7 @@ class Master(RemoteDirectory):
         for worker, store in enumerate(self.stores):
             name = f"whose-{worker}"
             if store.put_batch([name], [b"x"], self.to([worker])) != 0:
-                raise RuntimeError("Mooncake does not store an object")
+                raise RuntimeError("Mooncake did not store a test object")
             [endpoint] = endpoints(store.batch_get_replica_desc([name])[name])
             self.worker_at[endpoint] = worker
 

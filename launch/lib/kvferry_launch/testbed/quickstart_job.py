@@ -102,7 +102,7 @@ def _counter(step: Step, total: int) -> Callable[[int, Answer], None]:
 
 
 def _row(index: int, result: LoadResult) -> dict[str, Any]:
-    """Returns the row of one request. Hits are tokens for each admission: the first, then one after each preemption."""
+    """Returns the row of one request. Hits are lists of token counts, one count for each admission."""
     answer, report = result.answers[index], result.reports[index]
     admissions = report.admissions if report else None
     mismatch = result.mismatches.get(index)
