@@ -110,7 +110,7 @@ Result<void> run_listener(const HostPort& address, bool is_child) {
       break;
     }
     if (is_child) listening->socket = OwnedFd();
-    const Result<void> served = attempt([&] { Session(*std::move(accepted)).run(); });
+    Result<void> served = attempt([&] { Session(*std::move(accepted)).run(); });
     if (is_child) return served;
     fmt::print("{}\n", served ? "a driver has disconnected" : "disconnected a driver: " + served.error().what);
     std::fflush(stdout);

@@ -165,14 +165,14 @@ nlohmann::json to_json(const WorkerSpec& spec) {
 
 WorkerSpec worker_spec(const nlohmann::json& message) {
   const auto core = message.find("core");
-  const WorkerSpec spec{text(message, "engine"),
-                        text(message, "setting"),
-                        text(message, "path"),
-                        text(message, "memory") == "kvferry" ? MemoryKind::kKvferry : MemoryKind::kForeign,
-                        text(message, "side") == "initiator" ? Side::kInitiator : Side::kTarget,
-                        number(message, "bytes"),
-                        core != message.end() && core->is_number_integer() ? core->get<int>() : -1,
-                        text(message, "host")};
+  WorkerSpec spec{text(message, "engine"),
+                  text(message, "setting"),
+                  text(message, "path"),
+                  text(message, "memory") == "kvferry" ? MemoryKind::kKvferry : MemoryKind::kForeign,
+                  text(message, "side") == "initiator" ? Side::kInitiator : Side::kTarget,
+                  number(message, "bytes"),
+                  core != message.end() && core->is_number_integer() ? core->get<int>() : -1,
+                  text(message, "host")};
   if (spec.bytes == 0 || spec.bytes > kBytesMax || spec.core >= CPU_SETSIZE) throw bad_message("wrong bytes or core");
   return spec;
 }
