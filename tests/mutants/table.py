@@ -163,7 +163,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-dropped-push-is-never-erased", "bounded-hold", SENDER,
      "if (push.items[index].state == State::kTransferring) finish(id, push, index);", ";"),
     ("an-unanswered-push-stays", "bounded-hold", SENDER,
-     "push.is_answered = true;  // the answer is overdue", ""),
+     "push.is_answered = true;  // an overdue answer is not waited for any longer", ""),
     ("a-finished-request-settles-nothing", "bounded-hold", SENDER,
      "if (is_waiting && parts_.pool.find(item.meta.key) == nullptr) fail(id, push, index);", "(void)is_waiting;"),
     ("a-granted-slot-is-ready-at-once", "fenced-reuse", RECEIVER,
