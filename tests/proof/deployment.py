@@ -68,7 +68,7 @@ class Server:
             if LOG_ALARMS.search(line):
                 self.alarms.append(f"{self.name} says: {line.strip()[:200]}")
             if LOG_PATHS.search(line):
-                self.paths.append(f"{self.name} says: {line.strip()[:200]}")
+                self.paths.append(f"{self.name} says: {line.strip()}")
 
     def check_counters(self, now: dict[str, float]) -> None:
         """Counters that shrank since the last look, and counts below 0."""

@@ -263,7 +263,6 @@ NB_MODULE(_core, m) {
                     const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>&>(),
            nb::kw_only(), "extra_json"_a, "rank"_a, "label"_a, "layout"_a, "gpu"_a = -1, "shard"_a = nb::none())
       .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
-      .def("describe", [](const PyWorker& self) { return self.node->describe(); })
       // `stream` is torch's: a cudaStream_t as a number, 0 for the default stream.
       .def(
           "begin_step",
