@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t kPendingMax = 16'384;  // the oldest unanswered lookups are dropped beyond this
 constexpr std::int64_t kNewsBeatMs = 100;
 constexpr std::int64_t kLoadBeatMs = 200;
-constexpr std::uint32_t kDoublingsMax = 2;                // bound on the growth of the wait for an answer to Hello
+constexpr std::uint32_t kHelloDoublingsMax = 2;           // bound on the growth of the wait for an answer to Hello
 constexpr std::uint64_t kTtlMsMax = 24ULL * 3600 * 1000;  // bound on the deadline of any order
 
 TimeNs ttl_of(std::uint64_t ms) { return static_cast<TimeNs>(std::min(ms, kTtlMsMax)) * kMillisecond; }
@@ -101,7 +101,7 @@ void ClientSession::receive(std::string_view bytes, std::vector<ClientEvent>& ev
 
 bool ClientSession::check_silence(TimeNs now, std::vector<ClientEvent>& events) {
   // If many nodes register at once, their Hellos queue up. Repeated ones make the queue longer, so the wait doubles.
-  const TimeNs patience = (options_.lost_after_ms * kMillisecond) << std::min(num_silences_, kDoublingsMax);
+  const TimeNs patience = (options_.lost_after_ms * kMillisecond) << std::min(num_silences_, kHelloDoublingsMax);
   if (!waiting_since_ || now - *waiting_since_ <= patience) return false;
   if (is_registered())
     lose(fmt::format("no message from controller {} for {} ms", options_.controller, options_.lost_after_ms), events);

@@ -13,8 +13,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kPendingMax = 16'384;  // the oldest unanswered lookups are dropped beyond this
-constexpr std::int64_t kAsksPerTimeout = 3;  // times that an unanswered lookup is sent within lookup_timeout_ms
+constexpr std::size_t kPendingLookupsMax = 16'384;  // the oldest unanswered lookups are dropped beyond this
+constexpr std::int64_t kAsksPerTimeout = 3;         // times that an unanswered lookup is sent within lookup_timeout_ms
 
 class ReplicaClient final : public Client {
  public:
@@ -80,7 +80,7 @@ class ReplicaClient final : public Client {
     const std::uint64_t token = ++last_token_;
     const Result<void> asked = ask(token, pending, 0);
     if (!asked && timeout_ == 0) return asked.error();  // with a timeout, a controller may still register in time
-    if (pending_.size() == kPendingMax) drop(pending_.begin()->first);
+    if (pending_.size() == kPendingLookupsMax) drop(pending_.begin()->first);
     pending_.emplace(token, std::move(pending));
     return token;
   }

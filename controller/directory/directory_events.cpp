@@ -6,7 +6,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr unsigned kDoublingsMax = 8;  // bound on the growth of repair_retry_ms
+constexpr unsigned kRepairDoublingsMax = 8;  // bound on the growth of repair_retry_ms
 
 }  // namespace
 
@@ -96,7 +96,7 @@ Update Directory::ask(Node& node, TimeNs now) {
   if (node.asked_at && now - *node.asked_at < retry) return Update::kApplied;
   // Where snapshots don't help, the node must not spend all its time on sending them.
   const bool is_hopeless = node.num_differed > 1 && !node.has_gap();
-  if (is_hopeless && now - node.snapshot_begun_at < retry << std::min(node.num_differed, kDoublingsMax))
+  if (is_hopeless && now - node.snapshot_begun_at < retry << std::min(node.num_differed, kRepairDoublingsMax))
     return Update::kApplied;
   node.asked_at = now;
   return Update::kRepairWanted;

@@ -18,8 +18,8 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::int64_t kBatchBytesMax = std::int64_t{64} << 20;  // enough for a prompt of millions of tokens
-constexpr int kQueueMax = 1000;          // limit on queued batches of an engine; dropped ones are requested again
-constexpr int kMessagesPerTurnMax = 64;  // limit on messages taken from one socket before the next socket is read
+constexpr int kQueueMax = 1000;            // limit on queued batches of an engine; dropped ones are requested again
+constexpr int kMessagesPerSocketMax = 64;  // limit on messages taken from one socket before the next socket is read
 constexpr std::size_t kBytesPerTakeMax = std::size_t{4} << 20;
 constexpr int kSocketsMax = 8192;
 constexpr std::size_t kTidyLinesPerTake = 1024;
@@ -148,7 +148,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
     bool has_more = read_monitor(sockets, *stream, now);
     net::ZmqPart parts[kPartsMax];
     const auto drain = [&](net::ZmqSocket& socket, bool is_replay) {
-      for (int i = 0; i < kMessagesPerTurnMax && num_bytes < kBytesPerTakeMax; ++i) {
+      for (int i = 0; i < kMessagesPerSocketMax && num_bytes < kBytesPerTakeMax; ++i) {
         const std::size_t num_parts = socket.receive(parts);
         if (num_parts == 0) return;
         pass_batch(*stream, parts, num_parts, is_replay, now, num_bytes);
@@ -164,7 +164,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
   }
 
   bool read_monitor(EngineSockets& sockets, EngineStream& stream, TimeNs now) {
-    for (int i = 0; i < kMessagesPerTurnMax; ++i) {
+    for (int i = 0; i < kMessagesPerSocketMax; ++i) {
       const net::ZmqSocket::Change change = sockets.monitor->next_change();
       if (change == net::ZmqSocket::Change::kNone) return false;
       if (change == net::ZmqSocket::Change::kConnected)

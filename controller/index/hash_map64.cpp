@@ -6,7 +6,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kSlotsPerChange =
+constexpr std::size_t kSlotsMovedPerChange =
     16;  // slots moved with each insertion, so that a resize ends before the new table fills
 
 bool is_full(std::size_t num_keys, std::uint64_t num_slots) { return num_keys > num_slots / 4 * 3; }
@@ -44,7 +44,7 @@ bool HashMap64::put(Table& table, std::uint64_t h, Slot entry) {
 
 bool HashMap64::insert(std::uint64_t key, std::uint64_t value) {
   if (is_resizing()) {
-    move_some(kSlotsPerChange);
+    move_some(kSlotsMovedPerChange);
   } else if (is_full(num_keys_ + 1, now_.num_slots)) {
     begin_resize(now_.num_slots / 2 * 3);
   }

@@ -12,7 +12,7 @@ namespace kvferry::controller::scale {
 namespace {
 
 constexpr std::size_t kEventsMax = 1024;  // limit on events waiting for the owner
-constexpr std::int64_t kRetryMsMin = 100;
+constexpr std::int64_t kEtcdRetryMsMin = 100;
 
 class HttpEtcd final : public Etcd {
  public:
@@ -107,7 +107,7 @@ class HttpEtcd final : public Etcd {
 
   void run_watcher() {
     block_all_signals();
-    std::int64_t retry_ms = kRetryMsMin;
+    std::int64_t retry_ms = kEtcdRetryMsMin;
     std::optional<std::int64_t> next_revision;  // none: read everything first
     bool is_lost = false;
     for (;;) {
@@ -142,7 +142,7 @@ class HttpEtcd final : public Etcd {
       next_revision = all->revision + 1;
       if (!events_.put(std::move(*all))) return {};
       is_lost = false;
-      retry_ms = kRetryMsMin;
+      retry_ms = kEtcdRetryMsMin;
     }
     std::string rest;  // an incomplete line
     std::optional<Error> broken;

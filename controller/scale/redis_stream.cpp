@@ -15,7 +15,7 @@ namespace {
 using SteadyTime = std::chrono::steady_clock::time_point;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr std::int64_t kRetryMsMin = 100;
+constexpr std::int64_t kRedisRetryMsMin = 100;
 constexpr std::int64_t kPollMs = 20;            // poll interval at the stream's end
 constexpr std::size_t kPartsMax = 4;            // limit on parts waiting for the owner
 constexpr std::size_t kPipelinedMax = 64;       // limit on entries in flight
@@ -75,11 +75,11 @@ class HiredisStream final : public RedisStream {
  private:
   void run() {
     block_all_signals();
-    std::int64_t retry_ms = kRetryMsMin;
+    std::int64_t retry_ms = kRedisRetryMsMin;
     while (!is_stopping()) {
       Result<void> done = connect();
       if (done) {
-        retry_ms = kRetryMsMin;
+        retry_ms = kRedisRetryMsMin;
         while (done && !is_stopping()) done = work();
       }
       disconnect(done ? "" : done.error().what);

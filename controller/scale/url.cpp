@@ -27,7 +27,7 @@ std::optional<Number> number_of(std::string_view text) {
 }
 
 /// Decodes escapes such as %40, which passwords may need.
-std::optional<std::string> unescaped(std::string_view text) {
+std::optional<std::string> percent_decoded(std::string_view text) {
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {
     unsigned code = static_cast<unsigned char>(text[i]);
@@ -49,8 +49,8 @@ std::optional<ServiceUrl> authority(std::string_view text, std::optional<std::ui
   if (const std::size_t at = text.rfind('@'); at != std::string_view::npos) {
     const std::string_view login = text.substr(0, at);
     const std::size_t colon = login.find(':');
-    const auto user = unescaped(login.substr(0, colon));
-    const auto password = unescaped(colon == std::string_view::npos ? "" : login.substr(colon + 1));
+    const auto user = percent_decoded(login.substr(0, colon));
+    const auto password = percent_decoded(colon == std::string_view::npos ? "" : login.substr(colon + 1));
     if (!user || !password) return std::nullopt;
     url.user = *user;
     url.password = *password;

@@ -19,12 +19,12 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // bound on the input of one connection in one turn
-constexpr std::size_t kMessagesPerTurnMax = 1024;             // so that a flood does not delay lease checks
+constexpr std::size_t kStreamMessagesPerTurnMax = 1024;       // so that a flood does not delay lease checks
 constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
 constexpr std::size_t kConnectionsMax = 8192;
-constexpr std::size_t kUnsentBytesMax = std::size_t{8} << 20;  // enough for two of the longest messages
-constexpr TimeNs kRefusalTime = kSecond;                       // time for a peer to read why it was refused
+constexpr std::size_t kUnsentRepliesBytesMax = std::size_t{8} << 20;  // enough for two of the longest messages
+constexpr TimeNs kRefusalTime = kSecond;                              // time for a peer to read why it was refused
 
 std::size_t connections_max() {
   rlimit limit{};
@@ -37,7 +37,7 @@ struct StreamConnection {
   OwnedFd socket;
   TimeNs heard_at;
   std::string in{};  // an incomplete message with its length in front
-  UnsentMessages out{kUnsentBytesMax};
+  UnsentMessages out{kUnsentRepliesBytesMax};
   bool waits_for_room = false;  // epoll reports when the socket is writable
   bool is_given_up = false;     // closed at the end of the turn
   /// The connection was refused. Its input is ignored until the peer closes it or this time: closing a socket with
@@ -70,7 +70,7 @@ class StreamListener final : public BoundListener, private ReplySender {
     num_received_ = 0;
     for (int i = 0; i < num_events; ++i) {
       // The remaining connections stay readable, and epoll reports the longest unreported first.
-      if (num_received_ >= kMessagesPerTurnMax) {
+      if (num_received_ >= kStreamMessagesPerTurnMax) {
         more_waits = true;
         break;
       }

@@ -11,9 +11,9 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr int kMessagesPerTurnMax = 1024;  // so that a flood does not delay lease checks
-constexpr int kReceiveQueueMax = 32;       // limit on a peer's waiting messages, each of up to kMessageBytesMax
-constexpr int kSendQueueMax = 256;         // limit on waiting replies to a peer
+constexpr int kZmqMessagesPerTurnMax = 1024;  // so that a flood does not delay lease checks
+constexpr int kReceiveQueueMax = 32;          // limit on a peer's waiting messages, each of up to kMessageBytesMax
+constexpr int kReplyQueueMax = 256;           // limit on waiting replies to a peer
 constexpr std::size_t kConnectionsKeptMin = 1024;
 
 /// Maps routing ids to connection ids. A ROUTER does not report closed connections, so connections without a session
@@ -56,7 +56,7 @@ class ZmqListener final : public BoundListener, private ReplySender {
     router_ = KVFERRY_TRY(net::ZmqSocket::make(std::make_shared<net::ZmqContext>(), net::ZmqKind::kRouter,
                                                {.message_bytes_max = wire::kMessageBytesMax,
                                                 .receive_queue_max = kReceiveQueueMax,
-                                                .send_queue_max = kSendQueueMax}));
+                                                .send_queue_max = kReplyQueueMax}));
     return router_->bind(bind);
   }
 
@@ -64,7 +64,7 @@ class ZmqListener final : public BoundListener, private ReplySender {
   int fd() const override { return router_->fd(); }
 
   bool serve(TimeNs now) override {
-    for (int num_received = 0; num_received < kMessagesPerTurnMax; ++num_received) {
+    for (int num_received = 0; num_received < kZmqMessagesPerTurnMax; ++num_received) {
       if (!receive_one(now)) return false;
     }
     return true;

@@ -10,7 +10,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kBatchBytesMax = std::size_t{1} << 20;
+constexpr std::size_t kWriteBytesMax = std::size_t{1} << 20;
 constexpr std::size_t kSnapshotQueuedMax = std::size_t{8} << 20;
 constexpr std::uint64_t kLogsMax =
     8;  // a load of more logs is followed by a snapshot, so that restarts don't pile up files
@@ -79,7 +79,7 @@ void StateJournal::start(LoadedState loaded, TimeNs begun) {
 /// Makes batch_ ready for a record. Returns false if nothing is to be recorded.
 bool StateJournal::begin_record() {
   if (!is_recording_) return false;
-  if (batch_.size() > kBatchBytesMax) flush();
+  if (batch_.size() > kWriteBytesMax) flush();
   if (batch_.empty()) begin_batch(batch_);
   return true;
 }

@@ -21,7 +21,7 @@ using controller::AdminCommand;
 using controller::NodeStatus;
 using Time = std::chrono::steady_clock;
 
-constexpr std::int64_t kTimeoutMs = 2000;
+constexpr std::int64_t kAdminTimeoutMs = 2000;
 constexpr std::chrono::milliseconds kPollEvery{200};
 constexpr std::chrono::milliseconds kIdleFor{1500};  // required idle time: proxies may still send requests to the node
 
@@ -37,7 +37,7 @@ struct Flags {
 Result<controller::AdminResult> ask(const Flags& flags, AdminCommand command) {
   const std::string endpoint = KVFERRY_TRY(controller_of(flags.values));
   command.name_space = flags.name_space;
-  return controller::run_admin_command(endpoint, command, kTimeoutMs);
+  return controller::run_admin_command(endpoint, command, kAdminTimeoutMs);
 }
 
 Result<void> tell(const Flags& flags, const std::string& text, nlohmann::json object) {
@@ -72,7 +72,7 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
   auto idle_since = Time::now();
   ProgressLine line;
   for (;;) {
-    const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kTimeoutMs));
+    const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kAdminTimeoutMs));
     const auto node = std::find_if(status.nodes.begin(), status.nodes.end(), [&](const NodeStatus& one) {
       return one.engine_id.value == flags.node && one.name_space == flags.name_space;
     });

@@ -15,18 +15,18 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t kBytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t kIpcBytes = std::uint64_t{4} << 20;
 
 /// A GPU of the test's own, its memory and the transport that reaches it.
-struct Side {
-  explicit Side(std::uint32_t seed, SimDevice::Drive drive = SimDevice::Drive::kInBackground) : device(seed, drive) {
+struct IpcSide {
+  explicit IpcSide(std::uint32_t seed, SimDevice::Drive drive = SimDevice::Drive::kInBackground) : device(seed, drive) {
     options.device = &device;
-    memory = {device.allocate(MemoryKind::kDevice, kBytes).value(), kBytes};
+    memory = {device.allocate(MemoryKind::kDevice, kIpcBytes).value(), kIpcBytes};
     fill(memory, seed);
     transport = make_gpu_ipc_transport(options).value();
-    region = transport->register_region({.base = memory.data(), .bytes = kBytes, .device = &device}).value();
+    region = transport->register_region({.base = memory.data(), .bytes = kIpcBytes, .device = &device}).value();
   }
-  ~Side() {
+  ~IpcSide() {
     transport.reset();
     device.run_all();
     device.release(MemoryKind::kDevice, memory.data());
@@ -55,9 +55,9 @@ constexpr auto kByHand = SimDevice::Drive::kByHand;
 constexpr auto kQuiet = std::chrono::milliseconds(50);
 
 TEST(GpuIpcTransport, OpensARegionOnceAndClosesItWithItsPeer) {
-  Side side(1);
-  const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
-  const auto other = make_remote_process("gpu_ipc_sim", kBytes);
+  IpcSide side(1);
+  const auto remote = make_remote_process("gpu_ipc_sim", kIpcBytes);
+  const auto other = make_remote_process("gpu_ipc_sim", kIpcBytes);
   const PeerId peer = side.transport->connect(remote->address()).value();
   const PeerId other_peer = side.transport->connect(other->address()).value();
   const std::size_t before = side.device.num_alive();
@@ -85,9 +85,9 @@ TEST(GpuIpcTransport, OpensARegionOnceAndClosesItWithItsPeer) {
 }
 
 TEST(GpuIpcTransport, APeerThatDiesInMidCopyIsLostOnceTheDeviceIsThrough) {
-  Side side(1, kByHand);
+  IpcSide side(1, kByHand);
   for (const bool is_fed : {false, true}) {
-    const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+    const auto remote = make_remote_process("gpu_ipc_sim", kIpcBytes);
     const PeerId peer = side.transport->connect(remote->address()).value();
     PagedTransfer transfer = side.with(remote->region(), peer, Direction::kPull, {{0, 0, 1000}, {5000, 7000, 1000}});
     transfer.is_fed = is_fed;
@@ -104,22 +104,23 @@ TEST(GpuIpcTransport, APeerThatDiesInMidCopyIsLostOnceTheDeviceIsThrough) {
 }
 
 TEST(GpuIpcTransport, CancelDisconnectAndShutdownWaitForTheDeviceAndNoLonger) {
-  const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+  const auto remote = make_remote_process("gpu_ipc_sim", kIpcBytes);
   using End = std::function<void(Transport&, TransferId, PeerId)>;
   const std::pair<ErrorCode, End> ends[] = {
       {ErrorCode::kCancelled, [](Transport& transport, TransferId id, PeerId) { transport.cancel(id); }},
       {ErrorCode::kPeerLost, [](Transport& transport, TransferId, PeerId peer) { transport.disconnect(peer); }},
       {ErrorCode::kCancelled, [](Transport& transport, TransferId, PeerId) { transport.shutdown(); }}};
   for (const auto& [code, end] : ends) {
-    Side side(1, kByHand);
+    IpcSide side(1, kByHand);
     side.options.piece_bytes = side.options.in_flight_bytes = 1 << 20;
     side.transport = make_gpu_ipc_transport(side.options).value();
     side.region =
-        side.transport->register_region({.base = side.memory.data(), .bytes = kBytes, .device = &side.device}).value();
+        side.transport->register_region({.base = side.memory.data(), .bytes = kIpcBytes, .device = &side.device})
+            .value();
     const PeerId peer = side.transport->connect(remote->address()).value();
     fill(remote->memory(), 5);
     const TransferId id =
-        side.transport->submit(side.with(remote->region(), peer, Direction::kPush, {{0, 0, kBytes}})).value();
+        side.transport->submit(side.with(remote->region(), peer, Direction::kPush, {{0, 0, kIpcBytes}})).value();
     while (side.device.num_alive() < 4) std::this_thread::yield();
     std::thread ender([&side, &end, id, peer] { end(*side.transport, id, peer); });
     EXPECT_FALSE(side.completes_within(kQuiet)) << "the device still works with its memory";
@@ -127,17 +128,17 @@ TEST(GpuIpcTransport, CancelDisconnectAndShutdownWaitForTheDeviceAndNoLonger) {
     EXPECT_EQ(side.next().code, code);
     ender.join();
     EXPECT_EQ(std::memcmp(side.memory.data(), remote->memory().data(), 1 << 20), 0);
-    EXPECT_NE(side.memory[kBytes - 1], remote->memory()[kBytes - 1]) << "only a piece went";
+    EXPECT_NE(side.memory[kIpcBytes - 1], remote->memory()[kIpcBytes - 1]) << "only a piece went";
   }
 }
 
-/// Whatever call is refused, transfers end with an error, nothing is left behind (see ~Side) and the next one works.
+/// Whatever call is refused, transfers end with an error, nothing is left behind (see ~IpcSide) and the next one works.
 TEST(GpuIpcTransport, ARefusalOfTheDeviceEndsTheTransferWithItsReason) {
-  const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+  const auto remote = make_remote_process("gpu_ipc_sim", kIpcBytes);
   int num_failed = 0;
   for (int refusals = 1; refusals <= 6; ++refusals) {
     for (const bool is_open : {false, true}) {
-      Side side(1);
+      IpcSide side(1);
       const PeerId peer = side.transport->connect(remote->address()).value();
       PagedTransfer transfer = side.with(remote->region(), peer, Direction::kPull, {{0, 0, 1000}, {5000, 7000, 1000}});
       transfer.checksums = {1, 2};
@@ -194,14 +195,14 @@ class HalfHearted final : public Device {
 
 TEST(GpuIpcTransport, ACopyThatWasRefusedHalfwayIsWaitedFor) {
   HalfHearted device;
-  std::vector<std::byte> memory(kBytes);
-  const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+  std::vector<std::byte> memory(kIpcBytes);
+  const auto remote = make_remote_process("gpu_ipc_sim", kIpcBytes);
   fill(remote->memory(), 5);
   GpuIpcOptions options;
   options.device = &device;
   const auto transport = make_gpu_ipc_transport(options).value();
   const RegionId region =
-      transport->register_region({.base = memory.data(), .bytes = kBytes, .device = &device}).value();
+      transport->register_region({.base = memory.data(), .bytes = kIpcBytes, .device = &device}).value();
   const PeerId peer = transport->connect(remote->address()).value();
   ASSERT_TRUE(transport->submit(
       {peer, Direction::kPull, region, remote->region(), {{0, 0, 1000}, {5000, 5000, 1000}}, "never"}));
@@ -215,8 +216,8 @@ TEST(GpuIpcTransport, ACopyThatWasRefusedHalfwayIsWaitedFor) {
 }
 
 TEST(GpuIpcTransport, ADeviceThatIsDeadHoldsNobodyUp) {
-  Side side(1, kByHand);
-  const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+  IpcSide side(1, kByHand);
+  const auto remote = make_remote_process("gpu_ipc_sim", kIpcBytes);
   const PeerId peer = side.transport->connect(remote->address()).value();
   ASSERT_TRUE(side.transport->submit(side.with(remote->region(), peer, Direction::kPull, {{0, 0, 1000}})));
   while (side.device.num_alive() < 4) std::this_thread::yield();
@@ -231,7 +232,7 @@ TEST(GpuIpcTransport, ADeviceThatIsDeadHoldsNobodyUp) {
 }
 
 TEST(GpuIpcTransport, OnlyMemoryOfItsDeviceIsTaken) {
-  Side side(1);
+  IpcSide side(1);
   SimDevice other(2);
   std::vector<std::byte> host(100);
   const auto refused = side.transport->register_region(host.data(), host.size());
@@ -249,8 +250,8 @@ TEST(GpuIpcTransport, OnlyMemoryOfItsDeviceIsTaken) {
 }
 
 TEST(GpuIpcTransport, MemoryThatCanNotBeOpenedIsAnErrorOfItsTransfers) {
-  Side side(1);
-  const auto remote = make_remote_process("gpu_ipc_sim", kBytes);
+  IpcSide side(1);
+  const auto remote = make_remote_process("gpu_ipc_sim", kIpcBytes);
   const PeerId peer = side.transport->connect(remote->address()).value();
   RegionDescriptor descriptor = decode<RegionDescriptor>(remote->region(), "descriptor").value();
   descriptor.rkey = "garbage";

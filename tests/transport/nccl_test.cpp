@@ -19,30 +19,30 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t kBytes = std::uint64_t{20} << 20;
+constexpr std::uint64_t kNcclBytes = std::uint64_t{20} << 20;
 
 /// A GPU, its memory and the transport that reaches it.
-struct Side {
-  explicit Side(std::uint32_t seed, TimeNs hung_ns = 30 * kSecond) : device(seed, SimDevice::Drive::kInBackground) {
+struct NcclSide {
+  explicit NcclSide(std::uint32_t seed, TimeNs hung_ns = 30 * kSecond) : device(seed, SimDevice::Drive::kInBackground) {
     options.device = &device;
     options.hung_ns = hung_ns;
     options.stuck_ns = 100 * kMillisecond;
     options.silence_ns = 500 * kMillisecond;
     sim.seed = seed;
-    memory = {device.allocate(MemoryKind::kDevice, kBytes).value(), kBytes};
+    memory = {device.allocate(MemoryKind::kDevice, kNcclBytes).value(), kNcclBytes};
     fill(memory, seed);
     transport = nccl::make_transport_over(make_sim_communicators(device, sim), options).value();
     region =
-        transport->register_region(MemoryRegion{.base = memory.data(), .bytes = kBytes, .device = &device}).value();
+        transport->register_region(MemoryRegion{.base = memory.data(), .bytes = kNcclBytes, .device = &device}).value();
     exported = transport->export_region(region).value();
   }
-  ~Side() {
+  ~NcclSide() {
     transport.reset();
     device.release(MemoryKind::kDevice, memory.data());
     EXPECT_EQ(device.num_alive(), 0U) << "streams, events or memory were left behind";
     EXPECT_EQ(*sim.num_alive, 0) << "communicators were left behind";
   }
-  PagedTransfer with(const Side& other, PeerId peer, Direction direction, std::vector<CopyRange> ranges) const {
+  PagedTransfer with(const NcclSide& other, PeerId peer, Direction direction, std::vector<CopyRange> ranges) const {
     return {peer, direction, region, other.exported, std::move(ranges), ""};
   }
   ErrorCode run(PagedTransfer transfer) {
@@ -68,7 +68,7 @@ std::vector<CopyRange> mixed_ranges() {
 }
 
 TEST(NcclTransport, MovesDeviceMemoryBothWays) {
-  Side a(1), b(2);
+  NcclSide a(1), b(2);
   const PeerId peer = a.transport->connect(b.transport->address()).value();
   for (const Direction direction : {Direction::kPull, Direction::kPush}) {
     PagedTransfer transfer = a.with(b, peer, direction, mixed_ranges());
@@ -87,7 +87,7 @@ TEST(NcclTransport, MovesDeviceMemoryBothWays) {
 }
 
 TEST(NcclTransport, ReachesItsOwnDeviceAndHostMemoryThatItPins) {
-  Side a(1);
+  NcclSide a(1);
   SimDevice other(9);
   std::vector<std::byte> host(1000);
   EXPECT_EQ(
@@ -104,10 +104,10 @@ TEST(NcclTransport, ReachesItsOwnDeviceAndHostMemoryThatItPins) {
 }
 
 TEST(NcclTransport, OppositeTransfersDoNotWaitForEachOther) {
-  Side a(1), b(2);
+  NcclSide a(1), b(2);
   const PeerId to_b = a.transport->connect(b.transport->address()).value();
   const PeerId to_a = b.transport->connect(a.transport->address()).value();
-  constexpr std::uint64_t kHalf = kBytes / 2;
+  constexpr std::uint64_t kHalf = kNcclBytes / 2;
   constexpr std::size_t kRounds = 4;
   for (std::size_t round = 0; round < kRounds; ++round) {
     for (const Direction direction : {Direction::kPush, Direction::kPull}) {
@@ -115,7 +115,7 @@ TEST(NcclTransport, OppositeTransfersDoNotWaitForEachOther) {
       ASSERT_TRUE(b.transport->submit(b.with(a, to_a, direction, {{kHalf, kHalf, kHalf}})));
     }
   }
-  for (Side* const side : {&a, &b}) {
+  for (NcclSide* const side : {&a, &b}) {
     const std::vector<Completion> completions = wait_completions(*side->transport, 2 * kRounds);
     ASSERT_EQ(completions.size(), 2 * kRounds);
     for (const Completion& completion : completions) EXPECT_EQ(completion.code, ErrorCode::kOk) << completion.what;
@@ -124,7 +124,7 @@ TEST(NcclTransport, OppositeTransfersDoNotWaitForEachOther) {
 
 TEST(NcclTransport, AHungCommunicatorIsAbortedAndTheNextConnectWorks) {
   for (const Direction direction : {Direction::kPull, Direction::kPush}) {
-    Side a(1, 2 * kSecond), b(2);  // a busy machine may take a while, too
+    NcclSide a(1, 2 * kSecond), b(2);  // a busy machine may take a while, too
     const std::vector<CopyRange> ranges = {{0, 0, 100}, {200, 200, 100}};
     const PeerId peer = a.transport->connect(b.transport->address()).value();
     EXPECT_EQ(a.run(a.with(b, peer, direction, ranges)), ErrorCode::kOk);
@@ -139,7 +139,7 @@ TEST(NcclTransport, AHungCommunicatorIsAbortedAndTheNextConnectWorks) {
 }
 
 TEST(NcclTransport, CancelDoesNotWaitForAHungCommunicator) {
-  Side a(1), b(2);
+  NcclSide a(1), b(2);
   const PeerId peer = a.transport->connect(b.transport->address()).value();
   EXPECT_EQ(a.run(a.with(b, peer, Direction::kPush, {{0, 0, 100}})), ErrorCode::kOk);
   *a.sim.is_hung = true;
@@ -154,11 +154,12 @@ TEST(NcclTransport, CancelDoesNotWaitForAHungCommunicator) {
 }
 
 TEST(NcclTransport, AFailedCommunicatorEndsItsTransfers) {
-  Side a(1), b(2);
+  NcclSide a(1), b(2);
   a.sim.death = SimNccl::Death::kFails;
   a.transport = nccl::make_transport_over(make_sim_communicators(a.device, a.sim), a.options).value();
   a.region =
-      a.transport->register_region(MemoryRegion{.base = a.memory.data(), .bytes = kBytes, .device = &a.device}).value();
+      a.transport->register_region(MemoryRegion{.base = a.memory.data(), .bytes = kNcclBytes, .device = &a.device})
+          .value();
   const PeerId peer = a.transport->connect(b.transport->address()).value();
   EXPECT_EQ(a.run(a.with(b, peer, Direction::kPull, {{0, 0, 100}})), ErrorCode::kOk);
   *b.sim.is_hung = true;
@@ -170,13 +171,13 @@ TEST(NcclTransport, AFailedCommunicatorEndsItsTransfers) {
   EXPECT_EQ(completions[0].code, ErrorCode::kPeerLost);
 }
 
-/// Whatever call of whichever device is refused, transfers end, nothing is left behind (see ~Side) and the next
+/// Whatever call of whichever device is refused, transfers end, nothing is left behind (see ~NcclSide) and the next
 /// connection works.
 TEST(NcclTransport, ADeviceThatRefusesEndsTransfersWithAnError) {
   int num_failed = 0;
   for (int skipped = 0; skipped < 12; ++skipped) {
-    Side a(static_cast<std::uint32_t>(skipped)), b(100);
-    Side& refusing = skipped % 2 == 0 ? a : b;
+    NcclSide a(static_cast<std::uint32_t>(skipped)), b(100);
+    NcclSide& refusing = skipped % 2 == 0 ? a : b;
     PeerId peer = a.transport->connect(b.transport->address()).value();
     for (int round = 0; round < 6; ++round) {
       const Direction direction = round % 2 == 0 ? Direction::kPull : Direction::kPush;
@@ -248,7 +249,7 @@ class Stranger {
 };
 
 TEST(NcclTransport, WhoBreaksTheRulesIsSentAway) {
-  Side a(1), b(2);
+  NcclSide a(1), b(2);
   const auto expect_bye = [&](const char* what, const std::function<void(Stranger&)>& act) {
     Stranger stranger(*a.transport);
     act(stranger);
@@ -296,7 +297,7 @@ TEST(NcclTransport, WhoBreaksTheRulesIsSentAway) {
   Stranger polite(*a.transport);
   polite.greet();
   polite.say(nccl::Kind::kOpen, open);
-  polite.say(nccl::Kind::kAsk, polite.ask({kBytes, 8}));
+  polite.say(nccl::Kind::kAsk, polite.ask({kNcclBytes, 8}));
   EXPECT_EQ(polite.hear(), nccl::Kind::kAnswer) << "beyond the region's end is a refusal";
   const PeerId peer = b.transport->connect(a.transport->address()).value();
   EXPECT_EQ(b.run(b.with(a, peer, Direction::kPull, mixed_ranges())), ErrorCode::kOk);

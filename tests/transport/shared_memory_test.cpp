@@ -63,19 +63,19 @@ class HugePages {
 };
 
 TEST(SharedMemory, TakesHugePagesThatAreSetAside) {
-  constexpr std::uint64_t kBytes = 3 * kHugePageBytes + 4096;
+  constexpr std::uint64_t kPoolBytes = 3 * kHugePageBytes + 4096;
   const HugePages pages(8);
   const std::uint64_t reserved = reserved_huge_page_bytes();
-  if (reserved < kBytes) GTEST_SKIP() << "nobody may set huge pages aside here: " << reserved << " bytes are";
+  if (reserved < kPoolBytes) GTEST_SKIP() << "nobody may set huge pages aside here: " << reserved << " bytes are";
   {
-    const SharedMemory memory = SharedMemory::create("pool", kBytes).value();
-    EXPECT_EQ(memory.bytes(), kBytes);
-    EXPECT_EQ(huge_page_bytes(memory.span()), kBytes);
+    const SharedMemory memory = SharedMemory::create("pool", kPoolBytes).value();
+    EXPECT_EQ(memory.bytes(), kPoolBytes);
+    EXPECT_EQ(huge_page_bytes(memory.span()), kPoolBytes);
     EXPECT_EQ(reserved_huge_page_bytes(), reserved - 4 * kHugePageBytes);
     EXPECT_NE(::ftruncate(memory.region().fd, 0), 0) << "it can shrink";
     const SharedMemory other = SharedMemory::open(memory.name()).value();
-    memory.data()[kBytes - 1] = std::byte{42};
-    EXPECT_EQ(other.data()[kBytes - 1], std::byte{42});
+    memory.data()[kPoolBytes - 1] = std::byte{42};
+    EXPECT_EQ(other.data()[kPoolBytes - 1], std::byte{42});
     EXPECT_TRUE(SharedMemory::create("pool", reserved)) << "ordinary pages do when there are not enough huge ones";
   }
   EXPECT_EQ(reserved_huge_page_bytes(), reserved) << "all are given back";

@@ -13,18 +13,18 @@
 namespace kvferry {
 namespace {
 
-constexpr std::uint64_t kBytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t kShmBytes = std::uint64_t{4} << 20;
 
 /// Pushes all of its memory to a region again and again until one push does not end well.
 class Pusher {
  public:
   Pusher(const std::string& backend, const std::string& address, const std::string& region)
-      : transport_(make_backend(backend)), memory_(kBytes, std::byte{0x5a}) {
+      : transport_(make_backend(backend)), memory_(kShmBytes, std::byte{0x5a}) {
     transfer_.peer = transport_->connect(address).value();
     transfer_.direction = Direction::kPush;
-    transfer_.local = transport_->register_region(memory_.data(), kBytes).value();
+    transfer_.local = transport_->register_region(memory_.data(), kShmBytes).value();
     transfer_.remote_region = region;
-    transfer_.ranges = {{0, 0, kBytes}};
+    transfer_.ranges = {{0, 0, kShmBytes}};
     thread_ = std::thread([this] { push(); });
   }
   ~Pusher() { thread_.join(); }
@@ -63,29 +63,29 @@ INSTANTIATE_TEST_SUITE_P(Shm, ShmFence, ::testing::Values("shm", "cma"),
 TEST_P(ShmFence, NobodyWritesToARegionOnceItIsUnregistered) {
   for (int round = 0; round < 20; ++round) {
     const auto owner = make_backend(GetParam());
-    const SharedMemory memory = SharedMemory::create("fence", kBytes).value();
+    const SharedMemory memory = SharedMemory::create("fence", kShmBytes).value();
     const RegionId region = owner->register_region(memory.region()).value();
     Pusher pusher(GetParam(), owner->address(), owner->export_region(region).value());
     pusher.await_pushes(2);
     Result<void> gone = owner->unregister_region(region);
     while (!gone && gone.error().code == ErrorCode::kFull) gone = owner->unregister_region(region);
     ASSERT_TRUE(gone) << gone.error().what;
-    std::fill_n(memory.data(), kBytes, std::byte{0});
+    std::fill_n(memory.data(), kShmBytes, std::byte{0});
     EXPECT_EQ(pusher.last().code, ErrorCode::kRefused);
-    EXPECT_EQ(std::count(memory.data(), memory.data() + kBytes, std::byte{0}), kBytes);
+    EXPECT_EQ(std::count(memory.data(), memory.data() + kShmBytes, std::byte{0}), kShmBytes);
   }
 }
 
 TEST_P(ShmFence, MemoryMayBeUnmappedOnceItsTransportIsShutDown) {
   for (int round = 0; round < 20; ++round) {
-    void* const memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const memory = ::mmap(nullptr, kShmBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(memory, MAP_FAILED);
     const auto owner = make_backend(GetParam());
-    const RegionId region = owner->register_region(memory, kBytes).value();
+    const RegionId region = owner->register_region(memory, kShmBytes).value();
     Pusher pusher(GetParam(), owner->address(), owner->export_region(region).value());
     pusher.await_pushes(2);
     owner->shutdown();
-    ::munmap(memory, kBytes);
+    ::munmap(memory, kShmBytes);
     const Completion last = pusher.last();
     EXPECT_EQ(last.code, ErrorCode::kPeerLost) << last.what;
   }

@@ -21,7 +21,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr std::uint64_t kBytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t kTcpBytes = std::uint64_t{4} << 20;
 
 /// A socket of the test's own, which may say anything.
 class RawSocket {
@@ -110,16 +110,16 @@ class TcpTarget : public ::testing::Test {
   }
   void expect_alive(const char* listen_host = "127.0.0.1") {
     const std::unique_ptr<Transport> other = make_tcp(2 * kSecond, 4, 512 << 10, listen_host);
-    std::vector<std::byte> memory(kBytes);
+    std::vector<std::byte> memory(kTcpBytes);
     const RegionId region = other->register_region(memory.data(), memory.size()).value();
     const PeerId peer = other->connect(transport_->address()).value();
     const std::string remote = transport_->export_region(region_).value();
-    const TransferId id = other->submit({peer, Direction::kPull, region, remote, {{0, 0, kBytes}}, ""}).value();
+    const TransferId id = other->submit({peer, Direction::kPull, region, remote, {{0, 0, kTcpBytes}}, ""}).value();
     EXPECT_THAT(wait_completions(*other, 1), ElementsAre(Completion{id, ErrorCode::kOk, ""}));
     EXPECT_TRUE(memory == memory_);
   }
 
-  std::vector<std::byte> memory_ = std::vector<std::byte>(kBytes);
+  std::vector<std::byte> memory_ = std::vector<std::byte>(kTcpBytes);
   std::unique_ptr<Transport> transport_;
   tcp::Address address_;
   RegionId region_;
@@ -271,7 +271,8 @@ class TcpInitiator : public ::testing::Test {
   void TearDown() override { ::close(listener_); }
 
   PagedTransfer transfer(Direction direction, std::uint64_t bytes) const {
-    return {peer_, direction, region_, encode(RegionDescriptor{1234, 0, kBytes * 16, "", 1, 0}), {{0, 0, bytes}}, ""};
+    return {peer_,           direction, region_, encode(RegionDescriptor{1234, 0, kTcpBytes * 16, "", 1, 0}),
+            {{0, 0, bytes}}, ""};
   }
   void expect_end(TransferId id, ErrorCode code, const std::string& what) {
     const std::vector<Completion> completions = wait_completions(*transport_, 1);
@@ -282,7 +283,7 @@ class TcpInitiator : public ::testing::Test {
   }
 
   int listener_ = -1;
-  std::vector<std::byte> memory_ = std::vector<std::byte>(kBytes * 16);
+  std::vector<std::byte> memory_ = std::vector<std::byte>(kTcpBytes * 16);
   std::unique_ptr<Transport> transport_;
   RegionId region_;
   PeerId peer_;
@@ -291,7 +292,7 @@ class TcpInitiator : public ::testing::Test {
 
 TEST_F(TcpInitiator, LosesAPeerThatStopsReading) {
   target_->send(frame({.kind = tcp::MessageKind::kWelcome}));
-  const TransferId id = transport_->submit(transfer(Direction::kPush, kBytes * 16)).value();
+  const TransferId id = transport_->submit(transfer(Direction::kPush, kTcpBytes * 16)).value();
   expect_end(id, ErrorCode::kPeerLost, "was silent for");
 }
 
@@ -340,10 +341,10 @@ TEST_F(TcpInitiator, LosesAPeerThatSendsWhatNobodyAskedFor) {
 TEST(TcpTransport, ManyConnectionsShareATransferInSmallSegments) {
   const std::unique_ptr<Transport> here = make_tcp(2 * kSecond, 8, 4096);
   const std::unique_ptr<Transport> there = make_tcp(2 * kSecond, 8, 4096);
-  std::vector<std::byte> mine(kBytes);
-  std::vector<std::byte> theirs(kBytes);
-  const RegionId region = here->register_region(mine.data(), kBytes).value();
-  const std::string remote = there->export_region(there->register_region(theirs.data(), kBytes).value()).value();
+  std::vector<std::byte> mine(kTcpBytes);
+  std::vector<std::byte> theirs(kTcpBytes);
+  const RegionId region = here->register_region(mine.data(), kTcpBytes).value();
+  const std::string remote = there->export_region(there->register_region(theirs.data(), kTcpBytes).value()).value();
   const PeerId peer = here->connect(there->address()).value();
   for (const Direction direction : {Direction::kPull, Direction::kPush}) {
     fill(mine, 3);

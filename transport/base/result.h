@@ -51,6 +51,11 @@ struct [[nodiscard]] Error {
   std::string str() const;
 };
 
+/// The error for a message that the peer's protocol does not allow.
+inline Error protocol_error(std::string what, SourceLine where = SourceLine::current()) {
+  return {ErrorCode::kCorrupt, std::move(what), where};
+}
+
 /// Either a T or an Error. Code branches on error().code; error().what is text for people.
 template <class T>
 class [[nodiscard]] Result {

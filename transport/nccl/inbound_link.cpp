@@ -9,7 +9,6 @@
 namespace kvferry::nccl {
 namespace {
 
-Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
 Error success() { return Error{ErrorCode::kOk, ""}; }
 
 /// Returns the lowest offset and the highest end of all extents, or an error if a correct peer would not send them.

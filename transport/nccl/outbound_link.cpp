@@ -11,8 +11,6 @@ namespace {
 // Background transfers get pieces_per_peer_max divided by this, because an urgent transfer waits for posted pieces.
 constexpr std::uint32_t kBackgroundShare = 4;
 
-Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
-
 std::vector<std::span<std::byte>> memory_of(const std::vector<Part>& parts) {
   std::vector<std::span<std::byte>> memory;
   memory.reserve(parts.size());

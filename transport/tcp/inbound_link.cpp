@@ -8,12 +8,6 @@
 #include "transport/tcp/tcp_backend.h"
 
 namespace kvferry::tcp {
-namespace {
-
-Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
-
-}  // namespace
-
 InboundLink::InboundLink(TcpBackend& host, std::string from, std::function<void()> over)
     : host_(host), from_(std::move(from)), over_(std::move(over)) {}
 

@@ -6,11 +6,6 @@
 #include "transport/tcp/tcp_backend.h"
 
 namespace kvferry::tcp {
-namespace {
-
-Error protocol_error(std::string what) { return Error{ErrorCode::kCorrupt, std::move(what)}; }
-
-}  // namespace
 
 OutboundLink::OutboundLink(TcpBackend& host, PeerId peer, Address address, std::uint64_t token)
     : host_(host), peer_(peer), address_(std::move(address)), token_(token), lanes_(1) {}

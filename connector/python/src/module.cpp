@@ -12,6 +12,7 @@
 #include <span>
 #include <utility>
 
+#include "connector/python/src/python_bytes.h"
 #include "connector/python/src/python_error.h"
 #include "connector/python/src/running_reader.h"
 #include "connector/runtime/config.h"
@@ -45,7 +46,6 @@ ConnectorConfig config_from(const std::string& extra_json) {
 }
 
 std::string_view view(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
-nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
 Dict config_dict(const std::string& extra_json) {
   const ConnectorConfig config = config_from(extra_json);

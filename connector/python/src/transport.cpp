@@ -16,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "connector/python/src/python_bytes.h"
 #include "connector/python/src/python_error.h"
 #include "kernels/stream_packer.h"
 #include "transport/base/clock.h"
@@ -31,7 +32,6 @@ using namespace kvferry;
 constexpr TimeNs kTurn = 100 * kMillisecond;  // longest wait between two checks for signals
 constexpr double kTimeoutMaxS = 1e9;
 
-nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 std::string to_string(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 class PyTransport;

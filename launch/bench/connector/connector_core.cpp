@@ -10,7 +10,7 @@
 namespace kvferry::bench {
 namespace {
 
-constexpr std::uint32_t kChunkTokens = 256, kBlockTokens = 32;
+constexpr std::uint32_t kChunkTokens = 256, kEngineBlockTokens = 32;
 constexpr std::uint32_t kDistinctPrompts = 8;
 constexpr std::uint32_t kPromptTokens = 500;  // length of the first prompt; each further one is one token longer
 
@@ -36,7 +36,7 @@ class CoreDriver {
   }
   BlockTable fresh_blocks(std::uint32_t num_tokens) {
     BlockTable table(1);
-    while (table[0].size() * kBlockTokens < num_tokens) table[0].push_back(++last_block_);
+    while (table[0].size() * kEngineBlockTokens < num_tokens) table[0].push_back(++last_block_);
     return table;
   }
   void step(const StepInput& input, const TokenSource& tokens = {}) {
@@ -57,7 +57,7 @@ class CoreDriver {
     CoreConfig config;
     config.fingerprint = "benchmark";
     config.chunk_tokens = kChunkTokens;
-    config.block_tokens = kBlockTokens;
+    config.block_tokens = kEngineBlockTokens;
     config.num_slots = num_slots;
     return config;
   }

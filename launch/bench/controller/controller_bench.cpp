@@ -14,7 +14,7 @@ namespace kvferry::bench {
 namespace {
 
 constexpr std::uint64_t kHashesMin = 64 * kPrefixKeys;
-constexpr std::uint64_t kRepeatMax = 100;
+constexpr std::uint64_t kRunsMax = 100;
 
 void run(const ControllerFlags& flags, const ControllerLoad& load, const std::vector<std::string>& peers) {
   ControllerReport report(kNumSteps);
@@ -45,7 +45,7 @@ void run(const ControllerFlags& flags, const ControllerLoad& load, const std::ve
 Result<void> run_controller_bench(const ControllerFlags& flags) {
   FlagReader reader;
   const std::uint64_t num_hashes = reader.number("--hashes", flags.hashes, kHashesMin, kControllerHashesMax);
-  const std::uint64_t repeat = reader.number("--repeat", flags.repeat, 1, kRepeatMax);
+  const std::uint64_t repeat = reader.number("--repeat", flags.repeat, 1, kRunsMax);
   reader.output_files(flags.json_file, flags.plot_file);
   const std::vector<std::string> peers = reader.peers(flags.peers, kControllerPeers);
   if (!reader.result()) return reader.result();

@@ -15,7 +15,7 @@ namespace {
 
 using controller::EngineDirectory;
 
-constexpr std::uint32_t kBlockTokens = 16;
+constexpr std::uint32_t kEventBlockTokens = 16;
 constexpr std::uint32_t kVocabulary = 151'936;
 constexpr std::uint64_t kChurnPrefixes = 256;  // number of prefixes stored and removed in each repetition
 
@@ -40,11 +40,11 @@ class BatchWriter {
     packer_.pack("parent_block_hash");
     position == 0 ? nil() : hash(prefix, position - 1);
     packer_.pack("token_ids");
-    packer_.pack_array(kBatchKeys * kBlockTokens);
-    for (std::uint64_t i = 0; i < kBatchKeys * kBlockTokens; ++i)
-      packer_.pack(token(prefix, position * kBlockTokens + i));
+    packer_.pack_array(kBatchKeys * kEventBlockTokens);
+    for (std::uint64_t i = 0; i < kBatchKeys * kEventBlockTokens; ++i)
+      packer_.pack(token(prefix, position * kEventBlockTokens + i));
     packer_.pack("block_size");
-    packer_.pack(kBlockTokens);
+    packer_.pack(kEventBlockTokens);
     packer_.pack("lora_id");
     nil();
     text("medium", "GPU");
@@ -133,7 +133,7 @@ class EventsBench {
       info.instance_id = std::to_string(i);
       info.model = "m";
       info.endpoint = "tcp://engine:1";
-      info.block_size = kBlockTokens;
+      info.block_size = kEventBlockTokens;
       info.dp_rank = 0;
       engines_.push_back(directory_.add(info, 0)->id);
     }
@@ -174,7 +174,7 @@ class EventsBench {
     for (const std::uint64_t prefix : {std::uint64_t{0}, num_prefixes_ - 1, num_prefixes_, num_prefixes_ + 1}) {
       controller::PromptQuery query;
       query.model = "m";
-      for (std::uint64_t i = 0; i < kPrefixKeys * kBlockTokens; ++i)
+      for (std::uint64_t i = 0; i < kPrefixKeys * kEventBlockTokens; ++i)
         query.tokens.push_back(BatchWriter::token(prefix, i));
       const auto found = directory_.match(query);
       std::size_t num_whole = 0;

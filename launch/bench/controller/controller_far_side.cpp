@@ -24,7 +24,7 @@
 namespace kvferry::bench {
 namespace {
 
-constexpr TimeNs kPatience = 600 * kSecond;
+constexpr TimeNs kReadyPatience = 600 * kSecond;
 constexpr int kTickMs = 100;  // as in the server's loop
 
 void echo_messages(net::ZmqSocket& router) {
@@ -126,7 +126,7 @@ ControllerFarSide::ControllerFarSide(const ControllerLoad& load) {
 }
 
 void ControllerFarSide::wait_filled() {
-  Result<nlohmann::json> up = checked(child_->receive(kPatience));
+  Result<nlohmann::json> up = checked(child_->receive(kReadyPatience));
   if (!up) throw Failure(std::move(up).error().with("the benchmark's controller"));
   zmq = up->at("zmq");
   stream = up->at("stream");

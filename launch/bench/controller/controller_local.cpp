@@ -171,11 +171,11 @@ class LocalBench {
       TimeNs took = 0;
       std::uint64_t num_handled = 0;
       for (const bool is_store : {true, false}) {
-        struct Batch {
+        struct KeyBatch {
           NodeIndex worker;
           std::uint64_t first;
         };
-        std::vector<Batch> batches;
+        std::vector<KeyBatch> batches;
         keys.clear();
         for_each_batch(num_prefixes_, num_prefixes_ + num_churned,
                        [&](NodeIndex worker, std::uint64_t prefix, std::uint64_t position) {
@@ -184,7 +184,7 @@ class LocalBench {
                          fill_keys<Key>(prefix, position, std::span(keys).last(kBatchKeys));
                        });
         const TimeNs begun = clock_.now();
-        for (const Batch& batch : batches) {
+        for (const KeyBatch& batch : batches) {
           const auto some = std::span<const Key>(keys).subspan(batch.first, kBatchKeys);
           num_handled +=
               is_store ? index.add(batch.worker, Tier::kHost, some) : index.remove(batch.worker, Tier::kHost, some);

@@ -21,9 +21,9 @@ using controller::Directory;
 using controller::NodeId;
 using controller::StateJournal;
 
-constexpr std::uint64_t kBatchesPerTurn = 64;  // batches that the server handles before it writes the log to disk
+constexpr std::uint64_t kBatchesPerWrite = 64;  // batches that the server handles before it writes the log to disk
 constexpr std::uint64_t kChurnedPrefixes = 10'000;
-constexpr TimeNs kPatience = 60 * kSecond;
+constexpr TimeNs kRecoveryPatience = 60 * kSecond;
 
 double seconds(TimeNs took) { return static_cast<double>(took) * 1e-9; }
 
@@ -51,7 +51,7 @@ StateFigures make_state(const std::string& folder, std::uint64_t num_prefixes) {
   for_each_batch(0, num_prefixes, [&](std::uint32_t worker, std::uint64_t prefix, std::uint64_t position) {
     fill_chunks(prefix, position, chunks);
     workers.publish(worker, chunks, clock.now());
-    if (++num_batches % kBatchesPerTurn == 0) journal->serve(clock.now());
+    if (++num_batches % kBatchesPerWrite == 0) journal->serve(clock.now());
   });
   const NodeId asker = directory.join(worker_info(kNumWorkers), 0, clock.now()).value().id;
   std::uint64_t prefix = 0;
@@ -81,7 +81,7 @@ StateFigures make_state(const std::string& folder, std::uint64_t num_prefixes) {
     for (std::size_t chunk = 0; chunk < chunks.size(); ++chunk) keys[chunk] = chunks[chunk].key;
     workers.publish(worker, chunks, clock.now());
     workers.evict(worker, keys, clock.now());
-    if (i % kBatchesPerTurn != 0) continue;
+    if (i % kBatchesPerWrite != 0) continue;
     journal->flush();
     journal->drain();
   }
@@ -98,16 +98,16 @@ double recover(const std::string& folder, std::uint64_t num_prefixes) {
   const std::string endpoint = fmt::format("ipc://{}/socket", folder);
   ChildProcess process(
       {{kvferry_program(), "controller", "--bind", endpoint, "--state", folder + "/state"}, {"KVFERRY_LOG=warn"}});
-  const Result<nlohmann::json> line = process.link().receive(kPatience);
+  const Result<nlohmann::json> line = process.link().receive(kRecoveryPatience);
   const bool is_told =
       line || line.error().code == ErrorCode::kCorrupt;  // the line that names the endpoint is not JSON
   if (!is_told) throw Failure({ErrorCode::kUnavailable, process.last_words()});
   const std::unique_ptr<controller::Client> client =
       need(controller::make_client({.controller = endpoint, .node = worker_info(kNumWorkers + 1)}));
-  need(wait_registered(*client, clock, kPatience / kMillisecond));
+  need(wait_registered(*client, clock, kRecoveryPatience / kMillisecond));
   const std::uint64_t prefix = num_prefixes - 1;
   need(client->lookup(query_of(prefix)));
-  while (clock.now() - begun < kPatience) {
+  while (clock.now() - begun < kRecoveryPatience) {
     for (const controller::ClientEvent& event : client->process(clock.now())) {
       const auto* reply = std::get_if<controller::LookupReply>(&event);
       if (reply == nullptr) continue;

@@ -17,7 +17,7 @@ namespace {
 
 using controller::Status;
 
-constexpr TimeNs kPatience = 60 * kSecond;
+constexpr TimeNs kPhasePatience = 60 * kSecond;
 constexpr TimeNs kRestartsTime = 180 * kSecond;  // limit for all groups of restarts together
 constexpr TimeNs kLeaseTime = 10 * kSecond;      // longest wait until dead nodes expire: four times the lease
 constexpr TimeNs kWarmUp = kSecond;
@@ -28,7 +28,7 @@ constexpr double kLateShare = 0.05;
 constexpr std::size_t kAtOnce = 8;  // nodes that restart at the same time
 constexpr TimeNs kBetweenProbes = 20 * kMillisecond;
 
-double seconds(TimeNs time) { return static_cast<double>(time) * 1e-9; }
+double in_seconds(TimeNs time) { return static_cast<double>(time) * 1e-9; }
 
 class Phases {
  public:
@@ -37,10 +37,10 @@ class Phases {
 
   /// Waits until all nodes are registered and the controller has all their chunks.
   void cold_start(TimeNs begun) {
-    turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience, "nodes did not register");
-    row_["register_s"] = seconds(fleet_.now() - begun);
-    turn_until([&] { return fleet_.num_up() == num_nodes_; }, kPatience, "nodes did not publish their chunks");
-    row_["told_s"] = seconds(fleet_.now() - begun);
+    turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPhasePatience, "nodes did not register");
+    row_["register_s"] = in_seconds(fleet_.now() - begun);
+    turn_until([&] { return fleet_.num_up() == num_nodes_; }, kPhasePatience, "nodes did not publish their chunks");
+    row_["told_s"] = in_seconds(fleet_.now() - begun);
   }
 
   void steady() {
@@ -56,11 +56,11 @@ class Phases {
     const double own_cpu = cpu_seconds(::getpid());
     const TimeNs begun = fleet_.now();
     turn_for(step_.duration);
-    const double took = seconds(fleet_.now() - begun);
+    const double took = in_seconds(fleet_.now() - begun);
     row_["bench_cores"] = (cpu_seconds(::getpid()) - own_cpu) / took;
-    row_["bench_late_share"] = seconds(fleet_.take_lateness()) / took;
+    row_["bench_late_share"] = in_seconds(fleet_.take_lateness()) / took;
     LookupTimes lookups = fleet_.take_lookups();
-    const double counted = seconds(fleet_.now() - counted_at);
+    const double counted = in_seconds(fleet_.now() - counted_at);
     const Totals after = totals();
     row_["messages_in_per_s"] = (after.messages_in - before.messages_in) / counted;
     row_["messages_out_per_s"] = (after.messages_out - before.messages_out) / counted;
@@ -101,7 +101,7 @@ class Phases {
     turn_until(all_gone, kLeaseTime, "lookups still named dead nodes");
     std::vector<double> times;
     for (std::uint32_t i = 0; i < num_dead; ++i)
-      times.push_back(seconds(*fleet_.seen_gone(dead(i, num_dead)) - killed_at));
+      times.push_back(in_seconds(*fleet_.seen_gone(dead(i, num_dead)) - killed_at));
     row_["dead_noticed_s_p50"] = percentile(times, 50);
     row_["dead_noticed_s_max"] = times.back();
     std::vector<std::uint32_t> nodes;
@@ -116,7 +116,7 @@ class Phases {
     fleet_.take_lookups();
     const TimeNs begun = fleet_.now();
     restart(nodes, true, "restarting nodes did not register");
-    row_["rolling_s"] = seconds(fleet_.now() - begun);
+    row_["rolling_s"] = in_seconds(fleet_.now() - begun);
     LookupTimes lookups = fleet_.take_lookups();
     row_["rolling_lookup_us_p99"] = percentile(lookups.us, 99);
     row_["rolling_failed_lookups"] = lookups.num_failed;
@@ -130,19 +130,19 @@ class Phases {
     controllers_.kill(0);
     if (!is_alone) {
       turn_for(5 * kSecond);
-      turn_until([&] { return fleet_.num_waiting() < num_nodes_ / 10 + 5; }, kPatience,
+      turn_until([&] { return fleet_.num_waiting() < num_nodes_ / 10 + 5; }, kPhasePatience,
                  "nodes did not get answers after a replica was killed");
       const std::optional<TimeNs> last = fleet_.last_slow(100 * kMillisecond);
-      row_["failover_s"] = last ? seconds(*last - killed_at) : 0.0;
+      row_["failover_s"] = last ? in_seconds(*last - killed_at) : 0.0;
       row_["failover_failed_lookups"] = fleet_.take_lookups().num_failed;
     }
     fleet_.expect_all_again();
     const TimeNs begun = fleet_.now();
     controllers_.start_again(0);
     if (!is_alone) return turn_for(kWarmUp);
-    turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPatience,
+    turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPhasePatience,
                "nodes did not register after a restart");
-    row_["restart_register_s"] = seconds(fleet_.now() - begun);
+    row_["restart_register_s"] = in_seconds(fleet_.now() - begun);
   }
 
   void judge() {
@@ -157,7 +157,7 @@ class Phases {
       row_["broke"] = fmt::format(
           "the benchmark's own process is late for {:.0f} % of the time; the figures are not the controller's",
           row_["bench_late_share"].get<double>() * 100);
-    else if (p99 > seconds(kSlowLookup) * 1e6)
+    else if (p99 > in_seconds(kSlowLookup) * 1e6)
       row_["broke"] = fmt::format("one lookup in a hundred takes {:.0f} ms", p99 * 1e-3);
   }
 
@@ -205,7 +205,7 @@ class Phases {
       const auto are_up = [&] {
         return std::all_of(some.begin(), some.end(), [&](std::uint32_t node) { return fleet_.is_up(node); });
       };
-      turn_until(are_up, std::min(kPatience, end - fleet_.now()), what);
+      turn_until(are_up, std::min(kPhasePatience, end - fleet_.now()), what);
     }
   }
 
@@ -216,7 +216,7 @@ class Phases {
   template <class Reached>
   void turn_until(const Reached& reached, TimeNs patience, const char* what) {
     if (turn_within(patience, reached)) return;
-    row_["broke"] = fmt::format("{} within {:.0f} s ({} of {} are up){}", what, seconds(patience), fleet_.num_up(),
+    row_["broke"] = fmt::format("{} within {:.0f} s ({} of {} are up){}", what, in_seconds(patience), fleet_.num_up(),
                                 num_nodes_, fleet_.refusal().empty() ? "" : ": " + fleet_.refusal());
     throw Failure({ErrorCode::kTimeout, ""});
   }

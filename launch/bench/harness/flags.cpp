@@ -17,7 +17,7 @@ struct Unit {
   std::uint64_t bytes;
 };
 constexpr std::array<Unit, 3> kUnits{{{"GiB", 1ULL << 30}, {"MiB", 1ULL << 20}, {"KiB", 1ULL << 10}}};
-constexpr double kBytesMax = 1ULL << 50;  // a larger value is taken for a typing error
+constexpr double kFlagBytesMax = 1ULL << 50;  // a larger value is taken for a typing error
 
 }  // namespace
 
@@ -34,7 +34,7 @@ Result<std::uint64_t> parse_byte_size(std::string_view text) {
   if (factor == 0 || number.empty() || number.size() > 20 || number.front() == '.') return bad;
   char* end = nullptr;
   const double value = std::strtod(number.c_str(), &end) * static_cast<double>(factor);
-  if (*end != '\0' || value < 1 || value > kBytesMax || value != std::floor(value)) return bad;
+  if (*end != '\0' || value < 1 || value > kFlagBytesMax || value != std::floor(value)) return bad;
   return static_cast<std::uint64_t>(value);
 }
 

@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr TimeNs kPatience = 300 * kSecond;  // longest wait for a line; importing vLLM alone takes ten seconds
+constexpr TimeNs kLinePatience = 300 * kSecond;  // longest wait for a line; importing vLLM alone takes ten seconds
 
 std::vector<char*> pointers(std::vector<std::string>& words) {
   std::vector<char*> result;
@@ -152,7 +152,7 @@ void run_peer_program(const Command& command, const Json& spec, const Say& say,
   ChildProcess child(command);
   (void)child.link().send(spec);  // if the program has already ended, its last line of stderr is the better error
   while (true) {
-    const Result<Json> received = checked(child.link().receive(kPatience));
+    const Result<Json> received = checked(child.link().receive(kLinePatience));
     if (!received && received.error().code == ErrorCode::kPeerLost)
       throw Failure({ErrorCode::kUnavailable, fmt::format("its program ended early: {}", child.last_words())});
     const Json line = need(received);

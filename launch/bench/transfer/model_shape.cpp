@@ -16,7 +16,6 @@ constexpr ModelShape kModels[] = {
     {"qwen3-32b", 64, 8, 128},
     {"deepseek-v3", 61, 0, 512 + 64},
 };
-constexpr std::uint64_t kTokensMax = 16 << 20;
 
 }  // namespace
 

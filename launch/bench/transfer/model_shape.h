@@ -11,6 +11,7 @@
 namespace kvferry::bench {
 
 constexpr std::uint32_t kBlockTokens = 16;
+constexpr std::uint64_t kTokensMax = 16 << 20;
 
 struct ModelShape {
   std::string_view name;

@@ -16,7 +16,6 @@ constexpr std::uint64_t kBlockBytesMin = 64;
 constexpr std::uint64_t kBlockBytesMax = 1 << 30;
 constexpr std::uint64_t kBlocksMax = 1 << 24;
 constexpr std::uint64_t kRepeatMax = 1000;
-constexpr std::uint64_t kTokensMax = 16 << 20;
 constexpr std::uint64_t kRanksMax = 1024;
 
 constexpr std::string_view kMemories[] = {"kvferry", "foreign"};

@@ -121,7 +121,7 @@ class ExitPathScheduler {
   BlockId next_block_ = 200;
 };
 
-struct Exit {
+struct RefusalCase {
   std::string name;
   void (*close)(ExitPathScheduler&);  // makes the scheduler take this exit
   void (*open)(ExitPathScheduler&);
@@ -145,7 +145,7 @@ class Row002 : public CoreBench {
   ExitPathScheduler scheduler_;
 };
 
-class Row002Exits : public Row002, public ::testing::WithParamInterface<Exit> {};
+class Row002Exits : public Row002, public ::testing::WithParamInterface<RefusalCase> {};
 
 TEST_P(Row002Exits, AnAttemptThatFailedLeavesNothingAndTheNextOneCountsAfresh) {
   cache(48);
@@ -172,16 +172,16 @@ TEST_P(Row002Exits, AnAttemptThatFailedLeavesNothingAndTheNextOneCountsAfresh) {
 
 INSTANTIATE_TEST_SUITE_P(
     Each, Row002Exits,
-    ::testing::Values(Exit{"budget", [](auto& s) { s.budget = 10; }, [](auto& s) { s.budget = 1000; }},
-                      Exit{"sequences", [](auto& s) { s.max_seqs = 0; }, [](auto& s) { s.max_seqs = 8; }},
-                      Exit{"blocks", [](auto& s) { s.free_blocks = 3; }, [](auto& s) { s.free_blocks = 100; }},
-                      Exit{"prompt embeds",
-                           [](auto& s) {
-                             s.running = {{"e", 1, true, 0, 0}};
-                           },
-                           [](auto& s) { s.running.clear(); }},
-                      Exit{"lora", [](auto& s) { s.max_loras = 0; }, [](auto& s) { s.max_loras = 8; }},
-                      Exit{"swapped", [](auto& s) { s.budget = 10; }, [](auto& s) { s.budget = 1000; }}),
+    ::testing::Values(RefusalCase{"budget", [](auto& s) { s.budget = 10; }, [](auto& s) { s.budget = 1000; }},
+                      RefusalCase{"sequences", [](auto& s) { s.max_seqs = 0; }, [](auto& s) { s.max_seqs = 8; }},
+                      RefusalCase{"blocks", [](auto& s) { s.free_blocks = 3; }, [](auto& s) { s.free_blocks = 100; }},
+                      RefusalCase{"prompt embeds",
+                                  [](auto& s) {
+                                    s.running = {{"e", 1, true, 0, 0}};
+                                  },
+                                  [](auto& s) { s.running.clear(); }},
+                      RefusalCase{"lora", [](auto& s) { s.max_loras = 0; }, [](auto& s) { s.max_loras = 8; }},
+                      RefusalCase{"swapped", [](auto& s) { s.budget = 10; }, [](auto& s) { s.budget = 1000; }}),
     [](const auto& p) {
       std::string name = p.param.name;
       std::replace(name.begin(), name.end(), ' ', '_');

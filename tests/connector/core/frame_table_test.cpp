@@ -10,14 +10,14 @@
 namespace kvferry::sim {
 namespace {
 
-using State = FrameTable::State;
+using FrameState = FrameTable::State;
 using FrameRef = FrameTable::FrameRef;
 
 class Frames : public ::testing::Test {
  protected:
   /// A clean frame for the chunk.
   static FrameRef clean(FrameTable& table, ChunkRef chunk) {
-    const FrameTable::Claim claim = table.claim(chunk, State::kFillingFromSlot, "test").value();
+    const FrameTable::Claim claim = table.claim(chunk, FrameState::kFillingFromSlot, "test").value();
     EXPECT_TRUE(table.filled(claim.frame));
     table.unpin(claim.pin);
     return claim.frame;
@@ -28,7 +28,7 @@ class Frames : public ::testing::Test {
 TEST_F(Frames, ASavedChunkIsFoundWhenItsSlotHasItToo) {
   FrameTable table(1);
   const ChunkRef chunk{7, 1};
-  const auto claim = table.claim(chunk, State::kGathering, "save").value();
+  const auto claim = table.claim(chunk, FrameState::kGathering, "save").value();
   EXPECT_FALSE(table.find(chunk));
   EXPECT_TRUE(table.filled(claim.frame));
   EXPECT_TRUE(table.write_back_started(claim.frame));
@@ -46,23 +46,23 @@ TEST_F(Frames, TheLeastRecentlyUsedUnpinnedCleanOneGoes) {
   clean(table, {3, 1});
   table.touch(one);
   const FramePin pin = table.pin(two, "load");
-  EXPECT_TRUE(table.claim({4, 1}, State::kLanding, "pull"));
+  EXPECT_TRUE(table.claim({4, 1}, FrameState::kLanding, "pull"));
   EXPECT_FALSE(table.find({3, 1}));
-  EXPECT_TRUE(table.claim({5, 1}, State::kLanding, "pull"));
+  EXPECT_TRUE(table.claim({5, 1}, FrameState::kLanding, "pull"));
   EXPECT_FALSE(table.find({1, 1}));
-  EXPECT_FALSE(table.claim({6, 1}, State::kLanding, "pull"));  // one is pinned, two are being written
+  EXPECT_FALSE(table.claim({6, 1}, FrameState::kLanding, "pull"));  // one is pinned, two are being written
   table.unpin(pin);
-  EXPECT_TRUE(table.claim({6, 1}, State::kLanding, "pull"));
+  EXPECT_TRUE(table.claim({6, 1}, FrameState::kLanding, "pull"));
 }
 
 TEST_F(Frames, WhatIsSaidOfAnOlderUseHasNoEffect) {
   FrameTable table(1);
-  const auto old = table.claim({1, 1}, State::kGathering, "save").value();
+  const auto old = table.claim({1, 1}, FrameState::kGathering, "save").value();
   table.drop_slot(1);
   EXPECT_FALSE(table.filled(old.frame));
-  EXPECT_FALSE(table.claim({1, 2}, State::kGathering, "save"));  // the device is still at it
+  EXPECT_FALSE(table.claim({1, 2}, FrameState::kGathering, "save"));  // the device is still at it
   table.unpin(old.pin);
-  const auto next = table.claim({1, 2}, State::kGathering, "save").value();
+  const auto next = table.claim({1, 2}, FrameState::kGathering, "save").value();
   EXPECT_FALSE(table.filled(old.frame));
   EXPECT_FALSE(table.hashed(old.frame, 3));
   table.drop(old.frame);
@@ -72,10 +72,10 @@ TEST_F(Frames, WhatIsSaidOfAnOlderUseHasNoEffect) {
 
 TEST_F(Frames, BrokenPromisesAreFound) {
   FrameTable table(2);
-  const auto claim = table.claim({1, 1}, State::kGathering, "save").value();
-  EXPECT_BREAKS(table.claim({1, 2}, State::kGathering, "save"), "fenced-reuse");
-  EXPECT_BREAKS(table.claim({2, 1}, State::kClean, "save"), "without a purpose");
-  EXPECT_BREAKS(table.claim({2, 1}, State::kLanding, ""), "bounded-hold");
+  const auto claim = table.claim({1, 1}, FrameState::kGathering, "save").value();
+  EXPECT_BREAKS(table.claim({1, 2}, FrameState::kGathering, "save"), "fenced-reuse");
+  EXPECT_BREAKS(table.claim({2, 1}, FrameState::kClean, "save"), "without a purpose");
+  EXPECT_BREAKS(table.claim({2, 1}, FrameState::kLanding, ""), "bounded-hold");
   EXPECT_BREAKS(table.written_back(claim.frame), "in state");
   EXPECT_BREAKS(table.write_back_started(claim.frame), "in state");
   table.unpin(claim.pin);
@@ -85,7 +85,7 @@ TEST_F(Frames, BrokenPromisesAreFound) {
 /// The same in lists, without an index.
 struct Naive {
   struct Entry {
-    State state = State::kFree;
+    FrameState state = FrameState::kFree;
     std::uint64_t use = 0;
     ChunkRef chunk;
     std::uint32_t pins = 0;
@@ -93,7 +93,7 @@ struct Naive {
     std::optional<std::uint64_t> checksum;
   };
   explicit Naive(std::uint32_t n) : frames(n) {}
-  bool claims(const Entry& e) const { return e.state != State::kFree && e.state != State::kRetired; }
+  bool claims(const Entry& e) const { return e.state != FrameState::kFree && e.state != FrameState::kRetired; }
   Entry* of_slot(std::uint32_t slot) {
     for (Entry& e : frames)
       if (claims(e) && e.chunk.slot == slot) return &e;
@@ -104,14 +104,15 @@ struct Naive {
     return e.use == ref.use && claims(e) ? &e : nullptr;
   }
   void drop(Entry* e) {
-    if (e != nullptr) e->state = e->pins == 0 ? State::kFree : State::kRetired;
+    if (e != nullptr) e->state = e->pins == 0 ? FrameState::kFree : FrameState::kRetired;
   }
   /// Whether a claim can succeed; evicts whom it has to.
   bool make_room() {
     Entry* victim = nullptr;
     for (Entry& e : frames) {
-      if (e.state == State::kFree) return true;
-      if (e.state == State::kClean && e.pins == 0 && (victim == nullptr || e.used_at < victim->used_at)) victim = &e;
+      if (e.state == FrameState::kFree) return true;
+      if (e.state == FrameState::kClean && e.pins == 0 && (victim == nullptr || e.used_at < victim->used_at))
+        victim = &e;
     }
     drop(victim);
     return victim != nullptr;
@@ -140,14 +141,14 @@ void walk(std::uint32_t seed) {
         table.drop_slot(slot);
         naive.drop(naive.of_slot(slot));
         if (below(3) == 0) break;
-        constexpr State kPurposes[] = {State::kGathering, State::kLanding, State::kFillingFromSlot};
-        const State purpose = kPurposes[below(3)];
+        constexpr FrameState kPurposes[] = {FrameState::kGathering, FrameState::kLanding, FrameState::kFillingFromSlot};
+        const FrameState purpose = kPurposes[below(3)];
         const ChunkRef chunk{slot, ++generation};
         const auto claim = table.claim(chunk, purpose, "walk");
         ASSERT_EQ(claim.has_value(), naive.make_room());
         if (!claim) break;
         Naive::Entry& taken = naive.frames[claim->frame.frame];
-        ASSERT_EQ(taken.state, State::kFree);
+        ASSERT_EQ(taken.state, FrameState::kFree);
         taken = {purpose, taken.use + 1, chunk, 1, now, {}};
         ASSERT_EQ(claim->frame.use, taken.use);
         holds.push_back({claim->frame, claim->pin});
@@ -155,23 +156,23 @@ void walk(std::uint32_t seed) {
         break;
       }
       case 1: {
-        if (entry != nullptr && entry->state > State::kFillingFromSlot) break;
+        if (entry != nullptr && entry->state > FrameState::kFillingFromSlot) break;
         ASSERT_EQ(table.filled(ref), entry != nullptr);
         if (entry == nullptr) break;
-        entry->state = entry->state == State::kFillingFromSlot ? State::kClean : State::kDirty;
+        entry->state = entry->state == FrameState::kFillingFromSlot ? FrameState::kClean : FrameState::kDirty;
         entry->used_at = now;
         break;
       }
       case 2:
-        if (entry != nullptr && entry->state != State::kDirty) break;
+        if (entry != nullptr && entry->state != FrameState::kDirty) break;
         ASSERT_EQ(table.write_back_started(ref), entry != nullptr);
-        if (entry != nullptr) entry->state = State::kWritingBack;
+        if (entry != nullptr) entry->state = FrameState::kWritingBack;
         break;
       case 3:
-        if (entry != nullptr && entry->state != State::kWritingBack) break;
+        if (entry != nullptr && entry->state != FrameState::kWritingBack) break;
         ASSERT_EQ(table.written_back(ref), entry != nullptr);
         if (entry == nullptr) break;
-        entry->state = State::kClean;
+        entry->state = FrameState::kClean;
         entry->used_at = now;
         break;
       case 4:
@@ -184,13 +185,13 @@ void walk(std::uint32_t seed) {
         const std::uint32_t which = below(holds.size());
         Naive::Entry& held = naive.frames[holds[which].frame.frame];
         table.unpin(holds[which].pin);
-        if (--held.pins == 0 && held.state == State::kRetired) held.state = State::kFree;
+        if (--held.pins == 0 && held.state == FrameState::kRetired) held.state = FrameState::kFree;
         holds.erase(holds.begin() + which);
         break;
       }
       case 6:
         table.touch(ref);
-        if (entry != nullptr && entry->state == State::kClean) entry->used_at = now;
+        if (entry != nullptr && entry->state == FrameState::kClean) entry->used_at = now;
         break;
       case 7:
         table.drop(ref);
@@ -206,18 +207,18 @@ void walk(std::uint32_t seed) {
       const FrameTable::Frame& got = table.frame({f, want.use});
       ASSERT_EQ(got.state, want.state) << "frame " << f;
       ASSERT_EQ(got.pins, want.pins);
-      if (want.state != State::kFree) {
+      if (want.state != FrameState::kFree) {
         ASSERT_EQ(got.checksum, want.checksum);
       }
-      num_free += want.state == State::kFree ? 1 : 0;
-      num_clean += want.state == State::kClean ? 1 : 0;
+      num_free += want.state == FrameState::kFree ? 1 : 0;
+      num_clean += want.state == FrameState::kClean ? 1 : 0;
     }
     ASSERT_EQ(table.num_free(), num_free);
     ASSERT_EQ(table.num_clean(), num_clean);
     ASSERT_EQ(table.pins().size(), holds.size());
     for (std::uint32_t s = 0; s < 8; ++s) {
       const Naive::Entry* want = naive.of_slot(s);
-      const bool is_there = want != nullptr && want->state == State::kClean;
+      const bool is_there = want != nullptr && want->state == FrameState::kClean;
       if (want != nullptr) {
         ASSERT_EQ(table.find(want->chunk).has_value(), is_there);
         ASSERT_FALSE(table.find({s, want->chunk.generation + 1}));

@@ -300,14 +300,14 @@ TEST_P(GpuStoreWalks, WithMemoryThatLosesBitsAndAllElse) {
   EXPECT_GT(tally.corrupt, 0u);
 }
 
-std::string name(const ::testing::TestParamInfo<StoreKind>& info) {
+std::string schedule_name(const ::testing::TestParamInfo<StoreKind>& info) {
   constexpr const char* kNames[] = {"Host", "WithoutFrames", "Frames", "LandingInFrames"};
   return kNames[static_cast<std::size_t>(info.param)];
 }
 INSTANTIATE_TEST_SUITE_P(All, GpuStoreWalks,
                          ::testing::Values(StoreKind::kGpuWithoutFrames, StoreKind::kGpu,
                                            StoreKind::kGpuWhereChunksLand),
-                         name);
+                         schedule_name);
 
 }  // namespace
 }  // namespace kvferry

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <numeric>
 
 #include "connector/core/token_chain.h"
 #include "controller/api/admin_command.h"
@@ -14,12 +13,6 @@ namespace kvferry {
 namespace {
 
 using namespace std::chrono_literals;
-
-std::vector<std::int32_t> tokens(std::uint32_t count, std::int32_t first = 100) {
-  std::vector<std::int32_t> made(count);
-  std::iota(made.begin(), made.end(), first);
-  return made;
-}
 
 NewRequest request(const std::string& id, const std::vector<std::int32_t>& prompt) {
   NewRequest made;

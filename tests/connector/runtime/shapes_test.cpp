@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <numeric>
 #include <thread>
 
 #include "tests/connector/runtime/shaped_node.h"
@@ -12,12 +11,6 @@
 
 namespace kvferry {
 namespace {
-
-std::vector<std::int32_t> tokens(std::uint32_t count, std::int32_t first = 100) {
-  std::vector<std::int32_t> made(count);
-  std::iota(made.begin(), made.end(), first);
-  return made;
-}
 
 /// tp x pp, with uneven stages, replicated heads, other block sizes and layouts.
 std::vector<NodeShape> shapes() {

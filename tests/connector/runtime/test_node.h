@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +16,12 @@
 #include "tests/device/sim_packer.h"
 
 namespace kvferry {
+
+inline std::vector<std::int32_t> tokens(std::uint32_t count, std::int32_t first = 100) {
+  std::vector<std::int32_t> made(count);
+  std::iota(made.begin(), made.end(), first);
+  return made;
+}
 
 /// A real controller on a thread of its own.
 class TestController {

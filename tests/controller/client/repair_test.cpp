@@ -24,10 +24,10 @@ constexpr TimeNs kTick = 25 * kMillisecond;
 constexpr TimeNs kBeat = 500 * kMillisecond;
 constexpr TimeNs kDelayMax = 150 * kMillisecond;
 constexpr int kBeatsToHeal = 4;
-constexpr std::uint32_t kNumKeys = 16;
+constexpr std::uint32_t kKeysOfNode = 16;
 constexpr std::uint32_t kNumNodes = 3;
 
-using State = std::array<std::uint8_t, kNumKeys>;  // of each key: a bit for each tier that has it
+using State = std::array<std::uint8_t, kKeysOfNode>;  // of each key: a bit for each tier that has it
 
 struct Dice {
   std::mt19937_64 random;
@@ -101,7 +101,7 @@ struct Node {
   void publish_all() {
     for (std::uint32_t tier = 0; tier < kNumTiers; ++tier) {
       std::vector<std::uint32_t> keys;
-      for (std::uint32_t key = 0; key < kNumKeys; ++key) {
+      for (std::uint32_t key = 0; key < kKeysOfNode; ++key) {
         if ((held[key] >> tier & 1U) != 0) keys.push_back(key);
       }
       publish(tier, keys);
@@ -211,7 +211,7 @@ class Cluster final : private ReplySender {
     if (dice_.percent(1)) return dice_.percent(50) ? stop(node) : start(node);
     if (!dice_.percent(30)) return;
     std::vector<std::uint32_t> keys;
-    for (std::uint32_t i = 1 + dice_.draw(4); i > 0; --i) keys.push_back(dice_.draw(kNumKeys));
+    for (std::uint32_t i = 1 + dice_.draw(4); i > 0; --i) keys.push_back(dice_.draw(kKeysOfNode));
     if (dice_.percent(60))
       node.publish(dice_.draw(kNumTiers), keys);
     else
@@ -248,10 +248,10 @@ class Cluster final : private ReplySender {
     if (session == nullptr) return;
     wire::FromNode message = wire::parse<wire::FromNode>(bytes).value();
     if (auto* publish = std::get_if<wire::Publish>(&message); publish != nullptr && !publish->full.keys.empty()) {
-      publish->full.keys[0] = key_of(dice_.draw(kNumKeys));
+      publish->full.keys[0] = key_of(dice_.draw(kKeysOfNode));
       bytes = encode(*publish);
     } else if (auto* evict = std::get_if<wire::Evict>(&message)) {
-      evict->keys.keys[0] = key_of(dice_.draw(kNumKeys));
+      evict->keys.keys[0] = key_of(dice_.draw(kKeysOfNode));
       bytes = encode(*evict);
     } else {
       return;
@@ -273,7 +273,7 @@ class Cluster final : private ReplySender {
   /// Asks for each key alone, so that nothing hides behind a prefix's end.
   std::map<std::string, Credit> credits() {
     std::map<std::string, Credit> credits;
-    for (std::uint32_t key = 0; key < kNumKeys; ++key) {
+    for (std::uint32_t key = 0; key < kKeysOfNode; ++key) {
       const auto holders =
           sessions_->directory().lookup(asker_, {.keys = {key_of(key)}, .tail_groups = {}, .exact_tails = {}}, now_);
       for (const Holder& holder : *holders) {
@@ -287,7 +287,7 @@ class Cluster final : private ReplySender {
   }
   static State fastest_of(const State& state) {
     State fastest{};
-    for (std::uint32_t key = 0; key < kNumKeys; ++key)
+    for (std::uint32_t key = 0; key < kKeysOfNode; ++key)
       fastest[key] = static_cast<std::uint8_t>(state[key] & -state[key]);
     return fastest;
   }
@@ -309,7 +309,7 @@ class Cluster final : private ReplySender {
         ASSERT_EQ(credit.fastest, fastest_of(told[sequence])) << name << " at " << sequence << ", seed " << seed_;
         ++num_exact_;
       }
-      for (std::uint32_t key = 0; key < kNumKeys; ++key) {
+      for (std::uint32_t key = 0; key < kKeysOfNode; ++key) {
         const std::uint8_t tier = credit.fastest[key];
         ASSERT_TRUE(tier == 0 || std::any_of(told.begin(), told.end(), [&](const State& s) { return s[key] & tier; }))
             << name << " never had key " << key << ", seed " << seed_;

@@ -21,7 +21,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::uint32_t kNumEngines = 5;
-constexpr std::uint32_t kNumKeys = 40;
+constexpr std::uint32_t kModelKeys = 40;
 constexpr std::uint32_t kNumTails = 10;  // of numbers 1000 ...; all in one group
 constexpr std::uint32_t kGroup = 2000;
 constexpr int kNumOps = 1500;
@@ -140,7 +140,7 @@ class Script {
       chunks.push_back(tail_chunk(tail, kGroup));
       add(tail, true);
     }
-    for (std::uint32_t i = draw(kNumKeys), end = i + draw(kNumKeys - i); i < end; ++i) {
+    for (std::uint32_t i = draw(kModelKeys), end = i + draw(kModelKeys - i); i < end; ++i) {
       chunks.push_back({key_of(i), 256, false, {}});
       add(i, false);
     }
@@ -164,7 +164,7 @@ class Script {
         std::erase(held->tails, number);
       }
     };
-    for (int i = 0; i < 8; ++i) drop(draw(kNumKeys));
+    for (int i = 0; i < 8; ++i) drop(draw(kModelKeys));
     drop(1000 + draw(kNumTails));
     if (directory != nullptr) directory->evict(node.id, node.sequence, keys, now_);
     ++node.sequence;
@@ -186,7 +186,7 @@ std::string describe_status(Directory& directory, TimeNs now) {
   for (int i = 0; i < 2; ++i)
     probes[i] = directory.join(node_info("probe", 1, i == 0 ? "even" : "odd"), 0, now).value().id;
   std::vector<std::uint32_t> numbers;
-  for (std::uint32_t i = 0; i < kNumKeys; ++i) numbers.push_back(i);
+  for (std::uint32_t i = 0; i < kModelKeys; ++i) numbers.push_back(i);
   for (std::uint32_t i = 0; i < kNumTails; ++i) numbers.push_back(1000 + i);
   for (const std::uint32_t number : numbers) {
     for (const NodeId probe : probes) {

@@ -13,7 +13,7 @@
 namespace kvferry::bench {
 namespace {
 
-constexpr std::size_t kRangesMax = 1024;  // the kernel's UIO_MAXIOV
+constexpr std::size_t kCmaRangesMax = 1024;  // the kernel's UIO_MAXIOV
 
 class CmaEngine final : public Engine {
  public:
@@ -34,8 +34,8 @@ class CmaEngine final : public Engine {
 
  private:
   void copy(std::size_t num_blocks) {
-    for (std::size_t begin = 0; begin < num_blocks; begin += kRangesMax) {
-      const std::size_t count = std::min(kRangesMax, num_blocks - begin);
+    for (std::size_t begin = 0; begin < num_blocks; begin += kCmaRangesMax) {
+      const std::size_t count = std::min(kCmaRangesMax, num_blocks - begin);
       for (std::size_t i = 0; i < count; ++i) {
         own_ranges_[i] = {memory_.data() + own_[begin + i], job_.block_bytes};
         others_ranges_[i] = {reinterpret_cast<void*>(base_ + others_[begin + i]), job_.block_bytes};
@@ -52,8 +52,8 @@ class CmaEngine final : public Engine {
   std::span<std::byte> memory_;
   pid_t pid_ = 0;
   std::uintptr_t base_ = 0;
-  iovec own_ranges_[kRangesMax];
-  iovec others_ranges_[kRangesMax];
+  iovec own_ranges_[kCmaRangesMax];
+  iovec others_ranges_[kCmaRangesMax];
 };
 
 }  // namespace

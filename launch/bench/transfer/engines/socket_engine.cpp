@@ -15,9 +15,9 @@
 namespace kvferry::bench {
 namespace {
 
-constexpr std::size_t kRangesMax = 1024;  // IOV_MAX
-constexpr int kPollsPerCheck = 10'000;    // polls of an empty socket between two checks of the deadline
-constexpr std::size_t kNoteBytes = 16;    // sent after a ping's block, in place of a notification
+constexpr std::size_t kSocketRangesMax = 1024;  // IOV_MAX
+constexpr int kPollsPerCheck = 10'000;          // polls of an empty socket between two checks of the deadline
+constexpr std::size_t kNoteBytes = 16;          // sent after a ping's block, in place of a notification
 
 class SocketEngine final : public Engine {
  public:
@@ -106,7 +106,8 @@ class SocketEngine final : public Engine {
       // Takes as many ranges as one call may have; the last range is shortened for the call and restored after it.
       std::size_t end = begin;
       std::uint64_t bytes = 0;
-      while (end < ranges_.size() && end - begin < kRangesMax && bytes < call_bytes_) bytes += ranges_[end++].iov_len;
+      while (end < ranges_.size() && end - begin < kSocketRangesMax && bytes < call_bytes_)
+        bytes += ranges_[end++].iov_len;
       const std::uint64_t cut = bytes > call_bytes_ ? bytes - call_bytes_ : 0;
       ranges_[end - 1].iov_len -= cut;
       msghdr message{};

@@ -46,7 +46,7 @@ std::vector<std::string> wait_message(ZmqSocket& socket) {
   return {};
 }
 
-void make_round_trip(const std::string& bind, const std::string& connect_host) {
+void make_zmq_round_trip(const std::string& bind, const std::string& connect_host) {
   const auto server = bound(bind);
   const HostPort address = address_of_endpoint(server->endpoint()).value();
   const auto client = make(ZmqKind::kDealer);
@@ -59,21 +59,21 @@ void make_round_trip(const std::string& bind, const std::string& connect_host) {
   EXPECT_THAT(wait_message(*client), ElementsAre("answer"));
 }
 
-TEST(ZmqSocket, CarriesMessagesOverIpv4) { make_round_trip("tcp://127.0.0.1:0", "127.0.0.1"); }
+TEST(ZmqSocket, CarriesMessagesOverIpv4) { make_zmq_round_trip("tcp://127.0.0.1:0", "127.0.0.1"); }
 
 TEST(ZmqSocket, CarriesMessagesOverIpv6) {
   SKIP_WITHOUT_IPV6();
-  make_round_trip("tcp://[::1]:0", "::1");
+  make_zmq_round_trip("tcp://[::1]:0", "::1");
 }
 
 TEST(ZmqSocket, AListenerOnAllInterfacesAcceptsBothFamilies) {
-  make_round_trip("tcp://*:0", "127.0.0.1");
+  make_zmq_round_trip("tcp://*:0", "127.0.0.1");
   SKIP_WITHOUT_IPV6();
-  make_round_trip("tcp://*:0", "::1");
+  make_zmq_round_trip("tcp://*:0", "::1");
 }
 
 TEST(ZmqSocket, AHostNameIsTriedOverIpv4AndThenOverIpv6) {
-  make_round_trip("tcp://localhost:0", "localhost");
+  make_zmq_round_trip("tcp://localhost:0", "localhost");
   SKIP_WITHOUT_IPV6();
   const auto server = bound("tcp://[::1]:0");
   const auto client = make(ZmqKind::kDealer);
