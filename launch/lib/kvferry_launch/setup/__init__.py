@@ -3,7 +3,8 @@
 Standard library only: set-up runs before anything is installed. Its modules may import `paths` and `progress`.
 """
 
+from kvferry_launch.setup.build import PRODUCT
 from kvferry_launch.setup.commands import SetupError
 from kvferry_launch.setup.steps import ensure, ensure_or_exit
 
-__all__ = ["SetupError", "ensure", "ensure_or_exit"]
+__all__ = ["PRODUCT", "SetupError", "ensure", "ensure_or_exit"]

@@ -8,11 +8,13 @@ from kvferry_launch.paths import BUILD, LOGS, VENV_PYTHON
 from kvferry_launch.progress import Step
 from kvferry_launch.setup.commands import run_logged
 
+PRODUCT = ("kvferry", "_core", "kvferry_package")
+"""The targets that users run."""
+
 
 def ensure_build(tests: bool, only: Sequence[str] = ()) -> None:
-    """Builds targets of the release preset: those in `only`, else all if `tests`, else those that users run."""
-    build_preset("release", [*only] if only else [] if tests else ["kvferry", "_core", "kvferry_package"],
-                 [f"-DPython_EXECUTABLE={VENV_PYTHON}"])
+    """Builds targets of the release preset: those in `only`, else all if `tests`, else the product's."""
+    build_preset("release", only or ([] if tests else PRODUCT), [f"-DPython_EXECUTABLE={VENV_PYTHON}"])
 
 
 def build_preset(preset: str, targets: Sequence[str], settings: Sequence[str]) -> None:
