@@ -27,7 +27,7 @@ from kvferry_launch.testbed.pair import own_cores
 FIRST = "all is well"
 HOSTS = ("front", "p0", "p1", "d0", "d1", "d2")
 FLAGS = ["--max-model-len", 1024, "--num-gpu-blocks-override", 200]
-READY_WITHIN_S = 900.0  # four servers on two cores
+READY_WITHIN_S = 900.0  # up to five servers on two cores
 JOINED_WITHIN_S = 5.0
 IDLE_WITHIN_S = 90.0  # a hand-off that nobody came for is held for 60 s
 BENCH_WITHIN_S = 300.0
@@ -58,13 +58,18 @@ class Options:
     hosts: dict[str, Any]  # of the deployment's YAML; empty: all on this host
     say: Callable[[str], None]
 
+    @property
+    def decodes(self) -> int:
+        """Decode servers before one joins."""
+        return 1 if self.quick else 2
+
 
 def document(options: Options) -> dict[str, Any]:
-    """The deployment's YAML: two servers a core."""
+    """The deployment's YAML: up to three servers a core."""
     first, second = own_cores()
     extra = {"pool_bytes": "256MiB"}
     prefill = {"replicas": 2, "cores": [first, second], "flags": FLAGS, "extra": extra}
-    decode = {"replicas": 2, "cores": [second, first, second], "flags": FLAGS, "extra": extra}
+    decode = {"replicas": options.decodes, "cores": [second, first, second], "flags": FLAGS, "extra": extra}
     made = {"model": str(options.model), "vllm": [], "router": {"kind": options.router}, "prefill": prefill,
             "decode": decode, "drain_timeout_s": 120, "restart": 3} | options.hosts
     if hosts := options.hosts.get("hosts"):
@@ -108,25 +113,30 @@ class Cluster:
         with self._phase(FIRST, bench="random", count=count):
             self._answered(10 if self._options.quick else 40)
         if self._options.router == "proxy":
-            with self._phase("a prefill server is killed", bench="random", count=count) as phase:
+            with self._phase("a prefill server is killed", bench=self._unless_quick("random"), count=count) as phase:
                 self._kill_server(phase, "prefill-0")
-            with self._phase("a decode server is killed", bench="prefix_repetition", count=count) as phase:
-                self._kill_server(phase, "decode-0")
             with self._phase("the controller is killed") as phase:
                 self._kill(phase, "controller", lambda words: words.startswith(f"{KVFERRY} controller "))
-                self._until(lambda: len(self._nodes()) == 4, "the nodes told the new controller of themselves")
+                self._until(lambda: len(self._nodes()) == 2 + self._options.decodes,
+                            "the nodes told the new controller of themselves")
                 self._answered(6)
             with self._phase("the front door is killed") as phase:
                 self.traffic.door_may_break = True
                 self._kill(phase, "router", lambda words: "launch/proxy --controller" in words)
                 self._answered(6)
                 self.traffic.door_may_break = False
-        with self._phase("a decode server joins", bench=None if self._options.quick else "random",
-                         count=count) as phase:
+        with self._phase("a decode server joins", bench=self._unless_quick("random"), count=count) as phase:
             self._join(phase)
-        with self._phase("a decode server leaves", bench=None if self._options.quick else "prefix_repetition",
+        if self._options.router == "proxy":
+            bench = self._unless_quick("prefix_repetition")
+            with self._phase("a decode server is killed", bench=bench, count=count) as phase:
+                self._kill_server(phase, "decode-0")
+        with self._phase("a decode server leaves", bench=self._unless_quick("prefix_repetition"),
                          count=count) as phase:
             self._leave(phase)
+
+    def _unless_quick(self, bench: str) -> str | None:
+        return None if self._options.quick else bench
 
     # ---- phases ----
     @contextlib.contextmanager
@@ -180,10 +190,10 @@ class Cluster:
         phase.note = f"{name} is back after {time.monotonic() - killed_at:.0f} s"
 
     def _join(self, phase: Phase) -> None:
-        scaling = threading.Thread(target=self.deployment.call, args=("scale", "decode=3"),
+        name = f"decode-{self._options.decodes}"
+        scaling = threading.Thread(target=self.deployment.call, args=("scale", f"decode={self._options.decodes + 1}"),
                                    kwargs={"within_s": READY_WITHIN_S, "check": False})
         scaling.start()
-        name = "decode-2"
         nodes: dict[str, dict[str, Any]] = {}
 
         def is_named() -> bool:
@@ -207,12 +217,14 @@ class Cluster:
 
     def _leave(self, phase: Phase) -> None:
         begin = time.monotonic()
-        self.deployment.call("scale", "decode=2", within_s=READY_WITHIN_S)
+        before = set(self._rows())
+        leaving = f"decode-{self._options.decodes}"
+        self.deployment.call("scale", f"decode={self._options.decodes}", within_s=READY_WITHIN_S)
         phase.note = f"gone after {time.monotonic() - begin:.0f} s"
         rows = self._rows()
-        assert set(rows) == {"controller", "router", "prefill-0", "prefill-1", "decode-0", "decode-1"}, str(set(rows))
+        assert set(rows) == before - {leaving}, str(set(rows))
         assert "is removed although its drain failed" not in self.deployment.text(), "the drain failed"
-        self._until(lambda: "decode-2" not in self._nodes(), "the controller forgot the node that left", 10.0)
+        self._until(lambda: leaving not in self._nodes(), "the controller forgot the node that left", 10.0)
         self._answered(6)
 
     def _end(self) -> None:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -25,6 +26,7 @@ from kvferry_launch.testbed.reference import Reference
 # The same sets and lengths as tests/vllm, so that their references serve here as well.
 PROMPT_SETS = (PromptSet(1, 24), PromptSet(2, 24), PromptSet(1, 24, shared_prefixes=3))
 REFERENCE_TOKENS = 100
+SLOW_S = 60.0  # a killed server's requests are computed again by servers that share two cores
 COLUMNS = ("front door", "phase", "s", "requests", "of vllm bench", "failed", "wrong", "sent again", "slowest s", "")
 
 
@@ -91,11 +93,16 @@ def run(options: argparse.Namespace, folder: Path, say: _Teller) -> dict[str, An
         problems.append(f"namespaces are left: {', '.join(left)}")
     for line in sorted(paths)[:4]:
         say(f"bytes: {line}")
+    wanted = "tcp" if mode == "namespaces" else "shm"
+    if not paths or not all(re.search(rf"\b{wanted}\b", line) for line in paths):
+        problems.append(f"bytes went by something else than {wanted}: {sorted(paths)}")
     for router, phases in found.items():
         problems += [f"{router}, {phase.name}: {complaint}" for phase in phases
                      for complaint in phase.complaints + phase.tally.failures]
         problems += [f"{router}, {phase.name}: {phase.tally.wrong} answers with wrong tokens" for phase in phases
                      if phase.tally.wrong]
+        problems += [f"{router}, {phase.name}: an answer took {phase.tally.slowest_s:.0f} s, more than {SLOW_S:.0f}"
+                     for phase in phases if phase.tally.slowest_s > SLOW_S]
     return {"mode": mode, "paths": sorted(paths), "problems": problems, "phases": [
         {"router": router} | dataclasses.asdict(phase) for router, phases in found.items() for phase in phases]}
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+MAX_TOKENS = 100  # of every answer
 Part = Literal["prefill", "decode", "controller"]
 
 

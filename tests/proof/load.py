@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Callable
 
-from configurations import Kill
+from configurations import MAX_TOKENS, Kill
 from deployment import Deployment, Server
 from judge import Outcome, judge_answer, judge_whole
 from kvferry_launch.proxy.bodies import REMOTE_DECODE
@@ -15,7 +15,6 @@ from kvferry_launch.testbed.client import RequestError
 CONCURRENCY = 6  # per decode server
 ABORTS = 0.15  # of the requests are given up by their client
 ABORT_WITHIN_S = 3.0
-MAX_TOKENS = 100
 MAX_TRIES = 3  # of a request whose server was killed under it, as a router would send it again
 
 

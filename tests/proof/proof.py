@@ -8,7 +8,7 @@ from pathlib import Path
 
 import report
 import resume
-from configurations import CONFIGURATIONS, Configuration
+from configurations import CONFIGURATIONS, MAX_TOKENS, Configuration
 from deployment import Deployment
 from judge import Outcome
 from kvferry_launch.paths import LOGS
@@ -18,7 +18,7 @@ from kvferry_launch.testbed.answers import Generation
 from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
-from load import MAX_TOKENS, Load
+from load import Load
 
 PROMPT_SETS = 3  # shared by the configurations, so that the plain server answers each once
 

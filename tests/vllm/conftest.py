@@ -1,11 +1,16 @@
-"""Fixtures of the tests on real vLLM: toy models, references, and one running pair that tests share.
+"""Fixtures of the tests on real vLLM: toy models, references, and running servers that tests share.
 
-A server takes 15 to 40 s to start and there may be two cores only, so one pair runs at a time. Tests name theirs
-with @pytest.mark.servers(NAME) and are sorted so that the tests of one pair follow each other; those also marked
-`disruptive` (they kill a server) come last among them.
+A server takes 15 to 40 s to start and there may be two cores only, so one pair or deployment runs at a time. Tests
+name theirs with @pytest.mark.servers(NAME) and are sorted so that the tests of one follow each other; those also
+marked @pytest.mark.disruptive(N) (they kill a server) come last among them, in the order of N.
+
+A module whose tests compare with the plain server has a function `ask_reference(reference)`, which asks it all of
+that. One plain server answers for all chosen modules before the first test that compares, and never runs beside
+others; the tests call the function again, which then finds the answers kept.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,18 +18,17 @@ from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, NIXL_CONNECTOR, KvConnec
 from kvferry_launch.paths import LOGS, MODELS
 from kvferry_launch.process import ManagedProcess, stop_all
 from kvferry_launch.testbed import toy_model
-from kvferry_launch.testbed.answers import Generation
 from kvferry_launch.testbed.pair import DECODE_FLAGS, Pair, PairSetup, own_cores
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import VllmServer
+from proxy_deployment import PROXIED_CHUNK_TOKENS, ProxyDeployment
 
 CONNECTORS = {"kvferry": KVFERRY_CONNECTOR, "nixl": NIXL_CONNECTOR, "none": None}
 TEST_LOGS = LOGS / "tests"
 REQUESTS = 24
 MAX_TOKENS = 100
 SHARED_PREFIXES = 3
-UNSEEN = PromptSet(seed=97, count=6)  # prompts that no test sends before the one that asks for them
 
 
 def setups(connector: KvConnector | None) -> dict[str, PairSetup]:
@@ -34,6 +38,8 @@ def setups(connector: KvConnector | None) -> dict[str, PairSetup]:
         PairSetup("base", connector),
         PairSetup("chunked", connector, prefill_flags=chunked, decode_flags=(*DECODE_FLAGS, *chunked)),
         PairSetup("both", connector, prefill_role="kv_both", decode_role="kv_both"),
+        PairSetup("both-chunked", connector, prefill_role="kv_both", decode_role="kv_both", prefill_flags=chunked,
+                  decode_flags=(*DECODE_FLAGS, *chunked)),
     )}
 
 
@@ -44,31 +50,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      help="prompt sets of the base configuration (4, with --long 10); the others take a fifth of them")
 
 
+@dataclass(frozen=True)
+class StressCase:
+    name: str
+    servers: str
+    prompts: PromptSet
+    long: bool = False
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "stress_case" in metafunc.fixturenames:
-        cases = [(name, shared, seed) for name, (shared, seeds) in stress_cases(metafunc.config).items()
-                 for seed in seeds]
         metafunc.parametrize("stress_case", [
-            pytest.param(PromptSet(seed, REQUESTS, shared_prefixes=shared), id=f"{name}-seed{seed}",
-                         marks=pytest.mark.servers(name.split()[0])) for name, shared, seed in cases])
+            pytest.param(case.prompts, id=f"{case.name}-seed{case.prompts.seed}",
+                         marks=[pytest.mark.servers(case.servers), *([pytest.mark.long] if case.long else [])])
+            for case in stress_cases(metafunc.config)])
 
 
-def stress_cases(config: pytest.Config) -> dict[str, tuple[int, range]]:
-    """Case name, which starts with its pair's, to the number of shared prefixes and the prompt seeds."""
-    seeds = config.getoption("--stress-seeds") or (10 if config.getoption("--long") else 4)
-    fewer = range(1, 1 + max(1, seeds // 5))
-    return {
-        "base": (0, range(1, 1 + seeds)),
-        "base with shared prefixes": (SHARED_PREFIXES, fewer),
-        "chunked prefill": (0, fewer),
-        "both roles": (0, fewer),
-    }
+def stress_cases(config: pytest.Config) -> list[StressCase]:
+    long = config.getoption("--long")
+    seeds = config.getoption("--stress-seeds") or (10 if long else 4)
+    fewer = max(1, seeds // 5)
+
+    def cases(name: str, servers: str, seeds: int, shared: int = 0, long: bool = False) -> list[StressCase]:
+        return [StressCase(name, servers, PromptSet(seed, REQUESTS, shared_prefixes=shared), long)
+                for seed in range(1, 1 + seeds)]
+
+    return [*cases("base", "base", seeds), *cases("base with shared prefixes", "base", fewer, SHARED_PREFIXES),
+            *cases("both roles, chunked prefill", "both-chunked", fewer),
+            *cases("chunked prefill", "chunked", fewer, long=True), *cases("both roles", "both", fewer, long=True)]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def order(item: pytest.Item) -> tuple[str, bool]:
-        marker = item.get_closest_marker("servers")
-        return (marker.args[0] if marker else "", item.get_closest_marker("disruptive") is not None)
+    def order(item: pytest.Item) -> tuple[str, int]:
+        servers, disruptive = item.get_closest_marker("servers"), item.get_closest_marker("disruptive")
+        # Last those with servers of their own: some run scripts that wait for a build which is under way.
+        return (servers.args[0] if servers else "~", disruptive.args[0] if disruptive else 0)
 
     items.sort(key=order)
 
@@ -98,65 +114,85 @@ def other_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def reference(toy: Path) -> Iterator[Reference]:
-    """The plain server. Tests on a pair take their tokens from `references`, so that it never runs beside one."""
+def reference(request: pytest.FixtureRequest, toy: Path) -> Iterator[Reference]:
+    """The plain server, which has answered all that the chosen tests ask, and is stopped."""
     plain_server = Reference(toy, own_cores()[0])
-    yield plain_server
-    plain_server.stop()
+    try:
+        for case in stress_cases(request.config):
+            plain_server.generations(case.prompts.prompts(), MAX_TOKENS)
+        for module in dict.fromkeys(item.module for item in request.session.items if isinstance(item, pytest.Function)):
+            getattr(module, "ask_reference", lambda reference: None)(plain_server)
+        plain_server.stop()
+        yield plain_server
+    finally:
+        plain_server.stop()
 
 
-@pytest.fixture(scope="session")
-def references(request: pytest.FixtureRequest, reference: Reference) -> dict[PromptSet, list[Generation]]:
-    """What the plain server answers to every prompt set that tests on a pair use."""
-    sets = {PromptSet(seed, REQUESTS, shared_prefixes=shared)
-            for shared, seeds in stress_cases(request.config).values() for seed in seeds} | {UNSEEN}
-    found = {prompt_set: reference.generations(prompt_set.prompts(), MAX_TOKENS)
-             for prompt_set in sorted(sets, key=str)}
-    reference.stop()
-    return found
-
-
-@pytest.fixture(scope="session")
-def unseen() -> PromptSet:
-    """Prompts of which no server has KV; its references are in `references`."""
-    return UNSEEN
-
-
-class _Pairs:
-    """Keeps the pair that was asked for last; asking for another one stops it."""
+class _Servers:
+    """Keeps the pair or deployment that was asked for last; asking for another one stops it."""
 
     def __init__(self, model: Path, connector: KvConnector | None) -> None:
         self._model = model
-        self._setups = setups(connector)
-        self._current: Pair | None = None
+        self._connector = connector
+        self._name = ""
+        self._current: Pair | ProxyDeployment | None = None
 
-    def get(self, name: str) -> Pair:
-        if self._current is None or self._current.setup.name != name:
+    def pair(self, name: str) -> Pair:
+        current = self._get(name, lambda: _development_pair(setups(self._connector)[name], self._model))
+        assert isinstance(current, Pair)
+        return current
+
+    def proxied(self) -> ProxyDeployment:
+        assert self._connector is not None
+        extra = {"chunk_tokens": PROXIED_CHUNK_TOKENS}
+        connector = self._connector
+        current = self._get("proxied", lambda: ProxyDeployment(self._model, connector, "proxied", 2, extra))
+        assert isinstance(current, ProxyDeployment)
+        return current
+
+    def _get(self, name: str, make: Callable[[], Pair | ProxyDeployment]) -> Pair | ProxyDeployment:
+        if self._name != name:
             self.stop()
-            self._current = Pair(self._setups[name], self._model, TEST_LOGS)
+        if self._current is None:
+            self._name, self._current = name, make()
         self._current.ensure_running()
         return self._current
 
     def stop(self) -> None:
         if self._current is not None:
             self._current.stop()
-            self._current = None
+            self._name, self._current = "", None
+
+
+def _development_pair(setup: PairSetup, model: Path) -> Pair:
+    """A pair whose servers have vLLM's development end points, which reset caches and sleep."""
+    pair = Pair(setup, model, TEST_LOGS)
+    for server in (pair.prefill, pair.decode):
+        server.process.env["VLLM_SERVER_DEV_MODE"] = "1"
+    return pair
 
 
 @pytest.fixture(scope="session")
-def _pairs(toy: Path, connector: KvConnector | None) -> Iterator[_Pairs]:
-    pairs = _Pairs(toy, connector)
-    yield pairs
-    pairs.stop()
+def servers(toy: Path, connector: KvConnector | None) -> Iterator[_Servers]:
+    running = _Servers(toy, connector)
+    yield running
+    running.stop()
 
 
 @pytest.fixture
-def pair(request: pytest.FixtureRequest, references: dict[PromptSet, list[Generation]], _pairs: _Pairs) -> Pair:
+def pair(request: pytest.FixtureRequest, reference: Reference, servers: _Servers) -> Pair:
     """The running pair that the test's `servers` marker names; it starts after the references are there."""
-    del references
+    del reference
     marker = request.node.get_closest_marker("servers")
     assert marker is not None, "a test that uses `pair` names it with @pytest.mark.servers(NAME)"
-    return _pairs.get(marker.args[0])
+    return servers.pair(marker.args[0])
+
+
+@pytest.fixture
+def proxied(reference: Reference, servers: _Servers, kvferry_connector: KvConnector) -> ProxyDeployment:
+    """launch/proxy in front of one prefill and two decode servers, for tests marked servers("proxied")."""
+    del reference, kvferry_connector
+    return servers.proxied()
 
 
 @pytest.fixture

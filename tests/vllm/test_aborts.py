@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Awaitable
@@ -13,15 +14,21 @@ from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.proxy.bodies import REMOTE_DECODE
 from kvferry_launch.testbed.answers import Answer, Generation
 from kvferry_launch.testbed.client import RequestError, VllmClient, prefill_then_decode
-from kvferry_launch.testbed.pair import Pair, PairSetup
+from kvferry_launch.testbed.pair import Pair
 from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import VllmServer
 
-PROMPT_SET = PromptSet(seed=1, count=24)  # as in test_stress.py, so its references are there
+PROMPT_SET = PromptSet(seed=96, count=24)
+STOPPED = PromptSet(seed=91, count=40, tokens_min=200)  # enough that both servers are at work when they are stopped
 MAX_TOKENS = 100
 STOP_S = 20.0
 
 pytestmark = pytest.mark.servers("base")
+
+
+def ask_reference(reference: Reference) -> list[Generation]:
+    return reference.generations(PROMPT_SET.prompts(), MAX_TOKENS)
 
 
 async def settle(server: VllmServer) -> dict[str, float]:
@@ -59,8 +66,7 @@ async def stream_and_leave(url: str, prompt: list[int], chunks: int) -> None:
                 await answer.content.readline()
 
 
-def test_clients_that_disconnect(kvferry_connector: KvConnector, pair: Pair,
-                                 references: dict[PromptSet, list[Generation]]) -> None:
+def test_clients_that_disconnect(kvferry_connector: KvConnector, pair: Pair, reference: Reference) -> None:
     del kvferry_connector
     prompts = PROMPT_SET.prompts()
 
@@ -76,10 +82,7 @@ def test_clients_that_disconnect(kvferry_connector: KvConnector, pair: Pair,
             return (await asyncio.gather(asyncio.gather(*stay), asyncio.gather(*go)))[0]
 
     answers = asyncio.run(run())
-    for answer, reference in zip(answers, references[PROMPT_SET][::3], strict=True):
-        assert answer.error is None, answer.error
-        assert answer.generation is not None
-        assert answer.generation.tokens == reference.tokens
+    assert_right(answers, ask_reference(reference)[::3])
     asyncio.run(settle(pair.decode))
     assert pair.prefill.healthy()
     assert pair.decode.healthy()
@@ -105,53 +108,53 @@ def test_prefills_that_nobody_comes_for_can_be_aborted(kvferry_connector: KvConn
     assert pair.prefill.healthy()
 
 
-@pytest.mark.disruptive
-def test_resets_sleep_and_shutdown_under_load(kvferry_connector: KvConnector, pair: Pair, toy: Path,
-                                              references: dict[PromptSet, list[Generation]]) -> None:
-    """On a pair of its own whose servers have vLLM's development end points, without a second start-up for each."""
-    del toy
-    prompts = PROMPT_SET.prompts()[:10]
-    pair.stop()
-    others = processes_with_pools()
-    dev = Pair(PairSetup("dev", kvferry_connector), pair.prefill.model, pair.prefill.log_folder)
-    for server in (dev.prefill, dev.decode):
-        server.process.env["VLLM_SERVER_DEV_MODE"] = "1"
-    try:
-        dev.ensure_running()
-        answers = asyncio.run(load_with_resets(dev, prompts))
-        for answer, reference in zip(answers, references[PROMPT_SET], strict=False):
-            assert answer.error is None, answer.error
-            assert answer.generation is not None
-            assert answer.generation.tokens == reference.tokens
-        asyncio.run(settle(dev.decode))
-        asyncio.run(sleep_and_wake(dev, prompts[0], references[PROMPT_SET][0]))
-        assert processes_with_pools() - others, "no process has a pool mapped"
-        for server in (dev.prefill, dev.decode):
-            asyncio.run(stop_under_load(dev, server, prompts))
-        left = processes_with_pools() - others
-        assert not left, f"processes are left that have a pool mapped: {left}"
-    finally:
-        dev.stop()
+def test_resets_and_sleep_under_load(kvferry_connector: KvConnector, pair: Pair, reference: Reference) -> None:
+    del kvferry_connector
+    expected = ask_reference(reference)[:10]
+    answers = asyncio.run(load_with_resets(pair, PROMPT_SET.prompts()[:10]))
+    assert_right(answers, expected)
+    asyncio.run(settle(pair.decode))
+    asyncio.run(sleep_and_wake(pair, PROMPT_SET.prompts()[0], expected[0]))
 
 
-def processes_with_pools() -> set[int]:
-    """The processes that have a chunk pool mapped. A pool is a memfd, which lives as long as one of them."""
+@pytest.mark.disruptive(3)
+def test_servers_end_on_sigterm_under_load_and_leave_no_pool(kvferry_connector: KvConnector, pair: Pair) -> None:
+    del kvferry_connector
+    servers = (pair.decode, pair.prefill)  # the prefill server last: without it nothing gets to decode
+    sessions = {server.process.pid for server in servers}
+    assert processes_with_pools(sessions), "no process of the pair has a pool mapped"
+    for server in servers:
+        asyncio.run(stop_under_load(pair, server))
+    left = processes_with_pools(sessions)
+    assert not left, f"processes are left that have a pool mapped: {left}"
+
+
+def assert_right(answers: list[Answer], references: list[Generation]) -> None:
+    for answer, reference in zip(answers, references, strict=True):
+        assert answer.error is None, answer.error
+        assert answer.generation is not None
+        assert answer.generation.tokens == reference.tokens
+
+
+def processes_with_pools(sessions: set[int]) -> set[int]:
+    """Those processes of the sessions that have a chunk pool mapped. A pool is a memfd; it lives as long as they do."""
     found = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
-            if "/memfd:kvferry-" in maps.read_text():
-                found.add(int(maps.parent.name))
+            pid = int(maps.parent.name)
+            if os.getsid(pid) in sessions and "/memfd:kvferry-" in maps.read_text():
+                found.add(pid)
     return found
 
 
-async def load_with_resets(dev: Pair, prompts: list[list[int]]) -> list[Answer]:
-    async with (VllmClient(dev.prefill.url) as prefill, VllmClient(dev.decode.url) as decode,
+async def load_with_resets(pair: Pair, prompts: list[list[int]]) -> list[Answer]:
+    async with (VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode,
                 aiohttp.ClientSession() as session):
 
         async def reset() -> None:
             for query in ("", "?reset_running_requests=true", "?reset_running_requests=true&reset_external=true") * 3:
                 await asyncio.sleep(0.4)
-                for server in (dev.prefill, dev.decode):
+                for server in (pair.prefill, pair.decode):
                     async with session.post(f"{server.url}/reset_prefix_cache{query}") as answer:
                         assert answer.status in (200, 500), await answer.text()
 
@@ -162,27 +165,32 @@ async def load_with_resets(dev: Pair, prompts: list[list[int]]) -> list[Answer]:
         return list(answers)
 
 
-async def sleep_and_wake(dev: Pair, prompt: list[int], reference: Generation) -> None:
+async def sleep_and_wake(pair: Pair, prompt: list[int], reference: Generation) -> None:
     """vLLM's CPU build does not sleep: it refuses, and must answer rightly after that. What the scheduler does when an
     engine sleeps is in tests/scheduler/test_aborts.py."""
-    async with VllmClient(dev.decode.url) as decode, aiohttp.ClientSession() as session:
+    async with VllmClient(pair.decode.url) as decode, aiohttp.ClientSession() as session:
         busy = asyncio.create_task(leave(decode.generate(prompt, MAX_TOKENS), 5))
         await asyncio.sleep(0.3)
-        async with session.post(f"{dev.decode.url}/sleep?level=1") as answer:
+        async with session.post(f"{pair.decode.url}/sleep?level=1") as answer:
             slept = answer.status
             print(f"/sleep answers {slept}: {(await answer.text())[:200]}")
-        async with session.post(f"{dev.decode.url}/wake_up") as answer:
+        async with session.post(f"{pair.decode.url}/wake_up") as answer:
             print(f"/wake_up answers {answer.status}: {(await answer.text())[:200]}")
         await busy
         assert slept in (200, 404, 500)
         assert (await decode.generate(prompt, MAX_TOKENS)).tokens == reference.tokens
 
 
-async def stop_under_load(dev: Pair, server: VllmServer, prompts: list[list[int]]) -> None:
-    async with VllmClient(dev.prefill.url) as prefill, VllmClient(dev.decode.url) as decode:
+async def stop_under_load(pair: Pair, server: VllmServer) -> None:
+    async with (VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode,
+                VllmClient(server.url) as watched):
+        before = (await watched.metrics())["vllm:prompt_tokens_total"]
         tasks = [asyncio.create_task(leave(prefill_then_decode(prefill, decode, prompt, MAX_TOKENS), 10))
-                 for prompt in prompts]
-        await asyncio.sleep(0.5)
+                 for prompt in STOPPED.prompts()]
+        deadline = time.monotonic() + STOP_S
+        while (await watched.metrics())["vllm:prompt_tokens_total"] == before:
+            assert time.monotonic() < deadline, f"{server.name} has nothing to do"
+            await asyncio.sleep(0.05)
         began = time.monotonic()
         server.process.signal(signal.SIGTERM)
         status = await asyncio.to_thread(server.process.wait, STOP_S)

@@ -9,16 +9,24 @@ from kvferry_launch.testbed.answers import Answer, Generation, LoadResult
 from kvferry_launch.testbed.client import VllmClient, judged_load
 from kvferry_launch.testbed.pair import CONCURRENCY, Pair, pair_load
 from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
 
-PROMPT_SET = PromptSet(seed=1, count=24)
+# Two sets that no other test sends.
+DURING, AFTER = PromptSet(seed=92, count=24), PromptSet(seed=93, count=8, tokens_min=40)
+UNSEEN = PromptSet(seed=97, count=6)
 MAX_TOKENS = 100
 KILL_AFTER = 6  # answers
 
-pytestmark = [pytest.mark.servers("base"), pytest.mark.disruptive]
+pytestmark = pytest.mark.servers("base")
 
 
+def ask_reference(reference: Reference) -> dict[PromptSet, list[Generation]]:
+    return {prompts: reference.generations(prompts.prompts(), MAX_TOKENS) for prompts in (DURING, AFTER, UNSEEN)}
+
+
+@pytest.mark.disruptive(1)
 def test_a_controller_that_dies_and_returns_costs_no_request(
-        kvferry_connector: KvConnector, pair: Pair, references: dict[PromptSet, list[Generation]]) -> None:
+        kvferry_connector: KvConnector, pair: Pair, reference: Reference) -> None:
     assert pair.controller is not None, f"{kvferry_connector.name} runs with a controller"
     controller = pair.controller
     answered = 0
@@ -32,10 +40,10 @@ def test_a_controller_that_dies_and_returns_costs_no_request(
         elif answered == 2 * KILL_AFTER:
             controller.start()
 
-    during = asyncio.run(pair_load(pair, PROMPT_SET.prompts(), references[PROMPT_SET], MAX_TOKENS,
-                                   kill_in_the_middle))
+    references = ask_reference(reference)
+    during = asyncio.run(pair_load(pair, DURING.prompts(), references[DURING], MAX_TOKENS, kill_in_the_middle))
     controller.wait_ready()
-    after = asyncio.run(pair_load(pair, PROMPT_SET.prompts(), references[PROMPT_SET], MAX_TOKENS))
+    after = asyncio.run(pair_load(pair, AFTER.prompts(), references[AFTER], MAX_TOKENS))
 
     assert during.complaints() == []
     assert after.complaints() == []
@@ -44,12 +52,12 @@ def test_a_controller_that_dies_and_returns_costs_no_request(
     assert pair.prefill.healthy()
 
 
+@pytest.mark.disruptive(2)
 def test_a_prefill_server_that_dies_before_its_kv_is_read_costs_a_recompute(
-        kvferry_connector: KvConnector, pair: Pair, references: dict[PromptSet, list[Generation]],
-        unseen: PromptSet) -> None:
+        kvferry_connector: KvConnector, pair: Pair, reference: Reference) -> None:
     """The decode server has nothing of these prompts, and nobody else is left who has."""
     del kvferry_connector
-    prompts = unseen.prompts()
+    prompts = UNSEEN.prompts()
 
     async def prefill_all() -> list[Generation]:
         async with VllmClient(pair.prefill.url) as prefill:
@@ -64,7 +72,7 @@ def test_a_prefill_server_that_dies_before_its_kv_is_read_costs_a_recompute(
                 generation = await decode.generate(prompt, MAX_TOKENS, params)
                 return Answer(prompt, asyncio.get_running_loop().time() - start, generation)
 
-            return await judged_load(decode, prompts, references[unseen], send, CONCURRENCY)
+            return await judged_load(decode, prompts, ask_reference(reference)[UNSEEN], send, CONCURRENCY)
 
     first = asyncio.run(prefill_all())
     assert all(generation.kv_transfer_params for generation in first), "the prefill server handed nothing over"

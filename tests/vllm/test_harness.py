@@ -13,6 +13,13 @@ from kvferry_launch.testbed.servers import VllmServer
 
 MAX_TOKENS = 100
 PROMPTS = PromptSet(seed=0, count=24).prompts()
+LONG_PROMPTS = [prompt for prompt in PROMPTS if len(prompt) > 96]
+DAMAGED = [[*prompt[:32], *reversed(prompt[32:64]), *prompt[64:]] for prompt in LONG_PROMPTS]
+
+
+def ask_reference(reference: Reference) -> None:
+    for prompts in (PROMPTS, LONG_PROMPTS, DAMAGED):
+        reference.generations(prompts, MAX_TOKENS)
 
 
 def test_a_plain_server_that_preempts_passes_and_other_weights_fail(
@@ -34,11 +41,9 @@ def test_a_plain_server_that_preempts_passes_and_other_weights_fail(
 
 def test_one_wrong_block_of_a_prompt_changes_its_tokens(reference: Reference) -> None:
     """Changing 32 prompt tokens is what attending one wrong block does; every request has to show it."""
-    prompts = [prompt for prompt in PROMPTS if len(prompt) > 96]
-    expected = reference.generations(prompts, MAX_TOKENS)
-    damaged = [[*prompt[:32], *reversed(prompt[32:64]), *prompt[64:]] for prompt in prompts]
+    expected = reference.generations(LONG_PROMPTS, MAX_TOKENS)
 
-    got = reference.generations(damaged, MAX_TOKENS)
+    got = reference.generations(DAMAGED, MAX_TOKENS)
 
     assert all(right.tokens != wrong.tokens for right, wrong in zip(expected, got, strict=True))
 

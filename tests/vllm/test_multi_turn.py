@@ -2,23 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
-from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.testbed.answers import growth
 from kvferry_launch.testbed.client import VllmClient, text_of
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import VllmServer
-from proxy_deployment import ProxyDeployment
+from proxy_deployment import PROXIED_CHUNK_TOKENS, ProxyDeployment
 
-CHUNK_TOKENS = 64
 FIRST_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 300, 100, 100
-SYSTEM_TOKENS, USER_TOKENS = 4 * CHUNK_TOKENS, CHUNK_TOKENS + 20
+SYSTEM_TOKENS, USER_TOKENS = 4 * PROXIED_CHUNK_TOKENS, PROXIED_CHUNK_TOKENS + 20
 SHORT_ANSWER_TOKENS = 20
 TELL_S = 20.0  # three servers on two cores
 HEARTBEATS_S = 2.5  # more than two heartbeats of a node
@@ -26,6 +21,8 @@ HEARTBEATS_S = 2.5  # more than two heartbeats of a node
 # for 5 s. Then another conversation shows what the first could not.
 FIRST_CONTACTS = 3
 PAUSE_S = 6.0
+
+pytestmark = pytest.mark.servers("proxied")
 
 
 def tokens(seed: int, count: int) -> list[int]:
@@ -49,29 +46,20 @@ class Known:
     system_answers: list[list[int]]
 
 
-@pytest.fixture(scope="module")
-def known(reference: Reference) -> Known:
+def ask_reference(reference: Reference) -> Known:
     firsts = [tokens(701 + number, FIRST_TOKENS) for number in range(1 + FIRST_CONTACTS)]
     answers = [found.tokens for found in reference.generations(firsts, ANSWER_TOKENS)]
     seconds = [first + answer + tokens(711, QUESTION_TOKENS) for first, answer in zip(firsts, answers, strict=True)]
     second_answers = [found.tokens for found in reference.generations(seconds, SHORT_ANSWER_TOKENS)]
     system = [tokens(721, SYSTEM_TOKENS) + tokens(722 + number, USER_TOKENS) for number in range(3)]
     system_answers = [found.tokens for found in reference.generations(system, SHORT_ANSWER_TOKENS)]
-    reference.stop()
     talks = [Talk(*turns) for turns in zip(firsts, answers, seconds, second_answers, strict=True)]
     return Known(talks, system, system_answers)
 
 
-@pytest.fixture(scope="module")
-def deployment(known: Known, toy: Path, _pairs: Any, kvferry_connector: KvConnector) -> Iterator[ProxyDeployment]:
-    del known  # it is made before, by a server that wants a core of its own
-    _pairs.stop()
-    made = ProxyDeployment(toy, kvferry_connector, "multi-turn", 2, {"chunk_tokens": CHUNK_TOKENS})
-    try:
-        made.start()
-        yield made
-    finally:
-        made.stop()
+@pytest.fixture
+def known(reference: Reference) -> Known:
+    return ask_reference(reference)
 
 
 def ask(url: str, prompt: list[int], max_tokens: int) -> list[str]:
@@ -118,29 +106,29 @@ def words(answer: list[int]) -> list[str]:
 
 
 def test_the_second_turn_is_prefilled_from_what_decode_computed_in_the_first(
-        deployment: ProxyDeployment, known: Known) -> None:
+        proxied: ProxyDeployment, known: Known) -> None:
     talk = known.talks[0]
-    assert ask(deployment.url, talk.first, ANSWER_TOKENS) == words(talk.answer)
-    before = settled(deployment.prefill)
-    for server in deployment.decodes:
+    assert ask(proxied.url, talk.first, ANSWER_TOKENS) == words(talk.answer)
+    before = settled(proxied.prefill)
+    for server in proxied.decodes:
         settled(server)  # so that the controller has heard of all
-    assert ask(deployment.url, talk.second, SHORT_ANSWER_TOKENS) == words(talk.second_answer)
-    grown = growth(before, settled(deployment.prefill))
+    assert ask(proxied.url, talk.second, SHORT_ANSWER_TOKENS) == words(talk.second_answer)
+    grown = growth(before, settled(proxied.prefill))
     # Full chunks of the first turn, less those of its prompt, which the prefill server has itself.
-    decoded = (FIRST_TOKENS + ANSWER_TOKENS) // CHUNK_TOKENS - FIRST_TOKENS // CHUNK_TOKENS
+    decoded = (FIRST_TOKENS + ANSWER_TOKENS) // PROXIED_CHUNK_TOKENS - FIRST_TOKENS // PROXIED_CHUNK_TOKENS
     assert grown["kvferry_pulled_chunks_total"] >= decoded, grown
     assert grown["kvferry_pull_failures_total"] == 0
     assert grown["vllm:external_prefix_cache_hits_total"] > 0
 
 
-def test_a_decode_server_uses_what_another_one_decoded(deployment: ProxyDeployment, known: Known) -> None:
-    first, second = deployment.decodes
-    shared = (FIRST_TOKENS + ANSWER_TOKENS) // CHUNK_TOKENS
+def test_a_decode_server_uses_what_another_one_decoded(proxied: ProxyDeployment, known: Known) -> None:
+    first, second = proxied.decodes
+    shared = (FIRST_TOKENS + ANSWER_TOKENS) // PROXIED_CHUNK_TOKENS
     for talk in known.talks[1:]:
-        had = deployment.nodes()["d0"]["chunks"]
+        had = proxied.nodes()["d0"]["chunks"]
         assert ask(first.url, talk.first, ANSWER_TOKENS) == words(talk.answer)  # no prefill server has any of it
         settled(first)
-        wait_until_told(deployment, "d0", had + shared)
+        wait_until_told(proxied, "d0", had + shared)
         before, before_first = settled(second), metrics(first)
         assert ask(second.url, talk.second, SHORT_ANSWER_TOKENS) == words(talk.second_answer)
         grown, grown_first = growth(before, settled(second)), growth(before_first, settled(first))
@@ -148,23 +136,23 @@ def test_a_decode_server_uses_what_another_one_decoded(deployment: ProxyDeployme
             break
         time.sleep(PAUSE_S)
     assert grown["kvferry_pulled_chunks_total"] >= shared, grown
-    assert grown["kvferry_hit_tokens_total"] >= shared * CHUNK_TOKENS
+    assert grown["kvferry_hit_tokens_total"] >= shared * PROXIED_CHUNK_TOKENS
     assert grown_first["kvferry_leases_granted_total"] >= 1
 
 
-def test_a_shared_system_prompt_is_pushed_once(deployment: ProxyDeployment, known: Known) -> None:
-    servers = [deployment.prefill, *deployment.decodes]
+def test_a_shared_system_prompt_is_pushed_once(proxied: ProxyDeployment, known: Known) -> None:
+    servers = [proxied.prefill, *proxied.decodes]
     pushed, received = [], []
     for prompt, answer in zip(known.system, known.system_answers, strict=True):
         before = [settled(server) for server in servers]
-        wait_until_idle(deployment)
-        assert ask(deployment.url, prompt, SHORT_ANSWER_TOKENS) == words(answer)
+        wait_until_idle(proxied)
+        assert ask(proxied.url, prompt, SHORT_ANSWER_TOKENS) == words(answer)
         grown = [growth(old, settled(server)) for old, server in zip(before, servers, strict=True)]
         pushed.append(grown[0]["kvferry_pushed_chunks_total"])
         received.append([of_one["kvferry_received_chunks_total"] for of_one in grown[1:]])
         assert sum(of_one["kvferry_push_failures_total"] for of_one in grown) == 0, grown
-    whole = (SYSTEM_TOKENS + USER_TOKENS) // CHUNK_TOKENS
-    own = whole - SYSTEM_TOKENS // CHUNK_TOKENS
+    whole = (SYSTEM_TOKENS + USER_TOKENS) // PROXIED_CHUNK_TOKENS
+    own = whole - SYSTEM_TOKENS // PROXIED_CHUNK_TOKENS
     assert pushed[0] >= whole, pushed
     assert pushed[1:] == [own + 1, own + 1], f"chunks pushed, of which a tail: {pushed}; received: {received}"
     assert [max(each) for each in received] == pushed, f"all go to the decode server that has the beginning: {received}"

@@ -6,7 +6,7 @@ import json
 import subprocess
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,111 +15,128 @@ import aiohttp
 import pytest
 from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import KVFERRY
-from kvferry_launch.testbed.answers import Generation
 from kvferry_launch.testbed.client import VllmClient, completion_body, text_of
 from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import VllmServer
-from proxy_deployment import DEADLINE_S, START_TIMEOUT_S, ProxyDeployment
+from proxy_deployment import DEADLINE_S, PROXIED_CHUNK_TOKENS, START_TIMEOUT_S, ProxyDeployment
 
-PROMPT_SET = PromptSet(seed=1, count=24)
 REQUESTS = 6
+# Prompts that no other test sends to this deployment, so that what is loaded of them was handed over.
+TEXTS = PromptSet(seed=81, count=REQUESTS, tokens_min=100)
+STREAMS = PromptSet(seed=82, count=REQUESTS, tokens_min=100)
+TRAFFIC = PromptSet(seed=83, count=REQUESTS)
 MAX_TOKENS = 100
 JOIN_S = 5.0
+PREFILLS = r'kvferry_proxy_stage_seconds_count\{stage="prefill"\}'
+SKIPPED = r'kvferry_proxy_skipped_prefills_total\{reason="cached"\}'
+CANCELLED = "kvferry_proxy_cancelled_total"
 STARTING_PAUSE_S = 1.5  # so that a joined server has its first request in time
 
 
-@pytest.fixture(scope="module")
-def deployment(toy: Path, references: dict[PromptSet, list[Generation]], _pairs: Any,
-               kvferry_connector: KvConnector) -> Iterator[ProxyDeployment]:
-    del references  # they are made before, by a server that wants a core of its own
-    _pairs.stop()
-    made = ProxyDeployment(toy, kvferry_connector)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.stop()
+def ask_reference(reference: Reference) -> dict[PromptSet, list[list[str]]]:
+    """The words of the plain server's answers."""
+    return {prompts: [text_of(found.tokens).split() for found in reference.generations(prompts.prompts(), MAX_TOKENS)]
+            for prompts in (TEXTS, STREAMS, TRAFFIC)}
 
 
-def prompts() -> list[list[int]]:
-    return PROMPT_SET.prompts()[:REQUESTS]
-
-
-def expected(references: dict[PromptSet, list[Generation]]) -> list[list[str]]:
-    return [text_of(generation.tokens).split() for generation in references[PROMPT_SET][:REQUESTS]]
-
-
-def test_nodes_tell_where_they_serve(deployment: ProxyDeployment) -> None:
-    nodes = deployment.nodes()
+@pytest.mark.servers("proxied")
+def test_nodes_tell_where_they_serve(proxied: ProxyDeployment) -> None:
+    nodes = proxied.nodes()
     assert {name: (node["role"], node["serves"]) for name, node in nodes.items()} == {
-        "p0": ("kv_producer", deployment.prefill.url), "d0": ("kv_consumer", deployment.decode.url)}
+        "p0": ("kv_producer", proxied.prefill.url), "d0": ("kv_consumer", proxied.decodes[0].url),
+        "d1": ("kv_consumer", proxied.decodes[1].url)}
     assert nodes["p0"]["version"] == nodes["d0"]["version"] != ""
     assert "kv_heads=2" in nodes["p0"]["fingerprint"]
 
 
-def test_the_proxy_gives_the_plain_servers_text(
-        deployment: ProxyDeployment, references: dict[PromptSet, list[Generation]]) -> None:
+@pytest.mark.servers("proxied")
+def test_the_proxy_gives_the_plain_servers_text(proxied: ProxyDeployment, reference: Reference) -> None:
     async def ask() -> list[str]:
-        async with VllmClient(deployment.url) as client:
-            return [await client.complete_text(text_of(prompt), MAX_TOKENS) for prompt in prompts()]
+        async with VllmClient(proxied.url) as client:
+            return [await client.complete_text(text_of(prompt), MAX_TOKENS) for prompt in TEXTS.prompts()]
 
-    assert [answer.split() for answer in asyncio.run(ask())] == expected(references)
-    assert deployment.metric(r'kvferry_proxy_stage_seconds_count\{stage="prefill"\}') == REQUESTS
-    metrics = asyncio.run(server_metrics(deployment.decode))
-    assert metrics["kvferry_loaded_tokens_total"] > 0, "decode got nothing of what was prefilled"
+    prefills = proxied.metric(PREFILLS)
+    loaded = total(proxied, "kvferry_loaded_tokens_total")
+    assert [answer.split() for answer in asyncio.run(ask())] == ask_reference(reference)[TEXTS]
+    assert proxied.metric(PREFILLS) - prefills == REQUESTS
+    assert total(proxied, "kvferry_loaded_tokens_total") - loaded == sum(len(each) - 1 for each in TEXTS.prompts())
 
 
-def test_a_prompt_that_decode_holds_goes_straight_there(
-        deployment: ProxyDeployment, references: dict[PromptSet, list[Generation]]) -> None:
+@pytest.mark.servers("proxied")
+def test_a_prompt_that_decode_holds_goes_straight_there(proxied: ProxyDeployment, reference: Reference) -> None:
     """Its keys are those that the connector made: the controller sees that decode has the prompt by now."""
-    longest = max(range(REQUESTS), key=lambda i: len(prompts()[i]))
+    longest = max(range(REQUESTS), key=lambda i: len(TEXTS.prompts()[i]))
+    prompt = TEXTS.prompts()[longest]
+    whole_chunks = len(prompt) // PROXIED_CHUNK_TOKENS * PROXIED_CHUNK_TOKENS
 
     async def ask() -> str:
-        async with VllmClient(deployment.url) as client:
-            return await client.complete_text(text_of(prompts()[longest]), MAX_TOKENS)
+        async with VllmClient(proxied.url) as client:
+            return await client.complete_text(text_of(prompt), MAX_TOKENS)
 
-    assert len(prompts()[longest]) > 256
-    before = deployment.metric(r'kvferry_proxy_skipped_prefills_total\{reason="cached"\}')
-    assert asyncio.run(ask()).split() == expected(references)[longest]
-    question = json.dumps({"token_ids": prompts()[longest]}).encode()
-    with urllib.request.urlopen(f"http://{deployment.http}/pair", data=question, timeout=30) as answer:
-        pair = json.load(answer)
-    assert pair["decode"]["cached_tokens"] >= 256, pair
-    assert pair["prefill"]["cached_tokens"] >= 256, pair
-    left = len(prompts()[longest]) - pair["decode"]["cached_tokens"]
-    skipped = deployment.metric(r'kvferry_proxy_skipped_prefills_total\{reason="cached"\}') - before
-    assert (skipped == 1) == (left <= 64), (skipped, pair)
+    assert whole_chunks >= 256
+    asyncio.run(ask())
+    deadline = time.monotonic() + DEADLINE_S
+    while (pair := pair_for(proxied, prompt))["decode"]["cached_tokens"] < whole_chunks:
+        assert time.monotonic() < deadline, pair
+        time.sleep(0.1)
+    assert pair["prefill"]["cached_tokens"] >= whole_chunks, pair
+    before = proxied.metric(SKIPPED)
+    assert asyncio.run(ask()).split() == ask_reference(reference)[TEXTS][longest]
+    assert proxied.metric(SKIPPED) - before == 1
 
 
-def test_the_proxy_streams_the_plain_servers_text(
-        deployment: ProxyDeployment, references: dict[PromptSet, list[Generation]]) -> None:
+@pytest.mark.servers("proxied")
+def test_the_proxy_streams_the_plain_servers_text(proxied: ProxyDeployment, reference: Reference) -> None:
     async def ask() -> list[str]:
         async with aiohttp.ClientSession() as session:
-            return [await whole(session, deployment.url, prompt) for prompt in prompts()]
+            return [await whole(session, proxied.url, prompt) for prompt in STREAMS.prompts()]
 
-    assert [answer.split() for answer in asyncio.run(ask())] == expected(references)
+    loaded = total(proxied, "kvferry_loaded_tokens_total")
+    assert [answer.split() for answer in asyncio.run(ask())] == ask_reference(reference)[STREAMS]
+    assert total(proxied, "kvferry_loaded_tokens_total") - loaded == sum(len(each) - 1 for each in STREAMS.prompts())
 
 
-def test_a_client_that_goes_away_ends_the_request_in_the_engine(deployment: ProxyDeployment) -> None:
+@pytest.mark.servers("proxied")
+def test_a_client_that_goes_away_ends_the_request_in_the_engine(proxied: ProxyDeployment) -> None:
     async def ask() -> None:
         async with aiohttp.ClientSession() as session:
-            async with contextlib.aclosing(pieces(session, deployment.url, prompts()[0], max_tokens=3000)) as stream:
+            prompt = TEXTS.prompts()[0]
+            async with contextlib.aclosing(pieces(session, proxied.url, prompt, max_tokens=3000)) as stream:
                 for _ in range(3):
                     await anext(stream)
-            metrics = await server_metrics(deployment.decode)
-            deadline = time.monotonic() + 5.0
-            while metrics["vllm:num_requests_running"] > 0:
-                assert time.monotonic() < deadline, "the engine goes on for a client that went away"
-                await asyncio.sleep(0.1)
-                metrics = await server_metrics(deployment.decode)
 
+    cancelled = proxied.metric(CANCELLED)
     asyncio.run(ask())
-    assert deployment.metric("kvferry_proxy_cancelled_total") == 1
+    deadline = time.monotonic() + 5.0
+    while total(proxied, "vllm:num_requests_running") > 0:
+        assert time.monotonic() < deadline, "the engine goes on for a client that went away"
+        time.sleep(0.1)
+    assert proxied.metric(CANCELLED) - cancelled == 1
 
 
+def pair_for(deployment: ProxyDeployment, prompt: list[int]) -> dict[str, Any]:
+    question = json.dumps({"token_ids": prompt}).encode()
+    with urllib.request.urlopen(f"http://{deployment.http}/pair", data=question, timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def total(deployment: ProxyDeployment, name: str) -> float:
+    """Of all decode servers."""
+    return sum(asyncio.run(server_metrics(server)).get(name, 0.0) for server in deployment.decodes)
+
+
+@pytest.mark.long  # tests/cluster/run --quick has servers that join, drain and die too
 def test_servers_join_drain_and_die_under_traffic_without_a_failed_request(
-        deployment: ProxyDeployment, references: dict[PromptSet, list[Generation]]) -> None:
-    asyncio.run(_join_drain_and_die(deployment, expected(references)))
+        toy: Path, kvferry_connector: KvConnector, servers: Any, reference: Reference) -> None:
+    servers.stop()
+    deployment = ProxyDeployment(toy, kvferry_connector)
+    try:
+        deployment.start()
+        asyncio.run(_join_drain_and_die(deployment, ask_reference(reference)[TRAFFIC]))
+    finally:
+        deployment.stop()
 
 
 async def _join_drain_and_die(deployment: ProxyDeployment, texts: list[list[str]]) -> None:
@@ -143,10 +160,10 @@ async def _join_drain_and_die(deployment: ProxyDeployment, texts: list[list[str]
         assert drain.returncode == 0, drain.stderr
         assert deployment.nodes()["d0"]["draining"] is True
         assert deployment.nodes()["d0"]["load"] == 0
-        before = await served(deployment.decode)
+        before = await served(deployment.decodes[0])
         await sent.more(6)
-        assert await served(deployment.decode) == before, "a drained server got something new"
-        deployment.decode.process.kill()
+        assert await served(deployment.decodes[0]) == before, "a drained server got something new"
+        deployment.decodes[0].process.kill()
         await sent.more(6)
         # The only prefill server dies.
         deployment.prefill.process.kill()
@@ -176,13 +193,15 @@ async def traffic(url: str, texts: list[list[str]]) -> AsyncIterator[Sent]:
     sent = Sent()
     ending = asyncio.Event()
 
+    prompts = TRAFFIC.prompts()
+
     async def client(number: int) -> None:
         index = number
         async with VllmClient(url) as server:
             while not ending.is_set():
                 index = (index + 1) % REQUESTS
                 try:
-                    text = await server.complete_text(text_of(prompts()[index]), MAX_TOKENS)
+                    text = await server.complete_text(text_of(prompts[index]), MAX_TOKENS)
                 except Exception as error:
                     sent.failures.append(f"{type(error).__name__}: {error}")
                     return

@@ -3,23 +3,31 @@
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import aiohttp
 import pytest
 from kvferry_launch.paths import LOGS
 from kvferry_launch.process import ManagedProcess, free_port
-from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.answers import growth
 from kvferry_launch.testbed.client import VllmClient, completion_body, text_of
 from kvferry_launch.testbed.pair import Pair
 from kvferry_launch.testbed.prompts import PromptSet
+from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import wait_healthy
 
-PROMPT_SET = PromptSet(seed=1, count=24)
-REQUESTS = 6
+# Prompts that no other test sends, so that decode gets their KV through the router's hand-over or not at all.
+TEXTS, STREAMS = PromptSet(seed=94, count=6, tokens_min=40), PromptSet(seed=95, count=6, tokens_min=40)
 MAX_TOKENS = 100
 
 pytestmark = pytest.mark.servers("base")
+
+
+def ask_reference(reference: Reference) -> dict[PromptSet, list[list[str]]]:
+    """The words of the plain server's answers."""
+    return {prompts: [text_of(found.tokens).split() for found in reference.generations(prompts.prompts(), MAX_TOKENS)]
+            for prompts in (TEXTS, STREAMS)}
 
 
 @pytest.fixture
@@ -38,30 +46,37 @@ def router(pair: Pair) -> Iterator[str]:
         process.stop()
 
 
-def test_a_router_gives_the_plain_servers_text(
-        router: str, references: dict[PromptSet, list[Generation]]) -> None:
+def test_a_router_gives_the_plain_servers_text(router: str, pair: Pair, reference: Reference) -> None:
     async def ask() -> list[str]:
         async with VllmClient(router) as client:
-            return [await client.complete_text(text_of(prompt), MAX_TOKENS) for prompt in prompts()]
+            return [await client.complete_text(text_of(prompt), MAX_TOKENS) for prompt in TEXTS.prompts()]
 
-    assert [answer.split() for answer in asyncio.run(ask())] == expected_words(references)
+    answers, loaded = asyncio.run(with_loaded_tokens(pair, ask()))
+    assert [answer.split() for answer in answers] == ask_reference(reference)[TEXTS]
+    assert loaded == all_but_the_last(TEXTS)
 
 
-def test_a_router_streams_the_plain_servers_text(
-        router: str, references: dict[PromptSet, list[Generation]]) -> None:
+def test_a_router_streams_the_plain_servers_text(router: str, pair: Pair, reference: Reference) -> None:
     async def ask() -> list[str]:
         async with aiohttp.ClientSession() as session:
-            return [await streamed(session, router, text_of(prompt)) for prompt in prompts()]
+            return [await streamed(session, router, text_of(prompt)) for prompt in STREAMS.prompts()]
 
-    assert [answer.split() for answer in asyncio.run(ask())] == expected_words(references)
-
-
-def prompts() -> list[list[int]]:
-    return PROMPT_SET.prompts()[:REQUESTS]
+    answers, loaded = asyncio.run(with_loaded_tokens(pair, ask()))
+    assert [answer.split() for answer in answers] == ask_reference(reference)[STREAMS]
+    assert loaded == all_but_the_last(STREAMS)
 
 
-def expected_words(references: dict[PromptSet, list[Generation]]) -> list[list[str]]:
-    return [text_of(generation.tokens).split() for generation in references[PROMPT_SET][:REQUESTS]]
+async def with_loaded_tokens(pair: Pair, answers: Coroutine[Any, Any, list[str]]) -> tuple[list[str], float]:
+    """The answers, and how many tokens of KV the decode server loaded for them."""
+    async with VllmClient(pair.decode.url) as decode:
+        before = await decode.metrics()
+        found = await answers
+        return found, growth(before, await decode.metrics())["kvferry_loaded_tokens_total"]
+
+
+def all_but_the_last(prompts: PromptSet) -> int:
+    """A decode server computes the last token of a prompt itself."""
+    return sum(len(prompt) - 1 for prompt in prompts.prompts())
 
 
 async def streamed(session: aiohttp.ClientSession, url: str, prompt: str) -> str:

@@ -18,6 +18,7 @@ TEST_LOGS = LOGS / "tests"
 DEADLINE_S = 60.0
 ANY_CORE = "nobind"  # bound to one, two of three servers starved each other for seconds
 START_TIMEOUT_S = 600.0  # three servers on two cores
+PROXIED_CHUNK_TOKENS = 64  # of the deployment that tests share
 
 
 @dataclass
@@ -30,6 +31,11 @@ class ProxyDeployment:
     num_decode: int = 1
     extra: dict[str, Any] = field(default_factory=dict)
     processes: list[ManagedProcess] = field(default_factory=list)
+
+    def ensure_running(self) -> None:
+        """Starts it if it was not started yet."""
+        if not self.processes:
+            self.start()
 
     def start(self) -> None:
         self.http = f"127.0.0.1:{free_port()}"
@@ -69,10 +75,6 @@ class ProxyDeployment:
     def nodes(self) -> dict[str, dict[str, Any]]:
         with urllib.request.urlopen(f"http://{self.http}/nodes", timeout=30) as answer:
             return {node["engine_id"]: node for node in json.load(answer)["nodes"]}
-
-    @property
-    def decode(self) -> VllmServer:
-        return self.decodes[0]
 
     def stop(self) -> None:
         stop_all(reversed(self.processes))

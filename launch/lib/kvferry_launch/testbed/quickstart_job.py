@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace, connector: KvConnector | None = KVFERRY_C
 
     `connector`: kvferry's, or another one for comparison. Errors: ProcessError when a server doesn't start.
     """
-    prompts = PromptSet(seed=1, count=arguments.requests, tokens_min=PROMPT_TOKENS, tokens_max=PROMPT_TOKENS).prompts()
+    prompts = prompt_set(arguments.requests).prompts()
     pair = Pair(_setup(arguments.requests, connector), arguments.model.resolve())
     reference = Reference(arguments.model.resolve(), own_cores()[0])
     try:
@@ -56,6 +56,10 @@ def run(arguments: argparse.Namespace, connector: KvConnector | None = KVFERRY_C
     print("{requests} requests, {external_hits} external hits, {preemptions} preemptions, {wrong_tokens} wrong tokens, "
           "{errors} errors".format_map(totals))
     return 1 if totals["wrong_tokens"] or totals["errors"] or _missing(totals) else 0
+
+
+def prompt_set(requests: int) -> PromptSet:
+    return PromptSet(seed=1, count=requests, tokens_min=PROMPT_TOKENS, tokens_max=PROMPT_TOKENS)
 
 
 def _setup(requests: int, connector: KvConnector | None) -> PairSetup:
