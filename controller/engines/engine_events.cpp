@@ -35,7 +35,8 @@ enum Field : std::uint32_t {
   kGroupKind,
   kWindow,
   kLocality,
-  kOther
+  kOther,
+  kCacheSalt,  // in the map form only
 };
 constexpr Field kRemovedFields[] = {kHashes, kMedium, kGroup, kLocality};
 
@@ -43,13 +44,11 @@ struct Name {
   std::string_view name;
   Field field;
 };
-constexpr Name kNames[] = {{"block_hashes", kHashes}, {"parent_block_hash", kParent},
-                           {"token_ids", kTokens},    {"block_size", kBlockSize},
-                           {"lora_id", kLoraId},      {"medium", kMedium},
-                           {"lora_name", kLoraName},  {"extra_keys", kExtraKeys},
-                           {"group_idx", kGroup},     {"kv_cache_spec_kind", kGroupKind},
-                           {"locality", kLocality},   {"seq_hashes", kHashes},
-                           {"parent_hash", kParent}};
+constexpr Name kNames[] = {{"block_hashes", kHashes},          {"parent_block_hash", kParent}, {"token_ids", kTokens},
+                           {"block_size", kBlockSize},         {"lora_id", kLoraId},           {"medium", kMedium},
+                           {"lora_name", kLoraName},           {"extra_keys", kExtraKeys},     {"group_idx", kGroup},
+                           {"kv_cache_spec_kind", kGroupKind}, {"locality", kLocality},        {"seq_hashes", kHashes},
+                           {"parent_hash", kParent},           {"cache_salt", kCacheSalt}};
 
 Field field_of(std::string_view name) {
   const auto* found = std::find_if(std::begin(kNames), std::end(kNames), [&](const Name& n) { return n.name == name; });
@@ -184,6 +183,8 @@ bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t 
       blocks.extra_keys = {begin, static_cast<std::size_t>(reinterpret_cast<const char*>(reader.position()) - begin)};
       return true;
     }
+    case kCacheSalt:
+      return read_optional(reader, blocks.cache_salt);
     case kGroup:
       return read_optional(reader, blocks.group);
     case kGroupKind:
@@ -226,7 +227,7 @@ bool EngineEventDecoder::read_event(MsgpackReader& reader, EngineEventSink& sink
   Fields more;
   bool is_valid = true;
   for (std::uint32_t i = 0; i < num_fields && is_valid; ++i) {
-    std::uint32_t field = i;
+    std::uint32_t field = std::min<std::uint32_t>(i, kOther);
     if (is_map) {
       std::string_view name;
       is_valid = reader.read_string(name);

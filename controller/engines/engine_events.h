@@ -26,6 +26,7 @@ struct BlocksStored {
   std::optional<std::uint64_t> lora_id;
   Tier tier = Tier::kGpu;
   std::string_view extra_keys;  // msgpack: an array with nil or an array for each block; empty: none
+  std::string_view cache_salt;  // the request's, which SGLang tells so and vLLM among the extra keys; empty: none
   std::optional<std::uint32_t> group;
   GroupKind kind = GroupKind::kUnknown;
 };

@@ -105,7 +105,8 @@ bool EngineIndex::chain(Holder& holder, const BlocksStored& blocks) {
   }
   ExtraKeys extras(blocks.extra_keys, lora_name);
   for (std::size_t i = 0; i < blocks.hashes.size(); ++i) {
-    key = next_block_key(key, blocks.tokens.subspan(i * size, size), extras.next());
+    const std::uint64_t salt = i == 0 && !blocks.parent ? salt_extras(blocks.cache_salt) : 0;
+    key = next_block_key(key, blocks.tokens.subspan(i * size, size), extras.next() ^ salt);
     chain_[i] = key;
   }
   return true;

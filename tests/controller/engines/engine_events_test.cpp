@@ -8,6 +8,7 @@
 #include "controller/engines/block_chain.h"
 #include "controller/protocol/msgpack_reader.h"
 #include "tests/controller/engines/engine_test_kit.h"
+#include "tests/transport/hex.h"
 
 namespace kvferry::controller {
 namespace {
@@ -24,6 +25,7 @@ struct Heard final : EngineEventSink {
     std::optional<std::uint32_t> group;
     GroupKind kind = GroupKind::kUnknown;
     std::uint32_t block_size = 0;
+    std::string cache_salt;
   };
   void stored(const BlocksStored& b) override {
     events.push_back({"stored",
@@ -33,12 +35,14 @@ struct Heard final : EngineEventSink {
                       b.tier,
                       b.group,
                       b.kind,
-                      b.block_size});
+                      b.block_size,
+                      std::string(b.cache_salt)});
   }
   void removed(const BlocksRemoved& b) override {
-    events.push_back({"removed", {b.hashes.begin(), b.hashes.end()}, {}, {}, b.tier, b.group, GroupKind::kUnknown, 0});
+    events.push_back(
+        {"removed", {b.hashes.begin(), b.hashes.end()}, {}, {}, b.tier, b.group, GroupKind::kUnknown, 0, ""});
   }
-  void all_cleared() override { events.push_back({"cleared", {}, {}, {}, Tier::kGpu, {}, GroupKind::kUnknown, 0}); }
+  void all_cleared() override { events.push_back({"cleared", {}, {}, {}, Tier::kGpu, {}, GroupKind::kUnknown, 0, ""}); }
   std::vector<Event> events;
 };
 
@@ -106,6 +110,36 @@ TEST(EngineEvents, AnEventWithAWrongFieldIsPassedBy) {
   EXPECT_EQ(batch->num_malformed, 1U);
   ASSERT_EQ(heard.events.size(), 1U);
   EXPECT_THAT(heard.events[0].hashes, ElementsAre(~std::uint64_t{0}));
+}
+
+/// What the classes of SGLang 0.5.23 (sglang/srt/disaggregation/kv_events.py), encoded by msgspec, make of two stored
+/// events, of which the second has a cache salt, a removal and a clearing, from rank 3.
+constexpr std::string_view kFromSglang =
+    "93cb3ff80000000000009487a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392fbcd0385b1706172656e745f62"
+    "6c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469756da34750"
+    "5589a474797065ab426c6f636b53746f726564ac626c6f636b5f686173686573914db1706172656e745f626c6f636b5f68617368c0a9746f"
+    "6b656e5f696473920102aa626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469756daa4350555f50494e4e4544aa63616368655f"
+    "73616c74a173aa73657373696f6e5f6964a17883a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391cd0385a6"
+    "6d656469756da845585445524e414c81a474797065b0416c6c426c6f636b73436c656172656403";
+
+TEST(EngineEvents, WhatSglangsOwnClassesSend) {
+  Heard heard;
+  EngineEventDecoder decoder;
+  const Result<EngineBatch> batch = decoder.decode(from_hex(kFromSglang), heard);
+  ASSERT_TRUE(batch) << batch.error().what;
+  EXPECT_EQ(batch->dp_rank, 3U);
+  EXPECT_EQ(batch->num_unknown + batch->num_malformed, 0U);
+  ASSERT_EQ(heard.events.size(), 4U);
+  EXPECT_THAT(heard.events[0].hashes, ElementsAre(static_cast<ShortKey>(-5), 901));
+  EXPECT_THAT(heard.events[0].tokens, ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(heard.events[0].parent, std::nullopt);
+  EXPECT_EQ(heard.events[0].block_size, 2U);
+  EXPECT_EQ(heard.events[0].cache_salt, "");
+  EXPECT_EQ(heard.events[1].tier, Tier::kHost);
+  EXPECT_EQ(heard.events[1].cache_salt, "s");
+  EXPECT_EQ(heard.events[2].what, "removed");
+  EXPECT_EQ(heard.events[2].tier, Tier::kRemote);
+  EXPECT_EQ(heard.events[3].what, "cleared");
 }
 
 TEST(EngineEvents, MediaHaveTiers) {

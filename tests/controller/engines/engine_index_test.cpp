@@ -73,6 +73,24 @@ TEST(EngineIndex, OneHashThatMeansTwoThingsMeansEachToItsEngine) {
   EXPECT_EQ(index.counters().hashes_ambiguous, 2U);
 }
 
+TEST(EngineIndex, BlocksOfACacheSaltAreFoundWithItAlone) {
+  EngineIndex index({.block_size = kSize});
+  const HolderIndex engine = index.add_holder("");
+  const std::vector<ShortKey> hashes{1, 2};
+  const std::vector<std::uint32_t> tokens = tokens_of(1, 0, 2);
+  BlocksStored blocks;
+  blocks.hashes = hashes;
+  blocks.tokens = tokens;
+  blocks.block_size = kSize;
+  blocks.cache_salt = "s";
+  index.stored(engine, blocks);
+  EXPECT_EQ(found(index, tokens), Found{});
+  std::vector<EngineMatch> matches;
+  index.match_tokens(tokens, {"", {}, "s"}, matches);
+  ASSERT_EQ(matches.size(), 1U);
+  EXPECT_EQ(matches[0].up_to_tier[kNumTiers - 1], 2U);
+}
+
 TEST(EngineIndex, TiersAreToldApartAndTogether) {
   EngineIndex index({.block_size = kSize});
   const HolderIndex a = index.add_holder("");
