@@ -94,6 +94,7 @@ std::vector<std::string_view> path_names(bool has_gpu = true);
 struct TransportOptions {
   Path path = Path::kAuto;
   CommonOptions common;
+  ShmOptions shm;            // its CommonOptions are not read; `path` says whether mappings and CMA are used
   TcpOptions tcp;            // its CommonOptions are not read
   Device* device = nullptr;  // GPU whose memory can be registered; nullptr: host memory only; outlives the transport
 };

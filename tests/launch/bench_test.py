@@ -43,21 +43,30 @@ def wait_for(is_true, what: str) -> None:  # noqa: ANN001
 
 def test_rows_of_both_memories_hold_what_the_contract_says(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
-    done = bench(*TINY, "--memory", "kvferry,foreign", "--json", str(file))
+    done = bench(*TINY, "--json", str(file))
     assert done.returncode == 0, done.stderr
     result = json.loads(file.read_text())
     rows = result["rows"]
     assert all(set(row) == KEYS for row in rows)
     assert all(row["verified"] is True for row in rows)
     assert all(row["gb_per_s"] > 0 and row["latency_us_p50"] > 0 for row in rows)
-    seen = {(row["engine"], row["memory"], row["op"], row["block_bytes"]) for row in rows}
+    seen = {(f"{row['engine']} {row['setting']}", row["memory"], row["op"], row["block_bytes"]) for row in rows}
+    names = ("kvferry default", "kvferry 1 thread", "memcpy 1 thread", "socket best")
     for memory in ("kvferry", "foreign"):
         for op in ("push", "pull"):
             for size in (4096, 65536):
-                assert {(engine, memory, op, size) for engine in ("kvferry", "memcpy", "socket")} <= seen
+                assert {(name, memory, op, size) for name in names} <= seen
+    assert "copied by one thread" in result["engines"]["kvferry 1 thread, path auto"]
     assert {"cores", "cpu", "kernel", "huge_pages", "date"} <= set(result["machine"])
     assert "push, path auto, foreign memory" in done.stdout
     assert "[1/" in done.stderr
+
+
+def test_path_shm_leaves_out_memory_that_it_cannot_map(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = bench(*TINY, "--path", "shm", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    assert {row["memory"] for row in json.loads(file.read_text())["rows"]} == {"kvferry"}
 
 
 def test_a_damaged_byte_shows_as_not_verified(tmp_path: Path) -> None:

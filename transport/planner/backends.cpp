@@ -30,7 +30,7 @@ Options with_common(Options own, const TransportOptions& options) {
 }
 
 Result<std::unique_ptr<Transport>> make_shm(const TransportOptions& options) {
-  ShmOptions shm = with_common(ShmOptions{}, options);
+  ShmOptions shm = with_common(options.shm, options);
   shm.use_mappings = options.path != Path::kCma;
   shm.use_cma = options.path != Path::kShm;
   return make_shm_transport(shm);

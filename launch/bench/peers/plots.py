@@ -157,11 +157,11 @@ def transfer_lines(axes: Any, rows: list[dict[str, Any]]) -> None:
     for engine, setting in lines:
         points = [row for row in rows if (row["engine"], row["setting"]) == (engine, setting)]
         is_limit, is_ours = engine in LIMITS, engine == "kvferry"
-        is_lesser = setting == "default" and (engine, "best") in lines
+        is_lesser = (engine, "best") in lines if setting == "default" else is_ours
         axes.plot([sizes.index(row["block_bytes"]) for row in points], [row["gb_per_s"] for row in points],
                   linestyle="--" if is_limit else ":" if is_lesser else "-", color=COLOURS.get(engine),
                   marker=None if is_limit else MARKERS[rows[0]["op"]], linewidth=2.6 if is_ours else 1.6,
-                  zorder=3 if is_ours else 2, label=engine if is_ours else f"{engine}, {setting}")
+                  zorder=3 if is_ours else 2, label=f"{engine}, {setting}")
     axes.set_xticks(range(len(sizes)), [size_text(size) for size in sizes])
     axes.set_ylim(bottom=0)
     axes.margins(x=0.06)

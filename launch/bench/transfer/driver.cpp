@@ -21,6 +21,7 @@ using Json = nlohmann::json;
 /// Returns kvferry, then the machine's limits on this path, then the peers.
 std::vector<Contender> contenders(const std::string& path, const std::vector<std::string>& peers, bool is_same_host) {
   std::vector<Contender> all{{.engine = "kvferry", .setting = "default"}};
+  if (is_same_host && path != "tcp" && path != "ucx") all.push_back({.engine = "kvferry", .setting = "1 thread"});
   if (is_same_host && path != "tcp") {
     all.push_back({.engine = "memcpy", .setting = "1 thread", .is_limit = true});
     all.push_back({.engine = "cma", .setting = "1024 ranges", .is_limit = true});
@@ -66,10 +67,13 @@ class Driver {
   std::vector<Point> points() const {
     std::vector<Point> all;
     for (const std::string& path : options_.paths)
-      for (const MemoryKind memory : options_.memories)
+      for (const MemoryKind memory : options_.memories) {
+        if (path == "shm" && memory == MemoryKind::kForeign && options_.memories.size() > 1)
+          continue;  // can't be mapped
         for (const Shape& shape : options_.shapes)
           for (const Contender& contender : contenders(path, options_.peers, far_.is_same_host()))
             all.push_back({path, memory, shape, contender});
+      }
     return all;
   }
 

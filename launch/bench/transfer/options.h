@@ -14,7 +14,7 @@ namespace kvferry::bench {
 /// The values of the flags as typed; an empty text stands for a flag that is not given.
 struct TransferFlags {
   std::string path = "auto";
-  std::string memory = "kvferry";
+  std::string memory = "kvferry,foreign";
   std::string op = "push,pull";
   std::string block_bytes = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB";
   std::string blocks;

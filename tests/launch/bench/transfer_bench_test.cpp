@@ -127,6 +127,7 @@ TEST(Options, DefaultsMakeRequestsOf64MiB) {
   for (const Shape& shape : options.shapes) EXPECT_EQ(shape.block_bytes * shape.num_blocks, 64U << 20);
   EXPECT_EQ(options.shapes.front().num_blocks, 16384U);
   EXPECT_THAT(options.pushes, ElementsAre(true, false));
+  EXPECT_THAT(options.memories, ElementsAre(MemoryKind::kKvferry, MemoryKind::kForeign));
 }
 
 TEST(Options, EveryBadValueIsNamedWithWhatIsAllowed) {
@@ -167,8 +168,12 @@ TEST(Rows, TheTableComparesWithKvferrysRowOfTheSameKind) {
   other.engine = "nixl";
   other.gb_per_s = 1.5;
   other.verified = false;
-  const std::string table = table_of({own, other});
+  Row one_thread = own;
+  one_thread.setting = "1 thread";
+  one_thread.gb_per_s = 4;
+  const std::string table = table_of({own, one_thread, other});
   EXPECT_THAT(table, HasSubstr("push, path auto, kvferry memory"));
+  EXPECT_THAT(table, HasSubstr("1.50x"));
   EXPECT_THAT(table, HasSubstr("4.00x"));
   EXPECT_THAT(table, HasSubstr("NO"));
   const nlohmann::json row = other;

@@ -12,6 +12,7 @@ class KvferryEngine final : public Engine {
   nlohmann::json start(const WorkerSpec& spec, BenchMemory& memory) override {
     TransportOptions options;
     options.path = need(parse_path(spec.path));
+    if (spec.setting == "1 thread") options.shm.copy_threads = 1;
     transport_ = need(make_transport(options));
     region_ = need(transport_->register_region(memory.region()));
     const std::string exported = need(transport_->export_region(region_));
