@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -113,14 +114,76 @@ def checked_commands() -> list[tuple[str, str]]:
     return sorted(set(found))
 
 
-@pytest.mark.parametrize(("document", "line"), checked_commands())
-def test_commands_exist_with_the_options_shown(document: str, line: str) -> None:
+def check_command(document: str, line: str) -> bool:
+    """Returns whether the program is kvferry's; fails if it has not the options shown."""
     words = [word.strip("[]()") for word in shlex.split(line.replace("|", " "), posix=False)]
     command = own_command(words)
     if command is None:
-        return
+        return False
     own = words[:words.index("--")] if "--" in words else words
     options = [word.split("=")[0] for word in own if word.startswith("--") and word != "--help"]
+    if not options and len(command) == 1:
+        return True  # the program exists, which own_command() has checked
     text = help_of(*command)
     for option in options:
         assert re.search(rf"{option}(?![\w-])", text), f"{document}: {' '.join(command)} has no {option}"
+    return True
+
+
+@pytest.mark.parametrize(("document", "line"), checked_commands())
+def test_commands_exist_with_the_options_shown(document: str, line: str) -> None:
+    check_command(document, line)
+
+
+class Table(NamedTuple):
+    head: str
+    rows: list[list[str]]
+
+
+def tables(text: str) -> list[Table]:
+    found: list[Table] = []
+    before = ""
+    for line in [*prose(text), ""]:
+        if line.lstrip().startswith("|"):
+            if not before:
+                found.append(Table(line, []))
+            elif not line.lstrip().startswith("|---"):
+                found[-1].rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
+        before = line if line.lstrip().startswith("|") else ""
+    return found
+
+
+def is_of_results(table: Table) -> bool:
+    """True if half of the rows have a cell beside the first that begins with a number: no table of settings does."""
+    return 2 * sum(any(re.match(r"\**\d", cell) for cell in row[1:]) for row in table.rows) >= len(table.rows)
+
+
+FIGURES_PAGE = REPO / "launch/docs/figures.md"
+FIGURES = [row for table in tables(FIGURES_PAGE.read_text()) for row in table.rows]
+# What is measured in these units is a figure, and no setting: those are in ms, s and bytes.
+MEASURED = re.compile(r"(?<!every )(?<![\w.,])(\d[\d.,]*(?: ?[kM])? ?(?:us|GB/s|/s|MiB/s|GiB/s)|\d[\d.,]* ?[kM]/s)\b")
+
+
+@pytest.mark.parametrize(("document", "figure", "command", "measured"), FIGURES)
+def test_figures_stand_in_their_documents_and_have_a_command(document: str, figure: str, command: str,
+                                                             measured: str) -> None:
+    assert figure in " ".join((REPO / document).read_text().split()), f"{document} has no '{figure}'"
+    assert check_command("figures.md", command.strip("`")), f"{command} is not a command of kvferry"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", measured), f"{measured} is not a day"
+
+
+@pytest.mark.parametrize("path", [path for path in documents() if path != FIGURES_PAGE],
+                         ids=lambda path: str(path.relative_to(REPO)))
+def test_every_result_is_on_the_page_of_figures(path: Path) -> None:
+    """Of tables: one row for the head, or one for each row. Of sentences: what is in a unit that no setting has."""
+    quoted = [figure for document, figure, *_ in FIGURES if document == str(path.relative_to(REPO))]
+
+    def has_quoted(text: str) -> bool:
+        return any(figure in text for figure in quoted)
+
+    for table in filter(is_of_results, tables(path.read_text())):
+        assert has_quoted(table.head) or all(has_quoted(" | ".join(row)) for row in table.rows), (
+            f"the table '{table.head}' has no row in {FIGURES_PAGE.name}")
+    lines = [line.strip() for line in prose(path.read_text()) if not line.lstrip().startswith("|")]
+    for found in MEASURED.finditer(" ".join(lines)):
+        assert any(found[0] in figure for figure in quoted), f"'{found[0]}' has no row in {FIGURES_PAGE.name}"
