@@ -234,6 +234,15 @@ TEST_F(Granting, ASettledChunkIsFoundOnceItsSlotIsTakenBack) {
   EXPECT_EQ(lookup("r").num_external, 32u);
 }
 
+TEST_F(Granting, APushedChunkLacksOfTheWindowWhatItsSenderLacks) {
+  const PushReply reply = core_->push_offered("p", prompt(16), now_);
+  core_->push_settled({reply.ticket, {{0, true, 12, {9}}}});
+  reclaim_all();
+  const std::vector<ChunkMeta> chunks = core_->snapshot();
+  ASSERT_THAT(chunks, SizeIs(1));
+  EXPECT_EQ(chunks[0].window_from, 12u);
+}
+
 TEST_F(Granting, LendsHalfOfThePoolAndNothingTwice) {
   const PushReply reply = core_->push_offered("p", prompt(96), now_);
   EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted, kGranted, kGranted, kDeclined, kDeclined));

@@ -154,9 +154,11 @@ TEST_P(Row002Exits, AnAttemptThatFailedLeavesNothingAndTheNextOneCountsAfresh) {
   (GetParam().name == "swapped" ? scheduler_.swapped : scheduler_.waiting).push_back(a);
   GetParam().close(scheduler_);
   for (int attempt = 0; attempt < 3; ++attempt) {
+    const std::uint64_t lookups = core_->counters().lookups;
     const StepPlan plan = build(scheduler_.schedule(now_));
     EXPECT_THAT(scheduler_.taken, ::testing::Contains(GetParam().name));
     EXPECT_TRUE(plan.loads.empty());
+    EXPECT_EQ(core_->counters().lookups, lookups + 1) << "the answer of the attempt before is given again";
     expect_nothing_left();
   }
   EXPECT_EQ(core_->counters().loads, 0u);
