@@ -3,12 +3,11 @@
 import argparse
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,15 @@ from kvferry_launch import setup
 from kvferry_launch.paths import RELEASE, REPO
 from kvferry_launch.progress import Step
 from table import MUTANTS, Mutant
+from verdicts import Ended, Evidence, Outcome, of_simulator, of_tests, summary, worst
 
 CORE = REPO / "connector" / "core"
 UNIT_TESTS = ("connector_core_test", "regression_rows_test")
 SIMULATOR = "kvferry_sim"
 FEW_SCHEDULES, MORE_SCHEDULES = 400, 20_000
 """Most breaks show within the first; the second is for the rare ones."""
-TIMEOUT_S = 120
+TIMEOUT_S = 600
+"""The simulator ends by itself when one of its schedules hangs; all tests together take less than a second."""
 
 
 class MutantError(Exception):
@@ -33,15 +34,7 @@ class MutantError(Exception):
 @dataclass
 class Verdict:
     mutant: Mutant
-    unit: str = ""
-    """The first unit test that failed and what it said."""
-    simulator: str = ""
-    """The promise that the simulator saw broken, the seed and what it said."""
-    problem: str = ""
-
-    @property
-    def caught(self) -> bool:
-        return not self.problem and bool(self.unit or self.simulator)
+    evidence: Evidence
 
 
 def broken_source(mutant: Mutant, folder: Path = CORE) -> str:
@@ -70,77 +63,82 @@ def link_command(target: str) -> list[str]:
     return shlex.split(next(part for part in parts if f" -o bin/{target} " in part))
 
 
-def build(mutant: Mutant, scratch: Path) -> None:
-    source = scratch / Path(mutant.file).name
-    source.write_text(broken_source(mutant))
-    broken = scratch / "broken.o"
-    made = subprocess.run([*compile_command(mutant.file), "-c", str(source), "-o", str(broken)], cwd=RELEASE,
-                          capture_output=True, text=True, check=False)
-    if made.returncode != 0:
-        raise MutantError(f"does not compile: {made.stderr.splitlines()[0] if made.stderr else 'no message'}")
-    for target in (*UNIT_TESTS, SIMULATOR):
+@dataclass
+class Bench:
+    """A mutant's compiled file, and its tests, which are linked when they are first run."""
+    scratch: Path
+
+    def compile(self, mutant: Mutant) -> None:
+        """Errors: MutantError."""
+        source = Path(mutant.file).name
+        (self.scratch / source).write_text(broken_source(mutant))
+        # In its own folder, by a name without a path: so ccache knows it again in the next run.
+        made = subprocess.run([*compile_command(mutant.file), "-c", source, "-o", "broken.o"], cwd=self.scratch,
+                              capture_output=True, text=True, check=False)
+        if made.returncode != 0:
+            raise MutantError(f"does not compile: {made.stderr.splitlines()[0] if made.stderr else 'no message'}")
+
+    def link(self, target: str) -> None:
         words = link_command(target)
         at = words.index("-o")
         # Objects come before libraries and the first definition counts, so the library's own copy is not taken.
-        words = [*words[:at], str(broken), "-Wl,--allow-multiple-definition", "-o", str(scratch / target),
-                 *words[at + 2:]]
+        words = [*words[:at], str(self.scratch / "broken.o"), "-Wl,--allow-multiple-definition", "-o",
+                 str(self.scratch / target), *words[at + 2:]]
         linked = subprocess.run(words, cwd=RELEASE, capture_output=True, text=True, check=False)
         if linked.returncode != 0:
             raise MutantError(f"does not link into {target}: {linked.stderr.splitlines()[-1:]}")
 
+    def run(self, target: str, *arguments: str) -> Ended:
+        """Errors: MutantError."""
+        if not (self.scratch / target).exists():
+            self.link(target)
+        return ended(self.scratch / target, *arguments)
 
-def run_quietly(command: list[str]) -> tuple[int, str]:
-    """Exit status and all output; a hang is status -1."""
+
+def ended(program: Path, *arguments: str) -> Ended:
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
-                               check=False)
+        ran = subprocess.run([str(program), *arguments], capture_output=True, text=True, errors="replace",
+                             timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return (-1, "")
-    return (ended.returncode, ended.stdout + ended.stderr)
+        return Ended(None, "")
+    return Ended(ran.returncode, ran.stdout + ran.stderr)
 
 
-def unit_verdict(scratch: Path, folder: Path | None = None) -> str:
-    for test in UNIT_TESTS:
-        code, output = run_quietly([str((folder or scratch) / test), "--gtest_brief=1"])
-        if code == 0:
-            continue
-        failed = re.search(r"\[  FAILED  \] (\S+)", output)
-        message = re.search(r"broken promise: (.*?) \(|(?:Failure\n)(.*(?:\n.+)?)", output)
-        what = " ".join((message[1] or message[2]).split()) if message else ""
-        if failed:
-            return f"{failed[1].rstrip(',')}: {what}"
-        crashed = re.findall(r"\[ RUN      \] (\S+)", output)
-        how = "hangs" if code == -1 else f"ends with status {code}"
-        return f"{test} {how}{' in ' + crashed[-1] if crashed else ''}"
-    return ""
+def simulate(num_schedules: int) -> tuple[str, ...]:
+    return (SIMULATOR, "--schedules", str(num_schedules), "--jobs", "1")
 
 
-def simulator_verdict(scratch: Path, num_schedules: int) -> str:
-    code, output = run_quietly([str(scratch / SIMULATOR), "--schedules", str(num_schedules), "--jobs", "1"])
-    if code == 0:
-        return ""
-    promise = re.search(r"^broken promise: (\S+)", output, re.MULTILINE)
-    seed = re.search(r"^  seed (\d+): (.*)", output, re.MULTILINE)
-    if promise is None or seed is None:
-        return "hangs" if code == -1 else f"ends with status {code}"
-    what = re.sub(r"^kvferry: broken promise: ", "", seed[2]).removeprefix(f"{promise[1]}: ")
-    return f"{promise[1]} (seed {seed[1]}): {what}"
+def has_test(target: str, test: str) -> bool:
+    return "\n  " in ended(RELEASE / "bin" / target, "--gtest_list_tests", f"--gtest_filter={test}").output
+
+
+def evidence(mutant: Mutant, run: Callable[..., Ended]) -> Iterator[Evidence]:
+    """What may show the mutant, the quickest first. If the table names a test, that one alone. Errors: MutantError."""
+    if mutant.test:
+        target = next((target for target in UNIT_TESTS if has_test(target, mutant.test)), None)
+        if target is None:
+            raise MutantError(f"its test {mutant.test} is in none of {', '.join(UNIT_TESTS)}")
+        yield of_tests(run(target, f"--gtest_filter={mutant.test}", "--gtest_brief=1"), mutant.promise, mutant.test)
+        return
+    yield of_simulator(run(*simulate(FEW_SCHEDULES)), mutant.promise)
+    for target in UNIT_TESTS:
+        yield of_tests(run(target, "--gtest_brief=1"), mutant.promise)
+    yield of_simulator(run(*simulate(MORE_SCHEDULES)), mutant.promise)
 
 
 def judge(mutant: Mutant) -> Verdict:
-    verdict = Verdict(mutant)
+    seen: list[Evidence] = []
     with tempfile.TemporaryDirectory(prefix="kvferry-mutant-") as folder:
-        scratch = Path(folder)
         try:
-            build(mutant, scratch)
+            bench = Bench(Path(folder))
+            bench.compile(mutant)
+            for evident in evidence(mutant, bench.run):
+                seen.append(evident)
+                if evident.outcome is Outcome.CAUGHT:
+                    break
         except MutantError as error:
-            verdict.problem = str(error)
-            return verdict
-        verdict.unit = unit_verdict(scratch)
-        verdict.simulator = simulator_verdict(scratch, FEW_SCHEDULES)
-        if not verdict.simulator:
-            verdict.simulator = simulator_verdict(scratch, MORE_SCHEDULES)
-    return verdict
+            seen.append(Evidence(Outcome.UNUSABLE, str(error)))
+    return Verdict(mutant, worst(seen))
 
 
 def chosen(names: str) -> list[Mutant]:
@@ -153,11 +151,14 @@ def chosen(names: str) -> list[Mutant]:
     return [by_name[name] for name in names.split(",")]
 
 
-def judged(mutants: list[Mutant], jobs: int) -> Iterator[Verdict]:
+def judged(mutants: list[Mutant], jobs: int, step: Step) -> Iterator[Verdict]:
+    """In the order of the table as far as it is known; the step names what is being judged."""
     with ThreadPoolExecutor(jobs) as pool:
-        running = [pool.submit(judge, mutant) for mutant in mutants]
+        running = {pool.submit(judge, mutant): mutant for mutant in mutants}
         try:
-            for future in as_completed(running):
+            for number, future in enumerate(as_completed(running), 1):
+                under_way = [mutant.name for other, mutant in running.items() if other.running()]
+                step.update(number / len(mutants), f"{number}/{len(mutants)} {', '.join(under_way)}")
                 yield future.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -166,20 +167,24 @@ def judged(mutants: list[Mutant], jobs: int) -> Iterator[Verdict]:
 
 def print_table(verdicts: list[Verdict]) -> None:
     for verdict in verdicts:
-        mutant = verdict.mutant
+        mutant, found = verdict.mutant, verdict.evidence
         print(f"\n{mutant.name}  ({mutant.promise}, {mutant.file})")
-        if verdict.problem:
-            print(f"  {verdict.problem}")
-            continue
-        print(f"  unit tests  {verdict.unit[:150] or '-'}")
-        print(f"  simulator   {verdict.simulator[:150] or '-'}")
-        if not verdict.caught:
-            print("  SURVIVES")
+        print(f"  {found.outcome.value}{': ' if found.told else ''}{found.told[:200]}")
+
+
+def check_unbroken() -> None:
+    """Ends the run if the tests fail without any mutant."""
+    unbroken = [of_simulator(ended(RELEASE / "bin" / SIMULATOR, *simulate(FEW_SCHEDULES)[1:]), "")]
+    unbroken += [of_tests(ended(RELEASE / "bin" / target, "--gtest_brief=1"), "") for target in UNIT_TESTS]
+    failed = worst(unbroken)
+    if failed.outcome is not Outcome.SURVIVES:
+        sys.exit(f"tests/mutants/run: the tests fail without any mutant: {failed.outcome.value}: {failed.told}")
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="tests/mutants/run",
-                                     description="Break connector/core one line at a time; some test has to see it.")
+                                     description="Break connector/core one line at a time; each break has to be caught "
+                                                 "by the promise that it breaks.")
     parser.add_argument("--only", default="", metavar="NAME", help="this mutant, or several with commas between")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="at a time; default: all cores")
     parser.add_argument("--no-build", action="store_true", help="take build/release as it is")
@@ -189,23 +194,19 @@ def main(arguments: list[str]) -> int:
     mutants = chosen(options.only)
     if not options.no_build:
         setup.ensure_or_exit(vllm=False, tests=True, only=[*UNIT_TESTS, SIMULATOR])
-    unbroken = unit_verdict(Path(), RELEASE / "bin") or simulator_verdict(RELEASE / "bin", FEW_SCHEDULES)
-    if unbroken:
-        sys.exit(f"tests/mutants/run: the tests fail without any mutant: {unbroken}")
+    check_unbroken()
     verdicts: list[Verdict] = []
     is_interrupted = False
+    step = Step(f"{len(mutants)} mutants")
     try:
-        with Step(f"{len(mutants)} mutants") as step:
-            for verdict in judged(mutants, options.jobs):
+        with step:
+            for verdict in judged(mutants, options.jobs, step):
                 verdicts.append(verdict)
-                step.update(len(verdicts) / len(mutants), verdict.mutant.name)
     except KeyboardInterrupt:
         is_interrupted = True  # with the table of what was judged so far
     order = {mutant.name: index for index, mutant in enumerate(mutants)}
     verdicts.sort(key=lambda verdict: order[verdict.mutant.name])
     print_table(verdicts)
-    caught = sum(verdict.caught for verdict in verdicts)
-    by_simulator = sum(bool(verdict.simulator) for verdict in verdicts)
-    print(f"\n{len(verdicts)} mutants, {caught} caught, {by_simulator} of them by the simulator too, "
-          f"{len(verdicts) - caught} survived or do not apply")
-    return 130 if is_interrupted else 0 if caught == len(verdicts) else 1
+    outcomes = [verdict.evidence.outcome for verdict in verdicts]
+    print(f"\n{summary(outcomes, step.elapsed_s)}")
+    return 130 if is_interrupted else 0 if set(outcomes) <= {Outcome.CAUGHT} else 1
