@@ -96,6 +96,7 @@ void MiniEngine::cache_blocks(Request& request, std::uint32_t total) {
 void MiniEngine::preempt(std::string id) {  // a copy: callers name one of running_
   Request& request = requests_.at(id);
   tell("  preempts {}", id);
+  lost_[id] = {request.executed_table, truly_computed(request), request.known};
   blocks_.give_back(request.table);
   request.table.assign(blocks_.windows().size(), {});
   request.computed = 0;
@@ -223,12 +224,7 @@ void MiniEngine::step(TimeNs now) {
   for (const InFlight& step : in_flight_) under_way.push_back(&step.plan);
   under_way.push_back(&plan);
   promises_.plan_built(core_, admitted_, under_way);
-  for (const ScheduledRequest& scheduled : input.scheduled) {
-    const Request& request = requests_.at(scheduled.id.value);
-    for (const SaveJob& job : plan.saves_after)
-      if (job.request_id == scheduled.id.value)
-        promises_.save_planned(job, request.table, scheduled.num_computed + scheduled.num_scheduled, request.known);
-  }
+  check_saves(plan, input);
   plans_.push_back(plan);
   execute(std::move(plan), input);
   const std::size_t lag = config_.async ? 1 : 0;

@@ -94,7 +94,10 @@ class MiniEngine {
   const SchedulerCore& core() const { return core_; }
   std::vector<Worker>& workers() { return workers_; }
   std::size_t num_unfinished() const { return requests_.size(); }
-  /// Everything that the step's actions were, publications checked against the workers' bytes.
+  /// Checks what the core has published since the last call against the workers' bytes. Call after each event that may
+  /// publish a chunk, before another event can evict it.
+  void check_published();
+  /// Everything that the core's actions were, publications checked.
   std::vector<Action> take_actions();
   const std::map<std::string, std::vector<std::int32_t>>& outputs() const { return outputs_; }
   const std::map<std::string, FinishedRequest>& finished() const { return finished_; }
@@ -102,7 +105,6 @@ class MiniEngine {
   /// The request's blocks of the first KV group now.
   std::vector<BlockId> table(const std::string& id) const;
   std::uint64_t num_preemptions() const { return tally_.preemptions; }
-  std::uint64_t num_failed_loads() const { return num_failed_loads_; }
   /// What happened here, the core's counters included.
   Tally tally() const;
   /// Throws Broken unless nothing is held, written or waited for. Call when every deadline has passed.
@@ -119,11 +121,13 @@ class MiniEngine {
     std::uint32_t placeholders = 0;
     std::uint32_t drafts = 0;  // offered for the next step
     BlockTable table;
+    BlockTable executed_table;      // as of the last step that it was in
     bool is_admitted = false;       // in this step: its whole table is told
     std::uint32_t blocks_told = 0;  // of each group
     std::uint64_t epoch = 0;        // outputs of an older one are dropped
     std::uint64_t preemptions = 0;  // outputs of before one are taken in, but take nothing back
     std::uint32_t loaded_from = 0, loaded_to = 0;
+    std::map<std::uint32_t, ReportedLoad> reported_loads;  // by attempt
     enum class Wait { kNew, kPending, kRefused, kPreempted } wait = Wait::kNew;
     std::optional<TimeNs> pending_since;
     bool running = false;
@@ -145,6 +149,12 @@ class MiniEngine {
     std::string id;
     std::uint64_t epoch = 0;
     bool ok = true;
+  };
+  /// What a request had when it lost its blocks.
+  struct LostBlocks {
+    BlockTable table;
+    std::uint32_t computed = 0;
+    std::uint32_t known = 0;
   };
   struct InFlight {
     StepPlan plan;
@@ -176,6 +186,9 @@ class MiniEngine {
   void tell_step(StepInput& input);
   void execute(StepPlan plan, const StepInput& input);
   ForwardItem forward_item(Request& request, const ScheduledRequest& scheduled, Scheduled& out);
+  void check_saves(const StepPlan& plan, const StepInput& input);
+  void check_published(const ChunkMeta& chunk);
+  std::uint32_t truly_computed(const Request& request) const;
   void take_in(InFlight step, TimeNs now);
   void take_in_output(const Scheduled& scheduled, TimeNs now);
   std::set<std::string> affected_by(std::set<BlockId>& bad, const InFlight& step) const;
@@ -196,6 +209,8 @@ class MiniEngine {
   std::deque<std::string> holding_;                // wait with blocks, for a load or after one; come first
   std::map<std::uint64_t, BlockTable> held_back_;  // of who was aborted while it was loading, by epoch
   std::vector<RequestId> preempted_;               // since the last step
+  std::map<std::string, LostBlocks> lost_;         // by request, since the last plan
+  std::vector<Action> actions_;                    // taken from the core, publications checked
   std::deque<InFlight> in_flight_;
   std::vector<AdmittedLoad> admitted_;  // in this step
   std::set<std::string> first_timers_;  // admitted in this step, and never before
@@ -205,8 +220,8 @@ class MiniEngine {
   std::vector<StepPlan> plans_;
   std::mt19937_64 rng_;
   Tally tally_;
-  std::uint64_t num_failed_loads_ = 0;
-  std::uint64_t last_epoch_ = 0;  // an id may come again while an output of its former self is on its way
+  std::uint64_t loaded_tokens_ = 0;  // that all ranks have reported
+  std::uint64_t last_epoch_ = 0;     // an id may come again while an output of its former self is on its way
 };
 
 }  // namespace kvferry::sim

@@ -52,7 +52,7 @@ void MiniEngine::execute(StepPlan plan, const StepInput& input) {
     out.id = scheduled.id.value;
     out.epoch = request.epoch;
     out.preemptions = request.preemptions;
-    out.table = request.table;
+    out.table = request.executed_table = request.table;
     out.num = scheduled.num_scheduled;
     request.drafts = 0;
     forward.push_back(forward_item(request, scheduled, out));
@@ -87,7 +87,6 @@ void MiniEngine::take_in(InFlight step, TimeNs now) {
     const auto found = requests_.find(load.id);
     if (load.ok || found == requests_.end() || found->second.epoch != load.epoch) continue;
     tally_.async_failed += 1;
-    num_failed_loads_ += 1;
     found->second.computed = 0;
     if (config_.fails_requests) failed.push_back(load.id);
   }
@@ -97,7 +96,21 @@ void MiniEngine::take_in(InFlight step, TimeNs now) {
     tally_.failed_by_policy += 1;
     finish(id, End::kFailed, now);
   }
-  for (const WorkerReport& report : step.reports) core_.worker_report(report, now);
+  std::vector<ReportedLoad> loads(step.plan.loads.size());
+  for (const WorkerReport& report : step.reports) {
+    core_.worker_report(report, now);
+    check_published();
+    for (std::size_t i = 0; i < loads.size(); ++i) {
+      loads[i].loaded = std::min(loads[i].loaded, report.loads.at(i).tokens_loaded);
+      loads[i].found_damage |= !report.loads[i].corrupt.empty();
+    }
+  }
+  for (std::size_t i = 0; i < loads.size(); ++i) {
+    const LoadJob& job = step.plan.loads[i];
+    loaded_tokens_ += loads[i].loaded;
+    if (const auto found = requests_.find(job.request_id); found != requests_.end())
+      found->second.reported_loads[job.attempt] = loads[i];
+  }
   take_in_loads(step);
 }
 
@@ -170,7 +183,6 @@ std::set<std::string> MiniEngine::affected_by(std::set<BlockId>& bad, const InFl
 
 /// Whoever has a block whose load failed goes back to before it (vLLM: `recompute`) or ends in an error (`fail`).
 void MiniEngine::handle_bad_blocks(const InFlight& step, TimeNs now) {
-  num_failed_loads_ += 1;
   tally_.bad_loads += 1;
   std::set<BlockId> bad = step.bad_blocks;
   for (const std::string& id : affected_by(bad, step)) {
@@ -200,8 +212,7 @@ void MiniEngine::abort(const std::string& id, TimeNs now) {
   if (found == requests_.end()) {
     const bool was = finished_.contains(id);
     (was ? tally_.abort_again : tally_.abort_unknown) += 1;
-    promises_.ended(id, core_.finished(RequestId{id}, 0, BlockTable(blocks_.windows().size()), true, now), false,
-                    false);
+    promises_.ended(id, core_.finished(RequestId{id}, 0, BlockTable(blocks_.windows().size()), true, now), {}, false);
     return;
   }
   const Request& request = found->second;
@@ -232,8 +243,11 @@ void MiniEngine::finish(std::string id, End end, TimeNs now) {
   BlockTable table = request.table;
   const std::uint32_t num_blocks = (request.computed + block_tokens_ - 1) / block_tokens_;
   for (std::vector<BlockId>& group : table) group.resize(std::min<std::size_t>(group.size(), num_blocks));
+  if (request.running) lost_[id] = {table, truly_computed(request), request.known};
   finished_[id] = core_.finished(RequestId{id}, request.computed, table, end != End::kDone, now);
-  promises_.ended(id, finished_[id], end == End::kDone && num_failed_loads_ == 0, true);
+  promises_.ended(id, finished_[id], request.reported_loads, true);
+  for (const Admission& admission : finished_[id].admissions)
+    tally_.loads_unreported += admission.to_load > 0 && !request.reported_loads.contains(admission.attempt);
   if (request.load == Request::Load::kUnderWay) {
     held_back_[request.epoch] = request.table;
   } else {
@@ -244,52 +258,6 @@ void MiniEngine::finish(std::string id, End end, TimeNs now) {
   std::erase(holding_, id);
   requests_.erase(id);
   if (on_end) on_end(id, end, outputs_[id]);
-}
-
-std::vector<Action> MiniEngine::take_actions() {
-  std::vector<Action> actions = core_.take_actions();
-  for (const Action& action : actions) {
-    const auto* published = std::get_if<PublishChunks>(&action);
-    if (published == nullptr) continue;
-    for (const ChunkMeta& chunk : published->chunks) {
-      tally_.window_chunks += chunk.window_from > 0;
-      const ChunkPool::Slot* slot = core_.pool().find(chunk.key);
-      if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;  // evicted since
-      for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
-        const Worker& worker = workers_[rank];
-        if (worker.damaged(slot->ref.slot)) continue;
-        if (worker.slot_checksum(slot->ref.slot) != slot->checksums[rank])
-          throw Broken(fmt::format("verified-only: slot {} is published with a wrong checksum", slot->ref.slot));
-        book_.check_chunk(chunk.key, worker.plain(slot->ref.slot));
-      }
-    }
-  }
-  return actions;
-}
-
-Tally MiniEngine::tally() const {
-  Tally tally = tally_;
-  const CoreCounters& counters = core_.counters();
-  tally.saves_failed += counters.save_failures;
-  tally.evictions += counters.evicted_chunks;
-  tally.pool_full += counters.pool_full;
-  tally.pulled_chunks += counters.pulled_chunks;
-  tally.pushed_chunks += counters.pushed_chunks;
-  tally.push_failures += counters.push_failures;
-  tally.received_chunks += counters.received_chunks;
-  tally.pull_failures += counters.pull_failures;
-  tally.fetch_timeouts += counters.fetch_timeouts;
-  tally.leases += counters.leases_granted;
-  tally.pins_expired += counters.pins_expired;
-  return tally;
-}
-
-void MiniEngine::check_idle() const {
-  PromisesCheck::idle(core_);
-  if (!held_back_.empty())
-    throw Broken(fmt::format("exactly-once: {} aborted loads are never heard of", held_back_.size()));
-  if (blocks_.num_free() != blocks_.num_usable())
-    throw Broken(fmt::format("bounded-hold: idle with {} of {} blocks free", blocks_.num_free(), blocks_.num_usable()));
 }
 
 }  // namespace kvferry::sim

@@ -9,6 +9,9 @@
 // fenced-reuse       plan_built()        no-engine-death  promise_of(): any other exception out of the core
 #pragma once
 
+#include <cstdint>
+#include <limits>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,6 +27,12 @@ struct AdmittedLoad {
   BlockTable table;
 };
 
+/// What the workers' reports said of a load: the least that any rank loaded.
+struct ReportedLoad {
+  std::uint32_t loaded = std::numeric_limits<std::uint32_t>::max();
+  bool found_damage = false;
+};
+
 class PromisesCheck {
  public:
   explicit PromisesCheck(const CoreConfig& config) : config_(config) {}
@@ -37,12 +46,13 @@ class PromisesCheck {
   /// in_flight: plans that no report has come for, the new one included.
   void plan_built(const SchedulerCore& core, std::span<const AdmittedLoad> admitted,
                   std::span<const StepPlan* const> in_flight) const;
-  /// A save of a request that has its blocks.
+  /// A save of a request that has, or in the step before had, `computed` tokens' KV in the blocks of `table`.
   void save_planned(const SaveJob& job, const BlockTable& table, std::uint32_t computed, std::uint32_t known) const;
   /// loads_in_flight: load jobs whose report the core has not got.
   void after_step(const SchedulerCore& core, std::size_t loads_in_flight, TimeNs now);
-  /// all_load: nothing was damaged. was_known: the engine had not ended it before.
-  void ended(const std::string& id, const FinishedRequest& done, bool all_load, bool was_known) const;
+  /// loads: by attempt, those that the core has all reports of. was_known: the engine had not ended it before.
+  void ended(const std::string& id, const FinishedRequest& done, const std::map<std::uint32_t, ReportedLoad>& loads,
+             bool was_known) const;
   /// A lease that the core gives out.
   static void offered(const SchedulerCore& core, const LeaseReply& reply, std::size_t num_keys);
   /// Throws Broken unless nothing is held, written or waited for. Call when every deadline has passed.

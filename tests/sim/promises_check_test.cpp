@@ -75,10 +75,15 @@ TEST_F(Checks, ARequestEndsOnceWithCountsThatFit) {
   FinishedRequest done;
   done.known = true;
   done.admissions.push_back({.attempt = 1, .hit = 4, .local = 0, .to_load = 4, .loaded = 4});
-  check_.ended("a", done, true, true);
-  expect_broken("exactly-once", [&] { check_.ended("a", done, true, false); });
+  check_.ended("a", done, {{1, {4, false}}}, true);
+  expect_broken("exactly-once", [&] { check_.ended("a", done, {{1, {4, false}}}, false); });
+  expect_broken("sane-counts", [&] { check_.ended("a", done, {}, true); });
+  done.admissions[0].loaded = 3;
+  check_.ended("a", done, {{1, {3, true}}}, true);
+  expect_broken("sane-counts", [&] { check_.ended("a", done, {{1, {3, false}}}, true); });
+  expect_broken("sane-counts", [&] { check_.ended("a", done, {{1, {2, true}}}, true); });
   done.admissions[0].to_load = 5;
-  expect_broken("sane-counts", [&] { check_.ended("a", done, true, true); });
+  expect_broken("sane-counts", [&] { check_.ended("a", done, {{1, {3, true}}}, true); });
 }
 
 TEST_F(Checks, ALeaseNamesWhatIsThere) {

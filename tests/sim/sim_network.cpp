@@ -316,6 +316,7 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
   }
   if (--reader.pulls.at(wanted.pull).ranks_left == 0) reader.pulls.erase(wanted.pull);
   reader.engine->core().pull_done(wanted.pull, rank, ok, now(), checksums);
+  reader.engine->check_published();
 }
 
 /// Whatever is said to be pulled is being pulled.

@@ -92,8 +92,6 @@ SimOptions draw_options(Dice& dice) {
     options.layers = dice.between(1, 3);
     options.heads = dice.pick({1u, 2u, 2u});
   }
-  options.is_calm = !has_trouble && options.network.max_delay <= 20 * kMillisecond && core.num_slots == 200 &&
-                    core.windows == std::vector{0u} && core.chunk_tokens >= 8;
   return options;
 }
 

@@ -61,7 +61,6 @@ struct SimOptions {
   double pushes = 0;                   // a prefill knows its decode node
   double siblings = 0;                 // a request comes twice
   double ids_again = 0;                // a new request takes the id of one that is gone
-  bool is_calm = false;                // nothing is in the way of a handoff
   std::uint32_t layers = 0;            // of a model that each node cuts up in its own way; 0: all in the same
   std::uint32_t heads = 0;
 };

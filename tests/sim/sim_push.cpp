@@ -165,18 +165,19 @@ void World::push_revoke(std::size_t node, const Revocation& revocation) {
       if (nodes_[node].incarnation != incarnation) return;
       Revocation answer = revocation;
       answer.rank = rank;
-      Worker& worker = nodes_[node].engine->workers()[rank];
+      const Worker& worker = nodes_[node].engine->workers()[rank];
       for (RevokedChunk& chunk : answer.chunks) {
         if (nodes_[node].pushes.granted.erase({revocation.ticket, chunk.index, rank}) != 1)
           throw Broken(
               fmt::format("exactly-once: reservation {} of chunk {} ends twice", revocation.ticket, chunk.index));
         tally_.reservations_failed += !chunk.ok;
-        if (!chunk.ok || worker.damaged(chunk.chunk.slot)) continue;
+        if (!chunk.ok) continue;
         if (worker.generation(chunk.chunk.slot) != chunk.chunk.generation ||
             worker.slot_checksum(chunk.chunk.slot) != chunk.checksums.at(rank))
           throw Broken(fmt::format("verified-only: slot {} is said to be pushed, and is not", chunk.chunk.slot));
       }
       nodes_[node].engine->core().push_revoked(answer, now());
+      nodes_[node].engine->check_published();
     });
   }
 }

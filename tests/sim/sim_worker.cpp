@@ -44,7 +44,7 @@ void Worker::start_write(Slot& slot, ChunkRef chunk, const char* how) {
   if (chunk.generation <= slot.generation)
     throw Broken(fmt::format("fenced-reuse: slot {} is {} in generation {} after {}", chunk.slot, how, chunk.generation,
                              slot.generation));
-  slot = {chunk.generation, {}, false};
+  slot = {chunk.generation, {}, {}};
 }
 
 void Worker::save(const SaveJob& job, std::vector<SaveDone>& done) {
@@ -77,7 +77,8 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
     if (chance(faults_.corrupts_load)) damage(item.chunk.slot);
     if (slot.stamps.size() != num_cells_ * cell_stamps(item.chunk_tokens) ||
         checksum_of(slot.stamps) != item.checksums.at(rank_)) {
-      if (!slot.damaged) throw Broken(fmt::format("verified-only: slot {} changed while it was held", item.chunk.slot));
+      if (slot.damaged_at.empty())
+        throw Broken(fmt::format("verified-only: slot {} changed while it was held", item.chunk.slot));
       done.corrupt.push_back(item.chunk);
       whole = false;
       const std::uint32_t end = item.first_token + item.num_tokens;
@@ -177,24 +178,31 @@ void Worker::write_pushed(ChunkRef local, const std::vector<Stamp>& bytes) {
   if (local.generation <= slot.generation)
     throw Broken(fmt::format("fenced-reuse: slot {} is pushed into in generation {} after {}", local.slot,
                              local.generation, slot.generation));
-  slot = {local.generation, bytes, false};
+  slot = {local.generation, bytes, {}};
+}
+
+std::vector<Stamp> Worker::as_written(std::uint32_t slot) const {
+  std::vector<Stamp> stamps = slots_[slot].stamps;
+  for (const std::size_t at : slots_[slot].damaged_at) stamps[at] ^= 1;
+  return stamps;
 }
 
 std::vector<Stamp> Worker::plain(std::uint32_t slot) const {
-  std::vector<Stamp> stamps = slots_[slot].stamps;
+  std::vector<Stamp> stamps = as_written(slot);
   stamps.resize(stamps.size() / windows_.size() / num_cells_);
   for (Stamp& stamp : stamps)
     if (stamp != 0) stamp ^= mask(0, 0);
   return stamps;
 }
 
-std::uint64_t Worker::slot_checksum(std::uint32_t slot) const { return checksum_of(slots_[slot].stamps); }
+std::uint64_t Worker::slot_checksum(std::uint32_t slot) const { return checksum_of(as_written(slot)); }
 
 bool Worker::damage(std::uint32_t slot) {
   std::vector<Stamp>& stamps = slots_[slot].stamps;
   if (stamps.empty()) return false;
-  stamps[rng_() % stamps.size()] ^= 1;
-  slots_[slot].damaged = true;
+  const std::size_t at = rng_() % stamps.size();
+  stamps[at] ^= 1;
+  slots_[slot].damaged_at.push_back(at);
   return true;
 }
 

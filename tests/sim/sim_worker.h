@@ -81,12 +81,13 @@ class Worker {
   /// Stamps that a chunk of so many tokens has in one cell of the shard.
   std::size_t cell_stamps(std::uint32_t num_tokens) const { return num_tokens * windows_.size(); }
   const Shard& shard() const { return shard_; }
-  /// A slot's stamps of the first cell and KV group, unmasked.
+  /// A slot's stamps of the first cell and KV group as they were written, before any damage, unmasked.
   std::vector<Stamp> plain(std::uint32_t slot) const;
+  /// Of the slot's stamps as they were written, before any damage.
   std::uint64_t slot_checksum(std::uint32_t slot) const;
   std::uint64_t generation(std::uint32_t slot) const { return slots_[slot].generation; }
   /// The slot's bytes were damaged since they were written.
-  bool damaged(std::uint32_t slot) const { return slots_[slot].damaged; }
+  bool damaged(std::uint32_t slot) const { return !slots_[slot].damaged_at.empty(); }
   /// Damages some byte of the slot; false where it is empty.
   bool damage(std::uint32_t slot);
 
@@ -94,8 +95,9 @@ class Worker {
   struct Slot {
     std::uint64_t generation = 0;
     std::vector<Stamp> stamps;
-    bool damaged = false;
+    std::vector<std::size_t> damaged_at;  // stamps whose last bit was changed since
   };
+  std::vector<Stamp> as_written(std::uint32_t slot) const;
   Stamp mask(std::size_t cell, std::size_t group) const;
   /// nullptr: the engine has given the block up, or the core leaves it out.
   Stamp* find(std::size_t cell, std::span<const BlockId> table, std::uint32_t position);

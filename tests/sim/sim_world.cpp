@@ -243,9 +243,11 @@ void World::settle() {
   }
 }
 
-Tally World::tally() {
-  for (Node& node : nodes_) tally_.add(node.engine->tally());
-  return tally_;
+Tally World::tally() const {
+  Tally tally = tally_;
+  for (const Node& node : nodes_)
+    if (node.is_up) tally.add(node.engine->tally());
+  return tally;
 }
 
 }  // namespace kvferry::sim

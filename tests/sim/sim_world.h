@@ -43,8 +43,8 @@ class World {
   HandoffSource source(std::size_t node, const std::string& prefill_id, std::uint32_t num_tokens) const;
   /// Where a prefill pushes to.
   std::string push_target(std::size_t node) const { return nodes_[node].endpoint; }
-  /// What happened; call once, at the end.
-  Tally tally();
+  /// What happened so far.
+  Tally tally() const;
 
  private:
   struct PullUnderWay {

@@ -55,19 +55,23 @@ namespace kvferry::sim {
   X(answer_dropped, "answers that the engine dropped and computed itself")      \
   X(answer_trimmed, "answers that the engine took only a part of")              \
   X(bad_loads, "loads that found a damaged chunk")                              \
+  X(loads_unreported, "loads whose request ended before their report")          \
   X(failed_by_policy, "requests ended by kv_load_failure_policy fail")          \
   X(recovered_by_policy, "requests taken back by the policy recompute")         \
   X(unlike_leases, "leases for a node of another shape")                        \
   X(unlike_pulls, "chunks put together from runs of another shape's")           \
   X(unlike_damaged, "damaged chunks found before a lease of another shape")     \
   X(unlike_late, "chunks not hashed in time for a node of another shape")       \
+  X(saves_of_lost, "saves of blocks that their request had just lost")          \
   X(saves_failed, "saves that failed")                                          \
+  X(published_damaged, "chunks published after they were damaged")              \
   X(evictions, "chunks evicted")                                                \
   X(pool_full, "chunks without a slot")                                         \
   X(pulled_chunks, "chunks pulled from another node")                           \
   X(pull_failures, "chunks not pulled")                                         \
   X(other_replica, "chunks that a second holder gave after a first one failed") \
   X(handoffs_whole, "handoffs that left one token to compute")                  \
+  X(handoffs_excused, "handoffs not judged: something went wrong on their way") \
   X(reservations, "reservations of slots to a node that pushes")                \
   X(pushed_chunks, "chunks pushed to another node")                             \
   X(push_failures, "chunks wanted and not pushed")                              \

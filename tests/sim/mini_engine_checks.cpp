@@ -1,0 +1,94 @@
+// What the engine knows and the core cannot: whose blocks a save reads, and what the workers hold of a chunk.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "mini_engine.h"
+
+namespace kvferry::sim {
+
+/// Tokens whose KV is in the request's blocks: `computed` counts drafts as accepted, and the last sampled token's place
+/// may hold a rejected one.
+std::uint32_t MiniEngine::truly_computed(const Request& request) const {
+  return std::min(request.computed, request.sampled - 1);
+}
+
+/// Saves of this step read the blocks of requests that are in it, saves before it those that were lost since the last.
+void MiniEngine::check_saves(const StepPlan& plan, const StepInput& input) {
+  for (const SaveJob& job : plan.saves_before) {
+    const auto lost = lost_.find(job.request_id);
+    if (lost == lost_.end())
+      throw Broken(fmt::format("saved-is-computed: step {} saves what {} lost, which has lost nothing", plan.step,
+                               job.request_id));
+    promises_.save_planned(job, lost->second.table, lost->second.computed, lost->second.known);
+    tally_.saves_of_lost += 1;
+  }
+  lost_.clear();
+  for (const SaveJob& job : plan.saves_after) {
+    const auto is_its = [&](const ScheduledRequest& row) { return row.id.value == job.request_id; };
+    const auto row = std::find_if(input.scheduled.begin(), input.scheduled.end(), is_its);
+    if (row == input.scheduled.end())
+      throw Broken(
+          fmt::format("saved-is-computed: step {} saves from {}, which is not in it", plan.step, job.request_id));
+    const Request& request = requests_.at(job.request_id);
+    promises_.save_planned(job, request.table, row->num_computed + row->num_scheduled, request.known);
+  }
+}
+
+void MiniEngine::check_published(const ChunkMeta& chunk) {
+  tally_.window_chunks += chunk.window_from > 0;
+  const ChunkPool::Slot* slot = core_.pool().find(chunk.key);
+  if (slot == nullptr || slot->state != ChunkPool::State::kReady)
+    throw Broken("verified-only: a chunk is published that the pool does not have");
+  for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
+    const Worker& worker = workers_[rank];
+    tally_.published_damaged += worker.damaged(slot->ref.slot);
+    if (worker.slot_checksum(slot->ref.slot) != slot->checksums[rank])
+      throw Broken(fmt::format("verified-only: slot {} is published with a wrong checksum", slot->ref.slot));
+    book_.check_chunk(chunk.key, worker.plain(slot->ref.slot));
+  }
+}
+
+void MiniEngine::check_published() {
+  for (Action& action : core_.take_actions()) {
+    if (const auto* published = std::get_if<PublishChunks>(&action))
+      for (const ChunkMeta& chunk : published->chunks) check_published(chunk);
+    actions_.push_back(std::move(action));
+  }
+}
+
+std::vector<Action> MiniEngine::take_actions() {
+  check_published();
+  return std::exchange(actions_, {});
+}
+
+Tally MiniEngine::tally() const {
+  Tally tally = tally_;
+  const CoreCounters& counters = core_.counters();
+  tally.saves_failed += counters.save_failures;
+  tally.evictions += counters.evicted_chunks;
+  tally.pool_full += counters.pool_full;
+  tally.pulled_chunks += counters.pulled_chunks;
+  tally.pushed_chunks += counters.pushed_chunks;
+  tally.push_failures += counters.push_failures;
+  tally.received_chunks += counters.received_chunks;
+  tally.pull_failures += counters.pull_failures;
+  tally.fetch_timeouts += counters.fetch_timeouts;
+  tally.leases += counters.leases_granted;
+  tally.pins_expired += counters.pins_expired;
+  return tally;
+}
+
+void MiniEngine::check_idle() const {
+  PromisesCheck::idle(core_);
+  if (core_.counters().loaded_tokens != loaded_tokens_)
+    throw Broken(fmt::format("sane-counts: {} tokens were loaded, the counter says {}", loaded_tokens_,
+                             core_.counters().loaded_tokens));
+  if (!held_back_.empty())
+    throw Broken(fmt::format("exactly-once: {} aborted loads are never heard of", held_back_.size()));
+  if (blocks_.num_free() != blocks_.num_usable())
+    throw Broken(fmt::format("bounded-hold: idle with {} of {} blocks free", blocks_.num_free(), blocks_.num_usable()));
+}
+
+}  // namespace kvferry::sim
