@@ -151,6 +151,8 @@ TYPED_TEST(TransportFeeding, DisconnectEndsATransferThatWaitsToBeFed) {
 /// Small enough to be posted with the next look at the queue; the background is far more than any backend has under way
 /// with one peer at a time.
 constexpr std::size_t kBackground = 48;
+constexpr std::size_t kUnderWayMax = 4;  // background transfers that an urgent one finds begun
+constexpr int kAttempts = 20;
 
 TYPED_TEST(TransportFeeding, AnUrgentTransferGoesBeforeBackgroundOnesThatWait) {
   const auto remote = this->fixture_.make_remote(kBytes);
@@ -159,23 +161,28 @@ TYPED_TEST(TransportFeeding, AnUrgentTransferGoesBeforeBackgroundOnesThatWait) {
   background.priority = Priority::kBackground;
   PagedTransfer urgent = this->pull(*remote, peer, {{0, 0, 100}});
   urgent.priority = Priority::kUrgent;
-  // Where the remote need not run nothing holds the background up: there this thread may be the slower one at times.
-  const int num_attempts = this->fixture_.needs_running_remote() ? 1 : 20;
-  std::size_t num_after = 0;
-  for (int attempt = 0; attempt < num_attempts && num_after < 8; ++attempt) {
+  // Where the remote need not run, nothing holds the background up, and this thread may be the slower one at times. An
+  // attempt with too few left to go before shows nothing, so another one follows; none may break the promise.
+  bool is_shown = false;
+  for (int attempt = 0; attempt < kAttempts && !is_shown; ++attempt) {
     remote->stop();
     for (std::size_t index = 0; index < kBackground; ++index) ASSERT_TRUE(this->transport_->submit(background));
     const TransferId id = this->transport_->submit(urgent).value();
+    std::vector<Completion> completions = this->transport_->poll();
+    const std::size_t num_too_early = completions.size();
     remote->go_on();
-    const std::vector<Completion> completions = wait_completions(*this->transport_, kBackground + 1);
+    for (Completion& later : wait_completions(*this->transport_, kBackground + 1 - num_too_early))
+      completions.push_back(std::move(later));
     ASSERT_EQ(completions.size(), kBackground + 1);
     const auto is_urgent = [&](const Completion& completion) { return completion.id == id; };
     const auto at = std::find_if(completions.begin(), completions.end(), is_urgent);
     ASSERT_NE(at, completions.end());
-    num_after = static_cast<std::size_t>(completions.end() - at) - 1;
+    const auto num_before = static_cast<std::size_t>(at - completions.begin());
+    EXPECT_LE(num_before, num_too_early + kUnderWayMax) << "attempt " << attempt;
+    is_shown = num_too_early + kUnderWayMax < kBackground / 2;
     for (const Completion& completion : completions) EXPECT_EQ(completion.code, ErrorCode::kOk) << completion.what;
   }
-  EXPECT_GE(num_after, 8U) << "the urgent one came last or nearly so";
+  EXPECT_TRUE(is_shown) << "half of the background was done before the urgent one was submitted, each time";
   this->expect_nothing_more();
 }
 
@@ -186,20 +193,25 @@ TYPED_TEST(TransportFeeding, AnUrgentTransferGoesBeforeTheRestOfARunningOne) {
   background.priority = Priority::kBackground;
   PagedTransfer urgent = this->pull(*remote, peer, {{0, 0, 100}});
   urgent.priority = Priority::kUrgent;
-  const int num_attempts = this->fixture_.needs_running_remote() ? 1 : 20;
-  bool is_first = false;
-  for (int attempt = 0; attempt < num_attempts && !is_first; ++attempt) {
+  // An attempt whose background was done before the urgent one was submitted shows nothing; see above.
+  bool is_shown = false;
+  for (int attempt = 0; attempt < kAttempts && !is_shown; ++attempt) {
     remote->stop();
-    ASSERT_TRUE(this->transport_->submit(background));
+    const TransferId first = this->transport_->submit(background).value();
     wait_until_posted(*this->transport_);
     const TransferId id = this->transport_->submit(urgent).value();
+    std::vector<Completion> completions = this->transport_->poll();
+    is_shown = completions.empty() || completions[0].id != first;
     remote->go_on();
-    const std::vector<Completion> completions = wait_completions(*this->transport_, 2);
+    for (Completion& later : wait_completions(*this->transport_, 2 - completions.size()))
+      completions.push_back(std::move(later));
     ASSERT_EQ(completions.size(), 2U);
-    is_first = completions[0].id == id;
+    if (is_shown) {
+      EXPECT_EQ(completions[0].id, id) << "attempt " << attempt;
+    }
     for (const Completion& completion : completions) EXPECT_EQ(completion.code, ErrorCode::kOk) << completion.what;
   }
-  EXPECT_TRUE(is_first);
+  EXPECT_TRUE(is_shown) << "the background was done before the urgent one was submitted, each time";
   this->expect_nothing_more();
 }
 
