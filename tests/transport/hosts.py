@@ -145,6 +145,11 @@ class TwoHosts:
         self.hosts.append(Host(self.hosts[0] if self.hosts else None))
         return self.hosts[-1]
 
+    def sent_bytes(self) -> list[int]:
+        """What near and far have put on the cable."""
+        return [int(subprocess.check_output(host.inside("cat", "/sys/class/net/cable/statistics/tx_bytes")))
+                for host in (self.near, self.far)]
+
     def limit_windows(self, window_bytes: int) -> None:
         for host in (self.near, self.far):
             for which in ("tcp_rmem", "tcp_wmem"):
