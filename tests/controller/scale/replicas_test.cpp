@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -184,7 +185,7 @@ TEST_F(Replicas, WithoutEtcdAndRedisAllGoesOnAndIsTrueAfterwards) {
   EXPECT_TRUE(sees(a, replicas[1]->endpoint(), ask_for(20, 22), {}));
 }
 
-TEST_F(Replicas, StoppedEtcdAndRedisDelayNoLookup) {
+TEST_F(Replicas, NoLookupWaitsForTheTimeoutsOfAStoppedEtcdOrRedis) {
   start(2);
   Worker a(node_info("a")), b(node_info("b"));
   workers = {&a, &b};
@@ -194,15 +195,17 @@ TEST_F(Replicas, StoppedEtcdAndRedisDelayNoLookup) {
   for (const auto& replica : replicas) ASSERT_TRUE(sees(a, replica->endpoint(), ask_for(0, 5), {"b:5"}));
   etcd->process().stop();
   redis->process().stop();
-  std::chrono::steady_clock::duration longest{};
+  std::vector<std::chrono::steady_clock::duration> took;
   for (int i = 0; i < 80; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     EXPECT_THAT(ask(a, replicas[static_cast<std::size_t>(i) % 2]->endpoint(), ask_for(0, 5)), ElementsAre("b:5"));
-    longest = std::max(longest, std::chrono::steady_clock::now() - begin);
+    took.push_back(std::chrono::steady_clock::now() - begin);
     b.hold(full_chunks(100, 200));
     wait([] { return false; }, std::chrono::milliseconds(100));
   }
-  EXPECT_LT(longest, std::chrono::seconds(2)) << "their time-outs are as long";
+  std::sort(took.begin(), took.end());
+  EXPECT_LT(took.back(), std::chrono::seconds(2)) << "their time-outs are as long";
+  EXPECT_LT(took[took.size() / 2], std::chrono::milliseconds(200)) << "half of the lookups wait for nothing else, too";
   EXPECT_FALSE(replicas[0]->status().etcd_ok);
   etcd->process().go_on();
   redis->process().go_on();
