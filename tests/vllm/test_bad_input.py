@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -71,14 +72,20 @@ def test_a_server_ends_with_one_line_on(case: str, bad_servers: Bad) -> None:
 def test_a_server_ends_with_one_line_on_another_model_than_its_peers(
         kvferry_connector: KvConnector, toy: Path, other_toy: Path, controller: Controller,
         run_server: Callable[[VllmServer], VllmServer]) -> None:
-    prefill_config = KVFERRY_CONNECTOR.config("kv_producer", controller.address)
-    decode_config = kvferry_connector.config("kv_consumer", controller.address)
-    run_server(VllmServer("one-model", toy, own_cores()[0], prefill_config,
-                          log_folder=LOGS / "tests")).wait_ready()
-    other = run_server(VllmServer("another-model", other_toy, own_cores()[1], decode_config,
-                                  log_folder=LOGS / "tests"))
+    """Whichever registers second ends."""
+    del kvferry_connector
+    servers = [run_server(VllmServer(f"{name}-model", model, core, KVFERRY_CONNECTOR.config(role, controller.address),
+                                     log_folder=LOGS / "tests"))
+               for name, model, core, role in (("one", toy, own_cores()[0], "kv_producer"),
+                                               ("another", other_toy, own_cores()[1], "kv_consumer"))]
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
+    while all(server.process.running for server in servers):
+        assert time.monotonic() < deadline, "both run"
+        time.sleep(0.2)
+    first, second = sorted(servers, key=lambda server: not server.process.running)
 
-    assert "model" in line_of_failure(other.process)
+    first.wait_ready()
+    assert "model" in line_of_failure(second.process)
 
 
 def line_of_failure(process: ManagedProcess) -> str:
