@@ -80,7 +80,7 @@ struct RequestState {
   std::optional<OpenLookup> open_lookup;
   std::optional<Fetch> fetch;
   bool fetched = false;      // a fetch was started in this attempt
-  bool source_left = false;  // the handoff source was not asked yet, since chunks were being written
+  bool source_left = false;  // the handoff source was not asked for chunks that were being written
   TimeNs next_fetch_at = 0;
   TimeNs fetch_ns = 0;
 

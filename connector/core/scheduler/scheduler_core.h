@@ -148,6 +148,7 @@ class SchedulerCore {
   bool ask_directory(RequestState& request, TimeNs now);
   std::vector<ChunkMeta> missing_from(RequestState& request, const HolderOffer& offer);
   void end_fetch(RequestState& request, TimeNs now);
+  bool has_writing(std::span<const ChunkMeta> chunks) const;
   const StartPull* start_pull(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> wanted,
                               const LeaseReply& reply, TimeNs now);
   // scheduler_orders.cpp

@@ -23,7 +23,6 @@ void SchedulerCore::start_fetch(RequestState& request, TimeNs now) {
 void SchedulerCore::end_fetch(RequestState& request, TimeNs now) {
   request.fetch_ns += now - request.fetch->started;
   request.next_fetch_at = now + config_.refetch_after;
-  request.source_left = !request.fetch->asked_source;
   fetches_.erase(request.fetch->id);
   request.fetch.reset();
 }
@@ -51,6 +50,14 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
   return missing;
 }
 
+/// Returns true if some of these chunks are being written into the pool.
+bool SchedulerCore::has_writing(std::span<const ChunkMeta> chunks) const {
+  return std::any_of(chunks.begin(), chunks.end(), [&](const ChunkMeta& chunk) {
+    const ChunkPool::Slot* slot = pool_.find(chunk.key);
+    return slot != nullptr && slot->state == ChunkPool::State::kWriting;
+  });
+}
+
 /// Requests a lease from the next node that can extend the prefix, or ends the fetch.
 void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   Fetch& fetch = *request.fetch;
@@ -62,18 +69,19 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   }
   fetch.stage = Fetch::Stage::kDirectory;
   const bool late = now >= fetch.started + config_.load_timeout;
-  bool is_source_next = !fetch.asked_source;
   while (!late) {
     HolderOffer offer;
     std::string handoff_request;
-    const bool is_source = std::exchange(is_source_next, false);
-    if (is_source) {
+    if (!std::exchange(fetch.asked_source, true)) {
       const HandoffSource& source = *request.source;
       const std::uint32_t tokens = std::min(source.num_tokens, request.chain.size());
       offer = {source.endpoint, tokens / config_.chunk_tokens, {}};
       if (const std::uint32_t rest = tokens % config_.chunk_tokens; rest > 0)
         offer.tails.push_back(request.chain.meta(offer.num_full_chunks, rest));
       handoff_request = source.request_id;
+      // Chunks that a push writes are not requested. If it fails, a later lookup asks the source again, because only
+      // the source can name short tails.
+      request.source_left = has_writing(request.chain.prefix(tokens));
     } else if (!fetch.asked_directory) {
       fetch.asked_directory = true;
       if (ask_directory(request, now)) return;
@@ -86,9 +94,6 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
     }
     std::vector<ChunkMeta> wanted;
     if (!suspect_until_.contains(offer.endpoint)) wanted = missing_from(request, offer);
-    // While a push writes the chunks, none is requested from the source. If the push fails, the source has to be asked
-    // again, because only the source can name short tails.
-    if (is_source) fetch.asked_source = !wanted.empty() || !cover(request).growing;
     if (wanted.empty()) continue;
     RequestLease lease{fetch.id, offer.endpoint, {config_.fingerprint, {}, handoff_request}};
     for (const ChunkMeta& chunk : wanted) lease.request.keys.push_back(chunk.key);
@@ -147,6 +152,11 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   if (!reply.refused.empty()) {
     actions_.push_back(
         LogLine{fmt::format("{} refuses to lease KV for request {}: {}", endpoint, request.id, reply.refused), true});
+  }
+  // A push may have reserved slots for requested chunks in the meantime. These are not pulled, and the push may fail.
+  if (request.source && has_writing(current.wanted)) {
+    request.source_left = true;
+    receiver_.shorten_deadline(current.wanted, now);
   }
   const StartPull* pull = start_pull(request.id, endpoint, current.wanted, reply, now);
   if (pull == nullptr) {

@@ -234,6 +234,7 @@ TEST_F(Fetching, TheHandOffsNodeIsAskedLaterIfWhatWasOnItsWayDidNotArrive) {
   EXPECT_TRUE(lookup("c").pending);
   EXPECT_EQ(take<RequestLease>().at(0).request.handoff_request, "p-c");
   core_->directory_answered(queries[0].fetch, {}, now_);
+  EXPECT_TRUE(lookup("b").pending);
   const std::vector<RequestLease> leases = take<RequestLease>();
   ASSERT_THAT(leases, SizeIs(1));
   EXPECT_EQ(leases[0].request.handoff_request, "p-b");
