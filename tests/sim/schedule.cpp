@@ -17,11 +17,12 @@ constexpr int kStepsOfTrouble = 2000;  // of about 10 ms; few schedules take so 
 constexpr int kStepsOfCalm = 10000;    // enough for each request's lookups to run into their timeouts once more
 
 /// Whether something happened that can keep a handed-off prompt from its decode node. It counts wherever in the
-/// schedule it happened: its effects outlast it, and an evicted chunk may be anybody's. A push counts that reserves
-/// slots and ends without them, because a lease that is answered in between pulls nothing into reserved slots.
+/// schedule it happened: its effects outlast it, and an evicted chunk may be anybody's. A chunk counts that a holder of
+/// another shape has not hashed in time: the lease's answer leaves it out, and only workers that are slow or fail to
+/// hash by an injected fault take so long.
 bool got_in_the_way(const Tally& happened) {
   return happened.lost + happened.crashes + happened.evictions + happened.pool_full + happened.saves_failed +
-             happened.pull_failures + happened.reservations_failed + happened.fetch_timeouts + happened.pins_expired +
+             happened.pull_failures + happened.unlike_late + happened.fetch_timeouts + happened.pins_expired +
              happened.resets_connector + happened.sleeps + happened.orders + happened.garbage >
          0;
 }
