@@ -93,6 +93,7 @@ struct GpuIpcBackend : ShmBackend {
   static std::unique_ptr<Transport> make(std::uint32_t transfers_max) {
     GpuIpcOptions options;
     options.transfers_max = transfers_max;
+    options.in_flight_bytes = 16 << 20;  // less than many transfers of the contract suite, so that some wait
     options.device = &process_gpu();
     return std::make_unique<OnDevice>(make_gpu_ipc_transport(options).value(), process_gpu());
   }

@@ -151,7 +151,9 @@ TYPED_TEST(TransportFeeding, DisconnectEndsATransferThatWaitsToBeFed) {
 /// Small enough to be posted with the next look at the queue; the background is far more than any backend has under way
 /// with one peer at a time.
 constexpr std::size_t kBackground = 48;
-constexpr std::size_t kUnderWayMax = 4;  // background transfers that an urgent one finds begun
+// Background transfers that an urgent one finds begun: of a backend that has four under way, these, and four more that
+// its thread begins before it looks at what was submitted.
+constexpr std::size_t kUnderWayMax = 8;
 constexpr int kAttempts = 20;
 
 TYPED_TEST(TransportFeeding, AnUrgentTransferGoesBeforeBackgroundOnesThatWait) {
@@ -193,7 +195,8 @@ TYPED_TEST(TransportFeeding, AnUrgentTransferGoesBeforeTheRestOfARunningOne) {
   background.priority = Priority::kBackground;
   PagedTransfer urgent = this->pull(*remote, peer, {{0, 0, 100}});
   urgent.priority = Priority::kUrgent;
-  // An attempt whose background was done before the urgent one was submitted shows nothing; see above.
+  // Where the remote need not run, the background may be at its last piece when the urgent one is submitted, and be
+  // done first. Such an attempt shows nothing, so another one follows.
   bool is_shown = false;
   for (int attempt = 0; attempt < kAttempts && !is_shown; ++attempt) {
     remote->stop();
@@ -201,17 +204,14 @@ TYPED_TEST(TransportFeeding, AnUrgentTransferGoesBeforeTheRestOfARunningOne) {
     wait_until_posted(*this->transport_);
     const TransferId id = this->transport_->submit(urgent).value();
     std::vector<Completion> completions = this->transport_->poll();
-    is_shown = completions.empty() || completions[0].id != first;
     remote->go_on();
     for (Completion& later : wait_completions(*this->transport_, 2 - completions.size()))
       completions.push_back(std::move(later));
     ASSERT_EQ(completions.size(), 2U);
-    if (is_shown) {
-      EXPECT_EQ(completions[0].id, id) << "attempt " << attempt;
-    }
+    is_shown = completions[0].id == id && completions[1].id == first;
     for (const Completion& completion : completions) EXPECT_EQ(completion.code, ErrorCode::kOk) << completion.what;
   }
-  EXPECT_TRUE(is_shown) << "the background was done before the urgent one was submitted, each time";
+  EXPECT_TRUE(is_shown) << "the background was done before the urgent one, each time";
   this->expect_nothing_more();
 }
 

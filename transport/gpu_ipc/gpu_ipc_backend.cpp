@@ -112,6 +112,10 @@ void GpuIpcBackend::sleep(TimeNs idle_ns) {
 bool GpuIpcBackend::advance_all() {
   bool is_busy = false;
   is_polling_ = false;
+  // All room is freed before any is taken, so that the most urgent transfers get it and not those that had it before.
+  for (auto& ones : transfers_) {
+    for (auto& [id, transfer] : ones) is_busy |= reap(*transfer);
+  }
   for (auto& ones : transfers_) {
     for (auto& [id, transfer] : ones) is_busy |= advance(*transfer);
   }
@@ -122,14 +126,19 @@ bool GpuIpcBackend::advance_all() {
   return is_busy;
 }
 
+bool GpuIpcBackend::reap(Transfer& transfer) {
+  if (transfer.notification.value != 0) return false;
+  const std::uint64_t through = transfer.device.reap(clock_.now());
+  bytes_in_flight_ -= through;
+  return through > 0;
+}
+
 bool GpuIpcBackend::advance(Transfer& transfer) {
   if (transfer.notification.value != 0) return false;
   DeviceTransfer& device = transfer.device;
-  const std::uint64_t through = device.reap(clock_.now());
-  bytes_in_flight_ -= through;
   if (!device.has_ended() && !transfer.peer->why_lost.empty())
     device.end(ErrorCode::kPeerLost, transfer.peer->why_lost);
-  bool is_busy = through > 0;
+  bool is_busy = false;
   while (!device.has_ended() && transfer.peer->is_verified && device.has_more() &&
          bytes_in_flight_ < options_.in_flight_bytes)
     is_busy |= post_piece(transfer);

@@ -105,6 +105,7 @@ class GpuIpcBackend final : public Backend {
   void sleep(TimeNs idle_ns);
   /// Advances all transfers. Returns true if one of them made progress.
   bool advance_all();
+  bool reap(Transfer& transfer);
   bool advance(Transfer& transfer);
   bool post_piece(Transfer& transfer);
   /// Sends the notification after the last copy; its arrival also shows that the peer is alive. Returns false to retry.
