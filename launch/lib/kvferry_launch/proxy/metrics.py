@@ -45,7 +45,7 @@ class Metrics:
         self._seconds.labels(stage).observe(seconds)
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        return bytes(generate_latest(self.registry))
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(f"kvferry_proxy_{name}", help_text, labels, registry=self.registry)
