@@ -86,6 +86,9 @@ class Backend {
 /// Returns bytes that no peer can guess.
 std::string random_bytes(std::size_t num_bytes);
 
+/// Compares in constant time, so that the time does not reveal how much of a wrong secret is right.
+bool is_same_secret(std::string_view said, std::string_view own);
+
 /// One demand on a backend's options, and what the error says if it is not met.
 struct OptionCheck {
   bool is_met = false;

@@ -20,6 +20,14 @@ std::string random_bytes(std::size_t num_bytes) {
   return bytes;
 }
 
+bool is_same_secret(std::string_view said, std::string_view own) {
+  if (said.size() != own.size()) return false;
+  unsigned difference = 0;
+  for (std::size_t at = 0; at < own.size(); ++at)
+    difference |= static_cast<unsigned char>(said[at]) ^ static_cast<unsigned>(static_cast<unsigned char>(own[at]));
+  return difference == 0;
+}
+
 Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks) {
   for (const OptionCheck& check : checks) {
     if (!check.is_met) return Error{ErrorCode::kInvalidArgument, fmt::format("bad {}: {}", options, check.what)};
@@ -54,7 +62,7 @@ Result<RegionId> BackendTransport::register_region(const MemoryRegion& memory) {
                                     .rkey = std::move(key.rkey),
                                     .region = id.value,
                                     .is_device = key.is_device};
-  table().add_region(id, memory.base, memory.bytes, encode(descriptor));
+  table().add_region(id, memory, encode(descriptor));
   return id;
 }
 

@@ -3,11 +3,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "transport/base/clock.h"
+#include "transport/base/net/cluster_key.h"
+#include "transport/base/net/host_port.h"
+#include "transport/base/net/tls.h"
 #include "transport/base/result.h"
 #include "transport/transport.h"
 
@@ -42,11 +46,13 @@ struct ShmOptions : CommonOptions {
 /// Sockets between any two hosts.
 struct TcpOptions : CommonOptions {
   std::string listen_host;  // host to listen on, which the address for peers names; empty: all interfaces
-  std::uint16_t listen_port = 0;
+  net::PortRange listen_ports;
   std::uint32_t connections = 4;            // connections to each peer on another host; they share its transfers
   std::uint32_t local_connections = 1;      // connections to each peer on this host
   std::uint64_t segment_bytes = 512 << 10;  // size of the parts of a transfer that are given to connections
   std::uint64_t window_bytes = 16 << 20;    // limit of pulled bytes requested and not yet received, for each connection
+  std::optional<net::ClusterKey> key;       // only peers with the same key are spoken to; none: with any peer
+  net::Encrypt encrypt = net::Encrypt::kBetweenHosts;  // with a key
 };
 
 /// NCCL's send and receive for memory of one GPU and for host memory, which is pinned. Each peer has two communicators,

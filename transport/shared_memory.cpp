@@ -14,6 +14,7 @@
 #include <sstream>
 #include <utility>
 
+#include "transport/base/cgroup_memory.h"
 #include "transport/base/large_memory.h"
 
 namespace kvferry {
@@ -22,12 +23,6 @@ namespace {
 bool is_valid_label(std::string_view label) {
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";
   return !label.empty() && label.size() <= 64 && label.find_first_not_of(kAllowed) == std::string_view::npos;
-}
-
-/// Returns the number in one of the kernel's files, or `otherwise` if it holds none or "max".
-std::uint64_t number_in(const char* path, std::uint64_t otherwise) {
-  std::uint64_t number = 0;
-  return std::ifstream(path) >> number ? number : otherwise;
 }
 
 std::uint64_t available_on_the_machine() {
@@ -42,19 +37,7 @@ std::uint64_t available_on_the_machine() {
 }
 
 /// Returns the number of free bytes, which must not be exceeded: the kernel kills a process over its container's limit.
-std::uint64_t available_bytes() {
-  constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
-  constexpr const char* kLimits[][2] = {
-      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
-      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
-  std::uint64_t available = available_on_the_machine();
-  for (const auto& [limit_file, usage_file] : kLimits) {
-    const std::uint64_t limit = number_in(limit_file, kNoLimit);
-    const std::uint64_t usage = number_in(usage_file, 0);
-    if (limit != kNoLimit) available = std::min(available, limit > usage ? limit - usage : 0);
-  }
-  return available;
-}
+std::uint64_t available_bytes() { return std::min(available_on_the_machine(), bytes_left_in_cgroups()); }
 
 Error no_memory(std::string_view what, std::uint64_t bytes) {
   return Error{ErrorCode::kUnavailable,
@@ -108,15 +91,10 @@ Result<SharedMemory> SharedMemory::create(std::string_view label, std::uint64_t 
 }
 
 Result<SharedMemory> SharedMemory::create_of(const std::string& name, std::uint64_t bytes, unsigned page_flags) {
-  SharedMemory memory(KVFERRY_TRY(SharedMapping::create(name, bytes, page_flags)));
-  populate(memory.span());
-  const std::uint64_t file_bytes = page_flags == 0 ? bytes : whole_pages(memory.mapping_.fd(), bytes);
-  if (const int code = reserve(memory.mapping_.fd(), file_bytes); code != 0) {
-    if (code == ENOSPC || code == ENOMEM) return not_enough(bytes, available_bytes());
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("cannot reserve pool_bytes = {} bytes of shared memory: {}", bytes, std::strerror(code))};
-  }
-  return memory;
+  Result<SharedMapping> mapping = SharedMapping::create(name, bytes, page_flags);
+  if (!mapping && mapping.error().code == ErrorCode::kFull) return not_enough(bytes, available_bytes());
+  if (!mapping) return std::move(mapping).error();
+  return SharedMemory(std::move(*mapping));
 }
 
 Result<SharedMemory> SharedMemory::open(const std::string& name) {
@@ -129,19 +107,48 @@ Result<SharedMemory> SharedMemory::open(const std::string& name) {
 
 std::string SharedMemory::name() const { return fmt::format("/proc/{}/fd/{}", ::getpid(), mapping_.fd()); }
 
-Result<SharedMapping> SharedMapping::create(const std::string& name, std::uint64_t bytes, unsigned page_flags) {
+namespace {
+
+Result<OwnedFd> make_file(const std::string& name, std::uint64_t bytes, unsigned page_flags) {
   OwnedFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | page_flags));
   const std::uint64_t file_bytes = page_flags == 0 ? bytes : whole_pages(fd.get(), bytes);
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(file_bytes)) != 0 ||
-      ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+      ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
     return no_memory("make", bytes);
-  return map(std::move(fd), 0, bytes);
+  return fd;
 }
 
-Result<SharedMapping> SharedMapping::map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes) {
+/// Gets the pages from the kernel now, because later a lack of memory would end the process that touches them.
+Result<SharedMapping> with_pages(SharedMapping mapping) {
+  populate(mapping.span());
+  const int code = reserve(mapping.fd(), mapping.span().size());
+  if (code == 0) return mapping;
+  return Error{code == ENOSPC || code == ENOMEM ? ErrorCode::kFull : ErrorCode::kUnavailable,
+               fmt::format("cannot reserve {} bytes of shared memory: {}", mapping.span().size(), std::strerror(code))};
+}
+
+}  // namespace
+
+Result<SharedMapping> SharedMapping::create(const std::string& name, std::uint64_t bytes, unsigned page_flags) {
+  OwnedFd fd = KVFERRY_TRY(make_file(name, bytes, page_flags));
+  ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SEAL);
+  SharedMapping mapping = KVFERRY_TRY(map(std::move(fd), 0, bytes));
+  return with_pages(std::move(mapping));
+}
+
+Result<SharedMapping> SharedMapping::create_for_readers(const std::string& name, std::uint64_t bytes) {
+  OwnedFd fd = KVFERRY_TRY(make_file(name, bytes, 0));
+  SharedMapping unreserved = KVFERRY_TRY(map(std::move(fd), 0, bytes));
+  SharedMapping mapping = KVFERRY_TRY(with_pages(std::move(unreserved)));
+  ::fcntl(mapping.fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
+  ::fcntl(mapping.fd(), F_ADD_SEALS, F_SEAL_SEAL);
+  return mapping;
+}
+
+Result<SharedMapping> SharedMapping::map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_writable) {
   const std::uint64_t mapped_bytes = whole_pages(fd.get(), bytes);
-  void* memory =
-      ::mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), static_cast<off_t>(offset));
+  void* memory = ::mmap(nullptr, mapped_bytes, PROT_READ | (is_writable ? PROT_WRITE : 0), MAP_SHARED, fd.get(),
+                        static_cast<off_t>(offset));
   if (memory == MAP_FAILED) return no_memory("map", bytes);
   ::madvise(memory, mapped_bytes, MADV_HUGEPAGE);  // the kernel may refuse this advice
   SharedMapping mapping;

@@ -18,11 +18,14 @@ namespace kvferry {
 /// A shared file and its mapping. Threads: any; the object itself is not synchronised.
 class SharedMapping {
  public:
-  /// Makes a file of `bytes` bytes without a name, which can't shrink or grow, and maps it. `page_flags`: MFD_HUGETLB
-  /// and such. kUnavailable: not enough memory or descriptors.
+  /// Makes a file of `bytes` bytes without a name, which can't shrink or grow, maps it, and reserves all its pages, so
+  /// that no access fails later (SIGBUS). `page_flags`: MFD_HUGETLB and such. kUnavailable: not enough memory or
+  /// descriptors; kFull: the pages can't be reserved.
   static Result<SharedMapping> create(const std::string& name, std::uint64_t bytes, unsigned page_flags = 0);
+  /// Same as create(); only this mapping can ever write the file, not even a process with its descriptor (Linux 5.1).
+  static Result<SharedMapping> create_for_readers(const std::string& name, std::uint64_t bytes);
   /// Maps [offset, offset + bytes) of the file, which must be that long.
-  static Result<SharedMapping> map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes);
+  static Result<SharedMapping> map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_writable = true);
 
   std::span<std::byte> span() const { return {memory_.get(), bytes_}; }
   int fd() const { return fd_.get(); }

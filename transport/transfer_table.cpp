@@ -28,9 +28,10 @@ RegionId TransferTable::new_region_id() {
   return RegionId{++num_regions_made_};
 }
 
-void TransferTable::add_region(RegionId id, void* base, std::uint64_t bytes, std::string exported) {
+void TransferTable::add_region(RegionId id, const MemoryRegion& memory, std::string exported) {
   const std::lock_guard lock(mutex_);
-  regions_.emplace(id, Region{static_cast<std::byte*>(base), bytes, std::move(exported)});
+  regions_.emplace(
+      id, Region{static_cast<std::byte*>(memory.base), memory.bytes, std::move(exported), memory.needs_grant_to_write});
 }
 
 Result<std::string> TransferTable::exported(RegionId region) const {
@@ -98,12 +99,14 @@ Result<void> TransferTable::remove_grant(GrantId grant) {
 }
 
 Result<std::byte*> TransferTable::begin_access(RegionId region, GrantId grant, std::uint64_t offset,
-                                               std::uint64_t bytes) {
+                                               std::uint64_t bytes, bool writes) {
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(region);
   if (found == regions_.end())
     return Error{ErrorCode::kRefused, fmt::format("the peer has unregistered region {}", region)};
   if (grant.value == 0) {
+    if (writes && found->second.needs_grant_to_write)
+      return Error{ErrorCode::kRefused, fmt::format("the peer's region {} is written only with a grant", region)};
     if (!is_inside(offset, bytes, found->second.bytes))
       return Error{ErrorCode::kRefused,
                    fmt::format("[{}, +{}) is not inside the peer's region {}", offset, bytes, region)};

@@ -61,7 +61,7 @@ class TransferTable {
   static Result<void> check_host_region(const MemoryRegion& memory, std::string_view backend);
   /// Registering takes two steps, so that a backend can register the memory under the id before a transfer may use it.
   RegionId new_region_id();
-  void add_region(RegionId id, void* base, std::uint64_t bytes, std::string exported);
+  void add_region(RegionId id, const MemoryRegion& memory, std::string exported);
   Result<std::string> exported(RegionId region) const;
   /// kFull: own transfers or peers' copies still use the region; call again.
   Result<void> remove_region(RegionId region);
@@ -74,7 +74,8 @@ class TransferTable {
   /// Returns the address of the bytes that a peer's copy names, which stay registered until end_access(). `grant` 0:
   /// offsets count from the region's start. kRefused: the region was unregistered, the grant was revoked, or it does
   /// not cover these bytes.
-  Result<std::byte*> begin_access(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes);
+  Result<std::byte*> begin_access(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes,
+                                  bool writes);
   void end_access(RegionId region, GrantId grant);
 
   struct Connected {
@@ -108,6 +109,7 @@ class TransferTable {
     std::byte* base = nullptr;
     std::uint64_t bytes = 0;
     std::string exported;
+    bool needs_grant_to_write = false;
     std::uint32_t num_users = 0;     // number of own pending transfers
     std::uint32_t num_accesses = 0;  // number of peers' copies under way
   };

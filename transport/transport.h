@@ -22,14 +22,16 @@ using TransferId = StrongId<struct TransferIdTag, std::uint64_t>;  // an accepte
 using GrantId = StrongId<struct GrantIdTag, std::uint32_t>;        // a peer's right to access a part of a region
 
 /// Memory to register. With `fd` it is a shared mapping of that file from `fd_offset` on, which peers on the same host
-/// can map too (SharedMemory::region()); -1: any other memory. With `device` it is that GPU's memory; the caller must
-/// submit a transfer only after the GPU has written the bytes that the transfer reads.
+/// can map too (SharedMemory::region()) if the file is sealed against shrinking; -1: any other memory. With `device` it
+/// is that GPU's memory; the caller must submit a transfer only after the GPU has written the bytes that the transfer
+/// reads.
 struct MemoryRegion {
   void* base = nullptr;
   std::uint64_t bytes = 0;
   int fd = -1;  // read once, at registration; the caller may close it afterwards
   std::uint64_t fd_offset = 0;
-  Device* device = nullptr;  // outlives the registration; nullptr: host memory
+  Device* device = nullptr;           // outlives the registration; nullptr: host memory
+  bool needs_grant_to_write = false;  // peers may read all of it, and write only where they have a grant
 };
 
 enum class Direction : std::uint8_t { kPull, kPush };

@@ -26,6 +26,18 @@ struct TcpBackend {
     return make_tcp_transport(options).value();
   }
 };
+/// With a cluster key, encrypted.
+struct EncryptedTcpBackend : TcpBackend {
+  static constexpr std::string_view kName = "tcp_encrypted";
+  static std::unique_ptr<Transport> make(std::uint32_t transfers_max) {
+    TcpOptions options;
+    options.transfers_max = transfers_max;
+    options.local_connections = options.connections;
+    options.key = net::ClusterKey(std::string(net::ClusterKey::kBytesMin, 'k'));
+    options.encrypt = net::Encrypt::kAlways;
+    return make_tcp_transport(options).value();
+  }
+};
 struct OneTcpBackend : TcpBackend {
   static constexpr std::string_view kName = "tcp1";
   static std::unique_ptr<Transport> make(std::uint32_t transfers_max) {
@@ -109,8 +121,8 @@ struct AutoBackend : ShmBackend {
 };
 
 /// Those of the contract suite whose remotes are other processes.
-using ProcessBackends = std::tuple<ShmBackend, CmaBackend, TcpBackend, UcxBackend, UcxPackedBackend, UcxDeviceBackend,
-                                   GpuIpcBackend, NcclBackend, AutoBackend>;
+using ProcessBackends = std::tuple<ShmBackend, CmaBackend, TcpBackend, EncryptedTcpBackend, UcxBackend,
+                                   UcxPackedBackend, UcxDeviceBackend, GpuIpcBackend, NcclBackend, AutoBackend>;
 
 /// Makes a backend by its name, so that two processes of a test have the same.
 inline std::unique_ptr<Transport> make_backend(std::string_view name, std::uint32_t transfers_max = 1024) {

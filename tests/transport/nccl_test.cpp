@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
@@ -301,6 +302,34 @@ TEST(NcclTransport, WhoBreaksTheRulesIsSentAway) {
   EXPECT_EQ(polite.hear(), nccl::Kind::kAnswer) << "beyond the region's end is a refusal";
   const PeerId peer = b.transport->connect(a.transport->address()).value();
   EXPECT_EQ(b.run(b.with(a, peer, Direction::kPull, mixed_ranges())), ErrorCode::kOk);
+}
+
+TEST(NcclControlPlane, AMessageWhoseRestNeverComesExpires) {
+  const auto plane = nccl::ControlPlane::open({}).value();
+  const auto sender = make_tcp_transport({}).value();
+  std::array<std::byte, 64> memory{};
+  PagedTransfer part{sender->connect(plane->address().address).value(),
+                     Direction::kPush,
+                     sender->register_region(memory.data(), memory.size()).value(),
+                     plane->address().region,
+                     {},
+                     ""};
+  const auto send = [&](char has_more, const std::string& bytes) {
+    part.notification = std::string("stream-1") + has_more + bytes;
+    sender->submit(part).value();
+    while (!sender->wait(kSecond)) continue;
+    EXPECT_EQ(sender->poll().at(0).code, ErrorCode::kOk);
+  };
+  for (const TimeNs pause : {kSecond, 61 * kSecond}) {
+    send(1, "first ");
+    TimeNs now = kSecond;
+    EXPECT_TRUE(plane->advance(now).empty());
+    EXPECT_TRUE(plane->advance(now += pause).empty());
+    send(0, "rest");
+    const auto incoming = plane->advance(now);
+    ASSERT_EQ(incoming.size(), 1u);
+    EXPECT_EQ(incoming[0].message, pause == kSecond ? "first rest" : "rest");
+  }
 }
 
 TEST(NcclTransport, BadOptionsAreNamed) {

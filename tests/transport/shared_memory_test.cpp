@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -40,6 +41,14 @@ TEST(SharedMemory, MovingKeepsOneOwner) {
   EXPECT_EQ(second.data()[7], std::byte{7});
   second = SharedMemory::create("pool", 4096).value();
   EXPECT_EQ(second.data()[7], std::byte{0});
+}
+
+TEST(SharedMapping, AllItsPagesAreThereBeforeItIsUsed) {
+  constexpr std::uint64_t kBytes = 1 << 20;
+  const SharedMapping pages = SharedMapping::create("pages", kBytes).value();
+  struct stat stats {};
+  ASSERT_EQ(::fstat(pages.fd(), &stats), 0);
+  EXPECT_GE(static_cast<std::uint64_t>(stats.st_blocks) * 512, kBytes);
 }
 
 TEST(SharedMemory, ItCannotShrinkUnderAnybody) {
@@ -96,6 +105,18 @@ TEST(SharedMemory, BadLabelsAndSizesAreRefused) {
     EXPECT_EQ(SharedMemory::create(label, 4096).error().code, ErrorCode::kInvalidArgument) << label;
   EXPECT_EQ(SharedMemory::create("pool", 0).error().code, ErrorCode::kInvalidArgument);
   EXPECT_EQ(SharedMemory::create("pool", ~std::uint64_t{0}).error().code, ErrorCode::kInvalidArgument);
+}
+
+TEST(SharedMapping, IsWrittenOnlyByItsMakerIfItIsForReaders) {
+  const SharedMapping page = SharedMapping::create_for_readers("page", 4096).value();
+  const auto map_again = [&](bool is_writable) {
+    return SharedMapping::map(OwnedFd(::dup(page.fd())), 0, 4096, is_writable);
+  };
+  EXPECT_FALSE(map_again(true));
+  EXPECT_LT(::pwrite(page.fd(), "x", 1, 0), 0);
+  const SharedMapping seen = map_again(false).value();
+  page.span()[7] = std::byte{7};
+  EXPECT_EQ(seen.span()[7], std::byte{7});
 }
 
 }  // namespace

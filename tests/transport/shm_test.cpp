@@ -1,14 +1,23 @@
 // What only the shared memory backend promises: who takes memory back knows that no peer copies any more.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstdio>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/transport/backends.h"
 #include "transport/shared_memory.h"
+#include "transport/shm/shared_page.h"
 
 namespace kvferry {
 namespace {
@@ -56,6 +65,56 @@ class Pusher {
   std::thread thread_;
 };
 
+/// Reads an address and the descriptor of a region of 4096 bytes, and pulls it. Returns whether all was right.
+bool pull_from(int pipe) {
+  std::array<std::string, 2> received;
+  for (std::string& text : received) {
+    std::uint32_t size = 0;
+    if (::read(pipe, &size, sizeof size) != sizeof size) return false;
+    text.resize(size);
+    if (::read(pipe, text.data(), size) != static_cast<ssize_t>(size)) return false;
+  }
+  const auto transport = make_backend("shm");
+  std::vector<std::byte> memory(4096);
+  PagedTransfer transfer;
+  transfer.peer = transport->connect(received[0]).value();
+  transfer.local = transport->register_region(memory.data(), memory.size()).value();
+  transfer.remote_region = received[1];
+  transfer.ranges = {{0, 0, memory.size()}};
+  transport->submit(transfer).value();
+  while (!transport->wait(kSecond)) continue;
+  return transport->poll().at(0).code == ErrorCode::kOk && memory.back() == std::byte{0x5a};
+}
+
+TEST(ShmNamespaces, APeerThatSeesNoProcessIdReadsSharedMemory) {
+  constexpr int kNotAllowed = 77;
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const pid_t child = ::fork();  // before any transport has threads
+  if (child == 0) {
+    if (::unshare(CLONE_NEWPID) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) ::_exit(kNotAllowed);
+    const pid_t inner = ::fork();
+    if (inner == 0) ::_exit(pull_from(pipe[0]) ? 0 : 1);
+    int status = 1;
+    ::waitpid(inner, &status, 0);
+    ::_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+  }
+  const SharedMemory memory = SharedMemory::create("pool", 4096).value();
+  std::ranges::fill(memory.span(), std::byte{0x5a});
+  const auto transport = make_backend("shm");
+  const RegionId region = transport->register_region(memory.region()).value();
+  for (const std::string& text : {transport->address(), transport->export_region(region).value()}) {
+    const auto size = static_cast<std::uint32_t>(text.size());
+    ASSERT_EQ(::write(pipe[1], &size, sizeof size), static_cast<ssize_t>(sizeof size));
+    ASSERT_EQ(::write(pipe[1], text.data(), size), static_cast<ssize_t>(size));
+  }
+  int status = 1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  for (const int end : pipe) ::close(end);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kNotAllowed) GTEST_SKIP() << "PID namespaces are not allowed here";
+  EXPECT_EQ(status, 0);
+}
+
 class ShmFence : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Shm, ShmFence, ::testing::Values("shm", "cma"),
                          [](const auto& test) { return std::string(test.param); });
@@ -89,6 +148,20 @@ TEST_P(ShmFence, MemoryMayBeUnmappedOnceItsTransportIsShutDown) {
     const Completion last = pusher.last();
     EXPECT_EQ(last.code, ErrorCode::kPeerLost) << last.what;
   }
+}
+
+TEST(ShmFiles, OnesThatTheirPeerCanShrinkAreNotMapped) {
+  const auto map = [](int fd) { return shm::map_peers_file(OwnedFd(fd), 0, 4096, true).error().code; };
+  for (const unsigned flags : {MFD_CLOEXEC, MFD_CLOEXEC | MFD_ALLOW_SEALING}) {
+    const int in_memory = ::memfd_create("unsealed", flags);
+    ASSERT_EQ(::ftruncate(in_memory, 4096), 0);
+    EXPECT_EQ(map(in_memory), ErrorCode::kRefused);
+  }
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::tmpfile(), &std::fclose);  // knows no seals
+  ASSERT_EQ(::ftruncate(::fileno(file.get()), 4096), 0);
+  EXPECT_EQ(map(::dup(::fileno(file.get()))), ErrorCode::kRefused);
+  const SharedMemory sealed = SharedMemory::create("sealed", 4096).value();
+  EXPECT_TRUE(shm::map_peers_file(OwnedFd(::dup(sealed.region().fd)), 0, 4096, true));
 }
 
 }  // namespace

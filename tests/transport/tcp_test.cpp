@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "tests/transport/base/net/ipv6.h"
+#include "tests/transport/raw_socket.h"
 #include "tests/transport/transport_fixture.h"
 #include "transport/base/checksum.h"
 #include "transport/make_transport.h"
@@ -22,61 +23,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr std::uint64_t kTcpBytes = std::uint64_t{4} << 20;
-
-/// A socket of the test's own, which may say anything.
-class RawSocket {
- public:
-  explicit RawSocket(int fd) : fd_(fd) {
-    const timeval patience{30, 0};
-    ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-  }
-  RawSocket(const RawSocket&) = delete;
-  RawSocket& operator=(const RawSocket&) = delete;
-  ~RawSocket() { ::close(fd_); }
-
-  static int connected_to(std::uint16_t port) {
-    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(port);
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0);
-    return fd;
-  }
-  void send(const std::string& bytes) {
-    EXPECT_EQ(::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
-  }
-  /// Shorter when the other side closes first.
-  std::string receive(std::size_t num_bytes) {
-    std::string bytes(num_bytes, '\0');
-    if (num_bytes == 0) return bytes;  // recv() would wait for a byte that it doesn't take
-    const ssize_t got = ::recv(fd_, bytes.data(), num_bytes, MSG_WAITALL);
-    bytes.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
-    return bytes;
-  }
-  struct Frame {
-    tcp::MessageHeader header;
-    std::string rest;  // entries, checksums and text
-  };
-  Frame receive_frame() {
-    Frame frame;
-    const std::string header = receive(sizeof(frame.header));
-    EXPECT_EQ(header.size(), sizeof(frame.header)) << "the other side closed the connection";
-    if (header.size() == sizeof(frame.header)) std::memcpy(&frame.header, header.data(), header.size());
-    frame.rest = receive(tcp::head_bytes(frame.header) - sizeof(frame.header));
-    return frame;
-  }
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-std::string frame(const tcp::MessageHeader& header, std::string_view text = {}) {
-  std::string bytes;
-  tcp::append_message(bytes, header, text);
-  return bytes;
-}
 
 std::unique_ptr<Transport> make_tcp(TimeNs silence_ns = 2 * kSecond, std::uint32_t connections = 4,
                                     std::uint64_t segment_bytes = 512 << 10, const char* listen_host = "127.0.0.1") {
@@ -106,7 +52,9 @@ class TcpTarget : public ::testing::Test {
   std::string sent_away(const std::string& bytes) {
     RawSocket stranger(RawSocket::connected_to(port()));
     stranger.send(bytes);
-    return stranger.receive(1 << 16);
+    std::string said = stranger.receive(1 << 16);
+    EXPECT_LE(said.size(), 64U);
+    return said;
   }
   void expect_alive(const char* listen_host = "127.0.0.1") {
     const std::unique_ptr<Transport> other = make_tcp(2 * kSecond, 4, 512 << 10, listen_host);
@@ -146,10 +94,10 @@ TEST_F(TcpTarget, SendsStrangersAwayWithOneSentence) {
   said.to_incarnation = address_.incarnation;
   ++said.protocol_version;
   EXPECT_THAT(sent_away(hello_of(said)), HasSubstr("protocol"));
-  EXPECT_THAT(sent_away("GET / HTTP/1.1\r\nHost: somebody\r\n\r\n\r\n\r\n\r\n"), HasSubstr("allowed"));
-  EXPECT_THAT(sent_away(frame({.kind = tcp::MessageKind::kPull, .id = 1})), HasSubstr("expects a hello first"));
+  EXPECT_THAT(sent_away("GET / HTTP/1.1\r\nHost: somebody\r\n\r\n\r\n\r\n\r\n"), HasSubstr("no valid hello"));
+  EXPECT_THAT(sent_away(frame({.kind = tcp::MessageKind::kPull, .id = 1})), HasSubstr("no valid hello"));
   EXPECT_THAT(sent_away(frame({.kind = tcp::MessageKind::kHello, .id = tcp::kMagic}, "garbage")),
-              HasSubstr("malformed hello"));
+              HasSubstr("no valid hello"));
   expect_alive();
 }
 
@@ -210,6 +158,45 @@ TEST_F(TcpTarget, EndsLinksThatBreakTheRules) {
   peer.send(long_text);
   EXPECT_EQ(peer.receive(1), "");
   EXPECT_THAT(transport_->poll_notifications(), IsEmpty());
+  expect_alive();
+}
+
+/// A push's end arrives on one connection of a link while another one is in the middle of its payload.
+TEST_F(TcpTarget, EndsALinkWhosePushEndsUnderAnotherConnection) {
+  for (const std::uint32_t num_segments : {0U, 1U}) {
+    for (const std::uint8_t flags : {std::uint8_t{0}, std::uint8_t{tcp::kChecksums}}) {
+      RawSocket first(RawSocket::connected_to(port()));
+      RawSocket second(RawSocket::connected_to(port()));
+      for (RawSocket* const lane : {&first, &second}) {
+        lane->send(hello());
+        EXPECT_EQ(lane->receive_frame().header.kind, tcp::MessageKind::kWelcome);
+      }
+      const auto segment = [&](std::uint64_t offset) {
+        const tcp::MessageHeader header{.kind = tcp::MessageKind::kPush,
+                                        .flags = flags,
+                                        .num_entries = 1,
+                                        .id = 5,
+                                        .region = region_.value,
+                                        .payload_bytes = 64};
+        const tcp::Entry entry{offset, 64, tcp::kEndsRange};
+        std::string bytes;
+        tcp::append_bytes(bytes, &header, sizeof(header));
+        tcp::append_bytes(bytes, &entry, sizeof(entry));
+        if (flags != 0) bytes += std::string(sizeof(std::uint64_t), 'c');
+        return bytes;
+      };
+      // The ping's answer shows that the segments have begun.
+      if (num_segments == 1) first.send(segment(0) + std::string(64, 'a'));
+      first.send(frame({.kind = tcp::MessageKind::kPing}));
+      EXPECT_EQ(first.receive_frame().header.kind, tcp::MessageKind::kPong);
+      second.send(frame({.kind = tcp::MessageKind::kPing}) + segment(64) + std::string(10, 'b'));
+      EXPECT_EQ(second.receive_frame().header.kind, tcp::MessageKind::kPong);
+      first.send(frame({.kind = tcp::MessageKind::kPush, .flags = tcp::kFinal, .id = 5, .num_segments = num_segments}));
+      EXPECT_EQ(first.receive(1), "") << "the link goes on with " << num_segments << " segments";
+      ::send(second.fd(), std::string(54, 'b').data(), 54, MSG_NOSIGNAL);
+      EXPECT_EQ(second.receive(1), "");
+    }
+  }
   expect_alive();
 }
 

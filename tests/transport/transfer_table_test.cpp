@@ -27,7 +27,7 @@ class TransferTableTest : public ::testing::Test {
   }
   RegionId add_region() {
     const RegionId id = table_.new_region_id();
-    table_.add_region(id, memory_.data(), kBytes,
+    table_.add_region(id, MemoryRegion{memory_.data(), kBytes},
                       encode(RegionDescriptor{kIncarnation, 4096, kBytes, "key", id.value}));
     return id;
   }
@@ -56,35 +56,47 @@ TEST_F(TransferTableTest, AGrantsDescriptorNamesItsOwnBounds) {
 }
 
 TEST_F(TransferTableTest, WhatIsBorrowedStaysUntilItIsGivenBack) {
-  EXPECT_EQ(table_.begin_access(region_, GrantId{}, 100, 900).value(), memory_.data() + 100);
-  EXPECT_EQ(table_.begin_access(region_, GrantId{}, 0, 1).value(), memory_.data());
+  EXPECT_EQ(table_.begin_access(region_, GrantId{}, 100, 900, false).value(), memory_.data() + 100);
+  EXPECT_EQ(table_.begin_access(region_, GrantId{}, 0, 1, false).value(), memory_.data());
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kFull);
   table_.end_access(region_, GrantId{});
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kFull);
   table_.end_access(region_, GrantId{});
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk);
-  EXPECT_EQ(code_of(table_.begin_access(region_, GrantId{}, 0, 1)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.begin_access(region_, GrantId{}, 0, 1, false)), ErrorCode::kRefused);
+}
+
+TEST_F(TransferTableTest, AProtectedRegionIsWrittenOnlyWithAGrant) {
+  const RegionId id = table_.new_region_id();
+  MemoryRegion memory{memory_.data(), kBytes};
+  memory.needs_grant_to_write = true;
+  table_.add_region(id, memory, encode(RegionDescriptor{kIncarnation, 4096, kBytes, "key", id.value}));
+  EXPECT_EQ(code_of(table_.begin_access(id, GrantId{}, 0, 1, true)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.begin_access(id, GrantId{}, 0, 1, false)), ErrorCode::kOk);
+  const GrantId granted = table_.add_grant(id, 10, 1, "").value();
+  EXPECT_EQ(table_.begin_access(id, granted, 0, 1, true).value(), memory_.data() + 10);
 }
 
 TEST_F(TransferTableTest, NobodyBorrowsWhatWasNeverOffered) {
   for (const auto& [offset, bytes] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
            {kBytes, 1}, {0, kBytes + 1}, {1, kBytes}, {~std::uint64_t{0}, 1}, {1, ~std::uint64_t{0}}})
-    EXPECT_EQ(code_of(table_.begin_access(region_, GrantId{}, offset, bytes)), ErrorCode::kRefused);
+    EXPECT_EQ(code_of(table_.begin_access(region_, GrantId{}, offset, bytes, false)), ErrorCode::kRefused);
   const GrantId id = grant(100, 50);
   for (const auto& [offset, bytes] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
            {50, 1}, {0, 51}, {49, 2}, {~std::uint64_t{0} - 99, 1}, {1, ~std::uint64_t{0}}})
-    EXPECT_EQ(code_of(table_.begin_access(region_, id, offset, bytes)), ErrorCode::kRefused);
-  EXPECT_EQ(code_of(table_.begin_access(region_, GrantId{99}, 0, 1)), ErrorCode::kRefused);
-  EXPECT_EQ(code_of(table_.begin_access(RegionId{99}, GrantId{}, 0, 1)), ErrorCode::kRefused);
-  EXPECT_EQ(code_of(table_.begin_access(add_region(), id, 0, 1)), ErrorCode::kRefused) << "a grant of another region";
+    EXPECT_EQ(code_of(table_.begin_access(region_, id, offset, bytes, false)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.begin_access(region_, GrantId{99}, 0, 1, false)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.begin_access(RegionId{99}, GrantId{}, 0, 1, false)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.begin_access(add_region(), id, 0, 1, false)), ErrorCode::kRefused)
+      << "a grant of another region";
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk) << "a refusal left an access open";
 }
 
 TEST_F(TransferTableTest, AGrantThatIsTakenBackInMidCopyTakesNoNewOnesAndEndsWithTheLast) {
   const GrantId id = grant(100, 50);
-  EXPECT_EQ(table_.begin_access(region_, id, 10, 40).value(), memory_.data() + 110);
+  EXPECT_EQ(table_.begin_access(region_, id, 10, 40, false).value(), memory_.data() + 110);
   EXPECT_EQ(code_of(table_.remove_grant(id)), ErrorCode::kFull);
-  EXPECT_EQ(code_of(table_.begin_access(region_, id, 0, 1)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.begin_access(region_, id, 0, 1, false)), ErrorCode::kRefused);
   EXPECT_EQ(code_of(table_.exported(id)), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kFull);
   table_.end_access(region_, id);

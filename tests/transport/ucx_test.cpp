@@ -51,6 +51,56 @@ TEST(UcxTransport, AStrangerAtThePeersAddressIsNotTouched) {
   EXPECT_THAT(completions[0].what, HasSubstr("another process"));
 }
 
+TEST(UcxTransport, ServesNobodyWhoWasNotToldItsSecret) {
+  UcxOptions options;
+  options.silence_ns = 300 * kMillisecond;
+  const auto stranger = make_ucx_transport(options).value();
+  const auto owner = make_ucx_transport(options).value();
+  std::vector<std::byte> memory(4096);
+  std::vector<std::byte> pool(4096);
+  const RegionId region = stranger->register_region(memory.data(), memory.size()).value();
+  const std::string remote = owner->export_region(owner->register_region(pool.data(), pool.size()).value()).value();
+  ucx::Address address = decode<ucx::Address>(owner->address(), "address").value();
+  address.secret[3] ^= 1;
+  const PeerId peer = stranger->connect(encode(address)).value();
+  ASSERT_TRUE(stranger->submit({peer, Direction::kPush, region, remote, {{0, 0, 4096}}, "written"}));
+  const std::vector<Completion> completions = wait_completions(*stranger, 1);
+  ASSERT_EQ(completions.size(), 1U);
+  EXPECT_EQ(completions[0].code, ErrorCode::kPeerLost);
+  EXPECT_TRUE(owner->poll_notifications().empty());
+}
+
+TEST(UcxTransport, OutlivesBrokenAddressesAndKeys) {
+  UcxOptions options;
+  options.silence_ns = 100 * kMillisecond;
+  const auto transport = make_ucx_transport(options).value();
+  const auto owner = make_ucx_transport(options).value();
+  std::vector<std::byte> memory(4096);
+  const RegionId region = transport->register_region(memory.data(), memory.size()).value();
+  const std::string remote = owner->export_region(owner->register_region(memory.data(), 4096).value()).value();
+  const ucx::Address address = decode<ucx::Address>(owner->address(), "address").value();
+  const auto ends = [&](const std::string& to, const std::string& what) {
+    const PeerId peer = transport->connect(to).value();
+    ASSERT_TRUE(transport->submit({peer, Direction::kPull, region, what, {{0, 0, 4096}}, ""}));
+    EXPECT_EQ(wait_completions(*transport, 1).size(), 1U);
+    transport->disconnect(peer);
+  };
+  ucx::Address broken = address;
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{8}, address.worker_address.size() / 2}) {
+    broken.worker_address = address.worker_address.substr(0, bytes);
+    ends(encode(broken), remote);
+  }
+  RegionDescriptor descriptor = decode<RegionDescriptor>(remote, "region").value();
+  const std::string rkey = descriptor.rkey;
+  for (std::size_t bytes = 0; bytes < rkey.size(); bytes += 3) {
+    descriptor.rkey = rkey.substr(0, bytes);
+    ends(owner->address(), encode(descriptor));
+  }
+  broken.worker_address.clear();
+  EXPECT_EQ(transport->connect(encode(broken)).error().code, ErrorCode::kInvalidArgument);
+  ends(owner->address(), remote);
+}
+
 TEST(UcxTransport, KeepsUcxsMessagesOffStdout) {
   UcxFixture fixture;
   ::testing::internal::CaptureStdout();

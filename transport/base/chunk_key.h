@@ -24,7 +24,7 @@ struct ChunkKey {
   std::string hex() const;
 };
 
-/// Returns the first chunk's parent key. `extras`: what changes KV besides tokens (LoRA name, cache_salt), or empty.
+/// Returns the first chunk's parent key. `extras`: what else changes KV (a LoRA's digest, cache_salt), or empty.
 ChunkKey root_key(std::string_view fingerprint, std::string_view extras);
 
 /// Returns the key of the chunk that follows `parent` and holds `tokens`, in order. `extras`: per-chunk extra keys

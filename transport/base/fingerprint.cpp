@@ -12,12 +12,16 @@ namespace {
 constexpr std::uint32_t kChunkTokensMax = 65536;
 
 constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
+    {"config", " (a digest of the configuration that vLLM runs with)"},
+    {"dtype", " (the model's data type)"},
+    {"rope", " (the rotary embedding)"},
     {"kv_dtype", " (the KV cache's data type)"},
     {"layers", " (layers with attention)"},
     {"kv_heads", " (KV heads)"},
     {"head_dim", " (head size)"},
     {"chunk_tokens", " (the connector's setting)"},
     {"format", " (the chunk format)"},
+    {"weights_epoch", " (resets since the start)"},
 };
 
 std::string_view meaning_of(std::string_view name) {

@@ -186,8 +186,8 @@ Result<void> LoopbackCore::copy_locked(Moving& moving) {
   const CopyRange& copy = transfer.copies[moving.num_copied];
   const RegionId region{transfer.remote.region};
   const GrantId grant{transfer.remote.grant};
-  std::byte* remote =
-      KVFERRY_TRY(moving.target->transfer_table.begin_access(region, grant, copy.remote_offset, copy.bytes));
+  std::byte* remote = KVFERRY_TRY(
+      moving.target->transfer_table.begin_access(region, grant, copy.remote_offset, copy.bytes, !transfer.is_pull()));
   std::byte* local = transfer.local_base + copy.local_offset;
   const bool is_pull = transfer.direction == Direction::kPull;
   std::byte* to = is_pull ? local : remote;

@@ -23,7 +23,7 @@ class LoopbackTransport final : public Transport {
     const RegionId id = node_->transfer_table.new_region_id();
     const RegionDescriptor descriptor{node_->incarnation, reinterpret_cast<std::uintptr_t>(memory.base), memory.bytes,
                                       "", id.value};
-    node_->transfer_table.add_region(id, memory.base, memory.bytes, encode(descriptor));
+    node_->transfer_table.add_region(id, memory, encode(descriptor));
     return id;
   }
   Result<std::string> export_region(RegionId region) const override { return node_->transfer_table.exported(region); }

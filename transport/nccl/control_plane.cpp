@@ -12,6 +12,7 @@ namespace {
 constexpr std::size_t kSentMax = 64;               // maximum of transfers submitted and not completed, for each peer
 constexpr std::size_t kPartBytes = 48 << 10;       // longer messages are split into several notifications
 constexpr std::size_t kMessageBytesMax = 1 << 20;  // longer messages are dropped
+constexpr TimeNs kPartialMax = 60 * kSecond;       // limit on the time from a message's first part to its last
 constexpr std::size_t kStreamBytes = 8;
 constexpr std::size_t kHeadBytes = kStreamBytes + 1;  // the stream, and a byte that is 1 if more parts follow
 
@@ -94,7 +95,8 @@ std::vector<ControlPlane::Incoming> ControlPlane::advance(TimeNs now) {
     }
   }
   std::vector<Incoming> incoming;
-  for (Notification& note : inner_->poll_notifications()) receive(std::move(note), incoming);
+  for (Notification& note : inner_->poll_notifications()) receive(std::move(note), now, incoming);
+  std::erase_if(partial_, [now](const auto& entry) { return now - entry.second.since >= kPartialMax; });
   for (const ControlPeerPtr& peer : peers_) submit_queued(peer);
   std::erase_if(peers_, [this](const ControlPeerPtr& peer) {
     if (peer.use_count() > 1 || !(peer->is_lost_ || peer->is_flushed())) return false;
@@ -104,7 +106,7 @@ std::vector<ControlPlane::Incoming> ControlPlane::advance(TimeNs now) {
   return incoming;
 }
 
-void ControlPlane::receive(Notification note, std::vector<Incoming>& incoming) {
+void ControlPlane::receive(Notification note, TimeNs now, std::vector<Incoming>& incoming) {
   if (note.body.size() < kHeadBytes) return;
   const std::string stream = note.body.substr(0, kStreamBytes);
   const bool has_more = note.body[kStreamBytes] != 0;
@@ -115,7 +117,7 @@ void ControlPlane::receive(Notification note, std::vector<Incoming>& incoming) {
     return;
   }
   Partial& partial = partial_[note.from];
-  if (partial.stream != stream) partial = {stream, {}};  // the rest of an earlier connection's message never comes
+  if (partial.stream != stream) partial = {stream, {}, now};  // the rest of an earlier connection's message never comes
   partial.bytes.append(bytes);
   if (partial.bytes.size() > kMessageBytesMax) {
     log().warn("nccl: dropped a peer's message of more than {} bytes", kMessageBytesMax);

@@ -67,7 +67,7 @@ class ControlPlane {
   explicit ControlPlane(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
   void submit_queued(const ControlPeerPtr& peer);
   void lose(ControlPeer& peer, const std::string& why);
-  void receive(Notification note, std::vector<Incoming>& incoming);
+  void receive(Notification note, TimeNs now, std::vector<Incoming>& incoming);
 
   std::array<std::byte, 64> memory_{};  // the region that all inner transfers name; never read or written
   std::unique_ptr<Transport> inner_;
@@ -78,6 +78,7 @@ class ControlPlane {
   struct Partial {
     std::string stream;
     std::string bytes;
+    TimeNs since = 0;
   };
   std::unordered_map<std::string, Partial> partial_;  // key: sender; value: message whose last parts are missing
 };

@@ -70,7 +70,8 @@ Result<void> InboundLink::on_ask(const Ask& ask) {
 
   const RegionId region{ask.region};
   const GrantId grant{ask.grant};
-  Result<std::byte*> memory = context_.transfer_table.begin_access(region, grant, span.first, span.second - span.first);
+  Result<std::byte*> memory = context_.transfer_table.begin_access(region, grant, span.first, span.second - span.first,
+                                                                   purpose == Purpose::kPush);
   Served served;
   served.purpose = purpose;
   PieceTransfer piece{ask.token, {}, ask.packed_bytes_max, !memory};

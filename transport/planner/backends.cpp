@@ -50,6 +50,9 @@ Result<std::unique_ptr<Transport>> make_nccl(const TransportOptions& options) {
   NcclOptions nccl = with_common(NcclOptions{}, options);
   nccl.device = options.device;
   nccl.control.listen_host = options.tcp.listen_host;
+  nccl.control.listen_ports = options.tcp.listen_ports;
+  nccl.control.key = options.tcp.key;
+  nccl.control.encrypt = options.tcp.encrypt;
   return make_nccl_transport(nccl);
 }
 

@@ -95,7 +95,7 @@ Result<double> Prober::pull(Path path, const std::string& address, const std::st
                             const MemoryRegion& into) const {
   TransportOptions options = options_;
   options.path = path;
-  options.tcp.listen_port = 0;  // the configured port is in use
+  options.tcp.listen_ports = {};  // the configured ports are for other hosts
   Backends backends = KVFERRY_TRY(make_backends(options));
   Transport& transport = *backends.front().transport;
   const RegionId local = KVFERRY_TRY(transport.register_region(into));

@@ -8,7 +8,7 @@
 
 namespace kvferry::shm {
 
-constexpr std::uint32_t kProtocolVersion = 1;
+constexpr std::uint32_t kProtocolVersion = 2;
 
 /// The decoded form of Transport::address().
 struct Address {
@@ -48,7 +48,9 @@ struct Welcome {
 
 struct MapRequest {
   std::uint32_t region = 0;
-  KVFERRY_FIELDS(region);
+  bool writes = false;      // a descriptor to write through; else one that can only be read
+  std::uint32_t grant = 0;  // with `writes`: the grant that allows it; 0: none
+  KVFERRY_FIELDS(region, writes, grant);
 };
 
 struct MapReply {
@@ -56,7 +58,8 @@ struct MapReply {
   std::string refusal;
   std::uint64_t fd_offset = 0;
   std::uint64_t bytes = 0;
-  KVFERRY_FIELDS(region, refusal, fd_offset, bytes);
+  bool writes = false;
+  KVFERRY_FIELDS(region, refusal, fd_offset, bytes, writes);
 };
 
 /// The rkey in this backend's region descriptors.
@@ -64,7 +67,8 @@ struct RegionMemoryKey {
   bool is_shared = false;         // the region can be mapped; else only CMA reaches it
   std::uint64_t region_base = 0;  // start of the whole region; a grant's RegionDescriptor::base is the grant's start
   std::uint32_t slot = 0;         // slot of the grant or region on the owner's control page
-  KVFERRY_FIELDS(is_shared, region_base, slot);
+  bool needs_grant_to_write = false;
+  KVFERRY_FIELDS(is_shared, region_base, slot, needs_grant_to_write);
 };
 
 }  // namespace kvferry::shm

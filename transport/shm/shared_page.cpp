@@ -14,14 +14,15 @@ constexpr std::uint64_t kDataOffset = 4096;
 
 }  // namespace
 
-Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_sealed) {
+Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_writable) {
   struct stat stats {};
   if (::fstat(fd.get(), &stats) != 0 || bytes == 0 || offset > static_cast<std::uint64_t>(stats.st_size) ||
       bytes > static_cast<std::uint64_t>(stats.st_size) - offset)
     return Error{ErrorCode::kRefused, fmt::format("the peer shares no {} bytes at offset {}", bytes, offset)};
-  if (is_sealed && (::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0)
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // negative for files that can't be sealed
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     return Error{ErrorCode::kRefused, "the peer's shared memory is not sealed against shrinking"};
-  return SharedMapping::map(std::move(fd), offset, bytes);
+  return SharedMapping::map(std::move(fd), offset, bytes, is_writable);
 }
 
 void NoteRing::copy_in(std::uint64_t at, const void* from, std::size_t bytes) {

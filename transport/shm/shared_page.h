@@ -13,8 +13,9 @@
 
 namespace kvferry::shm {
 
-/// Maps a peer's file. kRefused: it lacks these bytes or, with `is_sealed`, is not sealed against shrinking.
-Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_sealed);
+/// Maps a peer's file. kRefused: it lacks these bytes, or is not sealed against shrinking. Otherwise the peer could
+/// shrink it, and an access beyond its end would end this process.
+Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_writable);
 
 /// One producer process, one consumer process; each calls from one thread at a time. The producer also records here in
 /// which slot's memory it copies, because the consumer owns that memory.

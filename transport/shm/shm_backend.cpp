@@ -1,9 +1,12 @@
 #include "transport/shm/shm_backend.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <random>
 #include <utility>
 
@@ -40,7 +43,7 @@ ShmBackend::ShmBackend(const ShmOptions& options)
 }
 
 Result<void> ShmBackend::start() {
-  control_.emplace(KVFERRY_TRY(SharedMapping::create("kvferry", ControlPage::kPageBytes)));
+  control_.emplace(KVFERRY_TRY(SharedMapping::create_for_readers("kvferry", ControlPage::kPageBytes)));
   listener_ = KVFERRY_TRY(listen_on(address_.socket_name));
   loop_.watch(listener_.get(), EPOLLIN, kListenerTag);
   loop_.start();
@@ -135,7 +138,9 @@ void ShmBackend::on_ready(std::uint64_t tag, std::uint32_t) {
 
 void ShmBackend::accept_all() {
   while (listener_) {
+    errno = 0;
     OwnedFd socket = accept_from(listener_.get());
+    if (!socket && spare_.refuse(listener_.get(), "shm")) continue;
     if (!socket) return;
     if (num_pending_handshakes_ == kPendingHandshakesMax) continue;  // the destructor of `socket` closes it
     const std::uint32_t number = ++num_inbound_made_;
@@ -177,7 +182,7 @@ bool ShmBackend::on_hello(Inbound& inbound, const Packet& packet) {
   };
   if (hello->protocol_version != kProtocolVersion)
     return refuse(fmt::format("its shared memory protocol is {}, not {}", kProtocolVersion, hello->protocol_version));
-  if (hello->to_incarnation != address_.incarnation || hello->secret != address_.secret)
+  if (hello->to_incarnation != address_.incarnation || !is_same_secret(hello->secret, address_.secret))
     return refuse("another transport has this address now");
   Result<SharedMapping> pages = SharedMapping::create("kvferry", NoteRing::kPageBytes);
   if (!pages) return refuse(pages.error().what);
@@ -189,19 +194,29 @@ bool ShmBackend::on_hello(Inbound& inbound, const Packet& packet) {
                       fds);
 }
 
-void ShmBackend::on_map_request(const Inbound& inbound, const Packet& packet) const {
+void ShmBackend::on_map_request(const Inbound& inbound, const Packet& packet) {
   const Result<MapRequest> request = decode<MapRequest>(packet.body, "map request");
   if (!request) return;
   const auto region = shared_regions_.find(RegionId{request->region});
-  MapReply reply{request->region, "", 0, 0};
-  if (region == shared_regions_.end()) {
-    reply.refusal = fmt::format("the peer has unregistered region {}", request->region);
+  MapReply reply{request->region, "", 0, 0, request->writes};
+  const auto refuse = [&](std::string why) {
+    reply.refusal = std::move(why);
     send_message(inbound.socket.get(), Type::kMapReply, reply);
-    return;
+  };
+  if (region == shared_regions_.end())
+    return refuse(fmt::format("the peer has unregistered region {}", request->region));
+  const GrantId grant{request->grant};
+  if (request->writes) {
+    const Result<std::byte*> allowed = table_.begin_access(region->first, grant, 0, 1, true);
+    if (!allowed) return refuse(allowed.error().what);
+    table_.end_access(region->first, grant);
   }
+  // A second description of the same file, through which nothing can be written.
+  const OwnedFd reads(::open(fmt::format("/proc/self/fd/{}", region->second.fd.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!reads) return refuse(fmt::format("the peer cannot open its memory for reading: {}", std::strerror(errno)));
   reply.fd_offset = region->second.fd_offset;
   reply.bytes = region->second.bytes;
-  const int fds[] = {region->second.fd.get()};
+  const int fds[] = {request->writes ? region->second.fd.get() : reads.get()};
   send_message(inbound.socket.get(), Type::kMapReply, reply, fds);
 }
 

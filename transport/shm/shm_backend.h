@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "transport/backend.h"
+#include "transport/base/net/spare_fd.h"
 #include "transport/make_transport.h"
 #include "transport/progress_loop.h"
 #include "transport/shm/copy_thread_pool.h"
@@ -77,7 +78,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   bool on_packet(Inbound& inbound, const Packet& packet);
   bool on_hello(Inbound& inbound, const Packet& packet);
   bool deliver_notes(Inbound& inbound);
-  void on_map_request(const Inbound& inbound, const Packet& packet) const;
+  void on_map_request(const Inbound& inbound, const Packet& packet);
   void close_inbound(std::uint32_t number);
   void drop_pending_handshakes(TimeNs now);
   void await_copies() const;
@@ -92,6 +93,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   const SteadyClock clock_;
   Address address_;
   OwnedFd listener_;
+  net::SpareFd spare_;
   std::optional<ControlPage> control_;
   std::uint64_t probe_ = 0;  // peers read it to try CMA
   std::unordered_map<PeerId, std::unique_ptr<ShmLink>> links_;

@@ -32,7 +32,7 @@ Result<Backend::RegionKey> ShmBackend::open_region(RegionId id, const MemoryRegi
                    fmt::format("cannot duplicate descriptor {} of the memory to register", memory.fd)};
   }
   const std::uint32_t slot = KVFERRY_TRY(reserve_slot());
-  const RegionMemoryKey key{bool{fd}, reinterpret_cast<std::uintptr_t>(memory.base), slot};
+  const RegionMemoryKey key{bool{fd}, reinterpret_cast<std::uintptr_t>(memory.base), slot, memory.needs_grant_to_write};
   post_and_wait([&] {
     if (fd) shared_regions_.insert_or_assign(id, SharedRegion{std::move(fd), memory.fd_offset, memory.bytes});
     control_->open(slot, ControlPage::pass(id.value, 0));

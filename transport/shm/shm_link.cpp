@@ -53,8 +53,9 @@ void ShmLink::on_packet(Packet packet, TimeNs now) {
       on_map_reply(std::move(packet));
       break;
     case Type::kUnmap:
-      if (const Result<MapRequest> gone = decode<MapRequest>(packet.body, "unmap message"); gone)
-        regions_.erase(gone->region);
+      if (const Result<MapRequest> gone = decode<MapRequest>(packet.body, "unmap message"); gone) {
+        for (const bool writes : {false, true}) regions_.erase({gone->region, writes});
+      }
       break;
     default:  // a pong needs no action: its arrival was recorded as a sign of life
       break;
@@ -70,12 +71,14 @@ void ShmLink::on_welcome(Packet packet) {
   if (packet.fds.size() != 2 || control_) return fail("the peer's welcome is malformed");
   Result<SharedMapping> ring = map_peers_file(std::move(packet.fds[0]), 0, NoteRing::kPageBytes, true);
   if (!ring) return fail(ring.error().what);
-  Result<SharedMapping> control = map_peers_file(std::move(packet.fds[1]), 0, ControlPage::kPageBytes, true);
+  Result<SharedMapping> control = map_peers_file(std::move(packet.fds[1]), 0, ControlPage::kPageBytes, false);
   if (!control) return fail(control.error().what);
   ring_.emplace(std::move(*ring));
   control_.emplace(std::move(*control));
   if (!options_.use_cma) {
     cma_refusal_ = "CMA is switched off here";
+  } else if (pid_ == 0) {
+    cma_refusal_ = "the peer runs in another PID namespace (set hostPID, or put both into one container)";
   } else {
     std::byte probe[8];
     const CopyRange range{0, 0, sizeof(probe)};
@@ -95,13 +98,13 @@ std::string ShmLink::describe() const {
 void ShmLink::on_map_reply(Packet packet) {
   const Result<MapReply> reply = decode<MapReply>(packet.body, "map reply");
   if (!reply) return fail(reply.error().what);
-  const auto region = regions_.find(reply->region);
+  const auto region = regions_.find({reply->region, reply->writes});
   if (region == regions_.end() || !region->second.is_requested) return;
   region->second.is_requested = false;
   region->second.refusal = reply->refusal;
   if (!reply->refusal.empty()) return;
   if (packet.fds.size() != 1) return fail("the peer's map reply is malformed");
-  Result<SharedMapping> pages = map_peers_file(std::move(packet.fds[0]), reply->fd_offset, reply->bytes, false);
+  Result<SharedMapping> pages = map_peers_file(std::move(packet.fds[0]), reply->fd_offset, reply->bytes, reply->writes);
   if (pages) {
     region->second.pages.emplace(std::move(*pages));
   } else {
@@ -198,13 +201,17 @@ TimeNs ShmLink::next_deadline() const {
 
 Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) {
   const RegionDescriptor& remote = transfer.accepted().remote;
+  const bool writes = !transfer.accepted().is_pull();
+  if (writes && remote.grant == 0 && transfer.key().needs_grant_to_write)
+    return Error{ErrorCode::kRefused, fmt::format("the peer's region {} is written only with a grant", remote.region)};
   if (transfer.key().is_shared && options_.use_mappings) {
-    Region& region = regions_[remote.region];
+    const auto found = regions_.try_emplace({remote.region, writes}).first;
+    Region& region = found->second;
     if (region.pages)
       return std::optional(RemoteMemory{region.pages->span().data(), region.pages->span().size(), pid_});
-    if (!region.refusal.empty()) return Error{ErrorCode::kRefused, region.refusal};
+    if (!region.refusal.empty()) return Error{ErrorCode::kRefused, regions_.extract(found).mapped().refusal};
     if (!std::exchange(region.is_requested, true))
-      send_message(socket_.get(), Type::kMapRequest, MapRequest{remote.region});
+      send_message(socket_.get(), Type::kMapRequest, MapRequest{remote.region, writes, remote.grant});
     return std::optional<RemoteMemory>();
   }
   if (!cma_refusal_.empty()) return Error{ErrorCode::kRefused, "the peer's memory is not shared, and " + cma_refusal_};

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "transport/make_transport.h"
@@ -51,6 +52,7 @@ class ShmLink {
   std::string describe() const;
 
  private:
+  using RegionUse = std::pair<std::uint32_t, bool>;  // a region, and whether it is mapped to be written
   struct Region {
     std::optional<SharedMapping> pages;
     std::string refusal;
@@ -81,7 +83,7 @@ class ShmLink {
   std::optional<ControlPage> control_;
   int pid_ = 0;
   std::string cma_refusal_;  // reason why CMA does not work; empty: it works
-  std::unordered_map<std::uint32_t, Region> regions_;
+  std::map<RegionUse, Region> regions_;
   Transfers transfers_;  // oldest first
   bool is_failed_ = false;
   std::string why_;

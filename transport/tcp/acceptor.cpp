@@ -1,5 +1,7 @@
 #include "transport/tcp/acceptor.h"
 
+#include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "transport/base/log.h"
@@ -8,14 +10,9 @@
 namespace kvferry::tcp {
 namespace {
 
-/// Compares in constant time, so that the time does not reveal how much of a wrong secret is right.
-bool is_same_secret(const std::string& said, const std::string& own) {
-  if (said.size() != own.size()) return false;
-  unsigned difference = 0;
-  for (std::size_t at = 0; at < own.size(); ++at)
-    difference |= static_cast<unsigned char>(said[at]) ^ static_cast<unsigned>(static_cast<unsigned char>(own[at]));
-  return difference == 0;
-}
+/// Limit on the reason that a client without the secret is told: with its header it gets 64 bytes.
+constexpr std::size_t kRefusalBytesMax = 64 - sizeof(MessageHeader);
+constexpr std::string_view kNoHello = "no valid hello";  // also in the place of longer reasons, which the log has
 
 }  // namespace
 
@@ -28,22 +25,22 @@ void Acceptor::accept(OwnedFd socket) {
   host_.arm_silence_check();
 }
 
-bool Acceptor::check(TimeNs now) {
-  while (!pending_.empty() && now - pending_.front().since >= host_.options().silence_ns)
+TimeNs Acceptor::check(TimeNs now) {
+  const TimeNs patience = std::min(kHelloNs, host_.options().silence_ns);
+  while (!pending_.empty() && now - pending_.front().since >= patience)
     on_broken(*pending_.front().connection, "no hello arrived in time");
-  return !pending_.empty();
+  return pending_.empty() ? ProgressLoop::kNever : pending_.front().since + patience;
 }
 
 std::string Acceptor::refusal(const MessageHead& head, Hello& hello) const {
   if (head.header.kind != MessageKind::kHello || head.header.id != kMagic || head.header.payload_bytes != 0)
-    return "this port is a kvferry transport's, which expects a hello first";
+    return std::string(kNoHello);
   Result<Hello> said = decode<Hello>(head.text(), "hello");
   if (!said) return said.error().what;
   hello = std::move(*said);
-  if (hello.protocol_version != kProtocolVersion)
-    return fmt::format("the hello's protocol is {}, the receiver's is {}", hello.protocol_version, kProtocolVersion);
-  if (hello.to_incarnation != incarnation_) return "another process has this address now";
-  if (!is_same_secret(hello.secret, secret_)) return "the hello does not hold the secret of this address";
+  if (hello.protocol_version != kProtocolVersion) return "another protocol version";
+  if (hello.to_incarnation != incarnation_) return "another process is here";
+  if (!is_same_secret(hello.secret, secret_)) return "another secret";
   return "";
 }
 
@@ -59,9 +56,13 @@ Result<void> Acceptor::on_head(Connection& connection, const MessageHead& head) 
 void Acceptor::on_broken(Connection& connection, const std::string& why) {
   // The flush() below calls this function again if it fails; then the connection is not pending any more.
   if (!remove(connection)) return host_.close(connection);
-  log().warn("tcp: closed a connection before its hello was accepted: {}", why);
-  connection.send({.kind = MessageKind::kWelcome}, why);
-  connection.flush(1);
+  // One line for each power of two, since unknown peers can connect as often as they like.
+  if (const std::uint64_t count = ++num_refused_; std::has_single_bit(count))
+    log().warn("tcp: closed a connection before its hello was accepted ({} of them so far): {}", count, why);
+  if (!connection.is_shaking_hands()) {  // a peer without the cluster key is told nothing
+    connection.send({.kind = MessageKind::kWelcome}, why.size() <= kRefusalBytesMax ? std::string_view(why) : kNoHello);
+    connection.flush(1);
+  }
   host_.close(connection);
 }
 

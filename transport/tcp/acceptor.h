@@ -1,6 +1,8 @@
-// Accepts connections; drops a client that has not sent a valid Hello with this address's secret in time.
+// Accepts connections; drops a client that has not shown the cluster key, if there is one, and sent a valid Hello with
+// this address's secret in time.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -20,13 +22,16 @@ class Acceptor final : public MessageHandler {
 
   /// Adds a connection that has to send its Hello. If kPendingMax others are pending, the oldest of them is dropped.
   void accept(OwnedFd socket);
-  /// Drops peers that have been silent for too long. Returns true if a connection is still pending.
-  bool check(TimeNs now);
+  /// Drops connections that are pending for too long. Returns when it must be called next.
+  TimeNs check(TimeNs now);
+  /// Returns the number of connections that were closed before their Hello was accepted. Any thread.
+  std::uint64_t num_refused() const { return num_refused_; }
 
   Result<void> on_head(Connection& connection, const MessageHead& head) override;
   void on_broken(Connection& connection, const std::string& why) override;
 
   static constexpr std::size_t kPendingMax = 256;
+  static constexpr TimeNs kHelloNs = kSecond;  // time for the TLS handshake, if there is a cluster key, and the Hello
 
  private:
   struct PendingPeer {
@@ -43,6 +48,7 @@ class Acceptor final : public MessageHandler {
   const std::string secret_;
   const Welcome welcome_;
   std::deque<PendingPeer> pending_;  // oldest first
+  std::atomic<std::uint64_t> num_refused_{0};
 };
 
 }  // namespace kvferry::tcp

@@ -82,11 +82,33 @@ bool Connection::advance(TimeNs now) {
     }
     is_connecting_ = false;
     alive_at_ = now;
-    handler_->on_connected(*this);
+    if (!is_shaking_hands_) handler_->on_connected(*this);
   }
+  if (is_shaking_hands_ && !shake_hands()) return false;
   receive(now);
   const bool has_more = flush(kTurnBytes);
   return !is_closed() && (has_more || (is_readable_ && control_.size() < kControlBytesMax));
+}
+
+bool Connection::shake_hands() {
+  const Result<bool> is_done = tls_->handshake();
+  if (!is_done) {
+    fail(is_done.error().what);
+    return false;
+  }
+  if (!*is_done) return false;
+  is_shaking_hands_ = false;
+  if (!tls_->encrypts()) tls_.reset();
+  handler_->on_connected(*this);
+  return !is_closed();
+}
+
+ssize_t Connection::read_some(msghdr& message) {
+  return tls_ == nullptr ? ::recvmsg(fd(), &message, 0) : tls_->receive({message.msg_iov, message.msg_iovlen});
+}
+
+ssize_t Connection::write_some(msghdr& message) {
+  return tls_ == nullptr ? ::sendmsg(fd(), &message, MSG_NOSIGNAL) : tls_->send({message.msg_iov, message.msg_iovlen});
 }
 
 void Connection::receive(TimeNs now) {
@@ -114,7 +136,7 @@ void Connection::receive(TimeNs now) {
       message.msg_iovlen = sink_.size() - sink_at_;
       asked = payload_left_ + room - end_;
     }
-    const ssize_t got = ::recvmsg(fd(), &message, 0);
+    const ssize_t got = read_some(message);
     if (!(is_dropping_ && payload_left_ > 0)) sink_.pop_back();
     if (got <= 0) {
       if (got < 0 && errno == EINTR) continue;
@@ -232,15 +254,15 @@ bool Connection::load_message() {
 
 bool Connection::flush(std::uint64_t bytes_max) {
   std::uint64_t sent = 0;
-  while (!is_closed() && is_writable_ && !is_connecting_) {
-    if (out_left_ == 0) {
+  while (!is_closed() && is_writable_ && !is_connecting_ && !is_shaking_hands_) {
+    if (out_left_ == 0 && !has_unsent()) {
       if (sent >= bytes_max && control_.empty()) return true;
       if (!load_message() || is_closed()) return false;
     }
     msghdr message{};
     message.msg_iov = out_.parts.data() + out_at_;
     message.msg_iovlen = out_.parts.size() - out_at_;
-    const ssize_t got = ::sendmsg(fd(), &message, MSG_NOSIGNAL);
+    const ssize_t got = write_some(message);
     if (got < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN) {
@@ -281,6 +303,7 @@ void Connection::fail(const std::string& why) {
 }
 
 void Connection::close() {
+  tls_.reset();
   socket_ = OwnedFd();
   in_access_.end();
   out_.access.end();

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include "transport/base/clock.h"
 #include "transport/base/net/tcp_socket.h"
+#include "transport/base/net/tls.h"
 #include "transport/memory_access.h"
 #include "transport/tcp/messages.h"
 
@@ -38,6 +40,7 @@ struct OutMessage {
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
+  /// Called when messages can be sent: the connection exists, and with TLS the handshake is done.
   virtual void on_connected(Connection&) {}
   /// Chooses where the payload is written: calls add_sink() for all of it, or drop_payload(). An error breaks the
   /// connection.
@@ -66,6 +69,13 @@ class Connection {
   /// The handler's number for this connection.
   std::size_t lane() const { return lane_; }
   void set_lane(std::size_t lane) { lane_ = lane; }
+  /// Lets no message pass before the peer has proved to be a member. Called before the first advance().
+  void secure(std::unique_ptr<net::TlsSession> tls) {
+    tls_ = std::move(tls);
+    is_shaking_hands_ = true;
+  }
+  /// Returns whether the peer has yet to prove that it is a member.
+  bool is_shaking_hands() const { return is_shaking_hands_; }
   /// Called when the peer has shown the secret: from then on its messages may hold longer texts.
   void trust() { text_bytes_max_ = kAnswerBytesMax; }
 
@@ -94,12 +104,19 @@ class Connection {
   void close();
 
   /// Returns whether a message is partly received or something is not sent yet.
-  bool is_in_the_middle() const { return payload_left_ > 0 || begin_ < end_ || out_left_ > 0 || !control_.empty(); }
+  bool is_in_the_middle() const {
+    return payload_left_ > 0 || begin_ < end_ || out_left_ > 0 || !control_.empty() || has_unsent();
+  }
   /// Returns when the peer last sent or acknowledged something. Queries the socket.
   TimeNs alive_at(TimeNs now);
   void reset_silence(TimeNs now) { alive_at_ = now; }
 
  private:
+  /// Returns whether messages may pass now.
+  bool shake_hands();
+  ssize_t read_some(msghdr& message);
+  ssize_t write_some(msghdr& message);
+  bool has_unsent() const { return tls_ != nullptr && tls_->has_unsent(); }
   void receive(TimeNs now);
   void parse();
   bool parse_head();
@@ -108,6 +125,8 @@ class Connection {
 
   const std::uint64_t id_;
   OwnedFd socket_;
+  std::unique_ptr<net::TlsSession> tls_;  // null: none, or not needed since the handshake
+  bool is_shaking_hands_ = false;
   MessageHandler* handler_;
   std::size_t lane_ = 0;
   bool is_connecting_;

@@ -92,6 +92,10 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
     if (pending_text_bytes_ > kPendingTextBytesMax)
       return protocol_error("the notifications of the peer's unfinished pushes are too long in all");
   }
+  // Every payload under way is one of the segments that the end waits for, so a push outlives them on all connections.
+  if (header.num_entries > 0) ++push.num_segments_begun;
+  if (push.is_final && push.num_segments_begun > push.num_segments)
+    return protocol_error("the peer's push has too many segments");
   if (header.num_entries == 0)
     return header.payload_bytes == 0 ? Result<void>{} : protocol_error("the peer sent payload without a range");
   const auto span =
@@ -103,7 +107,7 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
   TransferTable& transfer_table = host_.transfer_table();
   const RegionId region{header.region};
   const GrantId grant{header.grant};
-  Result<std::byte*> memory = transfer_table.begin_access(region, grant, span.first, span.second - span.first);
+  Result<std::byte*> memory = transfer_table.begin_access(region, grant, span.first, span.second - span.first, true);
   if (!memory) {
     // The initiator ends its push when it gets this answer; bytes that are on their way are dropped.
     push.code = ErrorCode::kRefused;
@@ -144,8 +148,6 @@ Result<void> InboundLink::on_message_end(Connection& connection) {
   const auto found = pushes_.find(header.id);
   if (header.num_entries > 0) ++found->second.num_segments_in;
   if (!found->second.is_final || found->second.num_segments_in < found->second.num_segments) return {};
-  if (found->second.num_segments_in > found->second.num_segments)
-    return protocol_error("the peer's push has too many segments");
   return end_push(connection, header.id);
 }
 
@@ -215,8 +217,9 @@ bool InboundLink::next_message(Connection& connection, OutMessage& out) {
   TransferTable& transfer_table = host_.transfer_table();
   const RegionId region{asked.region};
   const GrantId grant{asked.grant};
-  Result<std::byte*> memory = span ? transfer_table.begin_access(region, grant, span->first, span->second - span->first)
-                                   : Result<std::byte*>(span.error());
+  Result<std::byte*> memory =
+      span ? transfer_table.begin_access(region, grant, span->first, span->second - span->first, false)
+           : Result<std::byte*>(span.error());
   if (!memory) {
     refuse_pull(connection, asked, memory.error().what);
     return true;

@@ -40,8 +40,9 @@ class InboundLink final : public MessageHandler {
 
  private:
   struct Push {
-    std::uint32_t num_segments_in = 0;
-    std::uint32_t num_segments = 0;  // known from the final message on
+    std::uint32_t num_segments_begun = 0;  // headers received
+    std::uint32_t num_segments_in = 0;     // payloads received; the push ends when all are
+    std::uint32_t num_segments = 0;        // known from the final message on
     bool is_final = false;
     bool is_aborted = false;
     bool is_unsound = false;

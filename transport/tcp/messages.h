@@ -81,7 +81,8 @@ struct Address {
   std::uint64_t incarnation = 0;
   std::string secret;  // 16 random bytes: a peer that does not show them is refused
   std::vector<Endpoint> endpoints;
-  KVFERRY_FIELDS(protocol_version, incarnation, secret, endpoints);
+  bool has_key = false;  // connections begin with a TLS handshake
+  KVFERRY_FIELDS(protocol_version, incarnation, secret, endpoints, has_key);
 };
 
 struct Hello {

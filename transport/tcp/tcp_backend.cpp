@@ -1,12 +1,10 @@
 #include "transport/tcp/tcp_backend.h"
 
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <bit>
 
 #include "transport/backend_transport.h"
 #include "transport/base/log.h"
@@ -40,15 +38,16 @@ TcpBackend::TcpBackend(const TcpOptions& options)
     : Backend(options.transfers_max),
       options_(options),
       secret_(random_bytes(16)),
+      tls_(options.key ? std::make_unique<net::TlsContext>(*options.key, options.encrypt) : nullptr),
       acceptor_(*this, incarnation_, secret_, [this](Connection& one, const Hello& hello) { welcome(one, hello); }),
       loop_(*this, "kvferry-tcp", options.spin_ns, 0) {}
 
 Result<void> TcpBackend::start() {
-  net::TcpListener listening = KVFERRY_TRY(net::listen_tcp(options_.listen_host, options_.listen_port));
+  auto listening = KVFERRY_TRY(net::listen_in_range(
+      options_.listen_ports, [&](std::uint16_t port) { return net::listen_tcp(options_.listen_host, port); }));
   listener_ = std::move(listening.socket);
-  spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   endpoints_ = reachable_addresses(listening.address);
-  address_ = encode(Address{kProtocolVersion, incarnation_, secret_, endpoints_});
+  address_ = encode(Address{kProtocolVersion, incarnation_, secret_, endpoints_, tls_ != nullptr});
   source_address_ = address_;
   loop_.watch(listener_.get(), EPOLLIN, kListenerTag);
   loop_.start();
@@ -56,12 +55,20 @@ Result<void> TcpBackend::start() {
 }
 
 std::string TcpBackend::describe() const {
-  return fmt::format("TCP sockets, up to {} to a peer on another host; listening on {}", options_.connections,
-                     net::to_text(endpoints_.front()));
+  const std::string secured =
+      tls_ == nullptr
+          ? "no cluster key"
+          : fmt::format("cluster key, encrypts {}", net::kEncryptNames[static_cast<std::size_t>(options_.encrypt)]);
+  return fmt::format("TCP sockets, {}, up to {} to a peer on another host; listening on {}; {} connections refused",
+                     secured, options_.connections, net::to_text(endpoints_.front()), acceptor_.num_refused());
 }
 
 Result<std::uint64_t> TcpBackend::check_address(const std::string& address) {
-  return KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "TCP")).incarnation;
+  const Address peer = KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "TCP"));
+  if (peer.has_key != (tls_ != nullptr))
+    return Error{ErrorCode::kInvalidArgument, fmt::format("the peer has {} cluster key for TCP, this side has {}",
+                                                          peer.has_key ? "a" : "no", tls_ != nullptr ? "one" : "none")};
+  return peer.incarnation;
 }
 
 bool TcpBackend::wait(TimeNs timeout_ns) {
@@ -84,15 +91,13 @@ void TcpBackend::accept_all() {
   for (int count = 0; count < kAcceptsAtOnce; ++count) {
     OwnedFd socket = net::accept_tcp(listener_.get());
     if (socket.get() < 0) {
-      if (errno != EMFILE && errno != ENFILE) return;
-      log().error("tcp: refused a peer's connection: no file descriptor is left");
-      spare_ = OwnedFd();
-      if (const int refused = ::accept(listener_.get(), nullptr, nullptr); refused >= 0) ::close(refused);
-      spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-      continue;
+      if (spare_.refuse(listener_.get(), "tcp")) continue;
+      return;
     }
     if (connections_.size() >= kConnectionsMax) {
-      log().error("tcp: refused a peer's connection: the limit of {} is reached", kConnectionsMax);
+      if (std::has_single_bit(++num_refused_))
+        log().error("tcp: refused a peer's connection ({} so far): the limit of {} is reached", num_refused_,
+                    kConnectionsMax);
       continue;
     }
     skip_congestion_control_within_host(socket.get());
@@ -106,6 +111,7 @@ Connection& TcpBackend::adopt(OwnedFd socket, MessageHandler& handler, bool is_c
   auto& connection =
       *connections_.emplace(id, std::make_unique<Connection>(id, std::move(socket), handler, is_connecting, now()))
            .first->second;
+  if (tls_ != nullptr) connection.secure(std::make_unique<net::TlsSession>(*tls_, fd, !is_connecting));
   loop_.watch(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, id);
   return connection;
 }
@@ -177,12 +183,12 @@ void TcpBackend::check(TimeNs now) {
   if (now - check_at_ >= options_.silence_ns / 4) {
     for (const auto& [id, connection] : connections_) connection->reset_silence(now);
   }
-  bool is_owed = acceptor_.check(now);
+  bool is_owed = false;
   for (const auto& [peer, link] : outbound_) is_owed |= link->check(now);
   std::vector<InboundLink*> inbound;
   for (const auto& [token, link] : inbound_) inbound.push_back(link.get());
   for (InboundLink* link : inbound) is_owed |= link->check(now);
-  check_at_ = is_owed ? now + options_.silence_ns / 4 : ProgressLoop::kNever;
+  check_at_ = std::min(acceptor_.check(now), is_owed ? now + options_.silence_ns / 4 : ProgressLoop::kNever);
 }
 
 void TcpBackend::add_peer(PeerId peer, const std::string& address) {

@@ -9,6 +9,7 @@
 
 #include "transport/backend.h"
 #include "transport/base/clock.h"
+#include "transport/base/net/spare_fd.h"
 #include "transport/make_transport.h"
 #include "transport/progress_loop.h"
 #include "transport/tcp/acceptor.h"
@@ -75,10 +76,12 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   const TcpOptions options_;
   const SteadyClock clock_;
   const std::string secret_;
+  const std::unique_ptr<const net::TlsContext> tls_;  // null: without a cluster key
   std::string address_;
   std::vector<Endpoint> endpoints_;
   OwnedFd listener_;
-  OwnedFd spare_;  // closed for a moment to refuse a connection when no file descriptor is left
+  net::SpareFd spare_;
+  std::uint64_t num_refused_ = 0;  // connections over kConnectionsMax
 
   std::uint64_t num_connections_made_ = 0;
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;

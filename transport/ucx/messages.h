@@ -9,15 +9,19 @@
 
 namespace kvferry::ucx {
 
-constexpr std::uint32_t kProtocolVersion = 2;
+constexpr std::uint32_t kProtocolVersion = 3;
 
 /// The decoded form of Transport::address().
 struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
-  std::string worker_address;  // address of the UCX worker
-  KVFERRY_FIELDS(protocol_version, incarnation, worker_address);
+  std::string worker_address;  // address of the UCX worker, of at most kWorkerAddressBytesMax
+  std::string secret;          // 16 random bytes: messages that do not show them are dropped
+  KVFERRY_FIELDS(protocol_version, incarnation, worker_address, secret);
 };
+
+constexpr std::size_t kWorkerAddressBytesMax = 64 << 10;
+constexpr std::size_t kRkeyBytesMax = 64 << 10;
 
 enum AmId : unsigned {
   kHelloAm = 1,
@@ -34,20 +38,22 @@ enum AmId : unsigned {
 struct Hello {
   std::uint32_t protocol_version = 0;
   std::uint64_t to_incarnation = 0;
-  std::uint32_t token = 0;  // comes back in the Welcome
-  KVFERRY_FIELDS(protocol_version, to_incarnation, token);
+  std::uint64_t token = 0;  // random; comes back in the Welcome and in pongs
+  std::string secret;
+  KVFERRY_FIELDS(protocol_version, to_incarnation, token, secret);
 };
 
 struct Welcome {
-  std::uint32_t token = 0;
+  std::uint64_t token = 0;
   std::string refusal;  // reason for a refusal; empty: accepted
   KVFERRY_FIELDS(token, refusal);
 };
 
-/// Asks whether the peer is alive; the pong is the same message.
+/// Asks whether the peer is alive; the pong is the same message without the secret.
 struct Ping {
-  std::uint32_t token = 0;
-  KVFERRY_FIELDS(token);
+  std::uint64_t token = 0;
+  std::string secret;
+  KVFERRY_FIELDS(token, secret);
 };
 
 /// Limit of the bytes of one BlocksMessage. With its head it fits into one segment of UCX's TCP (ucp_worker.cpp), so
@@ -58,14 +64,15 @@ constexpr std::size_t kMessageExtentsMax = 512;
 /// Many blocks in one message; the receiver's progress thread copies them from or to its memory. The bytes of a push
 /// follow the message, those of a pull follow the answer (packed.h).
 struct BlocksMessage {
-  std::uint64_t token = 0;  // comes back in the answer
+  std::uint64_t token = 0;  // random; comes back in the answer
   bool is_pull = false;
   std::uint32_t region = 0;
   std::uint32_t grant = 0;             // 0: none, offsets count from the region's start
   std::vector<std::uint64_t> extents;  // offset, bytes, offset, bytes, ...
   std::string from;                    // the notification's source address
   std::string notification;            // delivered unless the message is refused
-  KVFERRY_FIELDS(token, is_pull, region, grant, extents, from, notification);
+  std::string secret;
+  KVFERRY_FIELDS(token, is_pull, region, grant, extents, from, notification, secret);
 };
 
 struct BlocksAnswer {
@@ -78,7 +85,8 @@ struct BlocksAnswer {
 struct NotificationMessage {
   std::string from;
   std::string body;
-  KVFERRY_FIELDS(from, body);
+  std::string secret;
+  KVFERRY_FIELDS(from, body, secret);
 };
 
 }  // namespace kvferry::ucx

@@ -33,7 +33,8 @@ std::string serve(TransferTable& transfer_table, const BlocksMessage& message, s
   std::string answer = begin_packed(BlocksAnswer{message.token, 0, ""}, message.is_pull ? *total : 0);
   for (std::size_t index = 0; index < message.extents.size(); index += 2) {
     const std::uint64_t bytes = message.extents[index + 1];
-    Result<std::byte*> memory = transfer_table.begin_access(region, grant, message.extents[index], bytes);
+    Result<std::byte*> memory =
+        transfer_table.begin_access(region, grant, message.extents[index], bytes, !message.is_pull);
     if (!memory) return refuse(message, memory.error().code, std::move(memory.error().what));
     if (message.is_pull) {
       answer.append(reinterpret_cast<const char*>(*memory), bytes);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <string_view>
@@ -61,7 +62,8 @@ class PendingMessages {
     UcxTransfer* transfer = nullptr;
     std::vector<LocalPiece> pieces;
   };
-  std::uint64_t next_token() { return ++num_tokens_; }
+  /// Returns a token that only the peer that is asked can know, so that no other peer can answer.
+  std::uint64_t next_token() { return (std::uint64_t{random_()} << 32) | random_(); }
   void add(std::uint64_t token, Pending message) { pending_.emplace(token, std::move(message)); }
   /// Removes and returns a message, or returns nullopt if its transfer has ended.
   std::optional<Pending> take(std::uint64_t token) {
@@ -73,7 +75,7 @@ class PendingMessages {
   }
 
  private:
-  std::uint64_t num_tokens_ = 0;
+  std::random_device random_;
   std::unordered_map<std::uint64_t, Pending> pending_;
 };
 

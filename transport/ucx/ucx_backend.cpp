@@ -32,7 +32,12 @@ std::string UcxBackend::describe() const {
 }
 
 Result<std::uint64_t> UcxBackend::check_address(const std::string& address) {
-  return KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "UCX")).incarnation;
+  const Address peer = KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "UCX"));
+  if (peer.worker_address.empty() || peer.worker_address.size() > kWorkerAddressBytesMax)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("the peer's address holds a UCX address of {} bytes; 1 to {} are allowed",
+                             peer.worker_address.size(), kWorkerAddressBytesMax)};
+  return peer.incarnation;
 }
 
 void UcxBackend::thread_main(std::promise<Result<void>> started) {
@@ -93,7 +98,8 @@ void UcxBackend::cancel(PeerId, TransferId id) {
 }
 
 void UcxBackend::add_peer(PeerId peer, const std::string& address) {
-  peers_[peer].peer = std::make_unique<UcxPeer>(*worker_, peer, decode<Address>(address, "peer address").value());
+  peers_[peer].peer =
+      std::make_unique<UcxPeer>(*worker_, peer, decode<Address>(address, "peer address").value(), random_number());
 }
 
 void UcxBackend::drop_peer(PeerId peer) {

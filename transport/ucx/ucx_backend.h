@@ -78,8 +78,15 @@ class UcxBackend final : public Backend {
   void on_blocks(std::string_view packed, ucp_ep_h reply_ep);
   void on_answer(std::string_view packed);
 
+  /// Returns whether the sender of a message was told this transport's address; counts and logs others.
+  bool is_invited(const std::string& secret);
+  /// Returns the peer that was given this token, or null.
+  UcxPeer* find_peer(std::uint64_t token);
+
   const UcxOptions options_;
   const SteadyClock clock_;
+  const std::string secret_ = random_bytes(16);
+  std::uint64_t num_uninvited_messages_ = 0;
   TaskInbox inbox_;
   std::string address_;  // written before start() returns
   mutable std::mutex path_mutex_;

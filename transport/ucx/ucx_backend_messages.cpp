@@ -1,4 +1,5 @@
 // The UCX backend's active messages.
+#include <bit>
 #include <optional>
 #include <utility>
 
@@ -24,7 +25,7 @@ std::optional<Message> checked(Result<Message> message, std::string_view what) {
 Result<void> UcxBackend::set_up() {
   worker_ = KVFERRY_TRY(UcpWorker::create());
   std::string worker_address = KVFERRY_TRY(worker_->address());
-  address_ = encode(Address{kProtocolVersion, incarnation_, std::move(worker_address)});
+  address_ = encode(Address{kProtocolVersion, incarnation_, std::move(worker_address), secret_});
   source_address_ = address_;
   for (const AmId id : {kHelloAm, kWelcomeAm, kNotificationAm, kPingAm, kPongAm, kBlocksAm, kAnswerAm})
     handlers_.push_back({this, id});
@@ -49,23 +50,26 @@ Result<void> UcxBackend::set_up() {
 void UcxBackend::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep) {
   switch (id) {
     case kHelloAm:
-      if (auto hello = checked(decode<Hello>(bytes, "hello"), "hello"); hello && reply_ep != nullptr)
+      if (auto hello = checked(decode<Hello>(bytes, "hello"), "hello");
+          hello && reply_ep != nullptr && is_invited(hello->secret))
         on_hello(*hello, reply_ep);
       break;
     case kWelcomeAm:
       if (auto welcome = checked(decode<Welcome>(bytes, "welcome"), "welcome")) on_welcome(*welcome);
       break;
     case kNotificationAm:
-      if (auto note = checked(decode<NotificationMessage>(bytes, "notification"), "notification"))
+      if (auto note = checked(decode<NotificationMessage>(bytes, "notification"), "notification");
+          note && is_invited(note->secret))
         on_notification(std::move(*note));
       break;
     case kPingAm:
-      if (reply_ep != nullptr) static_cast<void>(worker_->send(reply_ep, kPongAm, std::string(bytes), false));
+      if (auto ping = checked(decode<Ping>(bytes, "ping"), "ping");
+          ping && reply_ep != nullptr && is_invited(ping->secret))
+        static_cast<void>(worker_->send(reply_ep, kPongAm, encode(Ping{ping->token, ""}), false));
       break;
     case kPongAm:
       if (auto pong = checked(decode<Ping>(bytes, "pong"), "pong")) {
-        if (const auto entry = peers_.find(PeerId{pong->token}); entry != peers_.end())
-          entry->second.peer->note_life(clock_.now());
+        if (UcxPeer* const peer = find_peer(pong->token)) peer->note_life(clock_.now());
       }
       break;
     case kBlocksAm:
@@ -87,8 +91,22 @@ void UcxBackend::on_hello(const Hello& hello, ucp_ep_h reply_ep) {
 }
 
 void UcxBackend::on_welcome(const Welcome& welcome) {
-  if (const auto entry = peers_.find(PeerId{welcome.token}); entry != peers_.end())
-    entry->second.peer->on_welcome(welcome);
+  if (UcxPeer* const peer = find_peer(welcome.token)) peer->on_welcome(welcome);
+}
+
+bool UcxBackend::is_invited(const std::string& secret) {
+  if (is_same_secret(secret, secret_)) return true;
+  if (std::has_single_bit(++num_uninvited_messages_))
+    log().warn("transport: dropped a UCX message without this address's secret ({} of them so far)",
+               num_uninvited_messages_);
+  return false;
+}
+
+UcxPeer* UcxBackend::find_peer(std::uint64_t token) {
+  for (const auto& [id, entry] : peers_) {
+    if (entry.peer->token() == token) return entry.peer.get();
+  }
+  return nullptr;
 }
 
 void UcxBackend::on_notification(NotificationMessage message) {
@@ -100,6 +118,7 @@ void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
   auto read = checked(read_packed<BlocksMessage>(packed, "message of blocks"), "message of blocks");
   if (!read) return;
   auto& [message, payload] = *read;
+  if (!is_invited(message.secret)) return;
   // No correct peer requests this much without reading the answers, so this one gets no answer.
   if (worker_->unsent_bytes(reply_ep) > kUnsentBytesMax) return;
   const auto memory = memories_.find(RegionId{message.region});
@@ -112,7 +131,7 @@ void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
   bool is_served = false;
   std::string answer = serve(table_, message, payload, is_served);
   if (is_served && !message.notification.empty())
-    on_notification({std::move(message.from), std::move(message.notification)});
+    on_notification({std::move(message.from), std::move(message.notification), {}});
   static_cast<void>(worker_->send(reply_ep, kAnswerAm, std::move(answer), false));
 }
 

@@ -13,6 +13,10 @@ namespace {
 
 constexpr std::size_t kRkeysMax = 64;  // unpacked keys of a peer; beyond that unused ones are destroyed
 
+/// Returns a copy for UCX, which is given no length. Its lists end where the highest bit of a byte is set, so that a
+/// peer's broken bytes end within the copy.
+std::string padded(const std::string& bytes) { return bytes + std::string(4096, '\xff'); }
+
 /// Returns whether the request has ended, and frees it then.
 bool is_over(ucs_status_ptr_t& request) {
   if (UCS_PTR_IS_PTR(request)) {
@@ -32,7 +36,8 @@ void UcxPeer::connect() {
   ucp_ep_params_t params{};
   params.field_mask =
       UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(address_.worker_address.data());
+  const std::string worker_address = padded(address_.worker_address);
+  params.address = reinterpret_cast<const ucp_address_t*>(worker_address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = [](void* arg, ucp_ep_h, ucs_status_t status) {
     static_cast<UcxPeer*>(arg)->fail(describe_status("the connection broke", status));
@@ -45,7 +50,7 @@ void UcxPeer::connect() {
         status));
   }
   state_ = State::kConnecting;
-  hello_ = encode(Hello{kProtocolVersion, address_.incarnation, id_.value});
+  hello_ = encode(Hello{kProtocolVersion, address_.incarnation, token_, address_.secret});
   ucp_request_param_t request{};
   request.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   request.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
@@ -72,7 +77,8 @@ void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
   if (state_ == State::kConnecting || pinged_at_ > alive_at_)
     return fail(fmt::format("the peer owes an answer and was silent for {} ms", (now - alive_at_) / kMillisecond));
   pinged_at_ = now;
-  if (const ucs_status_t status = worker_.send(ep_, kPingAm, encode(Ping{id_.value}), true); status != UCS_OK)
+  if (const ucs_status_t status = worker_.send(ep_, kPingAm, encode(Ping{token_, address_.secret}), true);
+      status != UCS_OK)
     fail(describe_status("the connection refused a message", status));
 }
 
@@ -120,8 +126,11 @@ Result<RkeyPtr> UcxPeer::rkey(const std::string& packed) {
   if (const auto found = rkeys_.find(packed); found != rkeys_.end()) return found->second;
   if (rkeys_.size() >= kRkeysMax)
     std::erase_if(rkeys_, [](const auto& entry) { return entry.second.use_count() == 1; });
+  if (packed.empty() || packed.size() > kRkeyBytesMax)
+    return Error{ErrorCode::kInternal,
+                 fmt::format("the peer's remote key has {} bytes; 1 to {} are allowed", packed.size(), kRkeyBytesMax)};
   ucp_rkey_h rkey = nullptr;
-  if (const ucs_status_t status = ucp_ep_rkey_unpack(ep_, packed.data(), &rkey); status != UCS_OK)
+  if (const ucs_status_t status = ucp_ep_rkey_unpack(ep_, padded(packed).data(), &rkey); status != UCS_OK)
     return Error{ErrorCode::kInternal, describe_status("cannot read the peer's remote key", status)};
   return rkeys_.emplace(packed, RkeyPtr(rkey, ucp_rkey_destroy)).first->second;
 }

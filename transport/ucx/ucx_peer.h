@@ -21,7 +21,9 @@ using RkeyPtr = std::shared_ptr<ucp_rkey>;
 /// Closing takes several progress() calls: the backend calls advance_close() until is_closed(), and waits for nothing.
 class UcxPeer {
  public:
-  UcxPeer(UcpWorker& worker, PeerId id, Address address) : worker_(worker), id_(id), address_(std::move(address)) {}
+  /// `token`: random, so that only the peer that was asked can send a welcome or a pong.
+  UcxPeer(UcpWorker& worker, PeerId id, Address address, std::uint64_t token)
+      : worker_(worker), id_(id), address_(std::move(address)), token_(token) {}
   UcxPeer(const UcxPeer&) = delete;
   UcxPeer& operator=(const UcxPeer&) = delete;
   ~UcxPeer();
@@ -60,6 +62,8 @@ class UcxPeer {
   std::string transports() const;
 
   PeerId id() const { return id_; }
+  std::uint64_t token() const { return token_; }
+  const std::string& secret() const { return address_.secret; }
   ucp_ep_h ep() const { return ep_; }
   const std::string& why() const { return why_; }
   std::uint32_t num_transfers = 0;   // number of transfers with this peer
@@ -75,6 +79,7 @@ class UcxPeer {
   UcpWorker& worker_;
   const PeerId id_;
   const Address address_;
+  const std::uint64_t token_;
   State state_ = State::kIdle;
   ucp_ep_h ep_ = nullptr;
   std::string why_;

@@ -167,8 +167,14 @@ void UcxTransfer::post_operations() {
 void UcxTransfer::post_messages(UcpWorker& worker, const std::string& from) {
   while (!cursor_.is_at_end(accepted_.copies) && peer_.num_unanswered < kMessagesPerPeerMax && peer_.is_ready()) {
     const bool is_first = cursor_.is_at_begin();
-    BlocksMessage message{
-        pending_messages_.next_token(), is_pull(), accepted_.remote.region, accepted_.remote.grant, {}, "", ""};
+    BlocksMessage message{pending_messages_.next_token(),
+                          is_pull(),
+                          accepted_.remote.region,
+                          accepted_.remote.grant,
+                          {},
+                          "",
+                          "",
+                          peer_.secret()};
     std::vector<LocalPiece> pieces;
     std::uint64_t bytes = 0;
     while (!cursor_.is_at_end(accepted_.copies) && pieces.size() < kMessageExtentsMax && bytes < kMessageBytesMax) {
@@ -253,7 +259,7 @@ void UcxTransfer::post_flush() {
 
 void UcxTransfer::post_notification(UcpWorker& worker, const std::string& from) {
   phase_ = Phase::kDone;
-  std::string message = encode(NotificationMessage{from, accepted_.notification});
+  std::string message = encode(NotificationMessage{from, accepted_.notification, peer_.secret()});
   if (const ucs_status_t status = worker.send(peer_.ep(), kNotificationAm, std::move(message), false); status != UCS_OK)
     peer_.fail(describe_status("the connection refused a message", status));
 }

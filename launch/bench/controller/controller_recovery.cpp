@@ -96,8 +96,8 @@ double recover(const std::string& folder, std::uint64_t num_prefixes) {
   const SteadyClock clock;
   const TimeNs begun = clock.now();
   const std::string endpoint = fmt::format("ipc://{}/socket", folder);
-  ChildProcess process(
-      {{kvferry_program(), "controller", "--bind", endpoint, "--state", folder + "/state"}, {"KVFERRY_LOG=warn"}});
+  ChildProcess process({{kvferry_program(), "controller", "--bind", endpoint, "--state", folder + "/state"},
+                        {"KVFERRY_LOG=warn", "KVFERRY_CLUSTER_KEY_FILE="}});
   const Result<nlohmann::json> line = process.link().receive(kRecoveryPatience);
   const bool is_told =
       line || line.error().code == ErrorCode::kCorrupt;  // the line that names the endpoint is not JSON

@@ -103,7 +103,8 @@ void FleetControllers::start_again(std::size_t replica) {
   // The controller gets the file limit that shells and systemd set by default, so it has to raise the limit itself.
   words.insert(words.begin(), {"sh", "-c", "ulimit -Sn 1024; exec \"$@\"", "sh", kvferry_program()});
   const PinnedHere pinned(1);
-  controllers_[replica] = std::make_unique<ChildProcess>(Command{std::move(words), {"KVFERRY_LOG=error"}});
+  controllers_[replica] =
+      std::make_unique<ChildProcess>(Command{std::move(words), {"KVFERRY_LOG=error", "KVFERRY_CLUSTER_KEY_FILE="}});
 }
 
 double FleetControllers::cpu_s(std::size_t replica) const {

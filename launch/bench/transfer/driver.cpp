@@ -22,6 +22,10 @@ using Json = nlohmann::json;
 std::vector<Contender> contenders(const std::string& path, const std::vector<std::string>& peers, bool is_same_host) {
   std::vector<Contender> all{{.engine = "kvferry", .setting = "default"}};
   if (is_same_host && path != "tcp" && path != "ucx") all.push_back({.engine = "kvferry", .setting = "1 thread"});
+  if (path == "tcp") {
+    all.push_back({.engine = "kvferry", .setting = "with key"});
+    all.push_back({.engine = "kvferry", .setting = "encrypted"});
+  }
   if (is_same_host && path != "tcp") {
     all.push_back({.engine = "memcpy", .setting = "1 thread", .is_limit = true});
     all.push_back({.engine = "cma", .setting = "1024 ranges", .is_limit = true});

@@ -51,7 +51,8 @@ TEST(Fingerprint, EachFieldThatDiffersIsNamedWithBothValues) {
 }
 
 TEST(Fingerprint, MissingFieldsAndOtherTextsAreToldToo) {
-  EXPECT_EQ(fingerprint_difference("model=a", "model=a rope=1"), "rope is missing here and '1' there");
+  EXPECT_EQ(fingerprint_difference("model=a", "model=a rope=1"),
+            "rope (the rotary embedding) is missing here and '1' there");
   EXPECT_EQ(fingerprint_difference("one", "another"), "the fingerprint is 'one' here and 'another' there");
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 namespace kvferry::net {
 namespace {
@@ -22,6 +23,20 @@ bool is_name(std::string_view host) {
 }
 
 }  // namespace
+
+Result<PortRange> parse_port_range(std::string_view text) {
+  if (text.empty()) return PortRange{};
+  const std::string_view first = text.substr(0, text.find('-'));
+  const std::string_view last = first.size() == text.size() ? first : text.substr(first.size() + 1);
+  PortRange ports;
+  for (const auto& [number, port] : {std::pair(first, &ports.first), std::pair(last, &ports.last)}) {
+    const auto [parsed, failure] = std::from_chars(number.data(), number.data() + number.size(), *port);
+    if (failure != std::errc() || parsed != number.data() + number.size()) ports = {};
+  }
+  if (ports.first > 0 && ports.first <= ports.last) return ports;
+  return Error{ErrorCode::kInvalidArgument,
+               fmt::format("'{}' is no range of ports; allowed: FIRST-LAST or PORT, of 1 to 65535", text)};
+}
 
 Result<HostPort> parse_host_port(std::string_view text, std::optional<std::uint16_t> default_port) {
   const Error bad{

@@ -18,6 +18,25 @@ struct HostPort {
   KVFERRY_FIELDS(host, port);
 };
 
+/// The ports at which a process may listen; 0-0: any that is free.
+struct PortRange {
+  std::uint16_t first = 0, last = 0;
+  bool operator==(const PortRange&) const = default;
+};
+/// Parses "FIRST-LAST" or "PORT", of 1 to 65535; "" means any port. kInvalidArgument: `text` has another form.
+Result<PortRange> parse_port_range(std::string_view text);
+
+/// Calls listen(port), which returns a Result, with each port of the range until one succeeds. kUnavailable: none did.
+template <class Listen>
+auto listen_in_range(PortRange ports, const Listen& listen) -> decltype(listen(std::uint16_t{})) {
+  auto listening = listen(ports.first);
+  for (std::uint32_t port = ports.first; !listening && port < ports.last;)
+    listening = listen(static_cast<std::uint16_t>(++port));
+  if (listening || ports.first == ports.last) return listening;
+  return Error{ErrorCode::kUnavailable, fmt::format("none of the ports {} to {} can be used: {}", ports.first,
+                                                    ports.last, listening.error().what)};
+}
+
 /// Parses "HOST:PORT" or "[IPV6]:PORT" with a port of 0 to 65535. With `default_port`, ":PORT" may be missing.
 /// kInvalidArgument: `text` has another form.
 Result<HostPort> parse_host_port(std::string_view text, std::optional<std::uint16_t> default_port = std::nullopt);

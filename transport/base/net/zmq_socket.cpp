@@ -1,6 +1,7 @@
 #include "transport/base/net/zmq_socket.h"
 
 #include <sys/epoll.h>
+#include <unistd.h>
 #include <zmq.h>
 
 #include <algorithm>
@@ -9,13 +10,15 @@
 #include <cstring>
 #include <utility>
 
-#include "transport/base/check.h"
 #include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::net {
 namespace {
 
 static_assert(sizeof(zmq_msg_t) == 64);
+
+constexpr int kRefusals =
+    ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
 
 zmq_msg_t* message(std::byte* storage) { return reinterpret_cast<zmq_msg_t*>(storage); }
 
@@ -46,15 +49,6 @@ bool has_host_name(const std::string& endpoint) {
 
 }  // namespace
 
-ZmqContext::ZmqContext(int sockets_max) : handle_(::zmq_ctx_new()) {
-  KVFERRY_CHECK(handle_ != nullptr, "cannot create a ZeroMQ context: {}", last_error());
-  ::zmq_ctx_set(handle_, ZMQ_MAX_SOCKETS, sockets_max);
-}
-
-ZmqContext::~ZmqContext() {
-  while (::zmq_ctx_term(handle_) != 0 && ::zmq_errno() == EINTR) continue;
-}
-
 ZmqPart::ZmqPart() { ::zmq_msg_init(message(message_)); }
 ZmqPart::~ZmqPart() { ::zmq_msg_close(message(message_)); }
 
@@ -80,7 +74,7 @@ Result<std::unique_ptr<ZmqSocket>> ZmqSocket::make(std::shared_ptr<ZmqContext> c
 
 Result<void> ZmqSocket::set_up(ZmqKind kind, const ZmqOptions& options) {
   if (handle_ == nullptr) return Error{ErrorCode::kUnavailable, "cannot create a ZeroMQ socket: " + last_error()};
-  constexpr int kReconnectMs = 100, kReconnectMaxMs = 1000, kBacklog = 4096;
+  constexpr int kReconnectMs = 100, kReconnectMaxMs = 1000, kHandshakeMs = 2000, kBacklog = 4096;
   set(handle_, ZMQ_LINGER, 0);
   set(handle_, ZMQ_MAXMSGSIZE, options.message_bytes_max);
   set(handle_, ZMQ_RCVHWM, options.receive_queue_max);
@@ -89,13 +83,17 @@ Result<void> ZmqSocket::set_up(ZmqKind kind, const ZmqOptions& options) {
   set(handle_, ZMQ_CONNECT_TIMEOUT, options.connect_timeout_ms);
   set(handle_, ZMQ_RECONNECT_IVL, kReconnectMs);
   set(handle_, ZMQ_RECONNECT_IVL_MAX, kReconnectMaxMs);
+  set(handle_, ZMQ_HANDSHAKE_IVL, kHandshakeMs);
   set(handle_, ZMQ_IMMEDIATE, options.queues_unconnected ? 0 : 1);
   // ZMQ_HEARTBEAT_IVL stays off: with a full receive queue, a lost connection then ends the process by an assertion
-  // (libzmq issues 3937, 4364, 4767). Keepalive closes dead connections; the protocols above have heartbeats.
+  // (libzmq issues 3937, 4364, 4767). Keepalive closes idle connections to dead hosts, and the limit on unacknowledged
+  // bytes all others: without it the kernel sends again for 15 minutes, for example after a firewall has dropped the
+  // connection.
   set(handle_, ZMQ_TCP_KEEPALIVE, 1);
   set(handle_, ZMQ_TCP_KEEPALIVE_IDLE, kKeepaliveIdleSeconds);
   set(handle_, ZMQ_TCP_KEEPALIVE_INTVL, kKeepaliveIntervalSeconds);
   set(handle_, ZMQ_TCP_KEEPALIVE_CNT, kKeepaliveProbes);
+  set(handle_, ZMQ_TCP_MAXRT, kUnacknowledgedMs);
   if (kind == ZmqKind::kSubscriber) {
     ::zmq_setsockopt(handle_, ZMQ_SUBSCRIBE, "", 0);
     return {};
@@ -117,6 +115,9 @@ Result<void> ZmqSocket::bind(std::string endpoint) {
   constexpr std::string_view kLocalhost = "tcp://localhost:";
   if (endpoint.starts_with(kLocalhost)) endpoint.replace(0, kLocalhost.size(), "tcp://127.0.0.1:");
   set(handle_, ZMQ_IPV6, endpoint.starts_with("tcp://[") || endpoint.starts_with("tcp://*:") ? 1 : 0);
+  if (endpoint.starts_with("ipc://") && !set(handle_, ZMQ_IPC_FILTER_UID, ::geteuid()))
+    return Error{ErrorCode::kUnavailable, "this ZeroMQ can't tell which user connects to " + endpoint};
+  KVFERRY_TRY(context_->secure_server(handle_, endpoint));
   if (::zmq_bind(handle_, endpoint.c_str()) != 0) {
     const bool is_foreign = ::zmq_errno() == ENODEV || ::zmq_errno() == EADDRNOTAVAIL;
     return Error{ErrorCode::kUnavailable,
@@ -131,6 +132,7 @@ Result<void> ZmqSocket::bind(std::string endpoint) {
 }
 
 Result<void> ZmqSocket::connect(const std::string& endpoint) {
+  KVFERRY_TRY(context_->secure_client(handle_, endpoint));
   endpoint_ = endpoint;
   is_ipv6_ = endpoint.starts_with("tcp://[");
   set(handle_, ZMQ_IPV6, is_ipv6_ ? 1 : 0);
@@ -184,15 +186,21 @@ std::size_t ZmqSocket::receive(std::span<ZmqPart> parts) {
 void ZmqSocket::set_linger(int ms) { set(handle_, ZMQ_LINGER, ms); }
 
 Result<std::unique_ptr<ZmqSocket>> ZmqSocket::make_monitor() {
+  return monitor(ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED);
+}
+
+Result<std::unique_ptr<ZmqSocket>> ZmqSocket::make_refusal_monitor() { return monitor(kRefusals); }
+
+Result<std::unique_ptr<ZmqSocket>> ZmqSocket::monitor(int events) {
   static std::atomic<std::uint64_t> num_monitors{0};
   const std::string name = fmt::format("inproc://kvferry-monitor-{}", ++num_monitors);
-  std::unique_ptr<ZmqSocket> monitor(new ZmqSocket(context_, ZMQ_PAIR));
-  constexpr int kEvents = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
-  if (monitor->handle_ == nullptr || ::zmq_socket_monitor(handle_, name.c_str(), kEvents) != 0 ||
-      ::zmq_connect(monitor->handle_, name.c_str()) != 0)
+  std::unique_ptr<ZmqSocket> made(new ZmqSocket(context_, ZMQ_PAIR));
+  if (made->handle_ != nullptr) set(made->handle_, ZMQ_RCVHWM, 0);  // ZeroMQ's thread would wait for a full queue
+  if (made->handle_ == nullptr || ::zmq_socket_monitor(handle_, name.c_str(), events) != 0 ||
+      ::zmq_connect(made->handle_, name.c_str()) != 0)
     return Error{ErrorCode::kUnavailable, "cannot monitor a ZeroMQ socket: " + last_error()};
-  set(monitor->handle_, ZMQ_LINGER, 0);
-  return monitor;
+  set(made->handle_, ZMQ_LINGER, 0);
+  return made;
 }
 
 ZmqSocket::Change ZmqSocket::next_change() {
@@ -203,6 +211,7 @@ ZmqSocket::Change ZmqSocket::next_change() {
     std::memcpy(&event, bytes.data(), std::min(bytes.size(), sizeof event));
     if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) return Change::kConnected;
     if (event == ZMQ_EVENT_DISCONNECTED) return Change::kDisconnected;
+    if ((event & kRefusals) != 0) return Change::kRefused;
   }
   return Change::kNone;
 }

@@ -1,4 +1,4 @@
-// ZeroMQ sockets. ZeroMQ's own headers are included only by zmq_socket.cpp.
+// ZeroMQ sockets. ZeroMQ's own headers are included only by sources.
 #pragma once
 
 #include <cstddef>
@@ -10,24 +10,11 @@
 #include <string_view>
 
 #include "transport/base/net/event_fd.h"
+#include "transport/base/net/zmq_context.h"
 #include "transport/base/owned_fd.h"
 #include "transport/base/result.h"
 
 namespace kvferry::net {
-
-/// The I/O thread that sockets of one process can share. Threads: any.
-class ZmqContext {
- public:
-  static constexpr int kSocketsMaxDefault = 1023;
-  explicit ZmqContext(int sockets_max = kSocketsMaxDefault);
-  ~ZmqContext();  // waits until all sockets are closed
-  ZmqContext(const ZmqContext&) = delete;
-  ZmqContext& operator=(const ZmqContext&) = delete;
-  void* handle() const { return handle_; }
-
- private:
-  void* handle_;
-};
 
 /// One part of a message. The bytes belong to ZeroMQ.
 class ZmqPart {
@@ -68,7 +55,7 @@ class ZmqSocket {
   ZmqSocket(const ZmqSocket&) = delete;
   ZmqSocket& operator=(const ZmqSocket&) = delete;
 
-  /// Listens on tcp://HOST:PORT or ipc://PATH. HOST is "*" (all interfaces, IPv6 and IPv4), a numeric address, an
+  /// Listens on tcp://HOST:PORT or, for this user alone, ipc://PATH. HOST: "*" (all interfaces), a numeric address, an
   /// interface or "localhost"; port 0 selects a free port. kUnavailable: the address cannot be bound.
   Result<void> bind(std::string endpoint);
   /// Connects in the background, and again whenever the connection breaks. A host name is resolved to an IPv4 address.
@@ -79,6 +66,7 @@ class ZmqSocket {
   Result<void> reconnect();
   /// Returns the endpoint that bind() opened or connect() received, e.g. "tcp://127.0.0.1:41234".
   const std::string& endpoint() const { return endpoint_; }
+  const std::shared_ptr<ZmqContext>& context() const { return context_; }
 
   /// Returns a descriptor that is readable if a message has arrived since receive() returned 0. Until receive()
   /// returns 0, a router's descriptor may be unreadable although messages wait; a dealer's is readable then.
@@ -96,9 +84,12 @@ class ZmqSocket {
   /// Sets how long closing waits for unsent messages.
   void set_linger(int ms);
 
+  enum class Change { kNone, kConnected, kDisconnected, kRefused };
   /// Returns a socket that receives a message for each connect and disconnect of this one; destroy it before this one.
+  /// A socket has one monitor.
   Result<std::unique_ptr<ZmqSocket>> make_monitor();
-  enum class Change { kNone, kConnected, kDisconnected };
+  /// Same as make_monitor(), for connections that ended before both sides had shown who they are (kRefused).
+  Result<std::unique_ptr<ZmqSocket>> make_refusal_monitor();
   /// Returns the next change that a monitor reports; kNone if no message waits.
   Change next_change();
 
@@ -106,6 +97,7 @@ class ZmqSocket {
   ZmqSocket(std::shared_ptr<ZmqContext> context, int type);
   Result<void> set_up(ZmqKind kind, const ZmqOptions& options);
   void report_pending();
+  Result<std::unique_ptr<ZmqSocket>> monitor(int events);
 
   std::shared_ptr<ZmqContext> context_;  // shared, so that it outlives the socket
   void* handle_;

@@ -13,6 +13,10 @@ class KvferryEngine final : public Engine {
     TransportOptions options;
     options.path = need(parse_path(spec.path));
     if (spec.setting == "1 thread") options.shm.copy_threads = 1;
+    if (spec.setting == "with key" || spec.setting == "encrypted") {
+      options.tcp.key = net::ClusterKey("a key that everybody may know: the bench's bytes are no secret");
+      options.tcp.encrypt = spec.setting == "encrypted" ? net::Encrypt::kAlways : net::Encrypt::kNever;
+    }
     transport_ = need(make_transport(options));
     region_ = need(transport_->register_region(memory.region()));
     const std::string exported = need(transport_->export_region(region_));

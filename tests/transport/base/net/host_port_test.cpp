@@ -26,6 +26,28 @@ TEST(HostPort, OtherFormsAreRefused) {
   }
 }
 
+TEST(PortRange, IsParsedOrRefused) {
+  EXPECT_EQ(parse_port_range("").value(), PortRange{});
+  EXPECT_EQ(parse_port_range("7000").value(), (PortRange{7000, 7000}));
+  EXPECT_EQ(parse_port_range("7000-65535").value(), (PortRange{7000, 65535}));
+  for (const char* text : {"0", "0-5", "8-7", "7-", "-7", "7-8-9", "7-65536", "a-b", "7 - 8", "+7"})
+    EXPECT_FALSE(parse_port_range(text)) << text;
+}
+
+TEST(PortRange, TheFirstPortThatCanBeUsedIsTaken) {
+  const auto only = [](std::uint16_t free) {
+    return [free](std::uint16_t port) -> Result<std::uint16_t> {
+      if (port == free) return port;
+      return Error{ErrorCode::kUnavailable, "in use"};
+    };
+  };
+  EXPECT_EQ(listen_in_range({7, 9}, only(9)).value(), 9);
+  EXPECT_EQ(listen_in_range({65534, 65535}, only(65535)).value(), 65535);
+  EXPECT_EQ(listen_in_range({}, only(0)).value(), 0);
+  EXPECT_EQ(listen_in_range({7, 8}, only(9)).error().what, "none of the ports 7 to 8 can be used: in use");
+  EXPECT_EQ(listen_in_range({7, 7}, only(9)).error().what, "in use");
+}
+
 TEST(HostPort, ThePortMayBeMissingIfThereIsADefault) {
   EXPECT_EQ(parse_host_port("host", 6379).value(), (HostPort{"host", 6379}));
   EXPECT_EQ(parse_host_port("[::1]", 6379).value(), (HostPort{"::1", 6379}));

@@ -1,13 +1,22 @@
 #include "transport/base/net/zmq_socket.h"
 
 #include <gmock/gmock.h>
+#include <linux/filter.h>
 #include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstring>
 #include <vector>
 
 #include "tests/transport/base/net/ipv6.h"
+#include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::net {
 namespace {
@@ -86,6 +95,48 @@ TEST(ZmqSocket, AHostNameIsTriedOverIpv4AndThenOverIpv6) {
   EXPECT_EQ(wait_message(*server).size(), 2U);
 }
 
+/// Returns how many bytes a process of this user gets when it connects to the abstract socket; ZeroMQ greets who may
+/// stay. -1: the process can't become that user or can't connect.
+int bytes_greeted_with(const std::string& name, uid_t user) {
+  int results[2];
+  if (::pipe(results) != 0) return -1;
+  const pid_t child = ::fork();
+  if (child == 0) {  // only system calls, since other threads' locks may be held
+    int got = -1;
+    sockaddr_un to{};
+    to.sun_family = AF_UNIX;
+    std::memcpy(to.sun_path + 1, name.data(), name.size());
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    if ((user == ::geteuid() || ::syscall(SYS_setresuid, user, user, user) == 0) &&
+        ::connect(fd, reinterpret_cast<const sockaddr*>(&to), length) == 0) {
+      char greeting[16];
+      got = static_cast<int>(::recv(fd, greeting, sizeof(greeting), 0));
+      if (got < 0) got = 0;  // the connection was reset
+    }
+    static_cast<void>(!::write(results[1], &got, sizeof(got)));
+    ::_exit(0);
+  }
+  int got = -1;
+  EXPECT_EQ(::read(results[0], &got, sizeof(got)), static_cast<ssize_t>(sizeof(got)));
+  ::waitpid(child, nullptr, 0);
+  ::close(results[0]);
+  ::close(results[1]);
+  return got;
+}
+
+TEST(ZmqSocket, ALocalSocketLetsInNoOtherUser) {
+  const std::string name = "kvferry-test-" + std::to_string(::getpid());
+  const auto server = bound("ipc://@" + name);
+  const auto client = make(ZmqKind::kDealer);
+  ASSERT_TRUE(client->connect(server->endpoint()));
+  ASSERT_TRUE(client->send("question"));
+  EXPECT_EQ(wait_message(*server).size(), 2U);
+  EXPECT_GT(bytes_greeted_with(name, ::geteuid()), 0);
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  EXPECT_EQ(bytes_greeted_with(name, 65534), 0);
+}
+
 TEST(ZmqSocket, FailuresNameTheEndpoint) {
   const auto server = bound("tcp://127.0.0.1:0");
   const Result<void> second = make(ZmqKind::kRouter)->bind(server->endpoint());
@@ -154,6 +205,54 @@ TEST(ZmqSocket, AMonitorReportsConnectsAndDisconnects) {
   EXPECT_EQ(next_change(), ZmqSocket::Change::kConnected);
   server.reset();
   EXPECT_EQ(next_change(), ZmqSocket::Change::kDisconnected);
+}
+
+/// Returns kNone after 10 s.
+ZmqSocket::Change wait_change(ZmqSocket& monitor) {
+  constexpr int kStepMs = 20;
+  auto change = monitor.next_change();
+  for (int ms = 0; change == ZmqSocket::Change::kNone && ms < 10'000; ms += kStepMs) {
+    ::usleep(kStepMs * 1000);
+    change = monitor.next_change();
+  }
+  return change;
+}
+
+/// Drops all packets that arrive on the accepted connections of this process to `port`, as a firewall that has
+/// forgotten them.
+void black_hole(std::uint16_t port) {
+  sock_filter nothing{BPF_RET | BPF_K, 0, 0, 0};
+  const sock_fprog filter{1, &nothing};
+  for (int fd = 3; fd < 1024; ++fd) {
+    if (local_address(fd).port != port || peer_address(fd).port == 0) continue;
+    ASSERT_EQ(::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter), 0);
+  }
+}
+
+TEST(ZmqSocket, AConnectionWhosePacketsAreDroppedIsMadeAnewWithinSeconds) {
+  const auto server = bound("tcp://127.0.0.1:0");
+  const auto client = make(ZmqKind::kDealer);
+  const auto changes = client->make_monitor().value();
+  ASSERT_TRUE(client->connect(server->endpoint()));
+  ASSERT_TRUE(client->send("before"));
+  ASSERT_EQ(wait_message(*server).size(), 2u);
+  EXPECT_EQ(wait_change(*changes), ZmqSocket::Change::kConnected);
+  black_hole(address_of_endpoint(server->endpoint()).value().port);
+  ASSERT_TRUE(client->send("lost"));
+  EXPECT_EQ(wait_change(*changes), ZmqSocket::Change::kDisconnected);
+  EXPECT_EQ(wait_change(*changes), ZmqSocket::Change::kConnected);
+  ASSERT_TRUE(client->send("after"));
+  EXPECT_EQ(wait_message(*server).at(1), "after");
+}
+
+TEST(ZmqSocket, AConnectionThatSaysNothingIsClosed) {
+  const auto server = bound("tcp://127.0.0.1:0");
+  const OwnedFd silent = connect_tcp(address_of_endpoint(server->endpoint()).value()).value();
+  char greeting[64];
+  EXPECT_GT(::recv(silent.get(), greeting, sizeof greeting, 0), 0);
+  pollfd waiting{silent.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&waiting, 1, 5000), 1);
+  EXPECT_LE(::recv(silent.get(), greeting, sizeof greeting, 0), 0);
 }
 
 }  // namespace

@@ -1,0 +1,61 @@
+#include "transport/base/net/spare_fd.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <array>
+
+#include "transport/base/net/tcp_socket.h"
+
+namespace kvferry::net {
+namespace {
+
+/// As long as it lives, this process can open nothing.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const int lowest_free = OwnedFd(::dup(0)).get();
+    const rlimit none{static_cast<rlim_t>(lowest_free), before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+bool is_readable(int fd) {
+  pollfd waiting{fd, POLLIN, 0};
+  return ::poll(&waiting, 1, 0) == 1;
+}
+
+TEST(SpareFd, WithoutDescriptorsPendingConnectionsAreRefusedAndTheListenerIsQuiet) {
+  SpareFd spare;
+  const TcpListener listener = listen_tcp("127.0.0.1", 0).value();
+  std::array<OwnedFd, 3> clients;
+  for (OwnedFd& client : clients) client = connect_tcp(listener.address).value();
+  {
+    const NoDescriptors none;
+    for (std::size_t i = 0; i < clients.size(); ++i) {
+      ASSERT_TRUE(is_readable(listener.socket.get()));
+      ASSERT_FALSE(accept_tcp(listener.socket.get()));
+      EXPECT_TRUE(spare.refuse(listener.socket.get(), "test"));
+    }
+    EXPECT_FALSE(is_readable(listener.socket.get()));
+    EXPECT_FALSE(accept_tcp(listener.socket.get()));
+    EXPECT_FALSE(spare.refuse(listener.socket.get(), "test"));  // nothing is pending
+  }
+  EXPECT_EQ(spare.num_refused(), clients.size());
+  for (const OwnedFd& client : clients) {
+    char byte = 0;
+    EXPECT_LE(::recv(client.get(), &byte, 1, 0), 0);
+  }
+  const OwnedFd late = connect_tcp(listener.address).value();
+  EXPECT_TRUE(accept_tcp(listener.socket.get()));
+}
+
+}  // namespace
+}  // namespace kvferry::net

@@ -1,0 +1,147 @@
+// Who gets through to a ZeroMQ server with a cluster key: members, and nobody else.
+#include "transport/base/net/zmq_context.h"
+
+#include <gmock/gmock.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include <array>
+#include <functional>
+
+#include "transport/base/clock.h"
+#include "transport/base/net/tcp_socket.h"
+#include "transport/base/net/zmq_socket.h"
+
+namespace kvferry::net {
+namespace {
+
+using Key = std::optional<ClusterKey>;
+constexpr int kStrangerWaitsMs = 300;  // a handshake takes about 1 ms
+
+const Key kMemberKey = ClusterKey(std::string(64, 'm')), kOtherKey = ClusterKey(std::string(64, 'o')), kNoKey;
+
+std::shared_ptr<ZmqContext> context_with(const Key& key) {
+  return std::make_shared<ZmqContext>(ZmqContext::kSocketsMaxDefault, key);
+}
+
+bool wait_until(int limit_ms, const std::function<bool()>& reached) {
+  const SteadyClock clock;
+  const TimeNs deadline = clock.now() + limit_ms * kMillisecond;
+  while (!reached()) {
+    if (clock.now() > deadline) return false;
+    ::usleep(2000);
+  }
+  return true;
+}
+
+/// A server that answers every message with its own bytes.
+class EchoServer {
+ public:
+  explicit EchoServer(const Key& key, const std::string& endpoint = "tcp://127.0.0.1:0") {
+    router_ = ZmqSocket::make(context_with(key), ZmqKind::kRouter).value();
+    monitor_ = router_->make_refusal_monitor().value();
+    EXPECT_TRUE(router_->bind(endpoint));
+  }
+  const std::string& endpoint() const { return router_->endpoint(); }
+  int num_messages() const { return num_messages_; }
+  int num_refused() const { return num_refused_; }
+
+  void turn() {
+    std::array<ZmqPart, 2> parts;
+    while (router_->receive(parts) > 0) {
+      ++num_messages_;
+      router_->send(std::array<std::string_view, 2>{parts[0].bytes(), parts[1].bytes()});
+    }
+    while (monitor_->next_change() == ZmqSocket::Change::kRefused) ++num_refused_;
+  }
+
+ private:
+  std::unique_ptr<ZmqSocket> router_, monitor_;
+  int num_messages_ = 0, num_refused_ = 0;
+};
+
+/// Returns true if the server answers a client with this key within `limit_ms`.
+bool is_answered(EchoServer& server, const Key& key, int limit_ms) {
+  const auto client = ZmqSocket::make(context_with(key), ZmqKind::kDealer).value();
+  EXPECT_TRUE(client->connect(server.endpoint()));
+  EXPECT_TRUE(client->send("question"));
+  ZmqPart answer;
+  return wait_until(limit_ms, [&] {
+    server.turn();
+    return client->receive(std::span(&answer, 1)) == 1 && answer.bytes() == "question";
+  });
+}
+
+TEST(ZmqContext, OnlyMembersGetThroughToAMember) {
+  EchoServer server(kMemberKey);
+  EXPECT_TRUE(is_answered(server, kMemberKey, 10'000));
+  EXPECT_EQ(server.num_refused(), 0);
+  for (const Key& key : {kNoKey, kOtherKey}) {
+    const int before = server.num_refused();
+    EXPECT_FALSE(is_answered(server, key, kStrangerWaitsMs)) << key.has_value();
+    EXPECT_TRUE(wait_until(10'000, [&] { return server.turn(), server.num_refused() > before; }));
+  }
+  EXPECT_TRUE(is_answered(server, kMemberKey, 10'000)) << "strangers must not shut members out";
+  EXPECT_EQ(server.num_messages(), 2);
+}
+
+TEST(ZmqContext, AMemberSendsNothingToAServerWithoutItsKey) {
+  for (const Key& key : {kNoKey, kOtherKey}) {
+    EchoServer server(key);
+    EXPECT_FALSE(is_answered(server, kMemberKey, kStrangerWaitsMs)) << key.has_value();
+    EXPECT_EQ(server.num_messages(), 0);
+  }
+}
+
+TEST(ZmqContext, SocketsThatDoNotLeaveTheHostStayOpen) {
+  EchoServer server(kMemberKey, fmt::format("ipc://@kvferry-context-test-{}", ::getpid()));
+  EXPECT_TRUE(is_answered(server, kNoKey, 10'000));
+}
+
+TEST(ZmqContext, KnowingTheServersPublicKeyIsNotEnough) {
+  EchoServer server(kMemberKey);
+  char secret[41] = "", server_public[41] = "", own_public[41] = "", own_secret[41] = "";
+  const ClusterKey::Derived derived = kMemberKey->derived("kvferry CURVE 1");
+  ::zmq_z85_encode(secret, derived.data(), derived.size());
+  ASSERT_EQ(::zmq_curve_public(server_public, secret), 0);
+  ASSERT_EQ(::zmq_curve_keypair(own_public, own_secret), 0);
+  const auto context = context_with(kNoKey);
+  void* const stranger = ::zmq_socket(context->handle(), ZMQ_DEALER);
+  constexpr int kNoLinger = 0;
+  ::zmq_setsockopt(stranger, ZMQ_LINGER, &kNoLinger, sizeof kNoLinger);
+  ::zmq_setsockopt(stranger, ZMQ_CURVE_SERVERKEY, server_public, sizeof server_public);
+  ::zmq_setsockopt(stranger, ZMQ_CURVE_PUBLICKEY, own_public, sizeof own_public);
+  ::zmq_setsockopt(stranger, ZMQ_CURVE_SECRETKEY, own_secret, sizeof own_secret);
+  ASSERT_EQ(::zmq_connect(stranger, server.endpoint().c_str()), 0);
+  EXPECT_EQ(::zmq_send(stranger, "question", 8, 0), 8);
+  EXPECT_TRUE(wait_until(10'000, [&] { return server.turn(), server.num_refused() > 0; }));
+  EXPECT_EQ(server.num_messages(), 0);
+  ::zmq_close(stranger);
+}
+
+/// Greetings of ZeroMQ's protocol from before it had mechanisms, each followed by a message of one byte.
+TEST(ZmqContext, OldProtocolsGetNoMessageThrough) {
+  EchoServer server(kMemberKey);
+  const HostPort address = address_of_endpoint(server.endpoint()).value();
+  const std::string dealer(1, '\x05'), identity("\0\0", 2), message("\0\1x", 3);
+  const std::string zmtp1 = std::string("\x01\x00", 2) + std::string("\x02\x00x", 3);
+  const std::string zmtp2 = std::string("\xff\0\0\0\0\0\0\0\x01\x7f\x01", 11) + dealer + identity + message;
+  for (const std::string& bytes : {zmtp1, zmtp2}) {
+    const OwnedFd socket = connect_tcp(address).value();
+    ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+    wait_until(kStrangerWaitsMs, [&] { return server.turn(), false; });
+  }
+  EXPECT_EQ(server.num_messages(), 0);
+  EchoServer open(kNoKey);  // the same bytes are messages where no key is asked for
+  for (const std::string& bytes : {zmtp1, zmtp2}) {
+    const OwnedFd socket = connect_tcp(address_of_endpoint(open.endpoint()).value()).value();
+    ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+    const int before = open.num_messages();
+    EXPECT_TRUE(wait_until(10'000, [&] { return open.turn(), open.num_messages() > before; }));
+  }
+}
+
+}  // namespace
+}  // namespace kvferry::net

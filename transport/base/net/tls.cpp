@@ -1,0 +1,238 @@
+#include "transport/base/net/tls.h"
+
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "transport/base/check.h"
+#include "transport/base/net/tcp_socket.h"
+
+namespace kvferry::net {
+namespace {
+
+constexpr std::string_view kPurpose = "kvferry TLS 1";
+constexpr const char* kCipher = "TLS_AES_128_GCM_SHA256";
+constexpr std::array<std::uint8_t, 2> kCipherId = {0x13, 0x01};  // the same, as it is named on the wire
+constexpr std::uint8_t kContext = 'k';  // the sessions' context: OpenSSL demands one where peers are verified
+constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
+constexpr std::size_t kBatchBytes = 256 << 10;      // bytes that are encrypted, and then sent with one system call
+constexpr std::size_t kReadAheadBytes = 128 << 10;  // bytes that are read with one system call
+// What the connecting side calls the key. It also says whether the connection stays encrypted.
+constexpr std::uint8_t kEncrypted = 'e', kClear = 'c';
+
+TlsSession& session_of(BIO* bio) { return *static_cast<TlsSession*>(::BIO_get_data(bio)); }
+TlsSession& session_of(SSL* ssl) { return *static_cast<TlsSession*>(SSL_get_app_data(ssl)); }
+
+std::string reason() {
+  const unsigned long code = ::ERR_peek_last_error();
+  const char* const text = code == 0 ? nullptr : ::ERR_reason_error_string(code);
+  return text == nullptr ? "the connection ended" : text;
+}
+
+}  // namespace
+
+/// What OpenSSL calls. Sockets are read and written here, because OpenSSL's own writes raise SIGPIPE.
+struct TlsCallbacks {
+  static int read(BIO* bio, char* to, std::size_t bytes, std::size_t* got) {
+    TlsSession& session = session_of(bio);
+    ::BIO_clear_retry_flags(bio);
+    // The end of the handshake must not be read past: a connection in clear goes on behind it.
+    if (!session.is_done_) {
+      bytes = std::min(bytes, TlsSession::kHandshakeBytesMax - session.handshake_bytes_);
+      if (bytes == 0) return 0;
+    }
+    ssize_t count = 0;
+    do count = ::recv(session.fd_, to, bytes, 0);
+    while (count < 0 && errno == EINTR);
+    if (count < 0 && errno == EAGAIN) ::BIO_set_retry_read(bio);
+    session.is_at_end_ = count == 0;
+    if (count <= 0) return 0;
+    *got = static_cast<std::size_t>(count);
+    if (!session.is_done_) session.handshake_bytes_ += *got;
+    return 1;
+  }
+  static int write(BIO* bio, const char* from, std::size_t bytes, std::size_t* taken) {
+    std::vector<std::byte>& out = session_of(bio).out_;
+    const auto* const first = reinterpret_cast<const std::byte*>(from);
+    out.insert(out.end(), first, first + bytes);
+    *taken = bytes;
+    return 1;
+  }
+  static long control(BIO* bio, int command, long, void*) {
+    if (command == BIO_CTRL_EOF) return session_of(bio).is_at_end_ ? 1 : 0;
+    return command == BIO_CTRL_FLUSH ? 1 : 0;
+  }
+  static const BIO_METHOD* methods() {
+    static BIO_METHOD* const made = [] {
+      BIO_METHOD* const one = ::BIO_meth_new(::BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket without SIGPIPE");
+      KVFERRY_CHECK(one != nullptr, "no memory");
+      ::BIO_meth_set_read_ex(one, read);
+      ::BIO_meth_set_write_ex(one, write);
+      ::BIO_meth_set_ctrl(one, control);
+      return one;
+    }();
+    return made;
+  }
+
+  static SSL_SESSION* make_session(SSL* ssl, const ClusterKey::Derived& key) {
+    SSL_SESSION* const made = ::SSL_SESSION_new();
+    if (made != nullptr && ::SSL_SESSION_set1_master_key(made, key.data(), key.size()) == 1 &&
+        ::SSL_SESSION_set1_id_context(made, &kContext, sizeof kContext) == 1 &&
+        ::SSL_SESSION_set_cipher(made, ::SSL_CIPHER_find(ssl, kCipherId.data())) == 1 &&
+        ::SSL_SESSION_set_protocol_version(made, TLS1_3_VERSION) == 1)
+      return made;
+    ::SSL_SESSION_free(made);
+    return nullptr;
+  }
+  static int name_key(SSL* ssl, const EVP_MD*, const unsigned char** name, std::size_t* name_bytes,
+                      SSL_SESSION** made) {
+    TlsSession& session = session_of(ssl);
+    session.encrypts_ = session.context_.wants_encryption(session.fd_);
+    *name = session.encrypts_ ? &kEncrypted : &kClear;
+    *name_bytes = 1;
+    *made = make_session(ssl, session.context_.key_);
+    return *made != nullptr ? 1 : 0;
+  }
+  static int find_key(SSL* ssl, const unsigned char* name, std::size_t name_bytes, SSL_SESSION** made) {
+    TlsSession& session = session_of(ssl);
+    *made = nullptr;
+    if (name_bytes != 1 || (*name != kEncrypted && *name != kClear)) return 1;
+    if (*name == kClear && session.context_.wants_encryption(session.fd_)) return 1;
+    session.encrypts_ = *name == kEncrypted;
+    *made = make_session(ssl, session.context_.key_);
+    return *made != nullptr ? 1 : 0;
+  }
+};
+
+std::optional<Encrypt> parse_encrypt(std::string_view name) {
+  const auto found = std::find(kEncryptNames.begin(), kEncryptNames.end(), name);
+  if (found == kEncryptNames.end()) return std::nullopt;
+  return static_cast<Encrypt>(found - kEncryptNames.begin());
+}
+
+TlsContext::TlsContext(const ClusterKey& key, Encrypt encrypt)
+    : handle_(::SSL_CTX_new(::TLS_method())), key_(key.derived(kPurpose)), encrypt_(encrypt) {
+  KVFERRY_CHECK(handle_ != nullptr && ::SSL_CTX_set_min_proto_version(handle_, TLS1_3_VERSION) == 1 &&
+                    ::SSL_CTX_set_ciphersuites(handle_, kCipher) == 1 &&
+                    ::SSL_CTX_set1_groups_list(handle_, "X25519") == 1 && ::SSL_CTX_set_num_tickets(handle_, 0) == 1,
+                "cannot set up TLS 1.3: {}", reason());
+  // A peer without the key could offer a certificate instead; none is accepted.
+  ::SSL_CTX_set_verify(handle_, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
+  ::SSL_CTX_set_session_id_context(handle_, &kContext, sizeof kContext);
+  ::SSL_CTX_set_session_cache_mode(handle_, SSL_SESS_CACHE_OFF);
+  ::SSL_CTX_set_options(handle_, SSL_OP_NO_TICKET | SSL_OP_IGNORE_UNEXPECTED_EOF);
+  ::SSL_CTX_set_psk_use_session_callback(handle_, TlsCallbacks::name_key);
+  ::SSL_CTX_set_psk_find_session_callback(handle_, TlsCallbacks::find_key);
+}
+
+TlsContext::~TlsContext() { ::SSL_CTX_free(handle_); }
+
+bool TlsContext::wants_encryption(int fd) const {
+  if (encrypt_ == Encrypt::kBetweenHosts) return local_address(fd).host != peer_address(fd).host;
+  return encrypt_ == Encrypt::kAlways;
+}
+
+TlsSession::TlsSession(const TlsContext& context, int fd, bool is_server)
+    : context_(context), fd_(fd), ssl_(::SSL_new(context.handle_)) {
+  BIO* const bio = ::BIO_new(TlsCallbacks::methods());
+  KVFERRY_CHECK(ssl_ != nullptr && bio != nullptr, "no memory for a TLS session");
+  ::BIO_set_data(bio, this);
+  ::BIO_set_init(bio, 1);
+  ::SSL_set_bio(ssl_, bio, bio);
+  SSL_set_app_data(ssl_, this);
+  ::SSL_set_default_read_buffer_len(ssl_, kReadAheadBytes);
+  is_server ? ::SSL_set_accept_state(ssl_) : ::SSL_set_connect_state(ssl_);
+}
+
+TlsSession::~TlsSession() { ::SSL_free(ssl_); }
+
+Result<bool> TlsSession::handshake() {
+  ::ERR_clear_error();
+  const int code = ::SSL_do_handshake(ssl_);
+  const bool waits = code != 1 && ::SSL_get_error(ssl_, code) == SSL_ERROR_WANT_READ;
+  const bool is_flushed = flush();  // also an alert, which tells the peer that it failed
+  if (!is_flushed && (code == 1 || waits)) return Error{ErrorCode::kPeerLost, std::strerror(errno)};
+  if (waits) return false;
+  if (code != 1 || ::SSL_session_reused(ssl_) != 1)  // not reused: without the key
+    return Error{
+        ErrorCode::kRefused,
+        fmt::format("the peer is no member with this cluster key, or its encrypt_tcp asks for more: {}", reason())};
+  is_done_ = true;
+  if (encrypts_) ::SSL_set_read_ahead(ssl_, 1);
+  return true;
+}
+
+ssize_t TlsSession::receive(std::span<const iovec> parts) {
+  ssize_t total = 0;
+  for (const iovec& part : parts) {
+    for (std::size_t at = 0; at < part.iov_len;) {
+      std::size_t got = 0;
+      ::ERR_clear_error();
+      if (::SSL_read_ex(ssl_, static_cast<std::byte*>(part.iov_base) + at, part.iov_len - at, &got) == 1) {
+        at += got;
+        total += static_cast<ssize_t>(got);
+        continue;
+      }
+      const int why = ::SSL_get_error(ssl_, 0);
+      if (total > 0 && (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_ZERO_RETURN)) return total;
+      if (why == SSL_ERROR_ZERO_RETURN) return 0;
+      if (why != SSL_ERROR_SYSCALL || errno == 0) errno = why == SSL_ERROR_WANT_READ ? EAGAIN : EPROTO;
+      return -1;
+    }
+  }
+  return total;
+}
+
+bool TlsSession::encrypt(const iovec& part) {
+  std::size_t taken = 0;
+  ::ERR_clear_error();
+  return part.iov_len == 0 || ::SSL_write_ex(ssl_, part.iov_base, part.iov_len, &taken) == 1;
+}
+
+ssize_t TlsSession::send(std::span<const iovec> parts) {
+  if (!flush()) return -1;
+  std::size_t total = 0;
+  bool is_sound = true;
+  small_.clear();
+  for (const iovec& part : parts) {
+    for (std::size_t at = 0; at < part.iov_len && total < kBatchBytes && is_sound;) {
+      auto* const first = static_cast<std::byte*>(part.iov_base) + at;
+      const std::size_t bytes = std::min(part.iov_len - at, kRecordBytes - small_.size());
+      at += bytes;
+      total += bytes;
+      if (bytes == kRecordBytes) {
+        is_sound = encrypt({first, bytes});
+        continue;
+      }
+      small_.insert(small_.end(), first, first + bytes);
+      if (small_.size() < kRecordBytes) continue;
+      is_sound = encrypt({small_.data(), small_.size()});
+      small_.clear();
+    }
+  }
+  if (!is_sound || !encrypt({small_.data(), small_.size()})) {
+    errno = EPROTO;
+    return -1;
+  }
+  return flush() || errno == EAGAIN ? static_cast<ssize_t>(total) : -1;
+}
+
+bool TlsSession::flush() {
+  while (has_unsent()) {
+    const ssize_t count = ::send(fd_, out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return false;
+    sent_ += static_cast<std::size_t>(count);
+  }
+  out_.clear();
+  sent_ = 0;
+  return true;
+}
+
+}  // namespace kvferry::net

@@ -1,0 +1,91 @@
+// TLS 1.3 on TCP connections between members of a deployment. OpenSSL's headers are included only by sources.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "transport/base/net/cluster_key.h"
+#include "transport/base/result.h"
+
+struct ssl_ctx_st;
+struct ssl_st;
+
+namespace kvferry::net {
+
+/// Which connections stay encrypted after the handshake. The others go on in clear on the authenticated connection: no
+/// process without the key can open one, but a host on the way that changes packets can change bytes.
+enum class Encrypt : std::uint8_t { kNever, kBetweenHosts, kAlways };
+constexpr std::array<std::string_view, 3> kEncryptNames = {"never", "between_hosts", "always"};
+/// Returns nullopt if `name` is none of kEncryptNames.
+std::optional<Encrypt> parse_encrypt(std::string_view name);
+
+/// Threads: any, as long as each session has one owner.
+class TlsContext {
+ public:
+  TlsContext(const ClusterKey& key, Encrypt encrypt);
+  ~TlsContext();
+  TlsContext(const TlsContext&) = delete;
+  TlsContext& operator=(const TlsContext&) = delete;
+
+ private:
+  friend class TlsSession;
+  friend struct TlsCallbacks;
+  /// Whether this side wants the connection encrypted.
+  bool wants_encryption(int fd) const;
+
+  ssl_ctx_st* handle_;
+  const ClusterKey::Derived key_;
+  const Encrypt encrypt_;
+};
+
+/// One end of a connection. Both ends prove that they have the cluster key, with an ephemeral key exchange, before
+/// either reads or writes anything else. The connecting side says whether the connection stays encrypted; the accepting
+/// side refuses a connection in clear that it wants encrypted itself. No call blocks. Threads: one owner.
+class TlsSession {
+ public:
+  static constexpr std::size_t kHandshakeBytesMax = 4096;  // a peer that sends more before it is a member is refused
+
+  /// `context` and the non-blocking socket `fd` outlive the session.
+  TlsSession(const TlsContext& context, int fd, bool is_server);
+  ~TlsSession();
+  TlsSession(const TlsSession&) = delete;
+  TlsSession& operator=(const TlsSession&) = delete;
+
+  /// Goes on with the handshake; returns whether it is done, or waits for the peer. kRefused: the peer is no member.
+  Result<bool> handshake();
+  /// Whether the connection stays encrypted. If not, the session has done its work and the socket is used directly.
+  bool encrypts() const { return encrypts_; }
+
+  /// Like readv() and writev() of a non-blocking socket, except that receive() goes on until `parts` are full or the
+  /// socket is empty, and that send() may keep some of the bytes that it took.
+  ssize_t receive(std::span<const iovec> parts);
+  ssize_t send(std::span<const iovec> parts);
+  /// Whether send() has kept bytes; another send(), also of nothing, sends them.
+  bool has_unsent() const { return sent_ < out_.size(); }
+
+ private:
+  friend struct TlsCallbacks;
+  bool encrypt(const iovec& part);
+  bool flush();
+
+  const TlsContext& context_;
+  const int fd_;
+  ssl_st* ssl_;
+  bool is_done_ = false;
+  bool is_at_end_ = false;  // the peer has closed the connection
+  bool encrypts_ = false;
+  std::size_t handshake_bytes_ = 0;
+  std::vector<std::byte> small_;  // parts that are shorter than a record, joined
+  std::vector<std::byte> out_;    // records, of which the first sent_ bytes are sent
+  std::size_t sent_ = 0;
+};
+
+}  // namespace kvferry::net

@@ -1,0 +1,47 @@
+// The context of ZeroMQ sockets, and who may connect to them. ZeroMQ's own headers are included only by sources.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "transport/base/net/cluster_key.h"
+#include "transport/base/result.h"
+
+namespace kvferry::net {
+
+/// The I/O thread that sockets of one process can share. Threads: any.
+///
+/// With a cluster key, all tcp:// sockets of the context are encrypted and authenticated by CURVE. All members of a
+/// deployment derive the same pair of keys from the cluster key, so each knows the public key of every other one, which
+/// no other process knows. A connection without the key ends before a message passes. Other sockets stay open.
+class ZmqContext {
+ public:
+  static constexpr int kSocketsMaxDefault = 1023;
+  explicit ZmqContext(int sockets_max = kSocketsMaxDefault, const std::optional<ClusterKey>& key = {});
+  ~ZmqContext();  // waits until all sockets are closed
+  ZmqContext(const ZmqContext&) = delete;
+  ZmqContext& operator=(const ZmqContext&) = delete;
+  void* handle() const { return handle_; }
+
+  /// Prepares a socket that will listen at or connect to `endpoint`. kUnavailable: this libzmq was built without CURVE,
+  /// or no socket is left.
+  Result<void> secure_server(void* socket, std::string_view endpoint);
+  Result<void> secure_client(void* socket, std::string_view endpoint);
+
+ private:
+  struct CurveKeys {  // as text, as ZeroMQ's options take them
+    std::string public_key, secret_key;
+  };
+  Result<void> start_authenticator();
+
+  void* handle_;
+  bool has_key_;
+  std::optional<CurveKeys> keys_;  // empty: no key, or this libzmq has no CURVE
+  std::mutex mutex_;
+  std::thread authenticator_;  // guarded by mutex_; runs from the first server until the context ends
+};
+
+}  // namespace kvferry::net
