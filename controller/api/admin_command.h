@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "transport/base/chunk_key.h"
+#include "transport/base/net/cluster_key.h"
 #include "transport/base/result.h"
 
 namespace kvferry::controller {
@@ -28,10 +30,10 @@ struct AdminResult {
   std::uint64_t number = 0;  // id of the pin, or number of affected nodes or keys
 };
 
-/// Sends `command` to the controller at `endpoint` and waits for its answer, up to `timeout_ms`. Threads: any.
-/// Errors: kInvalidArgument: `endpoint` is malformed; kUnavailable: no answer in time; kRefused: the controller speaks
-/// another protocol version or refused the command; the message has the reason.
-Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCommand& command,
-                                      std::int64_t timeout_ms);
+/// Sends `command` to the controller at `endpoint`, whose cluster key is `key`, and waits for its answer, up to
+/// `timeout_ms`. Threads: any. Errors: kInvalidArgument: `endpoint` is malformed; kUnavailable: no answer in time;
+/// kRefused: the controller speaks another protocol version or refused the command; the message has the reason.
+Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCommand& command, std::int64_t timeout_ms,
+                                      const std::optional<net::ClusterKey>& key = {});
 
 }  // namespace kvferry::controller

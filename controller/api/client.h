@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -14,6 +15,7 @@
 #include "transport/base/chunk_key.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
+#include "transport/base/net/cluster_key.h"
 #include "transport/base/result.h"
 #include "transport/base/versions.h"
 
@@ -64,6 +66,7 @@ struct Registered {};  // after the first registration, and after each recovery 
 /// The controller refused the node, e.g. because its namespace has another fingerprint. The client does not try again.
 struct Refused {
   std::string reason;
+  Incarnation newest_incarnation{};  // the newest one that the controller knows of this engine id; 0: none
 };
 /// The controller was silent for `lost_after_ms`, or the connection broke. The client keeps trying to register.
 struct Lost {
@@ -112,6 +115,7 @@ struct ClientOptions {
   // meanwhile. 0: the caller enforces its own deadline.
   std::int64_t lookup_timeout_ms = 0;
   VersionRange protocol{};  // protocol versions that this client speaks; empty: those of this release
+  std::optional<net::ClusterKey> cluster_key{};  // the key of the controller; tcp:// connections are encrypted with it
 };
 
 /// Threads: one owner. It polls fd() for reading and calls process(), at least every heartbeat_ms. With a call every
@@ -123,6 +127,7 @@ class Client {
   virtual std::vector<ClientEvent> process(TimeNs now) = 0;
   virtual bool registered() const = 0;
   virtual const std::string& controller() const = 0;  // the controller's endpoint, for error messages
+  virtual bool has_cluster_key() const = 0;
   /// Sequence number of the next message of publish(), evict() or end_snapshot().
   virtual std::uint64_t next_sequence() const = 0;
   /// Sequence numbers below this one are on the controller's disk or, where it keeps no state, applied.
@@ -144,12 +149,17 @@ class Client {
   virtual void leave() = 0;
 };
 
-/// kInvalidArgument: an endpoint is malformed or repeated.
+/// kInvalidArgument: an endpoint is malformed or repeated, or is stream:// and there is a cluster key.
 Result<std::unique_ptr<Client>> make_client(const ClientOptions& options);
 
 /// Blocks until the client is registered. Drops all events, and answers the first SnapshotWanted with an empty
 /// snapshot: a node that already holds chunks publishes them afterwards.
 /// kRefused: the controller refused the node; kUnavailable: not registered after `timeout_ms`.
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms);
+
+/// Same as make_client() and wait_registered(), for a process that starts. Its incarnation is a time; if the clock was
+/// set back since the last start, the controller knows a newer one. Then this one becomes the next after that.
+Result<std::unique_ptr<Client>> make_registered_client(ClientOptions& options, const Clock& clock,
+                                                       std::int64_t timeout_ms);
 
 }  // namespace kvferry::controller

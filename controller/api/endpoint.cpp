@@ -1,6 +1,9 @@
 #include "controller/api/endpoint.h"
 
 #include <algorithm>
+#include <optional>
+
+#include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::controller {
 namespace {
@@ -53,6 +56,29 @@ Result<void> check_endpoint(std::string_view endpoint, EndpointUse use) {
   }
   return Error{ErrorCode::kInvalidArgument,
                fmt::format("'{}' is not an endpoint; allowed: {}", endpoint, allowed_endpoints(use))};
+}
+
+Result<void> check_for_cluster_key(std::string_view endpoint) {
+  if (!endpoint.starts_with(kStream)) return {};
+  return Error{
+      ErrorCode::kInvalidArgument,
+      fmt::format("'{}' is neither encrypted nor authenticated; allowed with a cluster key: tcp://, ipc:// and "
+                  "unix://",
+                  endpoint)};
+}
+
+bool is_beyond_loopback(std::string_view endpoint) {
+  const std::optional<net::HostPort> address = net::address_of_endpoint(endpoint);
+  return address && address->host != "localhost" && !net::is_loopback(address->host);
+}
+
+Result<void> check_without_key(std::string_view endpoint) {
+  if (!is_beyond_loopback(endpoint)) return {};
+  return Error{ErrorCode::kInvalidArgument,
+               fmt::format("there is no cluster key, and other hosts could reach this process at {}; make a key with "
+                           "'kvferry keygen FILE' and name it in KVFERRY_CLUSTER_KEY_FILE, or set 'insecure' on a "
+                           "network where every host may do everything",
+                           endpoint)};
 }
 
 Result<std::vector<std::string>> split_endpoints(std::string_view list) {

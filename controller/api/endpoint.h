@@ -21,6 +21,15 @@ std::string_view allowed_endpoints(EndpointUse use);
 /// kInvalidArgument: `endpoint` has none of the allowed forms, which the message lists.
 Result<void> check_endpoint(std::string_view endpoint, EndpointUse use);
 
+/// Checks an endpoint of those who have a cluster key. kInvalidArgument: it is stream://, which is not encrypted.
+Result<void> check_for_cluster_key(std::string_view endpoint);
+
+/// Returns whether processes of other hosts could reach a listener: it is tcp:// or stream://, and not on loopback.
+bool is_beyond_loopback(std::string_view endpoint);
+/// Checks where a process without a cluster key wants to listen. kInvalidArgument: is_beyond_loopback(), which only the
+/// setting `insecure` allows.
+Result<void> check_without_key(std::string_view endpoint);
+
 /// Splits a list of controllers at its commas. kInvalidArgument: an element is not an endpoint, or is repeated.
 Result<std::vector<std::string>> split_endpoints(std::string_view list);
 

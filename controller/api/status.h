@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "controller/api/node_info.h"
+#include "transport/base/net/cluster_key.h"
 #include "transport/base/result.h"
 #include "transport/base/wire.h"
 
@@ -29,14 +31,15 @@ struct Counters {
   std::uint64_t messages_unregistered = 0;  // messages from connections without a registered node
   std::uint64_t replies_dropped = 0;        // replies whose connection was gone or whose peer did not read
   std::uint64_t resends_wanted = 0;
-  std::uint64_t digests_differed = 0;  // heartbeats whose digests contradicted the index
-  std::uint64_t orders_sent = 0;       // Pin, Unpin, Replicate and EvictOrder messages
-  std::uint64_t messages_taken = 0;    // received messages of any kind
-  std::uint64_t messages_sent = 0;     // replies and orders, without the dropped ones
+  std::uint64_t digests_differed = 0;    // heartbeats whose digests contradicted the index
+  std::uint64_t orders_sent = 0;         // Pin, Unpin, Replicate and EvictOrder messages
+  std::uint64_t messages_taken = 0;      // received messages of any kind
+  std::uint64_t messages_sent = 0;       // replies and orders, without the dropped ones
+  std::uint64_t handshakes_refused = 0;  // connections that ended before their peer had shown the cluster key
   KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
                  nodes_registered, nodes_refused, nodes_expired, nodes_fenced, snapshots_wanted, messages_malformed,
                  messages_unregistered, replies_dropped, resends_wanted, digests_differed, orders_sent, messages_taken,
-                 messages_sent);
+                 messages_sent, handshakes_refused);
 };
 
 struct NodeStatus : NodeInfo {
@@ -105,11 +108,13 @@ struct Status {
   std::uint64_t num_pins = 0, num_pinned_keys = 0;
   StateStatus state{};
   ScaleStatus scale{};
-  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale);
+  bool insecure = false;  // processes of other hosts reach the controller without a cluster key
+  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale, insecure);
 };
 
-/// Asks the controller at `endpoint`; blocks up to `timeout_ms`. Threads: any.
+/// Asks the controller at `endpoint`, whose cluster key is `key`; blocks up to `timeout_ms`. Threads: any.
 /// Errors: kInvalidArgument: malformed endpoint; kUnavailable: no answer in time; kRefused: another protocol version.
-Result<Status> fetch_status(const std::string& endpoint, std::int64_t timeout_ms);
+Result<Status> fetch_status(const std::string& endpoint, std::int64_t timeout_ms,
+                            const std::optional<net::ClusterKey>& key = {});
 
 }  // namespace kvferry::controller

@@ -12,9 +12,12 @@
 namespace kvferry::controller {
 namespace {
 
-Result<wire::FromController> ask(const std::string& endpoint, std::string_view request, std::int64_t timeout_ms) {
+using Key = std::optional<net::ClusterKey>;
+
+Result<wire::FromController> ask(const std::string& endpoint, std::string_view request, std::int64_t timeout_ms,
+                                 const Key& key) {
   // Unbounded: the status of thousands of nodes exceeds kMessageBytesMax, and the user trusts this controller.
-  std::unique_ptr<ClientLink> made = KVFERRY_TRY(make_link(endpoint, {.is_bounded = false}));
+  std::unique_ptr<ClientLink> made = KVFERRY_TRY(make_link(endpoint, {.is_bounded = false, .cluster_key = key}));
   ClientLink& link = *made;
   const SteadyClock clock;
   const TimeNs deadline = clock.now() + timeout_ms * kMillisecond;
@@ -30,8 +33,8 @@ Result<wire::FromController> ask(const std::string& endpoint, std::string_view r
     if (link.has_broken()) is_sent = false;
     const TimeNs left = deadline - clock.now();
     if (left <= 0) {
-      return Error{ErrorCode::kUnavailable,
-                   fmt::format("controller {} not reachable within {} ms", endpoint, timeout_ms)};
+      return Error{ErrorCode::kUnavailable, fmt::format("controller {} not reachable within {} ms{}", endpoint,
+                                                        timeout_ms, cluster_key_hint(key.has_value()))};
     }
     pollfd item{link.fd(), POLLIN, 0};
     ::poll(&item, 1, static_cast<int>(std::min<TimeNs>(left / kMillisecond + 1, 50)));
@@ -40,22 +43,22 @@ Result<wire::FromController> ask(const std::string& endpoint, std::string_view r
 
 /// kCorrupt: the reply is of another type.
 template <class Reply, class Request>
-Result<Reply> ask_for(const std::string& endpoint, Request request, std::int64_t timeout_ms) {
+Result<Reply> ask_for(const std::string& endpoint, Request request, std::int64_t timeout_ms, const Key& key) {
   request.header.version = wire::kProtocol.oldest;  // so that controllers of other releases can read it
-  wire::FromController message = KVFERRY_TRY(ask(endpoint, encode(request), timeout_ms));
+  wire::FromController message = KVFERRY_TRY(ask(endpoint, encode(request), timeout_ms, key));
   if (auto* reply = std::get_if<Reply>(&message)) return std::move(*reply);
   return Error{ErrorCode::kCorrupt, fmt::format("controller {} sent a reply of another type", endpoint)};
 }
 
 }  // namespace
 
-Result<Status> fetch_status(const std::string& endpoint, std::int64_t timeout_ms) {
-  wire::StatusReply reply = KVFERRY_TRY(ask_for<wire::StatusReply>(endpoint, wire::StatusRequest{}, timeout_ms));
+Result<Status> fetch_status(const std::string& endpoint, std::int64_t timeout_ms, const Key& key) {
+  wire::StatusReply reply = KVFERRY_TRY(ask_for<wire::StatusReply>(endpoint, wire::StatusRequest{}, timeout_ms, key));
   return std::move(reply.status);
 }
 
-Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCommand& command,
-                                      std::int64_t timeout_ms) {
+Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCommand& command, std::int64_t timeout_ms,
+                                      const Key& key) {
   const wire::AdminRequest request{.verb = command.verb,
                                    .name_space = command.name_space,
                                    .engine_id = command.engine_id,
@@ -64,7 +67,7 @@ Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCo
                                    .keys = {command.keys},
                                    .ttl_ms = command.ttl_ms,
                                    .number = command.number};
-  wire::AdminReply reply = KVFERRY_TRY(ask_for<wire::AdminReply>(endpoint, request, timeout_ms));
+  wire::AdminReply reply = KVFERRY_TRY(ask_for<wire::AdminReply>(endpoint, request, timeout_ms, key));
   if (!reply.is_done) return Error{ErrorCode::kRefused, std::move(reply.text)};
   return AdminResult{std::move(reply.text), reply.number};
 }

@@ -1,12 +1,15 @@
 #include "controller/api/client.h"
 
 #include <poll.h>
+#include <sys/random.h>
 
 #include <algorithm>
+#include <array>
 
 #include "controller/api/endpoint.h"
 #include "controller/client/client_link.h"
 #include "controller/client/client_session.h"
+#include "transport/base/log.h"
 
 namespace kvferry::controller {
 namespace {
@@ -25,6 +28,7 @@ class SingleClient final : public Client {
   std::uint64_t next_sequence() const override { return session_.publisher().next_sequence(); }
   std::uint64_t kept_below() const override { return session_.publisher().kept_below(); }
   const std::string& controller() const override { return session_.options().controller; }
+  bool has_cluster_key() const override { return session_.options().cluster_key.has_value(); }
 
   std::vector<ClientEvent> process(TimeNs now) override {
     std::vector<ClientEvent> events;
@@ -50,6 +54,14 @@ class SingleClient final : public Client {
   ClientSession session_;
 };
 
+/// Returns 128 random bits as text.
+Result<std::string> make_secret() {
+  std::array<std::uint8_t, 16> bits{};
+  if (::getrandom(bits.data(), bits.size(), 0) != static_cast<ssize_t>(bits.size()))
+    return Error{ErrorCode::kUnavailable, "the system gives no random bytes"};
+  return fmt::format("{:02x}", fmt::join(bits, ""));
+}
+
 }  // namespace
 
 std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, ClientOptions options) {
@@ -59,21 +71,28 @@ std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, Clien
 Result<std::unique_ptr<Client>> make_client(const ClientOptions& options) {
   const std::vector<std::string> endpoints = KVFERRY_TRY(split_endpoints(options.controller));
   std::vector<std::unique_ptr<Client>> clients;
+  // The same for all replicas, because they read in their event log what the node told the others.
+  const std::string secret = options.node.secret.empty() ? KVFERRY_TRY(make_secret()) : options.node.secret;
   for (const std::string& endpoint : endpoints) {
-    std::unique_ptr<ClientLink> link = KVFERRY_TRY(make_link(endpoint));
+    std::unique_ptr<ClientLink> link = KVFERRY_TRY(make_link(endpoint, {.cluster_key = options.cluster_key}));
     ClientOptions replica_options = options;
     replica_options.controller = endpoint;
+    replica_options.node.secret = secret;
     clients.push_back(make_client_over(std::move(link), std::move(replica_options)));
   }
   if (clients.size() == 1 && options.lookup_timeout_ms == 0) return std::move(clients[0]);
   return make_replica_client(std::move(clients), options);  // a replica client also enforces lookup_timeout_ms
 }
 
-Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms) {
+namespace {
+
+/// `newest`: set to what the controller that refuses this node tells.
+Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms, Incarnation& newest) {
   const TimeNs deadline = clock.now() + timeout_ms * kMillisecond;
   for (;;) {
     for (const ClientEvent& event : client.process(clock.now())) {
       if (const auto* refused = std::get_if<Refused>(&event)) {
+        newest = refused->newest_incarnation;
         return Error{ErrorCode::kRefused,
                      fmt::format("controller {} refused this node: {}", client.controller(), refused->reason)};
       }
@@ -82,13 +101,37 @@ Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t ti
     if (client.registered()) return {};
     const TimeNs left = deadline - clock.now();
     if (left <= 0) {
-      return Error{ErrorCode::kUnavailable, fmt::format("controller {} not reachable within {} ms; start it with "
-                                                        "`kvferry controller`, or name another one by the key "
-                                                        "`controller`",
-                                                        client.controller(), timeout_ms)};
+      return Error{ErrorCode::kUnavailable,
+                   fmt::format("controller {} not reachable within {} ms; start it with "
+                               "`kvferry controller`, or name another one by the key "
+                               "`controller`{}",
+                               client.controller(), timeout_ms, cluster_key_hint(client.has_cluster_key()))};
     }
     pollfd item{client.fd(), POLLIN, 0};
     ::poll(&item, 1, static_cast<int>(std::min<TimeNs>(left / kMillisecond + 1, 100)));
+  }
+}
+
+}  // namespace
+
+Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms) {
+  Incarnation newest;
+  return wait_registered(client, clock, timeout_ms, newest);
+}
+
+Result<std::unique_ptr<Client>> make_registered_client(ClientOptions& options, const Clock& clock,
+                                                       std::int64_t timeout_ms) {
+  constexpr int kTriesMax = 3;  // another process of this engine id may start at the same time
+  for (int tries = 1;; ++tries) {
+    std::unique_ptr<Client> client = KVFERRY_TRY(make_client(options));
+    Incarnation newest;
+    Result<void> registered = wait_registered(*client, clock, timeout_ms, newest);
+    if (registered) return client;
+    if (newest < options.node.incarnation || tries == kTriesMax) return std::move(registered).error();
+    log().warn(
+        "node '{}' was started before at a later time than this host's clock shows; see whether the clock is right",
+        options.node.engine_id);
+    options.node.incarnation = Incarnation{newest.value + 1};
   }
 }
 

@@ -42,9 +42,14 @@ struct LinkOptions {
   bool is_bounded = true;  // refuse messages of more than kMessageBytesMax
   // Shared by many ZeroMQ links to save threads; nullptr: a context of its own.
   std::shared_ptr<net::ZmqContext> zmq_context{};
+  std::optional<net::ClusterKey> cluster_key{};  // for a context of the link's own
 };
-/// kInvalidArgument: `endpoint` is malformed; kUnavailable: no file descriptor is left.
+/// kInvalidArgument: `endpoint` is malformed, or is stream:// and there is a cluster key; kUnavailable: no file
+/// descriptor is left.
 Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const LinkOptions& options = {});
+
+/// What a peer's silence may mean besides an absent controller, to follow "not reachable".
+std::string_view cluster_key_hint(bool has_key);
 
 /// A client of the controller that `link` connects to.
 std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, ClientOptions options);

@@ -39,7 +39,7 @@ struct ClientSession::Receiver {
     if (session.is_over()) return;
     session.state_ = State::kRefused;
     session.pending_.clear();
-    events.emplace_back(Refused{std::move(message.reason)});
+    events.emplace_back(Refused{std::move(message.reason), Incarnation{message.newest_incarnation}});
   }
   void operator()(const wire::HeartbeatAck& message) const {
     if (message.incarnation == session.incarnation()) session.publisher_.set_kept_below(message.kept_below);

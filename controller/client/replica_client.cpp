@@ -33,6 +33,7 @@ class ReplicaClient final : public Client {
   int fd() const override { return epoll_.get(); }
   bool registered() const override { return first_registered(0) != nullptr; }
   const std::string& controller() const override { return options_.controller; }
+  bool has_cluster_key() const override { return options_.cluster_key.has_value(); }
   /// Each controller has its own series of numbers; both functions refer to the controller that lookups are sent to.
   std::uint64_t next_sequence() const override { return preferred().next_sequence(); }
   std::uint64_t kept_below() const override { return preferred().kept_below(); }

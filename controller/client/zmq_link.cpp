@@ -41,7 +41,9 @@ class ZmqLink final : public ClientLink {
 }  // namespace
 
 Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, const LinkOptions& options) {
-  auto context = options.zmq_context ? options.zmq_context : std::make_shared<net::ZmqContext>();
+  auto context = options.zmq_context
+                     ? options.zmq_context
+                     : std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, options.cluster_key);
   auto socket =
       net::ZmqSocket::make(std::move(context), net::ZmqKind::kDealer,
                            {.message_bytes_max = options.is_bounded ? std::int64_t{wire::kMessageBytesMax} : -1,
@@ -57,7 +59,13 @@ Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, c
 Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const LinkOptions& options) {
   if (Result<void> checked = check_endpoint(endpoint, EndpointUse::kConnect); !checked)
     return std::move(checked).error();
+  if (options.cluster_key) KVFERRY_TRY(check_for_cluster_key(endpoint));
   return is_stream(endpoint) ? make_stream_link(endpoint, options) : make_zmq_link(endpoint, options);
+}
+
+std::string_view cluster_key_hint(bool has_key) {
+  return has_key ? "; a controller without a cluster key, or with another one, can't be reached with this one"
+                 : "; a controller with a cluster key can't be reached without it (cluster_key_file)";
 }
 
 }  // namespace kvferry::controller

@@ -33,7 +33,8 @@ Result<void> check_info(const NodeInfo& info) {
                       {"namespace", info.name_space, 256, true},
                       {"fingerprint", info.fingerprint, 4096, false},
                       {"serves", info.serves, 512, true},
-                      {"version", info.version, 64, true}};
+                      {"version", info.version, 64, true},
+                      {"secret", info.secret, 64, true}};
   for (const auto& [field, text, size_max, may_be_empty] : fields) {
     KVFERRY_TRY(check_text(field, text, size_max, may_be_empty));
   }
@@ -69,8 +70,17 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
                       "same model and KV settings, or another namespace",
                       info.engine_id, info.name_space, fingerprint_difference(home->fingerprint, info.fingerprint))};
     }
+    if (same_incarnation && !old->info.secret.empty() && old->info.secret != info.secret) {
+      return Error{ErrorCode::kRefused,
+                   fmt::format("node '{}' is registered with incarnation {} by another process; a process that starts "
+                               "uses a new incarnation",
+                               info.engine_id, info.incarnation)};
+    }
     if (same_incarnation) {
+      // An incarnation keeps the secret of its first Hello: another peer could add one to an older node without one.
+      std::string secret = std::move(old->info.secret);
       old->info = info;
+      old->info.secret = std::move(secret);
       old->heard_at = now;
       if (next_sequence < old->next_sequence) {  // the node restarted its sequence numbers
         drop_snapshot(*old);
@@ -81,7 +91,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
       old->asked_at = now;
       joined.snapshot_wanted = old->needs_snapshot();
       joined.resend_wanted = !joined.snapshot_wanted && old->has_gap();
-      if (journal_ != nullptr) journal_->joined(joined.id, info, next_sequence);
+      if (journal_ != nullptr) journal_->joined(joined.id, old->info, next_sequence);
       return joined;
     }
   }

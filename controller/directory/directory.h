@@ -32,6 +32,9 @@ struct DirectoryOptions {
   std::size_t chunks_max = std::size_t{1} << 24;  // (node, tier, chunk) entries over all nodes
   std::size_t tails_per_group_max = 256;
   std::size_t holders_per_reply_max = 64;
+  // Returns the newest incarnation that a node may register with now, as incarnations are times; nullptr: any. Without
+  // a limit any peer could register with one that no process of the node ever reaches.
+  std::uint64_t (*newest_incarnation)() = nullptr;
   IndexOptions index{};  // for each namespace's table; `seed` should be random
 };
 

@@ -22,7 +22,8 @@ struct NodeImage {
   Life next = 0;  // id of its unfinished snapshot's chunks in TableBlocks; 0: none
   bool owes_snapshot = true, seen_is_partial = false, next_is_partial = false;
   KVFERRY_FIELDS(id, info.name_space, info.engine_id, info.incarnation, info.role, info.endpoint, info.fingerprint,
-                 next_sequence, seen, next, owes_snapshot, seen_is_partial, next_is_partial, info.serves, info.version);
+                 next_sequence, seen, next, owes_snapshot, seen_is_partial, next_is_partial, info.serves, info.version,
+                 info.secret);
 };
 
 /// A registration as a record of the log.
@@ -31,7 +32,7 @@ struct JoinedRecord {
   NodeInfo info{};
   std::uint64_t next_sequence = 0;
   KVFERRY_FIELDS(id, info.name_space, info.engine_id, info.incarnation, info.role, info.endpoint, info.fingerprint,
-                 next_sequence, info.serves, info.version);
+                 next_sequence, info.serves, info.version, info.secret);
 };
 
 /// All nodes at one moment.

@@ -70,7 +70,8 @@ struct PromptKeys {
 PromptKeys keys_of_prompt(const ChunkKey& root, std::uint32_t chunk_tokens, std::span<const std::int32_t> tokens);
 
 /// Everything besides the tokens that a request's KV depends on, in the connector's spelling
-/// (kvferry/scheduler_connector.py).
+/// (kvferry/request_extras.py). A LoRA's keys hold a digest of its files, which callers don't know: with a name other
+/// than "" no node's keys match.
 std::string request_extras(const std::string& lora_name, const std::string& lora_path, const std::string& cache_salt);
 
 }  // namespace kvferry::controller

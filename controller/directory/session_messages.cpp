@@ -29,7 +29,7 @@ struct Sessions::Receiver {
     if (!joined) {
       ++self.counters_.nodes_refused;
       log().warn("refused a node: {}", joined.error().what);
-      return self.reply(turn, wire::Refused{.reason = joined.error().what});
+      return self.reply(turn, wire::Refused{.reason = joined.error().what, .newest_incarnation = newest_of(info)});
     }
     if (joined->fenced) {
       ++self.counters_.nodes_fenced;
@@ -39,7 +39,7 @@ struct Sessions::Receiver {
     self.begin_session(turn, joined->id, info);
     wire::Registered registered{.incarnation = info.incarnation.value, .snapshot_wanted = joined->snapshot_wanted};
     if (self.observer_ != nullptr) {
-      self.observer_->joined(joined->id, info, hello.next_sequence, turn.now);
+      self.observer_->joined(joined->id, self.directory_.node(joined->id)->info, hello.next_sequence, turn.now);
       registered.replicas = new_replicas();
     }
     self.reply(turn, registered);
@@ -130,12 +130,22 @@ struct Sessions::Receiver {
   void operator()(const wire::StatusRequest&) { self.reply(turn, wire::StatusReply{.status = self.status(turn.now)}); }
 
  private:
+  /// Returns the newest incarnation that is known of this engine id, 0 if none is.
+  std::uint64_t newest_of(const NodeInfo& info) const {
+    const std::optional<NodeId> id = self.directory_.find_node(info.name_space, info.engine_id.value);
+    const std::uint64_t here = id ? self.directory_.node(*id)->info.incarnation.value : 0;
+    return self.observer_ == nullptr ? here : std::max(here, self.observer_->newest(info).value);
+  }
+
   std::optional<std::string> refusal(const wire::Hello& hello) const {
     const std::string name = fmt::format("node '{}'", hello.node.engine_id);
     const Result<std::uint32_t> common =
         common_version("controller protocol", {"this controller", kvferry::version(), self.protocol_},
                        {name, hello.node.version, spoken_by(hello)});
     if (!common) return common.error().what;
+    if (self.newest_incarnation_ != nullptr && hello.node.incarnation.value > self.newest_incarnation_())
+      return fmt::format("{} has incarnation {}, a time too far ahead of this controller's clock; set the clocks", name,
+                         hello.node.incarnation);
     return self.observer_ == nullptr ? std::nullopt : self.observer_->refusal(hello.node);
   }
 

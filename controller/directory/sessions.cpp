@@ -9,6 +9,7 @@ namespace kvferry::controller {
 
 Sessions::Sessions(const DirectoryOptions& options, TimeNs now, VersionRange protocol)
     : protocol_(protocol.newest == 0 ? wire::kProtocol : protocol),
+      newest_incarnation_(options.newest_incarnation),
       directory_(options),
       orders_(directory_),
       started_at_(now) {}
@@ -43,6 +44,7 @@ Status Sessions::status(TimeNs now) const {
   status.counters.chunks_dropped = directory_.num_chunks_dropped();
   status.counters.digests_differed = directory_.num_digests_differed();
   orders_.add_to(status);
+  status.insecure = insecure_;
   return status;
 }
 
@@ -55,6 +57,12 @@ void Sessions::count_malformed(std::string_view reason) {
   // A flood must not fill the disk: only the 1st, 2nd, 4th, 8th ... is logged.
   if (std::has_single_bit(++counters_.messages_malformed))
     log().warn("dropped a malformed message ({} so far): {}", counters_.messages_malformed, reason);
+}
+
+void Sessions::count_refused_handshake() {
+  if (std::has_single_bit(++counters_.handshakes_refused))
+    log().warn("refused a connection ({} so far): the peer has no cluster key (cluster_key_file), or another one",
+               counters_.handshakes_refused);
 }
 
 void Sessions::execute(const wire::AdminRequest& request, TimeNs now) { orders_.execute(request, std::nullopt, now); }

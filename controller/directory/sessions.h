@@ -30,6 +30,8 @@ class SessionObserver {
 
   /// Returns why the node may not register, as a sentence, or nullopt if it may.
   virtual std::optional<std::string> refusal(const NodeInfo& info) const = 0;
+  /// Returns the newest incarnation with which a node of this engine id registered with any replica, 0 if none did.
+  virtual Incarnation newest(const NodeInfo& info) const = 0;
   /// A node registered, perhaps again.
   virtual void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) = 0;
   /// A Publish or Evict of `node` arrived, also if the directory dropped it.
@@ -94,6 +96,10 @@ class Sessions {
   const Counters& counters() const { return counters_; }
   /// Counts a malformed message. Listeners call it too, for input that is no message. `reason`: what is wrong with it.
   void count_malformed(std::string_view reason);
+  /// Sets Status::insecure.
+  void set_insecure(bool insecure) { insecure_ = insecure; }
+  /// Counts a connection that ended before its peer had shown the cluster key.
+  void count_refused_handshake();
 
  private:
   struct Peer {
@@ -122,9 +128,11 @@ class Sessions {
   void count_reply(bool is_sent) { ++(is_sent ? counters_.messages_sent : counters_.replies_dropped); }
 
   VersionRange protocol_;
+  std::uint64_t (*newest_incarnation_)();
   Directory directory_;
   Orders orders_;
   SessionObserver* observer_ = nullptr;
+  bool insecure_ = false;
   TimeNs started_at_;
   Counters counters_;
   std::uint64_t last_connection_ = 0;

@@ -1,16 +1,18 @@
 #include "controller/http/http_listener.h"
 
+#include <httplib.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
+#include <string_view>
 #include <utility>
 
 #include "controller/http/http_api.h"
-#include "controller/http/timed_server.h"
+#include "controller/http/http_connections.h"
 #include "transport/base/net/event_fd.h"
 
 namespace kvferry::controller {
@@ -85,6 +87,43 @@ class OwnerCalls {
   bool is_closed_ = false;
 };
 
+/// A request that has arrived as a whole, and its answer.
+class WholeRequest final : public httplib::Stream {
+ public:
+  explicit WholeRequest(std::string_view request) : left_(request) {}
+  std::string take_answer() { return std::move(answer_); }
+
+  bool is_readable() const override { return !left_.empty(); }
+  bool is_writable() const override { return true; }
+  ssize_t read(char* to, std::size_t size) override {
+    const std::size_t count = left_.copy(to, size);
+    left_.remove_prefix(count);
+    return static_cast<ssize_t>(count);
+  }
+  ssize_t write(const char* from, std::size_t size) override {
+    answer_.append(from, size);
+    return static_cast<ssize_t>(size);
+  }
+  void get_remote_ip_and_port(std::string&, int&) const override {}
+  void get_local_ip_and_port(std::string&, int&) const override {}
+  socket_t socket() const override { return 0; }  // httplib refuses numbers over 1023; nothing uses it
+
+ private:
+  std::string_view left_;
+  std::string answer_;
+};
+
+/// httplib's parser and router, without its sockets and threads.
+class HttpParser final : public httplib::Server {
+ public:
+  std::string answer(std::string_view request, bool& is_last) {
+    WholeRequest stream(request);
+    bool is_closed = false;
+    is_last |= !process_request(stream, is_last, is_closed, nullptr) || is_closed;
+    return stream.take_answer();
+  }
+};
+
 class HttpListener final : public BoundListener {
  public:
   explicit HttpListener(const HttpBackend& backend)
@@ -94,36 +133,27 @@ class HttpListener final : public BoundListener {
       response.status = answer.status;
       response.set_content(answer.body, answer.content_type);
     };
-    server_.Get(".*", handler);
-    server_.Post(".*", handler);
-    server_.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
+    parser_.set_payload_max_length(kHttpBodyBytesMax);
+    parser_.set_keep_alive_max_count(1U << 30);
+    parser_.Get(".*", handler);
+    parser_.Post(".*", handler);
+    parser_.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
       if (!response.body.empty()) return;
       const std::string why = response.status == 413   ? "the body is too long"
-                              : response.status == 400 ? "no complete HTTP request within 10 s"
+                              : response.status == 400 ? "this is no HTTP request"
                                                        : request.method + " is not allowed; allowed: GET and POST";
       const HttpAnswer answer = http_error(response.status, why);
       response.set_content(answer.body, answer.content_type);
     });
   }
-  ~HttpListener() override {
-    calls_.close();
-    server_.end();
-    if (accept_thread_.joinable()) accept_thread_.join();
-  }
+  ~HttpListener() override { calls_.close(); }
 
   Result<void> listen(const net::HostPort& address) {
-    int port = address.port;
-    if (port == 0)
-      port = server_.bind_to_any_port(address.host);
-    else if (!server_.bind_to_port(address.host, port))
-      port = -1;
-    if (port < 0)
+    const Result<std::uint16_t> port = connections_.start(address);
+    if (!port)
       return Error{ErrorCode::kUnavailable,
                    fmt::format("cannot listen on {}: port in use or address not local", net::to_text(address))};
-    address_ = net::to_text({address.host, static_cast<std::uint16_t>(port)});
-    accept_thread_ = std::thread([this] { server_.listen_after_bind(); });
-    while (!server_.is_running())
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // stop() has no effect before the server runs
+    address_ = net::to_text({address.host, *port});
     return {};
   }
 
@@ -134,9 +164,10 @@ class HttpListener final : public BoundListener {
  private:
   OwnerCalls calls_;
   HttpApi api_;
-  TimedServer server_;
+  HttpParser parser_;
   std::string address_;
-  std::thread accept_thread_;
+  HttpConnections connections_{
+      [this](std::string_view request, bool& is_last) { return parser_.answer(request, is_last); }};
 };
 
 }  // namespace

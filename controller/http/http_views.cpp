@@ -13,7 +13,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Counters, lookups, lookup_keys, lookup_hits, 
                                    chunks_dropped, heartbeats, nodes_registered, nodes_refused, nodes_expired,
                                    nodes_fenced, snapshots_wanted, messages_malformed, messages_unregistered,
                                    replies_dropped, resends_wanted, digests_differed, orders_sent, messages_taken,
-                                   messages_sent)
+                                   messages_sent, handshakes_refused)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StateStatus, folder, durable, why_not, log_bytes, snapshot_bytes, snapshot_age_ms,
                                    snapshots_written, records_loaded, load_ms)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReplicaStatus, name, endpoint)
@@ -114,7 +114,7 @@ json nodes_json(const Status& status) {
                      {"fingerprint", node.fingerprint},
                      {"version", node.version}});
   }
-  return {{"nodes", std::move(nodes)}};
+  return {{"uptime_ms", status.uptime_ms}, {"nodes", std::move(nodes)}};
 }
 
 json status_json(const Status& status, const std::string& endpoint) {
@@ -146,6 +146,7 @@ json status_json(const Status& status, const std::string& endpoint) {
           {"holds", status.num_pins},
           {"held_keys", status.num_pinned_keys},
           {"state", status.state},
+          {"insecure", status.insecure},
           {"counters", status.counters}};
 }
 

@@ -35,7 +35,7 @@ struct Hello {
   // Versions that the node speaks. The header has the oldest, so that older controllers can read it. 0: only that one.
   std::uint32_t oldest_protocol = 0, newest_protocol = 0;
   KVFERRY_FIELDS(header, node.name_space, node.engine_id, node.incarnation, node.role, node.endpoint, node.fingerprint,
-                 next_sequence, node.serves, node.version, oldest_protocol, newest_protocol);
+                 next_sequence, node.serves, node.version, oldest_protocol, newest_protocol, node.secret);
 };
 struct Heartbeat {
   Header header{kProtocolVersion, 4};
@@ -105,7 +105,8 @@ struct Registered {
 struct Refused {
   Header header{kProtocolVersion, 3};
   std::string reason{};
-  KVFERRY_FIELDS(header, reason);
+  std::uint64_t newest_incarnation = 0;  // the newest one that is known of the node's engine id; 0: none
+  KVFERRY_FIELDS(header, reason, newest_incarnation);
 };
 struct HeartbeatAck {
   Header header{kProtocolVersion, 5};

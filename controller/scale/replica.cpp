@@ -91,6 +91,9 @@ class ReplicaListener final : public Listener, private SessionObserver {
         "incarnation {} is out of date",
         info.engine_id, *newest, info.incarnation);
   }
+  Incarnation newest(const NodeInfo& info) const override {
+    return shared_.newest(name_of(info)).value_or(Incarnation{});
+  }
   void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) override {
     reader_.remove(node);
     if (etcd_) shared_.joined(name_of(info), info.incarnation, now);

@@ -6,12 +6,14 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "controller/api/listener.h"
 #include "controller/directory/sessions.h"
 #include "transport/base/clock.h"
+#include "transport/base/net/cluster_key.h"
 #include "transport/base/net/event_fd.h"
 #include "transport/base/owned_fd.h"
 #include "transport/base/result.h"
@@ -19,9 +21,10 @@
 namespace kvferry::controller {
 
 struct ServerOptions {
-  std::string bind = "tcp://127.0.0.1:14600";  // endpoint of the ZeroMQ listener; port 0: any free one
-  std::string stream{};                        // endpoint of the stream listener; empty: none
-  std::string state{};                         // folder of the state that outlives the process; empty: none
+  std::string bind = "tcp://127.0.0.1:14600";    // endpoint of the ZeroMQ listener; port 0: any free one
+  std::string stream{};                          // endpoint of the stream listener; empty: none
+  std::string state{};                           // folder of the state that outlives the process; empty: none
+  std::optional<net::ClusterKey> cluster_key{};  // only those who have it get through on tcp://
   DirectoryOptions directory;
 };
 
@@ -30,8 +33,8 @@ struct ServerOptions {
 class Server {
  public:
   /// Makes a server that listens at once, but answers only in run(). `clock` must outlive the server.
-  /// kInvalidArgument: an endpoint is malformed; kUnavailable: cannot listen, e.g. the port is in use; also the errors
-  /// of StateJournal::open().
+  /// kInvalidArgument: an endpoint is malformed, or stream:// with a cluster key; kUnavailable: cannot listen, e.g. the
+  /// port is in use; also the errors of StateJournal::open().
   static Result<std::unique_ptr<Server>> bind(const ServerOptions& options, const Clock& clock);
 
   /// A server without listeners.

@@ -1,4 +1,3 @@
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -13,6 +12,7 @@
 #include "controller/protocol/stream_socket.h"
 #include "controller/protocol/wire.h"
 #include "controller/server/node_listeners.h"
+#include "transport/base/net/spare_fd.h"
 #include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::controller {
@@ -147,13 +147,7 @@ class StreamListener final : public BoundListener, private ReplySender {
   void accept(TimeNs now) {
     for (std::size_t i = 0; i < kAcceptedPerTurnMax; ++i) {
       OwnedFd socket = net::accept_tcp(listener_.socket.get());
-      if (!socket && (errno == EMFILE || errno == ENFILE) && spare_) {
-        // A connection left in the backlog would keep the listener readable and the loop busy, so accept and close it.
-        spare_ = OwnedFd();
-        if (const int refused = ::accept(listener_.socket.get(), nullptr, nullptr); refused >= 0) ::close(refused);
-        spare_ = OwnedFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-        continue;
-      }
+      if (!socket && spare_.refuse(listener_.socket.get(), "stream")) continue;
       if (!socket) return;
       if (connections_.size() >= connections_max_ && !make_room()) continue;
       const ConnectionId id = sessions_.open();
@@ -204,7 +198,7 @@ class StreamListener final : public BoundListener, private ReplySender {
   BoundSocket listener_;
   std::string path_;  // path of a Unix socket
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
-  OwnedFd spare_{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+  net::SpareFd spare_;
   std::unordered_map<ConnectionId, std::unique_ptr<StreamConnection>> connections_;
   std::vector<ConnectionId> ending_;  // refused connections whose peer has not read the refusal yet
   std::vector<ConnectionId> over_;    // connections to close at the end of this turn

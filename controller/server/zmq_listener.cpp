@@ -52,11 +52,13 @@ class ZmqListener final : public BoundListener, private ReplySender {
  public:
   explicit ZmqListener(Sessions& sessions) : sessions_(sessions), connections_(sessions) {}
 
-  Result<void> listen(const std::string& bind) {
-    router_ = KVFERRY_TRY(net::ZmqSocket::make(std::make_shared<net::ZmqContext>(), net::ZmqKind::kRouter,
+  Result<void> listen(const std::string& bind, const std::optional<net::ClusterKey>& key) {
+    auto context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, key);
+    router_ = KVFERRY_TRY(net::ZmqSocket::make(std::move(context), net::ZmqKind::kRouter,
                                                {.message_bytes_max = wire::kMessageBytesMax,
                                                 .receive_queue_max = kReceiveQueueMax,
                                                 .send_queue_max = kReplyQueueMax}));
+    if (key) refusals_ = KVFERRY_TRY(router_->make_refusal_monitor());
     return router_->bind(bind);
   }
 
@@ -64,6 +66,7 @@ class ZmqListener final : public BoundListener, private ReplySender {
   int fd() const override { return router_->fd(); }
 
   bool serve(TimeNs now) override {
+    while (refusals_ && refusals_->next_change() != net::ZmqSocket::Change::kNone) sessions_.count_refused_handshake();
     for (int num_received = 0; num_received < kZmqMessagesPerTurnMax; ++num_received) {
       if (!receive_one(now)) return false;
     }
@@ -91,14 +94,16 @@ class ZmqListener final : public BoundListener, private ReplySender {
   Sessions& sessions_;
   Connections connections_;
   std::unique_ptr<net::ZmqSocket> router_;
+  std::unique_ptr<net::ZmqSocket> refusals_;  // monitor of router_; nullptr without a cluster key
 };
 
 }  // namespace
 
-Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions) {
+Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions,
+                                                  const std::optional<net::ClusterKey>& key) {
   KVFERRY_TRY(check_endpoint(endpoint, EndpointUse::kBind));
   auto listener = std::make_unique<ZmqListener>(sessions);
-  KVFERRY_TRY(listener->listen(endpoint));
+  KVFERRY_TRY(listener->listen(endpoint, key));
   return std::unique_ptr<BoundListener>(std::move(listener));
 }
 

@@ -49,7 +49,7 @@ void BackgroundFile::open(std::string path) {
   post(0, [this, path = std::move(path)] {
     sync_now();
     path_ = path;
-    file_ = OwnedFd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    file_ = OwnedFd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     {
       const std::lock_guard lock(mutex_);
       ++progress_.num_opened;

@@ -65,13 +65,14 @@ Result<StateFolder> StateFolder::open(const std::string& path) {
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{} is not empty and not a kvferry controller's state folder; {}", path, kAdvice)};
   }
-  OwnedFd lock(::open(marker_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  OwnedFd lock(::open(marker_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!lock) return unavailable(marker_path, "cannot be written", errno);
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     return Error{ErrorCode::kRefused,
                  fmt::format("another controller uses the state folder {}; stop it, or {}", path, kAdvice)};
   }
   KVFERRY_TRY(check_or_mark(path, lock.get(), marker_path));
+  ::chmod(path.c_str(), 0700);  // the records have the nodes' secrets; older releases made files that others can read
   if (::access(path.c_str(), R_OK | W_OK | X_OK) != 0) return unavailable(path, "cannot be written", errno);
   for (const fs::directory_entry& entry : fs::directory_iterator(path, failure)) {
     const std::string name = entry.path().filename();

@@ -31,13 +31,13 @@ struct Flags {
   std::string name_space = "default";  // the connector's default
   std::uint64_t number = 0;
   double timeout_s = 600;
-  bool undo = false, no_wait = false, as_json = false, no_quota = false;
+  bool undo = false, no_wait = false, as_json = false, no_quota = false, force = false;
 };
 
 Result<controller::AdminResult> ask(const Flags& flags, AdminCommand command) {
-  const std::string endpoint = KVFERRY_TRY(controller_of(flags.values));
+  const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   command.name_space = flags.name_space;
-  return controller::run_admin_command(endpoint, command, kAdminTimeoutMs);
+  return controller::run_admin_command(endpoint, command, kAdminTimeoutMs, key);
 }
 
 Result<void> tell(const Flags& flags, const std::string& text, nlohmann::json object) {
@@ -67,12 +67,12 @@ class ProgressLine {
 
 /// Waits until the node can be stopped; returns its last status. kUnavailable: timeout, node left; kRefused: cancelled.
 Result<NodeStatus> wait_drained(const Flags& flags) {
-  const std::string endpoint = KVFERRY_TRY(controller_of(flags.values));
+  const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   const auto deadline = Time::now() + std::chrono::duration<double>(flags.timeout_s);
   auto idle_since = Time::now();
   ProgressLine line;
   for (;;) {
-    const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kAdminTimeoutMs));
+    const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kAdminTimeoutMs, key));
     const auto node = std::find_if(status.nodes.begin(), status.nodes.end(), [&](const NodeStatus& one) {
       return one.engine_id.value == flags.node && one.name_space == flags.name_space;
     });
@@ -90,7 +90,29 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
   }
 }
 
+/// kRefused: no other node of the namespace does what the node does, "prefill" or "decode".
+Result<void> check_not_last(const Flags& flags) {
+  const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
+  const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kAdminTimeoutMs, key));
+  constexpr std::pair<std::string_view, std::string_view> kKinds[] = {{"kv_producer", "prefill"},
+                                                                      {"kv_consumer", "decode"}};
+  for (const auto& [role, kind] : kKinds) {
+    bool is_asked = false, has_other = false;
+    for (const NodeStatus& node : status.nodes) {
+      if (node.name_space != flags.name_space || (node.role != role && node.role != "kv_both")) continue;
+      (node.engine_id.value == flags.node ? is_asked : has_other) |= !node.is_leaving;
+    }
+    if (is_asked && !has_other)
+      return Error{ErrorCode::kRefused,
+                   fmt::format("node '{}' is the last one for {} in namespace '{}'; start another one first, or drain "
+                               "it with --force",
+                               flags.node, kind, flags.name_space)};
+  }
+  return {};
+}
+
 Result<void> drain(const Flags& flags) {
+  if (!flags.undo && !flags.force) KVFERRY_TRY(check_not_last(flags));
   const controller::AdminResult done =
       KVFERRY_TRY(ask(flags, {.verb = flags.undo ? "undrain" : "drain", .engine_id = flags.node}));
   if (flags.undo || flags.no_wait) return tell(flags, done.text, {{"node", flags.node}});
@@ -130,6 +152,7 @@ Run add_drain_command(CLI::App& app) {
                           flags);
   command->add_option("NODE", flags->node, "Engine id of the node, as `kvferry status` shows it")->required();
   command->add_flag("--undo", flags->undo, "Cancel a drain");
+  command->add_flag("--force", flags->force, "Drain also the last node for prefill or for decode of its namespace");
   command->add_flag("--no-wait", flags->no_wait, "Return at once instead of waiting for the end of the drain");
   command->add_option("--timeout", flags->timeout_s, "Time to wait, in seconds")
       ->capture_default_str()

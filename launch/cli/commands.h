@@ -18,7 +18,9 @@ using Run = std::function<Result<void>()>;
 Run add_bench_command(CLI::App& app);
 Run add_clear_command(CLI::App& app);
 Run add_controller_command(CLI::App& app);
+Run add_doctor_command(CLI::App& app);
 Run add_drain_command(CLI::App& app);
+Run add_keygen_command(CLI::App& app);
 Run add_quota_command(CLI::App& app);
 Run add_status_command(CLI::App& app);
 

@@ -1,11 +1,13 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <memory>
 #include <random>
 
+#include "controller/api/endpoint.h"
 #include "controller/engines/engine_events_listener.h"
 #include "controller/http/http_listener.h"
 #include "controller/server/server.h"
@@ -17,6 +19,12 @@ namespace kvferry::cli {
 namespace {
 
 std::atomic<controller::Server*> g_server{nullptr};
+
+/// An hour ahead of this host's clock, which is more than the clocks of a cluster may differ.
+std::uint64_t newest_incarnation() {
+  return static_cast<std::uint64_t>((std::chrono::system_clock::now() + std::chrono::hours(1)).time_since_epoch() /
+                                    std::chrono::nanoseconds(1));
+}
 
 extern "C" void stop_server(int) {
   if (controller::Server* server = g_server.load()) server->stop();
@@ -52,17 +60,27 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
   raise_file_limit();
   const SteadyClock clock;
   controller::ServerOptions options{.bind = config.bind, .state = state_folder(config), .directory = {}};
+  options.cluster_key = KVFERRY_TRY(net::read_cluster_key(config.cluster_key_file));
   if (config.stream != "none") options.stream = config.stream;
+  const bool is_open = !options.cluster_key &&
+                       (controller::is_beyond_loopback(options.bind) || controller::is_beyond_loopback(options.stream));
+  if (is_open && !config.insecure) {
+    KVFERRY_TRY(controller::check_without_key(options.bind));
+    KVFERRY_TRY(controller::check_without_key(options.stream));
+  }
+  options.directory.newest_incarnation = newest_incarnation;
   std::random_device random;  // clients must not be able to choose keys that collide
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();
   // Declared before `server`, because the server's listeners refer to it.
   controller::EngineDirectory engines({.index = options.directory.index});
   std::unique_ptr<controller::Server> server = KVFERRY_TRY(controller::Server::bind(options, clock));
+  server->sessions().set_insecure(is_open);
   if (config.http != "none") {
     const std::string listening = KVFERRY_TRY(add_http(*server, engines, config.http));
     log().info("HTTP on {}", listening);
   }
   KVFERRY_TRY(add_replica(*server, config, clock));
+  if (is_open) log().warn("insecure: every host that reaches this controller can register nodes and clear the index");
   g_server = server.get();
   struct sigaction action {};
   action.sa_handler = stop_server;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "controller/api/endpoint.h"
+#include "transport/base/log.h"
 #include "transport/base/net/host_port.h"
 
 namespace kvferry::cli {
@@ -14,7 +15,10 @@ using controller::EndpointUse;
 
 struct ClientConfig {
   std::string controller = "tcp://127.0.0.1:14600";
+  std::string cluster_key_file;
 };
+
+const std::string kKeyFileAllowed = "the path of a file of 32 to 65536 bytes with mode 0600 or 0400";
 
 std::function<bool(const std::string&)> is_endpoint(EndpointUse use, std::optional<std::string_view> or_word = {}) {
   return [=](const std::string& value) { return value == or_word || controller::check_endpoint(value, use); };
@@ -54,14 +58,25 @@ std::vector<Setting<ControllerConfig>> make_controller_settings() {
       setting<C, std::string>("advertise", &C::advertise, "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
                               "Where nodes reach this replica", is_endpoint(EndpointUse::kConnect, ""))
           .with_shown_default("the endpoint of --bind"),
+      setting("cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
+              "Key of the deployment (kvferry keygen): only those who have it can use --bind if that is tcp://, over "
+              "encrypted connections")
+          .with_shown_default("none"),
+      setting("insecure", &C::insecure, "true or false; as a flag without a value",
+              "Whether the controller starts without a cluster key although other hosts can reach it: each of them can "
+              "then register nodes and clear what others hold"),
   };
 }
 
 std::span<const Setting<ClientConfig>> client_settings() {
   using C = ClientConfig;
-  static const Setting<C> settings[] = {setting<C, std::string>(
-      "controller", &C::controller, std::string(controller::allowed_endpoints(EndpointUse::kConnect)),
-      "The controller; also KVFERRY_CONTROLLER", is_endpoint(EndpointUse::kConnect))};
+  static const Setting<C> settings[] = {
+      setting<C, std::string>("controller", &C::controller,
+                              std::string(controller::allowed_endpoints(EndpointUse::kConnect)),
+                              "The controller; also KVFERRY_CONTROLLER", is_endpoint(EndpointUse::kConnect)),
+      setting("cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
+              "Key of the controller's deployment; also KVFERRY_CLUSTER_KEY_FILE")
+          .with_shown_default("none")};
   return settings;
 }
 
@@ -81,9 +96,9 @@ void add_controller_option(CLI::App& command, SettingFlags& flags) {
   add_setting_options(command, client_settings(), flags);
 }
 
-Result<std::string> controller_of(const SettingFlags& flags) {
+Result<ControllerAddress> controller_of(const SettingFlags& flags) {
   ClientConfig config = KVFERRY_TRY(read_settings(client_settings(), {{}, ::getenv, flags}));
-  return std::move(config.controller);
+  return ControllerAddress{std::move(config.controller), KVFERRY_TRY(net::read_cluster_key(config.cluster_key_file))};
 }
 
 std::string state_folder(const ControllerConfig& config) {
@@ -97,6 +112,9 @@ std::string state_folder(const ControllerConfig& config) {
   const char* home = std::getenv("HOME");
   if (state_home != nullptr && *state_home == '/') return fmt::format("{}/kvferry/controller-{}", state_home, port);
   if (home != nullptr && *home != '\0') return fmt::format("{}/.local/state/kvferry/controller-{}", home, port);
+  log().warn(
+      "nothing is kept for a restart: neither HOME nor XDG_STATE_HOME names a folder for the state; set state to "
+      "a folder or to 'none'");
   return {};
 }
 

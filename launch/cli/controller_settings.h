@@ -22,6 +22,8 @@ struct ControllerConfig {
   std::string event_log;
   std::string replica;
   std::string advertise;
+  std::string cluster_key_file;
+  bool insecure = false;
 };
 std::span<const Setting<ControllerConfig>> controller_settings();
 
@@ -33,6 +35,15 @@ template <class Options>
 void add_setting_options(CLI::App& command, std::span<const Setting<Options>> table, SettingFlags& flags) {
   for (const Setting<Options>& row : table) {
     const std::string key(row.key);
+    if (std::holds_alternative<bool>(row.get(Options{}))) {
+      command.add_flag_callback(
+          "--" + key,
+          [&flags, key] {
+            flags.push_back({key, {"true"}, "--" + key});
+          },
+          row.help);
+      continue;
+    }
     command.add_option_function<std::string>(
         "--" + key,
         [&flags, key](const std::string& value) {
@@ -46,10 +57,16 @@ void add_setting_options(CLI::App& command, std::span<const Setting<Options>> ta
 Result<ControllerConfig> read_controller_settings(const SettingFlags& flags,
                                                   const std::optional<std::string>& config_file);
 
-/// Adds `--controller`, the endpoint that a command connects to; KVFERRY_CONTROLLER also sets it.
+/// The controller that a command connects to.
+struct ControllerAddress {
+  std::string endpoint;
+  std::optional<net::ClusterKey> key;
+};
+/// Adds `--controller` and `--cluster-key-file`; KVFERRY_CONTROLLER and KVFERRY_CLUSTER_KEY_FILE also set them.
 void add_controller_option(CLI::App& command, SettingFlags& flags);
-/// Returns the value of `--controller`. kInvalidArgument: the value is not an endpoint.
-Result<std::string> controller_of(const SettingFlags& flags);
+/// Returns what add_controller_option() added. kInvalidArgument: the controller is not an endpoint; the errors of
+/// net::read_cluster_key().
+Result<ControllerAddress> controller_of(const SettingFlags& flags);
 
 /// Returns the folder of the controller's state; empty: the controller keeps no state.
 std::string state_folder(const ControllerConfig& config);

@@ -68,6 +68,7 @@ void print_table(const Status& status, const std::string& endpoint) {
   else
     fmt::print("state: NOT durable: {}\n", state.why_not);
   print_replica(status.scale);
+  if (status.insecure) fmt::print("INSECURE: other hosts reach this controller without a cluster key\n");
   if (status.nodes.empty()) return;
   for (const Row& row : rows) {
     std::string line;
@@ -77,8 +78,8 @@ void print_table(const Status& status, const std::string& endpoint) {
 }
 
 Result<void> run(const SettingFlags& flags, bool as_json) {
-  const std::string endpoint = KVFERRY_TRY(controller_of(flags));
-  const Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kTimeoutMs));
+  const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags));
+  const Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kTimeoutMs, key));
   if (as_json)
     fmt::print("{}\n",
                controller::status_json(status, endpoint).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));

@@ -31,8 +31,11 @@ inline const SteadyClock& steady_clock() {
 class LiveServer {
  public:
   /// The lease is long unless a test is about leases: a node here is silent while its test looks at another.
-  explicit LiveServer(const std::string& bind, std::int64_t lease_ms = 600'000)
-      : server_(Server::bind(options(bind, lease_ms), steady_clock()).value()), thread_([this] { server_->run(); }) {}
+  explicit LiveServer(const std::string& bind, std::int64_t lease_ms = 600'000,
+                      const std::optional<net::ClusterKey>& key = {})
+      : server_(Server::bind(options(bind, lease_ms, key), steady_clock()).value()),
+        key_(key),
+        thread_([this] { server_->run(); }) {}
   ~LiveServer() {
     server_->stop();
     thread_.join();
@@ -40,18 +43,21 @@ class LiveServer {
   const std::string& endpoint() const {
     return server_->stream_endpoint().empty() ? server_->endpoint() : server_->stream_endpoint();
   }
-  Status status() const { return fetch_status(endpoint(), kDeadlineMs).value(); }
+  Status status() const { return fetch_status(endpoint(), kDeadlineMs, key_).value(); }
 
  private:
-  static ServerOptions options(const std::string& bind, std::int64_t lease_ms) {
+  static ServerOptions options(const std::string& bind, std::int64_t lease_ms,
+                               const std::optional<net::ClusterKey>& key) {
     ServerOptions options;
     options.directory.lease_ms = lease_ms;
     options.bind = is_stream(bind) ? "tcp://127.0.0.1:0" : bind;
     if (is_stream(bind)) options.stream = bind;
+    options.cluster_key = key;
     return options;
   }
 
   std::unique_ptr<Server> server_;
+  std::optional<net::ClusterKey> key_;
   std::thread thread_;
 };
 
@@ -59,10 +65,14 @@ class LiveServer {
 /// snapshot.
 class LiveNode {
  public:
-  LiveNode(const std::string& controller, const NodeInfo& info, std::int64_t heartbeat_ms = 50)
-      : client_(
-            make_client({.controller = controller, .node = info, .heartbeat_ms = heartbeat_ms, .lost_after_ms = 1000})
-                .value()) {}
+  LiveNode(const std::string& controller, const NodeInfo& info, std::int64_t heartbeat_ms = 50,
+           const std::optional<net::ClusterKey>& key = {})
+      : client_(make_client({.controller = controller,
+                             .node = info,
+                             .heartbeat_ms = heartbeat_ms,
+                             .lost_after_ms = 1000,
+                             .cluster_key = key})
+                    .value()) {}
 
   Client& client() { return *client_; }
   void hold(const std::vector<ChunkEntry>& chunks) {

@@ -48,6 +48,7 @@ class FakeObserver final : public SessionObserver {
   std::optional<std::string> refusal(const NodeInfo& info) const override {
     return info.incarnation.value < 5 ? std::optional<std::string>("too old") : std::nullopt;
   }
+  Incarnation newest(const NodeInfo&) const override { return Incarnation{4711}; }
   void joined(NodeId, const NodeInfo& info, std::uint64_t next_sequence, TimeNs) override {
     heard.push_back(fmt::format("hello {} {}", info.engine_id, next_sequence));
   }
@@ -70,7 +71,9 @@ TEST_F(SessionsTest, ATapHearsAllAndDecidesWhoMayJoin) {
   sessions_.set_observer(&observer);
   const ConnectionId connection = sessions_.open();
   say(connection, hello("a", 4));
-  EXPECT_EQ(answer<wire::Refused>(connection).reason, "too old");
+  const auto refused = answer<wire::Refused>(connection);
+  EXPECT_EQ(refused.reason, "too old");
+  EXPECT_EQ(refused.newest_incarnation, 4711u) << "another replica knows of a newer one";
   EXPECT_THAT(observer.heard, IsEmpty());
   say(connection, hello("a", 5));
   answer<wire::Registered>(connection);
@@ -123,6 +126,70 @@ TEST_F(SessionsTest, ANodeComesBackOnAnotherConnectionAndKeepsWhatItHeld) {
   EXPECT_FALSE(answer<wire::Registered>(second).snapshot_wanted);
   EXPECT_EQ(sessions_.status(now_).nodes.at(0).num_chunks, 3U);
   EXPECT_EQ(sessions_.counters().nodes_registered, 1U);
+}
+
+TEST_F(SessionsTest, AStrangerWhoKnowsTheIncarnationTakesNothingOver) {
+  const ConnectionId node = sessions_.open(), stranger = sessions_.open(), later = sessions_.open();
+  wire::Hello own = hello("a", 7);
+  own.node.serves = "http://10.0.0.1:8000";
+  own.node.secret = "0123456789abcdef";
+  say(node, own);
+  answer<wire::Registered>(node);
+  wire::Hello forged = own;
+  forged.node.endpoint = "tcp://10.0.0.66:1";
+  forged.node.serves = "http://10.0.0.66:8000";
+  for (const char* secret : {"", "0123456789abcdee", "0123456789abcde", "0123456789abcdef0"}) {
+    forged.node.secret = secret;
+    say(stranger, forged);
+    EXPECT_THAT(answer<wire::Refused>(stranger).reason, ::testing::HasSubstr("by another process"));
+  }
+  EXPECT_EQ(sessions_.counters().nodes_refused, 4U);
+  EXPECT_EQ(sessions_.status(now_).nodes.at(0).endpoint, own.node.endpoint);
+  EXPECT_EQ(sessions_.status(now_).nodes.at(0).serves, own.node.serves);
+  EXPECT_EQ(sessions_.session(stranger), nullptr);
+  say(node, wire::Heartbeat{.incarnation = 7});
+  answer<wire::HeartbeatAck>(node);
+  say(later, own);
+  answer<wire::Registered>(later);
+  EXPECT_NE(sessions_.session(later), nullptr) << "the process itself comes back on another connection";
+}
+
+TEST_F(SessionsTest, NobodyIsToldASecret) {
+  const ConnectionId node = sessions_.open();
+  wire::Hello own = hello("a", 7);
+  own.node.secret = "0123456789abcdef";
+  say(node, own);
+  answers_.clear();
+  EXPECT_EQ(encode(wire::StatusReply{.status = sessions_.status(now_)}).find(own.node.secret), std::string::npos);
+}
+
+TEST_F(SessionsTest, AnOlderNodeHasNoSecretAndNobodyGivesItOne) {
+  const ConnectionId first = sessions_.open(), stranger = sessions_.open(), second = sessions_.open();
+  say(first, hello("a", 7));
+  answer<wire::Registered>(first);
+  wire::Hello with_secret = hello("a", 7);
+  with_secret.node.secret = "mine";
+  say(stranger, with_secret);
+  answer<wire::Registered>(stranger);
+  say(second, hello("a", 7));
+  answer<wire::Registered>(second);
+}
+
+TEST_F(SessionsTest, AnIncarnationOfTheFarFutureLocksNobodyOut) {
+  DirectoryOptions options;
+  options.newest_incarnation = [] { return std::uint64_t{1000}; };
+  Sessions sessions(options, 0);
+  const ConnectionId connection = sessions.open();
+  const auto register_with = [&](std::uint64_t incarnation) {
+    sessions.receive(connection, encode(hello("a", incarnation)), now_, *this);
+  };
+  for (const std::uint64_t incarnation : {~std::uint64_t{0}, std::uint64_t{1001}}) {
+    register_with(incarnation);
+    EXPECT_THAT(answer<wire::Refused>(connection).reason, ::testing::HasSubstr("ahead of this controller's clock"));
+  }
+  EXPECT_EQ(sessions.counters().nodes_refused, 2U);
+  register_with(1000);
+  answer<wire::Registered>(connection);
 }
 
 TEST_F(SessionsTest, AConnectionThatTurnsIntoAnotherNodeLeavesTheFirstToItsLease) {

@@ -136,15 +136,35 @@ PROMPT = list(range(100, 100 + 4 * CHUNK + 8))
 def test_nodes_are_told_with_all_that_a_front_door_needs(cluster: Cluster) -> None:
     cluster.join("p", "kv_producer", "http://p:8100").load(3)
     cluster.join("old", "kv_consumer", None)
-    told = {node["engine_id"]: node for node in cluster.get("/nodes")["nodes"]}
+    answer = cluster.get("/nodes")
+    assert 0 <= answer["uptime_ms"] <= cluster.get("/status")["uptime_ms"]
+    told = {node["engine_id"]: node for node in answer["nodes"]}
     assert told["p"] == {"namespace": "default", "engine_id": "p", "role": "kv_producer", "serves": "http://p:8100",
                          "endpoint": "tcp://p:1", "draining": False, "load": 3, "chunks": 0,
                          "fingerprint": FINGERPRINT, "version": "7.7.7"}
     assert (told["old"]["serves"], told["old"]["version"], told["old"]["load"]) == ("", "", 0)
-    with urllib.request.urlopen(f"http://{cluster.address}/metrics", timeout=10) as answer:
-        assert re.search(r'^kvferry_controller_node_load\{.*node="p".*\} 3$', answer.read().decode(), re.MULTILINE)
+    with urllib.request.urlopen(f"http://{cluster.address}/metrics", timeout=10) as page:
+        assert re.search(r'^kvferry_controller_node_load\{.*node="p".*\} 3$', page.read().decode(), re.MULTILINE)
     assert {node["engine_id"]: node["serves"] for node in cluster.get("/status")["nodes"]} == {
         "p": "http://p:8100", "old": ""}
+
+
+def test_the_last_node_of_a_kind_is_drained_only_with_force(cluster: Cluster) -> None:
+    def drain(name: str, *flags: str) -> tuple[int, str]:
+        done = subprocess.run([KVFERRY, "drain", name, "--no-wait", "--controller", f"unix://{cluster.path}", *flags],
+                              capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr
+
+    for name, role in (("p", "kv_producer"), ("d", "kv_consumer"), ("both", "kv_both")):
+        cluster.join(name, role)
+    assert drain("d") == (0, "")
+    refused = "is the last one for decode in namespace 'default'; start another one first, or drain it with --force"
+    assert drain("both") == (1, f"kvferry: node 'both' {refused}\n")
+    assert drain("d", "--undo") == (0, "")
+    assert drain("both") == (0, "")
+    assert drain("p") == (1, f"kvferry: node 'p' {refused.replace('decode', 'prefill')}\n")
+    assert drain("p", "--force") == (0, "")
+    assert "has no node 'x'" in drain("x")[1]
 
 
 def test_a_pair_is_who_holds_the_prompt_and_is_not_too_busy(cluster: Cluster) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import http.client
 import json
 import re
+import resource
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -102,17 +105,32 @@ def test_unknown_paths_and_methods_name_what_there_is(address: str) -> None:
     assert ask(address, "/query", b"x" * (17 << 20))[0] == 413
 
 
-def test_slow_and_deaf_clients_keep_nobody_waiting(address: str) -> None:
-    slow = [connect(address) for _ in range(20)]  # more than there are threads
-    for client in slow:
-        client.sendall(b"GET /status HTTP/1.1\r\nX-Slow: ")
-    deaf = [connect(address) for _ in range(5)]
-    for client in deaf:
-        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
-    try:
-        # The slow ones' time is over after 10 s; who comes then is served.
-        assert any(ask(address, "/healthz") == (200, "ok\n") for _ in range(3))
-    finally:
-        for client in slow + deaf:
-            client.close()
+def test_a_connection_serves_many_requests_also_with_chunks(address: str) -> None:
+    client = http.client.HTTPConnection(address, timeout=20)
+    for _ in range(3):
+        client.request("POST", "/score", body=iter([b"{", b"}"]), encode_chunked=True,
+                       headers={"Transfer-Encoding": "chunked"})
+        answer = client.getresponse()
+        assert (answer.status, "model is missing" in answer.read().decode()) == (400, True)
+        client.request("GET", "/healthz")
+        assert client.getresponse().read() == b"ok\n"
+    client.close()
+
+
+def test_slow_silent_and_deaf_clients_keep_nobody_waiting(address: str) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with contextlib.ExitStack() as clients:
+        for i in range(1200):  # more than the controller keeps
+            client = clients.enter_context(connect(address))
+            if i < 100:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 100)  # and reads nothing
+            elif i < 600:
+                client.sendall(b"POST /pair HTTP/1.1\r\nContent-Length: 100\r\nX-Slow: ")
+        for _ in range(3):
+            began = time.monotonic()
+            assert ask(address, "/healthz") == (200, "ok\n")
+            assert ask(address, "/pair", b'{"tokens": [1, 2, 3]}')[0] in (400, 503)
+            assert time.monotonic() - began < 1
     assert ask(address, "/healthz") == (200, "ok\n")

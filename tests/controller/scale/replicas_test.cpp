@@ -48,7 +48,10 @@ class ControllerProcess {
 /// A node that tells all replicas what it holds, and asks any of them.
 class Worker {
  public:
-  explicit Worker(NodeInfo info) : info_(std::move(info)) {}
+  explicit Worker(NodeInfo info) : info_(std::move(info)) {
+    static int num_made = 0;
+    info_.secret = fmt::format("worker {}", ++num_made);  // its links are one process
+  }
   void follow(const std::string& endpoint) {
     links_[endpoint] = std::make_unique<LiveNode>(endpoint, info_);
     links_[endpoint]->hold(held_);

@@ -152,6 +152,28 @@ TEST_P(OverSockets, ANewerIncarnationFencesTheOlder) {
   EXPECT_EQ(server_->status().counters.nodes_fenced, 1U);
 }
 
+TEST_P(OverSockets, ANodeThatStartsAgainAfterItsClockWentBackIsTakenInAtOnce) {
+  const auto before = registered(node_info("b", 1000));
+  ClientOptions options;
+  options.controller = server_->endpoint();
+  options.node = node_info("b", 400);
+  const Result<std::unique_ptr<Client>> again = make_registered_client(options, steady_clock(), kDeadlineMs);
+  ASSERT_TRUE(again) << again.error().what;
+  EXPECT_TRUE((*again)->registered());
+  EXPECT_EQ(options.node.incarnation, Incarnation{1001});
+  ASSERT_TRUE(before->wait_for<Refused>()) << "the process of before can't come back";
+}
+
+TEST_P(OverSockets, AnotherProcessWithTheSameIncarnationIsRefused) {
+  const auto node = registered(node_info("b", 1));
+  NodeInfo forged = node_info("b", 1);
+  forged.endpoint = "tcp://10.0.0.66:1";
+  LiveNode stranger(server_->endpoint(), forged);
+  ASSERT_TRUE(stranger.wait_for<Refused>());
+  EXPECT_EQ(server_->status().nodes.at(0).endpoint, node_info("b").endpoint);
+  EXPECT_EQ(server_->status().counters.nodes_refused, 1U);
+}
+
 TEST_P(OverSockets, ANodeThatLeavesIsForgottenAtOnce) {
   const auto a = registered(node_info("a"));
   auto b = registered(node_info("b"));

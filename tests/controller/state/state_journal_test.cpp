@@ -114,6 +114,7 @@ TEST(StateRecords, WhatANodeToldOfItselfComesBackFromRecordsAndImages) {
   NodeInfo info = node_info("a", 3);
   info.serves = "http://a:8000";
   info.version = "1.2.3";
+  info.secret = "of the process";
   std::string records;
   append_joined(records, NodeId{1}, info, 0);
   for (int i = 0; i < 2; ++i) {  // the second time from an image of the first
@@ -125,6 +126,8 @@ TEST(StateRecords, WhatANodeToldOfItselfComesBackFromRecordsAndImages) {
     ASSERT_EQ(nodes.size(), 1U);
     EXPECT_EQ(nodes[0].serves, "http://a:8000");
     EXPECT_EQ(nodes[0].version, "1.2.3");
+    EXPECT_FALSE(directory.join(node_info("a", 3), 0, 0)) << "another process";
+    EXPECT_TRUE(directory.join(info, 0, 0));
     records.clear();
     append_image(records, state.image());
   }
@@ -377,6 +380,21 @@ TEST_F(StateJournalTest, AMissingFileIsTold) {
   Life life(options());
   EXPECT_FALSE(life.status().durable);
   EXPECT_THAT(life.status().why_not, HasSubstr("log-00000001 is missing"));
+}
+
+TEST_F(StateJournalTest, OtherUsersReadNothing) {
+  fs::create_directories(options().folder);
+  fs::permissions(options().folder, fs::perms(0755));
+  Life life(options());
+  life.publish(life.join_empty("a"), 0, 3);
+  life.make_snapshot();
+  EXPECT_EQ(fs::status(options().folder).permissions(), fs::perms(0700));
+  std::size_t num_files = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(options().folder)) {
+    EXPECT_EQ(entry.status().permissions(), fs::perms(0600)) << entry.path();
+    ++num_files;
+  }
+  EXPECT_GE(num_files, 3U);
 }
 
 TEST_F(StateJournalTest, AFolderIsOneControllers) {

@@ -91,6 +91,67 @@ class CliTest(unittest.TestCase):
         self.assert_fails(run("controller", "--bidn"), 2, "--bidn", "kvferry controller --help")
         self.assert_fails(run("status", "--bind"), 2, "--bind")
 
+    def test_a_new_key_is_for_its_owner_only_and_replaces_none(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            files = [Path(folder, name) for name in ("a.key", "b.key")]
+            for file in files:
+                self.assertEqual(run("keygen", str(file)).stdout, f"{file}\n")
+                self.assertEqual(file.stat().st_mode & 0o7777, 0o600)
+                self.assertRegex(file.read_text(), r"^[0-9a-f]{64}\n$")
+            self.assertNotEqual(files[0].read_text(), files[1].read_text())
+            before = files[0].read_text()
+            self.assert_fails(run("keygen", str(files[0])), 2, str(files[0]), "exists")
+            self.assertEqual(files[0].read_text(), before)
+            self.assert_fails(run("keygen", f"{folder}/none/x"), 1, f"{folder}/none/x", "No such file")
+        self.assert_fails(run("keygen"), 2, "FILE")
+
+    def test_only_members_reach_a_controller_with_a_key(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            ours, other = f"{folder}/ours.key", f"{folder}/other.key"
+            for file in (ours, other):
+                run("keygen", file)
+            with Controller("--bind", "tcp://127.0.0.1:0", "--cluster-key-file", ours) as controller:
+                there = ("--controller", controller.endpoint)
+                self.assert_fails(run("status", *there), 1, "not reachable", "with a cluster key", "cluster_key_file")
+                self.assert_fails(run("clear", *there, "--cluster-key-file", other), 1, "or with another one")
+                status = run("status", *there, "--json", KVFERRY_CLUSTER_KEY_FILE=ours)
+                counters = json.loads(status.stdout)["counters"]
+                self.assertEqual(counters["messages_taken"], 1, "that of this status")
+                self.assertGreaterEqual(counters["handshakes_refused"], 2)
+                self.assert_fails(run("clear", *there, "--cluster-key-file", ours), 1, "has no nodes")
+                self.assertIn("refused a connection (1 so far): the peer has no cluster key", controller.end()[2])
+            with Controller("--bind", "tcp://127.0.0.1:0") as controller:
+                there = ("--controller", controller.endpoint)
+                self.assert_fails(run("status", *there, "--cluster-key-file", ours), 1, "a controller without a")
+            Path(ours).chmod(0o644)
+            for command in ("controller", "status"):
+                self.assert_fails(run(command, "--cluster-key-file", ours), 2, ours, "mode 0644", "0600 and 0400")
+            Path(ours).chmod(0o600)
+            both = ("--cluster-key-file", ours, "--stream", "stream://127.0.0.1:0")
+            self.assert_fails(run("controller", *both), 2, "stream://127.0.0.1:0", "neither encrypted")
+
+    def test_without_a_key_other_hosts_are_let_in_only_by_insecure(self) -> None:
+        for where in (("--bind", "tcp://0.0.0.0:0"), ("--bind", "tcp://*:0"), ("--stream", "stream://0.0.0.0:0")):
+            result = run("controller", *where, "--state", "none")
+            self.assert_fails(result, 2, where[1], "kvferry keygen", "KVFERRY_CLUSTER_KEY_FILE", "insecure")
+        nowhere = ("--state", "none", "--bind", "tcp://0.0.0.0:0")
+        for flags, environment in ((["--insecure"], {}), ([], {"KVFERRY_INSECURE": "true"})):
+            with Controller(*nowhere, *flags, **environment) as controller:
+                there = ("--controller", controller.endpoint.replace("0.0.0.0", "127.0.0.1"))
+                self.assertTrue(json.loads(run("status", *there, "--json").stdout)["insecure"])
+                self.assertIn("INSECURE", run("status", *there).stdout)
+                self.assertIn("insecure: every host", controller.end()[2])
+        with tempfile.TemporaryDirectory() as folder:
+            run("keygen", f"{folder}/key")
+            with Controller(*nowhere, "--cluster-key-file", f"{folder}/key") as controller:
+                there = ("--controller", controller.endpoint.replace("0.0.0.0", "127.0.0.1"))
+                status = run("status", *there, "--json", "--cluster-key-file", f"{folder}/key")
+                self.assertFalse(json.loads(status.stdout)["insecure"])
+                self.assertNotIn("insecure", controller.end()[2])
+        with Controller("--bind", "tcp://127.0.0.1:0", "--insecure") as controller:
+            status = run("status", "--controller", controller.endpoint, "--json")
+            self.assertFalse(json.loads(status.stdout)["insecure"])
+
     def test_bad_values_name_key_value_place_and_what_is_allowed(self) -> None:
         self.assert_fails(run("controller", "--bind", "14600"), 2, "bind is '14600'", "--bind", "tcp://HOST:PORT")
         self.assert_fails(run("controller", KVFERRY_BIND="x"), 2, "bind is 'x'", "KVFERRY_BIND", "tcp://HOST:PORT")
@@ -110,7 +171,7 @@ class CliTest(unittest.TestCase):
             self.assertNotIn("hidden", result.stderr)
         result = run("controller", "--bind", "tcp://127.0.0.1:0", KVFERRY_EVENT_LOG="nonsense")
         self.assert_fails(result, 2, "event-log", "redis://HOST")
-        everywhere = ("controller", "--bind", "tcp://0.0.0.0:0", "--etcd", "http://127.0.0.1:1")
+        everywhere = ("controller", "--insecure", "--bind", "tcp://0.0.0.0:0", "--etcd", "http://127.0.0.1:1")
         self.assert_fails(run(*everywhere), 2, "advertise is missing", "tcp://HOST:PORT")
         self.assert_fails(run(*everywhere, "--advertise", "here"), 2, "advertise is 'here'", "tcp://HOST:PORT")
         self.assert_fails(run(*everywhere, "--replica", "a b"), 2, "replica is 'a b'", "printable")
@@ -165,7 +226,28 @@ class CliTest(unittest.TestCase):
     def test_a_port_in_use_is_one_clear_line(self) -> None:
         with Controller("--bind", "tcp://127.0.0.1:0") as controller:
             self.assert_fails(run("controller", "--bind", controller.endpoint), 1, controller.endpoint, "in use")
-        self.assert_fails(run("controller", "--bind", "tcp://no-such-interface:0"), 1, "interface of this machine")
+        nowhere = ("--bind", "tcp://no-such-interface:0", "--insecure")
+        self.assert_fails(run("controller", *nowhere), 1, "interface of this machine")
+
+    def test_two_controllers_do_not_share_an_http_port(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            http = f"127.0.0.1:{probe.getsockname()[1]}"
+        with Controller("--bind", "tcp://127.0.0.1:0", "--http", http) as controller:
+            second = run("controller", "--bind", "tcp://127.0.0.1:0", "--http", http)
+            self.assert_fails(second, 1, f"cannot listen on {http}: port in use")
+            controller.end()
+        with Controller("--bind", "tcp://127.0.0.1:0", "--http", http):
+            pass  # a port whose controller has just ended is free
+
+    def test_a_state_without_a_folder_is_told(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            bind = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        for state, is_told in ((), True), (("--state", "none"), False):
+            with Controller("--bind", bind, *state, HOME="", XDG_STATE_HOME="") as controller:
+                told = controller.end()[2]
+            self.assertEqual("nothing is kept for a restart: neither HOME nor XDG_STATE_HOME" in told, is_told, told)
 
     def test_status_tells_of_a_running_controller(self) -> None:
         with Controller("--bind", "tcp://127.0.0.1:0") as controller:

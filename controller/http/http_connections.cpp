@@ -1,0 +1,230 @@
+#include "controller/http/http_connections.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <utility>
+
+#include "transport/base/log.h"
+
+namespace kvferry::controller {
+namespace {
+
+constexpr std::uint64_t kListenerTag = 0, kWakeUpTag = ~std::uint64_t{0};
+constexpr int kCheckMs = 100;
+
+bool watch(int epoll, int how, int fd, std::uint32_t events, std::uint64_t tag) {
+  epoll_event event{.events = events, .data = {.u64 = tag}};
+  return ::epoll_ctl(epoll, how, fd, &event) == 0;
+}
+
+}  // namespace
+
+HttpConnections::~HttpConnections() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_ending_ = true;
+  }
+  wanted_.notify_all();
+  wake_up_.set();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+Result<std::uint16_t> HttpConnections::start(const net::HostPort& address) {
+  listener_ = KVFERRY_TRY(net::listen_tcp(address.host, address.port));
+  epoll_ = OwnedFd(::epoll_create1(EPOLL_CLOEXEC));
+  if (!watch(epoll_.get(), EPOLL_CTL_ADD, listener_.socket.get(), EPOLLIN, kListenerTag) ||
+      !watch(epoll_.get(), EPOLL_CTL_ADD, wake_up_.fd(), EPOLLIN, kWakeUpTag))
+    return Error{ErrorCode::kUnavailable, "no file descriptor left to listen with"};
+  threads_.emplace_back([this] { run(); });
+  for (std::size_t i = 0; i < kHttpThreads; ++i) threads_.emplace_back([this] { work(); });
+  return listener_.address.port;
+}
+
+void HttpConnections::run() {
+  std::array<epoll_event, 64> events;
+  for (TimeNs checked_at = 0;;) {
+    const int num_events = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                                        connections_.empty() ? -1 : kCheckMs);
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_ending_) return;
+    }
+    for (int i = 0; i < num_events; ++i) {
+      const std::uint64_t tag = events[static_cast<std::size_t>(i)].data.u64;
+      if (tag == kListenerTag) accept_all();
+      if (tag == kWakeUpTag) take_answers();
+      const auto found = connections_.find(tag);
+      if (found != connections_.end() && !on_ready(tag, found->second)) close(found);
+    }
+    if (const TimeNs now = clock_.now(); now - checked_at >= kCheckMs * kMillisecond) {
+      checked_at = now;
+      end_overdue(now);
+    }
+  }
+}
+
+void HttpConnections::work() {
+  for (;;) {
+    Job job;
+    {
+      std::unique_lock lock(mutex_);
+      wanted_.wait(lock, [&] { return is_ending_ || !jobs_.empty(); });
+      if (is_ending_) return;
+      job = std::move(jobs_.front());
+      jobs_.pop_front();
+    }
+    job.bytes = answer_(job.bytes, job.is_last);
+    {
+      const std::lock_guard lock(mutex_);
+      answers_.push_back(std::move(job));
+    }
+    wake_up_.set();
+  }
+}
+
+void HttpConnections::accept_all() {
+  constexpr int kAcceptsAtOnce = 64;
+  for (int i = 0; i < kAcceptsAtOnce; ++i) {
+    OwnedFd socket = net::accept_tcp(listener_.socket.get());
+    if (!socket && spare_.refuse(listener_.socket.get(), "http")) continue;
+    if (!socket) return;
+    if (connections_.size() >= kHttpConnectionsMax) end_slowest();
+    if (connections_.size() >= kHttpConnectionsMax) continue;  // the destructor of `socket` closes it
+    Connection connection;
+    connection.socket = std::move(socket);
+    connection.since = clock_.now();
+    if (watch(epoll_.get(), EPOLL_CTL_ADD, connection.socket.get(), EPOLLIN | EPOLLONESHOT, ++last_id_))
+      connections_.emplace(last_id_, std::move(connection));
+  }
+}
+
+/// Ends the connection that has waited longest for its client.
+void HttpConnections::end_slowest() {
+  auto slowest = connections_.end();
+  for (auto one = connections_.begin(); one != connections_.end(); ++one) {
+    if (one->second.state == State::kAnswering) continue;
+    if (slowest == connections_.end() || one->second.since < slowest->second.since) slowest = one;
+  }
+  if (slowest == connections_.end()) return;
+  if (std::has_single_bit(++num_ended_))
+    log().warn("http: ended a slow or idle connection ({} so far), because {} are open", num_ended_,
+               kHttpConnectionsMax);
+  close(slowest);
+}
+
+void HttpConnections::end_overdue(TimeNs now) {
+  for (auto one = connections_.begin(); one != connections_.end();) {
+    const auto next = std::next(one);
+    const Connection& connection = one->second;
+    const TimeNs limit = connection.state != State::kReading ? kHttpAnswerMax
+                         : connection.in.empty()             ? kHttpIdleMax
+                                                             : kHttpRequestMax;
+    if (connection.state != State::kAnswering && now - connection.since >= limit) close(one);
+    one = next;
+  }
+}
+
+void HttpConnections::take_answers() {
+  wake_up_.clear();
+  std::vector<Job> answers;
+  {
+    const std::lock_guard lock(mutex_);
+    answers.swap(answers_);
+  }
+  for (Job& answer : answers) {
+    const auto found = connections_.find(answer.connection);
+    if (found == connections_.end()) continue;
+    Connection& connection = found->second;
+    connection.state = State::kWriting;
+    connection.out = std::move(answer.bytes);
+    connection.num_sent = 0;
+    connection.is_last = answer.is_last;
+    connection.since = clock_.now();
+    if (!account(connection) || !write(found->first, connection)) close(found);
+  }
+}
+
+void HttpConnections::close(Connections::iterator connection) {
+  large_bytes_ -= connection->second.num_large;
+  connections_.erase(connection);
+}
+
+bool HttpConnections::on_ready(std::uint64_t id, Connection& connection) {
+  return connection.state == State::kWriting ? write(id, connection) : read(id, connection);
+}
+
+bool HttpConnections::read(std::uint64_t id, Connection& connection) {
+  std::array<char, 64 << 10> bytes;
+  const ssize_t got = ::recv(connection.socket.get(), bytes.data(), bytes.size(), 0);
+  if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return false;
+  if (got < 0 || connection.state == State::kDraining) return arm(id, connection, EPOLLIN);
+  if (connection.in.empty()) connection.since = clock_.now();
+  connection.in.append(bytes.data(), static_cast<std::size_t>(got));
+  return account(connection) && parse(id, connection);
+}
+
+/// Hands a complete request to the threads that answer.
+bool HttpConnections::parse(std::uint64_t id, Connection& connection) {
+  HttpFraming& framing = connection.framing;
+  const HttpFraming::State state = framing.read(connection.in);
+  if (state == HttpFraming::State::kIncomplete) {
+    if (framing.awaits_continue() && !std::exchange(connection.is_continued, true)) {
+      constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+      ::send(connection.socket.get(), kContinue.data(), kContinue.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+    return arm(id, connection, EPOLLIN);
+  }
+  const bool is_last = state == HttpFraming::State::kBad;
+  Job job{id, connection.in.substr(0, is_last ? std::string::npos : framing.size()), is_last};
+  connection.in.erase(0, job.bytes.size());
+  framing = {};
+  connection.is_continued = false;
+  connection.state = State::kAnswering;  // not armed: nothing is read meanwhile
+  {
+    const std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(job));
+  }
+  wanted_.notify_one();
+  return true;
+}
+
+bool HttpConnections::write(std::uint64_t id, Connection& connection) {
+  const std::string_view left = std::string_view(connection.out).substr(connection.num_sent);
+  const ssize_t sent = ::send(connection.socket.get(), left.data(), left.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0 && errno != EAGAIN && errno != EINTR) return false;
+  connection.num_sent += static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
+  if (connection.num_sent < connection.out.size()) return arm(id, connection, EPOLLOUT);
+  connection.out.clear();
+  connection.since = clock_.now();
+  if (connection.is_last) {
+    // What the client still sends is read, because closing a socket with unread bytes would discard the answer.
+    ::shutdown(connection.socket.get(), SHUT_WR);
+    connection.state = State::kDraining;
+    connection.in.clear();
+    return account(connection) && arm(id, connection, EPOLLIN);
+  }
+  connection.state = State::kReading;
+  if (!account(connection)) return false;
+  return connection.in.empty() ? arm(id, connection, EPOLLIN) : parse(id, connection);
+}
+
+/// Counts what the connection has in memory. A request that is being answered counts until its answer is there.
+bool HttpConnections::account(Connection& connection) {
+  const std::size_t bytes = connection.in.size() + connection.out.size();
+  const std::size_t num_large = bytes > kHttpSmallBytes ? bytes : 0;
+  const bool has_grown = num_large > connection.num_large;
+  large_bytes_ += num_large - connection.num_large;
+  connection.num_large = num_large;
+  return !has_grown || large_bytes_ <= kHttpLargeBytesMax;
+}
+
+bool HttpConnections::arm(std::uint64_t id, const Connection& connection, std::uint32_t events) {
+  return watch(epoll_.get(), EPOLL_CTL_MOD, connection.socket.get(), events | EPOLLONESHOT, id);
+}
+
+}  // namespace kvferry::controller

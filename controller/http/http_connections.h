@@ -1,0 +1,100 @@
+// The connections of HTTP clients. One thread reads all requests and writes all answers, so that a client occupies a
+// thread that answers only while its request is answered, however slowly it sends or reads.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "controller/http/http_framing.h"
+#include "transport/base/clock.h"
+#include "transport/base/net/event_fd.h"
+#include "transport/base/net/spare_fd.h"
+#include "transport/base/net/tcp_socket.h"
+#include "transport/base/owned_fd.h"
+
+namespace kvferry::controller {
+
+constexpr std::size_t kHttpThreads = 16;              // requests that are answered at a time
+constexpr std::size_t kHttpConnectionsMax = 1024;     // a further one ends the one that has been slow for longest
+constexpr TimeNs kHttpRequestMax = 10 * kSecond;      // limit on the time from the first byte of a request to its last
+constexpr TimeNs kHttpAnswerMax = 10 * kSecond;       // limit on the time in which the client reads the answer
+constexpr TimeNs kHttpIdleMax = 5 * kSecond;          // limit on the time between two requests on a connection
+constexpr std::size_t kHttpSmallBytes = 64 << 10;     // each connection may have so many bytes in memory
+constexpr std::size_t kHttpLargeBytesMax = 64 << 20;  // limit over all connections that have more
+
+class HttpConnections {
+ public:
+  /// Returns the bytes that answer a request; sets `is_last` if the connection should end then. Threads: any.
+  using Answer = std::function<std::string(std::string_view request, bool& is_last)>;
+
+  explicit HttpConnections(Answer answer) : answer_(std::move(answer)) {}
+  ~HttpConnections();
+  HttpConnections(const HttpConnections&) = delete;
+  HttpConnections& operator=(const HttpConnections&) = delete;
+
+  /// Listens and starts the threads; returns the port in use. Errors: those of net::listen_tcp().
+  Result<std::uint16_t> start(const net::HostPort& address);
+
+ private:
+  enum class State { kReading, kAnswering, kWriting, kDraining };
+  struct Connection {
+    OwnedFd socket;
+    State state = State::kReading;
+    std::string in, out;
+    std::size_t num_sent = 0;  // bytes of `out`
+    HttpFraming framing;
+    bool is_last = false;
+    bool is_continued = false;
+    std::size_t num_large = 0;  // its share of large_bytes_
+    TimeNs since = 0;           // when the state began or, between two requests, the wait for the next one
+  };
+  struct Job {
+    std::uint64_t connection = 0;
+    std::string bytes;  // the request, then the answer
+    bool is_last = false;
+  };
+  using Connections = std::unordered_map<std::uint64_t, Connection>;
+
+  void run();
+  void work();
+  void accept_all();
+  void end_slowest();
+  void end_overdue(TimeNs now);
+  void take_answers();
+  void close(Connections::iterator connection);
+  // These return false if the connection is to be closed.
+  bool on_ready(std::uint64_t id, Connection& connection);
+  bool read(std::uint64_t id, Connection& connection);
+  bool parse(std::uint64_t id, Connection& connection);
+  bool write(std::uint64_t id, Connection& connection);
+  bool account(Connection& connection);
+  bool arm(std::uint64_t id, const Connection& connection, std::uint32_t events);
+
+  const Answer answer_;
+  const SteadyClock clock_;
+  net::SpareFd spare_;
+  net::TcpListener listener_;
+  OwnedFd epoll_;
+  EventFd wake_up_{std::nothrow};
+  Connections connections_;
+  std::uint64_t last_id_ = 0;
+  std::uint64_t num_ended_ = 0;  // connections that ended to make room
+  std::size_t large_bytes_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable wanted_;
+  std::deque<Job> jobs_;      // guarded by mutex_
+  std::vector<Job> answers_;  // guarded by mutex_
+  bool is_ending_ = false;    // guarded by mutex_
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace kvferry::controller

@@ -1,0 +1,39 @@
+// Where an HTTP request ends. Pure.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace kvferry::controller {
+
+constexpr std::size_t kHttpHeadBytesMax = std::size_t{64} << 10;
+constexpr std::size_t kHttpBodyBytesMax = std::size_t{16} << 20;
+
+/// Follows one request while its bytes arrive.
+class HttpFraming {
+ public:
+  enum class State {
+    kIncomplete,
+    kComplete,  // size() bytes
+    kBad,       // too long, or it can't be said where it ends: the connection ends with the answer
+  };
+  /// `bytes`: all that has arrived since the request's first byte.
+  State read(std::string_view bytes);
+  std::size_t size() const { return end_; }
+  /// Returns true if the head has arrived and the client waits for "100 Continue" before it sends the body.
+  bool awaits_continue() const { return awaits_continue_; }
+
+ private:
+  void read_head(std::string_view head);
+  State read_chunks(std::string_view bytes);
+
+  std::size_t num_searched_ = 0;  // bytes without an end of the head
+  std::size_t body_at_ = 0;       // 0: the head is incomplete
+  std::size_t end_ = 0;           // end of the request, or of the chunks that were read
+  bool is_chunked_ = false;
+  bool has_length_ = false;
+  bool is_bad_ = false;
+  bool awaits_continue_ = false;
+};
+
+}  // namespace kvferry::controller

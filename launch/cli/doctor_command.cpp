@@ -1,0 +1,177 @@
+// The command doctor.
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <set>
+#include <sstream>
+
+#include "controller/api/endpoint.h"
+#include "launch/cli/commands.h"
+#include "launch/cli/controller_settings.h"
+#include "transport/base/net/cluster_key.h"
+#include "transport/base/net/host_port.h"
+#include "transport/base/net/tcp_socket.h"
+
+namespace kvferry::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string contents(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+/// Returns whether the process is the program, or has loaded the Python module. The kernel shows other users' processes
+/// to root only.
+bool runs_kvferry(const fs::path& process) {
+  std::error_code ignored;
+  if (fs::read_symlink(process / "exe", ignored).filename() == "kvferry") return true;
+  return contents(process / "maps").find("/kvferry/_core.") != std::string::npos;
+}
+
+/// Parses an address in /proc/PID/net/tcp or tcp6: "0100007F:390A", or with 32 digits; words as they lie in memory.
+net::HostPort parse_address(const std::string& text) {
+  const std::size_t colon = text.find(':');
+  std::array<std::uint8_t, 16> bytes{};
+  for (std::size_t i = 0; i < colon / 8; ++i) {
+    const auto word = static_cast<std::uint32_t>(std::stoul(text.substr(8 * i, 8), nullptr, 16));
+    std::memcpy(bytes.data() + 4 * i, &word, sizeof(word));
+  }
+  const auto port = static_cast<std::uint16_t>(std::stoul(text.substr(colon + 1), nullptr, 16));
+  if (colon == 8) return {fmt::format("{}.{}.{}.{}", bytes[0], bytes[1], bytes[2], bytes[3]), port};
+  if (std::ranges::all_of(bytes, [](std::uint8_t byte) { return byte == 0; })) return {"::", port};
+  if (std::all_of(bytes.begin(), bytes.end() - 1, [](std::uint8_t byte) { return byte == 0; }) && bytes.back() == 1)
+    return {"::1", port};
+  std::string host;
+  for (std::size_t i = 0; i < bytes.size(); i += 2)
+    host += fmt::format("{}{:x}", i == 0 ? "" : ":", bytes[i] << 8 | bytes[i + 1]);
+  return {host, port};
+}
+
+/// Returns the TCP addresses at which a process listens.
+std::vector<net::HostPort> listening_addresses(const fs::path& process) {
+  std::set<std::string> sockets;
+  std::error_code ignored;
+  for (const auto& fd : fs::directory_iterator(process / "fd", ignored))
+    sockets.insert(fs::read_symlink(fd.path(), ignored).string());  // "socket:[INODE]"
+  std::vector<net::HostPort> found;
+  for (const char* table : {"net/tcp", "net/tcp6"}) {
+    std::istringstream rows(contents(process / table));
+    std::string row;
+    std::getline(rows, row);  // the head
+    while (std::getline(rows, row)) {
+      std::istringstream fields(row);
+      const std::vector<std::string> parts(std::istream_iterator<std::string>(fields), {});
+      constexpr std::size_t kLocal = 1, kState = 3, kInode = 9;
+      if (parts.size() > kInode && parts[kState] == "0A" && sockets.contains("socket:[" + parts[kInode] + "]"))
+        found.push_back(parse_address(parts[kLocal]));
+    }
+  }
+  return found;
+}
+
+/// Returns whether the listener speaks ZeroMQ and asks for CURVE, which is how it begins every connection.
+bool asks_for_key(net::HostPort address) {
+  if (address.host == "0.0.0.0") address.host = "127.0.0.1";
+  if (address.host == "::") address.host = "::1";
+  const Result<OwnedFd> socket = net::connect_tcp(address);
+  if (!socket) return false;
+  constexpr timeval kPatience{1, 0};
+  ::setsockopt(socket->get(), SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof(kPatience));
+  // The greeting of ZMTP 3.0: signature, version, mechanism and padding.
+  std::string greeting("\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE", 17);
+  greeting.resize(64);
+  if (::send(socket->get(), greeting.data(), greeting.size(), MSG_NOSIGNAL) < 0) return false;
+  std::string answer(greeting.size(), '\0');
+  return ::recv(socket->get(), answer.data(), answer.size(), MSG_WAITALL) == static_cast<ssize_t>(answer.size()) &&
+         answer.substr(12, 6) == std::string("CURVE\0", 6);
+}
+
+/// Returns the key files that a process was given in its arguments or its environment.
+std::set<std::string> key_files(const fs::path& process) {
+  std::set<std::string> files;
+  const auto add = [&](const fs::path& table, const std::string& name) {
+    std::istringstream parts(contents(table));
+    bool is_next = false;
+    for (std::string part; std::getline(parts, part, '\0');) {
+      if (is_next || part.starts_with(name + "=")) files.insert(is_next ? part : part.substr(name.size() + 1));
+      is_next = part == name;
+    }
+  };
+  add(process / "cmdline", "--cluster-key-file");
+  add(process / "environ", "KVFERRY_CLUSTER_KEY_FILE");
+  files.erase("");
+  return files;
+}
+
+/// Returns one sentence for each weakness of a process of this host.
+std::vector<std::string> weaknesses_of(const fs::path& process) {
+  const std::string who = "process " + process.filename().string();
+  std::vector<std::string> found;
+  for (const net::HostPort& address : listening_addresses(process)) {
+    if (net::is_loopback(address.host) || asks_for_key(address)) continue;
+    found.push_back(
+        fmt::format("{} listens at {} without a cluster key: other hosts reach it", who, net::to_text(address)));
+  }
+  for (const std::string& file : key_files(process)) {
+    const auto key = net::read_cluster_key(file);
+    if (!key) found.push_back(fmt::format("{}: {}", who, key.error().what));
+  }
+  return found;
+}
+
+struct DoctorOptions {
+  bool security = false;
+  std::string controller;
+  std::vector<int> pids;
+};
+
+Result<void> run(const DoctorOptions& options) {
+  if (!options.security)
+    return Error{ErrorCode::kInvalidArgument, "nothing to examine; allowed: --security (see kvferry doctor --help)"};
+  std::vector<std::string> found;
+  std::size_t num_processes = 0;
+  for (const auto& process : fs::directory_iterator("/proc")) {
+    const std::string name = process.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    if (!options.pids.empty() && std::ranges::find(options.pids, std::stoi(name)) == options.pids.end()) continue;
+    if (!runs_kvferry(process.path())) continue;
+    ++num_processes;
+    const std::vector<std::string> some = weaknesses_of(process.path());
+    found.insert(found.end(), some.begin(), some.end());
+  }
+  if (!options.controller.empty()) {
+    KVFERRY_TRY(controller::check_endpoint(options.controller, controller::EndpointUse::kConnect));
+    const auto address = net::address_of_endpoint(options.controller);
+    if (controller::is_beyond_loopback(options.controller) && address && !asks_for_key(*address))
+      found.push_back(
+          fmt::format("the controller {} does not ask for a cluster key, or can't be reached", options.controller));
+  }
+  for (const std::string& sentence : found) fmt::print("{}\n", sentence);
+  fmt::print("{} processes of kvferry, {} weaknesses\n", num_processes, found.size());
+  if (found.empty()) return {};
+  return Error{ErrorCode::kRefused, fmt::format("{} weaknesses", found.size())};
+}
+
+}  // namespace
+
+Run add_doctor_command(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand("doctor", "Examine the processes of kvferry on this host");
+  const auto options = std::make_shared<DoctorOptions>();
+  command->add_flag("--security", options->security,
+                    "Print a sentence for each socket that other hosts reach without a cluster key, and for each key "
+                    "file that others can read; exit with 1 if there is one. Root sees all users' processes");
+  command->add_option("--controller", options->controller, "A controller on another host to examine too");
+  command->add_option("--pid", options->pids, "The only processes to examine");
+  return [options] { return run(*options); };
+}
+
+}  // namespace kvferry::cli
