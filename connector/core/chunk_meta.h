@@ -14,6 +14,11 @@ struct ChunkMeta {
   bool is_tail = false;
   std::optional<ChunkKey> tail_group;
   std::uint32_t window_from = 0;  // layers with a sliding window have KV only from this token of the chunk on
+
+  /// Returns true if a chunk can have this length. Only its tokens tell whether its key has it.
+  bool has_possible_length(std::uint32_t chunk_tokens) const {
+    return is_tail ? num_tokens > 0 && num_tokens < chunk_tokens : num_tokens == chunk_tokens;
+  }
 };
 
 }  // namespace kvferry

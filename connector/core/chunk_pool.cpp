@@ -70,7 +70,7 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
   slot.writer.clear();
   writing_ -= 1;
   if (slot.write_failed) {
-    by_key_.erase(slot.meta.key);
+    erase_key(slot);
     free_or_retire(slot);
     return false;
   }
@@ -97,6 +97,17 @@ void ChunkPool::fail_write(ChunkRef chunk) {
   Slot& slot = checked(chunk);
   KVFERRY_CHECK(slot.state == State::kWriting, "slot {} is not being written, so its write cannot fail", chunk.slot);
   slot.write_failed = true;
+}
+
+void ChunkPool::abandon_write(ChunkRef chunk) {
+  fail_write(chunk);
+  erase_key(slots_[chunk.slot]);
+}
+
+/// Erases the slot's key, unless another slot has it since abandon_write().
+void ChunkPool::erase_key(const Slot& slot) {
+  const auto found = by_key_.find(slot.meta.key);
+  if (found != by_key_.end() && found->second == slot.ref.slot) by_key_.erase(found);
 }
 
 void ChunkPool::invalidate(ChunkRef chunk) {

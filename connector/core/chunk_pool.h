@@ -56,6 +56,9 @@ class ChunkPool {
   void set_window_from(ChunkRef chunk, std::uint32_t window_from);
   /// Makes the write in progress fail, whatever the ranks report.
   void fail_write(ChunkRef chunk);
+  /// Makes the write in progress fail, and frees its key for another slot: this slot is not free yet, because a peer
+  /// may still write into it.
+  void abandon_write(ChunkRef chunk);
   /// Evicts a ready chunk, so that no lookup finds it; the slot is free when its last pin ends. Ignores chunks that are
   /// not in the pool.
   void invalidate(ChunkRef chunk);
@@ -94,6 +97,7 @@ class ChunkPool {
  private:
   Slot& checked(ChunkRef chunk);
   void evict(Slot& slot);
+  void erase_key(const Slot& slot);
   void free_or_retire(Slot& slot);
 
   std::uint32_t num_ranks_;

@@ -16,6 +16,13 @@ struct CoreConfig {
   /// [KV group] Number of tokens that its layers attend to, the current one included; 0: all. All sliding windows have
   /// the same size.
   std::vector<std::uint32_t> windows = {0};
+  /// True for models with state (Mamba, linear attention, short convolutions): a block of a group with a window holds
+  /// the state after the block's last token, and only if a step ended exactly there. Chunks and windows are one block
+  /// then, and a hit ends where there is a state.
+  bool keeps_state = false;
+  /// A step over several blocks of a model with state also leaves the state at the last end of a block before its own
+  /// end, if it is a multiple of this many tokens after the step's start; 0: it does not.
+  std::uint32_t checkpoint_alignment = 0;
   bool runs_ahead = false;  // the engine plans a step before it has the result of the previous one
   std::uint32_t num_slots = 0;
   std::uint32_t num_ranks = 1;

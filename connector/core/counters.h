@@ -11,7 +11,8 @@
   COUNTER(saved_tokens) COUNTER(save_failures) COUNTER(pool_full) COUNTER(pulls) COUNTER(pulled_chunks)     \
   COUNTER(pull_failures) COUNTER(fetch_timeouts) COUNTER(leases_granted) COUNTER(pins_expired)              \
   COUNTER(evicted_chunks) COUNTER(pins_refused) COUNTER(pushed_chunks) COUNTER(push_failures)               \
-  COUNTER(received_chunks)
+  COUNTER(received_chunks) COUNTER(mislabeled_chunks) COUNTER(unasked_answers) COUNTER(leases_refused)      \
+  COUNTER(holders_suspected) COUNTER(writes_abandoned)
 // clang-format on
 
 namespace kvferry {

@@ -1,10 +1,16 @@
 #include "connector/core/worker_core.h"
 
+#include <set>
 #include <utility>
 
 #include "connector/core/promises.h"
 
 namespace kvferry {
+namespace {
+
+constexpr std::int64_t kPullTimeoutMaxMs = 24 * 3600 * 1000;
+
+}  // namespace
 
 WorkerCore::Slot& WorkerCore::slot(ChunkRef chunk) {
   KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} is not one of the pool's {}", chunk.slot, slots_.size());
@@ -20,6 +26,10 @@ void WorkerCore::begin_write(ChunkRef chunk) {
   Slot& target = slot(chunk);
   promise::fenced_reuse(0, !target.writing && chunk.generation > target.generation, chunk.slot);
   target = {chunk.generation, true, false};
+}
+
+bool WorkerCore::writable(ChunkRef chunk) const {
+  return chunk.slot < slots_.size() && !slots_[chunk.slot].writing && chunk.generation > slots_[chunk.slot].generation;
 }
 
 void WorkerCore::end_write(ChunkRef chunk, bool ok) {
@@ -52,8 +62,20 @@ std::optional<WorkerReport> WorkerCore::take_report() {
   return std::exchange(report_, {});
 }
 
-void WorkerCore::pull_ordered(const PullOrder& order, TimeNs now) {
-  promise::exactly_once(!pulls_.contains(order.pull), fmt::format("pull {}", order.pull));
+Result<void> WorkerCore::pull_ordered(const PullOrder& order, TimeNs now) {
+  if (pulls_.contains(order.pull))
+    return Error{ErrorCode::kInvalidArgument, fmt::format("pull {} is ordered twice", order.pull)};
+  if (order.timeout_ms <= 0 || order.timeout_ms > kPullTimeoutMaxMs)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("pull {} has {} ms; allowed: 1 to {}", order.pull, order.timeout_ms, kPullTimeoutMaxMs)};
+  std::set<std::uint32_t> slots;
+  for (const PullItem& item : order.items) {
+    if (!writable(item.local) || !slots.insert(item.local.slot).second)
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("pull {} can't write slot {} in generation {}: it is not one of the pool's {}, is being "
+                               "written, or is not older",
+                               order.pull, item.local.slot, item.local.generation, slots_.size())};
+  }
   Pull pull;
   pull.deadline = now + order.timeout_ms * kMillisecond;
   promise::bounded_hold(now, pull.deadline, fmt::format("pull {}", order.pull));
@@ -62,6 +84,7 @@ void WorkerCore::pull_ordered(const PullOrder& order, TimeNs now) {
     pull.chunks.push_back(item.local);
   }
   pulls_.emplace(order.pull, std::move(pull));
+  return {};
 }
 
 PullOutcome WorkerCore::pull_ended(std::uint64_t id, std::vector<bool> ok, std::string what) {

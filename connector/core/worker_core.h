@@ -61,6 +61,9 @@ class WorkerCore {
   void begin_step(std::uint64_t step);
   /// Begins a write of the slot, which must not have another write in progress or a newer generation.
   void begin_write(ChunkRef chunk);
+  /// Returns true if begin_write() may be called: orders come through a socket, and are refused if they name a slot
+  /// that does not exist, is being written or has this generation or a newer one.
+  bool writable(ChunkRef chunk) const;
   void end_write(ChunkRef chunk, bool ok);
   void saved(ChunkRef chunk, bool ok, std::uint64_t checksum);
   /// Returns true if the slot has a complete chunk of exactly this generation. The caller still verifies the checksum.
@@ -70,8 +73,9 @@ class WorkerCore {
   std::optional<WorkerReport> take_report();
 
   // ---- pulls ----
-  /// Begins the writes of the slots. The runtime then starts the transfer.
-  void pull_ordered(const PullOrder& order, TimeNs now);
+  /// Begins the writes of the slots. The runtime then starts the transfer. kInvalidArgument: the pull is in progress
+  /// already, its time is out of range, or a slot is not writable(); nothing was begun.
+  Result<void> pull_ordered(const PullOrder& order, TimeNs now);
   /// Ends a pull. Called exactly once for each, when its transfer no longer touches memory.
   PullOutcome pull_ended(std::uint64_t pull, std::vector<bool> ok, std::string what);
   /// Returns the pulls whose deadline has passed since the last call. The runtime cancels them; pull_ended() follows.

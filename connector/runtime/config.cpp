@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "controller/api/endpoint.h"
+#include "transport/base/net/host_port.h"
 #include "transport/make_transport.h"
 
 namespace kvferry {
@@ -61,12 +62,31 @@ std::vector<Row> make_settings() {
                               "a host name or address at which other nodes reach this one",
                               "Where other nodes reach this one", is_given)
           .with_shown_default("address on the route to the controller"),
+      setting<C, std::string>("ports", &C::ports, "FIRST-LAST or PORT, of 1 to 65535; empty: any free port",
+                              "TCP ports at which other nodes reach this one, for firewalls: a vLLM server takes one, "
+                              "each of its ranks one for path tcp and one for nccl; auto takes both",
+                              [](const std::string& ports) { return static_cast<bool>(net::parse_port_range(ports)); }),
       setting<C, std::string>("namespace", &C::name_space, "a name",
                               "Nodes of one namespace serve one model; a node with another model is refused at start",
                               is_given),
       setting<C, std::string>("serves", &C::serves, "http://HOST:PORT or https://HOST:PORT; empty: none",
                               "URL under which routers reach this vLLM server; the controller names it to them",
                               is_server_url),
+      setting(
+          "cluster_key_file", &C::cluster_key_file,
+          "the path of a file of 32 to 65536 bytes with mode 0600 or 0400; empty: none",
+          "Key of the deployment, the same on all controllers, nodes and proxies: it encrypts and authenticates what "
+          "they tell each other over tcp://, and signs the addresses in kv_transfer_params; without one every HTTP "
+          "client can name an address to which this node connects"),
+      setting<C, std::string>(
+          "encrypt_tcp", &C::encrypt_tcp, fmt::format("one of {}", fmt::join(net::kEncryptNames, ", ")),
+          "Which TCP connections between nodes carry chunks encrypted, if there is a cluster key; the others are "
+          "authenticated only, and whoever can change packets on the way can change chunks",
+          [](const std::string& name) { return net::parse_encrypt(name).has_value(); }),
+      setting(
+          "insecure", &C::insecure, boolean,
+          "Whether the node starts without a cluster key although other hosts can reach it: each of them can then read "
+          "and replace what it holds"),
       setting("config", &C::config, "the path of a file; empty: none", "A YAML file with the same keys"),
   };
 }

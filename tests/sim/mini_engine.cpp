@@ -10,19 +10,32 @@
 
 namespace kvferry::sim {
 
+namespace {
+
+std::vector<std::uint32_t> windows_of(const CoreConfig& core) {
+  std::vector<std::uint32_t> windows = core.windows;
+  for (std::uint32_t& window : windows) window = core.keeps_state && window != 0 ? kState : window;
+  return windows;
+}
+
+}  // namespace
+
 MiniEngine::MiniEngine(CoreConfig core, EngineConfig config, StampBook& book, std::vector<Shard> shards)
     : config_(config),
       block_tokens_(core.block_tokens),
       core_(core),
       promises_(core),
       book_(book),
-      blocks_(config.num_blocks, core.block_tokens, config.prefix_caching, config.uncached_first, core.windows),
+      blocks_(config.num_blocks, core.block_tokens, config.prefix_caching, config.uncached_first, windows_of(core)),
+      checkpoint_alignment_(core.checkpoint_alignment),
       rng_(config.seed) {
   core_.set_directory_up(false);
   for (std::uint32_t rank = 0; rank < core.num_ranks; ++rank) {
     const Shard shard = rank < shards.size() ? shards[rank] : Shard{0, 1, rank, 1};
-    workers_.emplace_back(rank, shard, config.num_blocks, core.block_tokens, core.num_slots, config.seed, core.windows);
+    workers_.emplace_back(rank, shard, config.num_blocks, core.block_tokens, core.num_slots, config.seed,
+                          blocks_.windows());
     workers_.back().set_faults(config.faults);
+    workers_.back().set_checkpoints(core.checkpoint_alignment);
   }
 }
 
@@ -82,15 +95,17 @@ bool MiniEngine::grow(Request& request, const BlockTable& hit, std::uint32_t tot
     blocks_.drop_skipped(request.table, request.computed > under_way ? request.computed - under_way : 0);
   }
   if (!blocks_.take(request.table, hit, (total + block_tokens_ - 1) / block_tokens_, computed)) return false;
-  if (request.load != Request::Load::kUnderWay) cache_blocks(request, total);
+  if (request.load != Request::Load::kUnderWay) cache_blocks(request, total, computed);
   return true;
 }
 
-void MiniEngine::cache_blocks(Request& request, std::uint32_t total) {
+void MiniEngine::cache_blocks(Request& request, std::uint32_t total, std::uint32_t computed) {
+  const std::uint32_t checkpoint = checkpoint_in(computed, total, block_tokens_, checkpoint_alignment_);
   const std::uint32_t full = std::min(total, request.known) / block_tokens_;
   for (std::size_t g = 0; g < request.table.size(); ++g)
     for (std::uint32_t b = 0; b < full; ++b)
-      blocks_.cache(g, request.table[g][b], request.text.stamps[(b + 1) * block_tokens_ - 1]);
+      if (blocks_.windows()[g] != kState || (b + 1) * block_tokens_ == total || (b + 1) * block_tokens_ == checkpoint)
+        blocks_.cache(g, request.table[g][b], request.text.stamps[(b + 1) * block_tokens_ - 1]);
 }
 
 void MiniEngine::preempt(std::string id) {  // a copy: callers name one of running_
@@ -147,6 +162,17 @@ bool MiniEngine::has_output_coming(const Request& request) const {
   });
 }
 
+/// How many of `num` tokens after `from` a step may compute: with state, prefills end steps with blocks where they can.
+std::uint32_t MiniEngine::split(const Request& request, std::uint32_t from, std::uint32_t num) const {
+  if (blocks_.windows().back() != kState || from + 1 >= request.known) return num;
+  const std::uint32_t last = (request.known - 1) / block_tokens_ * block_tokens_;
+  std::uint32_t end = from + num;
+  if (end < request.known && end / block_tokens_ * block_tokens_ > from) end -= end % block_tokens_;
+  if (from % block_tokens_ != 0) end = std::min(end, (from / block_tokens_ + 1) * block_tokens_);
+  const bool stops = from < last && checkpoint_in(from, end, block_tokens_, checkpoint_alignment_) != last;
+  return (stops ? std::min(end, last) : end) - from;
+}
+
 void MiniEngine::schedule_running(StepInput& input, std::uint32_t& budget) {
   for (std::size_t i = 0; i < running_.size() && budget > 0;) {
     const std::string id = running_[i];
@@ -154,7 +180,8 @@ void MiniEngine::schedule_running(StepInput& input, std::uint32_t& budget) {
     const std::uint32_t last = most(request) - 1;  // is never computed
     const bool nothing_left = request.placeholders > 0 && request.computed + 2 - request.placeholders >= last + 1;
     const std::uint32_t end = std::min(request.known + request.placeholders + request.drafts, last);
-    const std::uint32_t num = end > request.computed ? std::min(end - request.computed, budget) : 0;
+    const std::uint32_t most = end > request.computed ? std::min(end - request.computed, budget) : 0;
+    const std::uint32_t num = split(request, request.computed, most);
     if (nothing_left || num == 0) {
       ++i;
       continue;
@@ -198,6 +225,7 @@ void MiniEngine::step(TimeNs now) {
   std::uint32_t budget = config_.token_budget;
   admitted_.clear();
   first_timers_.clear();
+  blocks_.start_step();
   const std::size_t preempted_before = preempted_.size();
   schedule_running(input, budget);
   if (preempted_.size() == preempted_before) schedule_waiting(input, budget, now);

@@ -168,6 +168,7 @@ class MiniEngine {
     return static_cast<std::uint32_t>(request.spec.prompt.size()) + request.spec.max_tokens;
   }
   std::uint32_t in_flight(const Request& request) const;
+  std::uint32_t split(const Request& request, std::uint32_t from, std::uint32_t num) const;
   void schedule_running(StepInput& input, std::uint32_t& budget);
   void schedule_waiting(StepInput& input, std::uint32_t& budget, TimeNs now);
   enum class Next { kGoOn, kSkip, kWait };  // kWait: the whole queue
@@ -179,7 +180,7 @@ class MiniEngine {
   std::uint32_t reserved_blocks() const;
   std::optional<Answer> look_up(Request& request, std::uint32_t num_local, TimeNs now);
   bool grow(Request& request, const BlockTable& hit, std::uint32_t total, std::uint32_t computed);
-  void cache_blocks(Request& request, std::uint32_t total);
+  void cache_blocks(Request& request, std::uint32_t total, std::uint32_t computed);
   void preempt(std::string id);
   bool has_output_coming(const Request& request) const;
   void tell_tokens(const Request& request);
@@ -218,6 +219,7 @@ class MiniEngine {
   std::map<std::string, std::vector<std::int32_t>> outputs_;
   std::map<std::string, FinishedRequest> finished_;
   std::vector<StepPlan> plans_;
+  std::uint32_t checkpoint_alignment_;
   std::mt19937_64 rng_;
   Tally tally_;
   std::uint64_t loaded_tokens_ = 0;  // that all ranks have reported

@@ -46,6 +46,8 @@ void MiniEngine::check_published(const ChunkMeta& chunk) {
     tally_.published_damaged += worker.damaged(slot->ref.slot);
     if (worker.slot_checksum(slot->ref.slot) != slot->checksums[rank])
       throw Broken(fmt::format("verified-only: slot {} is published with a wrong checksum", slot->ref.slot));
+    tally_.forged += worker.is_forged(slot->ref.slot);
+    if (worker.is_forged(slot->ref.slot)) continue;
     book_.check_chunk(chunk.key, worker.plain(slot->ref.slot));
   }
 }
@@ -73,7 +75,10 @@ Tally MiniEngine::tally() const {
   tally.pushed_chunks += counters.pushed_chunks;
   tally.push_failures += counters.push_failures;
   tally.received_chunks += counters.received_chunks;
+  tally.mislabeled += counters.mislabeled_chunks;
   tally.pull_failures += counters.pull_failures;
+  tally.suspected += counters.holders_suspected;
+  tally.writes_abandoned += counters.writes_abandoned;
   tally.fetch_timeouts += counters.fetch_timeouts;
   tally.leases += counters.leases_granted;
   tally.pins_expired += counters.pins_expired;

@@ -154,7 +154,8 @@ void MiniEngine::take_in_output(const Scheduled& scheduled, TimeNs now) {
     outputs_[scheduled.id].push_back(token);
   }
   // An engine that plans ahead knows only now what fills a block.
-  if (config_.async && request.running) cache_blocks(request, request.computed - request.placeholders);
+  const std::uint32_t heard = request.computed - request.placeholders;
+  if (config_.async && request.running) cache_blocks(request, heard, heard);
   if (request.known == request.end) {
     tally_.stops += request.end < most(request);
     finish(scheduled.id, End::kDone, now);

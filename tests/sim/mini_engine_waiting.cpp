@@ -103,6 +103,7 @@ MiniEngine::Next MiniEngine::admit_async(Request& request, const BlockTable& hit
   core_.allocated(RequestId{id}, external, request.table, now);
   admitted_.push_back({id, num_local, external, request.table});
   tally_.async_loads += 1;
+  tally_.state_loads += blocks_.windows().back() == kState;
   tally_.resumed_hits += request.preemptions > 0;
   tally_.local_and_external += num_local > 0;
   request.computed = num_local + external;
@@ -122,7 +123,7 @@ void MiniEngine::take_loaded(Request& request) {
     request.table.assign(blocks_.windows().size(), {});
     request.computed = request.loaded_from = request.loaded_to = 0;
   } else if (request.load == Request::Load::kDone) {
-    cache_blocks(request, request.computed);
+    cache_blocks(request, request.computed, request.computed);
   }
   request.load = Request::Load::kNone;
 }
@@ -150,7 +151,7 @@ MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInp
   if (is_async && external > 0) return admit_async(request, hit, num_local, external, now);
   const std::uint32_t have = is_loaded ? request.computed : num_local + external;
   if (have >= request.known) throw Broken(fmt::format("sane-counts: nothing is left to compute for request {}", id));
-  const std::uint32_t num = std::min(request.known - have, budget);
+  const std::uint32_t num = split(request, have, std::min(request.known - have, budget));
   const std::uint32_t whole = (request.known + block_tokens_ - 1) / block_tokens_;
   const bool fits = !config_.reserves_whole || blocks_.has_room(request.table, hit, whole, have);
   if (!fits || !grow(request, hit, have + num, have)) {

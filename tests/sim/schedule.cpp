@@ -44,7 +44,8 @@ class Clients {
     if (dice_.chance(options_.aborts)) abort();
     hand_over();
   }
-  /// Where nothing got in the way, the decode node computes nothing of a prompt but its last token.
+  /// Where nothing got in the way, the decode node computes nothing of a prompt but its last token, or, with state, but
+  /// what follows the last state.
   void check_handoffs(const Tally& happened) {
     const bool is_excused = got_in_the_way(happened);
     for (const auto& [id, job] : handed_off_) {
@@ -54,7 +55,9 @@ class Clients {
         tally_.handoffs_excused += 1;
         continue;
       }
-      if (done->admissions[0].hit + 1 < job.num_tokens)
+      const std::uint32_t after_state =
+          options_.core.keeps_state ? (job.num_tokens - 1) % options_.core.chunk_tokens : 0;
+      if (done->admissions[0].hit + after_state + 1 < job.num_tokens)
         throw Broken(fmt::format("exact-load: request {} finds {} of {} tokens that were handed off", id,
                                  done->admissions[0].hit, job.num_tokens));
       tally_.handoffs_whole += 1;

@@ -17,12 +17,13 @@ Blocks::Blocks(std::uint32_t num_blocks, std::uint32_t block_tokens, bool prefix
 
 const std::vector<BlockId>* Blocks::cached(std::size_t group, Stamp last) const {
   const auto found = by_hash_.find(name(group, last));
-  return found == by_hash_.end() ? nullptr : &found->second;
+  return found == by_hash_.end() || new_states_.contains(found->first) ? nullptr : &found->second;
 }
 
 /// The first block that a token after the first `computed` attends to.
 std::uint32_t Blocks::first_needed(std::size_t group, std::uint32_t computed) const {
   const std::uint32_t window = windows_[group];
+  if (window == kState) return computed == 0 ? 0 : (computed - 1) / block_tokens_;
   if (window == 0 || computed + 1 <= window) return 0;
   return (computed + 1 - window) / block_tokens_;
 }
@@ -112,6 +113,7 @@ void Blocks::give_back(const BlockTable& table) {
 
 void Blocks::cache(std::size_t group, BlockId block, Stamp last) {
   if (!prefix_caching_ || block == kNullBlock || blocks_[block].hash) return;
+  if (windows_[group] == kState && !by_hash_.contains(name(group, last))) new_states_.insert(name(group, last));
   blocks_[block].hash = name(group, last);
   by_hash_[name(group, last)].push_back(block);
 }

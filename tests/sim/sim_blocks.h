@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <optional>
+#include <set>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -14,11 +15,23 @@
 
 namespace kvferry::sim {
 
+constexpr std::uint32_t kState = UINT32_MAX;
+
+/// The end of a block at which a step from `start` leaves a state before its own end; 0: nowhere. alignment: see
+/// CoreConfig::checkpoint_alignment.
+constexpr std::uint32_t checkpoint_in(std::uint32_t start, std::uint32_t end, std::uint32_t block_tokens,
+                                      std::uint32_t alignment) {
+  if (alignment == 0 || end <= start || start % block_tokens != 0) return 0;
+  const std::uint32_t at = (end - 1) / block_tokens * block_tokens;
+  return at > start && (at - start) % alignment == 0 ? at : 0;
+}
+
 class Blocks {
  public:
   /// Ids 1 .. num_blocks - 1 are usable; 0 is the null block. uncached_first: blocks without a hash are reused before
   /// all others, last freed first (vLLM 0.32); otherwise strictly in the order in which they were freed.
-  /// windows: of each KV group, in tokens; 0: attends to everything.
+  /// windows: of each KV group, in tokens; 0: attends to everything; kState: a block has the state after its last
+  /// token.
   Blocks(std::uint32_t num_blocks, std::uint32_t block_tokens, bool prefix_caching, bool uncached_first,
          std::vector<std::uint32_t> windows = {0});
 
@@ -36,6 +49,8 @@ class Blocks {
   void give_back(const BlockTable& table);
   /// From now on the block is found by the stamp of its last token.
   void cache(std::size_t group, BlockId block, Stamp last);
+  /// States that are registered from now on are not found until the next call, since they are read before all writes.
+  void start_step() { new_states_.clear(); }
   /// The block's content is wrong: no prefix hit may find it.
   void forget(BlockId block);
   /// Forgets every cached block that nobody uses.
@@ -62,6 +77,7 @@ class Blocks {
   std::vector<Block> blocks_;
   std::deque<BlockId> free_;
   std::unordered_map<Stamp, std::vector<BlockId>> by_hash_;
+  std::set<Stamp> new_states_;  // names
 };
 
 }  // namespace kvferry::sim

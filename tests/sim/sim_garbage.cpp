@@ -54,7 +54,8 @@ LeaseReply World::garbage_reply() {
     chunk.chunk = {some_number(), some_number()};
     chunk.num_tokens = dice_.chance(0.6) ? options_.core.chunk_tokens : some_number();
     if (dice_.chance(0.3)) chunk.window_from = some_number();
-    chunk.checksums.resize(dice_.chance(0.7) ? options_.core.num_ranks : dice_.between(0, 9), 7);
+    chunk.checksums.resize(dice_.chance(0.7) ? options_.core.num_ranks : dice_.between(0, options_.core.num_ranks + 1),
+                           7);
     if (dice_.chance(0.7)) continue;
     chunk.checksums.clear();
     chunk.run_checksums.resize(dice_.between(0, 4), std::vector<std::uint64_t>(dice_.between(0, 3), 7));
@@ -62,12 +63,40 @@ LeaseReply World::garbage_reply() {
   return reply;
 }
 
+/// Offers chunks under keys that somebody has, with lengths that these keys don't have.
+void World::forge_push(std::size_t index) {
+  Node& node = nodes_[index];
+  PushOffer offer{options_.core.fingerprint, static_cast<std::uint32_t>(node.ranks.size()), {}, {}};
+  for (const auto& [key, chunk] : nodes_[dice_.between(0, num_nodes() - 1)].listed) {
+    const std::uint32_t length = dice_.between(0, options_.core.chunk_tokens + 1);
+    if (length == chunk.num_tokens || !dice_.chance(0.3)) continue;
+    if (forged_.insert(key).second) offer.chunks.push_back({key, length, {}});  // later the list may have the wrong one
+  }
+  PushReply reply = node.engine->core().push_offered("liar", offer, now());
+  if (reply.ticket != 0) node.pushes.pending_grants[reply.ticket] = {kDirectory, 0, std::move(reply)};
+}
+
+/// Writes into the granted slots and settles them with the right checksums.
+void World::settle_forged(std::size_t index, const PushReply& reply) {
+  Node& node = nodes_[index];
+  PushSettlement settlement{reply.ticket, {}};
+  for (std::uint32_t i = 0; i < reply.verdicts.size(); ++i) {
+    if (reply.verdicts[i] != static_cast<std::uint8_t>(PushVerdict::kGranted)) continue;
+    for (std::uint32_t rank = 0; rank < node.ranks.size(); ++rank)
+      node.engine->workers()[rank].write_pushed(node.pushes.granted.at({reply.ticket, i, rank}), Worker::forged());
+    settlement.chunks.push_back({i, true, 0, std::vector(node.ranks.size(), checksum_of(Worker::forged()))});
+  }
+  send_to_life(kDirectory, index, [this, index, settlement = std::move(settlement)] {
+    nodes_[index].engine->core().push_settled(settlement);
+  });
+}
+
 void World::garbage(std::size_t index) {
   Node& node = nodes_[index];
   SchedulerCore& core = node.engine->core();
   tally_.garbage += 1;
   const std::uint64_t fetch = dice_.chance(0.7) ? node.last_fetch + dice_.between(0, 1) : some_number();
-  const std::uint32_t kind = dice_.between(0, 7);
+  const std::uint32_t kind = dice_.between(0, 8);
   tell("node {} gets garbage of kind {}", index, kind);
   LeaseRequest request{options_.core.fingerprint, {}, dice_.chance(0.5) ? "r0" : ""};
   for (std::uint32_t n = dice_.between(0, 6); n > 0; --n) request.keys.push_back(some_key(index));
@@ -76,8 +105,12 @@ void World::garbage(std::size_t index) {
     case 0:
       return core.directory_answered(fetch, garbage_offers(), now());
     case 1:
-    case 2:
-      return core.lease_answered(fetch, dice_.chance(0.8) ? node.last_endpoint : "", garbage_reply(), now());
+    case 2: {
+      const bool is_asked = dice_.chance(0.8);
+      LeaseReply reply = garbage_reply();
+      if (!is_asked) reply.lease += kForgedLease;
+      return core.lease_answered(fetch, is_asked ? node.last_endpoint : "tcp://liar:1", reply, now());
+    }
     case 3:
       if (dice_.chance(0.3)) request.fingerprint = "another model";
       return PromisesCheck::offered(core, core.lease_requested("", request, now()), request.keys.size());
@@ -89,6 +122,8 @@ void World::garbage(std::size_t index) {
     }
     case 6:
       return core.evict_ordered(request.keys);
+    case 7:
+      return forge_push(index);
     default: {
       ReplicateOrder order{dice_.chance(0.5) ? "tcp://nobody:1" : nodes_[other(index)].endpoint, {}, some_time()};
       for (const ChunkKey& key : request.keys) order.chunks.push_back({key, some_number(), dice_.chance(0.5), {}});

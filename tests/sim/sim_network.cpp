@@ -14,6 +14,12 @@ bool World::is_cut(std::size_t a, std::size_t b) const {
   return found != cut_until_.end() && found->second > now();
 }
 
+/// A firewall lets messages pass and drops the bytes of chunks.
+bool World::is_blocked(std::size_t a, std::size_t b) const {
+  const auto found = blocked_until_.find(std::minmax(a, b));
+  return is_cut(a, b) || (found != blocked_until_.end() && found->second > now());
+}
+
 TimeNs World::delay(std::size_t a, std::size_t b) {
   TimeNs late = dice_.between(0, static_cast<std::uint32_t>(network_.max_delay / 1000)) * TimeNs{1000};
   for (const std::size_t node : {a, b})
@@ -221,6 +227,8 @@ void World::pull(std::size_t node, const StartPull& wanted) {
   const auto num_ranks = static_cast<std::uint32_t>(reader.ranks.size());
   const bool is_new = reader.pulls.emplace(wanted.pull, PullUnderWay{wanted, num_ranks}).second;
   if (!is_new) throw Broken(fmt::format("exactly-once: pull {} is asked for twice", wanted.pull));
+  if (wanted.lease >= kForgedLease)
+    throw Broken(fmt::format("verified-only: pull {} is of a node that was not asked", wanted.pull));
   if (wanted.deadline <= now() || wanted.deadline > now() + options_.core.pull_timeout)
     throw Broken(
         fmt::format("bounded-hold: pull {} ends in {} ms", wanted.pull, (wanted.deadline - now()) / kMillisecond));
@@ -243,10 +251,11 @@ void World::pull(std::size_t node, const StartPull& wanted) {
       for (std::size_t r = 0; r < runs.size(); ++r) {
         const TimeNs when = now() + delay(node, holder);
         done = std::max(done, when);
+        if (is_blocked(node, holder)) done = wanted.deadline;
         if (when >= wanted.deadline || holder == node || checksums.size() != runs.size()) continue;
         at(when, [this, node, holder, rank, i, here, wanted, is_run = !map.empty(), run = runs[r],
                   checksum = checksums[r], incarnation = nodes_[holder].incarnation, life = reader.incarnation] {
-          if (nodes_[holder].incarnation != incarnation || is_cut(node, holder)) return;
+          if (nodes_[holder].incarnation != incarnation || is_blocked(node, holder)) return;
           if (nodes_[node].incarnation != life) return;  // who read is another one now, perhaps of another shape
           const auto got =
               read_run(node, holder, is_run ? run.holder : rank, is_run ? &run : nullptr, wanted, i, checksum);

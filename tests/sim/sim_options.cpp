@@ -47,9 +47,11 @@ void draw_network(Dice& dice, SimOptions& options) {
   network.doubles = dice.pick({0.0, 0.1});
   network.damages_pull = dice.pick({0.0, 0.0, 0.2});
   network.fails_grants = dice.pick({0.0, 0.0, 0.2});
+  network.stalls = dice.pick({0.0, 0.0, 0.1});
   network.crashes = dice.pick({0.0, 0.0, 0.005});
   network.cuts = dice.pick({0.0, 0.0, 0.01});
   network.slows = dice.pick({0.0, 0.0, 0.01});
+  network.blocks = dice.pick({0.0, 0.0, 0.003});
   network.loses_directory = dice.pick({0.0, 0.0, 0.02});
   network.stale_offers = dice.pick({0.0, 0.2});
   network.garbage = dice.pick({0.0, 0.0, 0.1});
@@ -74,11 +76,18 @@ SimOptions draw_options(Dice& dice) {
     core.windows = kind == 0   ? std::vector{window}
                    : kind == 1 ? std::vector{0u, window, window}
                                : std::vector{0u, window};
+    if (kind == 4) {
+      core.keeps_state = true;
+      core.chunk_tokens = core.block_tokens;
+      core.windows = {0, core.block_tokens};
+      core.checkpoint_alignment = window % 2 == 0 ? core.block_tokens : 0;
+    }
   }
   core.load_timeout = dice.pick({1, 5}) * kSecond;
   core.try_timeout = core.load_timeout / 5;
   core.pull_timeout = core.load_timeout / 2;
   draw_engine(dice, options);
+  if (core.keeps_state) options.engine.num_drafts = 0;
   const bool has_trouble = dice.chance(0.75);
   if (has_trouble) draw_trouble(dice, options);
   options.num_requests = dice.between(2, 6);

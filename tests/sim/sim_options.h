@@ -35,9 +35,11 @@ struct NetworkOptions {
   double damages_pull = 0;     // a chunk on its way
   double fails_grants = 0;     // a slot to which a worker cannot grant access
   double damages_pool = 0;     // a chunk at rest, per step
+  double stalls = 0;           // a writer, inside a slot that is to be taken back from it
   double crashes = 0;          // a node, per step; it comes back empty, later
   double cuts = 0;             // the link of two nodes, per step, for a while
   double slows = 0;            // a node, per step, for a while
+  double blocks = 0;           // the bytes of two nodes, and no message, per step, for a while
   double loses_directory = 0;  // or finds it again, per step
   double stale_offers = 0;     // an answer of the directory is an old one
   double garbage = 0;          // per step

@@ -85,6 +85,7 @@ void World::push_grant(std::size_t node, const GrantOrder& order) {
 
 void World::push_answer(std::size_t node, const NodePushes::PendingGrant& grant) {
   const std::size_t asker = grant.asker;
+  if (asker == kDirectory) return settle_forged(node, grant.reply);
   send_to_life(node, asker, [this, node, asker, grant, incarnation = nodes_[node].incarnation] {
     nodes_[asker].pushes.orders.try_emplace(grant.push, NodePushes::Order{node, incarnation, grant.reply});
     nodes_[asker].engine->core().push_answered(grant.push, nodes_[node].endpoint, grant.reply, now());
@@ -138,7 +139,7 @@ bool World::push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key
   if (worker.generation(moving.chunk.slot) != moving.chunk.generation)
     throw Broken(fmt::format("fenced-reuse: slot {} of node {} is reused while it is pushed", moving.chunk.slot, node));
   Node& receiver = nodes_[order.to];
-  if (is_cut(node, order.to) || dice_.chance(network_.loses)) return false;
+  if (is_blocked(node, order.to) || dice_.chance(network_.loses)) return false;
   if (!receiver.is_up || receiver.incarnation != order.incarnation) return false;
   const auto open = receiver.pushes.granted.find({order.reply.ticket, key.second, rank});
   if (open == receiver.pushes.granted.end()) return false;
@@ -161,7 +162,10 @@ void World::push_ended(std::size_t node, std::uint32_t rank, NodePushes::Key key
 /// Each rank revokes its grants at a time of its own; from then on the slots are not written.
 void World::push_revoke(std::size_t node, const Revocation& revocation) {
   for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank) {
-    at(now() + delay(node, node), [this, node, rank, revocation, incarnation = nodes_[node].incarnation] {
+    const bool is_stalled = dice_.chance(network_.stalls);
+    tally_.stalled += is_stalled;
+    const TimeNs late = is_stalled ? dice_.between(1, 20) * kSecond : 0;
+    at(now() + delay(node, node) + late, [this, node, rank, revocation, incarnation = nodes_[node].incarnation] {
       if (nodes_[node].incarnation != incarnation) return;
       Revocation answer = revocation;
       answer.rank = rank;

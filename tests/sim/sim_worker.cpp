@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "sim_blocks.h"
+
 namespace kvferry::sim {
 
 std::uint64_t checksum_of(std::span<const Stamp> stamps) {
@@ -38,6 +40,25 @@ Stamp* Worker::find(std::size_t cell, std::span<const BlockId> table, std::uint3
 
 std::uint32_t Worker::first_attended(std::size_t group, std::uint32_t position) const {
   return windows_[group] == 0 || position < windows_[group] ? 0 : position + 1 - windows_[group];
+}
+
+/// Takes the state after the tokens before the item's from the last of their blocks, and leaves the one after the
+/// item's in the last of theirs.
+void Worker::advance_state(const ForwardItem& item, std::size_t group, std::uint64_t step) {
+  const std::vector<BlockId>& table = item.table[group];
+  const auto start = [&](std::uint32_t position) { return position - position % block_tokens_; };
+  for (std::size_t c = 0; c < num_cells_; ++c) {
+    for (std::uint32_t i = 0; item.first > 0 && i < block_tokens_; ++i) {
+      const Stamp* const state = find(c, table, start(item.first - 1) + i);
+      if (state == nullptr || *state != (item.stamp(item.first - 1) ^ mask(c, group)))
+        throw Broken(fmt::format("exact-load: step {}: request {} goes on at {} from a wrong state", step,
+                                 item.request_id, item.first));
+    }
+    const std::uint32_t end = item.first + item.num;
+    for (const std::uint32_t at : {end, checkpoint_in(item.first, end, block_tokens_, checkpoint_alignment_)})
+      for (std::uint32_t i = 0; at > 0 && i < block_tokens_; ++i)
+        if (Stamp* const state = find(c, table, start(at - 1) + i)) *state = item.stamp(at - 1) ^ mask(c, group);
+  }
 }
 
 void Worker::start_write(Slot& slot, ChunkRef chunk, const char* how) {
@@ -103,7 +124,7 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
 std::optional<std::uint32_t> Worker::wrong_cell(const ForwardItem& item) {
   for (std::size_t c = 0; c < num_cells_; ++c) {
     for (std::size_t g = 0; g < windows_.size(); ++g) {
-      for (std::uint32_t p = first_attended(g, item.first); p < item.first + item.num; ++p) {
+      for (std::uint32_t p = first_attended(g, item.first); windows_[g] != kState && p < item.first + item.num; ++p) {
         const Stamp* attended = find(c, item.table[g], p);
         if (attended == nullptr || *attended != (item.stamp(p) ^ mask(c, g))) return p;
       }
@@ -122,10 +143,15 @@ StepOutcome Worker::execute(const StepPlan& plan, const std::vector<ForwardItem>
   failure_unheard |= !outcome.bad_blocks.empty();
   // Layer by layer all requests write before any attends: a prefix shared within the step is there.
   for (const ForwardItem& item : forward) {
-    for (std::size_t c = 0; c < num_cells_; ++c)
-      for (std::size_t g = 0; g < windows_.size(); ++g)
+    for (std::size_t g = 0; g < windows_.size(); ++g) {
+      if (windows_[g] == kState) {
+        advance_state(item, g, plan.step);
+        continue;
+      }
+      for (std::size_t c = 0; c < num_cells_; ++c)
         for (std::uint32_t p = item.first; p < item.first + item.num; ++p)
           if (Stamp* computed = find(c, item.table[g], p)) *computed = item.stamp(p) ^ mask(c, g);
+    }
   }
   for (bool changed = true; changed;) {
     changed = false;

@@ -58,10 +58,14 @@ struct PushedSave {
 
 class Worker {
  public:
+  /// What lies in a slot into which a chunk was pushed under another chunk's key.
+  static std::vector<Stamp> forged() { return {0xf00}; }
+  bool is_forged(std::uint32_t slot) const { return as_written(slot) == forged(); }
   /// `shard`: of the model; what differs from layer to layer and from head to head is the KV's mask.
   Worker(std::uint32_t rank, Shard shard, std::uint32_t num_blocks, std::uint32_t block_tokens, std::uint32_t num_slots,
          std::uint64_t seed, std::vector<std::uint32_t> windows = {0});
   void set_faults(WorkerFaults faults) { faults_ = faults; }
+  void set_checkpoints(std::uint32_t alignment) { checkpoint_alignment_ = alignment; }
 
   /// Throws Broken when a request attends to a wrong cell, unless a load failed that the engine has not heard of yet.
   StepOutcome execute(const StepPlan& plan, const std::vector<ForwardItem>& forward, bool failure_unheard);
@@ -103,6 +107,7 @@ class Worker {
   Stamp* find(std::size_t cell, std::span<const BlockId> table, std::uint32_t position);
   void start_write(Slot& slot, ChunkRef chunk, const char* how);
   std::uint32_t first_attended(std::size_t group, std::uint32_t position) const;
+  void advance_state(const ForwardItem& item, std::size_t group, std::uint64_t step);
   /// The first cell that the item attends to and that is wrong; nullopt: none is.
   std::optional<std::uint32_t> wrong_cell(const ForwardItem& item);
   void save(const SaveJob& job, std::vector<SaveDone>& done);
@@ -118,6 +123,7 @@ class Worker {
   std::vector<Slot> slots_;                 // stamps: [cell][group][token]
   std::vector<PushedSave> pushed_;
   WorkerFaults faults_;
+  std::uint32_t checkpoint_alignment_ = 0;
   std::mt19937_64 rng_;
 };
 

@@ -23,7 +23,8 @@ void World::start(std::size_t index) {
   CoreConfig core = options_.core;
   EngineConfig engine = options_.engine;
   if (index > 0) {  // the nodes need not agree on the block size
-    core.block_tokens = dice_.pick({4u, 8u, 16u});
+    const std::uint32_t own_blocks = dice_.pick({4u, 8u, 16u});
+    if (!core.keeps_state) core.block_tokens = own_blocks;  // chunks are blocks with state
     const auto groups = static_cast<std::uint32_t>(core.windows.size());
     engine.num_blocks =
         1 + groups + (engine.num_blocks * options_.core.block_tokens + core.block_tokens - 1) / core.block_tokens;
@@ -134,6 +135,11 @@ void World::trouble() {
     cut_until_[std::minmax(a, b)] = now() + dice_.between(1, 3000) * kMillisecond;
     tally_.partitions += 1;
   }
+  if (num_nodes() > 1 && dice_.chance(network_.blocks)) {
+    const std::size_t a = dice_.between(0, num_nodes() - 1), b = other(a);
+    blocked_until_[std::minmax(a, b)] = now() + dice_.between(1, 60) * kSecond;
+    tally_.blocked += 1;
+  }
   for (std::size_t i = 0; i < num_nodes(); ++i) {
     Node& node = nodes_[i];
     if (num_nodes() > 1 && dice_.chance(network_.crashes))
@@ -218,6 +224,7 @@ void World::calm_down() {
   tell("from now on nothing goes wrong");
   network_ = {};
   cut_until_.clear();
+  blocked_until_.clear();
   for (Node& node : nodes_) node.slow_until = 0;
   options_.refuses = options_.preempts_all = options_.resets_idle = options_.resets_connector = 0;
   options_.sleeps = options_.orders = 0;

@@ -100,6 +100,7 @@ class World {
   // sim_network.cpp
   void at(TimeNs when, std::function<void()> what) { events_.emplace(when, std::move(what)); }
   bool is_cut(std::size_t a, std::size_t b) const;
+  bool is_blocked(std::size_t a, std::size_t b) const;
   TimeNs delay(std::size_t a, std::size_t b);
   /// Sends over the link of two nodes: late, lost or doubled. kDirectory is nobody's link.
   void send(std::size_t from, std::size_t to, std::function<void()> what);
@@ -137,6 +138,8 @@ class World {
 
   // sim_garbage.cpp
   void garbage(std::size_t node);
+  void forge_push(std::size_t node);
+  void settle_forged(std::size_t node, const PushReply& reply);
   std::vector<HolderOffer> garbage_offers();
   LeaseReply garbage_reply();
   ChunkKey some_key(std::size_t node);
@@ -144,6 +147,7 @@ class World {
   TimeNs some_time();
 
   static constexpr std::size_t kDirectory = ~std::size_t{0};
+  static constexpr std::uint64_t kForgedLease = 1'000'000'000'000'000;  // and more: of nodes that were not asked
 
   SimOptions options_;
   NetworkOptions network_;
@@ -152,10 +156,11 @@ class World {
   StampBook book_;
   std::vector<Node> nodes_;
   std::multimap<TimeNs, std::function<void()>> events_;
-  std::map<std::pair<std::size_t, std::size_t>, TimeNs> cut_until_, last_on_link_;
+  std::map<std::pair<std::size_t, std::size_t>, TimeNs> cut_until_, blocked_until_, last_on_link_;
   std::map<std::pair<std::size_t, std::uint64_t>, GivenLease> leases_;  // by holder and number
   std::size_t stepping_ = kDirectory;                                   // the node whose engine is being called
   bool directory_up_ = true;
+  std::set<ChunkKey> forged_;  // keys under which chunks of other lengths were offered
   Tally tally_;
 };
 

@@ -23,6 +23,7 @@ namespace kvferry::sim {
   X(several_groups, "requests of models with several KV groups")                \
   X(async_loads, "loads from the pool, asynchronous")                           \
   X(async_failed, "asynchronous loads that failed")                             \
+  X(state_loads, "loads of models with state")                                  \
   X(window_chunks, "chunks without the start of their window")                  \
   X(preemptions, "preemptions for lack of blocks")                              \
   X(preempted_by_reset, "preemptions by reset_prefix_cache")                    \
@@ -77,6 +78,8 @@ namespace kvferry::sim {
   X(push_failures, "chunks wanted and not pushed")                              \
   X(received_chunks, "chunks that another node pushed here")                    \
   X(reservations_failed, "reserved slots revoked empty")                        \
+  X(stalled, "slots that their writer left late")                               \
+  X(writes_abandoned, "chunks given up because their writer did not leave")     \
   X(fetch_timeouts, "fetches that ran out of time")                             \
   X(leases, "leases given out")                                                 \
   X(pins_expired, "holds ended by their deadline")                              \
@@ -86,6 +89,8 @@ namespace kvferry::sim {
   X(reordered, "messages that overtook an earlier one")                         \
   X(partitions, "links cut")                                                    \
   X(slow_peers, "slow nodes")                                                   \
+  X(blocked, "pairs of nodes whose bytes a firewall dropped")                   \
+  X(suspected, "holders left alone because nothing arrived from them")          \
   X(damaged_on_wire, "chunks damaged on the wire")                              \
   X(damaged_at_rest, "chunks damaged in a pool")                                \
   X(crashes, "nodes killed")                                                    \
@@ -94,6 +99,8 @@ namespace kvferry::sim {
   X(controller_losses, "losses of the controller")                              \
   X(stale_offers, "controller answers from the past")                           \
   X(garbage, "garbage from the network")                                        \
+  X(forged, "chunks pushed under a key of another length")                      \
+  X(mislabeled, "such chunks, or offers of them, found out")                    \
   X(orders, "orders of the controller")
 
 struct Tally {

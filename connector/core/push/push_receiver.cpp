@@ -21,14 +21,17 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   const std::string writer = "push of " + from;
   for (std::uint32_t index = 0; index < offer.chunks.size(); ++index) {
     const OfferedChunk& offered = offer.chunks[index];
-    if (offered.num_tokens == 0 || offered.num_tokens > parts_.config.chunk_tokens) continue;
+    ChunkMeta meta{offered.key, offered.num_tokens, offered.num_tokens < parts_.config.chunk_tokens, {}};
+    if (!meta.has_possible_length(parts_.config.chunk_tokens)) {
+      parts_.counters.mislabeled_chunks += 1;
+      continue;
+    }
     if (const ChunkPool::Slot* slot = parts_.pool.find(offered.key)) {
       reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kPresent);
       parts_.pool.touch({&slot->ref, 1});
       continue;
     }
     if (ticket_of_.size() >= parts_.pool.num_slots() / 2) continue;
-    ChunkMeta meta{offered.key, offered.num_tokens, offered.num_tokens < parts_.config.chunk_tokens, {}};
     if (meta.is_tail && offered.tail_group != ChunkKey{}) meta.tail_group = offered.tail_group;
     const auto slot = parts_.pool.reserve(meta, writer);
     if (!slot) continue;
@@ -93,7 +96,7 @@ std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
       ready.push_back(back.chunk);
     }
     if (--chunk.ranks_left > 0) continue;
-    ticket_of_.erase(chunk.key);
+    erase_ticket(chunk.key, answer.ticket);
     reservation.chunks.erase(entry);
   }
   if (reservation.chunks.empty()) reservations_.erase(found);
@@ -122,7 +125,23 @@ void PushReceiver::tick(TimeNs now) {
     for (const auto& [index, chunk] : reservation.chunks)
       if (chunk.is_granted) overdue.push_back({index, false, 0, {}});
     revoke(ticket, reservation, overdue);
+    // A rank can't take back a slot into which a peer is copying. If the peer is stopped meanwhile, its chunks are not
+    // to be waited for, and not to count as reserved.
+    if (reservation.deadline + parts_.config.try_timeout > now) continue;
+    for (const auto& [index, chunk] : reservation.chunks) {
+      if (!erase_ticket(chunk.key, ticket)) continue;
+      parts_.pool.abandon_write(chunk.slot);
+      parts_.counters.writes_abandoned += 1;
+    }
   }
+}
+
+/// Returns false if the key is another reservation's, or none's.
+bool PushReceiver::erase_ticket(const ChunkKey& key, std::uint64_t ticket) {
+  const auto found = ticket_of_.find(key);
+  if (found == ticket_of_.end() || found->second != ticket) return false;
+  ticket_of_.erase(found);
+  return true;
 }
 
 }  // namespace kvferry

@@ -3,7 +3,8 @@
 // a part of the scheduler core.
 //
 // A slot is reserved, then granted, then being revoked, and finally ready or free once every rank has revoked its
-// grant. Until then it counts as being written: it is neither read nor reused.
+// grant. Until then it counts as being written: it is neither read nor reused. If a rank can't revoke its grant in
+// time, the chunk's key is given up, and the slot stays out of use until the rank has.
 #pragma once
 
 #include <cstdint>
@@ -55,6 +56,7 @@ class PushReceiver {
     std::map<std::uint32_t, Chunk> chunks;  // [index in the offer]; erased once revoked
   };
   void revoke(std::uint64_t ticket, Reservation& reservation, std::span<const SettledChunk> chunks);
+  bool erase_ticket(const ChunkKey& key, std::uint64_t ticket);
 
   PushParts parts_;
   std::map<std::uint64_t, Reservation> reservations_;  // [ticket]

@@ -26,10 +26,17 @@ void PushSender::offer(const RequestId& request, const std::string& endpoint, st
   parts_.actions.push_back(OfferPush{id, endpoint, std::move(offer)});
 }
 
-void PushSender::answered(std::uint64_t id, const std::string& endpoint, const PushReply& reply, TimeNs now) {
+bool PushSender::awaits_answer(std::uint64_t id, const std::string& endpoint) const {
   const auto found = pushes_.find(id);
-  if (found == pushes_.end() || found->second.is_answered || found->second.endpoint != endpoint) return;
-  Push& push = found->second;
+  return found != pushes_.end() && !found->second.is_answered && found->second.endpoint == endpoint;
+}
+
+void PushSender::answered(std::uint64_t id, const std::string& endpoint, const PushReply& reply, TimeNs now) {
+  if (!awaits_answer(id, endpoint)) {
+    parts_.counters.unasked_answers += 1;
+    return;
+  }
+  Push& push = pushes_.at(id);
   push.is_answered = true;
   push.ticket = reply.ticket;
   for (std::uint32_t index = 0; index < push.items.size(); ++index) {
@@ -74,6 +81,7 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
 void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot,
                                 TimeNs now) {
   Item& item = push.items[index];
+  if (slot.meta.num_tokens != item.meta.num_tokens) return;  // another node sent it, and not with its key's length
   item.state = State::kTransferring;
   item.chunk = slot.ref;
   item.is_ready = true;

@@ -31,7 +31,8 @@ class PushSender {
 
   /// Offers a prompt's chunks, in order, to the node at `endpoint`.
   void offer(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> chunks, TimeNs now);
-  /// Handles a decode node's answer to an offer; ignores late and unknown answers.
+  bool awaits_answer(std::uint64_t push, const std::string& endpoint) const;
+  /// Handles a decode node's answer to an offer; ignores answers that are not awaited.
   void answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now);
   /// A place in a push: the push that a chunk belongs to, and its index in the offer.
   struct Tag {

@@ -29,7 +29,7 @@ struct NewRequest {
   RequestId id;
   std::span<const std::int32_t> tokens;
   std::uint32_t num_prompt_tokens = 0;
-  std::string extras;             // LoRA name, cache_salt: everything that changes all of the KV
+  std::string extras;             // a LoRA's digest, cache_salt: everything that changes all of the KV
   std::vector<TokenExtra> items;  // multimodal items
   bool cacheable = true;          // false for prompt embeddings, and for streamed sessions, which change past tokens
   bool handoff = false;           // do_remote_decode: a decode worker will read the prompt from this node

@@ -64,6 +64,8 @@ struct RequestState {
   std::uint32_t computed = 0;    // number of tokens whose KV exists once the planned steps are done
   std::uint32_t saved = 0;       // full chunks that end at or before this token are in the pool or their save was tried
   std::uint32_t window_end = 0;  // number of computed tokens for which vLLM last dropped blocks before the windows
+  std::uint32_t step_end = 0;    // number of computed tokens after the last step
+  std::uint32_t checkpoint = 0;  // number of tokens whose state the last step left besides that at its end; 0: none
   std::uint32_t num_prompt_tokens;
   bool running = false;  // the request has blocks
   bool cacheable;
@@ -112,13 +114,16 @@ struct FetchPull {
   std::string endpoint;
   std::uint64_t lease = 0;
   std::vector<PullItem> items;
+  TimeNs started_at = 0;
   std::uint32_t ranks_done = 0;
+  bool has_failed = false;  // a rank received no chunk
 };
 
 /// A lease that this node granted to another node.
 struct GrantedLease {
   PinId pin;
   std::string handoff;  // the request whose handoff pin ends with this lease; empty: none
+  std::size_t num_chunks = 0;
 };
 
 struct ControllerPin {

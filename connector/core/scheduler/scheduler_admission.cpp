@@ -13,7 +13,7 @@ Coverage SchedulerCore::cover(RequestState& request) {
   TokenChain& chain = request.chain;
   std::uint32_t i = 0;
   for (; i < chain.num_full_chunks(); ++i) {
-    const ChunkPool::Slot* slot = pool_.find(chain.key(i));
+    const ChunkPool::Slot* slot = find_chunk(chain.key(i), chain.chunk_tokens());
     if (slot == nullptr || slot->state != ChunkPool::State::kReady) {
       coverage.growing = slot != nullptr;
       break;
@@ -37,7 +37,7 @@ Coverage SchedulerCore::cover(RequestState& request) {
   }
   const auto exact = [&](std::uint32_t end) {
     if (end > coverage.tokens && end <= chain.size() && end - coverage.tokens < chain.chunk_tokens())
-      consider(pool_.find(chain.tail_key(i, end - coverage.tokens)));
+      consider(find_chunk(chain.tail_key(i, end - coverage.tokens), end - coverage.tokens));
   };
   exact(request.last_tail_end);
   if (request.source) exact(request.source->num_tokens);
@@ -48,8 +48,23 @@ Coverage SchedulerCore::cover(RequestState& request) {
   return coverage;
 }
 
+/// Returns how many of the first `num_tokens` tokens chunks can have: a state is kept at the end of blocks alone.
+std::uint32_t SchedulerCore::reusable(std::uint32_t num_tokens) const {
+  return config_.keeps_state ? num_tokens - num_tokens % config_.chunk_tokens : num_tokens;
+}
+
+/// Returns true if chunks of other nodes could lengthen a hit.
+bool SchedulerCore::could_grow(const RequestState& request, const Coverage& coverage, std::uint32_t num_local) const {
+  const std::uint32_t most = reusable(request.chain.size() - 1);
+  std::uint32_t hit = reusable(std::min(coverage.tokens, most));
+  if (config_.keeps_state) hit = fit_windows(coverage.chunks, hit, num_local);
+  return std::max(hit, num_local) < most;
+}
+
 /// Returns the first token that layers with a sliding window still keep when the token after `end` tokens is next.
+/// Where the window is a state: the first token of the block that has the state after `end` tokens.
 std::uint32_t SchedulerCore::window_start(std::uint32_t end) const {
+  if (config_.keeps_state) return end == 0 ? 0 : reusable(end - 1);
   if (window_ == 0 || end < window_) return 0;
   const std::uint32_t first_attended = end + 1 - window_;
   return first_attended - first_attended % config_.block_tokens;
@@ -59,6 +74,7 @@ std::uint32_t SchedulerCore::window_start(std::uint32_t end) const {
 /// a chunk.
 std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit,
                                          std::uint32_t num_local) const {
+  if (num_local != reusable(num_local)) return num_local;  // part of a state can't be loaded
   while (hit > num_local) {
     const std::uint32_t needed_from = std::max(num_local, window_start(hit));
     std::uint32_t fits = hit;
@@ -89,7 +105,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
     for (const ChunkRef chunk : open.chunks)
       pinned += pool_.slot(chunk.slot).ref == chunk ? pool_.slot(chunk.slot).meta.num_tokens : 0;
     if (!open.chunks.empty())
-      promise::idempotent_lookup(open.hit, std::min(pinned, request.chain.size() - 1), id.value);
+      promise::idempotent_lookup(open.hit, reusable(std::min(pinned, request.chain.size() - 1)), id.value);
     const std::uint32_t usable =
         request.skip_external_until_admitted ? 0 : fit_windows(open.chunks, open.hit, num_local);
     open.num_local = num_local;
@@ -104,7 +120,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
   }
   if (request.yield_in_step == step_ + 1) return {true, 0};
   Coverage coverage = cover(request);
-  const bool more_could_help = std::max(coverage.tokens, num_local) + 1 < request.chain.size();
+  const bool more_could_help = could_grow(request, coverage, num_local);
   const bool is_first = !request.fetched && now >= request.next_fetch_at;
   const bool is_source_next =
       request.source_left &&
@@ -119,7 +135,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
 
 Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now) {
   // A load must leave one token to compute.
-  const std::uint32_t hit = std::min(coverage.tokens, request.chain.size() - 1);
+  const std::uint32_t hit = reusable(std::min(coverage.tokens, request.chain.size() - 1));
   const std::uint32_t usable = request.skip_external_until_admitted ? 0 : fit_windows(coverage.chunks, hit, num_local);
   OpenLookup open;
   open.hit = hit;
@@ -198,7 +214,8 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   if (is_async) request.async_load = RequestState::AsyncLoad::kInProgress;
   request.running = !is_async;
   request.computed = local + num_external;
-  request.window_end = request.computed;
+  request.window_end = request.step_end = request.computed;
+  request.checkpoint = 0;
   request.saved = 0;  // the next step skips chunks that the pool has
 }
 

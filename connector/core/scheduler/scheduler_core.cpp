@@ -27,6 +27,10 @@ SchedulerCore::SchedulerCore(CoreConfig config)
                   window_, window);
     window_ = std::max(window_, window);
   }
+  KVFERRY_CHECK(
+      !config_.keeps_state || (config_.chunk_tokens == config_.block_tokens && window_ == config_.block_tokens),
+      "a model with state has chunks of {} tokens, windows of {} and blocks of {}", config_.chunk_tokens, window_,
+      config_.block_tokens);
 }
 
 RequestState* SchedulerCore::find(const RequestId& id) {
@@ -44,12 +48,13 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
   if (after != loads_.begin() && std::prev(after)->first.first == request.id.value)
     state.attempt.value = std::prev(after)->first.second;
+  if (state.source) state.source->num_tokens = reusable(state.source->num_tokens);
   // The prompt was handed over, so its push is nearly done: chunks that do not arrive soon are pulled instead.
   if (state.source && receiver_.num_reserved_chunks() > 0)
     receiver_.shorten_deadline(state.chain.prefix(std::min(state.source->num_tokens, state.chain.size())), now);
-  if (state.cacheable && cover(state).tokens + 1 < state.chain.size()) start_fetch(state, now);
+  if (state.cacheable && could_grow(state, cover(state), 0)) start_fetch(state, now);
   if (state.cacheable && state.handoff && request.push_to)
-    sender_.offer(state.id, *request.push_to, state.chain.prefix(state.num_prompt_tokens), now);
+    sender_.offer(state.id, *request.push_to, state.chain.prefix(reusable(state.num_prompt_tokens)), now);
 }
 
 void SchedulerCore::update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens) {
@@ -143,20 +148,35 @@ void SchedulerCore::announce_evictions() {
   if (!keys.empty()) actions_.push_back(AnnounceEvictions{std::move(keys)});
 }
 
+/// Returns the slot of the chunk that has these tokens' key, so many of them, nullptr if there is none. Another node
+/// may have sent a chunk with this key and another length: such a chunk is dropped, and counted once.
+const ChunkPool::Slot* SchedulerCore::find_chunk(const ChunkKey& key, std::uint32_t num_tokens) {
+  const ChunkPool::Slot* slot = pool_.find(key);
+  if (slot == nullptr || slot->meta.num_tokens == num_tokens) return slot;
+  if (!slot->write_failed) {
+    counters_.mislabeled_chunks += 1;
+    if (slot->state == ChunkPool::State::kReady)
+      pool_.invalidate(slot->ref);
+    else
+      pool_.fail_write(slot->ref);
+  }
+  return nullptr;
+}
+
 void SchedulerCore::tick(TimeNs now) {
   now_ = now;
   sender_.tick(now);
   receiver_.tick(now);
   counters_.pins_expired += pool_.expire_pins(now).size();
   std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second); });
-  std::erase_if(leases_, [&](const auto& entry) { return !pool_.pinned(entry.second.pin); });
-  std::erase_if(suspect_until_, [&](const auto& entry) { return entry.second <= now; });
+  erase_ended_leases();
+  suspects_.tick(now);
   std::vector<RequestState*> overdue;  // advance_fetch() changes fetches_
   for (const auto& [fetch, id] : fetches_)
     if (RequestState& request = requests_.at(id); request.fetch->try_deadline <= now) overdue.push_back(&request);
   for (RequestState* request : overdue) {
     counters_.fetch_timeouts += 1;
-    if (request->fetch->stage == Fetch::Stage::kLease) suspect_until_[request->fetch->endpoint] = now + 5 * kSecond;
+    if (request->fetch->stage == Fetch::Stage::kLease) suspect(request->fetch->endpoint, now);
     advance_fetch(*request, now);
   }
   tick_orders(now);

@@ -6,6 +6,9 @@
 // in build_step leads back to lookup. A lookup counts only verified chunks of this node's own pool: chunks of other
 // nodes are first copied into the pool, while the lookup stays pending. So once vLLM has allocated blocks, no network
 // failure can affect the request.
+//
+// What other nodes and the controller send is checked where it enters, or where it can be: a chunk's length against its
+// tokens when a request has both. What is wrong is dropped and counted; a promise is checked for our own state alone.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +32,7 @@
 #include "connector/core/push/push_sender.h"
 #include "connector/core/scheduler/events.h"
 #include "connector/core/scheduler/request_state.h"
+#include "connector/core/scheduler/suspect_nodes.h"
 #include "transport/base/clock.h"
 
 namespace kvferry {
@@ -71,6 +75,10 @@ class SchedulerCore {
   void lease_released(std::uint64_t lease);
 
   // ---- events of pushes (push_wire.h), prefill side, then decode side ----
+  /// Returns true if the node at `endpoint` was made this offer and has not answered it.
+  bool awaits_push_answer(std::uint64_t push, const std::string& endpoint) const {
+    return sender_.awaits_answer(push, endpoint);
+  }
   void push_answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now);
   void chunk_push_ended(const PushOutcome& outcome, TimeNs now) {
     now_ = now;
@@ -120,8 +128,15 @@ class SchedulerCore {
   void unpin_handoff(const std::string& request);
   void publish(ChunkRef chunk);
   void announce_evictions();
+  void erase_ended_leases();
+  const ChunkPool::Slot* find_chunk(const ChunkKey& key, std::uint32_t num_tokens);
   // scheduler_admission.cpp
   Coverage cover(RequestState& request);
+  std::uint32_t reusable(std::uint32_t num_tokens) const;
+  bool could_grow(const RequestState& request, const Coverage& coverage, std::uint32_t num_local) const;
+  bool lacks_state(const ChunkPool::Slot& slot) const {
+    return config_.keeps_state && slot.state == ChunkPool::State::kReady && slot.meta.window_from > 0;
+  }
   std::uint32_t fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit, std::uint32_t num_local) const;
   std::uint32_t window_start(std::uint32_t end) const;
   LoadJob plan_load(const RequestState& request, std::uint32_t num_external, const BlockTable& blocks) const;
@@ -129,6 +144,7 @@ class SchedulerCore {
   void end_attempt(RequestState& request);
   // scheduler_steps.cpp
   RequestState* find_scheduled(const ScheduledRequest& scheduled, std::size_t place);
+  std::uint32_t checkpoint_of(const RequestState& request) const;
   void release_blocks(RequestState& request);
   static void load_ended(RequestState& request, const PendingLoad& load);
   void invalidate_planned_saves();
@@ -139,6 +155,7 @@ class SchedulerCore {
   void plan_leftover_saves(RequestState& request, bool tail);
   std::optional<SaveItem> plan_chunk(RequestState& request, std::uint32_t chunk, std::uint32_t num_tokens);
   bool has_blocks(const RequestState& request, std::uint32_t first_token, std::uint32_t end) const;
+  std::uint32_t window_end_of_chunk(const RequestState& request, std::uint32_t end) const;
   std::vector<BlockId> blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_block,
                                  std::uint32_t end_block, std::uint32_t window_end) const;
   void append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs);
@@ -148,12 +165,14 @@ class SchedulerCore {
   bool ask_directory(RequestState& request, TimeNs now);
   std::vector<ChunkMeta> missing_from(RequestState& request, const HolderOffer& offer);
   void end_fetch(RequestState& request, TimeNs now);
+  void suspect(const std::string& endpoint, TimeNs now);
   bool has_writing(std::span<const ChunkMeta> chunks) const;
   const StartPull* start_pull(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> wanted,
                               const LeaseReply& reply, TimeNs now);
   // scheduler_orders.cpp
   void advance_replications(TimeNs now);
-  bool replication_lease_answered(std::uint64_t fetch, const LeaseReply& reply, TimeNs now);
+  bool is_replication_lease(std::uint64_t fetch) const;
+  void replication_lease_answered(const LeaseReply& reply, TimeNs now);
   void end_replication_piece(TimeNs now);
   void tick_orders(TimeNs now);
 
@@ -169,14 +188,15 @@ class SchedulerCore {
   std::set<RequestId> open_lookups_;            // requests with a lookup answered in this step and not allocated yet
   std::map<std::uint64_t, RequestId> fetches_;  // [fetch id] requests with a fetch
   std::map<std::uint64_t, FetchPull> pulls_;
-  std::map<std::pair<std::string, std::uint32_t>, PendingLoad> loads_;   // [request, attempt]
-  std::map<std::string, PinId> handoffs_;                                // [request] pin on its prompt's chunks
-  std::map<std::uint64_t, GrantedLease> leases_;                         // [lease number] granted to other nodes
+  std::map<std::pair<std::string, std::uint32_t>, PendingLoad> loads_;  // [request, attempt]
+  std::map<std::string, PinId> handoffs_;                               // [request] pin on its prompt's chunks
+  std::map<std::uint64_t, GrantedLease> leases_;                        // [lease number] granted to other nodes
+  std::size_t num_leased_chunks_ = 0;  // chunks in leases_; a chunk with two leases counts twice
   std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;  // [id of the order]
-  std::size_t num_controller_pinned_ = 0;        // chunks in controller_pins_; a chunk with two pins counts twice
-  std::deque<Replication> replications_;         // only the first one is in progress
-  std::map<std::string, TimeNs> suspect_until_;  // [endpoint] when a node that did not answer may be asked again
-  std::vector<SaveJob> saves_before_next_;       // saves of preempted and finished requests
+  std::size_t num_controller_pinned_ = 0;  // chunks in controller_pins_; a chunk with two pins counts twice
+  std::deque<Replication> replications_;   // only the first one is in progress
+  SuspectNodes suspects_{config_.load_timeout};
+  std::vector<SaveJob> saves_before_next_;  // saves of preempted and finished requests
   std::vector<LoadJob> loads_next_;
   std::set<ChunkRef> saving_;  // planned saves that some rank has not reported
   std::uint64_t step_ = 0;     // number of the last built plan

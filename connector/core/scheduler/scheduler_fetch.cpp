@@ -27,6 +27,18 @@ void SchedulerCore::end_fetch(RequestState& request, TimeNs now) {
   request.fetch.reset();
 }
 
+/// Asks nothing of this node for a while, because it let a request wait in vain.
+void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
+  const TimeNs pause = suspects_.failed(endpoint, now);
+  if (pause == 0) return;
+  counters_.holders_suspected += 1;
+  actions_.push_back(LogLine{
+      fmt::format("nothing arrived from {} in time; it is not asked for {} s. If this is said again, see whether a "
+                  "firewall lets this node reach the ports of that node's workers",
+                  endpoint, pause / kSecond),
+      true});
+}
+
 /// Returns the chunks of `offer` that extend the prefix in the pool, in order.
 std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const HolderOffer& offer) {
   TokenChain& chain = request.chain;
@@ -35,7 +47,11 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
   std::vector<ChunkMeta> missing;
   for (std::uint32_t i = 0; i < full; ++i) {
     if (i * config_.chunk_tokens + 1 >= chain.size()) break;  // the last token is computed anyway
-    if (pool_.find(chain.key(i)) == nullptr) missing.push_back(chain.meta(i, config_.chunk_tokens));
+    const ChunkPool::Slot* present = find_chunk(chain.key(i), config_.chunk_tokens);
+    // The state at the end of the longest hit is needed, those before it are not.
+    const bool is_last = (i + 1) * config_.chunk_tokens == reusable(chain.size() - 1);
+    if (present == nullptr || (is_last && lacks_state(*present)))
+      missing.push_back(chain.meta(i, config_.chunk_tokens));
   }
   const std::uint32_t start = full * config_.chunk_tokens;
   if (offer.num_full_chunks > full || start + 1 >= chain.size()) return missing;
@@ -46,7 +62,8 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
     if (best != nullptr && n <= best->num_tokens) continue;
     if (chain.tail_key(full, n) == tail.key) best = &tail;
   }
-  if (best != nullptr && pool_.find(best->key) == nullptr) missing.push_back(chain.meta(full, best->num_tokens));
+  if (best != nullptr && find_chunk(best->key, best->num_tokens) == nullptr)
+    missing.push_back(chain.meta(full, best->num_tokens));
   return missing;
 }
 
@@ -54,7 +71,7 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
 bool SchedulerCore::has_writing(std::span<const ChunkMeta> chunks) const {
   return std::any_of(chunks.begin(), chunks.end(), [&](const ChunkMeta& chunk) {
     const ChunkPool::Slot* slot = pool_.find(chunk.key);
-    return slot != nullptr && slot->state == ChunkPool::State::kWriting;
+    return slot != nullptr && slot->state == ChunkPool::State::kWriting && slot->meta.num_tokens == chunk.num_tokens;
   });
 }
 
@@ -93,10 +110,11 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
       break;
     }
     std::vector<ChunkMeta> wanted;
-    if (!suspect_until_.contains(offer.endpoint)) wanted = missing_from(request, offer);
+    if (suspects_.allows(offer.endpoint, now)) wanted = missing_from(request, offer);
     if (wanted.empty()) continue;
     RequestLease lease{fetch.id, offer.endpoint, {config_.fingerprint, {}, handoff_request}};
     for (const ChunkMeta& chunk : wanted) lease.request.keys.push_back(chunk.key);
+    suspects_.asked(offer.endpoint, now);
     fetch.stage = Fetch::Stage::kLease;
     fetch.try_deadline = now + config_.try_timeout;
     fetch.endpoint = offer.endpoint;
@@ -110,7 +128,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
 /// Returns false if the controller is unreachable, the pool has the whole request, or the request is too short.
 bool SchedulerCore::ask_directory(RequestState& request, TimeNs now) {
   TokenChain& chain = request.chain;
-  if (!directory_up_ || cover(request).tokens + 1 >= chain.size()) return false;
+  if (!directory_up_ || !could_grow(request, cover(request), 0)) return false;
   QueryDirectory query;
   query.fetch = request.fetch->id;
   query.keys.assign(chain.keys().begin(), chain.keys().end());
@@ -144,8 +162,16 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   const auto release = [&] {
     if (reply.lease != 0) actions_.push_back(ReleaseLease{endpoint, reply.lease});
   };
-  if (replication_lease_answered(fetch, reply, now)) return;
+  const bool is_replication = is_replication_lease(fetch);
   const auto found = fetches_.find(fetch);
+  const std::string* const asked = is_replication            ? &replications_.front().endpoint
+                                   : found != fetches_.end() ? &requests_.at(found->second).fetch->endpoint
+                                                             : nullptr;
+  if (asked != nullptr && *asked != endpoint) {
+    counters_.unasked_answers += 1;
+    return release();
+  }
+  if (is_replication) return replication_lease_answered(reply, now);
   if (found == fetches_.end() || requests_.at(found->second).fetch->stage != Fetch::Stage::kLease) return release();
   RequestState& request = requests_.at(found->second);
   Fetch& current = *request.fetch;
@@ -160,6 +186,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   }
   const StartPull* pull = start_pull(request.id, endpoint, current.wanted, reply, now);
   if (pull == nullptr) {
+    suspects_.had_nothing(endpoint);
     release();
     return advance_fetch(request, now);
   }
@@ -172,7 +199,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
 /// there is nothing to pull; the caller then releases the lease.
 const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::string& endpoint,
                                            std::span<const ChunkMeta> wanted, const LeaseReply& reply, TimeNs now) {
-  FetchPull pull{request, endpoint, reply.lease, {}, 0};
+  FetchPull pull{request, endpoint, reply.lease, {}, now};
   for (const LeasedChunk& leased : reply.chunks) {
     if (leased.index >= wanted.size()) continue;
     ChunkMeta meta = wanted[leased.index];
@@ -182,7 +209,11 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
     if (!has_checksums && !has_runs) continue;
     if (leased.window_from > leased.num_tokens) continue;
     meta.window_from = leased.window_from;
-    if (pool_.find(meta.key) != nullptr) continue;  // in the pool already, or being fetched for another request
+    if (const ChunkPool::Slot* present = pool_.find(meta.key)) {
+      // It is in the pool already, or being fetched for another request.
+      if (meta.window_from > 0 || !lacks_state(*present)) continue;
+      pool_.invalidate(present->ref);
+    }
     const auto slot = pool_.reserve(meta, request.value.empty() ? "a replication" : "fetch for " + request.value);
     if (!slot) {
       counters_.pool_full += 1;
@@ -210,13 +241,19 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
     const bool has_checksums = !item.checksums.empty();
     const bool is_ok = ok[i] && (has_checksums || i < checksums.size());
     if (!is_ok) counters_.pull_failures += 1;
-    const std::uint64_t checksum = has_checksums ? item.checksums[rank] : is_ok ? checksums[i] : 0;
+    const std::uint64_t checksum = has_checksums ? item.checksums.at(rank) : is_ok ? checksums[i] : 0;
     if (pool_.rank_written(item.local, rank, is_ok, checksum)) {
       counters_.pulled_chunks += 1;
       publish(item.local);
     }
   }
+  pull.has_failed |= std::ranges::find(ok, true) == ok.end();
   if (++pull.ranks_done < config_.num_ranks) return;
+  // A pull that fails at once costs a request little; one that waits in vain is not to be repeated by every request.
+  if (!pull.has_failed)
+    suspects_.succeeded(pull.endpoint);
+  else if (now - pull.started_at >= config_.try_timeout)
+    suspect(pull.endpoint, now);
   if (pull.lease != 0) actions_.push_back(ReleaseLease{pull.endpoint, pull.lease});
   const RequestId request_id = pull.request;
   pulls_.erase(found);

@@ -68,8 +68,8 @@ void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
       .piece = {}};
   for (ChunkMeta& chunk : replication.remaining)
     if (!chunk.is_tail) chunk.num_tokens = config_.chunk_tokens;
-  // A chunk with more than chunk_tokens tokens does not fit into a slot.
-  std::erase_if(replication.remaining, [&](const ChunkMeta& chunk) { return chunk.num_tokens > config_.chunk_tokens; });
+  const auto is_impossible = [&](const ChunkMeta& chunk) { return !chunk.has_possible_length(config_.chunk_tokens); };
+  counters_.mislabeled_chunks += std::erase_if(replication.remaining, is_impossible);
   replications_.push_back(std::move(replication));
   advance_replications(now);
 }
@@ -79,7 +79,7 @@ void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
 void SchedulerCore::advance_replications(TimeNs now) {
   while (!replications_.empty() && replications_.front().piece.empty()) {
     Replication& replication = replications_.front();
-    const bool has_ended = now >= replication.deadline || suspect_until_.contains(replication.endpoint);
+    const bool has_ended = now >= replication.deadline || !suspects_.allows(replication.endpoint, now);
     RequestLease lease{0, replication.endpoint, {config_.fingerprint, {}, {}}};
     while (!has_ended && !replication.remaining.empty() && replication.piece.size() < kChunksPerPiece) {
       const ChunkMeta chunk = replication.remaining.front();
@@ -94,25 +94,29 @@ void SchedulerCore::advance_replications(TimeNs now) {
     }
     lease.fetch = replication.fetch = ++last_id_;
     replication.pull = 0;
+    suspects_.asked(replication.endpoint, now);
     replication.try_deadline = now + config_.try_timeout;
     actions_.push_back(std::move(lease));
   }
 }
 
-/// Returns false if no replication waits for this answer.
-bool SchedulerCore::replication_lease_answered(std::uint64_t fetch, const LeaseReply& reply, TimeNs now) {
+/// Returns true if the replication in progress waits for this answer.
+bool SchedulerCore::is_replication_lease(std::uint64_t fetch) const {
   if (replications_.empty()) return false;
+  const Replication& replication = replications_.front();
+  return !replication.piece.empty() && replication.fetch == fetch && replication.pull == 0;
+}
+
+void SchedulerCore::replication_lease_answered(const LeaseReply& reply, TimeNs now) {
   Replication& replication = replications_.front();
-  if (replication.piece.empty() || replication.fetch != fetch || replication.pull != 0) return false;
   const StartPull* pull = start_pull({}, replication.endpoint, replication.piece, reply, now);
   if (pull == nullptr) {
+    suspects_.had_nothing(replication.endpoint);
     if (reply.lease != 0) actions_.push_back(ReleaseLease{replication.endpoint, reply.lease});
-    end_replication_piece(now);
-    return true;
+    return end_replication_piece(now);
   }
   replication.pull = pull->pull;
   replication.try_deadline = pull->deadline + config_.try_timeout;
-  return true;
 }
 
 void SchedulerCore::end_replication_piece(TimeNs now) {
@@ -133,7 +137,7 @@ void SchedulerCore::tick_orders(TimeNs now) {
   Replication& replication = replications_.front();
   if (!replication.piece.empty() && now >= replication.try_deadline) {
     counters_.fetch_timeouts += 1;
-    if (replication.pull == 0) suspect_until_[replication.endpoint] = now + 5 * kSecond;
+    if (replication.pull == 0) suspect(replication.endpoint, now);
     replication.piece.clear();
   }
   advance_replications(now);

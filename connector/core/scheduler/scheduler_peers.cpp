@@ -1,10 +1,17 @@
 // Requests of other nodes: leases on chunks of this node's pool, and pushes (push_sender.h, push_receiver.h).
+#include <algorithm>
 #include <utility>
 
 #include "connector/core/scheduler/scheduler_core.h"
 #include "transport/base/fingerprint.h"
 
 namespace kvferry {
+namespace {
+
+// Limit on the chunks of all leases together, since any process may ask without end: 16 MiB of pins.
+constexpr std::size_t kLeasedChunksMax = 1 << 20;
+
+}  // namespace
 
 LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRequest& request, TimeNs now) {
   LeaseReply reply;
@@ -14,17 +21,26 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
     return reply;
   }
   std::vector<ChunkRef> chunks;
-  for (std::uint32_t i = 0; i < request.keys.size(); ++i) {
+  const std::size_t num_allowed = std::min<std::size_t>(config_.num_slots, kLeasedChunksMax - num_leased_chunks_);
+  for (std::uint32_t i = 0; i < request.keys.size() && chunks.size() < num_allowed; ++i) {
     const ChunkPool::Slot* slot = pool_.find(request.keys[i]);
     if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;
     chunks.push_back(slot->ref);
     reply.chunks.push_back({i, slot->ref, slot->meta.num_tokens, slot->checksums, slot->meta.window_from});
   }
-  if (chunks.empty()) return reply;
+  if (chunks.empty()) {
+    if (num_allowed == 0) {
+      counters_.leases_refused += 1;
+      reply.refused = "too many chunks are leased";
+    }
+    return reply;
+  }
   pool_.touch(chunks);
   reply.lease = next_lease_++;
+  num_leased_chunks_ += chunks.size();
+  const std::size_t num_chunks = chunks.size();
   const PinId pin = pool_.pin(std::move(chunks), "lease of " + from, now, now + config_.lease_ttl);
-  leases_[reply.lease] = GrantedLease{pin, request.handoff_request};
+  leases_[reply.lease] = GrantedLease{pin, request.handoff_request, num_chunks};
   counters_.leases_granted += 1;
   return reply;
 }
@@ -34,7 +50,16 @@ void SchedulerCore::lease_released(std::uint64_t lease) {
   if (found == leases_.end()) return;    // expired, released before, or of an earlier incarnation
   unpin_handoff(found->second.handoff);  // the decode worker has the prompt
   pool_.unpin(found->second.pin);
+  num_leased_chunks_ -= found->second.num_chunks;
   leases_.erase(found);
+}
+
+void SchedulerCore::erase_ended_leases() {
+  std::erase_if(leases_, [&](const auto& entry) {
+    const bool has_ended = !pool_.pinned(entry.second.pin);
+    if (has_ended) num_leased_chunks_ -= entry.second.num_chunks;
+    return has_ended;
+  });
 }
 
 // ---- pushes ----

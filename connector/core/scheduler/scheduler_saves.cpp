@@ -66,12 +66,21 @@ std::vector<BlockId> SchedulerCore::blocks_of(const BlockTable& table, std::size
   return blocks;
 }
 
+/// Returns for which number of computed tokens the engine keeps windows while the chunk that ends at `end` is saved.
+/// The last step left a state at its end, kept that at its start, and perhaps left one between them; of no other
+/// chunk's end there is a state.
+std::uint32_t SchedulerCore::window_end_of_chunk(const RequestState& request, std::uint32_t end) const {
+  if (!config_.keeps_state) return request.window_end;
+  const bool has_state = end == request.step_end || end == request.window_end || end == request.checkpoint;
+  return has_state ? end : end + 1;
+}
+
 /// Returns false if the engine has freed a block of these tokens.
 bool SchedulerCore::has_blocks(const RequestState& request, std::uint32_t first_token, std::uint32_t end) const {
   if (request.blocks.size() != config_.windows.size()) return false;
   const std::uint32_t end_block = (end + config_.block_tokens - 1) / config_.block_tokens;
   for (std::size_t group = 0; group < request.blocks.size(); ++group) {
-    const std::uint32_t held_from = config_.windows[group] == 0 ? 0 : window_start(request.window_end);
+    const std::uint32_t held_from = config_.windows[group] == 0 ? 0 : window_start(window_end_of_chunk(request, end));
     const std::uint32_t first_block = std::max(first_token, held_from) / config_.block_tokens;
     const std::vector<BlockId>& blocks = request.blocks[group];
     for (std::size_t i = first_block; i < std::min<std::size_t>(end_block, blocks.size()); ++i)
@@ -92,13 +101,17 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
     request.last_tail = is_tail ? std::optional(tail) : std::nullopt;
     request.last_tail_end = is_tail ? end : 0;
   };
-  if (const ChunkPool::Slot* present = pool_.find(meta.key)) {
+  if (is_tail && config_.keeps_state) return std::nullopt;
+  const std::uint32_t start = chunk * config_.chunk_tokens;
+  meta.window_from = std::clamp(window_start(window_end_of_chunk(request, end)), start, end) - start;
+  const ChunkPool::Slot* present = find_chunk(meta.key, num_tokens);
+  if (present != nullptr && (meta.window_from > 0 || !lacks_state(*present))) {
     if (is_tail) remember_tail(present->ref);
     return std::nullopt;
   }
-  const std::uint32_t start = chunk * config_.chunk_tokens;
+  if (present != nullptr) pool_.invalidate(present->ref);
+  if (pool_.find(meta.key) != nullptr) return std::nullopt;  // a chunk of another length is still being written
   if (!has_blocks(request, start, end)) return std::nullopt;
-  meta.window_from = std::clamp(window_start(request.window_end), start, end) - start;
   const std::optional<ChunkRef> slot = pool_.reserve(meta, "save of " + request.id.value);
   if (!slot) {
     counters_.pool_full += 1;
@@ -117,8 +130,9 @@ void SchedulerCore::append_save(const RequestState& request, const SaveItem& ite
   const std::uint32_t end_block = (item.first_token + item.num_tokens + block_tokens - 1) / block_tokens;
   SaveJob job;
   job.request_id = request.id.value;
+  const std::uint32_t window_end = window_end_of_chunk(request, item.first_token + item.num_tokens);
   for (std::size_t group = 0; group < request.blocks.size(); ++group)
-    job.block_ids.push_back(blocks_of(request.blocks, group, first_block, end_block, request.window_end));
+    job.block_ids.push_back(blocks_of(request.blocks, group, first_block, end_block, window_end));
   job.items.push_back(item);
   job.items.back().first_token -= first_block * block_tokens;
   promise::saved_is_computed(job, first_block, request.computed, request.chain.size(), block_tokens);

@@ -46,6 +46,8 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
     }
     request->computed = scheduled.num_computed + scheduled.num_scheduled;
     request->window_end = scheduled.num_computed;  // blocks that a later step drops keep their KV until that step
+    request->step_end = request->computed;
+    request->checkpoint = checkpoint_of(*request);
     const bool fills_a_chunk = request->computed >= request->saved + config_.chunk_tokens;
     if (!request->cacheable || (!fills_a_chunk && !request->handoff)) continue;
     if (tokens && lacks_tokens(*request)) {
@@ -70,6 +72,21 @@ RequestState* SchedulerCore::find_scheduled(const ScheduledRequest& scheduled, s
   RequestState*& last = last_order_[place];
   if (last == nullptr || (!scheduled.same_place && last->id != scheduled.id)) last = find(scheduled.id);
   return last;
+}
+
+/// Returns at which end of a block the step leaves a state before its own end; 0: nowhere.
+std::uint32_t SchedulerCore::checkpoint_of(const RequestState& request) const {
+  const std::uint32_t alignment = config_.checkpoint_alignment, start = request.window_end;
+  if (alignment == 0 || request.step_end == 0 || start != reusable(start)) return 0;
+  const std::uint32_t end = reusable(request.step_end - 1);
+  if (end <= start || (end - start) % alignment != 0) return 0;
+  const std::uint32_t block = end / config_.block_tokens - 1;
+  for (std::size_t group = 0; group < config_.windows.size(); ++group) {
+    if (config_.windows[group] == 0) continue;
+    const std::vector<BlockId>& blocks = request.blocks.at(group);
+    if (block >= blocks.size() || blocks[block] == kNullBlock) return 0;  // the engine had no block for it
+  }
+  return end;
 }
 
 /// The request was preempted: plans its last saves, since its blocks are overwritten in the next step.

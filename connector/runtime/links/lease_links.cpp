@@ -12,6 +12,7 @@ namespace {
 constexpr TimeNs kSavePatience = 200 * kMillisecond;
 // Limit on hashing runs of chunks for a reader of another shape; shorter than the reader's own limit of one second.
 constexpr TimeNs kHashPatience = 600 * kMillisecond;
+constexpr std::size_t kDelayedMax = 1000;  // requests that wait for a save; another one is answered without it
 
 }  // namespace
 
@@ -41,7 +42,8 @@ void LeaseLinks::execute(StartPull& wanted) {
 }
 
 void LeaseLinks::requested(Asker asker, LeaseRequest request) {
-  waiting_.push_back({std::move(asker), std::move(request), parts_.clock.now() + kSavePatience});
+  const TimeNs patience = waiting_.size() < kDelayedMax ? kSavePatience : 0;
+  waiting_.push_back({std::move(asker), std::move(request), parts_.clock.now() + patience});
 }
 
 void LeaseLinks::released(const LeaseRelease& lease) {
@@ -59,7 +61,7 @@ bool LeaseLinks::progress() {
           ready.damaged.size(), ready.num_late);
     if (!ready.damaged.empty())
       parts_.with_core([&](SchedulerCore& core, TimeNs) { core.evict_ordered(ready.damaged); });
-    parts_.answer(ready.asker, ready.answer);
+    send(ready.asker, ready.answer);
   }
   return !all.empty();
 }
@@ -77,8 +79,7 @@ void LeaseLinks::answer(Request request) {
   answer.ranks = parts_.ranks;
   if (const Result<void> fits = run_checksums_.check(request.request); !fits) {
     answer.reply.refused = fits.error().what;
-    parts_.answer(request.asker, answer);
-    return;
+    return send(request.asker, std::move(answer));
   }
   bool is_too_early = false;
   parts_.with_core([&](SchedulerCore& core, TimeNs now) {
@@ -94,15 +95,25 @@ void LeaseLinks::answer(Request request) {
                                                           parts_.clock.now(), kHashPatience))
       parts_.send_worker(rank, order.order, order);
   } else {
-    parts_.answer(request.asker, answer);
+    send(request.asker, std::move(answer));
   }
+}
+
+/// Sends an answer, without the ranks' addresses and regions if nothing is leased: who has them can read the pools.
+void LeaseLinks::send(const Asker& asker, LeaseAnswer answer) {
+  for (RankEndpoint& rank : answer.ranks) {
+    if (!answer.reply.chunks.empty()) break;
+    rank.transport_address.clear();
+    rank.pool_region.clear();
+  }
+  parts_.answer(asker, answer);
 }
 
 void LeaseLinks::answered(const std::string& endpoint, std::uint64_t fetch, LeaseAnswer answer) {
   Result<ShardMap> map = fit_answer(parts_.ranks, answer);
-  if (map) {
+  if (map && !answer.reply.chunks.empty()) {  // else the ranks are without addresses
     parts_.peers.set_ranks(endpoint, {std::move(answer.ranks), std::move(*map)});
-  } else {
+  } else if (!map) {
     if (answer.reply.refused.empty()) answer.reply.refused = map.error().what;
     answer.reply.chunks.clear();
   }

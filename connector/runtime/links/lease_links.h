@@ -39,6 +39,7 @@ class LeaseLinks {
   /// Returns true if a chunk of a handed-over prompt is still being saved. Called under the core's lock.
   bool is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const;
   void answer(Request request);
+  void send(const Asker& asker, LeaseAnswer answer);
 
   const LinkParts& parts_;
   std::vector<Shard> shards_ = shards_of(parts_.ranks);  // [rank]

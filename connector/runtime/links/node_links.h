@@ -51,10 +51,10 @@ class NodeLinks {
 
   SharedCore& shared_;
   SteadyClock clock_;
-  std::unique_ptr<ServerSocket> server_;                // receives the requests of other nodes
-  PeerLinks peers_{clock_};                             // sends requests to other nodes
-  std::vector<std::unique_ptr<ClientSocket>> workers_;  // [rank]
-  std::vector<RankEndpoint> ranks_;                     // [rank]
+  std::unique_ptr<ServerSocket> server_;                    // receives the requests of other nodes
+  PeerLinks peers_{clock_, kPeersMax, server_->context()};  // sends requests to other nodes
+  std::vector<std::unique_ptr<ClientSocket>> workers_;      // [rank]
+  std::vector<RankEndpoint> ranks_;                         // [rank]
   LinkParts parts_;
   DirectoryLink directory_;
   std::optional<LeaseLinks> leases_;  // empty until start() is called with the workers

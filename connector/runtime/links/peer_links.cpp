@@ -36,7 +36,7 @@ Result<std::uint32_t> PeerVersions::common(const std::string& who, const Envelop
 bool PeerLinks::send(const std::string& endpoint, std::string_view bytes) {
   auto found = peers_.find(endpoint);
   if (found == peers_.end()) {
-    auto socket = ClientSocket::connect(endpoint);
+    auto socket = ClientSocket::connect(endpoint, context_);
     if (!socket) return false;
     if (peers_.size() >= peers_max_)
       drop(std::ranges::min_element(peers_, {}, [](const auto& peer) { return peer.second.used_at; }));

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "connector/runtime/links/node_wire.h"
@@ -51,7 +52,8 @@ constexpr std::size_t kPeersMax = 512;
 /// for months, and requests may name addresses without a node. Threads: one.
 class PeerLinks {
  public:
-  explicit PeerLinks(const Clock& clock, std::size_t peers_max = kPeersMax) : clock_(clock), peers_max_(peers_max) {}
+  explicit PeerLinks(const Clock& clock, std::size_t peers_max = kPeersMax, ZmqContextRef context = {})
+      : clock_(clock), peers_max_(peers_max), context_(std::move(context)) {}
 
   /// Returns false if `endpoint` is not an address or its queue is full.
   bool send(const std::string& endpoint, std::string_view bytes);
@@ -89,6 +91,7 @@ class PeerLinks {
 
   const Clock& clock_;
   std::size_t peers_max_;
+  ZmqContextRef context_;
   PeerVersions versions_;
   Peers peers_;
 };

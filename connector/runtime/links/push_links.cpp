@@ -76,12 +76,16 @@ void PushLinks::offered(Asker asker, const PushOffer& offer) {
 }
 
 void PushLinks::answered(const std::string& endpoint, std::uint64_t push, PushAnswer answer) {
+  // The workers are given the address and the grants only of the node that was asked: they write to it.
+  bool is_awaited = false;
+  parts_.with_core([&](SchedulerCore& core, TimeNs) { is_awaited = core.awaits_push_answer(push, endpoint); });
+  if (!is_awaited) answer = {};
   std::vector<std::uint8_t>& verdicts = answer.reply.verdicts;
   const auto is_short = [&](const std::vector<std::string>& grants) { return grants.size() != verdicts.size(); };
   const bool fits = answer.ranks.size() == parts_.ranks.size() && answer.grants.size() == parts_.ranks.size() &&
                     std::none_of(answer.grants.begin(), answer.grants.end(), is_short);
   if (!fits) verdicts.assign(verdicts.size(), kDeclined);
-  for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
+  for (std::uint32_t rank = 0; is_awaited && rank < parts_.ranks.size(); ++rank) {
     PushOrder order{push, {}, {}};
     if (fits) {
       order.remote_address = answer.ranks[rank].transport_address;
@@ -117,7 +121,13 @@ void PushLinks::granted(const GrantOutcome& outcome) {
   }
   if (!missing.empty())
     parts_.with_core([&](SchedulerCore& core, TimeNs) { core.push_grant_failed(outcome.ticket, missing); });
-  parts_.answer(granting.asker, PushAnswer{granting.reply, parts_.ranks, std::move(granting.grants)});
+  PushAnswer answer{granting.reply, parts_.ranks, std::move(granting.grants)};
+  const bool is_granted = missing.size() < granting.indices.size();
+  for (RankEndpoint& rank : answer.ranks) {  // the grants name all that the asker may reach
+    rank.pool_region.clear();
+    if (!is_granted) rank.transport_address.clear();
+  }
+  parts_.answer(granting.asker, answer);
   granting_.erase(found);
 }
 

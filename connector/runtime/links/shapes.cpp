@@ -7,6 +7,8 @@ namespace kvferry {
 namespace {
 
 constexpr std::size_t kMapsKept = 64;
+constexpr std::size_t kRunsKept = 1 << 20;  // runs in all of these maps: 32 MiB
+constexpr std::size_t kWaitingMax = 256;    // answers that wait for checksums of runs
 
 /// Returns true if a node has one pipeline stage, as all nodes have whose version sends no shape.
 bool is_one_stage(const std::vector<Shard>& shards) {
@@ -92,7 +94,13 @@ Result<std::shared_ptr<const ShardMap>> RunChecksums::map_for(const std::vector<
   if (const auto found = maps_.find(readers); found != maps_.end()) return found->second;
   Result<ShardMap> map = map_shards(readers, here_);
   if (!map) return Error{ErrorCode::kRefused, map.error().what};
-  if (maps_.size() >= kMapsKept) maps_.clear();
+  std::size_t num_runs = 0;
+  for (const std::vector<ShardRun>& runs : *map) num_runs += runs.size();
+  if (maps_.size() >= kMapsKept || num_runs > kRunsKept - num_runs_kept_) {
+    maps_.clear();
+    num_runs_kept_ = 0;
+  }
+  num_runs_kept_ += num_runs;
   return maps_[readers] = std::make_shared<const ShardMap>(std::move(*map));
 }
 
@@ -100,6 +108,8 @@ Result<void> RunChecksums::check(const LeaseRequest& request) {
   if (request.shards.empty() && !is_one_stage(here_))
     return Error{ErrorCode::kRefused, "this node has pipeline stages, which the reader's version can't read"};
   if (!is_needed(request)) return {};
+  if (waiting_.size() >= kWaitingMax)
+    return Error{ErrorCode::kRefused, "too many nodes of other shapes wait for checksums"};
   KVFERRY_TRY(map_for(request.shards));
   return {};
 }

@@ -57,6 +57,7 @@ class RunChecksums {
   /// Returns the answers that are complete, or whose deadline has passed.
   std::vector<Ready> take_ready(TimeNs now);
   std::size_t num_waiting() const { return waiting_.size(); }
+  std::size_t num_runs_kept() const { return num_runs_kept_; }
 
  private:
   struct Part {  // the runs that one rank hashes
@@ -78,6 +79,7 @@ class RunChecksums {
 
   std::vector<Shard> here_;
   std::map<std::vector<Shard>, std::shared_ptr<const ShardMap>> maps_;  // keyed by the readers' shards
+  std::size_t num_runs_kept_ = 0;                                       // runs in maps_
   std::map<std::uint64_t, Waiting> waiting_;                            // keyed by ChecksumOrder::order
   std::uint64_t last_order_ = 0;
 };

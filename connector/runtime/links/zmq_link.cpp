@@ -6,15 +6,22 @@
 namespace kvferry {
 namespace {
 
-Result<std::unique_ptr<net::ZmqSocket>> make_socket(net::ZmqKind kind) {
-  static const auto context = std::make_shared<net::ZmqContext>();
-  return net::ZmqSocket::make(context, kind);
+// Limit on a message of any process that reaches the port: decoded, it takes up to 30 times its size. The longest one
+// that a node sends offers a prompt of three million tokens in chunks of 16.
+constexpr std::int64_t kRequestBytesMax = 8 << 20;
+
+Result<std::unique_ptr<net::ZmqSocket>> make_socket(net::ZmqKind kind, const ZmqContextRef& context,
+                                                    net::ZmqOptions options = {}) {
+  static const auto shared = std::make_shared<net::ZmqContext>();
+  return net::ZmqSocket::make(context ? context : shared, kind, options);
 }
 
 }  // namespace
 
-Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(const std::string& endpoint) {
-  auto socket = KVFERRY_TRY(make_socket(net::ZmqKind::kRouter));
+Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(const std::string& endpoint, const ZmqContextRef& context) {
+  net::ZmqOptions options;
+  if (endpoint.starts_with("tcp://")) options.message_bytes_max = kRequestBytesMax;
+  auto socket = KVFERRY_TRY(make_socket(net::ZmqKind::kRouter, context, options));
   KVFERRY_TRY(socket->bind(endpoint));
   return std::unique_ptr<ServerSocket>(new ServerSocket(std::move(socket)));
 }
@@ -31,8 +38,8 @@ bool ServerSocket::send(const std::string& to, std::string_view bytes) {
   return socket_->send(std::array<std::string_view, 2>{to, bytes});
 }
 
-Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(const std::string& endpoint) {
-  auto socket = KVFERRY_TRY(make_socket(net::ZmqKind::kDealer));
+Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(const std::string& endpoint, const ZmqContextRef& context) {
+  auto socket = KVFERRY_TRY(make_socket(net::ZmqKind::kDealer, context));
   KVFERRY_TRY(socket->connect(endpoint));
   return std::unique_ptr<ClientSocket>(new ClientSocket(std::move(socket)));
 }

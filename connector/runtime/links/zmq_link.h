@@ -1,4 +1,5 @@
-// The ZeroMQ sockets between nodes, and between a node's scheduler and its workers. They share one ZeroMQ context.
+// The ZeroMQ sockets between nodes, and between a node's scheduler and its workers. Without a cluster key they share
+// one ZeroMQ context.
 #pragma once
 
 #include <memory>
@@ -10,12 +11,16 @@
 
 namespace kvferry {
 
+using ZmqContextRef = std::shared_ptr<net::ZmqContext>;  // nullptr: the context that the process's sockets share
+
 /// Threads: one owner per socket. When fd() becomes readable, call receive() until it returns nullopt.
 class ServerSocket {
  public:
-  /// Port 0 or "*" selects a free port. kUnavailable: the address cannot be bound ("Address already in use").
-  static Result<std::unique_ptr<ServerSocket>> bind(const std::string& endpoint);
+  /// Port 0 or "*" selects a free port. Over TCP, who sends a message of more than 8 MiB is disconnected. kUnavailable:
+  /// the address cannot be bound ("Address already in use").
+  static Result<std::unique_ptr<ServerSocket>> bind(const std::string& endpoint, const ZmqContextRef& context = {});
   const std::string& endpoint() const { return socket_->endpoint(); }  // with the port in use
+  const ZmqContextRef& context() const { return socket_->context(); }
   int fd() const { return socket_->fd(); }
   struct Message {
     std::string sender;
@@ -34,7 +39,7 @@ class ServerSocket {
 class ClientSocket {
  public:
   /// Connects and reconnects in the background. kInvalidArgument: `endpoint` is malformed.
-  static Result<std::unique_ptr<ClientSocket>> connect(const std::string& endpoint);
+  static Result<std::unique_ptr<ClientSocket>> connect(const std::string& endpoint, const ZmqContextRef& context = {});
   int fd() const { return socket_->fd(); }
   std::optional<std::string> receive();
   bool send(std::string_view bytes) { return socket_->send(bytes); }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "connector/runtime/net_address.h"
+#include "controller/api/endpoint.h"
 #include "transport/base/check.h"
 #include "transport/base/log.h"
 
@@ -59,21 +60,31 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
     if (!selected.warning.empty()) log().warn("{}", selected.warning);
     address.host = std::move(selected.host);
   }
-  auto peers = ServerSocket::bind("tcp://" + net::to_text(address));
+  const std::optional<net::ClusterKey> key = KVFERRY_TRY(net::read_cluster_key(config.cluster_key_file));
+  const std::string listens_at = "tcp://" + net::to_text(address);
+  if (!key && !config.insecure) KVFERRY_TRY(controller::check_without_key(listens_at));
+  if (!key && controller::is_beyond_loopback(listens_at))
+    log().warn("insecure: every host that reaches {} can read and replace what this node holds", address.host);
+  ZmqContextRef context;
+  if (key) context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, key);
+  const net::PortRange ports = KVFERRY_TRY(net::parse_port_range(config.ports));
+  auto peers = net::listen_in_range(ports, [&](std::uint16_t port) {
+    return ServerSocket::bind("tcp://" + net::to_text({address.host, port}), context);
+  });
   if (!peers) return std::move(peers).error().with(fmt::format("advertise_host '{}'", address.host));
   address.port = net::address_of_endpoint((*peers)->endpoint()).value().port;
   const std::string endpoint = "tcp://" + net::to_text(address);
   log().info("other nodes reach this node at {}", endpoint);
   controller::ClientOptions client;
   client.controller = config.controller;
+  client.cluster_key = key;
   const Incarnation incarnation{
       static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
   client.node = {options.engine_id, incarnation,         options.role, endpoint,
                  config.name_space, options.fingerprint, config.serves};
-  auto directory = KVFERRY_TRY(controller::make_client(client));
-  KVFERRY_TRY(controller::wait_registered(*directory, SteadyClock(), options.start_timeout_ms));
-  return std::unique_ptr<SchedulerNode>(
-      new SchedulerNode(std::move(options), std::move(address), incarnation, std::move(directory), std::move(*peers)));
+  auto directory = KVFERRY_TRY(controller::make_registered_client(client, SteadyClock(), options.start_timeout_ms));
+  return std::unique_ptr<SchedulerNode>(new SchedulerNode(
+      std::move(options), std::move(address), client.node.incarnation, std::move(directory), std::move(*peers)));
 }
 
 Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hellos) {
@@ -96,6 +107,8 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.chunk_tokens = from.chunk_tokens;
   config.block_tokens = options_.block_tokens;
   config.windows = options_.windows;
+  config.keeps_state = options_.keeps_state;
+  config.checkpoint_alignment = options_.checkpoint_alignment;
   config.runs_ahead = options_.runs_ahead;
   // A chunk needs a slot in every rank's pool. Pipeline stages may differ in size, so the smallest pool decides.
   config.num_slots = workers[0].num_slots;

@@ -24,8 +24,11 @@ struct SchedulerOptions {
   std::string role;         // vLLM's kv_role
   std::string fingerprint;  // the model as text, see controller::NodeInfo
   std::uint32_t block_tokens = 16;
-  std::vector<std::uint32_t> windows = {0};  // see CoreConfig
-  bool runs_ahead = false;                   // see CoreConfig
+  // For the next four see CoreConfig.
+  std::vector<std::uint32_t> windows = {0};
+  bool keeps_state = false;
+  std::uint32_t checkpoint_alignment = 0;
+  bool runs_ahead = false;
   std::int64_t start_timeout_ms = 10'000;
 };
 

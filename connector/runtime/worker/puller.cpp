@@ -12,9 +12,34 @@ Puller::Pull::Pull(PullOrder from) : order(std::move(from)), num_left(order.item
   num_pieces.resize(num_left, 0);
 }
 
+/// Checks the numbers that are used as indexes, sizes and divisors. What a run reads of its source is checked by the
+/// transport.
+Result<void> Puller::check(const PullOrder& order) const {
+  const auto bad = [&](std::string what) {
+    return Error{ErrorCode::kInvalidArgument, fmt::format("pull {} {}", order.pull, what)};
+  };
+  for (const PullItem& item : order.items)
+    if (!parts_.fits(item.local, item.num_tokens))
+      return bad(fmt::format("puts {} tokens into slot {}, where they don't fit", item.num_tokens, item.local.slot));
+  if (order.sources.empty()) return {};
+  for (const ShardRun& run : order.runs) {
+    if (run.holder >= order.sources.size() || run.cells > order.num_cells || run.target > order.num_cells - run.cells)
+      return bad(fmt::format("has a run of {} cells at {} from source {}; there are {} cells and {} sources", run.cells,
+                             run.target, run.holder, order.num_cells, order.sources.size()));
+  }
+  return order.num_cells > 0 ? Result<void>{} : bad("has chunks without cells");
+}
+
 /// Asks the store where each chunk lands, and starts a transfer for each region and source.
 void Puller::start(PullOrder order) {
-  parts_.core.locked([&](WorkerCore& core) { core.pull_ordered(order, parts_.clock.now()); });
+  Result<void> ok = check(order);
+  if (ok) ok = parts_.core.locked([&](WorkerCore& core) { return core.pull_ordered(order, parts_.clock.now()); });
+  if (!ok) {
+    log().error("refused an order: {}", ok.error().what);
+    send_(seal(order.pull, PullOutcome{order.pull, parts_.core.rank(), std::vector<bool>(order.items.size(), false),
+                                       std::move(ok.error().what)}));
+    return;
+  }
   const auto pull = std::make_shared<Pull>(std::move(order));
   if (pull->order.items.empty()) return end(*pull);
   Pieces pieces;

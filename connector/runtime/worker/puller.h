@@ -20,6 +20,7 @@ class Puller {
   Puller(const WorkerParts& parts, TransportPeers& peers, const SendOutcome& send)
       : parts_(parts), peers_(peers), send_(send) {}
 
+  /// An order with numbers that can't be right is refused: its outcome says that every chunk failed.
   void start(PullOrder order);
   /// completed() and landed() return false if the transfer or the chunk belongs to no pull.
   bool completed(const Completion& completion);
@@ -55,6 +56,7 @@ class Puller {
   };
   using Pieces = std::map<std::pair<RegionId, std::uint32_t>, Piece>;  // keyed by region and source
 
+  Result<void> check(const PullOrder& order) const;
   Result<void> plan(const PullPtr& pull, std::size_t item, Pieces& pieces);
   void submit(Piece piece);
   void close(const Piece& piece, const std::vector<bool>& ok, const std::string& what);  // `ok` is indexed by range

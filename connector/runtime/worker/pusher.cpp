@@ -23,6 +23,10 @@ void Pusher::set_target(PushOrder order) {
 }
 
 void Pusher::start(const PushStart& start) {
+  if (!parts_.fits(start.chunk, start.num_tokens)) {
+    log().error("refused an order to push {} tokens from slot {}", start.num_tokens, start.chunk.slot);
+    return;
+  }
   const std::lock_guard lock(mutex_);
   Item& item = item_of(start.push, start.index, start.chunk, start.num_tokens);
   const std::uint32_t rank = parts_.core.rank();

@@ -1,13 +1,22 @@
 #include "connector/runtime/worker/run_hasher.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "transport/base/checksum.h"
+#include "transport/base/log.h"
 
 namespace kvferry {
 
 void RunHasher::start(ChecksumOrder order) {
-  if (order.num_cells == 0) return;
+  constexpr std::int64_t kTimeoutMaxMs = 60'000;
+  const auto is_outside = [&](const ShardRun& run) {
+    return run.cells > order.num_cells || run.source > order.num_cells - run.cells;
+  };
+  if (order.num_cells == 0 || order.timeout_ms > kTimeoutMaxMs || std::ranges::any_of(order.runs, is_outside)) {
+    log().error("refused an order to hash runs of {} cells in {} ms", order.num_cells, order.timeout_ms);
+    return;
+  }
   const TimeNs deadline = parts_.clock.now() + order.timeout_ms * kMillisecond;
   jobs_.push_back({std::move(order), deadline});
 }
@@ -27,7 +36,7 @@ ChecksumOutcome RunHasher::hash(const Job& job) const {
   const ChecksumOrder::Item& item = job.order.items[job.next];
   ChecksumOutcome outcome{job.order.order, job.order.rank, job.next, false, {}};
   const std::uint64_t bytes = item.num_tokens * parts_.bytes_per_token;
-  if (!parts_.core.readable(item.chunk) || bytes > parts_.slot_bytes) return outcome;
+  if (!parts_.core.readable(item.chunk) || !parts_.fits(item.chunk, item.num_tokens)) return outcome;
   const std::span<const std::byte> chunk = parts_.chunk_bytes(item.chunk, item.num_tokens);
   const std::uint64_t cell_bytes = bytes / job.order.num_cells;
   // Each byte is hashed for its run and right after for the whole chunk, while it is in cache. The reader notices
@@ -36,7 +45,6 @@ ChecksumOutcome RunHasher::hash(const Job& job) const {
   std::uint64_t done = 0;
   for (const ShardRun& run : job.order.runs) {
     const std::uint64_t begin = run.source * cell_bytes, end = begin + run.cells * cell_bytes;
-    if (end > bytes) return outcome;
     outcome.checksums.push_back(chunk_checksum(chunk.subspan(begin, end - begin)));
     if (end <= done) continue;
     whole.update(chunk.subspan(done, end - done));

@@ -3,36 +3,49 @@
 #include <string>
 #include <vector>
 
+#include "transport/base/log.h"
+
 namespace kvferry {
 
 void SlotGrants::grant(const GrantOrder& order) {
   GrantOutcome outcome{order.ticket, parts_.core.rank(), {}};
   for (const GrantedChunk& wanted : order.chunks) {
-    parts_.core.locked([&](WorkerCore& core) { core.begin_write(wanted.chunk); });
-    GrantedSlot slot{wanted.chunk, {}, false, {}};
-    const std::uint64_t bytes = wanted.num_tokens * parts_.bytes_per_token;
-    std::string name;  // stays empty if the memory can't be granted
-    if (const auto place = parts_.store.land(wanted.chunk, bytes)) {
-      slot.has_place = true;
-      if (place->region == parts_.pool_region) {  // a grant on other memory could not be revoked
-        if (const auto grant = parts_.transport.grant(place->region, place->offset, bytes)) {
-          slot.grant = *grant;
-          if (auto exported = parts_.transport.export_grant(*grant)) name = std::move(*exported);
-        }
-      }
-    }
-    outcome.grants.push_back(std::move(name));
-    slots_.emplace(Key{order.ticket, wanted.index}, std::move(slot));
+    const auto [slot, is_new] =
+        slots_.try_emplace(Key{order.ticket, wanted.index}, GrantedSlot{wanted.chunk, {}, false, false, {}});
+    outcome.grants.push_back(is_new ? grant(wanted, slot->second) : std::string());
   }
   send_(seal(0, outcome));
+}
+
+/// Returns the exported grant; empty if the memory can't be granted.
+std::string SlotGrants::grant(const GrantedChunk& wanted, GrantedSlot& slot) {
+  slot.has_begun = parts_.fits(wanted.chunk, wanted.num_tokens) && parts_.core.locked([&](WorkerCore& core) {
+    const bool is_writable = core.writable(wanted.chunk);
+    if (is_writable) core.begin_write(wanted.chunk);
+    return is_writable;
+  });
+  if (!slot.has_begun) {
+    log().error("refused an order to grant slot {} for {} tokens", wanted.chunk.slot, wanted.num_tokens);
+    return {};
+  }
+  const std::uint64_t bytes = wanted.num_tokens * parts_.bytes_per_token;
+  const auto place = parts_.store.land(wanted.chunk, bytes);
+  slot.has_place = static_cast<bool>(place);
+  if (!place || place->region != parts_.pool_region) return {};  // a grant on other memory could not be revoked
+  const auto granted = parts_.transport.grant(place->region, place->offset, bytes);
+  if (!granted) return {};
+  slot.grant = *granted;
+  auto exported = parts_.transport.export_grant(*granted);
+  return exported ? std::move(*exported) : std::string();
 }
 
 void SlotGrants::revoke(const Revocation& order) {
   for (const RevokedChunk& chunk : order.chunks) {
     const Key key{order.ticket, chunk.index};
     const auto found = slots_.find(key);
-    if (found == slots_.end()) continue;
+    if (found == slots_.end() || found->second.revoking) continue;
     found->second.revoking = chunk;
+    found->second.revoking->chunk = found->second.chunk;
     take_back(key, found->second);
   }
 }
@@ -70,7 +83,7 @@ void SlotGrants::end(const Key& key, bool ok) {
   const auto slot = slots_.find(key);
   RevokedChunk& chunk = *slot->second.revoking;
   chunk.ok = chunk.ok && ok;
-  parts_.core.locked([&](WorkerCore& core) { core.end_write(chunk.chunk, chunk.ok); });
+  if (slot->second.has_begun) parts_.core.locked([&](WorkerCore& core) { core.end_write(chunk.chunk, chunk.ok); });
   Revoked& outcome = outcomes_[key.first];
   outcome.ticket = key.first;
   outcome.rank = parts_.core.rank();

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "connector/core/push_wire.h"
@@ -32,11 +33,13 @@ class SlotGrants {
   struct GrantedSlot {
     ChunkRef chunk;
     std::optional<GrantId> grant;          // the transport's grant; empty: none, or revoked
+    bool has_begun = false;                // the slot counts as being written; false: the order can't be right
     bool has_place = false;                // the store waits for landed()
     std::optional<RevokedChunk> revoking;  // the revoked chunk, as revoke() was given it; empty: not revoked yet
   };
   using Key = std::pair<std::uint64_t, std::uint32_t>;  // ticket, index in the offer
 
+  std::string grant(const GrantedChunk& wanted, GrantedSlot& slot);
   void take_back(const Key& key, GrantedSlot& slot);
   void end(const Key& key, bool ok);
 

@@ -37,9 +37,14 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   const Path path = KVFERRY_TRY(parse_path(config.path));
   transport_options.path = path;
   transport_options.tcp.listen_host = config.advertise_host;
+  transport_options.tcp.listen_ports = KVFERRY_TRY(net::parse_port_range(config.ports));
+  transport_options.tcp.key = KVFERRY_TRY(net::read_cluster_key(config.cluster_key_file));
+  transport_options.tcp.encrypt = *net::parse_encrypt(config.encrypt_tcp);
   if (node->options_.gpu && config.lands_in_gpu) transport_options.device = node->options_.gpu->device.get();
   node->transport_ = KVFERRY_TRY(make_transport(transport_options));
-  auto region = node->transport_->register_region(node->pool_.region());
+  MemoryRegion pool = node->pool_.region();
+  pool.needs_grant_to_write = true;
+  auto region = node->transport_->register_region(pool);
   if (!region) return std::move(region).error().with("registering the chunk pool");
   node->region_ = *region;
   auto exported = KVFERRY_TRY(node->transport_->export_region(*region));

@@ -48,6 +48,10 @@ struct WorkerParts {
   std::uint64_t bytes_per_token = 0;
   std::uint32_t num_layers = 1;
 
+  /// Returns true if the pool has this slot and a chunk of so many tokens fits into it.
+  bool fits(ChunkRef chunk, std::uint32_t num_tokens) const {
+    return num_tokens * bytes_per_token <= slot_bytes && chunk.slot < pool.size() / slot_bytes;
+  }
   std::span<const std::byte> chunk_bytes(ChunkRef chunk, std::uint32_t num_tokens) const {
     return pool.subspan(chunk.slot * slot_bytes, num_tokens * bytes_per_token);
   }

@@ -119,6 +119,16 @@ TEST_F(Fetching, ADoubledGrantDoesNotGiveBackTheLeaseThatIsBeingRead) {
   EXPECT_THAT(take<ReleaseLease>(), SizeIs(1));
 }
 
+TEST_F(Fetching, AnAnswerOfANodeThatWasNotAskedIsNotTaken) {
+  const RequestLease wanted = ask("a", "far");
+  core_->lease_answered(wanted.fetch, "tcp://liar", grant(wanted, 9), now_);
+  std::vector<Action> actions = core_->take_actions();
+  ASSERT_THAT(actions, SizeIs(1));
+  EXPECT_EQ(std::get<ReleaseLease>(actions[0]).endpoint, "tcp://liar");
+  EXPECT_EQ(core_->counters().unasked_answers, 1u);
+  EXPECT_EQ(pull(wanted, 10).endpoint, "tcp://far");
+}
+
 TEST_F(Fetching, AnEndpointThatDidNotAnswerIsLeftAloneForAWhile) {
   ask("a", "far");
   core_->tick(now_ += kSecond);
@@ -130,6 +140,84 @@ TEST_F(Fetching, AnEndpointThatDidNotAnswerIsLeftAloneForAWhile) {
   add("c", 64);
   core_->directory_answered(take<QueryDirectory>().at(0).fetch, {offer("far", 4)}, now_);
   EXPECT_EQ(take<RequestLease>().at(0).endpoint, "tcp://far");
+}
+
+/// One holder has all chunks and grants every lease; where tests say so, its bytes never arrive.
+class FetchingThroughAFirewall : public Fetching {
+ protected:
+  static constexpr TimeNs kPullTime = 4 * kSecond;  // CoreConfig::pull_timeout
+  /// Returns the pull, if one began. All tokens of a request are its own, so that no chunk is in the pool.
+  std::optional<StartPull> try_to_fetch(const std::string& id) {
+    std::ranges::fill(tokens_, ++num_requests_);
+    add(id, 64);
+    core_->directory_answered(take<QueryDirectory>().at(0).fetch, {offer("far", 4)}, now_);
+    const std::vector<RequestLease> leases = take<RequestLease>();
+    if (leases.empty()) return std::nullopt;
+    return pull(leases[0], ++num_requests_);
+  }
+  void end(const StartPull& pull, bool ok) { core_->pull_done(pull.pull, 0, std::vector<bool>(4, ok), now_); }
+
+  std::int32_t num_requests_ = 0;
+};
+
+TEST_F(FetchingThroughAFirewall, OneRequestAMinuteWaitsForANodeWhoseBytesNeverArrive) {
+  TimeNs waited = 0;
+  for (const TimeNs ends = now_ + 600 * kSecond; now_ < ends; now_ += kSecond) {
+    core_->tick(now_);
+    const auto pulling = try_to_fetch("r-" + std::to_string(num_requests_));
+    if (!pulling) continue;
+    now_ += kPullTime;
+    waited += kPullTime;
+    end(*pulling, false);
+  }
+  EXPECT_LE(waited, 14 * kPullTime);  // after 5, 10, 20, 40, then every 60 seconds
+  EXPECT_GE(waited, 11 * kPullTime);
+  EXPECT_EQ(core_->counters().holders_suspected, static_cast<std::uint64_t>(waited / kPullTime));
+}
+
+TEST_F(FetchingThroughAFirewall, OneFetchAtATimeTriesTheNodeAndTheFirstThatSucceedsLetsTheOthersThrough) {
+  const auto first = try_to_fetch("first");
+  const auto second = try_to_fetch("second");
+  now_ += kPullTime;
+  end(*first, false);
+  end(*second, false);  // began before anything was known
+  const std::vector<LogLine> lines = take<LogLine>();
+  ASSERT_THAT(lines, SizeIs(1));
+  EXPECT_THAT(lines[0].text, HasSubstr("nothing arrived from tcp://far in time; it is not asked for 5 s"));
+  EXPECT_FALSE(try_to_fetch("while-closed"));
+  core_->tick(now_ += 5 * kSecond);
+  std::ranges::fill(tokens_, ++num_requests_);
+  add("nothing-there", 64);
+  core_->directory_answered(take<QueryDirectory>().at(0).fetch, {offer("far", 4)}, now_);
+  core_->lease_answered(take<RequestLease>().at(0).fetch, "tcp://far", {}, now_);
+  const auto trial = try_to_fetch("trial");
+  ASSERT_TRUE(trial);
+  EXPECT_FALSE(try_to_fetch("beside-the-trial"));
+  end(*trial, true);
+  EXPECT_TRUE(try_to_fetch("after-the-trial"));
+  EXPECT_TRUE(try_to_fetch("beside-that"));
+}
+
+TEST_F(FetchingThroughAFirewall, APullThatFailsAtOnceClosesNothingOff) {
+  end(*try_to_fetch("refused"), false);
+  EXPECT_TRUE(try_to_fetch("next"));
+  EXPECT_EQ(core_->counters().holders_suspected, 0u);
+}
+
+TEST_F(FetchingThroughAFirewall, OneSilentRankIsEnough) {
+  CoreConfig config = sizes(16, 16, 64);
+  config.num_ranks = 2;
+  core_.emplace(config);
+  add("a", 64);
+  core_->directory_answered(take<QueryDirectory>().at(0).fetch, {offer("far", 4)}, now_);
+  const RequestLease wanted = take<RequestLease>().at(0);
+  LeaseReply reply = grant(wanted, 9);
+  for (LeasedChunk& chunk : reply.chunks) chunk.checksums = {5, 5};
+  core_->lease_answered(wanted.fetch, wanted.endpoint, reply, now_);
+  const StartPull pulling = take<StartPull>().at(0);
+  end(pulling, true);
+  core_->pull_done(pulling.pull, 1, std::vector<bool>(4, false), now_ += kPullTime);
+  EXPECT_EQ(core_->counters().holders_suspected, 1u);
 }
 
 TEST_F(Fetching, ARefusalIsToldInTheLogAndEndsTheWaiting) {

@@ -51,6 +51,23 @@ TEST_F(Holding, NothingIsLeasedWhereNothingIs) {
   EXPECT_EQ(core_->counters().leases_granted, 0u);
 }
 
+TEST_F(Holding, AStrangerWhoAsksWithoutEndPinsSoMuchAndNoMore) {
+  cache(64);
+  LeaseRequest request = wish(4);
+  for (int i = 0; i < 100; ++i) request.keys.push_back(request.keys[0]);
+  EXPECT_THAT(core_->lease_requested("reader", request, now_).chunks, SizeIs(4)) << "no more than the pool has";
+  std::size_t num_leases = 1;
+  while (core_->lease_requested("reader", wish(4), now_).refused.empty() && num_leases < 1 << 20) ++num_leases;
+  EXPECT_EQ(num_leases, (1u << 20) / 4);
+  EXPECT_EQ(core_->counters().leases_refused, 1u);
+  core_->tick(now_ += 31 * kSecond);
+  EXPECT_EQ(core_->pool().num_pins(), 0u);
+  const LeaseReply reply = core_->lease_requested("reader", wish(4), now_);
+  EXPECT_THAT(reply.chunks, SizeIs(4));
+  core_->lease_released(reply.lease);
+  EXPECT_EQ(core_->pool().num_pins(), 0u);
+}
+
 TEST_F(Holding, AnotherModelIsRefusedWithASentence) {
   cache(32);
   LeaseRequest other = wish(2);

@@ -117,6 +117,28 @@ TEST_F(Orders, WhatIsForgottenIsAnnouncedAndWhatIsReadGoesAfterwards) {
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
 }
 
+TEST_F(Orders, ALengthThatNoChunkCanHaveIsNotCopied) {
+  TokenChain chain(root_key("model", ""), 16, {});
+  chain.append(std::span(tokens_).first(40));
+  const ChunkKey group = *chain.tail_group(0);
+  ReplicateOrder order{"tcp://far", {}, 10 * kSecond};
+  order.chunks.push_back({chain.key(0), 16, true, group});  // a tail that is as long as a full chunk
+  order.chunks.push_back({chain.key(1), 0, true, group});
+  order.chunks.push_back({keys(3)[2], 17, true, group});
+  core_->replicate_ordered(order, now_);
+  for (const RequestLease& lease : take<RequestLease>()) {
+    LeaseReply reply{1, {}, {}};
+    for (std::uint32_t i = 0; i < lease.request.keys.size(); ++i)
+      reply.chunks.push_back({i, {i, 1}, order.chunks[i].num_tokens, {5}});
+    core_->lease_answered(lease.fetch, lease.endpoint, reply, now_);
+  }
+  for (const StartPull& pull : take<StartPull>())
+    core_->pull_done(pull.pull, 0, std::vector<bool>(pull.items.size(), true), now_);
+  add("r", 40);
+  EXPECT_EQ(lookup("r").num_external, 0u);
+  EXPECT_EQ(core_->counters().mislabeled_chunks, 3u);
+}
+
 class LargeOrders : public Orders {
  protected:
   LargeOrders() : Orders(sizes(16, 16, 128)) {}
@@ -169,6 +191,15 @@ TEST_F(LargeOrders, AFetchEndsAtItsDeadline) {
   core_->lease_answered(wanted.at(0).fetch, wanted.at(0).endpoint, grant(wanted.at(0), 9), now_);
   EXPECT_EQ(carry_out(), 32u);  // what was leased in time
   EXPECT_EQ(core_->num_replications(), 0u);
+}
+
+TEST_F(LargeOrders, AnAnswerOfANodeThatWasNotAskedIsNotTaken) {
+  core_->replicate_ordered(fetch_of(40), now_);
+  const RequestLease wanted = take<RequestLease>().at(0);
+  core_->lease_answered(wanted.fetch, "tcp://liar", grant(wanted, 9), now_);
+  EXPECT_THAT(take<StartPull>(), IsEmpty());
+  core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
+  EXPECT_EQ(carry_out(), 40u);
 }
 
 TEST_F(LargeOrders, AHolderThatHasNothingOrRefusesIsAskedForTheRest) {

@@ -186,9 +186,12 @@ TEST_F(Sending, AnOutcomeTwiceIsABrokenPromise) {
 
 TEST_F(Sending, StrangersAndDoubledAnswersAreIgnored) {
   const OfferPush offered = offer("r", 16);
+  EXPECT_FALSE(core_->awaits_push_answer(offered.push, "tcp://somebody:1"));
+  EXPECT_TRUE(core_->awaits_push_answer(offered.push, "tcp://decode:1"));
   core_->push_answered(offered.push, "tcp://somebody:1", {5, {}, {kGranted}}, now_);
   core_->push_answered(offered.push + 9, "tcp://decode:1", {5, {}, {kGranted}}, now_);
   answer(offered, {});  // says nothing of the chunk
+  EXPECT_FALSE(core_->awaits_push_answer(offered.push, "tcp://decode:1"));
   answer(offered, {kGranted});
   EXPECT_EQ(core_->num_pushes(), 0u);
   prefill("r", 16);
@@ -276,6 +279,51 @@ TEST_F(Granting, NonsenseIsIgnored) {
   EXPECT_FALSE(reclaim_all().at(0).ok);
 }
 
+TEST_F(Granting, AFullChunksKeyWithAnotherLengthIsDroppedWhenItsTokensAreKnown) {
+  PushOffer offer = prompt(32);
+  offer.chunks[1].num_tokens = 1;
+  const PushReply reply = core_->push_offered("p", offer, now_);
+  EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted));
+  core_->push_settled({reply.ticket, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
+  reclaim_all();
+  EXPECT_EQ(core_->pool().num_ready(), 2u);
+  add("r", 40);
+  EXPECT_EQ(lookup("r").num_external, 16u);
+  EXPECT_EQ(core_->counters().mislabeled_chunks, 1u);
+  EXPECT_EQ(core_->pool().num_ready(), 1u);
+  core_->allocated(RequestId{"r"}, 16, {blocks(1, 3)}, now_);
+  const StepPlan plan = build({{{RequestId{"r"}, 16, 24, BlockTable{blocks(1, 3)}}}, {}});
+  EXPECT_THAT(plan.saves_after, SizeIs(1)) << "the chunk itself is saved in its place";
+}
+
+TEST_F(Granting, AWrongLengthThatIsStillBeingWrittenIsNotWaitedForAndNeverReady) {
+  PushOffer offer = prompt(16);
+  offer.chunks[0].num_tokens = 15;
+  const PushReply reply = core_->push_offered("p", offer, now_);
+  add("r", 40);
+  EXPECT_FALSE(lookup("r").pending);
+  core_->allocated(RequestId{"r"}, 0, {blocks(1, 3)}, now_);
+  build({{{RequestId{"r"}, 0, 40, BlockTable{blocks(1, 3)}}}, {}});
+  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});
+  reclaim_all();
+  EXPECT_EQ(core_->counters().mislabeled_chunks, 1u);
+  EXPECT_EQ(core_->pool().num_ready(), 1u) << "the second chunk, which the request saved";
+}
+
+TEST_F(Granting, ATailsKeyWithAnotherLengthIsDropped) {
+  PushOffer offer = prompt(24);
+  offer.chunks[1].num_tokens = 7;
+  const PushReply reply = core_->push_offered("p", offer, now_);
+  core_->push_settled({reply.ticket, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
+  reclaim_all();
+  NewRequest added = request("r", 25);
+  added.source = HandoffSource{"tcp://p:1", "r", 24};
+  core_->add_request(added, now_);
+  lookup("r");
+  EXPECT_EQ(core_->counters().mislabeled_chunks, 1u);
+  EXPECT_EQ(core_->pool().num_ready(), 1u);
+}
+
 TEST_F(Granting, AnotherModelIsRefused) {
   PushOffer offer = prompt(16);
   offer.fingerprint = "another";
@@ -299,6 +347,33 @@ TEST_F(Granting, AReservationEndsSoonAfterItsRequestHasArrived) {
   core_->tick(now_ += 1100 * kMillisecond);
   reclaim_all();
   EXPECT_EQ(core_->num_reservations(), 0u);
+}
+
+TEST_F(Granting, AWriterThatDoesNotLeaveItsSlotKeepsNobodyWaiting) {
+  const PushReply reply = core_->push_offered("stopped", prompt(96), now_);
+  EXPECT_EQ(core_->num_reserved_chunks(), 4u);
+  core_->tick(now_ += 60 * kSecond);  // the deadline; the workers are told to take the slots back, and can't
+  add("r", 24);
+  EXPECT_TRUE(lookup("r").pending) << "they may come back yet";
+  core_->tick(now_ += 1100 * kMillisecond);
+  EXPECT_FALSE(lookup("r").pending);
+  EXPECT_EQ(core_->num_reserved_chunks(), 0u) << "others may push";
+  EXPECT_EQ(core_->pool().num_writing(), 4u) << "but into other slots";
+  EXPECT_EQ(core_->counters().writes_abandoned, 4u);
+  const std::vector<RevokeSlots> late = take<RevokeSlots>();
+  const PushReply again = core_->push_offered("p", prompt(16), now_);
+  EXPECT_THAT(again.verdicts, ElementsAre(kGranted));
+  core_->push_settled({again.ticket, {{0, true, 0, {9}}}});
+  reclaim_all();
+  ASSERT_THAT(late, SizeIs(1));
+  Revocation answer = late[0];
+  answer.rank = 0;
+  core_->push_revoked(answer, now_);  // the writer goes on at last, and leaves
+  EXPECT_EQ(core_->num_reservations(), 0u);
+  EXPECT_EQ(core_->pool().num_writing(), 0u);
+  EXPECT_EQ(core_->pool().num_ready(), 1u);
+  add("s", 24);
+  EXPECT_EQ(lookup("s").num_external, 16u);
 }
 
 TEST_F(Granting, AResetCacheInvalidatesEarlierPushes) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "check_throws.h"
 
 namespace kvferry {
@@ -75,7 +77,7 @@ TEST_F(Worker, AReportTellsWhatHappenedOnce) {
 }
 
 TEST_F(Worker, APullHoldsItsSlotsUntilItEndsOnce) {
-  core_.pull_ordered(order(11, {{0, 1}, {1, 1}}), kNow);
+  ASSERT_TRUE(core_.pull_ordered(order(11, {{0, 1}, {1, 1}}), kNow));
   EXPECT_BREAKS(core_.begin_write({0, 2}), "fenced-reuse");
   const PullOutcome outcome = core_.pull_ended(11, {true, false}, "checksum mismatch");
   EXPECT_EQ(outcome.pull, 11u);
@@ -87,16 +89,32 @@ TEST_F(Worker, APullHoldsItsSlotsUntilItEndsOnce) {
 }
 
 TEST_F(Worker, AnOverduePullIsNamedOnceAndStillHoldsItsSlots) {
-  core_.pull_ordered(order(11, {{0, 1}}, 100), kNow);
-  core_.pull_ordered(order(12, {{1, 1}}, 900), kNow);
+  ASSERT_TRUE(core_.pull_ordered(order(11, {{0, 1}}, 100), kNow));
+  ASSERT_TRUE(core_.pull_ordered(order(12, {{1, 1}}, 900), kNow));
   EXPECT_TRUE(core_.overdue_pulls(kNow + 99 * kMillisecond).empty());
   EXPECT_EQ(core_.overdue_pulls(kNow + 100 * kMillisecond), (std::vector<std::uint64_t>{11}));
   EXPECT_TRUE(core_.overdue_pulls(kNow + 200 * kMillisecond).empty());
   EXPECT_BREAKS(core_.begin_write({0, 2}), "fenced-reuse");  // the transfer may still write
 }
 
-TEST_F(Worker, APullWithoutTimeIsABrokenPromise) {
-  EXPECT_BREAKS(core_.pull_ordered(order(11, {{0, 1}}, 0), kNow), "bounded-hold");
+TEST_F(Worker, AnOrderThatCantBeRightIsRefusedAndBeginsNothing) {
+  ASSERT_TRUE(core_.pull_ordered(order(11, {{0, 1}}), kNow));
+  const std::vector<PullOrder> bad = {
+      order(12, {{1, 1}, {std::numeric_limits<std::uint32_t>::max(), 1}}),
+      order(12, {{1, 1}, {8, 1}}),
+      order(12, {{1, 1}, {0, 2}}),  // a slot that is being written
+      order(12, {{1, 1}, {1, 2}}),  // a slot twice
+      order(12, {{1, 0}}),          // no newer generation
+      order(11, {{1, 1}}),          // a pull that is in progress
+      order(12, {{1, 1}}, 0),
+      order(12, {{1, 1}}, -1),
+      order(12, {{1, 1}}, std::numeric_limits<std::int64_t>::max()),
+  };
+  for (const PullOrder& one : bad) EXPECT_FALSE(core_.pull_ordered(one, kNow));
+  EXPECT_EQ(core_.num_pulls(), 1u);
+  EXPECT_TRUE(core_.writable({1, 1}));
+  EXPECT_FALSE(core_.writable({0, 9}));
+  EXPECT_FALSE(core_.writable({8, 1}));
 }
 
 }  // namespace

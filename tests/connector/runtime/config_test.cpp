@@ -95,17 +95,17 @@ TEST_P(BadValue, IsAnErrorThatNamesKeyValueAndWhatIsAllowed) {
   EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);
   EXPECT_NE(config.error().what.find("allowed: "), std::string::npos) << config.error().what;
 }
-INSTANTIATE_TEST_SUITE_P(All, BadValue,
-                         ::testing::Values(R"({"chunk_tokens": 0})", R"({"chunk_tokens": "many"})",
-                                           R"({"chunk_tokens": 1.5})", R"({"pool_bytes": "5 apples"})",
-                                           R"({"pool_bytes": -1})", R"({"pool_bytes": 0})",
-                                           R"({"gpu_pool_bytes": "some"})", R"({"lands_in_gpu": 7})",
-                                           R"({"pool_bytes": "99999999999GiB"})", R"({"save_decode_cache": "perhaps"})",
-                                           R"({"path": "carrier pigeon"})", R"({"controller": "localhost:14600"})",
-                                           R"({"controller": "tcp://h:1,nonsense"})",
-                                           R"({"controller": "unix://relative"})", R"({"load_timeout_ms": 0})",
-                                           R"({"config": 7})", R"({"serves": "tcp://h:1"})", R"({"serves": "http://"})",
-                                           R"({"serves": "http://a b"})", R"({"serves": 8000})"));
+INSTANTIATE_TEST_SUITE_P(
+    All, BadValue,
+    ::testing::Values(R"({"chunk_tokens": 0})", R"({"chunk_tokens": "many"})", R"({"chunk_tokens": 1.5})",
+                      R"({"pool_bytes": "5 apples"})", R"({"pool_bytes": -1})", R"({"pool_bytes": 0})",
+                      R"({"gpu_pool_bytes": "some"})", R"({"lands_in_gpu": 7})", R"({"pool_bytes": "99999999999GiB"})",
+                      R"({"save_decode_cache": "perhaps"})", R"({"path": "carrier pigeon"})",
+                      R"({"controller": "localhost:14600"})", R"({"controller": "tcp://h:1,nonsense"})",
+                      R"({"controller": "unix://relative"})", R"({"load_timeout_ms": 0})", R"({"config": 7})",
+                      R"({"cluster_key_file": 7})", R"({"encrypt_tcp": "sometimes"})", R"({"serves": "tcp://h:1"})",
+                      R"({"serves": "http://"})", R"({"serves": "http://a b"})", R"({"serves": 8000})",
+                      R"({"ports": "9-8"})", R"({"ports": "any"})"));
 
 TEST(Config, ControllersAreWhatTheClientTakes) {
   for (const std::string controller : {"ipc:///run/kvferry", "unix:///run/kvferry.sock", "stream://[::1]:14601",

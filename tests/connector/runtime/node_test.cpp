@@ -1,13 +1,21 @@
 // Two nodes, a controller and real UCX in one process: what a prefill computes, a decode loads.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <thread>
 
 #include "connector/core/token_chain.h"
+#include "connector/runtime/links/node_wire.h"
+#include "connector/runtime/links/zmq_link.h"
 #include "controller/api/admin_command.h"
 #include "controller/api/status.h"
 #include "tests/connector/runtime/test_node.h"
 #include "tests/transport/base/net/ipv6.h"
+#include "transport/base/net/tcp_socket.h"
 
 namespace kvferry {
 namespace {
@@ -46,8 +54,9 @@ FinishedRequest prefill(TestNode& node, const std::string& id, const std::vector
   return node.scheduler->finished(made.id, n, {kSomeBlocks}, false);
 }
 
-void expect_handover(const TestController& controller) {
-  TestNode prefiller(controller.endpoint(), "prefill"), decoder(controller.endpoint(), "decode");
+void expect_handover(const TestController& controller, const std::string& more_config = "") {
+  TestNode prefiller(controller.endpoint(), "prefill", "toy", more_config),
+      decoder(controller.endpoint(), "decode", "toy", more_config);
   const auto prompt = tokens(21);
   const FinishedRequest done = prefill(prefiller, "p-1", prompt, 1);
   ASSERT_TRUE(done.handoff);
@@ -64,6 +73,76 @@ TEST(Nodes, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) { expect_handover(TestCo
 TEST(Nodes, ADecodeNodeLoadsWhatAPrefillNodeHandedOverOverIpv6) {
   SKIP_WITHOUT_IPV6();
   expect_handover(TestController("tcp://[::1]:0"));
+}
+
+/// A cluster key in a file of the test.
+class KeyFile {
+ public:
+  KeyFile() {
+    std::ofstream(path_) << std::string(64, 'k');
+    ::chmod(path_.c_str(), 0600);
+  }
+  ~KeyFile() { std::remove(path_.c_str()); }
+  const std::string& path() const { return path_; }
+  std::string setting() const { return R"(, "cluster_key_file": ")" + path_ + "\""; }
+
+ private:
+  std::string path_ = ::testing::TempDir() + fmt::format("node-test-{}.key", ::getpid());
+};
+
+TEST(Nodes, MembersHandOverWithAClusterKey) {
+  const KeyFile key;
+  expect_handover(TestController("tcp://127.0.0.1:0", key.path()), key.setting());
+}
+
+TEST(Nodes, AStrangersRequestToAMemberHasNoAnswer) {
+  const KeyFile key;
+  const TestController open, closed("tcp://127.0.0.1:0", key.path());
+  for (const bool has_key : {false, true}) {
+    const TestNode node(has_key ? closed.endpoint() : open.endpoint(), "a", "toy", has_key ? key.setting() : "");
+    const auto stranger =
+        ClientSocket::connect("tcp://" + net::to_text({node.scheduler->host(), node.scheduler->port()})).value();
+    ASSERT_TRUE(stranger->send(seal(7, LeaseRequest{})));
+    std::optional<std::string> answer;
+    const SteadyClock clock;
+    const TimeNs deadline = clock.now() + (has_key ? 300 * kMillisecond : 20 * kSecond);
+    while (!answer && clock.now() < deadline) {
+      std::this_thread::sleep_for(2ms);
+      answer = stranger->receive();
+    }
+    EXPECT_EQ(answer.has_value(), !has_key);
+  }
+}
+
+TEST(Nodes, WithoutAKeyANodeListensBeyondLoopbackOnlyIfItIsInsecure) {
+  const std::vector<std::string> own = net::interface_addresses();
+  if (own.empty()) GTEST_SKIP() << "this host has no address but loopback";
+  const std::string there = R"(, "advertise_host": ")" + own[0] + "\"";
+  const TestController controller;
+  try {
+    const TestNode node(controller.endpoint(), "a", "toy", there);
+    FAIL() << "started without a key at " << own[0];
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()).find("there is no cluster key, and other hosts could reach"), std::string::npos)
+        << error.what();
+  }
+  const TestNode insecure(controller.endpoint(), "b", "toy", there + R"(, "insecure": true)");
+  const KeyFile key;
+  const TestController closed("tcp://127.0.0.1:0", key.path());
+  const TestNode member(closed.endpoint(), "c", "toy", there + key.setting());
+}
+
+TEST(Nodes, ANodeWithoutTheControllersKeySaysSo) {
+  const KeyFile key;
+  const TestController controller("tcp://127.0.0.1:0", key.path());
+  try {
+    const TestNode node(controller.endpoint(), "a");
+    FAIL() << "registered without the key";
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()).find("a controller with a cluster key can't be reached without it"),
+              std::string::npos)
+        << error.what();
+  }
 }
 
 TEST(Nodes, TheControllerLeadsToAHolderWhenNobodyNamedIt) {

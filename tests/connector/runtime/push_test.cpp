@@ -5,7 +5,9 @@
 #include <numeric>
 #include <thread>
 
+#include "connector/core/token_chain.h"
 #include "connector/runtime/links/node_wire.h"
+#include "connector/runtime/links/shapes.h"
 #include "connector/runtime/links/zmq_link.h"
 #include "tests/connector/runtime/test_node.h"
 
@@ -132,6 +134,23 @@ TEST_F(Pushes, ComeFromThePoolWhereThePrefillComputesNothing) {
   EXPECT_EQ(load(other, request("d", prompt(16)), 5), 15u);
 }
 
+TEST_F(Pushes, AreNotAnsweredByANodeThatWasNotAsked) {
+  TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
+  const auto liar = ServerSocket::bind("tcp://127.0.0.1:*").value();
+  prefill(prefiller, "p", prompt(8), 1, liar->endpoint());
+  std::optional<ServerSocket::Message> asked;
+  ASSERT_TRUE(eventually([&] { return (asked = liar->receive()).has_value(); }));
+  const Envelope offer = decode<Envelope>(asked->bytes, "offer").value();
+  ASSERT_EQ(offer.type, kMessageType<PushOffer>);
+  // The next push's number is one more; its chunks are wanted here, says the liar before the decode node can answer.
+  PushAnswer answer{{77, {}, {2, 2, 2}}, {{"an address", "", 1, {}}}, {{"grant", "grant", "grant"}}};
+  ASSERT_TRUE(liar->send(asked->sender, seal(offer.id + 1, answer)));
+  ASSERT_TRUE(eventually([&] { return prefiller.scheduler->metrics()["unasked_answers_total"] == 1; }));
+  prefill(prefiller, "q", prompt(24, 5000), 1, endpoint(decoder));
+  ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
+  EXPECT_EQ(prefiller.scheduler->metrics()["push_failures_total"], 0);
+}
+
 TEST_F(Pushes, ToANodeThatIsNotThereCostNothing) {
   TestNode prefiller(controller_.endpoint(), "prefill");
   prefill(prefiller, "p", prompt(16), 6, "tcp://127.0.0.1:1");
@@ -145,6 +164,36 @@ TEST_F(Pushes, OfAnotherModelAreRefused) {
   prefill(prefiller, "p", prompt(16), 7, endpoint(decoder));
   EXPECT_TRUE(eventually([&] { return prefiller.scheduler->metrics()["open_pushes"] == 0; }));
   EXPECT_EQ(decoder.scheduler->metrics()["received_chunks_total"], 0);
+}
+
+/// The address holds the secret with which a pool is read.
+TEST_F(Pushes, AndLeasesTellNoAddressToWhomNothingIsGiven) {
+  TestNode node(controller_.endpoint(), "node");
+  prefill(node, "p", prompt(16), 1, "tcp://127.0.0.1:1");
+  TokenChain chain(root_key("toy", ""), 8, {});
+  chain.append(prompt(16));
+  const auto link = ClientSocket::connect(endpoint(node)).value();
+  const auto ask = [&](const auto& body) {
+    EXPECT_TRUE(link->send(seal(5, body)));
+    std::optional<std::string> bytes;
+    EXPECT_TRUE(eventually([&] { return (bytes = link->receive()).has_value(); }));
+    return decode<Envelope>(*bytes, "answer").value().body;
+  };
+  const LeaseRequest of_another_model{"another", {chain.key(0)}, {}, {}}, of_nothing{"toy", {ChunkKey{}}, {}, {}},
+      of_a_chunk{"toy", {chain.key(0)}, {}, {}}, of_another_shape{"toy", {chain.key(0)}, {}, {{0, 7, 0, 7}}};
+  for (const LeaseRequest* const request : {&of_another_model, &of_nothing, &of_a_chunk, &of_another_shape}) {
+    const LeaseAnswer answer = decode<LeaseAnswer>(ask(*request), "answer").value();
+    ASSERT_EQ(answer.ranks.size(), 1u);
+    EXPECT_EQ(answer.ranks[0].transport_address.empty(), request != &of_a_chunk);
+    EXPECT_EQ(answer.ranks[0].pool_region.empty(), request != &of_a_chunk);
+    EXPECT_GT(answer.ranks[0].chunk_bytes, 0u);
+  }
+  PushOffer offer{"toy", 1, shards_of(decode<LeaseAnswer>(ask(of_a_chunk), "answer")->ranks), {}};
+  offer.chunks = {{chain.key(0), 8, {}}, {ChunkKey{}, 8, {}}};
+  const PushAnswer granted = decode<PushAnswer>(ask(offer), "answer").value();
+  ASSERT_EQ(granted.ranks.size(), 1u);
+  EXPECT_FALSE(granted.ranks[0].transport_address.empty());
+  EXPECT_TRUE(granted.ranks[0].pool_region.empty());
 }
 
 TEST_F(Pushes, OffersThatCantBeReadAreRefusedAtOnce) {

@@ -7,6 +7,7 @@
 #include <poll.h>
 
 #include <cstring>
+#include <limits>
 
 #include "connector/runtime/links/node_wire.h"
 #include "connector/runtime/links/zmq_link.h"
@@ -216,6 +217,88 @@ TEST_F(Pulls, OutcomesOfPushesCarryTheirSendersVersions) {
   EXPECT_EQ(envelope.newest, kNodeWire.newest);
   EXPECT_EQ(envelope.release, version());
   EXPECT_FALSE(decode<PushOutcome>(envelope.body, "outcome")->ok);
+}
+
+TEST_F(Pulls, OrdersWithNumbersThatCantBeRightFailAndTheNextOneIsCarriedOut) {
+  store_->tell();
+  std::uint64_t generation = 0;
+  const auto refused = [&](const auto& change) {
+    PullOrder bad{1, {}, {}, 5000, {halves(2, 2)}};
+    bad.sources = {{holder_->address(), remote_, kChunkBytes / 2}, {holder_->address(), remote_, kChunkBytes / 2}};
+    bad.runs = {{1, 0, 0, 1}, {0, 0, 1, 1}};
+    bad.num_cells = 2;
+    bad.items[0].local.generation = ++generation;  // else the slot refuses what the numbers do not
+    change(bad);
+    EXPECT_TRUE(link_->send(seal(1, bad)));
+    const auto done = outcome(10'000);
+    ASSERT_TRUE(done);
+    EXPECT_THAT(done->ok, ElementsAre(false));
+    EXPECT_FALSE(done->what.empty());
+  };
+  constexpr auto kMost = std::numeric_limits<std::uint32_t>::max();
+  constexpr auto kMost64 = std::numeric_limits<std::uint64_t>::max();
+  refused([](PullOrder& order) { order.items[0].local.slot = kMost; });
+  refused([](PullOrder& order) { order.items[0].local.slot = 8; });
+  refused([](PullOrder& order) { order.items[0].num_tokens = kTokens + 1; });
+  refused([](PullOrder& order) { order.items[0].num_tokens = kMost; });
+  refused([](PullOrder& order) { order.num_cells = 0; });
+  refused([](PullOrder& order) { order.runs.clear(), order.num_cells = 0; });
+  refused([](PullOrder& order) { order.runs[1].holder = 2; });
+  refused([](PullOrder& order) { order.runs[1].holder = kMost; });
+  refused([](PullOrder& order) { order.runs[1].target = 2; });
+  refused([](PullOrder& order) { order.runs[1].cells = kMost64; });
+  refused([](PullOrder& order) { order.runs[1].target = kMost64; });
+  refused([](PullOrder& order) { order.runs[1].source = kMost64; });
+  refused([](PullOrder& order) { order.timeout_ms = 0; });
+  PullItem good = halves(2, 2);
+  good.local.generation = ++generation;
+  order_halves({good}, holder_->address());
+  const auto done = outcome(10'000);
+  ASSERT_TRUE(done);
+  EXPECT_THAT(done->ok, ElementsAre(true));
+}
+
+TEST_F(Pulls, OrdersThatNameSlotsThatAreNotThereAreRefused) {
+  constexpr auto kMost = std::numeric_limits<std::uint32_t>::max();
+  ASSERT_TRUE(link_->send(seal(3, PushOrder{3, holder_->address(), {"grant"}})));
+  ASSERT_TRUE(link_->send(seal(3, PushStart{3, 0, {kMost, 1}, kTokens, {1}})));
+  ASSERT_TRUE(link_->send(seal(7, ChecksumOrder{7, 4, {{0, 4, 0, std::uint64_t{0} - 4}}, {{{2, 1}, 8, 1}}, 5000, 0})));
+  ASSERT_TRUE(
+      link_->send(seal(7, ChecksumOrder{7, 4, {{0, 0, 0, 1}}, {}, std::numeric_limits<std::int64_t>::max(), 0})));
+  // Chunk 0 is granted twice, chunks 1 to 3 are not in the pool or too long for their slot.
+  const GrantOrder grants{
+      5, {{0, {2, 1}, kTokens}, {0, {4, 1}, kTokens}, {1, {kMost, 1}, kTokens}, {2, {8, 1}, 1}, {3, {6, 1}, kMost}}};
+  ASSERT_TRUE(link_->send(seal(5, grants)));
+  std::vector<Envelope> envelopes;
+  const auto wait_for = [&](std::size_t num) {
+    for (int patience = 0; patience < 1000 && envelopes.size() < num; ++patience) {
+      if (auto bytes = link_->receive())
+        envelopes.push_back(decode<Envelope>(*bytes, "message").value());
+      else
+        ::poll(nullptr, 0, 10);
+    }
+    ASSERT_EQ(envelopes.size(), num);
+  };
+  wait_for(1);
+  ASSERT_EQ(envelopes[0].type, kMessageType<GrantOutcome>);
+  EXPECT_THAT(decode<GrantOutcome>(envelopes[0].body, "outcome")->grants, ElementsAre("", "", "", "", ""));
+  // All are taken back, with wrong slots and twice: each chunk's end is told once, and with the slot that was granted.
+  store_->tell();
+  Revocation back{5, 0, {}};
+  for (const std::uint32_t index : {0u, 0u, 1u, 2u, 3u, 9u}) back.chunks.push_back({index, {kMost, 7}, false, {}});
+  ASSERT_TRUE(link_->send(seal(5, back)));
+  std::vector<RevokedChunk> ended;
+  for (std::size_t num = 2; ended.size() < 4; ++num) {
+    wait_for(num);
+    if (HasFatalFailure()) return;
+    const Revoked revoked = decode<Revoked>(envelopes.back().body, "outcome").value();
+    ended.insert(ended.end(), revoked.chunks.begin(), revoked.chunks.end());
+  }
+  ASSERT_EQ(ended.size(), 4u);
+  for (const RevokedChunk& chunk : ended) {
+    EXPECT_FALSE(chunk.ok);
+    EXPECT_EQ(chunk.chunk, grants.chunks[chunk.index == 0 ? 0 : chunk.index + 1].chunk);
+  }
 }
 
 TEST_F(Pulls, ALostPeerFailsAllItsChunks) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -126,6 +127,32 @@ TEST(Shapes, OfANodeOfTheVersionBeforeAreNotTold) {
   EXPECT_TRUE(request->shards.empty());
   EXPECT_TRUE(decode<OldEndpoint>(encode(RankEndpoint{"a", "r", 64, {0, 4, 0, 2}}), "endpoint"));
   EXPECT_TRUE(decode<OldRequest>(encode(LeaseRequest{"toy", {}, "p", {{0, 4, 0, 2}}}), "request"));
+}
+
+TEST(RunChecksums, KeepAndWaitForNoMoreThanIsSane) {
+  // Every reader of one head has a run for each layer: 262,144 in each map.
+  const std::vector<Shard> here = {{0, 512, 0, 512}};
+  RunChecksums sums(here);
+  LeaseRequest request{"toy", {}, "", {}};
+  for (std::uint32_t head = 0; head < 512; ++head) request.shards.push_back({0, 512, head, 1});
+  std::size_t most = 0;
+  for (int shape = 0; shape < 10; ++shape) {
+    ASSERT_TRUE(sums.check(request));
+    most = std::max(most, sums.num_runs_kept());
+    std::rotate(request.shards.begin(), request.shards.begin() + 1, request.shards.end());
+  }
+  EXPECT_EQ(most, 1u << 20);
+  request.shards = {{0, 512, 0, 256}, {0, 512, 256, 256}};
+  LeaseAnswer answer;
+  answer.reply.chunks.push_back({0, {0, 1}, 8, {1}, 0, {}});
+  request.keys.resize(1);
+  for (int i = 0; i < 256; ++i) {
+    ASSERT_TRUE(sums.check(request));
+    sums.begin({"d", 1, 2}, request, answer, 0, 100);
+  }
+  EXPECT_FALSE(sums.check(request));
+  sums.take_ready(100);
+  EXPECT_TRUE(sums.check(request));
 }
 
 TEST(RunChecksums, WaitForEveryRankAndLeaveOutWhatIsDamagedOrLate) {

@@ -15,9 +15,10 @@ float value_at(float seed, std::uint32_t layer, std::uint32_t plane, std::uint32
 
 }  // namespace
 
-TestController::TestController(const std::string& bind) {
+TestController::TestController(const std::string& bind, const std::string& key_file) {
   controller::ServerOptions options;
   options.bind = bind;
+  options.cluster_key = value_or_throw(net::read_cluster_key(key_file));
   server_ = value_or_throw(controller::Server::bind(options, clock_));
   thread_ = std::thread([this] { server_->run(); });
 }

@@ -26,7 +26,7 @@ inline std::vector<std::int32_t> tokens(std::uint32_t count, std::int32_t first 
 /// A real controller on a thread of its own.
 class TestController {
  public:
-  explicit TestController(const std::string& bind = "tcp://127.0.0.1:0");
+  explicit TestController(const std::string& bind = "tcp://127.0.0.1:0", const std::string& key_file = "");
   ~TestController();
   const std::string& endpoint() const { return server_->endpoint(); }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include "tests/transport/base/net/ipv6.h"
 #include "transport/base/clock.h"
@@ -55,6 +56,22 @@ TEST(ZmqLink, SendingToAStrangerFailsInsteadOfThrowing) {
   auto server = ServerSocket::bind("tcp://127.0.0.1:*");
   ASSERT_TRUE(server);
   EXPECT_FALSE((*server)->send("nobody", "hello"));
+}
+
+TEST(ZmqLink, WhoSendsMoreThanAnyNodeDoesIsDisconnected) {
+  auto server = ServerSocket::bind("tcp://127.0.0.1:*").value();
+  auto liar = ClientSocket::connect(server->endpoint()).value();
+  ASSERT_TRUE(liar->send(std::string((8 << 20) + 1, 'x')));
+  auto client = ClientSocket::connect(server->endpoint()).value();
+  ASSERT_TRUE(client->send(std::string(8 << 20, 'x')));
+  const auto message = wait_for(*server);
+  ASSERT_TRUE(message);
+  EXPECT_EQ(message->bytes.size(), std::size_t{8} << 20);
+  // A node's own scheduler and workers may say more.
+  auto local = ServerSocket::bind("ipc://@kvferry-test-long-" + std::to_string(::getpid())).value();
+  auto scheduler = ClientSocket::connect(local->endpoint()).value();
+  ASSERT_TRUE(scheduler->send(std::string((8 << 20) + 1, 'x')));
+  EXPECT_TRUE(wait_for(*local));
 }
 
 TEST(ZmqLink, AnAddressThatIsNoneIsRefused) { EXPECT_FALSE(ClientSocket::connect("not an address")); }

@@ -1,0 +1,112 @@
+"""Tickets: what an address needs before a node uses it."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvferry.tickets import HANDOFF, LIFETIME_S, PUSH_TARGET, TICKET, KeyFileError, Signer, signer_of
+from kvferry_launch.node.cluster_key import ensure_key
+
+KEY = b"k" * 32
+PARAMS: dict[str, Any] = {
+    "do_remote_prefill": True, "remote_block_ids": [[1, 2]], "remote_engine_id": "p0", "remote_request_id": "r",
+    "remote_host": "10.0.0.1", "remote_port": 5000, "remote_num_tokens": 100, "tp_size": 1,
+    "kvferry_fingerprint": "model=m kv_heads=2"}
+TARGET = {"engine_id": "d0", "endpoint": "tcp://10.0.0.2:5000"}
+NOW = 1_800_000_000.0
+REFUSED = ("a malformed ticket", "a ticket with a wrong signature")
+
+
+def signer(at: float = NOW, key: bytes = KEY) -> Signer:
+    return Signer(key, lambda: at)
+
+
+SIGNED = signer().signed(HANDOFF, PARAMS)
+
+
+def test_what_another_node_signed_is_valid() -> None:
+    assert {name: value for name, value in SIGNED.items() if name != TICKET} == PARAMS
+    for later in (-LIFETIME_S, 0, LIFETIME_S):
+        assert signer(NOW + later).refusal(HANDOFF, SIGNED) is None
+    assert signer().refusal(HANDOFF, SIGNED | {"tp_size": 2, "remote_block_ids": None}) is None, "these are not used"
+    assert signer().refusal(PUSH_TARGET, signer().signed(PUSH_TARGET, TARGET)) is None
+    odd = PARAMS | {"remote_request_id": 'é\ud800"],["remote_host","x'}
+    assert signer().refusal(HANDOFF, signer().signed(HANDOFF, odd)) is None
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("remote_engine_id", "p1"), ("remote_host", "10.0.0.66"), ("remote_port", 5001), ("remote_request_id", "q"),
+    ("remote_num_tokens", 101), ("kvferry_fingerprint", "model=n kv_heads=2"),
+    ("remote_port", "5000"), ("remote_port", 5000.0), ("remote_num_tokens", True), ("remote_host", ["10.0.0.1"]),
+    ("remote_host", {"a": 1}), ("remote_host", None), ("remote_num_tokens", 2**63)])
+def test_a_ticket_is_for_these_fields_only(name: str, value: Any) -> None:
+    assert signer().refusal(HANDOFF, SIGNED | {name: value}) in REFUSED
+    assert signer().refusal(HANDOFF, {key: kept for key, kept in SIGNED.items() if key != name}) is not None
+
+
+def test_a_ticket_ends() -> None:
+    assert signer(NOW + LIFETIME_S + 1).refusal(HANDOFF, SIGNED) == "an expired ticket"
+    version, expiry, signature = SIGNED[TICKET].split(".")
+    for longer in (int(expiry) + 1, 10**12 - 1):
+        forged = SIGNED | {TICKET: f"{version}.{longer}.{signature}"}
+        assert signer().refusal(HANDOFF, forged) == "a ticket with a wrong signature"
+
+
+def test_another_key_and_another_kind_are_refused() -> None:
+    assert signer(key=b"x" * 32).refusal(HANDOFF, SIGNED) == "a ticket with a wrong signature"
+    both = PARAMS | TARGET
+    assert signer().refusal(PUSH_TARGET, signer().signed(HANDOFF, both)) == "a ticket with a wrong signature"
+    assert signer().refusal(HANDOFF, signer().signed(PUSH_TARGET, both)) == "a ticket with a wrong signature"
+
+
+def test_fields_can_not_be_moved_into_each_other() -> None:
+    tickets = {signer().signed(PUSH_TARGET, {"engine_id": first, "endpoint": second})[TICKET]
+               for first, second in itertools.permutations(["a", "b", "ab", "", 'a","b', "a, b", "0"], 2)}
+    assert len(tickets) == 7 * 6
+
+
+@pytest.mark.parametrize("ticket", [
+    "", "1", "1..", SIGNED[TICKET][:-1], SIGNED[TICKET] + "0", SIGNED[TICKET] + "\n", "2" + SIGNED[TICKET][1:],
+    SIGNED[TICKET].upper(), SIGNED[TICKET].replace("1.", "1.0", 1), "1.٣.".ljust(68, "0"),
+    "1." + "9" * 5000 + "." + "0" * 64, 7, True, [SIGNED[TICKET]], {"a": SIGNED[TICKET]}, SIGNED[TICKET].encode()])
+def test_what_is_no_ticket_is_refused(ticket: Any) -> None:
+    assert signer().refusal(HANDOFF, SIGNED | {TICKET: ticket}) in REFUSED
+
+
+def test_every_letter_of_a_signature_counts() -> None:
+    ticket = SIGNED[TICKET]
+    for index in range(len(ticket)):
+        for letter in "0f.":
+            changed = ticket[:index] + letter + ticket[index + 1:]
+            assert changed == ticket or signer().refusal(HANDOFF, SIGNED | {TICKET: changed}) is not None
+    assert signer().refusal(HANDOFF, PARAMS) == "no ticket"
+
+
+def test_a_key_that_was_made_here_is_read(tmp_path: Path) -> None:
+    file = ensure_key(tmp_path / "new" / "cluster.key")
+    assert file.stat().st_mode & 0o777 == 0o600
+    key = file.read_bytes()
+    assert ensure_key(file).read_bytes() == key, "nodes that run already have it"
+    assert signer_of(str(file)).key == key
+    file.chmod(0o400)
+    assert signer_of(str(file)).key == key
+    assert ensure_key(tmp_path / "other.key").read_bytes() != key
+
+
+@pytest.mark.parametrize(("size", "mode", "words"), [
+    (31, 0o600, "31 bytes; allowed: 32 to 65536"), (0, 0o600, "0 bytes"), (65537, 0o600, "more than 65536 bytes"),
+    (32, 0o640, "mode 0640; allowed: 0600 and 0400"), (32, 0o604, "mode 0604"), (32, 0o700, "mode 0700")])
+def test_a_key_file_that_others_read_or_is_short_is_named(tmp_path: Path, size: int, mode: int, words: str) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(b"k" * size)
+    file.chmod(mode)
+    with pytest.raises(KeyFileError, match=f"^cluster_key_file {file} has {words}"):
+        signer_of(str(file))
+
+
+def test_a_key_file_that_is_none_is_named(tmp_path: Path) -> None:
+    for path, words in ((tmp_path / "none", "can't be read: No such file"), (tmp_path, "can't be read: Is a directory"),
+                        (Path("/dev/null"), "is not a file")):
+        with pytest.raises(KeyFileError, match=f"^cluster_key_file {path} {words}"):
+            signer_of(str(path))
