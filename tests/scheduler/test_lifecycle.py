@@ -27,6 +27,13 @@ def answered(engine: "Engine", request_id: str) -> tuple[int, int]:
 BOTH = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 
 
+def test_every_counter_of_the_node_is_a_metric_of_vllm(make_engine: MakeEngine) -> None:
+    added_by_python = {"tickets_refused_total"}
+    from kvferry import stats
+
+    assert set(make_engine().metrics()) == (stats.COUNTERS | stats.GAUGES).keys() - added_by_python
+
+
 @BOTH
 def test_a_request_is_saved_while_it_lives_and_leaves_nothing_behind(
         make_engine: MakeEngine, async_scheduling: bool) -> None:
@@ -198,15 +205,64 @@ def test_lora_and_cache_salt_have_keys_of_their_own(make_engine: MakeEngine) -> 
     engine.check_done()
 
 
-def test_inside_vllms_multi_connector(make_engine: MakeEngine) -> None:
-    engine = make_engine(multi=True, prefix_caching=False, num_blocks=16)
-    engine.add("a", prompt(1, 128), 1)
+@BOTH
+def test_an_adapter_that_is_loaded_again_has_other_keys(make_engine: MakeEngine, async_scheduling: bool) -> None:
+    engine = make_engine(prefix_caching=False, async_scheduling=async_scheduling)
+    engine.add("before", prompt(1, 100), 1, lora="adapter")
+    engine.run()
+    engine.add("running", prompt(1, 100), 60, lora="adapter")
+    engine.step()
+    engine.add("waiting", prompt(1, 100), 1, lora="adapter")
+    engine.load_adapter("adapter")
+    engine.add("after", prompt(1, 100), 1, lora="adapter")
+    assert set(engine.connector._scheduler._requests) == {"after"}  # what the others compute is saved for nobody
+    engine.abort("running", "waiting")
+    engine.run()
+    engine.add("again", prompt(1, 100), 4, lora="adapter")
+    engine.run()
+
+    assert [answered(engine, name)[1] for name in ("running", "after", "again")] == [99, 0, 99]
+    engine.check_done()
+
+
+def test_blocks_of_an_adapter_before_it_was_loaded_again_are_not_saved(make_engine: MakeEngine) -> None:
+    """vLLM's own prefix cache knows an adapter by name and path only."""
+    engine = make_engine()
+    engine.add("before", prompt(1, 100), 1, lora="adapter")
+    engine.run()
+    engine.load_adapter("adapter")
+    engine.add("other", prompt(2, 100), 1, lora="adapter")
+    engine.run()
+    engine.add("after", prompt(1, 100), 1, lora="adapter")
+    engine.scheduler.schedule()  # and not executed, since what vLLM finds is wrong
+    assert engine.log.of("vllm_match", "after")[-1]["local"] == 96
+    assert [call["cacheable"] for call in engine.log.of("add", "after")] == [True, False]
+
+
+ORDERS = [("RecordingConnector",), ("RecordingConnector", "IdleConnector"), ("IdleConnector", "RecordingConnector")]
+
+
+@pytest.mark.parametrize("children", ORDERS, ids=["alone", "first", "second"])
+def test_inside_vllms_multi_connector(make_engine: MakeEngine, children: tuple[str, ...]) -> None:
+    engine = make_engine(multi=children, prefix_caching=False, num_blocks=16)
+    engine.add("a", prompt(1, 128), 1, params={"do_remote_decode": True})
     engine.run()
     for index in range(4):
         engine.add(f"b{index}", prompt(1, 128), 30)
     engine.run()
+    params = engine.told["a"].params or {}
+    assert params["remote_num_tokens"] == 128
+    assert ("idle" in params) == (len(children) > 1)
     assert answered(engine, "b0")[1] >= 127
-    engine.check_done()
+    engine.check_done(held_chunks=None)
+
+
+def test_multi_connector_finds_the_class_of_its_metrics_by_name() -> None:
+    from kvferry.stats import KvFerryStats
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    stats = MultiConnector.build_kv_connector_stats({"KvFerryConnector": {"lookups_total": 3.0}})
+    assert isinstance(stats["KvFerryConnector"], KvFerryStats)
 
 
 def test_a_session_that_goes_on_is_left_alone(make_engine: MakeEngine) -> None:

@@ -1,11 +1,17 @@
 """A prefill and a decode engine: the hand-over over real sockets and real transport, as vLLM's routers use it."""
 
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kvferry._core import KvFerryError
+from kvferry.tickets import PUSH_TARGET, signer_of
 from kvferry_harness.prompts import prompt
+from kvferry_launch.node.cluster_key import ensure_key
 from kvferry_launch.paths import LOGS
 from kvferry_launch.testbed.servers import Controller
 
@@ -151,6 +157,89 @@ def test_params_that_make_no_sense(make_engine: MakeEngine, params: dict[str, An
     engine.check_done(held_chunks=2 if "do_remote_decode" in params else 0)
 
 
+@pytest.fixture
+def key(tmp_path: Path) -> dict[str, Any]:
+    """The keys of kv_connector_extra_config that make nodes sign."""
+    return {"cluster_key_file": str(ensure_key(tmp_path / "cluster.key"))}
+
+
+@pytest.fixture
+def make_member(make_engine: MakeEngine, key: dict[str, Any]) -> Iterator[MakeEngine]:
+    """Engines with the key, at a controller that has it too."""
+    key_file = Path(key["cluster_key_file"])
+    controller = Controller("scheduler-tests-members", log_folder=LOGS / "tests", key_file=key_file)
+    controller.start()
+    controller.wait_ready()
+    yield partial(make_engine, controller_address=controller.address, extra=key)
+    controller.stop()
+
+
+def num_refused(engine: "Engine") -> int:
+    assert engine.connector._scheduler is not None
+    return engine.connector._scheduler._num_refused
+
+
+def test_a_signed_hand_over_is_loaded(make_member: MakeEngine) -> None:
+    prefill = make_member(role="kv_producer")
+    decode = make_member(role="kv_consumer")
+    decode.add("d", prompt(1, 200), 30, params=hand_over(prefill, "p", prompt(1, 200)))
+    run_patiently(decode)
+    assert decode.log.of("lookup", "d")[-1]["answer"] == 199
+    assert num_refused(decode) == 0
+    decode.check_done()
+
+
+def test_nobody_connects_to_an_address_without_a_ticket(make_member: MakeEngine) -> None:
+    prefill = make_member(role="kv_producer")
+    decode = make_member(role="kv_consumer")
+    params = hand_over(prefill, "p", prompt(1, 100))
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.setblocking(False)
+        forged = [params | {"remote_port": stranger.getsockname()[1]},
+                  {name: value for name, value in params.items() if name != "kvferry_ticket"} |
+                  {"remote_port": stranger.getsockname()[1]}]
+        for index, given in enumerate(forged):
+            decode.add(f"d{index}", prompt(10 + index, 100), 5, params=given)
+        run_patiently(decode)
+        time.sleep(0.2)
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+    assert num_refused(decode) == 2
+    decode.check_done()
+
+
+def test_a_push_needs_a_ticket_too(make_member: MakeEngine, key: dict[str, Any]) -> None:
+    prefill = make_member(role="kv_producer")
+    decode = make_member(role="kv_consumer")
+    node = decode.connector._scheduler._node
+    target = {"engine_id": "d", "endpoint": f"tcp://{node.host}:{node.port}"}
+    signed = signer_of(key["cluster_key_file"]).signed(PUSH_TARGET, target)
+    for index, push_to in enumerate((target, target["endpoint"], signed | {"endpoint": "tcp://127.0.0.1:9"}, signed)):
+        prefill.add(f"p{index}", prompt(index, 100), 1, params=REMOTE_DECODE | {"kvferry_push_to": push_to})
+        run_patiently(prefill)
+        wait_until(lambda: prefill.metrics()["open_pushes"] == 0)
+    assert num_refused(prefill) == 3
+    assert decode.metrics()["received_chunks_total"] == 2, "those of the last, which was signed"
+    prefill.check_done(held_chunks=None)
+
+
+def test_a_key_that_others_can_read_ends_the_start(make_engine: MakeEngine, key: dict[str, Any]) -> None:
+    Path(key["cluster_key_file"]).chmod(0o644)
+    with pytest.raises(KvFerryError, match=r"^kvferry: cluster_key_file .* has mode 0644; allowed: 0600 and 0400"):
+        make_engine(extra=key)
+
+
+def test_a_node_without_a_key_warns(
+        make_engine: MakeEngine, make_member: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    def warned() -> bool:
+        return any("hand-offs are not signed" in record.getMessage() for record in caplog.records)
+
+    make_member()
+    assert not warned()
+    make_engine()
+    assert warned()
+
+
 def test_another_model_is_refused_with_the_fields_that_differ(
         make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     prefill, decode = make_engine(role="kv_producer"), make_engine(role="kv_consumer")
@@ -177,15 +266,14 @@ def test_a_controller_that_goes_and_returns(make_engine: MakeEngine) -> None:
         run_patiently(second)
         own.start()
         own.wait_ready()
-        first.add("c", prompt(2, 128), 5)
-        first.run()
 
         def found() -> bool:
-            name = f"d{len(second.told)}"
-            second.scheduler.reset_prefix_cache(reset_connector=True)
-            second.add(name, prompt(2, 128), 5)
+            number = len(second.told) + 1
+            first.add(f"c{number}", prompt(number, 128), 5)
+            first.run()
+            second.add(f"d{number}", prompt(number, 128), 5)
             run_patiently(second)
-            return bool(second.log.of("lookup", name)[-1]["answer"])
+            return bool(second.log.of("lookup", f"d{number}")[-1]["answer"])
 
         wait_until(found)
         wait_until(lambda: first.metrics()["pool_pinned_chunks"] == 0)  # the leases are given back

@@ -139,6 +139,73 @@ def test_reset_with_the_connector_forgets_all_chunks(make_engine: MakeEngine, as
     engine.check_done()
 
 
+@BOTH
+def test_after_a_reset_old_kv_of_other_nodes_is_not_taken(make_engine: MakeEngine, async_scheduling: bool) -> None:
+    """Weights are updated on one node, then on the other: they share KV before and after, and not in between."""
+    one = make_engine(async_scheduling=async_scheduling, prefix_caching=False)
+    other = make_engine(async_scheduling=async_scheduling, prefix_caching=False)
+
+    def found(engine: "Engine", name: str, number: int) -> int:
+        engine.add(name, prompt(number, 200), 1)
+        run_until(engine, lambda: not engine.scheduler.has_requests() and not engine.busy)
+        answers = [call["answer"] for call in engine.log.of("lookup", name) if call["answer"] is not None]
+        return int(answers[-1])
+
+    def share(number: int) -> bool:
+        """Tries prompts until the controller has heard of one."""
+        for attempt in range(number, number + 100):
+            found(one, f"one {attempt}", attempt)
+            if found(other, f"other {attempt}", attempt):
+                return True
+        return False
+
+    found(other, "a", 1)
+    assert share(100)
+    assert found(one, "b", 2) == 0
+    assert one.scheduler.reset_prefix_cache(reset_connector=True)
+    assert found(one, "c", 1) == 0  # the other node has it, of the old weights
+    assert found(one, "d", 3) == 0
+    assert found(other, "e", 2) == 0  # withdrawn
+    assert found(other, "f", 3) == 0  # of the new weights
+    assert other.scheduler.reset_prefix_cache(reset_connector=True)
+    assert share(200)
+    for engine in (one, other):
+        engine.check_done()
+
+
+def test_a_handover_from_before_a_reset_is_recomputed(make_engine: MakeEngine) -> None:
+    prefill, decode = make_engine(role="kv_producer"), make_engine(role="kv_consumer")
+    prefill.add("p", prompt(1, 200), 1, params={"do_remote_decode": True})
+    prefill.run()
+    assert decode.scheduler.reset_prefix_cache(reset_connector=True)
+    decode.add("d", prompt(1, 200), 5, params=prefill.told["p"].params)
+    decode.run()
+    assert decode.log.of("add", "d")[-1]["source"] is None
+    assert decode.log.of("lookup", "d")[-1]["answer"] == 0
+    decode.check_done()
+
+
+def test_requests_that_run_through_a_reset_are_not_saved(make_engine: MakeEngine) -> None:
+    """vLLM refuses to empty its own prefix cache while requests run, but asks the connector all the same."""
+    engine = make_engine()
+    engine.add("a", prompt(1, 100), 100)
+    engine.step()
+    assert not engine.scheduler.reset_prefix_cache(reset_connector=True)
+    saved = engine.metrics()["saved_tokens_total"]
+    engine.run()
+    engine.add("b", prompt(1, 100), 1)  # it finds blocks of the former weights in vLLM's prefix cache
+    engine.run()
+    assert engine.metrics()["saved_tokens_total"] == saved
+    assert engine.metrics()["pool_chunks"] == 0
+
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.add("c", prompt(1, 100), 1)
+    engine.run()
+    assert engine.metrics()["saved_tokens_total"] == saved + 100
+    assert engine.connector._scheduler._extras.weights_epoch == 1  # the first reset did not count
+    engine.check_done()
+
+
 def test_reset_without_running_requests_is_refused_while_some_run(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.add("a", prompt(1, 100), 10)

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.proxy.bodies import REMOTE_DECODE
-from kvferry_launch.testbed.answers import Answer, Generation
+from kvferry_launch.testbed.answers import Answer, Generation, Report
 from kvferry_launch.testbed.client import RequestError, VllmClient, prefill_then_decode
 from kvferry_launch.testbed.pair import Pair
 from kvferry_launch.testbed.prompts import PromptSet
@@ -115,6 +115,8 @@ def test_resets_and_sleep_under_load(kvferry_connector: KvConnector, pair: Pair,
     assert_right(answers, expected)
     asyncio.run(settle(pair.decode))
     asyncio.run(sleep_and_wake(pair, PROMPT_SET.prompts()[0], expected[0]))
+    prompt = list(reversed(PROMPT_SET.prompts()[1]))
+    assert asyncio.run(handed_over(pair, prompt)) == len(prompt) - 1  # in one weights epoch again
 
 
 @pytest.mark.disruptive(3)
@@ -167,18 +169,30 @@ async def load_with_resets(pair: Pair, prompts: list[list[int]]) -> list[Answer]
 
 async def sleep_and_wake(pair: Pair, prompt: list[int], reference: Generation) -> None:
     """vLLM's CPU build does not sleep: it refuses, and must answer rightly after that. What the scheduler does when an
-    engine sleeps is in tests/scheduler/test_aborts.py."""
+    engine sleeps is in tests/scheduler/test_aborts.py. Both servers are asked, since each try starts a weights epoch.
+    """
     async with VllmClient(pair.decode.url) as decode, aiohttp.ClientSession() as session:
         busy = asyncio.create_task(leave(decode.generate(prompt, MAX_TOKENS), 5))
         await asyncio.sleep(0.3)
-        async with session.post(f"{pair.decode.url}/sleep?level=1") as answer:
-            slept = answer.status
-            print(f"/sleep answers {slept}: {(await answer.text())[:200]}")
-        async with session.post(f"{pair.decode.url}/wake_up") as answer:
-            print(f"/wake_up answers {answer.status}: {(await answer.text())[:200]}")
+        for server in (pair.decode, pair.prefill):
+            async with session.post(f"{server.url}/sleep?level=1") as answer:
+                slept = answer.status
+                print(f"/sleep answers {slept}: {(await answer.text())[:200]}")
+            async with session.post(f"{server.url}/wake_up") as answer:
+                print(f"/wake_up answers {answer.status}: {(await answer.text())[:200]}")
+            assert slept in (200, 404, 500)
         await busy
-        assert slept in (200, 404, 500)
         assert (await decode.generate(prompt, MAX_TOKENS)).tokens == reference.tokens
+
+
+async def handed_over(pair: Pair, prompt: list[int]) -> int:
+    """Returns how many tokens of the prompt decode loaded."""
+    async with VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode:
+        answer = await prefill_then_decode(prefill, decode, prompt, 5, {"kvferry_report": True})
+    assert answer.generation is not None, answer.error
+    report = Report.of(answer.generation)
+    assert report is not None
+    return sum(admission.loaded for admission in report.admissions)
 
 
 async def stop_under_load(pair: Pair, server: VllmServer) -> None:

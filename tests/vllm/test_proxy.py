@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import time
 import urllib.request
@@ -25,11 +26,13 @@ REQUESTS = 6
 # Prompts that no other test sends to this deployment, so that what is loaded of them was handed over.
 TEXTS = PromptSet(seed=81, count=REQUESTS, tokens_min=100)
 STREAMS = PromptSet(seed=82, count=REQUESTS, tokens_min=100)
+FIRST_TOKENS = PromptSet(seed=84, count=REQUESTS, tokens_min=100)
 TRAFFIC = PromptSet(seed=83, count=REQUESTS)
 MAX_TOKENS = 100
 JOIN_S = 5.0
 PREFILLS = r'kvferry_proxy_stage_seconds_count\{stage="prefill"\}'
 SKIPPED = r'kvferry_proxy_skipped_prefills_total\{reason="cached"\}'
+FROM_PREFILL = r'kvferry_proxy_first_tokens_total\{reason="",source="prefill"\}'
 CANCELLED = "kvferry_proxy_cancelled_total"
 STARTING_PAUSE_S = 1.5  # so that a joined server has its first request in time
 
@@ -98,6 +101,31 @@ def test_the_proxy_streams_the_plain_servers_text(proxied: ProxyDeployment, refe
 
 
 @pytest.mark.servers("proxied")
+def test_a_stream_that_begins_with_prefills_token_has_the_text_and_usage_of_any_other(proxied: ProxyDeployment) -> None:
+    async def ask() -> None:
+        async with aiohttp.ClientSession() as session:
+            for index, prompt in enumerate(FIRST_TOKENS.prompts()):
+                body = {"prompt": prompt, "max_tokens": 20 + index, "temperature": 0.0, "stop_token_ids": [],
+                        "ignore_eos": index % 2 == 0, "repetition_penalty": 1.0 + index / 10}
+                streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
+                async with session.post(f"{proxied.url}/v1/completions", json=streamed) as answer:
+                    lines = (await answer.text()).splitlines()
+                events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+                async with session.post(f"{proxied.url}/v1/completions", json=body) as answer:
+                    whole = await answer.json()
+                choice, usage = whole["choices"][0], whole["usage"]
+                assert "".join(one["choices"][0]["text"] for one in events if one["choices"]) == choice["text"]
+                assert events[-2]["choices"][0]["finish_reason"] == choice["finish_reason"]
+                assert events[-1]["usage"] == {name: count for name, count in usage.items() if count is not None}
+                assert len({one["id"] for one in events}) == 1
+
+    before, loaded = proxied.metric(FROM_PREFILL), total(proxied, "kvferry_loaded_tokens_total")
+    asyncio.run(ask())
+    assert proxied.metric(FROM_PREFILL) - before == REQUESTS
+    assert total(proxied, "kvferry_loaded_tokens_total") - loaded >= sum(map(len, FIRST_TOKENS.prompts())), "all of it"
+
+
+@pytest.mark.servers("proxied")
 def test_a_client_that_goes_away_ends_the_request_in_the_engine(proxied: ProxyDeployment) -> None:
     async def ask() -> None:
         async with aiohttp.ClientSession() as session:
@@ -156,7 +184,7 @@ async def _join_drain_and_die(deployment: ProxyDeployment, texts: list[list[str]
         # The first one is drained and goes.
         drain = await asyncio.to_thread(
             subprocess.run, [KVFERRY, "drain", "d0", "--controller", deployment.controller.address],
-            capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+            env=os.environ | deployment.key, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         assert drain.returncode == 0, drain.stderr
         assert deployment.nodes()["d0"]["draining"] is True
         assert deployment.nodes()["d0"]["load"] == 0

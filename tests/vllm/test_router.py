@@ -1,7 +1,8 @@
-"""An unmodified vllm-router in front of the pair: text in, the plain server's text out."""
+"""An unmodified vllm-router in front of the pair: text in, the plain server's text out; and clients that go past it."""
 
 import asyncio
 import json
+import socket
 import sys
 from collections.abc import Coroutine, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from kvferry_launch.testbed.servers import wait_healthy
 
 # Prompts that no other test sends, so that decode gets their KV through the router's hand-over or not at all.
 TEXTS, STREAMS = PromptSet(seed=94, count=6, tokens_min=40), PromptSet(seed=95, count=6, tokens_min=40)
+FORGED = PromptSet(seed=96, count=2, tokens_min=40)
 MAX_TOKENS = 100
 
 pytestmark = pytest.mark.servers("base")
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.servers("base")
 def ask_reference(reference: Reference) -> dict[PromptSet, list[list[str]]]:
     """The words of the plain server's answers."""
     return {prompts: [text_of(found.tokens).split() for found in reference.generations(prompts.prompts(), MAX_TOKENS)]
-            for prompts in (TEXTS, STREAMS)}
+            for prompts in (TEXTS, STREAMS, FORGED)}
 
 
 @pytest.fixture
@@ -64,6 +66,28 @@ def test_a_router_streams_the_plain_servers_text(router: str, pair: Pair, refere
     answers, loaded = asyncio.run(with_loaded_tokens(pair, ask()))
     assert [answer.split() for answer in answers] == ask_reference(reference)[STREAMS]
     assert loaded == all_but_the_last(STREAMS)
+
+
+def test_an_address_that_a_client_names_is_not_used(pair: Pair, reference: Reference) -> None:
+    async def ask(port: int) -> tuple[list[str], dict[str, float]]:
+        forged = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": port, "remote_engine_id": "x",
+                  "remote_request_id": "x", "remote_num_tokens": 40, "kvferry_ticket": "1.9999999999." + "0" * 64}
+        async with VllmClient(pair.decode.url) as decode, aiohttp.ClientSession() as session:
+            before = await decode.metrics()
+            texts = []
+            for prompt in FORGED.prompts():
+                body = completion_body(text_of(prompt), MAX_TOKENS) | {"kv_transfer_params": forged}
+                async with session.post(f"{pair.decode.url}/v1/completions", json=body) as answer:
+                    texts.append((await answer.json())["choices"][0]["text"])
+            return texts, growth(before, await decode.metrics())
+
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.setblocking(False)
+        texts, grown = asyncio.run(ask(stranger.getsockname()[1]))
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+    assert [text.split() for text in texts] == ask_reference(reference)[FORGED]
+    assert grown["kvferry_tickets_refused_total"] == len(texts)
 
 
 async def with_loaded_tokens(pair: Pair, answers: Coroutine[Any, Any, list[str]]) -> tuple[list[str], float]:

@@ -6,6 +6,7 @@ computed nothing of most of a round's but the last token: the rest comes from th
 
 import asyncio
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -80,7 +81,8 @@ def nodes(pair: Pair) -> list[str]:
     """The engines that the controller knows."""
     assert pair.controller is not None
     found = subprocess.run([str(KVFERRY), "status", "--json", "--controller", pair.controller.address],
-                           capture_output=True, text=True, check=True, timeout=20)
+                           env=os.environ | pair.controller.member_env, capture_output=True, text=True, check=True,
+                           timeout=20)
     return [node["engine_id"] for node in json.loads(found.stdout)["nodes"]]
 
 

@@ -9,7 +9,7 @@ class KvFerryError(RuntimeError):
     pass
 
 class ControllerClient:
-    def __init__(self, *, controller: str, engine_id: str, namespace: str, fingerprint: str, endpoint: str, incarnation: int) -> None: ...
+    def __init__(self, *, controller: str, engine_id: str, namespace: str, fingerprint: str, endpoint: str, incarnation: int, cluster_key_file: str) -> None: ...
 
     def publish(self, keys: Sequence[bytes]) -> None:
         """
@@ -159,7 +159,7 @@ def check_config(extra_json: str) -> dict[str, Any]:
     """Returns the settings in effect. KvFerryError names a bad key or value."""
 
 class SchedulerNode:
-    def __init__(self, *, extra_json: str, engine_id: str, role: str, fingerprint: str, block_tokens: int, windows: Sequence[int], runs_ahead: bool, start_timeout_ms: int) -> None: ...
+    def __init__(self, *, extra_json: str, engine_id: str, role: str, fingerprint: str, block_tokens: int, windows: Sequence[int], keeps_state: bool, checkpoint_alignment: int, runs_ahead: bool, start_timeout_ms: int) -> None: ...
 
     @property
     def host(self) -> str: ...

@@ -26,13 +26,16 @@ class Client(ControllerClient):
     """One registered node. A background thread keeps it registered. Threads: any.
 
     `controller` is a tcp://, ipc://, unix:// or stream:// endpoint, or several of them with commas between. Keys have
-    16 bytes. Failures raise KvFerryError with one sentence.
+    16 bytes. A controller with a cluster key is reached with `cluster_key_file` only. Failures raise
+    KvFerryError with one sentence.
     """
 
     def __init__(self, controller: str = "tcp://127.0.0.1:14600", *, engine_id: str, namespace: str = "",
-                 fingerprint: str, endpoint: str = "tcp://127.0.0.1:1", incarnation: int | None = None) -> None:
+                 fingerprint: str, endpoint: str = "tcp://127.0.0.1:1", incarnation: int | None = None,
+                 cluster_key_file: str = "") -> None:
         super().__init__(controller=controller, engine_id=engine_id, namespace=namespace, fingerprint=fingerprint,
-                         endpoint=endpoint, incarnation=time.time_ns() if incarnation is None else incarnation)
+                         endpoint=endpoint, incarnation=time.time_ns() if incarnation is None else incarnation,
+                         cluster_key_file=cluster_key_file)
 
     def lookup(self, keys: Sequence[bytes], timeout: float = 1.0) -> list[Holder]:
         """Returns the holders of the longest prefix of `keys`, best first. Waits up to `timeout` seconds."""

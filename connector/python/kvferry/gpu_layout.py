@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 Plane = tuple[int, int, int, int, int]
 
 
-class GpuPlanes(NamedTuple):
+class LayerPlanes(NamedTuple):
     planes: list[Plane]  # K and V, or the latent vector alone
     num_heads: int
     head_dim: int  # in elements
 
 
-def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> GpuPlanes:
+def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> LayerPlanes:
     """Returns the planes of one layer. Errors: KvFerryError with name and shape of a tensor that has another layout."""
     shape = tuple(tensor.shape)
     if len(shape) != 4 or shape[2] != spec.block_size:
@@ -41,12 +41,12 @@ def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> GpuP
     value_dim = spec.head_size if spec.head_size_v is None else spec.head_size_v
     if value_dim == 0 or spec.state_content_bytes is not None:
         # A latent vector, or content in the backend's own format: copied unchanged.
-        return GpuPlanes([plane(0, 0)], heads, content)
+        return LayerPlanes([plane(0, 0)], heads, content)
     per_head = (spec.num_kv_heads, spec.head_size)
     if value_dim == spec.head_size and (heads, content) == (spec.num_kv_heads, 2 * spec.head_size):
-        return GpuPlanes([plane(0, 0), plane(0, spec.head_size)], *per_head)
+        return LayerPlanes([plane(0, 0), plane(0, spec.head_size)], *per_head)
     if value_dim == spec.head_size and (heads, content) == (2 * spec.num_kv_heads, spec.head_size):
-        return GpuPlanes([plane(0, 0), plane(spec.num_kv_heads, 0)], *per_head)
+        return LayerPlanes([plane(0, 0), plane(spec.num_kv_heads, 0)], *per_head)
     return refuse_to_start(
         f"the KV tensor of layer {name} has shape {shape}, in which this version cannot find K and V of "
         f"{spec.num_kv_heads} heads with {spec.head_size} elements (values: {value_dim})"

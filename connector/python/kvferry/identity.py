@@ -1,55 +1,230 @@
-"""The model's fingerprint, a readable text from which all chunk keys are derived and which nodes compare."""
+"""The model's fingerprint, a readable text from which all chunk keys are derived and which nodes compare.
+
+It covers what changes KV: the weights' content, and the configuration that vLLM runs with. What changes no KV is left
+out, so that nodes which differ in it share chunks: parallelism, block size, vLLM's version, scheduling, tokenizer.
+"""
 
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+
+from kvferry.digests import digest_of_files
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
-FORMAT_VERSION = 1
-_SAMPLE_BYTES = 64 * 1024
+logger = init_logger(__name__)
 
+FORMAT_VERSION = 2
 
-def model_identity(model: str, revision: str | None) -> str:
-    """Returns the same name for a model on every host that has the same files, in any folder.
+# Load formats whose weights are not, or not only, the files of the model's folder.
+_LOADED_FROM_ELSEWHERE = {"tensorizer", "runai_streamer", "runai_streamer_sharded", "modelexpress", "ipc_cache"}
 
-    A local folder gets its base name and a digest of config.json and of each weight file's size, first and last 64 KiB:
-    reading all weights would take minutes. A hub name is used unchanged, with its revision.
-    """
-    folder = Path(model)
-    if not folder.is_dir():
-        return f"{model}@{revision or 'main'}"
-    digest = hashlib.sha256()
-    config = folder / "config.json"
-    if config.is_file():
-        # Fields that tools rewrite in every copy are left out of the digest.
-        fields = json.loads(config.read_text())
-        fields.pop("transformers_version", None)
-        fields.pop("_name_or_path", None)
-        digest.update(json.dumps(fields, sort_keys=True).encode())
-    weights = sorted(p for pattern in ("*.safetensors", "*.bin", "*.gguf") for p in folder.glob(pattern))
-    for file in weights:
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}".encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(_SAMPLE_BYTES))
-            stream.seek(max(0, size - _SAMPLE_BYTES))
-            digest.update(stream.read(_SAMPLE_BYTES))
-    return f"{folder.name}#{digest.hexdigest()[:16]}"
+# Fields of a Hugging Face configuration that change no KV, or that tools rewrite in every copy.
+_NEUTRAL_NAMES = """
+    transformers_version _name_or_path name_or_path auto_map torch_dtype dtype _commit_hash _attn_implementation
+    attn_implementation _attn_implementation_autoset use_cache return_dict torchscript output_attentions
+    output_hidden_states output_router_logits bos_token_id eos_token_id pad_token_id sep_token_id
+    decoder_start_token_id forced_bos_token_id forced_eos_token_id begin_suppress_tokens suppress_tokens
+    tokenizer_class prefix id2label label2id num_labels problem_type finetuning_task task_specific_params
+    tie_word_embeddings initializer_range attention_dropout hidden_dropout dropout attn_pdrop embd_pdrop resid_pdrop
+    router_aux_loss_coef gradient_checkpointing max_length min_length do_sample early_stopping num_beams
+    num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
+    return_dict_in_generate remove_invalid_values exponential_decay_length_penalty
+"""
+_NEUTRAL = frozenset(_NEUTRAL_NAMES.split())
 
 
 def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int) -> str:
-    """Returns model, KV dtype, layers, heads, head size, chunk size and format version.
-
-    TP size, block size and vLLM's version are left out: nodes that differ in those share chunks.
-    """
-    model = vllm_config.model_config
-    cache_dtype = vllm_config.cache_config.cache_dtype
-    kv_dtype = str(model.dtype).removeprefix("torch.") if cache_dtype == "auto" else cache_dtype
+    """Returns the model's weights and configuration, the KV's types and sizes, chunk size and format version."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    dtype = _dtype_name(model.dtype)
+    config = effective_config(model)
+    draft = ""
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.uses_draft_kv_cache() and speculative.draft_model_config is not None:
+        # The draft's layers have KV in the same chunks.
+        other = speculative.draft_model_config
+        weights = model_identity(other, speculative.draft_load_config or vllm_config.load_config)
+        draft = f"draft={speculative.method}:{weights}:{_digest(_kv_fields(other, effective_config(other)))} "
+    fields = _kv_fields(model, config) | {
+        "skip_layers": sorted(getattr(cache, "kv_cache_dtype_skip_layers", None) or []),
+        "kv_scales": bool(getattr(cache, "calculate_kv_scales", False)),
+    }
     return (
-        f"model={model_identity(model.model, model.revision)} kv_dtype={kv_dtype} layers={num_layers} "
-        f"kv_heads={model.get_total_num_kv_heads()} head_dim={model.get_head_size()} "
+        f"model={model_identity(model, vllm_config.load_config)} config={_digest(fields)} dtype={dtype} "
+        f"quantization={model.quantization or 'none'} rope={_rope(config)} "
+        f"kv_dtype={dtype if cache.cache_dtype == 'auto' else cache.cache_dtype} layers={num_layers} "
+        f"kv_heads={model.get_total_num_kv_heads()} head_dim={model.get_head_size()} {draft}"
         f"chunk_tokens={chunk_tokens} format={FORMAT_VERSION}"
     )
+
+
+# ---- weights ----
+
+
+def model_identity(model: "ModelConfig", load_config: Any) -> str:
+    """Returns the model's name and a digest of all its weights, equal on every host that has the same files.
+
+    Weights that are in no local folder go by their name and revision.
+    """
+    source = str(model.model_weights or model.model)
+    name = _base_name(source)
+    load_format = str(load_config.load_format)
+    if load_format == "dummy":
+        return f"{name}#dummy"
+    try:
+        if files := [] if load_format in _LOADED_FROM_ELSEWHERE else _files_of(model, load_config):
+            return f"{name}#{digest_of_files(files, f'weights of {name}')[:16]}"
+        reason = "they are no local files"
+    except OSError as error:
+        reason = str(error)
+    logger.warning(
+        "kvferry: the weights of %s (load format %s) can't be hashed, so that nodes take its KV from each other by "
+        "name and revision: %s", source, load_format, reason,
+    )  # fmt: skip
+    return f"{source}@{model.revision or 'main'}"
+
+
+def _files_of(model: "ModelConfig", load_config: Any) -> list[Path]:
+    """Returns the files of the weights, and what else in their folder changes KV: a processor, remote code."""
+    folder = _local_folder(model, load_config)
+    files = weight_files(folder, str(load_config.load_format))
+    if files and folder.is_dir():
+        files += folder.glob("*processor_config.json") if model.multimodal_config else []
+        files += folder.glob("*.py") if model.trust_remote_code else []
+    return files
+
+
+def weight_files(folder: Path, load_format: str) -> list[Path]:
+    """Returns the files that vLLM may load: safetensors if there are any and the format allows them, else others."""
+    if folder.is_file():
+        return [folder]
+    kinds = ("*.safetensors",), ("*.bin", "*.pt", "*.gguf")
+    for patterns in reversed(kinds) if load_format in ("pt", "npcache") else kinds:
+        if files := sorted(file for pattern in patterns for file in folder.glob(pattern) if file.is_file()):
+            return files
+    return []
+
+
+def _local_folder(model: "ModelConfig", load_config: Any) -> Path:
+    """Returns where the weights are: the model's path itself, or the revision's folder in the hub's cache."""
+    path = Path(model.model)
+    if path.exists():
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(model.model, revision=model.revision, cache_dir=load_config.download_dir,
+                                      local_files_only=True))  # fmt: skip
+    except Exception as error:  # it has many types; the model's name is used instead
+        logger.debug("kvferry: %s is not in the hub's cache: %s", model.model, error)
+        return path
+
+
+def _base_name(source: str) -> str:
+    """Returns the last part of a path or hub name; in the hub's cache that is the model's name, not the commit."""
+    parts = [part for part in source.split("/") if part]
+    hub = [part for part in parts if part.startswith("models--")]
+    return hub[-1].split("--")[-1] if hub else (parts or [source])[-1]
+
+
+# ---- configuration ----
+
+
+def effective_config(model: "ModelConfig") -> Any:
+    """Returns the Hugging Face configuration with vLLM's overrides.
+
+    It is read again, since a model changes its configuration while it is loaded, in the scheduler's process only where
+    there is one rank: nodes of unlike parallelism would differ.
+    """
+    from vllm.transformers_utils.config import get_config
+
+    overrides = model.hf_overrides
+    by_function = callable(overrides)
+    nested = {} if by_function else {key: value for key, value in overrides.items() if isinstance(value, dict)}
+    flat = {} if by_function else {key: value for key, value in overrides.items() if key not in nested}
+    try:
+        config = get_config(
+            model.hf_config_path or model.model,
+            model.trust_remote_code,
+            model._hf_config_revision or model.revision,
+            model.code_revision,
+            model.config_format,
+            hf_overrides_kw=flat,
+            hf_overrides_fn=overrides if by_function else None,
+            token=model.hf_token,
+        )
+        if nested:
+            model._apply_dict_overrides(config, nested)
+    except Exception as error:  # it has many types; vLLM itself has read it, so its own copy is there
+        logger.warning("kvferry: the configuration of %s can't be read again: %s", model.model, error)
+        return model.hf_config
+    return config
+
+
+def _kv_fields(model: "ModelConfig", config: Any) -> dict[str, Any]:
+    """Returns all of the configuration that may change KV."""
+    text = config.get_text_config()
+    multimodal = model.multimodal_config
+    fields: dict[str, Any] = {
+        "hf": _without_neutral(config.to_dict()),
+        # vLLM's own switches beside the Hugging Face configuration.
+        "window": model.get_sliding_window(),
+        "quantization": model.quantization_config,
+        "processor": getattr(multimodal, "mm_processor_kwargs", None),
+        "video_pruning": getattr(multimodal, "video_pruning_rate", None),
+    }
+    # The maximum length is no property of KV, except where a model compares it with a limit.
+    original = getattr(text, "original_max_position_embeddings", None)
+    for rope in _ropes(config):
+        original = rope.get("original_max_position_embeddings", original)
+        if rope.get("rope_type") == "longrope" and original:
+            fields["long_rope"] = model.max_model_len > original
+    if str(getattr(text, "model_type", "")).startswith("llama4"):
+        fields["long_llama4"] = model.max_model_len > 32768
+    return fields
+
+
+def _without_neutral(value: Any) -> Any:
+    """Leaves neutral fields out of configurations. Elsewhere, as in a router's settings, their names mean others."""
+    if isinstance(value, dict):
+        neutral = _NEUTRAL if "model_type" in value else ()
+        return {str(key): _without_neutral(inner) for key, inner in value.items()
+                if key not in neutral and inner is not None}  # fmt: skip
+    if isinstance(value, (list, tuple)):
+        return [_without_neutral(inner) for inner in value]
+    return value
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """Returns the rope parameters of the model, or those of each kind of its layers."""
+    found = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    inner = [value for value in found.values() if isinstance(value, dict)]
+    return inner if inner and len(inner) == len(found) else [found]
+
+
+def _rope(config: Any) -> str:
+    found = _as_json(getattr(config.get_text_config(), "rope_parameters", None) or "none").replace('"', "")
+    if len(found) <= 200:
+        return found
+    first = _ropes(config)[0]
+    return f"{first.get('rope_type')},theta:{first.get('rope_theta')},#{_digest(found)}"
+
+
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"),
+                      default=lambda other: sorted(map(str, other)) if isinstance(other, (set, frozenset))
+                      else str(other))  # fmt: skip
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(_as_json(value).encode()).hexdigest()[:16]

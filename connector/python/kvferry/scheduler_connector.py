@@ -1,6 +1,5 @@
 """The scheduler connector, in EngineCore: translates vLLM's scheduler calls for the C++ scheduler node."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -10,8 +9,10 @@ from kvferry._core import KvFerryError, SchedulerNode, check_config, fingerprint
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
-from kvferry.layout import attention_specs, windows
+from kvferry.request_extras import RequestExtras
+from kvferry.served import checkpoint_alignment, keeps_state, served_specs, settings_json, state_format, windows
 from kvferry.stats import KvFerryStats, StatsSource
+from kvferry.tickets import HANDOFF, PUSH_TARGET, KeyFileError, Signer, signer_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -31,18 +32,19 @@ _ABORTED = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_IGNORED, Requ
 class SchedulerConnector:
     def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
         transfer = vllm_config.kv_transfer_config
-        extra_json = json.dumps(transfer.kv_connector_extra_config)
         parallel = vllm_config.parallel_config
-        if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
-            refuse_to_start("this version supports tensor, pipeline and data parallelism, but not context parallelism")
         self._saves_outlast_steps = vllm_config.device_config.device_type != "cpu"
-        specs = attention_specs(kv_cache_config)
+        specs = served_specs(kv_cache_config, vllm_config)
+        extra_json = settings_json(vllm_config, specs)
         num_layers = sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups)
         if parallel.pipeline_parallel_size > 1:  # kv_cache_config has the layers of one stage only
             num_layers = vllm_config.model_config.get_total_num_hidden_layers()
         try:
             config = check_config(extra_json)
-            self._fingerprint = fingerprint(vllm_config, num_layers, config["chunk_tokens"])
+            self._signer = _signer(config["cluster_key_file"])
+            self._fingerprint = state_format(specs, vllm_config) + fingerprint(
+                vllm_config, num_layers, config["chunk_tokens"]
+            )
             self._node = SchedulerNode(
                 extra_json=extra_json,
                 engine_id=transfer.engine_id,
@@ -50,16 +52,21 @@ class SchedulerConnector:
                 fingerprint=self._fingerprint,
                 block_tokens=specs[0].block_size,
                 windows=windows(specs),
+                keeps_state=keeps_state(specs),
+                checkpoint_alignment=checkpoint_alignment(specs),
                 # With pipeline parallelism later steps are planned while the first one is executed.
                 runs_ahead=vllm_config.scheduler_config.async_scheduling or parallel.pipeline_parallel_size > 1,
                 start_timeout_ms=START_TIMEOUT_MS,
             )
-        except KvFerryError as error:
+        except (KvFerryError, KeyFileError) as error:
             refuse_to_start(str(error))
+        self._num_refused = 0  # number of addresses without a valid ticket
         self._engine_id = transfer.engine_id
         self._tp_size = parallel.tensor_parallel_size
         self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
         self._requests: dict[str, Request] = {}
+        self._extras = RequestExtras()
+        self._extras_of: dict[str, str | None] = {}  # [request id] what its keys were made of; None: it has no keys
         self._wants_report: set[str] = set()
         self._kv_cache_manager: KVCacheManager | None = None
         self._admitted: dict[str, list[int]] = {}  # [request id] blocks of the first KV group; admitted in this step
@@ -70,34 +77,46 @@ class SchedulerConnector:
         )  # fmt: skip
 
     def attach_workers(self, hellos: dict[tuple[int, int], WorkerHello]) -> None:
+        if not all(isinstance(hello, WorkerHello) for hello in hellos.values()):
+            refuse_to_start("vLLM's MultiConnector passes on the handshake of its first child that has one: name "
+                            "KvFerryConnector before the others")
         self._node.attach_workers([hellos[rank].payload for rank in sorted(hellos)])
 
     def bind_kv_cache_manager(self, manager: "KVCacheManager") -> None:
         self._kv_cache_manager = manager
 
-    def on_new_request(self, request: "Request") -> None:
+    def on_new_request(self, request: "Request", num_local_tokens: int = 0) -> None:
         params = request.kv_transfer_params or {}
         if not isinstance(params, dict):
             params = {}
         tokens = request.prompt_token_ids
         if tokens is None or len(tokens) != request.num_tokens:
             tokens = list(request.all_token_ids)
+        num_reloads = self._extras.num_reloads
+        extras = self._extras.of(request, num_local_tokens)
+        if self._extras.num_reloads != num_reloads:
+            self._drop_changed()
         self._node.add_request(
             request_id=request.request_id,
             tokens=tokens,
             num_prompt_tokens=request.num_prompt_tokens,
-            extras=_extras(request),
+            extras=extras or "",
             items=[(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features],
             # Embeddings have no token ids for keys, and a streamed session rewrites its history.
-            cacheable=request.prompt_embeds is None and not request.resumable,
+            cacheable=request.prompt_embeds is None and not request.resumable and extras is not None,
             handoff=bool(params.get("do_remote_decode")),
             source=self._handoff_source(request.request_id, params, len(tokens)),
-            push_to=_push_target(request.request_id, params),
+            push_to=self._push_target(request.request_id, params),
         )
         self._known_tokens[request.request_id] = len(tokens)
         self._requests[request.request_id] = request
+        self._extras_of[request.request_id] = extras
         if params.get("kvferry_report"):
             self._wants_report.add(request.request_id)
+
+    def _identity(self) -> str:
+        """Returns what two nodes compare at a hand-over."""
+        return f"{self._fingerprint} weights_epoch={self._extras.weights_epoch}"
 
     def _handoff_source(
         self, request_id: str, params: dict[str, Any], num_tokens: int
@@ -106,13 +125,13 @@ class SchedulerConnector:
 
         Returns None if no other node computed the prompt, or if the router's parameters are unusable.
         """
-        if not params.get("do_remote_prefill"):
+        if not params.get("do_remote_prefill") or not self._may_use(request_id, HANDOFF, params):
             return None
-        theirs = params.get("kvferry_fingerprint")
-        if theirs is not None and theirs != self._fingerprint:
+        ours, theirs = self._identity(), params.get("kvferry_fingerprint")
+        if theirs is not None and theirs != ours:
             logger.error(
                 "kvferry: request %s is recomputed: different models on the two sides: %s",
-                request_id, fingerprint_difference(self._fingerprint, str(theirs)),
+                request_id, fingerprint_difference(ours, str(theirs)),
             )  # fmt: skip
             return None
         host, port = params.get("remote_host"), params.get("remote_port")
@@ -129,15 +148,50 @@ class SchedulerConnector:
         place = f"[{host}]" if ":" in str(host) else host
         return f"tcp://{place}:{port}", remote_id, min(count, num_tokens)
 
+    def _push_target(self, request_id: str, params: dict[str, Any]) -> str | None:
+        """Returns the endpoint of the decode node that the router chose before the prefill, if any."""
+        target = params.get("kvferry_push_to")
+        if target is None:
+            return None
+        fields = target if isinstance(target, dict) else {"endpoint": target}
+        if not self._may_use(request_id, PUSH_TARGET, fields):
+            return None
+        endpoint = fields.get("endpoint")
+        if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
+            logger.warning(
+                "kvferry: request %s: kvferry_push_to is %r, not \"tcp://HOST:PORT\" or "
+                '{"engine_id": ..., "endpoint": "tcp://HOST:PORT"}; its KV is not pushed',
+                request_id, target,
+            )  # fmt: skip
+            return None
+        return endpoint
+
+    def _may_use(self, request_id: str, names: tuple[str, ...], params: dict[str, Any]) -> bool:
+        """Returns True if the address in `params` has a valid ticket, or if this node has no key."""
+        refusal = None if self._signer is None else self._signer.refusal(names, params)
+        if refusal is None:
+            return True
+        self._num_refused += 1
+        if self._num_refused.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...: clients must not fill the disk
+            logger.warning(
+                "kvferry: request %s: an address in its kv_transfer_params is ignored, because it came with %s "
+                "(%d so far)",
+                request_id[:200], refusal, self._num_refused,
+            )  # fmt: skip
+        return False
+
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        if request.request_id not in self._known_tokens:
-            self.on_new_request(request)
+        req_id = request.request_id
+        if req_id in self._requests and self._extras_of[req_id] != self._extras.of(request, num_computed_tokens):
+            self._drop(req_id)  # its adapter was loaded anew since the request came
+        if req_id not in self._known_tokens:
+            self.on_new_request(request, num_computed_tokens)
         self._sync_tokens(request)
         if request.skip_reading_prefix_cache:
             return 0, False
         # The KV is in this node's own pool, so the load is a copy inside the step. It is asynchronous for vLLM only if
         # vLLM could not recover from a failed one.
-        return self._node.lookup(request.request_id, num_computed_tokens)
+        return self._node.lookup(req_id, num_computed_tokens)
 
     def _sync_tokens(self, request: "Request") -> None:
         known = self._known_tokens[request.request_id]
@@ -192,7 +246,7 @@ class SchedulerConnector:
         self._sync_tokens(request)
         aborted = request.status in _ABORTED
         done = self._node.finished(req_id, request.num_computed_tokens, [list(b) for b in block_ids], aborted)
-        del self._known_tokens[req_id], self._requests[req_id]
+        del self._known_tokens[req_id], self._requests[req_id], self._extras_of[req_id]
         params: dict[str, Any] = {}
         if done["handoff_tokens"] is not None:
             params = {
@@ -205,8 +259,10 @@ class SchedulerConnector:
                 "remote_port": self._node.port,
                 "remote_num_tokens": done["handoff_tokens"],
                 "tp_size": self._tp_size,
-                "kvferry_fingerprint": self._fingerprint,
+                "kvferry_fingerprint": self._identity(),
             }
+            if self._signer is not None:
+                params = self._signer.signed(HANDOFF, params)
         if req_id in self._wants_report:
             self._wants_report.discard(req_id)
             params["kvferry_report"] = {
@@ -245,40 +301,53 @@ class SchedulerConnector:
         """Returns True while a GPU saves chunks that a later step must report. CPU saves are reported in their step."""
         return self._saves_outlast_steps and self._node.has_unreported_saves()
 
+    def _drop_changed(self) -> None:
+        for req_id, request in list(self._requests.items()):
+            if self._extras_of[req_id] != self._extras.of(request):
+                self._drop(req_id)
+
+    def _drop(self, req_id: str) -> None:
+        """Saves no more of the request's KV; one that waits gets keys again at its next lookup."""
+        self._node.finished(req_id, 0, [], True)
+        del self._known_tokens[req_id], self._requests[req_id], self._extras_of[req_id]
+        self._wants_report.discard(req_id)
+
     def reset_cache(self) -> bool:
+        """Empties the pool. vLLM calls this when weights may have changed: KV from before has other keys from now on.
+
+        Nodes take KV from each other again when all of them were reset equally often since they started. If requests
+        still use blocks, vLLM has kept its own prefix cache and tells the caller to try again.
+        """
         self._node.reset_cache()
+        manager = self._kv_cache_manager
+        self._extras.is_reset_due = manager is not None and manager.usage > 0
+        if self._extras.is_reset_due:
+            logger.warning(
+                "kvferry: no KV is shared until the next reset, because vLLM kept its own prefix cache in this one: "
+                "use reset_running_requests=true"
+            )
+        else:
+            self._extras.weights_epoch += 1
+            logger.warning(
+                "kvferry: the connector's cache was reset, which starts weights epoch %d: KV is exchanged only with "
+                "nodes that were reset as often since their start", self._extras.weights_epoch,
+            )  # fmt: skip
+        self._drop_changed()
         return True
 
     def take_stats(self) -> KvFerryStats | None:
         metrics = self._node.take_metrics()
-        return None if metrics is None else self._stats.take(metrics)
+        return None if metrics is None else self._stats.take({**metrics, "tickets_refused_total": self._num_refused})
 
     def shutdown(self) -> None:
         self._node.shutdown()
 
 
-def _push_target(request_id: str, params: dict[str, Any]) -> str | None:
-    """Returns the endpoint of the decode node that the router chose before the prefill, if any."""
-    target = params.get("kvferry_push_to")
-    if target is None:
-        return None
-    endpoint = target.get("endpoint") if isinstance(target, dict) else target
-    if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
-        logger.warning(
-            "kvferry: request %s: kvferry_push_to is %r, not \"tcp://HOST:PORT\" or "
-            '{"engine_id": ..., "endpoint": "tcp://HOST:PORT"}; its KV is not pushed',
-            request_id, params["kvferry_push_to"],
-        )  # fmt: skip
-        return None
-    return endpoint
-
-
-def _extras(request: "Request") -> str:
-    """Returns everything besides the tokens that changes all of a request's KV."""
-    lora = request.lora_request
-    parts = []
-    if lora is not None:
-        parts.append(f"lora={lora.lora_name}@{lora.lora_path}")
-    if request.cache_salt:
-        parts.append(f"salt={request.cache_salt}")
-    return ";".join(parts)
+def _signer(key_file: str) -> Signer | None:
+    if key_file:
+        return signer_of(key_file)
+    logger.warning(
+        "kvferry: hand-offs are not signed, because cluster_key_file is not set: every HTTP client can name an address "
+        "to which this node connects (kvferry keygen FILE makes a key)"
+    )
+    return None

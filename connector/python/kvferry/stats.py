@@ -27,6 +27,12 @@ COUNTERS = {
     "pins_refused_total": "Chunks not pinned for the controller because half of the pool was already pinned for it.",
     "pushed_chunks_total": "Chunks pushed to decode nodes while their prompt was computed.",
     "push_failures_total": "Chunks that a decode node wanted pushed and that did not arrive.",
+    "tickets_refused_total": "Addresses in kv_transfer_params that were ignored for lack of a valid ticket.",
+    "mislabeled_chunks_total": "Chunks dropped because another node gave them a length that their keys don't have.",
+    "unasked_answers_total": "Answers ignored because they came from a node that was not asked.",
+    "leases_refused_total": "Leases of chunks refused because other nodes had too many already.",
+    "holders_suspected_total": "Pauses in fetching from a node from which nothing arrived in time.",
+    "writes_abandoned_total": "Chunks given up because a node that was pushing them stopped inside a copy.",
     "received_chunks_total": "Chunks received by push from prefill nodes.",
 }
 GAUGES = {

@@ -7,9 +7,11 @@ The class has one instance in EngineCore (SCHEDULER) and one in each rank (WORKE
 connector/core.
 """
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -149,3 +151,8 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.shutdown()
         else:
             self._worker.shutdown()
+
+
+# Inside vLLM's MultiConnector the class is looked up by its name, without the module's path, for its metrics.
+with contextlib.suppress(ValueError):  # it is registered
+    KVConnectorFactory.register_connector(KvFerryConnector.__name__, __name__, KvFerryConnector.__name__)

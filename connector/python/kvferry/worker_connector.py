@@ -1,6 +1,5 @@
 """The worker connector: registers the KV tensors, runs the step's copies in C++."""
 
-import json
 import re
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,8 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from kvferry._core import KvFerryError, KvLayout, WorkerNode, check_config
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
-from kvferry.layout import attention_specs, cache_layout, shard_of
+from kvferry.layout import cache_layout, shard_of
+from kvferry.served import keeps_state, served_specs, settings_json
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 class WorkerConnector:
     def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
         self._vllm_config = vllm_config
-        self._spec = attention_specs(kv_cache_config)[0]
+        specs = served_specs(kv_cache_config, vllm_config)
+        self._block_tokens = specs[0].block_size
+        # vLLM calls the hook in attention layers alone, and a chunk's layers have to follow each other.
+        self._has_layer_hooks = not keeps_state(specs)
         self._kv_cache_config = kv_cache_config
         self._node: WorkerNode | None = None
         self._device = torch.device("cpu")
         self._layers: dict[str, int] = {}  # [layer name] index in the layout
         self._wants_layers = False  # True if the current step has saves that are pushed layer by layer
-        self._extra_json = json.dumps(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self._extra_json = settings_json(vllm_config, specs)
         try:
             check_config(self._extra_json)
         except KvFerryError as error:
@@ -49,10 +52,10 @@ class WorkerConnector:
                     layers=layout.layers,
                     num_kv_heads=layout.num_kv_heads,
                     head_dim=layout.head_dim,
-                    element_bytes=tensor.element_size(),
+                    element_bytes=layout.element_bytes,
                     planes=layout.planes,
-                    block_tokens=self._spec.block_size,
-                    num_blocks=tensor.shape[0],
+                    block_tokens=self._block_tokens,
+                    num_blocks=layout.num_blocks,
                 ),
                 gpu=tensor.device.index or 0 if tensor.is_cuda else -1,
                 shard=shard_of(layout, self._vllm_config, pp_rank, tp_rank),
@@ -70,7 +73,7 @@ class WorkerConnector:
     def begin_step(self, plan: StepPlan) -> None:
         if self._node is not None:
             self._node.begin_step(plan.payload, self._stream())
-            self._wants_layers = self._node.wants_layers()
+            self._wants_layers = self._has_layer_hooks and self._node.wants_layers()
 
     def load(self) -> None:
         if self._node is not None:

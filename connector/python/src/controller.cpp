@@ -43,8 +43,9 @@ std::vector<ChunkKey> keys_from(const std::vector<nb::bytes>& keys) {
 class PyClient {
  public:
   PyClient(const std::string& controller, std::string engine_id, std::string name_space, std::string fingerprint,
-           std::string endpoint, std::uint64_t incarnation) {
+           std::string endpoint, std::uint64_t incarnation, const std::string& cluster_key_file) {
     controller::ClientOptions options;
+    options.cluster_key = unwrap(net::read_cluster_key(cluster_key_file));
     options.controller = controller;
     options.node = {EngineId{std::move(engine_id)}, Incarnation{incarnation}, "kv_both", std::move(endpoint),
                     std::move(name_space),          std::move(fingerprint)};
@@ -188,8 +189,10 @@ class PyClient {
 
 void bind_controller(nb::module_& m) {
   nb::class_<PyClient>(m, "ControllerClient")
-      .def(nb::init<const std::string&, std::string, std::string, std::string, std::string, std::uint64_t>(),
-           nb::kw_only(), "controller"_a, "engine_id"_a, "namespace"_a, "fingerprint"_a, "endpoint"_a, "incarnation"_a)
+      .def(nb::init<const std::string&, std::string, std::string, std::string, std::string, std::uint64_t,
+                    const std::string&>(),
+           nb::kw_only(), "controller"_a, "engine_id"_a, "namespace"_a, "fingerprint"_a, "endpoint"_a, "incarnation"_a,
+           "cluster_key_file"_a)
       .def("publish", &PyClient::publish, "keys"_a,
            "Reports that this node has these chunks. The report is sent later if no controller is reachable now.")
       .def("evict", &PyClient::evict, "keys"_a, "Reports that this node no longer has these chunks.")

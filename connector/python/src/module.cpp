@@ -68,14 +68,16 @@ struct PyScheduler {
   RunningReader running_reader;
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
-              std::uint32_t block_tokens, std::vector<std::uint32_t> windows, bool runs_ahead,
-              std::int64_t start_timeout_ms) {
+              std::uint32_t block_tokens, std::vector<std::uint32_t> windows, bool keeps_state,
+              std::uint32_t checkpoint_alignment, bool runs_ahead, std::int64_t start_timeout_ms) {
     SchedulerOptions options{config_from(extra_json),
                              EngineId{std::move(engine_id)},
                              std::move(role),
                              std::move(fingerprint),
                              block_tokens,
                              std::move(windows),
+                             keeps_state,
+                             checkpoint_alignment,
                              runs_ahead,
                              start_timeout_ms};
     const nb::gil_scoped_release unlocked;
@@ -203,9 +205,9 @@ NB_MODULE(_core, m) {
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
       .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t,
-                    std::vector<std::uint32_t>, bool, std::int64_t>(),
+                    std::vector<std::uint32_t>, bool, std::uint32_t, bool, std::int64_t>(),
            nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "block_tokens"_a, "windows"_a,
-           "runs_ahead"_a, "start_timeout_ms"_a)
+           "keeps_state"_a, "checkpoint_alignment"_a, "runs_ahead"_a, "start_timeout_ms"_a)
       .def_prop_ro("host", [](const PyScheduler& self) { return self.node->host(); })
       .def_prop_ro("port", [](const PyScheduler& self) { return self.node->port(); })
       .def("attach_workers", &PyScheduler::attach_workers, "hellos"_a)

@@ -4,6 +4,7 @@ step() does what vLLM's EngineCore does in one step, synchronous or with a batch
 Everything that is attended to, said and left behind is checked; BrokenError tells what was wrong.
 """
 
+import tempfile
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -57,6 +58,8 @@ class Engine:
         self.config = for_engine(base, setup, controller)
         kv_config = kv_cache_config(setup)
         self._salts: dict[str, str] = {}
+        self._adapters: dict[str, int] = {}  # how often each was loaded
+        self._adapter_folder = tempfile.TemporaryDirectory()
         self.told: dict[str, Told] = {}
         self._in_flight: deque[_InFlight] = deque()
         self._aborts: list[str] = []  # that come while a step is executed
@@ -72,8 +75,9 @@ class Engine:
             self.scheduler = scheduler(self.config, kv_config, StructuredOutputManager(self.config),
                                        block_size=setup.block_tokens, log_stats=True)
         self.top_connector: Any = self.scheduler.connector
-        self.connector: RecordingConnector = (self.top_connector.sub_connectors[0] if setup.multi
-                                              else self.top_connector)
+        self.connector: RecordingConnector = (
+            self.top_connector.sub_connectors[setup.multi.index(setup.connector)] if setup.multi
+            else self.top_connector)
         self.connector.node.patience_s = setup.patience_s
         hello = self.runner.connector.get_handshake_metadata()
         self.top_connector.set_xfer_handshake_metadata_pp_aware({(0, 0): hello})
@@ -88,12 +92,26 @@ class Engine:
                                   prompt_logprobs=1 if prompt_logprobs else None,
                                   extra_args={"kv_transfer_params": params} if params else None)
         request = Request(request_id, list(prompt), sampling, None, cache_salt=salt or None, priority=priority,
-                          lora_request=LoRARequest(lora, 1, "/nowhere") if lora else None,
+                          lora_request=self._adapter(lora) if lora else None,
                           arrival_time=float(len(self.told)), block_hasher=self._hasher, resumable=resumable)
-        self._salts[request_id] = salt + lora
+        self._salts[request_id] = salt + lora + str(self._adapters.get(lora, ""))
         if request_id not in self.scheduler.requests:
-            self.told[request_id] = Told(continuation(prompt, max_tokens, salt + lora, stops))
+            self.told[request_id] = Told(continuation(prompt, max_tokens, self._salts[request_id], stops))
         self.scheduler.add_request(request)
+
+    def load_adapter(self, name: str) -> None:
+        """Loads the adapter with other content than before, in place if it was loaded."""
+        self._adapters[name] = self._adapters.get(name, 0) + 1
+        folder = Path(self._adapter_folder.name) / name
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter_config.json").write_text("{}")
+        (folder / "adapter_model.safetensors").write_text(f"{name} {self._adapters[name]}")
+
+    def _adapter(self, name: str) -> LoRARequest:
+        if name not in self._adapters:
+            self.load_adapter(name)
+        return LoRARequest(name, 1 + list(self._adapters).index(name), str(Path(self._adapter_folder.name) / name),
+                           load_inplace=self._adapters[name] > 1)
 
     def expect_more(self, request_id: str, history: list[int], max_tokens: int) -> None:
         """A session goes on: what it must say after the tokens that vLLM keeps of it."""

@@ -6,7 +6,12 @@ from typing import Any, ClassVar
 
 import msgspec
 from kvferry.vllm import KvFerryConnector
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 Call = dict[str, Any]
@@ -195,3 +200,23 @@ def _rows(output: Any) -> Iterator[Call]:
         table = output.kv_connector_block_state.get_block_ids(request_id) if changed else None
         yield {"request": request_id, "computed": computed, "scheduled": output.num_scheduled_tokens[request_id],
                "blocks": table and [list(group) for group in table]}
+
+
+class IdleConnector(KVConnectorBase_V1, SupportsHMA):
+    """Another child of a MultiConnector: it has no KV and keeps none."""
+
+    def get_num_new_matched_tokens(self, *_: Any) -> tuple[int | None, bool]:
+        return 0, False
+
+    def build_connector_meta(self, *_: Any) -> KVConnectorMetadata:
+        return KVConnectorMetadata()
+
+    def request_finished_all_groups(self, *_: Any) -> tuple[bool, Call | None]:
+        return False, {"idle": True}
+
+    def update_state_after_alloc(self, *_: Any) -> None: ...
+    def start_load_kv(self, *_: Any, **__: Any) -> None: ...
+    def wait_for_layer_load(self, *_: Any) -> None: ...
+    def save_kv_layer(self, *_: Any, **__: Any) -> None: ...
+    def wait_for_save(self) -> None: ...
+    def set_xfer_handshake_metadata_pp_aware(self, *_: Any) -> None: ...

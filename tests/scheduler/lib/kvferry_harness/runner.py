@@ -43,8 +43,8 @@ def allocate(config: KVCacheConfig) -> tuple[dict[str, torch.Tensor], list[NDArr
     """Each layer's tensor as the CPU backend shapes it, and views of all K and of all V for StampedMemory."""
     group = config.kv_cache_groups[0]
     spec: Any = group.kv_cache_spec
-    memory = torch.full((len(group.layer_names), config.num_blocks, spec.num_kv_heads, 2 * spec.block_size,
-                         spec.head_size), -1.0)
+    memory = torch.full((len(group.layer_names), config.num_blocks, spec.num_kv_heads, spec.block_size,
+                         2 * spec.head_size), -1.0)
     array = memory.numpy()
     planes = []
     for plane in range(2):

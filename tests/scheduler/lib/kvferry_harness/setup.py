@@ -48,7 +48,7 @@ class EngineSetup:
     chunked_prefill: bool = True
     extra: dict[str, Any] = field(default_factory=dict)  # kv_connector_extra_config
     connector: str = "RecordingConnector"
-    multi: bool = False  # inside vLLM's MultiConnector
+    multi: tuple[str, ...] = ()  # the children of vLLM's MultiConnector, of which one is `connector`
     patience_s: float = 5.0  # see RecordedNode
     waits_for_loads: bool = True  # False: never for fear of a failed one, see CoreConfig::runs_ahead
 
@@ -95,8 +95,10 @@ def for_engine(base: VllmConfig, setup: EngineSetup, controller: str) -> VllmCon
     transfer: dict[str, Any] = {"kv_connector": setup.connector, "kv_connector_module_path": RECORDER,
                                 "kv_role": setup.role, "kv_connector_extra_config": extra}
     if setup.multi:
+        idle = {"kv_connector": "IdleConnector", "kv_connector_module_path": RECORDER, "kv_role": setup.role}
+        children = [transfer if name == setup.connector else idle for name in setup.multi]
         transfer = {"kv_connector": "MultiConnector", "kv_role": setup.role,
-                    "kv_connector_extra_config": {"connectors": [transfer]}}
+                    "kv_connector_extra_config": {"connectors": children}}
     config.kv_transfer_config = KVTransferConfig(engine_id=uuid.uuid4().hex,
                                                  kv_load_failure_policy=setup.on_failed_load, **transfer)
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if setup.v2_runner else "0"

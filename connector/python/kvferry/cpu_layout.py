@@ -1,0 +1,112 @@
+"""Where vLLM's CPU backend keeps K and V, in strides for the C++ packer.
+
+The order depends on the instruction set, the element type and whether the KV is quantized. So the attention kernel
+writes numbered tokens into a scratch block, and the strides follow from the positions of the numbers.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from kvferry.errors import refuse_to_start
+from kvferry.gpu_layout import LayerPlanes
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import AttentionSpec
+
+
+class PageStrides(NamedTuple):
+    """Where K or V lies in one block and head, in elements."""
+
+    start: int
+    token: int
+    dim: int
+
+
+def probe_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> list[PageStrides]:
+    """Returns the strides of K and of V. Errors: KvFerryError if strides can't express what the kernel does."""
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    model_dtype, cache_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
+    if spec.dtype not in (model_dtype, torch.uint8):  # the kernel would hang
+        refuse_to_start(
+            f"vLLM's attention for CPUs can't store KV of element type {spec.dtype} from {model_dtype}; "
+            "--kv-cache-dtype can be auto, fp8, fp8_e4m3 or fp8_e5m2"
+        )
+    try:
+        isa = _get_attn_isa(model_dtype, spec.block_size, spec.head_size, cache_dtype)
+        written = [_written_offsets(spec, model_dtype, cache_dtype, isa, plane) for plane in range(2)]
+    except RuntimeError as error:  # NotImplementedError is one
+        reason = str(error).splitlines()[0]
+        refuse_to_start(
+            f"vLLM's attention for CPUs can't store KV of head size {spec.head_size} and element type {spec.dtype} "
+            f"from {model_dtype} ({reason}); choose other values for --dtype and --kv-cache-dtype"
+        )
+    found = []
+    for name, offsets in zip("KV", written, strict=True):
+        start, (block, dim) = int(offsets[0, 0]), offsets.shape
+        strides = PageStrides(
+            start,
+            int(offsets[1, 0]) - start if block > 1 else dim,
+            int(offsets[0, 1]) - start if dim > 1 else 1,
+        )
+        expected = start + torch.arange(block).unsqueeze(1) * strides.token + torch.arange(dim) * strides.dim
+        if not torch.equal(offsets, expected):
+            refuse_to_start(
+                f"vLLM's attention for CPUs interleaves its {name} of element type {spec.dtype} ('{isa}' kernel), "
+                "which this version can't pack; start vLLM with --dtype float32"
+            )
+        found.append(strides)
+    return found
+
+
+def _written_offsets(
+    spec: "AttentionSpec", model_dtype: torch.dtype, cache_dtype: str, isa: str, plane: int
+) -> torch.Tensor:
+    """Returns the offset in a block of each token and dim of K (plane 0) or V (1), as the kernel writes it."""
+    from vllm import _custom_ops as ops
+
+    block, dim = spec.block_size, spec.head_size
+    page = torch.zeros((1, 1, block * 2, dim), dtype=spec.dtype)
+    key_cache, value_cache = page.chunk(2, dim=2)
+    # Each pass writes one bit of each element's number, since a dtype with few bits cannot represent large numbers.
+    numbers = torch.arange(1, block * dim + 1, dtype=torch.int64)
+    where = torch.zeros(block * dim * 2, dtype=torch.int64)
+    for bit in range((block * dim).bit_length()):
+        marks = ((numbers >> bit) & 1).to(model_dtype).reshape(block, 1, dim)
+        zeros = torch.zeros_like(marks)
+        page.zero_()
+        ops.cpu_attn_reshape_and_cache(
+            zeros if plane else marks,
+            marks if plane else zeros,
+            key_cache,
+            value_cache,
+            torch.arange(block, dtype=torch.int64),
+            isa,
+            k_scale=1.0,
+            v_scale=1.0,
+            kv_cache_dtype=cache_dtype,
+        )
+        where |= (page.reshape(-1) != 0).to(torch.int64) << bit
+    offsets = torch.zeros(block * dim, dtype=torch.int64)
+    positions = ((where > 0) & (where <= block * dim)).nonzero().flatten()
+    offsets[where[positions] - 1] = positions
+    return offsets.reshape(block, dim)
+
+
+def cpu_planes(name: str, tensor: torch.Tensor, spec: "AttentionSpec", page: list[PageStrides]) -> LayerPlanes:
+    """Returns K and V of one layer, whose tensor is [blocks, KV heads, block size, 2 * head size]."""
+    expected = (spec.num_kv_heads, spec.block_size, 2 * spec.head_size)
+    if tuple(tensor.shape[1:]) != expected:
+        refuse_to_start(
+            f"the KV tensor of layer {name} has shape {tuple(tensor.shape)}; this version supports "
+            f"[blocks, {', '.join(map(str, expected))}] on CPUs"
+        )
+    size = tensor.element_size()
+    block, head = tensor.stride(0) * size, tensor.stride(1) * size
+    planes = [
+        (tensor.data_ptr() + strides.start * size, block, head, strides.token * size, strides.dim * size)
+        for strides in page
+    ]
+    return LayerPlanes(planes, spec.num_kv_heads, spec.head_size)

@@ -1,0 +1,120 @@
+"""What besides model and tokens changes all of a request's KV: adapter, cache_salt, and weights updated in place."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+
+from kvferry.digests import digest_of_files, signature_of
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+_ADAPTER_FILES = (".safetensors", ".bin", ".pt")
+
+
+@dataclass
+class _Adapter:
+    path: str
+    signature: str  # the files' signatures when the digest was taken
+    digest: str | None  # None: the content that the worker has is unknown
+    is_reloaded: bool  # vLLM's prefix cache may have blocks of its former content, under the same hashes
+
+
+class RequestExtras:
+    """Spells the extras of chunk keys.
+
+    `weights_epoch` is the number of resets since the start, `is_reset_due` is True from one that vLLM did not complete
+    to the next, `num_reloads` is how often an adapter's content changed.
+    """
+
+    def __init__(self) -> None:
+        self.weights_epoch = 0
+        self.is_reset_due = False
+        self.num_reloads = 0
+        self._adapters: dict[int, _Adapter] = {}  # key: vLLM's number of the adapter
+
+    def of(self, request: "Request", num_local_tokens: int = 0) -> str | None:
+        """Returns the extras; None if the request's KV must not be shared.
+
+        That is so if the content of its adapter is unknown, or was another one when vLLM's prefix cache, where the
+        request found `num_local_tokens`, was filled; and for all requests while a reset is due.
+        """
+        if self.is_reset_due:
+            return None
+        parts = []
+        if request.lora_request is not None:
+            adapter = self._adapter(request.lora_request)
+            if adapter is None or adapter.digest is None or (adapter.is_reloaded and num_local_tokens > 0):
+                return None
+            parts.append(f"lora={adapter.digest}")
+        if self.weights_epoch:
+            parts.append(f"epoch={self.weights_epoch}")
+        if request.cache_salt:
+            parts.append(f"salt={request.cache_salt}")
+        return ";".join(parts)
+
+    def _adapter(self, lora: Any) -> _Adapter | None:
+        """Returns the adapter with a digest of its files as the worker has read them.
+
+        vLLM reads them when it first sees the adapter's number, and again where a request says `load_inplace`. If they
+        change without that, only the worker knows which content it has.
+        """
+        known = self._adapters.get(lora.lora_int_id)
+        try:
+            files = _files_of(lora.lora_path)
+            signature = ";".join(f"{file.name} {signature_of(file)}" for file in files)
+            is_as_loaded = known is not None and (known.path, known.signature) == (lora.lora_path, signature)
+            if known is None or (lora.load_inplace and not is_as_loaded):
+                self.num_reloads += known is not None
+                known = _Adapter(lora.lora_path, signature, _digest(lora, files), known is not None)
+                self._adapters[lora.lora_int_id] = known
+                return known
+        except OSError:  # the files are being replaced
+            return None
+        if known.path != lora.lora_path:  # the request is older than the reload from another path
+            return None
+        if known.digest is not None and not is_as_loaded:
+            known.digest = None
+            logger.warning(
+                "kvferry: KV of adapter %s is not shared any more: its files in %s changed after they were loaded; "
+                "load it again with load_inplace, or under another name", lora.lora_name, lora.lora_path,
+            )  # fmt: skip
+        return known
+
+
+def _digest(lora: Any, files: list[Path]) -> str | None:
+    if files:
+        return ("3d:" if lora.is_3d_lora_weight else "") + digest_of_files(files, f"adapter {lora.lora_name}")
+    logger.warning(
+        "kvferry: KV of adapter %s is not shared: %s has no adapter_config.json and weights on this host, so that its "
+        "content is unknown", lora.lora_name, lora.lora_path,
+    )  # fmt: skip
+    return None
+
+
+def _files_of(path: str) -> list[Path]:
+    """Returns the adapter's files: its configuration and weights. None are returned if it has no weights."""
+    try:
+        folder = Path(path).expanduser()
+        found = [Path(entry.path) for entry in os.scandir(folder) if entry.is_file()]
+    except (OSError, RuntimeError):  # no such folder, or no home
+        found = _files_in_hub_cache(path)
+    weights = [file for file in found if file.suffix in _ADAPTER_FILES]
+    config = [file for file in found if file.name == "adapter_config.json"]
+    return sorted(weights + config) if weights and config else []
+
+
+def _files_in_hub_cache(name: str) -> list[Path]:
+    if name.startswith(("/", "~", ".")) or name.count("/") != 1:
+        return []
+    try:
+        from huggingface_hub import snapshot_download
+
+        return [file for file in Path(snapshot_download(name, local_files_only=True)).iterdir() if file.is_file()]
+    except Exception:  # it has many types; the adapter's content is unknown then
+        return []

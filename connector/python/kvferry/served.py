@@ -1,0 +1,137 @@
+"""Which models kvferry serves: every other kind of KV ends the start with one sentence."""
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from kvferry.errors import refuse_to_start
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MambaSpec
+
+SERVED = "this version serves full attention, sliding windows, latent attention (MLA) and state of Mamba-2"
+
+_WORDS = {
+    "ChunkedLocalAttentionSpec": "chunked local attention",
+    "CircularBufferSpec": "ring buffers of keys",
+    "CrossAttentionSpec": "cross-attention to an encoder",
+    "EncoderOnlyAttentionSpec": "attention of an encoder",
+    "HiSparseHotSpec": "sparse attention with a hot cache",
+    "HiSparseResidentSpec": "sparse attention with a hot cache",
+    "HiddenStateCacheSpec": "cached hidden states",
+    "RSWASpec": "reference sliding windows",
+    "SinkFullAttentionSpec": "cached attention sinks",
+    "SlidingWindowMLASpec": "latent attention with sliding windows",
+    "UniformTypeKVCacheSpecs": "layers with KV of different sizes",
+}
+
+
+def served_specs(kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig") -> "list[Any]":
+    """Returns the spec of each KV cache group. Errors: KvFerryError, which says what this version can't serve."""
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    parallel = vllm_config.parallel_config
+    if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
+        refuse_to_start("this version supports tensor, pipeline and data parallelism, but not context parallelism")
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if not specs:
+        refuse_to_start(f"this model keeps no KV; {SERVED}")
+    unserved = [found for found in (_unserved(spec) for spec in specs) if found]
+    if unserved:
+        refuse_to_start(f"this model has {' and '.join(sorted(set(unserved)))}; {SERVED}")
+    states = [spec for spec in specs if isinstance(spec, MambaSpec)]
+    attention = [spec for spec in specs if not isinstance(spec, MambaSpec)]
+    shapes = sorted({(spec.block_size, spec.num_kv_heads, spec.head_size, str(spec.dtype)) for spec in attention})
+    if len(shapes) > 1:
+        refuse_to_start(
+            f"this model's KV cache groups differ in (block size, KV heads, head size, element type): {shapes}; "
+            "this version supports groups of one shape"
+        )
+    sizes = sorted({window for window in windows(attention) if window})
+    if len(sizes) > 1:
+        refuse_to_start(f"this model has sliding windows of {sizes} tokens; this version supports one size")
+    if states:
+        _check_states(states, specs, sizes, vllm_config)
+    return specs
+
+
+def windows(specs: "list[Any]") -> list[int]:
+    """Returns the number of tokens that the layers of each group attend to, 0 for all. A state counts as a block."""
+    from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
+
+    return [spec.sliding_window if isinstance(spec, SlidingWindowSpec)
+            else spec.block_size if isinstance(spec, MambaSpec) else 0 for spec in specs]  # fmt: skip
+
+
+def keeps_state(specs: "list[Any]") -> bool:
+    """Returns True if layers of the model have a state instead of KV of each token."""
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    return any(isinstance(spec, MambaSpec) for spec in specs)
+
+
+def settings_json(vllm_config: "VllmConfig", specs: "list[Any]") -> str:
+    """Returns kv_connector_extra_config. Where the model has state a chunk is a block, whatever the settings say."""
+    extra = dict(vllm_config.kv_transfer_config.kv_connector_extra_config)
+    if keeps_state(specs):
+        extra["chunk_tokens"] = specs[0].block_size
+    return json.dumps(extra)
+
+
+def state_format(specs: "list[Any]", vllm_config: "VllmConfig") -> str:
+    """Returns the format of a rank's states, which all nodes that share them must have; empty if the model has none."""
+    if not keeps_state(specs):
+        return ""
+    found = [f"{spec.shapes}:{spec.dtypes}" for spec in specs if hasattr(spec, "shapes")]
+    digest = hashlib.sha256(";".join(found).encode()).hexdigest()[:8]
+    # Layers of state are divided over the ranks by their own heads, of which the shard map knows nothing.
+    return f"state={digest},tensor_parallel:{vllm_config.parallel_config.tensor_parallel_size} "
+
+
+def checkpoint_alignment(specs: "list[Any]") -> int:
+    """Returns the alignment of the states that vLLM copies in the middle of a step; 0: it copies none."""
+    return next((spec.prefill_checkpoint_alignment or 0 for spec in specs
+                 if getattr(spec, "num_prefill_checkpoint_blocks", 0)), 0)  # fmt: skip
+
+
+def _check_states(
+    states: "list[MambaSpec]", specs: "list[Any]", window_sizes: list[int], vllm_config: "VllmConfig"
+) -> None:
+    what = "this model has layers with state"
+    kinds = sorted({spec.mamba_type.name for spec in states})
+    if kinds != ["MAMBA2"]:  # others were not tried, or gave wrong tokens
+        refuse_to_start(f"{what} of the kind {' and '.join(kinds)} of vLLM; this version supports MAMBA2")
+    if any(spec.mamba_cache_mode != "align" for spec in states):
+        refuse_to_start(f"{what}, of which vLLM keeps no copies without prefix caching; "
+                        "start vLLM with --enable-prefix-caching")
+    if any(spec.num_speculative_blocks for spec in states):
+        refuse_to_start(f"{what}, which this version doesn't serve together with speculative decoding")
+    unit = vllm_config.cache_config.prefix_match_unit
+    if unit not in (None, states[0].block_size):
+        refuse_to_start(f"{what}, of which vLLM keeps copies inside of blocks because of --prefix-match-unit {unit}; "
+                        "this version supports copies at the ends of blocks")
+    if len({spec.num_prefill_checkpoint_blocks and spec.prefill_checkpoint_alignment for spec in states}) > 1:
+        refuse_to_start(f"{what} of kinds of which vLLM keeps copies at unlike places; this version supports one kind")
+    if window_sizes:
+        refuse_to_start(f"{what} beside sliding windows; this version supports one of them")
+    pages = sorted({(spec.block_size, spec.page_size_bytes) for spec in specs})
+    if len(pages) > 1 or pages[0][1] % pages[0][0]:
+        refuse_to_start(f"{what}, in KV cache groups of (block size, bytes of a block): {pages}; this version "
+                        "supports groups of one size, whose bytes are a multiple of the block size")
+
+
+def _unserved(spec: "KVCacheSpec") -> str:
+    """Returns in words what kvferry can't serve of a group, or nothing. Subclasses of vLLM's specs are other kinds."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+
+    if type(spec) is MambaSpec:
+        return ""
+    if type(spec) not in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec):
+        name = type(spec).__name__
+        return f"{_WORDS.get(name, 'KV of an unknown kind')} ({name})"
+    if getattr(spec, "non_causal", False):
+        return "attention that isn't causal, where the KV of a token depends on later tokens"
+    if spec.tokens_per_state != 1:
+        return f"KV that is kept for {spec.tokens_per_state} tokens at a time"
+    return ""

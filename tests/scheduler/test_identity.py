@@ -1,0 +1,343 @@
+"""Fingerprints and request extras: what changes KV changes them, what does not leaves them as they are."""
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kvferry import digests
+from kvferry._core import fingerprint_difference
+from kvferry.identity import fingerprint
+from kvferry.request_extras import RequestExtras
+from kvferry_launch.testbed import toy_model
+from vllm.config import CacheConfig, LoadConfig, ModelConfig
+from vllm.lora.request import LoRARequest
+
+SHAPE = toy_model.Shape(layers=2, hidden=64, heads=2, kv_heads=2, head_size=32, intermediate=64)
+WEIGHTS_BYTES = 400_000
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16,
+        "original_max_position_embeddings": 1024}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kvferry" / "digests"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "toy")
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The fingerprint of an unchanged copy of the model."""
+    return fingerprint_of(make_model(tmp_path_factory.mktemp("unchanged") / "toy"))
+
+
+def make_model(folder: Path, **fields: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(toy_model.config(SHAPE) | fields))
+    (folder / "model.safetensors").write_bytes(bytes(index % 251 for index in range(WEIGHTS_BYTES)))
+    return folder
+
+
+def fingerprint_of(model: Path | str, *, layers: int = 2, chunk_tokens: int = 64, load_format: str = "auto",
+                   cache: dict[str, Any] | None = None, set_on_model: dict[str, Any] | None = None,
+                   speculative: Any = None, **model_args: Any) -> str:
+    config = ModelConfig(model=str(model), **({"skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 512}
+                                              | model_args))
+    for name, value in (set_on_model or {}).items():
+        setattr(config, name, value)
+    cache_config = CacheConfig(block_size=32)
+    for name, value in (cache or {}).items():
+        object.__setattr__(cache_config, name, value)
+    return fingerprint(SimpleNamespace(model_config=config, cache_config=cache_config,
+                                       load_config=LoadConfig(load_format=load_format),
+                                       speculative_config=speculative), layers, chunk_tokens)
+
+
+def edit(**fields: Any) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | fields))
+
+    return change
+
+
+def flip(offset: int) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        content = bytearray((model / "model.safetensors").read_bytes())
+        content[offset] ^= 1
+        (model / "model.safetensors").write_bytes(content)
+
+    return change
+
+
+def write(name: str, content: str = "{}") -> Callable[[Path], None]:
+    return lambda model: (model / name).write_text(content) and None
+
+
+def another_norm(config: Any) -> Any:
+    config.rms_norm_eps = 1e-5
+    return config
+
+
+Change = Callable[[Path], None] | dict[str, Any] | tuple[Callable[[Path], None], dict[str, Any]]
+
+CHANGES_KV: dict[str, Change] = {
+    # the folder's files
+    "first byte of the weights": flip(0),
+    "a byte in the middle of the weights": flip(WEIGHTS_BYTES // 2),
+    "last byte of the weights": flip(WEIGHTS_BYTES - 1),
+    "one more shard": write("model-2.safetensors"),
+    "theta": edit(rope_theta=1e6),
+    "yarn": edit(rope_scaling=YARN | {"rope_theta": 10000.0}),
+    "linear rope": edit(rope_scaling={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}),
+    "norm": edit(rms_norm_eps=1e-5),
+    "activation": edit(hidden_act="gelu"),
+    "attention bias": edit(attention_bias=True),
+    "a window": edit(use_sliding_window=True, sliding_window=64, max_window_layers=0),
+    "layer count": edit(num_hidden_layers=1),
+    "intermediate size": edit(intermediate_size=96),
+    "query heads": edit(num_attention_heads=4),
+    "KV heads": edit(num_key_value_heads=1),
+    "head size": edit(head_dim=16),
+    "vocabulary": edit(vocab_size=256),
+    "a field that nobody knows yet": edit(attention_sinks=4),
+    # vLLM's flags
+    "theta by override": {"hf_overrides": {"rope_parameters": DEFAULT_ROPE | {"rope_theta": 1e6}}},
+    "theta in its former place": {"hf_overrides": {"rope_theta": 1e6}},
+    "rope by override": {"hf_overrides": {"rope_scaling": YARN | {"rope_theta": 10000.0}}},
+    "rope parameters by override": {"hf_overrides": {"rope_parameters": YARN | {"rope_theta": 10000.0}}},
+    "norm by override": {"hf_overrides": {"rms_norm_eps": 1e-5}},
+    "norm by a function": {"hf_overrides": another_norm},
+    "a false flag by override": {"hf_overrides": {"use_qk_norm": False}},
+    # Set after vLLM's checks, which would load the architecture or the quantization.
+    "architecture by override": {"set_on_model": {"hf_overrides": {"architectures": ["Qwen2ForCausalLM"]}}},
+    "quantized weights": {"set_on_model": {"hf_overrides": {"quantization_config": {"quant_method": "fp8"}}}},
+    "data type": {"dtype": "bfloat16"},
+    "quantization": {"set_on_model": {"quantization": "fp8"}},
+    "details of a quantization": {"set_on_model": {"quantization_config": {"linear": "fp8_per_block"}}},
+    "KV data type": {"cache": {"cache_dtype": "fp8"}},
+    "another fp8": {"cache": {"cache_dtype": "fp8_e5m2"}},
+    "layers without fp8": {"cache": {"kv_cache_dtype_skip_layers": ["0"]}},
+    "scales from the first request": {"cache": {"calculate_kv_scales": True}},
+    "code that is run": (write("modeling_toy.py"), {"trust_remote_code": True}),
+    "chunk size": {"chunk_tokens": 128},
+    "layers with KV": {"layers": 3},
+    "other weights of the same name": {"load_format": "dummy"},
+}
+
+KEEPS_KV: dict[str, Change] = {
+    "transformers' version": edit(transformers_version="4.1"),
+    "the name in the file": edit(_name_or_path="elsewhere"),
+    "the data type's name": edit(dtype="float32"),
+    "end token": edit(eos_token_id=[3, 4]),
+    "start and padding token": edit(bos_token_id=7, pad_token_id=8),
+    "use_cache": edit(use_cache=False),
+    "dropout": edit(attention_dropout=0.1),
+    "initialization": edit(initializer_range=0.5),
+    "code that is not run": write("modeling_toy.py"),
+    "labels": edit(id2label={"0": "yes", "1": "no"}),
+    "generation": edit(temperature=0.3, top_k=5, do_sample=True),
+    "generation_config.json": write("generation_config.json", '{"temperature": 0.1}'),
+    "a tokenizer": write("tokenizer.json"),
+    "a chat template": write("chat_template.jinja", "x"),
+    "weights in a format that is not loaded": write("pytorch_model.bin"),
+    "a touched file": lambda model: os.utime(model / "model.safetensors", (1, 1)),
+    "other white space": lambda model: (model / "config.json").write_text(
+        json.dumps(json.loads((model / "config.json").read_text()), indent=3, sort_keys=True)) and None,
+    "an override that says the same": {"hf_overrides": {"rms_norm_eps": 1e-6, "rope_parameters": DEFAULT_ROPE}},
+    "trust in code that is not there": {"trust_remote_code": True},
+    "maximum length": {"max_model_len": 1024},
+    "seed": {"seed": 5},
+    "eager": {"enforce_eager": True},
+    "served name": {"served_model_name": ["a", "b"]},
+    "log probabilities": {"max_logprobs": 3, "logprobs_mode": "processed_logits"},
+    "tokenizer's revision": {"tokenizer_revision": "v2"},
+    "block size": {"cache": {"block_size": 64}},
+    "memory": {"cache": {"gpu_memory_utilization": 0.5, "num_gpu_blocks": 7}},
+    "no prefix caching": {"cache": {"enable_prefix_caching": False}},
+    "n-gram speculation": {"speculative": SimpleNamespace(uses_draft_kv_cache=lambda: False)},
+}
+
+
+def after(change: Change, model: Path) -> str:
+    if isinstance(change, dict):
+        change = (lambda model: None, change)
+    edit_files, flags = change if isinstance(change, tuple) else (change, {})
+    edit_files(model)
+    return fingerprint_of(model, **flags)
+
+
+@pytest.mark.parametrize("change", CHANGES_KV)
+def test_what_changes_kv_changes_the_fingerprint(change: str, model: Path, before: str) -> None:
+    now = after(CHANGES_KV[change], model)
+    assert now != before
+    assert " is '" in fingerprint_difference(before, now)  # names a field and both values
+
+
+@pytest.mark.parametrize("change", KEEPS_KV)
+def test_what_keeps_kv_keeps_the_fingerprint(change: str, model: Path, before: str) -> None:
+    assert after(KEEPS_KV[change], model) == before
+
+
+def test_another_folder_and_the_hubs_cache_are_the_same_model(model: Path, tmp_path: Path) -> None:
+    other = make_model(tmp_path / "elsewhere" / "toy")
+    hub = make_model(tmp_path / "hub" / "models--org--toy" / "snapshots" / "0123abcd")
+    assert fingerprint_of(other) == fingerprint_of(model) == fingerprint_of(hub)
+
+
+def test_names_of_generation_defaults_count_inside_other_settings(model: Path) -> None:
+    found = {fingerprint_of(model, set_on_model={"hf_overrides": {"router": {"top_k": count}}}) for count in (1, 2)}
+    assert len(found) == 2
+
+
+def test_loading_a_model_does_not_change_its_fingerprint(model: Path) -> None:
+    """Models write into their configuration while they are loaded, in the scheduler's process with one rank only."""
+    loaded = ModelConfig(model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=512).hf_config
+    loaded.rope_parameters["partial_rotary_factor"] = 0.5
+    assert fingerprint_of(model, set_on_model={"hf_config": loaded}) == fingerprint_of(model)
+
+
+def test_the_maximum_length_counts_where_a_model_compares_it(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "long", rope_scaling=LONG | {"rope_theta": 10000.0})
+    short = fingerprint_of(model, max_model_len=512)
+    assert fingerprint_of(model, max_model_len=1024) == short
+    assert fingerprint_of(model, max_model_len=2048) != short
+
+
+def test_a_draft_with_kv_of_its_own_counts(model: Path, tmp_path: Path) -> None:
+    def with_draft(folder: Path) -> str:
+        draft = ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=512)
+        return fingerprint_of(model, speculative=SimpleNamespace(
+            uses_draft_kv_cache=lambda: True, method="eagle", draft_model_config=draft, draft_load_config=None))
+
+    draft = make_model(tmp_path / "draft")
+    before = with_draft(draft)
+    assert before != fingerprint_of(model)
+    flip(77)(draft)
+    assert with_draft(draft) != before
+
+
+# ---- digests on disk ----
+def test_digests_are_kept_private_and_used_again(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint_of(model)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(entry.stat().st_mode) for entry in cache.iterdir()] == [0o600]
+    monkeypatch.setattr(digests, "_digest_of_piece", None)  # nothing may be read
+    assert fingerprint_of(model) == before
+
+
+def test_damaged_entries_and_unwritable_folders_do_no_harm(
+        model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint_of(model)
+    for entry in cache.iterdir():
+        entry.write_bytes(b"\xff\xfe nonsense")
+    assert fingerprint_of(model) == before
+    make_model(model, rms_norm_eps=1e-6)  # equal content, written again
+    assert fingerprint_of(model) == before
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert fingerprint_of(model) == before
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent.parent / "another"))
+    assert fingerprint_of(model) == before
+
+
+@pytest.mark.parametrize("place", ["folder", "entry"])
+@pytest.mark.parametrize("fault", ["written by all", "another owner"])
+def test_digests_that_another_user_may_have_written_are_not_used(
+        place: str, fault: str, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint_of(model)
+    entry, = cache.iterdir()
+    signature, digest = entry.read_text().split("\n")
+    entry.write_text(f"{signature}\n{digest[::-1]}")
+    assert fingerprint_of(model) != before  # what is forged would be believed
+
+    path = cache if place == "folder" else entry
+    if fault == "written by all":
+        path.chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(path, 1, 1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert fingerprint_of(model) == before
+
+
+def test_weights_that_cannot_be_read_go_by_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> bytes:
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(digests, "_digest_of_piece", refuse)
+    assert f"model={model}@main " in fingerprint_of(model)
+
+
+def test_a_file_of_many_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "_PIECE_BYTES", 1000)
+    file = tmp_path / "weights.bin"
+    found = set()
+    for size in (0, 1, 999, 1000, 1001, 5000):
+        file.write_bytes(b"\0" * size)
+        found.add(digests.digest_of_files([file], "a test"))
+    assert len(found) == 6
+
+
+# ---- adapters and resets ----
+def make_adapter(folder: Path, content: bytes = b"one") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text('{"r": 8}')
+    (folder / "adapter_model.safetensors").write_bytes(content)
+    return folder
+
+
+def extras(source: RequestExtras, path: Path | str, number: int = 1, *, inplace: bool = False, three_d: bool = False,
+           salt: str | None = None, local: int = 0) -> str | None:
+    lora = LoRARequest("adapter", number, str(path), load_inplace=inplace, is_3d_lora_weight=three_d)
+    return source.of(SimpleNamespace(lora_request=lora, cache_salt=salt), local)  # type: ignore[arg-type]
+
+
+def test_adapters_are_told_apart_by_content(tmp_path: Path) -> None:
+    source = RequestExtras()
+    one = extras(source, make_adapter(tmp_path / "one"), 1)
+    copy = extras(source, make_adapter(tmp_path / "copy"), 2)
+    other = extras(source, make_adapter(tmp_path / "other", b"two"), 3)
+    scaled = make_adapter(tmp_path / "scaled")
+    (scaled / "adapter_config.json").write_text('{"r": 16}')
+    assert one == copy
+    assert len({one, other, extras(source, scaled, 4), extras(source, tmp_path / "one", 5, three_d=True),
+                extras(source, tmp_path / "one", 1, salt="s")}) == 5
+    assert extras(source, "/nowhere", 6) is None
+
+
+def test_an_adapter_that_is_loaded_again_in_place(tmp_path: Path) -> None:
+    source = RequestExtras()
+    path = make_adapter(tmp_path / "adapter")
+    before = extras(source, path)
+    assert extras(source, path, local=32) == before
+    make_adapter(path, b"two")
+    assert extras(source, path) is None  # nobody but the worker knows which content it has
+    now = extras(source, path, inplace=True)
+    assert now not in (None, before)
+    assert extras(source, path, inplace=True) == now
+    assert source.num_reloads == 1
+    assert extras(source, path, inplace=True, local=32) is None  # vLLM's prefix cache may have KV of the former content
+
+    moved = extras(source, make_adapter(tmp_path / "moved", b"three"), inplace=True)
+    assert moved not in (None, before, now)
+    assert extras(source, path) is None  # a request that came before the adapter was loaded from elsewhere
+
+
+def test_a_reset_changes_the_extras() -> None:
+    source = RequestExtras()
+    request: Any = SimpleNamespace(lora_request=None, cache_salt="s")
+    assert source.of(request) == "salt=s"
+    source.weights_epoch += 1
+    assert source.of(request) == "epoch=1;salt=s"

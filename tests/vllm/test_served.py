@@ -1,0 +1,254 @@
+"""Which of vLLM's kinds of KV are served, and the sentence that refuses each of the others; no server runs."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from kvferry._core import KvFerryError
+from kvferry.layout import CacheLayout, cache_layout
+from kvferry.served import served_specs, windows
+from vllm.v1 import kv_cache_interface as kinds
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+
+BLOCKS, HEADS, TOKENS, DIM = 3, 2, 32, 64
+SHAPE: dict[str, Any] = {"block_size": TOKENS, "num_kv_heads": HEADS, "head_size": DIM, "dtype": torch.float32}
+LATENT: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 576, "dtype": torch.float32}
+
+
+def config(dtype: torch.dtype = torch.float32, cache_dtype: str = "auto", context_parallel: int = 1) -> Any:
+    """What of a VllmConfig is asked for."""
+    return SimpleNamespace(
+        model_config=SimpleNamespace(dtype=dtype),
+        cache_config=SimpleNamespace(cache_dtype=cache_dtype, prefix_match_unit=None),
+        parallel_config=SimpleNamespace(prefill_context_parallel_size=1,
+                                        decode_context_parallel_size=context_parallel))
+
+
+def groups(*specs: KVCacheSpec) -> KVCacheConfig:
+    """A group for each spec; layers 0 to 2 are in the first, 3 to 5 in the second."""
+    names = [[f"model.layers.{3 * group + layer}.self_attn" for layer in range(3)] for group in range(len(specs))]
+    found = [KVCacheGroupSpec(layers, spec) for layers, spec in zip(names, specs, strict=True)]
+    return KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=found)
+
+
+def full(**changes: Any) -> FullAttentionSpec:
+    return FullAttentionSpec(**SHAPE | changes)
+
+
+def state(**changes: Any) -> kinds.MambaSpec:
+    """Convolution and state of a layer, in blocks as long as those of full()."""
+    return kinds.MambaSpec(**{
+        "block_size": TOKENS, "shapes": ((3, 40), (2, 64, 16)), "dtypes": (torch.bfloat16, torch.float32),
+        "mamba_cache_mode": "align", "page_size_padded": 4 * 2 * HEADS * TOKENS * DIM} | changes)
+
+
+FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+
+SERVED: dict[str, Callable[[], tuple[KVCacheSpec, ...]]] = {
+    "full": lambda: (full(),),
+    "latent": lambda: (kinds.MLAAttentionSpec(**LATENT),),
+    "windows": lambda: (full(), kinds.SlidingWindowSpec(**SHAPE, sliding_window=64)),
+    "windows kept whole": lambda: (full(sliding_window=64),),
+    "chunked local attention kept whole": lambda: (full(attention_chunk_size=64),),
+    "fp8": lambda: (full(dtype=torch.uint8),),
+    "state": lambda: (state(page_size_padded=None, shapes=((2, 64, 16),), dtypes=(torch.float32,)),),
+    "state beside attention": lambda: (state(), full(), state()),
+}
+WINDOWS = {"windows": [0, 64], "state": [TOKENS], "state beside attention": [TOKENS, 0, TOKENS]}
+
+REFUSED: dict[str, tuple[Callable[[], tuple[KVCacheSpec, ...]], str]] = {
+    "state without copies": (lambda: (full(), state(mamba_cache_mode="none")),
+                             "has layers with state, .* start vLLM with --enable-prefix-caching"),
+    "state and drafts": (lambda: (full(), state(num_speculative_blocks=2)), "together with speculative decoding"),
+    "state of another kind": (lambda: (state(mamba_type=MambaAttentionBackendEnum.SHORT_CONV),),
+                              "of the kind SHORT_CONV of vLLM; this version supports MAMBA2"),
+    "states at unlike places": (lambda: (state(), state(num_prefill_checkpoint_blocks=1,
+                                                        prefill_checkpoint_alignment=1)), "at unlike places"),
+    "state and windows": (lambda: (state(), kinds.SlidingWindowSpec(**SHAPE, sliding_window=64)),
+                          "beside sliding windows; this version supports one of them"),
+    "state in other blocks": (lambda: (full(), state(page_size_padded=None)), "supports groups of one size"),
+    "state in odd blocks": (lambda: (state(page_size_padded=None, shapes=((3, 5),), dtypes=(torch.float32,)),),
+                            "whose bytes are a multiple of the block size"),
+    "cross-attention": (lambda: (full(), kinds.CrossAttentionSpec(**SHAPE)), "has cross-attention to an encoder"),
+    "an encoder": (lambda: (kinds.EncoderOnlyAttentionSpec(**SHAPE),), "has attention of an encoder"),
+    "chunked local": (lambda: (full(), kinds.ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=64)),
+                      "has chunked local attention"),
+    "sinks": (lambda: (kinds.SinkFullAttentionSpec(**SHAPE, sink_len=4),), "has cached attention sinks"),
+    "windows of latents": (lambda: (kinds.SlidingWindowMLASpec(**LATENT, sliding_window=64),),
+                           "has latent attention with sliding windows"),
+    "sizes": (lambda: (kinds.UniformTypeKVCacheSpecs(block_size=TOKENS, kv_cache_specs={"a": full()}),),
+              "has layers with KV of different sizes"),
+    "prefix LM": (lambda: (full(non_causal=True),), "has attention that isn't causal"),
+    "compressed": (lambda: (kinds.MLAAttentionSpec(**LATENT, tokens_per_state=4),), "kept for 4 tokens at a time"),
+    "unequal heads": (lambda: (full(), full(num_kv_heads=1)), r"differ in \(block size, KV heads, head size, element"),
+    "unequal types": (lambda: (full(), full(dtype=torch.uint8)), "differ in .*torch.uint8"),
+    "unequal windows": (lambda: tuple(kinds.SlidingWindowSpec(**SHAPE, sliding_window=n) for n in (64, 128)),
+                        r"has sliding windows of \[64, 128\] tokens; this version supports one size"),
+    "no KV": (lambda: (), "this model keeps no KV"),
+}
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_is_served(kind: str) -> None:
+    specs = SERVED[kind]()
+    assert served_specs(groups(*specs), config()) == list(specs)
+    assert windows(list(specs)) == WINDOWS.get(kind, [0])
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_is_refused_with_a_sentence(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    make, sentence = REFUSED[kind]
+    with pytest.raises(KvFerryError, match=sentence):
+        served_specs(groups(*make()), config())
+    assert capfd.readouterr().err.count("kvferry: ") == 1
+
+
+def test_context_parallelism_is_refused() -> None:
+    with pytest.raises(KvFerryError, match="but not context parallelism"):
+        served_specs(groups(full()), config(context_parallel=2))
+
+
+def every_kind_of_vllm() -> set[str]:
+    found, queue = set(), [KVCacheSpec]
+    while queue:
+        queue += (below := queue.pop().__subclasses__())
+        found |= {kind.__name__ for kind in below if kind.__module__ == kinds.__name__}
+    return found
+
+
+def test_every_kind_has_words() -> None:
+    """A kind that a new version of vLLM adds is to be served, or to be given words."""
+    from kvferry import served
+
+    assert every_kind_of_vllm() - set(served._WORDS) == {
+        "AttentionSpec", "FullAttentionSpec", "MambaSpec", "MLAAttentionSpec", "SlidingWindowSpec"}
+
+
+def tensors(names: list[str], spec: FullAttentionSpec = full()) -> dict[str, torch.Tensor]:  # noqa: B008
+    shape = (BLOCKS, spec.num_kv_heads, spec.block_size, spec.head_size + spec.head_size_v)
+    return {name: torch.zeros(shape, dtype=spec.dtype) for name in names}
+
+
+def read(layout: CacheLayout, of: dict[str, torch.Tensor], layer: int, plane: int) -> torch.Tensor:
+    """K or V of a layer as [block, head, token, dim], by the layout's strides alone."""
+    name, _, *planes = layout.layers[layer]
+    base, *strides = planes[plane]
+    tensor = of[name]
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    size = layout.element_bytes
+    return whole.as_strided((layout.num_blocks, layout.num_kv_heads, tensor.shape[2], layout.head_dim),
+                            [stride // size for stride in strides], (base - whole.data_ptr()) // size)
+
+
+@pytest.mark.parametrize("cache_dtype", [*FP8, "auto"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_strides_of_a_cpu_read_what_its_kernel_wrote(dtype: torch.dtype, cache_dtype: str) -> None:
+    from vllm import _custom_ops as ops
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    isa = _get_attn_isa(dtype, TOKENS, DIM, cache_dtype)
+    if isa == "amx":
+        pytest.skip("AMX kernels interleave K")
+    spec = full(dtype=torch.uint8 if cache_dtype in FP8 else dtype)
+    of = tensors(groups(spec).kv_cache_groups[0].layer_names, spec)
+    layout = cache_layout(of, groups(spec), config(dtype, cache_dtype))
+    written = torch.randint(-8, 8, (2, BLOCKS * TOKENS, HEADS, DIM)).to(dtype)  # exact in every type
+    cache = list(of.values())[1].view(BLOCKS, HEADS, 2 * TOKENS, DIM).chunk(2, dim=2)
+    ops.cpu_attn_reshape_and_cache(written[0], written[1], *cache, torch.arange(BLOCKS * TOKENS), isa,
+                                   k_scale=1.0, v_scale=1.0, kv_cache_dtype=cache_dtype)
+    for plane in range(2):
+        found = read(layout, of, 1, plane)
+        found = found.view(FP8.get(cache_dtype, dtype))
+        expected = written[plane].reshape(BLOCKS, TOKENS, HEADS, DIM).transpose(1, 2)
+        assert torch.equal(found.to(torch.float32), expected.to(torch.float32))
+
+
+@pytest.mark.parametrize("kind", ["state", "state beside attention"])
+def test_strides_of_state_read_each_byte_of_a_page_in_order(kind: str) -> None:
+    made = groups(*SERVED[kind]())
+    of, pages = {}, {}
+    for group in made.kv_cache_groups:
+        spec = group.kv_cache_spec
+        for name in group.layer_names:
+            if isinstance(spec, kinds.MambaSpec):  # vLLM's view of a page ends with the states
+                pages[name] = torch.randint(0, 256, (BLOCKS, spec.page_size_bytes), dtype=torch.uint8)
+                of[name] = pages[name][:, : spec.state_content_size_bytes].unflatten(1, (1, 1, -1))
+            else:
+                of |= tensors([name])
+    layout = cache_layout(of, made, config())
+    for name, _, *planes in layout.layers:
+        if name not in pages:
+            continue
+        base = pages[name].data_ptr()
+        found = [pages[name].view(-1).as_strided(
+            (BLOCKS, layout.num_kv_heads, TOKENS, layout.head_dim, layout.element_bytes), (*strides, 1), start - base)
+            for start, *strides in planes[: layout.planes]]
+        assert torch.equal(torch.stack(found, dim=2).reshape(BLOCKS, -1), pages[name])
+
+
+def test_states_in_an_unknown_tensor_are_refused() -> None:
+    made = groups(*SERVED["state"]())
+    of = {name: torch.zeros(BLOCKS, 2, 64, 16) for name in made.kv_cache_groups[0].layer_names}
+    with pytest.raises(KvFerryError, match=r"states of layer .*\(3, 2, 64, 16\) and type torch.float32"):
+        cache_layout(of, made, config())
+
+
+def test_latents_of_a_cpu_are_refused() -> None:
+    spec = kinds.MLAAttentionSpec(**LATENT)
+    of = tensors(groups(spec).kv_cache_groups[0].layer_names, spec)
+    with pytest.raises(KvFerryError, match=r"has latent attention \(MLA\), which this version serves on GPUs only"):
+        cache_layout(of, groups(spec), config())
+
+
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float16"])
+def test_kv_of_another_type_than_the_cpu_kernels_is_refused(cache_dtype: str) -> None:
+    spec = full(dtype=getattr(torch, cache_dtype))
+    of = tensors(groups(spec).kv_cache_groups[0].layer_names, spec)
+    with pytest.raises(KvFerryError, match=f"KV of element type torch.{cache_dtype} from .*auto, fp8"):
+        cache_layout(of, groups(spec), config(cache_dtype=cache_dtype))
+
+
+@pytest.mark.parametrize("in_group", [False, True])  # vLLM's two model runners differ
+def test_layers_that_read_anothers_kv_are_left_out(in_group: bool) -> None:
+    made = groups(full(), full())
+    own = [name for group in made.kv_cache_groups for name in group.layer_names]
+    of = tensors(own)
+    of[own[3]] = of[own[0]]  # groups share memory, in different blocks
+    shared = {"model.layers.6.self_attn": own[1], "model.layers.7.self_attn": own[4]}
+    of |= {name: of[target] for name, target in shared.items()}
+    for (name, _), group in zip(shared.items(), made.kv_cache_groups, strict=True):
+        group.layer_names += [name] if in_group else []
+    layout = cache_layout(of, made, config())
+    assert [(name, group) for name, group, *_ in layout.layers] == [
+        (name, index // 3) for index, name in enumerate(own)]
+
+
+def test_a_layer_without_a_group_is_refused() -> None:
+    made = groups(full())
+    of = tensors([*made.kv_cache_groups[0].layer_names, "draft.layers.0.attn"])
+    with pytest.raises(KvFerryError, match=r"the layers draft\.layers\.0\.attn, but no KV cache group"):
+        cache_layout(of, made, config())
+
+
+def test_a_head_size_that_the_cpu_kernel_refuses_is_a_sentence() -> None:
+    spec = full(head_size=72)
+    of = tensors(groups(spec).kv_cache_groups[0].layer_names, spec)
+    with pytest.raises(KvFerryError, match=r"can't store KV of head size 72 .*choose other values for --dtype"):
+        cache_layout(of, groups(spec), config())
+
+
+@pytest.mark.parametrize("width", [TOKENS, 4 * DIM])
+def test_a_cpu_tensor_of_another_shape_is_refused(width: int) -> None:
+    of = {name: torch.zeros(BLOCKS, HEADS, TOKENS, width) for name in groups(full()).kv_cache_groups[0].layer_names}
+    with pytest.raises(KvFerryError, match=rf"has shape \(3, 2, 32, {width}\); this version supports \[blocks, 2"):
+        cache_layout(of, groups(full()), config())
+
+
+def test_layers_of_different_element_types_are_refused() -> None:
+    of = tensors(groups(full()).kv_cache_groups[0].layer_names)
+    of["model.layers.1.self_attn"] = torch.zeros(BLOCKS, HEADS, TOKENS, 2 * DIM, dtype=torch.float16)
+    with pytest.raises(KvFerryError, match="layers differ in"):
+        cache_layout(of, groups(full()), config())
