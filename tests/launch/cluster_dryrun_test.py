@@ -16,6 +16,7 @@ from kvferry_launch.cluster.start import Starter
 from kvferry_launch.paths import REPO
 
 SHORT: dict[str, Any] = {"name": "demo", "model": "org/model"}
+KEY = f"KVFERRY_CLUSTER_KEY_FILE={spec.run_folder(spec.make(SHORT, Path('/etc/demo.yaml')))}/cluster.key"
 GUARD = "launch/lib/kvferry_launch/node/guard.py"
 
 
@@ -42,15 +43,29 @@ def test_local() -> None:
     found = commands(lines(decode={"replicas": 2, "cores": ["0", "1"], "flags": ["--max-model-len", 1024],
                                    "extra": {"chunk_tokens": 128}, "env": {"A": "b c"}}))
     assert list(found) == ["controller", "prefill-0", "decode-0", "decode-1", "router"]
+    assert found["controller"][:2] == ["env", KEY]
     assert own(found["controller"]) == ["launch/controller", "--bind", "tcp://127.0.0.1:0", "--", "--http",
                                         "127.0.0.1:0", "--state", "none"]
+    assert found["decode-1"][:4] == ["env", KEY, "VLLM_CPU_OMP_THREADS_BIND=1", "A=b c"]
     assert own(found["decode-1"]) == [
-        "env", "VLLM_CPU_OMP_THREADS_BIND=1", "A=b c", "launch/decode", "--report", "--model", "org/model",
+        "launch/decode", "--report", "--model", "org/model",
         "--controller", "tcp://127.0.0.1:PORT", "--host", "127.0.0.1", "--port", "0", "--engine-id", "decode-1",
         "--kv-role", "kv_consumer", "--extra", "namespace=default", "--extra", "chunk_tokens=128", "--",
         "--max-model-len", "1024"]
+    assert found["router"][:2] == ["env", KEY]
     assert own(found["router"])[:3] == ["launch/cluster", "front", "--kind"]
     assert all(any(word.endswith(GUARD) for word in words) for words in found.values())
+
+
+def test_all_nodes_have_the_key_and_that_of_the_spec_wins() -> None:
+    for backend, number in {"local": 4, "mpi": 4, "slurm": 4, "ssh": 4}.items():
+        found = "\n".join(lines(on=backend, hosts=["a", "b"] if backend == "ssh" else None))
+        assert found.count("KVFERRY_CLUSTER_KEY_FILE=") == number, backend
+    words = commands(lines(env={"KVFERRY_CLUSTER_KEY_FILE": "/k"}))["prefill-0"]
+    assert [word for word in words if word.startswith("KVFERRY_CLUSTER")] == ["KVFERRY_CLUSTER_KEY_FILE=/k"]
+    ssh = {"on": "ssh", "hosts": ["a"], "ssh": {"path": "/opt/kv"}}
+    assert "\n".join(lines(**ssh)).count("--key-file /opt/kv/build/deployments/demo/cluster.key") == 4
+    assert "--key-file" not in "\n".join(lines(**ssh, env={"KVFERRY_CLUSTER_KEY_FILE": "/k"}))
 
 
 def test_it_says_that_failed_loads_are_recomputed() -> None:
@@ -115,11 +130,15 @@ def test_kubernetes_shows_what_kubectl_gets() -> None:
 
 @pytest.mark.parametrize("backend", ["local", "ssh", "slurm", "mpi", "kubernetes"])
 def test_nothing_is_written(backend: str, tmp_path: Path) -> None:
-    done = subprocess.run([*CLUSTER, "up", str(REPO / "launch/examples/cluster" / f"{backend}.yaml"), "--dry-run"],
+    (tmp_path / "config.json").write_text("{}")
+    example = (REPO / "launch/examples/cluster" / f"{backend}.yaml").read_text()
+    file = tmp_path / "example.yaml"
+    file.write_text(example.replace("build/models/toy", str(tmp_path)))
+    done = subprocess.run([*CLUSTER, "up", str(file), "--dry-run"],
                           env=os.environ | {"KVFERRY_DEPLOYMENTS": str(tmp_path / "run")}, capture_output=True,
                           text=True, check=True)
     assert done.stdout
-    assert not list(tmp_path.iterdir())
+    assert {found.name for found in tmp_path.iterdir()} == {"config.json", "example.yaml"}
 
 
 def test_each_entry_of_cores_is_one_nodes() -> None:
@@ -142,3 +161,20 @@ def test_a_restart_asks_for_the_port_that_the_others_know() -> None:
         words = planner.command(node, found, 5003)
         assert words[words.index("--port") + 1] == "5003"
     assert Starter(planner).start(decode.place, "x", ["y"])[-1] == "y"
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["render", "slurm.yaml", "--output", "folder"], "can't use folder: Is a directory"),
+    (["up", "logs.yaml"], "slurm.yaml: File exists"),
+    (["scale", "logs.yaml", "decode=\u00b2"], "'decode=\u00b2' is not prefill=N or decode=N"),
+])
+def test_what_can_not_be_used_is_one_sentence(words: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "slurm.yaml").write_text("name: a\nmodel: x\non: slurm\n")
+    (tmp_path / "logs.yaml").write_text("name: a\nmodel: x\nlogs: slurm.yaml\n")
+    done = subprocess.run([*CLUSTER, *words], cwd=tmp_path, env=os.environ | {"KVFERRY_DEPLOYMENTS": str(tmp_path)},
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("launch/cluster: ")
+    assert done.stderr.endswith(message + "\n")
+    assert done.stderr.count("\n") == 1

@@ -78,12 +78,27 @@ def test_a_server_knows_its_name_its_url_and_the_controller() -> None:
         "kv_load_failure_policy": "recompute", "engine_id": "$(POD_NAME)", "kv_connector_extra_config": {
             "controller": "tcp://demo-controller:14600", "namespace": "blue", "serves": "http://$(POD_IP):8100",
             "advertise_host": "$(POD_IP)"}}
-    assert [one["name"] for one in decode["env"]] == ["POD_NAME", "POD_IP"]
+    assert [one["name"] for one in decode["env"]] == ["POD_NAME", "POD_IP", "KVFERRY_CLUSTER_KEY_FILE"]
+
+
+@pytest.mark.parametrize("own_key", [False, True])
+def test_pods_of_members_mount_the_key_unless_the_file_names_one(own_key: bool) -> None:
+    env = {"env": {"KVFERRY_CLUSTER_KEY_FILE": "/k"}} if own_key else {}
+    found = objects(MINIMAL | env | {"router": {"kind": "proxy"}})
+    pods = [one["spec"]["template"]["spec"] for one in found if one["kind"] in ("StatefulSet", "Deployment")]
+    assert len(pods) == 4
+    for pod in pods:
+        given = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+        assert given["KVFERRY_CLUSTER_KEY_FILE"] == ("/k" if own_key else "/etc/kvferry/cluster.key")
+        assert pod.get("volumes", []) == ([] if own_key else [
+            {"name": "cluster-key", "secret": {"secretName": "demo-cluster-key", "defaultMode": 0o400}}])
+    door = container(by_name(objects(MINIMAL))["Deployment", "demo-router"])
+    assert "volumeMounts" not in door, "vllm-router is no member"
 
 
 @pytest.mark.parametrize(("ranks", "script"), [
-    (1, 'kvferry drain "$POD_NAME" --controller tcp://demo-controller:14600 --namespace default --timeout 30'),
-    (2, 'for rank in 0 1; do kvferry drain "${POD_NAME}_dp$rank" --controller tcp://demo-controller:14600 '
+    (1, 'kvferry drain "$POD_NAME" --force --controller tcp://demo-controller:14600 --namespace default --timeout 30'),
+    (2, 'for rank in 0 1; do kvferry drain "${POD_NAME}_dp$rank" --force --controller tcp://demo-controller:14600 '
         "--namespace default --timeout 30; done"),
 ])
 def test_a_pod_drains_itself_before_it_ends_and_has_the_time_to(ranks: int, script: str) -> None:
@@ -109,6 +124,8 @@ KUBECTL = """#!/bin/sh
 # Stands in for kubectl: keeps what it was told, has one ready pod between apply and delete.
 echo "$@" >> "$STANDIN/calls"
 case "$*" in
+  *"get secret"*) cat "$STANDIN/secret" 2> /dev/null || true;;
+  *"create secret"*) echo secret/created > "$STANDIN/secret";;
   *apply*) cat > "$STANDIN/applied"; touch "$STANDIN/up"; echo "service/demo-controller created";;
   *"get pods"*) if [ -e "$STANDIN/up" ]; then cat "$STANDIN/pods.json"; else echo '{"items": []}'; fi;;
   *delete*) cat > /dev/null; rm "$STANDIN/up"; echo deleted;;
@@ -135,6 +152,9 @@ def test_kubectl_is_given_the_manifests_and_takes_them_back_at_ctrl_c(tmp_path: 
     assert "ready: http://tested-router.serving:8000 inside the cluster" in deployment.text()
     assert (tmp_path / "applied").read_text() == deployment.call("render").stdout
     assert deployment.call("status").stdout.splitlines()[1].startswith("tested-decode-0 host-7 decode ready 10.0.0.9")
+    calls = (tmp_path / "calls").read_text()
+    assert calls.count("--namespace serving create secret generic tested-cluster-key --from-file=cluster.key=/") == 1
+    assert calls.index("create secret") < calls.index("apply")
     deployment.call("scale", "decode=3")
     assert "--namespace serving scale statefulset/tested-decode --replicas=3" in (tmp_path / "calls").read_text()
     deployment.signal(2)

@@ -55,6 +55,23 @@ def test_a_deployment_comes_up_answers_and_ends_at_ctrl_c(make: Make) -> None:
     deployment.none_left(within_s=2.0)
 
 
+def test_other_users_see_no_secret_of_a_node_on_this_host(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path, model="toy", env={"TOKEN": "hidden-7"}, prefill={"env": {"OTHER": "hidden-8"}})
+    deployment.mark = "TOKEN=hidden-7"
+    try:
+        deployment.start_ready()
+        running = marked("hidden-7")
+        assert len(running) >= 8, "a guard and a command each"
+        assert not [words for words in running.values() if "hidden" in words]
+        assert not marked("hidden-8").keys() - running.keys()
+        folder = tmp_path / "run" / "tested"
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert (folder / "cluster.key").stat().st_mode & 0o777 == 0o600
+        assert len(marked(f"KVFERRY_CLUSTER_KEY_FILE={folder}/cluster.key")) >= 6
+    finally:
+        deployment.clean_up()
+
+
 def test_nothing_outlives_a_launcher_that_is_killed(make: Make) -> None:
     deployment = make(decode={"flags": ["--stubborn"]})
     deployment.start_ready()
@@ -73,7 +90,7 @@ def test_a_node_that_dies_is_started_again_at_the_same_url(make: Make) -> None:
     eventually(lambda: deployment.status()["ready"], deployment.text)
     after = deployment.rows()["decode-0"]
     assert after["url"] == before["url"]
-    assert "restart 1 of 3: ended with status 137" in deployment.text()
+    assert "restart 1 of 3: ended by SIGKILL (kill -9, or" in deployment.text()
     assert served_by(deployment.url(), 1) == {"decode-0"}
 
 
@@ -104,6 +121,19 @@ def test_a_node_that_can_not_start_fails_with_its_reason_and_the_others_go_on(ma
     deployment.signal(signal.SIGTERM)
     assert deployment.wait_end() == 0
     deployment.none_left()
+
+
+def test_it_ends_with_a_reason_when_every_server_has_failed(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path, restart=0, prefill={"flags": ["--die-at-start"]},
+                            decode={"flags": ["--die-at-start"]})
+    try:
+        deployment.start()
+        assert deployment.wait_end() == 1
+        assert ("no prefill or decode server runs any more: prefill-0 ended with status 1: RuntimeError: this model "
+                f"does not fit ({tmp_path}/run/tested/logs/prefill-0.log)") in deployment.text()
+        deployment.none_left()
+    finally:
+        deployment.clean_up()
 
 
 def test_scale_adds_nodes_and_takes_them_while_requests_run(make: Make) -> None:

@@ -29,6 +29,10 @@ def run(one: Member, tmp_path: Path, code: str) -> None:
     (["ValueError: bad", "a.py:1: UserWarning: error"], "ValueError: bad"),
     (["launch/prefill: --model /x is not a folder", "bye"], "launch/prefill: --model /x is not a folder"),
     (["kvferry: key 'x' is unknown", "bye"], "kvferry: key 'x' is unknown"),
+    (["(EngineCore pid=7) kvferry: no answer", "RuntimeError: Engine core failed."], "kvferry: no answer"),
+    (["ERROR 11-23 [core.py:1] kvferry._core.KvFerryError: kvferry: no answer", "RuntimeError: failed"],
+     "kvferry: no answer"),
+    (["WARNING [a.py:1] kvferry: hand-offs are not signed", "RuntimeError: failed"], "RuntimeError: failed"),
     (["\x1b[31mERROR\x1b[0m here", "srun: error: vm: task 0: Exited with exit code 1"], "ERROR here"),
     ([], "it printed nothing"),
 ])
@@ -36,6 +40,20 @@ def test_the_last_complaint_is_the_reason(lines: list[str], reason: str, tmp_pat
     one = made("prefill")
     run(one, tmp_path, f"import sys\nfor line in {lines!r}: print(line)\nsys.exit(3)")
     assert one.detail == f"restart 1 of 2: ended with status 3: {reason}"
+
+
+@pytest.mark.parametrize(("end", "why"), [
+    ("os.kill(os.getpid(), 9)", "ended by SIGKILL (kill -9, or the host ran out of memory); its last line was: "
+                                "node registered"),
+    ("sys.exit(128 + 9)", "ended by SIGKILL (kill -9, or the host ran out of memory); its last line was: "
+                          "node registered"),
+    ("print('CUDA error: 7', flush=True); os.abort()", "ended by SIGABRT (a crash): CUDA error: 7"),
+    ("sys.exit(255)", "ended with status 255: node registered"),
+])
+def test_a_signal_is_told_by_its_name(end: str, why: str, tmp_path: Path) -> None:
+    one = made("prefill")
+    run(one, tmp_path, f"import os, sys\nprint('node registered', flush=True)\n{end}")
+    assert one.detail == f"restart 1 of 2: {why}"
 
 
 def test_it_is_given_up_after_its_restarts_and_waits_between_them(tmp_path: Path,

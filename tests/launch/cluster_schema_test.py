@@ -1,10 +1,13 @@
 """A deployment's YAML: short ones work, wrong ones are one sentence that names key, value and what is allowed."""
 
+import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kvferry_launch.cluster import spec
+from kvferry_launch.cluster.plan import Planner
 from kvferry_launch.cluster.schema import SpecError
 from kvferry_launch.paths import REPO
 
@@ -61,7 +64,13 @@ def test_flags_of_parallelism_come_before_the_users_own() -> None:
     ({"decode": {"flags": "--a"}}, "decode.flags is '--a', not a list of words"),
     ({"decode": {"env": {"A B": "1"}}}, "decode.env is {'A B': '1'}, not a map of environment variables to texts or "
                                         "numbers"),
-    ({"decode": {"extra": [1]}}, "decode.extra is [1], not a map of keys of kv_connector_extra_config to their values"),
+    ({"decode": {"extra": [1]}}, "decode.extra is [1], not a map of keys of kv_connector_extra_config to their values "
+                                 "in JSON"),
+    ({"decode": {"extra": {"a": date(2026, 1, 1)}}}, "decode.extra is {'a': datetime.date(2026, 1, 1)}, not a map of "
+                                                     "keys of kv_connector_extra_config to their values in JSON"),
+    ({"env": {"A": "x\0y"}}, "env is {'A': 'x\\x00y'}, not a map of environment variables to texts or numbers"),
+    ({"vllm": ["a\0"]}, "vllm is ['a\\x00'], not a list of words"),
+    ({"model": "~no-such-user/x"}, "'~no-such-user/x' begins with ~, but there is no such home folder"),
     ({"decode": {"extra": {"serves": "x"}}}, "decode.extra.serves is given, but the launcher sets it"),
     ({"decode": {"hosts_per_replica": 2}}, "decode.hosts_per_replica is 2, but 'on' is local; only kubernetes can "
                                            "spread a replica over hosts"),
@@ -90,19 +99,49 @@ def test_each_mistake_is_one_sentence(change: dict[str, Any], message: str) -> N
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("- a\n- b\n", "the file is ['a', 'b'], not a map of name, model,"),
-    ("name: [\n", "is not YAML: while parsing"),
+    (b"- a\n- b\n", "the file is ['a', 'b'], not a map of name, model,"),
+    (b"name: [\n", "is not YAML: while parsing"),
+    (b"", "name is missing"),
+    (b"\xff\xfe", "is not UTF-8 text: byte 0 is 0xff"),
+    (b"a: " + 5000 * b"[", "is nested too deeply"),
+    (b"name: a\nmodel: x\nname: b\n", "the key 'name' is there twice in one map"),
+    (b"name: a\nmodel: x\nprefill: {env: {A: 1, A: 2}}\n", "the key 'A' is there twice in one map"),
+    (b"name: a\nmodel: x\nhosts: [{a: 1, a: 2}]\n", "the key 'a' is there twice in one map"),
 ])
-def test_what_is_no_map_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_what_is_no_map_is_refused(text: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
-    file.write_text(text)
-    with pytest.raises(SpecError, match=message.replace("[", r"\[")):
+    file.write_bytes(text)
+    with pytest.raises(SpecError) as caught:
         spec.load(file)
+    assert message in str(caught.value)
+
+
+def test_a_map_may_change_what_it_merges(tmp_path: Path) -> None:
+    file = tmp_path / "merged.yaml"
+    file.write_text("name: a\nmodel: x\nprefill: &p {port: 7, replicas: 1}\ndecode: {<<: *p, port: 8}\n")
+    assert {name: role.port for name, role in spec.load(file).roles.items()} == {"prefill": 7, "decode": 8}
+
+
+def test_json_is_read_without_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    file = tmp_path / "deployment.json"
+    for text, message in (('{"name": "a", "name": "b"}', "the key 'name' is there twice"), ("{", "is not JSON: ")):
+        file.write_text(text)
+        with pytest.raises(SpecError, match=message):
+            spec.load(file)
+    file.write_text('{"name": "a", "model": "x"}')
+    assert spec.load(file).name == "a"
 
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(SpecError, match=r"can't read /no/such\.yaml: No such file or directory"):
         spec.load(Path("/no/such.yaml"))
+
+
+def test_the_local_example_can_be_scaled() -> None:
+    planner = Planner(spec.load(REPO / "launch" / "examples" / "cluster" / "local.yaml"))
+    nodes = planner.all()
+    assert [planner.engine(role, nodes).name for role in ("prefill", "decode")] == ["prefill-1", "decode-1"]
 
 
 def test_every_example_is_valid() -> None:

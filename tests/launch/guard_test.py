@@ -46,6 +46,29 @@ def test_all_that_descends_from_the_command_ends(mark: str, code: str, how: str)
     eventually(lambda: not marked(mark), lambda: str(marked(mark)), within_s=2.0)
 
 
+def test_the_key_on_stdin_is_written_for_its_owner_alone_and_dots_follow_it(tmp_path: Path) -> None:
+    file = tmp_path / "deployments" / "cluster.key"
+    show = [*GUARD, "--key-file", str(file), "--stdin", "--", sys.executable, "-c",
+            f"import sys; print(open({str(file)!r}).read().strip(), sys.stdin.readline())"]
+    for key in (b"first\n", b"second\n"):
+        with subprocess.Popen(show, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(key.hex().encode() + b"\n.\nline\n")
+            assert process.stdout.readline().split() == [key.strip(), b"line"]
+        assert file.stat().st_mode & 0o7777 == 0o600
+        assert [one.name for one in file.parent.iterdir()] == ["cluster.key"]
+
+
+@pytest.mark.parametrize(("sent", "reason"), [(b"", "sent no key"), (b"\n", "sent no key"), (b"xyz\n", "hexadecimal")])
+def test_without_a_key_nothing_is_started(sent: bytes, reason: str, tmp_path: Path) -> None:
+    done = subprocess.run([*GUARD, "--key-file", str(tmp_path / "k"), "--", "touch", str(tmp_path / "started")],
+                          input=sent, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert reason in done.stderr.decode()
+    assert not list(tmp_path.iterdir())
+
+
 def test_dots_are_a_sign_of_life(mark: str) -> None:
     process = start(mark, WAITING, "--silence", "1")
     assert process.stdin is not None

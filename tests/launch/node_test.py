@@ -26,6 +26,7 @@ def cpu_vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the interpreter is said to have; a test may change it."""
     found = {"cpu": "0.32.0", "vllm": "0.32.0", "kvferry": True}
     monkeypatch.setattr(node, "probe", lambda python: found)
+    monkeypatch.setattr(node.preflight, "check_settings", lambda *_, **__: 0)
     monkeypatch.delenv("KVFERRY_CONTROLLER", raising=False)
     return found
 
@@ -90,6 +91,13 @@ def test_a_python_without_kvferry_gets_the_build_on_its_path(model: Path, cpu_vl
     (["--model", "MODEL", "--port", "70000"], "70000, not one of 0 to 65535"),
     (["--model", "MODEL", "--extra", "chunk_tokens"], "'chunk_tokens', not KEY=VALUE"),
     (["--model", "MODEL", "surplus"], "'surplus' is not an option"),
+    (["--model", ""], "--model is empty"),
+    (["--model", "~no-such-user/x"], "--model ~no-such-user/x is not a folder"),
+    (["--model", 300 * "x"], "x is not a folder (File name too long)"),
+    (["--model", "MODEL", "--server", "a 'b"], "--server is 'a 'b', not words of a shell"),
+    (["--model", "MODEL", "--extra", "a=" + 3000 * "["], "--extra a is nested too deeply"),
+    (["--model", "MODEL", "--advertise-host", ""], "--advertise-host is empty"),
+    (["--model", "MODEL", "--port", "0", "--host", "a..b"], "--host is 'a..b', not an address of this host"),
 ])
 def test_bad_input_is_one_sentence_that_names_it(model: Path, words: list[str], message: str,
                                                  monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -121,6 +129,7 @@ def test_port_0_becomes_one_that_stays_ours(model: Path) -> None:
     (["--host", "0.0.0.0", "--advertise-host", "10.1.2.3"], "http://10.1.2.3:8200"),
     (["--host", "0.0.0.0", "--advertise-host", "localhost"], "http://127.0.0.1:8200"),
     (["--host", "0.0.0.0", "--advertise-host", "no-such-host.invalid"], "http://no-such-host.invalid:8200"),
+    (["--host", "0.0.0.0", "--advertise-host", "a..b"], "http://a..b:8200"),
     (["--host", "::1"], "http://[::1]:8200"),
     (["--extra", "serves=https://door"], "https://door"),
 ])

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 from kvferry_launch.proxy import bodies
-from kvferry_launch.proxy.nodes import HEALTH_INTERVAL_S
+from kvferry_launch.proxy.nodes import HEALTH_INTERVAL_S, LOST_SILENCE_S
 from kvferry_launch.proxy.streams import Stream, gives_the_same_again
 from proxy_stand_ins import DEADLINE_S, Cluster, eventually, run
 
 
-def test_a_bad_request_is_passed_on_unchanged() -> None:
+def test_a_refusal_is_passed_on_unchanged_and_no_json_is_refused() -> None:
     async def test(c: Cluster) -> None:
         async def refuse(_: web.Request) -> web.Response:
             return web.json_response({"error": {"message": "max_tokens is -1"}}, status=400)
@@ -20,9 +20,23 @@ def test_a_bad_request_is_passed_on_unchanged() -> None:
         c.prefills[0].on_request = refuse
         assert await c.post({"prompt": "a"}) == (400, {"error": {"message": "max_tokens is -1"}})
         assert c.num_got() == {"p0": 1, "p1": 0, "d0": 0, "d1": 0}
-        assert await c.post(b"{nonsense") == (400, {"error": "no JSON"})
+        for body in (b"{nonsense", b"[1]", b"[" * 100_000):
+            status, answer = await c.post(body)
+            assert (status, answer["error"]["message"]) == (400, "the body is not a JSON object")
+        assert c.num_got() == {"p0": 1, "p1": 0, "d0": 0, "d1": 0}, "what the proxy can't read it passes to nobody"
 
     run(test)
+
+
+def test_a_body_that_is_too_long_is_refused_with_the_limit() -> None:
+    async def test(c: Cluster) -> None:
+        assert (await c.post({"prompt": "a" * 900}))[0] == 200
+        status, answer = await c.post({"prompt": "a" * 1100})
+        assert (status, answer["error"]["message"]) == (413, "the body has more than 1024 bytes, the limit that "
+                                                             "--max-body sets")
+        assert c.num_got() == {"p0": 1, "p1": 0, "d0": 1, "d1": 0}
+
+    run(test, body_bytes_max=1024)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -235,5 +249,94 @@ def test_a_client_that_goes_away_ends_a_prefill_too() -> None:
         await asyncio.gather(asking, return_exceptions=True)
         await eventually(lambda: c.prefills[0].cancelled == 1)
         assert c.num_got()["d0"] == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_who_accepts_requests_but_never_answers_is_left_as_soon_as_the_controller_loses_it(kind: str) -> None:
+    async def test(c: Cluster) -> None:
+        victim, other = (c.prefills if kind == "prefill" else c.decodes)[:2]
+
+        async def never(_: web.Request) -> None:
+            await asyncio.Event().wait()
+
+        victim.on_request = never
+        asking = asyncio.create_task(c.post({"prompt": "a"}))
+        await eventually(lambda: len(victim.got) == 1)
+        c.controller.servers.remove(victim)
+        lost_at = asyncio.get_running_loop().time()
+        status, answer = await asking
+        assert status == 200, answer
+        assert asyncio.get_running_loop().time() - lost_at < 5.0
+        assert (len(victim.got), len(other.got)) == (1, 1)
+        assert (await c.post({"prompt": "a"}))[0] == 200
+        assert len(victim.got) == 1, "a lost server gets nothing new, though its health page answers"
+        await eventually(lambda: victim.cancelled == 1)
+        c.controller.servers.append(victim)
+        await victim.kill()
+
+    run(test)
+
+
+def test_a_server_that_the_controller_has_lost_goes_on_with_an_answer_that_it_still_sends() -> None:
+    async def test(c: Cluster) -> None:
+        victim = c.decodes[0]
+        victim.texts = [f" {number}" for number in range(4)]
+        victim.hold.clear()
+        async with c.session.post(c.url + bodies.COMPLETIONS, json={"prompt": "a", "stream": True}) as answer:
+            await answer.content.readany()
+            c.controller.servers.remove(victim)
+            await eventually(lambda: "d0" not in c.door.nodes.known)
+            victim.pause_s = LOST_SILENCE_S / 2
+            victim.hold.set()
+            rest = (await answer.content.read()).decode()
+        assert rest.endswith("[DONE]\n\n")
+        assert "error" not in rest
+        c.controller.servers.append(victim)
+        await eventually(lambda: "d0" in c.door.nodes.known and c.door.nodes.known["d0"].ready)
+
+    run(test)
+
+
+def test_the_only_decode_server_has_time_to_come_back() -> None:
+    """It may just have been too short of processor time to send heartbeats."""
+    async def test(c: Cluster) -> None:
+        only, spare = c.decodes
+        await spare.kill()
+        c.controller.servers.remove(spare)
+        resumed = asyncio.Event()
+
+        async def wait(_: web.Request) -> None:
+            await resumed.wait()
+
+        only.on_request = wait
+        early = asyncio.create_task(c.post({"prompt": "a"}))
+        await eventually(lambda: len(only.got) == 1)
+        c.controller.servers.remove(only)
+        await eventually(lambda: "d0" not in c.door.nodes.known)
+        late = asyncio.create_task(c.post({"prompt": "b"}))
+        await asyncio.sleep(2 * LOST_SILENCE_S)
+        assert not early.done() and not late.done()
+        c.controller.servers.append(only)
+        resumed.set()
+        assert [status for status, _ in (await early, await late)] == [200, 200]
+
+    run(test)
+
+
+def test_a_client_that_goes_away_while_its_server_is_lost_is_not_served_elsewhere() -> None:
+    async def test(c: Cluster) -> None:
+        c.decodes[0].hold.clear()
+        asking = asyncio.create_task(c.post({"prompt": "a"}))
+        await eventually(lambda: len(c.decodes[0].got) == 1)
+        node = c.door.nodes.known["d0"]
+        (task,) = node.waits._heard_at
+        node.waits.end_silent(0.0)
+        task.cancel()
+        await eventually(lambda: not node.waits)
+        await eventually(lambda: c.decodes[0].cancelled == 1)
+        await asyncio.gather(asking, return_exceptions=True)
+        assert c.num_got()["d1"] == (0 if hasattr(task, "uncancel") else 1)
 
     run(test)

@@ -2,16 +2,23 @@
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from kvferry.tickets import PUSH_TARGET, signer_of
+from kvferry_launch.node.cluster_key import ensure_key
 from kvferry_launch.paths import REPO
 from kvferry_launch.proxy import adapters, bodies, nodes
+from kvferry_launch.proxy.main import signing
 from kvferry_launch.proxy.nodes import HEALTH_INTERVAL_S
 from proxy_stand_ins import DEADLINE_S, TOKENS, Cluster, FakeVllm, eventually, run
 
@@ -98,6 +105,26 @@ def test_models_health_and_metrics() -> None:
     run(test)
 
 
+def test_each_request_has_one_line_with_its_servers_and_where_its_time_went(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvferry.proxy")
+
+    async def test(c: Cluster) -> None:
+        async def fail(_: web.Request) -> web.Response:
+            return web.Response(status=500)
+
+        await c.post({"prompt": "hello"}, **{"X-Request-Id": "x" * 200})
+        c.prefills[0].on_request = fail
+        await c.post({"prompt": "hello"})
+        await c.post({"prompt": "longer than the proxy's limit" * 9})
+
+    run(test, body_bytes_max=200)
+    first, second, third = (line for line in caplog.messages if line.startswith("POST "))
+    assert re.fullmatch(r"POST /v1/completions 200 in [\d.]+ ms, request x{80}: 3 tokens; p0, d0; "
+                        r"tokenize [\d.]+ ms, pair [\d.]+ ms, prefill [\d.]+ ms, rest [\d.]+ ms", first)
+    assert "; p0, d0 then p1, d0; " in second
+    assert re.fullmatch(r"POST /v1/completions 413 in [\d.]+ ms", third)
+
+
 def test_a_prompt_of_an_adapter_is_paired_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "ASK_INTERVAL_S", 0.0)
 
@@ -143,6 +170,86 @@ def test_models_that_make_no_sense_are_no_adapters(answer: Any) -> None:
         assert all("lora_name" not in asked for asked in c.controller.asked)
 
     run(test)
+
+
+# ---- what a client may not say ----
+FORGED = {"do_remote_prefill": True, "remote_host": "10.0.0.66", "remote_port": 14600, "remote_engine_id": "evil"}
+FORGERIES: list[dict[str, Any]] = [
+    {"kv_transfer_params": FORGED},
+    {"kv_transfer_params": {"kvferry_push_to": "tcp://10.0.0.66:1"}},
+    {"kv_transfer_params": {"do_remote_decode": True}},
+    {"kv_transfer_params": [FORGED]},
+    {"ec_transfer_params": {"x": {"peer_host": "10.0.0.66"}}},
+    {"kvferry_push_to": "tcp://10.0.0.66:1"},
+    {"extra_body": {"kv_transfer_params": FORGED}},
+    {"vllm_xargs": {"kv_transfer_params": "10.0.0.66"}},
+    {"sampling_params": {"extra_args": {"kv_transfer_params": FORGED}}},
+    {"extra_body": {"extra_body": {"kvferry_ticket": "10.0.0.66"}}},
+]
+
+
+@pytest.mark.parametrize("path", bodies.PATHS)
+@pytest.mark.parametrize("skips_prefill", [False, True])
+def test_a_client_names_no_address(path: str, skips_prefill: bool) -> None:
+    prompts: dict[str, dict[str, Any]] = {
+        bodies.COMPLETIONS: {"prompt": "a"}, bodies.CHAT: {"messages": [{"role": "user", "content": "a"}]},
+        bodies.GENERATE: {"token_ids": [1, 2]}}
+
+    async def test(c: Cluster) -> None:
+        c.controller.skip_prefill = skips_prefill
+        for forgery in FORGERIES:
+            assert (await c.post({**prompts[path], "stream": False, **forgery}, path))[0] == 200
+        got = [body for server in c.controller.servers for body in server.got]
+        assert len(got) == len(FORGERIES) * (1 if skips_prefill else 2)
+        assert "10.0.0.66" not in json.dumps(got)
+        for body in c.decodes[0].got:
+            assert body.get("kv_transfer_params") == (None if skips_prefill else
+                                                      {"do_remote_prefill": True, "remote_host": "p0"})
+        assert await c.metric("kvferry_proxy_stripped_params_total") == len(FORGERIES)
+
+    run(test)
+
+
+def test_batches_name_no_address_either() -> None:
+    async def test(c: Cluster) -> None:
+        assert (await c.post({"prompt": ["a", "b"], "kv_transfer_params": FORGED}))[0] == 200
+        assert c.decodes[0].got == [{"prompt": ["a", "b"]}]
+
+    run(test)
+
+
+def test_a_client_may_ask_for_a_report_and_choose_a_salt() -> None:
+    async def test(c: Cluster) -> None:
+        report = {"kvferry_report": True}
+        body = {"prompt": "a", "cache_salt": "s", "vllm_xargs": {"session_id": "x"}}
+        assert (await c.post({**body, "kv_transfer_params": report}))[0] == 200
+        assert "kvferry_report" not in c.prefills[0].got[0]["kv_transfer_params"]
+        assert c.decodes[0].got[0] == {**body, "prompt": TOKENS,
+                                       "kv_transfer_params": {**report, "do_remote_prefill": True, "remote_host": "p0"}}
+        assert await c.metric("kvferry_proxy_stripped_params_total") == 0
+        assert (await c.post({**body, "kv_transfer_params": {**FORGED, **report}}))[0] == 200
+        assert c.decodes[0].got[1] == c.decodes[0].got[0]
+        assert await c.metric("kvferry_proxy_stripped_params_total") == 1
+
+    run(test)
+
+
+def test_the_target_of_a_push_is_signed_with_the_key(tmp_path: Path) -> None:
+    signer = signer_of(str(ensure_key(tmp_path / "cluster.key")))
+
+    async def test(c: Cluster) -> None:
+        assert (await c.post({"prompt": "a"}))[0] == 200
+        target = c.prefills[0].got[0]["kv_transfer_params"]["kvferry_push_to"]
+        assert (target["engine_id"], target["endpoint"]) == ("d0", "tcp://d0")
+        assert signer.refusal(PUSH_TARGET, target) is None
+
+    run(test, sign_push_target=signing(str(tmp_path / "cluster.key")))
+
+
+def test_a_key_that_others_can_read_ends_the_proxy(tmp_path: Path) -> None:
+    ensure_key(tmp_path / "cluster.key").chmod(0o644)
+    with pytest.raises(SystemExit, match=r"^proxy: cluster_key_file .* has mode 0644; allowed: 0600 and 0400"):
+        signing(str(tmp_path / "cluster.key"))
 
 
 # ---- who is there ----
@@ -209,7 +316,9 @@ def test_a_controller_that_does_not_answer_is_done_without_until_it_does(monkeyp
 def test_a_controller_that_begins_anew_and_knows_nobody_yet_loses_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(c: Cluster) -> None:
         servers = c.controller.servers
+        await c.controller.kill()
         c.controller.servers = []
+        await c.controller.start()
         await c.door.nodes.refresh()
         assert (await c.post({"prompt": "a"}))[0] == 200
         c.controller.servers = servers[1:]
@@ -220,6 +329,7 @@ def test_a_controller_that_begins_anew_and_knows_nobody_yet_loses_no_server(monk
         await c.door.nodes.refresh()
         assert "d1" not in c.door.nodes.known, "it was drained, so it has left"
         c.controller.servers = []
+        c.controller.began_at = time.monotonic()
         c.door.nodes.failed(c.door.nodes.known["p0"])
         await c.door.nodes.refresh()
         assert set(c.door.nodes.known) == {"p1", "d0"}, "who failed and is not named is gone"
@@ -314,8 +424,12 @@ def test_the_program_says_where_it_listens_and_ends_when_its_requests_have() -> 
 
 @pytest.mark.parametrize(("flags", "word"), [
     (["--controller", "tcp://h:1"], "--controller is 'tcp://h:1'"),
+    (["--controller", "http://["], "--controller is 'http://['"),
+    (["--controller", "http://"], "--controller is 'http://'"),
+    (["--controller", "http://h:x"], "--controller is 'http://h:x'"),
     (["--port", "70000"], "--port is 70000"),
     (["--tries", "0"], "--tries is 0"),
+    (["--max-body", "0"], "--max-body is 0"),
 ])
 def test_bad_options_are_named(flags: list[str], word: str, capsys: pytest.CaptureFixture[str]) -> None:
     from kvferry_launch.proxy.main import parse

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvferry_launch.node.cluster_key import ensure_key
 from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import LOGS, REPO
 from kvferry_launch.process import ManagedProcess, free_port, stop_all
@@ -40,7 +41,9 @@ class ProxyDeployment:
     def start(self) -> None:
         self.http = f"127.0.0.1:{free_port()}"
         self.controller = Controller(f"{self.name}-controller", log_folder=TEST_LOGS,
-                                     flags=("--state", "none", "--http", self.http))
+                                     flags=("--state", "none", "--http", self.http),
+                                     key_file=ensure_key(TEST_LOGS / f"{self.name}.key"))
+        self.key = self.controller.member_env
         self.controller.start()
         self.processes.append(self.controller.process)
         self.controller.wait_ready()
@@ -50,7 +53,7 @@ class ProxyDeployment:
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, str(REPO / "launch" / "proxy"), "--port", str(port),
                    "--controller", f"http://{self.http}"]
-        self.proxy = ManagedProcess(self.name, command, {}, TEST_LOGS / f"{self.name}.log")
+        self.proxy = ManagedProcess(self.name, command, self.key, TEST_LOGS / f"{self.name}.log")
         self.proxy.start()
         self.processes.append(self.proxy)
         for server in (self.prefill, *self.decodes):
@@ -67,7 +70,8 @@ class ProxyDeployment:
         port = free_port()
         extra = {"serves": f"http://127.0.0.1:{port}"} | self.extra
         config = self.connector.config(role, self.controller.address, name, extra)
-        server = VllmServer(f"{self.name}-{name}", self.model, ANY_CORE, config, port=port, log_folder=TEST_LOGS)
+        server = VllmServer(f"{self.name}-{name}", self.model, ANY_CORE, config, env=self.key, port=port,
+                            log_folder=TEST_LOGS)
         server.start()
         self.processes.append(server.process)
         return server

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -62,6 +63,8 @@ class FakeVllm(StandIn):
         self.answers_health.set()
         self.hold = asyncio.Event()  # streams stop after the first event until it is set
         self.hold.set()
+        self.hold_first = False  # they stop before it too
+        self.pause_s = 0.0  # between the events of a stream
         self.texts: list[str] = []  # of a stream's events, where they look as vLLM's
         self.on_request: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None
         self.app.add_routes([web.post(path, self._generate) for path in bodies.PATHS])
@@ -107,6 +110,8 @@ class FakeVllm(StandIn):
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        if self.hold_first:
+            await self.hold.wait()
         for number, text in enumerate(self.texts):
             last = number == len(self.texts) - 1
             where = {"delta": {"content": text}} if request.path == bodies.CHAT else {"text": text}
@@ -114,6 +119,7 @@ class FakeVllm(StandIn):
             event = {"id": f"of-{self.name}", "created": 1, "choices": [choice]}
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
             await self.hold.wait()
+            await asyncio.sleep(self.pause_s)
         if self.texts:
             await response.write(b'data: {"choices": [], "usage": {"completion_tokens": 6}}\n\ndata: [DONE]\n\n')
             return response
@@ -132,14 +138,20 @@ class FakeController(StandIn):
         self.servers: list[FakeVllm] = []
         self.draining: set[str] = set()
         self.skip_prefill = False
+        self.began_at = time.monotonic()
         self.answers = asyncio.Event()
         self.answers.set()
         self.asked: list[dict[str, Any]] = []
         self.app.add_routes([web.get("/nodes", self._nodes), web.post("/pair", self._pair)])
 
+    async def start(self) -> None:
+        self.began_at = time.monotonic()
+        await super().start()
+
     async def _nodes(self, _: web.Request) -> web.Response:
         await self.answers.wait()
-        return web.json_response({"nodes": [
+        uptime_ms = int(1000 * (time.monotonic() - self.began_at))
+        return web.json_response({"uptime_ms": uptime_ms, "nodes": [
             {"namespace": "default", "engine_id": server.name, "role": server.role, "serves": server.url,
              "endpoint": f"tcp://{server.name}", "draining": server.name in self.draining, "load": 0, "chunks": 0}
             for server in self.servers]})

@@ -21,8 +21,8 @@ class Child(ManagedProcess):
     The output is appended to the log; lines() returns the lines since start() that it has not returned yet.
     """
 
-    def __init__(self, name: str, command: list[str], log: Path) -> None:
-        super().__init__(name, command, {}, log)
+    def __init__(self, name: str, command: list[str], log: Path, env: dict[str, str] | None = None) -> None:
+        super().__init__(name, command, env or {}, log)
         self._offset = 0
         self._pending = b""
         self.last_line = ""
@@ -33,7 +33,8 @@ class Child(ManagedProcess):
         with self.log.open("ab") as out:
             self._offset = out.tell()
             self._process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT,
-                                             start_new_session=True, preexec_fn=_die_with_parent)
+                                             env=os.environ | self.env, start_new_session=True,
+                                             preexec_fn=_die_with_parent)
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
 

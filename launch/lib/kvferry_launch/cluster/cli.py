@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import re
 import shlex
 import sys
 import time
@@ -17,6 +19,7 @@ from kvferry_launch.cluster.schema import BACKENDS, SpecError
 from kvferry_launch.cluster.spec import Spec, load, run_folder
 from kvferry_launch.cluster.start import dry_run_of
 from kvferry_launch.cluster.up import Deployment, wait_until_gone
+from kvferry_launch.node import preflight
 
 STOP_WITHIN_S = 120.0
 POLL_S = 0.5
@@ -34,6 +37,10 @@ def main() -> NoReturn:
         sys.exit(run(arguments))
     except SpecError as error:
         sys.exit(f"launch/cluster: {error}")
+    except OSError as error:
+        if error.filename is None:
+            raise
+        sys.exit(f"launch/cluster: can't use {error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -95,6 +102,7 @@ def after_dashes(words: list[str]) -> list[str]:
 
 def up(arguments: argparse.Namespace) -> int:
     spec = load(arguments.file, arguments.on)
+    check_before(spec)
     if arguments.dry_run:
         print("\n".join(dry_run(spec)))
         return 0
@@ -107,6 +115,20 @@ def up(arguments: argparse.Namespace) -> int:
     if spec.on == "mpi":
         return job.run_mpi(spec, uuid.uuid4().hex[:12])
     return Deployment(spec, arguments.json).run()
+
+
+def check_before(spec: Spec) -> None:
+    """Checks what the servers would find only in their start, as far as this host knows it. Errors: SpecError."""
+    is_path = spec.model.startswith(("/", ".", "~")) or spec.model.count("/") > 1
+    if spec.on == "local" and is_path and not (Path(spec.model) / "config.json").exists():
+        raise SpecError(f"model is '{spec.model}', not a folder with a config.json, seen from the file or the checkout")
+    own = {name: value for name, value in os.environ.items() if not name.startswith("KVFERRY_")}
+    for role in spec.roles.values():
+        try:
+            preflight.check_settings(sys.executable, {"namespace": spec.namespace} | role.extra,
+                                     own | spec.env | role.env, with_key=False)
+        except preflight.NodeError as error:
+            raise SpecError(f"{role.name}.extra: {error}") from error
 
 
 def dry_run(spec: Spec) -> list[str]:
@@ -140,7 +162,7 @@ def scale(arguments: argparse.Namespace) -> int:
     wanted: dict[str, int] = {}
     for word in arguments.to:
         role, _, number = word.partition("=")
-        if role not in ENGINE_ROLES or not number.isdigit():
+        if role not in ENGINE_ROLES or not re.fullmatch(r"[0-9]{1,9}", number):
             raise SpecError(f"'{word}' is not prefill=N or decode=N")
         wanted[role] = int(number)
     if spec.on == "kubernetes":

@@ -9,10 +9,11 @@ import time
 from typing import Any
 
 from kvferry_launch.cluster import status as status_lines
-from kvferry_launch.cluster.kubernetes import manifests, render
+from kvferry_launch.cluster.kubernetes import has_key, key_secret, manifests, render
 from kvferry_launch.cluster.plan import ENGINE_ROLES
 from kvferry_launch.cluster.schema import SpecError
-from kvferry_launch.cluster.spec import Spec
+from kvferry_launch.cluster.spec import Spec, run_folder
+from kvferry_launch.node.cluster_key import KEY_NAME, ensure_key
 from kvferry_launch.process import noted_signals
 
 POLL_S = 2.0
@@ -49,6 +50,7 @@ def up(spec: Spec, as_json: bool) -> int:
     view = status_lines.StatusView(as_json)
     is_told = False
     try:
+        ensure_secret(spec)
         for line in call(spec, "apply", "-f", "-", text=render(spec)).splitlines():
             view.say(f"# {line}")
         while not ends:
@@ -63,6 +65,14 @@ def up(spec: Spec, as_json: bool) -> int:
         view.say("stopping")
         down(spec)
     return 0
+
+
+def ensure_secret(spec: Spec) -> None:
+    """Makes the Secret with the cluster key unless it is there. It stays, so that pods of an earlier `up` fit."""
+    name = key_secret(spec)
+    if has_key(spec) and not call(spec, "get", "secret", name, "--ignore-not-found", "-o", "name").strip():
+        file = ensure_key(run_folder(spec) / KEY_NAME)
+        call(spec, "create", "secret", "generic", name, f"--from-file={KEY_NAME}={file}")
 
 
 def front_url(spec: Spec) -> str:

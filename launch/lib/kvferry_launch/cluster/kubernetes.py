@@ -10,12 +10,14 @@ from typing import Any
 
 from kvferry_launch.cluster.plan import ENGINE_ROLES, RECOMPUTE
 from kvferry_launch.cluster.spec import Role, Spec
+from kvferry_launch.node.cluster_key import KEY_ENV, KEY_NAME
 from kvferry_launch.node.vllm import API_SERVER, KVFERRY_CONNECTOR
 
 CONTROLLER_PORT = 14600
 CONTROLLER_HTTP = 14680
 ENGINE_PORT = 8100  # equal for both roles, because pods have their own addresses and vllm-router takes one port
 ROUTER_PORT = 8000
+KEY_FOLDER = "/etc/kvferry"
 GRACE_S = 120  # added to the drain's limit, for the last requests
 Object = dict[str, Any]
 
@@ -32,7 +34,31 @@ def render(spec: Spec) -> str:
     import yaml  # other commands that read only JSON work without it
 
     text = "---\n".join(yaml.safe_dump(one, sort_keys=False, width=1000) for one in manifests(spec))
-    return f"# {RECOMPUTE}\n{text}"
+    make = (f"# The pods wait for their cluster key: kvferry keygen {KEY_NAME}; kubectl --namespace "
+            f"{spec.raw['kubernetes']['namespace']} create secret generic {key_secret(spec)} --from-file={KEY_NAME}\n")
+    return f"# {RECOMPUTE}\n{make if has_key(spec) else ''}{text}"
+
+
+def key_secret(spec: Spec) -> str:
+    return f"{spec.name}-cluster-key"
+
+
+def has_key(spec: Spec) -> bool:
+    """Returns whether pods mount the Secret with the cluster key: not if the deployment's file names a key itself."""
+    return KEY_ENV not in spec.env
+
+
+def with_key(spec: Spec, inside: Object) -> Object:
+    """Returns a pod whose containers have the cluster key."""
+    if has_key(spec):
+        # Root alone reads the file, because kvferry refuses a key that a group can read.
+        inside["volumes"] = [{"name": "cluster-key",
+                              "secret": {"secretName": key_secret(spec), "defaultMode": 0o400}}]
+        for one in inside["containers"]:
+            one["env"] = [*one["env"], {"name": KEY_ENV, "value": f"{KEY_FOLDER}/{KEY_NAME}"}]
+            one["volumeMounts"] = [*one.get("volumeMounts", []),
+                                   {"name": "cluster-key", "mountPath": KEY_FOLDER, "readOnly": True}]
+    return inside
 
 
 def controller(spec: Spec) -> list[Object]:
@@ -48,7 +74,7 @@ def controller(spec: Spec) -> list[Object]:
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": spec.raw["kubernetes"]["storage"]}}}}]
     return [service(spec, "controller", {"kvferry": port, "http": http}),
-            stateful_set(spec, "controller", 1, {"containers": [pod]}, claims)]
+            stateful_set(spec, "controller", 1, with_key(spec, {"containers": [pod]}), claims)]
 
 
 def engine(spec: Spec, role: Role) -> list[Object]:
@@ -59,12 +85,12 @@ def engine(spec: Spec, role: Role) -> list[Object]:
     pod["env"] = pod_env() + pod["env"] + [{"name": name, "value": value} for name, value in role.env.items()]
     pod["startupProbe"] = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 5,
                            "failureThreshold": max(1, spec.ready_timeout_s // 5)}
-    drain = ["kvferry", "drain", "$POD_NAME", "--controller", controller_address(spec), "--namespace",
+    drain = ["kvferry", "drain", "$POD_NAME", "--force", "--controller", controller_address(spec), "--namespace",
              spec.namespace, "--timeout", str(spec.drain_timeout_s)]
     pod["lifecycle"] = {"preStop": {"exec": {"command": ["/bin/sh", "-c", drain_script(role, drain)]}}}
     if gpus:
         pod["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
-    inside: Object = {"terminationGracePeriodSeconds": spec.drain_timeout_s + GRACE_S, "containers": [pod]}
+    inside = with_key(spec, {"terminationGracePeriodSeconds": spec.drain_timeout_s + GRACE_S, "containers": [pod]})
     head = service(spec, role.name, {"http": port}, headless=True)
     if role.hosts_per_replica == 1:
         return [head, stateful_set(spec, role.name, role.replicas, inside, [])]
@@ -135,6 +161,8 @@ def router(spec: Spec) -> list[Object]:
     pod = container(spec, "router", [*command, "--host", "0.0.0.0", "--port", str(port), *flags], {"http": port},
                     probe_path="/health", probe_port=port)
     inside: Object = {"containers": [pod]}
+    if raw["kind"] == "proxy":
+        inside = with_key(spec, inside)
     if account:
         inside["serviceAccountName"] = f"{spec.name}-router"
     return [*account, service(spec, "router", {"http": port}), {

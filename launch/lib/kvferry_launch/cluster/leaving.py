@@ -21,12 +21,13 @@ class Leaving:
     `drain` is a command that ends when the node may be stopped; if it fails, that is reported and the node is removed.
     """
 
-    def __init__(self, member: Member, drain: list[str], log: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, member: Member, drain: list[str], env: dict[str, str], log: Path,
+                 tell: Callable[[str], None]) -> None:
         self.member = member
         member.leaving = True
         self._settled_at = time.monotonic() + (SETTLE_S if member.url else 0.0)
         self._tell = tell
-        self._task = Child(f"{member.node.name}-leaving", drain, log) if member.url else None
+        self._task = Child(f"{member.node.name}-leaving", drain, log, env) if member.url else None
         member.become(DRAINING)
 
     def step(self) -> None:
@@ -63,8 +64,9 @@ def drain_node(arguments: argparse.Namespace) -> int:
         return 1
     status = 0
     for name in arguments.names:
-        status |= subprocess.run([binary, "drain", name, "--controller", arguments.controller, "--namespace",
-                                  arguments.namespace, "--timeout", str(arguments.timeout)], check=False).returncode
+        status |= subprocess.run([binary, "drain", name, "--force", "--controller", arguments.controller,
+                                  "--namespace", arguments.namespace, "--timeout", str(arguments.timeout)],
+                                 check=False).returncode
     if not serving.wait_idle(arguments.url, arguments.timeout):
         print(f"requests still run at {arguments.url} after {arguments.timeout:.0f} s", flush=True)
         status = 1

@@ -1,6 +1,7 @@
 """One node of a running deployment: its state, its reports, the time of its next restart."""
 
 import re
+import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,9 @@ LISTENS = re.compile(r"kvferry controller listening on (tcp://\S+)")
 HTTP = re.compile(r"\bHTTP on (\S+)$")
 COMPLAINT = re.compile(r"^(?!.*warning|srun: |slurmstepd: )"  # lines of Slurm and warnings do not explain a node's end
                        r"(.*(error\b|exception\b|refused|denied|can't|cannot)|kvferry.*: |launch/\w+: )", re.IGNORECASE)
+OWN_REASON = re.compile(r"(?:^(?:\(\w+ pid=\d+\) )?|KvFerryError: )(kvferry: .*)")  # vLLM's own errors follow it
+SIGNAL_HINTS = {"SIGKILL": " (kill -9, or the host ran out of memory)", "SIGSEGV": " (a crash)",
+                "SIGABRT": " (a crash)"}
 BACK_OFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 FORGIVEN_AFTER_S = 300.0  # seconds of being ready after which its restarts count from 0 again
 
@@ -27,6 +31,17 @@ STOPPING = "stopping"
 RESTARTING = "restarting"
 FAILED = "failed"
 STOPPED = "stopped"
+
+
+def why_ended(status: int, complaint: str, last_line: str) -> str:
+    """Returns how a node's process ended; `status` is that of guard.py, which is 128 + the signal, or Popen's."""
+    try:
+        name = signal.Signals(-status if status < 0 else status - 128).name
+    except ValueError:
+        return f"ended with status {status}: {complaint or last_line or 'it printed nothing'}"
+    # The last line of a process that a signal ended says nothing about the reason.
+    rest = f": {complaint}" if complaint else f"; its last line was: {last_line}" if last_line else ""
+    return f"ended by {name}{SIGNAL_HINTS.get(name, '')}{rest}"
 
 
 @dataclass
@@ -46,6 +61,7 @@ class Member:
     _ready_at: float = 0.0
     _started_at: float = 0.0
     _complaint: str = ""
+    _own_reason: str = ""
 
     def become(self, state: str, detail: str = "") -> None:
         if (state, detail) != (self.state, self.detail):
@@ -66,9 +82,9 @@ class Member:
         found = re.search(r":(\d+)/?$", self.address or self.url)
         return int(found[1]) if found else None
 
-    def start(self, command: list[str], log: Path) -> None:
-        self.child = Child(self.node.name, command, log)
-        self._complaint = ""
+    def start(self, command: list[str], log: Path, env: dict[str, str] | None = None) -> None:
+        self.child = Child(self.node.name, command, log, env)
+        self._complaint = self._own_reason = ""
         self._started_at = time.monotonic()
         self.become(STARTING, self.detail if self.restarts else "")
         self.child.start()
@@ -78,7 +94,9 @@ class Member:
         if self.child is None:
             return
         for line in self.child.lines():
-            if COMPLAINT.search(line):
+            if own := OWN_REASON.search(line):
+                self._own_reason = own[1]
+            elif COMPLAINT.search(line):
                 self._complaint = line
             if self.node.role == "controller":
                 self._read_controller(line)
@@ -100,13 +118,11 @@ class Member:
             if self.child is not None and self.child.overdue:
                 self.child.end_now()
             return
-        status = self.child.exit_status
-        reason = self._complaint or self.child.last_line or "it printed nothing"
+        why = why_ended(self.child.exit_status, self._own_reason or self._complaint, self.child.last_line)
         self.child = None
         if self.leaving:
             self.become(STOPPED)
             return
-        why = f"ended with status {status}: {reason}"
         served = self._ready_at > 0.0
         self._ready_at = 0.0
         if not served:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvferry_launch.cluster.schema import SpecError
-from kvferry_launch.cluster.spec import Role, Spec
+from kvferry_launch.cluster.spec import Role, Spec, run_folder
+from kvferry_launch.node.cluster_key import KEY_ENV, KEY_NAME
 from kvferry_launch.paths import REPO
 
 ANY_HOST = "0.0.0.0"
@@ -131,8 +132,27 @@ class Planner:
 
     # --- the command of each node, as the node's host runs it
 
+    def cluster_key(self) -> dict[str, str]:
+        """Returns the variable that names the key file. Hosts reached by ssh have a copy of their own."""
+        if self.spec.on == "ssh":
+            return {KEY_ENV: str(Path(self.tools.path) / "build" / "deployments" / self.spec.name / KEY_NAME)}
+        return {KEY_ENV: str(run_folder(self.spec).resolve() / KEY_NAME)}
+
+    def key_to_send(self, node: Node) -> str:
+        """Returns the file in which the node's host wants the cluster key before the node starts; empty: it has it."""
+        file = self.cluster_key()[KEY_ENV]
+        return file if self.spec.on == "ssh" and self.env(node).get(KEY_ENV) == file else ""
+
     def bind_host(self) -> str:
         return LOOPBACK if self.spec.on == "local" else ANY_HOST
+
+    def env(self, node: Node) -> dict[str, str]:
+        """Returns the variables that the node's command gets in addition to those of its host."""
+        if node.role == "controller":
+            return {**self.cluster_key(), **self.spec.env}
+        role = self.spec.roles.get(node.role)
+        cores = {"VLLM_CPU_OMP_THREADS_BIND": node.cores} if node.cores else {}
+        return {**self.cluster_key(), **self.spec.env, **cores, **(role.env if role else {})}
 
     def command(self, node: Node, found: Found, port: int | None = None) -> list[str]:
         """Returns the node's command. `port`: its port before a restart, to keep its address the same."""
@@ -156,14 +176,13 @@ class Planner:
         if found is not None:
             port, http = found.controller.rpartition(":")[2], found.http.rpartition(":")[2]
         state = raw["state"] if raw["state"] == "none" else str(self.spec.resolve(raw["state"]))
-        return [*environment(self.spec.env), *self.tools.script("controller"), "--bind",
+        return [*self.tools.script("controller"), "--bind",
                 f"tcp://{self.bind_host()}:{port}", "--", "--http", f"{self.bind_host()}:{http}", "--state", state]
 
     def _engine(self, node: Node, role: Role, found: Found, port: int | None) -> list[str]:
-        cores = {"VLLM_CPU_OMP_THREADS_BIND": node.cores} if node.cores else {}
-        words = [*environment({**self.spec.env, **cores, **role.env}), *self.tools.script(node.role), "--report",
-                 "--model", self.spec.model, "--controller", found.controller, "--host", self.bind_host(),
-                 "--port", str(port or role.port), "--engine-id", node.name, "--kv-role", role.kv_role]
+        words = [*self.tools.script(node.role), "--report", "--model", self.spec.model, "--controller",
+                 found.controller, "--host", self.bind_host(), "--port", str(port or role.port), "--engine-id",
+                 node.name, "--kv-role", role.kv_role]
         if self.spec.on != "local":
             words += ["--advertise-host", node.place.address]
         extra = {"namespace": self.spec.namespace} | role.extra
@@ -175,7 +194,7 @@ class Planner:
 
     def _router(self, node: Node, found: Found, port: int | None) -> list[str]:
         raw = self.spec.router
-        words = [*environment(self.spec.env), *self.tools.script("cluster"), "front", "--kind", raw["kind"], "--host",
+        words = [*self.tools.script("cluster"), "front", "--kind", raw["kind"], "--host",
                  self.bind_host(), "--port", str(port or raw["port"]), "--advertise-host", node.place.address,
                  "--controller", found.http, "--namespace", self.spec.namespace]
         if raw["command"]:

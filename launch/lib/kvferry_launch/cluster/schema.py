@@ -1,6 +1,7 @@
 """The schema of a deployment's YAML: every key with its allowed values and default; one sentence for each mistake."""
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,21 +36,30 @@ def is_int(least: int, most: int) -> Callable[[Any], bool]:
 
 
 def is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
+    return isinstance(value, str) and value != "" and "\0" not in value
+
+
+def is_word(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and "\0" not in str(value)
 
 
 def is_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(word, str | int | float) and not isinstance(word, bool)
-                                           for word in value)
+    return isinstance(value, list) and all(is_word(word) for word in value)
 
 
 def is_map(value: Any) -> bool:
     return isinstance(value, dict) and all(is_text(key) for key in value)
 
 
+def is_json_map(value: Any) -> bool:
+    try:
+        return is_map(value) and "\\u0000" not in json.dumps(value)
+    except (TypeError, ValueError):  # YAML has dates and aliases of a map in itself
+        return False
+
+
 def is_env(value: Any) -> bool:
-    return is_map(value) and all(isinstance(one, str | int | float) and not isinstance(one, bool)
-                                 and re.fullmatch(r"[A-Za-z_]\w*", name) for name, one in value.items())
+    return is_map(value) and all(is_word(one) and re.fullmatch(r"[A-Za-z_]\w*", name) for name, one in value.items())
 
 
 def is_hosts(value: Any) -> bool:
@@ -100,7 +110,7 @@ def role(kv_role: str) -> Section:
         "cores": Key("a list of core lists such as \"0-3\", one for each replica", is_words, []),
         "flags": words(),
         "env": ENV,
-        "extra": Key("a map of keys of kv_connector_extra_config to their values", is_map, {}),
+        "extra": Key("a map of keys of kv_connector_extra_config to their values in JSON", is_json_map, {}),
     }
 
 

@@ -67,32 +67,66 @@ class Spec:
 
     def resolve(self, path: str) -> Path:
         """Resolves a path of the file relative to the file's folder."""
-        return (self.file.parent / Path(path).expanduser()).resolve()
+        return (self.file.parent / expanded(path)).resolve()
 
 
 def load(file: Path, on: str | None = None) -> Spec:
     """Reads and checks the file; `on` replaces the file's backend. Errors: SpecError."""
     try:
-        document = parse(file)
+        document = parse(file, file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(f"can't read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{file} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from error
+    except RecursionError:
+        raise SpecError(f"{file} is nested too deeply") from None
     return make(document, file, on)
 
 
-def parse(file: Path) -> Any:
+def parse(file: Path, text: str) -> Any:
     try:
         import yaml
     except ImportError:
-        if file.suffix == ".json":
-            return json.loads(file.read_text())
-        raise SpecError("this Python has no PyYAML to read the file; launch/setup installs it into .venv") from None
+        if file.suffix != ".json":
+            raise SpecError("this Python has no PyYAML to read the file; launch/setup installs it into .venv") from None
+        try:
+            return json.loads(text, object_pairs_hook=lambda pairs: once(file, pairs))
+        except ValueError as error:
+            raise SpecError(f"{file} is not JSON: {error}") from error
+    loader = yaml.SafeLoader(text)
     try:
-        document = yaml.safe_load(file.read_text())
+        root = loader.get_single_node()
+        check_keys(file, root, set())
+        document = loader.construct_document(root) if root is not None else None
     except yaml.YAMLError as error:
         raise SpecError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    finally:
+        loader.dispose()
     if isinstance(document, dict) and True in document:  # YAML 1.1 reads the key `on` as the boolean true
         document = {"on" if name is True else name: value for name, value in document.items()}
     return document
+
+
+def check_keys(file: Path, node: Any, seen: set[int]) -> None:
+    """Checks that no map in a YAML node has a key twice. `seen`: nodes by id, since aliases repeat. Errors: SpecError.
+    """
+    if id(node) in seen or not isinstance(getattr(node, "value", None), list):
+        return
+    seen.add(id(node))
+    pairs = [pair for pair in node.value if isinstance(pair, tuple)]
+    once(file, [(key.value, value) for key, value in pairs if isinstance(key.value, str)])
+    for child in [value for _, value in pairs] or node.value:
+        check_keys(file, child, seen)
+
+
+def once(file: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the pairs as a map. Errors: SpecError if a key is there twice."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise SpecError(f"{file}: the key '{name}' is there twice in one map")
+        found[name] = value
+    return found
 
 
 def make(document: Any, file: Path, on: str | None = None) -> Spec:
@@ -146,10 +180,18 @@ def check_role(one: Role, backend: str) -> None:
 def model_of(model: str, file: Path) -> str:
     """Returns the model's absolute folder, found relative to the file or the checkout, else the name unchanged."""
     for base in (file.resolve().parent, REPO):
-        folder = base / Path(model).expanduser()
+        folder = base / expanded(model)
         if (folder / "config.json").exists():
             return str(folder.resolve())
     return model
+
+
+def expanded(path: str) -> Path:
+    """Returns the path with the user's home folder in place of "~". Errors: SpecError if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise SpecError(f"'{path}' begins with ~, but there is no such home folder") from error
 
 
 def host_map(hosts: Any) -> dict[str, str] | None:

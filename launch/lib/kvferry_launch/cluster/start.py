@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvferry_launch.cluster.plan import FIRST_RANK, RECOMPUTE, Found, Place, Planner, placements
+from kvferry_launch.cluster.plan import FIRST_RANK, RECOMPUTE, Found, Node, Place, Planner, environment, placements
 from kvferry_launch.cluster.spec import Spec, run_folder
 
 GRACE_S = 10
@@ -26,12 +26,30 @@ class Starter:
     def spec(self) -> Spec:
         return self.planner.spec
 
-    def start(self, place: Place, name: str, command: list[str], with_stdin: bool = False) -> list[str]:
-        """Returns the whole command. Closing its stdin stops the node, because guard.py on the node's host reads it."""
+    def start_node(self, node: Node, command: list[str]) -> tuple[list[str], dict[str, str]]:
+        """Returns the whole command of a node and its environment in addition to this process's."""
+        return self.start_with(self.planner.env(node), node.place, node.name, command, node.role == "router",
+                               self.planner.key_to_send(node))
+
+    def start_with(self, env: dict[str, str], place: Place, name: str, command: list[str],
+                   with_stdin: bool = False, key_file: str = "") -> tuple[list[str], dict[str, str]]:
+        """Same as start(), for a command with these variables, which are returned if they are not among the words: on
+        this host, where other users can read words.
+        """
+        if self.spec.on == "local":
+            return self.start(place, name, command, with_stdin), env
+        return self.start(place, name, [*environment(env), *command], with_stdin, key_file), {}
+
+    def start(self, place: Place, name: str, command: list[str], with_stdin: bool = False, key_file: str = ""
+              ) -> list[str]:
+        """Returns the whole command. Closing its stdin stops the node, because guard.py on the node's host reads it.
+
+        `key_file`: where guard.py writes the cluster key, which it expects on its stdin; only over ssh.
+        """
         if self.spec.on == "local":
             return [*self.guard(0, with_stdin), *command]
         if self.spec.on == "ssh":
-            return [*self.ssh(place), self.remote([*self.guard(SILENCE_S, with_stdin), *command])]
+            return [*self.ssh(place), self.remote([*self.guard(SILENCE_S, with_stdin, key_file), *command])]
         if self.spec.on == "slurm":
             return [*self.srun(place, name), *self.guard(SILENCE_S, with_stdin), *command]
         if self.spec.on == "mpi":
@@ -41,10 +59,11 @@ class Starter:
             return [sys.executable, script("cluster"), "mpi-relay", str(rank), "--", *command]
         raise AssertionError(f"nodes can't be started one by one on {self.spec.on}")
 
-    def guard(self, silence_s: int, with_stdin: bool) -> list[str]:
+    def guard(self, silence_s: int, with_stdin: bool, key_file: str = "") -> list[str]:
         tools = self.planner.tools
         return [*tools.script("lib/kvferry_launch/node/guard.py"), "--grace", str(GRACE_S),
-                *(["--silence", str(silence_s)] if silence_s else []), *(["--stdin"] if with_stdin else []), "--"]
+                *(["--silence", str(silence_s)] if silence_s else []), *(["--stdin"] if with_stdin else []),
+                *(["--key-file", key_file] if key_file else []), "--"]
 
     def ssh(self, place: Place) -> list[str]:
         raw = self.spec.raw["ssh"]
@@ -76,9 +95,9 @@ def dry_run_of(planner: Planner) -> Iterator[str]:
     for place, here in placements(nodes):
         yield f"# {place.name} ({place.address})" if place.name != place.address else f"# {place.name}"
         for node in here:
-            command = planner.command(node, found)
+            words, env = starter.start_node(node, planner.command(node, found))
             yield f"# {node.name}"
-            yield shlex.join(starter.start(place, node.name, command, node.role == "router"))
+            yield shlex.join([*environment(env), *words])
 
 
 def script(name: str) -> str:

@@ -10,7 +10,9 @@ from kvferry_launch.cluster.leaving import Leaving
 from kvferry_launch.cluster.member import FAILED, READY, STOPPED, STOPPING, WAITING, Member
 from kvferry_launch.cluster.plan import ENGINE_ROLES, Node
 from kvferry_launch.cluster.schema import REPLICAS_MAX, SpecError
+from kvferry_launch.cluster.spec import run_folder
 from kvferry_launch.cluster.start import Starter
+from kvferry_launch.node.cluster_key import KEY_NAME
 
 HEARTBEAT_S = 3.0
 STOP_LATE_S = 20.0
@@ -54,9 +56,15 @@ class Supervisor:
         return routers[0].url if routers else ""
 
     @property
-    def hopeless(self) -> bool:
-        """True if each node has failed or waits for a controller that has failed."""
-        return all(member.state in (FAILED, WAITING) for member in self.members)
+    def hopeless(self) -> str:
+        """Returns a sentence if each node has failed or waits for a controller that has, or each server has failed."""
+        if all(member.state in (FAILED, WAITING) for member in self.members):
+            return "no node runs any more; the lines above and the logs say why"
+        servers = [member for role in ENGINE_ROLES for member in self.member(role)]
+        if servers and all(member.state == FAILED for member in servers):
+            first = servers[0].node
+            return f"no prefill or decode server runs any more: {first.name} {servers[0].detail} ({self.log_of(first)})"
+        return ""
 
     def tick(self) -> None:
         for member in self.members:
@@ -127,9 +135,11 @@ class Supervisor:
     def _start(self, member: Member) -> None:
         found = self.controller.found()
         own = self.planner.command(member.node, found, member.port)
-        is_router = member.node.role == "router"
-        member.start(self.starter.start(member.node.place, member.node.name, own, is_router), self.log_of(member.node))
-        if is_router:
+        command, env = self.starter.start_node(member.node, own)
+        member.start(command, self.log_of(member.node), env)
+        if member.child is not None and self.planner.key_to_send(member.node):
+            member.child.tell((run_folder(self.spec) / KEY_NAME).read_bytes().hex())
+        if member.node.role == "router":
             self._told_workers = ""
 
     def _add(self, role: str) -> str:
@@ -144,8 +154,9 @@ class Supervisor:
             member.become(STOPPED)
         else:
             drain = self.planner.drain(node, self.controller.found(), member.url)
-            command = self.starter.start(self.controller.node.place, f"{node.name}-leaving", drain)
-            self.leavings.append(Leaving(member, command, self.spec.logs / f"{node.name}-leaving.log", self._tell))
+            command, env = self.starter.start_with(self.planner.env(self.controller.node), self.controller.node.place,
+                                                   f"{node.name}-leaving", drain)
+            self.leavings.append(Leaving(member, command, env, self.spec.logs / f"{node.name}-leaving.log", self._tell))
         return node.name
 
     def _tell_workers(self) -> None:

@@ -16,6 +16,7 @@ from kvferry_launch.cluster.spec import Spec, run_folder
 from kvferry_launch.cluster.start import Starter
 from kvferry_launch.cluster.status import StatusView
 from kvferry_launch.cluster.supervise import Supervisor
+from kvferry_launch.node.cluster_key import KEY_NAME, ensure_key
 from kvferry_launch.process import DEATH_SIGNALS, noted_signals, write_whole
 
 LOOP_S = 0.1
@@ -24,6 +25,7 @@ LOOP_S = 0.1
 def locked(folder: Path) -> TextIO:
     """Locks the deployment's name while the returned file is open. Errors: SpecError if another `up` holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # it has the cluster key, and orders with the nodes' variables
     lock = (folder / "lock").open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,7 +54,9 @@ class Deployment:
 
     def run(self) -> int:
         with locked(self.folder):
+            self.spec.logs.mkdir(parents=True, exist_ok=True)
             self._interrupts = noted_signals(*DEATH_SIGNALS)
+            ensure_key(self.folder / KEY_NAME)
             server = ControlServer(self.folder, self._answer)
             self._view.say(f"# {RECOMPUTE}")
             self._view.say(f"# logs are in {self.spec.logs}")
@@ -65,13 +69,13 @@ class Deployment:
         return 1 if failed else 0
 
     def _loop(self, server: ControlServer) -> bool:
-        """Runs until a signal or `down` arrives, and returns False; returns True as soon as no node can run."""
+        """Runs until a signal or `down` arrives, and returns False; returns True as soon as no server can run."""
         while not self._interrupts and not self._down:
             self.supervisor.tick()
             self._show()
             self.supervisor.tell_ready()
-            if self.supervisor.hopeless:
-                self._view.say("no node runs any more; the lines above and the logs say why")
+            if reason := self.supervisor.hopeless:
+                self._view.say(reason)
                 return True
             server.serve(LOOP_S)
         return False

@@ -4,6 +4,9 @@ A script, also run through ssh or srun; it uses the standard library and no othe
 stdin. If stdin ends (the launcher died, the connection broke, or the launcher stops the node) or is silent for
 longer than --silence, the command gets SIGTERM, and after --grace seconds all its descendants get SIGKILL. A line "."
 shows that the launcher still runs; with --stdin other lines go to the command's stdin.
+
+With --key-file the first line of stdin is the cluster key in hexadecimal, which is written to that file: words of a
+command can be read by every user of the host, and the launcher may be the only host that has the key.
 """
 
 import argparse
@@ -136,14 +139,38 @@ class Guard:
             reap()
 
 
+def take_key(file: Path) -> None:
+    """Writes the key from stdin to a file that only this user can read. Errors: OSError, ValueError (no key)."""
+    line = b""
+    while piece := os.read(0, 1):  # what follows the line is for the guard
+        if piece == b"\n":
+            break
+        line += piece
+    key = bytes.fromhex(line.decode())
+    if not key:
+        raise ValueError("the launcher sent no key")
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    written = file.with_name(f"{file.name}.{os.getpid()}")  # another guard of this host may write the same file
+    written.unlink(missing_ok=True)
+    with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
+        out.write(key)
+    written.replace(file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="guard.py", description=__doc__)
     parser.add_argument("--grace", type=float, default=10.0)
     parser.add_argument("--silence", type=float, default=0.0, help="longest time without input, in s; 0: no limit")
     parser.add_argument("--stdin", action="store_true")
+    parser.add_argument("--key-file", type=Path)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    try:
+        if arguments.key_file:
+            take_key(arguments.key_file)
+    except (OSError, ValueError) as error:
+        sys.exit(f"kvferry guard: can't write the cluster key to {arguments.key_file}: {error}")
     try:
         guard = Guard(command, arguments.grace, arguments.silence, arguments.stdin)
     except (OSError, IndexError) as error:

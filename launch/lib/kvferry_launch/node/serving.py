@@ -31,8 +31,8 @@ def bracketed(host: str) -> str:
 def reserve_port(host: str) -> int:
     """Returns a free port and keeps a socket bound to it, without listening, also across exec.
 
-    vLLM binds with SO_REUSEPORT and can share the port; other programs can't. Errors: OSError if the host has no such
-    address.
+    vLLM binds with SO_REUSEPORT and can share the port; other programs can't. Errors: OSError or UnicodeError if the
+    host has no such address.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(None if is_any(host) and host != "::" else host, 0,
                                                             type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -56,7 +56,7 @@ def own_address(host: str, port: int) -> str | None:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError: the name has an empty or a too long part
         return None
 
 
@@ -73,7 +73,7 @@ def resolved(host: str) -> str:
     """
     try:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
+    except (OSError, UnicodeError):
         return host
     if is_loopback(address) and host not in (address, "localhost"):
         return default_address() or address

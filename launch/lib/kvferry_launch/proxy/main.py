@@ -3,12 +3,16 @@
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
+from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from kvferry_launch.proxy.app import FrontDoor, Options
+from kvferry_launch.proxy.bodies import Body
 
 DEFAULT_CONTROLLER = "http://127.0.0.1:14601"
 
@@ -27,32 +31,67 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tries", type=int, default=3, help="number of pairs tried for a request whose servers fail")
     parser.add_argument("--without-prefill", choices=("decode", "refuse"), default="decode",
                         help="behaviour without a prefill server: decode servers compute prompts, or requests get 503")
+    parser.add_argument("--first-token", choices=("prefill", "decode"), default="prefill",
+                        help="server that samples a stream's first token; prefill: only if the answer stays the same")
+    parser.add_argument("--cluster-key-file", metavar="FILE", default=os.environ.get("KVFERRY_CLUSTER_KEY_FILE", ""),
+                        help="key that signs the decode server's address for the prefill server; the connector's key "
+                        "cluster_key_file (default: KVFERRY_CLUSTER_KEY_FILE)")
     parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS",
                         help="longest wait for the next byte of a server")
+    parser.add_argument("--max-body", type=int, default=Options.body_bytes_max, metavar="BYTES",
+                        help="longest request body; longer ones get 413. A long body stops all requests while its JSON "
+                        "is read")
+    parser.add_argument("--log-requests", action=argparse.BooleanOptionalAction, default=True,
+                        help="one line for each request: status, tokens, servers, and the time of each stage")
     parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS",
                         help="time for running requests after SIGTERM or SIGINT; a second signal ends them")
     parsed = parser.parse_args(arguments)
-    if not parsed.controller.startswith(("http://", "https://")):
+    if not is_http(parsed.controller):
         parser.error(f"--controller is '{parsed.controller}', not http://HOST:PORT")
     if not 0 <= parsed.port <= 65535:
         parser.error(f"--port is {parsed.port}, not one of 0 to 65535")
-    if parsed.tries < 1:
-        parser.error(f"--tries is {parsed.tries}; it must be at least 1")
+    for name in ("tries", "max_body"):
+        if (value := getattr(parsed, name)) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
     return parsed
+
+
+def is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def signing(key_file: str) -> Callable[[Body], Body]:
+    """Returns what signs the target of a push; without a key, what leaves it as it is. Exits if the key is unusable."""
+    if not key_file:
+        return lambda target: target
+    from kvferry.tickets import PUSH_TARGET, KeyFileError, signer_of
+
+    try:
+        signer = signer_of(key_file)
+    except KeyFileError as error:
+        sys.exit(f"proxy: {error}")
+    return lambda target: signer.signed(PUSH_TARGET, target)
 
 
 async def serve(arguments: argparse.Namespace) -> None:
     door = FrontDoor(Options(arguments.controller.rstrip("/"), arguments.namespace, arguments.tries,
-                             arguments.without_prefill == "refuse", arguments.request_timeout))
+                             arguments.without_prefill == "refuse", arguments.request_timeout,
+                             arguments.max_body, arguments.log_requests, arguments.first_token == "prefill",
+                             signing(arguments.cluster_key_file)))
     # If a client closes its connection, aiohttp cancels the handler, which ends the requests to servers too.
     runner = web.AppRunner(door.app, handler_cancellation=True, access_log=None, shutdown_timeout=arguments.grace)
     await runner.setup()
     try:
         site = web.TCPSite(runner, arguments.host, arguments.port, reuse_address=True)
         await site.start()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host name has an empty or a too long part
         await runner.cleanup()
-        sys.exit(f"proxy: can't listen on {arguments.host}:{arguments.port}: {error.strerror or error}")
+        reason = getattr(error, "strerror", None) or error
+        sys.exit(f"proxy: can't listen on {arguments.host}:{arguments.port}: {reason}")
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
     print(f"kvferry proxy listening on http://{host}:{runner.addresses[0][1]}", flush=True)
     ending = asyncio.Event()

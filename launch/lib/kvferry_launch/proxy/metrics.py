@@ -1,9 +1,5 @@
 """The proxy's metrics for Prometheus."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -20,8 +16,12 @@ class Metrics:
         self.cancelled = self._counter("cancelled", "Requests whose client closed the connection")
         self.skipped_prefills = self._counter("skipped_prefills", "Requests sent straight to decode, by reason",
                                               "reason")
+        self.first_tokens = self._counter("first_tokens", "Answers by the server that sampled the first token, and why "
+                                          "it was not the prefill server", "source", "reason")
         self.continued_streams = self._counter("continued_streams", "Streams that another decode server continued")
         self.broken_streams = self._counter("broken_streams", "Answers that ended in an error event")
+        self.stripped_params = self._counter("stripped_params",
+                                             "Requests from which a client's own KV transfer parameters were removed")
         self.unpaired = self._counter("unpaired", "Requests for which there was no pair")
         self.controller_errors = self._counter("controller_errors", "Requests to the controller without an answer")
         self.in_flight = Gauge("kvferry_proxy_in_flight", "Requests under way", registry=self.registry)
@@ -33,13 +33,6 @@ class Metrics:
                                   buckets=_BUCKETS, registry=self.registry)
         for stage in STAGES:
             self._seconds.labels(stage)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Records the time of the `with` block as that of a stage, unless the block raises an error."""
-        begin = time.monotonic()
-        yield
-        self.observe(name, time.monotonic() - begin)
 
     def observe(self, stage: str, seconds: float) -> None:
         self._seconds.labels(stage).observe(seconds)

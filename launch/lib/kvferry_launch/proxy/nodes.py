@@ -12,6 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from kvferry_launch.proxy.metrics import Metrics
+from kvferry_launch.proxy.waits import Waits
 
 logger = logging.getLogger("kvferry.proxy")
 
@@ -20,6 +21,10 @@ HEALTH_INTERVAL_S = 0.5
 CONTROLLER_TIMEOUT_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 DROP_AFTER_S = 10.0  # a restarted controller lists no node until nodes have registered again
+# A server that the controller has lost may just be short of processor time. Requests leave it after so much silence:
+LOST_SILENCE_S = 1.0  # where other servers take them
+ALONE_SILENCE_S = 10.0  # where none do
+COME_BACK_WITHIN_S = 5.0  # new requests wait so long for a lost server where there is no other
 _PREFILL_ROLES = ("kv_producer", "kv_both")
 _DECODE_ROLES = ("kv_consumer", "kv_both")
 
@@ -28,7 +33,7 @@ class NoPairError(Exception):
     """No server can take the request; the message is a sentence."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Node:
     engine_id: str
     serves: str
@@ -37,7 +42,9 @@ class Node:
     draining: bool = False
     ready: bool = False  # its server answers; nodes register before their servers listen
     in_flight: int = 0
+    listed_at: float = 0.0  # time at which the controller was asked for the last list with the node
     missed_at: float | None = None  # time of the controller's first list without the node; None: listed
+    waits: Waits = field(default_factory=Waits)
 
     @property
     def push_to(self) -> dict[str, str]:
@@ -71,6 +78,8 @@ class Nodes:
     known: dict[str, Node] = field(default_factory=dict)  # key: engine id
     controller_up: bool = False
     _turn: int = 0
+    _lost: list[Node] = field(default_factory=list)  # nodes that are no longer in `known`, but have requests
+    _lost_at: float = -COME_BACK_WITHIN_S  # time at which a node was lost last
 
     async def run(self) -> None:
         await asyncio.gather(self._poll(), self._check_health())
@@ -78,10 +87,14 @@ class Nodes:
     async def _poll(self) -> None:
         while True:
             await self.refresh()
+            self._lost = [node for node in self._lost if node.waits]
+            for node in self._lost:
+                node.waits.end_silent(LOST_SILENCE_S if self._can_serve else ALONE_SILENCE_S)
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def refresh(self) -> None:
         """Updates the nodes from the controller's list."""
+        asked_at = time.monotonic()
         try:
             answer = await self._ask("GET", "/nodes", None)
         except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
@@ -90,40 +103,50 @@ class Nodes:
         if not self.controller_up:
             logger.info("the controller at %s answers", self.controller)
         self.controller_up = True
-        self._take(answer.get("nodes", []))
+        uptime_ms = answer.get("uptime_ms")  # older controllers do not tell it, and may have started just now
+        started_at = time.monotonic() - uptime_ms / 1000 if isinstance(uptime_ms, int) else float("inf")
+        self._take(answer.get("nodes", []), asked_at, started_at)
         self._count()
 
-    def _take(self, told: list[dict[str, Any]]) -> None:
+    def _take(self, told: list[dict[str, Any]], asked_at: float, started_at: float) -> None:
         there = {}
         for entry in told:
             if entry.get("namespace") != self.name_space or not entry.get("serves"):
                 continue
             engine_id, serves = str(entry["engine_id"]), str(entry["serves"]).rstrip("/")
-            node = self.known.get(engine_id)
-            if node is None or node.serves != serves:
-                node = Node(engine_id, serves, "", "")
+            same = [node for node in (*self.known.values(), *self._lost)
+                    if node.engine_id == engine_id and node.serves == serves]
+            node = same[0] if same else Node(engine_id, serves, "", "")
+            if node is not self.known.get(engine_id):
                 logger.info("%s (%s) serves at %s", engine_id, entry.get("role"), serves)
             node.endpoint, node.role = str(entry.get("endpoint", "")), str(entry.get("role", ""))
             if node.draining != bool(entry.get("draining")):
                 node.draining = bool(entry.get("draining"))
                 logger.info("%s %s", engine_id, "is being drained" if node.draining else "is no longer being drained")
-            node.missed_at = None
+            node.listed_at, node.missed_at = asked_at, None
             there[engine_id] = node
         served = {node.serves for node in there.values()}
         for engine_id in sorted(self.known.keys() - there.keys()):
             node = self.known[engine_id]
-            if self._may_come_back(node) and node.serves not in served:
+            if self._may_come_back(node, started_at) and node.serves not in served:
                 there[engine_id] = node
             else:
                 logger.info("%s is gone", engine_id)
+                self._lost_at = time.monotonic()
+        current = list(there.values())
+        self._lost = [node for node in (*self._lost, *self.known.values()) if node not in current]
+        for node in self._lost:
+            node.ready = False
         self.known = there
 
     @staticmethod
-    def _may_come_back(node: Node) -> bool:
-        """Returns True if an unlisted server still gets requests, because the controller may have restarted."""
+    def _may_come_back(node: Node, started_at: float) -> bool:
+        """Returns True if an unlisted server still gets requests, because the controller started after it listed the
+        server. A controller that runs since before has lost the server."""
         now = time.monotonic()
         node.missed_at = node.missed_at or now
-        return node.ready and not node.draining and now - node.missed_at < DROP_AFTER_S
+        is_new_controller = started_at > node.listed_at
+        return is_new_controller and node.ready and not node.draining and now - node.missed_at < DROP_AFTER_S
 
     async def _check_health(self) -> None:
         """Checks each server in its own task, so that a dead host delays only its own check."""
@@ -160,13 +183,23 @@ class Nodes:
         return [node for node in self.known.values()
                 if node.role in roles and node.ready and not node.draining and node.engine_id not in exclude]
 
+    @property
+    def _can_serve(self) -> bool:
+        return bool(self.usable("decode", set()) and (self.usable("prefill", set()) or not self.needs_prefill))
+
+    async def _wait_usable(self, kind: str, exclude: set[str]) -> list[Node]:
+        """Returns the usable nodes; if there is none because one was just lost, it has some time to come back."""
+        while not (found := self.usable(kind, exclude)) and time.monotonic() - self._lost_at < COME_BACK_WITHIN_S:
+            await asyncio.sleep(HEALTH_INTERVAL_S / 5)
+        return found
+
     async def choose(self, tokens: list[int] | None, exclude: set[str], extras: dict[str, str]) -> Choice:
         """Returns the controller's best pair or, without a controller, the next pair in turn. Errors: NoPairError."""
-        decodes = self.usable("decode", exclude)
+        decodes = await self._wait_usable("decode", exclude)
         if not decodes:
             raise NoPairError(self._no_server("decode", exclude))
         prefills = self.usable("prefill", exclude)
-        if not prefills and self.needs_prefill:
+        if not prefills and self.needs_prefill and not (prefills := await self._wait_usable("prefill", exclude)):
             raise NoPairError(self._no_server("prefill", exclude))
         if not prefills:
             return Choice(None, min(decodes, key=lambda node: node.in_flight), "no prefill server")

@@ -7,6 +7,7 @@ stream continues only if the same request gives the same text again: with greedy
 import json
 
 from kvferry_launch.proxy.bodies import CHAT, COMPLETIONS, Body, json_object
+from kvferry_launch.proxy.first_token import FirstToken, counted_as_output
 
 _DONE = b"[DONE]"
 _EVENT_END = b"\n\n"
@@ -35,13 +36,20 @@ class Stream:
         self._text = ""  # sent to the client
         self._again = 0  # number of characters of _text that the current server has repeated
         self._servers = 0
+        self._goes_on_after: FirstToken | None = None  # what the client had before the current server's stream
         self._names: Body = {}  # the answer's id and creation time, from the first server
         self._pending = b""
         self._tail = _EVENT_END
 
-    def begin(self) -> None:
+    def begin(self, first: FirstToken | None = None) -> bytes:
+        """Returns the client's next bytes: those of the first token, if the server's stream goes on after it."""
         self._servers += 1
         self._again, self._pending = 0, b""
+        self._goes_on_after = first
+        if first is None:
+            return b""
+        self._text, self._names = first.text, {key: first.names[key] for key in ("id", "created") if key in first.names}
+        return _event_of(first.event()) + _EVENT_END
 
     @property
     def ends_an_event(self) -> bool:
@@ -68,6 +76,11 @@ class Stream:
             return event if self._servers == 1 else None
         if "error" in content:
             raise BrokenStreamError(f"it says {json.dumps(content['error'])[:200]}")
+        if self._goes_on_after is not None:
+            content |= self._names
+            if "usage" in content:
+                content["usage"] = counted_as_output(content["usage"])
+            event = _event_of(content)
         choices = content.get("choices") or []
         if len(choices) == 1:
             return self._text_event(event, content, choices[0])

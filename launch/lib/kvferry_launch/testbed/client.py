@@ -38,8 +38,8 @@ class VllmClient:
             await self._session.close()
 
     async def generate(self, prompt: Sequence[int], max_tokens: int,
-                       kv_transfer_params: dict[str, Any] | None = None) -> Generation:
-        """Generates exactly `max_tokens` tokens greedily. Errors: RequestError."""
+                       kv_transfer_params: dict[str, Any] | None = None, **fields: str) -> Generation:
+        """Generates exactly `max_tokens` tokens greedily. `fields` are added to the body. Errors: RequestError."""
         body: dict[str, Any] = {
             "token_ids": list(prompt),
             "sampling_params": {
@@ -49,7 +49,7 @@ class VllmClient:
                 "frequency_penalty": FREQUENCY_PENALTY,
                 "logprobs": 2,
             },
-        }
+        } | fields
         if kv_transfer_params is not None:
             body["kv_transfer_params"] = kv_transfer_params
         answer = await self._post("/inference/v1/generate", body)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvferry_launch.node.cluster_key import ensure_key
 from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, KvConnector
 from kvferry_launch.paths import LOGS
 from kvferry_launch.process import STOP_GRACE_S, ManagedProcess, free_port, stop_all
@@ -43,7 +44,9 @@ class Pair:
     def __init__(self, setup: PairSetup, model: Path, log_folder: Path = LOGS) -> None:
         self.setup = setup
         needs_controller = setup.connector is not None and setup.connector.needs_controller
-        self.controller = Controller(f"{setup.name}-controller", log_folder=log_folder) if needs_controller else None
+        key_file = ensure_key(log_folder / f"{setup.name}.key") if setup.connector is KVFERRY_CONNECTOR else None
+        self.controller = Controller(f"{setup.name}-controller", log_folder=log_folder,
+                                     key_file=key_file) if needs_controller else None
         prefill_core, decode_core = own_cores()
         self.prefill = self._server("prefill", model, prefill_core, setup.prefill_role, setup.prefill_flags,
                                     log_folder)
@@ -78,10 +81,12 @@ class Pair:
     def _server(self, name: str, model: Path, core: str, role: str, flags: tuple[str, ...],
                 log_folder: Path) -> VllmServer:
         connector = self.setup.connector
-        config, env = None, {}
+        config = None
+        env: dict[str, str] = {}
         if connector is not None:
             address = self.controller.address if self.controller else None
             config = connector.config(role, address, extra=self.setup.extra)
+            env |= self.controller.member_env if self.controller else {}
             if connector.port_env is not None:
                 env[connector.port_env] = str(free_port())
         return VllmServer(f"{self.setup.name}-{name}", model, core, config, flags, env, log_folder=log_folder)

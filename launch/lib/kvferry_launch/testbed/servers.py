@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry_launch.node import serving
+from kvferry_launch.node.cluster_key import KEY_ENV
 from kvferry_launch.node.vllm import CPU_ENV, vllm_command
 from kvferry_launch.paths import KVFERRY, LOGS
 from kvferry_launch.process import ManagedProcess, ProcessError, free_port
@@ -88,11 +89,17 @@ class Controller:
     flags: tuple[str, ...] = ("--state", "none")
     binary: Path = KVFERRY
     log_folder: Path = LOGS
+    key_file: Path | None = None
 
     def __post_init__(self) -> None:
         self.port = self.port or free_port()
         command = [str(self.binary), "controller", "--bind", self.address, *self.flags]
-        self.process = ManagedProcess(self.name, command, {}, self.log_folder / f"{self.name}.log")
+        self.process = ManagedProcess(self.name, command, self.member_env, self.log_folder / f"{self.name}.log")
+
+    @property
+    def member_env(self) -> dict[str, str]:
+        """The variables with which commands and nodes are members of this controller's deployment."""
+        return {KEY_ENV: str(self.key_file)} if self.key_file else {}
 
     @property
     def address(self) -> str:

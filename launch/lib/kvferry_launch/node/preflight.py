@@ -1,0 +1,91 @@
+"""Checks what would end a server a minute later, in its start: settings, key file, free memory, the controller.
+
+Standard library only.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvferry_launch.node.endpoints import Endpoint
+
+CONTROLLER_WITHIN_S = 10.0  # as long as the connector waits
+CONNECT_WITHIN_S = 2.0
+# Runs in the server's interpreter, and prints nothing if that has no kvferry.
+SETTINGS = """
+import json, sys
+try:
+    from kvferry._core import check_config
+    from kvferry.tickets import signer_of
+except ImportError:
+    sys.exit()
+asked = json.load(sys.stdin)
+try:
+    config = check_config(json.dumps(asked["extra"]))
+    if asked["with_key"] and config["cluster_key_file"]:
+        signer_of(config["cluster_key_file"])
+except Exception as error:
+    print(json.dumps({"error": str(error)}))
+else:
+    print(json.dumps({"pool_bytes": config["pool_bytes"]}))
+"""
+
+
+class NodeError(Exception):
+    """The node can't be started; the message is one sentence."""
+
+
+def check_settings(python: str, extra: Mapping[str, Any], env: Mapping[str, str], with_key: bool) -> int:
+    """Checks kvferry's settings and, if `with_key`, its key file, in an interpreter; returns `pool_bytes`, or 0 if the
+    interpreter has no kvferry. `env`: the server's whole environment. Errors: NodeError.
+    """
+    asked = json.dumps({"extra": extra, "with_key": with_key})
+    try:
+        done = subprocess.run([python, "-c", SETTINGS], input=asked, capture_output=True, text=True, check=False,
+                              env=dict(env))
+        found = json.loads(done.stdout)
+    except (OSError, ValueError):
+        return 0
+    if "error" in found:
+        raise NodeError(str(found["error"]).removeprefix("kvferry: "))
+    return int(found["pool_bytes"])
+
+
+def check_memory(pool_bytes: int) -> None:
+    """Checks that this host has so many bytes free. Errors: NodeError."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return
+    if pool_bytes > free:
+        raise NodeError(f"pool_bytes is {pool_bytes}, but only {free} bytes of memory are free; give less with --extra "
+                        "pool_bytes=BYTES")
+
+
+def wait_controller(given: str, endpoints: list[Endpoint], within_s: float = CONTROLLER_WITHIN_S) -> None:
+    """Waits until a controller accepts a connection. `given`: the endpoints as given. Errors: NodeError."""
+    deadline = time.monotonic() + within_s
+    while not any(accepts(endpoint) for endpoint in endpoints):
+        if time.monotonic() > deadline:
+            raise NodeError(f"no controller answers at {given} within {within_s:.0f} s; start one with "
+                            "launch/controller, or name another with --controller")
+        time.sleep(0.2)
+
+
+def accepts(endpoint: Endpoint) -> bool:
+    try:
+        if endpoint.path:
+            with socket.socket(socket.AF_UNIX) as trial:
+                trial.settimeout(CONNECT_WITHIN_S)
+                trial.connect(os.fspath(endpoint.path))
+        else:
+            socket.create_connection((endpoint.host, endpoint.port), CONNECT_WITHIN_S).close()
+    except (OSError, UnicodeError):
+        return False
+    return True

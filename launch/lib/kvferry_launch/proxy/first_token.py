@@ -1,0 +1,93 @@
+"""The first token of a stream is the one that the prefill server sampled; the decode server goes on after it. No I/O.
+
+The decode server gets the prompt with that token, so it loads the whole prompt and computes nothing of it. The answer
+must equal that of one server, so this is done for requests of known parameters only; all others get their first token
+from the decode server.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvferry_launch.proxy.bodies import COMPLETIONS, Body, token_ids
+
+_NOT_DECODED = "\ufffd"  # stands for bytes of a character that the next token may complete
+
+
+def _any(_: Any) -> bool:
+    return True
+
+
+def _is_one(value: Any) -> bool:
+    return type(value) is int and value == 1
+
+
+# The parameters, and their values, with which the second token can be sampled as if the first were of the prompt. Not
+# among them: stop strings, which may begin in the first token, penalties that count the output only, and what tells of
+# each token.
+_EXACT: dict[str, Callable[[Any], bool]] = {
+    "model": _any, "prompt": _any, "user": _any, "seed": _any, "priority": _any, "cache_salt": _any, "top_p": _any,
+    "top_k": _any, "min_p": _any, "ignore_eos": _any, "stop_token_ids": _any, "logit_bias": _any,
+    "repetition_penalty": _any, "add_special_tokens": _any, "skip_special_tokens": _any,
+    "n": _is_one, "best_of": _is_one,
+    "temperature": lambda value: value == 0,
+    "max_tokens": lambda value: type(value) is int and value > 1,
+    "stream": lambda value: value is True,
+    "stream_options": lambda value: isinstance(value, dict) and value.keys() <= {"include_usage"},
+}
+_NEEDED = ("temperature", "max_tokens", "stream")
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    token: int
+    text: str
+    names: Body  # the answer's id, creation time and model
+
+    def event(self) -> Body:
+        choice = {"index": 0, "text": self.text, "logprobs": None, "finish_reason": None, "stop_reason": None}
+        return {**self.names, "object": "text_completion", "choices": [choice]}
+
+    def rest_body(self, body: Body) -> Body:
+        """Returns the request for the tokens after the first."""
+        return {**body, "prompt": [*body["prompt"], self.token], "max_tokens": body["max_tokens"] - 1}
+
+
+def keeps_from_prefill(path: str, body: Body) -> str:
+    """Returns what keeps a request from the prefill server's first token, as a metric's label; "" if nothing does."""
+    if path != COMPLETIONS:
+        return "path"
+    if body.get("stream") is not True:
+        return "not streamed"
+    if token_ids(path, body) is None:
+        return "prompt"
+    given = {name: value for name, value in body.items() if value is not None}
+    if any(name not in given for name in _NEEDED) or given["temperature"] != 0:
+        return "sampling"
+    return "" if all(name in _EXACT and _EXACT[name](value) for name, value in given.items()) else "parameter"
+
+
+def with_token_id(prefill_body: Body) -> Body:
+    return {**prefill_body, "return_token_ids": True}
+
+
+def first_token(answer: Body) -> FirstToken | None:
+    """Reads a prefill server's answer. Returns None if the token ends the answer or has no text of its own."""
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    if not isinstance(choice, dict) or choice.get("finish_reason") != "length":
+        return None
+    text, ids = choice.get("text"), choice.get("token_ids")
+    if not isinstance(text, str) or not text or _NOT_DECODED in text:
+        return None
+    if not isinstance(ids, list) or len(ids) != 1 or type(ids[0]) is not int or ids[0] < 0:
+        return None
+    return FirstToken(ids[0], text, {name: answer[name] for name in ("id", "created", "model") if name in answer})
+
+
+def counted_as_output(usage: Any) -> Any:
+    """Returns the decode server's usage with its last prompt token as the first of the output."""
+    if not isinstance(usage, dict):
+        return usage
+    moved = {"prompt_tokens": -1, "completion_tokens": 1}
+    return {name: value + moved.get(name, 0) if type(value) is int else value for name, value in usage.items()}

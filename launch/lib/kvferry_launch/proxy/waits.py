@@ -1,0 +1,53 @@
+"""The waits of requests for one server. They end early if the controller has lost the server."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class LostError(Exception):
+    """The controller has lost the server for which a request waited."""
+
+
+class Waits:
+    """The tasks that wait for one server; a task waits for one server at a time."""
+
+    def __init__(self) -> None:
+        self._heard_at: dict[asyncio.Task[Any], float] = {}  # time of the last byte or, before it, of the wait's begin
+        self._ended: set[asyncio.Task[Any]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._heard_at)
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Makes the `with` block of the current task a wait. Errors: LostError if end_silent() ended the wait."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._heard_at[task] = time.monotonic()
+        try:
+            yield
+        except asyncio.CancelledError:
+            # From Python 3.11 on, uncancel() tells whether the client has left, too: then the task was cancelled twice.
+            if task not in self._ended or getattr(task, "uncancel", int)() > 0:
+                raise
+            raise LostError("the controller has lost it, and it does not answer") from None
+        finally:
+            del self._heard_at[task]
+            self._ended.discard(task)
+
+    def heard(self) -> None:
+        """Notes that the server has sent something to the current task."""
+        task = asyncio.current_task()
+        if task in self._heard_at:
+            self._heard_at[task] = time.monotonic()
+
+    def end_silent(self, silence_s: float) -> None:
+        """Ends the waits in which the server has sent nothing for `silence_s`."""
+        now = time.monotonic()
+        for task, heard_at in self._heard_at.items():
+            if now - heard_at >= silence_s and task not in self._ended:
+                self._ended.add(task)
+                task.cancel()
