@@ -83,10 +83,11 @@ def draw(rows: list[dict[str, Any]], target: Path) -> None:
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     heads = {"deployment": "deployment", "prompt_tokens": "prompt", "prefill_ms": "prefill ms",
-             "handover_ms": "hand-over ms", "ttft_ms": "TTFT ms", "serve_ttft_ms_p50": "TTFT p50",
+             "handover_ms": "hand-over ms", "ttft_ms": "TTFT ms", "door_first_ms": "1st token",
+             "door_second_ms": "2nd", "serve_ttft_ms_p50": "TTFT p50",
              "serve_ttft_ms_p99": "p99", "serve_itl_ms_p50": "ITL p50", "serve_itl_ms_p99": "p99",
              "serve_output_tokens_per_s": "tokens/s"}
-    print("\none request at a time, asked directly (medians)          | vllm bench serve, through the front door, ms")
+    print("\none request at a time (medians): asked directly, then through the front door | vllm bench serve, ms")
     print("| " + " | ".join(heads.values()) + " |")
     print("|" + "---|" * len(heads))
     for row in rows:

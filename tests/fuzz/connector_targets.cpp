@@ -1,0 +1,146 @@
+// What nodes tell each other about leases and pushes.
+#include "connector/core/scheduler/scheduler_core.h"
+#include "connector/runtime/links/node_wire.h"
+#include "connector/runtime/links/peer_links.h"
+#include "connector/runtime/links/shapes.h"
+#include "tests/fuzz/examples.h"
+#include "tests/fuzz/target.h"
+
+namespace kvferry::fuzz {
+namespace {
+
+// ---- messages ----
+
+template <class Message>
+void unseal_twice(const Envelope& envelope) {
+  const Result<Message> message = unseal<Message>(envelope);
+  if (!message) return;
+  const std::string written = std::visit([](const auto& one) { return encode(one); }, *message);
+  Envelope again = envelope;
+  again.body = written;
+  const Result<Message> second = unseal<Message>(again);
+  KVFERRY_CHECK(second && std::visit([](const auto& one) { return encode(one); }, *second) == written,
+                "a message is not read as it is written");
+}
+
+void run_node_messages(std::string_view bytes) {
+  const Result<Envelope> envelope = decode<Envelope>(bytes, "message");
+  if (!envelope) return;
+  PeerVersions versions;
+  (void)versions.check("peer", *envelope);
+  (void)versions.learn("tcp://10.0.0.1:1", *envelope);
+  unseal_twice<AnyMessage>(*envelope);
+  (void)decode<StepPlan>(envelope->body, "plan");
+  (void)decode<WorkerReport>(envelope->body, "report");
+  (void)decode<WorkerHello>(envelope->body, "hello");
+}
+
+std::vector<std::string> node_message_seeds() {
+  std::vector<std::string> seeds;
+  for (const AnyMessage& message : examples_between_nodes()) seeds.push_back(encoded(message));
+  return seeds;
+}
+
+// ---- nodes of other shapes: bodies of LeaseAnswer, LeaseRequest and ChecksumOutcome in turn ----
+
+const std::vector<RankEndpoint> kHere = {{"address 0", "region 0", 256, {0, 2, 0, 2}},
+                                         {"address 1", "region 1", 256, {0, 2, 2, 2}}};
+
+void run_shapes(std::string_view bytes) {
+  RunChecksums checksums(shards_of(kHere));
+  Cutter cutter(bytes);
+  for (TimeNs now = kSecond; !cutter.empty(); now += 100 * kMillisecond) {
+    if (auto answer = decode<LeaseAnswer>(cutter.part(), "answer")) {
+      const Result<ShardMap> map = fit_answer(kHere, *answer);
+      if (map) {
+        StartPull pull;
+        for (const LeasedChunk& chunk : answer->reply.chunks)
+          pull.items.push_back({chunk.chunk, {0, 1}, 8, chunk.checksums, chunk.run_checksums});
+        for (std::uint32_t rank = 0; rank < kHere.size(); ++rank)
+          (void)order_for(rank, pull, kHere, answer->ranks, *map, now);
+      }
+    }
+    if (const auto request = decode<LeaseRequest>(cutter.part(), "request")) {
+      if (checksums.check(*request) && checksums.is_needed(*request) && !request->keys.empty()) {
+        LeaseAnswer answer;
+        answer.reply.chunks = {{0, {1, 7}, 8, {11, 12}, 0, {}}};
+        (void)checksums.begin({"sender", 1, kNodeWireVersion}, *request, answer, now, kSecond);
+      }
+    }
+    if (const auto outcome = decode<ChecksumOutcome>(cutter.part(), "outcome")) checksums.take(*outcome);
+    (void)checksums.take_ready(now);
+  }
+  (void)checksums.take_ready(1'000 * kSecond);
+  KVFERRY_CHECK(checksums.num_waiting() == 0, "an answer that waits for ever");
+}
+
+std::vector<std::string> shape_seeds() {
+  LeaseAnswer same{{1, "", {{0, {1, 7}, 8, {11, 12}, 0, {}}}}, kHere};
+  LeaseAnswer other{{1, "", {{0, {1, 7}, 8, {11}, 0, {{1, 2}, {3, 4}}}}}, {{"address", "region", 512, {0, 2, 0, 4}}}};
+  const LeaseRequest request{"fingerprint", {ChunkKey{}}, "", {{0, 2, 0, 4}}};
+  const ChecksumOutcome outcome{1, 0, 0, true, {1}};
+  return {as_part(encode(same)) + as_part(encode(request)) + as_part(encode(outcome)) + as_part(encode(other)) +
+          as_part("") + as_part(encode(ChecksumOutcome{1, 1, 0, true, {1}}))};
+}
+
+// ---- a scheduler's core: envelopes of any node, as its links pass them on ----
+
+CoreConfig core_config() {
+  CoreConfig config;
+  config.fingerprint = "fingerprint";
+  config.chunk_tokens = 8;
+  config.block_tokens = 4;
+  config.num_slots = 8;
+  return config;
+}
+
+void run_scheduler_core(std::string_view bytes) {
+  SchedulerCore core(core_config());
+  TimeNs now = kSecond;
+  const std::vector<std::int32_t> tokens(20, 5);
+  const RequestId id{"request"};
+  NewRequest request;
+  request.id = id;
+  request.tokens = tokens;
+  request.num_prompt_tokens = 20;
+  core.add_request(request, now);
+  std::uint64_t fetch = 0;
+  Cutter cutter(bytes);
+  for (; !cutter.empty(); now += 100 * kMillisecond) {
+    const std::string from = cutter.byte() % 2 == 0 ? "tcp://10.0.0.1:1" : "tcp://10.0.0.2:1";
+    (void)core.lookup(id, 0, now);
+    for (const Action& action : core.take_actions())
+      if (const auto* asked = std::get_if<QueryDirectory>(&action)) fetch = asked->fetch;
+    if (fetch != 0) core.directory_answered(fetch, {{from, 2, {}}}, now);
+    const auto envelope = decode<Envelope>(cutter.part(), "message");
+    if (!envelope) continue;
+    const auto message = unseal<AnyMessage>(*envelope);
+    if (!message) continue;
+    std::visit(Overloaded{[&](const LeaseRequest& one) { (void)core.lease_requested(from, one, now); },
+                          [&](const LeaseRelease& one) { core.lease_released(one.value); },
+                          [&](const PushOffer& one) { (void)core.push_offered(from, one, now); },
+                          [&](const PushSettlement& one) { core.push_settled(one); },
+                          [&](const LeaseAnswer& one) { core.lease_answered(fetch, from, one.reply, now); },
+                          [&](const PushAnswer& one) { core.push_answered(envelope->id, from, one.reply, now); },
+                          [](const auto&) {}},  // the node's own workers send the others
+               *message);
+    core.tick(now);
+    (void)core.build_step({}, now);
+  }
+  core.tick(now + 100 * kSecond);
+  KVFERRY_CHECK(core.num_reservations() == 0 || core.num_reserved_chunks() <= 8, "more slots than there are");
+}
+
+std::vector<std::string> scheduler_core_seeds() {
+  std::string all;
+  for (const AnyMessage& message : examples_between_nodes()) all += '\0' + as_part(encoded(message));
+  return {all};
+}
+
+}  // namespace
+
+const std::vector<Target> kConnectorTargets = {{"node_messages", run_node_messages, node_message_seeds},
+                                               {"shapes", run_shapes, shape_seeds},
+                                               {"scheduler_core", run_scheduler_core, scheduler_core_seeds}};
+
+}  // namespace kvferry::fuzz

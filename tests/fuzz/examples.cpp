@@ -1,0 +1,126 @@
+#include "tests/fuzz/examples.h"
+
+#include "tests/controller/fixtures.h"
+
+namespace kvferry::fuzz {
+
+using namespace controller;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+constexpr Shard kShard{0, 2, 0, 4};
+const std::vector<std::uint64_t> kSums = {11};
+const std::vector<std::vector<std::uint64_t>> kRunSums = {{12, 13}};
+
+RankEndpoint rank() { return {"address", "region", 256, kShard}; }
+
+ChunkRef chunk() { return {1, 7}; }
+
+wire::TailColumns tails() { return wire::to_columns(std::vector{tail_chunk(5, 6), tail_chunk(7, 8)}); }
+
+Holder holder() {
+  return {EngineId{"b"}, Incarnation{1}, "tcp://10.0.0.1:1", 2, {tail_chunk(5, 6)}, Tier::kHost, true};
+}
+
+Status status() {
+  Status status;
+  static_cast<NodeInfo&>(status.nodes.emplace_back()) = node_info("b");
+  status.state.folder = "state";
+  status.scale.replicas = {{"r", "tcp://10.0.0.1:1"}};
+  return status;
+}
+
+}  // namespace
+
+std::vector<wire::FromNode> examples_from_node() {
+  return {wire::Hello{.node = node_info("b"), .oldest_protocol = 1, .newest_protocol = 1},
+          wire::Heartbeat{.incarnation = 1, .next_sequence = 2, .digests = {{1, 2}, {3, 4}}, .load = 3},
+          wire::Publish{.incarnation = 1, .full = {keys_of(0, 3)}, .tails = tails()},
+          wire::Evict{.incarnation = 1, .sequence = 1, .keys = {keys_of(0, 1)}},
+          wire::Lookup{.incarnation = 1,
+                       .token = 5,
+                       .keys = {keys_of(0, 3)},
+                       .tail_groups = {keys_of(6, 7)},
+                       .exact_tails = {keys_of(5, 6)}},
+          wire::Leave{.incarnation = 1},
+          wire::AdminRequest{.token = 1,
+                             .verb = "pin",
+                             .engine_id = "b",
+                             .other_engine_id = "c",
+                             .owner = "me",
+                             .keys = {keys_of(0, 2)},
+                             .ttl_ms = 1000,
+                             .number = 1},
+          wire::StatusRequest{}};
+}
+
+std::vector<wire::FromController> examples_from_controller() {
+  return {wire::Registered{.incarnation = 1, .snapshot_wanted = true, .replicas = {"tcp://10.0.0.1:1"}},
+          wire::Refused{.reason = "no"},
+          wire::HeartbeatAck{.incarnation = 1, .kept_below = 2, .replicas = {"tcp://10.0.0.1:1"}},
+          wire::LookupReply{.token = 1, .holders = {holder(), holder()}, .index_version = 3},
+          wire::SnapshotWanted{.incarnation = 1, .next_sequence = 2, .resend_will_do = true, .resend_from = 1},
+          wire::Unregistered{.incarnation = 1},
+          wire::AdminReply{.token = 1, .is_done = true, .text = "done", .number = 1},
+          wire::Pin{.incarnation = 1, .pin_id = 2, .ttl_ms = 1000, .keys = {keys_of(0, 2)}},
+          wire::Unpin{.incarnation = 1, .pin_id = 2},
+          wire::Replicate{.incarnation = 1,
+                          .engine_id = "c",
+                          .endpoint = "tcp://127.0.0.1:1",
+                          .ttl_ms = 1000,
+                          .full = {keys_of(0, 2)},
+                          .tails = tails()},
+          wire::EvictOrder{.incarnation = 1, .keys = {keys_of(0, 1)}},
+          wire::StatusReply{.status = status()}};
+}
+
+std::vector<AnyMessage> examples_between_nodes() {
+  const PullItem item{chunk(), {2, 7}, 8, kSums, {}};
+  PullOrder of_another_shape{3, {}, {}, 100, {{chunk(), {2, 7}, 8, {}, kRunSums}}};
+  of_another_shape.sources = {{"address", "region", 256}};
+  of_another_shape.runs = {{0, 0, 0, 4}, {0, 4, 4, 4}};
+  of_another_shape.num_cells = 8;
+  LeaseRelease release;
+  release.value = 1;
+  PushDrop drop;
+  drop.value = 1;
+  const Revocation revocation{1, 0, {{0, chunk(), true, kSums}}};
+  Revoked revoked;
+  static_cast<Revocation&>(revoked) = revocation;
+  std::vector<AnyMessage> examples = {
+      LeaseRequest{"fingerprint", keys_of(0, 3), "request", {kShard}},
+      LeaseAnswer{{1, "", {{0, chunk(), 8, kSums, 0, kRunSums}}}, {rank()}},
+      release,
+      PullOrder{2, "address", "region", 100, {item}},
+      PullOutcome{2, 0, {true, false}, "why", kSums},
+      PushOffer{"fingerprint", 1, {kShard}, {{key_of(0), 8, {}}, {key_of(5), 5, key_of(6)}}},
+      PushAnswer{{1, "", {2, 1, 0}}, {rank()}, {{"grant", "", ""}}},
+      PushSettlement{1, {{0, true, 0, kSums}}},
+      GrantOrder{1, {{0, {3, 7}, 8}}},
+      GrantOutcome{1, 0, {"grant"}},
+      revocation,
+      revoked,
+      PushOrder{1, "address", {"grant"}},
+      PushStart{1, 0, chunk(), 8, kSums},
+      drop,
+      PushOutcome{1, 0, 0, true, ""},
+      ChecksumOrder{1, 8, {{0, 0, 0, 4}, {0, 4, 0, 4}}, {{chunk(), 8, 11}}, 100, 0},
+      ChecksumOutcome{1, 0, 0, true, {12, 13}}};
+  examples.emplace_back(of_another_shape);
+  return examples;
+}
+
+namespace {
+template <class Message>
+std::string encoded_alternative(const Message& message) {
+  return std::visit([](const auto& one) { return encode(one); }, message);
+}
+}  // namespace
+
+std::string encoded(const wire::FromNode& message) { return encoded_alternative(message); }
+std::string encoded(const wire::FromController& message) { return encoded_alternative(message); }
+std::string encoded(const AnyMessage& message, std::uint64_t id) {
+  return std::visit([id](const auto& one) { return seal(id, one); }, message);
+}
+
+}  // namespace kvferry::fuzz

@@ -1,0 +1,243 @@
+// Lies of a member, who has the cluster key: about every field of every message, to a node, to a controller and to a
+// worker, each once and again later. Nobody ends, and honest nodes get right answers afterwards.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "controller/api/status.h"
+#include "controller/client/client_link.h"
+#include "controller/protocol/wire.h"
+#include "tests/connector/runtime/test_node.h"
+#include "tests/fuzz/examples.h"
+#include "tests/fuzz/lies.h"
+#include "transport/base/log.h"
+
+namespace kvferry {
+namespace {
+
+using namespace fuzz;  // NOLINT(google-build-using-namespace)
+
+/// The cluster key of the test, in a file.
+class Key {
+ public:
+  Key() {
+    std::ofstream(path_) << std::string(64, 'k');
+    ::chmod(path_.c_str(), 0600);
+  }
+  ~Key() { std::remove(path_.c_str()); }
+  const std::string& path() const { return path_; }
+  std::string setting() const { return R"(, "cluster_key_file": ")" + path_ + "\""; }
+  std::optional<net::ClusterKey> read() const { return net::read_cluster_key(path_).value(); }
+  ZmqContextRef context() const {
+    return std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, read());
+  }
+
+ private:
+  std::string path_ = ::testing::TempDir() + fmt::format("member-lies-{}.key", ::getpid());
+};
+
+class MemberLies : public ::testing::Test {
+ protected:
+  MemberLies() { log().set_level(spdlog::level::off); }
+  ~MemberLies() override { log().set_level(spdlog::level::info); }
+
+  Key key_;
+  TestController controller_{"tcp://127.0.0.1:0", key_.path()};
+};
+
+std::string endpoint_of(const TestNode& node) {
+  return "tcp://" + net::to_text({node.scheduler->host(), node.scheduler->port()});
+}
+
+NewRequest request(const std::string& id, const std::vector<std::int32_t>& prompt) {
+  NewRequest made;
+  made.id = RequestId{id};
+  made.tokens = prompt;
+  made.num_prompt_tokens = static_cast<std::uint32_t>(prompt.size());
+  return made;
+}
+
+/// Prefills `prompt` on one node and loads it on the other, where every token is checked.
+void expect_handover(TestNode& prefill, TestNode& decode, const std::vector<std::int32_t>& prompt) {
+  NewRequest first = request("p", prompt);
+  first.handoff = true;
+  prefill.scheduler->add_request(first);
+  prefill.lookup("p");
+  prefill.scheduler->allocated(first.id, 0, {kSomeBlocks});
+  prefill.step({{{first.id, 0, first.num_prompt_tokens, BlockTable{kSomeBlocks}}}, {}},
+               [&] { prefill.compute(kSomeBlocks, 0, first.num_prompt_tokens, 3); });
+  const FinishedRequest done = prefill.scheduler->finished(first.id, first.num_prompt_tokens, {kSomeBlocks}, false);
+  ASSERT_TRUE(done.handoff);
+  NewRequest second = request("d", prompt);
+  second.source = HandoffSource{endpoint_of(prefill), "p", done.handoff_tokens};
+  EXPECT_EQ(load(decode, second, 3), first.num_prompt_tokens - 1);
+}
+
+/// Returns lies about the message in the envelope and about the envelope itself.
+std::vector<std::string> lies_about(const AnyMessage& message) {
+  const std::string truth = encoded(message, 7);
+  std::vector<std::string> lies = fuzz::lies_about(truth);
+  Envelope envelope = decode<Envelope>(truth, "truth").value();
+  for (std::string& body : fuzz::lies_about(std::string(envelope.body))) {
+    envelope.body = std::move(body);
+    lies.push_back(encode(envelope));
+  }
+  lies.push_back(truth);  // it is one too: nobody has made this lease, or asked for this push
+  return lies;
+}
+
+/// Sends all of them, in order and then once more in another order.
+template <class Send>
+std::size_t tell(std::vector<std::string> lies, const Send& send) {
+  for (const std::string& lie : lies) send(lie);
+  std::shuffle(lies.begin(), lies.end(), std::mt19937(7));
+  for (const std::string& lie : lies) send(lie);
+  return lies.size();
+}
+
+std::uint64_t decode_id(const std::string& bytes) { return decode<Envelope>(bytes, "message").value().id; }
+
+template <class Call>
+bool soon(const Call& call) {
+  const SteadyClock clock;
+  for (const TimeNs deadline = clock.now() + 20 * kSecond; clock.now() < deadline; ::poll(nullptr, 0, 2))
+    if (call()) return true;
+  return false;
+}
+
+TEST_F(MemberLies, ToANode) {
+  TestNode prefill(controller_.endpoint(), "prefill", "toy", key_.setting());
+  TestNode decode(controller_.endpoint(), "decode", "toy", key_.setting());
+  const ZmqContextRef context = key_.context();
+  std::size_t num_lies = 0;
+  for (TestNode* victim : {&prefill, &decode}) {
+    const auto link = ClientSocket::connect(endpoint_of(*victim), context).value();
+    for (const AnyMessage& message : examples_between_nodes()) {
+      num_lies += tell(lies_about(message), [&](const std::string& lie) {
+        ASSERT_TRUE(soon([&] { return link->send(lie); }));
+        while (link->receive()) {
+        }
+      });
+      victim->step();
+    }
+    // A lease is answered after all of that: each lie has been read.
+    const std::uint64_t id = 4711;
+    ASSERT_TRUE(link->send(seal(id, LeaseRequest{"toy", {ChunkKey{}}, "", {}})));
+    EXPECT_TRUE(soon([&] {
+      const auto answer = link->receive();
+      return answer && decode_id(*answer) == id;
+    }));
+  }
+  EXPECT_GE(num_lies, 500U);
+  RecordProperty("lies", static_cast<int>(num_lies));
+  expect_handover(prefill, decode, tokens(21));
+}
+
+TEST_F(MemberLies, ToAController) {
+  const auto link = controller::make_link(controller_.endpoint(), {.cluster_key = key_.read()}).value();
+  const auto send = [&](const std::string& lie) {
+    const SteadyClock clock;
+    ASSERT_TRUE(soon([&] {
+      link->process(clock.now());
+      while (link->receive()) {
+      }
+      return link->send(lie);
+    }));
+  };
+  TestNode prefill(controller_.endpoint(), "prefill", "toy", key_.setting());
+  TestNode decode(controller_.endpoint(), "decode", "toy", key_.setting());
+  std::size_t num_lies = 0;
+  for (const auto& message : examples_from_node()) {
+    send(encoded(examples_from_node()[0]));  // the lies before may have ended the registration
+    num_lies += tell(fuzz::lies_about(encoded(message)), send);
+  }
+  EXPECT_GE(num_lies, 500U);
+  RecordProperty("lies", static_cast<int>(num_lies));
+  const auto status = controller::fetch_status(controller_.endpoint(), 20'000, key_.read());
+  ASSERT_TRUE(status) << status.error().what;
+  EXPECT_GT(status->counters.messages_malformed, 100U);
+  expect_handover(prefill, decode, tokens(21));
+}
+
+/// Sets the incarnation of a message to a node, which ignores messages to an earlier one.
+void address(controller::wire::FromController& message, std::uint64_t incarnation) {
+  std::visit(
+      [&](auto& one) {
+        if constexpr (requires { one.incarnation; }) one.incarnation = incarnation;
+      },
+      message);
+}
+
+TEST_F(MemberLies, OfAControllerToANode) {
+  using namespace controller;  // NOLINT(google-build-using-namespace)
+  const auto server = ServerSocket::bind("tcp://127.0.0.1:0", key_.context()).value();
+  std::atomic<bool> is_over{false};
+  std::atomic<std::size_t> num_lies{0};
+  std::thread liar([&] {
+    std::string node;
+    std::uint64_t incarnation = 0;
+    const auto serve = [&] {
+      while (const auto message = server->receive()) {
+        const auto said = wire::parse<wire::FromNode>(message->bytes);
+        node = message->sender;
+        if (const auto* hello = said ? std::get_if<wire::Hello>(&*said) : nullptr) {
+          incarnation = hello->node.incarnation.value;
+          server->send(node, encode(wire::Registered{.incarnation = incarnation}));
+        }
+      }
+    };
+    while (incarnation == 0 && !is_over) serve(), ::poll(nullptr, 0, 2);
+    for (auto message : examples_from_controller()) {
+      if (std::holds_alternative<wire::Refused>(message)) continue;  // which a node believes, for good
+      address(message, incarnation);
+      num_lies += tell(fuzz::lies_about(encoded(message)), [&](const std::string& lie) {
+        server->send(node, lie);
+        serve();
+      });
+    }
+    while (!is_over) serve(), ::poll(nullptr, 0, 2);
+  });
+  {
+    TestNode node(server->endpoint(), "node", "toy", key_.setting());
+    EXPECT_TRUE(soon([&] {
+      node.step();
+      return num_lies >= 500U;
+    }));
+    TestNode other(server->endpoint(), "other", "toy", key_.setting());
+    expect_handover(node, other, tokens(21));
+  }
+  is_over = true;
+  liar.join();
+}
+
+TEST_F(MemberLies, ToAWorker) {
+  TestNode prefill(controller_.endpoint(), "prefill", "toy", key_.setting());
+  TestNode decode(controller_.endpoint(), "decode", "toy", key_.setting());
+  const auto hello = kvferry::decode<WorkerHello>(decode.worker->handshake(), "hello").value();
+  const auto link = ClientSocket::connect(hello.link_endpoint).value();
+  std::size_t num_lies = 0;
+  for (const AnyMessage& message : examples_between_nodes()) {
+    num_lies += tell(lies_about(message), [&](const std::string& lie) {
+      ASSERT_TRUE(soon([&] { return link->send(lie); }));
+      while (link->receive()) {
+      }
+    });
+  }
+  EXPECT_GE(num_lies, 500U);
+  // A worker's orders are the scheduler's alone: the outcomes of these went to the liar, and slots may be lost to it.
+  ASSERT_TRUE(link->send(seal(99, ChecksumOrder{99, 8, {}, {{{0, 1}, 8, 1}}, 1000, 0})));
+  EXPECT_TRUE(soon([&] {
+    const auto outcome = link->receive();
+    return outcome && decode_id(*outcome) == 99;
+  }));
+}
+
+}  // namespace
+}  // namespace kvferry

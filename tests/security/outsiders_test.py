@@ -1,0 +1,225 @@
+"""Attacks on a closed deployment of real processes: a controller and a node with a cluster key, and nobody's engine."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kvferry_launch.paths import KVFERRY
+
+HERE = Path(__file__).parent
+ANSWER_MAX = 64  # bytes that a stranger may get; ZeroMQ's greeting has as many
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # the begin of ZeroMQ's
+
+
+@dataclass
+class Deployment:
+    endpoint: str
+    unix: Path
+    key_file: Path
+    state: Path
+    controller: subprocess.Popen[str]
+    node: subprocess.Popen[str]
+    address: bytes
+
+    def ask(self, *command: str, key_file: Path | None = None) -> subprocess.CompletedProcess[str]:
+        keys = ["--cluster-key-file", str(key_file)] if key_file else []
+        return subprocess.run([KVFERRY, *command, "--controller", self.endpoint, *keys], capture_output=True, text=True,
+                              timeout=60)
+
+    def check(self) -> None:
+        """Both processes live, the member gets an answer in time, and the node has its chunk and its memory."""
+        assert self.controller.poll() is None
+        assert self.node.poll() is None
+        started = time.monotonic()
+        done = self.ask("status", "--json", key_file=self.key_file)
+        assert done.returncode == 0, done.stderr
+        assert time.monotonic() - started < 5
+        nodes = json.loads(done.stdout)["nodes"]
+        assert [(node["engine_id"], node["chunks"], node["leaving"]) for node in nodes] == [("stand-in", 1, False)]
+        assert self.node.stdin is not None
+        assert self.node.stdout is not None
+        self.node.stdin.write("\n")
+        self.node.stdin.flush()
+        assert json.loads(self.node.stdout.readline()) == {"same": True, "status": "registered"}
+
+    def ports(self) -> list[int]:
+        """TCP ports at which the two processes listen, HTTP excepted, which is open on purpose."""
+        found = [port for process in (self.controller, self.node) for port in listening_ports(process.pid)]
+        assert len(found) >= 2
+        return found
+
+
+def listening_ports(pid: int) -> list[int]:
+    inodes = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if match := re.fullmatch(r"socket:\[(\d+)\]", str(fd.readlink())):
+                inodes.add(match[1])
+    rows = [line.split() for name in ("tcp", "tcp6")
+            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()]
+    return [int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("closed")
+    for part in (folder, folder.parent, folder.parent.parent):
+        part.chmod(0o755)  # another user may look for the socket and the files
+    key_file, unix, state = folder / "key", folder / "controller.sock", folder / "state"
+    subprocess.run([KVFERRY, "keygen", key_file], check=True, capture_output=True)
+    controller = subprocess.Popen(
+        [KVFERRY, "controller", "--bind", "tcp://127.0.0.1:0", "--stream", f"unix://{unix}", "--state", str(state),
+         "--cluster-key-file", key_file], stdout=subprocess.PIPE, text=True)
+    assert controller.stdout is not None
+    found = re.search(r"listening on (\S+)", controller.stdout.readline())
+    assert found is not None
+    node = subprocess.Popen([sys.executable, HERE / "stand_in.py", found[1], key_file, "tcp"], text=True,
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert node.stdout is not None
+    try:
+        told = json.loads(node.stdout.readline())
+        made = Deployment(found[1], unix, key_file, state, controller, node, bytes.fromhex(told["address"]))
+        deadline = time.monotonic() + 20
+        while '"chunks": 1' not in made.ask("status", "--json", key_file=key_file).stdout:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield made
+    finally:
+        for process in (node, controller):
+            process.kill()
+            process.communicate()
+
+
+def answer_to(port: int, message: bytes) -> bytes:
+    """Returns all that a stranger gets within a second after he has said this."""
+    got = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
+        with contextlib.suppress(OSError):
+            stranger.sendall(message)
+            stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(1)
+        with contextlib.suppress(OSError):
+            while len(got) < 65536 and (more := stranger.recv(65536)):
+                got += more
+    return got
+
+
+def messages() -> dict[str, bytes]:
+    dice = random.Random(20)
+    null = GREETING + b"NULL".ljust(20, b"\0") + bytes(32)
+    curve = GREETING + b"CURVE".ljust(20, b"\0") + bytes(32)
+    return {
+        "nothing": b"",
+        "garbage": dice.randbytes(1 << 20),
+        "zeros": bytes(1 << 16),
+        "HTTP": b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n",
+        "a hello of TCP without a secret": b"\x01" + bytes(7) + b"KVFERRY1" + bytes(24),
+        "ZeroMQ without a mechanism": null + b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER",
+        "half of CURVE's hello": curve + b"\x04\xc8\x05HELLO\x01\x00" + bytes(100),
+        "CURVE's hello of zeros": curve + b"\x04\xc8\x05HELLO\x01\x00" + bytes(192),
+        "a message in plain": null + b"\x00\x06" + b"\x91\x92\x01\x0d",
+    }
+
+
+@pytest.mark.parametrize("what", list(messages()))
+def test_a_stranger_learns_nothing_and_ends_nobody(deployment: Deployment, what: str) -> None:
+    for port in deployment.ports():
+        got = answer_to(port, messages()[what])
+        assert len(got) <= ANSWER_MAX, got
+        assert b"kvferry" not in got.lower()
+        assert not re.search(rb"\d\.\d", got)
+    deployment.check()
+
+
+def test_silent_connections_keep_nobody_waiting(deployment: Deployment) -> None:
+    with contextlib.ExitStack() as stack:
+        for port in deployment.ports():
+            for _ in range(200):
+                stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+                stranger.send(GREETING[:random.Random(port).randrange(len(GREETING))])
+        deployment.check()
+    deployment.check()
+
+
+@pytest.mark.parametrize("command", [("status",), ("drain", "stand-in", "--force"), ("clear",), ("quota", "0")])
+@pytest.mark.parametrize("has_key", [False, True])
+def test_without_the_key_no_command_is_executed(deployment: Deployment, tmp_path: Path, command: tuple[str, ...],
+                                                has_key: bool) -> None:
+    key_file = tmp_path / "key"
+    subprocess.run([KVFERRY, "keygen", key_file], check=True, capture_output=True)
+    done = deployment.ask(*command, key_file=key_file if has_key else None)
+    assert done.returncode != 0, done.stdout
+    deployment.check()
+
+
+@pytest.mark.parametrize("key", ["none", "another"])
+def test_without_the_key_no_node_registers(deployment: Deployment, tmp_path: Path, key: str) -> None:
+    key_file = tmp_path / "key"
+    subprocess.run([KVFERRY, "keygen", key_file], check=True, capture_output=True)
+    client = ("import sys; from kvferry.controller import Client\n"
+              "with Client(sys.argv[1], engine_id='x', fingerprint='model', cluster_key_file=sys.argv[2]) as c:\n"
+              "    sys.exit(0 if c.wait_registered(1) else 3)")
+    shown = str(key_file) if key == "another" else ""
+    done = subprocess.run([sys.executable, "-c", client, deployment.endpoint, shown], capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode == 3, done.stderr
+    deployment.check()
+
+
+def test_without_the_secret_nobody_touches_memory(deployment: Deployment) -> None:
+    """The address with another secret, and a descriptor of the region made up."""
+    forged = re.sub(rb"\xb0.{16}", b"\xb0" + bytes(16), deployment.address, flags=re.DOTALL)
+    assert forged != deployment.address
+    puller = ("import sys; from kvferry.transport import Direction, Transport\n"
+              "memory = bytearray(65536)\n"
+              "with Transport(path='tcp', listen_host='127.0.0.1') as t:\n"
+              "    own = t.register(memory); peer = t.connect(bytes.fromhex(sys.argv[1]))\n"
+              "    t.submit(peer, Direction.PUSH, own, own.exported, [(0, 0, 65536)])\n"
+              "    print([(e.ok, e.code) for e in t.wait(10)])")
+    done = subprocess.run([sys.executable, "-c", puller, forged.hex()], capture_output=True, text=True, timeout=60)
+    assert "True" not in done.stdout, done.stdout
+    deployment.check()
+
+
+NOBODY = 65534
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_another_user_reads_no_key_no_state_and_gives_no_order(deployment: Deployment) -> None:
+    probe = """
+import os, socket, sys
+for path in sys.argv[1:3]:
+    try:
+        os.listdir(path) if os.path.isdir(path) else open(path)
+        print("read", path)
+    except PermissionError:
+        pass
+names = [line.split()[-1] for line in open("/proc/net/unix") if "kvferry" in line.split()[-1]]
+for name in {*names, sys.argv[3]}:
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+        s = socket.socket(socket.AF_UNIX, kind)
+        s.settimeout(1)
+        try:
+            s.connect(name.replace("@", chr(0), 1) if name.startswith("@") else name)
+            s.send(bytes.fromhex("03000000929201") + b"\\x0d")
+            answer = s.recv(100)
+            if answer:
+                print("got", len(answer), "bytes of", name)
+        except OSError:
+            pass
+"""
+    done = subprocess.run(["/usr/bin/python3", "-I", "-S", "-c", probe, deployment.key_file, deployment.state,
+                           deployment.unix], capture_output=True, text=True, timeout=120, user=NOBODY, group=NOBODY,
+                          extra_groups=[], cwd="/")
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+    deployment.check()
