@@ -1,4 +1,5 @@
-// The command doctor.
+#include "launch/cli/doctor/security_checks.h"
+
 #include <sys/socket.h>
 #include <sys/time.h>
 
@@ -8,13 +9,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <memory>
 #include <set>
 #include <sstream>
 
 #include "controller/api/endpoint.h"
-#include "launch/cli/commands.h"
-#include "launch/cli/controller_settings.h"
 #include "transport/base/net/cluster_key.h"
 #include "transport/base/net/host_port.h"
 #include "transport/base/net/tcp_socket.h"
@@ -128,50 +126,24 @@ std::vector<std::string> weaknesses_of(const fs::path& process) {
   return found;
 }
 
-struct DoctorOptions {
-  bool security = false;
-  std::string controller;
-  std::vector<int> pids;
-};
+}  // namespace
 
-Result<void> run(const DoctorOptions& options) {
-  if (!options.security)
-    return Error{ErrorCode::kInvalidArgument, "nothing to examine; allowed: --security (see kvferry doctor --help)"};
-  std::vector<std::string> found;
-  std::size_t num_processes = 0;
+SecurityReport examine_security(const std::vector<int>& pids, const std::string& controller) {
+  SecurityReport report;
   for (const auto& process : fs::directory_iterator("/proc")) {
     const std::string name = process.path().filename().string();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    if (!options.pids.empty() && std::ranges::find(options.pids, std::stoi(name)) == options.pids.end()) continue;
+    if (!pids.empty() && std::ranges::find(pids, std::stoi(name)) == pids.end()) continue;
     if (!runs_kvferry(process.path())) continue;
-    ++num_processes;
+    ++report.num_processes;
     const std::vector<std::string> some = weaknesses_of(process.path());
-    found.insert(found.end(), some.begin(), some.end());
+    report.weaknesses.insert(report.weaknesses.end(), some.begin(), some.end());
   }
-  if (!options.controller.empty()) {
-    KVFERRY_TRY(controller::check_endpoint(options.controller, controller::EndpointUse::kConnect));
-    const auto address = net::address_of_endpoint(options.controller);
-    if (controller::is_beyond_loopback(options.controller) && address && !asks_for_key(*address))
-      found.push_back(
-          fmt::format("the controller {} does not ask for a cluster key, or can't be reached", options.controller));
-  }
-  for (const std::string& sentence : found) fmt::print("{}\n", sentence);
-  fmt::print("{} processes of kvferry, {} weaknesses\n", num_processes, found.size());
-  if (found.empty()) return {};
-  return Error{ErrorCode::kRefused, fmt::format("{} weaknesses", found.size())};
-}
-
-}  // namespace
-
-Run add_doctor_command(CLI::App& app) {
-  CLI::App* const command = app.add_subcommand("doctor", "Examine the processes of kvferry on this host");
-  const auto options = std::make_shared<DoctorOptions>();
-  command->add_flag("--security", options->security,
-                    "Print a sentence for each socket that other hosts reach without a cluster key, and for each key "
-                    "file that others can read; exit with 1 if there is one. Root sees all users' processes");
-  command->add_option("--controller", options->controller, "A controller on another host to examine too");
-  command->add_option("--pid", options->pids, "The only processes to examine");
-  return [options] { return run(*options); };
+  const auto address = net::address_of_endpoint(controller);
+  if (address && controller::is_beyond_loopback(controller) && !asks_for_key(*address))
+    report.weaknesses.push_back(
+        fmt::format("the controller {} does not ask for a cluster key, or can't be reached", controller));
+  return report;
 }
 
 }  // namespace kvferry::cli

@@ -1,0 +1,188 @@
+#include "launch/cli/doctor/deployment_checks.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "controller/api/endpoint.h"
+#include "controller/api/status.h"
+#include "transport/base/net/host_port.h"
+#include "transport/base/net/tcp_socket.h"
+#include "transport/base/versions.h"
+
+namespace kvferry::cli {
+namespace {
+
+using controller::NodeStatus;
+using controller::Status;
+using Findings = std::vector<Finding>;  // without the check's name, which examine_deployment() adds
+
+constexpr std::int64_t kTimeoutMs = 2000;
+constexpr int kConnectMs = 1500;
+constexpr std::uint64_t kSilenceMs = 2000;  // a node's heartbeats come every 500 ms
+
+std::string name_of(const NodeStatus& node) { return fmt::format("node {}", node.engine_id.value); }
+
+/// Returns why nothing answers at an address, or an empty text.
+std::string why_unreachable(const net::HostPort& address) {
+  const auto hosts = net::resolve(address.host);
+  if (!hosts) return hosts.error().what;
+  std::string why;
+  for (const std::string& host : *hosts) {
+    const auto socket = net::begin_connect_tcp({host, address.port});
+    if (!socket) {
+      why = socket.error().what;
+      continue;
+    }
+    pollfd ready{socket->get(), POLLOUT, 0};
+    if (::poll(&ready, 1, kConnectMs) == 0)
+      why = "no answer; a firewall may drop the packets";
+    else
+      why = net::connect_error(socket->get());
+    if (why.empty()) return {};
+  }
+  return why;
+}
+
+/// Parses http://HOST[:PORT] and https://HOST[:PORT].
+std::optional<net::HostPort> address_of_url(std::string_view url) {
+  const bool is_tls = url.starts_with("https://");
+  if (!is_tls && !url.starts_with("http://")) return std::nullopt;
+  url.remove_prefix(is_tls ? 8 : 7);
+  const auto address = net::parse_host_port(url.substr(0, url.find('/')), is_tls ? 443 : 80);
+  return address ? std::optional(*address) : std::nullopt;
+}
+
+Findings check_roles(const Status& status, const std::string&) {
+  std::map<std::string, std::set<std::string>> roles;  // [namespace]
+  for (const NodeStatus& node : status.nodes)
+    if (!node.is_leaving) roles[node.name_space].insert(node.role);
+  Findings found;
+  if (roles.empty())
+    found.push_back({.what = "no node is registered",
+                     .advice = "start servers whose setting controller names this controller"});
+  for (const auto& [name, there] : roles) {
+    for (const auto& [role, kind] : {std::pair("kv_producer", "prefill"), std::pair("kv_consumer", "decode")}) {
+      if (there.contains(role) || there.contains("kv_both") || there.contains("")) continue;
+      found.push_back({.what = fmt::format("namespace {} has no node for {}", name, kind),
+                       .advice = fmt::format("start one with kv_role {} or kv_both and this namespace", role)});
+    }
+  }
+  return found;
+}
+
+Findings check_addresses(const Status& status, const std::string& controller) {
+  Findings found;
+  for (const NodeStatus& node : status.nodes) {
+    const auto address = net::address_of_endpoint(node.endpoint);
+    if (!address) continue;
+    if (net::is_loopback(address->host) && controller::is_beyond_loopback(controller)) {
+      found.push_back({.what = fmt::format("{} tells others to reach it at {}, which they can't", name_of(node),
+                                           node.endpoint),
+                       .advice = "set its advertise_host to an address that other hosts reach"});
+    } else if (const std::string why = why_unreachable(*address); !why.empty()) {
+      found.push_back({.what = fmt::format("{} is not reached at {}: {}", name_of(node), node.endpoint, why),
+                       .advice = "open its ports (the setting ports fixes them), or set its advertise_host"});
+    }
+  }
+  return found;
+}
+
+Findings check_servers(const Status& status, const std::string&) {
+  Findings found;
+  for (const NodeStatus& node : status.nodes) {
+    if (node.serves.empty()) {
+      found.push_back({.what = fmt::format("{} names no URL, so launch/proxy sends it nothing", name_of(node)),
+                       .advice = "set its setting serves, unless another router knows its server",
+                       .is_hint = true});
+      continue;
+    }
+    const auto address = address_of_url(node.serves);
+    const std::string why = address ? why_unreachable(*address) : "it is no URL of a server";
+    if (!why.empty())
+      found.push_back({.what = fmt::format("the server of {} is not reached at {}: {}", name_of(node), node.serves, why),
+                       .advice = "see whether vLLM has started; set the setting serves to a URL that routers reach"});
+  }
+  return found;
+}
+
+Findings check_heartbeats(const Status& status, const std::string&) {
+  Findings found;
+  for (const NodeStatus& node : status.nodes) {
+    if (node.heartbeat_age_ms < kSilenceMs) continue;
+    found.push_back({.what = fmt::format("{} was silent for {:.1f} s", name_of(node),
+                                         static_cast<double>(node.heartbeat_age_ms) / 1000),
+                     .advice = "see whether its process stands still or has no processor time"});
+  }
+  return found;
+}
+
+Findings check_versions(const Status& status, const std::string&) {
+  std::set<std::string> versions{status.version, std::string(version())};
+  for (const NodeStatus& node : status.nodes)
+    if (!node.version.empty()) versions.insert(node.version);
+  if (versions.size() == 1) return {};
+  return {{.what = fmt::format("releases {} run beside each other", fmt::join(versions, ", ")),
+           .advice = "finish the upgrade; see launch/docs/compatibility.md for what releases share",
+           .is_hint = true}};
+}
+
+Findings check_controller(const Status& status, const std::string&) {
+  Findings found;
+  if (!status.scale.etcd.empty() && !status.scale.etcd_ok)
+    found.push_back({.what = "the controller does not reach etcd: " + status.scale.etcd_trouble,
+                     .advice = "until it does, no replica joins or takes over"});
+  if (!status.scale.event_log.empty() && !status.scale.log_ok)
+    found.push_back({.what = "the controller does not reach its event log: " + status.scale.log_trouble,
+                     .advice = "until it does, replicas that start know less than the others"});
+  if (!status.state.folder.empty() && !status.state.durable)
+    found.push_back({.what = "the controller can't keep its state: " + status.state.why_not,
+                     .advice = fmt::format("see whether {} is full or read-only", status.state.folder)});
+  if (status.state.folder.empty() && status.scale.etcd.empty())
+    found.push_back({.what = "the controller keeps no state, so a restart forgets quotas and drains",
+                     .advice = "give it --state FOLDER",
+                     .is_hint = true});
+  if (status.insecure)
+    found.push_back({.what = "other hosts reach the controller without a cluster key",
+                     .advice = "make one with kvferry keygen, and see launch/docs/deployment.md"});
+  return found;
+}
+
+struct Check {
+  const char* name;
+  Findings (*run)(const Status&, const std::string& controller);
+};
+constexpr Check kChecks[] = {
+    {"controller", check_controller}, {"roles", check_roles},           {"addresses", check_addresses},
+    {"servers", check_servers},       {"heartbeats", check_heartbeats}, {"versions", check_versions},
+};
+
+}  // namespace
+
+std::vector<std::string> deployment_check_names() {
+  std::vector<std::string> names;
+  for (const Check& check : kChecks) names.emplace_back(check.name);
+  return names;
+}
+
+std::vector<Finding> examine_deployment(const ControllerAddress& controller) {
+  const auto status = controller::fetch_status(controller.endpoint, kTimeoutMs, controller.key);
+  if (!status)
+    return {{.check = "controller",
+             .what = status.error().what,
+             .advice = controller.key ? "see whether it runs, and whether it has the same cluster key"
+                                      : "see whether it runs, and whether it wants a cluster key "
+                                        "(KVFERRY_CLUSTER_KEY_FILE)"}};
+  std::vector<Finding> found;
+  for (const Check& check : kChecks) {
+    for (Finding& finding : check.run(*status, controller.endpoint)) {
+      finding.check = check.name;
+      found.push_back(std::move(finding));
+    }
+  }
+  return found;
+}
+
+}  // namespace kvferry::cli

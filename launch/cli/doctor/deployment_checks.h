@@ -1,0 +1,16 @@
+// Checks of a running deployment, as its controller and this host see it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launch/cli/controller_settings.h"
+#include "launch/cli/doctor/finding.h"
+
+namespace kvferry::cli {
+
+std::vector<std::string> deployment_check_names();
+/// Blocks for up to three seconds for each node that does not answer. A controller that does not answer is a finding.
+std::vector<Finding> examine_deployment(const ControllerAddress& controller);
+
+}  // namespace kvferry::cli

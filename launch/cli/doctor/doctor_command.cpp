@@ -1,0 +1,112 @@
+// The command doctor.
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "launch/cli/commands.h"
+#include "launch/cli/controller_settings.h"
+#include "launch/cli/doctor/deployment_checks.h"
+#include "launch/cli/doctor/host_checks.h"
+#include "launch/cli/doctor/security_checks.h"
+
+namespace kvferry::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+struct DoctorOptions {
+  std::uint64_t pool_bytes = std::uint64_t{1} << 30;
+};
+
+std::span<const Setting<DoctorOptions>> doctor_settings() {
+  static const Setting<DoctorOptions> settings[] = {
+      setting<DoctorOptions, std::uint64_t>("pool-bytes", &DoctorOptions::pool_bytes,
+                                            "a number of bytes, or a string like \"512MiB\" or \"4GiB\"",
+                                            "Size of the pool that a rank on this host wants; also KVFERRY_POOL_BYTES",
+                                            [](std::uint64_t n) { return n > 0; })
+          .with_shown_default("1GiB")};
+  return settings;
+}
+
+struct Flags {
+  SettingFlags host, controller;
+  bool security = false, as_json = false;
+  std::string root = "/";
+  std::vector<int> pids;
+
+  /// Returns whether the user named a controller.
+  bool has_controller() const {
+    const char* const named = std::getenv("KVFERRY_CONTROLLER");
+    return (named != nullptr && *named != '\0') ||
+           std::ranges::any_of(controller, [](const SettingEntry& entry) { return entry.key == "controller"; });
+  }
+};
+
+std::string dumped(const Json& object) { return object.dump(2, ' ', false, Json::error_handler_t::replace); }
+
+Result<void> run_security(const Flags& flags) {
+  std::string controller;
+  if (flags.has_controller()) controller = KVFERRY_TRY(controller_of(flags.controller)).endpoint;
+  const SecurityReport report = examine_security(flags.pids, controller);
+  if (flags.as_json) {
+    fmt::print("{}\n", dumped({{"processes", report.num_processes}, {"weaknesses", report.weaknesses}}));
+  } else {
+    for (const std::string& sentence : report.weaknesses) fmt::print("{}\n", sentence);
+    fmt::print("{} processes of kvferry, {} weaknesses\n", report.num_processes, report.weaknesses.size());
+  }
+  if (report.weaknesses.empty()) return {};
+  return Error{ErrorCode::kRefused, fmt::format("{} weaknesses", report.weaknesses.size())};
+}
+
+Result<void> run(const Flags& flags) {
+  if (flags.security) return run_security(flags);
+  const DoctorOptions options = KVFERRY_TRY(read_settings(doctor_settings(), {{}, ::getenv, flags.host}));
+  std::vector<std::string> checks = host_check_names();
+  std::vector<Finding> found = examine_host({.root = flags.root, .pool_bytes = options.pool_bytes});
+  if (flags.has_controller()) {
+    const ControllerAddress controller = KVFERRY_TRY(controller_of(flags.controller));
+    for (Finding& finding : examine_deployment(controller)) found.push_back(std::move(finding));
+    for (std::string& name : deployment_check_names()) checks.push_back(std::move(name));
+  }
+  std::ranges::stable_sort(found, {}, &Finding::is_hint);
+  const auto num_hints = static_cast<std::size_t>(std::ranges::count(found, true, &Finding::is_hint));
+  const std::size_t num_problems = found.size() - num_hints;
+  if (flags.as_json) {
+    Json rows = Json::array();
+    for (const Finding& one : found)
+      rows.push_back({{"check", one.check},
+                      {"kind", one.is_hint ? "hint" : "problem"},
+                      {"what", one.what},
+                      {"advice", one.advice}});
+    fmt::print("{}\n", dumped({{"checks", checks}, {"findings", rows}, {"problems", num_problems}}));
+  } else {
+    for (const Finding& one : found)
+      fmt::print("{:<8} {}: {}.\n         To do: {}.\n", one.is_hint ? "hint" : "PROBLEM", one.check, one.what,
+                 one.advice);
+    fmt::print("{} checks, {} problems, {} hints\n", checks.size(), num_problems, num_hints);
+  }
+  if (num_problems == 0) return {};
+  return Error{ErrorCode::kRefused, fmt::format("{} problems", num_problems)};
+}
+
+}  // namespace
+
+Run add_doctor_command(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand(
+      "doctor", "Examine this host and, with --controller, a running deployment; say what is wrong and what to do. "
+                "Exits with 1 if something is wrong; hints are only told.");
+  const auto flags = std::make_shared<Flags>();
+  add_setting_options(*command, doctor_settings(), flags->host);
+  add_controller_option(*command, flags->controller);
+  command->add_flag("--json", flags->as_json, "Print one JSON object instead of lines");
+  command->add_flag("--security", flags->security,
+                    "Instead print a sentence for each socket of this host's kvferry processes that other hosts reach "
+                    "without a cluster key, and for each key file that others can read. Root sees all users' processes");
+  command->add_option("--pid", flags->pids, "With --security: the only processes to examine");
+  command->add_option("--root", flags->root, "Folder below which /proc, /sys and /dev are, for a host's recorded files");
+  return [flags] { return run(*flags); };
+}
+
+}  // namespace kvferry::cli

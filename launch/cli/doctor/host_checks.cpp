@@ -1,0 +1,260 @@
+#include "launch/cli/doctor/host_checks.h"
+
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <sstream>
+
+#include "transport/base/cgroup_memory.h"
+#include "transport/base/net/cluster_key.h"
+
+namespace kvferry::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Findings = std::vector<Finding>;  // without the check's name, which examine_host() adds
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr std::uint64_t kSharedMemoryMin = 64 * kMiB;  // what containers get by default, which vLLM soon fills
+constexpr std::uint64_t kDescriptorsMin = 4096;
+
+std::string mib(std::uint64_t bytes) { return fmt::format("{} MiB", bytes / kMiB); }
+
+std::string first_line(const fs::path& file) {
+  std::string line;
+  std::ifstream stream(file);
+  std::getline(stream, line);
+  return line;
+}
+
+/// Returns the value of a variable, or nullopt if it is missing or empty.
+std::optional<std::string> variable(const Host& host, const char* name) {
+  const char* const value = host.get_env(name);
+  return value != nullptr && *value != '\0' ? std::optional<std::string>(value) : std::nullopt;
+}
+
+std::vector<std::string> entries(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) names.push_back(entry.path().filename().string());
+  std::ranges::sort(names);
+  return names;
+}
+
+/// Returns the InfiniBand and RoCE devices.
+std::vector<std::string> rdma_devices(const Host& host) { return entries(host.root / "sys/class/infiniband"); }
+
+/// Returns a number of kilobytes in /proc/meminfo, as bytes.
+std::uint64_t memory_figure(const Host& host, const std::string& name) {
+  std::ifstream file(host.root / "proc/meminfo");
+  std::string key, rest;
+  for (std::uint64_t kilobytes = 0; file >> key >> kilobytes; std::getline(file, rest))
+    if (key == name + ":") return kilobytes << 10;
+  return 0;
+}
+
+/// Returns the hard limit on a resource in /proc/self/limits; the highest number if there is none.
+std::uint64_t hard_limit(const Host& host, const std::string& name) {
+  std::ifstream file(host.root / "proc/self/limits");
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(name)) continue;
+    std::istringstream fields(line.substr(name.size()));
+    std::string soft, hard;
+    fields >> soft >> hard;
+    std::uint64_t limit = 0;
+    if (std::from_chars(hard.data(), hard.data() + hard.size(), limit).ec == std::errc()) return limit;
+  }
+  return ~std::uint64_t{0};
+}
+
+Findings check_memory(const Host& host) {
+  const std::uint64_t on_host = memory_figure(host, "MemAvailable");
+  const std::uint64_t in_cgroups =
+      bytes_left_in_cgroups((host.root / "proc/self/cgroup").string(), (host.root / "sys/fs/cgroup").string());
+  const std::uint64_t left = std::min(on_host, in_cgroups);
+  if (left >= host.pool_bytes) return {};
+  return {{.what = fmt::format("a pool of {} does not fit into the {} that {} left", mib(host.pool_bytes), mib(left),
+                               on_host <= in_cgroups ? "the host has" : "this container's memory limit has"),
+           .advice = "give less with pool_bytes (which counts for each rank), or raise the limit"}};
+}
+
+Findings check_shared_memory(const Host& host) {
+  const std::string folder = (host.root / "dev/shm").string();
+  struct statvfs space {};
+  if (::statvfs(folder.c_str(), &space) != 0)
+    return {{.what = "there is no /dev/shm, over which vLLM's processes exchange messages",
+             .advice = "mount a tmpfs there (docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory)"}};
+  const std::uint64_t total = space.f_blocks * space.f_frsize, free = space.f_bavail * space.f_frsize;
+  if (total > kSharedMemoryMin && free > kSharedMemoryMin) return {};
+  return {{.what = fmt::format("/dev/shm has {} of {} left, and vLLM's processes exchange messages over it", mib(free),
+                               mib(total)),
+           .advice = "make it larger (docker run --shm-size=1g), or remove what killed servers left there"}};
+}
+
+/// Returns the names of files in /dev/shm that a process has mapped or opened.
+std::set<std::string> shared_files_in_use(const Host& host) {
+  std::set<std::string> names;
+  const auto add = [&names](std::string_view path) {
+    constexpr std::string_view kFolder = "/dev/shm/";
+    if (const std::size_t at = path.find(kFolder); at != std::string_view::npos)
+      names.emplace(path.substr(at + kFolder.size()));
+  };
+  for (const std::string& process : entries(host.root / "proc")) {
+    if (process.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream maps(host.root / "proc" / process / "maps");
+    for (std::string line; std::getline(maps, line);) add(line);
+    const fs::path opened = host.root / "proc" / process / "fd";
+    std::error_code ignored;
+    for (const std::string& fd : entries(opened)) add(fs::read_symlink(opened / fd, ignored).string());
+  }
+  return names;
+}
+
+Findings check_leftovers(const Host& host) {
+  const std::set<std::string> in_use = shared_files_in_use(host);
+  std::uint64_t bytes = 0, number = 0;
+  for (const std::string& name : entries(host.root / "dev/shm")) {
+    if (!name.starts_with("psm_") || in_use.contains(name)) continue;  // Python's names, which vLLM leaves as they are
+    std::error_code failed;
+    const std::uintmax_t size = fs::file_size(host.root / "dev/shm" / name, failed);
+    bytes += failed ? 0 : size;
+    ++number;
+  }
+  if (number == 0) return {};
+  return {{.what = fmt::format("{} files in /dev/shm with {} belong to no process that this user can see", number,
+                               mib(bytes)),
+           .advice = "if no server of another user runs, remove /dev/shm/psm_*: vLLM leaves them when it is killed",
+           .is_hint = true}};
+}
+
+Findings check_descriptors(const Host& host) {
+  const std::uint64_t limit = hard_limit(host, "Max open files");
+  if (limit >= kDescriptorsMin) return {};
+  return {{.what = fmt::format("a process may open {} files, and a node needs up to {}", limit, kDescriptorsMin),
+           .advice = fmt::format("raise the hard limit (ulimit -Hn {0}; LimitNOFILE={0} in systemd)", kDescriptorsMin)}};
+}
+
+Findings check_locked_memory(const Host& host) {
+  const std::vector<std::string> devices = rdma_devices(host);
+  const std::uint64_t limit = hard_limit(host, "Max locked memory");
+  if (devices.empty() || limit >= host.pool_bytes) return {};
+  return {{.what = fmt::format("a process may lock {}, so {} can't register a pool of {}", mib(limit), devices.front(),
+                               mib(host.pool_bytes)),
+           .advice = "raise the limit (ulimit -l unlimited; LimitMEMLOCK=infinity in systemd)"}};
+}
+
+Findings check_rdma_ports(const Host& host) {
+  Findings found;
+  for (const std::string& device : rdma_devices(host)) {
+    const fs::path ports = host.root / "sys/class/infiniband" / device / "ports";
+    for (const std::string& port : entries(ports)) {
+      const std::string state = first_line(ports / port / "state");  // "4: ACTIVE"
+      if (state.find("ACTIVE") != std::string::npos) continue;
+      found.push_back({.what = fmt::format("port {} of {} is not active ({})", port, device,
+                                           state.empty() ? "no state" : state),
+                       .advice = "look at the cable and the subnet manager, or leave the device out with "
+                                 "UCX_NET_DEVICES"});
+    }
+  }
+  return found;
+}
+
+/// Returns the words of a list with commas between them.
+std::vector<std::string> words_of(const std::string& list) {
+  std::vector<std::string> words;
+  std::istringstream text(list);
+  for (std::string word; std::getline(text, word, ',');) words.push_back(word);
+  return words;
+}
+
+Findings check_ucx(const Host& host) {
+  Findings found;
+  const std::vector<std::string> devices = rdma_devices(host);
+  constexpr std::string_view kRdma[] = {"all", "ib", "rc", "ud", "dc"};
+  if (const auto allowed = variable(host, "UCX_TLS"); allowed && !devices.empty() && !allowed->starts_with('^')) {
+    const bool has_rdma = std::ranges::any_of(words_of(*allowed), [&](const std::string& word) {
+      return std::ranges::any_of(kRdma, [&](std::string_view name) { return word.starts_with(name); });
+    });
+    if (!has_rdma)
+      found.push_back({.what = fmt::format("UCX_TLS={} leaves out RDMA, so UCX uses TCP although there is {}", *allowed,
+                                           devices.front()),
+                       .advice = "unset UCX_TLS, or add rc to it"});
+  }
+  const std::vector<std::string> interfaces = entries(host.root / "sys/class/net");
+  for (const std::string& word : words_of(variable(host, "UCX_NET_DEVICES").value_or(""))) {
+    const std::string device = word.substr(0, word.find(':'));
+    if (device == "all" || std::ranges::count(devices, device) + std::ranges::count(interfaces, device) > 0) continue;
+    found.push_back({.what = fmt::format("UCX_NET_DEVICES names {}, which this host does not have", device),
+                     .advice = "name devices that /sys/class/infiniband or /sys/class/net shows"});
+  }
+  return found;
+}
+
+Findings check_huge_pages(const Host& host) {
+  const std::string made = first_line(host.root / "sys/kernel/mm/transparent_hugepage/shmem_enabled");
+  const bool makes_none = made.find("[never]") != std::string::npos || made.find("[deny]") != std::string::npos;
+  std::uint64_t free_pages = 0;
+  std::ifstream(host.root / "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages") >> free_pages;
+  if (!makes_none || free_pages * 2 * kMiB >= host.pool_bytes) return {};
+  return {{.what = "pools have pages of 4 KiB, with which copies are slower",
+           .advice = fmt::format("echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, or set {} pages of "
+                                 "2 MiB aside with vm.nr_hugepages for each rank",
+                                 host.pool_bytes / (2 * kMiB) + 1),
+           .is_hint = true}};
+}
+
+Findings check_cma(const Host& host) {
+  int scope = 0;
+  std::ifstream(host.root / "proc/sys/kernel/yama/ptrace_scope") >> scope;
+  if (scope == 0) return {};
+  return {{.what = fmt::format("processes can't read each other's memory (kernel.yama.ptrace_scope is {}), so path cma "
+                               "is not there; pools are shared and need none",
+                               scope),
+           .advice = "nothing, unless your own programs send memory outside of pools: then set it to 0",
+           .is_hint = true}};
+}
+
+Findings check_key(const Host& host) {
+  const auto file = variable(host, "KVFERRY_CLUSTER_KEY_FILE");
+  if (!file) return {};
+  const auto key = net::read_cluster_key(*file);
+  if (key) return {};
+  return {{.what = key.error().what, .advice = "chmod 600 the file, or make one with kvferry keygen"}};
+}
+
+struct Check {
+  const char* name;
+  Findings (*run)(const Host&);
+};
+constexpr Check kChecks[] = {
+    {"memory", check_memory},           {"shared memory", check_shared_memory}, {"leftovers", check_leftovers},
+    {"descriptors", check_descriptors}, {"locked memory", check_locked_memory}, {"RDMA ports", check_rdma_ports},
+    {"UCX", check_ucx},                 {"huge pages", check_huge_pages},       {"CMA", check_cma},
+    {"cluster key", check_key},
+};
+
+}  // namespace
+
+std::vector<std::string> host_check_names() {
+  std::vector<std::string> names;
+  for (const Check& check : kChecks) names.emplace_back(check.name);
+  return names;
+}
+
+std::vector<Finding> examine_host(const Host& host) {
+  std::vector<Finding> found;
+  for (const Check& check : kChecks) {
+    for (Finding& finding : check.run(host)) {
+      finding.check = check.name;
+      found.push_back(std::move(finding));
+    }
+  }
+  return found;
+}
+
+}  // namespace kvferry::cli

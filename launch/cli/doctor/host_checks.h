@@ -1,0 +1,24 @@
+// Checks of the host on which a node will start or runs.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "launch/cli/doctor/finding.h"
+#include "transport/base/settings.h"
+
+namespace kvferry::cli {
+
+struct Host {
+  std::filesystem::path root = "/";  // /proc, /sys and /dev are below; tests name folders of their own
+  GetEnv get_env = ::getenv;
+  std::uint64_t pool_bytes = std::uint64_t{1} << 30;  // what a node's rank wants
+};
+
+std::vector<std::string> host_check_names();
+std::vector<Finding> examine_host(const Host& host);
+
+}  // namespace kvferry::cli

@@ -1,0 +1,20 @@
+// Checks of the sockets and key files of this host's kvferry processes.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "transport/base/result.h"
+
+namespace kvferry::cli {
+
+struct SecurityReport {
+  std::size_t num_processes = 0;
+  std::vector<std::string> weaknesses;  // a sentence each
+};
+
+/// `pids`: the only processes to examine; empty: all. `controller`: endpoint of a controller to examine too, or empty.
+SecurityReport examine_security(const std::vector<int>& pids, const std::string& controller);
+
+}  // namespace kvferry::cli

@@ -1,0 +1,61 @@
+"""Nodes that speak the controller's protocol by hand, over its stream."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+CHUNK = 32
+FINGERPRINT = f"model=toy kv_dtype=float32 layers=4 kv_heads=2 head_dim=32 chunk_tokens={CHUNK} format=1"
+
+
+def pack(value: Any) -> bytes:
+    """msgpack of what the protocol needs."""
+    if isinstance(value, bool):
+        return b"\xc3" if value else b"\xc2"
+    if isinstance(value, int):
+        return bytes([value]) if value < 128 else b"\xcf" + struct.pack(">Q", value)
+    if isinstance(value, str):
+        return b"\xd9" + bytes([len(value)]) + value.encode()
+    if isinstance(value, bytes):
+        return b"\xc5" + struct.pack(">H", len(value)) + value
+    return bytes([0x90 | len(value)]) + b"".join(pack(item) for item in value)
+
+
+class Node:
+    """One node over the controller's stream."""
+
+    def __init__(self, path: str, name: str, role: str, serves: str | None, fingerprint: str = FINGERPRINT,
+                 endpoint: str = "", version: str = "7.7.7") -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(10)
+        self._socket.connect(path)
+        more = [] if serves is None else [serves, version, 1, 1]  # None: as older nodes say it
+        self.answer = self.ask([[1, 1], "default", name, 1, role, endpoint or f"tcp://{name}:1", fingerprint, 0, *more])
+
+    def ask(self, message: list[Any]) -> bytes:
+        self.say(message)
+        size = struct.unpack("<I", self._read(4))[0]
+        return self._read(size)
+
+    def say(self, message: list[Any]) -> None:
+        encoded = pack(message)
+        self._socket.sendall(struct.pack("<I", len(encoded)) + encoded)
+
+    def holds(self, keys: list[bytes]) -> None:
+        self.say([[1, 6], 1, 0, True, b"".join(keys), [b"", b"", []], 1, False, False])
+
+    def load(self, num_requests: int) -> None:
+        self.ask([[1, 4], 1, 1, [], num_requests])
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = self._socket.recv(size - len(data))
+            assert piece, "the controller closed the connection"
+            data += piece
+        return data
