@@ -5,16 +5,45 @@
 """
 
 import argparse
+import ast
 import random
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import words_test
 
-MESSAGE = re.compile(r'"((?:[^"\\\n]|\\.){20,})"')
+# What is neither a text nor to be searched for one, or else neighbouring literals, which the compiler joins.
+CXX_TEXT = re.compile(r"""//[^\n]*|/\*.*?\*/|\#include[^\n]*|R"(\w*)\(.*?\)\1"|'(?:[^'\\\n]|\\.)'|"""
+                      r"""(?P<text>(?:"(?:[^"\\\n]|\\.)*"\s*)+)""", re.DOTALL)
+
+
+def cxx_messages(text: str) -> Iterator[tuple[int, str]]:
+    for found in CXX_TEXT.finditer(text):
+        if found["text"]:
+            yield text.count("\n", 0, found.start()) + 1, re.sub(r'"\s*"|^"|"\s*$', "", found["text"])
+
+
+def python_messages(text: str) -> Iterator[tuple[int, str]]:
+    """Yields the texts that are no docstrings, each with the names of its parts in braces."""
+    tree = ast.parse(text)
+    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    skipped |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield node.lineno, ast.unparse(node)[2:-1]
+
+
+def is_message(text: str) -> bool:
+    """Returns whether a text has words of a language and not of another program's."""
+    return len(text) >= 20 and text.count(" ") >= 2 and "\n" not in text and text.count("{") < text.count(" ")
 
 
 def main() -> None:
@@ -31,9 +60,8 @@ def main() -> None:
         extract = words_test.cxx_comments if path.suffix in words_test.CXX else words_test.python_comments
         comments += [f"{path}:{number}: {comment}" for number, comment in extract(text)
                      if " " in comment and not comment.startswith(("namespace", "NOLINT"))]
-        messages += [f"{path}:{number}: {message}" for number, line in enumerate(text.splitlines(), 1)
-                     if not line.lstrip().startswith(("#include", "//", "#"))
-                     for message in MESSAGE.findall(line) if message.count(" ") >= 2]
+        texts = cxx_messages(text) if path.suffix in words_test.CXX else python_messages(text)
+        messages += [f"{path}:{number}: {message}" for number, message in texts if is_message(message)]
     draw = random.Random(wanted.seed)
     for title, found, count in (("comments", comments, wanted.comments), ("messages", messages, wanted.messages)):
         print(f"== {count} of {len(found)} {title}, seed {wanted.seed}")
