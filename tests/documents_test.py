@@ -6,36 +6,21 @@ import re
 import shlex
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from documents import documents, fenced_commands, prose
+from kvferry_launch.paths import REPO
 
-REPO = Path(__file__).resolve().parents[1]
-SKIPPED_FOLDERS = {"build", ".git", ".venv", "node_modules"}
 FRONT_PAGE_LINES_MAX = 120
 COLUMNS_MAX = 120
 BINARY = REPO / os.environ.get("KVFERRY_BUILD", "build/release") / "bin" / "kvferry"
 # Programs of others, whose options are theirs.
 FOREIGN = {"vllm", "vllm-router", "pip", "cmake", "python", ".venv/bin/python", "ctest", "clang-format", "pre-commit",
            "git", "build/move_blocks/move_blocks"}
-
-
-def documents() -> list[Path]:
-    tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=REPO, capture_output=True, text=True, check=False)
-    names = tracked.stdout.split() or [str(path.relative_to(REPO)) for path in REPO.rglob("*.md")]
-    return [REPO / name for name in names if not SKIPPED_FOLDERS & set(Path(name).parts)]
-
-
-def prose(text: str) -> Iterator[str]:
-    """The lines outside fences."""
-    inside = False
-    for line in text.splitlines():
-        if line.lstrip().startswith("```"):
-            inside = not inside
-        elif not inside:
-            yield line
 
 
 def anchors(path: Path) -> set[str]:
@@ -69,13 +54,7 @@ def test_the_front_page_is_one_page() -> None:
 
 def commands(text: str) -> Iterator[str]:
     """The commands of `sh` fences, and those in backquotes that begin with a program of kvferry."""
-    for block in re.findall(r"^\s*```sh\n(.*?)^\s*```", text, re.MULTILINE | re.DOTALL):
-        command = ""
-        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
-            command += re.split(r"(?:^| )#", line)[0]
-            if command.count("'") % 2 == 0:  # else a quoted text goes on in the next line
-                yield command
-                command = ""
+    yield from fenced_commands(text)
     yield from re.findall(r"`((?:kvferry (?!controller client)|build/release/bin/|launch/|tests/)[^`]* [^`]*)`",
                           "\n".join(prose(text)).replace("\n", " "))
 
@@ -160,23 +139,65 @@ def is_of_results(table: Table) -> bool:
 
 FIGURES_PAGE = REPO / "launch/docs/figures.md"
 FIGURES = [row for table in tables(FIGURES_PAGE.read_text()) for row in table.rows]
-# What is measured in these units is a figure, and no setting: those are in ms, s and bytes.
-MEASURED = re.compile(r"(?<!every )(?<![\w.,])(\d[\d.,]*(?: ?[kM])? ?(?:us|GB/s|/s|MiB/s|GiB/s)|\d[\d.,]* ?[kM]/s)\b")
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+# A number with a unit in a sentence is a figure, if LIMITS does not have it. "128 keys" is a size, "every 50 ms" a pace.
+MEASURED = re.compile(
+    r"(?<!every )(?<![\w.,-])\d[\d.,]*(?: to \d[\d.,]*)?(?: ?[kM]?/s| ?GB/s| ?[MG]iB/s| ?%| ?(?:us|ms|s|GB|seconds|minutes"
+    r"|hours|requests|schedules|messages|mutants|kills|preemptions|attacks|transfers|nodes))(?![\w/])")
+# What the program or a test is told to do: deadlines, paces, sizes. By document, as MEASURED finds it.
+LIMITS = {
+    "CHANGELOG.md": ["5 s", "10 s", "5 to 60 s", "15 minutes", "2 s"],
+    "connector/DESIGN.md": ["30 s", "200 ms"],
+    "controller/DESIGN.md": ["100 ms", "200 ms", "2 s", "2.5 s", "5 s", "10 s", "15 s", "51 s", "32 messages",
+                             "4096 nodes"],
+    "controller/PROTOCOL.md": ["1.5 s"],
+    "launch/docs/benchmarks.md": ["256 requests", "2500 nodes", "3000 nodes", "1000 nodes", "3900 nodes", "32 messages",
+                                  "8 s", "2 requests"],
+    "launch/docs/deployment.md": ["1 s", "2.5 s", "5 s", "10 s", "30 s"],
+    "launch/docs/http-api.md": ["200 ms", "500 ms", "2 s", "3 s", "10 s"],
+    "launch/docs/operations.md": ["5 s", "60 s"],
+    "tests/PROOF.md": ["20 s", "15 %", "95 %"],
+    "tests/README.md": ["1 ms", "2.5 s", "4 s", "5 s", "20 s", "24 requests", "18,000 schedules", "20,000 transfers",
+                        "1000000 transfers"],
+    "tests/cluster/README.md": ["60 s"],
+    "tests/mutants/README.md": ["400 schedules", "20,000 schedules"],
+    "tests/sim/README.md": ["30,000 schedules"],
+    "transport/DESIGN.md": ["8 messages"],
+}
 
 
-@pytest.mark.parametrize(("document", "figure", "command", "measured"), FIGURES)
-def test_figures_stand_in_their_documents_and_have_a_command(document: str, figure: str, command: str,
-                                                             measured: str) -> None:
+def quoted_rows(document: str, figure: str) -> list[list[str]]:
+    """The rows of the table whose head has the figure, else the rows that have it; none for a sentence."""
+    found = tables((REPO / document).read_text())
+    for table in found:
+        if figure in table.head:
+            return table.rows
+    return [row for table in found for row in table.rows if figure in " | ".join(row)]
+
+
+def numbers_of(rows: list[list[str]]) -> str:
+    """A checksum of all numbers in the rows, so that none of them changes unnoticed; empty if there are no rows."""
+    numbers = " ".join(NUMBER.findall(" | ".join(cell for row in rows for cell in row)))
+    return f"{zlib.crc32(numbers.encode()):08x}" if rows else ""
+
+
+@pytest.mark.parametrize(("document", "figure", "command", "measured", "numbers"), FIGURES)
+def test_figures_stand_in_their_documents_and_have_a_command(document: str, figure: str, command: str, measured: str,
+                                                             numbers: str) -> None:
     assert figure in " ".join((REPO / document).read_text().split()), f"{document} has no '{figure}'"
     assert check_command("figures.md", command.strip("`")), f"{command} is not a command of kvferry"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", measured), f"{measured} is not a day"
+    now = numbers_of(quoted_rows(document, figure))
+    assert numbers == now, (f"the table's numbers are others than those of {measured}; if the command printed them, "
+                            f"write its day and {now}")
 
 
 @pytest.mark.parametrize("path", [path for path in documents() if path != FIGURES_PAGE],
                          ids=lambda path: str(path.relative_to(REPO)))
 def test_every_result_is_on_the_page_of_figures(path: Path) -> None:
-    """Of tables: one row for the head, or one for each row. Of sentences: what is in a unit that no setting has."""
-    quoted = [figure for document, figure, *_ in FIGURES if document == str(path.relative_to(REPO))]
+    """Of tables: one row for the head, or one for each row. Of sentences: every number with a unit, but limits."""
+    document = str(path.relative_to(REPO))
+    quoted = [figure for other, figure, *_ in FIGURES if other == document]
 
     def has_quoted(text: str) -> bool:
         return any(figure in text for figure in quoted)
@@ -185,5 +206,39 @@ def test_every_result_is_on_the_page_of_figures(path: Path) -> None:
         assert has_quoted(table.head) or all(has_quoted(" | ".join(row)) for row in table.rows), (
             f"the table '{table.head}' has no row in {FIGURES_PAGE.name}")
     lines = [line.strip() for line in prose(path.read_text()) if not line.lstrip().startswith("|")]
-    for found in MEASURED.finditer(" ".join(lines)):
-        assert any(found[0] in figure for figure in quoted), f"'{found[0]}' has no row in {FIGURES_PAGE.name}"
+    found = [match[0] for match in MEASURED.finditer(" ".join(lines))]
+    for text in found:
+        assert text in LIMITS.get(document, ()) or any(text in figure for figure in quoted), (
+            f"'{text}' has no row in {FIGURES_PAGE.name}; if it is no measurement, it belongs into LIMITS")
+    unused = set(LIMITS.get(document, ())) - set(found)
+    assert not unused, f"{document} does not say {unused} any more"
+
+
+def values(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in NUMBER.findall(text)]
+
+
+def is_rounded(shown: str, exact: list[float]) -> bool:
+    """Returns whether the number is one of the others, rounded to its digits, in units or thousands of them."""
+    value, step = float(shown.replace(",", "")), 10.0 ** -len(shown.partition(".")[2])
+    return any(abs(value - one * unit) <= step / 2 * 1.001 for one in exact for unit in (1e-6, 1e-3, 1, 1e3))
+
+
+def test_the_front_page_has_the_figures_of_the_pages_behind_it() -> None:
+    """Its tables: each number is in a table of the same command. The proof's line: the sums of the proof's table."""
+    table = next(found for found in tables((REPO / "README.md").read_text()) if "| measured |" in found.head)
+    for row in table.rows:
+        command = next(command for document, figure, command, *_ in FIGURES
+                       if document == "README.md" and figure in " | ".join(row))
+        behind = [cell for document, figure, other, *_ in FIGURES if other == command and document != "README.md"
+                  for cells in quoted_rows(document, figure) for cell in cells]
+        for shown in NUMBER.findall(" | ".join(row[1:])):
+            assert is_rounded(shown, values(" | ".join(behind))), f"{shown} of '{row[0]}' is not among: {command}"
+
+    proof = next(found for found in tables((REPO / "tests/PROOF.md").read_text()) if "| chunks back |" in found.head)
+    sums = {name: sum(int(row[column]) for row in proof.rows)
+            for column, name in enumerate(proof.head.strip("| ").split(" | ")) if name in
+            ("requests", "right", "given up", "kills", "preemptions")}
+    front = " ".join((REPO / "README.md").read_text().split())
+    for name, number in sums.items():
+        assert f"{number} {name}" in front, f"the proof's {name} are {number}"
