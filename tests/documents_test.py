@@ -42,6 +42,15 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(REPO)))
+def test_paths_lead_somewhere(path: Path) -> None:
+    """Of the rooms, in backquotes; NAME, X and * are placeholders, and a name without its suffix is enough."""
+    for name in re.findall(r"`((?:transport|kernels|controller|connector|launch|tests)/[\w./*]+)", path.read_text()):
+        known = re.split(r"NAME|\bX\b|\*", name)[0]
+        assert any((folder / known).exists() or list(folder.glob(f"{known.rstrip('/')}*"))
+                   for folder in (REPO, path.parent)), f"{name}: no such path"
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(REPO)))
 def test_lines_are_short(path: Path) -> None:
     """Rows of tables can't be wrapped."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -126,7 +135,7 @@ def tables(text: str) -> list[Table]:
         if line.lstrip().startswith("|"):
             if not before:
                 found.append(Table(line, []))
-            elif not line.lstrip().startswith("|---"):
+            elif not re.match(r"\s*\| *---", line):
                 found[-1].rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
         before = line if line.lstrip().startswith("|") else ""
     return found
@@ -154,8 +163,7 @@ LIMITS = {
     "launch/docs/benchmarks.md": ["256 requests", "2500 nodes", "3000 nodes", "1000 nodes", "3900 nodes", "32 messages",
                                   "8 s", "2 requests"],
     "launch/docs/deployment.md": ["1 s", "2.5 s", "5 s", "10 s", "30 s"],
-    "launch/docs/http-api.md": ["200 ms", "500 ms", "2 s", "3 s", "10 s"],
-    "launch/docs/operations.md": ["5 s", "60 s"],
+    "launch/docs/http-api.md": ["200 ms", "2 s", "3 s", "10 s"],
     "tests/PROOF.md": ["20 s", "15 %", "95 %"],
     "tests/README.md": ["1 ms", "2.5 s", "4 s", "5 s", "20 s", "24 requests", "18,000 schedules", "20,000 transfers",
                         "1000000 transfers"],
