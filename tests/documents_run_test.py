@@ -117,7 +117,8 @@ def deployment(desk: Desk) -> Iterator[Desk]:
     sys.path.pop(0)
     line = next(line for line in fenced_commands((REPO / "README.md").read_text()) if "controller --bind" in line)
     keys = [hashlib.sha256(bytes([number])).digest()[:16] for number in range(4)]
-    with desk.running(desk.filled_in(line), "listening on"), desk.node("NODE", api) as node, desk.node("other", api) as other:
+    with (desk.running(desk.filled_in(line), "listening on"), desk.node("NODE", api) as node,
+          desk.node("other", api) as other):
         node.publish(keys)
         other.publish(keys)
         yield desk
