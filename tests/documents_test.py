@@ -149,7 +149,7 @@ def is_of_results(table: Table) -> bool:
 FIGURES_PAGE = REPO / "launch/docs/figures.md"
 FIGURES = [row for table in tables(FIGURES_PAGE.read_text()) for row in table.rows]
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-# A number with a unit in a sentence is a figure, if LIMITS does not have it. "128 keys" is a size, "every 50 ms" a pace.
+# A number with a unit in a sentence is a figure, if LIMITS does not have it; "128 keys" and "every 50 ms" are none.
 MEASURED = re.compile(
     r"(?<!every )(?<![\w.,-])\d[\d.,]*(?: to \d[\d.,]*)? ?(?:[kM]?/s|GB/s|[MG]iB/s|%|us|ms|s|GB|seconds|minutes|hours"
     r"|requests|schedules|messages|mutants|kills|preemptions|attacks|transfers|nodes)(?![\w/])")
