@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -138,8 +139,7 @@ def runs(*beginnings: str) -> Callable[[Rule], Rule]:
 
 @runs("kvferry keygen")
 def keygen(desk: Desk, line: str) -> None:
-    folder = desk.folder / f"keys of {hashlib.sha256(line.encode()).hexdigest()[:8]}"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(dir=desk.folder))
     named = desk.run(f"unset KVFERRY_CLUSTER_KEY_FILE; cd '{folder}'; {line}; echo \"$KVFERRY_CLUSTER_KEY_FILE\"")
     key, = folder.iterdir()
     assert key.stat().st_mode & 0o777 == 0o600
