@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Draws which folders of the product include headers of which others, into tests/data/includes.svg.
 
-A folder stands above all folders that it includes headers of; arrows that follow from others are left out. It lists
-every edge in its <desc>. With --check nothing is drawn: it fails on a circle, or if the edges in the file are not those
-of the sources.
+A folder stands above all folders that it includes headers of; arrows that follow from others are left out. The
+transport's backends, which do not include each other, are one folder in it. It lists every edge in its <desc>. With
+--check nothing is drawn: it fails on a circle, or if the edges in the file are not those of the sources.
 """
 
 import re
@@ -25,6 +25,12 @@ def edges_of(root: Path) -> Edges:
     """For each folder with C++ sources, the other folders whose headers it includes."""
     listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *COLOURS], cwd=root,
                             capture_output=True, text=True, check=True).stdout
+    backends = {str(path.parent) for path in map(Path, listed.split("\0"))
+                if path.name == f"{path.parent.name}_backend.cpp"}
+
+    def box_of(folder: str) -> str:
+        return "transport/BACKEND" if folder in backends else folder
+
     edges: Edges = {}
     for name in set(listed.split("\0")):
         path = Path(name)
@@ -32,11 +38,12 @@ def edges_of(root: Path) -> Edges:
             continue
         if not (root / path).is_file():
             continue
-        targets = edges.setdefault(str(path.parent), set())
+        box = box_of(str(path.parent))
+        targets = edges.setdefault(box, set())
         for header in INCLUDE.findall((root / path).read_text()):
-            folder = str(Path(header).parent)
-            if folder != str(path.parent) and header.split("/")[0] in COLOURS:
-                targets.add(folder)
+            target = box_of(str(Path(header).parent))
+            if target != box and header.split("/")[0] in COLOURS:
+                targets.add(target)
     for target in {target for targets in edges.values() for target in targets}:
         edges.setdefault(target, set())
     return edges
