@@ -88,7 +88,7 @@ class Transport:
 
     def __init__(self, *, path: str = 'auto', listen_host: str = '', gpu: int | None = None) -> None:
         """
-        path: auto, shm, cma, ucx, tcp, nccl or gpu_ipc. listen_host: host name or address for other hosts; empty: every interface. gpu: number of the GPU whose memory can be registered as well.
+        path: what the connector's setting of this name allows. listen_host: host name or address for other hosts; empty: every interface. gpu: number of the GPU whose memory can be registered as well.
         """
 
     def address(self) -> bytes:

@@ -191,8 +191,8 @@ void bind_transport(nb::module_& m) {
                           "KvFerryError with one sentence.")
       .def(nb::init<std::string_view, std::string, std::optional<int>>(), nb::kw_only(), "path"_a = "auto",
            "listen_host"_a = "", "gpu"_a = nb::none(),
-           "path: auto, shm, cma, ucx, tcp, nccl or gpu_ipc. listen_host: host name or address for other hosts; empty: "
-           "every interface. gpu: number of the GPU whose memory can be registered as well.")
+           "path: what the connector's setting of this name allows. listen_host: host name or address for other hosts; "
+           "empty: every interface. gpu: number of the GPU whose memory can be registered as well.")
       .def("address", &PyTransport::address, "Returns opaque bytes with which a peer connects to this transport.")
       .def("describe", &PyTransport::describe, "Returns a sentence with the path and library that move the bytes.")
       .def("register", &PyTransport::register_buffer, "buffer"_a,
