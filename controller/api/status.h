@@ -52,8 +52,8 @@ struct NodeStatus : NodeInfo {
   std::uint64_t num_to_replicate = 0, num_replicated = 0, num_lost = 0;
   std::uint64_t load = 0;  // number of requests on the node
   KVFERRY_FIELDS(name_space, engine_id, incarnation, role, endpoint, num_chunks, num_tails, heartbeat_age_ms,
-                 is_leaving, is_drained, num_to_replicate, num_replicated, num_lost, serves, load, fingerprint,
-                 version);
+                 is_leaving, is_drained, num_to_replicate, num_replicated, num_lost, serves, load, fingerprint, version,
+                 details);
 };
 
 /// State that outlives the controller's process.

@@ -38,6 +38,9 @@ Result<void> check_info(const NodeInfo& info) {
   for (const auto& [field, text, size_max, may_be_empty] : fields) {
     KVFERRY_TRY(check_text(field, text, size_max, may_be_empty));
   }
+  for (const NodeDetail& detail : kNodeDetails) {
+    KVFERRY_TRY(check_text(detail.name, info.details.*detail.text, detail.bytes_max, /*may_be_empty=*/true));
+  }
   return {};
 }
 

@@ -23,7 +23,7 @@ struct NodeImage {
   bool owes_snapshot = true, seen_is_partial = false, next_is_partial = false;
   KVFERRY_FIELDS(id, info.name_space, info.engine_id, info.incarnation, info.role, info.endpoint, info.fingerprint,
                  next_sequence, seen, next, owes_snapshot, seen_is_partial, next_is_partial, info.serves, info.version,
-                 info.secret);
+                 info.secret, info.details);
 };
 
 /// A registration as a record of the log.
@@ -32,7 +32,7 @@ struct JoinedRecord {
   NodeInfo info{};
   std::uint64_t next_sequence = 0;
   KVFERRY_FIELDS(id, info.name_space, info.engine_id, info.incarnation, info.role, info.endpoint, info.fingerprint,
-                 next_sequence, info.serves, info.version, info.secret);
+                 next_sequence, info.serves, info.version, info.secret, info.details);
 };
 
 /// All nodes at one moment.

@@ -98,6 +98,10 @@ class Metrics {
   std::map<std::string, Metric> metrics_;
 };
 
+void add_details(json& node, const NodeDetails& details) {
+  for (const NodeDetail& detail : kNodeDetails) node[std::string(detail.name)] = details.*detail.text;
+}
+
 }  // namespace
 
 json nodes_json(const Status& status) {
@@ -113,6 +117,7 @@ json nodes_json(const Status& status) {
                      {"chunks", node.num_chunks},
                      {"fingerprint", node.fingerprint},
                      {"version", node.version}});
+    add_details(nodes.back(), node.details);
   }
   return {{"uptime_ms", status.uptime_ms}, {"nodes", std::move(nodes)}};
 }
@@ -137,6 +142,7 @@ json status_json(const Status& status, const std::string& endpoint) {
                      {"load", node.load},
                      {"fingerprint", node.fingerprint},
                      {"version", node.version}});
+    add_details(nodes.back(), node.details);
   }
   return {{"controller", endpoint},
           {"version", status.version},

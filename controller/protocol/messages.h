@@ -35,7 +35,7 @@ struct Hello {
   // Versions that the node speaks. The header has the oldest, so that older controllers can read it. 0: only that one.
   std::uint32_t oldest_protocol = 0, newest_protocol = 0;
   KVFERRY_FIELDS(header, node.name_space, node.engine_id, node.incarnation, node.role, node.endpoint, node.fingerprint,
-                 next_sequence, node.serves, node.version, oldest_protocol, newest_protocol, node.secret);
+                 next_sequence, node.serves, node.version, oldest_protocol, newest_protocol, node.secret, node.details);
 };
 struct Heartbeat {
   Header header{kProtocolVersion, 4};

@@ -1,5 +1,7 @@
 #include "connector/runtime/scheduler/scheduler_node.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <utility>
 
@@ -13,6 +15,12 @@ namespace {
 
 constexpr std::chrono::milliseconds kLookupPatience{2};  // limit on the time that lookups wait for answers, per step
 constexpr TimeNs kMetricsInterval = 100 * kMillisecond;
+
+/// Returns what the machine or pod calls itself, or an empty text.
+std::string name_of_this_host() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
 
 std::map<std::string, double> by_name(const std::vector<std::pair<std::string_view, double>>& metrics) {
   return {metrics.begin(), metrics.end()};
@@ -80,8 +88,14 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   client.cluster_key = key;
   const Incarnation incarnation{
       static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
-  client.node = {options.engine_id, incarnation,         options.role, endpoint,
-                 config.name_space, options.fingerprint, config.serves};
+  client.node = {.engine_id = options.engine_id,
+                 .incarnation = incarnation,
+                 .role = options.role,
+                 .endpoint = endpoint,
+                 .name_space = config.name_space,
+                 .fingerprint = options.fingerprint,
+                 .serves = config.serves,
+                 .details = {.host = name_of_this_host()}};
   auto directory = KVFERRY_TRY(controller::make_registered_client(client, SteadyClock(), options.start_timeout_ms));
   return std::unique_ptr<SchedulerNode>(new SchedulerNode(
       std::move(options), std::move(address), client.node.incarnation, std::move(directory), std::move(*peers)));

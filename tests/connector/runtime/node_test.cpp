@@ -75,6 +75,16 @@ TEST(Nodes, ADecodeNodeLoadsWhatAPrefillNodeHandedOverOverIpv6) {
   expect_handover(TestController("tcp://[::1]:0"));
 }
 
+TEST(Nodes, TellOnWhichHostTheyRun) {
+  const TestController controller;
+  const TestNode node(controller.endpoint(), "a");
+  std::string name(256, '\0');
+  ASSERT_EQ(::gethostname(name.data(), name.size()), 0);
+  const controller::Status status = value_or_throw(controller::fetch_status(controller.endpoint(), 10'000));
+  ASSERT_EQ(status.nodes.size(), 1u);
+  EXPECT_EQ(status.nodes[0].details.host, name.c_str());
+}
+
 /// A cluster key in a file of the test.
 class KeyFile {
  public:

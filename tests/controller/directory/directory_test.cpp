@@ -543,6 +543,11 @@ TEST_F(DirectoryTest, RefusesFieldsThatAreEmptyTooLongOrNotPrintable) {
   const Result<Joined> forged = directory_.join(node_info("a\nb"), 0, now_);
   ASSERT_FALSE(forged);
   EXPECT_THAT(forged.error().what, HasSubstr("engine_id"));
+  for (const NodeDetail& detail : kNodeDetails) {
+    NodeInfo info = node_info("a");
+    info.details.*detail.text = std::string(detail.bytes_max + 1, 'x');
+    EXPECT_THAT(directory_.join(info, 0, now_).error().what, HasSubstr(detail.name));
+  }
 }
 
 TEST_F(DirectoryTest, StatusTellsEachNode) {

@@ -22,6 +22,7 @@ class TwoReleases : protected ReplySender {
     ClientOptions options;
     options.node = node_info("a", 5, "default");
     options.node.serves = "http://a:8000";
+    options.node.details = {.host = "pod-a"};
     options.protocol = node;
     client_.emplace(std::move(options), [this](std::string_view bytes) {
       versions_said_.push_back(wire::version_of(bytes));
@@ -113,6 +114,13 @@ const std::string kOldHello =
     "\x98\x92\x01\x01\xa7"
     "default\xa1"
     "a\x05\xa7kv_both\xa9tcp://h:1\xa7model=a\x00"s;
+// What the last release without NodeDetails says.
+const std::string kHelloWithoutDetails =
+    "\x9d\x92\x01\x01\xa7"
+    "default\xa1"
+    "a\x05\xa7kv_both\xaatcp://h:22\xa7model=a\x00\xa8http://a\xa5"
+    "0.1.0\x01\x01\xa4"
+    "mine"s;
 const std::string kOldHeartbeat = "\x94\x92\x01\x04\x05\x00\x90"s;
 const std::string kOldRegistered = "\x94\x92\x01\x02\x05\xc3\x90"s;
 const std::string kOldHeartbeatAck = "\x94\x92\x01\x05\x05\x00\x90"s;
@@ -141,6 +149,17 @@ TEST_F(OldNode, RegistersAndIsAnsweredAsBefore) {
   EXPECT_EQ(nodes[0].serves, "");
   EXPECT_EQ(nodes[0].version, "");
   EXPECT_EQ(nodes[0].load, 0u);
+  for (const NodeDetail& detail : kNodeDetails) EXPECT_EQ(nodes[0].details.*detail.text, "") << detail.name;
+}
+
+TEST_F(OldNode, RegistersWithoutDetails) {
+  EXPECT_EQ(said(kHelloWithoutDetails), kOldRegistered);
+  const NodeStatus node = sessions_.directory().status(kSecond).at(0);
+  EXPECT_EQ(node.version, "0.1.0");
+  EXPECT_EQ(node.details.host, "");
+  const auto read = wire::parse<wire::FromNode>(kHelloWithoutDetails);
+  const std::string now = encode(std::get<wire::Hello>(read.value()));
+  EXPECT_EQ(now.substr(1, kHelloWithoutDetails.size() - 1), kHelloWithoutDetails.substr(1)) << "the same, and more";
 }
 
 TEST_F(OldNode, IsRefusedByASuccessorThatDroppedItsVersion) {
@@ -173,7 +192,7 @@ TEST(OldController, AnswersANewNodeWhichThenSpeaksItsVersion) {
 
 // ---- the fields ----
 
-TEST(NewFields, ServesVersionAndLoadReachTheStatus) {
+TEST(NewFields, ReachTheStatus) {
   TwoReleases both({}, {});
   both.turn();
   both.client_->set_load(7);
@@ -184,6 +203,7 @@ TEST(NewFields, ServesVersionAndLoadReachTheStatus) {
   EXPECT_EQ(nodes[0].version, version());
   EXPECT_EQ(nodes[0].load, 7u);
   EXPECT_EQ(nodes[0].fingerprint, "model=a");
+  EXPECT_EQ(nodes[0].details.host, "pod-a");
 }
 
 TEST(NewFields, AChangedLoadIsToldWithinAFifthOfASecond) {

@@ -115,6 +115,7 @@ TEST(StateRecords, WhatANodeToldOfItselfComesBackFromRecordsAndImages) {
   info.serves = "http://a:8000";
   info.version = "1.2.3";
   info.secret = "of the process";
+  info.details.host = "pod-a";
   std::string records;
   append_joined(records, NodeId{1}, info, 0);
   for (int i = 0; i < 2; ++i) {  // the second time from an image of the first
@@ -126,10 +127,40 @@ TEST(StateRecords, WhatANodeToldOfItselfComesBackFromRecordsAndImages) {
     ASSERT_EQ(nodes.size(), 1U);
     EXPECT_EQ(nodes[0].serves, "http://a:8000");
     EXPECT_EQ(nodes[0].version, "1.2.3");
+    EXPECT_EQ(nodes[0].details.host, "pod-a");
     EXPECT_FALSE(directory.join(node_info("a", 3), 0, 0)) << "another process";
     EXPECT_TRUE(directory.join(info, 0, 0));
     records.clear();
     append_image(records, state.image());
+  }
+}
+
+/// The records of the last release without NodeDetails.
+struct OldJoined : JoinedRecord {
+  KVFERRY_FIELDS(id, info.name_space, info.engine_id, info.incarnation, info.role, info.endpoint, info.fingerprint,
+                 next_sequence, info.serves, info.version, info.secret);
+};
+struct OldImage : NodeImage {
+  KVFERRY_FIELDS(id, info.name_space, info.engine_id, info.incarnation, info.role, info.endpoint, info.fingerprint,
+                 next_sequence, seen, next, owes_snapshot, seen_is_partial, next_is_partial, info.serves, info.version,
+                 info.secret);
+};
+
+template <class From, class To>
+NodeInfo converted(const NodeInfo& info) {
+  From from;
+  from.info = info;
+  return decode<To>(encode(from), "record").value().info;
+}
+
+TEST(StateRecords, AreReadByTheReleasesBeforeAndAfterDetails) {
+  NodeInfo info = node_info("a", 3);
+  info.secret = "of the process";
+  info.details.host = "pod-a";
+  for (const NodeInfo& read : {converted<OldJoined, JoinedRecord>(info), converted<JoinedRecord, OldJoined>(info),
+                               converted<OldImage, NodeImage>(info), converted<NodeImage, OldImage>(info)}) {
+    EXPECT_EQ(read.secret, info.secret);
+    EXPECT_EQ(read.details.host, "");
   }
 }
 

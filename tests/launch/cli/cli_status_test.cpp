@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "controller/http/http_views.h"
 #include "tests/controller/live.h"
 
 namespace kvferry::controller {
@@ -20,6 +21,12 @@ std::string output_of(const std::string& arguments) {
   return output;
 }
 
+NodeInfo node_on(const std::string& host, const std::string& engine_id, std::uint64_t incarnation) {
+  NodeInfo info = node_info(engine_id, incarnation);
+  info.details.host = host;
+  return info;
+}
+
 class CliStatus : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -32,7 +39,7 @@ class CliStatus : public ::testing::Test {
   }
   LiveServer server_{"tcp://127.0.0.1:0"};
   LiveNode a_{server_.endpoint(), node_info("decode-a", 7)};
-  LiveNode b_{server_.endpoint(), node_info("prefill-b", 8)};
+  LiveNode b_{server_.endpoint(), node_on("pod-b", "prefill-b", 8)};
 };
 
 TEST_F(CliStatus, TableHasALineForEachNode) {
@@ -52,6 +59,8 @@ TEST_F(CliStatus, JsonHasTheSameForMachines) {
   EXPECT_EQ(node.at("role"), "kv_both");
   EXPECT_EQ(node.at("chunks"), 4);
   EXPECT_EQ(node.at("tails"), 1);
+  EXPECT_EQ(node.at("host"), "pod-b");
+  EXPECT_EQ(nodes_json(server_.status()).at("nodes").at(1).at("host"), "pod-b") << "routers see it too";
   EXPECT_TRUE(node.at("heartbeat_age_ms").is_number_unsigned());
   EXPECT_GE(status.at("counters").at("lookups"), 1);
 }
