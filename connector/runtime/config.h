@@ -1,12 +1,18 @@
-// The connector's settings. A new one is a field here and a row in config.cpp.
+// The connector's settings. A new one is a field and a row of the table, both here.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "controller/api/endpoint.h"
+#include "transport/base/net/host_port.h"
+#include "transport/base/net/tls.h"
 #include "transport/base/result.h"
 #include "transport/base/settings.h"
+#include "transport/make_transport.h"
 
 namespace kvferry {
 
@@ -30,7 +36,77 @@ struct ConnectorConfig {
   std::string config;  // path of the YAML file; empty: none
 };
 
-/// All settings, in the order in which the documentation lists them.
+/// Returns whether routers can use the text as the URL of a server, or it is empty.
+bool is_server_url(const std::string& url);
+
+/// For connector_settings(), in the order in which the documentation lists them.
+inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
+  using C = ConnectorConfig;
+  const std::string boolean = "true or false", bytes = "a number of bytes, or a string like \"512MiB\" or \"4GiB\"";
+  const auto is_given = [](const std::string& text) { return !text.empty(); };
+  return {
+      setting<C, std::string>(
+          "controller", &C::controller,
+          "tcp://HOST:PORT, ipc://PATH, unix:///ABSOLUTE/PATH or stream://HOST:PORT; several replicas with commas "
+          "between",
+          "The controller, or its replicas; it must be reachable at start, and may stop and restart later",
+          [](const std::string& endpoints) { return static_cast<bool>(controller::split_endpoints(endpoints)); }),
+      setting<C, std::uint32_t>(
+          "chunk_tokens", &C::chunk_tokens, "an integer from 1 to 65536, a multiple of the block size",
+          "Tokens in a chunk; the same on all nodes", [](std::uint32_t n) { return n >= 1 && n <= 65536; }),
+      setting<C, std::uint64_t>("pool_bytes", &C::pool_bytes, bytes,
+                                "Shared memory for chunks, for each rank; reserved at start",
+                                [](std::uint64_t n) { return n > 0; })
+          .with_shown_default("1GiB"),
+      setting("gpu_pool_bytes", &C::gpu_pool_bytes, bytes + "; 0: none",
+              "GPU memory for chunks above pool_bytes, for each rank, if the model's KV cache is in GPU memory; with 0 "
+              "chunks are packed straight into pinned host memory"),
+      setting("lands_in_gpu", &C::lands_in_gpu, boolean,
+              "Whether chunks from other nodes are written to the GPU pool first, if the transport can"),
+      setting("save_decode_cache", &C::save_decode_cache, boolean,
+              "Whether KV of decoded tokens is saved, for preempted requests and the next turn"),
+      setting("save_partial_chunks", &C::save_partial_chunks, boolean,
+              "Whether tails are saved: the last, shorter chunk of a request")
+          .with_alias("save_unfull_chunk"),
+      setting<C, std::string>("path", &C::path, fmt::format("one of {}", fmt::join(path_names(), ", ")),
+                              "Backend that carries chunks; auto measures which one is fastest to each peer",
+                              [](const std::string& name) { return static_cast<bool>(parse_path(name)); }),
+      setting<C, std::int64_t>("load_timeout_ms", &C::load_timeout_ms, "an integer from 1 to 600000",
+                               "Longest time that a request waits for other nodes before its tokens are computed here",
+                               [](std::int64_t ms) { return ms >= 1 && ms <= 600'000; }),
+      setting<C, std::string>("advertise_host", &C::advertise_host,
+                              "a host name or address at which other nodes reach this one",
+                              "Where other nodes reach this one", is_given)
+          .with_shown_default("address on the route to the controller"),
+      setting<C, std::string>("ports", &C::ports, "FIRST-LAST or PORT, of 1 to 65535; empty: any free port",
+                              "TCP ports at which other nodes reach this one, for firewalls: a vLLM server takes one, "
+                              "each of its ranks one for path tcp and one for nccl; auto takes both",
+                              [](const std::string& ports) { return static_cast<bool>(net::parse_port_range(ports)); }),
+      setting<C, std::string>("namespace", &C::name_space, "a name",
+                              "Nodes of one namespace serve one model; a node with another model is refused at start",
+                              is_given),
+      setting<C, std::string>("serves", &C::serves, "http://HOST:PORT or https://HOST:PORT; empty: none",
+                              "URL under which routers reach this vLLM server; the controller names it to them",
+                              is_server_url),
+      setting(
+          "cluster_key_file", &C::cluster_key_file,
+          "the path of a file of 32 to 65536 bytes with mode 0600 or 0400; empty: none",
+          "Key of the deployment, the same on all controllers, nodes and proxies: it encrypts and authenticates what "
+          "they tell each other over tcp://, and signs the addresses in kv_transfer_params; without one every HTTP "
+          "client can name an address to which this node connects"),
+      setting<C, std::string>(
+          "encrypt_tcp", &C::encrypt_tcp, fmt::format("one of {}", fmt::join(net::kEncryptNames, ", ")),
+          "Which TCP connections between nodes carry chunks encrypted, if there is a cluster key; the others are "
+          "authenticated only, and whoever can change packets on the way can change chunks",
+          [](const std::string& name) { return net::parse_encrypt(name).has_value(); }),
+      setting(
+          "insecure", &C::insecure, boolean,
+          "Whether the node starts without a cluster key although other hosts can reach it: each of them can then read "
+          "and replace what it holds"),
+      setting("config", &C::config, "the path of a file; empty: none", "A YAML file with the same keys"),
+  };
+}
+
 std::span<const Setting<ConnectorConfig>> connector_settings();
 
 /// `extra_json`: a JSON object, as in kv_connector_extra_config; it wins over KVFERRY_<KEY> in the environment, which

@@ -4,76 +4,22 @@
 #include <chrono>
 #include <cstdlib>
 
-#include "controller/api/endpoint.h"
 #include "transport/base/log.h"
-#include "transport/base/net/host_port.h"
 
 namespace kvferry::cli {
 namespace {
-
-using controller::EndpointUse;
 
 struct ClientConfig {
   std::string controller = "tcp://127.0.0.1:14600";
   std::string cluster_key_file;
 };
 
-const std::string kKeyFileAllowed = "the path of a file of 32 to 65536 bytes with mode 0600 or 0400";
-
-std::function<bool(const std::string&)> is_endpoint(EndpointUse use, std::optional<std::string_view> or_word = {}) {
-  return [=](const std::string& value) { return value == or_word || controller::check_endpoint(value, use); };
-}
-
-bool is_replica_name(const std::string& value) {
-  const auto is_printable = [](char c) { return c > ' ' && c < 0x7f; };
-  return value.size() <= 128 && std::all_of(value.begin(), value.end(), is_printable);
-}
-
-std::vector<Setting<ControllerConfig>> make_controller_settings() {
-  using C = ControllerConfig;
-  return {
-      setting<C, std::string>("bind", &C::bind,
-                              "tcp://HOST:PORT with a port of 0 to 65535 (0: any free one), or ipc://PATH",
-                              "Where to listen", is_endpoint(EndpointUse::kBind)),
-      setting<C, std::string>(
-          "stream", &C::stream, fmt::format("none, {}", controller::allowed_endpoints(EndpointUse::kBindStream)),
-          "Second endpoint to listen at, with less latency than ZeroMQ", is_endpoint(EndpointUse::kBindStream, "none")),
-      setting<C, std::string>("http", &C::http, "none, or HOST:PORT with a port of 0 to 65535 (0: any free one)",
-                              "Where to serve metrics, a status page and routers' queries",
-                              [](const std::string& value) { return value == "none" || net::parse_host_port(value); }),
-      setting("state", &C::state, "a folder, or 'none'",
-              "Folder of the state that survives a restart; with 'none' nodes publish their chunks again")
-          .with_shown_default("${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc"),
-      // etcd and event-log may hold passwords: their own parsers check them, with messages that leave the value out.
-      setting("etcd", &C::etcd, "http://HOST:PORT[,...][/PREFIX]",
-              "The etcd through which several replicas agree: all of its members with commas between, then "
-              "optionally a prefix of all keys")
-          .with_shown_default("none; the prefix is /kvferry"),
-      setting("event-log", &C::event_log, "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N]",
-              "Stream of Redis or Valkey from which later replicas read what nodes published before")
-          .with_shown_default("none; without ?stream and bytes: stream kvferry:events of 268435456 bytes"),
-      setting<C, std::string>("replica", &C::replica, "a name of up to 128 printable letters",
-                              "Name of this replica, which must stay the same over restarts", is_replica_name)
-          .with_shown_default("HOST:PORT of --advertise"),
-      setting<C, std::string>("advertise", &C::advertise, "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
-                              "Where nodes reach this replica", is_endpoint(EndpointUse::kConnect, ""))
-          .with_shown_default("the endpoint of --bind"),
-      setting("cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
-              "Key of the deployment (kvferry keygen): only those who have it can use --bind if that is tcp://, over "
-              "encrypted connections")
-          .with_shown_default("none"),
-      setting("insecure", &C::insecure, "true or false; as a flag without a value",
-              "Whether the controller starts without a cluster key although other hosts can reach it: each of them can "
-              "then register nodes and clear what others hold"),
-  };
-}
-
 std::span<const Setting<ClientConfig>> client_settings() {
   using C = ClientConfig;
   static const Setting<C> settings[] = {
-      setting<C, std::string>("controller", &C::controller,
-                              std::string(controller::allowed_endpoints(EndpointUse::kConnect)),
-                              "The controller; also KVFERRY_CONTROLLER", is_endpoint(EndpointUse::kConnect)),
+      setting<C, std::string>(
+          "controller", &C::controller, std::string(controller::allowed_endpoints(controller::EndpointUse::kConnect)),
+          "The controller; also KVFERRY_CONTROLLER", is_endpoint(controller::EndpointUse::kConnect)),
       setting("cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
               "Key of the controller's deployment; also KVFERRY_CLUSTER_KEY_FILE")
           .with_shown_default("none")};
@@ -81,6 +27,16 @@ std::span<const Setting<ClientConfig>> client_settings() {
 }
 
 }  // namespace
+
+std::function<bool(const std::string&)> is_endpoint(controller::EndpointUse use,
+                                                    std::optional<std::string_view> or_word) {
+  return [=](const std::string& value) { return value == or_word || controller::check_endpoint(value, use); };
+}
+
+bool is_replica_name(const std::string& value) {
+  const auto is_printable = [](char c) { return c > ' ' && c < 0x7f; };
+  return value.size() <= 128 && std::all_of(value.begin(), value.end(), is_printable);
+}
 
 std::span<const Setting<ControllerConfig>> controller_settings() {
   static const std::vector<Setting<ControllerConfig>> settings = make_controller_settings();

@@ -1,13 +1,18 @@
-// The settings of `kvferry controller`, and of the commands that connect to a controller.
+// The settings of `kvferry controller`, and of the commands that connect to a controller. A new one of the controller
+// is a field and a row of the table, both here.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "controller/api/endpoint.h"
 #include "controller/scale/replica.h"
+#include "transport/base/net/host_port.h"
 #include "transport/base/settings.h"
 
 namespace kvferry::cli {
@@ -25,6 +30,54 @@ struct ControllerConfig {
   std::string cluster_key_file;
   bool insecure = false;
 };
+
+/// Returns a check of an endpoint, which may also be `or_word`.
+std::function<bool(const std::string&)> is_endpoint(controller::EndpointUse use,
+                                                    std::optional<std::string_view> or_word = {});
+bool is_replica_name(const std::string& value);
+inline constexpr const char* kKeyFileAllowed = "the path of a file of 32 to 65536 bytes with mode 0600 or 0400";
+
+/// For controller_settings(), in the order in which the documentation lists them.
+inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
+  using C = ControllerConfig;
+  using controller::EndpointUse;
+  return {
+      setting<C, std::string>("bind", &C::bind,
+                              "tcp://HOST:PORT with a port of 0 to 65535 (0: any free one), or ipc://PATH",
+                              "Where to listen", is_endpoint(EndpointUse::kBind)),
+      setting<C, std::string>(
+          "stream", &C::stream, fmt::format("none, {}", controller::allowed_endpoints(EndpointUse::kBindStream)),
+          "Second endpoint to listen at, with less latency than ZeroMQ", is_endpoint(EndpointUse::kBindStream, "none")),
+      setting<C, std::string>("http", &C::http, "none, or HOST:PORT with a port of 0 to 65535 (0: any free one)",
+                              "Where to serve metrics, a status page and routers' queries",
+                              [](const std::string& value) { return value == "none" || net::parse_host_port(value); }),
+      setting("state", &C::state, "a folder, or 'none'",
+              "Folder of the state that survives a restart; with 'none' nodes publish their chunks again")
+          .with_shown_default("${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc"),
+      // etcd and event-log may hold passwords: their own parsers check them, with messages that leave the value out.
+      setting("etcd", &C::etcd, "http://HOST:PORT[,...][/PREFIX]",
+              "The etcd through which several replicas agree: all of its members with commas between, then "
+              "optionally a prefix of all keys")
+          .with_shown_default("none; the prefix is /kvferry"),
+      setting("event-log", &C::event_log, "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N]",
+              "Stream of Redis or Valkey from which later replicas read what nodes published before")
+          .with_shown_default("none; without ?stream and bytes: stream kvferry:events of 268435456 bytes"),
+      setting<C, std::string>("replica", &C::replica, "a name of up to 128 printable letters",
+                              "Name of this replica, which must stay the same over restarts", is_replica_name)
+          .with_shown_default("HOST:PORT of --advertise"),
+      setting<C, std::string>("advertise", &C::advertise, "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
+                              "Where nodes reach this replica", is_endpoint(EndpointUse::kConnect, ""))
+          .with_shown_default("the endpoint of --bind"),
+      setting("cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
+              "Key of the deployment (kvferry keygen): only those who have it can use --bind if that is tcp://, over "
+              "encrypted connections")
+          .with_shown_default("none"),
+      setting("insecure", &C::insecure, "true or false; as a flag without a value",
+              "Whether the controller starts without a cluster key although other hosts can reach it: each of them can "
+              "then register nodes and clear what others hold"),
+  };
+}
+
 std::span<const Setting<ControllerConfig>> controller_settings();
 
 /// The settings given as flags; parsing the command line fills them in.

@@ -81,11 +81,21 @@ TEST(Config, AFormerNameOfAKeyIsAnAlias) {
   EXPECT_NE(load(R"({"save_unfull_chunk": 7})").error().what.find("save_unfull_chunk is '7'"), std::string::npos);
 }
 
-TEST(Config, EverySettingIsInTheDocumentation) {
+TEST(SettingsPage, HasTheSettingsOfTheConnector) {
   const std::string table = settings_markdown(connector_settings());
-  EXPECT_NE(settings_page().find(table), std::string::npos) << "launch/docs/configuration.md lacks this table:\n"
-                                                            << table;
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 2 + std::ssize(connector_settings()));
+  expect_on_settings_page("## The connector", table);
+}
+
+TEST(Config, EverySettingRefusesAListAndSaysWhatIsAllowed) {
+  for (const Setting<ConnectorConfig>& setting : connector_settings()) {
+    const auto config = load(fmt::format(R"({{"{}": [7]}})", setting.key));
+    ASSERT_FALSE(config) << setting.key;
+    EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);
+    const std::string sentence = fmt::format("{} is '[7]'", setting.key);
+    EXPECT_NE(config.error().what.find(sentence), std::string::npos) << config.error().what;
+    EXPECT_NE(config.error().what.find("allowed: " + setting.allowed), std::string::npos) << config.error().what;
+  }
 }
 
 class BadValue : public ::testing::TestWithParam<const char*> {};

@@ -11,8 +11,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(ControllerSettings, AreAllInTheDocumentation) {
-  EXPECT_THAT(settings_page(), HasSubstr(settings_markdown(controller_settings())));
+TEST(SettingsPage, HasTheSettingsOfTheController) {
+  expect_on_settings_page("## `kvferry controller`", settings_markdown(controller_settings()));
 }
 
 TEST(ControllerSettings, AnEntryWithAnUnknownKeyOrABadValueIsNamed) {
