@@ -1,5 +1,7 @@
 #include "tests/fuzz/examples.h"
 
+#include <algorithm>
+
 #include "tests/controller/fixtures.h"
 
 namespace kvferry::fuzz {
@@ -30,48 +32,64 @@ Status status() {
   return status;
 }
 
+/// Returns the examples, and a default message of each kind that has none.
+template <class Message, std::size_t kKind = 0>
+std::vector<Message> with_all_kinds(std::vector<Message> examples) {
+  if constexpr (kKind == std::variant_size_v<Message>) {
+    return examples;
+  } else {
+    const auto is_of_kind = [](const Message& message) { return message.index() == kKind; };
+    if (std::none_of(examples.begin(), examples.end(), is_of_kind)) examples.emplace_back(std::in_place_index<kKind>);
+    return with_all_kinds<Message, kKind + 1>(std::move(examples));
+  }
+}
+
 }  // namespace
 
 std::vector<wire::FromNode> examples_from_node() {
-  return {wire::Hello{.node = node_info("b"), .oldest_protocol = 1, .newest_protocol = 1},
-          wire::Heartbeat{.incarnation = 1, .next_sequence = 2, .digests = {{1, 2}, {3, 4}}, .load = 3},
-          wire::Publish{.incarnation = 1, .full = {keys_of(0, 3)}, .tails = tails()},
-          wire::Evict{.incarnation = 1, .sequence = 1, .keys = {keys_of(0, 1)}},
-          wire::Lookup{.incarnation = 1,
-                       .token = 5,
-                       .keys = {keys_of(0, 3)},
-                       .tail_groups = {keys_of(6, 7)},
-                       .exact_tails = {keys_of(5, 6)}},
-          wire::Leave{.incarnation = 1},
-          wire::AdminRequest{.token = 1,
-                             .verb = "pin",
-                             .engine_id = "b",
-                             .other_engine_id = "c",
-                             .owner = "me",
-                             .keys = {keys_of(0, 2)},
-                             .ttl_ms = 1000,
-                             .number = 1},
-          wire::StatusRequest{}};
+  std::vector<wire::FromNode> examples = {
+      wire::Hello{.node = node_info("b"), .oldest_protocol = 1, .newest_protocol = 1},
+      wire::Heartbeat{.incarnation = 1, .next_sequence = 2, .digests = {{1, 2}, {3, 4}}, .load = 3},
+      wire::Publish{.incarnation = 1, .full = {keys_of(0, 3)}, .tails = tails()},
+      wire::Evict{.incarnation = 1, .sequence = 1, .keys = {keys_of(0, 1)}},
+      wire::Lookup{.incarnation = 1,
+                   .token = 5,
+                   .keys = {keys_of(0, 3)},
+                   .tail_groups = {keys_of(6, 7)},
+                   .exact_tails = {keys_of(5, 6)}},
+      wire::Leave{.incarnation = 1},
+      wire::AdminRequest{.token = 1,
+                         .verb = "pin",
+                         .engine_id = "b",
+                         .other_engine_id = "c",
+                         .owner = "me",
+                         .keys = {keys_of(0, 2)},
+                         .ttl_ms = 1000,
+                         .number = 1},
+      wire::StatusRequest{}};
+  return with_all_kinds(std::move(examples));
 }
 
 std::vector<wire::FromController> examples_from_controller() {
-  return {wire::Registered{.incarnation = 1, .snapshot_wanted = true, .replicas = {"tcp://10.0.0.1:1"}},
-          wire::Refused{.reason = "no"},
-          wire::HeartbeatAck{.incarnation = 1, .kept_below = 2, .replicas = {"tcp://10.0.0.1:1"}},
-          wire::LookupReply{.token = 1, .holders = {holder(), holder()}, .index_version = 3},
-          wire::SnapshotWanted{.incarnation = 1, .next_sequence = 2, .resend_will_do = true, .resend_from = 1},
-          wire::Unregistered{.incarnation = 1},
-          wire::AdminReply{.token = 1, .is_done = true, .text = "done", .number = 1},
-          wire::Pin{.incarnation = 1, .pin_id = 2, .ttl_ms = 1000, .keys = {keys_of(0, 2)}},
-          wire::Unpin{.incarnation = 1, .pin_id = 2},
-          wire::Replicate{.incarnation = 1,
-                          .engine_id = "c",
-                          .endpoint = "tcp://127.0.0.1:1",
-                          .ttl_ms = 1000,
-                          .full = {keys_of(0, 2)},
-                          .tails = tails()},
-          wire::EvictOrder{.incarnation = 1, .keys = {keys_of(0, 1)}},
-          wire::StatusReply{.status = status()}};
+  std::vector<wire::FromController> examples = {
+      wire::Registered{.incarnation = 1, .snapshot_wanted = true, .replicas = {"tcp://10.0.0.1:1"}},
+      wire::Refused{.reason = "no"},
+      wire::HeartbeatAck{.incarnation = 1, .kept_below = 2, .replicas = {"tcp://10.0.0.1:1"}},
+      wire::LookupReply{.token = 1, .holders = {holder(), holder()}, .index_version = 3},
+      wire::SnapshotWanted{.incarnation = 1, .next_sequence = 2, .resend_will_do = true, .resend_from = 1},
+      wire::Unregistered{.incarnation = 1},
+      wire::AdminReply{.token = 1, .is_done = true, .text = "done", .number = 1},
+      wire::Pin{.incarnation = 1, .pin_id = 2, .ttl_ms = 1000, .keys = {keys_of(0, 2)}},
+      wire::Unpin{.incarnation = 1, .pin_id = 2},
+      wire::Replicate{.incarnation = 1,
+                      .engine_id = "c",
+                      .endpoint = "tcp://127.0.0.1:1",
+                      .ttl_ms = 1000,
+                      .full = {keys_of(0, 2)},
+                      .tails = tails()},
+      wire::EvictOrder{.incarnation = 1, .keys = {keys_of(0, 1)}},
+      wire::StatusReply{.status = status()}};
+  return with_all_kinds(std::move(examples));
 }
 
 std::vector<AnyMessage> examples_between_nodes() {

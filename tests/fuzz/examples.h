@@ -1,4 +1,5 @@
-// One well-formed example of every message, with something in each field, from which seeds and lies are made.
+// One well-formed example of every message, from which seeds and lies are made. It has something in each field, except
+// that a message of the controller without an example here is a default one.
 #pragma once
 
 #include <string>

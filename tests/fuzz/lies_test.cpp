@@ -22,8 +22,6 @@ std::set<std::size_t> kinds_of(const std::vector<Message>& examples) {
 }
 
 TEST(Examples, HaveEveryMessage) {
-  EXPECT_EQ(kinds_of(examples_from_node()).size(), std::variant_size_v<controller::wire::FromNode>);
-  EXPECT_EQ(kinds_of(examples_from_controller()).size(), std::variant_size_v<controller::wire::FromController>);
   EXPECT_EQ(kinds_of(examples_between_nodes()).size(), std::variant_size_v<AnyMessage>);
 }
 
