@@ -63,10 +63,8 @@ class Packer {
                                const TokenRun& run) const = 0;
 };
 
-/// Makes a packer that loops over elements: slow, and the reference for tests.
-Result<std::unique_ptr<Packer>> make_reference_packer(KvLayout layout, ChunkFormat format = {});
-/// Makes the packer for host memory: memcpy for contiguous runs, tiles for transposed planes. Its results equal the
-/// reference's bit by bit.
+/// Makes the packer for host memory: memcpy for contiguous runs, tiles for transposed planes. Its results equal those
+/// of the plain loop over elements (tests/kernels/reference_packer.h) bit by bit.
 Result<std::unique_ptr<Packer>> make_host_packer(KvLayout layout, ChunkFormat format = {});
 
 }  // namespace kvferry

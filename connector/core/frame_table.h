@@ -79,8 +79,6 @@ class FrameTable {
   void drop(FrameRef ref);
 
   std::uint32_t num_frames() const { return static_cast<std::uint32_t>(frames_.size()); }
-  std::uint32_t num_free() const { return static_cast<std::uint32_t>(free_.size()); }
-  std::uint32_t num_clean() const { return static_cast<std::uint32_t>(lru_.size()); }
   struct Pin {
     FrameRef frame;
     std::string owner;

@@ -55,7 +55,6 @@ void KeyLog<Key>::close_segment(Segment& segment) {
   num_used_ -= segment.num_used;
   free_segments_.push_back(static_cast<std::uint32_t>(&segment - segments_.data()));
   segment = Segment{};
-  ++num_closed_;
 }
 
 template <class Key>

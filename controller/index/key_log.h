@@ -77,8 +77,7 @@ class KeyLog {
   }
 
   std::size_t num_segments() const { return segments_.size(); }
-  std::size_t num_used() const { return num_used_; }        // positions in segments that are not free
-  std::uint64_t num_closed() const { return num_closed_; }  // segments that became free
+  std::size_t num_used() const { return num_used_; }  // positions in segments that are not free
   /// A segment has the positions [first_position(), end_position()); none if it is free.
   Position first_position(std::size_t segment) const {
     return static_cast<Position>(segment << kOffsetBits) + (segment == 0 ? 1 : 0);
@@ -132,7 +131,6 @@ class KeyLog {
   std::vector<std::uint32_t> free_segments_;
   std::size_t head_ = 0;  // segment that append() fills
   std::size_t num_used_ = 0;
-  std::uint64_t num_closed_ = 0;
   std::size_t num_live_ = 0;
 };
 

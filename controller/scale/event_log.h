@@ -75,7 +75,6 @@ class LogWriter {
   void flush(TimeNs now, bool has_room);
 
   std::uint64_t num_holes() const { return num_holes_; }
-  std::size_t num_nodes() const { return nodes_.size(); }
   std::size_t remembered_bytes() const { return remembered_bytes_; }
 
  private:

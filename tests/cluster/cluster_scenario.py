@@ -23,6 +23,7 @@ from kvferry_launch.paths import KVFERRY
 from kvferry_launch.testbed.answers import growth
 from kvferry_launch.testbed.client import RequestError, VllmClient
 from kvferry_launch.testbed.pair import own_cores
+from texts import complete_text
 
 FIRST = "all is well"
 HOSTS = ("front", "p0", "p1", "d0", "d1", "d2")
@@ -331,7 +332,7 @@ def left_over(url: str) -> dict[str, float]:
     async def ask() -> dict[str, float]:
         async with VllmClient(url) as client:
             with contextlib.suppress(RequestError):
-                await client.complete_text(f"w{int(time.time() * 1000) % 500 + 1} w7 w8", 2)
+                await complete_text(client, f"w{int(time.time() * 1000) % 500 + 1} w7 w8", 2)
             return await client.metrics()
 
     now = asyncio.run(ask())

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 from kvferry_launch.process import ManagedProcess
 from kvferry_launch.testbed.answers import Generation
-from kvferry_launch.testbed.client import completion_body, text_of
+from texts import completion_body, text_of
 
 MAX_TOKENS = 40
 TIMEOUT_S = 120.0

@@ -1,6 +1,6 @@
 // Addresses, region descriptors and messages between transports, as far as kvferry itself reads them.
 #include "tests/fuzz/target.h"
-#include "transport/loopback/loopback_fabric.h"
+#include "tests/transport/loopback/loopback_fabric.h"
 #include "transport/nccl/messages.h"
 #include "transport/planner/plan_address.h"
 #include "transport/region_descriptor.h"

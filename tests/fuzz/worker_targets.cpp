@@ -6,8 +6,8 @@
 #include "connector/runtime/worker/slot_grants.h"
 #include "tests/fuzz/examples.h"
 #include "tests/fuzz/target.h"
+#include "tests/transport/loopback/loopback_fabric.h"
 #include "transport/base/checksum.h"
-#include "transport/loopback/loopback_fabric.h"
 
 namespace kvferry::fuzz {
 namespace {

@@ -5,6 +5,7 @@
 #include "kernels/cuda/cuda_device.h"
 #include "tests/gpu/device_cache.h"
 #include "tests/kernels/random_cache.h"
+#include "tests/kernels/reference_packer.h"
 
 namespace kvferry {
 namespace {

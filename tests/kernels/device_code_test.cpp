@@ -8,6 +8,7 @@
 #include "kernels/device/copy_segment.h"
 #include "tests/kernels/emulated_packer.h"
 #include "tests/kernels/random_cache.h"
+#include "tests/kernels/reference_packer.h"
 #include "transport/base/checksum.h"
 
 namespace kvferry {

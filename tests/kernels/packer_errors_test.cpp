@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/packer.h"
+#include "tests/kernels/reference_packer.h"
 #include "tests/kernels/test_cache.h"
 
 namespace kvferry {

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/packer.h"
+#include "tests/kernels/reference_packer.h"
 #include "tests/kernels/test_cache.h"
 
 namespace kvferry {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/packer.h"
 #include "tests/kernels/random_cache.h"
+#include "tests/kernels/reference_packer.h"
 
 namespace kvferry {
 namespace {

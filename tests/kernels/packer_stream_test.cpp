@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/kernels/random_cache.h"
+#include "tests/kernels/reference_packer.h"
 
 namespace kvferry {
 namespace {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cluster_traffic import MAX_TOKENS, Traffic
 from kvferry_launch.testbed.answers import Generation
-from kvferry_launch.testbed.client import text_of
+from texts import text_of
 
 TOKENS = list(range(1, MAX_TOKENS + 1))
 REFERENCE = Generation([*TOKENS, 500], [1.0] * (MAX_TOKENS + 1))

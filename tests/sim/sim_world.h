@@ -14,6 +14,7 @@
 #include "connector/runtime/links/shapes.h"
 #include "sim_options.h"
 #include "sim_push.h"
+#include "tests/manual_clock.h"
 
 namespace kvferry::sim {
 

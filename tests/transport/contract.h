@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "tests/transport/loopback_fixture.h"
+#include "tests/transport/loopback/loopback_fixture.h"
 #include "tests/transport/process_fixture.h"
 #include "transport/base/checksum.h"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, NIXL_CONNECTOR, KvConnector
+from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, KvConnector
 from kvferry_launch.paths import LOGS, MODELS
 from kvferry_launch.process import ManagedProcess, stop_all
 from kvferry_launch.testbed import toy_model
@@ -24,7 +24,8 @@ from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import VllmServer
 from proxy_deployment import PROXIED_CHUNK_TOKENS, ProxyDeployment
 
-CONNECTORS = {"kvferry": KVFERRY_CONNECTOR, "nixl": NIXL_CONNECTOR, "none": None}
+CONNECTORS = {"kvferry": KVFERRY_CONNECTOR, "none": None,
+              "nixl": KvConnector("NixlConnector", port_env="VLLM_NIXL_SIDE_CHANNEL_PORT")}
 TEST_LOGS = LOGS / "tests"
 REQUESTS = 24
 MAX_TOKENS = 100

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 from kvferry_launch.testbed.answers import growth
-from kvferry_launch.testbed.client import VllmClient, text_of
+from kvferry_launch.testbed.client import VllmClient
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import VllmServer
 from proxy_deployment import PROXIED_CHUNK_TOKENS, ProxyDeployment
+from texts import complete_text, text_of
 
 FIRST_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 300, 100, 100
 SYSTEM_TOKENS, USER_TOKENS = 4 * PROXIED_CHUNK_TOKENS, PROXIED_CHUNK_TOKENS + 20
@@ -65,7 +66,7 @@ def known(reference: Reference) -> Known:
 def ask(url: str, prompt: list[int], max_tokens: int) -> list[str]:
     async def one() -> str:
         async with VllmClient(url) as client:
-            return await client.complete_text(text_of(prompt), max_tokens)
+            return await complete_text(client, text_of(prompt), max_tokens)
 
     return asyncio.run(one()).split()
 

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 from kvferry_launch.proxy.first_token import keeps_from_prefill
-from kvferry_launch.testbed.client import text_of
 from proxy_deployment import ProxyDeployment
+from texts import text_of
 
 REQUESTS = 40
 FROM_PREFILL = r'kvferry_proxy_first_tokens_total\{reason="",source="prefill"\}'

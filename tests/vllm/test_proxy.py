@@ -16,11 +16,12 @@ import aiohttp
 import pytest
 from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import KVFERRY
-from kvferry_launch.testbed.client import VllmClient, completion_body, text_of
+from kvferry_launch.testbed.client import VllmClient
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import VllmServer
 from proxy_deployment import DEADLINE_S, PROXIED_CHUNK_TOKENS, START_TIMEOUT_S, ProxyDeployment
+from texts import complete_text, completion_body, text_of
 
 REQUESTS = 6
 # Prompts that no other test sends to this deployment, so that what is loaded of them was handed over.
@@ -57,7 +58,7 @@ def test_nodes_tell_where_they_serve(proxied: ProxyDeployment) -> None:
 def test_the_proxy_gives_the_plain_servers_text(proxied: ProxyDeployment, reference: Reference) -> None:
     async def ask() -> list[str]:
         async with VllmClient(proxied.url) as client:
-            return [await client.complete_text(text_of(prompt), MAX_TOKENS) for prompt in TEXTS.prompts()]
+            return [await complete_text(client, text_of(prompt), MAX_TOKENS) for prompt in TEXTS.prompts()]
 
     prefills = proxied.metric(PREFILLS)
     loaded = total(proxied, "kvferry_loaded_tokens_total")
@@ -75,7 +76,7 @@ def test_a_prompt_that_decode_holds_goes_straight_there(proxied: ProxyDeployment
 
     async def ask() -> str:
         async with VllmClient(proxied.url) as client:
-            return await client.complete_text(text_of(prompt), MAX_TOKENS)
+            return await complete_text(client, text_of(prompt), MAX_TOKENS)
 
     assert whole_chunks >= 256
     asyncio.run(ask())
@@ -229,7 +230,7 @@ async def traffic(url: str, texts: list[list[str]]) -> AsyncIterator[Sent]:
             while not ending.is_set():
                 index = (index + 1) % REQUESTS
                 try:
-                    text = await server.complete_text(text_of(prompts[index]), MAX_TOKENS)
+                    text = await complete_text(server, text_of(prompts[index]), MAX_TOKENS)
                 except Exception as error:
                     sent.failures.append(f"{type(error).__name__}: {error}")
                     return

@@ -12,11 +12,12 @@ import pytest
 from kvferry_launch.paths import LOGS
 from kvferry_launch.process import ManagedProcess, free_port
 from kvferry_launch.testbed.answers import growth
-from kvferry_launch.testbed.client import VllmClient, completion_body, text_of
+from kvferry_launch.testbed.client import VllmClient
 from kvferry_launch.testbed.pair import Pair
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import wait_healthy
+from texts import complete_text, completion_body, text_of
 
 # Prompts that no other test sends, so that decode gets their KV through the router's hand-over or not at all.
 TEXTS, STREAMS = PromptSet(seed=94, count=6, tokens_min=40), PromptSet(seed=95, count=6, tokens_min=40)
@@ -51,7 +52,7 @@ def router(pair: Pair) -> Iterator[str]:
 def test_a_router_gives_the_plain_servers_text(router: str, pair: Pair, reference: Reference) -> None:
     async def ask() -> list[str]:
         async with VllmClient(router) as client:
-            return [await client.complete_text(text_of(prompt), MAX_TOKENS) for prompt in TEXTS.prompts()]
+            return [await complete_text(client, text_of(prompt), MAX_TOKENS) for prompt in TEXTS.prompts()]
 
     answers, loaded = asyncio.run(with_loaded_tokens(pair, ask()))
     assert [answer.split() for answer in answers] == ask_reference(reference)[TEXTS]

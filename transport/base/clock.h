@@ -1,4 +1,4 @@
-// Time is an argument: pure code takes a TimeNs, runtime code a Clock, for which tests pass a ManualClock.
+// Time is an argument: pure code takes a TimeNs, runtime code a Clock.
 #pragma once
 
 #include <chrono>
@@ -22,15 +22,6 @@ class SteadyClock final : public Clock {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
   }
-};
-
-class ManualClock final : public Clock {
- public:
-  TimeNs now() const override { return now_; }
-  void advance(TimeNs by) { now_ += by; }
-
- private:
-  TimeNs now_ = kSecond;
 };
 
 }  // namespace kvferry

@@ -20,7 +20,6 @@ using RequestId = StrongId<struct RequestIdTag, std::string>;        // vLLM's r
 using EngineId = StrongId<struct EngineIdTag, std::string>;          // vLLM's engine_id
 using Incarnation = StrongId<struct IncarnationTag, std::uint64_t>;  // new at every start of a worker; larger is newer
 using Attempt = StrongId<struct AttemptTag, std::uint32_t>;          // counts a request's admissions, from 1
-using SlotId = StrongId<struct SlotIdTag, std::uint32_t>;            // a chunk's place in a pool
 using Generation = StrongId<struct GenerationTag, std::uint64_t>;    // counts the uses of a slot
 using BlockId = std::int32_t;                                        // vLLM's block id within its KV group
 

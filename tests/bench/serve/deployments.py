@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, NIXL_CONNECTOR
+from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, KvConnector
 from kvferry_launch.paths import BUILD, KVFERRY, LOGS, REPO
 from kvferry_launch.process import ManagedProcess, ProcessError, free_port, stop_all
 from kvferry_launch.testbed.pair import own_cores
@@ -76,7 +76,7 @@ def _server(name: str, model: Path, cores: str, kv_config: dict[str, Any] | None
 
 def _pair(name: str, model: Path, parts: contextlib.ExitStack) -> Deployment:
     is_nixl = name == "nixl"
-    connector = NIXL_CONNECTOR if is_nixl else KVFERRY_CONNECTOR
+    connector = KvConnector("NixlConnector") if is_nixl else KVFERRY_CONNECTOR
     controller, http, address = None, free_port(), None
     if not is_nixl:
         controller = Controller(f"{name}-controller", flags=("--state", "none", "--http", f"127.0.0.1:{http}"),
@@ -91,7 +91,7 @@ def _pair(name: str, model: Path, parts: contextlib.ExitStack) -> Deployment:
         if is_nixl:
             role = "kv_both"
             paths = [str(NIXL_FOLDER), os.environ.get("PYTHONPATH", "")]
-            env = {str(connector.port_env): str(free_port()), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+            env = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         else:
             extra = {"pool_bytes": POOL_BYTES, "serves": f"http://127.0.0.1:{port}"}
         config = connector.config(role, address, f"{name}-{side}", extra)

@@ -7,6 +7,8 @@
 #include <functional>
 #include <thread>
 
+#include "tests/manual_clock.h"
+
 namespace kvferry {
 namespace {
 

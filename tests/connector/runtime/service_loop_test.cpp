@@ -11,8 +11,8 @@
 
 #include "connector/runtime/links/node_wire.h"
 #include "connector/runtime/links/zmq_link.h"
+#include "tests/transport/loopback/loopback_fabric.h"
 #include "transport/base/checksum.h"
-#include "transport/loopback/loopback_fabric.h"
 
 namespace kvferry {
 namespace {

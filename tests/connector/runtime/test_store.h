@@ -9,6 +9,7 @@
 
 #include "connector/runtime/store/chunk_store.h"
 #include "tests/connector/runtime/toy_engine.h"
+#include "tests/manual_clock.h"
 
 namespace kvferry {
 

@@ -5,7 +5,8 @@
 
 #include <vector>
 
-#include "transport/loopback/loopback_fabric.h"
+#include "tests/manual_clock.h"
+#include "tests/transport/loopback/loopback_fabric.h"
 
 namespace kvferry {
 namespace {

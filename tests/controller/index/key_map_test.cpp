@@ -195,8 +195,7 @@ TYPED_TEST(KeyMapTest, MovesEntriesTogetherWhereTheLogGrowsThinAndSweepsMissNone
     ASSERT_GT(num_left, held.size() / 2) << "a sweep took too much";
   }
   EXPECT_GE(num_sweeps, 7U);
-  EXPECT_GT(map.log().num_closed(), 3U);
-  EXPECT_LT(num_used_max, kNumKept * 2) << "four lines a change do not keep up";
+  EXPECT_LT(num_used_max, kNumKept * 2) << "segments stay open: four lines a change do not keep up";
   for (const std::uint64_t number : held) {
     if (map.find(make_key<TypeParam>(number)) != 0) erase(map, make_key<TypeParam>(number));
   }

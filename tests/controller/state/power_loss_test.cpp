@@ -14,6 +14,7 @@
 
 #include "controller/state/state_journal.h"
 #include "tests/controller/fixtures.h"
+#include "tests/manual_clock.h"
 
 namespace kvferry::controller {
 namespace {

@@ -11,6 +11,7 @@
 #include "controller/state/batches.h"
 #include "controller/state/records.h"
 #include "tests/controller/fixtures.h"
+#include "tests/manual_clock.h"
 
 namespace kvferry::controller {
 namespace {

@@ -6,10 +6,11 @@ from typing import Any
 
 from deployment import Deployment
 from kvferry_launch.testbed.answers import Generation
-from kvferry_launch.testbed.client import VllmClient, text_of
+from kvferry_launch.testbed.client import VllmClient
 from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
+from texts import complete_text, text_of
 
 PROMPT_SET = PromptSet(seed=1, count=4)
 MAX_TOKENS = 40
@@ -34,7 +35,7 @@ def ask(url: str) -> list[str]:
     """OpenAI completions through the front door, one after the other."""
     async def each() -> list[str]:
         async with VllmClient(url) as client:
-            return [await client.complete_text(text_of(prompt), MAX_TOKENS) for prompt in PROMPT_SET.prompts()]
+            return [await complete_text(client, text_of(prompt), MAX_TOKENS) for prompt in PROMPT_SET.prompts()]
 
     return asyncio.run(each())
 

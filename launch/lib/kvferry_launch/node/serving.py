@@ -28,18 +28,28 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def bound_socket(host: str | None, port: int, *options: int) -> socket.socket:
+    """Returns a TCP socket bound to this address, for None to any. Errors: OSError, UnicodeError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
+                                                            flags=socket.AI_PASSIVE)[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        for option in (socket.SO_REUSEADDR, *options):
+            bound.setsockopt(socket.SOL_SOCKET, option, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
 def reserve_port(host: str) -> int:
     """Returns a free port and keeps a socket bound to it, without listening, also across exec.
 
     vLLM binds with SO_REUSEPORT and can share the port; other programs can't. Errors: OSError or UnicodeError if the
     host has no such address.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(None if is_any(host) and host != "::" else host, 0,
-                                                            type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    holder = socket.socket(family, kind, protocol)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    holder.bind(address)
+    holder = bound_socket(None if is_any(host) and host != "::" else host, 0, socket.SO_REUSEPORT)
     holder.set_inheritable(True)
     _reserved.append(holder)
     return int(holder.getsockname()[1])

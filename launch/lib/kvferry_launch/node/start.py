@@ -9,7 +9,6 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -225,11 +224,7 @@ def check_model(model: str) -> str:
 def check_port(host: str, port: int) -> None:
     """Checks that the port is free. Errors: NodeError."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(None if host == "*" else host, port,
-                                                                type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(family, kind, protocol) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(address)
+        serving.bound_socket(None if host == "*" else host, port).close()
     except (OSError, UnicodeError) as error:
         raise NodeError(f"can't listen on {host}:{port} ({reason_of(error)}); choose another port") from error
 

@@ -39,7 +39,6 @@ class KvConnector:
 
 
 KVFERRY_CONNECTOR = KvConnector("KvFerryConnector", "kvferry.vllm", needs_controller=True)
-NIXL_CONNECTOR = KvConnector("NixlConnector", port_env="VLLM_NIXL_SIDE_CHANNEL_PORT")
 
 
 def vllm_command(python: str, model: str, host: str, port: int, kv_config: dict[str, Any] | None = None,

@@ -52,17 +52,12 @@ class VllmClient:
         } | fields
         if kv_transfer_params is not None:
             body["kv_transfer_params"] = kv_transfer_params
-        answer = await self._post("/inference/v1/generate", body)
+        answer = await self.post("/inference/v1/generate", body)
         choice = answer["choices"][0]
         if choice["finish_reason"] != "length":
             raise RequestError(f"finish_reason is {choice['finish_reason']!r} after {len(choice['token_ids'])} tokens")
         return Generation(choice["token_ids"], [_margin(step) for step in choice["logprobs"]["content"]],
                           answer.get("kv_transfer_params"))
-
-    async def complete_text(self, prompt: str, max_tokens: int) -> str:
-        """Generates through /v1/completions, as routers forward requests. Errors: RequestError."""
-        answer = await self._post("/v1/completions", completion_body(prompt, max_tokens))
-        return str(answer["choices"][0]["text"])
 
     async def metrics(self) -> dict[str, float]:
         """Returns the samples of /metrics, each summed over its labels."""
@@ -70,7 +65,8 @@ class VllmClient:
         async with self._session.get(f"{self.url}/metrics") as answer:
             return parse_metrics(await answer.text())
 
-    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a POST of JSON. Errors: RequestError."""
         assert self._session is not None, "use the client inside 'async with'"
         try:
             async with self._session.post(self.url + path, json=body) as answer:
@@ -82,17 +78,6 @@ class VllmClient:
             raise RequestError(f"no answer within {self._timeout_s:.0f} s") from error
         except aiohttp.ClientError as error:
             raise RequestError(f"{type(error).__name__}: {error}") from error
-
-
-def completion_body(prompt: str, max_tokens: int) -> dict[str, Any]:
-    """Returns the body of a /v1/completions request with the same sampling as `VllmClient.generate`."""
-    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "frequency_penalty": FREQUENCY_PENALTY,
-            "ignore_eos": True, "skip_special_tokens": False}
-
-
-def text_of(tokens: Sequence[int]) -> str:
-    """Returns the text that the toy model's tokenizer turns into these tokens."""
-    return " ".join(f"w{token}" for token in tokens)
 
 
 async def prefill_then_decode(prefill: VllmClient, decode: VllmClient, prompt: list[int], max_tokens: int,

@@ -1,7 +1,7 @@
 #pragma once
 
+#include "tests/transport/loopback/loopback_fabric.h"
 #include "tests/transport/transport_fixture.h"
-#include "transport/loopback/loopback_fabric.h"
 
 namespace kvferry {
 

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/loopback/loopback_fabric.h"
+#include "tests/transport/loopback/loopback_fabric.h"
 #include "transport/transfer_table.h"
 
 namespace kvferry {

@@ -1,4 +1,4 @@
-#include "tests/transport/loopback_fixture.h"
+#include "tests/transport/loopback/loopback_fixture.h"
 
 namespace kvferry {
 namespace {

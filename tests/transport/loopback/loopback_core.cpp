@@ -1,4 +1,4 @@
-#include "transport/loopback/loopback_core.h"
+#include "tests/transport/loopback/loopback_core.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,9 +1,9 @@
-#include "transport/loopback/loopback_fabric.h"
+#include "tests/transport/loopback/loopback_fabric.h"
 
 #include <utility>
 #include <vector>
 
-#include "transport/loopback/loopback_core.h"
+#include "tests/transport/loopback/loopback_core.h"
 
 namespace kvferry {
 namespace {

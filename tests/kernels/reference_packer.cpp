@@ -1,9 +1,10 @@
+#include "tests/kernels/reference_packer.h"
+
 #include <cstring>
 #include <utility>
 
 #include "kernels/chunk_shape.h"
 #include "kernels/convert_rows.h"
-#include "kernels/packer.h"
 #include "transport/base/checksum.h"
 
 namespace kvferry {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "transport/loopback/loopback_fabric.h"
+#include "tests/transport/loopback/loopback_fabric.h"
 
 namespace kvferry {
 namespace {
