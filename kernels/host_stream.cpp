@@ -5,7 +5,7 @@
 
 #include "kernels/convert_rows.h"
 #include "transport/base/checksum.h"
-#include "transport/base/large_memory.h"
+#include "transport/base/memory/large_memory.h"
 
 namespace kvferry {
 namespace {

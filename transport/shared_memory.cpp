@@ -14,8 +14,8 @@
 #include <sstream>
 #include <utility>
 
-#include "transport/base/cgroup_memory.h"
-#include "transport/base/large_memory.h"
+#include "transport/base/memory/cgroup_memory.h"
+#include "transport/base/memory/large_memory.h"
 
 namespace kvferry {
 namespace {

@@ -1,4 +1,5 @@
 // The directory of live nodes and the chunks that each holds. Pure: no I/O and no clock.
+// Over 200 lines, because it is the one owner of that state, and answers every question about it.
 #pragma once
 
 #include <cstddef>

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <new>
 
-#include "transport/base/large_memory.h"
+#include "transport/base/memory/large_memory.h"
 
 namespace kvferry::controller {
 namespace {

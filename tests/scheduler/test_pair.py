@@ -176,7 +176,7 @@ def make_member(make_engine: MakeEngine, key: dict[str, Any]) -> Iterator[MakeEn
 
 def num_refused(engine: "Engine") -> int:
     assert engine.connector._scheduler is not None
-    return engine.connector._scheduler._num_refused
+    return engine.connector._scheduler._router_params.num_refused
 
 
 def test_a_signed_hand_over_is_loaded(make_member: MakeEngine) -> None:

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <memory>
 
-#include "transport/base/large_memory.h"
+#include "transport/base/memory/large_memory.h"
 
 namespace kvferry {
 namespace {

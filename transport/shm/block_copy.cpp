@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "transport/base/large_memory.h"
+#include "transport/base/memory/large_memory.h"
 
 namespace kvferry::shm {
 namespace {

@@ -73,6 +73,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   };
 
   void accept_all();
+  // shm_backend_inbound.cpp
   /// Handles what the peer has sent. Returns false, like the next three functions, if the connection must be closed.
   bool serve(Inbound& inbound);
   bool on_packet(Inbound& inbound, const Packet& packet);

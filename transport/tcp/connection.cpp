@@ -1,3 +1,4 @@
+// Over 300 lines, because receiving and sending share the socket's state and the steps through an iovec.
 #include "transport/tcp/connection.h"
 
 #include <linux/sockios.h>

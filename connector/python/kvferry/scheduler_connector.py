@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
-from kvferry._core import KvFerryError, SchedulerNode, check_config, fingerprint_difference
+from kvferry._core import KvFerryError, SchedulerNode, check_config
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
 from kvferry.request_extras import RequestExtras
+from kvferry.router_params import RouterParams
 from kvferry.served import checkpoint_alignment, keeps_state, served_specs, settings_json, state_format, windows
 from kvferry.stats import KvFerryStats, StatsSource
-from kvferry.tickets import HANDOFF, PUSH_TARGET, KeyFileError, Signer, signer_of
+from kvferry.tickets import KeyFileError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -41,7 +42,7 @@ class SchedulerConnector:
             num_layers = vllm_config.model_config.get_total_num_hidden_layers()
         try:
             config = check_config(extra_json)
-            self._signer = _signer(config["cluster_key_file"])
+            self._router_params = RouterParams(config["cluster_key_file"])
             self._fingerprint = state_format(specs, vllm_config) + fingerprint(
                 vllm_config, num_layers, config["chunk_tokens"]
             )
@@ -60,7 +61,6 @@ class SchedulerConnector:
             )
         except (KvFerryError, KeyFileError) as error:
             refuse_to_start(str(error))
-        self._num_refused = 0  # number of addresses without a valid ticket
         self._engine_id = transfer.engine_id
         self._tp_size = parallel.tensor_parallel_size
         self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
@@ -105,8 +105,8 @@ class SchedulerConnector:
             # Embeddings have no token ids for keys, and a streamed session rewrites its history.
             cacheable=request.prompt_embeds is None and not request.resumable and extras is not None,
             handoff=bool(params.get("do_remote_decode")),
-            source=self._handoff_source(request.request_id, params, len(tokens)),
-            push_to=self._push_target(request.request_id, params),
+            source=self._router_params.handoff_source(request.request_id, params, len(tokens), self._identity()),
+            push_to=self._router_params.push_target(request.request_id, params),
         )
         self._known_tokens[request.request_id] = len(tokens)
         self._requests[request.request_id] = request
@@ -117,68 +117,6 @@ class SchedulerConnector:
     def _identity(self) -> str:
         """Returns what two nodes compare at a hand-over."""
         return f"{self._fingerprint} weights_epoch={self._extras.weights_epoch}"
-
-    def _handoff_source(
-        self, request_id: str, params: dict[str, Any], num_tokens: int
-    ) -> tuple[str, str, int] | None:
-        """Returns where the prefill node left the prompt: endpoint, request id, number of tokens.
-
-        Returns None if no other node computed the prompt, or if the router's parameters are unusable.
-        """
-        if not params.get("do_remote_prefill") or not self._may_use(request_id, HANDOFF, params):
-            return None
-        ours, theirs = self._identity(), params.get("kvferry_fingerprint")
-        if theirs is not None and theirs != ours:
-            logger.error(
-                "kvferry: request %s is recomputed: different models on the two sides: %s",
-                request_id, fingerprint_difference(ours, str(theirs)),
-            )  # fmt: skip
-            return None
-        host, port = params.get("remote_host"), params.get("remote_port")
-        count = params.get("remote_num_tokens") or num_tokens
-        valid = isinstance(host, str) and host and isinstance(port, int) and 0 < port < 65536
-        if not valid or not isinstance(count, int) or not 0 < count < 2**31:
-            logger.warning(
-                "kvferry: request %s: kv_transfer_params name no usable remote_host, remote_port and "
-                "remote_num_tokens (%r, %r, %r); the controller is asked instead",
-                request_id, host, port, count,
-            )  # fmt: skip
-            return None
-        remote_id = str(params.get("remote_request_id") or "")
-        place = f"[{host}]" if ":" in str(host) else host
-        return f"tcp://{place}:{port}", remote_id, min(count, num_tokens)
-
-    def _push_target(self, request_id: str, params: dict[str, Any]) -> str | None:
-        """Returns the endpoint of the decode node that the router chose before the prefill, if any."""
-        target = params.get("kvferry_push_to")
-        if target is None:
-            return None
-        fields = target if isinstance(target, dict) else {"endpoint": target}
-        if not self._may_use(request_id, PUSH_TARGET, fields):
-            return None
-        endpoint = fields.get("endpoint")
-        if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
-            logger.warning(
-                "kvferry: request %s: kvferry_push_to is %r, not \"tcp://HOST:PORT\" or "
-                '{"engine_id": ..., "endpoint": "tcp://HOST:PORT"}; its KV is not pushed',
-                request_id, target,
-            )  # fmt: skip
-            return None
-        return endpoint
-
-    def _may_use(self, request_id: str, names: tuple[str, ...], params: dict[str, Any]) -> bool:
-        """Returns True if the address in `params` has a valid ticket, or if this node has no key."""
-        refusal = None if self._signer is None else self._signer.refusal(names, params)
-        if refusal is None:
-            return True
-        self._num_refused += 1
-        if self._num_refused.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...: clients must not fill the disk
-            logger.warning(
-                "kvferry: request %s: an address in its kv_transfer_params is ignored, because it came with %s "
-                "(%d so far)",
-                request_id[:200], refusal, self._num_refused,
-            )  # fmt: skip
-        return False
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         req_id = request.request_id
@@ -261,8 +199,7 @@ class SchedulerConnector:
                 "tp_size": self._tp_size,
                 "kvferry_fingerprint": self._identity(),
             }
-            if self._signer is not None:
-                params = self._signer.signed(HANDOFF, params)
+            params = self._router_params.signed(params)
         if req_id in self._wants_report:
             self._wants_report.discard(req_id)
             params["kvferry_report"] = {
@@ -337,17 +274,9 @@ class SchedulerConnector:
 
     def take_stats(self) -> KvFerryStats | None:
         metrics = self._node.take_metrics()
-        return None if metrics is None else self._stats.take({**metrics, "tickets_refused_total": self._num_refused})
+        if metrics is None:
+            return None
+        return self._stats.take({**metrics, "tickets_refused_total": self._router_params.num_refused})
 
     def shutdown(self) -> None:
         self._node.shutdown()
-
-
-def _signer(key_file: str) -> Signer | None:
-    if key_file:
-        return signer_of(key_file)
-    logger.warning(
-        "kvferry: hand-offs are not signed, because cluster_key_file is not set: every HTTP client can name an address "
-        "to which this node connects (kvferry keygen FILE makes a key)"
-    )
-    return None

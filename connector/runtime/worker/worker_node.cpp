@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "connector/runtime/links/node_wire.h"
-#include "transport/base/large_memory.h"
 #include "transport/base/log.h"
+#include "transport/base/memory/large_memory.h"
 #include "transport/make_transport.h"
 
 namespace kvferry {

@@ -15,7 +15,7 @@
 #include "launch/bench/harness/statistics.h"
 #include "launch/bench/transfer/engine.h"
 #include "launch/bench/transfer/transfer_bench.h"
-#include "transport/base/large_memory.h"
+#include "transport/base/memory/large_memory.h"
 
 namespace kvferry::bench {
 namespace {

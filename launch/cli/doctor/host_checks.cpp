@@ -9,7 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "transport/base/cgroup_memory.h"
+#include "transport/base/memory/cgroup_memory.h"
 #include "transport/base/net/cluster_key.h"
 
 namespace kvferry::cli {

@@ -1,11 +1,9 @@
 """The HTTP server of the proxy: sends requests to a prefill and a decode server, and to another pair if one fails."""
 
 import asyncio
-import json
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import aiohttp
@@ -18,16 +16,14 @@ from kvferry_launch.proxy.client_request import (
     ClientGoneError,
     ClientRequest,
     copied,
-    error_fields,
     error_response,
     forwarded,
-    to_client,
 )
-from kvferry_launch.proxy.first_token import FirstToken, first_token, keeps_from_prefill, with_token_id
+from kvferry_launch.proxy.first_token import first_token, keeps_from_prefill, with_token_id
 from kvferry_launch.proxy.metrics import Metrics
-from kvferry_launch.proxy.nodes import Choice, Node, Nodes, NoPairError, ServerError
+from kvferry_launch.proxy.nodes import Choice, Nodes, NoPairError, ServerError
 from kvferry_launch.proxy.request_log import RequestLog
-from kvferry_launch.proxy.streams import BrokenStreamError, Stream
+from kvferry_launch.proxy.server_calls import ServerCalls
 from kvferry_launch.proxy.waits import LostError
 
 logger = logging.getLogger("kvferry.proxy")
@@ -71,6 +67,7 @@ class FrontDoor:
             self._adapters = Adapters(session)
             self.nodes = Nodes(session, self._options.controller, self._options.name_space, self.metrics,
                                self._options.needs_prefill)
+            self._servers = ServerCalls(session, self.metrics)
             await self.nodes.refresh()
             following = asyncio.create_task(self.nodes.run())
             yield
@@ -141,7 +138,7 @@ class FrontDoor:
                     break
         assert failure is not None
         if one.response is not None:
-            return await self._broken_off(one, one.response, failure)
+            return await self._servers.broken_off(one, one.response, failure)
         return failure.answer or error_response(502, f"no server answered; the last that was tried: {failure}")
 
     async def _through(self, one: ClientRequest, choice: Choice, attempt: int) -> web.StreamResponse:
@@ -156,7 +153,7 @@ class FrontDoor:
                 if not keeps:
                     body = with_token_id(body)
                 with one.log.stage("prefill"):
-                    answer = await self._whole(choice.prefill, "prefill", one, body, attempt)
+                    answer = await self._servers.whole(choice.prefill, "prefill", one, body, attempt)
                 if answer.status != 200:
                     if one.response is not None:
                         raise ServerError(choice.prefill, "prefill", f"status {answer.status}")
@@ -171,8 +168,8 @@ class FrontDoor:
             body = bodies.decode_body(first.rest_body(one.body) if first else one.body, handed_over)
             if not one.body.get("stream"):
                 with one.log.stage("rest"):
-                    return await self._whole(choice.decode, "decode", one, body, attempt)
-            return await self._streamed(choice.decode, one, body, attempt, first)
+                    return await self._servers.whole(choice.decode, "decode", one, body, attempt)
+            return await self._servers.streamed(choice.decode, one, body, attempt, first)
 
     def _keeps_from_prefill(self, one: ClientRequest) -> str:
         if not self._options.first_token_of_prefill:
@@ -235,83 +232,6 @@ class FrontDoor:
         if isinstance(salt := one.body.get("cache_salt"), str) and salt:
             extras["cache_salt"] = salt
         return extras
-
-    async def _whole(self, node: Node, kind: str, one: ClientRequest, body: Body, attempt: int) -> web.Response:
-        """Returns the whole answer if its status is below 500. Errors: ServerError."""
-        async with self._asked(node, kind, one, body, attempt) as answer:
-            return await copied(answer)
-
-    async def _streamed(self, node: Node, one: ClientRequest, body: Body, attempt: int, first: FirstToken | None
-                        ) -> web.StreamResponse:
-        """Passes events on as they arrive, without those that the client has already. Errors: ServerError."""
-        begin = time.monotonic()
-        async with self._asked(node, "decode", one, body, attempt) as answer:
-            if answer.content_type != "text/event-stream":
-                if one.response is not None:
-                    raise ServerError(node, "decode", f"status {answer.status}")
-                return await copied(answer)
-            piece = None
-            if first is None and not (piece := await answer.content.readany()):
-                raise ServerError(node, "decode", "its stream ended before the first event")
-            if one.response is None:
-                one.log.observe("first_byte", time.monotonic() - begin)
-                one.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8",
-                                                           "Cache-Control": "no-cache",
-                                                           "X-Request-Id": one.request_id})
-                with to_client():
-                    await one.response.prepare(one.request)
-            else:
-                self.metrics.continued_streams.inc()
-            if opening := one.stream.begin(first):
-                with to_client():
-                    await one.response.write(opening)
-            with one.log.stage("rest"):
-                await self._pass_on(node, answer, piece, one.stream, one.response)
-            with to_client():
-                await one.response.write_eof()
-            return one.response
-
-    async def _pass_on(self, node: Node, answer: aiohttp.ClientResponse, piece: bytes | None, stream: Stream,
-                       response: web.StreamResponse) -> None:
-        """`piece`: the first bytes of the answer, None if they were not read yet. Errors: ServerError."""
-        reason = "no end was sent"
-        try:
-            while piece != b"":
-                node.waits.heard()
-                if piece is not None and (ready := stream.feed(piece)):
-                    with to_client():
-                        await response.write(ready)
-                piece = await answer.content.readany()
-        except BrokenStreamError as error:
-            reason = str(error)
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            reason = f"{type(error).__name__}: {error}"
-        if not stream.done:
-            raise ServerError(node, "decode", f"the server ended in the middle of the answer ({reason})")
-
-    async def _broken_off(self, one: ClientRequest, response: web.StreamResponse, failure: ServerError
-                          ) -> web.StreamResponse:
-        """Ends an answer of which the client has the beginning and which no server continues."""
-        self.metrics.broken_streams.inc()
-        separator = b"" if one.stream.ends_an_event else b"\n\n"
-        event = json.dumps({"error": error_fields(502, f"the answer breaks off: {failure}")})
-        with to_client():
-            await response.write(separator + f"data: {event}\n\ndata: [DONE]\n\n".encode())
-            await response.write_eof()
-        return response
-
-    @asynccontextmanager
-    async def _asked(self, node: Node, kind: str, one: ClientRequest, body: Body,
-                     attempt: int) -> AsyncIterator[aiohttp.ClientResponse]:
-        try:
-            with node.waits.wait():
-                async with self._session.post(node.serves + one.path, json=body,
-                                              headers=one.headers(attempt)) as answer:
-                    if answer.status >= 500:
-                        raise ServerError(node, kind, f"status {answer.status}", await copied(answer))
-                    yield answer
-        except (aiohttp.ClientError, asyncio.TimeoutError, LostError) as error:
-            raise ServerError(node, kind, f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager

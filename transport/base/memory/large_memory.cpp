@@ -1,4 +1,4 @@
-#include "transport/base/large_memory.h"
+#include "transport/base/memory/large_memory.h"
 
 #include <sys/stat.h>
 

@@ -1,4 +1,4 @@
-#include "transport/base/cgroup_memory.h"
+#include "transport/base/memory/cgroup_memory.h"
 
 #include <algorithm>
 #include <fstream>

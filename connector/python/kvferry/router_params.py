@@ -1,0 +1,95 @@
+"""kv_transfer_params, in which a router carries the addresses of nodes: read, checked, and signed."""
+
+from typing import Any
+
+from vllm.logger import init_logger
+
+from kvferry._core import fingerprint_difference
+from kvferry.tickets import HANDOFF, PUSH_TARGET, Signer, signer_of
+
+logger = init_logger(__name__)
+
+
+class RouterParams:
+    """Uses only addresses with a valid ticket, if this node has a key. Errors: KeyFileError."""
+
+    def __init__(self, cluster_key_file: str) -> None:
+        self._signer = _signer(cluster_key_file)
+        self.num_refused = 0  # number of addresses without a valid ticket
+
+    def signed(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Returns the parameters of a hand-off with a ticket, if this node has a key."""
+        return params if self._signer is None else self._signer.signed(HANDOFF, params)
+
+    def handoff_source(
+        self, request_id: str, params: dict[str, Any], num_tokens: int, identity: str
+    ) -> tuple[str, str, int] | None:
+        """Returns where the prefill node left the prompt: endpoint, request id, number of tokens.
+
+        Returns None if no other node computed the prompt, or if the router's parameters are unusable. `identity`: what
+        both nodes must have in common.
+        """
+        if not params.get("do_remote_prefill") or not self._may_use(request_id, HANDOFF, params):
+            return None
+        theirs = params.get("kvferry_fingerprint")
+        if theirs is not None and theirs != identity:
+            logger.error(
+                "kvferry: request %s is recomputed: different models on the two sides: %s",
+                request_id, fingerprint_difference(identity, str(theirs)),
+            )  # fmt: skip
+            return None
+        host, port = params.get("remote_host"), params.get("remote_port")
+        count = params.get("remote_num_tokens") or num_tokens
+        valid = isinstance(host, str) and host and isinstance(port, int) and 0 < port < 65536
+        if not valid or not isinstance(count, int) or not 0 < count < 2**31:
+            logger.warning(
+                "kvferry: request %s: kv_transfer_params name no usable remote_host, remote_port and "
+                "remote_num_tokens (%r, %r, %r); the controller is asked instead",
+                request_id, host, port, count,
+            )  # fmt: skip
+            return None
+        remote_id = str(params.get("remote_request_id") or "")
+        place = f"[{host}]" if ":" in str(host) else host
+        return f"tcp://{place}:{port}", remote_id, min(count, num_tokens)
+
+    def push_target(self, request_id: str, params: dict[str, Any]) -> str | None:
+        """Returns the endpoint of the decode node that the router chose before the prefill, if any."""
+        target = params.get("kvferry_push_to")
+        if target is None:
+            return None
+        fields = target if isinstance(target, dict) else {"endpoint": target}
+        if not self._may_use(request_id, PUSH_TARGET, fields):
+            return None
+        endpoint = fields.get("endpoint")
+        if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
+            logger.warning(
+                "kvferry: request %s: kvferry_push_to is %r, not \"tcp://HOST:PORT\" or "
+                '{"engine_id": ..., "endpoint": "tcp://HOST:PORT"}; its KV is not pushed',
+                request_id, target,
+            )  # fmt: skip
+            return None
+        return endpoint
+
+    def _may_use(self, request_id: str, names: tuple[str, ...], params: dict[str, Any]) -> bool:
+        """Returns True if the address in `params` has a valid ticket, or if this node has no key."""
+        refusal = None if self._signer is None else self._signer.refusal(names, params)
+        if refusal is None:
+            return True
+        self.num_refused += 1
+        if self.num_refused.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...: clients must not fill the disk
+            logger.warning(
+                "kvferry: request %s: an address in its kv_transfer_params is ignored, because it came with %s "
+                "(%d so far)",
+                request_id[:200], refusal, self.num_refused,
+            )  # fmt: skip
+        return False
+
+
+def _signer(key_file: str) -> Signer | None:
+    if key_file:
+        return signer_of(key_file)
+    logger.warning(
+        "kvferry: hand-offs are not signed, because cluster_key_file is not set: every HTTP client can name an address "
+        "to which this node connects (kvferry keygen FILE makes a key)"
+    )
+    return None

@@ -1,0 +1,103 @@
+"""One request to one server, and its answer passed on to the client."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+
+from kvferry_launch.proxy.bodies import Body
+from kvferry_launch.proxy.client_request import ClientRequest, copied, error_fields, to_client
+from kvferry_launch.proxy.first_token import FirstToken
+from kvferry_launch.proxy.metrics import Metrics
+from kvferry_launch.proxy.nodes import Node, ServerError
+from kvferry_launch.proxy.streams import BrokenStreamError, Stream
+from kvferry_launch.proxy.waits import LostError
+
+
+class ServerCalls:
+    """`attempt`: the number of the pair that the client's request is sent to, from 0."""
+
+    def __init__(self, session: aiohttp.ClientSession, metrics: Metrics) -> None:
+        self._session = session
+        self._metrics = metrics
+
+    async def whole(self, node: Node, kind: str, one: ClientRequest, body: Body, attempt: int) -> web.Response:
+        """Returns the whole answer if its status is below 500. Errors: ServerError."""
+        async with self._asked(node, kind, one, body, attempt) as answer:
+            return await copied(answer)
+
+    async def streamed(self, node: Node, one: ClientRequest, body: Body, attempt: int, first: FirstToken | None
+                        ) -> web.StreamResponse:
+        """Passes events on as they arrive, without those that the client has already. Errors: ServerError."""
+        begin = time.monotonic()
+        async with self._asked(node, "decode", one, body, attempt) as answer:
+            if answer.content_type != "text/event-stream":
+                if one.response is not None:
+                    raise ServerError(node, "decode", f"status {answer.status}")
+                return await copied(answer)
+            piece = None
+            if first is None and not (piece := await answer.content.readany()):
+                raise ServerError(node, "decode", "its stream ended before the first event")
+            if one.response is None:
+                one.log.observe("first_byte", time.monotonic() - begin)
+                one.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8",
+                                                           "Cache-Control": "no-cache",
+                                                           "X-Request-Id": one.request_id})
+                with to_client():
+                    await one.response.prepare(one.request)
+            else:
+                self._metrics.continued_streams.inc()
+            if opening := one.stream.begin(first):
+                with to_client():
+                    await one.response.write(opening)
+            with one.log.stage("rest"):
+                await self._pass_on(node, answer, piece, one.stream, one.response)
+            with to_client():
+                await one.response.write_eof()
+            return one.response
+
+    async def _pass_on(self, node: Node, answer: aiohttp.ClientResponse, piece: bytes | None, stream: Stream,
+                       response: web.StreamResponse) -> None:
+        """`piece`: the first bytes of the answer, None if they were not read yet. Errors: ServerError."""
+        reason = "no end was sent"
+        try:
+            while piece != b"":
+                node.waits.heard()
+                if piece is not None and (ready := stream.feed(piece)):
+                    with to_client():
+                        await response.write(ready)
+                piece = await answer.content.readany()
+        except BrokenStreamError as error:
+            reason = str(error)
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            reason = f"{type(error).__name__}: {error}"
+        if not stream.done:
+            raise ServerError(node, "decode", f"the server ended in the middle of the answer ({reason})")
+
+    async def broken_off(self, one: ClientRequest, response: web.StreamResponse, failure: ServerError
+                          ) -> web.StreamResponse:
+        """Ends an answer of which the client has the beginning and which no server continues."""
+        self._metrics.broken_streams.inc()
+        separator = b"" if one.stream.ends_an_event else b"\n\n"
+        event = json.dumps({"error": error_fields(502, f"the answer breaks off: {failure}")})
+        with to_client():
+            await response.write(separator + f"data: {event}\n\ndata: [DONE]\n\n".encode())
+            await response.write_eof()
+        return response
+
+    @asynccontextmanager
+    async def _asked(self, node: Node, kind: str, one: ClientRequest, body: Body,
+                     attempt: int) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            with node.waits.wait():
+                async with self._session.post(node.serves + one.path, json=body,
+                                              headers=one.headers(attempt)) as answer:
+                    if answer.status >= 500:
+                        raise ServerError(node, kind, f"status {answer.status}", await copied(answer))
+                    yield answer
+        except (aiohttp.ClientError, asyncio.TimeoutError, LostError) as error:
+            raise ServerError(node, kind, f"{type(error).__name__}: {error}") from error

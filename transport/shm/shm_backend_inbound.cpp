@@ -1,0 +1,118 @@
+// What peers send to a ShmBackend: hellos, requests to map its regions, notifications.
+#include <fcntl.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "transport/base/log.h"
+#include "transport/shm/shm_backend.h"
+
+namespace kvferry::shm {
+bool ShmBackend::serve(Inbound& inbound) {
+  while (true) {
+    const Received received = receive_packet(inbound.socket.get());
+    if (received.is_closed) return false;
+    if (!received.packet) return !inbound.ring || deliver_notes(inbound);
+    if (!on_packet(inbound, *received.packet)) return false;
+  }
+}
+
+bool ShmBackend::on_packet(Inbound& inbound, const Packet& packet) {
+  if (!inbound.ring) return packet.type == Type::kHello && on_hello(inbound, packet);
+  switch (packet.type) {
+    case Type::kMapRequest:
+      on_map_request(inbound, packet);
+      return true;
+    case Type::kPing:
+      send_packet(inbound.socket.get(), Type::kPong);
+      return true;
+    default:  // kWake: serve() reads the ring after the last packet
+      return true;
+  }
+}
+
+bool ShmBackend::on_hello(Inbound& inbound, const Packet& packet) {
+  const Result<Hello> hello = decode<Hello>(packet.body, "hello");
+  if (!hello) return false;
+  const auto refuse = [&](std::string why) {
+    send_message(inbound.socket.get(), Type::kWelcome, Welcome{std::move(why)});
+    return false;
+  };
+  if (hello->protocol_version != kProtocolVersion)
+    return refuse(fmt::format("its shared memory protocol is {}, not {}", kProtocolVersion, hello->protocol_version));
+  if (hello->to_incarnation != address_.incarnation || !is_same_secret(hello->secret, address_.secret))
+    return refuse("another transport has this address now");
+  Result<SharedMapping> pages = SharedMapping::create("kvferry", NoteRing::kPageBytes);
+  if (!pages) return refuse(pages.error().what);
+  inbound.ring.emplace(std::move(*pages));
+  inbound.from = hello->from;
+  --num_pending_handshakes_;
+  const int fds[] = {inbound.ring->fd(), control_->fd()};
+  return send_message(inbound.socket.get(), Type::kWelcome, Welcome{"", reinterpret_cast<std::uintptr_t>(&probe_)},
+                      fds);
+}
+
+void ShmBackend::on_map_request(const Inbound& inbound, const Packet& packet) {
+  const Result<MapRequest> request = decode<MapRequest>(packet.body, "map request");
+  if (!request) return;
+  const auto region = shared_regions_.find(RegionId{request->region});
+  MapReply reply{request->region, "", 0, 0, request->writes};
+  const auto refuse = [&](std::string why) {
+    reply.refusal = std::move(why);
+    send_message(inbound.socket.get(), Type::kMapReply, reply);
+  };
+  if (region == shared_regions_.end())
+    return refuse(fmt::format("the peer has unregistered region {}", request->region));
+  const GrantId grant{request->grant};
+  if (request->writes) {
+    const Result<std::byte*> allowed = table_.begin_access(region->first, grant, 0, 1, true);
+    if (!allowed) return refuse(allowed.error().what);
+    table_.end_access(region->first, grant);
+  }
+  // A second description of the same file, through which nothing can be written.
+  const OwnedFd reads(::open(fmt::format("/proc/self/fd/{}", region->second.fd.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!reads) return refuse(fmt::format("the peer cannot open its memory for reading: {}", std::strerror(errno)));
+  reply.fd_offset = region->second.fd_offset;
+  reply.bytes = region->second.bytes;
+  const int fds[] = {request->writes ? region->second.fd.get() : reads.get()};
+  send_message(inbound.socket.get(), Type::kMapReply, reply, fds);
+}
+
+bool ShmBackend::deliver_notes(Inbound& inbound) {
+  if (!is_spinning_) inbound.ring->ask_to_be_woken();
+  while (inbound.ring->has_notes()) {
+    if (table_.completion_queue().is_full_of_notifications()) {
+      has_backlog_ = true;
+      return true;
+    }
+    std::optional<std::string> note = inbound.ring->pop();
+    if (!note) {
+      log().warn("shm: disconnected a peer that wrote a malformed notification");
+      return false;
+    }
+    table_.completion_queue().notify({inbound.from, std::move(*note)});
+  }
+  return true;
+}
+
+void ShmBackend::close_inbound(std::uint32_t number) {
+  const auto inbound = inbound_.find(number);
+  if (inbound->second.ring) {
+    deliver_notes(inbound->second);  // notes that the peer wrote before it disconnected
+  } else {
+    --num_pending_handshakes_;
+  }
+  inbound_.erase(inbound);
+}
+
+void ShmBackend::drop_pending_handshakes(TimeNs now) {
+  if (num_pending_handshakes_ == 0) return;
+  std::vector<std::uint32_t> silent;
+  for (const auto& [number, inbound] : inbound_) {
+    if (!inbound.ring && now - inbound.accepted_at >= options_.silence_ns) silent.push_back(number);
+  }
+  for (const std::uint32_t number : silent) close_inbound(number);
+}
+
+}  // namespace kvferry::shm
