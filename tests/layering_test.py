@@ -239,6 +239,14 @@ def test_every_folder_of_sources_has_a_row_of_its_own() -> None:
     assert sorted(folders - set(MAY_INCLUDE)) == []
 
 
+def test_every_folder_says_what_belongs_there() -> None:
+    rooms = {path.parent for path in room_sources(REPO)} - {Path("launch/examples/move_blocks")}
+    assert sorted(str(room) for room in rooms if not (REPO / room / "README.md").exists()) == []
+    modules = {path.parent for path in files_of(REPO) if str(path).startswith(PYTHON_ROOT)}
+    assert sorted(str(package) for package in modules
+                  if not (REPO / package / "__init__.py").read_text().startswith('"""')) == []
+
+
 def test_connector_core_is_pure() -> None:
     assert impure_core(REPO) == []
 
