@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws comments and messages of the product at random, for a reader who judges whether a stranger understands them.
+"""Draws comments and messages of the product at random, for a reader who judges whether they can be understood.
 
   tests/draw_comments.py [--seed 1] [--comments 100] [--messages 40]
 """

@@ -11,9 +11,9 @@ FrameTable::FrameTable(std::uint32_t num_frames) : frames_(num_frames) {
   for (std::uint32_t i = num_frames; i-- > 0;) free_.push_back(i);
 }
 
-std::optional<FrameTable::Claim> FrameTable::claim(ChunkRef chunk, State purpose, std::string owner) {
+std::optional<FrameTable::Reserved> FrameTable::reserve(ChunkRef chunk, State purpose, std::string owner) {
   KVFERRY_CHECK(purpose == State::kGathering || purpose == State::kLanding || purpose == State::kFillingFromSlot,
-                "a frame is claimed without a purpose");
+                "a frame is reserved without a purpose");
   promise::fenced_reuse(0, !by_slot_.contains(chunk.slot), chunk.slot);
   if (free_.empty()) {
     const auto victim = std::find_if(lru_.begin(), lru_.end(), [&](std::uint32_t i) { return frames_[i].pins == 0; });
@@ -30,7 +30,7 @@ std::optional<FrameTable::Claim> FrameTable::claim(ChunkRef chunk, State purpose
   frame.checksum.reset();
   by_slot_[chunk.slot] = index;
   const FrameRef ref{index, frame.use};
-  return Claim{ref, pin(ref, std::move(owner))};
+  return Reserved{ref, pin(ref, std::move(owner))};
 }
 
 std::optional<FrameTable::FrameRef> FrameTable::find(ChunkRef chunk) const {

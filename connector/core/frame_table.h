@@ -18,7 +18,7 @@ using FramePin = StrongId<struct FramePinTag, std::uint64_t>;
 
 class FrameTable {
  public:
-  /// One use of a frame. `use` grows with each claim, so that calls about an earlier use have no effect.
+  /// One use of a frame. `use` grows with each reservation, so that calls about an earlier use have no effect.
   struct FrameRef {
     std::uint32_t frame = 0;
     std::uint64_t use = 0;
@@ -47,14 +47,14 @@ class FrameTable {
 
   explicit FrameTable(std::uint32_t num_frames);
 
-  struct Claim {
+  struct Reserved {
     FrameRef frame;
     FramePin pin;  // keeps the frame while it is filled
   };
-  /// Claims a frame to fill with the chunk's bytes: a free one, or the least recently used clean one without pins.
+  /// Reserves a frame to fill with the chunk's bytes: a free one, or the least recently used clean one without pins.
   /// `purpose` is kGathering, kLanding or kFillingFromSlot. Returns nullopt if there is no such frame. The chunk's slot
   /// must not have a frame yet.
-  std::optional<Claim> claim(ChunkRef chunk, State purpose, std::string owner);
+  std::optional<Reserved> reserve(ChunkRef chunk, State purpose, std::string owner);
   /// Returns the clean frame that has exactly this generation of the slot, nullopt if there is none.
   std::optional<FrameRef> find(ChunkRef chunk) const;
   const Frame& frame(FrameRef ref) const;

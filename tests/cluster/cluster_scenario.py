@@ -35,7 +35,8 @@ BENCH_WITHIN_S = 300.0
 STARTING_PAUSE_S = 4.0  # vLLM's workers spin for a second after each step
 BENCH_RATE = 1.0  # requests a second, for two cores
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
-          "kvferry_pool_pinned_chunks", "kvferry_fetching_requests", "kvferry_open_pushes", "kvferry_open_loans")
+          "kvferry_pool_pinned_chunks", "kvferry_fetching_requests", "kvferry_open_pushes",
+          "kvferry_open_push_reservations")
 
 
 @dataclass
@@ -225,7 +226,7 @@ class Cluster:
         rows = self._rows()
         assert set(rows) == before - {leaving}, str(set(rows))
         assert "is removed although its drain failed" not in self.deployment.text(), "the drain failed"
-        self._until(lambda: leaving not in self._nodes(), "the controller forgot the node that left", 10.0)
+        self._until(lambda: leaving not in self._nodes(), "the controller dropped the node that left", 10.0)
         self._answered(6)
 
     def _end(self) -> None:

@@ -97,16 +97,16 @@ TEST_F(CudaDeviceTest, EventsOrderStreamsAndTheHost) {
   device_->release(MemoryKind::kPinned, pinned);
 }
 
-TEST_F(CudaDeviceTest, LendsMemoryAndKnowsItsOwn) {
+TEST_F(CudaDeviceTest, ExportsMemoryAndKnowsItsOwn) {
   std::byte* const memory = device_->allocate(MemoryKind::kDevice, 1 << 20).value();
-  const std::string lent = device_->export_memory({memory + 4096, 1000}).value();
-  EXPECT_EQ(device_->open_memory(lent, 1000).value(), memory + 4096);
+  const std::string exported = device_->export_memory({memory + 4096, 1000}).value();
+  EXPECT_EQ(device_->open_memory(exported, 1000).value(), memory + 4096);
   device_->close_memory(memory + 4096);
   EXPECT_EQ(device_->export_memory({memory, 1 << 30}).error().code, ErrorCode::kUnavailable) << "beyond its allocation";
   std::byte on_stack[8];
   EXPECT_EQ(device_->export_memory(on_stack).error().code, ErrorCode::kUnavailable);
   EXPECT_FALSE(device_->open_memory("garbage", 1));
-  EXPECT_EQ(device_->open_memory(lent, 1001).error().code, ErrorCode::kCorrupt) << "more than was lent";
+  EXPECT_EQ(device_->open_memory(exported, 1001).error().code, ErrorCode::kCorrupt) << "more than was exported";
   device_->release(MemoryKind::kDevice, memory);
 }
 

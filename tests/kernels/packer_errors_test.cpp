@@ -17,27 +17,27 @@ using ::testing::HasSubstr;
 using MakePacker = Result<std::unique_ptr<Packer>> (*)(KvLayout, ChunkFormat);
 
 template <class T>
-void expect_refused(const Result<T>& result, const std::string& story) {
-  ASSERT_FALSE(result) << "was accepted, though: " << story;
+void expect_refused(const Result<T>& result, const std::string& reason) {
+  ASSERT_FALSE(result) << "was accepted, though: " << reason;
   EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
-  EXPECT_THAT(result.error().what, HasSubstr(story));
+  EXPECT_THAT(result.error().what, HasSubstr(reason));
 }
 
 class PackerErrors : public ::testing::TestWithParam<MakePacker> {
  protected:
   PackerErrors() : packer_(GetParam()(cache_.layout(), {}).value()) { cache_.set_memory(before_); }
-  void expect_layout_refused(const std::function<void(KvLayout&)>& spoil, const std::string& story) {
+  void expect_layout_refused(const std::function<void(KvLayout&)>& spoil, const std::string& reason) {
     KvLayout layout = cache_.layout();
     spoil(layout);
-    expect_refused(GetParam()(layout, {}), story);
+    expect_refused(GetParam()(layout, {}), reason);
   }
   /// Asks for the same run in both directions and sees that no byte moved.
-  void expect_run_refused(const TokenRun& run, const std::string& story) {
+  void expect_run_refused(const TokenRun& run, const std::string& reason) {
     std::vector<std::byte> chunk(100 * packer_->layout().bytes_per_token(), std::byte{1});
     const std::vector<std::byte> chunk_before = chunk;
-    expect_refused(packer_->gather(run, chunk), story);
+    expect_refused(packer_->gather(run, chunk), reason);
     EXPECT_EQ(chunk, chunk_before);
-    expect_refused(packer_->scatter(chunk, 100, 0, run), story);
+    expect_refused(packer_->scatter(chunk, 100, 0, run), reason);
     EXPECT_EQ(cache_.memory(), before_);
   }
 
@@ -71,16 +71,16 @@ TEST_P(PackerErrors, ALatentLayoutIsNotAskedForItsUnusedV) {
 }
 
 TEST_P(PackerErrors, ALayoutThatLeavesTheAddressSpaceIsRefused) {
-  const std::string story = "its strides reach beyond the 63-bit address space";
-  expect_layout_refused([](KvLayout& l) { l.layers[0].key.block_stride_bytes = INT64_MAX; }, story);
-  expect_layout_refused([](KvLayout& l) { l.layers[0].key.block_stride_bytes = INT64_MIN; }, story);
-  expect_layout_refused([](KvLayout& l) { l.layers[0].value.base = UINT64_MAX - 8; }, story);
+  const std::string reason = "its strides reach beyond the 63-bit address space";
+  expect_layout_refused([](KvLayout& l) { l.layers[0].key.block_stride_bytes = INT64_MAX; }, reason);
+  expect_layout_refused([](KvLayout& l) { l.layers[0].key.block_stride_bytes = INT64_MIN; }, reason);
+  expect_layout_refused([](KvLayout& l) { l.layers[0].value.base = UINT64_MAX - 8; }, reason);
   expect_layout_refused(
       [](KvLayout& l) {
         l.layers[0].key.base = 64;
         l.layers[0].key.token_stride_bytes = -32;
       },
-      story);
+      reason);
 }
 
 TEST_P(PackerErrors, ALayoutWhoseTokenSizeOverflowsIsRefused) {
@@ -121,10 +121,10 @@ TEST_P(PackerErrors, AMissingGroupIsRefused) {
 
 TEST_P(PackerErrors, AChunkBufferOneByteTooShortIsRefused) {
   std::vector<std::byte> chunk(5 * 256 - 1, std::byte{1});
-  const std::string story = "chunk buffer of 1279 bytes is too small for 5 tokens of 256 bytes";
-  expect_refused(packer_->gather({0, 5, tables_}, chunk), story);
+  const std::string reason = "chunk buffer of 1279 bytes is too small for 5 tokens of 256 bytes";
+  expect_refused(packer_->gather({0, 5, tables_}, chunk), reason);
   EXPECT_EQ(chunk, std::vector<std::byte>(chunk.size(), std::byte{1}));
-  expect_refused(packer_->scatter(chunk, 5, 1, {0, 2, tables_}), story);
+  expect_refused(packer_->scatter(chunk, 5, 1, {0, 2, tables_}), reason);
   EXPECT_EQ(cache_.memory(), before_);
   expect_refused(packer_->scatter(chunk, UINT32_MAX, 0, {0, 2, tables_}), "4294967295 tokens of 256 bytes");
 }

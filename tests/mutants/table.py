@@ -194,7 +194,7 @@ MUTANTS = [Mutant(*row) for row in (
      "Granting.AFullChunksKeyWithAnotherLengthIsDroppedWhenItsTokensAreKnown"),
     ("keys-of-tokens-taken-back", "verified-only", CHAIN,
      "if (keys_.size() > num_full_chunks()) keys_.resize(num_full_chunks());", "",
-     "Chain.TruncatingForgetsTheKeysOfWhatWasDropped"),
+     "Chain.TruncatingDropsTheKeysOfWhatWasDropped"),
     # no-engine-death
     ("an-answer-that-no-fetch-awaits", "no-engine-death", FETCH,
      "if (found == fetches_.end()) return;",

@@ -193,17 +193,17 @@ def test_nobody_connects_to_an_address_without_a_ticket(make_member: MakeEngine)
     prefill = make_member(role="kv_producer")
     decode = make_member(role="kv_consumer")
     params = hand_over(prefill, "p", prompt(1, 100))
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        stranger.setblocking(False)
-        forged = [params | {"remote_port": stranger.getsockname()[1]},
+    with socket.create_server(("127.0.0.1", 0)) as unknown_peer:
+        unknown_peer.setblocking(False)
+        forged = [params | {"remote_port": unknown_peer.getsockname()[1]},
                   {name: value for name, value in params.items() if name != "kvferry_ticket"} |
-                  {"remote_port": stranger.getsockname()[1]}]
+                  {"remote_port": unknown_peer.getsockname()[1]}]
         for index, given in enumerate(forged):
             decode.add(f"d{index}", prompt(10 + index, 100), 5, params=given)
         run_patiently(decode)
         time.sleep(0.2)
         with pytest.raises(BlockingIOError):
-            stranger.accept()
+            unknown_peer.accept()
     assert num_refused(decode) == 2
     decode.check_done()
 

@@ -126,7 +126,7 @@ def test_reset_with_running_requests_preempts_and_resumes_all(
 
 
 @BOTH
-def test_reset_with_the_connector_forgets_all_chunks(make_engine: MakeEngine, async_scheduling: bool) -> None:
+def test_reset_with_the_connector_drops_all_chunks(make_engine: MakeEngine, async_scheduling: bool) -> None:
     engine = make_engine(async_scheduling=async_scheduling, role="kv_producer")
     engine.add("old", prompt(1, 200), 30)
     for _ in range(3):

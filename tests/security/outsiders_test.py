@@ -17,7 +17,7 @@ import pytest
 from kvferry_launch.paths import KVFERRY
 
 HERE = Path(__file__).parent
-ANSWER_MAX = 64  # bytes that a stranger may get; ZeroMQ's greeting has as many
+ANSWER_MAX = 64  # bytes that an unknown peer may get; ZeroMQ's greeting has as many
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # the begin of ZeroMQ's
 
 
@@ -101,15 +101,15 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 
 def answer_to(port: int, message: bytes) -> bytes:
-    """Returns all that a stranger gets within a second after he has said this."""
+    """Returns all that an unknown peer gets within a second after he has said this."""
     got = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as unknown_peer:
         with contextlib.suppress(OSError):
-            stranger.sendall(message)
-            stranger.shutdown(socket.SHUT_WR)
-        stranger.settimeout(1)
+            unknown_peer.sendall(message)
+            unknown_peer.shutdown(socket.SHUT_WR)
+        unknown_peer.settimeout(1)
         with contextlib.suppress(OSError):
-            while len(got) < 65536 and (more := stranger.recv(65536)):
+            while len(got) < 65536 and (more := unknown_peer.recv(65536)):
                 got += more
     return got
 
@@ -132,7 +132,7 @@ def messages() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("what", list(messages()))
-def test_a_stranger_learns_nothing_and_ends_nobody(deployment: Deployment, what: str) -> None:
+def test_an_unknown_peer_learns_nothing_and_ends_nobody(deployment: Deployment, what: str) -> None:
     for port in deployment.ports():
         got = answer_to(port, messages()[what])
         assert len(got) <= ANSWER_MAX, got
@@ -145,8 +145,8 @@ def test_silent_connections_keep_nobody_waiting(deployment: Deployment) -> None:
     with contextlib.ExitStack() as stack:
         for port in deployment.ports():
             for _ in range(200):
-                stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
-                stranger.send(GREETING[:random.Random(port).randrange(len(GREETING))])
+                unknown_peer = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+                unknown_peer.send(GREETING[:random.Random(port).randrange(len(GREETING))])
         deployment.check()
     deployment.check()
 

@@ -15,7 +15,7 @@
 #include "check_throws.h"
 #include "promises_check.h"
 #include "schedule.h"
-#include "story.h"
+#include "schedule_log.h"
 #include "transport/base/clock.h"
 
 namespace {
@@ -174,11 +174,11 @@ nlohmann::json to_json(const Run& run) {
 }
 
 int replay(std::uint64_t seed, std::size_t num_lines) {
-  Story story(num_lines);
-  listener = &story;
+  ScheduleLog log(num_lines);
+  listener = &log;
   Tally tally;
   const std::optional<Failure> failure = run_one(seed, tally);
-  for (const std::string& line : story.lines()) fmt::print("{}\n", line);
+  for (const std::string& line : log.lines()) fmt::print("{}\n", line);
   std::fflush(stdout);
   if (failure) print_failure(*failure);
   fmt::print("1 schedules, {} broken promises\n", failure ? 1 : 0);

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "story.h"
+#include "schedule_log.h"
 
 namespace kvferry::sim {
 

@@ -178,7 +178,7 @@ class MiniEngine {
   void take_loaded(Request& request);
   bool is_given_up(const std::string& id, std::uint32_t& external, Next& next);
   std::uint32_t reserved_blocks() const;
-  std::optional<Answer> look_up(Request& request, std::uint32_t num_local, TimeNs now);
+  std::optional<Answer> lookup(Request& request, std::uint32_t num_local, TimeNs now);
   bool grow(Request& request, const BlockTable& hit, std::uint32_t total, std::uint32_t computed);
   void cache_blocks(Request& request, std::uint32_t total, std::uint32_t computed);
   void preempt(std::string id);

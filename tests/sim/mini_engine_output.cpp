@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "mini_engine.h"
-#include "story.h"
+#include "schedule_log.h"
 
 namespace kvferry::sim {
 
@@ -205,7 +205,7 @@ void MiniEngine::handle_bad_blocks(const InFlight& step, TimeNs now) {
     request.computed = std::min({request.computed, keep * block_tokens_, request.known - 1});
     tell("  a load of {} failed: computes again from {}", id, request.computed);
   }
-  for (const BlockId block : bad) blocks_.forget(block);
+  for (const BlockId block : bad) blocks_.drop(block);
 }
 
 void MiniEngine::abort(const std::string& id, TimeNs now) {

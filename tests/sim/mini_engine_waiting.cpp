@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "mini_engine.h"
-#include "story.h"
+#include "schedule_log.h"
 
 namespace kvferry::sim {
 
 /// nullopt: ask again in a later step.
-std::optional<Answer> MiniEngine::look_up(Request& request, std::uint32_t num_local, TimeNs now) {
+std::optional<Answer> MiniEngine::lookup(Request& request, std::uint32_t num_local, TimeNs now) {
   const RequestId id{request.spec.id};
   const Answer answer = core_.lookup(id, num_local, now);
   tell("  lookup of {}: {} local, {} external{}", id, num_local, answer.num_external, answer.pending ? ", wait" : "");
@@ -141,7 +141,7 @@ MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInp
   if (!is_loaded) {
     if (request.spec.cacheable) hit = blocks_.hit(std::span(request.text.stamps).first(request.known));
     num_local = static_cast<std::uint32_t>(hit[0].size()) * block_tokens_;
-    const std::optional<Answer> answer = look_up(request, num_local, now);
+    const std::optional<Answer> answer = lookup(request, num_local, now);
     if (!answer) return Next::kSkip;
     external = answer->num_external;
     is_async = answer->is_async;

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "schedule_log.h"
 #include "sim_world.h"
-#include "story.h"
 
 namespace kvferry::sim {
 namespace {

@@ -78,7 +78,7 @@ bool Blocks::take(BlockTable& table, const BlockTable& hit, std::uint32_t num_bl
       }
       const BlockId block = free_.front();
       free_.pop_front();
-      forget(block);
+      drop(block);
       blocks_[block].users = 1;
       table[g].push_back(block);
     }
@@ -118,7 +118,7 @@ void Blocks::cache(std::size_t group, BlockId block, Stamp last) {
   by_hash_[name(group, last)].push_back(block);
 }
 
-void Blocks::forget(BlockId block) {
+void Blocks::drop(BlockId block) {
   if (!blocks_[block].hash) return;
   const auto it = by_hash_.find(*blocks_[block].hash);
   std::erase(it->second, block);
@@ -127,7 +127,7 @@ void Blocks::forget(BlockId block) {
 }
 
 void Blocks::reset() {
-  for (const BlockId block : free_) forget(block);
+  for (const BlockId block : free_) drop(block);
 }
 
 }  // namespace kvferry::sim

@@ -52,8 +52,8 @@ class Blocks {
   /// States that are registered from now on are not found until the next call, since they are read before all writes.
   void start_step() { new_states_.clear(); }
   /// The block's content is wrong: no prefix hit may find it.
-  void forget(BlockId block);
-  /// Forgets every cached block that nobody uses.
+  void drop(BlockId block);
+  /// Drops every cached block that nobody uses.
   void reset();
 
   std::uint32_t num_free() const { return static_cast<std::uint32_t>(free_.size()); }

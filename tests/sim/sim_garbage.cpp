@@ -2,8 +2,8 @@
 // to live on, and to promise nothing on the strength of it.
 #include <limits>
 
+#include "schedule_log.h"
 #include "sim_world.h"
-#include "story.h"
 
 namespace kvferry::sim {
 

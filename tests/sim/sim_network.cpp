@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "schedule_log.h"
 #include "sim_world.h"
-#include "story.h"
 
 namespace kvferry::sim {
 

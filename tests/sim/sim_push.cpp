@@ -3,8 +3,8 @@
 
 #include <utility>
 
+#include "schedule_log.h"
 #include "sim_world.h"
-#include "story.h"
 
 namespace kvferry::sim {
 

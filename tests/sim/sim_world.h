@@ -72,7 +72,7 @@ class World {
     std::map<ChunkKey, std::string> first_asked;  // the endpoint that was asked first for a chunk
     std::map<std::uint64_t, PullUnderWay> pulls;  // not answered by all ranks
     NodePushes pushes;
-    std::uint64_t last_fetch = 0;  // of a directory query or lease wish
+    std::uint64_t last_fetch = 0;  // of a directory query or lease request
     std::string last_endpoint;
     std::uint64_t num_load_lines = 0;
     // As NodeLinks has it.

@@ -15,7 +15,7 @@ class TransportGrants : public TransportContract<Backend> {
     TransportContract<Backend>::SetUp();
     if (!this->fixture_.has_grants()) {
       EXPECT_EQ(this->transport_->grant(this->region_, 0, 1).error().code, ErrorCode::kUnavailable);
-      GTEST_SKIP() << "it lends none";
+      GTEST_SKIP() << "it grants none";
     }
     remote_ = this->fixture_.make_remote(kBytes);
     peer_ = this->connect_and_pull(*remote_);

@@ -14,7 +14,7 @@ template <class Backend>
 class TransportTransfers : public TransportContract<Backend> {};
 TYPED_TEST_SUITE(TransportTransfers, Fixtures, FixtureNames);
 
-TYPED_TEST(TransportTransfers, PullBringsExactlyTheNamedBytes) {
+TYPED_TEST(TransportTransfers, PullCopiesExactlyTheNamedBytes) {
   const auto remote = this->fixture_.make_remote(kBytes);
   const PeerId peer = this->connect_and_pull(*remote);
   const struct {

@@ -13,12 +13,12 @@ namespace {
 TEST(CopyThreadPool, EachPartRunsOnceAndIsSeenByTheCaller) {
   std::mt19937_64 random(1);
   for (const std::uint32_t num_threads : {1U, 2U, 4U}) {
-    CopyThreadPool crew(num_threads);
-    EXPECT_EQ(crew.num_threads(), num_threads);
+    CopyThreadPool pool(num_threads);
+    EXPECT_EQ(pool.num_threads(), num_threads);
     std::uint64_t round = 0;
     for (; round < 3000; ++round) {
       std::vector<std::uint64_t> written(random() % 40, 0);  // plain memory: the thread sanitizer sees who is late
-      crew.share(written.size(), [&](std::size_t part) { written[part] += round + part + 1; });
+      pool.share(written.size(), [&](std::size_t part) { written[part] += round + part + 1; });
       for (std::size_t part = 0; part < written.size(); ++part) ASSERT_EQ(written[part], round + part + 1);
       if (random() % 300 == 0) ::usleep(200);  // the helpers fall asleep
     }
@@ -26,12 +26,12 @@ TEST(CopyThreadPool, EachPartRunsOnceAndIsSeenByTheCaller) {
 }
 
 TEST(CopyThreadPool, HelpersTakePartAlsoAfterTheySlept) {
-  CopyThreadPool crew(2);
+  CopyThreadPool pool(2);
   for (int round = 0; round < 20; ++round) {
     ::usleep(1000);
     std::mutex mutex;
     std::set<std::thread::id> threads;
-    crew.share(100, [&](std::size_t) {
+    pool.share(100, [&](std::size_t) {
       ::usleep(100);
       const std::lock_guard lock(mutex);
       threads.insert(std::this_thread::get_id());

@@ -108,12 +108,12 @@ TEST(NcclTransport, OppositeTransfersDoNotWaitForEachOther) {
   NcclSide a(1), b(2);
   const PeerId to_b = a.transport->connect(b.transport->address()).value();
   const PeerId to_a = b.transport->connect(a.transport->address()).value();
-  constexpr std::uint64_t kHalf = kNcclBytes / 2;
+  constexpr std::uint64_t kHalfBytes = kNcclBytes / 2;
   constexpr std::size_t kRounds = 4;
   for (std::size_t round = 0; round < kRounds; ++round) {
     for (const Direction direction : {Direction::kPush, Direction::kPull}) {
-      ASSERT_TRUE(a.transport->submit(a.with(b, to_b, direction, {{0, 0, kHalf}})));
-      ASSERT_TRUE(b.transport->submit(b.with(a, to_a, direction, {{kHalf, kHalf, kHalf}})));
+      ASSERT_TRUE(a.transport->submit(a.with(b, to_b, direction, {{0, 0, kHalfBytes}})));
+      ASSERT_TRUE(b.transport->submit(b.with(a, to_a, direction, {{kHalfBytes, kHalfBytes, kHalfBytes}})));
     }
   }
   for (NcclSide* const side : {&a, &b}) {
@@ -212,9 +212,9 @@ TEST(NcclTransport, ADeviceThatRefusesEndsTransfersWithAnError) {
 }
 
 /// Speaks on the control link without being a transport.
-class Stranger {
+class UnknownPeer {
  public:
-  explicit Stranger(const Transport& victim)
+  explicit UnknownPeer(const Transport& victim)
       : address_(decode<nccl::Address>(victim.address(), "address").value()),
         plane_(nccl::ControlPlane::open({}).value()),
         peer_(plane_->reach(address_.control, 0)) {}
@@ -251,34 +251,34 @@ class Stranger {
 
 TEST(NcclTransport, WhoBreaksTheRulesIsSentAway) {
   NcclSide a(1), b(2);
-  const auto expect_bye = [&](const char* what, const std::function<void(Stranger&)>& act) {
-    Stranger stranger(*a.transport);
-    act(stranger);
-    EXPECT_EQ(stranger.hear(), nccl::Kind::kBye) << what;
+  const auto expect_bye = [&](const char* what, const std::function<void(UnknownPeer&)>& act) {
+    UnknownPeer unknown_peer(*a.transport);
+    act(unknown_peer);
+    EXPECT_EQ(unknown_peer.hear(), nccl::Kind::kBye) << what;
   };
   const nccl::Open open{true, "kvferry-sim-nccl-none"};
-  expect_bye("a session that is not known", [](Stranger& one) { one.ping(); });
-  expect_bye("another protocol", [](Stranger& one) {
+  expect_bye("a session that is not known", [](UnknownPeer& one) { one.ping(); });
+  expect_bye("another protocol", [](UnknownPeer& one) {
     one.say(nccl::Kind::kHello, nccl::Hello{nccl::kProtocolVersion + 1, one.control()});
   });
-  expect_bye("no channel", [](Stranger& one) {
+  expect_bye("no channel", [](UnknownPeer& one) {
     one.greet();
     one.say(nccl::Kind::kAsk, one.ask({0, 8}));
   });
-  expect_bye("a channel twice", [&](Stranger& one) {
+  expect_bye("a channel twice", [&](UnknownPeer& one) {
     one.greet();
     one.say(nccl::Kind::kOpen, open);
     one.say(nccl::Kind::kOpen, open);
   });
   for (const std::vector<std::uint64_t>& extents : std::vector<std::vector<std::uint64_t>>{
            {}, {0}, {0, 0}, {~std::uint64_t{0}, 2}, {0, nccl::kPieceBytesMax, 0, 1}, {0, nccl::kPieceBytesMax + 1}}) {
-    expect_bye("bad extents", [&](Stranger& one) {
+    expect_bye("bad extents", [&](UnknownPeer& one) {
       one.greet();
       one.say(nccl::Kind::kOpen, open);
       one.say(nccl::Kind::kAsk, one.ask(extents));
     });
   }
-  expect_bye("too much at once", [&](Stranger& one) {
+  expect_bye("too much at once", [&](UnknownPeer& one) {
     one.greet();
     one.say(nccl::Kind::kOpen, open);
     for (std::uint64_t token = 0; token <= nccl::kServedMax; ++token) {
@@ -287,15 +287,15 @@ TEST(NcclTransport, WhoBreaksTheRulesIsSentAway) {
       one.say(nccl::Kind::kAsk, ask);
     }
   });
-  expect_bye("what targets say", [](Stranger& one) {
+  expect_bye("what targets say", [](UnknownPeer& one) {
     one.greet();
     one.say(nccl::Kind::kData, nccl::Data{1});
   });
-  expect_bye("garbage", [](Stranger& one) {
+  expect_bye("garbage", [](UnknownPeer& one) {
     one.greet();
     one.say(nccl::Kind::kAsk, std::string("garbage"));
   });
-  Stranger polite(*a.transport);
+  UnknownPeer polite(*a.transport);
   polite.greet();
   polite.say(nccl::Kind::kOpen, open);
   polite.say(nccl::Kind::kAsk, polite.ask({kNcclBytes, 8}));

@@ -71,8 +71,8 @@ void Soak::connect(std::uint32_t index) {
 }
 
 void Soak::allow(PeerId peer, ErrorCode code) {
-  for (auto& [id, flight] : flights_) {
-    if (flight.peer == peer) flight.allowed.insert(code);
+  for (auto& [id, pending] : pending_) {
+    if (pending.peer == peer) pending.allowed.insert(code);
   }
 }
 
@@ -107,84 +107,84 @@ void Soak::act(std::uint64_t number, const Plan& plan) {
   }
 }
 
-void Soak::prepare(Flight& flight) {
-  const Plan& plan = flight.plan;
+void Soak::prepare(Pending& pending) {
+  const Plan& plan = pending.plan;
   const bool is_pull = plan.direction == Direction::kPull;
-  const std::span<std::byte> here = local(flight.slot, plan.extent + kGuardBytes);
-  const std::span<std::byte> there = remote(plan.peer, flight.slot, plan.extent + kGuardBytes);
+  const std::span<std::byte> here = local(pending.slot, plan.extent + kGuardBytes);
+  const std::span<std::byte> there = remote(plan.peer, pending.slot, plan.extent + kGuardBytes);
   const std::span<std::byte> source = is_pull ? there : here;
   const std::span<std::byte> destination = is_pull ? here : there;
   if (plan.is_verified) {
     paint(source, plan.paint_seed);
     paint(destination, ~plan.paint_seed);
-    flight.expected = copy_of(destination);
+    pending.expected = copy_of(destination);
   }
   for (const CopyRange& range : plan.ranges) {
     const std::uint64_t from = is_pull ? range.remote_offset : range.local_offset;
     const std::uint64_t to = is_pull ? range.local_offset : range.remote_offset;
-    if (plan.is_verified) std::memcpy(flight.expected.data() + to, source.data() + from, range.bytes);
-    if (plan.has_checksums) flight.checksums.push_back(chunk_checksum(source.subspan(from, range.bytes)));
+    if (plan.is_verified) std::memcpy(pending.expected.data() + to, source.data() + from, range.bytes);
+    if (plan.has_checksums) pending.checksums.push_back(chunk_checksum(source.subspan(from, range.bytes)));
     num_bytes_ += range.bytes;
   }
   if (!plan.is_damaged) return;
   const std::size_t num_ranges = plan.ranges.size();
   std::size_t index = plan.paint_seed % num_ranges;
   while (plan.ranges[index].bytes == 0) index = (index + 1) % num_ranges;
-  flight.damaged_range = static_cast<std::uint32_t>(index);
-  flight.checksums[flight.damaged_range] ^= 1;
-  flight.allowed = {ErrorCode::kCorrupt};
+  pending.damaged_range = static_cast<std::uint32_t>(index);
+  pending.checksums[pending.damaged_range] ^= 1;
+  pending.allowed = {ErrorCode::kCorrupt};
 }
 
-std::vector<CopyRange> Soak::part(const Flight& flight, std::uint32_t index) const {
-  const std::size_t size = flight.plan.ranges.size();
-  const std::size_t num_parts = flight.plan.num_feeds + 1;
+std::vector<CopyRange> Soak::part(const Pending& pending, std::uint32_t index) const {
+  const std::size_t size = pending.plan.ranges.size();
+  const std::size_t num_parts = pending.plan.num_feeds + 1;
   std::vector<CopyRange> ranges;
   for (std::size_t at = size * index / num_parts; at < size * (index + 1) / num_parts; ++at) {
-    CopyRange range = flight.plan.ranges[at];
-    range.local_offset += offset(flight.slot);
-    if (!flight.grant) range.remote_offset += remote_offset(flight.slot);
+    CopyRange range = pending.plan.ranges[at];
+    range.local_offset += offset(pending.slot);
+    if (!pending.grant) range.remote_offset += remote_offset(pending.slot);
     ranges.push_back(range);
   }
   return ranges;
 }
 
-std::vector<std::uint64_t> Soak::checksums_of(const Flight& flight, std::uint32_t index) const {
-  if (!flight.plan.has_checksums) return {};
-  const std::size_t size = flight.plan.ranges.size();
-  const std::size_t num_parts = flight.plan.num_feeds + 1;
-  const auto begin = flight.checksums.begin();
+std::vector<std::uint64_t> Soak::checksums_of(const Pending& pending, std::uint32_t index) const {
+  if (!pending.plan.has_checksums) return {};
+  const std::size_t size = pending.plan.ranges.size();
+  const std::size_t num_parts = pending.plan.num_feeds + 1;
+  const auto begin = pending.checksums.begin();
   return {begin + static_cast<std::ptrdiff_t>(size * index / num_parts),
           begin + static_cast<std::ptrdiff_t>(size * (index + 1) / num_parts)};
 }
 
 void Soak::submit(std::uint64_t number, Plan plan) {
-  Flight flight;
-  flight.number = number;
-  flight.plan = std::move(plan);
-  flight.slot = free_.front();
-  const std::uint32_t peer = flight.plan.peer;
-  flight.life = peers_[peer].life;
-  flight.peer = peers_[peer].id;
-  prepare(flight);
-  if (flight.plan.is_granted) {
+  Pending pending;
+  pending.number = number;
+  pending.plan = std::move(plan);
+  pending.slot = free_.front();
+  const std::uint32_t peer = pending.plan.peer;
+  pending.life = peers_[peer].life;
+  pending.peer = peers_[peer].id;
+  prepare(pending);
+  if (pending.plan.is_granted) {
     resume(peer);
-    flight.grant = peers_[peer].remote->grant(remote_offset(flight.slot), flight.plan.extent + 1);
+    pending.grant = peers_[peer].remote->grant(remote_offset(pending.slot), pending.plan.extent + 1);
   }
   PagedTransfer transfer;
-  transfer.peer = flight.peer;
-  transfer.direction = flight.plan.direction;
-  transfer.local = local_region(flight.slot);
-  transfer.remote_region = flight.grant ? flight.grant->exported : peers_[peer].remote->region();
-  transfer.ranges = part(flight, flight.num_fed);
-  transfer.checksums = checksums_of(flight, flight.num_fed++);
-  transfer.notification = flight.plan.notification;
-  transfer.priority = flight.plan.priority;
-  transfer.is_fed = flight.plan.num_feeds > 0;
-  if (flight.plan.is_bad) check_refusal(transfer);
+  transfer.peer = pending.peer;
+  transfer.direction = pending.plan.direction;
+  transfer.local = local_region(pending.slot);
+  transfer.remote_region = pending.grant ? pending.grant->exported : peers_[peer].remote->region();
+  transfer.ranges = part(pending, pending.num_fed);
+  transfer.checksums = checksums_of(pending, pending.num_fed++);
+  transfer.notification = pending.plan.notification;
+  transfer.priority = pending.plan.priority;
+  transfer.is_fed = pending.plan.num_feeds > 0;
+  if (pending.plan.is_bad) check_refusal(transfer);
   const Result<TransferId> id = transport_->submit(std::move(transfer));
-  if (!id) return wrong(flight, "was not accepted: " + id.error().what);
+  if (!id) return wrong(pending, "was not accepted: " + id.error().what);
   free_.pop_front();
-  flights_.emplace(*id, std::move(flight));
+  pending_.emplace(*id, std::move(pending));
 }
 
 void Soak::check_refusal(PagedTransfer transfer) {
@@ -198,14 +198,14 @@ void Soak::check_refusal(PagedTransfer transfer) {
   std::printf("wrong: a range beyond the peer's region was accepted\n");
 }
 
-void Soak::feed(TransferId id, Flight& flight, bool is_all) {
-  while (flight.num_fed <= flight.plan.num_feeds) {
-    const bool is_last = flight.num_fed == flight.plan.num_feeds;
-    const std::uint32_t index = flight.num_fed++;
+void Soak::feed(TransferId id, Pending& pending, bool is_all) {
+  while (pending.num_fed <= pending.plan.num_feeds) {
+    const bool is_last = pending.num_fed == pending.plan.num_feeds;
+    const std::uint32_t index = pending.num_fed++;
     // What fails meanwhile may refuse to be fed; its Completion tells why.
-    const Result<void> fed = transport_->feed(id, part(flight, index), checksums_of(flight, index), is_last);
-    if (!fed && flight.allowed.size() == 1 && !flight.plan.is_damaged)
-      wrong(flight, "was not fed: " + fed.error().what);
+    const Result<void> fed = transport_->feed(id, part(pending, index), checksums_of(pending, index), is_last);
+    if (!fed && pending.allowed.size() == 1 && !pending.plan.is_damaged)
+      wrong(pending, "was not fed: " + fed.error().what);
     if (!is_all) return;
   }
 }
@@ -214,31 +214,31 @@ void Soak::tend(std::uint64_t number, bool hurries) {
   for (std::uint32_t index = 0; index < 2; ++index) {
     if (number >= peers_[index].stopped_until) resume(index);
   }
-  const auto is_due = [&](const Flight& flight, int after) {
-    return after >= 0 && number >= flight.number + static_cast<std::uint64_t>(after);
+  const auto is_due = [&](const Pending& pending, int after) {
+    return after >= 0 && number >= pending.number + static_cast<std::uint64_t>(after);
   };
-  for (auto& [id, flight] : flights_) {
-    if (number > flight.number) feed(id, flight, hurries);
-    if (!flight.is_cancelled && is_due(flight, flight.plan.cancel_after)) {
-      flight.is_cancelled = true;
-      flight.allowed.insert(ErrorCode::kCancelled);
+  for (auto& [id, pending] : pending_) {
+    if (number > pending.number) feed(id, pending, hurries);
+    if (!pending.is_cancelled && is_due(pending, pending.plan.cancel_after)) {
+      pending.is_cancelled = true;
+      pending.allowed.insert(ErrorCode::kCancelled);
       transport_->cancel(id);
     }
-    if (flight.grant && !flight.is_revoked && is_due(flight, flight.plan.revoke_after)) revoke_early(flight);
+    if (pending.grant && !pending.is_revoked && is_due(pending, pending.plan.revoke_after)) revoke_early(pending);
   }
 }
 
-void Soak::revoke_early(Flight& flight) {
-  Peer& peer = peers_[flight.plan.peer];
-  if (peer.life != flight.life) return;  // died with its grants
-  resume(flight.plan.peer);
-  flight.allowed.insert(ErrorCode::kRefused);
-  const ErrorCode code = peer.remote->revoke(flight.grant->id);
+void Soak::revoke_early(Pending& pending) {
+  Peer& peer = peers_[pending.plan.peer];
+  if (peer.life != pending.life) return;  // died with its grants
+  resume(pending.plan.peer);
+  pending.allowed.insert(ErrorCode::kRefused);
+  const ErrorCode code = peer.remote->revoke(pending.grant->id);
   if (code == ErrorCode::kFull) return;
-  if (code != ErrorCode::kOk) wrong(flight, "has a grant that cannot be revoked");
-  flight.is_revoked = true;
+  if (code != ErrorCode::kOk) wrong(pending, "has a grant that cannot be revoked");
+  pending.is_revoked = true;
   if (options_.backend != "ucx_one_sided")
-    flight.at_revoke = copy_of(remote(flight.plan.peer, flight.slot, flight.plan.extent));
+    pending.at_revoke = copy_of(remote(pending.plan.peer, pending.slot, pending.plan.extent));
 }
 
 void Soak::collect(bool waits) {
@@ -246,7 +246,7 @@ void Soak::collect(bool waits) {
     int num_silent = 0;
     while (!transport_->wait(kSecond)) {
       if (++num_silent < 60) continue;
-      for (const auto& [id, flight] : flights_) wrong(flight, "never completed");
+      for (const auto& [id, pending] : pending_) wrong(pending, "never completed");
       std::exit(1);
     }
   }
@@ -254,63 +254,64 @@ void Soak::collect(bool waits) {
 }
 
 void Soak::finish(const Completion& completion) {
-  const auto found = flights_.find(completion.id);
-  if (found == flights_.end()) {
+  const auto found = pending_.find(completion.id);
+  if (found == pending_.end()) {
     ++num_wrong_;
     std::printf("wrong: transfer id %lu completed twice or was never submitted\n", completion.id.value);
     return;
   }
-  Flight flight = std::move(found->second);
-  flights_.erase(found);
+  Pending pending = std::move(found->second);
+  pending_.erase(found);
   ++num_by_code_[completion.code];
-  if (!flight.allowed.contains(completion.code))
-    wrong(flight, fmt::format("ended with {}: {}", name_of(completion.code), completion.what));
-  check_bytes(flight, completion);
-  give_back(flight);
+  if (!pending.allowed.contains(completion.code))
+    wrong(pending, fmt::format("ended with {}: {}", name_of(completion.code), completion.what));
+  check_bytes(pending, completion);
+  give_back(pending);
   if (completion.code == ErrorCode::kOk) {
-    if (!flight.plan.notification.empty()) await_notification(flight);
-    free_.push_back(flight.slot);
+    if (!pending.plan.notification.empty()) await_notification(pending);
+    free_.push_back(pending.slot);
   } else {
-    Resting resting{flight.slot, flight.number, {}};
-    if (flight.plan.direction == Direction::kPull) resting.local = copy_of(local(flight.slot, flight.plan.extent));
+    Resting resting{pending.slot, pending.number, {}};
+    if (pending.plan.direction == Direction::kPull) resting.local = copy_of(local(pending.slot, pending.plan.extent));
     resting_.push_back(std::move(resting));
   }
 }
 
-void Soak::check_bytes(const Flight& flight, const Completion& completion) {
-  const bool is_pull = flight.plan.direction == Direction::kPull;
-  const bool is_alive = peers_[flight.plan.peer].life == flight.life;
+void Soak::check_bytes(const Pending& pending, const Completion& completion) {
+  const bool is_pull = pending.plan.direction == Direction::kPull;
+  const bool is_alive = peers_[pending.plan.peer].life == pending.life;
   if (!is_pull && !is_alive) return;  // the memory went with the process
-  if (completion.code == ErrorCode::kOk && flight.plan.is_verified) {
+  if (completion.code == ErrorCode::kOk && pending.plan.is_verified) {
     ++num_verified_;
-    const std::uint64_t bytes = flight.expected.size();
-    const std::span<std::byte> got = is_pull ? local(flight.slot, bytes) : remote(flight.plan.peer, flight.slot, bytes);
-    if (!are_equal(got, flight.expected)) wrong(flight, is_pull ? "pulled wrong bytes" : "pushed wrong bytes");
+    const std::uint64_t bytes = pending.expected.size();
+    const std::span<std::byte> got =
+        is_pull ? local(pending.slot, bytes) : remote(pending.plan.peer, pending.slot, bytes);
+    if (!are_equal(got, pending.expected)) wrong(pending, is_pull ? "pulled wrong bytes" : "pushed wrong bytes");
   }
-  if (completion.code == ErrorCode::kCorrupt && completion.corrupt_ranges != std::vector{flight.damaged_range})
-    wrong(flight, fmt::format("names other corrupt ranges than {}", flight.damaged_range));
-  if (!is_pull && !flight.at_revoke.empty() &&
-      !are_equal(remote(flight.plan.peer, flight.slot, flight.plan.extent), flight.at_revoke))
-    wrong(flight, "wrote to a grant that had been taken back");
+  if (completion.code == ErrorCode::kCorrupt && completion.corrupt_ranges != std::vector{pending.damaged_range})
+    wrong(pending, fmt::format("names other corrupt ranges than {}", pending.damaged_range));
+  if (!is_pull && !pending.at_revoke.empty() &&
+      !are_equal(remote(pending.plan.peer, pending.slot, pending.plan.extent), pending.at_revoke))
+    wrong(pending, "wrote to a grant that had been taken back");
 }
 
-void Soak::give_back(Flight& flight) {
-  Peer& peer = peers_[flight.plan.peer];
-  if (!flight.grant || flight.is_revoked || peer.life != flight.life) return;
-  resume(flight.plan.peer);
+void Soak::give_back(Pending& pending) {
+  Peer& peer = peers_[pending.plan.peer];
+  if (!pending.grant || pending.is_revoked || peer.life != pending.life) return;
+  resume(pending.plan.peer);
   // A peer may be a moment behind with its books, or still be told that the connection is over.
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  ErrorCode code = peer.remote->revoke(flight.grant->id);
+  ErrorCode code = peer.remote->revoke(pending.grant->id);
   while (code == ErrorCode::kFull && std::chrono::steady_clock::now() < deadline)
-    code = peer.remote->revoke(flight.grant->id);
-  if (code != ErrorCode::kOk) wrong(flight, fmt::format("left a grant behind: {}", name_of(code)));
+    code = peer.remote->revoke(pending.grant->id);
+  if (code != ErrorCode::kOk) wrong(pending, fmt::format("left a grant behind: {}", name_of(code)));
 }
 
-void Soak::await_notification(const Flight& flight) {
-  if (peers_[flight.plan.peer].life != flight.life) return;
-  resume(flight.plan.peer);
-  for (bool has_more = true; has_more && !notified_[flight.number];) read_notification(flight.plan.peer, has_more);
-  if (!notified_[flight.number]) wrong(flight, "completed, but its notification did not arrive");
+void Soak::await_notification(const Pending& pending) {
+  if (peers_[pending.plan.peer].life != pending.life) return;
+  resume(pending.plan.peer);
+  for (bool has_more = true; has_more && !notified_[pending.number];) read_notification(pending.plan.peer, has_more);
+  if (!notified_[pending.number]) wrong(pending, "completed, but its notification did not arrive");
 }
 
 void Soak::read_notification(std::uint32_t peer, bool& has_more) {
@@ -332,7 +333,7 @@ void Soak::read_notification(std::uint32_t peer, bool& has_more) {
 /// Everything completes; then every slot is free again and every lost peer given up.
 void Soak::settle() {
   for (std::uint32_t index = 0; index < 2; ++index) resume(index);
-  while (!flights_.empty()) {
+  while (!pending_.empty()) {
     tend(options_.num_transfers * 2, true);
     collect(true);
   }
@@ -349,13 +350,13 @@ void Soak::settle() {
   left_.clear();
 }
 
-void Soak::wrong(const Flight& flight, const std::string& what) {
+void Soak::wrong(const Pending& pending, const std::string& what) {
   ++num_wrong_;
-  const Plan& plan = flight.plan;
-  std::printf("wrong: transfer %lu (%s, %zu ranges, %u feeds%s%s%s, peer %u) %s\n", flight.number,
+  const Plan& plan = pending.plan;
+  std::printf("wrong: transfer %lu (%s, %zu ranges, %u feeds%s%s%s, peer %u) %s\n", pending.number,
               plan.direction == Direction::kPull ? "pull" : "push", plan.ranges.size(), plan.num_feeds,
               plan.has_checksums ? ", checksums" : "", plan.is_damaged ? ", damaged" : "",
-              flight.grant ? ", grant" : "", plan.peer, what.c_str());
+              pending.grant ? ", grant" : "", plan.peer, what.c_str());
 }
 
 bool Soak::run() {
@@ -366,7 +367,7 @@ bool Soak::run() {
     Plan plan = make_plan(options_.seed, number, restart_every_, options_.without);
     act(number, plan);
     while (free_.empty()) {
-      if (flights_.empty() || resting_.size() > kSlots / 2) {
+      if (pending_.empty() || resting_.size() > kSlots / 2) {
         settle();
       } else {
         tend(number + kSlots, true);

@@ -41,7 +41,7 @@ class Soak {
     PeerId id;
     std::uint64_t stopped_until = 0;  // transfer number; 0: it runs
   };
-  struct Flight {
+  struct Pending {
     std::uint64_t number = 0;
     Plan plan;
     std::uint32_t slot = 0;
@@ -76,23 +76,23 @@ class Soak {
   void allow(PeerId peer, ErrorCode code);
   void resume(std::uint32_t index);
 
-  void prepare(Flight& flight);
+  void prepare(Pending& pending);
   void submit(std::uint64_t number, Plan plan);
-  std::vector<CopyRange> part(const Flight& flight, std::uint32_t index) const;
-  std::vector<std::uint64_t> checksums_of(const Flight& flight, std::uint32_t index) const;
+  std::vector<CopyRange> part(const Pending& pending, std::uint32_t index) const;
+  std::vector<std::uint64_t> checksums_of(const Pending& pending, std::uint32_t index) const;
   void check_refusal(PagedTransfer transfer);
-  void feed(TransferId id, Flight& flight, bool is_all);
+  void feed(TransferId id, Pending& pending, bool is_all);
   /// Feeds, cancels and revokes what is due before transfer `number`; hurries: feeds all that is left.
   void tend(std::uint64_t number, bool hurries);
-  void revoke_early(Flight& flight);
+  void revoke_early(Pending& pending);
   void collect(bool waits);
   void finish(const Completion& completion);
-  void check_bytes(const Flight& flight, const Completion& completion);
-  void give_back(Flight& flight);
-  void await_notification(const Flight& flight);
+  void check_bytes(const Pending& pending, const Completion& completion);
+  void give_back(Pending& pending);
+  void await_notification(const Pending& pending);
   void read_notification(std::uint32_t peer, bool& has_more);
   void settle();
-  void wrong(const Flight& flight, const std::string& what);
+  void wrong(const Pending& pending, const std::string& what);
 
   const Options options_;
   const std::uint64_t restart_every_;
@@ -103,7 +103,7 @@ class Soak {
   RegionId plain_region_;
   Peer peers_[2];
   std::deque<std::uint32_t> free_;
-  std::map<TransferId, Flight> flights_;
+  std::map<TransferId, Pending> pending_;
   std::vector<Resting> resting_;
   std::vector<PeerId> left_;    // lost peers whose ids are still held
   std::vector<bool> notified_;  // by transfer number

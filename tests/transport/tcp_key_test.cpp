@@ -1,4 +1,4 @@
-// The TCP backend with a cluster key: what strangers to the key can do (nothing), and what the wire shows.
+// The TCP backend with a cluster key: what peers without it can do (nothing), and what the wire shows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr std::size_t kKeyBytes = net::ClusterKey::kBytesMin;
-constexpr std::size_t kStrangerBytesMax = 64;  // what a stranger may be told
+constexpr std::size_t kUnknownPeerBytesMax = 64;  // what an unknown peer may be told
 constexpr std::uint64_t kMemoryBytes = 1 << 20;
 constexpr auto kOneSecond = std::chrono::seconds(1);
 
@@ -118,9 +118,9 @@ class TcpWithKey : public ::testing::Test {
   /// Returns what the transport told a connection before it closed it, which must happen in time.
   std::string told(const std::string& bytes) {
     const auto began_at = std::chrono::steady_clock::now();
-    RawSocket stranger(RawSocket::connected_to(port()));
-    ::send(stranger.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    std::string answer = stranger.receive(1 << 16);
+    RawSocket unknown_peer(RawSocket::connected_to(port()));
+    ::send(unknown_peer.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    std::string answer = unknown_peer.receive(1 << 16);
     EXPECT_LT(std::chrono::steady_clock::now() - began_at, kOneSecond + std::chrono::milliseconds(300));
     return answer;
   }
@@ -132,7 +132,7 @@ class TcpWithKey : public ::testing::Test {
   std::string region_;
 };
 
-TEST_F(TcpWithKey, TellsStrangersNothingAndClosesThemInTime) {
+TEST_F(TcpWithKey, TellsUnknownPeersNothingAndClosesThemInTime) {
   const tcp::Hello hello{tcp::kProtocolVersion, address_.incarnation, address_.secret, "stolen", 1};
   std::string client_hello;
   {
@@ -149,7 +149,8 @@ TEST_F(TcpWithKey, TellsStrangersNothingAndClosesThemInTime) {
       std::string("\x16\x03\x01\x40\x00", 5) + std::string(100'000, 'x'),           // a long one
       std::string(1 << 20, '\xff'),
   };
-  for (const std::string& attack : attacks) EXPECT_LE(told(attack).size(), kStrangerBytesMax) << attack.substr(0, 20);
+  for (const std::string& attack : attacks)
+    EXPECT_LE(told(attack).size(), kUnknownPeerBytesMax) << attack.substr(0, 20);
   EXPECT_THAT(transport_->describe(), HasSubstr(fmt::format("{} connections refused", attacks.size())));
   EXPECT_TRUE(transport_->poll_notifications().size() == 1) << "only the member's";
   expect_alive();
@@ -170,8 +171,8 @@ TEST_F(TcpWithKey, TakesNothingFromAReplayedSession) {
 }
 
 TEST_F(TcpWithKey, RefusesAnotherKeyAndNone) {
-  const std::unique_ptr<Transport> stranger = make_tcp(key_of('x'), net::Encrypt::kAlways);
-  const Completion done = pull(*stranger, transport_->address());
+  const std::unique_ptr<Transport> unknown_peer = make_tcp(key_of('x'), net::Encrypt::kAlways);
+  const Completion done = pull(*unknown_peer, transport_->address());
   EXPECT_EQ(done.code, ErrorCode::kPeerLost);
   EXPECT_THAT(done.what, HasSubstr("no member with this cluster key"));
   const std::unique_ptr<Transport> open = make_tcp({}, net::Encrypt::kAlways);
@@ -184,9 +185,9 @@ TEST_F(TcpWithKey, RefusesAnotherKeyAndNone) {
   expect_alive();
 }
 
-TEST_F(TcpWithKey, ServesMembersWhileThousandsOfStrangersConnect) {
+TEST_F(TcpWithKey, ServesMembersWhileThousandsOfUnknownPeersConnect) {
   std::atomic<bool> is_over{false};
-  std::thread strangers([&] {
+  std::thread unknown_peers([&] {
     for (int round = 0; round < 30 && !is_over; ++round) {
       std::vector<std::unique_ptr<RawSocket>> sockets;
       for (int count = 0; count < 100; ++count) {
@@ -196,7 +197,7 @@ TEST_F(TcpWithKey, ServesMembersWhileThousandsOfStrangersConnect) {
     }
   });
   expect_alive();
-  strangers.join();
+  unknown_peers.join();
   expect_alive();
 }
 

@@ -1,4 +1,4 @@
-// What only the TCP backend has: strangers at its port, peers that break the rules of its frames, many connections.
+// What only the TCP backend has: unknown peers at its port, peers that break the rules of its frames, many connections.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,9 +50,9 @@ class TcpTarget : public ::testing::Test {
   std::uint16_t port() const { return address_.endpoints.front().port; }
   /// Returns what it said, once it has closed the connection.
   std::string sent_away(const std::string& bytes) {
-    RawSocket stranger(RawSocket::connected_to(port()));
-    stranger.send(bytes);
-    std::string said = stranger.receive(1 << 16);
+    RawSocket unknown_peer(RawSocket::connected_to(port()));
+    unknown_peer.send(bytes);
+    std::string said = unknown_peer.receive(1 << 16);
     EXPECT_LE(said.size(), 64U);
     return said;
   }
@@ -82,7 +82,7 @@ TEST_F(TcpTarget, IsReachedOverIpv6) {
   }
 }
 
-TEST_F(TcpTarget, SendsStrangersAwayWithOneSentence) {
+TEST_F(TcpTarget, SendsUnknownPeersAwayWithOneSentence) {
   const auto hello_of = [](const tcp::Hello& said) {
     return frame({.kind = tcp::MessageKind::kHello, .id = tcp::kMagic}, encode(said));
   };
@@ -101,12 +101,12 @@ TEST_F(TcpTarget, SendsStrangersAwayWithOneSentence) {
   expect_alive();
 }
 
-TEST_F(TcpTarget, OutlivesStrangersThatHangUpBeforeTheyAreSentAway) {
+TEST_F(TcpTarget, OutlivesUnknownPeersThatHangUpBeforeTheyAreSentAway) {
   const linger reset{1, 0};
   for (int count = 0; count < 20; ++count) {
-    RawSocket stranger(RawSocket::connected_to(port()));
-    ::setsockopt(stranger.fd(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
-    if (count % 2 == 0) stranger.send(std::string(100, 'x'));
+    RawSocket unknown_peer(RawSocket::connected_to(port()));
+    ::setsockopt(unknown_peer.fd(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+    if (count % 2 == 0) unknown_peer.send(std::string(100, 'x'));
   }
   expect_alive();
 }

@@ -33,7 +33,7 @@ TEST(UcxTransport, OptionsThatMakeNoSenseAreRefused) {
   EXPECT_EQ(made.error().code, ErrorCode::kInvalidArgument);
 }
 
-TEST(UcxTransport, AStrangerAtThePeersAddressIsNotTouched) {
+TEST(UcxTransport, AnUnknownPeerAtThePeersAddressIsNotTouched) {
   UcxFixture fixture;
   const auto transport = fixture.make_transport(16);
   const auto remote = fixture.make_remote(4096);
@@ -54,17 +54,17 @@ TEST(UcxTransport, AStrangerAtThePeersAddressIsNotTouched) {
 TEST(UcxTransport, ServesNobodyWhoWasNotToldItsSecret) {
   UcxOptions options;
   options.silence_ns = 300 * kMillisecond;
-  const auto stranger = make_ucx_transport(options).value();
+  const auto unknown_peer = make_ucx_transport(options).value();
   const auto owner = make_ucx_transport(options).value();
   std::vector<std::byte> memory(4096);
   std::vector<std::byte> pool(4096);
-  const RegionId region = stranger->register_region(memory.data(), memory.size()).value();
+  const RegionId region = unknown_peer->register_region(memory.data(), memory.size()).value();
   const std::string remote = owner->export_region(owner->register_region(pool.data(), pool.size()).value()).value();
   ucx::Address address = decode<ucx::Address>(owner->address(), "address").value();
   address.secret[3] ^= 1;
-  const PeerId peer = stranger->connect(encode(address)).value();
-  ASSERT_TRUE(stranger->submit({peer, Direction::kPush, region, remote, {{0, 0, 4096}}, "written"}));
-  const std::vector<Completion> completions = wait_completions(*stranger, 1);
+  const PeerId peer = unknown_peer->connect(encode(address)).value();
+  ASSERT_TRUE(unknown_peer->submit({peer, Direction::kPush, region, remote, {{0, 0, 4096}}, "written"}));
+  const std::vector<Completion> completions = wait_completions(*unknown_peer, 1);
   ASSERT_EQ(completions.size(), 1U);
   EXPECT_EQ(completions[0].code, ErrorCode::kPeerLost);
   EXPECT_TRUE(owner->poll_notifications().empty());

@@ -1,4 +1,4 @@
-"""The README's first command, as a newcomer runs it: the table, the last line, the exit status."""
+"""The README's first command, as a new user runs it: the table, the last line, the exit status."""
 
 import json
 import re

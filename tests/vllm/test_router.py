@@ -82,11 +82,11 @@ def test_an_address_that_a_client_names_is_not_used(pair: Pair, reference: Refer
                     texts.append((await answer.json())["choices"][0]["text"])
             return texts, growth(before, await decode.metrics())
 
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        stranger.setblocking(False)
-        texts, grown = asyncio.run(ask(stranger.getsockname()[1]))
+    with socket.create_server(("127.0.0.1", 0)) as unknown_peer:
+        unknown_peer.setblocking(False)
+        texts, grown = asyncio.run(ask(unknown_peer.getsockname()[1]))
         with pytest.raises(BlockingIOError):
-            stranger.accept()
+            unknown_peer.accept()
     assert [text.split() for text in texts] == ask_reference(reference)[FORGED]
     assert grown["kvferry_tickets_refused_total"] == len(texts)
 

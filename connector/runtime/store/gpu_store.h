@@ -71,7 +71,7 @@ class GpuStore final : public ChunkStore {
   using LoadParts = std::vector<LoadPart*>;
   struct Landing {
     ChunkRef chunk;
-    FrameTable::Claim claim;
+    FrameTable::Reserved reserved;
     std::uint64_t bytes = 0;
   };
 

@@ -94,13 +94,13 @@ void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStre
     use_slot(work, chunk.slot);
     part.chunk = slot_base(chunk.slot);
     table_.drop_slot(chunk.slot);  // the frame of the slot's older chunk
-    const auto claim =
-        table_.claim(chunk, FrameTable::State::kFillingFromSlot, "filling from slot " + std::to_string(chunk.slot));
-    if (!claim) continue;
-    work.pins.push_back(claim->pin);
-    part.filled = claim->frame;
-    part.chunk = frame_base(claim->frame);
-    filled.emplace(chunk, claim->frame);
+    const auto reserved =
+        table_.reserve(chunk, FrameTable::State::kFillingFromSlot, "filling from slot " + std::to_string(chunk.slot));
+    if (!reserved) continue;
+    work.pins.push_back(reserved->pin);
+    part.filled = reserved->frame;
+    part.chunk = frame_base(reserved->frame);
+    filled.emplace(chunk, reserved->frame);
     up.push_back({part.chunk, slot_base(chunk.slot), bytes_of(part.item->chunk_tokens)});
   }
   if (up.empty()) return;

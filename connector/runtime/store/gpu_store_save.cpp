@@ -37,11 +37,11 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
     std::byte* target = slot_base(slot);
     use_slot(work, slot);
     work.items.push_back({item->chunk, {}});
-    if (auto claim = table_.claim(item->chunk, FrameTable::State::kGathering, "save of " + job->request_id)) {
-      target = frame_base(claim->frame);
+    if (auto reserved = table_.reserve(item->chunk, FrameTable::State::kGathering, "save of " + job->request_id)) {
+      target = frame_base(reserved->frame);
       down.push_back({slot_base(slot), target, bytes_of(item->num_tokens)});
-      work.items.back().frame = claim->frame;
-      work.pins.push_back(claim->pin);
+      work.items.back().frame = reserved->frame;
+      work.pins.push_back(reserved->pin);
     }
     gathers.push_back({{item->first_token, item->num_tokens, job->block_ids},
                        target,
@@ -102,10 +102,11 @@ Result<ChunkStore::Place> GpuStore::land(ChunkRef chunk, std::uint64_t bytes) {
   Result<Place> slot = land_in_slot(chunk, bytes);
   if (!slot || !region_) return slot;
   const std::lock_guard lock(mutex_);
-  const auto claim = table_.claim(chunk, FrameTable::State::kLanding, fmt::format("landing in slot {}", chunk.slot));
-  if (!claim) return slot;
-  landings_.insert({chunk.slot, {chunk, *claim, bytes}});
-  return Place{*region_, claim->frame.frame * frame_bytes_};
+  const auto reserved =
+      table_.reserve(chunk, FrameTable::State::kLanding, fmt::format("landing in slot {}", chunk.slot));
+  if (!reserved) return slot;
+  landings_.insert({chunk.slot, {chunk, *reserved, bytes}});
+  return Place{*region_, reserved->frame.frame * frame_bytes_};
 }
 
 Result<ChunkStore::Place> GpuStore::land_in_slot(ChunkRef chunk, std::uint64_t) {
@@ -133,16 +134,16 @@ void GpuStore::landed(std::span<const Landed> chunks) {
     const Landing landing = found->second;
     landings_.erase(found);
     if (!chunk.ok) {
-      table_.drop(landing.claim.frame);
-      table_.unpin(landing.claim.pin);
+      table_.drop(landing.reserved.frame);
+      table_.unpin(landing.reserved.pin);
       landed_.push_back(chunk);
       continue;
     }
-    table_.filled(landing.claim.frame);
-    work.pins.push_back(landing.claim.pin);
-    work.items.push_back({chunk.chunk, landing.claim.frame, chunk.checksum});
+    table_.filled(landing.reserved.frame);
+    work.pins.push_back(landing.reserved.pin);
+    work.items.push_back({chunk.chunk, landing.reserved.frame, chunk.checksum});
     use_slot(work, chunk.chunk.slot);
-    down.push_back({slot_base(chunk.chunk.slot), frame_base(landing.claim.frame), landing.bytes});
+    down.push_back({slot_base(chunk.chunk.slot), frame_base(landing.reserved.frame), landing.bytes});
   }
   if (work.items.empty()) return;
   if (Result<void> given = write_back(work, down); !given) give_up(work, given.error().what);

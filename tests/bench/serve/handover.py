@@ -23,9 +23,9 @@ async def _one(session: aiohttp.ClientSession, deployment: Deployment, model: st
     handed_over = start
     params = None
     if deployment.prefill is not None:
-        wish = REMOTE_DECODE | ({"kvferry_push_to": deployment.push_to} if deployment.push_to else {})
+        wanted = REMOTE_DECODE | ({"kvferry_push_to": deployment.push_to} if deployment.push_to else {})
         async with session.post(f"{deployment.prefill.url}/v1/completions",
-                                json=body | {"max_tokens": 1, "kv_transfer_params": wish}) as answer:
+                                json=body | {"max_tokens": 1, "kv_transfer_params": wanted}) as answer:
             assert answer.status == 200, await answer.text()
             params = (await answer.json()).get("kv_transfer_params")
         handed_over = time.monotonic()

@@ -13,7 +13,7 @@ using ::testing::SizeIs;
 class Holding : public CoreBench {
  protected:
   Holding() : CoreBench(sizes(16, 16, 4)) {}
-  LeaseRequest wish(std::size_t num_chunks, const std::string& handoff = {}) {
+  LeaseRequest request_for(std::size_t num_chunks, const std::string& handoff = {}) {
     TokenChain chain(root_key("model", ""), 16, {});
     chain.append(std::span(tokens_).first(num_chunks * 16));
     return {"model", {chain.keys().begin(), chain.keys().end()}, handoff};
@@ -33,7 +33,7 @@ class Holding : public CoreBench {
 
 TEST_F(Holding, ALeaseHoldsWhatIsThereUntilItIsGivenBack) {
   cache(32);
-  const LeaseReply reply = core_->lease_requested("reader", wish(3), now_);
+  const LeaseReply reply = core_->lease_requested("reader", request_for(3), now_);
   ASSERT_THAT(reply.chunks, SizeIs(2));  // of three
   EXPECT_NE(reply.lease, 0u);
   EXPECT_EQ(reply.chunks[1].index, 1u);
@@ -45,24 +45,24 @@ TEST_F(Holding, ALeaseHoldsWhatIsThereUntilItIsGivenBack) {
 }
 
 TEST_F(Holding, NothingIsLeasedWhereNothingIs) {
-  const LeaseReply reply = core_->lease_requested("reader", wish(3), now_);
+  const LeaseReply reply = core_->lease_requested("reader", request_for(3), now_);
   EXPECT_EQ(reply.lease, 0u);
   EXPECT_THAT(reply.refused, IsEmpty());
   EXPECT_EQ(core_->counters().leases_granted, 0u);
 }
 
-TEST_F(Holding, AStrangerWhoAsksWithoutEndPinsSoMuchAndNoMore) {
+TEST_F(Holding, AnUnknownPeerWhoAsksWithoutEndPinsSoMuchAndNoMore) {
   cache(64);
-  LeaseRequest request = wish(4);
+  LeaseRequest request = request_for(4);
   for (int i = 0; i < 100; ++i) request.keys.push_back(request.keys[0]);
   EXPECT_THAT(core_->lease_requested("reader", request, now_).chunks, SizeIs(4)) << "no more than the pool has";
   std::size_t num_leases = 1;
-  while (core_->lease_requested("reader", wish(4), now_).refused.empty() && num_leases < 1 << 20) ++num_leases;
+  while (core_->lease_requested("reader", request_for(4), now_).refused.empty() && num_leases < 1 << 20) ++num_leases;
   EXPECT_EQ(num_leases, (1u << 20) / 4);
   EXPECT_EQ(core_->counters().leases_refused, 1u);
   core_->tick(now_ += 31 * kSecond);
   EXPECT_EQ(core_->pool().num_pins(), 0u);
-  const LeaseReply reply = core_->lease_requested("reader", wish(4), now_);
+  const LeaseReply reply = core_->lease_requested("reader", request_for(4), now_);
   EXPECT_THAT(reply.chunks, SizeIs(4));
   core_->lease_released(reply.lease);
   EXPECT_EQ(core_->pool().num_pins(), 0u);
@@ -70,7 +70,7 @@ TEST_F(Holding, AStrangerWhoAsksWithoutEndPinsSoMuchAndNoMore) {
 
 TEST_F(Holding, AnotherModelIsRefusedWithASentence) {
   cache(32);
-  LeaseRequest other = wish(2);
+  LeaseRequest other = request_for(2);
   other.fingerprint = "another model";
   const LeaseReply reply = core_->lease_requested("reader", other, now_);
   EXPECT_THAT(reply.refused, HasSubstr("the fingerprint is 'model' here and 'another model' there"));
@@ -79,7 +79,7 @@ TEST_F(Holding, AnotherModelIsRefusedWithASentence) {
 
 TEST_F(Holding, ADeadReadersLeaseEndsByItself) {
   cache(32);
-  core_->lease_requested("reader", wish(2), now_);
+  core_->lease_requested("reader", request_for(2), now_);
   core_->tick(now_ += 29 * kSecond);
   EXPECT_EQ(core_->pool().num_pinned(), 2u);
   core_->tick(now_ += kSecond);
@@ -91,9 +91,9 @@ TEST_F(Holding, WhatIsBeingWrittenIsNotLeased) {
   add("a", 16);
   core_->allocated(RequestId{"a"}, 0, {blocks(1, 1)}, now_);
   const StepPlan plan = core_->build_step({{{RequestId{"a"}, 0, 16, BlockTable{blocks(1, 1)}}}, {}}, now_);
-  EXPECT_EQ(core_->lease_requested("reader", wish(1), now_).lease, 0u);
+  EXPECT_EQ(core_->lease_requested("reader", request_for(1), now_).lease, 0u);
   core_->worker_report(well_done(plan), now_);
-  EXPECT_NE(core_->lease_requested("reader", wish(1), now_).lease, 0u);
+  EXPECT_NE(core_->lease_requested("reader", request_for(1), now_).lease, 0u);
 }
 
 TEST_F(Holding, AForeignNumberReleasesNoHoldOfOurOwn) {
@@ -110,7 +110,7 @@ TEST_F(Holding, AFinishedPrefillWaitsForItsDecodeWorker) {
   EXPECT_TRUE(done.handoff);
   EXPECT_EQ(done.handoff_tokens, 40u);
   EXPECT_EQ(core_->pool().num_pinned(), 3u);  // two chunks and the tail
-  const LeaseReply reply = core_->lease_requested("decode", wish(2, "p"), now_);
+  const LeaseReply reply = core_->lease_requested("decode", request_for(2, "p"), now_);
   core_->lease_released(reply.lease);
   EXPECT_EQ(core_->pool().num_pins(), 0u);  // with the lease the handoff's hold ends
 }
@@ -125,7 +125,7 @@ TEST_F(Holding, APrefillThatNobodyFetchesIsHeldNoLongerThanItsTime) {
 
 TEST_F(Holding, AnExpiredLeaseLeavesTheHandOffToItsOwnDeadline) {
   prefill("p");
-  core_->lease_requested("decode", wish(2, "p"), now_);
+  core_->lease_requested("decode", request_for(2, "p"), now_);
   core_->tick(now_ += 31 * kSecond);
   EXPECT_EQ(core_->pool().num_pins(), 1u);
   core_->tick(now_ += 30 * kSecond);
@@ -149,13 +149,13 @@ TEST_F(Holding, AnAbortedPrefillIsHandedToNobody) {
 
 TEST_F(Holding, ARestartedHolderTakesNoLeaseOfItsPastLifeForOneOfItsOwn) {
   cache(32);
-  const std::uint64_t before = core_->lease_requested("reader", wish(2), now_).lease;
+  const std::uint64_t before = core_->lease_requested("reader", request_for(2), now_).lease;
   CoreConfig again = sizes(16, 16, 4);
   again.first_lease = before + 1'000'000;  // as the runtime draws it at each start
   core_.emplace(again);
   core_->set_directory_up(false);
   cache(32);
-  core_->lease_requested("reader", wish(2), now_);
+  core_->lease_requested("reader", request_for(2), now_);
   core_->lease_released(before);
   EXPECT_EQ(core_->pool().num_pinned(), 2u);
 }

@@ -103,7 +103,7 @@ TEST_F(Orders, AKeepOfNoTimeIsNone) {
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
 }
 
-TEST_F(Orders, WhatIsForgottenIsAnnouncedAndWhatIsReadGoesAfterwards) {
+TEST_F(Orders, WhatIsDroppedIsAnnouncedAndWhatIsReadGoesAfterwards) {
   cache(48);
   const LeaseReply lease = core_->lease_requested("reader", {"model", {keys(3)[2]}, {}}, now_);
   core_->take_actions();
@@ -227,7 +227,7 @@ TEST_F(LargeOrders, APullThatComesTooLateIsStillTakenAndTheNextPieceIsNotConfuse
   EXPECT_EQ(core_->num_replications(), 1u);
 }
 
-TEST_F(LargeOrders, ARequestFindsWhatAnOrderBrings) {
+TEST_F(LargeOrders, ARequestFindsWhatAnOrderReplicates) {
   core_->replicate_ordered(fetch_of(4), now_);
   const RequestLease wanted = take<RequestLease>().at(0);
   core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);

@@ -184,7 +184,7 @@ TEST_F(Sending, AnOutcomeTwiceIsABrokenPromise) {
   EXPECT_BREAKS(moved(offered.push, 0), "exactly-once");
 }
 
-TEST_F(Sending, StrangersAndDoubledAnswersAreIgnored) {
+TEST_F(Sending, UnknownPeersAndDoubledAnswersAreIgnored) {
   const OfferPush offered = offer("r", 16);
   EXPECT_FALSE(core_->awaits_push_answer(offered.push, "tcp://somebody:1"));
   EXPECT_TRUE(core_->awaits_push_answer(offered.push, "tcp://decode:1"));
@@ -246,7 +246,7 @@ TEST_F(Granting, APushedChunkLacksOfTheWindowWhatItsSenderLacks) {
   EXPECT_EQ(chunks[0].window_from, 12u);
 }
 
-TEST_F(Granting, LendsHalfOfThePoolAndNothingTwice) {
+TEST_F(Granting, GrantsHalfOfThePoolAndNothingTwice) {
   const PushReply reply = core_->push_offered("p", prompt(96), now_);
   EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted, kGranted, kGranted, kDeclined, kDeclined));
   const PushReply again = core_->push_offered("q", prompt(32), now_);
@@ -384,7 +384,7 @@ TEST_F(Granting, AResetCacheInvalidatesEarlierPushes) {
   EXPECT_EQ(core_->pool().num_ready(), 0u);
 }
 
-TEST_F(Granting, WhatWorkersCantLendIsFreeAtOnce) {
+TEST_F(Granting, WhatWorkersCantGrantIsFreeAtOnce) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   const std::vector<std::uint32_t> missing = {1};
   core_->push_grant_failed(reply.ticket, missing);

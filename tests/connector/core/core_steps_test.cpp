@@ -59,7 +59,7 @@ TEST_F(Steps, ARejectedDraftsPlaceIsNotSavedAtAPreemption) {
   EXPECT_EQ(plan.saves_before[0].items[0].num_tokens, 9u);  // 32 to 41; what lies at 41 is the draft's
 }
 
-TEST_F(Steps, AFailedLoadIsCountedItsChunkForgottenAndWhatRestsOnItNotPublished) {
+TEST_F(Steps, AFailedLoadIsCountedItsChunkDroppedAndWhatRestsOnItNotPublished) {
   cache(64);
   add("a", 100);
   EXPECT_EQ(lookup("a").num_external, 64u);
@@ -177,7 +177,7 @@ TEST_F(Steps, MoreTokensThanWereOfferedAreRefused) {
   EXPECT_BREAKS(core_->allocated(a_, 32, {blocks(1, 1)}, now_), "exact-load");
 }
 
-TEST_F(Steps, TokensWithoutALookUpAreRefused) {
+TEST_F(Steps, TokensWithoutALookupAreRefused) {
   add("a", 40);
   EXPECT_BREAKS(core_->allocated(a_, 16, {blocks(1, 3)}, now_), "exact-load");
 }
@@ -193,19 +193,19 @@ TEST_F(Steps, FewerTokensThanWereOfferedAreLoadedExactly) {
   EXPECT_EQ(plan.loads[0].items[1].num_tokens, 16u);
 }
 
-TEST_F(Steps, StrangersAreIgnored) {
-  const RequestId stranger{"x"};
-  core_->update_tokens(stranger, 0, tokens_);
-  EXPECT_EQ(core_->num_tokens(stranger), 0u);
+TEST_F(Steps, UnknownRequestsAreIgnored) {
+  const RequestId unknown{"x"};
+  core_->update_tokens(unknown, 0, tokens_);
+  EXPECT_EQ(core_->num_tokens(unknown), 0u);
   EXPECT_EQ(lookup("x").num_external, 0u);
-  core_->allocated(stranger, 0, {{}}, now_);
-  EXPECT_FALSE(core_->finished(stranger, 0, {{}}, false, now_).known);
-  EXPECT_TRUE(build({{{stranger, 0, 1, {}}}, {stranger}}).empty());
+  core_->allocated(unknown, 0, {{}}, now_);
+  EXPECT_FALSE(core_->finished(unknown, 0, {{}}, false, now_).known);
+  EXPECT_TRUE(build({{{unknown, 0, 1, {}}}, {unknown}}).empty());
   core_->lease_released(77);
   core_->directory_answered(77, {}, now_);
 }
 
-TEST_F(Steps, AResetForgetsTheChunksAndTellsTheDirectory) {
+TEST_F(Steps, AResetDropsTheChunksAndTellsTheDirectory) {
   cache(64);
   core_->take_actions();
   core_->reset_cache();

@@ -217,7 +217,7 @@ TEST_F(Row002, ARequestPreemptedByPriorityCountsAfreshAndTheOneThatTookItsPlaceH
   EXPECT_EQ(done.admissions[1].hit, 32u);
 }
 
-TEST_F(Row002, ARequestThatCanNeverBeScheduledIsForgottenWhole) {
+TEST_F(Row002, ARequestThatCanNeverBeScheduledIsDroppedWhole) {
   cache(48);
   add("long", 1200);
   add("big", 900);

@@ -17,10 +17,10 @@ class Frames : public ::testing::Test {
  protected:
   /// A clean frame for the chunk.
   static FrameRef clean(FrameTable& table, ChunkRef chunk) {
-    const FrameTable::Claim claim = table.claim(chunk, FrameState::kFillingFromSlot, "test").value();
-    EXPECT_TRUE(table.filled(claim.frame));
-    table.unpin(claim.pin);
-    return claim.frame;
+    const FrameTable::Reserved reserved = table.reserve(chunk, FrameState::kFillingFromSlot, "test").value();
+    EXPECT_TRUE(table.filled(reserved.frame));
+    table.unpin(reserved.pin);
+    return reserved.frame;
   }
   ChecksThrow checks_;
 };
@@ -28,14 +28,14 @@ class Frames : public ::testing::Test {
 TEST_F(Frames, ASavedChunkIsFoundWhenItsSlotHasItToo) {
   FrameTable table(1);
   const ChunkRef chunk{7, 1};
-  const auto claim = table.claim(chunk, FrameState::kGathering, "save").value();
+  const auto reserved = table.reserve(chunk, FrameState::kGathering, "save").value();
   EXPECT_FALSE(table.find(chunk));
-  EXPECT_TRUE(table.filled(claim.frame));
-  EXPECT_TRUE(table.write_back_started(claim.frame));
+  EXPECT_TRUE(table.filled(reserved.frame));
+  EXPECT_TRUE(table.write_back_started(reserved.frame));
   EXPECT_FALSE(table.find(chunk));
-  EXPECT_TRUE(table.written_back(claim.frame));
-  table.unpin(claim.pin);
-  EXPECT_EQ(table.find(chunk), claim.frame);
+  EXPECT_TRUE(table.written_back(reserved.frame));
+  table.unpin(reserved.pin);
+  EXPECT_EQ(table.find(chunk), reserved.frame);
   EXPECT_FALSE(table.find({7, 2}));
 }
 
@@ -46,23 +46,23 @@ TEST_F(Frames, TheLeastRecentlyUsedUnpinnedCleanOneGoes) {
   clean(table, {3, 1});
   table.touch(one);
   const FramePin pin = table.pin(two, "load");
-  EXPECT_TRUE(table.claim({4, 1}, FrameState::kLanding, "pull"));
+  EXPECT_TRUE(table.reserve({4, 1}, FrameState::kLanding, "pull"));
   EXPECT_FALSE(table.find({3, 1}));
-  EXPECT_TRUE(table.claim({5, 1}, FrameState::kLanding, "pull"));
+  EXPECT_TRUE(table.reserve({5, 1}, FrameState::kLanding, "pull"));
   EXPECT_FALSE(table.find({1, 1}));
-  EXPECT_FALSE(table.claim({6, 1}, FrameState::kLanding, "pull"));  // one is pinned, two are being written
+  EXPECT_FALSE(table.reserve({6, 1}, FrameState::kLanding, "pull"));  // one is pinned, two are being written
   table.unpin(pin);
-  EXPECT_TRUE(table.claim({6, 1}, FrameState::kLanding, "pull"));
+  EXPECT_TRUE(table.reserve({6, 1}, FrameState::kLanding, "pull"));
 }
 
 TEST_F(Frames, WhatIsSaidOfAnOlderUseHasNoEffect) {
   FrameTable table(1);
-  const auto old = table.claim({1, 1}, FrameState::kGathering, "save").value();
+  const auto old = table.reserve({1, 1}, FrameState::kGathering, "save").value();
   table.drop_slot(1);
   EXPECT_FALSE(table.filled(old.frame));
-  EXPECT_FALSE(table.claim({1, 2}, FrameState::kGathering, "save"));  // the device is still at it
+  EXPECT_FALSE(table.reserve({1, 2}, FrameState::kGathering, "save"));  // the device is still at it
   table.unpin(old.pin);
-  const auto next = table.claim({1, 2}, FrameState::kGathering, "save").value();
+  const auto next = table.reserve({1, 2}, FrameState::kGathering, "save").value();
   EXPECT_FALSE(table.filled(old.frame));
   EXPECT_FALSE(table.hashed(old.frame, 3));
   table.drop(old.frame);
@@ -72,14 +72,14 @@ TEST_F(Frames, WhatIsSaidOfAnOlderUseHasNoEffect) {
 
 TEST_F(Frames, BrokenPromisesAreFound) {
   FrameTable table(2);
-  const auto claim = table.claim({1, 1}, FrameState::kGathering, "save").value();
-  EXPECT_BREAKS(table.claim({1, 2}, FrameState::kGathering, "save"), "fenced-reuse");
-  EXPECT_BREAKS(table.claim({2, 1}, FrameState::kClean, "save"), "without a purpose");
-  EXPECT_BREAKS(table.claim({2, 1}, FrameState::kLanding, ""), "bounded-hold");
-  EXPECT_BREAKS(table.written_back(claim.frame), "in state");
-  EXPECT_BREAKS(table.write_back_started(claim.frame), "in state");
-  table.unpin(claim.pin);
-  EXPECT_BREAKS(table.unpin(claim.pin), "exactly-once");
+  const auto reserved = table.reserve({1, 1}, FrameState::kGathering, "save").value();
+  EXPECT_BREAKS(table.reserve({1, 2}, FrameState::kGathering, "save"), "fenced-reuse");
+  EXPECT_BREAKS(table.reserve({2, 1}, FrameState::kClean, "save"), "without a purpose");
+  EXPECT_BREAKS(table.reserve({2, 1}, FrameState::kLanding, ""), "bounded-hold");
+  EXPECT_BREAKS(table.written_back(reserved.frame), "in state");
+  EXPECT_BREAKS(table.write_back_started(reserved.frame), "in state");
+  table.unpin(reserved.pin);
+  EXPECT_BREAKS(table.unpin(reserved.pin), "exactly-once");
 }
 
 /// The same in lists, without an index.
@@ -106,7 +106,7 @@ struct Naive {
   void drop(Entry* e) {
     if (e != nullptr) e->state = e->pins == 0 ? FrameState::kFree : FrameState::kRetired;
   }
-  /// Whether a claim can succeed; evicts whom it has to.
+  /// Whether a reserved can succeed; evicts whom it has to.
   bool make_room() {
     Entry* victim = nullptr;
     for (Entry& e : frames) {
@@ -125,11 +125,11 @@ void walk(std::uint32_t seed) {
   const auto below = [&](std::size_t n) { return static_cast<std::uint32_t>(random() % n); };
   FrameTable table(1 + below(5));
   Naive naive(table.num_frames());
-  struct Hold {
+  struct Pinned {
     FrameRef frame;
     FramePin pin;
   };
-  std::vector<Hold> holds;
+  std::vector<Pinned> holds;
   std::vector<FrameRef> refs;  // late ones too
   std::uint64_t now = 0, generation = 0;
   for (int i = 0; i < 400; ++i, ++now) {
@@ -144,15 +144,15 @@ void walk(std::uint32_t seed) {
         constexpr FrameState kPurposes[] = {FrameState::kGathering, FrameState::kLanding, FrameState::kFillingFromSlot};
         const FrameState purpose = kPurposes[below(3)];
         const ChunkRef chunk{slot, ++generation};
-        const auto claim = table.claim(chunk, purpose, "walk");
-        ASSERT_EQ(claim.has_value(), naive.make_room());
-        if (!claim) break;
-        Naive::Entry& taken = naive.frames[claim->frame.frame];
+        const auto reserved = table.reserve(chunk, purpose, "walk");
+        ASSERT_EQ(reserved.has_value(), naive.make_room());
+        if (!reserved) break;
+        Naive::Entry& taken = naive.frames[reserved->frame.frame];
         ASSERT_EQ(taken.state, FrameState::kFree);
         taken = {purpose, taken.use + 1, chunk, 1, now, {}};
-        ASSERT_EQ(claim->frame.use, taken.use);
-        holds.push_back({claim->frame, claim->pin});
-        refs.push_back(claim->frame);
+        ASSERT_EQ(reserved->frame.use, taken.use);
+        holds.push_back({reserved->frame, reserved->pin});
+        refs.push_back(reserved->frame);
         break;
       }
       case 1: {

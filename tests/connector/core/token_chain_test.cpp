@@ -34,7 +34,7 @@ TEST_F(Chain, KeysDoNotDependOnHowTheTokensCame) {
   EXPECT_EQ(whole.key(1), chunk_key(whole.key(0), std::span(tokens_).subspan(32, 32)));
 }
 
-TEST_F(Chain, TruncatingForgetsTheKeysOfWhatWasDropped) {
+TEST_F(Chain, TruncatingDropsTheKeysOfWhatWasDropped) {
   TokenChain cut = chain(100);
   const ChunkKey first = cut.key(0), second = cut.key(1);
   cut.truncate(200);

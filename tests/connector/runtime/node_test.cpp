@@ -105,20 +105,20 @@ TEST(Nodes, MembersHandOverWithAClusterKey) {
   expect_handover(TestController("tcp://127.0.0.1:0", key.path()), key.setting());
 }
 
-TEST(Nodes, AStrangersRequestToAMemberHasNoAnswer) {
+TEST(Nodes, AnUnknownPeersRequestToAMemberHasNoAnswer) {
   const KeyFile key;
   const TestController open, closed("tcp://127.0.0.1:0", key.path());
   for (const bool has_key : {false, true}) {
     const TestNode node(has_key ? closed.endpoint() : open.endpoint(), "a", "toy", has_key ? key.setting() : "");
-    const auto stranger =
+    const auto unknown_peer =
         ClientSocket::connect("tcp://" + net::to_text({node.scheduler->host(), node.scheduler->port()})).value();
-    ASSERT_TRUE(stranger->send(seal(7, LeaseRequest{})));
+    ASSERT_TRUE(unknown_peer->send(seal(7, LeaseRequest{})));
     std::optional<std::string> answer;
     const SteadyClock clock;
     const TimeNs deadline = clock.now() + (has_key ? 300 * kMillisecond : 20 * kSecond);
     while (!answer && clock.now() < deadline) {
       std::this_thread::sleep_for(2ms);
-      answer = stranger->receive();
+      answer = unknown_peer->receive();
     }
     EXPECT_EQ(answer.has_value(), !has_key);
   }

@@ -1,4 +1,4 @@
-// The links to other nodes: made when they are needed, forgotten when they are not.
+// The links to other nodes: made when they are needed, dropped when they are not.
 #include "connector/runtime/links/peer_links.h"
 
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ TEST(PeerLinks, WhatIsNoAddressIsRefusedAndNotKept) {
   EXPECT_EQ(links.size(), 0U);
 }
 
-TEST(PeerLinks, AnIdleNodeIsForgottenWithAllThatItTold) {
+TEST(PeerLinks, AnIdleNodeIsDroppedWithAllThatItTold) {
   ManualClock clock;
   PeerLinks links(clock);
   const auto peer = server();

@@ -76,7 +76,7 @@ class Pushes : public ::testing::Test {
   std::chrono::milliseconds before_save_{0};  // what a forward does after its last layer
 };
 
-TEST_F(Pushes, BringAPromptLayerByLayerBeforeItsRequestComes) {
+TEST_F(Pushes, CarryAPromptLayerByLayerBeforeItsRequestComes) {
   TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
   const auto tokens = prompt(21);
   prefill(prefiller, "p", tokens, 1, endpoint(decoder));

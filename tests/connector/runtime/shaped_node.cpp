@@ -142,7 +142,7 @@ ShapedNode::Loaded ShapedNode::load(const std::string& id, const std::vector<std
   Answer answer = scheduler->lookup(made.id, 0);
   const SteadyClock clock;
   for (const TimeNs deadline = clock.now() + 20 * kSecond; answer.pending; answer = scheduler->lookup(made.id, 0)) {
-    if (clock.now() > deadline) throw std::runtime_error("the look-up of " + id + " stayed unanswered");
+    if (clock.now() > deadline) throw std::runtime_error("the lookup of " + id + " stayed unanswered");
     step();
   }
   scheduler->allocated(made.id, answer.num_external, {blocks_});

@@ -67,7 +67,7 @@ class UnlikeNodes : public ::testing::Test {
   ShapedNode decoder_{controller_.endpoint(), "decode", {1, {2, 2}}};
 };
 
-TEST_F(UnlikeNodes, ADamagedChunkIsNotLeasedAndForgotten) {
+TEST_F(UnlikeNodes, ADamagedChunkIsNotLeasedAndDropped) {
   const HandoffSource source = prefiller_.prefill("p", tokens(21), 1);
   const double before = prefiller_.metric("pool_chunks");
   prefiller_.damage(1);

@@ -141,7 +141,7 @@ std::uint32_t TestNode::lookup(const std::string& id, std::uint32_t num_local) {
     if (!answer.pending) return answer.num_external;
     step();
   }
-  throw std::runtime_error("the look-up of " + id + " stayed unanswered");
+  throw std::runtime_error("the lookup of " + id + " stayed unanswered");
 }
 
 std::uint32_t load(TestNode& node, const NewRequest& made, float seed) {

@@ -52,7 +52,7 @@ TEST(ZmqLink, APortInUseIsOneSentence) {
   EXPECT_NE(second.error().what.find("Address already in use"), std::string::npos) << second.error().what;
 }
 
-TEST(ZmqLink, SendingToAStrangerFailsInsteadOfThrowing) {
+TEST(ZmqLink, SendingToAnUnknownPeerFailsInsteadOfThrowing) {
   auto server = ServerSocket::bind("tcp://127.0.0.1:*");
   ASSERT_TRUE(server);
   EXPECT_FALSE((*server)->send("nobody", "hello"));

@@ -16,22 +16,22 @@ class PublisherTest : public ::testing::Test {
  protected:
   /// Sequence numbers of what was sent since the last call, snapshots marked.
   std::vector<std::string> sent() {
-    std::vector<std::string> story;
+    std::vector<std::string> sent;
     for (const std::string& bytes : std::exchange(sent_, {})) {
       const wire::FromNode message = wire::parse<wire::FromNode>(bytes).value();
       if (const auto* evict = std::get_if<wire::Evict>(&message)) {
-        story.push_back(fmt::format("-{}", evict->sequence));
+        sent.push_back(fmt::format("-{}", evict->sequence));
         continue;
       }
       const auto& publish = std::get<wire::Publish>(message);
       EXPECT_EQ(publish.begins_snapshot, publish.has_end);
-      story.push_back(fmt::format("{}{}",
-                                  publish.begins_snapshot ? "("
-                                  : publish.ends_snapshot ? ")"
-                                                          : "+",
-                                  publish.sequence));
+      sent.push_back(fmt::format("{}{}",
+                                 publish.begins_snapshot ? "("
+                                 : publish.ends_snapshot ? ")"
+                                                         : "+",
+                                 publish.sequence));
     }
-    return story;
+    return sent;
   }
   std::uint64_t num_keys(Tier tier) const { return publisher_.digests()[static_cast<std::size_t>(tier)].num_keys; }
 

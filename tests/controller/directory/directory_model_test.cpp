@@ -37,14 +37,14 @@ class DirectoryModel : public ::testing::TestWithParam<unsigned> {
   std::uint32_t draw(std::uint32_t end) { return std::uniform_int_distribution<std::uint32_t>(0, end - 1)(random_); }
   static std::string space_of(const std::string& name) { return name.back() % 2 == 0 ? "even" : "odd"; }
 
-  void forget(const std::string& name) {
+  void drop(const std::string& name) {
     nodes_.erase(name);
     for (std::vector<ModelTail>& group : groups_)
       std::erase_if(group, [&](const ModelTail& tail) { return tail.node == name; });
   }
   void clear(const std::string& name) {
     ModelNode kept = nodes_[name];
-    forget(name);
+    drop(name);
     std::fill(kept.full.begin(), kept.full.end(), false);
     std::fill(kept.tails.begin(), kept.tails.end(), false);
     nodes_[name] = kept;
@@ -79,7 +79,7 @@ class DirectoryModel : public ::testing::TestWithParam<unsigned> {
       known->second.heard_at = now_;
       return;
     }
-    forget(name);
+    drop(name);
     nodes_[name] = ModelNode{.incarnation = incarnation, .id = joined->id, .heard_at = now_, .sequence = sequence};
     snapshot(name);  // at once, so that no node of the model ever owes one
   }
@@ -132,7 +132,7 @@ class DirectoryModel : public ::testing::TestWithParam<unsigned> {
     for (const auto& [name, node] : nodes_) {
       if (std::binary_search(expected.begin(), expected.end(), node.id)) names.push_back(name);
     }
-    for (const std::string& name : names) forget(name);
+    for (const std::string& name : names) drop(name);
   }
   void lookup(const std::string& asker) {
     LookupQuery query;
@@ -194,7 +194,7 @@ class DirectoryModel : public ::testing::TestWithParam<unsigned> {
     if (!alive || dice < 4) return join(name);
     if (dice < 7) {
       ASSERT_TRUE(directory_.leave(nodes_[name].id));
-      return forget(name);
+      return drop(name);
     }
     if (dice < 9) return snapshot(name);
     if (dice < 45) return publish(name);

@@ -75,7 +75,7 @@ TEST_F(Draining, NotMoreAtATimeThanAllowed) {
   EXPECT_EQ(drains.progress(kLeaving).num_left, 100u);
 }
 
-TEST_F(Draining, ATargetThatBringsNothingIsReplacedAndWhatNobodyBringsIsLost) {
+TEST_F(Draining, ATargetThatCopiesNothingIsReplacedAndWhatNobodyCopiesIsLost) {
   drains.begin(kLeaving);
   drains.published(kLeaving, hold(kLeaving, 0, 20), SnapshotMark::kReplaces);
   run([&](const Drains::Replication& replication) {

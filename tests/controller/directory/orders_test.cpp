@@ -1,4 +1,4 @@
-// Rules over the protocol: who is asked to do what with its pool, in the controller's sessions.
+// Admin commands over the protocol: who is asked to do what with its pool, in the controller's sessions.
 #include "controller/directory/orders.h"
 
 #include <gmock/gmock.h>
@@ -180,7 +180,7 @@ TEST_F(OrdersTest, ALeavingNodeComesLastInLookups) {
   EXPECT_EQ(first(), "a");
 }
 
-TEST_F(OrdersTest, AMovedChunkIsForgottenWhereItCameFromOnceItHasArrived) {
+TEST_F(OrdersTest, AMovedChunkIsDroppedWhereItCameFromOnceItHasArrived) {
   const ConnectionId a = join("a"), b = join("b");
   say(a, wire::Publish{.incarnation = 1,
                        .sequence = sequence_[a]++,
@@ -200,10 +200,10 @@ TEST_F(OrdersTest, AMovedChunkIsForgottenWhereItCameFromOnceItHasArrived) {
   EXPECT_THAT(heard<wire::EvictOrder>(a), IsEmpty());
   publish(b, keys_of(0, 1));
   pass(100 * kMillisecond);
-  const auto forgotten = heard<wire::EvictOrder>(a);
-  ASSERT_THAT(forgotten, SizeIs(1));
-  EXPECT_FALSE(forgotten[0].all);
-  EXPECT_THAT(forgotten[0].keys.keys, ElementsAre(key_of(0)));
+  const auto dropped = heard<wire::EvictOrder>(a);
+  ASSERT_THAT(dropped, SizeIs(1));
+  EXPECT_FALSE(dropped[0].all);
+  EXPECT_THAT(dropped[0].keys.keys, ElementsAre(key_of(0)));
 }
 
 TEST_F(OrdersTest, ClearingAsksANamespacesNodesOrOne) {

@@ -66,7 +66,7 @@ class FakeObserver final : public SessionObserver {
   std::uint64_t version = 1;
 };
 
-TEST_F(SessionsTest, ATapHearsAllAndDecidesWhoMayJoin) {
+TEST_F(SessionsTest, AnObserverReceivesAllAndDecidesWhoMayJoin) {
   FakeObserver observer;
   sessions_.set_observer(&observer);
   const ConnectionId connection = sessions_.open();
@@ -128,8 +128,8 @@ TEST_F(SessionsTest, ANodeComesBackOnAnotherConnectionAndKeepsWhatItHeld) {
   EXPECT_EQ(sessions_.counters().nodes_registered, 1U);
 }
 
-TEST_F(SessionsTest, AStrangerWhoKnowsTheIncarnationTakesNothingOver) {
-  const ConnectionId node = sessions_.open(), stranger = sessions_.open(), later = sessions_.open();
+TEST_F(SessionsTest, AnUnknownPeerWhoKnowsTheIncarnationTakesNothingOver) {
+  const ConnectionId node = sessions_.open(), unknown_peer = sessions_.open(), later = sessions_.open();
   wire::Hello own = hello("a", 7);
   own.node.serves = "http://10.0.0.1:8000";
   own.node.secret = "0123456789abcdef";
@@ -140,13 +140,13 @@ TEST_F(SessionsTest, AStrangerWhoKnowsTheIncarnationTakesNothingOver) {
   forged.node.serves = "http://10.0.0.66:8000";
   for (const char* secret : {"", "0123456789abcdee", "0123456789abcde", "0123456789abcdef0"}) {
     forged.node.secret = secret;
-    say(stranger, forged);
-    EXPECT_THAT(answer<wire::Refused>(stranger).reason, ::testing::HasSubstr("by another process"));
+    say(unknown_peer, forged);
+    EXPECT_THAT(answer<wire::Refused>(unknown_peer).reason, ::testing::HasSubstr("by another process"));
   }
   EXPECT_EQ(sessions_.counters().nodes_refused, 4U);
   EXPECT_EQ(sessions_.status(now_).nodes.at(0).endpoint, own.node.endpoint);
   EXPECT_EQ(sessions_.status(now_).nodes.at(0).serves, own.node.serves);
-  EXPECT_EQ(sessions_.session(stranger), nullptr);
+  EXPECT_EQ(sessions_.session(unknown_peer), nullptr);
   say(node, wire::Heartbeat{.incarnation = 7});
   answer<wire::HeartbeatAck>(node);
   say(later, own);
@@ -164,13 +164,13 @@ TEST_F(SessionsTest, NobodyIsToldASecret) {
 }
 
 TEST_F(SessionsTest, AnOlderNodeHasNoSecretAndNobodyGivesItOne) {
-  const ConnectionId first = sessions_.open(), stranger = sessions_.open(), second = sessions_.open();
+  const ConnectionId first = sessions_.open(), unknown_peer = sessions_.open(), second = sessions_.open();
   say(first, hello("a", 7));
   answer<wire::Registered>(first);
   wire::Hello with_secret = hello("a", 7);
   with_secret.node.secret = "mine";
-  say(stranger, with_secret);
-  answer<wire::Registered>(stranger);
+  say(unknown_peer, with_secret);
+  answer<wire::Registered>(unknown_peer);
   say(second, hello("a", 7));
   answer<wire::Registered>(second);
 }
@@ -239,7 +239,7 @@ TEST_F(SessionsTest, AnswersThatDontGetOutAreCounted) {
   EXPECT_NE(sessions_.session(connection), nullptr) << "it may read the next one";
 }
 
-TEST_F(SessionsTest, StrangersAreToldWhatToSayAndChangeNothing) {
+TEST_F(SessionsTest, UnknownPeersAreToldWhatToSayAndChangeNothing) {
   const ConnectionId connection = sessions_.open();
   say(connection, wire::Lookup{.incarnation = 7, .keys = {keys_of(0, 2)}});
   EXPECT_EQ(answer<wire::Unregistered>(connection).incarnation, 7U);

@@ -214,7 +214,7 @@ TEST(EngineStream, RandomFaultsHealThemselves) {
           ASSERT_FALSE(stream.is_live() && dead.contains(payload)) << "seed " << seed;
         on_its_way.pop_front();
       }
-      if (const auto wish = stream.take_replay_request()) asked = wish;
+      if (const auto wanted = stream.take_replay_request()) asked = wanted;
       if (asked && random() % 2 == 0) {
         const std::uint64_t from = *std::exchange(asked, std::nullopt);
         const Payloads then = said;
@@ -229,7 +229,7 @@ TEST(EngineStream, RandomFaultsHealThemselves) {
         if (!is_over) stream.replay_ended(now);
       }
       stream.tick(now);
-      if (const auto wish = stream.take_replay_request()) asked = wish;
+      if (const auto wanted = stream.take_replay_request()) asked = wanted;
     }
     while (!on_its_way.empty()) {
       stream.received(on_its_way.front().first, on_its_way.front().second, now);
@@ -237,8 +237,8 @@ TEST(EngineStream, RandomFaultsHealThemselves) {
     }
     for (int i = 0; i < 100; ++i) {
       stream.tick(now += 50 * kMillisecond);
-      if (const auto wish = stream.take_replay_request()) {
-        for (std::uint64_t k = *wish; k < said.size(); ++k) stream.replayed(k, said[k], now);
+      if (const auto wanted = stream.take_replay_request()) {
+        for (std::uint64_t k = *wanted; k < said.size(); ++k) stream.replayed(k, said[k], now);
         stream.replay_ended(now);
       }
     }

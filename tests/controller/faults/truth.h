@@ -32,7 +32,7 @@ class Truth {
   std::uint32_t depth(std::uint32_t worker, std::uint32_t prefix) const;
   std::uint32_t num_prefixes() const { return num_prefixes_; }
 
-  /// In words what is wrong with the answer to a look-up of all keys of `prefix` that was asked at `asked` and came at
+  /// In words what is wrong with the answer to a lookup of all keys of `prefix` that was asked at `asked` and came at
   /// `now`: somebody credited with more than it had at any time since `bound` before it was asked. Empty: nothing.
   std::string stale(std::uint32_t prefix, const std::vector<controller::Holder>& holders, TimeNs asked, TimeNs now,
                     TimeNs bound);

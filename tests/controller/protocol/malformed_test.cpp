@@ -210,7 +210,7 @@ TEST_F(BadPeers, ALostSnapshotIsAskedForAgain) {
     node.turn(0);
     return asker_.who_has(ask_for(0, 2)) == std::vector<std::string>{"b:2"};
   }));
-  // And then there is quiet: ten heartbeats without one more wish.
+  // And then there is quiet: ten heartbeats without one more request.
   EXPECT_TRUE(node.wait_until([&] {
     const Counters before = server_.status().counters;
     return node.wait_until([&] { return server_.status().counters.heartbeats > before.heartbeats + 10; }) &&

@@ -1,4 +1,4 @@
-// The reader of look-ups against the reader of everything: the same verdict and the same fields, whatever the bytes.
+// The reader of lookups against the reader of everything: the same verdict and the same fields, whatever the bytes.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

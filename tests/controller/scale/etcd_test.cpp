@@ -268,7 +268,7 @@ TEST_F(EtcdTest, AUserLogsIn) {
   ASSERT_TRUE(a.wait([&] { return a.num_all == 1; }));
   EXPECT_TRUE(a.put("kv/x", "1").done);
   EXPECT_TRUE(a.wait([&] { return a.seen.size() == 1; }));
-  service->restart();  // which forgets whom it let in
+  service->restart();  // which drops whom it let in
   a.insist(EtcdPut{{"kv/y", "1", 0, 0}});
   EXPECT_TRUE(a.wait([&] { return a.seen.size() == 2; }));
   Watcher b("http://root:wrong@" + place);

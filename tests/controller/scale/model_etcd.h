@@ -122,7 +122,7 @@ class ModelLink {
 
   void set_up(bool is_up) { is_up_ = is_up; }
   /// The replica died.
-  void forget() {
+  void drop() {
     asked_.clear();
     arriving_.clear();
     watched_.reset();

@@ -1,4 +1,4 @@
-// A client of several controllers: each is told everything, look-ups move on when one dies, and none ends in silence.
+// A client of several controllers: each is told everything, lookups move on when one dies, and none ends in silence.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -86,12 +86,12 @@ TEST_F(Replicas, ARefusalByAllIsFinal) {
   EXPECT_EQ(other.count<Lost>(), 0U);
 }
 
-TEST_F(Replicas, ALookUpUnderWayWhenItsControllerDiesIsAnsweredByTheNext) {
+TEST_F(Replicas, ALookupUnderWayWhenItsControllerDiesIsAnsweredByTheNext) {
   LiveNode holder(both(), node_info("holder"));
   ASSERT_TRUE(holder.wait_for<Registered>());
   holder.hold(full_chunks(0, 2));
   ASSERT_TRUE(both_know(holder, 2));
-  // The first one takes every message and answers Hello alone, so that each look-up is under way for ever.
+  // The first one takes every message and answers Hello alone, so that each lookup is under way for ever.
   zmq::context_t context;
   zmq::socket_t mute(context, zmq::socket_type::router);
   mute.set(zmq::sockopt::linger, 0);
@@ -129,7 +129,7 @@ TEST_F(Replicas, ALookUpUnderWayWhenItsControllerDiesIsAnsweredByTheNext) {
   EXPECT_EQ(names, std::vector<std::string>{"holder"});
 }
 
-TEST_F(Replicas, WithATimeoutALookUpEndsInAnAnswerOrInAFailureAlsoWhereNobodyIs) {
+TEST_F(Replicas, WithATimeoutALookupEndsInAnAnswerOrInAFailureAlsoWhereNobodyIs) {
   const auto client =
       make_client({.controller = endpoint(0), .node = node_info("a"), .lookup_timeout_ms = 300}).value();
   const std::uint64_t early = client->lookup(ask_for(0, 1)).value();  // not registered yet

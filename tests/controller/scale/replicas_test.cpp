@@ -244,7 +244,7 @@ TEST_F(Replicas, ALateReplicaServesWhatTheLogHasBeforeWorkersTellIt) {
   })) << "its own word";
 }
 
-TEST_F(Replicas, ANodeOfTheLogThatDoesNotComeIsForgotten) {
+TEST_F(Replicas, ANodeOfTheLogThatDoesNotComeIsDropped) {
   start(1);
   const std::string first = replicas[0]->endpoint();
   Worker a(node_info("a"));

@@ -93,10 +93,10 @@ class World {
   }
   void kill(std::size_t i) {
     replicas[i].reset();
-    links[i]->forget();
+    links[i]->drop();
   }
   void start(std::size_t i) {
-    links[i]->forget();
+    links[i]->drop();
     replicas[i] = std::make_unique<Instance>(name(i), ++last_run_, options_);
   }
 
@@ -217,7 +217,7 @@ TEST(ReplicatedState, OfTwoWithOneNameTheLaterHasIt) {
   EXPECT_FALSE(world[0].state.is_name_taken()) << "the later one is gone";
 }
 
-TEST(ReplicatedState, DeadNodesAreForgottenInTheEnd) {
+TEST(ReplicatedState, DeadNodesAreDroppedInTheEnd) {
   World world(2, 1, {.keep_ms = 10'000});
   world[0].join(kA, 5, world.now);
   world[1].join({"", "b"}, 5, world.now);

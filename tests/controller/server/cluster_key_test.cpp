@@ -11,16 +11,16 @@ namespace {
 
 using ::testing::HasSubstr;
 using Key = std::optional<net::ClusterKey>;
-constexpr std::int64_t kStrangerWaitsMs = 300;
+constexpr std::int64_t kUnknownPeerWaitsMs = 300;
 
 const Key kOurKey = net::ClusterKey(std::string(64, 'm')), kForeignKey = net::ClusterKey(std::string(64, 'o'));
 
 std::string refusal_of(const std::string& endpoint, const Key& key) {
-  const auto status = fetch_status(endpoint, kStrangerWaitsMs, key);
+  const auto status = fetch_status(endpoint, kUnknownPeerWaitsMs, key);
   return status ? "" : status.error().what;
 }
 
-TEST(ControllerKey, MembersRegisterPublishAndLookUp) {
+TEST(ControllerKey, MembersRegisterPublishAndLookup) {
   LiveServer server("tcp://127.0.0.1:0", 600'000, kOurKey);
   LiveNode a(server.endpoint(), node_info("a"), 50, kOurKey), b(server.endpoint(), node_info("b"), 50, kOurKey);
   ASSERT_TRUE(a.wait_for<Registered>());
@@ -34,7 +34,7 @@ TEST(ControllerKey, MembersRegisterPublishAndLookUp) {
   EXPECT_EQ(server.status().counters.handshakes_refused, 0U);
 }
 
-TEST(ControllerKey, StrangersGetNoAnswerAndAreCounted) {
+TEST(ControllerKey, UnknownPeersGetNoAnswerAndAreCounted) {
   LiveServer server("tcp://127.0.0.1:0", 600'000, kOurKey);
   const std::uint64_t before = server.status().counters.messages_taken;
   EXPECT_THAT(refusal_of(server.endpoint(), {}), HasSubstr("a controller with a cluster key can't be reached without"));
@@ -72,7 +72,7 @@ TEST(ControllerKey, StreamsOverTcpAreRefusedOnBothSides) {
 TEST(ControllerKey, AClientThatCantRegisterSaysWhatTheKeyHasToDoWithIt) {
   LiveServer server("tcp://127.0.0.1:0", 600'000, kOurKey);
   const auto client = make_client({.controller = server.endpoint(), .node = node_info("a")}).value();
-  const Result<void> waited = wait_registered(*client, steady_clock(), kStrangerWaitsMs);
+  const Result<void> waited = wait_registered(*client, steady_clock(), kUnknownPeerWaitsMs);
   ASSERT_FALSE(waited);
   EXPECT_THAT(waited.error().what, HasSubstr("a controller with a cluster key can't be reached without it"));
 }

@@ -168,13 +168,13 @@ TEST_P(OverSockets, AnotherProcessWithTheSameIncarnationIsRefused) {
   const auto node = registered(node_info("b", 1));
   NodeInfo forged = node_info("b", 1);
   forged.endpoint = "tcp://10.0.0.66:1";
-  LiveNode stranger(server_->endpoint(), forged);
-  ASSERT_TRUE(stranger.wait_for<Refused>());
+  LiveNode unknown_peer(server_->endpoint(), forged);
+  ASSERT_TRUE(unknown_peer.wait_for<Refused>());
   EXPECT_EQ(server_->status().nodes.at(0).endpoint, node_info("b").endpoint);
   EXPECT_EQ(server_->status().counters.nodes_refused, 1U);
 }
 
-TEST_P(OverSockets, ANodeThatLeavesIsForgottenAtOnce) {
+TEST_P(OverSockets, ANodeThatLeavesIsDroppedAtOnce) {
   const auto a = registered(node_info("a"));
   auto b = registered(node_info("b"));
   b->hold(full_chunks(0, 2));

@@ -273,8 +273,8 @@ TEST_F(UnixPath, IsGoneAfterAnOrderlyEnd) {
   EXPECT_FALSE(std::filesystem::exists(path_));
 }
 
-/// With few descriptors allowed, strangers that say nothing make room for who comes later.
-TEST(ControllerStream, StrangersMakeRoomForNewcomers) {
+/// With few descriptors allowed, unknown peers that say nothing make room for who comes later.
+TEST(ControllerStream, UnknownPeersMakeRoomForNewPeers) {
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   const rlimit lower{600, limit.rlim_max};
@@ -283,9 +283,9 @@ TEST(ControllerStream, StrangersMakeRoomForNewcomers) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   LiveNode node(server.endpoint(), node_info("a"));
   ASSERT_TRUE(node.wait_for<Registered>());
-  std::vector<std::unique_ptr<RawStream>> strangers;
-  for (int i = 0; i < 400; ++i) strangers.push_back(std::make_unique<RawStream>(server.endpoint()));
-  EXPECT_TRUE(strangers.front()->has_ended());
+  std::vector<std::unique_ptr<RawStream>> unknown_peers;
+  for (int i = 0; i < 400; ++i) unknown_peers.push_back(std::make_unique<RawStream>(server.endpoint()));
+  EXPECT_TRUE(unknown_peers.front()->has_ended());
   EXPECT_EQ(server.status().nodes.size(), 1U);
   EXPECT_EQ(node.who_has(ask_for(0, 1)), std::vector<std::string>{});
   EXPECT_EQ(node.count<Lost>(), 0U) << "who speaks for a node stays";

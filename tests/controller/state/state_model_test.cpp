@@ -81,17 +81,18 @@ class Script {
   const std::map<std::string, PlainNode>& nodes() const { return nodes_; }
 
   /// All that can be asked of a directory. The last id tells apart what is the same again after a node came and left.
-  std::string story() const {
-    std::string story = fmt::format("last id {}\n", last_id_);
+  std::string status() const {
+    std::string status = fmt::format("last id {}\n", last_id_);
     for (const auto& [name, node] : nodes_) {
-      story += fmt::format("{} {} next {}", name, node.incarnation, node.sequence);
-      for (const auto& [number, bits] : node.seen.tiers) story += fmt::format(" {}@{}", number, std::countr_zero(bits));
-      story += " tails";
+      status += fmt::format("{} {} next {}", name, node.incarnation, node.sequence);
+      for (const auto& [number, bits] : node.seen.tiers)
+        status += fmt::format(" {}@{}", number, std::countr_zero(bits));
+      status += " tails";
       for (auto tail = node.seen.tails.rbegin(); tail != node.seen.tails.rend(); ++tail)
-        story += fmt::format(" {}", *tail);
-      story += "\n";
+        status += fmt::format(" {}", *tail);
+      status += "\n";
     }
-    return story;
+    return status;
   }
 
  private:
@@ -176,7 +177,7 @@ class Script {
   std::map<std::string, PlainNode> nodes_;
 };
 
-/// The same as Script::story(), by questions alone.
+/// The same as Script::status(), by questions alone.
 std::string describe_status(Directory& directory, TimeNs now) {
   std::map<std::string, std::string> of_node;
   for (const auto& [id, info] : directory.nodes())
@@ -195,7 +196,7 @@ std::string describe_status(Directory& directory, TimeNs now) {
         of_node[holder.engine_id.value] += fmt::format(" {}@{}", number, static_cast<int>(holder.tier));
     }
   }
-  for (auto& [name, story] : of_node) story += " tails";
+  for (auto& [name, status] : of_node) status += " tails";
   for (const NodeId probe : probes) {
     const auto holders = directory.lookup(probe, {{}, {key_of(kGroup)}, {}}, now).value();
     for (const Holder& holder : holders) {
@@ -206,14 +207,14 @@ std::string describe_status(Directory& directory, TimeNs now) {
       }
     }
   }
-  std::string story = fmt::format("last id {}\n", probes[0].value - 1);
-  for (const auto& [name, text] : of_node) story += text + "\n";
-  return story;
+  std::string status = fmt::format("last id {}\n", probes[0].value - 1);
+  for (const auto& [name, text] : of_node) status += text + "\n";
+  return status;
 }
 
-/// Of a story: the nodes and their numbers.
-std::string heads_of(const std::string& story) {
-  std::istringstream lines(story);
+/// Of a status: the nodes and their numbers.
+std::string heads_of(const std::string& status) {
+  std::istringstream lines(status);
   std::string heads;
   std::getline(lines, heads);
   heads += "\n";
@@ -315,16 +316,14 @@ TEST_P(StateModel, ADeathAtAnyByteLosesNothingThatWasAcknowledged) {
     for (int i = 0; i < shared_->acknowledged; ++i) script.step(nullptr);
     int at = shared_->acknowledged;
     std::string nearest;  // where the nodes are the same
-    for (; script.story() != found && at < shared_->begun; ++at) {
-      if (heads_of(script.story()) == heads_of(found)) nearest = script.story();
+    for (; script.status() != found && at < shared_->begun; ++at) {
+      if (heads_of(script.status()) == heads_of(found)) nearest = script.status();
       script.step(nullptr);
     }
-    ASSERT_TRUE(script.story() == found) << "life " << life << ", acknowledged " << shared_->acknowledged << ", begun "
-                                         << shared_->begun
-                                         << (nearest.empty() ? "; never was, last:\n" + script.story()
-                                                             : "; expected:\n" + nearest)
-                                         << "found:\n"
-                                         << found;
+    ASSERT_TRUE(script.status() == found)
+        << "life " << life << ", acknowledged " << shared_->acknowledged << ", begun " << shared_->begun
+        << (nearest.empty() ? "; never was, last:\n" + script.status() : "; expected:\n" + nearest) << "found:\n"
+        << found;
     for (const auto& [name, node] : script.nodes()) {
       ASSERT_LT(node.id.value, kNodesEver);
       ASSERT_GE(node.sequence, shared_->kept_below[node.id.value]) << name;

@@ -50,7 +50,7 @@ cudaError_t allocate(MemoryKind kind, void** memory, std::size_t bytes) {
   return cudaSuccess;
 }
 
-void forget(void* memory) {
+void drop(void* memory) {
   const std::lock_guard lock(allocations().mutex);
   allocations().bytes.erase(reinterpret_cast<std::uintptr_t>(memory));
 }
@@ -106,7 +106,7 @@ cudaError_t cudaMallocHost(void** memory, std::size_t bytes) { return allocate(M
 cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) { return cudaMallocHost(memory, bytes); }
 cudaError_t cudaFree(void* memory) {
   if (memory == nullptr) return cudaSuccess;
-  forget(memory);
+  drop(memory);
   gpu().release(MemoryKind::kDevice, static_cast<std::byte*>(memory));
   return cudaSuccess;
 }
@@ -121,7 +121,7 @@ cudaError_t cudaHostUnregister(void* memory) {
 cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t) { return cudaMalloc(memory, bytes); }
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
   gpu().enqueue(stream, [memory] {
-    forget(memory);
+    drop(memory);
     std::memset(memory, 0x5a, 1);  // whoever still uses it reads other bytes
     gpu().release_now(static_cast<std::byte*>(memory));
     return true;

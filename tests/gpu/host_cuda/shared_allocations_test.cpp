@@ -9,10 +9,10 @@
 namespace kvferry {
 namespace {
 
-/// The same from another process: after the array's header and a type comes the number of whoever lent it.
-std::string from_elsewhere(std::string lent) {
-  lent[4] = static_cast<char>(lent[4] ^ 1);
-  return lent;
+/// The same from another process: after the array's header and a type comes the number of whoever exported it.
+std::string from_elsewhere(std::string exported) {
+  exported[4] = static_cast<char>(exported[4] ^ 1);
+  return exported;
 }
 
 TEST(SharedAllocations, OneIsOpenedOnceAndClosedWithItsLastRegion) {
@@ -41,9 +41,9 @@ TEST(SharedAllocations, OneIsOpenedOnceAndClosedWithItsLastRegion) {
   EXPECT_EQ(host_gpu_opened(), 0);
   shared.close(base);  // as if it were one's own
   EXPECT_EQ(host_gpu_opened(), 0);
-  for (const std::string& lent : {part, from_elsewhere(part)})
-    EXPECT_EQ(shared.open(lent, 501).error().code, ErrorCode::kCorrupt) << "beyond the allocation";
-  EXPECT_EQ(SharedAllocations().open(part, 100).error().code, ErrorCode::kCorrupt) << "nobody lent it here";
+  for (const std::string& exported : {part, from_elsewhere(part)})
+    EXPECT_EQ(shared.open(exported, 501).error().code, ErrorCode::kCorrupt) << "beyond the allocation";
+  EXPECT_EQ(SharedAllocations().open(part, 100).error().code, ErrorCode::kCorrupt) << "nobody exported it here";
   EXPECT_EQ(host_gpu_opened(), 0);
   cudaFree(allocated);
 }

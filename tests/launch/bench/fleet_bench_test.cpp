@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 TEST(FleetBench, RefusesBadFlagsAndSaysWhatIsAllowed) {
   struct Row {
     FleetFlags flags;
-    const char* story;
+    const char* reason;
   };
   const Row rows[] = {
       {{.nodes = "3"}, "--nodes is '3'; allowed: 4 to 100000"},
@@ -39,9 +39,9 @@ TEST(FleetBench, RefusesBadFlagsAndSaysWhatIsAllowed) {
   };
   for (const Row& row : rows) {
     const Result<void> done = run_fleet_bench(row.flags);
-    ASSERT_FALSE(done) << row.story;
-    EXPECT_EQ(done.error().code, ErrorCode::kInvalidArgument) << row.story;
-    EXPECT_THAT(done.error().what, HasSubstr(row.story));
+    ASSERT_FALSE(done) << row.reason;
+    EXPECT_EQ(done.error().code, ErrorCode::kInvalidArgument) << row.reason;
+    EXPECT_THAT(done.error().what, HasSubstr(row.reason));
   }
 }
 
@@ -70,14 +70,14 @@ TEST(FleetLoad, ANodeHoldsWhatItStoredAndDidNotEvict) {
 }
 
 TEST(FleetLoad, NeighboursShareEveryFourthConversationAndAllTheirSystemPrompts) {
-  std::vector<ChunkKey> first, second, stranger;
+  std::vector<ChunkKey> first, second, other;
   for (std::uint64_t number = 0; number < 8; ++number) {
     Conversation{4, number}.keys(first);
     Conversation{5, number}.keys(second);
-    Conversation{6, number}.keys(stranger);
-    EXPECT_TRUE(std::equal(first.begin(), first.begin() + kSystemChunks, stranger.begin()));
+    Conversation{6, number}.keys(other);
+    EXPECT_TRUE(std::equal(first.begin(), first.begin() + kSystemChunks, other.begin()));
     EXPECT_EQ(first == second, number % 4 == 0) << number;
-    EXPECT_NE(first, stranger);
+    EXPECT_NE(first, other);
   }
 }
 

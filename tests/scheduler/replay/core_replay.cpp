@@ -33,7 +33,7 @@ void CoreReplay::play(const Json& call) {
     const auto tokens = call.at("new").get<std::vector<std::int32_t>>();
     core_.update_tokens(RequestId{call.at("request")}, call.at("keep"), tokens);
   } else if (kind == "lookup") {
-    look_up(call, now);
+    lookup(call, now);
   } else if (kind == "allocated") {
     core_.allocated(RequestId{call.at("request")}, call.at("external"), call.at("blocks").get<BlockTable>(), now);
   } else if (kind == "step") {
@@ -50,7 +50,7 @@ void CoreReplay::play(const Json& call) {
   core_.take_actions();
 }
 
-void CoreReplay::look_up(const Json& call, TimeNs now) {
+void CoreReplay::lookup(const Json& call, TimeNs now) {
   const RequestId id{call.at("request")};
   const Answer answer = core_.lookup(id, call.at("local"), now);
   const std::string what = fmt::format("lookup of {}", id);

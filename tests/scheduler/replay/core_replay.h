@@ -16,7 +16,7 @@ class CoreReplay {
   const SchedulerCore& core() const { return core_; }
 
  private:
-  void look_up(const Json& call, TimeNs now);
+  void lookup(const Json& call, TimeNs now);
   void step(const Json& call, TimeNs now);
   void finish(const Json& call, TimeNs now);
   void report(const Json& call, TimeNs now);

@@ -39,7 +39,7 @@ void EngineRules::check(const Json& call) {
   } else if (kind == "vllm_match") {
     match(call);
   } else if (kind == "lookup") {
-    look_up(call);
+    lookup(call);
   } else if (kind == "allocated") {
     allocated(call);
   } else if (kind == "step") {
@@ -100,7 +100,7 @@ void EngineRules::match(const Json& call) {
   }
 }
 
-void EngineRules::look_up(const Json& call) {
+void EngineRules::lookup(const Json& call) {
   answers_[call.at("request")] = call;
   if (call.at("answer").is_number() && call.at("answer") > 0) tally_.hits += 1;
 }

@@ -37,7 +37,7 @@ class EngineRules {
   };
 
   void match(const Json& call);
-  void look_up(const Json& call);
+  void lookup(const Json& call);
   void allocated(const Json& call);
   void step(const Json& call);
   void scheduled(const Json& row);

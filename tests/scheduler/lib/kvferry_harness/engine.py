@@ -221,7 +221,7 @@ class Engine:
             raise BrokenError(f"{self._num_free - self.num_free_blocks} blocks are not free")
         half = self.connector._scheduler
         if half._known_tokens or half._requests or half._wants_report:
-            raise BrokenError(f"the scheduler half still knows {list(half._known_tokens)}")
+            raise BrokenError(f"the scheduler connector still knows {list(half._known_tokens)}")
         for request_id, told in self.told.items():
             if self.connector._scheduler._node.num_tokens(request_id) != 0:
                 raise BrokenError(f"the core still knows request {request_id}")

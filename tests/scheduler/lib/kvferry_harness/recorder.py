@@ -18,7 +18,7 @@ Call = dict[str, Any]
 
 
 class Log:
-    """The calls of one scheduler half, in order. Times are microseconds since it was made."""
+    """The calls of one scheduler connector, in order. Times are microseconds since it was made."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -134,7 +134,7 @@ class RecordedNode:
 class RecordingConnector(KvFerryConnector):
     """`log` of the scheduler connector. vLLM's own calls are kept where they tell more than the node's do."""
 
-    newest: "RecordingConnector | None" = None  # the scheduler half made last, for who can't reach it otherwise
+    newest: "RecordingConnector | None" = None  # the scheduler connector made last, for who can't reach it otherwise
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

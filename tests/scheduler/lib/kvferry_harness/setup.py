@@ -70,7 +70,7 @@ def base_config(model: Path) -> VllmConfig:
     config = args.create_engine_config()
     hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
     init_none_hash(hash_fn)
-    if not model_parallel_is_initialized():  # the worker half asks for its rank
+    if not model_parallel_is_initialized():  # the worker connector asks for its rank
         with set_current_vllm_config(config):
             init_distributed_environment(1, 0, f"tcp://127.0.0.1:{free_port()}", 0, "gloo")
             initialize_model_parallel()

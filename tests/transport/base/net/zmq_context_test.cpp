@@ -18,7 +18,7 @@ namespace kvferry::net {
 namespace {
 
 using Key = std::optional<ClusterKey>;
-constexpr int kStrangerWaitsMs = 300;  // a handshake takes about 1 ms
+constexpr int kUnknownPeerWaitsMs = 300;  // a handshake takes about 1 ms
 
 const Key kMemberKey = ClusterKey(std::string(64, 'm')), kOtherKey = ClusterKey(std::string(64, 'o')), kNoKey;
 
@@ -80,17 +80,17 @@ TEST(ZmqContext, OnlyMembersGetThroughToAMember) {
   EXPECT_EQ(server.num_refused(), 0);
   for (const Key& key : {kNoKey, kOtherKey}) {
     const int before = server.num_refused();
-    EXPECT_FALSE(is_answered(server, key, kStrangerWaitsMs)) << key.has_value();
+    EXPECT_FALSE(is_answered(server, key, kUnknownPeerWaitsMs)) << key.has_value();
     EXPECT_TRUE(wait_until(10'000, [&] { return server.turn(), server.num_refused() > before; }));
   }
-  EXPECT_TRUE(is_answered(server, kMemberKey, 10'000)) << "strangers must not shut members out";
+  EXPECT_TRUE(is_answered(server, kMemberKey, 10'000)) << "unknown peers must not shut members out";
   EXPECT_EQ(server.num_messages(), 2);
 }
 
 TEST(ZmqContext, AMemberSendsNothingToAServerWithoutItsKey) {
   for (const Key& key : {kNoKey, kOtherKey}) {
     EchoServer server(key);
-    EXPECT_FALSE(is_answered(server, kMemberKey, kStrangerWaitsMs)) << key.has_value();
+    EXPECT_FALSE(is_answered(server, kMemberKey, kUnknownPeerWaitsMs)) << key.has_value();
     EXPECT_EQ(server.num_messages(), 0);
   }
 }
@@ -108,17 +108,17 @@ TEST(ZmqContext, KnowingTheServersPublicKeyIsNotEnough) {
   ASSERT_EQ(::zmq_curve_public(server_public, secret), 0);
   ASSERT_EQ(::zmq_curve_keypair(own_public, own_secret), 0);
   const auto context = context_with(kNoKey);
-  void* const stranger = ::zmq_socket(context->handle(), ZMQ_DEALER);
+  void* const unknown_peer = ::zmq_socket(context->handle(), ZMQ_DEALER);
   constexpr int kNoLinger = 0;
-  ::zmq_setsockopt(stranger, ZMQ_LINGER, &kNoLinger, sizeof kNoLinger);
-  ::zmq_setsockopt(stranger, ZMQ_CURVE_SERVERKEY, server_public, sizeof server_public);
-  ::zmq_setsockopt(stranger, ZMQ_CURVE_PUBLICKEY, own_public, sizeof own_public);
-  ::zmq_setsockopt(stranger, ZMQ_CURVE_SECRETKEY, own_secret, sizeof own_secret);
-  ASSERT_EQ(::zmq_connect(stranger, server.endpoint().c_str()), 0);
-  EXPECT_EQ(::zmq_send(stranger, "question", 8, 0), 8);
+  ::zmq_setsockopt(unknown_peer, ZMQ_LINGER, &kNoLinger, sizeof kNoLinger);
+  ::zmq_setsockopt(unknown_peer, ZMQ_CURVE_SERVERKEY, server_public, sizeof server_public);
+  ::zmq_setsockopt(unknown_peer, ZMQ_CURVE_PUBLICKEY, own_public, sizeof own_public);
+  ::zmq_setsockopt(unknown_peer, ZMQ_CURVE_SECRETKEY, own_secret, sizeof own_secret);
+  ASSERT_EQ(::zmq_connect(unknown_peer, server.endpoint().c_str()), 0);
+  EXPECT_EQ(::zmq_send(unknown_peer, "question", 8, 0), 8);
   EXPECT_TRUE(wait_until(10'000, [&] { return server.turn(), server.num_refused() > 0; }));
   EXPECT_EQ(server.num_messages(), 0);
-  ::zmq_close(stranger);
+  ::zmq_close(unknown_peer);
 }
 
 /// Greetings of ZeroMQ's protocol from before it had mechanisms, each followed by a message of one byte.
@@ -131,7 +131,7 @@ TEST(ZmqContext, OldProtocolsGetNoMessageThrough) {
   for (const std::string& bytes : {zmtp1, zmtp2}) {
     const OwnedFd socket = connect_tcp(address).value();
     ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
-    wait_until(kStrangerWaitsMs, [&] { return server.turn(), false; });
+    wait_until(kUnknownPeerWaitsMs, [&] { return server.turn(), false; });
   }
   EXPECT_EQ(server.num_messages(), 0);
   EchoServer open(kNoKey);  // the same bytes are messages where no key is asked for

@@ -219,7 +219,7 @@ ZmqSocket::Change wait_change(ZmqSocket& monitor) {
 }
 
 /// Drops all packets that arrive on the accepted connections of this process to `port`, as a firewall that has
-/// forgotten them.
+/// dropped them.
 void black_hole(std::uint16_t port) {
   sock_filter nothing{BPF_RET | BPF_K, 0, 0, 0};
   const sock_fprog filter{1, &nothing};

@@ -9,9 +9,9 @@
 
 namespace kvferry::sim {
 
-class Story {
+class ScheduleLog {
  public:
-  explicit Story(std::size_t num_lines) : num_lines_(num_lines) {}
+  explicit ScheduleLog(std::size_t num_lines) : num_lines_(num_lines) {}
   void add(std::string line) {
     lines_.push_back(std::move(line));
     if (lines_.size() > num_lines_) lines_.pop_front();
@@ -23,8 +23,8 @@ class Story {
   std::deque<std::string> lines_;
 };
 
-/// The story that this thread's schedule is told to; nullptr: nobody listens.
-inline thread_local Story* listener = nullptr;
+/// The status that this thread's schedule is told to; nullptr: nobody listens.
+inline thread_local ScheduleLog* listener = nullptr;
 
 template <class... Args>
 void tell(fmt::format_string<Args...> text, Args&&... args) {
