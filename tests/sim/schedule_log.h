@@ -23,7 +23,7 @@ class ScheduleLog {
   std::deque<std::string> lines_;
 };
 
-/// The status that this thread's schedule is told to; nullptr: nobody listens.
+/// Where this thread's schedule writes its lines; nullptr: nowhere.
 inline thread_local ScheduleLog* listener = nullptr;
 
 template <class... Args>

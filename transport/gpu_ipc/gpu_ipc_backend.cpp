@@ -1,8 +1,5 @@
 #include "transport/gpu_ipc/gpu_ipc_backend.h"
 
-#include <poll.h>
-#include <pthread.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -19,7 +16,7 @@ constexpr TimeNs kIdleNs = 60 * kSecond;
 }  // namespace
 
 GpuIpcBackend::GpuIpcBackend(const GpuIpcOptions& options, DeviceStream stream, std::unique_ptr<Transport> control)
-    : Backend(options.transfers_max),
+    : InboxBackend(options.transfers_max),
       options_(options),
       device_(*options.device),
       stream_(stream),
@@ -35,10 +32,6 @@ GpuIpcBackend::GpuIpcBackend(const GpuIpcOptions& options, DeviceStream stream, 
 GpuIpcBackend::~GpuIpcBackend() {
   join();
   device_.drop_stream(stream_);
-}
-
-void GpuIpcBackend::join() {
-  if (thread_.joinable()) thread_.join();
 }
 
 std::string GpuIpcBackend::describe() const {
@@ -74,22 +67,7 @@ Result<GrantId> GpuIpcBackend::grant(RegionId region, std::uint64_t, std::uint64
 }
 
 void GpuIpcBackend::run() {
-  ::pthread_setname_np(::pthread_self(), "kvferry-gpu-ipc");
-  TimeNs busy_at = clock_.now();
-  const auto only_waits_for_control = [](const auto& ones) {
-    return std::ranges::all_of(ones, [](const auto& entry) { return entry.second->notification.value != 0; });
-  };
-  while (true) {
-    bool is_busy = inbox_.run();
-    is_busy |= drain_control();
-    is_busy |= advance_all();
-    // This thread is awake, so it sends the requests sooner than the control link's own thread would.
-    if (std::exchange(has_control_requests_to_push_, false)) control_->wait(0);
-    if (is_stopping_ && std::ranges::all_of(transfers_, only_waits_for_control)) break;
-    const TimeNs now = clock_.now();
-    if (is_busy) busy_at = now;
-    if (!is_busy) sleep(now - busy_at);
-  }
+  take_turns("kvferry-gpu-ipc");
   control_->shutdown();  // completes all its transfers
   drain_control();
   advance_all();
@@ -97,16 +75,29 @@ void GpuIpcBackend::run() {
   control_requests_.clear();
 }
 
-void GpuIpcBackend::sleep(TimeNs idle_ns) {
-  if ((is_polling_ && idle_ns < options_.spin_ns) || !inbox_.prepare_to_sleep()) return;
-  if (!is_polling_ && !has_backlog_) {
+bool GpuIpcBackend::turn() {
+  bool is_busy = inbox_.run();
+  is_busy |= drain_control();
+  is_busy |= advance_all();
+  // This thread is awake, so it sends the requests sooner than the control link's own thread would.
+  if (std::exchange(has_control_requests_to_push_, false)) control_->wait(0);
+  now_ = clock_.now();
+  return is_busy;
+}
+
+bool GpuIpcBackend::is_over() const {
+  const auto only_waits_for_control = [](const auto& ones) {
+    return std::ranges::all_of(ones, [](const auto& entry) { return entry.second->notification.value != 0; });
+  };
+  return is_stopping_ && std::ranges::all_of(transfers_, only_waits_for_control);
+}
+
+void GpuIpcBackend::idle(TimeNs busy_at) {
+  if ((is_polling_ && now_ - busy_at < options_.spin_ns) || !inbox_.prepare_to_sleep()) return;
+  if (!is_polling_ && !has_backlog_)
     control_->wait(kIdleNs);  // returns early when a task is posted
-    return;
-  }
-  const TimeNs wait_ns = is_polling_ ? kPollNs : kBacklogNs;
-  const timespec timeout{wait_ns / kSecond, wait_ns % kSecond};
-  pollfd fds[] = {{inbox_.wake().fd(), POLLIN, 0}, {control_->event_fd(), POLLIN, 0}};
-  ::ppoll(fds, has_backlog_ ? 1 : 2, &timeout, nullptr);
+  else
+    sleep(has_backlog_ ? -1 : control_->event_fd(), is_polling_ ? kPollNs : kBacklogNs);
 }
 
 bool GpuIpcBackend::advance_all() {

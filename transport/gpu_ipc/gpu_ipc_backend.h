@@ -6,15 +6,13 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "transport/backend.h"
 #include "transport/gpu_ipc/device_transfer.h"
+#include "transport/inbox_backend.h"
 #include "transport/make_transport.h"
-#include "transport/task_inbox.h"
 
 namespace kvferry::gpu_ipc {
 
@@ -53,7 +51,7 @@ class Mappings {
 };
 
 /// Threads: the same as for Backend; all private members belong to the progress thread.
-class GpuIpcBackend final : public Backend {
+class GpuIpcBackend final : public InboxBackend {
  public:
   /// Starts the progress thread. The backend owns `stream` and drops it. `control` carries notifications and
   /// reports dead peers.
@@ -63,8 +61,6 @@ class GpuIpcBackend final : public Backend {
   std::string address() const override { return address_; }
   std::string describe() const override;
   Result<std::uint64_t> check_address(const std::string& address) override;
-  void post(Task task) override { inbox_.post(std::move(task)); }
-  void join() override;
   Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) override;
   Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override;
   void add_peer(PeerId peer, const std::string& address) override;
@@ -101,8 +97,10 @@ class GpuIpcBackend final : public Backend {
   };
 
   void run();
+  bool turn() override;
+  bool is_over() const override;
+  void idle(TimeNs busy_at) override;
   bool drain_control();
-  void sleep(TimeNs idle_ns);
   /// Advances all transfers. Returns true if one of them made progress.
   bool advance_all();
   bool reap(Transfer& transfer);
@@ -125,9 +123,6 @@ class GpuIpcBackend final : public Backend {
   const std::unique_ptr<Transport> control_;
   const RegionId control_region_;
   const std::string address_;
-  const SteadyClock clock_;
-
-  TaskInbox inbox_;
 
   std::unordered_map<PeerId, PeerPtr> peers_;
   std::map<TransferId, TransferPtr> transfers_[3];  // [priority], the oldest first
@@ -138,8 +133,6 @@ class GpuIpcBackend final : public Backend {
   bool is_polling_ = false;   // the device's progress must be polled
   bool has_backlog_ = false;  // the completion queue has no room for notifications
   bool has_control_requests_to_push_ = false;
-  bool is_stopping_ = false;
-  std::thread thread_;
 };
 
 }  // namespace kvferry::gpu_ipc

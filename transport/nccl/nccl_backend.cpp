@@ -1,8 +1,5 @@
 #include "transport/nccl/nccl_backend.h"
 
-#include <poll.h>
-#include <pthread.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -23,7 +20,7 @@ constexpr TimeNs kFlushNs = 200 * kMillisecond;  // limit on the time for sendin
 
 NcclBackend::NcclBackend(const NcclOptions& options, std::unique_ptr<Communicators> communicators,
                          std::unique_ptr<ControlPlane> control)
-    : Backend(options.transfers_max),
+    : InboxBackend(options.transfers_max),
       options_(options),
       communicators_(std::move(communicators)),
       control_(std::move(control)),
@@ -31,16 +28,15 @@ NcclBackend::NcclBackend(const NcclOptions& options, std::unique_ptr<Communicato
       context_{options_, *options.device, staging_, *communicators_, *control_, table_, "", clock_.now()},
       address_(encode(Address{kProtocolVersion, incarnation_, control_->address()})) {
   context_.source_address = address_;
-  thread_ = std::thread(&NcclBackend::run, this);
+  thread_ = std::thread([this] {
+    take_turns("kvferry-nccl");
+    control_->shut_down();
+  });
 }
 
 NcclBackend::~NcclBackend() {
   join();
   for (const auto& [region, memory] : pinned_) context_.device.unpin(memory);
-}
-
-void NcclBackend::join() {
-  if (thread_.joinable()) thread_.join();
 }
 
 std::string NcclBackend::describe() const {
@@ -71,23 +67,15 @@ Result<void> NcclBackend::close_region(RegionId id, bool) {
   return {};
 }
 
-void NcclBackend::run() {
-  ::pthread_setname_np(::pthread_self(), "kvferry-nccl");
-  TimeNs busy_at = clock_.now();
-  while (true) {
-    context_.now = clock_.now();
-    bool is_busy = inbox_.run();
-    for (const ControlPlane::Incoming& incoming : control_->advance(context_.now)) {
-      dispatch(incoming);
-      is_busy = true;
-    }
-    advance_links();
-    if (is_stopping_ && is_quiet(context_.now)) break;
-    if (is_busy) busy_at = context_.now;
-    const bool polls = needs_polling();
-    if (!is_busy && (!polls || context_.now - busy_at >= options_.spin_ns)) sleep(context_.now, busy_at, polls);
+bool NcclBackend::turn() {
+  context_.now = now_ = clock_.now();
+  bool is_busy = inbox_.run();
+  for (const ControlPlane::Incoming& incoming : control_->advance(now_)) {
+    dispatch(incoming);
+    is_busy = true;
   }
-  control_->shut_down();
+  advance_links();
+  return is_busy;
 }
 
 void NcclBackend::advance_links() {
@@ -109,24 +97,20 @@ bool NcclBackend::needs_polling() const {
          std::any_of(dropped_.begin(), dropped_.end(), needs) || std::any_of(inbound_.begin(), inbound_.end(), needs);
 }
 
-bool NcclBackend::is_quiet(TimeNs now) const {
-  const bool is_over =
-      dropped_.empty() && inbound_.empty() && std::all_of(outbound_.begin(), outbound_.end(), [](const auto& entry) {
-        return entry.second->is_quiet() && entry.second->is_empty();
-      });
-  return is_over && (control_->is_flushed() || now >= stop_until_);
+bool NcclBackend::is_over() const {
+  if (!is_stopping_ || !dropped_.empty() || !inbound_.empty()) return false;
+  const auto is_quiet = [](const auto& entry) { return entry.second->is_quiet() && entry.second->is_empty(); };
+  return std::all_of(outbound_.begin(), outbound_.end(), is_quiet) && (control_->is_flushed() || now_ >= stop_until_);
 }
 
-void NcclBackend::sleep(TimeNs now, TimeNs busy_at, bool polls) {
-  if (!inbox_.prepare_to_sleep()) return;
-  TimeNs deadline = is_stopping_ ? now + kMillisecond : INT64_MAX;
+void NcclBackend::idle(TimeNs busy_at) {
+  const bool polls = needs_polling();
+  if ((polls && now_ - busy_at < options_.spin_ns) || !inbox_.prepare_to_sleep()) return;
+  TimeNs deadline = is_stopping_ ? now_ + kMillisecond : INT64_MAX;
   for (const auto& [peer, link] : outbound_) deadline = std::min(deadline, link->next_deadline());
   for (const auto& link : inbound_) deadline = std::min(deadline, link->next_deadline());
-  if (polls) deadline = std::min(deadline, now + std::clamp((now - busy_at) / kPollShare, kPollMinNs, kPollMaxNs));
-  const TimeNs wait_ns = std::clamp<TimeNs>(deadline - now, 0, 60 * kSecond);
-  const timespec timeout{wait_ns / kSecond, wait_ns % kSecond};
-  pollfd fds[] = {{inbox_.wake().fd(), POLLIN, 0}, {control_->event_fd(), POLLIN, 0}};
-  ::ppoll(fds, std::size(fds), &timeout, nullptr);
+  if (polls) deadline = std::min(deadline, now_ + std::clamp((now_ - busy_at) / kPollShare, kPollMinNs, kPollMaxNs));
+  sleep(control_->event_fd(), std::clamp<TimeNs>(deadline - now_, 0, 60 * kSecond));
 }
 
 void NcclBackend::dispatch(const ControlPlane::Incoming& incoming) {

@@ -5,20 +5,18 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "transport/backend.h"
+#include "transport/inbox_backend.h"
 #include "transport/nccl/inbound_link.h"
 #include "transport/nccl/outbound_link.h"
-#include "transport/task_inbox.h"
 
 namespace kvferry::nccl {
 
 /// Threads: the same as for Backend; all private members belong to the progress thread.
-class NcclBackend final : public Backend {
+class NcclBackend final : public InboxBackend {
  public:
   /// Starts the progress thread.
   NcclBackend(const NcclOptions& options, std::unique_ptr<Communicators> communicators,
@@ -28,8 +26,6 @@ class NcclBackend final : public Backend {
   std::string address() const override { return address_; }
   std::string describe() const override;
   Result<std::uint64_t> check_address(const std::string& address) override;
-  void post(Task task) override { inbox_.post(std::move(task)); }
-  void join() override;
   Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) override;
   Result<void> close_region(RegionId id, bool is_stopped) override;
   void add_peer(PeerId peer, const std::string& address) override;
@@ -46,33 +42,27 @@ class NcclBackend final : public Backend {
     std::string from;  // control address of the peer; others' messages are ignored
   };
 
-  void run();
+  bool turn() override;
+  bool is_over() const override;
+  void idle(TimeNs busy_at) override;
   void advance_links();
   void dispatch(const ControlPlane::Incoming& incoming);
   void welcome(const Message& message, const std::string& from);
   bool needs_polling() const;
-  bool is_quiet(TimeNs now) const;
-  void sleep(TimeNs now, TimeNs busy_at, bool polls);
 
   const NcclOptions options_;
   const std::unique_ptr<Communicators> communicators_;
   const std::unique_ptr<ControlPlane> control_;
-  const SteadyClock clock_;
   StagingPool staging_;
   Context context_;
   const std::string address_;
   std::unordered_map<RegionId, std::span<std::byte>> pinned_;  // pinned host memory; any thread, one call at a time
 
-  TaskInbox inbox_;
-
   std::unordered_map<PeerId, std::unique_ptr<OutboundLink>> outbound_;
   std::vector<std::unique_ptr<OutboundLink>> dropped_;  // links to disconnected peers, which may still touch memory
   std::vector<std::unique_ptr<InboundLink>> inbound_;
   std::unordered_map<std::uint64_t, Session> sessions_;
-  bool is_stopping_ = false;
   TimeNs stop_until_ = 0;
-
-  std::thread thread_;
 };
 
 }  // namespace kvferry::nccl

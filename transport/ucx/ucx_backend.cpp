@@ -1,10 +1,6 @@
 #include "transport/ucx/ucx_backend.h"
 
-#include <poll.h>
-#include <pthread.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <limits>
 #include <utility>
 
@@ -19,10 +15,6 @@ Result<void> UcxBackend::start() {
   std::future<Result<void>> outcome = started.get_future();
   thread_ = std::thread(&UcxBackend::thread_main, this, std::move(started));
   return outcome.get();
-}
-
-void UcxBackend::join() {
-  if (thread_.joinable()) thread_.join();
 }
 
 std::string UcxBackend::describe() const {
@@ -41,31 +33,32 @@ Result<std::uint64_t> UcxBackend::check_address(const std::string& address) {
 }
 
 void UcxBackend::thread_main(std::promise<Result<void>> started) {
-  ::pthread_setname_np(::pthread_self(), "kvferry-ucx");
   Result<void> ready = set_up();
   const bool is_up = static_cast<bool>(ready);
   started.set_value(std::move(ready));
-  if (is_up) run();
+  if (is_up) take_turns("kvferry-ucx");
   tear_down();
 }
 
-void UcxBackend::run() {
-  TimeNs busy_at = clock_.now();
-  const auto is_quiet = [this] {
-    return is_stopping_ && transfers_.empty() &&
-           std::all_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second.peer->is_closed(); });
-  };
-  while (true) {
-    const bool has_run_tasks = inbox_.run();
-    const bool has_progressed = worker_->progress();
-    const TimeNs now = clock_.now();
-    advance_transfers(now);
-    advance_peers(now);
-    complete_finished();
-    if (is_quiet()) return;  // must be before sleeping, since no event would follow
-    if (has_run_tasks || has_progressed || !may_sleep()) busy_at = now;
-    if (now - busy_at >= options_.spin_ns) wait_for_work(now);
-  }
+bool UcxBackend::turn() {
+  bool is_busy = inbox_.run();
+  is_busy |= worker_->progress();
+  now_ = clock_.now();
+  advance_transfers(now_);
+  advance_peers(now_);
+  complete_finished();
+  return is_busy || !may_sleep();
+}
+
+bool UcxBackend::is_over() const {
+  return is_stopping_ && transfers_.empty() &&
+         std::all_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second.peer->is_closed(); });
+}
+
+void UcxBackend::idle(TimeNs busy_at) {
+  if (now_ - busy_at < options_.spin_ns || !inbox_.prepare_to_sleep() || !worker_->arm()) return;
+  const TimeNs deadline = next_deadline(now_);
+  sleep(worker_->event_fd(), deadline == 0 ? 60 * kSecond : std::clamp<TimeNs>(deadline - now_, 0, 60 * kSecond));
 }
 
 void UcxBackend::tear_down() {
@@ -195,16 +188,6 @@ void UcxBackend::complete_finished() {
 
 bool UcxBackend::may_sleep() const {
   return std::none_of(transfers_.begin(), transfers_.end(), [](const auto& one) { return one->is_hashing(); });
-}
-
-void UcxBackend::wait_for_work(TimeNs now) {
-  if (!inbox_.prepare_to_sleep() || !worker_->arm()) return;
-  const TimeNs deadline = next_deadline(now);
-  const TimeNs wait_ms = (std::max<TimeNs>(deadline - now, 0) + kMillisecond - 1) / kMillisecond;
-  const int timeout_ms = deadline == 0 ? -1 : static_cast<int>(std::min<TimeNs>(wait_ms, 60'000));
-  pollfd fds[] = {{worker_->event_fd(), POLLIN, 0}, {inbox_.wake().fd(), POLLIN, 0}};
-  const int count = ::poll(fds, std::size(fds), timeout_ms);
-  KVFERRY_CHECK(count >= 0 || errno == EINTR, "the progress thread cannot wait: errno {}", errno);
 }
 
 TimeNs UcxBackend::next_deadline(TimeNs now) const {

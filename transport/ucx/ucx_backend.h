@@ -7,13 +7,11 @@
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
-#include "transport/backend.h"
+#include "transport/inbox_backend.h"
 #include "transport/make_transport.h"
-#include "transport/task_inbox.h"
 #include "transport/ucx/packed.h"
 #include "transport/ucx/ucp_worker.h"
 #include "transport/ucx/ucx_peer.h"
@@ -24,9 +22,9 @@ namespace kvferry::ucx {
 /// Promise: each submitted transfer reaches TransferTable::complete() exactly once, also when its peer dies or the
 /// backend stops, and by then UCX touches its memory no more.
 /// Threads: the same as for Backend; all private members belong to the progress thread.
-class UcxBackend final : public Backend {
+class UcxBackend final : public InboxBackend {
  public:
-  explicit UcxBackend(const UcxOptions& options) : Backend(options.transfers_max), options_(options) {}
+  explicit UcxBackend(const UcxOptions& options) : InboxBackend(options.transfers_max), options_(options) {}
   ~UcxBackend() override { join(); }
   /// Starts the progress thread. Returns when its UCX worker is up, or the reason why it is not.
   Result<void> start();
@@ -34,8 +32,6 @@ class UcxBackend final : public Backend {
   std::string address() const override { return address_; }
   std::string describe() const override;
   Result<std::uint64_t> check_address(const std::string& address) override;
-  void post(Task task) override { inbox_.post(std::move(task)); }
-  void join() override;
   Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) override;
   Result<void> close_region(RegionId id, bool is_stopped) override;
   Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override;
@@ -57,7 +53,9 @@ class UcxBackend final : public Backend {
 
   void thread_main(std::promise<Result<void>> started);
   Result<void> set_up();
-  void run();
+  bool turn() override;
+  bool is_over() const override;
+  void idle(TimeNs busy_at) override;
   void tear_down();
 
   Result<std::string> map_memory(RegionId id, const MemoryRegion& memory);
@@ -67,7 +65,6 @@ class UcxBackend final : public Backend {
   void complete_finished();
   /// Returns false while a transfer waits for its GPU, which has no event to sleep on.
   bool may_sleep() const;
-  void wait_for_work(TimeNs now);
   TimeNs next_deadline(TimeNs now) const;
 
   /// `reply_ep`: the sender's endpoint, or null.
@@ -84,10 +81,8 @@ class UcxBackend final : public Backend {
   UcxPeer* find_peer(std::uint64_t token);
 
   const UcxOptions options_;
-  const SteadyClock clock_;
   const std::string secret_ = random_bytes(16);
   std::uint64_t num_uninvited_messages_ = 0;
-  TaskInbox inbox_;
   std::string address_;  // written before start() returns
   mutable std::mutex path_mutex_;
   std::string path_;  // the transports that UCX has chosen; empty before the first connection
@@ -103,9 +98,6 @@ class UcxBackend final : public Backend {
   Transfers transfers_;  // most urgent first, then oldest
   std::unordered_map<RegionId, LocalMemory> memories_;
   std::map<Device*, DeviceStream> hash_streams_;  // streams for the checksums of each GPU's memory
-  bool is_stopping_ = false;
-
-  std::thread thread_;
 };
 
 }  // namespace kvferry::ucx
