@@ -24,7 +24,8 @@ Result<void> check_endpoint(std::string_view endpoint, EndpointUse use);
 /// Checks an endpoint of those who have a cluster key. kInvalidArgument: it is stream://, which is not encrypted.
 Result<void> check_for_cluster_key(std::string_view endpoint);
 
-/// Returns whether processes of other hosts could reach a listener: it is tcp:// or stream://, and not on loopback.
+/// Returns whether processes of other hosts could reach a listener: it is tcp://, stream:// or http://, and not on
+/// loopback.
 bool is_beyond_loopback(std::string_view endpoint);
 /// Checks where a process without a cluster key wants to listen. kInvalidArgument: is_beyond_loopback(), which only the
 /// setting `insecure` allows.

@@ -29,8 +29,9 @@ HttpAnswer failed(const Error& error) {
 HttpAnswer view(const HttpApi& api, const std::string& path) {
   const HttpBackend& backend = api.backend;
   const ControllerView all = api.ask_owner([&](TimeNs now) {
-    return ControllerView{backend.sessions.status(now), backend.endpoint, backend.engines.engines(now),
-                          backend.engines.namespaces(), backend.events.num_malformed()};
+    return ControllerView{backend.sessions.status(now),   backend.endpoint,
+                          backend.engines.engines(now),   backend.engines.namespaces(),
+                          backend.events.num_malformed(), api.num_refused};
   });
   if (path == "/metrics") return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(all)};
   if (path == "/nodes") return ok(nodes_json(all.status));

@@ -4,6 +4,7 @@
 // Mooncake's and Dynamo's indexers; /score ranks the engines for a prompt.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -46,7 +47,8 @@ class HttpApi {
   }
 
   HttpBackend backend;
-  Pairing pairing;  // used on the owner thread
+  Pairing pairing;                             // used on the owner thread
+  std::atomic<std::uint64_t> num_refused = 0;  // requests of clients without the token that they need
 
  private:
   OnOwner on_owner_;

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "controller/http/http_access.h"
 #include "controller/http/http_api.h"
 #include "controller/http/http_connections.h"
 #include "transport/base/net/event_fd.h"
@@ -126,8 +127,20 @@ class HttpParser final : public httplib::Server {
 
 class HttpListener final : public BoundListener {
  public:
-  explicit HttpListener(const HttpBackend& backend)
-      : api_(backend, [this](const std::function<void(TimeNs)>& work) { return calls_.call(work, kOwnerMax); }) {
+  HttpListener(const HttpBackend& backend, const std::optional<net::ClusterKey>& key)
+      : access_(key),
+        api_(backend, [this](const std::function<void(TimeNs)>& work) { return calls_.call(work, kOwnerMax); }) {
+    parser_.set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
+      const auto refusal = access_.refusal(request.method, request.path, request.get_header_value("Authorization"));
+      if (!refusal) return httplib::Server::HandlerResponse::Unhandled;
+      ++api_.num_refused;
+      const HttpAnswer answer = http_error(refusal->status, refusal->why);
+      response.status = answer.status;
+      response.set_content(answer.body, answer.content_type);
+      if (answer.status == 401)
+        response.set_header("WWW-Authenticate", "Basic realm=\"kvferry\"");  // browsers ask then
+      return httplib::Server::HandlerResponse::Handled;
+    });
     const auto handler = [this](const httplib::Request& request, httplib::Response& response) {
       const HttpAnswer answer = api_.answer(request.method, request.path, request.body);
       response.status = answer.status;
@@ -163,6 +176,7 @@ class HttpListener final : public BoundListener {
 
  private:
   OwnerCalls calls_;
+  const HttpAccess access_;
   HttpApi api_;
   HttpParser parser_;
   std::string address_;
@@ -172,8 +186,9 @@ class HttpListener final : public BoundListener {
 
 }  // namespace
 
-Result<std::unique_ptr<BoundListener>> listen_http(const net::HostPort& address, const HttpBackend& backend) {
-  auto listener = std::make_unique<HttpListener>(backend);
+Result<std::unique_ptr<BoundListener>> listen_http(const net::HostPort& address, const HttpBackend& backend,
+                                                   const std::optional<net::ClusterKey>& key) {
+  auto listener = std::make_unique<HttpListener>(backend, key);
   KVFERRY_TRY(listener->listen(address));
   return std::unique_ptr<BoundListener>(std::move(listener));
 }

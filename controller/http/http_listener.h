@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "controller/api/listener.h"
 #include "controller/directory/sessions.h"
 #include "controller/engines/engine_events_listener.h"
+#include "transport/base/net/cluster_key.h"
 #include "transport/base/net/host_port.h"
 
 namespace kvferry::controller {
@@ -20,8 +22,9 @@ struct HttpBackend {
 };
 
 /// Reads, parses and answers requests on threads of its own; serve() runs their calls into the directories on the owner
-/// thread. Port 0: any free one; the listener's address has the port in use, e.g. "127.0.0.1:41234".
-/// kUnavailable: the port is in use, or the address is not local.
-Result<std::unique_ptr<BoundListener>> listen_http(const net::HostPort& address, const HttpBackend& backend);
+/// thread. With a `key` it answers only clients that HttpAccess allows. Port 0: any free one; the listener's address
+/// has the port in use, e.g. "127.0.0.1:41234". kUnavailable: the port is in use, or the address is not local.
+Result<std::unique_ptr<BoundListener>> listen_http(const net::HostPort& address, const HttpBackend& backend,
+                                                   const std::optional<net::ClusterKey>& key);
 
 }  // namespace kvferry::controller

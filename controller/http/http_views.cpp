@@ -3,6 +3,7 @@
 #include <map>
 
 #include "controller/http/http_api.h"
+#include "transport/base/chunk_key.h"
 
 namespace kvferry::controller {
 
@@ -57,8 +58,13 @@ json engine_json(const EngineStatus& engine) {
           {"counters", counters_json(engine)}};
 }
 
+/// Readers of the status tell salts apart, and learn none.
+std::string shown_salt(const std::string& salt) {
+  return salt.empty() ? salt : root_key("shown salt", salt).hex().substr(0, 8);
+}
+
 json namespace_json(const NamespaceStatus& space) {
-  return {{"model", space.model},           {"tenant", space.tenant},     {"salt", space.salt},
+  return {{"model", space.model},           {"tenant", space.tenant},     {"salt", shown_salt(space.salt)},
           {"block_size", space.block_size}, {"blocks", space.num_blocks}, {"hashes", space.num_hashes},
           {"counters", space.counters}};
 }
@@ -210,6 +216,7 @@ std::string metrics_text(const ControllerView& view) {
   }
   metrics.add("engines", "gauge", static_cast<double>(view.engines.size()));
   metrics.add("engine_messages_malformed_total", "counter", static_cast<double>(view.messages_malformed));
+  metrics.add("http_refused_total", "counter", static_cast<double>(view.http_refused));
   for (const EngineStatus& engine : view.engines) {
     const Metrics::Labels labels = {{"instance", engine.info.instance_id},
                                     {"model", engine.info.model},
@@ -234,7 +241,7 @@ std::string metrics_text(const ControllerView& view) {
   for (const NamespaceStatus& space : view.namespaces) {
     const Metrics::Labels labels = {{"model", space.model},
                                     {"tenant", space.tenant},
-                                    {"salt", space.salt},
+                                    {"salt", shown_salt(space.salt)},
                                     {"block_size", std::to_string(space.block_size)}};
     metrics.add("index_blocks", "gauge", static_cast<double>(space.num_blocks), labels);
     metrics.add("index_hashes", "gauge", static_cast<double>(space.num_hashes), labels);

@@ -17,6 +17,7 @@ struct ControllerView {
   std::vector<EngineStatus> engines;
   std::vector<NamespaceStatus> namespaces;
   std::uint64_t messages_malformed = 0;  // malformed messages from engines
+  std::uint64_t http_refused = 0;        // HTTP requests without the token that they need
 };
 
 /// The nodes with what a router needs to know of them (GET /nodes).

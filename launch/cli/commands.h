@@ -23,5 +23,6 @@ Run add_drain_command(CLI::App& app);
 Run add_keygen_command(CLI::App& app);
 Run add_quota_command(CLI::App& app);
 Run add_status_command(CLI::App& app);
+Run add_token_command(CLI::App& app);
 
 }  // namespace kvferry::cli

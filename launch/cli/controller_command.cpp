@@ -41,12 +41,12 @@ void raise_file_limit() {
 
 /// Adds the HTTP listener and the one for the engines registered over HTTP. Returns HTTP's actual address.
 Result<std::string> add_http(controller::Server& server, controller::EngineDirectory& engines,
-                             const std::string& address) {
+                             const std::string& address, const std::optional<net::ClusterKey>& key) {
   const net::HostPort host_port = KVFERRY_TRY(net::parse_host_port(address));
   std::unique_ptr<controller::EngineEventsListener> events = controller::EngineEventsListener::make(engines);
   const controller::HttpBackend backend{server.sessions(), engines, *events, server.endpoint()};
   KVFERRY_TRY(server.add_listener(std::move(events)));
-  return server.add_bound(controller::listen_http(host_port, backend));
+  return server.add_bound(controller::listen_http(host_port, backend, key));
 }
 
 Result<void> add_replica(controller::Server& server, const ControllerConfig& config, const Clock& clock) {
@@ -62,11 +62,11 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
   controller::ServerOptions options{.bind = config.bind, .state = state_folder(config), .directory = {}};
   options.cluster_key = KVFERRY_TRY(net::read_cluster_key(config.cluster_key_file));
   if (config.stream != "none") options.stream = config.stream;
-  const bool is_open = !options.cluster_key &&
-                       (controller::is_beyond_loopback(options.bind) || controller::is_beyond_loopback(options.stream));
-  if (is_open && !config.insecure) {
-    KVFERRY_TRY(controller::check_without_key(options.bind));
-    KVFERRY_TRY(controller::check_without_key(options.stream));
+  bool is_open = false;
+  for (const std::string& endpoint : {options.bind, options.stream, "http://" + config.http}) {
+    if (options.cluster_key || !controller::is_beyond_loopback(endpoint)) continue;
+    if (!config.insecure) KVFERRY_TRY(controller::check_without_key(endpoint));
+    is_open = true;
   }
   options.directory.newest_incarnation = newest_incarnation;
   std::random_device random;  // clients must not be able to choose keys that collide
@@ -76,7 +76,7 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
   std::unique_ptr<controller::Server> server = KVFERRY_TRY(controller::Server::bind(options, clock));
   server->sessions().set_insecure(is_open);
   if (config.http != "none") {
-    const std::string listening = KVFERRY_TRY(add_http(*server, engines, config.http));
+    const std::string listening = KVFERRY_TRY(add_http(*server, engines, config.http, options.cluster_key));
     log().info("HTTP on {}", listening);
   }
   KVFERRY_TRY(add_replica(*server, config, clock));

@@ -49,7 +49,8 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
           "stream", &C::stream, fmt::format("none, {}", controller::allowed_endpoints(EndpointUse::kBindStream)),
           "Second endpoint to listen at, with less latency than ZeroMQ", is_endpoint(EndpointUse::kBindStream, "none")),
       setting<C, std::string>("http", &C::http, "none, or HOST:PORT with a port of 0 to 65535 (0: any free one)",
-                              "Where to serve metrics, a status page and routers' queries",
+                              "Where to serve metrics, a status page and routers' queries; with a cluster key, to clients with "
+                              "a token (kvferry token)",
                               [](const std::string& value) { return value == "none" || net::parse_host_port(value); }),
       setting("state", &C::state, "a folder, or 'none'",
               "Folder of the state that survives a restart; with 'none' nodes publish their chunks again")
@@ -70,7 +71,7 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
           .with_shown_default("the endpoint of --bind"),
       setting("cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
               "Key of the deployment (kvferry keygen): only those who have it can use --bind if that is tcp://, over "
-              "encrypted connections")
+              "encrypted connections, and --http")
           .with_shown_default("none"),
       setting("insecure", &C::insecure, "true or false; as a flag without a value",
               "Whether the controller starts without a cluster key although other hosts can reach it: each of them can "

@@ -24,6 +24,7 @@ int run(int argc, const char* const* argv) {
       {"controller", add_controller_command(app)}, {"doctor", add_doctor_command(app)},
       {"drain", add_drain_command(app)},           {"keygen", add_keygen_command(app)},
       {"quota", add_quota_command(app)},           {"status", add_status_command(app)},
+      {"token", add_token_command(app)},
   };
   std::vector<std::string> names;
   for (const auto& [name, command] : commands) names.push_back(name);

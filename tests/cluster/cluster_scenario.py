@@ -17,7 +17,9 @@ from typing import Any
 from cluster_namespaces import PREFIX
 from cluster_traffic import CLIENTS, CROWD, PAUSE_S, Bench, Tally, Traffic, environment
 from deployment import Deployment, marked
+from kvferry.tickets import signer_of
 from kvferry_launch.node import serving
+from kvferry_launch.node.cluster_key import KEY_NAME
 from kvferry_launch.node.guard import descendants
 from kvferry_launch.paths import KVFERRY
 from kvferry_launch.testbed.answers import growth
@@ -298,7 +300,10 @@ class Cluster:
                      if " HTTP on " in line), "")
         try:
             address = self._options.hosts.get("hosts", {}).get(f"{PREFIX}front", "127.0.0.1")
-            with urllib.request.urlopen(f"http://{address}:{http.rpartition(':')[2]}/nodes", timeout=5) as answer:
+            token = signer_of(str(self._options.folder / "run" / "tested" / KEY_NAME)).http_token()
+            request = urllib.request.Request(f"http://{address}:{http.rpartition(':')[2]}/nodes",
+                                             headers={"Authorization": f"Bearer {token}"})
+            with urllib.request.urlopen(request, timeout=5) as answer:
                 return {node["engine_id"]: node for node in json.load(answer)["nodes"]}
         except (OSError, ValueError):
             return {}

@@ -8,6 +8,7 @@
 #include "controller/client/client_link.h"
 #include "controller/directory/directory_state.h"
 #include "controller/engines/engine_directory.h"
+#include "controller/http/http_access.h"
 #include "controller/http/http_api.h"
 #include "controller/http/http_listener.h"
 #include "controller/protocol/stream_socket.h"
@@ -183,6 +184,9 @@ void run_http(std::string_view bytes) {
   const HttpAnswer answer = parts.api.answer("POST", path, body);
   KVFERRY_CHECK(answer.status >= 200 && answer.status <= 503 && answer.status != 500, "{}", answer.body);
   (void)parts.api.answer("GET", path, "");
+  static const HttpAccess access(net::ClusterKey(std::string(32, 'k')));
+  for (const char* kind : {"Bearer ", "Basic "})
+    KVFERRY_CHECK(path == "/healthz" || access.refusal("GET", path, kind + body), "{}", body);
 }
 
 std::vector<std::string> http_seeds() {

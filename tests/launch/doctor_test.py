@@ -36,7 +36,7 @@ def examine(*options: str | int) -> tuple[int, str]:
 
 
 def test_a_controller_that_asks_for_the_key_is_in_order(key_file: Path) -> None:
-    with controller("tcp://0.0.0.0:0", "--cluster-key-file", key_file) as (pid, _):
+    with controller("tcp://0.0.0.0:0", "--cluster-key-file", key_file, "--http", "0.0.0.0:0") as (pid, _):
         assert examine("--pid", pid) == (0, "1 processes of kvferry, 0 weaknesses\n")
 
 
@@ -51,7 +51,7 @@ def test_a_socket_without_a_key_is_named() -> None:
         port = endpoint.rsplit(":", 1)[1]
         assert status == 1
         assert f"process {pid} listens at 0.0.0.0:{port} without a cluster key: other hosts reach it\n" in said
-        assert said.endswith("1 processes of kvferry, 2 weaknesses\n")  # HTTP has no key at all
+        assert said.endswith("1 processes of kvferry, 2 weaknesses\n")  # HTTP is the other
 
 
 def test_a_key_file_that_others_read_is_named(key_file: Path) -> None:

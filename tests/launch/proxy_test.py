@@ -18,7 +18,7 @@ from kvferry.tickets import PUSH_TARGET, signer_of
 from kvferry_launch.node.cluster_key import ensure_key
 from kvferry_launch.paths import REPO
 from kvferry_launch.proxy import adapters, bodies, nodes
-from kvferry_launch.proxy.main import signing
+from kvferry_launch.proxy.main import options_of_member
 from kvferry_launch.proxy.nodes import HEALTH_INTERVAL_S
 from proxy_stand_ins import DEADLINE_S, TOKENS, Cluster, FakeVllm, eventually, run
 
@@ -234,7 +234,7 @@ def test_a_client_may_ask_for_a_report_and_choose_a_salt() -> None:
     run(test)
 
 
-def test_the_target_of_a_push_is_signed_with_the_key(tmp_path: Path) -> None:
+def test_the_key_signs_the_target_of_a_push_and_gives_the_controllers_token(tmp_path: Path) -> None:
     signer = signer_of(str(ensure_key(tmp_path / "cluster.key")))
 
     async def test(c: Cluster) -> None:
@@ -242,14 +242,17 @@ def test_the_target_of_a_push_is_signed_with_the_key(tmp_path: Path) -> None:
         target = c.prefills[0].got[0]["kv_transfer_params"]["kvferry_push_to"]
         assert (target["engine_id"], target["endpoint"]) == ("d0", "tcp://d0")
         assert signer.refusal(PUSH_TARGET, target) is None
+        assert c.controller.authorizations == {f"Bearer {signer.http_token()}"}
+        for server in (c.prefills[0], c.decodes[0]):
+            assert all("Authorization" not in headers for headers in server.headers)
 
-    run(test, sign_push_target=signing(str(tmp_path / "cluster.key")))
+    run(test, **options_of_member(str(tmp_path / "cluster.key")))
 
 
 def test_a_key_that_others_can_read_ends_the_proxy(tmp_path: Path) -> None:
     ensure_key(tmp_path / "cluster.key").chmod(0o644)
     with pytest.raises(SystemExit, match=r"^proxy: cluster_key_file .* has mode 0644; allowed: 0600 and 0400"):
-        signing(str(tmp_path / "cluster.key"))
+        options_of_member(str(tmp_path / "cluster.key"))
 
 
 # ---- who is there ----

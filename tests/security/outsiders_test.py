@@ -9,12 +9,16 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kvferry.tickets import signer_of
 from kvferry_launch.paths import KVFERRY
+from kvferry_launch.process import free_port
 
 HERE = Path(__file__).parent
 ANSWER_MAX = 64  # bytes that an unknown peer may get; ZeroMQ's greeting has as many
@@ -24,6 +28,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # the begin of ZeroMQ's
 @dataclass
 class Deployment:
     endpoint: str
+    http: str
     unix: Path
     key_file: Path
     state: Path
@@ -53,9 +58,10 @@ class Deployment:
         assert json.loads(self.node.stdout.readline()) == {"same": True, "status": "registered"}
 
     def ports(self) -> list[int]:
-        """TCP ports at which the two processes listen, HTTP excepted, which is open on purpose."""
+        """TCP ports at which the two processes listen, without that of HTTP, whose refusals are sentences."""
         found = [port for process in (self.controller, self.node) for port in listening_ports(process.pid)]
-        assert len(found) >= 2
+        assert len(found) >= 3
+        found.remove(int(self.http.rpartition(":")[2]))
         return found
 
 
@@ -76,10 +82,11 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     for part in (folder, folder.parent, folder.parent.parent):
         part.chmod(0o755)  # another user may look for the socket and the files
     key_file, unix, state = folder / "key", folder / "controller.sock", folder / "state"
+    http = f"127.0.0.1:{free_port()}"
     subprocess.run([KVFERRY, "keygen", key_file], check=True, capture_output=True)
     controller = subprocess.Popen(
         [KVFERRY, "controller", "--bind", "tcp://127.0.0.1:0", "--stream", f"unix://{unix}", "--state", str(state),
-         "--cluster-key-file", key_file], stdout=subprocess.PIPE, text=True)
+         "--http", http, "--cluster-key-file", key_file], stdout=subprocess.PIPE, text=True)
     assert controller.stdout is not None
     found = re.search(r"listening on (\S+)", controller.stdout.readline())
     assert found is not None
@@ -88,7 +95,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     assert node.stdout is not None
     try:
         told = json.loads(node.stdout.readline())
-        made = Deployment(found[1], unix, key_file, state, controller, node, bytes.fromhex(told["address"]))
+        made = Deployment(found[1], http, unix, key_file, state, controller, node, bytes.fromhex(told["address"]))
         deadline = time.monotonic() + 20
         while '"chunks": 1' not in made.ask("status", "--json", key_file=key_file).stdout:
             assert time.monotonic() < deadline
@@ -138,6 +145,46 @@ def test_an_unknown_peer_learns_nothing_and_ends_nobody(deployment: Deployment, 
         assert len(got) <= ANSWER_MAX, got
         assert b"kvferry" not in got.lower()
         assert not re.search(rb"\d\.\d", got)
+    deployment.check()
+
+
+def http_status(deployment: Deployment, path: str, body: bytes | None, **headers: str) -> int:
+    request = urllib.request.Request(f"http://{deployment.http}{path}", data=body, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refusal:
+        assert b"stand-in" not in refusal.read()
+        return refusal.code
+
+
+QUESTIONS = {"/": None, "/nodes": None, "/status": None, "/metrics": None, "/workers": None, "//nodes": None,
+             "/%6eodes": None, "/healthz/../nodes": None, "/pair": b'{"token_ids": [1]}',
+             "/query": b'{"model": "m", "token_ids": [1]}', "/query_by_hash": b'{"model": "m", "seq_hashes": [1]}',
+             "/score": b'{"model": "m", "token_ids": [1]}', "/unregister": b'{"instance_id": "a"}'}
+
+
+@pytest.mark.parametrize("path", list(QUESTIONS))
+@pytest.mark.parametrize("token", ["none", "of another key", "in the address"])
+def test_without_a_token_http_tells_nothing(deployment: Deployment, path: str, token: str) -> None:
+    own = signer_of(str(deployment.key_file)).http_token("admin")
+    headers = {"Authorization": "Bearer " + "0" * len(own)} if token == "of another key" else {}
+    query = f"?token={own}" if token == "in the address" else ""
+    assert http_status(deployment, path + query, QUESTIONS[path], **headers) == 401
+    deployment.check()
+
+
+@pytest.mark.parametrize("role", ["stranger", "reader"])
+def test_only_an_admin_makes_the_controller_connect(deployment: Deployment, role: str) -> None:
+    headers = {} if role == "stranger" else {
+        "Authorization": f"Bearer {signer_of(str(deployment.key_file)).http_token()}"}
+    with socket.create_server(("127.0.0.1", 0)) as victim:
+        victim.settimeout(1)
+        engine = json.dumps({"instance_id": "a", "endpoint": f"tcp://127.0.0.1:{victim.getsockname()[1]}",
+                             "modelname": "m", "block_size": 16}).encode()
+        assert http_status(deployment, "/register", engine, **headers) == (401 if role == "stranger" else 403)
+        with pytest.raises(TimeoutError):
+            victim.accept()
     deployment.check()
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import time
-import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,10 +144,7 @@ def test_a_client_that_goes_away_ends_the_request_in_the_engine(proxied: ProxyDe
 
 
 def pair_for(deployment: ProxyDeployment, prompt: list[int]) -> dict[str, Any]:
-    question = json.dumps({"token_ids": prompt}).encode()
-    with urllib.request.urlopen(f"http://{deployment.http}/pair", data=question, timeout=30) as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
+    return deployment.ask_controller("/pair", {"token_ids": prompt})
 
 
 def total(deployment: ProxyDeployment, name: str) -> float:

@@ -56,6 +56,10 @@ class Signer:
             return "a ticket with a wrong signature"
         return "an expired ticket" if self.clock() > expiry else None
 
+    def http_token(self, role: str = "reader") -> str:
+        """Returns the token for the controller's HTTP API that `kvferry token --role ROLE` prints."""
+        return hmac.new(self.key, f"kvferry HTTP {role} 1".encode(), hashlib.sha256).hexdigest()
+
     def _ticket(self, names: tuple[str, ...], params: Mapping[str, Any], expiry: int) -> str:
         signed = json.dumps(["kvferry ticket", VERSION, expiry, [[name, params[name]] for name in names]])
         return f"{VERSION}.{expiry}.{hmac.new(self.key, signed.encode(), hashlib.sha256).hexdigest()}"

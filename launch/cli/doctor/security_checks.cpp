@@ -76,21 +76,29 @@ std::vector<net::HostPort> listening_addresses(const fs::path& process) {
   return found;
 }
 
-/// Returns whether the listener speaks ZeroMQ and asks for CURVE, which is how it begins every connection.
-bool asks_for_key(net::HostPort address) {
+/// Returns the first 64 bytes that the listener answers to `said`; empty if it answers less within a second.
+std::string answer_of(net::HostPort address, std::string_view said) {
   if (address.host == "0.0.0.0") address.host = "127.0.0.1";
   if (address.host == "::") address.host = "::1";
   const Result<OwnedFd> socket = net::connect_tcp(address);
-  if (!socket) return false;
+  if (!socket) return {};
   constexpr timeval kPatience{1, 0};
   ::setsockopt(socket->get(), SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof(kPatience));
+  if (::send(socket->get(), said.data(), said.size(), MSG_NOSIGNAL) < 0) return {};
+  std::string answer(64, '\0');
+  const bool is_whole = ::recv(socket->get(), answer.data(), answer.size(), MSG_WAITALL) == 64;
+  return is_whole ? answer : std::string();
+}
+
+/// Returns whether the listener asks for CURVE, as ZeroMQ does at the begin of every connection, or is the controller's
+/// HTTP API and asks for a token.
+bool asks_for_key(const net::HostPort& address) {
   // The greeting of ZMTP 3.0: signature, version, mechanism and padding.
   std::string greeting("\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE", 17);
   greeting.resize(64);
-  if (::send(socket->get(), greeting.data(), greeting.size(), MSG_NOSIGNAL) < 0) return false;
-  std::string answer(greeting.size(), '\0');
-  return ::recv(socket->get(), answer.data(), answer.size(), MSG_WAITALL) == static_cast<ssize_t>(answer.size()) &&
-         answer.substr(12, 6) == std::string("CURVE\0", 6);
+  const std::string answer = answer_of(address, greeting);
+  if (answer.size() == greeting.size() && answer.substr(12, 6) == std::string("CURVE\0", 6)) return true;
+  return answer_of(address, "GET /nodes HTTP/1.1\r\nHost: doctor\r\n\r\n").starts_with("HTTP/1.1 401 ");
 }
 
 /// Returns the key files that a process was given in its arguments or its environment.

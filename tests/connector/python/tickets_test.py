@@ -25,6 +25,11 @@ def signer(at: float = NOW, key: bytes = KEY) -> Signer:
 SIGNED = signer().signed(HANDOFF, PARAMS)
 
 
+def test_the_http_tokens_are_those_of_the_controller() -> None:
+    assert signer().http_token() == "90aa5daf3b2d3703f8c4cd988ab7640a1b2d2dedc84cdee6eb769135365d265a"
+    assert signer().http_token("admin") == "3595a76d2133d8726dc93eec074492fcf65fbf36bf678fe5326bd53de656f1b2"
+
+
 def test_what_another_node_signed_is_valid() -> None:
     assert {name: value for name, value in SIGNED.items() if name != TICKET} == PARAMS
     for later in (-LIFETIME_S, 0, LIFETIME_S):

@@ -22,8 +22,8 @@ KVFERRY = Path(__file__).resolve().parents[3] / "build" / "release" / "bin" / "k
 
 
 @contextlib.contextmanager
-def controller(host: str) -> Iterator[str]:
-    with subprocess.Popen([KVFERRY, "controller", "--bind", f"tcp://{host}:0", "--http", f"{host}:0"],
+def controller(host: str, *flags: str | Path) -> Iterator[str]:
+    with subprocess.Popen([KVFERRY, "controller", "--bind", f"tcp://{host}:0", "--http", f"{host}:0", *flags],
                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
@@ -55,8 +55,9 @@ def test_it_answers_over_ipv6() -> None:
         assert ask(found, "/healthz") == (200, "ok\n")
 
 
-def ask(address: str, path: str, body: bytes | None = None, method: str | None = None) -> tuple[int, str]:
-    request = urllib.request.Request(f"http://{address}{path}", data=body, method=method)
+def ask(address: str, path: str, body: bytes | None = None, method: str | None = None,
+        headers: dict[str, str] | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(f"http://{address}{path}", data=body, method=method, headers=headers or {})
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
             return answer.status, answer.read().decode()
@@ -95,6 +96,34 @@ def test_nonsense_is_one_sentence(address: str, path: str, body: bytes, word: st
     status, answer = ask(address, path, body)
     assert status == 400, answer
     assert word in json.loads(answer)["error"]
+
+
+def test_with_a_key_each_request_needs_its_token(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run([KVFERRY, "keygen", key], check=True, capture_output=True)
+    reader, admin = ({"Authorization": "Bearer " + subprocess.run(
+        [KVFERRY, "token", "--role", role, "--cluster-key-file", key], check=True, capture_output=True,
+        text=True).stdout.strip()} for role in ("reader", "admin"))
+    engine = json.dumps({"instance_id": "a", "endpoint": "tcp://127.0.0.1:9", "modelname": "m", "block_size": 16,
+                         "additionalsalt": "of a tenant"}).encode()
+    with controller("127.0.0.1", "--cluster-key-file", key) as address:
+        assert ask(address, "/healthz") == (200, "ok\n")
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            urllib.request.urlopen(f"http://{address}/", timeout=20)
+        assert refusal.value.code == 401
+        assert refusal.value.headers["WWW-Authenticate"] == 'Basic realm="kvferry"'
+        assert "that 'kvferry token' prints" in json.load(refusal.value)["error"]
+        assert ask(address, "/register", engine)[0] == 401
+        assert ask(address, "/status", method="DELETE")[0] == 401
+        assert ask(address, "/query", b"x" * (1 << 20))[0] == 401
+        status, why = ask(address, "/register", engine, headers=reader)
+        assert (status, "kvferry token --role admin" in why) == (403, True)
+        assert json.loads(ask(address, "/workers", headers=reader)[1]) == []
+        assert ask(address, "/register", engine, headers=admin)[0] == 200
+        assert ask(address, "/score", b"{}", headers=reader)[0] == 400, "allowed, and wrong"
+        for shown in (ask(address, path, headers=reader)[1] for path in ("/status", "/metrics")):
+            assert "of a tenant" not in shown
+        assert "\nkvferry_controller_http_refused_total 5\n" in ask(address, "/metrics", headers=reader)[1]
 
 
 def test_unknown_paths_and_methods_name_what_there_is(address: str) -> None:

@@ -105,6 +105,22 @@ class CliTest(unittest.TestCase):
             self.assert_fails(run("keygen", f"{folder}/none/x"), 1, f"{folder}/none/x", "No such file")
         self.assert_fails(run("keygen"), 2, "FILE")
 
+    def test_a_token_follows_from_the_key_and_the_role(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            key = Path(folder, "key")
+            key.write_text("k" * 32)
+            key.chmod(0o600)
+            reader = run("token", KVFERRY_CLUSTER_KEY_FILE=str(key)).stdout
+            self.assertRegex(reader, r"^[0-9a-f]{64}\n$")
+            same = run("token", "--role", "reader", "--cluster-key-file", str(key)).stdout
+            self.assertEqual(same, reader)
+            self.assertNotEqual(run("token", "--role", "admin", "--cluster-key-file", str(key)).stdout, reader)
+            self.assert_fails(run("token", "--role", "king", "--cluster-key-file", str(key)), 2, "king", "reader")
+            key.chmod(0o644)
+            self.assert_fails(run("token", "--cluster-key-file", str(key)), 2, str(key), "mode 0644")
+        for command in (("token",), ("token", "--cluster-key-file", "")):
+            self.assert_fails(run(*command), 2, "--cluster-key-file")
+
     def test_only_members_reach_a_controller_with_a_key(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             ours, other = f"{folder}/ours.key", f"{folder}/other.key"
@@ -131,7 +147,8 @@ class CliTest(unittest.TestCase):
             self.assert_fails(run("controller", *both), 2, "stream://127.0.0.1:0", "neither encrypted")
 
     def test_without_a_key_other_hosts_are_let_in_only_by_insecure(self) -> None:
-        for where in (("--bind", "tcp://0.0.0.0:0"), ("--bind", "tcp://*:0"), ("--stream", "stream://0.0.0.0:0")):
+        for where in (("--bind", "tcp://0.0.0.0:0"), ("--bind", "tcp://*:0"), ("--stream", "stream://0.0.0.0:0"),
+                      ("--http", "0.0.0.0:0")):
             result = run("controller", *where, "--state", "none")
             self.assert_fails(result, 2, where[1], "kvferry keygen", "KVFERRY_CLUSTER_KEY_FILE", "insecure")
         nowhere = ("--state", "none", "--bind", "tcp://0.0.0.0:0")

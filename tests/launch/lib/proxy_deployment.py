@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvferry.tickets import signer_of
 from kvferry_launch.node.cluster_key import ensure_key
 from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import LOGS, REPO
@@ -76,9 +77,16 @@ class ProxyDeployment:
         self.processes.append(server.process)
         return server
 
+    def ask_controller(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        token = signer_of(str(self.controller.key_file)).http_token()
+        request = urllib.request.Request(f"http://{self.http}{path}", data=json.dumps(body).encode() if body else None,
+                                         headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
     def nodes(self) -> dict[str, dict[str, Any]]:
-        with urllib.request.urlopen(f"http://{self.http}/nodes", timeout=30) as answer:
-            return {node["engine_id"]: node for node in json.load(answer)["nodes"]}
+        return {node["engine_id"]: node for node in self.ask_controller("/nodes")["nodes"]}
 
     def stop(self) -> None:
         stop_all(reversed(self.processes))

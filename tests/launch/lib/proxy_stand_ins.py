@@ -142,13 +142,15 @@ class FakeController(StandIn):
         self.answers = asyncio.Event()
         self.answers.set()
         self.asked: list[dict[str, Any]] = []
+        self.authorizations: set[str | None] = set()
         self.app.add_routes([web.get("/nodes", self._nodes), web.post("/pair", self._pair)])
 
     async def start(self) -> None:
         self.began_at = time.monotonic()
         await super().start()
 
-    async def _nodes(self, _: web.Request) -> web.Response:
+    async def _nodes(self, request: web.Request) -> web.Response:
+        self.authorizations.add(request.headers.get("Authorization"))
         await self.answers.wait()
         uptime_ms = int(1000 * (time.monotonic() - self.began_at))
         return web.json_response({"uptime_ms": uptime_ms, "nodes": [
@@ -157,6 +159,7 @@ class FakeController(StandIn):
             for server in self.servers]})
 
     async def _pair(self, request: web.Request) -> web.Response:
+        self.authorizations.add(request.headers.get("Authorization"))
         asked = await request.json()
         self.asked.append(asked)
         await self.answers.wait()

@@ -65,7 +65,7 @@ std::string to_text(const HostPort& address) {
 }
 
 std::optional<HostPort> address_of_endpoint(std::string_view endpoint) {
-  for (const std::string_view scheme : {std::string_view("tcp://"), std::string_view("stream://")}) {
+  for (const std::string_view scheme : {"tcp://", "stream://", "http://"}) {
     if (!endpoint.starts_with(scheme)) continue;
     if (Result<HostPort> address = parse_host_port(endpoint.substr(scheme.size()))) return std::move(*address);
   }

@@ -44,7 +44,8 @@ Result<HostPort> parse_host_port(std::string_view text, std::optional<std::uint1
 /// Returns "HOST:PORT" or "[IPV6]:PORT".
 std::string to_text(const HostPort& address);
 
-/// Returns the address in "tcp://HOST:PORT" or "stream://HOST:PORT"; nullopt for other endpoints, e.g. Unix sockets.
+/// Returns the address in "tcp://HOST:PORT", "stream://HOST:PORT" or "http://HOST:PORT"; nullopt for other endpoints,
+/// e.g. Unix sockets.
 std::optional<HostPort> address_of_endpoint(std::string_view endpoint);
 
 }  // namespace kvferry::net

@@ -66,7 +66,8 @@ def controller(spec: Spec) -> list[Object]:
     port, http = raw["port"] or CONTROLLER_PORT, raw["http"] or CONTROLLER_HTTP
     command = ["kvferry", "controller", "--bind", f"tcp://0.0.0.0:{port}", "--http", f"0.0.0.0:{http}", "--state",
                raw["state"]]
-    pod = container(spec, "controller", command, {"kvferry": port, "http": http}, probe_path="/", probe_port=http)
+    pod = container(spec, "controller", command, {"kvferry": port, "http": http}, probe_path="/healthz",
+                    probe_port=http)
     claims = []
     if raw["state"] != "none" and spec.raw["kubernetes"]["storage"]:
         pod["volumeMounts"] = [{"name": "state", "mountPath": raw["state"]}]

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp import web
@@ -43,6 +43,7 @@ class Options:
     log_requests: bool = True
     first_token_of_prefill: bool = True
     sign_push_target: Callable[[Body], Body] = lambda target: target
+    controller_token: str = field(default="", repr=False)
 
 
 class FrontDoor:
@@ -66,7 +67,7 @@ class FrontDoor:
             self._session = session
             self._adapters = Adapters(session)
             self.nodes = Nodes(session, self._options.controller, self._options.name_space, self.metrics,
-                               self._options.needs_prefill)
+                               self._options.needs_prefill, self._options.controller_token)
             self._servers = ServerCalls(session, self.metrics)
             await self.nodes.refresh()
             following = asyncio.create_task(self.nodes.run())

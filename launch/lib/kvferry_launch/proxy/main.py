@@ -6,13 +6,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from kvferry_launch.proxy.app import FrontDoor, Options
-from kvferry_launch.proxy.bodies import Body
 
 DEFAULT_CONTROLLER = "http://127.0.0.1:14601"
 
@@ -34,8 +33,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--first-token", choices=("prefill", "decode"), default="prefill",
                         help="server that samples a stream's first token; prefill: only if the answer stays the same")
     parser.add_argument("--cluster-key-file", metavar="FILE", default=os.environ.get("KVFERRY_CLUSTER_KEY_FILE", ""),
-                        help="key that signs the decode server's address for the prefill server; the connector's key "
-                        "cluster_key_file (default: KVFERRY_CLUSTER_KEY_FILE)")
+                        help="key that signs the decode server's address for the prefill server, and of which the "
+                        "controller asks a token; the connector's key cluster_key_file (default: "
+                        "KVFERRY_CLUSTER_KEY_FILE)")
     parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS",
                         help="longest wait for the next byte of a server")
     parser.add_argument("--max-body", type=int, default=Options.body_bytes_max, metavar="BYTES",
@@ -64,24 +64,25 @@ def is_http(url: str) -> bool:
         return False
 
 
-def signing(key_file: str) -> Callable[[Body], Body]:
-    """Returns what signs the target of a push; without a key, what leaves it as it is. Exits if the key is unusable."""
+def options_of_member(key_file: str) -> dict[str, Any]:
+    """Returns the options that follow from the cluster key. Exits if the key is unusable."""
     if not key_file:
-        return lambda target: target
+        return {}
     from kvferry.tickets import PUSH_TARGET, KeyFileError, signer_of
 
     try:
         signer = signer_of(key_file)
     except KeyFileError as error:
         sys.exit(f"proxy: {error}")
-    return lambda target: signer.signed(PUSH_TARGET, target)
+    return {"sign_push_target": lambda target: signer.signed(PUSH_TARGET, target),
+            "controller_token": signer.http_token()}
 
 
 async def serve(arguments: argparse.Namespace) -> None:
     door = FrontDoor(Options(arguments.controller.rstrip("/"), arguments.namespace, arguments.tries,
                              arguments.without_prefill == "refuse", arguments.request_timeout,
                              arguments.max_body, arguments.log_requests, arguments.first_token == "prefill",
-                             signing(arguments.cluster_key_file)))
+                             **options_of_member(arguments.cluster_key_file)))
     # If a client closes its connection, aiohttp cancels the handler, which ends the requests to servers too.
     runner = web.AppRunner(door.app, handler_cancellation=True, access_log=None, shutdown_timeout=arguments.grace)
     await runner.setup()

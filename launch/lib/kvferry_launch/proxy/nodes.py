@@ -75,8 +75,10 @@ class Nodes:
     name_space: str
     metrics: Metrics
     needs_prefill: bool = False
+    token: str = field(default="", repr=False)  # for the controller's HTTP API; empty: none
     known: dict[str, Node] = field(default_factory=dict)  # key: engine id
     controller_up: bool = False
+    _trouble: str = ""  # why the controller was lost last
     _turn: int = 0
     _lost: list[Node] = field(default_factory=list)  # nodes that are no longer in `known`, but have requests
     _lost_at: float = -COME_BACK_WITHIN_S  # time at which a node was lost last
@@ -232,7 +234,9 @@ class Nodes:
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(CONTROLLER_TIMEOUT_S)
-        async with self.session.request(method, self.controller + path, json=body, timeout=timeout) as answer:
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        async with self.session.request(method, self.controller + path, json=body, timeout=timeout,
+                                        headers=headers) as answer:
             content = await answer.json(content_type=None)
             if answer.status != 200 or not isinstance(content, dict):
                 sentence = content.get("error") if isinstance(content, dict) else str(content)[:200]
@@ -242,10 +246,10 @@ class Nodes:
 
     def _lose_controller(self, error: Exception) -> None:
         self.metrics.controller_errors.inc()
-        if self.controller_up:
+        if self.controller_up or str(error) != self._trouble:
             logger.warning("the controller at %s does not answer (%s: %s); using the %d known servers", self.controller,
                            type(error).__name__, error, len(self.known))
-        self.controller_up = False
+        self.controller_up, self._trouble = False, str(error)
         self._count()
 
     def _no_server(self, kind: str, exclude: set[str]) -> str:

@@ -1,0 +1,73 @@
+#include "controller/http/http_access.h"
+
+#include <fmt/ranges.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+
+#include <algorithm>
+
+namespace kvferry::controller {
+namespace {
+
+constexpr std::string_view kQuestions[] = {"/pair", "/query", "/query_by_hash", "/score"};
+constexpr std::string_view kBearer = "Bearer ";
+constexpr std::string_view kBasic = "Basic ";
+
+bool is_get(std::string_view method) { return method == "GET" || method == "HEAD"; }
+
+HttpRole needed_for(std::string_view method, std::string_view path) {
+  if (is_get(method)) return path == "/healthz" ? HttpRole::kStranger : HttpRole::kReader;
+  const bool is_question = method == "POST" && std::ranges::find(kQuestions, path) != std::end(kQuestions);
+  return is_question ? HttpRole::kReader : HttpRole::kAdmin;
+}
+
+/// Returns the password in the base64 of "USER:PASSWORD"; empty if there is none.
+std::string password_in(std::string_view base64) {
+  std::string plain(base64.size() / 4 * 3, '\0');
+  const int size =
+      ::EVP_DecodeBlock(reinterpret_cast<unsigned char*>(plain.data()),
+                        reinterpret_cast<const unsigned char*>(base64.data()), static_cast<int>(base64.size()));
+  const std::size_t colon = plain.find(':');
+  if (size < 0 || colon == std::string::npos) return {};
+  while (plain.back() == '\0') plain.pop_back();  // each '=' is decoded as a zero
+  return plain.substr(colon + 1);
+}
+
+}  // namespace
+
+std::string http_token(const net::ClusterKey& key, HttpRole role) {
+  const char* const name = role == HttpRole::kAdmin ? "admin" : "reader";
+  return fmt::format("{:02x}", fmt::join(key.derived(fmt::format("kvferry HTTP {} 1", name)), ""));
+}
+
+HttpAccess::HttpAccess(const std::optional<net::ClusterKey>& key) : is_open_(!key) {
+  if (is_open_) return;
+  reader_ = http_token(*key, HttpRole::kReader);
+  admin_ = http_token(*key, HttpRole::kAdmin);
+}
+
+HttpRole HttpAccess::role_of(std::string_view token) const {
+  const auto is = [&](const std::string& own) {
+    return token.size() == own.size() && ::CRYPTO_memcmp(token.data(), own.data(), own.size()) == 0;
+  };
+  return is(admin_) ? HttpRole::kAdmin : is(reader_) ? HttpRole::kReader : HttpRole::kStranger;
+}
+
+std::optional<HttpRefusal> HttpAccess::refusal(std::string_view method, std::string_view path,
+                                               std::string_view authorization) const {
+  const HttpRole needed = needed_for(method, path);
+  if (is_open_ || needed == HttpRole::kStranger) return std::nullopt;
+  HttpRole role = HttpRole::kStranger;
+  if (authorization.starts_with(kBearer))
+    role = role_of(authorization.substr(kBearer.size()));
+  else if (authorization.starts_with(kBasic) && is_get(method))
+    role = role_of(password_in(authorization.substr(kBasic.size())));
+  if (role >= needed) return std::nullopt;
+  const char* const command = needed == HttpRole::kAdmin ? "kvferry token --role admin" : "kvferry token";
+  return HttpRefusal{role == HttpRole::kStranger ? 401 : 403,
+                     fmt::format("send 'Authorization: Bearer TOKEN' with the token that '{}' prints where the cluster "
+                                 "key is",
+                                 command)};
+}
+
+}  // namespace kvferry::controller

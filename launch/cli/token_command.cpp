@@ -1,0 +1,34 @@
+// The command token.
+#include <memory>
+
+#include "controller/http/http_access.h"
+#include "launch/cli/commands.h"
+
+namespace kvferry::cli {
+
+Run add_token_command(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand(
+      "token",
+      "Print the token that a controller with a cluster key asks of clients of its HTTP API (--http): they "
+      "send 'Authorization: Bearer TOKEN'.");
+  const auto key_file = std::make_shared<std::string>();
+  const auto role = std::make_shared<std::string>("reader");
+  command->add_option("--cluster-key-file", *key_file, "Key of the deployment; also KVFERRY_CLUSTER_KEY_FILE")
+      ->envname("KVFERRY_CLUSTER_KEY_FILE")
+      ->required();
+  command
+      ->add_option("--role", *role,
+                   "reader: nodes, status, metrics, and questions about prompts; admin: also which engines the "
+                   "controller follows")
+      ->check(CLI::IsMember({"reader", "admin"}))
+      ->capture_default_str();
+  return [key_file, role]() -> Result<void> {
+    const auto key = KVFERRY_TRY(net::read_cluster_key(*key_file));
+    if (!key) return Error{ErrorCode::kInvalidArgument, "--cluster-key-file is empty; allowed: the path of a file"};
+    const auto wanted = *role == "admin" ? controller::HttpRole::kAdmin : controller::HttpRole::kReader;
+    fmt::print("{}\n", controller::http_token(*key, wanted));
+    return {};
+  };
+}
+
+}  // namespace kvferry::cli
