@@ -39,8 +39,7 @@ struct CoreConfig {
   TimeNs order_ttl_max = 24 * 3600 * kSecond;  // upper bound for every ttl in the controller's orders
   TimeNs pin_ttl = 60 * kSecond;               // limit for lookups and loads; in practice the next step ends their pins
   TimeNs refetch_after = 100 * kMillisecond;   // pause between a failed fetch and the next one of the same request
-  std::uint64_t first_lease = 1;  // number of the first lease; differs at each start, so that it identifies no lease of
-                                  // an earlier incarnation; the numbers of pushes and reservations start there as well
+  std::string secret;  // random bytes of this start, from which the numbers of leases, pushes and reservations follow
 
   /// Returns true if a request is scheduled only after its load has ended. A load within a step is possible only where
   /// vLLM can recover from its failure: vLLM restarts at the first bad block, which fails with sliding windows (earlier

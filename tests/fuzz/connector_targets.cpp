@@ -105,6 +105,8 @@ void run_scheduler_core(std::string_view bytes) {
   request.num_prompt_tokens = 20;
   core.add_request(request, now);
   std::uint64_t fetch = 0;
+  std::vector<std::uint64_t> numbers;  // of leases and reservations, which nobody guesses: a liar has got some
+  const auto known = [&](std::uint64_t number) { return number < numbers.size() ? numbers[number] : number; };
   Cutter cutter(bytes);
   for (; !cutter.empty(); now += 100 * kMillisecond) {
     const std::string from = cutter.byte() % 2 == 0 ? "tcp://10.0.0.1:1" : "tcp://10.0.0.2:1";
@@ -116,14 +118,17 @@ void run_scheduler_core(std::string_view bytes) {
     if (!envelope) continue;
     const auto message = unseal<AnyMessage>(*envelope);
     if (!message) continue;
-    std::visit(Overloaded{[&](const LeaseRequest& one) { (void)core.lease_requested(from, one, now); },
-                          [&](const LeaseRelease& one) { core.lease_released(one.value); },
-                          [&](const PushOffer& one) { (void)core.push_offered(from, one, now); },
-                          [&](const PushSettlement& one) { core.push_settled(one); },
-                          [&](const LeaseAnswer& one) { core.lease_answered(fetch, from, one.reply, now); },
-                          [&](const PushAnswer& one) { core.push_answered(envelope->id, from, one.reply, now); },
-                          [](const auto&) {}},  // the node's own workers send the others
-               *message);
+    std::visit(
+        Overloaded{[&](const LeaseRequest& one) { numbers.push_back(core.lease_requested(from, one, now).lease); },
+                   [&](const LeaseRelease& one) { core.lease_released(known(one.value)); },
+                   [&](const PushOffer& one) { numbers.push_back(core.push_offered(from, one, now).ticket); },
+                   [&](const PushSettlement& one) {
+                     core.push_settled({known(one.ticket), one.chunks});
+                   },
+                   [&](const LeaseAnswer& one) { core.lease_answered(fetch, from, one.reply, now); },
+                   [&](const PushAnswer& one) { core.push_answered(envelope->id, from, one.reply, now); },
+                   [](const auto&) {}},  // the node's own workers send the others
+        *message);
     core.tick(now);
     (void)core.build_step({}, now);
   }

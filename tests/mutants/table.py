@@ -22,6 +22,7 @@ FETCH, PEERS = "scheduler/scheduler_fetch.cpp", "scheduler/scheduler_peers.cpp"
 ORDERS = "scheduler/scheduler_orders.cpp"
 SUSPECTS = "scheduler/suspect_nodes.cpp"
 POOL, WORKER, CHAIN = "chunk_pool.cpp", "worker_core.cpp", "token_chain.cpp"
+NUMBERS = "secret_numbers.cpp"
 SENDER, RECEIVER = "push/push_sender.cpp", "push/push_receiver.cpp"
 
 MUTANTS = [Mutant(*row) for row in (
@@ -97,8 +98,11 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-pull-is-answered-twice", "exactly-once", WORKER, "pulls_.erase(found);", "",
      "Worker.APullHoldsItsSlotsUntilItEndsOnce"),
     ("an-unknown-lease-ends-a-pin", "exactly-once", PEERS,
-     "if (found == leases_.end()) return;", "if (found == leases_.end()) return void(pool_.unpin(PinId{lease}));",
+     "if (found == leases_.end()) {", "if (found == leases_.end()) {\n    pool_.unpin(PinId{lease});",
      "Holding.AForeignNumberReleasesNoHoldOfOurOwn"),
+    ("leases-are-guessed", "fenced-reuse", NUMBERS,
+     "std::memcpy(&number, digest.bytes.data(), sizeof number);", "number = num_drawn_;",
+     "Holding.NobodyReleasesALeaseThatAnotherGot"),
     # bounded-hold
     ("pins-never-expire", "bounded-hold", POOL,
      "const bool expired = it->second.deadline <= now;", "const bool expired = false;"),
@@ -245,6 +249,9 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-pushed-window-is-lost", "exact-load", RECEIVER,
      "if (ok) parts_.pool.set_window_from(chunk.slot, settled.window_from);", "",
      "Granting.APushedChunkLacksOfTheWindowWhatItsSenderLacks"),
+    ("reservations-are-guessed", "verified-only", RECEIVER,
+     "const std::uint64_t ticket = parts_.numbers.draw();",
+     "const std::uint64_t ticket = reservations_.size() + 1;", "Granting.NobodySettlesAPushThatAnotherOffered"),
     ("a-reservation-without-an-end", "bounded-hold", RECEIVER,
      "if (reservation.deadline > now) continue;", "continue;"),
     ("a-reset-cache-takes-old-pushes", "verified-only", RECEIVER, "parts_.pool.fail_write(chunk.slot);", ";",

@@ -11,6 +11,8 @@
 #include <random>
 #include <thread>
 
+#include "connector/core/secret_numbers.h"
+#include "connector/core/token_chain.h"
 #include "controller/api/status.h"
 #include "controller/client/client_link.h"
 #include "controller/protocol/wire.h"
@@ -138,6 +140,46 @@ TEST_F(MemberLies, ToANode) {
   EXPECT_GE(num_lies, 500U);
   RecordProperty("lies", static_cast<int>(num_lies));
   expect_handover(prefill, decode, tokens(21));
+}
+
+TEST_F(MemberLies, AboutTheNumbersOfOthers) {
+  TestNode holder(controller_.endpoint(), "holder", "toy", key_.setting());
+  const std::vector<std::int32_t> prompt = tokens(16);
+  holder.scheduler->add_request(request("p", prompt));
+  holder.lookup("p");
+  holder.scheduler->allocated(RequestId{"p"}, 0, {kSomeBlocks});
+  holder.step({{{RequestId{"p"}, 0, 16, BlockTable{kSomeBlocks}}}, {}}, [&] { holder.compute(kSomeBlocks, 0, 16, 3); });
+  holder.scheduler->finished(RequestId{"p"}, 16, {kSomeBlocks}, false);
+  holder.settle();
+  TokenChain chain(root_key("toy", ""), 8, {});
+  chain.append(prompt);
+  const ZmqContextRef context = key_.context();
+  const auto reader = ClientSocket::connect(endpoint_of(holder), context).value();
+  const auto liar = ClientSocket::connect(endpoint_of(holder), context).value();
+  const auto send = [](ClientSocket& link, const std::string& message) {
+    ASSERT_TRUE(soon([&] { return link.send(message); }));
+  };
+  const auto lease = [&](ClientSocket& link, const ChunkKey& key) {
+    send(link, seal(5, LeaseRequest{"toy", {key}, "", {}}));
+    std::optional<std::string> bytes;
+    EXPECT_TRUE(soon([&] { return (bytes = link.receive()).has_value(); }));
+    return decode<LeaseAnswer>(decode<Envelope>(*bytes, "answer")->body, "answer").value().reply.lease;
+  };
+  const std::uint64_t others = lease(*reader, chain.key(0)), own = lease(*liar, chain.key(1));
+  ASSERT_NE(others, 0u);
+  ASSERT_NE(own, 0u);
+  SecretNumbers without_a_secret{{}};
+  for (std::uint64_t step = 1; step <= 100; ++step)
+    for (const std::uint64_t guess : {step, own + step, own - step, without_a_secret.draw()}) {
+      send(*liar, seal(0, LeaseRelease{{guess}}));
+      send(*liar, seal(0, PushSettlement{guess, {{0, true, 0, {9}}}}));
+    }
+  for (int i = 0; i < 2; ++i) send(*liar, seal(0, LeaseRelease{{own}}));
+  const auto metric = [&](const char* name) { return holder.scheduler->metrics()[name]; };
+  EXPECT_TRUE(soon([&] { return metric("unknown_releases_total") == 801; }));
+  EXPECT_EQ(metric("pool_pinned_chunks"), 1) << "the reader's";
+  send(*reader, seal(0, LeaseRelease{{others}}));
+  EXPECT_TRUE(soon([&] { return metric("pool_pinned_chunks") == 0; }));
 }
 
 TEST_F(MemberLies, ToAController) {

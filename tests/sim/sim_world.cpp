@@ -32,7 +32,7 @@ void World::start(std::size_t index) {
   engine.seed += index + (node.incarnation << 8);
   node.incarnation += 1;
   node.is_up = true;
-  core.first_lease = node.incarnation * 1'000'000;
+  core.secret = fmt::format("{} of {}", node.incarnation, index);
   node.num_load_lines = 0;
   std::vector<Shard> shards;
   for (std::uint32_t rank = 0; rank < core.num_ranks; ++rank) shards.push_back({0, 1, rank, 1});

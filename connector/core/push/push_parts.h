@@ -7,6 +7,7 @@
 #include "connector/core/chunk_pool.h"
 #include "connector/core/core_config.h"
 #include "connector/core/counters.h"
+#include "connector/core/secret_numbers.h"
 
 namespace kvferry {
 
@@ -15,6 +16,7 @@ struct PushParts {
   ChunkPool& pool;
   std::vector<Action>& actions;
   CoreCounters& counters;
+  SecretNumbers& numbers;
 };
 
 }  // namespace kvferry

@@ -18,6 +18,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   if (offer.num_ranks != parts_.config.num_ranks) return reply;  // another shape: the decode side pulls
   Reservation reservation;
   GrantOrder order;
+  const std::uint64_t ticket = parts_.numbers.draw();
   const std::string writer = "push of " + from;
   for (std::uint32_t index = 0; index < offer.chunks.size(); ++index) {
     const OfferedChunk& offered = offer.chunks[index];
@@ -37,11 +38,11 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
     if (!slot) continue;
     reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kGranted);
     reservation.chunks.emplace(index, Chunk{offered.key, *slot, offered.num_tokens, true, parts_.config.num_ranks});
-    ticket_of_.emplace(offered.key, next_ticket_);
+    ticket_of_.emplace(offered.key, ticket);
     order.chunks.push_back({index, *slot, offered.num_tokens});
   }
   if (reservation.chunks.empty()) return reply;
-  reply.ticket = order.ticket = next_ticket_++;
+  reply.ticket = order.ticket = ticket;
   reservation.deadline = now + parts_.config.push_ttl;
   promise::bounded_hold(now, reservation.deadline, writer);
   reservations_.emplace(reply.ticket, std::move(reservation));
@@ -75,7 +76,11 @@ void PushReceiver::grant_failed(std::uint64_t ticket, std::span<const std::uint3
 
 void PushReceiver::settled(const PushSettlement& settlement) {
   const auto found = reservations_.find(settlement.ticket);
-  if (found != reservations_.end()) revoke(settlement.ticket, found->second, settlement.chunks);
+  if (found == reservations_.end()) {
+    parts_.counters.unknown_releases += 1;
+    return;
+  }
+  revoke(settlement.ticket, found->second, settlement.chunks);
 }
 
 std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {

@@ -29,7 +29,8 @@ class PushReceiver {
   PushReply offered(const std::string& from, const PushOffer& offer, TimeNs now);
   /// Revokes all grants of these chunks at once, because a worker could not grant access to them.
   void grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices);
-  /// Revokes the grants of the settled chunks. Ignores unknown tickets, and chunks that are not granted any more.
+  /// Revokes the grants of the settled chunks. Ignores unknown tickets, which it counts, and chunks that are not
+  /// granted any more.
   void settled(const PushSettlement& settlement);
   /// Records that one rank has revoked its grants. Returns the chunks that became ready.
   std::vector<ChunkRef> revoked(const Revocation& answer);
@@ -61,7 +62,6 @@ class PushReceiver {
   PushParts parts_;
   std::map<std::uint64_t, Reservation> reservations_;  // [ticket]
   std::unordered_map<ChunkKey, std::uint64_t> ticket_of_;
-  std::uint64_t next_ticket_ = parts_.config.first_lease;
 };
 
 }  // namespace kvferry

@@ -95,7 +95,7 @@ class PushSender {
   std::function<void(const RequestId&)> delivered_;
   std::map<std::uint64_t, Push> pushes_;
   std::unordered_map<ChunkKey, std::set<Tag>> waiting_;  // items that are not finished
-  std::uint64_t next_push_ = parts_.config.first_lease;
+  std::uint64_t next_push_ = parts_.numbers.draw();
 };
 
 }  // namespace kvferry

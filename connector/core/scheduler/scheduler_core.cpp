@@ -13,14 +13,12 @@ namespace kvferry {
 SchedulerCore::SchedulerCore(CoreConfig config)
     : config_(std::move(config)),
       pool_(config_.num_slots, config_.num_ranks),
-      sender_({config_, pool_, actions_, counters_},
+      sender_({config_, pool_, actions_, counters_, numbers_},
               [this](const RequestId& id) {
                 if (RequestState* request = find(id)) request->is_delivered = true;
                 unpin_handoff(id.value);
               }),
-      receiver_({config_, pool_, actions_, counters_}),
-      next_lease_(config_.first_lease) {
-  KVFERRY_CHECK(next_lease_ > 0, "first_lease is 0, which means no lease");
+      receiver_({config_, pool_, actions_, counters_, numbers_}) {
   KVFERRY_CHECK(!config_.windows.empty(), "the engine has no KV groups");
   for (const std::uint32_t window : config_.windows) {
     KVFERRY_CHECK(window == 0 || window_ == 0 || window == window_, "sliding windows of {} and {} tokens differ",

@@ -182,6 +182,7 @@ class SchedulerCore {
   ChunkPool pool_;
   std::vector<Action> actions_;
   CoreCounters counters_;
+  SecretNumbers numbers_{config_.secret};
   PushSender sender_;
   PushReceiver receiver_;
   TimeNs now_ = 0;  // time of the event that is being handled
@@ -203,7 +204,6 @@ class SchedulerCore {
   std::set<ChunkRef> saving_;  // planned saves that some rank has not reported
   std::uint64_t step_ = 0;     // number of the last built plan
   std::uint64_t last_id_ = 0;
-  std::uint64_t next_lease_;
   std::uint32_t window_ = 0;  // size of the sliding windows; 0: none
   bool directory_up_ = true;
 };

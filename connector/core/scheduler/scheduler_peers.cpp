@@ -36,7 +36,7 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
     return reply;
   }
   pool_.touch(chunks);
-  reply.lease = next_lease_++;
+  reply.lease = numbers_.draw();
   num_leased_chunks_ += chunks.size();
   const std::size_t num_chunks = chunks.size();
   const PinId pin = pool_.pin(std::move(chunks), "lease of " + from, now, now + config_.lease_ttl);
@@ -47,7 +47,10 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
 
 void SchedulerCore::lease_released(std::uint64_t lease) {
   const auto found = leases_.find(lease);
-  if (found == leases_.end()) return;    // expired, released before, or of an earlier incarnation
+  if (found == leases_.end()) {  // expired, released before, of an earlier incarnation, or made up
+    counters_.unknown_releases += 1;
+    return;
+  }
   unpin_handoff(found->second.handoff);  // the decode worker has the prompt
   pool_.unpin(found->second.pin);
   num_leased_chunks_ -= found->second.num_chunks;

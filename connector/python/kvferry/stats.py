@@ -33,6 +33,7 @@ COUNTERS = {
     "leases_refused_total": "Leases of chunks refused because other nodes had too many already.",
     "holders_suspected_total": "Pauses in fetching from a node from which nothing arrived in time.",
     "writes_abandoned_total": "Chunks given up because a node that was pushing them stopped inside a copy.",
+    "unknown_releases_total": "Ends of leases and pushes ignored because this node doesn't know the number.",
     "received_chunks_total": "Chunks received by push from prefill nodes.",
 }
 GAUGES = {

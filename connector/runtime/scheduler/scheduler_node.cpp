@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <random>
 #include <utility>
 
 #include "connector/runtime/net_address.h"
@@ -127,7 +128,8 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   // A chunk needs a slot in every rank's pool. Pipeline stages may differ in size, so the smallest pool decides.
   config.num_slots = workers[0].num_slots;
   for (const WorkerHello& worker : workers) config.num_slots = std::min(config.num_slots, worker.num_slots);
-  config.first_lease = incarnation_.value;
+  std::random_device random;
+  for (int word = 0; word < 8; ++word) config.secret += fmt::format("{:08x}", random());
   config.num_ranks = num_ranks_ = static_cast<std::uint32_t>(workers.size());
   config.save_decode_cache = from.save_decode_cache;
   config.save_partial_chunks = from.save_partial_chunks;

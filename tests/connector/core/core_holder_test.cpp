@@ -105,6 +105,21 @@ TEST_F(Holding, AForeignNumberReleasesNoHoldOfOurOwn) {
   EXPECT_EQ(core_->pool().num_pins(), pins);
 }
 
+TEST_F(Holding, NobodyReleasesALeaseThatAnotherGot) {
+  cache(32);
+  const std::uint64_t own = core_->lease_requested("liar", wish(2), now_).lease;
+  const std::uint64_t other = core_->lease_requested("reader", wish(2), now_).lease;
+  for (std::uint64_t step = 1; step <= 1000; ++step)
+    for (const std::uint64_t guess : {step, own + step, own - step}) core_->lease_released(guess);
+  core_->lease_released(own);
+  core_->lease_released(own);  // again
+  EXPECT_EQ(core_->pool().num_pins(), 1u);
+  EXPECT_EQ(core_->counters().unknown_releases, 3001u);
+  core_->lease_released(other);
+  EXPECT_EQ(core_->pool().num_pins(), 0u);
+  EXPECT_EQ(core_->counters().unknown_releases, 3001u);
+}
+
 TEST_F(Holding, AFinishedPrefillWaitsForItsDecodeWorker) {
   const FinishedRequest done = prefill("p");
   EXPECT_TRUE(done.handoff);
@@ -151,7 +166,7 @@ TEST_F(Holding, ARestartedHolderTakesNoLeaseOfItsPastLifeForOneOfItsOwn) {
   cache(32);
   const std::uint64_t before = core_->lease_requested("reader", request_for(2), now_).lease;
   CoreConfig again = sizes(16, 16, 4);
-  again.first_lease = before + 1'000'000;  // as the runtime draws it at each start
+  again.secret = "of another start";
   core_.emplace(again);
   core_->set_directory_up(false);
   cache(32);

@@ -279,6 +279,22 @@ TEST_F(Granting, NonsenseIsIgnored) {
   EXPECT_FALSE(reclaim_all().at(0).ok);
 }
 
+TEST_F(Granting, NobodySettlesAPushThatAnotherOffered) {
+  const std::uint64_t own = core_->push_offered("liar", prompt(16), now_).ticket;
+  const std::uint64_t other = core_->push_offered("p", prompt(32), now_).ticket;
+  for (std::uint64_t step = 1; step <= 1000; ++step)
+    for (const std::uint64_t guess : {step, own + step, own - step}) core_->push_settled({guess, {{1, true, 0, {7}}}});
+  EXPECT_THAT(take<RevokeSlots>(), IsEmpty());
+  core_->push_settled({own, {{0, true, 0, {9}}}});
+  reclaim_all();
+  core_->push_settled({own, {{0, true, 0, {7}}, {1, true, 0, {7}}}});  // again
+  EXPECT_EQ(core_->counters().unknown_releases, 3001u);
+  EXPECT_EQ(core_->pool().num_ready(), 1u);
+  core_->push_settled({other, {{1, true, 0, {9}}}});
+  reclaim_all();
+  EXPECT_EQ(core_->pool().num_ready(), 2u);
+}
+
 TEST_F(Granting, AFullChunksKeyWithAnotherLengthIsDroppedWhenItsTokensAreKnown) {
   PushOffer offer = prompt(32);
   offer.chunks[1].num_tokens = 1;
