@@ -46,22 +46,24 @@ HttpAccess::HttpAccess(const std::optional<net::ClusterKey>& key) : is_open_(!ke
   admin_ = http_token(*key, HttpRole::kAdmin);
 }
 
-HttpRole HttpAccess::role_of(std::string_view token) const {
+HttpRole HttpAccess::role_with(std::string_view token) const {
   const auto is = [&](const std::string& own) {
     return token.size() == own.size() && ::CRYPTO_memcmp(token.data(), own.data(), own.size()) == 0;
   };
   return is(admin_) ? HttpRole::kAdmin : is(reader_) ? HttpRole::kReader : HttpRole::kStranger;
 }
 
+HttpRole HttpAccess::role_of(std::string_view method, std::string_view authorization) const {
+  if (authorization.starts_with(kBearer)) return role_with(authorization.substr(kBearer.size()));
+  const bool is_browser = authorization.starts_with(kBasic) && is_get(method);
+  return is_browser ? role_with(password_in(authorization.substr(kBasic.size()))) : HttpRole::kStranger;
+}
+
 std::optional<HttpRefusal> HttpAccess::refusal(std::string_view method, std::string_view path,
                                                std::string_view authorization) const {
   const HttpRole needed = needed_for(method, path);
   if (is_open_ || needed == HttpRole::kStranger) return std::nullopt;
-  HttpRole role = HttpRole::kStranger;
-  if (authorization.starts_with(kBearer))
-    role = role_of(authorization.substr(kBearer.size()));
-  else if (authorization.starts_with(kBasic) && is_get(method))
-    role = role_of(password_in(authorization.substr(kBasic.size())));
+  const HttpRole role = role_of(method, authorization);
   if (role >= needed) return std::nullopt;
   const char* const command = needed == HttpRole::kAdmin ? "kvferry token --role admin" : "kvferry token";
   return HttpRefusal{role == HttpRole::kStranger ? 401 : 403,

@@ -36,9 +36,14 @@ class HttpAccess {
   /// a browser send Basic with requests of its own.
   std::optional<HttpRefusal> refusal(std::string_view method, std::string_view path,
                                      std::string_view authorization) const;
+  /// Returns false if a request with a body is refused whatever it asks.
+  bool may_send_body(std::string_view authorization) const {
+    return is_open_ || role_of("POST", authorization) != HttpRole::kStranger;
+  }
 
  private:
-  HttpRole role_of(std::string_view token) const;
+  HttpRole role_with(std::string_view token) const;
+  HttpRole role_of(std::string_view method, std::string_view authorization) const;
 
   bool is_open_;
   std::string reader_, admin_;

@@ -172,14 +172,15 @@ bool HttpConnections::read(std::uint64_t id, Connection& connection) {
 bool HttpConnections::parse(std::uint64_t id, Connection& connection) {
   HttpFraming& framing = connection.framing;
   const HttpFraming::State state = framing.read(connection.in);
-  if (state == HttpFraming::State::kIncomplete) {
+  const bool is_refused = framing.has_head() && !may_send_body_(framing.authorization());
+  if (state == HttpFraming::State::kIncomplete && !is_refused) {
     if (framing.awaits_continue() && !std::exchange(connection.is_continued, true)) {
       constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
       ::send(connection.socket.get(), kContinue.data(), kContinue.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     }
     return arm(id, connection, EPOLLIN);
   }
-  const bool is_last = state == HttpFraming::State::kBad;
+  const bool is_last = state != HttpFraming::State::kComplete;
   Job job{id, connection.in.substr(0, is_last ? std::string::npos : framing.size()), is_last};
   connection.in.erase(0, job.bytes.size());
   framing = {};

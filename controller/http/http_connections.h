@@ -35,7 +35,11 @@ class HttpConnections {
   /// Returns the bytes that answer a request; sets `is_last` if the connection should end then. Threads: any.
   using Answer = std::function<std::string(std::string_view request, bool& is_last)>;
 
-  explicit HttpConnections(Answer answer) : answer_(std::move(answer)) {}
+  /// Returns false for a client that is refused before it has sent its request's body. Threads: that of the requests.
+  using MaySend = std::function<bool(const std::string& authorization)>;
+
+  HttpConnections(Answer answer, MaySend may_send_body)
+      : answer_(std::move(answer)), may_send_body_(std::move(may_send_body)) {}
   ~HttpConnections();
   HttpConnections(const HttpConnections&) = delete;
   HttpConnections& operator=(const HttpConnections&) = delete;
@@ -79,6 +83,7 @@ class HttpConnections {
   bool arm(std::uint64_t id, const Connection& connection, std::uint32_t events);
 
   const Answer answer_;
+  const MaySend may_send_body_;
   const SteadyClock clock_;
   net::SpareFd spare_;
   net::TcpListener listener_;

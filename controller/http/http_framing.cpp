@@ -63,6 +63,7 @@ void HttpFraming::read_head(std::string_view head) {
     }
     if (is_same_word(name, "transfer-encoding")) is_chunked_ = true;
     if (is_same_word(name, "expect")) awaits_continue_ = true;
+    if (is_same_word(name, "authorization")) authorization_ = value;
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 namespace kvferry::controller {
@@ -22,6 +23,9 @@ class HttpFraming {
   std::size_t size() const { return end_; }
   /// Returns true if the head has arrived and the client waits for "100 Continue" before it sends the body.
   bool awaits_continue() const { return awaits_continue_; }
+  bool has_head() const { return body_at_ > 0; }
+  /// The header of that name, if the head has arrived and has one.
+  const std::string& authorization() const { return authorization_; }
 
  private:
   void read_head(std::string_view head);
@@ -34,6 +38,7 @@ class HttpFraming {
   bool has_length_ = false;
   bool is_bad_ = false;
   bool awaits_continue_ = false;
+  std::string authorization_;
 };
 
 }  // namespace kvferry::controller

@@ -181,7 +181,8 @@ class HttpListener final : public BoundListener {
   HttpParser parser_;
   std::string address_;
   HttpConnections connections_{
-      [this](std::string_view request, bool& is_last) { return parser_.answer(request, is_last); }};
+      [this](std::string_view request, bool& is_last) { return parser_.answer(request, is_last); },
+      [this](const std::string& authorization) { return access_.may_send_body(authorization); }};
 };
 
 }  // namespace
