@@ -1,5 +1,5 @@
-// Numbers that a peer knows only if it was told: who names a lease or a reservation may end it. Pure: they follow from
-// a secret that the runtime draws.
+// Numbers that a peer knows only if it was told, because a peer that names a lease or a reservation can end it. Pure:
+// they follow from a secret that the runtime draws.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ class SecretNumbers {
   /// The same secret gives the same numbers.
   explicit SecretNumbers(std::string secret) : secret_(std::move(secret)) {}
 
-  /// Returns another number each time, never 0. From those that it was told, nobody can compute the others.
+  /// Returns another number each time, never 0. A peer can compute none from those that it was told.
   std::uint64_t draw();
 
  private:

@@ -16,7 +16,7 @@ constexpr std::string_view kBasic = "Basic ";
 bool is_get(std::string_view method) { return method == "GET" || method == "HEAD"; }
 
 HttpRole needed_for(std::string_view method, std::string_view path) {
-  if (is_get(method)) return path == "/healthz" ? HttpRole::kStranger : HttpRole::kReader;
+  if (is_get(method)) return path == "/healthz" ? HttpRole::kNone : HttpRole::kReader;
   const bool is_question = method == "POST" && std::ranges::find(kQuestions, path) != std::end(kQuestions);
   return is_question ? HttpRole::kReader : HttpRole::kAdmin;
 }
@@ -50,23 +50,23 @@ HttpRole HttpAccess::role_with(std::string_view token) const {
   const auto is = [&](const std::string& own) {
     return token.size() == own.size() && ::CRYPTO_memcmp(token.data(), own.data(), own.size()) == 0;
   };
-  return is(admin_) ? HttpRole::kAdmin : is(reader_) ? HttpRole::kReader : HttpRole::kStranger;
+  return is(admin_) ? HttpRole::kAdmin : is(reader_) ? HttpRole::kReader : HttpRole::kNone;
 }
 
 HttpRole HttpAccess::role_of(std::string_view method, std::string_view authorization) const {
   if (authorization.starts_with(kBearer)) return role_with(authorization.substr(kBearer.size()));
   const bool is_browser = authorization.starts_with(kBasic) && is_get(method);
-  return is_browser ? role_with(password_in(authorization.substr(kBasic.size()))) : HttpRole::kStranger;
+  return is_browser ? role_with(password_in(authorization.substr(kBasic.size()))) : HttpRole::kNone;
 }
 
 std::optional<HttpRefusal> HttpAccess::refusal(std::string_view method, std::string_view path,
                                                std::string_view authorization) const {
   const HttpRole needed = needed_for(method, path);
-  if (is_open_ || needed == HttpRole::kStranger) return std::nullopt;
+  if (is_open_ || needed == HttpRole::kNone) return std::nullopt;
   const HttpRole role = role_of(method, authorization);
   if (role >= needed) return std::nullopt;
   const char* const command = needed == HttpRole::kAdmin ? "kvferry token --role admin" : "kvferry token";
-  return HttpRefusal{role == HttpRole::kStranger ? 401 : 403,
+  return HttpRefusal{role == HttpRole::kNone ? 401 : 403,
                      fmt::format("send 'Authorization: Bearer TOKEN' with the token that '{}' prints where the cluster "
                                  "key is",
                                  command)};

@@ -12,9 +12,9 @@ namespace kvferry::controller {
 
 /// Each role may do what the roles before it may do.
 enum class HttpRole : std::uint8_t {
-  kStranger,  // GET /healthz
-  kReader,    // all other GET requests, and questions about prompts
-  kAdmin,     // everything; POST /register makes the controller connect to an address
+  kNone,    // GET /healthz
+  kReader,  // all other GET requests, and questions about prompts
+  kAdmin,   // everything; POST /register makes the controller connect to an address
 };
 
 /// Returns the token of kReader or kAdmin: 64 hexadecimal digits.
@@ -28,7 +28,7 @@ struct HttpRefusal {
 /// Threads: any.
 class HttpAccess {
  public:
-  /// Without a key everybody is an admin.
+  /// Without a key every client is an admin.
   explicit HttpAccess(const std::optional<net::ClusterKey>& key);
 
   /// Returns nullopt if the request is allowed. `authorization`: the header of that name, or empty. A token counts as
@@ -38,7 +38,7 @@ class HttpAccess {
                                      std::string_view authorization) const;
   /// Returns false if a request with a body is refused whatever it asks.
   bool may_send_body(std::string_view authorization) const {
-    return is_open_ || role_of("POST", authorization) != HttpRole::kStranger;
+    return is_open_ || role_of("POST", authorization) != HttpRole::kNone;
   }
 
  private:
