@@ -67,6 +67,7 @@ void MiniEngine::add(const RequestSpec& spec, TimeNs now) {
   tally_.uncacheable += !spec.cacheable;
   tally_.ids_again += finished_.erase(spec.id);
   outputs_[spec.id].clear();
+  first_admitted_.erase(spec.id);
   requests_.emplace(spec.id, std::move(request));
   waiting_.push_back(spec.id);
 }

@@ -87,6 +87,8 @@ class MiniEngine {
   std::function<Exit(const std::string& id)> refuse;
   /// Shown each step as the core is told of it.
   std::function<void(const StepInput& input)> on_step;
+  /// Told of each chunk whose save has ended without it.
+  std::function<void(const ChunkKey& chunk)> on_save_failed;
   /// Told of each request that leaves, with all it said.
   std::function<void(const std::string& id, End end, const std::vector<std::int32_t>& output)> on_end;
 
@@ -101,6 +103,8 @@ class MiniEngine {
   std::vector<Action> take_actions();
   const std::map<std::string, std::vector<std::int32_t>>& outputs() const { return outputs_; }
   const std::map<std::string, FinishedRequest>& finished() const { return finished_; }
+  /// When a request of this id was allocated blocks for the first time.
+  TimeNs first_admitted(const std::string& id) const { return first_admitted_.at(id); }
   const std::vector<StepPlan>& plans() const { return plans_; }
   /// The request's blocks of the first KV group now.
   std::vector<BlockId> table(const std::string& id) const;
@@ -191,6 +195,7 @@ class MiniEngine {
   void check_published(const ChunkMeta& chunk);
   std::uint32_t truly_computed(const Request& request) const;
   void take_in(InFlight step, TimeNs now);
+  void tell_failed_saves(const WorkerReport& report) const;
   void take_in_output(const Scheduled& scheduled, TimeNs now);
   std::set<std::string> affected_by(std::set<BlockId>& bad, const InFlight& step) const;
   void handle_bad_blocks(const InFlight& step, TimeNs now);
@@ -218,6 +223,7 @@ class MiniEngine {
   std::vector<RequestId> told_;         // in this order in the last step; first-timers came after them
   std::map<std::string, std::vector<std::int32_t>> outputs_;
   std::map<std::string, FinishedRequest> finished_;
+  std::map<std::string, TimeNs> first_admitted_;
   std::vector<StepPlan> plans_;
   std::uint32_t checkpoint_alignment_;
   std::mt19937_64 rng_;

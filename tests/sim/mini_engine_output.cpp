@@ -69,13 +69,13 @@ void MiniEngine::execute(StepPlan plan, const StepInput& input) {
       std::any_of(in_flight_.begin(), in_flight_.end(), [](const InFlight& s) { return !s.bad_blocks.empty(); });
   for (Worker& worker : workers_) {
     StepOutcome outcome = worker.execute(plan, forward, failure_unheard);
-    for (std::size_t i = 0; i < forward.size(); ++i)
-      if (outcome.garbage[i]) step.scheduled[i].garbage = true;
+    for (std::size_t i = 0; i < forward.size(); ++i) step.scheduled[i].garbage |= outcome.garbage[i];
     step.bad_blocks.insert(outcome.bad_blocks.begin(), outcome.bad_blocks.end());
     for (std::size_t i = 0; i < outcome.async_ok.size(); ++i)
       if (!outcome.async_ok[i]) step.async_loads.at(i).ok = false;
     step.reports.push_back(std::move(outcome.report));
   }
+  for (const Scheduled& scheduled : step.scheduled) tally_.garbage_rows += scheduled.garbage;
   step.plan = std::move(plan);
   in_flight_.push_back(std::move(step));
 }
@@ -99,6 +99,7 @@ void MiniEngine::take_in(InFlight step, TimeNs now) {
   std::vector<ReportedLoad> loads(step.plan.loads.size());
   for (const WorkerReport& report : step.reports) {
     core_.worker_report(report, now);
+    tell_failed_saves(report);
     check_published();
     for (std::size_t i = 0; i < loads.size(); ++i) {
       loads[i].loaded = std::min(loads[i].loaded, report.loads.at(i).tokens_loaded);
@@ -112,6 +113,15 @@ void MiniEngine::take_in(InFlight step, TimeNs now) {
       found->second.reported_loads[job.attempt] = loads[i];
   }
   take_in_loads(step);
+}
+
+void MiniEngine::tell_failed_saves(const WorkerReport& report) const {
+  using State = ChunkPool::State;
+  for (const SaveDone& save : report.saves) {
+    const ChunkPool::Slot& slot = core_.pool().slot(save.chunk.slot);
+    const bool has_ended = slot.ref == save.chunk && slot.state != State::kWriting && slot.state != State::kReady;
+    if (has_ended && on_save_failed) on_save_failed(slot.meta.key);
+  }
 }
 
 /// finished_recving: whoever waited may go on; whoever was aborted meanwhile gives its blocks back now.
@@ -247,8 +257,11 @@ void MiniEngine::finish(std::string id, End end, TimeNs now) {
   if (request.running) lost_[id] = {table, truly_computed(request), request.known};
   finished_[id] = core_.finished(RequestId{id}, request.computed, table, end != End::kDone, now);
   promises_.ended(id, finished_[id], request.reported_loads, true);
-  for (const Admission& admission : finished_[id].admissions)
-    tally_.loads_unreported += admission.to_load > 0 && !request.reported_loads.contains(admission.attempt);
+  for (const Admission& admission : finished_[id].admissions) {
+    const bool is_reported = request.reported_loads.contains(admission.attempt);
+    tally_.loads_unreported += admission.to_load > 0 && !is_reported;
+    tally_.loads_cut += is_reported && admission.loaded < admission.to_load;
+  }
   if (request.load == Request::Load::kUnderWay) {
     held_back_[request.epoch] = request.table;
   } else {

@@ -101,6 +101,7 @@ MiniEngine::Next MiniEngine::admit_async(Request& request, const BlockTable& hit
   }
   tell("  {} waits for its load", id);
   core_.allocated(RequestId{id}, external, request.table, now);
+  first_admitted_.try_emplace(id, now);
   admitted_.push_back({id, num_local, external, request.table});
   tally_.async_loads += 1;
   tally_.state_loads += blocks_.windows().back() == kState;
@@ -160,6 +161,7 @@ MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInp
     return Next::kWait;
   }
   core_.allocated(RequestId{id}, external, request.table, now);
+  first_admitted_.try_emplace(id, now);
   if (external > 0) {
     admitted_.push_back({id, num_local, external, request.table});
     tally_.sync_loads += 1;

@@ -70,7 +70,9 @@ void World::forge_push(std::size_t index) {
   for (const auto& [key, chunk] : nodes_[dice_.between(0, num_nodes() - 1)].listed) {
     const std::uint32_t length = dice_.between(0, options_.core.chunk_tokens + 1);
     if (length == chunk.num_tokens || !dice_.chance(0.3)) continue;
-    if (forged_.insert(key).second) offer.chunks.push_back({key, length, {}});  // later the list may have the wrong one
+    if (!forged_.insert(key).second) continue;  // later the list may have the wrong one
+    offer.chunks.push_back({key, length, {}});
+    to_chunk(&Tally::excused_forged, index, key);
   }
   PushReply reply = node.engine->core().push_offered("liar", offer, now());
   if (reply.ticket != 0) node.pushes.pending_grants[reply.ticket] = {kDirectory, 0, std::move(reply)};
@@ -109,6 +111,7 @@ void World::garbage(std::size_t index) {
       const bool is_asked = dice_.chance(0.8);
       LeaseReply reply = garbage_reply();
       if (!is_asked) reply.lease += kForgedLease;
+      if (is_asked) mishaps_.to_chunks(&Tally::excused_garbage, index, node.asked[fetch], now());
       return core.lease_answered(fetch, is_asked ? node.last_endpoint : "tcp://liar:1", reply, now());
     }
     case 3:

@@ -8,6 +8,12 @@
 #include "sim_world.h"
 
 namespace kvferry::sim {
+namespace {
+
+constexpr TimeNs kLongestStep = 20 * kMillisecond;  // of World::step()
+constexpr TimeNs kPatience = 600 * kMillisecond;    // of a holder with its workers' checksums
+
+}  // namespace
 
 bool World::is_cut(std::size_t a, std::size_t b) const {
   const auto found = cut_until_.find(std::minmax(a, b));
@@ -70,6 +76,7 @@ void World::carry_out(std::size_t index) {
     if (const auto* released = std::get_if<ReleaseLease>(&action)) release(index, *released);
     if (const auto* line = std::get_if<LogLine>(&action)) {
       node.num_load_lines += line->text.find("to load") != std::string::npos;
+      note_suspicion(index, line->text);
       tell("node {} says: {}", index, line->text);
     }
     if (const auto* published = std::get_if<PublishChunks>(&action)) {
@@ -77,11 +84,13 @@ void World::carry_out(std::size_t index) {
         for (const ChunkMeta& chunk : chunks) teller.listed[chunk.key] = chunk;
       });
     } else if (const auto* evicted = std::get_if<AnnounceEvictions>(&action)) {
+      mishaps_.to_chunks(&Tally::excused_evicted, index, evicted->keys, now());
       list(index, [keys = evicted->keys](Node& teller) {
         for (const ChunkKey& key : keys) teller.listed.erase(key);
       });
     }
   }
+  note_full_pool(index);
   check_pulls(index);
 }
 
@@ -135,7 +144,16 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
   tell("node {} wants {} chunks of node {} ({})", node, wanted.request.keys.size(), *to, wanted.fetch);
   std::vector<Shard> shards;
   for (const RankEndpoint& rank : asker.ranks) shards.push_back(rank.shard);
-  send(node, *to, [this, node, to = *to, wanted, shards, incarnation = asker.incarnation] {
+  asker.asked[wanted.fetch] = wanted.request.keys;
+  const auto question = std::make_shared<Question>(Question{node, wanted.request.keys});
+  at(now() + options_.core.try_timeout - kLongestStep, [this, question] {
+    if (!question->is_answered) mishaps_.to_chunks(&Tally::excused_late, question->asker, question->keys, now());
+  });
+  const auto note_loss = [this, question](std::uint64_t lost_before) {
+    if (tally_.lost > lost_before) mishaps_.to_chunks(&Tally::excused_lost, question->asker, question->keys, now());
+  };
+  const std::uint64_t lost_before = tally_.lost;
+  send(node, *to, [this, node, to = *to, wanted, shards, question, note_loss, incarnation = asker.incarnation] {
     Node& holder = nodes_[to];
     if (!holder.is_up) {
       tally_.crashed_while_down += 1;
@@ -152,22 +170,24 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
     PromisesCheck::offered(core, answer.reply, request.keys.size());
     if (answer.reply.lease != 0)
       leases_[{to, answer.reply.lease}] = {holder.incarnation, now() + options_.core.lease_ttl, false};
-    const auto send_back = [this, node, to, wanted, incarnation](const LeaseAnswer& sent) {
-      send(to, node, [this, node, wanted, sent, incarnation] {
+    const auto send_back = [this, node, to, wanted, question, note_loss, incarnation](const LeaseAnswer& sent) {
+      const std::uint64_t lost_before = tally_.lost;
+      send(to, node, [this, node, wanted, sent, question, incarnation] {
         Node& reader = nodes_[node];
         if (reader.incarnation != incarnation || !reader.is_up) return;
+        question->is_answered = true;
         LeaseAnswer got = sent;
         Result<ShardMap> map = fit_answer(reader.ranks, got);
         if (!map) throw Broken("exact-load: " + map.error().what);
         reader.maps[wanted.endpoint] = std::move(*map);
         reader.engine->core().lease_answered(wanted.fetch, wanted.endpoint, got.reply, now());
       });
+      note_loss(lost_before);
     };
     if (!is_unlike) return send_back(answer);
     tally_.unlike_leases += 1;
     const std::uint64_t id = holder.answers.empty() ? 1 : holder.answers.rbegin()->first + 1;
     holder.answers[id] = send_back;
-    constexpr TimeNs kPatience = 600 * kMillisecond;
     for (const auto& order : holder.run_checksums->begin({"", id, 0}, request, std::move(answer), now(), kPatience))
       hash_runs(to, order);
     for (const TimeNs when : {TimeNs{0}, kPatience})
@@ -175,14 +195,19 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
         if (nodes_[to].incarnation == holder_incarnation && nodes_[to].is_up) tell_hashed(to);
       });
   });
+  note_loss(lost_before);
 }
 
 /// What a worker does: each chunk at a time of its own, some never.
 void World::hash_runs(std::size_t index, const RunChecksums::RankOrder& ranked) {
   const ChecksumOrder& order = ranked.order;
   for (std::uint32_t i = 0; i < order.items.size(); ++i) {
-    if (dice_.chance(network_.loses / 10)) continue;
-    at(now() + delay(index, index), [this, index, order, i, incarnation = nodes_[index].incarnation] {
+    const bool is_never = dice_.chance(network_.loses / 10);
+    const TimeNs late = is_never ? kPatience : delay(index, index);
+    if (late >= kPatience - kLongestStep)
+      to_chunk(&Tally::excused_unhashed, index, key_in(index, order.items[i].chunk.slot));
+    if (is_never) continue;
+    at(now() + late, [this, index, order, i, incarnation = nodes_[index].incarnation] {
       Node& node = nodes_[index];
       if (node.incarnation != incarnation || !node.is_up) return;
       const Worker& worker = node.engine->workers()[order.rank];
@@ -252,11 +277,15 @@ void World::pull(std::size_t node, const StartPull& wanted) {
         const TimeNs when = now() + delay(node, holder);
         done = std::max(done, when);
         if (is_blocked(node, holder)) done = wanted.deadline;
+        const Mishaps::Kind kind = is_blocked(node, holder) ? &Tally::excused_blocked : &Tally::excused_late;
+        if (done >= wanted.deadline) to_chunk(kind, node, key_in(node, item.local.slot));
         if (when >= wanted.deadline || holder == node || checksums.size() != runs.size()) continue;
         at(when, [this, node, holder, rank, i, here, wanted, is_run = !map.empty(), run = runs[r],
                   checksum = checksums[r], incarnation = nodes_[holder].incarnation, life = reader.incarnation] {
-          if (nodes_[holder].incarnation != incarnation || is_blocked(node, holder)) return;
           if (nodes_[node].incarnation != life) return;  // who read is another one now, perhaps of another shape
+          if (is_blocked(node, holder))
+            to_chunk(&Tally::excused_blocked, node, key_in(node, wanted.items[i].local.slot));
+          if (nodes_[holder].incarnation != incarnation || is_blocked(node, holder)) return;
           const auto got =
               read_run(node, holder, is_run ? run.holder : rank, is_run ? &run : nullptr, wanted, i, checksum);
           if (!got) return;
@@ -269,10 +298,12 @@ void World::pull(std::size_t node, const StartPull& wanted) {
         });
       }
     }
-    at(std::min(done, wanted.deadline) + delay(node, node),
-       [this, node, rank, here, map, wanted, incarnation = reader.incarnation] {
-         if (nodes_[node].incarnation == incarnation) pull_ended(node, rank, wanted, map, *here);
-       });
+    done = std::min(done, wanted.deadline) + delay(node, node);
+    for (const PullItem& item : wanted.items)
+      if (done >= wanted.deadline) to_chunk(&Tally::excused_late, node, key_in(node, item.local.slot));
+    at(done, [this, node, rank, here, map, wanted, incarnation = reader.incarnation] {
+      if (nodes_[node].incarnation == incarnation) pull_ended(node, rank, wanted, map, *here);
+    });
   }
 }
 
@@ -286,13 +317,17 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   const auto lease = leases_.find({holder, wanted.lease});
   const bool is_leased = lease != leases_.end() && lease->second.incarnation == nodes_[holder].incarnation &&
                          !lease->second.is_released && now() < lease->second.deadline;
+  tally_.unleased_reads += !is_leased;
   if (is_leased && worker.generation(remote.slot) != remote.generation)
     throw Broken(fmt::format("fenced-reuse: slot {} of node {} is reused while node {} reads it under lease {}",
                              remote.slot, holder, node, wanted.lease));
+  bool is_damaged = worker.damaged(remote.slot);
   if (!bytes.empty() && dice_.chance(network_.damages_pull)) {
     bytes[dice_.raw() % bytes.size()] ^= 1;
     tally_.damaged_on_wire += 1;
+    is_damaged = true;
   }
+  if (is_damaged) to_chunk(&Tally::excused_damaged, node, key_in(node, wanted.items[item].local.slot));
   if (run == nullptr) return bytes;  // judged as a whole
   const std::size_t cell = worker.cell_stamps(wanted.items[item].num_tokens);
   if ((run->source + run->cells) * cell > bytes.size()) return std::nullopt;
@@ -323,7 +358,12 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
     tally_.other_replica += asked->second != wanted.endpoint;
     reader.first_asked.erase(asked);
   }
-  if (--reader.pulls.at(wanted.pull).ranks_left == 0) reader.pulls.erase(wanted.pull);
+  PullUnderWay& pull = reader.pulls.at(wanted.pull);
+  pull.has_failed |= std::ranges::find(ok, true) == ok.end();
+  if (--pull.ranks_left == 0) {
+    if (const auto holder = node_at(wanted.endpoint); holder && !pull.has_failed) suspected_.erase({node, *holder});
+    reader.pulls.erase(wanted.pull);
+  }
   reader.engine->core().pull_done(wanted.pull, rank, ok, now(), checksums);
   reader.engine->check_published();
 }

@@ -34,6 +34,7 @@ void World::start(std::size_t index) {
   node.is_up = true;
   core.secret = fmt::format("{} of {}", node.incarnation, index);
   node.num_load_lines = 0;
+  node.pool_full = 0;
   std::vector<Shard> shards;
   for (std::uint32_t rank = 0; rank < core.num_ranks; ++rank) shards.push_back({0, 1, rank, 1});
   if (options_.layers > 0) shards = draw_shape(dice_, options_);
@@ -48,6 +49,9 @@ void World::start(std::size_t index) {
   node.engine->refuse = [this](const std::string&) {
     deliver();  // the network's thread may come in between any two calls of the engine
     return draw_exit();
+  };
+  node.engine->on_save_failed = [this, index](const ChunkKey& chunk) {
+    to_chunk(&Tally::excused_save_failed, index, chunk);
   };
   node.engine->on_end = [&node](const std::string& id, End end, const std::vector<std::int32_t>&) {
     node.specs.erase(id);
@@ -70,6 +74,8 @@ void World::crash(std::size_t index) {
   for (const Node& reader : nodes_)
     for (const auto& [id, pull] : reader.pulls) tally_.crashed_while_read += pull.wanted.endpoint == node.endpoint;
   tally_.crashes += 1;
+  mishaps_.to_link(&Tally::excused_died, index, index, now());
+  std::erase_if(suspected_, [&](const auto& link) { return link.first == index; });
   tally_.add(node.engine->tally());
   node.is_up = false;
   node.incarnation += 1;
@@ -78,6 +84,7 @@ void World::crash(std::size_t index) {
   node.pushes = {};
   node.first_asked.clear();
   node.last_fetch = 0;
+  node.asked.clear();
   at(now() + 100 * kMillisecond, [&node] { node.listed.clear(); });  // noticed late
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "connector/runtime/links/shapes.h"
+#include "handoffs.h"
 #include "sim_options.h"
 #include "sim_push.h"
 #include "tests/manual_clock.h"
@@ -44,6 +45,9 @@ class World {
   HandoffSource source(std::size_t node, const std::string& prefill_id, std::uint32_t num_tokens) const;
   /// Where a prefill pushes to.
   std::string push_target(std::size_t node) const { return nodes_[node].endpoint; }
+  const Mishaps& mishaps() const { return mishaps_; }
+  /// A prompt that is handed over now; `asked`: when its prefill began.
+  Handoff handoff(std::size_t from, std::size_t to, const RequestSpec& spec, TimeNs asked) const;
   /// What happened so far.
   Tally tally() const;
 
@@ -51,6 +55,7 @@ class World {
   struct PullUnderWay {
     StartPull wanted;
     std::uint32_t ranks_left = 0;
+    bool has_failed = false;  // a rank got nothing
   };
   /// One rank's share of a pull: what came of each chunk so far, and whether all of it did.
   struct RankPull {
@@ -74,12 +79,20 @@ class World {
     NodePushes pushes;
     std::uint64_t last_fetch = 0;  // of a directory query or lease request
     std::string last_endpoint;
+    std::map<std::uint64_t, std::vector<ChunkKey>> asked;  // by fetch, what a lease was wanted for
+    std::uint64_t pool_full = 0;                           // the core's counter when it was last looked at
     std::uint64_t num_load_lines = 0;
     // As NodeLinks has it.
     std::vector<RankEndpoint> ranks;
     std::unique_ptr<RunChecksums> run_checksums;
     std::map<std::uint64_t, std::function<void(LeaseAnswer)>> answers;  // what to do with those that it hands out
     std::map<std::string, ShardMap> maps;                               // by endpoint
+  };
+  /// A lease that a node wants of another one.
+  struct Question {
+    std::size_t asker = 0;
+    std::vector<ChunkKey> keys;
+    bool is_answered = false;
   };
   struct GivenLease {
     std::uint64_t incarnation = 0;  // of the holder
@@ -122,6 +135,16 @@ class World {
   void pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wanted, const ShardMap& map,
                   const RankPull& here);
   void check_pulls(std::size_t node) const;
+
+  // sim_mishaps.cpp
+  void note_suspicion(std::size_t node, const std::string& log_line);
+  void note_full_pool(std::size_t node);
+  ChunkKey key_in(std::size_t node, std::uint32_t slot) const {
+    return nodes_[node].engine->core().pool().slot(slot).meta.key;
+  }
+  void to_chunk(Mishaps::Kind kind, std::size_t node, const ChunkKey& chunk) {
+    mishaps_.to_chunks(kind, node, {&chunk, 1}, now());
+  }
   std::vector<HolderOffer> offers(std::size_t asker, const QueryDirectory& query);
   std::optional<std::size_t> node_at(const std::string& endpoint) const;
 
@@ -161,7 +184,9 @@ class World {
   std::map<std::pair<std::size_t, std::uint64_t>, GivenLease> leases_;  // by holder and number
   std::size_t stepping_ = kDirectory;                                   // the node whose engine is being called
   bool directory_up_ = true;
-  std::set<ChunkKey> forged_;  // keys under which chunks of other lengths were offered
+  std::set<ChunkKey> forged_;                                // keys under which chunks of other lengths were offered
+  std::set<std::pair<std::size_t, std::size_t>> suspected_;  // who asks nothing of whom
+  Mishaps mishaps_;
   Tally tally_;
 };
 

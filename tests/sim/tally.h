@@ -57,6 +57,8 @@ namespace kvferry::sim {
   X(answer_trimmed, "answers that the engine took only a part of")              \
   X(bad_loads, "loads that found a damaged chunk")                              \
   X(loads_unreported, "loads whose request ended before their report")          \
+  X(loads_cut, "loads that brought less, since they found damage")              \
+  X(garbage_rows, "rows of a step that computed on a failed load")              \
   X(failed_by_policy, "requests ended by kv_load_failure_policy fail")          \
   X(recovered_by_policy, "requests taken back by the policy recompute")         \
   X(unlike_leases, "leases for a node of another shape")                        \
@@ -70,9 +72,24 @@ namespace kvferry::sim {
   X(pool_full, "chunks without a slot")                                         \
   X(pulled_chunks, "chunks pulled from another node")                           \
   X(pull_failures, "chunks not pulled")                                         \
+  X(unleased_reads, "reads of slots that no lease holds")                       \
   X(other_replica, "chunks that a second holder gave after a first one failed") \
   X(handoffs_whole, "handoffs that left one token to compute")                  \
-  X(handoffs_excused, "handoffs not judged: something went wrong on their way") \
+  X(handoffs_whole_anyway, "of these, ones on whose way something went wrong")  \
+  X(handoffs_excused, "handoffs that left more, each for one reason:")          \
+  X(excused_died, "- its prefill or decode node was killed")                    \
+  X(excused_lost, "- a message about the chunk was lost")                       \
+  X(excused_late, "- the chunk or the word of it came too late")                \
+  X(excused_blocked, "- the link, or its bytes, were cut off")                  \
+  X(excused_damaged, "- the chunk was damaged")                                 \
+  X(excused_unhashed, "- the chunk was hashed late for another shape")          \
+  X(excused_garbage, "- a forged answer came first")                            \
+  X(excused_forged, "- another chunk was pushed under its key")                 \
+  X(excused_save_failed, "- the save of the chunk failed")                      \
+  X(excused_evicted, "- the chunk was evicted")                                 \
+  X(excused_no_slot, "- no slot was free for the chunk")                        \
+  X(excused_suspected, "- the prefill node was left alone as silent")           \
+  X(handoffs_unseen, "handoffs whose decode was never admitted")                \
   X(reservations, "reservations of slots to a node that pushes")                \
   X(pushed_chunks, "chunks pushed to another node")                             \
   X(push_failures, "chunks wanted and not pushed")                              \

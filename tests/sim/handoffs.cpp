@@ -1,0 +1,54 @@
+#include "handoffs.h"
+
+#include <algorithm>
+
+namespace kvferry::sim {
+namespace {
+
+constexpr TimeNs kNoticed = 20 * kMillisecond;  // a core's actions are carried out a step after a message caused them
+
+}  // namespace
+
+void Mishaps::to_chunks(Kind kind, std::size_t node, std::span<const ChunkKey> chunks, TimeNs when) {
+  for (const ChunkKey& chunk : chunks) by_chunk_[chunk].push_back({kind, node, when});
+}
+
+void Mishaps::to_link(Kind kind, std::size_t node, std::size_t other, TimeNs when) {
+  by_link_[{node, other}].push_back({kind, node, when});
+}
+
+bool Mishaps::has(Kind kind, std::size_t node, std::size_t other, TimeNs from, TimeNs until) const {
+  const auto found = by_link_.find({node, other});
+  return found != by_link_.end() && std::ranges::any_of(found->second, [&](const Mishap& mishap) {
+           return mishap.kind == kind && mishap.when >= from && mishap.when <= until;
+         });
+}
+
+Mishaps::Kind Mishaps::to_chunk_at(const Handoff& handoff, std::size_t chunk, std::size_t node, TimeNs from,
+                                   TimeNs until) const {
+  const auto found = by_chunk_.find(handoff.chunks.at(chunk).key);
+  if (found == by_chunk_.end()) return nullptr;
+  for (const Mishap& mishap : found->second) {
+    const bool is_lasting = mishap.kind == &Tally::excused_forged;  // until the chunk is looked up
+    if (mishap.node == node && mishap.when <= until && (is_lasting || mishap.when >= from)) return mishap.kind;
+  }
+  return nullptr;
+}
+
+Mishaps::Kind Mishaps::excuse(const Handoff& handoff, std::size_t chunk, TimeNs until) const {
+  const std::size_t from = handoff.from, to = handoff.to;
+  until += kNoticed;
+  if (!handoff.is_there[chunk]) {
+    if (const Kind kind = to_chunk_at(handoff, chunk, from, handoff.asked, handoff.handed + kNoticed)) return kind;
+    return has(&Tally::excused_no_slot, from, from, handoff.asked, handoff.handed) ? &Tally::excused_no_slot : nullptr;
+  }
+  for (const std::size_t node : {from, to})
+    if (has(&Tally::excused_died, node, node, handoff.handed, until)) return &Tally::excused_died;
+  for (const std::size_t node : {from, to})
+    if (const Kind kind = to_chunk_at(handoff, chunk, node, handoff.handed, until)) return kind;
+  if (has(&Tally::excused_no_slot, to, to, handoff.handed, until)) return &Tally::excused_no_slot;
+  const bool is_suspect = handoff.is_suspect || has(&Tally::excused_suspected, to, from, handoff.handed, until);
+  return is_suspect ? &Tally::excused_suspected : nullptr;
+}
+
+}  // namespace kvferry::sim
