@@ -6,13 +6,11 @@
 #include <cstdint>
 #include <map>
 #include <span>
-#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "connector/core/chunk_meta.h"
-#include "connector/core/chunk_pool.h"
 #include "tally.h"
 #include "transport/base/clock.h"
 

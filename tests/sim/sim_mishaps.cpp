@@ -6,21 +6,21 @@
 namespace kvferry::sim {
 
 Handoff World::handoff(std::size_t from, std::size_t to, const RequestSpec& spec, TimeNs asked) const {
-  Handoff handoff;
-  handoff.from = from;
-  handoff.to = to;
-  handoff.asked = asked;
-  handoff.handed = now();
-  handoff.num_tokens = static_cast<std::uint32_t>(spec.prompt.size());
+  Handoff made;
+  made.from = from;
+  made.to = to;
+  made.asked = asked;
+  made.handed = now();
+  made.num_tokens = static_cast<std::uint32_t>(spec.prompt.size());
   TokenChain chain(root_key(options_.core.fingerprint, spec.extras), options_.core.chunk_tokens, {});
   chain.append(spec.prompt);
-  handoff.chunks = chain.prefix(handoff.num_tokens);
-  for (const ChunkMeta& chunk : handoff.chunks) {
+  made.chunks = chain.prefix(made.num_tokens);
+  for (const ChunkMeta& chunk : made.chunks) {
     const ChunkPool::Slot* slot = nodes_[from].engine->core().pool().find(chunk.key);
-    handoff.is_there.push_back(slot != nullptr && slot->state == ChunkPool::State::kReady);
+    made.is_there.push_back(slot != nullptr && slot->state == ChunkPool::State::kReady);
   }
-  handoff.is_suspect = suspected_.contains({to, from});
-  return handoff;
+  made.is_suspect = suspected_.contains({to, from});
+  return made;
 }
 
 void World::note_suspicion(std::size_t index, const std::string& log_line) {
@@ -35,6 +35,21 @@ void World::note_full_pool(std::size_t index) {
   const std::uint64_t pool_full = nodes_[index].engine->core().counters().pool_full;
   if (std::exchange(nodes_[index].pool_full, pool_full) != pool_full)
     mishaps_.to_link(&Tally::excused_no_slot, index, index, now());
+}
+
+/// An answer is late when the core that asked has gone on, perhaps a step before it could tell the world so.
+std::shared_ptr<World::Question> World::new_question(std::size_t asker, const std::vector<ChunkKey>& keys) {
+  const auto question = std::make_shared<Question>(Question{asker, keys, false});
+  at(now() + options_.core.try_timeout - kLongestStep, [this, question] {
+    if (!question->is_answered) mishaps_.to_chunks(&Tally::excused_late, question->asker, question->keys, now());
+  });
+  return question;
+}
+
+void World::send_about(const Question& question, std::size_t from, std::size_t to, std::function<void()> what) {
+  const std::uint64_t lost = tally_.lost;
+  send(from, to, std::move(what));
+  if (tally_.lost > lost) mishaps_.to_chunks(&Tally::excused_lost, question.asker, question.keys, now());
 }
 
 }  // namespace kvferry::sim

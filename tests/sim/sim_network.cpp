@@ -8,12 +8,6 @@
 #include "sim_world.h"
 
 namespace kvferry::sim {
-namespace {
-
-constexpr TimeNs kLongestStep = 20 * kMillisecond;  // of World::step()
-constexpr TimeNs kPatience = 600 * kMillisecond;    // of a holder with its workers' checksums
-
-}  // namespace
 
 bool World::is_cut(std::size_t a, std::size_t b) const {
   const auto found = cut_until_.find(std::minmax(a, b));
@@ -145,15 +139,8 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
   std::vector<Shard> shards;
   for (const RankEndpoint& rank : asker.ranks) shards.push_back(rank.shard);
   asker.asked[wanted.fetch] = wanted.request.keys;
-  const auto question = std::make_shared<Question>(Question{node, wanted.request.keys});
-  at(now() + options_.core.try_timeout - kLongestStep, [this, question] {
-    if (!question->is_answered) mishaps_.to_chunks(&Tally::excused_late, question->asker, question->keys, now());
-  });
-  const auto note_loss = [this, question](std::uint64_t lost_before) {
-    if (tally_.lost > lost_before) mishaps_.to_chunks(&Tally::excused_lost, question->asker, question->keys, now());
-  };
-  const std::uint64_t lost_before = tally_.lost;
-  send(node, *to, [this, node, to = *to, wanted, shards, question, note_loss, incarnation = asker.incarnation] {
+  const auto question = new_question(node, wanted.request.keys);
+  send_about(*question, node, *to, [this, node, to = *to, wanted, shards, question, incarnation = asker.incarnation] {
     Node& holder = nodes_[to];
     if (!holder.is_up) {
       tally_.crashed_while_down += 1;
@@ -170,9 +157,8 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
     PromisesCheck::offered(core, answer.reply, request.keys.size());
     if (answer.reply.lease != 0)
       leases_[{to, answer.reply.lease}] = {holder.incarnation, now() + options_.core.lease_ttl, false};
-    const auto send_back = [this, node, to, wanted, question, note_loss, incarnation](const LeaseAnswer& sent) {
-      const std::uint64_t lost_before = tally_.lost;
-      send(to, node, [this, node, wanted, sent, question, incarnation] {
+    const auto send_back = [this, node, to, wanted, question, incarnation](const LeaseAnswer& sent) {
+      send_about(*question, to, node, [this, node, wanted, sent, question, incarnation] {
         Node& reader = nodes_[node];
         if (reader.incarnation != incarnation || !reader.is_up) return;
         question->is_answered = true;
@@ -182,7 +168,6 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
         reader.maps[wanted.endpoint] = std::move(*map);
         reader.engine->core().lease_answered(wanted.fetch, wanted.endpoint, got.reply, now());
       });
-      note_loss(lost_before);
     };
     if (!is_unlike) return send_back(answer);
     tally_.unlike_leases += 1;
@@ -195,7 +180,6 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
         if (nodes_[to].incarnation == holder_incarnation && nodes_[to].is_up) tell_hashed(to);
       });
   });
-  note_loss(lost_before);
 }
 
 /// What a worker does: each chunk at a time of its own, some never.

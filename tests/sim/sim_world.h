@@ -139,6 +139,8 @@ class World {
   // sim_mishaps.cpp
   void note_suspicion(std::size_t node, const std::string& log_line);
   void note_full_pool(std::size_t node);
+  std::shared_ptr<Question> new_question(std::size_t asker, const std::vector<ChunkKey>& keys);
+  void send_about(const Question& question, std::size_t from, std::size_t to, std::function<void()> what);
   ChunkKey key_in(std::size_t node, std::uint32_t slot) const {
     return nodes_[node].engine->core().pool().slot(slot).meta.key;
   }
@@ -170,6 +172,8 @@ class World {
   std::uint32_t some_number();
   TimeNs some_time();
 
+  static constexpr TimeNs kLongestStep = 20 * kMillisecond;  // of step()
+  static constexpr TimeNs kPatience = 600 * kMillisecond;    // of a holder with its workers that hash
   static constexpr std::size_t kDirectory = ~std::size_t{0};
   static constexpr std::uint64_t kForgedLease = 1'000'000'000'000'000;  // and more: of nodes that were not asked
 
