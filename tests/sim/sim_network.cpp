@@ -305,7 +305,7 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   if (is_leased && worker.generation(remote.slot) != remote.generation)
     throw Broken(fmt::format("fenced-reuse: slot {} of node {} is reused while node {} reads it under lease {}",
                              remote.slot, holder, node, wanted.lease));
-  bool is_damaged = worker.damaged(remote.slot);
+  bool is_damaged = !bytes.empty() && worker.damaged(remote.slot);  // nonsense names slots that are not there
   if (!bytes.empty() && dice_.chance(network_.damages_pull)) {
     bytes[dice_.raw() % bytes.size()] ^= 1;
     tally_.damaged_on_wire += 1;
