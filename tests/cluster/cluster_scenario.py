@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -24,6 +23,7 @@ from kvferry_launch.node.guard import descendants
 from kvferry_launch.paths import KVFERRY
 from kvferry_launch.testbed.answers import growth
 from kvferry_launch.testbed.client import RequestError, VllmClient
+from kvferry_launch.testbed.log_paths import path_lines
 from kvferry_launch.testbed.pair import own_cores
 from texts import complete_text
 
@@ -289,10 +289,10 @@ class Cluster:
         return {row["name"]: row for row in self._state()["nodes"]}
 
     def paths(self) -> list[str]:
-        """What the servers' logs say about what carries their bytes."""
+        """What the servers' logs say about the paths to their peers."""
         found = set()
         for log in (self._options.folder / "run").glob("*/logs/*.log"):
-            found |= set(re.findall(r"kvferry.*\b(?:shm|cma|tcp|ucx)\b.*GB/s.*", log.read_text(errors="replace")))
+            found |= set(path_lines(log.read_text(errors="replace")))
         return sorted(found)
 
     def _nodes(self) -> dict[str, dict[str, Any]]:

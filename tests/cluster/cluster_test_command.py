@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import re
 import shutil
 import tempfile
 import time
@@ -19,6 +18,7 @@ from cluster_traffic import Traffic
 from kvferry_launch.paths import MODELS
 from kvferry_launch.process import ProcessError
 from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.log_paths import path_complaints
 from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
@@ -94,8 +94,7 @@ def run(options: argparse.Namespace, folder: Path, say: _Teller) -> dict[str, An
     for line in sorted(paths)[:4]:
         say(f"bytes: {line}")
     wanted = "tcp" if mode == "namespaces" else "shm"
-    if not paths or not all(re.search(rf"\b{wanted}\b", line) for line in paths):
-        problems.append(f"bytes went by something else than {wanted}: {sorted(paths)}")
+    problems += path_complaints(sorted(paths), wanted)
     for router, phases in found.items():
         problems += [f"{router}, {phase.name}: {complaint}" for phase in phases
                      for complaint in phase.complaints + phase.tally.failures]

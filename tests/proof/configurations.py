@@ -24,6 +24,7 @@ class Configuration:
 
     num_prefill 0: the decode servers are their own prefill side. recovers: the pool keeps what preempted requests
     had computed, so that nearly all of it must come back. evicts: the pool is so small that chunks are evicted.
+    pushes: the prefill server is told the decode server before it computes the prompt.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Configuration:
     kills: tuple[Kill, ...] = ()
     recovers: bool = True
     evicts: bool = False
+    pushes: bool = False
 
 
 CONFIGURATIONS = (
@@ -65,4 +67,6 @@ CONFIGURATIONS = (
                   kills=(Kill("prefill", 0.4),)),
     Configuration("no prefix cache in the engine", flags=("--no-enable-prefix-caching",),
                   extra={"chunk_tokens": 64}),
+    Configuration("sliding windows, pushed", model="windowed", decode_blocks=56, extra={"chunk_tokens": 64},
+                  shared_prefixes=5, pushes=True),
 )

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 
 from configurations import Configuration
-from kvferry_launch.testbed.answers import SLOW_S, Generation, Report, first_mismatch
+from kvferry_launch.testbed.answers import SLOW_S, Admission, Generation, Report, first_mismatch
+from kvferry_launch.testbed.log_paths import path_complaints
 
 MIN_RECOVERED = 0.95
+MIN_HANDED_OVER = 0.5
 MIN_REQUESTS_FOR_ALL = 40  # fewer may end before a decode server runs out of blocks
 
 
@@ -18,12 +20,16 @@ class Outcome:
     right: int = 0
     aborted: int = 0
     resent: int = 0
-    kills: int = 0
+    kills: int = 0  # processes that were seen to die of it
+    prefilled: int = 0  # answers whose prompt a prefill server had computed
+    handed_over: int = 0  # of these, those for which kvferry loaded KV at their first admission
     preemptions: int = 0
     resumed: int = 0
-    chunks: int = 0  # full ones that resumed requests had computed before
-    chunks_back: int = 0  # of these, those that were in the engine's prefix cache or that kvferry loaded
-    loaded_tokens: int = 0
+    unbegun: int = 0  # of these, those preempted before their first token: only what they had loaded is counted
+    chunks: int = 0  # full ones that resumed requests had computed or loaded before
+    chunks_local: int = 0  # of these, those in the engine's own prefix cache
+    chunks_loaded: int = 0  # of these, those that kvferry loaded
+    missing: list[str] = field(default_factory=list)  # admissions that had to compute some of these chunks again
     slowest_s: float = 0.0
     seconds: float = 0.0
     counters: dict[str, float] = field(default_factory=dict)  # kvferry's, summed over all servers
@@ -31,12 +37,33 @@ class Outcome:
     complaints: list[str] = field(default_factory=list)
 
     @property
+    def chunks_wanted(self) -> int:
+        """Number of chunks that only kvferry could bring back."""
+        return self.chunks - self.chunks_local
+
+    @property
     def recovered(self) -> float | None:
-        return self.chunks_back / self.chunks if self.chunks else None
+        return self.chunks_loaded / self.chunks_wanted if self.chunks_wanted else None
+
+    @property
+    def fetched(self) -> float:
+        """Number of chunks that came from other nodes."""
+        return sum(self.counters.get(f"kvferry_{name}_chunks_total", 0.0) for name in ("pulled", "received"))
 
 
-def judge_answer(outcome: Outcome, index: int, reference: Generation, generation: Generation, seconds: float) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """A request that was answered."""
+
+    index: int
+    prompt_tokens: int
+    prefilled: bool  # by a prefill server
+    seconds: float  # all tries of it
+
+
+def judge_answer(outcome: Outcome, asked: Asked, reference: Generation, generation: Generation) -> None:
     """Adds an answer to the outcome, with a complaint for everything that is wrong with it."""
+    index, seconds = asked.index, asked.seconds
     outcome.slowest_s = max(outcome.slowest_s, seconds)
     if seconds > SLOW_S:
         outcome.complaints.append(f"request {index}: took {seconds:.1f} s, more than {SLOW_S:.0f} s")
@@ -49,18 +76,35 @@ def judge_answer(outcome: Outcome, index: int, reference: Generation, generation
     if report is None:
         outcome.complaints.append(f"request {index}: came back without its report")
         return
-    chunk_tokens = outcome.configuration.extra.get("chunk_tokens", 256)
     outcome.preemptions += report.preemptions
+    if asked.prefilled:
+        outcome.prefilled += 1
+        outcome.handed_over += any(admission.loaded > 0 for admission in report.admissions[:1])
+    known = 0  # tokens that the request has had the KV of, as far as the report tells
     for admission in report.admissions:
-        outcome.loaded_tokens += admission.loaded
         if not 0 <= admission.loaded <= admission.to_load or admission.hit >= admission.tokens:
             outcome.complaints.append(f"request {index}: {admission}")
+        if admission.tokens > asked.prompt_tokens:
+            known = admission.tokens - 1  # the token sampled last has no KV yet
         if admission.resumed:
-            # The token sampled last has no KV yet.
-            chunks = (admission.tokens - 1) // chunk_tokens
             outcome.resumed += 1
-            outcome.chunks += chunks
-            outcome.chunks_back += min(chunks, (admission.local + admission.loaded) // chunk_tokens)
+            outcome.unbegun += admission.tokens <= asked.prompt_tokens
+            _count_chunks(outcome, asked, admission, known)
+        known = max(known, admission.local + admission.loaded)
+
+
+def _count_chunks(outcome: Outcome, asked: Asked, admission: Admission, known: int) -> None:
+    """Counts the full chunks of the `known` tokens that a request had computed before it was preempted."""
+    chunk_tokens = outcome.configuration.extra.get("chunk_tokens", 256)
+    chunks = known // chunk_tokens
+    local = min(chunks, admission.local // chunk_tokens)
+    back = min(chunks, (admission.local + admission.loaded) // chunk_tokens)
+    outcome.chunks += chunks
+    outcome.chunks_local += local
+    outcome.chunks_loaded += back - local
+    if back < chunks:
+        outcome.missing.append(f"request {asked.index} of {asked.prompt_tokens} tokens computed {chunks - back} chunks "
+                               f"again: {admission}")
 
 
 def judge_whole(outcome: Outcome) -> list[str]:
@@ -68,16 +112,21 @@ def judge_whole(outcome: Outcome) -> list[str]:
     complaints = []
     configuration = outcome.configuration
     if configuration.recovers and outcome.recovered is not None and outcome.recovered < MIN_RECOVERED:
-        complaints.append(f"{outcome.recovered:.1%} of preempted requests' chunks came back, "
-                          f"less than {MIN_RECOVERED:.0%}")
+        complaints.append(f"kvferry loaded {outcome.recovered:.1%} of the {outcome.chunks_wanted} chunks of preempted "
+                          f"requests that the engine had not kept, less than {MIN_RECOVERED:.0%}: {outcome.missing}")
     if outcome.kills < len(configuration.kills):
         complaints.append(f"{outcome.kills} kills, {len(configuration.kills)} were wanted")
-    if outcome.loaded_tokens == 0:
+    if outcome.counters.get("kvferry_loaded_tokens_total", 0.0) == 0:
         complaints.append("kvferry loaded nothing, so this proved nothing")
-    path = configuration.extra.get("path")
-    if path is not None and not outcome.paths:
-        complaints.append("no log names a path to a peer")
-    complaints += [f"a path other than {path}: {line}" for line in outcome.paths if path and f"path {path}" not in line]
+    if configuration.num_prefill > 0 and outcome.fetched == 0:
+        complaints.append("no chunk came from another node, so this proved nothing")
+    if outcome.handed_over < MIN_HANDED_OVER * outcome.prefilled:
+        complaints.append(f"{outcome.handed_over} of {outcome.prefilled} prompts were handed over, "
+                          f"less than {MIN_HANDED_OVER:.0%}")
+    if configuration.pushes and outcome.counters.get("kvferry_received_chunks_total", 0.0) == 0:
+        complaints.append("no chunk was pushed, so this proved nothing")
+    if "path" in configuration.extra:
+        complaints += path_complaints(outcome.paths, configuration.extra["path"])
     if outcome.requests < MIN_REQUESTS_FOR_ALL:
         return complaints
     for what, count in (("preempted", outcome.preemptions), ("resumed", outcome.resumed),

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from configurations import MAX_TOKENS, Kill
-from deployment import Deployment, Server
-from judge import Outcome, judge_answer, judge_whole
+from judge import Asked, Outcome, judge_answer, judge_whole
 from kvferry_launch.proxy.bodies import REMOTE_DECODE
 from kvferry_launch.testbed.answers import Generation
 from kvferry_launch.testbed.client import RequestError
+from proof_deployment import Deployment, Server
 
 CONCURRENCY = 6  # per decode server
 ABORTS = 0.15  # of the requests are given up by their client
@@ -52,8 +52,7 @@ class Load:
             self._ended += 1
             on_answer(self._ended)
             while self._kills and self._ended >= self._kills[0].after * len(self._prompts):
-                self._deployment.kill(self._kills.pop(0).part)
-                self.outcome.kills += 1
+                self.outcome.kills += self._deployment.kill(self._kills.pop(0).part)
 
         ended = asyncio.Event()
         watcher = asyncio.create_task(self._deployment.watch(ended))
@@ -88,7 +87,8 @@ class Load:
                     continue
                 self.outcome.complaints.append(f"request {index}: {error}")
                 return
-            judge_answer(self.outcome, index, self._references[index], generation, time.monotonic() - start)
+            asked = Asked(index, len(self._prompts[index]), prefill is not None, time.monotonic() - start)
+            judge_answer(self.outcome, asked, self._references[index], generation)
             return
 
     @staticmethod
@@ -104,7 +104,8 @@ class Load:
     async def _send(self, prefill: Server | None, decode: Server, prompt: list[int]) -> Generation:
         params = {}
         if prefill is not None:
-            params = (await self._stage(prefill, prompt, 1, REMOTE_DECODE)).kv_transfer_params or {}
+            push = {"kvferry_push_to": decode.endpoint} if self._deployment.configuration.pushes else {}
+            params = (await self._stage(prefill, prompt, 1, REMOTE_DECODE | push)).kv_transfer_params or {}
         return await self._stage(decode, prompt, MAX_TOKENS, params | {"kvferry_report": True})
 
     @staticmethod

@@ -9,7 +9,6 @@ from pathlib import Path
 import report
 import resume
 from configurations import CONFIGURATIONS, MAX_TOKENS, Configuration
-from deployment import Deployment
 from judge import Outcome
 from kvferry_launch.paths import LOGS
 from kvferry_launch.progress import Step
@@ -19,6 +18,7 @@ from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 from load import Load
+from proof_deployment import Deployment
 
 PROMPT_SETS = 3  # shared by the configurations, so that the plain server answers each once
 

@@ -5,15 +5,17 @@ from typing import Any
 
 from judge import Outcome
 
-COLUMNS = ("configuration", "requests", "right", "given up", "sent again", "kills", "preemptions", "resumed",
-           "chunks back", "slowest s", "complaints")
+COLUMNS = ("configuration", "requests", "right", "given up", "sent again", "kills", "handed over", "preemptions",
+           "resumed", "chunks", "in the engine", "loaded", "slowest s", "complaints")
 
 
 def row(outcome: Outcome) -> tuple[str, ...]:
-    back = "-" if outcome.recovered is None else f"{outcome.chunks_back} of {outcome.chunks}"
+    loaded = "-" if outcome.recovered is None else f"{outcome.chunks_loaded} of {outcome.chunks_wanted}"
+    handed_over = f"{outcome.handed_over} of {outcome.prefilled}" if outcome.prefilled else "-"
     return (outcome.configuration.name, str(outcome.requests), str(outcome.right), str(outcome.aborted),
-            str(outcome.resent), str(outcome.kills), str(outcome.preemptions), str(outcome.resumed), back,
-            f"{outcome.slowest_s:.1f}", str(len(outcome.complaints)))
+            str(outcome.resent), str(outcome.kills), handed_over, str(outcome.preemptions), str(outcome.resumed),
+            str(outcome.chunks), str(outcome.chunks_local), loaded, f"{outcome.slowest_s:.1f}",
+            str(len(outcome.complaints)))
 
 
 def markdown(outcomes: list[Outcome]) -> str:
@@ -43,9 +45,12 @@ def verdict(outcomes: list[Outcome]) -> str:
     requests, right, aborted = (sum(getattr(outcome, name) for outcome in outcomes)
                                 for name in ("requests", "right", "aborted"))
     kept = [outcome for outcome in outcomes if outcome.configuration.recovers]
-    chunks, back = sum(outcome.chunks for outcome in kept), sum(outcome.chunks_back for outcome in kept)
-    share = f"{back / chunks:.1%} of preempted requests' chunks came back, " if chunks else ""
+    local, wanted, loaded = (sum(getattr(outcome, name) for outcome in kept)
+                             for name in ("chunks_local", "chunks_wanted", "chunks_loaded"))
+    share = (f"of preempted requests' chunks {local} were in the engine and kvferry loaded {loaded} of the other "
+             f"{wanted} ({loaded / wanted:.1%}), ") if wanted else ""
     return (f"{requests} requests, {right} right, {aborted} given up, "
             f"{sum(outcome.kills for outcome in outcomes)} kills, "
-            f"{sum(outcome.preemptions for outcome in outcomes)} preemptions, {share}"
+            f"{sum(outcome.preemptions for outcome in outcomes)} preemptions "
+            f"({sum(outcome.unbegun for outcome in outcomes)} before the first token), {share}"
             f"{sum(len(outcome.complaints) for outcome in outcomes)} complaints")

@@ -48,7 +48,7 @@ def test_nonsense_is_one_sentence() -> None:
 
     assert nobody.returncode == few.returncode == 1
     assert nobody.stderr == "tests/proof/run: --only no such thing fits no configuration; --list names them\n"
-    assert few.stderr.startswith("tests/proof/run: --requests is 1; allowed: at least 13")
+    assert few.stderr.startswith("tests/proof/run: --requests is 1; allowed: at least 14")
 
 
 def test_the_list_names_at_least_ten_configurations() -> None:

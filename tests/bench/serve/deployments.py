@@ -1,7 +1,6 @@
 """The deployments that are compared, each on the same two cores: how they start, and where requests go."""
 
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, KvConnector
-from kvferry_launch.paths import BUILD, KVFERRY, LOGS, REPO
+from kvferry_launch.paths import BUILD, LOGS, REPO
 from kvferry_launch.process import ManagedProcess, ProcessError, free_port, stop_all
 from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.servers import Controller, VllmServer, wait_healthy
@@ -103,7 +102,7 @@ def _pair(name: str, model: Path, parts: contextlib.ExitStack) -> Deployment:
         server.wait_ready()
     prefill, decode = servers
     front = _proxy(name, http, parts) if name == "kvferry" else _router(name, prefill, decode, parts)
-    endpoint = _endpoint(address, f"{name}-decode") if name == "kvferry" and address else None
+    endpoint = controller.endpoints()[f"{name}-decode"] if name == "kvferry" and controller else None
     return Deployment(name, front, prefill, decode, endpoint)
 
 
@@ -131,10 +130,3 @@ def _router(name: str, prefill: VllmServer, decode: VllmServer, parts: contextli
     process.start()
     wait_healthy(process, f"http://127.0.0.1:{port}/readiness", timeout_s=60.0)
     return f"http://127.0.0.1:{port}"
-
-
-def _endpoint(controller: str, engine_id: str) -> str:
-    told = subprocess.run([str(KVFERRY), "status", "--json", "--controller", controller], capture_output=True,
-                          text=True, check=True)
-    nodes = json.loads(told.stdout)["nodes"]
-    return str(next(node["endpoint"] for node in nodes if node["engine_id"] == engine_id))

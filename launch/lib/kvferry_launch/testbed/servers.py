@@ -1,6 +1,9 @@
 """vLLM servers and the kvferry controller as processes that can be started, waited for and stopped."""
 
+import json
+import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -114,6 +117,12 @@ class Controller:
         """Waits until the controller listens. Errors: ProcessError if it died or does not listen in time."""
         listening = re.compile(r"^kvferry controller listening on ", re.MULTILINE)
         _wait(self.process, lambda: listening.search(self.process.log_text()) is not None, "listening", timeout_s)
+
+    def endpoints(self) -> dict[str, str]:
+        """Returns where each node is reached, for example to push KV to it, by its engine id."""
+        told = subprocess.run([str(self.binary), "status", "--json", "--controller", self.address],
+                              capture_output=True, text=True, check=True, env=os.environ | self.member_env)
+        return {node["engine_id"]: node["endpoint"] for node in json.loads(told.stdout)["nodes"]}
 
     def stop(self) -> None:
         self.process.stop()

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from kvferry_launch.node import serving
 from kvferry_launch.node.vllm import KVFERRY_CONNECTOR
 from kvferry_launch.process import ManagedProcess, stop_all
 from kvferry_launch.testbed.client import RequestError, VllmClient
+from kvferry_launch.testbed.log_paths import path_lines
 from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.servers import Controller, VllmServer
 
@@ -17,10 +19,15 @@ READY_TIMEOUT_S = 300.0
 IDLE_TIMEOUT_S = 80.0  # a hand-off that nobody came for is held for 60 s
 SAMPLE_INTERVAL_S = 0.5
 LOG_ALARMS = re.compile(r"broken promise|EngineDeadError|AssertionError|Traceback \(most recent call last\)")
-
-LOG_PATHS = re.compile(r"kvferry\[\d+\] info rank \d+: pool of .*; path ")
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
           "kvferry_pool_pinned_chunks")
+
+
+def died_of_kill(process: ManagedProcess) -> bool:
+    """Kills it and returns whether it had run until then and ended by that signal."""
+    was_running = process.running
+    process.kill()
+    return was_running and process.exit_status == -signal.SIGKILL
 
 
 class Server:
@@ -33,6 +40,7 @@ class Server:
         self.ready = False
         self.alarms: list[str] = []
         self.paths: list[str] = []  # log lines that name the path to a peer
+        self.endpoint = ""  # of its node, where KV is pushed to it
         self.earlier: dict[str, float] = {}  # counters of lives that were killed
         self._last: dict[str, float] = {}
 
@@ -57,18 +65,18 @@ class Server:
             await asyncio.sleep(0.2)
         self.ready = True
 
-    def kill(self) -> None:
-        """The log is read before the next start empties it."""
+    def kill(self) -> bool:
+        """Returns whether it died of that. The log is read before the next start empties it."""
         self.ready = False
-        self.server.process.kill()
+        died = died_of_kill(self.server.process)
         self.read_log()
+        return died
 
     def read_log(self) -> None:
-        for line in self.server.process.log_text().splitlines():
-            if LOG_ALARMS.search(line):
-                self.alarms.append(f"{self.name} says: {line.strip()[:200]}")
-            if LOG_PATHS.search(line):
-                self.paths.append(f"{self.name} says: {line.strip()}")
+        text = self.server.process.log_text()
+        self.alarms += [f"{self.name} says: {line.strip()[:200]}" for line in text.splitlines()
+                        if LOG_ALARMS.search(line)]
+        self.paths += [f"{self.name} says: {line}" for line in path_lines(text)]
 
     def check_counters(self, now: dict[str, float]) -> None:
         """Counters that shrank since the last look, and counts below 0."""
@@ -104,7 +112,7 @@ class Deployment:
         cores = own_cores()
 
         def server(kind: str, index: int, role: str, flags: tuple[str, ...]) -> Server:
-            config = KVFERRY_CONNECTOR.config(role, self.controller.address, extra=configuration.extra)
+            config = KVFERRY_CONNECTOR.config(role, self.controller.address, f"{kind}{index}", configuration.extra)
             return Server(VllmServer(f"{label}-{kind}{index}", models[configuration.model],
                                      cores[(index + (kind == "decode")) % len(cores)], config,
                                      ("--max-model-len", "640", *flags, *configuration.flags),
@@ -128,17 +136,23 @@ class Deployment:
             server.start()
             await server.client.__aenter__()
         await asyncio.gather(*(server.wait_ready() for server in self.servers))
+        endpoints = await asyncio.to_thread(self.controller.endpoints)
+        for index, server in enumerate(self.decode):
+            server.endpoint = endpoints[f"decode{index}"]
 
-    def kill(self, part: Part) -> None:
-        """Kills it and starts it again at once."""
+    def kill(self, part: Part) -> bool:
+        """Kills it and starts it again at once. Returns whether it died of that; `returns` ends when it is back."""
         if part == "controller":
-            self.controller.process.kill()
+            died = died_of_kill(self.controller.process)
             self.controller.start()
-            return
-        server = (self.prefill if part == "prefill" else self.decode)[0]
-        server.kill()
-        server.start()
-        self.returns.append(asyncio.get_running_loop().create_task(server.wait_ready()))
+            back = asyncio.to_thread(self.controller.wait_ready)
+        else:
+            server = (self.prefill if part == "prefill" else self.decode)[0]
+            died = server.kill()
+            server.start()
+            back = server.wait_ready()
+        self.returns.append(asyncio.create_task(back))
+        return died
 
     async def watch(self, until: asyncio.Event) -> None:
         """Looks at all counters again and again."""
