@@ -136,9 +136,10 @@ class Deployment:
             server.start()
             await server.client.__aenter__()
         await asyncio.gather(*(server.wait_ready() for server in self.servers))
-        endpoints = await asyncio.to_thread(self.controller.endpoints)
-        for index, server in enumerate(self.decode):
-            server.endpoint = endpoints[f"decode{index}"]
+        if self.configuration.pushes:
+            endpoints = await asyncio.to_thread(self.controller.endpoints)
+            for index, server in enumerate(self.decode):
+                server.endpoint = endpoints[f"decode{index}"]
 
     def kill(self, part: Part) -> bool:
         """Kills it and starts it again at once. Returns whether it died of that; `returns` ends when it is back."""
