@@ -82,8 +82,9 @@ class Server:
         """Counters that shrank since the last look, and counts below 0."""
         for name, value in now.items():
             is_counter = name.endswith(("_total", "_count", "_sum", "_bucket"))
-            if is_counter and value < self._last.get(name, 0.0):
-                self.alarms.append(f"{self.name}: {name} shrank from {self._last[name]:g} to {value:g}")
+            last = self._last.get(name, 0.0)
+            if is_counter and value < last:
+                self.alarms.append(f"{self.name}: {name} shrank from {last:g} to {value:g}")
             if value < 0 and (is_counter or name.startswith("kvferry_")):
                 self.alarms.append(f"{self.name}: {name} is {value:g}")
         self._last = now
