@@ -249,6 +249,14 @@ def test_the_key_signs_the_target_of_a_push_and_gives_the_controllers_token(tmp_
     run(test, **options_of_member(str(tmp_path / "cluster.key")))
 
 
+def test_without_a_target_the_prefill_server_pushes_nothing() -> None:
+    async def test(c: Cluster) -> None:
+        assert (await c.post({"prompt": "a"}))[0] == 200
+        assert c.prefills[0].got[0]["kv_transfer_params"] == bodies.REMOTE_DECODE
+
+    run(test, sign_push_target=lambda _: None)
+
+
 def test_a_key_that_others_can_read_ends_the_proxy(tmp_path: Path) -> None:
     ensure_key(tmp_path / "cluster.key").chmod(0o644)
     with pytest.raises(SystemExit, match=r"^proxy: cluster_key_file .* has mode 0644; allowed: 0600 and 0400"):

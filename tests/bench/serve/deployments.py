@@ -2,15 +2,14 @@
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import processors
 from kvferry_launch.node.vllm import KVFERRY_CONNECTOR, KvConnector
 from kvferry_launch.paths import BUILD, LOGS, REPO
 from kvferry_launch.process import ManagedProcess, ProcessError, free_port, stop_all
@@ -18,25 +17,27 @@ from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.servers import Controller, VllmServer, wait_healthy
 
 NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
-# vLLM gives NIXL four threads that poll, which take the core from the model where there is one: this is its best here.
-NIXL_EXTRA = {"num_threads": 1}
+# vLLM's default is four threads. One is NIXL's best here, since they poll on the one core that the model has.
+NIXL_THREADS = {"nixl": 1, "nixl-default": 4, "nixl-third-core": 1}
 NIXL_FOLDER = BUILD / "bench-venv" / "nixl"
 PLOT_FOLDER = BUILD / "bench-venv" / "plot"
-NAMES = ("plain", "kvferry", "kvferry-pull", "nixl")
+TRANSFERS = {"pushed": "push", "pulled": "pull"}  # both of one kvferry pair, behind launch/proxy
+NAMES = ("plain", *TRANSFERS, *NIXL_THREADS)
 LOG_FOLDER = LOGS / "bench-serve"
-FLAGS = ("--max-model-len", "4096", "--max-num-batched-tokens", "4096", "--no-enable-prefix-caching")
-POOL_BYTES = "3GiB"
+CONTEXT = 9216
+FLAGS = ("--max-model-len", str(CONTEXT), "--max-num-batched-tokens", "4096",
+         "--hf-overrides", json.dumps({"max_position_embeddings": CONTEXT}))
+MEMORY_GIB = 3  # each of vLLM's KV cache and of kvferry's pool: 12288 tokens of the wide model
 
 
 @dataclass
 class Deployment:
-    """What runs. `front`: where clients go; without a pair `decode` is the one server there is."""
+    """The processes of one deployment. Without a pair `decode` is the one server there is."""
 
-    name: str
-    front: str
-    prefill: VllmServer | None
     decode: VllmServer
-    push_to: str | None = None  # the decode node's endpoint, where KV is pushed to it
+    prefill: VllmServer | None = None
+    controller: Controller | None = None  # kvferry's
+    http: str = ""  # where the controller answers launch/proxy
 
 
 def install(folder: Path, *packages: str) -> None:
@@ -53,80 +54,88 @@ def install(folder: Path, *packages: str) -> None:
 
 @contextlib.contextmanager
 def running(name: str, model: Path) -> Iterator[Deployment]:
-    """Starts one of NAMES and stops it at the end. Errors: ProcessError when a part does not come up."""
+    """Starts the servers of one of NAMES and stops them at the end. Errors: ProcessError if one does not come up."""
+    cores = own_cores()
     with contextlib.ExitStack() as parts:
-        if name == "plain":
-            cores = own_cores()
-            # One server on both cores.
-            server = _server("plain", model, f"{cores[0]}-{cores[1]}" if cores[0] != cores[1] else cores[0], None)
-            parts.callback(server.stop)
+        made = Deployment(_server("plain", model, "-".join(dict.fromkeys(cores)), None))
+        if name in TRANSFERS:
+            made = _kvferry_pair(model, cores, parts)
+        elif name in NIXL_THREADS:
+            made = _nixl_pair(name, model, cores)
+        servers = [server for server in (made.prefill, made.decode) if server]
+        parts.callback(stop_all, [server.process for server in servers])
+        for server in servers:
             server.start()
+        for server in servers:
             server.wait_ready()
-            yield Deployment(name, server.url, None, server)
-        else:
-            yield _pair(name, model, parts)
+        if name == "nixl-third-core":
+            for server in servers:
+                processors.part_from_helpers(server.process.pid, int(cores[0]), int(cores[1]))
+        yield made
 
 
-def _server(name: str, model: Path, cores: str, kv_config: dict[str, Any] | None,
-            env: dict[str, str] | None = None, port: int = 0) -> VllmServer:
-    return VllmServer(name, model, cores, kv_config, FLAGS, {"VLLM_CPU_KVCACHE_SPACE": "2"} | (env or {}), port=port,
-                      log_folder=LOG_FOLDER)
+def _server(name: str, model: Path, cores: str, kv_config: dict[str, Any] | None, env: dict[str, str] | None = None,
+            port: int = 0) -> VllmServer:
+    return VllmServer(name, model, cores, kv_config, FLAGS, {"VLLM_CPU_KVCACHE_SPACE": str(MEMORY_GIB)} | (env or {}),
+                      port=port, log_folder=LOG_FOLDER)
 
 
-def _pair(name: str, model: Path, parts: contextlib.ExitStack) -> Deployment:
-    is_nixl = name == "nixl"
-    connector = KvConnector("NixlConnector") if is_nixl else KVFERRY_CONNECTOR
-    controller, http, address = None, free_port(), None
-    if not is_nixl:
-        controller = Controller(f"{name}-controller", flags=("--state", "none", "--http", f"127.0.0.1:{http}"),
-                                log_folder=LOG_FOLDER)
-        parts.callback(controller.stop)
-        controller.start()
-        controller.wait_ready()
-        address = controller.address
-    servers = []
-    for side, role, core in zip(("prefill", "decode"), ("kv_producer", "kv_consumer"), own_cores(), strict=True):
-        port, env, extra = free_port(), {}, NIXL_EXTRA
-        if is_nixl:
-            role = "kv_both"
-            paths = [str(NIXL_FOLDER), os.environ.get("PYTHONPATH", "")]
-            env = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        else:
-            extra = {"pool_bytes": POOL_BYTES, "serves": f"http://127.0.0.1:{port}"}
-        config = connector.config(role, address, f"{name}-{side}", extra)
-        servers.append(_server(f"{name}-{side}", model, core, config, env, port))
-    parts.callback(stop_all, [server.process for server in servers])
-    for server in servers:
-        server.start()
-    for server in servers:
-        server.wait_ready()
-    prefill, decode = servers
-    front = _proxy(name, http, parts) if name == "kvferry" else _router(name, prefill, decode, parts)
-    endpoint = controller.endpoints()[f"{name}-decode"] if name == "kvferry" and controller else None
-    return Deployment(name, front, prefill, decode, endpoint)
+def _kvferry_pair(model: Path, cores: tuple[str, str], parts: contextlib.ExitStack) -> Deployment:
+    http = f"127.0.0.1:{free_port()}"
+    controller = Controller("controller", flags=("--state", "none", "--http", http), log_folder=LOG_FOLDER)
+    parts.callback(controller.stop)
+    controller.start()
+    controller.wait_ready()
+
+    def server(side: str, role: str, core: str) -> VllmServer:
+        port = free_port()
+        extra = {"pool_bytes": f"{MEMORY_GIB}GiB", "serves": f"http://127.0.0.1:{port}"}
+        return _server(f"kvferry-{side}", model, core, KVFERRY_CONNECTOR.config(role, controller.address, side, extra),
+                       port=port)
+
+    prefill, decode = server("prefill", "kv_producer", cores[0]), server("decode", "kv_consumer", cores[1])
+    return Deployment(decode, prefill, controller, http)
 
 
-def _proxy(name: str, http: int, parts: contextlib.ExitStack) -> str:
-    process = ManagedProcess(f"{name}-proxy", [str(REPO / "launch" / "proxy"), "--port", "0", "--controller",
-                                               f"http://127.0.0.1:{http}"], {}, LOG_FOLDER / f"{name}-proxy.log")
-    parts.callback(process.stop)
-    process.start()
-    deadline = time.monotonic() + 30
-    while not (said := re.search(r"listening on (http://\S+)", process.log_text())):
-        process.fail_if_dead()
-        if time.monotonic() > deadline:
-            raise ProcessError(f"{process.name} does not listen:\n{process.tail()}")
-        time.sleep(0.1)
-    return said[1]
+def _nixl_pair(name: str, model: Path, cores: tuple[str, str]) -> Deployment:
+    paths = [str(NIXL_FOLDER), os.environ.get("PYTHONPATH", "")]
+
+    def server(side: str, core: str) -> VllmServer:
+        env = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        config = KvConnector("NixlConnector").config("kv_both", engine_id=side, extra={"num_threads": NIXL_THREADS[name]})
+        return _server(f"{name}-{side}", model, core, config, env)
+
+    return Deployment(server("decode", cores[1]), server("prefill", cores[0]))
 
 
-def _router(name: str, prefill: VllmServer, decode: VllmServer, parts: contextlib.ExitStack) -> str:
+@dataclass
+class Door:
+    """Where clients send requests."""
+
+    url: str
+    process: ManagedProcess | None = None
+
+
+@contextlib.contextmanager
+def door(deployment: Deployment, name: str, first_token: str) -> Iterator[Door]:
+    """Starts launch/proxy for kvferry and vllm-router for NIXL; a plain server is its own. Errors: ProcessError."""
+    if deployment.prefill is None:
+        yield Door(deployment.decode.url)
+        return
     port = free_port()
-    command = [sys.executable, "-m", "vllm_router.launch_router", "--policy", "consistent_hash",
-               "--vllm-pd-disaggregation", "--prefill", prefill.url, "--decode", decode.url, "--host", "127.0.0.1",
-               "--port", str(port), "--prometheus-port", str(free_port())]
-    process = ManagedProcess(f"{name}-router", command, {}, LOG_FOLDER / f"{name}-router.log")
-    parts.callback(process.stop)
-    process.start()
-    wait_healthy(process, f"http://127.0.0.1:{port}/readiness", timeout_s=60.0)
-    return f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{port}"
+    ready = "/health"
+    if name in TRANSFERS:
+        command = [str(REPO / "launch" / "proxy"), "--port", str(port), "--controller", f"http://{deployment.http}",
+                   "--transfer", TRANSFERS[name], "--first-token", first_token, "--without-prefill", "refuse"]
+    else:
+        ready = "/readiness"
+        command = [sys.executable, "-m", "vllm_router.launch_router", "--policy", "consistent_hash",
+                   "--vllm-pd-disaggregation", "--prefill", deployment.prefill.url, "--decode", deployment.decode.url,
+                   "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    process = ManagedProcess(f"{name}-door", command, {}, LOG_FOLDER / f"{name}-door.log")
+    with contextlib.ExitStack() as parts:
+        parts.callback(process.stop)
+        process.start()
+        wait_healthy(process, url + ready, timeout_s=60.0)
+        yield Door(url, process)

@@ -1,78 +1,139 @@
-"""What the hand-over costs: the time between the end of the prefill and the first token of the decode server, less one
-decode step. One request at a time, asked of the servers directly, so that no front door is in it; and what a client
-behind the front door waits for the first and for the second token."""
+"""One request at a time: what its client waits for, the hand-over in it, and what it costs each part.
+
+The time of the prefill server's answer is known from launch/proxy's own stages. Other pairs are asked as their router
+would ask them, so that no router's time is in their hand-over.
+"""
 
 import asyncio
 import itertools
 import random
+import re
 import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
-from deployments import Deployment
+import processors
+from deployments import TRANSFERS, Deployment, Door
+from kvferry_launch.process import ProcessError
 from kvferry_launch.proxy.bodies import REMOTE_DECODE
 
 OUTPUT_TOKENS = 12
+WARM_UP = 2
+PATH = "/v1/completions"
 
 
-async def _one(session: aiohttp.ClientSession, deployment: Deployment, model: str,
-               prompt: list[int]) -> dict[str, float]:
-    body: dict[str, Any] = {"model": model, "prompt": prompt, "temperature": 0.0, "ignore_eos": True}
-    start = time.monotonic()
-    handed_over = start
-    params = None
+class Answer(NamedTuple):
+    """Times of one request by the client's clock, in seconds."""
+
+    sent: float
+    prefilled: float | None  # the prefill server's answer; None without one
+    tokens: list[float]
+    first_is_of_prefill: bool = False
+
+
+def figures(answer: Answer) -> dict[str, float]:
+    """The hand-over ends with the decode server's first token, less the step that computes it; in ms.
+
+    Where prefill samples the first token that is the second token, in either case one step after the KV is there.
+    """
+    times = answer.tokens
+    step = statistics.median(later - earlier for earlier, later in itertools.pairwise(times[1:]))
+    found = {"ttft_ms": times[0] - answer.sent, "second_token_ms": times[1] - answer.sent, "step_ms": step}
+    if answer.prefilled is not None:
+        decoded = times[1] if answer.first_is_of_prefill else times[0]
+        found |= {"prefill_ms": answer.prefilled - answer.sent,
+                  "first_token_after_prefill_ms": times[0] - answer.prefilled,
+                  "handover_ms": decoded - answer.prefilled - step}
+    return {name: 1e3 * seconds for name, seconds in found.items()}
+
+
+def new_prompt(length: int) -> list[int]:
+    """Returns tokens that no server has seen."""
+    dice = random.SystemRandom()
+    return [dice.randrange(3, 500) for _ in range(length)]
+
+
+def session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600),
+                                 connector=aiohttp.TCPConnector(force_close=True))
+
+
+async def streamed(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[list[float], list[str]]:
+    """Returns the times of a stream's events, and the events. Errors: ProcessError."""
+    times, events = [], []
+    async with http.post(url + PATH, json=body | {"stream": True}) as answer:
+        if answer.status != 200:
+            raise ProcessError(f"{url} answers {answer.status}: {(await answer.text())[:300]}")
+        async for line in answer.content:
+            if line.startswith(b"data: {"):
+                times.append(time.monotonic())
+                events.append(line.removeprefix(b"data: ").decode())
+    return times, events
+
+
+async def _by_hand(http: aiohttp.ClientSession, deployment: Deployment, body: dict[str, Any]) -> Answer:
+    """Asks the servers as a router does, or the only server."""
+    sent, prefilled = time.monotonic(), None
     if deployment.prefill is not None:
-        wanted = REMOTE_DECODE | ({"kvferry_push_to": deployment.push_to} if deployment.push_to else {})
-        async with session.post(f"{deployment.prefill.url}/v1/completions",
-                                json=body | {"max_tokens": 1, "kv_transfer_params": wanted}) as answer:
-            assert answer.status == 200, await answer.text()
-            params = (await answer.json()).get("kv_transfer_params")
-        handed_over = time.monotonic()
-    times = await _token_times(session, deployment.decode.url, body, {"kv_transfer_params": params} if params else {})
-    step = statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
-    found = {"ttft_ms": 1e3 * (times[0] - start), "step_ms": 1e3 * step}
-    if deployment.prefill is None:
-        return found
-    return found | {"prefill_ms": 1e3 * (handed_over - start), "handover_ms": 1e3 * (times[0] - handed_over - step)}
+        question = body | {"max_tokens": 1, "kv_transfer_params": REMOTE_DECODE}
+        async with http.post(deployment.prefill.url + PATH, json=question) as answer:
+            handed_over = (await answer.json())["kv_transfer_params"]
+        prefilled = time.monotonic()
+        body = body | {"kv_transfer_params": handed_over}
+    times, _ = await streamed(http, deployment.decode.url, body)
+    return Answer(sent, prefilled, times)
 
 
-async def _behind_the_door(session: aiohttp.ClientSession, deployment: Deployment, model: str,
-                           prompt: list[int]) -> dict[str, float]:
-    start = time.monotonic()
-    first, second, *_ = await _token_times(session, deployment.front, {
-        "model": model, "prompt": prompt, "temperature": 0.0, "ignore_eos": True})
-    return {"door_first_ms": 1e3 * (first - start), "door_second_ms": 1e3 * (second - start)}
+async def metric(http: aiohttp.ClientSession, url: str, pattern: str) -> float:
+    """Returns the sum of a server's metrics whose names and labels fit."""
+    async with http.get(f"{url}/metrics") as answer:
+        found = re.findall(rf"^{pattern} (\S+)$", await answer.text(), re.MULTILINE)
+    return sum(map(float, found))
 
 
-async def _token_times(session: aiohttp.ClientSession, url: str, body: dict[str, Any],
-                       more: dict[str, Any] | None = None) -> list[float]:
-    request = body | {"max_tokens": OUTPUT_TOKENS, "stream": True} | (more or {})
-    async with session.post(f"{url}/v1/completions", json=request) as answer:
-        assert answer.status == 200, await answer.text()
-        return [time.monotonic() async for line in answer.content if line.startswith(b"data: {")]
+async def _through_proxy(http: aiohttp.ClientSession, door: Door, body: dict[str, Any]) -> Answer:
+    async def stages() -> tuple[float, float]:
+        return (await metric(http, door.url, r'kvferry_proxy_stage_seconds_sum\{stage="(?:first_byte|rest)"\}'),
+                await metric(http, door.url, r'kvferry_proxy_first_tokens_total\{reason="",source="prefill"\}'))
+
+    before = await stages()
+    sent = time.monotonic()
+    times, _ = await streamed(http, door.url, body)
+    ended = time.monotonic()
+    after_prefill, num_of_prefill = (after - first for after, first in zip(await stages(), before, strict=True))
+    return Answer(sent, ended - after_prefill, times, first_is_of_prefill=num_of_prefill == 1)
 
 
-async def _measure(deployment: Deployment, lengths: list[int], repeat: int) -> list[dict[str, float]]:
-    rows = []
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(300),
-                                     connector=aiohttp.TCPConnector(force_close=True)) as session:
-        async with session.get(f"{deployment.decode.url}/v1/models") as answer:
-            model = (await answer.json())["data"][0]["id"]
-        for length in lengths:
-            turns = []
-            for turn in range(repeat + 2):  # the first two warm up
-                dice = random.Random(f"{deployment.name} {length} {turn}")
-                direct, through_door = ([dice.randrange(3, 500) for _ in range(length)] for _ in range(2))
-                turns.append(await _one(session, deployment, model, direct)
-                             | await _behind_the_door(session, deployment, model, through_door))
-            row: dict[str, float] = {"prompt_tokens": length}
-            for name in turns[0]:
-                row[name] = round(statistics.median(one[name] for one in turns[2:]), 1)
-            rows.append(row)
-    return rows
+def _seconds(deployment: Deployment, door: Door) -> dict[str, float]:
+    found = {"wall": time.monotonic(), "client": time.process_time()}
+    for side, server in (("prefill", deployment.prefill), ("decode", deployment.decode)):
+        if server is not None:
+            found |= {f"{side} {part}": value for part, value in processors.of_server(server.process.pid).items()}
+    for name, process in (("door", door.process), ("controller", getattr(deployment.controller, "process", None))):
+        if process is not None:
+            found[name] = processors.of_program(process.pid)
+    return found
 
 
-def measure(deployment: Deployment, lengths: list[int], repeat: int) -> list[dict[str, float]]:
-    """Medians of `repeat` requests of each length."""
-    return asyncio.run(_measure(deployment, lengths, repeat))
+async def _measure(deployment: Deployment, door: Door, name: str, length: int, repeat: int) -> dict[str, Any]:
+    answers = []
+    async with session() as http:
+        for turn in range(WARM_UP + repeat):
+            if turn == WARM_UP:
+                before = _seconds(deployment, door)
+            body = {"model": str(deployment.decode.model), "prompt": new_prompt(length), "temperature": 0.0,
+                    "ignore_eos": True, "max_tokens": OUTPUT_TOKENS}
+            answers.append(await (_through_proxy(http, door, body) if name in TRANSFERS else
+                                  _by_hand(http, deployment, body)))
+        after = _seconds(deployment, door)
+    measured = [figures(answer) for answer in answers[WARM_UP:]]
+    row: dict[str, Any] = {key: round(statistics.median(one[key] for one in measured), 1) for key in measured[0]}
+    row["first_of_prefill"] = sum(answer.first_is_of_prefill for answer in answers[WARM_UP:])
+    return row | {"repeat": repeat, "seconds_per_request": {part: round((after[part] - before[part]) / repeat, 3)
+                                                            for part in after}}
+
+
+def measure(deployment: Deployment, door: Door, name: str, length: int, repeat: int) -> dict[str, Any]:
+    """Medians of `repeat` requests with new prompts, and the mean seconds that each part computes for one."""
+    return asyncio.run(_measure(deployment, door, name, length, repeat))

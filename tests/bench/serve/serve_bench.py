@@ -1,16 +1,34 @@
 """tests/bench/serve/run: the same load through a plain server, a kvferry pair and a NixlConnector pair."""
 
 import argparse
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import agent
+import aiohttp
 import handover
-from deployments import LOG_FOLDER, NAMES, NIXL, NIXL_FOLDER, PLOT_FOLDER, Deployment, install, running
+from deployments import (
+    LOG_FOLDER,
+    NAMES,
+    NIXL,
+    NIXL_FOLDER,
+    NIXL_THREADS,
+    PLOT_FOLDER,
+    TRANSFERS,
+    Deployment,
+    Door,
+    install,
+    running,
+)
+from deployments import door as front_door
 from kvferry_launch.process import ProcessError
 from kvferry_launch.progress import Step
 from kvferry_launch.testbed import toy_model
@@ -23,52 +41,86 @@ parser = FlexibleArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
-FIGURES = {"ttft_ms_p50": "p50_ttft_ms", "ttft_ms_p99": "p99_ttft_ms", "itl_ms_p50": "p50_itl_ms",
-           "itl_ms_p99": "p99_itl_ms", "output_tokens_per_s": "output_throughput"}
+PERCENTILE_SAMPLES = 100  # of fewer, p99 would be the maximum by another name
 
 
-def bench_serve(deployment: Deployment, model: Path, length: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One run of `vllm bench serve`, after two requests with prompts of their own that warm up.
+def tail(num_samples: int) -> tuple[str, int]:
+    """Returns the name and the percentile of the slowest that so many samples can tell."""
+    return ("p99", 99) if num_samples >= PERCENTILE_SAMPLES else ("max", 100)
+
+
+def bench_serve(url: str, label: str, model: Path, length: int, requests: int, options: argparse.Namespace
+                ) -> dict[str, Any]:
+    """One run of `vllm bench serve` with prompts of its own, after two requests that warm up with others.
 
     vllm's own --num-warmups sends the first measured prompt, which is then a prefix hit for kvferry alone.
     Errors: ProcessError when it fails or a request of its does.
     """
-    one_bench(deployment, model, length, options, num_requests=2, seed=length + 1)
-    told = one_bench(deployment, model, length, options, num_requests=options.requests, seed=length)
-    return {ours: round(told[theirs], 1) for ours, theirs in FIGURES.items()}
+    one_bench(url, f"{label} warm-up", model, length, 2, options)
+    told = one_bench(url, label, model, length, requests, options)
+    row = {"serve_requests": requests, "serve_output_tokens_per_s": told["output_throughput"]}
+    for kind, num_samples in (("ttft", requests), ("itl", requests * (options.output_tokens - 1))):
+        name, percentile = tail(num_samples)
+        row |= {f"serve_{kind}_ms_p50": told[f"p50_{kind}_ms"],
+                f"serve_{kind}_ms_{name}": told[f"p{percentile}_{kind}_ms"]}
+    return {name: round(value, 1) for name, value in row.items()}
 
 
-def one_bench(deployment: Deployment, model: Path, length: int, options: argparse.Namespace, num_requests: int,
-              seed: int) -> dict[str, Any]:
+def one_bench(url: str, label: str, model: Path, length: int, requests: int, options: argparse.Namespace
+              ) -> dict[str, Any]:
+    log = LOG_FOLDER / f"serve-{label.replace(' ', '-')}.log"
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", BENCH, "--backend", "openai", "--base-url", deployment.front, "--model",
-                   str(model), "--dataset-name", "random", "--random-input-len", str(length), "--random-output-len",
-                   str(options.output_tokens), "--num-prompts", str(num_requests), "--max-concurrency",
+        command = [sys.executable, "-c", BENCH, "--backend", "openai", "--base-url", url, "--model", str(model),
+                   "--dataset-name", "random", "--random-input-len", str(length), "--random-output-len",
+                   str(options.output_tokens), "--num-prompts", str(requests), "--max-concurrency",
                    str(options.concurrency), "--num-warmups", "0", "--ignore-eos", "--temperature", "0", "--seed",
-                   str(seed), "--percentile-metrics", "ttft,itl", "--metric-percentiles", "50,99", "--disable-tqdm",
-                   "--save-result", "--result-dir", folder, "--result-filename", "result.json"]
+                   str(random.SystemRandom().randrange(1 << 31)), "--percentile-metrics", "ttft,itl",
+                   "--metric-percentiles", "50,99,100", "--disable-tqdm", "--save-result", "--result-dir", folder,
+                   "--result-filename", "result.json"]
         ran = subprocess.run(command, capture_output=True, text=True, check=False,
                              env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"})
-        (LOG_FOLDER / f"{deployment.name}-{length}.log").write_text(ran.stdout + ran.stderr)
+        log.write_text(ran.stdout + ran.stderr)
         result = Path(folder) / "result.json"
         if ran.returncode != 0 or not result.exists():
-            raise ProcessError(f"vllm bench serve failed; its log is {LOG_FOLDER}/{deployment.name}-{length}.log")
+            raise ProcessError(f"vllm bench serve failed; its log is {log}")
         told: dict[str, Any] = json.loads(result.read_text())
-    if told["completed"] != num_requests:
-        raise ProcessError(f"{deployment.name}: {told['completed']} of {num_requests} requests were answered")
+    if told["completed"] != requests:
+        raise ProcessError(f"{label}: {told['completed']} of {requests} requests were answered; the log is {log}")
     return told
+
+
+def rows_of(deployment: Deployment, door: Door, name: str, first_token: str, model: Path, options: argparse.Namespace
+            ) -> Iterator[dict[str, Any]]:
+    repeat, requests = options.repeat, options.requests
+    if name in NIXL_THREADS:
+        repeat, requests = min(repeat, options.nixl_requests), min(requests, options.nixl_requests)
+    label = {"deployment": name, "first_token": first_token}
+    for length in options.lengths if "random" in options.load else ():
+        row = label | {"load": "random", "prompt_tokens": length} | handover.measure(
+            deployment, door, name, length, repeat)
+        expected = repeat if first_token == "prefill" else 0
+        if row["first_of_prefill"] != expected:
+            raise ProcessError(f"{name}: prefill sampled {row['first_of_prefill']} first tokens, not {expected}")
+        if requests and name != "nixl-third-core":  # with it, two requests at a time would share a core
+            row |= bench_serve(door.url, f"{name} {first_token} {length}", model, length, requests, options)
+        yield row
+    if "agent" in options.load:
+        yield label | agent.measure(deployment, door, options.turns)
 
 
 def run(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Adds to `rows` as it goes, so that what was measured before an error or Ctrl-C is not lost."""
     model = toy_model.kept(options.model)
-    for name in options.only:
-        with Step(name) as step, running(name, model) as deployment:
-            handed = handover.measure(deployment, options.lengths, options.repeat)
-            for length, times in zip(options.lengths, handed, strict=True):
-                step.update(len(rows) % len(options.lengths) / len(options.lengths), f"{length} tokens")
-                rows.append({"deployment": name} | times | {
-                    f"serve_{key}": value for key, value in bench_serve(deployment, model, length, options).items()})
+    # Pushed and pulled are of one pair.
+    for pair, names in itertools.groupby(options.only, lambda name: "kvferry" if name in TRANSFERS else name):
+        members = list(names)
+        with Step(pair) as step, running(members[0], model) as deployment:
+            for name in members:
+                for first_token in options.first_token if name in TRANSFERS else ["decode"]:
+                    step.update(note=f"{name}, first token of {first_token}")
+                    with front_door(deployment, name, first_token) as door:
+                        for row in rows_of(deployment, door, name, first_token, model, options):
+                            rows.append(row)
 
 
 def draw(rows: list[dict[str, Any]], target: Path) -> None:
@@ -81,58 +133,92 @@ def draw(rows: list[dict[str, Any]], target: Path) -> None:
                        env=os.environ | {"PYTHONPATH": str(PLOT_FOLDER)}, check=True)
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    heads = {"deployment": "deployment", "prompt_tokens": "prompt", "prefill_ms": "prefill ms",
-             "handover_ms": "hand-over ms", "ttft_ms": "TTFT ms", "door_first_ms": "1st token",
-             "door_second_ms": "2nd", "serve_ttft_ms_p50": "TTFT p50",
-             "serve_ttft_ms_p99": "p99", "serve_itl_ms_p50": "ITL p50", "serve_itl_ms_p99": "p99",
-             "serve_output_tokens_per_s": "tokens/s"}
-    print("\none request at a time (medians): asked directly, then through the front door | vllm bench serve, ms")
-    print("| " + " | ".join(heads.values()) + " |")
-    print("|" + "---|" * len(heads))
+HEADS = {"deployment": "deployment", "first_token": "1st token of", "prompt_tokens": "prompt", "repeat": "requests",
+         "prefill_ms": "prefill ms", "first_token_after_prefill_ms": "1st token after it ms",
+         "handover_ms": "hand-over ms", "ttft_ms": "TTFT ms", "second_token_ms": "2nd token ms", "step_ms": "step ms"}
+SERVE_HEADS = {"deployment": "deployment", "first_token": "1st token of", "prompt_tokens": "prompt",
+               "serve_requests": "requests", "serve_ttft_ms_p50": "TTFT p50 ms", "serve_ttft_ms_p99": "TTFT p99 ms",
+               "serve_ttft_ms_max": "TTFT max ms", "serve_itl_ms_p50": "ITL p50 ms", "serve_itl_ms_p99": "ITL p99 ms",
+               "serve_itl_ms_max": "ITL max ms", "serve_output_tokens_per_s": "tokens/s"}
+AGENT_HEADS = {"deployment": "deployment", "first_token": "1st token of", "turns": "turns",
+               "last_prompt_tokens": "last prompt", "repeated_share": "repeated", "from_kv_share": "from KV",
+               "ttft_ms_turn_1": "TTFT of turn 1 ms", "ttft_ms_turn_2": "of turn 2 ms",
+               "ttft_ms_last_turn": "of the last ms"}
+
+
+def print_table(title: str, heads: dict[str, str], rows: list[dict[str, Any]]) -> None:
+    """Prints the columns for which a row has a value, if there are rows."""
+    shown = [key for key in heads if any(key in row for row in rows)]
+    if rows:
+        print(f"\n{title}\n| " + " | ".join(heads[key] for key in shown) + " |\n|" + "---|" * len(shown))
     for row in rows:
-        print("| " + " | ".join(str(row.get(key, "-")) for key in heads) + " |")
-    for length in sorted({row["prompt_tokens"] for row in rows}):
-        found = {row["deployment"]: row.get("handover_ms") for row in rows if row["prompt_tokens"] == length}
-        for name in ("kvferry", "kvferry-pull"):
-            if name in found and "nixl" in found:
-                print(f"{length} tokens: {name} hands over in {found[name] / found['nixl']:.2f} of NIXL's time")
+        print("| " + " | ".join(str(row.get(key, "-")) for key in shown) + " |")
+
+
+def print_tables(rows: list[dict[str, Any]]) -> None:
+    random_rows = [row for row in rows if row["load"] == "random"]
+    print_table("one request at a time, medians", HEADS, random_rows)
+    seconds = [{**row, **row["seconds_per_request"]} for row in random_rows]
+    parts = dict.fromkeys(part for row in random_rows for part in row["seconds_per_request"])
+    print_table("seconds of processors for one of these requests", {key: HEADS[key] for key in list(HEADS)[:3]} |
+                {part: part for part in parts}, seconds)
+    print_table("vllm bench serve", SERVE_HEADS, [row for row in random_rows if "serve_requests" in row])
+    print_table("an agent's session", AGENT_HEADS, [row for row in rows if row["load"] == "agent"])
+
+
+def names_of(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in allowed]:
+            raise argparse.ArgumentTypeError(f"'{unknown[0]}' is not one of {', '.join(allowed)}")
+        return names
+
+    return parse
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="tests/bench/serve/run",
-        description="Serve one model by a plain vLLM server, a kvferry pair (pushed; pulled behind vllm-router) and "
-                    "a NixlConnector pair, on the same two cores; compare TTFT, ITL, throughput and the hand-over.")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(NAMES),
-                        help=f"of {', '.join(NAMES)}; commas between (default: all)")
-    parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], default=[512, 2048],
-                        metavar="N,...", help="prompt tokens (default: 512,2048)")
+        description="Serve one model by a plain vLLM server, a kvferry pair (pushed and pulled, behind launch/proxy) "
+                    "and NixlConnector pairs, on the same two cores; compare TTFT, the hand-over, ITL, throughput and "
+                    "the processor time of each part.")
+    parser.add_argument("--only", type=names_of(NAMES), default=list(NAMES), metavar="NAME,...",
+                        help=f"of {', '.join(NAMES)} (default: all)")
+    parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")],
+                        default=[128, 512, 2048], metavar="N,...",
+                        help="prompt tokens, 8192 at most (default: 128,512,2048)")
+    parser.add_argument("--first-token", type=names_of(("prefill", "decode")), default=["prefill", "decode"],
+                        metavar="NAME,...", help="of launch/proxy (default: prefill,decode)")
+    parser.add_argument("--load", type=names_of(("random", "agent")), default=["random"], metavar="NAME,...",
+                        help="random prompts, or an agent's session that grows (default: random)")
+    parser.add_argument("--turns", type=int, default=40, metavar="2..50",
+                        help="of the agent's session (default: %(default)s)")
     parser.add_argument("--model", default="wide", choices=toy_model.KINDS,
                         help="%(choices)s (default: wide, the KV bytes of an 8B model)")
-    parser.add_argument("--requests", type=int, default=24, help="of each vllm bench serve run (default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=24,
+                        help="of each vllm bench serve run; 0: none (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, default=2, help="of it (default: %(default)s)")
     parser.add_argument("--output-tokens", type=int, default=32, help="of each request of it (default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=7, help="hand-overs measured (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=7, help="requests one at a time (default: %(default)s)")
+    parser.add_argument("--nixl-requests", type=int, default=4, metavar="N",
+                        help="most requests of either kind for NIXL, of which one may take a minute where its threads "
+                             "poll on the model's core (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them")
     options = parser.parse_args()
-    unknown = [name for name in options.only if name not in NAMES]
-    if unknown:
-        parser.error(f"--only names '{unknown[0]}', not one of {', '.join(NAMES)}")
     LOG_FOLDER.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     problem = None
     try:
-        if "nixl" in options.only:
+        if any(name in NIXL_THREADS for name in options.only):
             install(NIXL_FOLDER, "--no-deps", *NIXL)
         run(options, rows)
-    except ProcessError as error:
+    except (ProcessError, aiohttp.ClientError) as error:
         problem = str(error)
     except KeyboardInterrupt:
         problem = "interrupted"
     if rows:
-        print_table(rows)
+        print_tables(rows)
         if options.json:
             options.json.write_text(json.dumps({"rows": rows}, indent=1))
         if options.plot and problem is None:

@@ -10,9 +10,10 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-COLOURS = {"plain": "#888888", "kvferry": "#c1121f", "kvferry-pull": "#f28482", "nixl": "#457b9d"}
+COLOURS = {"plain": "#888888", "pushed": "#c1121f", "pulled": "#f28482", "nixl": "#457b9d", "nixl-default": "#a8dadc",
+           "nixl-third-core": "#1d3557"}
 # title, unit, key, whether the axis is logarithmic: what waits for a starved model is 30 times the rest
-PANELS = [("hand-over: prefill's end to first token,\nless one decode step", "ms", "handover_ms", False),
+PANELS = [("hand-over: prefill's end to decode's first token,\nless one decode step", "ms", "handover_ms", False),
           ("TTFT of one request", "ms", "ttft_ms", True),
           ("vllm bench serve: throughput", "output tokens/s", "serve_output_tokens_per_s", False),
           ("vllm bench serve: TTFT p50", "ms", "serve_ttft_ms_p50", True),
@@ -22,22 +23,24 @@ COLUMNS = 3
 
 
 def panel(axes: Any, rows: list[dict[str, Any]], title: str, unit: str, key: str, is_log: bool) -> None:
+    rows = [row for row in rows if key in row]
     lengths = sorted({row["prompt_tokens"] for row in rows})
-    names = [name for name in COLOURS if any(row["deployment"] == name for row in rows)]
-    if key == "handover_ms":
-        names = [name for name in names if name != "plain"]  # it hands nothing over
-    width = 0.8 / len(names)
-    for place, name in enumerate(names):
-        values = [next(row[key] for row in rows if row["deployment"] == name and row["prompt_tokens"] == length)
-                  for length in lengths]
-        drawn = axes.bar([at + (place - (len(names) - 1) / 2) * width for at in range(len(lengths))], values, width,
-                         color=COLOURS[name], label=name)
-        axes.bar_label(drawn, fmt="%.0f", fontsize=8)
+    kinds = list(dict.fromkeys((row["deployment"], row["first_token"]) for row in rows))
+    width = 0.8 / max(len(kinds), 1)
+    for place, kind in enumerate(kinds):
+        name, first_token = kind
+        values = {lengths.index(row["prompt_tokens"]): row[key] for row in rows
+                  if (row["deployment"], row["first_token"]) == kind}
+        is_hatched = name in ("pushed", "pulled") and first_token == "decode"
+        drawn = axes.bar([at + (place - (len(kinds) - 1) / 2) * width for at in values], list(values.values()), width,
+                         color=COLOURS[name], hatch="//" if is_hatched else None, edgecolor="white",
+                         label=f"{name}, first token of decode" if is_hatched else name)
+        axes.bar_label(drawn, fmt="%.0f", fontsize=6)
     axes.set_xticks(range(len(lengths)), [f"{length} tokens" for length in lengths])
     axes.set_title(title, fontsize=10)
     axes.set_ylabel(unit)
     axes.margins(y=0.15)
-    if is_log:
+    if is_log and rows:
         axes.set_yscale("log")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
@@ -45,11 +48,11 @@ def panel(axes: Any, rows: list[dict[str, Any]], title: str, unit: str, key: str
 
 def main() -> None:
     source, target = sys.argv[1:]
-    rows = json.loads(Path(source).read_text())
+    rows = [row for row in json.loads(Path(source).read_text()) if row["load"] == "random"]
     figure, grid = pyplot.subplots(len(PANELS) // COLUMNS, COLUMNS, layout="constrained", figsize=(13, 7.5))
     for axes, parts in zip(grid.flat, PANELS, strict=True):
         panel(axes, rows, *parts)
-    grid[0][1].legend(fontsize=9)
+    grid[0][1].legend(fontsize=8)
     figure.savefig(target, dpi=80)
 
 

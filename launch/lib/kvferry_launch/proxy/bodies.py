@@ -95,9 +95,9 @@ def with_tokens(path: str, body: Body, tokens: list[int] | None) -> Body:
     return {**body, "prompt": tokens}
 
 
-def prefill_body(path: str, body: Body, push_to: Body) -> Body:
+def prefill_body(path: str, body: Body, push_to: Body | None) -> Body:
     """Returns the request to the prefill server: the same prompt with one token of output."""
-    params = {**REMOTE_DECODE, "kvferry_push_to": push_to}
+    params = {**REMOTE_DECODE, "kvferry_push_to": push_to} if push_to else REMOTE_DECODE
     made = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}
     made |= {"stream": False, "kv_transfer_params": params}
     if path == GENERATE:

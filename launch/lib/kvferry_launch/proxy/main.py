@@ -32,6 +32,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                         help="behaviour without a prefill server: decode servers compute prompts, or requests get 503")
     parser.add_argument("--first-token", choices=("prefill", "decode"), default="prefill",
                         help="server that samples a stream's first token; prefill: only if the answer stays the same")
+    parser.add_argument("--transfer", choices=("push", "pull"), default="push",
+                        help="push: prefill servers send KV to the decode server while they compute; pull: the decode "
+                        "server asks for it when the prefill server has answered")
     parser.add_argument("--cluster-key-file", metavar="FILE", default=os.environ.get("KVFERRY_CLUSTER_KEY_FILE", ""),
                         help="key that signs the decode server's address for the prefill server, and of which the "
                         "controller asks a token; the connector's key cluster_key_file (default: "
@@ -64,10 +67,11 @@ def is_http(url: str) -> bool:
         return False
 
 
-def options_of_member(key_file: str) -> dict[str, Any]:
-    """Returns the options that follow from the cluster key. Exits if the key is unusable."""
+def options_of_member(key_file: str, pulls: bool) -> dict[str, Any]:
+    """Returns the options that follow from the cluster key, and from how KV travels. Exits if the key is unusable."""
+    no_push: dict[str, Any] = {"sign_push_target": lambda _: None} if pulls else {}
     if not key_file:
-        return {}
+        return no_push
     from kvferry.tickets import PUSH_TARGET, KeyFileError, signer_of
 
     try:
@@ -75,14 +79,14 @@ def options_of_member(key_file: str) -> dict[str, Any]:
     except KeyFileError as error:
         sys.exit(f"proxy: {error}")
     return {"sign_push_target": lambda target: signer.signed(PUSH_TARGET, target),
-            "controller_token": signer.http_token()}
+            "controller_token": signer.http_token()} | no_push
 
 
 async def serve(arguments: argparse.Namespace) -> None:
     door = FrontDoor(Options(arguments.controller.rstrip("/"), arguments.namespace, arguments.tries,
                              arguments.without_prefill == "refuse", arguments.request_timeout,
                              arguments.max_body, arguments.log_requests, arguments.first_token == "prefill",
-                             **options_of_member(arguments.cluster_key_file)))
+                             **options_of_member(arguments.cluster_key_file, arguments.transfer == "pull")))
     # If a client closes its connection, aiohttp cancels the handler, which ends the requests to servers too.
     runner = web.AppRunner(door.app, handler_cancellation=True, access_log=None, shutdown_timeout=arguments.grace)
     await runner.setup()

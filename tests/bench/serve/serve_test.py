@@ -1,0 +1,96 @@
+"""What tests/bench/serve/run computes from times, streams and /proc."""
+
+import argparse
+import os
+import subprocess
+import sys
+from typing import Any
+
+import agent
+import processors
+import pytest
+import serve_bench
+from handover import Answer, figures
+
+
+@pytest.mark.parametrize("of_prefill,handover_ms", [(False, 100.0 - 20.0), (True, 150.0 - 20.0)])
+def test_the_hand_over_ends_one_step_before_the_decode_servers_first_token(of_prefill: bool,
+                                                                          handover_ms: float) -> None:
+    tokens = [11.1, 11.15, 11.17, 11.19, 11.25]  # the first step tells of the hand-over, not of decode
+    found = {name: round(value, 3) for name, value in figures(Answer(10.0, 11.0, tokens, of_prefill)).items()}
+    assert found == {"ttft_ms": 1100.0, "second_token_ms": 1150.0, "step_ms": 20.0, "prefill_ms": 1000.0,
+                     "first_token_after_prefill_ms": 100.0, "handover_ms": handover_ms}
+
+
+def test_one_server_hands_nothing_over() -> None:
+    assert figures(Answer(10.0, None, [11.0, 11.5, 12.0])).keys() == {"ttft_ms", "second_token_ms", "step_ms"}
+
+
+def test_p99_needs_a_hundred_samples() -> None:
+    assert [serve_bench.tail(count) for count in (1, 99, 100)] == [("max", 100), ("max", 100), ("p99", 99)]
+
+
+def test_a_row_names_the_slowest_by_what_its_samples_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"output_throughput": 9.96} | {f"p{percentile}_{kind}_ms": float(percentile)
+                                          for percentile in (50, 99, 100) for kind in ("ttft", "itl")}
+    asked: list[int] = []
+
+    def one_bench(*arguments: Any) -> dict[str, Any]:
+        asked.append(arguments[4])
+        return told
+
+    monkeypatch.setattr(serve_bench, "one_bench", one_bench)
+    options = argparse.Namespace(output_tokens=11)
+    assert serve_bench.bench_serve("url", "label", "model", 512, 10, options) == {  # type: ignore[arg-type]
+        "serve_requests": 10, "serve_output_tokens_per_s": 10.0, "serve_ttft_ms_p50": 50.0, "serve_ttft_ms_max": 100.0,
+        "serve_itl_ms_p50": 50.0, "serve_itl_ms_p99": 99.0}
+    assert asked == [2, 10]
+
+
+def test_an_agents_session_counts_what_was_computed() -> None:
+    assert agent.figures([100, 150, 250], 260, [2.0, 0.5, 0.75]) == {
+        "turns": 3, "last_prompt_tokens": 250, "repeated_share": 0.5, "from_kv_share": 0.48, "ttft_ms_turn_1": 2000.0,
+        "ttft_ms_turn_2": 500.0, "ttft_ms_last_turn": 750.0}
+
+
+def test_tokens_are_read_from_a_stream() -> None:
+    assert agent.tokens_of(['{"choices": [{"text": "w7"}]}', '{"choices": [{"text": " w12"}]}',
+                            '{"choices": []}']) == [7, 12]
+
+
+def test_a_name_with_spaces_and_brackets_is_no_field_of_stat() -> None:
+    assert processors.seconds_of("7 (a) b (c) S 1 7 7 0 -1 4194304 1 0 0 0 250 50 9 9 20 0 3 0 1") == pytest.approx(
+        300 / os.sysconf("SC_CLK_TCK"))
+
+
+BUSY_CHILD = """
+import os, subprocess, sys, threading, time
+def work(seconds):
+    begin = time.thread_time()
+    while time.thread_time() - begin < seconds: pass
+if len(sys.argv) > 1:
+    helper = threading.Thread(target=work, args=(0.3,))
+    helper.start(); helper.join()
+    work(0.6)
+    print("done", flush=True)
+    time.sleep(60)
+subprocess.run([sys.executable, "-c", os.environ["CODE"], "child"])
+"""
+
+
+def test_processor_seconds_are_those_of_each_part() -> None:
+    leader = subprocess.Popen([sys.executable, "-c", BUSY_CHILD], env=os.environ | {"CODE": BUSY_CHILD},
+                              stdout=subprocess.PIPE, start_new_session=True, text=True)
+    try:
+        assert leader.stdout is not None
+        assert leader.stdout.readline() == "done\n"
+        found = processors.of_server(leader.pid)
+        assert 0.25 <= found["helpers"] <= 0.4
+        assert 0.55 <= found["model"] <= 1.2  # with the start of its Python
+        assert processors.of_program(leader.pid) == pytest.approx(sum(found.values()), abs=0.05)
+        others = sorted(os.sched_getaffinity(0))
+        processors.part_from_helpers(leader.pid, others[0], others[-1])
+        assert os.sched_getaffinity(leader.pid) == {others[-1]}
+    finally:
+        os.killpg(leader.pid, 9)
+        leader.wait()
