@@ -82,7 +82,7 @@ def one_bench(url: str, label: str, model: Path, length: int, requests: int, opt
         log.write_text(ran.stdout + ran.stderr)
         result = Path(folder) / "result.json"
         if ran.returncode != 0 or not result.exists():
-            raise ProcessError(f"vllm bench serve failed; its log is {log}")
+            raise ProcessError(f"vllm bench serve ended with status {ran.returncode}; its log is {log}")
         told: dict[str, Any] = json.loads(result.read_text())
     if told["completed"] != requests:
         raise ProcessError(f"{label}: {told['completed']} of {requests} requests were answered; the log is {log}")
