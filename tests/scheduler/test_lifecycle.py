@@ -174,6 +174,22 @@ def test_chunked_prefill(make_engine: MakeEngine, async_scheduling: bool) -> Non
     engine.check_done()
 
 
+@pytest.mark.parametrize("draft_model", [False, True], ids=["n-gram", "draft model"])
+def test_kv_of_rejected_drafts_is_saved_nowhere(make_engine: MakeEngine, draft_model: bool) -> None:
+    engine = make_engine(prefix_caching=False, num_blocks=20, num_drafts=3, draft_model=draft_model)
+    for index in range(3):
+        engine.add(f"a{index}", prompt(index, 50), 170)
+    engine.run()
+    assert engine.metrics()["resumed_hit_tokens_total"] > 0, "nobody was preempted"
+    drafts = sum(sum(call["speculative"].values()) for call in engine.log.of("vllm_step"))
+    assert 0 < sum(len(engine.told[f"a{index}"].tokens) for index in range(3)) < drafts
+    for index in range(3):
+        engine.add(f"b{index}", prompt(index, 50) + engine.told[f"a{index}"].tokens, 5)
+        engine.run()
+        assert answered(engine, f"b{index}")[1] >= 218
+    engine.check_done()
+
+
 def test_prefill_in_one_step_only(make_engine: MakeEngine) -> None:
     engine = make_engine(token_budget=256, chunked_prefill=False, prefix_caching=False)
     for index in range(3):

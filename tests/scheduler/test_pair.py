@@ -74,6 +74,27 @@ def test_remote_prefill_is_loaded(make_engine: MakeEngine, async_scheduling: boo
     wait_until(lambda: prefill.metrics()["pool_pinned_chunks"] == (0 if length > 1 else 1))
 
 
+NGRAM, DRAFT_MODEL = {"num_drafts": 3}, {"num_drafts": 3, "draft_model": True}
+
+
+@pytest.mark.parametrize("v2_runner", [False, True], ids=["v1", "v2"])
+@pytest.mark.parametrize(("on_prefill", "on_decode"), [
+    ({}, {}), (NGRAM, NGRAM), (NGRAM, {}), ({}, NGRAM), (DRAFT_MODEL, DRAFT_MODEL)],
+    ids=["none", "n-gram", "n-gram on prefill", "n-gram on decode", "draft model"])  # fmt: skip
+def test_the_decode_engine_finds_the_prompt_while_the_next_step_is_executed(
+        make_engine: MakeEngine, on_prefill: dict[str, Any], on_decode: dict[str, Any], v2_runner: bool) -> None:
+    prefill = make_engine(role="kv_producer", v2_runner=v2_runner, **on_prefill)
+    decode = make_engine(role="kv_consumer", v2_runner=v2_runner, **on_decode)
+    prefill.add("p", prompt(1, 200), 1, params=REMOTE_DECODE)
+    prefill.step()
+    decode.add("d", prompt(1, 200), 100, params=prefill.told["p"].params)
+    run_patiently(decode)
+
+    assert decode.log.of("lookup", "d")[-1]["answer"] == 199
+    decode.check_done()
+    prefill.check_done(held_chunks=None)
+
+
 @BOTH
 def test_the_decode_engine_preempts_and_gets_its_kv_back(make_engine: MakeEngine, async_scheduling: bool) -> None:
     prefill = make_engine(role="kv_producer", async_scheduling=async_scheduling)

@@ -1,7 +1,8 @@
 """Models with each kind of KV that a CPU serves, run by vLLM in a process of its own, plain and with kvferry.
 
 python model_kinds.py CONTROLLER [KIND ...] prints one JSON object a kind. vLLM is imported once, which takes longer
-than all else; each engine has a fork of the process, two at a time, and weights that are made instead of loaded.
+than all else; each engine has a fork of the process, those of one kind at a time, and weights that are made instead of
+loaded.
 """
 
 import json
@@ -10,6 +11,7 @@ import os
 import random
 import sys
 import tempfile
+import time
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 CHUNK = 64
 LENGTHS = (200, 65, 129, 31, 150)
 MAX_TOKENS = 60
+PLAIN, FERRIED, DECODED = "plain.json", "ferried.json", "decoded.json"  # answers of the engines
 SHAPE: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
     "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "hidden_act": "silu", "torch_dtype": "float32",
@@ -44,12 +47,15 @@ GRANITE = SHAPE | {
 class Kind:
     config: dict[str, Any]
     flags: dict[str, Any] = field(default_factory=dict)
+    is_pair: bool = False  # the hand-over is from one engine to another
 
 
 KINDS = {
     "fp8": Kind(QWEN3, {"kv_cache_dtype": "fp8"}),
     "bfloat16": Kind(QWEN3, {"dtype": "bfloat16"}),
     "shared": Kind(GEMMA3N),
+    "n-gram": Kind(QWEN3, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4,
+                                                  "prompt_lookup_min": 1, "prompt_lookup_max": 3}}, is_pair=True),
     # vLLM's Mamba-2 stops on CPUs if a step computes several blocks of a prompt; few blocks make it preempt.
     "mamba2": Kind(MAMBA2, {"enable_prefix_caching": True, "long_prefill_token_threshold": 32,
                             "num_gpu_blocks_override": 8}),
@@ -104,7 +110,6 @@ class Engine:
         from vllm.model_executor.model_loader import dummy_loader
 
         dummy_loader.DummyModelLoader.load_weights = fill_all
-        (Path(folder) / "config.json").write_text(json.dumps(kind.config))
         transfer = KVTransferConfig(
             kv_connector="KvFerryConnector", kv_connector_module_path="kvferry.vllm", kv_role="kv_both",
             kv_load_failure_policy="recompute", kv_connector_extra_config={
@@ -140,11 +145,30 @@ def ferried(kind: Kind, folder: str, controller: str) -> dict[str, list[Spoken]]
     """Computes KV; then gets whole chunks of it from kvferry; then, by a hand-over, all but the last token's."""
     engine, report = Engine(kind, folder, controller), {"kvferry_report": True}
     every = [report] * len(LENGTHS)
-    computed = engine.say(MAX_TOKENS, every)
-    loaded = engine.say(MAX_TOKENS, every)
+    found = {"computed": engine.say(MAX_TOKENS, every), "loaded": engine.say(MAX_TOKENS, every)}
     first = engine.say(1, [{"do_remote_decode": True}] * len(LENGTHS))
-    handed_over = engine.say(MAX_TOKENS, [(one.kv_transfer_params or {}) | report for one in first])
-    return {"computed": computed, "loaded": loaded, "handed over": handed_over}
+    params = [(one.kv_transfer_params or {}) | report for one in first]
+    if not kind.is_pair:
+        return found | {"handed over": engine.say(MAX_TOKENS, params)}
+    # From here on this engine takes no step, like one that is in the middle of a long step.
+    shared = Path(folder).parent
+    (shared / "params.part").write_text(json.dumps(params))
+    (shared / "params.part").rename(shared / "params.json")
+    wait_for(shared / DECODED)
+    return found
+
+
+def decoded(kind: Kind, folder: str, controller: str) -> dict[str, list[Spoken]]:
+    engine = Engine(kind, folder, controller)
+    params = json.loads(wait_for(Path(folder).parent / "params.json").read_text())
+    return {"handed over": engine.say(MAX_TOKENS, params)}
+
+
+def wait_for(path: Path) -> Path:
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return path
 
 
 def in_fork(core: int, path: Path, kind: Kind, folder: Path, controller: str) -> int:
@@ -154,8 +178,10 @@ def in_fork(core: int, path: Path, kind: Kind, folder: Path, controller: str) ->
         return process
     try:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(core)
-        folder.mkdir()
-        found = ferried(kind, str(folder), controller) if controller else plain(kind, str(folder))
+        if path.name == PLAIN:
+            found = plain(kind, str(folder))
+        else:
+            found = (ferried if path.name == FERRIED else decoded)(kind, str(folder), controller)
         path.write_text(json.dumps({name: [asdict(one) for one in spoken] for name, spoken in found.items()}))
     except BaseException:
         traceback.print_exc()
@@ -173,13 +199,19 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            answers = [Path(folder) / which for which in ("plain.json", "ferried.json")]
-            running = [in_fork(cores[index % len(cores)], path, KINDS[name], Path(folder) / str(index),
-                               controller if index else "") for index, path in enumerate(answers)]
+            engines = (PLAIN, FERRIED, DECODED) if KINDS[name].is_pair else (PLAIN, FERRIED)
+            answers = [Path(folder) / which for which in engines]
+            model = Path(folder) / "model"
+            model.mkdir()
+            (model / "config.json").write_text(json.dumps(KINDS[name].config))
+            running = [in_fork(cores[index % len(cores)], path, KINDS[name], model, controller)
+                       for index, path in enumerate(answers)]
             for process in running:
                 os.waitpid(process, 0)
-            found = [json.loads(path.read_text()) if path.exists() else {} for path in answers]
-            print(json.dumps({"kind": name} | found[0] | found[1]), flush=True)
+            printed: dict[str, Any] = {"kind": name}
+            for path in answers:
+                printed |= json.loads(path.read_text()) if path.exists() else {}
+            print(json.dumps(printed), flush=True)
 
 
 if __name__ == "__main__":

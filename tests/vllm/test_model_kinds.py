@@ -21,7 +21,7 @@ PROGRAM = Path(__file__).with_name("model_kinds.py")
 CHUNK = 64
 LENGTHS = (200, 65, 129, 31, 150)
 STATE = {"mamba2": 32, "granite": 64}  # tokens of a block, at whose end a state is
-ALL = ("fp8", "bfloat16", "shared", *STATE)
+ALL = ("fp8", "bfloat16", "shared", "n-gram", *STATE)
 
 
 @pytest.fixture(scope="module")

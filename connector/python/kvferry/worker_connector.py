@@ -29,6 +29,11 @@ class WorkerConnector:
         self._device = torch.device("cpu")
         self._layers: dict[str, int] = {}  # [layer name] index in the layout
         self._wants_layers = False  # True if the current step has saves that are pushed layer by layer
+        speculative = vllm_config.speculative_config
+        self._speculates = speculative is not None
+        # The layers of a draft model are in the chunks, and vLLM runs them in the last pipeline stage.
+        self._drafts = self._speculates and speculative.uses_draft_kv_cache() and get_pp_group().is_last_rank
+        self._open_report: StepReport | None = None  # vLLM has it, and sends it after wait_for_save()
         self._extra_json = settings_json(vllm_config, specs)
         try:
             check_config(self._extra_json)
@@ -71,6 +76,7 @@ class WorkerConnector:
         return torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
 
     def begin_step(self, plan: StepPlan) -> None:
+        self._open_report = None
         if self._node is not None:
             self._node.begin_step(plan.payload, self._stream())
             self._wants_layers = self._has_layer_hooks and self._node.wants_layers()
@@ -87,10 +93,27 @@ class WorkerConnector:
     def save(self) -> None:
         if self._node is not None:
             self._node.save(self._stream())
+        if self._open_report is not None:
+            self._open_report.payloads += self._take_payloads()
 
     def take_report(self) -> StepReport | None:
+        """Returns what this rank did in the step.
+
+        With speculation vLLM's first model runner asks for the report before wait_for_save(), which it calls after the
+        drafter, and in the last pipeline stage only. A save that the next step reported would be too late: while that
+        step is executed, the decode node asks for the prompt.
+        """
+        if self._drafts:
+            self._open_report = StepReport(self._take_payloads())
+            return self._open_report
+        if self._speculates:
+            self.save()
+        payloads = self._take_payloads()
+        return StepReport(payloads) if payloads else None
+
+    def _take_payloads(self) -> list[bytes]:
         payload = None if self._node is None else self._node.take_report()
-        return None if payload is None else StepReport([payload])
+        return [] if payload is None else [payload]
 
     def take_failed_blocks(self) -> set[int]:
         return set() if self._node is None else set(self._node.take_failed_blocks())

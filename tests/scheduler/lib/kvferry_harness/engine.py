@@ -134,6 +134,8 @@ class Engine:
         elif self.scheduler.has_requests():
             output = self.scheduler.schedule()
             self._take_in(output, self.runner.execute(output))
+            if self.setup.num_drafts:
+                self.scheduler.update_draft_token_ids(self.runner.drafts)
         self._check_metrics()
 
     def _step_with_queue(self) -> None:
@@ -230,7 +232,8 @@ class Engine:
         pinned = self.metrics()["pool_pinned_chunks"]
         if held_chunks is not None and pinned != held_chunks:
             raise BrokenError(f"{pinned:.0f} chunks are held, not {held_chunks}")
-        if self.runner.connector.build_connector_worker_meta() is not None:
+        report = self.runner.connector.build_connector_worker_meta()
+        if report is not None and report.payloads:
             raise BrokenError("the workers still have something to report")
 
     def _check_metrics(self) -> None:

@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 
 from kvferry_harness.stamps import BrokenError, StampedMemory, Text
 
@@ -66,12 +66,16 @@ class _Held:
 
 @dataclass
 class _Share:
-    """One request's part of a forward: tokens [computed, end) are computed, all before `end` attended."""
+    """One request's part of a forward: tokens [computed, end) are computed, all before `end` attended.
+
+    The last `num_drafts` of them are drafts.
+    """
 
     request_id: str
     held: _Held
     computed: int
     end: int
+    num_drafts: int
     garbage: bool = False
 
 
@@ -90,6 +94,11 @@ class StampRunner:
         self._held: dict[str, _Held] = {}
         self._unheard: list[bool] = []  # of each executed step that vLLM hasn't taken in: a load failed
         self._rng = np.random.default_rng(1)
+        speculative = config.speculative_config
+        self._num_drafts = speculative.num_speculative_tokens if speculative else 0
+        self._has_draft_layer = speculative is not None and speculative.uses_draft_kv_cache()
+        self._saves_last = speculative is not None and not config.use_v2_model_runner
+        self.drafts = DraftTokenIds([], [])  # for the requests of the last step
         self.num_failed_loads = 0
         self.steps = 0
 
@@ -110,7 +119,10 @@ class StampRunner:
         connector.finish_forward()
         if not output.has_sync_kv_loads:
             connector.start_load_kv(None)
-        connector.wait_for_save()
+        saves_last = self._saves_last and bool(shares)
+        if not saves_last:
+            self._forward_of_drafter(shares)
+            connector.wait_for_save()
         done = KVConnectorOutput()
         transfers = connector.get_transfer_results(output.finished_req_ids)
         done.finished_sending = transfers.finished_sending
@@ -120,17 +132,23 @@ class StampRunner:
         done.kv_connector_stats = connector.get_kv_connector_stats()
         done.kv_cache_events = connector.get_kv_connector_kv_cache_events()
         done.kv_connector_worker_meta = connector.build_connector_worker_meta()
+        if saves_last:
+            self._forward_of_drafter(shares)
+            connector.wait_for_save()
         connector.clear_connector_metadata()
         self.num_failed_loads += bool(done.invalid_block_ids or done.failed_recving)
         if complaint and not done.invalid_block_ids and not any(self._unheard):
             raise BrokenError(f"step {self.steps}: {complaint}")
         self._unheard.append(bool(done.invalid_block_ids))
+        self.drafts = DraftTokenIds([], [])
         if not shares:
             return ModelRunnerOutput.with_kv_conn_output_only(done)
-        return ModelRunnerOutput(req_ids=[share.request_id for share in shares],
-                                 req_id_to_index={share.request_id: index for index, share in enumerate(shares)},
-                                 sampled_token_ids=[self._sample(share) for share in shares],
-                                 kv_connector_output=done)
+        request_ids = [share.request_id for share in shares]
+        sampled = [self._sample(share) for share in shares]
+        self.drafts = DraftTokenIds(request_ids, [self._draft(share.held.text) for share in shares])
+        return ModelRunnerOutput(req_ids=request_ids,
+                                 req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
+                                 sampled_token_ids=sampled, kv_connector_output=done)
 
     def _update(self, output: SchedulerOutput) -> list[_Share]:
         """Brings requests up to date; gives the step's shares."""
@@ -140,7 +158,9 @@ class StampRunner:
 
         def add(request_id: str, computed: int) -> None:
             end = computed + output.num_scheduled_tokens[request_id]
-            shares.append(_Share(request_id, self._held[request_id], computed, end))
+            drafts = output.scheduled_spec_decode_tokens.get(request_id, ())
+            self._held[request_id].text.extend(drafts)
+            shares.append(_Share(request_id, self._held[request_id], computed, end, len(drafts)))
 
         for new in output.scheduled_new_reqs:
             tokens = new.prefill_token_ids or new.prompt_token_ids
@@ -185,14 +205,42 @@ class StampRunner:
                 complaint = complaint or (f"request {share.request_id} attends to wrong KV at position {wrong} in "
                                           f"block {share.held.table[wrong // self.memory.block_tokens]}")
                 share.garbage = changed = True
-                noise = self._rng.integers(1, 1 << 20, (share.end - share.computed, self.memory.cell_factors.size))
-                self.memory.write(share.held.table, share.computed, noise.astype(np.float32))
+                self.memory.write(share.held.table, share.computed, self._noise(share))
+        for share in shares:
+            if self._has_draft_layer and not share.garbage:  # until the drafter has run
+                self.memory.write(share.held.table, share.computed, self._noise(share), first_layer=-1)
         return complaint
 
+    def _noise(self, share: _Share) -> NDArray[np.float32]:
+        return self._rng.integers(1, 1 << 20, (share.end - share.computed, self.memory.cell_factors.size)).astype(
+            np.float32)
+
+    def _forward_of_drafter(self, shares: list[_Share]) -> None:
+        for share in shares:
+            if self._has_draft_layer and not share.garbage:
+                cells = share.held.text.cells(share.computed, share.end)
+                self.memory.write(share.held.table, share.computed, cells, first_layer=-1)
+
     def _sample(self, share: _Share) -> list[int]:
+        """Takes the drafts that are what the model says, and what it says after them."""
         text = share.held.text
         if share.end < len(text):
             return []  # a chunk of a prefill
-        token = GARBAGE_TOKEN if share.garbage else text.says(share.end)
-        text.extend([token])
-        return [token]
+        first = share.end - share.num_drafts
+        drafts, said = text.tokens[first:], []
+        for end in range(first, share.end + 1):
+            said.append(GARBAGE_TOKEN if share.garbage else text.says(end))
+            if said != drafts[:len(said)]:
+                break
+        text.truncate(first)
+        text.extend(said)
+        return said
+
+    def _draft(self, text: Text) -> list[int]:
+        """Some tokens that the model will say, then others."""
+        start, num_right = len(text), int(self._rng.integers(0, self._num_drafts + 1))
+        for number in range(self._num_drafts):
+            text.extend([text.says(len(text)) + int(number >= num_right)])
+        drafts = text.tokens[start:]
+        text.truncate(start)
+        return drafts

@@ -26,7 +26,8 @@ def draw_setup(dice: random.Random, role: str = "kv_both") -> EngineSetup:
         executes_late=asynchronous and dice.random() < 0.5, v2_runner=dice.random() < 0.3,
         policy=dice.choice(("fcfs", "fcfs", "fcfs", "priority")), role=role,
         on_failed_load=dice.choice(("recompute", "recompute", "fail")), reserve_full_prompt=dice.random() < 0.7,
-        extra={"save_decode_cache": dice.random() < 0.8, "save_partial_chunks": dice.random() < 0.8})
+        extra={"save_decode_cache": dice.random() < 0.8, "save_partial_chunks": dice.random() < 0.8},
+        num_drafts=0 if asynchronous else dice.choice((0, 0, 3)))
 
 
 class Schedule:

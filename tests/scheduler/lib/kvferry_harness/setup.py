@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from kvferry_launch.process import free_port
 from kvferry_launch.testbed import toy_model
-from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
+from vllm.config import KVTransferConfig, SpeculativeConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import (
     init_distributed_environment,
     initialize_model_parallel,
@@ -41,6 +41,8 @@ class EngineSetup:
     async_scheduling: bool = False
     executes_late: bool = False  # async: a step runs after the next one was planned, as on a device
     v2_runner: bool = False  # resumed requests come as new ones
+    num_drafts: int = 0  # speculative tokens of each request and step
+    draft_model: bool = False  # the last layer is a drafter's, which writes it after the step's report was asked for
     policy: str = "fcfs"
     role: str = "kv_both"
     on_failed_load: str = "recompute"
@@ -89,6 +91,12 @@ def for_engine(base: VllmConfig, setup: EngineSetup, controller: str) -> VllmCon
     cache.block_size = setup.block_tokens
     cache.enable_prefix_caching = setup.prefix_caching
     cache.num_gpu_blocks = setup.num_blocks
+    if setup.num_drafts:
+        config.speculative_config = SpeculativeConfig(
+            method="ngram", num_speculative_tokens=setup.num_drafts, target_model_config=config.model_config,
+            target_parallel_config=config.parallel_config)
+        if setup.draft_model:
+            config.speculative_config.method = "draft_model"
     chunk_bytes = LAYERS * HEADS * HEAD_SIZE * 2 * 4 * setup.chunk_tokens
     extra = {"controller": controller, "chunk_tokens": setup.chunk_tokens,
              "pool_bytes": setup.pool_chunks * chunk_bytes} | setup.extra

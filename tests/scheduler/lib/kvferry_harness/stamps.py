@@ -110,11 +110,11 @@ class StampedMemory:
             raise BrokenError(f"positions {start} to {end} have no blocks in {list(table)}")
         return blocks[index], positions % self.block_tokens
 
-    def write(self, table: Sequence[int], start: int, cells: NDArray[np.float32]) -> None:
+    def write(self, table: Sequence[int], start: int, cells: NDArray[np.float32], first_layer: int = 0) -> None:
         blocks, offsets = self._at(table, start, start + len(cells))
         shaped = cells.reshape(-1, *self._cell_shape)
         for plane, view in enumerate(self._planes):
-            view[:, blocks, :, offsets, :] = shaped[:, plane]
+            view[first_layer:, blocks, :, offsets, :] = shaped[:, plane, first_layer:]
 
     def first_wrong(self, table: Sequence[int], cells: NDArray[np.float32]) -> int | None:
         """The first position whose cells are not as they must be."""
