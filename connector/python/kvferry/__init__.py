@@ -1,5 +1,14 @@
 """kvferry: moves KV cache between the vLLM servers of a disaggregated deployment."""
 
+try:
+    import kvferry._core  # noqa: F401
+except ModuleNotFoundError:
+    pass  # not built: what is pure Python works without it
+except ImportError as error:
+    from kvferry.native import why_not_loaded
+
+    raise ImportError(why_not_loaded(error), name=error.name, path=error.path) from None
+
 
 def __getattr__(name: str) -> str:
     if name == "__version__":
