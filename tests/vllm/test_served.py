@@ -18,10 +18,11 @@ SHAPE: dict[str, Any] = {"block_size": TOKENS, "num_kv_heads": HEADS, "head_size
 LATENT: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 576, "dtype": torch.float32}
 
 
-def config(dtype: torch.dtype = torch.float32, cache_dtype: str = "auto", context_parallel: int = 1) -> Any:
+def config(dtype: torch.dtype = torch.float32, cache_dtype: str = "auto", context_parallel: int = 1,
+           runner: str = "generate") -> Any:
     """What of a VllmConfig is asked for."""
     return SimpleNamespace(
-        model_config=SimpleNamespace(dtype=dtype),
+        model_config=SimpleNamespace(dtype=dtype, runner_type=runner),
         cache_config=SimpleNamespace(cache_dtype=cache_dtype, prefix_match_unit=None),
         parallel_config=SimpleNamespace(prefill_context_parallel_size=1,
                                         decode_context_parallel_size=context_parallel))
@@ -109,6 +110,11 @@ def test_is_refused_with_a_sentence(kind: str, capfd: pytest.CaptureFixture[str]
 def test_context_parallelism_is_refused() -> None:
     with pytest.raises(KvFerryError, match="but not context parallelism"):
         served_specs(groups(full()), config(context_parallel=2))
+
+
+def test_pooling_is_refused() -> None:
+    with pytest.raises(KvFerryError, match=r"is served for pooling .*; start vLLM without --kv-transfer-config"):
+        served_specs(groups(full()), config(runner="pooling"))
 
 
 def every_kind_of_vllm() -> set[str]:

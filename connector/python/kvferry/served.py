@@ -31,6 +31,9 @@ def served_specs(kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig") ->
     """Returns the spec of each KV cache group. Errors: KvFerryError, which says what this version can't serve."""
     from vllm.v1.kv_cache_interface import MambaSpec
 
+    if vllm_config.model_config.runner_type == "pooling":
+        refuse_to_start("this model is served for pooling (embeddings, scores, classes), which this version doesn't "
+                        "support; start vLLM without --kv-transfer-config")
     parallel = vllm_config.parallel_config
     if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
         refuse_to_start("this version supports tensor, pipeline and data parallelism, but not context parallelism")
