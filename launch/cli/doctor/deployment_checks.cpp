@@ -19,7 +19,7 @@ using controller::NodeStatus;
 using controller::Status;
 using Findings = std::vector<Finding>;  // without the check's name, which examine_deployment() adds
 
-constexpr std::int64_t kTimeoutMs = 2000;
+constexpr std::int64_t kStatusMs = 2000;
 constexpr int kConnectMs = 1500;
 constexpr std::uint64_t kSilenceMs = 2000;  // a node's heartbeats come every 500 ms
 
@@ -61,8 +61,8 @@ Findings check_roles(const Status& status, const std::string&) {
     if (!node.is_leaving) roles[node.name_space].insert(node.role);
   Findings found;
   if (roles.empty())
-    found.push_back({.what = "no node is registered",
-                     .advice = "start servers whose setting controller names this controller"});
+    found.push_back(
+        {.what = "no node is registered", .advice = "start servers whose setting controller names this controller"});
   for (const auto& [name, there] : roles) {
     for (const auto& [role, kind] : {std::pair("kv_producer", "prefill"), std::pair("kv_consumer", "decode")}) {
       if (there.contains(role) || there.contains("kv_both") || there.contains("")) continue;
@@ -79,9 +79,9 @@ Findings check_addresses(const Status& status, const std::string& controller) {
     const auto address = net::address_of_endpoint(node.endpoint);
     if (!address) continue;
     if (net::is_loopback(address->host) && controller::is_beyond_loopback(controller)) {
-      found.push_back({.what = fmt::format("{} tells others to reach it at {}, which they can't", name_of(node),
-                                           node.endpoint),
-                       .advice = "set its advertise_host to an address that other hosts reach"});
+      found.push_back(
+          {.what = fmt::format("{} tells others to reach it at {}, which they can't", name_of(node), node.endpoint),
+           .advice = "set its advertise_host to an address that other hosts reach"});
     } else if (const std::string why = why_unreachable(*address); !why.empty()) {
       found.push_back({.what = fmt::format("{} is not reached at {}: {}", name_of(node), node.endpoint, why),
                        .advice = "open its ports (the setting ports fixes them), or set its advertise_host"});
@@ -102,8 +102,9 @@ Findings check_servers(const Status& status, const std::string&) {
     const auto address = address_of_url(node.serves);
     const std::string why = address ? why_unreachable(*address) : "it is no URL of a server";
     if (!why.empty())
-      found.push_back({.what = fmt::format("the server of {} is not reached at {}: {}", name_of(node), node.serves, why),
-                       .advice = "see whether vLLM has started; set the setting serves to a URL that routers reach"});
+      found.push_back(
+          {.what = fmt::format("the server of {} is not reached at {}: {}", name_of(node), node.serves, why),
+           .advice = "see whether vLLM has started; set the setting serves to a URL that routers reach"});
   }
   return found;
 }
@@ -150,11 +151,11 @@ Findings check_controller(const Status& status, const std::string&) {
   return found;
 }
 
-struct Check {
+struct DeploymentCheck {
   const char* name;
   Findings (*run)(const Status&, const std::string& controller);
 };
-constexpr Check kChecks[] = {
+constexpr DeploymentCheck kDeploymentChecks[] = {
     {"controller", check_controller}, {"roles", check_roles},           {"addresses", check_addresses},
     {"servers", check_servers},       {"heartbeats", check_heartbeats}, {"versions", check_versions},
 };
@@ -163,12 +164,12 @@ constexpr Check kChecks[] = {
 
 std::vector<std::string> deployment_check_names() {
   std::vector<std::string> names;
-  for (const Check& check : kChecks) names.emplace_back(check.name);
+  for (const DeploymentCheck& check : kDeploymentChecks) names.emplace_back(check.name);
   return names;
 }
 
 std::vector<Finding> examine_deployment(const ControllerAddress& controller) {
-  const auto status = controller::fetch_status(controller.endpoint, kTimeoutMs, controller.key);
+  const auto status = controller::fetch_status(controller.endpoint, kStatusMs, controller.key);
   if (!status)
     return {{.check = "controller",
              .what = status.error().what,
@@ -176,7 +177,7 @@ std::vector<Finding> examine_deployment(const ControllerAddress& controller) {
                                       : "see whether it runs, and whether it wants a cluster key "
                                         "(KVFERRY_CLUSTER_KEY_FILE)"}};
   std::vector<Finding> found;
-  for (const Check& check : kChecks) {
+  for (const DeploymentCheck& check : kDeploymentChecks) {
     for (Finding& finding : check.run(*status, controller.endpoint)) {
       finding.check = check.name;
       found.push_back(std::move(finding));

@@ -30,7 +30,7 @@ std::span<const Setting<DoctorOptions>> doctor_settings() {
   return settings;
 }
 
-struct Flags {
+struct DoctorFlags {
   SettingFlags host, controller;
   bool security = false, as_json = false;
   std::string root = "/";
@@ -46,7 +46,7 @@ struct Flags {
 
 std::string dumped(const Json& object) { return object.dump(2, ' ', false, Json::error_handler_t::replace); }
 
-Result<void> run_security(const Flags& flags) {
+Result<void> run_security(const DoctorFlags& flags) {
   std::string controller;
   if (flags.has_controller()) controller = KVFERRY_TRY(controller_of(flags.controller)).endpoint;
   const SecurityReport report = examine_security(flags.pids, controller);
@@ -60,7 +60,7 @@ Result<void> run_security(const Flags& flags) {
   return Error{ErrorCode::kRefused, fmt::format("{} weaknesses", report.weaknesses.size())};
 }
 
-Result<void> run(const Flags& flags) {
+Result<void> run(const DoctorFlags& flags) {
   if (flags.security) return run_security(flags);
   const DoctorOptions options = KVFERRY_TRY(read_settings(doctor_settings(), {{}, ::getenv, flags.host}));
   std::vector<std::string> checks = host_check_names();
@@ -95,17 +95,20 @@ Result<void> run(const Flags& flags) {
 
 Run add_doctor_command(CLI::App& app) {
   CLI::App* const command = app.add_subcommand(
-      "doctor", "Examine this host and, with --controller, a running deployment; say what is wrong and what to do. "
-                "Exits with 1 if something is wrong; hints are only told.");
-  const auto flags = std::make_shared<Flags>();
+      "doctor",
+      "Examine this host and, with --controller, a running deployment; say what is wrong and what to do. "
+      "Exits with 1 if something is wrong; hints are only told.");
+  const auto flags = std::make_shared<DoctorFlags>();
   add_setting_options(*command, doctor_settings(), flags->host);
   add_controller_option(*command, flags->controller);
   command->add_flag("--json", flags->as_json, "Print one JSON object instead of lines");
-  command->add_flag("--security", flags->security,
-                    "Instead print a sentence for each socket of this host's kvferry processes that other hosts reach "
-                    "without a cluster key, and for each key file that others can read. Root sees all users' processes");
+  command->add_flag(
+      "--security", flags->security,
+      "Instead print a sentence for each socket of this host's kvferry processes that other hosts reach "
+      "without a cluster key, and for each key file that others can read. Root sees all users' processes");
   command->add_option("--pid", flags->pids, "With --security: the only processes to examine");
-  command->add_option("--root", flags->root, "Folder below which /proc, /sys and /dev are, for a host's recorded files");
+  command->add_option("--root", flags->root,
+                      "Folder below which /proc, /sys and /dev are, for a host's recorded files");
   return [flags] { return run(*flags); };
 }
 

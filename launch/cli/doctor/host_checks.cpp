@@ -135,8 +135,9 @@ Findings check_leftovers(const Host& host) {
 Findings check_descriptors(const Host& host) {
   const std::uint64_t limit = hard_limit(host, "Max open files");
   if (limit >= kDescriptorsMin) return {};
-  return {{.what = fmt::format("a process may open {} files, and a node needs up to {}", limit, kDescriptorsMin),
-           .advice = fmt::format("raise the hard limit (ulimit -Hn {0}; LimitNOFILE={0} in systemd)", kDescriptorsMin)}};
+  return {
+      {.what = fmt::format("a process may open {} files, and a node needs up to {}", limit, kDescriptorsMin),
+       .advice = fmt::format("raise the hard limit (ulimit -Hn {0}; LimitNOFILE={0} in systemd)", kDescriptorsMin)}};
 }
 
 Findings check_locked_memory(const Host& host) {
@@ -155,10 +156,10 @@ Findings check_rdma_ports(const Host& host) {
     for (const std::string& port : entries(ports)) {
       const std::string state = first_line(ports / port / "state");  // "4: ACTIVE"
       if (state.find("ACTIVE") != std::string::npos) continue;
-      found.push_back({.what = fmt::format("port {} of {} is not active ({})", port, device,
-                                           state.empty() ? "no state" : state),
-                       .advice = "look at the cable and the subnet manager, or leave the device out with "
-                                 "UCX_NET_DEVICES"});
+      found.push_back(
+          {.what = fmt::format("port {} of {} is not active ({})", port, device, state.empty() ? "no state" : state),
+           .advice = "look at the cable and the subnet manager, or leave the device out with "
+                     "UCX_NET_DEVICES"});
     }
   }
   return found;
@@ -227,14 +228,20 @@ Findings check_key(const Host& host) {
   return {{.what = key.error().what, .advice = "chmod 600 the file, or make one with kvferry keygen"}};
 }
 
-struct Check {
+struct HostCheck {
   const char* name;
   Findings (*run)(const Host&);
 };
-constexpr Check kChecks[] = {
-    {"memory", check_memory},           {"shared memory", check_shared_memory}, {"leftovers", check_leftovers},
-    {"descriptors", check_descriptors}, {"locked memory", check_locked_memory}, {"RDMA ports", check_rdma_ports},
-    {"UCX", check_ucx},                 {"huge pages", check_huge_pages},       {"CMA", check_cma},
+constexpr HostCheck kHostChecks[] = {
+    {"memory", check_memory},
+    {"shared memory", check_shared_memory},
+    {"leftovers", check_leftovers},
+    {"descriptors", check_descriptors},
+    {"locked memory", check_locked_memory},
+    {"RDMA ports", check_rdma_ports},
+    {"UCX", check_ucx},
+    {"huge pages", check_huge_pages},
+    {"CMA", check_cma},
     {"cluster key", check_key},
 };
 
@@ -242,13 +249,13 @@ constexpr Check kChecks[] = {
 
 std::vector<std::string> host_check_names() {
   std::vector<std::string> names;
-  for (const Check& check : kChecks) names.emplace_back(check.name);
+  for (const HostCheck& check : kHostChecks) names.emplace_back(check.name);
   return names;
 }
 
 std::vector<Finding> examine_host(const Host& host) {
   std::vector<Finding> found;
-  for (const Check& check : kChecks) {
+  for (const HostCheck& check : kHostChecks) {
     for (Finding& finding : check.run(host)) {
       finding.check = check.name;
       found.push_back(std::move(finding));

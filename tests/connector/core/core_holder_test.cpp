@@ -107,8 +107,8 @@ TEST_F(Holding, AForeignNumberReleasesNoHoldOfOurOwn) {
 
 TEST_F(Holding, NobodyReleasesALeaseThatAnotherGot) {
   cache(32);
-  const std::uint64_t own = core_->lease_requested("liar", wish(2), now_).lease;
-  const std::uint64_t other = core_->lease_requested("reader", wish(2), now_).lease;
+  const std::uint64_t own = core_->lease_requested("liar", request_for(2), now_).lease;
+  const std::uint64_t other = core_->lease_requested("reader", request_for(2), now_).lease;
   for (std::uint64_t step = 1; step <= 1000; ++step)
     for (const std::uint64_t guess : {step, own + step, own - step}) core_->lease_released(guess);
   core_->lease_released(own);
