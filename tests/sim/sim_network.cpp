@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "schedule_log.h"
@@ -236,7 +237,7 @@ void World::pull(std::size_t node, const StartPull& wanted) {
   const auto num_ranks = static_cast<std::uint32_t>(reader.ranks.size());
   const bool is_new = reader.pulls.emplace(wanted.pull, PullUnderWay{wanted, num_ranks}).second;
   if (!is_new) throw Broken(fmt::format("exactly-once: pull {} is asked for twice", wanted.pull));
-  if (wanted.lease >= kForgedLease)
+  if (wanted.lease >= kForgedLease && wanted.lease - kForgedLease <= std::numeric_limits<std::uint32_t>::max())
     throw Broken(fmt::format("verified-only: pull {} is of a node that was not asked", wanted.pull));
   if (wanted.deadline <= now() || wanted.deadline > now() + options_.core.pull_timeout)
     throw Broken(

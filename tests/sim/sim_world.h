@@ -175,7 +175,8 @@ class World {
   static constexpr TimeNs kLongestStep = 20 * kMillisecond;  // of step()
   static constexpr TimeNs kPatience = 600 * kMillisecond;    // of a holder with its workers that hash
   static constexpr std::size_t kDirectory = ~std::size_t{0};
-  static constexpr std::uint64_t kForgedLease = 1'000'000'000'000'000;  // and more: of nodes that were not asked
+  // The numbers of leases in answers of nodes that were not asked: those that some_number() draws, from here on.
+  static constexpr std::uint64_t kForgedLease = 1'000'000'000'000'000;
 
   SimOptions options_;
   NetworkOptions network_;
