@@ -48,10 +48,11 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
       setting<C, std::string>(
           "stream", &C::stream, fmt::format("none, {}", controller::allowed_endpoints(EndpointUse::kBindStream)),
           "Second endpoint to listen at, with less latency than ZeroMQ", is_endpoint(EndpointUse::kBindStream, "none")),
-      setting<C, std::string>("http", &C::http, "none, or HOST:PORT with a port of 0 to 65535 (0: any free one)",
-                              "Where to serve metrics, a status page and routers' queries; with a cluster key, to clients with "
-                              "a token (kvferry token)",
-                              [](const std::string& value) { return value == "none" || net::parse_host_port(value); }),
+      setting<C, std::string>(
+          "http", &C::http, "none, or HOST:PORT with a port of 0 to 65535 (0: any free one)",
+          "Where to serve metrics, a status page and routers' queries; with a cluster key, to clients with "
+          "a token (kvferry token)",
+          [](const std::string& value) { return value == "none" || net::parse_host_port(value); }),
       setting("state", &C::state, "a folder, or 'none'",
               "Folder of the state that survives a restart; with 'none' nodes publish their chunks again")
           .with_shown_default("${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc"),

@@ -54,7 +54,8 @@ class Clients {
         }
         continue;
       }
-      // The pool's chunks count from the first one on: with a longer hit in the engine's own cache, any before may lack.
+      // The pool's chunks count from the first one on: with a longer hit in the engine's own cache, any before may
+      // lack.
       const Admission& admission = done->admissions[0];
       std::uint32_t chunk = admission.hit > admission.local ? hit / chunk_tokens : 0;
       Mishaps::Kind kind = world_.mishaps().excuse(handoff, chunk, when);
