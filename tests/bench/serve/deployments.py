@@ -1,6 +1,7 @@
 """The deployments that are compared, each on the same two cores: how they start, and where requests go."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -102,7 +103,8 @@ def _nixl_pair(name: str, model: Path, cores: tuple[str, str]) -> Deployment:
 
     def server(side: str, core: str) -> VllmServer:
         env = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        config = KvConnector("NixlConnector").config("kv_both", engine_id=side, extra={"num_threads": NIXL_THREADS[name]})
+        extra = {"num_threads": NIXL_THREADS[name]}
+        config = KvConnector("NixlConnector").config("kv_both", engine_id=side, extra=extra)
         return _server(f"{name}-{side}", model, core, config, env)
 
     return Deployment(server("decode", cores[1]), server("prefill", cores[0]))
