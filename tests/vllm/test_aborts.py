@@ -182,7 +182,7 @@ async def sleep_and_wake(pair: Pair, prompt: list[int], reference: Generation) -
     Both servers are asked, since each sleep starts a weights epoch.
     """
     async with VllmClient(pair.decode.url) as decode, aiohttp.ClientSession() as session:
-        busy = asyncio.create_task(decode.generate(prompt, MAX_TOKENS))
+        busy = asyncio.create_task(decode.generate(prompt, 5 * MAX_TOKENS))
         while (await decode.metrics())["vllm:num_requests_running"] == 0:
             assert not busy.done(), "the request ended before it was seen to run"
             await asyncio.sleep(0.02)
