@@ -14,6 +14,7 @@ from unittest import mock
 
 from kvferry import scheduler_connector
 from kvferry._core import SchedulerNode
+from kvferry.stats import GAUGES
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -31,8 +32,6 @@ from kvferry_harness.recorder import Log, RecordingConnector
 from kvferry_harness.runner import StampRunner
 from kvferry_harness.setup import EngineSetup, for_engine, kv_cache_config
 from kvferry_harness.stamps import STOP_TOKENS, BrokenError, continuation
-
-_GAUGES = {"pool_chunks", "pool_slots", "pool_pinned_chunks", "pool_controller_pinned_chunks", "fetching_requests"}
 
 
 @dataclass
@@ -239,7 +238,7 @@ class Engine:
     def _check_metrics(self) -> None:
         metrics = self.metrics()
         for name, before in self._metrics.items():
-            if metrics[name] < 0 or (name not in _GAUGES and metrics[name] < before):
+            if metrics[name] < 0 or (name not in GAUGES and metrics[name] < before):
                 raise BrokenError(f"{name} went from {before} to {metrics[name]}")
         self._metrics = metrics
 
