@@ -48,6 +48,7 @@ RUN_ELSEWHERE = (
 NOT_RUN = {
     "tests/gpu/run": "needs a GPU",
     "kvferry bench connector --peers": "installs NIXL and LMCache from PyPI",
+    "tests/bench/serve/run": "measures for half an hour, beside packages from PyPI",
 }
 
 
@@ -126,14 +127,15 @@ def deployment(desk: Desk) -> Iterator[Desk]:
 
 
 # ---- a function for each kind of line that runs here, by how the line begins ----
-Rule = Callable[[Desk, str], None]
-RULES: dict[str, Rule] = {}
+ASKING = 'curl -H "Authorization: Bearer $(kvferry token)" http://c:14601/nodes'
+Runner = Callable[[Desk, str], None]
+RUNNERS: dict[str, Runner] = {}
 
 
-def runs(*beginnings: str) -> Callable[[Rule], Rule]:
-    def add(rule: Rule) -> Rule:
-        RULES.update(dict.fromkeys(beginnings, rule))
-        return rule
+def runs(*beginnings: str) -> Callable[[Runner], Runner]:
+    def add(runner: Runner) -> Runner:
+        RUNNERS.update(dict.fromkeys(beginnings, runner))
+        return runner
     return add
 
 
@@ -158,8 +160,23 @@ def controller_script(desk: Desk, line: str) -> None:
     line = desk.filled_in(line, **{r":14601\b": f":{http}", rf":{desk.port}\b": f":{free_port()}"})
     with desk.running(line, "listening on"):
         if "--http" in line:
-            with urllib.request.urlopen(f"http://127.0.0.1:{http}/nodes", timeout=DEADLINE_S) as answer:
-                assert json.load(answer)["nodes"] == []
+            assert json.loads(desk.run(ASKING.replace("c:14601", f"127.0.0.1:{http}")))["nodes"] == []
+
+
+@runs("export KVFERRY_CLUSTER_KEY_FILE=cluster.key", ASKING)
+def http_api(desk: Desk, line: str) -> None:
+    """The first line alone; the second one against a controller, which controller_script() starts."""
+    if line == ASKING:
+        controller_script(desk, "launch/controller --bind tcp://0.0.0.0:14600 -- --http 0.0.0.0:14601")
+    else:
+        desk.run(line)
+
+
+@runs("kvferry token")
+def token(desk: Desk, line: str) -> None:
+    said = {desk.run(one) for one in (re.sub(r" \[.*\]", "", line), re.sub(r"[\[\]]", "", line))}
+    assert all(re.fullmatch(r"[0-9a-f]{64}\n", one) for one in said)
+    assert len(said) == 1 + line.count("[")
 
 
 def kv_config(words: list[str]) -> dict[str, object]:
@@ -237,8 +254,15 @@ def admin(desk: Desk, line: str) -> None:
         assert "drain" not in desk.run("kvferry status")
 
 
-@runs("kvferry doctor --security")
+@runs("kvferry doctor")
 def doctor(desk: Desk, line: str) -> None:
+    """Of the deployment: its nodes are none, so that something is wrong, and this host may have a problem too."""
+    said = desk.run(desk.filled_in(line, HOST="127.0.0.1", **{":14600": f":{desk.port}"}) + " || [ $? = 1 ]")
+    assert re.search(r"^\d+ checks, \d+ problems, \d+ hints$", said, re.MULTILINE)
+
+
+@runs("kvferry doctor --security")
+def doctor_of_security(desk: Desk, line: str) -> None:
     """Of the deployment's controller alone, since this host may have other processes of kvferry."""
     with desk.running(desk.filled_in("kvferry controller --bind tcp://127.0.0.1:0"), "listening on") as process:
         assert desk.run(f"{line} --pid {process.pid}").endswith("0 weaknesses\n")
@@ -257,7 +281,7 @@ def lines() -> list[tuple[str, str]]:
 
 def beginning_of(line: str) -> str:
     """The longest row of the tables above with which the line begins."""
-    known = [*RULES, *NOT_RUN, *(row[0] for row in RUN_ELSEWHERE)]
+    known = [*RUNNERS, *NOT_RUN, *(row[0] for row in RUN_ELSEWHERE)]
     return max((row for row in known if line.startswith(row)), key=len, default="")
 
 
@@ -265,8 +289,8 @@ def beginning_of(line: str) -> str:
 def test_a_line_is_run_or_has_a_reason(document: str, line: str, request: pytest.FixtureRequest) -> None:
     beginning = beginning_of(line)
     assert beginning, f"{document}: '{line}' is neither run here, nor elsewhere, nor has it a reason"
-    if beginning in RULES:
-        RULES[beginning](request.getfixturevalue("deployment"), line)
+    if beginning in RUNNERS:
+        RUNNERS[beginning](request.getfixturevalue("deployment"), line)
 
 
 @pytest.mark.parametrize(("beginning", "test", "phrase"), RUN_ELSEWHERE)
@@ -276,4 +300,4 @@ def test_the_test_that_runs_it_is_there(beginning: str, test: str, phrase: str) 
 
 def test_no_row_is_left_of_a_line_that_is_gone() -> None:
     used = {beginning_of(line) for _, line in lines()}
-    assert used == {*RULES, *NOT_RUN, *(row[0] for row in RUN_ELSEWHERE)}
+    assert used == {*RUNNERS, *NOT_RUN, *(row[0] for row in RUN_ELSEWHERE)}

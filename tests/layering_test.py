@@ -74,6 +74,7 @@ MAY_INCLUDE = {
     "launch/bench/fleet/": ("transport/base/", "controller/", "launch/bench/harness/", "launch/bench/fleet/"),
     "launch/bench/connector/": ("transport/base/", "controller/", "connector/core/", "launch/bench/harness/",
                                 "launch/bench/connector/"),
+    "launch/cli/doctor/": ("transport/base/", "controller/api/", "launch/cli/"),
     "launch/cli/": ("transport/", "controller/", "launch/"),
     "launch/": ("transport/", "kernels/", "controller/", "connector/", "launch/"),
 }

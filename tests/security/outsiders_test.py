@@ -174,15 +174,15 @@ def test_without_a_token_http_tells_nothing(deployment: Deployment, path: str, t
     deployment.check()
 
 
-@pytest.mark.parametrize("role", ["stranger", "reader"])
+@pytest.mark.parametrize("role", ["nobody", "reader"])
 def test_only_an_admin_makes_the_controller_connect(deployment: Deployment, role: str) -> None:
-    headers = {} if role == "stranger" else {
+    headers = {} if role == "nobody" else {
         "Authorization": f"Bearer {signer_of(str(deployment.key_file)).http_token()}"}
     with socket.create_server(("127.0.0.1", 0)) as victim:
         victim.settimeout(1)
         engine = json.dumps({"instance_id": "a", "endpoint": f"tcp://127.0.0.1:{victim.getsockname()[1]}",
                              "modelname": "m", "block_size": 16}).encode()
-        assert http_status(deployment, "/register", engine, **headers) == (401 if role == "stranger" else 403)
+        assert http_status(deployment, "/register", engine, **headers) == (401 if role == "nobody" else 403)
         with pytest.raises(TimeoutError):
             victim.accept()
     deployment.check()

@@ -142,7 +142,7 @@ Findings check_controller(const Status& status, const std::string&) {
     found.push_back({.what = "the controller can't keep its state: " + status.state.why_not,
                      .advice = fmt::format("see whether {} is full or read-only", status.state.folder)});
   if (status.state.folder.empty() && status.scale.etcd.empty())
-    found.push_back({.what = "the controller keeps no state, so a restart forgets quotas and drains",
+    found.push_back({.what = "the controller keeps no state, so quotas and drains end with it",
                      .advice = "give it --state FOLDER",
                      .is_hint = true});
   if (status.insecure)

@@ -123,9 +123,9 @@ def test_with_a_key_each_request_needs_its_token(tmp_path: Path) -> None:
         assert ask(address, "/score", b"{}", headers=reader)[0] == 400, "allowed, and wrong"
         for shown in (ask(address, path, headers=reader)[1] for path in ("/status", "/metrics")):
             assert "of a tenant" not in shown
-        with connect(address) as stranger:  # is refused before it has sent much
-            stranger.sendall(b"POST /pair HTTP/1.1\r\nContent-Length: 16000000\r\n\r\n" + bytes(100))
-            assert stranger.recv(100).startswith(b"HTTP/1.1 401 ")
+        with connect(address) as client:  # is refused before it has sent much
+            client.sendall(b"POST /pair HTTP/1.1\r\nContent-Length: 16000000\r\n\r\n" + bytes(100))
+            assert client.recv(100).startswith(b"HTTP/1.1 401 ")
         assert "\nkvferry_controller_http_refused_total 6\n" in ask(address, "/metrics", headers=reader)[1]
 
 

@@ -67,7 +67,7 @@ def is_http(url: str) -> bool:
         return False
 
 
-def options_of_member(key_file: str, pulls: bool) -> dict[str, Any]:
+def options_of_member(key_file: str, pulls: bool = False) -> dict[str, Any]:
     """Returns the options that follow from the cluster key, and from how KV travels. Exits if the key is unusable."""
     no_push: dict[str, Any] = {"sign_push_target": lambda _: None} if pulls else {}
     if not key_file:
