@@ -92,7 +92,7 @@ async def metric(http: aiohttp.ClientSession, url: str, pattern: str) -> float:
     return sum(map(float, found))
 
 
-async def _through_proxy(http: aiohttp.ClientSession, door: Door, body: dict[str, Any]) -> Answer:
+async def through_proxy(http: aiohttp.ClientSession, door: Door, body: dict[str, Any]) -> Answer:
     async def stages() -> tuple[float, float]:
         return (await metric(http, door.url, r'kvferry_proxy_stage_seconds_sum\{stage="(?:first_byte|rest)"\}'),
                 await metric(http, door.url, r'kvferry_proxy_first_tokens_total\{reason="",source="prefill"\}'))
@@ -124,7 +124,7 @@ async def _measure(deployment: Deployment, door: Door, name: str, length: int, r
                 before = _seconds(deployment, door)
             body = {"model": str(deployment.decode.model), "prompt": new_prompt(length), "temperature": 0.0,
                     "ignore_eos": True, "max_tokens": OUTPUT_TOKENS}
-            answers.append(await (_through_proxy(http, door, body) if name in TRANSFERS else
+            answers.append(await (through_proxy(http, door, body) if name in TRANSFERS else
                                   _by_hand(http, deployment, body)))
         after = _seconds(deployment, door)
     measured = [figures(answer) for answer in answers[WARM_UP:]]

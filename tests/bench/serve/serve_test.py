@@ -1,16 +1,21 @@
 """What tests/bench/serve/run computes from times, streams and /proc."""
 
 import argparse
+import asyncio
 import os
 import subprocess
 import sys
+import time
 from typing import Any
 
 import agent
 import processors
 import pytest
 import serve_bench
-from handover import Answer, figures
+from aiohttp import web
+from deployments import Door
+from handover import Answer, figures, through_proxy
+from proxy_stand_ins import Cluster, run
 
 
 @pytest.mark.parametrize("of_prefill,handover_ms", [(False, 100.0 - 20.0), (True, 150.0 - 20.0)])
@@ -20,6 +25,31 @@ def test_the_hand_over_ends_one_step_before_the_decode_servers_first_token(of_pr
     found = {name: round(value, 3) for name, value in figures(Answer(10.0, 11.0, tokens, of_prefill)).items()}
     assert found == {"ttft_ms": 1100.0, "second_token_ms": 1150.0, "step_ms": 20.0, "prefill_ms": 1000.0,
                      "first_token_after_prefill_ms": 100.0, "handover_ms": handover_ms}
+
+
+@pytest.mark.parametrize("of_prefill", [True, False])
+def test_the_proxy_tells_when_prefill_answered(of_prefill: bool) -> None:
+    body = {"model": "m", "prompt": [5, 6], "temperature": 0, "max_tokens": 4}
+
+    answered: list[float] = []
+
+    async def test(c: Cluster) -> None:
+        async def sample(_: web.Request) -> web.Response:
+            await asyncio.sleep(0.2)
+            answered.append(time.monotonic())
+            choice = {"index": 0, "text": "zero", "token_ids": [8], "finish_reason": "length"}
+            return web.json_response({"choices": [choice], "kv_transfer_params": {"do_remote_prefill": True}})
+
+        c.prefills[0].on_request = sample
+        c.decodes[0].texts, c.decodes[0].pause_s = [" one", " two", " three"], 0.3
+        answer = await through_proxy(c.session, Door(c.url), body)
+        assert answer.first_is_of_prefill == of_prefill
+        assert answer.prefilled is not None
+        assert 0 <= answer.prefilled - answered[0] < 0.25
+        assert answer.tokens[0] > answer.prefilled
+        assert figures(answer)["step_ms"] >= 290
+
+    run(test, first_token_of_prefill=of_prefill)
 
 
 def test_one_server_hands_nothing_over() -> None:
