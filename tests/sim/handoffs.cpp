@@ -9,12 +9,12 @@ constexpr TimeNs kNoticed = 20 * kMillisecond;  // a core's actions are carried 
 
 }  // namespace
 
-void Mishaps::to_chunks(Kind kind, std::size_t node, std::span<const ChunkKey> chunks, TimeNs when) {
-  for (const ChunkKey& chunk : chunks) by_chunk_[chunk].push_back({kind, node, when});
+void Mishaps::to_chunks(Kind kind, std::size_t node, std::span<const ChunkKey> chunks, TimeNs when, TimeNs end) {
+  for (const ChunkKey& chunk : chunks) by_chunk_[chunk].push_back({kind, node, when, end});
 }
 
 void Mishaps::to_link(Kind kind, std::size_t node, std::size_t other, TimeNs when) {
-  by_link_[{node, other}].push_back({kind, node, when});
+  by_link_[{node, other}].push_back({kind, node, when, when});
 }
 
 bool Mishaps::has(Kind kind, std::size_t node, std::size_t other, TimeNs from, TimeNs until) const {
@@ -28,10 +28,8 @@ Mishaps::Kind Mishaps::to_chunk_at(const Handoff& handoff, std::size_t chunk, st
                                    TimeNs until) const {
   const auto found = by_chunk_.find(handoff.chunks.at(chunk).key);
   if (found == by_chunk_.end()) return nullptr;
-  for (const Mishap& mishap : found->second) {
-    const bool is_lasting = mishap.kind == &Tally::excused_forged;  // until the chunk is looked up
-    if (mishap.node == node && mishap.when <= until && (is_lasting || mishap.when >= from)) return mishap.kind;
-  }
+  for (const Mishap& mishap : found->second)
+    if (mishap.node == node && mishap.when <= until && mishap.end >= from) return mishap.kind;
   return nullptr;
 }
 

@@ -32,7 +32,7 @@ class Mishaps {
   /// The line of the tally in which handoffs that this kind excuses are counted.
   using Kind = std::uint64_t Tally::*;
 
-  void to_chunks(Kind kind, std::size_t node, std::span<const ChunkKey> chunks, TimeNs when);
+  void to_chunks(Kind kind, std::size_t node, std::span<const ChunkKey> chunks, TimeNs when, TimeNs end);
   /// Something that touches all chunks of a node, or all that one node wants of another.
   void to_link(Kind kind, std::size_t node, std::size_t other, TimeNs when);
   /// Why the chunk may be missing at the decode node at this time; nullptr: nothing excuses that.
@@ -42,7 +42,7 @@ class Mishaps {
   struct Mishap {
     Kind kind;
     std::size_t node;
-    TimeNs when;
+    TimeNs when, end;
   };
   Kind to_chunk_at(const Handoff& handoff, std::size_t chunk, std::size_t node, TimeNs from, TimeNs until) const;
   bool has(Kind kind, std::size_t node, std::size_t other, TimeNs from, TimeNs until) const;

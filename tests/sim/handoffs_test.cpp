@@ -27,10 +27,10 @@ class Excuses : public ::testing::Test {
     handoff_.is_there = {true, true};
   }
   /// What excuses chunk 0 after one mishap with the chunk of this key.
-  Mishaps::Kind after(Mishaps::Kind kind, std::size_t node, std::uint8_t chunk, TimeNs when) const {
+  Mishaps::Kind after(Mishaps::Kind kind, std::size_t node, std::uint8_t chunk, TimeNs when, TimeNs lasts = 0) const {
     Mishaps mishaps;
     const ChunkKey touched = key(chunk);
-    mishaps.to_chunks(kind, node, {&touched, 1}, when);
+    mishaps.to_chunks(kind, node, {&touched, 1}, when, when + lasts);
     return mishaps.excuse(handoff_, 0, kAdmitted);
   }
   Mishaps::Kind after_link(Mishaps::Kind kind, std::size_t node, std::size_t other, TimeNs when) const {
@@ -78,9 +78,10 @@ TEST_F(Excuses, ASuspicionCountsBetweenTheTwoNodesAndWhileItLasts) {
   EXPECT_EQ(Mishaps().excuse(handoff_, 0, kAdmitted), &Tally::excused_suspected);
 }
 
-TEST_F(Excuses, AForgedChunkLiesWhereItLiesUntilItIsLookedUp) {
-  EXPECT_EQ(after(&Tally::excused_forged, kDecode, 1, kAsked - 1), &Tally::excused_forged);
-  EXPECT_EQ(after(&Tally::excused_forged, kDecode, 1, kAfter), nullptr);
+TEST_F(Excuses, WhatBeganBeforeTheHandOverCountsIfItLasts) {
+  EXPECT_EQ(after(&Tally::excused_late, kDecode, 1, kBefore, kSecond), &Tally::excused_late);
+  EXPECT_EQ(after(&Tally::excused_late, kDecode, 1, kAsked, kMillisecond), nullptr);
+  EXPECT_EQ(after(&Tally::excused_late, kDecode, 1, kAfter, kSecond), nullptr);
 }
 
 }  // namespace

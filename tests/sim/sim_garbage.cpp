@@ -72,7 +72,7 @@ void World::forge_push(std::size_t index) {
     if (length == chunk.num_tokens || !dice_.chance(0.3)) continue;
     if (!forged_.insert(key).second) continue;  // later the list may have the wrong one
     offer.chunks.push_back({key, length, {}});
-    to_chunk(&Tally::excused_forged, index, key);
+    to_chunk(&Tally::excused_forged, index, key, options_.core.order_ttl_max);  // until it is looked up
   }
   PushReply reply = node.engine->core().push_offered("liar", offer, now());
   if (reply.ticket != 0) node.pushes.pending_grants[reply.ticket] = {kDirectory, 0, std::move(reply)};
@@ -111,7 +111,9 @@ void World::garbage(std::size_t index) {
       const bool is_asked = dice_.chance(0.8);
       LeaseReply reply = garbage_reply();
       if (!is_asked) reply.lease += kForgedLease;
-      if (is_asked) mishaps_.to_chunks(&Tally::excused_garbage, index, node.asked[fetch], now());
+      if (is_asked)
+        mishaps_.to_chunks(&Tally::excused_garbage, index, node.asked[fetch], now(),
+                           now() + options_.core.pull_timeout);
       return core.lease_answered(fetch, is_asked ? node.last_endpoint : "tcp://liar:1", reply, now());
     }
     case 3:

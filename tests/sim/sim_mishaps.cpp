@@ -41,7 +41,7 @@ void World::note_full_pool(std::size_t index) {
 std::shared_ptr<World::Question> World::new_question(std::size_t asker, const std::vector<ChunkKey>& keys) {
   const auto question = std::make_shared<Question>(Question{asker, keys, false});
   at(now() + options_.core.try_timeout - kLongestStep, [this, question] {
-    if (!question->is_answered) mishaps_.to_chunks(&Tally::excused_late, question->asker, question->keys, now());
+    if (!question->is_answered) mishaps_.to_chunks(&Tally::excused_late, question->asker, question->keys, now(), now());
   });
   return question;
 }
@@ -49,7 +49,7 @@ std::shared_ptr<World::Question> World::new_question(std::size_t asker, const st
 void World::send_about(const Question& question, std::size_t from, std::size_t to, std::function<void()> what) {
   const std::uint64_t lost = tally_.lost;
   send(from, to, std::move(what));
-  if (tally_.lost > lost) mishaps_.to_chunks(&Tally::excused_lost, question.asker, question.keys, now());
+  if (tally_.lost > lost) mishaps_.to_chunks(&Tally::excused_lost, question.asker, question.keys, now(), now());
 }
 
 }  // namespace kvferry::sim

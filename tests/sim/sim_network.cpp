@@ -79,7 +79,7 @@ void World::carry_out(std::size_t index) {
         for (const ChunkMeta& chunk : chunks) teller.listed[chunk.key] = chunk;
       });
     } else if (const auto* evicted = std::get_if<AnnounceEvictions>(&action)) {
-      mishaps_.to_chunks(&Tally::excused_evicted, index, evicted->keys, now());
+      mishaps_.to_chunks(&Tally::excused_evicted, index, evicted->keys, now(), now());
       list(index, [keys = evicted->keys](Node& teller) {
         for (const ChunkKey& key : keys) teller.listed.erase(key);
       });
@@ -190,7 +190,7 @@ void World::hash_runs(std::size_t index, const RunChecksums::RankOrder& ranked) 
     const bool is_never = dice_.chance(network_.loses / 10);
     const TimeNs late = is_never ? kPatience : delay(index, index);
     if (late >= kPatience - kLongestStep)
-      to_chunk(&Tally::excused_unhashed, index, key_in(index, order.items[i].chunk.slot));
+      to_chunk(&Tally::excused_unhashed, index, key_in(index, order.items[i].chunk.slot), kPatience);
     if (is_never) continue;
     at(now() + late, [this, index, order, i, incarnation = nodes_[index].incarnation] {
       Node& node = nodes_[index];
@@ -263,13 +263,13 @@ void World::pull(std::size_t node, const StartPull& wanted) {
         done = std::max(done, when);
         if (is_blocked(node, holder)) done = wanted.deadline;
         const Mishaps::Kind kind = is_blocked(node, holder) ? &Tally::excused_blocked : &Tally::excused_late;
-        if (done >= wanted.deadline) to_chunk(kind, node, key_in(node, item.local.slot));
+        if (done >= wanted.deadline) to_chunk(kind, node, key_in(node, item.local.slot), wanted.deadline - now());
         if (when >= wanted.deadline || holder == node || checksums.size() != runs.size()) continue;
         at(when, [this, node, holder, rank, i, here, wanted, is_run = !map.empty(), run = runs[r],
                   checksum = checksums[r], incarnation = nodes_[holder].incarnation, life = reader.incarnation] {
           if (nodes_[node].incarnation != life) return;  // who read is another one now, perhaps of another shape
           if (is_blocked(node, holder))
-            to_chunk(&Tally::excused_blocked, node, key_in(node, wanted.items[i].local.slot));
+            to_chunk(&Tally::excused_blocked, node, key_in(node, wanted.items[i].local.slot), wanted.deadline - now());
           if (nodes_[holder].incarnation != incarnation || is_blocked(node, holder)) return;
           const auto got =
               read_run(node, holder, is_run ? run.holder : rank, is_run ? &run : nullptr, wanted, i, checksum);
@@ -285,7 +285,7 @@ void World::pull(std::size_t node, const StartPull& wanted) {
     }
     done = std::min(done, wanted.deadline) + delay(node, node);
     for (const PullItem& item : wanted.items)
-      if (done >= wanted.deadline) to_chunk(&Tally::excused_late, node, key_in(node, item.local.slot));
+      if (done >= wanted.deadline) to_chunk(&Tally::excused_late, node, key_in(node, item.local.slot), done - now());
     at(done, [this, node, rank, here, map, wanted, incarnation = reader.incarnation] {
       if (nodes_[node].incarnation == incarnation) pull_ended(node, rank, wanted, map, *here);
     });
@@ -312,7 +312,8 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
     tally_.damaged_on_wire += 1;
     is_damaged = true;
   }
-  if (is_damaged) to_chunk(&Tally::excused_damaged, node, key_in(node, wanted.items[item].local.slot));
+  if (is_damaged)
+    to_chunk(&Tally::excused_damaged, node, key_in(node, wanted.items[item].local.slot), wanted.deadline - now());
   if (run == nullptr) return bytes;  // judged as a whole
   const std::size_t cell = worker.cell_stamps(wanted.items[item].num_tokens);
   if ((run->source + run->cells) * cell > bytes.size()) return std::nullopt;

@@ -144,8 +144,9 @@ class World {
   ChunkKey key_in(std::size_t node, std::uint32_t slot) const {
     return nodes_[node].engine->core().pool().slot(slot).meta.key;
   }
-  void to_chunk(Mishaps::Kind kind, std::size_t node, const ChunkKey& chunk) {
-    mishaps_.to_chunks(kind, node, {&chunk, 1}, now());
+  /// lasts: how long the chunk can't be had.
+  void to_chunk(Mishaps::Kind kind, std::size_t node, const ChunkKey& chunk, TimeNs lasts = 0) {
+    mishaps_.to_chunks(kind, node, {&chunk, 1}, now(), now() + lasts);
   }
   std::vector<HolderOffer> offers(std::size_t asker, const QueryDirectory& query);
   std::optional<std::size_t> node_at(const std::string& endpoint) const;

@@ -122,10 +122,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
   Coverage coverage = cover(request);
   const bool more_could_help = could_grow(request, coverage, num_local);
   const bool is_first = !request.fetched && now >= request.next_fetch_at;
-  const bool is_source_next =
-      request.source_left &&
-      !has_writing(request.chain.prefix(std::min(request.source->num_tokens, request.chain.size())));
-  if (!request.fetch && more_could_help && (is_first || is_source_next)) start_fetch(request, now);
+  if (!request.fetch && more_could_help && (is_first || is_source_next(request))) start_fetch(request, now);
   if ((request.fetch || coverage.growing || request.source_left) && more_could_help) {
     if (now < request.wait_deadline) return {true, 0};
     counters_.fetch_timeouts += 1;

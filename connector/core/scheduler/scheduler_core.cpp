@@ -164,7 +164,10 @@ const ChunkPool::Slot* SchedulerCore::find_chunk(const ChunkKey& key, std::uint3
 void SchedulerCore::tick(TimeNs now) {
   now_ = now;
   sender_.tick(now);
+  const std::uint64_t num_abandoned = counters_.writes_abandoned;
   receiver_.tick(now);
+  has_ended_writes_ |= counters_.writes_abandoned != num_abandoned;
+  if (std::exchange(has_ended_writes_, false)) ask_sources_again(now);
   counters_.pins_expired += pool_.expire_pins(now).size();
   std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second); });
   erase_ended_leases();

@@ -169,6 +169,8 @@ class SchedulerCore {
   void end_fetch(RequestState& request, TimeNs now);
   void suspect(const std::string& endpoint, TimeNs now);
   bool has_writing(std::span<const ChunkMeta> chunks) const;
+  bool is_source_next(RequestState& request) const;
+  void ask_sources_again(TimeNs now);
   const StartPull* start_pull(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> wanted,
                               const LeaseReply& reply, TimeNs now);
   // scheduler_orders.cpp
@@ -206,6 +208,7 @@ class SchedulerCore {
   std::uint64_t last_id_ = 0;
   std::uint32_t window_ = 0;  // size of the sliding windows; 0: none
   bool directory_up_ = true;
+  bool has_ended_writes_ = false;  // since handoff sources were last asked again
 };
 
 }  // namespace kvferry

@@ -75,6 +75,19 @@ bool SchedulerCore::has_writing(std::span<const ChunkMeta> chunks) const {
   });
 }
 
+/// Returns true if the handoff source was not asked for chunks that were being written, and none is any more.
+bool SchedulerCore::is_source_next(RequestState& request) const {
+  return request.source_left &&
+         !has_writing(request.chain.prefix(std::min(request.source->num_tokens, request.chain.size())));
+}
+
+/// Writes have ended, and those of a push may have failed. The engine may not ask for these requests for a long time,
+/// and their time to wait may end meanwhile, so their sources are asked without a lookup.
+void SchedulerCore::ask_sources_again(TimeNs now) {
+  for (auto& [id, request] : requests_)
+    if (!request.fetch && is_source_next(request) && could_grow(request, cover(request), 0)) start_fetch(request, now);
+}
+
 /// Requests a lease from the next node that can extend the prefix, or ends the fetch.
 void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   Fetch& fetch = *request.fetch;
@@ -257,6 +270,7 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
   if (pull.lease != 0) actions_.push_back(ReleaseLease{pull.endpoint, pull.lease});
   const RequestId request_id = pull.request;
   pulls_.erase(found);
+  has_ended_writes_ = true;
   if (!replications_.empty() && replications_.front().pull == id && !replications_.front().piece.empty())
     return end_replication_piece(now);
   RequestState* request = find(request_id);

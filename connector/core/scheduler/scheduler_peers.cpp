@@ -83,6 +83,7 @@ PushReply SchedulerCore::push_offered(const std::string& from, const PushOffer& 
 void SchedulerCore::push_revoked(const Revocation& answer, TimeNs now) {
   now_ = now;
   for (const ChunkRef chunk : receiver_.revoked(answer)) publish(chunk);
+  has_ended_writes_ = true;
 }
 
 }  // namespace kvferry
