@@ -111,9 +111,7 @@ void World::garbage(std::size_t index) {
       const bool is_asked = dice_.chance(0.8);
       LeaseReply reply = garbage_reply();
       if (!is_asked) reply.lease += kForgedLease;
-      if (is_asked)
-        mishaps_.to_chunks(&Tally::excused_garbage, index, node.asked[fetch], now(),
-                           now() + options_.core.pull_timeout);
+      if (is_asked) note_forged_answer(index, fetch);
       return core.lease_answered(fetch, is_asked ? node.last_endpoint : "tcp://liar:1", reply, now());
     }
     case 3:

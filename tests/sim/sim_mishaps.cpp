@@ -37,6 +37,14 @@ void World::note_full_pool(std::size_t index) {
     mishaps_.to_link(&Tally::excused_no_slot, index, index, now());
 }
 
+/// The core may have asked already, and the world carries that out only now.
+void World::note_forged_answer(std::size_t index, std::uint64_t fetch) {
+  Node& node = nodes_[index];
+  node.forged_answers.insert(fetch);
+  if (const auto asked = node.asked.find(fetch); asked != node.asked.end())
+    mishaps_.to_chunks(&Tally::excused_garbage, index, asked->second, now(), now() + options_.core.pull_timeout);
+}
+
 /// An answer is late when the core that asked has gone on, perhaps a step before it could tell the world so.
 std::shared_ptr<World::Question> World::new_question(std::size_t asker, const std::vector<ChunkKey>& keys) {
   const auto question = std::make_shared<Question>(Question{asker, keys, false});

@@ -140,6 +140,7 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
   std::vector<Shard> shards;
   for (const RankEndpoint& rank : asker.ranks) shards.push_back(rank.shard);
   asker.asked[wanted.fetch] = wanted.request.keys;
+  if (asker.forged_answers.contains(wanted.fetch)) note_forged_answer(node, wanted.fetch);
   const auto question = new_question(node, wanted.request.keys);
   send_about(*question, node, *to, [this, node, to = *to, wanted, shards, question, incarnation = asker.incarnation] {
     Node& holder = nodes_[to];

@@ -85,6 +85,7 @@ void World::crash(std::size_t index) {
   node.first_asked.clear();
   node.last_fetch = 0;
   node.asked.clear();
+  node.forged_answers.clear();
   at(now() + 100 * kMillisecond, [&node] { node.listed.clear(); });  // noticed late
 }
 

@@ -80,6 +80,7 @@ class World {
     std::uint64_t last_fetch = 0;  // of a directory query or lease request
     std::string last_endpoint;
     std::map<std::uint64_t, std::vector<ChunkKey>> asked;  // by fetch, what a lease was wanted for
+    std::set<std::uint64_t> forged_answers;                // by fetch, perhaps one that is asked later
     std::uint64_t pool_full = 0;                           // the core's counter when it was last looked at
     std::uint64_t num_load_lines = 0;
     // As NodeLinks has it.
@@ -139,6 +140,7 @@ class World {
   // sim_mishaps.cpp
   void note_suspicion(std::size_t node, const std::string& log_line);
   void note_full_pool(std::size_t node);
+  void note_forged_answer(std::size_t node, std::uint64_t fetch);
   std::shared_ptr<Question> new_question(std::size_t asker, const std::vector<ChunkKey>& keys);
   void send_about(const Question& question, std::size_t from, std::size_t to, std::function<void()> what);
   ChunkKey key_in(std::size_t node, std::uint32_t slot) const {
