@@ -38,6 +38,7 @@ Mishaps::Kind Mishaps::excuse(const Handoff& handoff, std::size_t chunk, TimeNs 
   until += kNoticed;
   if (!handoff.is_there[chunk]) {
     if (const Kind kind = to_chunk_at(handoff, chunk, from, handoff.asked, handoff.handed + kNoticed)) return kind;
+    if (handoff.is_uncached) return &Tally::excused_damaged;
     return has(&Tally::excused_no_slot, from, from, handoff.asked, handoff.handed) ? &Tally::excused_no_slot : nullptr;
   }
   for (const std::size_t node : {from, to})

@@ -1,4 +1,5 @@
 // What the world notes of its mishaps besides those that it makes itself, for the judgement of handoffs.
+#include <algorithm>
 #include <utility>
 
 #include "sim_world.h"
@@ -20,6 +21,10 @@ Handoff World::handoff(std::size_t from, std::size_t to, const RequestSpec& spec
     made.is_there.push_back(slot != nullptr && slot->state == ChunkPool::State::kReady);
   }
   made.is_suspect = suspected_.contains({to, from});
+  constexpr auto kFailedLoads = 3;  // after so many the core keeps nothing of a request
+  const auto has_failed = [](const Admission& admission) { return admission.loaded < admission.to_load; };
+  const FinishedRequest* prefilled = finished(from, spec.id);
+  made.is_uncached = prefilled != nullptr && std::ranges::count_if(prefilled->admissions, has_failed) >= kFailedLoads;
   return made;
 }
 

@@ -365,6 +365,25 @@ TEST_F(Granting, AReservationEndsSoonAfterItsRequestHasArrived) {
   EXPECT_EQ(core_->num_reservations(), 0u);
 }
 
+TEST_F(Granting, AfterAFailedPushItsSourceIsAskedThoughTheEngineLooksNothingUp) {
+  const PushReply reply = core_->push_offered("p", prompt(20), now_);
+  NewRequest added = request("r", 20);
+  added.source = HandoffSource{"tcp://p:1", "r", 20};
+  core_->add_request(added, now_);
+  EXPECT_TRUE(lookup("r").pending) << "it is being pushed";
+  core_->push_settled({reply.ticket, {{0, false, 0, {}}, {1, false, 0, {}}}});
+  for (const RevokeSlots& revoked : take<RevokeSlots>()) {
+    core_->tick(now_ += kMillisecond);
+    EXPECT_THAT(take<RequestLease>(), IsEmpty()) << "its slots are not free yet";
+    core_->push_revoked(revoked, now_);
+  }
+  core_->tick(now_ += kMillisecond);
+  const std::vector<RequestLease> asked = take<RequestLease>();
+  ASSERT_THAT(asked, SizeIs(1)) << "the engine has no room, and may not ask again before the wait is over";
+  EXPECT_EQ(asked[0].endpoint, "tcp://p:1");
+  EXPECT_THAT(asked[0].request.keys, SizeIs(2));
+}
+
 TEST_F(Granting, AWriterThatDoesNotLeaveItsSlotKeepsNobodyWaiting) {
   const PushReply reply = core_->push_offered("stopped", prompt(96), now_);
   EXPECT_EQ(core_->num_reserved_chunks(), 4u);
