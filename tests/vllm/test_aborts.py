@@ -23,6 +23,7 @@ from kvferry_launch.testbed.servers import VllmServer
 PROMPT_SET = PromptSet(seed=96, count=24)
 STOPPED = PromptSet(seed=91, count=40, tokens_min=200)  # enough that both servers are at work when they are stopped
 MAX_TOKENS = 100
+RESET_TRIES = 20
 STOP_S = 20.0
 
 pytestmark = pytest.mark.servers("base")
@@ -158,8 +159,13 @@ async def load_with_resets(pair: Pair, prompts: list[list[int]]) -> list[Answer]
             for query in ("", "?reset_running_requests=true", "?reset_running_requests=true&reset_external=true") * 3:
                 await asyncio.sleep(0.4)
                 for server in (pair.prefill, pair.decode):
-                    # Requests that wait for KV hold no blocks, so a reset of the running ones always succeeds.
-                    done = (await posted(session, f"{server.url}/reset_prefix_cache{query}"))["success"]
+                    # Requests that wait for KV hold no blocks, so that a reset of the running ones succeeds, at the
+                    # latest when it is asked for again: one that has just ended may still have its blocks.
+                    for _ in range(RESET_TRIES):
+                        done = (await posted(session, f"{server.url}/reset_prefix_cache{query}"))["success"]
+                        if done or not query:
+                            break
+                        await asyncio.sleep(0.1)
                     assert done or not query, f"{server.name} refuses {query}"
 
         resets = asyncio.create_task(reset())

@@ -84,6 +84,7 @@ def test_a_prompt_that_decode_holds_goes_straight_there(proxied: ProxyDeployment
         assert time.monotonic() < deadline, pair
         time.sleep(0.1)
     assert pair["prefill"]["cached_tokens"] >= whole_chunks, pair
+    wait_until_idle(proxied)
     before = proxied.metric(SKIPPED)
     assert asyncio.run(ask()).split() == ask_reference(reference)[TEXTS][longest]
     assert proxied.metric(SKIPPED) - before == 1
@@ -141,6 +142,17 @@ def test_a_client_that_goes_away_ends_the_request_in_the_engine(proxied: ProxyDe
         assert time.monotonic() < deadline, "the engine goes on for a client that went away"
         time.sleep(0.1)
     assert proxied.metric(CANCELLED) - cancelled == 1
+
+
+def wait_until_idle(deployment: ProxyDeployment) -> None:
+    """Waits until the controller has heard from each node that it is idle: a pair is chosen by the nodes' last
+    heartbeats, which come every 0.5 s and may tell of a request that has ended."""
+    deadline, since = time.monotonic() + DEADLINE_S, time.monotonic()
+    while time.monotonic() - since < 1.5:
+        assert time.monotonic() < deadline, "the nodes have requests that nobody sent"
+        if any(node["load"] for node in deployment.ask_controller("/nodes")["nodes"]):
+            since = time.monotonic()
+        time.sleep(0.1)
 
 
 def pair_for(deployment: ProxyDeployment, prompt: list[int]) -> dict[str, Any]:
