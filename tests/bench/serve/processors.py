@@ -13,39 +13,38 @@ def seconds_of(stat: str) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def _members(leader: int) -> Iterator[tuple[Path, str]]:
-    """The processes of a session, as (folder in /proc, stat)."""
+def _members(leader: int) -> Iterator[tuple[Path, str, str]]:
+    """The processes of a server's session, as (folder in /proc, stat, part of the server)."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             stat = (folder / "stat").read_text()
         except OSError:
             continue  # it has ended
-        if int(stat.rpartition(")")[2].split()[3]) == leader:
-            yield folder, stat
+        _, parent, _, session, *_ = stat.rpartition(")")[2].split()
+        if int(session) == leader:
+            part = "api" if int(folder.name) == leader else "engine" if int(parent) == leader else "model"
+            yield folder, stat, part
 
 
 def of_program(leader: int) -> float:
     """Returns the seconds of all processes in the session that `leader` began."""
-    return sum(seconds_of(stat) for _, stat in _members(leader))
+    return sum(seconds_of(stat) for _, stat, _ in _members(leader))
 
 
 def of_server(leader: int) -> dict[str, float]:
-    """Returns a vLLM server's seconds: `api` of its first process, `model` of its engine's main thread, which computes,
-    and `helpers` of the engine's other threads: those of the connector, and the model's own if it has several cores."""
-    found = {"api": 0.0, "model": 0.0, "helpers": 0.0}
-    for folder, stat in _members(leader):
-        if int(folder.name) == leader:
-            found["api"] += seconds_of(stat)
-        else:
-            main = seconds_of((folder / "task" / folder.name / "stat").read_text())
-            found["model"] += main
-            found["helpers"] += seconds_of(stat) - main
+    """Returns a vLLM server's seconds: `api` of its first process, `engine` and `model` of the main threads of the
+    engine, which schedules, and of its worker, which computes, and `helpers` of all other threads of these two."""
+    found = {"api": 0.0, "engine": 0.0, "model": 0.0, "helpers": 0.0}
+    for folder, stat, part in _members(leader):
+        main = seconds_of(stat if part == "api" else (folder / "task" / folder.name / "stat").read_text())
+        found[part] += main
+        found["helpers"] += seconds_of(stat) - main
     return found
 
 
 def part_from_helpers(leader: int, models_core: int, helpers_core: int) -> None:
-    """Gives the main thread of a server's engine one core, and all its other threads another."""
-    for folder, _ in _members(leader):
+    """Gives the thread of a server that computes one core, and all its other threads another."""
+    for folder, _, part in _members(leader):
         for task in (folder / "task").iterdir():
-            computes = int(folder.name) != leader and task.name == folder.name
+            computes = part == "model" and task.name == folder.name
             os.sched_setaffinity(int(task.name), {models_core if computes else helpers_core})

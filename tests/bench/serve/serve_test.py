@@ -93,34 +93,39 @@ def test_a_name_with_spaces_and_brackets_is_no_field_of_stat() -> None:
         300 / os.sysconf("SC_CLK_TCK"))
 
 
-BUSY_CHILD = """
+BUSY = """
 import os, subprocess, sys, threading, time
 def work(seconds):
     begin = time.thread_time()
     while time.thread_time() - begin < seconds: pass
-if len(sys.argv) > 1:
+part = sys.argv[1]
+if part == "model":
     helper = threading.Thread(target=work, args=(0.3,))
     helper.start(); helper.join()
     work(0.6)
     print("done", flush=True)
     time.sleep(60)
-subprocess.run([sys.executable, "-c", os.environ["CODE"], "child"])
+work({"api": 0.0, "engine": 1.2}[part])
+subprocess.run([sys.executable, "-c", os.environ["CODE"], {"api": "engine", "engine": "model"}[part]])
 """
 
 
 def test_processor_seconds_are_those_of_each_part() -> None:
-    leader = subprocess.Popen([sys.executable, "-c", BUSY_CHILD], env=os.environ | {"CODE": BUSY_CHILD},
+    leader = subprocess.Popen([sys.executable, "-c", BUSY, "api"], env=os.environ | {"CODE": BUSY},
                               stdout=subprocess.PIPE, start_new_session=True, text=True)
     try:
         assert leader.stdout is not None
         assert leader.stdout.readline() == "done\n"
         found = processors.of_server(leader.pid)
         assert 0.25 <= found["helpers"] <= 0.4
-        assert 0.55 <= found["model"] <= 1.2  # with the start of its Python
+        assert 0.55 <= found["model"] <= 1.1  # with the start of its Python
+        assert 1.15 <= found["engine"] <= 1.7
+        assert found["api"] <= 0.5
         assert processors.of_program(leader.pid) == pytest.approx(sum(found.values()), abs=0.05)
-        others = sorted(os.sched_getaffinity(0))
-        processors.part_from_helpers(leader.pid, others[0], others[-1])
-        assert os.sched_getaffinity(leader.pid) == {others[-1]}
+        cores = sorted(os.sched_getaffinity(0))
+        processors.part_from_helpers(leader.pid, cores[0], cores[-1])
+        parts = {part: os.sched_getaffinity(int(folder.name)) for folder, _, part in processors._members(leader.pid)}
+        assert parts == {"api": {cores[-1]}, "engine": {cores[-1]}, "model": {cores[0]}}
     finally:
         os.killpg(leader.pid, 9)
         leader.wait()
