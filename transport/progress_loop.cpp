@@ -89,7 +89,7 @@ void ProgressLoop::call(TaskInbox::Task task) {
   if (std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     inbox_.run();
     task();
-    // A driver may sleep although the task has completed what it waits for.
+    // The thread in drive() may be asleep, waiting for what the task has just completed.
     if (is_driving_ || owner_.needs_advance()) kick();
   } else {
     inbox_.post(std::move(task));

@@ -101,7 +101,7 @@ struct Revocation {
 struct PushOrder {
   std::uint64_t push = 0;
   std::string remote_address;
-  std::vector<std::string> grants;  // [offered chunk]
+  std::vector<std::string> grants;  // one for each chunk of the push offer, in its order
   KVFERRY_FIELDS(push, remote_address, grants);
 };
 

@@ -38,7 +38,7 @@ class Publisher {
   void end_snapshot();
 
   enum class Answer {
-    kOnItsWay,       // the repair was sent before this request arrived
+    kOnItsWay,       // a snapshot that repairs what the controller lacks was begun before its request arrived
     kSentAgain,      // the missing messages were sent again
     kSnapshotBegun,  // missing messages are no longer stored: the caller publishes everything, then ends the snapshot
   };

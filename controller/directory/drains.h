@@ -57,7 +57,7 @@ class Drains {
   /// Returns false if the node is not being drained.
   bool end(NodeId node) { return drains_.erase(node) > 0; }
   bool is_draining(NodeId node) const { return drains_.contains(node); }
-  /// Ignored for a node that is not being drained.
+  /// Adds the chunks to the node's drain; has no effect if the node is not being drained.
   void published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark);
   /// Checks running replications and returns the next ones. To be called about every 100 ms.
   std::vector<Replication> advance(const Cluster& cluster, TimeNs now);

@@ -60,9 +60,9 @@ void EngineIndex::clear(HolderIndex holder) {
   give_node(holder);
 }
 
-/// In a model with several layer groups, each group reports its own blocks, with the same hashes. A prefix is usable if
-/// the groups with full attention have it, so the first of these counts for the holder; until one is seen, the first
-/// group of any kind does. Returns false if these blocks don't count.
+/// In a model with several layer groups, each group reports its own blocks, with the same hashes. Only one group of a
+/// holder counts: the first with full attention, since a prefix is usable if those groups have it; until one reports,
+/// the first group of any kind. Returns false if the blocks are of another group.
 bool EngineIndex::counts(HolderIndex holder, const BlocksStored& blocks) {
   Holder& by = holders_[holder];
   if (!blocks.group) return true;

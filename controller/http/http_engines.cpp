@@ -78,7 +78,7 @@ std::optional<std::set<std::string>> parse_candidates(const HttpRequest& request
   std::set<std::string> wanted;
   for (const json& candidate : *value) {
     if (!candidate.is_string() && !candidate.is_number_integer())
-      bad_field("candidates", value, "an array of instance ids, each a text or an integer");
+      bad_field("candidates", value, "an array of instance ids, each a string or an integer");
     wanted.insert(candidate.is_string() ? candidate.get<std::string>() : candidate.dump());
   }
   return wanted;

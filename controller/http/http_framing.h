@@ -15,7 +15,7 @@ class HttpFraming {
  public:
   enum class State {
     kIncomplete,
-    kComplete,  // size() bytes
+    kComplete,  // the whole request has arrived; it has size() bytes
     kBad,       // too long, or it can't be said where it ends: the connection ends with the answer
   };
   /// `bytes`: all that has arrived since the request's first byte.
@@ -24,7 +24,7 @@ class HttpFraming {
   /// Returns true if the head has arrived and the client waits for "100 Continue" before it sends the body.
   bool awaits_continue() const { return awaits_continue_; }
   bool has_head() const { return body_at_ > 0; }
-  /// The header of that name, if the head has arrived and has one.
+  /// Returns the value of the Authorization header, or an empty text if the head has none or is incomplete.
   const std::string& authorization() const { return authorization_; }
 
  private:

@@ -45,7 +45,7 @@ class OwnerCalls {
     return Error{ErrorCode::kUnavailable, "the controller is busy and did not answer in time; try again"};
   }
 
-  /// Threads: the owner thread. Returns true if more calls wait.
+  /// Runs up to kCallsPerTakeMax of the waiting calls. Threads: the owner thread. Returns true if more calls may wait.
   bool take(TimeNs now) {
     wake_up_.clear();
     for (std::size_t i = 0; i < kCallsPerTakeMax; ++i) {

@@ -51,7 +51,7 @@ void parse_nodes(const HttpRequest& request, PairQuery& query) {
     if (!exclude->is_array() || exclude->size() > kNodesMax)
       bad_field("exclude", exclude, fmt::format("an array of at most {} engine ids", kNodesMax));
     for (const json& id : *exclude) {
-      if (!id.is_string()) bad_field("exclude", exclude, "an array of engine ids, each a text");
+      if (!id.is_string()) bad_field("exclude", exclude, "an array of engine ids, each a string");
       query.exclude.insert(id.get<std::string>());
     }
   }

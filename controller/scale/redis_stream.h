@@ -38,7 +38,7 @@ class RedisStream {
  public:
   virtual ~RedisStream() = default;
 
-  /// Readable while parts wait.
+  /// Returns a file descriptor that is readable while take() has parts to return.
   virtual int fd() const = 0;
   /// Never blocks. Entries are appended in order; those that were unconfirmed when a connection broke may appear twice.
   /// Returns false, without taking the entry, if the buffer is full.

@@ -157,7 +157,7 @@ class StreamListener final : public BoundListener, private ReplySender {
     }
   }
 
-  /// Gives up the longest silent connection without a registered node. Returns false if every connection has one.
+  /// Gives up one connection that has no registered node, the longest silent one. Returns false if there is none.
   bool make_room() {
     StreamConnection* silent = nullptr;
     for (const auto& [id, connection] : connections_) {

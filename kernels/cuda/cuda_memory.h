@@ -50,7 +50,7 @@ struct FreeBy {
   }
 };
 
-/// Owns device memory of a stream's pool, which is freed in the order of the stream, without waiting.
+/// Owns device memory from CUDA's stream-ordered allocator. The destructor frees it in stream order, without waiting.
 class StreamBuffer {
  public:
   StreamBuffer() = default;

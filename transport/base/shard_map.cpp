@@ -74,7 +74,7 @@ Result<void> check_shards(std::span<const Shard> shards) {
     const bool is_sane = shard.num_layers > 0 && shard.num_heads > 0 && shard.first_layer < kMaxLayers &&
                          shard.num_layers <= kMaxLayers && shard.first_head < kMaxHeads && shard.num_heads <= kMaxHeads;
     if (!is_sane)
-      return bad(fmt::format("bad rank: {} layers from {} on and {} heads from {} on", shard.num_layers,
+      return bad(fmt::format("a rank can't have {} layers from layer {} and {} heads from head {}", shard.num_layers,
                              shard.first_layer, shard.num_heads, shard.first_head));
   }
   const Size size = whole_of(shards);

@@ -74,7 +74,7 @@ class Channel {
   void post(PieceTransfer piece) { queue_.push_back(std::move(piece)); }
   /// Removes a piece that has not begun; no report follows. Returns false if the piece is unknown or has begun.
   bool withdraw(std::uint64_t token);
-  /// Does what can be done now and appends to `reports`.
+  /// Starts queued pieces and ends finished ones, as far as that needs no waiting. Appends to `reports`.
   void advance(TimeNs now, std::vector<Report>& reports);
 
   /// Returns true if the communicator or the device has failed; then only abort() is allowed.

@@ -1,4 +1,4 @@
-// The only file that includes NCCL's header. It also includes CUDA's, for what NCCL requires of its callers.
+// The only file that includes NCCL's header. It also includes CUDA's, since NCCL's callers must set the current device.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <nccl.h>

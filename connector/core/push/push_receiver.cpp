@@ -130,8 +130,8 @@ void PushReceiver::tick(TimeNs now) {
     for (const auto& [index, chunk] : reservation.chunks)
       if (chunk.is_granted) overdue.push_back({index, false, 0, {}});
     revoke(ticket, reservation, overdue);
-    // A rank can't take back a slot into which a peer is copying. If the peer is stopped meanwhile, its chunks are not
-    // to be waited for, and not to count as reserved.
+    // A rank can't take back a slot into which a peer is copying, and a stopped peer may never finish its copy. After
+    // another try_timeout its chunks are therefore no longer waited for, and no longer count as reserved.
     if (reservation.deadline + parts_.config.try_timeout > now) continue;
     for (const auto& [index, chunk] : reservation.chunks) {
       if (!erase_ticket(chunk.key, ticket)) continue;

@@ -120,7 +120,7 @@ def _check_states(
         refuse_to_start(f"{what} beside sliding windows; this version supports one of them")
     pages = sorted({(spec.block_size, spec.page_size_bytes) for spec in specs})
     if len(pages) > 1 or pages[0][1] % pages[0][0]:
-        refuse_to_start(f"{what}, in KV cache groups of (block size, bytes of a block): {pages}; this version "
+        refuse_to_start(f"{what}; its KV cache groups have (block size, bytes of a block) {pages}; this version "
                         "supports groups of one size, whose bytes are a multiple of the block size")
 
 

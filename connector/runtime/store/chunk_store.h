@@ -88,7 +88,7 @@ struct GpuTier {
   Transport& transport;  // must be shut down before the store is destroyed
 };
 
-/// Makes a store for blocks in GPU memory. Errors: those of packer and device; kInvalidArgument: `bytes` is too small.
+/// Makes a store for blocks in GPU memory. Errors: the packer's, the device's; kInvalidArgument: too few `tier.bytes`.
 Result<std::unique_ptr<ChunkStore>> make_gpu_store(ChunkStoreParts parts, GpuTier tier);
 
 }  // namespace kvferry

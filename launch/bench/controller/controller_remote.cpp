@@ -15,7 +15,7 @@ namespace {
 using controller::ClientLink;
 namespace wire = controller::wire;
 
-constexpr int kRoundTrips = 3000;  // in each repetition
+constexpr int kRoundTrips = 3000;  // number of measured round trips in each repetition
 constexpr int kWarmUps = 200;
 constexpr std::size_t kInFlight = 16;
 constexpr TimeNs kRateTime = kSecond;

@@ -216,7 +216,7 @@ class Phases {
   template <class Reached>
   void turn_until(const Reached& reached, TimeNs patience, const char* what) {
     if (turn_within(patience, reached)) return;
-    row_["broke"] = fmt::format("{} within {:.0f} s ({} of {} are up){}", what, in_seconds(patience), fleet_.num_up(),
+    row_["broke"] = fmt::format("{} after {:.0f} s ({} of {} are up){}", what, in_seconds(patience), fleet_.num_up(),
                                 num_nodes_, fleet_.refusal().empty() ? "" : ": " + fleet_.refusal());
     throw Failure({ErrorCode::kTimeout, ""});
   }

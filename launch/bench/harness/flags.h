@@ -1,4 +1,4 @@
-// The flags of a benchmark, which arrive as typed: numbers, byte sizes (4096, 4KiB, 1.5MiB), lists with commas.
+// Parses the text of a benchmark's flags: numbers, byte sizes (4096, 4KiB, 1.5MiB), lists with commas.
 #pragma once
 
 #include <cstdint>

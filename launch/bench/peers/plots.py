@@ -27,12 +27,12 @@ CONTROLLER_PANELS: list[tuple[str, str, float, list[tuple[str, str, str]]]] = [
     ("a lookup of 128 keys, p50, next to an empty message", "us", 1, [
         ("ZeroMQ", "remote_zmq_us_p50", OURS), ("empty\nZeroMQ", "empty_zmq_us_p50", FLOOR),
         ("stream", "remote_stream_us_p50", OURS), ("empty\nUnix socket", "empty_stream_us_p50", FLOOR)]),
-    ("lookups of 128 keys a second and core", "thousand", 1e3, [
+    ("lookups of 128 keys, per second and core", "thousand", 1e3, [
         ("ZeroMQ,\n16 in flight", "remote_zmq_per_s_per_core", OURS),
         ("stream,\n16 in flight", "remote_per_s_per_core", OURS),
         ("in process,\n128 bits", "lookup_128_128bit_per_s", OURS), ("in process,\n64 bits", "lookup_128_per_s", OURS),
         ("128 random\nlines", "random_lines_128_per_s", FLOOR)]),
-    ("hashes indexed a second and core", "million", 1e6, [
+    ("hashes indexed, per second and core", "million", 1e6, [
         ("64 bits", "packed_event_hashes_per_s", OURS), ("128 bits", "packed_event_hashes_per_s_128bit", OURS),
         ("vLLM's events", "vllm_event_hashes_per_s", OURS)]),
 ]

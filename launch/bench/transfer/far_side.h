@@ -16,7 +16,7 @@ class FarSide {
  public:
   /// Failures: kUnavailable (no listener at the address), kRefused (a listener of another version of kvferry).
   void open(const std::optional<HostPort>& address);
-  /// Installs a peer on the far host too (bench_venv.h).
+  /// Installs a system to compare with, such as nixl, on the far host too (bench_venv.h).
   void install(const std::string& what);
 
   LineLink& link() { return *link_; }

@@ -19,7 +19,7 @@ namespace {
 constexpr std::string_view kPurpose = "kvferry TLS 1";
 constexpr const char* kCipher = "TLS_AES_128_GCM_SHA256";
 constexpr std::array<std::uint8_t, 2> kCipherId = {0x13, 0x01};  // the same, as it is named on the wire
-constexpr std::uint8_t kContext = 'k';  // the sessions' context: OpenSSL demands one where peers are verified
+constexpr std::uint8_t kContext = 'k';  // session id context, which OpenSSL requires of a server that verifies clients
 constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
 constexpr std::size_t kBatchBytes = 256 << 10;      // bytes that are encrypted, and then sent with one system call
 constexpr std::size_t kReadAheadBytes = 128 << 10;  // bytes that are read with one system call

@@ -174,7 +174,7 @@ def main() -> None:
     try:
         guard = Guard(command, arguments.grace, arguments.silence, arguments.stdin)
     except (OSError, IndexError) as error:
-        sys.exit(f"kvferry guard: can't run {' '.join(command[:1]) or 'nothing'}: {error}")
+        sys.exit(f"kvferry guard: can't run {' '.join(command[:1]) or 'an empty command'}: {error}")
     sys.exit(guard.run())
 
 

@@ -20,7 +20,7 @@ from kvferry_launch.paths import MODELS
 
 VOCAB = 512
 ATTENTION_STD = 0.6
-UNNORMED_STD = 0.12  # for queries and keys without a norm; with more, each token attends to a single other token
+UNNORMED_STD = 0.12  # weights of queries and keys without a norm; if larger, a token attends to one other token only
 OTHER_STD = 0.05
 EMBEDDING_STD = 1.0
 
