@@ -111,8 +111,7 @@ MiniEngine::Next MiniEngine::admit_async(Request& request, const BlockTable& hit
   request.loaded_from = num_local;
   request.loaded_to = request.computed;
   std::erase(waiting_, id);
-  std::erase(holding_, id);  // where a first load failed
-  holding_.push_back(id);
+  if (!std::ranges::count(holding_, id)) holding_.push_back(id);  // else it keeps its place, after a failed load
   return Next::kGoOn;
 }
 
@@ -187,14 +186,21 @@ MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInp
   return Next::kGoOn;
 }
 
-/// Requests that hold blocks come first. One that is skipped keeps its place.
+/// Requests that hold blocks come first. One that is skipped keeps its place, unless it has lost its blocks because its
+/// load failed: then it is the first of those without blocks.
 void MiniEngine::schedule_waiting(StepInput& input, std::uint32_t& budget, TimeNs now) {
   std::vector<std::string> order(holding_.begin(), holding_.end());
   order.insert(order.end(), waiting_.begin(), waiting_.end());
+  std::vector<std::string> without_blocks;
   for (const std::string& id : order) {
-    if (budget == 0 || running_.size() >= config_.max_running) return;
-    if (schedule_one_waiting(id, input, budget, now) == Next::kWait) return;
+    if (budget == 0 || running_.size() >= config_.max_running) break;
+    const Next next = schedule_one_waiting(id, input, budget, now);
+    if (next == Next::kWait) break;
+    const Request& request = requests_.at(id);
+    const bool holds = request.computed > 0 || request.load != Request::Load::kNone;
+    if (next == Next::kSkip && !holds && std::erase(holding_, id) > 0) without_blocks.push_back(id);
   }
+  waiting_.insert(waiting_.begin(), without_blocks.begin(), without_blocks.end());
 }
 
 }  // namespace kvferry::sim
