@@ -47,7 +47,12 @@ Mishaps::Kind Mishaps::excuse(const Handoff& handoff, std::size_t chunk, TimeNs 
     if (const Kind kind = to_chunk_at(handoff, chunk, node, handoff.handed, until)) return kind;
   if (has(&Tally::excused_no_slot, to, to, handoff.handed, until)) return &Tally::excused_no_slot;
   const bool is_suspect = handoff.is_suspect || has(&Tally::excused_suspected, to, from, handoff.handed, until);
-  return is_suspect ? &Tally::excused_suspected : nullptr;
+  if (is_suspect) return &Tally::excused_suspected;
+  for (std::size_t other = 0; other < handoff.chunks.size(); ++other) {
+    const Kind kind = to_chunk_at(handoff, other, to, handoff.handed, until);
+    if (kind == &Tally::excused_late || kind == &Tally::excused_blocked) return &Tally::excused_behind;
+  }
+  return nullptr;
 }
 
 }  // namespace kvferry::sim

@@ -52,6 +52,14 @@ TEST_F(Excuses, AChunkIsExcusedByItsOwnMishapsAtItsTwoNodesOnItsWay) {
   EXPECT_EQ(after(&Tally::excused_evicted, kDecode, 1, kAfter), nullptr) << "after the admission";
 }
 
+TEST_F(Excuses, AChunkMayWaitBehindALateOneOfItsPrompt) {
+  for (const Mishaps::Kind kind : {&Tally::excused_late, &Tally::excused_blocked}) {
+    EXPECT_EQ(after(kind, kDecode, 2, kOnTheWay), &Tally::excused_behind);
+    EXPECT_EQ(after(kind, kPrefill, 2, kOnTheWay), nullptr) << "the decode node waited for nothing";
+    EXPECT_EQ(after(kind, kDecode, 3, kOnTheWay), nullptr) << "another prompt's";
+  }
+}
+
 TEST_F(Excuses, AChunkThatWasNeverThereIsExcusedByWhatHappenedAtThePrefillNode) {
   handoff_.is_there[0] = false;
   EXPECT_EQ(after(&Tally::excused_save_failed, kPrefill, 1, kBefore), &Tally::excused_save_failed);

@@ -131,6 +131,7 @@ class Clients {
         spec.source = world_.source(from.node, id, prefilled->handoff_tokens);
       const std::size_t node = from.decode;
       if (spec.source && spec.cacheable) handed_off_[id] = world_.handoff(from.node, node, spec, from.asked);
+      tell("{} goes from node {} to node {}", id, from.node, node);
       at_[id] = node;
       if (*end == End::kAborted) {
         gone_.insert(id);

@@ -7,19 +7,24 @@
 #include <deque>
 #include <string>
 
+#include "transport/base/clock.h"
+
 namespace kvferry::sim {
 
 class ScheduleLog {
  public:
   explicit ScheduleLog(std::size_t num_lines) : num_lines_(num_lines) {}
-  void add(std::string line) {
-    lines_.push_back(std::move(line));
+  /// Every line begins with the time of the schedule's clock.
+  void set_time(TimeNs now) { now_ = now; }
+  void add(const std::string& line) {
+    lines_.push_back(fmt::format("{:6} ms  {}", now_ / kMillisecond, line));
     if (lines_.size() > num_lines_) lines_.pop_front();
   }
   const std::deque<std::string>& lines() const { return lines_; }
 
  private:
   std::size_t num_lines_;
+  TimeNs now_ = 0;
   std::deque<std::string> lines_;
 };
 

@@ -345,6 +345,8 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
     tally_.other_replica += asked->second != wanted.endpoint;
     reader.first_asked.erase(asked);
   }
+  tell("node {}, rank {}: {} of {} chunks of pull {} arrived", node, rank, std::ranges::count(ok, true), ok.size(),
+       wanted.pull);
   PullUnderWay& pull = reader.pulls.at(wanted.pull);
   pull.has_failed |= std::ranges::find(ok, true) == ok.end();
   if (--pull.ranks_left == 0) {

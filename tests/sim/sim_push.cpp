@@ -153,6 +153,7 @@ bool World::push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key
 }
 
 void World::push_ended(std::size_t node, std::uint32_t rank, NodePushes::Key key, bool ok) {
+  tell("node {}, rank {}: chunk {} of push {} is {}", node, rank, key.second, key.first, ok ? "written" : "not written");
   at(now() + delay(node, node), [this, node, rank, key, ok, incarnation = nodes_[node].incarnation] {
     if (nodes_[node].incarnation != incarnation) return;
     nodes_[node].engine->core().chunk_push_ended({key.first, rank, key.second, ok, {}}, now());
@@ -165,6 +166,8 @@ void World::push_revoke(std::size_t node, const Revocation& revocation) {
     const bool is_stalled = dice_.chance(network_.stalls);
     tally_.stalled += is_stalled;
     const TimeNs late = is_stalled ? dice_.between(1, 20) * kSecond : 0;
+    tell("node {}, rank {}: takes {} slots of reservation {} back{}", node, rank, revocation.chunks.size(),
+         revocation.ticket, is_stalled ? fmt::format(", {} s late", late / kSecond) : "");
     at(now() + delay(node, node) + late, [this, node, rank, revocation, incarnation = nodes_[node].incarnation] {
       if (nodes_[node].incarnation != incarnation) return;
       Revocation answer = revocation;

@@ -93,7 +93,8 @@ void World::add(std::size_t index, const RequestSpec& spec) {
   Node& node = nodes_[index];
   node.specs[spec.id] = spec;
   node.ended.erase(spec.id);
-  if (node.is_up) node.engine->add(spec, now());
+  if (node.is_up) return node.engine->add(spec, now());
+  node.engine->forget(spec.id);  // else a request that had this id before would be taken for this one
 }
 
 void World::abort(std::size_t index, const std::string& id) {
@@ -197,6 +198,7 @@ void World::step_node(std::size_t index, double steps) {
 
 void World::step() {
   clock_.advance(dice_.between(1, 20) * kMillisecond);
+  if (listener != nullptr) listener->set_time(now());
   trouble();
   for (std::size_t i = 0; i < num_nodes(); ++i) step_node(i, 0.9);
 }

@@ -48,8 +48,7 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
     state.attempt.value = std::prev(after)->first.second;
   if (state.source) state.source->num_tokens = reusable(state.source->num_tokens);
   // The prompt was handed over, so its push is nearly done: chunks that do not arrive soon are pulled instead.
-  if (state.source && receiver_.num_reserved_chunks() > 0)
-    receiver_.shorten_deadline(state.chain.prefix(std::min(state.source->num_tokens, state.chain.size())), now);
+  if (state.source && receiver_.num_reserved_chunks() > 0) receiver_.shorten_deadline(handed_off(state), now);
   if (state.cacheable && could_grow(state, cover(state), 0)) start_fetch(state, now);
   if (state.cacheable && state.handoff && request.push_to)
     sender_.offer(state.id, *request.push_to, state.chain.prefix(reusable(state.num_prompt_tokens)), now);

@@ -169,6 +169,7 @@ class SchedulerCore {
   void end_fetch(RequestState& request, TimeNs now);
   void suspect(const std::string& endpoint, TimeNs now);
   bool has_writing(std::span<const ChunkMeta> chunks) const;
+  std::vector<ChunkMeta> handed_off(RequestState& request) const;
   bool is_source_next(RequestState& request) const;
   void ask_sources_again(TimeNs now);
   const StartPull* start_pull(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> wanted,

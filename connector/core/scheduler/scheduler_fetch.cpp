@@ -75,10 +75,14 @@ bool SchedulerCore::has_writing(std::span<const ChunkMeta> chunks) const {
   });
 }
 
+/// Returns the chunks of what the request's source has computed for it.
+std::vector<ChunkMeta> SchedulerCore::handed_off(RequestState& request) const {
+  return request.chain.prefix(std::min(request.source->num_tokens, request.chain.size()));
+}
+
 /// Returns true if the handoff source was not asked for chunks that were being written, and none is any more.
 bool SchedulerCore::is_source_next(RequestState& request) const {
-  return request.source_left &&
-         !has_writing(request.chain.prefix(std::min(request.source->num_tokens, request.chain.size())));
+  return request.source_left && !has_writing(handed_off(request));
 }
 
 /// Writes have ended, and those of a push may have failed. The engine may not ask for these requests for a long time,
@@ -111,7 +115,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
       handoff_request = source.request_id;
       // Chunks that a push writes are not requested. If it fails, a later lookup asks the source again, because only
       // the source can name short tails.
-      request.source_left = has_writing(request.chain.prefix(tokens));
+      request.source_left = has_writing(handed_off(request));
     } else if (!fetch.asked_directory) {
       fetch.asked_directory = true;
       if (ask_directory(request, now)) return;

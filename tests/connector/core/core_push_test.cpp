@@ -365,6 +365,20 @@ TEST_F(Granting, AReservationEndsSoonAfterItsRequestHasArrived) {
   EXPECT_EQ(core_->num_reservations(), 0u);
 }
 
+TEST_F(Granting, AReservationEndsSoonIfItsRequestHasArrivedBeforeIt) {
+  const PushReply failed = core_->push_offered("p", prompt(20), now_);
+  NewRequest added = request("r", 20);
+  added.source = HandoffSource{"tcp://p:1", "r", 20};
+  core_->add_request(added, now_);
+  EXPECT_TRUE(lookup("r").pending) << "it is being pushed";
+  core_->push_settled({failed.ticket, {{0, false, 0, {}}, {1, false, 0, {}}}});
+  reclaim_all();
+  core_->push_offered("p", prompt(20), now_);
+  core_->tick(now_ += 1100 * kMillisecond);
+  reclaim_all();
+  EXPECT_EQ(core_->num_reservations(), 0u);
+}
+
 TEST_F(Granting, AfterAFailedPushItsSourceIsAskedThoughTheEngineLooksNothingUp) {
   const PushReply reply = core_->push_offered("p", prompt(20), now_);
   NewRequest added = request("r", 20);
