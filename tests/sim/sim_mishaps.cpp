@@ -18,7 +18,7 @@ Handoff World::handoff(std::size_t from, std::size_t to, const RequestSpec& spec
   made.chunks = chain.prefix(made.num_tokens);
   for (const ChunkMeta& chunk : made.chunks) {
     const ChunkPool::Slot* slot = nodes_[from].engine->core().pool().find(chunk.key);
-    made.is_there.push_back(slot != nullptr && slot->state == ChunkPool::State::kReady);
+    made.is_there.push_back(slot != nullptr && !slot->write_failed);
   }
   made.is_suspect = suspected_.contains({to, from});
   constexpr auto kFailedLoads = 3;  // after so many the core keeps nothing of a request
@@ -52,7 +52,7 @@ void World::note_forged_answer(std::size_t index, std::uint64_t fetch) {
 
 /// An answer is late when the core that asked has gone on, perhaps a step before it could tell the world so.
 std::shared_ptr<World::Question> World::new_question(std::size_t asker, const std::vector<ChunkKey>& keys) {
-  const auto question = std::make_shared<Question>(Question{asker, keys, false});
+  const auto question = std::make_shared<Question>(Question{asker, nodes_[asker].incarnation, keys});
   at(now() + options_.core.try_timeout - kLongestStep, [this, question] {
     if (!question->is_answered) mishaps_.to_chunks(&Tally::excused_late, question->asker, question->keys, now(), now());
   });

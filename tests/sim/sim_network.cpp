@@ -137,51 +137,64 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
   const std::optional<std::size_t> to = node_at(wanted.endpoint);
   if (!to) return;  // nobody lives there
   tell("node {} wants {} chunks of node {} ({})", node, wanted.request.keys.size(), *to, wanted.fetch);
-  std::vector<Shard> shards;
-  for (const RankEndpoint& rank : asker.ranks) shards.push_back(rank.shard);
   asker.asked[wanted.fetch] = wanted.request.keys;
   if (asker.forged_answers.contains(wanted.fetch)) note_forged_answer(node, wanted.fetch);
   const auto question = new_question(node, wanted.request.keys);
-  send_about(*question, node, *to, [this, node, to = *to, wanted, shards, question, incarnation = asker.incarnation] {
-    Node& holder = nodes_[to];
-    if (!holder.is_up) {
-      tally_.crashed_while_down += 1;
-      return;
-    }
-    SchedulerCore& core = holder.engine->core();
-    LeaseRequest request = wanted.request;
-    request.shards = shards;
-    LeaseAnswer answer;
-    answer.ranks = holder.ranks;
-    const bool is_unlike = holder.run_checksums->is_needed(request);
-    if (is_unlike && !holder.run_checksums->check(request)) throw Broken("exact-load: a shape that can't be read");
-    answer.reply = core.lease_requested(nodes_[node].engine_id.value, request, now());
-    PromisesCheck::offered(core, answer.reply, request.keys.size());
-    if (answer.reply.lease != 0)
-      leases_[{to, answer.reply.lease}] = {holder.incarnation, now() + options_.core.lease_ttl, false};
-    const auto send_back = [this, node, to, wanted, question, incarnation](const LeaseAnswer& sent) {
-      send_about(*question, to, node, [this, node, wanted, sent, question, incarnation] {
-        Node& reader = nodes_[node];
-        if (reader.incarnation != incarnation || !reader.is_up) return;
-        question->is_answered = true;
-        LeaseAnswer got = sent;
-        Result<ShardMap> map = fit_answer(reader.ranks, got);
-        if (!map) throw Broken("exact-load: " + map.error().what);
-        reader.maps[wanted.endpoint] = std::move(*map);
-        reader.engine->core().lease_answered(wanted.fetch, wanted.endpoint, got.reply, now());
-      });
-    };
-    if (!is_unlike) return send_back(answer);
-    tally_.unlike_leases += 1;
-    const std::uint64_t id = holder.answers.empty() ? 1 : holder.answers.rbegin()->first + 1;
-    holder.answers[id] = send_back;
-    for (const auto& order : holder.run_checksums->begin({"", id, 0}, request, std::move(answer), now(), kPatience))
-      hash_runs(to, order);
-    for (const TimeNs when : {TimeNs{0}, kPatience})
-      at(now() + when, [this, to, holder_incarnation = holder.incarnation] {
-        if (nodes_[to].incarnation == holder_incarnation && nodes_[to].is_up) tell_hashed(to);
-      });
-  });
+  RequestLease sent = wanted;
+  sent.request.shards = shards_of(node);
+  send_about(*question, node, *to,
+             [this, to = *to, sent, question] { answer_lease(to, sent, question, now() + kSavePatience); });
+}
+
+/// What is being saved for a handoff is waited for.
+void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Question> question, TimeNs deadline) {
+  Node& holder = nodes_[to];
+  if (!holder.is_up) {
+    tally_.crashed_while_down += 1;
+    return;
+  }
+  SchedulerCore& core = holder.engine->core();
+  const auto is_being_saved = [&](const ChunkKey& key) {
+    const ChunkPool::Slot* slot = core.pool().find(key);
+    return slot != nullptr && slot->state == ChunkPool::State::kWriting && slot->writer.starts_with("save of ");
+  };
+  if (!wanted.request.handoff_request.empty() && now() < deadline &&
+      std::ranges::any_of(wanted.request.keys, is_being_saved)) {
+    tally_.leases_after_saves += 1;
+    return at(now() + kMillisecond,
+              [this, to, wanted, question, deadline] { answer_lease(to, wanted, question, deadline); });
+  }
+  const LeaseRequest& request = wanted.request;
+  LeaseAnswer answer;
+  answer.ranks = holder.ranks;
+  const bool is_unlike = holder.run_checksums->is_needed(request);
+  if (is_unlike && !holder.run_checksums->check(request)) throw Broken("exact-load: a shape that can't be read");
+  answer.reply = core.lease_requested(nodes_[question->asker].engine_id.value, request, now());
+  PromisesCheck::offered(core, answer.reply, request.keys.size());
+  if (answer.reply.lease != 0)
+    leases_[{to, answer.reply.lease}] = {holder.incarnation, now() + options_.core.lease_ttl, false};
+  const auto send_back = [this, to, wanted, question](const LeaseAnswer& sent) {
+    send_about(*question, to, question->asker, [this, wanted, sent, question] {
+      Node& reader = nodes_[question->asker];
+      if (reader.incarnation != question->incarnation || !reader.is_up) return;
+      question->is_answered = true;
+      LeaseAnswer got = sent;
+      Result<ShardMap> map = fit_answer(reader.ranks, got);
+      if (!map) throw Broken("exact-load: " + map.error().what);
+      reader.maps[wanted.endpoint] = std::move(*map);
+      reader.engine->core().lease_answered(wanted.fetch, wanted.endpoint, got.reply, now());
+    });
+  };
+  if (!is_unlike) return send_back(answer);
+  tally_.unlike_leases += 1;
+  const std::uint64_t id = holder.answers.empty() ? 1 : holder.answers.rbegin()->first + 1;
+  holder.answers[id] = send_back;
+  for (const auto& order : holder.run_checksums->begin({"", id, 0}, request, std::move(answer), now(), kPatience))
+    hash_runs(to, order);
+  for (const TimeNs when : {TimeNs{0}, kPatience})
+    at(now() + when, [this, to, incarnation = holder.incarnation] {
+      if (nodes_[to].incarnation == incarnation && nodes_[to].is_up) tell_hashed(to);
+    });
 }
 
 /// What a worker does: each chunk at a time of its own, some never.

@@ -153,7 +153,8 @@ bool World::push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key
 }
 
 void World::push_ended(std::size_t node, std::uint32_t rank, NodePushes::Key key, bool ok) {
-  tell("node {}, rank {}: chunk {} of push {} is {}", node, rank, key.second, key.first, ok ? "written" : "not written");
+  tell("node {}, rank {}: chunk {} of push {} is {}", node, rank, key.second, key.first,
+       ok ? "written" : "not written");
   at(now() + delay(node, node), [this, node, rank, key, ok, incarnation = nodes_[node].incarnation] {
     if (nodes_[node].incarnation != incarnation) return;
     nodes_[node].engine->core().chunk_push_ended({key.first, rank, key.second, ok, {}}, now());

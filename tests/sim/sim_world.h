@@ -92,6 +92,7 @@ class World {
   /// A lease that a node wants of another one.
   struct Question {
     std::size_t asker = 0;
+    std::uint64_t incarnation = 0;  // of the asker
     std::vector<ChunkKey> keys;
     bool is_answered = false;
   };
@@ -125,6 +126,7 @@ class World {
   void list(std::size_t node, std::function<void(Node&)> word);
   void query(std::size_t node, const QueryDirectory& query);
   void lease(std::size_t node, const RequestLease& wanted);
+  void answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Question> question, TimeNs deadline);
   void hash_runs(std::size_t node, const RunChecksums::RankOrder& order);
   void tell_hashed(std::size_t node);
   void release(std::size_t node, const ReleaseLease& released);
@@ -175,8 +177,9 @@ class World {
   std::uint32_t some_number();
   TimeNs some_time();
 
-  static constexpr TimeNs kLongestStep = 20 * kMillisecond;  // of step()
-  static constexpr TimeNs kPatience = 600 * kMillisecond;    // of a holder with its workers that hash
+  static constexpr TimeNs kLongestStep = 20 * kMillisecond;    // of step()
+  static constexpr TimeNs kSavePatience = 200 * kMillisecond;  // of a holder with its saves
+  static constexpr TimeNs kPatience = 600 * kMillisecond;      // of a holder with its workers that hash
   static constexpr std::size_t kDirectory = ~std::size_t{0};
   // The numbers of leases in answers of nodes that were not asked: those that some_number() draws, from here on.
   static constexpr std::uint64_t kForgedLease = 1'000'000'000'000'000;

@@ -61,6 +61,7 @@ namespace kvferry::sim {
   X(garbage_rows, "rows of a step that computed on a failed load")              \
   X(failed_by_policy, "requests ended by kv_load_failure_policy fail")          \
   X(recovered_by_policy, "requests taken back by the policy recompute")         \
+  X(leases_after_saves, "times a lease's answer waited for a save")             \
   X(unlike_leases, "leases for a node of another shape")                        \
   X(unlike_pulls, "chunks put together from runs of another shape's")           \
   X(unlike_damaged, "damaged chunks found before a lease of another shape")     \
