@@ -1,6 +1,7 @@
 // One rank: engine memory and pool memory made of stamps. Executes a step's plan in the order that plan.h documents.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <random>
 #include <set>
@@ -60,7 +61,11 @@ class Worker {
  public:
   /// What lies in a slot into which a chunk was pushed under another chunk's key.
   static std::vector<Stamp> forged() { return {0xf00}; }
-  bool is_forged(std::uint32_t slot) const { return as_written(slot) == forged(); }
+  /// A node of another shape makes its chunk of several runs, each of them a forged one.
+  bool is_forged(std::uint32_t slot) const {
+    const std::vector<Stamp> stamps = as_written(slot);
+    return !stamps.empty() && std::ranges::count(stamps, forged()[0]) == std::ssize(stamps);
+  }
   /// `shard`: of the model; what differs from layer to layer and from head to head is the KV's mask.
   Worker(std::uint32_t rank, Shard shard, std::uint32_t num_blocks, std::uint32_t block_tokens, std::uint32_t num_slots,
          std::uint64_t seed, std::vector<std::uint32_t> windows = {0});
