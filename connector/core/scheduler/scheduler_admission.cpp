@@ -94,8 +94,13 @@ std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::
 Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeNs now) {
   now_ = now;
   RequestState* found = find(id);
-  if (found == nullptr || !found->cacheable) return {};
+  if (found == nullptr) return {};
   RequestState& request = *found;
+  if (!request.cacheable) {
+    if (request.yield_in_step == step_ + 1) return {true, 0};
+    open_lookups_.insert(id);
+    return {};
+  }
   if (request.running) release_blocks(request);  // preempted; build_step() is given the preemption only later
   request.async_load = RequestState::AsyncLoad::kNone;
   if (request.open_lookup) {

@@ -46,6 +46,19 @@ class Windows : public CoreBench {
   }
 };
 
+TEST_F(Windows, ARequestWithoutKeysLetsOthersGoFirstIfNothingRunsOrLoads) {
+  NewRequest added = request("without keys", 80);
+  added.cacheable = false;
+  core_->add_request(added, now_);
+  EXPECT_FALSE(lookup("without keys").pending);
+  build();  // vLLM had no blocks for it
+  EXPECT_TRUE(lookup("without keys").pending) << "requests behind it may hold the blocks that it waits for";
+  build();
+  EXPECT_FALSE(lookup("without keys").pending);
+  core_->allocated(RequestId{"without keys"}, 0, table(5), now_);
+  build({{{RequestId{"without keys"}, 0, 80, table(5)}}, {}});
+}
+
 TEST_F(Windows, EveryKvGroupsOwnBlocksAreNamed) {
   add("a", 80);
   lookup("a");
