@@ -28,9 +28,13 @@ Mishaps::Kind Mishaps::to_chunk_at(const Handoff& handoff, std::size_t chunk, st
                                    TimeNs until) const {
   const auto found = by_chunk_.find(handoff.chunks.at(chunk).key);
   if (found == by_chunk_.end()) return nullptr;
-  for (const Mishap& mishap : found->second)
-    if (mishap.node == node && mishap.when <= until && mishap.end >= from) return mishap.kind;
-  return nullptr;
+  const auto excuses = [&](const Mishap& mishap) {
+    if (mishap.node != node || mishap.when > until || mishap.end < from) return false;
+    const bool has_waited = until - handoff.handed >= handoff.longest_wait;
+    return mishap.kind != &Tally::excused_time_over || (has_waited && mishap.end + kNoticed > until);
+  };
+  const auto mishap = std::ranges::find_if(found->second, excuses);
+  return mishap == found->second.end() ? nullptr : mishap->kind;
 }
 
 Mishaps::Kind Mishaps::excuse(const Handoff& handoff, std::size_t chunk, TimeNs until) const {

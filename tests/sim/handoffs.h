@@ -21,6 +21,7 @@ struct Handoff {
   std::size_t from = 0, to = 0;
   TimeNs asked = 0;  // when the prefill was sent off
   TimeNs handed = 0;
+  TimeNs longest_wait = 0;  // of the decode node's lookups
   std::uint32_t num_tokens = 0;
   std::vector<ChunkMeta> chunks;
   std::vector<bool> is_there;  // [chunk] the prefill node has it, or saves it, when the prompt is handed over

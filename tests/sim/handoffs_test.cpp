@@ -52,6 +52,17 @@ TEST_F(Excuses, AChunkIsExcusedByItsOwnMishapsAtItsTwoNodesOnItsWay) {
   EXPECT_EQ(after(&Tally::excused_evicted, kDecode, 1, kAfter), nullptr) << "after the admission";
 }
 
+TEST_F(Excuses, WhatIsOnItsWayCountsOnlyWhenTheLongestWaitIsOver) {
+  handoff_.longest_wait = kAdmitted - kHanded;
+  const auto on_its_way = [&](TimeNs end) {
+    return after(&Tally::excused_time_over, kDecode, 1, kOnTheWay, end - kOnTheWay);
+  };
+  EXPECT_EQ(on_its_way(kAfter), &Tally::excused_time_over);
+  EXPECT_EQ(on_its_way(kAdmitted - kMillisecond), nullptr) << "it had arrived";
+  handoff_.longest_wait = kAfter - kHanded;
+  EXPECT_EQ(on_its_way(kAfter), nullptr) << "the decode node could have waited";
+}
+
 TEST_F(Excuses, AChunkMayWaitBehindALateOneOfItsPrompt) {
   for (const Mishaps::Kind kind : {&Tally::excused_late, &Tally::excused_blocked}) {
     EXPECT_EQ(after(kind, kDecode, 2, kOnTheWay), &Tally::excused_behind);

@@ -12,6 +12,7 @@ Handoff World::handoff(std::size_t from, std::size_t to, const RequestSpec& spec
   made.to = to;
   made.asked = asked;
   made.handed = now();
+  made.longest_wait = options_.core.load_timeout;
   made.num_tokens = static_cast<std::uint32_t>(spec.prompt.size());
   TokenChain chain(root_key(options_.core.fingerprint, spec.extras), options_.core.chunk_tokens, {});
   chain.append(spec.prompt);
@@ -53,6 +54,7 @@ void World::note_forged_answer(std::size_t index, std::uint64_t fetch) {
 /// An answer is late when the core that asked has gone on, perhaps a step before it could tell the world so.
 std::shared_ptr<World::Question> World::new_question(std::size_t asker, const std::vector<ChunkKey>& keys) {
   const auto question = std::make_shared<Question>(Question{asker, nodes_[asker].incarnation, keys});
+  mishaps_.to_chunks(&Tally::excused_time_over, asker, keys, now(), now() + options_.core.try_timeout);
   at(now() + options_.core.try_timeout - kLongestStep, [this, question] {
     if (!question->is_answered) mishaps_.to_chunks(&Tally::excused_late, question->asker, question->keys, now(), now());
   });

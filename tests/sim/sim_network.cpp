@@ -298,8 +298,8 @@ void World::pull(std::size_t node, const StartPull& wanted) {
       }
     }
     done = std::min(done, wanted.deadline) + delay(node, node);
-    for (const PullItem& item : wanted.items)
-      if (done >= wanted.deadline) to_chunk(&Tally::excused_late, node, key_in(node, item.local.slot), done - now());
+    const Mishaps::Kind kind = done < wanted.deadline ? &Tally::excused_time_over : &Tally::excused_late;
+    for (const PullItem& item : wanted.items) to_chunk(kind, node, key_in(node, item.local.slot), done - now());
     at(done, [this, node, rank, here, map, wanted, incarnation = reader.incarnation] {
       if (nodes_[node].incarnation == incarnation) pull_ended(node, rank, wanted, map, *here);
     });

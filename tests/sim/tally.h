@@ -90,6 +90,7 @@ namespace kvferry::sim {
   X(excused_evicted, "- the chunk was evicted")                                 \
   X(excused_no_slot, "- no slot was free for the chunk")                        \
   X(excused_suspected, "- the prefill node was left alone as silent")           \
+  X(excused_time_over, "- the chunk was on its way when the wait was over")     \
   X(excused_behind, "- another chunk of the prompt came too late")              \
   X(handoffs_unseen, "handoffs whose decode was never admitted")                \
   X(reservations, "reservations of slots to a node that pushes")                \
