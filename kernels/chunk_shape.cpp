@@ -30,7 +30,8 @@ Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
                            name_of(format.cache_type), name_of(format.chunk_type)));
   const std::size_t num_planes = layout.layers.size() * layout.planes;
   if (!format.scales.empty() && format.scales.size() != num_planes)
-    return bad(fmt::format("got {} scales for {} K and V planes", format.scales.size(), num_planes));
+    return bad(
+        fmt::format("got {} scales for {} K and V planes; each plane needs one", format.scales.size(), num_planes));
   for (const float scale : format.scales)
     if (!std::isnormal(scale) || !std::isnormal(1 / scale) || scale < 0)
       return bad(
@@ -60,7 +61,7 @@ Result<void> check_plane(const KvLayout& layout, const PlaneLayout& plane, const
     return bad(fmt::format("{}: its strides reach beyond the 63-bit address space", who));
 
   std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.step() < b.step(); });
-  Wide inner_bytes = layout.element_bytes;  // bytes that one step of the axis must at least skip
+  Wide inner_bytes = layout.element_bytes;  // minimum of bytes that a step of the axis must span
   for (const Axis& axis : axes) {
     if (axis.count == 1) continue;
     if (axis.step() < inner_bytes)
@@ -88,9 +89,9 @@ Result<void> check_run(const KvLayout& layout, const TokenRun& run) {
     for (std::uint64_t i = first_block; i < end_block; ++i) {
       if (table[i] == kNoBlock) continue;
       if (table[i] < 0 || static_cast<std::uint32_t>(table[i]) >= layout.num_blocks)
-        return bad(
-            fmt::format("layer '{}': block id {} at index {} of KV group {} is out of range, [0, {}) and {} allowed",
-                        layer.name, table[i], i, layer.group, layout.num_blocks, kNoBlock));
+        return bad(fmt::format(
+            "layer '{}': block id {} at index {} of KV group {} is out of range; [0, {}) and {} are allowed",
+            layer.name, table[i], i, layer.group, layout.num_blocks, kNoBlock));
     }
   }
   return {};
@@ -136,10 +137,11 @@ Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format) {
 Result<void> KvLayout::validate() const {
   if (layers.empty()) return bad("KV layout has no layers");
   if (num_kv_heads == 0 || head_dim == 0 || element_bytes == 0 || block_tokens == 0 || num_blocks == 0)
-    return bad(fmt::format("KV layout has a zero: heads {}, head_dim {}, element bytes {}, block tokens {}, blocks {}",
-                           num_kv_heads, head_dim, element_bytes, block_tokens, num_blocks));
+    return bad(fmt::format(
+        "KV layout has a size that is zero: heads {}, head_dim {}, element bytes {}, block tokens {}, blocks {}",
+        num_kv_heads, head_dim, element_bytes, block_tokens, num_blocks));
   if (planes != 1 && planes != 2)
-    return bad(fmt::format("KV layout has {} planes; 1 (latent) or 2 (K, V) allowed", planes));
+    return bad(fmt::format("KV layout has {} planes; 1 (latent) or 2 (K, V) are allowed", planes));
   for (const LayerLayout& layer : layers) {
     if (layer.key.base == 0 || (planes == 2 && layer.value.base == 0))
       return bad(fmt::format("KV layout of layer '{}' has no address", layer.name));

@@ -39,8 +39,8 @@ Result<void> check_layout(const KvLayout& layout);
 Result<void> check_gather(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
                           std::size_t chunk_bytes);
 
-/// Same as check_gather(), but the chunk has chunk_tokens tokens, of which the run's are those from skip_tokens on, and
-/// only some of its heads may be copied.
+/// Same as check_gather(), but the chunk has chunk_tokens tokens, the run's begin at token skip_tokens of the chunk,
+/// and only some of its heads may be copied.
 Result<void> check_scatter(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
                            std::size_t chunk_bytes, std::uint32_t chunk_tokens, std::uint32_t skip_tokens);
 

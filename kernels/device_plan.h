@@ -9,7 +9,8 @@
 
 namespace kvferry::device {
 
-/// A plan whose `planes` points to this object's own list, until the caller has copied that list to the device.
+/// A plan in host memory: plan.planes points to `planes` of this object. Kernels need a copy of that list in GPU
+/// memory.
 struct HostPlan {
   std::vector<PlaneView> planes;
   PackPlan plan{};
@@ -17,7 +18,7 @@ struct HostPlan {
 HostPlan make_plan(const KvLayout& layout, const ChunkFormat& format, const ChunkShape& shape);
 
 /// Returns true if each 16 bytes of a chunk are contiguous in the cache too, at addresses that are multiples of 16.
-/// Only then copy_segment.h can be used; otherwise elements are copied one at a time.
+/// Only then can copy_segment.h be used; otherwise elements are copied one at a time.
 bool is_vectorisable(const HostPlan& plan);
 
 }  // namespace kvferry::device

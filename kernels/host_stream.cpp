@@ -22,7 +22,7 @@ struct HostStream::Piece {
   std::uint32_t first = 0;        // index of the first token in the run
   std::uint32_t tokens = 0;
   std::byte* cache = nullptr;  // address of the first element; nullptr if the block is kNoBlock
-  // Bytes to prefetch, as many as this piece has; nullptr: none.
+  // Where to prefetch as many bytes as this piece has; nullptr: nowhere.
   const std::byte* ahead = nullptr;
 };
 
@@ -106,7 +106,7 @@ std::uint64_t HostStream::gather(const TokenRun& run, std::byte* chunk) const {
     const std::size_t bytes = piece.tokens * row_bytes();
     const std::byte* const rows = collect(piece, stage);
     stream_copy(chunk + at, rows, bytes, piece.ahead);
-    for (std::size_t byte = 0; byte < bytes; byte += kSegmentBytes)  // while the rows are in this core's cache
+    for (std::size_t byte = 0; byte < bytes; byte += kSegmentBytes)  // hashes the rows while they are cached
       segments[(at + byte) / kSegmentBytes] =
           segment_checksum(std::span<const std::byte, kSegmentBytes>(rows + byte, kSegmentBytes));
   });
@@ -146,7 +146,7 @@ void HostStream::scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std
         piece.canonical_row / rows_of_layer * (shape.chunk_heads - shape.num_heads) + shape.first_in_chunk;
     const std::size_t row = piece.canonical_row + skipped_heads * layout.planes;
     const std::byte* const rows = chunk + row * head_bytes + (skip_tokens + piece.first) * row_bytes();
-    expect(rows + layout.planes * head_bytes, 8 * 64);  // rows of the next head
+    expect(rows + layout.planes * head_bytes, 8 * 64);  // prefetches rows of the next head
     put(piece, rows, stage);
   });
   finish_streams();

@@ -16,8 +16,8 @@ struct PlaneLayout {
   std::int64_t block_stride_bytes = 0;
   std::int64_t head_stride_bytes = 0;
   std::int64_t token_stride_bytes = 0;
-  std::int64_t dim_stride_bytes =
-      0;  // equals element_bytes if a token's row is contiguous; CPU attention stores K transposed
+  // Equals element_bytes if a token's row is contiguous, which K of vLLM's CPU attention is not: it is transposed.
+  std::int64_t dim_stride_bytes = 0;
 };
 
 /// One attention layer of one rank. MLA has a single latent plane: one head, `value` unused (planes == 1).

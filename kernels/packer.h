@@ -43,8 +43,8 @@ struct ChunkFormat {
   std::vector<float> scales;  // scales of conversions, [layer][K or V]; empty: all are 1
 };
 
-/// Threads: any, as long as no two calls write the same bytes. Errors: kInvalidArgument with nothing copied: a block id
-/// out of range or missing for a token, a chunk buffer that is too short.
+/// Threads: any, as long as no two calls write the same bytes. Errors: kInvalidArgument if a block id is
+/// out of range or missing for a token, or the chunk buffer is too short; nothing is copied then.
 class Packer {
  public:
   virtual ~Packer() = default;
@@ -64,7 +64,8 @@ class Packer {
 };
 
 /// Makes the packer for host memory: memcpy for contiguous runs, tiles for transposed planes. Its results equal those
-/// of the plain loop over elements (tests/kernels/reference_packer.h) bit by bit.
+/// of the plain loop over elements (tests/kernels/reference_packer.h) bit by bit. Errors: kInvalidArgument if the
+/// layout or the format is not valid.
 Result<std::unique_ptr<Packer>> make_host_packer(KvLayout layout, ChunkFormat format = {});
 
 }  // namespace kvferry

@@ -205,7 +205,7 @@ Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
   KVFERRY_TRY(cuda_result(cudaGetDeviceCount(&num_devices), "counting GPUs"));
   if (ordinal < 0 || ordinal >= num_devices)
     return Error{ErrorCode::kUnavailable,
-                 fmt::format("GPU {} does not exist: CUDA has {}, numbered from 0", ordinal, num_devices)};
+                 fmt::format("GPU {} does not exist: CUDA has {} GPUs, numbered from 0", ordinal, num_devices)};
   cudaDeviceProp properties{};
   KVFERRY_TRY(cuda_result(cudaGetDeviceProperties(&properties, ordinal), "querying the GPU's properties"));
   int is_supported = 0, ordering = cudaGPUDirectRDMAWritesOrderingNone;

@@ -1,4 +1,4 @@
-// CUDA's calls as Results, the current device, and owners of memory and events.
+// Helpers for CUDA: error codes as Results, the current device, and owners of memory and events.
 #pragma once
 
 #include <cuda_runtime.h>

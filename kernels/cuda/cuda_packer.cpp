@@ -85,7 +85,8 @@ class CudaPass final : public StreamPacker::Pass {
     const CurrentDevice current(state_->ordinal);
     if (next_layer_ != launch_.plan.num_layers)
       return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("finish() after {} of {} layers", next_layer_, launch_.plan.num_layers)};
+                   fmt::format("finish() was called after {} of {} layers; copy all layers first", next_layer_,
+                               launch_.plan.num_layers)};
     if (wants_checksums_) {
       const bool are_hashed = gathers_ ? by_segments_ : are_hashed_;
       if (!are_hashed) {
@@ -110,7 +111,7 @@ class CudaPass final : public StreamPacker::Pass {
 
   Result<std::vector<std::uint64_t>> wait() override {
     const CurrentDevice current(state_->ordinal);
-    if (!is_finished_) return Error{ErrorCode::kInvalidArgument, "wait() before finish()"};
+    if (!is_finished_) return Error{ErrorCode::kInvalidArgument, "wait() was called before finish()"};
     KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "waiting for a pass"));
     if (!wants_checksums_) return std::vector<std::uint64_t>{};
     return checksums_of(chunk_bytes_, host_.data() + layout_.segments);
@@ -233,7 +234,7 @@ class CudaPackerImpl final : public StreamPacker {
                                       bool wants_checksums) {
     if (jobs.empty() || jobs.size() > cuda::kJobsMax)
       return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("a pass of {} jobs; allowed: 1 to {}", jobs.size(), cuda::kJobsMax)};
+                   fmt::format("a pass has {} jobs; 1 to {} are allowed", jobs.size(), cuda::kJobsMax)};
     auto pass = std::make_unique<CudaPass>(state_, static_cast<cudaStream_t>(stream), gathers, wants_checksums);
     KVFERRY_TRY(pass->start(jobs));
     return std::unique_ptr<Pass>(std::move(pass));

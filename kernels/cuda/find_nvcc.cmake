@@ -4,17 +4,18 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     PATHS /usr/local/cuda/bin ${PROJECT_SOURCE_DIR}/build/cuda-toolkit/nvidia/cu13/bin REQUIRED)
   set(CMAKE_CUDA_COMPILER ${KVFERRY_NVCC})
 endif()
-set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 CACHE STRING "GPUs to compile for; without -real: PTX for later ones too")
+set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100
+  CACHE STRING "GPU architectures to compile for; one without -real also gets PTX for later GPUs")
 enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
-  # The first to know sm_100 is 12.8; what comes before leaves PTX that newer GPUs' drivers compile.
+  # nvcc supports sm_100 from 12.8 on; an older one emits PTX, which the drivers of newer GPUs compile.
   list(REMOVE_ITEM CMAKE_CUDA_ARCHITECTURES 100)
   list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^90-real$" "90")
 endif()
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4)
   message(FATAL_ERROR "nvcc is ${CMAKE_CUDA_COMPILER_VERSION}; the kernels need 12.4 or later")
 endif()
-if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 knows nvcc's C++ up to 17
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 supports nvcc only up to C++17
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 endif()

@@ -1,4 +1,4 @@
-// Launches of the kernels, callable from plain C++.
+// Functions that launch the kernels, callable from plain C++.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,14 +22,15 @@ struct Launch {
   device::SegmentSecret secret;
 };
 
-/// Copies with 16 bytes a lane. The plan must be is_vectorisable(), chunks must be at multiples of 16. With `hashes` it
-/// also fills each job's segments; in a scatter, all runs must then be whole chunks and `layers` all layers.
+/// Each lane copies 16 bytes at a time. The plan must be is_vectorisable(), chunk addresses multiples of 16. With
+/// `hashes` it also fills each job's segments; in a scatter, all runs must then be whole chunks and `layers` all
+/// layers.
 cudaError_t launch_gather(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
                           cudaStream_t stream);
 cudaError_t launch_scatter(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
                            cudaStream_t stream);
 
-/// Copies one element a thread, for any layout.
+/// Each thread copies one element at a time, for any layout.
 cudaError_t launch_elements(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool gathers,
                             cudaStream_t stream);
 

@@ -25,7 +25,7 @@ struct SegmentSecret {
   std::uint64_t merge[8];
 };
 
-/// Returns the words from libxxhash's headers.
+/// Returns the secret's words, copied from libxxhash's headers.
 SegmentSecret segment_secret();
 
 class SegmentLane {

@@ -94,7 +94,7 @@ TEST_P(PackerErrors, ABlockIdOutOfRangeIsRefused) {
     std::vector<std::vector<BlockId>> tables = tables_;
     tables[1][2] = bad;
     expect_run_refused({6, 5, tables}, "layer 'layers.1.attn': block id " + std::to_string(bad) +
-                                           " at index 2 of KV group 1 is out of range, [0, 4) and -1 allowed");
+                                           " at index 2 of KV group 1 is out of range; [0, 4) and -1 are allowed");
   }
 }
 

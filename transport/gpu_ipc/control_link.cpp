@@ -1,4 +1,4 @@
-// What the backend of mapped GPU memory sends and receives over its control link.
+// How the backend of mapped GPU memory uses its control link: hellos, watches and notifications.
 #include <utility>
 
 #include "transport/base/check.h"
@@ -49,7 +49,7 @@ PagedTransfer GpuIpcBackend::without_ranges(const Peer& peer) const {
 
 void GpuIpcBackend::send_hello(const PeerPtr& peer) {
   peer->has_hello = true;
-  // The hello completes when the peer has proved that it has this address, the watch when the peer is gone.
+  // The hello completes once the peer has proved that it has this address; the watch completes when the peer is gone.
   for (const ControlRequest::Kind kind : {ControlRequest::Kind::kHello, ControlRequest::Kind::kWatch}) {
     PagedTransfer nothing = without_ranges(*peer);
     nothing.is_fed = kind == ControlRequest::Kind::kWatch;

@@ -26,7 +26,7 @@ std::uint64_t DeviceTransfer::post(std::byte* remote, std::uint64_t bytes_max) {
     posted += piece.bytes;
   }
   if (!copies.empty()) {
-    // Some copies of a failed launch may run, so an event follows it in any case.
+    // Even if the call fails, some of its copies may run, so an event is recorded in any case.
     if (Result<void> ok = device_.copy(copies, stream_); !ok) end(ErrorCode::kInternal, ok.error().what);
     fence(posted);
   }
@@ -74,7 +74,8 @@ void DeviceTransfer::settle(const Error& refusal, TimeNs now) {
   end(ErrorCode::kInternal, refusal.what);
   if (refused_since_ == 0) refused_since_ = now;
   if (now - refused_since_ < kSettleNs) return;
-  log().error("gpu_ipc: {} fails and counts as dead: {}", device_.describe(), refusal.what);
+  log().error("gpu_ipc: {} is treated as dead, because its events have failed for too long: {}", device_.describe(),
+              refusal.what);
   for (const Launch& launch : launches_) unfenced_bytes_ += launch.bytes;
   launches_.clear();
   lacks_fence_ = false;

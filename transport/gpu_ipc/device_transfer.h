@@ -1,4 +1,4 @@
-// One transfer's copies in the backend's stream. Private to this folder.
+// The copies of one transfer, enqueued in the backend's stream on the device. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ class DeviceTransfer {
   /// Polls the device. Returns the number of bytes that it has copied since the last call.
   std::uint64_t reap(TimeNs now);
 
-  /// Enqueues no more work for this transfer. Only the first call's code and reason are kept.
+  /// Ends the transfer: no more work is enqueued for it. Only the first call's code and reason are kept.
   void end(ErrorCode code, std::string what);
   bool has_ended() const { return code_ != ErrorCode::kOk; }
   /// Returns whether the device no longer touches memory for this transfer.
@@ -63,7 +63,7 @@ class DeviceTransfer {
   }
   void start_checksums();
   void finish_checksums();
-  /// Records an event after the work enqueued so far.
+  /// Records an event after the work enqueued so far. `bytes`: number of bytes enqueued since the last call.
   void fence(std::uint64_t bytes);
   void settle(const Error& refusal, TimeNs now);
 

@@ -79,7 +79,7 @@ bool GpuIpcBackend::turn() {
   bool is_busy = inbox_.run();
   is_busy |= drain_control();
   is_busy |= advance_all();
-  // This thread is awake, so it sends the requests sooner than the control link's own thread would.
+  // wait(0) sends the requests on this thread, sooner than the control link's own thread would wake up.
   if (std::exchange(has_control_requests_to_push_, false)) control_->wait(0);
   now_ = clock_.now();
   return is_busy;
@@ -103,7 +103,8 @@ void GpuIpcBackend::idle(TimeNs busy_at) {
 bool GpuIpcBackend::advance_all() {
   bool is_busy = false;
   is_polling_ = false;
-  // All room is freed before any is taken, so that the most urgent transfers get it and not those that had it before.
+  // Finished copies of all transfers are counted before any transfer enqueues more, so that the room goes to the most
+  // urgent transfers.
   for (auto& ones : transfers_) {
     for (auto& [id, transfer] : ones) is_busy |= reap(*transfer);
   }

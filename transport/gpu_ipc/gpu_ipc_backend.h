@@ -21,7 +21,7 @@ struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
   std::string control;         // the control link's address
-  std::string control_region;  // the region that the control link's transfers name, which have no ranges
+  std::string control_region;  // exported region that the control link's transfers name; they have no ranges
   KVFERRY_FIELDS(protocol_version, incarnation, control, control_region);
 };
 
@@ -79,7 +79,7 @@ class GpuIpcBackend final : public InboxBackend {
     std::shared_ptr<Mappings> mappings;
     bool has_hello = false;    // the hello was sent
     bool is_verified = false;  // the hello has arrived: the peer is alive and has this address
-    std::string why_lost;      // empty: not lost
+    std::string why_lost;      // reason why the peer was lost; empty: it is not lost
   };
   using PeerPtr = std::shared_ptr<Peer>;
   struct Transfer {
@@ -106,7 +106,8 @@ class GpuIpcBackend final : public InboxBackend {
   bool reap(Transfer& transfer);
   bool advance(Transfer& transfer);
   bool post_piece(Transfer& transfer);
-  /// Sends the notification after the last copy; its arrival also shows that the peer is alive. Returns false to retry.
+  /// Sends the notification after the last copy; its arrival also shows that the peer is alive. Returns false if the
+  /// control link has no room for it; then call notify() again.
   bool notify(Transfer& transfer);
   /// Returns a push without ranges over the control link, to be submitted as a hello, a watch or a notification.
   PagedTransfer without_ranges(const Peer& peer) const;

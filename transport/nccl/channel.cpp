@@ -12,7 +12,7 @@ namespace {
 
 constexpr TimeNs kSettleNs = kSecond;  // a device whose events fail for this long counts as dead
 
-/// The operations of one NCCL group; both sides compute the same from the parts' sizes.
+/// The operations of one NCCL group; both sides compute the same operations from the parts' sizes.
 struct Layout {
   std::vector<std::span<std::byte>> operations;
   std::vector<std::pair<std::byte*, std::span<std::byte>>> staged;  // (place in the staging buffer, part)
@@ -50,7 +50,7 @@ Result<std::unique_ptr<Channel>> Channel::open(Device& device, StagingPool& stag
 }
 
 Channel::~Channel() {
-  KVFERRY_CHECK(communicator_ == nullptr || is_quiet_, "a channel was destroyed that may still touch memory");
+  KVFERRY_CHECK(communicator_ == nullptr || is_quiet_, "a channel that may still touch memory was destroyed");
   if (stream_ != nullptr) device_.drop_stream(stream_);
   if (staging_ != nullptr) pool_.give_back(staging_);
 }
@@ -167,7 +167,8 @@ void Channel::settle(TimeNs now) {
     }
   }
   if (!is_reached && now >= settle_until_) {
-    log().error("nccl: the device fails and counts as dead: {}", is_reached.error().what);
+    log().error("nccl: the device is treated as dead, because its events have failed for too long: {}",
+                is_reached.error().what);
     is_quiet_ = true;
   }
   if (!is_reached || !*is_reached) return;

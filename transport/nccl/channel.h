@@ -30,7 +30,7 @@ class StagingPool {
   }
 
   /// Returns a buffer of kPieceBytesMax bytes. A new one is allocated on another thread, because allocating may wait
-  /// for the device's work, and that work for a communicator that this thread has to advance.
+  /// for the device's work, which may itself wait for a communicator that this thread has to advance.
   std::future<Result<std::byte*>> take() {
     if (free_.empty())
       return std::async(std::launch::async, [this] { return device_.allocate(MemoryKind::kDevice, kPieceBytesMax); });
@@ -52,8 +52,8 @@ enum class Role { kSender, kReceiver };
 struct PieceTransfer {
   std::uint64_t token = 0;
   std::vector<std::span<std::byte>> parts;
-  std::uint64_t packed_bytes_max = 0;  // parts of up to this many bytes go through the staging buffer, as one
-  bool is_drained = false;             // the receiver drops the bytes; parts only name their sizes
+  std::uint64_t packed_bytes_max = 0;  // parts of up to this many bytes are sent as one, through the staging buffer
+  bool is_drained = false;             // true: the receiver drops the bytes, and only the sizes of `parts` are used
 };
 
 /// Progress thread only. Never blocks; everything happens in advance().
@@ -103,14 +103,15 @@ class Channel {
 
   /// Returns whether the staging buffer is allocated by now.
   bool has_staging();
-  /// Starts a piece. Returns false, and reports the piece as ended, if the device refuses the copy for it.
+  /// Starts a piece. Returns false, and reports the piece as ended, if the device refuses to copy its parts to the
+  /// staging buffer.
   bool begin(PieceTransfer& piece, std::vector<Report>& reports);
-  /// Called when the group of the queue's first piece is in the stream.
+  /// Moves the queue's first piece to in_flight_, once the communicator has posted its group to the stream.
   void end_posting();
   void reap(TimeNs now, std::vector<Report>& reports);
   void settle(TimeNs now);
   void fail(const Error& error) {
-    if (why_.empty()) why_ = error.what.empty() ? "it failed" : error.what;
+    if (why_.empty()) why_ = error.what.empty() ? "no reason was given" : error.what;
   }
 
   Device& device_;
@@ -121,7 +122,7 @@ class Channel {
   std::byte* staging_ = nullptr;
   std::unique_ptr<Communicator> communicator_;
   std::deque<PieceTransfer> queue_;
-  std::vector<DeviceCopy> copies_;  // between the staging buffer and the parts of the queue's first piece
+  std::vector<DeviceCopy> copies_;  // copies between the staging buffer and the parts of the queue's first piece
   std::deque<InFlight> in_flight_;
   bool is_set_up_ = false;
   bool is_posting_ = false;  // the communicator has not finished posting the queue's first piece

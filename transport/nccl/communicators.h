@@ -13,8 +13,8 @@
 
 namespace kvferry::nccl {
 
-/// One rank of a communicator of two. No method blocks. Progress thread only. Bytes go in one direction: opposite
-/// sends of one communicator could wait for each other.
+/// One rank of a communicator of two ranks. No method blocks. Progress thread only. Bytes are sent in one direction
+/// only, because sends in opposite directions could wait for each other.
 class Communicator {
  public:
   enum class State {
@@ -42,7 +42,7 @@ class Communicators {
   virtual ~Communicators() = default;
   /// Returns the library's name and version, for example "NCCL 2.32.3".
   virtual std::string describe() const = 0;
-  /// Returns a name for a communicator, which the other rank needs too.
+  /// Returns the id of a new communicator, which both ranks pass to begin().
   virtual Result<std::string> make_id() = 0;
   /// Begins to set up a communicator. The other rank may begin later, or never.
   virtual Result<std::unique_ptr<Communicator>> begin(const std::string& id, int rank) = 0;

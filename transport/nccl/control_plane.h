@@ -1,5 +1,5 @@
-// The control link: messages between NCCL transports, as notifications of an inner TCP transport. Reliable and in
-// order; it detects dead peers. Private to this folder.
+// The control link: sends messages between NCCL transports as notifications of an inner TCP transport, reliably and in
+// order, and detects dead peers. Private to this folder.
 #pragma once
 
 #include <array>
@@ -39,7 +39,7 @@ class ControlPeer {
 };
 using ControlPeerPtr = std::shared_ptr<ControlPeer>;
 
-/// Threads: open() any, the other methods the progress thread.
+/// Threads: open() on any thread, the other methods on the progress thread only.
 class ControlPlane {
  public:
   /// Errors: those of make_tcp_transport().
@@ -50,8 +50,8 @@ class ControlPlane {
   /// Returns a descriptor that is readable while advance() has something to read.
   int event_fd() const { return inner_->event_fd(); }
 
-  /// Returns the connection to this address, a new one if the last is lost. It is closed when no other reference is
-  /// left and all is sent. For a malformed address the connection is lost from the start.
+  /// Returns the connection to this address, or a new one if the last is lost. A connection is closed when only this
+  /// object refers to it and all its messages are sent. For a malformed address the connection is lost from the start.
   ControlPeerPtr reach(const ControlAddress& address, TimeNs now);
   void send(ControlPeer& peer, const std::string& message);
 

@@ -15,16 +15,17 @@ Error success() { return Error{ErrorCode::kOk, ""}; }
 Result<std::pair<std::uint64_t, std::uint64_t>> span_of(const Ask& ask) {
   const bool is_hash = ask.purpose == static_cast<std::uint8_t>(Purpose::kHash);
   if (ask.extents.empty() || ask.extents.size() % 2 != 0 || ask.extents.size() > 2 * kExtentsMax)
-    return protocol_error("the peer requested a bad number of extents");
+    return protocol_error("the peer's request names no extents, too many, or an offset without a length");
   std::uint64_t first = UINT64_MAX;
   std::uint64_t end = 0;
   std::uint64_t total = 0;
   for (std::size_t index = 0; index < ask.extents.size(); index += 2) {
     const std::uint64_t offset = ask.extents[index];
     const std::uint64_t bytes = ask.extents[index + 1];
-    if (bytes == 0 || !is_inside(offset, bytes, UINT64_MAX)) return protocol_error("the peer requested a bad extent");
+    if (bytes == 0 || !is_inside(offset, bytes, UINT64_MAX))
+      return protocol_error("the peer requested an extent that is empty or ends beyond 2^64");
     if (!is_hash && bytes > kPieceBytesMax - total)
-      return protocol_error("the peer requested too many bytes at a time");
+      return protocol_error("the peer requested more bytes than a piece may have");
     total += bytes;
     first = std::min(first, offset);
     end = std::max(end, offset + bytes);
@@ -63,7 +64,7 @@ Result<void> InboundLink::on_ask(const Ask& ask) {
     return protocol_error("the peer's request has an unknown purpose");
   const auto purpose = static_cast<Purpose>(ask.purpose);
   if (served_.size() >= kServedMax || served_.contains(ask.token))
-    return protocol_error("the peer made too many requests at a time");
+    return protocol_error("the peer has too many unanswered requests, or used a token twice");
   Channel* const through = channel(purpose == Purpose::kPull);
   if (through == nullptr) return protocol_error("the peer made a request before it opened a channel");
   const auto span = KVFERRY_TRY(span_of(ask));
@@ -118,7 +119,7 @@ void InboundLink::answer(std::uint64_t token, const Error& outcome, std::vector<
 void InboundLink::on_report(bool is_pull, Channel::Report& report) {
   if (report.is_started) return send(Kind::kData, Data{report.token});
   auto served = served_.extract(report.token);
-  served.mapped().access.end();  // ends before the answer is sent, because the owner may then revoke the grant
+  served.mapped().access.end();  // ended before the answer is sent, since the grant may be revoked after it
   if (!report.outcome) {
     answer(report.token, report.outcome.error());
   } else if (!is_pull) {

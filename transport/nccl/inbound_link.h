@@ -22,7 +22,7 @@ class InboundLink final : public Link {
   struct Served {
     Purpose purpose{};
     MemoryAccess access;
-    Error refusal{ErrorCode::kOk, ""};  // answer to a refused push, sent when its bytes, which come anyway, are dropped
+    Error refusal{ErrorCode::kOk, ""};  // answer to a refused push; sent after its bytes have arrived and been dropped
     std::unique_ptr<Device::Checksums> checksums;
   };
 
@@ -38,7 +38,7 @@ class InboundLink final : public Link {
   void answer(std::uint64_t token, const Error& outcome, std::vector<std::uint64_t> checksums = {});
 
   std::unordered_map<std::uint64_t, Served> served_;
-  std::uint32_t num_hashing_ = 0;  // number of served_ with checksums
+  std::uint32_t num_hashing_ = 0;  // number of entries of served_ whose checksums are being computed
 };
 
 }  // namespace kvferry::nccl

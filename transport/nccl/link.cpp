@@ -5,7 +5,7 @@
 namespace kvferry::nccl {
 namespace {
 
-constexpr TimeNs kIdlePings = 20;  // an idle peer is pinged this many times more rarely
+constexpr TimeNs kIdlePings = 20;  // pings to an idle peer are rarer by this factor
 
 }  // namespace
 

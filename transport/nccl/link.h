@@ -41,7 +41,7 @@ class Link {
   std::uint64_t session() const { return session_; }
   /// Handles a message of this session. Returns an error if the peer violates the protocol.
   virtual Result<void> on_message(const Message& message) = 0;
-  /// Does a round of work.
+  /// Does the work that is due without waiting: checks on the peer, advances the channels and this end's requests.
   void advance();
   /// Ends the session and aborts what is under way.
   void lose(const std::string& why, bool notify_peer = true);
@@ -54,7 +54,7 @@ class Link {
   TimeNs next_deadline() const;
 
  protected:
-  /// Handles a channel's report. `is_pull`: it is the channel for pulls.
+  /// Handles a channel's report. `is_pull`: whether it is the channel for pulls.
   virtual void on_report(bool is_pull, Channel::Report& report) = 0;
   virtual void advance_work() = 0;
   virtual void on_lost(const std::string& why) = 0;

@@ -14,7 +14,7 @@ namespace kvferry::nccl {
 
 constexpr std::uint32_t kProtocolVersion = 1;
 
-/// How to reach a transport's control link: its address, and the exported region that transfers without bytes name.
+/// How to reach a transport's control link: its address, and the exported region that messages name as their target.
 struct ControlAddress {
   std::string address;
   std::string region;
@@ -31,9 +31,9 @@ struct Address {
 
 enum class Kind : std::uint8_t {
   kHello = 1,  // the first message of a session
-  kOpen,       // names one direction's communicator, which the target then begins too
+  kOpen,       // names the communicator of one direction, for the target to join
   kAsk,        // requests one piece of work with the target's memory
-  kData,       // the bytes of pull `token` are next in its communicator
+  kData,       // announces that the bytes of pull `token` are next in the communicator
   kAnswer,     // the outcome of a kAsk or kNotify
   kNotify,
   kPing,  // answered by kBye if the receiver does not have the session
@@ -55,7 +55,7 @@ struct Open {
 enum class Purpose : std::uint8_t {
   kPull,
   kPush,  // the bytes are next in the communicator
-  kHash   // checksum of each extent, computed after the bytes that were pushed before
+  kHash   // asks for the checksum of each extent, computed after all earlier pushes
 };
 
 /// Limits of one piece. They are low because cancel() and revoke() wait for a piece.

@@ -140,7 +140,7 @@ void NcclBackend::welcome(const Message& message, const std::string& from) {
   const auto refuse = [&](const std::string& why) {
     control_->send(*peer, pack_message(message.session, Kind::kBye, encode(Bye{why})));
   };
-  if (!is_hello) return refuse("the session is not known here any more");
+  if (!is_hello) return refuse("the peer no longer has this session");
   if (hello->protocol_version != kProtocolVersion)
     return refuse(fmt::format("the peer's NCCL protocol is {}, not {}", kProtocolVersion, hello->protocol_version));
   if (is_stopping_) return refuse("the transport was shut down");

@@ -39,7 +39,7 @@ class NcclBackend final : public InboxBackend {
  private:
   struct Session {
     Link* link = nullptr;
-    std::string from;  // control address of the peer; others' messages are ignored
+    std::string from;  // control address of the peer; messages from other addresses are ignored
   };
 
   bool turn() override;

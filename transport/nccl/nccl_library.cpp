@@ -68,7 +68,7 @@ Result<Api> load(const std::string& wanted) {
   find(api.group_end, "ncclGroupEnd");
   find(api.send, "ncclSend");
   find(api.receive, "ncclRecv");
-  if (missing != nullptr) return unavailable(fmt::format("{} has no {}", path, missing));
+  if (missing != nullptr) return unavailable(fmt::format("{} has no function {}", path, missing));
   if (api.get_version(&api.version) != ncclSuccess || api.version < kVersionMin)
     return unavailable(fmt::format("{} is version {}, and {} or later is needed", path, version_name(api.version),
                                    version_name(kVersionMin)));
@@ -116,7 +116,7 @@ class NcclCommunicator final : public Communicator {
     aborter_ = std::thread([this] {
       ::cudaSetDevice(device_);
       if (const ncclResult_t result = api_.abort(communicator_); result != ncclSuccess)
-        log().warn("nccl: aborting a communicator: {}", api_.error_string(result));
+        log().warn("nccl: NCCL reported an error when a communicator was aborted: {}", api_.error_string(result));
       is_aborted_ = true;
     });
   }
@@ -166,7 +166,8 @@ class NcclCommunicators final : public Communicators {
   Result<std::unique_ptr<Communicator>> begin(const std::string& id, int rank) override {
     ncclUniqueId unique;
     if (id.size() != sizeof(unique.internal))
-      return Error{ErrorCode::kCorrupt, fmt::format("the peer sent an NCCL id of {} bytes", id.size())};
+      return Error{ErrorCode::kCorrupt,
+                   fmt::format("the peer sent an NCCL id of {} bytes, which is not the size of one", id.size())};
     std::memcpy(unique.internal, id.data(), id.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
@@ -191,8 +192,8 @@ Result<int> ordinal_of(Device& device) {
   const cudaError_t result = ::cudaPointerGetAttributes(&attributes, memory);
   device.release(MemoryKind::kDevice, memory);
   if (result != cudaSuccess || attributes.type != cudaMemoryTypeDevice)
-    return Error{ErrorCode::kUnavailable, fmt::format("NCCL needs a CUDA device, and {} is none: {}", device.describe(),
-                                                      ::cudaGetErrorString(result))};
+    return Error{ErrorCode::kUnavailable, fmt::format("NCCL needs a CUDA device, but {} is not one: {}",
+                                                      device.describe(), ::cudaGetErrorString(result))};
   return attributes.device;
 }
 

@@ -1,5 +1,5 @@
-// One accepted transfer: its division into pieces, the bytes that are missing, and its outcome. Touches no memory and
-// sends nothing, but hashes empty ranges. Private to this folder.
+// One accepted transfer: its division into pieces, the bytes that are missing, and its outcome. Sends nothing,
+// reads no memory and computes only the checksums of empty ranges. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ class OutTransfer {
   bool is_pull() const { return what_.is_pull(); }
   void feed(const FedCopies& more);
 
-  /// Begins no further work for this transfer. Only the first call's code and reason are kept.
+  /// Ends the transfer: no further work is begun for it. Only the first call's code and reason are kept.
   void end(ErrorCode code, std::string what);
   bool is_ended() const { return code_ != ErrorCode::kOk; }
   ErrorCode code() const { return code_; }
@@ -59,7 +59,7 @@ class OutTransfer {
   std::vector<std::uint32_t> corrupt_ranges() const { return verifier_.corrupt_ranges(); }
   void end_if_corrupt();
 
-  std::uint32_t num_touching = 0;  // pieces and hashes under way that may touch local memory
+  std::uint32_t num_touching = 0;  // number of pieces and hashes under way that may touch local memory
   bool is_notifying = false;
   bool is_notified = false;
   TimeNs ended_at = 0;

@@ -81,7 +81,7 @@ void OutboundLink::post_piece(OutTransfer& transfer) {
   request = {is_pull ? Wants::kPull : Wants::kPush, &transfer, transfer.take_piece(context_.options.piece_bytes)};
   ++num_pieces_;
   if (is_pull) return send_request(token, request);
-  request.is_touching = true;  // the request is sent when the bytes are on their way
+  request.is_touching = true;  // the request is sent when the channel reports that it has started the piece
   ++transfer.num_touching;
   channel(is_pull)->post({token, memory_of(request.parts), context_.options.packed_bytes_max});
 }

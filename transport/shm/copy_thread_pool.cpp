@@ -15,7 +15,7 @@ namespace kvferry::shm {
 namespace {
 
 constexpr TimeNs kSpinNs = 50'000;
-constexpr int kLooksPerClock = 64;  // reading the clock costs more than reading round_
+constexpr int kLooksPerClock = 64;  // reads of round_ for each reading of the clock, which costs more
 
 void relax() {
 #if defined(__x86_64__)

@@ -27,7 +27,7 @@ enum class Type : char {
   kMapRequest = 'm',  // MapRequest
   kMapReply = 'M',    // MapReply; with the region's descriptor, unless refused
   kUnmap = 'u',       // MapRequest, from the owner: the region is unregistered, unmap it
-  kWake = 'w',        // no body; the ring has notes
+  kWake = 'w',        // no body; the ring has notifications
   kPing = 'p',        // no body
   kPong = 'P',        // no body
 };
@@ -48,7 +48,7 @@ struct Welcome {
 
 struct MapRequest {
   std::uint32_t region = 0;
-  bool writes = false;      // a descriptor to write through; else one that can only be read
+  bool writes = false;      // true: a writable descriptor is requested; false: one that can only be read
   std::uint32_t grant = 0;  // with `writes`: the grant that allows it; 0: none
   KVFERRY_FIELDS(region, writes, grant);
 };

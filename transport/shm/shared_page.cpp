@@ -18,7 +18,8 @@ Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint
   struct stat stats {};
   if (::fstat(fd.get(), &stats) != 0 || bytes == 0 || offset > static_cast<std::uint64_t>(stats.st_size) ||
       bytes > static_cast<std::uint64_t>(stats.st_size) - offset)
-    return Error{ErrorCode::kRefused, fmt::format("the peer shares no {} bytes at offset {}", bytes, offset)};
+    return Error{ErrorCode::kRefused,
+                 fmt::format("the peer's shared memory does not have {} bytes at offset {}", bytes, offset)};
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // negative for files that can't be sealed
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     return Error{ErrorCode::kRefused, "the peer's shared memory is not sealed against shrinking"};

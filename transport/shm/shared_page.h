@@ -13,12 +13,12 @@
 
 namespace kvferry::shm {
 
-/// Maps a peer's file. kRefused: it lacks these bytes, or is not sealed against shrinking. Otherwise the peer could
-/// shrink it, and an access beyond its end would end this process.
+/// Maps a peer's file. kRefused: the file lacks these bytes, or is not sealed against shrinking. Without the seal the
+/// peer could shrink the file, and an access beyond its end would kill this process.
 Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_writable);
 
-/// One producer process, one consumer process; each calls from one thread at a time. The producer also records here in
-/// which slot's memory it copies, because the consumer owns that memory.
+/// A ring of notifications for one producer process and one consumer process; each calls from one thread at a time. The
+/// producer also records here which slot's memory it is copying, because the consumer owns that memory.
 class NoteRing {
  public:
   static constexpr std::uint64_t kCapacity = std::uint64_t{256} << 10;  // bytes; each note takes 4 more for its length
@@ -60,9 +60,9 @@ class NoteRing {
   bool is_broken_ = false;
 };
 
-/// Created by each transport and mapped by all its peers: whether the transport polls, and which memory peers may
-/// touch. A peer enters a slot (NoteRing) and then looks whether the slot is open; the owner closes the slot and then
-/// checks which peers are inside. One of the two stores comes first, so no copy goes unseen.
+/// A page that each transport creates and all its peers map: says whether the transport polls, and which memory peers
+/// may touch. A peer enters a slot (NoteRing) and then checks whether it is open; the owner closes the slot and then
+/// checks which peers are inside. Whichever store comes first, the owner misses no copy.
 class ControlPage {
  public:
   static constexpr std::uint32_t kSlots = 131072;  // for grants (TransferTable::kGrantsMax) and regions

@@ -20,8 +20,8 @@ constexpr std::uint64_t kInboundTag = std::uint64_t{3} << 40;  // combined with 
 constexpr std::uint64_t kTagMask = std::uint64_t{0xff} << 40;
 constexpr std::size_t kPendingHandshakesMax = 64;  // limit of connections that have not sent a hello
 constexpr TimeNs kBacklogRetryNs = 10 * kMillisecond;
-constexpr TimeNs kLookNs =
-    5'000;  // a spinning driver finds notes in memory, and needs to look at sockets only this often
+// Time between checks of the sockets by a thread that polls in drive(), which finds notifications in shared memory.
+constexpr TimeNs kLookNs = 5'000;
 
 std::string random_name() {
   std::random_device random;
@@ -176,7 +176,7 @@ void ShmBackend::set_spinning(bool is_spinning) {
   is_spinning_ = is_spinning;
   if (!control_) return;
   control_->set_spinning(is_spinning);
-  if (!is_spinning) has_backlog_ = true;  // read all rings once more: a peer that wrote before this woke no thread
+  if (!is_spinning) has_backlog_ = true;  // makes advance() read all rings: peers have woken no thread until now
 }
 
 }  // namespace kvferry::shm

@@ -1,4 +1,4 @@
-// What peers send to a ShmBackend: hellos, requests to map its regions, notifications.
+// Handles what peers send to a ShmBackend: hellos, requests to map its regions, notifications.
 #include <fcntl.h>
 
 #include <cerrno>
@@ -70,7 +70,7 @@ void ShmBackend::on_map_request(const Inbound& inbound, const Packet& packet) {
     if (!allowed) return refuse(allowed.error().what);
     table_.end_access(region->first, grant);
   }
-  // A second description of the same file, through which nothing can be written.
+  // Opens the same file once more, read-only, so that the peer can't write through the descriptor.
   const OwnedFd reads(::open(fmt::format("/proc/self/fd/{}", region->second.fd.get()).c_str(), O_RDONLY | O_CLOEXEC));
   if (!reads) return refuse(fmt::format("the peer cannot open its memory for reading: {}", std::strerror(errno)));
   reply.fd_offset = region->second.fd_offset;

@@ -76,7 +76,7 @@ void ShmLink::on_welcome(Packet packet) {
   ring_.emplace(std::move(*ring));
   control_.emplace(std::move(*control));
   if (!options_.use_cma) {
-    cma_refusal_ = "CMA is switched off here";
+    cma_refusal_ = "CMA is switched off in this process (option use_cma)";
   } else if (pid_ == 0) {
     cma_refusal_ = "the peer runs in another PID namespace (set hostPID, or put both into one container)";
   } else {
@@ -118,7 +118,7 @@ void ShmLink::submit(AcceptedTransfer accepted) {
   Result<RegionMemoryKey> key = decode<RegionMemoryKey>(accepted.remote.rkey, "region key");
   if (!key) return table_.complete(id, ErrorCode::kInternal, key.error().what);
   transfers_.push_back(std::make_unique<ShmTransfer>(std::move(accepted), *key));
-  // The only transfer, if small, is copied by the calling thread now.
+  // If this is the only transfer and it is small, the calling thread copies it at once.
   if (transfers_.size() != 1 || !is_ready() || transfers_.front()->bytes_left() > options_.inline_bytes) return;
   while (!transfers_.empty() && advance(transfers_.begin())) continue;
 }

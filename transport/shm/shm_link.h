@@ -33,7 +33,7 @@ class ShmLink {
   bool connect(const std::string& source_address, TimeNs now);
   void on_readable(TimeNs now);
   void submit(AcceptedTransfer accepted);
-  /// Returns false if the transfer has ended.
+  /// Adds copies to a transfer. Returns false if it has ended.
   bool feed(const FedCopies& more);
   void cancel(TransferId id);
   void cancel_all(const std::string& what);
@@ -48,11 +48,11 @@ class ShmLink {
   bool is_idle() const { return transfers_.empty(); }
   int socket() const { return socket_.get(); }
   PeerId peer() const { return peer_; }
-  /// Returns text for logs.
+  /// Returns text for logs that says how the peer's memory is reached.
   std::string describe() const;
 
  private:
-  using RegionUse = std::pair<std::uint32_t, bool>;  // a region, and whether it is mapped to be written
+  using RegionUse = std::pair<std::uint32_t, bool>;  // a region, and whether it is mapped for writing
   struct Region {
     std::optional<SharedMapping> pages;
     std::string refusal;
@@ -68,7 +68,7 @@ class ShmLink {
   /// Returns true if the transfer made progress; it may have ended.
   bool advance(Transfers::iterator transfer);
   bool notify_and_finish(Transfers::iterator transfer);
-  /// Returns nullopt while the peer has not answered a map request. An error ends the transfer.
+  /// Returns how to reach the peer's memory, or nullopt while a map request is unanswered. An error ends the transfer.
   Result<std::optional<RemoteMemory>> reach(const ShmTransfer& transfer);
   void finish(Transfers::iterator transfer, ErrorCode code, std::string what);
   void expect_answer(TimeNs now);

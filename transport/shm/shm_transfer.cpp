@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kCacheBytes = std::uint64_t{1} << 20;  // more than this does not stay in a core's cache
 constexpr std::uint64_t kPieceBytes = std::uint64_t{2} << 20;  // bytes of a piece for each thread that copies
-// Small enough that a slice is still in the cache when it is hashed, and that the first thread to end waits briefly.
+// Small enough that a slice is still in the cache when it is hashed, and that threads wait only briefly for the last.
 constexpr std::uint64_t kPartBytes = std::uint64_t{128} << 10;
 
 }  // namespace
@@ -29,7 +29,7 @@ void ShmTransfer::cut_piece(std::uint64_t bytes_max) {
   parts_.clear();
   std::uint64_t part_bytes = 0;
   while (bytes_max > 0 && has_copies()) {
-    const bool may_begin_part = !cursor_.is_inside_copy() || !has_checksums();  // one thread hashes a range
+    const bool may_begin_part = !cursor_.is_inside_copy() || !has_checksums();  // each range is hashed by one thread
     if (parts_.empty() || (part_bytes >= kPartBytes && may_begin_part)) {
       parts_.push_back({slices_.size(), 0, static_cast<std::uint32_t>(cursor_.copy()), {}, {}});
       part_bytes = 0;

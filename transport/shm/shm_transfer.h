@@ -55,7 +55,7 @@ class ShmTransfer {
   void cut_piece(std::uint64_t bytes_max);
   void copy_part(Part& part, const RemoteMemory& remote);
   Result<void> copy(std::span<const CopyRange> slices, const RemoteMemory& remote) const;
-  /// Hashes slices that have just been copied. `range`: that of the first slice; on return, that of the next slice.
+  /// Hashes slices that have just been copied. `range`: range of the first slice; on return, range of the next slice.
   void check(std::span<const CopyRange> slices, std::uint32_t& range, RangeDigest& digest,
              std::vector<std::uint32_t>& corrupt_ranges) const;
 

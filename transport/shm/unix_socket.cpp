@@ -27,7 +27,7 @@ Result<Name> abstract_name(const std::string& name) {
   Name made;
   if (name.empty() || name.size() + 1 > sizeof(made.address.sun_path))
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("a socket name of {} bytes is empty or too long", name.size())};
+                 fmt::format("a Unix socket's name has {} bytes; 1 to 107 are allowed", name.size())};
   made.address.sun_family = AF_UNIX;
   std::memcpy(made.address.sun_path + 1, name.data(), name.size());
   made.bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
@@ -103,7 +103,7 @@ Received receive_packet(int socket) {
   message.msg_controllen = control.size();
   const ssize_t got = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (got < 0) return {std::nullopt, errno != EAGAIN && errno != EINTR};
-  if (got == 0) return {std::nullopt, true};  // packets are never empty: the end of the connection
+  if (got == 0) return {std::nullopt, true};  // packets are never empty, so this is the end of the connection
   Packet packet{static_cast<Type>(bytes[0]), std::string(bytes.data() + 1, static_cast<std::size_t>(got) - 1), {}};
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;

@@ -21,7 +21,7 @@ struct Packet {
 };
 
 struct Received {
-  std::optional<Packet> packet;  // none: no packet now, or is_closed
+  std::optional<Packet> packet;  // none: no packet is waiting, or is_closed
   bool is_closed = false;
 };
 
@@ -43,7 +43,7 @@ bool is_hung_up(int socket);
 
 /// Returns the pid of the process at the other end; 0 if it is not in this process's PID namespace.
 int peer_process(int socket);
-/// Returns a number that is equal for processes that reach each other's abstract sockets.
+/// Returns a number that is equal for processes that can reach each other's abstract sockets.
 std::uint64_t host_identity();
 
 }  // namespace kvferry::shm

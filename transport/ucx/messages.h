@@ -16,7 +16,7 @@ struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
   std::string worker_address;  // address of the UCX worker, of at most kWorkerAddressBytesMax
-  std::string secret;          // 16 random bytes: messages that do not show them are dropped
+  std::string secret;          // 16 random bytes; messages that do not carry them are dropped
   KVFERRY_FIELDS(protocol_version, incarnation, worker_address, secret);
 };
 

@@ -40,7 +40,8 @@ Result<std::pair<Message, std::string_view>> read_packed(std::string_view packed
   return std::pair(std::move(message), packed.substr(head_bytes));
 }
 
-/// Copies what a peer requests to or from this side's memory. Returns the packed BlocksAnswer.
+/// Copies what a peer requests to or from this side's memory. Returns the packed BlocksAnswer. `is_served`: set to
+/// whether all was copied.
 std::string serve(TransferTable& transfer_table, const BlocksMessage& message, std::string_view payload,
                   bool& is_served);
 /// Returns the packed answer to a message that is not served.
@@ -55,14 +56,14 @@ struct LocalPiece {
 
 class UcxTransfer;
 
-/// BlocksMessages without an answer, by token. Progress thread only.
+/// BlocksMessages that peers have not answered yet, by token. Progress thread only.
 class PendingMessages {
  public:
   struct Pending {
     UcxTransfer* transfer = nullptr;
     std::vector<LocalPiece> pieces;
   };
-  /// Returns a token that only the peer that is asked can know, so that no other peer can answer.
+  /// Returns a random token. Only the peer that receives the message learns it, so no other peer can answer.
   std::uint64_t next_token() { return (std::uint64_t{random_()} << 32) | random_(); }
   void add(std::uint64_t token, Pending message) { pending_.emplace(token, std::move(message)); }
   /// Removes and returns a message, or returns nullopt if its transfer has ended.

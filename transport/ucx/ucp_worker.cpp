@@ -22,12 +22,13 @@ void warn_if_headers_and_library_differ() {
   unsigned release = 0;
   ucp_get_version(&major, &minor, &release);
   if (major != UCP_API_MAJOR || minor != UCP_API_MINOR)
-    log().warn("built for UCX {}.{} but running with UCX {}.{}.{}; set the library path to the one it was built for",
-               UCP_API_MAJOR, UCP_API_MINOR, major, minor, release);
+    log().warn(
+        "kvferry was built for UCX {}.{} but runs with UCX {}.{}.{}; set the library path to the version of the build",
+        UCP_API_MAJOR, UCP_API_MINOR, major, minor, release);
 }
 
-/// UCX writes its messages to stdout, where a command's own output goes; this redirects them to kvferry's log.
-/// UCX_LOG_FILE is honoured.
+/// Writes UCX's messages to kvferry's log, because UCX writes them to stdout, where a command's own output goes. Not
+/// used if UCX_LOG_FILE is set.
 ucs_log_func_rc_t write_to_own_log(const char*, unsigned, const char*, ucs_log_level_t level,
                                    const ucs_log_component_config_t*, const char* format, va_list arguments) {
   std::array<char, 1024> text{};
@@ -46,13 +47,13 @@ void redirect_ucx_log() {
 }
 
 /// UCX's TCP emulates gets and puts by copies of 8 KiB, at two to three times the processor time of larger ones. The
-/// user's variables take precedence. (setenv() would change the whole process.)
+/// user's UCX_* variables take precedence. (setenv() is not used, since it would change the whole process.)
 void set_tcp_segments(ucp_config_t* config) {
 #if UCP_API_VERSION < UCP_VERSION(1, 14)  // the option's name was tested with 1.13 only
   for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
     if (std::getenv(fmt::format("UCX_TCP_{}", name).c_str()) != nullptr) continue;
     if (const ucs_status_t status = ucp_config_modify(config, name, "256k"); status != UCS_OK)
-      log().warn("transport: {}", describe_status(name, status));
+      log().warn("transport: cannot set a UCX option for TCP: {}", describe_status(name, status));
   }
 #else
   static_cast<void>(config);
@@ -162,7 +163,7 @@ std::uint64_t UcpWorker::unsent_bytes(ucp_ep_h ep) const {
 bool UcpWorker::arm() { return ucp_worker_arm(worker_) == UCS_OK; }
 
 Result<UcpWorker::Memory> UcpWorker::map_memory(void* base, std::uint64_t bytes, ucs_memory_type_t type) {
-  // ucp_mem_map() accepts memory of any type, and the first copy fails if no transport reaches it.
+  // ucp_mem_map() accepts memory of any type, even if no transport reaches it and the first copy would fail.
   ucp_context_attr_t known{};
   known.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
   if (ucp_context_query(context_, &known) != UCS_OK || (known.memory_types & UCS_BIT(type)) == 0)
@@ -191,7 +192,7 @@ Result<UcpWorker::Memory> UcpWorker::map_memory(void* base, std::uint64_t bytes,
 
 void UcpWorker::unmap_memory(ucp_mem_h handle) {
   if (const ucs_status_t status = ucp_mem_unmap(context_, handle); status != UCS_OK)
-    log().warn("{}", describe_status("cannot unregister memory with UCX", status));
+    log().warn("transport: {}", describe_status("cannot unregister memory with UCX", status));
 }
 
 }  // namespace kvferry::ucx

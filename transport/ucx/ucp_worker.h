@@ -30,11 +30,11 @@ class UcpWorker {
   /// Registers a handler, which is called with `arg` inside progress().
   Result<void> on_active_message(unsigned am_id, ucp_am_recv_callback_t handler, void* arg);
   /// Sends a message and keeps its bytes until UCX no longer needs them. A later failure means a broken connection,
-  /// which is reported for the endpoint.
+  /// which UCX reports to the endpoint's error handler.
   ucs_status_t send(ucp_ep_h ep, unsigned am_id, std::string bytes, bool wants_answer);
   /// Returns the number of bytes of messages that UCX has not sent yet on this endpoint.
   std::uint64_t unsent_bytes(ucp_ep_h ep) const;
-  /// Returns whether there was something to do.
+  /// Lets UCX send and receive, and calls handlers and callbacks. Returns whether there was anything to do.
   bool progress() { return ucp_worker_progress(worker_) != 0; }
   /// Returns whether the thread may sleep until event_fd() is readable.
   bool arm();
@@ -45,7 +45,7 @@ class UcpWorker {
     ucp_mem_h handle = nullptr;
     std::string rkey;  // packed remote key for peers
   };
-  /// kUnavailable: UCX refuses, or does not support memory of this type.
+  /// kUnavailable: UCX refuses the memory, or does not support memory of this type.
   Result<Memory> map_memory(void* base, std::uint64_t bytes, ucs_memory_type_t type);
   void unmap_memory(ucp_mem_h handle);
 

@@ -130,7 +130,7 @@ Result<std::string> UcxBackend::map_memory(RegionId id, const MemoryRegion& memo
 }
 
 Result<void> UcxBackend::close_region(RegionId id, bool is_stopped) {
-  if (Result<void> ok = table_.remove_region(id); !ok || is_stopped) return ok;  // the thread unmaps all when it stops
+  if (Result<void> ok = table_.remove_region(id); !ok || is_stopped) return ok;  // after a stop, nothing is mapped
   post_and_wait([&] { worker_->unmap_memory(memories_.extract(id).mapped().handle); });
   return {};
 }
@@ -138,9 +138,10 @@ Result<void> UcxBackend::close_region(RegionId id, bool is_stopped) {
 Result<GrantId> UcxBackend::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
   if (const Result<std::string> known = table_.exported(region);
       known && decode<RegionDescriptor>(*known, "own descriptor").value().is_device)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("UCX grants no part of GPU memory (region {}): it could not be revoked", region)};
-  return Backend::grant(region, offset, bytes);  // without an rkey, because the owner copies every byte of a grant
+    return Error{
+        ErrorCode::kUnavailable,
+        fmt::format("UCX can't grant a part of region {}, since a grant of GPU memory could not be revoked", region)};
+  return Backend::grant(region, offset, bytes);  // has no rkey, because the owner copies every byte of a grant
 }
 
 void UcxBackend::stop() {
@@ -213,7 +214,7 @@ namespace kvferry {
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options) {
   KVFERRY_TRY(check_options("UcxOptions", {{options.transfers_max > 0 && options.operations_per_transfer_max > 0 &&
                                                 options.operations_per_peer_max > 0 && options.operation_bytes_max > 0,
-                                            "every ..._max must be at least 1"},
+                                            "each option whose name ends in _max must be at least 1"},
                                            {options.spin_ns >= 0 && options.stuck_ns > 0 && options.silence_ns > 0,
                                             "spin_ns must be at least 0, stuck_ns and silence_ns at least 1"}}));
   auto backend = std::make_unique<ucx::UcxBackend>(options);

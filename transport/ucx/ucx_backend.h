@@ -26,7 +26,7 @@ class UcxBackend final : public InboxBackend {
  public:
   explicit UcxBackend(const UcxOptions& options) : InboxBackend(options.transfers_max), options_(options) {}
   ~UcxBackend() override { join(); }
-  /// Starts the progress thread. Returns when its UCX worker is up, or the reason why it is not.
+  /// Starts the progress thread and waits until its UCX worker is up. Returns an error if it can't be created.
   Result<void> start();
 
   std::string address() const override { return address_; }
@@ -63,7 +63,7 @@ class UcxBackend final : public InboxBackend {
   void advance_transfers(TimeNs now);
   void advance_peers(TimeNs now);
   void complete_finished();
-  /// Returns false while a transfer waits for its GPU, which has no event to sleep on.
+  /// Returns false while a transfer waits for its GPU, since no file descriptor becomes readable when the GPU is done.
   bool may_sleep() const;
   TimeNs next_deadline(TimeNs now) const;
 
@@ -75,7 +75,7 @@ class UcxBackend final : public InboxBackend {
   void on_blocks(std::string_view packed, ucp_ep_h reply_ep);
   void on_answer(std::string_view packed);
 
-  /// Returns whether the sender of a message was told this transport's address; counts and logs others.
+  /// Returns whether a message has the secret in this transport's address; counts and logs messages that do not.
   bool is_invited(const std::string& secret);
   /// Returns the peer that was given this token, or null.
   UcxPeer* find_peer(std::uint64_t token);

@@ -1,4 +1,4 @@
-// The UCX backend's active messages.
+// Receives and answers the active messages of the UCX backend.
 #include <bit>
 #include <optional>
 #include <utility>
@@ -34,7 +34,7 @@ Result<void> UcxBackend::set_up() {
     const auto* handler = static_cast<const Handler*>(arg);
     const bool has_reply_ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
-      log().warn("transport: dropped a message of {} bytes: too long", bytes);
+      log().warn("transport: dropped a UCX message of {} bytes, which is too long for an eager message", bytes);
     } else {
       handler->backend->on_message(handler->id, {static_cast<const char*>(data), bytes},
                                    has_reply_ep ? param->reply_ep : nullptr);
@@ -111,7 +111,8 @@ UcxPeer* UcxBackend::find_peer(std::uint64_t token) {
 
 void UcxBackend::on_notification(NotificationMessage message) {
   if (!table_.completion_queue().notify({std::move(message.from), std::move(message.body)}))
-    log().error("transport: dropped a notification because {} are unread", CompletionQueue::kNotificationsMax);
+    log().error("transport: dropped a notification, because {} notifications are unread already",
+                CompletionQueue::kNotificationsMax);
 }
 
 void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {

@@ -11,10 +11,10 @@
 namespace kvferry::ucx {
 namespace {
 
-constexpr std::size_t kRkeysMax = 64;  // unpacked keys of a peer; beyond that unused ones are destroyed
+constexpr std::size_t kRkeysMax = 64;  // above this number of a peer's unpacked keys, unused ones are destroyed
 
-/// Returns a copy for UCX, which is given no length. Its lists end where the highest bit of a byte is set, so that a
-/// peer's broken bytes end within the copy.
+/// Returns a copy, followed by bytes whose highest bit is set. UCX takes no length and stops reading lists at such a
+/// byte, so it reads nothing beyond the copy even if the peer's bytes are malformed.
 std::string padded(const std::string& bytes) { return bytes + std::string(4096, '\xff'); }
 
 /// Returns whether the request has ended, and frees it then.

@@ -18,7 +18,7 @@ namespace kvferry::ucx {
 using RkeyPtr = std::shared_ptr<ucp_rkey>;
 
 /// Not movable: UCX holds `this` as the error callback's argument. Progress thread only.
-/// Closing takes several progress() calls: the backend calls advance_close() until is_closed(), and waits for nothing.
+/// Closing takes several progress() calls: the backend calls advance_close() until is_closed(), and never blocks.
 class UcxPeer {
  public:
   /// `token`: random, so that only the peer that was asked can send a welcome or a pong.
@@ -55,8 +55,8 @@ class UcxPeer {
 
   /// Unpacks a remote key, which may outlive this connection. Precondition: is_ready().
   Result<RkeyPtr> rkey(const std::string& packed);
-  /// Returns whether small blocks are better sent in packed messages, since UCX emulates each one-sided operation by a
-  /// message.
+  /// Returns whether small blocks are better sent in packed messages, because UCX emulates one-sided operations by
+  /// messages on this connection.
   bool prefers_packing() const { return prefers_packing_; }
   /// Returns the names of the UCX transports in use, comma-separated, such as "tcp/eth0".
   std::string transports() const;

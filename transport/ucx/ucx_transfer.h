@@ -37,7 +37,7 @@ class UcxTransfer {
   ~UcxTransfer();
 
   void feed(const FedCopies& more) { accepted_.append(more); }
-  /// Posts what may be posted now. `from`: the source address of the notification.
+  /// Posts operations and messages as far as the limits allow. `from`: the source address of the notification.
   void advance(TimeNs now, UcpWorker& worker, const std::string& from);
   /// Handles the answer to a message of this transfer that named `pieces`.
   void on_answer(const std::vector<LocalPiece>& pieces, const BlocksAnswer& answer, std::string_view payload);
