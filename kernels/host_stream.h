@@ -19,8 +19,8 @@ struct HostStream {
   const ChunkShape& shape;
   std::span<const PlanePlan> planes;
 
-  /// Returns true if the run is large enough, and, for a gather, if a head's rows in each block are whole checksum
-  /// segments.
+  /// Returns true if this class suits the run: it is large enough and, for a gather, a head's rows in each block are
+  /// whole checksum segments.
   bool suits_gather(const TokenRun& run) const;
   bool suits_scatter(const TokenRun& run) const;
   /// Same as Packer's functions, for arguments that have passed their checks.

@@ -22,7 +22,8 @@ struct PackerJob {
   std::uint32_t skip_tokens = 0;   // 0 for a gather
 };
 
-/// Threads: one at a time. All work of a pass is enqueued on its stream, in order; only wait() blocks the host.
+/// Threads: one at a time. All work of a pass is enqueued on its stream, in order; only wait() and a pass's
+/// destructor block the host.
 class StreamPacker {
  public:
   /// Jobs of one direction whose layers are being copied.

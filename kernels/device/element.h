@@ -42,7 +42,8 @@ struct SmallFloat {
     constexpr std::uint32_t kFirstNormal = 127 + 1 - kBias;  // the float's exponent of the smallest normal number
     const std::uint32_t normal = ((magnitude + (1U << (kDropped - 1)) - 1 + (magnitude >> kDropped & 1)) >> kDropped) -
                                  ((kFirstNormal - 1) << kMantissaBits);
-    // Subnormal numbers are multiples of one quantum; this addition makes it the weight of the float's last bit.
+    // Subnormal numbers are multiples of one quantum; this addition makes that quantum the weight of the float's last
+    // bit.
     constexpr std::uint32_t kMagic = (kFirstNormal + 23 - kMantissaBits) << 23;
     const std::uint32_t subnormal = bits_of(float_of(magnitude) + float_of(kMagic)) - kMagic;
     const std::uint32_t rounded = magnitude >> 23 >= kFirstNormal ? normal : subnormal;
@@ -64,8 +65,8 @@ struct SmallFloat {
  private:
   static constexpr int kSignBit = 8 * sizeof(Storage) - 1;
 };
-using E4m3 = SmallFloat<std::uint8_t, 3, 7, 0x7E, 0x7E, ~0U, 0x7F>;    // largest 448; has no infinity
-using E5m2 = SmallFloat<std::uint8_t, 2, 15, 0x7B, 0x7B, 0x7C, 0x7F>;  // largest 57344
+using E4m3 = SmallFloat<std::uint8_t, 3, 7, 0x7E, 0x7E, ~0U, 0x7F>;    // the largest value is 448; there is no infinity
+using E5m2 = SmallFloat<std::uint8_t, 2, 15, 0x7B, 0x7B, 0x7C, 0x7F>;  // the largest finite value is 57344
 using Fp16 = SmallFloat<std::uint16_t, 10, 15, 0x7BFF, 0x7C00, 0x7C00, 0x7FFF>;
 
 struct Bf16 {

@@ -16,7 +16,7 @@
 
 namespace kvferry::device {
 
-/// Unit in which a thread copies.
+/// The unit of copying: a thread loads and stores 16 bytes at a time.
 struct alignas(16) Vec16 {
   std::uint32_t word[4];
 };

@@ -232,7 +232,7 @@ namespace kvferry {
 Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options) {
   KVFERRY_TRY(check_options(
       "GpuIpcOptions",
-      {{options.device != nullptr, "a device is needed"},
+      {{options.device != nullptr, "device must be set"},
        {options.transfers_max > 0 && options.piece_bytes > 0 && options.in_flight_bytes > 0,
         "transfers_max, piece_bytes and in_flight_bytes must be at least 1"},
        {options.spin_ns >= 0 && options.silence_ns > 0, "spin_ns must be at least 0, silence_ns at least 1"}}));

@@ -56,7 +56,7 @@ struct PieceTransfer {
   bool is_drained = false;             // true: the receiver drops the bytes, and only the sizes of `parts` are used
 };
 
-/// Progress thread only. Never blocks; everything happens in advance().
+/// Progress thread only. No method blocks; all work is done in advance().
 class Channel {
  public:
   struct Report {

@@ -189,7 +189,7 @@ Result<void> check(const NcclOptions& options) {
   constexpr std::uint32_t kPiecesMax = kServedMax / 2;
   return check_options(
       "NcclOptions",
-      {{options.device != nullptr, "a device is needed"},
+      {{options.device != nullptr, "device must be set"},
        {options.transfers_max > 0, "transfers_max must be at least 1"},
        {options.piece_bytes > 0 && options.piece_bytes <= kPieceBytesMax,
         fmt::format("piece_bytes is {}; 1 to {} are allowed", options.piece_bytes, kPieceBytesMax)},

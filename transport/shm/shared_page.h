@@ -76,7 +76,7 @@ class ControlPage {
 
   /// Returns the content of an open slot, unique to the grant or region. `grant` is 0 for a whole region.
   static std::uint64_t pass(std::uint32_t region, std::uint32_t grant) { return std::uint64_t{region} << 32 | grant; }
-  /// The owner calls these three.
+  /// Called by the owner, like the next two functions.
   void open(std::uint32_t slot, std::uint64_t pass) { state(slot).store(pass, std::memory_order_release); }
   void close(std::uint32_t slot) { state(slot).store(0, std::memory_order_seq_cst); }
   void close_all() { header().is_closed.store(1, std::memory_order_seq_cst); }

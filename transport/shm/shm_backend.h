@@ -27,7 +27,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   /// Listens and starts the loop's thread.
   Result<void> start();
 
-  // Backend
+  // Overrides of Backend's methods.
   std::string address() const override { return encode(address_); }
   std::string describe() const override;
   Result<std::uint64_t> check_address(const std::string& address) override;
@@ -47,7 +47,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   /// Waits for peers that are in the middle of a copy, `silence_ns` at most.
   void stop() override;
 
-  // ProgressLoop::Owner
+  // Overrides of ProgressLoop::Owner's methods.
   void on_ready(std::uint64_t tag, std::uint32_t events) override;
   bool advance(TimeNs now) override;
   TimeNs next_deadline() const override;
@@ -73,7 +73,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   };
 
   void accept_all();
-  // shm_backend_inbound.cpp
+  // The functions up to drop_pending_handshakes() are defined in shm_backend_inbound.cpp.
   /// Handles what the peer has sent. Returns false, like the next three functions, if the connection must be closed.
   bool serve(Inbound& inbound);
   bool on_packet(Inbound& inbound, const Packet& packet);
@@ -96,7 +96,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   OwnedFd listener_;
   net::SpareFd spare_;
   std::optional<ControlPage> control_;
-  std::uint64_t probe_ = 0;  // peers read it to try CMA
+  std::uint64_t probe_ = 0;  // peers read this variable to find out whether CMA works
   std::unordered_map<PeerId, std::unique_ptr<ShmLink>> links_;
   std::unordered_map<std::uint32_t, Inbound> inbound_;  // key: number of the connection
   std::uint32_t num_inbound_made_ = 0;

@@ -174,7 +174,7 @@ ShmLink::Transfers::iterator ShmLink::most_urgent() {
 
 bool ShmLink::advance(TimeNs now) {
   if (is_failed_ || !socket_) return false;
-  // Only time in which this process ran counts as silence.
+  // Time in which this process itself did not run does not count as the peer's silence.
   if (now - std::exchange(advanced_at_, now) >= options_.silence_ns / 2 && owed_since_ != 0) owed_since_ = now;
   if (owed_since_ != 0 && now - std::max(owed_since_, received_at_) >= options_.silence_ns) {
     fail(fmt::format("the peer was silent for {} ms", options_.silence_ns / kMillisecond));

@@ -46,8 +46,9 @@ void redirect_ucx_log() {
   if (std::getenv("UCX_LOG_FILE") == nullptr) std::call_once(once, [] { ucs_log_push_handler(write_to_own_log); });
 }
 
-/// UCX's TCP emulates gets and puts by copies of 8 KiB, at two to three times the processor time of larger ones. The
-/// user's UCX_* variables take precedence. (setenv() is not used, since it would change the whole process.)
+/// Sets segments of 256 KiB for UCX's TCP. By default it emulates gets and puts by copies of 8 KiB, which take two to
+/// three times the processor time. The user's UCX_* variables take precedence. (setenv() is not used, since it would
+/// change the whole process.)
 void set_tcp_segments(ucp_config_t* config) {
 #if UCP_API_VERSION < UCP_VERSION(1, 14)  // the option's name was tested with 1.13 only
   for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {

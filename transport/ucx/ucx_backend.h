@@ -20,7 +20,7 @@
 namespace kvferry::ucx {
 
 /// Promise: each submitted transfer reaches TransferTable::complete() exactly once, also when its peer dies or the
-/// backend stops, and by then UCX touches its memory no more.
+/// backend stops, and by then UCX no longer touches its memory.
 /// Threads: the same as for Backend; all private members belong to the progress thread.
 class UcxBackend final : public InboxBackend {
  public:

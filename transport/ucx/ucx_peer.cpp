@@ -69,7 +69,7 @@ void UcxPeer::on_welcome(const Welcome& welcome) {
 
 void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
   const bool owes = !is_failed() && (state_ == State::kConnecting || num_posted > 0 || num_unanswered > 0);
-  // Only time in which this process ran counts as silence.
+  // Time in which this process itself did not run does not count as the peer's silence.
   const bool was_away = now - std::exchange(watched_at_, now) >= silence_ns / 2;
   if ((!std::exchange(owed_, owes) || was_away) && owes) alive_at_ = pinged_at_ = now;
   if (!owes || now < silence_deadline(silence_ns)) return;
