@@ -103,7 +103,7 @@ class MiniEngine {
   std::vector<Action> take_actions();
   const std::map<std::string, std::vector<std::int32_t>>& outputs() const { return outputs_; }
   const std::map<std::string, FinishedRequest>& finished() const { return finished_; }
-  void forget(const std::string& id) { finished_.erase(id); }
+  void erase_finished(const std::string& id) { finished_.erase(id); }
   /// When a request of this id was allocated blocks for the first time.
   TimeNs first_admitted(const std::string& id) const { return first_admitted_.at(id); }
   const std::vector<StepPlan>& plans() const { return plans_; }

@@ -94,7 +94,7 @@ void World::add(std::size_t index, const RequestSpec& spec) {
   node.specs[spec.id] = spec;
   node.ended.erase(spec.id);
   if (node.is_up) return node.engine->add(spec, now());
-  node.engine->forget(spec.id);  // else a request that had this id before would be taken for this one
+  node.engine->erase_finished(spec.id);  // else a request that had this id before would be taken for this one
 }
 
 void World::abort(std::size_t index, const std::string& id) {
