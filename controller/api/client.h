@@ -1,5 +1,5 @@
-// The controller's client: registers a node, reports its chunks, and looks up the holders of others. All calls are
-// asynchronous messages; the owner's poll loop drives the client on one thread.
+// The controller's client: registers a node, reports the node's chunks, and looks up which nodes hold given chunks. All
+// calls are asynchronous messages; the owner's poll loop drives the client on one thread.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +21,19 @@
 
 namespace kvferry::controller {
 
-/// One chunk that a node holds. A tail names its group so that others can discover it (chunk_key.h).
+/// One chunk that a node holds. A tail names its group, by which other nodes can find it (see chunk_key.h).
 struct ChunkEntry {
   ChunkKey key;
   std::uint32_t num_tokens = 0;
   bool is_tail = false;
-  ChunkKey tail_group;  // meaningful only where is_tail and num_tokens >= kTailGroupTokens
+  ChunkKey tail_group;  // meaningful only for a tail with num_tokens >= kTailGroupTokens
 };
 
 struct LookupQuery {
-  std::vector<ChunkKey> keys;         // full chunks in prefix order
-  std::vector<ChunkKey> tail_groups;  // tail_groups[i]: group of a tail that would follow i full chunks; may end early
-  std::vector<ChunkKey> exact_tails;  // tails to find by key
+  std::vector<ChunkKey> keys;  // full chunks in prefix order
+  // [i] group of the tails that follow the first i of `keys`; elements at the end may be missing
+  std::vector<ChunkKey> tail_groups;
+  std::vector<ChunkKey> exact_tails;  // keys of tails to find, whatever their group
 };
 
 /// A LookupQuery whose keys are stored elsewhere.
@@ -50,30 +51,33 @@ struct Holder {
   Incarnation incarnation;
   std::string endpoint;
   std::uint32_t num_full_chunks = 0;  // this node holds keys[0 .. num_full_chunks)
-  // At most 16 tails that could follow those chunks: exact_tails first, then the deepest group first, then the newest.
+  // At most 16 tails that this node holds: first exact_tails, then those of the deepest group, within a group the
+  // newest first. Groups that lie within the full chunks are skipped.
   std::vector<ChunkEntry> tails;
   Tier tier = Tier::kHost;  // slowest tier among the full chunks
-  bool confirmed = true;  // false: the node may hold other chunks than stated, as a loss or restart is not repaired yet
+  bool confirmed = true;    // false: the chunks may be out of date, until lost messages or a restart have been repaired
 };
 
 struct LookupReply {
-  std::uint64_t token = 0;      // returned by the lookup() that this answers
-  std::vector<Holder> holders;  // without the caller, at most 64; draining nodes last, most chunks first, then newest
-  // Increases with each change of the index, also across restarts; without a state folder it starts again at 0.
+  std::uint64_t token = 0;  // the token that lookup() returned
+  // At most 64, without the asking node. Draining nodes come last; nodes with more full chunks come first, and among
+  // equals the node whose last message is the newest.
+  std::vector<Holder> holders;
+  // Increases with each change of the index, also across restarts; a controller without a state folder starts at 0.
   std::uint64_t index_version = 0;
 };
-struct Registered {};  // after the first registration, and after each recovery from Lost
+struct Registered {};  // the node is registered, for the first time or again after Lost
 /// The controller refused the node, e.g. because its namespace has another fingerprint. The client does not try again.
 struct Refused {
   std::string reason;
-  Incarnation newest_incarnation{};  // the newest one that the controller knows of this engine id; 0: none
+  Incarnation newest_incarnation{};  // newest one of this engine id that the controller knows; 0: none
 };
 /// The controller was silent for `lost_after_ms`, or the connection broke. The client keeps trying to register.
 struct Lost {
   std::string reason;
 };
 /// The controller lacks messages that the client no longer stores: publish() everything, in one call or many,
-/// then call end_snapshot(). Until then the controller answers lookups from what it had.
+/// then call end_snapshot(). Until then the controller answers lookups from the node's earlier chunks.
 struct SnapshotWanted {};
 /// A lookup had no answer within lookup_timeout_ms. Never reported if lookup_timeout_ms is 0.
 struct LookupFailed {
@@ -106,20 +110,20 @@ using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, Snapsho
                                  ReplicateChunks, EvictChunks, LookupFailed>;
 
 struct ClientOptions {
-  // tcp://, ipc://, unix:// or stream://; several separated by commas are replicas, the preferred one first.
+  // tcp://, ipc://, unix:// or stream://; or the endpoints of replicas, separated by commas, the preferred one first.
   std::string controller = "tcp://127.0.0.1:14600";
   NodeInfo node;
   std::int64_t heartbeat_ms = 500;
   std::int64_t lost_after_ms = 2000;
-  // Bound on the time from the process() after lookup() to LookupReply or LookupFailed; a lookup may be sent again
-  // meanwhile. 0: the caller enforces its own deadline.
+  // A lookup ends in LookupReply or LookupFailed within this time after the first process() that follows lookup(). The
+  // client may send it again before. 0: lookups have no time limit; the caller enforces its own.
   std::int64_t lookup_timeout_ms = 0;
   VersionRange protocol{};  // protocol versions that this client speaks; empty: those of this release
-  std::optional<net::ClusterKey> cluster_key{};  // the key of the controller; tcp:// connections are encrypted with it
+  std::optional<net::ClusterKey> cluster_key{};  // the controller's key; tcp:// connections are encrypted with it
 };
 
-/// Threads: one owner. It polls fd() for reading and calls process(), at least every heartbeat_ms. With a call every
-/// 50 ms the controller notices the loss of a message within 150 ms, by the heartbeat that follows the message.
+/// Threads: one owner, which polls fd() for reading and calls process(), at least every heartbeat_ms. If it calls
+/// process() every 50 ms, the controller notices a lost message within 150 ms, by the heartbeat that follows it.
 class Client {
  public:
   virtual ~Client() = default;
@@ -128,21 +132,22 @@ class Client {
   virtual bool registered() const = 0;
   virtual const std::string& controller() const = 0;  // the controller's endpoint, for error messages
   virtual bool has_cluster_key() const = 0;
-  /// Sequence number of the next message of publish(), evict() or end_snapshot().
+  /// Returns the sequence number of the next message that publish(), evict() or end_snapshot() will send.
   virtual std::uint64_t next_sequence() const = 0;
-  /// Sequence numbers below this one are on the controller's disk or, where it keeps no state, applied.
+  /// Messages with a lower sequence number than this are on the controller's disk or, if it has no state folder,
+  /// applied.
   virtual std::uint64_t kept_below() const = 0;
-  /// Number of requests on this node. Reported by heartbeats, at the latest 200 ms after a change.
+  /// Sets the number of requests on this node. Heartbeats report it, at the latest 200 ms after a change.
   virtual void set_load(std::uint64_t num_requests) = 0;
 
   /// While the client is not registered, up to 16 MiB of changes are stored and sent after registration; if there are
   /// more, SnapshotWanted follows the registration.
   virtual void publish(const std::vector<ChunkEntry>& chunks) = 0;
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
-  /// Completes the answer to SnapshotWanted: since then the caller has published everything that this node holds.
+  /// Completes the answer to SnapshotWanted. To be called after everything that this node holds has been published.
   virtual void end_snapshot() = 0;
-  /// kUnavailable: not registered, and lookup_timeout_ms is 0; kInvalidArgument: more than 65536 keys. The reply is an
-  /// event; without lookup_timeout_ms it may never come.
+  /// Returns the token of the reply, which process() returns as an event; if lookup_timeout_ms is 0, it may never come.
+  /// kUnavailable: not registered, and lookup_timeout_ms is 0; kInvalidArgument: more than 65536 keys.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
   /// Unregisters, so that the controller removes this node at once. Best effort: the destructor waits up to 150 ms for
   /// the message to be sent. The client does nothing afterwards.
@@ -157,8 +162,9 @@ Result<std::unique_ptr<Client>> make_client(const ClientOptions& options);
 /// kRefused: the controller refused the node; kUnavailable: not registered after `timeout_ms`.
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms);
 
-/// Same as make_client() and wait_registered(), for a process that starts. Its incarnation is a time; if the clock was
-/// set back since the last start, the controller knows a newer one. Then this one becomes the next after that.
+/// Makes a client and waits until it is registered, for a process that starts. An incarnation is the time of a start.
+/// If the clock was set back since an earlier start, the controller refuses the node because it knows a newer
+/// incarnation; options.node.incarnation then becomes that incarnation plus 1, and the node registers again.
 Result<std::unique_ptr<Client>> make_registered_client(ClientOptions& options, const Clock& clock,
                                                        std::int64_t timeout_ms);
 

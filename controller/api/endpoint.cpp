@@ -8,8 +8,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kPathBytesMax =
-    107;  // sizeof(sockaddr_un::sun_path) without the final zero; the texts of allowed_endpoints() state it too
+// sizeof(sockaddr_un::sun_path) without the final zero. The texts of allowed_endpoints() contain this number.
+constexpr std::size_t kPathBytesMax = 107;
 constexpr std::string_view kTcp = "tcp://";
 constexpr std::string_view kIpc = "ipc://";
 constexpr std::string_view kUnix = "unix://";
@@ -77,7 +77,7 @@ Result<void> check_without_key(std::string_view endpoint) {
   return Error{ErrorCode::kInvalidArgument,
                fmt::format("there is no cluster key, and other hosts could reach this process at {}; make a key with "
                            "'kvferry keygen FILE' and name it in KVFERRY_CLUSTER_KEY_FILE, or set 'insecure' on a "
-                           "network where every host may do everything",
+                           "network where every host is trusted",
                            endpoint)};
 }
 

@@ -11,27 +11,29 @@
 namespace kvferry::controller {
 
 enum class EndpointUse {
-  kBind,        // over ZeroMQ: tcp://, ipc://; port 0: any free one
-  kBindStream,  // unix://, stream://; port 0: any free one
-  kConnect,     // tcp://, ipc://, unix:// or stream://; port 0 is not allowed
+  kBind,        // for a ZeroMQ listener: tcp:// or ipc://; port 0 means any free port
+  kBindStream,  // for a stream listener: unix:// or stream://; port 0 means any free port
+  kConnect,     // for a client: tcp://, ipc://, unix:// or stream://; port 0 is not allowed
 };
 
 /// Returns the forms of an endpoint that are allowed for `use`, for error messages.
 std::string_view allowed_endpoints(EndpointUse use);
-/// kInvalidArgument: `endpoint` has none of the allowed forms, which the message lists.
+/// Checks the form of an endpoint. kInvalidArgument: it has none of the allowed forms, which the message lists.
 Result<void> check_endpoint(std::string_view endpoint, EndpointUse use);
 
-/// Checks an endpoint of those who have a cluster key. kInvalidArgument: it is stream://, which is not encrypted.
+/// Checks that a process with a cluster key may use `endpoint`. kInvalidArgument: it is stream://, which is not
+/// encrypted.
 Result<void> check_for_cluster_key(std::string_view endpoint);
 
-/// Returns whether processes of other hosts could reach a listener: it is tcp://, stream:// or http://, and not on
+/// Returns true if other hosts could reach a listener at `endpoint`: it is tcp://, stream:// or http://, and not on
 /// loopback.
 bool is_beyond_loopback(std::string_view endpoint);
-/// Checks where a process without a cluster key wants to listen. kInvalidArgument: is_beyond_loopback(), which only the
-/// setting `insecure` allows.
+/// Checks that a process without a cluster key may listen at `endpoint`. kInvalidArgument: is_beyond_loopback() is
+/// true, which only the setting `insecure` allows.
 Result<void> check_without_key(std::string_view endpoint);
 
-/// Splits a list of controllers at its commas. kInvalidArgument: an element is not an endpoint, or is repeated.
+/// Splits a list of controllers' endpoints at its commas. kInvalidArgument: an element is not an endpoint, or is
+/// repeated.
 Result<std::vector<std::string>> split_endpoints(std::string_view list);
 
 /// The address in a stream's endpoint: a path, or a host and a port.

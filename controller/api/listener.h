@@ -7,13 +7,14 @@
 
 namespace kvferry::controller {
 
-/// Threads: the directory's owner thread, which is the server's. A listener that uses threads of its own hands their
-/// results over to the owner thread, which fd() wakes.
+/// Threads: only the directory's owner thread, which is the server's thread. A listener with threads of its own hands
+/// their results over to the owner thread, and wakes it by making fd() readable.
 class Listener {
  public:
   virtual ~Listener() = default;
 
-  /// Readable while serve() has work to do; may be edge-triggered, as ZeroMQ's is. Negative: there is no descriptor.
+  /// Returns a descriptor that is readable while serve() has work to do, or a negative number if there is none. It may
+  /// be edge-triggered, as ZeroMQ's is.
   virtual int fd() const = 0;
 
   /// Handles waiting input up to a bound, so that no listener starves the others or delays lease checks. Never blocks
@@ -25,7 +26,7 @@ class Listener {
 /// A listener with an address of its own.
 class BoundListener : public Listener {
  public:
-  /// The actual address, with the port in use.
+  /// Returns the actual address, with the port in use.
   virtual const std::string& address() const = 0;
 };
 

@@ -10,9 +10,9 @@
 
 namespace kvferry::controller {
 
-/// What a node tells of itself for readers of the status, as printable texts. wire::Hello, NodeStatus, NodeImage and
-/// JoinedRecord have it as one element, which grows only at its end. A new field is a member, the last one of
-/// KVFERRY_FIELDS, and a row of kNodeDetails, by which it is checked and shown.
+/// Printable texts about a node, which the status shows. wire::Hello, NodeStatus, NodeImage and JoinedRecord contain
+/// them as one element. To add a field, append it to the members and to KVFERRY_FIELDS, and add a row to kNodeDetails,
+/// which the code that checks and shows the fields reads.
 struct NodeDetails {
   std::string host{};  // name of the machine or pod on which the node runs
   KVFERRY_FIELDS(host);
@@ -25,7 +25,7 @@ struct NodeDetail {
 };
 inline constexpr NodeDetail kNodeDetails[] = {{"host", &NodeDetails::host, 256}};
 
-/// The fields that came before NodeDetails, and those that no status may show.
+/// Identity and addresses of a node. A new field belongs in NodeDetails, unless no status may show it.
 struct NodeInfo {
   EngineId engine_id{};
   Incarnation incarnation{};
@@ -34,11 +34,12 @@ struct NodeInfo {
   std::string name_space{};   // nodes of one namespace must have equal fingerprints
   std::string fingerprint{};  // text with model, KV dtype, layers, heads, head size, chunk_tokens, format version
   std::string serves{};       // URL under which routers reach this node's server; empty: not announced
-  std::string version{};  // kvferry release; empty: the client fills in its own, or the node's release lacks the field
+  // kvferry release. Empty before the client sets it, and for a node whose release does not send it.
+  std::string version{};
   // Random text of the node's process, without which a peer can't register as the same incarnation. No status shows it.
-  // Empty: make_client() fills one in, or the node's release lacks the field.
+  // Empty before make_client() sets it, and for a node whose release does not send it.
   std::string secret{};
-  NodeDetails details{};  // empty: the node's release lacks them
+  NodeDetails details{};  // empty if the node's release does not send them
 };
 
 }  // namespace kvferry::controller

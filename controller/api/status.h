@@ -35,7 +35,7 @@ struct Counters {
   std::uint64_t orders_sent = 0;         // Pin, Unpin, Replicate and EvictOrder messages
   std::uint64_t messages_taken = 0;      // received messages of any kind
   std::uint64_t messages_sent = 0;       // replies and orders, without the dropped ones
-  std::uint64_t handshakes_refused = 0;  // connections that ended before their peer had shown the cluster key
+  std::uint64_t handshakes_refused = 0;  // connections that ended before the peer proved that it has the key
   KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
                  nodes_registered, nodes_refused, nodes_expired, nodes_fenced, snapshots_wanted, messages_malformed,
                  messages_unregistered, replies_dropped, resends_wanted, digests_differed, orders_sent, messages_taken,
@@ -60,10 +60,10 @@ struct NodeStatus : NodeInfo {
 struct StateStatus {
   std::string folder;                   // path of the state folder; empty: nothing is stored
   bool durable = false;                 // acknowledged messages outlive the process
-  std::string why_not;                  // reason why it is not durable
+  std::string why_not;                  // reason why `durable` is false
   std::uint64_t log_bytes = 0;          // size of the log that a restart would read after the snapshot
   std::uint64_t snapshot_bytes = 0;     // size of the newest snapshot; 0: none yet
-  std::uint64_t snapshot_age_ms = 0;    // time since the newest snapshot ended or, if shorter, since the start
+  std::uint64_t snapshot_age_ms = 0;    // time since the newest snapshot ended or, if later, since the process started
   std::uint64_t snapshots_written = 0;  // snapshots completed since the start
   std::uint64_t records_loaded = 0;     // records read at the start
   std::uint64_t load_ms = 0;
@@ -112,8 +112,9 @@ struct Status {
   KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale, insecure);
 };
 
-/// Asks the controller at `endpoint`, whose cluster key is `key`; blocks up to `timeout_ms`. Threads: any.
-/// Errors: kInvalidArgument: malformed endpoint; kUnavailable: no answer in time; kRefused: another protocol version.
+/// Requests the status of the controller at `endpoint`, whose cluster key is `key`; blocks up to `timeout_ms`. Threads:
+/// any. Errors: kInvalidArgument: `endpoint` is malformed; kUnavailable: no answer in time; kRefused: the controller
+/// speaks another protocol version.
 Result<Status> fetch_status(const std::string& endpoint, std::int64_t timeout_ms,
                             const std::optional<net::ClusterKey>& key = {});
 

@@ -16,7 +16,8 @@ using Key = std::optional<net::ClusterKey>;
 
 Result<wire::FromController> ask(const std::string& endpoint, std::string_view request, std::int64_t timeout_ms,
                                  const Key& key) {
-  // Unbounded: the status of thousands of nodes exceeds kMessageBytesMax, and the user trusts this controller.
+  // Accept replies of any size: the status of thousands of nodes exceeds kMessageBytesMax, and the user trusts this
+  // controller.
   std::unique_ptr<ClientLink> made = KVFERRY_TRY(make_link(endpoint, {.is_bounded = false, .cluster_key = key}));
   ClientLink& link = *made;
   const SteadyClock clock;
@@ -41,13 +42,13 @@ Result<wire::FromController> ask(const std::string& endpoint, std::string_view r
   }
 }
 
-/// kCorrupt: the reply is of another type.
+/// Sends `request` and returns the reply. kCorrupt: the reply is of another type than `Reply`.
 template <class Reply, class Request>
 Result<Reply> ask_for(const std::string& endpoint, Request request, std::int64_t timeout_ms, const Key& key) {
   request.header.version = wire::kProtocol.oldest;  // so that controllers of other releases can read it
   wire::FromController message = KVFERRY_TRY(ask(endpoint, encode(request), timeout_ms, key));
   if (auto* reply = std::get_if<Reply>(&message)) return std::move(*reply);
-  return Error{ErrorCode::kCorrupt, fmt::format("controller {} sent a reply of another type", endpoint)};
+  return Error{ErrorCode::kCorrupt, fmt::format("controller {} sent a reply of an unexpected type", endpoint)};
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ class SingleClient final : public Client {
 Result<std::string> make_secret() {
   std::array<std::uint8_t, 16> bits{};
   if (::getrandom(bits.data(), bits.size(), 0) != static_cast<ssize_t>(bits.size()))
-    return Error{ErrorCode::kUnavailable, "the system gives no random bytes"};
+    return Error{ErrorCode::kUnavailable, "can't make this node's secret: getrandom() returned too few bytes"};
   return fmt::format("{:02x}", fmt::join(bits, ""));
 }
 
@@ -71,7 +71,7 @@ std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, Clien
 Result<std::unique_ptr<Client>> make_client(const ClientOptions& options) {
   const std::vector<std::string> endpoints = KVFERRY_TRY(split_endpoints(options.controller));
   std::vector<std::unique_ptr<Client>> clients;
-  // The same for all replicas, because they read in their event log what the node told the others.
+  // All replicas get the same secret, because each of them reads in the event log what the others received.
   const std::string secret = options.node.secret.empty() ? KVFERRY_TRY(make_secret()) : options.node.secret;
   for (const std::string& endpoint : endpoints) {
     std::unique_ptr<ClientLink> link = KVFERRY_TRY(make_link(endpoint, {.cluster_key = options.cluster_key}));
@@ -86,7 +86,8 @@ Result<std::unique_ptr<Client>> make_client(const ClientOptions& options) {
 
 namespace {
 
-/// `newest`: set to what the controller that refuses this node tells.
+/// Same as the public wait_registered(). If the controller refuses the node, `newest` becomes the newest
+/// incarnation of its engine id that the controller knows.
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms, Incarnation& newest) {
   const TimeNs deadline = clock.now() + timeout_ms * kMillisecond;
   for (;;) {
@@ -103,8 +104,8 @@ Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t ti
     if (left <= 0) {
       return Error{ErrorCode::kUnavailable,
                    fmt::format("controller {} not reachable within {} ms; start it with "
-                               "`kvferry controller`, or name another one by the key "
-                               "`controller`{}",
+                               "`kvferry controller`, or name another one in the "
+                               "setting `controller`{}",
                                client.controller(), timeout_ms, cluster_key_hint(client.has_cluster_key()))};
     }
     pollfd item{client.fd(), POLLIN, 0};
@@ -121,7 +122,7 @@ Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t ti
 
 Result<std::unique_ptr<Client>> make_registered_client(ClientOptions& options, const Clock& clock,
                                                        std::int64_t timeout_ms) {
-  constexpr int kTriesMax = 3;  // another process of this engine id may start at the same time
+  constexpr int kTriesMax = 3;  // another process with this engine id may start at the same time
   for (int tries = 1;; ++tries) {
     std::unique_ptr<Client> client = KVFERRY_TRY(make_client(options));
     Incarnation newest;
@@ -129,7 +130,7 @@ Result<std::unique_ptr<Client>> make_registered_client(ClientOptions& options, c
     if (registered) return client;
     if (newest < options.node.incarnation || tries == kTriesMax) return std::move(registered).error();
     log().warn(
-        "node '{}' was started before at a later time than this host's clock shows; see whether the clock is right",
+        "an earlier process of node '{}' started at a later time than this host's clock shows now; check the clock",
         options.node.engine_id);
     options.node.incarnation = Incarnation{newest.value + 1};
   }

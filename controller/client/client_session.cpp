@@ -7,17 +7,17 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kPendingMax = 16'384;  // the oldest unanswered lookups are dropped beyond this
+constexpr std::size_t kPendingMax = 16'384;  // limit on unanswered lookups; beyond it the oldest are dropped
 constexpr std::int64_t kNewsBeatMs = 100;
 constexpr std::int64_t kLoadBeatMs = 200;
-constexpr std::uint32_t kHelloDoublingsMax = 2;           // bound on the growth of the wait for an answer to Hello
-constexpr std::uint64_t kTtlMsMax = 24ULL * 3600 * 1000;  // bound on the deadline of any order
+constexpr std::uint32_t kHelloDoublingsMax = 2;           // limit on how often the wait for an answer to Hello doubles
+constexpr std::uint64_t kTtlMsMax = 24ULL * 3600 * 1000;  // limit on the ttl_ms of an order
 
 TimeNs ttl_of(std::uint64_t ms) { return static_cast<TimeNs>(std::min(ms, kTtlMsMax)) * kMillisecond; }
 
 }  // namespace
 
-/// Messages for another incarnation, or in an unexpected state, are late and ignored.
+/// Handles the controller's messages. Those for another incarnation, or in an unexpected state, are late and ignored.
 struct ClientSession::Receiver {
   ClientSession& session;
   std::vector<ClientEvent>& events;
@@ -75,7 +75,7 @@ struct ClientSession::Receiver {
   void operator()(wire::EvictOrder& message) const {
     if (is_for_us(message.incarnation)) events.emplace_back(EvictChunks{message.all, std::move(message.keys.keys)});
   }
-  // Never received here: they answer ask(), which has a connection of its own.
+  // These are never received here: they answer the requests of ask.cpp, which uses a connection of its own.
   void operator()(const wire::AdminReply&) const {}
   void operator()(const wire::StatusReply&) const {}
 };
@@ -93,7 +93,7 @@ ClientSession::ClientSession(ClientOptions options, Send send, std::size_t resen
 
 void ClientSession::receive(std::string_view bytes, std::vector<ClientEvent>& events) {
   Result<wire::FromController> message = wire::parse<wire::FromController>(bytes, options_.protocol);
-  if (!message) return;  // malformed or of another version; a Refused is readable in every version
+  if (!message) return;  // it is malformed or of another version; a Refused is readable in every version
   waiting_since_.reset();
   num_silences_ = 0;
   std::visit(Receiver{*this, events}, *message);
@@ -127,7 +127,7 @@ void ClientSession::send_due(TimeNs now) {
 }
 
 bool ClientSession::send_hello() {
-  version_ = options_.protocol.oldest;  // any controller with a common version can read it
+  version_ = options_.protocol.oldest;  // every controller that has a version in common with this client reads it
   beat_load_ = 0;                       // a new registration has load 0, so a load that differs is reported soon
   return send(encode(wire::Hello{.node = options_.node,
                                  .next_sequence = publisher_.next_sequence(),
@@ -158,13 +158,14 @@ Result<void> check_lookup(const LookupQuery& query) {
   const std::size_t num_keys = LookupView(query).num_keys();
   if (num_keys <= wire::kKeysPerLookupMax) return {};
   return Error{ErrorCode::kInvalidArgument,
-               fmt::format("a lookup of {} keys; at most {} are allowed", num_keys, wire::kKeysPerLookupMax)};
+               fmt::format("a lookup has {} keys; at most {} are allowed", num_keys, wire::kKeysPerLookupMax)};
 }
 
 Result<std::uint64_t> ClientSession::lookup(const LookupQuery& query) {
   KVFERRY_TRY(check_lookup(query));
   if (!is_registered())
-    return Error{ErrorCode::kUnavailable, fmt::format("not registered with controller {}", options_.controller)};
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("this node is not registered with controller {}", options_.controller)};
   const std::uint64_t token = ++last_token_;
   if (!send(encode(wire::Lookup{.incarnation = incarnation(),
                                 .token = token,

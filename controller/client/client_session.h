@@ -15,7 +15,8 @@
 
 namespace kvferry::controller {
 
-constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;  // messages of one second at a million keys per second
+// Enough for the messages of one second at a million keys per second.
+constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;
 
 /// kInvalidArgument: too many keys for one message.
 Result<void> check_lookup(const LookupQuery& query);
@@ -30,15 +31,16 @@ class ClientSession {
   ClientSession(const ClientSession&) = delete;
   ClientSession& operator=(const ClientSession&) = delete;
 
-  /// One turn: receive() each message, then check_silence(), then send_due().
+  /// Handles one message. In each turn, the owner calls receive() for each message, then check_silence(), then
+  /// send_due().
   void receive(std::string_view bytes, std::vector<ClientEvent>& events);
   /// Returns true if the controller was silent for lost_after_ms, or up to four times as long while a Hello has had no
   /// answer. The caller then reconnects: TCP takes minutes to notice a peer that ended without closing the connection.
   bool check_silence(TimeNs now, std::vector<ClientEvent>& events);
-  /// Sends Hello while not registered, else heartbeats. A heartbeat comes earlier after changes, because it shows the
-  /// controller whether the last of them was lost.
+  /// Sends a Hello or, if the node is registered, a heartbeat when it is due. After a publish or evict it is due
+  /// earlier, because a heartbeat shows the controller whether the last of these messages was lost.
   void send_due(TimeNs now);
-  /// The connection broke. Pending lookups get no answer.
+  /// To be called when the connection broke. Lookups that are pending then get no answer.
   void broken(std::vector<ClientEvent>& events);
 
   void publish(const std::vector<ChunkEntry>& chunks, Tier tier = Tier::kHost) {
@@ -77,7 +79,7 @@ class ClientSession {
   std::uint32_t version_;                   // agreed version of the protocol
   std::optional<TimeNs> sent_at_;           // time of the last Hello or Heartbeat that was sent
   std::uint64_t beat_sequence_ = 0;         // next_sequence in the last heartbeat
-  std::uint64_t load_ = 0, beat_load_ = 0;  // current load, and the one in the last heartbeat
+  std::uint64_t load_ = 0, beat_load_ = 0;  // current load, and the load in the last heartbeat
   std::optional<TimeNs> waiting_since_;     // time of the first Hello or Heartbeat since the controller's last message
   std::uint32_t num_silences_ = 0;          // number of connections given up since the controller's last message
   Publisher publisher_;

@@ -30,7 +30,7 @@ class Publisher {
 
   /// Splits long lists into several messages.
   void publish(std::span<const ChunkEntry> chunks, Tier tier = Tier::kHost);
-  /// Evicts from all tiers.
+  /// Removes the keys from all tiers.
   void evict(std::span<const ChunkKey> keys);
 
   /// When the snapshot ends, it replaces everything published before its begin.
@@ -60,10 +60,10 @@ class Publisher {
   Send send_;
   std::uint64_t next_sequence_ = 0;
   std::optional<std::uint64_t> snapshot_begun_at_;
-  std::deque<std::string> kept_;  // the newest messages without a gap; none before the begin of the last snapshot
+  std::deque<std::string> kept_;  // the newest messages, without a gap; none from before the begin of the last snapshot
   std::size_t kept_bytes_ = 0;
   std::uint64_t kept_below_ = 0;
-  std::unordered_map<ChunkKey, std::uint8_t> tiers_of_;  // a bit for each tier of a published key
+  std::unordered_map<ChunkKey, std::uint8_t> tiers_of_;  // [published key] one bit for each tier that holds it
   TierDigests digests_;
 };
 

@@ -13,8 +13,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kPendingLookupsMax = 16'384;  // the oldest unanswered lookups are dropped beyond this
-constexpr std::int64_t kAsksPerTimeout = 3;         // times that an unanswered lookup is sent within lookup_timeout_ms
+constexpr std::size_t kPendingLookupsMax = 16'384;  // limit on unanswered lookups; beyond it the oldest are dropped
+constexpr std::int64_t kAsksPerTimeout = 3;         // how often an unanswered lookup is sent within lookup_timeout_ms
 
 class ReplicaClient final : public Client {
  public:
@@ -47,7 +47,7 @@ class ReplicaClient final : public Client {
     if (registered() != was_registered_) {
       was_registered_ = registered();
       if (was_registered_)
-        events.insert(events.begin(), Registered{});  // before the SnapshotWanted that it caused
+        events.insert(events.begin(), Registered{});  // before the SnapshotWanted that the registration caused
       else
         events.emplace_back(Lost{lost_reason_});
     }
@@ -80,7 +80,8 @@ class ReplicaClient final : public Client {
     Pending pending{.query = query, .replica = nullptr, .ends_at = {}, .asked_at = {}};
     const std::uint64_t token = ++last_token_;
     const Result<void> asked = ask(token, pending, 0);
-    if (!asked && timeout_ == 0) return asked.error();  // with a timeout, a controller may still register in time
+    // With a timeout, a controller may still register this node in time.
+    if (!asked && timeout_ == 0) return asked.error();
     if (pending_.size() == kPendingLookupsMax) drop(pending_.begin()->first);
     pending_.emplace(token, std::move(pending));
     return token;
@@ -89,17 +90,17 @@ class ReplicaClient final : public Client {
  private:
   struct Replica {
     std::unique_ptr<Client> client;
-    std::map<std::uint64_t, std::uint64_t> asked;  // from tokens of the replica's client to tokens of this client
+    std::map<std::uint64_t, std::uint64_t> asked;  // [token of the replica's client] token of this client
     bool has_refused = false;
   };
   struct Pending {
     LookupQuery query;
-    Replica* replica = nullptr;  // controller that was asked last; nullptr: none was registered
+    Replica* replica = nullptr;  // controller that has the lookup; nullptr: it must still be sent to one
     std::optional<TimeNs> ends_at, asked_at;
   };
   using PendingMap = std::map<std::uint64_t, Pending>;
 
-  /// Searches the replicas from index `begin` on, wrapping around. Returns nullptr if none is registered.
+  /// Returns the first replica from index `begin` on, wrapping around, with which the node is registered, or nullptr.
   Replica* first_registered(std::size_t begin) const {
     for (std::size_t i = 0; i < replicas_.size(); ++i) {
       const Replica& replica = replicas_[(begin + i) % replicas_.size()];
@@ -118,7 +119,8 @@ class ReplicaClient final : public Client {
     pending.asked_at.reset();
     Replica* replica = first_registered(begin);
     if (replica == nullptr)
-      return Error{ErrorCode::kUnavailable, fmt::format("not registered with controller {}", options_.controller)};
+      return Error{ErrorCode::kUnavailable,
+                   fmt::format("this node is not registered with controller {}", options_.controller)};
     const std::uint64_t asked = KVFERRY_TRY(replica->client->lookup(pending.query));
     replica->asked[asked] = token;
     pending.replica = replica;
@@ -165,7 +167,7 @@ class ReplicaClient final : public Client {
     drop(reply.token);
     events.emplace_back(std::move(reply));
   }
-  void on(Replica&, Registered&, std::vector<ClientEvent>&) {}  // process() reports the first one
+  void on(Replica&, Registered&, std::vector<ClientEvent>&) {}  // process() reports the first registration
   void on(Replica& replica, Lost& lost, std::vector<ClientEvent>&) {
     lost_reason_ = std::move(lost.reason);
     give_up(replica);
@@ -214,7 +216,8 @@ class ReplicaClient final : public Client {
 Result<std::unique_ptr<Client>> make_replica_client(std::vector<std::unique_ptr<Client>> clients,
                                                     const ClientOptions& options) {
   auto client = std::make_unique<ReplicaClient>(std::move(clients), options);
-  if (!client->watch()) return Error{ErrorCode::kUnavailable, "no file descriptor left for the controllers' client"};
+  if (!client->watch())
+    return Error{ErrorCode::kUnavailable, "no file descriptor is left for the client of the controller's replicas"};
   return std::unique_ptr<Client>(std::move(client));
 }
 

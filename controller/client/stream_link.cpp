@@ -52,7 +52,7 @@ class StreamLink final : public ClientLink {
     if (host_lookup_) return end_lookup(now);
     if (!socket_) {
       if (now < retry_at_) return;
-      retry_at_ = now + back_off_;  // the earliest next attempt, also if this connection lasts only a moment
+      retry_at_ = now + back_off_;  // earliest time of the next attempt, even if this connection breaks at once
       return begin(now);
     }
     pollfd item{socket_.get(), POLLOUT, 0};
@@ -72,8 +72,8 @@ class StreamLink final : public ClientLink {
       if (rest.size() >= kLengthBytes) {
         const std::uint32_t length = frame_length(rest);
         if (options_.is_bounded && length > wire::kMessageBytesMax) {
-          log().warn("controller {} announced a message of {} bytes; at most {} are allowed", endpoint_, length,
-                     wire::kMessageBytesMax);
+          log().warn("controller {} announced a message of {} bytes; closing the connection, as at most {} are allowed",
+                     endpoint_, length, wire::kMessageBytesMax);
           close();
           return std::nullopt;
         }
@@ -101,7 +101,7 @@ class StreamLink final : public ClientLink {
 
   void reconnect() override {
     close();
-    has_broken_ = false;  // the owner itself has ended the connection
+    has_broken_ = false;  // the owner ended the connection, so it did not break
     retry_at_ = 0;
   }
   bool has_broken() override { return std::exchange(has_broken_, false); }
@@ -134,7 +134,7 @@ class StreamLink final : public ClientLink {
     socket_ = std::move(*socket);
     give_up_at_ = now + kConnectTime;
     watch(EPOLL_CTL_ADD, socket_.get(), EPOLLOUT);
-    if (address.is_unix()) process(now);  // it is connected at once
+    if (address.is_unix()) process(now);  // a Unix socket is connected at once
   }
 
   void fail(TimeNs now) {
@@ -190,7 +190,8 @@ class StreamLink final : public ClientLink {
 
 Result<std::unique_ptr<ClientLink>> make_stream_link(const std::string& endpoint, const LinkOptions& options) {
   auto link = std::make_unique<StreamLink>(endpoint, options);
-  if (link->fd() < 0) return Error{ErrorCode::kUnavailable, "no file descriptor left for the controller's client"};
+  if (link->fd() < 0)
+    return Error{ErrorCode::kUnavailable, "no file descriptor is left for a connection to the controller"};
   return std::unique_ptr<ClientLink>(std::move(link));
 }
 

@@ -7,7 +7,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr int kSendQueueMax = 10'000;  // enough for a whole snapshot: 160 million chunks
+constexpr int kSendQueueMax = 10'000;  // messages; enough for a snapshot of 160 million chunks
 constexpr int kConnectTimeoutMs = 2000;
 
 class ZmqLink final : public ClientLink {
@@ -30,7 +30,7 @@ class ZmqLink final : public ClientLink {
   void reconnect() override {
     if (Result<void> connected = socket_->reconnect(); !connected) log().error("{}", connected.error().what);
   }
-  bool has_broken() override { return false; }  // ZeroMQ does not report it
+  bool has_broken() override { return false; }  // ZeroMQ does not report broken connections
   void linger(int ms) override { socket_->set_linger(ms); }
 
  private:
@@ -64,7 +64,7 @@ Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const
 }
 
 std::string_view cluster_key_hint(bool has_key) {
-  return has_key ? "; a controller without a cluster key, or with another one, can't be reached with this one"
+  return has_key ? "; a controller without a cluster key, or with another one, can't be reached with this process's key"
                  : "; a controller with a cluster key can't be reached without it (cluster_key_file)";
 }
 

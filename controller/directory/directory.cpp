@@ -7,7 +7,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines; up to 200 us
+constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines visited by one tidy(); takes up to 200 us
 
 Result<void> check_text(std::string_view field, std::string_view text, std::size_t size_max, bool may_be_empty) {
   const auto printable = [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; };
@@ -74,13 +74,15 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
                       info.engine_id, info.name_space, fingerprint_difference(home->fingerprint, info.fingerprint))};
     }
     if (same_incarnation && !old->info.secret.empty() && old->info.secret != info.secret) {
-      return Error{ErrorCode::kRefused,
-                   fmt::format("node '{}' is registered with incarnation {} by another process; a process that starts "
-                               "uses a new incarnation",
-                               info.engine_id, info.incarnation)};
+      return Error{
+          ErrorCode::kRefused,
+          fmt::format("node '{}' is registered with incarnation {} by another process; each process must use an "
+                      "incarnation of its own",
+                      info.engine_id, info.incarnation)};
     }
     if (same_incarnation) {
-      // An incarnation keeps the secret of its first Hello: another peer could add one to an older node without one.
+      // A repeated Hello can't set the secret: otherwise a peer could set one for a node whose older release
+      // sends no secret.
       std::string secret = std::move(old->info.secret);
       old->info = info;
       old->info.secret = std::move(secret);
@@ -110,7 +112,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
   if (slot == nullptr) {
     slot.reset(new Namespace{info.fingerprint, ChunkTable(options_.tails_per_group_max, options_.index), {}, {}, 0});
   }
-  slot->fingerprint = info.fingerprint;  // differs only if the namespace has no other node
+  slot->fingerprint = info.fingerprint;  // changes only if the namespace has no other node
   joined.id = NodeId{++last_node_id_};
   joined.snapshot_wanted = true;
   auto node = std::make_unique<Node>(Node{.info = info,
@@ -246,7 +248,7 @@ void Directory::remove(NodeId id) {
   if (journal_ != nullptr) journal_->gone(id);
 }
 
-/// Each call works on one namespace, in turns. A namespace without nodes is erased when its table is empty: freeing a
+/// Each call works on the next namespace. A namespace without nodes is erased when its table is empty: freeing a
 /// full table at once would take too long.
 void Directory::tidy() {
   for (std::size_t i = namespaces_.size(); i > 0; --i) {

@@ -24,8 +24,8 @@
 namespace kvferry::controller {
 
 struct DirectoryOptions {
-  std::int64_t lease_ms = 2500;        // a node that is silent for this long is removed; five heartbeats
-  std::int64_t grace_ms = 1000;        // extension of all leases after expire() was called late; two heartbeats
+  std::int64_t lease_ms = 2500;        // a node that is silent for this long is removed (five heartbeats)
+  std::int64_t grace_ms = 1000;        // extension of all leases after expire() was called late (two heartbeats)
   std::int64_t snapshot_ms = 10'000;   // an unfinished snapshot is dropped after this time
   std::int64_t repair_retry_ms = 200;  // shortest time between two repair requests to a node
   std::size_t nodes_max = 4096;
@@ -33,19 +33,19 @@ struct DirectoryOptions {
   std::size_t chunks_max = std::size_t{1} << 24;  // (node, tier, chunk) entries over all nodes
   std::size_t tails_per_group_max = 256;
   std::size_t holders_per_reply_max = 64;
-  // Returns the newest incarnation that a node may register with now, as incarnations are times; nullptr: any. Without
-  // a limit any peer could register with one that no process of the node ever reaches.
+  // Returns the newest incarnation (a time) that a node may register with now; nullptr: no limit. Otherwise a peer
+  // could register a node with so new an incarnation that all later processes of the node would be refused.
   std::uint64_t (*newest_incarnation)() = nullptr;
-  IndexOptions index{};  // for each namespace's table; `seed` should be random
+  IndexOptions index{};  // options of each namespace's table; `seed` should be random
 };
 
 enum class Update {
-  kApplied,       // applied; or dropped, because it is old or follows a loss whose repair was already requested
+  kApplied,       // applied; or dropped, as the message is old or follows a loss whose repair was already requested
   kUnknownNode,   // the sender is not registered; nothing changed
   kRepairWanted,  // messages of this node are missing: request what repair() returns
 };
 
-/// What to request from a node.
+/// The missing messages or the snapshot to request from a node.
 struct Repair {
   std::uint64_t heard_below = 0;  // the node has used all lower sequence numbers
   std::uint64_t resend_from = 0;  // first missing sequence number
@@ -55,7 +55,7 @@ struct Repair {
 struct Joined {
   NodeId id;
   bool snapshot_wanted = false;
-  bool resend_wanted = false;    // never together with snapshot_wanted; request what repair() returns
+  bool resend_wanted = false;    // messages are missing: request what repair() returns; never true with snapshot_wanted
   std::optional<NodeId> fenced;  // node id of the older incarnation that this one replaced
 };
 
@@ -64,7 +64,7 @@ struct Joined {
 /// number below the expected one is a repetition and is dropped. A higher one shows a loss: the message is dropped and
 /// sent again in order, because a lost publish applied after a later eviction would undo it. A snapshot's begin voids
 /// everything before, so it is applied after a loss too. A snapshot fills a generation of its own, which lookups don't
-/// see and which replaces the former generation when the snapshot ends. Messages meanwhile apply to both generations. A
+/// see and which replaces the former generation when the snapshot ends. Messages meanwhile change both generations. A
 /// snapshot that takes too long or is begun again is dropped. Lookups skip a node as soon as it leaves or expires. The
 /// time of a call does not depend on how many chunks a node had.
 /// Threads: one at a time. `now` must never decrease.
@@ -80,12 +80,12 @@ class Directory {
   struct Node {
     NodeInfo info;
     Namespace* home = nullptr;
-    Generation seen;                   // visible to lookups
-    std::optional<Generation> next{};  // unfinished snapshot; shares the index of `seen` if that was empty
-    TimeNs snapshot_begun_at = 0;      // begin of `next`
+    Generation seen;                   // chunks that lookups see
+    std::optional<Generation> next{};  // unfinished snapshot; has the index of `seen` if `seen` was empty
+    TimeNs snapshot_begun_at = 0;      // time at which `next` was begun
     TimeNs heard_at = 0;
     std::uint64_t next_sequence = 0;   // all lower numbers were applied
-    std::uint64_t heard_below = 0;     // at least next_sequence; if more, messages are missing
+    std::uint64_t heard_below = 0;     // all lower numbers were used; if above next_sequence, messages are missing
     bool owes_snapshot = true;         // true until a snapshot of the node has ended
     bool is_reloaded = false;          // reloaded after a restart and not yet confirmed by a heartbeat
     std::optional<TimeNs> asked_at{};  // time of the last repair request, or of the last message that answers it
@@ -106,26 +106,26 @@ class Directory {
   void set_journal(Journal* journal) { journal_ = journal; }
   const Journal* journal() const { return journal_; }
 
-  /// A node is identified by (namespace, engine id). The same incarnation again keeps its chunks, because only its
-  /// connection broke; a newer one replaces the older at once.
-  /// kRefused: the namespace's live nodes have another fingerprint, or a newer incarnation is registered.
-  /// kInvalidArgument: a field is empty, too long or not printable. kFull: nodes_max nodes are registered.
+  /// Registers a node, identified by (namespace, engine id). An incarnation that is registered already keeps its
+  /// chunks, because only its connection broke; a newer incarnation replaces an older one at once. kRefused: the
+  /// namespace's live nodes have another fingerprint, or a newer incarnation is registered. kInvalidArgument: a field
+  /// is empty, too long or not printable. kFull: nodes_max nodes are registered.
   Result<Joined> join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now);
 
   /// `next_sequence`: number of the node's next publish or evict, which shows whether its last one was lost.
   /// `digests`: digest of the node's chunks in each tier at that number; ignored unless there are kNumTiers. If they
-  /// differ though no number is missing, the node must send a snapshot. If that does not help, the wait before the next
-  /// one doubles, up to about a minute.
+  /// differ though no message is missing, the node must send a snapshot. If that does not help, the wait before the
+  /// next snapshot doubles, up to about a minute.
   Update heartbeat(NodeId node, std::uint64_t next_sequence, TimeNs now, std::span<const TierDigest> digests = {});
   Update publish(NodeId node, std::uint64_t sequence, SnapshotMark mark, std::span<const ChunkEntry> chunks, TimeNs now,
                  Tier tier = Tier::kHost);
-  /// Evicts from all tiers.
+  /// Removes the keys from all tiers.
   Update evict(NodeId node, std::uint64_t sequence, std::span<const ChunkKey> keys, TimeNs now);
-  /// Returns false for an unknown node.
+  /// Removes the node. Returns false for an unknown node.
   bool leave(NodeId node);
 
-  /// Returns holders without the asker, at most holders_per_reply_max: leaving nodes last, most full chunks first, then
-  /// the newest message first. kNotFound: the asker is not registered.
+  /// Returns the holders except the asker, at most holders_per_reply_max: leaving nodes last, most full chunks first,
+  /// then the newest message first. kNotFound: the asker is not registered.
   Result<std::vector<Holder>> lookup(NodeId asker, const LookupQuery& query, TimeNs now);
   /// Same as lookup() without copies. `found` is valid until the next non-const call. Returns false if the asker is not
   /// registered.
@@ -133,28 +133,28 @@ class Directory {
   /// Same as find_holders() above, for unregistered callers; unknown namespaces yield no holders.
   void find_holders(const std::string& name_space, const LookupView& query, std::vector<HolderView>& found);
 
-  /// Removes the nodes whose lease expired and returns them. To be called much more often than lease_ms, after all
-  /// waiting messages: a call more than half a lease after the previous one extends all leases by grace_ms, because
-  /// then the nodes may have sent heartbeats that nothing has read yet. Also frees some memory of removed nodes and
+  /// Removes the nodes whose lease expired and returns them. To be called many times within lease_ms, each time after
+  /// all received messages: a call more than half a lease after the previous one extends all leases by grace_ms,
+  /// because the nodes may have sent heartbeats that are not read yet. Also frees some memory of removed nodes and
   /// resizes tables. Takes well below a millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
-  /// Returns nullptr for an unknown node. Valid until nodes change.
+  /// Returns nullptr for an unknown node. The pointer is valid until nodes change.
   const Node* node(NodeId id) const;
-  /// Fingerprint of the live nodes of a namespace; empty: there are none.
+  /// Returns the fingerprint of the live nodes of a namespace; empty if it has none.
   std::string fingerprint_of(const std::string& name_space) const;
 
   // ---- for admin commands; directory_admin.cpp ----
   /// Returns nullopt if no such node is registered.
   std::optional<NodeId> find_node(const std::string& name_space, const std::string& engine_id) const;
   std::vector<NodeId> nodes_of(const std::string& name_space) const;
-  /// Nodes that hold the key, in no particular order.
+  /// Returns the nodes that hold the key, in no particular order.
   std::vector<NodeId> holders_of(const std::string& name_space, const ChunkKey& key) const;
   /// Returns the entries of those `keys` that `node` holds.
   std::vector<ChunkEntry> entries_of(NodeId node, std::span<const ChunkKey> keys) const;
   /// Requests a snapshot from the node.
   void want_snapshot(NodeId node);
-  /// Lookups rank a leaving node last.
+  /// Marks the node as leaving or not leaving. Lookups rank leaving nodes last.
   void set_leaving(NodeId node, bool is_leaving);
   /// Bounds the chunks of a namespace; existing ones are not removed. With nullopt the namespace has no quota.
   void set_quota(const std::string& name_space, std::optional<std::size_t> chunks_max);
@@ -167,16 +167,16 @@ class Directory {
   std::vector<NodeStatus> status(TimeNs now) const;
   /// The pointers are valid until nodes change.
   std::vector<std::pair<NodeId, const NodeInfo*>> nodes() const;
-  /// The node's messages below this number outlive the process (see Journal) or, without a journal, were applied. 0 for
-  /// an unknown node.
+  /// Returns the sequence number below which the node's messages outlive this process (see Journal) or, without a
+  /// journal, were applied; 0 for an unknown node.
   std::uint64_t kept_below(NodeId node) const;
   std::size_t num_nodes() const { return nodes_.size(); }
-  /// Chunks of all nodes. For a node with an unfinished snapshot, the larger of its old and new number of chunks
-  /// counts.
+  /// Returns the number of chunks of all nodes. For a node with an unfinished snapshot, the larger of its old and new
+  /// number counts.
   std::size_t num_chunks() const { return num_chunks_; }
   std::uint64_t num_chunks_dropped() const { return num_chunks_dropped_; }
   std::uint64_t num_digests_differed() const { return num_digests_differed_; }
-  /// Increases with each change of a possible lookup result.
+  /// Increases with each change that could change the result of a lookup.
   std::uint64_t index_version() const { return index_version_; }
 
  private:
@@ -184,9 +184,9 @@ class Directory {
   struct Namespace {
     std::string fingerprint;
     ChunkTable table;
-    std::map<std::string, NodeId> nodes;                                // ids by engine id
-    std::unordered_map<ChunkTable::HolderIndex, const Node*> by_index;  // holders of `table`
-    std::size_t num_chunks = 0;                                         // sum of its nodes' num_counted
+    std::map<std::string, NodeId> nodes;                                // [engine id] node
+    std::unordered_map<ChunkTable::HolderIndex, const Node*> by_index;  // [holder in table] node
+    std::size_t num_chunks = 0;                                         // sum of num_counted over these nodes
   };
 
   Node* find(NodeId id);
@@ -217,7 +217,7 @@ class Directory {
   std::uint64_t num_chunks_dropped_ = 0;
   std::uint64_t num_digests_differed_ = 0;
   std::uint64_t index_version_ = 0;
-  std::map<std::string, std::size_t> quotas_;  // quotas by namespace, which may have no nodes
+  std::map<std::string, std::size_t> quotas_;  // [namespace] quota; the namespace may have no nodes
   std::string tidied_last_;                    // namespace that tidy() worked on last
   std::vector<ChunkTable::Match> matches_;     // matches of the last lookup
   std::vector<HolderView> found_;              // holders found by the last lookup()

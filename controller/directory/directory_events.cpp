@@ -6,7 +6,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr unsigned kRepairDoublingsMax = 8;  // bound on the growth of repair_retry_ms
+constexpr unsigned kRepairDoublingsMax = 8;  // limit on how often repair_retry_ms doubles
 
 }  // namespace
 
@@ -85,7 +85,7 @@ bool Directory::accept(Node& node, std::uint64_t sequence, bool voids_before) {
   node.heard_below = std::max(node.heard_below, sequence + 1);
   if (sequence > node.next_sequence && !voids_before) return false;
   node.next_sequence = sequence + 1;
-  if (node.asked_at) node.asked_at = node.heard_at;  // do not request it again while the rest of the repair arrives
+  if (node.asked_at) node.asked_at = node.heard_at;  // do not request the repair again while it arrives
   if (!node.has_gap()) node.asked_at.reset();
   return true;
 }
@@ -102,7 +102,7 @@ Update Directory::ask(Node& node, TimeNs now) {
   return Update::kRepairWanted;
 }
 
-/// Changes both generations, because the node's message applies to either.
+/// Applies a change to both generations of the node, because its messages count for both.
 template <class Change>
 void Directory::change(Node& node, const Change& change_generation) {
   if (node.next && node.next->index == node.seen.index) {

@@ -5,8 +5,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kKeysPerBlock = 4096;  // 64 KiB of keys; a walk takes some 50 us for them
-constexpr unsigned kRestartBits = 32;        // the index version's upper bits count restarts
+constexpr std::size_t kKeysPerBlock = 4096;  // 64 KiB of keys; walking them takes about 50 us
+constexpr unsigned kRestartBits = 32;        // the bits of the index version from this one on count restarts
 
 }  // namespace
 
@@ -98,7 +98,7 @@ void DirectoryState::begin_reload(const DirectoryImage& image) {
 
 void DirectoryState::reload(const std::string& name_space, const TableBlock& block) {
   const auto home = directory_.namespaces_.find(name_space);
-  if (home == directory_.namespaces_.end()) return;  // created after the image, so the journal has all of it
+  if (home == directory_.namespaces_.end()) return;  // created after the image; the journal has all its chunks
   const auto& holders = holders_[name_space];
   ChunkTable& table = home->second->table;
   table.restore(block, holders);

@@ -19,14 +19,14 @@ struct NodeImage {
   NodeInfo info{};
   std::uint64_t next_sequence = 0;
   Life seen = 0;  // id of the node's chunks in TableBlocks
-  Life next = 0;  // id of its unfinished snapshot's chunks in TableBlocks; 0: none
+  Life next = 0;  // id of the unfinished snapshot's chunks in TableBlocks; 0: none
   bool owes_snapshot = true, seen_is_partial = false, next_is_partial = false;
   KVFERRY_FIELDS(id, info.name_space, info.engine_id, info.incarnation, info.role, info.endpoint, info.fingerprint,
                  next_sequence, seen, next, owes_snapshot, seen_is_partial, next_is_partial, info.serves, info.version,
                  info.secret, info.details);
 };
 
-/// A registration as a record of the log.
+/// A node's registration, as stored in the log.
 struct JoinedRecord {
   NodeId id;
   NodeInfo info{};
@@ -40,13 +40,13 @@ struct DirectoryImage {
   std::uint64_t last_node_id = 0;
   std::uint64_t index_version = 0;
   std::vector<NodeImage> nodes;
-  std::map<std::string, std::uint64_t> num_keys;  // number of keys by namespace
+  std::map<std::string, std::uint64_t> num_keys;  // [namespace] number of keys
   KVFERRY_FIELDS(last_node_id, index_version, nodes, num_keys);
 };
 
 /// A snapshot that blocks no lookups consists of an image, a walk through the tables that begins at the same moment,
 /// and the journal from then on. Changes during the walk are in the journal too, whose records are idempotent. Threads:
-/// the directory's. A call takes as long as a lookup or two, except image(), which is linear in the nodes.
+/// the directory's. A call takes as long as a lookup or two, except image(), which is linear in the number of nodes.
 class DirectoryState {
  public:
   explicit DirectoryState(Directory& directory) : directory_(directory) {}
@@ -58,8 +58,8 @@ class DirectoryState {
   bool walk(TableBlock& block, std::string& name_space);
   void end_walk();
 
-  // Reloading needs an empty directory without a journal: first the image, then the blocks in any order, end_blocks(),
-  // the journal by replay_...(), and finish(). Repetitions and unknown nodes have no effect.
+  // Reloading needs an empty directory without a journal. Call begin_reload(), reload() for the blocks in any order,
+  // end_blocks(), replay_...() for the journal's records, and finish(). Repetitions and unknown nodes have no effect.
   void begin_reload(const DirectoryImage& image);
   void reload(const std::string& name_space, const TableBlock& block);
   void end_blocks();
@@ -90,8 +90,9 @@ class DirectoryState {
   Directory& directory_;
   std::optional<std::string> walked_;  // namespace of the walk's next block
   ChunkTable::Walk walk_;
-  std::map<std::string, std::unordered_map<Life, ChunkTable::HolderIndex>> holders_;  // while reloading
-  std::vector<LoadedTail> tails_;                                                     // only while reloading
+  // [namespace][life] holder; only while reloading
+  std::map<std::string, std::unordered_map<Life, ChunkTable::HolderIndex>> holders_;
+  std::vector<LoadedTail> tails_;  // only while reloading
 };
 
 }  // namespace kvferry::controller

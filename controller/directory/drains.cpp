@@ -33,7 +33,8 @@ std::vector<Drains::Replication> Drains::advance(const Cluster& cluster, TimeNs 
   return replications;
 }
 
-/// Ends replications whose chunks have arrived; late chunks will be replicated to another target.
+/// Ends replications whose chunks have arrived or that are late. Chunks that have not arrived are replicated to another
+/// target, until tries_max targets have been tried.
 void Drains::check_running(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now) {
   std::erase_if(drain.running, [&](Running& running) {
     std::erase_if(running.chunks, [&](const ChunkEntry& chunk) {
@@ -52,8 +53,8 @@ void Drains::check_running(NodeId node, Drain& drain, const Cluster& cluster, Ti
   });
 }
 
-/// Chunks keep their order, because neighbours mostly belong to one prefix. Returns no chunks if none need replication
-/// now or there is no target.
+/// Takes the next chunks from the queue, in order, because neighbours mostly belong to one prefix. Returns no chunks if
+/// none need replication now or there is no target.
 Drains::Replication Drains::next_replication(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now) {
   Replication replication{node, {}, {}, options_.replication_ttl};
   const std::vector<NodeId> targets = cluster.targets(node);

@@ -18,12 +18,12 @@ struct DrainOptions {
   std::size_t chunks_per_replication = 128;
   std::size_t replications_max = 4;       // concurrent replications of one drain
   TimeNs replication_ttl = 10 * kSecond;  // time after which another target is tried
-  unsigned tries_max = 3;                 // targets that are tried for a chunk
+  unsigned tries_max = 3;                 // number of targets that are tried for a chunk
 };
 
 /// After begin() the caller requests a snapshot from the node, which lists all that it holds. Chunks that the node
-/// publishes during the drain are replicated as well. Success is seen in the index, so no acknowledgement can be lost.
-/// Pure: time is an argument. Threads: one at a time.
+/// publishes during the drain are replicated as well. The index shows whether chunks arrived, so no acknowledgement can
+/// be lost. Pure: time is an argument. Threads: one at a time.
 class Drains {
  public:
   enum class Place { kNowhere, kOnlyThere, kElsewhere };
@@ -31,9 +31,9 @@ class Drains {
   class Cluster {
    public:
     virtual ~Cluster() = default;
-    /// Returns whether a chunk of `leaving` is on a node that stays, else still on `leaving`, else nowhere.
+    /// Returns kElsewhere if a node that stays holds the chunk, kOnlyThere if only `leaving` holds it, else kNowhere.
     virtual Place place_of(NodeId leaving, const ChunkKey& key) const = 0;
-    /// Nodes that may receive the chunks of `leaving`, the one with the fewest chunks first.
+    /// Returns the nodes that may receive the chunks of `leaving`, the one with the fewest chunks first.
     virtual std::vector<NodeId> targets(NodeId leaving) const = 0;
   };
   /// An order to node `to`: replicate `chunks` from node `from`.

@@ -28,8 +28,8 @@ class Journal {
   virtual void evicted(NodeId node, std::uint64_t sequence, std::span<const ChunkKey> keys) = 0;
   virtual void snapshot_dropped(NodeId node) = 0;
 
-  /// The node's messages below the returned number outlive the process. `next_sequence`: all lower ones were applied.
-  /// The result may lag behind by a call, and does not decrease before the node joins again or is gone.
+  /// Returns the sequence number below which the node's messages outlive the process. `next_sequence`: all messages
+  /// with lower numbers were applied. The result may be one call old. It does not decrease until the node joins again.
   virtual std::uint64_t kept_below(NodeId node, std::uint64_t next_sequence) = 0;
   virtual StateStatus status(TimeNs now) const = 0;
 };

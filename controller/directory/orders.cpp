@@ -30,7 +30,7 @@ std::string reader_name(const NodeInfo& info) {
 
 wire::AdminReply Orders::execute(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now) {
   if (request.keys.keys.size() > kKeysPerCommandMax) {
-    return refused(request, fmt::format("{} names {} keys; at most {} are allowed", request.verb,
+    return refused(request, fmt::format("the command '{}' has {} keys; at most {} are allowed", request.verb,
                                         request.keys.keys.size(), kKeysPerCommandMax));
   }
   if (request.verb == "pin") return pin(request, asker, now);
@@ -49,9 +49,9 @@ wire::AdminReply Orders::pin(const wire::AdminRequest& request, std::optional<No
   const Directory::Node* reader = asker && request.owner.empty() ? directory_.node(*asker) : nullptr;
   const std::string& name_space = reader != nullptr ? reader->info.name_space : request.name_space;
   const std::string owner = reader != nullptr ? reader_name(reader->info) : request.owner;
-  // An operator must not use the name of a reader, because either could then end the other's pins.
+  // An operator must not use the name of a reading node, because either could then end the other's pins.
   if (reader == nullptr && owner.starts_with("node "))
-    return refused(request, "an owner's name cannot begin with 'node '");
+    return refused(request, "an owner's name cannot begin with 'node ', which is reserved for read leases");
   const auto ttl = static_cast<TimeNs>(std::min<std::uint64_t>(request.ttl_ms, 1'000'000'000)) * kMillisecond;
   const Result<ControllerPinId> id = pins_.add(name_space, owner, request.keys.keys, now, ttl);
   if (!id) return refused(request, id.error().what);
@@ -96,10 +96,12 @@ wire::AdminReply Orders::move(const wire::AdminRequest& request, TimeNs now) {
   if (!from) return refused(request, from.error().what);
   const Result<NodeId> to = node_of(request.name_space, request.other_engine_id);
   if (!to) return refused(request, to.error().what);
-  if (*from == *to) return refused(request, "a move needs two nodes");
-  if (moves_.size() >= kMovesMax) return refused(request, fmt::format("{} moves are already in progress", kMovesMax));
+  if (*from == *to) return refused(request, "a move needs two nodes that differ");
+  if (moves_.size() >= kMovesMax)
+    return refused(request, fmt::format("{} moves are already in progress, the maximum; try again later", kMovesMax));
   const std::uint64_t ttl_ms = request.ttl_ms == 0 ? 60'000 : request.ttl_ms;
-  if (ttl_ms > 3'600'000) return refused(request, fmt::format("a move of {} ms; at most 3600000 are allowed", ttl_ms));
+  if (ttl_ms > 3'600'000)
+    return refused(request, fmt::format("a move can't last {} ms; at most 3600000 are allowed", ttl_ms));
   const std::vector<ChunkEntry> chunks = directory_.entries_of(*from, request.keys.keys);
   if (chunks.empty()) {
     return refused(request,
@@ -131,10 +133,12 @@ wire::AdminReply Orders::clear(const wire::AdminRequest& request) {
 
 wire::AdminReply Orders::quota(const wire::AdminRequest& request) {
   constexpr std::size_t kQuotasMax = 4096;
-  if (request.name_space.size() > 256) return refused(request, "a namespace's name has at most 256 bytes");
+  if (request.name_space.size() > 256)
+    return refused(request, "the namespace's name is too long; at most 256 bytes are allowed");
   const bool is_new = !directory_.quotas().contains(request.name_space);
   if (request.number != kNoQuota && is_new && directory_.quotas().size() >= kQuotasMax)
-    return refused(request, fmt::format("{} namespaces already have a quota", kQuotasMax));
+    return refused(request,
+                   fmt::format("{} namespaces already have a quota, the maximum; remove a quota first", kQuotasMax));
   directory_.set_quota(request.name_space,
                        request.number == kNoQuota ? std::nullopt : std::optional<std::size_t>(request.number));
   if (request.number == kNoQuota) return done(request, fmt::format("namespace '{}' has no quota", request.name_space));
@@ -187,7 +191,7 @@ void Orders::advance(TimeNs now) {
   advance_moves(now);
 }
 
-/// Evicts chunks at their source once they have arrived.
+/// Evicts moved chunks at their source once the destination has them.
 void Orders::advance_moves(TimeNs now) {
   std::erase_if(moves_, [&](Move& move) {
     std::vector<ChunkKey> arrived;

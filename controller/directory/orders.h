@@ -17,8 +17,8 @@ struct AdminRequest;
 struct AdminReply;
 }  // namespace wire
 
-/// A node may ignore an order, and each order ends by itself at its deadline; its effect is seen in what nodes publish
-/// and evict. Pure: time is an argument. Threads: the directory's owner.
+/// A node may ignore an order, and each order ends by itself at its deadline; its effect shows in what the nodes
+/// publish and evict. Pure: time is an argument. Threads: the directory's owner.
 class Orders final : private Drains::Cluster {
  public:
   explicit Orders(Directory& directory, PinOptions pins = {}, DrainOptions drains = {})
@@ -40,7 +40,7 @@ class Orders final : private Drains::Cluster {
 
   /// Returns the orders, to be sent in this order. The caller drops orders to nodes without a connection.
   std::vector<Order> take_orders() { return std::exchange(orders_, {}); }
-  /// Nodes that must send a snapshot.
+  /// Returns the nodes from which to request a snapshot.
   std::vector<NodeId> take_snapshots_wanted() { return std::exchange(snapshots_wanted_, {}); }
   void add_to(Status& status) const;
 
@@ -73,7 +73,7 @@ class Orders final : private Drains::Cluster {
   Directory& directory_;
   Pins pins_;
   Drains drains_;
-  std::map<NodeId, std::string> readers_;  // owner's name in the read leases, by node that has such leases
+  std::map<NodeId, std::string> readers_;  // [node with read leases] owner's name in these leases
   std::vector<Move> moves_;
   std::vector<Order> orders_;
   std::vector<NodeId> snapshots_wanted_;

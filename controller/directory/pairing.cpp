@@ -81,7 +81,7 @@ std::uint64_t Pairing::load_of(const PairQuery& query, const PairNode& node) {
   return known == query.loads.end() ? load : std::max(load, known->second);
 }
 
-/// Returns the cheapest node, in rotation among equals.
+/// Returns the cheapest node. `costs` has (cost, node) pairs; nodes of equal cost are chosen in rotation.
 std::size_t Pairing::best(const std::vector<std::pair<std::uint64_t, std::size_t>>& costs) {
   const std::uint64_t least = std::ranges::min(costs).first;
   std::vector<std::size_t> equals;
@@ -91,7 +91,7 @@ std::size_t Pairing::best(const std::vector<std::pair<std::uint64_t, std::size_t
 }
 
 void Pairing::count(const PairQuery& query, const PairNode& node) {
-  if (chosen_.size() >= kChosenMax) chosen_.clear();  // most entries then belong to nodes that are gone
+  if (chosen_.size() >= kChosenMax) chosen_.clear();  // most entries then belong to removed nodes
   Chosen& chosen = chosen_[{query.name_space, node.engine_id}];
   if (chosen.load_reported_at != node.load_reported_at) chosen = {node.load_reported_at, 0};
   ++chosen.num_requests;

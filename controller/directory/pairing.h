@@ -16,15 +16,15 @@
 namespace kvferry::controller {
 
 // Costs of a pair of servers, in units of the time to compute one token.
-constexpr std::uint64_t kPrefillTokensPerRequest = 512;  // delay by each request on a prefill node
-constexpr std::uint64_t kDecodeTokensPerRequest = 128;   // delay by each request on a decode node
+constexpr std::uint64_t kPrefillTokensPerRequest = 512;  // delay caused by each request on a prefill node
+constexpr std::uint64_t kDecodeTokensPerRequest = 128;   // delay caused by each request on a decode node
 constexpr std::uint64_t kTokensMovedPerComputed = 4;     // tokens whose KV is transferred in the time to compute one
 constexpr std::uint64_t kSkipTokensMax = 64;             // a decode node computes up to this many tokens itself
 
 struct PairNode {
   std::string engine_id, role, serves, endpoint;
   std::uint64_t load = 0;        // requests on the node, as it reported
-  TimeNs load_reported_at = 0;   // time of that report, which includes the requests chosen before
+  TimeNs load_reported_at = 0;   // time of that report; it includes the requests that were assigned earlier
   std::uint64_t num_cached = 0;  // length of the prompt's cached prefix, in tokens
   bool is_leaving = false;
 };
@@ -33,7 +33,7 @@ struct PairQuery {
   std::string name_space;
   std::uint64_t num_tokens = 0;
   std::set<std::string> exclude{};               // engine ids of nodes that must not be chosen
-  std::map<std::string, std::uint64_t> loads{};  // least number of requests by engine id, known to the caller
+  std::map<std::string, std::uint64_t> loads{};  // [engine id] requests that the caller knows of, a minimum of the load
 };
 
 struct Pair {
@@ -41,8 +41,8 @@ struct Pair {
   bool skip_prefill = false;            // the decode node computes the missing tokens itself
 };
 
-/// Adds its own choices to a node's load until the node reports again, so that a burst between two heartbeats is
-/// spread. Pure: the times are in the nodes. Threads: one at a time.
+/// Counts the requests that it assigns to a node as load until the node reports again, so that a burst between two
+/// heartbeats is spread over the nodes. Pure: the times are in the nodes. Threads: one at a time.
 class Pairing {
  public:
   /// kUnavailable: there is no prefill or no decode node; the error message has the reasons.
@@ -57,21 +57,22 @@ class Pairing {
   std::size_t best(const std::vector<std::pair<std::uint64_t, std::size_t>>& costs);
   void count(const PairQuery& query, const PairNode& node);
 
-  std::map<std::pair<std::string, std::string>, Chosen> chosen_;  // choices by namespace and engine id
-  std::uint64_t turn_ = 0;                                        // rotates the choice among equals
+  // [namespace, engine id] requests that were assigned since the node's last report
+  std::map<std::pair<std::string, std::string>, Chosen> chosen_;
+  std::uint64_t turn_ = 0;  // rotates the choice among nodes of equal cost
 };
 
 /// Keys of a prompt, as the connector computes them.
 struct PromptKeys {
   std::vector<ChunkKey> keys;         // keys of full chunks
-  std::vector<ChunkKey> tail_groups;  // tail groups as in LookupQuery
-  ChunkKey rest_parent;               // parent of the tokens after the last full chunk
+  std::vector<ChunkKey> tail_groups;  // as in LookupQuery
+  ChunkKey rest_parent;               // key of the last full chunk, the root if there is none
 };
 PromptKeys keys_of_prompt(const ChunkKey& root, std::uint32_t chunk_tokens, std::span<const std::int32_t> tokens);
 
-/// Everything besides the tokens that a request's KV depends on, in the connector's spelling
-/// (kvferry/request_extras.py). A LoRA's keys hold a digest of its files, which callers don't know: with a name other
-/// than "" no node's keys match.
+/// Returns everything besides the tokens that a request's KV depends on, spelled as in the connector
+/// (kvferry/request_extras.py). The connector names a LoRA by a digest of its files, which is not known here, so with a
+/// LoRA no node's keys match.
 std::string request_extras(const std::string& lora_name, const std::string& lora_path, const std::string& cache_salt);
 
 }  // namespace kvferry::controller

@@ -11,12 +11,13 @@ Result<ControllerPinId> Pins::add(const std::string& name_space, const std::stri
   const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, std::move(what)}; };
   if (owner.empty()) return bad("a pin needs an owner's name");
   if (ttl <= 0 || ttl > options_.ttl_max) {
-    return bad(fmt::format("a pin of {} ms; 1 to {} are allowed", ttl / kMillisecond, options_.ttl_max / kMillisecond));
+    return bad(fmt::format("a pin can't last {} ms; 1 to {} are allowed", ttl / kMillisecond,
+                           options_.ttl_max / kMillisecond));
   }
   std::sort(keys.begin(), keys.end());
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   if (keys.empty() || keys.size() > options_.keys_per_pin_max)
-    return bad(fmt::format("a pin of {} keys; 1 to {} are allowed", keys.size(), options_.keys_per_pin_max));
+    return bad(fmt::format("a pin can't have {} keys; 1 to {} are allowed", keys.size(), options_.keys_per_pin_max));
   const auto full = [&](std::string_view whose, std::size_t num_pinned, std::size_t max) {
     return Error{ErrorCode::kFull, fmt::format("{} already has {} of at most {} pinned keys; {} more are too many",
                                                whose, num_pinned, max, keys.size())};

@@ -1,4 +1,4 @@
-// Pins of operators and read leases of nodes: which chunks nodes must not evict, until when.
+// Pins of operators and read leases of nodes: which chunks the nodes must not evict, and until when.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct PinOptions {
   TimeNs ttl_max = 24 * 3600 * kSecond;
   std::size_t keys_per_pin_max = 65'536;
   std::size_t keys_max = std::size_t{1} << 20;            // sum over all pins
-  std::size_t keys_per_owner_max = std::size_t{1} << 18;  // one tenant can't use up keys_max
+  std::size_t keys_per_owner_max = std::size_t{1} << 18;  // so that no owner can use up keys_max
 };
 
 /// A pin covers keys of one namespace for one owner until a deadline. It does not fix where the chunks are: every node
@@ -48,17 +48,17 @@ class Pins {
   explicit Pins(PinOptions options = {}) : options_(options) {}
 
   /// kInvalidArgument: no owner, no keys, or a `ttl` outside of (0, ttl_max]. kFull: more keys than are allowed for the
-  /// owner or over all.
+  /// owner or for all pins together.
   Result<ControllerPinId> add(const std::string& name_space, const std::string& owner, std::vector<ChunkKey> keys,
                               TimeNs now, TimeNs ttl);
   /// Ends a pin and returns the nodes that have to unpin it. kNotFound: the pin does not exist or has ended already.
   Result<std::set<NodeId>> release(ControllerPinId id);
   /// Ends all pins of an owner and returns the nodes that have to unpin each.
   std::map<ControllerPinId, std::set<NodeId>> release_owner(const std::string& owner);
-  /// Ends pins whose deadline has passed. Nodes get no order, because the order to pin had the deadline.
+  /// Ends pins whose deadline has passed. Nodes get no order to unpin, because the order to pin had the deadline.
   void expire(TimeNs now);
 
-  /// Orders for `node`, which has just published `keys`.
+  /// Returns the orders to pin those of `keys` that pins cover. `node` holds all of `keys`.
   std::vector<Order> orders_for(const std::string& name_space, NodeId node, std::span<const ChunkKey> keys, TimeNs now);
   /// Removes a node that is gone from all pins.
   void remove(NodeId node);
@@ -85,7 +85,7 @@ class Pins {
   PinOptions options_;
   ById pins_;
   std::unordered_map<Place, std::vector<ControllerPinId>, PlaceHash> by_key_;
-  std::map<std::string, std::size_t> num_keys_of_;  // number of keys by owner
+  std::map<std::string, std::size_t> num_keys_of_;  // [owner] number of pinned keys
   std::size_t num_keys_ = 0;
   std::uint64_t last_id_ = 0;
 };

@@ -8,7 +8,8 @@
 namespace kvferry::controller {
 namespace {
 
-/// Protocol versions that the node speaks. An older node sends no range and speaks only the version in the header.
+/// Returns the protocol versions that the node speaks. An older node sends no range and speaks only the version in the
+/// header.
 VersionRange spoken_by(const wire::Hello& hello) {
   if (hello.newest_protocol == 0) return {hello.header.version, hello.header.version};
   return {hello.oldest_protocol, hello.newest_protocol};
@@ -33,7 +34,7 @@ struct Sessions::Receiver {
     }
     if (joined->fenced) {
       ++self.counters_.nodes_fenced;
-      log().info("node {} is replaced by incarnation {}", self.name_of(*joined->fenced), info.incarnation);
+      log().info("node {} is replaced by its newer incarnation {}", self.name_of(*joined->fenced), info.incarnation);
       self.end_session(*joined->fenced, turn.now);
     }
     self.begin_session(turn, joined->id, info);
@@ -64,7 +65,7 @@ struct Sessions::Receiver {
 
   void operator()(const wire::Publish& publish) {
     const Session* session = session_of(publish.incarnation);
-    if (session == nullptr) return;  // the reply to its next heartbeat is Unregistered
+    if (session == nullptr) return;  // the node's next heartbeat is answered by Unregistered
     Result<std::vector<ChunkEntry>> chunks = wire::chunks_of(publish);
     if (!chunks) {
       self.count_malformed(chunks.error().what);
@@ -100,7 +101,7 @@ struct Sessions::Receiver {
     const Session* session = session_of(lookup.incarnation);
     if (session == nullptr) return send_unregistered(lookup.incarnation);
     if (lookup.query.num_keys() > wire::kKeysPerLookupMax)
-      return self.count_malformed(fmt::format("a lookup of more than {} keys", wire::kKeysPerLookupMax));
+      return self.count_malformed(fmt::format("a lookup has more than {} keys", wire::kKeysPerLookupMax));
     if (!self.directory_.find_holders(session->node, lookup.query, turn.now, self.found_))
       return send_unregistered(lookup.incarnation);
     ++self.counters_.lookups;
@@ -130,7 +131,7 @@ struct Sessions::Receiver {
   void operator()(const wire::StatusRequest&) { self.reply(turn, wire::StatusReply{.status = self.status(turn.now)}); }
 
  private:
-  /// Returns the newest incarnation that is known of this engine id, 0 if none is.
+  /// Returns the newest known incarnation of this engine id, or 0 if none is known.
   std::uint64_t newest_of(const NodeInfo& info) const {
     const std::optional<NodeId> id = self.directory_.find_node(info.name_space, info.engine_id.value);
     const std::uint64_t here = id ? self.directory_.node(*id)->info.incarnation.value : 0;
@@ -144,12 +145,13 @@ struct Sessions::Receiver {
                        {name, hello.node.version, spoken_by(hello)});
     if (!common) return common.error().what;
     if (self.newest_incarnation_ != nullptr && hello.node.incarnation.value > self.newest_incarnation_())
-      return fmt::format("{} has incarnation {}, a time too far ahead of this controller's clock; set the clocks", name,
-                         hello.node.incarnation);
+      return fmt::format(
+          "{} has incarnation {}, a time too far ahead of this controller's clock; synchronise the clocks", name,
+          hello.node.incarnation);
     return self.observer_ == nullptr ? std::nullopt : self.observer_->refusal(hello.node);
   }
 
-  /// Returns nullptr if the sender must register first. Valid until sessions change.
+  /// Returns nullptr if the sender must register first. The pointer is valid until sessions change.
   const Session* session_of(std::uint64_t incarnation) {
     const Session* found = self.session(turn.from);
     if (found != nullptr && found->incarnation.value == incarnation) return found;
@@ -165,7 +167,7 @@ struct Sessions::Receiver {
     if (update == Update::kRepairWanted) self.request_repair(turn, session);
   }
 
-  /// The endpoints of the replicas if the node does not have the newest list, else none.
+  /// Returns the endpoints of the replicas if the node does not have the newest list, else none.
   std::vector<std::string> new_replicas() {
     if (self.observer_ == nullptr) return {};
     const std::uint64_t version = self.observer_->replicas_version();

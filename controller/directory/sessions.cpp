@@ -29,7 +29,7 @@ void Sessions::disconnected(ConnectionId connection) {
 void Sessions::expire(TimeNs now) {
   for (const NodeId node : directory_.expire(now)) {
     ++counters_.nodes_expired;
-    log().warn("node {}: lease expired", name_of(node));
+    log().warn("node {} is removed: its lease expired, because the node sent no message for too long", name_of(node));
     end_session(node, now);
   }
   orders_.advance(now);
@@ -54,7 +54,7 @@ const Sessions::Session* Sessions::session(ConnectionId connection) const {
 }
 
 void Sessions::count_malformed(std::string_view reason) {
-  // A flood must not fill the disk: only the 1st, 2nd, 4th, 8th ... is logged.
+  // A flood of malformed messages must not fill the disk: only the 1st, 2nd, 4th, 8th ... is logged.
   if (std::has_single_bit(++counters_.messages_malformed))
     log().warn("dropped a malformed message ({} so far): {}", counters_.messages_malformed, reason);
 }
@@ -102,7 +102,8 @@ void Sessions::send_orders() {
   for (const NodeId node : orders_.take_snapshots_wanted()) {
     directory_.want_snapshot(node);
     const auto peer = peers_.find(node);
-    if (peer == peers_.end() || !peer->second.connection) continue;  // requested when the node reconnects
+    if (peer == peers_.end() || !peer->second.connection)
+      continue;  // the snapshot is requested when the node reconnects
     request_repair({*peer->second.connection, 0, *peer->second.replies, {}, peer->second.version},
                    sessions_.at(*peer->second.connection));
   }

@@ -19,7 +19,7 @@
 
 namespace kvferry::controller {
 
-/// One connection of one listener. Never reused.
+/// Identifies a connection of a listener. Ids are never reused.
 using ConnectionId = StrongId<struct ConnectionIdTag, std::uint64_t>;
 
 /// Observes the nodes' messages, so that replicas can share them. It may also refuse registrations.
@@ -42,7 +42,8 @@ class SessionObserver {
   /// An admin command of a client of this replica succeeded.
   virtual void executed(const wire::AdminRequest& request, TimeNs now) = 0;
 
-  /// Endpoints of the live replicas, this one included; `version` increases from 1 with each change.
+  /// Returns the endpoints of the live replicas, this one included. replicas_version() starts at 1 and increases with
+  /// each change of the list.
   virtual const std::vector<std::string>& replicas() const = 0;
   virtual std::uint64_t replicas_version() const = 0;
   virtual ScaleStatus status(TimeNs now) const = 0;
@@ -58,7 +59,7 @@ class ReplySender {
 };
 
 /// Sessions of all listeners, because a node may reconnect through another listener. Malformed messages are counted and
-/// dropped; messages of another protocol version are answered by Refused.
+/// dropped; messages of another protocol version are answered with Refused.
 /// Threads: the directory's owner. `now` must never decrease.
 class Sessions {
  public:
@@ -71,7 +72,7 @@ class Sessions {
   void receive(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies);
   /// Adds the nodes that the directory reloaded from the state folder.
   void adopt_nodes();
-  /// The connection is closed. Its node stays until its lease expires or it registers on another connection.
+  /// Removes a closed connection. Its node stays registered, and is removed if its lease expires before it reconnects.
   void disconnected(ConnectionId connection);
   /// Removes nodes whose lease expired, see Directory::expire(), and sends due orders to nodes.
   void expire(TimeNs now);
@@ -88,7 +89,7 @@ class Sessions {
     Incarnation incarnation;
     std::uint64_t replicas_version = 0;  // newest list of replicas that was sent to the node
   };
-  /// Returns nullptr if the connection has no registered node. Valid until the next non-const call.
+  /// Returns nullptr if the connection has no registered node. The pointer is valid until the next non-const call.
   const Session* session(ConnectionId connection) const;
   std::size_t num_sessions() const { return sessions_.size(); }
 
@@ -98,12 +99,12 @@ class Sessions {
   void count_malformed(std::string_view reason);
   /// Sets Status::insecure.
   void set_insecure(bool insecure) { insecure_ = insecure; }
-  /// Counts a connection that ended before its peer had shown the cluster key.
+  /// Counts a connection that ended before its peer proved that it has the cluster key.
   void count_refused_handshake();
 
  private:
   struct Peer {
-    std::optional<ConnectionId> connection;  // empty after it broke
+    std::optional<ConnectionId> connection;  // empty after the connection broke
     ReplySender* replies = nullptr;          // sender for `connection`
     std::string name;                        // name of the node in log lines
     std::uint32_t version = 0;               // agreed version of the protocol
@@ -114,7 +115,7 @@ class Sessions {
     TimeNs now;
     ReplySender& replies;
     std::string_view bytes{};
-    std::uint32_t version = 0;  // version of the protocol that the reply is in
+    std::uint32_t version = 0;  // protocol version of the reply
   };
   struct Receiver;  // one overload for each message of a node; session_messages.cpp
 

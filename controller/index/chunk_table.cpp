@@ -6,8 +6,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kDeadTailsPerTail = 2;  // dead tails dropped with each new tail, so that dead_tails_ shrinks
-constexpr std::size_t kCostOfTail = 4;        // cost of the search for a tail in walk(), in visited keys
+constexpr std::size_t kDeadTailsPerTail = 2;  // tails of removed holders that are dropped with each new tail
+constexpr std::size_t kCostOfTail = 4;        // in walk(), searching a tail costs as much as visiting this many keys
 constexpr std::uint32_t kNoSet = ~std::uint32_t{0};
 
 }  // namespace
@@ -35,7 +35,7 @@ ChunkTable::Added ChunkTable::add(HolderIndex holder, Tier tier, std::span<const
       ++added.num_dropped;
       return;
     }
-    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // it may have been a tail
+    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // the key may have been a tail before
     if (chunks[i].is_tail) set_tail(holder, chunks[i]);
   });
   return added;
@@ -83,8 +83,8 @@ void ChunkTable::drop_tail(HolderIndex holder, const ChunkKey& key) {
 
 void ChunkTable::add_to_group(HolderIndex holder, const ChunkKey& key, const ChunkKey& group) {
   std::vector<GroupedTail>& tails = groups_[group];
-  std::erase_if(tails,
-                [&](const GroupedTail& tail) { return !is_alive(tail); });  // dead tails must not displace live ones
+  // Tails of removed holders must not displace those of existing ones.
+  std::erase_if(tails, [&](const GroupedTail& tail) { return !is_alive(tail); });
   tails.push_back({holder, holders_[holder].life, key});
   const auto mine = [&](const GroupedTail& tail) { return tail.holder == holder; };
   if (std::count_if(tails.begin(), tails.end(), mine) > static_cast<std::ptrdiff_t>(kTailsPerHolderMax))
@@ -95,7 +95,7 @@ void ChunkTable::add_to_group(HolderIndex holder, const ChunkKey& key, const Chu
 void ChunkTable::remove_from_group(HolderIndex holder, std::uint64_t life, const ChunkKey& key, const TailInfo& tail) {
   if (!tail.grouped) return;
   const auto group = groups_.find(tail.group);
-  if (group == groups_.end()) return;  // newer tails displaced it and are gone by now
+  if (group == groups_.end()) return;  // newer tails displaced this one, and were removed themselves
   std::erase_if(group->second, [&](const GroupedTail& other) {
     return other.holder == holder && other.life == life && other.key == key;
   });
@@ -130,7 +130,7 @@ ChunkTable::Match& ChunkTable::match_of(HolderIndex holder, std::vector<Match>& 
 
 void ChunkTable::add_tail(HolderIndex holder, const ChunkKey& key, std::vector<Match>& matches) {
   const auto found = holders_[holder].tails.find(key);
-  if (found == holders_[holder].tails.end()) return;  // it is a full chunk
+  if (found == holders_[holder].tails.end()) return;  // the key is a full chunk
   std::vector<ChunkEntry>& tails = match_of(holder, matches).tails;
   const auto same = [&](const ChunkEntry& other) { return other.key == key; };
   if (tails.size() == kTailsPerHolderMax || std::any_of(tails.begin(), tails.end(), same)) return;
@@ -167,7 +167,7 @@ void ChunkTable::lookup(const LookupView& query, std::optional<HolderIndex> aske
 
 bool ChunkTable::walk(Walk& at, std::size_t budget, TableBlock& block) const {
   struct Known {
-    std::uint32_t number = kNoSet;     // kNoSet: no member of the set is alive
+    std::uint32_t number = kNoSet;     // index of the set in the block; kNoSet: no member is alive
     std::vector<HolderIndex> holders;  // members that have tails
   };
   std::unordered_map<HolderSets::Id, Known> known;  // valid while the table does not change

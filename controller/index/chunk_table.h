@@ -13,7 +13,7 @@
 
 namespace kvferry::controller {
 
-/// Identifies a holder of a table for good; its HolderIndex is reused after removal.
+/// Identifies a holder of a table and is never reused, unlike its HolderIndex, which is reused after removal.
 using Life = std::uint64_t;
 
 /// Keys in table order, in runs with equal holders. A block is self-contained: if one is lost, the others stay usable.
@@ -28,16 +28,16 @@ struct TableBlock {
   };
   struct Tail {
     ChunkKey key;
-    ChunkKey group;  // zeros: none
+    ChunkKey group;  // all zeros: none
     Life life = 0;
     std::uint32_t num_tokens = 0;
     std::uint64_t age = 0;  // insertion number within the table
   };
   std::vector<ChunkKey> keys;
-  std::vector<Run> runs;  // together cover all keys
+  std::vector<Run> runs;  // runs of keys with equal holders; together they cover all keys
   std::vector<Member> members;
   std::vector<std::uint32_t> set_ends;  // set i is members [set_ends[i - 1], set_ends[i])
-  std::vector<Tail> tails;              // keys that are tails
+  std::vector<Tail> tails;              // details of those keys that are tails
 
   void clear() {
     keys.clear();
@@ -66,10 +66,11 @@ class ChunkTable {
   };
   struct Added {
     std::size_t num_new = 0;
-    std::size_t num_dropped = 0;  // new chunks without room
+    std::size_t num_dropped = 0;  // new chunks for which there was no room
   };
 
-  /// `tails_per_group_max` bounds a group over all holders. The oldest tails drop out; then only exact_tails find them.
+  /// `tails_per_group_max`: limit on a group's tails over all holders; beyond it the oldest are dropped from the group,
+  /// and only exact_tails find them.
   ChunkTable(std::size_t tails_per_group_max, IndexOptions options)
       : tails_per_group_max_(tails_per_group_max), index_(options) {}
 
@@ -102,7 +103,7 @@ class ChunkTable {
 
   /// Makes room for `num_keys` keys. The table must be empty.
   void reserve(std::size_t num_keys) { index_.reserve(num_keys); }
-  /// Adds the keys of a block. `holders` maps the block's lives to holders of this table; others are skipped. The
+  /// Adds the keys of a block. `holders` maps the block's lives to holders of this table; other lives are skipped. The
   /// caller passes the block's tails to restore_tail().
   void restore(const TableBlock& block, const std::unordered_map<Life, HolderIndex>& holders);
   /// Adds the details of a tail; call in order of age. Ignores a key that `holder` does not have.

@@ -6,8 +6,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kSlotsMovedPerChange =
-    16;  // slots moved with each insertion, so that a resize ends before the new table fills
+// Number of slots that each insertion moves during a resize; enough to end the resize before the new table fills.
+constexpr std::size_t kSlotsMovedPerChange = 16;
 
 bool is_full(std::size_t num_keys, std::uint64_t num_slots) { return num_keys > num_slots / 4 * 3; }
 
@@ -116,10 +116,10 @@ bool HashMap64::tidy(std::size_t num_slots, const Keep& keep) {
     if (slot.value == 0 || keep(slot.value))
       ++sweep_;
     else
-      erase_slot(now_, &slot);  // another key may have moved into this slot
+      erase_slot(now_, &slot);  // do not advance: another key may have moved into this slot
   }
   in_sweep_ = sweep_ < end;
-  return true;  // after the sweep the table may shrink
+  return true;  // even if the sweep has ended, because the table may shrink then
 }
 
 }  // namespace kvferry::controller

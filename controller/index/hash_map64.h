@@ -2,7 +2,7 @@
 //
 // Open addressing with linear probing. A key's home slot is the high half of hash * num_slots, so the homes in two
 // tables of different sizes have the same order: a resize moves the slots from first to last, a few with each change.
-// A lookup reads one cache line, less than in KeyMap, with which indexing vLLM's events was a quarter slower.
+// A lookup reads one cache line, fewer than in KeyMap; with KeyMap, indexing vLLM's events was a quarter slower.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ class HashMap64 {
   /// A value that moves into an erased slot may be skipped.
   void begin_sweep();
   bool in_sweep() const { return in_sweep_; }
-  /// Spends about `num_slots` slots on each pending task: resize, sweep. Returns false if no task is left.
+  /// Processes about `num_slots` slots for each pending task (resize, sweep). Returns false if no task is left.
   bool tidy(std::size_t num_slots, const Keep& keep);
 
   std::size_t size() const { return num_keys_; }
@@ -52,7 +52,7 @@ class HashMap64 {
   struct Table {
     PageMemory memory;
     Slot* slots = nullptr;
-    std::uint64_t num_slots = 0;  // homes; kOverflowSlots more follow, so that no run wraps around
+    std::uint64_t num_slots = 0;  // number of home slots; kOverflowSlots more follow, so that no run wraps around
   };
   static constexpr std::uint64_t kSlotsMin = 1024;
   static constexpr std::uint64_t kOverflowSlots = 1024;
@@ -78,8 +78,8 @@ class HashMap64 {
 
   std::uint64_t seed_;
   Table now_;
-  Table next_;                   // during a resize: all keys that lay before resize_at_ in now_
-  std::uint64_t resize_at_ = 0;  // the slot before it is free, so no run of keys crosses it
+  Table next_;                   // during a resize: all keys whose home in now_ lies before resize_at_
+  std::uint64_t resize_at_ = 0;  // first slot not moved yet; the slot before it is free, so no run of keys crosses it
   std::size_t num_keys_ = 0;
   bool in_sweep_ = false;
   std::uint64_t sweep_ = 0;

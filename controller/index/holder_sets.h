@@ -13,7 +13,7 @@
 
 namespace kvferry::controller {
 
-using NodeIndex = std::uint32_t;  // dense; reused after removal
+using NodeIndex = std::uint32_t;  // counts from 0; reused after the node's removal
 
 /// One tier of one node. Ordered by node, then by tier, fastest first.
 struct Placement {
@@ -26,7 +26,7 @@ struct Placement {
 };
 
 /// Reference-counted sets by id. Equal sets share one id until `shared_max` shared sets exist. After that a new set of
-/// several members is private to one reference, so that random replicas can't fill the table of shared sets.
+/// several members is private to one reference, so that randomly placed chunks can't fill the table of shared sets.
 /// Threads: one at a time. Cost: linear in the members of the set.
 class HolderSets {
  public:
@@ -34,7 +34,8 @@ class HolderSets {
 
   explicit HolderSets(std::size_t shared_max) : shared_max_(shared_max) {}
 
-  /// Changes the set of one reference; other references keep the old set. Returns false if nothing changes.
+  /// Replaces `set` by the set with `placement` added or removed. Other references keep the old set. Returns false if
+  /// nothing changes.
   bool add(Id& set, Placement placement);
   bool remove(Id& set, Placement placement);
 
@@ -103,7 +104,7 @@ class HolderSets {
 
   std::size_t shared_max_;
   SizeClass classes_[kNumClasses];
-  std::vector<Id> shared_;  // open addressing by contents, at most half full: 8 bytes for each set
+  std::vector<Id> shared_;  // hash table of the shared sets by their members; open addressing, at most half full
   std::size_t num_shared_ = 0;
   std::size_t num_single_ = 0;
   std::vector<Placement> scratch_;

@@ -30,7 +30,7 @@ void KeyLog<Key>::free(Position position) {
 template <class Key>
 void KeyLog<Key>::open_segment() {
   if (free_segments_.empty()) {
-    KVFERRY_CHECK(segments_.size() < std::size_t{1} << (32 - kOffsetBits), "more keys than positions");
+    KVFERRY_CHECK(segments_.size() < std::size_t{1} << (32 - kOffsetBits), "the log is full: all positions are used");
     segments_.emplace_back();
     head_ = segments_.size() - 1;
   } else {

@@ -49,7 +49,7 @@ class KeyLog {
   Value value(Position position) const { return segment_of(position).values[offset_of(position)]; }
   /// Returns false if the segment of `position` is free.
   bool is_open(Position position) const { return segment_of(position).keys != nullptr; }
-  /// `position` may lie in a free segment.
+  /// Returns true if the entry at `position`, which may lie in a free segment, holds the key `other`.
   bool is_at(Position position, const Key& other) const {
     const Segment& segment = segment_of(position);
     return segment.keys != nullptr && equal_keys(segment.keys[offset_of(position)], other) &&
@@ -69,8 +69,8 @@ class KeyLog {
     if (++cursor.position % kGroup == 0) fetch_follower(cursor.position);
     return true;
   }
-  /// Returns where the last lookup continued that passed `position` and did not find its next key right after. kGroup
-  /// positions share one hint.
+  /// Returns the position at which the last lookup that passed `position` continued, if its next key was not in the
+  /// next entry; 0: none. kGroup positions share one such hint.
   Position follower(Position position) const { return segment_of(position).followers[offset_of(position) / kGroup]; }
   void set_follower(Position position, Position follower) {
     segment_of(position).followers[offset_of(position) / kGroup] = follower;

@@ -35,7 +35,7 @@ typename KeyMap<Key>::Table KeyMap<Key>::make_table(std::uint64_t num_buckets) {
 
 template <class Key>
 void KeyMap<Key>::reserve(std::size_t num_keys) {
-  KVFERRY_CHECK(num_keys_ == 0 && !is_resizing(), "reserve() on a table of {} keys", num_keys_);
+  KVFERRY_CHECK(num_keys_ == 0 && !is_resizing(), "reserve() needs an empty table; this one has {} keys", num_keys_);
   now_ = make_table(std::max<std::uint64_t>(kBucketsMin, num_keys * 7 / (4 * Bucket::kSlots)));
 }
 
@@ -56,7 +56,7 @@ typename KeyMap<Key>::Position KeyMap<Key>::position_of(const Key& key) const {
   return it == overflow_.end() ? 0 : it->second;
 }
 
-/// Finds a key that is not the entry right after the cursor.
+/// Finds a key that is not in the entry right after the cursor.
 template <class Key>
 typename KeyMap<Key>::Value KeyMap<Key>::find_off(const Key& key, Cursor& cursor) {
   const Position before = cursor.position;
@@ -96,7 +96,7 @@ void KeyMap<Key>::remove_from_table(Position position) {
     }
     if (bucket->num_passed == 0) break;
   }
-  KVFERRY_CHECK(overflow_.erase(key) == 1, "a key of the log has no place in the table");
+  KVFERRY_CHECK(overflow_.erase(key) == 1, "a key of the log is missing in the table");
 }
 
 template <class Key>
@@ -187,7 +187,7 @@ void KeyMap<Key>::compact(std::size_t num_entries, const Clean& clean) {
       break;
     }
     if (log_.value(compact_at_) == 0) continue;
-    clean_at(compact_at_, clean);  // because the sweep may already be past the entry's new position
+    clean_at(compact_at_, clean);  // the sweep may already be past the entry's new position
     if (!log_.is_open(compact_at_) || log_.value(compact_at_) == 0) continue;
     const Key key = log_.key(compact_at_);
     const Value value = log_.value(compact_at_);

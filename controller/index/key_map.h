@@ -105,7 +105,7 @@ class KeyMap {
   /// are inserted later may be skipped.
   void begin_sweep();
   bool in_sweep() const { return in_sweep_; }
-  /// Spends about `num_lines` cache lines on each pending task: resize, compaction, sweep. `clean` returns the new
+  /// Processes about `num_lines` cache lines for each pending task (resize, compaction, sweep). `clean` returns the new
   /// value, or 0 to erase the key; if it is empty, values stay. Returns false if no task is left.
   bool tidy(std::size_t num_lines, const Clean& clean);
 
@@ -120,7 +120,7 @@ class KeyMap {
   struct Table {
     PageMemory memory;
     Bucket* buckets = nullptr;
-    std::uint64_t num_buckets = 0;  // homes; kBucketsPerKeyMax - 1 more follow
+    std::uint64_t num_buckets = 0;  // number of home buckets; kBucketsPerKeyMax - 1 more buckets follow
   };
   static constexpr std::size_t kBucketsPerKeyMax = 64;
 
@@ -155,7 +155,7 @@ class KeyMap {
   Log log_;
   Table now_;
   Table next_;                   // during a resize: all keys whose home in now_ lies before resize_at_
-  std::uint64_t resize_at_ = 0;  // keys stored in this bucket or a later one also have their home there
+  std::uint64_t resize_at_ = 0;  // first bucket that is not moved; no key from here on has its home before it
   std::unordered_map<Key, Position> overflow_;
   std::size_t num_keys_ = 0;
   std::vector<Position> erased_;               // positions that finish_erasing() will free

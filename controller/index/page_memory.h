@@ -6,7 +6,8 @@
 
 namespace kvferry::controller {
 
-/// Zeroed pages that occupy memory once touched; huge pages if asked for, large enough and enabled in the kernel.
+/// Zeroed pages that occupy memory once touched. Huge pages if Pages::kHuge is given, the size is at least one huge
+/// page and the kernel has them enabled.
 class PageMemory {
  public:
   enum class Pages { kSmall, kHuge };
@@ -22,7 +23,7 @@ class PageMemory {
   ~PageMemory();
 
   void* data() const { return data_; }
-  /// Returns the whole huge pages of [0, end_bytes) to the kernel, with their contents. `end_bytes` must not decrease.
+  /// Frees the whole huge pages within [0, end_bytes); their contents are lost. `end_bytes` must not decrease.
   void release_before(std::size_t end_bytes);
 
  private:

@@ -82,8 +82,8 @@ class PlacementIndex {
   }
 
   /// Finds every node except `asker` that has keys[0], in no particular order. Stops at the first key that no candidate
-  /// has. Cost for each key: one step if the keys were added in this order, else one search; linear in the holders
-  /// where these differ from the previous key's.
+  /// has. Cost for each key: one step if the keys were added in this order, else one search; also linear in the key's
+  /// holders if they differ from the previous key's.
   void lookup(std::span<const Key> keys, std::optional<NodeIndex> asker, std::vector<PrefixMatch>& matches);
 
   /// Calls `see(first, end, placements)` for each run of keys with equal placements, in order and including removed and
@@ -91,10 +91,10 @@ class PlacementIndex {
   template <class See>
   void for_each_run(std::span<const Key> keys, const See& see);
 
-  /// Resizes, compacts and sweeps, about `num_lines` cache lines each. Returns false if nothing is left to do.
+  /// Resizes, compacts and sweeps tables, about `num_lines` cache lines each. Returns false if nothing is left to do.
   bool tidy(std::size_t num_lines);
 
-  std::size_t num_keys() const { return map_.size(); }  // including keys of which only removed nodes are holders
+  std::size_t num_keys() const { return map_.size(); }  // including keys that only removed nodes hold
   const HolderSets& sets() const { return sets_; }
 
  private:
@@ -111,7 +111,8 @@ class PlacementIndex {
   };
   static constexpr std::size_t kKeysFetchedFirst = 8;
   static constexpr std::size_t kKeysPerPiece = 64;  // keys that are changed between two rounds of tidying
-  static constexpr std::size_t kTidyPerChange = 4;  // cache lines to tidy; finishes a resize before the table is full
+  // Number of cache lines to tidy for each changed key; enough to end a resize before the table is full.
+  static constexpr std::size_t kTidyPerChange = 4;
 
   NodeIndex add_node(std::uint32_t num_reached);
   bool add_one(NodeIndex node, Tier tier, const Key& key, Cursor& cursor, bool& is_known);
@@ -126,11 +127,11 @@ class PlacementIndex {
 
   KeyMap<Key> map_;
   HolderSets sets_;
-  std::vector<Node> nodes_;           // without digests, which lookups do not read
+  std::vector<Node> nodes_;           // index: node; lookups read these, but not the digests
   std::vector<TierDigests> digests_;  // index: node; zero for a removed node
   std::vector<NodeIndex> free_;
   std::vector<NodeIndex> removed_;    // oldest first; sets may still contain them
-  std::size_t num_removed_seen_ = 0;  // number of first nodes in removed_ that the current sweep removes from all sets
+  std::size_t num_removed_seen_ = 0;  // the current sweep removes this many of the first nodes in removed_ from sets
   std::vector<NodeIndex> run_;        // nodes that hold all keys so far, in the lookup in progress
 };
 

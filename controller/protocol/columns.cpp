@@ -27,7 +27,7 @@ Result<std::vector<ChunkEntry>> join_entries(const KeyBlob& full, const TailColu
   const std::size_t num_tails = tails.keys.keys.size();
   if (tails.groups.keys.size() != num_tails || tails.num_tokens.size() != num_tails) {
     return Error{ErrorCode::kCorrupt,
-                 fmt::format("malformed controller message: {} tails with {} groups and {} lengths", num_tails,
+                 fmt::format("malformed controller message: it has {} tails, but {} groups and {} lengths", num_tails,
                              tails.groups.keys.size(), tails.num_tokens.size())};
   }
   std::vector<ChunkEntry> entries;
@@ -50,7 +50,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
   using kvferry::controller::Tier;
   using kvferry::controller::wire::KeyBlob;
   using kvferry::controller::wire::TailColumns;
-  static_assert(alignof(ChunkKey) == 1 && sizeof(ChunkKey) == 16, "keys lie side by side");
+  static_assert(alignof(ChunkKey) == 1 && sizeof(ChunkKey) == 16, "keys must lie side by side");
 
   const msgpack::object& convert<KeyBlob>::operator()(const msgpack::object& o, KeyBlob& blob) const {
     if (o.type != msgpack::type::BIN || o.via.bin.size % sizeof(ChunkKey) != 0) throw msgpack::type_error();

@@ -12,12 +12,13 @@
 
 namespace kvferry::controller::wire {
 
-/// Serialised as one binary of 16 bytes a key: an array of a thousand small binaries takes ten times as long to parse.
+/// Keys that are serialised as one binary with 16 bytes for each: an array of a thousand small binaries takes ten times
+/// as long to parse.
 struct KeyBlob {
   std::vector<ChunkKey> keys;
 };
 
-/// Three columns of equal length. A group of sixteen zeros means none.
+/// Tails as three columns of equal length. A group of 16 zero bytes means that the tail has no group.
 struct TailColumns {
   KeyBlob keys{};
   KeyBlob groups{};
@@ -46,7 +47,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
     packer<sbuffer>& operator()(packer<sbuffer>& o, const kvferry::controller::wire::KeyBlob& blob) const;
   };
 
-  /// A Holder has its tails as columns. A tier that this release doesn't know becomes the slowest.
+  /// The tails of a Holder are serialised as columns. A tier that this release doesn't know is read as the slowest one.
   template <>
   struct convert<kvferry::controller::Holder> {
     const msgpack::object& operator()(const msgpack::object& o, kvferry::controller::Holder& holder) const;

@@ -32,7 +32,8 @@ struct Hello {
   Header header{kProtocolVersion, 1};
   NodeInfo node{};
   std::uint64_t next_sequence = 0;  // number of the next Publish or Evict
-  // Versions that the node speaks. The header has the oldest, so that older controllers can read it. 0: only that one.
+  // Protocol versions that the node speaks; 0: only the header's. The header has the oldest one, so that older
+  // controllers can read the message.
   std::uint32_t oldest_protocol = 0, newest_protocol = 0;
   KVFERRY_FIELDS(header, node.name_space, node.engine_id, node.incarnation, node.role, node.endpoint, node.fingerprint,
                  next_sequence, node.serves, node.version, oldest_protocol, newest_protocol, node.secret, node.details);
@@ -49,7 +50,7 @@ struct Publish {
   Header header{kProtocolVersion, 6};
   std::uint64_t incarnation = 0;
   std::uint64_t sequence = 0;    // Publish and Evict are numbered in one series without gaps
-  bool begins_snapshot = false;  // voids what this node held before: at once or, with has_end, at the end
+  bool begins_snapshot = false;  // voids what this node held before: at once or, with has_end, when the snapshot ends
   KeyBlob full{};
   TailColumns tails{};
   std::uint32_t tier = static_cast<std::uint32_t>(Tier::kHost);  // tier of all entries
@@ -94,7 +95,7 @@ struct StatusRequest {
 };
 
 // Controller to node.
-/// Its header has the version that both sides use from here on.
+/// Confirms a Hello. The header has the version that both sides use from here on.
 struct Registered {
   Header header{kProtocolVersion, 2};
   std::uint64_t incarnation = 0;
@@ -105,7 +106,7 @@ struct Registered {
 struct Refused {
   Header header{kProtocolVersion, 3};
   std::string reason{};
-  std::uint64_t newest_incarnation = 0;  // the newest one that is known of the node's engine id; 0: none
+  std::uint64_t newest_incarnation = 0;  // newest known incarnation of the node's engine id; 0: none
   KVFERRY_FIELDS(header, reason, newest_incarnation);
 };
 struct HeartbeatAck {
@@ -125,7 +126,7 @@ struct LookupReply {
 struct SnapshotWanted {
   Header header{kProtocolVersion, 11};
   std::uint64_t incarnation = 0;
-  std::uint64_t next_sequence = 0;  // all lower numbers were used: a snapshot begun at this one or later suffices
+  std::uint64_t next_sequence = 0;  // a snapshot that begins at this number or later suffices; all lower ones were used
   bool resend_will_do = false;      // no snapshot is needed if all messages from resend_from on are sent again
   std::uint64_t resend_from = ~std::uint64_t{0};  // first missing number; older controllers don't send it
   KVFERRY_FIELDS(header, incarnation, next_sequence, resend_will_do, resend_from);
@@ -133,7 +134,7 @@ struct SnapshotWanted {
 /// No registered node uses this connection, because the controller restarted or the lease expired: send Hello.
 struct Unregistered {
   Header header{kProtocolVersion, 12};
-  std::uint64_t incarnation = 0;  // copied from the message that this answers
+  std::uint64_t incarnation = 0;  // the incarnation in the message that is answered
   KVFERRY_FIELDS(header, incarnation);
 };
 struct AdminReply {
@@ -182,7 +183,7 @@ struct StatusReply {
   KVFERRY_FIELDS(header, status);
 };
 
-// Receivers visit these variants with one overload for each message, so that a message without one does not compile.
+// Receivers visit these variants with one overload for each message, so that a missing overload is a compile error.
 using FromNode = std::variant<Hello, Heartbeat, Publish, Evict, Lookup, Leave, AdminRequest, StatusRequest>;
 using FromController = std::variant<Registered, Refused, HeartbeatAck, LookupReply, SnapshotWanted, Unregistered,
                                     AdminReply, Pin, Unpin, Replicate, EvictOrder, StatusReply>;

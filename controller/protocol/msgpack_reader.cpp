@@ -5,10 +5,10 @@
 namespace kvferry::controller {
 namespace {
 
-/// Layout of an unsigned integer of up to 32 bits within the eight bytes from its tag on, read as one big-endian
-/// number.
+/// Where an unsigned integer of up to 32 bits lies within the eight bytes that begin with its tag, if they are read as
+/// one big-endian number.
 struct SmallInteger {
-  std::uint8_t num_bytes;  // 0: the tag is not such an integer
+  std::uint8_t num_bytes;  // size with the tag; 0: the tag begins another kind of value
   std::uint8_t shift;
   std::uint32_t mask;
 };
@@ -22,7 +22,7 @@ constexpr std::array<SmallInteger, 256> kSmallIntegers = [] {
   return table;
 }();
 
-/// Number of bytes after the tag of a value that carries no length.
+/// Returns the number of bytes after the tag of a value that carries no length.
 constexpr std::size_t fixed_size(std::uint8_t tag) {
   switch (tag) {
     case 0xca:
@@ -30,7 +30,7 @@ constexpr std::size_t fixed_size(std::uint8_t tag) {
     case 0xcb:
       return 8;
     case 0xd4:
-      return 2;  // extensions
+      return 2;  // from here on extensions: their type and data
     case 0xd5:
       return 3;
     case 0xd6:
@@ -47,7 +47,7 @@ constexpr std::size_t fixed_size(std::uint8_t tag) {
 }  // namespace
 
 bool MsgpackReader::read_small_integers(std::uint32_t* values, std::uint32_t count) {
-  // Tokens take one to five bytes each, unpredictably, so no branch may depend on the size.
+  // Tokens take one to five bytes each. A branch on the size would often be mispredicted, so there is none.
   const std::uint8_t* at = at_;
   std::uint32_t i = 0;
   for (; i < count && end_ - at >= 8; ++i) {
@@ -60,7 +60,7 @@ bool MsgpackReader::read_small_integers(std::uint32_t* values, std::uint32_t cou
     at += form.num_bytes;
   }
   MsgpackReader rest = *this;
-  for (rest.at_ = at; i < count; ++i) {  // the last eight bytes, and small numbers in a longer form
+  for (rest.at_ = at; i < count; ++i) {  // for the last eight bytes, and for small numbers in a longer form
     std::uint64_t value = 0;
     if (!rest.read_integer(value) || value > 0xffffffff) return false;
     values[i] = static_cast<std::uint32_t>(value);

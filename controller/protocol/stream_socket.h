@@ -21,11 +21,11 @@ struct BoundSocket {
 /// kUnavailable: the address cannot be bound, e.g. because it is in use.
 Result<BoundSocket> listen_on(const StreamAddress& address);
 
-/// Does not block; a TCP connection may still be in progress. A TCP host must be numeric. Fails if no process listens
-/// on the address.
+/// Starts a connection without blocking; over TCP it may still be in progress. A TCP host must be numeric. Fails if no
+/// process listens on the address.
 Result<OwnedFd> begin_connect(const StreamAddress& address);
 
-/// Every message is preceded by its length, little-endian.
+/// Each message is preceded by its length, a little-endian integer of this many bytes.
 constexpr std::size_t kLengthBytes = 4;
 void append_frame(std::string& out, std::string_view message);
 /// Returns the length at the start of `bytes`, which has at least kLengthBytes bytes.

@@ -14,15 +14,15 @@
 
 namespace kvferry::controller {
 
-/// One registered (namespace, engine id, incarnation). Never reused, so late messages of an expired node or a fenced
-/// incarnation match no node.
+/// Identifies a registered (namespace, engine id, incarnation). Ids are never reused, so late messages of an expired
+/// node or a fenced incarnation match no node.
 using NodeId = StrongId<struct NodeIdTag, std::uint64_t>;
 
-/// A snapshot lists everything that a node holds.
+/// Role of a Publish in a snapshot, which lists everything that a node holds.
 enum class SnapshotMark {
   kNone,
-  kReplaces,  // voids at once all that the node held before
-  kBegins,    // what the node held before counts until kEnds; what it publishes from here on also counts afterwards
+  kReplaces,  // first message of a snapshot that voids at once all that the node held before
+  kBegins,    // first message of a snapshot; what the node held before is valid until kEnds
   kEnds,      // last message of the snapshot
 };
 
@@ -56,7 +56,7 @@ struct TierDigest {
 };
 using TierDigests = std::array<TierDigest, kNumTiers>;
 
-/// A Holder without copies, and what the directory ranks it by.
+/// A Holder that refers to the directory's data, and the values by which the directory ranks holders.
 struct HolderView {
   const NodeInfo* info = nullptr;
   std::uint32_t num_full_chunks = 0;

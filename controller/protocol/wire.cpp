@@ -25,7 +25,8 @@ Result<Message> convert_by_type(std::uint32_t type, const msgpack::object& objec
 template <class Message>
 Result<Message> parse(std::string_view bytes, VersionRange versions) {
   try {
-    // An element takes a byte or more, so no valid length exceeds the message's; msgpack would allocate any other, too.
+    // Each element takes at least one byte, so a length above the message's is invalid. Without limits msgpack would
+    // allocate memory for it.
     const std::size_t limit = bytes.size();
     const msgpack::object_handle handle =
         msgpack::unpack(bytes.data(), bytes.size(), nullptr, nullptr,
@@ -66,7 +67,7 @@ std::size_t version_at(std::string_view bytes) {
 std::uint32_t version_of(std::string_view bytes) { return static_cast<unsigned char>(bytes[version_at(bytes)]); }
 
 void set_version(std::string& bytes, std::uint32_t version) {
-  KVFERRY_CHECK(version > 0 && version < 0x80, "protocol version {}", version);
+  KVFERRY_CHECK(version > 0 && version < 0x80, "protocol version {} is not in 1 to 127", version);
   bytes[version_at(bytes)] = static_cast<char>(version);
 }
 
@@ -81,7 +82,8 @@ SnapshotMark mark_of(const Publish& publish) {
 
 Result<std::vector<ChunkEntry>> chunks_of(const Publish& publish) {
   if (tier_of(publish.tier)) return join_entries(publish.full, publish.tails);
-  return Error{ErrorCode::kCorrupt, fmt::format("tier {}; 0 to {} are allowed", publish.tier, kNumTiers - 1)};
+  return Error{ErrorCode::kCorrupt,
+               fmt::format("malformed controller message: tier {}; 0 to {} are allowed", publish.tier, kNumTiers - 1)};
 }
 
 std::optional<LookupFields> read_lookup(std::string_view bytes, VersionRange versions) {

@@ -16,14 +16,13 @@
 
 namespace kvferry::controller::wire {
 
-constexpr std::size_t kMessageBytesMax = std::size_t{4} << 20;  // ZeroMQ drops a connection that sends more
+constexpr std::size_t kMessageBytesMax = std::size_t{4} << 20;  // ZeroMQ closes a connection that sends more
 constexpr std::size_t kChunksPerPublishMax = 16'384;            // keeps a Publish far below kMessageBytesMax
 constexpr std::size_t kKeysPerLookupMax = 65'536;               // keys, groups and exact tails together
 
-/// `Message`: FromNode or FromController. Never throws. Memory is bounded by a small multiple of bytes.size(), whatever
-/// lengths the bytes claim.
-/// Errors: kCorrupt: not one of these messages; kRefused: a version outside of `versions`; the error states both.
-/// Hello and Refused are accepted in any version.
+/// Parses a message. `Message`: FromNode or FromController. Never throws. Memory is bounded by a small multiple of
+/// bytes.size(), whatever lengths the bytes claim. Errors: kCorrupt: not one of these messages; kRefused: a version
+/// outside of `versions`; the error states both. Hello and Refused are accepted in any version.
 template <class Message>
 Result<Message> parse(std::string_view bytes, VersionRange versions = kProtocol);
 extern template Result<FromNode> parse(std::string_view bytes, VersionRange versions);
@@ -51,8 +50,8 @@ struct LookupFields {
   std::uint64_t token = 0;
   LookupView query;
 };
-/// Returns nullopt unless `bytes` are a Lookup of one of the versions, encoded as this release encodes it; in that case
-/// call parse(). If it returns fields, parse() would return the same ones.
+/// Reads a Lookup of one of `versions` that is encoded as this release encodes it, with the same result as parse().
+/// Returns nullopt for all other bytes, for which the caller then calls parse().
 std::optional<LookupFields> read_lookup(std::string_view bytes, VersionRange versions = kProtocol);
 
 /// Replaces the contents of `buffer` by the bytes of a LookupReply, as encode() would write them.

@@ -83,10 +83,10 @@ TEST(Pins, BadRequestsAreRefusedWithASentence) {
     return pins.add("ns", owner, std::move(keys), 0, ttl).error().what;
   };
   EXPECT_THAT(refusal("", keys_of(0, 1), kSecond), HasSubstr("needs an owner"));
-  EXPECT_THAT(refusal("a", keys_of(0, 1), 0), HasSubstr("a pin of 0 ms; 1 to 10000 are allowed"));
-  EXPECT_THAT(refusal("a", keys_of(0, 1), 11 * kSecond), HasSubstr("a pin of 11000 ms"));
-  EXPECT_THAT(refusal("a", {}, kSecond), HasSubstr("a pin of 0 keys; 1 to 4 are allowed"));
-  EXPECT_THAT(refusal("a", keys_of(0, 5), kSecond), HasSubstr("a pin of 5 keys"));
+  EXPECT_THAT(refusal("a", keys_of(0, 1), 0), HasSubstr("a pin can't last 0 ms; 1 to 10000 are allowed"));
+  EXPECT_THAT(refusal("a", keys_of(0, 1), 11 * kSecond), HasSubstr("a pin can't last 11000 ms"));
+  EXPECT_THAT(refusal("a", {}, kSecond), HasSubstr("a pin can't have 0 keys; 1 to 4 are allowed"));
+  EXPECT_THAT(refusal("a", keys_of(0, 5), kSecond), HasSubstr("a pin can't have 5 keys"));
   ASSERT_TRUE(pins.add("ns", "a", keys_of(0, 4), 0, kSecond));
   EXPECT_THAT(refusal("a", keys_of(0, 3), kSecond), HasSubstr("'a' already has 4 of at most 6 pinned keys"));
   ASSERT_TRUE(pins.add("ns", "b", keys_of(0, 4), 0, kSecond));
