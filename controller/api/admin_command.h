@@ -12,7 +12,7 @@
 
 namespace kvferry::controller {
 
-/// PROTOCOL.md lists the verbs and the fields that each of them reads.
+/// PROTOCOL.md lists the verbs and the fields that each verb reads.
 struct AdminCommand {
   std::string verb;  // pin, unpin, drain, undrain, move, clear, quota
   std::string name_space{};

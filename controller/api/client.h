@@ -36,7 +36,7 @@ struct LookupQuery {
   std::vector<ChunkKey> exact_tails;  // keys of tails to find, whatever their group
 };
 
-/// A LookupQuery whose keys are stored elsewhere.
+/// A LookupQuery that refers to keys stored elsewhere.
 struct LookupView {
   std::span<const ChunkKey> keys, tail_groups, exact_tails;
 
@@ -104,7 +104,7 @@ struct ReplicateChunks {
 };
 struct EvictChunks {
   bool all = false;
-  std::vector<ChunkKey> keys;  // ignored where `all` is set
+  std::vector<ChunkKey> keys;  // ignored if `all` is true
 };
 using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, SnapshotWanted, PinChunks, UnpinChunks,
                                  ReplicateChunks, EvictChunks, LookupFailed>;

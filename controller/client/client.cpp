@@ -122,7 +122,7 @@ Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t ti
 
 Result<std::unique_ptr<Client>> make_registered_client(ClientOptions& options, const Clock& clock,
                                                        std::int64_t timeout_ms) {
-  constexpr int kTriesMax = 3;  // another process with this engine id may start at the same time
+  constexpr int kTriesMax = 3;  // a retry fails too if another process with this engine id starts at that time
   for (int tries = 1;; ++tries) {
     std::unique_ptr<Client> client = KVFERRY_TRY(make_client(options));
     Incarnation newest;

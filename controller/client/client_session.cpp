@@ -123,11 +123,11 @@ void ClientSession::send_due(TimeNs now) {
   const bool is_sent = state_ == State::kConnecting ? send_hello() : send_heartbeat();
   // Silence counts from the oldest unanswered message. A Hello that was not sent needs no answer.
   if (!waiting_since_ && (is_sent || is_registered())) waiting_since_ = now;
-  if (is_sent) sent_at_ = now;  // else the next call tries again: fd() becomes readable when the connection is up
+  if (is_sent) sent_at_ = now;  // else the next call sends it: fd() becomes readable when the connection is up
 }
 
 bool ClientSession::send_hello() {
-  version_ = options_.protocol.oldest;  // every controller that has a version in common with this client reads it
+  version_ = options_.protocol.oldest;  // every controller with a version in common can read the oldest one
   beat_load_ = 0;                       // a new registration has load 0, so a load that differs is reported soon
   return send(encode(wire::Hello{.node = options_.node,
                                  .next_sequence = publisher_.next_sequence(),

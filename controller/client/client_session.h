@@ -18,7 +18,7 @@ namespace kvferry::controller {
 // Enough for the messages of one second at a million keys per second.
 constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;
 
-/// kInvalidArgument: too many keys for one message.
+/// Checks the size of a lookup. kInvalidArgument: it has too many keys for one message.
 Result<void> check_lookup(const LookupQuery& query);
 
 /// Pure: no I/O and no clock. Threads: one at a time.
@@ -64,7 +64,7 @@ class ClientSession {
 
  private:
   enum class State { kConnecting, kRegistered, kRefused, kLeft };
-  struct Receiver;  // one overload for each message of the controller
+  struct Receiver;  // has one overload for each message of the controller
 
   std::uint64_t incarnation() const { return options_.node.incarnation.value; }
   bool send_hello();

@@ -28,12 +28,12 @@ class Publisher {
   Publisher(Incarnation incarnation, std::size_t resend_bytes_max, Send send)
       : incarnation_(incarnation), resend_bytes_max_(resend_bytes_max), send_(std::move(send)) {}
 
-  /// Splits long lists into several messages.
+  /// Publishes chunks. Splits long lists into several messages.
   void publish(std::span<const ChunkEntry> chunks, Tier tier = Tier::kHost);
   /// Removes the keys from all tiers.
   void evict(std::span<const ChunkKey> keys);
 
-  /// When the snapshot ends, it replaces everything published before its begin.
+  /// Begins a snapshot. When it ends, it replaces everything published before its begin.
   void begin_snapshot();
   void end_snapshot();
 

@@ -33,7 +33,7 @@ struct PairQuery {
   std::string name_space;
   std::uint64_t num_tokens = 0;
   std::set<std::string> exclude{};               // engine ids of nodes that must not be chosen
-  std::map<std::string, std::uint64_t> loads{};  // [engine id] requests that the caller knows of, a minimum of the load
+  std::map<std::string, std::uint64_t> loads{};  // [engine id] lower bound on the node's load, known to the caller
 };
 
 struct Pair {
@@ -65,7 +65,7 @@ class Pairing {
 /// Keys of a prompt, as the connector computes them.
 struct PromptKeys {
   std::vector<ChunkKey> keys;         // keys of full chunks
-  std::vector<ChunkKey> tail_groups;  // as in LookupQuery
+  std::vector<ChunkKey> tail_groups;  // [i] group of a tail after i full chunks, as in LookupQuery
   ChunkKey rest_parent;               // key of the last full chunk, the root if there is none
 };
 PromptKeys keys_of_prompt(const ChunkKey& root, std::uint32_t chunk_tokens, std::span<const std::int32_t> tokens);

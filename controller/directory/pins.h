@@ -18,12 +18,12 @@
 
 namespace kvferry::controller {
 
-using ControllerPinId = StrongId<struct ControllerPinIdTag, std::uint64_t>;  // 0: none
+using ControllerPinId = StrongId<struct ControllerPinIdTag, std::uint64_t>;  // 0: no pin
 
 struct PinOptions {
   TimeNs ttl_max = 24 * 3600 * kSecond;
   std::size_t keys_per_pin_max = 65'536;
-  std::size_t keys_max = std::size_t{1} << 20;            // sum over all pins
+  std::size_t keys_max = std::size_t{1} << 20;            // limit on the sum over all pins
   std::size_t keys_per_owner_max = std::size_t{1} << 18;  // so that no owner can use up keys_max
 };
 
@@ -60,7 +60,7 @@ class Pins {
 
   /// Returns the orders to pin those of `keys` that pins cover. `node` holds all of `keys`.
   std::vector<Order> orders_for(const std::string& name_space, NodeId node, std::span<const ChunkKey> keys, TimeNs now);
-  /// Removes a node that is gone from all pins.
+  /// Removes a node, which has left the directory, from all pins.
   void remove(NodeId node);
 
   const Pin* find(ControllerPinId id) const;

@@ -82,7 +82,7 @@ void Sessions::begin_session(const Turn& turn, NodeId node, const NodeInfo& info
     log().info("node '{}' of namespace '{}' registered: incarnation {}, role {}, endpoint {}", info.engine_id,
                info.name_space, info.incarnation, info.role, info.endpoint);
   } else if (known->second.connection) {
-    sessions_.erase(*known->second.connection);  // replaced by the new connection
+    sessions_.erase(*known->second.connection);  // the new connection replaces the old one
   }
   peers_[node] = Peer{turn.from, &turn.replies, fmt::format("'{}' of namespace '{}'", info.engine_id, info.name_space),
                       turn.version};

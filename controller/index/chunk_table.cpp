@@ -66,7 +66,7 @@ std::optional<ChunkEntry> ChunkTable::find(HolderIndex holder, const ChunkKey& k
 
 void ChunkTable::set_tail(HolderIndex holder, const ChunkEntry& chunk) {
   const bool grouped = chunk.num_tokens >= kTailGroupTokens;
-  drop_tail(holder, chunk.key);  // the old entry may be in another tier; the new one counts as the newest tail
+  drop_tail(holder, chunk.key);  // the tail may be known from another tier; the new entry counts as the newest
   holders_[holder].tails.emplace(
       chunk.key, TailInfo{chunk.num_tokens, grouped, grouped ? chunk.tail_group : ChunkKey{}, ++num_tails_ever_});
   if (grouped) add_to_group(holder, chunk.key, chunk.tail_group);

@@ -127,7 +127,7 @@ class ChunkTable {
     std::uint32_t num_tokens = 0;
     bool grouped = false;
     ChunkKey group;
-    std::uint64_t age = 0;  // insertion number
+    std::uint64_t age = 0;  // insertion number within the table
   };
   using Tails = std::unordered_map<ChunkKey, TailInfo>;
   struct Holder {
@@ -159,13 +159,13 @@ class ChunkTable {
 
   std::size_t tails_per_group_max_;
   PlacementIndex<ChunkKey> index_;
-  std::vector<Holder> holders_;  // index: HolderIndex
+  std::vector<Holder> holders_;  // [HolderIndex] state of the holder
   std::uint64_t num_lives_ = 0;
   std::uint64_t num_tails_ever_ = 0;
-  std::unordered_map<ChunkKey, std::vector<GroupedTail>> groups_;  // tails of each group, oldest first
+  std::unordered_map<ChunkKey, std::vector<GroupedTail>> groups_;  // [group] its tails, oldest first
   std::vector<DeadHolderTails> dead_tails_;
-  std::vector<PrefixMatch> prefix_matches_;  // scratch of lookup()
-  std::vector<ChunkKey> keys_;               // scratch of add()
+  std::vector<PrefixMatch> prefix_matches_;  // buffer that lookup() reuses
+  std::vector<ChunkKey> keys_;               // buffer that add() reuses
 };
 
 }  // namespace kvferry::controller

@@ -33,7 +33,7 @@ std::uint64_t* HashMap64::find(std::uint64_t key) {
 }
 
 bool HashMap64::put(Table& table, std::uint64_t h, Slot entry) {
-  const Slot* last = table.slots + table.num_slots + kOverflowSlots - 1;  // always free, so that every run ends
+  const Slot* last = table.slots + table.num_slots + kOverflowSlots - 1;  // stays free, so that every run ends
   for (Slot* slot = table.slots + home(h, table); slot != last; ++slot) {
     if (slot->value != 0) continue;
     *slot = entry;

@@ -68,7 +68,7 @@ class HolderSets {
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
   struct Record {
-    std::uint32_t num_references;  // in a free record: the next free one of its class, or kNone
+    std::uint32_t num_references;  // in a free record: index of its class's next free record, or kNone
     std::uint32_t num_members : 31;
     std::uint32_t is_shared : 1;
     Placement members[1];  // as many as the record's size class has room for
@@ -79,7 +79,7 @@ class HolderSets {
     std::uint32_t first_free = kNone;
   };
   struct Change {
-    Id from = 0, to = 0;  // to == 0: none
+    Id from = 0, to = 0;  // to == 0: no change is recorded
     Placement placement;
   };
   static unsigned block_log(unsigned size_class) {

@@ -31,7 +31,7 @@ inline bool equal_keys(const Key& a, const Key& b) {
 template <class Key>
 class KeyLog {
  public:
-  using Position = std::uint32_t;  // 0: none
+  using Position = std::uint32_t;  // place of an entry; 0: none
   using Value = std::uint32_t;
 
   /// Points at the entry `position`. The entry after it is always readable.
@@ -77,7 +77,7 @@ class KeyLog {
   }
 
   std::size_t num_segments() const { return segments_.size(); }
-  std::size_t num_used() const { return num_used_; }  // positions in segments that are not free
+  std::size_t num_used() const { return num_used_; }  // number of positions in segments that are not free
   /// A segment has the positions [first_position(), end_position()); none if it is free.
   Position first_position(std::size_t segment) const {
     return static_cast<Position>(segment << kOffsetBits) + (segment == 0 ? 1 : 0);
@@ -102,9 +102,9 @@ class KeyLog {
 
   struct Segment {
     PageMemory memory;
-    Key* keys = nullptr;            // [kCapacity + 1]; the last one stays unused
+    Key* keys = nullptr;            // array of kCapacity + 1; the last one stays unused
     Value* values = nullptr;        // same size as `keys`
-    Position* followers = nullptr;  // [kCapacity / kGroup + 1]
+    Position* followers = nullptr;  // array of kCapacity / kGroup + 1
     std::uint32_t num_used = 0;
     std::uint32_t num_live = 0;
   };

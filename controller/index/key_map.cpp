@@ -9,7 +9,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::uint64_t kBucketsMin = 16;
-constexpr std::size_t kEntriesPerLine = 8;  // log entries in a cache line
+constexpr std::size_t kEntriesPerLine = 8;  // number of log entries that count as one cache line
 
 /// Returns a bit mask of the slots that hold `wanted`. All slots are compared first: the index of the match is random,
 /// so a branch on each slot would be mispredicted.

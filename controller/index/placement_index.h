@@ -127,8 +127,8 @@ class PlacementIndex {
 
   KeyMap<Key> map_;
   HolderSets sets_;
-  std::vector<Node> nodes_;           // index: node; lookups read these, but not the digests
-  std::vector<TierDigests> digests_;  // index: node; zero for a removed node
+  std::vector<Node> nodes_;           // [node] state that lookups use, without the digests
+  std::vector<TierDigests> digests_;  // [node] digests of its keys; zeros for a removed node
   std::vector<NodeIndex> free_;
   std::vector<NodeIndex> removed_;    // oldest first; sets may still contain them
   std::size_t num_removed_seen_ = 0;  // the current sweep removes this many of the first nodes in removed_ from sets

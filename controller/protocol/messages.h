@@ -174,7 +174,7 @@ struct EvictOrder {
   Header header{kProtocolVersion, 20};
   std::uint64_t incarnation = 0;
   bool all = false;
-  KeyBlob keys{};  // ignored where `all` is set
+  KeyBlob keys{};  // ignored if `all` is true
   KVFERRY_FIELDS(header, incarnation, all, keys);
 };
 struct StatusReply {

@@ -31,7 +31,8 @@ void append_frame(std::string& out, std::string_view message);
 /// Returns the length at the start of `bytes`, which has at least kLengthBytes bytes.
 std::uint32_t frame_length(std::string_view bytes);
 
-/// Reads once, up to `to.size()` bytes. Returns 0 if the connection is over, a negative number if no input waits.
+/// Reads once from the socket, up to `to.size()` bytes. Returns 0 if the connection is over, a negative number if no
+/// input waits.
 long read_some(int socket, std::string& to);
 
 /// Messages that a connection has not sent yet.
@@ -39,9 +40,9 @@ class UnsentMessages {
  public:
   explicit UnsentMessages(std::size_t bytes_max) : bytes_max_(bytes_max) {}
 
-  /// Returns false if there is no room for the message.
+  /// Appends a message. Returns false if there is no room for it.
   bool add(std::string_view message);
-  /// Writes once. Returns false if the connection is over.
+  /// Writes once to the socket. Returns false if the connection is over.
   bool write_to(int socket);
   bool empty() const { return bytes_.empty(); }
 

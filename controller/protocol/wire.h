@@ -16,9 +16,9 @@
 
 namespace kvferry::controller::wire {
 
-constexpr std::size_t kMessageBytesMax = std::size_t{4} << 20;  // ZeroMQ closes a connection that sends more
+constexpr std::size_t kMessageBytesMax = std::size_t{4} << 20;  // ZeroMQ closes connections with longer messages
 constexpr std::size_t kChunksPerPublishMax = 16'384;            // keeps a Publish far below kMessageBytesMax
-constexpr std::size_t kKeysPerLookupMax = 65'536;               // keys, groups and exact tails together
+constexpr std::size_t kKeysPerLookupMax = 65'536;               // limit on keys, groups and exact tails together
 
 /// Parses a message. `Message`: FromNode or FromController. Never throws. Memory is bounded by a small multiple of
 /// bytes.size(), whatever lengths the bytes claim. Errors: kCorrupt: not one of these messages; kRefused: a version
@@ -28,7 +28,7 @@ Result<Message> parse(std::string_view bytes, VersionRange versions = kProtocol)
 extern template Result<FromNode> parse(std::string_view bytes, VersionRange versions);
 extern template Result<FromController> parse(std::string_view bytes, VersionRange versions);
 
-/// `bytes` must come from encode() of a message.
+/// Returns the version of an encoded message. `bytes` must come from encode().
 std::uint32_t version_of(std::string_view bytes);
 /// Changes the version of an encoded message. `version`: 1 to 127.
 void set_version(std::string& bytes, std::uint32_t version);
@@ -37,7 +37,8 @@ void set_version(std::string& bytes, std::uint32_t version);
 std::optional<Tier> tier_of(std::uint32_t number);
 
 SnapshotMark mark_of(const Publish& publish);
-/// kCorrupt: columns of unequal length, or a tier that this release doesn't know.
+/// Returns the chunks of a Publish. kCorrupt: it has columns of unequal length, or a tier that this release doesn't
+/// know.
 Result<std::vector<ChunkEntry>> chunks_of(const Publish& publish);
 
 // For speed, lookups are read in place and answered without intermediate objects. All other
