@@ -1,4 +1,4 @@
-// The connector's settings. A new one is a field and a row of the table, both here.
+// The connector's settings. A new setting needs a field of ConnectorConfig and a row in make_connector_settings().
 #pragma once
 
 #include <cstdint>
@@ -36,10 +36,10 @@ struct ConnectorConfig {
   std::string config;  // path of the YAML file; empty: none
 };
 
-/// Returns whether routers can use the text as the URL of a server, or it is empty.
+/// Returns true if `url` is empty, or is a URL under which routers can reach a server.
 bool is_server_url(const std::string& url);
 
-/// For connector_settings(), in the order in which the documentation lists them.
+/// Makes the table for connector_settings(), in the order in which the documentation lists the settings.
 inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
   using C = ConnectorConfig;
   const std::string boolean = "true or false", bytes = "a number of bytes, or a string like \"512MiB\" or \"4GiB\"";
@@ -59,8 +59,8 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
                                 [](std::uint64_t n) { return n > 0; })
           .with_shown_default("1GiB"),
       setting("gpu_pool_bytes", &C::gpu_pool_bytes, bytes + "; 0: none",
-              "GPU memory for chunks above pool_bytes, for each rank, if the model's KV cache is in GPU memory; with 0 "
-              "chunks are packed straight into pinned host memory"),
+              "GPU memory for chunks besides pool_bytes, for each rank, if the model's KV cache is in GPU memory; with "
+              "0 chunks are packed straight into pinned host memory"),
       setting("lands_in_gpu", &C::lands_in_gpu, boolean,
               "Whether chunks from other nodes are written to the GPU pool first, if the transport can"),
       setting("save_decode_cache", &C::save_decode_cache, boolean,
@@ -86,32 +86,32 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
                               "Nodes of one namespace serve one model; a node with another model is refused at start",
                               is_given),
       setting<C, std::string>("serves", &C::serves, "http://HOST:PORT or https://HOST:PORT; empty: none",
-                              "URL under which routers reach this vLLM server; the controller names it to them",
+                              "URL under which routers reach this vLLM server; the controller passes it on to routers",
                               is_server_url),
       setting(
           "cluster_key_file", &C::cluster_key_file,
           "the path of a file of 32 to 65536 bytes with mode 0600 or 0400; empty: none",
           "Key of the deployment, the same on all controllers, nodes and proxies: it encrypts and authenticates what "
-          "they tell each other over tcp://, and signs the addresses in kv_transfer_params; without one every HTTP "
+          "they send each other over tcp://, and signs the addresses in kv_transfer_params; without a key every HTTP "
           "client can name an address to which this node connects"),
       setting<C, std::string>(
           "encrypt_tcp", &C::encrypt_tcp, fmt::format("one of {}", fmt::join(net::kEncryptNames, ", ")),
           "Which TCP connections between nodes carry chunks encrypted, if there is a cluster key; the others are "
-          "authenticated only, and whoever can change packets on the way can change chunks",
+          "authenticated only, and an attacker who can change packets on the way can change chunks",
           [](const std::string& name) { return net::parse_encrypt(name).has_value(); }),
       setting(
           "insecure", &C::insecure, boolean,
-          "Whether the node starts without a cluster key although other hosts can reach it: each of them can then read "
-          "and replace what it holds"),
+          "Whether the node starts without a cluster key although other hosts can reach it: each of these hosts can "
+          "then read and replace the node's chunks"),
       setting("config", &C::config, "the path of a file; empty: none", "A YAML file with the same keys"),
   };
 }
 
 std::span<const Setting<ConnectorConfig>> connector_settings();
 
-/// `extra_json`: a JSON object, as in kv_connector_extra_config; it wins over KVFERRY_<KEY> in the environment, which
-/// wins over the YAML file that the key `config` names. kInvalidArgument: one sentence with the key, the value and what
-/// is allowed.
+/// Reads all settings. `extra_json`: a JSON object, as in kv_connector_extra_config; it wins over KVFERRY_<KEY> in the
+/// environment, which wins over the YAML file that the key `config` names. kInvalidArgument: one sentence with the key,
+/// the value and what is allowed.
 Result<ConnectorConfig> load_config(const std::string& extra_json, const GetEnv& get_env);
 
 }  // namespace kvferry

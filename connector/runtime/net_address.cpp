@@ -16,7 +16,7 @@ constexpr std::string_view kSetHost = "set advertise_host to an address of this 
 
 /// The result of looking for routes to all controllers once.
 struct Route {
-  std::string source;    // a local address, not loopback
+  std::string source;    // the local address towards a controller that is not on loopback
   std::string loopback;  // the local address towards a controller on loopback
   std::string failure;   // why a controller has no route
 };
@@ -37,7 +37,7 @@ Route find_route(std::string_view controllers) {
   return route;
 }
 
-/// Returns the source address of packets to other networks, else any address that is not loopback, else "".
+/// Returns the source address of packets to other networks, else any address that is not loopback, else an empty text.
 std::string primary_address() {
   for (const char* documentation_address : {"192.0.2.1", "2001:db8::1"}) {
     const Result<std::string> source = net::source_address_towards(documentation_address);

@@ -15,7 +15,7 @@ namespace kvferry {
 class PollLoop {
  public:
   /// Does all the work there is, adds the file descriptors to wait for, and returns the longest time to wait for them
-  /// in milliseconds; 0: the loop calls it again at once.
+  /// in milliseconds, or 0 if the loop should call it again at once.
   using Turn = std::function<int(std::vector<pollfd>& fds)>;
 
   ~PollLoop() { stop(); }

@@ -26,7 +26,7 @@ class Client(ControllerClient):
     """One registered node. A background thread keeps it registered. Threads: any.
 
     `controller` is a tcp://, ipc://, unix:// or stream:// endpoint, or several of them with commas between. Keys have
-    16 bytes. A controller with a cluster key is reached with `cluster_key_file` only. Failures raise
+    16 bytes. A controller with a cluster key needs `cluster_key_file`. Failures raise
     KvFerryError with one sentence.
     """
 

@@ -29,7 +29,7 @@ def probe_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> list[PageStr
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     model_dtype, cache_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
-    if spec.dtype not in (model_dtype, torch.uint8):  # the kernel would hang
+    if spec.dtype not in (model_dtype, torch.uint8):  # with another type the kernel would hang
         refuse_to_start(
             f"vLLM's attention for CPUs can't store KV of element type {spec.dtype} from {model_dtype}; "
             "--kv-cache-dtype can be auto, fp8, fp8_e4m3 or fp8_e5m2"
@@ -37,7 +37,7 @@ def probe_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> list[PageStr
     try:
         isa = _get_attn_isa(model_dtype, spec.block_size, spec.head_size, cache_dtype)
         written = [_written_offsets(spec, model_dtype, cache_dtype, isa, plane) for plane in range(2)]
-    except RuntimeError as error:  # NotImplementedError is one
+    except RuntimeError as error:  # NotImplementedError is a RuntimeError too
         reason = str(error).splitlines()[0]
         refuse_to_start(
             f"vLLM's attention for CPUs can't store KV of head size {spec.head_size} and element type {spec.dtype} "

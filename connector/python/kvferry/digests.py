@@ -15,7 +15,7 @@ logger = init_logger(__name__)
 _PIECE_BYTES = 16 * 2**20  # one thread's share of a file
 _READ_BYTES = 2**20
 _THREADS_MAX = 16
-_SLOW_BYTES = 2**30  # from here on the log says that files are hashed
+_SLOW_BYTES = 2**30  # from this total size on, a log line says that files are being hashed
 
 
 def digest_of_files(files: Sequence[Path], what: str) -> str:
@@ -32,8 +32,8 @@ def digest_of_files(files: Sequence[Path], what: str) -> str:
 
 
 def signature_of(file: Path) -> str:
-    """Returns what changes with the file's content, without reading it."""
-    found = file.stat()  # the target of a link
+    """Returns a text that changes when the file's content changes, without reading the file."""
+    found = file.stat()  # stat() follows symbolic links
     return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
 
 
@@ -68,7 +68,7 @@ def _digest_of_piece(file: Path, offset: int) -> bytes:
     return digest.digest()
 
 
-# ---- the digests on disk: an entry for each hashed file, named by a hash of its path ----
+# ---- the digests on disk: one entry for each hashed file, named by a hash of the file's path ----
 
 
 def _entry(file: Path) -> Path | None:
@@ -81,7 +81,7 @@ def _entry(file: Path) -> Path | None:
             _warn_once(f"{folder} belongs to another user or can be written by others")
             return None
         return folder / hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:32]
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home directory is unknown
         _warn_once(str(error))
         return None
 
@@ -97,7 +97,7 @@ def _recall(file: Path) -> str | None:
     try:
         with entry.open() as stream:
             signature, _, digest = stream.read().partition("\n") if _only_ours(os.fstat(stream.fileno())) else ("",) * 3
-    except (OSError, ValueError):  # there is none, or it is no text
+    except (OSError, ValueError):  # there is no entry, or it is not text
         return None
     return digest if len(digest) == 64 and signature == signature_of(file) else None
 
@@ -107,7 +107,7 @@ def _remember(file: Path, signature: str, digest: str) -> None:
     if entry is None:
         return
     try:
-        handle, name = tempfile.mkstemp(dir=entry.parent)  # with mode 0600
+        handle, name = tempfile.mkstemp(dir=entry.parent)  # mkstemp() creates it with mode 0600
         try:
             with os.fdopen(handle, "w") as stream:
                 stream.write(f"{signature}\n{digest}")
@@ -121,5 +121,5 @@ def _remember(file: Path, signature: str, digest: str) -> None:
 
 
 def _warn_once(reason: str) -> None:
-    logger.warning_once("kvferry: digests of weights and adapters can't be kept, files are read at each start: %s",
+    logger.warning_once("kvferry: digests of weights and adapters can't be stored; each start reads the files: %s",
                         reason)  # fmt: skip

@@ -40,7 +40,7 @@ _NEUTRAL = frozenset(_NEUTRAL_NAMES.split())
 
 
 def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int) -> str:
-    """Returns the model's weights and configuration, the KV's types and sizes, chunk size and format version."""
+    """Returns a text with digests of weights and configuration, KV types and sizes, chunk size and format version."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     dtype = _dtype_name(model.dtype)
     config = effective_config(model)
@@ -70,7 +70,7 @@ def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int) -
 def model_identity(model: "ModelConfig", load_config: Any) -> str:
     """Returns the model's name and a digest of all its weights, equal on every host that has the same files.
 
-    Weights that are in no local folder go by their name and revision.
+    Weights that are in no local folder are identified by name and revision.
     """
     source = str(model.model_weights or model.model)
     name = _base_name(source)
@@ -80,18 +80,18 @@ def model_identity(model: "ModelConfig", load_config: Any) -> str:
     try:
         if files := [] if load_format in _LOADED_FROM_ELSEWHERE else _files_of(model, load_config):
             return f"{name}#{digest_of_files(files, f'weights of {name}')[:16]}"
-        reason = "they are no local files"
+        reason = "they are not local files"
     except OSError as error:
         reason = str(error)
     logger.warning(
-        "kvferry: the weights of %s (load format %s) can't be hashed, so that nodes take its KV from each other by "
-        "name and revision: %s", source, load_format, reason,
+        "kvferry: the weights of %s (load format %s) can't be hashed: %s; nodes share KV if the model's name and "
+        "revision are equal, without a check of the weights", source, load_format, reason,
     )  # fmt: skip
     return f"{source}@{model.revision or 'main'}"
 
 
 def _files_of(model: "ModelConfig", load_config: Any) -> list[Path]:
-    """Returns the files of the weights, and what else in their folder changes KV: a processor, remote code."""
+    """Returns the files of the weights, and other files of their folder that change KV: a processor, remote code."""
     folder = _local_folder(model, load_config)
     files = weight_files(folder, str(load_config.load_format))
     if files and folder.is_dir():
@@ -101,7 +101,7 @@ def _files_of(model: "ModelConfig", load_config: Any) -> list[Path]:
 
 
 def weight_files(folder: Path, load_format: str) -> list[Path]:
-    """Returns the files that vLLM may load: safetensors if there are any and the format allows them, else others."""
+    """Returns the weight files of one kind, safetensors or older; `load_format` says which are looked for first."""
     if folder.is_file():
         return [folder]
     kinds = ("*.safetensors",), ("*.bin", "*.pt", "*.gguf")
@@ -121,7 +121,7 @@ def _local_folder(model: "ModelConfig", load_config: Any) -> Path:
 
         return Path(snapshot_download(model.model, revision=model.revision, cache_dir=load_config.download_dir,
                                       local_files_only=True))  # fmt: skip
-    except Exception as error:  # it has many types; the model's name is used instead
+    except Exception as error:  # the hub raises many types; the model's name is used instead
         logger.debug("kvferry: %s is not in the hub's cache: %s", model.model, error)
         return path
 
@@ -139,8 +139,8 @@ def _base_name(source: str) -> str:
 def effective_config(model: "ModelConfig") -> Any:
     """Returns the Hugging Face configuration with vLLM's overrides.
 
-    It is read again, since a model changes its configuration while it is loaded, in the scheduler's process only where
-    there is one rank: nodes of unlike parallelism would differ.
+    The configuration is read again because loading a model changes vLLM's copy. In the scheduler's process the copy has
+    these changes only if there is one rank, so nodes of different parallelism would get different fingerprints.
     """
     from vllm.transformers_utils.config import get_config
 
@@ -161,25 +161,25 @@ def effective_config(model: "ModelConfig") -> Any:
         )
         if nested:
             model._apply_dict_overrides(config, nested)
-    except Exception as error:  # it has many types; vLLM itself has read it, so its own copy is there
-        logger.warning("kvferry: the configuration of %s can't be read again: %s", model.model, error)
+    except Exception as error:  # get_config() raises many types; vLLM's own copy is used instead
+        logger.warning("kvferry: can't read the configuration of %s again; vLLM's copy is used: %s", model.model, error)
         return model.hf_config
     return config
 
 
 def _kv_fields(model: "ModelConfig", config: Any) -> dict[str, Any]:
-    """Returns all of the configuration that may change KV."""
+    """Returns all fields of the configuration that may change KV."""
     text = config.get_text_config()
     multimodal = model.multimodal_config
     fields: dict[str, Any] = {
         "hf": _without_neutral(config.to_dict()),
-        # vLLM's own switches beside the Hugging Face configuration.
+        # vLLM's own settings, in addition to the Hugging Face configuration.
         "window": model.get_sliding_window(),
         "quantization": model.quantization_config,
         "processor": getattr(multimodal, "mm_processor_kwargs", None),
         "video_pruning": getattr(multimodal, "video_pruning_rate", None),
     }
-    # The maximum length is no property of KV, except where a model compares it with a limit.
+    # The maximum length changes KV only in models that compare it with a limit.
     original = getattr(text, "original_max_position_embeddings", None)
     for rope in _ropes(config):
         original = rope.get("original_max_position_embeddings", original)
@@ -191,7 +191,7 @@ def _kv_fields(model: "ModelConfig", config: Any) -> dict[str, Any]:
 
 
 def _without_neutral(value: Any) -> Any:
-    """Leaves neutral fields out of configurations. Elsewhere, as in a router's settings, their names mean others."""
+    """Removes neutral fields from model configurations. In other dictionaries the same names may mean other things."""
     if isinstance(value, dict):
         neutral = _NEUTRAL if "model_type" in value else ()
         return {str(key): _without_neutral(inner) for key, inner in value.items()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CacheLayout(NamedTuple):
-    layers: list[tuple[str, int, Plane, Plane]]  # in order: name, KV group, K, V (latent: K again)
+    layers: list[tuple[str, int, Plane, Plane]]  # in the model's order: name, KV group, K, V; latent: K twice
     planes: int  # 2, or 1 for a latent cache
     num_kv_heads: int
     head_dim: int  # in elements
@@ -70,19 +70,19 @@ def cache_layout(
 def _state_planes(
     name: str, tensor: torch.Tensor, spec: "MambaSpec", planes: int, heads: int, dim: int, size: int, num_blocks: int
 ) -> LayerPlanes:
-    """Returns a layer's states as if a page were KV: as many heads, planes, tokens and elements have the same bytes.
+    """Describes a layer's states as if each page were KV of `planes`, `heads` and `dim` with as many bytes.
 
-    A chunk has a whole page or nothing of it, so it does not matter which bytes go by the name of which token.
+    A chunk has either a whole page or no byte of it, so it does not matter which bytes count as which token.
     """
     row = dim * size
     plane = spec.block_size * row
     if tensor.element_size() != 1 or not tensor[0].is_contiguous() or len(tensor) != num_blocks:
         refuse_to_start(
             f"the states of layer {name} are in a tensor of shape {tuple(tensor.shape)} and type {tensor.dtype}; "
-            f"this version supports {num_blocks} blocks of bytes in one piece each"
+            f"this version supports {num_blocks} blocks of one-byte elements, each block contiguous"
         )
     if heads * planes * plane != spec.page_size_bytes:
-        refuse_to_start(f"the states of layer {name} have {spec.page_size_bytes} bytes in a block, KV of a layer "
+        refuse_to_start(f"the states of layer {name} have {spec.page_size_bytes} bytes per block, but KV of a layer "
                         f"has {heads * planes * plane}; this version supports blocks of one size")
     strides = (tensor.stride(0), planes * plane, row, size)
     return LayerPlanes([(tensor.data_ptr() + index * plane, *strides) for index in range(planes)], heads, dim)
@@ -91,11 +91,11 @@ def _state_planes(
 def _owning_layers(kv_caches: dict[str, torch.Tensor], kv_cache_config: "KVCacheConfig") -> dict[str, int]:
     """Returns the KV group of each layer that has KV of its own, in the model's order.
 
-    A layer that reads the KV of an earlier one has that one's tensor; its name is in the same group, or in none.
+    A layer that reads an earlier layer's KV has the same tensor as that layer, and is in the same group or in none.
     """
     groups = enumerate(kv_cache_config.kv_cache_groups)
     group_of = {name: index for index, group in groups for name in group.layer_names}
-    owners: dict[tuple[int, int], str] = {}  # [group, address]; groups share memory, in different blocks
+    owners: dict[tuple[int, int], str] = {}  # keyed by group and address; groups share memory, but not blocks
     for name in sorted(kv_caches, key=_layer_numbers):
         if name in group_of:
             owners.setdefault((group_of[name], kv_caches[name].data_ptr()), name)

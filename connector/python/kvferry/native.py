@@ -3,7 +3,7 @@
 import re
 import subprocess
 
-# Debian names a package after its library and the version (libzmq.so.5: libzmq5), apart from these.
+# Debian names a package after its library and the version (libzmq.so.5: libzmq5), except for these libraries.
 _PACKAGES = {"libcrypto": "libssl", "libucm": "libucx", "libucp": "libucx", "libucs": "libucx", "libuct": "libucx"}
 
 
@@ -25,7 +25,7 @@ def package_of(library: str) -> str:
 
 
 def _missing_libraries(error: ImportError) -> list[str]:
-    """The loader names the first one only, ldd all of them."""
+    """Returns the libraries that the module lacks: all that ldd lists, else the first, which `error` names."""
     try:
         listed = subprocess.run(["ldd", error.path or ""], capture_output=True, text=True, timeout=10, check=False)
         missing = re.findall(r"(\S+) => not found", listed.stdout)

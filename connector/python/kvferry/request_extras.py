@@ -1,4 +1,4 @@
-"""What besides model and tokens changes all of a request's KV: adapter, cache_salt, and weights updated in place."""
+"""The extras of chunk keys: what else than model and tokens changes a request's KV, such as adapter and cache_salt."""
 
 import os
 from dataclasses import dataclass
@@ -21,28 +21,28 @@ _ADAPTER_FILES = (".safetensors", ".bin", ".pt")
 class _Adapter:
     path: str
     signature: str  # the files' signatures when the digest was taken
-    digest: str | None  # None: the content that the worker has is unknown
+    digest: str | None  # None: the content that the worker has loaded is unknown
     is_reloaded: bool  # vLLM's prefix cache may have blocks of its former content, under the same hashes
 
 
 class RequestExtras:
-    """Spells the extras of chunk keys.
+    """Makes the text of the extras: the adapter's digest, the weights epoch and cache_salt.
 
-    `weights_epoch` is the number of resets since the start, `is_reset_due` is True from one that vLLM did not complete
-    to the next, `num_reloads` is how often an adapter's content changed.
+    `weights_epoch`: number of completed resets since the start. `is_reset_due`: True after a reset that vLLM did not
+    complete, until the next reset. `num_reloads`: how often an adapter's content has changed.
     """
 
     def __init__(self) -> None:
         self.weights_epoch = 0
         self.is_reset_due = False
         self.num_reloads = 0
-        self._adapters: dict[int, _Adapter] = {}  # key: vLLM's number of the adapter
+        self._adapters: dict[int, _Adapter] = {}  # keyed by vLLM's number of the adapter
 
     def of(self, request: "Request", num_local_tokens: int = 0) -> str | None:
         """Returns the extras; None if the request's KV must not be shared.
 
-        That is so if the content of its adapter is unknown, or was another one when vLLM's prefix cache, where the
-        request found `num_local_tokens`, was filled; and for all requests while a reset is due.
+        KV must not be shared while a reset is due, if the content of the request's adapter is unknown, or if vLLM's
+        prefix cache has `num_local_tokens` for the request that may be computed with the adapter's former content.
         """
         if self.is_reset_due:
             return None
@@ -61,8 +61,8 @@ class RequestExtras:
     def _adapter(self, lora: Any) -> _Adapter | None:
         """Returns the adapter with a digest of its files as the worker has read them.
 
-        vLLM reads them when it first sees the adapter's number, and again where a request says `load_inplace`. If they
-        change without that, only the worker knows which content it has.
+        vLLM reads them when it first sees the adapter's number, and again if a request says `load_inplace`. If the
+        files change in between, this process can't know which content the worker has.
         """
         known = self._adapters.get(lora.lora_int_id)
         try:
@@ -76,7 +76,7 @@ class RequestExtras:
                 return known
         except OSError:  # the files are being replaced
             return None
-        if known.path != lora.lora_path:  # the request is older than the reload from another path
+        if known.path != lora.lora_path:  # the request came before the adapter was reloaded from another path
             return None
         if known.digest is not None and not is_as_loaded:
             known.digest = None
@@ -91,18 +91,18 @@ def _digest(lora: Any, files: list[Path]) -> str | None:
     if files:
         return ("3d:" if lora.is_3d_lora_weight else "") + digest_of_files(files, f"adapter {lora.lora_name}")
     logger.warning(
-        "kvferry: KV of adapter %s is not shared: %s has no adapter_config.json and weights on this host, so that its "
-        "content is unknown", lora.lora_name, lora.lora_path,
+        "kvferry: KV of adapter %s is not shared: %s lacks adapter_config.json or weights on this host, so the "
+        "adapter's content is unknown", lora.lora_name, lora.lora_path,
     )  # fmt: skip
     return None
 
 
 def _files_of(path: str) -> list[Path]:
-    """Returns the adapter's files: its configuration and weights. None are returned if it has no weights."""
+    """Returns the adapter's configuration and weights; an empty list if one of them is missing."""
     try:
         folder = Path(path).expanduser()
         found = [Path(entry.path) for entry in os.scandir(folder) if entry.is_file()]
-    except (OSError, RuntimeError):  # no such folder, or no home
+    except (OSError, RuntimeError):  # no such folder, or the home directory is unknown
         found = _files_in_hub_cache(path)
     weights = [file for file in found if file.suffix in _ADAPTER_FILES]
     config = [file for file in found if file.name == "adapter_config.json"]
@@ -116,5 +116,5 @@ def _files_in_hub_cache(name: str) -> list[Path]:
         from huggingface_hub import snapshot_download
 
         return [file for file in Path(snapshot_download(name, local_files_only=True)).iterdir() if file.is_file()]
-    except Exception:  # it has many types; the adapter's content is unknown then
+    except Exception:  # the hub raises many types; the adapter's content is unknown
         return []

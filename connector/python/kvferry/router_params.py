@@ -1,4 +1,4 @@
-"""kv_transfer_params, in which a router carries the addresses of nodes: read, checked, and signed."""
+"""Reads, checks and signs kv_transfer_params, in which a router passes on the addresses of nodes."""
 
 from typing import Any
 
@@ -11,23 +11,23 @@ logger = init_logger(__name__)
 
 
 class RouterParams:
-    """Uses only addresses with a valid ticket, if this node has a key. Errors: KeyFileError."""
+    """If this node has a cluster key, uses only addresses with a valid ticket. Errors: KeyFileError."""
 
     def __init__(self, cluster_key_file: str) -> None:
         self._signer = _signer(cluster_key_file)
         self.num_refused = 0  # number of addresses without a valid ticket
 
     def signed(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Returns the parameters of a hand-off with a ticket, if this node has a key."""
+        """Returns the hand-off's `params`, with a ticket if this node has a key."""
         return params if self._signer is None else self._signer.signed(HANDOFF, params)
 
     def handoff_source(
         self, request_id: str, params: dict[str, Any], num_tokens: int, identity: str
     ) -> tuple[str, str, int] | None:
-        """Returns where the prefill node left the prompt: endpoint, request id, number of tokens.
+        """Returns where the prompt's KV is: the prefill node's endpoint, its request id, and the number of tokens.
 
-        Returns None if no other node computed the prompt, or if the router's parameters are unusable. `identity`: what
-        both nodes must have in common.
+        Returns None if no other node computed the prompt, or if the router's parameters are unusable. `identity`: the
+        fingerprint and weights epoch that both nodes must have.
         """
         if not params.get("do_remote_prefill") or not self._may_use(request_id, HANDOFF, params):
             return None
@@ -76,7 +76,7 @@ class RouterParams:
         if refusal is None:
             return True
         self.num_refused += 1
-        if self.num_refused.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...: clients must not fill the disk
+        if self.num_refused.bit_count() == 1:  # the 1st, 2nd, 4th ...: clients must not fill the disk with logs
             logger.warning(
                 "kvferry: request %s: an address in its kv_transfer_params is ignored, because it came with %s "
                 "(%d so far)",

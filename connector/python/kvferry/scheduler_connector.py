@@ -66,7 +66,7 @@ class SchedulerConnector:
         self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
         self._requests: dict[str, Request] = {}
         self._extras = RequestExtras()
-        self._extras_of: dict[str, str | None] = {}  # [request id] what its keys were made of; None: it has no keys
+        self._extras_of: dict[str, str | None] = {}  # [request id] extras in its keys; None: it has no keys
         self._wants_report: set[str] = set()
         self._kv_cache_manager: KVCacheManager | None = None
         self._admitted: dict[str, list[int]] = {}  # [request id] blocks of the first KV group; admitted in this step
@@ -78,7 +78,7 @@ class SchedulerConnector:
 
     def attach_workers(self, hellos: dict[tuple[int, int], WorkerHello]) -> None:
         if not all(isinstance(hello, WorkerHello) for hello in hellos.values()):
-            refuse_to_start("vLLM's MultiConnector passes on the handshake of its first child that has one: name "
+            refuse_to_start("vLLM's MultiConnector passes on only the first handshake of its connectors: list "
                             "KvFerryConnector before the others")
         self._node.attach_workers([hellos[rank].payload for rank in sorted(hellos)])
 
@@ -102,7 +102,7 @@ class SchedulerConnector:
             num_prompt_tokens=request.num_prompt_tokens,
             extras=extras or "",
             items=[(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features],
-            # Embeddings have no token ids for keys, and a streamed session rewrites its history.
+            # Prompt embeddings have no token ids to make keys of, and a streamed session rewrites its history.
             cacheable=request.prompt_embeds is None and not request.resumable and extras is not None,
             handoff=bool(params.get("do_remote_decode")),
             source=self._router_params.handoff_source(request.request_id, params, len(tokens), self._identity()),
@@ -121,14 +121,14 @@ class SchedulerConnector:
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         req_id = request.request_id
         if req_id in self._requests and self._extras_of[req_id] != self._extras.of(request, num_computed_tokens):
-            self._drop(req_id)  # its adapter was loaded anew since the request came
+            self._drop(req_id)  # the request's adapter was reloaded after the request came
         if req_id not in self._known_tokens:
             self.on_new_request(request, num_computed_tokens)
         self._sync_tokens(request)
         if request.skip_reading_prefix_cache:
             return 0, False
         # The KV is in this node's own pool, so the load is a copy inside the step. It is asynchronous for vLLM only if
-        # vLLM could not recover from a failed one.
+        # vLLM could not recover from a failed synchronous load.
         return self._node.lookup(req_id, num_computed_tokens)
 
     def _sync_tokens(self, request: "Request") -> None:
@@ -177,7 +177,7 @@ class SchedulerConnector:
     def request_finished(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Always frees the blocks: unsaved KV is packed at the start of the next step, before blocks are reused."""
+        """Lets vLLM free the blocks: unsaved KV is packed at the start of the next step, before blocks are reused."""
         req_id = request.request_id
         if req_id not in self._known_tokens:
             return False, None
@@ -221,8 +221,8 @@ class SchedulerConnector:
     def _evict_failed_blocks(self, bad_blocks: set[int]) -> None:
         """Removes blocks whose load failed, and blocks computed from them, from vLLM's prefix cache.
 
-        Under `recompute` vLLM leaves them there, since the request writes them again; but the request may be aborted or
-        preempted before. Only requests admitted in this step can have such blocks.
+        Under `recompute` vLLM leaves them there, since the request computes them again; but the request may be aborted
+        or preempted before that. Only requests admitted in this step can have such blocks.
         """
         bad = set(bad_blocks)
         known = 0
@@ -244,15 +244,15 @@ class SchedulerConnector:
                 self._drop(req_id)
 
     def _drop(self, req_id: str) -> None:
-        """Saves no more of the request's KV; one that waits gets keys again at its next lookup."""
+        """Ends the saving of the request's KV. A waiting request gets new keys at its next lookup."""
         self._node.finished(req_id, 0, [], True)
         del self._known_tokens[req_id], self._requests[req_id], self._extras_of[req_id]
         self._wants_report.discard(req_id)
 
     def reset_cache(self) -> bool:
-        """Empties the pool. vLLM calls this when weights may have changed: KV from before has other keys from now on.
+        """Empties the pool. vLLM calls this when weights may have changed: KV gets other keys from now on.
 
-        Nodes take KV from each other again when all of them were reset equally often since they started. If requests
+        Nodes share KV again once all of them have been reset equally often since they started. If requests
         still use blocks, vLLM has kept its own prefix cache and tells the caller to try again.
         """
         self._node.reset_cache()
@@ -260,8 +260,8 @@ class SchedulerConnector:
         self._extras.is_reset_due = manager is not None and manager.usage > 0
         if self._extras.is_reset_due:
             logger.warning(
-                "kvferry: no KV is shared until the next reset, because vLLM kept its own prefix cache in this one: "
-                "use reset_running_requests=true"
+                "kvferry: no KV is shared until the next reset, because this reset did not empty vLLM's own prefix "
+                "cache: reset again with reset_running_requests=true"
             )
         else:
             self._extras.weights_epoch += 1

@@ -1,4 +1,4 @@
-"""Which models kvferry serves: every other kind of KV ends the start with one sentence."""
+"""Checks that kvferry can serve the model; if not, vLLM does not start, and one sentence says why."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ def served_specs(kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig") ->
 
 
 def windows(specs: "list[Any]") -> list[int]:
-    """Returns the number of tokens that the layers of each group attend to, 0 for all. A state counts as a block."""
+    """Returns for each group how many tokens its layers attend to: 0 for all, the block size for layers with state."""
     from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 
     return [spec.sliding_window if isinstance(spec, SlidingWindowSpec)
@@ -75,7 +75,7 @@ def keeps_state(specs: "list[Any]") -> bool:
 
 
 def settings_json(vllm_config: "VllmConfig", specs: "list[Any]") -> str:
-    """Returns kv_connector_extra_config. Where the model has state a chunk is a block, whatever the settings say."""
+    """Returns kv_connector_extra_config. If the model has state, chunk_tokens is the block size in any case."""
     extra = dict(vllm_config.kv_transfer_config.kv_connector_extra_config)
     if keeps_state(specs):
         extra["chunk_tokens"] = specs[0].block_size
@@ -88,12 +88,12 @@ def state_format(specs: "list[Any]", vllm_config: "VllmConfig") -> str:
         return ""
     found = [f"{spec.shapes}:{spec.dtypes}" for spec in specs if hasattr(spec, "shapes")]
     digest = hashlib.sha256(";".join(found).encode()).hexdigest()[:8]
-    # Layers of state are divided over the ranks by their own heads, of which the shard map knows nothing.
+    # The shard map doesn't describe how state is split over ranks, so nodes need the same tensor parallel size.
     return f"state={digest},tensor_parallel:{vllm_config.parallel_config.tensor_parallel_size} "
 
 
 def checkpoint_alignment(specs: "list[Any]") -> int:
-    """Returns the alignment of the states that vLLM copies in the middle of a step; 0: it copies none."""
+    """Returns checkpoint_alignment of CoreConfig: within a step vLLM copies states at multiples of it; 0: never."""
     return next((spec.prefill_checkpoint_alignment or 0 for spec in specs
                  if getattr(spec, "num_prefill_checkpoint_blocks", 0)), 0)  # fmt: skip
 
@@ -103,19 +103,20 @@ def _check_states(
 ) -> None:
     what = "this model has layers with state"
     kinds = sorted({spec.mamba_type.name for spec in states})
-    if kinds != ["MAMBA2"]:  # others were not tried, or gave wrong tokens
-        refuse_to_start(f"{what} of the kind {' and '.join(kinds)} of vLLM; this version supports MAMBA2")
+    if kinds != ["MAMBA2"]:  # the other kinds are untested, or gave wrong tokens
+        refuse_to_start(f"{what} of vLLM's kind {' and '.join(kinds)}; this version supports only MAMBA2")
     if any(spec.mamba_cache_mode != "align" for spec in states):
-        refuse_to_start(f"{what}, of which vLLM keeps no copies without prefix caching; "
+        refuse_to_start(f"{what}, whose copies vLLM keeps only with prefix caching; "
                         "start vLLM with --enable-prefix-caching")
     if any(spec.num_speculative_blocks for spec in states):
         refuse_to_start(f"{what}, which this version doesn't serve together with speculative decoding")
     unit = vllm_config.cache_config.prefix_match_unit
     if unit not in (None, states[0].block_size):
-        refuse_to_start(f"{what}, of which vLLM keeps copies inside of blocks because of --prefix-match-unit {unit}; "
+        refuse_to_start(f"{what}, whose copies vLLM keeps inside blocks because of --prefix-match-unit {unit}; "
                         "this version supports copies at the ends of blocks")
     if len({spec.num_prefill_checkpoint_blocks and spec.prefill_checkpoint_alignment for spec in states}) > 1:
-        refuse_to_start(f"{what} of kinds of which vLLM keeps copies at unlike places; this version supports one kind")
+        refuse_to_start(f"{what}, whose copies vLLM keeps at different places; "
+                        "this version supports states of one kind")
     if window_sizes:
         refuse_to_start(f"{what} beside sliding windows; this version supports one of them")
     pages = sorted({(spec.block_size, spec.page_size_bytes) for spec in specs})
@@ -125,7 +126,7 @@ def _check_states(
 
 
 def _unserved(spec: "KVCacheSpec") -> str:
-    """Returns in words what kvferry can't serve of a group, or nothing. Subclasses of vLLM's specs are other kinds."""
+    """Returns the name of KV that can't be served, else an empty text. A subclass of a served spec can't be served."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 
     if type(spec) is MambaSpec:

@@ -28,12 +28,12 @@ COUNTERS = {
     "pushed_chunks_total": "Chunks pushed to decode nodes while their prompt was computed.",
     "push_failures_total": "Chunks that a decode node wanted pushed and that did not arrive.",
     "tickets_refused_total": "Addresses in kv_transfer_params that were ignored for lack of a valid ticket.",
-    "mislabeled_chunks_total": "Chunks dropped because another node gave them a length that their keys don't have.",
+    "mislabeled_chunks_total": "Chunks dropped because another node sent a length that is not that of their key.",
     "unasked_answers_total": "Answers ignored because they came from a node that was not asked.",
     "leases_refused_total": "Leases of chunks refused because other nodes had too many already.",
     "holders_suspected_total": "Pauses in fetching from a node from which nothing arrived in time.",
     "writes_abandoned_total": "Chunks given up because a node that was pushing them stopped inside a copy.",
-    "unknown_releases_total": "Ends of leases and pushes ignored because this node doesn't know the number.",
+    "unknown_releases_total": "Messages ignored because they end a lease or a push that this node does not have.",
     "received_chunks_total": "Chunks received by push from prefill nodes.",
 }
 GAUGES = {
@@ -48,7 +48,7 @@ GAUGES = {
 
 
 class KvFerryStats(KVConnectorStats):
-    """`data` has the growth of counters since the last report, and the values of gauges."""
+    """Values by name in `data`: the growth of counters since the last report, and the values of gauges."""
 
     def reset(self) -> None:
         self.data: dict[str, Any] = {}

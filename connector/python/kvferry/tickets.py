@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 VERSION = 1
-LIFETIME_S = 600  # between signing and use, including the difference of the two hosts' clocks
+LIFETIME_S = 600  # longest time between signing and use; the two hosts' clocks may differ
 KEY_BYTES_MIN = 32
 KEY_BYTES_MAX = 65536
 TICKET = "kvferry_ticket"
-# The fields that a ticket signs, of a hand-off and of the target of a push. Their names are signed too, so that one
-# kind of ticket is no ticket of the other kind.
+# The fields that a ticket signs, of a hand-off and of the target of a push. The names are signed too, so that a
+# ticket of one kind is not valid as the other kind.
 HANDOFF = ("remote_engine_id", "remote_host", "remote_port", "remote_request_id", "remote_num_tokens",
            "kvferry_fingerprint")  # fmt: skip
 PUSH_TARGET = ("engine_id", "endpoint")

@@ -128,7 +128,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> StepReport | None:
         return self._worker.take_report()
 
-    # ---- both ----
+    # ---- both sides ----
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         return self._scheduler.take_stats() if self.role == KVConnectorRole.SCHEDULER else None
 
@@ -154,5 +154,5 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 # Inside vLLM's MultiConnector the class is looked up by its name, without the module's path, for its metrics.
-with contextlib.suppress(ValueError):  # it is registered
+with contextlib.suppress(ValueError):  # the class is registered already
     KVConnectorFactory.register_connector(KvFerryConnector.__name__, __name__, KvFerryConnector.__name__)

@@ -1,4 +1,4 @@
-"""The worker connector: registers the KV tensors, runs the step's copies in C++."""
+"""The worker connector, in each rank: registers the KV tensors, and calls C++ for each step's copies."""
 
 import re
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ class WorkerConnector:
         self._vllm_config = vllm_config
         specs = served_specs(kv_cache_config, vllm_config)
         self._block_tokens = specs[0].block_size
-        # vLLM calls the hook in attention layers alone, and a chunk's layers have to follow each other.
+        # vLLM calls save_kv_layer() in attention layers only, but all layers of a chunk have to be saved in order.
         self._has_layer_hooks = not keeps_state(specs)
         self._kv_cache_config = kv_cache_config
         self._node: WorkerNode | None = None
@@ -33,7 +33,7 @@ class WorkerConnector:
         self._speculates = speculative is not None
         # The layers of a draft model are in the chunks, and vLLM runs them in the last pipeline stage.
         self._drafts = self._speculates and speculative.uses_draft_kv_cache() and get_pp_group().is_last_rank
-        self._open_report: StepReport | None = None  # vLLM has it, and sends it after wait_for_save()
+        self._open_report: StepReport | None = None  # given to vLLM, which sends it after wait_for_save()
         self._extra_json = settings_json(vllm_config, specs)
         try:
             check_config(self._extra_json)
@@ -99,9 +99,9 @@ class WorkerConnector:
     def take_report(self) -> StepReport | None:
         """Returns what this rank did in the step.
 
-        With speculation vLLM's first model runner asks for the report before wait_for_save(), which it calls after the
-        drafter, and in the last pipeline stage only. A save that the next step reported would be too late: while that
-        step is executed, the decode node asks for the prompt.
+        With speculative decoding, vLLM's v1 model runner calls this before wait_for_save(), which it calls after the
+        drafter, in the last pipeline stage only. So either save() completes the report later, or the save runs here:
+        the next step's report is too late, because the decode node asks for the prompt during that step.
         """
         if self._drafts:
             self._open_report = StepReport(self._take_payloads())

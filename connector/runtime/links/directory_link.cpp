@@ -9,7 +9,7 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kLookupsMax = 10'000;  // pending lookups; the oldest are dropped beyond that
+constexpr std::size_t kLookupsMax = 10'000;  // limit on pending lookups; beyond it, the oldest are dropped
 
 std::vector<controller::ChunkEntry> entries_of(const std::vector<ChunkMeta>& chunks) {
   std::vector<controller::ChunkEntry> entries;
@@ -67,7 +67,7 @@ void DirectoryLink::take(controller::ClientEvent& event) {
             set_up(false);
           },
           [&](controller::Lost& lost) {
-            log().warn("lost the controller ({}); requests go on without it", lost.reason);
+            log().warn("lost the connection to the controller ({}); requests continue without it", lost.reason);
             set_up(false);
           },
           [&](controller::SnapshotWanted&) { publish_snapshot(); },

@@ -1,5 +1,5 @@
 // The scheduler node's link to the controller: carries the core's actions to the controller, and the controller's
-// answers and orders to the core. A part of NodeLinks, on its thread.
+// answers and orders to the core. A part of NodeLinks; runs on its thread.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace kvferry {
 
-/// Threads: one owner.
+/// Threads: one owner makes all calls.
 class DirectoryLink {
  public:
   DirectoryLink(const LinkParts& parts, std::unique_ptr<controller::Client> directory)

@@ -8,11 +8,12 @@
 namespace kvferry {
 namespace {
 
-// Longest wait for a save: a prompt is handed over after its last step, while the GPU may still copy its last chunks.
+// Longest time that a lease request waits for saves: when a prompt is handed over, the GPU may still copy its last
+// chunks to the pool.
 constexpr TimeNs kSavePatience = 200 * kMillisecond;
-// Limit on hashing runs of chunks for a reader of another shape; shorter than the reader's own limit of one second.
+// Limit on hashing runs of chunks for a reader of other parallelism; shorter than the reader's own limit of one second.
 constexpr TimeNs kHashPatience = 600 * kMillisecond;
-constexpr std::size_t kDelayedMax = 1000;  // requests that wait for a save; another one is answered without it
+constexpr std::size_t kDelayedMax = 1000;  // limit on requests that wait for saves; others don't wait
 
 }  // namespace
 
@@ -56,8 +57,8 @@ bool LeaseLinks::progress() {
   for (const RunChecksums::Ready& ready : all) {
     if (!ready.damaged.empty() || ready.num_late > 0)
       log().warn(
-          "a node of another shape gets no lease on {} damaged chunks, which are evicted, and {} that were not "
-          "hashed in time",
+          "a node of other parallelism gets no lease on {} damaged chunks, which are evicted, and {} chunks that were "
+          "not hashed in time",
           ready.damaged.size(), ready.num_late);
     if (!ready.damaged.empty())
       parts_.with_core([&](SchedulerCore& core, TimeNs) { core.evict_ordered(ready.damaged); });
@@ -99,7 +100,8 @@ void LeaseLinks::answer(Request request) {
   }
 }
 
-/// Sends an answer, without the ranks' addresses and regions if nothing is leased: who has them can read the pools.
+/// Sends an answer, without the ranks' addresses and regions if nothing is leased, because they suffice to read the
+/// pools.
 void LeaseLinks::send(const Asker& asker, LeaseAnswer answer) {
   for (RankEndpoint& rank : answer.ranks) {
     if (!answer.reply.chunks.empty()) break;
@@ -111,7 +113,7 @@ void LeaseLinks::send(const Asker& asker, LeaseAnswer answer) {
 
 void LeaseLinks::answered(const std::string& endpoint, std::uint64_t fetch, LeaseAnswer answer) {
   Result<ShardMap> map = fit_answer(parts_.ranks, answer);
-  if (map && !answer.reply.chunks.empty()) {  // else the ranks are without addresses
+  if (map && !answer.reply.chunks.empty()) {  // without leased chunks the ranks have no addresses
     parts_.peers.set_ranks(endpoint, {std::move(answer.ranks), std::move(*map)});
   } else if (!map) {
     if (answer.reply.refused.empty()) answer.reply.refused = map.error().what;

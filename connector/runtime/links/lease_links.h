@@ -10,7 +10,7 @@
 
 namespace kvferry {
 
-/// Threads: one owner.
+/// Threads: one owner makes all calls.
 class LeaseLinks {
  public:
   explicit LeaseLinks(const LinkParts& parts) : parts_(parts) {}

@@ -21,7 +21,7 @@ using UnreportedSaves = std::map<ChunkRef, std::uint32_t>;
 
 /// All referenced objects outlive the parts. The send functions return false if the message could not be queued.
 struct LinkParts {
-  /// Passes an event and its time to the core, under its lock, and queues the actions that follow.
+  /// with_core() calls an event with the core and the time, under the core's lock, and queues the core's actions.
   using Event = std::function<void(SchedulerCore& core, TimeNs now)>;
   std::function<void(const Event&)> with_core;
   PeerLinks& peers;

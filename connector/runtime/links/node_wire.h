@@ -1,8 +1,8 @@
 // Messages between nodes, and between a node's scheduler and its workers. Each is sent in an Envelope, whose version is
 // checked first. Structs only grow at their ends; any other change raises kNodeWire.newest.
 //
-// A new message is a struct and its place in AnyMessage and in the variant of its direction; code that does not handle
-// it does not compile.
+// To add a message, define a struct and add it to AnyMessage and to the variant of its direction; the compiler then
+// reports each place that has to handle it.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,9 @@ constexpr std::uint32_t kNodeWireVersion = kNodeWire.newest;  // version used be
 struct Envelope {
   std::uint32_t version = kNodeWireVersion;
   std::uint32_t type = 0;
-  std::uint64_t id = 0;  // chosen by the asker; an answer carries it back
+  std::uint64_t id = 0;  // chosen by the sender of a request; the answer repeats it
   std::string body;
-  std::uint32_t oldest = 0, newest = 0;  // versions that the sender speaks; 0, 0: an older node speaks only `version`
+  std::uint32_t oldest = 0, newest = 0;  // versions that the sender speaks; 0, 0: only `version`, an older sender
   std::string release{};                 // the sender's kvferry version
   KVFERRY_FIELDS(version, type, id, body, oldest, newest, release);
 };
@@ -42,7 +42,7 @@ struct RankEndpoint {
   std::string transport_address;
   std::string pool_region;
   std::uint64_t chunk_bytes = 0;  // size of a slot
-  Shard shard = {};               // without layers if an older version sent no shard
+  Shard shard = {};               // has no layers if the sender's version is too old to send a shard
   KVFERRY_FIELDS(transport_address, pool_region, chunk_bytes, shard);
 };
 
@@ -74,7 +74,7 @@ struct PushAnswer {
 };
 
 // ---- between a scheduler and its workers ----
-/// Asks a worker for the checksums of parts of its chunks, which a node of another shape wants to read.
+/// Asks a worker for the checksums of parts of its chunks, which a node of other parallelism wants to read.
 struct ChecksumOrder {
   struct Item {
     ChunkRef chunk;
@@ -83,7 +83,7 @@ struct ChecksumOrder {
     KVFERRY_FIELDS(chunk, num_tokens, checksum);
   };
   std::uint64_t order = 0;
-  std::uint64_t num_cells = 0;  // number of cells in a chunk of this rank
+  std::uint64_t num_cells = 0;  // number of cells (one layer, one KV head) in a chunk of this rank
   std::vector<ShardRun> runs;   // sorted by `source`; may overlap
   std::vector<Item> items;
   std::int64_t timeout_ms = 0;  // time after which the scheduler ignores the outcome

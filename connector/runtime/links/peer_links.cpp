@@ -15,9 +15,10 @@ Result<void> PeerVersions::learn(const std::string& endpoint, const Envelope& en
   const std::uint32_t version = KVFERRY_TRY(common("the node at " + endpoint, envelope));
   spoken_[endpoint] = version;
   if (ours_.has(envelope.version)) return {};
-  return Error{ErrorCode::kRefused,
-               fmt::format("the answer is in node protocol version {}; the next request will be in version {}",
-                           envelope.version, version)};
+  return Error{
+      ErrorCode::kRefused,
+      fmt::format("this node can't read the answer in node protocol version {}; its next request will be in version {}",
+                  envelope.version, version)};
 }
 
 Result<void> PeerVersions::check(const std::string& who, const Envelope& envelope) const {

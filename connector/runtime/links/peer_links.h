@@ -21,8 +21,9 @@
 
 namespace kvferry {
 
-/// The first message to a node is in the oldest version that this node speaks. Each message names the versions of its
-/// sender; after the first answer both nodes use the newest version that they share. Pure. Threads: one.
+/// Chooses the protocol version for each node. The first message to a node is in the oldest version that this node
+/// speaks. Each message names the versions of its sender; after the first answer both nodes use the newest version that
+/// they share. Pure: no I/O and no clock. Threads: one.
 class PeerVersions {
  public:
   explicit PeerVersions(VersionRange ours = kNodeWire) : ours_(ours) {}

@@ -11,7 +11,7 @@
 
 namespace kvferry {
 
-/// Threads: one owner.
+/// Threads: one owner makes all calls.
 class PushLinks {
  public:
   explicit PushLinks(const LinkParts& parts) : parts_(parts) {}

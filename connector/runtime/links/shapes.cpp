@@ -6,11 +6,11 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kMapsKept = 64;
-constexpr std::size_t kRunsKept = 1 << 20;  // runs in all of these maps: 32 MiB
-constexpr std::size_t kWaitingMax = 256;    // answers that wait for checksums of runs
+constexpr std::size_t kMapsKept = 64;       // limit on the entries in maps_
+constexpr std::size_t kRunsKept = 1 << 20;  // limit on the runs in all entries of maps_, 32 MiB together
+constexpr std::size_t kWaitingMax = 256;    // limit on the answers that wait for checksums of runs
 
-/// Returns true if a node has one pipeline stage, as all nodes have whose version sends no shape.
+/// Returns true if a node has one pipeline stage. Nodes whose version is too old to send shards have only one.
 bool is_one_stage(const std::vector<Shard>& shards) {
   return std::all_of(shards.begin(), shards.end(), [&](const Shard& shard) {
     return shard.first_layer == shards[0].first_layer && shard.num_layers == shards[0].num_layers;
@@ -53,13 +53,13 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
   for (const RankEndpoint& rank : there) {
     if (!same_cell_bytes(here[0], rank))
       return refuse(
-          fmt::format("a chunk of {} layers and {} heads has {} bytes there, one of {} layers and {} heads has "
-                      "{} bytes here",
+          fmt::format("the holder's chunk of {} layers and {} heads has {} bytes, which does not fit this node's chunk "
+                      "of {} layers and {} heads, which has {} bytes",
                       rank.shard.num_layers, rank.shard.num_heads, rank.chunk_bytes, here[0].shard.num_layers,
                       here[0].shard.num_heads, here[0].chunk_bytes));
   }
   std::erase_if(answer.reply.chunks, [&](LeasedChunk& chunk) {
-    chunk.checksums.clear();  // they are those of the holder's ranks, not of this node's
+    chunk.checksums.clear();  // these are checksums of the holder's ranks, not of this node's ranks
     return !std::equal(map->begin(), map->end(), chunk.run_checksums.begin(), chunk.run_checksums.end(),
                        [](const auto& runs, const auto& checksums) { return runs.size() == checksums.size(); });
   });
@@ -109,7 +109,7 @@ Result<void> RunChecksums::check(const LeaseRequest& request) {
     return Error{ErrorCode::kRefused, "this node has pipeline stages, which the reader's version can't read"};
   if (!is_needed(request)) return {};
   if (waiting_.size() >= kWaitingMax)
-    return Error{ErrorCode::kRefused, "too many nodes of other shapes wait for checksums"};
+    return Error{ErrorCode::kRefused, "too many nodes of other parallelism wait for checksums; ask later"};
   KVFERRY_TRY(map_for(request.shards));
   return {};
 }

@@ -27,8 +27,8 @@ PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vect
                     const std::vector<RankEndpoint>& there, const ShardMap& map, TimeNs now);
 
 // ---- the holder ----
-/// Lease answers that wait until the workers have hashed the runs that a reader of another shape will pull. Runs that
-/// are whole chunks need no hashing: their checksums are known.
+/// Lease answers that wait until the workers have hashed the runs (parts of chunks) that a reader of another shape will
+/// pull. A run that is a whole chunk needs no hashing: its checksum is known.
 class RunChecksums {
  public:
   /// `here`: this node's shards.
@@ -62,12 +62,12 @@ class RunChecksums {
  private:
   struct Part {  // the runs that one rank hashes
     std::vector<ShardRun> runs;
-    std::map<std::pair<std::uint64_t, std::uint64_t>, std::size_t> index;  // (source, cells) -> place in `runs`
+    std::map<std::pair<std::uint64_t, std::uint64_t>, std::size_t> index;  // (source, cells) -> position in `runs`
   };
   struct Waiting {
     Asker asker;
     LeaseAnswer answer;
-    std::vector<ChunkKey> keys;  // [chunk]
+    std::vector<ChunkKey> keys;  // [chunk] key of the leased chunk
     std::shared_ptr<const ShardMap> map;
     std::map<std::uint32_t, Part> parts;                                          // keyed by rank
     std::map<std::pair<std::uint32_t, std::uint32_t>, ChecksumOutcome> outcomes;  // keyed by rank and chunk
@@ -79,7 +79,7 @@ class RunChecksums {
 
   std::vector<Shard> here_;
   std::map<std::vector<Shard>, std::shared_ptr<const ShardMap>> maps_;  // keyed by the readers' shards
-  std::size_t num_runs_kept_ = 0;                                       // runs in maps_
+  std::size_t num_runs_kept_ = 0;                                       // number of runs in maps_
   std::map<std::uint64_t, Waiting> waiting_;                            // keyed by ChecksumOrder::order
   std::uint64_t last_order_ = 0;
 };

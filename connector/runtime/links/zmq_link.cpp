@@ -6,8 +6,8 @@
 namespace kvferry {
 namespace {
 
-// Limit on a message of any process that reaches the port: decoded, it takes up to 30 times its size. The longest one
-// that a node sends offers a prompt of three million tokens in chunks of 16.
+// Limit on a message, because any process may reach the port, and a decoded message takes up to 30 times its size. It
+// is enough for the longest message of a node: a push offer for three million tokens in chunks of 16 tokens.
 constexpr std::int64_t kRequestBytesMax = 8 << 20;
 
 Result<std::unique_ptr<net::ZmqSocket>> make_socket(net::ZmqKind kind, const ZmqContextRef& context,

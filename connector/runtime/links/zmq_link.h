@@ -16,8 +16,8 @@ using ZmqContextRef = std::shared_ptr<net::ZmqContext>;  // nullptr: the context
 /// Threads: one owner per socket. When fd() becomes readable, call receive() until it returns nullopt.
 class ServerSocket {
  public:
-  /// Port 0 or "*" selects a free port. Over TCP, who sends a message of more than 8 MiB is disconnected. kUnavailable:
-  /// the address cannot be bound ("Address already in use").
+  /// Port 0 or "*" selects a free port. Over TCP, a peer that sends more than 8 MiB in one message is disconnected.
+  /// kUnavailable: the address cannot be bound ("Address already in use").
   static Result<std::unique_ptr<ServerSocket>> bind(const std::string& endpoint, const ZmqContextRef& context = {});
   const std::string& endpoint() const { return socket_->endpoint(); }  // with the port in use
   const ZmqContextRef& context() const { return socket_->context(); }

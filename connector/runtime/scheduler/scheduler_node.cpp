@@ -17,7 +17,7 @@ namespace {
 constexpr std::chrono::milliseconds kLookupPatience{2};  // limit on the time that lookups wait for answers, per step
 constexpr TimeNs kMetricsInterval = 100 * kMillisecond;
 
-/// Returns what the machine or pod calls itself, or an empty text.
+/// Returns the host name of this machine or pod, or an empty text if it is unknown.
 std::string name_of_this_host() {
   char name[256] = {};
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
@@ -73,7 +73,7 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   const std::string listens_at = "tcp://" + net::to_text(address);
   if (!key && !config.insecure) KVFERRY_TRY(controller::check_without_key(listens_at));
   if (!key && controller::is_beyond_loopback(listens_at))
-    log().warn("insecure: every host that reaches {} can read and replace what this node holds", address.host);
+    log().warn("insecure: every host that reaches {} can read and replace this node's chunks", address.host);
   ZmqContextRef context;
   if (key) context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, key);
   const net::PortRange ports = KVFERRY_TRY(net::parse_port_range(config.ports));

@@ -24,7 +24,7 @@ struct SchedulerOptions {
   std::string role;         // vLLM's kv_role
   std::string fingerprint;  // the model as text, see controller::NodeInfo
   std::uint32_t block_tokens = 16;
-  // For the next four see CoreConfig.
+  // The next four fields have the same meaning as in CoreConfig.
   std::vector<std::uint32_t> windows = {0};
   bool keeps_state = false;
   std::uint32_t checkpoint_alignment = 0;

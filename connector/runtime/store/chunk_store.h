@@ -24,7 +24,7 @@ class ChunkStore {
   /// Describes the store's use of a GPU, for the log; empty if it uses none.
   virtual std::string describe() const = 0;
 
-  // ---- steps, on one thread ----
+  // ---- the engine's steps, on one thread ----
   /// Packs the KV that the stream has computed so far; later work in the stream may overwrite the blocks. take_saved()
   /// reports each item once, in this step or a later one.
   virtual void save(const std::vector<SaveJob>& jobs, DeviceStream stream) = 0;
@@ -50,7 +50,7 @@ class ChunkStore {
   };
   /// Returns where a transfer may write this chunk; landed() has to follow. kFull: the GPU still uses the slot.
   virtual Result<Place> land(ChunkRef chunk, std::uint64_t bytes) = 0;
-  /// Same as land(), but returns the slot itself, for chunks in parts, whose checksum is unknown until all arrived.
+  /// Same as land(), but always returns the slot: for a chunk whose checksum is unknown until all its parts arrived.
   virtual Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) { return land(chunk, bytes); }
   struct Landed {
     ChunkRef chunk;

@@ -24,7 +24,8 @@ GpuStore::GpuStore(ChunkStoreParts parts, GpuTier tier)
 Result<void> GpuStore::start() {
   if (tier_.bytes > 0 && table_.num_frames() == 0) {
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("gpu_pool_bytes {} holds no chunk of {} bytes", tier_.bytes, frame_bytes_)};
+                 fmt::format("gpu_pool_bytes {} is too small; it must hold at least one chunk of {} bytes", tier_.bytes,
+                             frame_bytes_)};
   }
   packer_ = KVFERRY_TRY(tier_.gpu.make_packer(parts_.layout, {}));
   if (Result<void> pinned = device().pin(parts_.pool); !pinned)
@@ -117,7 +118,7 @@ void GpuStore::end(Work& work) {
   std::vector<std::uint64_t> checksums;
   bool ok = true;
   if (work.kind == Work::Kind::kSave && !work.items.empty()) {
-    Result<std::vector<std::uint64_t>> taken = work.passes.front()->wait();  // returns at once
+    Result<std::vector<std::uint64_t>> taken = work.passes.front()->wait();  // returns at once: the pass has ended
     ok = taken && taken->size() == work.items.size();
     if (ok)
       checksums = std::move(*taken);

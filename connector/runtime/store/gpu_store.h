@@ -1,4 +1,4 @@
-// Private to make_gpu_store(). The chunk store for blocks in GPU memory, with frames of GPU memory above the slots.
+// Private to make_gpu_store(). The chunk store for blocks in GPU memory, with frames of GPU memory besides the slots.
 //
 // The engine's stream, `down_` (frame to slot) and `up_` (slot to frame) run in parallel; an event orders them wherever
 // bytes pass from one stream to another. The host waits for loads only.
@@ -42,7 +42,7 @@ class GpuStore final : public ChunkStore {
   struct Work {
     enum class Kind : std::uint8_t { kSave, kLanding, kLoad };
     Kind kind = Kind::kSave;
-    DeviceStream stream = nullptr;     // stream of the last piece
+    DeviceStream stream = nullptr;     // stream to which the last piece was submitted
     std::optional<DeviceEvent> event;  // recorded after the last piece; empty if the device refused, to be retried
     std::vector<FramePin> pins;
     std::vector<std::uint32_t> slots;

@@ -69,7 +69,7 @@ std::vector<LoadOutcome> GpuStore::load(const std::vector<LoadJob>& jobs, const 
 
 /// Chooses where each chunk is read from: its frame, a free frame that is filled from its slot, or the slot itself.
 void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStream stream) {
-  std::map<ChunkRef, FrameRef> filled;  // requests of one step may share a prefix
+  std::map<ChunkRef, FrameRef> filled;  // requests of one step may share a prefix, so each chunk is filled once
   std::vector<DeviceCopy> up;
   for (LoadPart& part : parts) {
     if (part.state != LoadPart::State::kUnderWay) continue;
@@ -93,7 +93,7 @@ void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStre
     }
     use_slot(work, chunk.slot);
     part.chunk = slot_base(chunk.slot);
-    table_.drop_slot(chunk.slot);  // the frame of the slot's older chunk
+    table_.drop_slot(chunk.slot);  // drops the frame of the chunk that the slot had before
     const auto reserved =
         table_.reserve(chunk, FrameTable::State::kFillingFromSlot, "filling from slot " + std::to_string(chunk.slot));
     if (!reserved) continue;

@@ -8,7 +8,7 @@ namespace kvferry {
 
 void GpuStore::save(const std::vector<SaveJob>& jobs, DeviceStream stream) {
   const std::lock_guard lock(mutex_);
-  poll();  // finished work frees frames
+  poll();  // ends finished work, which frees frames
   std::vector<SavePart> parts;
   for (const SaveJob& job : jobs) {
     for (const SaveItem& item : job.items) {

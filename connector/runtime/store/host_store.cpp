@@ -84,8 +84,9 @@ Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& 
   }
   Layered& layered = layered_[item.chunk];
   if (layer != layered.num_layers || layer >= layers_.size())
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("layer {} of a save follows {} layers", layer, layered.num_layers)};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("layer {} of a save came after {} layers; layers must come in order", layer, layered.num_layers)};
   const std::uint64_t bytes = item.num_tokens * layers_[layer]->chunk_bytes_per_token();
   const std::span<std::byte> run = slot_bytes(item.chunk, item.num_tokens).subspan(layer * bytes, bytes);
   std::uint64_t checksum = KVFERRY_TRY(layers_[layer]->gather({item.first_token, item.num_tokens, job.block_ids}, run));

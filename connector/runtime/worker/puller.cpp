@@ -12,8 +12,8 @@ Puller::Pull::Pull(PullOrder from) : order(std::move(from)), num_left(order.item
   num_pieces.resize(num_left, 0);
 }
 
-/// Checks the numbers that are used as indexes, sizes and divisors. What a run reads of its source is checked by the
-/// transport.
+/// Checks the numbers that are used as indexes, sizes and divisors. The transport checks that each run lies within the
+/// source's region.
 Result<void> Puller::check(const PullOrder& order) const {
   const auto bad = [&](std::string what) {
     return Error{ErrorCode::kInvalidArgument, fmt::format("pull {} {}", order.pull, what)};

@@ -20,7 +20,8 @@ class Puller {
   Puller(const WorkerParts& parts, TransportPeers& peers, const SendOutcome& send)
       : parts_(parts), peers_(peers), send_(send) {}
 
-  /// An order with numbers that can't be right is refused: its outcome says that every chunk failed.
+  /// Starts the transfers of an order. An order with invalid numbers is refused: its outcome says that every chunk
+  /// failed.
   void start(PullOrder order);
   /// completed() and landed() return false if the transfer or the chunk belongs to no pull.
   bool completed(const Completion& completion);
@@ -34,7 +35,7 @@ class Puller {
  private:
   struct Pull {
     explicit Pull(PullOrder from);
-    /// Returns true if the holder has another shape, so that chunks are put together from runs.
+    /// Returns true if the holder has other parallelism, so that chunks are put together from runs.
     bool has_runs() const { return !order.sources.empty(); }
 
     PullOrder order;
@@ -51,8 +52,8 @@ class Puller {
     std::string address, remote_region;
     RegionId region;
     std::vector<CopyRange> ranges;
-    std::vector<std::uint64_t> checksums;  // [range]
-    std::vector<std::size_t> items;        // [range]
+    std::vector<std::uint64_t> checksums;  // [range] expected checksum
+    std::vector<std::size_t> items;        // [range] index in PullOrder::items
   };
   using Pieces = std::map<std::pair<RegionId, std::uint32_t>, Piece>;  // keyed by region and source
 

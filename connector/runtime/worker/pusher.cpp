@@ -24,7 +24,8 @@ void Pusher::set_target(PushOrder order) {
 
 void Pusher::start(const PushStart& start) {
   if (!parts_.fits(start.chunk, start.num_tokens)) {
-    log().error("refused an order to push {} tokens from slot {}", start.num_tokens, start.chunk.slot);
+    log().error("refused an order to push {} tokens from slot {}: there is no such slot, or it is too small",
+                start.num_tokens, start.chunk.slot);
     return;
   }
   const std::lock_guard lock(mutex_);
@@ -143,7 +144,7 @@ void Pusher::begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item
   }
 }
 
-/// Adds the layers that have been saved since the last call to the transfer.
+/// Adds to the running transfer the layers that have been saved since the last call.
 void Pusher::feed(Item& item) {
   if (item.is_fed_whole) return;
   const std::uint32_t ready = layers_ready(item);

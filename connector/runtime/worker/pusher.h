@@ -40,7 +40,7 @@ class Pusher {
   bool is_waiting() const;
 
   // ---- step thread ----
-  /// Reports that layers [0, layer] of this save are in its slot. `checksum` is that of the last one's bytes.
+  /// Reports that layers [0, layer] of this save are in its slot. `checksum` is the checksum of layer `layer`.
   void layer_saved(const SaveItem& item, std::uint32_t layer, std::uint64_t checksum);
   /// Reports the end of the save; `ok` is true if the whole chunk is in its slot.
   void saved(const SaveItem& item, bool ok, std::uint64_t checksum);
@@ -50,7 +50,7 @@ class Pusher {
     ChunkRef chunk;
     std::uint32_t num_tokens = 0;
     std::vector<std::uint64_t> layer_sums;  // [layer] checksums of the layers in the slot
-    bool is_saved = false;                  // the save no longer writes the slot
+    bool is_saved = false;                  // true once the save has ended
     bool is_whole = false;
     bool failed = false;
     std::uint64_t checksum = 0;

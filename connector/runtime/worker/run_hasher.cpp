@@ -14,7 +14,10 @@ void RunHasher::start(ChecksumOrder order) {
     return run.cells > order.num_cells || run.source > order.num_cells - run.cells;
   };
   if (order.num_cells == 0 || order.timeout_ms > kTimeoutMaxMs || std::ranges::any_of(order.runs, is_outside)) {
-    log().error("refused an order to hash runs of {} cells in {} ms", order.num_cells, order.timeout_ms);
+    log().error(
+        "refused an order to hash runs in chunks of {} cells within {} ms; allowed: runs inside a chunk, at most 60000 "
+        "ms",
+        order.num_cells, order.timeout_ms);
     return;
   }
   const TimeNs deadline = parts_.clock.now() + order.timeout_ms * kMillisecond;

@@ -1,5 +1,5 @@
 // A part of the service loop: carries out ChecksumOrders. Hashes the runs of this rank's chunks that a reader of
-// another shape will pull, one chunk at a time, so that pulls need not wait.
+// other parallelism will pull, one chunk at a time, so that pulls need not wait.
 #pragma once
 
 #include <cstdint>

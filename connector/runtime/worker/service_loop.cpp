@@ -11,7 +11,7 @@
 namespace kvferry {
 
 Result<std::unique_ptr<ServiceLoop>> ServiceLoop::start(const WorkerParts& parts) {
-  // The socket is an abstract one, so that a killed process leaves no file behind.
+  // The socket is an abstract Unix socket, so that a killed process leaves no file behind.
   auto socket =
       KVFERRY_TRY(ServerSocket::bind(fmt::format("ipc://@kvferry-{}-{:x}", ::getpid(), std::random_device{}())));
   std::unique_ptr<ServiceLoop> made(new ServiceLoop(parts, std::move(socket)));

@@ -33,7 +33,7 @@ class SlotGrants {
   struct GrantedSlot {
     ChunkRef chunk;
     std::optional<GrantId> grant;          // the transport's grant; empty: none, or revoked
-    bool has_begun = false;                // the slot counts as being written; false: the order can't be right
+    bool has_begun = false;                // true if the core has begun a write of the slot; false: invalid order
     bool has_place = false;                // the store waits for landed()
     std::optional<RevokedChunk> revoking;  // the revoked chunk, as revoke() was given it; empty: not revoked yet
   };

@@ -30,7 +30,7 @@ class TransportPeers {
 
  private:
   struct Peer {
-    std::size_t num_running = 0;  // number of its transfers without a completion
+    std::size_t num_running = 0;  // number of transfers with this peer that have not completed
     TimeNs used_at = 0;
     bool is_lost = false;
   };

@@ -23,8 +23,8 @@ struct WorkerOptions {
   std::uint32_t rank = 0;
   std::string label;  // names the shared memory segment; unique per engine on this machine
   KvLayout layout;
-  Shard shard = {};                      // the model's layers and heads that the layout has; without layers: all
-  std::optional<Gpu> gpu = {};           // the GPU that has the engine's blocks; empty: host memory
+  Shard shard = {};                      // the part of the model that the layout has; no layers: the whole model
+  std::optional<Gpu> gpu = {};           // the GPU that has the engine's blocks; empty: they are in host memory
   TimeNs device_timeout = 30 * kSecond;  // time after which work given to the GPU counts as failed
 };
 

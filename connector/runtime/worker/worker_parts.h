@@ -42,7 +42,7 @@ struct WorkerParts {
   ChunkStore& store;
   SharedWorkerCore& core;
   const Clock& clock;
-  std::span<const std::byte> pool;  // all slots
+  std::span<const std::byte> pool;  // memory of all slots
   RegionId pool_region;
   std::uint64_t slot_bytes = 0;
   std::uint64_t bytes_per_token = 0;

@@ -95,8 +95,10 @@ TEST_F(UnlikeNodes, AModelOfOtherLayersIsRefusedWithBothSidesNumbers) {
   };
   EXPECT_EQ(why({{"", "", 128, {0, 4, 0, 4}}}), "");
   EXPECT_EQ(why({{"", "", 128, {0, 8, 0, 4}}}), "8 layers of 4 KV heads on one side, 4 of 4 on the other");
-  EXPECT_EQ(why({{"", "", 256, {0, 4, 0, 4}}}),
-            "a chunk of 4 layers and 2 heads has 64 bytes there, one of 4 layers and 4 heads has 256 bytes here");
+  EXPECT_EQ(
+      why({{"", "", 256, {0, 4, 0, 4}}}),
+      "the holder's chunk of 4 layers and 2 heads has 64 bytes, which does not fit this node's chunk of 4 layers and 4 "
+      "heads, which has 256 bytes");
   answer.ranks = {{"", "", 64, {}}, {"", "", 64, {}}};
   EXPECT_NE(why({{"", "", 128, {0, 4, 0, 4}}}).find("version serves only nodes of its own shape"), std::string::npos);
   EXPECT_EQ(why({{"", "", 64, {0, 4, 0, 2}}, {"", "", 64, {0, 4, 2, 2}}}), "");
