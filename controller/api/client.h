@@ -147,7 +147,8 @@ class Client {
   /// Completes the answer to SnapshotWanted. To be called after everything that this node holds has been published.
   virtual void end_snapshot() = 0;
   /// Returns the token of the reply, which process() returns as an event; if lookup_timeout_ms is 0, it may never come.
-  /// kUnavailable: not registered, and lookup_timeout_ms is 0; kInvalidArgument: more than 65536 keys.
+  /// kUnavailable: not registered, and lookup_timeout_ms is 0; kInvalidArgument: more than 65536 keys; kFull: too many
+  /// lookups with a timeout are unanswered.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
   /// Unregisters, so that the controller removes this node at once. Best effort: the destructor waits up to 150 ms for
   /// the message to be sent. The client does nothing afterwards.

@@ -13,7 +13,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kPendingLookupsMax = 16'384;  // limit on unanswered lookups; beyond it the oldest are dropped
+constexpr std::size_t kPendingLookupsMax = 16'384;  // limit on unanswered lookups
 constexpr std::int64_t kAsksPerTimeout = 3;         // how often an unanswered lookup is sent within lookup_timeout_ms
 
 class ReplicaClient final : public Client {
@@ -77,12 +77,18 @@ class ReplicaClient final : public Client {
 
   Result<std::uint64_t> lookup(const LookupQuery& query) override {
     KVFERRY_TRY(check_lookup(query));
+    if (pending_.size() == kPendingLookupsMax) {
+      // Without a timeout the caller gives lookups up by a limit of its own, and the oldest first.
+      if (timeout_ == 0)
+        drop(pending_.begin()->first);
+      else
+        return Error{ErrorCode::kFull, fmt::format("{} lookups are unanswered, as many as may be", pending_.size())};
+    }
     Pending pending{.query = query, .replica = nullptr, .ends_at = {}, .asked_at = {}};
     const std::uint64_t token = ++last_token_;
     const Result<void> asked = ask(token, pending, 0);
     // With a timeout, a controller may still register this node in time.
     if (!asked && timeout_ == 0) return asked.error();
-    if (pending_.size() == kPendingLookupsMax) drop(pending_.begin()->first);
     pending_.emplace(token, std::move(pending));
     return token;
   }
