@@ -1,4 +1,4 @@
-// Interface between a transport implementation and the part that all of them share (backend_transport.h).
+// Interface between one backend of the transport and the code that all backends share (backend_transport.h).
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace kvferry {
 
-/// One implementation: it owns the connections and the progress thread. BackendTransport checks every call against the
-/// transfer table, keeps the tasks in the order of the calls, and calls the methods below.
+/// One implementation of a transport. It owns the connections and the progress thread. BackendTransport checks every
+/// call against the transfer table, posts tasks in the order of the calls, and calls the methods below.
 class Backend {
  public:
   using Task = std::function<void()>;
@@ -26,7 +26,7 @@ class Backend {
   TransferTable& table() { return table_; }
   std::uint64_t incarnation() const { return incarnation_; }
 
-  // ---- Any thread, also after join(). ----
+  // ---- Any thread may call these methods, also after join(). ----
 
   virtual std::string address() const = 0;
   virtual std::string describe() const = 0;
@@ -34,22 +34,23 @@ class Backend {
   /// version, or of a peer that this backend can't reach.
   virtual Result<std::uint64_t> check_address(const std::string& address) = 0;
 
-  /// Queues a task, which runs soon, in the order of calls, and may touch the progress thread's state. Never blocks.
+  /// Queues a task. Tasks run soon, in the order of the calls, and may use the progress thread's state. Never blocks.
   virtual void post(Task task) = 0;
   /// Posts a task and returns when it has run.
   void post_and_wait(const Task& task);
   /// Returns when the progress thread has ended and every posted task has run; a task that calls stop() must be posted.
   virtual void join() = 0;
 
-  /// Implements Transport::wait(). This default sleeps until the queue's or an interrupt descriptor is readable.
+  /// Implements Transport::wait(). This default sleeps until the completion queue's descriptor or one that
+  /// set_wait_interrupt_fd() has added is readable, or the time has passed.
   virtual bool wait(TimeNs timeout_ns) { return table_.completion_queue().wait(timeout_ns, interrupt_fds_); }
   virtual void set_wait_interrupt_fd(int fd) { interrupt_fds_.push_back(fd); }
 
-  // ---- Any thread, one call at a time. ----
+  // ---- Any thread may call these methods, one call at a time. ----
 
   struct RegionKey {
-    std::string rkey;        // opaque key for RegionDescriptor
-    bool is_device = false;  // GPU memory
+    std::string rkey;        // RegionDescriptor::rkey; only this backend interprets it
+    bool is_device = false;  // whether it is GPU memory
   };
   /// Makes memory reachable as region `id`. kUnavailable: this backend can't reach memory of this kind.
   virtual Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) = 0;
@@ -58,18 +59,18 @@ class Backend {
   virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes);
   virtual Result<void> revoke(GrantId grant) { return table_.remove_grant(grant); }
 
-  // ---- Posted tasks only. ----
+  // ---- Only posted tasks call these methods. ----
 
-  /// `address` has passed check_address().
+  /// Adds a peer, whose `address` has passed check_address().
   virtual void add_peer(PeerId peer, const std::string& address) = 0;
-  /// Ends each of the peer's transfers with kPeerLost, or with kOk if it completes before.
+  /// Removes a peer. Each of its transfers ends with kPeerLost, or with kOk if it was complete before.
   virtual void drop_peer(PeerId peer) = 0;
   virtual void submit(AcceptedTransfer transfer) = 0;
-  /// Does nothing if the transfer has ended.
+  /// Adds copies to a transfer; does nothing if the transfer has ended.
   virtual void feed(FedCopies more) = 0;
   virtual void cancel(PeerId peer, TransferId id) = 0;
   virtual void set_source_address(const std::string& address) { source_address_ = address; }
-  /// Ends all transfers with kCancelled, and then the progress thread. The task that calls stop() is the last one.
+  /// Ends all transfers with kCancelled, and then the progress thread. Called by the last task that is posted.
   virtual void stop() = 0;
 
  protected:
@@ -77,10 +78,10 @@ class Backend {
 
   TransferTable table_;
   const std::uint64_t incarnation_;
-  std::string source_address_;  // `from` in the notifications that this node sends
+  std::string source_address_;  // Notification::from of the notifications that this node sends
 
  private:
-  std::vector<int> interrupt_fds_;  // none is added after the first wait()
+  std::vector<int> interrupt_fds_;  // descriptors that end wait(); none is added after the first wait()
 };
 
 /// Returns bytes that no peer can guess.
@@ -89,12 +90,12 @@ std::string random_bytes(std::size_t num_bytes);
 /// Compares in constant time, so that the time does not reveal how much of a wrong secret is right.
 bool is_same_secret(std::string_view said, std::string_view own);
 
-/// One demand on a backend's options, and what the error says if it is not met.
+/// One requirement on a backend's options, and the error's text if it is not met.
 struct OptionCheck {
   bool is_met = false;
   std::string what;
 };
-/// kInvalidArgument: the message names the first demand that is not met. `options`: name of the options' struct.
+/// kInvalidArgument: a check is not met; the message has the text of the first one. `options`: name of their struct.
 Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks);
 
 /// Decodes a peer's address, whose first field is its protocol version. kInvalidArgument: it is malformed or of another
@@ -104,8 +105,9 @@ Result<Address> read_address(const std::string& bytes, std::uint32_t protocol_ve
   Result<Address> address = decode<Address>(bytes, "peer address");
   if (!address) return Error{ErrorCode::kInvalidArgument, std::move(address.error().what)};
   if (address->protocol_version != protocol_version)
-    return Error{ErrorCode::kInvalidArgument, fmt::format("the peer's address is of {} protocol {}; this side has {}",
-                                                          protocol, address->protocol_version, protocol_version)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("the peer's address is of {} protocol version {}; this side has version {}", protocol,
+                             address->protocol_version, protocol_version)};
   return address;
 }
 

@@ -50,7 +50,7 @@ class BackendTransport final : public Transport {
 
   const std::unique_ptr<Backend> backend_;
   std::mutex memory_mutex_;  // guards regions, grants and shutdown(); locked before order_mutex_
-  std::mutex order_mutex_;   // keeps tasks in the order of the table's changes; the task that calls stop() is the last
+  std::mutex order_mutex_;   // keeps tasks in the order of the transfer table's changes; the last task calls stop()
   bool is_stopped_ = false;  // changes only while both mutexes are locked
 };
 

@@ -13,9 +13,9 @@ inline bool is_inside(std::uint64_t offset, std::uint64_t bytes, std::uint64_t r
   return offset <= region_bytes && bytes <= region_bytes - offset;
 }
 
-/// Keeps the order, drops empty ranges and joins neighbours whose offsets continue on both sides, since every operation
-/// costs a fixed time. kInvalidArgument: a range exceeds local_bytes or remote_bytes; the message names the first such
-/// range.
+/// Returns the ranges in their order, without empty ones. Neighbours whose offsets continue on both sides are joined,
+/// because every operation costs a fixed time. kInvalidArgument: a range exceeds local_bytes or remote_bytes; the
+/// message names the first such range.
 Result<std::vector<CopyRange>> plan_copies(std::span<const CopyRange> ranges, std::uint64_t local_bytes,
                                            std::uint64_t remote_bytes);
 

@@ -1,4 +1,4 @@
-// What the backends share whose progress thread polls a library: posted tasks, turns, and sleep between them.
+// Base of the backends whose progress thread polls a library (UCX, NCCL, CUDA): runs posted tasks, works and sleeps.
 #pragma once
 
 #include <poll.h>
@@ -13,7 +13,7 @@
 
 namespace kvferry {
 
-/// Threads: post() and join() any, the rest the progress thread.
+/// Threads: any may call post() and join(); only the progress thread calls the other methods.
 class InboxBackend : public Backend {
  public:
   using Backend::Backend;
@@ -23,10 +23,10 @@ class InboxBackend : public Backend {
   }
 
  protected:
-  /// Runs the posted tasks and does all the work there is, and sets now_ once. Returns whether there was any.
+  /// Runs the posted tasks, does all work that is ready, and sets now_ once. Returns whether there was any work.
   virtual bool turn() = 0;
   virtual bool is_over() const = 0;
-  /// Called after a turn without work; may sleep. `busy_at`: now_ of the last turn with work.
+  /// Called after a turn without work; may sleep. `busy_at`: now_ of the last turn that had work.
   virtual void idle(TimeNs busy_at) = 0;
 
   /// The progress thread's loop. Returns when is_over().
@@ -42,7 +42,7 @@ class InboxBackend : public Backend {
         idle(busy_at);
     }
   }
-  /// Returns when a task was posted, `fd` is readable (-1: none), or `wait_ns` have passed.
+  /// Sleeps until a task is posted, `fd` (-1: no descriptor) is readable, or `wait_ns` have passed.
   void sleep(int fd, TimeNs wait_ns) {
     const timespec timeout{wait_ns / kSecond, wait_ns % kSecond};
     pollfd fds[] = {{inbox_.wake().fd(), POLLIN, 0}, {fd, POLLIN, 0}};

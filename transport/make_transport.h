@@ -19,15 +19,15 @@ namespace kvferry {
 
 /// Options of every backend. The defaults suit a worker node.
 struct CommonOptions {
-  std::uint32_t transfers_max = 1024;  // transfers whose completion was not polled; beyond that submit() returns kFull
+  std::uint32_t transfers_max = 1024;  // limit of transfers without a polled completion; then submit() returns kFull
   TimeNs spin_ns = 20'000;             // a waiting thread polls this long before it sleeps
   TimeNs silence_ns = 2 * kSecond;     // a peer that owes an answer and is silent for this long is lost
 };
 
 /// UCX itself is configured by its environment variables (UCX_TLS, UCX_NET_DEVICES).
 struct UcxOptions : CommonOptions {
-  std::uint32_t operations_per_transfer_max = 32;  // operations of a transfer that are posted to UCX at a time
-  std::uint32_t operations_per_peer_max = 64;      // operations of all transfers with a peer, posted at a time
+  std::uint32_t operations_per_transfer_max = 32;  // limit of operations of one transfer posted to UCX at a time
+  std::uint32_t operations_per_peer_max = 64;      // limit of operations of all transfers with one peer
   std::uint64_t operation_bytes_max = 1 << 20;     // longer ranges are cut; cancel() waits for posted operations
   // Where UCX emulates one-sided operations by messages (TCP), ranges of up to this many bytes are packed into messages
   // that the peer unpacks. 0: only ranges in grants are packed, because their owner must be able to revoke them.
@@ -40,30 +40,30 @@ struct ShmOptions : CommonOptions {
   bool use_mappings = true;             // maps the peer's memory if it was registered with a descriptor
   bool use_cma = true;                  // uses CMA for all other memory
   std::uint64_t inline_bytes = 65'536;  // transfers of up to this many bytes are copied within submit()
-  std::uint32_t copy_threads = 0;       // threads that share large copies; 0: one, two from 2 cores on, four from 16 on
+  std::uint32_t copy_threads = 0;  // threads that share large copies; 0: 1, or 2 from 2 cores on, or 4 from 16 cores on
 };
 
 /// Sockets between any two hosts.
 struct TcpOptions : CommonOptions {
-  std::string listen_host;  // host to listen on, which the address for peers names; empty: all interfaces
+  std::string listen_host;  // host to listen on, which address() names to peers; empty: all interfaces
   net::PortRange listen_ports;
   std::uint32_t connections = 4;            // connections to each peer on another host; they share its transfers
   std::uint32_t local_connections = 1;      // connections to each peer on this host
   std::uint64_t segment_bytes = 512 << 10;  // size of the parts of a transfer that are given to connections
   std::uint64_t window_bytes = 16 << 20;    // limit of pulled bytes requested and not yet received, for each connection
-  std::optional<net::ClusterKey> key;       // only peers with the same key are spoken to; none: with any peer
-  net::Encrypt encrypt = net::Encrypt::kBetweenHosts;  // with a key
+  std::optional<net::ClusterKey> key;       // the key that all peers must have; without it, peers must have none
+  net::Encrypt encrypt = net::Encrypt::kBetweenHosts;  // the connections to encrypt, if there is a key
 };
 
 /// NCCL's send and receive for memory of one GPU and for host memory, which is pinned. Each peer has two communicators,
 /// one for pulls and one for pushes, made when they are first needed.
 struct NcclOptions : CommonOptions {
-  Device* device = nullptr;                   // the GPU; outlives the transport
-  TcpOptions control;                         // the control link; its CommonOptions are not read
-  std::string library;                        // libnccl.so.2; empty: KVFERRY_NCCL_LIBRARY, or where the loader finds it
+  Device* device = nullptr;  // the GPU; must outlive the transport
+  TcpOptions control;        // options of the control link; its CommonOptions are ignored
+  std::string library;       // path of libnccl.so.2; empty: $KVFERRY_NCCL_LIBRARY, or the loader's search
   std::uint64_t packed_bytes_max = 64 << 10;  // ranges of up to this many bytes are gathered and sent as one
-  std::uint64_t piece_bytes = 8 << 20;        // size of a piece; cancel() and revoke() wait for a piece
-  std::uint32_t pieces_per_peer_max = 8;      // maximum of pieces requested or under way
+  std::uint64_t piece_bytes = 8 << 20;        // size of a transfer's pieces; cancel() and revoke() wait for one
+  std::uint32_t pieces_per_peer_max = 8;      // limit of one peer's pieces that are requested or under way
   TimeNs stuck_ns = kSecond;                  // a cancelled transfer without progress for this long ends its session
   TimeNs hung_ns = 30 * kSecond;              // a communicator stuck for this long, with a live peer, ends its session
 };
@@ -71,7 +71,7 @@ struct NcclOptions : CommonOptions {
 /// GPU memory of two processes of one host: this side's device maps the peer's memory and copies. Both devices must be
 /// the same GPU, or GPUs that reach each other.
 struct GpuIpcOptions : CommonOptions {
-  Device* device = nullptr;                  // the GPU that copies; outlives the transport
+  Device* device = nullptr;                  // the GPU that copies; must outlive the transport
   std::uint64_t piece_bytes = 16 << 20;      // maximum of bytes copied in one launch
   std::uint64_t in_flight_bytes = 64 << 20;  // limit of enqueued bytes; cancel() and urgent transfers wait for these
 };
@@ -94,15 +94,15 @@ enum class Path : std::uint8_t { kAuto, kShm, kCma, kUcx, kTcp, kNccl, kGpuIpc }
 /// kInvalidArgument: no path has this name; the message lists the allowed names.
 Result<Path> parse_path(std::string_view name);
 std::string_view name_of(Path path);
-/// Returns the names that parse_path() accepts; with `has_gpu` also the paths that only move GPU memory or need a GPU.
+/// Returns the names that parse_path() accepts; with `has_gpu` also those of paths that need a GPU.
 std::vector<std::string_view> path_names(bool has_gpu = true);
 
 struct TransportOptions {
   Path path = Path::kAuto;
   CommonOptions common;
-  ShmOptions shm;            // its CommonOptions are not read; `path` says whether mappings and CMA are used
-  TcpOptions tcp;            // its CommonOptions are not read
-  Device* device = nullptr;  // GPU whose memory can be registered; nullptr: host memory only; outlives the transport
+  ShmOptions shm;            // its CommonOptions are ignored; `path` says whether mappings and CMA are used
+  TcpOptions tcp;            // its CommonOptions are ignored
+  Device* device = nullptr;  // GPU whose memory can be registered, outlives the transport; nullptr: host memory only
 };
 
 /// Makes a transport with all backends that `path` allows behind one address; a planner chooses one for each peer.

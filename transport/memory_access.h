@@ -1,4 +1,4 @@
-// The right of one copy to touch registered memory, ended by the destructor.
+// Holds registered memory for one copy; the destructor ends the access.
 #pragma once
 
 #include <utility>

@@ -1,4 +1,4 @@
-// Cuts the copies of a transfer into pieces, in order, and keeps the position up to which they were taken.
+// Cuts the copies of a transfer into pieces, in order, and keeps the position after the last piece taken.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct Piece {
   bool ends_copy = false;
 };
 
-/// Each call has the copies as an argument, because feeding a transfer adds copies.
+/// Position in a transfer's copies, which are an argument of each call, because Transport::feed() adds to them.
 class PieceCursor {
  public:
   PieceCursor() = default;

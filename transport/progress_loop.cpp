@@ -17,8 +17,8 @@ namespace kvferry {
 namespace {
 
 constexpr std::uint64_t kWakeTag = 0;
-// Time that the progress thread waits after a drive(), because the caller may soon drive again: handing the loop
-// over and back costs two context switches, more than a whole round trip.
+// Time for which the progress thread stays parked after drive() has returned, because the caller may soon call drive()
+// again: giving the loop to the thread and back costs two context switches, more than a message's round trip.
 constexpr TimeNs kHandBackNs = 300'000;
 
 void add_to(int epoll_fd, int fd, epoll_event event) {
@@ -203,7 +203,7 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
         if (look(0, true)) busy_at = clock_.now();
       }
     } else if (is_spinning) {
-      set_spinning(is_spinning = false);  // one more round: a peer that wrote before this did not wake this thread
+      set_spinning(is_spinning = false);  // needs one more round, as a peer that wrote before this call woke no thread
     } else {
       has_driver_slept_ = true;
       const int sleep_ms = milliseconds_until(std::min(deadline, ends_at), now);

@@ -1,4 +1,4 @@
-// The progress thread of a backend that uses sockets. A thread that waits for completions can do its work instead.
+// The progress thread of a backend that uses sockets. A thread that waits for completions can do that work instead.
 #pragma once
 
 #include <atomic>
@@ -16,21 +16,21 @@
 namespace kvferry {
 
 /// One lock guards all of the owner's state. The thread that holds it runs the loop: the progress thread, a caller in
-/// call(), or a caller in drive(), the driver. So a backend needs no lock of its own, and an idle one serves a call
-/// without waking a thread.
+/// call(), or a caller in drive(), which is called the driver. So a backend needs no lock of its own, and a call to an
+/// idle backend wakes no other thread.
 class ProgressLoop {
  public:
   /// The backend. All methods are called under the loop's lock.
   class Owner {
    public:
     virtual ~Owner() = default;
-    /// `tag`: the argument of watch(). It may still be reported shortly after unwatch() of its descriptor.
+    /// Handles events of a watched descriptor, also shortly after its unwatch(). `tag`: the argument of watch().
     virtual void on_ready(std::uint64_t tag, std::uint32_t events) = 0;
     /// Does a bounded amount of the work that is queued or due. Returns true if it should be called again soon.
     virtual bool advance(TimeNs now) = 0;
     /// Returns the time at which advance() must be called even if no descriptor becomes ready, or kNever.
     virtual TimeNs next_deadline() const = 0;
-    /// Called before the driver polls without sleeping (true), or may sleep, so that peers must wake it (false).
+    /// Called when the driver begins to poll without sleeping (true), or may sleep and peers must wake it (false).
     virtual void set_spinning(bool is_spinning) = 0;
     /// Returns whether the task of call() that has just run left work for advance().
     virtual bool needs_advance() const { return false; }
@@ -38,18 +38,18 @@ class ProgressLoop {
   static constexpr TimeNs kNever = INT64_MAX;
 
   /// `spin_ns`: how long a driver polls before it sleeps. `look_ns`: time between its checks of the descriptors
-  /// meanwhile; 0: it checks them in every round.
+  /// while it polls; 0: it checks them in every round.
   ProgressLoop(Owner& owner, const char* thread_name, TimeNs spin_ns, TimeNs look_ns);
   ~ProgressLoop();
   ProgressLoop(const ProgressLoop&) = delete;
   ProgressLoop& operator=(const ProgressLoop&) = delete;
 
   void start();
-  /// Joins the thread and makes drive() return. All tasks of call() have run when it returns. The owner is not called
-  /// afterwards, but call() still runs its task. Idempotent.
+  /// Joins the thread and makes drive() return. When stop() returns, all tasks of call() have run. The owner is not
+  /// called afterwards, but call() still runs its task. Idempotent.
   void stop();
 
-  /// Under the loop's lock only. `tag` must not be 0.
+  /// Reports a descriptor's events to Owner::on_ready(). Under the loop's lock only. `tag` must not be 0.
   void watch(int fd, std::uint32_t epoll_events, std::uint64_t tag);
   void unwatch(int fd);
   /// Any thread. Makes drive() return also while `fd` is readable. The progress thread ignores `fd`.
@@ -61,7 +61,7 @@ class ProgressLoop {
   /// in the order of calls. Never blocks for longer than a task takes.
   void call(TaskInbox::Task task);
   /// Any thread: does the loop's work until is_over(), which is called often and without the lock, returns true or the
-  /// time has passed. Returns the last result of is_over(), or nullopt at once if another thread drives already.
+  /// time has passed. Returns the last result of is_over(), or nullopt at once if another thread is in drive().
   std::optional<bool> drive(TimeNs timeout_ns, const std::function<bool()>& is_over);
 
  private:
@@ -80,7 +80,7 @@ class ProgressLoop {
   const TimeNs look_ns_;
   const SteadyClock clock_;
   const int epoll_fd_;
-  const int wakeup_fd_;  // an epoll of epoll_fd_ and the descriptors of add_wakeup_fd()
+  const int wakeup_fd_;  // epoll descriptor that waits for epoll_fd_ and the descriptors of add_wakeup_fd()
   std::atomic<bool> has_wakeup_fds_{false};
 
   std::mutex mutex_;  // the loop's lock

@@ -18,7 +18,7 @@ namespace kvferry {
 /// Computes the checksums of consecutive ranges, whose bytes are added in order and in pieces of any size.
 class RangeDigest {
  public:
-  /// Returns the range's checksum if the piece `ends_range`; the next piece begins another range.
+  /// Hashes a piece. Returns the range's checksum if the piece `ends_range`; the next piece begins another range.
   std::optional<std::uint64_t> add(std::span<const std::byte> bytes, bool ends_range) {
     if (ends_range && !stream_) return chunk_checksum(bytes);
     if (!stream_) stream_.emplace();
@@ -36,7 +36,7 @@ class RangeDigest {
 /// Finds the corrupt ranges of one transfer. A transfer with checksums has exactly one copy for each range.
 class RangeVerifier {
  public:
-  /// `transfer` must outlive the verifier. Transport::feed() may add ranges to it meanwhile.
+  /// `transfer` must outlive the verifier. Transport::feed() may add ranges to the transfer.
   explicit RangeVerifier(const AcceptedTransfer& transfer) : transfer_(transfer) {}
   RangeVerifier(const RangeVerifier&) = delete;
   RangeVerifier& operator=(const RangeVerifier&) = delete;
@@ -61,7 +61,7 @@ class RangeVerifier {
 
   /// Starts hashing all ranges' local bytes on their GPU, in the stream's order.
   Result<void> start_on_device(Device& device, DeviceStream stream);
-  /// Returns whether a GPU may read the local bytes.
+  /// Returns whether a GPU may still be reading the local bytes.
   bool is_hashing() const { return hashes_ != nullptr; }
   /// Returns whether the GPU has hashed all ranges.
   Result<bool> is_device_done() const { return hashes_->is_done(); }
@@ -73,7 +73,7 @@ class RangeVerifier {
  private:
   const AcceptedTransfer& transfer_;
   std::vector<std::uint32_t> corrupt_;
-  std::vector<std::uint64_t> arrived_bytes_;  // [range]
+  std::vector<std::uint64_t> arrived_bytes_;  // [range] number of bytes that have arrived
   std::unique_ptr<Device::Checksums> hashes_;
 };
 

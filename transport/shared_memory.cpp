@@ -49,8 +49,8 @@ Error not_enough(std::uint64_t wanted_bytes, std::uint64_t available) {
                fmt::format("pool_bytes is {}, but only {} bytes are free; lower pool_bytes", wanted_bytes, available)};
 }
 
-/// Allocates the pages, huge ones if the mapping's advice is followed: fallocate() alone would give small ones. In
-/// steps, because a signal interrupts the call. Errors are left to reserve().
+/// Allocates the pages: huge ones if the kernel follows the mapping's madvise(), while fallocate() alone would allocate
+/// small ones. Works in steps, because a signal interrupts the call. reserve() reports what fails here.
 void populate(std::span<std::byte> memory) {
   constexpr std::size_t kStepBytes = std::size_t{256} << 20;
   for (std::size_t done = 0; done < memory.size(); done += kStepBytes) {

@@ -19,10 +19,10 @@ namespace kvferry {
 class SharedMapping {
  public:
   /// Makes a file of `bytes` bytes without a name, which can't shrink or grow, maps it, and reserves all its pages, so
-  /// that no access fails later (SIGBUS). `page_flags`: MFD_HUGETLB and such. kUnavailable: not enough memory or
+  /// that no access fails later (SIGBUS). `page_flags`: e.g. MFD_HUGETLB. kUnavailable: not enough memory or
   /// descriptors; kFull: the pages can't be reserved.
   static Result<SharedMapping> create(const std::string& name, std::uint64_t bytes, unsigned page_flags = 0);
-  /// Same as create(); only this mapping can ever write the file, not even a process with its descriptor (Linux 5.1).
+  /// Same as create(), but a process that has the descriptor can only read; only this mapping can write (Linux 5.1).
   static Result<SharedMapping> create_for_readers(const std::string& name, std::uint64_t bytes);
   /// Maps [offset, offset + bytes) of the file, which must be that long.
   static Result<SharedMapping> map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_writable = true);
@@ -40,14 +40,14 @@ class SharedMapping {
   std::uint64_t bytes_ = 0;
 };
 
-/// The kernel frees the memory with its last mapping and descriptor, also if processes die. It can't shrink, so no
-/// access through a mapping fails. Threads: any; the object itself is not synchronised.
+/// Shared memory, which the kernel frees when its last mapping and descriptor are closed, also if processes die. It
+/// can't shrink, so no access through a mapping fails. Threads: any; the object itself is not synchronised.
 class SharedMemory {
  public:
-  /// Makes zeroed memory, all pages reserved: huge pages if enough are set aside (vm.nr_hugepages) or the system makes
-  /// them (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or more). `label`: 1 to 64 of [A-Za-z0-9_.],
-  /// shown in /proc/PID/maps. kInvalidArgument: bad label or no bytes; kUnavailable: not enough memory; the message
-  /// names `pool_bytes`.
+  /// Makes zeroed memory and reserves all its pages: huge pages if enough are set aside (vm.nr_hugepages) or the system
+  /// makes them (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or `always`). `label`: 1 to 64
+  /// characters [A-Za-z0-9_.], shown in /proc/PID/maps. kInvalidArgument: bad label or no bytes; kUnavailable: not
+  /// enough memory; the message names `pool_bytes`.
   static Result<SharedMemory> create(std::string_view label, std::uint64_t bytes);
   /// Maps memory that another process of the same user has created, by its name(). kNotFound: no such memory.
   static Result<SharedMemory> open(const std::string& name);

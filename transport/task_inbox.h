@@ -11,8 +11,8 @@
 
 namespace kvferry {
 
-/// Threads: post() any, the other methods the owner's. The queue has no limit: the transfer table limits transfers, and
-/// callers that register memory wait for the outcome.
+/// Threads: any may call post(); only the owner of the state calls the other methods. The queue has no limit: the
+/// transfer table limits transfers, and callers that register memory wait for the outcome.
 class TaskInbox {
  public:
   using Task = std::function<void()>;
@@ -38,12 +38,12 @@ class TaskInbox {
     return true;
   }
   bool has_tasks() const { return has_tasks_.load(std::memory_order_acquire); }
-  /// Returns whether the owner may sleep until wake() is readable: no task was posted since the last run().
+  /// Clears wake(). Returns whether the owner may sleep until it is readable: no task was posted since the last run().
   bool prepare_to_sleep() {
     wake_.clear();
     return !has_tasks();
   }
-  /// Readable after a post() until it is cleared.
+  /// Returns the event to sleep on: readable after a post() until it is cleared.
   EventFd& wake() { return wake_; }
 
  private:

@@ -11,8 +11,9 @@ namespace kvferry {
 Result<void> TransferTable::check_region(const void* base, std::uint64_t bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(base);
   if (base == nullptr || bytes == 0 || bytes > std::numeric_limits<std::uintptr_t>::max() - first)
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("cannot register {} bytes at {}: not a mapped, non-empty range", bytes, fmt::ptr(base))};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("cannot register {} bytes at {}: the range must be mapped and not empty", bytes, fmt::ptr(base))};
   return {};
 }
 
@@ -106,7 +107,7 @@ Result<std::byte*> TransferTable::begin_access(RegionId region, GrantId grant, s
     return Error{ErrorCode::kRefused, fmt::format("the peer has unregistered region {}", region)};
   if (grant.value == 0) {
     if (writes && found->second.needs_grant_to_write)
-      return Error{ErrorCode::kRefused, fmt::format("the peer's region {} is written only with a grant", region)};
+      return Error{ErrorCode::kRefused, fmt::format("the peer's region {} can be written only with a grant", region)};
     if (!is_inside(offset, bytes, found->second.bytes))
       return Error{ErrorCode::kRefused,
                    fmt::format("[{}, +{}) is not inside the peer's region {}", offset, bytes, region)};
@@ -217,11 +218,12 @@ Result<FedCopies> TransferTable::feed(TransferId id, const std::vector<CopyRange
   const std::lock_guard lock(mutex_);
   const auto found = open_.find(id);
   if (found == open_.end() || found->second.is_complete)
-    return Error{ErrorCode::kInvalidArgument, fmt::format("transfer {} takes no more ranges", id)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("transfer {} takes no more ranges: it has ended or has all of them", id)};
   Open& open = found->second;
   if (open.has_ranges && !ranges.empty() && open.has_checksums == checksums.empty())
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("transfer {} was submitted {} checksums, and so must its further ranges be", id,
+                 fmt::format("the ranges fed to transfer {} must come {} checksums, like its first ones", id,
                              open.has_checksums ? "with" : "without")};
   std::vector<CopyRange> copies = KVFERRY_TRY(plan(open, ranges, checksums.size()));
   open.has_checksums |= !checksums.empty();

@@ -16,7 +16,7 @@
 
 namespace kvferry {
 
-/// Ranges that feed() adds to a transfer, checked.
+/// Checked ranges that feed() adds to a transfer.
 struct FedCopies {
   TransferId id;
   PeerId peer;
@@ -33,7 +33,7 @@ struct AcceptedTransfer {
   RegionId local;
   std::byte* local_base = nullptr;
   RegionDescriptor remote;
-  std::vector<CopyRange> copies;         // the given ranges; without checksums, joined where they touch
+  std::vector<CopyRange> copies;         // the submitted ranges, joined where they touch unless they have checksums
   std::vector<std::uint64_t> checksums;  // one for each copy, or empty
   std::string notification;
   Priority priority = Priority::kNormal;
@@ -83,7 +83,7 @@ class TransferTable {
     bool is_new = false;
   };
   Connected connect(const std::string& address, std::uint64_t incarnation);
-  /// Returns whether the peer was known. Transfers with it are refused afterwards.
+  /// Removes a peer; transfers with it are refused afterwards. Returns whether it was known.
   bool remove_peer(PeerId peer);
   /// Records a broken connection: the id stays valid until remove_peer(), but connect() to its address makes a new id.
   void lose_peer(PeerId peer);
@@ -110,7 +110,7 @@ class TransferTable {
     std::uint64_t bytes = 0;
     std::string exported;
     bool needs_grant_to_write = false;
-    std::uint32_t num_users = 0;     // number of own pending transfers
+    std::uint32_t num_users = 0;     // number of this side's pending transfers
     std::uint32_t num_accesses = 0;  // number of peers' copies under way
   };
   struct Grant {

@@ -30,7 +30,7 @@ struct MemoryRegion {
   std::uint64_t bytes = 0;
   int fd = -1;  // read once, at registration; the caller may close it afterwards
   std::uint64_t fd_offset = 0;
-  Device* device = nullptr;           // outlives the registration; nullptr: host memory
+  Device* device = nullptr;           // must outlive the registration; nullptr: host memory
   bool needs_grant_to_write = false;  // peers may read all of it, and write only where they have a grant
 };
 
@@ -43,10 +43,10 @@ struct CopyRange {
   std::uint64_t bytes = 0;
 };
 
-/// Among the transfers that wait for the same peer an urgent one goes first, also before the rest of a running one.
+/// The bytes of an urgent transfer are moved first, also before the rest of a running transfer with the same peer.
 enum class Priority : std::uint8_t { kUrgent, kNormal, kBackground };
 
-/// A description, not a handle: it can be copied freely and owns nothing.
+/// Describes a transfer. It is no handle: it can be copied freely and owns nothing.
 struct PagedTransfer {
   PeerId peer;
   Direction direction = Direction::kPull;
@@ -77,8 +77,8 @@ struct Notification {
 };
 
 /// Threads: every method may be called from any thread, and never blocks on the network. A progress thread owns all
-/// native objects. Promise: each accepted transfer gets exactly one Completion, also if the peer dies or the transport
-/// shuts down, and by then its memory is no longer touched.
+/// sockets and library handles. Promise: each accepted transfer gets exactly one Completion, also if the peer dies or
+/// the transport shuts down, and by then its memory is no longer touched.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -88,8 +88,8 @@ class Transport {
   /// Returns text for logs: the path and library that move the bytes.
   virtual std::string describe() const = 0;
 
-  /// Makes the memory reachable. It must stay mapped until unregister_region() or shutdown() has returned.
-  /// kUnavailable: this transport can't reach memory of this kind.
+  /// Lets transfers of both sides use the memory. It must stay mapped until unregister_region() or shutdown() has
+  /// returned. kUnavailable: this transport can't reach memory of this kind.
   virtual Result<RegionId> register_region(const MemoryRegion& memory) = 0;
   Result<RegionId> register_region(void* base, std::uint64_t bytes) {
     return register_region(MemoryRegion{base, bytes});
@@ -112,8 +112,8 @@ class Transport {
   virtual Result<void> revoke(GrantId grant) = 0;
 
   /// kInvalidArgument: malformed address, or of a peer that can't be reached. The connection is made later; a dead peer
-  /// shows as completions with kPeerLost. The same address gives the same PeerId until it is lost. A lost PeerId
-  /// stays valid until disconnect(), and transfers with it complete with kPeerLost.
+  /// shows as completions with kPeerLost. The same address gives the same PeerId until the peer is lost. Its
+  /// PeerId stays valid until disconnect(), and transfers with it complete with kPeerLost.
   virtual Result<PeerId> connect(const std::string& address) = 0;
   /// Frees what is kept for the peer. Its pending transfers complete with kPeerLost or kOk; the id is invalid
   /// afterwards.
@@ -124,10 +124,10 @@ class Transport {
   /// no Completion follows.
   virtual Result<TransferId> submit(PagedTransfer transfer) = 0;
   /// Adds ranges to a transfer that was submitted with is_fed; `checksums` for all of its ranges or for none.
-  /// kInvalidArgument: bad range, or the transfer takes no more; nothing was added. kCancelled: shut down.
+  /// kInvalidArgument: bad range, or the transfer takes no more ranges; nothing was added. kCancelled: shut down.
   virtual Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                             bool is_last) = 0;
-  /// Ends the transfer soon. Its Completion (kCancelled, or kOk if already done) comes when its memory is not touched.
+  /// Ends the transfer soon. Its Completion (kCancelled, or kOk if already done) comes when its memory is not in use.
   virtual void cancel(TransferId id) = 0;
 
   /// These return the completions and the notifications since the last call.

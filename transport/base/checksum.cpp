@@ -31,8 +31,8 @@ std::uint64_t segment_checksum(std::span<const std::byte, kSegmentBytes> segment
 
 std::uint64_t checksum_of_segments(std::span<const std::uint64_t> segments, std::uint64_t num_bytes) {
   static_assert(std::endian::native == std::endian::little);
-  KVFERRY_CHECK(segments.size() == (num_bytes + kSegmentBytes - 1) / kSegmentBytes, "{} segment hashes for {} bytes",
-                segments.size(), num_bytes);
+  KVFERRY_CHECK(segments.size() == (num_bytes + kSegmentBytes - 1) / kSegmentBytes,
+                "{} segment hashes do not fit {} bytes", segments.size(), num_bytes);
   return XXH3_64bits_withSeed(segments.data(), segments.size_bytes(), num_bytes);
 }
 

@@ -1,7 +1,7 @@
 // The checksum of chunks, for bytes that are complete or arrive in pieces.
 //
-// XXH3-64 of a long text is one chain of dependent steps. A GPU has a hundred thousand threads and each of them is
-// slow, so the bytes are cut into segments that are hashed by themselves, in any order:
+// XXH3-64 of a long input is one chain of dependent steps. A GPU has a hundred thousand threads and each of them is
+// slow, so the bytes are cut into segments that are hashed independently, in any order:
 //
 //     checksum = XXH3-64, seeded with the number of bytes, of the segments' XXH3-64 as little-endian u64, in order
 //
@@ -30,7 +30,7 @@ std::uint64_t segment_checksum(std::span<const std::byte, kSegmentBytes> segment
 /// Returns the checksum of `num_bytes` bytes from the hashes of their ceil(num_bytes / kSegmentBytes) segments.
 std::uint64_t checksum_of_segments(std::span<const std::uint64_t> segments, std::uint64_t num_bytes);
 
-/// Hashes each piece while it is still in cache, which saves a second pass over memory. Threads: one at a time.
+/// Computes chunk_checksum() of bytes that are added in pieces, while each piece is still in cache. Threads: one owner.
 class ChecksumStream {
  public:
   ChecksumStream();

@@ -31,8 +31,9 @@ ChunkKey root_key(std::string_view fingerprint, std::string_view extras);
 /// (multimodal).
 ChunkKey chunk_key(const ChunkKey& parent, std::span<const std::int32_t> tokens, std::string_view extras = {});
 
-/// Tails (chunks shorter than chunk_tokens) can't be enumerated by key, so they are found by group: the parent and the
-/// first kTailGroupTokens tokens. A tail shorter than that belongs to no group and is found by its exact key alone.
+/// A lookup does not know the length, and so not the key, of a stored tail (a chunk shorter than chunk_tokens). It
+/// finds tails by their group: the parent and the first kTailGroupTokens tokens. A shorter tail belongs to no group and
+/// is found by its exact key alone.
 constexpr std::size_t kTailGroupTokens = 16;
 ChunkKey tail_group_key(const ChunkKey& parent, std::span<const std::int32_t> first_tokens,
                         std::string_view extras = {});

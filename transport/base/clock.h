@@ -1,4 +1,4 @@
-// Time is an argument: pure code takes a TimeNs, runtime code a Clock.
+// Time as an argument: pure functions and state machines take a TimeNs, the code that runs them takes a Clock.
 #pragma once
 
 #include <chrono>

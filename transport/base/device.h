@@ -1,4 +1,4 @@
-// Interface to a GPU: memory, streams, events, and copies in the order of a stream, without headers of its vendor.
+// Interface to a GPU: memory, streams, events, and copies in a stream's order. It needs no header of the GPU's vendor.
 //
 // Work enqueued on a stream runs later, in the stream's order, concurrently with other streams. Only events order the
 // work of different streams, or of a stream and a network card.
@@ -24,7 +24,7 @@ enum class MemoryKind : std::uint8_t {
   kPinned,  // host memory that the GPU and its copy engines access directly
 };
 
-/// Copies `bytes` bytes between device memory or pinned memory.
+/// A copy of `bytes` bytes; `to` and `from` may each be device memory or pinned memory.
 struct DeviceCopy {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
@@ -71,9 +71,9 @@ class Device {
   /// Returns a handle with which other processes of this host can open this device memory.
   virtual Result<std::string> export_memory(std::span<const std::byte> memory);
   /// Maps `bytes` bytes that a process exported; memory of this process is returned at its own address. The handle is
-  /// checked, because it comes from a peer and an access outside an allocation ends the process. Each open_memory()
-  /// needs a close_memory(), after the device's last access. Errors: kCorrupt if the handle is malformed or covers
-  /// fewer bytes.
+  /// checked, because it comes from a peer and an access outside an allocation would end the process. Each
+  /// open_memory() needs a close_memory(), after the device's last access. Errors: kCorrupt if the handle is malformed
+  /// or covers fewer bytes.
   virtual Result<std::byte*> open_memory(const std::string& exported, std::uint64_t bytes);
   virtual void close_memory(std::byte*) {}
 

@@ -21,7 +21,7 @@ constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
     {"head_dim", " (head size)"},
     {"chunk_tokens", " (the connector's setting)"},
     {"format", " (the chunk format)"},
-    {"weights_epoch", " (resets since the start)"},
+    {"weights_epoch", " (number of cache resets since the start)"},
 };
 
 std::string_view meaning_of(std::string_view name) {

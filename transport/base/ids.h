@@ -1,4 +1,4 @@
-// Identities are types of their own, so that two of them can't be swapped by accident.
+// Each kind of id has its own type, so that ids of two kinds can't be swapped by accident.
 #pragma once
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ using Attempt = StrongId<struct AttemptTag, std::uint32_t>;          // counts a
 using Generation = StrongId<struct GenerationTag, std::uint64_t>;    // counts the uses of a slot
 using BlockId = std::int32_t;                                        // vLLM's block id within its KV group
 
-constexpr BlockId kNoBlock = -1;  // entry of a block table whose block the engine has dropped
+constexpr BlockId kNoBlock = -1;  // entry of a block table for a block that the engine has dropped
 
 }  // namespace kvferry
 

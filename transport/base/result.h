@@ -14,7 +14,7 @@ namespace kvferry {
 
 enum class ErrorCode : int {
   kOk = 0,
-  kInvalidArgument,  // the caller's input is wrong; nothing happened
+  kInvalidArgument,  // the caller's input is wrong; nothing was done
   kNotFound,
   kFull,         // a bounded queue, pool or table has no room now
   kTimeout,      // a deadline passed
@@ -101,7 +101,7 @@ inline void value_of(Result<void>&&) {}
 
 }  // namespace kvferry
 
-/// Yields the value of a Result, or returns its error from the enclosing function. Use it only at the begin of a
+/// Yields the value of a Result, or returns its error from the enclosing function. Use it only at the beginning of a
 /// statement, as an initializer or as the only argument of a call, so that no half-made object is left behind.
 #define KVFERRY_TRY(...)                                         \
   __extension__({                                                \

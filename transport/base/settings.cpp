@@ -31,7 +31,8 @@ Result<std::vector<SettingEntry>> read_file(const std::string& path) {
     if (!file.IsMap()) return bad(fmt::format("{}: the file is not a list of 'key: value' lines", path));
     for (const auto& line : file) {
       const auto key = line.first.as<std::string>();
-      if (!line.second.IsScalar()) return bad(fmt::format("{}: the value of '{}' is not a single value", path, key));
+      if (!line.second.IsScalar())
+        return bad(fmt::format("{}: '{}' needs a single value, not a list or a map", path, key));
       entries.push_back({key, {line.second.as<std::string>()}, path});
     }
     return entries;

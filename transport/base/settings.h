@@ -37,7 +37,7 @@ bool parse_setting(const SettingText& from, std::string& value);
 /// One row of a settings table; `Options` is the struct that the settings fill. The default is the field's initializer.
 template <class Options>
 struct Setting {
-  std::string_view key;                                   // --key and KVFERRY_KEY derive from it
+  std::string_view key;                                   // its name; --key and KVFERRY_KEY derive from it
   std::string allowed;                                    // text after "allowed: " in messages
   std::string help;                                       // one sentence, without its full stop
   std::function<bool(Options&, const SettingText&)> set;  // returns false if the value is not allowed
@@ -93,7 +93,7 @@ struct SettingSources {
 using SettingNames = std::vector<std::string_view>;
 
 /// Returns all entries, those of the weakest source first; within a source, aliases come first. The last entry of a
-/// setting wins. Of the environment, only the rows' variables are read. kInvalidArgument: the file is unreadable or
+/// setting wins. Only the rows' environment variables are read. kInvalidArgument: the file is unreadable or
 /// malformed, or a key is unknown.
 Result<std::vector<SettingEntry>> collect_settings(const std::vector<SettingNames>& rows,
                                                    const SettingSources& sources);
@@ -101,7 +101,8 @@ Result<std::vector<SettingEntry>> collect_settings(const std::vector<SettingName
 Error bad_setting(const SettingEntry& entry, std::string_view allowed);
 
 /// Fills `Options` from the sources. Every value is checked, also one that a stronger source overrides.
-/// kInvalidArgument: see collect_settings(), or a bad value; the message has key, value, place and what is allowed.
+/// kInvalidArgument: see collect_settings(), or a bad value; the message has the key, value and place, and what is
+/// allowed.
 template <class Options>
 Result<Options> read_settings(std::span<const Setting<Options>> table, const SettingSources& sources) {
   std::vector<SettingNames> names;

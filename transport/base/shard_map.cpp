@@ -7,11 +7,11 @@
 namespace kvferry {
 namespace {
 
-// Limits of the computation that a peer's message can cause; no model exceeds them.
+// Limits on the work that a peer's message can cause; no real model exceeds them.
 constexpr std::uint32_t kMaxLayers = 4096, kMaxHeads = 4096;
 constexpr std::size_t kMaxRanks = 4096;
-constexpr std::uint64_t kMaxCells = 1ULL << 20;  // cells of the model, and of all ranks of a node together
-constexpr std::uint64_t kMaxWork = 1ULL << 28;   // number of the readers' cells times number of holders
+constexpr std::uint64_t kMaxCells = 1ULL << 20;  // limit on the model's cells, and on the sum over a node's ranks
+constexpr std::uint64_t kMaxWork = 1ULL << 28;   // limit on the number of readers' cells times holders
 
 struct Size {
   std::uint32_t layers = 0, heads = 0;
@@ -69,7 +69,8 @@ std::vector<ShardRun> runs_of(const Shard& reader, std::size_t turn, std::span<c
 
 Result<void> check_shards(std::span<const Shard> shards) {
   const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, std::move(what)}; };
-  if (shards.empty() || shards.size() > kMaxRanks) return bad(fmt::format("a node can't have {} ranks", shards.size()));
+  if (shards.empty() || shards.size() > kMaxRanks)
+    return bad(fmt::format("a node can't have {} ranks; 1 to 4096 are allowed", shards.size()));
   for (const Shard& shard : shards) {
     const bool is_sane = shard.num_layers > 0 && shard.num_heads > 0 && shard.first_layer < kMaxLayers &&
                          shard.num_layers <= kMaxLayers && shard.first_head < kMaxHeads && shard.num_heads <= kMaxHeads;
@@ -81,7 +82,8 @@ Result<void> check_shards(std::span<const Shard> shards) {
   std::uint64_t num_cells = 0;
   for (const Shard& shard : shards) num_cells += shard.num_cells();
   if (std::max(num_cells, std::uint64_t{size.layers} * size.heads) > kMaxCells)
-    return bad(fmt::format("{} ranks of {} layers and {} heads are too many", shards.size(), size.layers, size.heads));
+    return bad(fmt::format("{} ranks of a model with {} layers and {} heads have too many layers and heads",
+                           shards.size(), size.layers, size.heads));
   std::vector<bool> is_there(std::size_t{size.layers} * size.heads, false);
   for (const Shard& shard : std::set<Shard>(shards.begin(), shards.end()))
     for (std::uint32_t layer = shard.first_layer; layer < shard.first_layer + shard.num_layers; ++layer)
@@ -104,14 +106,17 @@ Result<ShardMap> map_shards(std::span<const Shard> readers, std::span<const Shar
   KVFERRY_TRY(check_shards(holders));
   const Size here = whole_of(readers), there = whole_of(holders);
   if (here != there) {
-    return Error{ErrorCode::kInvalidArgument, fmt::format("{} layers of {} KV heads on one side, {} of {} on the other",
-                                                          here.layers, here.heads, there.layers, there.heads)};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("the model has {} layers of {} KV heads on one side, {} layers of {} KV heads on the other",
+                    here.layers, here.heads, there.layers, there.heads)};
   }
   std::uint64_t num_cells = 0;
   for (const Shard& reader : readers) num_cells += reader.num_cells();
   if (num_cells * holders.size() > kMaxWork)
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("{} ranks can't read from {} ranks: that is too many", readers.size(), holders.size())};
+                 fmt::format("{} ranks can't read a model of this size from {} ranks: use fewer ranks", readers.size(),
+                             holders.size())};
   ShardMap map;
   std::map<Shard, std::size_t> turns;
   for (const Shard& reader : readers) map.push_back(runs_of(reader, turns[reader]++, holders));

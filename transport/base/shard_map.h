@@ -3,7 +3,7 @@
 //
 // A cell is what a chunk has of one layer and one KV head: K and V of all its tokens, or the latent of MLA, which
 // counts as one head. A rank's chunk is its cells, layer by layer and head by head, so a run of cells is a run of
-// bytes: its size and offset are those in cells times a cell's bytes. Data parallel engines are nodes of their own.
+// bytes: size and offset in bytes are those in cells times the size of a cell. Each data parallel engine is a node.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ struct ShardRun {
 /// Returns kInvalidArgument if a shard is empty or too large, or if some cell of the model is in no shard.
 Result<void> check_shards(std::span<const Shard> shards);
 
-/// Returns the shard of rank (stage, tensor rank): heads are split equally or, if there are more ranks than heads, each
-/// head is on several neighbouring ranks, as in vLLM.
+/// Returns the shard of a tensor parallel rank in a pipeline stage: heads are split equally or, if there are more ranks
+/// than heads, each head is on several neighbouring ranks, as in vLLM.
 Shard shard_of(std::uint32_t first_layer, std::uint32_t num_layers, std::uint32_t num_heads, std::uint32_t tp_rank,
                std::uint32_t tp_size);
 
@@ -53,7 +53,7 @@ using ShardMap = std::vector<std::vector<ShardRun>>;  // [reader's rank][run]
 
 /// Computes where each cell of each reader's chunk is read, in the order of that chunk, in as few runs as possible.
 /// Readers of the same cells are spread over the ranks that hold them. With equal shards on both sides each rank reads
-/// from the rank of its own number. Both nodes compute the map, so the result must depend on the arguments only.
+/// from the rank with the same number. Both nodes compute the map, so the result must depend on the arguments only.
 /// Errors: kInvalidArgument if check_shards() rejects a side, or if the models differ in size.
 Result<ShardMap> map_shards(std::span<const Shard> readers, std::span<const Shard> holders);
 

@@ -12,7 +12,7 @@ namespace kvferry::planner {
 namespace {
 
 /// UCX takes seconds to start, needs a thread, and is slower than sockets and mapped memory. It is for networks that
-/// only UCX can drive, for GPU memory, or for users who configure it by its variables.
+/// only UCX can drive, for GPU memory, or for users who set UCX_TLS.
 bool is_ucx_useful(const TransportOptions& options) {
   std::error_code failure;
   const std::filesystem::directory_iterator devices("/sys/class/infiniband", failure);

@@ -94,7 +94,7 @@ Result<GrantId> PlannedRegions::grant(RegionId id, std::uint64_t offset, std::ui
   const auto region = regions_.find(id);
   if (region == regions_.end() || region->second.is_unregistered) return unknown("region", id);
   Grant grant{id, region->second.kind, {}};
-  std::optional<Error> refusal;  // some backends grant no parts of GPU memory
+  std::optional<Error> refusal;  // the last error of a backend that can't grant parts of GPU memory
   bool is_given = false;
   for (std::size_t index = 0; index < backends_.size(); ++index) {
     const std::optional<RegionId> inner = region->second.ids[index];
@@ -127,7 +127,7 @@ Result<void> PlannedRegions::revoke(GrantId id) {
   const auto grant = grants_.find(id);
   if (grant == grants_.end()) return unknown("grant", id);
   grant->second.is_revoked = true;
-  // Each call revokes in all backends, so that no peer's copy begins in one while another is busy.
+  // Each call revokes in all backends, so that no peer's copy begins through one while another backend is busy.
   Result<void> outcome;
   for (std::size_t index = 0; index < backends_.size(); ++index) {
     std::optional<GrantId>& inner = grant->second.ids[index];

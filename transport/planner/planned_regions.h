@@ -1,4 +1,5 @@
-// Regions and grants of a planner: each stands for those of all backends that reach its memory. Private to this folder.
+// Regions and grants of a planner: each consists of one in every backend that reaches the memory. Private to this
+// folder.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ class PlannedRegions {
 
   struct Found {
     MemoryClass kind = MemoryClass::kOther;
-    std::vector<std::optional<RegionId>> ids;  // [backend]; none: not registered there
+    std::vector<std::optional<RegionId>> ids;  // [backend]; none: not registered with that backend
   };
   std::optional<Found> find(RegionId id) const;
 
@@ -40,8 +41,8 @@ class PlannedRegions {
   struct Grant {
     RegionId region;
     MemoryClass kind = MemoryClass::kOther;
-    std::vector<std::optional<GrantId>> ids;  // [backend]
-    bool is_revoked = false;                  // revoking has begun, perhaps not in every backend
+    std::vector<std::optional<GrantId>> ids;  // [backend]; none: no grant of that backend
+    bool is_revoked = false;                  // revoke() was called; a backend may still have the grant
   };
   struct Region : Found {
     bool is_unregistered = false;  // unregistered in at least one backend

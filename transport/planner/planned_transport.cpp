@@ -1,4 +1,4 @@
-// The planner: a transport made of one for each backend; each transfer is submitted to the fastest for its peer.
+// The planner: a transport that owns one for each backend, and submits a transfer to the fastest one for its peer.
 #include <poll.h>
 #include <sys/epoll.h>
 
@@ -122,7 +122,7 @@ class PlannedTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     const auto known = connected_.find(bytes);
     if (known != connected_.end() && peers_.at(known->second).ids == peer.ids)
-      return known->second;  // with other ids, a connection was lost
+      return known->second;  // if ids differ, a connection was lost since
     peer.address = bytes;
     peer.routes.fill(order);
     const PeerId id{++num_peers_made_};
@@ -214,7 +214,7 @@ class PlannedTransport final : public Transport {
   int event_fd() const override { return events_.get(); }
 
   bool wait(TimeNs timeout_ns) override {
-    // Returns early if another backend has something to poll or the interrupt descriptor is readable.
+    // The backend's wait() returns early if another backend has something to poll or the interrupt fd is readable.
     if (backends_[busiest_.load(std::memory_order_relaxed)].transport->wait(timeout_ns)) return true;
     pollfd waiting{events_.get(), POLLIN, 0};
     return ::poll(&waiting, 1, 0) == 1;
@@ -260,7 +260,7 @@ class PlannedTransport final : public Transport {
       peer->second.measured += fmt::format("; GPU memory by {}", Measurements::describe(on_device));
     log().info("transport: measured the paths to peer {}, uses the fastest: {}", id, peer->second.measured);
   }
-  /// Puts the fastest first. Backends that do not work or were not measured come last, for memory that only they reach.
+  /// Puts the fastest first. Backends that do not work or were not measured come last, for memory only they reach.
   void sort_routes(const std::vector<planner::Measured>& measured, std::vector<std::size_t>& routes) const {
     std::vector<std::size_t> chosen;
     for (const planner::Measured& one : measured) {
@@ -275,7 +275,7 @@ class PlannedTransport final : public Transport {
   const TransportOptions options_;
   const Backends backends_;
   const OwnedFd events_;                 // epoll descriptor, readable while a backend's event_fd() is readable
-  std::atomic<std::size_t> busiest_{0};  // index of the backend used last, whose wait() is called
+  std::atomic<std::size_t> busiest_{0};  // index of the backend used last; wait() calls its wait()
   std::optional<SharedMemory> shared_probe_;
   std::vector<std::byte> private_probe_;
   std::byte* device_probe_ = nullptr;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t kBlockBytes = 64 << 10;  // typical block size of paged caches
 constexpr int kRounds = 3;                       // the first round connects and warms up
-constexpr TimeNs kPatience = kSecond;            // time limit: below 1 MB/s, a path's speed does not matter
+constexpr TimeNs kPatience = kSecond;            // time limit for a path: below 1 MB/s, its speed does not matter
 
 }  // namespace
 
@@ -66,7 +66,7 @@ Measurements Prober::measure(const Job& job) const {
       if (!info.reaches_class(kind) || (kind == MemoryClass::kDevice && options_.device == nullptr)) continue;
       const std::string* address = find_part(job.address.parts, info.backend);
       const std::string* region = find_part(probe.parts, info.backend);
-      if (address == nullptr || region == nullptr) continue;  // the peer does not offer it
+      if (address == nullptr || region == nullptr) continue;  // the peer does not have this backend
       const Result<double> speed = pull(info.path, *address, *region, kind == MemoryClass::kDevice);
       found.of(kind).push_back(speed ? Measured{info.path, *speed, ""} : Measured{info.path, 0, speed.error().what});
     }
@@ -95,7 +95,7 @@ Result<double> Prober::pull(Path path, const std::string& address, const std::st
                             const MemoryRegion& into) const {
   TransportOptions options = options_;
   options.path = path;
-  options.tcp.listen_ports = {};  // the configured ports are for other hosts
+  options.tcp.listen_ports = {};  // any free port: the configured ones are for the transport that peers connect to
   Backends backends = KVFERRY_TRY(make_backends(options));
   Transport& transport = *backends.front().transport;
   const RegionId local = KVFERRY_TRY(transport.register_region(into));
@@ -105,7 +105,7 @@ Result<double> Prober::pull(Path path, const std::string& address, const std::st
   TimeNs best_ns = kPatience;
   for (int round = 0; round < kRounds; ++round) {
     PagedTransfer transfer{peer, Direction::kPull, local, region, {}, ""};
-    // Every other block first, so that no neighbours are joined, as in a paged cache.
+    // The even blocks come before the odd ones, so that no neighbours are joined, as in a paged cache.
     for (const std::uint64_t first : {std::uint64_t{0}, kBlockBytes}) {
       for (std::uint64_t at = first; at < kProbeBytes; at += 2 * kBlockBytes)
         transfer.ranges.push_back({at, at, kBlockBytes});

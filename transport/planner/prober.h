@@ -1,4 +1,4 @@
-// Measures how fast each path to a peer is, with transports of its own. Private to this folder.
+// Measures how fast each path to a peer is, with transports that it makes for that. Private to this folder.
 #pragma once
 
 #include <array>
@@ -31,14 +31,15 @@ struct Measurements {
   static std::string describe(const std::vector<Measured>& measured);
 };
 
-/// Threads: probe() any; `done` is called on the prober's thread.
+/// Threads: any may call probe(); `done` is called on the prober's thread.
 class Prober {
  public:
   using Done = std::function<void(const Measurements&)>;
   explicit Prober(const TransportOptions& options) : options_(options) {}
   ~Prober();
 
-  /// Queues a measurement, which takes milliseconds; peers are measured in turn. `backends`: those that reach the peer.
+  /// Queues a measurement, which takes milliseconds; peers are measured in turn. `backends`: names of those that reach
+  /// the peer.
   void probe(Address address, std::vector<std::string> backends, Done done);
 
  private:

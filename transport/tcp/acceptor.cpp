@@ -10,9 +10,9 @@
 namespace kvferry::tcp {
 namespace {
 
-/// Limit on the reason that a client without the secret is told: with its header it gets 64 bytes.
+/// Limit on the reason that is sent to an unauthenticated client: with the header it gets 64 bytes.
 constexpr std::size_t kRefusalBytesMax = 64 - sizeof(MessageHeader);
-constexpr std::string_view kNoHello = "no valid hello";  // also in the place of longer reasons, which the log has
+constexpr std::string_view kNoHello = "no valid hello";  // also replaces a longer reason, which is only logged
 
 }  // namespace
 
@@ -38,9 +38,9 @@ std::string Acceptor::refusal(const MessageHead& head, Hello& hello) const {
   Result<Hello> said = decode<Hello>(head.text(), "hello");
   if (!said) return said.error().what;
   hello = std::move(*said);
-  if (hello.protocol_version != kProtocolVersion) return "another protocol version";
-  if (hello.to_incarnation != incarnation_) return "another process is here";
-  if (!is_same_secret(hello.secret, secret_)) return "another secret";
+  if (hello.protocol_version != kProtocolVersion) return "wrong protocol version";
+  if (hello.to_incarnation != incarnation_) return "wrong incarnation";
+  if (!is_same_secret(hello.secret, secret_)) return "wrong secret";
   return "";
 }
 
@@ -56,10 +56,10 @@ Result<void> Acceptor::on_head(Connection& connection, const MessageHead& head) 
 void Acceptor::on_broken(Connection& connection, const std::string& why) {
   // The flush() below calls this function again if it fails; then the connection is not pending any more.
   if (!remove(connection)) return host_.close(connection);
-  // One line for each power of two, since unknown peers can connect as often as they like.
+  // Only the 1st, 2nd, 4th, 8th ... is logged, because unknown peers can connect as often as they like.
   if (const std::uint64_t count = ++num_refused_; std::has_single_bit(count))
     log().warn("tcp: closed a connection before its hello was accepted ({} of them so far): {}", count, why);
-  if (!connection.is_shaking_hands()) {  // a peer without the cluster key is told nothing
+  if (!connection.is_shaking_hands()) {  // nothing is sent before the key is proved
     connection.send({.kind = MessageKind::kWelcome}, why.size() <= kRefusalBytesMax ? std::string_view(why) : kNoHello);
     connection.flush(1);
   }

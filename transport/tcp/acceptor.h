@@ -1,5 +1,5 @@
-// Accepts connections; drops a client that has not shown the cluster key, if there is one, and sent a valid Hello with
-// this address's secret in time.
+// Accepts connections, and closes each whose client does not prove in time that it has the cluster key, if there is
+// one, and sends a valid Hello with the secret of this node's address.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ class Acceptor final : public MessageHandler {
 
   /// Adds a connection that has to send its Hello. If kPendingMax others are pending, the oldest of them is dropped.
   void accept(OwnedFd socket);
-  /// Drops connections that are pending for too long. Returns when it must be called next.
+  /// Drops connections that are pending for too long. Returns the time at which check() must be called next.
   TimeNs check(TimeNs now);
   /// Returns the number of connections that were closed before their Hello was accepted. Any thread.
   std::uint64_t num_refused() const { return num_refused_; }
@@ -38,9 +38,9 @@ class Acceptor final : public MessageHandler {
     Connection* connection;
     TimeNs since;
   };
-  /// Returns why the peer is refused; empty if its Hello is valid.
+  /// Returns the reason to refuse the peer, or an empty string if its Hello is valid.
   std::string refusal(const MessageHead& head, Hello& hello) const;
-  /// Returns whether the connection was a pending peer's.
+  /// Removes the connection from pending_. Returns whether it was there.
   bool remove(const Connection& connection);
 
   TcpBackend& host_;

@@ -1,4 +1,4 @@
-// Over 300 lines, because receiving and sending share the socket's state and the steps through an iovec.
+// Over 300 lines, because receiving and sending share the socket's state and the functions that step through an iovec.
 #include "transport/tcp/connection.h"
 
 #include <linux/sockios.h>
@@ -17,11 +17,12 @@ namespace kvferry::tcp {
 namespace {
 
 constexpr std::uint64_t kTurnBytes = 2 << 20;     // bytes that one connection moves before the next one's turn
-constexpr std::size_t kReadAheadBytes = 6 << 10;  // a small message comes whole in one call; more would be copied twice
-constexpr std::size_t kHeadsBytes = 64 << 10;     // heads without payload that are sent together
-// Limit on bytes of answers that the peer has not read; beyond it nothing is read from the peer either.
+constexpr std::size_t kReadAheadBytes = 6 << 10;  // fits a small message; payload that is read ahead is copied twice
+constexpr std::size_t kHeadsBytes = 64 << 10;     // limit on heads without payload that are sent together
+// Limit on queued bytes of answers, which the peer does not read; beyond it nothing is received from the peer either.
 constexpr std::size_t kControlBytesMax = 4 << 20;
-// Acknowledged bytes that count as a sign of life: more than pings, which a stopped process's kernel acknowledges too.
+// This many newly acknowledged bytes show that the peer's process runs. Fewer may be pings, which the kernel of a
+// stopped process acknowledges too.
 constexpr std::uint64_t kSignOfLifeBytes = 4 << 10;
 constexpr std::size_t kScratchBytes = 256 << 10;
 
@@ -41,7 +42,7 @@ std::uint64_t unacknowledged_bytes(int fd) {
   return ::ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0 ? static_cast<std::uint64_t>(bytes) : 0;
 }
 
-/// Removes the first `bytes` of parts[at...], whose entries shrink in place.
+/// Skips the first `bytes` bytes of parts[at...]: advances `at` and shrinks entries in place.
 void skip(std::vector<iovec>& parts, std::size_t& at, std::uint64_t bytes) {
   while (bytes > 0) {
     iovec& part = parts[at];
@@ -246,7 +247,7 @@ bool Connection::load_message() {
     out_.head += std::exchange(control_, {});
   } while (out_.parts.size() == 1 && out_.head.size() < kHeadsBytes && !is_closed() &&
            handler_->next_message(*this, out_));
-  if (out_.parts.size() == 1) out_.head += std::exchange(control_, {});  // else the payload follows its head directly
+  if (out_.parts.size() == 1) out_.head += std::exchange(control_, {});  // payload must follow its head directly
   out_.parts[0] = {out_.head.data(), out_.head.size()};
   out_left_ = 0;
   for (const iovec& part : out_.parts) out_left_ += part.iov_len;

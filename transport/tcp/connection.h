@@ -35,8 +35,8 @@ struct OutMessage {
   MemoryAccess access;         // access to the payload, held until it is sent
 };
 
-/// Handles a connection's messages: an end of a link, or the acceptor. All methods are called under the loop's lock.
-/// A handler may close the connection, or break it, within any of them.
+/// Handles a connection's messages; is an end of a link, or the acceptor. All methods are called under the loop's lock.
+/// A handler may close the connection, or call its fail(), within any of them.
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
@@ -66,15 +66,15 @@ class Connection {
   bool is_connecting() const { return is_connecting_; }
   MessageHandler& handler() { return *handler_; }
   void set_handler(MessageHandler& handler) { handler_ = &handler; }
-  /// The handler's number for this connection.
+  /// Returns the index that the handler has given to this connection.
   std::size_t lane() const { return lane_; }
   void set_lane(std::size_t lane) { lane_ = lane; }
-  /// Lets no message pass before the peer has proved to be a member. Called before the first advance().
+  /// Begins with a TLS handshake, before which no message passes. Called before the first advance().
   void secure(std::unique_ptr<net::TlsSession> tls) {
     tls_ = std::move(tls);
     is_shaking_hands_ = true;
   }
-  /// Returns whether the peer has yet to prove that it is a member.
+  /// Returns whether the TLS handshake has yet to be done.
   bool is_shaking_hands() const { return is_shaking_hands_; }
   /// Called when the peer has shown the secret: from then on its messages may hold longer texts.
   void trust() { text_bytes_max_ = kAnswerBytesMax; }
@@ -82,11 +82,11 @@ class Connection {
   /// Records whether this connection is in the backend's queue. Returns whether that is a change.
   bool mark_queued(bool is_queued) { return std::exchange(is_queued_, is_queued) != is_queued; }
   void on_ready(std::uint32_t epoll_events);
-  /// Does a bounded piece of work. Returns whether there is more to do now.
+  /// Receives and sends a bounded amount. Returns whether there is more to do now.
   bool advance(TimeNs now);
   /// Sends the pending messages. Returns true if it stopped because `bytes_max` bytes were sent.
   bool flush(std::uint64_t bytes_max);
-  /// Sends a message before the handler's next one.
+  /// Queues a message, which is sent before the handler's next one.
   void send(const MessageHeader& header, std::string_view text = {}) { append_message(control_, header, text); }
 
   /// The next three functions may be called within MessageHandler::on_head() only.
@@ -112,7 +112,7 @@ class Connection {
   void reset_silence(TimeNs now) { alive_at_ = now; }
 
  private:
-  /// Returns whether messages may pass now.
+  /// Continues the TLS handshake. Returns whether it is done and messages may pass.
   bool shake_hands();
   ssize_t read_some(msghdr& message);
   ssize_t write_some(msghdr& message);
@@ -125,7 +125,7 @@ class Connection {
 
   const std::uint64_t id_;
   OwnedFd socket_;
-  std::unique_ptr<net::TlsSession> tls_;  // null: none, or not needed since the handshake
+  std::unique_ptr<net::TlsSession> tls_;  // null: no TLS, or not needed since the handshake
   bool is_shaking_hands_ = false;
   MessageHandler* handler_;
   std::size_t lane_ = 0;
@@ -136,7 +136,7 @@ class Connection {
   bool is_hung_up_ = false;
   std::uint32_t text_bytes_max_ = kHelloBytesMax;
 
-  std::vector<std::byte> buffer_;  // [begin_, end_) is read and not parsed yet
+  std::vector<std::byte> buffer_;  // bytes [begin_, end_) are received and not parsed yet
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
   std::size_t wanted_ = sizeof(MessageHeader);

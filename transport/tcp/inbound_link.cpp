@@ -25,10 +25,11 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
   const MessageHeader& header = head.header;
   lane.current = header;
   if (header.text_bytes > TransferTable::kNotificationBytesMax)
-    return protocol_error(fmt::format("the peer sent a text of {} bytes, which is too long", header.text_bytes));
+    return protocol_error(
+        fmt::format("the peer sent a text of {} bytes; at most 65536 are allowed", header.text_bytes));
   if (header.kind != MessageKind::kPush && header.payload_bytes != 0)
     return protocol_error(
-        fmt::format("the peer sent {} bytes of payload with a message that has none", header.payload_bytes));
+        fmt::format("the peer sent {} bytes of payload with a message whose kind has none", header.payload_bytes));
   switch (header.kind) {
     case MessageKind::kPush:
       return begin_push(connection, head);
@@ -36,7 +37,7 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
       return queue_pull(lane, head);
     case MessageKind::kNotify:
       if (!host_.transfer_table().completion_queue().notify({from_, std::string(head.text())}))
-        log().warn("tcp: dropped a notification: too many are unread");
+        log().warn("tcp: dropped a peer's notification, because too many are unread");
       connection.send({.kind = MessageKind::kAnswer, .id = header.id});
       return {};
     case MessageKind::kCancel:
@@ -46,7 +47,8 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
       connection.send({.kind = MessageKind::kPong});
       return {};
     default:
-      return protocol_error(fmt::format("the peer sent a wrong message kind: {}", static_cast<int>(header.kind)));
+      return protocol_error(
+          fmt::format("the peer sent a message of kind {}, which is not allowed here", static_cast<int>(header.kind)));
   }
 }
 
@@ -62,15 +64,15 @@ Result<std::pair<std::uint64_t, std::uint64_t>> span_of(std::size_t num_entries,
   for (std::size_t index = 0; index < num_entries; ++index) {
     const Entry entry = entry_at(index);
     if (entry.bytes == 0 || entry.bytes > std::numeric_limits<std::uint64_t>::max() - entry.offset)
-      return protocol_error(
-          fmt::format("the peer requested {} bytes at offset {}, which is no valid range", entry.bytes, entry.offset));
+      return protocol_error(fmt::format("the peer requested {} bytes at offset {}, which is not a valid range",
+                                        entry.bytes, entry.offset));
     first = std::min(first, entry.offset);
     end = std::max(end, entry.offset + entry.bytes);
     bytes += entry.bytes;
   }
   if (bytes != expected_bytes)
     return protocol_error(
-        fmt::format("the peer named ranges of {} bytes in all and announced {}", bytes, expected_bytes));
+        fmt::format("the peer's ranges have {} bytes in all, but its payload has {}", bytes, expected_bytes));
   return std::pair{first, end};
 }
 
@@ -81,7 +83,7 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
   const auto [found, is_new] = pushes_.try_emplace(header.id);
   Push& push = found->second;
   if (is_new && pushes_.size() > kPushesMax)
-    return protocol_error(fmt::format("the peer began {} pushes at a time, which is too many", pushes_.size()));
+    return protocol_error(fmt::format("the peer began {} pushes at a time; at most 65536 are allowed", pushes_.size()));
   if ((header.flags & kFinal) != 0) {
     if (std::exchange(push.is_final, true)) return protocol_error("the peer ended a push twice");
     push.is_aborted = (header.flags & kAborted) != 0;
@@ -90,12 +92,12 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
     push.notification = head.text();
     pending_text_bytes_ += push.notification.size();
     if (pending_text_bytes_ > kPendingTextBytesMax)
-      return protocol_error("the notifications of the peer's unfinished pushes are too long in all");
+      return protocol_error("the notifications of the peer's unfinished pushes exceed the limit of 64 MiB");
   }
-  // Every payload under way is one of the segments that the end waits for, so a push outlives them on all connections.
+  // The push ends only after all its segments, so it exists while payload of it is being received on any connection.
   if (header.num_entries > 0) ++push.num_segments_begun;
   if (push.is_final && push.num_segments_begun > push.num_segments)
-    return protocol_error("the peer's push has too many segments");
+    return protocol_error("the peer sent more segments of a push than it announced");
   if (header.num_entries == 0)
     return header.payload_bytes == 0 ? Result<void>{} : protocol_error("the peer sent payload without a range");
   const auto span =
@@ -175,7 +177,8 @@ void InboundLink::answer(Connection& connection, std::uint64_t id, ErrorCode cod
 
 Result<void> InboundLink::queue_pull(Lane& lane, const MessageHead& head) {
   if (++lane.num_pulls > kRequestsMax)
-    return protocol_error(fmt::format("the peer requested {} segments at a time, which is too many", lane.num_pulls));
+    return protocol_error(
+        fmt::format("the peer requested {} segments at a time; at most 256 are allowed", lane.num_pulls));
   Pull pull{head.header, {}};
   pull.entries.reserve(head.header.num_entries);
   std::uint64_t bytes = 0;
@@ -248,7 +251,7 @@ bool InboundLink::check(TimeNs now) {
 }
 
 void InboundLink::on_broken(Connection&, const std::string& why) {
-  log().debug("tcp: a peer's link ended: {}", why);
+  log().debug("tcp: a link that a peer had opened has ended: {}", why);
   close();
 }
 

@@ -24,7 +24,7 @@ class InboundLink final : public MessageHandler {
 
   /// Returns false if the link has kLanesMax connections already.
   bool add(Connection& connection);
-  /// Ends connections that are silent in the middle of a message. Returns whether one is in the middle of a message.
+  /// Closes the link if a connection is silent in the middle of a message. Returns whether any message is incomplete.
   bool check(TimeNs now);
   void close();
 
@@ -36,13 +36,13 @@ class InboundLink final : public MessageHandler {
 
   static constexpr std::size_t kLanesMax = 64;
   static constexpr std::size_t kPushesMax = 65'536;              // limit on pushes that are begun and not ended
-  static constexpr std::size_t kPendingTextBytesMax = 64 << 20;  // limit on the notifications of these pushes together
+  static constexpr std::size_t kPendingTextBytesMax = 64 << 20;  // limit on the bytes of these pushes' notifications
 
  private:
   struct Push {
-    std::uint32_t num_segments_begun = 0;  // headers received
-    std::uint32_t num_segments_in = 0;     // payloads received; the push ends when all are
-    std::uint32_t num_segments = 0;        // known from the final message on
+    std::uint32_t num_segments_begun = 0;  // number of segments whose header has arrived
+    std::uint32_t num_segments_in = 0;  // number of segments whose payload has arrived; the push ends with the last one
+    std::uint32_t num_segments = 0;     // number of all segments of the push; known when is_final
     bool is_final = false;
     bool is_aborted = false;
     bool is_unsound = false;
@@ -57,10 +57,10 @@ class InboundLink final : public MessageHandler {
   };
   struct Lane {
     Connection* connection = nullptr;
-    std::array<std::deque<Pull>, 3> pulls;  // [priority]
+    std::array<std::deque<Pull>, 3> pulls;  // [priority] queued pulls
     std::size_t num_pulls = 0;
     MessageHeader current;        // header of the incoming message
-    std::vector<Entry> expected;  // entries of that message, if it has checksums
+    std::vector<Entry> expected;  // entries of the incoming message, if it has checksums
     std::vector<std::uint64_t> checksums;
   };
 

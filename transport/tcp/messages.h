@@ -15,19 +15,20 @@
 
 namespace kvferry::tcp {
 
-static_assert(std::endian::native == std::endian::little, "headers are sent as they lie in memory");
+static_assert(std::endian::native == std::endian::little,
+              "headers are sent in the byte order of memory, which must be little-endian");
 
 constexpr std::uint32_t kProtocolVersion = 1;
-constexpr std::uint64_t kMagic = 0x31'59'52'52'45'46'56'4b;  // "KVFERRY1", the id of a hello
+constexpr std::uint64_t kMagic = 0x31'59'52'52'45'46'56'4b;  // "KVFERRY1", MessageHeader::id of a hello
 
 enum class MessageKind : std::uint8_t {
   kHello = 1,  // text: Hello
   kWelcome,    // text: why the hello was refused, or empty
-  kPush,       // entries and their payload; with kFinal the notification
+  kPush,       // entries and their payload; with kFinal also the notification
   kPull,       // requested entries
   kData,       // the payload of `request`, or with kRefused the reason
   kAnswer,     // the outcome of push `id`; text: AnswerBody, or empty if it succeeded
-  kNotify,     // text: the notification of a pull; has an answer
+  kNotify,     // text: the notification of a pull; the peer sends kAnswer
   kCancel,     // the queued rest of pull `id` need not be sent
   kPing,
   kPong,
@@ -35,8 +36,8 @@ enum class MessageKind : std::uint8_t {
 
 enum Flags : std::uint8_t {
   kFinal = 1,      // the last message of a push; its num_segments counts the segments of the whole push
-  kAborted = 2,    // with kFinal: no answer and no notification
-  kChecksums = 4,  // the message has a checksum for each entry, compared where the range ends
+  kAborted = 2,    // with kFinal: the push has failed; no answer and no notification
+  kChecksums = 4,  // the message has a checksum for each entry, compared when its range ends
   kRefused = 8,
   kUnsound = 16,  // with kFinal: the initiator has found a corrupt range itself; no notification
 };
@@ -68,10 +69,10 @@ constexpr std::uint32_t kEndsRange = std::uint32_t{1} << 31;
 
 constexpr std::uint32_t kEntriesMax = 1000;  // so that head, entries and read-ahead fit into one system call (IOV_MAX)
 constexpr std::uint32_t kPayloadMax = 64 << 20;
-constexpr std::uint32_t kRequestsMax = 256;  // unanswered pulls of one connection
+constexpr std::uint32_t kRequestsMax = 256;  // limit on unanswered pulls of one connection
 constexpr std::uint32_t kHelloBytesMax = 8192;
 constexpr std::uint32_t kAnswerBytesMax = 1 << 20;
-constexpr std::size_t kCorruptMax = 100'000;  // ranges named in one answer
+constexpr std::size_t kCorruptMax = 100'000;  // limit on ranges named in one answer
 
 using Endpoint = net::HostPort;  // with a numeric host
 
@@ -81,7 +82,7 @@ struct Address {
   std::uint64_t incarnation = 0;
   std::string secret;  // 16 random bytes: a peer that does not show them is refused
   std::vector<Endpoint> endpoints;
-  bool has_key = false;  // connections begin with a TLS handshake
+  bool has_key = false;  // whether connections begin with a TLS handshake
   KVFERRY_FIELDS(protocol_version, incarnation, secret, endpoints, has_key);
 };
 

@@ -31,7 +31,7 @@ class OutTransfer {
   void feed(const FedCopies& more);
 
   /// Assigns the next segment to lane `lane`. A range with a checksum that does not fit into a segment stays with its
-  /// lane, so that its bytes arrive in order and can be hashed then. Returns false if this lane gets nothing.
+  /// lane, so that its bytes arrive in order and can be hashed on arrival. Returns false if this lane gets nothing.
   bool take(std::size_t lane, std::uint64_t bytes_max, Segment& segment);
   /// Returns true if all bytes that were submitted and fed are assigned to lanes.
   bool is_dealt() const { return cursor_.is_at_end(what_.copies) && carries_.empty(); }

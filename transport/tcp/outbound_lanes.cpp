@@ -46,7 +46,7 @@ void OutboundLink::on_broken(Connection& connection, const std::string& why) {
   lane.connection = nullptr;
   host_.close(connection);
   if (connection.lane() != 0) {
-    log().info("tcp: one connection to a peer failed, the others go on: {}", why);
+    log().info("tcp: one connection to a peer failed, its other connections remain in use: {}", why);
     return;
   }
   failures_ += fmt::format("; {}: {}", address_.endpoints[endpoint_].host, why);

@@ -64,7 +64,7 @@ bool OutboundLink::next_message(Connection& connection, OutMessage& out) {
       if (is_pull && !has_window(lane, transfer.what().priority)) continue;
       Segment segment;
       const bool took = transfer.take(connection.lane(), options.segment_bytes, segment);
-      if (!took && !transfer.is_dealt()) continue;  // the rest stays with other lanes
+      if (!took && !transfer.is_dealt()) continue;  // the rest is assigned to other lanes
       if (transfer.is_dealt()) waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(index));
       if (is_pull && took) {
         request(transfer, segment, lane, out);
@@ -80,7 +80,7 @@ bool OutboundLink::next_message(Connection& connection, OutMessage& out) {
 }
 
 bool OutboundLink::has_window(const Lane& lane, Priority priority) const {
-  // Urgent pulls may exceed a full window by as much again, because the peer serves them before the others.
+  // Urgent pulls may use twice the window, because the peer serves them before the others.
   const std::uint64_t share = priority == Priority::kUrgent ? 2 : 1;
   return lane.requested_bytes < share * host_.options().window_bytes &&
          lane.requests.size() < share * (kRequestsMax / 2);
@@ -112,9 +112,10 @@ void OutboundLink::finish_corrupt(OutTransfer& transfer) {
 Result<void> OutboundLink::on_head(Connection& connection, const MessageHead& head) {
   Lane& lane = lanes_[connection.lane()];
   if (head.header.kind != MessageKind::kData && head.header.payload_bytes != 0)
-    return protocol_error("the peer sent payload with a message that has none");
+    return protocol_error("the peer sent payload with a message whose kind has none");
   if (!lane.is_open) {
-    if (head.header.kind != MessageKind::kWelcome) return protocol_error("the peer did not answer the hello");
+    if (head.header.kind != MessageKind::kWelcome)
+      return protocol_error("the peer answered the hello with a message that is no welcome");
     if (head.header.text_bytes > 0)
       return Error{ErrorCode::kRefused, fmt::format("the peer refused the hello: {}", head.text())};
     lane.is_open = true;
@@ -133,7 +134,8 @@ Result<void> OutboundLink::on_head(Connection& connection, const MessageHead& he
     case MessageKind::kPong:
       return {};
     default:
-      return protocol_error(fmt::format("the peer sent a wrong message kind: {}", static_cast<int>(head.header.kind)));
+      return protocol_error(fmt::format("the peer sent a message of kind {}, which is not allowed here",
+                                        static_cast<int>(head.header.kind)));
   }
 }
 
@@ -188,9 +190,9 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
   OutTransfer& transfer = *found->second;
   const auto code = static_cast<ErrorCode>(head.header.code);
   if (transfer.what().direction == Direction::kPull && (code != ErrorCode::kOk || !transfer.is_final_sent))
-    return protocol_error("the peer answered a pull");
+    return protocol_error("the peer answered a pull before its notification, or with an error");
   if (code == ErrorCode::kOk) {
-    if (!transfer.is_final_sent) return protocol_error("the peer answered a push before its end");
+    if (!transfer.is_final_sent) return protocol_error("the peer confirmed a push before its end");
     finish(transfer, ErrorCode::kOk, "");
     return {};
   }
@@ -199,7 +201,8 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
     body = KVFERRY_TRY(decode<AnswerBody>(head.text(), "answer"));
   }
   for (const std::uint32_t index : body.corrupt_ranges) {
-    if (index >= transfer.what().copies.size()) return protocol_error("the peer named a range that does not exist");
+    if (index >= transfer.what().copies.size())
+      return protocol_error("the peer reported a corrupt range that does not exist");
   }
   if (code == ErrorCode::kCorrupt) {
     for (const std::uint32_t index : body.corrupt_ranges) transfer.verifier.mark_corrupt(index);

@@ -42,18 +42,18 @@ class OutboundLink final : public MessageHandler {
  private:
   struct Request {
     std::uint32_t number = 0;
-    OutTransfer* transfer = nullptr;  // null: the transfer ended before its bytes came
+    OutTransfer* transfer = nullptr;  // null: the transfer ended before its bytes arrived
     Segment segment;
   };
   struct Lane {
     Connection* connection = nullptr;  // null: not begun, or failed
-    bool is_open = false;              // welcomed by the peer
+    bool is_open = false;              // whether the peer has sent its welcome
     bool is_tried = false;
     std::uint64_t requested_bytes = 0;
     std::uint32_t num_requests_made = 0;
     std::vector<Request> requests;
     Request current;                                           // the request whose payload is being received
-    std::vector<std::pair<std::size_t, bool>> current_copies;  // copy of each sink, and whether the sink ends it
+    std::vector<std::pair<std::size_t, bool>> current_copies;  // [sink] its copy, and whether it ends the copy
     TimeNs pinged_at = 0;
   };
 

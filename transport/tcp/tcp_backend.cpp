@@ -55,10 +55,10 @@ Result<void> TcpBackend::start() {
 }
 
 std::string TcpBackend::describe() const {
-  const std::string secured =
-      tls_ == nullptr
-          ? "no cluster key"
-          : fmt::format("cluster key, encrypts {}", net::kEncryptNames[static_cast<std::size_t>(options_.encrypt)]);
+  const std::string secured = tls_ == nullptr
+                                  ? "without a cluster key"
+                                  : fmt::format("with the cluster key, encryption {}",
+                                                net::kEncryptNames[static_cast<std::size_t>(options_.encrypt)]);
   return fmt::format("TCP sockets, {}, up to {} to a peer on another host; listening on {}; {} connections refused",
                      secured, options_.connections, net::to_text(endpoints_.front()), acceptor_.num_refused());
 }
@@ -66,8 +66,9 @@ std::string TcpBackend::describe() const {
 Result<std::uint64_t> TcpBackend::check_address(const std::string& address) {
   const Address peer = KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "TCP"));
   if (peer.has_key != (tls_ != nullptr))
-    return Error{ErrorCode::kInvalidArgument, fmt::format("the peer has {} cluster key for TCP, this side has {}",
-                                                          peer.has_key ? "a" : "no", tls_ != nullptr ? "one" : "none")};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("the peer has {} cluster key for TCP, this side has {}; both need the same",
+                             peer.has_key ? "a" : "no", tls_ != nullptr ? "one" : "none")};
   return peer.incarnation;
 }
 
@@ -96,8 +97,8 @@ void TcpBackend::accept_all() {
     }
     if (connections_.size() >= kConnectionsMax) {
       if (std::has_single_bit(++num_refused_))
-        log().error("tcp: refused a peer's connection ({} so far): the limit of {} is reached", num_refused_,
-                    kConnectionsMax);
+        log().error("tcp: refused a peer's connection ({} so far): the limit of {} connections is reached",
+                    num_refused_, kConnectionsMax);
       continue;
     }
     skip_congestion_control_within_host(socket.get());
@@ -174,7 +175,7 @@ bool TcpBackend::advance(TimeNs now) {
     if (!connection.is_closed() && connection.is_in_the_middle()) arm_silence_check();
   }
   if (now >= check_at_) check(now);
-  is_timer_new_ = false;  // the loop asks for next_deadline() after this
+  is_timer_new_ = false;  // the loop calls next_deadline() after advance()
   return !ready_.empty();
 }
 
@@ -239,8 +240,8 @@ Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options)
   constexpr std::size_t kLanesMax = tcp::InboundLink::kLanesMax;
   std::vector<OptionCheck> checks = {{options.transfers_max > 0, "transfers_max must be at least 1"}};
   for (const std::uint32_t count : {options.connections, options.local_connections})
-    checks.push_back(
-        {count > 0 && count <= kLanesMax, fmt::format("connections is {}; 1 to {} are allowed", count, kLanesMax)});
+    checks.push_back({count > 0 && count <= kLanesMax,
+                      fmt::format("connections or local_connections is {}; 1 to {} are allowed", count, kLanesMax)});
   checks.push_back(
       {options.segment_bytes >= 4096 && options.segment_bytes <= tcp::kPayloadMax,
        fmt::format("segment_bytes is {}; 4096 to {} are allowed", options.segment_bytes, tcp::kPayloadMax)});

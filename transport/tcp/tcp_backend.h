@@ -26,7 +26,7 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   /// Listens and starts the loop's thread. kUnavailable: the address can't be bound.
   Result<void> start();
 
-  // Backend
+  // Methods of Backend
   std::string address() const override { return address_; }
   std::string describe() const override;
   Result<std::uint64_t> check_address(const std::string& address) override;
@@ -42,10 +42,10 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   void cancel(PeerId peer, TransferId id) override;
   void stop() override;
 
-  // For the acceptor and the links
+  // Methods for the acceptor and the links
   TransferTable& transfer_table() { return table_; }
   const TcpOptions& options() const { return options_; }
-  /// Returns `from` in the notifications that this node sends.
+  /// Returns Notification::from of the notifications that this node sends.
   const std::string& source_address() const { return source_address_; }
   TimeNs now() const { return clock_.now(); }
   /// Makes a connection of the socket and watches it.
@@ -57,7 +57,7 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   /// Schedules a check of the links for silence. Called when a peer owes an answer.
   void arm_silence_check();
 
-  // ProgressLoop::Owner
+  // Methods of ProgressLoop::Owner
   void on_ready(std::uint64_t tag, std::uint32_t events) override;
   bool advance(TimeNs now) override;
   TimeNs next_deadline() const override { return check_at_; }
@@ -76,26 +76,26 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   const TcpOptions options_;
   const SteadyClock clock_;
   const std::string secret_;
-  const std::unique_ptr<const net::TlsContext> tls_;  // null: without a cluster key
+  const std::unique_ptr<const net::TlsContext> tls_;  // null: there is no cluster key
   std::string address_;
   std::vector<Endpoint> endpoints_;
   OwnedFd listener_;
   net::SpareFd spare_;
-  std::uint64_t num_refused_ = 0;  // connections over kConnectionsMax
+  std::uint64_t num_refused_ = 0;  // connections refused because of kConnectionsMax
 
   std::uint64_t num_connections_made_ = 0;
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
   std::unordered_map<PeerId, std::unique_ptr<OutboundLink>> outbound_;
   std::unordered_map<std::uint64_t, std::unique_ptr<InboundLink>> inbound_;
   Acceptor acceptor_;
-  // Closed objects, of which a method may still be running: the next advance() frees them.
+  // Closed objects. Their methods may still be running, so the next advance() frees the objects.
   std::vector<std::unique_ptr<Connection>> closed_connections_;
   std::vector<std::unique_ptr<MessageHandler>> closed_links_;
 
-  std::vector<std::uint64_t> ready_;  // connections that have something to do
-  std::vector<std::uint64_t> turn_;   // connections that the current advance() serves
+  std::vector<std::uint64_t> ready_;  // ids of connections that have work to do
+  std::vector<std::uint64_t> turn_;   // ids of connections that the current advance() serves
   TimeNs check_at_ = ProgressLoop::kNever;
-  bool is_timer_new_ = false;  // check_at_ changed since the last advance()
+  bool is_timer_new_ = false;  // whether check_at_ has changed since the last advance()
   ProgressLoop loop_;          // last member, so that its thread, which uses all others, ends first
 };
 

@@ -94,7 +94,8 @@ TEST_F(UnlikeNodes, AModelOfOtherLayersIsRefusedWithBothSidesNumbers) {
     return map ? std::string() : map.error().what;
   };
   EXPECT_EQ(why({{"", "", 128, {0, 4, 0, 4}}}), "");
-  EXPECT_EQ(why({{"", "", 128, {0, 8, 0, 4}}}), "8 layers of 4 KV heads on one side, 4 of 4 on the other");
+  EXPECT_EQ(why({{"", "", 128, {0, 8, 0, 4}}}),
+            "the model has 8 layers of 4 KV heads on one side, 4 layers of 4 KV heads on the other");
   EXPECT_EQ(
       why({{"", "", 256, {0, 4, 0, 4}}}),
       "the holder's chunk of 4 layers and 2 heads has 64 bytes, which does not fit this node's chunk of 4 layers and 4 "

@@ -182,8 +182,9 @@ TEST(ShardMap, WhatCantBeRightIsRefused) {
     return map ? std::string() : map.error().what;
   };
   EXPECT_EQ(refusal({{0, 2, 0, 4}, {3, 1, 0, 4}}), "no rank has layer 2, head 0");
-  EXPECT_EQ(refusal({{0, 3, 0, 4}}), "4 layers of 4 KV heads on one side, 3 of 4 on the other");
-  EXPECT_EQ(refusal({}), "a node can't have 0 ranks");
+  EXPECT_EQ(refusal({{0, 3, 0, 4}}),
+            "the model has 4 layers of 4 KV heads on one side, 3 layers of 4 KV heads on the other");
+  EXPECT_EQ(refusal({}), "a node can't have 0 ranks; 1 to 4096 are allowed");
   EXPECT_NE(refusal({{0, 4, 0, 4}, {0, 0, 0, 4}}), "");
   EXPECT_NE(refusal({{0, 4, 0, 4}, {0, 4, 0, 0}}), "");
   EXPECT_NE(refusal({{0xffffffff, 4, 0, 4}}), "");

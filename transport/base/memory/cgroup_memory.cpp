@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
 
-/// The names of one version's files.
+/// Names of the files, and of the lines of memory.stat, in one version of cgroups.
 struct Version {
   const char *limit, *usage, *inactive, *active;
 };
@@ -18,7 +18,7 @@ constexpr Version kVersion1{"/memory.limit_in_bytes", "/memory.usage_in_bytes", 
                             "total_active_file"};
 constexpr Version kVersion2{"/memory.max", "/memory.current", "inactive_file", "active_file"};
 
-/// Returns the number in one of the kernel's files, or `otherwise` if it holds none or "max".
+/// Returns the number in one of the kernel's files, or `otherwise` if the file has no number but "max", or is missing.
 std::uint64_t number_in(const std::string& path, std::uint64_t otherwise) {
   std::uint64_t number = 0;
   return std::ifstream(path) >> number ? number : otherwise;
@@ -41,8 +41,8 @@ std::uint64_t bytes_left_in(const std::string& folder, const Version& version) {
   return limit - std::min(limit, used);
 }
 
-/// Returns the least over a cgroup and all above it. A container may see the path that its cgroup has outside, where
-/// no folder is; its own cgroup is the root then.
+/// Returns the least bytes_left_in() of a cgroup and its ancestors. In a container, `path` may be the cgroup's path on
+/// the host, which does not exist here; then `root` is the container's own cgroup.
 std::uint64_t least_along(const std::string& root, std::string path, const Version& version) {
   if (path.find("..") != std::string::npos) path.clear();
   std::uint64_t least = bytes_left_in(root, version);
@@ -58,7 +58,8 @@ std::uint64_t least_along(const std::string& root, std::string path, const Versi
 std::uint64_t bytes_left_in_cgroups(const std::string& own_cgroups, const std::string& mount) {
   std::uint64_t least = kNoLimit;
   std::ifstream file(own_cgroups);
-  for (std::string line; std::getline(file, line);) {  // "0::/PATH", or "NUMBER:CONTROLLER,CONTROLLER:/PATH"
+  // A line is "0::/PATH" (version 2) or "NUMBER:CONTROLLER,CONTROLLER:/PATH" (version 1).
+  for (std::string line; std::getline(file, line);) {
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";

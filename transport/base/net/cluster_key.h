@@ -13,7 +13,7 @@
 
 namespace kvferry::net {
 
-/// Nothing uses the key itself: each purpose has a key derived from it, so that none tells anything about another.
+/// The key is used only to derive a key for each purpose, so that no derived key reveals anything about another one.
 class ClusterKey {
  public:
   static constexpr std::size_t kBytesMin = 32, kBytesMax = 65536;
@@ -28,8 +28,9 @@ class ClusterKey {
   std::string bytes_;
 };
 
-/// Returns the key in a file, all of whose bytes count, or nullopt if `file` is empty, which means that there is no
-/// key. kInvalidArgument: the file can't be read, has a mode other than 0600 and 0400, or is too short or too long.
+/// Returns the key, which is the whole content of the file, or nullopt if the name `file` is empty, which means that no
+/// key is configured. kInvalidArgument: the file can't be read, has a mode other than 0600 and 0400, or is too short or
+/// too long.
 Result<std::optional<ClusterKey>> read_cluster_key(const std::string& file);
 
 }  // namespace kvferry::net

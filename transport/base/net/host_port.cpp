@@ -35,7 +35,7 @@ Result<PortRange> parse_port_range(std::string_view text) {
   }
   if (ports.first > 0 && ports.first <= ports.last) return ports;
   return Error{ErrorCode::kInvalidArgument,
-               fmt::format("'{}' is no range of ports; allowed: FIRST-LAST or PORT, of 1 to 65535", text)};
+               fmt::format("'{}' is not a port range; allowed: FIRST-LAST or PORT, with ports from 1 to 65535", text)};
 }
 
 Result<HostPort> parse_host_port(std::string_view text, std::optional<std::uint16_t> default_port) {

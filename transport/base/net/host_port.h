@@ -18,12 +18,13 @@ struct HostPort {
   KVFERRY_FIELDS(host, port);
 };
 
-/// The ports at which a process may listen; 0-0: any that is free.
+/// The ports at which a process may listen; 0-0: any free port.
 struct PortRange {
   std::uint16_t first = 0, last = 0;
   bool operator==(const PortRange&) const = default;
 };
-/// Parses "FIRST-LAST" or "PORT", of 1 to 65535; "" means any port. kInvalidArgument: `text` has another form.
+/// Parses "FIRST-LAST" or "PORT", with ports from 1 to 65535; "" means any port. kInvalidArgument: `text` has another
+/// form.
 Result<PortRange> parse_port_range(std::string_view text);
 
 /// Calls listen(port), which returns a Result, with each port of the range until one succeeds. kUnavailable: none did.

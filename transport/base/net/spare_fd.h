@@ -1,4 +1,4 @@
-// A file descriptor kept back for the time when a process has no other one left.
+// A reserved file descriptor, with which a process that has no other one left can still refuse connections.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,13 @@
 
 namespace kvferry::net {
 
-/// For the owner of a listening socket. Without a descriptor a connection can't be accepted, and would stay pending and
-/// keep the listener readable, so that its owner never sleeps.
+/// For the owner of a listening socket. Without a descriptor a connection can't be accepted: it would stay pending and
+/// keep the listener readable, so that the owner's thread would never sleep.
 class SpareFd {
  public:
   SpareFd();
-  /// To be called when accept() has failed, before errno changes. If no descriptor was left, closes the connection that
-  /// was next and returns true: the listener may have more. Only the 1st, 2nd, 4th, 8th ... is logged.
+  /// To be called when accept() has failed, before errno changes. If no descriptor was left, accepts and closes the
+  /// next connection and returns true: more may be pending. Only the 1st, 2nd, 4th, 8th ... refusal is logged.
   bool refuse(int listener, const char* who);
   std::uint64_t num_refused() const { return num_refused_; }
 

@@ -151,7 +151,7 @@ std::vector<std::string> interface_addresses() {
     const int family = one->ifa_addr->sa_family;
     if (family == AF_INET) addresses.push_back(numeric(one->ifa_addr, sizeof(sockaddr_in)).host);
     if (family != AF_INET6) continue;
-    // Every host has its own link-local networks, so such an address means nothing to a peer.
+    // Every host has its own link-local networks, so a link-local address means nothing to a peer.
     if (IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr)) continue;
     addresses.push_back(numeric(one->ifa_addr, sizeof(sockaddr_in6)).host);
   }

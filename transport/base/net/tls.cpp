@@ -18,12 +18,12 @@ namespace {
 
 constexpr std::string_view kPurpose = "kvferry TLS 1";
 constexpr const char* kCipher = "TLS_AES_128_GCM_SHA256";
-constexpr std::array<std::uint8_t, 2> kCipherId = {0x13, 0x01};  // the same, as it is named on the wire
+constexpr std::array<std::uint8_t, 2> kCipherId = {0x13, 0x01};  // the number of kCipher in TLS messages
 constexpr std::uint8_t kContext = 'k';  // session id context, which OpenSSL requires of a server that verifies clients
 constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
 constexpr std::size_t kBatchBytes = 256 << 10;      // bytes that are encrypted, and then sent with one system call
 constexpr std::size_t kReadAheadBytes = 128 << 10;  // bytes that are read with one system call
-// What the connecting side calls the key. It also says whether the connection stays encrypted.
+// Names of the key that the connecting side sends. They say whether the connection stays encrypted.
 constexpr std::uint8_t kEncrypted = 'e', kClear = 'c';
 
 TlsSession& session_of(BIO* bio) { return *static_cast<TlsSession*>(::BIO_get_data(bio)); }
@@ -37,12 +37,13 @@ std::string reason() {
 
 }  // namespace
 
-/// What OpenSSL calls. Sockets are read and written here, because OpenSSL's own writes raise SIGPIPE.
+/// Callbacks for OpenSSL. They read and write the socket, because OpenSSL's own writes may raise SIGPIPE.
 struct TlsCallbacks {
   static int read(BIO* bio, char* to, std::size_t bytes, std::size_t* got) {
     TlsSession& session = session_of(bio);
     ::BIO_clear_retry_flags(bio);
-    // The end of the handshake must not be read past: a connection in clear goes on behind it.
+    // An unauthenticated peer may send only kHandshakeBytesMax bytes. OpenSSL does not read ahead during the handshake,
+    // so bytes that follow it in clear text stay in the socket.
     if (!session.is_done_) {
       bytes = std::min(bytes, TlsSession::kHandshakeBytesMax - session.handshake_bytes_);
       if (bytes == 0) return 0;
@@ -156,13 +157,14 @@ Result<bool> TlsSession::handshake() {
   ::ERR_clear_error();
   const int code = ::SSL_do_handshake(ssl_);
   const bool waits = code != 1 && ::SSL_get_error(ssl_, code) == SSL_ERROR_WANT_READ;
-  const bool is_flushed = flush();  // also an alert, which tells the peer that it failed
+  const bool is_flushed = flush();  // after a failure this sends OpenSSL's alert to the peer
   if (!is_flushed && (code == 1 || waits)) return Error{ErrorCode::kPeerLost, std::strerror(errno)};
   if (waits) return false;
-  if (code != 1 || ::SSL_session_reused(ssl_) != 1)  // not reused: without the key
+  if (code != 1 || ::SSL_session_reused(ssl_) != 1)  // a handshake without the key reuses no session
     return Error{
         ErrorCode::kRefused,
-        fmt::format("the peer is no member with this cluster key, or its encrypt_tcp asks for more: {}", reason())};
+        fmt::format("the peer has another cluster key or none, or only one side's encrypt_tcp demands encryption: {}",
+                    reason())};
   is_done_ = true;
   if (encrypts_) ::SSL_set_read_ahead(ssl_, 1);
   return true;

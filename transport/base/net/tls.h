@@ -20,14 +20,14 @@ struct ssl_st;
 
 namespace kvferry::net {
 
-/// Which connections stay encrypted after the handshake. The others go on in clear on the authenticated connection: no
-/// process without the key can open one, but a host on the way that changes packets can change bytes.
+/// Which connections stay encrypted after the handshake. The others continue in clear text: a process without the key
+/// can't open such a connection, but a host on the path that changes packets can change its bytes.
 enum class Encrypt : std::uint8_t { kNever, kBetweenHosts, kAlways };
 constexpr std::array<std::string_view, 3> kEncryptNames = {"never", "between_hosts", "always"};
 /// Returns nullopt if `name` is none of kEncryptNames.
 std::optional<Encrypt> parse_encrypt(std::string_view name);
 
-/// Threads: any, as long as each session has one owner.
+/// The cluster key and the settings that TLS sessions share. Threads: any, as long as each session has one owner.
 class TlsContext {
  public:
   TlsContext(const ClusterKey& key, Encrypt encrypt);
@@ -38,7 +38,7 @@ class TlsContext {
  private:
   friend class TlsSession;
   friend struct TlsCallbacks;
-  /// Whether this side wants the connection encrypted.
+  /// Returns whether this side wants the connection encrypted.
   bool wants_encryption(int fd) const;
 
   ssl_ctx_st* handle_;
@@ -46,29 +46,31 @@ class TlsContext {
   const Encrypt encrypt_;
 };
 
-/// One end of a connection. Both ends prove that they have the cluster key, with an ephemeral key exchange, before
+/// One end of a TLS connection. Both ends prove that they have the cluster key, with an ephemeral key exchange, before
 /// either reads or writes anything else. The connecting side says whether the connection stays encrypted; the accepting
 /// side refuses a connection in clear that it wants encrypted itself. No call blocks. Threads: one owner.
 class TlsSession {
  public:
-  static constexpr std::size_t kHandshakeBytesMax = 4096;  // a peer that sends more before it is a member is refused
+  static constexpr std::size_t kHandshakeBytesMax = 4096;  // a peer whose handshake is longer is refused
 
-  /// `context` and the non-blocking socket `fd` outlive the session.
+  /// `context` and the non-blocking socket `fd` must outlive the session.
   TlsSession(const TlsContext& context, int fd, bool is_server);
   ~TlsSession();
   TlsSession(const TlsSession&) = delete;
   TlsSession& operator=(const TlsSession&) = delete;
 
-  /// Goes on with the handshake; returns whether it is done, or waits for the peer. kRefused: the peer is no member.
+  /// Continues the handshake. Returns true if it is done, false if it waits for the peer. kRefused: the peer does not
+  /// have the cluster key, or the two ends disagree about encryption.
   Result<bool> handshake();
-  /// Whether the connection stays encrypted. If not, the session has done its work and the socket is used directly.
+  /// Returns whether the connection stays encrypted. If not, the session has done its work and the socket is used
+  /// directly.
   bool encrypts() const { return encrypts_; }
 
   /// Like readv() and writev() of a non-blocking socket, except that receive() goes on until `parts` are full or the
-  /// socket is empty, and that send() may keep some of the bytes that it took.
+  /// socket is empty, and that send() may keep bytes that it counts as sent.
   ssize_t receive(std::span<const iovec> parts);
   ssize_t send(std::span<const iovec> parts);
-  /// Whether send() has kept bytes; another send(), also of nothing, sends them.
+  /// Returns whether send() has kept bytes; another send(), even with empty parts, sends them.
   bool has_unsent() const { return sent_ < out_.size(); }
 
  private:
@@ -83,8 +85,8 @@ class TlsSession {
   bool is_at_end_ = false;  // the peer has closed the connection
   bool encrypts_ = false;
   std::size_t handshake_bytes_ = 0;
-  std::vector<std::byte> small_;  // parts that are shorter than a record, joined
-  std::vector<std::byte> out_;    // records, of which the first sent_ bytes are sent
+  std::vector<std::byte> small_;  // joined parts that are shorter than a record
+  std::vector<std::byte> out_;    // encrypted records; the first sent_ bytes have been sent
   std::size_t sent_ = 0;
 };
 

@@ -14,11 +14,11 @@ namespace kvferry::net {
 namespace {
 
 constexpr std::string_view kCurvePurpose = "kvferry CURVE 1";
-constexpr const char* kZapEndpoint = "inproc://zeromq.zap.01";  // where libzmq asks who may connect (ZeroMQ RFC 27)
+constexpr const char* kZapEndpoint = "inproc://zeromq.zap.01";  // libzmq sends authentication requests here (RFC 27)
 constexpr const char* kZapDomain = "kvferry";
-constexpr std::size_t kTextBytes = 41;  // a key of 32 bytes in Z85, with the final zero
+constexpr std::size_t kTextBytes = 41;  // size of a 32-byte key in Z85, with the final zero
 
-/// Returns the parts of the next message; empty: the context ends.
+/// Waits for a message and returns its parts, or nothing if the context is being ended.
 std::vector<std::string> wait_parts(void* socket) {
   std::vector<std::string> parts;
   zmq_msg_t part;
@@ -36,9 +36,10 @@ std::vector<std::string> wait_parts(void* socket) {
   return parts;
 }
 
-/// Tells libzmq which clients to accept: those with the public key `member`. Returns when the context ends.
+/// Answers libzmq's authentication requests: accepts clients with the public key `member`. Returns when the context
+/// ends.
 void authenticate(void* socket, const std::string& member) {
-  // Parts of a question: version, request id, domain, address, identity, mechanism, credentials.
+  // Parts of a request: version, request id, domain, address, identity, mechanism, credentials.
   constexpr std::size_t kNumParts = 7, kRequestId = 1, kMechanism = 5, kCredentials = 6;
   for (;;) {
     const std::vector<std::string> asked = wait_parts(socket);
@@ -121,7 +122,7 @@ Result<void> ZmqContext::start_authenticator() {
   if (authenticator_.joinable()) return {};
   void* const socket = ::zmq_socket(handle_, ZMQ_REP);
   if (socket == nullptr || ::zmq_bind(socket, kZapEndpoint) != 0) {
-    const Error error = failed("listen for ZeroMQ's questions about clients");
+    const Error error = failed("start the authentication of ZeroMQ clients");
     if (socket != nullptr) ::zmq_close(socket);
     return error;
   }

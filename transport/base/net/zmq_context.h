@@ -1,4 +1,5 @@
-// The context of ZeroMQ sockets, and who may connect to them. ZeroMQ's own headers are included only by sources.
+// The context of ZeroMQ sockets, which also authenticates their clients. ZeroMQ's own headers are included only by
+// sources.
 #pragma once
 
 #include <mutex>
@@ -12,11 +13,12 @@
 
 namespace kvferry::net {
 
-/// The I/O thread that sockets of one process can share. Threads: any.
+/// A ZeroMQ context: the I/O thread that the sockets of one process can share. Threads: any.
 ///
 /// With a cluster key, all tcp:// sockets of the context are encrypted and authenticated by CURVE. All members of a
 /// deployment derive the same pair of keys from the cluster key, so each knows the public key of every other one, which
-/// no other process knows. A connection without the key ends before a message passes. Other sockets stay open.
+/// no other process knows. A connection without the key ends before a message passes. Other sockets, such as ipc://,
+/// are neither encrypted nor authenticated.
 class ZmqContext {
  public:
   static constexpr int kSocketsMaxDefault = 1023;
@@ -32,7 +34,7 @@ class ZmqContext {
   Result<void> secure_client(void* socket, std::string_view endpoint);
 
  private:
-  struct CurveKeys {  // as text, as ZeroMQ's options take them
+  struct CurveKeys {  // in Z85, the text form that ZeroMQ's options take
     std::string public_key, secret_key;
   };
   Result<void> start_authenticator();

@@ -85,10 +85,10 @@ Result<void> ZmqSocket::set_up(ZmqKind kind, const ZmqOptions& options) {
   set(handle_, ZMQ_RECONNECT_IVL_MAX, kReconnectMaxMs);
   set(handle_, ZMQ_HANDSHAKE_IVL, kHandshakeMs);
   set(handle_, ZMQ_IMMEDIATE, options.queues_unconnected ? 0 : 1);
-  // ZMQ_HEARTBEAT_IVL stays off: with a full receive queue, a lost connection then ends the process by an assertion
-  // (libzmq issues 3937, 4364, 4767). Keepalive closes idle connections to dead hosts, and the limit on unacknowledged
-  // bytes all others: without it the kernel sends again for 15 minutes, for example after a firewall has dropped the
-  // connection.
+  // ZMQ_HEARTBEAT_IVL stays off: if it is set and the receive queue is full, a lost connection ends the process by an
+  // assertion (libzmq issues 3937, 4364, 4767). Keepalive closes idle connections to dead hosts, and the limit on
+  // unacknowledged bytes closes all others: without the limit the kernel sends again for 15 minutes, for example after
+  // a firewall has dropped the connection.
   set(handle_, ZMQ_TCP_KEEPALIVE, 1);
   set(handle_, ZMQ_TCP_KEEPALIVE_IDLE, kKeepaliveIdleSeconds);
   set(handle_, ZMQ_TCP_KEEPALIVE_INTVL, kKeepaliveIntervalSeconds);
@@ -116,7 +116,8 @@ Result<void> ZmqSocket::bind(std::string endpoint) {
   if (endpoint.starts_with(kLocalhost)) endpoint.replace(0, kLocalhost.size(), "tcp://127.0.0.1:");
   set(handle_, ZMQ_IPV6, endpoint.starts_with("tcp://[") || endpoint.starts_with("tcp://*:") ? 1 : 0);
   if (endpoint.starts_with("ipc://") && !set(handle_, ZMQ_IPC_FILTER_UID, ::geteuid()))
-    return Error{ErrorCode::kUnavailable, "this ZeroMQ can't tell which user connects to " + endpoint};
+    return Error{ErrorCode::kUnavailable,
+                 "this libzmq has no ZMQ_IPC_FILTER_UID to keep other users from connecting to " + endpoint};
   KVFERRY_TRY(context_->secure_server(handle_, endpoint));
   if (::zmq_bind(handle_, endpoint.c_str()) != 0) {
     const bool is_foreign = ::zmq_errno() == ENODEV || ::zmq_errno() == EADDRNOTAVAIL;
@@ -195,7 +196,7 @@ Result<std::unique_ptr<ZmqSocket>> ZmqSocket::monitor(int events) {
   static std::atomic<std::uint64_t> num_monitors{0};
   const std::string name = fmt::format("inproc://kvferry-monitor-{}", ++num_monitors);
   std::unique_ptr<ZmqSocket> made(new ZmqSocket(context_, ZMQ_PAIR));
-  if (made->handle_ != nullptr) set(made->handle_, ZMQ_RCVHWM, 0);  // ZeroMQ's thread would wait for a full queue
+  if (made->handle_ != nullptr) set(made->handle_, ZMQ_RCVHWM, 0);  // no limit: ZeroMQ's thread blocks on a full queue
   if (made->handle_ == nullptr || ::zmq_socket_monitor(handle_, name.c_str(), events) != 0 ||
       ::zmq_connect(made->handle_, name.c_str()) != 0)
     return Error{ErrorCode::kUnavailable, "cannot monitor a ZeroMQ socket: " + last_error()};

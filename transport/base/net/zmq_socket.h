@@ -44,8 +44,8 @@ struct ZmqOptions {
   bool queues_unconnected = true;  // whether send() accepts messages while there is no connection
 };
 
-/// Supports IPv4 and IPv6, has keepalive, and closes without waiting for unsent messages. No call blocks or throws.
-/// Threads: one owner.
+/// A ZeroMQ socket. It supports IPv4 and IPv6, has keepalive, and closes without waiting for unsent messages. No call
+/// blocks or throws. Threads: one owner.
 class ZmqSocket {
  public:
   /// kUnavailable: no file descriptor is left, or the context has too many sockets.
@@ -88,7 +88,7 @@ class ZmqSocket {
   /// Returns a socket that receives a message for each connect and disconnect of this one; destroy it before this one.
   /// A socket has one monitor.
   Result<std::unique_ptr<ZmqSocket>> make_monitor();
-  /// Same as make_monitor(), for connections that ended before both sides had shown who they are (kRefused).
+  /// Same as make_monitor(), for connections whose ZeroMQ handshake failed (kRefused).
   Result<std::unique_ptr<ZmqSocket>> make_refusal_monitor();
   /// Returns the next change that a monitor reports; kNone if no message waits.
   Change next_change();
@@ -105,7 +105,8 @@ class ZmqSocket {
   bool is_ipv6_ = false;
   bool is_router_ = false;
   bool is_drained_ = true;  // receive() found no message, so fd() has to report the next one
-  // Sending may consume the event that makes ZeroMQ's descriptor readable, so a socket that sends has a second one.
+  // Sending may consume the event that makes ZeroMQ's descriptor readable, so a socket that sends has a second
+  // descriptor.
   std::optional<EventFd> pending_;
   bool is_pending_ = false;
   OwnedFd epoll_;  // waits for ZeroMQ's descriptor and pending_
