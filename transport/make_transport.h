@@ -80,7 +80,7 @@ struct GpuIpcOptions : CommonOptions {
 /// kUnavailable: UCX found no usable transport on this host.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
-/// kUnavailable: the address can't be bound.
+/// kUnavailable: the address to listen on can't be bound.
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options);
 
 /// kUnavailable: no CUDA in this build, NCCL can't be loaded (message: what to install), or the address can't be bound.
@@ -91,7 +91,7 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
 
 /// The way in which bytes are moved. kAuto: the fastest path, measured for each peer when it is connected.
 enum class Path : std::uint8_t { kAuto, kShm, kCma, kUcx, kTcp, kNccl, kGpuIpc };
-/// kInvalidArgument: no path has this name; the message lists the allowed names.
+/// Returns the path of this name. kInvalidArgument: there is none; the message lists the allowed names.
 Result<Path> parse_path(std::string_view name);
 std::string_view name_of(Path path);
 /// Returns the names that parse_path() accepts; with `has_gpu` also those of paths that need a GPU.

@@ -55,7 +55,7 @@ class TransferTable {
 
   /// Returns the error of calls after a transport's shutdown.
   static Error is_shut_down() { return Error{ErrorCode::kCancelled, "the transport is shut down"}; }
-  /// kInvalidArgument: the memory is null, empty or wraps around the address space.
+  /// Checks memory to be registered. kInvalidArgument: it is null, empty or wraps around the address space.
   static Result<void> check_region(const void* base, std::uint64_t bytes);
   /// Same as check_region(), for backends that copy with the CPU. kUnavailable: GPU memory.
   static Result<void> check_host_region(const MemoryRegion& memory, std::string_view backend);
@@ -63,13 +63,13 @@ class TransferTable {
   RegionId new_region_id();
   void add_region(RegionId id, const MemoryRegion& memory, std::string exported);
   Result<std::string> exported(RegionId region) const;
-  /// kFull: own transfers or peers' copies still use the region; call again.
+  /// Unregisters a region. kFull: own transfers or peers' copies still use it; call again.
   Result<void> remove_region(RegionId region);
 
-  /// `rkey` is copied into the grant's descriptor.
+  /// Makes a grant; `rkey` is copied into its descriptor.
   Result<GrantId> add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, std::string rkey);
   Result<std::string> exported(GrantId grant) const;
-  /// From the first call on, no access by the grant begins. kFull: an access has not ended yet; call again.
+  /// Revokes a grant: from the first call on, no access by it begins. kFull: an access has not ended yet; call again.
   Result<void> remove_grant(GrantId grant);
   /// Returns the address of the bytes that a peer's copy names, which stay registered until end_access(). `grant` 0:
   /// offsets count from the region's start. kRefused: the region was unregistered, the grant was revoked, or it does
@@ -95,7 +95,7 @@ class TransferTable {
   std::optional<PeerId> request_cancel(TransferId id);
   /// Delivers the Completion; the transfer's region may be unregistered from here on.
   void complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges = {});
-  /// Number of pending transfers: accepted, and not completed.
+  /// Returns the number of pending transfers: accepted, and not completed.
   std::size_t num_open() const;
 
   CompletionQueue& completion_queue() { return completion_queue_; }
@@ -147,7 +147,7 @@ class TransferTable {
   std::unordered_map<RegionId, Region> regions_;
   std::unordered_map<GrantId, Grant> grants_;
   std::unordered_map<PeerId, Peer> peers_;
-  std::unordered_map<std::string, PeerId> connected_;  // key: address; peers that are not lost
+  std::unordered_map<std::string, PeerId> connected_;  // key: address; only peers that are not lost
   std::unordered_map<TransferId, Open> open_;
   CompletionQueue completion_queue_;
 };

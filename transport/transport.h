@@ -96,9 +96,9 @@ class Transport {
   }
   /// Returns opaque bytes that name the region to peers (base, size, rkey).
   virtual Result<std::string> export_region(RegionId region) const = 0;
-  /// kInvalidArgument: unknown region; kFull: own transfers or a peer's copy still use it, call again. Peers may be
-  /// refused from the first call on. If the network card accesses the memory, the backend can't see peers' accesses:
-  /// the caller must agree with the peers before it unmaps the memory.
+  /// Unregisters a region. kInvalidArgument: unknown region; kFull: own transfers or a peer's copy still use it, call
+  /// again. Peers may be refused from the first call on. If the network card accesses the memory, the backend can't see
+  /// peers' accesses: the caller must agree with the peers before it unmaps the memory.
   virtual Result<void> unregister_region(RegionId region) = 0;
 
   /// Lets peers access [offset, +bytes) of a region until revoke(). A transfer that names export_grant() as its
@@ -106,22 +106,22 @@ class Transport {
   /// kInvalidArgument: unknown region or bounds; kFull: too many grants; kUnavailable: this memory can't be granted.
   virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) = 0;
   virtual Result<std::string> export_grant(GrantId grant) const = 0;
-  /// Once it returns ok, no peer accesses the memory by this grant any more, and transfers that name it end with
-  /// kRefused. kFull: a peer's copy still uses the grant; call again (a dead peer's copies end). kInvalidArgument:
-  /// the grant is unknown, or was revoked before.
+  /// Revokes a grant. Once this returns ok, no peer accesses the memory by the grant any more, and transfers that name
+  /// it end with kRefused. kFull: a peer's copy still uses the grant; call again (a dead peer's copies end).
+  /// kInvalidArgument: the grant is unknown, or was revoked before.
   virtual Result<void> revoke(GrantId grant) = 0;
 
-  /// kInvalidArgument: malformed address, or of a peer that can't be reached. The connection is made later; a dead peer
-  /// shows as completions with kPeerLost. The same address gives the same PeerId until the peer is lost. Its
-  /// PeerId stays valid until disconnect(), and transfers with it complete with kPeerLost.
+  /// Returns the id of the peer at an address. kInvalidArgument: the address is malformed, or of a peer that can't be
+  /// reached. The connection is made later; transfers with a dead peer complete with kPeerLost. The same address gives
+  /// the same PeerId until the peer is lost. A lost peer's id stays valid until disconnect().
   virtual Result<PeerId> connect(const std::string& address) = 0;
   /// Frees what is kept for the peer. Its pending transfers complete with kPeerLost or kOk; the id is invalid
   /// afterwards.
   virtual void disconnect(PeerId peer) = 0;
 
-  /// kInvalidArgument: bad peer, region or range (both sides' bounds are checked before anything moves); kFull: too
-  /// many transfers are pending or have unread completions, poll and try again; kCancelled: shut down. After an error
-  /// no Completion follows.
+  /// Starts a transfer. kInvalidArgument: bad peer, region or range (both sides' bounds are checked before anything
+  /// moves); kFull: too many transfers are pending or have unread completions, poll and try again; kCancelled: shut
+  /// down. After an error no Completion follows.
   virtual Result<TransferId> submit(PagedTransfer transfer) = 0;
   /// Adds ranges to a transfer that was submitted with is_fed; `checksums` for all of its ranges or for none.
   /// kInvalidArgument: bad range, or the transfer takes no more ranges; nothing was added. kCancelled: shut down.

@@ -59,7 +59,7 @@ void Acceptor::on_broken(Connection& connection, const std::string& why) {
   // Only the 1st, 2nd, 4th, 8th ... is logged, because unknown peers can connect as often as they like.
   if (const std::uint64_t count = ++num_refused_; std::has_single_bit(count))
     log().warn("tcp: closed a connection before its hello was accepted ({} of them so far): {}", count, why);
-  if (!connection.is_shaking_hands()) {  // nothing is sent before the key is proved
+  if (!connection.is_shaking_hands()) {  // a peer gets no answer before it has proved that it has the key
     connection.send({.kind = MessageKind::kWelcome}, why.size() <= kRefusalBytesMax ? std::string_view(why) : kNoHello);
     connection.flush(1);
   }

@@ -49,7 +49,7 @@ class InboundLink final : public MessageHandler {
     ErrorCode code = ErrorCode::kOk;
     std::string notification;
     std::vector<std::uint32_t> corrupt;
-    std::unordered_map<std::size_t, RangeDigest> digests;  // key: lane
+    std::unordered_map<std::size_t, RangeDigest> digests;  // key: lane; hash of the range received there
   };
   struct Pull {
     MessageHeader header;

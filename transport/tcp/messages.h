@@ -22,10 +22,10 @@ constexpr std::uint32_t kProtocolVersion = 1;
 constexpr std::uint64_t kMagic = 0x31'59'52'52'45'46'56'4b;  // "KVFERRY1", MessageHeader::id of a hello
 
 enum class MessageKind : std::uint8_t {
-  kHello = 1,  // text: Hello
-  kWelcome,    // text: why the hello was refused, or empty
+  kHello = 1,  // text: an encoded Hello
+  kWelcome,    // text: why the hello was refused; empty if it was accepted
   kPush,       // entries and their payload; with kFinal also the notification
-  kPull,       // requested entries
+  kPull,       // entries that the initiator requests
   kData,       // the payload of `request`, or with kRefused the reason
   kAnswer,     // the outcome of push `id`; text: AnswerBody, or empty if it succeeded
   kNotify,     // text: the notification of a pull; the peer sends kAnswer
@@ -60,7 +60,7 @@ static_assert(sizeof(MessageHeader) == 40);
 
 /// A range, or the part of a range that is in a segment.
 struct Entry {
-  std::uint64_t offset = 0;  // in the target's region or grant
+  std::uint64_t offset = 0;  // offset in the target's region or grant
   std::uint32_t bytes = 0;
   std::uint32_t index = 0;  // the range's index in its transfer, and the flag kEndsRange
 };
@@ -74,7 +74,7 @@ constexpr std::uint32_t kHelloBytesMax = 8192;
 constexpr std::uint32_t kAnswerBytesMax = 1 << 20;
 constexpr std::size_t kCorruptMax = 100'000;  // limit on ranges named in one answer
 
-using Endpoint = net::HostPort;  // with a numeric host
+using Endpoint = net::HostPort;  // where a peer listens; the host is numeric
 
 /// The decoded form of Transport::address().
 struct Address {

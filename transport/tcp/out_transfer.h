@@ -68,7 +68,7 @@ class OutTransfer {
   PieceCursor cursor_;
   std::uint64_t bytes_left_ = 0;                          // number of bytes not assigned to lanes
   std::unordered_map<std::size_t, PieceCursor> carries_;  // key: lane; the rest of a range that stays with the lane
-  std::unordered_map<std::size_t, RangeDigest> digests_;  // key: lane
+  std::unordered_map<std::size_t, RangeDigest> digests_;  // key: lane; hash of the range received there
 };
 
 }  // namespace kvferry::tcp

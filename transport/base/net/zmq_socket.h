@@ -48,7 +48,7 @@ struct ZmqOptions {
 /// blocks or throws. Threads: one owner.
 class ZmqSocket {
  public:
-  /// kUnavailable: no file descriptor is left, or the context has too many sockets.
+  /// Makes a socket. kUnavailable: no file descriptor is left, or the context has too many sockets.
   static Result<std::unique_ptr<ZmqSocket>> make(std::shared_ptr<ZmqContext> context, ZmqKind kind,
                                                  ZmqOptions options = {});
   ~ZmqSocket();
