@@ -1,5 +1,6 @@
-# Run by `cmake --install`: copies the public headers, and those that they include, to DESTINATION/kvferry/, and puts
-# kvferry/ before the paths of the includes between them. Input: PUBLIC_HEADERS (relative to SOURCE_DIR), SOURCE_DIR.
+# Run by `cmake --install`: copies the public headers, and the headers that they include, to DESTINATION/kvferry/, and
+# adds the prefix kvferry/ to the paths by which they include each other. Input: PUBLIC_HEADERS (relative to
+# SOURCE_DIR), SOURCE_DIR, DESTINATION.
 cmake_minimum_required(VERSION 3.25)
 set(own_include "#include \"((transport|kernels|controller|connector)/[^\"]+)\"")
 set(todo ${PUBLIC_HEADERS})
