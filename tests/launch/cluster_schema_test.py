@@ -45,46 +45,47 @@ def test_flags_of_parallelism_come_before_the_users_own() -> None:
 @pytest.mark.parametrize(("change", "message"), [
     ({"name": None}, "name is missing; it is a name of lower-case letters, digits and dashes, up to 40 of them"),
     ({"name": "Demo_1"}, "name is 'Demo_1', not a name of lower-case letters, digits and dashes, up to 40 of them"),
-    ({"model": None}, "model is missing; it is a text that isn't empty"),
-    ({"model": 3}, "model is 3, not a text that isn't empty"),
+    ({"model": None}, "model is missing; it is a string that isn't empty"),
+    ({"model": 3}, "model is 3, not a string that isn't empty"),
     ({"prefil": {}}, "'prefil' is not a key of a deployment; did you mean 'prefill'?"),
-    ({"zzz": 1}, "'zzz' is not a key of a deployment; known are name, model, namespace, on, hosts, logs, restart, "
-                 "ready_timeout_s, drain_timeout_s, vllm, env, controller, router, prefill, decode, ssh, slurm, mpi, "
-                 "kubernetes"),
+    ({"zzz": 1}, "'zzz' is not a key of a deployment; known keys are name, model, namespace, on, hosts, logs, "
+                 "restart, ready_timeout_s, drain_timeout_s, vllm, env, controller, router, prefill, decode, ssh, "
+                 "slurm, mpi, kubernetes"),
     ({"decode": {"replica": 2}}, "'replica' is not a key in decode; did you mean 'replicas'?"),
-    ({"decode": 2}, "decode is 2, not a map of replicas, hosts, hosts_per_replica, tensor_parallel, "
+    ({"decode": 2}, "decode is 2, not a map; known keys are replicas, hosts, hosts_per_replica, tensor_parallel, "
                     "pipeline_parallel, data_parallel, kv_role, port, cores, flags, env, extra"),
     ({"decode": {"replicas": "two"}}, "decode.replicas is 'two', not a whole number from 0 to 1024"),
     ({"decode": {"replicas": True}}, "decode.replicas is True, not a whole number from 0 to 1024"),
     ({"decode": {"replicas": -1}}, "decode.replicas is -1, not a whole number from 0 to 1024"),
     ({"decode": {"kv_role": "boss"}}, "decode.kv_role is 'boss', not one of kv_producer, kv_consumer, kv_both"),
     ({"decode": {"port": 70000}}, "decode.port is 70000, not a port from 0 to 65535 (0: any free one)"),
-    ({"decode": {"port": 8200, "replicas": 2}}, "decode.port is 8200, but 2 replicas share this host; use 0"),
+    ({"decode": {"port": 8200, "replicas": 2}}, "decode.port is 8200, but 2 replicas share this host; use 0, so that "
+                                                "each takes a free port"),
     ({"decode": {"cores": ["0"], "replicas": 2}}, "decode.cores has 1 entries, not one for each of 2 replicas"),
-    ({"decode": {"flags": "--a"}}, "decode.flags is '--a', not a list of words"),
-    ({"decode": {"env": {"A B": "1"}}}, "decode.env is {'A B': '1'}, not a map of environment variables to texts or "
-                                        "numbers"),
+    ({"decode": {"flags": "--a"}}, "decode.flags is '--a', not a list of strings or numbers"),
+    ({"decode": {"env": {"A B": "1"}}}, "decode.env is {'A B': '1'}, not a map of environment variables to strings "
+                                        "or numbers"),
     ({"decode": {"extra": [1]}}, "decode.extra is [1], not a map of keys of kv_connector_extra_config to their values "
                                  "in JSON"),
     ({"decode": {"extra": {"a": date(2026, 1, 1)}}}, "decode.extra is {'a': datetime.date(2026, 1, 1)}, not a map of "
                                                      "keys of kv_connector_extra_config to their values in JSON"),
-    ({"env": {"A": "x\0y"}}, "env is {'A': 'x\\x00y'}, not a map of environment variables to texts or numbers"),
-    ({"vllm": ["a\0"]}, "vllm is ['a\\x00'], not a list of words"),
+    ({"env": {"A": "x\0y"}}, "env is {'A': 'x\\x00y'}, not a map of environment variables to strings or numbers"),
+    ({"vllm": ["a\0"]}, "vllm is ['a\\x00'], not a list of strings or numbers"),
     ({"model": "~no-such-user/x"}, "'~no-such-user/x' begins with ~, but there is no such home folder"),
-    ({"decode": {"extra": {"serves": "x"}}}, "decode.extra.serves is given, but the launcher sets it"),
+    ({"decode": {"extra": {"serves": "x"}}}, "decode.extra.serves is given, but the launcher sets it; remove it"),
     ({"decode": {"hosts_per_replica": 2}}, "decode.hosts_per_replica is 2, but 'on' is local; only kubernetes can "
                                            "spread a replica over hosts"),
     ({"on": "cloud"}, "on is 'cloud', not one of local, ssh, slurm, mpi, kubernetes"),
     ({"on": "ssh"}, "hosts is missing; with 'on' ssh it is a list of host names"),
     ({"on": "kubernetes"}, "kubernetes.image is missing; it is an image with vLLM and kvferry's wheel"),
     ({"on": "kubernetes", "kubernetes": {"image": "x"}, "decode": {"port": 9}},
-     "decode.port is 9, not prefill's 0; vllm-router finds pods of one port only"),
-    ({"hosts": ["a"]}, "hosts is given, but 'on' is local; use one of ssh, slurm, mpi"),
+     "decode.port is 9 and prefill.port is 0; they must be equal, because vllm-router looks for pods at one port only"),
+    ({"hosts": ["a"]}, "hosts is given, but 'on' is local; set 'on' to ssh, slurm or mpi, or remove hosts"),
     ({"on": "ssh", "hosts": "a"}, "hosts is 'a', not a list of host names, or a map of host name to the address that "
                                   "other hosts reach"),
     ({"on": "ssh", "hosts": ["-oProxyCommand=x"]}, "hosts is ['-oProxyCommand=x'], not a list of host names, or a map "
                                                    "of host name to the address that other hosts reach"),
-    ({"on": "mpi", "decode": {"hosts": ["a"]}}, "decode.hosts is given, but on mpi the job chooses its hosts"),
+    ({"on": "mpi", "decode": {"hosts": ["a"]}}, "decode.hosts is given, but mpi chooses the hosts; remove it"),
     ({"router": {"kind": "nginx"}}, "router.kind is 'nginx', not one of vllm-router, proxy, none"),
     ({"router": {"prot": 1}}, "'prot' is not a key in router; did you mean 'port'?"),
     ({"controller": {"http": -1}}, "controller.http is -1, not a port from 0 to 65535 (0: any free one)"),
@@ -99,14 +100,14 @@ def test_each_mistake_is_one_sentence(change: dict[str, Any], message: str) -> N
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    (b"- a\n- b\n", "the file is ['a', 'b'], not a map of name, model,"),
+    (b"- a\n- b\n", "the file is ['a', 'b'], not a map; known keys are name, model,"),
     (b"name: [\n", "is not YAML: while parsing"),
     (b"", "name is missing"),
     (b"\xff\xfe", "is not UTF-8 text: byte 0 is 0xff"),
     (b"a: " + 5000 * b"[", "is nested too deeply"),
-    (b"name: a\nmodel: x\nname: b\n", "the key 'name' is there twice in one map"),
-    (b"name: a\nmodel: x\nprefill: {env: {A: 1, A: 2}}\n", "the key 'A' is there twice in one map"),
-    (b"name: a\nmodel: x\nhosts: [{a: 1, a: 2}]\n", "the key 'a' is there twice in one map"),
+    (b"name: a\nmodel: x\nname: b\n", "the key 'name' occurs twice in one map"),
+    (b"name: a\nmodel: x\nprefill: {env: {A: 1, A: 2}}\n", "the key 'A' occurs twice in one map"),
+    (b"name: a\nmodel: x\nhosts: [{a: 1, a: 2}]\n", "the key 'a' occurs twice in one map"),
 ])
 def test_what_is_no_map_is_refused(text: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
@@ -125,7 +126,7 @@ def test_a_map_may_change_what_it_merges(tmp_path: Path) -> None:
 def test_json_is_read_without_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     file = tmp_path / "deployment.json"
-    for text, message in (('{"name": "a", "name": "b"}', "the key 'name' is there twice"), ("{", "is not JSON: ")):
+    for text, message in (('{"name": "a", "name": "b"}', "the key 'name' occurs twice"), ("{", "is not JSON: ")):
         file.write_text(text)
         with pytest.raises(SpecError, match=message):
             spec.load(file)

@@ -1,4 +1,4 @@
-"""One process of the deployment as the supervisor sees it: its stdin, its log, its new output."""
+"""One process of the deployment as the supervisor uses it: its stdin, its log, its new output."""
 
 import contextlib
 import os
@@ -43,7 +43,8 @@ class Child(ManagedProcess):
         return self._process is not None
 
     def tell(self, line: str) -> None:
-        """Sends a line to the guard (".") or, if the guard passes lines on, to the command; the line may be lost."""
+        """Writes a line to the guard's stdin, or drops it: "." shows that this process runs, others are the command's.
+        """
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(OSError):
                 os.write(self._process.stdin.fileno(), f"{line}\n".encode())

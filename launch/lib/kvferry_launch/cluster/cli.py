@@ -59,21 +59,21 @@ def make_parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         if file:
             made.add_argument("file", type=Path, metavar="FILE", help="the deployment's YAML")
-            made.add_argument("--on", choices=BACKENDS, help="backend, in place of the file's 'on'")
+            made.add_argument("--on", choices=BACKENDS, help="backend to use instead of the file's 'on'")
         return made
 
     made = command("up", up, "start a deployment and stay attached; Ctrl-C stops it")
     made.add_argument("--dry-run", action="store_true", help="print every command, host by host, without running it")
     made.add_argument("--json", action="store_true", help="print a JSON object for each change instead of lines")
     made.add_argument("--in-job", action="store_true", help=argparse.SUPPRESS)
-    made = command("status", show_status, "one line for each node of a running deployment")
+    made = command("status", show_status, "print one line for each node of a running deployment")
     made.add_argument("--json", action="store_true", help="print one JSON object")
     made = command("scale", scale, "add nodes to a running deployment, or drain and remove nodes")
     made.add_argument("to", nargs="+", metavar="ROLE=N", help="new number of nodes of a role: prefill=N, decode=N")
     made.add_argument("--no-wait", action="store_true", help="return without waiting until all nodes are ready")
     command("down", down, "stop a running deployment")
-    command("render", render, "print the manifests or the sbatch file").add_argument(
-        "--output", type=Path, metavar="FILE", help="write them to a file instead")
+    command("render", render, "print the Kubernetes manifests or Slurm's sbatch file").add_argument(
+        "--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
 
     made = command("front", front.main, "", file=False)
     front.add_arguments(made)
@@ -118,10 +118,13 @@ def up(arguments: argparse.Namespace) -> int:
 
 
 def check_before(spec: Spec) -> None:
-    """Checks what the servers would find only in their start, as far as this host knows it. Errors: SpecError."""
+    """Checks the model and the roles' settings, as far as this host can, before a server fails on them. Errors:
+    SpecError.
+    """
     is_path = spec.model.startswith(("/", ".", "~")) or spec.model.count("/") > 1
     if spec.on == "local" and is_path and not (Path(spec.model) / "config.json").exists():
-        raise SpecError(f"model is '{spec.model}', not a folder with a config.json, seen from the file or the checkout")
+        raise SpecError(f"model is '{spec.model}', not a folder with a config.json; a relative path starts at the "
+                        "YAML file's folder or at the checkout")
     own = {name: value for name, value in os.environ.items() if not name.startswith("KVFERRY_")}
     for role in spec.roles.values():
         try:
@@ -138,7 +141,7 @@ def dry_run(spec: Spec) -> list[str]:
         return slurm.dry_run(spec)
     if spec.on == "mpi":
         ranks = {f"rank-{rank}": f"RANK_{rank}_HOST" for rank in range(mpi.ranks_of(spec))}
-        return [shlex.join(mpi.command(spec, "RUN")), "# by rank 0, on the ranks' hosts:",
+        return [shlex.join(mpi.command(spec, "RUN")), "# rank 0 runs these commands on the ranks' hosts:",
                 *dry_run_of(Planner(spec, ranks))]
     return list(dry_run_of(Planner(spec)))
 
@@ -197,7 +200,7 @@ def down(arguments: argparse.Namespace) -> int:
 def render(arguments: argparse.Namespace) -> int:
     spec = load(arguments.file, arguments.on)
     if spec.on not in ("kubernetes", "slurm"):
-        raise SpecError(f"'on' is {spec.on}; only kubernetes and slurm take files, so give --on one of them")
+        raise SpecError(f"'on' is {spec.on}; only kubernetes and slurm have files to print; choose one with --on")
     if spec.on == "slurm":
         spec.logs.mkdir(parents=True, exist_ok=True)  # sbatch does not create the folder of its output
     text = kubernetes.render(spec) if spec.on == "kubernetes" else slurm.sbatch_script(spec)
@@ -209,7 +212,7 @@ def render(arguments: argparse.Namespace) -> int:
 
 
 def ask_here(arguments: argparse.Namespace) -> int:
-    """Passes on a request from another host, which does not see the Unix socket."""
+    """Sends a request to the `up` on this host and prints the answer, for a caller on another host."""
     print(json.dumps(ask(arguments.folder, json.loads(arguments.what))))
     return 0
 

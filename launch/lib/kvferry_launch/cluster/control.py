@@ -18,7 +18,7 @@ LINE_MAX = 65536
 
 @contextlib.contextmanager
 def short_path(folder: Path) -> Iterator[str]:
-    """Yields the socket's path through a descriptor of its folder, because such a path may have at most 107 bytes."""
+    """Yields the socket's path through a descriptor of its folder: a Unix socket's path has at most 107 bytes."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}/{SOCKET}"
@@ -27,7 +27,7 @@ def short_path(folder: Path) -> Iterator[str]:
 
 
 class ControlServer:
-    """Answers one client after the other, from the supervisor's loop."""
+    """Answers the requests of `status`, `scale` and `down`, one client after the other, in the supervisor's loop."""
 
     def __init__(self, folder: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self._answer = answer
@@ -61,7 +61,7 @@ class ControlServer:
         except SpecError as error:
             return {"error": str(error)}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return {"error": f"not a request: {error}"}
+            return {"error": f"the request is not valid: {error}"}
 
 
 def ask(folder: Path, request: dict[str, Any]) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from kvferry_launch.paths import REPO
 from kvferry_launch.process import _die_with_parent, free_port
 
 ANNOUNCE_EVERY_S = 1.0
-END_WITHIN_S = 3.0  # then the router is killed, because it waits for idle connections
+END_WITHIN_S = 3.0  # after SIGTERM; then the router is killed, because it may wait for idle connections to close
 LETTERS = {"prefill": "P", "decode": "D"}
 POLICY = ("--policy", "round_robin")  # any server will do, because every decode server can pull every chunk
 
@@ -129,7 +129,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 class Reporter:
-    """Reports when the router begins and ceases to answer."""
+    """Prints a line when the router begins to answer, and when it no longer answers."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._url = f"http://{serving.bracketed(arguments.advertise_host)}:{arguments.port}"

@@ -1,4 +1,4 @@
-"""Runs a deployment as one job of sbatch or mpirun. This process follows the job; the job ends with this process."""
+"""Runs a deployment as one sbatch or mpirun job. This process prints the job's output; the job ends with it."""
 
 import json
 import select
@@ -34,7 +34,7 @@ def run_mpi(spec: Spec, token: str) -> int:
 
 
 def follow(spec: Spec, command: list[str]) -> int:
-    """Runs the job's command behind a guard, which ends it however this process ends, and prints its output."""
+    """Runs the job's command and prints its output. A guard process ends the command however this process ends."""
     interrupts = noted_signals(*DEATH_SIGNALS)
     guard = [sys.executable, script("lib/kvferry_launch/node/guard.py"), "--grace", str(STOP_GRACE_S), "--"]
     child = Child(f"{spec.on}-job", [*guard, *command], spec.logs / f"{spec.on}-job.log")
@@ -57,7 +57,7 @@ def follow(spec: Spec, command: list[str]) -> int:
 
 
 def ask_inside(spec: Spec, what: dict[str, Any]) -> dict[str, Any] | None:
-    """Asks on the job's host, because a Unix socket is visible on its own host only."""
+    """Sends a request to `up` from the job's host, because other hosts can't connect to its Unix socket."""
     job = slurm.running_job(spec)
     try:
         host = json.loads((run_folder(spec) / "state.json").read_text())["host"]

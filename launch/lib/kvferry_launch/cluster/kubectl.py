@@ -45,7 +45,7 @@ def dry_run(spec: Spec) -> list[str]:
 
 
 def up(spec: Spec, as_json: bool) -> int:
-    """Applies the manifests, follows the pods, deletes all at Ctrl-C. After a kill of this process use `down`."""
+    """Applies the manifests, shows the pods, deletes all at Ctrl-C. If this process is killed, use `down`."""
     ends = noted_signals(signal.SIGINT, signal.SIGTERM)
     view = status_lines.StatusView(as_json)
     is_told = False
@@ -68,7 +68,7 @@ def up(spec: Spec, as_json: bool) -> int:
 
 
 def ensure_secret(spec: Spec) -> None:
-    """Makes the Secret with the cluster key unless it is there. It stays, so that pods of an earlier `up` fit."""
+    """Creates the Secret with the cluster key unless it exists. `down` keeps it, so that all `up` use one key."""
     name = key_secret(spec)
     if has_key(spec) and not call(spec, "get", "secret", name, "--ignore-not-found", "-o", "name").strip():
         file = ensure_key(run_folder(spec) / KEY_NAME)
@@ -110,7 +110,7 @@ def status(spec: Spec) -> int:
 
 
 def scale(spec: Spec, wanted: dict[str, int]) -> int:
-    """Scales the sets; a pod that is removed is drained by its preStop hook."""
+    """Scales the roles' StatefulSets or LeaderWorkerSets. The preStop hook of a removed pod drains its node."""
     for role in ENGINE_ROLES:
         if role in wanted:
             kind = "statefulset" if spec.roles[role].hosts_per_replica == 1 else "leaderworkerset"

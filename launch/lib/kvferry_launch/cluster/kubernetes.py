@@ -18,7 +18,7 @@ CONTROLLER_HTTP = 14680
 ENGINE_PORT = 8100  # equal for both roles, because pods have their own addresses and vllm-router takes one port
 ROUTER_PORT = 8000
 KEY_FOLDER = "/etc/kvferry"
-GRACE_S = 120  # added to the drain's limit, for the last requests
+GRACE_S = 120  # time for the last requests, added to the drain's limit
 Object = dict[str, Any]
 
 
@@ -31,10 +31,10 @@ def manifests(spec: Spec) -> list[Object]:
 
 def render(spec: Spec) -> str:
     """Returns all manifests as one YAML stream."""
-    import yaml  # other commands that read only JSON work without it
+    import yaml  # not at the top, because other commands work without PyYAML if the deployment's file is JSON
 
     text = "---\n".join(yaml.safe_dump(one, sort_keys=False, width=1000) for one in manifests(spec))
-    make = (f"# The pods wait for their cluster key: kvferry keygen {KEY_NAME}; kubectl --namespace "
+    make = (f"# The pods need a Secret with the cluster key: kvferry keygen {KEY_NAME}; kubectl --namespace "
             f"{spec.raw['kubernetes']['namespace']} create secret generic {key_secret(spec)} --from-file={KEY_NAME}\n")
     return f"# {RECOMPUTE}\n{make if has_key(spec) else ''}{text}"
 
@@ -44,14 +44,14 @@ def key_secret(spec: Spec) -> str:
 
 
 def has_key(spec: Spec) -> bool:
-    """Returns whether pods mount the Secret with the cluster key: not if the deployment's file names a key itself."""
+    """Returns True if pods mount the Secret with the cluster key; False if the deployment's file names a key file."""
     return KEY_ENV not in spec.env
 
 
 def with_key(spec: Spec, inside: Object) -> Object:
     """Returns a pod whose containers have the cluster key."""
     if has_key(spec):
-        # Root alone reads the file, because kvferry refuses a key that a group can read.
+        # Only root may read the file, because kvferry refuses a key that a group can read.
         inside["volumes"] = [{"name": "cluster-key",
                               "secret": {"secretName": key_secret(spec), "defaultMode": 0o400}}]
         for one in inside["containers"]:
@@ -113,7 +113,9 @@ def leader_flags(role: Role) -> list[str]:
 
 
 def drain_script(role: Role, drain: list[str]) -> str:
-    """Drains the pod's nodes; the shell fills in the pod's name. Each data-parallel rank is a node."""
+    """Returns the shell script that drains the pod's nodes, one for each data-parallel rank. The shell replaces
+    $POD_NAME.
+    """
     line = " ".join(f'"{word}"' if "$" in word else word for word in drain)
     if role.data_parallel == 1:
         return line
@@ -122,7 +124,7 @@ def drain_script(role: Role, drain: list[str]) -> str:
 
 
 def leader_worker_set(spec: Spec, role: Role, leader: Object) -> Object:
-    """A replica over several hosts: vLLM's multi-node mode, in which the first node serves."""
+    """Returns replicas over several hosts, in vLLM's multi-node mode: the first pod of each answers the requests."""
     pod = json.loads(json.dumps(leader))
     worker = pod["containers"][0]
     worker["command"] = engine_command(spec, role, role.port or ENGINE_PORT, [

@@ -18,7 +18,7 @@ SETTLE_S = 6.0  # vllm-router drops a worker 5 s after its last announcement
 class Leaving:
     """The removal of one node. step() is called repeatedly; the member's state shows when the removal is complete.
 
-    `drain` is a command that ends when the node may be stopped; if it fails, that is reported and the node is removed.
+    `drain`: a command that ends when the node may be stopped. If it fails, a line says so and the node is removed.
     """
 
     def __init__(self, member: Member, drain: list[str], env: dict[str, str], log: Path,

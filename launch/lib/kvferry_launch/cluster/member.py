@@ -16,11 +16,12 @@ LISTENS = re.compile(r"kvferry controller listening on (tcp://\S+)")
 HTTP = re.compile(r"\bHTTP on (\S+)$")
 COMPLAINT = re.compile(r"^(?!.*warning|srun: |slurmstepd: )"  # lines of Slurm and warnings do not explain a node's end
                        r"(.*(error\b|exception\b|refused|denied|can't|cannot)|kvferry.*: |launch/\w+: )", re.IGNORECASE)
-OWN_REASON = re.compile(r"(?:^(?:\(\w+ pid=\d+\) )?|KvFerryError: )(kvferry: .*)")  # vLLM's own errors follow it
+# kvferry's own error, which says more than vLLM's errors that follow in the log.
+OWN_REASON = re.compile(r"(?:^(?:\(\w+ pid=\d+\) )?|KvFerryError: )(kvferry: .*)")
 SIGNAL_HINTS = {"SIGKILL": " (kill -9, or the host ran out of memory)", "SIGSEGV": " (a crash)",
                 "SIGABRT": " (a crash)"}
 BACK_OFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-FORGIVEN_AFTER_S = 300.0  # seconds of being ready after which its restarts count from 0 again
+FORGIVEN_AFTER_S = 300.0  # a node's restarts count from 0 again after it was ready for this long
 
 WAITING = "waiting"
 STARTING = "starting"
@@ -34,12 +35,12 @@ STOPPED = "stopped"
 
 
 def why_ended(status: int, complaint: str, last_line: str) -> str:
-    """Returns how a node's process ended; `status` is that of guard.py, which is 128 + the signal, or Popen's."""
+    """Returns how a node's process ended. `status`: exit status; after signal N guard.py gives 128 + N, Popen -N."""
     try:
         name = signal.Signals(-status if status < 0 else status - 128).name
     except ValueError:
         return f"ended with status {status}: {complaint or last_line or 'it printed nothing'}"
-    # The last line of a process that a signal ended says nothing about the reason.
+    # After a signal the last line is no reason, but only what the process printed before.
     rest = f": {complaint}" if complaint else f"; its last line was: {last_line}" if last_line else ""
     return f"ended by {name}{SIGNAL_HINTS.get(name, '')}{rest}"
 

@@ -1,7 +1,7 @@
-"""MPI: one mpirun, a rank for each node. Rank 0 supervises and runs controller and router; the others run its orders.
+"""MPI: one mpirun. Rank 0 supervises and runs controller and router; each other rank runs a server at its order.
 
-Ranks find each other in a folder that all hosts see: the run folder. A rank's own folder there holds `here.json` (its
-host), and for its N-th command `order-N.json`, `out-N` (the output), `stop-N` (a request to end it), `exit-N`.
+Ranks find each other in the run folder, which all hosts share. A rank's own folder there holds `here.json` (its host),
+and for its N-th command `order-N.json`, `out-N` (the output), `stop-N` (a request to end it), `exit-N` (exit status).
 MPI is used only to start the ranks on the hosts and to kill them together.
 """
 
@@ -47,7 +47,7 @@ def from_environment(names: tuple[str, ...]) -> int:
     for name in names:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
-    raise SpecError(f"this is no MPI rank: none of {', '.join(names)} is set")
+    raise SpecError(f"this process is not an MPI rank: none of the variables {', '.join(names)} is set")
 
 
 def rank_folder(spec: Spec, run: str, rank: int) -> Path:
@@ -62,14 +62,15 @@ def gather(spec: Spec, run: str, size: int) -> dict[str, str]:
         here = rank_folder(spec, run, rank) / "here.json"
         while not here.exists():
             if time.monotonic() > deadline:
-                raise SpecError(f"rank {rank} of {size} did not start in time; do all hosts see {here.parent.parent}?")
+                raise SpecError(f"rank {rank} of {size} did not start within {GATHER_WITHIN_S:.0f} s; all hosts must "
+                                f"share the folder {here.parent.parent}")
             time.sleep(POLL_S)
         hosts[f"rank-{rank}"] = json.loads(here.read_text())["host"]
     return hosts
 
 
 def end_ranks(spec: Spec, run: str) -> None:
-    """Rank 0 announces its end to the other ranks."""
+    """Marks the run as ended, so that the other ranks end."""
     with contextlib.suppress(OSError):
         (run_folder(spec) / f"ranks-{run}" / "end").touch()
 
@@ -112,7 +113,7 @@ def obey(folder: Path, serial: int, words: list[str]) -> None:
 
 
 def relay(folder: Path, words: list[str]) -> int:
-    """Runs on rank 0 for a command on another rank: prints its output, ends it on request, returns its exit status."""
+    """Runs a command on another rank, from rank 0: prints its output, ends it on request, returns its exit status."""
     wants_end = noted_signals(signal.SIGTERM, signal.SIGINT)
     serial = 1
     while (folder / f"order-{serial}.json").exists():

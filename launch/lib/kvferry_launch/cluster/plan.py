@@ -30,7 +30,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Node:
-    """One process of the deployment. `number` is never used again by another node of its role."""
+    """One process of the deployment. `number`: unique in its role, also after the node was removed."""
 
     name: str
     role: str
@@ -59,7 +59,7 @@ class Tools:
 
 
 def tools_of(spec: Spec) -> Tools:
-    """Returns the tools of all hosts: those reached by ssh may have another checkout, others share this host's."""
+    """Returns the tools that every host of the deployment uses: by ssh those in the file, else this host's."""
     if spec.on == "ssh":
         return Tools(spec.raw["ssh"]["python"], spec.raw["ssh"]["path"] or str(REPO))
     return Tools(sys.executable, str(REPO))
@@ -68,7 +68,7 @@ def tools_of(spec: Spec) -> Tools:
 class Planner:
     """Names nodes and places them: round robin over the role's hosts, or the deployment's if the role has none.
 
-    `hosts`, those of the Slurm job or the MPI run, take the place of the deployment's hosts.
+    `hosts`: the hosts of the Slurm job or the MPI run, used instead of the deployment's hosts; None: no such job.
     """
 
     def __init__(self, spec: Spec, hosts: dict[str, str] | None = None) -> None:
@@ -93,8 +93,8 @@ class Planner:
         shift = self.spec.roles["prefill"].replicas if role == "decode" and own.hosts is None else 0
         places = list((own.hosts or self._hosts).items())
         if not places:
-            raise SpecError(f"{role}.hosts is missing, and so is hosts, which applies to all roles")
-        if self.spec.on == "mpi":  # a rank is one node
+            raise SpecError(f"{role}.hosts and hosts are missing; one of them must list the hosts of {role} servers")
+        if self.spec.on == "mpi":  # each rank runs one node
             taken = {node.place.name for node in present}
             places = [place for place in places if place[0] not in taken and place[0] != FIRST_RANK]
             if not places:
@@ -103,7 +103,7 @@ class Planner:
         else:
             number_of_place = (number + shift) % len(places)
         name, address = places[number_of_place]
-        free = list(own.cores)  # the same entry may occur twice
+        free = list(own.cores)  # entries that no node uses yet; the same entry may occur twice
         for node in present:
             if node.role == role and node.cores in free:
                 free.remove(node.cores)
@@ -127,19 +127,19 @@ class Planner:
         if host is None:
             host = next(iter(self._hosts or hosts), None)
         if host is None:
-            raise SpecError("there is no host for the controller")
+            raise SpecError("there is no host for the controller; give hosts or controller.host")
         return Place(host, hosts.get(host, host))
 
     # --- the command of each node, as the node's host runs it
 
     def cluster_key(self) -> dict[str, str]:
-        """Returns the variable that names the key file. Hosts reached by ssh have a copy of their own."""
+        """Returns the variable that names the key file. Hosts that are reached by ssh have a copy of the file."""
         if self.spec.on == "ssh":
             return {KEY_ENV: str(Path(self.tools.path) / "build" / "deployments" / self.spec.name / KEY_NAME)}
         return {KEY_ENV: str(run_folder(self.spec).resolve() / KEY_NAME)}
 
     def key_to_send(self, node: Node) -> str:
-        """Returns the file in which the node's host wants the cluster key before the node starts; empty: it has it."""
+        """Returns the file on the node's host to which guard.py writes the cluster key; empty: the host has the key."""
         file = self.cluster_key()[KEY_ENV]
         return file if self.spec.on == "ssh" and self.env(node).get(KEY_ENV) == file else ""
 
@@ -155,7 +155,8 @@ class Planner:
         return {**self.cluster_key(), **self.spec.env, **cores, **(role.env if role else {})}
 
     def command(self, node: Node, found: Found, port: int | None = None) -> list[str]:
-        """Returns the node's command. `port`: its port before a restart, to keep its address the same."""
+        """Returns the node's command. `port`: its port before a restart, so that its address stays; None: no restart.
+        """
         if node.role == "controller":
             return self._controller(found if port else None)
         if node.role == "router":

@@ -1,4 +1,4 @@
-"""The schema of a deployment's YAML: every key with its allowed values and default; one sentence for each mistake."""
+"""The schema of a deployment's YAML: every key with its allowed values and default; the message for each mistake."""
 
 import difflib
 import json
@@ -54,7 +54,7 @@ def is_map(value: Any) -> bool:
 def is_json_map(value: Any) -> bool:
     try:
         return is_map(value) and "\\u0000" not in json.dumps(value)
-    except (TypeError, ValueError):  # YAML has dates and aliases of a map in itself
+    except (TypeError, ValueError):  # not JSON: YAML allows dates, and maps that contain themselves
         return False
 
 
@@ -81,11 +81,11 @@ def number(least: int, most: int, default: int | None = None) -> Key:
 
 
 def text(default: str | None = None, required: bool = False) -> Key:
-    return Key("a text that isn't empty", is_text, default, required)
+    return Key("a string that isn't empty", is_text, default, required)
 
 
 def words(default: tuple[str, ...] = ()) -> Key:
-    return Key("a list of words", is_words, list(default))
+    return Key("a list of strings or numbers", is_words, list(default))
 
 
 def port() -> Key:
@@ -94,7 +94,7 @@ def port() -> Key:
 
 HOST = Key("a host's name or address", is_host)
 HOSTS = Key("a list of host names, or a map of host name to the address that other hosts reach", is_hosts)
-ENV = Key("a map of environment variables to texts or numbers", is_env, {})
+ENV = Key("a map of environment variables to strings or numbers", is_env, {})
 
 
 def role(kv_role: str) -> Section:
@@ -148,7 +148,7 @@ def check(document: Any, section: Section = SCHEMA, path: str = "") -> dict[str,
     if document is None:
         document = {}
     if not isinstance(document, dict):
-        raise SpecError(f"{path or 'the file'} is {shown(document)}, not a map of "
+        raise SpecError(f"{path or 'the file'} is {shown(document)}, not a map; known keys are "
                         f"{', '.join(section)}")
     for name in document:
         if name not in section:
@@ -173,7 +173,7 @@ def check(document: Any, section: Section = SCHEMA, path: str = "") -> dict[str,
 def unknown(name: str, section: Section, path: str) -> str:
     where = f"in {path}" if path else "of a deployment"
     near = difflib.get_close_matches(name, list(section), n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(section)}"
+    hint = f"did you mean '{near[0]}'?" if near else f"known keys are {', '.join(section)}"
     return f"'{name}' is not a key {where}; {hint}"
 
 

@@ -56,8 +56,8 @@ def dry_run(spec: Spec) -> list[str]:
     planner = Planner(spec, {f"HOST{index}": f"HOST{index}" for index in range(nodes)})
 
 
-    return [f"# sbatch {sbatch_file(spec)}, which is:", *sbatch_script(spec).splitlines(), "# inside the job:",
-            *dry_run_of(planner)]
+    return [f"# sbatch {sbatch_file(spec)}, a file with these lines:", *sbatch_script(spec).splitlines(),
+            "# commands inside the job:", *dry_run_of(planner)]
 
 
 def sbatch_file(spec: Spec) -> Path:
@@ -98,7 +98,7 @@ def job_file(spec: Spec) -> Path:
 
 
 def running_job(spec: Spec) -> str | None:
-    """Returns the id of this deployment's job, or None if there is no job that has not ended."""
+    """Returns the id of this deployment's job, or None if there is no job or the job has ended."""
     try:
         job = job_file(spec).read_text()
     except OSError:
@@ -121,5 +121,5 @@ def job_state(job: str) -> str:
 
 
 def inside(planner: Planner, host: str, job: str) -> list[str]:
-    """Returns the words that run a command on the host of the job's `up`."""
+    """Returns the srun words that run a command on a host of the job."""
     return [*Starter(planner).srun(Place(host, host), "control"), f"--jobid={job}"]

@@ -108,7 +108,8 @@ def parse(file: Path, text: str) -> Any:
 
 
 def check_keys(file: Path, node: Any, seen: set[int]) -> None:
-    """Checks that no map in a YAML node has a key twice. `seen`: nodes by id, since aliases repeat. Errors: SpecError.
+    """Checks that no map in a YAML node has a key twice. `seen`: ids of nodes that were checked already, because an
+    alias repeats its node. Errors: SpecError.
     """
     if id(node) in seen or not isinstance(getattr(node, "value", None), list):
         return
@@ -120,11 +121,11 @@ def check_keys(file: Path, node: Any, seen: set[int]) -> None:
 
 
 def once(file: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the pairs as a map. Errors: SpecError if a key is there twice."""
+    """Returns the pairs as a map. Errors: SpecError if a key occurs twice."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise SpecError(f"{file}: the key '{name}' is there twice in one map")
+            raise SpecError(f"{file}: the key '{name}' occurs twice in one map")
         found[name] = value
     return found
 
@@ -139,10 +140,10 @@ def make(document: Any, file: Path, on: str | None = None) -> Spec:
     if backend in ("mpi", "kubernetes"):
         for one in roles.values():
             if one.hosts:
-                raise SpecError(f"{one.name}.hosts is given, but on {backend} the job chooses its hosts")
+                raise SpecError(f"{one.name}.hosts is given, but {backend} chooses the hosts; remove it")
     if backend == "local":
         if hosts or any(one.hosts for one in roles.values()):
-            raise SpecError("hosts is given, but 'on' is local; use one of ssh, slurm, mpi")
+            raise SpecError("hosts is given, but 'on' is local; set 'on' to ssh, slurm or mpi, or remove hosts")
         hosts = dict(LOCAL_HOSTS)
     if backend == "ssh" and not hosts and not all(one.hosts for one in roles.values()):
         raise SpecError("hosts is missing; with 'on' ssh it is a list of host names")
@@ -150,8 +151,8 @@ def make(document: Any, file: Path, on: str | None = None) -> Spec:
         raise SpecError("kubernetes.image is missing; it is an image with vLLM and kvferry's wheel")
     if backend == "kubernetes" and raw["router"]["kind"] == "vllm-router" and len(
             {one.port for one in roles.values()}) > 1:
-        raise SpecError(f"decode.port is {roles['decode'].port}, not prefill's {roles['prefill'].port}; "
-                        "vllm-router finds pods of one port only")
+        raise SpecError(f"decode.port is {roles['decode'].port} and prefill.port is {roles['prefill'].port}; they must "
+                        "be equal, because vllm-router looks for pods at one port only")
     return Spec(file.resolve(), raw["name"], model_of(raw["model"], file), raw["namespace"], backend, hosts,
                 raw["restart"], raw["ready_timeout_s"], raw["drain_timeout_s"], texts(raw["vllm"]),
                 text_map(raw["env"]), roles, raw)
@@ -168,13 +169,14 @@ def check_role(one: Role, backend: str) -> None:
     if one.cores and len(one.cores) < one.replicas:
         raise SpecError(f"{one.name}.cores has {len(one.cores)} entries, not one for each of {one.replicas} replicas")
     if one.port and one.replicas > 1 and backend == "local":
-        raise SpecError(f"{one.name}.port is {one.port}, but {one.replicas} replicas share this host; use 0")
+        raise SpecError(f"{one.name}.port is {one.port}, but {one.replicas} replicas share this host; use 0, so that "
+                        "each takes a free port")
     if one.hosts_per_replica > 1 and backend != "kubernetes":
         raise SpecError(f"{one.name}.hosts_per_replica is {one.hosts_per_replica}, but 'on' is {backend}; "
                         "only kubernetes can spread a replica over hosts")
     for name in ("serves", "controller", "namespace", "advertise_host"):
         if name in one.extra:
-            raise SpecError(f"{one.name}.extra.{name} is given, but the launcher sets it")
+            raise SpecError(f"{one.name}.extra.{name} is given, but the launcher sets it; remove it")
 
 
 def model_of(model: str, file: Path) -> str:

@@ -33,8 +33,8 @@ class Starter:
 
     def start_with(self, env: dict[str, str], place: Place, name: str, command: list[str],
                    with_stdin: bool = False, key_file: str = "") -> tuple[list[str], dict[str, str]]:
-        """Same as start(), for a command with these variables, which are returned if they are not among the words: on
-        this host, where other users can read words.
+        """Same as start(), for a command that needs the variables `env`. Also returns the variables to start it with:
+        on this host all of `env`, because other users can read arguments; elsewhere none, since the command sets them.
         """
         if self.spec.on == "local":
             return self.start(place, name, command, with_stdin), env
@@ -71,11 +71,11 @@ class Starter:
         return ["ssh", *SSH_OPTIONS, *map(str, raw["options"]), *user, "--", place.name]
 
     def remote(self, words: list[str]) -> str:
-        """Returns one word for ssh, which hands it to the user's shell on the host."""
+        """Returns the words as one argument for ssh, which passes it to the user's shell on the host."""
         return f"cd {shlex.quote(self.planner.tools.path)} && exec {shlex.join(words)}"
 
     def srun(self, place: Place, name: str) -> list[str]:
-        """Returns the srun words for a step of one task on one host; steps share the job's resources."""
+        """Returns the words of srun that start a step of one task on one host; steps share the job's resources."""
         return ["srun", f"--job-name={name}", "--nodes=1", "--ntasks=1", f"--nodelist={place.name}", "--overlap",
                 "--cpu-bind=none", "--mem=0", "--unbuffered", "--kill-on-bad-exit=1",
                 *map(str, self.spec.raw["slurm"]["srun_options"])]

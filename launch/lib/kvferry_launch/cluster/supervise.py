@@ -19,7 +19,7 @@ STOP_LATE_S = 20.0
 
 
 class Supervisor:
-    """Call tick() a few times a second, from the main thread. `tell` gets lines for users.
+    """Keeps the nodes running. Call tick() a few times a second, from the main thread; `tell` prints lines for users.
 
     Use one thread only, because the kernel ends a process when the thread that started it ends.
     """
@@ -57,7 +57,8 @@ class Supervisor:
 
     @property
     def hopeless(self) -> str:
-        """Returns a sentence if each node has failed or waits for a controller that has, or each server has failed."""
+        """Returns why no node or no server can run any more: all have failed, or wait for a failed controller. Else "".
+        """
         if all(member.state in (FAILED, WAITING) for member in self.members):
             return "no node runs any more; the lines above and the logs say why"
         servers = [member for role in ENGINE_ROLES for member in self.member(role)]
@@ -86,7 +87,7 @@ class Supervisor:
                     member.child.tell(".")
 
     def scale(self, wanted: dict[str, int]) -> str:
-        """Begins to add or remove nodes; the status rows show when that is complete. Errors: SpecError."""
+        """Begins to add or remove nodes; rows() shows when it is complete. Returns a summary. Errors: SpecError."""
         for role, number in wanted.items():
             if role not in ENGINE_ROLES or not 0 <= number <= REPLICAS_MAX:
                 raise SpecError(f"{role}={number} is not prefill=N or decode=N with N from 0 to {REPLICAS_MAX}")
@@ -101,7 +102,10 @@ class Supervisor:
         return "; ".join(said)
 
     def stop(self, tick: Callable[[], None], shorten_deadline: Callable[[], bool]) -> None:
-        """Stops the router first, then the servers, then the controller, so that servers can still deregister."""
+        """Stops the router first, then the servers, then the controller, so that servers can still deregister.
+
+        `tick`: called while waiting; `shorten_deadline`: returns True to end nodes without a grace period.
+        """
         self.stopping = True
         for leaving in self.leavings:
             leaving.abandon()

@@ -25,7 +25,7 @@ LOOP_S = 0.1
 def locked(folder: Path) -> TextIO:
     """Locks the deployment's name while the returned file is open. Errors: SpecError if another `up` holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)  # it has the cluster key, and orders with the nodes' variables
+    folder.chmod(0o700)  # the folder has the cluster key, and commands that contain the nodes' environment variables
     lock = (folder / "lock").open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,7 +45,7 @@ class Deployment:
     def __init__(self, spec: Spec, as_json: bool, hosts: dict[str, str] | None = None, run: str = "") -> None:
         self.spec = spec
         self.folder = run_folder(spec)
-        # The terminal of an MPI rank is mpirun's, and a job's output is a file: only a local `up` redraws lines.
+        # Under MPI and Slurm this process has no terminal of its own, so lines are redrawn only for local and ssh.
         self._view = StatusView(as_json, live=spec.on in ("local", "ssh"))
         self._interrupts: list[int] = []
         self._down = False
